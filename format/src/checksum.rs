@@ -1,0 +1,54 @@
+//! CRC-32C, the checksum of every file and every header section.
+
+/// CRC-32C (Castagnoli) of some bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Crc32c(u32);
+
+impl Crc32c {
+    /// The checksum of `bytes`.
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(crc_fast::crc32_iscsi(bytes))
+    }
+
+    /// A checksum read from somewhere.
+    pub const fn from_value(value: u32) -> Self {
+        Self(value)
+    }
+
+    /// The number that is stored.
+    pub const fn value(self) -> u32 {
+        self.0
+    }
+
+    /// The checksum of these bytes followed by `next_length` bytes whose checksum is `next`.
+    #[must_use]
+    pub fn then(self, next: Self, next_length: u64) -> Self {
+        let combined = crc_fast::checksum_combine(
+            crc_fast::CrcAlgorithm::Crc32Iscsi,
+            self.0.into(),
+            next.0.into(),
+            next_length,
+        );
+        Self(u32::try_from(combined).unwrap_or(u32::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_check_value_of_the_standard_holds() {
+        assert_eq!(Crc32c::of(b"123456789").value(), 0xE306_9283);
+    }
+
+    #[test]
+    fn joined_checksums_equal_the_checksum_of_the_joined_bytes() {
+        let bytes: Vec<u8> = (0..10_000u32).map(|n| (n * 31) as u8).collect();
+        for cut in [0, 1, 17, 4096, 9_999, 10_000] {
+            let (head, tail) = bytes.split_at(cut);
+            let joined = Crc32c::of(head).then(Crc32c::of(tail), tail.len() as u64);
+            assert_eq!(joined, Crc32c::of(&bytes), "cut at {cut}");
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! What a chunk says of one file: its attributes, where its bytes lie, and which version it is.
+
+use crate::checksum::Crc32c;
+use crate::id::{ChunkId, Stamp};
+use crate::path::FilePath;
+
+/// What a file's owner set: kept as given, restored by `get`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Attributes {
+    /// Permission bits, at most 0o7777.
+    pub mode: u16,
+    /// Modification time, nanoseconds since 1970.
+    pub mtime: i64,
+}
+
+/// Names one written version of one file for ever, also after its chunk was rewritten.
+///
+/// Of two versions of a path the greater one holds: by stamp, then chunk id, then entry number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EntryVersion {
+    /// When the version was first committed.
+    pub stamp: Stamp,
+    /// The chunk it was first committed in.
+    pub chunk: ChunkId,
+    /// Its number among that chunk's entries.
+    pub entry: u32,
+}
+
+/// Where a rewritten entry comes from.
+pub type Origin = EntryVersion;
+
+/// An earlier part of a large file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// The part's object.
+    pub part: ChunkId,
+    /// Bytes of the file in it.
+    pub length: u32,
+    /// Their checksum.
+    pub crc: Crc32c,
+}
+
+/// One file of a chunk, as its verified header tells it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Its number among the chunk's entries.
+    pub number: u32,
+    /// Its path in the dataset.
+    pub path: FilePath,
+    /// What its owner set.
+    pub attributes: Attributes,
+    /// Bytes of the file.
+    pub length: u64,
+    /// Checksum of all its bytes.
+    pub crc: Crc32c,
+    /// Where its bytes begin in the object; for a large file, those of its last part.
+    pub offset: u32,
+    /// Bytes of it in this object.
+    pub stored: u32,
+    /// Whether earlier parts precede it (see [`crate::Header::extents`]).
+    pub has_extents: bool,
+    /// The version it was first written as, when the chunk is a rewrite.
+    pub origin: Option<Origin>,
+}

@@ -1,0 +1,207 @@
+//! Ids: the names of chunks, tombstones, datasets and stores, and the stamp that orders changes
+//! (paper, Table 1).
+//!
+//! Must hold: byte order of a chunk id is time order, printed order is byte order, and no two
+//! makers ever give the same id. Ids do not decide which of two writes wins; stamps do.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use base64::Engine;
+use base64::alphabet::Alphabet;
+use base64::engine::{GeneralPurpose, general_purpose::NO_PAD};
+
+/// In ASCII order, unlike the usual alphabets, so that sorted names are sorted ids.
+const ORDERED: Alphabet =
+    match Alphabet::new("-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz") {
+        Ok(alphabet) => alphabet,
+        Err(_) => unreachable!(),
+    };
+const PRINTED: GeneralPurpose = GeneralPurpose::new(&ORDERED, NO_PAD);
+
+/// Text that is not 22 characters of the id alphabet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("an id is 22 characters of A-Z, a-z, 0-9, - and _")]
+pub struct InvalidId;
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name([u8; 16]);
+
+        impl $name {
+            /// The id with these 16 bytes.
+            pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+                Self(bytes)
+            }
+
+            /// Its 16 bytes, most significant first.
+            pub const fn as_bytes(&self) -> &[u8; 16] {
+                &self.0
+            }
+        }
+
+        /// 22 characters, safe in an object key and in a file name.
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&PRINTED.encode(self.0))
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!(stringify!($name), "({})"), self)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = InvalidId;
+
+            fn from_str(text: &str) -> Result<Self, InvalidId> {
+                let bytes = PRINTED.decode(text).map_err(|_| InvalidId)?;
+                Ok(Self(bytes.try_into().map_err(|_| InvalidId)?))
+            }
+        }
+    };
+}
+
+id! {
+    /// The name of a chunk or a tombstone, and the key that makes a retried write harmless.
+    ///
+    /// Big-endian on purpose, so that it sorts by time: seconds (4 bytes), machine (6),
+    /// process (3), counter (3).
+    ChunkId
+}
+id! {
+    /// The random name of a dataset's contents. A re-created dataset has another one.
+    DatasetId
+}
+id! {
+    /// The random name of a chunk store, kept in it and in the metadata store that indexes it.
+    StoreId
+}
+
+impl ChunkId {
+    /// Seconds since 1970 at which the object was sealed, by its writer's clock.
+    pub fn seconds(self) -> u32 {
+        let [a, b, c, d, ..] = self.0;
+        #[expect(clippy::big_endian_bytes, reason = "ids sort by time")]
+        u32::from_be_bytes([a, b, c, d])
+    }
+
+    /// [`ChunkId::seconds`] as a time.
+    pub fn sealed_at(self) -> SystemTime {
+        UNIX_EPOCH.checked_add(Duration::from_secs(self.seconds().into())).unwrap_or(UNIX_EPOCH)
+    }
+}
+
+/// Orders the changes of one dataset: microseconds since 1970, never given twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Stamp(u64);
+
+impl Stamp {
+    /// The stamp with this number.
+    pub const fn new(micros: u64) -> Self {
+        Self(micros)
+    }
+
+    /// Microseconds since 1970; zero before that.
+    pub fn at(time: SystemTime) -> Self {
+        let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
+    }
+
+    /// The number itself.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// The time it stands for: when the change was accepted.
+    pub fn time(self) -> SystemTime {
+        UNIX_EPOCH.checked_add(Duration::from_micros(self.0)).unwrap_or(UNIX_EPOCH)
+    }
+
+    /// The stamp to give after this one when the clock says `now`: max(now, last + 1).
+    #[must_use]
+    pub fn next(self, now: Self) -> Self {
+        now.max(Self(self.0.saturating_add(1)))
+    }
+}
+
+/// Makes chunk ids for one process. Pure: the time and the randomness are given.
+#[derive(Debug)]
+pub struct ChunkIdMaker {
+    origin: [u8; 9],
+    last: (u32, u32),
+}
+
+impl ChunkIdMaker {
+    /// `origin` names machine and process: drawn at random once per process, again after a fork.
+    pub fn new(origin: [u8; 9]) -> Self {
+        Self { origin, last: (0, 0) }
+    }
+
+    /// The next id. A clock that steps back, or 16.7 million ids in one second,
+    /// borrows from the next second rather than repeat a pair.
+    pub fn next(&mut self, now: SystemTime) -> ChunkId {
+        let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let now = u32::try_from(now).unwrap_or(u32::MAX);
+        self.last = match self.last {
+            (second, _) if now > second => (now, 0),
+            (second, COUNTER_MAX) => (second.saturating_add(1), 0),
+            (second, counter) => (second, counter.saturating_add(1)),
+        };
+        let (second, counter) = self.last;
+        #[expect(clippy::big_endian_bytes, reason = "ids sort by time")]
+        let ([s0, s1, s2, s3], [_, c0, c1, c2]) = (second.to_be_bytes(), counter.to_be_bytes());
+        let [m0, m1, m2, m3, m4, m5, p0, p1, p2] = self.origin;
+        ChunkId([s0, s1, s2, s3, m0, m1, m2, m3, m4, m5, p0, p1, p2, c0, c1, c2])
+    }
+}
+
+const COUNTER_MAX: u32 = (1 << 24) - 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: u64) -> SystemTime {
+        UNIX_EPOCH + Duration::from_secs(second)
+    }
+
+    #[test]
+    fn a_clock_that_steps_back_never_repeats_or_reorders_ids() {
+        let mut maker = ChunkIdMaker::new([7; 9]);
+        let ids = [at(100), at(40), at(100), at(101), at(101)].map(|now| maker.next(now));
+        assert!(ids.is_sorted_by(|a, b| a < b), "{ids:?}");
+    }
+
+    #[test]
+    fn a_full_counter_borrows_from_the_next_second() {
+        let mut maker = ChunkIdMaker { origin: [1; 9], last: (100, COUNTER_MAX - 1) };
+        let ids = [at(100), at(100), at(101)].map(|now| maker.next(now));
+        assert_eq!(ids.map(ChunkId::seconds), [100, 101, 101]);
+        assert!(ids.is_sorted_by(|a, b| a < b), "{ids:?}");
+    }
+
+    #[test]
+    fn printed_order_is_byte_order_and_reads_back() {
+        let mut maker = ChunkIdMaker::new([0xFF; 9]);
+        let ids: Vec<_> = (0..5000).map(|s| maker.next(at(s * 977))).collect();
+        let printed: Vec<_> = ids.iter().map(ToString::to_string).collect();
+        assert!(printed.is_sorted());
+        assert!(printed.iter().all(|text| text.len() == 22));
+        assert!(ids.iter().zip(&printed).all(|(id, text)| text.parse() == Ok(*id)));
+        assert_eq!("".parse::<ChunkId>(), Err(InvalidId));
+        assert_eq!("zzzzzzzzzzzzzzzzzzzzz/".parse::<ChunkId>(), Err(InvalidId));
+    }
+
+    #[test]
+    fn stamps_never_go_back() {
+        let last = Stamp::new(50);
+        assert_eq!(last.next(Stamp::new(40)), Stamp::new(51));
+        assert_eq!(last.next(Stamp::new(60)), Stamp::new(60));
+    }
+}

@@ -1,0 +1,82 @@
+//! Where objects lie in the chunk store: `<dataset id>/<hash byte>/<id>.c` or `.t`,
+//! `names/<dataset name>/<generation>`, and `identity`.
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::header::ObjectKind;
+use crate::id::{ChunkId, DatasetId};
+use crate::name::DatasetName;
+
+/// The key of the identity object.
+pub const IDENTITY_KEY: &str = "identity";
+/// The folder of the name objects.
+pub const NAMES_PREFIX: &str = "names";
+
+/// The key of an object. The hash byte spreads a dataset over 256 folders.
+pub fn object_key(dataset: DatasetId, id: ChunkId, kind: ObjectKind) -> String {
+    let [hash, ..] = xxh3_64(id.as_bytes()).to_le_bytes();
+    let ending = match kind {
+        ObjectKind::Chunk | ObjectKind::Part => 'c',
+        ObjectKind::Tombstone => 't',
+    };
+    format!("{dataset}/{hash:02x}/{id}.{ending}")
+}
+
+/// The folder of a dataset's objects.
+pub fn dataset_prefix(dataset: DatasetId) -> String {
+    dataset.to_string()
+}
+
+/// The dataset and id that a key names, and whether it is a tombstone's; `None` for a key that
+/// [`object_key`] never gives.
+pub fn parse_object_key(key: &str) -> Option<(DatasetId, ChunkId, bool)> {
+    let (dataset, rest) = key.split_once('/')?;
+    let (_, file) = rest.split_once('/')?;
+    let (id, ending) = file.split_once('.')?;
+    let (dataset, id) = (dataset.parse().ok()?, id.parse().ok()?);
+    let (kind, is_tombstone) = match ending {
+        "c" => (ObjectKind::Chunk, false),
+        "t" => (ObjectKind::Tombstone, true),
+        _ => return None,
+    };
+    (object_key(dataset, id, kind) == key).then_some((dataset, id, is_tombstone))
+}
+
+/// The folder of the generations of a dataset's name.
+pub fn name_prefix(name: &DatasetName) -> String {
+    format!("{NAMES_PREFIX}/{name}")
+}
+
+/// The key of one generation of a dataset's name. The highest generation holds.
+pub fn name_key(name: &DatasetName, generation: u32) -> String {
+    format!("{NAMES_PREFIX}/{name}/{generation:08x}")
+}
+
+/// The name and generation that a key stands for; `None` for a key that [`name_key`] never gives.
+pub fn parse_name_key(key: &str) -> Option<(DatasetName, u32)> {
+    let (name, generation) = key.strip_prefix(NAMES_PREFIX)?.strip_prefix('/')?.split_once('/')?;
+    let name = DatasetName::new(name).ok()?;
+    let generation = u32::from_str_radix(generation, 16).ok()?;
+    (name_key(&name, generation) == key).then_some((name, generation))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_reads_back_and_nothing_else_does() {
+        let (dataset, id) = (DatasetId::from_bytes([3; 16]), ChunkId::from_bytes([9; 16]));
+        let chunk = object_key(dataset, id, ObjectKind::Chunk);
+        assert_eq!(parse_object_key(&chunk), Some((dataset, id, false)));
+        let tombstone = object_key(dataset, id, ObjectKind::Tombstone);
+        assert_eq!(parse_object_key(&tombstone), Some((dataset, id, true)));
+        let name = DatasetName::new("a.b").expect("legal");
+        assert_eq!(parse_name_key(&name_key(&name, 17)), Some((name, 17)));
+        for other in ["", "identity", "names/a/1", "names/-/00000001", "a/b/c.c", "x/00/y"] {
+            assert_eq!(parse_object_key(other), None, "{other}");
+            assert_eq!(parse_name_key(other), None, "{other}");
+        }
+        assert_eq!(parse_object_key(&chunk.replace(".c", ".d")), None);
+    }
+}

@@ -1,0 +1,81 @@
+//! The numbers of the formats, as docs/FORMAT.md lists them. A test holds the two together.
+
+/// Begins every chunk, part and tombstone. Like PNG's, it shows damage by text-mode transfers.
+pub const MAGIC: [u8; 8] = *b"\x89DLC\r\n\x1a\n";
+/// Begins the object that a dataset's name points to.
+pub const NAME_MAGIC: [u8; 8] = *b"\x89DLN\r\n\x1a\n";
+/// Begins the identity object of a store.
+pub const IDENTITY_MAGIC: [u8; 8] = *b"\x89DLI\r\n\x1a\n";
+/// The version that this code writes, and the newest that it reads.
+pub const FORMAT_VERSION: u16 = 1;
+
+/// Bytes of the fixed beginning of every object, commit block included.
+pub const PRELUDE_LEN: usize = 128;
+/// Where the commit block begins in the prelude.
+pub const COMMIT_OFFSET: usize = 96;
+/// Bytes of the commit block.
+pub const COMMIT_LEN: usize = 32;
+/// Bytes of one row of the section table.
+pub const SECTION_LEN: usize = 16;
+/// Most rows of the section table.
+pub const SECTIONS_MAX: usize = 16;
+/// Bytes of one entry.
+pub const ENTRY_LEN: usize = 48;
+/// Bytes of one extent.
+pub const EXTENT_LEN: usize = 24;
+/// Most entries of one chunk.
+pub const ENTRIES_MAX: usize = 65_536;
+/// Most bytes of a header; payload starts no later.
+pub const HEADER_MAX: usize = 524_288;
+/// Headers end, and payload starts, at a multiple of this.
+pub const PAGE: usize = 4_096;
+
+/// Smallest size of a dataset's chunks, in bytes.
+pub const CHUNK_SIZE_MIN: u32 = 1 << 20;
+/// Size of a dataset's chunks when nothing else is asked for, in bytes (paper, 4.1: about 4 MB).
+pub const CHUNK_SIZE_DEFAULT: u32 = 4 << 20;
+/// Largest size of a dataset's chunks, in bytes.
+pub const CHUNK_SIZE_MAX: u32 = 64 << 20;
+/// Files start at a multiple of this when nothing else is asked for, in bytes: a cache line.
+pub const ALIGNMENT_DEFAULT: u32 = 64;
+/// Largest alignment of files, in bytes.
+pub const ALIGNMENT_MAX: u32 = 4_096;
+
+/// Most bytes of a path.
+pub const PATH_MAX: usize = 4_096;
+/// Most bytes of one component of a path.
+pub const COMPONENT_MAX: usize = 255;
+
+/// Kind of an object: files and their bytes.
+pub const KIND_CHUNK: u16 = 1;
+/// Kind of an object: an earlier part of a large file, without a name.
+pub const KIND_PART: u16 = 2;
+/// Kind of an object: says which entries are deleted.
+pub const KIND_TOMBSTONE: u16 = 3;
+
+/// Section: fixed-size entries.
+pub const SECTION_ENTRIES: u32 = 1;
+/// Section: the paths of the entries, one after the other.
+pub const SECTION_NAMES: u32 = 2;
+/// Section: where the entries of a rewritten chunk come from.
+pub const SECTION_ORIGINS: u32 = 3;
+/// Section: ids of the chunks that a rewritten chunk replaces.
+pub const SECTION_REPLACES: u32 = 4;
+/// Section: the earlier parts of a large file.
+pub const SECTION_EXTENTS: u32 = 5;
+/// Section: the deleted entries that a tombstone names.
+pub const SECTION_DELETIONS: u32 = 6;
+/// Section: the bytes of a part; the only section outside the header.
+pub const SECTION_PAYLOAD: u32 = 7;
+
+/// Type of an entry: a regular file.
+pub const TYPE_FILE: u8 = 1;
+/// Codec of an entry: stored as it is.
+pub const CODEC_NONE: u8 = 0;
+/// Flag of an entry: its file has earlier parts, named in the extents section.
+pub const FLAG_EXTENTS: u16 = 1;
+
+/// `length` rounded up to a multiple of `step`, a power of two.
+pub const fn round_up(length: usize, step: usize) -> usize {
+    length.saturating_add(step.saturating_sub(1)) & !step.saturating_sub(1)
+}

@@ -1,0 +1,42 @@
+//! The bytes of DIESEL: ids, names, checksums, chunks, tombstones and the fold that turns a
+//! dataset's objects into its live files (paper, 4.1).
+//!
+//! Must hold: decoding is total. Any bytes give a value or a [`DecodeError`] that names the field
+//! and the offset; never a panic, never an allocation that the input did not pay for, never an
+//! unverified byte. No I/O, no clock, no randomness: those are arguments.
+
+#![forbid(unsafe_code)]
+#![deny(clippy::indexing_slicing, clippy::arithmetic_side_effects)]
+#![cfg_attr(
+    test,
+    allow(clippy::indexing_slicing, clippy::arithmetic_side_effects, reason = "tests may panic")
+)]
+
+mod checksum;
+mod chunk;
+mod decode;
+mod entry;
+mod error;
+mod fold;
+mod header;
+mod id;
+mod key;
+pub mod layout;
+mod name;
+mod path;
+mod record;
+mod tombstone;
+
+pub use checksum::Crc32c;
+pub use chunk::{ChunkShape, ChunkWriter, Sealed};
+pub use entry::{Attributes, Entry, EntryVersion, Extent, Origin};
+pub use error::{DecodeError, PackError};
+pub use fold::{FileRecord, Fold};
+pub use header::{Committed, Digest, Header, ObjectKind, Verified};
+pub use id::{ChunkId, ChunkIdMaker, DatasetId, Stamp, StoreId};
+pub use key::{IDENTITY_KEY, NAMES_PREFIX, dataset_prefix, name_key, name_prefix, object_key};
+pub use key::{parse_name_key, parse_object_key};
+pub use name::{DatasetName, InvalidName};
+pub use path::{DirPath, FilePath, InvalidPath};
+pub use record::{IdentityRecord, NameRecord, NameState};
+pub use tombstone::{Deletions, EntrySet, encode_tombstone};

@@ -1,0 +1,128 @@
+//! The two small objects beside the chunks: what a dataset's name points to, and which store
+//! this is.
+
+use crate::checksum::Crc32c;
+use crate::chunk::{ChunkShape, FieldWriter};
+use crate::decode::{Cursor, range};
+use crate::error::{DecodeError, NEWER_VERSION};
+use crate::id::{DatasetId, Stamp, StoreId};
+use crate::layout::{FORMAT_VERSION, IDENTITY_MAGIC, NAME_MAGIC};
+
+/// Whether a dataset's name points to something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NameState {
+    /// It names the dataset.
+    Live,
+    /// The dataset was deleted; its objects are swept.
+    Deleted,
+}
+
+/// One generation of a dataset's name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NameRecord {
+    /// Whether the dataset lives.
+    pub state: NameState,
+    /// The dataset's id.
+    pub dataset: DatasetId,
+    /// The shape of its chunks.
+    pub shape: ChunkShape,
+    /// When this generation was made.
+    pub created: Stamp,
+}
+
+const NAME_LEN: usize = 48;
+const IDENTITY_LEN: usize = 32;
+
+impl NameRecord {
+    /// The object's bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let state = match self.state {
+            NameState::Live => 1u16,
+            NameState::Deleted => 2,
+        };
+        let mut bytes = vec![0; NAME_LEN];
+        let mut put = FieldWriter(&mut bytes);
+        put.field(&NAME_MAGIC);
+        put.field(&FORMAT_VERSION.to_le_bytes());
+        put.field(&state.to_le_bytes());
+        put.field(self.dataset.as_bytes());
+        put.field(&self.shape.size().to_le_bytes());
+        put.field(&self.shape.alignment().to_le_bytes());
+        put.field(&self.created.get().to_le_bytes());
+        seal(bytes)
+    }
+
+    /// Checks and reads the object.
+    ///
+    /// # Errors
+    /// The first field that is wrong.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut cursor = open(bytes, NAME_MAGIC, NAME_LEN)?;
+        let state = match cursor.u16("state")? {
+            1 => NameState::Live,
+            2 => NameState::Deleted,
+            _ => return Err(DecodeError::new("state", 10, NEWER_VERSION)),
+        };
+        let dataset = DatasetId::from_bytes(cursor.array("dataset id")?);
+        let (size, alignment) = (cursor.u32("chunk size")?, cursor.u32("alignment")?);
+        let shape = ChunkShape::new(size, alignment)
+            .map_err(|_| DecodeError::new("chunk size", 28, "is not one a dataset can have"))?;
+        Ok(Self { state, dataset, shape, created: Stamp::new(cursor.u64("created")?) })
+    }
+}
+
+/// Which store this is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IdentityRecord {
+    /// The store's random id.
+    pub store: StoreId,
+}
+
+impl IdentityRecord {
+    /// The object's bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = vec![0; IDENTITY_LEN];
+        let mut put = FieldWriter(&mut bytes);
+        put.field(&IDENTITY_MAGIC);
+        put.field(&FORMAT_VERSION.to_le_bytes());
+        put.field(&[0; 2]);
+        put.field(self.store.as_bytes());
+        seal(bytes)
+    }
+
+    /// Checks and reads the object.
+    ///
+    /// # Errors
+    /// The first field that is wrong.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut cursor = open(bytes, IDENTITY_MAGIC, IDENTITY_LEN)?;
+        cursor.zero::<2>("reserved")?;
+        Ok(Self { store: StoreId::from_bytes(cursor.array("store id")?) })
+    }
+}
+
+/// Puts the checksum of all before into the last four bytes.
+fn seal(mut bytes: Vec<u8>) -> Vec<u8> {
+    if let Some((body, crc)) = bytes.split_last_chunk_mut::<4>() {
+        *crc = Crc32c::of(body).value().to_le_bytes();
+    }
+    bytes
+}
+
+/// Checks magic, version, length and checksum; gives what follows the version.
+fn open(bytes: &[u8], magic: [u8; 8], length: usize) -> Result<Cursor<'_>, DecodeError> {
+    let mut cursor = Cursor::new(bytes, 0);
+    if cursor.array::<8>("magic")? != magic {
+        return Err(DecodeError::new("magic", 0, "not the object its key promises"));
+    }
+    if cursor.u16("version")? != FORMAT_VERSION {
+        return Err(DecodeError::new("version", 8, NEWER_VERSION));
+    }
+    let body = length.saturating_sub(4);
+    let crc = range(bytes, body, 4).filter(|_| bytes.len() == length);
+    let crc = crc.ok_or(DecodeError::new("checksum", body, "the object has another length"))?;
+    if Crc32c::of(range(bytes, 0, body).unwrap_or_default()).value().to_le_bytes() != *crc {
+        return Err(DecodeError::new("checksum", body, "does not match the bytes"));
+    }
+    Ok(cursor)
+}

@@ -1,0 +1,196 @@
+//! Tombstones: objects that delete. They name entries by the version that the caller saw, so that
+//! a delete commutes with everything and a late retry can't kill a newer file.
+
+use std::collections::BTreeMap;
+
+use crate::decode::Cursor;
+use crate::entry::EntryVersion;
+use crate::error::{DecodeError, PackError};
+use crate::header::ObjectKind;
+use crate::id::{ChunkId, DatasetId};
+use crate::layout::{ENTRIES_MAX, HEADER_MAX, PRELUDE_LEN, SECTION_DELETIONS, SECTION_LEN};
+
+/// A set of entry numbers below 65,536, as a bitmap.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct EntrySet {
+    bits: Vec<u8>,
+}
+
+impl EntrySet {
+    /// The set whose bitmap is `bits`: bit n of byte m stands for entry 8 m + n.
+    ///
+    /// # Errors
+    /// The same as reading one from a tombstone: over 8,192 bytes.
+    pub fn from_bits(bits: &[u8]) -> Result<Self, DecodeError> {
+        if bits.len() > ENTRIES_MAX / 8 {
+            return Err(DecodeError::new("deletion bitmap", 0, "longer than 8192 bytes"));
+        }
+        let end = bits.iter().rposition(|byte| *byte != 0).map_or(0, |last| last.saturating_add(1));
+        Ok(Self { bits: bits.get(..end).unwrap_or_default().to_vec() })
+    }
+
+    /// The bitmap, without zero bytes at its end.
+    pub fn bits(&self) -> &[u8] {
+        &self.bits
+    }
+
+    /// Adds an entry; false when it can't be one.
+    pub fn insert(&mut self, entry: u32) -> bool {
+        let (byte, bit) = (entry as usize / 8, entry % 8);
+        if entry as usize >= ENTRIES_MAX {
+            return false;
+        }
+        if self.bits.len() <= byte {
+            self.bits.resize(byte.saturating_add(1), 0);
+        }
+        if let Some(slot) = self.bits.get_mut(byte) {
+            *slot |= 1 << bit;
+        }
+        true
+    }
+
+    /// Whether the entry is in it.
+    pub fn contains(&self, entry: u32) -> bool {
+        let byte = self.bits.get(entry as usize / 8).copied().unwrap_or(0);
+        byte & (1 << (entry % 8)) != 0
+    }
+
+    /// Adds all of `other`; true when that changed anything.
+    pub fn union(&mut self, other: &Self) -> bool {
+        if self.bits.len() < other.bits.len() {
+            self.bits.resize(other.bits.len(), 0);
+        }
+        let mut changed = false;
+        for (mine, theirs) in self.bits.iter_mut().zip(&other.bits) {
+            changed |= *theirs & !*mine != 0;
+            *mine |= *theirs;
+        }
+        changed
+    }
+
+    /// The entries, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        self.bits.iter().zip(0u32..).flat_map(|(byte, index)| {
+            (0..8u32)
+                .filter(move |bit| byte & (1 << bit) != 0)
+                .map(move |bit| index.saturating_mul(8).saturating_add(bit))
+        })
+    }
+
+    /// How many entries it holds.
+    pub fn count(&self) -> u32 {
+        self.bits.iter().map(|byte| byte.count_ones()).sum()
+    }
+}
+
+/// The entries that a tombstone deletes, by the chunk they were first committed in.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Deletions(BTreeMap<ChunkId, EntrySet>);
+
+impl Deletions {
+    /// Deletes the version a caller saw; false when no chunk can hold such an entry.
+    pub fn insert(&mut self, version: &EntryVersion) -> bool {
+        self.0.entry(version.chunk).or_default().insert(version.entry)
+    }
+
+    /// Deletes all of `entries` of one chunk.
+    pub fn add(&mut self, chunk: ChunkId, entries: &EntrySet) {
+        if !entries.bits.is_empty() {
+            self.0.entry(chunk).or_default().union(entries);
+        }
+    }
+
+    /// Chunks and their deleted entries, by id.
+    pub fn iter(&self) -> impl Iterator<Item = (ChunkId, &EntrySet)> {
+        self.0.iter().map(|(chunk, entries)| (*chunk, entries))
+    }
+
+    /// Whether nothing is deleted.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// How many entries are deleted.
+    pub fn count(&self) -> u64 {
+        self.0.values().map(|entries| u64::from(entries.count())).sum()
+    }
+
+    /// Cuts the deletions into pieces that fit into one tombstone each.
+    pub fn split(self) -> Vec<Self> {
+        let room = HEADER_MAX.saturating_sub(PRELUDE_LEN.saturating_add(SECTION_LEN));
+        let mut pieces = Vec::new();
+        let (mut piece, mut size) = (Self::default(), 4usize);
+        for (chunk, entries) in self.0 {
+            let more = entries.bits.len().saturating_add(20);
+            if size.saturating_add(more) > room {
+                pieces.push(std::mem::take(&mut piece));
+                size = 4;
+            }
+            size = size.saturating_add(more);
+            piece.0.insert(chunk, entries);
+        }
+        if !piece.is_empty() {
+            pieces.push(piece);
+        }
+        pieces
+    }
+
+    pub(crate) fn decode(bytes: &[u8], at: usize) -> Result<Self, DecodeError> {
+        let mut cursor = Cursor::new(bytes, at);
+        let count = cursor.u32("deletion count")?;
+        let mut deletions = BTreeMap::new();
+        for _ in 0..count {
+            let offset = cursor.offset();
+            let chunk = ChunkId::from_bytes(cursor.array("deletion chunk")?);
+            let length = cursor.u32("deletion bitmap length")? as usize;
+            let bits = cursor.slice(length, "deletion bitmap")?;
+            let entries = EntrySet::from_bits(bits)?;
+            let sorted = deletions.last_key_value().is_none_or(|(last, _)| *last < chunk);
+            if !sorted || entries.bits.is_empty() || entries.bits.len() != length {
+                return Err(DecodeError::new(
+                    "deletion chunk",
+                    offset,
+                    "not sorted, or an untrimmed bitmap",
+                ));
+            }
+            deletions.insert(chunk, entries);
+        }
+        if cursor.is_empty() {
+            Ok(Self(deletions))
+        } else {
+            Err(DecodeError::new("deletions", at, "longer than its count says"))
+        }
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        bytes.extend(u32::try_from(self.0.len()).unwrap_or(u32::MAX).to_le_bytes());
+        for (chunk, entries) in &self.0 {
+            bytes.extend(chunk.as_bytes());
+            bytes.extend(u32::try_from(entries.bits.len()).unwrap_or(u32::MAX).to_le_bytes());
+            bytes.extend(&entries.bits);
+        }
+        bytes
+    }
+}
+
+/// The tombstone object that makes `deletions`, ready to be committed.
+///
+/// # Errors
+/// [`PackError::Full`] when they don't fit; see [`Deletions::split`].
+pub fn encode_tombstone(
+    dataset: DatasetId,
+    id: ChunkId,
+    deletions: &Deletions,
+) -> Result<Vec<u8>, PackError> {
+    let section = deletions.encode();
+    let mut head = crate::chunk::HeadWriter::new(ObjectKind::Tombstone, id, dataset);
+    head.section(SECTION_DELETIONS, section);
+    let length = head.length();
+    if length > HEADER_MAX {
+        return Err(PackError::Full);
+    }
+    let mut object = vec![0; length];
+    head.write(&mut object, length as u64, 0, 0);
+    Ok(object)
+}
