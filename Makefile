@@ -1,0 +1,100 @@
+# Everything a person or a build machine runs here. Needs rustup's toolchain, make, a C compiler
+# and, the first time, a package registry; the tools it installs and all build output stay in one
+# cache folder outside the clone.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/diesel
+TOOLS := $(CACHE)/tools
+CARGO_TARGET_DIR ?= $(CACHE)/target
+export CARGO_TARGET_DIR
+export PATH := $(PATH):$(TOOLS)/bin
+
+# Each fuzz target runs for this long.
+FUZZ_SECONDS ?= 60
+
+# The tools are pinned, as the crates are. Their own build output is thrown away: it would
+# only fill the cached target folder.
+NEXTEST := cargo-nextest@0.9.143 --no-default-features --features default-no-update
+DENY := cargo-deny@0.20.2
+FUZZ := cargo-fuzz@0.13.2
+install = command -v $(1) >/dev/null || \
+	env -u CARGO_TARGET_DIR cargo install --locked --root $(TOOLS) $(2)
+
+.NOTPARALLEL:
+.PHONY: help demo test bench lint torture fuzz fmt clippy programs doctest nextest deny doc memcached
+
+help: ## Show this list.
+	@sed -nE 's/^([a-z]+):[^#]*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
+		while IFS=$$'\t' read -r name what; do printf '  make %-9s %s\n' "$$name" "$$what"; done
+
+demo: ## Put a real folder, read it back, kill the server, lose the metadata, recover (SRC=folder).
+	@demo/run.sh
+
+test: fmt clippy doctest nextest ## What has to pass before a commit: format, clippy, all tests.
+
+lint: fmt clippy deny doc ## Format, clippy, licences and bans, documentation.
+
+torture: programs ## The tests with long loops and large sizes, then the fuzz targets.
+	@$(call install,cargo-nextest,$(NEXTEST))
+	DIESEL_TORTURE=1 cargo nextest run --locked --workspace --profile torture
+	@$(MAKE) --no-print-directory fuzz
+
+bench: memcached ## Measure everything beside something known.
+	cargo run --locked --release -p dl-benches --bin dl-bench -- all
+
+# The sanitizers of cargo-fuzz need a nightly compiler, which nothing else here does; so a machine
+# without one is told, and not failed.
+fuzz: ## Run every fuzz target for FUZZ_SECONDS (needs a nightly toolchain).
+	@if ! rustup toolchain list | grep -q '^nightly'; then \
+		echo "fuzz: not run, cargo-fuzz needs a nightly compiler: rustup toolchain install nightly"; \
+		exit 0; \
+	fi; \
+	$(call install,cargo-fuzz,$(FUZZ)); \
+	targets=$$(cargo +nightly fuzz list); \
+	for target in $$targets; do \
+		corpus=$(CACHE)/corpus/$$target; \
+		seeds=fuzz/seeds/$$target; \
+		mkdir -p "$$corpus"; \
+		cargo +nightly fuzz run --target-dir $(CARGO_TARGET_DIR)/fuzz "$$target" \
+			"$$corpus" $$([ ! -d "$$seeds" ] || echo "$$seeds") \
+			-- -max_total_time=$(FUZZ_SECONDS); \
+	done
+
+fmt:
+	cargo fmt --all --check
+
+clippy:
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+
+# What the end-to-end tests start. Cargo builds no binaries for the tests of another package.
+programs:
+	cargo build --locked --workspace --bins
+
+# nextest runs no doctests.
+doctest:
+	cargo test --locked --workspace --doc --quiet
+
+nextest: programs
+	@$(call install,cargo-nextest,$(NEXTEST))
+	cargo nextest run --locked --workspace
+
+# Advisories are left out: their database is fetched from outside at every run.
+deny:
+	@$(call install,cargo-deny,$(DENY))
+	cargo deny --locked check --hide-inclusion-graph bans licenses sources
+
+doc:
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --document-private-items
+
+memcached:
+	@command -v memcached >/dev/null || { \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get update -q && apt-get install -qy --no-install-recommends memcached; \
+		else \
+			echo "bench: memcached is missing, install it first: sudo apt-get install memcached" >&2; \
+			exit 1; \
+		fi; \
+	}

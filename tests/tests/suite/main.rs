@@ -1,0 +1,5 @@
+//! The tests that cross crates, in one binary so that the crates are linked once.
+
+#![forbid(unsafe_code)]
+
+mod rules;

@@ -1,0 +1,93 @@
+//! Which crate may depend on which: a table, compared with what cargo reads in the manifests.
+//!
+//! Must hold: the table has one row for each crate; what tests need follows it too, with one
+//! addition: a crate may ask for itself, to switch on a feature that only its own tests use.
+
+use anyhow::Result;
+use dl_tests::workspace::{self, Edge, Need, Package};
+
+use super::hold;
+
+const RULE: &str =
+    "A crate depends on the crates its row in rules/edges.rs names, and on no other:";
+
+/// The base, which every other crate may use. Its two crates use neither each other nor the rest.
+const BASE: [&str; 2] = ["dl-format", "dl-runtime"];
+
+/// Each crate with what it may use besides the base.
+const EDGES: &[(&str, &[&str])] = &[
+    ("dl-format", &[]),
+    ("dl-runtime", &[]),
+    ("dl-store", &[]),
+    ("dl-meta", &[]),
+    ("dl-proto", &[]),
+    ("dl-server", &["dl-store", "dl-meta", "dl-proto"]),
+    ("libdiesel", &["dl-store", "dl-proto"]),
+    ("dlcmd", &["libdiesel"]),
+    ("dl-tests", &["dl-store", "dl-meta", "dl-proto", "dl-server", "libdiesel", "dlcmd"]),
+    ("dl-benches", &["dl-store", "dl-meta", "dl-proto", "dl-server", "libdiesel", "dlcmd"]),
+];
+
+#[test]
+fn crates_depend_only_along_the_table() -> Result<()> {
+    hold(RULE, &breaches(&workspace::packages()?));
+    Ok(())
+}
+
+#[test]
+fn an_edge_outside_the_table_is_found() {
+    let needs = |name: &str, edges: &[(&str, Need)]| Package {
+        name: name.to_owned(),
+        manifest: format!("{name}/Cargo.toml").into(),
+        roots: Vec::new(),
+        edges: edges.iter().map(|&(to, need)| Edge { to: to.to_owned(), need }).collect(),
+    };
+    let mut packages: Vec<_> = EDGES.iter().map(|(name, _)| needs(name, &[])).collect();
+    assert_eq!(breaches(&packages), Vec::<String>::new());
+
+    packages.extend([
+        needs("libdiesel", &[("dl-meta", Need::Normal), ("dl-store", Need::Normal)]),
+        needs("dl-store", &[("dl-store", Need::Test), ("dl-server", Need::Test)]),
+        needs("dl-runtime", &[("dl-format", Need::Build)]),
+        needs("dl-unheard-of", &[]),
+    ]);
+    let found = breaches(&packages).join("\n");
+    for edge in ["libdiesel -> dl-meta", "dl-store -> dl-server", "dl-runtime -> dl-format"] {
+        assert!(found.contains(edge), "{edge} in {found}");
+    }
+    assert!(found.contains("dl-unheard-of has no row"), "{found}");
+    assert_eq!(found.lines().count(), 4, "{found}");
+}
+
+#[test]
+fn a_row_for_a_crate_that_is_gone_is_found() {
+    assert_eq!(breaches(&[]).len(), EDGES.len());
+}
+
+fn breaches(packages: &[Package]) -> Vec<String> {
+    let mut found = Vec::new();
+    for package in packages {
+        let manifest = package.manifest.display();
+        let Some((_, allowed)) = EDGES.iter().find(|(name, _)| *name == package.name) else {
+            found.push(format!("{manifest}: {} has no row; add one", package.name));
+            continue;
+        };
+        for edge in &package.edges {
+            let to = edge.to.as_str();
+            let base = BASE.contains(&to) && !BASE.contains(&package.name.as_str());
+            let own_tests = edge.need == Need::Test && to == package.name;
+            if !(base || own_tests || allowed.contains(&to)) {
+                found.push(format!(
+                    "{manifest}: {} -> {to}; move what is shared into a crate that both may use",
+                    package.name
+                ));
+            }
+        }
+    }
+    for (name, _) in EDGES {
+        if !packages.iter().any(|package| package.name == *name) {
+            found.push(format!("{name} has a row but is no package; take the row out"));
+        }
+    }
+    found
+}

@@ -1,0 +1,41 @@
+//! The lints of the workspace hold in every crate, and a crate without unsafe code forbids it.
+
+use std::path::Path;
+
+use anyhow::Result;
+use dl_tests::workspace;
+
+use super::hold;
+
+const RULE: &str = "A crate takes the lints of the workspace and forbids unsafe code at its root:";
+const INHERITED: &str = "[lints]\nworkspace = true\n";
+const FORBIDDEN: &str = "#![forbid(unsafe_code)]";
+
+#[test]
+fn crates_take_the_lints_of_the_workspace_and_forbid_unsafe_code() -> Result<()> {
+    let mut found = Vec::new();
+    for package in workspace::packages()? {
+        let manifest = workspace::text(&package.manifest)?.unwrap_or_default();
+        found.extend(missing(&package.manifest, &manifest, INHERITED));
+        for root in &package.roots {
+            let text = workspace::text(root)?.unwrap_or_default();
+            found.extend(missing(root, &text, FORBIDDEN));
+        }
+    }
+    hold(RULE, &found);
+    Ok(())
+}
+
+#[test]
+fn a_crate_without_the_lints_is_found() {
+    let manifest = Path::new("Cargo.toml");
+    let lints = "[lints]\nworkspace = true\n\n[dependencies]\n";
+    assert_eq!(missing(manifest, lints, INHERITED), None);
+    assert!(missing(manifest, "[lints.rust]\nunsafe_code = \"allow\"\n", INHERITED).is_some());
+    assert!(missing(Path::new("lib.rs"), "//! Doc.\n", FORBIDDEN).is_some());
+}
+
+fn missing(file: &Path, text: &str, wanted: &str) -> Option<String> {
+    let wanted = wanted.trim_end();
+    (!text.contains(wanted)).then(|| format!("{}: add {wanted:?}", file.display()))
+}

@@ -1,0 +1,21 @@
+//! The rules of CONTRIBUTING.md, held against the sources of the whole repository.
+//!
+//! Each module keeps one rule and has two kinds of test: that the repository keeps the rule, and
+//! that a planted breach of it is found. A breach says where, which rule, and what to do.
+
+mod circles;
+mod edges;
+mod lints;
+mod openings;
+mod paths;
+mod promises;
+mod sizes;
+mod source;
+mod words;
+mod wrappers;
+
+/// Fails with all breaches at once, one a line, so that one run is enough to mend them.
+fn hold(rule: &str, breaches: &[String]) {
+    let listed = breaches.join("\n  ");
+    assert!(breaches.is_empty(), "{rule}\n  {listed}");
+}

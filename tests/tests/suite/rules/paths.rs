@@ -1,0 +1,172 @@
+//! The paths in a file's tokens: what a module refers to by `crate::` and `super::`, and what the
+//! names mean that it imports.
+
+use proc_macro2::{Group, TokenStream, TokenTree};
+
+use super::source::{Item, is_punct, is_word};
+
+/// The names from the crate's root down; the root itself is the empty path.
+pub(super) type ModulePath = Vec<String>;
+
+/// A path that a file refers to, and the line on which it stands.
+#[derive(Debug, PartialEq)]
+pub(super) struct Reference {
+    pub(super) to: ModulePath,
+    pub(super) line: usize,
+}
+
+/// One end of a path or of an import with braces.
+struct Leaf {
+    path: ModulePath,
+    alias: Option<String>,
+    line: usize,
+}
+
+pub(super) fn join(module: &ModulePath, name: &str) -> ModulePath {
+    module.iter().cloned().chain([name.to_owned()]).collect()
+}
+
+/// Everything in an item of `module` that starts with `crate` or `super`.
+pub(super) fn references(item: &Item, module: &ModulePath) -> Vec<Reference> {
+    let mut found = Vec::new();
+    let body = item.body.iter().cloned().map(TokenTree::Group);
+    let tokens: Vec<_> = item.head.iter().cloned().chain(body).collect();
+    collect(&tokens, module, &mut found);
+    found
+}
+
+fn collect(tokens: &[TokenTree], module: &ModulePath, found: &mut Vec<Reference>) {
+    let mut rest = tokens;
+    while let Some((first, after)) = rest.split_first() {
+        let start = if is_word(first, "crate") {
+            Some(Vec::new())
+        } else if is_word(first, "super") {
+            Some(parent(module))
+        } else {
+            None
+        };
+        rest = after;
+        if let Some(start) = start {
+            let mut leaves = Vec::new();
+            rest = walk(after, start, first.span().start().line, &mut leaves);
+            found.extend(
+                leaves.into_iter().map(|leaf| Reference { to: leaf.path, line: leaf.line }),
+            );
+        } else if let TokenTree::Group(group) = first {
+            collect(&group.stream().into_iter().collect::<Vec<_>>(), module, found);
+        }
+    }
+}
+
+/// The names that a `use` of `module` brings in, each with the path it stands for.
+pub(super) fn imports(head: &[TokenTree], module: &ModulePath) -> Vec<(String, ModulePath)> {
+    let mut tokens = head.iter();
+    tokens.find(|token| is_word(token, "use"));
+    let mut leaves = Vec::new();
+    element(tokens.as_slice(), module, &mut leaves);
+    leaves
+        .into_iter()
+        .filter_map(|Leaf { path, alias, .. }| {
+            Some((alias.or_else(|| path.last().cloned())?, path))
+        })
+        .collect()
+}
+
+/// A path from its first word on. One that starts with a crate's name is taken for a path below
+/// `base`, where it leads to nothing known.
+fn element(tokens: &[TokenTree], base: &ModulePath, leaves: &mut Vec<Leaf>) {
+    let Some((first, after)) = tokens.split_first() else { return };
+    let line = first.span().start().line;
+    match first {
+        TokenTree::Group(group) => each_element(group, base, leaves),
+        TokenTree::Ident(word) => {
+            let start = match word.to_string().as_str() {
+                "crate" => Vec::new(),
+                "super" => parent(base),
+                "self" => base.clone(),
+                name => join(base, name),
+            };
+            walk(after, start, line, leaves);
+        }
+        _ => {}
+    }
+}
+
+fn each_element(group: &Group, base: &ModulePath, leaves: &mut Vec<Leaf>) {
+    let tokens: Vec<_> = group.stream().into_iter().collect();
+    for part in tokens.split(|token| is_punct(token, ',')) {
+        element(part, base, leaves);
+    }
+}
+
+/// Follows `::name` steps from `path`, into braces too, and gives back what comes after.
+fn walk<'a>(
+    tokens: &'a [TokenTree],
+    mut path: ModulePath,
+    line: usize,
+    leaves: &mut Vec<Leaf>,
+) -> &'a [TokenTree] {
+    let mut rest = tokens;
+    while let [colon, second, step, after @ ..] = rest {
+        if !(is_punct(colon, ':') && is_punct(second, ':')) {
+            break;
+        }
+        match step {
+            TokenTree::Ident(word) if word == "super" => path = parent(&path),
+            TokenTree::Ident(word) => path.push(word.to_string()),
+            TokenTree::Group(group) => {
+                each_element(group, &path, leaves);
+                return after;
+            }
+            _ => break,
+        }
+        rest = after;
+    }
+    let alias = match rest {
+        [word, TokenTree::Ident(alias), ..] if is_word(word, "as") => Some(alias.to_string()),
+        _ => None,
+    };
+    leaves.push(Leaf { path, alias, line });
+    rest
+}
+
+fn parent(module: &ModulePath) -> ModulePath {
+    module.split_last().map_or_else(Vec::new, |(_, parent)| parent.to_vec())
+}
+
+/// The file that `#[path = "..."]` names.
+pub(super) fn path_attribute(attribute: &Group) -> Option<String> {
+    let tokens: Vec<_> = attribute.stream().into_iter().collect();
+    match tokens.as_slice() {
+        [word, equals, TokenTree::Literal(file)]
+            if is_word(word, "path") && is_punct(equals, '=') =>
+        {
+            Some(file.to_string().trim_matches('"').to_owned())
+        }
+        _ => None,
+    }
+}
+
+#[test]
+fn paths_are_read_from_imports_expressions_and_macro_calls() -> anyhow::Result<()> {
+    let text = "use crate::{a::{b, self}, c as d}; fn f() { vec![super::super::x::y(), crate::z] }";
+    let module = ["m".to_owned(), "n".to_owned(), "o".to_owned()].to_vec();
+    let items = super::source::items(super::source::tokens(text)?);
+    let found: Vec<_> = items.iter().flat_map(|item| references(item, &module)).collect();
+    let found: Vec<_> = found.into_iter().map(|reference| reference.to.join("::")).collect();
+    assert_eq!(found, ["a::b", "a", "c", "m::x::y", "z"]);
+
+    let names: Vec<_> = items.iter().flat_map(|item| imports(&item.head, &module)).collect();
+    let names: Vec<_> = names.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names[..3], ["b", "a", "d"]);
+    Ok(())
+}
+
+#[test]
+fn a_module_may_stand_in_a_file_of_another_name() -> anyhow::Result<()> {
+    let tokens: TokenStream = super::source::tokens("#[path = \"generated/v1.rs\"] mod v1;")?;
+    let items = super::source::items(tokens);
+    let paths: Vec<_> = items.iter().flat_map(|item| &item.attributes).collect();
+    assert_eq!(paths.into_iter().find_map(path_attribute).as_deref(), Some("generated/v1.rs"));
+    Ok(())
+}
