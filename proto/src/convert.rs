@@ -1,0 +1,520 @@
+//! Domain types of the requests and answers, and the checked way to and from the wire.
+
+use bytes::Bytes;
+use dl_format::{
+    Attributes, ChunkId, ChunkShape, Crc32c, DatasetId, DatasetName, Deletions, DirPath, EntrySet,
+    EntryVersion, FilePath, FileRecord, Stamp,
+};
+
+use crate::error::WireError;
+use crate::kind::Kind;
+use crate::limits::{READ_ITEMS_MAX, STAT_PATHS_MAX};
+use crate::pb;
+
+/// A dataset, as the server describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Dataset {
+    /// What people call it.
+    pub name: DatasetName,
+    /// What its objects carry.
+    pub id: DatasetId,
+    /// The shape of its chunks.
+    pub shape: ChunkShape,
+    /// When it was created.
+    pub created: Stamp,
+    /// Committed chunks, parts and tombstones.
+    pub objects: u64,
+    /// The newest stamp, once something was committed.
+    pub last_stamp: Option<Stamp>,
+}
+
+impl From<Dataset> for pb::Dataset {
+    fn from(dataset: Dataset) -> Self {
+        Self {
+            name: dataset.name.as_str().to_owned(),
+            id: id_bytes(dataset.id.as_bytes()),
+            chunk_size: dataset.shape.size(),
+            alignment: dataset.shape.alignment(),
+            created: dataset.created.get(),
+            objects: dataset.objects,
+            last_stamp: dataset.last_stamp.unwrap_or_default().get(),
+        }
+    }
+}
+
+impl TryFrom<pb::Dataset> for Dataset {
+    type Error = WireError;
+
+    fn try_from(wire: pb::Dataset) -> Result<Self, WireError> {
+        Ok(Self {
+            name: DatasetName::new(wire.name).map_err(|why| WireError::invalid("name", why))?,
+            id: dataset_id(&wire.id)?,
+            shape: ChunkShape::new(wire.chunk_size, wire.alignment)
+                .map_err(|why| WireError::invalid("chunk_size", why))?,
+            created: Stamp::new(wire.created),
+            objects: wire.objects,
+            last_stamp: (wire.last_stamp > 0).then_some(Stamp::new(wire.last_stamp)),
+        })
+    }
+}
+
+/// The first message of PutChunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PutHead {
+    /// The dataset the object belongs to.
+    pub dataset: DatasetId,
+    /// Bytes of the object.
+    pub length: u64,
+}
+
+impl TryFrom<&pb::PutChunkRequest> for PutHead {
+    type Error = WireError;
+
+    fn try_from(wire: &pb::PutChunkRequest) -> Result<Self, WireError> {
+        if wire.length == 0 {
+            return Err(WireError::Missing("length"));
+        }
+        Ok(Self { dataset: dataset_id(&wire.dataset)?, length: wire.length })
+    }
+}
+
+/// Which entries to delete.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeleteRequest {
+    /// The dataset.
+    pub dataset: DatasetId,
+    /// The id of the tombstone to make.
+    pub tombstone: ChunkId,
+    /// The versions that the caller saw.
+    pub deletions: Deletions,
+}
+
+impl From<DeleteRequest> for pb::DeleteRequest {
+    fn from(request: DeleteRequest) -> Self {
+        let deletions = request.deletions.iter().map(|(chunk, entries)| pb::ChunkDeletions {
+            chunk: id_bytes(chunk.as_bytes()),
+            entries: Bytes::copy_from_slice(entries.bits()),
+        });
+        Self {
+            dataset: id_bytes(request.dataset.as_bytes()),
+            tombstone: id_bytes(request.tombstone.as_bytes()),
+            deletions: deletions.collect(),
+        }
+    }
+}
+
+impl TryFrom<pb::DeleteRequest> for DeleteRequest {
+    type Error = WireError;
+
+    fn try_from(wire: pb::DeleteRequest) -> Result<Self, WireError> {
+        let mut deletions = Deletions::default();
+        for deletion in wire.deletions {
+            let entries = EntrySet::from_bits(&deletion.entries)
+                .map_err(|why| WireError::invalid("entries", why))?;
+            deletions.add(chunk_id(&deletion.chunk)?, &entries);
+        }
+        if deletions.is_empty() {
+            return Err(WireError::Missing("deletions"));
+        }
+        let tombstone = chunk_id(&wire.tombstone)?;
+        Ok(Self { dataset: dataset_id(&wire.dataset)?, tombstone, deletions })
+    }
+}
+
+/// Which bytes to read.
+#[derive(Debug, Clone)]
+pub struct ReadRequest {
+    /// The dataset.
+    pub dataset: DatasetId,
+    /// At most [`READ_ITEMS_MAX`].
+    pub items: Vec<ReadItem>,
+}
+
+/// One file, or a range of it.
+#[derive(Debug, Clone)]
+pub struct ReadItem {
+    /// Which file.
+    pub source: ReadSource,
+    /// Bytes to skip.
+    pub offset: u64,
+    /// Most bytes to give; `None`: to the end.
+    pub length: Option<u64>,
+}
+
+/// How a file is named.
+#[derive(Debug, Clone)]
+pub enum ReadSource {
+    /// By its path: the live version.
+    Path(FilePath),
+    /// By what an earlier answer said of it.
+    File(FileRecord),
+}
+
+impl From<ReadRequest> for pb::ReadRequest {
+    fn from(request: ReadRequest) -> Self {
+        let items = request.items.into_iter().map(|item| pb::ReadItem {
+            source: Some(match item.source {
+                ReadSource::Path(path) => pb::read_item::Source::Path(path.into_bytes()),
+                ReadSource::File(file) => pb::read_item::Source::File(file_to_wire(&file)),
+            }),
+            offset: item.offset,
+            length: item.length.unwrap_or(0),
+        });
+        Self { dataset: id_bytes(request.dataset.as_bytes()), items: items.collect() }
+    }
+}
+
+impl TryFrom<pb::ReadRequest> for ReadRequest {
+    type Error = WireError;
+
+    fn try_from(wire: pb::ReadRequest) -> Result<Self, WireError> {
+        if wire.items.len() > READ_ITEMS_MAX {
+            return Err(WireError::invalid("items", format!("more than {READ_ITEMS_MAX}")));
+        }
+        let mut items = Vec::with_capacity(wire.items.len());
+        for item in wire.items {
+            let source = match item.source.ok_or(WireError::Missing("source"))? {
+                pb::read_item::Source::Path(path) => ReadSource::Path(file_path(path)?),
+                pb::read_item::Source::File(file) => ReadSource::File(file_from_wire(&file)?),
+            };
+            let length = (item.length > 0).then_some(item.length);
+            items.push(ReadItem { source, offset: item.offset, length });
+        }
+        Ok(Self { dataset: dataset_id(&wire.dataset)?, items })
+    }
+}
+
+/// Some bytes of an item, or why there are none.
+#[derive(Debug, Clone)]
+pub struct ReadPiece {
+    /// Which item of the request.
+    pub item: u32,
+    /// The next bytes; or the kind of failure, and the reason in words.
+    pub data: Result<Bytes, (Kind, String)>,
+    /// Whether nothing of this item follows.
+    pub last: bool,
+    /// Bytes of the whole file; in the last piece.
+    pub length: u64,
+    /// Checksum of the whole file; in the last piece.
+    pub crc: Crc32c,
+}
+
+impl From<ReadPiece> for pb::ReadPiece {
+    fn from(piece: ReadPiece) -> Self {
+        let (status, problem, data) = match piece.data {
+            Ok(data) => (pb::ItemStatus::Ok, String::new(), data),
+            Err((kind, problem)) => (item_status(kind), problem, Bytes::new()),
+        };
+        Self {
+            item: piece.item,
+            status: status.into(),
+            problem,
+            data,
+            last: piece.last,
+            length: piece.length,
+            crc: piece.crc.value(),
+        }
+    }
+}
+
+impl From<pb::ReadPiece> for ReadPiece {
+    fn from(wire: pb::ReadPiece) -> Self {
+        let kind = match wire.status() {
+            pb::ItemStatus::Ok => None,
+            pb::ItemStatus::NotFound => Some(Kind::NotFound),
+            pb::ItemStatus::IsFolder => Some(Kind::Conflict),
+            pb::ItemStatus::Corrupt => Some(Kind::Corrupt),
+            pb::ItemStatus::Unavailable => Some(Kind::Unavailable),
+            pb::ItemStatus::Invalid => Some(Kind::Invalid),
+        };
+        Self {
+            item: wire.item,
+            data: kind.map_or(Ok(wire.data), |kind| Err((kind, wire.problem))),
+            last: wire.last,
+            length: wire.length,
+            crc: Crc32c::from_value(wire.crc),
+        }
+    }
+}
+
+fn item_status(kind: Kind) -> pb::ItemStatus {
+    match kind {
+        Kind::NotFound => pb::ItemStatus::NotFound,
+        Kind::Conflict => pb::ItemStatus::IsFolder,
+        Kind::Corrupt => pb::ItemStatus::Corrupt,
+        Kind::Invalid | Kind::Denied | Kind::NeedsRecovery => pb::ItemStatus::Invalid,
+        Kind::Full | Kind::Unavailable | Kind::TimedOut | Kind::Cancelled | Kind::Internal => {
+            pb::ItemStatus::Unavailable
+        }
+    }
+}
+
+/// Which paths to look up.
+#[derive(Debug, Clone)]
+pub struct StatRequest {
+    /// The dataset.
+    pub dataset: DatasetId,
+    /// At most [`STAT_PATHS_MAX`].
+    pub paths: Vec<FilePath>,
+}
+
+impl From<StatRequest> for pb::StatRequest {
+    fn from(request: StatRequest) -> Self {
+        Self {
+            dataset: id_bytes(request.dataset.as_bytes()),
+            paths: request.paths.into_iter().map(FilePath::into_bytes).collect(),
+        }
+    }
+}
+
+impl TryFrom<pb::StatRequest> for StatRequest {
+    type Error = WireError;
+
+    fn try_from(wire: pb::StatRequest) -> Result<Self, WireError> {
+        if wire.paths.len() > STAT_PATHS_MAX {
+            return Err(WireError::invalid("paths", format!("more than {STAT_PATHS_MAX}")));
+        }
+        let paths = wire.paths.into_iter().map(file_path).collect::<Result<_, _>>()?;
+        Ok(Self { dataset: dataset_id(&wire.dataset)?, paths })
+    }
+}
+
+/// What stands at a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StatItem {
+    /// A file.
+    File(FileRecord),
+    /// A folder.
+    Folder,
+    /// Nothing.
+    Missing,
+}
+
+impl From<StatItem> for pb::StatItem {
+    fn from(item: StatItem) -> Self {
+        let found = match item {
+            StatItem::File(file) => Some(pb::stat_item::Found::File(file_to_wire(&file))),
+            StatItem::Folder => Some(pb::stat_item::Found::Folder(true)),
+            StatItem::Missing => None,
+        };
+        Self { found }
+    }
+}
+
+impl TryFrom<pb::StatItem> for StatItem {
+    type Error = WireError;
+
+    fn try_from(wire: pb::StatItem) -> Result<Self, WireError> {
+        Ok(match wire.found {
+            Some(pb::stat_item::Found::File(file)) => Self::File(file_from_wire(&file)?),
+            Some(pb::stat_item::Found::Folder(_)) => Self::Folder,
+            None => Self::Missing,
+        })
+    }
+}
+
+/// What to list.
+#[derive(Debug, Clone)]
+pub struct ListRequest {
+    /// The dataset.
+    pub dataset: DatasetId,
+    /// The folder.
+    pub dir: DirPath,
+    /// All files below, instead of the files and folders in it.
+    pub recursive: bool,
+    /// Start behind this path; a folder's ends in a slash.
+    pub after: Option<Bytes>,
+    /// Leave out what is not the path.
+    pub names_only: bool,
+}
+
+impl From<ListRequest> for pb::ListRequest {
+    fn from(request: ListRequest) -> Self {
+        Self {
+            dataset: id_bytes(request.dataset.as_bytes()),
+            dir: Bytes::copy_from_slice(request.dir.as_bytes()),
+            recursive: request.recursive,
+            after: request.after.unwrap_or_default(),
+            names_only: request.names_only,
+        }
+    }
+}
+
+impl TryFrom<pb::ListRequest> for ListRequest {
+    type Error = WireError;
+
+    fn try_from(wire: pb::ListRequest) -> Result<Self, WireError> {
+        Ok(Self {
+            dataset: dataset_id(&wire.dataset)?,
+            dir: DirPath::new(wire.dir).map_err(|why| WireError::invalid("dir", why))?,
+            recursive: wire.recursive,
+            after: (!wire.after.is_empty()).then_some(wire.after),
+            names_only: wire.names_only,
+        })
+    }
+}
+
+/// One line of a listing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ListEntry {
+    /// A file; without its record when only names were asked for.
+    File(FilePath, Option<FileRecord>),
+    /// A folder.
+    Folder(FilePath),
+}
+
+impl From<ListEntry> for pb::ListEntry {
+    fn from(entry: ListEntry) -> Self {
+        match entry {
+            ListEntry::File(path, file) => {
+                Self { path: path.into_bytes(), file: file.as_ref().map(file_to_wire) }
+            }
+            ListEntry::Folder(path) => {
+                let mut bytes = path.as_bytes().to_vec();
+                bytes.push(b'/');
+                Self { path: bytes.into(), file: None }
+            }
+        }
+    }
+}
+
+impl TryFrom<pb::ListEntry> for ListEntry {
+    type Error = WireError;
+
+    fn try_from(wire: pb::ListEntry) -> Result<Self, WireError> {
+        if let Some(folder) = wire.path.strip_suffix(b"/") {
+            return Ok(Self::Folder(file_path(wire.path.slice_ref(folder))?));
+        }
+        let file = wire.file.as_ref().map(file_from_wire).transpose()?;
+        Ok(Self::File(file_path(wire.path)?, file))
+    }
+}
+
+/// What to rebuild.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecoverRequest {
+    /// One dataset; `None`: every dataset found in the chunk store.
+    pub dataset: Option<DatasetName>,
+    /// Look only at objects sealed since then.
+    pub since: Option<Stamp>,
+}
+
+impl From<RecoverRequest> for pb::RecoverRequest {
+    fn from(request: RecoverRequest) -> Self {
+        Self {
+            dataset: request.dataset.map_or(String::new(), |name| name.as_str().to_owned()),
+            since: request.since.unwrap_or_default().get(),
+        }
+    }
+}
+
+impl TryFrom<pb::RecoverRequest> for RecoverRequest {
+    type Error = WireError;
+
+    fn try_from(wire: pb::RecoverRequest) -> Result<Self, WireError> {
+        let dataset = match wire.dataset.as_str() {
+            "" => None,
+            name => Some(DatasetName::new(name).map_err(|why| WireError::invalid("dataset", why))?),
+        };
+        Ok(Self { dataset, since: (wire.since > 0).then_some(Stamp::new(wire.since)) })
+    }
+}
+
+/// How far a recovery is, for one dataset.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecoverProgress {
+    /// The dataset; its id when no name points to it.
+    pub dataset: String,
+    /// Objects found in the chunk store.
+    pub listed: u64,
+    /// Of these, how many were compared with the metadata.
+    pub checked: u64,
+    /// Objects that the metadata lacked and has now.
+    pub adopted: u64,
+    /// Files in them.
+    pub files: u64,
+    /// What could not be repaired, each with its object.
+    pub problems: Vec<String>,
+    /// Whether this dataset is finished.
+    pub done: bool,
+}
+
+impl From<RecoverProgress> for pb::RecoverProgress {
+    fn from(progress: RecoverProgress) -> Self {
+        let RecoverProgress { dataset, listed, checked, adopted, files, problems, done } = progress;
+        Self { dataset, listed, checked, adopted, files, problems, done }
+    }
+}
+
+impl From<pb::RecoverProgress> for RecoverProgress {
+    fn from(wire: pb::RecoverProgress) -> Self {
+        let pb::RecoverProgress { dataset, listed, checked, adopted, files, problems, done } = wire;
+        Self { dataset, listed, checked, adopted, files, problems, done }
+    }
+}
+
+fn file_to_wire(file: &FileRecord) -> pb::File {
+    let origin = (file.version != file.holder).then(|| pb::Origin {
+        chunk: id_bytes(file.version.chunk.as_bytes()),
+        stamp: file.version.stamp.get(),
+        entry: file.version.entry,
+    });
+    pb::File {
+        chunk: id_bytes(file.holder.chunk.as_bytes()),
+        stamp: file.holder.stamp.get(),
+        entry: file.holder.entry,
+        offset: file.offset,
+        stored: file.stored,
+        length: file.length,
+        crc: file.crc.value(),
+        mtime: file.attributes.mtime,
+        mode: file.attributes.mode.into(),
+        has_extents: file.has_extents,
+        origin,
+    }
+}
+
+fn file_from_wire(wire: &pb::File) -> Result<FileRecord, WireError> {
+    let holder = EntryVersion {
+        stamp: Stamp::new(wire.stamp),
+        chunk: chunk_id(&wire.chunk)?,
+        entry: wire.entry,
+    };
+    let version = match &wire.origin {
+        None => holder,
+        Some(origin) => EntryVersion {
+            stamp: Stamp::new(origin.stamp),
+            chunk: chunk_id(&origin.chunk)?,
+            entry: origin.entry,
+        },
+    };
+    let mode = u16::try_from(wire.mode).map_err(|why| WireError::invalid("mode", why))?;
+    Ok(FileRecord {
+        version,
+        holder,
+        attributes: Attributes { mode, mtime: wire.mtime },
+        length: wire.length,
+        crc: Crc32c::from_value(wire.crc),
+        offset: wire.offset,
+        stored: wire.stored,
+        has_extents: wire.has_extents,
+    })
+}
+
+fn id_bytes(id: &[u8; 16]) -> Bytes {
+    Bytes::copy_from_slice(id)
+}
+
+fn dataset_id(bytes: &[u8]) -> Result<DatasetId, WireError> {
+    let id = bytes.try_into().map_err(|_| WireError::invalid("dataset", "an id has 16 bytes"))?;
+    Ok(DatasetId::from_bytes(id))
+}
+
+fn chunk_id(bytes: &[u8]) -> Result<ChunkId, WireError> {
+    let id = bytes.try_into().map_err(|_| WireError::invalid("chunk", "an id has 16 bytes"))?;
+    Ok(ChunkId::from_bytes(id))
+}
+
+fn file_path(bytes: Bytes) -> Result<FilePath, WireError> {
+    FilePath::new(bytes).map_err(|why| WireError::invalid("path", why))
+}

@@ -1,0 +1,42 @@
+//! The gRPC contract between libdiesel and dlserver: the generated wire types, the domain types
+//! beside them, and the checked way from one to the other.
+//!
+//! Must hold: what comes from the other side is checked here, once, before any other code sees it;
+//! wire types are used by the two adapters that speak gRPC and by nobody else.
+
+#![deny(unsafe_code)]
+
+mod convert;
+mod error;
+mod kind;
+mod limits;
+
+pub use convert::{
+    Dataset, DeleteRequest, ListEntry, ListRequest, PutHead, ReadItem, ReadPiece, ReadRequest,
+    ReadSource, RecoverProgress, RecoverRequest, StatItem, StatRequest,
+};
+pub use error::WireError;
+pub use kind::Kind;
+pub use limits::{
+    CHUNK_PIECE_BYTES, FRAME_BYTES, MESSAGE_BYTES_MAX, READ_ITEMS_MAX, REPLY_BYTES, STAT_PATHS_MAX,
+    WINDOW_BYTES,
+};
+
+/// Wire types and the client and server made by the compiler from `diesel.proto`.
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    unused_qualifications,
+    clippy::all,
+    clippy::clone_on_ref_ptr,
+    clippy::allow_attributes,
+    clippy::allow_attributes_without_reason,
+    clippy::missing_errors_doc,
+    clippy::wildcard_imports,
+    reason = "generated; a test compares it with diesel.proto"
+)]
+#[path = "generated/diesel.v1.rs"]
+pub mod pb;
+
+/// The compiled `diesel.proto`, for gRPC reflection.
+pub const DESCRIPTORS: &[u8] = include_bytes!("generated/diesel.v1.bin");

@@ -1,0 +1,33 @@
+//! The committed wire code is what `diesel.proto` compiles to, so that a build needs no compiler
+//! for it.
+
+use std::fs;
+use std::path::Path;
+
+use prost::Message;
+
+/// Set to write the files instead of comparing them.
+const WRITE: &str = "DIESEL_WRITE_GENERATED";
+
+#[test]
+fn committed_wire_code_is_what_the_proto_file_compiles_to() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let descriptors =
+        protox::compile([root.join("diesel.proto")], [root]).expect("diesel.proto compiles");
+    let out = tempfile::tempdir().expect("a temporary folder");
+    tonic_prost_build::configure()
+        .bytes(".")
+        .out_dir(out.path())
+        .compile_fds(descriptors.clone())
+        .expect("code is made");
+    let made = fs::read(out.path().join("diesel.v1.rs")).expect("the code is there");
+    for (file, bytes) in [("diesel.v1.rs", made), ("diesel.v1.bin", descriptors.encode_to_vec())] {
+        let committed = root.join("src/generated").join(file);
+        if std::env::var_os(WRITE).is_some() {
+            fs::write(&committed, bytes).expect("the file can be written");
+        } else {
+            let stored = fs::read(&committed).unwrap_or_default();
+            assert!(stored == bytes, "{file} is out of date: run the test with {WRITE}=1");
+        }
+    }
+}
