@@ -1,0 +1,168 @@
+//! Time, as an argument.
+//!
+//! Must hold: `now` may jump either way, as wall clocks do; `monotonic` never goes back, and
+//! only it decides waits and deadlines.
+
+use std::fmt::Debug;
+use std::pin::Pin;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use tokio::sync::watch;
+
+/// A boxed future that may cross threads.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Where time comes from. Shared as `Arc<dyn Clock>`.
+pub trait Clock: Debug + Send + Sync + 'static {
+    /// Wall-clock time, for stamps and ids. It may step back.
+    fn now(&self) -> SystemTime;
+
+    /// Time since a start that is the clock's own. It never goes back.
+    fn monotonic(&self) -> Duration;
+
+    /// Completes once `monotonic` has moved on by `duration`.
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()>;
+}
+
+/// The machine's clocks. `sleep` needs a tokio runtime with time enabled.
+#[derive(Debug)]
+pub struct SystemClock {
+    start: Instant,
+}
+
+impl SystemClock {
+    /// A clock whose monotonic time starts now.
+    #[expect(clippy::disallowed_methods, reason = "this is the door to the machine's clock")]
+    pub fn new() -> Self {
+        Self { start: Instant::now() }
+    }
+}
+
+impl Default for SystemClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock for SystemClock {
+    #[expect(clippy::disallowed_methods, reason = "this is the door to the machine's clock")]
+    fn now(&self) -> SystemTime {
+        SystemTime::now()
+    }
+
+    fn monotonic(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "this is the door to the machine's clock")]
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(tokio::time::sleep(duration))
+    }
+}
+
+/// A clock that stands still until a test moves it.
+#[derive(Debug)]
+pub struct ManualClock {
+    now: Mutex<SystemTime>,
+    monotonic: watch::Sender<Duration>,
+    sleep_jumps: bool,
+}
+
+impl ManualClock {
+    /// Stands at `now`, monotonic time zero. A sleep lasts until [`advance`](Self::advance)
+    /// has moved far enough.
+    pub fn new(now: SystemTime) -> Self {
+        Self {
+            now: Mutex::new(now),
+            monotonic: watch::Sender::new(Duration::ZERO),
+            sleep_jumps: false,
+        }
+    }
+
+    /// As [`new`](Self::new), but a sleep moves the clock by itself and completes at once:
+    /// for tests of code that waits alone.
+    pub fn jumping(now: SystemTime) -> Self {
+        Self { sleep_jumps: true, ..Self::new(now) }
+    }
+
+    /// Sets the wall clock, forward or back. Monotonic time stays.
+    pub fn set(&self, now: SystemTime) {
+        *self.wall() = now;
+    }
+
+    /// Moves both times forward and wakes the sleeps that are over.
+    pub fn advance(&self, by: Duration) {
+        *self.wall() += by;
+        self.monotonic.send_modify(|time| *time += by);
+    }
+
+    fn wall(&self) -> MutexGuard<'_, SystemTime> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> SystemTime {
+        *self.wall()
+    }
+
+    fn monotonic(&self) -> Duration {
+        *self.monotonic.borrow()
+    }
+
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        let until = self.monotonic() + duration;
+        if self.sleep_jumps {
+            self.advance(duration);
+        }
+        let mut time = self.monotonic.subscribe();
+        Box::pin(async move {
+            if time.wait_for(|time| *time >= until).await.is_err() {
+                // The clock is gone, so that time will never come.
+                std::future::pending::<()>().await;
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use super::*;
+
+    #[test]
+    fn a_wall_clock_set_back_leaves_monotonic_time() {
+        let clock = ManualClock::new(UNIX_EPOCH + Duration::from_secs(100));
+        clock.advance(Duration::from_secs(5));
+        clock.set(UNIX_EPOCH);
+        assert_eq!(clock.now(), UNIX_EPOCH);
+        assert_eq!(clock.monotonic(), Duration::from_secs(5));
+    }
+
+    #[tokio::test]
+    async fn a_sleep_ends_when_the_clock_has_moved_far_enough_and_not_before() {
+        let clock = ManualClock::new(UNIX_EPOCH);
+        let sleep = tokio::spawn(clock.sleep(Duration::from_secs(2)));
+        clock.advance(Duration::from_secs(1));
+        tokio::task::yield_now().await;
+        assert!(!sleep.is_finished());
+        clock.advance(Duration::from_secs(1));
+        sleep.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_jumping_clock_sleeps_by_moving_itself() {
+        let clock = ManualClock::jumping(UNIX_EPOCH);
+        clock.sleep(Duration::from_secs(9)).await;
+        assert_eq!(clock.now(), UNIX_EPOCH + Duration::from_secs(9));
+    }
+
+    #[tokio::test]
+    async fn the_system_clock_sleeps_at_least_as_long_as_asked() {
+        let clock = SystemClock::new();
+        clock.sleep(Duration::from_millis(2)).await;
+        assert!(clock.monotonic() >= Duration::from_millis(2));
+    }
+}

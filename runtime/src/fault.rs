@@ -1,0 +1,245 @@
+//! The vocabulary of injected faults, shared by the layers of all stores, so that one seed or
+//! one cut covers chunk store and metadata store together.
+//!
+//! Must hold: the same seed or script over the same calls gives the same faults. After a cut,
+//! nothing gets through, as from a dead process.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt::Debug;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::Random;
+
+/// The moment at which a process "dies": counts the points at which it could, and from the
+/// armed one on lets nothing through. Clones share one count.
+///
+/// A write has two points, one before it takes effect and one after, where only the answer is
+/// lost. A test counts the points of a scenario once, then runs it again for each of them.
+#[derive(Debug, Clone)]
+pub struct CutPoint(Arc<Points>);
+
+#[derive(Debug)]
+struct Points {
+    passed: AtomicU64,
+    cut_at: AtomicU64,
+}
+
+const NEVER: u64 = u64::MAX;
+
+/// The process is dead: the operation had no effect, or its answer was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the process was cut off by an injected crash")]
+pub struct Cut;
+
+impl CutPoint {
+    /// Counts, and never cuts until armed.
+    pub fn new() -> Self {
+        Self(Arc::new(Points { passed: AtomicU64::new(0), cut_at: AtomicU64::new(NEVER) }))
+    }
+
+    /// Cuts after `points` more points have passed: with 0 the very next one fails, and
+    /// everything after it.
+    pub fn arm(&self, points: u64) {
+        self.0.cut_at.store(self.passed().saturating_add(points), Ordering::SeqCst);
+    }
+
+    /// Lets everything through again, as after a restart.
+    pub fn disarm(&self) {
+        self.0.cut_at.store(NEVER, Ordering::SeqCst);
+    }
+
+    /// Points passed so far.
+    pub fn passed(&self) -> u64 {
+        self.0.passed.load(Ordering::SeqCst)
+    }
+
+    /// Whether the cut has happened.
+    pub fn is_cut(&self) -> bool {
+        self.passed() > self.0.cut_at.load(Ordering::SeqCst)
+    }
+
+    /// A point at which a write can be cut.
+    ///
+    /// # Errors
+    /// [`Cut`] at the armed point and ever after.
+    pub fn write_point(&self) -> Result<(), Cut> {
+        let point = self.0.passed.fetch_add(1, Ordering::SeqCst);
+        if point >= self.0.cut_at.load(Ordering::SeqCst) { Err(Cut) } else { Ok(()) }
+    }
+
+    /// Reads are no points of their own: they change nothing, so a cut before one is the same
+    /// as a cut before the next write.
+    ///
+    /// # Errors
+    /// [`Cut`] once the process is dead.
+    pub fn read_point(&self) -> Result<(), Cut> {
+        if self.is_cut() { Err(Cut) } else { Ok(()) }
+    }
+
+    /// Runs a write between its two points.
+    ///
+    /// # Errors
+    /// [`Cut`] before it, when it had no effect, or after it, when only the answer is lost.
+    pub async fn around<T>(&self, write: impl Future<Output = T>) -> Result<T, Cut> {
+        self.write_point()?;
+        let answer = write.await;
+        self.write_point()?;
+        Ok(answer)
+    }
+}
+
+impl Default for CutPoint {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// What goes wrong with one call. `K` says what the caller is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault<K> {
+    /// Nothing happens, the caller gets an error.
+    Before(K),
+    /// It is done, but the answer is lost: the caller gets an error.
+    AnswerLost(K),
+    /// It is done after this long.
+    Delay(Duration),
+}
+
+/// How often each fault happens to a call, as probabilities that add up to at most 1.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rates<K> {
+    /// Of [`Fault::Before`].
+    pub before: f64,
+    /// Of [`Fault::AnswerLost`].
+    pub answer_lost: f64,
+    /// Of [`Fault::Delay`].
+    pub delay: f64,
+    /// A delay is a random part of this.
+    pub longest_delay: Duration,
+    /// What the caller is told.
+    pub error: K,
+}
+
+/// The controller of a fault layer: decides for each call what goes wrong. Clones share one
+/// plan. A script for an operation is used up before its rates apply.
+#[derive(Debug, Clone)]
+pub struct Faults<K> {
+    random: Arc<dyn Random>,
+    plans: Arc<Mutex<HashMap<&'static str, Plan<K>>>>,
+}
+
+#[derive(Debug)]
+struct Plan<K> {
+    script: VecDeque<Option<Fault<K>>>,
+    rates: Option<Rates<K>>,
+}
+
+impl<K: Copy + Debug> Faults<K> {
+    /// No faults until told; rates draw from `random`.
+    pub fn new(random: Arc<dyn Random>) -> Self {
+        Self { random, plans: Arc::default() }
+    }
+
+    /// The next calls of `operation` meet exactly these, in order; `None` lets one pass.
+    pub fn script(
+        &self,
+        operation: &'static str,
+        faults: impl IntoIterator<Item = Option<Fault<K>>>,
+    ) {
+        self.plan(operation, |plan| plan.script.extend(faults));
+    }
+
+    /// From now on calls of `operation` fail at these rates; `None` ends that.
+    pub fn set_rates(&self, operation: &'static str, rates: Option<Rates<K>>) {
+        self.plan(operation, |plan| plan.rates = rates);
+    }
+
+    /// What happens to this call of `operation`.
+    pub fn next(&self, operation: &'static str) -> Option<Fault<K>> {
+        self.plan(operation, |plan| {
+            if let Some(scripted) = plan.script.pop_front() {
+                return scripted;
+            }
+            let rates = plan.rates?;
+            let drawn = self.random.unit();
+            if drawn < rates.before {
+                Some(Fault::Before(rates.error))
+            } else if drawn < rates.before + rates.answer_lost {
+                Some(Fault::AnswerLost(rates.error))
+            } else if drawn < rates.before + rates.answer_lost + rates.delay {
+                Some(Fault::Delay(rates.longest_delay.mul_f64(self.random.unit())))
+            } else {
+                None
+            }
+        })
+    }
+
+    fn plan<T>(&self, operation: &'static str, with: impl FnOnce(&mut Plan<K>) -> T) -> T {
+        let mut plans: MutexGuard<'_, _> =
+            self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        with(plans.entry(operation).or_insert(Plan { script: VecDeque::new(), rates: None }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SeededRandom;
+
+    #[test]
+    fn nothing_gets_through_from_the_armed_point_on() {
+        let cut = CutPoint::new();
+        assert_eq!(cut.write_point(), Ok(()));
+        cut.arm(1);
+        assert_eq!((cut.write_point(), cut.read_point()), (Ok(()), Ok(())));
+        assert_eq!((cut.write_point(), cut.read_point()), (Err(Cut), Err(Cut)));
+        assert_eq!(cut.clone().write_point(), Err(Cut));
+        assert!(cut.is_cut());
+        cut.disarm();
+        assert_eq!((cut.write_point(), cut.read_point()), (Ok(()), Ok(())));
+    }
+
+    #[tokio::test]
+    async fn a_write_is_cut_before_it_or_after_it() {
+        for (point, done) in [(0, 0), (1, 1)] {
+            let (cut, effect) = (CutPoint::new(), AtomicU64::new(0));
+            cut.arm(point);
+            let answer = cut.around(async { effect.fetch_add(1, Ordering::SeqCst) }).await;
+            assert_eq!((answer, effect.into_inner()), (Err(Cut), done));
+        }
+    }
+
+    #[test]
+    fn a_script_is_followed_exactly_then_used_up() {
+        let faults = Faults::new(Arc::new(SeededRandom::new(0)));
+        faults.script("put", [None, Some(Fault::AnswerLost('x'))]);
+        assert_eq!(faults.next("get"), None);
+        let met = [faults.next("put"), faults.next("put"), faults.next("put")];
+        assert_eq!(met, [None, Some(Fault::AnswerLost('x')), None]);
+    }
+
+    #[test]
+    fn a_seed_gives_the_same_faults_again_at_about_the_rates_asked_for() {
+        let rates = Rates {
+            before: 0.1,
+            answer_lost: 0.2,
+            delay: 0.3,
+            longest_delay: Duration::from_secs(1),
+            error: (),
+        };
+        let draw = || {
+            let faults = Faults::new(Arc::new(SeededRandom::new(42)));
+            faults.set_rates("put", Some(rates));
+            (0..1000).map(|_| faults.next("put")).collect::<Vec<_>>()
+        };
+        let drawn = draw();
+        assert_eq!(drawn, draw());
+        let count =
+            |wanted: fn(&Option<Fault<()>>) -> bool| drawn.iter().filter(|f| wanted(f)).count();
+        assert!((60..140).contains(&count(|f| matches!(f, Some(Fault::Before(()))))));
+        assert!((150..250).contains(&count(|f| matches!(f, Some(Fault::AnswerLost(()))))));
+        assert!((240..360).contains(&count(|f| matches!(f, Some(Fault::Delay(_))))));
+    }
+}

@@ -1,0 +1,19 @@
+//! What the world does to a process, behind doors that tests can hold: time, randomness,
+//! blocking work, the request to stop, retries, logs and injected faults.
+//!
+//! Must hold: no other crate reads a clock, draws randomness or blocks a thread by itself, so
+//! that a test which owns these doors gives the same result every time.
+#![forbid(unsafe_code)]
+
+pub mod blocking;
+mod clock;
+pub mod fault;
+mod random;
+mod retry;
+mod shutdown;
+pub mod telemetry;
+
+pub use clock::{BoxFuture, Clock, ManualClock, SystemClock};
+pub use random::{OsRandom, Random, SeededRandom};
+pub use retry::{Backoff, Deadline, Elapsed, retry};
+pub use shutdown::Shutdown;

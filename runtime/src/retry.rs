@@ -1,0 +1,183 @@
+//! Trying again: how long to wait between tries, and when to give up.
+//!
+//! Must hold: nothing waits past its deadline, and the waits of many callers that failed
+//! together spread out.
+
+use std::time::Duration;
+
+use crate::{Clock, Random};
+
+/// How long to wait before each new try: `first`, then `factor` times the last, up to `max`;
+/// each shortened by a random part of up to half.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Backoff {
+    /// Before the second try.
+    pub first: Duration,
+    /// How much longer each wait is than the one before.
+    pub factor: u32,
+    /// No wait is longer.
+    pub max: Duration,
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self { first: Duration::from_millis(50), factor: 2, max: Duration::from_secs(2) }
+    }
+}
+
+impl Backoff {
+    /// The wait after failure number `failures`, counted from zero.
+    fn wait(&self, failures: u32, random: &dyn Random) -> Duration {
+        let grown = self.first.saturating_mul(self.factor.saturating_pow(failures)).min(self.max);
+        grown.mul_f64(1.0 - random.unit() / 2.0)
+    }
+}
+
+/// A point of monotonic time after which an answer has no use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Deadline(Duration);
+
+/// The deadline passed first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the deadline has passed")]
+pub struct Elapsed;
+
+impl Deadline {
+    /// Never passes.
+    pub const NEVER: Self = Self(Duration::MAX);
+
+    /// `patience` from now, by this clock.
+    pub fn after(clock: &dyn Clock, patience: Duration) -> Self {
+        Self(clock.monotonic().saturating_add(patience))
+    }
+
+    /// Time left; zero when it has passed.
+    pub fn remaining(self, clock: &dyn Clock) -> Duration {
+        self.0.saturating_sub(clock.monotonic())
+    }
+
+    /// Whether no time is left.
+    pub fn has_passed(self, clock: &dyn Clock) -> bool {
+        self.remaining(clock).is_zero()
+    }
+
+    /// Waits for `work` until the deadline, then drops it.
+    ///
+    /// # Errors
+    /// [`Elapsed`] when the deadline passes first.
+    pub async fn bound<T>(
+        self,
+        clock: &dyn Clock,
+        work: impl Future<Output = T>,
+    ) -> Result<T, Elapsed> {
+        if self == Self::NEVER {
+            return Ok(work.await);
+        }
+        tokio::select! {
+            biased;
+            done = work => Ok(done),
+            () = clock.sleep(self.remaining(clock)) => Err(Elapsed),
+        }
+    }
+}
+
+/// Calls `attempt` until it succeeds, fails for good, or no time is left for another try.
+///
+/// An attempt in flight is not cut at the deadline, as only the attempt knows which error that
+/// would be: give it the deadline too.
+///
+/// # Errors
+/// The last error of `attempt`.
+pub async fn retry<T, E, Attempt: Future<Output = Result<T, E>>>(
+    clock: &dyn Clock,
+    random: &dyn Random,
+    backoff: Backoff,
+    deadline: Deadline,
+    is_retryable: impl Fn(&E) -> bool,
+    mut attempt: impl FnMut() -> Attempt,
+) -> Result<T, E> {
+    let mut failures = 0;
+    loop {
+        let error = match attempt().await {
+            Ok(done) => return Ok(done),
+            Err(error) => error,
+        };
+        let wait = backoff.wait(failures, random);
+        if !is_retryable(&error) || wait >= deadline.remaining(clock) {
+            return Err(error);
+        }
+        clock.sleep(wait).await;
+        failures = failures.saturating_add(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::time::UNIX_EPOCH;
+
+    use super::*;
+    use crate::{ManualClock, SeededRandom};
+
+    const BACKOFF: Backoff =
+        Backoff { first: Duration::from_millis(100), factor: 2, max: Duration::from_millis(350) };
+
+    #[test]
+    fn waits_grow_to_the_maximum_and_lose_at_most_half_to_chance() {
+        let random = SeededRandom::new(1);
+        for (failures, full) in [(0, 100), (1, 200), (2, 350), (40, 350), (u32::MAX, 350)] {
+            let wait = BACKOFF.wait(failures, &random);
+            assert!(wait <= Duration::from_millis(full) && wait >= Duration::from_millis(full / 2));
+        }
+    }
+
+    async fn tries_of(
+        patience: Duration,
+        fails: u32,
+        retryable: bool,
+    ) -> (Result<u32, u32>, u32, Duration) {
+        let clock = ManualClock::jumping(UNIX_EPOCH);
+        let deadline = Deadline::after(&clock, patience);
+        let tries = Cell::new(0);
+        let result = retry(
+            &clock,
+            &SeededRandom::new(5),
+            BACKOFF,
+            deadline,
+            |_| retryable,
+            || {
+                tries.set(tries.get() + 1);
+                let tried = tries.get();
+                async move { if tried > fails { Ok(tried) } else { Err(tried) } }
+            },
+        )
+        .await;
+        (result, tries.get(), clock.monotonic())
+    }
+
+    #[tokio::test]
+    async fn it_tries_until_it_succeeds() {
+        let (result, tries, _) = tries_of(Duration::from_secs(60), 3, true).await;
+        assert_eq!((result, tries), (Ok(4), 4));
+    }
+
+    #[tokio::test]
+    async fn it_gives_up_at_once_on_an_error_that_stays() {
+        assert_eq!(tries_of(Duration::from_secs(60), 3, false).await, (Err(1), 1, Duration::ZERO));
+    }
+
+    #[tokio::test]
+    async fn it_never_waits_past_the_deadline_and_returns_the_last_error() {
+        let (result, tries, waited) = tries_of(Duration::from_secs(1), u32::MAX, true).await;
+        assert_eq!(result, Err(tries));
+        assert!(tries >= 3 && waited < Duration::from_secs(1));
+    }
+
+    #[tokio::test]
+    async fn bounded_work_is_dropped_at_the_deadline() {
+        let clock = ManualClock::jumping(UNIX_EPOCH);
+        let deadline = Deadline::after(&clock, Duration::from_secs(1));
+        assert_eq!(deadline.bound(&clock, std::future::pending::<()>()).await, Err(Elapsed));
+        assert_eq!(Deadline::NEVER.bound(&clock, async { 7 }).await, Ok(7));
+    }
+}

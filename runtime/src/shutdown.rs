@@ -1,0 +1,135 @@
+//! How a process is asked to stop: finish what is in flight within a grace period, then go.
+//!
+//! Must hold: all clones see one request; a second request ends the grace period at once, so
+//! that an impatient second Ctrl-C works.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::Clock;
+
+/// A request to stop, shared by all who must hear it. Clones are the same request.
+#[derive(Debug, Clone)]
+pub struct Shutdown {
+    stop: CancellationToken,
+    hurry: CancellationToken,
+    grace: Duration,
+}
+
+impl Shutdown {
+    /// Nobody has asked yet. The grace period is ten seconds.
+    pub fn new() -> Self {
+        Self {
+            stop: CancellationToken::new(),
+            hurry: CancellationToken::new(),
+            grace: Duration::from_secs(10),
+        }
+    }
+
+    /// The same, with another grace period.
+    pub fn with_grace(self, grace: Duration) -> Self {
+        Self { grace, ..self }
+    }
+
+    /// Asks to stop when the process gets SIGTERM or SIGINT.
+    ///
+    /// # Errors
+    /// When the kernel refuses the signal handlers.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub fn on_signals(self) -> io::Result<Self> {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let asked = self.clone();
+        tokio::spawn(async move {
+            while !asked.hurry.is_cancelled() {
+                tokio::select! {
+                    _ = terminate.recv() => tracing::info!("stopping: SIGTERM"),
+                    _ = interrupt.recv() => tracing::info!("stopping: SIGINT"),
+                }
+                asked.request();
+            }
+        });
+        Ok(self)
+    }
+
+    /// Asks to stop. Asked again, the grace period is over.
+    pub fn request(&self) {
+        if self.stop.is_cancelled() {
+            self.hurry.cancel();
+        }
+        self.stop.cancel();
+    }
+
+    /// Whether somebody has asked.
+    pub fn is_requested(&self) -> bool {
+        self.stop.is_cancelled()
+    }
+
+    /// Completes when somebody has asked: begin nothing new.
+    pub async fn requested(&self) {
+        self.stop.cancelled().await;
+    }
+
+    /// Completes when the grace period after the request is over: drop what is in flight.
+    pub async fn expired(&self, clock: &dyn Clock) {
+        self.stop.cancelled().await;
+        tokio::select! {
+            () = clock.sleep(self.grace) => {}
+            () = self.hurry.cancelled() => {}
+        }
+    }
+}
+
+impl Default for Shutdown {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::UNIX_EPOCH;
+
+    use super::*;
+    use crate::ManualClock;
+
+    #[tokio::test]
+    async fn every_clone_hears_the_request() {
+        let shutdown = Shutdown::new();
+        let other = shutdown.clone();
+        assert!(!other.is_requested());
+        shutdown.request();
+        other.requested().await;
+    }
+
+    #[tokio::test]
+    async fn the_grace_period_begins_with_the_request() {
+        let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
+        let shutdown = Shutdown::new().with_grace(Duration::from_secs(3));
+        let (waiting, time) = (shutdown.clone(), Arc::clone(&clock));
+        let expired = tokio::spawn(async move { waiting.expired(&*time).await });
+        clock.advance(Duration::from_secs(60));
+        shutdown.request();
+        tokio::task::yield_now().await;
+        clock.advance(Duration::from_secs(2));
+        tokio::task::yield_now().await;
+        assert!(!expired.is_finished());
+        clock.advance(Duration::from_secs(1));
+        expired.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_second_request_ends_the_grace_period() {
+        let clock = ManualClock::new(UNIX_EPOCH);
+        let shutdown = Shutdown::new();
+        shutdown.request();
+        shutdown.request();
+        shutdown.expired(&clock).await;
+    }
+}

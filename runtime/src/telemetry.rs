@@ -1,0 +1,55 @@
+//! Logs of a process, on stderr: stdout carries results and nothing else.
+
+use std::error::Error;
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::ParseError;
+
+/// Why logging could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum InitError {
+    /// The level is no filter.
+    #[error("read log level {level:?}: give error, warn, info, debug, trace, or TARGET=LEVEL,...")]
+    Level {
+        /// What was given.
+        level: String,
+        #[source]
+        /// What is wrong with it.
+        source: ParseError,
+    },
+    /// The process has a subscriber already.
+    #[error("start logging")]
+    Started(#[source] Box<dyn Error + Send + Sync>),
+}
+
+/// Sends the process's events to stderr, as text or as one JSON object a line.
+///
+/// `level` is a level (`info`) or a list of filters (`info,dl_server=debug`).
+///
+/// # Errors
+/// When `level` is no filter, or logging has been started before.
+pub fn init(level: &str, json: bool) -> Result<(), InitError> {
+    let filter = EnvFilter::builder()
+        .parse(level)
+        .map_err(|source| InitError::Level { level: level.to_owned(), source })?;
+    let events = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if json { events.json().try_init() } else { events.try_init() }.map_err(InitError::Started)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_level_that_is_no_filter_is_named_in_the_error() {
+        let error = init("dl=loud", false).unwrap_err();
+        assert!(error.to_string().contains("dl=loud"), "{error}");
+        assert!(error.source().is_some());
+    }
+
+    #[test]
+    fn a_second_start_is_an_error_and_no_panic() {
+        init("info", true).unwrap();
+        assert!(matches!(init("info", false), Err(InitError::Started(_))));
+    }
+}

@@ -1,0 +1,148 @@
+//! What went wrong with an object, and what the caller can do about it.
+
+use std::error::Error as StdError;
+use std::fmt::Display;
+use std::io;
+
+use rustix::io::Errno;
+
+/// What the caller can do about it is its kind; what happened is its source.
+#[derive(Debug, thiserror::Error)]
+#[error("{action} {key}")]
+pub struct Error {
+    /// What the caller can do.
+    pub kind: Kind,
+    /// What was being done, in the present tense, as in "create object".
+    pub action: &'static str,
+    /// To what: a key, a prefix, or the address of a store.
+    pub key: String,
+    /// Why it failed, where more is known than the kind says.
+    #[source]
+    pub source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+/// What the caller of a store can do about an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Nothing under that key.
+    Missing,
+    /// The key is taken; read it back and compare.
+    Exists,
+    /// Worth another try, here or elsewhere. It may have been done.
+    Unavailable,
+    /// Out of space or quota: stop writing, reading goes on.
+    Full,
+    /// The bytes are not what was stored.
+    Corrupt,
+    /// The store refuses: mend permissions or credentials.
+    Denied,
+    /// The store cannot do what was asked: mend the address or the request.
+    Unsupported,
+}
+
+impl Kind {
+    /// Exhaustive on purpose: a new kind must decide.
+    pub fn is_retryable(self) -> bool {
+        match self {
+            Self::Unavailable => true,
+            Self::Missing
+            | Self::Exists
+            | Self::Full
+            | Self::Corrupt
+            | Self::Denied
+            | Self::Unsupported => false,
+        }
+    }
+
+    fn message(self) -> &'static str {
+        match self {
+            Self::Missing => "no such object",
+            Self::Exists => "the object exists",
+            Self::Unavailable => "the store is unavailable",
+            Self::Full => "no space left",
+            Self::Corrupt => "the object is not what was stored",
+            Self::Denied => "permission denied",
+            Self::Unsupported => "not supported by this store",
+        }
+    }
+}
+
+/// As the last link of a chain of sources, it says what the kind means.
+impl Display for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.message())
+    }
+}
+
+impl StdError for Kind {}
+
+impl Error {
+    /// An error whose kind says all that is known.
+    pub fn new(kind: Kind, action: &'static str, key: impl Display) -> Self {
+        Self::because(kind, action, key, kind)
+    }
+
+    /// An error with its cause.
+    pub fn because(
+        kind: Kind,
+        action: &'static str,
+        key: impl Display,
+        source: impl Into<Box<dyn StdError + Send + Sync>>,
+    ) -> Self {
+        Self { kind, action, key: key.to_string(), source: Some(source.into()) }
+    }
+
+    /// Whether the same call may succeed later.
+    pub fn is_retryable(&self) -> bool {
+        self.kind.is_retryable()
+    }
+
+    pub(crate) fn from_errno(errno: Errno, action: &'static str, key: impl Display) -> Self {
+        Self::because(kind_of(errno), action, key, io::Error::from(errno))
+    }
+
+    pub(crate) fn from_io(error: io::Error, action: &'static str, key: impl Display) -> Self {
+        let kind = Errno::from_io_error(&error).map_or(Kind::Unavailable, kind_of);
+        Self::because(kind, action, key, error)
+    }
+}
+
+/// Errnos are an open set: those with a meaning of their own, and the rest is worth a retry.
+fn kind_of(errno: Errno) -> Kind {
+    match errno {
+        Errno::NOENT | Errno::NOTDIR | Errno::ISDIR => Kind::Missing,
+        Errno::EXIST => Kind::Exists,
+        Errno::NOSPC | Errno::DQUOT | Errno::FBIG => Kind::Full,
+        Errno::ACCESS | Errno::PERM | Errno::ROFS => Kind::Denied,
+        Errno::NAMETOOLONG | Errno::OPNOTSUPP | Errno::NOSYS => Kind::Unsupported,
+        _ => Kind::Unavailable,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn full_disks_and_refusals_are_told_from_what_may_pass() {
+        for (errno, kind) in [
+            (Errno::NOSPC, Kind::Full),
+            (Errno::DQUOT, Kind::Full),
+            (Errno::ACCESS, Kind::Denied),
+            (Errno::ROFS, Kind::Denied),
+            (Errno::NOENT, Kind::Missing),
+            (Errno::EXIST, Kind::Exists),
+            (Errno::IO, Kind::Unavailable),
+            (Errno::MFILE, Kind::Unavailable),
+        ] {
+            assert_eq!(Error::from_errno(errno, "read", "k").kind, kind);
+        }
+    }
+
+    #[test]
+    fn display_says_what_was_done_to_what_and_the_source_says_why() {
+        let error = Error::new(Kind::Missing, "read object", "a/b");
+        assert_eq!(error.to_string(), "read object a/b");
+        assert_eq!(error.source().unwrap().to_string(), "no such object");
+    }
+}

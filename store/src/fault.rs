@@ -1,0 +1,208 @@
+//! A layer that goes wrong on purpose: errors, lost answers, delays, and the death of the
+//! process at a chosen write.
+//!
+//! Must hold: what it does is a function of the plan in its handles and the calls it gets; with
+//! no plan it changes nothing.
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use dl_runtime::Clock;
+use dl_runtime::fault::{Cut, CutPoint, Fault, Faults};
+use futures::StreamExt;
+use futures::stream::{self, BoxStream};
+
+use crate::{Error, Key, Kind, ObjectInfo, ObjectRange, Prefix, Store};
+
+/// Faults before `inner`. Operations are named `create`, `read` (asked once for each range),
+/// `delete` and `list`; to a read or a listing, a lost answer is an error like any other.
+#[derive(Debug)]
+pub struct FaultStore {
+    inner: Arc<dyn Store>,
+    clock: Arc<dyn Clock>,
+    faults: Faults<Kind>,
+    cut: CutPoint,
+}
+
+impl FaultStore {
+    /// Wraps `inner`; `faults` and `cut` are the handles through which a test speaks to it.
+    pub fn new(
+        inner: Arc<dyn Store>,
+        clock: Arc<dyn Clock>,
+        faults: Faults<Kind>,
+        cut: CutPoint,
+    ) -> Self {
+        Self { inner, clock, faults, cut }
+    }
+
+    async fn write(
+        &self,
+        operation: &'static str,
+        key: &Key,
+        write: impl Future<Output = Result<(), Error>> + Send,
+    ) -> Result<(), Error> {
+        let fault = self.faults.next(operation);
+        match fault {
+            Some(Fault::Before(kind)) => return Err(injected(kind, operation, key)),
+            Some(Fault::Delay(delay)) => self.clock.sleep(delay).await,
+            Some(Fault::AnswerLost(_)) | None => {}
+        }
+        let answer = self.cut.around(write).await.map_err(|cut| dead(cut, operation, key))?;
+        match fault {
+            Some(Fault::AnswerLost(kind)) => Err(injected(kind, operation, key)),
+            Some(Fault::Before(_) | Fault::Delay(_)) | None => answer,
+        }
+    }
+
+    async fn before_read(
+        &self,
+        operation: &'static str,
+        key: impl fmt::Display,
+    ) -> Result<(), Error> {
+        self.cut.read_point().map_err(|cut| dead(cut, operation, &key))?;
+        match self.faults.next(operation) {
+            Some(Fault::Before(kind) | Fault::AnswerLost(kind)) => {
+                Err(injected(kind, operation, key))
+            }
+            Some(Fault::Delay(delay)) => {
+                self.clock.sleep(delay).await;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+fn injected(kind: Kind, operation: &'static str, key: impl fmt::Display) -> Error {
+    Error::because(kind, operation, key, "injected fault")
+}
+
+fn dead(cut: Cut, operation: &'static str, key: impl fmt::Display) -> Error {
+    Error::because(Kind::Unavailable, operation, key, cut)
+}
+
+impl fmt::Display for FaultStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "fault({})", self.inner)
+    }
+}
+
+#[deny(clippy::missing_trait_methods, reason = "a layer may not forget a method")]
+#[async_trait]
+impl Store for FaultStore {
+    async fn create(&self, key: &Key, body: Bytes) -> Result<(), Error> {
+        self.write("create", key, self.inner.create(key, body)).await
+    }
+
+    async fn read(&self, wanted: &[ObjectRange]) -> Vec<Result<Bytes, Error>> {
+        let mut verdicts = Vec::with_capacity(wanted.len());
+        let mut passed = Vec::with_capacity(wanted.len());
+        for range in wanted {
+            let verdict = self.before_read("read", &range.key).await;
+            if verdict.is_ok() {
+                passed.push(range.clone());
+            }
+            verdicts.push(verdict);
+        }
+        let mut found = self.inner.read(&passed).await.into_iter();
+        let missing = |range: &ObjectRange| Err(Error::new(Kind::Corrupt, "read", &range.key));
+        let results = wanted.iter().zip(verdicts).map(|(range, verdict)| {
+            verdict.and_then(|()| found.next().unwrap_or_else(|| missing(range)))
+        });
+        results.collect()
+    }
+
+    async fn delete(&self, key: &Key) -> Result<(), Error> {
+        self.write("delete", key, self.inner.delete(key)).await
+    }
+
+    fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
+        let prefix = prefix.clone();
+        let listing = async move {
+            match self.before_read("list", &prefix).await {
+                Ok(()) => self.inner.list(&prefix),
+                Err(error) => stream::iter([Err(error)]).boxed(),
+            }
+        };
+        stream::once(listing).flatten().boxed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use dl_runtime::{ManualClock, SeededRandom};
+
+    use super::*;
+    use crate::{StoreExt, memory};
+
+    struct Rig {
+        inner: Arc<dyn Store>,
+        clock: Arc<ManualClock>,
+        faults: Faults<Kind>,
+        cut: CutPoint,
+        store: FaultStore,
+        key: Key,
+    }
+
+    fn rig() -> Rig {
+        let (inner, clock) = (memory(), Arc::new(ManualClock::jumping(UNIX_EPOCH)));
+        let (faults, cut) = (Faults::new(Arc::new(SeededRandom::new(1))), CutPoint::new());
+        let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
+        let store = FaultStore::new(Arc::clone(&inner), time, faults.clone(), cut.clone());
+        Rig { inner, clock, faults, cut, store, key: Key::new("a/b").unwrap() }
+    }
+
+    #[tokio::test]
+    async fn a_fault_before_leaves_no_trace_and_a_lost_answer_leaves_the_object() {
+        let rig = rig();
+        rig.faults.script(
+            "create",
+            [Some(Fault::Before(Kind::Full)), Some(Fault::AnswerLost(Kind::Unavailable))],
+        );
+        let refused = rig.store.create(&rig.key, "1".into()).await.unwrap_err();
+        assert_eq!(refused.kind, Kind::Full);
+        assert_eq!(rig.inner.read_all(&rig.key).await.unwrap_err().kind, Kind::Missing);
+        let lost = rig.store.create(&rig.key, "2".into()).await.unwrap_err();
+        assert_eq!(lost.kind, Kind::Unavailable);
+        assert_eq!(rig.inner.read_all(&rig.key).await.unwrap(), "2");
+    }
+
+    #[tokio::test]
+    async fn one_faulty_range_fails_no_other() {
+        let rig = rig();
+        rig.inner.create(&rig.key, "1".into()).await.unwrap();
+        rig.faults.script("read", [None, Some(Fault::Before(Kind::Unavailable)), None]);
+        let range = ObjectRange { key: rig.key.clone(), range: crate::ByteRange::WHOLE };
+        let results = rig.store.read(&[range.clone(), range.clone(), range]).await;
+        assert_eq!(results.iter().map(Result::is_ok).collect::<Vec<_>>(), [true, false, true]);
+    }
+
+    #[tokio::test]
+    async fn a_delay_is_waited_by_the_clock_and_a_listing_can_fail() {
+        let rig = rig();
+        rig.faults.script("delete", [Some(Fault::Delay(Duration::from_secs(7)))]);
+        rig.store.delete(&rig.key).await.unwrap();
+        assert_eq!(rig.clock.monotonic(), Duration::from_secs(7));
+        rig.faults.script("list", [Some(Fault::Before(Kind::Unavailable))]);
+        rig.store.list_sorted(&Prefix::ROOT).await.unwrap_err();
+        rig.store.list_sorted(&Prefix::ROOT).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn nothing_gets_through_after_the_cut_and_the_cut_write_is_done_or_not() {
+        for (point, done) in [(0, false), (1, true)] {
+            let rig = rig();
+            rig.cut.arm(point);
+            rig.store.create(&rig.key, "1".into()).await.unwrap_err();
+            assert_eq!(rig.inner.read_all(&rig.key).await.is_ok(), done);
+            assert_eq!(rig.store.read_all(&rig.key).await.unwrap_err().kind, Kind::Unavailable);
+            rig.store.list_sorted(&Prefix::ROOT).await.unwrap_err();
+            rig.store.delete(&rig.key).await.unwrap_err();
+            assert_eq!(rig.inner.read_all(&rig.key).await.is_ok(), done);
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! The chunk store: where immutable objects live.
+//!
+//! Must hold: every store and every layer keeps the contract of [`Store`], and nothing above it
+//! can tell a local directory from a remote bucket. Keys are opaque here.
+#![forbid(unsafe_code)]
+
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
+mod count;
+mod error;
+mod fault;
+mod key;
+mod local;
+mod object;
+mod open;
+mod range;
+mod throttle;
+
+use std::fmt::{Debug, Display};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::TryStreamExt;
+use futures::stream::BoxStream;
+
+pub use count::{CountStore, Counters, Counts};
+pub use error::{Error, Kind};
+pub use fault::FaultStore;
+pub use key::{InvalidKey, Key, Prefix};
+pub use open::{memory, open};
+pub use range::{ByteRange, InvalidRange, ObjectRange};
+pub use throttle::{Throttle, ThrottleStore};
+
+/// Objects that are created once, read in ranges, and deleted.
+///
+/// # Contract
+///
+/// - `create` is all or nothing and durable when it returns. Creating a key again fails with
+///   [`Kind::Exists`] and changes nothing; the object it met is then durable, whoever made it.
+///   Of several at once one wins, and the object is the winner's, whole.
+/// - `read` gives one result for each range, in order. An exact range gives exactly its bytes,
+///   or an error: [`Kind::Missing`] without the object, [`Kind::Corrupt`] when the object ends
+///   before the range does. `UpTo` gives the first bytes, or the whole of a shorter object.
+///   One failed range fails no other.
+/// - `delete` is durable when it returns. Deleting a missing key succeeds. A read or list that
+///   begins afterwards does not find the object; the key may be created anew.
+/// - `list` gives each object strictly below the prefix once, with its size, in any order; it
+///   may or may not give objects created or deleted while it runs. After an error it ends.
+/// - A dropped future leaves the object absent or whole, never a part of it.
+/// - An operation that fails with a retryable error may have taken effect.
+/// - No key may extend another key by whole segments (`a` and `a/b`); which of the two calls
+///   then fails is up to the store.
+///
+/// `conformance::run` checks these sentences for every store and every layer; what a power cut
+/// leaves is checked for the local store, the only one that answers for it itself.
+#[async_trait]
+pub trait Store: Debug + Display + Send + Sync + 'static {
+    /// Stores `body` under `key`.
+    ///
+    /// # Errors
+    /// [`Kind::Exists`] when the key is taken; otherwise as the store fails.
+    async fn create(&self, key: &Key, body: Bytes) -> Result<(), Error>;
+
+    /// Reads ranges of any number of objects, each on its own.
+    async fn read(&self, wanted: &[ObjectRange]) -> Vec<Result<Bytes, Error>>;
+
+    /// Removes the object under `key`, if there is one.
+    ///
+    /// # Errors
+    /// As the store fails; a missing object is none.
+    async fn delete(&self, key: &Key) -> Result<(), Error>;
+
+    /// The objects below `prefix`, unordered.
+    fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>>;
+}
+
+/// What a listing says of an object.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ObjectInfo {
+    /// Its name.
+    pub key: Key,
+    /// Its length in bytes.
+    pub size: u64,
+}
+
+/// What users of a store want beside the few calls that its implementors owe.
+#[async_trait]
+pub trait StoreExt: Store {
+    /// Reads one range of one object.
+    ///
+    /// # Errors
+    /// As [`Store::read`].
+    async fn read_one(&self, key: &Key, range: ByteRange) -> Result<Bytes, Error> {
+        let wanted = ObjectRange { key: key.clone(), range };
+        let results = self.read(std::slice::from_ref(&wanted)).await;
+        results.into_iter().next().unwrap_or_else(|| Err(Error::new(Kind::Corrupt, "read", key)))
+    }
+
+    /// Reads a whole object, of any size.
+    ///
+    /// # Errors
+    /// As [`Store::read`].
+    async fn read_all(&self, key: &Key) -> Result<Bytes, Error> {
+        self.read_one(key, ByteRange::WHOLE).await
+    }
+
+    /// All objects below `prefix`, by key. Holds them all in memory.
+    ///
+    /// # Errors
+    /// The first error of the listing.
+    async fn list_sorted(&self, prefix: &Prefix) -> Result<Vec<ObjectInfo>, Error> {
+        let mut objects: Vec<ObjectInfo> = self.list(prefix).try_collect().await?;
+        objects.sort_unstable();
+        Ok(objects)
+    }
+}
+
+impl<S: Store + ?Sized> StoreExt for S {}

@@ -1,0 +1,305 @@
+//! Objects as files below a directory: what each operation does, step by step.
+//!
+//! Must hold: a name appears only when its file is complete and synced, and an operation
+//! returns only when the directories that make it last are synced. After a crash at any step
+//! nothing is torn, nothing acknowledged is lost, and no file is left that is no object.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use dl_runtime::{OsRandom, Random};
+
+use super::descriptors::Descriptors;
+use super::files::{Errno, Files, Node, Result, State};
+use crate::{Error, Key, Kind, ObjectInfo, ObjectRange};
+
+/// Files in the making, where the file system has no unnamed files. No key begins with a dot.
+const STAGING: &str = ".staging";
+
+/// Half of the 1,024 descriptors that a process usually may have.
+const OPEN_FILES: usize = 512;
+
+/// Directories remembered as durable; beyond it all are forgotten, and synced once more.
+const KNOWN_DIRS: usize = 1 << 16;
+
+#[derive(Debug)]
+pub(super) struct Directory<F: Files> {
+    files: F,
+    open: Descriptors<F::File>,
+    /// Directories whose own names are known to be durable, up to the root.
+    durable: Mutex<HashSet<Box<str>>>,
+    staged: AtomicBool,
+}
+
+impl<F: Files> Directory<F> {
+    /// Takes a directory over, and removes what crashed processes left in the making.
+    pub(super) fn open(files: F) -> Result<Self> {
+        let directory = Self {
+            files,
+            open: Descriptors::new(OPEN_FILES),
+            durable: Mutex::default(),
+            staged: AtomicBool::new(false),
+        };
+        directory.sweep()?;
+        Ok(directory)
+    }
+
+    /// From now on as on a file system without unnamed files.
+    #[cfg(test)]
+    pub(super) fn stage_always(self) -> Self {
+        self.staged.store(true, Ordering::Relaxed);
+        self
+    }
+
+    fn sweep(&self) -> Result<()> {
+        let entries = match self.files.entries(STAGING) {
+            Err(Errno::NOENT) => return Ok(()),
+            entries => entries?,
+        };
+        for entry in entries {
+            let path = format!("{STAGING}/{}", entry.name);
+            match self.files.claim(&path) {
+                Ok(Some(_locked)) => self.files.remove(&path)?,
+                Ok(None) | Err(Errno::NOENT) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn create(&self, key: &Key, body: &[u8]) -> std::result::Result<(), Error> {
+        let created = match self.place(key.as_str(), body) {
+            Err(Errno::NOENT) => {
+                // Somebody removed an empty directory that this process has made.
+                self.known().clear();
+                self.place(key.as_str(), body)
+            }
+            created => created,
+        };
+        created.map_err(|errno| {
+            let mut error = Error::from_errno(errno, "create object", key);
+            match errno {
+                Errno::NOTDIR => error.kind = Kind::Unsupported,
+                Errno::NOENT => error.kind = Kind::Unavailable,
+                _ => {}
+            }
+            error
+        })
+    }
+
+    fn place(&self, path: &str, body: &[u8]) -> Result<()> {
+        let dir = parent(path);
+        let parents = self.make_dirs(dir)?;
+        let linked = self.link_body(dir, path, body);
+        if let Err(errno) = linked
+            && errno != Errno::EXIST
+        {
+            return Err(errno);
+        }
+        // Also when the key was taken: its maker may have died before this sync, and the caller
+        // will take the object for durable.
+        self.files.sync_dir(dir)?;
+        for parent in parents.iter().rev() {
+            self.files.sync_dir(parent)?;
+        }
+        self.remember(dir);
+        linked
+    }
+
+    /// Makes `dir` and all above it. Returns the directories to sync before any of them counts
+    /// as durable; also one that was there may have been made by a process that died.
+    fn make_dirs<'a>(&self, dir: &'a str) -> Result<Vec<&'a str>> {
+        let mut parents = Vec::new();
+        if self.known().contains(dir) {
+            return Ok(parents);
+        }
+        let ends = dir.match_indices('/').map(|(end, _)| end).chain([dir.len()]);
+        for dir in ends.filter_map(|end| dir.get(..end)).filter(|dir| !dir.is_empty()) {
+            match self.files.make_dir(dir) {
+                Ok(()) | Err(Errno::EXIST) => parents.push(parent(dir)),
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(parents)
+    }
+
+    fn remember(&self, dir: &str) {
+        let mut known = self.known();
+        if known.len() >= KNOWN_DIRS {
+            known.clear();
+        }
+        if !known.contains(dir) {
+            known.insert(dir.into());
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashSet<Box<str>>> {
+        self.durable.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn link_body(&self, dir: &str, path: &str, body: &[u8]) -> Result<()> {
+        if !self.staged.load(Ordering::Relaxed) {
+            match self.link_unnamed(dir, path, body) {
+                Err(Errno::OPNOTSUPP) => self.staged.store(true, Ordering::Relaxed),
+                done => return done,
+            }
+        }
+        self.link_staged(path, body)
+    }
+
+    fn link_unnamed(&self, dir: &str, path: &str, body: &[u8]) -> Result<()> {
+        let file = self.files.create_unnamed(dir)?;
+        self.files.write(&file, body)?;
+        self.files.sync_file(&file)?;
+        self.files.link_unnamed(&file, path)
+    }
+
+    fn link_staged(&self, path: &str, body: &[u8]) -> Result<()> {
+        let (staged, file) = self.stage()?;
+        let linked = self
+            .files
+            .write(&file, body)
+            .and_then(|()| self.files.sync_file(&file))
+            .and_then(|()| self.files.link(&staged, path));
+        if let Err(errno) = self.files.remove(&staged) {
+            // The object is as it should be, and the next open sweeps.
+            tracing::warn!(%errno, staged, "could not remove a staging file");
+        }
+        linked
+    }
+
+    fn stage(&self) -> Result<(String, F::File)> {
+        match self.files.make_dir(STAGING) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno),
+        }
+        loop {
+            let path = format!("{STAGING}/{:016x}{:016x}", OsRandom.u64(), OsRandom.u64());
+            if let Some(file) = self.files.stage(&path)? {
+                return Ok((path, file));
+            }
+        }
+    }
+
+    pub(super) fn delete(&self, key: &Key) -> std::result::Result<(), Error> {
+        let path = key.as_str();
+        let absent = |errno| matches!(errno, Errno::NOENT | Errno::NOTDIR | Errno::ISDIR);
+        let removed = match self.files.remove(path) {
+            Err(errno) if !absent(errno) => Err(errno),
+            Ok(()) | Err(_) => {
+                // An open descriptor would keep the blocks of the removed file.
+                self.open.remove(key);
+                // Also when nothing was there: the removal by a process that died may not last.
+                match self.files.sync_dir(parent(path)) {
+                    Err(errno) if !absent(errno) => Err(errno),
+                    Ok(()) | Err(_) => Ok(()),
+                }
+            }
+        };
+        removed.map_err(|errno| Error::from_errno(errno, "delete object", key))
+    }
+
+    /// Reads ranges one after the other. Neighbours in one object share a look-up.
+    pub(super) fn read(&self, wanted: &[ObjectRange]) -> Vec<std::result::Result<Bytes, Error>> {
+        let mut last: Option<(&Key, Opened<F>)> = None;
+        let mut results = Vec::with_capacity(wanted.len());
+        for range in wanted {
+            let opened = match last.take() {
+                Some((key, opened)) if *key == range.key => Ok(opened),
+                _ => self.opened(&range.key),
+            };
+            results.push(match opened {
+                Ok(opened) => {
+                    let result = self.read_range(&opened, range);
+                    last = Some((&range.key, opened));
+                    result
+                }
+                Err(errno) => Err(Error::from_errno(errno, READ, &range.key)),
+            });
+        }
+        results
+    }
+
+    fn opened(&self, key: &Key) -> Result<Opened<F>> {
+        if let Some(file) = self.open.get(key) {
+            // Another process may have deleted the object, and this one may have between its
+            // look-up and its insert.
+            let state = self.files.state(&file)?;
+            if state.linked {
+                return Ok(Opened { file, size: state.size });
+            }
+            self.open.remove(key);
+        }
+        let file = match self.files.open(key.as_str()) {
+            Err(Errno::MFILE | Errno::NFILE) => {
+                self.open.clear();
+                self.files.open(key.as_str())?
+            }
+            file => file?,
+        };
+        let file = Arc::new(file);
+        let State { size, .. } = self.files.state(&file)?;
+        self.open.insert(key, Arc::clone(&file));
+        Ok(Opened { file, size })
+    }
+
+    fn read_range(
+        &self,
+        opened: &Opened<F>,
+        wanted: &ObjectRange,
+    ) -> std::result::Result<Bytes, Error> {
+        let size = opened.size;
+        let too_short = || {
+            let why = format!("the object ends at byte {size}, before the range does");
+            Error::because(Kind::Corrupt, READ, &wanted.key, why)
+        };
+        let range = wanted.range.within(size).ok_or_else(too_short)?;
+        let length = usize::try_from(range.end - range.start).map_err(|_| too_short())?;
+        let bytes = self
+            .files
+            .read(&opened.file, range.start, length)
+            .map_err(|errno| Error::from_errno(errno, READ, &wanted.key))?;
+        if bytes.len() == length { Ok(bytes.into()) } else { Err(too_short()) }
+    }
+
+    /// Lists one directory: objects into `objects`, directories below it into `dirs`.
+    pub(super) fn list(
+        &self,
+        dir: &str,
+        objects: &mut Vec<ObjectInfo>,
+        dirs: &mut Vec<String>,
+    ) -> std::result::Result<(), Error> {
+        let entries = match self.files.entries(dir) {
+            Err(Errno::NOENT | Errno::NOTDIR) => return Ok(()),
+            Err(errno) => return Err(Error::from_errno(errno, "list objects below", dir)),
+            Ok(entries) => entries,
+        };
+        for entry in entries {
+            let mut path = dir.to_owned();
+            let slash = if dir.is_empty() { "" } else { "/" };
+            path.push_str(slash);
+            path.push_str(&entry.name);
+            match (Key::new(path.as_str()), entry.node) {
+                (Ok(_), Node::Dir) => dirs.push(path),
+                (Ok(key), Node::File(size)) => objects.push(ObjectInfo { key, size }),
+                // Staging, or put there by somebody else.
+                (Err(_), _) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+const READ: &str = "read object";
+
+#[derive(Debug)]
+struct Opened<F: Files> {
+    file: Arc<F::File>,
+    size: u64,
+}
+
+fn parent(path: &str) -> &str {
+    path.rsplit_once('/').map_or("", |(parent, _)| parent)
+}

@@ -1,0 +1,173 @@
+//! The file calls of Linux.
+//!
+//! Must hold: everything goes through the descriptor of the root, so that the store stays where
+//! it was opened, whatever is renamed above it.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::buffer::spare_capacity;
+use rustix::fs::{AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags};
+use rustix::io::retry_on_intr;
+
+use super::files::{Entry, Errno, Files, Node, Result, State};
+
+/// As the umask allows.
+const FILE_MODE: Mode = Mode::from_raw_mode(0o666);
+const DIR_MODE: Mode = Mode::from_raw_mode(0o777);
+
+#[derive(Debug)]
+pub(super) struct Disk {
+    root: OwnedFd,
+}
+
+impl Disk {
+    /// Opens the directory `root`. One that is not there is made, durably, with all above it.
+    pub(super) fn open(root: &Path) -> io::Result<Self> {
+        let root = std::path::absolute(root)?;
+        let missing: Vec<PathBuf> =
+            root.ancestors().take_while(|dir| !dir.exists()).map(Path::to_path_buf).collect();
+        for dir in missing.iter().rev() {
+            match fs::create_dir(dir) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                Ok(()) | Err(_) => {}
+            }
+            if let Some(parent) = dir.parent() {
+                fs::File::open(parent)?.sync_all()?;
+            }
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Self { root: rustix::fs::open(&root, flags, Mode::empty())? })
+    }
+
+    fn open_at(&self, path: &str, flags: OFlags) -> Result<OwnedFd> {
+        let path = if path.is_empty() { "." } else { path };
+        retry_on_intr(|| rustix::fs::openat(&self.root, path, flags | OFlags::CLOEXEC, FILE_MODE))
+    }
+
+    fn open_dir(&self, dir: &str) -> Result<OwnedFd> {
+        self.open_at(dir, OFlags::RDONLY | OFlags::DIRECTORY)
+    }
+}
+
+fn lock(file: &OwnedFd) -> Result<bool> {
+    match retry_on_intr(|| rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive)) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
+impl Files for Disk {
+    type File = OwnedFd;
+
+    fn make_dir(&self, dir: &str) -> Result<()> {
+        rustix::fs::mkdirat(&self.root, dir, DIR_MODE)
+    }
+
+    fn sync_dir(&self, dir: &str) -> Result<()> {
+        let dir = self.open_dir(dir)?;
+        retry_on_intr(|| rustix::fs::fsync(&dir))
+    }
+
+    fn entries(&self, dir: &str) -> Result<Vec<Entry>> {
+        let dir = self.open_dir(dir)?;
+        let mut entries = Vec::new();
+        for entry in Dir::read_from(&dir)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            let Ok(printed) = name.to_str() else { continue };
+            if matches!(printed, "." | "..") {
+                continue;
+            }
+            let node = match rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) => match FileType::from_raw_mode(stat.st_mode) {
+                    FileType::Directory => Node::Dir,
+                    FileType::RegularFile => Node::File(stat.st_size.unsigned_abs()),
+                    _ => continue,
+                },
+                // Removed since.
+                Err(Errno::NOENT) => continue,
+                Err(errno) => return Err(errno),
+            };
+            entries.push(Entry { name: printed.to_owned(), node });
+        }
+        Ok(entries)
+    }
+
+    fn create_unnamed(&self, dir: &str) -> Result<OwnedFd> {
+        self.open_at(dir, OFlags::TMPFILE | OFlags::WRONLY).map_err(|errno| match errno {
+            // What file systems without O_TMPFILE say, and kernels that don't know it.
+            Errno::ISDIR | Errno::INVAL => Errno::OPNOTSUPP,
+            errno => errno,
+        })
+    }
+
+    fn link_unnamed(&self, file: &OwnedFd, to: &str) -> Result<()> {
+        // Without a capability that servers lack, only /proc leads from a descriptor to a name.
+        let from = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let linked = rustix::fs::linkat(CWD, from, &self.root, to, AtFlags::SYMLINK_FOLLOW);
+        linked.map_err(|errno| match errno {
+            // /proc isn't mounted, or the file system links no unnamed files.
+            Errno::NOENT | Errno::XDEV | Errno::PERM => Errno::OPNOTSUPP,
+            errno => errno,
+        })
+    }
+
+    fn stage(&self, path: &str) -> Result<Option<OwnedFd>> {
+        let file = self.open_at(path, OFlags::CREATE | OFlags::EXCL | OFlags::RDWR)?;
+        // Between the two calls a sweeper may have taken the lock, and the name with it.
+        Ok((lock(&file)? && self.state(&file)?.linked).then_some(file))
+    }
+
+    fn claim(&self, path: &str) -> Result<Option<OwnedFd>> {
+        let file = self.open_at(path, OFlags::RDWR)?;
+        Ok(lock(&file)?.then_some(file))
+    }
+
+    fn link(&self, from: &str, to: &str) -> Result<()> {
+        rustix::fs::linkat(&self.root, from, &self.root, to, AtFlags::empty())
+    }
+
+    fn remove(&self, path: &str) -> Result<()> {
+        rustix::fs::unlinkat(&self.root, path, AtFlags::empty())
+    }
+
+    fn write(&self, file: &OwnedFd, body: &[u8]) -> Result<()> {
+        let mut left = body;
+        while !left.is_empty() {
+            let written = retry_on_intr(|| rustix::io::write(file, left))?;
+            left = left.get(written..).unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    fn sync_file(&self, file: &OwnedFd) -> Result<()> {
+        retry_on_intr(|| rustix::fs::fsync(file))
+    }
+
+    fn open(&self, path: &str) -> Result<OwnedFd> {
+        self.open_at(path, OFlags::RDONLY | OFlags::NOFOLLOW)
+    }
+
+    fn state(&self, file: &OwnedFd) -> Result<State> {
+        let stat = rustix::fs::fstat(file)?;
+        Ok(State { size: stat.st_size.unsigned_abs(), linked: stat.st_nlink > 0 })
+    }
+
+    fn read(&self, file: &OwnedFd, offset: u64, length: usize) -> Result<Vec<u8>> {
+        // Into memory that nobody zeroes first.
+        let mut bytes = Vec::with_capacity(length);
+        while bytes.len() < length {
+            let at = offset + bytes.len() as u64;
+            if rustix::io::pread(file, spare_capacity(&mut bytes), at)? == 0 {
+                break;
+            }
+        }
+        // The allocator may have given more room than asked for.
+        bytes.truncate(length);
+        Ok(bytes)
+    }
+}

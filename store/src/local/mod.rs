@@ -1,0 +1,181 @@
+//! A directory as a store, durable by itself.
+//!
+//! Ours rather than object_store's, which stages a new object under a name beside it and leaves
+//! that file after a crash, does not sync deletions, and opens the file again for each read.
+//!
+//! Must hold: what [`directory`] does in steps is done where it may block, and no place for
+//! blocking work is held while a caller thinks.
+
+mod descriptors;
+mod directory;
+mod disk;
+mod files;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod volatile;
+
+use std::fmt;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use dl_runtime::blocking;
+use futures::future::join_all;
+use futures::stream::{self, BoxStream};
+use futures::{StreamExt, TryStreamExt};
+
+use self::directory::Directory;
+use self::disk::Disk;
+use self::files::Files;
+use crate::{Error, Key, Kind, ObjectInfo, ObjectRange, Prefix, Store};
+
+/// Bytes that one blocking job reads: below it, handing over to another thread costs more than
+/// the copy it saves.
+const BYTES_PER_JOB: u64 = 1 << 20;
+
+/// Blocking jobs for one `read`: enough to copy at the speed of memory, and to have a few
+/// requests at a disk.
+const JOBS_PER_READ: usize = 4;
+
+/// Objects that one blocking job of a listing collects before it hands them over.
+const LISTED_PER_JOB: usize = 1024;
+
+/// Opens the directory `root` as a store, and makes it when it is not there.
+pub(crate) async fn open(root: &Path) -> Result<Arc<dyn Store>, Error> {
+    let (path, shown) = (root.to_path_buf(), root.display().to_string());
+    let opened =
+        blocking::run(move || -> std::io::Result<_> { Ok(Directory::open(Disk::open(&path)?)?) });
+    let directory = opened
+        .await
+        .map_err(|stopped| Error::because(Kind::Unavailable, "open store", &shown, stopped))?
+        .map_err(|error| {
+            let mut error = Error::from_io(error, "open store", &shown);
+            if error.kind == Kind::Missing || error.kind == Kind::Exists {
+                // A file stands where the directory, or one above it, should be.
+                error.kind = Kind::Unsupported;
+            }
+            error
+        })?;
+    Ok(Arc::new(LocalStore::new(root, directory)))
+}
+
+#[derive(Debug)]
+struct LocalStore<F: Files> {
+    root: PathBuf,
+    directory: Arc<Directory<F>>,
+}
+
+impl<F: Files> LocalStore<F> {
+    fn new(root: &Path, directory: Directory<F>) -> Self {
+        Self { root: root.to_path_buf(), directory: Arc::new(directory) }
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        action: &'static str,
+        key: impl fmt::Display,
+        work: impl FnOnce(&Directory<F>) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let directory = Arc::clone(&self.directory);
+        match blocking::run(move || work(&directory)).await {
+            Ok(result) => result,
+            Err(stopped) => Err(Error::because(Kind::Unavailable, action, key, stopped)),
+        }
+    }
+}
+
+impl<F: Files> fmt::Display for LocalStore<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "local({})", self.root.display())
+    }
+}
+
+#[deny(clippy::missing_trait_methods, reason = "a store owes the whole contract")]
+#[async_trait]
+impl<F: Files> Store for LocalStore<F> {
+    async fn create(&self, key: &Key, body: Bytes) -> Result<(), Error> {
+        let owned = key.clone();
+        self.run("create object", key, move |directory| directory.create(&owned, &body)).await
+    }
+
+    async fn read(&self, wanted: &[ObjectRange]) -> Vec<Result<Bytes, Error>> {
+        let jobs = shares(wanted).into_iter().map(|share| {
+            let ranges = wanted.get(share).unwrap_or_default().to_vec();
+            let directory = Arc::clone(&self.directory);
+            blocking::run(move || directory.read(&ranges))
+        });
+        let done = join_all(jobs).await;
+        if let [Ok(_)] = done.as_slice() {
+            return done.into_iter().flatten().next().unwrap_or_default();
+        }
+        let mut results = Vec::with_capacity(wanted.len());
+        for (share, result) in shares(wanted).into_iter().zip(done) {
+            match result {
+                Ok(read) => results.extend(read),
+                Err(_) => {
+                    results.extend(
+                        wanted.get(share).unwrap_or_default().iter().map(|range| {
+                            Err(Error::new(Kind::Unavailable, "read object", &range.key))
+                        }),
+                    )
+                }
+            }
+        }
+        results
+    }
+
+    async fn delete(&self, key: &Key) -> Result<(), Error> {
+        let owned = key.clone();
+        self.run("delete object", key, move |directory| directory.delete(&owned)).await
+    }
+
+    fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
+        let (top, prefix) = (vec![prefix.as_str().to_owned()], prefix.clone());
+        stream::try_unfold(top, move |mut dirs| {
+            let prefix = prefix.clone();
+            async move {
+                if dirs.is_empty() {
+                    return Ok(None);
+                }
+                let work = move |directory: &Directory<F>| {
+                    let mut objects = Vec::new();
+                    while objects.len() < LISTED_PER_JOB
+                        && let Some(dir) = dirs.pop()
+                    {
+                        directory.list(&dir, &mut objects, &mut dirs)?;
+                    }
+                    Ok((objects, dirs))
+                };
+                let (objects, dirs) = self.run("list objects below", &prefix, work).await?;
+                Ok(Some((stream::iter(objects).map(Ok), dirs)))
+            }
+        })
+        .try_flatten()
+        .boxed()
+    }
+}
+
+/// Cuts the ranges of one call, in order, into shares of about equal bytes, one for each job.
+fn shares(wanted: &[ObjectRange]) -> Vec<Range<usize>> {
+    // Of an object of unknown size it is known only that a job for it is worth while.
+    let weight = |range: &ObjectRange| match range.range.max_len() {
+        u64::MAX => BYTES_PER_JOB,
+        length => length,
+    };
+    let total = wanted.iter().map(weight).fold(0_u64, u64::saturating_add);
+    let jobs = total.div_ceil(BYTES_PER_JOB).clamp(1, JOBS_PER_READ as u64);
+    let per_job = total.div_ceil(jobs).max(1);
+    let mut shares = Vec::with_capacity(JOBS_PER_READ);
+    let (mut start, mut bytes) = (0, 0_u64);
+    for (index, range) in wanted.iter().enumerate() {
+        bytes = bytes.saturating_add(weight(range));
+        if bytes >= per_job || index + 1 == wanted.len() {
+            shares.push(start..index + 1);
+            (start, bytes) = (index + 1, 0);
+        }
+    }
+    shares
+}

@@ -1,0 +1,339 @@
+//! The local store against the contract, against crashes at every step, and against what only
+//! a real directory can do to it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+
+use dl_runtime::fault::CutPoint;
+use dl_runtime::{Random, SeededRandom};
+use tempfile::TempDir;
+
+use super::volatile::Volatile;
+use super::*;
+use crate::{ByteRange, StoreExt, conformance};
+
+fn key(text: &str) -> Key {
+    Key::new(text).unwrap()
+}
+
+fn disk(root: &Path) -> Directory<Disk> {
+    Directory::open(Disk::open(root).unwrap()).unwrap()
+}
+
+/// All files below `dir`, of any name.
+fn files_below(dir: &Path) -> Vec<PathBuf> {
+    let (mut dirs, mut files) = (vec![dir.to_path_buf()], Vec::new());
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(dir).unwrap() {
+            let entry = entry.unwrap();
+            let list = if entry.file_type().unwrap().is_dir() { &mut dirs } else { &mut files };
+            list.push(entry.path());
+        }
+    }
+    files
+}
+
+#[tokio::test]
+async fn a_local_directory_keeps_the_contract_and_leaves_no_stray_file() {
+    let dirs = TempDir::new().unwrap();
+    let count = std::sync::atomic::AtomicUsize::new(0);
+    conformance::run(async || {
+        let number = count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        open(&dirs.path().join(number.to_string())).await.unwrap()
+    })
+    .await;
+    let is_stray = |path: &PathBuf| path.components().any(|part| part.as_os_str() == ".staging");
+    assert!(!files_below(dirs.path()).iter().any(is_stray));
+}
+
+#[tokio::test]
+async fn a_file_system_without_unnamed_files_keeps_the_contract() {
+    let dirs = TempDir::new().unwrap();
+    let count = std::sync::atomic::AtomicUsize::new(0);
+    conformance::run(async || {
+        let number = count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let root = dirs.path().join(number.to_string());
+        Arc::new(LocalStore::new(&root, disk(&root).stage_always())) as Arc<dyn Store>
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_disk_model_keeps_the_contract() {
+    for has_unnamed_files in [true, false] {
+        conformance::run(async || {
+            let files = Volatile::new(has_unnamed_files, CutPoint::new());
+            let directory = Directory::open(files).unwrap();
+            Arc::new(LocalStore::new(Path::new("model"), directory)) as Arc<dyn Store>
+        })
+        .await;
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Create(&'static str, &'static str),
+    Delete(&'static str),
+}
+
+/// New directories, a second object in one, a taken key, a deletion, a key that comes back.
+const SCENARIO: [Step; 8] = [
+    Step::Create("d/a/1", "one"),
+    Step::Create("d/a/2", "two"),
+    Step::Create("d/a/1", "another one"),
+    Step::Create("d/b/3", ""),
+    Step::Delete("d/a/1"),
+    Step::Delete("d/c/none"),
+    Step::Create("d/a/1", "anew"),
+    Step::Delete("d/b/3"),
+];
+
+/// What each key may hold, by what was acknowledged; a key that is not here holds nothing.
+type Allowed = BTreeMap<&'static str, BTreeSet<Option<&'static str>>>;
+
+/// Runs steps until one fails, notes what they promise, and returns those not done.
+fn go<'a>(directory: &Directory<Volatile>, steps: &'a [Step], allowed: &mut Allowed) -> &'a [Step] {
+    for (done, step) in steps.iter().enumerate() {
+        let (Step::Create(name, _) | Step::Delete(name)) = *step;
+        let holds = allowed.entry(name).or_insert_with(|| BTreeSet::from([None]));
+        let result = match step {
+            Step::Create(name, body) => directory.create(&key(name), body.as_bytes()),
+            Step::Delete(name) => directory.delete(&key(name)),
+        };
+        match (step, result) {
+            (Step::Create(_, body), Ok(())) => {
+                assert!(holds.contains(&None), "{step:?} took a key that was not free");
+                *holds = BTreeSet::from([Some(*body)]);
+            }
+            (Step::Create(..), Err(error)) if error.kind == Kind::Exists => {
+                holds.remove(&None);
+                assert!(!holds.is_empty(), "{step:?} met an object that nobody created");
+            }
+            (Step::Delete(_), Ok(())) => *holds = BTreeSet::from([None]),
+            (Step::Create(_, body), Err(_)) => {
+                if holds.contains(&None) {
+                    holds.insert(Some(body));
+                }
+                return &steps[done..];
+            }
+            (Step::Delete(_), Err(_)) => {
+                holds.insert(None);
+                return &steps[done..];
+            }
+        }
+    }
+    &[]
+}
+
+/// A new process over what the old one left: checks it, and narrows what it may be to what it is.
+fn restart(files: &Volatile, allowed: &mut Allowed, when: &str) -> Directory<Volatile> {
+    let directory = Directory::open(files.clone()).unwrap();
+    let mut objects = Vec::new();
+    for (name, holds) in allowed.iter_mut() {
+        let range = ObjectRange { key: key(name), range: ByteRange::WHOLE };
+        let found = match directory.read(&[range]).remove(0) {
+            Ok(bytes) => Some(String::from_utf8(bytes.to_vec()).unwrap()),
+            Err(error) => {
+                assert_eq!(error.kind, Kind::Missing, "{when}");
+                None
+            }
+        };
+        assert!(holds.contains(&found.as_deref()), "{when}: {name} holds {found:?}, not {holds:?}");
+        if found.is_some() {
+            objects.push((*name).to_owned());
+        }
+    }
+    assert_eq!(files.files(), objects, "{when}: a file that is no object");
+    directory
+}
+
+#[test]
+fn a_crash_at_any_step_tears_nothing_loses_nothing_acknowledged_and_leaves_no_stray_file() {
+    for has_unnamed_files in [true, false] {
+        let cut = CutPoint::new();
+        let files = Volatile::new(has_unnamed_files, cut.clone());
+        let left = go(&Directory::open(files).unwrap(), &SCENARIO, &mut Allowed::new());
+        assert!(left.is_empty());
+        let points = cut.passed();
+        assert!(points > 80, "{points}");
+        for point in 0..=points {
+            for luck in 0..8 {
+                for is_killed_before in [false, true] {
+                    let when = format!(
+                        "unnamed {has_unnamed_files}, point {point}, luck {luck}, \
+                         killed before {is_killed_before}"
+                    );
+                    crash(has_unnamed_files, point, luck, is_killed_before, &when);
+                }
+            }
+        }
+    }
+}
+
+/// One process is cut off at `point`; where one was killed before the power went, another
+/// process has done the same steps again, and its promises count too.
+fn crash(has_unnamed_files: bool, point: u64, luck: u64, is_killed_before: bool, when: &str) {
+    let cut = CutPoint::new();
+    let files = Volatile::new(has_unnamed_files, cut.clone());
+    let mut allowed = Allowed::new();
+    cut.arm(point);
+    let mut left = Directory::open(files.clone())
+        .map_or(&SCENARIO[..], |directory| go(&directory, &SCENARIO, &mut allowed));
+    cut.disarm();
+    if is_killed_before {
+        let directory = restart(&files, &mut allowed, when);
+        if let Some((first, rest)) = left.split_first() {
+            left = go(&directory, &[*first], &mut allowed).first().map_or(rest, |_| left);
+        }
+    }
+    let random = SeededRandom::new(luck);
+    files.lose_power(|| match luck {
+        0 => false,
+        1 => true,
+        _ => random.unit() < 0.5,
+    });
+    let directory = restart(&files, &mut allowed, when);
+    assert!(go(&directory, left, &mut allowed).is_empty(), "{when}");
+    drop(directory);
+    restart(&files, &mut allowed, when);
+}
+
+#[test]
+fn staging_files_of_dead_processes_are_removed_and_those_of_living_ones_stay() {
+    let root = TempDir::new().unwrap();
+    let staging = root.path().join(".staging");
+    fs::create_dir(&staging).unwrap();
+    fs::write(staging.join("dead"), "half").unwrap();
+    let living = Disk::open(root.path()).unwrap();
+    let _held = living.stage(".staging/living").unwrap().unwrap();
+    disk(root.path());
+    assert_eq!(files_below(root.path()), [staging.join("living")]);
+}
+
+#[tokio::test]
+async fn an_object_deleted_by_another_process_is_missing_also_where_it_was_open() {
+    let root = TempDir::new().unwrap();
+    let (here, there) = (open(root.path()).await.unwrap(), open(root.path()).await.unwrap());
+    let key = key("a/b");
+    here.create(&key, "1".into()).await.unwrap();
+    assert_eq!(here.read_all(&key).await.unwrap(), "1");
+    there.delete(&key).await.unwrap();
+    assert_eq!(here.read_all(&key).await.unwrap_err().kind, Kind::Missing);
+    there.create(&key, "2".into()).await.unwrap();
+    assert_eq!(here.read_all(&key).await.unwrap(), "2");
+}
+
+#[tokio::test]
+async fn a_deleted_object_gives_its_space_back_at_once() {
+    let root = TempDir::new().unwrap();
+    let store = open(root.path()).await.unwrap();
+    let key = key("a/only-here");
+    store.create(&key, "1".into()).await.unwrap();
+    store.read_all(&key).await.unwrap();
+    store.delete(&key).await.unwrap();
+    let is_open = fs::read_dir("/proc/self/fd").unwrap().any(|entry| {
+        let target = fs::read_link(entry.unwrap().path());
+        target.is_ok_and(|target| target.to_string_lossy().contains("only-here"))
+    });
+    assert!(!is_open);
+}
+
+#[tokio::test]
+async fn a_directory_removed_by_hand_is_made_again() {
+    let root = TempDir::new().unwrap();
+    let store = open(root.path()).await.unwrap();
+    store.create(&key("a/b/1"), "1".into()).await.unwrap();
+    fs::remove_dir_all(root.path().join("a")).unwrap();
+    store.create(&key("a/b/2"), "2".into()).await.unwrap();
+    assert_eq!(store.read_all(&key("a/b/2")).await.unwrap(), "2");
+}
+
+#[tokio::test]
+async fn a_truncated_object_is_corrupt_and_a_foreign_file_is_not_listed() {
+    let root = TempDir::new().unwrap();
+    let store = open(root.path()).await.unwrap();
+    let key = key("a/1");
+    store.create(&key, "12345678".into()).await.unwrap();
+    fs::write(root.path().join("a/not a key"), "x").unwrap();
+    fs::write(root.path().join(".hidden"), "x").unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", root.path().join("a/link")).unwrap();
+    let listed = store.list_sorted(&Prefix::ROOT).await.unwrap();
+    assert_eq!(listed, [ObjectInfo { key: key.clone(), size: 8 }]);
+    fs::OpenOptions::new().write(true).open(root.path().join("a/1")).unwrap().set_len(5).unwrap();
+    let range = ByteRange::exact(2, 8).unwrap();
+    assert_eq!(store.read_one(&key, range).await.unwrap_err().kind, Kind::Corrupt);
+    assert_eq!(store.read_one(&key, ByteRange::exact(2, 5).unwrap()).await.unwrap(), "345");
+}
+
+#[tokio::test]
+async fn a_listing_of_many_objects_gives_each_once() {
+    let root = TempDir::new().unwrap();
+    let store = open(root.path()).await.unwrap();
+    for dir in 0..3 {
+        fs::create_dir(root.path().join(dir.to_string())).unwrap();
+        for file in 0..LISTED_PER_JOB {
+            fs::write(root.path().join(format!("{dir}/{file}")), "").unwrap();
+        }
+    }
+    let listed = store.list_sorted(&Prefix::ROOT).await.unwrap();
+    assert_eq!(
+        listed.iter().map(|object| &object.key).collect::<BTreeSet<_>>().len(),
+        listed.len()
+    );
+    assert_eq!(listed.len(), 3 * LISTED_PER_JOB);
+}
+
+#[tokio::test]
+async fn a_store_is_made_with_all_directories_above_it_but_not_over_a_file() {
+    let root = TempDir::new().unwrap();
+    let store = open(&root.path().join("x/y/z")).await.unwrap();
+    store.create(&key("k"), "1".into()).await.unwrap();
+    let error = open(&root.path().join("x/y/z/k/below")).await.unwrap_err();
+    assert_eq!(error.kind, Kind::Unsupported);
+    assert!(error.to_string().contains("x/y/z/k/below"), "{error}");
+}
+
+#[test]
+fn new_objects_have_the_permissions_that_the_umask_leaves() {
+    let root = TempDir::new().unwrap();
+    disk(root.path()).create(&key("a/1"), b"1").unwrap();
+    fs::write(root.path().join("plain"), "1").unwrap();
+    let mode = |name: &str| fs::metadata(root.path().join(name)).unwrap().permissions().mode();
+    assert_eq!(mode("a/1"), mode("plain"));
+}
+
+#[test]
+fn a_read_is_cut_into_jobs_that_cover_it_once_and_only_when_it_is_large() {
+    let ranges = |count: usize, length: u64| {
+        let range = ByteRange::exact(0, length).unwrap();
+        vec![ObjectRange { key: key("k"), range }; count]
+    };
+    for (count, length, jobs) in [
+        (0, 1, 0),
+        (1, 1, 1),
+        (256, 4096, 1),
+        (1, 64 << 20, 1),
+        (2, 4 << 20, 2),
+        (100, 4 << 20, 4),
+        (3, u64::MAX, 3),
+    ] {
+        let shares = shares(&ranges(count, length));
+        assert_eq!(shares.len(), jobs, "{count} x {length}");
+        assert!(shares.iter().cloned().flatten().eq(0..count), "{shares:?}");
+    }
+}
+
+#[test]
+fn an_unnamed_file_is_readable_only_under_its_name() {
+    let root = TempDir::new().unwrap();
+    let files = Disk::open(root.path()).unwrap();
+    let file = files.create_unnamed("").unwrap();
+    files.write(&file, b"whole").unwrap();
+    assert!(files_below(root.path()).is_empty());
+    files.link_unnamed(&file, "name").unwrap();
+    let mut read = String::new();
+    fs::File::open(root.path().join("name")).unwrap().read_to_string(&mut read).unwrap();
+    assert_eq!(read, "whole");
+}

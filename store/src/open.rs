@@ -1,0 +1,70 @@
+//! From an address to a store.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::object::RemoteStore;
+use crate::{Error, Kind, Store, local};
+
+const SUPPORTED: &str = "give a directory, file:///DIR or memory:";
+
+/// Opens the store at `url`: a directory (`DIR`, `file:///DIR`; made when it is not there) or
+/// `memory:`, which is empty and ends with the process. A path is taken as it is written,
+/// without percent-decoding.
+///
+/// # Errors
+/// [`Kind::Unsupported`] for any other address; otherwise as the store fails to open.
+pub async fn open(url: &str) -> Result<Arc<dyn Store>, Error> {
+    let refused = || {
+        Error::because(
+            Kind::Unsupported,
+            "open store",
+            url,
+            format!("unknown address: {SUPPORTED}"),
+        )
+    };
+    let directory = match (url.split_once(':'), url.strip_prefix("file://")) {
+        _ if url == "memory:" => return Ok(memory()),
+        (_, Some(path)) if path.starts_with('/') => path,
+        (Some((scheme, _)), _) if is_scheme(scheme) => return Err(refused()),
+        _ if url.is_empty() => return Err(refused()),
+        _ => url,
+    };
+    local::open(Path::new(directory)).await
+}
+
+/// One letter and more of what RFC 3986 allows, so that `./a:b` is a path and `s3:` is not.
+fn is_scheme(text: &str) -> bool {
+    text.starts_with(|first: char| first.is_ascii_alphabetic())
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
+}
+
+/// A store in memory, empty, gone with its last handle.
+pub fn memory() -> Arc<dyn Store> {
+    Arc::new(RemoteStore::new(Arc::new(object_store::memory::InMemory::new())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_path_and_its_file_url_open_the_same_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a:b").to_str().unwrap().to_owned();
+        let key = crate::Key::new("x/y").unwrap();
+        open(&path).await.unwrap().create(&key, "z".into()).await.unwrap();
+        let again = open(&format!("file://{path}")).await.unwrap();
+        assert_eq!(crate::StoreExt::read_all(&*again, &key).await.unwrap(), "z");
+    }
+
+    #[tokio::test]
+    async fn an_unknown_address_is_refused_with_those_that_would_do() {
+        for url in ["s3://bucket/prefix", "redis:", "file://relative", "memory:x", "", "http://a"] {
+            let error = open(url).await.unwrap_err();
+            assert_eq!(error.kind, Kind::Unsupported, "{url:?}");
+            let reason = std::error::Error::source(&error).unwrap().to_string();
+            assert!(reason.contains("file:///DIR") && reason.contains("memory:"), "{reason}");
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! A layer that makes a fast store as slow as a real one: latency, bandwidth, few at once.
+
+use std::fmt;
+use std::num::NonZeroU64;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use dl_runtime::Clock;
+use futures::StreamExt;
+use futures::stream::{self, BoxStream};
+use tokio::sync::Semaphore;
+
+use crate::{Error, Key, ObjectInfo, ObjectRange, Prefix, Store};
+
+/// How slow a [`ThrottleStore`] is. Change it through the handle at any time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Throttle {
+    /// Before each call, and before each listing.
+    pub latency: Duration,
+    /// For the bytes of all bodies together, in both directions; none is no limit.
+    pub bytes_per_second: Option<NonZeroU64>,
+}
+
+/// Slows the calls to `inner` down.
+#[derive(Debug)]
+pub struct ThrottleStore {
+    inner: Arc<dyn Store>,
+    clock: Arc<dyn Clock>,
+    throttle: Arc<Mutex<Throttle>>,
+    in_flight: Semaphore,
+    line: Mutex<Duration>,
+}
+
+impl ThrottleStore {
+    /// Wraps `inner` with at most `in_flight` calls at once; also gives the handle.
+    pub fn new(
+        inner: Arc<dyn Store>,
+        clock: Arc<dyn Clock>,
+        throttle: Throttle,
+        in_flight: usize,
+    ) -> (Self, Arc<Mutex<Throttle>>) {
+        let throttle = Arc::new(Mutex::new(throttle));
+        let store = Self {
+            inner,
+            clock,
+            throttle: Arc::clone(&throttle),
+            in_flight: Semaphore::new(in_flight),
+            line: Mutex::new(Duration::ZERO),
+        };
+        (store, throttle)
+    }
+
+    fn throttle(&self) -> Throttle {
+        *self.throttle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls share one line: each waits until the bytes before it and its own have passed.
+    async fn transfer(&self, bytes: u64) {
+        let Some(rate) = self.throttle().bytes_per_second else { return };
+        let now = self.clock.monotonic();
+        let free_at = {
+            let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+            *line = now.max(*line) + Duration::from_secs_f64(bytes as f64 / rate.get() as f64);
+            *line
+        };
+        self.clock.sleep(free_at.saturating_sub(now)).await;
+    }
+
+    async fn slowly<T>(
+        &self,
+        sent: u64,
+        call: impl Future<Output = T>,
+        got: impl Fn(&T) -> u64,
+    ) -> T {
+        let _place = self.in_flight.acquire().await.expect("the semaphore is never closed");
+        self.clock.sleep(self.throttle().latency).await;
+        self.transfer(sent).await;
+        let answer = call.await;
+        self.transfer(got(&answer)).await;
+        answer
+    }
+}
+
+impl fmt::Display for ThrottleStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "throttle({})", self.inner)
+    }
+}
+
+#[deny(clippy::missing_trait_methods, reason = "a layer may not forget a method")]
+#[async_trait]
+impl Store for ThrottleStore {
+    async fn create(&self, key: &Key, body: Bytes) -> Result<(), Error> {
+        self.slowly(body.len() as u64, self.inner.create(key, body), |_| 0).await
+    }
+
+    async fn read(&self, wanted: &[ObjectRange]) -> Vec<Result<Bytes, Error>> {
+        let got = |results: &Vec<Result<Bytes, Error>>| {
+            results.iter().flatten().map(|bytes| bytes.len() as u64).sum()
+        };
+        self.slowly(0, self.inner.read(wanted), got).await
+    }
+
+    async fn delete(&self, key: &Key) -> Result<(), Error> {
+        self.slowly(0, self.inner.delete(key), |_| 0).await
+    }
+
+    fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
+        let prefix = prefix.clone();
+        let listing =
+            async move { self.slowly(0, async { self.inner.list(&prefix) }, |_| 0).await };
+        stream::once(listing).flatten().boxed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use dl_runtime::ManualClock;
+
+    use super::*;
+    use crate::{StoreExt, memory};
+
+    #[tokio::test]
+    async fn each_call_costs_its_latency_and_its_bytes() {
+        let clock = Arc::new(ManualClock::jumping(UNIX_EPOCH));
+        let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
+        let throttle =
+            Throttle { latency: Duration::from_millis(5), bytes_per_second: NonZeroU64::new(1000) };
+        let (store, handle) = ThrottleStore::new(memory(), time, throttle, 1);
+        let key = Key::new("k").unwrap();
+        store.create(&key, vec![0; 100].into()).await.unwrap();
+        assert_eq!(clock.monotonic(), Duration::from_millis(105));
+        store.read_all(&key).await.unwrap();
+        assert_eq!(clock.monotonic(), Duration::from_millis(210));
+        *handle.lock().unwrap() = Throttle::default();
+        store.list_sorted(&Prefix::ROOT).await.unwrap();
+        store.delete(&key).await.unwrap();
+        assert_eq!(clock.monotonic(), Duration::from_millis(210));
+    }
+
+    #[tokio::test]
+    async fn no_more_calls_than_allowed_are_in_flight() {
+        let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
+        let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
+        let throttle = Throttle { latency: Duration::from_secs(1), bytes_per_second: None };
+        let (store, _) = ThrottleStore::new(memory(), time, throttle, 2);
+        let key = Key::new("k").unwrap();
+        let mut three = [store.delete(&key), store.delete(&key), store.delete(&key)];
+        for call in &mut three {
+            assert!(futures::poll!(call).is_pending());
+        }
+        clock.advance(Duration::from_secs(1));
+        let [first, second, third] = &mut three;
+        assert!(futures::poll!(first).is_ready() && futures::poll!(second).is_ready());
+        assert!(futures::poll!(third).is_pending());
+    }
+}
