@@ -5,6 +5,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::LazyLock;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -42,10 +43,16 @@ pub enum Need {
     Build,
 }
 
-/// The root of the repository.
+/// The root of the repository: the one whose tests are run, which cargo says when it starts them.
+/// The one they were compiled in may be another clone that has the same target folder.
 pub fn root() -> &'static Path {
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
-    manifest.parent().expect("this package is a folder of the repository")
+    static ROOT: LazyLock<PathBuf> = LazyLock::new(|| {
+        let manifest = std::env::var_os("CARGO_MANIFEST_DIR");
+        let manifest = manifest.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+        let folder = Path::new(&manifest).parent();
+        folder.expect("this package is a folder of the repository").to_owned()
+    });
+    &ROOT
 }
 
 /// All files that git tracks or would track, relative to the root, in byte order.
