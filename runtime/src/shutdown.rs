@@ -132,4 +132,13 @@ mod tests {
         shutdown.request();
         shutdown.expired(&clock).await;
     }
+
+    #[tokio::test]
+    async fn a_termination_signal_is_a_request() {
+        let shutdown = Shutdown::new().on_signals().unwrap();
+        let process = std::process::id().to_string();
+        let sent = std::process::Command::new("kill").args(["-TERM", &process]).status();
+        assert!(sent.unwrap().success());
+        shutdown.requested().await;
+    }
 }

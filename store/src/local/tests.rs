@@ -127,11 +127,12 @@ fn go<'a>(directory: &Directory<Volatile>, steps: &'a [Step], allowed: &mut Allo
     &[]
 }
 
-/// A new process over what the old one left: checks it, and narrows what it may be to what it is.
-fn restart(files: &Volatile, allowed: &mut Allowed, when: &str) -> Directory<Volatile> {
+/// A new process over what the old one left: each key holds what it may, and no file is left
+/// that is no object.
+fn restart(files: &Volatile, allowed: &Allowed, when: &str) -> Directory<Volatile> {
     let directory = Directory::open(files.clone()).unwrap();
     let mut objects = Vec::new();
-    for (name, holds) in allowed.iter_mut() {
+    for (name, holds) in allowed {
         let range = ObjectRange { key: key(name), range: ByteRange::WHOLE };
         let found = match directory.read(&[range]).remove(0) {
             Ok(bytes) => Some(String::from_utf8(bytes.to_vec()).unwrap()),
@@ -160,33 +161,39 @@ fn a_crash_at_any_step_tears_nothing_loses_nothing_acknowledged_and_leaves_no_st
         assert!(points > 80, "{points}");
         for point in 0..=points {
             for luck in 0..8 {
-                for is_killed_before in [false, true] {
-                    let when = format!(
-                        "unnamed {has_unnamed_files}, point {point}, luck {luck}, \
-                         killed before {is_killed_before}"
-                    );
-                    crash(has_unnamed_files, point, luck, is_killed_before, &when);
+                for next in [Next::PowerLoss, Next::Restart, Next::Retry] {
+                    crash(has_unnamed_files, point, luck, next);
                 }
             }
         }
     }
 }
 
-/// One process is cut off at `point`; where one was killed before the power went, another
-/// process has done the same steps again, and its promises count too.
-fn crash(has_unnamed_files: bool, point: u64, luck: u64, is_killed_before: bool, when: &str) {
+/// What comes after the call that failed, before the power goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    PowerLoss,
+    /// Another process does the step again; its promises count too.
+    Restart,
+    /// The fault passed, and the same process does the step again.
+    Retry,
+}
+
+fn crash(has_unnamed_files: bool, point: u64, luck: u64, next: Next) {
+    let when = format!("unnamed {has_unnamed_files}, point {point}, luck {luck}, {next:?}");
     let cut = CutPoint::new();
     let files = Volatile::new(has_unnamed_files, cut.clone());
     let mut allowed = Allowed::new();
+    let mut directory = Directory::open(files.clone()).unwrap();
     cut.arm(point);
-    let mut left = Directory::open(files.clone())
-        .map_or(&SCENARIO[..], |directory| go(&directory, &SCENARIO, &mut allowed));
+    let mut left = go(&directory, &SCENARIO, &mut allowed);
     cut.disarm();
-    if is_killed_before {
-        let directory = restart(&files, &mut allowed, when);
-        if let Some((first, rest)) = left.split_first() {
-            left = go(&directory, &[*first], &mut allowed).first().map_or(rest, |_| left);
-        }
+    if next == Next::Restart {
+        directory = restart(&files, &allowed, &when);
+    }
+    if let (true, Some((again, rest))) = (next != Next::PowerLoss, left.split_first()) {
+        assert!(go(&directory, &[*again], &mut allowed).is_empty(), "{when}");
+        left = rest;
     }
     let random = SeededRandom::new(luck);
     files.lose_power(|| match luck {
@@ -194,10 +201,9 @@ fn crash(has_unnamed_files: bool, point: u64, luck: u64, is_killed_before: bool,
         1 => true,
         _ => random.unit() < 0.5,
     });
-    let directory = restart(&files, &mut allowed, when);
+    let directory = restart(&files, &allowed, &when);
     assert!(go(&directory, left, &mut allowed).is_empty(), "{when}");
-    drop(directory);
-    restart(&files, &mut allowed, when);
+    restart(&files, &allowed, &when);
 }
 
 #[test]
