@@ -47,7 +47,7 @@ bench: clone memcached ## Measure everything beside something known.
 
 # The sanitizers of cargo-fuzz need a nightly compiler, which nothing else here does; so a machine
 # without one is told, and not failed.
-fuzz: ## Run every fuzz target for FUZZ_SECONDS (needs a nightly toolchain).
+fuzz: ## Run every fuzz target for FUZZ_SECONDS from the golden files on (needs a nightly toolchain).
 	@if ! rustup toolchain list | grep -q '^nightly'; then \
 		echo "fuzz: not run, cargo-fuzz needs a nightly compiler: rustup toolchain install nightly"; \
 		exit 0; \
@@ -56,11 +56,9 @@ fuzz: ## Run every fuzz target for FUZZ_SECONDS (needs a nightly toolchain).
 	targets=$$(cargo +nightly fuzz list); \
 	for target in $$targets; do \
 		corpus=$(CACHE)/corpus/$$target; \
-		seeds=fuzz/seeds/$$target; \
 		mkdir -p "$$corpus"; \
 		cargo +nightly fuzz run --target-dir $(CARGO_TARGET_DIR)/fuzz "$$target" \
-			"$$corpus" $$([ ! -d "$$seeds" ] || echo "$$seeds") \
-			-- -max_total_time=$(FUZZ_SECONDS); \
+			"$$corpus" format/golden -- -max_total_time=$(FUZZ_SECONDS); \
 	done
 
 # Cargo knows the crates of two clones with one target folder apart by the age of their files
