@@ -27,6 +27,8 @@ pub use count::{CountStore, Counters, Counts};
 pub use error::{Error, Kind};
 pub use fault::FaultStore;
 pub use key::{InvalidKey, Key, Prefix};
+#[cfg(any(test, feature = "conformance"))]
+pub use local::VolatileDisk;
 pub use open::{memory, open};
 pub use range::{ByteRange, InvalidRange, ObjectRange};
 pub use throttle::{Throttle, ThrottleStore};

@@ -12,7 +12,7 @@ mod disk;
 mod files;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
+#[cfg(any(test, feature = "conformance"))]
 mod volatile;
 
 use std::fmt;
@@ -30,6 +30,8 @@ use futures::{StreamExt, TryStreamExt};
 use self::directory::Directory;
 use self::disk::Disk;
 use self::files::Files;
+#[cfg(any(test, feature = "conformance"))]
+pub use self::volatile::VolatileDisk;
 use crate::{Error, Key, Kind, ObjectInfo, ObjectRange, Prefix, Store};
 
 /// Bytes that one blocking job reads: below it, handing over to another thread costs more than

@@ -206,6 +206,22 @@ fn crash(has_unnamed_files: bool, point: u64, luck: u64, next: Next) {
     restart(&files, &allowed, &when);
 }
 
+#[tokio::test]
+async fn a_volatile_disk_keeps_what_its_store_acknowledged_and_forgets_a_cut_write() {
+    let (cut, key) = (CutPoint::new(), key("a/1"));
+    let disk = VolatileDisk::new(cut.clone());
+    disk.open().unwrap().create(&key, "1".into()).await.unwrap();
+    let points = cut.passed();
+    cut.arm(points / 2);
+    let lost = self::key("b/1");
+    disk.open().unwrap().create(&lost, "2".into()).await.unwrap_err();
+    cut.disarm();
+    disk.lose_power(|| false);
+    let store = disk.open().unwrap();
+    assert_eq!(store.read_all(&key).await.unwrap(), "1");
+    assert_eq!(store.read_all(&lost).await.unwrap_err().kind, Kind::Missing);
+}
+
 #[test]
 fn staging_files_of_dead_processes_are_removed_and_those_of_living_ones_stay() {
     let root = TempDir::new().unwrap();

@@ -4,11 +4,45 @@
 //! and is reachable, the contents of a file when the file was; anything else may last or not.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use dl_runtime::fault::{Cut, CutPoint};
 
+use super::LocalStore;
+use super::directory::Directory;
 use super::files::{Entry, Errno, Files, Node, Result, State};
+use crate::{Error, Store};
+
+/// A disk for crash tests: the local store on it is the real one, its file calls are points of
+/// a [`CutPoint`], and losing power drops what it had not synced. Clones are the same disk.
+#[derive(Debug, Clone)]
+pub struct VolatileDisk {
+    files: Volatile,
+}
+
+impl VolatileDisk {
+    /// An empty disk. Each call that changes it is a write point of `cut`, before it and after.
+    pub fn new(cut: CutPoint) -> Self {
+        Self { files: Volatile::new(true, cut) }
+    }
+
+    /// Opens the store on it, as each new process does.
+    ///
+    /// # Errors
+    /// When the process is cut off while it opens.
+    pub fn open(&self) -> std::result::Result<Arc<dyn Store>, Error> {
+        let directory = Directory::open(self.files.clone())
+            .map_err(|errno| Error::from_errno(errno, "open store", "on a volatile disk"))?;
+        Ok(Arc::new(LocalStore::new(Path::new("volatile"), directory)))
+    }
+
+    /// Loses power: what was not synced is gone, except where `keep`, asked for each change,
+    /// says that it lasts by chance. Stores open before it belong to dead processes.
+    pub fn lose_power(&self, keep: impl FnMut() -> bool) {
+        self.files.lose_power(keep);
+    }
+}
 
 /// Clones are the same disk, seen by another process.
 #[derive(Debug, Clone)]
@@ -101,6 +135,7 @@ impl Volatile {
     }
 
     /// The paths of all files.
+    #[cfg(test)]
     pub(super) fn files(&self) -> Vec<String> {
         let images = lock(&self.images);
         let files = images.live.iter().filter(|(_, name)| matches!(name, Name::File(_)));
