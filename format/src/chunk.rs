@@ -1,71 +1,24 @@
 //! Packing: files go into one buffer behind room for the header, which is put right before them
 //! when the chunk is sealed, so that no byte is moved twice (paper, 4.1, Figure 5).
+//!
+//! Must hold: a file is added whole or not at all, and what is sealed passes
+//! [`Verified::check`](crate::Verified::check).
 
 use std::io;
 
 use crate::checksum::Crc32c;
+use crate::encode::{FieldWriter, HeadWriter, head_length, narrow};
 use crate::entry::{Attributes, Extent, Origin};
 use crate::error::PackError;
-use crate::header::ObjectKind;
 use crate::id::{ChunkId, DatasetId, Stamp};
+use crate::kind::ObjectKind;
 use crate::layout::{
-    ALIGNMENT_DEFAULT, ALIGNMENT_MAX, CHUNK_SIZE_DEFAULT, CHUNK_SIZE_MAX, CHUNK_SIZE_MIN,
-    CODEC_NONE, ENTRIES_MAX, ENTRY_LEN, EXTENT_LEN, FLAG_EXTENTS, FORMAT_VERSION, HEADER_MAX,
-    KIND_CHUNK, KIND_PART, KIND_TOMBSTONE, MAGIC, PAGE, PRELUDE_LEN, SECTION_ENTRIES,
-    SECTION_EXTENTS, SECTION_LEN, SECTION_NAMES, SECTION_ORIGINS, SECTION_PAYLOAD,
+    CODEC_NONE, ENTRIES_MAX, ENTRY_LEN, EXTENT_LEN, FLAG_EXTENTS, HEADER_MAX, ID_LEN,
+    ORIGIN_COUNT_LEN, ORIGIN_LEN, SECTION_ENTRIES, SECTION_EXTENTS, SECTION_NAMES, SECTION_ORIGINS,
     SECTION_REPLACES, TYPE_FILE, round_up,
 };
 use crate::path::FilePath;
-
-/// The size and alignment of a dataset's chunks: fixed when the dataset is created.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ChunkShape {
-    size: u32,
-    alignment: u32,
-}
-
-impl ChunkShape {
-    /// Chunks of at most `size` bytes, header included, with files at multiples of `alignment`.
-    ///
-    /// # Errors
-    /// [`PackError::Shape`] for numbers outside of docs/FORMAT.md.
-    pub fn new(size: u32, alignment: u32) -> Result<Self, PackError> {
-        let size_fits = size.is_power_of_two() && (CHUNK_SIZE_MIN..=CHUNK_SIZE_MAX).contains(&size);
-        let alignment_fits = alignment.is_power_of_two() && alignment <= ALIGNMENT_MAX;
-        if size_fits && alignment_fits {
-            Ok(Self { size, alignment })
-        } else {
-            Err(PackError::Shape)
-        }
-    }
-
-    /// Most bytes of a chunk, header included.
-    pub fn size(self) -> u32 {
-        self.size
-    }
-
-    /// Files start at multiples of this many bytes.
-    pub fn alignment(self) -> u32 {
-        self.alignment
-    }
-
-    /// Most bytes of a file that is never cut: what one chunk holds beside a header for its path.
-    pub fn largest_file(self, path: &FilePath) -> u64 {
-        let header = head_length(2, ENTRY_LEN.saturating_add(path.as_bytes().len()));
-        u64::from(self.size).saturating_sub(header as u64)
-    }
-
-    /// Bytes of a large file in each part but the last.
-    pub fn part_length(self) -> u32 {
-        self.size.saturating_sub(PAGE as u32)
-    }
-}
-
-impl Default for ChunkShape {
-    fn default() -> Self {
-        Self { size: CHUNK_SIZE_DEFAULT, alignment: ALIGNMENT_DEFAULT }
-    }
-}
+use crate::shape::ChunkShape;
 
 /// Where the payload begins in a packing buffer: room for the longest header.
 const ROOM: usize = HEADER_MAX;
@@ -78,9 +31,9 @@ pub struct ChunkWriter {
     buffer: Vec<u8>,
     entries: Vec<u8>,
     names: Vec<u8>,
-    /// One for each entry; without a section when no entry has one.
+    /// One for each entry once any has one; else none at all.
     origins: Vec<Option<Origin>>,
-    rewritten: bool,
+    replaces: Vec<ChunkId>,
     extents: Vec<Extent>,
     count: u32,
     file_bytes: u64,
@@ -89,15 +42,18 @@ pub struct ChunkWriter {
 impl ChunkWriter {
     /// An empty chunk. `buffer` is scratch memory to use again, of any content.
     pub fn new(shape: ChunkShape, mut buffer: Vec<u8>) -> Self {
+        // What lies in the room is overwritten when the chunk is sealed.
+        buffer.truncate(ROOM);
+        let whole = ROOM.saturating_add(shape.size() as usize);
+        buffer.reserve_exact(whole.saturating_sub(buffer.len()));
         buffer.resize(ROOM, 0);
-        buffer.reserve_exact(shape.size as usize);
         Self {
             shape,
             buffer,
             entries: Vec::new(),
             names: Vec::new(),
             origins: Vec::new(),
-            rewritten: false,
+            replaces: Vec::new(),
             extents: Vec::new(),
             count: 0,
             file_bytes: 0,
@@ -121,19 +77,7 @@ impl ChunkWriter {
 
     /// Whether a file of `length` bytes still has room.
     pub fn fits(&self, path: &FilePath, length: u64) -> bool {
-        let names = self.names.len().saturating_add(path.as_bytes().len());
-        let rows = self.entries.len().saturating_add(ENTRY_LEN);
-        let origins = if self.rewritten {
-            self.origins.len().saturating_mul(24).saturating_add(28)
-        } else {
-            0
-        };
-        let header = head_length(4, rows.saturating_add(names).saturating_add(origins));
-        let payload = self.aligned_end().saturating_sub(ROOM) as u64;
-        header <= HEADER_MAX
-            && (self.count as usize) < ENTRIES_MAX
-            && (header as u64).saturating_add(payload).saturating_add(length)
-                <= u64::from(self.shape.size)
+        self.has_room(path, length, false)
     }
 
     /// Adds a file.
@@ -147,19 +91,16 @@ impl ChunkWriter {
         attributes: Attributes,
         data: &[u8],
     ) -> Result<(), PackError> {
-        self.make_room(path, data.len() as u64)?;
-        // Before the copy: it brings the source into the cache for it.
-        let crc = Crc32c::of(data);
-        let start = self.begin();
-        self.buffer.extend_from_slice(data);
-        self.push(path, attributes, crc, start, None);
+        self.make_room(path, data.len() as u64, false)?;
+        self.add(path, attributes, data, None);
         Ok(())
     }
 
     /// Adds a file that an earlier chunk held, under the version it had there.
     ///
     /// # Errors
-    /// As [`ChunkWriter::append`].
+    /// As [`ChunkWriter::append`], and [`PackError::Origin`] for a version that no committed
+    /// chunk can have given.
     pub fn rewrite(
         &mut self,
         path: &FilePath,
@@ -167,17 +108,30 @@ impl ChunkWriter {
         data: &[u8],
         origin: Origin,
     ) -> Result<(), PackError> {
-        // From here on each entry needs room for its origin.
-        self.rewritten = true;
-        self.make_room(path, data.len() as u64)?;
-        let crc = Crc32c::of(data);
-        let start = self.begin();
-        self.buffer.extend_from_slice(data);
-        self.push(path, attributes, crc, start, Some(origin));
+        if origin.stamp == Stamp::default() || origin.entry as usize >= ENTRIES_MAX {
+            return Err(PackError::Origin);
+        }
+        self.make_room(path, data.len() as u64, true)?;
+        self.add(path, attributes, data, Some(origin));
         Ok(())
     }
 
-    /// Adds a file of `length` bytes that `fill` appends to the buffer it is given.
+    /// Says that this chunk, with others, replaces an earlier one.
+    ///
+    /// # Errors
+    /// [`PackError::Full`] when the header has no room for its id. Nothing is added then.
+    pub fn replace(&mut self, chunk: ChunkId) -> Result<(), PackError> {
+        let replaces = self.replaces.len().saturating_add(1);
+        let header = self.header_length(0, 0, !self.origins.is_empty(), replaces);
+        if !self.holds(header, self.buffer.len(), 0) {
+            return Err(PackError::Full);
+        }
+        self.replaces.push(chunk);
+        Ok(())
+    }
+
+    /// Adds a file of `length` bytes that `fill` appends to the buffer it is given; what is in the
+    /// buffer already is not its business.
     ///
     /// # Errors
     /// The outer one is the source's. The inner ones are [`ChunkWriter::append`]'s, and
@@ -190,7 +144,7 @@ impl ChunkWriter {
         length: u64,
         fill: impl FnOnce(&mut Vec<u8>) -> io::Result<()>,
     ) -> io::Result<Result<(), PackError>> {
-        if let Err(error) = self.make_room(path, length) {
+        if let Err(error) = self.make_room(path, length, false) {
             return Ok(Err(error));
         }
         let before = self.buffer.len();
@@ -198,7 +152,7 @@ impl ChunkWriter {
         let filled = fill(&mut self.buffer);
         let got = self.buffer.len().checked_sub(start);
         if filled.is_err() || got.map(|got| got as u64) != Some(length) {
-            self.buffer.truncate(before);
+            self.buffer.resize(before, 0);
             return filled.map(|()| Err(PackError::LengthChanged));
         }
         let crc = Crc32c::of(self.buffer.get(start..).unwrap_or_default());
@@ -211,7 +165,8 @@ impl ChunkWriter {
     ///
     /// # Errors
     /// [`PackError::Full`] when the chunk is not empty, [`PackError::TooManyParts`] when the
-    /// header can't list them, [`PackError::TooLarge`] when `tail` has no room.
+    /// header can't list them, [`PackError::TooLarge`] when `tail` has no room beside them: make
+    /// it a part too and end with an empty tail.
     pub fn append_tail(
         &mut self,
         path: &FilePath,
@@ -219,8 +174,11 @@ impl ChunkWriter {
         extents: Vec<Extent>,
         tail: &[u8],
     ) -> Result<(), PackError> {
-        if !self.is_empty() || extents.is_empty() {
+        if !self.is_empty() || !self.replaces.is_empty() {
             return Err(PackError::Full);
+        }
+        if extents.is_empty() {
+            self.make_room(path, tail.len() as u64, false)?;
         }
         let list = extents.len().saturating_mul(EXTENT_LEN);
         let header =
@@ -228,7 +186,7 @@ impl ChunkWriter {
         if header > HEADER_MAX {
             return Err(PackError::TooManyParts);
         }
-        if (header as u64).saturating_add(tail.len() as u64) > u64::from(self.shape.size) {
+        if (header as u64).saturating_add(tail.len() as u64) > u64::from(self.shape.size()) {
             return Err(PackError::TooLarge);
         }
         let own = Crc32c::of(tail);
@@ -246,34 +204,26 @@ impl ChunkWriter {
         Ok(())
     }
 
-    /// Ends the chunk.
-    pub fn seal(self, id: ChunkId, dataset: DatasetId) -> Sealed {
-        self.seal_replacing(id, dataset, &[])
-    }
-
-    /// Ends a rewritten chunk that replaces others.
-    pub fn seal_replacing(
-        mut self,
-        id: ChunkId,
-        dataset: DatasetId,
-        replaces: &[ChunkId],
-    ) -> Sealed {
+    /// Ends the chunk. One without files is no object: ask [`ChunkWriter::is_empty`] first.
+    pub fn seal(mut self, id: ChunkId, dataset: DatasetId) -> Sealed {
         let mut head = HeadWriter::new(ObjectKind::Chunk, id, dataset);
-        let rows_length = self.entries.len();
         head.section(SECTION_ENTRIES, self.entries);
         head.section(SECTION_NAMES, self.names);
-        if self.rewritten {
+        if !self.origins.is_empty() {
             head.section(SECTION_ORIGINS, encode_origins(&self.origins));
         }
-        if !replaces.is_empty() {
-            head.section(SECTION_REPLACES, replaces.iter().flat_map(|id| *id.as_bytes()).collect());
+        if !self.replaces.is_empty() {
+            let ids = self.replaces.iter().flat_map(|id| *id.as_bytes()).collect();
+            head.section(SECTION_REPLACES, ids);
         }
         if !self.extents.is_empty() {
             head.section(SECTION_EXTENTS, encode_extents(&self.extents));
         }
         let length = head.length();
         // Entries were written as if the payload began at zero; now its place is known.
-        shift_offsets(&mut head, rows_length, length);
+        if let Some(rows) = head.body_mut(SECTION_ENTRIES) {
+            shift_offsets(rows, length);
+        }
         let start = ROOM.saturating_sub(length);
         let object_length = self.buffer.len().saturating_sub(start) as u64;
         if let Some(slot) = self.buffer.get_mut(start..ROOM) {
@@ -282,18 +232,54 @@ impl ChunkWriter {
         Sealed { buffer: self.buffer, start }
     }
 
-    fn make_room(&self, path: &FilePath, length: u64) -> Result<(), PackError> {
-        if self.fits(path, length) {
-            Ok(())
-        } else if length > self.shape.largest_file(path) {
+    /// Bytes of the header with one more row and its name where `row` isn't zero.
+    fn header_length(&self, row: usize, name: usize, rewritten: bool, replaces: usize) -> usize {
+        let mut sections = 2usize;
+        let mut bodies = self.entries.len().saturating_add(row);
+        let rows = bodies / ENTRY_LEN;
+        bodies = bodies.saturating_add(self.names.len()).saturating_add(name);
+        if rewritten {
+            sections = sections.saturating_add(1);
+            // At worst each comes from another chunk.
+            let each = rows.saturating_mul(ORIGIN_LEN.saturating_add(ID_LEN));
+            bodies = bodies.saturating_add(ORIGIN_COUNT_LEN).saturating_add(each);
+        }
+        if replaces > 0 {
+            sections = sections.saturating_add(1);
+            bodies = bodies.saturating_add(replaces.saturating_mul(ID_LEN));
+        }
+        head_length(sections, bodies)
+    }
+
+    /// Whether the chunk holds `more` bytes from `end` of the buffer on beside such a header.
+    fn holds(&self, header: usize, end: usize, more: u64) -> bool {
+        let payload = end.saturating_sub(ROOM) as u64;
+        header <= HEADER_MAX
+            && (header as u64).saturating_add(payload).saturating_add(more)
+                <= u64::from(self.shape.size())
+    }
+
+    fn has_room(&self, path: &FilePath, length: u64, rewrite: bool) -> bool {
+        let rewritten = rewrite || !self.origins.is_empty();
+        let name = path.as_bytes().len();
+        let header = self.header_length(ENTRY_LEN, name, rewritten, self.replaces.len());
+        self.extents.is_empty()
+            && (self.count as usize) < ENTRIES_MAX
+            && self.holds(header, self.aligned_end(), length)
+    }
+
+    fn make_room(&self, path: &FilePath, length: u64, rewrite: bool) -> Result<(), PackError> {
+        if length > self.shape.largest_file(path) {
             Err(PackError::TooLarge)
+        } else if self.has_room(path, length, rewrite) {
+            Ok(())
         } else {
             Err(PackError::Full)
         }
     }
 
     fn aligned_end(&self) -> usize {
-        round_up(self.buffer.len(), self.shape.alignment as usize)
+        round_up(self.buffer.len(), self.shape.alignment() as usize)
     }
 
     /// Pads to the alignment; gives where the file's bytes begin.
@@ -301,6 +287,20 @@ impl ChunkWriter {
         let start = self.aligned_end();
         self.buffer.resize(start, 0);
         start
+    }
+
+    fn add(
+        &mut self,
+        path: &FilePath,
+        attributes: Attributes,
+        data: &[u8],
+        origin: Option<Origin>,
+    ) {
+        // Before the copy: it brings the source into the cache for it.
+        let crc = Crc32c::of(data);
+        let start = self.begin();
+        self.buffer.extend_from_slice(data);
+        self.push(path, attributes, crc, start, origin);
     }
 
     fn push(
@@ -330,8 +330,10 @@ impl ChunkWriter {
         put.field(&origin.map_or(Stamp::default(), |origin| origin.stamp).get().to_le_bytes());
         self.entries.extend_from_slice(&row);
         self.names.extend_from_slice(name);
-        self.origins.push(origin);
-        self.rewritten |= origin.is_some();
+        if origin.is_some() || !self.origins.is_empty() {
+            self.origins.resize(self.count as usize, None);
+            self.origins.push(origin);
+        }
         self.count = self.count.saturating_add(1);
         self.file_bytes = self.file_bytes.saturating_add(stored as u64);
     }
@@ -360,7 +362,7 @@ impl Sealed {
         }
         let crc = Crc32c::of(data);
         let mut head = HeadWriter::new(ObjectKind::Part, id, dataset);
-        head.payload = Some((narrow(data.len()), crc));
+        head.payload(narrow(data.len()), crc);
         let length = head.length();
         let mut buffer = Vec::with_capacity(length.saturating_add(data.len()));
         buffer.resize(length, 0);
@@ -380,108 +382,8 @@ impl Sealed {
     }
 }
 
-/// Collects the sections of a header and writes them with their table.
-#[derive(Debug)]
-pub(crate) struct HeadWriter {
-    kind: ObjectKind,
-    id: ChunkId,
-    dataset: DatasetId,
-    sections: Vec<(u32, Vec<u8>)>,
-    payload: Option<(u32, Crc32c)>,
-}
-
-impl HeadWriter {
-    pub(crate) fn new(kind: ObjectKind, id: ChunkId, dataset: DatasetId) -> Self {
-        Self { kind, id, dataset, sections: Vec::new(), payload: None }
-    }
-
-    pub(crate) fn section(&mut self, kind: u32, body: Vec<u8>) {
-        self.sections.push((kind, body));
-    }
-
-    fn rows(&self) -> usize {
-        self.sections.len().saturating_add(usize::from(self.payload.is_some()))
-    }
-
-    /// Bytes of the header, padding included.
-    pub(crate) fn length(&self) -> usize {
-        let bodies = self.sections.iter().map(|(_, body)| body.len()).sum();
-        head_length(self.rows(), bodies)
-    }
-
-    /// Fills `slot`, which has exactly [`HeadWriter::length`] bytes.
-    pub(crate) fn write(
-        &self,
-        slot: &mut [u8],
-        object_length: u64,
-        entry_count: u32,
-        file_bytes: u64,
-    ) {
-        slot.fill(0);
-        let mut table = Vec::with_capacity(self.rows().saturating_mul(SECTION_LEN));
-        let mut offset = PRELUDE_LEN.saturating_add(self.rows().saturating_mul(SECTION_LEN));
-        for (kind, body) in &self.sections {
-            let row = [*kind, narrow(offset), narrow(body.len()), Crc32c::of(body).value()];
-            table.extend(row.into_iter().flat_map(u32::to_le_bytes));
-            if let Some(place) = slot.get_mut(offset..offset.saturating_add(body.len())) {
-                place.copy_from_slice(body);
-            }
-            offset = offset.saturating_add(body.len());
-        }
-        if let Some((length, crc)) = self.payload {
-            let row = [SECTION_PAYLOAD, narrow(slot.len()), length, crc.value()];
-            table.extend(row.into_iter().flat_map(u32::to_le_bytes));
-        }
-        let kind = match self.kind {
-            ObjectKind::Chunk => KIND_CHUNK,
-            ObjectKind::Part => KIND_PART,
-            ObjectKind::Tombstone => KIND_TOMBSTONE,
-        };
-        let mut prelude = [0; 92];
-        let mut put = FieldWriter(&mut prelude);
-        put.field(&MAGIC);
-        put.field(&FORMAT_VERSION.to_le_bytes());
-        put.field(&kind.to_le_bytes());
-        put.field(&[0; 8]);
-        put.field(&narrow(self.rows()).to_le_bytes());
-        put.field(self.id.as_bytes());
-        put.field(self.dataset.as_bytes());
-        put.field(&narrow(slot.len()).to_le_bytes());
-        put.field(&entry_count.to_le_bytes());
-        put.field(&object_length.to_le_bytes());
-        put.field(&file_bytes.to_le_bytes());
-        let crc = Crc32c::of(&prelude).then(Crc32c::of(&table), table.len() as u64);
-        let mut put = FieldWriter(slot);
-        put.field(&prelude);
-        put.field(&crc.value().to_le_bytes());
-        put.field(&[0; 32]);
-        put.field(&table);
-    }
-}
-
-/// Writes fields one after the other into memory of the right size.
-#[derive(Debug)]
-pub(crate) struct FieldWriter<'a>(pub(crate) &'a mut [u8]);
-
-impl FieldWriter<'_> {
-    pub(crate) fn field(&mut self, bytes: &[u8]) {
-        let memory = std::mem::take(&mut self.0);
-        if let Some((place, rest)) = memory.split_at_mut_checked(bytes.len()) {
-            place.copy_from_slice(bytes);
-            self.0 = rest;
-        }
-    }
-}
-
-fn head_length(sections: usize, bodies: usize) -> usize {
-    let table = sections.saturating_mul(SECTION_LEN);
-    round_up(PRELUDE_LEN.saturating_add(table).saturating_add(bodies), PAGE)
-}
-
-fn shift_offsets(head: &mut HeadWriter, rows_length: usize, header_length: usize) {
-    let Some((SECTION_ENTRIES, rows)) = head.sections.first_mut() else { return };
-    debug_assert_eq!(rows.len(), rows_length, "the first section holds the entries");
-    for row in rows.chunks_exact_mut(ENTRY_LEN) {
+fn shift_offsets(rows: &mut [u8], header_length: usize) {
+    for row in rows.as_chunks_mut::<ENTRY_LEN>().0 {
         if let Some(field) = row.get_mut(16..20).and_then(|field| field.first_chunk_mut::<4>()) {
             let offset = u32::from_le_bytes(*field).saturating_add(narrow(header_length));
             *field = offset.to_le_bytes();
@@ -512,11 +414,6 @@ fn encode_extents(extents: &[Extent]) -> Vec<u8> {
         bytes.extend(extent.crc.value().to_le_bytes());
     }
     bytes
-}
-
-/// Lengths and offsets inside an object are bounded by 64 MiB.
-fn narrow(length: usize) -> u32 {
-    u32::try_from(length).unwrap_or(u32::MAX)
 }
 
 /// Lengths of paths are bounded by 4,096.

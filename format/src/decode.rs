@@ -1,6 +1,7 @@
 //! A cursor over bytes nobody has checked yet: every read is bounded, every failure is located.
 
-use crate::error::DecodeError;
+use crate::error::{DecodeError, NEWER_VERSION};
+use crate::layout::FORMAT_VERSION;
 
 /// Reads little-endian fields one after the other.
 #[derive(Debug, Clone)]
@@ -83,7 +84,23 @@ impl<'a> Cursor<'a> {
     }
 }
 
+/// Reads the version that every object has behind its magic.
+pub(crate) fn check_version(cursor: &mut Cursor<'_>) -> Result<(), DecodeError> {
+    let offset = cursor.offset();
+    match cursor.u16("version")? {
+        FORMAT_VERSION => Ok(()),
+        0 => Err(DecodeError::new("version", offset, "no version has this number")),
+        _ => Err(DecodeError::new("version", offset, NEWER_VERSION)),
+    }
+}
+
 /// `bytes[start..][..length]`, when it is there.
 pub(crate) fn range(bytes: &[u8], start: usize, length: usize) -> Option<&[u8]> {
     bytes.get(start..)?.get(..length)
+}
+
+/// Whether all bytes are zero. In words, then the rest: padding has up to a page.
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+    let (words, rest) = bytes.as_chunks::<16>();
+    words.iter().all(|word| *word == [0; 16]) && rest.iter().all(|byte| *byte == 0)
 }

@@ -43,6 +43,12 @@ pub enum PackError {
     /// The source gave another number of bytes than it had promised.
     #[error("the source gave another number of bytes than it had promised")]
     LengthChanged,
+    /// A version that no committed chunk can have given a file.
+    #[error("a rewritten file's version needs a stamp and an entry number below 65536")]
+    Origin,
+    /// An object would hold nothing; don't write it.
+    #[error("there is nothing to write")]
+    Empty,
     /// A size or an alignment that no dataset can have.
     #[error(
         "a chunk size is a power of two from 1 MiB to 64 MiB, an alignment one from 1 to 4096 bytes"

@@ -107,6 +107,21 @@ impl Fold {
         self.winners.iter().map(|(path, record)| (path, record, self.is_deleted(&record.version)))
     }
 
+    /// [`Fold::winners`] whose paths lie behind `start`.
+    pub fn winners_from(
+        &self,
+        start: Bound<&[u8]>,
+    ) -> impl Iterator<Item = (&FilePath, &FileRecord, bool)> {
+        self.winners
+            .range::<[u8], _>((start, Bound::Unbounded))
+            .map(|(path, record)| (path, record, self.is_deleted(&record.version)))
+    }
+
+    /// The entries of a chunk that tombstones name.
+    pub fn deleted_of(&self, chunk: ChunkId) -> Option<&EntrySet> {
+        self.deleted.get(&chunk)
+    }
+
     fn is_deleted(&self, version: &EntryVersion) -> bool {
         self.deleted.get(&version.chunk).is_some_and(|entries| entries.contains(version.entry))
     }

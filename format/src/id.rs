@@ -91,6 +91,12 @@ impl ChunkId {
         u32::from_be_bytes([a, b, c, d])
     }
 
+    /// The greatest id below this one: what to continue after, to see this one first.
+    pub fn before(self) -> Option<Self> {
+        #[expect(clippy::big_endian_bytes, reason = "ids sort by their bytes")]
+        u128::from_be_bytes(self.0).checked_sub(1).map(|number| Self(number.to_be_bytes()))
+    }
+
     /// [`ChunkId::seconds`] as a time.
     pub fn sealed_at(self) -> SystemTime {
         UNIX_EPOCH.checked_add(Duration::from_secs(self.seconds().into())).unwrap_or(UNIX_EPOCH)

@@ -3,8 +3,8 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::header::ObjectKind;
 use crate::id::{ChunkId, DatasetId};
+use crate::kind::ObjectKind;
 use crate::name::DatasetName;
 
 /// The key of the identity object.

@@ -11,6 +11,10 @@ pub const FORMAT_VERSION: u16 = 1;
 
 /// Bytes of the fixed beginning of every object, commit block included.
 pub const PRELUDE_LEN: usize = 128;
+/// Where the length of the header stands in the prelude.
+pub const HEADER_LENGTH_OFFSET: usize = 56;
+/// Where the checksum of the prelude and the section table stands; it covers what precedes it.
+pub const PRELUDE_CHECKSUM_OFFSET: usize = 92;
 /// Where the commit block begins in the prelude.
 pub const COMMIT_OFFSET: usize = 96;
 /// Bytes of the commit block.
@@ -23,6 +27,16 @@ pub const SECTIONS_MAX: usize = 16;
 pub const ENTRY_LEN: usize = 48;
 /// Bytes of one extent.
 pub const EXTENT_LEN: usize = 24;
+/// Bytes of an id.
+pub const ID_LEN: usize = 16;
+/// Bytes of the count at the beginning of the origins section.
+pub const ORIGIN_COUNT_LEN: usize = 4;
+/// Bytes of the origins section for each entry, beside the ids.
+pub const ORIGIN_LEN: usize = 8;
+/// Bytes of the count at the beginning of the deletions section.
+pub const DELETION_COUNT_LEN: usize = 4;
+/// Bytes of the deletions section for each chunk, beside its bitmap.
+pub const DELETION_LEN: usize = 20;
 /// Most entries of one chunk.
 pub const ENTRIES_MAX: usize = 65_536;
 /// Most bytes of a header; payload starts no later.
@@ -45,6 +59,18 @@ pub const ALIGNMENT_MAX: u32 = 4_096;
 pub const PATH_MAX: usize = 4_096;
 /// Most bytes of one component of a path.
 pub const COMPONENT_MAX: usize = 255;
+
+/// Most bytes of a dataset's name.
+pub const NAME_MAX: usize = 128;
+
+/// Bytes of the object that a dataset's name points to.
+pub const NAME_RECORD_LEN: usize = 48;
+/// Bytes of the identity object of a store.
+pub const IDENTITY_RECORD_LEN: usize = 32;
+/// State of a name: it names a dataset.
+pub const NAME_LIVE: u16 = 1;
+/// State of a name: its dataset was deleted.
+pub const NAME_DELETED: u16 = 2;
 
 /// Kind of an object: files and their bytes.
 pub const KIND_CHUNK: u16 = 1;
@@ -76,6 +102,6 @@ pub const CODEC_NONE: u8 = 0;
 pub const FLAG_EXTENTS: u16 = 1;
 
 /// `length` rounded up to a multiple of `step`, a power of two.
-pub const fn round_up(length: usize, step: usize) -> usize {
+pub(crate) const fn round_up(length: usize, step: usize) -> usize {
     length.saturating_add(step.saturating_sub(1)) & !step.saturating_sub(1)
 }

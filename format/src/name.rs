@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::layout::NAME_MAX;
+
 /// Text that can't name a dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a dataset's name starts with a letter or digit and has at most 128 of A-Z a-z 0-9 . _ -")]
@@ -21,7 +23,7 @@ impl DatasetName {
         let text = text.into();
         let first = text.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
         let rest = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
-        if first && rest && text.len() <= 128 { Ok(Self(text)) } else { Err(InvalidName) }
+        if first && rest && text.len() <= NAME_MAX { Ok(Self(text)) } else { Err(InvalidName) }
     }
 
     /// The name.

@@ -1,12 +1,19 @@
 //! The two small objects beside the chunks: what a dataset's name points to, and which store
 //! this is.
+//!
+//! Must hold: each has one length, ends with the checksum of all that precedes it, and is read
+//! only when both are right.
 
 use crate::checksum::Crc32c;
-use crate::chunk::{ChunkShape, FieldWriter};
-use crate::decode::{Cursor, range};
+use crate::decode::{Cursor, check_version, range};
+use crate::encode::FieldWriter;
 use crate::error::{DecodeError, NEWER_VERSION};
 use crate::id::{DatasetId, Stamp, StoreId};
-use crate::layout::{FORMAT_VERSION, IDENTITY_MAGIC, NAME_MAGIC};
+use crate::layout::{
+    FORMAT_VERSION, IDENTITY_MAGIC, IDENTITY_RECORD_LEN, NAME_DELETED, NAME_LIVE, NAME_MAGIC,
+    NAME_RECORD_LEN,
+};
+use crate::shape::ChunkShape;
 
 /// Whether a dataset's name points to something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,17 +37,14 @@ pub struct NameRecord {
     pub created: Stamp,
 }
 
-const NAME_LEN: usize = 48;
-const IDENTITY_LEN: usize = 32;
-
 impl NameRecord {
     /// The object's bytes.
     pub fn encode(&self) -> Vec<u8> {
         let state = match self.state {
-            NameState::Live => 1u16,
-            NameState::Deleted => 2,
+            NameState::Live => NAME_LIVE,
+            NameState::Deleted => NAME_DELETED,
         };
-        let mut bytes = vec![0; NAME_LEN];
+        let mut bytes = vec![0; NAME_RECORD_LEN];
         let mut put = FieldWriter(&mut bytes);
         put.field(&NAME_MAGIC);
         put.field(&FORMAT_VERSION.to_le_bytes());
@@ -57,10 +61,10 @@ impl NameRecord {
     /// # Errors
     /// The first field that is wrong.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut cursor = open(bytes, NAME_MAGIC, NAME_LEN)?;
+        let mut cursor = open(bytes, NAME_MAGIC, NAME_RECORD_LEN)?;
         let state = match cursor.u16("state")? {
-            1 => NameState::Live,
-            2 => NameState::Deleted,
+            NAME_LIVE => NameState::Live,
+            NAME_DELETED => NameState::Deleted,
             _ => return Err(DecodeError::new("state", 10, NEWER_VERSION)),
         };
         let dataset = DatasetId::from_bytes(cursor.array("dataset id")?);
@@ -81,7 +85,7 @@ pub struct IdentityRecord {
 impl IdentityRecord {
     /// The object's bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = vec![0; IDENTITY_LEN];
+        let mut bytes = vec![0; IDENTITY_RECORD_LEN];
         let mut put = FieldWriter(&mut bytes);
         put.field(&IDENTITY_MAGIC);
         put.field(&FORMAT_VERSION.to_le_bytes());
@@ -95,7 +99,7 @@ impl IdentityRecord {
     /// # Errors
     /// The first field that is wrong.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut cursor = open(bytes, IDENTITY_MAGIC, IDENTITY_LEN)?;
+        let mut cursor = open(bytes, IDENTITY_MAGIC, IDENTITY_RECORD_LEN)?;
         cursor.zero::<2>("reserved")?;
         Ok(Self { store: StoreId::from_bytes(cursor.array("store id")?) })
     }
@@ -115,9 +119,7 @@ fn open(bytes: &[u8], magic: [u8; 8], length: usize) -> Result<Cursor<'_>, Decod
     if cursor.array::<8>("magic")? != magic {
         return Err(DecodeError::new("magic", 0, "not the object its key promises"));
     }
-    if cursor.u16("version")? != FORMAT_VERSION {
-        return Err(DecodeError::new("version", 8, NEWER_VERSION));
-    }
+    check_version(&mut cursor)?;
     let body = length.saturating_sub(4);
     let crc = range(bytes, body, 4).filter(|_| bytes.len() == length);
     let crc = crc.ok_or(DecodeError::new("checksum", body, "the object has another length"))?;

@@ -1,14 +1,21 @@
 //! Tombstones: objects that delete. They name entries by the version that the caller saw, so that
 //! a delete commutes with everything and a late retry can't kill a newer file.
+//!
+//! Must hold: one set of deletions has one encoding; an [`EntrySet`] never ends with a zero byte,
+//! and [`Deletions`] hold no empty set.
 
 use std::collections::BTreeMap;
 
 use crate::decode::Cursor;
+use crate::encode::{HeadWriter, narrow};
 use crate::entry::EntryVersion;
 use crate::error::{DecodeError, PackError};
-use crate::header::ObjectKind;
 use crate::id::{ChunkId, DatasetId};
-use crate::layout::{ENTRIES_MAX, HEADER_MAX, PRELUDE_LEN, SECTION_DELETIONS, SECTION_LEN};
+use crate::kind::ObjectKind;
+use crate::layout::{
+    DELETION_COUNT_LEN, DELETION_LEN, ENTRIES_MAX, HEADER_MAX, PRELUDE_LEN, SECTION_DELETIONS,
+    SECTION_LEN,
+};
 
 /// A set of entry numbers below 65,536, as a bitmap.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -90,7 +97,9 @@ pub struct Deletions(BTreeMap<ChunkId, EntrySet>);
 impl Deletions {
     /// Deletes the version a caller saw; false when no chunk can hold such an entry.
     pub fn insert(&mut self, version: &EntryVersion) -> bool {
-        self.0.entry(version.chunk).or_default().insert(version.entry)
+        // Checked first: an entry that can't be must not leave an empty set behind.
+        (version.entry as usize) < ENTRIES_MAX
+            && self.0.entry(version.chunk).or_default().insert(version.entry)
     }
 
     /// Deletes all of `entries` of one chunk.
@@ -115,16 +124,16 @@ impl Deletions {
         self.0.values().map(|entries| u64::from(entries.count())).sum()
     }
 
-    /// Cuts the deletions into pieces that fit into one tombstone each.
+    /// Cuts the deletions into pieces that fit into one tombstone each; none when there are none.
     pub fn split(self) -> Vec<Self> {
         let room = HEADER_MAX.saturating_sub(PRELUDE_LEN.saturating_add(SECTION_LEN));
         let mut pieces = Vec::new();
-        let (mut piece, mut size) = (Self::default(), 4usize);
+        let (mut piece, mut size) = (Self::default(), DELETION_COUNT_LEN);
         for (chunk, entries) in self.0 {
-            let more = entries.bits.len().saturating_add(20);
+            let more = entries.bits.len().saturating_add(DELETION_LEN);
             if size.saturating_add(more) > room {
                 pieces.push(std::mem::take(&mut piece));
-                size = 4;
+                size = DELETION_COUNT_LEN;
             }
             size = size.saturating_add(more);
             piece.0.insert(chunk, entries);
@@ -143,31 +152,32 @@ impl Deletions {
             let offset = cursor.offset();
             let chunk = ChunkId::from_bytes(cursor.array("deletion chunk")?);
             let length = cursor.u32("deletion bitmap length")? as usize;
+            let start = cursor.offset();
             let bits = cursor.slice(length, "deletion bitmap")?;
-            let entries = EntrySet::from_bits(bits)?;
-            let sorted = deletions.last_key_value().is_none_or(|(last, _)| *last < chunk);
-            if !sorted || entries.bits.is_empty() || entries.bits.len() != length {
-                return Err(DecodeError::new(
-                    "deletion chunk",
-                    offset,
-                    "not sorted, or an untrimmed bitmap",
-                ));
+            if deletions.last_key_value().is_some_and(|(last, _)| *last >= chunk) {
+                return Err(DecodeError::new("deletion chunk", offset, "not in ascending order"));
+            }
+            let entries = EntrySet::from_bits(bits)
+                .map_err(|error| DecodeError { offset: start as u64, ..error })?;
+            if entries.bits.is_empty() || entries.bits.len() != length {
+                let problem = "empty, or ends with a zero byte";
+                return Err(DecodeError::new("deletion bitmap", start, problem));
             }
             deletions.insert(chunk, entries);
         }
         if cursor.is_empty() {
             Ok(Self(deletions))
         } else {
-            Err(DecodeError::new("deletions", at, "longer than its count says"))
+            Err(DecodeError::new("deletions", cursor.offset(), "longer than their count says"))
         }
     }
 
     fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        bytes.extend(u32::try_from(self.0.len()).unwrap_or(u32::MAX).to_le_bytes());
+        bytes.extend(narrow(self.0.len()).to_le_bytes());
         for (chunk, entries) in &self.0 {
             bytes.extend(chunk.as_bytes());
-            bytes.extend(u32::try_from(entries.bits.len()).unwrap_or(u32::MAX).to_le_bytes());
+            bytes.extend(narrow(entries.bits.len()).to_le_bytes());
             bytes.extend(&entries.bits);
         }
         bytes
@@ -177,15 +187,18 @@ impl Deletions {
 /// The tombstone object that makes `deletions`, ready to be committed.
 ///
 /// # Errors
-/// [`PackError::Full`] when they don't fit; see [`Deletions::split`].
+/// [`PackError::Full`] when they don't fit (see [`Deletions::split`]), [`PackError::Empty`] when
+/// there are none.
 pub fn encode_tombstone(
     dataset: DatasetId,
     id: ChunkId,
     deletions: &Deletions,
 ) -> Result<Vec<u8>, PackError> {
-    let section = deletions.encode();
-    let mut head = crate::chunk::HeadWriter::new(ObjectKind::Tombstone, id, dataset);
-    head.section(SECTION_DELETIONS, section);
+    if deletions.is_empty() {
+        return Err(PackError::Empty);
+    }
+    let mut head = HeadWriter::new(ObjectKind::Tombstone, id, dataset);
+    head.section(SECTION_DELETIONS, deletions.encode());
     let length = head.length();
     if length > HEADER_MAX {
         return Err(PackError::Full);

@@ -1,0 +1,198 @@
+//! The header of an object: everything a chunk, part or tombstone says before its payload.
+//!
+//! Must hold: a [`Header`] exists only for bytes whose magic, version, checksums and bounds were
+//! checked, in that order, before anything was allocated for them. A [`Committed`] one carries the
+//! stamp that a server gave it; only such headers take part in the fold.
+
+mod commit;
+mod decode;
+mod row;
+mod verify;
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::checksum::Crc32c;
+use crate::decode::range;
+use crate::entry::{Entry, Extent};
+use crate::error::DecodeError;
+use crate::id::{ChunkId, DatasetId, Stamp};
+use crate::kind::ObjectKind;
+use crate::layout::{COMMIT_OFFSET, ENTRY_LEN, PRELUDE_LEN};
+use crate::path::FilePath;
+use crate::tombstone::Deletions;
+
+use row::{Row, origin_at};
+pub use verify::Verified;
+
+/// 128 bits over all that a client wrote into a header. Same id, same digest: the same put.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Digest(u128);
+
+/// A checked header. Its entries are views into one buffer.
+#[derive(Debug, Clone)]
+pub struct Header {
+    raw: Bytes,
+    kind: ObjectKind,
+    id: ChunkId,
+    dataset: DatasetId,
+    entry_count: u32,
+    object_length: u64,
+    file_bytes: u64,
+    stamp: Option<Stamp>,
+    /// Where in `raw` the entries, the names and the origins lie; no bytes when there are none.
+    entries: Range<usize>,
+    names: Range<usize>,
+    origins: Range<usize>,
+    replaces: Vec<ChunkId>,
+    extents: Vec<Extent>,
+    deletions: Deletions,
+    part: Option<(u32, Crc32c)>,
+}
+
+impl Header {
+    /// What the object holds.
+    pub fn kind(&self) -> ObjectKind {
+        self.kind
+    }
+
+    /// Its name.
+    pub fn id(&self) -> ChunkId {
+        self.id
+    }
+
+    /// The dataset it belongs to.
+    pub fn dataset(&self) -> DatasetId {
+        self.dataset
+    }
+
+    /// Bytes of the header: where the payload begins.
+    pub fn header_length(&self) -> usize {
+        self.raw.len()
+    }
+
+    /// Bytes of the whole object.
+    pub fn object_length(&self) -> u64 {
+        self.object_length
+    }
+
+    /// Bytes of files in the payload.
+    pub fn file_bytes(&self) -> u64 {
+        self.file_bytes
+    }
+
+    /// How many entries it has.
+    pub fn entry_count(&self) -> u32 {
+        self.entry_count
+    }
+
+    /// The header's own bytes.
+    pub fn raw(&self) -> &Bytes {
+        &self.raw
+    }
+
+    /// The stamp, once a server has committed the object.
+    pub fn stamp(&self) -> Option<Stamp> {
+        self.stamp
+    }
+
+    /// Its entries, in the order of their numbers.
+    pub fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
+        (0..self.entry_count).filter_map(|number| self.entry(number))
+    }
+
+    /// One entry; `None` when it has none of this number.
+    pub fn entry(&self, number: u32) -> Option<Entry> {
+        let row = self.row(number)?;
+        let path = self.names.start.checked_add(row.name_offset as usize)?;
+        let path = path..path.checked_add(row.name_length.into())?;
+        // Each name was checked when the header was decoded.
+        let path = (path.end <= self.names.end).then(|| self.raw.slice(path))?;
+        Some(Entry {
+            number,
+            path: FilePath::from_checked(path),
+            attributes: row.attributes,
+            length: row.length,
+            crc: row.crc,
+            offset: row.offset,
+            stored: row.stored,
+            has_extents: row.has_extents,
+            origin: origin_at(self.slice(&self.origins), number, row.origin_stamp),
+        })
+    }
+
+    /// Ids of the chunks that this one replaces.
+    pub fn replaces(&self) -> &[ChunkId] {
+        &self.replaces
+    }
+
+    /// The earlier parts of the one file in it, in order.
+    pub fn extents(&self) -> &[Extent] {
+        &self.extents
+    }
+
+    /// The entries that it deletes.
+    pub fn deletions(&self) -> &Deletions {
+        &self.deletions
+    }
+
+    /// Length and checksum of a part's bytes, which begin behind the header.
+    pub fn part(&self) -> Option<(u32, Crc32c)> {
+        self.part
+    }
+
+    /// Over everything but the commit block.
+    pub fn digest(&self) -> Digest {
+        let mut hasher = Xxh3::new();
+        hasher.update(range(&self.raw, 0, COMMIT_OFFSET).unwrap_or_default());
+        hasher.update(self.raw.get(PRELUDE_LEN..).unwrap_or_default());
+        Digest(hasher.digest128())
+    }
+
+    /// The header as one that a server has committed.
+    ///
+    /// # Errors
+    /// When it carries no stamp.
+    pub fn committed(self) -> Result<Committed, DecodeError> {
+        match self.stamp {
+            Some(stamp) => Ok(Committed { header: self, stamp }),
+            None => Err(DecodeError::new("stamp", COMMIT_OFFSET, "the object was never committed")),
+        }
+    }
+
+    fn slice(&self, place: &Range<usize>) -> &[u8] {
+        self.raw.get(place.clone()).unwrap_or_default()
+    }
+
+    /// A row that was checked when the header was decoded.
+    fn row(&self, number: u32) -> Option<Row> {
+        let at = (number as usize).checked_mul(ENTRY_LEN)?;
+        let row = self.slice(&self.entries).get(at..)?.first_chunk()?;
+        Row::decode(row, at).ok()
+    }
+
+    fn rows(&self) -> impl Iterator<Item = Row> + '_ {
+        (0..self.entry_count).filter_map(|number| self.row(number))
+    }
+}
+
+/// A header with its stamp.
+#[derive(Debug, Clone)]
+pub struct Committed {
+    header: Header,
+    stamp: Stamp,
+}
+
+impl Committed {
+    /// The header.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// When it was committed.
+    pub fn stamp(&self) -> Stamp {
+        self.stamp
+    }
+}

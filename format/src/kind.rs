@@ -1,0 +1,33 @@
+//! What kinds of objects there are.
+
+use crate::layout::{KIND_CHUNK, KIND_PART, KIND_TOMBSTONE};
+
+/// What an object holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ObjectKind {
+    /// Files: their entries and their bytes.
+    Chunk,
+    /// An earlier part of a large file, without a name of its own.
+    Part,
+    /// Which entries of which chunks are deleted.
+    Tombstone,
+}
+
+impl ObjectKind {
+    pub(crate) fn from_number(number: u16) -> Option<Self> {
+        match number {
+            KIND_CHUNK => Some(Self::Chunk),
+            KIND_PART => Some(Self::Part),
+            KIND_TOMBSTONE => Some(Self::Tombstone),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn number(self) -> u16 {
+        match self {
+            Self::Chunk => KIND_CHUNK,
+            Self::Part => KIND_PART,
+            Self::Tombstone => KIND_TOMBSTONE,
+        }
+    }
+}

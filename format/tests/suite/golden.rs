@@ -1,0 +1,204 @@
+//! Golden files: the bytes that every later version must read, and this one writes.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use bytes::Bytes;
+use dl_format::{
+    Attributes, ChunkShape, ChunkWriter, Crc32c, Deletions, Entry, EntryVersion, Header,
+    IdentityRecord, NameRecord, NameState, Sealed, Stamp, StoreId, Verified, encode_tombstone,
+};
+
+use crate::build::{DATASET, bytes_of, committed, data, id, path, small};
+
+/// The files of the chunk: an ordinary one, an empty one, and names that tools stumble over.
+const FILES: [(&[u8], Attributes, usize); 6] = [
+    (b"train/n01440764/n01440764_10026.JPEG", Attributes { mode: 0o644, mtime: 1 }, 1_000),
+    (b"empty", Attributes { mode: 0, mtime: 0 }, 0),
+    (b"a b/new\nline", Attributes { mode: 0o7777, mtime: -1 }, 64),
+    ("größe/猫.txt".as_bytes(), Attributes { mode: 0o600, mtime: i64::MIN }, 1),
+    (b"not utf-8 \xFF\xFE/\\", Attributes { mode: 0o755, mtime: i64::MAX }, 65),
+    (b"..a/b../...", Attributes { mode: 0o644, mtime: 1_700_000_000_123_456_789 }, 7),
+];
+
+const STAMP: u64 = 1_700_000_000_000_001;
+const ORIGINS: [EntryVersion; 2] = [origin(1, 3), origin(2, 65_535)];
+
+const fn origin(chunk: u8, entry: u32) -> EntryVersion {
+    let chunk = dl_format::ChunkId::from_bytes([chunk; 16]);
+    EntryVersion { stamp: Stamp::new(1_600_000_000_000_000 + entry as u64), chunk, entry }
+}
+
+fn chunk() -> Vec<u8> {
+    let mut writer = ChunkWriter::new(small(), Vec::new());
+    for (number, (name, attributes, length)) in FILES.iter().enumerate() {
+        let content = data(number as u64, *length);
+        writer.append(&path(name), *attributes, &content).expect("it has room");
+    }
+    bytes_of(&writer.seal(id(1), DATASET))
+}
+
+fn rewritten() -> Vec<u8> {
+    let shape = ChunkShape::new(1 << 20, 4_096).expect("a legal shape");
+    let mut writer = ChunkWriter::new(shape, Vec::new());
+    writer.append(&path("fresh"), Attributes::default(), b"new").expect("it has room");
+    for (number, origin) in ORIGINS.into_iter().enumerate() {
+        let name = path(format!("old/{number}"));
+        let content = data(number as u64, 100);
+        writer.rewrite(&name, Attributes::default(), &content, origin).expect("it has room");
+    }
+    for origin in ORIGINS {
+        writer.replace(origin.chunk).expect("it has room");
+    }
+    bytes_of(&writer.seal(id(2), DATASET))
+}
+
+fn large_file() -> (Vec<u8>, Vec<u8>) {
+    let first = data(1, 300);
+    let (part, extent) = Sealed::part(small(), id(3), DATASET, &first).expect("it has room");
+    let mut writer = ChunkWriter::new(small(), Vec::new());
+    writer
+        .append_tail(&path("large"), Attributes::default(), vec![extent], &data(2, 50))
+        .expect("it has room");
+    (bytes_of(&part), bytes_of(&writer.seal(id(4), DATASET)))
+}
+
+fn deletions() -> Deletions {
+    let mut deletions = Deletions::default();
+    for version in [origin(9, 0), origin(9, 8), origin(8, 65_535), ORIGINS[0]] {
+        assert!(deletions.insert(&version));
+    }
+    deletions
+}
+
+fn name(state: NameState) -> Vec<u8> {
+    let shape = ChunkShape::default();
+    NameRecord { state, dataset: DATASET, shape, created: Stamp::new(STAMP) }.encode()
+}
+
+/// Every golden file with the bytes that today's code gives it.
+pub(crate) fn files() -> Vec<(&'static str, Vec<u8>)> {
+    let (part, tail) = large_file();
+    let tombstone = encode_tombstone(DATASET, id(5), &deletions()).expect("they fit");
+    let identity = IdentityRecord { store: StoreId::from_bytes(*b"a random store\0\xFF") };
+    let stored = |object: Vec<u8>| committed(object, STAMP).1.to_vec();
+    vec![
+        ("chunk.bin", chunk()),
+        ("chunk-committed.bin", stored(chunk())),
+        ("identity.bin", identity.encode()),
+        ("large-file-part.bin", part),
+        ("large-file-tail.bin", tail),
+        ("name-deleted.bin", name(NameState::Deleted)),
+        ("name-live.bin", name(NameState::Live)),
+        ("rewritten.bin", rewritten()),
+        ("rewritten-committed.bin", stored(rewritten())),
+        ("tombstone.bin", tombstone.clone()),
+        ("tombstone-committed.bin", stored(tombstone)),
+    ]
+}
+
+/// Those of [`files`] that are objects of a dataset.
+pub(crate) fn objects() -> Vec<(&'static str, Vec<u8>)> {
+    let is_record = |name: &str| name.starts_with("name") || name.starts_with("identity");
+    files().into_iter().filter(|(name, _)| !is_record(name)).collect()
+}
+
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden/v1")
+}
+
+#[test]
+fn the_bytes_written_today_are_those_of_the_golden_files() {
+    if std::env::var_os("DIESEL_WRITE_GOLDEN").is_some() {
+        for (name, bytes) in files() {
+            std::fs::write(folder().join(name), bytes).unwrap();
+        }
+    }
+    for (name, bytes) in files() {
+        let golden = std::fs::read(folder().join(name)).unwrap();
+        assert!(golden == bytes, "{name} would be written in other bytes; see golden/README.md");
+    }
+    let there: BTreeSet<String> = std::fs::read_dir(folder())
+        .unwrap()
+        .map(|file| file.unwrap().file_name().into_string().unwrap())
+        .collect();
+    let known = files().into_iter().map(|(name, _)| name.to_owned()).collect();
+    assert_eq!(there, known, "every golden file is checked");
+}
+
+fn golden(name: &str) -> Vec<u8> {
+    std::fs::read(folder().join(name)).expect("a golden file")
+}
+
+fn header(name: &str) -> Header {
+    let bytes = golden(name);
+    let verified = Verified::check(bytes.clone()).expect("a good object");
+    let header = Header::decode(&Bytes::from(bytes)).expect("a good header");
+    assert_eq!(header.digest(), verified.header().digest());
+    assert_eq!(header.dataset(), DATASET);
+    header
+}
+
+#[test]
+fn the_golden_chunk_reads_as_what_went_in() {
+    let (chunk, stored) = (header("chunk.bin"), header("chunk-committed.bin"));
+    assert_eq!((chunk.stamp(), stored.stamp()), (None, Some(Stamp::new(STAMP))));
+    assert_eq!(chunk.digest(), stored.digest());
+    assert_eq!(chunk.id(), id(1));
+    let mut offset = 4_096;
+    for (number, (name, attributes, length)) in FILES.iter().enumerate() {
+        let content = data(number as u64, *length);
+        let stored = u32::try_from(*length).unwrap();
+        let expected = Entry {
+            number: u32::try_from(number).unwrap(),
+            path: path(name),
+            attributes: *attributes,
+            length: stored.into(),
+            crc: Crc32c::of(&content),
+            offset,
+            stored,
+            has_extents: false,
+            origin: None,
+        };
+        assert_eq!(chunk.entry(expected.number), Some(expected));
+        offset = (offset + stored).next_multiple_of(64);
+    }
+    assert_eq!(chunk.entry_count() as usize, FILES.len());
+}
+
+#[test]
+fn the_golden_rewritten_chunk_keeps_the_versions_of_its_files() {
+    let header = header("rewritten.bin");
+    let origins: Vec<_> = header.entries().map(|entry| entry.origin).collect();
+    assert_eq!(origins, [None, Some(ORIGINS[0]), Some(ORIGINS[1])]);
+    assert_eq!(header.replaces(), ORIGINS.map(|origin| origin.chunk));
+    assert!(header.entries().all(|entry| entry.offset % 4_096 == 0));
+}
+
+#[test]
+fn the_golden_large_file_is_its_part_and_its_tail() {
+    let (part, tail) = (header("large-file-part.bin"), header("large-file-tail.bin"));
+    let whole = [data(1, 300), data(2, 50)].concat();
+    let (length, crc) = part.part().unwrap();
+    assert_eq!((length, crc), (300, Crc32c::of(&whole[..300])));
+    let [extent] = tail.extents() else { panic!("one part") };
+    assert_eq!((extent.part, extent.length, extent.crc), (part.id(), length, crc));
+    let entry = tail.entry(0).unwrap();
+    assert_eq!((entry.length, entry.stored, entry.crc), (350, 50, Crc32c::of(&whole)));
+    assert!(entry.has_extents);
+}
+
+#[test]
+fn the_golden_tombstone_and_records_read_as_what_went_in() {
+    assert_eq!(header("tombstone.bin").deletions(), &deletions());
+    assert_eq!(header("tombstone-committed.bin").stamp(), Some(Stamp::new(STAMP)));
+    for (file, state) in
+        [("name-live.bin", NameState::Live), ("name-deleted.bin", NameState::Deleted)]
+    {
+        let record = NameRecord::decode(&golden(file)).unwrap();
+        assert_eq!((record.state, record.dataset), (state, DATASET));
+        assert_eq!((record.shape, record.created), (ChunkShape::default(), Stamp::new(STAMP)));
+    }
+    let store = IdentityRecord::decode(&golden("identity.bin")).unwrap().store;
+    assert_eq!(store.as_bytes(), b"a random store\0\xFF");
+}

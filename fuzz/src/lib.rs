@@ -1,0 +1,190 @@
+//! What the fuzz targets feed bytes to, and format's own tests too, with seeded mutations.
+//!
+//! Must hold: each function takes any bytes, returns, and asserts what a decoder promises of what
+//! it lets through. [`repaired_object`] puts right checksums over damaged fields first, so that
+//! the checks behind the checksums are met as well.
+
+use bytes::Bytes;
+use dl_format::layout::{
+    COMMIT_LEN, COMMIT_OFFSET, ENTRY_LEN, PRELUDE_CHECKSUM_OFFSET, PRELUDE_LEN, SECTION_ENTRIES,
+    SECTION_LEN, SECTIONS_MAX,
+};
+use dl_format::{
+    ChunkId, Crc32c, DatasetName, DirPath, EntrySet, FilePath, Fold, Header, IdentityRecord,
+    NameRecord, ObjectKind, Stamp, Verified, name_key, object_key, parse_name_key,
+    parse_object_key,
+};
+
+/// Takes any bytes.
+pub type Decoder = fn(&[u8]);
+
+/// Every decoder, by the name of its fuzz target.
+pub const DECODERS: [(&str, Decoder); 6] = [
+    ("object", object),
+    ("repaired_object", repaired_object),
+    ("name_record", name_record),
+    ("identity_record", identity_record),
+    ("entry_set", entry_set),
+    ("text", text),
+];
+
+/// The header alone, the whole object, and its commit.
+pub fn object(bytes: &[u8]) {
+    let decoded = Header::decode(&Bytes::copy_from_slice(bytes));
+    if let Err(error) = &decoded {
+        // What is missing from the prelude is named by its place, though no byte is there.
+        assert!(error.offset <= bytes.len().max(PRELUDE_LEN) as u64, "{error} lies outside");
+    }
+    if let Ok(header) = &decoded {
+        check_header(header);
+    }
+    let Ok(verified) = Verified::check(bytes.to_vec()) else { return };
+    let header = decoded.expect("a whole object has a good header");
+    assert_eq!(verified.header().digest(), header.digest());
+    assert_eq!(verified.object(), bytes);
+    let stamp = Stamp::new(1_700_000_000_000_000);
+    let (committed, stored) = verified.commit(stamp).expect("the stamp is above zero");
+    assert_eq!(committed.header().digest(), header.digest(), "a commit changes no client's byte");
+    let again = Verified::check(stored.to_vec()).expect("a committed object is a good one");
+    assert_eq!(again.header().stamp(), Some(stamp));
+    assert_eq!(again.header().raw(), committed.header().raw());
+    let mut fold = Fold::default();
+    fold.add(&committed);
+    assert!(fold.live().count() <= header.entry_count() as usize);
+}
+
+/// As [`object`], after checksums were made to match.
+pub fn repaired_object(bytes: &[u8]) {
+    let mut bytes = bytes.to_vec();
+    repair(&mut bytes);
+    object(&bytes);
+}
+
+/// The object that a dataset's name points to.
+pub fn name_record(bytes: &[u8]) {
+    let mut bytes = bytes.to_vec();
+    for _ in 0..2 {
+        if let Ok(record) = NameRecord::decode(&bytes) {
+            assert_eq!(record.encode(), bytes, "a record has one encoding");
+        }
+        repair_record(&mut bytes);
+    }
+}
+
+/// The identity object.
+pub fn identity_record(bytes: &[u8]) {
+    let mut bytes = bytes.to_vec();
+    for _ in 0..2 {
+        if let Ok(record) = IdentityRecord::decode(&bytes) {
+            assert_eq!(record.encode(), bytes, "a record has one encoding");
+        }
+        repair_record(&mut bytes);
+    }
+}
+
+/// A bitmap of entries.
+pub fn entry_set(bytes: &[u8]) {
+    let Ok(set) = EntrySet::from_bits(bytes) else { return };
+    assert_eq!(set.iter().count(), set.count() as usize);
+    assert!(set.iter().all(|entry| set.contains(entry)));
+    let mut again = EntrySet::default();
+    assert!(set.iter().all(|entry| again.insert(entry)));
+    assert_eq!(again, set, "a set has one bitmap");
+    assert!(!again.union(&set));
+}
+
+/// Paths, names, printed ids and keys.
+pub fn text(bytes: &[u8]) {
+    if let Ok(path) = FilePath::new(bytes.to_vec()) {
+        assert!(!path.to_string().contains(['\0', '\n', '\x1b']));
+        let name = FilePath::new(path.name().to_vec()).expect("a component is a path");
+        assert_eq!(name.under(&path.parent()), Ok(path.clone()));
+        assert_eq!(DirPath::new(bytes.to_vec()), Ok(DirPath::from(path)));
+    }
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Ok(id) = text.parse::<ChunkId>() {
+        assert_eq!(id.to_string(), text, "an id has one printed form");
+    }
+    if let Some((dataset, id, is_tombstone)) = parse_object_key(text) {
+        let kind = if is_tombstone { ObjectKind::Tombstone } else { ObjectKind::Chunk };
+        assert_eq!(object_key(dataset, id, kind), text, "an object has one key");
+    }
+    if let Some((name, generation)) = parse_name_key(text) {
+        assert_eq!(name_key(&name, generation), text, "a generation has one key");
+        assert_eq!(DatasetName::new(name.as_str()), Ok(name));
+    }
+}
+
+/// What every decoded header promises.
+fn check_header(header: &Header) {
+    assert_eq!(header.entries().count(), header.entry_count() as usize);
+    assert!(header.header_length() as u64 <= header.object_length());
+    let mut end = header.header_length() as u64;
+    for entry in header.entries() {
+        assert!(u64::from(entry.offset) >= end, "entries overlap");
+        end = u64::from(entry.offset) + u64::from(entry.stored);
+        assert!(end <= header.object_length(), "an entry reaches behind the object");
+        assert_eq!(FilePath::new(entry.path.as_bytes().to_vec()), Ok(entry.path.clone()));
+        assert_eq!(header.entry(entry.number), Some(entry));
+    }
+    assert_eq!(header.entry(header.entry_count()), None);
+    assert_eq!(header.deletions().is_empty(), header.kind() != ObjectKind::Tombstone);
+    assert_eq!(header.part().is_some(), header.kind() == ObjectKind::Part);
+}
+
+/// Writes the checksums that an object with these fields would have.
+pub fn repair(object: &mut [u8]) {
+    let rows = number(object, 20).unwrap_or(0).min(SECTIONS_MAX);
+    for row in (0..rows).map(|row| PRELUDE_LEN + row * SECTION_LEN) {
+        let (Some(kind), Some(start), Some(length)) =
+            (number(object, row), number(object, row + 4), number(object, row + 8))
+        else {
+            return;
+        };
+        if kind == SECTION_ENTRIES as usize {
+            repair_entries(object, start, length);
+        }
+        let Some(body) = object.get(start..).and_then(|rest| rest.get(..length)) else { continue };
+        put(object, row + 12, Crc32c::of(body));
+    }
+    let commit = COMMIT_OFFSET..COMMIT_OFFSET + COMMIT_LEN - 4;
+    if let Some(block) = object.get(commit.clone())
+        && block.iter().any(|byte| *byte != 0)
+    {
+        put(object, commit.end, Crc32c::of(block));
+    }
+    let table = object.get(PRELUDE_LEN..).and_then(|rest| rest.get(..rows * SECTION_LEN));
+    if let (Some(prelude), Some(table)) = (object.get(..PRELUDE_CHECKSUM_OFFSET), table) {
+        let crc = Crc32c::of(&[prelude, table].concat());
+        put(object, PRELUDE_CHECKSUM_OFFSET, crc);
+    }
+}
+
+fn repair_entries(object: &mut [u8], start: usize, length: usize) {
+    for row in (0..length.min(object.len()) / ENTRY_LEN).map(|row| start + row * ENTRY_LEN) {
+        let (Some(offset), Some(stored)) = (number(object, row + 16), number(object, row + 20))
+        else {
+            return;
+        };
+        if let Some(file) = object.get(offset..).and_then(|rest| rest.get(..stored)) {
+            put(object, row + 12, Crc32c::of(file));
+        }
+    }
+}
+
+fn repair_record(record: &mut [u8]) {
+    if let Some((body, _)) = record.split_last_chunk::<4>() {
+        let crc = Crc32c::of(body);
+        put(record, record.len() - 4, crc);
+    }
+}
+
+fn number(bytes: &[u8], at: usize) -> Option<usize> {
+    Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?) as usize)
+}
+
+fn put(bytes: &mut [u8], at: usize, crc: Crc32c) {
+    if let Some(place) = bytes.get_mut(at..at + 4) {
+        place.copy_from_slice(&crc.value().to_le_bytes());
+    }
+}
