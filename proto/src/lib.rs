@@ -4,7 +4,7 @@
 //! Must hold: what comes from the other side is checked here, once, before any other code sees it;
 //! wire types are used by the two adapters that speak gRPC and by nobody else.
 
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 mod convert;
 mod error;
@@ -35,6 +35,7 @@ pub use limits::{
     clippy::wildcard_imports,
     reason = "generated; a test compares it with diesel.proto"
 )]
+#[rustfmt::skip]
 #[path = "generated/diesel.v1.rs"]
 pub mod pb;
 

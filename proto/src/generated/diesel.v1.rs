@@ -330,10 +330,10 @@ pub mod diesel_client {
         dead_code,
         missing_docs,
         clippy::wildcard_imports,
-        clippy::let_unit_value
+        clippy::let_unit_value,
     )]
-    use tonic::codegen::http::Uri;
     use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
     #[derive(Debug, Clone)]
     pub struct DieselClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -372,13 +372,14 @@ pub mod diesel_client {
             F: tonic::service::Interceptor,
             T::ResponseBody: Default,
             T: tonic::codegen::Service<
-                    http::Request<tonic::body::Body>,
-                    Response = http::Response<
-                        <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
-                    >,
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
                 >,
-            <T as tonic::codegen::Service<http::Request<tonic::body::Body>>>::Error:
-                Into<StdError> + std::marker::Send + std::marker::Sync,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
         {
             DieselClient::new(InterceptedService::new(inner, interceptor))
         }
@@ -418,13 +419,21 @@ pub mod diesel_client {
             &mut self,
             request: impl tonic::IntoRequest<super::CreateDatasetRequest>,
         ) -> std::result::Result<tonic::Response<super::Dataset>, tonic::Status> {
-            self.inner.ready().await.map_err(|e| {
-                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
-            })?;
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
             let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static("/diesel.v1.Diesel/CreateDataset");
+            let path = http::uri::PathAndQuery::from_static(
+                "/diesel.v1.Diesel/CreateDataset",
+            );
             let mut req = request.into_request();
-            req.extensions_mut().insert(GrpcMethod::new("diesel.v1.Diesel", "CreateDataset"));
+            req.extensions_mut()
+                .insert(GrpcMethod::new("diesel.v1.Diesel", "CreateDataset"));
             self.inner.unary(req, path, codec).await
         }
         /// NOT_FOUND names the nearest dataset; FAILED_PRECONDITION says that it must be recovered.
@@ -432,41 +441,70 @@ pub mod diesel_client {
             &mut self,
             request: impl tonic::IntoRequest<super::GetDatasetRequest>,
         ) -> std::result::Result<tonic::Response<super::Dataset>, tonic::Status> {
-            self.inner.ready().await.map_err(|e| {
-                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
-            })?;
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
             let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static("/diesel.v1.Diesel/GetDataset");
+            let path = http::uri::PathAndQuery::from_static(
+                "/diesel.v1.Diesel/GetDataset",
+            );
             let mut req = request.into_request();
-            req.extensions_mut().insert(GrpcMethod::new("diesel.v1.Diesel", "GetDataset"));
+            req.extensions_mut()
+                .insert(GrpcMethod::new("diesel.v1.Diesel", "GetDataset"));
             self.inner.unary(req, path, codec).await
         }
         pub async fn list_datasets(
             &mut self,
             request: impl tonic::IntoRequest<super::ListDatasetsRequest>,
-        ) -> std::result::Result<tonic::Response<super::ListDatasetsReply>, tonic::Status> {
-            self.inner.ready().await.map_err(|e| {
-                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
-            })?;
+        ) -> std::result::Result<
+            tonic::Response<super::ListDatasetsReply>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
             let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static("/diesel.v1.Diesel/ListDatasets");
+            let path = http::uri::PathAndQuery::from_static(
+                "/diesel.v1.Diesel/ListDatasets",
+            );
             let mut req = request.into_request();
-            req.extensions_mut().insert(GrpcMethod::new("diesel.v1.Diesel", "ListDatasets"));
+            req.extensions_mut()
+                .insert(GrpcMethod::new("diesel.v1.Diesel", "ListDatasets"));
             self.inner.unary(req, path, codec).await
         }
         /// Ends a dataset, then removes its objects. Its name can be used again at once.
         pub async fn delete_dataset(
             &mut self,
             request: impl tonic::IntoRequest<super::DeleteDatasetRequest>,
-        ) -> std::result::Result<tonic::Response<super::DeleteDatasetReply>, tonic::Status>
-        {
-            self.inner.ready().await.map_err(|e| {
-                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
-            })?;
+        ) -> std::result::Result<
+            tonic::Response<super::DeleteDatasetReply>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
             let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static("/diesel.v1.Diesel/DeleteDataset");
+            let path = http::uri::PathAndQuery::from_static(
+                "/diesel.v1.Diesel/DeleteDataset",
+            );
             let mut req = request.into_request();
-            req.extensions_mut().insert(GrpcMethod::new("diesel.v1.Diesel", "DeleteDataset"));
+            req.extensions_mut()
+                .insert(GrpcMethod::new("diesel.v1.Diesel", "DeleteDataset"));
             self.inner.unary(req, path, codec).await
         }
         /// Commits one sealed chunk or part. Its bytes come in pieces, so that the server takes them at
@@ -475,11 +513,18 @@ pub mod diesel_client {
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::PutChunkRequest>,
         ) -> std::result::Result<tonic::Response<super::PutChunkReply>, tonic::Status> {
-            self.inner.ready().await.map_err(|e| {
-                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
-            })?;
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
             let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static("/diesel.v1.Diesel/PutChunk");
+            let path = http::uri::PathAndQuery::from_static(
+                "/diesel.v1.Diesel/PutChunk",
+            );
             let mut req = request.into_streaming_request();
             req.extensions_mut().insert(GrpcMethod::new("diesel.v1.Diesel", "PutChunk"));
             self.inner.client_streaming(req, path, codec).await
@@ -489,9 +534,14 @@ pub mod diesel_client {
             &mut self,
             request: impl tonic::IntoRequest<super::DeleteRequest>,
         ) -> std::result::Result<tonic::Response<super::DeleteReply>, tonic::Status> {
-            self.inner.ready().await.map_err(|e| {
-                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
-            })?;
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
             let codec = tonic_prost::ProstCodec::default();
             let path = http::uri::PathAndQuery::from_static("/diesel.v1.Diesel/Delete");
             let mut req = request.into_request();
@@ -507,9 +557,14 @@ pub mod diesel_client {
             tonic::Response<tonic::codec::Streaming<super::ReadReply>>,
             tonic::Status,
         > {
-            self.inner.ready().await.map_err(|e| {
-                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
-            })?;
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
             let codec = tonic_prost::ProstCodec::default();
             let path = http::uri::PathAndQuery::from_static("/diesel.v1.Diesel/Read");
             let mut req = request.into_request();
@@ -520,9 +575,14 @@ pub mod diesel_client {
             &mut self,
             request: impl tonic::IntoRequest<super::StatRequest>,
         ) -> std::result::Result<tonic::Response<super::StatReply>, tonic::Status> {
-            self.inner.ready().await.map_err(|e| {
-                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
-            })?;
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
             let codec = tonic_prost::ProstCodec::default();
             let path = http::uri::PathAndQuery::from_static("/diesel.v1.Diesel/Stat");
             let mut req = request.into_request();
@@ -537,9 +597,14 @@ pub mod diesel_client {
             tonic::Response<tonic::codec::Streaming<super::ListReply>>,
             tonic::Status,
         > {
-            self.inner.ready().await.map_err(|e| {
-                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
-            })?;
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
             let codec = tonic_prost::ProstCodec::default();
             let path = http::uri::PathAndQuery::from_static("/diesel.v1.Diesel/List");
             let mut req = request.into_request();
@@ -554,9 +619,14 @@ pub mod diesel_client {
             tonic::Response<tonic::codec::Streaming<super::RecoverProgress>>,
             tonic::Status,
         > {
-            self.inner.ready().await.map_err(|e| {
-                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
-            })?;
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
             let codec = tonic_prost::ProstCodec::default();
             let path = http::uri::PathAndQuery::from_static("/diesel.v1.Diesel/Recover");
             let mut req = request.into_request();
@@ -572,7 +642,7 @@ pub mod diesel_server {
         dead_code,
         missing_docs,
         clippy::wildcard_imports,
-        clippy::let_unit_value
+        clippy::let_unit_value,
     )]
     use tonic::codegen::*;
     /// Generated trait containing gRPC methods that should be implemented for use with DieselServer.
@@ -591,12 +661,18 @@ pub mod diesel_server {
         async fn list_datasets(
             &self,
             request: tonic::Request<super::ListDatasetsRequest>,
-        ) -> std::result::Result<tonic::Response<super::ListDatasetsReply>, tonic::Status>;
+        ) -> std::result::Result<
+            tonic::Response<super::ListDatasetsReply>,
+            tonic::Status,
+        >;
         /// Ends a dataset, then removes its objects. Its name can be used again at once.
         async fn delete_dataset(
             &self,
             request: tonic::Request<super::DeleteDatasetRequest>,
-        ) -> std::result::Result<tonic::Response<super::DeleteDatasetReply>, tonic::Status>;
+        ) -> std::result::Result<
+            tonic::Response<super::DeleteDatasetReply>,
+            tonic::Status,
+        >;
         /// Commits one sealed chunk or part. Its bytes come in pieces, so that the server takes them at
         /// the pace at which it has memory. The chunk id in them makes a retry harmless.
         async fn put_chunk(
@@ -611,7 +687,8 @@ pub mod diesel_server {
         /// Server streaming response type for the Read method.
         type ReadStream: tonic::codegen::tokio_stream::Stream<
                 Item = std::result::Result<super::ReadReply, tonic::Status>,
-            > + std::marker::Send
+            >
+            + std::marker::Send
             + 'static;
         /// Reads many files: one answer for each item, in any order; large ones come in pieces.
         /// A stream, so that one bad item doesn't fail the others.
@@ -626,7 +703,8 @@ pub mod diesel_server {
         /// Server streaming response type for the List method.
         type ListStream: tonic::codegen::tokio_stream::Stream<
                 Item = std::result::Result<super::ListReply, tonic::Status>,
-            > + std::marker::Send
+            >
+            + std::marker::Send
             + 'static;
         /// A folder's contents, or all files below it, in pages, sorted by the bytes of their paths.
         async fn list(
@@ -636,7 +714,8 @@ pub mod diesel_server {
         /// Server streaming response type for the Recover method.
         type RecoverStream: tonic::codegen::tokio_stream::Stream<
                 Item = std::result::Result<super::RecoverProgress, tonic::Status>,
-            > + std::marker::Send
+            >
+            + std::marker::Send
             + 'static;
         /// Rebuilds metadata from the chunk store, while readers and writers go on.
         async fn recover(
@@ -665,7 +744,10 @@ pub mod diesel_server {
                 max_encoding_message_size: None,
             }
         }
-        pub fn with_interceptor<F>(inner: T, interceptor: F) -> InterceptedService<Self, F>
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
         where
             F: tonic::service::Interceptor,
         {
@@ -720,16 +802,23 @@ pub mod diesel_server {
                 "/diesel.v1.Diesel/CreateDataset" => {
                     #[allow(non_camel_case_types)]
                     struct CreateDatasetSvc<T: Diesel>(pub Arc<T>);
-                    impl<T: Diesel> tonic::server::UnaryService<super::CreateDatasetRequest> for CreateDatasetSvc<T> {
+                    impl<
+                        T: Diesel,
+                    > tonic::server::UnaryService<super::CreateDatasetRequest>
+                    for CreateDatasetSvc<T> {
                         type Response = super::Dataset;
-                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
                         fn call(
                             &mut self,
                             request: tonic::Request<super::CreateDatasetRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
-                            let fut =
-                                async move { <T as Diesel>::create_dataset(&inner, request).await };
+                            let fut = async move {
+                                <T as Diesel>::create_dataset(&inner, request).await
+                            };
                             Box::pin(fut)
                         }
                     }
@@ -758,16 +847,21 @@ pub mod diesel_server {
                 "/diesel.v1.Diesel/GetDataset" => {
                     #[allow(non_camel_case_types)]
                     struct GetDatasetSvc<T: Diesel>(pub Arc<T>);
-                    impl<T: Diesel> tonic::server::UnaryService<super::GetDatasetRequest> for GetDatasetSvc<T> {
+                    impl<T: Diesel> tonic::server::UnaryService<super::GetDatasetRequest>
+                    for GetDatasetSvc<T> {
                         type Response = super::Dataset;
-                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
                         fn call(
                             &mut self,
                             request: tonic::Request<super::GetDatasetRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
-                            let fut =
-                                async move { <T as Diesel>::get_dataset(&inner, request).await };
+                            let fut = async move {
+                                <T as Diesel>::get_dataset(&inner, request).await
+                            };
                             Box::pin(fut)
                         }
                     }
@@ -796,16 +890,23 @@ pub mod diesel_server {
                 "/diesel.v1.Diesel/ListDatasets" => {
                     #[allow(non_camel_case_types)]
                     struct ListDatasetsSvc<T: Diesel>(pub Arc<T>);
-                    impl<T: Diesel> tonic::server::UnaryService<super::ListDatasetsRequest> for ListDatasetsSvc<T> {
+                    impl<
+                        T: Diesel,
+                    > tonic::server::UnaryService<super::ListDatasetsRequest>
+                    for ListDatasetsSvc<T> {
                         type Response = super::ListDatasetsReply;
-                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
                         fn call(
                             &mut self,
                             request: tonic::Request<super::ListDatasetsRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
-                            let fut =
-                                async move { <T as Diesel>::list_datasets(&inner, request).await };
+                            let fut = async move {
+                                <T as Diesel>::list_datasets(&inner, request).await
+                            };
                             Box::pin(fut)
                         }
                     }
@@ -834,16 +935,23 @@ pub mod diesel_server {
                 "/diesel.v1.Diesel/DeleteDataset" => {
                     #[allow(non_camel_case_types)]
                     struct DeleteDatasetSvc<T: Diesel>(pub Arc<T>);
-                    impl<T: Diesel> tonic::server::UnaryService<super::DeleteDatasetRequest> for DeleteDatasetSvc<T> {
+                    impl<
+                        T: Diesel,
+                    > tonic::server::UnaryService<super::DeleteDatasetRequest>
+                    for DeleteDatasetSvc<T> {
                         type Response = super::DeleteDatasetReply;
-                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
                         fn call(
                             &mut self,
                             request: tonic::Request<super::DeleteDatasetRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
-                            let fut =
-                                async move { <T as Diesel>::delete_dataset(&inner, request).await };
+                            let fut = async move {
+                                <T as Diesel>::delete_dataset(&inner, request).await
+                            };
                             Box::pin(fut)
                         }
                     }
@@ -872,16 +980,25 @@ pub mod diesel_server {
                 "/diesel.v1.Diesel/PutChunk" => {
                     #[allow(non_camel_case_types)]
                     struct PutChunkSvc<T: Diesel>(pub Arc<T>);
-                    impl<T: Diesel> tonic::server::ClientStreamingService<super::PutChunkRequest> for PutChunkSvc<T> {
+                    impl<
+                        T: Diesel,
+                    > tonic::server::ClientStreamingService<super::PutChunkRequest>
+                    for PutChunkSvc<T> {
                         type Response = super::PutChunkReply;
-                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
                         fn call(
                             &mut self,
-                            request: tonic::Request<tonic::Streaming<super::PutChunkRequest>>,
+                            request: tonic::Request<
+                                tonic::Streaming<super::PutChunkRequest>,
+                            >,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
-                            let fut =
-                                async move { <T as Diesel>::put_chunk(&inner, request).await };
+                            let fut = async move {
+                                <T as Diesel>::put_chunk(&inner, request).await
+                            };
                             Box::pin(fut)
                         }
                     }
@@ -910,15 +1027,21 @@ pub mod diesel_server {
                 "/diesel.v1.Diesel/Delete" => {
                     #[allow(non_camel_case_types)]
                     struct DeleteSvc<T: Diesel>(pub Arc<T>);
-                    impl<T: Diesel> tonic::server::UnaryService<super::DeleteRequest> for DeleteSvc<T> {
+                    impl<T: Diesel> tonic::server::UnaryService<super::DeleteRequest>
+                    for DeleteSvc<T> {
                         type Response = super::DeleteReply;
-                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
                         fn call(
                             &mut self,
                             request: tonic::Request<super::DeleteRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
-                            let fut = async move { <T as Diesel>::delete(&inner, request).await };
+                            let fut = async move {
+                                <T as Diesel>::delete(&inner, request).await
+                            };
                             Box::pin(fut)
                         }
                     }
@@ -947,17 +1070,24 @@ pub mod diesel_server {
                 "/diesel.v1.Diesel/Read" => {
                     #[allow(non_camel_case_types)]
                     struct ReadSvc<T: Diesel>(pub Arc<T>);
-                    impl<T: Diesel> tonic::server::ServerStreamingService<super::ReadRequest> for ReadSvc<T> {
+                    impl<
+                        T: Diesel,
+                    > tonic::server::ServerStreamingService<super::ReadRequest>
+                    for ReadSvc<T> {
                         type Response = super::ReadReply;
                         type ResponseStream = T::ReadStream;
-                        type Future =
-                            BoxFuture<tonic::Response<Self::ResponseStream>, tonic::Status>;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
                         fn call(
                             &mut self,
                             request: tonic::Request<super::ReadRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
-                            let fut = async move { <T as Diesel>::read(&inner, request).await };
+                            let fut = async move {
+                                <T as Diesel>::read(&inner, request).await
+                            };
                             Box::pin(fut)
                         }
                     }
@@ -986,15 +1116,21 @@ pub mod diesel_server {
                 "/diesel.v1.Diesel/Stat" => {
                     #[allow(non_camel_case_types)]
                     struct StatSvc<T: Diesel>(pub Arc<T>);
-                    impl<T: Diesel> tonic::server::UnaryService<super::StatRequest> for StatSvc<T> {
+                    impl<T: Diesel> tonic::server::UnaryService<super::StatRequest>
+                    for StatSvc<T> {
                         type Response = super::StatReply;
-                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
                         fn call(
                             &mut self,
                             request: tonic::Request<super::StatRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
-                            let fut = async move { <T as Diesel>::stat(&inner, request).await };
+                            let fut = async move {
+                                <T as Diesel>::stat(&inner, request).await
+                            };
                             Box::pin(fut)
                         }
                     }
@@ -1023,17 +1159,24 @@ pub mod diesel_server {
                 "/diesel.v1.Diesel/List" => {
                     #[allow(non_camel_case_types)]
                     struct ListSvc<T: Diesel>(pub Arc<T>);
-                    impl<T: Diesel> tonic::server::ServerStreamingService<super::ListRequest> for ListSvc<T> {
+                    impl<
+                        T: Diesel,
+                    > tonic::server::ServerStreamingService<super::ListRequest>
+                    for ListSvc<T> {
                         type Response = super::ListReply;
                         type ResponseStream = T::ListStream;
-                        type Future =
-                            BoxFuture<tonic::Response<Self::ResponseStream>, tonic::Status>;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
                         fn call(
                             &mut self,
                             request: tonic::Request<super::ListRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
-                            let fut = async move { <T as Diesel>::list(&inner, request).await };
+                            let fut = async move {
+                                <T as Diesel>::list(&inner, request).await
+                            };
                             Box::pin(fut)
                         }
                     }
@@ -1062,17 +1205,24 @@ pub mod diesel_server {
                 "/diesel.v1.Diesel/Recover" => {
                     #[allow(non_camel_case_types)]
                     struct RecoverSvc<T: Diesel>(pub Arc<T>);
-                    impl<T: Diesel> tonic::server::ServerStreamingService<super::RecoverRequest> for RecoverSvc<T> {
+                    impl<
+                        T: Diesel,
+                    > tonic::server::ServerStreamingService<super::RecoverRequest>
+                    for RecoverSvc<T> {
                         type Response = super::RecoverProgress;
                         type ResponseStream = T::RecoverStream;
-                        type Future =
-                            BoxFuture<tonic::Response<Self::ResponseStream>, tonic::Status>;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
                         fn call(
                             &mut self,
                             request: tonic::Request<super::RecoverRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
-                            let fut = async move { <T as Diesel>::recover(&inner, request).await };
+                            let fut = async move {
+                                <T as Diesel>::recover(&inner, request).await
+                            };
                             Box::pin(fut)
                         }
                     }
@@ -1098,16 +1248,25 @@ pub mod diesel_server {
                     };
                     Box::pin(fut)
                 }
-                _ => Box::pin(async move {
-                    let mut response = http::Response::new(tonic::body::Body::default());
-                    let headers = response.headers_mut();
-                    headers.insert(
-                        tonic::Status::GRPC_STATUS,
-                        (tonic::Code::Unimplemented as i32).into(),
-                    );
-                    headers.insert(http::header::CONTENT_TYPE, tonic::metadata::GRPC_CONTENT_TYPE);
-                    Ok(response)
-                }),
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
             }
         }
     }

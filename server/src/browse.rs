@@ -1,0 +1,86 @@
+//! Looking without reading: what stands at a path, and what lies in a folder.
+
+use bytes::Bytes;
+use dl_format::DirPath;
+use dl_meta::{Found, ListQuery};
+use dl_proto::{Kind, ListEntry, ListRequest, StatItem, StatRequest};
+use tokio::sync::mpsc;
+
+use crate::catalog;
+use crate::error::Error;
+use crate::parts::Parts;
+
+/// Entries of one page of a listing.
+const PAGE_ENTRIES: usize = 4_096;
+
+pub(crate) async fn stat(parts: &Parts, request: &StatRequest) -> Result<Vec<StatItem>, Error> {
+    catalog::by_id(parts, request.dataset).await?;
+    let found = parts.meta.lookup(request.dataset, &request.paths).await;
+    let found =
+        found.map_err(|error| Error::meta("look up files of dataset", request.dataset, error))?;
+    Ok(found.into_iter().map(item).collect())
+}
+
+fn item(found: Found) -> StatItem {
+    match found {
+        Found::File(file) => StatItem::File(file),
+        Found::Folder => StatItem::Folder,
+        Found::Missing => StatItem::Missing,
+    }
+}
+
+/// Sends pages through `replies` until the listing ends or the client gives up.
+pub(crate) async fn list(
+    parts: &Parts,
+    request: ListRequest,
+    replies: mpsc::Sender<Result<Vec<ListEntry>, Error>>,
+) {
+    if let Err(error) = pages(parts, request, &replies).await {
+        // Nobody to tell when the receiver is gone.
+        let _ = replies.send(Err(error)).await;
+    }
+}
+
+async fn pages(
+    parts: &Parts,
+    request: ListRequest,
+    replies: &mpsc::Sender<Result<Vec<ListEntry>, Error>>,
+) -> Result<(), Error> {
+    let ListRequest { dataset, dir, recursive, after, names_only } = request;
+    catalog::by_id(parts, dataset).await?;
+    let mut query = ListQuery { dir, recursive, after, limit: PAGE_ENTRIES };
+    loop {
+        let page = parts.meta.list(dataset, &query).await;
+        let page = page.map_err(|error| Error::meta("list dataset", dataset, error))?;
+        if page.is_empty() && query.after.is_none() && !query.dir.is_root() {
+            return Err(not_a_folder(parts, &query.dir, dataset).await?);
+        }
+        let is_last = page.len() < PAGE_ENTRIES;
+        query.after = page.last().map(dl_meta::ListEntry::key);
+        let entries = page.into_iter().map(|entry| match entry {
+            dl_meta::ListEntry::File(path, file) => {
+                ListEntry::File(path, (!names_only).then_some(file))
+            }
+            dl_meta::ListEntry::Folder(path) => ListEntry::Folder(path),
+        });
+        if replies.send(Ok(entries.collect())).await.is_err() || is_last {
+            return Ok(());
+        }
+    }
+}
+
+async fn not_a_folder(
+    parts: &Parts,
+    dir: &DirPath,
+    dataset: dl_format::DatasetId,
+) -> Result<Error, Error> {
+    let bytes = Bytes::copy_from_slice(dir.as_bytes());
+    let path = dl_format::FilePath::new(bytes)
+        .map_err(|error| Error::new(Kind::Invalid, "list", dir, error))?;
+    let found = parts.meta.lookup(dataset, std::slice::from_ref(&path)).await;
+    let found = found.map_err(|error| Error::meta("list dataset", dataset, error))?;
+    Ok(match found.first() {
+        Some(Found::File(_)) => Error::new(Kind::Invalid, "list", dir, "it is a file"),
+        _ => Error::new(Kind::NotFound, "list", dir, "there is no such folder"),
+    })
+}

@@ -1,0 +1,158 @@
+//! Commits: what a client sealed becomes part of the dataset (paper, 4.1, Figure 3).
+//!
+//! Must hold: everything is verified, then stamped, then put create-only and durable, then
+//! appended to the log; only then it is acknowledged. The same id again, through any server, ends
+//! in the same state and the same answer.
+
+use std::time::{Duration, SystemTime};
+
+use dl_format::{
+    ChunkId, Committed, DatasetId, Digest, Extent, Header, ObjectKind, Stamp, Verified,
+    encode_tombstone,
+};
+use dl_proto::{DeleteRequest, Kind};
+use dl_runtime::blocking;
+
+use crate::catalog;
+use crate::error::Error;
+use crate::headers::read_header;
+use crate::parts::{Parts, object_key};
+
+const ACTION: &str = "commit object";
+
+/// Commits a chunk or part as its client sealed it; gives the stamp it has for ever.
+pub(crate) async fn put_chunk(
+    parts: &Parts,
+    dataset: DatasetId,
+    object: Vec<u8>,
+) -> Result<Stamp, Error> {
+    let record = catalog::by_id(parts, dataset).await?;
+    let verified = blocking::run(move || Verified::check(object)).await;
+    let verified = verified
+        .map_err(|error| Error::new(Kind::Unavailable, ACTION, dataset, error))?
+        .map_err(|error| Error::new(Kind::Invalid, ACTION, dataset, error))?;
+    let header = verified.header();
+    let refuse = |why: &str| Err(Error::new(Kind::Invalid, ACTION, header.id(), why));
+    if header.dataset() != dataset {
+        return refuse("it was sealed for another dataset");
+    }
+    if header.stamp().is_some() {
+        return refuse("it carries a stamp; only servers give stamps");
+    }
+    if header.kind() == ObjectKind::Tombstone {
+        return refuse("tombstones are made by Delete");
+    }
+    if header.is_rewrite() {
+        return refuse("it claims versions of other chunks; only servers rewrite chunks");
+    }
+    if header.object_length() > u64::from(record.shape.size()) {
+        return refuse("it is larger than the chunks of this dataset");
+    }
+    check_parts(parts, header).await?;
+    commit(parts, verified).await
+}
+
+/// Commits a tombstone over the versions that a client saw.
+pub(crate) async fn delete(parts: &Parts, request: &DeleteRequest) -> Result<Stamp, Error> {
+    catalog::by_id(parts, request.dataset).await?;
+    let object = encode_tombstone(request.dataset, request.tombstone, &request.deletions)
+        .map_err(|error| Error::new(Kind::Invalid, "delete by", request.tombstone, error))?;
+    let verified = Verified::check(object)
+        .map_err(|error| Error::new(Kind::Internal, "delete by", request.tombstone, error))?;
+    commit(parts, verified).await
+}
+
+async fn commit(parts: &Parts, verified: Verified) -> Result<Stamp, Error> {
+    let (id, kind) = (verified.header().id(), verified.header().kind());
+    let (dataset, digest) = (verified.header().dataset(), verified.header().digest());
+    let now = parts.clock.now();
+    if let Some(off) = skew(id, now).filter(|off| *off > parts.limits.clock_skew) {
+        // A late retry of what is there already is still answered.
+        return match committed_before(parts, dataset, id, kind, digest).await {
+            Err(error) if error.kind == Kind::NotFound => {
+                let why = format!(
+                    "its id is {} s off this server's clock; set the clocks of client and server",
+                    off.as_secs()
+                );
+                Err(Error::new(Kind::Invalid, ACTION, id, why))
+            }
+            other => other,
+        };
+    }
+    let stamp = parts.meta.stamp(dataset, Stamp::at(now)).await;
+    let stamp = stamp.map_err(|error| Error::meta("stamp object", id, error))?;
+    let (committed, object) =
+        verified.commit(stamp).map_err(|error| Error::new(Kind::Internal, ACTION, id, error))?;
+    match parts.store.create(&object_key(dataset, id, kind), object).await {
+        Ok(()) => append(parts, &committed).await,
+        Err(error) if error.kind == dl_store::Kind::Exists => {
+            committed_before(parts, dataset, id, kind, digest).await
+        }
+        Err(error) => Err(Error::store(ACTION, id, error)),
+    }
+}
+
+/// The object is there already: the same put again, or another one under the same id.
+async fn committed_before(
+    parts: &Parts,
+    dataset: DatasetId,
+    id: ChunkId,
+    kind: ObjectKind,
+    digest: Digest,
+) -> Result<Stamp, Error> {
+    let header = read_header(parts, &object_key(dataset, id, kind)).await?;
+    if header.digest() != digest {
+        let why = "another object has this id; seal it again under a fresh one";
+        return Err(Error::new(Kind::Conflict, ACTION, id, why));
+    }
+    let committed = header.committed();
+    let committed = committed.map_err(|error| Error::new(Kind::Corrupt, ACTION, id, error))?;
+    append(parts, &committed).await
+}
+
+/// The commit point.
+async fn append(parts: &Parts, object: &Committed) -> Result<Stamp, Error> {
+    let header = object.header();
+    match parts.meta.append(object).await {
+        Ok(_) => Ok(object.stamp()),
+        Err(error) if error.kind == dl_meta::Kind::Missing => {
+            // The dataset ended meanwhile; its sweep may have missed this object.
+            let key = object_key(header.dataset(), header.id(), header.kind());
+            let ended = catalog::by_id(parts, header.dataset()).await;
+            if matches!(&ended, Err(error) if error.kind == Kind::NotFound) {
+                let removed = parts.store.delete(&key).await;
+                removed.map_err(|error| Error::store("remove object", header.id(), error))?;
+            }
+            ended?;
+            Err(Error::meta(ACTION, header.id(), error))
+        }
+        Err(error) => Err(Error::meta(ACTION, header.id(), error)),
+    }
+}
+
+/// A large file is published only when each of its parts was committed.
+async fn check_parts(parts: &Parts, header: &Header) -> Result<(), Error> {
+    for extent in header.extents() {
+        if !is_committed(parts, header.dataset(), extent).await? {
+            let why = format!("its part {} was never committed", extent.part);
+            return Err(Error::new(Kind::Invalid, ACTION, header.id(), why));
+        }
+    }
+    Ok(())
+}
+
+async fn is_committed(parts: &Parts, dataset: DatasetId, extent: &Extent) -> Result<bool, Error> {
+    let found = parts.meta.objects(dataset, extent.part.before(), 1).await;
+    let found = found.map_err(|error| Error::meta("find part", extent.part, error))?;
+    Ok(found.first().is_some_and(|object| {
+        object.id == extent.part
+            && object.kind == ObjectKind::Part
+            && object.file_bytes == u64::from(extent.length)
+    }))
+}
+
+/// How far the seconds of an id are off.
+fn skew(id: ChunkId, now: SystemTime) -> Option<Duration> {
+    let sealed = id.sealed_at();
+    now.duration_since(sealed).or_else(|_| sealed.duration_since(now)).ok()
+}

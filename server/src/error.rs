@@ -1,0 +1,90 @@
+//! What went wrong with a request, and how that is told to the client.
+
+use std::error::Error as StdError;
+use std::fmt::Display;
+
+use dl_proto::Kind;
+use tonic::Status;
+
+/// What the client can do about it is its kind; what happened is its source.
+#[derive(Debug, thiserror::Error)]
+#[error("{action} {what}")]
+pub struct Error {
+    /// What the client can do.
+    pub kind: Kind,
+    /// What was being done, in the present tense, as in "commit chunk".
+    pub action: &'static str,
+    /// To what.
+    pub what: String,
+    /// Why it failed.
+    #[source]
+    pub source: Box<dyn StdError + Send + Sync>,
+}
+
+impl Error {
+    /// An error with its cause, which says what to do.
+    pub fn new(
+        kind: Kind,
+        action: &'static str,
+        what: impl Display,
+        source: impl Into<Box<dyn StdError + Send + Sync>>,
+    ) -> Self {
+        Self { kind, action, what: what.to_string(), source: source.into() }
+    }
+
+    /// What went wrong with the chunk store.
+    pub(crate) fn store(action: &'static str, what: impl Display, error: dl_store::Error) -> Self {
+        let kind = match error.kind {
+            dl_store::Kind::Missing => Kind::NotFound,
+            dl_store::Kind::Exists => Kind::Conflict,
+            dl_store::Kind::Unavailable => Kind::Unavailable,
+            dl_store::Kind::Full => Kind::Full,
+            dl_store::Kind::Corrupt => Kind::Corrupt,
+            dl_store::Kind::Denied => Kind::Denied,
+            dl_store::Kind::Unsupported => Kind::Invalid,
+        };
+        Self::new(kind, action, what, error)
+    }
+
+    /// What went wrong with the metadata store.
+    pub(crate) fn meta(action: &'static str, what: impl Display, error: dl_meta::Error) -> Self {
+        let kind = match error.kind {
+            dl_meta::Kind::Missing => Kind::NotFound,
+            dl_meta::Kind::Conflict | dl_meta::Kind::InUse => Kind::Conflict,
+            dl_meta::Kind::Unavailable => Kind::Unavailable,
+            dl_meta::Kind::Full => Kind::Full,
+            dl_meta::Kind::Corrupt => Kind::Corrupt,
+            dl_meta::Kind::Denied => Kind::Denied,
+            dl_meta::Kind::Unsupported => Kind::Invalid,
+        };
+        Self::new(kind, action, what, error)
+    }
+
+    /// The error and all its causes, on one line.
+    pub fn chain(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            text.push_str(": ");
+            text.push_str(&error.to_string());
+            cause = error.source();
+        }
+        text
+    }
+}
+
+impl From<Error> for Status {
+    fn from(error: Error) -> Self {
+        let text = error.chain();
+        match error.kind {
+            Kind::Internal | Kind::Corrupt => tracing::error!(error = text, "request failed"),
+            Kind::Full | Kind::Denied | Kind::Unavailable | Kind::NeedsRecovery => {
+                tracing::warn!(error = text, "request failed");
+            }
+            Kind::NotFound | Kind::Invalid | Kind::Conflict | Kind::TimedOut | Kind::Cancelled => {
+                tracing::debug!(error = text, "request failed")
+            }
+        }
+        Self::new(error.kind.code(), text)
+    }
+}

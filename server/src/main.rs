@@ -1,0 +1,57 @@
+//! `dlserver`: reads its configuration, opens its stores, serves until SIGTERM.
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context;
+use clap::Parser;
+use dl_runtime::{Clock, OsRandom, Shutdown, SystemClock, telemetry};
+use dl_server::config::{Config, Flags};
+use dl_server::{Parts, prepare, serve};
+use tokio::net::TcpListener;
+
+fn main() -> ExitCode {
+    let flags = Flags::parse();
+    let config = match Config::load(flags) {
+        Ok(config) => config,
+        Err(error) => return fail(&error.into(), ExitCode::from(2)),
+    };
+    let ended = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("start the runtime")
+        .and_then(|runtime| runtime.block_on(run(config)));
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error, ExitCode::FAILURE),
+    }
+}
+
+async fn run(config: Config) -> anyhow::Result<()> {
+    telemetry::init(&config.log, config.log_json)?;
+    let shutdown = Shutdown::new().with_grace(config.grace).on_signals()?;
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    let store = dl_store::open(&config.store).await?;
+    let (meta, last_stop) = dl_meta::open(&config.meta, Arc::clone(&clock)).await?;
+    let random = Arc::new(OsRandom);
+    let parts = Parts { store, meta: Arc::clone(&meta), clock, random, limits: config.limits };
+    prepare(&parts, last_stop).await?;
+    let listener = TcpListener::bind(config.listen)
+        .await
+        .with_context(|| format!("listen on {}; is another server running?", config.listen))?;
+    let address = listener.local_addr().context("listen")?;
+    tracing::info!(%address, store = %parts.store, meta = %parts.meta, "serving");
+    // One line for scripts that asked for any free port.
+    writeln!(std::io::stdout(), "listening on {address}").context("say where it listens")?;
+    serve(listener, parts, shutdown).await?;
+    meta.close().await?;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+fn fail(error: &anyhow::Error, code: ExitCode) -> ExitCode {
+    // Nobody to tell when stderr is gone.
+    let _ = writeln!(std::io::stderr(), "dlserver: {error:#}");
+    code
+}

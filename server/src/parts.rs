@@ -1,0 +1,101 @@
+//! What every request works with: the stores, the clock, and the limits. Nothing else is kept by
+//! the process, so that any server can answer any request.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dl_format::{ChunkId, DatasetId, ObjectKind};
+use dl_meta::MetaStore;
+use dl_proto::Kind;
+use dl_runtime::{Clock, Random};
+use dl_store::{Key, Prefix, Store};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::error::Error;
+
+/// How much a server holds in memory at once, and how long it waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of chunks that are being received or committed.
+    pub write_bytes: u32,
+    /// Bytes of files that are being read or sent.
+    pub read_bytes: u32,
+    /// How long a request waits for memory, and for the next piece from its client.
+    pub patience: Duration,
+    /// How far the seconds of a chunk id may be off the server's clock.
+    pub clock_skew: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            write_bytes: 64 << 20,
+            read_bytes: 48 << 20,
+            patience: Duration::from_secs(30),
+            clock_skew: Duration::from_secs(15 * 60),
+        }
+    }
+}
+
+/// The components of a server.
+#[derive(Debug, Clone)]
+pub struct Parts {
+    /// Where the objects are.
+    pub store: Arc<dyn Store>,
+    /// The index over them.
+    pub meta: Arc<dyn MetaStore>,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+    /// Randomness.
+    pub random: Arc<dyn Random>,
+    /// Bounds.
+    pub limits: Limits,
+}
+
+/// Memory for work in flight, given out in bytes.
+#[derive(Debug, Clone)]
+pub(crate) struct Budget {
+    room: Arc<Semaphore>,
+    total: u32,
+    purpose: &'static str,
+}
+
+impl Budget {
+    pub(crate) fn new(total: u32, purpose: &'static str) -> Self {
+        Self { room: Arc::new(Semaphore::new(total as usize)), total, purpose }
+    }
+
+    /// Waits for room; what is larger than everything takes everything.
+    pub(crate) async fn take(
+        &self,
+        bytes: u64,
+        parts: &Parts,
+    ) -> Result<OwnedSemaphorePermit, Error> {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(self.total);
+        let patience = parts.limits.patience;
+        tokio::select! {
+            permit = Arc::clone(&self.room).acquire_many_owned(bytes) => {
+                Ok(permit.expect("the semaphore is never closed"))
+            }
+            () = parts.clock.sleep(patience) => {
+                let why = format!("{} bytes are in use after {patience:?}; try again", self.total);
+                Err(Error::new(Kind::Unavailable, "wait for memory to", self.purpose, why))
+            }
+        }
+    }
+}
+
+/// The key of an object.
+pub(crate) fn object_key(dataset: DatasetId, id: ChunkId, kind: ObjectKind) -> Key {
+    key(dl_format::object_key(dataset, id, kind))
+}
+
+/// A key that `dl_format` spelled.
+pub(crate) fn key(text: String) -> Key {
+    Key::new(text).expect("the format's keys are plain segments")
+}
+
+/// A prefix that `dl_format` spelled.
+pub(crate) fn prefix(text: String) -> Prefix {
+    Prefix::new(text).expect("the format's keys are plain segments")
+}

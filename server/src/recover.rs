@@ -1,0 +1,227 @@
+//! Recovery: what the chunk store holds becomes known to the metadata store again (paper, 4.1.2).
+//!
+//! Must hold: a complete object of a living dataset that the log lacks is adopted, under the stamp
+//! it carries; nothing is ever removed; what can't be adopted is named. Safe on a live server, and
+//! safe to cut off and run again.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use dl_format::{
+    ChunkId, DatasetId, DatasetName, Header, NameState, dataset_prefix, parse_object_key,
+};
+use dl_meta::{Appended, DatasetState};
+use dl_proto::{Kind, RecoverProgress, RecoverRequest};
+use dl_store::{Key, ObjectInfo};
+use futures::TryStreamExt;
+use futures::stream::{self, StreamExt};
+use tokio::sync::mpsc;
+
+use crate::catalog;
+use crate::error::Error;
+use crate::headers::read_headers;
+use crate::names::{self, Named};
+use crate::parts::{Parts, prefix};
+
+/// Ids are looked at from this long before the asked time: writers' clocks may be off by half.
+const SLACK: Duration = Duration::from_secs(30 * 60);
+
+/// Headers read with one call to the store, and such calls in flight.
+const BATCH: usize = 32;
+const BATCHES_AT_ONCE: usize = 4;
+
+/// Objects asked of the log at once.
+const LOG_PAGE: usize = 10_000;
+
+/// Rebuilds what a request names; tells how far it is through `progress`.
+pub(crate) async fn recover(
+    parts: &Parts,
+    request: RecoverRequest,
+    progress: &mpsc::Sender<RecoverProgress>,
+) -> Result<(), Error> {
+    let mut named = names::all(parts).await?;
+    named.retain(|(_, named)| named.record.state == NameState::Live);
+    if let Some(name) = &request.dataset {
+        let near = names::nearest(name, named.iter().map(|(live, _)| live)).cloned();
+        named.retain(|(live, _)| live == name);
+        if named.is_empty() {
+            let why = match near {
+                Some(near) => format!("the chunk store has none; did you mean {near}?"),
+                None => "the chunk store has none of that name".to_owned(),
+            };
+            return Err(Error::new(Kind::NotFound, "recover dataset", name, why));
+        }
+    }
+    let since = request.since.and_then(|since| since.time().checked_sub(SLACK));
+    let since = since.map(|since| dl_format::Stamp::at(since).get() / 1_000_000);
+    for (name, named) in named {
+        dataset(parts, &name, named, since, progress).await?;
+    }
+    catalog::bind_recovered(parts).await
+}
+
+/// Adopts whatever the logs of all datasets lack, after a metadata store lost their ends.
+pub(crate) async fn roll_forward(parts: &Parts) -> Result<u64, Error> {
+    let (progress, mut done) = mpsc::channel::<RecoverProgress>(16);
+    let everything = RecoverRequest { dataset: None, since: None };
+    let adopted = async {
+        let mut adopted = 0;
+        while let Some(progress) = done.recv().await {
+            for problem in &progress.problems {
+                tracing::error!(dataset = progress.dataset, problem, "damaged object");
+            }
+            adopted += if progress.done { progress.adopted } else { 0 };
+        }
+        adopted
+    };
+    let recovered = async {
+        let recovered = recover(parts, everything, &progress).await;
+        drop(progress);
+        recovered
+    };
+    let (recovered, adopted) = tokio::join!(recovered, adopted);
+    recovered.map(|()| adopted)
+}
+
+async fn dataset(
+    parts: &Parts,
+    name: &DatasetName,
+    named: Named,
+    since: Option<u64>,
+    progress: &mpsc::Sender<RecoverProgress>,
+) -> Result<(), Error> {
+    let id = named.record.dataset;
+    let record = parts.meta.record(id).await;
+    let record = record.map_err(|error| Error::meta("recover dataset", name, error))?;
+    let whole = record.is_some_and(|record| record.state == DatasetState::Live);
+    // Until all is back, its contents must not be taken for all there is.
+    if !whole && catalog::index(parts, name, named, DatasetState::Recovering).await? {
+        return Ok(());
+    }
+    let mut state = RecoverProgress {
+        dataset: name.to_string(),
+        listed: 0,
+        checked: 0,
+        adopted: 0,
+        files: 0,
+        problems: Vec::new(),
+        done: false,
+    };
+    let known = known_objects(parts, id).await?;
+    let mut missing: Vec<(ChunkId, ObjectInfo)> = Vec::new();
+    {
+        let all = prefix(dataset_prefix(id));
+        let mut objects = parts.store.list(&all);
+        while let Some(object) = next(&mut objects, name).await? {
+            state.listed += 1;
+            match parse_object_key(object.key.as_str()) {
+                Some((dataset, chunk, _)) if dataset == id => {
+                    let recent = since.is_none_or(|since| u64::from(chunk.seconds()) >= since);
+                    if recent && !known.contains(&chunk) {
+                        missing.push((chunk, object));
+                    }
+                }
+                _ => state.problems.push(format!("{} is no object of a dataset", object.key)),
+            }
+        }
+    }
+    // By id: by the time of writing, and so that the log grows in order.
+    missing.sort_unstable_by_key(|(chunk, _)| *chunk);
+    state.checked = state.listed.saturating_sub(missing.len() as u64);
+    tell(progress, &mut state).await;
+
+    let batches: Vec<Vec<_>> = missing.chunks(BATCH).map(<[_]>::to_vec).collect();
+    let mut batches = stream::iter(batches)
+        .map(|batch| async move {
+            let keys: Vec<Key> = batch.iter().map(|(_, object)| object.key.clone()).collect();
+            let headers = read_headers(parts, &keys).await;
+            (batch, headers)
+        })
+        .buffered(BATCHES_AT_ONCE);
+    while let Some((batch, headers)) = batches.next().await {
+        for ((chunk, object), header) in batch.iter().zip(headers) {
+            state.checked += 1;
+            match header {
+                Ok(header) => adopt(parts, id, *chunk, object, header, &mut state).await?,
+                Err(error) if error.kind == Kind::Corrupt => state.problems.push(error.chain()),
+                Err(error) => return Err(error),
+            }
+        }
+        tell(progress, &mut state).await;
+    }
+    if !whole {
+        catalog::index(parts, name, named, DatasetState::Live).await?;
+    }
+    state.done = true;
+    tell(progress, &mut state).await;
+    Ok(())
+}
+
+async fn adopt(
+    parts: &Parts,
+    dataset: DatasetId,
+    chunk: ChunkId,
+    object: &ObjectInfo,
+    header: Header,
+    state: &mut RecoverProgress,
+) -> Result<(), Error> {
+    if header.dataset() != dataset || header.id() != chunk {
+        state.problems.push(format!("{} holds another object than its key says", object.key));
+        return Ok(());
+    }
+    if header.object_length() != object.size {
+        state.problems.push(format!(
+            "{} has {} bytes and should have {}",
+            object.key,
+            object.size,
+            header.object_length()
+        ));
+        return Ok(());
+    }
+    let files = u64::from(header.entry_count());
+    let committed = match header.committed() {
+        Ok(committed) => committed,
+        Err(error) => {
+            state.problems.push(format!("{}: {error}", object.key));
+            return Ok(());
+        }
+    };
+    let appended = parts.meta.append(&committed).await;
+    match appended.map_err(|error| Error::meta("adopt object", chunk, error))? {
+        Appended::New => {
+            state.adopted += 1;
+            state.files += files;
+        }
+        Appended::Known => {}
+    }
+    Ok(())
+}
+
+async fn known_objects(parts: &Parts, dataset: DatasetId) -> Result<HashSet<ChunkId>, Error> {
+    let mut known = HashSet::new();
+    let mut after = None;
+    loop {
+        let page = parts.meta.objects(dataset, after, LOG_PAGE).await;
+        let page = page.map_err(|error| Error::meta("read the log of dataset", dataset, error))?;
+        after = page.last().map(|object| object.id);
+        known.extend(page.iter().map(|object| object.id));
+        if page.len() < LOG_PAGE {
+            return Ok(known);
+        }
+    }
+}
+
+async fn next(
+    objects: &mut stream::BoxStream<'_, Result<ObjectInfo, dl_store::Error>>,
+    name: &DatasetName,
+) -> Result<Option<ObjectInfo>, Error> {
+    let object = objects.try_next().await;
+    object.map_err(|error| Error::store("list the objects of dataset", name, error))
+}
+
+/// Says how far it is. Problems are told once.
+async fn tell(progress: &mpsc::Sender<RecoverProgress>, state: &mut RecoverProgress) {
+    // The recovery goes on when nobody listens.
+    let _ = progress.send(state.clone()).await;
+    state.problems.clear();
+}

@@ -1,0 +1,260 @@
+//! The gRPC adapter: converts a request, calls one function of the domain, converts the answer.
+
+use std::pin::Pin;
+
+use dl_format::{ChunkShape, DatasetId, DatasetName};
+use dl_proto::pb::{self, diesel_server::Diesel};
+use dl_proto::{
+    DeleteRequest, Kind, ListRequest, MESSAGE_BYTES_MAX, PutHead, ReadRequest, RecoverRequest,
+    StatRequest, WireError,
+};
+use futures::{Stream, StreamExt};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+use tracing::Instrument;
+
+use crate::error::Error;
+use crate::executor::Executor;
+use crate::parts::{Budget, Parts};
+use crate::{browse, catalog, commit, read, recover};
+
+type Replies<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// Answer messages that wait for the connection: one that is sent, one that is ready.
+const REPLIES_AHEAD: usize = 2;
+
+/// Answers requests with the parts it was given; keeps nothing else.
+#[derive(Debug, Clone)]
+pub(crate) struct Service {
+    parts: Parts,
+    executor: Executor,
+    writes: Budget,
+    reads: Budget,
+}
+
+impl Service {
+    pub(crate) fn new(parts: Parts) -> Self {
+        Self {
+            executor: Executor::new(std::sync::Arc::clone(&parts.store)),
+            writes: Budget::new(parts.limits.write_bytes, "receive a chunk"),
+            reads: Budget::new(parts.limits.read_bytes, "read files"),
+            parts,
+        }
+    }
+
+    /// This service as tonic serves it.
+    pub(crate) fn into_server(self) -> pb::diesel_server::DieselServer<Self> {
+        pb::diesel_server::DieselServer::new(self)
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(MESSAGE_BYTES_MAX)
+    }
+
+    /// The next message of a client that must not keep memory for nothing.
+    async fn next_piece(
+        &self,
+        pieces: &mut Streaming<pb::PutChunkRequest>,
+    ) -> Result<Option<pb::PutChunkRequest>, Status> {
+        let patience = self.parts.limits.patience;
+        tokio::select! {
+            piece = pieces.message() => piece,
+            () = self.parts.clock.sleep(patience) => {
+                let why = format!("nothing came for {patience:?}; send it again");
+                Err(Error::new(Kind::TimedOut, "receive", "a chunk", why).into())
+            }
+        }
+    }
+
+    async fn receive(
+        &self,
+        pieces: &mut Streaming<pb::PutChunkRequest>,
+        head: PutHead,
+        first: &[u8],
+    ) -> Result<Vec<u8>, Status> {
+        let length = usize::try_from(head.length).unwrap_or(usize::MAX);
+        let mut object = Vec::with_capacity(length);
+        object.extend_from_slice(first);
+        while let Some(piece) = self.next_piece(pieces).await? {
+            if object.len().saturating_add(piece.data.len()) > length {
+                break;
+            }
+            object.extend_from_slice(&piece.data);
+        }
+        if object.len() == length {
+            return Ok(object);
+        }
+        let why = format!("{length} bytes were announced and another number came");
+        Err(Error::new(Kind::Invalid, "receive", "a chunk", why).into())
+    }
+}
+
+#[tonic::async_trait]
+impl Diesel for Service {
+    type ReadStream = Replies<pb::ReadReply>;
+    type ListStream = Replies<pb::ListReply>;
+    type RecoverStream = Replies<pb::RecoverProgress>;
+
+    #[tracing::instrument(name = "create_dataset", skip_all, fields(name = request.get_ref().name))]
+    async fn create_dataset(
+        &self,
+        request: Request<pb::CreateDatasetRequest>,
+    ) -> Result<Response<pb::Dataset>, Status> {
+        let wire = request.into_inner();
+        let or = |number, default| if number == 0 { default } else { number };
+        let default = ChunkShape::default();
+        let shape = ChunkShape::new(
+            or(wire.chunk_size, default.size()),
+            or(wire.alignment, default.alignment()),
+        );
+        let name = dataset_name(wire.name)?;
+        let shape = shape.map_err(|why| Error::new(Kind::Invalid, "create dataset", &name, why))?;
+        let dataset = catalog::create(&self.parts, &name, shape).await?;
+        Ok(Response::new(dataset.into()))
+    }
+
+    #[tracing::instrument(name = "get_dataset", skip_all, fields(name = request.get_ref().name))]
+    async fn get_dataset(
+        &self,
+        request: Request<pb::GetDatasetRequest>,
+    ) -> Result<Response<pb::Dataset>, Status> {
+        let name = dataset_name(request.into_inner().name)?;
+        let dataset = catalog::by_name(&self.parts, &name).await?;
+        Ok(Response::new(dataset.into()))
+    }
+
+    #[tracing::instrument(name = "list_datasets", skip_all)]
+    async fn list_datasets(
+        &self,
+        _: Request<pb::ListDatasetsRequest>,
+    ) -> Result<Response<pb::ListDatasetsReply>, Status> {
+        let datasets = catalog::list(&self.parts).await?;
+        let datasets = datasets.into_iter().map(Into::into).collect();
+        Ok(Response::new(pb::ListDatasetsReply { datasets }))
+    }
+
+    #[tracing::instrument(name = "delete_dataset", skip_all, fields(name = request.get_ref().name))]
+    async fn delete_dataset(
+        &self,
+        request: Request<pb::DeleteDatasetRequest>,
+    ) -> Result<Response<pb::DeleteDatasetReply>, Status> {
+        let wire = request.into_inner();
+        let (name, id) = (dataset_name(wire.name)?, dataset_id(&wire.id)?);
+        let removed = catalog::delete(&self.parts, &name, id).await?;
+        Ok(Response::new(pb::DeleteDatasetReply { removed }))
+    }
+
+    #[tracing::instrument(name = "put_chunk", skip_all, fields(dataset, bytes))]
+    async fn put_chunk(
+        &self,
+        request: Request<Streaming<pb::PutChunkRequest>>,
+    ) -> Result<Response<pb::PutChunkReply>, Status> {
+        let mut pieces = request.into_inner();
+        let first = self.next_piece(&mut pieces).await?;
+        let first = first.ok_or(WireError::Missing("its first message")).map_err(invalid)?;
+        let head = PutHead::try_from(&first).map_err(invalid)?;
+        let span = tracing::Span::current();
+        span.record("dataset", tracing::field::display(head.dataset)).record("bytes", head.length);
+        if head.length > u64::from(dl_format::layout::CHUNK_SIZE_MAX) {
+            let why = "a chunk has at most 64 MiB";
+            return Err(Error::new(Kind::Invalid, "receive", "a chunk", why).into());
+        }
+        let _room = self.writes.take(head.length, &self.parts).await?;
+        let object = self.receive(&mut pieces, head, &first.data).await?;
+        // A task of its own: a client that goes away doesn't cut a commit in the middle.
+        let parts = self.parts.clone();
+        let committed = async move { commit::put_chunk(&parts, head.dataset, object).await };
+        let committed = tokio::spawn(committed.in_current_span()).await;
+        let stamp =
+            committed.map_err(|error| Error::new(Kind::Internal, "commit", "a chunk", error))??;
+        Ok(Response::new(pb::PutChunkReply { stamp: stamp.get() }))
+    }
+
+    #[tracing::instrument(name = "delete", skip_all)]
+    async fn delete(
+        &self,
+        request: Request<pb::DeleteRequest>,
+    ) -> Result<Response<pb::DeleteReply>, Status> {
+        let request = DeleteRequest::try_from(request.into_inner()).map_err(invalid)?;
+        let stamp = commit::delete(&self.parts, &request).await?;
+        Ok(Response::new(pb::DeleteReply { stamp: stamp.get() }))
+    }
+
+    #[tracing::instrument(name = "read", skip_all, fields(items = request.get_ref().items.len()))]
+    async fn read(
+        &self,
+        request: Request<pb::ReadRequest>,
+    ) -> Result<Response<Self::ReadStream>, Status> {
+        let request = ReadRequest::try_from(request.into_inner()).map_err(invalid)?;
+        let (replies, pieces) = mpsc::channel(REPLIES_AHEAD);
+        let Self { parts, executor, reads, .. } = self.clone();
+        let work = async move { read::read(&parts, &executor, &reads, request, replies).await };
+        tokio::spawn(work.in_current_span());
+        let replies = ReceiverStream::new(pieces).map(|pieces| {
+            let pieces = pieces.map_err(Status::from)?.into_iter().map(Into::into).collect();
+            Ok(pb::ReadReply { pieces })
+        });
+        Ok(Response::new(Box::pin(replies)))
+    }
+
+    #[tracing::instrument(name = "stat", skip_all, fields(paths = request.get_ref().paths.len()))]
+    async fn stat(
+        &self,
+        request: Request<pb::StatRequest>,
+    ) -> Result<Response<pb::StatReply>, Status> {
+        let request = StatRequest::try_from(request.into_inner()).map_err(invalid)?;
+        let items = browse::stat(&self.parts, &request).await?;
+        let items = items.into_iter().map(Into::into).collect();
+        Ok(Response::new(pb::StatReply { items }))
+    }
+
+    #[tracing::instrument(name = "list", skip_all)]
+    async fn list(
+        &self,
+        request: Request<pb::ListRequest>,
+    ) -> Result<Response<Self::ListStream>, Status> {
+        let request = ListRequest::try_from(request.into_inner()).map_err(invalid)?;
+        let (replies, pages) = mpsc::channel(REPLIES_AHEAD);
+        let parts = self.parts.clone();
+        let work = async move { browse::list(&parts, request, replies).await };
+        tokio::spawn(work.in_current_span());
+        let replies = ReceiverStream::new(pages).map(|page| {
+            let entries = page.map_err(Status::from)?.into_iter().map(Into::into).collect();
+            Ok(pb::ListReply { entries })
+        });
+        Ok(Response::new(Box::pin(replies)))
+    }
+
+    #[tracing::instrument(name = "recover", skip_all, fields(dataset = request.get_ref().dataset))]
+    async fn recover(
+        &self,
+        request: Request<pb::RecoverRequest>,
+    ) -> Result<Response<Self::RecoverStream>, Status> {
+        let request = RecoverRequest::try_from(request.into_inner()).map_err(invalid)?;
+        let (progress, told) = mpsc::channel(REPLIES_AHEAD);
+        let (failed, failure) = mpsc::channel(1);
+        let parts = self.parts.clone();
+        let work = async move {
+            if let Err(error) = recover::recover(&parts, request, &progress).await {
+                // Nobody to tell when the client gave up.
+                let _ = failed.send(Status::from(error)).await;
+            }
+        };
+        tokio::spawn(work.in_current_span());
+        let told = ReceiverStream::new(told).map(|progress| Ok(progress.into()));
+        Ok(Response::new(Box::pin(told.chain(ReceiverStream::new(failure).map(Err)))))
+    }
+}
+
+fn dataset_name(text: String) -> Result<DatasetName, Status> {
+    DatasetName::new(text.clone())
+        .map_err(|why| Error::new(Kind::Invalid, "find dataset", text.escape_debug(), why).into())
+}
+
+fn dataset_id(bytes: &[u8]) -> Result<DatasetId, Status> {
+    let id = bytes.try_into().map_err(|_| WireError::Missing("the 16 bytes of an id"));
+    id.map(DatasetId::from_bytes).map_err(invalid)
+}
+
+fn invalid(error: WireError) -> Status {
+    Error::new(Kind::Invalid, "understand", "the request", error).into()
+}
