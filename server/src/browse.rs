@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 
 use crate::catalog;
 use crate::error::Error;
-use crate::parts::Parts;
+use crate::parts::{Parts, hand_over};
 
 /// Entries of one page of a listing.
 const PAGE_ENTRIES: usize = 4_096;
@@ -63,7 +63,7 @@ async fn pages(
             }
             dl_meta::ListEntry::Folder(path) => ListEntry::Folder(path),
         });
-        if replies.send(Ok(entries.collect())).await.is_err() || is_last {
+        if !hand_over(parts, replies, Ok(entries.collect())).await || is_last {
             return Ok(());
         }
     }

@@ -9,7 +9,7 @@ use dl_meta::MetaStore;
 use dl_proto::Kind;
 use dl_runtime::{Clock, Random};
 use dl_store::{Key, Prefix, Store};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::error::Error;
 
@@ -81,6 +81,18 @@ impl Budget {
                 let why = format!("{} bytes are in use after {patience:?}; try again", self.total);
                 Err(Error::new(Kind::Unavailable, "wait for memory to", self.purpose, why))
             }
+        }
+    }
+}
+
+/// Hands an answer to the connection. False when the client is gone, or takes nothing for so long
+/// that it must not keep memory any more.
+pub(crate) async fn hand_over<T>(parts: &Parts, replies: &mpsc::Sender<T>, answer: T) -> bool {
+    tokio::select! {
+        sent = replies.send(answer) => sent.is_ok(),
+        () = parts.clock.sleep(parts.limits.patience) => {
+            tracing::info!("gave up on a client that takes no answers");
+            false
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::catalog;
 use crate::error::Error;
 use crate::executor::{Executor, Failure, Span};
 use crate::headers::read_headers;
-use crate::parts::{Budget, Parts, object_key};
+use crate::parts::{Budget, Parts, hand_over, object_key};
 
 /// Bytes that one request reads at a time. Two such waves of a request are in memory: one that is
 /// read while the one before it is sent.
@@ -66,7 +66,7 @@ async fn answer(
     catalog::by_id(parts, request.dataset).await?;
     let (segments, done) = plan(parts, request).await?;
     for pieces in in_replies(done) {
-        if replies.send(Ok(pieces)).await.is_err() {
+        if !hand_over(parts, replies, Ok(pieces)).await {
             return Ok(());
         }
     }
@@ -92,7 +92,7 @@ async fn answer(
             }
         }
         for pieces in in_replies(pieces) {
-            if replies.send(Ok(pieces)).await.is_err() {
+            if !hand_over(parts, replies, Ok(pieces)).await {
                 return Ok(());
             }
         }
