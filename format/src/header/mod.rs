@@ -123,6 +123,11 @@ impl Header {
         })
     }
 
+    /// Whether it moves entries that other chunks held: only a server makes such chunks.
+    pub fn is_rewrite(&self) -> bool {
+        !self.origins.is_empty() || !self.replaces.is_empty()
+    }
+
     /// Ids of the chunks that this one replaces.
     pub fn replaces(&self) -> &[ChunkId] {
         &self.replaces

@@ -1,6 +1,7 @@
 //! The formats from outside: what goes in comes out, what is damaged does not, and the bytes of
 //! today are the bytes of tomorrow.
 
+mod assembled;
 mod build;
 mod corruption;
 mod document;

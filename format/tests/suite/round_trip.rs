@@ -268,6 +268,36 @@ fn a_failed_addition_leaves_the_chunk_as_it_was() {
 }
 
 #[test]
+fn the_first_rewritten_file_finds_room_for_the_origins_of_all() {
+    let origin = EntryVersion { stamp: Stamp::new(1), chunk: id(1), entry: 0 };
+    let mut writer = ChunkWriter::new(small(), Vec::new());
+    writer.append(&path_of(3_800), attributes(1), b"").unwrap();
+    let rest = data(1, (1 << 20) - PAGE);
+    assert!(writer.fits(&path("x"), rest.len() as u64), "the header still has one page");
+    assert_eq!(writer.rewrite(&path("x"), attributes(1), &rest, origin), Err(PackError::Full));
+    writer.rewrite(&path("x"), attributes(1), &rest[..rest.len() - PAGE], origin).unwrap();
+    let verified = Verified::check(bytes_of(&writer.seal(id(2), DATASET))).unwrap();
+    assert_eq!(verified.object().len(), 1 << 20);
+}
+
+/// Rule 2: the same id with another digest is another put.
+#[test]
+fn a_digest_tells_any_two_headers_apart() {
+    let sealed = |dataset, mtime, content: &[u8]| {
+        let mut writer = ChunkWriter::new(small(), Vec::new());
+        writer.append(&path("a"), Attributes { mode: 0, mtime }, content).unwrap();
+        let verified = Verified::check(bytes_of(&writer.seal(id(1), dataset))).unwrap();
+        verified.header().digest()
+    };
+    let one = sealed(DATASET, 1, b"x");
+    assert_eq!(sealed(DATASET, 1, b"x"), one);
+    assert_ne!(sealed(DATASET, 1, b"y"), one);
+    assert_ne!(sealed(DATASET, 2, b"x"), one);
+    // Table and sections are the same here, the prelude is not.
+    assert_ne!(sealed(DatasetId::from_bytes([0; 16]), 1, b"x"), one);
+}
+
+#[test]
 fn a_large_file_has_at_most_as_many_parts_as_a_header_lists() {
     let extent = Extent { part: id(1), length: 1, crc: Crc32c::of(b"x") };
     let tail = |count| {
