@@ -1,0 +1,146 @@
+//! What a store should answer: `dl_format::Fold` over the log, and listings by brute force.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use dl_format::{ChunkId, Committed, DatasetId, DirPath, FilePath, Fold};
+
+use crate::{Found, ListEntry, ListQuery, MetaStore, ObjectRecord};
+
+/// The log of one dataset.
+#[derive(Debug, Default)]
+pub(crate) struct Model {
+    fold: Fold,
+    objects: BTreeMap<ChunkId, Committed>,
+}
+
+impl Model {
+    /// Appends; false when the object was known.
+    pub(crate) fn add(&mut self, object: &Committed) -> bool {
+        let is_new = self.objects.insert(object.header().id(), object.clone()).is_none();
+        if is_new {
+            self.fold.add(object);
+        }
+        is_new
+    }
+
+    pub(crate) fn objects(&self) -> Vec<ObjectRecord> {
+        let named: BTreeSet<(ChunkId, u32)> = self
+            .objects
+            .values()
+            .flat_map(|object| object.header().deletions().iter())
+            .flat_map(|(chunk, entries)| entries.iter().map(move |entry| (chunk, entry)))
+            .collect();
+        let record = |object: &Committed| {
+            let header = object.header();
+            let entries = (0..header.entry_count()).filter(|e| named.contains(&(header.id(), *e)));
+            ObjectRecord {
+                id: header.id(),
+                kind: header.kind(),
+                stamp: object.stamp(),
+                object_length: header.object_length(),
+                header_length: header.header_length() as u32,
+                entry_count: header.entry_count(),
+                file_bytes: header.file_bytes(),
+                deleted_entries: entries.count() as u32,
+            }
+        };
+        self.objects.values().map(record).collect()
+    }
+
+    /// Every folder that holds a live file, the root too.
+    fn folders(&self) -> BTreeSet<DirPath> {
+        let mut folders = BTreeSet::from([DirPath::ROOT]);
+        for (path, _) in self.fold.live() {
+            let mut dir = path.parent();
+            while !dir.is_root() {
+                let up = path_of(&dir).parent();
+                folders.insert(dir);
+                dir = up;
+            }
+        }
+        folders
+    }
+
+    fn listing(&self, dir: &DirPath, recursive: bool) -> Vec<ListEntry> {
+        let prefix = dir.prefix();
+        let mut entries = BTreeMap::new();
+        for (path, record) in self.fold.live() {
+            let Some(rest) = path.as_bytes().strip_prefix(prefix.as_slice()) else { continue };
+            let slash = rest.iter().position(|byte| *byte == b'/').filter(|_| !recursive);
+            let entry = match slash {
+                Some(slash) => {
+                    let end = prefix.len() + slash;
+                    ListEntry::Folder(super::path(path.as_bytes().get(..end).unwrap_or_default()))
+                }
+                None => ListEntry::File(path.clone(), *record),
+            };
+            entries.insert(entry.key(), entry);
+        }
+        entries.into_values().collect()
+    }
+
+    /// Compares everything that `store` says of the dataset, listings in pages of `limit`.
+    pub(crate) async fn check(&self, store: &dyn MetaStore, dataset: DatasetId, limit: usize) {
+        let folders = self.folders();
+        let mut paths: Vec<FilePath> =
+            self.fold.winners().map(|(path, _, _)| path.clone()).collect();
+        paths.extend(folders.iter().filter(|dir| !dir.is_root()).map(path_of));
+        paths.push(super::path(b"not/there"));
+        let wanted: Vec<_> = paths
+            .iter()
+            .map(|path| match self.fold.get(path) {
+                Some(record) => Found::File(*record),
+                None if folders.iter().any(|dir| dir.as_bytes() == path.as_bytes()) => {
+                    Found::Folder
+                }
+                None => Found::Missing,
+            })
+            .collect();
+        let found = store.lookup(dataset, &paths).await.expect("look up");
+        for ((path, wanted), found) in paths.iter().zip(&wanted).zip(&found) {
+            assert_eq!(found, wanted, "{store}: {path}");
+        }
+        assert_eq!(found.len(), paths.len(), "{store}");
+
+        let gone = DirPath::new(&b"not"[..]).expect("a path");
+        for dir in folders.iter().chain([&gone]) {
+            for recursive in [false, true] {
+                let wanted = self.listing(dir, recursive);
+                assert_eq!(list(store, dataset, dir, recursive, limit).await, wanted, "{store}");
+            }
+        }
+
+        let live: Vec<_> = self.fold.winners().filter(|(_, _, deleted)| !deleted).collect();
+        let info = store.dataset(dataset).await.expect("ask").expect("it is there");
+        assert_eq!(info.files, live.len() as u64, "{store}: files");
+        let bytes: u64 = live.iter().map(|(_, record, _)| record.length).sum();
+        assert_eq!(info.bytes, bytes, "{store}: bytes");
+        assert_eq!(info.objects, self.objects.len() as u64, "{store}: objects");
+        let last = self.objects.values().map(Committed::stamp).max();
+        assert_eq!(info.last_stamp, last, "{store}: last stamp");
+        let objects = store.objects(dataset, None, usize::MAX).await.expect("ask");
+        assert_eq!(objects, self.objects(), "{store}");
+    }
+}
+
+fn path_of(dir: &DirPath) -> FilePath {
+    super::path(dir.as_bytes())
+}
+
+async fn list(
+    store: &dyn MetaStore,
+    dataset: DatasetId,
+    dir: &DirPath,
+    recursive: bool,
+    limit: usize,
+) -> Vec<ListEntry> {
+    let (mut entries, mut after) = (Vec::new(), None);
+    loop {
+        let query = ListQuery { dir: dir.clone(), recursive, after, limit };
+        let page = store.list(dataset, &query).await.expect("list");
+        assert!(page.len() <= limit, "{store}: a page of {} for {limit}", page.len());
+        let Some(last) = page.last() else { return entries };
+        after = Some(last.key());
+        entries.extend(page);
+    }
+}

@@ -1,0 +1,170 @@
+//! Rolls the index forward by some objects of the log, inside one transaction.
+//!
+//! Must hold: applying an object again changes nothing, and the order in which objects come does
+//! not matter: of two versions of a path the one that supersedes stays, and deletions are kept
+//! by the version they name, whether that is here or not.
+
+use std::collections::{BTreeMap, HashMap};
+
+use dl_format::{
+    ChunkId, Committed, DatasetId, EntrySet, EntryVersion, FilePath, FileRecord, Stamp,
+};
+use redb::{Error, ReadableTable, ReadableTableMetadata, Table, WriteTransaction};
+
+use super::tables::{
+    Counts, DATASETS, DatasetRow, Tables, decode_entries, decode_file, encode_file, encode_object,
+};
+use crate::ObjectRecord;
+
+type Rows<'a> = Table<'a, &'static [u8], &'static [u8]>;
+
+/// What memory knows of a dataset and its row does not.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Hint {
+    /// The highest stamp that was given.
+    pub(super) given: Stamp,
+    /// What was counted when the log had so many objects.
+    pub(super) counted: Option<(u64, Counts)>,
+}
+
+/// Applies `objects`; those of datasets that are not there are passed over.
+pub(super) fn apply(
+    transaction: &WriteTransaction,
+    objects: &[Committed],
+    hints: &HashMap<DatasetId, Hint>,
+) -> Result<(), Error> {
+    let mut by_dataset: BTreeMap<DatasetId, Vec<&Committed>> = BTreeMap::new();
+    for object in objects {
+        by_dataset.entry(object.header().dataset()).or_default().push(object);
+    }
+    let mut datasets = transaction.open_table(DATASETS)?;
+    for (id, objects) in by_dataset {
+        let key = id.as_bytes().as_slice();
+        let row = datasets.get(key)?.map(|row| DatasetRow::decode(key, row.value()));
+        let Some(mut row) = row.transpose()? else { continue };
+        let hint = hints.get(&id).copied().unwrap_or_default();
+        row.given = row.given.max(hint.given);
+        if let (None, Some((objects, counts))) = (row.counts, hint.counted) {
+            row.counts = Some(counts).filter(|_| objects == row.objects);
+        }
+        Dataset::open(transaction, &Tables::of(id), &mut row)?.apply(&objects)?;
+        datasets.insert(key, row.encode()?.as_slice())?;
+    }
+    Ok(())
+}
+
+/// The tables of one dataset during a transaction.
+struct Dataset<'t, 'r> {
+    objects: Rows<'t>,
+    deleted: Rows<'t>,
+    paths: Rows<'t>,
+    row: &'r mut DatasetRow,
+}
+
+impl<'t, 'r> Dataset<'t, 'r> {
+    fn open(
+        transaction: &'t WriteTransaction,
+        tables: &Tables,
+        row: &'r mut DatasetRow,
+    ) -> Result<Self, Error> {
+        Ok(Self {
+            objects: transaction.open_table(tables.objects())?,
+            deleted: transaction.open_table(tables.deleted())?,
+            paths: transaction.open_table(tables.paths())?,
+            row,
+        })
+    }
+
+    fn apply(mut self, objects: &[&Committed]) -> Result<(), Error> {
+        let mut files = Vec::new();
+        for object in objects {
+            let record = ObjectRecord::of(object);
+            let key = record.id.as_bytes().as_slice();
+            if self.objects.get(key)?.is_some() {
+                continue;
+            }
+            self.objects.insert(key, encode_object(&record)?.as_slice())?;
+            self.row.objects = self.row.objects.saturating_add(1);
+            self.row.last = self.row.last.max(record.stamp);
+            for (chunk, entries) in object.header().deletions().iter() {
+                self.delete(chunk, entries)?;
+            }
+            let entries = object.header().entries();
+            files.extend(entries.map(|entry| (FileRecord::of(object, &entry), entry.path)));
+        }
+        // In key order, so that neighbours share pages; of one path, the winner first.
+        files.sort_unstable_by(|(a, a_path), (b, b_path)| {
+            a_path.cmp(b_path).then_with(|| (b.version, b.holder).cmp(&(a.version, a.holder)))
+        });
+        files.dedup_by(|(_, later), (_, first)| later == first);
+        self.insert(&files)
+    }
+
+    fn delete(&mut self, chunk: ChunkId, entries: &EntrySet) -> Result<(), Error> {
+        let key = chunk.as_bytes().as_slice();
+        let known = self.deleted.get(key)?.map(|bits| decode_entries(bits.value()));
+        let mut known = known.transpose()?.unwrap_or_default();
+        if known.union(entries) {
+            self.deleted.insert(key, known.bits())?;
+            // Which of them were winners, and how long, only their paths would tell.
+            self.row.counts = None;
+        }
+        Ok(())
+    }
+
+    fn insert(&mut self, files: &[(FileRecord, FilePath)]) -> Result<(), Error> {
+        let mut value = Vec::new();
+        let mut counts = self.row.counts;
+        let mut dead =
+            Dead { table: &self.deleted, none: self.deleted.is_empty()?, seen: HashMap::new() };
+        for (record, path) in files {
+            encode_file(record, &mut value)?;
+            // One descent for nearly every row; a version that does not win is put back.
+            let before = self.paths.insert(path.as_bytes(), value.as_slice())?;
+            let before = before.map(|before| before.value().to_vec());
+            let old = before.as_deref().map(decode_file).transpose()?;
+            if let (Some(before), Some(old)) = (&before, &old)
+                && !record.supersedes(old)
+            {
+                self.paths.insert(path.as_bytes(), before.as_slice())?;
+                continue;
+            }
+            if let Some(counts) = &mut counts {
+                if let Some(old) = old
+                    && !dead.contains(&old.version)?
+                {
+                    counts.remove(&old);
+                }
+                if !dead.contains(&record.version)? {
+                    counts.add(record);
+                }
+            }
+        }
+        self.row.counts = counts;
+        Ok(())
+    }
+}
+
+/// Which versions are deleted, each bitmap read once.
+struct Dead<'a, 't> {
+    table: &'a Rows<'t>,
+    none: bool,
+    seen: HashMap<ChunkId, EntrySet>,
+}
+
+impl Dead<'_, '_> {
+    fn contains(&mut self, version: &EntryVersion) -> Result<bool, Error> {
+        if self.none {
+            return Ok(false);
+        }
+        if let Some(entries) = self.seen.get(&version.chunk) {
+            return Ok(entries.contains(version.entry));
+        }
+        let bits = self.table.get(version.chunk.as_bytes().as_slice())?;
+        let entries = bits.map(|bits| decode_entries(bits.value())).transpose()?;
+        let entries = entries.unwrap_or_default();
+        let contains = entries.contains(version.entry);
+        self.seen.insert(version.chunk, entries);
+        Ok(contains)
+    }
+}

@@ -1,0 +1,440 @@
+//! Metadata in one file of this machine: redb below, the tail of the logs in memory above it.
+//!
+//! Must hold: an append is acknowledged once memory has it, and is in every answer from then on;
+//! the file follows within about a second. After an unclean stop the file opens at once and may
+//! lack the end of the logs, which the chunk store brings back (rule 10 of the design).
+
+mod apply;
+mod database;
+mod read;
+mod tables;
+mod tail;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+use std::fmt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use dl_format::{ChunkId, Committed, DatasetId, DatasetName, FilePath, Stamp, StoreId};
+use dl_runtime::{Clock, blocking};
+use redb::{ReadTransaction, ReadableTable};
+use tokio::sync::{Notify, oneshot, watch};
+
+use self::database::{File, Opener, failed, in_directory};
+use self::read::Index;
+use self::tables::{DATASETS, DatasetRow, FACTS, FORMAT, FORMAT_KEY, IDENTITY_KEY, OPEN_KEY};
+use self::tail::{Command, Known, State};
+use crate::{
+    Appended, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry, ListQuery, MetaStore,
+    ObjectRecord, walk,
+};
+
+/// How a metadata store was left, and with that whether it may lack the end of its logs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Stop {
+    /// By [`MetaStore::close`]: it holds all that was appended.
+    Clean,
+    /// By a crash: what was appended last may be missing. Append what the chunk store has.
+    Unclean,
+    /// It is new and empty.
+    Fresh,
+}
+
+/// Settings of an [`Embedded`] store.
+#[derive(Debug, Clone)]
+pub struct EmbeddedOptions {
+    /// Most bytes of the file kept in memory.
+    pub cache_bytes: usize,
+    /// Most bytes of headers that are acknowledged and not yet durable in the file; appends wait
+    /// when there are more.
+    pub tail_bytes: usize,
+    /// How old the oldest of them gets before they are made durable.
+    pub sync_interval: Duration,
+}
+
+impl Default for EmbeddedOptions {
+    fn default() -> Self {
+        Self { cache_bytes: 32 << 20, tail_bytes: 32 << 20, sync_interval: Duration::from_secs(1) }
+    }
+}
+
+/// A metadata store in one file. An append survives the death of the process when the file was
+/// closed, or about [`EmbeddedOptions::sync_interval`] later.
+#[derive(Debug)]
+pub struct Embedded {
+    shared: Arc<Shared>,
+}
+
+/// What the handle and its writer share.
+#[derive(Debug)]
+struct Shared {
+    name: String,
+    file: File,
+    options: EmbeddedOptions,
+    clock: Arc<dyn Clock>,
+    state: Mutex<State>,
+    /// There is work for the writer.
+    wake: Notify,
+    /// The writer did some, or failed to.
+    progress: watch::Sender<Progress>,
+}
+
+#[derive(Debug, Default)]
+struct Progress(u64);
+
+impl Progress {
+    fn step(&mut self) {
+        self.0 = self.0.wrapping_add(1);
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Embedded {
+    /// Opens `dir/meta.redb`, and makes what is not there. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// [`Kind::InUse`] when another process has it open, [`Kind::Unsupported`] when a newer
+    /// program wrote it, [`Kind::Corrupt`] when it is something else.
+    pub async fn open(
+        dir: &Path,
+        options: EmbeddedOptions,
+        clock: Arc<dyn Clock>,
+    ) -> Result<(Self, Stop), Error> {
+        let name = format!("embedded:{}", dir.display());
+        let (dir, cache_bytes) = (dir.to_path_buf(), options.cache_bytes);
+        Self::open_with(name, move || in_directory(dir, cache_bytes), options, clock).await
+    }
+
+    async fn open_with(
+        name: String,
+        opener: impl FnOnce() -> Result<Opener, redb::Error> + Send + 'static,
+        options: EmbeddedOptions,
+        clock: Arc<dyn Clock>,
+    ) -> Result<(Self, Stop), Error> {
+        let opened = blocking::run(move || {
+            let file = File::open(opener()?)?;
+            let loaded = load(&file)?;
+            Ok((file, loaded))
+        });
+        let opened = opened
+            .await
+            .map_err(|stopped| Error::because(Kind::Unavailable, "open", &name, stopped))?;
+        let (file, loaded) = opened.map_err(failed("open", &name))?;
+        let (state, stop) = loaded.ok_or_else(|| {
+            let why = "another version of this program wrote it; use the newer one";
+            Error::because(Kind::Unsupported, "open", &name, why)
+        })?;
+        let shared = Arc::new(Shared {
+            name,
+            file,
+            options,
+            clock,
+            state: Mutex::new(state),
+            wake: Notify::new(),
+            progress: watch::Sender::default(),
+        });
+        tokio::spawn(writer::run(Arc::clone(&shared)));
+        Ok((Self { shared }, stop))
+    }
+
+    /// Answers from the file, on a thread where that may block.
+    async fn read<T: Send + 'static>(
+        &self,
+        action: &'static str,
+        what: impl fmt::Display,
+        work: impl FnOnce(&ReadTransaction) -> Result<T, redb::Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let shared = Arc::clone(&self.shared);
+        match blocking::run(move || shared.file.read(work)).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(error)) => {
+                if self.shared.file.is_broken() {
+                    self.shared.wake.notify_one();
+                }
+                Err(failed(action, what)(error))
+            }
+            Err(stopped) => Err(Error::because(Kind::Unavailable, action, what, stopped)),
+        }
+    }
+
+    /// Answers from the index of a dataset, once that has all that was appended.
+    async fn ask<T: Send + 'static>(
+        &self,
+        action: &'static str,
+        dataset: DatasetId,
+        work: impl FnOnce(&ReadTransaction) -> Result<T, redb::Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        self.applied(action, dataset).await?;
+        self.read(action, dataset, work).await
+    }
+
+    /// Waits until all that was appended to a dataset is applied.
+    async fn applied(&self, action: &'static str, dataset: DatasetId) -> Result<(), Error> {
+        let mut progress = self.shared.progress.subscribe();
+        let wanted = self.shared.state().known(dataset, action)?.appended;
+        let mut asked = false;
+        loop {
+            {
+                let mut state = self.shared.state();
+                if state.applied() >= wanted {
+                    return Ok(());
+                }
+                if state.closed || state.abandoned {
+                    return Err(Error::new(Kind::Unavailable, action, dataset));
+                }
+                match &state.failure {
+                    Some(failure) if asked => {
+                        let why = failure.why.clone();
+                        return Err(Error::because(failure.kind, action, dataset, why));
+                    }
+                    _ => state.ask(wanted),
+                }
+                progress.mark_unchanged();
+            }
+            asked = true;
+            self.shared.wake.notify_one();
+            if progress.changed().await.is_err() {
+                return Err(Error::new(Kind::Unavailable, action, dataset));
+            }
+        }
+    }
+
+    async fn command(&self, command: Command, action: &'static str) -> Result<(), Error> {
+        let gone = || Error::new(Kind::Unavailable, action, &self.shared.name);
+        let (reply, answer) = oneshot::channel();
+        {
+            let mut state = self.shared.state();
+            if state.closed {
+                return Err(gone());
+            }
+            match command {
+                Command::Close => state.closed = true,
+                // For everybody at once; the file follows.
+                Command::Drop(id) => state.forget(id),
+                Command::Bind(_) | Command::Put(_) => {}
+            }
+            state.commands.push_back((command, reply));
+        }
+        self.shared.wake.notify_one();
+        answer.await.unwrap_or_else(|_| Err(gone()))
+    }
+
+    async fn info(&self, id: DatasetId) -> Result<Option<DatasetInfo>, Error> {
+        let action = "describe dataset";
+        let counted = match self.applied(action, id).await {
+            Err(error) if error.kind == Kind::Missing => return Ok(None),
+            answer => answer
+                .map(|()| self.shared.state().datasets.get(&id).and_then(|known| known.counted))?,
+        };
+        let read = move |transaction: &ReadTransaction| {
+            let Some(row) = read::dataset(transaction, id)? else { return Ok(None) };
+            let counted = counted.filter(|(objects, _)| *objects == row.objects);
+            let counts = match (row.counts, counted) {
+                (Some(counts), _) | (None, Some((_, counts))) => counts,
+                (None, None) => Index::open(transaction, id)?.count()?,
+            };
+            Ok(Some((row, counts)))
+        };
+        let Some((row, counts)) = self.read(action, id, read).await? else { return Ok(None) };
+        let mut state = self.shared.state();
+        let Some(known) = state.datasets.get_mut(&id) else { return Ok(None) };
+        known.counted = Some((row.objects, counts));
+        Ok(Some(DatasetInfo {
+            record: known.record.clone(),
+            files: counts.files,
+            bytes: counts.bytes,
+            objects: row.objects,
+            last_stamp: (row.objects > 0).then_some(row.last),
+        }))
+    }
+}
+
+/// Reads what memory keeps, and marks the file as open; none when it has another format.
+fn load(file: &File) -> Result<Option<(State, Stop)>, redb::Error> {
+    file.write(true, |transaction| {
+        let mut state = State::default();
+        let mut facts = transaction.open_table(FACTS)?;
+        let format = facts.get(FORMAT_KEY)?.map(|format| format.value().to_vec());
+        let stop = match format.as_deref() {
+            None => Stop::Fresh,
+            Some(FORMAT) if facts.get(OPEN_KEY)?.is_some() => Stop::Unclean,
+            Some(FORMAT) => Stop::Clean,
+            Some(_) => return Ok(None),
+        };
+        if let Some(id) = facts.get(IDENTITY_KEY)? {
+            let id = id.value().try_into();
+            let id = id.map_err(|_| redb::Error::Corrupted("the identity".to_owned()))?;
+            state.identity = Some(StoreId::from_bytes(id));
+        }
+        for row in transaction.open_table(DATASETS)?.iter()? {
+            let (key, row) = row?;
+            let row = DatasetRow::decode(key.value(), row.value())?;
+            state.insert(Known::new(row.record, row.last.max(row.given)));
+        }
+        facts.insert(FORMAT_KEY, FORMAT)?;
+        facts.insert(OPEN_KEY, [].as_slice())?;
+        Ok(Some((state, stop)))
+    })
+}
+
+/// The writer ends; what it had not made durable is as after a crash.
+impl Drop for Embedded {
+    fn drop(&mut self) {
+        self.shared.state().abandoned = true;
+        self.shared.wake.notify_one();
+    }
+}
+
+impl fmt::Display for Embedded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shared.name)
+    }
+}
+
+#[async_trait]
+impl MetaStore for Embedded {
+    async fn identity(&self) -> Result<Option<StoreId>, Error> {
+        Ok(self.shared.state().identity)
+    }
+
+    async fn bind(&self, store: StoreId) -> Result<(), Error> {
+        self.command(Command::Bind(store), "bind").await
+    }
+
+    async fn put_dataset(&self, record: &DatasetRecord) -> Result<(), Error> {
+        self.command(Command::Put(record.clone()), "put dataset into").await
+    }
+
+    async fn record(&self, id: DatasetId) -> Result<Option<DatasetRecord>, Error> {
+        Ok(self.shared.state().datasets.get(&id).map(|known| known.record.clone()))
+    }
+
+    async fn record_named(&self, name: &DatasetName) -> Result<Option<DatasetRecord>, Error> {
+        Ok(self.shared.state().named(name).map(|known| known.record.clone()))
+    }
+
+    async fn dataset(&self, id: DatasetId) -> Result<Option<DatasetInfo>, Error> {
+        self.info(id).await
+    }
+
+    async fn dataset_named(&self, name: &DatasetName) -> Result<Option<DatasetInfo>, Error> {
+        match self.record_named(name).await? {
+            Some(record) => self.info(record.id).await,
+            None => Ok(None),
+        }
+    }
+
+    async fn datasets(&self) -> Result<Vec<DatasetInfo>, Error> {
+        let ids: Vec<_> = self.shared.state().names.values().copied().collect();
+        let mut infos = Vec::with_capacity(ids.len());
+        for id in ids {
+            infos.extend(self.info(id).await?);
+        }
+        Ok(infos)
+    }
+
+    async fn drop_dataset(&self, id: DatasetId) -> Result<(), Error> {
+        self.command(Command::Drop(id), "drop dataset from").await
+    }
+
+    async fn stamp(&self, dataset: DatasetId, now: Stamp) -> Result<Stamp, Error> {
+        let action = "take a stamp of dataset";
+        let mut state = self.shared.state();
+        if state.closed {
+            return Err(Error::new(Kind::Unavailable, action, dataset));
+        }
+        let known = state.datasets.get_mut(&dataset);
+        let known = known.ok_or_else(|| Error::new(Kind::Missing, action, dataset))?;
+        known.last = known.last.next(now);
+        Ok(known.last)
+    }
+
+    async fn append(&self, object: &Committed) -> Result<Appended, Error> {
+        let action = "append to dataset";
+        let (dataset, id) = (object.header().dataset(), object.header().id());
+        let mut progress = self.shared.progress.subscribe();
+        let mut absent_at = None;
+        loop {
+            let wait = {
+                let mut state = self.shared.state();
+                if state.closed {
+                    return Err(Error::new(Kind::Unavailable, action, dataset));
+                }
+                state.known(dataset, action)?;
+                if state.is_queued(object) {
+                    return Ok(Appended::Known);
+                }
+                let applied = state.applied();
+                if absent_at != Some(applied) {
+                    absent_at = Some(applied);
+                    false
+                } else if state.bytes() < self.shared.options.tail_bytes {
+                    state.push(object, self.shared.clock.monotonic());
+                    drop(state);
+                    self.shared.wake.notify_one();
+                    return Ok(Appended::New);
+                } else if let Some(failure) = &state.failure {
+                    let why = failure.why.clone();
+                    return Err(Error::because(failure.kind, action, dataset, why));
+                } else {
+                    progress.mark_unchanged();
+                    true
+                }
+            };
+            if wait {
+                self.shared.wake.notify_one();
+                if progress.changed().await.is_err() {
+                    return Err(Error::new(Kind::Unavailable, action, dataset));
+                }
+            } else {
+                // Whether the file has it; asked again when a batch came in between.
+                let read =
+                    move |transaction: &ReadTransaction| read::has_object(transaction, dataset, id);
+                if self.read(action, dataset, read).await? {
+                    return Ok(Appended::Known);
+                }
+            }
+        }
+    }
+
+    async fn objects(
+        &self,
+        dataset: DatasetId,
+        after: Option<ChunkId>,
+        limit: usize,
+    ) -> Result<Vec<ObjectRecord>, Error> {
+        let read =
+            move |transaction: &ReadTransaction| read::objects(transaction, dataset, after, limit);
+        self.ask("list objects of dataset", dataset, read).await
+    }
+
+    async fn lookup(&self, dataset: DatasetId, paths: &[FilePath]) -> Result<Vec<Found>, Error> {
+        let paths = paths.to_vec();
+        let read = move |transaction: &ReadTransaction| {
+            let index = Index::open(transaction, dataset)?;
+            Ok(paths.iter().map(|path| walk::find(&index, path)).collect())
+        };
+        self.ask("look up paths of dataset", dataset, read).await?
+    }
+
+    async fn list(&self, dataset: DatasetId, query: &ListQuery) -> Result<Vec<ListEntry>, Error> {
+        let query = query.clone();
+        let read = move |transaction: &ReadTransaction| {
+            Ok(walk::list(&Index::open(transaction, dataset)?, &query))
+        };
+        self.ask("list dataset", dataset, read).await?
+    }
+
+    async fn close(&self) -> Result<(), Error> {
+        self.command(Command::Close, "close").await
+    }
+}

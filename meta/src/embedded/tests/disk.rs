@@ -1,0 +1,139 @@
+//! A disk for redb that keeps what was synced apart from what was not, dies at a chosen write,
+//! and can run full.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dl_runtime::Random;
+use dl_runtime::fault::CutPoint;
+use redb::{Database, StorageBackend};
+
+use crate::embedded::database::Opener;
+
+#[derive(Debug, Clone)]
+enum Change {
+    Length(usize),
+    Write(usize, Vec<u8>),
+}
+
+impl Change {
+    fn apply(&self, image: &mut Vec<u8>) {
+        match self {
+            Self::Length(length) => image.resize(*length, 0),
+            Self::Write(offset, bytes) => {
+                let end = offset + bytes.len();
+                if image.len() < end {
+                    image.resize(end, 0);
+                }
+                image[*offset..end].copy_from_slice(bytes);
+            }
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Images {
+    live: Vec<u8>,
+    synced: Vec<u8>,
+    unsynced: Vec<Change>,
+}
+
+/// Clones are the same disk.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Disk {
+    images: Arc<Mutex<Images>>,
+    full: Arc<AtomicBool>,
+    /// Whether the file has its name; before, a crash leaves nothing.
+    named: Arc<AtomicBool>,
+    pub(super) cut: CutPoint,
+}
+
+impl Disk {
+    fn images(&self) -> MutexGuard<'_, Images> {
+        self.images.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn opener(&self) -> Result<Opener, redb::Error> {
+        let disk = self.clone();
+        Ok(Box::new(move || {
+            let is_new = !disk.named.load(Ordering::SeqCst);
+            if is_new {
+                *disk.images() = Images::default();
+            }
+            let mut builder = Database::builder();
+            let database = builder.set_cache_size(1 << 20).create_with_backend(disk.clone())?;
+            if is_new {
+                disk.cut.write_point().map_err(io::Error::other)?;
+                disk.named.store(true, Ordering::SeqCst);
+            }
+            Ok(database)
+        }))
+    }
+
+    pub(super) fn set_full(&self, full: bool) {
+        self.full.store(full, Ordering::SeqCst);
+    }
+
+    /// Whether somebody else still has the disk open.
+    pub(super) fn is_open(&self) -> bool {
+        Arc::strong_count(&self.images) > 1
+    }
+
+    /// The power goes: of what was not synced, each change survives by a throw of the dice.
+    pub(super) fn lose_power(&self, survive: &dyn Random) {
+        let mut images = self.images();
+        if !self.named.load(Ordering::SeqCst) {
+            *images = Images::default();
+        }
+        let Images { live, synced, unsynced } = &mut *images;
+        for change in unsynced.drain(..).filter(|_| survive.u64().is_multiple_of(2)) {
+            change.apply(synced);
+        }
+        live.clone_from(synced);
+        self.cut.disarm();
+    }
+
+    fn change(&self, change: Change) -> io::Result<()> {
+        self.cut.write_point().map_err(io::Error::other)?;
+        if self.full.load(Ordering::SeqCst) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        let mut images = self.images();
+        change.apply(&mut images.live);
+        images.unsynced.push(change);
+        Ok(())
+    }
+}
+
+impl StorageBackend for Disk {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.images().live.len() as u64)
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.cut.read_point().map_err(io::Error::other)?;
+        let (images, start) = (self.images(), offset as usize);
+        let bytes = images.live.get(start..start + out.len());
+        out.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.change(Change::Length(len as usize))
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.cut.write_point().map_err(io::Error::other)?;
+        let mut images = self.images();
+        let Images { synced, unsynced, .. } = &mut *images;
+        for change in unsynced.drain(..) {
+            change.apply(synced);
+        }
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.change(Change::Write(offset as usize, data.to_vec()))
+    }
+}

@@ -1,0 +1,223 @@
+//! What the embedded store adds to the contract: restarts, crashes, full disks, locks, bounds.
+
+mod crash;
+mod disk;
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use dl_format::{ChunkShape, StoreId};
+use dl_runtime::{ManualClock, SystemClock};
+
+use self::disk::Disk;
+use super::*;
+use crate::conformance::history::Maker;
+use crate::conformance::model::Model;
+use crate::{DatasetState, conformance};
+
+const DATASET: DatasetId = DatasetId::from_bytes([1; 16]);
+
+fn record() -> DatasetRecord {
+    DatasetRecord {
+        name: DatasetName::new("a").unwrap(),
+        generation: 1,
+        id: DATASET,
+        shape: ChunkShape::default(),
+        created: Stamp::new(9),
+        state: DatasetState::Live,
+    }
+}
+
+fn clock() -> Arc<dyn Clock> {
+    Arc::new(SystemClock::new())
+}
+
+/// Small enough that a few objects fill the tail: two make a batch durable, four make appends
+/// wait. Time never passes, so that nothing else does.
+async fn open_on(disk: &Disk) -> Result<(Embedded, Stop), Error> {
+    let options = EmbeddedOptions { tail_bytes: 16 << 10, ..EmbeddedOptions::default() };
+    let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
+    let (name, disk) = ("embedded:test".to_owned(), disk.clone());
+    Embedded::open_with(name, move || disk.opener(), options, clock).await
+}
+
+/// Ends without a close, as a crash does, and waits until the file is let go.
+async fn abandon(store: Embedded, disk: &Disk) {
+    drop(store);
+    while disk.is_open() {
+        clock().sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_keeps_the_contract() {
+    let parent = tempfile::tempdir().unwrap();
+    let count = std::cell::Cell::new(0);
+    conformance::run(async || {
+        count.set(count.get() + 1);
+        let dir = parent.path().join(count.get().to_string());
+        let opened = Embedded::open(&dir, EmbeddedOptions::default(), clock()).await;
+        let store: Arc<dyn MetaStore> = Arc::new(opened.unwrap().0);
+        store
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_keeps_the_contract_with_a_tail_of_four_headers() {
+    conformance::run(async || {
+        let options = EmbeddedOptions {
+            tail_bytes: 16 << 10,
+            cache_bytes: 1 << 20,
+            sync_interval: Duration::from_millis(1),
+        };
+        let (name, opener) = ("embedded:test".to_owned(), || Disk::default().opener());
+        let opened = Embedded::open_with(name, opener, options, clock());
+        let store: Arc<dyn MetaStore> = Arc::new(opened.await.unwrap().0);
+        store
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_closed_store_opens_clean_with_everything_in_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || Embedded::open(dir.path(), EmbeddedOptions::default(), clock());
+    let (store, stop) = open().await.unwrap();
+    assert_eq!(stop, Stop::Fresh);
+    store.bind(StoreId::from_bytes([5; 16])).await.unwrap();
+    store.put_dataset(&record()).await.unwrap();
+    let mut model = Model::default();
+    for object in Maker::new(DATASET, 1).history(20) {
+        store.append(&object).await.unwrap();
+        model.add(&object);
+    }
+    let last = store.stamp(DATASET, Stamp::new(1 << 40)).await.unwrap();
+    store.close().await.unwrap();
+    drop(store);
+
+    let (store, stop) = open().await.unwrap();
+    assert_eq!(stop, Stop::Clean);
+    assert_eq!(store.identity().await.unwrap(), Some(StoreId::from_bytes([5; 16])));
+    assert_eq!(store.record(DATASET).await.unwrap(), Some(record()));
+    model.check(&store, DATASET, 5).await;
+    assert!(store.stamp(DATASET, Stamp::new(0)).await.unwrap() > last);
+    store.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_servers_never_share_one_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || Embedded::open(dir.path(), EmbeddedOptions::default(), clock());
+    let (store, _) = open().await.unwrap();
+    let error = open().await.unwrap_err();
+    assert_eq!(error.kind, Kind::InUse);
+    assert!(error.to_string().contains(dir.path().to_str().unwrap()), "{error}");
+    store.close().await.unwrap();
+    let (store, stop) = open().await.unwrap();
+    assert_eq!(stop, Stop::Clean);
+    store.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_was_never_finished_is_made_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("meta.redb.new"), vec![0; 10_000]).unwrap();
+    let opened = Embedded::open(dir.path(), EmbeddedOptions::default(), clock()).await;
+    let (store, stop) = opened.unwrap();
+    assert_eq!(stop, Stop::Fresh);
+    store.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_metadata_is_told_from_what_a_newer_program_wrote() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || Embedded::open(dir.path(), EmbeddedOptions::default(), clock());
+    let file = dir.path().join("meta.redb");
+    std::fs::write(&file, vec![b'x'; 10_000]).unwrap();
+    assert_eq!(open().await.unwrap_err().kind, Kind::Corrupt);
+    std::fs::remove_file(&file).unwrap();
+
+    let (store, _) = open().await.unwrap();
+    store.close().await.unwrap();
+    let database = redb::Database::create(&file).unwrap();
+    let transaction = database.begin_write().unwrap();
+    transaction.open_table(FACTS).unwrap().insert(FORMAT_KEY, b"dl-meta 2".as_slice()).unwrap();
+    transaction.commit().unwrap();
+    drop(database);
+    assert_eq!(open().await.unwrap_err().kind, Kind::Unsupported);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_is_told_and_loses_nothing_that_was_acknowledged() {
+    let disk = Disk::default();
+    let (store, _) = open_on(&disk).await.unwrap();
+    store.put_dataset(&record()).await.unwrap();
+    let history = Maker::new(DATASET, 2).history(30);
+    let (mut model, mut objects) = (Model::default(), history.iter());
+    for object in objects.by_ref().take(5) {
+        store.append(object).await.unwrap();
+        model.add(object);
+    }
+    disk.set_full(true);
+    // The tail takes some more, then says why it can't.
+    let error = loop {
+        let object = objects.next().unwrap();
+        match store.append(object).await {
+            Ok(_) => model.add(object),
+            Err(error) => break error,
+        };
+    };
+    assert!(matches!(error.kind, Kind::Full | Kind::Unavailable), "{error:?}");
+    assert!(store.dataset(DATASET).await.is_err(), "an answer would lack the tail");
+    assert!(store.put_dataset(&DatasetRecord { generation: 2, ..record() }).await.is_err());
+
+    disk.set_full(false);
+    let mut tries = 0;
+    while store.dataset(DATASET).await.is_err() {
+        tries += 1;
+        assert!(tries < 10, "it never recovers");
+    }
+    model.check(&store, DATASET, 5).await;
+    for object in &history {
+        store.append(object).await.unwrap();
+        model.add(object);
+    }
+    model.check(&store, DATASET, 5).await;
+    store.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn appends_wait_for_the_disk_when_the_tail_is_full() {
+    let disk = Disk::default();
+    let (store, _) = open_on(&disk).await.unwrap();
+    store.put_dataset(&record()).await.unwrap();
+    for object in Maker::new(DATASET, 3).history(60) {
+        store.append(&object).await.unwrap();
+        let bytes = store.shared.state().bytes();
+        assert!(bytes <= 20 << 10, "{bytes} bytes in the tail");
+    }
+    store.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_tail_becomes_durable_after_a_while_without_further_calls() {
+    let (disk, time) = (Disk::default(), Arc::new(ManualClock::new(UNIX_EPOCH)));
+    let standing: Arc<dyn Clock> = Arc::<ManualClock>::clone(&time);
+    let (name, same) = ("embedded:test".to_owned(), disk.clone());
+    let opener = move || same.opener();
+    let opened = Embedded::open_with(name, opener, EmbeddedOptions::default(), standing).await;
+    let (store, _) = opened.unwrap();
+    store.put_dataset(&record()).await.unwrap();
+    let object = Maker::new(DATASET, 4).chunk([(&b"x"[..], 1)]);
+    store.append(&object).await.unwrap();
+    while store.shared.state().bytes() > 0 {
+        time.advance(Duration::from_millis(100));
+        clock().sleep(Duration::from_millis(1)).await;
+    }
+    abandon(store, &disk).await;
+    disk.lose_power(&dl_runtime::SeededRandom::new(0));
+    let (store, stop) = open_on(&disk).await.unwrap();
+    assert_eq!(stop, Stop::Unclean);
+    assert_eq!(store.append(&object).await.unwrap(), Appended::Known);
+    store.close().await.unwrap();
+}

@@ -1,0 +1,282 @@
+//! The one task that writes the file: applies the tail of the logs in batches, and makes the
+//! other changes between them.
+//!
+//! Must hold: nothing else writes. A batch is applied when a question waits for it, when the tail
+//! grows, or when its oldest object gets old; it is durable when enough has gathered or enough
+//! time has gone by, and not once for each (rule 10 of the design).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dl_format::DatasetId;
+use dl_runtime::blocking;
+use redb::{ReadableTable, WriteTransaction};
+
+use super::apply::apply;
+use super::database::{failed, kind_of};
+use super::tables::{DATASETS, DatasetRow, FACTS, IDENTITY_KEY, OPEN_KEY, Tables};
+use super::tail::{Command, Failure, Known, Reply};
+use super::{Progress, Shared};
+use crate::types::bound_elsewhere;
+use crate::{DatasetRecord, Error, Kind};
+
+/// What to do next.
+enum Work {
+    End,
+    Reopen,
+    Command(Command, Reply),
+    Batch { durable: bool },
+    Wait(Option<Duration>),
+}
+
+/// Runs until the store is closed or its handle is gone.
+pub(super) async fn run(shared: Arc<Shared>) {
+    let farewell = loop {
+        let woken = shared.wake.notified();
+        match shared.next_work() {
+            Work::End => break None,
+            Work::Reopen => shared.reopen().await,
+            Work::Batch { durable } => shared.apply(durable).await,
+            Work::Command(command, reply) => {
+                let is_close = matches!(command, Command::Close);
+                let answer = shared.command(command).await;
+                if is_close {
+                    break Some((reply, answer));
+                }
+                // Who asked may be gone; the change is made all the same.
+                let _ = reply.send(answer);
+            }
+            Work::Wait(None) => woken.await,
+            Work::Wait(Some(time)) => {
+                tokio::select! {
+                    () = woken => {}
+                    () = shared.clock.sleep(time) => {}
+                }
+            }
+        }
+    };
+    let file = Arc::clone(&shared);
+    if blocking::run(move || file.file.close()).await.is_err() {
+        tracing::debug!("the runtime ended before the metadata file was let go");
+    }
+    if let Some((reply, answer)) = farewell {
+        // Only now, so that who closes one store can open the next.
+        let _ = reply.send(answer);
+    }
+}
+
+impl Shared {
+    fn next_work(&self) -> Work {
+        let mut state = self.state();
+        if state.abandoned {
+            return Work::End;
+        }
+        let now = self.clock.monotonic();
+        let interval = self.options.sync_interval;
+        let age = state.dirty_since.map(|since| now.saturating_sub(since));
+        let is_old = age.is_some_and(|age| age >= interval);
+        if self.file.is_broken() && (is_old || state.failure.is_none() || state.is_asked()) {
+            return Work::Reopen;
+        }
+        if let Some((command, reply)) = state.commands.pop_front() {
+            return Work::Command(command, reply);
+        }
+        let is_full = state.bytes() >= self.options.tail_bytes / 2;
+        let is_large = state.pending_bytes() >= self.options.tail_bytes / 8;
+        // After a failure, only time or a question leads to another try.
+        let may_try = state.failure.is_none() || state.is_asked();
+        if is_old && (state.has_pending() || state.has_unsynced()) {
+            return Work::Batch { durable: true };
+        }
+        if may_try && (is_full || state.has_pending() && (is_large || state.is_asked())) {
+            return Work::Batch { durable: is_full };
+        }
+        Work::Wait(age.map(|age| interval.saturating_sub(age)))
+    }
+
+    async fn reopen(self: &Arc<Self>) {
+        // First here, so that no answer misses what the file is about to lose.
+        self.state().fall_back();
+        let shared = Arc::clone(self);
+        match blocking::run(move || shared.file.reopen()).await {
+            Ok(Ok(())) => {
+                tracing::info!(store = %self.name, "opened the metadata file again");
+                self.state().mended();
+            }
+            Ok(Err(error)) => self.failed(&error),
+            Err(_) => self.state().abandoned = true,
+        }
+    }
+
+    /// Applies one batch, which may be empty: then all that was applied before becomes durable.
+    async fn apply(self: &Arc<Self>, durable: bool) {
+        let (batch, hints) = {
+            let state = self.state();
+            let batch = state.batch();
+            let hints = state.hints(&batch);
+            (batch, hints)
+        };
+        let (shared, count) = (Arc::clone(self), batch.len());
+        let applied = blocking::run(move || {
+            shared.file.write(durable, |transaction| apply(transaction, &batch, &hints))
+        });
+        match applied.await {
+            Ok(Ok(())) => {
+                self.state().done(count, durable, self.clock.monotonic());
+                self.progress.send_modify(Progress::step);
+            }
+            Ok(Err(error)) => self.failed(&error),
+            Err(_) => self.state().abandoned = true,
+        }
+    }
+
+    /// Handled here: logged once, told to those who wait, and tried again later.
+    fn failed(&self, error: &redb::Error) {
+        let kind = kind_of(error);
+        tracing::error!(store = %self.name, error = %error, "can't write metadata; will try again");
+        let failure = Failure { kind, why: error.to_string() };
+        self.state().fail(failure, self.clock.monotonic());
+        self.progress.send_modify(Progress::step);
+    }
+
+    async fn command(self: &Arc<Self>, command: Command) -> Result<(), Error> {
+        if let Command::Close = command {
+            self.drain().await?;
+        }
+        let shared = Arc::clone(self);
+        blocking::run(move || match command {
+            Command::Bind(store) => {
+                if let Some(bound) = shared.state().identity {
+                    let same = bound == store;
+                    return if same { Ok(()) } else { Err(bound_elsewhere(store, bound)) };
+                }
+                let write = |transaction: &WriteTransaction| {
+                    transaction
+                        .open_table(FACTS)?
+                        .insert(IDENTITY_KEY, store.as_bytes().as_slice())?;
+                    Ok(())
+                };
+                shared.file.write(true, write).map_err(failed("bind metadata to", store))?;
+                shared.state().identity = Some(store);
+                Ok(())
+            }
+            Command::Put(record) => shared.put(record),
+            Command::Drop(id) => {
+                let write = |transaction: &WriteTransaction| remove(transaction, id);
+                shared.file.write(true, write).map_err(failed("drop dataset", id))?;
+                shared.state().purge(id);
+                Ok(())
+            }
+            Command::Close => shared.finish(),
+        })
+        .await
+        .unwrap_or_else(|stopped| {
+            Err(Error::because(Kind::Unavailable, "write metadata of", &self.name, stopped))
+        })
+    }
+
+    fn put(&self, record: DatasetRecord) -> Result<(), Error> {
+        let replaced = {
+            let mut state = self.state();
+            let named = state.named(&record.name).map(|known| &known.record);
+            let known = state.datasets.get(&record.id).map(|known| &known.record);
+            let replaced = record.check_put(named, known)?;
+            if let Some(replaced) = replaced {
+                state.forget(replaced);
+            }
+            replaced
+        };
+        let row = self
+            .file
+            .write(true, |transaction| put(transaction, &record))
+            .map_err(failed("put dataset", &record.name))?;
+        let mut state = self.state();
+        if let Some(replaced) = replaced {
+            state.purge(replaced);
+        }
+        match state.datasets.get_mut(&record.id) {
+            Some(known) => known.record = record,
+            None => state.insert(Known::new(record, row.last.max(row.given))),
+        }
+        Ok(())
+    }
+
+    /// Applies all that is pending.
+    async fn drain(self: &Arc<Self>) -> Result<(), Error> {
+        self.state().failure = None;
+        loop {
+            if self.file.is_broken() {
+                self.reopen().await;
+            } else if self.state().has_pending() {
+                self.apply(true).await;
+            } else {
+                return Ok(());
+            }
+            let state = self.state();
+            if let Some(failure) = &state.failure {
+                let (kind, why) = (failure.kind, failure.why.clone());
+                return Err(Error::because(kind, "close", &self.name, why));
+            }
+            if state.abandoned {
+                return Err(Error::new(Kind::Unavailable, "close", &self.name));
+            }
+        }
+    }
+
+    /// Writes down the stamps that were given, and that this is a clean stop.
+    fn finish(&self) -> Result<(), Error> {
+        let given: Vec<_> =
+            self.state().datasets.iter().map(|(id, known)| (*id, known.last)).collect();
+        let write = |transaction: &WriteTransaction| {
+            let mut datasets = transaction.open_table(DATASETS)?;
+            for (id, last) in &given {
+                let key = id.as_bytes().as_slice();
+                let row = datasets.get(key)?.map(|row| DatasetRow::decode(key, row.value()));
+                let Some(mut row) = row.transpose()? else { continue };
+                if row.given < *last {
+                    row.given = *last;
+                    datasets.insert(key, row.encode()?.as_slice())?;
+                }
+            }
+            transaction.open_table(FACTS)?.remove(OPEN_KEY)?;
+            Ok(())
+        };
+        self.file.write(true, write).map_err(failed("close", &self.name))
+    }
+}
+
+/// Writes the record of a dataset; whoever had its name is gone with that.
+fn put(transaction: &WriteTransaction, record: &DatasetRecord) -> Result<DatasetRow, redb::Error> {
+    let (mut before, mut others) = (None, Vec::new());
+    for row in transaction.open_table(DATASETS)?.iter()? {
+        let (key, row) = row?;
+        let row = DatasetRow::decode(key.value(), row.value())?;
+        if row.record.id == record.id {
+            before = Some(row);
+        } else if row.record.name == record.name {
+            others.push(row.record.id);
+        }
+    }
+    for other in others {
+        remove(transaction, other)?;
+    }
+    let mut row = before.unwrap_or_else(|| DatasetRow::new(record.clone()));
+    row.record = record.clone();
+    let tables = Tables::of(record.id);
+    transaction.open_table(tables.objects())?;
+    transaction.open_table(tables.deleted())?;
+    transaction.open_table(tables.paths())?;
+    transaction
+        .open_table(DATASETS)?
+        .insert(record.id.as_bytes().as_slice(), row.encode()?.as_slice())?;
+    Ok(row)
+}
+
+fn remove(transaction: &WriteTransaction, id: DatasetId) -> Result<(), redb::Error> {
+    transaction.open_table(DATASETS)?.remove(id.as_bytes().as_slice())?;
+    let tables = Tables::of(id);
+    for table in [tables.objects(), tables.deleted(), tables.paths()] {
+        transaction.delete_table(table)?;
+    }
+    Ok(())
+}

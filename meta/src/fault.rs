@@ -1,0 +1,232 @@
+//! A layer that goes wrong on purpose: errors, lost answers, delays, and the death of the
+//! process at a chosen write.
+//!
+//! Must hold: what it does is a function of the plan in its handles and the calls it gets; with
+//! no plan it changes nothing.
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use dl_format::{ChunkId, Committed, DatasetId, DatasetName, FilePath, Stamp, StoreId};
+use dl_runtime::Clock;
+use dl_runtime::fault::{Cut, CutPoint, Fault, Faults};
+
+use crate::{
+    Appended, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry, ListQuery, MetaStore,
+    ObjectRecord,
+};
+
+/// Faults before `inner`. Operations have the names of the methods. `bind`, `put_dataset`,
+/// `drop_dataset`, `stamp`, `append` and `close` are writes; to the others a lost answer is an
+/// error like any other.
+#[derive(Debug)]
+pub struct FaultMeta {
+    inner: Arc<dyn MetaStore>,
+    clock: Arc<dyn Clock>,
+    faults: Faults<Kind>,
+    cut: CutPoint,
+}
+
+impl FaultMeta {
+    /// Wraps `inner`; `faults` and `cut` are the handles through which a test speaks to it.
+    pub fn new(
+        inner: Arc<dyn MetaStore>,
+        clock: Arc<dyn Clock>,
+        faults: Faults<Kind>,
+        cut: CutPoint,
+    ) -> Self {
+        Self { inner, clock, faults, cut }
+    }
+
+    async fn write<T>(
+        &self,
+        operation: &'static str,
+        what: impl fmt::Display,
+        write: impl Future<Output = Result<T, Error>> + Send,
+    ) -> Result<T, Error> {
+        let fault = self.faults.next(operation);
+        match fault {
+            Some(Fault::Before(kind)) => return Err(injected(kind, operation, what)),
+            Some(Fault::Delay(delay)) => self.clock.sleep(delay).await,
+            Some(Fault::AnswerLost(_)) | None => {}
+        }
+        let answer = self.cut.around(write).await.map_err(|cut| dead(cut, operation, &what))?;
+        match fault {
+            Some(Fault::AnswerLost(kind)) => Err(injected(kind, operation, what)),
+            Some(Fault::Before(_) | Fault::Delay(_)) | None => answer,
+        }
+    }
+
+    async fn read<T>(
+        &self,
+        operation: &'static str,
+        what: impl fmt::Display,
+        read: impl Future<Output = Result<T, Error>> + Send,
+    ) -> Result<T, Error> {
+        self.cut.read_point().map_err(|cut| dead(cut, operation, &what))?;
+        match self.faults.next(operation) {
+            Some(Fault::Before(kind) | Fault::AnswerLost(kind)) => {
+                return Err(injected(kind, operation, what));
+            }
+            Some(Fault::Delay(delay)) => self.clock.sleep(delay).await,
+            None => {}
+        }
+        read.await
+    }
+}
+
+fn injected(kind: Kind, operation: &'static str, what: impl fmt::Display) -> Error {
+    Error::because(kind, operation, what, "injected fault")
+}
+
+fn dead(cut: Cut, operation: &'static str, what: impl fmt::Display) -> Error {
+    Error::because(Kind::Unavailable, operation, what, cut)
+}
+
+impl fmt::Display for FaultMeta {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "fault({})", self.inner)
+    }
+}
+
+#[deny(clippy::missing_trait_methods, reason = "a layer may not forget a method")]
+#[async_trait]
+impl MetaStore for FaultMeta {
+    async fn identity(&self) -> Result<Option<StoreId>, Error> {
+        self.read("identity", "metadata", self.inner.identity()).await
+    }
+
+    async fn bind(&self, store: StoreId) -> Result<(), Error> {
+        self.write("bind", store, self.inner.bind(store)).await
+    }
+
+    async fn put_dataset(&self, record: &DatasetRecord) -> Result<(), Error> {
+        self.write("put_dataset", &record.name, self.inner.put_dataset(record)).await
+    }
+
+    async fn record(&self, id: DatasetId) -> Result<Option<DatasetRecord>, Error> {
+        self.read("record", id, self.inner.record(id)).await
+    }
+
+    async fn record_named(&self, name: &DatasetName) -> Result<Option<DatasetRecord>, Error> {
+        self.read("record_named", name, self.inner.record_named(name)).await
+    }
+
+    async fn dataset(&self, id: DatasetId) -> Result<Option<DatasetInfo>, Error> {
+        self.read("dataset", id, self.inner.dataset(id)).await
+    }
+
+    async fn dataset_named(&self, name: &DatasetName) -> Result<Option<DatasetInfo>, Error> {
+        self.read("dataset_named", name, self.inner.dataset_named(name)).await
+    }
+
+    async fn datasets(&self) -> Result<Vec<DatasetInfo>, Error> {
+        self.read("datasets", "metadata", self.inner.datasets()).await
+    }
+
+    async fn drop_dataset(&self, id: DatasetId) -> Result<(), Error> {
+        self.write("drop_dataset", id, self.inner.drop_dataset(id)).await
+    }
+
+    async fn stamp(&self, dataset: DatasetId, now: Stamp) -> Result<Stamp, Error> {
+        self.write("stamp", dataset, self.inner.stamp(dataset, now)).await
+    }
+
+    async fn append(&self, object: &Committed) -> Result<Appended, Error> {
+        self.write("append", object.header().id(), self.inner.append(object)).await
+    }
+
+    async fn objects(
+        &self,
+        dataset: DatasetId,
+        after: Option<ChunkId>,
+        limit: usize,
+    ) -> Result<Vec<ObjectRecord>, Error> {
+        self.read("objects", dataset, self.inner.objects(dataset, after, limit)).await
+    }
+
+    async fn lookup(&self, dataset: DatasetId, paths: &[FilePath]) -> Result<Vec<Found>, Error> {
+        self.read("lookup", dataset, self.inner.lookup(dataset, paths)).await
+    }
+
+    async fn list(&self, dataset: DatasetId, query: &ListQuery) -> Result<Vec<ListEntry>, Error> {
+        self.read("list", dataset, self.inner.list(dataset, query)).await
+    }
+
+    async fn close(&self) -> Result<(), Error> {
+        self.write("close", "metadata", self.inner.close()).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use dl_runtime::{ManualClock, SeededRandom};
+
+    use super::*;
+    use crate::{Memory, conformance};
+
+    struct Rig {
+        inner: Arc<dyn MetaStore>,
+        clock: Arc<ManualClock>,
+        faults: Faults<Kind>,
+        cut: CutPoint,
+        store: FaultMeta,
+    }
+
+    fn rig() -> Rig {
+        let inner: Arc<dyn MetaStore> = Arc::new(Memory::new());
+        let clock = Arc::new(ManualClock::jumping(UNIX_EPOCH));
+        let (faults, cut) = (Faults::new(Arc::new(SeededRandom::new(1))), CutPoint::new());
+        let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
+        let store = FaultMeta::new(Arc::clone(&inner), time, faults.clone(), cut.clone());
+        Rig { inner, clock, faults, cut, store }
+    }
+
+    const FIRST: StoreId = StoreId::from_bytes([1; 16]);
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn without_a_plan_it_keeps_the_contract() {
+        conformance::run(async || {
+            let store: Arc<dyn MetaStore> = Arc::new(rig().store);
+            store
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn a_fault_before_leaves_no_trace_and_a_lost_answer_is_done() {
+        let rig = rig();
+        let faults = [Some(Fault::Before(Kind::Full)), Some(Fault::AnswerLost(Kind::Unavailable))];
+        rig.faults.script("bind", faults);
+        assert_eq!(rig.store.bind(FIRST).await.unwrap_err().kind, Kind::Full);
+        assert_eq!(rig.inner.identity().await.unwrap(), None);
+        assert_eq!(rig.store.bind(FIRST).await.unwrap_err().kind, Kind::Unavailable);
+        assert_eq!(rig.inner.identity().await.unwrap(), Some(FIRST));
+    }
+
+    #[tokio::test]
+    async fn a_delay_is_waited_by_the_clock_and_a_question_can_fail() {
+        let rig = rig();
+        rig.faults.script("bind", [Some(Fault::Delay(Duration::from_secs(7)))]);
+        rig.store.bind(FIRST).await.unwrap();
+        assert_eq!(rig.clock.monotonic(), Duration::from_secs(7));
+        rig.faults.script("datasets", [Some(Fault::Before(Kind::Unavailable))]);
+        rig.store.datasets().await.unwrap_err();
+        rig.store.datasets().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn nothing_gets_through_after_the_cut_and_the_cut_write_is_done_or_not() {
+        for (point, done) in [(0, None), (1, Some(FIRST))] {
+            let rig = rig();
+            rig.cut.arm(point);
+            rig.store.bind(FIRST).await.unwrap_err();
+            rig.store.identity().await.unwrap_err();
+            rig.store.close().await.unwrap_err();
+            assert_eq!(rig.inner.identity().await.unwrap(), done);
+        }
+    }
+}

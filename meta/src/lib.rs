@@ -1,0 +1,157 @@
+//! The metadata store: the log of each dataset and the index behind it (paper, 4.1.1).
+//!
+//! Must hold: what a dataset contains is `dl_format::Fold` over the objects of its log, whichever
+//! store answers; and everything here can be rebuilt from the chunks.
+#![forbid(unsafe_code)]
+
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
+mod embedded;
+mod error;
+mod fault;
+mod memory;
+mod open;
+mod types;
+mod walk;
+
+use std::fmt::{Debug, Display};
+
+use async_trait::async_trait;
+use dl_format::{ChunkId, Committed, DatasetId, DatasetName, FilePath, Stamp, StoreId};
+
+pub use embedded::{Embedded, EmbeddedOptions, Stop};
+pub use error::{Error, Kind};
+pub use fault::FaultMeta;
+pub use memory::Memory;
+pub use open::open;
+pub use types::{
+    Appended, DatasetInfo, DatasetRecord, DatasetState, Found, ListEntry, ListQuery, ObjectRecord,
+};
+
+/// Datasets, their logs, and answers from what the logs say.
+///
+/// # Contract
+///
+/// - The log of a dataset is a set of objects, by id. `append` is its only change, and the commit
+///   point of a write: one atomic step in which the dataset is known and the object joins.
+///   Appending an id again changes nothing.
+/// - Every answer about the contents of a dataset is that of `dl_format::Fold` over its log, which
+///   includes all whose `append` had returned when the question was asked.
+/// - A call about a dataset id that is not known fails with [`Kind::Missing`] and writes nothing,
+///   unless it says otherwise.
+/// - A name stands for at most one dataset id, the one that was put with the highest generation;
+///   an id has one name.
+/// - A call that fails with [`Kind::Missing`] or [`Kind::Conflict`] changed nothing; after any
+///   other failure of a write it may have been done, and doing it again is harmless.
+/// - Dropping a future leaves its write done or not done.
+///
+/// Whether an append survives a crash is up to the store; each says so. What it loses, an append
+/// of the same object from the chunk store brings back.
+///
+/// `conformance::run` checks each sentence, for every store and every layer.
+#[async_trait]
+pub trait MetaStore: Debug + Display + Send + Sync + 'static {
+    /// Which chunk store this metadata indexes; none when it was never bound to one.
+    ///
+    /// # Errors
+    /// As the store fails.
+    async fn identity(&self) -> Result<Option<StoreId>, Error>;
+
+    /// Binds this metadata to a chunk store, for good. Binding to the same one again succeeds.
+    ///
+    /// # Errors
+    /// [`Kind::Conflict`] when it is bound to another one.
+    async fn bind(&self, store: StoreId) -> Result<(), Error>;
+
+    /// Creates or replaces the record of a dataset id and points its name to it. A dataset that
+    /// the name stood for under a lower generation is dropped in the same step. The log of a
+    /// dataset that is there stays.
+    ///
+    /// # Errors
+    /// [`Kind::Conflict`] when the name has a higher generation, when another id has the name in
+    /// this generation, or when the id has another name.
+    async fn put_dataset(&self, record: &DatasetRecord) -> Result<(), Error>;
+
+    /// What was put for a dataset id; none when it is not known. Cheap: the index is not asked.
+    ///
+    /// # Errors
+    /// As the store fails.
+    async fn record(&self, id: DatasetId) -> Result<Option<DatasetRecord>, Error>;
+
+    /// [`MetaStore::record`] of the dataset that a name stands for.
+    ///
+    /// # Errors
+    /// As the store fails.
+    async fn record_named(&self, name: &DatasetName) -> Result<Option<DatasetRecord>, Error>;
+
+    /// A dataset and what its log adds up to; none when the id is not known. May cost a walk over
+    /// its paths, when something was deleted since the last one.
+    ///
+    /// # Errors
+    /// As the store fails.
+    async fn dataset(&self, id: DatasetId) -> Result<Option<DatasetInfo>, Error>;
+
+    /// [`MetaStore::dataset`] of the dataset that a name stands for.
+    ///
+    /// # Errors
+    /// As the store fails.
+    async fn dataset_named(&self, name: &DatasetName) -> Result<Option<DatasetInfo>, Error>;
+
+    /// All datasets, by name.
+    ///
+    /// # Errors
+    /// As the store fails.
+    async fn datasets(&self) -> Result<Vec<DatasetInfo>, Error>;
+
+    /// Forgets a dataset: record, name, log and index, in one step for everybody who asks. An id
+    /// that is not known is none already.
+    ///
+    /// # Errors
+    /// As the store fails.
+    async fn drop_dataset(&self, id: DatasetId) -> Result<(), Error>;
+
+    /// The next stamp of a dataset: max(`now`, last + 1), where last is the highest that was given
+    /// or appended. Never the same twice, never a lower one later, however many ask at once.
+    ///
+    /// # Errors
+    /// [`Kind::Missing`] when the dataset is not known.
+    async fn stamp(&self, dataset: DatasetId, now: Stamp) -> Result<Stamp, Error>;
+
+    /// Adds an object to the log of its dataset: the commit point. The header's bytes may be kept
+    /// for a while, so they should not be a view into a larger buffer.
+    ///
+    /// # Errors
+    /// [`Kind::Missing`] when the dataset is not known: nothing was written.
+    async fn append(&self, object: &Committed) -> Result<Appended, Error>;
+
+    /// At most `limit` objects of the log, by id, from the first one after `after`.
+    ///
+    /// # Errors
+    /// [`Kind::Missing`] when the dataset is not known.
+    async fn objects(
+        &self,
+        dataset: DatasetId,
+        after: Option<ChunkId>,
+        limit: usize,
+    ) -> Result<Vec<ObjectRecord>, Error>;
+
+    /// What each path is, in the order asked.
+    ///
+    /// # Errors
+    /// [`Kind::Missing`] when the dataset is not known.
+    async fn lookup(&self, dataset: DatasetId, paths: &[FilePath]) -> Result<Vec<Found>, Error>;
+
+    /// One page of a folder, sorted by [`ListEntry::key`]. Empty folders don't exist: no entry at
+    /// all without [`ListQuery::after`] says that the folder doesn't.
+    ///
+    /// # Errors
+    /// [`Kind::Missing`] when the dataset is not known.
+    async fn list(&self, dataset: DatasetId, query: &ListQuery) -> Result<Vec<ListEntry>, Error>;
+
+    /// Writes down all that is still only in memory and ends background work. The last call: what
+    /// comes after it fails with [`Kind::Unavailable`] or answers as before.
+    ///
+    /// # Errors
+    /// As the store fails; it is then as after a crash.
+    async fn close(&self) -> Result<(), Error>;
+}

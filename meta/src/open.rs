@@ -1,0 +1,60 @@
+//! From an address to a metadata store.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use dl_runtime::Clock;
+
+use crate::{Embedded, EmbeddedOptions, Error, Kind, Memory, MetaStore, Stop};
+
+const SUPPORTED: &str = "give embedded:DIR or memory:";
+
+/// Opens the metadata store at `url`: `embedded:DIR` (made when it is not there) or `memory:`,
+/// which is empty and ends with the process. A path is taken as it is written. Also says how the
+/// store was left, and with that whether it may lack the end of its logs.
+///
+/// # Errors
+/// [`Kind::Unsupported`] for any other address; otherwise as the store fails to open.
+pub async fn open(url: &str, clock: Arc<dyn Clock>) -> Result<(Arc<dyn MetaStore>, Stop), Error> {
+    match url.split_once(':') {
+        Some(("memory", "")) => Ok((Arc::new(Memory::new()), Stop::Fresh)),
+        Some(("embedded", dir)) if !dir.is_empty() => {
+            let (store, stop) =
+                Embedded::open(Path::new(dir), EmbeddedOptions::default(), clock).await?;
+            Ok((Arc::new(store), stop))
+        }
+        _ => {
+            let why = format!("unknown address: {SUPPORTED}");
+            Err(Error::because(Kind::Unsupported, "open metadata store", url, why))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dl_runtime::SystemClock;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_unknown_address_is_refused_with_those_that_would_do() {
+        for url in ["redis://h:1/0", "", "memory", "memory:x", "embedded:", "embedded", "/dir"] {
+            let error = open(url, Arc::new(SystemClock::new())).await.unwrap_err();
+            assert_eq!(error.kind, Kind::Unsupported, "{url:?}");
+            let reason = std::error::Error::source(&error).unwrap().to_string();
+            assert!(reason.contains("embedded:DIR") && reason.contains("memory:"), "{reason}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_embedded_store_is_made_where_the_address_says() {
+        let parent = tempfile::tempdir().unwrap();
+        let url = format!("embedded:{}/a/b", parent.path().display());
+        for expected in [Stop::Fresh, Stop::Clean] {
+            let (store, stop) = open(&url, Arc::new(SystemClock::new())).await.unwrap();
+            assert_eq!((stop, store.to_string()), (expected, url.clone()));
+            store.close().await.unwrap();
+        }
+        assert!(parent.path().join("a/b/meta.redb").is_file());
+    }
+}

@@ -1,0 +1,186 @@
+//! What goes into a metadata store and what comes out of it.
+
+use bytes::Bytes;
+use dl_format::{
+    ChunkId, ChunkShape, Committed, DatasetId, DatasetName, DirPath, EntrySet, FilePath,
+    FileRecord, ObjectKind, Stamp, StoreId,
+};
+
+use crate::{Error, Kind};
+
+/// What a metadata store keeps of a dataset beside its log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DatasetRecord {
+    /// What users call it.
+    pub name: DatasetName,
+    /// Which generation of the name object says so.
+    pub generation: u32,
+    /// What its objects lie under.
+    pub id: DatasetId,
+    /// The shape of its chunks.
+    pub shape: ChunkShape,
+    /// When it was created.
+    pub created: Stamp,
+    /// Whether its index can be asked.
+    pub state: DatasetState,
+}
+
+impl DatasetRecord {
+    /// Whether it may be put where `named` is what its name stands for now and `known` what its id
+    /// stands for; gives the dataset that it drives out.
+    pub(crate) fn check_put(
+        &self,
+        named: Option<&Self>,
+        known: Option<&Self>,
+    ) -> Result<Option<DatasetId>, Error> {
+        let conflict = |why| Error::because(Kind::Conflict, "put dataset", &self.name, why);
+        if known.is_some_and(|known| known.name != self.name) {
+            return Err(conflict("its id has another name"));
+        }
+        match named {
+            Some(named) if named.generation > self.generation => {
+                Err(conflict("the name has a higher generation"))
+            }
+            Some(named) if named.id == self.id => Ok(None),
+            Some(named) if named.generation == self.generation => {
+                Err(conflict("the name stands for another dataset in this generation"))
+            }
+            named => Ok(named.map(|named| named.id)),
+        }
+    }
+}
+
+/// What there is to say when a store is bound to another chunk store than asked.
+pub(crate) fn bound_elsewhere(asked: StoreId, bound: StoreId) -> Error {
+    let why = format!("the metadata is that of chunk store {bound}");
+    Error::because(Kind::Conflict, "bind metadata to chunk store", asked, why)
+}
+
+/// How many of a chunk's entries are in `deleted`; a tombstone may name more than there are.
+pub(crate) fn deleted_entries(deleted: Option<&EntrySet>, entry_count: u32) -> u32 {
+    let named = deleted.into_iter().flat_map(EntrySet::iter);
+    u32::try_from(named.take_while(|entry| *entry < entry_count).count()).unwrap_or(u32::MAX)
+}
+
+/// Whether the log of a dataset is complete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DatasetState {
+    /// It is.
+    Live,
+    /// Its objects are still being appended from the chunk store: no answer is final.
+    Recovering,
+}
+
+/// A dataset and what its log adds up to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DatasetInfo {
+    /// What was put.
+    pub record: DatasetRecord,
+    /// Paths whose newest version is not deleted, those hidden by a folder included.
+    pub files: u64,
+    /// Bytes of these files.
+    pub bytes: u64,
+    /// Objects in the log, tombstones and parts included.
+    pub objects: u64,
+    /// The highest stamp in the log.
+    pub last_stamp: Option<Stamp>,
+}
+
+/// Whether an append changed the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Appended {
+    /// The object joined it.
+    New,
+    /// An object of that id was in it; it is as it was.
+    Known,
+}
+
+/// What the log says of an object (paper, 4.1.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ObjectRecord {
+    /// Its name.
+    pub id: ChunkId,
+    /// What it holds.
+    pub kind: ObjectKind,
+    /// When it was committed.
+    pub stamp: Stamp,
+    /// Bytes of all of it.
+    pub object_length: u64,
+    /// Bytes of its header.
+    pub header_length: u32,
+    /// How many entries it has.
+    pub entry_count: u32,
+    /// Bytes of files in its payload.
+    pub file_bytes: u64,
+    /// How many of its entries tombstones name; entries that a rewrite brought in are counted
+    /// for the chunk they come from.
+    pub deleted_entries: u32,
+}
+
+impl ObjectRecord {
+    /// What an object's header says, as long as nothing in it is deleted.
+    pub(crate) fn of(object: &Committed) -> Self {
+        let header = object.header();
+        Self {
+            id: header.id(),
+            kind: header.kind(),
+            stamp: object.stamp(),
+            object_length: header.object_length(),
+            header_length: u32::try_from(header.header_length()).unwrap_or(u32::MAX),
+            entry_count: header.entry_count(),
+            file_bytes: header.file_bytes(),
+            deleted_entries: 0,
+        }
+    }
+}
+
+/// What a path is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    /// A live file.
+    File(FileRecord),
+    /// A folder: some live file lies below it. It hides a file of the same path.
+    Folder,
+    /// Neither.
+    Missing,
+}
+
+/// Which part of a dataset to list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListQuery {
+    /// The folder.
+    pub dir: DirPath,
+    /// Whether to give all files below it instead of what lies directly in it.
+    pub recursive: bool,
+    /// Only what sorts after this: the key of the last entry of the page before.
+    pub after: Option<Bytes>,
+    /// Most entries to give.
+    pub limit: usize,
+}
+
+/// One line of a listing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ListEntry {
+    /// A live file.
+    File(FilePath, FileRecord),
+    /// A folder that holds live files; its path, without a slash at its end.
+    Folder(FilePath),
+}
+
+impl ListEntry {
+    /// Its path in the dataset.
+    pub fn path(&self) -> &FilePath {
+        match self {
+            Self::File(path, _) | Self::Folder(path) => path,
+        }
+    }
+
+    /// What listings are sorted by, and what [`ListQuery::after`] goes on from: the path, with a
+    /// slash at the end of a folder's.
+    pub fn key(&self) -> Bytes {
+        match self {
+            Self::File(path, _) => path.clone().into_bytes(),
+            Self::Folder(path) => [path.as_bytes(), b"/"].concat().into(),
+        }
+    }
+}

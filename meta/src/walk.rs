@@ -1,0 +1,156 @@
+//! Lookups and listings, for any index that can visit the winners of a dataset in path order.
+//!
+//! Must hold: they agree with `dl_format::Fold`: deleted winners are no files, and a folder hides
+//! a file of the same path. A page costs what it returns and the dead rows it steps over, not
+//! what lies in the folders that it names.
+
+use std::ops::{Bound, ControlFlow};
+
+use bytes::Bytes;
+use dl_format::{FilePath, FileRecord};
+
+use crate::{Error, Found, Kind, ListEntry, ListQuery};
+
+/// Visits one winner: its path, its record, whether it is deleted.
+pub(crate) type Visit<'a> =
+    dyn FnMut(&[u8], FileRecord, bool) -> Result<ControlFlow<()>, Error> + 'a;
+
+/// The newest version of every path of one dataset, deleted ones included.
+pub(crate) trait Winners {
+    /// The winner of one path, and whether it is deleted.
+    fn get(&self, path: &FilePath) -> Result<Option<(FileRecord, bool)>, Error>;
+
+    /// Visits winners in path order from `start` until `visit` breaks.
+    fn scan(&self, start: Bound<&[u8]>, visit: &mut Visit<'_>) -> Result<(), Error>;
+}
+
+/// What `path` is.
+pub(crate) fn find(winners: &impl Winners, path: &FilePath) -> Result<Found, Error> {
+    if holds_live(winners, &inside(path.as_bytes()))? {
+        return Ok(Found::Folder);
+    }
+    Ok(match winners.get(path)? {
+        Some((record, false)) => Found::File(record),
+        Some((_, true)) | None => Found::Missing,
+    })
+}
+
+/// One page of a folder.
+pub(crate) fn list(winners: &impl Winners, query: &ListQuery) -> Result<Vec<ListEntry>, Error> {
+    let prefix = query.dir.prefix();
+    let mut page = Page { winners, query, prefix: &prefix, entries: Vec::new(), waiting: None };
+    let after = query.after.as_deref().filter(|after| *after >= prefix.as_slice());
+    let mut from = match after {
+        Some(after) => Bound::Excluded(after.to_vec()),
+        None => Bound::Included(prefix.clone()),
+    };
+    while page.has_room() {
+        let mut folder = None;
+        let start = match &from {
+            Bound::Included(key) => Bound::Included(key.as_slice()),
+            Bound::Excluded(key) => Bound::Excluded(key.as_slice()),
+            Bound::Unbounded => Bound::Unbounded,
+        };
+        winners.scan(start, &mut |path, record, deleted| {
+            page.visit(path, record, deleted, &mut folder)
+        })?;
+        match folder {
+            Some(folder) => from = Bound::Included(behind(folder)),
+            None => break,
+        }
+    }
+    page.settle(None)?;
+    Ok(page.entries)
+}
+
+struct Page<'a, W> {
+    winners: &'a W,
+    query: &'a ListQuery,
+    prefix: &'a [u8],
+    entries: Vec<ListEntry>,
+    /// A file that holds unless what comes next shows that it is a folder too.
+    waiting: Option<(FilePath, FileRecord)>,
+}
+
+impl<W: Winners> Page<'_, W> {
+    fn has_room(&self) -> bool {
+        self.entries.len() < self.query.limit
+    }
+
+    /// Takes one winner; names the folder it lies in when the rest of that can be passed over.
+    fn visit(
+        &mut self,
+        path: &[u8],
+        record: FileRecord,
+        deleted: bool,
+        folder: &mut Option<Vec<u8>>,
+    ) -> Result<ControlFlow<()>, Error> {
+        let Some(rest) = path.strip_prefix(self.prefix) else {
+            return Ok(ControlFlow::Break(()));
+        };
+        self.settle(Some((path, deleted)))?;
+        if !self.has_room() {
+            return Ok(ControlFlow::Break(()));
+        }
+        if deleted {
+            return Ok(ControlFlow::Continue(()));
+        }
+        let slash = rest.iter().position(|byte| *byte == b'/').filter(|_| !self.query.recursive);
+        if let Some(slash) = slash {
+            let end = self.prefix.len().saturating_add(slash);
+            let name = path.get(..end).unwrap_or_default();
+            let entry = ListEntry::Folder(checked(name)?);
+            if self.query.after.as_ref().is_none_or(|after| entry.key() > *after) {
+                self.entries.push(entry);
+            }
+            *folder = Some(name.to_vec());
+            return Ok(ControlFlow::Break(()));
+        }
+        self.waiting = Some((checked(path)?, record));
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Decides on the waiting file, now that `next` is known to follow it.
+    fn settle(&mut self, next: Option<(&[u8], bool)>) -> Result<(), Error> {
+        let Some((path, record)) = self.waiting.take() else { return Ok(()) };
+        // Whatever starts with the path sorts right behind it, so that most files need no seek.
+        let hidden =
+            match next.and_then(|(next, dead)| Some((next.strip_prefix(path.as_bytes())?, dead))) {
+                None => false,
+                Some(([b'/', ..], false)) => true,
+                Some(_) => holds_live(self.winners, &inside(path.as_bytes()))?,
+            };
+        if !hidden {
+            self.entries.push(ListEntry::File(path, record));
+        }
+        Ok(())
+    }
+}
+
+/// Whether a live file lies below `prefix`, which ends in a slash.
+fn holds_live(winners: &impl Winners, prefix: &[u8]) -> Result<bool, Error> {
+    let mut found = false;
+    winners.scan(Bound::Excluded(prefix), &mut |path, _, deleted| {
+        if !path.starts_with(prefix) {
+            return Ok(ControlFlow::Break(()));
+        }
+        found = !deleted;
+        Ok(if found { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    })?;
+    Ok(found)
+}
+
+/// What everything in a folder starts with.
+fn inside(path: &[u8]) -> Vec<u8> {
+    [path, b"/"].concat()
+}
+
+/// The first key that sorts behind everything in a folder: its path and the byte after a slash.
+fn behind(folder: Vec<u8>) -> Vec<u8> {
+    [folder.as_slice(), b"0"].concat()
+}
+
+fn checked(path: &[u8]) -> Result<FilePath, Error> {
+    FilePath::new(Bytes::copy_from_slice(path))
+        .map_err(|error| Error::because(Kind::Corrupt, "read a path of", "the index", error))
+}
