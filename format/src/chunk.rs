@@ -296,10 +296,8 @@ impl ChunkWriter {
         data: &[u8],
         origin: Option<Origin>,
     ) {
-        // Before the copy: it brings the source into the cache for it.
-        let crc = Crc32c::of(data);
         let start = self.begin();
-        self.buffer.extend_from_slice(data);
+        let crc = Crc32c::of_copied(data, &mut self.buffer);
         self.push(path, attributes, crc, start, origin);
     }
 

@@ -207,3 +207,41 @@ pub fn encode_tombstone(
     head.write(&mut object, length as u64, 0, 0);
     Ok(object)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_union_tells_whether_it_changed_anything() {
+        let set = |bits: &[u8]| EntrySet::from_bits(bits).expect("a short bitmap");
+        let mut mine = set(&[1, 2]);
+        assert!(mine.union(&set(&[4])), "in a byte that isn't the last");
+        assert!(!mine.union(&set(&[5, 2])));
+        assert!(!mine.union(&EntrySet::default()));
+        assert!(mine.union(&set(&[0, 0, 0, 128])));
+        assert_eq!(mine.iter().collect::<Vec<_>>(), [0, 2, 9, 31]);
+        assert!(EntrySet::from_bits(&[0; ENTRIES_MAX / 8 + 1]).is_err());
+    }
+
+    #[test]
+    fn every_piece_of_a_split_fits_also_when_it_is_full_to_the_last_byte() {
+        let set = |length: usize| EntrySet::from_bits(&vec![0xFF; length]).expect("short enough");
+        // 63 full bitmaps leave room for one of 6,764 bytes beside the count.
+        for (first, second) in [(6_764, 6_764), (6_764, 6_765), (6_765, 6_764), (6_765, 6_765)] {
+            let mut deletions = Deletions::default();
+            for number in 0..128u8 {
+                let length = match number {
+                    63 => first,
+                    127 => second,
+                    _ => ENTRIES_MAX / 8,
+                };
+                deletions.add(ChunkId::from_bytes([number; 16]), &set(length));
+            }
+            for piece in deletions.split() {
+                let (dataset, id) = (DatasetId::from_bytes([0; 16]), ChunkId::from_bytes([0; 16]));
+                assert!(encode_tombstone(dataset, id, &piece).is_ok(), "{first} and {second}");
+            }
+        }
+    }
+}

@@ -144,6 +144,9 @@ fn the_golden_chunk_reads_as_what_went_in() {
     let (chunk, stored) = (header("chunk.bin"), header("chunk-committed.bin"));
     assert_eq!((chunk.stamp(), stored.stamp()), (None, Some(Stamp::new(STAMP))));
     assert_eq!(chunk.digest(), stored.digest());
+    let raw = chunk.raw();
+    let hashed = xxhash_rust::xxh3::xxh3_128(&[&raw[..96], &raw[128..]].concat());
+    assert_eq!(format!("{:?}", stored.digest()), format!("Digest({hashed})"));
     assert_eq!(chunk.id(), id(1));
     let mut offset = 4_096;
     for (number, (name, attributes, length)) in FILES.iter().enumerate() {

@@ -280,6 +280,18 @@ fn the_first_rewritten_file_finds_room_for_the_origins_of_all() {
     assert_eq!(verified.object().len(), 1 << 20);
 }
 
+#[test]
+fn the_chunk_that_many_files_come_from_is_named_once() {
+    let mut writer = ChunkWriter::new(small(), Vec::new());
+    for entry in 0..62 {
+        let origin = EntryVersion { stamp: Stamp::new(1), chunk: id(1), entry };
+        let name = path(format!("{entry:02}"));
+        writer.rewrite(&name, attributes(1), b"", origin).unwrap();
+    }
+    let verified = Verified::check(bytes_of(&writer.seal(id(2), DATASET))).unwrap();
+    assert_eq!(verified.header().header_length(), PAGE);
+}
+
 /// Rule 2: the same id with another digest is another put.
 #[test]
 fn a_digest_tells_any_two_headers_apart() {
