@@ -6,7 +6,9 @@
 pub(crate) mod history;
 pub(crate) mod model;
 
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 
 use dl_format::{ChunkId, ChunkShape, DatasetId, DatasetName, DirPath, FilePath, Stamp, StoreId};
 use tokio::task::JoinSet;
@@ -37,6 +39,7 @@ pub async fn run(make: impl AsyncFn() -> Arc<dyn MetaStore>) {
         any_history_is_answered_like_the_fold(&*make().await, seed).await;
     }
     questions_during_appends_see_all_that_returned(make().await).await;
+    a_dropped_append_is_done_or_not(&*make().await).await;
     a_closed_store_takes_no_surprise(&*make().await).await;
 }
 
@@ -331,6 +334,26 @@ async fn questions_during_appends_see_all_that_returned(store: Arc<dyn MetaStore
     tasks.join_all().await;
     let info = store.dataset(id(1)).await.expect("ask").expect("it is there");
     assert_eq!((info.objects, info.files, info.bytes), (100, 100, 100), "{store}");
+}
+
+async fn a_dropped_append_is_done_or_not(store: &dyn MetaStore) {
+    put(store, &record("a", 1, 1)).await;
+    let (mut model, mut maker) = (Model::default(), Maker::new(id(1), 5));
+    for polls in 0..6 {
+        let object = maker.chunk([(&b"x"[..], 1)]);
+        let mut append = store.append(&object);
+        for _ in 0..polls {
+            let done = poll_fn(|context| Poll::Ready(append.as_mut().poll(context))).await;
+            if done.is_ready() {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+        drop(append);
+        store.append(&object).await.expect("append again");
+        model.add(&object);
+        model.check(store, id(1), 3).await;
+    }
 }
 
 async fn a_closed_store_takes_no_surprise(store: &dyn MetaStore) {

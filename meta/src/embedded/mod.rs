@@ -29,8 +29,8 @@ use self::read::Index;
 use self::tables::{DATASETS, DatasetRow, FACTS, FORMAT, FORMAT_KEY, IDENTITY_KEY, OPEN_KEY};
 use self::tail::{Command, Known, State};
 use crate::{
-    Appended, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry, ListQuery, MetaStore,
-    ObjectRecord, walk,
+    Appended, DatasetInfo, DatasetRecord, DatasetState, Error, Found, Kind, ListEntry, ListQuery,
+    MetaStore, ObjectRecord, walk,
 };
 
 /// How a metadata store was left, and with that whether it may lack the end of its logs.
@@ -38,7 +38,8 @@ use crate::{
 pub enum Stop {
     /// By [`MetaStore::close`]: it holds all that was appended.
     Clean,
-    /// By a crash: what was appended last may be missing. Append what the chunk store has.
+    /// By a crash: what was appended last may be missing. Every dataset is
+    /// [`DatasetState::Recovering`] until it is put again, also if that takes more than one start.
     Unclean,
     /// It is new and empty.
     Fresh,
@@ -63,7 +64,8 @@ impl Default for EmbeddedOptions {
 }
 
 /// A metadata store in one file. An append survives the death of the process when the file was
-/// closed, or about [`EmbeddedOptions::sync_interval`] later.
+/// closed, or about [`EmbeddedOptions::sync_interval`] later. After a crash, stamps go on from the
+/// highest that the log holds, so the chunk store's objects are appended before one is asked for.
 #[derive(Debug)]
 pub struct Embedded {
     shared: Arc<Shared>,
@@ -275,9 +277,18 @@ fn load(file: &File) -> Result<Option<(State, Stop)>, redb::Error> {
             let id = id.map_err(|_| redb::Error::Corrupted("the identity".to_owned()))?;
             state.identity = Some(StoreId::from_bytes(id));
         }
-        for row in transaction.open_table(DATASETS)?.iter()? {
+        let mut datasets = transaction.open_table(DATASETS)?;
+        let mut rows = Vec::new();
+        for row in datasets.iter()? {
             let (key, row) = row?;
-            let row = DatasetRow::decode(key.value(), row.value())?;
+            rows.push(DatasetRow::decode(key.value(), row.value())?);
+        }
+        for mut row in rows {
+            if stop == Stop::Unclean {
+                // Kept, so that a clean stop before the end of a recovery hides nothing.
+                row.record.state = DatasetState::Recovering;
+                datasets.insert(row.record.id.as_bytes().as_slice(), row.encode()?.as_slice())?;
+            }
             state.insert(Known::new(row.record, row.last.max(row.given)));
         }
         facts.insert(FORMAT_KEY, FORMAT)?;

@@ -10,9 +10,9 @@ use dl_runtime::{ManualClock, SystemClock};
 
 use self::disk::Disk;
 use super::*;
+use crate::conformance;
 use crate::conformance::history::Maker;
 use crate::conformance::model::Model;
-use crate::{DatasetState, conformance};
 
 const DATASET: DatasetId = DatasetId::from_bytes([1; 16]);
 
@@ -101,6 +101,27 @@ async fn a_closed_store_opens_clean_with_everything_in_it() {
     assert_eq!(store.record(DATASET).await.unwrap(), Some(record()));
     model.check(&store, DATASET, 5).await;
     assert!(store.stamp(DATASET, Stamp::new(0)).await.unwrap() > last);
+    store.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_crash_datasets_are_recovering_until_put_again() {
+    let disk = Disk::default();
+    let (store, _) = open_on(&disk).await.unwrap();
+    store.put_dataset(&record()).await.unwrap();
+    abandon(store, &disk).await;
+    let recovering = DatasetRecord { state: DatasetState::Recovering, ..record() };
+    for expected in [Stop::Unclean, Stop::Clean] {
+        let (store, stop) = open_on(&disk).await.unwrap();
+        assert_eq!(stop, expected);
+        assert_eq!(store.record(DATASET).await.unwrap(), Some(recovering.clone()));
+        store.close().await.unwrap();
+    }
+    let (store, _) = open_on(&disk).await.unwrap();
+    store.put_dataset(&record()).await.unwrap();
+    store.close().await.unwrap();
+    let (store, _) = open_on(&disk).await.unwrap();
+    assert_eq!(store.record(DATASET).await.unwrap(), Some(record()));
     store.close().await.unwrap();
 }
 
