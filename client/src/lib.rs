@@ -1,0 +1,23 @@
+//! The client library of DIESEL: datasets of many small files, written in packed chunks and read
+//! in batches (paper, 4 and 5).
+//!
+//! Must hold: every call blocks, may be made from any thread, and ends within its timeout. A call
+//! made again after a failure has the effect of one. After a fork the child has connections, ids
+//! and unsent writes of its own.
+//!
+//! Calls block their thread: never make them inside of an async runtime.
+
+#![forbid(unsafe_code)]
+
+mod error;
+mod remote;
+
+pub use dl_format::{
+    Attributes, ChunkId, ChunkShape, Crc32c, DatasetId, DatasetName, Deletions, DirPath, EntrySet,
+    EntryVersion, FilePath, FileRecord, InvalidName, InvalidPath, PackError, Stamp,
+};
+pub use dl_proto::{Dataset as DatasetInfo, ListEntry, RecoverProgress, RecoverRequest, StatItem};
+pub use error::{Error, Kind};
+pub use remote::{
+    Client, ConnectOptions, Dataset, Deleted, FailedWrite, Flushed, Listing, ReadItem,
+};

@@ -1,0 +1,249 @@
+//! What can be done without a dataset at hand: find, create and delete datasets, rebuild metadata.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use dl_format::{ChunkShape, DatasetName};
+use dl_proto::pb;
+use dl_proto::{Dataset as DatasetInfo, RecoverProgress, RecoverRequest};
+
+use crate::error::Error;
+use crate::remote::connections::{Connection, Connections, Try};
+use crate::remote::dataset::Dataset;
+use crate::remote::failure::Failure;
+use crate::remote::options::ConnectOptions;
+use crate::remote::session::Shared;
+
+/// The servers, as one user sees them. Cheap to clone; usable from any thread and, after a fork,
+/// from any process.
+#[derive(Debug, Clone)]
+pub struct Client {
+    shared: Arc<Shared>,
+}
+
+impl Client {
+    /// Connects to the servers.
+    ///
+    /// # Errors
+    /// [`Kind::Unreachable`](crate::Kind::Unreachable) when none answered in
+    /// [`ConnectOptions::connect_timeout`], with each address and the reason;
+    /// [`Kind::Invalid`](crate::Kind::Invalid) for what is no address.
+    pub fn connect(options: ConnectOptions) -> Result<Self, Error> {
+        let client = Self { shared: Arc::new(Shared::new(options)) };
+        let session = client.shared.session()?;
+        session.wait(session.connections.check())?;
+        Ok(client)
+    }
+
+    /// All datasets, by name.
+    ///
+    /// # Errors
+    /// Those of the servers and of the way to them.
+    pub fn datasets(&self) -> Result<Vec<DatasetInfo>, Error> {
+        let session = self.shared.session()?;
+        let subject = || "the datasets".to_owned();
+        let usual = session.connections.usual();
+        session.wait(session.connections.call(
+            "list",
+            subject,
+            usual,
+            |mut server, this| async move {
+                let request = this.request(pb::ListDatasetsRequest {});
+                let found = this.answer(server.list_datasets(request)).await?.datasets;
+                Ok(found.into_iter().map(DatasetInfo::try_from).collect::<Result<_, _>>()?)
+            },
+        ))
+    }
+
+    /// A dataset that exists.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`](crate::Kind::NotFound) when there is none of that name.
+    pub fn dataset(&self, name: &DatasetName) -> Result<Dataset, Error> {
+        let session = self.shared.session()?;
+        let info = session.wait(get_dataset(&session.connections, name))?;
+        Ok(Dataset::new(Arc::clone(&self.shared), info))
+    }
+
+    /// The dataset of that name: a new one with chunks of that shape, or the one that exists, with
+    /// the shape it has.
+    ///
+    /// # Errors
+    /// Those of the servers and of the way to them.
+    pub fn create_dataset(&self, name: &DatasetName, shape: ChunkShape) -> Result<Dataset, Error> {
+        let session = self.shared.session()?;
+        let message = pb::CreateDatasetRequest {
+            name: name.as_str().to_owned(),
+            chunk_size: shape.size(),
+            alignment: shape.alignment(),
+        };
+        let info = session.wait(session.connections.call(
+            "create",
+            || dataset_address(name),
+            session.connections.usual(),
+            |mut server, this| {
+                let request = this.request(message.clone());
+                async move { info(this.answer(server.create_dataset(request)).await?) }
+            },
+        ))?;
+        Ok(Dataset::new(Arc::clone(&self.shared), info))
+    }
+
+    /// Deletes a dataset with all its files (paper, DL_delete_dataset); gives how many objects
+    /// were removed. Its name can be used again at once.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`](crate::Kind::NotFound) when there is none of that name.
+    pub fn delete_dataset(&self, name: &DatasetName) -> Result<u64, Error> {
+        let session = self.shared.session()?;
+        let connections = &session.connections;
+        session.wait(async {
+            // By id, so that a second try can't delete one that was created since.
+            let id = get_dataset(connections, name).await?.id;
+            let message = pb::DeleteDatasetRequest {
+                name: name.as_str().to_owned(),
+                id: Bytes::copy_from_slice(id.as_bytes()),
+            };
+            let attempt = |mut server: Connection, this: Try| {
+                let request = this.request(message.clone());
+                async move { Ok(this.answer(server.delete_dataset(request)).await?.removed) }
+            };
+            connections.call("delete", || dataset_address(name), connections.long(), attempt).await
+        })
+    }
+
+    /// Rebuilds metadata from the chunk store, while readers and writers go on. `progress` is told
+    /// how far it is; the last word on each dataset comes back.
+    ///
+    /// # Errors
+    /// Those of the servers and of the way to them. What could not be repaired is no error: it is
+    /// in [`RecoverProgress::problems`].
+    pub fn recover(
+        &self,
+        request: RecoverRequest,
+        progress: &mut dyn FnMut(&RecoverProgress),
+    ) -> Result<Vec<RecoverProgress>, Error> {
+        let session = self.shared.session()?;
+        let subject = || match &request.dataset {
+            Some(name) => dataset_address(name),
+            None => "all datasets".to_owned(),
+        };
+        let message = pb::RecoverRequest::from(request.clone());
+        let (told, progress) = (RefCell::new(BTreeMap::new()), RefCell::new(progress));
+        session.wait(session.connections.call(
+            "recover",
+            subject,
+            session.connections.long(),
+            |mut server, this| {
+                let request = this.request(message.clone());
+                let (told, progress) = (&told, &progress);
+                async move {
+                    let mut stream = this.answer(server.recover(request)).await?;
+                    while let Some(message) = this.message(&mut stream).await? {
+                        let step = RecoverProgress::from(message);
+                        (progress.borrow_mut())(&step);
+                        told.borrow_mut().insert(step.dataset.clone(), step);
+                    }
+                    Ok(())
+                }
+            },
+        ))?;
+        Ok(told.into_inner().into_values().collect())
+    }
+}
+
+/// A dataset as users write it.
+pub(crate) fn dataset_address(name: &DatasetName) -> String {
+    format!("dl://{name}")
+}
+
+/// What the servers say of a dataset.
+pub(crate) async fn get_dataset(
+    connections: &Connections,
+    name: &DatasetName,
+) -> Result<DatasetInfo, Error> {
+    let attempt = |mut server: Connection, this: Try| {
+        let request = this.request(pb::GetDatasetRequest { name: name.as_str().to_owned() });
+        async move { info(this.answer(server.get_dataset(request)).await?) }
+    };
+    connections.call("open", || dataset_address(name), connections.usual(), attempt).await
+}
+
+fn info(wire: pb::Dataset) -> Result<DatasetInfo, Failure> {
+    Ok(DatasetInfo::try_from(wire)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+    use std::time::Duration;
+
+    use dl_runtime::{Clock, SystemClock};
+    use tonic::Status;
+
+    use super::*;
+    use crate::error::Kind;
+    use crate::remote::testing::{Script, info, open, options, refusing, shape, silent, start};
+
+    #[test]
+    fn servers_that_refuse_cost_no_more_than_the_connect_timeout_and_are_all_named() {
+        let servers = [refusing(), refusing()];
+        let clock = SystemClock::new();
+        let error = Client::connect(options(&servers)).unwrap_err();
+        assert!(clock.monotonic() < Duration::from_secs(2) + Duration::from_millis(200));
+        assert_eq!(error.kind(), Kind::Unreachable);
+        let why = error.source().unwrap().to_string();
+        for server in servers {
+            assert!(why.contains(&format!("{server}: Connection refused")), "{why}");
+        }
+    }
+
+    #[test]
+    fn a_server_that_never_answers_is_not_connected_to() {
+        let (_listener, server) = silent();
+        let error = Client::connect(options(&[server])).unwrap_err();
+        assert_eq!(error.kind(), Kind::TimedOut);
+    }
+
+    #[test]
+    fn one_server_that_answers_is_enough() {
+        let dataset = open(options(&[refusing(), start(Script::default())]));
+        for _ in 0..10 {
+            assert_eq!(dataset.refresh().unwrap(), info());
+        }
+    }
+
+    #[test]
+    fn user_and_key_go_with_requests_and_never_into_errors() {
+        let admit = |user: &str, key: &str| match (user, key) {
+            ("ann", "sesame") => Ok(()),
+            _ => Err(Status::permission_denied("wrong key")),
+        };
+        let server = start(Script { admit: Box::new(admit), ..Script::default() });
+        let server = server.to_string();
+        let connect = |key| Dataset::connect("ann", Some(key), "pets", &[&server]);
+        let dataset = connect("sesame").unwrap();
+        assert!(!format!("{dataset:?}").contains("sesame"));
+        let error = connect("guessed").unwrap_err();
+        assert_eq!(error.kind(), Kind::Denied);
+        assert!(!format!("{error:?}").contains("guessed"), "{error:?}");
+        let unsendable = connect("se\nsame").unwrap_err();
+        assert_eq!(unsendable.kind(), Kind::Invalid);
+        assert!(!format!("{unsendable:?}").contains("same\""), "{unsendable:?}");
+    }
+
+    #[test]
+    fn datasets_are_listed_created_deleted_and_recovered() {
+        let client = Client::connect(options(&[start(Script::default())])).unwrap();
+        let name = info().name;
+        assert_eq!(client.datasets().unwrap(), [info()]);
+        assert_eq!(client.create_dataset(&name, shape()).unwrap().info(), &info());
+        assert_eq!(client.delete_dataset(&name).unwrap(), 1);
+        let mut steps = 0;
+        let request = RecoverRequest { dataset: None, since: None };
+        let done = client.recover(request, &mut |_| steps += 1).unwrap();
+        assert_eq!((steps, done.len(), done[0].listed, done[0].done), (2, 1, 2, true));
+    }
+}

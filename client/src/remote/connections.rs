@@ -1,0 +1,347 @@
+//! Connections to the servers, and the one loop that tries a request until it is answered.
+//!
+//! Must hold: every server takes its turn, one that failed is passed over for a while; one that
+//! is silent costs a part of the time of a request, never all of it; an error names each server
+//! that was tried and what it said.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use dl_proto::pb::GetDatasetRequest;
+use dl_proto::pb::diesel_client::DieselClient;
+use dl_proto::{FRAME_BYTES, MESSAGE_BYTES_MAX, WINDOW_BYTES};
+use dl_runtime::{Backoff, Clock, Deadline, Random, retry};
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::error::{Error, Kind};
+use crate::remote::failure::{Failure, is_answer};
+use crate::remote::options::ConnectOptions;
+use crate::remote::process::Process;
+
+const DEFAULT_PORT: u16 = 7420;
+/// A connection that is silent for this long while a request waits is asked for a sign of life,
+const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(10);
+/// and given up when it shows none for this long.
+const KEEP_ALIVE_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a server that failed is passed over while there are others.
+const PASS_OVER: Duration = Duration::from_secs(2);
+/// How many times longer than others a request may take that makes the server work through a
+/// whole dataset.
+const LONG: u32 = 60;
+
+/// How long a request may take.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Patience {
+    /// All tries together.
+    total: Duration,
+    /// One try; of a stream, until each next message.
+    attempt: Duration,
+}
+
+/// The servers of a client, seen from one process.
+pub(crate) struct Connections {
+    servers: Vec<Server>,
+    turn: AtomicUsize,
+    identity: Arc<Identity>,
+    clock: Arc<dyn Clock>,
+    random: Arc<dyn Random>,
+    connect: Patience,
+    usual: Patience,
+}
+
+struct Server {
+    address: Arc<str>,
+    channels: Vec<Connection>,
+    turn: AtomicUsize,
+    /// Passed over until then, milliseconds of monotonic time.
+    avoid_until: AtomicU64,
+}
+
+/// Who is asking, as every request says it.
+struct Identity {
+    user: Option<MetadataValue<Ascii>>,
+    key: Option<MetadataValue<Ascii>>,
+}
+
+/// One connection to a server.
+pub(crate) type Connection = DieselClient<Channel>;
+
+/// One try: who is asking, and how long to wait.
+pub(crate) struct Try {
+    identity: Arc<Identity>,
+    clock: Arc<dyn Clock>,
+    attempt: Duration,
+    deadline: Deadline,
+}
+
+/// Neither addresses nor who is asking: nobody needs them, and a key must not show.
+impl fmt::Debug for Connections {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connections").field("servers", &self.servers.len()).finish_non_exhaustive()
+    }
+}
+
+impl Connections {
+    /// Opens nothing yet: connections are made when a request needs them, and again when they
+    /// broke.
+    pub(crate) fn new(options: &ConnectOptions, process: &Process) -> Result<Self, Error> {
+        let invalid = |subject: &str, why: String| {
+            Error::new(Kind::Invalid, "connect to", subject, Failure::new(Kind::Invalid, why))
+        };
+        if options.servers.is_empty() {
+            return Err(invalid("a server", "no address was given".to_owned()));
+        }
+        let text = |name: &'static str, value: &str| {
+            let why = format!("the {name} has characters that can't be sent; use ASCII text");
+            value.parse().map_err(|_| invalid(&options.servers.join(", "), why))
+        };
+        let user = match options.user.as_str() {
+            "" => None,
+            user => Some(text("user", user)?),
+        };
+        let mut key: Option<MetadataValue<Ascii>> =
+            options.key.as_deref().map(|key| text("key", key)).transpose()?;
+        if let Some(key) = &mut key {
+            key.set_sensitive(true);
+        }
+        let share = |total: Duration| total / (options.servers.len() as u32).saturating_add(1);
+        let patience = |total| Patience { total, attempt: share(total) };
+        // Connections start tasks.
+        let _inside = process.runtime.enter();
+        let mut servers = Vec::with_capacity(options.servers.len());
+        for address in &options.servers {
+            let endpoint = endpoint(address)
+                .map_err(|why| invalid(address, why))?
+                .connect_timeout(options.connect_timeout);
+            let channels = (0..options.connections_per_server.max(1))
+                .map(|_| {
+                    DieselClient::new(endpoint.connect_lazy())
+                        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+                        .max_encoding_message_size(MESSAGE_BYTES_MAX)
+                })
+                .collect();
+            servers.push(Server {
+                address: address.as_str().into(),
+                channels,
+                turn: AtomicUsize::new(0),
+                avoid_until: AtomicU64::new(0),
+            });
+        }
+        Ok(Self {
+            servers,
+            // So that many clients started at once spread out.
+            turn: AtomicUsize::new(process.random.u64() as usize),
+            identity: Arc::new(Identity { user, key }),
+            clock: Arc::clone(&process.clock),
+            random: Arc::clone(&process.random),
+            connect: patience(options.connect_timeout),
+            usual: patience(options.request_timeout),
+        })
+    }
+
+    /// For requests that are answered at once.
+    pub(crate) fn usual(&self) -> Patience {
+        self.usual
+    }
+
+    /// For requests that make the server work through a whole dataset. A server that died in
+    /// between is noticed by its connection.
+    pub(crate) fn long(&self) -> Patience {
+        let Patience { total, attempt } = self.usual;
+        Patience { total: total.saturating_mul(LONG), attempt: attempt.saturating_mul(LONG) }
+    }
+
+    /// How many requests keep all connections busy.
+    pub(crate) fn width(&self) -> usize {
+        self.servers.iter().map(|server| server.channels.len()).sum()
+    }
+
+    /// Waits until one server answers.
+    pub(crate) async fn check(&self) -> Result<(), Error> {
+        let addresses = || {
+            let addresses: Vec<_> = self.servers.iter().map(|server| &*server.address).collect();
+            addresses.join(", ")
+        };
+        self.call("connect to", addresses, self.connect, |mut server, this| async move {
+            // No dataset has an empty name: refused at once, which is the answer wanted here.
+            let request = this.request(GetDatasetRequest { name: String::new() });
+            match this.limit().bound(this.clock.as_ref(), server.get_dataset(request)).await {
+                Ok(Err(status)) if !is_answer(&status) => Err(status.into()),
+                Ok(_) => Ok(()),
+                Err(_) => Err(this.silence()),
+            }
+        })
+        .await
+    }
+
+    /// Tries until it succeeds, fails for good, or the time is over; each try at the next server.
+    pub(crate) async fn call<T, Attempt: Future<Output = Result<T, Failure>>>(
+        &self,
+        action: &'static str,
+        subject: impl Fn() -> String,
+        patience: Patience,
+        attempt: impl Fn(Connection, Try) -> Attempt,
+    ) -> Result<T, Error> {
+        let clock = self.clock.as_ref();
+        let deadline = Deadline::after(clock, patience.total);
+        // What each server said last.
+        let said: Mutex<BTreeMap<usize, Failure>> = Mutex::default();
+        let tried = retry(
+            clock,
+            self.random.as_ref(),
+            Backoff::default(),
+            deadline,
+            |failure: &Failure| failure.kind.is_retryable(),
+            || {
+                let (index, server, connection) = self.next();
+                let this = Try {
+                    identity: Arc::clone(&self.identity),
+                    clock: Arc::clone(&self.clock),
+                    attempt: patience.attempt,
+                    deadline,
+                };
+                let attempted = attempt(connection, this);
+                let said = &said;
+                async move {
+                    let failure = match attempted.await {
+                        Ok(done) => return Ok(done),
+                        Err(failure) => failure.at(&server.address),
+                    };
+                    if failure.kind.is_retryable() {
+                        let until = self.clock.monotonic().saturating_add(PASS_OVER);
+                        server.avoid_until.store(millis(until), Ordering::Relaxed);
+                    }
+                    let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
+                    said.insert(index, failure.clone());
+                    Err(failure)
+                }
+            },
+        )
+        .await;
+        tried.map_err(|last| {
+            if !last.kind.is_retryable() {
+                return Error::new(last.kind, action, subject(), last);
+            }
+            let said = said.into_inner().unwrap_or_else(PoisonError::into_inner);
+            let kind = if said.values().all(|failure| failure.kind == Kind::Unreachable) {
+                Kind::Unreachable
+            } else {
+                last.kind
+            };
+            let all: Vec<_> = said.values().map(ToString::to_string).collect();
+            Error::new(kind, action, subject(), Failure::new(kind, all.join("; ")))
+        })
+    }
+
+    fn next(&self) -> (usize, &Server, Connection) {
+        let count = self.servers.len();
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let now = millis(self.clock.monotonic());
+        let in_turn = |step: usize| turn.wrapping_add(step) % count;
+        let index = (0..count)
+            .map(in_turn)
+            .find(|index| self.servers[*index].avoid_until.load(Ordering::Relaxed) <= now)
+            .unwrap_or(in_turn(0));
+        let server = &self.servers[index];
+        let turn = server.turn.fetch_add(1, Ordering::Relaxed);
+        (index, server, server.channels[turn % server.channels.len()].clone())
+    }
+}
+
+impl Try {
+    /// The message, saying who is asking.
+    pub(crate) fn request<M>(&self, message: M) -> Request<M> {
+        let mut request = Request::new(message);
+        let metadata = request.metadata_mut();
+        if let Some(user) = &self.identity.user {
+            metadata.insert("diesel-user", user.clone());
+        }
+        if let Some(key) = &self.identity.key {
+            metadata.insert("diesel-key", key.clone());
+        }
+        request
+    }
+
+    /// Waits for an answer for as long as one try may take.
+    pub(crate) async fn answer<T>(
+        &self,
+        answer: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, Failure> {
+        match self.limit().bound(self.clock.as_ref(), answer).await {
+            Ok(answer) => Ok(answer?.into_inner()),
+            Err(_) => Err(self.silence()),
+        }
+    }
+
+    /// Waits for the next message of a stream for as long as one try may take. The time of the
+    /// whole request doesn't count while messages come.
+    pub(crate) async fn message<T>(&self, stream: &mut Streaming<T>) -> Result<Option<T>, Failure> {
+        let limit = Deadline::after(self.clock.as_ref(), self.attempt);
+        match limit.bound(self.clock.as_ref(), stream.message()).await {
+            Ok(message) => Ok(message?),
+            Err(_) => Err(self.silence()),
+        }
+    }
+
+    fn limit(&self) -> Deadline {
+        Deadline::after(self.clock.as_ref(), self.attempt).min(self.deadline)
+    }
+
+    fn silence(&self) -> Failure {
+        Failure::new(Kind::TimedOut, format!("no answer within {:?}", self.attempt))
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn endpoint(address: &str) -> Result<Endpoint, String> {
+    let host = address.strip_prefix("http://").unwrap_or(address);
+    let host = host.strip_suffix('/').unwrap_or(host);
+    if host.is_empty() || host.contains('/') {
+        return Err("not an address; write it as host:port".to_owned());
+    }
+    // A colon inside of brackets is no port's.
+    let has_port = host.rsplit(']').next().is_some_and(|end| end.contains(':'));
+    let port = if has_port { String::new() } else { format!(":{DEFAULT_PORT}") };
+    let endpoint = Endpoint::from_shared(format!("http://{host}{port}"))
+        .map_err(|why| format!("not an address ({why}); write it as host:port"))?;
+    Ok(endpoint
+        .tcp_nodelay(true)
+        .max_frame_size(FRAME_BYTES)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .http2_keep_alive_interval(KEEP_ALIVE_AFTER)
+        .keep_alive_timeout(KEEP_ALIVE_PATIENCE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn uri(address: &str) -> Result<String, String> {
+        endpoint(address).map(|endpoint| endpoint.uri().to_string())
+    }
+
+    #[test]
+    fn an_address_may_leave_out_scheme_and_port() {
+        assert_eq!(uri("node1:9000").unwrap(), "http://node1:9000/");
+        assert_eq!(uri("http://node1:9000/").unwrap(), "http://node1:9000/");
+        assert_eq!(uri("node1").unwrap(), "http://node1:7420/");
+        assert_eq!(uri("[::1]").unwrap(), "http://[::1]:7420/");
+        assert_eq!(uri("[::1]:9000").unwrap(), "http://[::1]:9000/");
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused() {
+        for address in ["", "http://", "https://node1:9000", "node 1:9000", "node1:9000/path"] {
+            assert!(uri(address).is_err(), "{address}");
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! A dataset handle: what the paper's Table 3 offers for one dataset.
+//!
+//! Must hold: a handle means one dataset id for ever; when the name is deleted and created again,
+//! the old handle finds nothing rather than something else.
+
+use std::collections::HashSet;
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+
+use dl_format::{Attributes, DatasetName, Deletions, FilePath};
+use dl_proto::{Dataset as DatasetInfo, DeleteRequest, STAT_PATHS_MAX, StatItem, StatRequest, pb};
+
+use crate::error::{Error, Kind};
+use crate::remote::client::{Client, get_dataset};
+use crate::remote::connections::Connections;
+use crate::remote::failure::Failure;
+use crate::remote::options::ConnectOptions;
+use crate::remote::process::PerProcess;
+use crate::remote::session::{Session, Shared};
+use crate::remote::writer::{Flushed, Writer};
+
+/// Paths looked up in one request.
+const STAT_BATCH: usize = 8_192;
+const _: () = assert!(STAT_BATCH <= STAT_PATHS_MAX);
+
+/// A dataset at some servers. Cheap to clone; clones share one writer. Usable from any thread.
+///
+/// What was put is packed into chunks, which are sent when they are full; [`flush`](Self::flush)
+/// and [`close`](Self::close) send the rest. What was put after the last of these calls may be
+/// lost when the last handle is dropped. A process forked off this one starts with nothing to
+/// send.
+#[derive(Debug, Clone)]
+pub struct Dataset(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    shared: Arc<Shared>,
+    info: DatasetInfo,
+    writer: PerProcess<Arc<Writer>>,
+}
+
+/// What a deletion did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Deleted {
+    /// Files that were deleted.
+    pub deleted: u64,
+    /// Paths at which no file was: nothing, or a folder.
+    pub missing: Vec<FilePath>,
+}
+
+impl Dataset {
+    pub(crate) fn new(shared: Arc<Shared>, info: DatasetInfo) -> Self {
+        Self(Arc::new(Inner { shared, info, writer: PerProcess::new() }))
+    }
+
+    /// Connects to a dataset that exists, with usual settings (paper, DL_connect).
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`] when there is none of that name ([`Client::create_dataset`] makes one),
+    /// [`Kind::Invalid`] for what can't be a name, and those of [`Client::connect`].
+    pub fn connect(
+        user: &str,
+        key: Option<&str>,
+        dataset: &str,
+        servers: &[&str],
+    ) -> Result<Self, Error> {
+        let name = DatasetName::new(dataset)
+            .map_err(|why| Error::new(Kind::Invalid, "open dataset", dataset, why))?;
+        let options = ConnectOptions {
+            user: user.to_owned(),
+            key: key.map(str::to_owned),
+            servers: servers.iter().map(|server| (*server).to_owned()).collect(),
+            ..ConnectOptions::default()
+        };
+        Client::connect(options)?.dataset(&name)
+    }
+
+    /// What the servers said of it when the handle was made.
+    pub fn info(&self) -> &DatasetInfo {
+        &self.0.info
+    }
+
+    /// What the servers say of it now.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`] when it was deleted, also when its name was used again.
+    pub fn refresh(&self) -> Result<DatasetInfo, Error> {
+        let session = self.session()?;
+        let info = session.wait(get_dataset(&session.connections, &self.0.info.name))?;
+        if info.id == self.0.info.id {
+            return Ok(info);
+        }
+        let why = "it was deleted, and its name was used again";
+        Err(Error::new(Kind::NotFound, "open", self.address(), why))
+    }
+
+    /// Writes a file from memory (paper, DL_put). It is acknowledged by the next
+    /// [`flush`](Self::flush); of two puts of one path without a flush between them, either may
+    /// win.
+    ///
+    /// Blocks while as many chunks are under way as the options allow.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] for a file too large for the chunks of this dataset; and, until a flush
+    /// has reported it, the error of a chunk that could not be written. Nothing is put then.
+    pub fn put(&self, path: &FilePath, attributes: Attributes, data: &[u8]) -> Result<(), Error> {
+        self.writer()?.put(path, attributes, data)
+    }
+
+    /// Writes a file of this machine, with its modification time and permission bits; gives its
+    /// length in bytes. A link is followed.
+    ///
+    /// # Errors
+    /// [`Kind::Local`] when it can't be read, is no regular file, or became shorter meanwhile; and
+    /// those of [`put`](Self::put).
+    pub fn put_file(&self, path: &FilePath, source: &Path) -> Result<u64, Error> {
+        self.writer()?.put_file(path, source)
+    }
+
+    /// Writes a file of any size with bounded memory: exactly `length` bytes of `reader`.
+    ///
+    /// # Errors
+    /// [`Kind::Local`] when `reader` fails or gives fewer; and those of [`put`](Self::put).
+    pub fn put_reader(
+        &self,
+        path: &FilePath,
+        attributes: Attributes,
+        length: u64,
+        reader: &mut dyn Read,
+    ) -> Result<(), Error> {
+        self.writer()?.put_reader(path, attributes, length, reader)
+    }
+
+    /// Waits until every file put before, from any thread, is acknowledged or has failed (paper,
+    /// DL_flush). What is acknowledged is durable and visible to all readers.
+    ///
+    /// # Errors
+    /// [`Kind::Local`] when the library can't work in this process. Files that failed are no error
+    /// here: look at [`Flushed::failed`], or turn it into one by [`Flushed::check`].
+    pub fn flush(&self) -> Result<Flushed, Error> {
+        Ok(self.writer()?.flush())
+    }
+
+    /// Flushes, and ends this handle (paper, DL_close).
+    ///
+    /// # Errors
+    /// That of the first write that failed since the last flush.
+    pub fn close(self) -> Result<(), Error> {
+        match self.0.writer.get() {
+            Some(writer) => writer.flush().check().map(|_| ()),
+            None => Ok(()),
+        }
+    }
+
+    /// What stands at a path: a file with its record (size, upload time, ...), a folder or
+    /// nothing (paper, DL_stat).
+    ///
+    /// # Errors
+    /// Those of the servers and of the way to them.
+    pub fn stat(&self, path: &FilePath) -> Result<StatItem, Error> {
+        let found = self.stat_many(std::slice::from_ref(path))?;
+        Ok(found.into_iter().next().unwrap_or(StatItem::Missing))
+    }
+
+    /// What stands at each of the paths, in their order.
+    ///
+    /// # Errors
+    /// Those of the servers and of the way to them.
+    pub fn stat_many(&self, paths: &[FilePath]) -> Result<Vec<StatItem>, Error> {
+        let session = self.session()?;
+        let mut found = Vec::with_capacity(paths.len());
+        for paths in paths.chunks(STAT_BATCH) {
+            found.extend(session.wait(stat(&session.connections, &self.0.info, paths))?);
+        }
+        Ok(found)
+    }
+
+    /// Deletes the files that stand at these paths now (paper, DL_delete). One that is written
+    /// meanwhile stays.
+    ///
+    /// # Errors
+    /// Those of the servers and of the way to them.
+    pub fn delete(&self, paths: &[FilePath]) -> Result<Deleted, Error> {
+        let mut deletions = Deletions::default();
+        let (mut missing, mut seen) = (Vec::new(), HashSet::new());
+        for (path, item) in paths.iter().zip(self.stat_many(paths)?) {
+            match item {
+                StatItem::File(record) => _ = deletions.insert(&record.version),
+                StatItem::Folder | StatItem::Missing => {
+                    if seen.insert(path) {
+                        missing.push(path.clone());
+                    }
+                }
+            }
+        }
+        Ok(Deleted { deleted: self.delete_versions(deletions)?, missing })
+    }
+
+    /// Deletes these versions, as [`stat`](Self::stat) and [`list`](Self::list) named them; gives
+    /// how many. Versions that are gone already count too.
+    ///
+    /// # Errors
+    /// Those of the servers and of the way to them; some may be deleted then.
+    pub fn delete_versions(&self, deletions: Deletions) -> Result<u64, Error> {
+        let session = self.session()?;
+        let count = deletions.count();
+        for deletions in deletions.split() {
+            session.wait(self.delete_piece(&session, deletions))?;
+        }
+        Ok(count)
+    }
+
+    async fn delete_piece(&self, session: &Session, deletions: Deletions) -> Result<(), Error> {
+        let message = pb::DeleteRequest::from(DeleteRequest {
+            dataset: self.0.info.id,
+            // The same in every try: that makes a try harmless whose answer was lost.
+            tombstone: session.process.next_id(),
+            deletions,
+        });
+        let connections = &session.connections;
+        let subject = || format!("files of {}", self.address());
+        connections
+            .call("delete", subject, connections.usual(), |mut server, this| {
+                let request = this.request(message.clone());
+                async move {
+                    this.answer(server.delete(request)).await?;
+                    Ok(())
+                }
+            })
+            .await
+    }
+
+    pub(crate) fn session(&self) -> Result<Session, Error> {
+        self.0.shared.session()
+    }
+
+    fn address(&self) -> String {
+        format!("dl://{}", self.0.info.name)
+    }
+
+    fn writer(&self) -> Result<&Arc<Writer>, Error> {
+        self.0.writer.get_or_make(|| {
+            let in_flight = self.0.shared.options.in_flight_chunks;
+            Ok(Writer::new(self.session()?, &self.0.info, in_flight))
+        })
+    }
+}
+
+/// What stands at each of the paths, at most [`STAT_PATHS_MAX`].
+pub(crate) async fn stat(
+    connections: &Connections,
+    dataset: &DatasetInfo,
+    paths: &[FilePath],
+) -> Result<Vec<StatItem>, Error> {
+    let subject = || match paths {
+        [path] => format!("dl://{}/{path}", dataset.name),
+        paths => format!("{} paths of dl://{}", paths.len(), dataset.name),
+    };
+    connections
+        .call("look up", subject, connections.usual(), |mut server, this| {
+            let message = StatRequest { dataset: dataset.id, paths: paths.to_vec() };
+            let request = this.request(pb::StatRequest::from(message));
+            async move {
+                let items = this.answer(server.stat(request)).await?.items;
+                if items.len() != paths.len() {
+                    let problem = "an answer that makes no sense: not one item for each path";
+                    return Err(Failure::new(Kind::Internal, problem));
+                }
+                Ok(items.into_iter().map(StatItem::try_from).collect::<Result<_, _>>()?)
+            }
+        })
+        .await
+}

@@ -1,0 +1,25 @@
+//! The half of the library that talks gRPC to the servers: for writers, tools, the agent and the
+//! mount.
+//!
+//! Must hold: what a server says is checked before it is handed out; nothing waits for ever; the
+//! async runtime below never shows.
+
+mod client;
+mod connections;
+mod dataset;
+mod failure;
+mod list;
+mod options;
+mod process;
+mod read;
+mod session;
+#[cfg(test)]
+mod testing;
+mod writer;
+
+pub use client::Client;
+pub use dataset::{Dataset, Deleted};
+pub use list::Listing;
+pub use options::ConnectOptions;
+pub use read::ReadItem;
+pub use writer::{FailedWrite, Flushed};

@@ -1,0 +1,67 @@
+//! How to reach the servers.
+//!
+//! Must hold: Debug never shows the key.
+
+use std::fmt;
+use std::time::Duration;
+
+/// How to reach the servers, who is asking, and how much to have under way.
+#[derive(Clone)]
+pub struct ConnectOptions {
+    /// Who is asking.
+    pub user: String,
+    /// Proves it, where the servers want a proof. Never shown.
+    pub key: Option<String>,
+    /// Each `host:port` or `http://host:port`; all serve the same datasets.
+    pub servers: Vec<String>,
+    /// How long to try when every server refuses, before `connect` gives up.
+    pub connect_timeout: Duration,
+    /// How long a request may take, all its tries together; a request that brings or takes many
+    /// bytes may take longer while they flow.
+    pub request_timeout: Duration,
+    /// Connections kept to each server, at least one.
+    pub connections_per_server: usize,
+    /// Chunks that may be under way to the servers, per dataset handle, at least one: bounds the
+    /// memory of a writer.
+    pub in_flight_chunks: usize,
+}
+
+impl Default for ConnectOptions {
+    fn default() -> Self {
+        Self {
+            user: String::new(),
+            key: None,
+            servers: vec!["127.0.0.1:7420".to_owned()],
+            connect_timeout: Duration::from_secs(5),
+            request_timeout: Duration::from_secs(60),
+            connections_per_server: 2,
+            in_flight_chunks: 8,
+        }
+    }
+}
+
+impl fmt::Debug for ConnectOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnectOptions")
+            .field("user", &self.user)
+            .field("key", &self.key.as_ref().map(|_| "(not shown)"))
+            .field("servers", &self.servers)
+            .field("connect_timeout", &self.connect_timeout)
+            .field("request_timeout", &self.request_timeout)
+            .field("connections_per_server", &self.connections_per_server)
+            .field("in_flight_chunks", &self.in_flight_chunks)
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_key_is_never_shown() {
+        let key = Some("sesame".to_owned());
+        let shown = format!("{:?}", ConnectOptions { key, ..ConnectOptions::default() });
+        assert!(!shown.contains("sesame"), "{shown}");
+    }
+}

@@ -1,0 +1,132 @@
+//! The read half by request: many files in one, each verified before it is handed out.
+//!
+//! Must hold: bytes of a whole file are handed out only when its checksum matches; a damaged
+//! answer is asked for once more, elsewhere; a small file never keeps a large message alive.
+
+mod assemble;
+mod batch;
+mod large;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use dl_format::{FilePath, FileRecord};
+use dl_proto::READ_ITEMS_MAX;
+use futures::{StreamExt, stream};
+
+use crate::error::Error;
+use crate::remote::dataset::Dataset;
+use batch::{Wanted, read_batch};
+
+/// Files in one request. Enough that a request's fixed cost is shared by many, few enough that
+/// several requests keep all connections busy.
+const BATCH_FILES: usize = 1_024;
+const _: () = assert!(BATCH_FILES <= READ_ITEMS_MAX);
+/// Bytes in one request, where the sizes are known.
+const BATCH_BYTES: u64 = 4 << 20;
+
+/// A file to read: by its path alone, or also by what an earlier answer said of it, which spares
+/// the servers the lookup and reads that very version.
+#[derive(Debug, Clone)]
+pub struct ReadItem {
+    /// Its path.
+    pub path: FilePath,
+    /// What [`Dataset::stat`] or [`Dataset::list`] said of it.
+    pub record: Option<FileRecord>,
+}
+
+impl From<FilePath> for ReadItem {
+    fn from(path: FilePath) -> Self {
+        Self { path, record: None }
+    }
+}
+
+impl From<&FilePath> for ReadItem {
+    fn from(path: &FilePath) -> Self {
+        path.clone().into()
+    }
+}
+
+impl From<(FilePath, FileRecord)> for ReadItem {
+    fn from((path, record): (FilePath, FileRecord)) -> Self {
+        Self { path, record: Some(record) }
+    }
+}
+
+impl Dataset {
+    /// Reads a file into memory (paper, DL_get).
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`](crate::Kind::NotFound) when there is none,
+    /// [`Kind::Conflict`](crate::Kind::Conflict) when it is a folder,
+    /// [`Kind::Corrupt`](crate::Kind::Corrupt) when the stored bytes are damaged.
+    pub fn get(&self, path: &FilePath) -> Result<Bytes, Error> {
+        let session = self.session()?;
+        let items = [ReadItem::from(path)];
+        let batch = read_batch(&session, self.info(), Wanted::whole(&items));
+        let mut read = session.wait(batch);
+        read.pop_result()
+    }
+
+    /// Reads many files into memory, in as few requests as is useful: each file, or why it could
+    /// not be read, in the order of `paths`.
+    ///
+    /// # Errors
+    /// When a request fails as a whole: those of the servers and of the way to them.
+    pub fn get_many(&self, paths: &[FilePath]) -> Result<Vec<Result<Bytes, Error>>, Error> {
+        let session = self.session()?;
+        let items: Vec<ReadItem> = paths.iter().map(ReadItem::from).collect();
+        let batches = items.chunks(BATCH_FILES).map(Wanted::whole);
+        let reads = batches.map(|wanted| read_batch(&session, self.info(), wanted));
+        let mut reads = stream::iter(reads).buffered(session.connections.width());
+        let mut files = Vec::with_capacity(items.len());
+        while let Some(read) = session.wait(reads.next()) {
+            files.extend(read.into_whole()?);
+        }
+        Ok(files)
+    }
+
+    /// Reads many files, and hands each over as soon as it is there, with its number among
+    /// `items`: with records, in requests of a bounded size, so that memory is bounded. Files of
+    /// more than a chunk are for [`read_to`](Self::read_to).
+    pub fn read_files(
+        &self,
+        items: Vec<ReadItem>,
+        sink: &mut dyn FnMut(usize, Result<Bytes, Error>),
+    ) {
+        let session = match self.session() {
+            Ok(session) => session,
+            Err(error) => return (0..items.len()).for_each(|item| sink(item, Err(error.clone()))),
+        };
+        let reads = batches(&items).map(|batch| {
+            let wanted = Wanted::whole(&items[batch.clone()]);
+            let read = read_batch(&session, self.info(), wanted);
+            async move { (batch, read.await) }
+        });
+        let mut reads = Box::pin(stream::iter(reads).buffer_unordered(session.connections.width()));
+        // The sink runs outside of the runtime, so that it may call the library.
+        while let Some((batch, read)) = session.wait(reads.next()) {
+            for (item, file) in batch.zip(read.into_each()) {
+                sink(item, file);
+            }
+        }
+    }
+}
+
+/// Cuts the items into requests.
+fn batches(items: &[ReadItem]) -> impl Iterator<Item = Range<usize>> {
+    let mut start = 0;
+    std::iter::from_fn(move || {
+        let mut bytes = 0u64;
+        let fit = items.get(start..)?.iter().take(BATCH_FILES).take_while(|item| {
+            let before = bytes;
+            let length = item.record.as_ref().map_or(0, |record| record.length);
+            bytes = bytes.saturating_add(length);
+            before == 0 || bytes <= BATCH_BYTES
+        });
+        let end = start + fit.count();
+        (end > start).then(|| std::mem::replace(&mut start, end)..end)
+    })
+}

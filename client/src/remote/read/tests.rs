@@ -1,0 +1,239 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use dl_format::{Crc32c, FilePath};
+use dl_proto::{ReadPiece, ReadRequest, ReadSource, StatItem, pb};
+use tonic::Status;
+
+use crate::error::Kind;
+use crate::remote::ReadItem;
+use crate::remote::read::assemble::Assembly;
+use crate::remote::read::batch::Wanted;
+use crate::remote::read::batches;
+use crate::remote::testing::{Script, chunk_id, data, dataset, path, record};
+
+/// Pieces of at most `cut` bytes.
+fn pieces(item: u32, bytes: &[u8], cut: usize) -> Vec<pb::ReadPiece> {
+    let parts: Vec<&[u8]> =
+        if bytes.is_empty() { vec![bytes] } else { bytes.chunks(cut).collect() };
+    let last = parts.len() - 1;
+    let piece = |(number, part): (usize, &&[u8])| {
+        let piece = ReadPiece {
+            item,
+            data: Ok(Bytes::copy_from_slice(part)),
+            last: number == last,
+            length: bytes.len() as u64,
+            crc: Crc32c::of(bytes),
+        };
+        piece.into()
+    };
+    parts.iter().enumerate().map(piece).collect()
+}
+
+fn failed(item: u32, kind: dl_proto::Kind) -> pb::ReadPiece {
+    let data = Err((kind, "on purpose".to_owned()));
+    ReadPiece { item, data, last: true, length: 0, crc: Crc32c::default() }.into()
+}
+
+fn reply(pieces: Vec<pb::ReadPiece>) -> Result<pb::ReadReply, Status> {
+    Ok(pb::ReadReply { pieces })
+}
+
+/// What each test file holds: some are empty, some come in several pieces.
+fn content(path: &FilePath) -> Vec<u8> {
+    let seed = path.as_bytes().iter().fold(0u8, |sum, byte| sum.wrapping_mul(3) ^ byte);
+    data(usize::from(seed) * 40, seed)
+}
+
+fn path_of(source: &ReadSource) -> FilePath {
+    match source {
+        ReadSource::Path(path) => path.clone(),
+        ReadSource::File(_) => panic!("asked for by path"),
+    }
+}
+
+fn asked(request: &ReadRequest) -> Vec<FilePath> {
+    request.items.iter().map(|item| path_of(&item.source)).collect()
+}
+
+fn reading(
+    read: impl Fn(ReadRequest) -> Vec<Result<pb::ReadReply, Status>> + Send + Sync + 'static,
+) -> Script {
+    let stat = |request: dl_proto::StatRequest| {
+        request.paths.iter().map(|path| StatItem::File(record(&content(path)))).collect()
+    };
+    Script { read: Box::new(read), stat: Box::new(stat), ..Script::default() }
+}
+
+fn numbered(count: usize) -> Vec<FilePath> {
+    (0..count).map(|number| path(&format!("dir/file{number:05}"))).collect()
+}
+
+#[test]
+fn files_come_back_in_the_order_of_their_paths_whatever_the_order_of_the_answers() {
+    let dataset = dataset(reading(|request| {
+        let mut all: Vec<_> = (0..)
+            .zip(asked(&request))
+            .map(|(item, path)| pieces(item, &content(&path), 3_000))
+            .collect();
+        all.reverse();
+        // The first pieces of all, then the second ones, ...
+        let longest = all.iter().map(Vec::len).max().unwrap_or(0);
+        let rounds = (0..longest).map(|round| {
+            reply(all.iter().filter_map(|pieces| pieces.get(round).cloned()).collect())
+        });
+        rounds.collect()
+    }));
+    let paths = numbered(3_000);
+    let files = dataset.get_many(&paths).unwrap();
+    assert_eq!(files.len(), paths.len());
+    for (path, file) in paths.iter().zip(files) {
+        assert!(file.unwrap() == content(path), "{path}");
+    }
+    let mut seen = vec![false; 500];
+    let items = paths.iter().take(500).map(ReadItem::from).collect();
+    dataset.read_files(items, &mut |item, file| {
+        assert!(!std::mem::replace(&mut seen[item], true));
+        assert!(file.unwrap() == content(&paths[item]));
+    });
+    assert!(seen.iter().all(|seen| *seen));
+    assert_eq!(dataset.get_many(&[]).unwrap().len(), 0);
+}
+
+#[test]
+fn a_file_that_is_not_there_does_not_fail_the_others() {
+    let dataset = dataset(reading(|request| {
+        let paths = asked(&request);
+        let piece = |(item, path): (u32, FilePath)| match path.name() {
+            b"none" => vec![failed(item, dl_proto::Kind::NotFound)],
+            b"folder" => vec![failed(item, dl_proto::Kind::Conflict)],
+            _ => pieces(item, &content(&path), 9_999),
+        };
+        vec![reply((0..).zip(paths).flat_map(piece).collect())]
+    }));
+    let paths = ["a", "none", "folder", "b"].map(path);
+    let files = dataset.get_many(&paths).unwrap();
+    let kinds: Vec<_> =
+        files.iter().map(|file| file.as_ref().err().map(|why| why.kind())).collect();
+    assert_eq!(kinds, [None, Some(Kind::NotFound), Some(Kind::Conflict), None]);
+    assert_eq!(files[1].as_ref().unwrap_err().to_string(), "read dl://pets/none");
+}
+
+#[test]
+fn what_came_before_a_connection_broke_is_not_asked_for_again() {
+    let requests = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&requests);
+    let dataset = dataset(reading(move |request| {
+        let paths = asked(&request);
+        let first = seen.lock().unwrap().is_empty();
+        seen.lock().unwrap().push(paths.clone());
+        let answers =
+            (0..).zip(&paths).map(|(item, path)| reply(pieces(item, &content(path), 9_999)));
+        if first {
+            answers.take(2).chain([Err(Status::unavailable("stopping"))]).collect()
+        } else {
+            answers.collect()
+        }
+    }));
+    let paths = ["a", "b", "c", "d"].map(path);
+    let files = dataset.get_many(&paths).unwrap();
+    assert!(files.iter().zip(&paths).all(|(file, path)| *file.as_ref().unwrap() == content(path)));
+    assert_eq!(*requests.lock().unwrap(), [paths.to_vec(), paths[2..].to_vec()]);
+}
+
+#[test]
+fn damaged_bytes_are_asked_for_once_more() {
+    let tries = Arc::new(AtomicUsize::new(0));
+    let tried = Arc::clone(&tries);
+    let dataset = dataset(reading(move |request| {
+        let mut pieces = pieces(0, &content(&asked(&request)[0]), 99_999);
+        if tried.fetch_add(1, Ordering::SeqCst) == 0 {
+            pieces[0].data = Bytes::from(vec![0; pieces[0].data.len()]);
+        }
+        vec![reply(pieces)]
+    }));
+    assert!(dataset.get(&path("a")).unwrap() == content(&path("a")));
+    assert_eq!(tries.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn bytes_that_stay_damaged_are_refused_naming_file_and_chunk() {
+    let tries = Arc::new(AtomicUsize::new(0));
+    let tried = Arc::clone(&tries);
+    let dataset = dataset(reading(move |request| {
+        tried.fetch_add(1, Ordering::SeqCst);
+        let paths = asked(&request);
+        let mut pieces = pieces(0, &content(&paths[0]), 99_999);
+        pieces[0].data = pieces[0].data.slice(1..);
+        vec![reply(pieces)]
+    }));
+    let error = dataset.get(&path("a")).unwrap_err();
+    assert_eq!((error.kind(), error.subject()), (Kind::Corrupt, "dl://pets/a"));
+    let why = std::error::Error::source(&error).unwrap().to_string();
+    assert!(why.contains(&chunk_id().to_string()), "{why}");
+    assert_eq!(tries.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn a_large_file_is_read_in_windows_and_checked_at_its_end() {
+    let whole = data((20 << 20) + 5, 1);
+    for damaged in [false, true] {
+        let stored = whole.clone();
+        let dataset = dataset(reading(move |request| {
+            let item = &request.items[0];
+            assert!(matches!(item.source, ReadSource::File(_)));
+            let (start, length) = (item.offset as usize, item.length.unwrap() as usize);
+            let mut range = stored[start..start + length].to_vec();
+            range[0] ^= u8::from(damaged);
+            let mut pieces = pieces(0, &range, 1 << 20);
+            for piece in &mut pieces {
+                (piece.length, piece.crc) = (stored.len() as u64, Crc32c::of(&stored).value());
+            }
+            pieces.into_iter().map(|piece| reply(vec![piece])).collect()
+        }));
+        let mut written = Vec::new();
+        let read = dataset.read_to((path("large"), record(&whole)), &mut written);
+        if damaged {
+            assert_eq!(read.unwrap_err().kind(), Kind::Corrupt);
+        } else {
+            assert_eq!(read.unwrap(), whole.len() as u64);
+            assert!(written == whole);
+        }
+    }
+}
+
+#[test]
+fn a_small_file_does_not_keep_its_message_and_a_large_one_is_not_copied() {
+    let items = [ReadItem::from(path("a"))];
+    let wanted = Wanted::whole(&items);
+    let message = Bytes::from(data(1 << 20, 2));
+    for (length, copied) in [(4_096, true), (1 << 19, false)] {
+        let bytes = message.slice(100..100 + length);
+        let crc = Crc32c::of(&bytes);
+        let piece =
+            ReadPiece { item: 0, data: Ok(bytes.clone()), last: true, length: length as u64, crc };
+        let settled = Assembly::new(&wanted, &[0]).add(piece, message.len()).unwrap().unwrap();
+        let file = settled.1.unwrap();
+        assert_eq!((file.as_ptr() != bytes.as_ptr(), file == bytes), (copied, true));
+    }
+}
+
+#[test]
+fn an_answer_to_what_was_not_asked_is_an_error() {
+    let dataset = dataset(reading(|_| vec![reply(pieces(7, b"bytes", 9))]));
+    assert_eq!(dataset.get(&path("a")).unwrap_err().kind(), Kind::Internal);
+}
+
+#[test]
+fn requests_are_cut_by_count_and_by_known_bytes() {
+    let sized = |length: u64| {
+        let mut record = record(b"");
+        record.length = length;
+        ReadItem::from((path("a"), record))
+    };
+    let lengths = |items: &[ReadItem]| batches(items).map(|range| range.len()).collect::<Vec<_>>();
+    assert_eq!(lengths(&vec![sized(1); 2_500]), [1_024, 1_024, 452]);
+    assert_eq!(lengths(&[sized(9 << 20), sized(3 << 20), sized(1 << 20), sized(1)]), [1, 2, 1]);
+    assert_eq!(lengths(&[]), [0; 0]);
+}

@@ -1,0 +1,45 @@
+//! A client as it is seen from the process that runs now.
+//!
+//! Must hold: after a fork the child makes connections of its own.
+
+use std::sync::Arc;
+
+use crate::error::Error;
+use crate::remote::connections::Connections;
+use crate::remote::options::ConnectOptions;
+use crate::remote::process::{PerProcess, Process};
+
+/// What all handles of one client share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) options: ConnectOptions,
+    connections: PerProcess<Arc<Connections>>,
+}
+
+/// The means of the process that runs now.
+#[derive(Debug, Clone)]
+pub(crate) struct Session {
+    pub(crate) process: &'static Process,
+    pub(crate) connections: Arc<Connections>,
+}
+
+impl Shared {
+    pub(crate) fn new(options: ConnectOptions) -> Self {
+        Self { options, connections: PerProcess::new() }
+    }
+
+    pub(crate) fn session(&self) -> Result<Session, Error> {
+        let process = Process::current()?;
+        let connections = self
+            .connections
+            .get_or_make(|| Connections::new(&self.options, process).map(Arc::new))?;
+        Ok(Session { process, connections: Arc::clone(connections) })
+    }
+}
+
+impl Session {
+    /// Blocks the calling thread until `work` is done.
+    pub(crate) fn wait<T>(&self, work: impl Future<Output = T>) -> T {
+        self.process.runtime.block_on(work)
+    }
+}

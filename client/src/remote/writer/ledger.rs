@@ -1,0 +1,181 @@
+//! What was put and became of it.
+//!
+//! Must hold: a chunk has a token from its first file until it is acknowledged or has failed, so
+//! that a flush knows what to wait for; nobody waits here for what nobody works on.
+
+use std::collections::BTreeSet;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use dl_format::FilePath;
+
+use crate::error::Error;
+use crate::remote::writer::Open;
+
+/// What became of the files put since the last flush.
+#[derive(Debug, Default)]
+#[must_use = "some files may have failed"]
+pub struct Flushed {
+    /// Files acknowledged: all put since the last flush but those that failed.
+    pub files: u64,
+    /// Bytes of these files.
+    pub bytes: u64,
+    /// What was not acknowledged. It may have been written all the same: put it again.
+    pub failed: Vec<FailedWrite>,
+}
+
+/// Files that were put and not acknowledged.
+#[derive(Debug)]
+pub struct FailedWrite {
+    /// Where they were put.
+    pub paths: Vec<FilePath>,
+    /// Why they were not acknowledged.
+    pub error: Error,
+}
+
+impl Flushed {
+    /// Everything was acknowledged, or the first failure.
+    ///
+    /// # Errors
+    /// That of the first write that failed.
+    pub fn check(mut self) -> Result<Self, Error> {
+        if self.failed.is_empty() { Ok(self) } else { Err(self.failed.swap_remove(0).error) }
+    }
+}
+
+/// Names a chunk while it is packed and sent. Ascending.
+pub(crate) type Token = u64;
+
+/// The account of one writer.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    state: Mutex<State>,
+    changed: Condvar,
+    in_flight_max: usize,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Chunks that take files and that no thread holds.
+    open: Vec<Open>,
+    next: Token,
+    /// Chunks that are open, held by a thread, or under way.
+    unsettled: BTreeSet<Token>,
+    /// Chunks before this one are sent when the thread that holds one lets go of it.
+    send_before: Token,
+    in_flight: usize,
+    done: Flushed,
+    /// Of the first chunk that failed since the last flush.
+    broken: Option<Error>,
+}
+
+impl Ledger {
+    pub(crate) fn new(in_flight: usize) -> Self {
+        Self { state: Mutex::default(), changed: Condvar::new(), in_flight_max: in_flight.max(1) }
+    }
+
+    /// An open chunk for the calling thread alone, or the token of a fresh one.
+    ///
+    /// # Errors
+    /// That of a chunk that failed and that no flush has reported yet.
+    pub(crate) fn take(&self) -> Result<Result<Open, Token>, Error> {
+        let mut state = self.state();
+        if let Some(error) = &state.broken {
+            return Err(error.clone());
+        }
+        Ok(state.open.pop().ok_or_else(|| state.begin()))
+    }
+
+    /// The token of a chunk that is written apart from the others.
+    ///
+    /// # Errors
+    /// As [`Ledger::take`].
+    pub(crate) fn begin_checked(&self) -> Result<Token, Error> {
+        let mut state = self.state();
+        match &state.broken {
+            Some(error) => Err(error.clone()),
+            None => Ok(state.begin()),
+        }
+    }
+
+    /// The token of a fresh chunk.
+    pub(crate) fn begin(&self) -> Token {
+        self.state().begin()
+    }
+
+    /// Lets other threads use the chunk; gives it back when a flush waits for it.
+    pub(crate) fn give_back(&self, open: Open) -> Option<Open> {
+        let mut state = self.state();
+        if open.token < state.send_before {
+            return Some(open);
+        }
+        state.open.push(open);
+        None
+    }
+
+    /// Waits until one more object may be under way.
+    pub(crate) fn take_off(&self) {
+        let mut state = self.state();
+        while state.in_flight >= self.in_flight_max {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.in_flight += 1;
+    }
+
+    /// An object is no longer under way.
+    pub(crate) fn land(&self) {
+        self.state().in_flight -= 1;
+        self.changed.notify_all();
+    }
+
+    /// A chunk was acknowledged with so many files and bytes, or has failed.
+    pub(crate) fn settle(&self, token: Token, became: Result<(u64, u64), FailedWrite>) {
+        let mut state = self.state();
+        match became {
+            Ok((files, bytes)) => {
+                state.done.files += files;
+                state.done.bytes += bytes;
+            }
+            Err(failed) => {
+                state.broken.get_or_insert_with(|| failed.error.clone());
+                state.done.failed.push(failed);
+            }
+        }
+        state.unsettled.remove(&token);
+        self.changed.notify_all();
+    }
+
+    /// From here on chunks are sent when threads let go of them; gives those that nobody holds.
+    pub(crate) fn start_flush(&self) -> (Token, Vec<Open>) {
+        let mut state = self.state();
+        state.send_before = state.next;
+        (state.next, std::mem::take(&mut state.open))
+    }
+
+    /// Waits for all chunks before `horizon`.
+    pub(crate) fn finish_flush(&self, horizon: Token) -> Flushed {
+        let mut state = self.state();
+        while state.unsettled.first().is_some_and(|token| *token < horizon) {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.broken = None;
+        std::mem::take(&mut state.done)
+    }
+
+    /// Files in chunks that were not sent.
+    pub(crate) fn open_files(&self) -> u64 {
+        self.state().open.iter().map(|open| u64::from(open.chunk.count())).sum()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn begin(&mut self) -> Token {
+        let token = self.next;
+        self.next += 1;
+        self.unsettled.insert(token);
+        token
+    }
+}

@@ -1,0 +1,201 @@
+//! The write half (paper, 4, Figure 3): files are packed into chunks by the threads that put
+//! them, and full chunks are sent in the background.
+//!
+//! Must hold: memory is bounded, whatever is put; a flush tells exactly which files are
+//! acknowledged; there are never more open chunks than threads that put at the same time.
+
+mod buffers;
+mod large;
+mod ledger;
+mod send;
+#[cfg(test)]
+mod tests;
+
+use std::fs::OpenOptions;
+use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+
+use dl_format::{Attributes, ChunkShape, ChunkWriter, DatasetId, FilePath, PackError};
+use dl_proto::Dataset as DatasetInfo;
+use rustix::fs::OFlags;
+
+use crate::error::{Error, Kind};
+use crate::remote::session::Session;
+use buffers::Buffers;
+pub use ledger::{FailedWrite, Flushed};
+use ledger::{Ledger, Token};
+
+const NANOS: i64 = 1_000_000_000;
+const PERMISSIONS: u32 = 0o7777;
+
+/// Packs and sends what one process puts into one dataset.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    session: Session,
+    dataset: DatasetId,
+    name: String,
+    shape: ChunkShape,
+    ledger: Arc<Ledger>,
+    buffers: Arc<Buffers>,
+}
+
+/// A chunk that takes files.
+#[derive(Debug)]
+struct Open {
+    token: Token,
+    chunk: ChunkWriter,
+}
+
+impl Writer {
+    pub(crate) fn new(session: Session, dataset: &DatasetInfo, in_flight: usize) -> Arc<Self> {
+        Arc::new(Self {
+            session,
+            dataset: dataset.id,
+            name: dataset.name.to_string(),
+            shape: dataset.shape,
+            ledger: Arc::new(Ledger::new(in_flight)),
+            buffers: Arc::new(Buffers::new(in_flight)),
+        })
+    }
+
+    pub(crate) fn put(
+        &self,
+        path: &FilePath,
+        attributes: Attributes,
+        data: &[u8],
+    ) -> Result<(), Error> {
+        if self.is_large(path, data.len() as u64) {
+            return self.put_large(path, attributes, data.len() as u64, &mut &*data);
+        }
+        self.pack(path, |chunk| Ok(chunk.append(path, attributes, data)))
+    }
+
+    pub(crate) fn put_file(&self, path: &FilePath, source: &Path) -> Result<u64, Error> {
+        let local = |why: io::Error| Error::new(Kind::Local, "read", source.display(), why);
+        // Opening a pipe would wait for its other end; it is refused below instead.
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
+        let mut file =
+            OpenOptions::new().read(true).custom_flags(flags).open(source).map_err(local)?;
+        let metadata = file.metadata().map_err(local)?;
+        if !metadata.is_file() {
+            return Err(local(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")));
+        }
+        let length = metadata.len();
+        let attributes = Attributes {
+            mode: u16::try_from(metadata.mode() & PERMISSIONS).unwrap_or_default(),
+            mtime: metadata.mtime().saturating_mul(NANOS).saturating_add(metadata.mtime_nsec()),
+        };
+        if self.is_large(path, length) {
+            self.put_large(path, attributes, length, &mut file)?;
+        } else {
+            self.pack(path, |chunk| {
+                chunk.append_with(path, attributes, length, |buffer| {
+                    let read = (&mut file).take(length).read_to_end(buffer);
+                    read.map(|_| ()).map_err(|why| {
+                        io::Error::new(why.kind(), format!("read {}: {why}", source.display()))
+                    })
+                })
+            })?;
+        }
+        Ok(length)
+    }
+
+    pub(crate) fn put_reader(
+        &self,
+        path: &FilePath,
+        attributes: Attributes,
+        length: u64,
+        reader: &mut dyn Read,
+    ) -> Result<(), Error> {
+        if self.is_large(path, length) {
+            return self.put_large(path, attributes, length, reader);
+        }
+        // Read before a chunk is taken: a slow source must not hold up a flush.
+        let mut data = Vec::new();
+        self.fill(path, &mut data, length, reader)?;
+        self.pack(path, |chunk| Ok(chunk.append(path, attributes, &data)))
+    }
+
+    /// Sends what is open, and waits for all that was put before.
+    pub(crate) fn flush(&self) -> Flushed {
+        let (horizon, open) = self.ledger.start_flush();
+        for open in open {
+            self.send_open(open);
+        }
+        self.ledger.finish_flush(horizon)
+    }
+
+    fn is_large(&self, path: &FilePath, length: u64) -> bool {
+        length > self.shape.largest_file(path)
+    }
+
+    /// Lets `add` add a file to an open chunk, or to a fresh one when it is full.
+    fn pack(
+        &self,
+        path: &FilePath,
+        mut add: impl FnMut(&mut ChunkWriter) -> io::Result<Result<(), PackError>>,
+    ) -> Result<(), Error> {
+        let mut open = match self.ledger.take()? {
+            Ok(open) => open,
+            Err(token) => self.fresh(token),
+        };
+        let mut added = add(&mut open.chunk);
+        if matches!(added, Ok(Err(PackError::Full))) {
+            self.send_open(open);
+            open = self.fresh(self.ledger.begin());
+            added = add(&mut open.chunk);
+        }
+        if let Some(open) = self.ledger.give_back(open) {
+            self.send_open(open);
+        }
+        match added {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(why @ PackError::LengthChanged)) => Err(self.error(Kind::Local, path, why)),
+            Ok(Err(why)) => Err(self.error(Kind::Invalid, path, why)),
+            Err(why) => Err(self.error(Kind::Local, path, why)),
+        }
+    }
+
+    fn fresh(&self, token: Token) -> Open {
+        Open { token, chunk: ChunkWriter::new(self.shape, self.buffers.take()) }
+    }
+
+    /// Appends exactly `length` bytes of `reader` to `buffer`.
+    fn fill(
+        &self,
+        path: &FilePath,
+        buffer: &mut Vec<u8>,
+        length: u64,
+        reader: &mut dyn Read,
+    ) -> Result<(), Error> {
+        match reader.take(length).read_to_end(buffer) {
+            Ok(got) if got as u64 == length => Ok(()),
+            Ok(_) => Err(self.error(Kind::Local, path, PackError::LengthChanged)),
+            Err(why) => Err(self.error(Kind::Local, path, why)),
+        }
+    }
+
+    fn error(
+        &self,
+        kind: Kind,
+        path: &FilePath,
+        why: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Error {
+        Error::new(kind, "put", format!("dl://{}/{path}", self.name), why)
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        let lost = self.ledger.open_files();
+        if lost > 0 {
+            tracing::warn!(
+                dataset = %self.name,
+                files = lost,
+                "dropped without flush or close: these files were not written"
+            );
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Sending sealed objects in the background.
+//!
+//! Must hold: the same object is sent in every try, so that a try whose answer was lost is
+//! harmless; whatever happens to a try, the ledger hears of it.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use dl_format::{ChunkId, DatasetId, FilePath, Header};
+use dl_proto::{CHUNK_PIECE_BYTES, pb};
+use futures::stream;
+
+use crate::error::{Error, Kind};
+use crate::remote::connections::Connections;
+use crate::remote::writer::ledger::{FailedWrite, Ledger};
+use crate::remote::writer::{Open, Token, Writer};
+
+type Landed = Box<dyn FnOnce(Result<(), Error>) + Send>;
+
+/// An object under way. When it is dropped, it is no longer, and what became of it is told.
+pub(super) struct Flight {
+    ledger: Arc<Ledger>,
+    landed: Option<Landed>,
+    became: Result<(), Error>,
+}
+
+impl Flight {
+    fn end(mut self, became: Result<(), Error>) {
+        self.became = became;
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        self.ledger.land();
+        if let Some(landed) = self.landed.take() {
+            landed(std::mem::replace(&mut self.became, Ok(())));
+        }
+    }
+}
+
+impl Writer {
+    /// Seals a chunk and sends it; one without files is forgotten.
+    pub(super) fn send_open(&self, open: Open) {
+        let Open { token, chunk } = open;
+        if chunk.is_empty() {
+            return self.ledger.settle(token, Ok((0, 0)));
+        }
+        let holds = (u64::from(chunk.count()), chunk.file_bytes());
+        let id = self.session.process.next_id();
+        let (buffer, start) = chunk.seal(id, self.dataset).into_parts();
+        self.send_chunk(token, id, self.buffers.lend(buffer, start), holds);
+    }
+
+    /// Sends a sealed chunk and settles it with the files and bytes it holds.
+    pub(super) fn send_chunk(&self, token: Token, id: ChunkId, object: Bytes, holds: (u64, u64)) {
+        let ledger = Arc::clone(&self.ledger);
+        let sent = Bytes::clone(&object);
+        self.send(id, object, move |became| {
+            let became = became.map(|()| holds);
+            let failed = |error| FailedWrite { paths: paths_of(&sent), error };
+            ledger.settle(token, became.map_err(failed));
+        });
+    }
+
+    /// Sends an object as soon as one more may be under way; `landed` hears what became of it.
+    pub(super) fn send(
+        &self,
+        id: ChunkId,
+        object: Bytes,
+        landed: impl FnOnce(Result<(), Error>) + Send + 'static,
+    ) {
+        self.ledger.take_off();
+        let subject = format!("chunk {id} of dl://{}", self.name);
+        let lost = Error::new(Kind::Internal, "write", &subject, "the task that sends it ended");
+        let flight = Flight {
+            ledger: Arc::clone(&self.ledger),
+            landed: Some(Box::new(landed)),
+            became: Err(lost),
+        };
+        let connections = Arc::clone(&self.session.connections);
+        let dataset = self.dataset;
+        self.session.process.runtime.spawn(async move {
+            flight.end(put_chunk(&connections, dataset, &subject, object).await);
+        });
+    }
+}
+
+async fn put_chunk(
+    connections: &Connections,
+    dataset: DatasetId,
+    subject: &str,
+    object: Bytes,
+) -> Result<(), Error> {
+    connections
+        .call(
+            "write",
+            || subject.to_owned(),
+            connections.usual(),
+            |mut server, this| {
+                let request = this.request(stream::iter(messages(dataset, &object)));
+                async move {
+                    this.answer(server.put_chunk(request)).await?;
+                    Ok(())
+                }
+            },
+        )
+        .await
+}
+
+/// A head, then pieces that share the memory of the object.
+fn messages(
+    dataset: DatasetId,
+    object: &Bytes,
+) -> impl Iterator<Item = pb::PutChunkRequest> + use<> {
+    let head = pb::PutChunkRequest {
+        dataset: Bytes::copy_from_slice(dataset.as_bytes()),
+        length: object.len() as u64,
+        data: Bytes::new(),
+    };
+    let mut rest = Bytes::clone(object);
+    let pieces = std::iter::from_fn(move || {
+        let piece = rest.split_to(rest.len().min(CHUNK_PIECE_BYTES));
+        (!piece.is_empty())
+            .then(|| pb::PutChunkRequest { data: piece, ..pb::PutChunkRequest::default() })
+    });
+    std::iter::once(head).chain(pieces)
+}
+
+/// The files of a chunk that was sealed here.
+fn paths_of(object: &Bytes) -> Vec<FilePath> {
+    let header = Header::decode(object);
+    header.iter().flat_map(Header::entries).map(|entry| entry.path).collect()
+}

@@ -1,0 +1,292 @@
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::os::unix::fs::PermissionsExt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, UNIX_EPOCH};
+
+use bytes::Bytes;
+use dl_format::{Attributes, ChunkId, FilePath, Header, ObjectKind};
+use dl_runtime::{Clock, SystemClock};
+use tokio::sync::Semaphore;
+use tonic::Status;
+
+use crate::error::Kind;
+use crate::remote::testing::{Script, data, dataset, open, options, path, shape, silent, start};
+use crate::remote::{ConnectOptions, Dataset};
+
+const PLAIN: Attributes = Attributes { mode: 0o644, mtime: 0 };
+
+/// The objects that a server accepted, in the order in which they came.
+type Objects = Arc<Mutex<Vec<Bytes>>>;
+
+/// A server that keeps what it is sent.
+fn keeping(objects: &Objects) -> Script {
+    let objects = Arc::clone(objects);
+    let put = move |object| {
+        objects.lock().unwrap().push(object);
+        Box::pin(async { Ok(()) }) as _
+    };
+    Script { put: Box::new(put), ..Script::default() }
+}
+
+fn header(object: &Bytes) -> Header {
+    Header::decode(object).unwrap()
+}
+
+/// All files in chunks, and how large files look when put together.
+fn files(objects: &Objects) -> BTreeMap<FilePath, Vec<u8>> {
+    let objects = objects.lock().unwrap();
+    let parts: BTreeMap<ChunkId, &Bytes> =
+        objects.iter().map(|object| (header(object).id(), object)).collect();
+    let mut files = BTreeMap::new();
+    for object in objects.iter() {
+        let header = header(object);
+        for entry in header.entries() {
+            let mut whole = Vec::new();
+            for extent in header.extents() {
+                let part = parts[&extent.part];
+                whole.extend(&part[part.len() - extent.length as usize..]);
+            }
+            let start = entry.offset as usize;
+            whole.extend(&object[start..start + entry.stored as usize]);
+            assert_eq!(
+                (whole.len() as u64, dl_format::Crc32c::of(&whole)),
+                (entry.length, entry.crc)
+            );
+            files.insert(entry.path, whole);
+        }
+    }
+    files
+}
+
+fn put_numbered(dataset: &Dataset, numbers: std::ops::Range<u32>, length: usize) {
+    for number in numbers {
+        let name = path(&format!("file{number:05}"));
+        dataset.put(&name, PLAIN, &data(length, number as u8)).unwrap();
+    }
+}
+
+#[test]
+fn a_put_whose_answer_was_lost_is_sent_again_with_the_same_id_and_bytes() {
+    let (seen, lost) = (Objects::default(), AtomicUsize::new(2));
+    let sent = Arc::clone(&seen);
+    let put = move |object| {
+        sent.lock().unwrap().push(object);
+        let lose = lost.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
+        Box::pin(async move {
+            if lose.is_ok() { Err(Status::unavailable("the answer was lost")) } else { Ok(()) }
+        }) as _
+    };
+    let dataset = dataset(Script { put: Box::new(put), ..Script::default() });
+    dataset.put(&path("a"), PLAIN, b"bytes").unwrap();
+    let flushed = dataset.flush().unwrap().check().unwrap();
+    assert_eq!((flushed.files, flushed.bytes), (1, 5));
+    let seen = seen.lock().unwrap();
+    assert_eq!(seen.len(), 3);
+    assert!(seen.iter().all(|object| object == &seen[0]));
+}
+
+#[test]
+fn many_threads_fill_chunks_together_and_leave_no_more_open_than_they_are() {
+    let objects = Objects::default();
+    let dataset = dataset(keeping(&objects));
+    std::thread::scope(|threads| {
+        for thread in 0..4 {
+            let dataset = &dataset;
+            threads.spawn(move || put_numbered(dataset, thread * 500..(thread + 1) * 500, 4096));
+        }
+    });
+    let flushed = dataset.flush().unwrap().check().unwrap();
+    assert_eq!((flushed.files, flushed.bytes), (2000, 2000 * 4096));
+    let files = files(&objects);
+    assert_eq!(files.len(), 2000);
+    assert!(files.values().enumerate().all(|(n, bytes)| *bytes == data(4096, n as u8)));
+    let full = 2000 * 4096 / shape().size() as usize + 1;
+    assert!(objects.lock().unwrap().len() <= full + 4, "{}", objects.lock().unwrap().len());
+    dataset.close().unwrap();
+}
+
+#[test]
+fn a_flush_tells_exactly_which_files_failed() {
+    let (objects, count) = (Objects::default(), AtomicUsize::new(0));
+    let kept = Arc::clone(&objects);
+    let put = move |object| {
+        let refuse = count.fetch_add(1, Ordering::SeqCst) == 1;
+        if !refuse {
+            kept.lock().unwrap().push(object);
+        }
+        Box::pin(async move {
+            if refuse { Err(Status::resource_exhausted("the disk is full")) } else { Ok(()) }
+        }) as _
+    };
+    let dataset = dataset(Script { put: Box::new(put), ..Script::default() });
+    let mut accepted = BTreeSet::new();
+    let mut number = 0;
+    // Until the failure is noticed, then puts are refused at once.
+    let error = loop {
+        let name = path(&format!("file{number:05}"));
+        match dataset.put(&name, PLAIN, &data(100_000, 1)) {
+            Ok(()) => _ = accepted.insert(name),
+            Err(error) => break error,
+        }
+        number += 1;
+    };
+    assert_eq!(error.kind(), Kind::Full);
+    let flushed = dataset.flush().unwrap();
+    let failed: Vec<_> = flushed.failed.iter().flat_map(|failed| failed.paths.clone()).collect();
+    let unique: BTreeSet<_> = failed.iter().cloned().collect();
+    let stored: BTreeSet<_> = files(&objects).into_keys().collect();
+    assert_eq!((flushed.failed.len(), unique.len()), (1, failed.len()));
+    assert!(!failed.is_empty() && unique.is_disjoint(&stored));
+    assert_eq!(flushed.files, stored.len() as u64);
+    assert_eq!(unique.union(&stored).cloned().collect::<BTreeSet<_>>(), accepted);
+    // The flush has told it, so writing goes on.
+    dataset.put(&path("later"), PLAIN, b"x").unwrap();
+    assert_eq!(dataset.flush().unwrap().check().unwrap().files, 1);
+}
+
+#[test]
+fn close_gives_the_error_of_a_write_that_failed() {
+    let put = |_| Box::pin(async { Err(Status::permission_denied("read only")) }) as _;
+    let dataset = dataset(Script { put: Box::new(put), ..Script::default() });
+    dataset.put(&path("a"), PLAIN, b"bytes").unwrap();
+    assert_eq!(dataset.close().unwrap_err().kind(), Kind::Denied);
+}
+
+#[test]
+fn a_put_waits_while_as_many_chunks_are_under_way_as_allowed() {
+    let (gate, arrived) = (Arc::new(Semaphore::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (door, count) = (Arc::clone(&gate), Arc::clone(&arrived));
+    let put = move |_| {
+        let door = Arc::clone(&door);
+        count.fetch_add(1, Ordering::SeqCst);
+        Box::pin(async move {
+            door.acquire().await.unwrap().forget();
+            Ok(())
+        }) as _
+    };
+    let server = start(Script { put: Box::new(put), ..Script::default() });
+    let dataset = open(ConnectOptions { in_flight_chunks: 3, ..options(&[server]) });
+    let accepted = AtomicUsize::new(0);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            for number in 0..100 {
+                put_numbered(&dataset, number..number + 1, 200_000);
+                accepted.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        let mut before = usize::MAX;
+        while accepted.load(Ordering::SeqCst) != before {
+            before = accepted.load(Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        // Five files fit a chunk: three chunks under way, one that waits with its thread.
+        assert_eq!((arrived.load(Ordering::SeqCst), before), (3, 20));
+        gate.add_permits(1000);
+    });
+    assert_eq!(dataset.flush().unwrap().check().unwrap().files, 100);
+}
+
+#[test]
+fn a_large_file_goes_as_parts_and_is_named_when_they_are_acknowledged() {
+    let part = shape().part_length() as usize;
+    // With a tail; without; with one that has no room beside the list.
+    for length in [part * 3 + 77, part * 3, part * 2 - 1, part + 1, shape().size() as usize] {
+        let objects = Objects::default();
+        let dataset = dataset(keeping(&objects));
+        let whole = data(length, 3);
+        let source = &mut &whole[..];
+        dataset.put_reader(&path("large"), PLAIN, length as u64, source).unwrap();
+        let flushed = dataset.flush().unwrap().check().unwrap();
+        assert_eq!((flushed.files, flushed.bytes), (1, length as u64));
+        assert!(files(&objects)[&path("large")] == whole, "{length} bytes");
+        let objects = objects.lock().unwrap();
+        let (named, parts) = objects.split_last().unwrap();
+        assert_eq!(header(named).kind(), ObjectKind::Chunk);
+        assert!(parts.iter().all(|part| header(part).kind() == ObjectKind::Part));
+    }
+}
+
+#[test]
+fn a_large_file_of_which_a_part_failed_is_not_named() {
+    let objects = Objects::default();
+    let kept = Arc::clone(&objects);
+    let put = move |object: Bytes| {
+        let refuse = kept.lock().unwrap().len() == 1;
+        kept.lock().unwrap().push(object);
+        Box::pin(
+            async move { if refuse { Err(Status::resource_exhausted("full")) } else { Ok(()) } },
+        ) as _
+    };
+    let dataset = dataset(Script { put: Box::new(put), ..Script::default() });
+    let error = dataset.put(&path("large"), PLAIN, &data(5 << 20, 1)).unwrap_err();
+    assert_eq!(error.kind(), Kind::Full);
+    let flushed = dataset.flush().unwrap();
+    assert_eq!((flushed.files, flushed.failed.len()), (0, 0));
+    assert!(objects.lock().unwrap().iter().all(|object| header(object).kind() == ObjectKind::Part));
+}
+
+#[test]
+fn a_source_that_ends_early_puts_nothing() {
+    let objects = Objects::default();
+    let dataset = dataset(keeping(&objects));
+    for length in [10, 5 << 20] {
+        let error = dataset.put_reader(&path("a"), PLAIN, length, &mut &b"short"[..]).unwrap_err();
+        assert_eq!(error.kind(), Kind::Local);
+    }
+    assert_eq!(dataset.flush().unwrap().check().unwrap().files, 0);
+    assert!(files(&objects).is_empty());
+}
+
+#[test]
+fn a_file_keeps_its_time_and_mode_and_what_is_no_file_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("source");
+    std::fs::write(&source, b"content").unwrap();
+    std::fs::set_permissions(&source, std::fs::Permissions::from_mode(0o4751)).unwrap();
+    let time = UNIX_EPOCH + Duration::new(1_000_000_007, 123_456_789);
+    std::fs::File::open(&source).unwrap().set_modified(time).unwrap();
+    let objects = Objects::default();
+    let dataset = dataset(keeping(&objects));
+    assert_eq!(dataset.put_file(&path("a"), &source).unwrap(), 7);
+    assert_eq!(dataset.put_file(&path("b"), folder.path()).unwrap_err().kind(), Kind::Local);
+    assert_eq!(
+        dataset.put_file(&path("c"), &folder.path().join("none")).unwrap_err().kind(),
+        Kind::Local
+    );
+    assert_eq!(dataset.flush().unwrap().check().unwrap().files, 1);
+    let entry = header(&objects.lock().unwrap()[0]).entry(0).unwrap();
+    let wanted = Attributes { mode: 0o4751, mtime: 1_000_000_007_123_456_789 };
+    assert_eq!((entry.path, entry.attributes), (path("a"), wanted));
+}
+
+#[test]
+fn a_silent_server_is_passed_over() {
+    let objects = Objects::default();
+    let (_listener, silent) = silent();
+    let servers = [silent, start(keeping(&objects))];
+    let patience = Duration::from_secs(3);
+    let dataset = open(ConnectOptions { request_timeout: patience, ..options(&servers) });
+    for number in 0..4 {
+        put_numbered(&dataset, number..number + 1, 10);
+        assert_eq!(dataset.flush().unwrap().check().unwrap().files, 1);
+    }
+    let ids: HashSet<_> =
+        objects.lock().unwrap().iter().map(|object| header(object).id()).collect();
+    assert_eq!(ids.len(), 4);
+}
+
+#[test]
+fn when_all_servers_fall_silent_a_write_fails_in_time_and_says_who_was() {
+    let put = |_| Box::pin(std::future::pending()) as _;
+    let server = start(Script { put: Box::new(put), ..Script::default() });
+    let patience = Duration::from_secs(1);
+    let dataset = open(ConnectOptions { request_timeout: patience, ..options(&[server]) });
+    dataset.put(&path("a"), PLAIN, b"bytes").unwrap();
+    let clock = SystemClock::new();
+    let error = dataset.close().unwrap_err();
+    assert!(clock.monotonic() < patience * 2);
+    assert_eq!(error.kind(), Kind::TimedOut);
+    let why = std::error::Error::source(&error).unwrap().to_string();
+    assert_eq!(why, format!("{server}: no answer within 500ms"));
+}
