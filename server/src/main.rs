@@ -1,5 +1,7 @@
 //! `dlserver`: reads its configuration, opens its stores, serves until SIGTERM.
 
+#![forbid(unsafe_code)]
+
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
