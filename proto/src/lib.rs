@@ -18,8 +18,8 @@ pub use convert::{
 pub use error::WireError;
 pub use kind::Kind;
 pub use limits::{
-    CHUNK_PIECE_BYTES, FRAME_BYTES, MESSAGE_BYTES_MAX, READ_ITEMS_MAX, REPLY_BYTES, STAT_PATHS_MAX,
-    WINDOW_BYTES,
+    CHUNK_PIECE_BYTES, CLIENT_WINDOW_BYTES, FRAME_BYTES, MESSAGE_BYTES_MAX, READ_ITEMS_MAX,
+    REPLY_BYTES, SERVER_WINDOW_BYTES, STAT_PATHS_MAX, STREAM_WINDOW_BYTES,
 };
 
 /// Wire types and the client and server made by the compiler from `diesel.proto`.

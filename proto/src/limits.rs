@@ -4,9 +4,17 @@
 /// throughput of large messages.
 pub const FRAME_BYTES: u32 = 1 << 20;
 
-/// Receive window of a stream and of a connection, in bytes. Large enough that a chunk is never
-/// waiting for an acknowledgement, small enough to bound what a silent reader keeps in memory.
-pub const WINDOW_BYTES: u32 = 8 << 20;
+/// Receive window of one stream, in bytes: enough to be sending while an acknowledgement is on its
+/// way.
+pub const STREAM_WINDOW_BYTES: u32 = 2 << 20;
+
+/// Receive window of a server's connection, in bytes: bounds what one client's requests keep in
+/// memory before they are read.
+pub const SERVER_WINDOW_BYTES: u32 = 16 << 20;
+
+/// Receive window of a client's connection, in bytes: no bound beside those of its streams. A
+/// listing that waits for its reader must not stop the reads that the reader waits for.
+pub const CLIENT_WINDOW_BYTES: u32 = 1 << 30;
 
 /// Largest message either end accepts, in bytes: answers and pieces stay far below.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;

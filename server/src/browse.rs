@@ -29,22 +29,11 @@ fn item(found: Found) -> StatItem {
     }
 }
 
-/// Sends pages through `replies` until the listing ends or the client gives up.
+/// Sends pages through `replies` until the listing ends.
 pub(crate) async fn list(
     parts: &Parts,
     request: ListRequest,
-    replies: mpsc::Sender<Result<Vec<ListEntry>, Error>>,
-) {
-    if let Err(error) = pages(parts, request, &replies).await {
-        // Nobody to tell when the receiver is gone.
-        let _ = replies.send(Err(error)).await;
-    }
-}
-
-async fn pages(
-    parts: &Parts,
-    request: ListRequest,
-    replies: &mpsc::Sender<Result<Vec<ListEntry>, Error>>,
+    replies: mpsc::Sender<Vec<ListEntry>>,
 ) -> Result<(), Error> {
     let ListRequest { dataset, dir, recursive, after, names_only } = request;
     catalog::by_id(parts, dataset).await?;
@@ -63,7 +52,8 @@ async fn pages(
             }
             dl_meta::ListEntry::Folder(path) => ListEntry::Folder(path),
         });
-        if !hand_over(parts, replies, Ok(entries.collect())).await || is_last {
+        hand_over(parts, &replies, entries.collect()).await?;
+        if is_last {
             return Ok(());
         }
     }

@@ -85,14 +85,24 @@ impl Budget {
     }
 }
 
-/// Hands an answer to the connection. False when the client is gone, or takes nothing for so long
-/// that it must not keep memory any more.
-pub(crate) async fn hand_over<T>(parts: &Parts, replies: &mpsc::Sender<T>, answer: T) -> bool {
+/// Hands an answer to the connection.
+///
+/// # Errors
+/// [`Kind::Cancelled`] when the client is gone, [`Kind::TimedOut`] when it takes nothing for so
+/// long that it must not keep memory any more.
+pub(crate) async fn hand_over<T>(
+    parts: &Parts,
+    replies: &mpsc::Sender<T>,
+    answer: T,
+) -> Result<(), Error> {
+    let patience = parts.limits.patience;
     tokio::select! {
-        sent = replies.send(answer) => sent.is_ok(),
-        () = parts.clock.sleep(parts.limits.patience) => {
-            tracing::info!("gave up on a client that takes no answers");
-            false
+        sent = replies.send(answer) => sent.map_err(|_| {
+            Error::new(Kind::Cancelled, "send", "an answer", "the client is gone")
+        }),
+        () = parts.clock.sleep(patience) => {
+            let why = format!("the client took nothing for {patience:?}; ask again for the rest");
+            Err(Error::new(Kind::TimedOut, "send", "an answer", why))
         }
     }
 }

@@ -42,33 +42,18 @@ struct Segment {
     crc: dl_format::Crc32c,
 }
 
-/// Answers a request through `replies`; the receiver is gone when the client gave up.
+/// Answers a request through `replies`.
 pub(crate) async fn read(
     parts: &Parts,
     executor: &Executor,
     budget: &Budget,
     request: ReadRequest,
-    replies: mpsc::Sender<Result<Pieces, Error>>,
-) {
-    if let Err(error) = answer(parts, executor, budget, request, &replies).await {
-        // Nobody to tell when the receiver is gone.
-        let _ = replies.send(Err(error)).await;
-    }
-}
-
-async fn answer(
-    parts: &Parts,
-    executor: &Executor,
-    budget: &Budget,
-    request: ReadRequest,
-    replies: &mpsc::Sender<Result<Pieces, Error>>,
+    replies: mpsc::Sender<Pieces>,
 ) -> Result<(), Error> {
     catalog::by_id(parts, request.dataset).await?;
     let (segments, done) = plan(parts, request).await?;
     for pieces in in_replies(done) {
-        if !hand_over(parts, replies, Ok(pieces)).await {
-            return Ok(());
-        }
+        hand_over(parts, &replies, pieces).await?;
     }
     let mut segments = VecDeque::from(segments);
     let mut failed = HashSet::new();
@@ -92,9 +77,7 @@ async fn answer(
             }
         }
         for pieces in in_replies(pieces) {
-            if !hand_over(parts, replies, Ok(pieces)).await {
-                return Ok(());
-            }
+            hand_over(parts, &replies, pieces).await?;
         }
     }
     Ok(())

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use dl_meta::Stop;
-use dl_proto::{DESCRIPTORS, FRAME_BYTES, Kind, WINDOW_BYTES};
+use dl_proto::{DESCRIPTORS, FRAME_BYTES, Kind, SERVER_WINDOW_BYTES, STREAM_WINDOW_BYTES};
 use dl_runtime::Shutdown;
 use tokio::net::TcpListener;
 use tonic::transport::Server;
@@ -64,8 +64,8 @@ pub async fn serve(listener: TcpListener, parts: Parts, shutdown: Shutdown) -> R
         TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(KEEPALIVE));
     let server = Server::builder()
         .max_frame_size(FRAME_BYTES)
-        .initial_stream_window_size(WINDOW_BYTES)
-        .initial_connection_window_size(WINDOW_BYTES)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(SERVER_WINDOW_BYTES)
         .max_concurrent_streams(STREAMS_PER_CONNECTION)
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))

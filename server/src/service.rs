@@ -8,7 +8,7 @@ use dl_proto::{
     DeleteRequest, Kind, ListRequest, MESSAGE_BYTES_MAX, PutHead, ReadRequest, RecoverRequest,
     StatRequest, WireError,
 };
-use futures::{Stream, StreamExt};
+use futures::{Stream, StreamExt, future, stream};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -188,12 +188,9 @@ impl Diesel for Service {
         let (replies, pieces) = mpsc::channel(REPLIES_AHEAD);
         let Self { parts, executor, reads, .. } = self.clone();
         let work = async move { read::read(&parts, &executor, &reads, request, replies).await };
-        tokio::spawn(work.in_current_span());
-        let replies = ReceiverStream::new(pieces).map(|pieces| {
-            let pieces = pieces.map_err(Status::from)?.into_iter().map(Into::into).collect();
-            Ok(pb::ReadReply { pieces })
-        });
-        Ok(Response::new(Box::pin(replies)))
+        Ok(answers(work, pieces, |pieces: read::Pieces| pb::ReadReply {
+            pieces: pieces.into_iter().map(Into::into).collect(),
+        }))
     }
 
     #[tracing::instrument(name = "stat", skip_all, fields(paths = request.get_ref().paths.len()))]
@@ -216,12 +213,9 @@ impl Diesel for Service {
         let (replies, pages) = mpsc::channel(REPLIES_AHEAD);
         let parts = self.parts.clone();
         let work = async move { browse::list(&parts, request, replies).await };
-        tokio::spawn(work.in_current_span());
-        let replies = ReceiverStream::new(pages).map(|page| {
-            let entries = page.map_err(Status::from)?.into_iter().map(Into::into).collect();
-            Ok(pb::ListReply { entries })
-        });
-        Ok(Response::new(Box::pin(replies)))
+        Ok(answers(work, pages, |page: Vec<dl_proto::ListEntry>| pb::ListReply {
+            entries: page.into_iter().map(Into::into).collect(),
+        }))
     }
 
     #[tracing::instrument(name = "recover", skip_all, fields(dataset = request.get_ref().dataset))]
@@ -231,18 +225,31 @@ impl Diesel for Service {
     ) -> Result<Response<Self::RecoverStream>, Status> {
         let request = RecoverRequest::try_from(request.into_inner()).map_err(invalid)?;
         let (progress, told) = mpsc::channel(REPLIES_AHEAD);
-        let (failed, failure) = mpsc::channel(1);
         let parts = self.parts.clone();
-        let work = async move {
-            if let Err(error) = recover::recover(&parts, request, &progress).await {
-                // Nobody to tell when the client gave up.
-                let _ = failed.send(Status::from(error)).await;
-            }
-        };
-        tokio::spawn(work.in_current_span());
-        let told = ReceiverStream::new(told).map(|progress| Ok(progress.into()));
-        Ok(Response::new(Box::pin(told.chain(ReceiverStream::new(failure).map(Err)))))
+        let work = async move { recover::recover(&parts, request, &progress).await };
+        Ok(answers(work, told, pb::RecoverProgress::from))
     }
+}
+
+/// Answers as they come from `work`, which is a task of its own; how it ended comes last, so that
+/// a client never takes an answer that broke off for all there is.
+fn answers<T: Send + 'static, W: Send + 'static>(
+    work: impl Future<Output = Result<(), Error>> + Send + 'static,
+    items: mpsc::Receiver<T>,
+    to_wire: impl Fn(T) -> W + Send + 'static,
+) -> Response<Replies<W>> {
+    let work = tokio::spawn(work.in_current_span());
+    let end = stream::once(work).filter_map(|ended| {
+        let failure = match ended {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(error),
+            Err(error) => Some(Error::new(Kind::Internal, "answer", "the request", error)),
+        };
+        future::ready(failure.map(|error| Err(Status::from(error))))
+    });
+    Response::new(Box::pin(
+        ReceiverStream::new(items).map(move |item| Ok(to_wire(item))).chain(end),
+    ))
 }
 
 fn dataset_name(text: String) -> Result<DatasetName, Status> {

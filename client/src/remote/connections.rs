@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use dl_proto::pb::GetDatasetRequest;
 use dl_proto::pb::diesel_client::DieselClient;
-use dl_proto::{FRAME_BYTES, MESSAGE_BYTES_MAX, WINDOW_BYTES};
+use dl_proto::{CLIENT_WINDOW_BYTES, FRAME_BYTES, MESSAGE_BYTES_MAX, STREAM_WINDOW_BYTES};
 use dl_runtime::{Backoff, Clock, Deadline, Random, retry};
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
@@ -315,8 +315,8 @@ fn endpoint(address: &str) -> Result<Endpoint, String> {
     Ok(endpoint
         .tcp_nodelay(true)
         .max_frame_size(FRAME_BYTES)
-        .initial_stream_window_size(WINDOW_BYTES)
-        .initial_connection_window_size(WINDOW_BYTES)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CLIENT_WINDOW_BYTES)
         .http2_keep_alive_interval(KEEP_ALIVE_AFTER)
         .keep_alive_timeout(KEEP_ALIVE_PATIENCE))
 }
