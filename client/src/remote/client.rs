@@ -115,7 +115,7 @@ impl Client {
     }
 
     /// Rebuilds metadata from the chunk store, while readers and writers go on. `progress` is told
-    /// how far it is; the last word on each dataset comes back.
+    /// how far it is; the last word on each dataset comes back, with all problems of it.
     ///
     /// # Errors
     /// Those of the servers and of the way to them. What could not be repaired is no error: it is
@@ -144,7 +144,7 @@ impl Client {
                     while let Some(message) = this.message(&mut stream).await? {
                         let step = RecoverProgress::from(message);
                         (progress.borrow_mut())(&step);
-                        told.borrow_mut().insert(step.dataset.clone(), step);
+                        add(&mut told.borrow_mut(), step);
                     }
                     Ok(())
                 }
@@ -152,6 +152,18 @@ impl Client {
         ))?;
         Ok(told.into_inner().into_values().collect())
     }
+}
+
+/// The last word on a dataset, with all its problems: a server tells each of them once, another
+/// one after a broken connection tells them again.
+fn add(told: &mut BTreeMap<String, RecoverProgress>, mut step: RecoverProgress) {
+    if let Some(before) = told.remove(&step.dataset) {
+        let mut problems = before.problems;
+        step.problems.retain(|problem| !problems.contains(problem));
+        problems.append(&mut step.problems);
+        step.problems = problems;
+    }
+    told.insert(step.dataset.clone(), step);
 }
 
 /// A dataset as users write it.

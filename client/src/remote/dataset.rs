@@ -96,8 +96,7 @@ impl Dataset {
     }
 
     /// Writes a file from memory (paper, DL_put). It is acknowledged by the next
-    /// [`flush`](Self::flush); of two puts of one path without a flush between them, either may
-    /// win.
+    /// [`flush`](Self::flush). Of two puts of one path, one after the other, the second holds.
     ///
     /// Blocks while as many chunks are under way as the options allow.
     ///
@@ -176,12 +175,15 @@ impl Dataset {
         Ok(found)
     }
 
-    /// Deletes the files that stand at these paths now (paper, DL_delete). One that is written
-    /// meanwhile stays.
+    /// Deletes the files that stand at these paths now (paper, DL_delete), those put before
+    /// through this handle included. One that is written meanwhile stays.
     ///
     /// # Errors
     /// Those of the servers and of the way to them.
     pub fn delete(&self, paths: &[FilePath]) -> Result<Deleted, Error> {
+        if let Some(writer) = self.0.writer.get() {
+            paths.iter().for_each(|path| writer.await_path(path));
+        }
         let mut deletions = Deletions::default();
         let (mut missing, mut seen) = (Vec::new(), HashSet::new());
         for (path, item) in paths.iter().zip(self.stat_many(paths)?) {

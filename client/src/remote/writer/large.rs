@@ -28,7 +28,9 @@ impl Writer {
         if length / u64::from(self.shape.part_length()) > PARTS_MAX {
             return Err(self.error(Kind::Invalid, path, PackError::TooManyParts));
         }
+        self.await_path(path);
         let token = self.ledger.begin_checked()?;
+        self.ledger.place(path, token);
         let written = self.put_parts(path, attributes, length, reader, token);
         if written.is_err() {
             // The caller hears of it now, so the flush need not tell it again.

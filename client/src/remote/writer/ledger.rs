@@ -3,7 +3,7 @@
 //! Must hold: a chunk has a token from its first file until it is acknowledged or has failed, so
 //! that a flush knows what to wait for; nobody waits here for what nobody works on.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use dl_format::FilePath;
@@ -60,6 +60,10 @@ struct State {
     next: Token,
     /// Chunks that are open, held by a thread, or under way.
     unsettled: BTreeSet<Token>,
+    /// The unsettled chunk that each path was put into last.
+    places: HashMap<FilePath, Token>,
+    /// Paths of each unsettled chunk.
+    paths: HashMap<Token, Vec<FilePath>>,
     /// Chunks before this one are sent when the thread that holds one lets go of it.
     send_before: Token,
     in_flight: usize,
@@ -73,16 +77,42 @@ impl Ledger {
         Self { state: Mutex::default(), changed: Condvar::new(), in_flight_max: in_flight.max(1) }
     }
 
-    /// An open chunk for the calling thread alone, or the token of a fresh one.
+    /// An open chunk for the calling thread alone, or the token of a fresh one. Waits for a chunk
+    /// under way that holds the same path: of two puts one after the other, the second one holds.
     ///
     /// # Errors
     /// That of a chunk that failed and that no flush has reported yet.
-    pub(crate) fn take(&self) -> Result<Result<Open, Token>, Error> {
+    pub(crate) fn take(&self, path: &FilePath) -> Result<Result<Open, Token>, Error> {
         let mut state = self.state();
-        if let Some(error) = &state.broken {
-            return Err(error.clone());
+        loop {
+            if let Some(error) = &state.broken {
+                return Err(error.clone());
+            }
+            let Some(place) = state.places.get(path).copied() else {
+                return Ok(state.open.pop().ok_or_else(|| state.begin()));
+            };
+            if let Some(open) = state.take_open(place) {
+                return Ok(Ok(open));
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        Ok(state.open.pop().ok_or_else(|| state.begin()))
+    }
+
+    /// Waits until no chunk under way holds the path; gives one that is open and must be sent.
+    pub(crate) fn await_path(&self, path: &FilePath) -> Option<Open> {
+        let mut state = self.state();
+        loop {
+            let place = state.places.get(path).copied()?;
+            if let Some(open) = state.take_open(place) {
+                return Some(open);
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The path was put into this unsettled chunk.
+    pub(crate) fn place(&self, path: &FilePath, token: Token) {
+        self.state().place(path, token);
     }
 
     /// The token of a chunk that is written apart from the others.
@@ -97,18 +127,19 @@ impl Ledger {
         }
     }
 
-    /// The token of a fresh chunk.
-    pub(crate) fn begin(&self) -> Token {
-        self.state().begin()
-    }
-
-    /// Lets other threads use the chunk; gives it back when a flush waits for it.
-    pub(crate) fn give_back(&self, open: Open) -> Option<Open> {
+    /// Lets other threads use the chunk, to which `added` was added; gives it back when a flush
+    /// waits for it.
+    pub(crate) fn give_back(&self, open: Open, added: Option<&FilePath>) -> Option<Open> {
         let mut state = self.state();
+        if let Some(path) = added {
+            state.place(path, open.token);
+        }
         if open.token < state.send_before {
             return Some(open);
         }
         state.open.push(open);
+        // Somebody may wait for this very chunk.
+        self.changed.notify_all();
         None
     }
 
@@ -141,6 +172,11 @@ impl Ledger {
             }
         }
         state.unsettled.remove(&token);
+        for path in state.paths.remove(&token).unwrap_or_default() {
+            if state.places.get(&path) == Some(&token) {
+                state.places.remove(&path);
+            }
+        }
         self.changed.notify_all();
     }
 
@@ -177,5 +213,16 @@ impl State {
         self.next += 1;
         self.unsettled.insert(token);
         token
+    }
+    fn take_open(&mut self, token: Token) -> Option<Open> {
+        let index = self.open.iter().position(|open| open.token == token)?;
+        Some(self.open.swap_remove(index))
+    }
+
+    fn place(&mut self, path: &FilePath, token: Token) {
+        if self.unsettled.contains(&token) {
+            self.places.insert(path.clone(), token);
+            self.paths.entry(token).or_default().push(path.clone());
+        }
     }
 }

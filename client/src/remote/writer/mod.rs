@@ -127,6 +127,13 @@ impl Writer {
         self.ledger.finish_flush(horizon)
     }
 
+    /// Waits until what was put at this path before is acknowledged or has failed.
+    pub(crate) fn await_path(&self, path: &FilePath) {
+        while let Some(open) = self.ledger.await_path(path) {
+            self.send_open(open);
+        }
+    }
+
     fn is_large(&self, path: &FilePath, length: u64) -> bool {
         length > self.shape.largest_file(path)
     }
@@ -137,19 +144,22 @@ impl Writer {
         path: &FilePath,
         mut add: impl FnMut(&mut ChunkWriter) -> io::Result<Result<(), PackError>>,
     ) -> Result<(), Error> {
-        let mut open = match self.ledger.take()? {
-            Ok(open) => open,
-            Err(token) => self.fresh(token),
+        let added = loop {
+            let (mut open, is_fresh) = match self.ledger.take(path)? {
+                Ok(open) => (open, false),
+                Err(token) => (self.fresh(token), true),
+            };
+            let added = add(&mut open.chunk);
+            if matches!(added, Ok(Err(PackError::Full))) && !is_fresh {
+                self.send_open(open);
+                continue;
+            }
+            let new = matches!(added, Ok(Ok(()))).then_some(path);
+            if let Some(open) = self.ledger.give_back(open, new) {
+                self.send_open(open);
+            }
+            break added;
         };
-        let mut added = add(&mut open.chunk);
-        if matches!(added, Ok(Err(PackError::Full))) {
-            self.send_open(open);
-            open = self.fresh(self.ledger.begin());
-            added = add(&mut open.chunk);
-        }
-        if let Some(open) = self.ledger.give_back(open) {
-            self.send_open(open);
-        }
         match added {
             Ok(Ok(())) => Ok(()),
             Ok(Err(why @ PackError::LengthChanged)) => Err(self.error(Kind::Local, path, why)),
@@ -170,6 +180,9 @@ impl Writer {
         length: u64,
         reader: &mut dyn Read,
     ) -> Result<(), Error> {
+        // One read for a small file, rather than one for each time the buffer grows.
+        let room = length.min(self.shape.size().into());
+        buffer.reserve_exact(usize::try_from(room).unwrap_or_default());
         match reader.take(length).read_to_end(buffer) {
             Ok(got) if got as u64 == length => Ok(()),
             Ok(_) => Err(self.error(Kind::Local, path, PackError::LengthChanged)),

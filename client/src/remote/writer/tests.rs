@@ -187,6 +187,47 @@ fn a_put_waits_while_as_many_chunks_are_under_way_as_allowed() {
     assert_eq!(dataset.flush().unwrap().check().unwrap().files, 100);
 }
 
+/// Chunks are sent side by side, so the first one must have landed before the second one leaves.
+#[test]
+fn of_two_puts_of_one_path_the_second_one_holds() {
+    let (objects, first) = (Objects::default(), AtomicUsize::new(1));
+    let kept = Arc::clone(&objects);
+    let put = move |object| {
+        let slow = first.swap(0, Ordering::SeqCst) == 1;
+        let kept = Arc::clone(&kept);
+        Box::pin(async move {
+            if slow {
+                SystemClock::new().sleep(Duration::from_millis(300)).await;
+            }
+            kept.lock().unwrap().push(object);
+            Ok(())
+        }) as _
+    };
+    let dataset = dataset(Script { put: Box::new(put), ..Script::default() });
+    dataset.put(&path("twice"), PLAIN, b"first").unwrap();
+    // Enough to send the chunk that holds the first one.
+    put_numbered(&dataset, 0..12, 200_000);
+    dataset.put(&path("twice"), PLAIN, b"second").unwrap();
+    dataset.put_reader(&path("twice"), PLAIN, 5, &mut &b"third"[..]).unwrap();
+    assert_eq!(dataset.flush().unwrap().check().unwrap().files, 15);
+    assert_eq!(files(&objects)[&path("twice")], b"third");
+    let versions: Vec<Vec<u8>> = {
+        let objects = objects.lock().unwrap();
+        let of = |object: &Bytes| {
+            let bytes = |entry: dl_format::Entry| {
+                object[entry.offset as usize..][..entry.stored as usize].to_vec()
+            };
+            header(object)
+                .entries()
+                .filter(|entry| entry.path == path("twice"))
+                .map(bytes)
+                .collect()
+        };
+        objects.iter().flat_map(|object| -> Vec<Vec<u8>> { of(object) }).collect()
+    };
+    assert_eq!(versions, [&b"first"[..], b"second", b"third"]);
+}
+
 #[test]
 fn a_large_file_goes_as_parts_and_is_named_when_they_are_acknowledged() {
     let part = shape().part_length() as usize;
