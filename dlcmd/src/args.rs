@@ -1,0 +1,68 @@
+//! The command line: one definition, from which help, manual and completions are made.
+//!
+//! Must hold: global flags stand before or after the command; what is typed is only read here,
+//! and understood by each command's plan.
+
+use clap::{Parser, Subcommand};
+
+use crate::commands::{
+    cat, completions, datasets, delete_dataset, du, get, ls, man, put, recover, rm, stat,
+};
+use crate::context::Global;
+
+/// Datasets of many small files: put them in, list, read and delete them
+#[derive(Debug, Parser)]
+#[command(
+    name = "dlcmd",
+    version,
+    propagate_version = true,
+    arg_required_else_help = true,
+    after_help = "A dataset is addressed as dl://DATASET, a file or folder in it as \
+dl://DATASET/PATH. Names are bytes and are taken as typed.
+
+Examples:
+  dlcmd put train/ dl://imagenet/train
+  dlcmd ls -l dl://imagenet/train
+  dlcmd get dl://imagenet /data/imagenet
+
+Environment:
+  DIESEL_SERVER  as --server
+  DIESEL_USER    as --user
+  DIESEL_KEY     the key itself; --key-file goes before it
+
+Exit codes:
+  0    done
+  1    failed
+  2    wrong usage
+  3    the dataset or file is not there
+  4    partly done; what is missing is listed on stderr
+  5    no server can be reached
+  130  stopped by Ctrl-C"
+)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Put(put::Arguments),
+    Get(get::Arguments),
+    Cat(cat::Arguments),
+    Ls(ls::Arguments),
+    Stat(stat::Arguments),
+    Du(du::Arguments),
+    Rm(rm::Arguments),
+    Datasets(datasets::Arguments),
+    DeleteDataset(delete_dataset::Arguments),
+    Recover(recover::Arguments),
+    Completions(completions::Arguments),
+    Man(man::Arguments),
+}
+
+#[cfg(test)]
+mod tests;

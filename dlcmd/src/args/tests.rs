@@ -1,0 +1,124 @@
+//! What command lines mean.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+
+use clap::CommandFactory;
+use clap::error::ErrorKind;
+
+use super::*;
+
+fn parse(line: &[&str]) -> Result<Cli, clap::Error> {
+    Cli::try_parse_from([&["dlcmd"], line].concat())
+}
+
+#[test]
+fn the_definition_is_sound() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn global_flags_stand_before_or_after_the_command() {
+    for line in [
+        &["--json", "--quiet", "--server", "a:1,b:2", "ls", "dl://d"][..],
+        &["ls", "dl://d", "--json", "--quiet", "--server", "a:1,b:2"],
+        &["ls", "--json", "dl://d", "-q", "--server=a:1", "--server=b:2"],
+    ] {
+        let cli = parse(line).expect("legal");
+        assert!(cli.global.json && cli.global.quiet, "{line:?}");
+        let options = cli.global.connect_options(None).expect("no key file");
+        assert_eq!(options.servers, ["a:1", "b:2"], "{line:?}");
+    }
+}
+
+#[test]
+fn every_command_of_the_contract_is_understood() {
+    for line in [
+        "put a dl://d",
+        "put a b c dl://d/x",
+        "put - dl://d",
+        "put -0 - dl://d --checksum --threads 3",
+        "get dl://d .",
+        "get dl://d/a/b --sync out",
+        "cat dl://d/a",
+        "ls dl://d",
+        "ls -lR dl://d/a/",
+        "ls -R0 dl://d",
+        "stat dl://d",
+        "stat dl://d/a",
+        "du dl://d/a",
+        "rm dl://d/a",
+        "rm -r dl://d",
+        "datasets",
+        "delete-dataset dl://d",
+        "recover dl://d",
+        "recover --all --since 2h",
+        "recover --since 2026-11-20T08:00:00Z dl://d",
+        "completions bash",
+        "man",
+    ] {
+        let words: Vec<&str> = line.split(' ').collect();
+        assert!(parse(&words).is_ok(), "{line}");
+    }
+}
+
+#[test]
+fn wrong_usage_ends_with_2_and_help_with_0() {
+    for line in [
+        &["ls"][..],
+        &["ls", "photos"],
+        &["put", "dl://d"],
+        &["put", "a", "b"],
+        &["get", "dl://d"],
+        &["recover"],
+        &["recover", "dl://d", "--all"],
+        &["put", "--threads", "0", "a", "dl://d"],
+        &["frobnicate"],
+    ] {
+        let refused = parse(line).expect_err("wrong usage");
+        assert_eq!(refused.exit_code(), 2, "{line:?}");
+    }
+    let help = parse(&["help", "put"]).expect_err("help is printed");
+    assert_eq!((help.kind(), help.exit_code()), (ErrorKind::DisplayHelp, 0));
+}
+
+#[test]
+fn an_address_that_lacks_its_scheme_is_told_how_to_write_it() {
+    let refused = parse(&["ls", "photos/2019"]).expect_err("no address").to_string();
+    assert!(refused.contains("did you mean dl://photos/2019?"), "{refused}");
+}
+
+#[test]
+fn names_that_are_not_text_are_understood() {
+    let line = [&b"dlcmd"[..], b"get", b"dl://d/\xFF", b"out-\xFE"];
+    let line = line.map(|word| OsString::from(OsStr::from_bytes(word)));
+    assert!(Cli::try_parse_from(line).is_ok());
+}
+
+#[test]
+fn a_key_comes_from_its_file_before_the_environment_and_an_empty_file_is_no_key() {
+    let folder = tempfile::TempDir::new().expect("a folder");
+    let file = folder.path().join("key");
+    let options = |key: Option<&str>| {
+        let file = file.to_str().expect("text");
+        let cli = parse(&["--key-file", file, "datasets"]).expect("legal");
+        cli.global.connect_options(key.map(str::to_owned))
+    };
+    assert!(options(Some("environment")).is_err());
+    std::fs::write(&file, "sesame\n").expect("written");
+    let key = options(Some("environment")).expect("there is a key").key;
+    assert_eq!(key.as_deref(), Some("sesame"));
+    std::fs::write(&file, "\n").expect("written");
+    assert!(options(None).expect_err("no key").to_string().contains("the file is empty"));
+}
+
+#[test]
+fn every_command_and_flag_is_in_the_manual_and_the_completions() {
+    let mut page = Vec::new();
+    let mut out = crate::output::Output::new(&mut page, false);
+    man::run(Cli::command(), &mut out).expect("into memory");
+    let page = String::from_utf8_lossy(&page).replace('\\', "");
+    for wanted in ["DLCMD DELETE-DATASET", "--checksum", "--since", "DIESEL_SERVER", "130"] {
+        assert!(page.contains(wanted), "{wanted}");
+    }
+}

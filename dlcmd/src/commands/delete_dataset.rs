@@ -1,0 +1,52 @@
+//! `dlcmd delete-dataset`: ends a dataset and removes its objects.
+//!
+//! Must hold: only a whole dataset is taken, so that a path typed too many deletes nothing.
+
+use clap::Args;
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use serde::Serialize;
+
+use super::whole_dataset;
+use crate::address::Address;
+use crate::context::Context;
+use crate::exit::{Exit, Failure};
+use crate::output::Output;
+use crate::text::counted;
+
+/// Delete a dataset with all its files
+///
+/// This can't be undone. The name can be used again at once.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// The dataset
+    #[arg(
+        value_name = "dl://DS",
+        value_parser = OsStringValueParser::new().try_map(Address::from_argument)
+    )]
+    dataset: Address,
+}
+
+/// The line of `--json`.
+#[derive(Debug, Serialize)]
+struct Summary<'a> {
+    dataset: &'a str,
+    objects: u64,
+}
+
+/// Deletes it.
+pub(crate) fn run(
+    arguments: Arguments,
+    context: &Context,
+    out: &mut Output<'_>,
+) -> Result<Exit, Failure> {
+    let address = arguments.dataset;
+    whole_dataset("delete-dataset", &address)?;
+    let objects = context.client()?.delete_dataset(&address.dataset)?;
+    if out.is_json() {
+        out.json("delete-dataset", &Summary { dataset: address.dataset.as_str(), objects })?;
+    } else {
+        let objects = counted(objects, "object");
+        out.line(format_args!("{address} deleted, {objects} removed"))?;
+    }
+    Ok(Exit::Done)
+}

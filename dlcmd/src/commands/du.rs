@@ -1,0 +1,75 @@
+//! `dlcmd du`: how many bytes and files a dataset or folder holds.
+//!
+//! Must hold: the sums are over the files that `ls -R` lists.
+
+use clap::Args;
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use libdiesel::{ListEntry, StatItem};
+use serde::Serialize;
+
+use super::not_there;
+use crate::address::Address;
+use crate::context::Context;
+use crate::exit::{Exit, Failure};
+use crate::json;
+use crate::output::Output;
+
+/// Count the bytes and files of a dataset or folder
+///
+/// Prints bytes, files and the address, separated by tabs.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  dlcmd du dl://imagenet/train")]
+pub(crate) struct Arguments {
+    /// The dataset, folder or file
+    #[arg(
+        value_name = "dl://DS[/DIR]",
+        value_parser = OsStringValueParser::new().try_map(Address::from_argument)
+    )]
+    folder: Address,
+}
+
+/// The line of `--json`.
+#[derive(Debug, Serialize)]
+struct Usage<'a> {
+    dataset: &'a str,
+    #[serde(flatten)]
+    path: json::Name<'a>,
+    bytes: u64,
+    files: u64,
+}
+
+/// Counts them.
+pub(crate) fn run(
+    arguments: Arguments,
+    context: &Context,
+    out: &mut Output<'_>,
+) -> Result<Exit, Failure> {
+    let address = arguments.folder;
+    let dataset = context.dataset(&address)?;
+    let found = address.path.as_ref().map_or(Ok(StatItem::Folder), |path| dataset.stat(path))?;
+    let (mut bytes, mut files) = (0u64, 0u64);
+    match found {
+        StatItem::Folder => {
+            for entry in dataset.list(&address.folder(), true, false)? {
+                if let ListEntry::File(_, Some(record)) = entry? {
+                    bytes = bytes.saturating_add(record.length);
+                    files += 1;
+                }
+                if context.shutdown.is_requested() {
+                    return Ok(Exit::Interrupted);
+                }
+            }
+        }
+        StatItem::File(record) if !address.is_folder => (bytes, files) = (record.length, 1),
+        StatItem::File(_) | StatItem::Missing => return Err(not_there("du", &address)),
+    }
+    if out.is_json() {
+        let folder = address.folder();
+        let path = json::Name::new(folder.as_bytes());
+        out.json("usage", &Usage { dataset: address.dataset.as_str(), path, bytes, files })?;
+    } else {
+        out.line(format_args!("{bytes}\t{files}\t{address}"))?;
+    }
+    Ok(Exit::Done)
+}

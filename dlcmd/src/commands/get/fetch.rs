@@ -1,0 +1,325 @@
+//! One thread of `get`: fetches a batch of files in one request and writes each.
+//!
+//! Must hold: bytes are verified before a file gets its name; what one file lacks stops no other,
+//! but a full disk or a server that is gone stops all.
+
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use bytes::Bytes;
+use dl_format::{DirPath, FilePath, FileRecord};
+use libdiesel::{Dataset, Kind, ListEntry, ReadItem};
+
+use super::BATCH_BYTES;
+use crate::context::Context;
+use crate::exit::{Exit, Failure};
+use crate::local::{NewFile, Target};
+use crate::progress::Progress;
+
+/// A file to get.
+#[derive(Debug, Clone)]
+pub(super) struct Wanted {
+    /// Below the target.
+    pub(super) at: FilePath,
+    /// In the dataset.
+    pub(super) path: FilePath,
+    pub(super) record: FileRecord,
+}
+
+/// Files to get together; one that is larger than a batch is alone.
+#[derive(Debug)]
+pub(super) struct Batch {
+    pub(super) files: Vec<Wanted>,
+    pub(super) bytes: u64,
+}
+
+/// What the threads share.
+#[derive(Debug)]
+pub(super) struct Shared<'a> {
+    dataset: &'a Dataset,
+    target: &'a Target,
+    context: &'a Context,
+    progress: &'a Progress,
+    files: AtomicU64,
+    bytes: AtomicU64,
+    unchanged: AtomicU64,
+    failed: AtomicU64,
+    first: Mutex<Option<Exit>>,
+    is_stopped: AtomicBool,
+}
+
+/// How it went.
+#[derive(Debug)]
+pub(super) struct Tally {
+    pub(super) files: u64,
+    pub(super) bytes: u64,
+    pub(super) unchanged: u64,
+    pub(super) failed: u64,
+    /// What the first file that failed would end the command with.
+    pub(super) first: Option<Exit>,
+}
+
+impl<'a> Shared<'a> {
+    pub(super) fn new(
+        dataset: &'a Dataset,
+        target: &'a Target,
+        context: &'a Context,
+        progress: &'a Progress,
+    ) -> Self {
+        Self {
+            dataset,
+            target,
+            context,
+            progress,
+            files: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            unchanged: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            first: Mutex::new(None),
+            is_stopped: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn dataset(&self) -> &Dataset {
+        self.dataset
+    }
+
+    pub(super) fn progress(&self) -> &Progress {
+        self.progress
+    }
+
+    /// Nothing more is to be begun.
+    pub(super) fn stop(&self) {
+        self.is_stopped.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_stopped(&self) -> bool {
+        self.is_stopped.load(Ordering::Relaxed) || self.context.shutdown.is_requested()
+    }
+
+    pub(super) fn into_tally(self) -> Tally {
+        Tally {
+            files: self.files.into_inner(),
+            bytes: self.bytes.into_inner(),
+            unchanged: self.unchanged.into_inner(),
+            failed: self.failed.into_inner(),
+            first: self.first.into_inner().unwrap_or_else(PoisonError::into_inner),
+        }
+    }
+
+    /// Whether the file is not yet there as it should be.
+    pub(super) fn is_wanted(&self, file: &Wanted) -> bool {
+        // What is wrong with the folder is reported when the file is written.
+        let folder = self.target.folder_of(&file.at);
+        let holds = folder.is_ok_and(|folder| folder.holds(file.at.name(), &file.record));
+        if holds {
+            self.unchanged.fetch_add(1, Ordering::Relaxed);
+            self.progress.add(1, file.record.length);
+        }
+        !holds
+    }
+
+    /// Bytes of all files below a folder; `None` when nobody needs to know any more.
+    pub(super) fn bytes_below(&self, folder: &DirPath) -> Option<u64> {
+        let mut bytes = 0u64;
+        for entry in self.dataset.list(folder, true, false).ok()? {
+            if let ListEntry::File(_, Some(record)) = entry.ok()? {
+                bytes = bytes.saturating_add(record.length);
+            }
+            if self.is_stopped() {
+                return None;
+            }
+        }
+        Some(bytes)
+    }
+
+    fn fail(&self, file: &Wanted, failure: &Failure, exit: Exit) {
+        self.failed.fetch_add(1, Ordering::Relaxed);
+        self.first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(exit);
+        let at = self.target.shown(file.at.as_bytes());
+        let at = crate::text::escaped(at.as_os_str().as_encoded_bytes());
+        self.context.notes.error(format_args!("get {} as {at}: {failure}", file.path));
+    }
+}
+
+/// One thread.
+#[derive(Debug)]
+pub(super) struct Fetcher<'a> {
+    shared: &'a Shared<'a>,
+}
+
+/// Where the bytes of a streamed file go: remembers what went wrong on this side.
+struct Sink<'a, 'b> {
+    file: NewFile<'a>,
+    shared: &'b Shared<'b>,
+    failed: Option<io::Error>,
+}
+
+impl<'a> Fetcher<'a> {
+    pub(super) fn new(shared: &'a Shared<'a>) -> Self {
+        Self { shared }
+    }
+
+    /// Fetches and writes the files of a batch.
+    ///
+    /// # Errors
+    /// Those that end the command.
+    pub(super) fn fetch(&self, batch: &Batch) -> Result<(), Failure> {
+        match batch.files.as_slice() {
+            [file] if file.record.length > BATCH_BYTES => {
+                self.settle(file, self.stream(file), true)
+            }
+            files => self.fetch_small(files),
+        }
+    }
+
+    fn fetch_small(&self, files: &[Wanted]) -> Result<(), Failure> {
+        let (empty, filled): (Vec<_>, Vec<_>) =
+            files.iter().partition(|file| file.record.length == 0);
+        for file in empty {
+            self.settle(file, self.write(file, &Bytes::new()), false)?;
+        }
+        let items: Vec<ReadItem> =
+            filled.iter().map(|file| (file.path.clone(), file.record).into()).collect();
+        let mut ended = Ok(());
+        self.shared.dataset.read_files(items, &mut |item, read| {
+            let Some(file) = filled.get(item).filter(|_| ended.is_ok()) else { return };
+            if self.shared.is_stopped() {
+                return;
+            }
+            let written = read.map_err(Trouble::from).and_then(|bytes| self.write(file, &bytes));
+            ended = self.settle(file, written, false);
+        });
+        ended
+    }
+
+    fn write(&self, file: &Wanted, bytes: &[u8]) -> Result<(), Trouble> {
+        let mut new = self.begin(file)?;
+        new.file().write_all(bytes)?;
+        Ok(new.finish(file.at.name(), file.record.attributes)?)
+    }
+
+    fn stream(&self, file: &Wanted) -> Result<(), Trouble> {
+        let mut sink = Sink { file: self.begin(file)?, shared: self.shared, failed: None };
+        let item = ReadItem::from((file.path.clone(), file.record));
+        match self.shared.dataset.read_to(item, &mut sink) {
+            Ok(_) => Ok(sink.file.finish(file.at.name(), file.record.attributes)?),
+            Err(error) => Err(sink.failed.map_or_else(|| error.into(), Trouble::from)),
+        }
+    }
+
+    fn begin(&self, file: &Wanted) -> io::Result<NewFile<'a>> {
+        let folder = self.shared.target.folder_of(&file.at)?;
+        self.shared.target.begin(&folder, file.record.attributes.mode)
+    }
+
+    /// Counts a file; ends the command when the next ones can't fare better.
+    fn settle(
+        &self,
+        file: &Wanted,
+        written: Result<(), Trouble>,
+        is_streamed: bool,
+    ) -> Result<(), Failure> {
+        let length = file.record.length;
+        let trouble = match written {
+            Ok(()) => {
+                self.shared.files.fetch_add(1, Ordering::Relaxed);
+                self.shared.bytes.fetch_add(length, Ordering::Relaxed);
+                self.shared.progress.add(1, if is_streamed { 0 } else { length });
+                return Ok(());
+            }
+            Err(_) if self.shared.is_stopped() => return Ok(()),
+            Err(trouble) => trouble,
+        };
+        let (failure, exit, is_general) = match trouble {
+            Trouble::Here(why) => {
+                let is_general = is_general(why.kind());
+                (Failure::local("write it", why), Exit::Failed, is_general)
+            }
+            Trouble::There(error) => {
+                let kind = error.kind();
+                (Failure::from(error), Exit::of(kind), ends_all(kind))
+            }
+        };
+        if is_general {
+            return Err(failure.while_doing(format_args!("get {}", file.path)));
+        }
+        self.shared.fail(file, &failure, exit);
+        Ok(())
+    }
+}
+
+impl Write for Sink<'_, '_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.shared.is_stopped() {
+            return Err(io::Error::other("stopped"));
+        }
+        let written = self.file.file().write(bytes);
+        match &written {
+            Ok(length) => self.shared.progress.add(0, *length as u64),
+            Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
+            Err(why) => self.failed = Some(copy_of(why)),
+        }
+        written
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The same error once more, for the caller above the library.
+fn copy_of(error: &io::Error) -> io::Error {
+    error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error)
+}
+
+/// Why a file is not written.
+#[derive(Debug)]
+enum Trouble {
+    /// This machine.
+    Here(io::Error),
+    /// The servers.
+    There(libdiesel::Error),
+}
+
+impl From<io::Error> for Trouble {
+    fn from(error: io::Error) -> Self {
+        Self::Here(error)
+    }
+}
+
+impl From<libdiesel::Error> for Trouble {
+    fn from(error: libdiesel::Error) -> Self {
+        Self::There(error)
+    }
+}
+
+/// Whether the next file will fail in the same way.
+fn is_general(kind: io::ErrorKind) -> bool {
+    matches!(
+        kind,
+        io::ErrorKind::StorageFull
+            | io::ErrorKind::QuotaExceeded
+            | io::ErrorKind::ReadOnlyFilesystem
+    )
+}
+
+/// Whether the servers will say the same of the next file. Exhaustive on purpose.
+fn ends_all(kind: Kind) -> bool {
+    match kind {
+        Kind::Unreachable
+        | Kind::Denied
+        | Kind::NeedsRecovery
+        | Kind::Cancelled
+        | Kind::TimedOut
+        | Kind::Full => true,
+        Kind::NotFound
+        | Kind::Invalid
+        | Kind::Conflict
+        | Kind::Corrupt
+        | Kind::Unavailable
+        | Kind::Internal
+        | Kind::Local => false,
+    }
+}

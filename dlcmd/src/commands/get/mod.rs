@@ -1,0 +1,318 @@
+//! `dlcmd get`: files of a dataset onto this machine.
+//!
+//! Must hold: after it the folder holds what the dataset holds, with times and permissions; it
+//! writes inside DEST only; a file that fails costs that file and no other; memory is bounded.
+
+mod fetch;
+
+use std::ffi::OsStr;
+use std::num::NonZeroUsize;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use clap::Args;
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use dl_format::{FilePath, FileRecord};
+use libdiesel::{Dataset, ListEntry, StatItem};
+use serde::Serialize;
+
+use self::fetch::{Batch, Fetcher, Shared, Wanted};
+use crate::address::Address;
+use crate::context::Context;
+use crate::exit::{Exit, Failure};
+use crate::local::{Target, own_umask};
+use crate::output::Output;
+use crate::progress::Progress;
+use crate::text::counted;
+
+/// Entries that are put into the order of the chunks at once.
+const PAGE: usize = 8_192;
+/// Most files of one batch.
+const BATCH_FILES: usize = 1_024;
+/// Bytes after which a batch is full. A file that is larger is streamed alone.
+const BATCH_BYTES: u64 = 4 << 20;
+
+/// Get files of a dataset
+///
+/// A folder, or the whole dataset, is written into DEST, which is made when it is missing. A file
+/// is written as DEST, or into DEST when that is a folder. Modification times and permission bits
+/// are kept, without setuid, setgid and sticky.
+///
+/// A file that is there with the same size, time and permissions is left alone; one that differs
+/// is replaced. A file has its name only once it is complete.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  dlcmd get dl://imagenet /data/imagenet
+  dlcmd get dl://imagenet/train/n01440764 .
+  dlcmd get dl://imagenet/labels.csv /tmp/labels.csv")]
+pub(crate) struct Arguments {
+    /// The dataset, folder or file
+    #[arg(
+        value_name = "dl://DS[/PATH]",
+        value_parser = OsStringValueParser::new().try_map(Address::from_argument)
+    )]
+    source: Address,
+
+    /// Where it goes
+    #[arg(value_name = "DEST")]
+    target: PathBuf,
+
+    /// Return only once everything is on disk
+    #[arg(long)]
+    sync: bool,
+
+    /// Threads that write files [default: one for each core, at least 2]
+    #[arg(long, value_name = "COUNT")]
+    threads: Option<NonZeroUsize>,
+}
+
+/// What will be done.
+#[derive(Debug, PartialEq)]
+struct Plan {
+    source: Address,
+    target: PathBuf,
+    sync: bool,
+    threads: usize,
+}
+
+impl Arguments {
+    fn plan(self) -> Result<Plan, Failure> {
+        let Self { source, target, sync, threads } = self;
+        if target.as_os_str().is_empty() {
+            return Err(Failure::usage("DEST is empty; type . for the current folder"));
+        }
+        if target.as_os_str().as_bytes().starts_with(b"dl://") {
+            return Err(Failure::usage(
+                "DEST is an address; get writes to this machine, and put writes to a dataset",
+            ));
+        }
+        Ok(Plan { source, target, sync, threads: crate::threads(threads) })
+    }
+}
+
+/// Gets the files.
+pub(crate) fn run(
+    arguments: Arguments,
+    context: &Context,
+    out: &mut Output<'_>,
+) -> Result<Exit, Failure> {
+    let plan = arguments.plan()?;
+    let umask = own_umask();
+    let dataset = context.dataset(&plan.source)?;
+    match &plan.source.path {
+        None => get_folder(&plan, &dataset, umask, context, out),
+        Some(path) => match dataset.stat(path)? {
+            StatItem::Folder => get_folder(&plan, &dataset, umask, context, out),
+            StatItem::File(record) if !plan.source.is_folder => {
+                let target = file_target(&plan.target, path, umask)?;
+                let wanted = Wanted { at: target.1, path: path.clone(), record };
+                transfer(&plan, &dataset, &target.0, context, out, |shared, give| {
+                    if shared.is_wanted(&wanted) {
+                        give(Batch::from(wanted))?;
+                    }
+                    Ok(())
+                })
+            }
+            StatItem::File(_) => Err(Failure::failed(format!(
+                "get {}: it is a file; leave out the slash at the end",
+                plan.source
+            ))),
+            StatItem::Missing => Err(Failure::not_found(format!(
+                "get {}: it is not there; dlcmd ls dl://{} shows what is",
+                plan.source, plan.source.dataset
+            ))),
+        },
+    }
+}
+
+fn get_folder(
+    plan: &Plan,
+    dataset: &Dataset,
+    umask: u16,
+    context: &Context,
+    out: &mut Output<'_>,
+) -> Result<Exit, Failure> {
+    let folder = plan.source.folder();
+    let prefix = folder.prefix().len();
+    // Over connections of its own: what waits unread in a listing would fill the window of a
+    // connection, and the reads behind it would wait for this thread, which waits for them.
+    // Asked before anything is made here, so that a refusal leaves nothing behind.
+    let mut listing = context.dataset(&plan.source)?.list(&folder, true, false)?;
+    let target = Target::create(&plan.target, umask)
+        .map_err(|why| Failure::local(format!("make the folder {}", plan.target.display()), why))?;
+    transfer(plan, dataset, &target, context, out, |shared, give| {
+        loop {
+            let mut page = Vec::new();
+            for entry in listing.by_ref().take(PAGE) {
+                let ListEntry::File(path, Some(record)) = entry? else { continue };
+                let at = path.clone().into_bytes().slice(prefix..);
+                let at = FilePath::new(at).map_err(|why| {
+                    Failure::failed(format!("get {path}: its name has no place here: {why}"))
+                })?;
+                page.push(Wanted { at, path, record });
+            }
+            if page.is_empty() {
+                return Ok(());
+            }
+            page.retain(|wanted| shared.is_wanted(wanted));
+            page.sort_unstable_by_key(|wanted| (wanted.record.holder.chunk, wanted.record.offset));
+            for batch in batches(page) {
+                give(batch)?;
+            }
+        }
+    })
+}
+
+/// The folder and name that a file gets, by the rules of `cp`.
+fn file_target(target: &Path, path: &FilePath, umask: u16) -> Result<(Target, FilePath), Failure> {
+    let (parent, name) = if target.is_dir() {
+        (target, OsStr::from_bytes(path.name()))
+    } else if target.as_os_str().as_bytes().ends_with(b"/") {
+        return Err(Failure::failed(format!(
+            "get {path}: {} is not a folder; make it, or leave out the slash",
+            target.display()
+        )));
+    } else {
+        let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let name = target.file_name().ok_or_else(|| {
+            Failure::usage(format!("DEST {} names no file and no folder", target.display()))
+        })?;
+        (parent.unwrap_or(Path::new(".")), name)
+    };
+    let opened = Target::existing(parent, umask)
+        .map_err(|why| Failure::local(format!("open the folder {}", parent.display()), why))?;
+    let name = FilePath::new(name.as_bytes().to_vec())
+        .map_err(|why| Failure::usage(format!("DEST {}: {why}", target.display())))?;
+    Ok((opened, name))
+}
+
+/// Cuts files into batches, one chunk after the other.
+fn batches(files: Vec<Wanted>) -> Vec<Batch> {
+    let mut batches: Vec<Batch> = Vec::new();
+    for file in files {
+        let length = file.record.length;
+        match batches.last_mut() {
+            Some(last)
+                if last.files.len() < BATCH_FILES
+                    && last.bytes.saturating_add(length) <= BATCH_BYTES =>
+            {
+                last.bytes += length;
+                last.files.push(file);
+            }
+            _ => batches.push(file.into()),
+        }
+    }
+    batches
+}
+
+impl From<Wanted> for Batch {
+    fn from(file: Wanted) -> Self {
+        Self { bytes: file.record.length, files: vec![file] }
+    }
+}
+
+/// What `--json` says at the end.
+#[derive(Debug, Serialize)]
+struct Summary {
+    files: u64,
+    bytes: u64,
+    unchanged: u64,
+    failed: u64,
+}
+
+/// Runs `list`, which gives batches, beside the threads that fetch and write them.
+fn transfer(
+    plan: &Plan,
+    dataset: &Dataset,
+    target: &Target,
+    context: &Context,
+    out: &mut Output<'_>,
+    list: impl FnOnce(&Shared<'_>, &mut dyn FnMut(Batch) -> Result<(), Failure>) -> Result<(), Failure>,
+) -> Result<Exit, Failure> {
+    let progress = Progress::new(context.notes.bar(), &context.clock);
+    let shared = Shared::new(dataset, target, context, &progress);
+    let (give, taken) = sync_channel::<Batch>(plan.threads);
+    let taken = Mutex::new(taken);
+    let ended = thread::scope(|scope| {
+        if shared.progress().is_shown() {
+            scope.spawn(|| count(plan, &shared));
+        }
+        let work = || {
+            let fetcher = Fetcher::new(&shared);
+            loop {
+                let batch = taken.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                let Ok(batch) = batch else { return Ok(()) };
+                // A thread that gives up still empties the channel: the others must not wait.
+                if !shared.is_stopped() {
+                    fetcher.fetch(&batch).inspect_err(|_| shared.stop())?;
+                }
+            }
+        };
+        let threads: Vec<_> = (0..plan.threads).map(|_| scope.spawn(work)).collect();
+        let listed = list(&shared, &mut |batch| {
+            if shared.is_stopped() || give.send(batch).is_err() {
+                return Err(Failure::failed("stopped"));
+            }
+            Ok(())
+        });
+        drop(give);
+        let mut ended = Ok(());
+        for thread in threads {
+            ended = ended.and(thread.join().expect("a fetcher gives its failures back"));
+        }
+        shared.stop();
+        ended.and(listed)
+    });
+    progress.end();
+    if plan.sync {
+        target
+            .sync()
+            .map_err(|why| Failure::local(format!("sync {}", plan.target.display()), why))?;
+    }
+    let tally = shared.into_tally();
+    if context.shutdown.is_requested() {
+        return Ok(Exit::Interrupted);
+    }
+    ended?;
+    let (files, unchanged, failed) = (tally.files, tally.unchanged, tally.failed);
+    report(&Summary { files, bytes: tally.bytes, unchanged, failed }, out)?;
+    Ok(match tally.first {
+        None => Exit::Done,
+        Some(exit) if files == 0 && unchanged == 0 && failed == 1 => exit,
+        Some(_) => Exit::Partly,
+    })
+}
+
+/// Adds up what there is to get beside the transfer; only for somebody who looks.
+fn count(plan: &Plan, shared: &Shared<'_>) {
+    let bytes = match &plan.source.path {
+        None => shared.bytes_below(&plan.source.folder()),
+        Some(path) => match shared.dataset().stat(path) {
+            Ok(StatItem::File(FileRecord { length, .. })) => Some(length),
+            _ => shared.bytes_below(&plan.source.folder()),
+        },
+    };
+    if let Some(bytes) = bytes {
+        shared.progress().expect(bytes);
+    }
+}
+
+fn report(summary: &Summary, out: &mut Output<'_>) -> Result<(), Failure> {
+    if out.is_json() {
+        return out.json("get", summary);
+    }
+    let Summary { files, bytes, unchanged, failed } = *summary;
+    let mut line = format!("{} got, {}", counted(files, "file"), counted(bytes, "byte"));
+    for (count, what) in [(unchanged, "unchanged"), (failed, "failed")] {
+        if count > 0 {
+            line.push_str(&format!(", {count} {what}"));
+        }
+    }
+    out.line(format_args!("{line}"))
+}
+
+#[cfg(test)]
+mod tests;

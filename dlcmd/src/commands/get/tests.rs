@@ -1,0 +1,62 @@
+//! What `get` makes of its arguments and of a page of files.
+
+use dl_format::{Attributes, ChunkId, Crc32c, EntryVersion, Stamp};
+use tempfile::TempDir;
+
+use super::*;
+
+fn plan(target: &str) -> Result<Plan, Failure> {
+    let source = Address::parse(OsStr::new("dl://d")).expect("legal");
+    Arguments { source, target: target.into(), sync: false, threads: None }.plan()
+}
+
+fn wanted(length: u64) -> Wanted {
+    let version =
+        EntryVersion { stamp: Stamp::new(1), chunk: ChunkId::from_bytes([1; 16]), entry: 0 };
+    let record = FileRecord {
+        version,
+        holder: version,
+        attributes: Attributes::default(),
+        length,
+        crc: Crc32c::default(),
+        offset: 0,
+        stored: 0,
+        has_extents: false,
+    };
+    let path = FilePath::new(&b"file"[..]).expect("legal");
+    Wanted { at: path.clone(), path, record }
+}
+
+#[test]
+fn an_address_or_nothing_as_target_is_wrong_usage() {
+    for target in ["", "dl://other"] {
+        assert!(matches!(plan(target), Err(Failure::Because { exit: Exit::Usage, .. })));
+    }
+    assert!(plan("out").expect("legal").threads >= 2);
+}
+
+#[test]
+fn a_file_goes_to_the_name_or_into_the_folder_that_is_given() {
+    let folder = TempDir::new().unwrap();
+    let path = FilePath::new(&b"a/file"[..]).unwrap();
+    let target = |dest: PathBuf| {
+        let (target, name) = file_target(&dest, &path, 0)?;
+        Ok::<_, Failure>(target.shown(name.as_bytes()))
+    };
+    let dest = folder.path().to_owned();
+    assert_eq!(target(dest.clone()).unwrap(), dest.join("file"));
+    assert_eq!(target(dest.join("other")).unwrap(), dest.join("other"));
+    assert!(target(dest.join("missing/")).is_err());
+    assert!(target(dest.join("missing/file")).is_err());
+    assert_eq!(target("plain".into()).unwrap(), Path::new("./plain"));
+}
+
+#[test]
+fn batches_are_bounded_in_files_and_bytes_and_a_large_file_is_alone() {
+    let small = vec![wanted(1); BATCH_FILES + 1];
+    let counts: Vec<_> = batches(small).iter().map(|batch| batch.files.len()).collect();
+    assert_eq!(counts, [BATCH_FILES, 1]);
+    let mixed = vec![wanted(1), wanted(BATCH_BYTES + 1), wanted(BATCH_BYTES), wanted(0), wanted(1)];
+    let counts: Vec<_> = batches(mixed).iter().map(|batch| batch.files.len()).collect();
+    assert_eq!(counts, [1, 1, 2, 1]);
+}

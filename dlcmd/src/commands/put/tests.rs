@@ -1,0 +1,94 @@
+//! What `put` makes of its arguments and of its sources, before any server is asked.
+
+use std::os::unix::fs::symlink;
+
+use tempfile::TempDir;
+
+use super::*;
+
+fn plan(sources: &[&str], null: bool) -> Result<Plan, Failure> {
+    let target = Address::parse(OsStr::new("dl://d/in")).expect("legal");
+    let sources = sources.iter().map(OsString::from).collect();
+    Arguments { sources, target, null, checksum: false, threads: NonZeroUsize::new(3) }.plan()
+}
+
+fn is_usage<T>(result: &Result<T, Failure>) -> bool {
+    matches!(result, Err(Failure::Because { exit: Exit::Usage, .. }))
+}
+
+#[test]
+fn a_list_stands_alone_and_its_names_end_as_asked() {
+    assert_eq!(plan(&["-"], false).expect("legal").sources, Sources::Listed(b'\n'));
+    assert_eq!(plan(&["-"], true).expect("legal").sources, Sources::Listed(0));
+    let named = Sources::Named(vec!["./-".into(), "b".into()]);
+    assert_eq!(plan(&["./-", "b"], false).expect("legal").sources, named);
+    assert!(is_usage(&plan(&["-", "a"], false)));
+    assert!(is_usage(&plan(&["a"], true)));
+}
+
+/// What the check of several sources says.
+fn checked(folder: &TempDir, sources: &[&str]) -> Result<Vec<String>, Failure> {
+    let paths: Vec<_> = sources.iter().map(|source| folder.path().join(source)).collect();
+    let both = conflicts::check(&open(&paths, b"in/")?)?;
+    Ok(both.iter().map(ToString::to_string).collect())
+}
+
+#[test]
+fn two_sources_that_give_one_path_are_wrong_usage_and_both_are_named() {
+    let folder = TempDir::new().unwrap();
+    for file in ["a/same", "a/one", "b/same", "b/two", "c/sub/same", "d/sub/other", "e"] {
+        let file = folder.path().join(file);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, "").unwrap();
+    }
+    for twice in [["a", "b"], ["a", "b/same"], ["a/same", "b/same"], ["e", "e"], ["a", "a/"]] {
+        let refused = checked(&folder, &twice);
+        assert!(is_usage(&refused), "{twice:?}");
+    }
+    let refused = checked(&folder, &["a", "b"]).expect_err("twice").to_string();
+    for wanted in ["a/same", "b/same", "in/same"] {
+        assert!(refused.contains(wanted), "{refused}");
+    }
+    for fine in [&["a", "c", "d", "e"][..], &["a/same", "b/two", "e"]] {
+        assert_eq!(checked(&folder, fine).expect("no path twice"), [""; 0], "{fine:?}");
+    }
+}
+
+#[test]
+fn what_is_skipped_gives_no_path() {
+    let folder = TempDir::new().unwrap();
+    for side in ["a", "b"] {
+        fs::create_dir(folder.path().join(side)).unwrap();
+        symlink("/", folder.path().join(side).join("out")).unwrap();
+    }
+    assert_eq!(checked(&folder, &["a", "b"]).expect("both are skipped"), [""; 0]);
+}
+
+#[test]
+fn a_file_of_one_source_that_is_a_folder_of_another_is_found() {
+    let folder = TempDir::new().unwrap();
+    fs::create_dir_all(folder.path().join("a/x")).unwrap();
+    fs::write(folder.path().join("a/x/deep"), "").unwrap();
+    fs::create_dir(folder.path().join("b")).unwrap();
+    fs::write(folder.path().join("b/x"), "").unwrap();
+    assert_eq!(checked(&folder, &["a", "b"]).expect("not twice"), ["in/x"]);
+    assert_eq!(checked(&folder, &["b", "a"]).expect("not twice"), ["in/x"]);
+}
+
+#[test]
+fn a_source_that_is_not_there_is_not_found() {
+    let folder = TempDir::new().unwrap();
+    let missing = open(&[folder.path().join("nothing")], b"");
+    assert!(matches!(missing, Err(Failure::Because { exit: Exit::NotFound, .. })));
+}
+
+#[test]
+fn a_summary_names_only_what_happened() {
+    let mut text = Vec::new();
+    let mut out = Output::new(&mut text, false);
+    let none = Summary { files: 1, bytes: 2, unchanged: 0, skipped: 0, failed: 0 };
+    report(&none, &mut out).expect("into memory");
+    report(&Summary { unchanged: 3, failed: 1, ..none }, &mut out).expect("into memory");
+    let expected = "1 file put, 2 bytes\n1 file put, 2 bytes, 3 unchanged, 1 failed\n";
+    assert_eq!(String::from_utf8_lossy(&text), expected);
+}

@@ -1,0 +1,165 @@
+//! `dlcmd rm`: deletes files.
+//!
+//! Must hold: what is deleted are the versions that were seen, so that a file written meanwhile
+//! stays; with -r nothing is left below the folder, also not a file that another one hid.
+
+use clap::Args;
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use dl_format::{FilePath, Stamp};
+use libdiesel::{Dataset, Deletions, ListEntry, StatItem};
+use serde::Serialize;
+
+use super::not_there;
+use crate::address::Address;
+use crate::context::Context;
+use crate::exit::{Exit, Failure};
+use crate::output::Output;
+use crate::text::counted;
+
+/// Versions that are collected before they are deleted: a bitmap of them is small, but not
+/// nothing.
+const COLLECTED: u64 = 1 << 20;
+
+/// Delete files
+///
+/// Only what is there when the command starts is deleted: files that are written meanwhile stay.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  dlcmd rm dl://photos/blurred.jpg
+  dlcmd rm -r dl://photos/2019")]
+pub(crate) struct Arguments {
+    /// The file, or with -r the folder or dataset
+    #[arg(
+        value_name = "dl://DS/PATH",
+        value_parser = OsStringValueParser::new().try_map(Address::from_argument)
+    )]
+    address: Address,
+
+    /// Delete a folder with everything below it
+    #[arg(short, long)]
+    recursive: bool,
+}
+
+#[derive(Debug)]
+enum Plan {
+    File(FilePath),
+    Tree,
+}
+
+impl Arguments {
+    fn plan(&self) -> Result<Plan, Failure> {
+        match &self.address.path {
+            _ if self.recursive => Ok(Plan::Tree),
+            Some(path) if !self.address.is_folder => Ok(Plan::File(path.clone())),
+            _ => Err(Failure::usage(format!(
+                "rm {}: it names a folder; -r deletes all files below it, delete-dataset a dataset",
+                self.address
+            ))),
+        }
+    }
+}
+
+/// The line of `--json`.
+#[derive(Debug, Serialize)]
+struct Summary {
+    files: u64,
+}
+
+/// Deletes them.
+pub(crate) fn run(
+    arguments: Arguments,
+    context: &Context,
+    out: &mut Output<'_>,
+) -> Result<Exit, Failure> {
+    let plan = arguments.plan()?;
+    let address = arguments.address;
+    let dataset = context.dataset(&address)?;
+    let files = match plan {
+        Plan::Tree => delete_tree(&dataset, &address, context)?,
+        Plan::File(path) => match dataset.stat(&path)? {
+            StatItem::File(record) => {
+                let mut deletions = Deletions::default();
+                deletions.insert(&record.version);
+                dataset.delete_versions(deletions)?
+            }
+            StatItem::Missing => return Err(not_there("rm", &address)),
+            StatItem::Folder => {
+                return Err(Failure::failed(format!(
+                    "rm {address}: it is a folder; -r deletes all files below it"
+                )));
+            }
+        },
+    };
+    if out.is_json() {
+        out.json("rm", &Summary { files })?;
+    } else {
+        out.line(format_args!("{} deleted", counted(files, "file")))?;
+    }
+    Ok(if context.shutdown.is_requested() { Exit::Interrupted } else { Exit::Done })
+}
+
+fn delete_tree(dataset: &Dataset, address: &Address, context: &Context) -> Result<u64, Failure> {
+    let Some(last) = dataset.refresh()?.last_stamp else {
+        return if address.path.is_some() { Err(not_there("rm", address)) } else { Ok(0) };
+    };
+    let mut files = 0;
+    // A file hides while others have it as a folder, and comes out when they are deleted: again
+    // until nothing older than the command is left.
+    loop {
+        let deleted = delete_visible(dataset, address, last, context)?;
+        if deleted == 0 || context.shutdown.is_requested() {
+            break;
+        }
+        files += deleted;
+    }
+    match &address.path {
+        Some(_) if files == 0 => Err(not_there("rm", address)),
+        _ => Ok(files),
+    }
+}
+
+/// Deletes what can be seen and is no newer than `last`.
+fn delete_visible(
+    dataset: &Dataset,
+    address: &Address,
+    last: Stamp,
+    context: &Context,
+) -> Result<u64, Failure> {
+    let found = address.path.as_ref().map_or(Ok(StatItem::Folder), |path| dataset.stat(path))?;
+    let mut deletions = Deletions::default();
+    let (mut files, mut collected) = (0, 0);
+    match found {
+        StatItem::Missing => {}
+        StatItem::File(record) => {
+            if record.version.stamp <= last
+                && !address.is_folder
+                && deletions.insert(&record.version)
+            {
+                files += 1;
+            }
+        }
+        StatItem::Folder => {
+            for entry in dataset.list(&address.folder(), true, false)? {
+                let ListEntry::File(_, Some(record)) = entry? else { continue };
+                if record.version.stamp > last {
+                    continue;
+                }
+                if deletions.insert(&record.version) {
+                    collected += 1;
+                    files += 1;
+                }
+                if context.shutdown.is_requested() {
+                    break;
+                }
+                if collected == COLLECTED {
+                    collected = 0;
+                    dataset.delete_versions(std::mem::take(&mut deletions))?;
+                }
+            }
+        }
+    }
+    if !deletions.is_empty() {
+        dataset.delete_versions(deletions)?;
+    }
+    Ok(files)
+}

@@ -1,0 +1,103 @@
+//! `dlcmd stat`: everything that is known of a dataset, folder or file.
+//!
+//! Must hold: one `name: value` a line, the names those of the JSON fields.
+
+use clap::Args;
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use dl_format::FileRecord;
+use libdiesel::{DatasetInfo, StatItem};
+
+use super::not_there;
+use crate::address::Address;
+use crate::context::Context;
+use crate::exit::{Exit, Failure};
+use crate::json;
+use crate::output::Output;
+use crate::text::permissions;
+use crate::time::{exact_text, stamp_text};
+
+/// Show what is known of a dataset, folder or file
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  dlcmd stat dl://imagenet
+  dlcmd stat dl://imagenet/labels.csv")]
+pub(crate) struct Arguments {
+    /// The dataset, folder or file
+    #[arg(
+        value_name = "dl://DS[/PATH]",
+        value_parser = OsStringValueParser::new().try_map(Address::from_argument)
+    )]
+    address: Address,
+}
+
+/// Shows it.
+pub(crate) fn run(
+    arguments: Arguments,
+    context: &Context,
+    out: &mut Output<'_>,
+) -> Result<Exit, Failure> {
+    let address = arguments.address;
+    let dataset = context.dataset(&address)?;
+    let Some(path) = &address.path else {
+        show_dataset(dataset.info(), out)?;
+        return Ok(Exit::Done);
+    };
+    match dataset.stat(path)? {
+        StatItem::File(record) if !address.is_folder => show_file(path.as_bytes(), &record, out)?,
+        StatItem::Folder if out.is_json() => {
+            out.json("folder", &json::Name::new(path.as_bytes()))?;
+        }
+        StatItem::Folder => lines(out, &[("type", "folder"), ("path", &path.to_string())])?,
+        StatItem::File(_) | StatItem::Missing => return Err(not_there("stat", &address)),
+    }
+    Ok(Exit::Done)
+}
+
+fn show_dataset(info: &DatasetInfo, out: &mut Output<'_>) -> Result<(), Failure> {
+    if out.is_json() {
+        return out.json("dataset", &json::Dataset::from(info));
+    }
+    let changed = info.last_stamp.map_or_else(|| "never".to_owned(), stamp_text);
+    lines(
+        out,
+        &[
+            ("type", "dataset"),
+            ("name", info.name.as_str()),
+            ("id", &info.id.to_string()),
+            ("created", &stamp_text(info.created)),
+            ("changed", &changed),
+            ("objects", &info.objects.to_string()),
+            ("chunk size", &format!("{} bytes", info.shape.size())),
+            ("alignment", &format!("{} bytes", info.shape.alignment())),
+        ],
+    )
+}
+
+fn show_file(path: &[u8], record: &FileRecord, out: &mut Output<'_>) -> Result<(), Failure> {
+    if out.is_json() {
+        return out.json("file", &json::File::new(path, record));
+    }
+    let mode = record.attributes.mode;
+    let letters = permissions(mode);
+    lines(
+        out,
+        &[
+            ("type", "file"),
+            ("path", &crate::text::escaped(path).to_string()),
+            ("size", &format!("{} bytes", record.length)),
+            ("mode", &format!("{mode:04o} ({})", String::from_utf8_lossy(&letters))),
+            ("mtime", &exact_text(record.attributes.mtime)),
+            ("uploaded", &stamp_text(record.version.stamp)),
+            ("crc32c", &format!("{:08x}", record.crc.value())),
+            ("chunk", &record.holder.chunk.to_string()),
+            ("offset", &record.offset.to_string()),
+        ],
+    )
+}
+
+fn lines(out: &mut Output<'_>, lines: &[(&str, &str)]) -> Result<(), Failure> {
+    for (name, value) in lines {
+        out.line(format_args!("{:<11} {value}", format!("{name}:")))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,49 @@
+//! Ctrl-C: first a request to stop, then the end.
+//!
+//! Must hold: what was acknowledged stays, so nothing has to be undone; a command that looks at
+//! the request between two files leaves no temporary file; one that hangs is ended after a grace
+//! period, or at once by a second Ctrl-C, with the same exit code.
+
+use std::io;
+use std::process;
+use std::thread;
+use std::time::Duration;
+
+use dl_runtime::{Shutdown, SystemClock};
+use tokio::runtime;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::exit::Exit;
+
+/// How long a command may take to notice.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// From now on Ctrl-C requests a shutdown, and ends the process when that takes too long.
+///
+/// # Errors
+/// When the kernel refuses a thread or the signal handler.
+pub(crate) fn watch() -> io::Result<Shutdown> {
+    let shutdown = Shutdown::new().with_grace(GRACE);
+    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut interrupt = {
+        let _inside = runtime.enter();
+        signal(SignalKind::interrupt())?
+    };
+    let asked = shutdown.clone();
+    thread::Builder::new().name("interrupt".to_owned()).spawn(move || {
+        runtime.block_on(async {
+            let clock = SystemClock::new();
+            let ask = async {
+                while interrupt.recv().await.is_some() {
+                    asked.request();
+                }
+            };
+            tokio::select! {
+                () = asked.expired(&clock) => {}
+                () = ask => {}
+            }
+        });
+        process::exit(Exit::Interrupted as i32);
+    })?;
+    Ok(shutdown)
+}

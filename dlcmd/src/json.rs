@@ -1,0 +1,174 @@
+//! The JSON lines of `--json`, as docs/JSON.md describes them.
+//!
+//! Must hold: every line has a `type` and the `schema` number; within one schema, fields are
+//! added and none is changed; a name that is not UTF-8 comes as `path_base64` instead of `path`.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use dl_format::{FileRecord, Stamp};
+use serde::Serialize;
+
+use crate::time::{exact_text, stamp_text};
+
+/// The version of these lines.
+const SCHEMA: u32 = 1;
+
+/// One line: its type, the schema, and what the type says.
+#[derive(Debug, Serialize)]
+pub(crate) struct Line<'a, T> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    schema: u32,
+    #[serde(flatten)]
+    body: &'a T,
+}
+
+impl<'a, T> Line<'a, T> {
+    /// A line of this type.
+    pub(crate) fn new(kind: &'static str, body: &'a T) -> Self {
+        Self { kind, schema: SCHEMA, body }
+    }
+}
+
+/// A path: text where it is UTF-8, base64 of its bytes where it is not.
+#[derive(Debug, Serialize)]
+pub(crate) struct Path<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_base64: Option<String>,
+}
+
+impl<'a> Path<'a> {
+    /// The path with these bytes.
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+        let path = std::str::from_utf8(bytes).ok();
+        Self { path, path_base64: path.is_none().then(|| STANDARD.encode(bytes)) }
+    }
+}
+
+/// A file of a dataset.
+#[derive(Debug, Serialize)]
+pub(crate) struct File<'a> {
+    #[serde(flatten)]
+    path: Path<'a>,
+    /// Bytes.
+    size: u64,
+    /// Four octal digits.
+    mode: String,
+    /// RFC 3339, UTC, nanoseconds.
+    mtime: String,
+    /// When it was committed, RFC 3339, UTC.
+    uploaded: String,
+    /// Eight hexadecimal digits.
+    crc32c: String,
+    /// The chunk that holds it, or the last part of it.
+    chunk: String,
+    /// Where its bytes begin in that chunk.
+    offset: u32,
+}
+
+impl<'a> File<'a> {
+    /// The file at `path`.
+    pub(crate) fn new(path: &'a [u8], record: &FileRecord) -> Self {
+        Self {
+            path: Path::new(path),
+            size: record.length,
+            mode: format!("{:04o}", record.attributes.mode),
+            mtime: exact_text(record.attributes.mtime),
+            uploaded: stamp_text(record.version.stamp),
+            crc32c: format!("{:08x}", record.crc.value()),
+            chunk: record.holder.chunk.to_string(),
+            offset: record.offset,
+        }
+    }
+}
+
+/// A path and nothing else: a folder, or a file of which only the name was asked for.
+#[derive(Debug, Serialize)]
+pub(crate) struct Name<'a> {
+    #[serde(flatten)]
+    path: Path<'a>,
+}
+
+impl<'a> Name<'a> {
+    /// The name with these bytes.
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+        Self { path: Path::new(bytes) }
+    }
+}
+
+/// A dataset.
+#[derive(Debug, Serialize)]
+pub(crate) struct Dataset<'a> {
+    name: &'a str,
+    id: String,
+    /// RFC 3339, UTC.
+    created: String,
+    /// The newest change, RFC 3339, UTC; absent while there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    changed: Option<String>,
+    objects: u64,
+    /// Bytes.
+    chunk_size: u32,
+    /// Bytes.
+    alignment: u32,
+}
+
+impl<'a> From<&'a libdiesel::DatasetInfo> for Dataset<'a> {
+    fn from(info: &'a libdiesel::DatasetInfo) -> Self {
+        Self {
+            name: info.name.as_str(),
+            id: info.id.to_string(),
+            created: stamp_text(info.created),
+            changed: info.last_stamp.map(|stamp: Stamp| stamp_text(stamp)),
+            objects: info.objects,
+            chunk_size: info.shape.size(),
+            alignment: info.shape.alignment(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dl_format::{Attributes, ChunkId, Crc32c, EntryVersion};
+
+    use super::*;
+
+    fn line(kind: &'static str, body: &impl Serialize) -> String {
+        serde_json::to_string(&Line::new(kind, body)).expect("plain values")
+    }
+
+    #[test]
+    fn a_file_has_every_field_that_is_documented() {
+        let version = EntryVersion {
+            stamp: Stamp::new(1_500_000),
+            chunk: ChunkId::from_bytes([0; 16]),
+            entry: 3,
+        };
+        let record = FileRecord {
+            version,
+            holder: version,
+            attributes: Attributes { mode: 0o644, mtime: -1 },
+            length: 7,
+            crc: Crc32c::from_value(0xAB),
+            offset: 4096,
+            stored: 7,
+            has_extents: false,
+        };
+        assert_eq!(
+            line("file", &File::new(b"a/b", &record)),
+            r#"{"type":"file","schema":1,"path":"a/b","size":7,"mode":"0644","#.to_owned()
+                + r#""mtime":"1969-12-31T23:59:59.999999999Z","#
+                + r#""uploaded":"1970-01-01T00:00:01.500000000Z","crc32c":"000000ab","#
+                + r#""chunk":"----------------------","offset":4096}"#
+        );
+    }
+
+    #[test]
+    fn a_name_that_is_not_text_comes_in_base64() {
+        let name = |bytes| line("folder", &Name::new(bytes));
+        assert_eq!(name("é\n".as_bytes()), r#"{"type":"folder","schema":1,"path":"é\n"}"#);
+        assert_eq!(name(b"\xFFa"), r#"{"type":"folder","schema":1,"path_base64":"/2E="}"#);
+    }
+}

@@ -1,0 +1,124 @@
+//! dlcmd: the command line of DIESEL.
+//!
+//! Must hold: stdout carries the result and nothing else; every way to end has its exit code;
+//! arguments, environment and terminal are read here once, and handed down as values.
+
+#![forbid(unsafe_code)]
+
+mod address;
+mod args;
+mod commands;
+mod context;
+mod exit;
+mod interrupt;
+mod json;
+mod local;
+mod output;
+mod progress;
+mod text;
+mod time;
+
+use std::env;
+use std::io::{self, BufWriter, IsTerminal};
+use std::num::NonZeroUsize;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread;
+
+use clap::{CommandFactory, Parser};
+use dl_runtime::SystemClock;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::args::{Cli, Command};
+use crate::context::Context;
+use crate::exit::{Exit, Failure};
+use crate::output::{Notes, Output};
+
+/// Bytes of results that are written at once.
+const STDOUT_BUFFER: usize = 256 << 10;
+
+/// Runs the program on the arguments, environment and streams of this process.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help goes to stdout, and may be cut off by a pager.
+            let _ = error.print();
+            return u8::try_from(error.exit_code()).map_or(Exit::Usage.into(), ExitCode::from);
+        }
+    };
+    raise_open_files();
+    let mut stdout = BufWriter::with_capacity(STDOUT_BUFFER, io::stdout().lock());
+    let mut out = Output::new(&mut stdout, cli.global.json);
+    let is_shown = io::stderr().is_terminal() && !cli.global.quiet && !cli.global.json;
+    let takes_long = matches!(cli.command, Command::Put(_) | Command::Get(_) | Command::Recover(_));
+    let bar = progress::bar(is_shown && takes_long);
+    let notes = Arc::new(Notes::new(Box::new(io::stderr()), cli.global.quiet, bar));
+    let ended = run(cli, Arc::clone(&notes), &mut out);
+    // What was printed before a failure is still a result.
+    let flushed = out.flush();
+    notes.bar().finish_and_clear();
+    let exit = match ended.and_then(|exit| flushed.map(|()| exit)) {
+        Ok(exit) => exit,
+        Err(Failure::StdoutClosed) => Exit::Done,
+        Err(failure @ Failure::Because { exit, .. }) => {
+            notes.error(&failure);
+            exit
+        }
+    };
+    exit.into()
+}
+
+fn run(cli: Cli, notes: Arc<Notes>, out: &mut Output<'_>) -> Result<Exit, Failure> {
+    let shutdown =
+        interrupt::watch().map_err(|why| Failure::local("prepare to be stopped by Ctrl-C", why))?;
+    let context = Context {
+        options: cli.global.connect_options(env::var("DIESEL_KEY").ok())?,
+        notes,
+        clock: Arc::new(SystemClock::new()),
+        shutdown,
+    };
+    let ended = execute(cli.command, &context, out);
+    // A command that was stopped may end in many ways; the user knows only one reason.
+    match ended {
+        Err(Failure::StdoutClosed) => Err(Failure::StdoutClosed),
+        _ if context.shutdown.is_requested() => Ok(Exit::Interrupted),
+        ended => ended,
+    }
+}
+
+fn execute(command: Command, context: &Context, out: &mut Output<'_>) -> Result<Exit, Failure> {
+    match command {
+        Command::Put(arguments) => {
+            commands::put::run(arguments, context, &mut io::stdin().lock(), out)
+        }
+        Command::Get(arguments) => commands::get::run(arguments, context, out),
+        Command::Cat(arguments) => commands::cat::run(arguments, context, out),
+        Command::Ls(arguments) => commands::ls::run(arguments, context, out),
+        Command::Stat(arguments) => commands::stat::run(arguments, context, out),
+        Command::Du(arguments) => commands::du::run(arguments, context, out),
+        Command::Rm(arguments) => commands::rm::run(arguments, context, out),
+        Command::Datasets(arguments) => commands::datasets::run(arguments, context, out),
+        Command::DeleteDataset(arguments) => commands::delete_dataset::run(arguments, context, out),
+        Command::Recover(arguments) => commands::recover::run(arguments, context, out),
+        Command::Completions(arguments) => {
+            commands::completions::run(&arguments, Cli::command(), out)
+        }
+        Command::Man(_) => commands::man::run(Cli::command(), out),
+    }
+}
+
+/// Threads for the files of this machine: as given, or one for each core, at least two, so that
+/// one works while the other waits.
+fn threads(given: Option<NonZeroUsize>) -> usize {
+    let cores = || thread::available_parallelism().map_or(1, NonZeroUsize::get).max(2);
+    given.map_or_else(cores, NonZeroUsize::get)
+}
+
+/// A command line may name more folders than a process may have open by default; every process
+/// may allow itself as many as the system allows it.
+fn raise_open_files() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    // The default does for most command lines.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+}

@@ -1,0 +1,279 @@
+//! The folder that `get` writes into.
+//!
+//! Must hold: nothing outside it is touched whatever the names are, also when somebody plants
+//! links in it; a file has its final name only once it is whole; after an error nothing of it is
+//! left.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use dl_format::{Attributes, FilePath, FileRecord};
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, fchmod, futimens,
+    linkat, mkdirat, openat, renameat, statat, syncfs, unlinkat,
+};
+use rustix::io::Errno;
+
+use super::file::{attributes, size};
+use super::is_unchanged;
+
+const OPEN_FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+/// Permission bits that are restored: no setuid, setgid, sticky.
+const PERMISSIONS: u16 = 0o777;
+/// Open folders that are remembered.
+const FOLDERS_MAX: usize = 128;
+const NANOS: i64 = 1_000_000_000;
+
+/// A folder to write into. Threads share it.
+#[derive(Debug)]
+pub(crate) struct Target {
+    root: Arc<Folder>,
+    path: PathBuf,
+    umask: u16,
+    folders: Mutex<HashMap<Bytes, Arc<Folder>>>,
+    names: AtomicU64,
+    /// Whether the file system can make files without a name.
+    makes_anonymous: AtomicBool,
+    /// Whether a file can be named by its descriptor alone.
+    links_descriptors: AtomicBool,
+}
+
+/// An open folder of the target.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    descriptor: OwnedFd,
+    /// Made just now, so that none of the names to come is taken.
+    is_new: bool,
+}
+
+/// A file that has no final name yet; without one it vanishes.
+#[derive(Debug)]
+pub(crate) struct NewFile<'a> {
+    target: &'a Target,
+    folder: Arc<Folder>,
+    file: File,
+    mode: u16,
+    temporary: Option<String>,
+}
+
+/// The permission bits that this process takes away from what it creates. Call it before there
+/// are threads that create files: the kernel tells it only by setting another.
+pub(crate) fn own_umask() -> u16 {
+    let umask = rustix::process::umask(Mode::empty());
+    rustix::process::umask(umask);
+    (umask.bits() & 0o777) as u16
+}
+
+impl Target {
+    /// The folder at `path`, made when it is missing.
+    pub(crate) fn create(path: &Path, umask: u16) -> io::Result<Self> {
+        let is_new = !path.exists();
+        fs::create_dir_all(path)?;
+        Self::open(path, umask, is_new)
+    }
+
+    /// The folder at `path`, which exists.
+    pub(crate) fn existing(path: &Path, umask: u16) -> io::Result<Self> {
+        Self::open(path, umask, false)
+    }
+
+    fn open(path: &Path, umask: u16, is_new: bool) -> io::Result<Self> {
+        let descriptor = openat(CWD, path, OPEN_FOLDER, Mode::empty())?;
+        Ok(Self {
+            root: Arc::new(Folder { descriptor, is_new }),
+            path: path.to_owned(),
+            umask,
+            folders: Mutex::default(),
+            names: AtomicU64::new(0),
+            makes_anonymous: AtomicBool::new(true),
+            links_descriptors: AtomicBool::new(true),
+        })
+    }
+
+    /// As the user would type a path below it.
+    pub(crate) fn shown(&self, path: &[u8]) -> PathBuf {
+        self.path.join(std::ffi::OsStr::from_bytes(path))
+    }
+
+    /// The folder that `path` lies in, made when it is missing.
+    ///
+    /// # Errors
+    /// Also when something on the way is no folder: links are not followed.
+    pub(crate) fn folder_of(&self, path: &FilePath) -> io::Result<Arc<Folder>> {
+        let parent = path.parent();
+        if parent.is_root() {
+            return Ok(Arc::clone(&self.root));
+        }
+        // The bytes of the parent without a copy of them.
+        let length = parent.as_bytes().len();
+        self.folder(path.clone().into_bytes().slice(..length))
+    }
+
+    fn folder(&self, path: Bytes) -> io::Result<Arc<Folder>> {
+        if let Some(folder) = self.folders().get(&path) {
+            return Ok(Arc::clone(folder));
+        }
+        let (parent, name) = match path.iter().rposition(|byte| *byte == b'/') {
+            Some(slash) => (self.folder(path.slice(..slash))?, path.slice(slash + 1..)),
+            None => (Arc::clone(&self.root), path.clone()),
+        };
+        let flags = OPEN_FOLDER.union(OFlags::NOFOLLOW);
+        let open = || openat(&parent.descriptor, &*name, flags, Mode::empty());
+        let (descriptor, is_new) = match open() {
+            Err(Errno::NOENT) => {
+                let made = mkdirat(&parent.descriptor, &*name, Mode::from_raw_mode(0o777));
+                let is_new = match made {
+                    Ok(()) => true,
+                    // Another thread was faster.
+                    Err(Errno::EXIST) => false,
+                    Err(why) => return Err(why.into()),
+                };
+                (open(), is_new)
+            }
+            opened => (opened, false),
+        };
+        let descriptor = descriptor.map_err(|why| match why {
+            Errno::NOTDIR | Errno::LOOP => io::Error::new(
+                io::ErrorKind::NotADirectory,
+                format!("{} is a file or a link; move it away", self.shown(&path).display()),
+            ),
+            other => other.into(),
+        })?;
+        let folder = Arc::new(Folder { descriptor, is_new });
+        let mut folders = self.folders();
+        if folders.len() >= FOLDERS_MAX {
+            folders.clear();
+        }
+        Ok(Arc::clone(folders.entry(path).or_insert(folder)))
+    }
+
+    /// Begins a file in `folder` with these permission bits.
+    pub(crate) fn begin(&self, folder: &Arc<Folder>, mode: u16) -> io::Result<NewFile<'_>> {
+        let mode = mode & PERMISSIONS;
+        let raw = Mode::from_raw_mode(mode.into());
+        let flags = OFlags::WRONLY.union(OFlags::CLOEXEC);
+        let new = |descriptor: OwnedFd, temporary| NewFile {
+            target: self,
+            folder: Arc::clone(folder),
+            file: descriptor.into(),
+            mode,
+            temporary,
+        };
+        if self.makes_anonymous.load(Ordering::Relaxed) {
+            match openat(&folder.descriptor, c".", flags.union(OFlags::TMPFILE), raw) {
+                Ok(descriptor) => return Ok(new(descriptor, None)),
+                Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
+                    self.makes_anonymous.store(false, Ordering::Relaxed);
+                }
+                Err(why) => return Err(why.into()),
+            }
+        }
+        let name = self.temporary_name();
+        let flags = flags.union(OFlags::CREATE).union(OFlags::EXCL);
+        let descriptor = openat(&folder.descriptor, &*name, flags, raw)?;
+        Ok(new(descriptor, Some(name)))
+    }
+
+    /// Makes everything written so far durable.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        Ok(syncfs(&self.root.descriptor)?)
+    }
+
+    fn temporary_name(&self) -> String {
+        let number = self.names.fetch_add(1, Ordering::Relaxed);
+        format!(".dlcmd-{}-{number}.tmp", process::id())
+    }
+
+    fn folders(&self) -> std::sync::MutexGuard<'_, HashMap<Bytes, Arc<Folder>>> {
+        self.folders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Folder {
+    /// Whether a file of that name is there and is what `record` describes.
+    pub(crate) fn holds(&self, name: &[u8], record: &FileRecord) -> bool {
+        !self.is_new
+            && statat(&self.descriptor, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| {
+                let has = attributes(&stat);
+                FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+                    && is_unchanged(size(&stat), has.mtime, record)
+                    && has.mode == record.attributes.mode & PERMISSIONS
+            })
+    }
+}
+
+impl NewFile<'_> {
+    /// Where its bytes go.
+    pub(crate) fn file(&mut self) -> &mut File {
+        &mut self.file
+    }
+
+    /// Gives it its attributes and then its name, in place of what has that name.
+    pub(crate) fn finish(mut self, name: &[u8], attributes: Attributes) -> io::Result<()> {
+        if self.mode & self.target.umask != 0 {
+            fchmod(&self.file, Mode::from_raw_mode(self.mode.into()))?;
+        }
+        let omit = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+        let mtime = Timespec {
+            tv_sec: attributes.mtime.div_euclid(NANOS),
+            tv_nsec: attributes.mtime.rem_euclid(NANOS),
+        };
+        futimens(&self.file, &Timestamps { last_access: omit, last_modification: mtime })?;
+        if self.temporary.is_none() {
+            match self.link(name) {
+                Err(Errno::EXIST) => {}
+                linked => return Ok(linked?),
+            }
+            // Taken: rename replaces it in one step, which linking can't.
+            let temporary = self.target.temporary_name();
+            self.link(temporary.as_bytes())?;
+            self.temporary = Some(temporary);
+        }
+        if let Some(temporary) = &self.temporary {
+            let folder = &self.folder.descriptor;
+            renameat(folder, temporary.as_str(), folder, name).map_err(|why| match why {
+                Errno::ISDIR | Errno::NOTEMPTY | Errno::EXIST => io::Error::new(
+                    io::ErrorKind::IsADirectory,
+                    "a folder stands in its place; move it away",
+                ),
+                other => other.into(),
+            })?;
+            self.temporary = None;
+        }
+        Ok(())
+    }
+
+    fn link(&self, name: &[u8]) -> Result<(), Errno> {
+        let folder = &self.folder.descriptor;
+        let direct = &self.target.links_descriptors;
+        if direct.load(Ordering::Relaxed) {
+            match linkat(&self.file, c"", folder, name, AtFlags::EMPTY_PATH) {
+                // Older kernels allow it only to the administrator, and say so like this.
+                Err(Errno::NOENT | Errno::PERM) => direct.store(false, Ordering::Relaxed),
+                linked => return linked,
+            }
+        }
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        linkat(CWD, path, folder, name, AtFlags::SYMLINK_FOLLOW)
+    }
+}
+
+impl Drop for NewFile<'_> {
+    fn drop(&mut self) {
+        if let Some(temporary) = &self.temporary {
+            // The error that led here is what is reported.
+            let _ = unlinkat(&self.folder.descriptor, temporary.as_str(), AtFlags::empty());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

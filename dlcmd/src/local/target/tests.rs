@@ -1,0 +1,154 @@
+//! Writing into real folders, also ones that somebody prepared.
+
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+
+use dl_format::{ChunkId, Crc32c, EntryVersion, Stamp};
+use tempfile::TempDir;
+
+use super::*;
+
+const ATTRIBUTES: Attributes = Attributes { mode: 0o6751, mtime: -1 };
+
+fn path(text: &str) -> FilePath {
+    FilePath::new(text.as_bytes().to_vec()).expect("legal")
+}
+
+fn target(folder: &TempDir) -> Target {
+    Target::create(folder.path(), 0o022).expect("a folder")
+}
+
+fn write(target: &Target, file: &str, bytes: &[u8]) -> io::Result<()> {
+    let path = path(file);
+    let folder = target.folder_of(&path)?;
+    let mut new = target.begin(&folder, ATTRIBUTES.mode)?;
+    new.file().write_all(bytes)?;
+    new.finish(path.name(), ATTRIBUTES)
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let mut names: Vec<_> = fs::read_dir(folder)
+        .expect("a folder")
+        .map(|entry| entry.expect("readable").file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+fn record(length: u64) -> FileRecord {
+    let version =
+        EntryVersion { stamp: Stamp::new(1), chunk: ChunkId::from_bytes([1; 16]), entry: 0 };
+    FileRecord {
+        version,
+        holder: version,
+        attributes: ATTRIBUTES,
+        length,
+        crc: Crc32c::default(),
+        offset: 0,
+        stored: 0,
+        has_extents: false,
+    }
+}
+
+#[test]
+fn a_file_gets_its_bytes_its_time_and_its_permissions_without_setuid() {
+    let folder = TempDir::new().unwrap();
+    let target = target(&folder);
+    write(&target, "a/b/file", b"bytes").unwrap();
+    let metadata = fs::metadata(folder.path().join("a/b/file")).unwrap();
+    assert_eq!((metadata.mtime(), metadata.mtime_nsec()), (-1, 999_999_999));
+    assert_eq!(metadata.permissions().mode() & 0o7777, 0o751);
+    assert_eq!(fs::read(folder.path().join("a/b/file")).unwrap(), b"bytes");
+}
+
+#[test]
+fn a_file_that_is_there_is_replaced_in_one_step_and_a_link_is_not_followed() {
+    let outside = TempDir::new().unwrap();
+    fs::write(outside.path().join("kept"), "kept").unwrap();
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("file"), "old").unwrap();
+    symlink(outside.path().join("kept"), folder.path().join("link")).unwrap();
+    for makes_anonymous in [true, false] {
+        for links_descriptors in [true, false] {
+            let target = target(&folder);
+            target.makes_anonymous.store(makes_anonymous, Ordering::Relaxed);
+            target.links_descriptors.store(links_descriptors, Ordering::Relaxed);
+            write(&target, "file", b"new").unwrap();
+            write(&target, "link", b"new").unwrap();
+            write(&target, "fresh", b"new").unwrap();
+            assert_eq!(names(folder.path()), ["file", "fresh", "link"]);
+            for name in ["file", "link", "fresh"] {
+                assert_eq!(fs::read(folder.path().join(name)).unwrap(), b"new");
+            }
+            fs::remove_file(folder.path().join("fresh")).unwrap();
+        }
+    }
+    assert_eq!(fs::read(outside.path().join("kept")).unwrap(), b"kept");
+}
+
+#[test]
+fn a_link_in_the_way_is_refused_and_nothing_is_written_outside() {
+    let outside = TempDir::new().unwrap();
+    let folder = TempDir::new().unwrap();
+    fs::create_dir(folder.path().join("real")).unwrap();
+    symlink(outside.path(), folder.path().join("link")).unwrap();
+    symlink(outside.path(), folder.path().join("real/deep")).unwrap();
+    fs::write(folder.path().join("file"), "").unwrap();
+    let target = target(&folder);
+    for name in ["link/x", "real/deep/x", "file/x", "link/new/x"] {
+        let refused = write(&target, name, b"bytes").expect_err("in the way").to_string();
+        assert!(refused.contains("move it away"), "{name}: {refused}");
+    }
+    assert_eq!(names(outside.path()), [""; 0]);
+}
+
+#[test]
+fn a_folder_in_the_place_of_a_file_is_refused_and_no_temporary_file_is_left() {
+    let folder = TempDir::new().unwrap();
+    fs::create_dir_all(folder.path().join("taken/full")).unwrap();
+    for makes_anonymous in [true, false] {
+        let target = target(&folder);
+        target.makes_anonymous.store(makes_anonymous, Ordering::Relaxed);
+        let refused = write(&target, "taken", b"bytes").expect_err("in the way");
+        assert_eq!(refused.kind(), io::ErrorKind::IsADirectory);
+        assert_eq!(names(folder.path()), ["taken"]);
+    }
+}
+
+#[test]
+fn a_file_that_is_not_finished_leaves_nothing() {
+    let folder = TempDir::new().unwrap();
+    for makes_anonymous in [true, false] {
+        let target = target(&folder);
+        target.makes_anonymous.store(makes_anonymous, Ordering::Relaxed);
+        let mut new = target.begin(&target.root, 0o644).unwrap();
+        new.file().write_all(b"half").unwrap();
+        drop(new);
+        assert_eq!(names(folder.path()), [""; 0]);
+    }
+}
+
+#[test]
+fn only_a_file_with_the_same_size_time_and_permissions_is_left_alone() {
+    let folder = TempDir::new().unwrap();
+    write(&target(&folder), "file", b"12345").unwrap();
+    let target = target(&folder);
+    let root = target.folder_of(&path("file")).unwrap();
+    assert!(root.holds(b"file", &record(5)));
+    assert!(!root.holds(b"file", &record(6)));
+    assert!(!root.holds(b"other", &record(5)));
+    let later = FileRecord { attributes: Attributes { mtime: 0, ..ATTRIBUTES }, ..record(5) };
+    assert!(!root.holds(b"file", &later));
+    let closed = FileRecord { attributes: Attributes { mode: 0o600, ..ATTRIBUTES }, ..record(5) };
+    assert!(!root.holds(b"file", &closed));
+}
+
+#[test]
+fn a_name_at_the_limit_of_the_file_system_can_be_written_and_replaced() {
+    let folder = TempDir::new().unwrap();
+    let target = target(&folder);
+    let long = "n".repeat(255);
+    for _ in 0..2 {
+        write(&target, &format!("{long}/{long}"), b"bytes").unwrap();
+    }
+}

@@ -1,0 +1,250 @@
+//! Walks trees with several threads.
+//!
+//! Must hold: each file is given to one thread, once; memory grows with the folders that wait, not
+//! with the files; one folder with a million files keeps all threads busy.
+
+use std::ffi::{CStr, CString};
+use std::mem::MaybeUninit;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::{AtFlags, FileType, RawDir, statat};
+use rustix::io::Errno;
+
+use super::folder::{Entry, Folder, Problem, Root};
+
+/// Bytes for the entries that the kernel gives at once.
+const DIRECTORY_BUFFER: usize = 32 << 10;
+/// Files that are handed to a waiting thread at once.
+const HANDED_OVER: usize = 256;
+
+/// What the walk comes upon.
+#[derive(Debug)]
+pub(crate) enum Event<'a> {
+    /// A folder, before its entries; not for the roots.
+    Folder(&'a Folder),
+    /// A file, or a link that may lead to one.
+    File {
+        /// Where it is.
+        folder: &'a Folder,
+        /// Its name there; for what the user named, a path.
+        name: &'a CStr,
+        /// How to take it.
+        entry: Entry,
+    },
+    /// Something that is passed over.
+    Problem {
+        /// The root.
+        root: &'a Root,
+        /// The path below it.
+        path: &'a [u8],
+        /// Why.
+        problem: Problem,
+    },
+}
+
+/// A walk that threads can join; each calls [`Walk::join`].
+#[derive(Debug, Default)]
+pub(crate) struct Walk {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: Vec<Task>,
+    /// Threads that may still add tasks.
+    busy: usize,
+    /// Threads with nothing to do.
+    idle: usize,
+    is_stopped: bool,
+}
+
+#[derive(Debug)]
+enum Task {
+    Folder(Arc<Root>, Box<[u8]>),
+    Files(Arc<Folder>, Names),
+}
+
+/// Names of one folder, each with how to take it.
+#[derive(Debug, Default)]
+struct Names {
+    /// NUL-ended, one after the other: no allocation for each.
+    bytes: Vec<u8>,
+    count: usize,
+    entry: Option<Entry>,
+}
+
+impl Walk {
+    /// Everything below `root`.
+    pub(crate) fn add_tree(&self, root: &Arc<Root>) {
+        self.give(Task::Folder(Arc::clone(root), Box::default()));
+    }
+
+    /// The files at these paths below `root`.
+    pub(crate) fn add_files(
+        &self,
+        root: &Arc<Root>,
+        paths: &[CString],
+        entry: Entry,
+    ) -> std::io::Result<()> {
+        let folder = Arc::new(root.folder(&[])?);
+        let mut names = Names::default();
+        for path in paths {
+            names.push(path, entry);
+            if names.count == HANDED_OVER {
+                self.give(Task::Files(Arc::clone(&folder), std::mem::take(&mut names)));
+            }
+        }
+        self.give(Task::Files(folder, names));
+        Ok(())
+    }
+
+    /// Works until nothing is left, or `visit` fails, here or in another thread.
+    ///
+    /// # Errors
+    /// Those of `visit`.
+    pub(crate) fn join<E>(
+        &self,
+        mut visit: impl FnMut(Event<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        while let Some(task) = self.take() {
+            let done = match task {
+                Task::Folder(root, path) => self.read(&root, &path, &mut visit),
+                Task::Files(folder, names) => names.visit(&folder, &mut visit),
+            };
+            let mut state = self.state();
+            state.busy -= 1;
+            state.is_stopped |= done.is_err();
+            if state.is_stopped || (state.busy == 0 && state.waiting.is_empty()) {
+                self.changed.notify_all();
+            }
+            drop(state);
+            done?;
+        }
+        Ok(())
+    }
+
+    fn read<E>(
+        &self,
+        root: &Arc<Root>,
+        path: &[u8],
+        visit: &mut impl FnMut(Event<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let folder = match root.folder(path) {
+            Ok(folder) => Arc::new(folder),
+            Err(why) => {
+                return visit(Event::Problem { root, path, problem: Problem::Failed(why) });
+            }
+        };
+        if !path.is_empty() {
+            visit(Event::Folder(&folder))?;
+        }
+        let mut buffer = [MaybeUninit::uninit(); DIRECTORY_BUFFER];
+        let mut entries = RawDir::new(folder.descriptor(), &mut buffer);
+        let mut names = Names::default();
+        while let Some(entry) = entries.next() {
+            let entry = match entry {
+                Ok(entry) => entry,
+                Err(Errno::INTR) => continue,
+                Err(why) => {
+                    let problem = Problem::Failed(why.into());
+                    visit(Event::Problem { root, path, problem })?;
+                    break;
+                }
+            };
+            let name = entry.file_name();
+            match file_type(&folder, name, entry.file_type()) {
+                _ if matches!(name.to_bytes(), b"." | b"..") => {}
+                FileType::Directory => {
+                    let path = folder.path_of(name).into_boxed_slice();
+                    self.give(Task::Folder(Arc::clone(root), path));
+                }
+                _ => {
+                    names.push(name, Entry::Found);
+                    if names.count == HANDED_OVER {
+                        let names = std::mem::take(&mut names);
+                        if let Some(names) = self.hand_over(&folder, names) {
+                            names.visit(&folder, visit)?;
+                        }
+                    }
+                }
+            }
+        }
+        names.visit(&folder, visit)
+    }
+
+    fn give(&self, task: Task) {
+        self.state().waiting.push(task);
+        self.changed.notify_one();
+    }
+
+    /// Gives files to a thread that has nothing to do; back when there is none.
+    fn hand_over(&self, folder: &Arc<Folder>, names: Names) -> Option<Names> {
+        let mut state = self.state();
+        if state.idle <= state.waiting.len() {
+            return Some(names);
+        }
+        state.waiting.push(Task::Files(Arc::clone(folder), names));
+        drop(state);
+        self.changed.notify_one();
+        None
+    }
+
+    fn take(&self) -> Option<Task> {
+        let mut state = self.state();
+        loop {
+            if state.is_stopped {
+                return None;
+            }
+            // The newest first, so that a deep tree is walked before a wide one is queued.
+            if let Some(task) = state.waiting.pop() {
+                state.busy += 1;
+                return Some(task);
+            }
+            if state.busy == 0 {
+                return None;
+            }
+            state.idle += 1;
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.idle -= 1;
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Names {
+    fn push(&mut self, name: &CStr, entry: Entry) {
+        self.bytes.extend_from_slice(name.to_bytes_with_nul());
+        self.count += 1;
+        self.entry = Some(entry);
+    }
+
+    fn visit<E>(
+        &self,
+        folder: &Folder,
+        visit: &mut impl FnMut(Event<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let Some(entry) = self.entry else { return Ok(()) };
+        for name in self.bytes.split_inclusive(|byte| *byte == 0) {
+            if let Ok(name) = CStr::from_bytes_with_nul(name) {
+                visit(Event::File { folder, name, entry })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Some file systems leave the type out of their folders.
+fn file_type(folder: &Folder, name: &CStr, given: FileType) -> FileType {
+    if given != FileType::Unknown {
+        return given;
+    }
+    statat(folder.descriptor(), name, AtFlags::SYMLINK_NOFOLLOW)
+        .map_or(FileType::Unknown, |stat| FileType::from_raw_mode(stat.st_mode))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,131 @@
+//! A walk over real folders, by several threads.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::sync::Mutex;
+use std::thread;
+
+use tempfile::TempDir;
+
+use super::*;
+
+/// What the walk makes of each path below the root.
+fn walked(folder: &Path, threads: usize) -> BTreeMap<String, String> {
+    let root = Root::open(folder, b"in/".to_vec()).expect("it exists");
+    let walk = Walk::default();
+    walk.add_tree(&root);
+    let seen = Mutex::new(BTreeMap::new());
+    let note = |path: &[u8], what: String| {
+        let path = String::from_utf8_lossy(path).into_owned();
+        let before = seen.lock().unwrap().insert(path.clone(), what);
+        assert_eq!(before, None, "{path} came twice");
+    };
+    let visit = |event: Event<'_>| -> Result<(), ()> {
+        match event {
+            Event::Folder(folder) => note(folder.path(), "folder".to_owned()),
+            Event::Problem { path, problem, .. } => note(path, format!("{problem:?}")),
+            Event::File { folder, name, entry } => note(
+                &folder.path_of(name),
+                match folder.open(name, entry) {
+                    Ok(file) => format!("{} bytes", file.size()),
+                    Err(Problem::Skipped(why)) => why.to_owned(),
+                    Err(Problem::Failed(why)) => why.to_string(),
+                },
+            ),
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| walk.join(visit));
+        }
+    });
+    seen.into_inner().unwrap()
+}
+
+#[test]
+fn every_file_is_visited_once_by_any_number_of_threads() {
+    let folder = TempDir::new().unwrap();
+    for number in 0..3000 {
+        fs::write(folder.path().join(format!("file {number}")), "x").unwrap();
+    }
+    for number in 0..200 {
+        let deep = folder.path().join(format!("a{}/b{number}/c", number % 7));
+        fs::create_dir_all(&deep).unwrap();
+        fs::write(deep.join("file"), "xy").unwrap();
+    }
+    let alone = walked(folder.path(), 1);
+    assert_eq!(alone.values().filter(|what| *what == "1 bytes").count(), 3000);
+    assert_eq!(alone.values().filter(|what| *what == "2 bytes").count(), 200);
+    assert_eq!(alone.values().filter(|what| *what == "folder").count(), 7 + 400);
+    assert_eq!(walked(folder.path(), 4), alone);
+}
+
+#[test]
+fn links_are_followed_to_files_inside_and_nowhere_else() {
+    let outside = TempDir::new().unwrap();
+    fs::write(outside.path().join("secret"), "secret").unwrap();
+    let folder = TempDir::new().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir(at("sub")).unwrap();
+    fs::write(at("sub/file"), "1234").unwrap();
+    symlink("sub/file", at("inside")).unwrap();
+    symlink(at("sub/file"), at("absolute")).unwrap();
+    symlink("../inside", at("sub/twice")).unwrap();
+    symlink(outside.path().join("secret"), at("out")).unwrap();
+    symlink(outside.path(), at("out folder")).unwrap();
+    symlink("sub", at("sub link")).unwrap();
+    symlink("..", at("up")).unwrap();
+    symlink("nothing", at("dangling")).unwrap();
+    symlink("loop", at("loop")).unwrap();
+    let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+
+    let seen = walked(folder.path(), 2);
+    let expected = [
+        ("absolute", "4 bytes"),
+        ("dangling", "it is a link to nothing"),
+        ("inside", "4 bytes"),
+        ("loop", "it is a link that can't be followed"),
+        ("out", "it is a link out of the folder"),
+        ("out folder", "it is a link out of the folder"),
+        ("socket", "it is a socket or a device"),
+        ("sub", "folder"),
+        ("sub link", "it is a folder, or a link to one"),
+        ("sub/file", "4 bytes"),
+        ("sub/twice", "4 bytes"),
+        ("up", "it is a link out of the folder"),
+    ];
+    let expected = expected.map(|(path, what)| (path.to_owned(), what.to_owned()));
+    assert_eq!(seen, BTreeMap::from(expected));
+}
+
+#[test]
+fn paths_in_the_dataset_start_with_the_prefix() {
+    let folder = TempDir::new().unwrap();
+    fs::create_dir(folder.path().join("sub")).unwrap();
+    let root = Root::open(folder.path(), b"in/".to_vec()).unwrap();
+    let sub = root.folder(b"sub").unwrap();
+    let path = sub.dataset_path(c"file").unwrap();
+    assert_eq!(path.as_bytes(), b"in/sub/file");
+    assert_eq!(root.relative(&path), b"sub/file");
+    assert_eq!(root.shown(b"sub"), folder.path().join("sub"));
+}
+
+#[test]
+fn a_failing_visitor_stops_all_threads() {
+    let folder = TempDir::new().unwrap();
+    for number in 0..1000 {
+        fs::write(folder.path().join(format!("{number}")), "").unwrap();
+    }
+    let root = Root::open(folder.path(), Vec::new()).unwrap();
+    let walk = Walk::default();
+    walk.add_tree(&root);
+    let ends = thread::scope(|scope| {
+        let join = || walk.join(|_| Err::<(), _>("enough"));
+        let threads = [(); 3].map(|()| scope.spawn(join));
+        threads.map(|thread| thread.join().unwrap())
+    });
+    assert!(ends.contains(&Err("enough")));
+}

@@ -1,0 +1,106 @@
+//! Names, modes and sizes as people read them.
+//!
+//! Must hold: no byte of a name reaches a terminal as a control byte; what is written one line
+//! for each file needs no memory of its own for each.
+
+use std::fmt;
+use std::io::{self, Write};
+
+/// Writes a name with control bytes, backslash and what is not UTF-8 as `\xHH`.
+pub(crate) fn write_escaped(out: &mut dyn Write, name: &[u8]) -> io::Result<()> {
+    if name.iter().all(|byte| (b' '..=b'~').contains(byte) && *byte != b'\\') {
+        return out.write_all(name);
+    }
+    write!(out, "{}", escaped(name))
+}
+
+/// A name, to be shown with control bytes, backslash and what is not UTF-8 as `\xHH`.
+pub(crate) fn escaped(name: &[u8]) -> Escaped<'_> {
+    Escaped(name)
+}
+
+/// See [`escaped`].
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Escaped<'a>(&'a [u8]);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for piece in self.0.utf8_chunks() {
+            for character in piece.valid().chars() {
+                if character == '\\' || character.is_control() {
+                    for byte in character.encode_utf8(&mut [0; 4]).bytes() {
+                        write!(f, "\\x{byte:02X}")?;
+                    }
+                } else {
+                    fmt::Write::write_char(f, character)?;
+                }
+            }
+            for byte in piece.invalid() {
+                write!(f, "\\x{byte:02X}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The permission bits of a file as `ls -l` shows them.
+pub(crate) fn permissions(mode: u16) -> [u8; 10] {
+    let bit = |bit: u16, letter: u8| if mode & bit != 0 { letter } else { b'-' };
+    // The letter of an execute bit also tells setuid, setgid and sticky; in capitals without it.
+    let special = |special: u16, execute: u16, letter: u8| match (mode & special, mode & execute) {
+        (0, 0) => b'-',
+        (0, _) => b'x',
+        (_, 0) => letter.to_ascii_uppercase(),
+        _ => letter,
+    };
+    [
+        b'-',
+        bit(0o400, b'r'),
+        bit(0o200, b'w'),
+        special(0o4000, 0o100, b's'),
+        bit(0o040, b'r'),
+        bit(0o020, b'w'),
+        special(0o2000, 0o010, b's'),
+        bit(0o004, b'r'),
+        bit(0o002, b'w'),
+        special(0o1000, 0o001, b't'),
+    ]
+}
+
+/// A count with its word: `1 file`, `2 files`.
+pub(crate) fn counted(count: u64, word: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {word}{plural}")
+}
+
+#[cfg(test)]
+mod tests {
+    use dl_format::FilePath;
+
+    use super::*;
+
+    #[test]
+    fn names_are_shown_as_a_path_shows_itself() {
+        for name in [&b"plain name.txt"[..], b"a\x1b[31m\\\xFFz\xC2\x85\xC3\xA9", b"\xC3", b"\n"] {
+            let mut out = Vec::new();
+            write_escaped(&mut out, name).expect("into memory");
+            let path = FilePath::new(name.to_vec()).expect("legal");
+            assert_eq!(String::from_utf8_lossy(&out), path.to_string());
+            assert_eq!(escaped(name).to_string(), path.to_string());
+        }
+    }
+
+    #[test]
+    fn permissions_look_like_those_of_ls() {
+        for (mode, shown) in [
+            (0o644, "-rw-r--r--"),
+            (0o755, "-rwxr-xr-x"),
+            (0o000, "----------"),
+            (0o4755, "-rwsr-xr-x"),
+            (0o2644, "-rw-r-Sr--"),
+            (0o1777, "-rwxrwxrwt"),
+        ] {
+            assert_eq!(permissions(mode), shown.as_bytes(), "{mode:o}");
+        }
+    }
+}
