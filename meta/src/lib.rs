@@ -19,6 +19,8 @@ use std::fmt::{Debug, Display};
 use async_trait::async_trait;
 use dl_format::{ChunkId, Committed, DatasetId, DatasetName, FilePath, Stamp, StoreId};
 
+#[cfg(any(test, feature = "conformance"))]
+pub use embedded::VolatileFile;
 pub use embedded::{Embedded, EmbeddedOptions, Stop};
 pub use error::{Error, Kind};
 pub use fault::FaultMeta;

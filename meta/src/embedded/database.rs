@@ -171,5 +171,11 @@ pub(super) fn failed(
     action: &'static str,
     what: impl fmt::Display,
 ) -> impl FnOnce(redb::Error) -> Error {
-    move |error| Error::because(kind_of(&error), action, what, error)
+    move |error| match error {
+        redb::Error::DatabaseAlreadyOpen => {
+            let why = "another server has it open; stop that one, or give this one its own folder";
+            Error::because(Kind::InUse, action, what, why)
+        }
+        error => Error::because(kind_of(&error), action, what, error),
+    }
 }

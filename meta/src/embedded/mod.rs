@@ -11,6 +11,8 @@ mod tables;
 mod tail;
 #[cfg(test)]
 mod tests;
+#[cfg(any(test, feature = "conformance"))]
+mod volatile;
 mod writer;
 
 use std::fmt;
@@ -28,6 +30,8 @@ use self::database::{File, Opener, failed, in_directory};
 use self::read::Index;
 use self::tables::{DATASETS, DatasetRow, FACTS, FORMAT, FORMAT_KEY, IDENTITY_KEY, OPEN_KEY};
 use self::tail::{Command, Known, State};
+#[cfg(any(test, feature = "conformance"))]
+pub use self::volatile::VolatileFile;
 use crate::{
     Appended, DatasetInfo, DatasetRecord, DatasetState, Error, Found, Kind, ListEntry, ListQuery,
     MetaStore, ObjectRecord, walk,

@@ -1,14 +1,13 @@
 //! What the embedded store adds to the contract: restarts, crashes, full disks, locks, bounds.
 
 mod crash;
-mod disk;
 
 use std::time::{Duration, UNIX_EPOCH};
 
 use dl_format::{ChunkShape, StoreId};
 use dl_runtime::{ManualClock, SystemClock};
 
-use self::disk::Disk;
+use super::volatile::VolatileFile as Disk;
 use super::*;
 use crate::conformance;
 use crate::conformance::history::Maker;

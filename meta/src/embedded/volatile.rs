@@ -1,15 +1,19 @@
-//! A disk for redb that keeps what was synced apart from what was not, dies at a chosen write,
-//! and can run full.
+//! A disk for redb, in memory, that forgets at a power cut what was not synced, dies at a chosen
+//! write, and can run full.
+//!
+//! Must hold: it is never kinder than a real disk. Of what was not synced, any part may last.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dl_runtime::Random;
 use dl_runtime::fault::CutPoint;
+use dl_runtime::{Clock, Random};
 use redb::{Database, StorageBackend};
 
-use crate::embedded::database::Opener;
+use super::database::Opener;
+use super::{Embedded, EmbeddedOptions, Stop};
+use crate::Error;
 
 #[derive(Debug, Clone)]
 enum Change {
@@ -39,9 +43,10 @@ struct Images {
     unsynced: Vec<Change>,
 }
 
-/// Clones are the same disk.
+/// A disk for crash tests: the embedded store on it is the real one, its writes and syncs are points
+/// of a [`CutPoint`], and losing power drops what it had not synced. Clones are the same disk.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Disk {
+pub struct VolatileFile {
     images: Arc<Mutex<Images>>,
     full: Arc<AtomicBool>,
     /// Whether the file has its name; before, a crash leaves nothing.
@@ -49,7 +54,26 @@ pub(super) struct Disk {
     pub(super) cut: CutPoint,
 }
 
-impl Disk {
+impl VolatileFile {
+    /// An empty disk, whose writes are points of `cut`.
+    pub fn new(cut: CutPoint) -> Self {
+        Self { cut, ..Self::default() }
+    }
+
+    /// Opens the metadata on it, as each new process does. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// As [`Embedded::open`], and when the process is cut off while it opens.
+    pub async fn open(
+        &self,
+        options: EmbeddedOptions,
+        clock: Arc<dyn Clock>,
+    ) -> Result<(Embedded, Stop), Error> {
+        let disk = self.clone();
+        Embedded::open_with("embedded:volatile".to_owned(), move || disk.opener(), options, clock)
+            .await
+    }
+
     fn images(&self) -> MutexGuard<'_, Images> {
         self.images.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -71,17 +95,19 @@ impl Disk {
         }))
     }
 
+    #[cfg(test)]
     pub(super) fn set_full(&self, full: bool) {
         self.full.store(full, Ordering::SeqCst);
     }
 
     /// Whether somebody else still has the disk open.
-    pub(super) fn is_open(&self) -> bool {
+    pub fn is_open(&self) -> bool {
         Arc::strong_count(&self.images) > 1
     }
 
     /// The power goes: of what was not synced, each change survives by a throw of the dice.
-    pub(super) fn lose_power(&self, survive: &dyn Random) {
+    /// The disk works again from then on.
+    pub fn lose_power(&self, survive: &dyn Random) {
         let mut images = self.images();
         if !self.named.load(Ordering::SeqCst) {
             *images = Images::default();
@@ -106,7 +132,7 @@ impl Disk {
     }
 }
 
-impl StorageBackend for Disk {
+impl StorageBackend for VolatileFile {
     fn len(&self) -> io::Result<u64> {
         Ok(self.images().live.len() as u64)
     }
