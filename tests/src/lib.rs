@@ -1,6 +1,31 @@
-//! What the tests that cross crates share: the tests themselves stand in one binary,
+//! What the tests that cross crates share: servers in this process and as processes, a client
+//! without retries, folders to put and compare. The tests themselves stand in one binary,
 //! `tests/suite`, because each further one links every crate again.
 
 #![forbid(unsafe_code)]
 
+pub mod cluster;
+pub mod dice;
+pub mod folder;
+pub mod program;
+pub mod wire;
 pub mod workspace;
+
+use std::fmt::Display;
+use std::io::Write;
+
+/// Whether the long loops and large sizes were asked for (`make torture`).
+pub fn is_torture() -> bool {
+    std::env::var_os("DIESEL_TORTURE").is_some()
+}
+
+/// Tells whoever reads the output of a test: what was measured, or what was skipped and why.
+pub fn tell(text: impl Display) {
+    // A test does not fail because nobody listens.
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+/// `short` in a usual run, `long` in `make torture`.
+pub fn rounds<T>(short: T, long: T) -> T {
+    if is_torture() { long } else { short }
+}

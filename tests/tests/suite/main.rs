@@ -2,4 +2,9 @@
 
 #![forbid(unsafe_code)]
 
+mod cli;
+mod crash;
+mod model;
+mod process;
 mod rules;
+mod semantics;

@@ -1,0 +1,129 @@
+//! Servers inside of this process, over stores that a test holds in its hands.
+//!
+//! Must hold: any number of them run over the same stores; each has a free port of its own.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use dl_meta::MetaStore;
+use dl_runtime::{Clock, OsRandom, Shutdown, SystemClock};
+use dl_server::{Limits, Parts};
+use dl_store::Store;
+use libdiesel::{Client, ConnectOptions};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
+
+/// A server in this process. Dropped, it is gone as after a crash.
+#[derive(Debug)]
+pub struct Running {
+    address: SocketAddr,
+    shutdown: Shutdown,
+    task: JoinHandle<Result<(), dl_server::Error>>,
+}
+
+impl Running {
+    /// Serves these parts on a free port of this machine. [`dl_server::prepare`] is the caller's.
+    ///
+    /// # Errors
+    /// When there is no port.
+    pub async fn start(parts: Parts) -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.context("listen on a free port")?;
+        let address = listener.local_addr().context("ask for the port")?;
+        let shutdown = Shutdown::new().with_grace(Duration::from_secs(10));
+        let task = tokio::spawn(dl_server::serve(listener, parts, shutdown.clone()));
+        Ok(Self { address, shutdown, task })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Asks it to stop, and waits until it has.
+    ///
+    /// # Errors
+    /// When it failed.
+    pub async fn stop(mut self) -> Result<()> {
+        self.shutdown.request();
+        (&mut self.task).await.context("wait for the server")??;
+        Ok(())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Usual parts over these stores.
+pub fn parts(store: Arc<dyn Store>, meta: Arc<dyn MetaStore>) -> Parts {
+    Parts {
+        store,
+        meta,
+        clock: Arc::new(SystemClock::new()),
+        random: Arc::new(OsRandom),
+        limits: Limits::default(),
+    }
+}
+
+/// The clock of tests that wait for the world outside.
+pub fn clock() -> Arc<dyn Clock> {
+    Arc::new(SystemClock::new())
+}
+
+/// Several servers over the same stores, and the threads they run on, for tests that block.
+#[derive(Debug)]
+pub struct Cluster {
+    servers: Vec<Running>,
+    runtime: Runtime,
+}
+
+impl Cluster {
+    /// No server yet.
+    ///
+    /// # Errors
+    /// When there are no threads to be had.
+    pub fn new() -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .context("start the threads of the servers")?;
+        Ok(Self { servers: Vec::new(), runtime })
+    }
+
+    /// Runs `work` on the threads of the servers.
+    pub fn run<T>(&self, work: impl Future<Output = T>) -> T {
+        self.runtime.block_on(work)
+    }
+
+    /// Starts `count` servers that share these parts.
+    ///
+    /// # Errors
+    /// As [`Running::start`].
+    pub fn start(&mut self, parts: &Parts, count: usize) -> Result<()> {
+        for _ in 0..count {
+            self.servers.push(self.runtime.block_on(Running::start(parts.clone()))?);
+        }
+        Ok(())
+    }
+
+    /// Cuts all servers off.
+    pub fn kill(&mut self) {
+        self.servers.clear();
+    }
+
+    /// A client of all servers, which sends each request to the next one.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub fn client(&self) -> Result<Client> {
+        let servers = self.servers.iter().map(|server| server.address().to_string()).collect();
+        let options = ConnectOptions { servers, ..ConnectOptions::default() };
+        Ok(Client::connect(options)?)
+    }
+}

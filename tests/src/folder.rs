@@ -1,0 +1,94 @@
+//! Folders of files: made from a seed, and compared byte for byte with times and permissions.
+//!
+//! Must hold: two folders are equal when the same regular files are in them; empty folders
+//! don't count.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+
+use crate::dice::Dice;
+
+/// Writes one file below `root`, with the folders on its way.
+///
+/// # Errors
+/// As the file system fails.
+pub fn write(root: &Path, path: impl AsRef<[u8]>, data: impl AsRef<[u8]>) -> Result<()> {
+    let file = root.join(OsStr::from_bytes(path.as_ref()));
+    let parent = file.parent().context("a file has a folder")?;
+    fs::create_dir_all(parent).with_context(|| format!("make {}", parent.display()))?;
+    fs::write(&file, data).with_context(|| format!("write {}", file.display()))
+}
+
+/// Fills `root` with `count` files of up to `longest` bytes, a hundred in each folder.
+///
+/// # Errors
+/// As the file system fails.
+pub fn fill(root: &Path, count: usize, longest: usize, dice: &Dice) -> Result<()> {
+    for number in 0..count {
+        let length = if dice.once_in(20) { 0 } else { dice.below(longest) };
+        let path = format!("{:03}/{number:06}.bin", number / 100);
+        write(root, path, dice.bytes(length))?;
+        if dice.once_in(10) {
+            let path = root.join(format!("{:03}/{number:06}.bin", number / 100));
+            fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+        }
+    }
+    Ok(())
+}
+
+/// What is compared of a file: bytes, modification time in nanoseconds, permission bits.
+type File = (Vec<u8>, i64, u32);
+
+/// Everything below `root`.
+///
+/// # Errors
+/// As the file system fails.
+pub fn read(root: &Path) -> Result<BTreeMap<Vec<u8>, File>> {
+    let mut files = BTreeMap::new();
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).with_context(|| format!("read {}", folder.display()))? {
+            let entry = entry?;
+            let metadata = entry.metadata()?;
+            let path = entry.path();
+            if metadata.is_dir() {
+                folders.push(path);
+            } else {
+                let mtime = metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec();
+                let bytes = fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+                let name = path.strip_prefix(root)?.as_os_str().as_bytes().to_vec();
+                files.insert(name, (bytes, mtime, metadata.mode() & 0o777));
+            }
+        }
+    }
+    Ok(files)
+}
+
+/// Fails with the first file that differs.
+///
+/// # Errors
+/// When one does.
+pub fn compare(one: &Path, other: &Path) -> Result<()> {
+    let (left, right) = (read(one)?, read(other)?);
+    for path in left.keys().chain(right.keys()) {
+        let name = String::from_utf8_lossy(path);
+        match (left.get(path), right.get(path)) {
+            (Some(a), Some(b)) if a == b => {}
+            (Some((a, ..)), Some((b, ..))) if a != b => {
+                bail!("{name} has other bytes: {} and {} of them", a.len(), b.len())
+            }
+            (Some((_, a, x)), Some((_, b, y))) => {
+                bail!("{name} has times {a} and {b}, permissions {x:o} and {y:o}")
+            }
+            (Some(_), None) => bail!("{name} is only in {}", one.display()),
+            (None, _) => bail!("{name} is only in {}", other.display()),
+        }
+    }
+    Ok(())
+}

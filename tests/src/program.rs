@@ -1,0 +1,312 @@
+//! dlserver and dlcmd as processes of their own, the programs a user runs.
+//!
+//! Must hold: what was started ends with the test, by its process id; every wait has an end.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::cluster::clock;
+
+/// How long a program may take to do what takes it a moment.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A program of this workspace, next to the tests in the target folder.
+///
+/// # Errors
+/// When it was not built: `make test` does that first.
+pub fn program(name: &str) -> Result<PathBuf> {
+    let test = std::env::current_exe().context("find this test")?;
+    let folder = test.parent().and_then(Path::parent).context("find the target folder")?;
+    let program = folder.join(name);
+    ensure!(program.is_file(), "{} is missing: run `make programs`", program.display());
+    Ok(program)
+}
+
+/// A process, killed when it is dropped.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    name: String,
+}
+
+impl Process {
+    /// Starts `command`.
+    ///
+    /// # Errors
+    /// When it can't be started.
+    pub fn start(command: &mut Command) -> Result<Self> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        let child = command.spawn().with_context(|| format!("start {name}"))?;
+        Ok(Self { child, name })
+    }
+
+    /// Its id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        kill_process(pid.context("a process has an id")?, signal)
+            .with_context(|| format!("send a signal to {}", self.name))
+    }
+
+    /// Kills it, as `kill -9` does, and waits until it is gone.
+    ///
+    /// # Errors
+    /// When it can't be waited for.
+    pub fn kill(&mut self) -> Result<()> {
+        self.child.kill().with_context(|| format!("kill {}", self.name))?;
+        self.child.wait().with_context(|| format!("wait for {}", self.name))?;
+        Ok(())
+    }
+
+    /// Its exit code, once it ended by itself.
+    ///
+    /// # Errors
+    /// When it goes on for `patience`, or ended by a signal.
+    pub fn wait(&mut self, patience: Duration) -> Result<i32> {
+        let clock = clock();
+        let until = clock.monotonic() + patience;
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return status.code().with_context(|| format!("{} ended by {status}", self.name));
+            }
+            if clock.monotonic() > until {
+                self.kill()?;
+                bail!("{} went on for {patience:?}", self.name);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// The most memory it ever had, in bytes; none once it has ended.
+    pub fn peak_memory(&self) -> Option<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+        let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+        Some(kib << 10)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A dlserver on its data folder.
+#[derive(Debug)]
+pub struct Server {
+    process: Process,
+    address: String,
+    log: Option<JoinHandle<String>>,
+}
+
+impl Server {
+    /// Starts dlserver on a free port, with everything under `data`.
+    ///
+    /// # Errors
+    /// When it ends before it listens, with what it said.
+    pub fn start(data: &Path) -> Result<Self> {
+        Self::start_with(data, "127.0.0.1:0", &[])
+    }
+
+    /// The same on a given address, with more flags.
+    ///
+    /// # Errors
+    /// When it ends before it listens, with what it said.
+    pub fn start_with(data: &Path, listen: &str, flags: &[&str]) -> Result<Self> {
+        let mut command = server_command()?;
+        command.arg("--listen").arg(listen).arg("--data").arg(data).args(flags);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut process = Process::start(&mut command)?;
+        let stdout = process.child.stdout.take().context("stdout is a pipe")?;
+        let log = process.child.stderr.take().map(follow);
+        let (said, line) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut line = String::new();
+            let read = BufReader::new(stdout).read_line(&mut line);
+            // Nobody waits any more when the test is over.
+            let _ = said.send(read.map(|_| line));
+        });
+        let line = line.recv_timeout(PATIENCE).context("wait until dlserver listens")??;
+        let Some(address) = line.trim().strip_prefix("listening on ") else {
+            process.wait(PATIENCE)?;
+            let log = log.map(|log| log.join().unwrap_or_default()).unwrap_or_default();
+            bail!("dlserver ended: {log}");
+        };
+        Ok(Self { address: address.to_owned(), process, log })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The process.
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.process
+    }
+
+    /// dlcmd with this server.
+    ///
+    /// # Errors
+    /// When it was not built.
+    pub fn dlcmd(&self) -> Result<Command> {
+        let mut command = dlcmd()?;
+        command.arg("--server").arg(&self.address);
+        Ok(command)
+    }
+
+    /// Asks it to stop with SIGTERM; gives what it logged.
+    ///
+    /// # Errors
+    /// When it does not end well.
+    pub fn stop(mut self) -> Result<String> {
+        self.process.signal(Signal::TERM)?;
+        let code = self.process.wait(PATIENCE)?;
+        let log = self.log.take().map(|log| log.join().unwrap_or_default()).unwrap_or_default();
+        ensure!(code == 0, "dlserver ended with {code}: {log}");
+        Ok(log)
+    }
+
+    /// `kill -9`; gives what it logged.
+    ///
+    /// # Errors
+    /// When it can't be waited for.
+    pub fn kill(mut self) -> Result<String> {
+        self.process.kill()?;
+        Ok(self.log.take().map(|log| log.join().unwrap_or_default()).unwrap_or_default())
+    }
+}
+
+/// Keeps a pipe empty, and what came through it.
+fn follow(mut stderr: ChildStderr) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut text = Vec::new();
+        // What came before an error is all there is.
+        let _ = stderr.read_to_end(&mut text);
+        String::from_utf8_lossy(&text).into_owned()
+    })
+}
+
+/// dlserver without flags and without variables of this machine.
+///
+/// # Errors
+/// When it was not built.
+pub fn server_command() -> Result<Command> {
+    let mut command = Command::new(program("dlserver")?);
+    clean(&mut command);
+    Ok(command)
+}
+
+/// dlcmd without flags and without variables of this machine.
+///
+/// # Errors
+/// When it was not built.
+pub fn dlcmd() -> Result<Command> {
+    let mut command = Command::new(program("dlcmd")?);
+    clean(&mut command);
+    Ok(command)
+}
+
+fn clean(command: &mut Command) {
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("DIESEL_") {
+            command.env_remove(name);
+        }
+    }
+}
+
+/// How a program ended, and what it said.
+#[derive(Debug)]
+pub struct Ended {
+    /// Its exit code.
+    pub code: i32,
+    /// What it wrote to stdout.
+    pub stdout: Vec<u8>,
+    /// What it wrote to stderr.
+    pub stderr: String,
+}
+
+impl Ended {
+    /// Stdout as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.stdout).into_owned()
+    }
+
+    /// Itself, if the code is this one.
+    ///
+    /// # Errors
+    /// Otherwise, with all that it said.
+    pub fn code(self, code: i32) -> Result<Self> {
+        let (stdout, stderr) = (self.text(), &self.stderr);
+        ensure!(self.code == code, "ended with {}, not {code}: {stdout}{stderr}", self.code);
+        Ok(self)
+    }
+}
+
+impl TryFrom<Output> for Ended {
+    type Error = anyhow::Error;
+
+    fn try_from(output: Output) -> Result<Self> {
+        Ok(Self {
+            code: output.status.code().with_context(|| format!("ended by {}", output.status))?,
+            stdout: output.stdout,
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        })
+    }
+}
+
+/// Runs a command to its end.
+///
+/// # Errors
+/// When it can't be started, or ends by a signal.
+pub fn run(command: &mut Command) -> Result<Ended> {
+    let output = command.stdin(Stdio::null()).output();
+    output.with_context(|| format!("run {command:?}"))?.try_into()
+}
+
+/// Runs a command to its end with this on its stdin.
+///
+/// # Errors
+/// When it can't be started, or ends by a signal.
+pub fn run_with_stdin(command: &mut Command, stdin: &[u8]) -> Result<Ended> {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().with_context(|| format!("run {command:?}"))?;
+    let mut pipe = child.stdin.take().context("stdin is a pipe")?;
+    let stdin = stdin.to_vec();
+    let writer = std::thread::spawn(move || {
+        // A program that ends early closes the pipe.
+        let _ = pipe.write_all(&stdin);
+    });
+    let output = child.wait_with_output()?;
+    ensure!(writer.join().is_ok(), "the thread that writes to stdin ended");
+    output.try_into()
+}
+
+/// Runs dlcmd with these arguments against a server.
+///
+/// # Errors
+/// When it can't be started, or ends by a signal.
+pub fn dl<A: AsRef<OsStr>>(
+    server: &Server,
+    arguments: impl IntoIterator<Item = A>,
+) -> Result<Ended> {
+    run(server.dlcmd()?.args(arguments))
+}

@@ -1,0 +1,208 @@
+//! A client that tries each request once, at one server, with ids the caller chose: what a test
+//! needs that wants to know exactly what was asked and answered.
+//!
+//! Must hold: nothing is tried again, and nothing is kept between two calls.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result, ensure};
+use bytes::Bytes;
+use dl_format::{
+    Attributes, ChunkId, ChunkShape, ChunkWriter, Crc32c, DatasetId, Deletions, FilePath,
+    FileRecord, Stamp,
+};
+use dl_proto::pb::diesel_client::DieselClient;
+use dl_proto::{DeleteRequest, ListEntry, MESSAGE_BYTES_MAX, RecoverProgress, pb};
+use tonic::Status;
+use tonic::transport::{Channel, Endpoint};
+
+/// The files of a dataset: path and bytes.
+pub type Files = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// One connection to one server.
+#[derive(Debug, Clone)]
+pub struct Wire {
+    server: DieselClient<Channel>,
+}
+
+impl Wire {
+    /// Connects.
+    ///
+    /// # Errors
+    /// When nobody listens there.
+    pub async fn connect(address: SocketAddr) -> Result<Self> {
+        let channel = Endpoint::from_shared(format!("http://{address}"))?.connect().await;
+        let channel = channel.with_context(|| format!("connect to {address}"))?;
+        let server = DieselClient::new(channel)
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(MESSAGE_BYTES_MAX);
+        Ok(Self { server })
+    }
+
+    /// The stub itself.
+    pub fn stub(&self) -> DieselClient<Channel> {
+        self.server.clone()
+    }
+
+    /// Creates a dataset of small chunks, or finds it.
+    ///
+    /// # Errors
+    /// As the server answers.
+    pub async fn create(&self, name: &str) -> Result<DatasetId, Status> {
+        let request =
+            pb::CreateDatasetRequest { name: name.to_owned(), chunk_size: 1 << 20, alignment: 64 };
+        let dataset = self.stub().create_dataset(request).await?.into_inner();
+        id(&dataset.id)
+    }
+
+    /// The dataset of a name; none when the server knows of none.
+    ///
+    /// # Errors
+    /// As the server answers.
+    pub async fn dataset(&self, name: &str) -> Result<Option<DatasetId>, Status> {
+        match self.stub().get_dataset(pb::GetDatasetRequest { name: name.to_owned() }).await {
+            Ok(dataset) => id(&dataset.into_inner().id).map(Some),
+            Err(status) if status.code() == tonic::Code::NotFound => Ok(None),
+            Err(status) => Err(status),
+        }
+    }
+
+    /// Ends a dataset.
+    ///
+    /// # Errors
+    /// As the server answers.
+    pub async fn delete_dataset(&self, name: &str, id: DatasetId) -> Result<(), Status> {
+        let id = Bytes::copy_from_slice(id.as_bytes());
+        let request = pb::DeleteDatasetRequest { name: name.to_owned(), id };
+        self.stub().delete_dataset(request).await.map(drop)
+    }
+
+    /// Sends a sealed object.
+    ///
+    /// # Errors
+    /// As the server answers.
+    pub async fn put(&self, dataset: DatasetId, object: &[u8]) -> Result<Stamp, Status> {
+        let message = pb::PutChunkRequest {
+            dataset: Bytes::copy_from_slice(dataset.as_bytes()),
+            length: object.len() as u64,
+            data: Bytes::copy_from_slice(object),
+        };
+        let reply = self.stub().put_chunk(tokio_stream::once(message)).await?;
+        Ok(Stamp::new(reply.into_inner().stamp))
+    }
+
+    /// Deletes versions by the tombstone of that id.
+    ///
+    /// # Errors
+    /// As the server answers.
+    pub async fn delete(
+        &self,
+        dataset: DatasetId,
+        tombstone: ChunkId,
+        deletions: &Deletions,
+    ) -> Result<Stamp, Status> {
+        let request = DeleteRequest { dataset, tombstone, deletions: deletions.clone() };
+        let reply = self.stub().delete(pb::DeleteRequest::from(request)).await?;
+        Ok(Stamp::new(reply.into_inner().stamp))
+    }
+
+    /// Rebuilds the metadata of all datasets; the last word on each, with all problems.
+    ///
+    /// # Errors
+    /// As the server answers.
+    pub async fn recover(&self) -> Result<Vec<RecoverProgress>, Status> {
+        let mut told = BTreeMap::<String, RecoverProgress>::new();
+        let mut steps = self.stub().recover(pb::RecoverRequest::default()).await?.into_inner();
+        while let Some(step) = steps.message().await? {
+            let mut step = RecoverProgress::from(step);
+            if let Some(mut before) = told.remove(&step.dataset) {
+                before.problems.append(&mut step.problems);
+                step.problems = before.problems;
+            }
+            told.insert(step.dataset.clone(), step);
+        }
+        Ok(told.into_values().collect())
+    }
+
+    /// All files of a dataset, as a listing of everything below its root says.
+    ///
+    /// # Errors
+    /// As the server answers, or when the answer makes no sense.
+    pub async fn list(&self, dataset: DatasetId) -> Result<Vec<(FilePath, FileRecord)>> {
+        let request = pb::ListRequest {
+            dataset: Bytes::copy_from_slice(dataset.as_bytes()),
+            recursive: true,
+            ..pb::ListRequest::default()
+        };
+        let mut pages = self.stub().list(request).await?.into_inner();
+        let mut files = Vec::new();
+        while let Some(page) = pages.message().await? {
+            for entry in page.entries {
+                match ListEntry::try_from(entry)? {
+                    ListEntry::File(path, Some(record)) => files.push((path, record)),
+                    other => anyhow::bail!("{other:?} in a listing of files"),
+                }
+            }
+        }
+        ensure!(files.is_sorted_by(|a, b| a.0 < b.0), "a listing is not sorted");
+        Ok(files)
+    }
+
+    /// All files with their bytes, read by path and checked against their checksums.
+    ///
+    /// # Errors
+    /// As the server answers, or when a file is not what the listing says.
+    pub async fn files(&self, dataset: DatasetId) -> Result<Files> {
+        let listed = self.list(dataset).await?;
+        let items = listed.iter().map(|(path, _)| pb::ReadItem {
+            source: Some(pb::read_item::Source::Path(path.clone().into_bytes())),
+            ..pb::ReadItem::default()
+        });
+        let request = pb::ReadRequest {
+            dataset: Bytes::copy_from_slice(dataset.as_bytes()),
+            items: items.collect(),
+        };
+        let mut found = vec![Vec::new(); listed.len()];
+        let mut ended = 0;
+        if !listed.is_empty() {
+            let mut replies = self.stub().read(request).await?.into_inner();
+            while let Some(reply) = replies.message().await? {
+                for piece in reply.pieces {
+                    ensure!(piece.status() == pb::ItemStatus::Ok, "read: {}", piece.problem);
+                    ended += usize::from(piece.last);
+                    found[piece.item as usize].extend_from_slice(&piece.data);
+                }
+            }
+        }
+        ensure!(ended == listed.len(), "{ended} of {} items were answered", listed.len());
+        let mut files = Files::new();
+        for ((path, record), bytes) in listed.into_iter().zip(found) {
+            ensure!(Crc32c::of(&bytes) == record.crc, "{path} has another checksum");
+            files.insert(path.as_bytes().to_vec(), bytes);
+        }
+        Ok(files)
+    }
+}
+
+fn id(bytes: &[u8]) -> Result<DatasetId, Status> {
+    let bytes = bytes.try_into().map_err(|_| Status::internal("an id has 16 bytes"))?;
+    Ok(DatasetId::from_bytes(bytes))
+}
+
+/// A sealed chunk of these files, as a client sends it.
+///
+/// # Errors
+/// When they don't fit.
+pub fn chunk<'a>(
+    id: ChunkId,
+    dataset: DatasetId,
+    files: impl IntoIterator<Item = (&'a [u8], &'a [u8])>,
+) -> Result<Vec<u8>> {
+    let mut writer = ChunkWriter::new(ChunkShape::new(1 << 20, 64)?, Vec::new());
+    for (path, data) in files {
+        let path = FilePath::new(path.to_vec())?;
+        writer.append(&path, Attributes { mode: 0o644, mtime: 1 }, data)?;
+    }
+    Ok(writer.seal(id, dataset).as_slice().to_vec())
+}

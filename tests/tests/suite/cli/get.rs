@@ -1,0 +1,107 @@
+//! Sentences about `get` and `cat`.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+use dl_tests::folder;
+use dl_tests::program::run;
+
+use super::common::Scene;
+
+#[test]
+fn put_then_get_makes_diff_silent() -> Result<()> {
+    let scene = Scene::with(&[("a", "1"), ("d/b", ""), ("d/e/f", "three")])?;
+    scene.dl(["get", "dl://ds", "got"])?.code(0)?;
+    let mut diff = Command::new("diff");
+    diff.arg("-r").arg(scene.path("src")).arg(scene.path("got"));
+    let diff = run(&mut diff)?.code(0)?;
+    ensure!(diff.stdout.is_empty(), "{}", diff.text());
+    folder::compare(&scene.path("src"), &scene.path("got"))
+}
+
+#[test]
+fn get_of_a_folder_writes_its_contents_into_the_target() -> Result<()> {
+    let scene = Scene::with(&[("a", "1"), ("d/b", "2"), ("d/e/f", "3")])?;
+    scene.dl(["get", "dl://ds/d", "got"])?.code(0)?;
+    folder::compare(&scene.path("src/d"), &scene.path("got"))
+}
+
+#[test]
+fn get_of_a_file_writes_the_target_or_into_it_when_that_is_a_folder() -> Result<()> {
+    let scene = Scene::with(&[("d/b", "2")])?;
+    scene.dl(["get", "dl://ds/d/b", "file"])?.code(0)?;
+    ensure!(fs::read(scene.path("file"))? == b"2", "as the target");
+    fs::create_dir(scene.path("folder"))?;
+    scene.dl(["get", "dl://ds/d/b", "folder"])?.code(0)?;
+    ensure!(fs::read(scene.path("folder/b"))? == b"2", "in the target");
+    Ok(())
+}
+
+#[test]
+fn get_keeps_times_and_permissions_without_setuid_setgid_and_sticky() -> Result<()> {
+    let scene = Scene::new()?;
+    scene.write("a", "1")?;
+    fs::set_permissions(scene.path("src/a"), fs::Permissions::from_mode(0o7751))?;
+    scene.dl(["put", "src", "dl://ds"])?.code(0)?;
+    scene.dl(["get", "dl://ds", "got"])?.code(0)?;
+    let (put, got) = (fs::metadata(scene.path("src/a"))?, fs::metadata(scene.path("got/a"))?);
+    ensure!(got.mode() & 0o7777 == 0o751, "{:o}", got.mode());
+    ensure!((put.mtime(), put.mtime_nsec()) == (got.mtime(), got.mtime_nsec()), "times");
+    Ok(())
+}
+
+#[test]
+fn get_replaces_what_differs_and_leaves_the_rest_alone() -> Result<()> {
+    let scene = Scene::with(&[("a", "1"), ("b", "2")])?;
+    scene.dl(["get", "dl://ds", "got"])?.code(0)?;
+    let untouched = fs::metadata(scene.path("got/a"))?.ino();
+    fs::write(scene.path("got/b"), "changed here")?;
+    fs::write(scene.path("got/own"), "of this machine")?;
+    scene.dl(["get", "dl://ds", "got"])?.code(0)?;
+    ensure!(fs::read(scene.path("got/b"))? == b"2", "replaced");
+    ensure!(fs::metadata(scene.path("got/a"))?.ino() == untouched, "a was written again");
+    ensure!(fs::read(scene.path("got/own"))? == b"of this machine", "own files stay");
+    Ok(())
+}
+
+#[test]
+fn get_writes_only_inside_of_the_target_whatever_links_lie_there() -> Result<()> {
+    let scene = Scene::with(&[("d/b", "2"), ("link", "3")])?;
+    fs::create_dir_all(scene.path("got"))?;
+    fs::create_dir_all(scene.path("elsewhere"))?;
+    fs::write(scene.path("victim"), "as it was")?;
+    symlink(scene.path("elsewhere"), scene.path("got/d"))?;
+    symlink(scene.path("victim"), scene.path("got/link"))?;
+    let got = scene.dl(["get", "dl://ds", "got"])?;
+    ensure!(got.code == 0 || got.code == 4, "{got:?}");
+    ensure!(fs::read_dir(scene.path("elsewhere"))?.count() == 0, "written through a folder link");
+    ensure!(fs::read(scene.path("victim"))? == b"as it was", "written through a file link");
+    Ok(())
+}
+
+#[test]
+fn get_of_what_is_not_there_ends_with_3_and_makes_nothing() -> Result<()> {
+    let scene = Scene::with(&[("a", "1")])?;
+    scene.dl(["get", "dl://ds/none", "got"])?.code(3)?;
+    scene.dl(["get", "dl://none", "got"])?.code(3)?;
+    ensure!(!scene.path("got").exists(), "the target was made");
+    Ok(())
+}
+
+#[test]
+fn get_with_sync_gives_the_same_files() -> Result<()> {
+    let scene = Scene::with(&[("a", "1"), ("d/b", "2")])?;
+    scene.dl(["get", "--sync", "dl://ds", "got"])?.code(0)?;
+    folder::compare(&scene.path("src"), &scene.path("got"))
+}
+
+#[test]
+fn cat_writes_the_bytes_and_nothing_else() -> Result<()> {
+    let scene = Scene::with(&[("a", "no newline"), ("b", "other")])?;
+    let bytes = scene.dl(["cat", "dl://ds/a"])?.code(0)?;
+    ensure!(bytes.stdout == b"no newline" && bytes.stderr.is_empty(), "{bytes:?}");
+    scene.dl(["cat", "dl://ds/none"])?.code(3)?;
+    Ok(())
+}

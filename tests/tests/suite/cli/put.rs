@@ -1,0 +1,167 @@
+//! Sentences about `put`.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+use dl_tests::program::{run, run_with_stdin};
+use dl_tests::tell;
+
+use super::common::Scene;
+
+#[test]
+fn put_of_a_folder_stores_its_contents_with_or_without_a_trailing_slash() -> Result<()> {
+    let scene = Scene::new()?;
+    scene.write("a", "1")?;
+    scene.write("d/b", "2")?;
+    for (source, dataset) in
+        [("src", "dl://plain"), ("src/", "dl://slash"), ("./src/.", "dl://dot")]
+    {
+        scene.dl(["put", source, dataset])?.code(0)?;
+        ensure!(scene.listed(dataset)? == "a\nd/b\n", "{source}");
+    }
+    Ok(())
+}
+
+#[test]
+fn put_of_a_file_keeps_its_last_name_and_all_sources_land_under_the_folder() -> Result<()> {
+    let scene = Scene::new()?;
+    scene.write("d/b", "1")?;
+    scene.write("e/c", "2")?;
+    scene.dl(["put", "src/d/b", "src/e", "dl://ds/x/y"])?.code(0)?;
+    ensure!(scene.listed("dl://ds")? == "x/y/b\nx/y/c\n", "{}", scene.listed("dl://ds")?);
+    Ok(())
+}
+
+#[test]
+fn put_of_two_sources_that_give_one_path_is_wrong_usage_and_writes_nothing() -> Result<()> {
+    let scene = Scene::new()?;
+    scene.write("d/same", "1")?;
+    scene.write("e/same", "2")?;
+    let refused = scene.dl(["put", "src/d", "src/e", "dl://ds"])?.code(2)?;
+    ensure!(refused.stderr.contains("same"), "{}", refused.stderr);
+    scene.dl(["ls", "dl://ds"])?.code(3)?;
+    Ok(())
+}
+
+#[test]
+fn put_reads_paths_from_stdin_and_stores_each_as_given() -> Result<()> {
+    let scene = Scene::new()?;
+    scene.write("d/b", "1")?;
+    scene.write("new\nline", "2")?;
+    run_with_stdin(&mut scene.command(["put", "-", "dl://lines"])?, b"src/d/b\n")?.code(0)?;
+    ensure!(scene.listed("dl://lines")? == "src/d/b\n", "lines");
+    let list = b"src/d/b\0src/new\nline\0";
+    run_with_stdin(&mut scene.command(["put", "-0", "-", "dl://nul"])?, list)?.code(0)?;
+    ensure!(scene.listed("dl://nul")? == "src/d/b\nsrc/new\\x0Aline\n", "NUL");
+    Ok(())
+}
+
+#[test]
+fn put_refuses_absolute_paths_and_parents_on_stdin_as_wrong_usage() -> Result<()> {
+    let scene = Scene::new()?;
+    scene.write("a", "1")?;
+    for list in ["/etc/hostname\n", "src/../src/a\n", "../x\n"] {
+        let mut put = scene.command(["put", "-", "dl://ds"])?;
+        run_with_stdin(&mut put, list.as_bytes())?.code(2)?;
+    }
+    scene.dl(["ls", "dl://ds"])?.code(3)?;
+    Ok(())
+}
+
+#[test]
+fn put_skips_what_is_there_with_the_same_size_and_time() -> Result<()> {
+    let scene = Scene::with(&[("a", "1"), ("b", "2")])?;
+    let again = scene.dl(["--json", "put", "src", "dl://ds"])?.code(0)?.text();
+    ensure!(again.contains("\"files\":0") && again.contains("\"unchanged\":2"), "{again}");
+    scene.write("b", "3")?;
+    let again = scene.dl(["--json", "put", "src", "dl://ds"])?.code(0)?.text();
+    ensure!(again.contains("\"files\":1") && again.contains("\"unchanged\":1"), "{again}");
+    ensure!(scene.dl(["cat", "dl://ds/b"])?.code(0)?.text() == "3", "the new contents");
+    Ok(())
+}
+
+#[test]
+fn put_with_checksum_finds_a_change_that_kept_size_and_time() -> Result<()> {
+    let scene = Scene::with(&[("a", "1")])?;
+    let time = fs::metadata(scene.path("src/a"))?.modified()?;
+    scene.write("a", "2")?;
+    fs::File::options().write(true).open(scene.path("src/a"))?.set_modified(time)?;
+    scene.dl(["put", "src", "dl://ds"])?.code(0)?;
+    ensure!(scene.dl(["cat", "dl://ds/a"])?.code(0)?.text() == "1", "skipped by size and time");
+    scene.dl(["put", "--checksum", "src", "dl://ds"])?.code(0)?;
+    ensure!(scene.dl(["cat", "dl://ds/a"])?.code(0)?.text() == "2", "found by its checksum");
+    Ok(())
+}
+
+#[test]
+fn put_stores_a_link_to_a_file_inside_as_that_file_and_names_the_others() -> Result<()> {
+    let scene = Scene::new()?;
+    scene.write("d/file", "inside")?;
+    fs::write(scene.path("outside"), "outside")?;
+    symlink("d/file", scene.path("src/good"))?;
+    symlink("../outside", scene.path("src/out"))?;
+    symlink("/etc/hostname", scene.path("src/absolute"))?;
+    symlink("nowhere", scene.path("src/dangling"))?;
+    symlink("d", scene.path("src/folder"))?;
+    ensure!(Command::new("mkfifo").arg(scene.path("src/pipe")).status()?.success(), "mkfifo");
+    let put = scene.dl(["put", "src", "dl://ds"])?.code(0)?;
+    ensure!(scene.listed("dl://ds")? == "d/file\ngood\n", "{}", scene.listed("dl://ds")?);
+    ensure!(scene.dl(["cat", "dl://ds/good"])?.code(0)?.text() == "inside", "cat");
+    for skipped in ["out", "absolute", "dangling", "folder", "pipe"] {
+        ensure!(put.stderr.contains(skipped), "{skipped} is not in {}", put.stderr);
+    }
+    let quiet = scene.dl(["--quiet", "put", "src", "dl://ds"])?.code(0)?;
+    ensure!(quiet.stderr.is_empty(), "quiet: {}", quiet.stderr);
+    Ok(())
+}
+
+#[test]
+fn put_of_an_unreadable_file_stores_the_rest_and_ends_with_4() -> Result<()> {
+    let scene = Scene::new()?;
+    scene.write("a", "1")?;
+    scene.write("secret", "2")?;
+    fs::set_permissions(scene.path("src/secret"), fs::Permissions::from_mode(0o000))?;
+    let put = scene.command(["put", "src", "dl://ds"])?;
+    let put = if fs::File::open(scene.path("src/secret")).is_err() {
+        scene.dl(["put", "src", "dl://ds"])?
+    } else {
+        // This user may read every file, so another one puts them.
+        for folder in ["", "src"] {
+            fs::set_permissions(scene.path(folder), fs::Permissions::from_mode(0o755))?;
+        }
+        let mut other = Command::new("setpriv");
+        other.args(["--reuid", "65534", "--clear-groups"]).arg(put.get_program());
+        other.args(put.get_args()).current_dir(scene.path(""));
+        match run(&mut other) {
+            Ok(put) if !put.stderr.contains("setpriv") => put,
+            refused => {
+                tell(format_args!("skipped: this can't be tried as another user: {refused:?}"));
+                return Ok(());
+            }
+        }
+    };
+    let put = put.code(4)?;
+    ensure!(put.stderr.contains("secret"), "{}", put.stderr);
+    ensure!(scene.listed("dl://ds")? == "a\n", "the rest");
+    Ok(())
+}
+
+#[test]
+fn put_of_a_source_that_is_not_there_ends_with_3_and_makes_no_dataset() -> Result<()> {
+    let scene = Scene::new()?;
+    let missing = scene.dl(["put", "nowhere", "dl://ds"])?.code(3)?;
+    ensure!(missing.stderr.contains("nowhere"), "{}", missing.stderr);
+    scene.dl(["ls", "dl://ds"])?.code(3)?;
+    Ok(())
+}
+
+#[test]
+fn put_keeps_no_empty_folders() -> Result<()> {
+    let scene = Scene::with(&[("a", "1")])?;
+    fs::create_dir_all(scene.path("src/empty/below"))?;
+    scene.dl(["put", "src", "dl://ds"])?.code(0)?;
+    ensure!(scene.dl(["ls", "dl://ds"])?.code(0)?.text() == "a\n", "ls");
+    Ok(())
+}

@@ -1,0 +1,252 @@
+//! What clients ask for, one request after the other, and what must be there after each.
+//!
+//! Must hold: a request that was sent once is sent again with the same ids and bytes.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+use dl_format::{ChunkId, ChunkIdMaker, DatasetId, Deletions, Stamp};
+use dl_tests::cluster::clock;
+use dl_tests::wire::{Files, Wire, chunk};
+
+type File = (&'static str, Vec<u8>);
+
+/// One thing that happens.
+#[derive(Debug, Clone)]
+pub(super) enum Step {
+    Create(&'static str),
+    Put(&'static str, Vec<File>),
+    Delete(&'static str, Vec<&'static str>),
+    DeleteDataset(&'static str),
+    /// The server stops in order and is started again.
+    Restart,
+    /// The server stops, all metadata goes, the server is started again.
+    LoseMetadata,
+    Recover,
+}
+
+/// All steps.
+#[derive(Debug)]
+pub(super) struct History {
+    pub(super) steps: Vec<Step>,
+}
+
+impl History {
+    pub(super) fn new() -> Self {
+        let small = |text: &str| text.as_bytes().to_vec();
+        let long = |byte: u8| vec![byte; 300_000];
+        let steps = vec![
+            Step::Create("a"),
+            Step::Put("a", vec![("x", small("one")), ("d/y", small("two")), ("d/z", Vec::new())]),
+            Step::Put("a", vec![("x", long(1)), ("d/new", small("three"))]),
+            Step::Delete("a", vec!["d/y", "d/new"]),
+            Step::Create("b"),
+            Step::Put("b", vec![("x", small("of another dataset"))]),
+            Step::Restart,
+            Step::Put("a", vec![("d/new", small("again")), ("e", small("file"))]),
+            Step::Put("a", vec![("e/f", small("makes a folder of e"))]),
+            Step::DeleteDataset("b"),
+            Step::Create("b"),
+            Step::Put("b", vec![("y", long(2))]),
+            Step::LoseMetadata,
+            Step::Recover,
+            Step::Delete("a", vec!["x", "e/f"]),
+            Step::Put("a", vec![("x", small("the last one"))]),
+            Step::DeleteDataset("b"),
+        ];
+        Self { steps }
+    }
+}
+
+/// A request, exactly as it is sent each time.
+#[derive(Debug, Clone)]
+enum Request {
+    Create(&'static str),
+    Put(DatasetId, Vec<u8>),
+    Delete(DatasetId, ChunkId, Deletions),
+    DeleteDataset(&'static str, DatasetId),
+    Recover,
+}
+
+/// What was acknowledged, and what is under way.
+#[derive(Debug, Default)]
+pub(super) struct Journal {
+    next: usize,
+    pending: Option<Request>,
+    datasets: BTreeMap<&'static str, Dataset>,
+    acknowledged: Vec<(Request, Option<Stamp>)>,
+}
+
+#[derive(Debug, Clone)]
+struct Dataset {
+    id: DatasetId,
+    /// All paths, also those that are hidden because others have them as folders.
+    files: Files,
+}
+
+impl Journal {
+    /// The step that comes next, or is under way.
+    pub(super) fn step<'a>(&self, history: &'a History) -> Option<&'a Step> {
+        history.steps.get(self.next)
+    }
+
+    pub(super) fn acknowledged_names(&self) -> impl Iterator<Item = &'static str> {
+        let under_way = match self.pending {
+            Some(Request::DeleteDataset(name, _)) => Some(name),
+            _ => None,
+        };
+        self.datasets.keys().copied().filter(move |name| Some(*name) != under_way)
+    }
+
+    /// Whether the metadata is lost and not yet acknowledged as recovered.
+    pub(super) fn is_recovering(&self, history: &History) -> bool {
+        matches!(self.step(history), Some(Step::Recover))
+    }
+
+    pub(super) fn done(&mut self) {
+        self.next += 1;
+        self.pending = None;
+    }
+
+    /// Sends the request of a step; notes what was acknowledged.
+    pub(super) async fn send(&mut self, server: &Wire, step: &Step) -> Result<()> {
+        let request = match self.pending.clone() {
+            Some(request) => request,
+            None => self.pending.insert(self.prepare(server, step).await?).clone(),
+        };
+        let stamp = ask(server, &request).await?;
+        if let Step::Create(name) = step {
+            let id = server.dataset(name).await?.context("a created dataset is not there")?;
+            self.datasets.insert(name, Dataset { id, files: Files::new() });
+        }
+        apply(&mut self.datasets, step);
+        self.acknowledged.push((request, stamp));
+        self.done();
+        Ok(())
+    }
+
+    async fn prepare(&self, server: &Wire, step: &Step) -> Result<Request> {
+        let dataset =
+            |name: &str| self.datasets.get(name).map(|dataset| dataset.id).context("no such id");
+        // An origin of its own for each step: the ids of two steps never meet.
+        let mut ids = ChunkIdMaker::new([self.next as u8; 9]);
+        let id = ids.next(clock().now());
+        Ok(match step {
+            Step::Create(name) => Request::Create(name),
+            Step::Put(name, files) => {
+                let dataset = dataset(name)?;
+                let files = files.iter().map(|(path, data)| (path.as_bytes(), data.as_slice()));
+                Request::Put(dataset, chunk(id, dataset, files)?)
+            }
+            Step::Delete(name, paths) => {
+                let dataset = dataset(name)?;
+                let mut deletions = Deletions::default();
+                for (path, record) in server.list(dataset).await? {
+                    if paths.iter().any(|wanted| wanted.as_bytes() == path.as_bytes()) {
+                        deletions.insert(&record.version);
+                    }
+                }
+                Request::Delete(dataset, id, deletions)
+            }
+            Step::DeleteDataset(name) => Request::DeleteDataset(name, dataset(name)?),
+            Step::Recover => Request::Recover,
+            Step::Restart | Step::LoseMetadata => anyhow::bail!("{step:?} is no request"),
+        })
+    }
+
+    /// What may be found: what was acknowledged; or that and what is under way.
+    pub(super) fn allowed(&self, history: &History) -> Vec<BTreeMap<&'static str, Files>> {
+        let mut allowed = vec![visible(&self.datasets)];
+        if let (Some(_), Some(step)) = (&self.pending, self.step(history)) {
+            let mut after = self.datasets.clone();
+            if let Step::Create(name) = step {
+                let id = DatasetId::from_bytes([0; 16]);
+                after.insert(name, Dataset { id, files: Files::new() });
+            }
+            apply(&mut after, step);
+            allowed.push(visible(&after));
+        }
+        allowed
+    }
+
+    /// The name of a dataset of which only the name may be there.
+    pub(super) fn half_created(&self) -> Option<&'static str> {
+        match self.pending {
+            Some(Request::Create(name)) => Some(name),
+            _ => None,
+        }
+    }
+
+    /// Sends all that was acknowledged once more, the last first, except what would change the
+    /// world by design: a name can be used again.
+    pub(super) async fn send_all_again(&self, server: &Wire) -> Result<()> {
+        let ended = |id: &DatasetId| !self.datasets.values().any(|dataset| dataset.id == *id);
+        for (request, stamp) in self.acknowledged.iter().rev() {
+            match request {
+                Request::Create(_) => {}
+                Request::Put(dataset, _) | Request::Delete(dataset, _, _) if ended(dataset) => {
+                    let refused = ask(server, request).await;
+                    let status = refused.err().context("a dead dataset took a write")?;
+                    anyhow::ensure!(status.code() == tonic::Code::NotFound, "{status}");
+                }
+                Request::Put(..) | Request::Delete(..) => {
+                    let again = ask(server, request).await?;
+                    anyhow::ensure!(again == *stamp, "{stamp:?} became {again:?}");
+                }
+                Request::DeleteDataset(..) | Request::Recover => {
+                    ask(server, request).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+async fn ask(server: &Wire, request: &Request) -> Result<Option<Stamp>, tonic::Status> {
+    match request {
+        Request::Create(name) => server.create(name).await.map(|_| None),
+        Request::Put(dataset, object) => server.put(*dataset, object).await.map(Some),
+        Request::Delete(dataset, tombstone, deletions) => {
+            server.delete(*dataset, *tombstone, deletions).await.map(Some)
+        }
+        Request::DeleteDataset(name, id) => server.delete_dataset(name, *id).await.map(|()| None),
+        Request::Recover => match server.recover().await?.iter().find(|d| !d.problems.is_empty()) {
+            Some(damaged) => Err(tonic::Status::data_loss(format!("{damaged:?}"))),
+            None => Ok(None),
+        },
+    }
+}
+
+fn apply(datasets: &mut BTreeMap<&'static str, Dataset>, step: &Step) {
+    match step {
+        Step::Put(name, files) => {
+            for dataset in datasets.get_mut(name).into_iter() {
+                let files = files.iter();
+                let files = files.map(|(path, data)| (path.as_bytes().to_vec(), data.clone()));
+                dataset.files.extend(files);
+            }
+        }
+        Step::Delete(name, paths) => {
+            for dataset in datasets.get_mut(name).into_iter() {
+                dataset.files.retain(|path, _| !paths.iter().any(|p| p.as_bytes() == path));
+            }
+        }
+        Step::DeleteDataset(name) => {
+            datasets.remove(name);
+        }
+        Step::Create(_) | Step::Restart | Step::LoseMetadata | Step::Recover => {}
+    }
+}
+
+/// What a listing shows: where a path is a file and a folder, the folder holds.
+fn visible(datasets: &BTreeMap<&'static str, Dataset>) -> BTreeMap<&'static str, Files> {
+    let visible = |files: &Files| {
+        let is_folder = |path: &[u8]| {
+            let prefix = [path, b"/"].concat();
+            files.keys().any(|other| other.starts_with(&prefix))
+        };
+        let seen = files.iter().filter(|(path, _)| !is_folder(path));
+        seen.map(|(path, data)| (path.clone(), data.clone())).collect()
+    };
+    datasets.iter().map(|(name, dataset)| (*name, visible(&dataset.files))).collect()
+}

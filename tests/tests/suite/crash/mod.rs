@@ -1,0 +1,65 @@
+//! Every moment at which a server can die: a history is run once for each point before and after
+//! each write to the chunk store's disk and to the metadata, cut off there, and restarted on what
+//! a power cut leaves.
+//!
+//! Must hold: after every restart, with the metadata kept, torn or gone, what was acknowledged is
+//! there, what was not is absent or complete, and the same request again ends the same.
+
+mod history;
+mod world;
+
+use anyhow::{Context, Result, ensure};
+use dl_tests::dice::Dice;
+use dl_tests::rounds;
+
+use self::history::{History, Journal};
+use self::world::{Metadata, World};
+
+/// Runs the whole history with the cut at this point. False when it came to its end before.
+async fn cut_at(point: u64, history: &History, metadata: Metadata) -> Result<bool> {
+    let dice = Dice::new(point);
+    let mut world = World::new(metadata);
+    let mut journal = Journal::default();
+    world.cut.arm(point);
+    let ended = world.live(history, &mut journal).await;
+    let was_cut = world.cut.is_cut();
+    // A cut may also come after the last acknowledgement, while the files are let go.
+    ensure!(was_cut || ended.is_ok(), "the history ended with {ended:?}");
+    world.lose_power(&dice).await;
+
+    let before = format!("before step {:?}", journal.step(history));
+    world.check_without_metadata(&journal).await.with_context(|| format!("recovered, {before}"))?;
+    world.check(&journal).await.with_context(|| format!("restarted, {before}"))?;
+    let again = world.live(history, &mut journal).await;
+    again.with_context(|| format!("go on, {before}"))?;
+    world.check(&journal).await.context("at the end")?;
+    world.retry_all(&journal).await.context("every request again")?;
+    world.check(&journal).await.context("after every request again")?;
+    world.check_without_metadata(&journal).await.context("recovered at the end")?;
+    Ok(was_cut)
+}
+
+async fn cut_everywhere(metadata: Metadata, step: usize, least: u64) -> Result<()> {
+    let history = History::new();
+    for point in (0..).step_by(step) {
+        let was_cut = cut_at(point, &history, metadata).await;
+        if !was_cut.with_context(|| format!("cut at point {point}"))? {
+            ensure!(point >= least, "only {point} points: the history does too little");
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Keeps S-01, S-02, S-03 and S-06.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_at_any_write_loses_nothing_acknowledged_when_the_metadata_survives() -> Result<()> {
+    cut_everywhere(Metadata::Survives, 1, 300).await
+}
+
+/// Keeps S-01, S-02, S-03 and S-06.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_at_any_write_loses_nothing_acknowledged_when_the_metadata_loses_its_end()
+-> Result<()> {
+    cut_everywhere(Metadata::OnDisk, rounds(2, 1), 300).await
+}

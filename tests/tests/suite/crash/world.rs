@@ -1,0 +1,211 @@
+//! Disks that outlive a server, and what is found on them after it died.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_meta::{EmbeddedOptions, FaultMeta, Memory, MetaStore, Stop, VolatileFile};
+use dl_runtime::SeededRandom;
+use dl_runtime::fault::{CutPoint, Faults};
+use dl_server::prepare;
+use dl_store::VolatileDisk;
+use dl_tests::cluster::{Running, clock, parts};
+use dl_tests::dice::Dice;
+use dl_tests::wire::{Files, Wire};
+
+use super::history::{History, Journal, Step};
+
+/// Where the metadata is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Metadata {
+    /// In a store of its own that outlives the server.
+    Survives,
+    /// On the server's disk, where unsynced writes go with the power.
+    OnDisk,
+}
+
+/// What outlives a server.
+#[derive(Debug)]
+pub(super) struct World {
+    pub(super) cut: CutPoint,
+    disk: VolatileDisk,
+    metadata: Metadata,
+    memory: Arc<Memory>,
+    file: VolatileFile,
+}
+
+/// A server, one client of it, and its metadata.
+struct Life {
+    server: Running,
+    client: Wire,
+    meta: Arc<dyn MetaStore>,
+}
+
+impl World {
+    pub(super) fn new(metadata: Metadata) -> Self {
+        let cut = CutPoint::new();
+        Self {
+            disk: VolatileDisk::new(cut.clone()),
+            metadata,
+            memory: Arc::new(Memory::new()),
+            file: VolatileFile::new(cut.clone()),
+            cut,
+        }
+    }
+
+    /// Starts a server, as each new process does.
+    async fn start(&self) -> Result<Life> {
+        let (meta, stop): (Arc<dyn MetaStore>, Stop) = match self.metadata {
+            Metadata::Survives => {
+                let faults = Faults::new(Arc::new(SeededRandom::new(0)));
+                let memory = Arc::<Memory>::clone(&self.memory);
+                let meta = FaultMeta::new(memory, clock(), faults, self.cut.clone());
+                (Arc::new(meta), Stop::Clean)
+            }
+            Metadata::OnDisk => {
+                // Some batches get durable while the history goes on, some are lost whole.
+                let options = EmbeddedOptions {
+                    sync_interval: Duration::from_millis(3),
+                    cache_bytes: 1 << 20,
+                    ..EmbeddedOptions::default()
+                };
+                let (meta, stop) = self.file.open(options, clock()).await?;
+                (Arc::new(meta), stop)
+            }
+        };
+        let parts = parts(self.disk.open()?, Arc::clone(&meta));
+        prepare(&parts, stop).await?;
+        let server = Running::start(parts).await?;
+        let client = Wire::connect(server.address()).await?;
+        Ok(Life { server, client, meta })
+    }
+
+    /// Stops a server in order.
+    async fn stop(&self, life: Life) -> Result<()> {
+        let Life { server, client, meta } = life;
+        drop(client);
+        server.stop().await?;
+        meta.close().await?;
+        drop(meta);
+        self.wait_until_dead().await;
+        Ok(())
+    }
+
+    /// The file belongs to one process at a time.
+    async fn wait_until_dead(&self) {
+        while self.file.is_open() {
+            clock().sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// Goes on where the journal stands, to the end of the history or to the cut.
+    pub(super) async fn live(&mut self, history: &History, journal: &mut Journal) -> Result<()> {
+        let mut life = self.start().await?;
+        while let Some(step) = journal.step(history) {
+            match step {
+                Step::Restart => {
+                    self.stop(life).await?;
+                    journal.done();
+                    life = self.start().await?;
+                }
+                Step::LoseMetadata => {
+                    self.stop(life).await?;
+                    self.memory = Arc::new(Memory::new());
+                    self.file = VolatileFile::new(self.cut.clone());
+                    journal.done();
+                    life = self.start().await?;
+                }
+                step => journal.send(&life.client, step).await?,
+            }
+        }
+        self.stop(life).await
+    }
+
+    /// The power goes, and comes again.
+    pub(super) async fn lose_power(&self, dice: &Dice) {
+        self.wait_until_dead().await;
+        self.disk.lose_power(|| dice.once_in(2));
+        self.file.lose_power(dice.random());
+        self.cut.disarm();
+    }
+
+    /// Starts a server on what is left, and compares.
+    pub(super) async fn check(&self, journal: &Journal) -> Result<()> {
+        let life = self.start().await?;
+        compare(&life.client, journal).await?;
+        self.stop(life).await
+    }
+
+    /// The same with all metadata gone: refused until it is recovered, then equal.
+    pub(super) async fn check_without_metadata(&self, journal: &Journal) -> Result<()> {
+        let memory: Arc<dyn MetaStore> = Arc::new(Memory::new());
+        let parts = parts(self.disk.open()?, memory);
+        prepare(&parts, Stop::Fresh).await?;
+        let server = Running::start(parts).await?;
+        let client = Wire::connect(server.address()).await?;
+        for name in journal.acknowledged_names() {
+            let refused = client.dataset(name).await.err();
+            let refused = refused.with_context(|| format!("{name} is taken for gone or empty"))?;
+            ensure!(refused.code() == tonic::Code::FailedPrecondition, "{refused}");
+            ensure!(refused.message().contains("recover"), "{refused}");
+        }
+        let recovered = client.recover().await?;
+        ensure!(recovered.iter().all(|one| one.problems.is_empty()), "{recovered:?}");
+        compare(&client, journal).await
+    }
+
+    /// Everything acknowledged is asked for again.
+    pub(super) async fn retry_all(&self, journal: &Journal) -> Result<()> {
+        let life = self.start().await?;
+        journal.send_all_again(&life.client).await?;
+        self.stop(life).await
+    }
+}
+
+async fn compare(server: &Wire, journal: &Journal) -> Result<()> {
+    let history = History::new();
+    let mut found = BTreeMap::<&'static str, Files>::new();
+    let mut refused = Vec::new();
+    for name in ["a", "b"] {
+        match server.dataset(name).await {
+            Ok(Some(id)) => {
+                found.insert(name, server.files(id).await?);
+            }
+            Ok(None) => {}
+            Err(status) if status.code() == tonic::Code::FailedPrecondition => {
+                ensure!(
+                    journal.is_recovering(&history) || journal.half_created() == Some(name),
+                    "{name}: {status}"
+                );
+                refused.push(name);
+            }
+            Err(status) => return Err(status.into()),
+        }
+    }
+    let allowed = journal.allowed(&history);
+    let equal = |expected: &BTreeMap<&'static str, Files>| {
+        let mut expected = expected.clone();
+        expected.retain(|name, _| !refused.contains(name));
+        expected == found
+    };
+    ensure!(
+        allowed.iter().any(equal),
+        "found {:?}, refused {refused:?}, allowed {:?}",
+        brief(&found),
+        allowed.iter().map(brief).collect::<Vec<_>>()
+    );
+    Ok(())
+}
+
+/// Names and lengths.
+fn brief(datasets: &BTreeMap<&'static str, Files>) -> String {
+    let mut text = String::new();
+    for (name, files) in datasets {
+        for (path, data) in files {
+            text.push_str(&format!(" {name}/{}:{}", String::from_utf8_lossy(path), data.len()));
+        }
+        text.push_str(&format!(" ({name})"));
+    }
+    text
+}

@@ -1,0 +1,89 @@
+//! Random histories against libdiesel and a plain map, compared in full after each step.
+//!
+//! Must hold: whatever was done, through whichever servers, the dataset holds what the map holds.
+
+mod plain;
+mod run;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use dl_meta::{FaultMeta, Memory, MetaStore};
+use dl_runtime::SeededRandom;
+use dl_runtime::fault::{CutPoint, Faults, Rates};
+use dl_server::Parts;
+use dl_store::{FaultStore, Store};
+use dl_tests::cluster::{clock, parts};
+use dl_tests::rounds;
+
+use self::run::{Chaos, Run};
+
+const STEPS: usize = 60;
+
+/// Keeps S-04 and S-07: each request of the client goes to the next of two servers.
+#[test]
+fn a_dataset_holds_what_a_plain_map_holds_whichever_server_is_asked() -> Result<()> {
+    for seed in 0..rounds(4, 100) {
+        let mut run = Run::start(seed, None)?;
+        run.steps(STEPS).with_context(|| format!("seed {seed}"))?;
+    }
+    Ok(())
+}
+
+/// Keeps S-01 and S-06: errors and lost answers from both stores.
+#[test]
+fn failing_stores_and_lost_answers_lose_and_double_nothing() -> Result<()> {
+    for seed in 100..100 + rounds(2, 50) {
+        let mut run = Run::start(seed, Some(chaos(seed)))?;
+        run.steps(STEPS / 2).with_context(|| format!("seed {seed}"))?;
+    }
+    Ok(())
+}
+
+fn chaos(seed: u64) -> Chaos {
+    let store = Faults::new(Arc::new(SeededRandom::new(seed)));
+    let meta = Faults::new(Arc::new(SeededRandom::new(!seed)));
+    let (for_store, for_meta) = (store.clone(), meta.clone());
+    Chaos {
+        wrap: Box::new(move |inner: Arc<dyn Store>, memory: Arc<Memory>| -> Parts {
+            let cut = CutPoint::new();
+            let store = FaultStore::new(inner, clock(), store.clone(), cut.clone());
+            let meta: Arc<dyn MetaStore> =
+                Arc::new(FaultMeta::new(memory, clock(), meta.clone(), cut));
+            parts(Arc::new(store), meta)
+        }),
+        set: Box::new(move |is_on| {
+            let rates = Rates {
+                before: 0.03,
+                answer_lost: 0.03,
+                delay: 0.1,
+                longest_delay: Duration::from_millis(5),
+                error: dl_store::Kind::Unavailable,
+            };
+            for operation in ["create", "read", "delete", "list"] {
+                for_store.set_rates(operation, is_on.then_some(rates));
+            }
+            let rates = Rates {
+                before: rates.before,
+                answer_lost: rates.answer_lost,
+                delay: rates.delay,
+                longest_delay: rates.longest_delay,
+                error: dl_meta::Kind::Unavailable,
+            };
+            for operation in [
+                "put_dataset",
+                "record",
+                "dataset_named",
+                "drop_dataset",
+                "stamp",
+                "append",
+                "objects",
+                "lookup",
+                "list",
+            ] {
+                for_meta.set_rates(operation, is_on.then_some(rates));
+            }
+        }),
+    }
+}

@@ -1,0 +1,87 @@
+//! How much memory the programs take at most.
+
+use std::fs;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_tests::cluster::clock;
+use dl_tests::program::{Process, Server, run};
+use dl_tests::{folder, rounds, tell};
+
+const MOST: u64 = 256 << 20;
+
+/// Runs a command to its end; gives the most memory it was seen with.
+fn peak_of(command: &mut Command) -> Result<u64> {
+    let command = command.stdin(Stdio::null()).stdout(Stdio::null());
+    let mut process = Process::start(command)?;
+    let (clock, mut peak) = (clock(), 0);
+    let until = clock.monotonic() + Duration::from_secs(rounds(300, 3000));
+    while let Some(now) = process.peak_memory() {
+        peak = now.max(peak);
+        ensure!(clock.monotonic() < until, "it does not end");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let code = process.wait(Duration::from_secs(5))?;
+    ensure!(code == 0, "ended with {code}");
+    Ok(peak)
+}
+
+fn check(what: &str, peak: u64) -> Result<()> {
+    tell(format_args!("{what}: at most {} MiB", peak >> 20));
+    ensure!(peak > 0 && peak < MOST, "{what} took {} MiB", peak >> 20);
+    Ok(())
+}
+
+fn check_server(what: &str, server: &mut Server) -> Result<()> {
+    check(what, server.process().peak_memory().context("the server is gone")?)
+}
+
+/// Keeps S-10: one file of a GiB, in torture of ten.
+#[test]
+fn heavy_a_huge_file_takes_less_than_256_mib_at_both_ends() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let length = rounds(1u64, 10) << 30;
+    let source = scene.path().join("huge");
+    fs::File::create(&source)?.set_len(length)?;
+    let mut server = Server::start(&scene.path().join("data"))?;
+    check("put", peak_of(server.dlcmd()?.arg("put").arg(&source).arg("dl://huge"))?)?;
+    check_server("server after put", &mut server)?;
+    let got = scene.path().join("got");
+    check("get", peak_of(server.dlcmd()?.arg("get").arg("dl://huge/huge").arg(&got))?)?;
+    check_server("server after get", &mut server)?;
+    ensure!(fs::metadata(&got)?.len() == length, "got {} bytes", fs::metadata(&got)?.len());
+    let same = run(Command::new("cmp").arg(&source).arg(&got))?;
+    ensure!(same.code == 0, "{same:?}");
+    Ok(())
+}
+
+/// Keeps S-10: a hundred thousand files, in torture a million.
+#[test]
+fn heavy_very_many_tiny_files_take_less_than_256_mib_at_both_ends() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let source = scene.path().join("src");
+    let count = rounds(100_000, 1_000_000);
+    for number in 0..count {
+        if number % 1000 == 0 {
+            fs::create_dir_all(source.join(format!("{:04}", number / 1000)))?;
+        }
+        let name = format!("{:04}/{number:07}", number / 1000);
+        fs::write(source.join(&name), name)?;
+    }
+    let mut server = Server::start(&scene.path().join("data"))?;
+    check("put", peak_of(server.dlcmd()?.arg("put").arg(&source).arg("dl://tiny"))?)?;
+    let got = scene.path().join("got");
+    check("get", peak_of(server.dlcmd()?.arg("get").arg("dl://tiny").arg(&got))?)?;
+    check("ls", peak_of(server.dlcmd()?.args(["ls", "-lR", "dl://tiny"]))?)?;
+    check("put again", peak_of(server.dlcmd()?.arg("put").arg(&source).arg("dl://tiny"))?)?;
+    check_server("server", &mut server)?;
+    folder::compare(&source, &got)?;
+    server.stop()?;
+
+    fs::remove_dir_all(scene.path().join("data/meta"))?;
+    let mut server = Server::start(&scene.path().join("data"))?;
+    check("recover", peak_of(server.dlcmd()?.args(["recover", "--all"]))?)?;
+    check("rm", peak_of(server.dlcmd()?.args(["rm", "-r", "dl://tiny"]))?)?;
+    check_server("server after recover and rm", &mut server)
+}

@@ -1,0 +1,11 @@
+//! The programs as a user runs them: killed, starved, fed with garbage, restarted.
+//!
+//! Must hold: whatever happens to them, what was acknowledged is read back byte for byte, and
+//! who asks gets an answer.
+
+mod hostile;
+mod kill;
+mod memory;
+mod names;
+mod recover;
+mod wrong;

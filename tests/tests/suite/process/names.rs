@@ -1,0 +1,154 @@
+//! Names that are legal and unusual, and folders larger than anybody makes by hand.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use dl_tests::program::{Server, dl, run, run_with_stdin};
+use dl_tests::{folder, rounds};
+
+fn put_and_get(server: &Server, source: &Path, got: &Path, dataset: &str) -> Result<()> {
+    run(server.dlcmd()?.arg("put").arg(source).arg(dataset))?.code(0)?;
+    run(server.dlcmd()?.arg("get").arg(dataset).arg(got))?.code(0)?;
+    folder::compare(source, got)
+}
+
+/// Keeps S-08.
+#[test]
+fn every_legal_name_comes_back_with_its_bytes() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let (source, got) = (scene.path().join("src"), scene.path().join("got"));
+    let names: [&[u8]; 14] = [
+        "grüße/größe.txt".as_bytes(),
+        "日本語/写真.jpg".as_bytes(),
+        b"with space/a b",
+        b"new\nline/in\nname",
+        b"tab\there",
+        b"\xff\xfe\x80/\xc3",
+        b"back\\slash",
+        b"-rf",
+        b"...",
+        b".hidden",
+        b"%2e%2e/%00",
+        b"\x1b[31mred",
+        b"a",
+        b"empty",
+    ];
+    for name in names {
+        folder::write(&source, name, name)?;
+    }
+    fs::write(source.join("empty"), "")?;
+    folder::write(&source, [b'n'; 255], "as long as a name can be")?;
+
+    let server = Server::start(&scene.path().join("data"))?;
+    put_and_get(&server, &source, &got, "dl://names")?;
+    let raw = dl(&server, ["ls", "-R0", "dl://names"])?.code(0)?.stdout;
+    let mut expected: Vec<Vec<u8>> = names.iter().map(|name| name.to_vec()).collect();
+    expected.push(vec![b'n'; 255]);
+    expected.sort();
+    let listed: Vec<_> = raw.split(|byte| *byte == 0).filter(|name| !name.is_empty()).collect();
+    ensure!(listed == expected, "{listed:?}");
+    let text = dl(&server, ["ls", "-R", "dl://names"])?.code(0)?.text();
+    for shown in ["new\\x0Aline/in\\x0Aname", "\\xFF\\xFE\\x80/\\xC3", "back\\x5Cslash"] {
+        ensure!(text.lines().any(|line| line == shown), "{shown} is not in {text}");
+    }
+    let json = dl(&server, ["--json", "ls", "-R", "dl://names"])?.code(0)?.text();
+    ensure!(json.contains("path_base64"), "{json}");
+    Ok(())
+}
+
+/// Keeps S-08.
+#[test]
+fn a_path_of_4096_bytes_is_stored_and_a_longer_one_is_refused_by_name() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    // The kernel takes no path that long at once; an address does.
+    let deep = format!("{}/", "d".repeat(255)).repeat(15);
+    let server = Server::start(&scene.path().join("data"))?;
+    let source = scene.path().join("src");
+    folder::write(&source, "file", "deep down")?;
+    let too_long = format!("dl://deep/{deep}{}", "g".repeat(252));
+    let refused = run(server.dlcmd()?.arg("put").arg(&source).arg(&too_long))?;
+    ensure!(refused.code == 2 || refused.code == 4, "{refused:?}");
+    ensure!(refused.stderr.contains("4096") || refused.stderr.contains("4,096"), "{refused:?}");
+
+    let address = format!("dl://deep/{deep}{}", "g".repeat(251));
+    run(server.dlcmd()?.arg("put").arg(&source).arg(&address))?.code(0)?;
+    let listed = dl(&server, ["ls", "-R", "dl://deep"])?.code(0)?.text();
+    ensure!(listed.trim_end().len() == 4_096, "{} bytes", listed.trim_end().len());
+    let back = dl(&server, ["cat", &format!("{address}/file")])?.code(0)?;
+    ensure!(back.stdout == b"deep down", "{back:?}");
+    Ok(())
+}
+
+/// Keeps S-09.
+#[test]
+fn a_file_and_a_folder_of_one_name_is_the_folder_and_put_says_so() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let server = Server::start(&scene.path().join("data"))?;
+    let (file, tree) = (scene.path().join("one"), scene.path().join("two"));
+    folder::write(&file, "name", "a file")?;
+    folder::write(&tree, "name/below", "in a folder")?;
+    run(server.dlcmd()?.arg("put").arg(&file).arg("dl://ds"))?.code(0)?;
+    run(server.dlcmd()?.arg("put").arg(&tree).arg("dl://ds"))?.code(0)?;
+    ensure!(dl(&server, ["ls", "-R", "dl://ds"])?.code(0)?.text() == "name/below\n", "ls");
+    ensure!(dl(&server, ["ls", "dl://ds"])?.code(0)?.text() == "name/\n", "ls of the root");
+    let got = scene.path().join("got");
+    run(server.dlcmd()?.arg("get").arg("dl://ds").arg(&got))?.code(0)?;
+    folder::compare(&tree, &got)?;
+
+    let again = run(server.dlcmd()?.arg("put").arg(&file).arg("dl://ds"))?.code(0)?;
+    ensure!(again.stderr.contains("name"), "put says nothing of it: {again:?}");
+    // Deleted with the folder, not brought to light by that.
+    dl(&server, ["rm", "-r", "dl://ds/name"])?.code(0)?;
+    ensure!(dl(&server, ["ls", "-R", "dl://ds"])?.code(0)?.text().is_empty(), "after rm -r");
+    Ok(())
+}
+
+/// Keeps S-08.
+#[test]
+fn empty_files_and_empty_datasets_are_what_they_are() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let server = Server::start(&scene.path().join("data"))?;
+    let (source, got) = (scene.path().join("src"), scene.path().join("got"));
+    fs::create_dir_all(source.join("only/empty/folders"))?;
+    put_and_get(&server, &source, &got, "dl://nothing")?;
+    ensure!(dl(&server, ["ls", "-R", "dl://nothing"])?.code(0)?.stdout.is_empty(), "ls");
+    ensure!(dl(&server, ["datasets"])?.code(0)?.text() == "nothing\n", "datasets");
+    for number in 0..50 {
+        folder::write(&source, format!("{number}"), "")?;
+    }
+    put_and_get(&server, &source, &scene.path().join("again"), "dl://nothing")?;
+    ensure!(dl(&server, ["cat", "dl://nothing/7"])?.code(0)?.stdout.is_empty(), "cat");
+    Ok(())
+}
+
+/// Keeps S-08: a hundred thousand, or in torture a million.
+#[test]
+fn heavy_one_folder_may_have_any_number_of_files() -> Result<()> {
+    let count = rounds(100_000, 1_000_000);
+    let scene = tempfile::tempdir()?;
+    let server = Server::start(&scene.path().join("data"))?;
+    let source = scene.path().join("src");
+    let mut list = Vec::new();
+    fs::create_dir_all(source.join("all"))?;
+    for number in 0..count {
+        let name = format!("all/{number:07}");
+        fs::write(source.join(&name), &name)?;
+        list.extend_from_slice(name.as_bytes());
+        list.push(b'\n');
+    }
+    let mut put = server.dlcmd()?;
+    put.current_dir(&source).args(["put", "-", "dl://large"]);
+    run_with_stdin(&mut put, &list)?.code(0)?;
+    ensure!(dl(&server, ["ls", "-R", "dl://large"])?.code(0)?.stdout == list, "ls -R");
+    let names = dl(&server, ["ls", "dl://large/all"])?.code(0)?.text();
+    ensure!(names.lines().count() == count, "{} names", names.lines().count());
+    let used = dl(&server, ["du", "dl://large"])?.code(0)?.text();
+    ensure!(used.starts_with(&format!("{}\t{count}\t", count * 11)), "{used}");
+    let got = scene.path().join("got");
+    run(server.dlcmd()?.arg("get").arg("dl://large").arg(&got))?.code(0)?;
+    folder::compare(&source, &got)?;
+    dl(&server, ["rm", "-r", "dl://large/all"])?.code(0)?;
+    ensure!(dl(&server, ["ls", "dl://large"])?.code(0)?.stdout.is_empty(), "after rm -r");
+    Ok(())
+}

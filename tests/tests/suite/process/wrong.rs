@@ -1,0 +1,284 @@
+//! Wrong addresses, wrong names, full disks, damaged objects, servers in each other's way: each
+//! gets an answer that says what to do.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_tests::cluster::clock;
+use dl_tests::dice::Dice;
+use dl_tests::program::{Ended, Server, dl, dlcmd, run, server_command};
+use dl_tests::{folder, tell};
+
+/// What a server that is not there may cost, with a second for starting the program.
+const PATIENCE: Duration = Duration::from_secs(6);
+
+fn ask(address: &str) -> Result<Ended> {
+    let clock = clock();
+    let began = clock.monotonic();
+    let ended = run(dlcmd()?.args(["--server", address, "ls", "dl://ds"]))?.code(5)?;
+    let took = clock.monotonic() - began;
+    ensure!(took < PATIENCE, "{address} cost {took:?}");
+    ensure!(ended.stderr.contains(address), "{address} is not in: {}", ended.stderr);
+    Ok(ended)
+}
+
+/// Keeps S-12.
+#[test]
+fn a_server_that_is_not_there_costs_five_seconds_and_exit_code_5() -> Result<()> {
+    let free = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let ended = ask(&free.to_string())?;
+    ensure!(ended.stderr.contains("refused"), "{}", ended.stderr);
+    Ok(())
+}
+
+/// Keeps S-12.
+#[test]
+fn a_listener_that_never_answers_costs_five_seconds_and_exit_code_5() -> Result<()> {
+    let silent = TcpListener::bind("127.0.0.1:0")?;
+    let address = silent.local_addr()?.to_string();
+    ask(&address)?;
+    Ok(())
+}
+
+/// Keeps S-12.
+#[test]
+fn something_else_at_the_address_costs_five_seconds_and_exit_code_5() -> Result<()> {
+    let other = TcpListener::bind("127.0.0.1:0")?;
+    let address = other.local_addr()?.to_string();
+    std::thread::spawn(move || {
+        for mut stream in other.incoming().flatten() {
+            use std::io::Write;
+            // The test looks at what dlcmd makes of it.
+            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n");
+        }
+    });
+    ask(&address)?;
+    Ok(())
+}
+
+/// Keeps S-12.
+#[test]
+fn a_missing_dataset_is_answered_with_the_nearest_name() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let server = Server::start(&scene.path().join("data"))?;
+    folder::write(scene.path(), "src/a", "a")?;
+    run(server.dlcmd()?.arg("put").arg(scene.path().join("src")).arg("dl://imagenet"))?.code(0)?;
+    for command in ["ls", "stat", "du"] {
+        let missing = dl(&server, [command, "dl://imagnet"])?.code(3)?;
+        ensure!(missing.stderr.contains("imagenet?"), "{command}: {}", missing.stderr);
+    }
+    Ok(())
+}
+
+/// Keeps S-12.
+#[test]
+fn a_folder_where_a_file_is_meant_is_named_as_one() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let server = Server::start(&scene.path().join("data"))?;
+    folder::write(scene.path(), "src/dir/file", "a")?;
+    run(server.dlcmd()?.arg("put").arg(scene.path().join("src")).arg("dl://ds"))?.code(0)?;
+    for command in ["cat", "rm"] {
+        let refused = dl(&server, [command, "dl://ds/dir"])?.code(1)?;
+        ensure!(refused.stderr.contains("folder"), "{command}: {}", refused.stderr);
+    }
+    dl(&server, ["cat", "dl://ds/dir/file/x"])?.code(3)?;
+    dl(&server, ["ls", "dl://ds/nowhere"])?.code(3)?;
+    Ok(())
+}
+
+/// A small file system in memory, gone with this.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    /// None where that is not allowed.
+    fn mount(at: &Path) -> Result<Option<Self>> {
+        fs::create_dir_all(at)?;
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=24m", "none"]).arg(at);
+        match run(&mut mount) {
+            Ok(ended) if ended.code == 0 => Ok(Some(Self(at.to_owned()))),
+            refused => {
+                tell(format_args!(
+                    "skipped: no small file system can be mounted here: {refused:?}"
+                ));
+                Ok(None)
+            }
+        }
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // What is left in the folder goes with it.
+        let _ = run(Command::new("umount").arg("-l").arg(&self.0));
+    }
+}
+
+/// Keeps S-01 and S-12.
+#[test]
+fn a_full_disk_is_said_to_the_client_and_loses_nothing_acknowledged() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let Some(disk) = SmallDisk::mount(&scene.path().join("disk"))? else { return Ok(()) };
+    let data = disk.0.join("data");
+    let (small, large) = (scene.path().join("small"), scene.path().join("large"));
+    folder::fill(&small, 100, 20_000, &Dice::new(1))?;
+    folder::fill(&large, 300, 300_000, &Dice::new(2))?;
+    let server = Server::start(&data)?;
+    run(server.dlcmd()?.arg("put").arg(&small).arg("dl://small"))?.code(0)?;
+    let full = run(server.dlcmd()?.arg("put").arg(&large).arg("dl://large"))?;
+    ensure!(full.code == 1 || full.code == 4, "{full:?}");
+    ensure!(full.stderr.to_lowercase().contains("space"), "{}", full.stderr);
+
+    let got = scene.path().join("got");
+    run(server.dlcmd()?.arg("get").arg("dl://small").arg(&got))?.code(0)?;
+    folder::compare(&small, &got)?;
+    // What was acknowledged of the large one is whole.
+    let part = scene.path().join("part");
+    run(server.dlcmd()?.arg("get").arg("dl://large").arg(&part))?.code(0)?;
+    let all = folder::read(&large)?;
+    for (path, file) in folder::read(&part)? {
+        ensure!(all.get(&path) == Some(&file), "{} is not whole", String::from_utf8_lossy(&path));
+    }
+    // Space comes back, and the server goes on, also after a kill.
+    dl(&server, ["delete-dataset", "dl://large"])?.code(0)?;
+    run(server.dlcmd()?.arg("put").arg(&small).arg("dl://again"))?.code(0)?;
+    server.kill()?;
+    let server = Server::start(&data)?;
+    for dataset in ["dl://small", "dl://again"] {
+        fs::remove_dir_all(&got)?;
+        run(server.dlcmd()?.arg("get").arg(dataset).arg(&got))?.code(0)?;
+        folder::compare(&small, &got).with_context(|| dataset.to_owned())?;
+    }
+    server.stop()?;
+    Ok(())
+}
+
+/// All objects of the chunk store with this ending.
+fn objects(data: &Path, ending: &str) -> Result<Vec<PathBuf>> {
+    let (mut found, mut folders) = (Vec::new(), vec![data.join("chunks")]);
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == ending) {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Flips one bit of the file at the place where `bytes` stand; false when they don't.
+fn flip(object: &Path, bytes: &[u8]) -> Result<bool> {
+    let mut content = fs::read(object)?;
+    let found = content.windows(bytes.len()).position(|window| window == bytes);
+    let Some(at) = found else { return Ok(false) };
+    content[at] ^= 1;
+    fs::write(object, content)?;
+    Ok(true)
+}
+
+/// Keeps S-14.
+#[test]
+fn damaged_bytes_are_named_and_all_other_files_are_served() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let data = scene.path().join("data");
+    let source = scene.path().join("src");
+    for number in 0..20 {
+        folder::write(&source, format!("f{number:02}"), format!("contents of file {number:02}"))?;
+    }
+    let server = Server::start(&data)?;
+    run(server.dlcmd()?.arg("put").arg(&source).arg("dl://ds"))?.code(0)?;
+    let mut flipped = 0;
+    for object in objects(&data, "c")? {
+        flipped += usize::from(flip(&object, b"contents of file 07")?);
+    }
+    ensure!(flipped == 1, "{flipped} objects hold one file");
+    for restarted in [false, true] {
+        let damaged = dl(&server, ["cat", "dl://ds/f07"])?.code(1)?;
+        ensure!(damaged.stdout.is_empty() && damaged.stderr.contains("f07"), "{damaged:?}");
+        let good = dl(&server, ["cat", "dl://ds/f08"])?.code(0)?;
+        ensure!(good.text() == "contents of file 08", "{good:?}");
+        let got = scene.path().join(format!("got{restarted}"));
+        let part = run(server.dlcmd()?.arg("get").arg("dl://ds").arg(&got))?.code(4)?;
+        ensure!(part.stderr.contains("f07"), "{}", part.stderr);
+        ensure!(fs::read_dir(&got)?.count() == 19, "not all other files were got");
+    }
+    Ok(())
+}
+
+/// Keeps S-14.
+#[test]
+fn a_damaged_header_is_named_by_recover_and_the_rest_comes_back() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let data = scene.path().join("data");
+    let (one, two) = (scene.path().join("one"), scene.path().join("two"));
+    folder::write(&one, "a", "in the first chunk")?;
+    folder::write(&two, "b", "in the second chunk")?;
+    let server = Server::start(&data)?;
+    run(server.dlcmd()?.arg("put").arg(&one).arg("dl://ds"))?.code(0)?;
+    run(server.dlcmd()?.arg("put").arg(&two).arg("dl://ds"))?.code(0)?;
+    server.stop()?;
+    let all = objects(&data, "c")?;
+    let first = all.iter().find(|object| {
+        fs::read(object).is_ok_and(|bytes| bytes.windows(18).any(|w| w == b"in the first chunk"))
+    });
+    let first = first.context("the first chunk is there")?;
+    let mut content = fs::read(first)?;
+    content[140] ^= 0xff;
+    fs::write(first, content)?;
+    fs::remove_dir_all(data.join("meta"))?;
+    let server = Server::start(&data)?;
+    let damaged = dl(&server, ["recover", "--all"])?.code(4)?;
+    let name = first.file_name().context("an object has a name")?.to_string_lossy().into_owned();
+    ensure!(damaged.stderr.contains(&name), "{name} is not in {}", damaged.stderr);
+    ensure!(dl(&server, ["ls", "-R", "dl://ds"])?.code(0)?.text() == "b\n", "ls");
+    let good = dl(&server, ["cat", "dl://ds/b"])?.code(0)?;
+    ensure!(good.text() == "in the second chunk", "{good:?}");
+    Ok(())
+}
+
+/// Keeps S-15.
+#[test]
+fn a_second_server_on_the_same_folder_is_refused_with_the_reason() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let data = scene.path().join("data");
+    let server = Server::start(&data)?;
+    let mut second = server_command()?;
+    let second = run(second.args(["--listen", "127.0.0.1:0", "--data"]).arg(&data))?.code(1)?;
+    ensure!(second.stderr.contains("another"), "{}", second.stderr);
+    dl(&server, ["datasets"])?.code(0)?;
+    // The lock ends with the process, however it ends.
+    server.kill()?;
+    Server::start(&data)?.stop()?;
+    Ok(())
+}
+
+/// Keeps S-05.
+#[test]
+fn metadata_with_another_chunk_store_is_refused_naming_both() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let (one, two) = (scene.path().join("one"), scene.path().join("two"));
+    folder::write(scene.path(), "src/a", "a")?;
+    for data in [&one, &two] {
+        let server = Server::start(data)?;
+        run(server.dlcmd()?.arg("put").arg(scene.path().join("src")).arg("dl://ds"))?.code(0)?;
+        server.stop()?;
+    }
+    for store in [two.join("chunks"), scene.path().join("empty")] {
+        let mut server = server_command()?;
+        server.args(["--listen", "127.0.0.1:0", "--data"]).arg(&one).arg("--store").arg(&store);
+        let refused = run(&mut server)?.code(1)?;
+        for told in ["--store", "--meta", &store.to_string_lossy()] {
+            ensure!(refused.stderr.contains(told), "{told} is not in {}", refused.stderr);
+        }
+    }
+    Server::start(&one)?.stop()?;
+    Ok(())
+}

@@ -1,0 +1,34 @@
+//! Promises of docs/SEMANTICS.md that need neither a crash nor a program, only servers over stores
+//! that a test holds in its hands.
+
+mod order;
+mod stores;
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use dl_format::{ChunkId, ChunkIdMaker};
+use dl_meta::{Memory, MetaStore, Stop};
+use dl_server::prepare;
+use dl_store::Store;
+use dl_tests::cluster::{Running, clock, parts};
+use dl_tests::wire::Wire;
+
+/// A server with metadata of its own over `store`.
+async fn serve(store: &Arc<dyn Store>) -> Result<(Running, Wire)> {
+    serve_with(store, Arc::new(Memory::new())).await
+}
+
+async fn serve_with(store: &Arc<dyn Store>, meta: Arc<dyn MetaStore>) -> Result<(Running, Wire)> {
+    let parts = parts(Arc::clone(store), meta);
+    prepare(&parts, Stop::Fresh).await?;
+    let server = Running::start(parts).await?;
+    let client = Wire::connect(server.address()).await?;
+    Ok((server, client))
+}
+
+/// The next id of a writer whose clock is off by so many seconds.
+fn id(writer: &mut ChunkIdMaker, seconds: i64) -> ChunkId {
+    let (now, off) = (clock().now(), std::time::Duration::from_secs(seconds.unsigned_abs()));
+    writer.next(if seconds < 0 { now - off } else { now + off })
+}

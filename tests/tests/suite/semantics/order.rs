@@ -1,0 +1,122 @@
+//! Which of two changes holds.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use dl_format::{ChunkIdMaker, Deletions};
+use dl_meta::Memory;
+use dl_tests::rounds;
+use dl_tests::wire::{Files, Wire, chunk};
+use tonic::Code;
+
+use super::{id, serve, serve_with};
+
+const MINUTE: i64 = 60;
+
+fn of(bytes: &str) -> Files {
+    Files::from([(b"path".to_vec(), bytes.as_bytes().to_vec())])
+}
+
+/// Keeps S-17.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_later_commit_wins_whatever_the_clocks_of_the_writers_say() -> Result<()> {
+    let store = dl_store::open("memory:").await?;
+    let (_server, client) = serve(&store).await?;
+    let dataset = client.create("ds").await?;
+    let (mut one, mut two) = (ChunkIdMaker::new([9; 9]), ChunkIdMaker::new([1; 9]));
+    let ahead = chunk(id(&mut one, 10 * MINUTE), dataset, [(&b"path"[..], &b"first"[..])])?;
+    let behind = chunk(id(&mut two, -10 * MINUTE), dataset, [(&b"path"[..], &b"second"[..])])?;
+    let first = client.put(dataset, &ahead).await?;
+    let second = client.put(dataset, &behind).await?;
+    ensure!(first < second, "stamps {first:?} and {second:?}");
+    ensure!(client.files(dataset).await? == of("second"), "the later commit");
+    // A late retry of the first one changes nothing.
+    ensure!(client.put(dataset, &ahead).await? == first, "the same stamp");
+    ensure!(client.files(dataset).await? == of("second"), "after a retry");
+
+    let (_other, recovered) = serve(&store).await?;
+    recovered.recover().await?;
+    ensure!(recovered.files(dataset).await? == of("second"), "recovered");
+    Ok(())
+}
+
+/// Keeps S-22.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_id_a_quarter_of_an_hour_off_is_refused_unless_it_is_stored() -> Result<()> {
+    let store = dl_store::open("memory:").await?;
+    let (_server, client) = serve(&store).await?;
+    let dataset = client.create("ds").await?;
+    let mut writer = ChunkIdMaker::new([9; 9]);
+    for seconds in [-16 * MINUTE, 16 * MINUTE] {
+        let object = chunk(id(&mut writer, seconds), dataset, [(&b"path"[..], &b"x"[..])])?;
+        let refused = client.put(dataset, &object).await.err().context("it was stored")?;
+        ensure!(refused.code() == Code::InvalidArgument, "{refused}");
+        ensure!(refused.message().contains("clock"), "{refused}");
+    }
+    ensure!(client.files(dataset).await?.is_empty(), "something was stored");
+    Ok(())
+}
+
+/// Keeps S-19.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delete_takes_what_its_caller_saw_and_a_late_retry_no_newer_file() -> Result<()> {
+    let store = dl_store::open("memory:").await?;
+    let (_server, client) = serve(&store).await?;
+    let dataset = client.create("ds").await?;
+    let mut writer = ChunkIdMaker::new([9; 9]);
+    let mut put = async |bytes: &str| {
+        let object = chunk(id(&mut writer, 0), dataset, [(&b"path"[..], bytes.as_bytes())])?;
+        anyhow::Ok(client.put(dataset, &object).await?)
+    };
+    let seen = async |client: &Wire| -> Result<Deletions> {
+        let mut deletions = Deletions::default();
+        for (_, record) in client.list(dataset).await? {
+            deletions.insert(&record.version);
+        }
+        Ok(deletions)
+    };
+    put("first").await?;
+    put("second").await?;
+    let (deletions, tombstone) = (seen(&client).await?, id(&mut ChunkIdMaker::new([5; 9]), 0));
+    let stamp = client.delete(dataset, tombstone, &deletions).await?;
+    // The deleted version hides the one before it.
+    ensure!(client.files(dataset).await?.is_empty(), "an older version came to light");
+    put("third").await?;
+    ensure!(client.delete(dataset, tombstone, &deletions).await? == stamp, "the same stamp");
+    let again = id(&mut ChunkIdMaker::new([6; 9]), 0);
+    client.delete(dataset, again, &deletions).await?;
+    ensure!(client.files(dataset).await? == of("third"), "a late retry killed a newer file");
+
+    let (_other, recovered) = serve(&store).await?;
+    recovered.recover().await?;
+    ensure!(recovered.files(dataset).await? == of("third"), "recovered");
+    Ok(())
+}
+
+/// Keeps S-04.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_writers_of_one_path_the_same_one_wins_at_every_server_and_after_recovery()
+-> Result<()> {
+    let store = dl_store::open("memory:").await?;
+    let meta = Arc::new(Memory::new());
+    let (_one, one) = serve_with(&store, Arc::<Memory>::clone(&meta) as _).await?;
+    let (_two, two) = serve_with(&store, meta).await?;
+    let dataset = one.create("ds").await?;
+    let (mut a, mut b) = (ChunkIdMaker::new([1; 9]), ChunkIdMaker::new([2; 9]));
+    for round in 0..rounds(20, 500) {
+        let (from_a, from_b) = (format!("a{round}"), format!("b{round}"));
+        let for_one = chunk(id(&mut a, 0), dataset, [(&b"path"[..], from_a.as_bytes())])?;
+        let for_two = chunk(id(&mut b, 0), dataset, [(&b"path"[..], from_b.as_bytes())])?;
+        let (a, b) = tokio::join!(one.put(dataset, &for_one), two.put(dataset, &for_two));
+        let winner = if a? > b? { from_a } else { from_b };
+        for server in [&one, &two] {
+            ensure!(server.files(dataset).await? == of(&winner), "round {round}: not {winner}");
+        }
+        if round % 5 == 0 {
+            let (_other, recovered) = serve(&store).await?;
+            recovered.recover().await?;
+            ensure!(recovered.files(dataset).await? == of(&winner), "round {round}: recovered");
+        }
+    }
+    Ok(())
+}
