@@ -112,7 +112,7 @@ impl Kind {
             Self::Conflict => "look at what stands in its place",
             Self::NeedsRecovery => "run `dlcmd recover`, then try again",
             Self::Full => "free space or raise the quota, then write again",
-            Self::Corrupt => "run `dlcmd verify --checksums`, then write the file again",
+            Self::Corrupt => "write the file again from its source",
             Self::Denied => "use a user and key whose role allows it",
             Self::Unavailable => "try again later",
             Self::TimedOut => "try again later, or allow more time",

@@ -137,10 +137,8 @@ fn get_folder(
 ) -> Result<Exit, Failure> {
     let folder = plan.source.folder();
     let prefix = folder.prefix().len();
-    // Over connections of its own: what waits unread in a listing would fill the window of a
-    // connection, and the reads behind it would wait for this thread, which waits for them.
     // Asked before anything is made here, so that a refusal leaves nothing behind.
-    let mut listing = context.dataset(&plan.source)?.list(&folder, true, false)?;
+    let mut listing = dataset.list(&folder, true, false)?;
     let target = Target::create(&plan.target, umask)
         .map_err(|why| Failure::local(format!("make the folder {}", plan.target.display()), why))?;
     transfer(plan, dataset, &target, context, out, |shared, give| {
