@@ -108,7 +108,8 @@ impl Diesel for Service {
         );
         let name = dataset_name(wire.name)?;
         let shape = shape.map_err(|why| Error::new(Kind::Invalid, "create dataset", &name, why))?;
-        let dataset = catalog::create(&self.parts, &name, shape).await?;
+        let parts = self.parts.clone();
+        let dataset = whole(async move { catalog::create(&parts, &name, shape).await }).await?;
         Ok(Response::new(dataset.into()))
     }
 
@@ -139,7 +140,8 @@ impl Diesel for Service {
     ) -> Result<Response<pb::DeleteDatasetReply>, Status> {
         let wire = request.into_inner();
         let (name, id) = (dataset_name(wire.name)?, dataset_id(&wire.id)?);
-        let removed = catalog::delete(&self.parts, &name, id).await?;
+        let parts = self.parts.clone();
+        let removed = whole(async move { catalog::delete(&parts, &name, id).await }).await?;
         Ok(Response::new(pb::DeleteDatasetReply { removed }))
     }
 
@@ -160,12 +162,9 @@ impl Diesel for Service {
         }
         let _room = self.writes.take(head.length, &self.parts).await?;
         let object = self.receive(&mut pieces, head, &first.data).await?;
-        // A task of its own: a client that goes away doesn't cut a commit in the middle.
         let parts = self.parts.clone();
-        let committed = async move { commit::put_chunk(&parts, head.dataset, object).await };
-        let committed = tokio::spawn(committed.in_current_span()).await;
-        let stamp =
-            committed.map_err(|error| Error::new(Kind::Internal, "commit", "a chunk", error))??;
+        let stamp = whole(async move { commit::put_chunk(&parts, head.dataset, object).await });
+        let stamp = stamp.await?;
         Ok(Response::new(pb::PutChunkReply { stamp: stamp.get() }))
     }
 
@@ -175,7 +174,8 @@ impl Diesel for Service {
         request: Request<pb::DeleteRequest>,
     ) -> Result<Response<pb::DeleteReply>, Status> {
         let request = DeleteRequest::try_from(request.into_inner()).map_err(invalid)?;
-        let stamp = commit::delete(&self.parts, &request).await?;
+        let parts = self.parts.clone();
+        let stamp = whole(async move { commit::delete(&parts, &request).await }).await?;
         Ok(Response::new(pb::DeleteReply { stamp: stamp.get() }))
     }
 
@@ -250,6 +250,14 @@ fn answers<T: Send + 'static, W: Send + 'static>(
     Response::new(Box::pin(
         ReceiverStream::new(items).map(move |item| Ok(to_wire(item))).chain(end),
     ))
+}
+
+/// Runs a change in a task of its own: a client that goes away doesn't cut it in the middle.
+async fn whole<T: Send + 'static>(
+    change: impl Future<Output = Result<T, Error>> + Send + 'static,
+) -> Result<T, Error> {
+    let changed = tokio::spawn(change.in_current_span()).await;
+    changed.unwrap_or_else(|error| Err(Error::new(Kind::Internal, "finish", "a change", error)))
 }
 
 fn dataset_name(text: String) -> Result<DatasetName, Status> {

@@ -1,13 +1,16 @@
 //! What the metadata and the chunk store are to each other.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dl_format::ChunkIdMaker;
 use dl_meta::{Memory, MetaStore, Stop};
+use dl_runtime::SeededRandom;
+use dl_runtime::fault::{CutPoint, Fault, Faults};
 use dl_server::prepare;
-use dl_store::{Prefix, StoreExt};
-use dl_tests::cluster::parts;
+use dl_store::{FaultStore, Prefix, Store, StoreExt};
+use dl_tests::cluster::{clock, parts};
 use dl_tests::wire::chunk;
 use tonic::Code;
 
@@ -92,5 +95,41 @@ async fn emptied_metadata_is_refused_and_not_taken_for_an_empty_dataset() -> Res
         ensure!(refused.code() == Code::FailedPrecondition, "{refused}");
         ensure!(refused.message().contains("dlcmd recover"), "{refused}");
     }
+    Ok(())
+}
+
+/// Keeps S-03: the store takes long, and the client does not wait.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_whose_client_goes_away_is_done_to_its_end() -> Result<()> {
+    let faults = Faults::new(Arc::new(SeededRandom::new(0)));
+    let memory = dl_store::open("memory:").await?;
+    let slow = FaultStore::new(memory, clock(), faults.clone(), CutPoint::new());
+    let store: Arc<dyn Store> = Arc::new(slow);
+    let (_server, client) = serve(&store).await?;
+    let (short, long) = (Duration::from_millis(100), Duration::from_millis(400));
+    let slow = Some(Fault::Delay(Duration::from_millis(250)));
+
+    faults.script("create", [slow]);
+    let gone = tokio::time::timeout(short, client.create("ds")).await;
+    ensure!(gone.is_err(), "the store was not slow");
+    clock().sleep(long).await;
+    // Found, and not in need of recovery.
+    let dataset = client.dataset("ds").await?.context("it was not created")?;
+
+    faults.script("create", [slow]);
+    let mut writer = ChunkIdMaker::new([9; 9]);
+    let object = chunk(id(&mut writer, 0), dataset, [(&b"path"[..], &b"x"[..])])?;
+    let gone = tokio::time::timeout(short, client.put(dataset, &object)).await;
+    ensure!(gone.is_err(), "the store was not slow");
+    clock().sleep(long).await;
+    ensure!(client.files(dataset).await?.len() == 1, "the chunk is not there");
+
+    faults.script("create", [slow]);
+    let gone = tokio::time::timeout(short, client.delete_dataset("ds", dataset)).await;
+    ensure!(gone.is_err(), "the store was not slow");
+    clock().sleep(long).await;
+    ensure!(client.dataset("ds").await?.is_none(), "it is still there");
+    let late = client.put(dataset, &object).await.err().context("a dead dataset took a chunk")?;
+    ensure!(late.code() == Code::NotFound, "{late}");
     Ok(())
 }
