@@ -20,6 +20,9 @@ use tonic::transport::{Channel, Endpoint};
 /// The files of a dataset: path and bytes.
 pub type Files = BTreeMap<Vec<u8>, Vec<u8>>;
 
+/// The smallest chunks there are, in bytes.
+const CHUNK: u32 = 1 << 20;
+
 /// One connection to one server.
 #[derive(Debug, Clone)]
 pub struct Wire {
@@ -51,7 +54,7 @@ impl Wire {
     /// As the server answers.
     pub async fn create(&self, name: &str) -> Result<DatasetId, Status> {
         let request =
-            pb::CreateDatasetRequest { name: name.to_owned(), chunk_size: 1 << 20, alignment: 64 };
+            pb::CreateDatasetRequest { name: name.to_owned(), chunk_size: CHUNK, alignment: 64 };
         let dataset = self.stub().create_dataset(request).await?.into_inner();
         id(&dataset.id)
     }
@@ -190,6 +193,14 @@ fn id(bytes: &[u8]) -> Result<DatasetId, Status> {
     Ok(DatasetId::from_bytes(bytes))
 }
 
+/// The shape of the chunks of these datasets.
+///
+/// # Errors
+/// None, while the format has such chunks.
+pub fn shape() -> Result<ChunkShape> {
+    Ok(ChunkShape::new(CHUNK, 64)?)
+}
+
 /// A sealed chunk of these files, as a client sends it.
 ///
 /// # Errors
@@ -199,7 +210,7 @@ pub fn chunk<'a>(
     dataset: DatasetId,
     files: impl IntoIterator<Item = (&'a [u8], &'a [u8])>,
 ) -> Result<Vec<u8>> {
-    let mut writer = ChunkWriter::new(ChunkShape::new(1 << 20, 64)?, Vec::new());
+    let mut writer = ChunkWriter::new(shape()?, Vec::new());
     for (path, data) in files {
         let path = FilePath::new(path.to_vec())?;
         writer.append(&path, Attributes { mode: 0o644, mtime: 1 }, data)?;

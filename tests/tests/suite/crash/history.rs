@@ -5,9 +5,12 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
-use dl_format::{ChunkId, ChunkIdMaker, DatasetId, Deletions, Stamp};
+use dl_format::{
+    Attributes, ChunkId, ChunkIdMaker, ChunkWriter, DatasetId, Deletions, Extent, FilePath, Sealed,
+    Stamp,
+};
 use dl_tests::cluster::clock;
-use dl_tests::wire::{Files, Wire, chunk};
+use dl_tests::wire::{Files, Wire, chunk, shape};
 
 type File = (&'static str, Vec<u8>);
 
@@ -16,6 +19,11 @@ type File = (&'static str, Vec<u8>);
 pub(super) enum Step {
     Create(&'static str),
     Put(&'static str, Vec<File>),
+    /// An earlier piece of a file too large for one chunk; nothing shows it.
+    Part(&'static str, Vec<u8>),
+    /// The last piece, after which the whole file is there: its path, bytes, and how many of these
+    /// are in the last piece.
+    Publish(&'static str, &'static str, Vec<u8>, usize),
     Delete(&'static str, Vec<&'static str>),
     DeleteDataset(&'static str),
     /// The server stops in order and is started again.
@@ -35,10 +43,16 @@ impl History {
     pub(super) fn new() -> Self {
         let small = |text: &str| text.as_bytes().to_vec();
         let long = |byte: u8| vec![byte; 300_000];
+        let pieces = [vec![3; 200_000], vec![4; 100_000], vec![5; 5_000]];
+        let [first, second, last] = pieces.clone();
+        let large = Step::Publish("a", "large", pieces.concat(), last.len());
         let steps = vec![
             Step::Create("a"),
             Step::Put("a", vec![("x", small("one")), ("d/y", small("two")), ("d/z", Vec::new())]),
             Step::Put("a", vec![("x", long(1)), ("d/new", small("three"))]),
+            Step::Part("a", first),
+            Step::Part("a", second),
+            large,
             Step::Delete("a", vec!["d/y", "d/new"]),
             Step::Create("b"),
             Step::Put("b", vec![("x", small("of another dataset"))]),
@@ -50,7 +64,7 @@ impl History {
             Step::Put("b", vec![("y", long(2))]),
             Step::LoseMetadata,
             Step::Recover,
-            Step::Delete("a", vec!["x", "e/f"]),
+            Step::Delete("a", vec!["x", "e/f", "large"]),
             Step::Put("a", vec![("x", small("the last one"))]),
             Step::DeleteDataset("b"),
         ];
@@ -75,6 +89,8 @@ pub(super) struct Journal {
     pending: Option<Request>,
     datasets: BTreeMap<&'static str, Dataset>,
     acknowledged: Vec<(Request, Option<Stamp>)>,
+    /// Of the large file that is being put.
+    extents: Vec<Extent>,
 }
 
 #[derive(Debug, Clone)]
@@ -112,7 +128,10 @@ impl Journal {
     pub(super) async fn send(&mut self, server: &Wire, step: &Step) -> Result<()> {
         let request = match self.pending.clone() {
             Some(request) => request,
-            None => self.pending.insert(self.prepare(server, step).await?).clone(),
+            None => {
+                let request = self.prepare(server, step).await?;
+                self.pending.insert(request).clone()
+            }
         };
         let stamp = ask(server, &request).await?;
         if let Step::Create(name) = step {
@@ -125,9 +144,10 @@ impl Journal {
         Ok(())
     }
 
-    async fn prepare(&self, server: &Wire, step: &Step) -> Result<Request> {
+    async fn prepare(&mut self, server: &Wire, step: &Step) -> Result<Request> {
+        let datasets = &self.datasets;
         let dataset =
-            |name: &str| self.datasets.get(name).map(|dataset| dataset.id).context("no such id");
+            |name: &str| datasets.get(name).map(|dataset| dataset.id).context("no such id");
         // An origin of its own for each step: the ids of two steps never meet.
         let mut ids = ChunkIdMaker::new([self.next as u8; 9]);
         let id = ids.next(clock().now());
@@ -137,6 +157,20 @@ impl Journal {
                 let dataset = dataset(name)?;
                 let files = files.iter().map(|(path, data)| (path.as_bytes(), data.as_slice()));
                 Request::Put(dataset, chunk(id, dataset, files)?)
+            }
+            Step::Part(name, bytes) => {
+                let dataset = dataset(name)?;
+                let (part, extent) = Sealed::part(shape()?, id, dataset, bytes)?;
+                self.extents.push(extent);
+                Request::Put(dataset, part.as_slice().to_vec())
+            }
+            Step::Publish(name, path, bytes, last) => {
+                let dataset = dataset(name)?;
+                let mut writer = ChunkWriter::new(shape()?, Vec::new());
+                let (path, attributes) = (FilePath::new(*path)?, Attributes::default());
+                let (_, tail) = bytes.split_at(bytes.len() - last);
+                writer.append_tail(&path, attributes, self.extents.clone(), tail)?;
+                Request::Put(dataset, writer.seal(id, dataset).as_slice().to_vec())
             }
             Step::Delete(name, paths) => {
                 let dataset = dataset(name)?;
@@ -226,6 +260,11 @@ fn apply(datasets: &mut BTreeMap<&'static str, Dataset>, step: &Step) {
                 dataset.files.extend(files);
             }
         }
+        Step::Publish(name, path, bytes, _) => {
+            for dataset in datasets.get_mut(name).into_iter() {
+                dataset.files.insert(path.as_bytes().to_vec(), bytes.clone());
+            }
+        }
         Step::Delete(name, paths) => {
             for dataset in datasets.get_mut(name).into_iter() {
                 dataset.files.retain(|path, _| !paths.iter().any(|p| p.as_bytes() == path));
@@ -234,7 +273,7 @@ fn apply(datasets: &mut BTreeMap<&'static str, Dataset>, step: &Step) {
         Step::DeleteDataset(name) => {
             datasets.remove(name);
         }
-        Step::Create(_) | Step::Restart | Step::LoseMetadata | Step::Recover => {}
+        Step::Create(_) | Step::Part(..) | Step::Restart | Step::LoseMetadata | Step::Recover => {}
     }
 }
 

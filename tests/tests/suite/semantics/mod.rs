@@ -3,6 +3,7 @@
 
 mod order;
 mod stores;
+mod together;
 
 use std::sync::Arc;
 

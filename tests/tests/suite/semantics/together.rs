@@ -1,0 +1,105 @@
+//! What happens at the same time: writers, a recovery, a deletion.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use dl_format::{ChunkIdMaker, dataset_prefix};
+use dl_meta::{Embedded, EmbeddedOptions, MetaStore};
+use dl_store::{Prefix, StoreExt};
+use dl_tests::cluster::clock;
+use dl_tests::rounds;
+use dl_tests::wire::{Files, Wire, chunk};
+use tonic::Code;
+
+use super::{id, serve_with};
+
+async fn embedded(folder: &tempfile::TempDir, name: &str) -> Result<Arc<dyn MetaStore>> {
+    let folder = folder.path().join(name);
+    let (meta, _) = Embedded::open(&folder, EmbeddedOptions::default(), clock()).await?;
+    Ok(Arc::new(meta))
+}
+
+/// Keeps S-02: files of the writers that are acknowledged while a recovery runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recovery_among_writers_and_readers_loses_nothing_of_either() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let store = dl_store::open("memory:").await?;
+    let mut expected = Files::new();
+    for round in 0..rounds(4u8, 40) {
+        // Each round all metadata is new.
+        let meta = embedded(&folder, &round.to_string()).await?;
+        let (server, client) = serve_with(&store, Arc::clone(&meta)).await?;
+        if round == 0 {
+            client.create("ds").await?;
+        } else {
+            client.recover().await?;
+        }
+        let dataset = client.dataset("ds").await?.context("it was created")?;
+        ensure!(client.files(dataset).await? == expected, "round {round}");
+        let mut writers = Vec::new();
+        for writer in 0..4u8 {
+            let client = Wire::connect(server.address()).await?;
+            writers.push(tokio::spawn(async move {
+                let mut ids = ChunkIdMaker::new([writer + 10 * (round % 20); 9]);
+                let mut files = Files::new();
+                for number in 0..15 {
+                    let path = format!("{writer}/{}", number % 7).into_bytes();
+                    let data = format!("{round} {number}").into_bytes();
+                    let object = chunk(id(&mut ids, 0), dataset, [(&path[..], &data[..])])?;
+                    client.put(dataset, &object).await?;
+                    files.insert(path, data);
+                }
+                anyhow::Ok(files)
+            }));
+        }
+        for _ in 0..4 {
+            let recovered = client.recover().await?;
+            ensure!(recovered.iter().all(|one| one.problems.is_empty()), "{recovered:?}");
+            // No snapshot: files may be replaced between a listing and a read.
+            client.list(dataset).await?;
+        }
+        for writer in writers {
+            expected.extend(writer.await??);
+        }
+        ensure!(client.files(dataset).await? == expected, "after round {round}");
+        drop(server);
+    }
+    Ok(())
+}
+
+/// Keeps S-21.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dataset_deleted_under_its_writers_leaves_no_object_behind() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let store = dl_store::open("memory:").await?;
+    let meta = embedded(&folder, "meta").await?;
+    let (server, client) = serve_with(&store, meta).await?;
+    for round in 0..rounds(10u8, 200) {
+        let dataset = client.create("ds").await?;
+        let mut writers = Vec::new();
+        for writer in 0..4u8 {
+            let client = Wire::connect(server.address()).await?;
+            writers.push(tokio::spawn(async move {
+                let mut ids = ChunkIdMaker::new([writer; 9]);
+                for number in 0..1_000u32 {
+                    let path = format!("{writer}/{number}").into_bytes();
+                    let object = chunk(id(&mut ids, 0), dataset, [(&path[..], &b"x"[..])])?;
+                    if let Err(status) = client.put(dataset, &object).await {
+                        ensure!(status.code() == Code::NotFound, "{status}");
+                        return anyhow::Ok(());
+                    }
+                }
+                anyhow::bail!("the dataset never ended")
+            }));
+        }
+        clock().sleep(std::time::Duration::from_millis(u64::from(round % 10))).await;
+        client.delete_dataset("ds", dataset).await?;
+        for writer in writers {
+            writer.await?.with_context(|| format!("round {round}"))?;
+        }
+        let left = store.list_sorted(&Prefix::new(dataset_prefix(dataset))?).await?;
+        ensure!(left.is_empty(), "round {round}: {left:?}");
+        ensure!(client.dataset("ds").await?.is_none(), "round {round}: it is there again");
+    }
+    Ok(())
+}
