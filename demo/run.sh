@@ -48,8 +48,7 @@ if [ ! -d "$src" ]; then
 fi
 
 say "Building (release)"
-cargo build --locked --release --bin dlserver --bin dlcmd -p dl-server -p dlcmd
-cargo build --locked --release -p libdiesel --example read_shuffled
+cargo build --locked --release -p dl-server -p dlcmd -p libdiesel --bins --examples
 bin=${CARGO_TARGET_DIR:-target}/release
 dlcmd=$bin/dlcmd
 

@@ -104,22 +104,19 @@ impl Kind {
         }
     }
 
-    /// What to do, in words for the end of an error text.
-    pub fn advice(self) -> &'static str {
+    /// What to do, in words for the end of an error text; none where the reason itself says it.
+    pub fn advice(self) -> Option<&'static str> {
         match self {
-            Self::NotFound => "check the name",
-            Self::Invalid => "change the request",
-            Self::Conflict => "look at what stands in its place",
-            Self::NeedsRecovery => "run `dlcmd recover`, then try again",
-            Self::Full => "free space or raise the quota, then write again",
-            Self::Corrupt => "write the file again from its source",
-            Self::Denied => "use a user and key whose role allows it",
-            Self::Unavailable => "try again later",
-            Self::TimedOut => "try again later, or allow more time",
-            Self::Cancelled => "try again",
-            Self::Internal => "report it, with the logs of client and server",
-            Self::Unreachable => "check the addresses and that a server runs there",
-            Self::Local => "check the file and its permissions on this machine",
+            Self::NotFound | Self::Invalid | Self::Conflict | Self::NeedsRecovery => None,
+            Self::Full => Some("free space or raise the quota, then write again"),
+            Self::Corrupt => Some("write the file again from its source"),
+            Self::Denied => Some("check the permissions of the server's folders"),
+            Self::Unavailable => Some("try again later"),
+            Self::TimedOut => Some("try again later, or allow more time"),
+            Self::Cancelled => Some("try again"),
+            Self::Internal => Some("report it, with the logs of client and server"),
+            Self::Unreachable => Some("check the addresses and that a server runs there"),
+            Self::Local => Some("check the file and its permissions on this machine"),
         }
     }
 }

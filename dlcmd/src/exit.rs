@@ -106,7 +106,10 @@ impl From<libdiesel::Error> for Failure {
     fn from(error: libdiesel::Error) -> Self {
         let kind = error.kind();
         // The reason comes last in a chain, and what to do about it after that.
-        let text = format!("{:#}; {}", anyhow::Error::new(error), kind.advice());
+        let mut text = format!("{:#}", anyhow::Error::new(error));
+        if let Some(advice) = kind.advice() {
+            text = format!("{text}; {advice}");
+        }
         Self::Because { exit: Exit::of(kind), error: anyhow::Error::msg(text) }
     }
 }
