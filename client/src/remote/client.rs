@@ -9,10 +9,10 @@ use dl_format::{ChunkShape, DatasetName};
 use dl_proto::pb;
 use dl_proto::{Dataset as DatasetInfo, RecoverProgress, RecoverRequest};
 
-use crate::error::Error;
-use crate::remote::connections::{Connection, Connections, Try};
+use crate::error::{Error, Kind};
+use crate::remote::connections::{Connection, Try};
 use crate::remote::dataset::Dataset;
-use crate::remote::failure::Failure;
+use crate::remote::lookup::{dataset_address, get_dataset, info};
 use crate::remote::options::ConnectOptions;
 use crate::remote::session::Shared;
 
@@ -166,25 +166,28 @@ fn add(told: &mut BTreeMap<String, RecoverProgress>, mut step: RecoverProgress) 
     told.insert(step.dataset.clone(), step);
 }
 
-/// A dataset as users write it.
-pub(crate) fn dataset_address(name: &DatasetName) -> String {
-    format!("dl://{name}")
-}
-
-/// What the servers say of a dataset.
-pub(crate) async fn get_dataset(
-    connections: &Connections,
-    name: &DatasetName,
-) -> Result<DatasetInfo, Error> {
-    let attempt = |mut server: Connection, this: Try| {
-        let request = this.request(pb::GetDatasetRequest { name: name.as_str().to_owned() });
-        async move { info(this.answer(server.get_dataset(request)).await?) }
-    };
-    connections.call("open", || dataset_address(name), connections.usual(), attempt).await
-}
-
-fn info(wire: pb::Dataset) -> Result<DatasetInfo, Failure> {
-    Ok(DatasetInfo::try_from(wire)?)
+impl Dataset {
+    /// Connects to a dataset that exists, with usual settings (paper, DL_connect).
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`] when there is none of that name ([`Client::create_dataset`] makes one),
+    /// [`Kind::Invalid`] for what can't be a name, and those of [`Client::connect`].
+    pub fn connect(
+        user: &str,
+        key: Option<&str>,
+        dataset: &str,
+        servers: &[&str],
+    ) -> Result<Self, Error> {
+        let name = DatasetName::new(dataset)
+            .map_err(|why| Error::new(Kind::Invalid, "open dataset", dataset, why))?;
+        let options = ConnectOptions {
+            user: user.to_owned(),
+            key: key.map(str::to_owned),
+            servers: servers.iter().map(|server| (*server).to_owned()).collect(),
+            ..ConnectOptions::default()
+        };
+        Client::connect(options)?.dataset(&name)
+    }
 }
 
 #[cfg(test)]

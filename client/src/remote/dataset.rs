@@ -8,14 +8,13 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
-use dl_format::{Attributes, DatasetName, Deletions, FilePath};
+use dl_format::{Attributes, Deletions, FilePath};
 use dl_proto::{Dataset as DatasetInfo, DeleteRequest, STAT_PATHS_MAX, StatItem, StatRequest, pb};
 
 use crate::error::{Error, Kind};
-use crate::remote::client::{Client, get_dataset};
 use crate::remote::connections::Connections;
 use crate::remote::failure::Failure;
-use crate::remote::options::ConnectOptions;
+use crate::remote::lookup::get_dataset;
 use crate::remote::process::PerProcess;
 use crate::remote::session::{Session, Shared};
 use crate::remote::writer::{Flushed, Writer};
@@ -52,28 +51,6 @@ pub struct Deleted {
 impl Dataset {
     pub(crate) fn new(shared: Arc<Shared>, info: DatasetInfo) -> Self {
         Self(Arc::new(Inner { shared, info, writer: PerProcess::new() }))
-    }
-
-    /// Connects to a dataset that exists, with usual settings (paper, DL_connect).
-    ///
-    /// # Errors
-    /// [`Kind::NotFound`] when there is none of that name ([`Client::create_dataset`] makes one),
-    /// [`Kind::Invalid`] for what can't be a name, and those of [`Client::connect`].
-    pub fn connect(
-        user: &str,
-        key: Option<&str>,
-        dataset: &str,
-        servers: &[&str],
-    ) -> Result<Self, Error> {
-        let name = DatasetName::new(dataset)
-            .map_err(|why| Error::new(Kind::Invalid, "open dataset", dataset, why))?;
-        let options = ConnectOptions {
-            user: user.to_owned(),
-            key: key.map(str::to_owned),
-            servers: servers.iter().map(|server| (*server).to_owned()).collect(),
-            ..ConnectOptions::default()
-        };
-        Client::connect(options)?.dataset(&name)
     }
 
     /// What the servers said of it when the handle was made.

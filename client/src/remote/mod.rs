@@ -9,6 +9,7 @@ mod connections;
 mod dataset;
 mod failure;
 mod list;
+mod lookup;
 mod options;
 mod process;
 mod read;

@@ -9,7 +9,7 @@ use dl_proto::ReadPiece;
 
 use crate::error::Kind;
 use crate::remote::failure::Failure;
-use crate::remote::read::batch::Wanted;
+use crate::remote::read::wanted::Wanted;
 
 /// A slice of less than one part in so many of its message is copied out of it, so that a small
 /// file doesn't keep a large message alive.

@@ -6,49 +6,15 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use dl_proto::{Dataset as DatasetInfo, ReadPiece, ReadRequest, ReadSource, StatItem, pb};
+use dl_proto::{Dataset as DatasetInfo, ReadPiece, ReadRequest, StatItem, pb};
 
 use crate::error::{Error, Kind};
 use crate::remote::connections::{Connection, Try};
 use crate::remote::dataset::stat;
 use crate::remote::failure::Failure;
-use crate::remote::read::ReadItem;
 use crate::remote::read::assemble::Assembly;
+use crate::remote::read::wanted::Wanted;
 use crate::remote::session::Session;
-
-/// More is never allocated for a file before its bytes come.
-const RESERVE_MAX: u64 = 64 << 20;
-
-/// A file, or a range of it.
-#[derive(Debug)]
-pub(super) struct Wanted<'a> {
-    pub(super) item: &'a ReadItem,
-    /// Bytes to skip.
-    pub(super) offset: u64,
-    /// Most bytes to give; `None`: to the end.
-    pub(super) length: Option<u64>,
-}
-
-impl<'a> Wanted<'a> {
-    pub(super) fn whole(items: &'a [ReadItem]) -> Vec<Self> {
-        items.iter().map(|item| Self { item, offset: 0, length: None }).collect()
-    }
-
-    /// Bytes to expect, where that is known and not too many to believe.
-    pub(super) fn expected(&self) -> Option<usize> {
-        let left = self.item.record.as_ref()?.length.saturating_sub(self.offset);
-        let expected = left.min(self.length.unwrap_or(u64::MAX)).min(RESERVE_MAX);
-        usize::try_from(expected).ok()
-    }
-
-    fn request(&self) -> dl_proto::ReadItem {
-        let source = match &self.item.record {
-            Some(record) => ReadSource::File(*record),
-            None => ReadSource::Path(self.item.path.clone()),
-        };
-        dl_proto::ReadItem { source, offset: self.offset, length: self.length }
-    }
-}
 
 /// What came of a request.
 #[derive(Debug)]

@@ -12,7 +12,8 @@ use crate::error::{Error, Kind};
 use crate::remote::dataset::Dataset;
 use crate::remote::failure::Failure;
 use crate::remote::read::ReadItem;
-use crate::remote::read::batch::{Wanted, read_batch};
+use crate::remote::read::batch::read_batch;
+use crate::remote::read::wanted::Wanted;
 
 /// Bytes asked for at once. Files up to this size are verified before a byte is handed over.
 const WINDOW: u64 = 8 << 20;

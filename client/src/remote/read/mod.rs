@@ -8,6 +8,7 @@ mod batch;
 mod large;
 #[cfg(test)]
 mod tests;
+mod wanted;
 
 use std::ops::Range;
 
@@ -18,7 +19,8 @@ use futures::{StreamExt, stream};
 
 use crate::error::Error;
 use crate::remote::dataset::Dataset;
-use batch::{Wanted, read_batch};
+use batch::read_batch;
+use wanted::Wanted;
 
 /// Files in one request. Enough that a request's fixed cost is shared by many, few enough that
 /// several requests keep all connections busy.

@@ -1,3 +1,6 @@
+//! Batch and large reads against servers that follow a script: each item is had whole, asked for
+//! again where that helps, or named with why it can't be had.
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -9,8 +12,8 @@ use tonic::Status;
 use crate::error::Kind;
 use crate::remote::ReadItem;
 use crate::remote::read::assemble::Assembly;
-use crate::remote::read::batch::Wanted;
 use crate::remote::read::batches;
+use crate::remote::read::wanted::Wanted;
 use crate::remote::testing::{Script, chunk_id, data, dataset, path, record};
 
 /// Pieces of at most `cut` bytes.

@@ -1,3 +1,6 @@
+//! The writer against servers that follow a script: what is acknowledged is exactly what arrived,
+//! whatever becomes of a try.
+
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
