@@ -35,7 +35,13 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let shutdown = Shutdown::new().with_grace(config.grace).on_signals()?;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let store = dl_store::open(&config.store).await?;
-    let (meta, last_stop) = dl_meta::open(&config.meta, Arc::clone(&clock)).await?;
+    let opened = dl_meta::open(&config.meta, Arc::clone(&clock)).await;
+    let (meta, last_stop) = opened.map_err(|error| match error.kind {
+        dl_meta::Kind::Corrupt => anyhow::Error::new(error).context(
+            "the metadata is damaged; move it away, start again, and run `dlcmd recover --all`",
+        ),
+        _ => error.into(),
+    })?;
     let random = Arc::new(OsRandom);
     let parts = Parts { store, meta: Arc::clone(&meta), clock, random, limits: config.limits };
     prepare(&parts, last_stop).await?;

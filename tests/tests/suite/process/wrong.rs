@@ -244,6 +244,33 @@ fn a_damaged_header_is_named_by_recover_and_the_rest_comes_back() -> Result<()> 
     Ok(())
 }
 
+/// Keeps S-05 and S-12.
+#[test]
+fn damaged_metadata_is_refused_with_the_way_out_of_it() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let (data, source) = (scene.path().join("data"), scene.path().join("src"));
+    folder::fill(&source, 20, 1_000, &Dice::new(1))?;
+    let server = Server::start(&data)?;
+    run(server.dlcmd()?.arg("put").arg(&source).arg("dl://ds"))?.code(0)?;
+    server.stop()?;
+    let file = data.join("meta/meta.redb");
+    let whole = fs::read(&file)?;
+    let (half, _) = whole.split_at(whole.len() / 2);
+    for damaged in [Dice::new(2).bytes(100_000), half.to_vec()] {
+        fs::write(&file, damaged)?;
+        let mut server = server_command()?;
+        let refused =
+            run(server.args(["--listen", "127.0.0.1:0", "--data"]).arg(&data))?.code(1)?;
+        ensure!(refused.stderr.contains("dlcmd recover --all"), "{}", refused.stderr);
+    }
+    fs::rename(data.join("meta"), scene.path().join("damaged"))?;
+    let server = Server::start(&data)?;
+    dl(&server, ["recover", "--all"])?.code(0)?;
+    let got = scene.path().join("got");
+    run(server.dlcmd()?.arg("get").arg("dl://ds").arg(&got))?.code(0)?;
+    folder::compare(&source, &got)
+}
+
 /// Keeps S-15.
 #[test]
 fn a_second_server_on_the_same_folder_is_refused_with_the_reason() -> Result<()> {
