@@ -42,8 +42,9 @@ torture: clone programs ## The tests with long loops and large sizes, then the f
 	DIESEL_TORTURE=1 cargo nextest run --locked --workspace --profile torture
 	@$(MAKE) --no-print-directory fuzz
 
-bench: clone memcached ## Measure everything beside something known.
-	cargo run --locked --release -p dl-benches --bin dl-bench -- all
+bench: clone memcached ## Measure everything beside something known (BENCH='get --runs 5' for a part).
+	cargo build --locked --release --bins -p dl-server -p dlcmd -p dl-benches
+	$(CARGO_TARGET_DIR)/release/dl-bench $(or $(BENCH),all)
 
 # The sanitizers of cargo-fuzz need a nightly compiler, which nothing else here does; so a machine
 # without one is told, and not failed.

@@ -1,0 +1,75 @@
+//! `dl-bench`: runs the workloads that are asked for and prints what came out.
+
+#![forbid(unsafe_code)]
+
+use std::io::{Write, stdout};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use dl_benches::{Machine, Options, Settings, Worker, Workload, print, print_json, work};
+
+/// Measure the system beside something known, on this machine
+///
+/// Needs tar, ls and memcached, and dlserver and dlcmd beside this program: `make bench` sees to
+/// all of it.
+#[derive(Debug, Parser)]
+#[command(name = "dl-bench", version)]
+struct Cli {
+    #[command(flatten)]
+    options: Options,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Every workload
+    All,
+    #[command(flatten)]
+    One(Workload),
+    /// One process of put-memory, started by it
+    #[command(hide = true)]
+    Worker(Worker),
+}
+
+fn main() -> ExitCode {
+    let Cli { options, command } = Cli::parse();
+    let ended = match command {
+        Command::Worker(worker) => work(&worker).map(|()| true),
+        Command::All => run(&options, Workload::ALL),
+        Command::One(workload) => run(&options, &[workload]),
+    };
+    match ended {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            // Nobody to tell when stderr is gone.
+            let _ = writeln!(std::io::stderr(), "dl-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether it is fine to exit with success.
+fn run(options: &Options, workloads: &[Workload]) -> Result<bool> {
+    let settings = Settings::new(options)?;
+    let machine = Machine::look(settings.folder())?;
+    let mut out = stdout();
+    if !options.json {
+        writeln!(out, "{machine}")?;
+    }
+    let mut is_met = true;
+    for workload in workloads {
+        for bench in workload.run(&settings)? {
+            is_met &= bench.is_met();
+            if options.json {
+                print_json(&mut out, &machine, &bench)?;
+            } else {
+                print(&mut out, &bench)?;
+            }
+        }
+    }
+    Ok(is_met || !options.check)
+}

@@ -1,0 +1,9 @@
+//! What the workloads stand on: settings, fresh folders, source trees and the programs.
+
+mod options;
+mod program;
+mod tree;
+
+pub use options::{Options, Settings};
+pub(crate) use program::{Memcached, Process, Server, dlcmd, finish, shell};
+pub(crate) use tree::{Tree, TreeShape, bytes, read_files, shuffle};

@@ -1,0 +1,105 @@
+//! The programs that are measured, as processes of their own.
+//!
+//! Must hold: what was started ends with the bench, by its process id.
+
+use std::io::{BufRead, BufReader};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+/// A process, killed when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Process(pub(crate) Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A program built with this one.
+fn program(name: &str) -> Result<PathBuf> {
+    let own = std::env::current_exe().context("find this program")?;
+    let program = own.with_file_name(name);
+    ensure!(program.is_file(), "{} is missing: run `make bench`", program.display());
+    Ok(program)
+}
+
+/// A dlserver with its defaults, on a free port.
+#[derive(Debug)]
+pub(crate) struct Server {
+    _process: Process,
+    /// Open, so that the server can say more.
+    _stdout: BufReader<ChildStdout>,
+    pub(crate) address: String,
+}
+
+impl Server {
+    /// Starts it with everything in `data`.
+    pub(crate) fn start(data: &Path) -> Result<Self> {
+        let mut command = Command::new(program("dlserver")?);
+        command.args(["--listen", "127.0.0.1:0", "--data"]).arg(data);
+        command.stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut process = Process(command.spawn().context("start dlserver")?);
+        let stdout = process.0.stdout.take().context("take the server's output")?;
+        let mut stdout = BufReader::new(stdout);
+        let mut line = String::new();
+        stdout.read_line(&mut line).context("wait until dlserver listens")?;
+        let address = line.trim().strip_prefix("listening on ");
+        let address = address.context("dlserver ended before it listened")?.to_owned();
+        Ok(Self { _process: process, _stdout: stdout, address })
+    }
+}
+
+/// A memcached on a free port, with room for everything.
+#[derive(Debug)]
+pub(crate) struct Memcached {
+    _process: Process,
+    pub(crate) address: SocketAddr,
+}
+
+impl Memcached {
+    pub(crate) fn start() -> Result<Self> {
+        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        let mut command = Command::new("memcached");
+        command.args(["-l", "127.0.0.1", "-m", "4096", "-u", "root", "-p"]);
+        command.arg(address.port().to_string()).stdout(Stdio::null()).stderr(Stdio::null());
+        let process = Process(command.spawn().context("start memcached; is it installed?")?);
+        for _ in 0..200 {
+            if TcpStream::connect(address).is_ok() {
+                return Ok(Self { _process: process, address });
+            }
+            sleep(Duration::from_millis(10));
+        }
+        anyhow::bail!("memcached does not listen on {address}");
+    }
+}
+
+/// dlcmd, to be told what to do.
+pub(crate) fn dlcmd(server: &Server) -> Result<Command> {
+    let mut command = Command::new(program("dlcmd")?);
+    command.args(["--quiet", "--server", &server.address]);
+    Ok(command)
+}
+
+/// A script, with arguments `$1` and so on.
+pub(crate) fn shell<'a>(script: &str, arguments: impl IntoIterator<Item = &'a Path>) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", script, "sh"]).args(arguments);
+    command
+}
+
+/// Runs it to its end, without its output.
+pub(crate) fn finish(command: &mut Command) -> Result<()> {
+    let shown = format!("{command:?}");
+    let ended = command.stdin(Stdio::null()).stdout(Stdio::null()).status();
+    let status = ended.with_context(|| format!("start {shown}"))?;
+    ensure!(status.success(), "{shown}: {status}");
+    Ok(())
+}

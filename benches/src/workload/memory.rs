@@ -1,0 +1,201 @@
+//! Puts from memory by several processes (paper, Figure 9), beside memcached and ext4.
+//!
+//! Each process is a writer of its own with files of its own. All are ready before any begins; the
+//! time runs from there until the last one has all of its files acknowledged. memcached gets one
+//! set per request, as its usual client sends them, and makes nothing durable; ext4 gets open,
+//! write and close, and no sync. What dlserver acknowledges is on disk.
+
+use std::fs::{File, create_dir_all, remove_dir_all};
+use std::io::{BufRead, BufReader, Read, Write, stdin, stdout};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use clap::{Args, ValueEnum};
+use dl_format::{Attributes, ChunkShape, FilePath};
+use libdiesel::{Client, ConnectOptions};
+
+use crate::measure::{Bar, Bench, Side, Stopwatch};
+use crate::setup::{Memcached, Process, Server, Settings, bytes};
+
+const LENGTH: usize = 4096;
+const PROCESSES: [usize; 3] = [1, 2, 4];
+
+/// Where a process puts its files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Into {
+    Diesel,
+    Memcached,
+    Files,
+}
+
+/// One process that puts files.
+#[derive(Debug, Clone, Args)]
+pub struct Worker {
+    /// Where they go
+    into: Into,
+    /// The address, or the folder
+    at: PathBuf,
+    /// The folder of the files, or the first part of their names
+    name: String,
+    /// How many
+    files: u32,
+}
+
+pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
+    let server = Server::start(&settings.on_disk("memory"))?;
+    let memcached = Memcached::start()?;
+    let folder = settings.on_disk("created");
+    let places = [
+        (Into::Diesel, PathBuf::from(&server.address)),
+        (Into::Memcached, memcached.address.to_string().into()),
+        (Into::Files, folder.clone()),
+    ];
+    let files = settings.scaled(100_000);
+    // For each place, for each number of processes, the files/s of each run.
+    let mut rates = vec![vec![Vec::new(); PROCESSES.len()]; places.len()];
+    for round in 0..settings.runs() {
+        for (count, processes) in PROCESSES.into_iter().enumerate() {
+            for (place, (into, at)) in places.iter().enumerate() {
+                let name = format!("r{round}p{processes}");
+                rustix::fs::sync();
+                let seconds = together(*into, at, &name, processes, files)?;
+                rates[place][count].push(f64::from(files) / seconds);
+            }
+        }
+    }
+    remove_dir_all(&folder)?;
+    let mut sides = rates.into_iter().zip(["DL_put, durable", "memcached set", "ext4 create"]);
+    let mut side = || sides.next().map(|(rates, what)| best(rates, what));
+    let (ours, memcached, created) = (side(), side(), side());
+    let ours = ours.context("one side for each place")?;
+    let against = |name: &str, theirs: Option<Side>, bar| -> Result<Bench> {
+        Ok(Bench {
+            name: format!("put-memory beside {name}"),
+            settings: format!(
+                "{files} files of 4 KiB from memory, by 1, 2 or 4 processes, whichever is fastest"
+            ),
+            unit: "files/s",
+            ours: ours.clone(),
+            theirs: theirs.context("one side for each place")?,
+            bar: Bar::AtLeastTimes(bar),
+        })
+    };
+    Ok(vec![against("memcached", memcached, 2.0)?, against("ext4", created, 5.0)?])
+}
+
+/// The number of processes that is fastest.
+fn best(rates: Vec<Vec<f64>>, what: &str) -> Side {
+    let sides = rates.into_iter().zip(PROCESSES).map(|(samples, processes)| Side {
+        what: format!("{what}, {processes} processes"),
+        samples,
+    });
+    let fastest = sides.max_by(|a, b| a.median().total_cmp(&b.median()));
+    fastest.expect("there are numbers of processes to choose from")
+}
+
+/// Lets processes put `files` together; gives the seconds.
+fn together(
+    into: Into,
+    at: &std::path::Path,
+    name: &str,
+    processes: usize,
+    files: u32,
+) -> Result<f64> {
+    let own = std::env::current_exe().context("find this program")?;
+    let place = into.to_possible_value().context("every place has a name")?;
+    let mut workers = Vec::new();
+    for process in 0..processes {
+        let mut command = Command::new(&own);
+        command.arg("worker").arg(place.get_name()).arg(at).arg(format!("{name}w{process}"));
+        command.arg((files / processes as u32).to_string());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut worker = Process(command.spawn().context("start a process")?);
+        let stdout = worker.0.stdout.take().context("take its output")?;
+        workers.push((worker, BufReader::new(stdout)));
+    }
+    let mut line = String::new();
+    for (_, stdout) in &mut workers {
+        stdout.read_line(&mut line)?;
+    }
+    let stopwatch = Stopwatch::new();
+    let ((), seconds) = stopwatch.time(|| {
+        for (worker, _) in &mut workers {
+            worker.0.stdin.take().context("take its input")?.write_all(b"go\n")?;
+        }
+        for (_, stdout) in &mut workers {
+            line.clear();
+            stdout.read_line(&mut line)?;
+            ensure!(line == "done\n", "a process that puts files has failed");
+        }
+        Ok(())
+    })?;
+    Ok(seconds)
+}
+
+/// Is one process: gets ready, says so, waits, puts its files, says so.
+///
+/// # Errors
+/// When anything fails.
+pub fn work(worker: &Worker) -> Result<()> {
+    let data = bytes(LENGTH);
+    let paths: Vec<String> =
+        (0..worker.files).map(|n| format!("{}/n01440764_{n}.JPEG", worker.name)).collect();
+    match worker.into {
+        Into::Diesel => put_diesel(worker, &paths, &data),
+        Into::Memcached => put_memcached(worker, &paths, &data),
+        Into::Files => put_files(worker, &paths, &data),
+    }
+}
+
+fn wait_for_go() -> Result<()> {
+    writeln!(stdout(), "ready")?;
+    let mut line = String::new();
+    stdin().read_line(&mut line)?;
+    Ok(())
+}
+
+fn done() -> Result<()> {
+    Ok(writeln!(stdout(), "done")?)
+}
+
+fn put_diesel(worker: &Worker, paths: &[String], data: &[u8]) -> Result<()> {
+    let servers = vec![worker.at.to_string_lossy().into_owned()];
+    let client = Client::connect(ConnectOptions { servers, ..ConnectOptions::default() })?;
+    let dataset = client.create_dataset(&"memory".parse()?, ChunkShape::default())?;
+    wait_for_go()?;
+    for path in paths {
+        let path = FilePath::new(path.clone())?;
+        dataset.put(&path, Attributes::default(), data)?;
+    }
+    dataset.close()?;
+    done()
+}
+
+fn put_memcached(worker: &Worker, paths: &[String], data: &[u8]) -> Result<()> {
+    let mut server = TcpStream::connect(&*worker.at.to_string_lossy())?;
+    server.set_nodelay(true)?;
+    wait_for_go()?;
+    let mut request = Vec::new();
+    let mut answer = [0; 8];
+    for path in paths {
+        request.clear();
+        write!(request, "set {path} 0 0 {}\r\n", data.len())?;
+        request.extend_from_slice(data);
+        request.extend_from_slice(b"\r\n");
+        server.write_all(&request)?;
+        server.read_exact(&mut answer)?;
+        ensure!(&answer == b"STORED\r\n", "memcached did not store {path}");
+    }
+    done()
+}
+
+fn put_files(worker: &Worker, paths: &[String], data: &[u8]) -> Result<()> {
+    create_dir_all(worker.at.join(&worker.name))?;
+    wait_for_go()?;
+    for path in paths {
+        File::create_new(worker.at.join(path))?.write_all(data)?;
+    }
+    done()
+}

@@ -1,0 +1,67 @@
+//! The workloads. Each makes what it needs, lets both sides take turns and gives the figures.
+
+mod many;
+mod memory;
+mod pack;
+mod recover;
+mod tree;
+
+use anyhow::Result;
+use clap::Subcommand;
+
+use crate::measure::Bench;
+use crate::setup::Settings;
+pub use memory::{Worker, work};
+
+/// One workload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
+pub enum Workload {
+    /// Packing chunks from memory on one core, beside memcpy
+    Pack,
+    /// `dlcmd put` of 200,000 files of 4 KiB, beside tar with sync
+    PutSmall,
+    /// `dlcmd put` of 12,000 files of 20 to 500 KiB, beside tar with sync
+    PutMixed,
+    /// Puts from memory by 1, 2 and 4 processes (paper, Figure 9), beside memcached and ext4
+    PutMemory,
+    /// `dlcmd get` of 200,000 files of 4 KiB into a tmpfs, beside tar
+    Get,
+    /// All files in random batches of 256 by two threads, beside files of the file system
+    GetMany,
+    /// Recovery of 200,000 files with empty metadata, beside a bulk insert into redb
+    Recover,
+    /// `dlcmd ls -lR` of 200,000 files, beside ls
+    Ls,
+}
+
+impl Workload {
+    /// All of them. Those that delete many files come last: on some file systems, making files is
+    /// slow for minutes after that.
+    pub const ALL: &[Self] = &[
+        Self::Pack,
+        Self::PutSmall,
+        Self::PutMixed,
+        Self::Get,
+        Self::GetMany,
+        Self::Ls,
+        Self::Recover,
+        Self::PutMemory,
+    ];
+
+    /// Measures it.
+    ///
+    /// # Errors
+    /// When a program is missing or fails.
+    pub fn run(self, settings: &Settings) -> Result<Vec<Bench>> {
+        match self {
+            Self::Pack => pack::run(settings),
+            Self::PutSmall => tree::put_small(settings),
+            Self::PutMixed => tree::put_mixed(settings),
+            Self::PutMemory => memory::run(settings),
+            Self::Get => tree::get(settings),
+            Self::GetMany => many::run(settings),
+            Self::Recover => recover::run(settings),
+            Self::Ls => tree::ls(settings),
+        }
+    }
+}

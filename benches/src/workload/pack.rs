@@ -1,0 +1,73 @@
+//! Packing from memory on one core: header, checksums and copy, beside memcpy of the same bytes.
+
+use std::hint::black_box;
+
+use anyhow::Result;
+use dl_format::{Attributes, ChunkId, ChunkShape, ChunkWriter, DatasetId, FilePath};
+
+use crate::measure::{Bar, Bench, Side, Stopwatch};
+use crate::setup::{Settings, bytes};
+
+const TOTAL: usize = 256 << 20;
+
+pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
+    let total = settings.scaled(TOTAL as u32) as usize;
+    Ok(vec![
+        bench(settings, total, 4 << 10, Bar::AtLeast(1e6))?,
+        bench(settings, total, 128 << 10, Bar::AtLeastTimes(0.7))?,
+    ])
+}
+
+fn bench(settings: &Settings, total: usize, length: usize, bar: Bar) -> Result<Bench> {
+    let source = bytes(total.max(length));
+    let files: Vec<(FilePath, &[u8])> = source
+        .chunks_exact(length)
+        .enumerate()
+        .map(|(n, data)| {
+            Ok((FilePath::new(format!("n01440764/n01440764_{n}.JPEG").into_bytes())?, data))
+        })
+        .collect::<Result<_>>()?;
+    let shape = ChunkShape::default();
+    let mut scratch = vec![0; shape.size() as usize];
+    let mut buffer = Vec::new();
+    let mut ours = Side::new("packed into chunks of 4 MiB");
+    let mut theirs = Side::new("memcpy of the same bytes into 4 MiB");
+    let stopwatch = Stopwatch::new();
+    // The first round only brings memory in.
+    for round in 0..=settings.runs() {
+        let (used, packing) =
+            stopwatch.time(|| pack(&files, shape, std::mem::take(&mut buffer)))?;
+        buffer = used;
+        let (_, copying) = stopwatch.time(|| {
+            let per_chunk = scratch.len() / length;
+            for files in files.chunks(per_chunk) {
+                for ((_, data), place) in files.iter().zip(scratch.chunks_exact_mut(length)) {
+                    place.copy_from_slice(data);
+                }
+                black_box(&scratch);
+            }
+            Ok(())
+        })?;
+        if round > 0 {
+            let count = files.len() as f64;
+            ours.samples.push(count / packing);
+            theirs.samples.push(count / copying);
+        }
+    }
+    let settings = format!("{} files of {} KiB from memory, one core", files.len(), length >> 10);
+    let name = format!("pack {} KiB", length >> 10);
+    Ok(Bench { name, settings, unit: "files/s", ours, theirs, bar })
+}
+
+fn pack(files: &[(FilePath, &[u8])], shape: ChunkShape, buffer: Vec<u8>) -> Result<Vec<u8>> {
+    let (id, dataset) = (ChunkId::from_bytes([1; 16]), DatasetId::from_bytes([2; 16]));
+    let mut chunk = ChunkWriter::new(shape, buffer);
+    for (path, data) in files {
+        if !chunk.fits(path, data.len() as u64) {
+            let (buffer, _) = chunk.seal(id, dataset).into_parts();
+            chunk = ChunkWriter::new(shape, black_box(buffer));
+        }
+        chunk.append(path, Attributes::default(), data)?;
+    }
+    Ok(chunk.seal(id, dataset).into_parts().0)
+}

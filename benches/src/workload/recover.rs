@@ -1,0 +1,74 @@
+//! Metadata rebuilt from the chunks, beside an insert of as many rows into the embedded database.
+
+use std::fs::remove_dir_all;
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use dl_format::FilePath;
+use libdiesel::{Client, ConnectOptions, RecoverRequest, StatItem};
+use redb::{Database, TableDefinition};
+
+use super::tree::with_small;
+use crate::measure::{Bar, Bench, Side, Stopwatch};
+use crate::setup::{Server, Settings, bytes};
+
+const FILES: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("files");
+/// About the bytes that the metadata keep for a file.
+const ROW_BYTES: usize = 64;
+/// Rows of one commit.
+const ROWS: usize = 20_000;
+
+pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
+    let (server, tree) = with_small(settings, "recover")?;
+    drop(server);
+    let data = settings.on_disk("recover");
+    let mut paths: Vec<String> = tree.paths().collect();
+    paths.sort_unstable();
+    let mut ours = Side::new("recover, until the first lookup is answered");
+    let mut theirs = Side::new("redb: the same rows in order, durable commits of 20,000");
+    let stopwatch = Stopwatch::new();
+    for round in 0..=settings.runs() {
+        remove_dir_all(data.join("meta"))?;
+        let server = Server::start(&data)?;
+        let options =
+            ConnectOptions { servers: vec![server.address.clone()], ..ConnectOptions::default() };
+        let client = Client::connect(options)?;
+        let (recovered, recovering) = stopwatch.time(|| recover(&client, &paths[0]))?;
+        ensure!(recovered == u64::from(tree.files()), "recovered {recovered} files");
+        drop(server);
+        let file = settings.on_disk("rows.redb");
+        let (_, inserting) = stopwatch.time(|| insert(&file, &paths))?;
+        std::fs::remove_file(&file)?;
+        if round > 0 {
+            ours.samples.push(paths.len() as f64 / recovering);
+            theirs.samples.push(paths.len() as f64 / inserting);
+        }
+    }
+    let settings = format!("{} files of 4 KiB, empty metadata, chunks warm", paths.len());
+    let (name, bar) = ("recover".to_owned(), Bar::AtLeast(300e3));
+    Ok(vec![Bench { name, settings, unit: "files/s", ours, theirs, bar }])
+}
+
+fn recover(client: &Client, path: &str) -> Result<u64> {
+    let request = RecoverRequest { dataset: None, since: None };
+    let told = client.recover(request, &mut |_| {})?;
+    let dataset = client.dataset(&"small".parse()?)?;
+    let found = dataset.stat(&FilePath::new(path.to_owned())?)?;
+    ensure!(matches!(found, StatItem::File(_)), "{path} is not there again");
+    Ok(told.iter().map(|dataset| dataset.files).sum())
+}
+
+fn insert(file: &Path, paths: &[String]) -> Result<()> {
+    let database = Database::create(file)?;
+    let row = bytes(ROW_BYTES);
+    for paths in paths.chunks(ROWS) {
+        let transaction = database.begin_write()?;
+        let mut table = transaction.open_table(FILES)?;
+        for path in paths {
+            table.insert(path.as_bytes(), row.as_slice())?;
+        }
+        drop(table);
+        transaction.commit()?;
+    }
+    Ok(())
+}
