@@ -2,11 +2,13 @@
 //!
 //! Must hold: at most one transaction writes, and all that waits here waits on a blocking thread.
 //! redb answers nothing more once a read or write of the file failed; opening it again brings
-//! back the last durable commit.
+//! back the last durable commit. It panics over some damaged pages: that is an error here, and
+//! the file is opened again.
 
 use std::fmt;
 use std::fs::{self, TryLockError};
 use std::io::ErrorKind;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{PoisonError, RwLock};
@@ -68,7 +70,7 @@ struct Open {
 
 impl File {
     pub(super) fn open(opener: Opener) -> Result<Self, redb::Error> {
-        let database = Some(opener()?);
+        let database = Some(caught(&opener)?);
         let open = RwLock::new(Some(Open { opener, database }));
         Ok(Self { open, broken: AtomicBool::new(false) })
     }
@@ -108,11 +110,13 @@ impl File {
     ) -> Result<T, redb::Error> {
         let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
         let database = open.as_ref().and_then(|open| open.database.as_ref());
-        let answer = database.ok_or(redb::Error::DatabaseClosed).and_then(work);
-        if let Err(redb::Error::Io(_) | redb::Error::PreviousIo) = answer {
+        let database = database.ok_or(redb::Error::DatabaseClosed)?;
+        // Outside is whether redb panicked, inside what it answered.
+        let worked = caught(|| Ok(work(database)));
+        if let Err(_) | Ok(Err(redb::Error::Io(_) | redb::Error::PreviousIo)) = worked {
             self.broken.store(true, Ordering::Release);
         }
-        answer
+        worked?
     }
 
     /// Whether the file has to be opened again before it answers.
@@ -124,15 +128,44 @@ impl File {
     pub(super) fn reopen(&self) -> Result<(), redb::Error> {
         let mut open = self.open.write().unwrap_or_else(PoisonError::into_inner);
         let open = open.as_mut().ok_or(redb::Error::DatabaseClosed)?;
-        open.database = None;
-        open.database = Some((open.opener)()?);
+        let_go(open.database.take());
+        open.database = Some(caught(&open.opener)?);
         self.broken.store(false, Ordering::Release);
         Ok(())
     }
 
     /// Lets go of the file.
     pub(super) fn close(&self) {
-        *self.open.write().unwrap_or_else(PoisonError::into_inner) = None;
+        let open = self.open.write().unwrap_or_else(PoisonError::into_inner).take();
+        // The opener, and with it the lock, outlives the database.
+        if let Some(Open { opener, database }) = open {
+            let_go(database);
+            drop(opener);
+        }
+    }
+}
+
+/// Runs `work` of redb; a panic in it says that the file is damaged.
+///
+/// Sound as far as unwinding goes: after an error from here the database is only let go, in
+/// [`let_go`], and the file is opened again, so nobody sees what a panic left half changed.
+fn caught<T>(work: impl FnOnce() -> Result<T, redb::Error>) -> Result<T, redb::Error> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        let why = text.unwrap_or("a page makes no sense");
+        Err(redb::Error::Corrupted(format!("the file is damaged: {why}")))
+    })
+}
+
+/// Drops a database, which writes to the file, and so may meet the same damage once more.
+fn let_go(database: Option<Database>) {
+    let dropped = caught(|| {
+        drop(database);
+        Ok(())
+    });
+    if let Err(error) = dropped {
+        tracing::debug!(%error, "let go of a damaged metadata file");
     }
 }
 

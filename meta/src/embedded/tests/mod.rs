@@ -1,6 +1,7 @@
 //! What the embedded store adds to the contract: restarts, crashes, full disks, locks, bounds.
 
 mod crash;
+mod damage;
 
 use std::time::{Duration, UNIX_EPOCH};
 

@@ -1,0 +1,106 @@
+//! Damaged pages, at any place of the file: an error that says so, never the end of the process.
+
+use std::path::Path;
+
+use dl_format::DirPath;
+use dl_runtime::{Random, SeededRandom};
+
+use super::*;
+
+const SIZE: usize = 4_096;
+
+/// A closed file with some objects in it; gives its bytes.
+async fn written(dir: &Path) -> Vec<u8> {
+    let (store, _) = open(dir).await.unwrap();
+    store.bind(StoreId::from_bytes([5; 16])).await.unwrap();
+    store.put_dataset(&record()).await.unwrap();
+    for object in Maker::new(DATASET, 1).history(60) {
+        store.append(&object).await.unwrap();
+    }
+    store.close().await.unwrap();
+    std::fs::read(dir.join("meta.redb")).unwrap()
+}
+
+async fn open(dir: &Path) -> Result<(Embedded, Stop), Error> {
+    Embedded::open(dir, EmbeddedOptions::default(), clock()).await
+}
+
+/// Asks and changes all there is; each may fail, and that is all that may happen.
+async fn use_all_of(store: &Embedded) -> Vec<Error> {
+    let mut errors = Vec::new();
+    errors.extend(store.dataset(DATASET).await.err());
+    errors.extend(store.objects(DATASET, None, 1_000).await.err());
+    let paths = [FilePath::new("a").unwrap(), FilePath::new("d0/f1").unwrap()];
+    errors.extend(store.lookup(DATASET, &paths).await.err());
+    let all = ListQuery { dir: DirPath::ROOT, recursive: true, after: None, limit: 10_000 };
+    errors.extend(store.list(DATASET, &all).await.err());
+    let late = Maker::new(DATASET, 7).chunk([(&b"late"[..], 1)]);
+    errors.extend(store.append(&late).await.err());
+    errors.extend(store.put_dataset(&record()).await.err());
+    errors
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_damaged_behind_its_first_pages_is_refused_as_damaged() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut bytes = written(dir.path()).await;
+    bytes[2 * SIZE..].fill(0xa5);
+    std::fs::write(dir.path().join("meta.redb"), bytes).unwrap();
+    for _ in 0..2 {
+        let error = open(dir.path()).await.unwrap_err();
+        assert_eq!(error.kind, Kind::Corrupt, "{error:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_page_is_damaged_every_question_is_answered() {
+    let parent = tempfile::tempdir().unwrap();
+    let whole = written(&parent.path().join("whole")).await;
+    let used = whole.chunks(SIZE).enumerate().filter(|(_, page)| page.iter().any(|byte| *byte > 0));
+    let used: Vec<_> = used.map(|(page, _)| page).collect();
+    assert!(used.len() > 8, "{used:?}");
+    let random = SeededRandom::new(3);
+    let mut refused = 0;
+    for page in used {
+        let dir = parent.path().join(page.to_string());
+        std::fs::create_dir_all(&dir).unwrap();
+        let mut damaged = whole.clone();
+        random.fill(&mut damaged[page * SIZE..(page + 1) * SIZE]);
+        std::fs::write(dir.join("meta.redb"), damaged).unwrap();
+        match open(&dir).await {
+            Ok((store, _)) => {
+                let errors = use_all_of(&store).await;
+                refused += usize::from(errors.iter().any(|error| error.kind == Kind::Corrupt));
+                // It may find the damage only now.
+                let _ = store.close().await;
+            }
+            Err(error) => {
+                assert_ne!(error.kind, Kind::InUse, "page {page}: {error:?}");
+                refused += usize::from(error.kind == Kind::Corrupt);
+            }
+        }
+    }
+    assert!(refused > 1, "no damage was met");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_over_a_page_is_answered_and_the_store_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = open(dir.path()).await.unwrap();
+    store.put_dataset(&record()).await.unwrap();
+    let object = Maker::new(DATASET, 4).chunk([(&b"x"[..], 1)]);
+    store.append(&object).await.unwrap();
+    let panicked = store.read("read", DATASET, |_| -> Result<(), _> { unreachable!("a page") });
+    let error = panicked.await.unwrap_err();
+    assert_eq!(error.kind, Kind::Corrupt);
+    let why = std::error::Error::source(&error).unwrap().to_string();
+    assert!(why.contains("damaged") && why.contains("a page"), "{why}");
+    // Opened again, with all that was appended.
+    let mut tries = 0;
+    while store.dataset(DATASET).await.is_err() {
+        tries += 1;
+        assert!(tries < 10, "it never recovers");
+    }
+    assert_eq!(store.append(&object).await.unwrap(), Appended::Known);
+    store.close().await.unwrap();
+}
