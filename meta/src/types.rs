@@ -69,6 +69,8 @@ pub enum DatasetState {
     Live,
     /// Its objects are still being appended from the chunk store: no answer is final.
     Recovering,
+    /// It is about to be deleted: nothing may be written into it any more.
+    Ending,
 }
 
 /// A dataset and what its log adds up to.

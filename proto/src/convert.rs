@@ -26,6 +26,10 @@ pub struct Dataset {
     pub objects: u64,
     /// The newest stamp, once something was committed.
     pub last_stamp: Option<Stamp>,
+    /// Files that are not deleted.
+    pub files: u64,
+    /// Bytes of these files.
+    pub bytes: u64,
 }
 
 impl From<Dataset> for pb::Dataset {
@@ -38,6 +42,8 @@ impl From<Dataset> for pb::Dataset {
             created: dataset.created.get(),
             objects: dataset.objects,
             last_stamp: dataset.last_stamp.unwrap_or_default().get(),
+            files: dataset.files,
+            bytes: dataset.bytes,
         }
     }
 }
@@ -54,6 +60,8 @@ impl TryFrom<pb::Dataset> for Dataset {
             created: Stamp::new(wire.created),
             objects: wire.objects,
             last_stamp: (wire.last_stamp > 0).then_some(Stamp::new(wire.last_stamp)),
+            files: wire.files,
+            bytes: wire.bytes,
         })
     }
 }

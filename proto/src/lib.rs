@@ -19,7 +19,8 @@ pub use error::WireError;
 pub use kind::Kind;
 pub use limits::{
     CHUNK_PIECE_BYTES, CLIENT_WINDOW_BYTES, FRAME_BYTES, MESSAGE_BYTES_MAX, READ_ITEMS_MAX,
-    REPLY_BYTES, SERVER_WINDOW_BYTES, STAT_PATHS_MAX, STREAM_WINDOW_BYTES,
+    REPLY_BYTES, REQUEST_BYTES_MAX, REQUEST_PATH_BYTES, SERVER_WINDOW_BYTES, STAT_PATHS_MAX,
+    STREAM_WINDOW_BYTES,
 };
 
 /// Wire types and the client and server made by the compiler from `diesel.proto`.

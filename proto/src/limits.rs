@@ -16,8 +16,16 @@ pub const SERVER_WINDOW_BYTES: u32 = 16 << 20;
 /// listing that waits for its reader must not stop the reads that the reader waits for.
 pub const CLIENT_WINDOW_BYTES: u32 = 1 << 30;
 
-/// Largest message either end accepts, in bytes: answers and pieces stay far below.
+/// Largest answer message that a client accepts, in bytes: pieces stay far below.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
+
+/// Largest request message that a server accepts, in bytes. Small, because a request is held whole
+/// before anything about it is known: what is longer is asked in several requests.
+pub const REQUEST_BYTES_MAX: usize = 2 << 20;
+
+/// Bytes of paths after which a client asks for the rest in another request: what else a request
+/// says of each path fits beside them.
+pub const REQUEST_PATH_BYTES: usize = 512 << 10;
 
 /// Bytes of a chunk in one message of PutChunk.
 pub const CHUNK_PIECE_BYTES: usize = 1 << 20;

@@ -1,109 +1,20 @@
-//! Datasets: creating, finding, listing and deleting them, and the identity that ties a metadata
-//! store to its chunk store.
+//! Datasets: creating, finding, listing and deleting them.
 //!
-//! Must hold: the chunk store says which datasets live. Metadata that was lost, or belongs to
-//! another store, is noticed and refused, never taken for an empty dataset.
+//! Must hold: the chunk store says which datasets live; a record in the metadata never outlives
+//! the name it was made for. A dataset whose metadata was lost is noticed and refused.
 
-use dl_format::{
-    ChunkShape, DatasetId, DatasetName, IDENTITY_KEY, IdentityRecord, NameRecord, NameState, Stamp,
-    StoreId, dataset_prefix,
-};
+use dl_format::{ChunkShape, DatasetId, DatasetName, NameRecord, NameState, Stamp, dataset_prefix};
 use dl_meta::{DatasetInfo, DatasetRecord, DatasetState};
 use dl_proto::{Dataset, Kind};
-use dl_store::StoreExt;
 use futures::TryStreamExt;
 
 use crate::error::Error;
+use crate::identity::refuse_lost;
 use crate::names::{self, Named};
-use crate::parts::{Parts, key, prefix};
+use crate::parts::{Parts, prefix};
 
 /// Deletions of objects that are in flight at once while a dataset is swept.
 const SWEEPS_AT_ONCE: usize = 16;
-
-/// What was found when the stores were put together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Bound {
-    /// The metadata is this store's.
-    Known,
-    /// The metadata is empty and the store is not: recover first.
-    Lost,
-}
-
-/// Ties metadata and chunk store together; makes the identity of a fresh store.
-pub(crate) async fn bind(parts: &Parts) -> Result<Bound, Error> {
-    let identity = meta_identity(parts).await?;
-    let (store, fresh) = match store_identity(parts).await? {
-        Some(store) => (store, false),
-        None => {
-            if let Some(other) = identity {
-                let why = format!(
-                    "the metadata indexes the chunk store {other}, and this one is empty; \
-                     check --store and --meta"
-                );
-                return Err(Error::new(Kind::Conflict, "open chunk store", &parts.store, why));
-            }
-            (create_identity(parts).await?, true)
-        }
-    };
-    match identity {
-        Some(known) if known == store => Ok(Bound::Known),
-        Some(other) => {
-            let why = format!(
-                "the metadata indexes the chunk store {other}, and this one is {store}; \
-                 check --store and --meta"
-            );
-            Err(Error::new(Kind::Conflict, "open chunk store", &parts.store, why))
-        }
-        None if fresh || names::all(parts).await?.is_empty() => {
-            bind_meta(parts, store).await?;
-            Ok(Bound::Known)
-        }
-        None => Ok(Bound::Lost),
-    }
-}
-
-/// Binds the metadata to the chunk store it was recovered from.
-pub(crate) async fn bind_recovered(parts: &Parts) -> Result<(), Error> {
-    match store_identity(parts).await? {
-        Some(store) => bind_meta(parts, store).await,
-        None => bind_meta(parts, create_identity(parts).await?).await,
-    }
-}
-
-async fn bind_meta(parts: &Parts, store: StoreId) -> Result<(), Error> {
-    let bound = parts.meta.bind(store).await;
-    bound.map_err(|error| Error::meta("bind metadata to chunk store", store, error))
-}
-
-async fn meta_identity(parts: &Parts) -> Result<Option<StoreId>, Error> {
-    let identity = parts.meta.identity().await;
-    identity.map_err(|error| Error::meta("open metadata", &parts.meta, error))
-}
-
-async fn store_identity(parts: &Parts) -> Result<Option<StoreId>, Error> {
-    match parts.store.read_all(&key(IDENTITY_KEY.to_owned())).await {
-        Ok(bytes) => match IdentityRecord::decode(&bytes) {
-            Ok(identity) => Ok(Some(identity.store)),
-            Err(error) => Err(Error::new(Kind::Corrupt, "open chunk store", &parts.store, error)),
-        },
-        Err(error) if error.kind == dl_store::Kind::Missing => Ok(None),
-        Err(error) => Err(Error::store("open chunk store", &parts.store, error)),
-    }
-}
-
-async fn create_identity(parts: &Parts) -> Result<StoreId, Error> {
-    let mut id = [0; 16];
-    parts.random.fill(&mut id);
-    let record = IdentityRecord { store: StoreId::from_bytes(id) };
-    match parts.store.create(&key(IDENTITY_KEY.to_owned()), record.encode().into()).await {
-        Ok(()) => Ok(record.store),
-        // Another server was faster: its identity holds.
-        Err(error) if error.kind == dl_store::Kind::Exists => store_identity(parts)
-            .await?
-            .ok_or_else(|| Error::store("open chunk store", &parts.store, error)),
-        Err(error) => Err(Error::store("open chunk store", &parts.store, error)),
-    }
-}
 
 /// The record of a dataset that requests name by id, if its contents can be trusted.
 pub(crate) async fn by_id(parts: &Parts, id: DatasetId) -> Result<DatasetRecord, Error> {
@@ -112,10 +23,10 @@ pub(crate) async fn by_id(parts: &Parts, id: DatasetId) -> Result<DatasetRecord,
         Some(record) => trusted(record),
         None => {
             refuse_lost(parts, id).await?;
-            let named = names::all(parts).await?;
-            match named.iter().find(|(_, named)| named.record.dataset == id) {
-                Some((name, named)) if named.record.state == NameState::Live => Err(lost(name)),
-                _ => {
+            let names = names::all(parts).await?;
+            match names.live().find(|(_, named)| named.record.dataset == id) {
+                Some((name, _)) => Err(lost(name)),
+                None => {
                     let why = "it was deleted; connect again by its name";
                     Err(Error::new(Kind::NotFound, "find dataset", id, why))
                 }
@@ -127,17 +38,22 @@ pub(crate) async fn by_id(parts: &Parts, id: DatasetId) -> Result<DatasetRecord,
 /// The dataset of a name.
 pub(crate) async fn by_name(parts: &Parts, name: &DatasetName) -> Result<Dataset, Error> {
     let found = parts.meta.dataset_named(name).await;
+    // In whatever state, so that it can be deleted; what asks for its contents is refused.
     if let Some(info) = found.map_err(|error| Error::meta("find dataset", name, error))? {
-        trusted(info.record.clone())?;
         return Ok(describe(info));
     }
     refuse_lost(parts, name).await?;
-    let named = names::all(parts).await?;
-    let is_live = |(_, named): &&(DatasetName, Named)| named.record.state == NameState::Live;
-    if named.iter().filter(is_live).any(|(live, _)| live == name) {
+    let mut names = names::all(parts).await?;
+    if let Some(damaged) = names.damaged.iter().position(|(damaged, _)| damaged == name) {
+        return Err(names.damaged.swap_remove(damaged).1);
+    }
+    if let Some((_, named)) = names.live().find(|(live, _)| live == name)
+        && has_objects(parts, name, named.record.dataset).await?
+    {
         return Err(lost(name));
     }
-    let why = match names::nearest(name, named.iter().filter(is_live).map(|(live, _)| live)) {
+    let others = names.live().map(|(live, _)| live).filter(|live| *live != name);
+    let why = match names::nearest(name, others) {
         Some(near) => format!("there is none of that name; did you mean {near}?"),
         None => "there is none of that name".to_owned(),
     };
@@ -149,6 +65,12 @@ pub(crate) async fn list(parts: &Parts) -> Result<Vec<Dataset>, Error> {
     refuse_lost(parts, "all datasets").await?;
     let found = parts.meta.datasets().await;
     let found = found.map_err(|error| Error::meta("list", "datasets", error))?;
+    for (name, named) in names::all(parts).await?.live() {
+        let id = named.record.dataset;
+        if !found.iter().any(|info| info.record.id == id) && has_objects(parts, name, id).await? {
+            return Err(lost(name));
+        }
+    }
     Ok(found.into_iter().map(describe).collect())
 }
 
@@ -169,10 +91,7 @@ pub(crate) async fn create(
         let named = match newest {
             Some(named) if named.record.state == NameState::Live => {
                 // A creation that was cut short has no objects; lost metadata has.
-                let objects = prefix(dataset_prefix(named.record.dataset));
-                let mut objects = parts.store.list(&objects);
-                let first = objects.try_next().await;
-                if first.map_err(|error| Error::store("create dataset", name, error))?.is_some() {
+                if has_objects(parts, name, named.record.dataset).await? {
                     return Err(lost(name));
                 }
                 named
@@ -193,18 +112,21 @@ pub(crate) async fn create(
                 Named { generation, record }
             }
         };
-        if index(parts, name, named, DatasetState::Live).await? {
-            continue;
-        }
-        // Somebody may have deleted the dataset between its name and its record.
-        let holds = names::newest(parts, name).await?;
-        if holds.is_none_or(|holds| holds.generation != named.generation) {
-            forget(parts, named.record.dataset).await?;
-        }
+        // Its record is there now, or the name moved on: look again.
+        index(parts, name, named, DatasetState::Live).await?;
     }
 }
 
-/// Puts the record of a named dataset into the metadata. True when a newer one is there.
+async fn has_objects(parts: &Parts, name: &DatasetName, id: DatasetId) -> Result<bool, Error> {
+    let objects = prefix(dataset_prefix(id));
+    let mut objects = parts.store.list(&objects);
+    let first = objects.try_next().await;
+    let first = first.map_err(|error| Error::store("list the objects of dataset", name, error))?;
+    Ok(first.is_some())
+}
+
+/// Puts the record of a named dataset into the metadata. False when the name moved on meanwhile,
+/// in this store or by another server's hand: the record is gone again then.
 pub(crate) async fn index(
     parts: &Parts,
     name: &DatasetName,
@@ -220,10 +142,17 @@ pub(crate) async fn index(
         state,
     };
     match parts.meta.put_dataset(&record).await {
-        Ok(()) => Ok(false),
-        Err(error) if error.kind == dl_meta::Kind::Conflict => Ok(true),
-        Err(error) => Err(Error::meta("write the record of dataset", name, error)),
+        Ok(()) => {}
+        Err(error) if error.kind == dl_meta::Kind::Conflict => return Ok(false),
+        Err(error) => return Err(Error::meta("write the record of dataset", name, error)),
     }
+    // Whoever deletes first changes the name and then the metadata, so that one of us sees it.
+    let holds = names::newest(parts, name).await?;
+    if holds.is_some_and(|holds| holds.generation == named.generation) {
+        return Ok(true);
+    }
+    forget(parts, named.record.dataset).await?;
+    Ok(false)
 }
 
 /// Ends a dataset for everybody, then removes its objects; gives how many those were. `id` is the
@@ -240,6 +169,8 @@ pub(crate) async fn delete(parts: &Parts, name: &DatasetName, id: DatasetId) -> 
         if named.record.state == NameState::Deleted {
             break;
         }
+        // First nobody may write into it any more: what is acknowledged is never swept.
+        index(parts, name, named, DatasetState::Ending).await?;
         let generation = named.generation.saturating_add(1);
         let created = Stamp::at(parts.clock.now());
         let record = NameRecord { state: NameState::Deleted, created, ..named.record };
@@ -270,26 +201,14 @@ async fn sweep(parts: &Parts, id: DatasetId) -> Result<u64, Error> {
 
 /// Ends what a crash left half done: datasets whose names say that they are deleted.
 pub(crate) async fn finish_deletions(parts: &Parts) -> Result<(), Error> {
-    for (name, named) in names::all(parts).await? {
-        if named.record.state == NameState::Deleted {
-            forget(parts, named.record.dataset).await?;
-            let removed = sweep(parts, named.record.dataset).await?;
-            if removed > 0 {
-                tracing::info!(%name, removed, "finished deleting a dataset");
-            }
+    for (name, dataset) in names::deleted(parts).await? {
+        forget(parts, dataset).await?;
+        let removed = sweep(parts, dataset).await?;
+        if removed > 0 {
+            tracing::info!(%name, removed, "finished deleting a dataset");
         }
     }
     Ok(())
-}
-
-/// Fails when the metadata was emptied.
-pub(crate) async fn refuse_lost(parts: &Parts, what: impl std::fmt::Display) -> Result<(), Error> {
-    if meta_identity(parts).await?.is_some() {
-        return Ok(());
-    }
-    let why = "the metadata store is empty but the chunk store is not; \
-               run `dlcmd recover --all` to rebuild it from the chunks";
-    Err(Error::new(Kind::NeedsRecovery, "find", what, why))
 }
 
 fn lost(name: &DatasetName) -> Error {
@@ -300,15 +219,22 @@ fn lost(name: &DatasetName) -> Error {
 }
 
 fn trusted(record: DatasetRecord) -> Result<DatasetRecord, Error> {
+    let name = &record.name;
     match record.state {
         DatasetState::Live => Ok(record),
         DatasetState::Recovering => {
-            let name = &record.name;
             let why = format!(
                 "its metadata is being rebuilt; wait for that, or run `dlcmd recover dl://{name}` \
                  if it was interrupted"
             );
             Err(Error::new(Kind::NeedsRecovery, "find dataset", name, why))
+        }
+        DatasetState::Ending => {
+            let why = format!(
+                "it is being deleted; if that was interrupted, run `dlcmd delete-dataset \
+                 dl://{name}` again, or `dlcmd recover dl://{name}` to keep it"
+            );
+            Err(Error::new(Kind::NotFound, "find dataset", name, why))
         }
     }
 }
@@ -321,5 +247,7 @@ fn describe(info: DatasetInfo) -> Dataset {
         created: info.record.created,
         objects: info.objects,
         last_stamp: info.last_stamp,
+        files: info.files,
+        bytes: info.bytes,
     }
 }

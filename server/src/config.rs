@@ -153,10 +153,15 @@ impl Config {
         }
         let grace = flags.grace.or(file.grace);
         let grace = grace.map_or(Ok(Duration::from_secs(30)), |text| duration("grace", &text))?;
+        let meta =
+            flags.meta.or(file.meta).unwrap_or_else(|| format!("embedded:{}", under("meta")));
+        let store = flags.store.or(file.store).unwrap_or_else(|| under("chunks"));
+        address("meta", &meta, &["embedded", "memory"], "give embedded:DIR or memory:")?;
+        address("store", &store, &["file", "memory"], "give a folder, file:///DIR or memory:")?;
         Ok(Self {
             listen,
-            meta: flags.meta.or(file.meta).unwrap_or_else(|| format!("embedded:{}", under("meta"))),
-            store: flags.store.or(file.store).unwrap_or_else(|| under("chunks")),
+            meta,
+            store,
             limits,
             grace,
             log: flags.log.or(file.log).unwrap_or_else(|| "info".to_owned()),
@@ -170,6 +175,25 @@ fn read_file(path: &Path) -> Result<File, ConfigError> {
         .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     toml::from_str(&text)
         .map_err(|source| ConfigError::Parse { path: path.to_owned(), source: Box::new(source) })
+}
+
+/// Refuses what names a kind of store that there is not, before anything is opened or made.
+fn address(
+    setting: &'static str,
+    url: &str,
+    schemes: &[&str],
+    problem: &'static str,
+) -> Result<(), ConfigError> {
+    let scheme = url.split_once(':').map(|(scheme, _)| scheme).filter(|scheme| {
+        !scheme.is_empty()
+            && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+    });
+    match scheme {
+        Some(scheme) if !schemes.contains(&scheme) => {
+            Err(ConfigError::Value { setting, value: url.to_owned(), problem })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Memory for chunks: the largest chunk must fit.
@@ -243,6 +267,8 @@ mod tests {
             (&["--write-memory", "64"], "64MiB"),
             (&["--write-memory", "1MiB"], "4MiB"),
             (&["--grace", "30"], "30s"),
+            (&["--store", "s3://bucket/prefix"], "file:///DIR"),
+            (&["--meta", "redis://host:1/0"], "embedded:DIR"),
             (&["--config", "/does/not/exist"], "/does/not/exist"),
         ] {
             let error = load(flags).unwrap_err().to_string();

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Parser;
+use dl_meta::Stop;
 use dl_runtime::{Clock, OsRandom, Shutdown, SystemClock, telemetry};
 use dl_server::config::{Config, Flags};
 use dl_server::{Parts, prepare, serve};
@@ -33,6 +34,10 @@ fn main() -> ExitCode {
 async fn run(config: Config) -> anyhow::Result<()> {
     telemetry::init(&config.log, config.log_json)?;
     let shutdown = Shutdown::new().with_grace(config.grace).on_signals()?;
+    // First of all: a server that can't listen leaves the stores as they are.
+    let listener = TcpListener::bind(config.listen)
+        .await
+        .with_context(|| format!("listen on {}; is another server running?", config.listen))?;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let store = dl_store::open(&config.store).await?;
     let opened = dl_meta::open(&config.meta, Arc::clone(&clock)).await;
@@ -44,17 +49,30 @@ async fn run(config: Config) -> anyhow::Result<()> {
     })?;
     let random = Arc::new(OsRandom);
     let parts = Parts { store, meta: Arc::clone(&meta), clock, random, limits: config.limits };
-    prepare(&parts, last_stop).await?;
-    let listener = TcpListener::bind(config.listen)
-        .await
-        .with_context(|| format!("listen on {}; is another server running?", config.listen))?;
+    let ended = answer(listener, parts, last_stop, shutdown).await;
+    // Also after a failure: the next start has nothing to look for then.
+    meta.close().await?;
+    ended?;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+async fn answer(
+    listener: TcpListener,
+    parts: Parts,
+    last_stop: Stop,
+    shutdown: Shutdown,
+) -> anyhow::Result<()> {
+    tokio::select! {
+        prepared = prepare(&parts, last_stop) => prepared?,
+        // What was not looked at yet is looked at by the next start.
+        () = shutdown.requested() => return Ok(()),
+    }
     let address = listener.local_addr().context("listen")?;
     tracing::info!(%address, store = %parts.store, meta = %parts.meta, "serving");
     // One line for scripts that asked for any free port.
     writeln!(std::io::stdout(), "listening on {address}").context("say where it listens")?;
     serve(listener, parts, shutdown).await?;
-    meta.close().await?;
-    tracing::info!("stopped");
     Ok(())
 }
 

@@ -4,9 +4,11 @@
 
 use std::collections::BTreeMap;
 
-use dl_format::{DatasetName, NameRecord, name_key, name_prefix, parse_name_key};
+use dl_format::{
+    DatasetId, DatasetName, NameRecord, NameState, name_key, name_prefix, parse_name_key,
+};
 use dl_proto::Kind;
-use dl_store::{ObjectInfo, Prefix, StoreExt};
+use dl_store::{Prefix, StoreExt};
 
 use crate::error::Error;
 use crate::parts::{Parts, key, prefix};
@@ -18,24 +20,65 @@ pub(crate) struct Named {
     pub(crate) record: NameRecord,
 }
 
+/// What every name points to. One that can't be read costs its dataset and no others.
+#[derive(Debug, Default)]
+pub(crate) struct Names {
+    /// By name.
+    pub(crate) read: Vec<(DatasetName, Named)>,
+    /// Names whose newest generation is damaged.
+    pub(crate) damaged: Vec<(DatasetName, Error)>,
+}
+
+impl Names {
+    /// The names that point to datasets which live.
+    pub(crate) fn live(&self) -> impl Iterator<Item = &(DatasetName, Named)> {
+        self.read.iter().filter(|(_, named)| named.record.state == NameState::Live)
+    }
+
+    /// Whether nothing was ever created here.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.read.is_empty() && self.damaged.is_empty()
+    }
+}
+
 /// What `name` points to; none when it was never used.
 pub(crate) async fn newest(parts: &Parts, name: &DatasetName) -> Result<Option<Named>, Error> {
     let found = list(parts, &prefix(name_prefix(name))).await?;
-    match found.get(name) {
-        Some(generation) => Ok(Some(read(parts, name, *generation).await?)),
+    match found.into_iter().next_back() {
+        Some((_, generation)) => Ok(Some(read(parts, name, generation).await?)),
         None => Ok(None),
     }
 }
 
-/// What every name points to, by name.
-pub(crate) async fn all(parts: &Parts) -> Result<Vec<(DatasetName, Named)>, Error> {
+/// What every name points to.
+pub(crate) async fn all(parts: &Parts) -> Result<Names, Error> {
     let found = list(parts, &prefix(dl_format::NAMES_PREFIX.to_owned())).await?;
-    let mut named = Vec::with_capacity(found.len());
-    for (name, generation) in found {
-        let record = read(parts, &name, generation).await?;
-        named.push((name, record));
+    // In order: the last generation of a name stays.
+    let newest: BTreeMap<_, _> = found.into_iter().collect();
+    let mut names = Names::default();
+    for (name, generation) in newest {
+        match read(parts, &name, generation).await {
+            Ok(named) => names.read.push((name, named)),
+            Err(error) if error.kind == Kind::Corrupt => names.damaged.push((name, error)),
+            Err(error) => return Err(error),
+        }
     }
-    Ok(named)
+    Ok(names)
+}
+
+/// All datasets that were ever deleted, also those whose names were used again.
+pub(crate) async fn deleted(parts: &Parts) -> Result<Vec<(DatasetName, DatasetId)>, Error> {
+    let mut deleted = Vec::new();
+    for (name, generation) in list(parts, &prefix(dl_format::NAMES_PREFIX.to_owned())).await? {
+        match read(parts, &name, generation).await {
+            Ok(named) if named.record.state == NameState::Deleted => {
+                deleted.push((name, named.record.dataset));
+            }
+            Ok(_) => {}
+            Err(error) => tracing::error!(error = error.chain(), "a name can't be read"),
+        }
+    }
+    Ok(deleted)
 }
 
 /// Makes a generation. False when it is taken: somebody else was faster, look again.
@@ -53,12 +96,11 @@ pub(crate) async fn create(
     }
 }
 
-async fn list(parts: &Parts, prefix: &Prefix) -> Result<BTreeMap<DatasetName, u32>, Error> {
+/// Names and generations, in order.
+async fn list(parts: &Parts, prefix: &Prefix) -> Result<Vec<(DatasetName, u32)>, Error> {
     let objects = parts.store.list_sorted(prefix).await;
     let objects = objects.map_err(|error| Error::store("list the names of", "datasets", error))?;
-    let generations =
-        objects.iter().filter_map(|ObjectInfo { key, .. }| parse_name_key(key.as_str()));
-    // Sorted keys: the last generation of a name stays.
+    let generations = objects.iter().filter_map(|object| parse_name_key(object.key.as_str()));
     Ok(generations.collect())
 }
 
@@ -67,7 +109,8 @@ async fn read(parts: &Parts, name: &DatasetName, generation: u32) -> Result<Name
     let bytes = parts.store.read_all(&object).await;
     let bytes = bytes.map_err(|error| Error::store("read the name of dataset", name, error))?;
     let record = NameRecord::decode(&bytes).map_err(|error| {
-        Error::new(Kind::Corrupt, "read the name of dataset", format!("{name} ({object})"), error)
+        let why = format!("{error}; {object} in the chunk store is damaged: restore that object");
+        Error::new(Kind::Corrupt, "read the name of dataset", name, why)
     })?;
     Ok(Named { generation, record })
 }

@@ -7,9 +7,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use dl_format::{
-    ChunkId, DatasetId, DatasetName, Header, NameState, dataset_prefix, parse_object_key,
-};
+use dl_format::{ChunkId, DatasetId, DatasetName, Header, Stamp, dataset_prefix, parse_object_key};
 use dl_meta::{Appended, DatasetState};
 use dl_proto::{Kind, RecoverProgress, RecoverRequest};
 use dl_store::{Key, ObjectInfo};
@@ -20,6 +18,7 @@ use tokio::sync::mpsc;
 use crate::catalog;
 use crate::error::Error;
 use crate::headers::read_headers;
+use crate::identity;
 use crate::names::{self, Named};
 use crate::parts::{Parts, prefix};
 
@@ -39,25 +38,49 @@ pub(crate) async fn recover(
     request: RecoverRequest,
     progress: &mpsc::Sender<RecoverProgress>,
 ) -> Result<(), Error> {
-    let mut named = names::all(parts).await?;
-    named.retain(|(_, named)| named.record.state == NameState::Live);
-    if let Some(name) = &request.dataset {
-        let near = names::nearest(name, named.iter().map(|(live, _)| live)).cloned();
-        named.retain(|(live, _)| live == name);
-        if named.is_empty() {
-            let why = match near {
-                Some(near) => format!("the chunk store has none; did you mean {near}?"),
-                None => "the chunk store has none of that name".to_owned(),
-            };
-            return Err(Error::new(Kind::NotFound, "recover dataset", name, why));
+    let names = names::all(parts).await?;
+    let wanted = |name: &DatasetName| request.dataset.as_ref().is_none_or(|wanted| wanted == name);
+    let damaged = names.damaged.iter().filter(|(name, _)| wanted(name));
+    let mut found = false;
+    for (name, error) in damaged {
+        found = true;
+        failed(progress, name, error).await;
+    }
+    for (name, named) in names.live().filter(|(name, _)| wanted(name)) {
+        found = true;
+        // One dataset that can't be recovered now doesn't keep the others from it.
+        if let Err(error) = dataset(parts, name, *named, request.since, progress).await {
+            failed(progress, name, &error).await;
         }
     }
-    let since = request.since.and_then(|since| since.time().checked_sub(SLACK));
-    let since = since.map(|since| dl_format::Stamp::at(since).get() / 1_000_000);
-    for (name, named) in named {
-        dataset(parts, &name, named, since, progress).await?;
+    if let Some(name) = request.dataset.as_ref().filter(|_| !found) {
+        let why = match names::nearest(name, names.live().map(|(live, _)| live)) {
+            Some(near) => format!("the chunk store has none; did you mean {near}?"),
+            None => "the chunk store has none of that name".to_owned(),
+        };
+        return Err(Error::new(Kind::NotFound, "recover dataset", name, why));
     }
-    catalog::bind_recovered(parts).await
+    identity::bind_recovered(parts).await
+}
+
+/// Tells that nothing can be done for a dataset now.
+async fn failed(progress: &mpsc::Sender<RecoverProgress>, name: &DatasetName, error: &Error) {
+    let mut state = started(name);
+    state.problems.push(error.chain());
+    state.done = true;
+    tell(progress, &mut state).await;
+}
+
+fn started(name: &DatasetName) -> RecoverProgress {
+    RecoverProgress {
+        dataset: name.to_string(),
+        listed: 0,
+        checked: 0,
+        adopted: 0,
+        files: 0,
+        problems: Vec::new(),
+        done: false,
+    }
 }
 
 /// Adopts whatever the logs of all datasets lack, after a metadata store lost their ends.
@@ -87,7 +110,7 @@ async fn dataset(
     parts: &Parts,
     name: &DatasetName,
     named: Named,
-    since: Option<u64>,
+    since: Option<Stamp>,
     progress: &mpsc::Sender<RecoverProgress>,
 ) -> Result<(), Error> {
     let id = named.record.dataset;
@@ -95,18 +118,14 @@ async fn dataset(
     let record = record.map_err(|error| Error::meta("recover dataset", name, error))?;
     let whole = record.is_some_and(|record| record.state == DatasetState::Live);
     // Until all is back, its contents must not be taken for all there is.
-    if !whole && catalog::index(parts, name, named, DatasetState::Recovering).await? {
-        return Ok(());
+    if !whole && !catalog::index(parts, name, named, DatasetState::Recovering).await? {
+        return ended(progress, name).await;
     }
-    let mut state = RecoverProgress {
-        dataset: name.to_string(),
-        listed: 0,
-        checked: 0,
-        adopted: 0,
-        files: 0,
-        problems: Vec::new(),
-        done: false,
-    };
+    // A log that was lost is read from its beginning, whatever was asked for.
+    let since = since.filter(|_| whole).and_then(|since| since.time().checked_sub(SLACK));
+    let since = since.map(|since| Stamp::at(since).get() / 1_000_000);
+    let mut state = started(name);
+    let mut unread = false;
     let known = known_objects(parts, id).await?;
     let mut missing: Vec<(ChunkId, ObjectInfo)> = Vec::new();
     {
@@ -142,21 +161,40 @@ async fn dataset(
         for ((chunk, object), header) in batch.iter().zip(headers) {
             state.checked += 1;
             match header {
-                Ok(header) => adopt(parts, id, *chunk, object, header, &mut state).await?,
-                Err(error) if error.kind == Kind::Corrupt => state.problems.push(error.chain()),
-                Err(error) => return Err(error),
+                Ok(header) => {
+                    if !adopt(parts, id, *chunk, object, header, &mut state).await? {
+                        return ended(progress, name).await;
+                    }
+                }
+                // Removed since it was listed: with its dataset.
+                Err(error) if error.kind == Kind::NotFound => {}
+                Err(error) => {
+                    unread |= error.kind != Kind::Corrupt;
+                    state.problems.push(error.chain());
+                }
             }
         }
         tell(progress, &mut state).await;
     }
-    if !whole {
-        catalog::index(parts, name, named, DatasetState::Live).await?;
+    if unread {
+        state.problems.push("some objects could not be read; run recover again".to_owned());
+    } else if !whole && !catalog::index(parts, name, named, DatasetState::Live).await? {
+        return ended(progress, name).await;
     }
     state.done = true;
     tell(progress, &mut state).await;
     Ok(())
 }
 
+/// The dataset was deleted meanwhile: nothing is left to recover.
+async fn ended(progress: &mpsc::Sender<RecoverProgress>, name: &DatasetName) -> Result<(), Error> {
+    let mut state = started(name);
+    state.done = true;
+    tell(progress, &mut state).await;
+    Ok(())
+}
+
+/// False when the dataset was deleted meanwhile.
 async fn adopt(
     parts: &Parts,
     dataset: DatasetId,
@@ -164,10 +202,10 @@ async fn adopt(
     object: &ObjectInfo,
     header: Header,
     state: &mut RecoverProgress,
-) -> Result<(), Error> {
+) -> Result<bool, Error> {
     if header.dataset() != dataset || header.id() != chunk {
         state.problems.push(format!("{} holds another object than its key says", object.key));
-        return Ok(());
+        return Ok(true);
     }
     if header.object_length() != object.size {
         state.problems.push(format!(
@@ -176,25 +214,26 @@ async fn adopt(
             object.size,
             header.object_length()
         ));
-        return Ok(());
+        return Ok(true);
     }
     let files = u64::from(header.entry_count());
     let committed = match header.committed() {
         Ok(committed) => committed,
         Err(error) => {
             state.problems.push(format!("{}: {error}", object.key));
-            return Ok(());
+            return Ok(true);
         }
     };
-    let appended = parts.meta.append(&committed).await;
-    match appended.map_err(|error| Error::meta("adopt object", chunk, error))? {
-        Appended::New => {
+    match parts.meta.append(&committed).await {
+        Ok(Appended::New) => {
             state.adopted += 1;
             state.files += files;
         }
-        Appended::Known => {}
+        Ok(Appended::Known) => {}
+        Err(error) if error.kind == dl_meta::Kind::Missing => return Ok(false),
+        Err(error) => return Err(Error::meta("adopt object", chunk, error)),
     }
-    Ok(())
+    Ok(true)
 }
 
 async fn known_objects(parts: &Parts, dataset: DatasetId) -> Result<HashSet<ChunkId>, Error> {

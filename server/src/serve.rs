@@ -10,8 +10,10 @@ use tokio::net::TcpListener;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
-use crate::catalog::{self, Bound};
+use crate::catalog;
 use crate::error::Error;
+use crate::guard::GuardLayer;
+use crate::identity::{self, Bound};
 use crate::parts::Parts;
 use crate::recover;
 use crate::service::Service;
@@ -29,7 +31,7 @@ const KEEPALIVE: Duration = Duration::from_secs(20);
 /// # Errors
 /// When the stores don't belong together or can't be read.
 pub async fn prepare(parts: &Parts, last_stop: Stop) -> Result<(), Error> {
-    if catalog::bind(parts).await? == Bound::Lost {
+    if identity::bind(parts).await? == Bound::Lost {
         tracing::warn!(
             "the metadata is empty and the chunk store is not: run `dlcmd recover --all`"
         );
@@ -69,6 +71,7 @@ pub async fn serve(listener: TcpListener, parts: Parts, shutdown: Shutdown) -> R
         .max_concurrent_streams(STREAMS_PER_CONNECTION)
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))
+        .layer(GuardLayer::new(parts.limits.patience))
         .add_service(service)
         .add_service(health)
         .add_service(reflection);

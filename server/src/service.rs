@@ -5,8 +5,8 @@ use std::pin::Pin;
 use dl_format::{ChunkShape, DatasetId, DatasetName};
 use dl_proto::pb::{self, diesel_server::Diesel};
 use dl_proto::{
-    DeleteRequest, Kind, ListRequest, MESSAGE_BYTES_MAX, PutHead, ReadRequest, RecoverRequest,
-    StatRequest, WireError,
+    DeleteRequest, Kind, ListRequest, MESSAGE_BYTES_MAX, PutHead, REQUEST_BYTES_MAX, ReadRequest,
+    RecoverRequest, StatRequest, WireError,
 };
 use futures::{Stream, StreamExt, future, stream};
 use tokio::sync::mpsc;
@@ -46,7 +46,7 @@ impl Service {
     /// This service as tonic serves it.
     pub(crate) fn into_server(self) -> pb::diesel_server::DieselServer<Self> {
         pb::diesel_server::DieselServer::new(self)
-            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .max_decoding_message_size(REQUEST_BYTES_MAX)
             .max_encoding_message_size(MESSAGE_BYTES_MAX)
     }
 
@@ -160,11 +160,15 @@ impl Diesel for Service {
             let why = "a chunk has at most 64 MiB";
             return Err(Error::new(Kind::Invalid, "receive", "a chunk", why).into());
         }
-        let _room = self.writes.take(head.length, &self.parts).await?;
+        let room = self.writes.take(head.length, &self.parts).await?;
         let object = self.receive(&mut pieces, head, &first.data).await?;
         let parts = self.parts.clone();
-        let stamp = whole(async move { commit::put_chunk(&parts, head.dataset, object).await });
-        let stamp = stamp.await?;
+        let commit = async move {
+            // The memory is in use until the commit has ended, whether the client waits or not.
+            let _room = room;
+            commit::put_chunk(&parts, head.dataset, object).await
+        };
+        let stamp = whole(commit).await?;
         Ok(Response::new(pb::PutChunkReply { stamp: stamp.get() }))
     }
 

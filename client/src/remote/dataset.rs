@@ -17,6 +17,7 @@ use crate::remote::failure::Failure;
 use crate::remote::lookup::get_dataset;
 use crate::remote::process::PerProcess;
 use crate::remote::session::{Session, Shared};
+use crate::remote::split;
 use crate::remote::writer::{Flushed, Writer};
 
 /// Paths looked up in one request.
@@ -146,7 +147,7 @@ impl Dataset {
     pub fn stat_many(&self, paths: &[FilePath]) -> Result<Vec<StatItem>, Error> {
         let session = self.session()?;
         let mut found = Vec::with_capacity(paths.len());
-        for paths in paths.chunks(STAT_BATCH) {
+        for paths in split::by_path(paths, STAT_BATCH, |path| path) {
             found.extend(session.wait(stat(&session.connections, &self.0.info, paths))?);
         }
         Ok(found)

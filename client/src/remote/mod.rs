@@ -14,6 +14,7 @@ mod options;
 mod process;
 mod read;
 mod session;
+mod split;
 #[cfg(test)]
 mod testing;
 mod writer;

@@ -60,6 +60,8 @@ pub(crate) fn info() -> DatasetInfo {
         created: Stamp::new(1),
         objects: 0,
         last_stamp: None,
+        files: 0,
+        bytes: 0,
     }
 }
 

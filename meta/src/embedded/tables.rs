@@ -126,7 +126,7 @@ struct StoredDataset {
     chunk_size: u32,
     alignment: u32,
     created: u64,
-    recovering: bool,
+    state: u8,
     objects: u64,
     last: u64,
     given: u64,
@@ -151,9 +151,10 @@ impl DatasetRow {
             chunk_size: self.record.shape.size(),
             alignment: self.record.shape.alignment(),
             created: self.record.created.get(),
-            recovering: match self.record.state {
-                DatasetState::Live => false,
-                DatasetState::Recovering => true,
+            state: match self.record.state {
+                DatasetState::Live => 0,
+                DatasetState::Recovering => 1,
+                DatasetState::Ending => 2,
             },
             objects: self.objects,
             last: self.last.get(),
@@ -177,7 +178,12 @@ impl DatasetRow {
             shape: ChunkShape::new(stored.chunk_size, stored.alignment)
                 .map_err(|_| damaged(what))?,
             created: Stamp::new(stored.created),
-            state: if stored.recovering { DatasetState::Recovering } else { DatasetState::Live },
+            state: match stored.state {
+                0 => DatasetState::Live,
+                1 => DatasetState::Recovering,
+                2 => DatasetState::Ending,
+                _ => return Err(damaged(what)),
+            },
         };
         Ok(Self {
             record,

@@ -20,6 +20,11 @@ pub struct Dataset {
     /// The newest stamp; zero while nothing was committed.
     #[prost(uint64, tag = "7")]
     pub last_stamp: u64,
+    /// Files that are not deleted, and their bytes.
+    #[prost(uint64, tag = "8")]
+    pub files: u64,
+    #[prost(uint64, tag = "9")]
+    pub bytes: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CreateDatasetRequest {

@@ -19,6 +19,7 @@ use futures::{StreamExt, stream};
 
 use crate::error::Error;
 use crate::remote::dataset::Dataset;
+use crate::remote::split;
 use batch::read_batch;
 use wanted::Wanted;
 
@@ -28,6 +29,9 @@ const BATCH_FILES: usize = 1_024;
 const _: () = assert!(BATCH_FILES <= READ_ITEMS_MAX);
 /// Bytes in one request, where the sizes are known.
 const BATCH_BYTES: u64 = 4 << 20;
+
+/// What a file of unknown length counts as, in bytes: a request with the longest paths still fits.
+const RESERVED: u64 = 32 << 10;
 
 /// A file to read: by its path alone, or also by what an earlier answer said of it, which spares
 /// the servers the lookup and reads that very version.
@@ -80,7 +84,7 @@ impl Dataset {
     pub fn get_many(&self, paths: &[FilePath]) -> Result<Vec<Result<Bytes, Error>>, Error> {
         let session = self.session()?;
         let items: Vec<ReadItem> = paths.iter().map(ReadItem::from).collect();
-        let batches = items.chunks(BATCH_FILES).map(Wanted::whole);
+        let batches = split::by_path(&items, BATCH_FILES, |item| &item.path).map(Wanted::whole);
         let reads = batches.map(|wanted| read_batch(&session, self.info(), wanted));
         let mut reads = stream::iter(reads).buffered(session.connections.width());
         let mut files = Vec::with_capacity(items.len());
@@ -124,7 +128,8 @@ fn batches(items: &[ReadItem]) -> impl Iterator<Item = Range<usize>> {
         let mut bytes = 0u64;
         let fit = items.get(start..)?.iter().take(BATCH_FILES).take_while(|item| {
             let before = bytes;
-            let length = item.record.as_ref().map_or(0, |record| record.length);
+            // The request names what it has no record of.
+            let length = item.record.as_ref().map_or(RESERVED, |record| record.length);
             bytes = bytes.saturating_add(length);
             before == 0 || bytes <= BATCH_BYTES
         });

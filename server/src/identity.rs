@@ -1,0 +1,133 @@
+//! The identity that ties a metadata store to its chunk store.
+//!
+//! Must hold: metadata that was emptied, or that belongs to another chunk store, is noticed and
+//! refused with what to do; it is never taken for an empty dataset.
+
+use std::collections::HashSet;
+
+use dl_format::{DatasetId, IDENTITY_KEY, IdentityRecord, StoreId};
+use dl_proto::Kind;
+use dl_store::StoreExt;
+
+use crate::error::Error;
+use crate::names;
+use crate::parts::{Parts, key};
+
+/// What was found when the stores were put together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Bound {
+    /// The metadata is this store's.
+    Known,
+    /// The metadata is empty and the store is not: recover first.
+    Lost,
+}
+
+/// Ties metadata and chunk store together; makes the identity of a fresh store.
+pub(crate) async fn bind(parts: &Parts) -> Result<Bound, Error> {
+    let (meta, store) = (of_meta(parts).await?, of_store(parts).await?);
+    match (meta, store) {
+        (Some(meta), Some(store)) if meta == store => Ok(Bound::Known),
+        (Some(meta), Some(store)) => {
+            Err(foreign(parts, format!("indexes the chunk store {meta}, and this one is {store}")))
+        }
+        (Some(meta), None) => {
+            if !is_indexed(parts).await? {
+                let why = format!(
+                    "indexes the chunk store {meta}, and this one has no identity and not its \
+                     datasets"
+                );
+                return Err(foreign(parts, why));
+            }
+            tracing::warn!(%meta, "the chunk store has lost its identity object: written again");
+            create(parts, meta).await?;
+            Ok(Bound::Known)
+        }
+        (None, store) => {
+            let store = match store {
+                Some(store) => store,
+                None => create(parts, drawn(parts)).await?,
+            };
+            if !names::all(parts).await?.is_empty() {
+                return Ok(Bound::Lost);
+            }
+            bind_meta(parts, store).await?;
+            Ok(Bound::Known)
+        }
+    }
+}
+
+/// Binds the metadata to the chunk store it was recovered from.
+pub(crate) async fn bind_recovered(parts: &Parts) -> Result<(), Error> {
+    let store = match of_store(parts).await? {
+        Some(store) => store,
+        None => create(parts, drawn(parts)).await?,
+    };
+    bind_meta(parts, store).await
+}
+
+/// Fails when the metadata was emptied.
+pub(crate) async fn refuse_lost(parts: &Parts, what: impl std::fmt::Display) -> Result<(), Error> {
+    if of_meta(parts).await?.is_some() {
+        return Ok(());
+    }
+    let why = "the metadata store is empty but the chunk store is not; \
+               run `dlcmd recover --all` to rebuild it from the chunks";
+    Err(Error::new(Kind::NeedsRecovery, "find", what, why))
+}
+
+/// Whether the metadata knows datasets, and the chunk store has all of them.
+async fn is_indexed(parts: &Parts) -> Result<bool, Error> {
+    let names = names::all(parts).await?;
+    let stored: HashSet<DatasetId> = names.live().map(|(_, named)| named.record.dataset).collect();
+    let known = parts.meta.datasets().await;
+    let known = known.map_err(|error| Error::meta("list", "datasets", error))?;
+    Ok(!known.is_empty() && known.iter().all(|info| stored.contains(&info.record.id)))
+}
+
+fn foreign(parts: &Parts, why: String) -> Error {
+    let why = format!("the metadata {why}; check --store and --meta");
+    Error::new(Kind::Conflict, "open chunk store", &parts.store, why)
+}
+
+async fn bind_meta(parts: &Parts, store: StoreId) -> Result<(), Error> {
+    let bound = parts.meta.bind(store).await;
+    bound.map_err(|error| Error::meta("bind metadata to chunk store", store, error))
+}
+
+async fn of_meta(parts: &Parts) -> Result<Option<StoreId>, Error> {
+    let identity = parts.meta.identity().await;
+    identity.map_err(|error| Error::meta("open metadata", &parts.meta, error))
+}
+
+async fn of_store(parts: &Parts) -> Result<Option<StoreId>, Error> {
+    match parts.store.read_all(&key(IDENTITY_KEY.to_owned())).await {
+        Ok(bytes) => match IdentityRecord::decode(&bytes) {
+            Ok(identity) => Ok(Some(identity.store)),
+            Err(error) => {
+                let why = format!("{error}; its object `{IDENTITY_KEY}` is damaged: remove it");
+                Err(Error::new(Kind::Corrupt, "open chunk store", &parts.store, why))
+            }
+        },
+        Err(error) if error.kind == dl_store::Kind::Missing => Ok(None),
+        Err(error) => Err(Error::store("open chunk store", &parts.store, error)),
+    }
+}
+
+fn drawn(parts: &Parts) -> StoreId {
+    let mut id = [0; 16];
+    parts.random.fill(&mut id);
+    StoreId::from_bytes(id)
+}
+
+/// Writes the identity object; gives the one that holds when another server was faster.
+async fn create(parts: &Parts, store: StoreId) -> Result<StoreId, Error> {
+    let record = IdentityRecord { store };
+    match parts.store.create(&key(IDENTITY_KEY.to_owned()), record.encode().into()).await {
+        Ok(()) => Ok(store),
+        Err(error) if error.kind == dl_store::Kind::Exists => {
+            let failed = |error| Error::store("open chunk store", &parts.store, error);
+            of_store(parts).await?.ok_or_else(|| failed(error))
+        }
+        Err(error) => Err(Error::store("open chunk store", &parts.store, error)),
+    }
+}
