@@ -88,11 +88,6 @@ impl Dataset {
 }
 
 impl Winners for Fold {
-    fn get(&self, path: &FilePath) -> Result<Option<(FileRecord, bool)>, Error> {
-        let first = self.winners_from(Bound::Included(path.as_bytes())).next();
-        Ok(first.filter(|(found, _, _)| *found == path).map(|(_, record, dead)| (*record, dead)))
-    }
-
     fn scan(&self, start: Bound<&[u8]>, visit: &mut Visit<'_>) -> Result<(), Error> {
         for (path, record, deleted) in self.winners_from(start) {
             if let ControlFlow::Break(()) = visit(path.as_bytes(), *record, deleted)? {

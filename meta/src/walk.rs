@@ -17,22 +17,33 @@ pub(crate) type Visit<'a> =
 
 /// The newest version of every path of one dataset, deleted ones included.
 pub(crate) trait Winners {
-    /// The winner of one path, and whether it is deleted.
-    fn get(&self, path: &FilePath) -> Result<Option<(FileRecord, bool)>, Error>;
-
     /// Visits winners in path order from `start` until `visit` breaks.
     fn scan(&self, start: Bound<&[u8]>, visit: &mut Visit<'_>) -> Result<(), Error>;
 }
 
-/// What `path` is.
+/// What `path` is. One walk tells in most cases: a folder's files come right behind a file of the
+/// same path, unless names that go on with a byte below the slash lie between.
 pub(crate) fn find(winners: &impl Winners, path: &FilePath) -> Result<Found, Error> {
-    if holds_live(winners, &inside(path.as_bytes()))? {
+    let path = path.as_bytes();
+    let (mut file, mut is_folder, mut is_cut) = (None, false, false);
+    winners.scan(Bound::Included(path), &mut |next, record, deleted| {
+        let Some(rest) = next.strip_prefix(path) else {
+            return Ok(ControlFlow::Break(()));
+        };
+        match rest.first() {
+            None => file = Some(record).filter(|_| !deleted),
+            Some(b'/') => is_folder = !deleted,
+            Some(byte) => {
+                is_cut = *byte < b'/';
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        Ok(if is_folder { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    })?;
+    if is_folder || (is_cut && holds_live(winners, &inside(path))?) {
         return Ok(Found::Folder);
     }
-    Ok(match winners.get(path)? {
-        Some((record, false)) => Found::File(record),
-        Some((_, true)) | None => Found::Missing,
-    })
+    Ok(file.map_or(Found::Missing, Found::File))
 }
 
 /// One page of a folder.

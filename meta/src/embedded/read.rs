@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::{Bound, ControlFlow};
 
-use dl_format::{ChunkId, DatasetId, EntrySet, EntryVersion, FilePath, FileRecord};
+use dl_format::{ChunkId, DatasetId, EntrySet, EntryVersion, FileRecord};
 use redb::{ReadOnlyTable, ReadTransaction, ReadableTableMetadata};
 
 use super::database::failed;
@@ -95,18 +95,9 @@ impl Index {
         let deleted = self.deletions.contain(&record.version)?;
         Ok((record, deleted))
     }
-
-    fn row(&self, path: &FilePath) -> Result<Option<(FileRecord, bool)>, redb::Error> {
-        let row = self.paths.get(path.as_bytes())?;
-        row.map(|row| self.winner(row.value())).transpose()
-    }
 }
 
 impl Winners for Index {
-    fn get(&self, path: &FilePath) -> Result<Option<(FileRecord, bool)>, Error> {
-        self.row(path).map_err(failed("look up path", path))
-    }
-
     fn scan(&self, start: Bound<&[u8]>, visit: &mut Visit<'_>) -> Result<(), Error> {
         let broken = || failed("walk over paths of", "the index");
         let rows = self.paths.range::<&[u8]>((start, Bound::Unbounded));
