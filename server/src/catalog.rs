@@ -199,13 +199,24 @@ async fn sweep(parts: &Parts, id: DatasetId) -> Result<u64, Error> {
     removed.map_err(|error| Error::store("remove the objects of dataset", id, error))
 }
 
-/// Ends what a crash left half done: datasets whose names say that they are deleted.
+/// Ends what a crash left half done: datasets whose names say that they are deleted go, those
+/// that were about to be deleted stay.
 pub(crate) async fn finish_deletions(parts: &Parts) -> Result<(), Error> {
     for (name, dataset) in names::deleted(parts).await? {
         forget(parts, dataset).await?;
         let removed = sweep(parts, dataset).await?;
         if removed > 0 {
             tracing::info!(%name, removed, "finished deleting a dataset");
+        }
+    }
+    let known = parts.meta.datasets().await;
+    for info in known.map_err(|error| Error::meta("list", "datasets", error))? {
+        let DatasetRecord { name, id, state, .. } = info.record;
+        if state == DatasetState::Ending
+            && let Some(named) = names::newest(parts, &name).await?
+            && named.record.dataset == id
+        {
+            index(parts, &name, named, DatasetState::Live).await?;
         }
     }
     Ok(())

@@ -41,7 +41,7 @@ pub(crate) async fn recover(
     let names = names::all(parts).await?;
     let wanted = |name: &DatasetName| request.dataset.as_ref().is_none_or(|wanted| wanted == name);
     let damaged = names.damaged.iter().filter(|(name, _)| wanted(name));
-    let mut found = false;
+    let (mut found, mut incomplete) = (false, false);
     for (name, error) in damaged {
         found = true;
         failed(progress, name, error).await;
@@ -49,8 +49,12 @@ pub(crate) async fn recover(
     for (name, named) in names.live().filter(|(name, _)| wanted(name)) {
         found = true;
         // One dataset that can't be recovered now doesn't keep the others from it.
-        if let Err(error) = dataset(parts, name, *named, request.since, progress).await {
-            failed(progress, name, &error).await;
+        match dataset(parts, name, *named, request.since, progress).await {
+            Ok(read) => incomplete |= read == Read::Interrupted,
+            Err(error) => {
+                incomplete |= error.kind.is_retryable();
+                failed(progress, name, &error).await;
+            }
         }
     }
     if let Some(name) = request.dataset.as_ref().filter(|_| !found) {
@@ -60,7 +64,21 @@ pub(crate) async fn recover(
         };
         return Err(Error::new(Kind::NotFound, "recover dataset", name, why));
     }
-    identity::bind_recovered(parts).await
+    identity::bind_recovered(parts).await?;
+    if incomplete {
+        let why = "the chunk store did not answer for all objects; run recover again";
+        return Err(Error::new(Kind::Unavailable, "recover", "datasets", why));
+    }
+    Ok(())
+}
+
+/// How far the objects of a dataset were read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Read {
+    /// As far as they can be.
+    Whole,
+    /// The store failed for some; another try may do better.
+    Interrupted,
 }
 
 /// Tells that nothing can be done for a dataset now.
@@ -103,7 +121,14 @@ pub(crate) async fn roll_forward(parts: &Parts) -> Result<u64, Error> {
         recovered
     };
     let (recovered, adopted) = tokio::join!(recovered, adopted);
-    recovered.map(|()| adopted)
+    match recovered {
+        // Those datasets are refused until they are recovered; the others are served.
+        Err(error) if error.kind == Kind::Unavailable => {
+            tracing::error!(error = error.chain(), "some datasets are not whole");
+        }
+        other => other?,
+    }
+    Ok(adopted)
 }
 
 async fn dataset(
@@ -112,7 +137,7 @@ async fn dataset(
     named: Named,
     since: Option<Stamp>,
     progress: &mpsc::Sender<RecoverProgress>,
-) -> Result<(), Error> {
+) -> Result<Read, Error> {
     let id = named.record.dataset;
     let record = parts.meta.record(id).await;
     let record = record.map_err(|error| Error::meta("recover dataset", name, error))?;
@@ -125,7 +150,7 @@ async fn dataset(
     let since = since.filter(|_| whole).and_then(|since| since.time().checked_sub(SLACK));
     let since = since.map(|since| Stamp::at(since).get() / 1_000_000);
     let mut state = started(name);
-    let mut unread = false;
+    let (mut unread, mut read) = (false, Read::Whole);
     let known = known_objects(parts, id).await?;
     let mut missing: Vec<(ChunkId, ObjectInfo)> = Vec::new();
     {
@@ -170,6 +195,9 @@ async fn dataset(
                 Err(error) if error.kind == Kind::NotFound => {}
                 Err(error) => {
                     unread |= error.kind != Kind::Corrupt;
+                    if error.kind.is_retryable() {
+                        read = Read::Interrupted;
+                    }
                     state.problems.push(error.chain());
                 }
             }
@@ -183,15 +211,18 @@ async fn dataset(
     }
     state.done = true;
     tell(progress, &mut state).await;
-    Ok(())
+    Ok(read)
 }
 
 /// The dataset was deleted meanwhile: nothing is left to recover.
-async fn ended(progress: &mpsc::Sender<RecoverProgress>, name: &DatasetName) -> Result<(), Error> {
+async fn ended(
+    progress: &mpsc::Sender<RecoverProgress>,
+    name: &DatasetName,
+) -> Result<Read, Error> {
     let mut state = started(name);
     state.done = true;
     tell(progress, &mut state).await;
-    Ok(())
+    Ok(Read::Whole)
 }
 
 /// False when the dataset was deleted meanwhile.
