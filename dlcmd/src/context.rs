@@ -1,7 +1,8 @@
 //! What every command is given: the servers, where to say things, and how to be stopped.
 //!
-//! Must hold: the key is in no text and no debug output; nothing below reads the environment.
+//! Must hold: the key is in no text and no debug output; nothing else reads the environment.
 
+use std::env;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,21 +20,20 @@ use crate::output::Notes;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
-    /// Servers to ask, in turn: HOST:PORT, separated by commas
+    /// Servers to ask, in turn: HOST:PORT, separated by commas (otherwise the environment variable
+    /// DIESEL_SERVER; otherwise 127.0.0.1:7420)
     #[arg(
         long,
         global = true,
         value_name = "ADDR[,ADDR...]",
-        env = "DIESEL_SERVER",
-        default_value = "127.0.0.1:7420",
         value_delimiter = ',',
         value_parser = NonEmptyStringValueParser::new()
     )]
     server: Vec<String>,
 
-    /// Who asks
-    #[arg(long, global = true, value_name = "NAME", env = "DIESEL_USER", default_value = "")]
-    user: String,
+    /// Who asks (otherwise the environment variable DIESEL_USER)
+    #[arg(long, global = true, value_name = "NAME")]
+    user: Option<String>,
 
     /// File that holds the user's key (otherwise the environment variable DIESEL_KEY does)
     #[arg(long, global = true, value_name = "FILE")]
@@ -48,12 +48,35 @@ pub(crate) struct Global {
     pub(crate) quiet: bool,
 }
 
+/// What the environment says where a flag doesn't. Not left to the parser of arguments: it takes
+/// what it finds there for typed, and shows it in the usage of every command.
+#[derive(Default)]
+pub(crate) struct Environment {
+    /// `DIESEL_SERVER`.
+    pub(crate) servers: Option<String>,
+    /// `DIESEL_USER`.
+    pub(crate) user: Option<String>,
+    /// `DIESEL_KEY`.
+    pub(crate) key: Option<String>,
+}
+
+impl Environment {
+    /// That of this process.
+    pub(crate) fn of_process() -> Self {
+        let text = |name| env::var(name).ok();
+        Self { servers: text("DIESEL_SERVER"), user: text("DIESEL_USER"), key: text("DIESEL_KEY") }
+    }
+}
+
 impl Global {
-    /// How to reach the servers; `key` is what the environment gives.
+    /// How to reach the servers.
     ///
     /// # Errors
-    /// When the key file can't be read, or holds none.
-    pub(crate) fn connect_options(&self, key: Option<String>) -> Result<ConnectOptions, Failure> {
+    /// When the key file can't be read, or holds none; wrong usage, when a server has no address.
+    pub(crate) fn connect_options(
+        &self,
+        environment: Environment,
+    ) -> Result<ConnectOptions, Failure> {
         let key = match &self.key_file {
             Some(file) => {
                 let reading = || format!("read the key from {}", file.display());
@@ -65,14 +88,21 @@ impl Global {
                 }
                 Some(key.to_owned())
             }
-            None => key,
+            None => environment.key,
         };
-        Ok(ConnectOptions {
-            user: self.user.clone(),
-            key,
-            servers: self.server.clone(),
-            ..ConnectOptions::default()
-        })
+        let defaults = ConnectOptions::default();
+        let servers = match environment.servers {
+            _ if !self.server.is_empty() => self.server.clone(),
+            Some(servers) => servers.split(',').map(str::to_owned).collect(),
+            None => defaults.servers.clone(),
+        };
+        if servers.iter().any(String::is_empty) {
+            return Err(Failure::usage(
+                "DIESEL_SERVER has an empty address; write HOST:PORT, separated by commas",
+            ));
+        }
+        let user = self.user.clone().or(environment.user).unwrap_or_default();
+        Ok(ConnectOptions { user, key, servers, ..defaults })
     }
 }
 

@@ -18,7 +18,6 @@ mod progress;
 mod text;
 mod time;
 
-use std::env;
 use std::io::{self, BufWriter, IsTerminal};
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
@@ -30,7 +29,7 @@ use dl_runtime::SystemClock;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::args::{Cli, Command};
-use crate::context::Context;
+use crate::context::{Context, Environment};
 use crate::exit::{Exit, Failure};
 use crate::output::{Notes, Output};
 
@@ -73,7 +72,7 @@ fn run(cli: Cli, notes: Arc<Notes>, out: &mut Output<'_>) -> Result<Exit, Failur
     let shutdown =
         interrupt::watch().map_err(|why| Failure::local("prepare to be stopped by Ctrl-C", why))?;
     let context = Context {
-        options: cli.global.connect_options(env::var("DIESEL_KEY").ok())?,
+        options: cli.global.connect_options(Environment::of_process())?,
         notes,
         clock: Arc::new(SystemClock::new()),
         shutdown,

@@ -7,6 +7,7 @@ use clap::CommandFactory;
 use clap::error::ErrorKind;
 
 use super::*;
+use crate::context::Environment;
 
 fn parse(line: &[&str]) -> Result<Cli, clap::Error> {
     Cli::try_parse_from([&["dlcmd"], line].concat())
@@ -26,7 +27,7 @@ fn global_flags_stand_before_or_after_the_command() {
     ] {
         let cli = parse(line).expect("legal");
         assert!(cli.global.json && cli.global.quiet, "{line:?}");
-        let options = cli.global.connect_options(None).expect("no key file");
+        let options = cli.global.connect_options(Environment::default()).expect("no key file");
         assert_eq!(options.servers, ["a:1", "b:2"], "{line:?}");
     }
 }
@@ -96,13 +97,30 @@ fn names_that_are_not_text_are_understood() {
 }
 
 #[test]
+fn servers_and_user_come_from_the_flag_then_the_environment_then_the_default() {
+    let options = |line: &[&str], servers: Option<&str>| {
+        let (servers, user) = (servers.map(str::to_owned), Some("ann".to_owned()));
+        let cli = parse(line).expect("legal");
+        cli.global.connect_options(Environment { servers, user, key: None })
+    };
+    let flags = &["--server", "f:1", "--user", "bob", "datasets"];
+    let given = options(flags, Some("e:1,e:2")).expect("legal");
+    assert_eq!((given.servers, given.user), (vec!["f:1".to_owned()], "bob".to_owned()));
+    let given = options(&["datasets"], Some("e:1,e:2")).expect("legal");
+    assert_eq!((given.servers.join(" "), given.user), ("e:1 e:2".to_owned(), "ann".to_owned()));
+    assert_eq!(options(&["datasets"], None).expect("legal").servers, ["127.0.0.1:7420"]);
+    assert!(options(&["datasets"], Some("")).is_err());
+}
+
+#[test]
 fn a_key_comes_from_its_file_before_the_environment_and_an_empty_file_is_no_key() {
     let folder = tempfile::TempDir::new().expect("a folder");
     let file = folder.path().join("key");
     let options = |key: Option<&str>| {
         let file = file.to_str().expect("text");
         let cli = parse(&["--key-file", file, "datasets"]).expect("legal");
-        cli.global.connect_options(key.map(str::to_owned))
+        let key = key.map(str::to_owned);
+        cli.global.connect_options(Environment { key, ..Environment::default() })
     };
     assert!(options(Some("environment")).is_err());
     std::fs::write(&file, "sesame\n").expect("written");

@@ -9,7 +9,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use dl_format::FilePath;
 use libdiesel::{ReadItem, StatItem};
 
-use super::not_there;
+use super::{not_a_folder, not_there};
 use crate::address::Address;
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
@@ -39,9 +39,9 @@ struct Plan {
 impl Arguments {
     fn plan(self) -> Result<Plan, Failure> {
         match &self.file.path {
-            Some(path) if !self.file.is_folder => Ok(Plan { path: path.clone(), file: self.file }),
-            _ => Err(Failure::usage(format!(
-                "cat {}: it names a folder; type dl://{}/PATH",
+            Some(path) => Ok(Plan { path: path.clone(), file: self.file }),
+            None => Err(Failure::usage(format!(
+                "cat {}: it names a dataset; type dl://{}/PATH",
                 self.file, self.file.dataset
             ))),
         }
@@ -57,6 +57,7 @@ pub(crate) fn run(
     let plan = arguments.plan()?;
     let dataset = context.dataset(&plan.file)?;
     let record = match dataset.stat(&plan.path)? {
+        StatItem::File(_) if plan.file.is_folder => return Err(not_a_folder("cat", &plan.file)),
         StatItem::File(record) => record,
         StatItem::Missing => return Err(not_there("cat", &plan.file)),
         StatItem::Folder => {

@@ -7,7 +7,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use libdiesel::{ListEntry, StatItem};
 use serde::Serialize;
 
-use super::not_there;
+use super::{not_a_folder, not_there};
 use crate::address::Address;
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
@@ -62,7 +62,8 @@ pub(crate) fn run(
             }
         }
         StatItem::File(record) if !address.is_folder => (bytes, files) = (record.length, 1),
-        StatItem::File(_) | StatItem::Missing => return Err(not_there("du", &address)),
+        StatItem::File(_) => return Err(not_a_folder("du", &address)),
+        StatItem::Missing => return Err(not_there("du", &address)),
     }
     if out.is_json() {
         let folder = address.folder();

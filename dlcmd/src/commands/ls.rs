@@ -10,7 +10,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use dl_format::{FilePath, FileRecord};
 use libdiesel::{ListEntry, StatItem};
 
-use super::not_there;
+use super::{not_a_folder, not_there};
 use crate::address::Address;
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
@@ -73,7 +73,8 @@ pub(crate) fn run(
                 print(shape, &ListEntry::File(path.clone(), Some(record)), out)?;
                 return Ok(Exit::Done);
             }
-            StatItem::File(_) | StatItem::Missing => return Err(not_there("ls", &folder)),
+            StatItem::File(_) => return Err(not_a_folder("ls", &folder)),
+            StatItem::Missing => return Err(not_there("ls", &folder)),
         }
     }
     let names_only = !shape.is_long && !out.is_json();

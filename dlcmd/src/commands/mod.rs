@@ -27,6 +27,11 @@ fn not_there(action: &str, address: &Address) -> Failure {
     ))
 }
 
+/// What to say of a file whose address ends in a slash.
+fn not_a_folder(action: &str, address: &Address) -> Failure {
+    Failure::not_found(format!("{action} {address}/: it is a file; leave out the slash at the end"))
+}
+
 /// The dataset of an address that must name nothing else.
 fn whole_dataset(action: &str, address: &Address) -> Result<(), Failure> {
     match &address.path {

@@ -7,7 +7,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use dl_format::FileRecord;
 use libdiesel::{DatasetInfo, StatItem};
 
-use super::not_there;
+use super::{not_a_folder, not_there};
 use crate::address::Address;
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
@@ -48,7 +48,8 @@ pub(crate) fn run(
             out.json("folder", &json::Name::new(path.as_bytes()))?;
         }
         StatItem::Folder => lines(out, &[("type", "folder"), ("path", &path.to_string())])?,
-        StatItem::File(_) | StatItem::Missing => return Err(not_there("stat", &address)),
+        StatItem::File(_) => return Err(not_a_folder("stat", &address)),
+        StatItem::Missing => return Err(not_there("stat", &address)),
     }
     Ok(Exit::Done)
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use dl_format::{FilePath, InvalidPath};
 use rustix::fd::OwnedFd;
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, openat, statat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, openat, openat2, statat};
 use rustix::io::Errno;
 
 use super::file::{OpenFile, attributes, size};
@@ -105,9 +105,23 @@ impl Root {
             Entry::Found => OPEN,
             Entry::Named => OPEN.difference(OFlags::NOFOLLOW),
         };
-        let descriptor = match openat(folder, name, flags, Mode::empty()) {
-            // What a link gives when links are not followed.
-            Err(Errno::LOOP) if entry == Entry::Found => self.open_link(&path())?,
+        let is_found = entry == Entry::Found;
+        let opened = if is_found && has_folders(name) {
+            openat2(folder, name, flags, Mode::empty(), ResolveFlags::BENEATH)
+        } else {
+            openat(folder, name, flags, Mode::empty())
+        };
+        let descriptor = match opened {
+            // What a link gives when links are not followed, one that may lead out, and a kernel
+            // or a sandbox that can't tell.
+            Err(
+                Errno::LOOP
+                | Errno::XDEV
+                | Errno::AGAIN
+                | Errno::NOSYS
+                | Errno::PERM
+                | Errno::INVAL,
+            ) if is_found => self.open_link(&path())?,
             // What a socket gives.
             Err(Errno::NXIO) => return Err(Problem::Skipped("it is a socket or a device")),
             opened => opened.map_err(|why| Problem::Failed(why.into()))?,
@@ -116,17 +130,23 @@ impl Root {
         opened.map_err(|kind| Problem::Skipped(not_regular(kind)))
     }
 
-    /// Follows the link at `path` to a file below this root.
+    /// Follows the links in `path` to a file below this root.
     fn open_link(&self, path: &[u8]) -> Result<OwnedFd, Problem> {
-        let target = match fs::canonicalize(self.real.join(OsStr::from_bytes(path))) {
+        let path = self.real.join(OsStr::from_bytes(path));
+        let target = match fs::canonicalize(&path) {
             Ok(target) => target,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                fs::symlink_metadata(&path).map_err(Problem::Failed)?;
                 return Err(Problem::Skipped("it is a link to nothing"));
             }
             Err(_) => return Err(Problem::Skipped("it is a link that can't be followed")),
         };
         let Ok(inside) = target.strip_prefix(&self.real) else {
-            return Err(Problem::Skipped("it is a link out of the folder"));
+            let is_link = fs::symlink_metadata(&path).is_ok_and(|it| it.is_symlink());
+            return Err(Problem::Skipped(match is_link {
+                true => "it is a link out of the folder",
+                false => "it lies behind a link out of the folder",
+            }));
         };
         let inside = if inside.as_os_str().is_empty() { Path::new(".") } else { inside };
         match openat(&self.descriptor, inside, OPEN, Mode::empty()) {
@@ -186,10 +206,20 @@ impl Folder {
     /// Size in bytes and modification time in nanoseconds since 1970 of an entry that is a regular
     /// file; `None` when only opening it tells.
     pub(crate) fn stat(&self, name: &CStr) -> Option<(u64, i64)> {
+        if has_folders(name) {
+            // Only opening looks where links on the way lead.
+            let file = self.open(name, Entry::Found).ok()?;
+            return Some((file.size(), file.attributes().mtime));
+        }
         let stat = statat(&self.descriptor, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
         let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
         is_regular.then(|| (size(&stat), attributes(&stat).mtime))
     }
+}
+
+/// Whether a name is a path, with folders on the way that may be links.
+fn has_folders(name: &CStr) -> bool {
+    name.to_bytes().contains(&b'/')
 }
 
 /// Why something that is no regular file is skipped.

@@ -10,7 +10,7 @@ mod walk;
 
 pub(crate) use file::{OpenFile, Trouble};
 pub(crate) use folder::{Entry, Folder, Problem, Root};
-pub(crate) use target::{NewFile, Target, own_umask};
+pub(crate) use target::{NewFile, Target, own_umask, special};
 pub(crate) use walk::{Event, Walk};
 
 /// Whether a file of this size and time is the one that a record describes: nanoseconds since

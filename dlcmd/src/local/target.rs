@@ -210,13 +210,43 @@ impl Folder {
     }
 }
 
+impl Folder {
+    /// Refuses a name that something other than a regular file has.
+    fn may_replace(&self, name: &[u8]) -> io::Result<()> {
+        let stat = match statat(&self.descriptor, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => return Ok(()),
+            stat => stat?,
+        };
+        let (kind, what) = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => return Ok(()),
+            FileType::Directory => (io::ErrorKind::IsADirectory, "a folder"),
+            other => (io::ErrorKind::AlreadyExists, special(other)),
+        };
+        Err(io::Error::new(kind, format!("{what} stands in its place; move it away")))
+    }
+}
+
+/// What to call something that is neither a file nor a folder.
+pub(crate) fn special(kind: FileType) -> &'static str {
+    match kind {
+        FileType::Symlink => "a link",
+        FileType::Fifo => "a named pipe",
+        FileType::Socket => "a socket",
+        FileType::CharacterDevice | FileType::BlockDevice => "a device",
+        FileType::RegularFile | FileType::Directory | FileType::Unknown => "something unknown",
+    }
+}
+
 impl NewFile<'_> {
     /// Where its bytes go.
     pub(crate) fn file(&mut self) -> &mut File {
         &mut self.file
     }
 
-    /// Gives it its attributes and then its name, in place of what has that name.
+    /// Gives it its attributes and then its name, in place of a file that has that name.
+    ///
+    /// # Errors
+    /// Also when what has that name is no regular file: it is left as it is.
     pub(crate) fn finish(mut self, name: &[u8], attributes: Attributes) -> io::Result<()> {
         if self.mode & self.target.umask != 0 {
             fchmod(&self.file, Mode::from_raw_mode(self.mode.into()))?;
@@ -232,20 +262,17 @@ impl NewFile<'_> {
                 Err(Errno::EXIST) => {}
                 linked => return Ok(linked?),
             }
+            self.folder.may_replace(name)?;
             // Taken: rename replaces it in one step, which linking can't.
             let temporary = self.target.temporary_name();
             self.link(temporary.as_bytes())?;
             self.temporary = Some(temporary);
+        } else {
+            self.folder.may_replace(name)?;
         }
         if let Some(temporary) = &self.temporary {
             let folder = &self.folder.descriptor;
-            renameat(folder, temporary.as_str(), folder, name).map_err(|why| match why {
-                Errno::ISDIR | Errno::NOTEMPTY | Errno::EXIST => io::Error::new(
-                    io::ErrorKind::IsADirectory,
-                    "a folder stands in its place; move it away",
-                ),
-                other => other.into(),
-            })?;
+            renameat(folder, temporary.as_str(), folder, name)?;
             self.temporary = None;
         }
         Ok(())

@@ -6,8 +6,10 @@
 mod fetch;
 
 use std::ffi::OsStr;
+use std::fs;
 use std::num::NonZeroUsize;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Mutex, PoisonError};
@@ -17,13 +19,15 @@ use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use dl_format::{FilePath, FileRecord};
 use libdiesel::{Dataset, ListEntry, StatItem};
+use rustix::fs::FileType;
 use serde::Serialize;
 
 use self::fetch::{Batch, Fetcher, Shared, Wanted};
+use super::{not_a_folder, not_there};
 use crate::address::Address;
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
-use crate::local::{Target, own_umask};
+use crate::local::{Target, own_umask, special};
 use crate::output::Output;
 use crate::progress::Progress;
 use crate::text::counted;
@@ -38,7 +42,7 @@ const BATCH_BYTES: u64 = 4 << 20;
 /// Get files of a dataset
 ///
 /// A folder, or the whole dataset, is written into DEST, which is made when it is missing. A file
-/// is written as DEST, or into DEST when that is a folder. Modification times and permission bits
+/// is written as DEST, or into DEST when that is a folder. Links, pipes and devices are not replaced. Modification times and permission bits
 /// are kept, without setuid, setgid and sticky.
 ///
 /// A file that is there with the same size, time and permissions is left alone; one that differs
@@ -116,14 +120,8 @@ pub(crate) fn run(
                     Ok(())
                 })
             }
-            StatItem::File(_) => Err(Failure::failed(format!(
-                "get {}: it is a file; leave out the slash at the end",
-                plan.source
-            ))),
-            StatItem::Missing => Err(Failure::not_found(format!(
-                "get {}: it is not there; dlcmd ls dl://{} shows what is",
-                plan.source, plan.source.dataset
-            ))),
+            StatItem::File(_) => Err(not_a_folder("get", &plan.source)),
+            StatItem::Missing => Err(not_there("get", &plan.source)),
         },
     }
 }
@@ -180,11 +178,26 @@ fn file_target(target: &Path, path: &FilePath, umask: u16) -> Result<(Target, Fi
         })?;
         (parent.unwrap_or(Path::new(".")), name)
     };
+    refuse_special(path, &parent.join(name))?;
     let opened = Target::existing(parent, umask)
         .map_err(|why| Failure::local(format!("open the folder {}", parent.display()), why))?;
     let name = FilePath::new(name.as_bytes().to_vec())
         .map_err(|why| Failure::usage(format!("DEST {}: {why}", target.display())))?;
     Ok((opened, name))
+}
+
+/// Refuses to put a file in the place of a link, a pipe, a socket or a device.
+fn refuse_special(path: &FilePath, target: &Path) -> Result<(), Failure> {
+    let Ok(there) = fs::symlink_metadata(target) else { return Ok(()) };
+    let kind = FileType::from_raw_mode(there.mode());
+    let advice = match kind {
+        // A folder is refused when the file is written.
+        FileType::RegularFile | FileType::Directory => return Ok(()),
+        FileType::Symlink => "get replaces no link; type where it leads",
+        _ => "get replaces only files; dlcmd cat writes to stdout, for > to send there",
+    };
+    let (target, what) = (target.display(), special(kind));
+    Err(Failure::failed(format!("get {path}: {target} is {what}: {advice}")))
 }
 
 /// Cuts files into batches, one chunk after the other.

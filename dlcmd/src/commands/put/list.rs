@@ -3,7 +3,9 @@
 //! Must hold: the whole list is checked before anything is written; a path is stored as given,
 //! but for what means nothing: `./` and doubled slashes.
 
+use std::collections::HashSet;
 use std::ffi::CString;
+use std::hash::{BuildHasher, RandomState};
 use std::io::Read;
 
 use crate::exit::Failure;
@@ -12,13 +14,14 @@ use crate::text::escaped;
 /// The paths in `input`, each ended by `end`; the last may lack it.
 ///
 /// # Errors
-/// Wrong usage, naming the line: an absolute path, `..`, a NUL byte.
+/// Wrong usage, naming the line: an absolute path, `..`, a NUL byte, a path a second time.
 pub(super) fn read(input: &mut dyn Read, end: u8) -> Result<Vec<CString>, Failure> {
     let mut text = Vec::new();
     input
         .read_to_end(&mut text)
         .map_err(|why| Failure::local("read the list of files from stdin", why))?;
-    let mut paths = Vec::new();
+    let mut paths: Vec<CString> = Vec::new();
+    let (hasher, mut hashes) = (RandomState::new(), HashSet::new());
     for (number, line) in text.split(|byte| *byte == end).enumerate() {
         let refuse = |why: &str| {
             let (number, line) = (number.saturating_add(1), escaped(line));
@@ -31,9 +34,14 @@ pub(super) fn read(input: &mut dyn Read, end: u8) -> Result<Vec<CString>, Failur
             return Err(refuse("it has a part `..`; change into the folder that holds the files"));
         }
         let path = clean(line);
-        if !path.is_empty() {
-            paths.push(CString::new(path).map_err(|_| refuse("it has a NUL byte; use -0"))?);
+        if path.is_empty() {
+            continue;
         }
+        // Equal hashes are only a hint.
+        if !hashes.insert(hasher.hash_one(&path)) && paths.iter().any(|it| it.to_bytes() == path) {
+            return Err(refuse("it is in the list already; name each file once"));
+        }
+        paths.push(CString::new(path).map_err(|_| refuse("it has a NUL byte; use -0"))?);
     }
     Ok(paths)
 }
@@ -74,5 +82,14 @@ mod tests {
             assert!(refused.contains("name 2 of the list"), "{refused}");
         }
         assert!(listed(b"a\0b\n", b'\n').is_err());
+    }
+
+    #[test]
+    fn a_path_that_is_named_twice_is_refused_with_its_place_however_it_is_written() {
+        for twice in [&b"a/b\na/b\n"[..], b"a/b\n./a//b", b"./a/b\na/./b"] {
+            let refused = listed(twice, b'\n').expect_err("twice");
+            assert!(refused.contains("name 2 of the list"), "{refused}");
+        }
+        assert!(listed(b"a\nb\na/b\n", b'\n').is_ok());
     }
 }

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
 use dl_format::{ChunkId, Crc32c, EntryVersion, Stamp};
+use rustix::fs::mknodat;
 use tempfile::TempDir;
 
 use super::*;
@@ -62,28 +63,36 @@ fn a_file_gets_its_bytes_its_time_and_its_permissions_without_setuid() {
 }
 
 #[test]
-fn a_file_that_is_there_is_replaced_in_one_step_and_a_link_is_not_followed() {
+fn a_file_that_is_there_is_replaced_and_a_link_or_pipe_is_left_as_it_is() {
     let outside = TempDir::new().unwrap();
     fs::write(outside.path().join("kept"), "kept").unwrap();
     let folder = TempDir::new().unwrap();
     fs::write(folder.path().join("file"), "old").unwrap();
-    symlink(outside.path().join("kept"), folder.path().join("link")).unwrap();
+    let link = folder.path().join("link");
+    symlink(outside.path().join("kept"), &link).unwrap();
+    let pipe = folder.path().join("pipe");
+    mknodat(CWD, &pipe, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
     for makes_anonymous in [true, false] {
         for links_descriptors in [true, false] {
             let target = target(&folder);
             target.makes_anonymous.store(makes_anonymous, Ordering::Relaxed);
             target.links_descriptors.store(links_descriptors, Ordering::Relaxed);
             write(&target, "file", b"new").unwrap();
-            write(&target, "link", b"new").unwrap();
+            for (name, what) in [("link", "a link"), ("pipe", "a named pipe")] {
+                let refused = write(&target, name, b"new").expect_err("no file").to_string();
+                assert_eq!(refused, format!("{what} stands in its place; move it away"));
+            }
             write(&target, "fresh", b"new").unwrap();
-            assert_eq!(names(folder.path()), ["file", "fresh", "link"]);
-            for name in ["file", "link", "fresh"] {
+            assert_eq!(names(folder.path()), ["file", "fresh", "link", "pipe"]);
+            for name in ["file", "fresh"] {
                 assert_eq!(fs::read(folder.path().join(name)).unwrap(), b"new");
             }
             fs::remove_file(folder.path().join("fresh")).unwrap();
         }
     }
     assert_eq!(fs::read(outside.path().join("kept")).unwrap(), b"kept");
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert_eq!(fs::metadata(&pipe).unwrap().mode() & 0o170_000, 0o010_000);
 }
 
 #[test]

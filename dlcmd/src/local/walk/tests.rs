@@ -102,6 +102,38 @@ fn links_are_followed_to_files_inside_and_nowhere_else() {
 }
 
 #[test]
+fn a_listed_path_is_followed_through_folder_links_inside_and_not_out() {
+    let outside = TempDir::new().unwrap();
+    fs::write(outside.path().join("secret"), "secret").unwrap();
+    let folder = TempDir::new().unwrap();
+    fs::create_dir(folder.path().join("sub")).unwrap();
+    fs::write(folder.path().join("sub/file"), "1234").unwrap();
+    symlink("sub", folder.path().join("in")).unwrap();
+    symlink(folder.path().join("sub"), folder.path().join("absolute")).unwrap();
+    symlink(outside.path(), folder.path().join("out")).unwrap();
+    symlink(outside.path().join("secret"), folder.path().join("sub/out")).unwrap();
+    let root = Root::open(folder.path(), Vec::new()).unwrap();
+    let top = root.folder(b"").unwrap();
+    for name in [c"sub/file", c"in/file", c"absolute/file"] {
+        assert_eq!(top.open(name, Entry::Found).map(|file| file.size()).unwrap(), 4, "{name:?}");
+        assert_eq!(top.stat(name).map(|(size, _)| size), Some(4), "{name:?}");
+    }
+    for (name, why) in [
+        (c"out/secret", "it lies behind a link out of the folder"),
+        (c"sub/out", "it is a link out of the folder"),
+    ] {
+        let opened = top.open(name, Entry::Found);
+        assert!(matches!(opened, Err(Problem::Skipped(said)) if said == why), "{opened:?}");
+        assert_eq!(top.stat(name), None, "{name:?}");
+    }
+    for name in [c"sub/none", c"none/file", c"out/none"] {
+        let opened = top.open(name, Entry::Found);
+        assert!(opened.is_err(), "{name:?}");
+    }
+    assert!(matches!(top.open(c"sub/none", Entry::Found), Err(Problem::Failed(_))));
+}
+
+#[test]
 fn paths_in_the_dataset_start_with_the_prefix() {
     let folder = TempDir::new().unwrap();
     fs::create_dir(folder.path().join("sub")).unwrap();

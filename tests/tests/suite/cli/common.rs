@@ -78,6 +78,13 @@ fn the_server_comes_from_the_environment_and_a_flag_overrides_it() -> Result<()>
 }
 
 #[test]
+fn the_usage_line_shows_only_what_must_be_typed() -> Result<()> {
+    let refused = run(dlcmd()?.arg("cat").env("DIESEL_SERVER", "127.0.0.1:1"))?.code(2)?;
+    ensure!(refused.stderr.contains("Usage: dlcmd cat <dl://DS/PATH>"), "{}", refused.stderr);
+    Ok(())
+}
+
+#[test]
 fn a_server_that_is_down_is_passed_over_while_another_one_answers() -> Result<()> {
     let scene = Scene::with(&[("a", "1")])?;
     let servers = format!("127.0.0.1:1,{}", scene.server.address());

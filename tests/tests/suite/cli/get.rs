@@ -75,9 +75,73 @@ fn get_writes_only_inside_of_the_target_whatever_links_lie_there() -> Result<()>
     symlink(scene.path("elsewhere"), scene.path("got/d"))?;
     symlink(scene.path("victim"), scene.path("got/link"))?;
     let got = scene.dl(["get", "dl://ds", "got"])?;
-    ensure!(got.code == 0 || got.code == 4, "{got:?}");
+    ensure!(got.code == 4 && got.stderr.contains("got/link"), "{got:?}");
     ensure!(fs::read_dir(scene.path("elsewhere"))?.count() == 0, "written through a folder link");
     ensure!(fs::read(scene.path("victim"))? == b"as it was", "written through a file link");
+    Ok(())
+}
+
+#[test]
+fn get_puts_no_file_in_the_place_of_a_pipe_or_a_link_and_names_it() -> Result<()> {
+    let scene = Scene::with(&[("f", "new")])?;
+    fs::create_dir(scene.path("folder"))?;
+    fs::write(scene.path("real"), "as it was")?;
+    for place in ["pipe", "folder/f"] {
+        ensure!(Command::new("mkfifo").arg(scene.path(place)).status()?.success(), "mkfifo");
+    }
+    symlink("real", scene.path("link"))?;
+    symlink("nowhere", scene.path("dangling"))?;
+    symlink("/dev/null", scene.path("device"))?;
+    for (target, named) in [
+        ("pipe", "pipe is a named pipe"),
+        ("folder", "folder/f is a named pipe"),
+        ("link", "link is a link"),
+        ("dangling", "dangling is a link"),
+        ("device", "device is a link"),
+        ("/dev/null", "/dev/null is a device"),
+    ] {
+        let before = fs::symlink_metadata(scene.path(target))?;
+        let refused = scene.dl(["get", "dl://ds/f", target])?.code(1)?;
+        ensure!(refused.stderr.contains(named), "{}", refused.stderr);
+        let after = fs::symlink_metadata(scene.path(target))?;
+        ensure!((before.ino(), before.mode()) == (after.ino(), after.mode()), "{target}");
+    }
+    ensure!(fs::read(scene.path("real"))? == b"as it was", "written through a link");
+    let whole = scene.dl(["get", "dl://ds", "folder"])?.code(1)?;
+    ensure!(
+        whole.stderr.contains("folder/f") && whole.stderr.contains("a named pipe"),
+        "{whole:?}"
+    );
+    Ok(())
+}
+
+#[test]
+fn get_through_a_link_to_a_folder_writes_into_that_folder() -> Result<()> {
+    let scene = Scene::with(&[("f", "new")])?;
+    fs::create_dir(scene.path("folder"))?;
+    symlink("folder", scene.path("link"))?;
+    scene.dl(["get", "dl://ds/f", "link"])?.code(0)?;
+    ensure!(fs::read(scene.path("folder/f"))? == b"new", "in the folder");
+    ensure!(fs::symlink_metadata(scene.path("link"))?.is_symlink(), "the link stays");
+    Ok(())
+}
+
+#[test]
+fn a_file_whose_address_ends_in_a_slash_is_said_to_be_a_file() -> Result<()> {
+    let scene = Scene::with(&[("f", "1"), ("d/g", "2")])?;
+    for arguments in [
+        ["cat", "dl://ds/f/"].as_slice(),
+        &["get", "dl://ds/f/", "got"],
+        &["ls", "dl://ds/f/"],
+        &["stat", "dl://ds/f/"],
+        &["du", "dl://ds/f/"],
+    ] {
+        let refused = run(scene.command([])?.args(arguments))?.code(3)?;
+        let says = "dl://ds/f/: it is a file; leave out the slash at the end";
+        ensure!(refused.stderr.contains(says), "{}", refused.stderr);
+    }
+    let folder = scene.dl(["cat", "dl://ds/d/"])?.code(1)?;
+    ensure!(folder.stderr.contains("it is a folder"), "{}", folder.stderr);
     Ok(())
 }
 

@@ -71,6 +71,40 @@ fn put_refuses_absolute_paths_and_parents_on_stdin_as_wrong_usage() -> Result<()
 }
 
 #[test]
+fn put_of_two_lines_that_give_one_path_is_wrong_usage_and_writes_nothing() -> Result<()> {
+    let scene = Scene::new()?;
+    scene.write("a", "1")?;
+    let mut put = scene.command(["put", "-", "dl://ds"])?;
+    let refused = run_with_stdin(&mut put, b"src/a\n./src//a\n")?.code(2)?;
+    ensure!(refused.stderr.contains("name 2"), "{}", refused.stderr);
+    scene.dl(["ls", "dl://ds"])?.code(3)?;
+    Ok(())
+}
+
+#[test]
+fn put_of_a_listed_path_behind_a_link_out_of_the_folder_skips_and_names_it() -> Result<()> {
+    let scene = Scene::new()?;
+    scene.write("d/file", "inside")?;
+    fs::create_dir(scene.path("work"))?;
+    fs::rename(scene.path("src/d"), scene.path("work/d"))?;
+    fs::write(scene.path("src/secret"), "outside")?;
+    symlink("../src", scene.path("work/up"))?;
+    symlink(scene.path("src"), scene.path("work/out"))?;
+    symlink("d", scene.path("work/in"))?;
+    let list = b"d/file\nin/file\nup/secret\nout/secret\n";
+    // Again, with something to compare with.
+    for _ in 0..2 {
+        let mut put = scene.command(["put", "-", "dl://ds"])?;
+        let put = run_with_stdin(put.current_dir(scene.path("work")), list)?.code(0)?;
+        for skipped in ["up/secret", "out/secret"] {
+            ensure!(put.stderr.contains(skipped), "{skipped} is not in {}", put.stderr);
+        }
+        ensure!(scene.listed("dl://ds")? == "d/file\nin/file\n", "{}", scene.listed("dl://ds")?);
+    }
+    Ok(())
+}
+
+#[test]
 fn put_skips_what_is_there_with_the_same_size_and_time() -> Result<()> {
     let scene = Scene::with(&[("a", "1"), ("b", "2")])?;
     let again = scene.dl(["--json", "put", "src", "dl://ds"])?.code(0)?.text();
