@@ -20,7 +20,7 @@ use tower_layer::Layer;
 /// `REQUEST_BYTES_MAX` each, together 96 MiB.
 const AT_ONCE: usize = 48;
 
-/// Takes its pieces one by one, out of a budget of its own.
+/// Takes its pieces one by one, out of a budget and with a patience of its own.
 const STREAMED: &str = "/PutChunk";
 
 /// Puts a [`Guard`] before a service.
@@ -69,15 +69,14 @@ where
         // The one that was asked whether it is ready is the one to call.
         let next = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, next);
+        if request.uri().path().ends_with(STREAMED) {
+            return Box::pin(async move { inner.call(request).await });
+        }
         let patience = self.limits.patience;
         let request = request.map(|body| Body::new(TimeoutBody::new(patience, body)));
         let room = Arc::clone(&self.limits.room);
         Box::pin(async move {
-            let _place = if request.uri().path().ends_with(STREAMED) {
-                None
-            } else {
-                Some(room.acquire_owned().await.expect("the semaphore is never closed"))
-            };
+            let _place = room.acquire_owned().await.expect("the semaphore is never closed");
             inner.call(request).await
         })
     }

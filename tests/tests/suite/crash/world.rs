@@ -168,11 +168,8 @@ async fn compare(server: &Wire, journal: &Journal) -> Result<()> {
     let mut found = BTreeMap::<&'static str, Files>::new();
     let mut refused = Vec::new();
     for name in ["a", "b"] {
-        match server.dataset(name).await {
-            Ok(Some(id)) => {
-                found.insert(name, server.files(id).await?);
-            }
-            Ok(None) => {}
+        match files_of(server, name).await? {
+            Ok(files) => found.extend(files.map(|files| (name, files))),
             Err(status) if status.code() == tonic::Code::FailedPrecondition => {
                 ensure!(
                     journal.is_recovering(&history) || journal.half_created() == Some(name),
@@ -196,6 +193,19 @@ async fn compare(server: &Wire, journal: &Journal) -> Result<()> {
         allowed.iter().map(brief).collect::<Vec<_>>()
     );
     Ok(())
+}
+
+/// The files of a dataset that is there; or how a server refuses to answer.
+async fn files_of(server: &Wire, name: &str) -> Result<Result<Option<Files>, tonic::Status>> {
+    let id = match server.dataset(name).await {
+        Ok(Some(id)) => id,
+        Ok(None) => return Ok(Ok(None)),
+        Err(status) => return Ok(Err(status)),
+    };
+    match server.files(id).await {
+        Ok(files) => Ok(Ok(Some(files))),
+        Err(error) => error.downcast().map(Err),
+    }
 }
 
 /// Names and lengths.
