@@ -31,7 +31,12 @@ impl Failure {
 
 /// Whether a server sent the status; else the transport on this side made it up.
 pub(crate) fn is_answer(status: &Status) -> bool {
-    status.source().is_none()
+    status.source().is_none() && !is_foreign(status)
+}
+
+/// Whether what answered speaks HTTP and no gRPC; the words are those of the gRPC library.
+fn is_foreign(status: &Status) -> bool {
+    status.message().starts_with("grpc-status header missing")
 }
 
 impl From<Status> for Failure {
@@ -41,6 +46,10 @@ impl From<Status> for Failure {
                 cause = deeper;
             }
             return Self::new(Kind::Unreachable, cause.to_string());
+        }
+        if is_foreign(&status) {
+            let problem = "this is no dlserver: something else listens there";
+            return Self::new(Kind::Unreachable, problem);
         }
         let problem = match status.message() {
             "" => status.code().description(),
@@ -67,6 +76,14 @@ mod tests {
         let failure = Failure::from(Status::from_error(Box::new(refused)));
         assert_eq!(failure.kind, Kind::Unreachable);
         assert!(failure.to_string().contains("connection refused"), "{failure}");
+    }
+
+    #[test]
+    fn another_server_that_speaks_http_is_told_from_ours() {
+        let words = "grpc-status header missing, mapped from HTTP status code 404";
+        let failure = Failure::from(Status::unimplemented(words));
+        assert_eq!(failure.kind, Kind::Unreachable);
+        assert!(failure.to_string().contains("no dlserver"), "{failure}");
     }
 
     #[test]
