@@ -18,9 +18,9 @@ use super::files::{Entry, Errno, Files, Node, Result, State};
 const FILE_MODE: Mode = Mode::from_raw_mode(0o666);
 const DIR_MODE: Mode = Mode::from_raw_mode(0o777);
 
-/// Bytes of one write call. The page cache takes pages as large as a call for it, and a virtual
-/// machine has memory in large pieces only fresh from its host: four times this costs five to
-/// seven times as much.
+/// Bytes of one write call. In a virtual machine that reports free memory to its host, calls of
+/// four times this took nine times as long once the memory had lain free for some seconds; calls
+/// of this size did not.
 const BYTES_PER_WRITE: usize = 1 << 20;
 
 #[derive(Debug)]
