@@ -9,9 +9,7 @@ use std::ops::{Bound, ControlFlow};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
-use dl_format::{
-    ChunkId, Committed, DatasetId, DatasetName, FilePath, FileRecord, Fold, Stamp, StoreId,
-};
+use dl_format::{ChunkId, Committed, DatasetId, DatasetName, FilePath, Fold, Stamp, StoreId};
 
 use crate::types::{bound_elsewhere, deleted_entries};
 use crate::walk::{self, Visit, Winners};
