@@ -19,7 +19,7 @@ fn check(name: &str, bytes: &[u8]) -> Result<(), dl_format::DecodeError> {
     }
 }
 
-/// I3: what is stored is whole, or is known not to be.
+/// Keeps S-03, I3: what is stored is whole, or is known not to be.
 #[test]
 fn any_changed_byte_of_any_object_is_found() {
     for (name, good) in golden::files() {
@@ -36,7 +36,7 @@ fn any_changed_byte_of_any_object_is_found() {
     }
 }
 
-/// I3: part of an object is never taken for one.
+/// Keeps S-03, I3: part of an object is never taken for one.
 #[test]
 fn any_missing_or_added_byte_of_any_object_is_found() {
     for (name, good) in golden::files() {

@@ -245,8 +245,8 @@ fn without_holders(seen: Seen) -> BTreeMap<String, (EntryVersion, Crc32c)> {
 proptest! {
     #![proptest_config(cases())]
 
-    /// Rule 1, Rule 3, Rule 4, Rule 9; I2, I4: the objects decide, in whatever order they come,
-    /// and a purge changes nothing that a reader sees.
+    /// Keeps S-17 (Rule 1), S-19 (Rule 3), S-25 (Rule 4), S-09 (Rule 9), S-02 (I2), S-04 (I4):
+    /// the objects decide, in whatever order they come, and a purge changes nothing that a reader sees.
     #[test]
     fn any_order_of_arrival_of_any_history_gives_what_the_rules_say(
         steps in steps(),
@@ -288,7 +288,7 @@ fn put(path: &str) -> Step {
     Step::Put { paths: vec![number], tie: false }
 }
 
-/// I4: two writers of one path under one stamp: the same one wins everywhere.
+/// Keeps S-04, I4: two writers of one path under one stamp: the same one wins everywhere.
 #[test]
 fn of_two_writes_with_one_stamp_the_greater_id_wins() {
     let tie = |path| match put(path) {
@@ -301,21 +301,21 @@ fn of_two_writes_with_one_stamp_the_greater_id_wins() {
     assert_eq!(seen["a0"].0.chunk, greatest);
 }
 
-/// Rule 3: a dead winner still shadows older versions, also when they arrive after it.
+/// Keeps S-19, Rule 3: a dead winner still shadows older versions, also when they arrive after it.
 #[test]
 fn a_deleted_file_does_not_give_way_to_an_older_one() {
     let (_, seen) = folded(&[put("a0"), put("a0"), Step::Delete(0)]);
     assert!(seen.is_empty(), "{seen:?}");
 }
 
-/// Rule 3: a delete names what its caller saw, so it can't kill a newer file.
+/// Keeps S-19, Rule 3: a delete names what its caller saw, so it can't kill a newer file.
 #[test]
 fn a_late_delete_of_an_old_version_leaves_the_new_one() {
     let (history, seen) = folded(&[put("a0"), put("a0"), Step::DeleteLate(0)]);
     assert_eq!(seen["a0"].0.chunk, history.objects[1].id);
 }
 
-/// Rule 4: an entry keeps its origin stamp, so a rewrite never beats a newer write.
+/// Keeps S-25, Rule 4: an entry keeps its origin stamp, so a rewrite never beats a newer write.
 #[test]
 fn a_rewrite_committed_after_a_newer_write_does_not_beat_it() {
     let steps = [put("a0"), Step::Purge(vec![0]), put("a0"), Step::CommitPurges];
@@ -324,7 +324,8 @@ fn a_rewrite_committed_after_a_newer_write_does_not_beat_it() {
     assert_eq!(history.objects.len(), 3);
 }
 
-/// Rule 4: two purges of one chunk at once make two copies of one version; a delete kills both.
+/// Keeps S-25, Rule 4: two purges of one chunk at once make two copies of one version; a delete
+/// kills both.
 #[test]
 fn two_purges_at_once_keep_the_file_and_a_delete_takes_both_copies() {
     let purge = || Step::Purge(vec![0]);
@@ -336,7 +337,7 @@ fn two_purges_at_once_keep_the_file_and_a_delete_takes_both_copies() {
     assert!(folded(&steps).1.is_empty());
 }
 
-/// Rule 9: the folder holds, and the file comes back when the folder is gone.
+/// Keeps S-09, Rule 9: the folder holds, and the file comes back when the folder is gone.
 #[test]
 fn a_folder_hides_the_file_of_its_name_until_it_is_empty() {
     let (history, seen) = folded(&[put("b"), put("b/c"), put("a.b")]);

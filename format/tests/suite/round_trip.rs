@@ -292,7 +292,7 @@ fn the_chunk_that_many_files_come_from_is_named_once() {
     assert_eq!(verified.header().header_length(), PAGE);
 }
 
-/// Rule 2: the same id with another digest is another put.
+/// Keeps S-06, Rule 2: the same id with another digest is another put.
 #[test]
 fn a_digest_tells_any_two_headers_apart() {
     let sealed = |dataset, mtime, content: &[u8]| {
@@ -328,7 +328,7 @@ fn a_large_file_has_at_most_as_many_parts_as_a_header_lists() {
     assert_eq!(result, Err(PackError::TooLarge), "the list of parts needs room too");
 }
 
-/// Rule 3: `rm -r` of a million files is a few hundred bitmaps in a few objects.
+/// Keeps S-19, Rule 3: `rm -r` of a million files is a few hundred bitmaps in a few objects.
 #[test]
 fn any_number_of_deletions_splits_into_tombstones_that_fit() {
     let mut deletions = Deletions::default();

@@ -190,7 +190,8 @@ fn a_put_waits_while_as_many_chunks_are_under_way_as_allowed() {
     assert_eq!(dataset.flush().unwrap().check().unwrap().files, 100);
 }
 
-/// Chunks are sent side by side, so the first one must have landed before the second one leaves.
+/// Keeps S-23: chunks are sent side by side, so the first one must have landed before the second
+/// one leaves.
 #[test]
 fn of_two_puts_of_one_path_the_second_one_holds() {
     let (objects, first) = (Objects::default(), AtomicUsize::new(1));

@@ -51,13 +51,13 @@ async fn cut_everywhere(metadata: Metadata, step: usize, least: u64) -> Result<(
     Ok(())
 }
 
-/// Keeps S-01, S-02, S-03 and S-06.
+/// Keeps S-01, S-02, S-03 and S-06: I1, I2, I3, I6 and Rule 2.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cut_at_any_write_loses_nothing_acknowledged_when_the_metadata_survives() -> Result<()> {
     cut_everywhere(Metadata::Survives, 1, 300).await
 }
 
-/// Keeps S-01, S-02, S-03 and S-06.
+/// Keeps S-01, S-02, S-03 and S-06: I1, I2, I3, I6, Rule 2 and Rule 10.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cut_at_any_write_loses_nothing_acknowledged_when_the_metadata_loses_its_end()
 -> Result<()> {

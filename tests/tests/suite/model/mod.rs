@@ -21,7 +21,7 @@ use self::run::{Chaos, Run};
 
 const STEPS: usize = 60;
 
-/// Keeps S-04 and S-07: each request of the client goes to the next of two servers.
+/// Keeps S-04 (I4) and S-07 (I6): each request of the client goes to the next of two servers.
 #[test]
 fn a_dataset_holds_what_a_plain_map_holds_whichever_server_is_asked() -> Result<()> {
     for seed in 0..rounds(4, 100) {
@@ -31,7 +31,7 @@ fn a_dataset_holds_what_a_plain_map_holds_whichever_server_is_asked() -> Result<
     Ok(())
 }
 
-/// Keeps S-01 and S-06: errors and lost answers from both stores.
+/// Keeps S-01 (I1) and S-06 (I6): errors and lost answers from both stores.
 #[test]
 fn failing_stores_and_lost_answers_lose_and_double_nothing() -> Result<()> {
     for seed in 100..100 + rounds(2, 50) {

@@ -224,7 +224,7 @@ fn id_bytes(parts: &Parts) -> [u8; 16] {
     *dl_format::ChunkIdMaker::new([7; 9]).next(parts.clock.now()).as_bytes()
 }
 
-/// Keeps S-16 and S-18.
+/// Keeps S-16 and S-18: Rule 2.
 #[tokio::test(flavor = "multi_thread")]
 async fn objects_that_are_not_what_they_say_are_refused_and_leave_nothing() -> Result<()> {
     let (server, parts) = impatient().await?;

@@ -69,7 +69,7 @@ fn usual_time(scene: &Scene, data: &Path) -> Result<Duration> {
     Ok(took)
 }
 
-/// Keeps S-01 and S-03.
+/// Keeps S-01 (I1) and S-03 (I3).
 #[test]
 fn a_put_goes_on_over_kills_of_the_server_and_every_byte_comes_back() -> Result<()> {
     let scene = Scene::new(1)?;

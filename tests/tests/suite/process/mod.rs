@@ -3,9 +3,12 @@
 //! Must hold: whatever happens to them, what was acknowledged is read back byte for byte, and
 //! who asks gets an answer.
 
+mod damaged;
 mod hostile;
 mod kill;
 mod memory;
 mod names;
 mod recover;
+mod stalled;
+mod start;
 mod wrong;

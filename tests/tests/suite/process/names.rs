@@ -80,7 +80,7 @@ fn a_path_of_4096_bytes_is_stored_and_a_longer_one_is_refused_by_name() -> Resul
     Ok(())
 }
 
-/// Keeps S-09.
+/// Keeps S-09: Rule 9.
 #[test]
 fn a_file_and_a_folder_of_one_name_is_the_folder_and_put_says_so() -> Result<()> {
     let scene = tempfile::tempdir()?;

@@ -36,7 +36,7 @@ fn compare(server: &Server, scene: &Path, dataset: &str, source: &str) -> Result
     fs::remove_dir_all(&got).context("remove what was got")
 }
 
-/// Keeps S-02 and S-05.
+/// Keeps S-02 (I2) and S-05 (Rule 6).
 #[test]
 fn wiped_metadata_is_refused_and_recover_brings_everything_back() -> Result<()> {
     let scene = tempfile::tempdir()?;
@@ -75,7 +75,7 @@ fn wiped_metadata_is_refused_and_recover_brings_everything_back() -> Result<()> 
     compare(&server, scene, "dl://one", "src")
 }
 
-/// Keeps S-02.
+/// Keeps S-02 and S-05.
 #[test]
 fn one_dataset_can_be_recovered_alone() -> Result<()> {
     let scene = tempfile::tempdir()?;
@@ -87,10 +87,15 @@ fn one_dataset_can_be_recovered_alone() -> Result<()> {
     let server = Server::start(&data)?;
     dl(&server, ["recover", "dl://one"])?.code(0)?;
     compare(&server, scene, "dl://one", "src")?;
-    let refused = dl(&server, ["ls", "dl://two"])?.code(1)?;
-    ensure!(refused.stderr.contains("recover"), "{}", refused.stderr);
+    // A list that lacks one of them must not pass for all there is.
+    for arguments in [&["ls", "dl://two"][..], &["datasets"]] {
+        let refused = dl(&server, arguments)?;
+        ensure!(refused.code != 0, "{arguments:?}: {refused:?}");
+        ensure!(refused.stderr.contains("recover"), "{arguments:?}: {}", refused.stderr);
+    }
     dl(&server, ["recover", "dl://two"])?.code(0)?;
     compare(&server, scene, "dl://two", "src/002")?;
+    ensure!(dl(&server, ["datasets"])?.code(0)?.text() == "one\ntwo\n", "datasets differ");
     let near = dl(&server, ["recover", "dl://onee"])?.code(3)?;
     ensure!(near.stderr.contains("one"), "{}", near.stderr);
     Ok(())
@@ -110,4 +115,23 @@ fn recover_since_an_age_finds_what_was_written_since() -> Result<()> {
     compare(&server, scene, "dl://one", "src")?;
     dl(&server, ["recover", "--all", "--since", "yesterday"])?.code(2)?;
     Ok(())
+}
+
+/// Keeps S-02: of a dataset whose metadata is not whole everything is brought back, whatever the
+/// time that is asked for.
+#[test]
+fn recover_since_a_time_to_come_declares_no_part_of_a_dataset_whole() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let (scene, data) = (scene.path(), scene.path().join("data"));
+    let server = Server::start(&data)?;
+    history(&server, scene)?;
+    server.stop()?;
+    fs::remove_dir_all(data.join("meta"))?;
+    let server = Server::start(&data)?;
+    dl(&server, ["recover", "--all", "--since", "2200-01-01T00:00:00Z"])?.code(0)?;
+    compare(&server, scene, "dl://one", "src")?;
+    compare(&server, scene, "dl://two", "src/002")?;
+    server.stop()?;
+    let server = Server::start(&data)?;
+    compare(&server, scene, "dl://one", "src")
 }

@@ -256,7 +256,10 @@ fn damaged_metadata_is_refused_with_the_way_out_of_it() -> Result<()> {
     let file = data.join("meta/meta.redb");
     let whole = fs::read(&file)?;
     let (half, _) = whole.split_at(whole.len() / 2);
-    for damaged in [Dice::new(2).bytes(100_000), half.to_vec()] {
+    // Its first pages are good, so that it is opened.
+    let mut behind = whole.clone();
+    behind.iter_mut().skip(8192).for_each(|byte| *byte = 0xa5);
+    for damaged in [Dice::new(2).bytes(100_000), half.to_vec(), behind] {
         fs::write(&file, damaged)?;
         let mut server = server_command()?;
         let refused =

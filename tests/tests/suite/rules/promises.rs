@@ -1,7 +1,9 @@
-//! The promises of docs/SEMANTICS.md and the tests that hold them name each other.
+//! The promises of docs/SEMANTICS.md, the invariants and rules they come from, and the tests that
+//! hold them name each other.
 //!
 //! Must hold: a promise has an id `S-nn`; a test keeps it by saying the id in its doc comment, or
-//! by a name that starts with it (`s_07_...`); neither side has an id that the other lacks.
+//! by a name that starts with it (`s_07_...`). An invariant `In` or a rule `Rule n` has a row with
+//! its promises; for each of them a test names both. Neither side has an id that the other lacks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -16,18 +18,40 @@ use super::source::{self, Item};
 const RULE: &str = "Each promise of docs/SEMANTICS.md has a test, each test's promise is written:";
 const PROMISES: &str = "docs/SEMANTICS.md";
 
+type Ids = BTreeSet<String>;
+
+/// What the document says.
+#[derive(Debug, Default)]
+struct Written {
+    promises: Ids,
+    /// Invariants and rules, each with the promises that keep it. One without any is not built.
+    grounds: BTreeMap<String, Ids>,
+}
+
+/// A test, and what it says that it keeps.
+#[derive(Debug)]
+struct Test {
+    place: String,
+    promises: Ids,
+    grounds: Ids,
+}
+
 #[test]
 fn promises_and_tests_name_each_other() -> Result<()> {
-    let mut promised = BTreeSet::new();
-    let mut tested = BTreeMap::new();
+    let mut promised = Written::default();
+    let mut tests = Vec::new();
     for file in workspace::files()? {
         if file == Path::new(PROMISES) {
-            promised = ids(&workspace::text(&file)?.unwrap_or_default())?;
+            promised = written(&workspace::text(&file)?.unwrap_or_default())?;
         } else if file.extension().is_some_and(|extension| extension == "rs") {
-            tested.extend(promises_of(&file, source::items_of(&file)?)?);
+            tests.extend(tests_of(&file, source::items_of(&file)?)?);
         }
     }
-    hold(RULE, &breaches(&promised, &tested));
+    let known = ["I1", "I2", "I3", "I4", "I6"].map(str::to_owned).into_iter();
+    let known: Ids = known.chain((1..=10).map(|rule| format!("Rule {rule}"))).collect();
+    let found: Ids = promised.grounds.keys().cloned().collect();
+    anyhow::ensure!(found == known, "{PROMISES} lists {found:?}, and there are {known:?}");
+    hold(RULE, &breaches(&promised, &tests));
     Ok(())
 }
 
@@ -35,30 +59,98 @@ fn promises_and_tests_name_each_other() -> Result<()> {
 fn a_promise_without_a_test_and_a_test_without_a_promise_are_found() -> Result<()> {
     let text = "/// Keeps S-01 and S-02.\n#[test] fn a() {}\n/// Not S-08.\nfn b() {}\n\
                 proptest! { #[test] fn s_09_c(x in 1..) {} }";
-    let tested = promises_of(Path::new("lib.rs"), source::items(source::tokens(text)?))?;
-    assert_eq!(tested.keys().collect::<Vec<_>>(), ["S-01", "S-02", "S-09"]);
+    let tests = tests_of(Path::new("lib.rs"), source::items(source::tokens(text)?))?;
+    let tested: Ids = tests.iter().flat_map(|test| test.promises.clone()).collect();
+    assert_eq!(tested.iter().collect::<Vec<_>>(), ["S-01", "S-02", "S-09"]);
 
-    let found = breaches(&ids("| S-01 | S-02 | S-03 | US-04 |")?, &tested);
+    let document = "| S-01 | a |\n| S-02 | b |\n| S-03 | c |\n| US-04 | d |\nS-09 is in no row.";
+    let found = breaches(&written(document)?, &tests);
     let [unwritten, untested] = found.as_slice() else { anyhow::bail!("{found:?}") };
     assert!(unwritten.contains("S-09") && unwritten.contains("lib.rs:5"), "{unwritten}");
     assert!(untested.contains("S-03"), "{untested}");
     Ok(())
 }
 
-fn breaches(promised: &BTreeSet<String>, tested: &BTreeMap<String, String>) -> Vec<String> {
-    let unwritten = tested.iter().filter(|(id, _)| !promised.contains(*id));
-    let unwritten =
-        unwritten.map(|(id, place)| format!("{place}: {id} is not in {PROMISES}; write it there"));
-    let untested = promised.iter().filter(|id| !tested.contains_key(*id));
-    let untested = untested.map(|id| {
-        format!("{PROMISES}: no test keeps {id}; name it in the doc comment of one that does")
-    });
-    unwritten.chain(untested).collect()
+#[test]
+fn a_rule_is_kept_through_each_of_its_promises_and_no_other_way() -> Result<()> {
+    let text = "/// Keeps S-01: I1.\n#[test] fn a() {}\n/// Keeps S-02.\n#[test] fn b() {}\n\
+                /// Keeps S-02: Rule 10 and Rule 12.\n#[test] fn c() {}\n\
+                /// Rule 3.\n#[test] fn d() {}";
+    let tests = tests_of(Path::new("lib.rs"), source::items(source::tokens(text)?))?;
+    let document = "| S-01 | a |\n| S-02 | b |\n| I1 | c | S-01, S-02 |\n| Rule 10 | d | S-02 |\n\
+                    | Rule 3 | e | |\n| Rule 4 | f | S-05 |";
+    let found = breaches(&written(document)?, &tests);
+    let expected = [
+        ("lib.rs:6", "Rule 12"),
+        ("lib.rs:8", "Rule 3"),
+        ("no test names I1", "S-02"),
+        ("Rule 4", "S-05"),
+    ];
+    assert_eq!(found.len(), expected.len(), "{found:?}");
+    for (line, (one, other)) in found.iter().zip(expected) {
+        assert!(line.contains(one) && line.contains(other), "{line}");
+    }
+    Ok(())
 }
 
-/// The ids that tests of a file keep, each with the place of one such test.
-fn promises_of(file: &Path, items: Vec<Item>) -> Result<BTreeMap<String, String>> {
-    let mut kept = BTreeMap::new();
+fn breaches(written: &Written, tests: &[Test]) -> Vec<String> {
+    let mut breaches = Vec::new();
+    for Test { place, promises, grounds } in tests {
+        for id in promises.difference(&written.promises) {
+            breaches.push(format!("{place}: {id} is not in {PROMISES}; write it there"));
+        }
+        for id in grounds {
+            let through = written.grounds.get(id);
+            if through.is_none_or(|through| through.is_disjoint(promises)) {
+                breaches.push(format!(
+                    "{place}: {id} is named without a promise that {PROMISES} gives for it"
+                ));
+            }
+        }
+    }
+    for id in &written.promises {
+        if !tests.iter().any(|test| test.promises.contains(id)) {
+            breaches.push(format!(
+                "{PROMISES}: no test keeps {id}; name it in the doc comment of one that does"
+            ));
+        }
+    }
+    for (id, promises) in &written.grounds {
+        for promise in promises {
+            let is_both =
+                |test: &Test| test.grounds.contains(id) && test.promises.contains(promise);
+            if !written.promises.contains(promise) {
+                breaches
+                    .push(format!("{PROMISES}: {id} is kept by {promise}, which is no promise"));
+            } else if !tests.iter().any(is_both) {
+                breaches.push(format!(
+                    "{PROMISES}: no test names {id} beside {promise}; do so in the doc comment of \
+                     one that keeps it"
+                ));
+            }
+        }
+    }
+    breaches
+}
+
+/// The rows of the tables of the document.
+fn written(document: &str) -> Result<Written> {
+    let mut written = Written::default();
+    for row in document.lines().filter_map(|line| line.strip_prefix('|')) {
+        let (id, rest) = row.split_once('|').unwrap_or((row, ""));
+        let id = id.trim().to_owned();
+        if ids(PROMISE, &id)?.contains(&id) {
+            written.promises.insert(id);
+        } else if ids(GROUND, &id)?.contains(&id) {
+            written.grounds.insert(id, ids(PROMISE, rest)?);
+        }
+    }
+    Ok(written)
+}
+
+/// The tests of a file that say what they keep.
+fn tests_of(file: &Path, items: Vec<Item>) -> Result<Vec<Test>> {
+    let mut tests = Vec::new();
     for test in source::all_items(items).iter().filter(|item| item.is_test()) {
         let doc = test.attributes.iter().map(|attribute| attribute.stream().to_string());
         let mut text: String = doc.collect();
@@ -67,14 +159,17 @@ fn promises_of(file: &Path, items: Vec<Item>) -> Result<BTreeMap<String, String>
             text.push_str(" S-");
             text.extend(rest.chars().take_while(char::is_ascii_digit));
         }
-        for id in ids(&text)? {
-            kept.insert(id, format!("{}:{}", file.display(), test.line()));
-        }
+        let (promises, grounds) = (ids(PROMISE, &text)?, ids(GROUND, &text)?);
+        let place = format!("{}:{}", file.display(), test.line());
+        tests.push(Test { place, promises, grounds });
     }
-    Ok(kept)
+    Ok(tests)
 }
 
-fn ids(text: &str) -> Result<BTreeSet<String>> {
-    let id = Regex::new(r"(?-u:\b)S-[0-9]{2,}(?-u:\b)")?;
+const PROMISE: &str = r"(?-u:\b)S-[0-9]{2,}(?-u:\b)";
+const GROUND: &str = r"(?-u:\b)(?:I[0-9]+|Rule [0-9]+)(?-u:\b)";
+
+fn ids(pattern: &str, text: &str) -> Result<Ids> {
+    let id = Regex::new(pattern)?;
     Ok(id.find_iter(text).map(|id| id.as_str().to_owned()).collect())
 }

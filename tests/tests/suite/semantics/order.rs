@@ -17,7 +17,7 @@ fn of(bytes: &str) -> Files {
     Files::from([(b"path".to_vec(), bytes.as_bytes().to_vec())])
 }
 
-/// Keeps S-17.
+/// Keeps S-17: Rule 1.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_later_commit_wins_whatever_the_clocks_of_the_writers_say() -> Result<()> {
     let store = dl_store::open("memory:").await?;
@@ -40,7 +40,7 @@ async fn the_later_commit_wins_whatever_the_clocks_of_the_writers_say() -> Resul
     Ok(())
 }
 
-/// Keeps S-22.
+/// Keeps S-22: Rule 8.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_id_a_quarter_of_an_hour_off_is_refused_unless_it_is_stored() -> Result<()> {
     let store = dl_store::open("memory:").await?;
@@ -57,7 +57,7 @@ async fn an_id_a_quarter_of_an_hour_off_is_refused_unless_it_is_stored() -> Resu
     Ok(())
 }
 
-/// Keeps S-19.
+/// Keeps S-19: Rule 3.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_delete_takes_what_its_caller_saw_and_a_late_retry_no_newer_file() -> Result<()> {
     let store = dl_store::open("memory:").await?;
@@ -93,7 +93,7 @@ async fn a_delete_takes_what_its_caller_saw_and_a_late_retry_no_newer_file() -> 
     Ok(())
 }
 
-/// Keeps S-04.
+/// Keeps S-04: I4 and Rule 1.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_two_writers_of_one_path_the_same_one_wins_at_every_server_and_after_recovery()
 -> Result<()> {

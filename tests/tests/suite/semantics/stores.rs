@@ -16,7 +16,7 @@ use tonic::Code;
 
 use super::{id, serve, serve_with};
 
-/// Keeps S-20.
+/// Keeps S-20: Rule 5.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_complete_chunk_that_the_metadata_lacks_is_adopted_and_never_removed() -> Result<()> {
     let store = dl_store::open("memory:").await?;
@@ -45,7 +45,7 @@ async fn a_complete_chunk_that_the_metadata_lacks_is_adopted_and_never_removed()
     Ok(())
 }
 
-/// Keeps S-21.
+/// Keeps S-21: Rule 6.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deleted_dataset_takes_no_writes_and_its_name_stands_for_another_one() -> Result<()> {
     let store = dl_store::open("memory:").await?;
@@ -73,7 +73,7 @@ async fn a_deleted_dataset_takes_no_writes_and_its_name_stands_for_another_one()
     Ok(())
 }
 
-/// Keeps S-05.
+/// Keeps S-05: Rule 6.
 #[tokio::test(flavor = "multi_thread")]
 async fn emptied_metadata_is_refused_and_not_taken_for_an_empty_dataset() -> Result<()> {
     let store = dl_store::open("memory:").await?;
@@ -98,7 +98,7 @@ async fn emptied_metadata_is_refused_and_not_taken_for_an_empty_dataset() -> Res
     Ok(())
 }
 
-/// Keeps S-03: the store takes long, and the client does not wait.
+/// Keeps S-03, I3: the store takes long, and the client does not wait.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_change_whose_client_goes_away_is_done_to_its_end() -> Result<()> {
     let faults = Faults::new(Arc::new(SeededRandom::new(0)));

@@ -103,3 +103,70 @@ async fn a_dataset_deleted_under_its_writers_leaves_no_object_behind() -> Result
     }
     Ok(())
 }
+
+/// Keeps S-21 and S-02.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dataset_deleted_under_a_recovery_stays_deleted_and_its_name_is_free() -> Result<()> {
+    for round in 0..rounds(16u64, 300) {
+        race(round).await.with_context(|| format!("round {round}"))?;
+    }
+    Ok(())
+}
+
+async fn race(round: u64) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let store = dl_store::open("memory:").await?;
+    let mut ids = ChunkIdMaker::new([9; 9]);
+    let mut meta = embedded(&folder, "first").await?;
+    let (mut server, mut client) = serve_with(&store, Arc::clone(&meta)).await?;
+    let (ds, other) = (client.create("ds").await?, client.create("other").await?);
+    let mut kept = Files::new();
+    for number in 0..100 {
+        let path = format!("{number}").into_bytes();
+        for dataset in [ds, other] {
+            let object = chunk(id(&mut ids, 0), dataset, [(&path[..], &b"old"[..])])?;
+            client.put(dataset, &object).await?;
+        }
+        kept.insert(path, b"old".to_vec());
+    }
+    if round.is_multiple_of(2) {
+        // Nothing is known of either.
+        meta = embedded(&folder, "lost").await?;
+        (server, client) = serve_with(&store, Arc::clone(&meta)).await?;
+    }
+    let recovery = async {
+        let recovered = client.recover().await?;
+        ensure!(recovered.iter().all(|one| one.problems.is_empty()), "{recovered:?}");
+        Ok(())
+    };
+    let deletion = async {
+        clock().sleep(std::time::Duration::from_micros(300 * round)).await;
+        client.delete_dataset("ds", ds).await
+    };
+    let (recovered, deleted) = tokio::join!(recovery, deletion);
+    recovered.context("recover")?;
+    deleted.context("delete")?;
+    ensure!(client.dataset("ds").await?.is_none(), "it is there again");
+
+    let new = client.create("ds").await?;
+    ensure!(new != ds, "the name stands for the dead dataset");
+    ensure!(client.files(new).await?.is_empty(), "dead files in the new dataset");
+    let object = chunk(id(&mut ids, 0), new, [(&b"path"[..], &b"new"[..])])?;
+    client.put(new, &object).await?;
+    let fresh = Files::from([(b"path".to_vec(), b"new".to_vec())]);
+    server.stop().await?;
+    // What was kept, and what is rebuilt, say the same.
+    let rebuilt = embedded(&folder, "rebuilt").await?;
+    for (meta, recover) in [(meta, false), (rebuilt, true)] {
+        let (_server, client) = serve_with(&store, meta).await?;
+        if recover {
+            client.recover().await?;
+        }
+        ensure!(client.dataset("ds").await? == Some(new), "recover {recover}: another dataset");
+        ensure!(client.files(new).await? == fresh, "recover {recover}: the new files");
+        ensure!(client.files(other).await? == kept, "recover {recover}: the other dataset");
+    }
+    let left = store.list_sorted(&Prefix::new(dataset_prefix(ds))?).await?;
+    ensure!(left.is_empty(), "of the dead dataset: {left:?}");
+    Ok(())
+}

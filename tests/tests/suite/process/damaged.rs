@@ -1,0 +1,139 @@
+//! Damage to the small objects that everything hangs on: the identity, the names.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, ensure};
+use dl_tests::dice::Dice;
+use dl_tests::folder;
+use dl_tests::program::{Server, dl, run, server_command};
+
+struct Scene {
+    folder: tempfile::TempDir,
+}
+
+impl Scene {
+    /// A stopped server's data, with these datasets of the same files.
+    fn new(datasets: &[&str]) -> Result<Self> {
+        let scene = Self { folder: tempfile::tempdir()? };
+        folder::fill(&scene.path("src"), 20, 2_000, &Dice::new(1))?;
+        let server = scene.start()?;
+        for name in datasets {
+            let dataset = format!("dl://{name}");
+            run(server.dlcmd()?.arg("put").arg(scene.path("src")).arg(dataset))?.code(0)?;
+        }
+        server.stop()?;
+        Ok(scene)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn start(&self) -> Result<Server> {
+        Server::start(&self.path("data"))
+    }
+
+    fn compare(&self, server: &Server, dataset: &str) -> Result<()> {
+        let got = self.path("got");
+        run(server.dlcmd()?.arg("get").arg(format!("dl://{dataset}")).arg(&got))?.code(0)?;
+        folder::compare(&self.path("src"), &got)?;
+        Ok(fs::remove_dir_all(got)?)
+    }
+}
+
+fn identity(data: &Path) -> PathBuf {
+    data.join("chunks/identity")
+}
+
+/// Keeps S-05: Rule 6.
+#[test]
+fn a_lost_identity_object_is_written_again_from_the_metadata_that_indexes_the_store() -> Result<()>
+{
+    let scene = Scene::new(&["a", "b"])?;
+    let object = identity(&scene.path("data"));
+    let before = fs::read(&object)?;
+    fs::remove_file(&object)?;
+    let server = scene.start()?;
+    for dataset in ["a", "b"] {
+        scene.compare(&server, dataset)?;
+    }
+    let log = server.stop()?;
+    ensure!(log.contains("identity"), "nobody is told: {log}");
+    ensure!(fs::read(&object)? == before, "the store became another one");
+    Ok(())
+}
+
+/// Keeps S-05: Rule 6.
+#[test]
+fn a_store_without_identity_and_metadata_is_recovered_and_not_taken_for_a_fresh_one() -> Result<()>
+{
+    let scene = Scene::new(&["a"])?;
+    fs::remove_file(identity(&scene.path("data")))?;
+    fs::remove_dir_all(scene.path("data/meta"))?;
+    for _ in 0..2 {
+        let server = scene.start()?;
+        for arguments in [&["ls", "dl://a"][..], &["datasets"]] {
+            let refused = dl(&server, arguments)?.code(1)?;
+            ensure!(refused.stderr.contains("dlcmd recover"), "{}", refused.stderr);
+        }
+        server.stop()?;
+    }
+    let server = scene.start()?;
+    dl(&server, ["recover", "--all"])?.code(0)?;
+    scene.compare(&server, "a")?;
+    server.stop()?;
+    scene.compare(&scene.start()?, "a")
+}
+
+/// Keeps S-05: Rule 6.
+#[test]
+fn the_metadata_of_another_store_is_refused_also_when_a_store_has_lost_its_identity() -> Result<()>
+{
+    let (one, other) = (Scene::new(&["a"])?, Scene::new(&["a"])?);
+    let object = identity(&one.path("data"));
+    fs::remove_file(&object)?;
+    let mut server = server_command()?;
+    server.args(["--listen", "127.0.0.1:0", "--data"]).arg(other.path("data"));
+    server.arg("--store").arg(one.path("data/chunks"));
+    let refused = run(&mut server)?.code(1)?;
+    ensure!(refused.stderr.contains("identity"), "{}", refused.stderr);
+    ensure!(!refused.stderr.contains("is empty"), "not true: {}", refused.stderr);
+    ensure!(!object.exists(), "it was bound to this store");
+    one.compare(&one.start()?, "a")
+}
+
+/// Keeps S-14.
+#[test]
+fn a_damaged_name_costs_its_dataset_and_no_other() -> Result<()> {
+    let scene = Scene::new(&["a", "k", "z"])?;
+    let data = scene.path("data");
+    let whole = fs::read(data.join("chunks/names/k/00000001"))?;
+    for wiped in [false, true] {
+        fs::write(data.join("chunks/names/k/00000001"), "no name record")?;
+        if wiped {
+            fs::remove_dir_all(data.join("meta"))?;
+        } else {
+            // So that the next start rolls forward.
+            scene.start()?.kill()?;
+        }
+        let server = scene.start()?;
+        let partly = dl(&server, ["recover", "--all"])?.code(4)?;
+        ensure!(partly.stderr.contains('k'), "{}", partly.stderr);
+        for dataset in ["a", "z"] {
+            scene.compare(&server, dataset)?;
+        }
+        let refused = dl(&server, ["ls", "dl://k"])?.code(1)?;
+        ensure!(refused.stderr.contains("dataset k"), "{}", refused.stderr);
+        let refused = run(server.dlcmd()?.arg("put").arg(scene.path("src")).arg("dl://k"))?;
+        ensure!(refused.code == 1, "wiped {wiped}: {refused:?}");
+        server.stop()?;
+
+        fs::write(data.join("chunks/names/k/00000001"), &whole)?;
+        let server = scene.start()?;
+        dl(&server, ["recover", "--all"])?.code(0)?;
+        scene.compare(&server, "k")?;
+        server.stop()?;
+    }
+    Ok(())
+}

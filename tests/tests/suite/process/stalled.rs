@@ -1,0 +1,192 @@
+//! Clients that announce large requests on many streams and never end them, spoken in HTTP/2
+//! frames by hand, since no client library stops in the middle of a message.
+
+#![expect(clippy::big_endian_bytes, reason = "the numbers in HTTP/2 frames are big-endian")]
+
+use std::collections::BTreeSet;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use dl_meta::{Memory, Stop};
+use dl_runtime::blocking;
+use dl_server::{Limits, Parts, prepare};
+use dl_tests::cluster::{Running, clock, parts};
+use dl_tests::folder;
+use dl_tests::program::{Server, dl, run};
+use dl_tests::wire::Wire;
+
+const STREAMS: u32 = 100;
+
+/// Bytes of one frame of data.
+const PIECE: u32 = 16 << 10;
+
+/// One connection with many requests that are never ended.
+struct Flood {
+    stream: TcpStream,
+    received: Vec<u8>,
+    /// Bytes that the server still takes on the connection.
+    window: i64,
+    open: BTreeSet<u32>,
+}
+
+impl Flood {
+    /// Opens the requests: each says that its message has `announced` bytes.
+    fn start(address: SocketAddr, announced: u32) -> Result<Self> {
+        let stream = TcpStream::connect(address)?;
+        stream.set_read_timeout(Some(Duration::from_millis(20)))?;
+        stream.set_write_timeout(Some(Duration::from_secs(5)))?;
+        let (window, open) = (65_535, BTreeSet::new());
+        let mut flood = Self { stream, received: Vec::new(), window, open };
+        flood.stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")?;
+        flood.send(4, 0, 0, &[])?;
+        for stream in (0..STREAMS).map(|number| 2 * number + 1) {
+            flood.open.insert(stream);
+            flood.send(1, 4, stream, &headers("/diesel.v1.Diesel/Stat"))?;
+            let prefix = [&[0][..], &announced.to_be_bytes()].concat();
+            flood.send(0, 0, stream, &prefix)?;
+        }
+        flood.window -= i64::from(5 * STREAMS);
+        Ok(flood)
+    }
+
+    fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Result<()> {
+        let [_, length @ ..] = u32::try_from(payload.len())?.to_be_bytes();
+        let frame = [&length[..], &[kind, flags], &stream.to_be_bytes(), payload].concat();
+        self.stream.write_all(&frame).context("send a frame")
+    }
+
+    /// Sends so many bytes on each stream, as far as the server takes them, and no end.
+    fn fill(&mut self, bytes: u32) -> Result<()> {
+        let piece = vec![0; PIECE as usize];
+        for _ in 0..bytes / PIECE {
+            for stream in self.open.clone() {
+                let mut idle = 0;
+                while self.window < i64::from(PIECE) {
+                    idle = if self.listen()? { 0 } else { idle + 1 };
+                    if idle > 50 {
+                        // A second without a sign: it takes no more.
+                        return Ok(());
+                    }
+                }
+                if self.open.contains(&stream) {
+                    self.send(0, 0, stream, &piece)?;
+                    self.window -= i64::from(PIECE);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what the server says; false when that is nothing for a moment.
+    fn listen(&mut self) -> Result<bool> {
+        let mut bytes = [0; 16 << 10];
+        let count = match self.stream.read(&mut bytes) {
+            Ok(0) => bail!("the server has hung up"),
+            Ok(count) => count,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                return Ok(false);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        self.received.extend_from_slice(&bytes[..count]);
+        while let [a, b, c, kind, flags, s, t, u, v, rest @ ..] = self.received.as_slice() {
+            let length = u32::from_be_bytes([0, *a, *b, *c]) as usize;
+            let (kind, flags, stream) = (*kind, *flags, u32::from_be_bytes([*s, *t, *u, *v]));
+            let Some(payload) = rest.get(..length) else { break };
+            let number = payload.first_chunk().map(|bytes| u32::from_be_bytes(*bytes));
+            self.received.drain(..9 + length);
+            match (kind, flags & 1) {
+                // Data or headers that end the stream, or a reset.
+                (0 | 1, 1) | (3, _) => drop(self.open.remove(&stream)),
+                // The settings of the server, which want an answer; a ping does too.
+                (4, 0) => self.send(4, 1, 0, &[])?,
+                (6, 0) => self.send(6, 1, 0, &[0; 8])?,
+                (7, _) => bail!("the server gives the connection up: {number:?}"),
+                (8, _) if stream == 0 => self.window += i64::from(number.unwrap_or_default()),
+                _ => {}
+            }
+        }
+        Ok(true)
+    }
+
+    /// Waits until no request is open any more, or the connection is gone.
+    fn wait_until_given_up(&mut self, patience: Duration) -> Result<()> {
+        let until = clock().monotonic() + patience;
+        while !self.open.is_empty() {
+            ensure!(clock().monotonic() < until, "{} requests are still open", self.open.len());
+            if self.listen().is_err() {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The headers of a gRPC request, each a literal that no table keeps.
+fn headers(path: &str) -> Vec<u8> {
+    let literal =
+        |name: &[u8], value: &str| [name, &[value.len() as u8], value.as_bytes()].concat();
+    [
+        // POST, http.
+        vec![0x83, 0x86],
+        literal(&[0x04], path),
+        literal(&[0x01], "diesel"),
+        literal(&[0x0f, 0x10], "application/grpc"),
+        literal(b"\x00\x02te", "trailers"),
+    ]
+    .concat()
+}
+
+/// Keeps S-16 and S-10: too long for the server, and just not too long.
+#[test]
+fn requests_that_are_announced_and_never_sent_take_no_memory_to_speak_of() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let mut server = Server::start(&scene.path().join("data"))?;
+    folder::write(scene.path(), "src/a", "a file")?;
+    run(server.dlcmd()?.arg("put").arg(scene.path().join("src")).arg("dl://ds"))?.code(0)?;
+    let address = server.address().parse()?;
+    let mut floods = Vec::new();
+    for announced in [15 << 20, 2_000_000] {
+        let mut flood = Flood::start(address, announced)?;
+        // The server may have had enough of this connection.
+        let _ = flood.fill(announced - PIECE);
+        floods.push(flood);
+    }
+    let peak = server.process().peak_memory().context("the server is gone")?;
+    ensure!(peak < 256 << 20, "it took {} MiB", peak >> 20);
+    drop(floods);
+    ensure!(dl(&server, ["cat", "dl://ds/a"])?.code(0)?.text() == "a file", "cat");
+    let log = server.stop()?;
+    ensure!(!log.contains("panicked"), "{log}");
+    Ok(())
+}
+
+/// Keeps S-16.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_stop_in_the_middle_are_given_up_and_others_get_their_turn() -> Result<()> {
+    let store = dl_store::open("memory:").await?;
+    let limits = Limits { patience: Duration::from_millis(500), ..Limits::default() };
+    let parts = Parts { limits, ..parts(store, Arc::new(Memory::new())) };
+    prepare(&parts, Stop::Fresh).await?;
+    let server = Running::start(parts).await?;
+    let client = Wire::connect(server.address()).await?;
+    client.create("ds").await?;
+    for announced in [15 << 20, 1_000_000] {
+        let address = server.address();
+        let flooded = std::thread::spawn(move || {
+            let mut flood = Flood::start(address, announced)?;
+            let _ = flood.fill(announced / 2);
+            flood.wait_until_given_up(Duration::from_secs(20))
+        });
+        let asked = tokio::time::timeout(Duration::from_secs(20), client.dataset("ds")).await;
+        ensure!(asked.context("an honest client never gets its turn")??.is_some(), "ds is gone");
+        let flooded = blocking::run(move || flooded.join()).await?;
+        flooded
+            .map_err(|_| anyhow::anyhow!("the flood panicked"))?
+            .with_context(|| format!("{announced} bytes announced"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,135 @@
+//! Starts that fail, are ended while they last, or are asked for what there is not.
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_tests::cluster::clock;
+use dl_tests::dice::Dice;
+use dl_tests::folder;
+use dl_tests::program::{Process, Server, run, server_command};
+use rustix::process::Signal;
+
+const ROLLED: &str = "the last stop was not clean";
+
+fn put(server: &Server, source: &Path) -> Result<()> {
+    run(server.dlcmd()?.arg("put").arg(source).arg("dl://ds"))?.code(0)?;
+    Ok(())
+}
+
+fn compare(server: &Server, source: &Path, got: &Path) -> Result<()> {
+    run(server.dlcmd()?.arg("get").arg("dl://ds").arg(got))?.code(0)?;
+    folder::compare(source, got)
+}
+
+/// Keeps S-24.
+#[test]
+fn a_start_that_fails_leaves_the_metadata_as_it_was() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let (data, source) = (scene.path().join("data"), scene.path().join("src"));
+    folder::fill(&source, 20, 1_000, &Dice::new(1))?;
+    let server = Server::start(&data)?;
+    put(&server, &source)?;
+    server.stop()?;
+    let taken = TcpListener::bind("127.0.0.1:0")?;
+    let address = taken.local_addr()?.to_string();
+    let mut refused = server_command()?;
+    let refused = run(refused.args(["--listen", &address, "--data"]).arg(&data))?.code(1)?;
+    ensure!(refused.stderr.contains(&address), "{}", refused.stderr);
+    let server = Server::start(&data)?;
+    compare(&server, &source, &scene.path().join("got"))?;
+    let log = server.stop()?;
+    ensure!(!log.contains(ROLLED), "{log}");
+    // What is looked for is what such a start says.
+    Server::start(&data)?.kill()?;
+    let log = Server::start(&data)?.stop()?;
+    ensure!(log.contains(ROLLED), "{log}");
+    Ok(())
+}
+
+/// Keeps S-24 and S-11: at whatever moment of the start.
+#[test]
+fn sigterm_ends_a_server_that_is_still_starting() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let (data, source) = (scene.path().join("data"), scene.path().join("src"));
+    folder::fill(&source, 200, 100_000, &Dice::new(2))?;
+    let server = Server::start(&data)?;
+    put(&server, &source)?;
+    // Much to look for: one object under very many names.
+    let objects = data.join("chunks");
+    let chunk = largest(&objects)?.context("a chunk was put")?;
+    let name = chunk.file_name().context("it has a name")?.to_string_lossy().into_owned();
+    for number in 0..5_000u32 {
+        fs::hard_link(&chunk, chunk.with_file_name(format!("{number:06}{}", &name[6..])))?;
+    }
+    server.kill()?;
+    let (log, clock) = (scene.path().join("log"), clock());
+    for wait in [0, 5, 20, 50, 100, 200] {
+        let mut command = server_command()?;
+        command.args(["--listen", "127.0.0.1:0", "--data"]).arg(&data);
+        command.stdout(Stdio::null()).stderr(fs::File::create(&log)?);
+        let mut starting = Process::start(&mut command)?;
+        let until = clock.monotonic() + Duration::from_secs(30);
+        while !fs::read_to_string(&log)?.contains(ROLLED) {
+            ensure!(clock.monotonic() < until, "it does not look: {}", fs::read_to_string(&log)?);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_millis(wait));
+        starting.signal(Signal::TERM)?;
+        let code = starting.wait(Duration::from_secs(5));
+        let code = code.with_context(|| format!("{wait} ms after it began to look"))?;
+        ensure!(code == 0, "it ended with {code}: {}", fs::read_to_string(&log)?);
+        // So that the next one has to look again.
+        Server::start(&data)?.kill()?;
+    }
+    for entry in fs::read_dir(chunk.parent().context("it has a folder")?)? {
+        let path = entry?.path();
+        if path != chunk && fs::metadata(&path)?.ino() == fs::metadata(&chunk)?.ino() {
+            fs::remove_file(path)?;
+        }
+    }
+    let server = Server::start(&data)?;
+    run(server.dlcmd()?.args(["recover", "--all"]))?.code(0)?;
+    compare(&server, &source, &scene.path().join("got"))
+}
+
+fn largest(folder: &Path) -> Result<Option<std::path::PathBuf>> {
+    let mut largest = None;
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder)? {
+            let entry = entry?;
+            let length = entry.metadata()?.len();
+            if entry.file_type()?.is_dir() {
+                folders.push(entry.path());
+            } else if largest.as_ref().is_none_or(|(most, _)| length > *most) {
+                largest = Some((length, entry.path()));
+            }
+        }
+    }
+    Ok(largest.map(|(_, path)| path))
+}
+
+/// Keeps S-12.
+#[test]
+fn an_address_of_a_store_that_there_is_not_ends_with_2_and_makes_nothing() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    for (setting, address, advice) in [
+        ("--store", "s3://x/y", "file:///DIR"),
+        ("--store", "gs://x", "file:///DIR"),
+        ("--meta", "redis://host:1/0", "embedded:DIR"),
+    ] {
+        let mut server = server_command()?;
+        server.args([setting, address, "--listen", "127.0.0.1:0"]).current_dir(scene.path());
+        let refused = run(&mut server)?.code(2)?;
+        ensure!(refused.stderr.contains(address), "{}", refused.stderr);
+        ensure!(refused.stderr.contains(advice), "{}", refused.stderr);
+        let made = fs::read_dir(scene.path())?.count();
+        ensure!(made == 0, "{setting} {address} made something");
+    }
+    Ok(())
+}
