@@ -10,7 +10,7 @@ pub const STREAM_WINDOW_BYTES: u32 = 2 << 20;
 
 /// Receive window of a server's connection, in bytes: bounds what one client's requests keep in
 /// memory before they are read.
-pub const SERVER_WINDOW_BYTES: u32 = 16 << 20;
+pub const SERVER_WINDOW_BYTES: u32 = 4 << 20;
 
 /// Receive window of a client's connection, in bytes: no bound beside those of its streams. A
 /// listing that waits for its reader must not stop the reads that the reader waits for.

@@ -189,10 +189,10 @@ fn address(
             && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
     });
     match scheme {
-        Some(scheme) if !schemes.contains(&scheme) => {
-            Err(ConfigError::Value { setting, value: url.to_owned(), problem })
-        }
-        _ => Ok(()),
+        Some(scheme) if schemes.contains(&scheme) => Ok(()),
+        // A chunk store may be named by its folder alone.
+        None if schemes.contains(&"file") && !url.is_empty() => Ok(()),
+        _ => Err(ConfigError::Value { setting, value: url.to_owned(), problem }),
     }
 }
 
@@ -269,6 +269,7 @@ mod tests {
             (&["--grace", "30"], "30s"),
             (&["--store", "s3://bucket/prefix"], "file:///DIR"),
             (&["--meta", "redis://host:1/0"], "embedded:DIR"),
+            (&["--meta", "memory"], "embedded:DIR"),
             (&["--config", "/does/not/exist"], "/does/not/exist"),
         ] {
             let error = load(flags).unwrap_err().to_string();

@@ -49,7 +49,16 @@ async fn run(config: Config) -> anyhow::Result<()> {
     })?;
     let random = Arc::new(OsRandom);
     let parts = Parts { store, meta: Arc::clone(&meta), clock, random, limits: config.limits };
-    let ended = answer(listener, parts, last_stop, shutdown).await;
+    let prepared = tokio::select! {
+        prepared = prepare(&parts, last_stop) => Some(prepared.map_err(anyhow::Error::from)),
+        () = shutdown.requested() => None,
+    };
+    let ended = match prepared {
+        Some(Ok(())) => answer(listener, parts, shutdown).await,
+        // What was not looked at is for the next start, which a clean stop would keep from it.
+        unprepared if last_stop == Stop::Unclean => return unprepared.unwrap_or(Ok(())),
+        unprepared => unprepared.unwrap_or(Ok(())),
+    };
     // Also after a failure: the next start has nothing to look for then.
     meta.close().await?;
     ended?;
@@ -57,17 +66,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn answer(
-    listener: TcpListener,
-    parts: Parts,
-    last_stop: Stop,
-    shutdown: Shutdown,
-) -> anyhow::Result<()> {
-    tokio::select! {
-        prepared = prepare(&parts, last_stop) => prepared?,
-        // What was not looked at yet is looked at by the next start.
-        () = shutdown.requested() => return Ok(()),
-    }
+async fn answer(listener: TcpListener, parts: Parts, shutdown: Shutdown) -> anyhow::Result<()> {
     let address = listener.local_addr().context("listen")?;
     tracing::info!(%address, store = %parts.store, meta = %parts.meta, "serving");
     // One line for scripts that asked for any free port.

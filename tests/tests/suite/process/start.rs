@@ -85,8 +85,10 @@ fn sigterm_ends_a_server_that_is_still_starting() -> Result<()> {
         let said = fs::read_to_string(&log)?;
         ensure!(code == 0, "it ended with {code}: {said}");
         ensure!(wait > 0 || !said.contains("serving"), "it looked to the end first: {said}");
-        // So that the next one has to look again.
-        Server::start(&data)?.kill()?;
+        if said.contains("serving") {
+            // So that the next one has to look again.
+            Server::start(&data)?.kill()?;
+        }
     }
     for entry in fs::read_dir(chunk.parent().context("it has a folder")?)? {
         let path = entry?.path();
@@ -94,8 +96,8 @@ fn sigterm_ends_a_server_that_is_still_starting() -> Result<()> {
             fs::remove_file(path)?;
         }
     }
+    // The one that starts at last finds what the others did not get to look at.
     let server = Server::start(&data)?;
-    run(server.dlcmd()?.args(["recover", "--all"]))?.code(0)?;
     compare(&server, &source, &scene.path().join("got"))
 }
 
