@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use dl_format::{DatasetId, Extent, FileRecord, ObjectKind, layout::PAGE};
+use dl_format::{ChunkId, DatasetId, Extent, FileRecord, ObjectKind, layout::PAGE};
 use dl_meta::Found;
 use dl_proto::{Kind, REPLY_BYTES, ReadItem, ReadPiece, ReadRequest, ReadSource};
 use dl_store::Key;
@@ -123,6 +123,7 @@ async fn plan(parts: &Parts, request: ReadRequest) -> Result<(Vec<Segment>, Piec
     // In the order in which the bytes lie, so that neighbours are read together.
     files.sort_by_key(|(_, _, file)| (file.holder.chunk, file.offset));
     let mut segments = Vec::with_capacity(files.len());
+    let mut keys = Keys { dataset, last: None };
     for (number, item, file) in files {
         let earlier = match extents.remove(&number) {
             None => Vec::new(),
@@ -133,7 +134,7 @@ async fn plan(parts: &Parts, request: ReadRequest) -> Result<(Vec<Segment>, Piec
             }
         };
         let from = segments.len();
-        cut_item(dataset, number, &item, &file, &earlier, &mut segments);
+        cut_item(&mut keys, number, &item, &file, &earlier, &mut segments);
         match segments.get_mut(from..).and_then(<[Segment]>::last_mut) {
             Some(segment) => segment.last = true,
             None => done.push(ReadPiece {
@@ -167,9 +168,27 @@ async fn read_extents(
     large.iter().map(|(number, _, _)| *number).zip(extents).collect()
 }
 
+/// Spells the key of a chunk once for all files of it that come one after the other.
+struct Keys {
+    dataset: DatasetId,
+    last: Option<(ChunkId, Key)>,
+}
+
+impl Keys {
+    fn of(&mut self, chunk: ChunkId) -> Key {
+        match &self.last {
+            Some((last, key)) if *last == chunk => key.clone(),
+            _ => {
+                let key = object_key(self.dataset, chunk, ObjectKind::Chunk);
+                self.last.insert((chunk, key)).1.clone()
+            }
+        }
+    }
+}
+
 /// Adds the segments that hold the wanted bytes of one item.
 fn cut_item(
-    dataset: DatasetId,
+    keys: &mut Keys,
     number: u32,
     item: &ReadItem,
     file: &FileRecord,
@@ -189,7 +208,7 @@ fn cut_item(
             let start = offset.saturating_add(next - at);
             segments.push(Segment {
                 item: number,
-                key: object_key(dataset, object, ObjectKind::Chunk),
+                key: keys.of(object),
                 span: Span { start, end: start.saturating_add(stop - next) },
                 last: false,
                 length: file.length,
