@@ -6,11 +6,13 @@
 
 #![forbid(unsafe_code)]
 
+mod codec;
 mod convert;
 mod error;
 mod kind;
 mod limits;
 
+pub use codec::{ProtobufCodec, SizedEncoder};
 pub use convert::{
     Dataset, DeleteRequest, ListEntry, ListRequest, PutHead, ReadItem, ReadPiece, ReadRequest,
     ReadSource, RecoverProgress, RecoverRequest, StatItem, StatRequest,

@@ -17,6 +17,7 @@ fn committed_wire_code_is_what_the_proto_file_compiles_to() {
     let out = tempfile::tempdir().expect("a temporary folder");
     tonic_prost_build::configure()
         .bytes(".")
+        .codec_path("crate::ProtobufCodec")
         .out_dir(out.path())
         .compile_fds(descriptors.clone())
         .expect("code is made");

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod blocking;
+mod buffers;
 mod clock;
 pub mod fault;
 mod random;
@@ -13,6 +14,7 @@ mod retry;
 mod shutdown;
 pub mod telemetry;
 
+pub use buffers::Buffers;
 pub use clock::{BoxFuture, Clock, ManualClock, SystemClock};
 pub use random::{OsRandom, Random, SeededRandom};
 pub use retry::{Backoff, Deadline, Elapsed, retry};

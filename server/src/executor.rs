@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
@@ -55,101 +56,115 @@ impl Executor {
         Self { store, busy: Arc::default() }
     }
 
-    /// Reads ranges of any objects; one result for each, in order. Callers bound the bytes.
+    /// Reads ranges, those of an object next to each other; one result for each, in order.
+    /// Callers bound the bytes.
     pub(crate) async fn read(&self, wanted: &[(Key, Span)]) -> Answer {
-        let mut order: Vec<usize> = (0..wanted.len()).collect();
-        order.sort_unstable_by(|a, b| wanted.get(*a).cmp(&wanted.get(*b)));
-
-        let mut waiting: Vec<(Vec<usize>, oneshot::Receiver<Answer>)> = Vec::new();
-        let mut lead: Vec<(Key, Vec<Want>)> = Vec::new();
-        {
-            let mut busy = self.lock();
-            let same_object = |a: &usize, b: &usize| key_of(wanted, *a) == key_of(wanted, *b);
-            for indexes in order.chunk_by(same_object) {
-                let (answer, receiver) = oneshot::channel();
-                let spans =
-                    indexes.iter().filter_map(|index| Some(wanted.get(*index)?.1)).collect();
-                waiting.push((indexes.to_vec(), receiver));
-                let Some(key) = indexes.first().and_then(|index| key_of(wanted, *index)) else {
-                    continue;
-                };
-                match busy.entry(key.clone()) {
-                    Entry::Occupied(mut queue) => queue.get_mut().push(Want { spans, answer }),
-                    Entry::Vacant(idle) => {
-                        idle.insert(Vec::new());
-                        lead.push((key.clone(), vec![Want { spans, answer }]));
-                    }
-                }
-            }
+        let Claim { leading, led, waits } = self.claim(wanted);
+        if waits.is_empty() {
+            let answers = self.fetch(wanted).await;
+            leading.pass_on();
+            return answers;
         }
-        if !lead.is_empty() {
-            // A task of its own: a caller that goes away must not leave others waiting.
-            tokio::spawn(self.clone().lead(lead));
-        }
-
         let mut results: Vec<Option<Result<Bytes, Failure>>> = vec![None; wanted.len()];
-        for (indexes, receiver) in waiting {
-            let answers = receiver.await.unwrap_or_default();
-            for (index, answer) in indexes.into_iter().zip(answers) {
-                if let Some(slot) = results.get_mut(index) {
-                    *slot = Some(answer);
+        let own: Vec<_> = led
+            .iter()
+            .flat_map(|run| wanted.get(run.clone()).unwrap_or_default())
+            .cloned()
+            .collect();
+        let answers = self.fetch(&own).await;
+        // Before the wait: what others lead may wait for what is led here.
+        leading.pass_on();
+        for (index, answer) in led.into_iter().flatten().zip(answers) {
+            put(&mut results, index, answer);
+        }
+        for (run, receiver) in waits {
+            let answers = match receiver.await {
+                Ok(answers) => answers,
+                // Who read for this caller gave up.
+                Err(_) => Box::pin(self.read(wanted.get(run.clone()).unwrap_or_default())).await,
+            };
+            for (index, answer) in run.zip(answers) {
+                put(&mut results, index, answer);
+            }
+        }
+        results.into_iter().map(|result| result.unwrap_or_else(|| Err(unanswered()))).collect()
+    }
+
+    /// Takes the lead for objects that nobody reads, and a place in the queues of the others.
+    fn claim(&self, wanted: &[(Key, Span)]) -> Claim {
+        let leading = Leading { executor: self.clone(), objects: Vec::with_capacity(wanted.len()) };
+        let mut claim = Claim { leading, led: Vec::new(), waits: Vec::new() };
+        let mut busy = self.lock();
+        let mut start = 0;
+        for run in runs(wanted) {
+            let indexes = start..start + run.len();
+            start = indexes.end;
+            let Some((key, _)) = run.first() else { continue };
+            match busy.entry(key.clone()) {
+                Entry::Vacant(idle) => {
+                    idle.insert(Vec::new());
+                    claim.leading.objects.push(key.clone());
+                    claim.led.push(indexes);
+                }
+                Entry::Occupied(mut queue) => {
+                    let (answer, receiver) = oneshot::channel();
+                    let spans = run.iter().map(|(_, span)| *span).collect();
+                    queue.get_mut().push(Want { spans, answer });
+                    claim.waits.push((indexes, receiver));
                 }
             }
         }
-        let stopped = || {
-            let kind = dl_store::Kind::Unavailable;
-            Err(Arc::new(dl_store::Error::new(kind, "read", "chunks while the server stops")))
-        };
-        results.into_iter().map(|result| result.unwrap_or_else(stopped)).collect()
+        claim
     }
 
-    /// Reads for these wants, then for those that came meanwhile, until none are left.
-    async fn lead(self, work: Vec<(Key, Vec<Want>)>) {
-        let mut leading = Leading { executor: self, work };
-        while !leading.work.is_empty() {
-            let Leading { executor, work } = &mut leading;
-            executor.serve(work.iter_mut()).await;
-            let mut busy = executor.lock();
-            work.retain_mut(|(key, wants)| match busy.entry(key.clone()) {
-                Entry::Occupied(mut queue) if !queue.get().is_empty() => {
-                    *wants = std::mem::take(queue.get_mut());
-                    true
-                }
-                Entry::Occupied(idle) => {
-                    idle.remove();
-                    false
-                }
-                Entry::Vacant(_) => false,
-            });
+    /// Reads for those who wait, then for those that came meanwhile, until none are left.
+    async fn follow(self, mut work: Vec<(Key, Vec<Want>)>) {
+        while !work.is_empty() {
+            let objects = work.iter().map(|(key, _)| key.clone()).collect();
+            let leading = Leading { executor: self.clone(), objects };
+            let wanted: Vec<(Key, Span)> = work
+                .iter()
+                .flat_map(|(key, wants)| {
+                    let spans = wants.iter().flat_map(|want| &want.spans);
+                    spans.map(|span| (key.clone(), *span))
+                })
+                .collect();
+            let mut answers = self.fetch(&wanted).await.into_iter();
+            for want in work.into_iter().flat_map(|(_, wants)| wants) {
+                let answer = answers.by_ref().take(want.spans.len()).collect();
+                // Whoever asked may have gone.
+                let _ = want.answer.send(answer);
+            }
+            work = leading.release();
         }
     }
 
-    /// One call to the store for all the reads that the wants need.
-    async fn serve(&self, work: impl Iterator<Item = &mut (Key, Vec<Want>)>) {
-        let mut ranges = Vec::new();
-        let mut plans = Vec::new();
-        for (key, wants) in work {
-            let mut spans: Vec<Span> =
-                wants.iter().flat_map(|want| want.spans.iter().copied()).collect();
-            spans.sort_unstable();
-            let reads = merge(&spans);
-            let first = ranges.len();
-            ranges.extend(reads.iter().filter_map(|span| {
+    /// One call to the store for all the reads that the ranges need.
+    async fn fetch(&self, wanted: &[(Key, Span)]) -> Answer {
+        let mut ranges = Vec::with_capacity(wanted.len());
+        let mut reads = Vec::with_capacity(wanted.len());
+        let mut ends = Vec::with_capacity(wanted.len());
+        for run in runs(wanted) {
+            let Some((key, _)) = run.first() else { continue };
+            let from = reads.len();
+            merge(run, &mut reads);
+            ranges.extend(reads.iter().skip(from).filter_map(|span| {
                 let range = ByteRange::exact(span.start, span.end).ok()?;
                 Some(ObjectRange { key: key.clone(), range })
             }));
-            plans.push((std::mem::take(wants), reads, first));
+            ends.push(reads.len());
         }
-        let bodies: Vec<Result<Bytes, Failure>> =
+        let bodies: Answer =
             self.store.read(&ranges).await.into_iter().map(|body| body.map_err(Arc::new)).collect();
-        for (wants, reads, first) in plans {
-            let bodies = bodies.get(first..).unwrap_or_default();
-            for want in wants {
-                let cut = want.spans.iter().map(|span| cut(*span, &reads, bodies)).collect();
-                // Whoever asked may have gone.
-                let _ = want.answer.send(cut);
-            }
+        let mut answers = Vec::with_capacity(wanted.len());
+        let mut from = 0;
+        for (run, end) in runs(wanted).zip(ends) {
+            let reads = reads.get(from..end).unwrap_or_default();
+            let bodies = bodies.get(from..).unwrap_or_default();
+            answers.extend(run.iter().map(|(_, span)| cut(*span, reads, bodies)));
+            from = end;
         }
+        answers
     }
 
     fn lock(&self) -> MutexGuard<'_, Queues> {
@@ -157,60 +172,112 @@ impl Executor {
     }
 }
 
-/// The objects that a task reads for others. However the task ends, nobody queues behind it then.
+/// What one caller reads itself, and what others read for it; by its ranges.
+struct Claim {
+    leading: Leading,
+    led: Vec<Range<usize>>,
+    waits: Vec<(Range<usize>, oneshot::Receiver<Answer>)>,
+}
+
+/// The objects that are read by one task. However the task ends, nobody queues behind it then.
 struct Leading {
     executor: Executor,
-    work: Vec<(Key, Vec<Want>)>,
+    objects: Vec<Key>,
+}
+
+impl Leading {
+    /// Lets go of the objects that nobody waits for; gives who waits for the others.
+    fn release(mut self) -> Vec<(Key, Vec<Want>)> {
+        let mut waiting = Vec::new();
+        let mut busy = self.executor.lock();
+        for key in self.objects.drain(..) {
+            match busy.get_mut(&key) {
+                Some(queue) if !queue.is_empty() => waiting.push((key, std::mem::take(queue))),
+                Some(_) => drop(busy.remove(&key)),
+                None => {}
+            }
+        }
+        drop(busy);
+        waiting
+    }
+
+    /// Leaves those who wait to a task of their own: the caller has its bytes.
+    fn pass_on(self) {
+        let executor = self.executor.clone();
+        let waiting = self.release();
+        if !waiting.is_empty() {
+            tokio::spawn(executor.follow(waiting));
+        }
+    }
 }
 
 impl Drop for Leading {
     fn drop(&mut self) {
+        if self.objects.is_empty() {
+            return;
+        }
         let mut busy = self.executor.lock();
-        for (key, _) in &self.work {
+        for key in &self.objects {
             busy.remove(key);
         }
     }
 }
 
-fn key_of(wanted: &[(Key, Span)], index: usize) -> Option<&Key> {
-    wanted.get(index).map(|(key, _)| key)
+/// The ranges of each object.
+fn runs(wanted: &[(Key, Span)]) -> impl Iterator<Item = &[(Key, Span)]> {
+    wanted.chunk_by(|(a, _), (b, _)| a == b)
 }
 
-/// The reads that cover sorted spans.
-fn merge(spans: &[Span]) -> Vec<Span> {
+fn put(
+    results: &mut [Option<Result<Bytes, Failure>>],
+    index: usize,
+    answer: Result<Bytes, Failure>,
+) {
+    if let Some(slot) = results.get_mut(index) {
+        *slot = Some(answer);
+    }
+}
+
+fn unanswered() -> Failure {
+    let kind = dl_store::Kind::Unavailable;
+    Arc::new(dl_store::Error::new(kind, "read", "a range the store did not answer"))
+}
+
+/// Adds the reads that cover the ranges of an object, sorted.
+fn merge(run: &[(Key, Span)], reads: &mut Vec<Span>) {
+    if let [(_, span)] = run {
+        return reads.push(*span);
+    }
+    let mut spans: Vec<Span> = run.iter().map(|(_, span)| *span).collect();
+    spans.sort_unstable();
     let (Some(first), Some(end)) = (spans.first(), spans.iter().map(|span| span.end).max()) else {
-        return Vec::new();
+        return;
     };
     let whole = Span { start: first.start, end };
     let wanted: u64 = spans.iter().map(|span| span.end - span.start).sum();
     if wanted.saturating_mul(DENSE) >= whole.end - whole.start {
-        return vec![whole];
+        return reads.push(whole);
     }
-    let mut reads: Vec<Span> = Vec::new();
+    let from = reads.len();
     for span in spans {
-        match reads.last_mut() {
+        match reads.get_mut(from..).and_then(<[Span]>::last_mut) {
             Some(read) if span.start <= read.end.saturating_add(GAP) => {
                 read.end = read.end.max(span.end);
             }
-            _ => reads.push(*span),
+            _ => reads.push(span),
         }
     }
-    reads
 }
 
 /// The bytes of a span out of the read that covers it.
 fn cut(span: Span, reads: &[Span], bodies: &[Result<Bytes, Failure>]) -> Result<Bytes, Failure> {
     let index = reads.partition_point(|read| read.end < span.end);
-    let missing = || {
-        let kind = dl_store::Kind::Unavailable;
-        Arc::new(dl_store::Error::new(kind, "read", "a range the store did not answer"))
-    };
-    let read = reads.get(index).ok_or_else(missing)?;
-    let body = bodies.get(index).ok_or_else(missing)?.clone()?;
-    let start = usize::try_from(span.start - read.start).map_err(|_| missing())?;
-    let end = usize::try_from(span.end - read.start).map_err(|_| missing())?;
+    let read = reads.get(index).ok_or_else(unanswered)?;
+    let body = bodies.get(index).ok_or_else(unanswered)?.clone()?;
+    let start = usize::try_from(span.start - read.start).map_err(|_| unanswered())?;
+    let end = usize::try_from(span.end - read.start).map_err(|_| unanswered())?;
     if start > end || end > body.len() {
-        return Err(missing());
+        return Err(unanswered());
     }
     Ok(body.slice(start..end))
 }
@@ -231,13 +298,19 @@ mod tests {
     #[test]
     fn close_ranges_become_one_read_and_far_ones_stay_apart() {
         let far = 4 << 20;
-        let near = merge(&[span(0, 100), span(5_000, 5_100)]);
-        assert_eq!(near, [span(0, 5_100)]);
-        let apart = merge(&[span(0, 100), span(far, far + 100)]);
-        assert_eq!(apart, [span(0, 100), span(far, far + 100)]);
+        let key = Key::new("chunk").unwrap();
+        let merged = |spans: &[Span]| {
+            let run: Vec<_> = spans.iter().map(|span| (key.clone(), *span)).collect();
+            let mut reads = Vec::new();
+            merge(&run, &mut reads);
+            reads
+        };
+        assert_eq!(merged(&[span(5_000, 5_100), span(0, 100)]), [span(0, 5_100)]);
+        let apart = [span(0, 100), span(far, far + 100)];
+        assert_eq!(merged(&apart), apart);
         let dense: Vec<_> = (0..100).map(|n| span(n * 30_000, n * 30_000 + 4_096)).collect();
-        assert_eq!(merge(&dense), [span(0, 99 * 30_000 + 4_096)]);
-        assert!(merge(&[]).is_empty());
+        assert_eq!(merged(&dense), [span(0, 99 * 30_000 + 4_096)]);
+        assert_eq!(merged(&[]), []);
     }
 
     async fn filled(keys: &[Key]) -> Arc<dyn Store> {
@@ -296,6 +369,30 @@ mod tests {
         let given_up = executor.read(&wanted);
         assert!(tokio::time::timeout(Duration::from_millis(5), given_up).await.is_err());
         assert_eq!(executor.read(&wanted).await.remove(0).unwrap().len(), 10);
+    }
+
+    #[tokio::test]
+    async fn callers_that_wait_for_each_other_and_for_themselves_are_answered() {
+        let (a, b) = (Key::new("a").unwrap(), Key::new("b").unwrap());
+        let clock = Arc::new(SystemClock::new());
+        let slow = Throttle { latency: Duration::from_millis(5), ..Throttle::default() };
+        let (store, _) = ThrottleStore::new(filled(&[a.clone(), b.clone()]).await, clock, slow, 64);
+        let executor = Executor::new(Arc::new(store));
+        let requests = (0..64u64).map(|n| {
+            let (first, second) = if n % 2 == 0 { (&a, &b) } else { (&b, &a) };
+            // The first object twice, not next to each other.
+            let wanted: Vec<_> =
+                [first, second, first].map(|key| (key.clone(), span(n, n + 1))).into();
+            let executor = executor.clone();
+            tokio::spawn(async move { executor.read(&wanted).await })
+        });
+        for (n, answers) in futures::future::join_all(requests).await.into_iter().enumerate() {
+            let answers: Vec<_> = answers.unwrap().into_iter().map(Result::unwrap).collect();
+            assert!(
+                answers.len() == 3 && answers.iter().all(|answer| **answer == [(n % 251) as u8])
+            );
+        }
+        assert!(executor.lock().is_empty());
     }
 
     #[tokio::test]

@@ -5,6 +5,7 @@
 //! alone.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::pin::pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -12,7 +13,10 @@ use dl_format::{ChunkId, DatasetId, Extent, FileRecord, ObjectKind, layout::PAGE
 use dl_meta::Found;
 use dl_proto::{Kind, REPLY_BYTES, ReadItem, ReadPiece, ReadRequest, ReadSource};
 use dl_store::Key;
+use futures::future::try_join;
+use futures::{StreamExt, stream};
 use tokio::sync::mpsc;
+use tokio::task::yield_now;
 
 use crate::catalog;
 use crate::error::Error;
@@ -23,6 +27,13 @@ use crate::parts::{Budget, Parts, hand_over, object_key};
 /// Bytes that one request reads at a time. Two such waves of a request are in memory: one that is
 /// read while the one before it is sent.
 const WAVE_BYTES: u64 = 4 << 20;
+
+/// Bytes of a wave that are read and sent together, unless they lie in one object: few enough to
+/// be in a processor's cache when they are sent.
+const STEP_BYTES: u64 = 256 << 10;
+
+/// Steps that are read at the same time: all of a wave, for stores whose answers take their time.
+const STEPS_AT_ONCE: usize = (WAVE_BYTES / STEP_BYTES) as usize;
 
 /// Ranges that one wave reads at most, for files of a few bytes.
 const WAVE_RANGES: usize = 4_096;
@@ -42,6 +53,12 @@ struct Segment {
     crc: dl_format::Crc32c,
 }
 
+impl Segment {
+    fn bytes(&self) -> u64 {
+        self.span.end - self.span.start
+    }
+}
+
 /// Answers a request through `replies`.
 pub(crate) async fn read(
     parts: &Parts,
@@ -59,28 +76,44 @@ pub(crate) async fn read(
     let mut failed = HashSet::new();
     while !segments.is_empty() {
         let wave = next_wave(&mut segments);
-        let bytes = wave.iter().map(|segment| segment.span.end - segment.span.start).sum();
+        let bytes = wave.iter().map(Segment::bytes).sum();
         let _room = budget.take(bytes, parts).await?;
-        let wanted: Vec<_> =
-            wave.iter().map(|segment| (segment.key.clone(), segment.span)).collect();
-        let bodies = executor.read(&wanted).await;
-        let mut pieces = Pieces::with_capacity(wave.len());
-        for (segment, body) in wave.into_iter().zip(bodies) {
-            let piece = piece(segment, body);
-            // An item's failure is its last piece.
-            let goes_on = match piece.data {
-                Ok(_) => !failed.contains(&piece.item),
-                Err(_) => failed.insert(piece.item),
-            };
-            if goes_on {
-                pieces.push(piece);
+        // Both at once: a slow client holds up nobody who waits for a chunk that is read here.
+        let (done, mut read) = mpsc::unbounded_channel();
+        let reading = async move {
+            let steps = stream::iter(in_steps(wave)).map(|step| read_step(executor, step));
+            let mut steps = pin!(steps.buffered(STEPS_AT_ONCE));
+            while let Some(step) = steps.next().await {
+                if done.send(step).is_err() {
+                    break;
+                }
+                // What is read is sent while the next is read.
+                yield_now().await;
             }
-        }
-        for pieces in in_replies(pieces) {
-            hand_over(parts, &replies, pieces).await?;
-        }
+            Ok(())
+        };
+        let sending = async {
+            while let Some(pieces) = read.recv().await {
+                let pieces = pieces.into_iter().filter(|piece: &ReadPiece| match piece.data {
+                    // An item's failure is its last piece.
+                    Ok(_) => !failed.contains(&piece.item),
+                    Err(_) => failed.insert(piece.item),
+                });
+                for pieces in in_replies(pieces.collect()) {
+                    hand_over(parts, &replies, pieces).await?;
+                }
+            }
+            Ok(())
+        };
+        try_join(reading, sending).await?;
     }
     Ok(())
+}
+
+async fn read_step(executor: &Executor, step: Vec<Segment>) -> Pieces {
+    let wanted: Vec<_> = step.iter().map(|segment| (segment.key.clone(), segment.span)).collect();
+    let bodies = executor.read(&wanted).await;
+    step.into_iter().zip(bodies).map(|(segment, body)| piece(segment, body)).collect()
 }
 
 /// What to read, sorted by object and offset but in the order of each item's bytes; and the
@@ -224,13 +257,36 @@ fn next_wave(segments: &mut VecDeque<Segment>) -> Vec<Segment> {
     let mut bytes = 0;
     let mut count = 0;
     while let Some(segment) = segments.get(count) {
-        bytes += segment.span.end - segment.span.start;
+        bytes += segment.bytes();
         if count > 0 && (bytes > WAVE_BYTES || count >= WAVE_RANGES) {
             break;
         }
         count += 1;
     }
     segments.drain(..count).collect()
+}
+
+/// Cuts a wave between objects, so that a run of small reads is sent while the next is read.
+fn in_steps(wave: Vec<Segment>) -> Vec<Vec<Segment>> {
+    let mut steps: Vec<Vec<Segment>> = Vec::new();
+    let mut bytes = 0;
+    for segment in wave {
+        let more = segment.bytes();
+        match steps.last_mut() {
+            Some(step)
+                if bytes < STEP_BYTES
+                    || step.last().is_some_and(|before| before.key == segment.key) =>
+            {
+                step.push(segment);
+            }
+            _ => {
+                steps.push(vec![segment]);
+                bytes = 0;
+            }
+        }
+        bytes += more;
+    }
+    steps
 }
 
 fn piece(segment: Segment, body: Result<Bytes, Failure>) -> ReadPiece {

@@ -432,7 +432,7 @@ pub mod diesel_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::ProtobufCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/diesel.v1.Diesel/CreateDataset",
             );
@@ -454,7 +454,7 @@ pub mod diesel_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::ProtobufCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/diesel.v1.Diesel/GetDataset",
             );
@@ -478,7 +478,7 @@ pub mod diesel_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::ProtobufCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/diesel.v1.Diesel/ListDatasets",
             );
@@ -503,7 +503,7 @@ pub mod diesel_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::ProtobufCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/diesel.v1.Diesel/DeleteDataset",
             );
@@ -526,7 +526,7 @@ pub mod diesel_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::ProtobufCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/diesel.v1.Diesel/PutChunk",
             );
@@ -547,7 +547,7 @@ pub mod diesel_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::ProtobufCodec::default();
             let path = http::uri::PathAndQuery::from_static("/diesel.v1.Diesel/Delete");
             let mut req = request.into_request();
             req.extensions_mut().insert(GrpcMethod::new("diesel.v1.Diesel", "Delete"));
@@ -570,7 +570,7 @@ pub mod diesel_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::ProtobufCodec::default();
             let path = http::uri::PathAndQuery::from_static("/diesel.v1.Diesel/Read");
             let mut req = request.into_request();
             req.extensions_mut().insert(GrpcMethod::new("diesel.v1.Diesel", "Read"));
@@ -588,7 +588,7 @@ pub mod diesel_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::ProtobufCodec::default();
             let path = http::uri::PathAndQuery::from_static("/diesel.v1.Diesel/Stat");
             let mut req = request.into_request();
             req.extensions_mut().insert(GrpcMethod::new("diesel.v1.Diesel", "Stat"));
@@ -610,7 +610,7 @@ pub mod diesel_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::ProtobufCodec::default();
             let path = http::uri::PathAndQuery::from_static("/diesel.v1.Diesel/List");
             let mut req = request.into_request();
             req.extensions_mut().insert(GrpcMethod::new("diesel.v1.Diesel", "List"));
@@ -632,7 +632,7 @@ pub mod diesel_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::ProtobufCodec::default();
             let path = http::uri::PathAndQuery::from_static("/diesel.v1.Diesel/Recover");
             let mut req = request.into_request();
             req.extensions_mut().insert(GrpcMethod::new("diesel.v1.Diesel", "Recover"));
@@ -834,7 +834,7 @@ pub mod diesel_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = CreateDatasetSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::ProtobufCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -877,7 +877,7 @@ pub mod diesel_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GetDatasetSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::ProtobufCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -922,7 +922,7 @@ pub mod diesel_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ListDatasetsSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::ProtobufCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -967,7 +967,7 @@ pub mod diesel_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = DeleteDatasetSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::ProtobufCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1014,7 +1014,7 @@ pub mod diesel_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = PutChunkSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::ProtobufCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1057,7 +1057,7 @@ pub mod diesel_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = DeleteSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::ProtobufCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1103,7 +1103,7 @@ pub mod diesel_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ReadSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::ProtobufCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1146,7 +1146,7 @@ pub mod diesel_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = StatSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::ProtobufCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1192,7 +1192,7 @@ pub mod diesel_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ListSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::ProtobufCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1238,7 +1238,7 @@ pub mod diesel_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = RecoverSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::ProtobufCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,

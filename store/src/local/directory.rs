@@ -8,12 +8,11 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bytes::Bytes;
-use dl_runtime::{OsRandom, Random};
+use dl_runtime::{Buffers, OsRandom, Random};
 
 use super::descriptors::Descriptors;
-use super::files::{Errno, Files, Node, Result, State};
-use crate::{Error, Key, Kind, ObjectInfo, ObjectRange};
+use super::files::{Errno, Files, Node, Result};
+use crate::{Error, Key, Kind, ObjectInfo};
 
 /// Files in the making, where the file system has no unnamed files. No key begins with a dot.
 const STAGING: &str = ".staging";
@@ -26,12 +25,19 @@ const KNOWN_DIRS: usize = 1 << 16;
 
 #[derive(Debug)]
 pub(super) struct Directory<F: Files> {
-    files: F,
-    open: Descriptors<F::File>,
+    pub(super) files: F,
+    pub(super) open: Descriptors<F::File>,
     /// Directories whose own names are known to be durable, up to the root.
     durable: Mutex<HashSet<Box<str>>>,
     staged: AtomicBool,
+    /// Whether reads of this file system can't say that they would wait.
+    pub(super) waits_always: AtomicBool,
+    /// What is read goes here.
+    pub(super) buffers: Arc<Buffers>,
 }
+
+/// Pieces of memory kept for the next reads.
+const BUFFERS: usize = 8;
 
 impl<F: Files> Directory<F> {
     /// Takes a directory over, and removes what crashed processes left in the making.
@@ -41,6 +47,8 @@ impl<F: Files> Directory<F> {
             open: Descriptors::new(OPEN_FILES),
             durable: Mutex::default(),
             staged: AtomicBool::new(false),
+            waits_always: AtomicBool::new(false),
+            buffers: Arc::new(Buffers::new(BUFFERS)),
         };
         directory.sweep()?;
         Ok(directory)
@@ -201,69 +209,6 @@ impl<F: Files> Directory<F> {
         removed.map_err(|errno| Error::from_errno(errno, "delete object", key))
     }
 
-    /// Reads ranges one after the other. Neighbours in one object share a look-up.
-    pub(super) fn read(&self, wanted: &[ObjectRange]) -> Vec<std::result::Result<Bytes, Error>> {
-        let mut last: Option<(&Key, Opened<F>)> = None;
-        let mut results = Vec::with_capacity(wanted.len());
-        for range in wanted {
-            let opened = match last.take() {
-                Some((key, opened)) if *key == range.key => Ok(opened),
-                _ => self.opened(&range.key),
-            };
-            results.push(match opened {
-                Ok(opened) => {
-                    let result = self.read_range(&opened, range);
-                    last = Some((&range.key, opened));
-                    result
-                }
-                Err(errno) => Err(Error::from_errno(errno, READ, &range.key)),
-            });
-        }
-        results
-    }
-
-    fn opened(&self, key: &Key) -> Result<Opened<F>> {
-        if let Some(file) = self.open.get(key) {
-            // Another process may have deleted the object, and this one may have between its
-            // look-up and its insert.
-            let state = self.files.state(&file)?;
-            if state.linked {
-                return Ok(Opened { file, size: state.size });
-            }
-            self.open.remove(key);
-        }
-        let file = match self.files.open(key.as_str()) {
-            Err(Errno::MFILE | Errno::NFILE) => {
-                self.open.clear();
-                self.files.open(key.as_str())?
-            }
-            file => file?,
-        };
-        let file = Arc::new(file);
-        let State { size, .. } = self.files.state(&file)?;
-        self.open.insert(key, Arc::clone(&file));
-        Ok(Opened { file, size })
-    }
-
-    fn read_range(
-        &self,
-        opened: &Opened<F>,
-        wanted: &ObjectRange,
-    ) -> std::result::Result<Bytes, Error> {
-        let size = opened.size;
-        let too_short = || {
-            let why = format!("the object ends at byte {size}, before the range does");
-            Error::because(Kind::Corrupt, READ, &wanted.key, why)
-        };
-        let range = wanted.range.within(size).ok_or_else(too_short)?;
-        let length = usize::try_from(range.end - range.start).map_err(|_| too_short())?;
-        let bytes = self
-            .files
-            .read(&opened.file, range.start, length)
-            .map_err(|errno| Error::from_errno(errno, READ, &wanted.key))?;
-        if bytes.len() == length { Ok(bytes.into()) } else { Err(too_short()) }
-    }
-
     /// Lists one directory: objects into `objects`, directories below it into `dirs`.
     pub(super) fn list(
         &self,
@@ -290,14 +235,6 @@ impl<F: Files> Directory<F> {
         }
         Ok(())
     }
-}
-
-const READ: &str = "read object";
-
-#[derive(Debug)]
-struct Opened<F: Files> {
-    file: Arc<F::File>,
-    size: u64,
 }
 
 fn parent(path: &str) -> &str {

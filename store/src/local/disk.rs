@@ -4,13 +4,12 @@
 //! it was opened, whatever is renamed above it.
 
 use std::fs;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::buffer::spare_capacity;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags};
-use rustix::io::retry_on_intr;
+use rustix::io::{ReadWriteFlags, preadv2, retry_on_intr};
 
 use super::files::{Entry, Errno, Files, Node, Result, State};
 
@@ -163,17 +162,24 @@ impl Files for Disk {
         Ok(State { size: stat.st_size.unsigned_abs(), linked: stat.st_nlink > 0 })
     }
 
-    fn read(&self, file: &OwnedFd, offset: u64, length: usize) -> Result<Vec<u8>> {
-        // Into memory that nobody zeroes first.
-        let mut bytes = Vec::with_capacity(length);
-        while bytes.len() < length {
-            let at = offset + bytes.len() as u64;
-            if rustix::io::pread(file, spare_capacity(&mut bytes), at)? == 0 {
-                break;
+    fn read(&self, file: &OwnedFd, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        let mut filled = 0;
+        while let Some(left) = buffer.get_mut(filled..).filter(|left| !left.is_empty()) {
+            match retry_on_intr(|| rustix::io::pread(file, &mut *left, offset + filled as u64))? {
+                0 => break,
+                count => filled += count,
             }
         }
-        // The allocator may have given more room than asked for.
-        bytes.truncate(length);
-        Ok(bytes)
+        Ok(filled)
+    }
+
+    fn read_cached(&self, file: &OwnedFd, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        let buffer = &mut [IoSliceMut::new(buffer)];
+        match preadv2(file, buffer, offset, ReadWriteFlags::NOWAIT) {
+            Err(Errno::AGAIN | Errno::INTR) => Ok(0),
+            // Older kernels, and file systems that always wait.
+            Err(Errno::NOSYS | Errno::INVAL) => Err(Errno::OPNOTSUPP),
+            read => read,
+        }
     }
 }

@@ -55,8 +55,12 @@ pub(super) trait Files: Debug + Send + Sync + 'static {
     /// The state of an open file.
     fn state(&self, file: &Self::File) -> Result<State>;
 
-    /// `length` bytes from `offset`; fewer only where the file ends.
-    fn read(&self, file: &Self::File, offset: u64, length: usize) -> Result<Vec<u8>>;
+    /// Fills `buffer` from `offset` on; gives how many bytes, fewer only where the file ends.
+    fn read(&self, file: &Self::File, offset: u64, buffer: &mut [u8]) -> Result<usize>;
+
+    /// As `read`, but only what is in memory, up to the first byte that is not; `OPNOTSUPP` where
+    /// that can't be told.
+    fn read_cached(&self, file: &Self::File, offset: u64, buffer: &mut [u8]) -> Result<usize>;
 }
 
 /// A name in a directory.

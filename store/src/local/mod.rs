@@ -10,6 +10,7 @@ mod descriptors;
 mod directory;
 mod disk;
 mod files;
+mod read;
 #[cfg(test)]
 mod tests;
 #[cfg(any(test, feature = "conformance"))]
@@ -41,6 +42,10 @@ const BYTES_PER_JOB: u64 = 1 << 20;
 /// Blocking jobs for one `read`: enough to copy at the speed of memory, and to have a few
 /// requests at a disk.
 const JOBS_PER_READ: usize = 4;
+
+/// Bytes that a read copies where it is called, when none of them has to come from a disk: handing
+/// over to another thread and back costs more, and nobody waits long for so few.
+const BYTES_AT_ONCE: u64 = 512 << 10;
 
 /// Objects that one blocking job of a listing collects before it hands them over.
 const LISTED_PER_JOB: usize = 1024;
@@ -104,16 +109,20 @@ impl<F: Files> Store for LocalStore<F> {
     }
 
     async fn read(&self, wanted: &[ObjectRange]) -> Vec<Result<Bytes, Error>> {
+        let bytes = wanted.iter().map(|range| range.range.max_len()).fold(0, u64::saturating_add);
+        let cached =
+            if bytes <= BYTES_AT_ONCE { self.directory.read_cached(wanted) } else { Vec::new() };
+        let wanted = wanted.get(cached.len()..).unwrap_or_default();
+        let mut results: Vec<_> = cached.into_iter().map(Ok).collect();
+        if wanted.is_empty() {
+            return results;
+        }
         let jobs = shares(wanted).into_iter().map(|share| {
             let ranges = wanted.get(share).unwrap_or_default().to_vec();
             let directory = Arc::clone(&self.directory);
             blocking::run(move || directory.read(&ranges))
         });
         let done = join_all(jobs).await;
-        if let [Ok(_)] = done.as_slice() {
-            return done.into_iter().flatten().next().unwrap_or_default();
-        }
-        let mut results = Vec::with_capacity(wanted.len());
         for (share, result) in shares(wanted).into_iter().zip(done) {
             match result {
                 Ok(read) => results.extend(read),

@@ -304,10 +304,17 @@ impl Files for Volatile {
         })
     }
 
-    fn read(&self, file: &Handle, offset: u64, length: usize) -> Result<Vec<u8>> {
+    fn read(&self, file: &Handle, offset: u64, buffer: &mut [u8]) -> Result<usize> {
         self.look(|_| {
             let bytes = lock(&file.inode.live);
-            Ok(bytes.iter().skip(offset as usize).take(length).copied().collect())
+            let bytes = bytes.get(offset as usize..).unwrap_or_default();
+            let length = bytes.len().min(buffer.len());
+            buffer[..length].copy_from_slice(&bytes[..length]);
+            Ok(length)
         })
+    }
+
+    fn read_cached(&self, _: &Handle, _: u64, _: &mut [u8]) -> Result<usize> {
+        Err(Errno::OPNOTSUPP)
     }
 }

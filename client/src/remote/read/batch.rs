@@ -1,7 +1,7 @@
 //! One request for many files, tried until each is there or can't be had.
 //!
-//! Must hold: what came in a try that broke is not asked for again; a damaged file is asked for
-//! once more and then given up.
+//! Must hold: each file is handed over once, as soon as it is there; what came in a try that broke
+//! is not asked for again; a damaged file is asked for once more and then given up.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -15,34 +15,6 @@ use crate::remote::failure::Failure;
 use crate::remote::read::assemble::Assembly;
 use crate::remote::read::wanted::Wanted;
 use crate::remote::session::Session;
-
-/// What came of a request.
-#[derive(Debug)]
-pub(super) struct BatchRead {
-    files: Vec<Result<Bytes, Error>>,
-    /// Of the request as a whole.
-    error: Option<Error>,
-}
-
-impl BatchRead {
-    /// Each file; one that a failed request left out has the request's error.
-    pub(super) fn into_each(self) -> Vec<Result<Bytes, Error>> {
-        self.files
-    }
-
-    /// Each file, or the error of the request.
-    pub(super) fn into_whole(self) -> Result<Vec<Result<Bytes, Error>>, Error> {
-        match self.error {
-            Some(error) => Err(error),
-            None => Ok(self.files),
-        }
-    }
-
-    /// The only file.
-    pub(super) fn pop_result(&mut self) -> Result<Bytes, Error> {
-        self.files.pop().expect("one answer for each wanted file")
-    }
-}
 
 /// How far the tries got.
 #[derive(Debug)]
@@ -58,16 +30,18 @@ struct Progress {
 enum Item {
     /// Not yet; why not, when it was tried.
     Missing(Option<Failure>),
-    Read(Bytes),
+    HandedOver,
     Failed(Failure),
 }
 
-/// Reads all of `wanted`; one result for each, in order.
+/// Reads all of `wanted`; hands each over by its number, and gives the error of the request as a
+/// whole, which those that it left out have too.
 pub(super) async fn read_batch(
     session: &Session,
     dataset: &DatasetInfo,
     wanted: Vec<Wanted<'_>>,
-) -> BatchRead {
+    hand_over: impl Fn(usize, Result<Bytes, Error>),
+) -> Option<Error> {
     let files = wanted.iter().map(|_| Item::Missing(None)).collect();
     let progress = Mutex::new(Progress { files, moved: false, answered: false });
     let connections = &session.connections;
@@ -76,7 +50,7 @@ pub(super) async fn read_batch(
         many => format!("{} files of dl://{}", many.len(), dataset.name),
     };
     let error = loop {
-        let attempt = |server, this| attempt(server, this, dataset, &wanted, &progress);
+        let attempt = |server, this| attempt(server, this, dataset, &wanted, &progress, &hand_over);
         match connections.call("read", subject, connections.usual(), attempt).await {
             Ok(()) => break None,
             // Time counts from the last bytes that came.
@@ -85,21 +59,53 @@ pub(super) async fn read_batch(
         }
     };
     let progress = progress.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let mut files = Vec::with_capacity(wanted.len());
-    for (wanted, item) in wanted.iter().zip(progress.files) {
-        files.push(match item {
-            Item::Read(bytes) => Ok(bytes),
-            Item::Failed(failure) => Err(explain(session, dataset, wanted, failure).await),
+    for ((number, wanted), item) in wanted.iter().enumerate().zip(progress.files) {
+        let error = match item {
+            Item::HandedOver => continue,
+            Item::Failed(failure) => explain(session, dataset, wanted, failure).await,
             Item::Missing(Some(failure)) if progress.answered => {
-                Err(explain(session, dataset, wanted, failure).await)
+                explain(session, dataset, wanted, failure).await
             }
-            Item::Missing(_) => Err(error.clone().unwrap_or_else(|| {
+            Item::Missing(_) => error.clone().unwrap_or_else(|| {
                 let problem = Failure::new(Kind::Internal, "no answer came for it");
                 Error::new(Kind::Internal, "read", subject(), problem)
-            })),
-        });
+            }),
+        };
+        hand_over(number, Err(error));
     }
-    BatchRead { files, error: error.filter(|_| !progress.answered) }
+    error.filter(|_| !progress.answered)
+}
+
+/// Reads all of `wanted`: each, in order, or the error of the request as a whole.
+pub(super) async fn read_whole(
+    session: &Session,
+    dataset: &DatasetInfo,
+    wanted: Vec<Wanted<'_>>,
+) -> Result<Vec<Result<Bytes, Error>>, Error> {
+    let files = Mutex::new(vec![None; wanted.len()]);
+    let keep = |number, file| {
+        let mut files = files.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(slot) = files.get_mut(number) {
+            *slot = Some(file);
+        }
+    };
+    match read_batch(session, dataset, wanted, keep).await {
+        Some(error) => Err(error),
+        None => {
+            let files = files.into_inner().unwrap_or_else(PoisonError::into_inner);
+            Ok(files.into_iter().flatten().collect())
+        }
+    }
+}
+
+/// Reads one file.
+pub(super) async fn read_one(
+    session: &Session,
+    dataset: &DatasetInfo,
+    wanted: Wanted<'_>,
+) -> Result<Bytes, Error> {
+    let mut files = read_whole(session, dataset, vec![wanted]).await?;
+    files.pop().expect("one answer for each wanted file")
 }
 
 /// One try: asks for what is missing, keeps what comes.
@@ -109,6 +115,7 @@ async fn attempt(
     dataset: &DatasetInfo,
     wanted: &[Wanted<'_>],
     progress: &Mutex<Progress>,
+    hand_over: &impl Fn(usize, Result<Bytes, Error>),
 ) -> Result<(), Failure> {
     lock(progress).answered = false;
     let asked: Vec<usize> = {
@@ -126,8 +133,10 @@ async fn attempt(
         let mut progress = lock(progress);
         progress.moved |= size > 0;
         for piece in message.pieces {
-            if let Some((number, came)) = assembly.add(ReadPiece::from(piece), size)? {
-                progress.settle(number, came);
+            if let Some((number, came)) = assembly.add(ReadPiece::from(piece), size)?
+                && let Some(bytes) = progress.settle(number, came)
+            {
+                hand_over(number, Ok(bytes));
             }
         }
     }
@@ -135,26 +144,32 @@ async fn attempt(
 }
 
 impl Progress {
-    fn settle(&mut self, number: usize, came: Result<Bytes, Failure>) {
-        let Some(item) = self.files.get_mut(number) else { return };
+    /// Gives the bytes of a file that came as it should and was not handed over before.
+    fn settle(&mut self, number: usize, came: Result<Bytes, Failure>) -> Option<Bytes> {
+        let item = self.files.get_mut(number)?;
+        let Item::Missing(before) = item else { return None };
         // Damage on the way, or in one server's copy, is worth one more look.
-        let damaged_before =
-            matches!(item, Item::Missing(Some(Failure { kind: Kind::Corrupt, .. })));
-        *item = match came {
-            Ok(bytes) => Item::Read(bytes),
-            Err(failure) if failure.kind.is_retryable() => Item::Missing(Some(failure)),
-            Err(failure) if failure.kind == Kind::Corrupt && !damaged_before => {
-                Item::Missing(Some(failure))
+        let damaged_before = matches!(before, Some(Failure { kind: Kind::Corrupt, .. }));
+        let failure = match came {
+            Ok(bytes) => {
+                *item = Item::HandedOver;
+                return Some(bytes);
             }
-            Err(failure) => Item::Failed(failure),
+            Err(failure) => failure,
         };
+        *item = match failure.kind {
+            kind if kind.is_retryable() => Item::Missing(Some(failure)),
+            Kind::Corrupt if !damaged_before => Item::Missing(Some(failure)),
+            _ => Item::Failed(failure),
+        };
+        None
     }
 
     /// The answer ended.
     fn end(&mut self) -> Result<(), Failure> {
         let mut missing = self.files.iter().filter_map(|item| match item {
             Item::Missing(why) => Some(why),
-            Item::Read(_) | Item::Failed(_) => None,
+            Item::HandedOver | Item::Failed(_) => None,
         });
         let Some(first) = missing.next() else { return Ok(()) };
         self.answered = true;

@@ -12,7 +12,7 @@ use crate::error::{Error, Kind};
 use crate::remote::dataset::Dataset;
 use crate::remote::failure::Failure;
 use crate::remote::read::ReadItem;
-use crate::remote::read::batch::read_batch;
+use crate::remote::read::batch::read_one;
 use crate::remote::read::wanted::Wanted;
 
 /// Bytes asked for at once. Files up to this size are verified before a byte is handed over.
@@ -36,13 +36,13 @@ impl Dataset {
         item.record = Some(record);
         let session = self.session()?;
         let windows = windows(record.length).map(|(offset, length)| {
-            let wanted = vec![Wanted { item: &item, offset, length: Some(length) }];
-            read_batch(&session, self.info(), wanted)
+            let wanted = Wanted { item: &item, offset, length: Some(length) };
+            read_one(&session, self.info(), wanted)
         });
         let mut windows = Box::pin(stream::iter(windows).buffered(WINDOWS_AHEAD));
         let mut crc = None;
-        while let Some(mut window) = session.wait(windows.next()) {
-            let bytes = window.pop_result()?;
+        while let Some(window) = session.wait(windows.next()) {
+            let bytes = window?;
             let own = Crc32c::of(&bytes);
             crc = Some(crc.map_or(own, |crc: Crc32c| crc.then(own, bytes.len() as u64)));
             writer

@@ -16,11 +16,12 @@ use bytes::Bytes;
 use dl_format::{FilePath, FileRecord};
 use dl_proto::READ_ITEMS_MAX;
 use futures::{StreamExt, stream};
+use tokio::sync::mpsc;
 
 use crate::error::Error;
 use crate::remote::dataset::Dataset;
 use crate::remote::split;
-use batch::read_batch;
+use batch::{read_batch, read_one, read_whole};
 use wanted::Wanted;
 
 /// Files in one request. Enough that a request's fixed cost is shared by many, few enough that
@@ -70,10 +71,9 @@ impl Dataset {
     /// [`Kind::Corrupt`](crate::Kind::Corrupt) when the stored bytes are damaged.
     pub fn get(&self, path: &FilePath) -> Result<Bytes, Error> {
         let session = self.session()?;
-        let items = [ReadItem::from(path)];
-        let batch = read_batch(&session, self.info(), Wanted::whole(&items));
-        let mut read = session.wait(batch);
-        read.pop_result()
+        let item = ReadItem::from(path);
+        let wanted = Wanted { item: &item, offset: 0, length: None };
+        session.wait(read_one(&session, self.info(), wanted))
     }
 
     /// Reads many files into memory, in as few requests as is useful: each file, or why it could
@@ -85,11 +85,11 @@ impl Dataset {
         let session = self.session()?;
         let items: Vec<ReadItem> = paths.iter().map(ReadItem::from).collect();
         let batches = split::by_path(&items, BATCH_FILES, |item| &item.path).map(Wanted::whole);
-        let reads = batches.map(|wanted| read_batch(&session, self.info(), wanted));
+        let reads = batches.map(|wanted| read_whole(&session, self.info(), wanted));
         let mut reads = stream::iter(reads).buffered(session.connections.width());
         let mut files = Vec::with_capacity(items.len());
         while let Some(read) = session.wait(reads.next()) {
-            files.extend(read.into_whole()?);
+            files.extend(read?);
         }
         Ok(files)
     }
@@ -106,16 +106,31 @@ impl Dataset {
             Ok(session) => session,
             Err(error) => return (0..items.len()).for_each(|item| sink(item, Err(error.clone()))),
         };
+        let (give, mut given) = mpsc::unbounded_channel();
         let reads = batches(&items).map(|batch| {
-            let wanted = Wanted::whole(&items[batch.clone()]);
-            let read = read_batch(&session, self.info(), wanted);
-            async move { (batch, read.await) }
+            let (give, start) = (give.clone(), batch.start);
+            let wanted = Wanted::whole(items.get(batch).unwrap_or_default());
+            // Bounded by what the connections let through between two waits.
+            read_batch(&session, self.info(), wanted, move |number, file| {
+                let _ = give.send((start + number, file));
+            })
         });
         let mut reads = Box::pin(stream::iter(reads).buffer_unordered(session.connections.width()));
-        // The sink runs outside of the runtime, so that it may call the library.
-        while let Some((batch, read)) = session.wait(reads.next()) {
-            for (item, file) in batch.zip(read.into_each()) {
+        let mut files = Vec::new();
+        loop {
+            let more = session.wait(async {
+                tokio::select! {
+                    biased;
+                    _ = given.recv_many(&mut files, BATCH_FILES) => true,
+                    read = reads.next() => read.is_some(),
+                }
+            });
+            // Here, outside of the runtime, so that the sink may call the library.
+            for (item, file) in files.drain(..) {
                 sink(item, file);
+            }
+            if !more {
+                return;
             }
         }
     }

@@ -4,7 +4,6 @@
 //! Must hold: memory is bounded, whatever is put; a flush tells exactly which files are
 //! acknowledged; there are never more open chunks than threads that put at the same time.
 
-mod buffers;
 mod large;
 mod ledger;
 mod send;
@@ -19,13 +18,16 @@ use std::sync::Arc;
 
 use dl_format::{Attributes, ChunkShape, ChunkWriter, DatasetId, FilePath, PackError};
 use dl_proto::Dataset as DatasetInfo;
+use dl_runtime::Buffers;
 use rustix::fs::OFlags;
 
 use crate::error::{Error, Kind};
 use crate::remote::session::Session;
-use buffers::Buffers;
 pub use ledger::{FailedWrite, Flushed};
 use ledger::{Ledger, Token};
+
+/// Chunks that are being packed, beside those under way: their memory is kept too.
+const PACKED: usize = 2;
 
 const NANOS: i64 = 1_000_000_000;
 const PERMISSIONS: u32 = 0o7777;
@@ -56,7 +58,7 @@ impl Writer {
             name: dataset.name.to_string(),
             shape: dataset.shape,
             ledger: Arc::new(Ledger::new(in_flight)),
-            buffers: Arc::new(Buffers::new(in_flight)),
+            buffers: Arc::new(Buffers::new(in_flight.saturating_add(PACKED))),
         })
     }
 

@@ -11,7 +11,6 @@ use bytes::Bytes;
 use dl_format::{DirPath, FilePath, FileRecord};
 use libdiesel::{Dataset, Kind, ListEntry, ReadItem};
 
-use super::BATCH_BYTES;
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
 use crate::local::{NewFile, Target};
@@ -167,9 +166,7 @@ impl<'a> Fetcher<'a> {
     /// Those that end the command.
     pub(super) fn fetch(&self, batch: &Batch) -> Result<(), Failure> {
         match batch.files.as_slice() {
-            [file] if file.record.length > BATCH_BYTES => {
-                self.settle(file, self.stream(file), true)
-            }
+            [file] if batch.is_streamed() => self.settle(file, self.stream(file), true),
             files => self.fetch_small(files),
         }
     }

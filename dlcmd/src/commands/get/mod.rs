@@ -34,10 +34,12 @@ use crate::text::counted;
 
 /// Entries that are put into the order of the chunks at once.
 const PAGE: usize = 8_192;
-/// Most files of one batch.
-const BATCH_FILES: usize = 1_024;
-/// Bytes after which a batch is full. A file that is larger is streamed alone.
-const BATCH_BYTES: u64 = 4 << 20;
+/// Most files of one batch: several requests, so that some are answered while files are written.
+const BATCH_FILES: usize = 4_096;
+/// Bytes after which a batch is full.
+const BATCH_BYTES: u64 = 16 << 20;
+/// A file of more bytes is streamed, alone.
+const WHOLE_BYTES: u64 = 4 << 20;
 
 /// Get files of a dataset
 ///
@@ -207,7 +209,9 @@ fn batches(files: Vec<Wanted>) -> Vec<Batch> {
         let length = file.record.length;
         match batches.last_mut() {
             Some(last)
-                if last.files.len() < BATCH_FILES
+                if length <= WHOLE_BYTES
+                    && !last.is_streamed()
+                    && last.files.len() < BATCH_FILES
                     && last.bytes.saturating_add(length) <= BATCH_BYTES =>
             {
                 last.bytes += length;
@@ -217,6 +221,13 @@ fn batches(files: Vec<Wanted>) -> Vec<Batch> {
         }
     }
     batches
+}
+
+impl Batch {
+    /// Whether it is one file that is too large to be in memory whole.
+    fn is_streamed(&self) -> bool {
+        matches!(self.files.as_slice(), [file] if file.record.length > WHOLE_BYTES)
+    }
 }
 
 impl From<Wanted> for Batch {

@@ -56,7 +56,8 @@ fn batches_are_bounded_in_files_and_bytes_and_a_large_file_is_alone() {
     let small = vec![wanted(1); BATCH_FILES + 1];
     let counts: Vec<_> = batches(small).iter().map(|batch| batch.files.len()).collect();
     assert_eq!(counts, [BATCH_FILES, 1]);
-    let mixed = vec![wanted(1), wanted(BATCH_BYTES + 1), wanted(BATCH_BYTES), wanted(0), wanted(1)];
+    let whole = WHOLE_BYTES;
+    let mixed = [1, whole + 1, whole, whole, whole, whole, 0, 1].map(wanted).into();
     let counts: Vec<_> = batches(mixed).iter().map(|batch| batch.files.len()).collect();
-    assert_eq!(counts, [1, 1, 2, 1]);
+    assert_eq!(counts, [1, 1, 5, 1]);
 }

@@ -1,15 +1,14 @@
-//! The memory of chunks, used again and again: fresh memory costs more than packing does.
+//! Memory that is used again and again: fresh memory costs more than what is done in it.
+//!
+//! Must hold: no more is kept than the bound; what is lent comes back when nobody holds it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
-/// Kept beside those of the chunks under way, for chunks that are being packed.
-const SPARE: usize = 2;
-
 /// Memory that waits to be used again, at most some pieces of it.
 #[derive(Debug)]
-pub(crate) struct Buffers {
+pub struct Buffers {
     idle: Mutex<Vec<Vec<u8>>>,
     most: usize,
 }
@@ -21,17 +20,18 @@ struct Lent {
 }
 
 impl Buffers {
-    pub(crate) fn new(in_flight: usize) -> Self {
-        Self { idle: Mutex::default(), most: in_flight.saturating_add(SPARE) }
+    /// Keeps up to `most` pieces.
+    pub fn new(most: usize) -> Self {
+        Self { idle: Mutex::default(), most }
     }
 
-    /// Memory of any content; none when none waits.
-    pub(crate) fn take(&self) -> Vec<u8> {
+    /// Memory of any length and content; none when none waits.
+    pub fn take(&self) -> Vec<u8> {
         self.idle().pop().unwrap_or_default()
     }
 
     /// Hands out `buffer` from `start` on; it comes back when the last slice of it is gone.
-    pub(crate) fn lend(self: &Arc<Self>, buffer: Vec<u8>, start: usize) -> Bytes {
+    pub fn lend(self: &Arc<Self>, buffer: Vec<u8>, start: usize) -> Bytes {
         let length = buffer.len();
         let bytes = Bytes::from_owner(Lent { buffer, home: Arc::clone(self) });
         bytes.slice(start.min(length)..)
@@ -77,6 +77,6 @@ mod tests {
         let buffers = Arc::new(Buffers::new(1));
         let lent: Vec<_> = (0..9).map(|_| buffers.lend(vec![0; 8], 0)).collect();
         drop(lent);
-        assert_eq!(buffers.idle().len(), 1 + SPARE);
+        assert_eq!(buffers.idle().len(), 1);
     }
 }
