@@ -88,7 +88,7 @@ impl Dataset {
 impl Winners for Fold {
     fn scan(&self, start: Bound<&[u8]>, visit: &mut Visit<'_>) -> Result<(), Error> {
         for (path, record, deleted) in self.winners_from(start) {
-            if let ControlFlow::Break(()) = visit(path.as_bytes(), *record, deleted)? {
+            if let ControlFlow::Break(()) = visit(path.as_bytes(), &|| Ok((*record, deleted)))? {
                 break;
             }
         }

@@ -11,9 +11,11 @@ use dl_format::{FilePath, FileRecord};
 
 use crate::{Error, Found, Kind, ListEntry, ListQuery};
 
-/// Visits one winner: its path, its record, whether it is deleted.
-pub(crate) type Visit<'a> =
-    dyn FnMut(&[u8], FileRecord, bool) -> Result<ControlFlow<()>, Error> + 'a;
+/// Reads a winner, which costs more than its path: its record, and whether it is deleted.
+pub(crate) type Read<'a> = dyn Fn() -> Result<(FileRecord, bool), Error> + 'a;
+
+/// Visits one winner by its path.
+pub(crate) type Visit<'a> = dyn FnMut(&[u8], &Read<'_>) -> Result<ControlFlow<()>, Error> + 'a;
 
 /// The newest version of every path of one dataset, deleted ones included.
 pub(crate) trait Winners {
@@ -26,13 +28,16 @@ pub(crate) trait Winners {
 pub(crate) fn find(winners: &impl Winners, path: &FilePath) -> Result<Found, Error> {
     let path = path.as_bytes();
     let (mut file, mut is_folder, mut is_cut) = (None, false, false);
-    winners.scan(Bound::Included(path), &mut |next, record, deleted| {
+    winners.scan(Bound::Included(path), &mut |next, read| {
         let Some(rest) = next.strip_prefix(path) else {
             return Ok(ControlFlow::Break(()));
         };
         match rest.first() {
-            None => file = Some(record).filter(|_| !deleted),
-            Some(b'/') => is_folder = !deleted,
+            None => {
+                let (record, deleted) = read()?;
+                file = Some(record).filter(|_| !deleted);
+            }
+            Some(b'/') => is_folder = !read()?.1,
             Some(byte) => {
                 is_cut = *byte < b'/';
                 return Ok(ControlFlow::Break(()));
@@ -62,9 +67,7 @@ pub(crate) fn list(winners: &impl Winners, query: &ListQuery) -> Result<Vec<List
             Bound::Excluded(key) => Bound::Excluded(key.as_slice()),
             Bound::Unbounded => Bound::Unbounded,
         };
-        winners.scan(start, &mut |path, record, deleted| {
-            page.visit(path, record, deleted, &mut folder)
-        })?;
+        winners.scan(start, &mut |path, read| page.visit(path, read, &mut folder))?;
         match folder {
             Some(folder) => from = Bound::Included(behind(folder)),
             None => break,
@@ -92,13 +95,13 @@ impl<W: Winners> Page<'_, W> {
     fn visit(
         &mut self,
         path: &[u8],
-        record: FileRecord,
-        deleted: bool,
+        read: &Read<'_>,
         folder: &mut Option<Vec<u8>>,
     ) -> Result<ControlFlow<()>, Error> {
         let Some(rest) = path.strip_prefix(self.prefix) else {
             return Ok(ControlFlow::Break(()));
         };
+        let (record, deleted) = read()?;
         self.settle(Some((path, deleted)))?;
         if !self.has_room() {
             return Ok(ControlFlow::Break(()));
@@ -141,11 +144,11 @@ impl<W: Winners> Page<'_, W> {
 /// Whether a live file lies below `prefix`, which ends in a slash.
 fn holds_live(winners: &impl Winners, prefix: &[u8]) -> Result<bool, Error> {
     let mut found = false;
-    winners.scan(Bound::Excluded(prefix), &mut |path, _, deleted| {
+    winners.scan(Bound::Excluded(prefix), &mut |path, read| {
         if !path.starts_with(prefix) {
             return Ok(ControlFlow::Break(()));
         }
-        found = !deleted;
+        found = !read()?.1;
         Ok(if found { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     })?;
     Ok(found)

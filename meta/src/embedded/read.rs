@@ -103,8 +103,8 @@ impl Winners for Index {
         let rows = self.paths.range::<&[u8]>((start, Bound::Unbounded));
         for row in rows.map_err(|error| broken()(error.into()))? {
             let (path, bytes) = row.map_err(|error| broken()(error.into()))?;
-            let (record, deleted) = self.winner(bytes.value()).map_err(broken())?;
-            if let ControlFlow::Break(()) = visit(path.value(), record, deleted)? {
+            let read = || self.winner(bytes.value()).map_err(broken());
+            if let ControlFlow::Break(()) = visit(path.value(), &read)? {
                 break;
             }
         }
