@@ -12,6 +12,11 @@
 mod error;
 mod remote;
 
+/// The example that readers see first is one that compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
+
 pub use dl_format::{
     Attributes, ChunkId, ChunkShape, Crc32c, DatasetId, DatasetName, Deletions, DirPath, EntrySet,
     EntryVersion, FilePath, FileRecord, InvalidName, InvalidPath, PackError, Stamp,
