@@ -3,6 +3,7 @@
 
 mod forward;
 mod order;
+mod since;
 mod stores;
 mod together;
 

@@ -1,0 +1,85 @@
+//! How far back a recovery looks that is asked for what came since a time.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Result, ensure};
+use dl_format::{ChunkIdMaker, Stamp};
+use dl_meta::{Memory, MetaStore, Stop};
+use dl_proto::{RecoverProgress, RecoverRequest, pb};
+use dl_runtime::ManualClock;
+use dl_server::{Parts, prepare};
+use dl_store::Store;
+use dl_tests::cluster::{Running, parts};
+use dl_tests::wire::{Files, Wire, chunk};
+
+/// What docs/SEMANTICS.md says.
+const SLACK: Duration = Duration::from_secs(30 * 60);
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Keeps S-02: Rule 8.
+#[tokio::test(flavor = "multi_thread")]
+async fn recover_since_a_time_looks_half_an_hour_further_back_and_no_more() -> Result<()> {
+    let store = dl_store::open("memory:").await?;
+    // Ids count whole seconds.
+    let asked = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+    let behind: Arc<dyn MetaStore> = Arc::new(Memory::new());
+    let dataset = {
+        let (_server, client) = serve(&store, Arc::clone(&behind), asked).await?;
+        client.create("ds").await?
+    };
+    {
+        // Metadata of its own, so that the first one lacks what is put here.
+        let now = asked - Duration::from_secs(20 * 60);
+        let (_server, client) = serve(&store, Arc::new(Memory::new()), now).await?;
+        client.recover().await?;
+        let mut writer = ChunkIdMaker::new([9; 9]);
+        for (path, sealed) in [
+            ("before", asked - SLACK - SECOND),
+            ("edge", asked - SLACK),
+            ("within", asked - SLACK + MINUTE),
+            ("later", asked - 10 * MINUTE),
+        ] {
+            let object = chunk(writer.next(sealed), dataset, [(path.as_bytes(), path.as_bytes())])?;
+            client.put(dataset, &object).await?;
+        }
+    }
+    let (_server, client) = serve(&store, behind, asked).await?;
+    ensure!(client.files(dataset).await?.is_empty(), "the metadata knows them already");
+    let last = recover_since(&client, asked).await?;
+    ensure!(last.adopted == 3 && last.listed == 4, "{last:?}");
+    ensure!(client.files(dataset).await? == files(&["edge", "within", "later"]), "{last:?}");
+    client.recover().await?;
+    ensure!(client.files(dataset).await?.len() == 4, "without a time all is found");
+    Ok(())
+}
+
+fn files(paths: &[&str]) -> Files {
+    paths.iter().map(|path| (path.as_bytes().to_vec(), path.as_bytes().to_vec())).collect()
+}
+
+/// What is said last.
+async fn recover_since(client: &Wire, time: SystemTime) -> Result<RecoverProgress> {
+    let request = RecoverRequest { dataset: None, since: Some(Stamp::at(time)) };
+    let mut steps = client.stub().recover(pb::RecoverRequest::from(request)).await?.into_inner();
+    let mut last = None;
+    while let Some(step) = steps.message().await? {
+        last = Some(RecoverProgress::from(step));
+    }
+    last.ok_or_else(|| anyhow::anyhow!("it says nothing"))
+}
+
+/// A server whose clock stands at `now`.
+async fn serve(
+    store: &Arc<dyn Store>,
+    meta: Arc<dyn MetaStore>,
+    now: SystemTime,
+) -> Result<(Running, Wire)> {
+    let parts = parts(Arc::clone(store), meta);
+    let parts = Parts { clock: Arc::new(ManualClock::new(now)), ..parts };
+    prepare(&parts, Stop::Fresh).await?;
+    let server = Running::start(parts).await?;
+    let client = Wire::connect(server.address()).await?;
+    Ok((server, client))
+}
