@@ -24,5 +24,6 @@ pub use dl_format::{
 pub use dl_proto::{Dataset as DatasetInfo, ListEntry, RecoverProgress, RecoverRequest, StatItem};
 pub use error::{Error, Kind};
 pub use remote::{
-    Client, ConnectOptions, Dataset, Deleted, FailedWrite, Flushed, Listing, ReadItem,
+    Client, ConnectOptions, Dataset, Deleted, FailedWrite, Flushed, Listing, OnRetry, ReadItem,
+    Retry,
 };

@@ -17,6 +17,7 @@ mod output;
 mod progress;
 mod text;
 mod time;
+mod waiting;
 
 use std::io::{self, BufWriter, IsTerminal};
 use std::num::NonZeroUsize;
@@ -25,7 +26,8 @@ use std::sync::Arc;
 use std::thread;
 
 use clap::{CommandFactory, Parser};
-use dl_runtime::SystemClock;
+use dl_runtime::{Clock, SystemClock};
+use libdiesel::ConnectOptions;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::args::{Cli, Command};
@@ -71,12 +73,12 @@ pub fn main() -> ExitCode {
 fn run(cli: Cli, notes: Arc<Notes>, out: &mut Output<'_>) -> Result<Exit, Failure> {
     let shutdown =
         interrupt::watch().map_err(|why| Failure::local("prepare to be stopped by Ctrl-C", why))?;
-    let context = Context {
-        options: cli.global.connect_options(Environment::of_process())?,
-        notes,
-        clock: Arc::new(SystemClock::new()),
-        shutdown,
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    let options = ConnectOptions {
+        on_retry: Some(waiting::told_to(&notes, &clock)),
+        ..cli.global.connect_options(Environment::of_process())?
     };
+    let context = Context { options, notes, clock, shutdown };
     let ended = execute(cli.command, &context, out);
     // A command that was stopped may end in many ways; the user knows only one reason.
     match ended {

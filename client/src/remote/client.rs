@@ -193,6 +193,7 @@ impl Dataset {
 #[cfg(test)]
 mod tests {
     use std::error::Error as _;
+    use std::sync::Mutex;
     use std::time::Duration;
 
     use dl_runtime::{Clock, SystemClock};
@@ -200,6 +201,7 @@ mod tests {
 
     use super::*;
     use crate::error::Kind;
+    use crate::remote::options::{OnRetry, Retry};
     use crate::remote::testing::{Script, info, open, options, refusing, shape, silent, start};
 
     #[test]
@@ -213,6 +215,23 @@ mod tests {
         for server in servers {
             assert!(why.contains(&format!("{server}: Connection refused")), "{why}");
         }
+    }
+
+    #[test]
+    fn whoever_wants_to_know_is_told_of_every_new_try() {
+        let told = Arc::new(Mutex::new(Vec::<Retry>::new()));
+        let heard = Arc::clone(&told);
+        let on_retry: OnRetry = Arc::new(move |retry| heard.lock().unwrap().push(retry.clone()));
+        let server = refusing();
+        let options = ConnectOptions { on_retry: Some(on_retry), ..options(&[server]) };
+        let total = options.connect_timeout;
+        Client::connect(options).unwrap_err();
+        let told = told.lock().unwrap();
+        let first = told.first().expect("it was tried more than once");
+        assert_eq!((first.action, &first.subject), ("connect to", &server.to_string()));
+        assert!(first.reason.contains(&format!("{server}: Connection refused")), "{first:?}");
+        assert!(told.is_sorted_by(|one, next| one.waited < next.waited && one.left > next.left));
+        assert!(told.iter().all(|retry| retry.left < total), "{told:?}");
     }
 
     #[test]

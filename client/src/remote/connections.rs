@@ -20,7 +20,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::error::{Error, Kind};
 use crate::remote::failure::{Failure, is_answer};
-use crate::remote::options::ConnectOptions;
+use crate::remote::options::{ConnectOptions, OnRetry, Retry};
 use crate::remote::process::Process;
 
 const DEFAULT_PORT: u16 = 7420;
@@ -50,6 +50,7 @@ pub(crate) struct Connections {
     identity: Arc<Identity>,
     clock: Arc<dyn Clock>,
     random: Arc<dyn Random>,
+    on_retry: Option<OnRetry>,
     connect: Patience,
     usual: Patience,
 }
@@ -67,6 +68,9 @@ struct Identity {
     user: Option<MetadataValue<Ascii>>,
     key: Option<MetadataValue<Ascii>>,
 }
+
+/// What each server said last.
+type Said = BTreeMap<usize, Failure>;
 
 /// One connection to a server.
 pub(crate) type Connection = DieselClient<Channel>;
@@ -139,6 +143,7 @@ impl Connections {
             identity: Arc::new(Identity { user, key }),
             clock: Arc::clone(&process.clock),
             random: Arc::clone(&process.random),
+            on_retry: options.on_retry.clone(),
             connect: patience(options.connect_timeout),
             usual: patience(options.request_timeout),
         })
@@ -188,9 +193,8 @@ impl Connections {
         attempt: impl Fn(Connection, Try) -> Attempt,
     ) -> Result<T, Error> {
         let clock = self.clock.as_ref();
-        let deadline = Deadline::after(clock, patience.total);
-        // What each server said last.
-        let said: Mutex<BTreeMap<usize, Failure>> = Mutex::default();
+        let (began, deadline) = (clock.monotonic(), Deadline::after(clock, patience.total));
+        let said = Mutex::<Said>::default();
         let tried = retry(
             clock,
             self.random.as_ref(),
@@ -198,6 +202,15 @@ impl Connections {
             deadline,
             |failure: &Failure| failure.kind.is_retryable(),
             || {
+                if let (Some(on_retry), Some(reason)) = (&self.on_retry, joined(&said)) {
+                    on_retry(&Retry {
+                        action,
+                        subject: subject(),
+                        reason,
+                        waited: clock.monotonic().saturating_sub(began),
+                        left: deadline.remaining(clock),
+                    });
+                }
                 let (index, server, connection) = self.next();
                 let this = Try {
                     identity: Arc::clone(&self.identity),
@@ -227,14 +240,14 @@ impl Connections {
             if !last.kind.is_retryable() {
                 return Error::new(last.kind, action, subject(), last);
             }
+            let reason = joined(&said).unwrap_or_default();
             let said = said.into_inner().unwrap_or_else(PoisonError::into_inner);
             let kind = if said.values().all(|failure| failure.kind == Kind::Unreachable) {
                 Kind::Unreachable
             } else {
                 last.kind
             };
-            let all: Vec<_> = said.values().map(ToString::to_string).collect();
-            Error::new(kind, action, subject(), Failure::new(kind, all.join("; ")))
+            Error::new(kind, action, subject(), Failure::new(kind, reason))
         })
     }
 
@@ -295,6 +308,13 @@ impl Try {
     fn silence(&self) -> Failure {
         Failure::new(Kind::TimedOut, format!("no answer within {:?}", self.attempt))
     }
+}
+
+/// All that was said; none when nothing was yet.
+fn joined(said: &Mutex<Said>) -> Option<String> {
+    let said = said.lock().unwrap_or_else(PoisonError::into_inner);
+    let all: Vec<_> = said.values().map(ToString::to_string).collect();
+    (!all.is_empty()).then(|| all.join("; "))
 }
 
 fn millis(time: Duration) -> u64 {

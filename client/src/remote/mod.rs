@@ -22,6 +22,6 @@ mod writer;
 pub use client::Client;
 pub use dataset::{Dataset, Deleted};
 pub use list::Listing;
-pub use options::ConnectOptions;
+pub use options::{ConnectOptions, OnRetry, Retry};
 pub use read::ReadItem;
 pub use writer::{FailedWrite, Flushed};

@@ -1,9 +1,29 @@
-//! How to reach the servers.
+//! How to reach the servers, and what is told while none answers.
 //!
 //! Must hold: Debug never shows the key.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
+
+/// Is told of every request right before it is tried again. Called on whatever thread waits for
+/// the request: it returns soon, and makes no calls of this library.
+pub type OnRetry = Arc<dyn Fn(&Retry) + Send + Sync>;
+
+/// A request that failed for now, and is about to be tried again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Retry {
+    /// What is being done, in the present tense: "write".
+    pub action: &'static str,
+    /// To what: a path, a dataset, a chunk, a server.
+    pub subject: String,
+    /// What each server that was tried said last, with its address.
+    pub reason: String,
+    /// How long ago the first try began.
+    pub waited: Duration,
+    /// How much longer it is tried before the call fails.
+    pub left: Duration,
+}
 
 /// How to reach the servers, who is asking, and how much to have under way.
 #[derive(Clone)]
@@ -24,6 +44,8 @@ pub struct ConnectOptions {
     /// Chunks that may be under way to the servers, per dataset handle, at least one: bounds the
     /// memory of a writer.
     pub in_flight_chunks: usize,
+    /// Who wants to know that a call waits for a server.
+    pub on_retry: Option<OnRetry>,
 }
 
 impl Default for ConnectOptions {
@@ -36,6 +58,7 @@ impl Default for ConnectOptions {
             request_timeout: Duration::from_secs(60),
             connections_per_server: 2,
             in_flight_chunks: 8,
+            on_retry: None,
         }
     }
 }
@@ -50,7 +73,7 @@ impl fmt::Debug for ConnectOptions {
             .field("request_timeout", &self.request_timeout)
             .field("connections_per_server", &self.connections_per_server)
             .field("in_flight_chunks", &self.in_flight_chunks)
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 

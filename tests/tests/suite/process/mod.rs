@@ -3,6 +3,7 @@
 //! Must hold: whatever happens to them, what was acknowledged is read back byte for byte, and
 //! who asks gets an answer.
 
+mod away;
 mod damaged;
 mod hostile;
 mod kill;

@@ -1,0 +1,81 @@
+//! A server that dies under a command, and what the command says until there is one again.
+
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use dl_tests::cluster::clock;
+use dl_tests::dice::Dice;
+use dl_tests::folder;
+use dl_tests::program::{Process, Server, run};
+
+/// Of a sparse file: more than is ever under way, so that a put is not over when it has begun.
+const LARGE: u64 = 256 << 20;
+const FILES: usize = 500;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Keeps S-11 and S-01.
+#[test]
+fn a_put_whose_server_died_says_so_and_ends_well_when_there_is_one_again() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let (data, source) = (scene.path().join("data"), scene.path().join("src"));
+    folder::fill(&source, FILES, 20_000, &Dice::new(1))?;
+    fs::File::create(source.join("large"))?.set_len(LARGE)?;
+    let server = Server::start(&data)?;
+    let address = server.address().to_owned();
+    let (out, notes) = (scene.path().join("out"), scene.path().join("notes"));
+    let mut put = server.dlcmd()?;
+    put.args(["--json", "put"]).arg(&source).arg("dl://ds").stdin(Stdio::null());
+    put.stdout(fs::File::create(&out)?).stderr(fs::File::create(&notes)?);
+    let mut put = Process::start(&mut put)?;
+    until(|| Ok(objects(&data.join("chunks"))? > 3))?;
+    server.kill()?;
+    let waits = |text: &str| text.contains("; trying for ") && text.contains(" s more");
+    until(|| Ok(waits(&fs::read_to_string(&notes)?)))?;
+    let said = fs::read_to_string(&notes)?;
+    ensure!(said.contains(&format!("{address}: Connection refused")), "{said}");
+    ensure!(said.contains("dl://ds"), "{said}");
+
+    let server = Server::start_with(&data, &address, &[])?;
+    let code = put.wait(PATIENCE)?;
+    let said = fs::read_to_string(&notes)?;
+    ensure!(code == 0, "it ended with {code}: {said}");
+    ensure!(said.lines().count() < 20, "it says too much: {said}");
+    let printed = fs::read_to_string(&out)?;
+    let json: serde_json::Value = serde_json::from_str(&printed)?;
+    ensure!(json["files"] == FILES + 1 && json["failed"] == 0, "{printed}");
+    let got = scene.path().join("got");
+    run(server.dlcmd()?.arg("get").arg("dl://ds").arg(&got))?.code(0)?;
+    let large = fs::read(got.join("large"))?;
+    ensure!(large.len() as u64 == LARGE && large.iter().all(|byte| *byte == 0), "large differs");
+    for folder in [&source, &got] {
+        fs::remove_file(folder.join("large"))?;
+    }
+    folder::compare(&source, &got)
+}
+
+/// Waits until it is so.
+fn until(mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+    let (clock, end) = (clock(), PATIENCE);
+    while !is_so()? {
+        ensure!(clock.monotonic() < end, "it did not happen within {end:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// How many chunks there are.
+fn objects(folder: &Path) -> Result<usize> {
+    let mut count = 0;
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        count += if entry.file_type()?.is_dir() {
+            objects(&entry.path())?
+        } else {
+            usize::from(entry.file_name().to_string_lossy().ends_with(".c"))
+        };
+    }
+    Ok(count)
+}
