@@ -10,7 +10,10 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
 
-use dl_format::{ChunkId, ChunkShape, DatasetId, DatasetName, DirPath, FilePath, Stamp, StoreId};
+use dl_format::{
+    ChunkId, ChunkShape, Committed, DatasetId, DatasetName, DirPath, EntryVersion, FilePath, Stamp,
+    StoreId,
+};
 use tokio::task::JoinSet;
 
 use self::history::{Maker, read_back};
@@ -35,6 +38,7 @@ pub async fn run(make: impl AsyncFn() -> Arc<dyn MetaStore>) {
     the_log_comes_in_pages(&*make().await).await;
     datasets_do_not_mix(&*make().await).await;
     a_deep_path_is_found_and_listed(&*make().await).await;
+    a_folder_hides_its_file_also_behind_names_that_sort_between(&*make().await).await;
     for seed in 0..16 {
         any_history_is_answered_like_the_fold(&*make().await, seed).await;
     }
@@ -294,6 +298,34 @@ async fn a_deep_path_is_found_and_listed(store: &dyn MetaStore) {
     let mut model = Model::default();
     model.add(&object);
     model.check(store, id(1), 1).await;
+}
+
+/// `P`, `P-x` and `P/y`: what is in the folder `P` doesn't come right behind the file `P`.
+async fn a_folder_hides_its_file_also_behind_names_that_sort_between(store: &dyn MetaStore) {
+    put(store, &record("a", 1, 1)).await;
+    let (mut maker, mut model) = (Maker::new(id(1), 0), Model::default());
+    let files: [(&[u8], usize); 4] = [(b"P", 1), (b"P-x", 2), (b"P.z", 3), (b"P/y", 4)];
+    let object = maker.chunk(files);
+    let version = |path: &FilePath| {
+        let entries = object.header().entries();
+        let found = entries.zip(0..).find(|(entry, _)| entry.path == *path);
+        let (_, entry) = found.expect("the chunk holds it");
+        EntryVersion { stamp: object.stamp(), chunk: object.header().id(), entry }
+    };
+    let in_between = maker.tombstone(&[version(&path(b"P-x")), version(&path(b"P.z"))]);
+    let inside = maker.tombstone(&[version(&path(b"P/y"))]);
+    let steps: [(&Committed, bool); 3] = [(&object, true), (&in_between, true), (&inside, false)];
+    for (object, is_folder) in steps {
+        store.append(object).await.expect("append");
+        model.add(object);
+        let found = store.lookup(id(1), &[path(b"P")]).await.expect("look up");
+        let found = found.as_slice();
+        assert_eq!(matches!(found, [Found::Folder]), is_folder, "{store}: {found:?}");
+        assert_eq!(matches!(found, [Found::File(_)]), !is_folder, "{store}: {found:?}");
+        for limit in [1, 2, 1_000] {
+            model.check(store, id(1), limit).await;
+        }
+    }
 }
 
 async fn any_history_is_answered_like_the_fold(store: &dyn MetaStore, seed: u64) {
