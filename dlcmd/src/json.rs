@@ -109,6 +109,9 @@ pub(crate) struct Dataset<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     changed: Option<String>,
     objects: u64,
+    files: u64,
+    /// Of these files.
+    bytes: u64,
     /// Bytes.
     chunk_size: u32,
     /// Bytes.
@@ -123,6 +126,8 @@ impl<'a> From<&'a libdiesel::DatasetInfo> for Dataset<'a> {
             created: stamp_text(info.created),
             changed: info.last_stamp.map(|stamp: Stamp| stamp_text(stamp)),
             objects: info.objects,
+            files: info.files,
+            bytes: info.bytes,
             chunk_size: info.shape.size(),
             alignment: info.shape.alignment(),
         }

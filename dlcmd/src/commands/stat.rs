@@ -68,6 +68,8 @@ fn show_dataset(info: &DatasetInfo, out: &mut Output<'_>) -> Result<(), Failure>
             ("created", &stamp_text(info.created)),
             ("changed", &changed),
             ("objects", &info.objects.to_string()),
+            ("files", &info.files.to_string()),
+            ("bytes", &info.bytes.to_string()),
             ("chunk size", &format!("{} bytes", info.shape.size())),
             ("alignment", &format!("{} bytes", info.shape.alignment())),
         ],

@@ -209,6 +209,40 @@ fn stat_says_size_times_and_permissions() -> Result<()> {
 }
 
 #[test]
+fn stat_of_a_dataset_says_what_it_holds_and_how() -> Result<()> {
+    let scene = Scene::with(&[("a", "12345"), ("d/b", "123")])?;
+    let text = scene.dl(["stat", "dl://ds"])?.code(0)?.text();
+    let json = scene.dl(["--json", "stat", "dl://ds"])?.code(0)?.text();
+    let json: serde_json::Value = serde_json::from_str(&json)?;
+    ensure!(json["type"] == "dataset" && json["name"] == "ds", "{json}");
+    ensure!(json["objects"] == 1 && json["files"] == 2 && json["bytes"] == 8, "{json}");
+    for (line, field) in [
+        ("name", "name"),
+        ("id", "id"),
+        ("created", "created"),
+        ("changed", "changed"),
+        ("objects", "objects"),
+        ("files", "files"),
+        ("bytes", "bytes"),
+        ("chunk size", "chunk_size"),
+        ("alignment", "alignment"),
+    ] {
+        let value = json.get(field).with_context(|| format!("{json} has no {field}"))?;
+        let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let starts = format!("{line}:");
+        let shown = text.lines().find(|shown| shown.starts_with(&starts));
+        let shown = shown.with_context(|| format!("{text} has no {line}"))?;
+        ensure!(shown.contains(&value), "{shown} and not {value}");
+    }
+    scene.dl(["rm", "dl://ds/a"])?.code(0)?;
+    let text = scene.dl(["stat", "dl://ds"])?.code(0)?.text();
+    let lines: Vec<_> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+    let says = |line: [&str; 2]| lines.iter().any(|found: &Vec<_>| found.as_slice() == line);
+    ensure!(says(["files:", "1"]) && says(["bytes:", "3"]), "{text}");
+    Ok(())
+}
+
+#[test]
 fn du_counts_what_ls_lists() -> Result<()> {
     let scene = Scene::with(&[("a", "12345"), ("d/b", "123"), ("d/e/c", "1")])?;
     let used = scene.dl(["du", "dl://ds"])?.code(0)?.text();
