@@ -12,6 +12,7 @@ use dl_format::{
 };
 use dl_proto::{DeleteRequest, Kind};
 use dl_runtime::blocking;
+use dl_store::Key;
 
 use crate::catalog;
 use crate::error::Error;
@@ -66,18 +67,16 @@ async fn commit(parts: &Parts, verified: Verified) -> Result<Stamp, Error> {
     let (id, kind) = (verified.header().id(), verified.header().kind());
     let (dataset, digest) = (verified.header().dataset(), verified.header().digest());
     let now = parts.clock.now();
-    if let Some(off) = skew(id, now).filter(|off| *off > parts.limits.clock_skew) {
-        // A late retry of what is there already is still answered.
-        return match committed_before(parts, dataset, id, kind, digest).await {
-            Err(error) if error.kind == Kind::NotFound => {
-                let why = format!(
-                    "its id is {} s off this server's clock; set the clocks of client and server",
-                    off.as_secs()
-                );
-                Err(Error::new(Kind::Invalid, ACTION, id, why))
-            }
-            other => other,
-        };
+    // A late retry of what is there already is still answered, on the same way as any: that an
+    // object can be read does not make it durable, and to create it again does.
+    if let Some(off) = skew(id, now).filter(|off| *off > parts.limits.clock_skew)
+        && !is_stored(parts, &object_key(dataset, id, kind)).await?
+    {
+        let why = format!(
+            "its id is {} s off this server's clock; set the clocks of client and server",
+            off.as_secs()
+        );
+        return Err(Error::new(Kind::Invalid, ACTION, id, why));
     }
     let stamp = parts.meta.stamp(dataset, Stamp::at(now)).await;
     let stamp = stamp.map_err(|error| Error::meta("stamp object", id, error))?;
@@ -92,7 +91,15 @@ async fn commit(parts: &Parts, verified: Verified) -> Result<Stamp, Error> {
     }
 }
 
-/// The object is there already: the same put again, or another one under the same id.
+async fn is_stored(parts: &Parts, object: &Key) -> Result<bool, Error> {
+    match read_header(parts, object).await {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind == Kind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// The object is there already, and durable now: the same put again, or another one under the same id.
 async fn committed_before(
     parts: &Parts,
     dataset: DatasetId,

@@ -6,6 +6,7 @@
 //! there, what was not is absent or complete, and the same request again ends the same.
 
 mod history;
+mod late;
 mod world;
 
 use anyhow::{Context, Result, ensure};
