@@ -24,13 +24,15 @@ pub(crate) async fn by_id(parts: &Parts, id: DatasetId) -> Result<DatasetRecord,
         None => {
             refuse_lost(parts, id).await?;
             let names = names::all(parts).await?;
-            match names.live().find(|(_, named)| named.record.dataset == id) {
-                Some((name, _)) => Err(lost(name)),
-                None => {
-                    let why = "it was deleted; connect again by its name";
-                    Err(Error::new(Kind::NotFound, "find dataset", id, why))
-                }
+            if let Some((name, _)) = names.live().find(|(_, named)| named.record.dataset == id) {
+                return Err(lost(name));
             }
+            if let Some((_, error)) = names.unread.into_iter().next() {
+                // That name may stand for it: nobody can tell that it was deleted.
+                return Err(Error::new(error.kind, "find dataset", id, error));
+            }
+            let why = "it was deleted; connect again by its name";
+            Err(Error::new(Kind::NotFound, "find dataset", id, why))
         }
     }
 }
@@ -44,8 +46,8 @@ pub(crate) async fn by_name(parts: &Parts, name: &DatasetName) -> Result<Dataset
     }
     refuse_lost(parts, name).await?;
     let mut names = names::all(parts).await?;
-    if let Some(damaged) = names.damaged.iter().position(|(damaged, _)| damaged == name) {
-        return Err(names.damaged.swap_remove(damaged).1);
+    if let Some(unread) = names.unread.iter().position(|(unread, _)| unread == name) {
+        return Err(names.unread.swap_remove(unread).1);
     }
     if let Some((_, named)) = names.live().find(|(live, _)| live == name)
         && has_objects(parts, name, named.record.dataset).await?
@@ -65,11 +67,16 @@ pub(crate) async fn list(parts: &Parts) -> Result<Vec<Dataset>, Error> {
     refuse_lost(parts, "all datasets").await?;
     let found = parts.meta.datasets().await;
     let found = found.map_err(|error| Error::meta("list", "datasets", error))?;
-    for (name, named) in names::all(parts).await?.live() {
+    let names = names::all(parts).await?;
+    for (name, named) in names.live() {
         let id = named.record.dataset;
         if !found.iter().any(|info| info.record.id == id) && has_objects(parts, name, id).await? {
             return Err(lost(name));
         }
+    }
+    let is_known = |name: &DatasetName| found.iter().any(|info| info.record.name == *name);
+    if let Some((_, error)) = names.unread.into_iter().find(|(name, _)| !is_known(name)) {
+        return Err(error);
     }
     Ok(found.into_iter().map(describe).collect())
 }
@@ -212,11 +219,16 @@ pub(crate) async fn finish_deletions(parts: &Parts) -> Result<(), Error> {
     let known = parts.meta.datasets().await;
     for info in known.map_err(|error| Error::meta("list", "datasets", error))? {
         let DatasetRecord { name, id, state, .. } = info.record;
-        if state == DatasetState::Ending
-            && let Some(named) = names::newest(parts, &name).await?
-            && named.record.dataset == id
-        {
-            index(parts, &name, named, DatasetState::Live).await?;
+        if state != DatasetState::Ending {
+            continue;
+        }
+        match names::newest(parts, &name).await {
+            Ok(Some(named)) if named.record.dataset == id => {
+                index(parts, &name, named, DatasetState::Live).await?;
+            }
+            Ok(_) => {}
+            // It stays refused, and a later start ends or keeps it.
+            Err(error) => tracing::error!(error = error.chain(), "a name can't be read"),
         }
     }
     Ok(())

@@ -81,7 +81,12 @@ async fn is_indexed(parts: &Parts) -> Result<bool, Error> {
     let stored: HashSet<DatasetId> = names.live().map(|(_, named)| named.record.dataset).collect();
     let known = parts.meta.datasets().await;
     let known = known.map_err(|error| Error::meta("list", "datasets", error))?;
-    Ok(!known.is_empty() && known.iter().all(|info| stored.contains(&info.record.id)))
+    let is_indexed = !known.is_empty() && known.iter().all(|info| stored.contains(&info.record.id));
+    match names.unread.into_iter().next() {
+        // The datasets that seem to lack may be those of that name.
+        Some((_, error)) if !is_indexed => Err(error),
+        _ => Ok(is_indexed),
+    }
 }
 
 fn foreign(parts: &Parts, why: String) -> Error {
@@ -109,7 +114,11 @@ async fn of_store(parts: &Parts) -> Result<Option<StoreId>, Error> {
             }
         },
         Err(error) if error.kind == dl_store::Kind::Missing => Ok(None),
-        Err(error) => Err(Error::store("open chunk store", &parts.store, error)),
+        Err(error) => {
+            let error = Error::store("read its object", IDENTITY_KEY, error);
+            let why = format!("{}; make that object readable, then start again", error.chain());
+            Err(Error::new(error.kind, "open chunk store", &parts.store, why))
+        }
     }
 }
 

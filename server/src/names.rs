@@ -25,8 +25,8 @@ pub(crate) struct Named {
 pub(crate) struct Names {
     /// By name.
     pub(crate) read: Vec<(DatasetName, Named)>,
-    /// Names whose newest generation is damaged.
-    pub(crate) damaged: Vec<(DatasetName, Error)>,
+    /// Names whose newest generation is damaged, or refuses to be read.
+    pub(crate) unread: Vec<(DatasetName, Error)>,
 }
 
 impl Names {
@@ -37,7 +37,7 @@ impl Names {
 
     /// Whether nothing was ever created here.
     pub(crate) fn is_empty(&self) -> bool {
-        self.read.is_empty() && self.damaged.is_empty()
+        self.read.is_empty() && self.unread.is_empty()
     }
 }
 
@@ -59,8 +59,7 @@ pub(crate) async fn all(parts: &Parts) -> Result<Names, Error> {
     for (name, generation) in newest {
         match read(parts, &name, generation).await {
             Ok(named) => names.read.push((name, named)),
-            Err(error) if error.kind == Kind::Corrupt => names.damaged.push((name, error)),
-            Err(error) => return Err(error),
+            Err(error) => names.unread.push((name, error)),
         }
     }
     Ok(names)

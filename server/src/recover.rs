@@ -40,10 +40,10 @@ pub(crate) async fn recover(
 ) -> Result<(), Error> {
     let names = names::all(parts).await?;
     let wanted = |name: &DatasetName| request.dataset.as_ref().is_none_or(|wanted| wanted == name);
-    let damaged = names.damaged.iter().filter(|(name, _)| wanted(name));
     let (mut found, mut incomplete) = (false, false);
-    for (name, error) in damaged {
+    for (name, error) in names.unread.iter().filter(|(name, _)| wanted(name)) {
         found = true;
+        incomplete |= error.kind.is_retryable();
         failed(progress, name, error).await;
     }
     for (name, named) in names.live().filter(|(name, _)| wanted(name)) {
