@@ -44,7 +44,7 @@ impl ChunkWriter {
     pub fn new(shape: ChunkShape, mut buffer: Vec<u8>) -> Self {
         // What lies in the room is overwritten when the chunk is sealed.
         buffer.truncate(ROOM);
-        let whole = ROOM.saturating_add(shape.size() as usize);
+        let whole = Self::buffer_length(shape);
         buffer.reserve_exact(whole.saturating_sub(buffer.len()));
         buffer.resize(ROOM, 0);
         Self {
@@ -58,6 +58,11 @@ impl ChunkWriter {
             count: 0,
             file_bytes: 0,
         }
+    }
+
+    /// The memory that packing a chunk takes, in bytes.
+    pub fn buffer_length(shape: ChunkShape) -> usize {
+        ROOM.saturating_add(shape.size() as usize)
     }
 
     /// Whether no file was added yet.

@@ -1,16 +1,17 @@
-//! Memory that is used again and again: fresh memory costs more than what is done in it.
+//! Large pieces of memory that are used again: fresh memory costs its first writer more than the
+//! copy that fills it, and what an allocator is given back comes fresh the next time.
 //!
-//! Must hold: no more is kept than the bound; what is lent comes back when nobody holds it.
+//! Must hold: there is never more memory here and lent together than was lent at some moment.
 
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
-/// Memory that waits to be used again, at most some pieces of it.
-#[derive(Debug)]
+/// Memory that waits to be used again.
+#[derive(Default)]
 pub struct Buffers {
     idle: Mutex<Vec<Vec<u8>>>,
-    most: usize,
 }
 
 /// Lent as bytes; comes back when nobody holds them.
@@ -20,14 +21,35 @@ struct Lent {
 }
 
 impl Buffers {
-    /// Keeps up to `most` pieces.
-    pub fn new(most: usize) -> Self {
-        Self { idle: Mutex::default(), most }
+    /// Memory of any content, with room for at least `least` bytes and for less than twice as
+    /// many. When none of that size waits, as much of another size is freed.
+    pub fn take(&self, least: usize) -> Vec<u8> {
+        let mut passed_over = Vec::new();
+        {
+            let mut idle = self.idle();
+            let fits = |buffer: &Vec<u8>| {
+                let capacity = buffer.capacity();
+                capacity >= least && capacity / 2 < least
+            };
+            // The last one in is the likeliest to be in a processor's cache.
+            if let Some(index) = idle.iter().rposition(fits) {
+                return idle.swap_remove(index);
+            }
+            let mut freed = 0;
+            while freed < least
+                && let Some(buffer) = idle.pop()
+            {
+                freed += buffer.capacity();
+                passed_over.push(buffer);
+            }
+        }
+        drop(passed_over);
+        Vec::with_capacity(least)
     }
 
-    /// Memory of any length and content; none when none waits.
-    pub fn take(&self) -> Vec<u8> {
-        self.idle().pop().unwrap_or_default()
+    /// Takes memory back.
+    pub fn give_back(&self, buffer: Vec<u8>) {
+        self.idle().push(buffer);
     }
 
     /// Hands out `buffer` from `start` on; it comes back when the last slice of it is gone.
@@ -42,6 +64,12 @@ impl Buffers {
     }
 }
 
+impl fmt::Debug for Buffers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffers").field("idle", &self.idle().len()).finish()
+    }
+}
+
 impl AsRef<[u8]> for Lent {
     fn as_ref(&self) -> &[u8] {
         &self.buffer
@@ -50,10 +78,7 @@ impl AsRef<[u8]> for Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        let mut idle = self.home.idle();
-        if idle.len() < self.home.most {
-            idle.push(std::mem::take(&mut self.buffer));
-        }
+        self.home.give_back(std::mem::take(&mut self.buffer));
     }
 }
 
@@ -63,20 +88,25 @@ mod tests {
 
     #[test]
     fn memory_comes_back_when_the_last_slice_is_gone() {
-        let buffers = Arc::new(Buffers::new(1));
+        let buffers = Arc::new(Buffers::default());
         let bytes = buffers.lend(vec![7; 1000], 10);
         let slice = bytes.slice(5..9);
         drop(bytes);
-        assert_eq!((&slice[..], buffers.take().capacity()), (&[7; 4][..], 0));
+        assert_eq!((&slice[..], buffers.idle().len()), (&[7; 4][..], 0));
         drop(slice);
-        assert!(buffers.take().capacity() >= 1000);
+        assert_eq!(buffers.take(900), vec![7; 1000]);
     }
 
     #[test]
-    fn no_more_memory_is_kept_than_can_be_used() {
-        let buffers = Arc::new(Buffers::new(1));
-        let lent: Vec<_> = (0..9).map(|_| buffers.lend(vec![0; 8], 0)).collect();
-        drop(lent);
-        assert_eq!(buffers.idle().len(), 1);
+    fn memory_of_another_size_makes_room_for_what_is_asked() {
+        let buffers = Buffers::default();
+        for capacity in [100, 100, 100, 4000] {
+            buffers.give_back(Vec::with_capacity(capacity));
+        }
+        assert_eq!(buffers.take(200).capacity(), 200);
+        let left: Vec<_> = buffers.idle().iter().map(Vec::capacity).collect();
+        assert_eq!(left, [100, 100, 100], "the large one went, not all");
+        assert_eq!(buffers.take(250).capacity(), 250);
+        assert!(buffers.idle().is_empty());
     }
 }

@@ -4,14 +4,16 @@
 //! appended to the log; only then it is acknowledged. The same id again, through any server, ends
 //! in the same state and the same answer.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use bytes::Bytes;
 use dl_format::{
     ChunkId, Committed, DatasetId, Digest, Extent, Header, ObjectKind, Stamp, Verified,
     encode_tombstone,
 };
 use dl_proto::{DeleteRequest, Kind};
-use dl_runtime::blocking;
+use dl_runtime::{Buffers, blocking};
 use dl_store::Key;
 
 use crate::catalog;
@@ -21,9 +23,11 @@ use crate::parts::{Parts, object_key};
 
 const ACTION: &str = "commit object";
 
-/// Commits a chunk or part as its client sealed it; gives the stamp it has for ever.
+/// Commits a chunk or part as its client sealed it; gives the stamp it has for ever. The memory of
+/// the object goes back to `buffers`.
 pub(crate) async fn put_chunk(
     parts: &Parts,
+    buffers: &Arc<Buffers>,
     dataset: DatasetId,
     object: Vec<u8>,
 ) -> Result<Stamp, Error> {
@@ -50,7 +54,7 @@ pub(crate) async fn put_chunk(
         return refuse("it is larger than the chunks of this dataset");
     }
     check_parts(parts, header).await?;
-    commit(parts, verified).await
+    commit(parts, verified, |object| buffers.lend(object, 0)).await
 }
 
 /// Commits a tombstone over the versions that a client saw.
@@ -60,10 +64,14 @@ pub(crate) async fn delete(parts: &Parts, request: &DeleteRequest) -> Result<Sta
         .map_err(|error| Error::new(Kind::Invalid, "delete by", request.tombstone, error))?;
     let verified = Verified::check(object)
         .map_err(|error| Error::new(Kind::Internal, "delete by", request.tombstone, error))?;
-    commit(parts, verified).await
+    commit(parts, verified, Bytes::from).await
 }
 
-async fn commit(parts: &Parts, verified: Verified) -> Result<Stamp, Error> {
+async fn commit(
+    parts: &Parts,
+    verified: Verified,
+    share: impl FnOnce(Vec<u8>) -> Bytes,
+) -> Result<Stamp, Error> {
     let (id, kind) = (verified.header().id(), verified.header().kind());
     let (dataset, digest) = (verified.header().dataset(), verified.header().digest());
     let now = parts.clock.now();
@@ -82,7 +90,7 @@ async fn commit(parts: &Parts, verified: Verified) -> Result<Stamp, Error> {
     let stamp = stamp.map_err(|error| Error::meta("stamp object", id, error))?;
     let (committed, object) =
         verified.commit(stamp).map_err(|error| Error::new(Kind::Internal, ACTION, id, error))?;
-    match parts.store.create(&object_key(dataset, id, kind), object).await {
+    match parts.store.create(&object_key(dataset, id, kind), share(object)).await {
         Ok(()) => append(parts, &committed).await,
         Err(error) if error.kind == dl_store::Kind::Exists => {
             committed_before(parts, dataset, id, kind, digest).await

@@ -1,6 +1,7 @@
 //! The gRPC adapter: converts a request, calls one function of the domain, converts the answer.
 
 use std::pin::Pin;
+use std::sync::Arc;
 
 use dl_format::{ChunkShape, DatasetId, DatasetName};
 use dl_proto::pb::{self, diesel_server::Diesel};
@@ -8,6 +9,7 @@ use dl_proto::{
     DeleteRequest, Kind, ListRequest, MESSAGE_BYTES_MAX, PutHead, REQUEST_BYTES_MAX, ReadRequest,
     RecoverRequest, StatRequest, WireError,
 };
+use dl_runtime::Buffers;
 use futures::{Stream, StreamExt, future, stream};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -24,20 +26,25 @@ type Replies<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 /// Answer messages that wait for the connection: one that is sent, one that is ready.
 const REPLIES_AHEAD: usize = 2;
 
+/// Memory for an object that is received, at least: below it, sizes don't matter.
+const BUFFER_LENGTH_MIN: usize = 64 << 10;
+
 /// Answers requests with the parts it was given; keeps nothing else.
 #[derive(Debug, Clone)]
 pub(crate) struct Service {
     parts: Parts,
     executor: Executor,
     writes: Budget,
+    buffers: Arc<Buffers>,
     reads: Budget,
 }
 
 impl Service {
     pub(crate) fn new(parts: Parts) -> Self {
         Self {
-            executor: Executor::new(std::sync::Arc::clone(&parts.store)),
+            executor: Executor::new(Arc::clone(&parts.store)),
             writes: Budget::new(parts.limits.write_bytes, "receive a chunk"),
+            buffers: Arc::default(),
             reads: Budget::new(parts.limits.read_bytes, "read files"),
             parts,
         }
@@ -72,7 +79,8 @@ impl Service {
         first: &[u8],
     ) -> Result<Vec<u8>, Status> {
         let length = usize::try_from(head.length).unwrap_or(usize::MAX);
-        let mut object = Vec::with_capacity(length);
+        let mut object = self.buffers.take(buffer_length(length));
+        object.clear();
         object.extend_from_slice(first);
         while let Some(piece) = self.next_piece(pieces).await? {
             if object.len().saturating_add(piece.data.len()) > length {
@@ -86,6 +94,13 @@ impl Service {
         let why = format!("{length} bytes were announced and another number came");
         Err(Error::new(Kind::Invalid, "receive", "a chunk", why).into())
     }
+}
+
+/// Room for an object, of few different sizes, so that it can be used again.
+fn buffer_length(object_length: usize) -> usize {
+    object_length
+        .clamp(BUFFER_LENGTH_MIN, dl_format::layout::CHUNK_SIZE_MAX as usize)
+        .next_power_of_two()
 }
 
 #[tonic::async_trait]
@@ -160,13 +175,14 @@ impl Diesel for Service {
             let why = "a chunk has at most 64 MiB";
             return Err(Error::new(Kind::Invalid, "receive", "a chunk", why).into());
         }
-        let room = self.writes.take(head.length, &self.parts).await?;
+        let length = usize::try_from(head.length).unwrap_or(usize::MAX);
+        let room = self.writes.take(buffer_length(length) as u64, &self.parts).await?;
         let object = self.receive(&mut pieces, head, &first.data).await?;
-        let parts = self.parts.clone();
+        let (parts, buffers) = (self.parts.clone(), Arc::clone(&self.buffers));
         let commit = async move {
             // The memory is in use until the commit has ended, whether the client waits or not.
             let _room = room;
-            commit::put_chunk(&parts, head.dataset, object).await
+            commit::put_chunk(&parts, &buffers, head.dataset, object).await
         };
         let stamp = whole(commit).await?;
         Ok(Response::new(pb::PutChunkReply { stamp: stamp.get() }))

@@ -52,7 +52,7 @@ impl Verified {
     ///
     /// # Errors
     /// Never for a stamp above zero.
-    pub fn commit(mut self, stamp: Stamp) -> Result<(Committed, Bytes), DecodeError> {
+    pub fn commit(mut self, stamp: Stamp) -> Result<(Committed, Vec<u8>), DecodeError> {
         let block = commit_block(stamp);
         let mut raw = Vec::from(self.header.raw);
         for bytes in [&mut raw, &mut self.object] {
@@ -63,7 +63,7 @@ impl Verified {
         // Nothing else in the header depends on the commit block.
         let stamp = (stamp != Stamp::default()).then_some(stamp);
         let header = Header { raw: raw.into(), stamp, ..self.header };
-        Ok((header.committed()?, self.object.into()))
+        Ok((header.committed()?, self.object))
     }
 }
 

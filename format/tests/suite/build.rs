@@ -57,7 +57,8 @@ pub(crate) fn bytes_of(sealed: &Sealed) -> Vec<u8> {
 
 pub(crate) fn committed(object: Vec<u8>, stamp: u64) -> (Committed, Bytes) {
     let verified = Verified::check(object).expect("tests seal good objects");
-    verified.commit(Stamp::new(stamp)).expect("the stamp is above zero")
+    let (committed, stored) = verified.commit(Stamp::new(stamp)).expect("the stamp is above zero");
+    (committed, stored.into())
 }
 
 /// A chunk of files whose contents follow from their paths.

@@ -107,7 +107,7 @@ proptest! {
         }
         let digest = header.digest();
         let (committed, stored) = verified.commit(Stamp::new(9)).unwrap();
-        let again = Header::decode(&stored).unwrap();
+        let again = Header::decode(&stored.into()).unwrap();
         prop_assert_eq!((again.stamp(), again.digest()), (Some(Stamp::new(9)), digest));
         prop_assert_eq!(again.raw(), committed.header().raw());
     }

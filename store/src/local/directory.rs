@@ -36,9 +36,6 @@ pub(super) struct Directory<F: Files> {
     pub(super) buffers: Arc<Buffers>,
 }
 
-/// Pieces of memory kept for the next reads.
-const BUFFERS: usize = 8;
-
 impl<F: Files> Directory<F> {
     /// Takes a directory over, and removes what crashed processes left in the making.
     pub(super) fn open(files: F) -> Result<Self> {
@@ -48,7 +45,7 @@ impl<F: Files> Directory<F> {
             durable: Mutex::default(),
             staged: AtomicBool::new(false),
             waits_always: AtomicBool::new(false),
-            buffers: Arc::new(Buffers::new(BUFFERS)),
+            buffers: Arc::default(),
         };
         directory.sweep()?;
         Ok(directory)

@@ -152,7 +152,7 @@ impl<F: Files> Directory<F> {
         if length > KEPT_BYTES {
             return vec![0; length];
         }
-        let mut memory = self.buffers.take();
+        let mut memory = self.buffers.take(length);
         if memory.len() < length {
             memory.resize(length, 0);
         }

@@ -50,21 +50,20 @@ impl Writer {
         let part_length = u64::from(self.shape.part_length());
         let (landed, landings) = mpsc::channel();
         let mut extents = Vec::new();
-        let (mut data, mut rest) = (Vec::new(), length);
+        let (mut buffer, mut rest) = (Vec::new(), length);
         let chunk = loop {
-            data.clear();
-            self.fill(path, &mut data, rest.min(part_length), reader)?;
+            let data = self.fill(path, &mut buffer, rest.min(part_length), reader)?;
             rest = rest.saturating_sub(data.len() as u64);
             if rest == 0 {
-                let mut chunk = ChunkWriter::new(self.shape, self.buffers.take());
-                match chunk.append_tail(path, attributes, extents.clone(), &data) {
+                let mut chunk = ChunkWriter::new(self.shape, self.chunk_buffer());
+                match chunk.append_tail(path, attributes, extents.clone(), data) {
                     Ok(()) => break chunk,
                     // Then it is a part as the others, and the chunk holds only the list.
                     Err(PackError::TooLarge) if !data.is_empty() => {}
                     Err(why) => return Err(self.error(Kind::Invalid, path, why)),
                 }
             }
-            extents.push(self.send_part(path, &data, &landed)?);
+            extents.push(self.send_part(path, data, &landed)?);
             match landings.try_recv() {
                 Ok(became) => became?,
                 Err(TryRecvError::Empty | TryRecvError::Disconnected) => {}

@@ -26,9 +26,6 @@ use crate::remote::session::Session;
 pub use ledger::{FailedWrite, Flushed};
 use ledger::{Ledger, Token};
 
-/// Chunks that are being packed, beside those under way: their memory is kept too.
-const PACKED: usize = 2;
-
 const NANOS: i64 = 1_000_000_000;
 const PERMISSIONS: u32 = 0o7777;
 
@@ -40,7 +37,10 @@ pub(crate) struct Writer {
     name: String,
     shape: ChunkShape,
     ledger: Arc<Ledger>,
+    /// Of chunks that are packed or under way.
     buffers: Arc<Buffers>,
+    /// Of files between their source and their chunk.
+    scratch: Buffers,
 }
 
 /// A chunk that takes files.
@@ -58,7 +58,8 @@ impl Writer {
             name: dataset.name.to_string(),
             shape: dataset.shape,
             ledger: Arc::new(Ledger::new(in_flight)),
-            buffers: Arc::new(Buffers::new(in_flight.saturating_add(PACKED))),
+            buffers: Arc::default(),
+            scratch: Buffers::default(),
         })
     }
 
@@ -115,9 +116,12 @@ impl Writer {
             return self.put_large(path, attributes, length, reader);
         }
         // Read before a chunk is taken: a slow source must not hold up a flush.
-        let mut data = Vec::new();
-        self.fill(path, &mut data, length, reader)?;
-        self.pack(path, |chunk| Ok(chunk.append(path, attributes, &data)))
+        let mut scratch = self.scratch.take(self.shape.size() as usize);
+        let filled = self.fill(path, &mut scratch, length, reader);
+        let packed = filled
+            .and_then(|data| self.pack(path, |chunk| Ok(chunk.append(path, attributes, data))));
+        self.scratch.give_back(scratch);
+        packed
     }
 
     /// Sends what is open, and waits for all that was put before.
@@ -171,23 +175,32 @@ impl Writer {
     }
 
     fn fresh(&self, token: Token) -> Open {
-        Open { token, chunk: ChunkWriter::new(self.shape, self.buffers.take()) }
+        Open { token, chunk: ChunkWriter::new(self.shape, self.chunk_buffer()) }
     }
 
-    /// Appends exactly `length` bytes of `reader` to `buffer`.
-    fn fill(
+    fn chunk_buffer(&self) -> Vec<u8> {
+        self.buffers.take(ChunkWriter::buffer_length(self.shape))
+    }
+
+    /// Reads exactly `length` bytes of `reader`, at most those of a chunk, into `buffer`.
+    fn fill<'b>(
         &self,
         path: &FilePath,
-        buffer: &mut Vec<u8>,
+        buffer: &'b mut Vec<u8>,
         length: u64,
         reader: &mut dyn Read,
-    ) -> Result<(), Error> {
-        // One read for a small file, rather than one for each time the buffer grows.
-        let room = length.min(self.shape.size().into());
-        buffer.reserve_exact(usize::try_from(room).unwrap_or_default());
-        match reader.take(length).read_to_end(buffer) {
-            Ok(got) if got as u64 == length => Ok(()),
-            Ok(_) => Err(self.error(Kind::Local, path, PackError::LengthChanged)),
+    ) -> Result<&'b [u8], Error> {
+        let length = usize::try_from(length).unwrap_or(usize::MAX).min(self.shape.size() as usize);
+        // What was there before is overwritten, so that nothing has to be zeroed for each file.
+        if buffer.len() < length {
+            buffer.resize(length, 0);
+        }
+        let data = buffer.get_mut(..length).unwrap_or_default();
+        match reader.read_exact(data) {
+            Ok(()) => Ok(data),
+            Err(why) if why.kind() == io::ErrorKind::UnexpectedEof => {
+                Err(self.error(Kind::Local, path, PackError::LengthChanged))
+            }
             Err(why) => Err(self.error(Kind::Local, path, why)),
         }
     }
