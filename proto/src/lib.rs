@@ -11,6 +11,7 @@ mod convert;
 mod error;
 mod kind;
 mod limits;
+mod put_frames;
 
 pub use codec::{ProtobufCodec, SizedEncoder};
 pub use convert::{
@@ -20,10 +21,11 @@ pub use convert::{
 pub use error::WireError;
 pub use kind::Kind;
 pub use limits::{
-    CHUNK_PIECE_BYTES, CLIENT_WINDOW_BYTES, FRAME_BYTES, MESSAGE_BYTES_MAX, READ_ITEMS_MAX,
-    REPLY_BYTES, REQUEST_BYTES_MAX, REQUEST_PATH_BYTES, SERVER_WINDOW_BYTES, STAT_PATHS_MAX,
+    CLIENT_WINDOW_BYTES, FRAME_BYTES, MESSAGE_BYTES_MAX, READ_ITEMS_MAX, REPLY_BYTES,
+    REQUEST_BYTES_MAX, REQUEST_PATH_BYTES, SERVER_WINDOW_BYTES, STAT_PATHS_MAX,
     STREAM_WINDOW_BYTES,
 };
+pub use put_frames::PutFrames;
 
 /// Wire types and the client and server made by the compiler from `diesel.proto`.
 #[allow(

@@ -27,8 +27,9 @@ pub const REQUEST_BYTES_MAX: usize = 2 << 20;
 /// says of each path fits beside them.
 pub const REQUEST_PATH_BYTES: usize = 512 << 10;
 
-/// Bytes of a chunk in one message of PutChunk.
-pub const CHUNK_PIECE_BYTES: usize = 1 << 20;
+/// Bytes of a chunk in one message of PutChunk: few enough that both ends still have them in a
+/// processor's cache when they take them from the connection to the chunk.
+pub(crate) const CHUNK_PIECE_BYTES: usize = 128 << 10;
 
 /// Payload after which an answer message is sent, in bytes.
 pub const REPLY_BYTES: usize = 1 << 20;

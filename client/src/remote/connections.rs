@@ -15,13 +15,14 @@ use dl_proto::pb::diesel_client::DieselClient;
 use dl_proto::{CLIENT_WINDOW_BYTES, FRAME_BYTES, MESSAGE_BYTES_MAX, STREAM_WINDOW_BYTES};
 use dl_runtime::{Backoff, Clock, Deadline, Random, retry};
 use tonic::metadata::{Ascii, MetadataValue};
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Endpoint;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::error::{Error, Kind};
 use crate::remote::failure::{Failure, is_answer};
 use crate::remote::options::{ConnectOptions, OnRetry, Retry};
 use crate::remote::process::Process;
+use crate::remote::wire::Wire;
 
 const DEFAULT_PORT: u16 = 7420;
 /// A connection that is silent for this long while a request waits is asked for a sign of life,
@@ -73,7 +74,7 @@ struct Identity {
 type Said = BTreeMap<usize, Failure>;
 
 /// One connection to a server.
-pub(crate) type Connection = DieselClient<Channel>;
+pub(crate) type Connection = DieselClient<Wire>;
 
 /// One try: who is asking, and how long to wait.
 pub(crate) struct Try {
@@ -124,7 +125,7 @@ impl Connections {
                 .connect_timeout(options.connect_timeout);
             let channels = (0..options.connections_per_server.max(1))
                 .map(|_| {
-                    DieselClient::new(endpoint.connect_lazy())
+                    DieselClient::new(Wire(endpoint.connect_lazy()))
                         .max_decoding_message_size(MESSAGE_BYTES_MAX)
                         .max_encoding_message_size(MESSAGE_BYTES_MAX)
                 })

@@ -17,6 +17,7 @@ mod session;
 mod split;
 #[cfg(test)]
 mod testing;
+mod wire;
 mod writer;
 
 pub use client::Client;

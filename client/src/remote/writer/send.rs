@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use dl_format::{ChunkId, DatasetId, FilePath, Header};
-use dl_proto::{CHUNK_PIECE_BYTES, pb};
+use dl_proto::PutFrames;
 use futures::stream;
 
 use crate::error::{Error, Kind};
 use crate::remote::connections::Connections;
+use crate::remote::wire::ChunkBody;
 use crate::remote::writer::ledger::{FailedWrite, Ledger};
 use crate::remote::writer::{Open, Token, Writer};
 
@@ -92,13 +93,15 @@ async fn put_chunk(
     subject: &str,
     object: Bytes,
 ) -> Result<(), Error> {
+    let body = ChunkBody(PutFrames::new(dataset, object));
     connections
         .call(
             "write",
             || subject.to_owned(),
             connections.usual(),
             |mut server, this| {
-                let request = this.request(stream::iter(messages(dataset, &object)));
+                let mut request = this.request(stream::empty());
+                request.extensions_mut().insert(body.clone());
                 async move {
                     this.answer(server.put_chunk(request)).await?;
                     Ok(())
@@ -106,25 +109,6 @@ async fn put_chunk(
             },
         )
         .await
-}
-
-/// A head, then pieces that share the memory of the object.
-fn messages(
-    dataset: DatasetId,
-    object: &Bytes,
-) -> impl Iterator<Item = pb::PutChunkRequest> + use<> {
-    let head = pb::PutChunkRequest {
-        dataset: Bytes::copy_from_slice(dataset.as_bytes()),
-        length: object.len() as u64,
-        data: Bytes::new(),
-    };
-    let mut rest = Bytes::clone(object);
-    let pieces = std::iter::from_fn(move || {
-        let piece = rest.split_to(rest.len().min(CHUNK_PIECE_BYTES));
-        (!piece.is_empty())
-            .then(|| pb::PutChunkRequest { data: piece, ..pb::PutChunkRequest::default() })
-    });
-    std::iter::once(head).chain(pieces)
 }
 
 /// The files of a chunk that was sealed here.
