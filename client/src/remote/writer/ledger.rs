@@ -4,6 +4,7 @@
 //! that a flush knows what to wait for; nobody waits here for what nobody works on.
 
 use std::collections::{BTreeSet, HashMap};
+use std::hash::{BuildHasher, RandomState};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use dl_format::FilePath;
@@ -42,6 +43,10 @@ impl Flushed {
     }
 }
 
+/// The hash of a path, kept in its stead. Two paths of one hash are taken for one, so that the
+/// second one may wait for a chunk that does not concern it.
+type Place = u64;
+
 /// Names a chunk while it is packed and sent. Ascending.
 pub(crate) type Token = u64;
 
@@ -61,9 +66,10 @@ struct State {
     /// Chunks that are open, held by a thread, or under way.
     unsettled: BTreeSet<Token>,
     /// The unsettled chunk that each path was put into last.
-    places: HashMap<FilePath, Token>,
-    /// Paths of each unsettled chunk.
-    paths: HashMap<Token, Vec<FilePath>>,
+    places: HashMap<Place, Token>,
+    /// Places of each unsettled chunk.
+    within: HashMap<Token, Vec<Place>>,
+    hasher: RandomState,
     /// Chunks before this one are sent when the thread that holds one lets go of it.
     send_before: Token,
     in_flight: usize,
@@ -88,7 +94,7 @@ impl Ledger {
             if let Some(error) = &state.broken {
                 return Err(error.clone());
             }
-            let Some(place) = state.places.get(path).copied() else {
+            let Some(place) = state.place_of(path) else {
                 return Ok(state.open.pop().ok_or_else(|| state.begin()));
             };
             if let Some(open) = state.take_open(place) {
@@ -102,7 +108,7 @@ impl Ledger {
     pub(crate) fn await_path(&self, path: &FilePath) -> Option<Open> {
         let mut state = self.state();
         loop {
-            let place = state.places.get(path).copied()?;
+            let place = state.place_of(path)?;
             if let Some(open) = state.take_open(place) {
                 return Some(open);
             }
@@ -172,9 +178,9 @@ impl Ledger {
             }
         }
         state.unsettled.remove(&token);
-        for path in state.paths.remove(&token).unwrap_or_default() {
-            if state.places.get(&path) == Some(&token) {
-                state.places.remove(&path);
+        for place in state.within.remove(&token).unwrap_or_default() {
+            if state.places.get(&place) == Some(&token) {
+                state.places.remove(&place);
             }
         }
         self.changed.notify_all();
@@ -214,6 +220,12 @@ impl State {
         self.unsettled.insert(token);
         token
     }
+
+    /// The unsettled chunk that the path was put into last.
+    fn place_of(&self, path: &FilePath) -> Option<Token> {
+        self.places.get(&self.hasher.hash_one(path)).copied()
+    }
+
     fn take_open(&mut self, token: Token) -> Option<Open> {
         let index = self.open.iter().position(|open| open.token == token)?;
         Some(self.open.swap_remove(index))
@@ -221,8 +233,9 @@ impl State {
 
     fn place(&mut self, path: &FilePath, token: Token) {
         if self.unsettled.contains(&token) {
-            self.places.insert(path.clone(), token);
-            self.paths.entry(token).or_default().push(path.clone());
+            let place = self.hasher.hash_one(path);
+            self.places.insert(place, token);
+            self.within.entry(token).or_default().push(place);
         }
     }
 }
