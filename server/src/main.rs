@@ -1,6 +1,6 @@
 //! `dlserver`: reads its configuration, opens its stores, serves until SIGTERM.
 
-#![forbid(unsafe_code)]
+mod allocator;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -15,6 +15,7 @@ use dl_server::{Parts, prepare, serve};
 use tokio::net::TcpListener;
 
 fn main() -> ExitCode {
+    allocator::bound();
     let flags = Flags::parse();
     let config = match Config::load(flags) {
         Ok(config) => config,
