@@ -56,6 +56,47 @@ fn heavy_a_huge_file_takes_less_than_256_mib_at_both_ends() -> Result<()> {
     Ok(())
 }
 
+/// Keeps S-10: datasets one after the other and at once, then everything read back. What one load
+/// has freed must serve the next one.
+#[test]
+fn heavy_a_mix_of_loads_takes_less_than_256_mib() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let source = scene.path().join("src");
+    let count = rounds(20_000, 200_000);
+    let content = [7; 4096];
+    for number in 0..count {
+        if number % 1000 == 0 {
+            fs::create_dir_all(source.join(format!("{:04}", number / 1000)))?;
+        }
+        fs::write(source.join(format!("{:04}/{number:07}", number / 1000)), content)?;
+    }
+    let mut server = Server::start(&scene.path().join("data"))?;
+    let put = |server: &Server, name: &str| -> Result<Command> {
+        let mut command = server.dlcmd()?;
+        command.arg("put").arg(&source).arg(format!("dl://{name}"));
+        Ok(command)
+    };
+    for name in ["first", "second", "third"] {
+        check("put", peak_of(&mut put(&server, name)?)?)?;
+    }
+    let at_once: Vec<_> = ["fourth", "fifth"]
+        .into_iter()
+        .map(|name| {
+            let mut command = put(&server, name)?;
+            Ok(std::thread::spawn(move || peak_of(&mut command)))
+        })
+        .collect::<Result<_>>()?;
+    for put in at_once {
+        check("put at once", put.join().expect("it measures and nothing else")?)?;
+    }
+    check_server("server after puts", &mut server)?;
+    let got = scene.path().join("got");
+    check("get", peak_of(server.dlcmd()?.arg("get").arg("dl://first").arg(&got))?)?;
+    check("ls", peak_of(server.dlcmd()?.args(["ls", "-lR", "dl://fourth"]))?)?;
+    check_server("server", &mut server)?;
+    folder::compare(&source, &got)
+}
+
 /// Keeps S-10: a hundred thousand files, in torture a million.
 #[test]
 fn heavy_very_many_tiny_files_take_less_than_256_mib_at_both_ends() -> Result<()> {
