@@ -161,7 +161,10 @@ impl<F: Files> Directory<F> {
 
     /// Memory that is kept when its last slice is gone, unless it is large.
     fn shared(&self, memory: Vec<u8>) -> Bytes {
-        if memory.len() > KEPT_BYTES { memory.into() } else { self.buffers.lend(memory, 0) }
+        match memory.len() {
+            1..=KEPT_BYTES => self.buffers.lend(memory, 0),
+            _ => memory.into(),
+        }
     }
 }
 
