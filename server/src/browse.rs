@@ -6,9 +6,10 @@ use dl_meta::{Found, ListQuery};
 use dl_proto::{Kind, ListEntry, ListRequest, StatItem, StatRequest};
 use tokio::sync::mpsc;
 
+use crate::answer::{Reply, hand_over};
 use crate::catalog;
 use crate::error::Error;
-use crate::parts::{Parts, hand_over};
+use crate::parts::Parts;
 
 /// Entries of one page of a listing.
 const PAGE_ENTRIES: usize = 4_096;
@@ -33,7 +34,7 @@ fn item(found: Found) -> StatItem {
 pub(crate) async fn list(
     parts: &Parts,
     request: ListRequest,
-    replies: mpsc::Sender<Vec<ListEntry>>,
+    replies: mpsc::Sender<Reply<Vec<ListEntry>>>,
 ) -> Result<(), Error> {
     let ListRequest { dataset, dir, recursive, after, names_only } = request;
     catalog::by_id(parts, dataset).await?;
@@ -52,10 +53,11 @@ pub(crate) async fn list(
             }
             dl_meta::ListEntry::Folder(path) => ListEntry::Folder(path),
         });
-        hand_over(parts, &replies, entries.collect()).await?;
+        let entries = entries.collect();
         if is_last {
-            return Ok(());
+            return hand_over(parts, &replies, Reply::Last(entries)).await;
         }
+        hand_over(parts, &replies, Reply::More(entries)).await?;
     }
 }
 

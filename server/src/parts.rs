@@ -9,7 +9,7 @@ use dl_meta::MetaStore;
 use dl_proto::Kind;
 use dl_runtime::{Clock, Random};
 use dl_store::{Key, Prefix, Store};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::Error;
 
@@ -81,28 +81,6 @@ impl Budget {
                 let why = format!("{} bytes are in use after {patience:?}; try again", self.total);
                 Err(Error::new(Kind::Unavailable, "wait for memory to", self.purpose, why))
             }
-        }
-    }
-}
-
-/// Hands an answer to the connection.
-///
-/// # Errors
-/// [`Kind::Cancelled`] when the client is gone, [`Kind::TimedOut`] when it takes nothing for so
-/// long that it must not keep memory any more.
-pub(crate) async fn hand_over<T>(
-    parts: &Parts,
-    replies: &mpsc::Sender<T>,
-    answer: T,
-) -> Result<(), Error> {
-    let patience = parts.limits.patience;
-    tokio::select! {
-        sent = replies.send(answer) => sent.map_err(|_| {
-            Error::new(Kind::Cancelled, "send", "an answer", "the client is gone")
-        }),
-        () = parts.clock.sleep(patience) => {
-            let why = format!("the client took nothing for {patience:?}; ask again for the rest");
-            Err(Error::new(Kind::TimedOut, "send", "an answer", why))
         }
     }
 }

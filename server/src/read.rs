@@ -5,7 +5,6 @@
 //! alone.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::pin::pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -13,27 +12,18 @@ use dl_format::{ChunkId, DatasetId, Extent, FileRecord, ObjectKind, layout::PAGE
 use dl_meta::Found;
 use dl_proto::{Kind, REPLY_BYTES, ReadItem, ReadPiece, ReadRequest, ReadSource};
 use dl_store::Key;
-use futures::future::try_join;
-use futures::{StreamExt, stream};
 use tokio::sync::mpsc;
-use tokio::task::yield_now;
 
+use crate::answer::{Reply, hand_over};
 use crate::catalog;
 use crate::error::Error;
 use crate::executor::{Executor, Failure, Span};
 use crate::headers::read_headers;
-use crate::parts::{Budget, Parts, hand_over, object_key};
+use crate::parts::{Budget, Parts, object_key};
 
 /// Bytes that one request reads at a time. Two such waves of a request are in memory: one that is
 /// read while the one before it is sent.
 const WAVE_BYTES: u64 = 4 << 20;
-
-/// Bytes of a wave that are read and sent together, unless they lie in one object: few enough to
-/// be in a processor's cache when they are sent.
-const STEP_BYTES: u64 = 256 << 10;
-
-/// Steps that are read at the same time: all of a wave, for stores whose answers take their time.
-const STEPS_AT_ONCE: usize = (WAVE_BYTES / STEP_BYTES) as usize;
 
 /// Ranges that one wave reads at most, for files of a few bytes.
 const WAVE_RANGES: usize = 4_096;
@@ -53,67 +43,57 @@ struct Segment {
     crc: dl_format::Crc32c,
 }
 
-impl Segment {
-    fn bytes(&self) -> u64 {
-        self.span.end - self.span.start
-    }
-}
-
 /// Answers a request through `replies`.
 pub(crate) async fn read(
     parts: &Parts,
     executor: &Executor,
     budget: &Budget,
     request: ReadRequest,
-    replies: mpsc::Sender<Pieces>,
+    replies: mpsc::Sender<Reply<Pieces>>,
 ) -> Result<(), Error> {
     catalog::by_id(parts, request.dataset).await?;
     let (segments, done) = plan(parts, request).await?;
-    for pieces in in_replies(done) {
-        hand_over(parts, &replies, pieces).await?;
-    }
     let mut segments = VecDeque::from(segments);
+    send(parts, &replies, done, segments.is_empty()).await?;
     let mut failed = HashSet::new();
     while !segments.is_empty() {
         let wave = next_wave(&mut segments);
-        let bytes = wave.iter().map(Segment::bytes).sum();
+        let bytes = wave.iter().map(|segment| segment.span.end - segment.span.start).sum();
         let _room = budget.take(bytes, parts).await?;
-        // Both at once: a slow client holds up nobody who waits for a chunk that is read here.
-        let (done, mut read) = mpsc::unbounded_channel();
-        let reading = async move {
-            let steps = stream::iter(in_steps(wave)).map(|step| read_step(executor, step));
-            let mut steps = pin!(steps.buffered(STEPS_AT_ONCE));
-            while let Some(step) = steps.next().await {
-                if done.send(step).is_err() {
-                    break;
-                }
-                // What is read is sent while the next is read.
-                yield_now().await;
+        let wanted: Vec<_> =
+            wave.iter().map(|segment| (segment.key.clone(), segment.span)).collect();
+        let bodies = executor.read(&wanted).await;
+        let mut pieces = Pieces::with_capacity(wave.len());
+        for (segment, body) in wave.into_iter().zip(bodies) {
+            let piece = piece(segment, body);
+            // An item's failure is its last piece.
+            let goes_on = match piece.data {
+                Ok(_) => !failed.contains(&piece.item),
+                Err(_) => failed.insert(piece.item),
+            };
+            if goes_on {
+                pieces.push(piece);
             }
-            Ok(())
-        };
-        let sending = async {
-            while let Some(pieces) = read.recv().await {
-                let pieces = pieces.into_iter().filter(|piece: &ReadPiece| match piece.data {
-                    // An item's failure is its last piece.
-                    Ok(_) => !failed.contains(&piece.item),
-                    Err(_) => failed.insert(piece.item),
-                });
-                for pieces in in_replies(pieces.collect()) {
-                    hand_over(parts, &replies, pieces).await?;
-                }
-            }
-            Ok(())
-        };
-        try_join(reading, sending).await?;
+        }
+        send(parts, &replies, pieces, segments.is_empty()).await?;
     }
     Ok(())
 }
 
-async fn read_step(executor: &Executor, step: Vec<Segment>) -> Pieces {
-    let wanted: Vec<_> = step.iter().map(|segment| (segment.key.clone(), segment.span)).collect();
-    let bodies = executor.read(&wanted).await;
-    step.into_iter().zip(bodies).map(|(segment, body)| piece(segment, body)).collect()
+/// Sends pieces in messages of a bounded size; the last ones end the answer.
+async fn send(
+    parts: &Parts,
+    replies: &mpsc::Sender<Reply<Pieces>>,
+    pieces: Pieces,
+    are_last: bool,
+) -> Result<(), Error> {
+    let mut messages = in_replies(pieces).into_iter().peekable();
+    while let Some(message) = messages.next() {
+        let is_last = are_last && messages.peek().is_none();
+        let reply = if is_last { Reply::Last(message) } else { Reply::More(message) };
+        hand_over(parts, replies, reply).await?;
+    }
+    Ok(())
 }
 
 /// What to read, sorted by object and offset but in the order of each item's bytes; and the
@@ -257,36 +237,13 @@ fn next_wave(segments: &mut VecDeque<Segment>) -> Vec<Segment> {
     let mut bytes = 0;
     let mut count = 0;
     while let Some(segment) = segments.get(count) {
-        bytes += segment.bytes();
+        bytes += segment.span.end - segment.span.start;
         if count > 0 && (bytes > WAVE_BYTES || count >= WAVE_RANGES) {
             break;
         }
         count += 1;
     }
     segments.drain(..count).collect()
-}
-
-/// Cuts a wave between objects, so that a run of small reads is sent while the next is read.
-fn in_steps(wave: Vec<Segment>) -> Vec<Vec<Segment>> {
-    let mut steps: Vec<Vec<Segment>> = Vec::new();
-    let mut bytes = 0;
-    for segment in wave {
-        let more = segment.bytes();
-        match steps.last_mut() {
-            Some(step)
-                if bytes < STEP_BYTES
-                    || step.last().is_some_and(|before| before.key == segment.key) =>
-            {
-                step.push(segment);
-            }
-            _ => {
-                steps.push(vec![segment]);
-                bytes = 0;
-            }
-        }
-        bytes += more;
-    }
-    steps
 }
 
 fn piece(segment: Segment, body: Result<Bytes, Failure>) -> ReadPiece {

@@ -15,6 +15,7 @@ use futures::TryStreamExt;
 use futures::stream::{self, StreamExt};
 use tokio::sync::mpsc;
 
+use crate::answer::Reply;
 use crate::catalog;
 use crate::error::Error;
 use crate::headers::read_headers;
@@ -36,7 +37,7 @@ const LOG_PAGE: usize = 10_000;
 pub(crate) async fn recover(
     parts: &Parts,
     request: RecoverRequest,
-    progress: &mpsc::Sender<RecoverProgress>,
+    progress: &mpsc::Sender<Reply<RecoverProgress>>,
 ) -> Result<(), Error> {
     let names = names::all(parts).await?;
     let wanted = |name: &DatasetName| request.dataset.as_ref().is_none_or(|wanted| wanted == name);
@@ -82,7 +83,11 @@ enum Read {
 }
 
 /// Tells that nothing can be done for a dataset now.
-async fn failed(progress: &mpsc::Sender<RecoverProgress>, name: &DatasetName, error: &Error) {
+async fn failed(
+    progress: &mpsc::Sender<Reply<RecoverProgress>>,
+    name: &DatasetName,
+    error: &Error,
+) {
     let mut state = started(name);
     state.problems.push(error.chain());
     state.done = true;
@@ -103,11 +108,11 @@ fn started(name: &DatasetName) -> RecoverProgress {
 
 /// Adopts whatever the logs of all datasets lack, after a metadata store lost their ends.
 pub(crate) async fn roll_forward(parts: &Parts) -> Result<u64, Error> {
-    let (progress, mut done) = mpsc::channel::<RecoverProgress>(16);
+    let (progress, mut done) = mpsc::channel::<Reply<RecoverProgress>>(16);
     let everything = RecoverRequest { dataset: None, since: None };
     let adopted = async {
         let mut adopted = 0;
-        while let Some(progress) = done.recv().await {
+        while let Some(Reply::More(progress) | Reply::Last(progress)) = done.recv().await {
             for problem in &progress.problems {
                 tracing::error!(dataset = progress.dataset, problem, "damaged object");
             }
@@ -136,7 +141,7 @@ async fn dataset(
     name: &DatasetName,
     named: Named,
     since: Option<Stamp>,
-    progress: &mpsc::Sender<RecoverProgress>,
+    progress: &mpsc::Sender<Reply<RecoverProgress>>,
 ) -> Result<Read, Error> {
     let id = named.record.dataset;
     let record = parts.meta.record(id).await;
@@ -216,7 +221,7 @@ async fn dataset(
 
 /// The dataset was deleted meanwhile: nothing is left to recover.
 async fn ended(
-    progress: &mpsc::Sender<RecoverProgress>,
+    progress: &mpsc::Sender<Reply<RecoverProgress>>,
     name: &DatasetName,
 ) -> Result<Read, Error> {
     let mut state = started(name);
@@ -290,8 +295,8 @@ async fn next(
 }
 
 /// Says how far it is. Problems are told once.
-async fn tell(progress: &mpsc::Sender<RecoverProgress>, state: &mut RecoverProgress) {
+async fn tell(progress: &mpsc::Sender<Reply<RecoverProgress>>, state: &mut RecoverProgress) {
     // The recovery goes on when nobody listens.
-    let _ = progress.send(state.clone()).await;
+    let _ = progress.send(Reply::More(state.clone())).await;
     state.problems.clear();
 }

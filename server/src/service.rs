@@ -1,6 +1,5 @@
 //! The gRPC adapter: converts a request, calls one function of the domain, converts the answer.
 
-use std::pin::Pin;
 use std::sync::Arc;
 
 use dl_format::{ChunkShape, DatasetId, DatasetName};
@@ -10,18 +9,15 @@ use dl_proto::{
     RecoverRequest, StatRequest, WireError,
 };
 use dl_runtime::Buffers;
-use futures::{Stream, StreamExt, future, stream};
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 use tracing::Instrument;
 
+use crate::answer::{Replies, answer};
 use crate::error::Error;
 use crate::executor::Executor;
 use crate::parts::{Budget, Parts};
 use crate::{browse, catalog, commit, read, recover};
-
-type Replies<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 /// Answer messages that wait for the connection: one that is sent, one that is ready.
 const REPLIES_AHEAD: usize = 2;
@@ -208,9 +204,10 @@ impl Diesel for Service {
         let (replies, pieces) = mpsc::channel(REPLIES_AHEAD);
         let Self { parts, executor, reads, .. } = self.clone();
         let work = async move { read::read(&parts, &executor, &reads, request, replies).await };
-        Ok(answers(work, pieces, |pieces: read::Pieces| pb::ReadReply {
+        let to_wire = |pieces: read::Pieces| pb::ReadReply {
             pieces: pieces.into_iter().map(Into::into).collect(),
-        }))
+        };
+        answer(&self.parts, work, pieces, to_wire).await
     }
 
     #[tracing::instrument(name = "stat", skip_all, fields(paths = request.get_ref().paths.len()))]
@@ -233,9 +230,10 @@ impl Diesel for Service {
         let (replies, pages) = mpsc::channel(REPLIES_AHEAD);
         let parts = self.parts.clone();
         let work = async move { browse::list(&parts, request, replies).await };
-        Ok(answers(work, pages, |page: Vec<dl_proto::ListEntry>| pb::ListReply {
+        let to_wire = |page: Vec<dl_proto::ListEntry>| pb::ListReply {
             entries: page.into_iter().map(Into::into).collect(),
-        }))
+        };
+        answer(&self.parts, work, pages, to_wire).await
     }
 
     #[tracing::instrument(name = "recover", skip_all, fields(dataset = request.get_ref().dataset))]
@@ -247,29 +245,8 @@ impl Diesel for Service {
         let (progress, told) = mpsc::channel(REPLIES_AHEAD);
         let parts = self.parts.clone();
         let work = async move { recover::recover(&parts, request, &progress).await };
-        Ok(answers(work, told, pb::RecoverProgress::from))
+        answer(&self.parts, work, told, pb::RecoverProgress::from).await
     }
-}
-
-/// Answers as they come from `work`, which is a task of its own; how it ended comes last, so that
-/// a client never takes an answer that broke off for all there is.
-fn answers<T: Send + 'static, W: Send + 'static>(
-    work: impl Future<Output = Result<(), Error>> + Send + 'static,
-    items: mpsc::Receiver<T>,
-    to_wire: impl Fn(T) -> W + Send + 'static,
-) -> Response<Replies<W>> {
-    let work = tokio::spawn(work.in_current_span());
-    let end = stream::once(work).filter_map(|ended| {
-        let failure = match ended {
-            Ok(Ok(())) => None,
-            Ok(Err(error)) => Some(error),
-            Err(error) => Some(Error::new(Kind::Internal, "answer", "the request", error)),
-        };
-        future::ready(failure.map(|error| Err(Status::from(error))))
-    });
-    Response::new(Box::pin(
-        ReceiverStream::new(items).map(move |item| Ok(to_wire(item))).chain(end),
-    ))
 }
 
 /// Runs a change in a task of its own: a client that goes away doesn't cut it in the middle.

@@ -4,6 +4,7 @@
 //! Must hold: a child of a fork never uses, locks or drops what its parent made. No lock is held
 //! while such a thing is made, so that a fork in between can't leave one locked.
 
+use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use dl_format::{ChunkId, ChunkIdMaker};
@@ -12,8 +13,9 @@ use tokio::runtime::Runtime;
 
 use crate::error::{Error, Kind};
 
-/// Threads of the runtime: one can encode while another waits in the kernel.
-const WORKER_THREADS: usize = 2;
+/// One thread of the runtime for so many processors: it only moves bytes between connections and
+/// the threads that call, and each more is one more to wake.
+const PROCESSORS_PER_THREAD: usize = 4;
 
 /// A value of which every process has its own, made when it first asks.
 ///
@@ -105,8 +107,10 @@ impl Process {
     }
 
     fn start() -> std::io::Result<Self> {
+        let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let threads = processors.div_ceil(PROCESSORS_PER_THREAD);
         let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(WORKER_THREADS)
+            .worker_threads(threads)
             .thread_name("libdiesel")
             .enable_all()
             .build()?;

@@ -45,7 +45,7 @@ const JOBS_PER_READ: usize = 4;
 
 /// Bytes that a read copies where it is called, when none of them has to come from a disk: handing
 /// over to another thread and back costs more, and nobody waits long for so few.
-const BYTES_AT_ONCE: u64 = 512 << 10;
+const BYTES_AT_ONCE: u64 = 1 << 20;
 
 /// Objects that one blocking job of a listing collects before it hands them over.
 const LISTED_PER_JOB: usize = 1024;
