@@ -3,6 +3,7 @@
 //! Must hold: how the work ended comes last, so that a client never takes an answer that broke off
 //! for all there is; a client that takes nothing keeps no memory for long.
 
+use std::future::ready;
 use std::pin::Pin;
 use std::time::Duration;
 
@@ -74,9 +75,11 @@ pub(crate) async fn answer<T: Send + 'static, W: Send + 'static>(
         () = parts.clock.sleep(TOGETHER) => return Ok(Response::new(messages)),
     };
     match first {
-        None => Ok(Response::new(messages)),
+        Some(Ok(first)) => {
+            Ok(Response::new(Box::pin(stream::once(ready(Ok(first))).chain(messages))))
+        }
         Some(Err(status)) => Err(status),
-        first => Ok(Response::new(Box::pin(stream::iter(first).chain(messages)))),
+        None => Ok(Response::new(Box::pin(stream::empty()))),
     }
 }
 
