@@ -32,7 +32,7 @@ pub const REQUEST_PATH_BYTES: usize = 512 << 10;
 pub(crate) const CHUNK_PIECE_BYTES: usize = 128 << 10;
 
 /// Payload after which an answer message is sent, in bytes.
-pub const REPLY_BYTES: usize = 1 << 20;
+pub const REPLY_BYTES: usize = 256 << 10;
 
 /// Most items of one Read.
 pub const READ_ITEMS_MAX: usize = 65_536;
