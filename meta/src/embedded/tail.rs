@@ -85,6 +85,8 @@ pub(super) struct State {
     /// Since when something here is not durable.
     pub(super) dirty_since: Option<Duration>,
     pub(super) failure: Option<Failure>,
+    /// The file could not be opened again.
+    pub(super) shut: bool,
 }
 
 impl State {
@@ -219,9 +221,12 @@ impl State {
         self.measure();
     }
 
-    /// The file takes writes again.
+    /// The file is open again. Why it could not be written holds until that works, or it would be
+    /// tried over and over.
     pub(super) fn mended(&mut self) {
-        self.failure = None;
+        if std::mem::take(&mut self.shut) {
+            self.failure = None;
+        }
         if self.pending.is_empty() {
             self.dirty_since = None;
         }

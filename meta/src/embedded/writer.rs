@@ -43,6 +43,8 @@ pub(super) async fn run(shared: Arc<Shared>) {
                 if is_close {
                     break Some((reply, answer));
                 }
+                // Who waited for objects of a dataset that is gone now waits for nothing.
+                shared.progress.send_modify(Progress::step);
                 // Who asked may be gone; the change is made all the same.
                 let _ = reply.send(answer);
             }
@@ -75,7 +77,8 @@ impl Shared {
         let interval = self.options.sync_interval;
         let age = state.dirty_since.map(|since| now.saturating_sub(since));
         let is_old = age.is_some_and(|age| age >= interval);
-        if self.file.is_broken() && (is_old || state.failure.is_none() || state.is_asked()) {
+        // At once, so that reads go on while writes can't; when that failed, from time to time.
+        if self.file.is_broken() && (is_old || !state.shut || state.is_asked()) {
             return Work::Reopen;
         }
         if let Some((command, reply)) = state.commands.pop_front() {
@@ -103,7 +106,10 @@ impl Shared {
                 tracing::info!(store = %self.name, "opened the metadata file again");
                 self.state().mended();
             }
-            Ok(Err(error)) => self.failed(&error),
+            Ok(Err(error)) => {
+                self.state().shut = true;
+                self.failed(&error);
+            }
             Err(_) => self.state().abandoned = true,
         }
     }
@@ -142,6 +148,10 @@ impl Shared {
     async fn command(self: &Arc<Self>, command: Command) -> Result<(), Error> {
         if let Command::Close = command {
             self.drain().await?;
+        } else if self.file.is_broken() {
+            // Whoever asks hears why it can't be written, not that it is shut for that.
+            self.reopen().await;
+            self.check("write metadata of")?;
         }
         let shared = Arc::clone(self);
         blocking::run(move || match command {
@@ -212,14 +222,19 @@ impl Shared {
             } else {
                 return Ok(());
             }
-            let state = self.state();
-            if let Some(failure) = &state.failure {
-                let (kind, why) = (failure.kind, failure.why.clone());
-                return Err(Error::because(kind, "close", &self.name, why));
+            self.check("close")?;
+        }
+    }
+
+    /// Fails as the last try to write the file did.
+    fn check(&self, action: &'static str) -> Result<(), Error> {
+        let state = self.state();
+        match &state.failure {
+            Some(Failure { kind, why }) => {
+                Err(Error::because(*kind, action, &self.name, why.clone()))
             }
-            if state.abandoned {
-                return Err(Error::new(Kind::Unavailable, "close", &self.name));
-            }
+            None if state.abandoned => Err(Error::new(Kind::Unavailable, action, &self.name)),
+            None => Ok(()),
         }
     }
 
