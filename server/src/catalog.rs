@@ -6,6 +6,7 @@
 use dl_format::{ChunkShape, DatasetId, DatasetName, NameRecord, NameState, Stamp, dataset_prefix};
 use dl_meta::{DatasetInfo, DatasetRecord, DatasetState};
 use dl_proto::{Dataset, Kind};
+use dl_runtime::blocking;
 use futures::TryStreamExt;
 
 use crate::error::Error;
@@ -104,6 +105,11 @@ pub(crate) async fn create(
                 named
             }
             newest => {
+                let room = parts.room.clone();
+                let taken = blocking::run(move || room.take(0)).await;
+                taken
+                    .map_err(|error| Error::new(Kind::Unavailable, "create dataset", name, error))?
+                    .map_err(|full| Error::new(Kind::Full, "create dataset", name, full))?;
                 let generation = newest.map_or(1, |named| named.generation.saturating_add(1));
                 let mut id = [0; 16];
                 parts.random.fill(&mut id);

@@ -20,6 +20,7 @@ use crate::catalog;
 use crate::error::Error;
 use crate::headers::read_header;
 use crate::parts::{Parts, object_key};
+use crate::room::Taken;
 
 const ACTION: &str = "commit object";
 
@@ -54,7 +55,26 @@ pub(crate) async fn put_chunk(
         return refuse("it is larger than the chunks of this dataset");
     }
     check_parts(parts, header).await?;
+    let _taken = take_room(parts, header).await?;
     commit(parts, verified, |object| buffers.lend(object, 0)).await
+}
+
+/// Room for an object, until that is dropped; none when it needs no more, as it is stored already.
+async fn take_room(parts: &Parts, header: &Header) -> Result<Option<Taken>, Error> {
+    let (room, length) = (parts.room.clone(), header.object_length());
+    let taken = blocking::run(move || room.take(length)).await;
+    match taken.map_err(|error| Error::new(Kind::Unavailable, ACTION, header.id(), error))? {
+        Ok(taken) => Ok(Some(taken)),
+        Err(full) => {
+            let key = object_key(header.dataset(), header.id(), header.kind());
+            let is_stored = is_stored(parts, &key).await?;
+            if is_stored {
+                Ok(None)
+            } else {
+                Err(Error::new(Kind::Full, ACTION, header.id(), full))
+            }
+        }
+    }
 }
 
 /// Commits a tombstone over the versions that a client saw.

@@ -168,6 +168,14 @@ impl Config {
             log_json: flags.log_json || file.log_json.unwrap_or(false),
         })
     }
+
+    /// The folders that the stores lie in; none for those in memory.
+    pub fn folders(&self) -> Vec<PathBuf> {
+        let store = self.store.strip_prefix("file://").unwrap_or(&self.store);
+        let store = (store != "memory:").then_some(store);
+        let meta = self.meta.strip_prefix("embedded:");
+        store.into_iter().chain(meta).map(PathBuf::from).collect()
+    }
 }
 
 fn read_file(path: &Path) -> Result<File, ConfigError> {
@@ -238,6 +246,7 @@ mod tests {
         assert_eq!(config.listen.to_string(), "127.0.0.1:7420");
         assert_eq!(config.meta, "embedded:diesel-data/meta");
         assert_eq!(config.store, "diesel-data/chunks");
+        assert_eq!(config.folders(), ["diesel-data/chunks", "diesel-data/meta"].map(PathBuf::from));
         assert_eq!(config.limits, Limits::default());
     }
 
@@ -251,6 +260,14 @@ mod tests {
         assert_eq!(config.listen.to_string(), "[::1]:2");
         assert_eq!(config.grace, Duration::from_secs(300));
         assert_eq!(config.limits.read_bytes, 1 << 30);
+    }
+
+    #[test]
+    fn stores_in_memory_lie_in_no_folder() {
+        let config = load(&["--meta", "memory:", "--store", "memory:"]).unwrap();
+        assert!(config.folders().is_empty());
+        let config = load(&["--meta", "embedded:/a", "--store", "file:///b"]).unwrap();
+        assert_eq!(config.folders(), ["/b", "/a"].map(PathBuf::from));
     }
 
     #[test]

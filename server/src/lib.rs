@@ -20,9 +20,11 @@ mod names;
 mod parts;
 mod read;
 mod recover;
+mod room;
 mod serve;
 mod service;
 
 pub use error::Error;
 pub use parts::{Limits, Parts};
+pub use room::Room;
 pub use serve::{prepare, serve};

@@ -11,7 +11,7 @@ use clap::Parser;
 use dl_meta::Stop;
 use dl_runtime::{Clock, OsRandom, Shutdown, SystemClock, telemetry};
 use dl_server::config::{Config, Flags};
-use dl_server::{Parts, prepare, serve};
+use dl_server::{Parts, Room, prepare, serve};
 use tokio::net::TcpListener;
 
 fn main() -> ExitCode {
@@ -49,7 +49,8 @@ async fn run(config: Config) -> anyhow::Result<()> {
         _ => error.into(),
     })?;
     let random = Arc::new(OsRandom);
-    let parts = Parts { store, meta: Arc::clone(&meta), clock, random, limits: config.limits };
+    let (limits, room) = (config.limits, Room::of(config.folders()));
+    let parts = Parts { store, meta: Arc::clone(&meta), clock, random, limits, room };
     let prepared = tokio::select! {
         prepared = prepare(&parts, last_stop) => Some(prepared.map_err(anyhow::Error::from)),
         () = shutdown.requested() => None,

@@ -12,6 +12,7 @@ use dl_store::{Key, Prefix, Store};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::Error;
+use crate::room::Room;
 
 /// How much a server holds in memory at once, and how long it waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +51,8 @@ pub struct Parts {
     pub random: Arc<dyn Random>,
     /// Bounds.
     pub limits: Limits,
+    /// What puts leave to deletes.
+    pub room: Room,
 }
 
 /// Memory for work in flight, given out in bytes.

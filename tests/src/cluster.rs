@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use dl_meta::MetaStore;
 use dl_runtime::{Clock, OsRandom, Shutdown, SystemClock};
-use dl_server::{Limits, Parts};
+use dl_server::{Limits, Parts, Room};
 use dl_store::Store;
 use libdiesel::{Client, ConnectOptions};
 use tokio::net::TcpListener;
@@ -67,6 +67,7 @@ pub fn parts(store: Arc<dyn Store>, meta: Arc<dyn MetaStore>) -> Parts {
         clock: Arc::new(SystemClock::new()),
         random: Arc::new(OsRandom),
         limits: Limits::default(),
+        room: Room::default(),
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod away;
 mod damaged;
+mod full;
 mod hostile;
 mod kill;
 mod memory;

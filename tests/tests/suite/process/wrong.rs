@@ -1,17 +1,16 @@
-//! Wrong addresses, wrong names, full disks, damaged objects, servers in each other's way: each
+//! Wrong addresses, wrong names, damaged objects, servers in each other's way: each
 //! gets an answer that says what to do.
 
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
+use dl_tests::folder;
 use dl_tests::program::{Ended, Server, dl, dlcmd, run, server_command};
-use dl_tests::{folder, tell};
 
 /// What a server that is not there may cost, with a second for starting the program.
 const PATIENCE: Duration = Duration::from_secs(6);
@@ -87,73 +86,6 @@ fn a_folder_where_a_file_is_meant_is_named_as_one() -> Result<()> {
     }
     dl(&server, ["cat", "dl://ds/dir/file/x"])?.code(3)?;
     dl(&server, ["ls", "dl://ds/nowhere"])?.code(3)?;
-    Ok(())
-}
-
-/// A small file system in memory, gone with this.
-struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    /// None where that is not allowed.
-    fn mount(at: &Path) -> Result<Option<Self>> {
-        fs::create_dir_all(at)?;
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", "size=24m", "none"]).arg(at);
-        match run(&mut mount) {
-            Ok(ended) if ended.code == 0 => Ok(Some(Self(at.to_owned()))),
-            refused => {
-                tell(format_args!(
-                    "skipped: no small file system can be mounted here: {refused:?}"
-                ));
-                Ok(None)
-            }
-        }
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        // What is left in the folder goes with it.
-        let _ = run(Command::new("umount").arg("-l").arg(&self.0));
-    }
-}
-
-/// Keeps S-01 and S-12.
-#[test]
-fn a_full_disk_is_said_to_the_client_and_loses_nothing_acknowledged() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let Some(disk) = SmallDisk::mount(&scene.path().join("disk"))? else { return Ok(()) };
-    let data = disk.0.join("data");
-    let (small, large) = (scene.path().join("small"), scene.path().join("large"));
-    folder::fill(&small, 100, 20_000, &Dice::new(1))?;
-    folder::fill(&large, 300, 300_000, &Dice::new(2))?;
-    let server = Server::start(&data)?;
-    run(server.dlcmd()?.arg("put").arg(&small).arg("dl://small"))?.code(0)?;
-    let full = run(server.dlcmd()?.arg("put").arg(&large).arg("dl://large"))?;
-    ensure!(full.code == 1 || full.code == 4, "{full:?}");
-    ensure!(full.stderr.to_lowercase().contains("space"), "{}", full.stderr);
-
-    let got = scene.path().join("got");
-    run(server.dlcmd()?.arg("get").arg("dl://small").arg(&got))?.code(0)?;
-    folder::compare(&small, &got)?;
-    // What was acknowledged of the large one is whole.
-    let part = scene.path().join("part");
-    run(server.dlcmd()?.arg("get").arg("dl://large").arg(&part))?.code(0)?;
-    let all = folder::read(&large)?;
-    for (path, file) in folder::read(&part)? {
-        ensure!(all.get(&path) == Some(&file), "{} is not whole", String::from_utf8_lossy(&path));
-    }
-    // Space comes back, and the server goes on, also after a kill.
-    dl(&server, ["delete-dataset", "dl://large"])?.code(0)?;
-    run(server.dlcmd()?.arg("put").arg(&small).arg("dl://again"))?.code(0)?;
-    server.kill()?;
-    let server = Server::start(&data)?;
-    for dataset in ["dl://small", "dl://again"] {
-        fs::remove_dir_all(&got)?;
-        run(server.dlcmd()?.arg("get").arg(dataset).arg(&got))?.code(0)?;
-        folder::compare(&small, &got).with_context(|| dataset.to_owned())?;
-    }
-    server.stop()?;
     Ok(())
 }
 

@@ -1,0 +1,165 @@
+//! Disks that run full: what is told, what goes on, and the way out of it.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_tests::cluster::clock;
+use dl_tests::dice::Dice;
+use dl_tests::program::{Ended, Server, dl, run};
+use dl_tests::{folder, tell};
+
+/// A small file system in memory, gone with this.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    /// None where that is not allowed.
+    fn mount(at: &Path) -> Result<Option<Self>> {
+        fs::create_dir_all(at)?;
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=24m", "none"]).arg(at);
+        match run(&mut mount) {
+            Ok(ended) if ended.code == 0 => Ok(Some(Self(at.to_owned()))),
+            refused => {
+                tell(format_args!(
+                    "skipped: no small file system can be mounted here: {refused:?}"
+                ));
+                Ok(None)
+            }
+        }
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // What is left in the folder goes with it.
+        let _ = run(Command::new("umount").arg("-l").arg(&self.0));
+    }
+}
+
+/// Keeps S-01 and S-12.
+#[test]
+fn a_full_disk_is_said_to_the_client_and_loses_nothing_acknowledged() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let Some(disk) = SmallDisk::mount(&scene.path().join("disk"))? else { return Ok(()) };
+    let data = disk.0.join("data");
+    let (small, large) = (scene.path().join("small"), scene.path().join("large"));
+    folder::fill(&small, 100, 20_000, &Dice::new(1))?;
+    folder::fill(&large, 300, 300_000, &Dice::new(2))?;
+    let server = Server::start(&data)?;
+    run(server.dlcmd()?.arg("put").arg(&small).arg("dl://small"))?.code(0)?;
+    let full = run(server.dlcmd()?.arg("put").arg(&large).arg("dl://large"))?;
+    ensure!(full.code == 1 || full.code == 4, "{full:?}");
+    ensure!(full.stderr.to_lowercase().contains("space"), "{}", full.stderr);
+
+    let got = scene.path().join("got");
+    run(server.dlcmd()?.arg("get").arg("dl://small").arg(&got))?.code(0)?;
+    folder::compare(&small, &got)?;
+    // What was acknowledged of the large one is whole.
+    let part = scene.path().join("part");
+    run(server.dlcmd()?.arg("get").arg("dl://large").arg(&part))?.code(0)?;
+    let all = folder::read(&large)?;
+    for (path, file) in folder::read(&part)? {
+        ensure!(all.get(&path) == Some(&file), "{} is not whole", String::from_utf8_lossy(&path));
+    }
+    // Space comes back, and the server goes on, also after a kill.
+    dl(&server, ["delete-dataset", "dl://large"])?.code(0)?;
+    run(server.dlcmd()?.arg("put").arg(&small).arg("dl://again"))?.code(0)?;
+    server.kill()?;
+    let server = Server::start(&data)?;
+    for dataset in ["dl://small", "dl://again"] {
+        fs::remove_dir_all(&got)?;
+        run(server.dlcmd()?.arg("get").arg(dataset).arg(&got))?.code(0)?;
+        folder::compare(&small, &got).with_context(|| dataset.to_owned())?;
+    }
+    server.stop()?;
+    Ok(())
+}
+
+/// Keeps S-12 and S-26.
+#[test]
+fn whoever_filled_the_disk_with_puts_can_delete() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let Some(disk) = SmallDisk::mount(&scene.path().join("disk"))? else { return Ok(()) };
+    let server = Server::start(&disk.0.join("data"))?;
+    folder::write(scene.path(), "kept/a", "a")?;
+    run(server.dlcmd()?.arg("put").arg(scene.path().join("kept")).arg("dl://kept"))?.code(0)?;
+    // With ever smaller files, until not even those of a few bytes fit.
+    for (round, longest) in [1_000_000, 100_000, 10_000, 100].into_iter().enumerate() {
+        let source = scene.path().join(format!("src{round}"));
+        folder::fill(&source, 40, longest, &Dice::new(round as u64))?;
+        let mut last = 0;
+        for number in 0..200 {
+            let target = format!("dl://large/{round}/{number}");
+            let put = run(server.dlcmd()?.arg("put").arg(&source).arg(target))?;
+            last = put.code;
+            if last != 0 {
+                ensure!(put.stderr.contains("space left"), "{}", put.stderr);
+                break;
+            }
+        }
+        ensure!(last != 0, "files of {longest} bytes always fit");
+    }
+    dl(&server, ["rm", "dl://kept/a"])?.code(0)?;
+    dl(&server, ["rm", "-r", "dl://large/0"])?.code(0)?;
+    ensure!(
+        dl(&server, ["ls", "-R", "dl://kept"])?.code(0)?.text().is_empty(),
+        "it is still there"
+    );
+    dl(&server, ["delete-dataset", "dl://large"])?.code(0)?;
+    run(server.dlcmd()?.arg("put").arg(scene.path().join("kept")).arg("dl://kept"))?.code(0)?;
+    ensure!(dl(&server, ["cat", "dl://kept/a"])?.code(0)?.text() == "a", "cat");
+    server.stop()?;
+    Ok(())
+}
+
+/// Runs it, and fails when that takes long.
+fn at_once(command: &mut Command) -> Result<Ended> {
+    let (clock, shown) = (clock(), format!("{command:?}"));
+    let began = clock.monotonic();
+    let ended = run(command)?;
+    let took = clock.monotonic() - began;
+    ensure!(took < Duration::from_secs(10), "{shown} took {took:?}: {ended:?}");
+    Ok(ended)
+}
+
+/// Keeps S-12: whatever was not written to the metadata yet, nobody waits for it.
+#[test]
+fn a_disk_that_others_fill_is_told_at_once_and_reading_goes_on() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let Some(disk) = SmallDisk::mount(&scene.path().join("disk"))? else { return Ok(()) };
+    let (data, source) = (disk.0.join("data"), scene.path().join("src"));
+    folder::fill(&source, 100, 2_000, &Dice::new(1))?;
+    let server = Server::start(&data)?;
+    run(server.dlcmd()?.arg("put").arg(&source).arg("dl://before"))?.code(0)?;
+    server.stop()?;
+    let server = Server::start(&data)?;
+    run(server.dlcmd()?.arg("put").arg(&source).arg("dl://last"))?.code(0)?;
+    let ballast = disk.0.join("ballast");
+    let mut file = File::create(&ballast)?;
+    for piece in [1 << 20, 4 << 10] {
+        while file.write_all(&vec![1; piece]).is_ok() {}
+    }
+    for _ in 0..3 {
+        for command in [["delete-dataset", "dl://last"], ["rm", "dl://before/000/000000.bin"]] {
+            let refused = at_once(server.dlcmd()?.args(command))?.code(1)?;
+            ensure!(refused.stderr.contains("space left"), "{}", refused.stderr);
+        }
+        let got = scene.path().join("got");
+        at_once(server.dlcmd()?.arg("get").arg("dl://before").arg(&got))?.code(0)?;
+        folder::compare(&source, &got)?;
+        let put = at_once(server.dlcmd()?.arg("put").arg(&source).arg("dl://new"))?.code(1)?;
+        ensure!(put.stderr.contains("space left"), "{}", put.stderr);
+    }
+    drop(file);
+    fs::remove_file(&ballast)?;
+    let got = scene.path().join("last");
+    run(server.dlcmd()?.arg("get").arg("dl://last").arg(&got))?.code(0)?;
+    folder::compare(&source, &got)?;
+    dl(&server, ["delete-dataset", "dl://last"])?.code(0)?;
+    server.stop()?;
+    Ok(())
+}
