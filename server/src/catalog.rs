@@ -154,6 +154,7 @@ pub(crate) async fn index(
         created: named.record.created,
         state,
     };
+    names::settle(parts, name, named.generation).await?;
     match parts.meta.put_dataset(&record).await {
         Ok(()) => {}
         Err(error) if error.kind == dl_meta::Kind::Conflict => return Ok(false),
@@ -171,16 +172,13 @@ pub(crate) async fn index(
 /// Ends a dataset for everybody, then removes its objects; gives how many those were. `id` is the
 /// dataset that the caller means: one that was created since under the same name is left alone.
 pub(crate) async fn delete(parts: &Parts, name: &DatasetName, id: DatasetId) -> Result<u64, Error> {
-    loop {
+    let ended = loop {
         let Some(named) = names::newest(parts, name).await? else {
             let why = "there is none of that name";
             return Err(Error::new(Kind::NotFound, "delete dataset", name, why));
         };
-        if named.record.dataset != id {
-            break;
-        }
-        if named.record.state == NameState::Deleted {
-            break;
+        if named.record.dataset != id || named.record.state == NameState::Deleted {
+            break named.generation;
         }
         // First nobody may write into it any more: what is acknowledged is never swept.
         index(parts, name, named, DatasetState::Ending).await?;
@@ -188,9 +186,11 @@ pub(crate) async fn delete(parts: &Parts, name: &DatasetName, id: DatasetId) -> 
         let created = Stamp::at(parts.clock.now());
         let record = NameRecord { state: NameState::Deleted, created, ..named.record };
         if names::create(parts, name, generation, &record).await? {
-            break;
+            break generation;
         }
-    }
+    };
+    // Or a power cut could bring a dataset back whose objects are gone.
+    names::settle(parts, name, ended).await?;
     forget(parts, id).await?;
     sweep(parts, id).await
 }
@@ -215,7 +215,9 @@ async fn sweep(parts: &Parts, id: DatasetId) -> Result<u64, Error> {
 /// Ends what a crash left half done: datasets whose names say that they are deleted go, those
 /// that were about to be deleted stay.
 pub(crate) async fn finish_deletions(parts: &Parts) -> Result<(), Error> {
-    for (name, dataset) in names::deleted(parts).await? {
+    for (name, named) in names::deleted(parts).await? {
+        let dataset = named.record.dataset;
+        names::settle(parts, &name, named.generation).await?;
         forget(parts, dataset).await?;
         let removed = sweep(parts, dataset).await?;
         if removed > 0 {

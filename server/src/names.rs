@@ -4,9 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use dl_format::{
-    DatasetId, DatasetName, NameRecord, NameState, name_key, name_prefix, parse_name_key,
-};
+use dl_format::{DatasetName, NameRecord, NameState, name_key, name_prefix, parse_name_key};
 use dl_proto::Kind;
 use dl_store::{Prefix, StoreExt};
 
@@ -66,12 +64,12 @@ pub(crate) async fn all(parts: &Parts) -> Result<Names, Error> {
 }
 
 /// All datasets that were ever deleted, also those whose names were used again.
-pub(crate) async fn deleted(parts: &Parts) -> Result<Vec<(DatasetName, DatasetId)>, Error> {
+pub(crate) async fn deleted(parts: &Parts) -> Result<Vec<(DatasetName, Named)>, Error> {
     let mut deleted = Vec::new();
     for (name, generation) in list(parts, &prefix(dl_format::NAMES_PREFIX.to_owned())).await? {
         match read(parts, &name, generation).await {
             Ok(named) if named.record.state == NameState::Deleted => {
-                deleted.push((name, named.record.dataset));
+                deleted.push((name, named));
             }
             Ok(_) => {}
             Err(error) => tracing::error!(error = error.chain(), "a name can't be read"),
@@ -93,6 +91,16 @@ pub(crate) async fn create(
         Err(error) if error.kind == dl_store::Kind::Exists => Ok(false),
         Err(error) => Err(Error::store("write the name of dataset", name, error)),
     }
+}
+
+/// Makes a generation that was found outlast a power cut; whoever made it may have died first.
+pub(crate) async fn settle(
+    parts: &Parts,
+    name: &DatasetName,
+    generation: u32,
+) -> Result<(), Error> {
+    let settled = parts.store.settle(&[key(name_key(name, generation))]).await;
+    settled.map_err(|error| Error::store("settle the name of dataset", name, error))
 }
 
 /// Names and generations, in order.

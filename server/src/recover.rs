@@ -179,6 +179,11 @@ async fn dataset(
     state.checked = state.listed.saturating_sub(missing.len() as u64);
     tell(progress, &mut state).await;
 
+    // A power cut must not take what the metadata names from now on.
+    let keys: Vec<Key> = missing.iter().map(|(_, object)| object.key.clone()).collect();
+    let settled = parts.store.settle(&keys).await;
+    settled.map_err(|error| Error::store("settle the objects of dataset", name, error))?;
+
     let batches: Vec<Vec<_>> = missing.chunks(BATCH).map(<[_]>::to_vec).collect();
     let mut batches = stream::iter(batches)
         .map(|batch| async move {

@@ -25,6 +25,7 @@ pub async fn run(make: impl AsyncFn() -> Arc<dyn Store>) {
     many_ranges_come_back_in_order(&*make().await).await;
     what_is_deleted_is_gone_and_can_come_back(&*make().await).await;
     a_listing_gives_each_object_below_its_prefix_once(&*make().await).await;
+    objects_are_settled_whether_they_are_there_or_not(&*make().await).await;
     a_dropped_create_leaves_all_or_nothing(&*make().await).await;
     the_store_says_what_it_is(&*make().await);
 }
@@ -224,6 +225,23 @@ async fn a_listing_gives_each_object_below_its_prefix_once(store: &dyn Store) {
     assert_eq!(listed, objects, "{store}");
     let some = store.list(&Prefix::ROOT).take(2).count().await;
     assert_eq!(some, 2, "{store}: a listing can be left half-way");
+}
+
+async fn objects_are_settled_whether_they_are_there_or_not(store: &dyn Store) {
+    let keys = ["x/1", "x/y/2", "top", "x/gone", "no/where"].map(key);
+    for key in &keys[..3] {
+        store.create(key, "here".into()).await.expect("create a new key");
+    }
+    store.settle(&[]).await.expect("settle nothing");
+    for _ in 0..2 {
+        store.settle(&keys).await.expect("settle what is there");
+        let listed = store.list_sorted(&Prefix::ROOT).await.expect("list a store");
+        assert_eq!(listed.len(), 3, "{store}: {listed:?}");
+    }
+    store
+        .create(&keys[4], "now".into())
+        .await
+        .expect("create what was settled before it was there");
 }
 
 async fn a_dropped_create_leaves_all_or_nothing(store: &dyn Store) {

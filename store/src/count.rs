@@ -131,6 +131,14 @@ impl Store for CountStore {
         result
     }
 
+    async fn settle(&self, keys: &[Key]) -> Result<(), Error> {
+        let result = self.inner.settle(keys).await;
+        if result.is_err() {
+            add(&self.counters.errors, 1);
+        }
+        result
+    }
+
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
         let counters = &self.counters;
         add(&counters.lists, 1);

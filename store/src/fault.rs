@@ -40,7 +40,7 @@ impl FaultStore {
     async fn write(
         &self,
         operation: &'static str,
-        key: &Key,
+        key: &(impl fmt::Display + Sync),
         write: impl Future<Output = Result<(), Error>> + Send,
     ) -> Result<(), Error> {
         let fault = self.faults.next(operation);
@@ -116,6 +116,11 @@ impl Store for FaultStore {
 
     async fn delete(&self, key: &Key) -> Result<(), Error> {
         self.write("delete", key, self.inner.delete(key)).await
+    }
+
+    async fn settle(&self, keys: &[Key]) -> Result<(), Error> {
+        let what = format!("{} objects", keys.len());
+        self.write("settle", &what, self.inner.settle(keys)).await
     }
 
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {

@@ -48,6 +48,9 @@ pub use throttle::{Throttle, ThrottleStore};
 ///   begins afterwards does not find the object; the key may be created anew.
 /// - `list` gives each object strictly below the prefix once, with its size, in any order; it
 ///   may or may not give objects created or deleted while it runs. After an error it ends.
+/// - `settle` makes objects durable that a read or list has found, whose makers may have died
+///   before they were: those of `keys` that are there when it begins are durable when it returns.
+///   A key without an object is passed over.
 /// - A dropped future leaves the object absent or whole, never a part of it.
 /// - An operation that fails with a retryable error may have taken effect.
 /// - No key may extend another key by whole segments (`a` and `a/b`); which of the two calls
@@ -71,6 +74,12 @@ pub trait Store: Debug + Display + Send + Sync + 'static {
     /// # Errors
     /// As the store fails; a missing object is none.
     async fn delete(&self, key: &Key) -> Result<(), Error>;
+
+    /// Makes sure of objects that were found; whoever names them elsewhere does that first.
+    ///
+    /// # Errors
+    /// As the store fails; a missing object is none.
+    async fn settle(&self, keys: &[Key]) -> Result<(), Error>;
 
     /// The objects below `prefix`, unordered.
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>>;

@@ -107,6 +107,10 @@ impl Store for ThrottleStore {
         self.slowly(0, self.inner.delete(key), |_| 0).await
     }
 
+    async fn settle(&self, keys: &[Key]) -> Result<(), Error> {
+        self.slowly(0, self.inner.settle(keys), |_| 0).await
+    }
+
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
         let prefix = prefix.clone();
         let listing =

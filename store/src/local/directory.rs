@@ -4,7 +4,7 @@
 //! returns only when the directories that make it last are synced. After a crash at any step
 //! nothing is torn, nothing acknowledged is lost, and no file is left that is no object.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -204,6 +204,28 @@ impl<F: Files> Directory<F> {
             }
         };
         removed.map_err(|errno| Error::from_errno(errno, "delete object", key))
+    }
+
+    /// Syncs the directories that make these objects last. Their contents were synced before they
+    /// got their names.
+    pub(super) fn settle(&self, keys: &[Key]) -> std::result::Result<(), Error> {
+        let holding: BTreeSet<&str> = keys.iter().map(|key| parent(key.as_str())).collect();
+        let mut all = holding.clone();
+        for dir in &holding {
+            let mut dir = *dir;
+            while !dir.is_empty() && !self.known().contains(dir) {
+                dir = parent(dir);
+                all.insert(dir);
+            }
+        }
+        // Those below first: a directory that was there then is in the one above it.
+        for dir in all.iter().rev() {
+            match self.files.sync_dir(dir) {
+                Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => {}
+                Err(errno) => return Err(Error::from_errno(errno, "settle objects below", dir)),
+            }
+        }
+        Ok(())
     }
 
     /// Lists one directory: objects into `objects`, directories below it into `dirs`.

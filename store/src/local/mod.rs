@@ -143,6 +143,11 @@ impl<F: Files> Store for LocalStore<F> {
         self.run("delete object", key, move |directory| directory.delete(&owned)).await
     }
 
+    async fn settle(&self, keys: &[Key]) -> Result<(), Error> {
+        let (owned, what) = (keys.to_vec(), format!("{} objects", keys.len()));
+        self.run("settle", what, move |directory| directory.settle(&owned)).await
+    }
+
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
         let (top, prefix) = (vec![prefix.as_str().to_owned()], prefix.clone());
         stream::try_unfold(top, move |mut dirs| {

@@ -161,7 +161,7 @@ fn a_crash_at_any_step_tears_nothing_loses_nothing_acknowledged_and_leaves_no_st
         assert!(points > 80, "{points}");
         for point in 0..=points {
             for luck in 0..8 {
-                for next in [Next::PowerLoss, Next::Restart, Next::Retry] {
+                for next in [Next::PowerLoss, Next::Restart, Next::Retry, Next::Found] {
                     crash(has_unnamed_files, point, luck, next);
                 }
             }
@@ -177,6 +177,8 @@ enum Next {
     Restart,
     /// The fault passed, and the same process does the step again.
     Retry,
+    /// Another process settles what it finds, which is promised from then on.
+    Found,
 }
 
 fn crash(has_unnamed_files: bool, point: u64, luck: u64, next: Next) {
@@ -191,7 +193,19 @@ fn crash(has_unnamed_files: bool, point: u64, luck: u64, next: Next) {
     if next == Next::Restart {
         directory = restart(&files, &allowed, &when);
     }
-    if let (true, Some((again, rest))) = (next != Next::PowerLoss, left.split_first()) {
+    if next == Next::Found {
+        directory = restart(&files, &allowed, &when);
+        for (name, holds) in &mut allowed {
+            let range = ObjectRange { key: key(name), range: ByteRange::WHOLE };
+            let is_there = directory.read(&[range]).remove(0).is_ok();
+            directory.settle(&[key(name)]).unwrap();
+            if is_there {
+                holds.remove(&None);
+            }
+        }
+    }
+    let goes_on = matches!(next, Next::Restart | Next::Retry);
+    if let (true, Some((again, rest))) = (goes_on, left.split_first()) {
         assert!(go(&directory, &[*again], &mut allowed).is_empty(), "{when}");
         left = rest;
     }

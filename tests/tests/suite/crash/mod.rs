@@ -5,6 +5,7 @@
 //! Must hold: after every restart, with the metadata kept, torn or gone, what was acknowledged is
 //! there, what was not is absent or complete, and the same request again ends the same.
 
+mod found;
 mod history;
 mod late;
 mod world;

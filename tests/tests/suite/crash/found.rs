@@ -1,0 +1,106 @@
+//! What a server finds after the one that made it died: named in the metadata, it outlasts a power
+//! cut as if it had been acknowledged.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail, ensure};
+use dl_format::{ChunkIdMaker, DatasetId};
+use dl_meta::{Memory, MetaStore, Stop};
+use dl_runtime::fault::CutPoint;
+use dl_server::prepare;
+use dl_store::VolatileDisk;
+use dl_tests::cluster::{Running, clock, parts};
+use dl_tests::wire::{Wire, chunk};
+
+/// Keeps S-02 (I2): the server dies at each point of a commit, another one recovers, and then the
+/// power goes.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_recover_adopted_outlasts_a_power_cut() -> Result<()> {
+    let mut adopted = 0;
+    for point in 0..1_000 {
+        let (cut, disk, _) = fresh();
+        let dataset = {
+            let (_server, client) = serve(&disk, &memory()).await?;
+            let dataset = client.create("ds").await?;
+            cut.arm(point);
+            // Whether this is answered is not the question here.
+            let _ = put(&client, dataset).await;
+            dataset
+        };
+        let is_beyond = !cut.is_cut();
+        cut.disarm();
+        let recovered = {
+            let (_server, client) = serve(&disk, &memory()).await?;
+            client.recover().await?;
+            client.files(dataset).await?.len()
+        };
+        adopted += recovered;
+        ensure!(after_power_cut(&disk, dataset).await? == recovered, "point {point}: it is lost");
+        if is_beyond {
+            ensure!(adopted > 3, "only {adopted} were adopted");
+            return Ok(());
+        }
+    }
+    bail!("a commit has no end")
+}
+
+/// Keeps S-01 (I1): the server dies at each point of the creation of a dataset, another one goes on
+/// with it, and after what that one acknowledges the power goes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dataset_that_was_half_created_outlasts_a_power_cut_once_it_is_used() -> Result<()> {
+    for point in 0..1_000 {
+        let (cut, disk, meta) = fresh();
+        {
+            let (_server, client) = serve(&disk, &meta).await?;
+            cut.arm(point);
+            // Whether this is answered is not the question here.
+            let _ = client.create("ds").await;
+        }
+        let is_beyond = !cut.is_cut();
+        cut.disarm();
+        let dataset = {
+            let (_server, client) = serve(&disk, &meta).await?;
+            let dataset = client.create("ds").await?;
+            put(&client, dataset).await?;
+            dataset
+        };
+        let files = after_power_cut(&disk, dataset).await;
+        let files = files.with_context(|| format!("point {point}"))?;
+        ensure!(files == 1, "point {point}: acknowledged, and lost");
+        if is_beyond {
+            return Ok(());
+        }
+    }
+    bail!("a creation has no end")
+}
+
+fn fresh() -> (CutPoint, VolatileDisk, Arc<dyn MetaStore>) {
+    let cut = CutPoint::new();
+    (cut.clone(), VolatileDisk::new(cut), memory())
+}
+
+fn memory() -> Arc<dyn MetaStore> {
+    Arc::new(Memory::new())
+}
+
+async fn serve(disk: &VolatileDisk, meta: &Arc<dyn MetaStore>) -> Result<(Running, Wire)> {
+    let parts = parts(disk.open()?, Arc::clone(meta));
+    prepare(&parts, Stop::Fresh).await?;
+    let server = Running::start(parts).await?;
+    let client = Wire::connect(server.address()).await?;
+    Ok((server, client))
+}
+
+async fn put(client: &Wire, dataset: DatasetId) -> Result<()> {
+    let id = ChunkIdMaker::new([9; 9]).next(clock().now());
+    client.put(dataset, &chunk(id, dataset, [(&b"path"[..], &b"bytes"[..])])?).await?;
+    Ok(())
+}
+
+/// The files that are there when nothing lasts but what was synced, and all metadata is lost.
+async fn after_power_cut(disk: &VolatileDisk, dataset: DatasetId) -> Result<usize> {
+    disk.lose_power(|| false);
+    let (_server, client) = serve(disk, &memory()).await?;
+    client.recover().await?;
+    Ok(client.files(dataset).await?.len())
+}
