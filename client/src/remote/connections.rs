@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -31,6 +32,8 @@ const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_PATIENCE: Duration = Duration::from_secs(10);
 /// How long a server that failed is passed over while there are others.
 const PASS_OVER: Duration = Duration::from_secs(2);
+/// A server that has been silent for this long is told of, and again after each.
+const SILENCE: Duration = Duration::from_secs(5);
 /// How many times longer than others a request may take that makes the server work through a
 /// whole dataset.
 const LONG: u32 = 60;
@@ -42,6 +45,8 @@ pub(crate) struct Patience {
     total: Duration,
     /// One try; of a stream, until each next message.
     attempt: Duration,
+    /// Whether an answer should have come after [`SILENCE`].
+    is_short: bool,
 }
 
 /// The servers of a client, seen from one process.
@@ -82,6 +87,8 @@ pub(crate) struct Try {
     clock: Arc<dyn Clock>,
     attempt: Duration,
     deadline: Deadline,
+    /// When the server was last heard or began to be waited for, milliseconds of monotonic time.
+    heard: Arc<AtomicU64>,
 }
 
 /// Neither addresses nor who is asking: nobody needs them, and a key must not show.
@@ -115,7 +122,7 @@ impl Connections {
             key.set_sensitive(true);
         }
         let share = |total: Duration| total / (options.servers.len() as u32).saturating_add(1);
-        let patience = |total| Patience { total, attempt: share(total) };
+        let patience = |total| Patience { total, attempt: share(total), is_short: true };
         // Connections start tasks.
         let _inside = process.runtime.enter();
         let mut servers = Vec::with_capacity(options.servers.len());
@@ -158,8 +165,9 @@ impl Connections {
     /// For requests that make the server work through a whole dataset. A server that died in
     /// between is noticed by its connection.
     pub(crate) fn long(&self) -> Patience {
-        let Patience { total, attempt } = self.usual;
-        Patience { total: total.saturating_mul(LONG), attempt: attempt.saturating_mul(LONG) }
+        let Patience { total, attempt, .. } = self.usual;
+        let (total, attempt) = (total.saturating_mul(LONG), attempt.saturating_mul(LONG));
+        Patience { total, attempt, is_short: false }
     }
 
     /// How many requests keep all connections busy.
@@ -196,6 +204,17 @@ impl Connections {
         let clock = self.clock.as_ref();
         let (began, deadline) = (clock.monotonic(), Deadline::after(clock, patience.total));
         let said = Mutex::<Said>::default();
+        let tell = |least: Duration| {
+            if let (Some(on_retry), Some(reason)) = (&self.on_retry, joined(&said)) {
+                on_retry(&Retry {
+                    action,
+                    subject: subject(),
+                    reason,
+                    waited: clock.monotonic().saturating_sub(began),
+                    left: deadline.remaining(clock).max(least),
+                });
+            }
+        };
         let tried = retry(
             clock,
             self.random.as_ref(),
@@ -203,26 +222,32 @@ impl Connections {
             deadline,
             |failure: &Failure| failure.kind.is_retryable(),
             || {
-                if let (Some(on_retry), Some(reason)) = (&self.on_retry, joined(&said)) {
-                    on_retry(&Retry {
-                        action,
-                        subject: subject(),
-                        reason,
-                        waited: clock.monotonic().saturating_sub(began),
-                        left: deadline.remaining(clock),
-                    });
-                }
+                tell(Duration::ZERO);
                 let (index, server, connection) = self.next();
+                let heard = Arc::new(AtomicU64::new(millis(clock.monotonic())));
                 let this = Try {
                     identity: Arc::clone(&self.identity),
                     clock: Arc::clone(&self.clock),
                     attempt: patience.attempt,
                     deadline,
+                    heard: Arc::clone(&heard),
                 };
-                let attempted = attempt(connection, this);
-                let said = &said;
+                // On the heap, as it would be here twice, in futures of callers that are large already.
+                let attempted = Box::pin(attempt(connection, this));
+                let (said, tell) = (&said, &tell);
                 async move {
-                    let failure = match attempted.await {
+                    let silent = |silent: Duration| {
+                        let why = format!("no answer for {} s", silent.as_secs());
+                        let failure = Failure::new(Kind::TimedOut, why).at(&server.address);
+                        said.lock().unwrap_or_else(PoisonError::into_inner).insert(index, failure);
+                        tell(patience.attempt.saturating_sub(silent));
+                    };
+                    let ended = if patience.is_short {
+                        attended(clock, &heard, attempted, silent).await
+                    } else {
+                        attempted.await
+                    };
+                    let failure = match ended {
                         Ok(done) => return Ok(done),
                         Err(failure) => failure.at(&server.address),
                     };
@@ -286,6 +311,7 @@ impl Try {
         &self,
         answer: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, Failure> {
+        self.listen();
         match self.limit().bound(self.clock.as_ref(), answer).await {
             Ok(answer) => Ok(answer?.into_inner()),
             Err(_) => Err(self.silence()),
@@ -295,11 +321,17 @@ impl Try {
     /// Waits for the next message of a stream for as long as one try may take. The time of the
     /// whole request doesn't count while messages come.
     pub(crate) async fn message<T>(&self, stream: &mut Streaming<T>) -> Result<Option<T>, Failure> {
+        self.listen();
         let limit = Deadline::after(self.clock.as_ref(), self.attempt);
         match limit.bound(self.clock.as_ref(), stream.message()).await {
             Ok(message) => Ok(message?),
             Err(_) => Err(self.silence()),
         }
+    }
+
+    /// From now on the server is waited for.
+    fn listen(&self) {
+        self.heard.store(millis(self.clock.monotonic()), Ordering::Relaxed);
     }
 
     fn limit(&self) -> Deadline {
@@ -308,6 +340,31 @@ impl Try {
 
     fn silence(&self) -> Failure {
         Failure::new(Kind::TimedOut, format!("no answer within {:?}", self.attempt))
+    }
+}
+
+/// Waits for a try, and tells for how long the server has been silent, whenever that is long.
+async fn attended<T>(
+    clock: &dyn Clock,
+    heard: &AtomicU64,
+    mut attempted: Pin<Box<impl Future<Output = T>>>,
+    tell: impl Fn(Duration),
+) -> T {
+    let mut told = Duration::ZERO;
+    loop {
+        let heard_at = Duration::from_millis(heard.load(Ordering::Relaxed));
+        let now = clock.monotonic();
+        let due = heard_at.max(told).saturating_add(SILENCE);
+        if due <= now {
+            told = now;
+            tell(now.saturating_sub(heard_at));
+            continue;
+        }
+        tokio::select! {
+            biased;
+            done = &mut attempted => return done,
+            () = clock.sleep(due.saturating_sub(now)) => {}
+        }
     }
 }
 

@@ -6,18 +6,19 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Is told of every request right before it is tried again. Called on whatever thread waits for
+/// Is told of every request right before it is tried again, and of one that a server leaves without
+/// an answer for 5 seconds, where that is long. Called on whatever thread waits for
 /// the request: it returns soon, and makes no calls of this library.
 pub type OnRetry = Arc<dyn Fn(&Retry) + Send + Sync>;
 
-/// A request that failed for now, and is about to be tried again.
+/// A request that failed for now and is about to be tried again, or that waits for an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Retry {
     /// What is being done, in the present tense: "write".
     pub action: &'static str,
     /// To what: a path, a dataset, a chunk, a server.
     pub subject: String,
-    /// What each server that was tried said last, with its address.
+    /// What each server that was tried said last, with its address, or that it says nothing.
     pub reason: String,
     /// How long ago the first try began.
     pub waited: Duration,

@@ -1,13 +1,15 @@
 //! What was put and became of it.
 //!
 //! Must hold: a chunk has a token from its first file until it is acknowledged or has failed, so
-//! that a flush knows what to wait for; nobody waits here for what nobody works on.
+//! that a flush knows what to wait for; nobody waits here for what nobody works on. Once no server
+//! answers, all that is under way is given up at the same time, until a flush has told so.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use dl_format::FilePath;
+use tokio::sync::watch;
 
 use crate::error::Error;
 use crate::remote::writer::Open;
@@ -55,6 +57,8 @@ pub(crate) type Token = u64;
 pub(crate) struct Ledger {
     state: Mutex<State>,
     changed: Condvar,
+    /// Why nothing is sent any more: no server took an object for as long as one is tried.
+    given_up: watch::Sender<Option<Error>>,
     in_flight_max: usize,
 }
 
@@ -80,7 +84,12 @@ struct State {
 
 impl Ledger {
     pub(crate) fn new(in_flight: usize) -> Self {
-        Self { state: Mutex::default(), changed: Condvar::new(), in_flight_max: in_flight.max(1) }
+        Self {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            given_up: watch::Sender::default(),
+            in_flight_max: in_flight.max(1),
+        }
     }
 
     /// An open chunk for the calling thread alone, or the token of a fresh one. Waits for a chunk
@@ -150,12 +159,45 @@ impl Ledger {
     }
 
     /// Waits until one more object may be under way.
-    pub(crate) fn take_off(&self) {
+    ///
+    /// # Errors
+    /// Why everything is given up.
+    pub(crate) fn take_off(&self) -> Result<(), Error> {
         let mut state = self.state();
-        while state.in_flight >= self.in_flight_max {
+        loop {
+            if let Some(error) = &*self.given_up.borrow() {
+                return Err(error.clone());
+            }
+            if state.in_flight < self.in_flight_max {
+                state.in_flight += 1;
+                return Ok(());
+            }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.in_flight += 1;
+    }
+
+    /// Gives up what is under way and what would be.
+    pub(crate) fn give_up(&self, error: &Error) {
+        let _state = self.state();
+        self.given_up.send_if_modified(|given_up| {
+            let is_first = given_up.is_none();
+            given_up.get_or_insert_with(|| error.clone());
+            is_first
+        });
+        self.changed.notify_all();
+    }
+
+    /// Waits until everything is given up.
+    pub(crate) async fn given_up(&self) -> Error {
+        let mut given_up = self.given_up.subscribe();
+        loop {
+            if let Some(error) = &*given_up.borrow_and_update() {
+                return error.clone();
+            }
+            if given_up.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
     }
 
     /// An object is no longer under way.
@@ -200,6 +242,7 @@ impl Ledger {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state.broken = None;
+        self.given_up.send_replace(None);
         std::mem::take(&mut state.done)
     }
 

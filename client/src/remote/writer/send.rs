@@ -1,7 +1,8 @@
 //! Sending sealed objects in the background.
 //!
 //! Must hold: the same object is sent in every try, so that a try whose answer was lost is
-//! harmless; whatever happens to a try, the ledger hears of it.
+//! harmless; whatever happens to a try, the ledger hears of it. When no server takes one object,
+//! none waits for longer than that one did.
 
 use std::sync::Arc;
 
@@ -71,7 +72,9 @@ impl Writer {
         object: Bytes,
         landed: impl FnOnce(Result<(), Error>) + Send + 'static,
     ) {
-        self.ledger.take_off();
+        if let Err(given_up) = self.ledger.take_off() {
+            return landed(Err(given_up));
+        }
         let subject = format!("chunk {id} of dl://{}", self.name);
         let lost = Error::new(Kind::Internal, "write", &subject, "the task that sends it ended");
         let flight = Flight {
@@ -81,8 +84,19 @@ impl Writer {
         };
         let connections = Arc::clone(&self.session.connections);
         let dataset = self.dataset;
+        let ledger = Arc::clone(&self.ledger);
         self.session.process.runtime.spawn(async move {
-            flight.end(put_chunk(&connections, dataset, &subject, object).await);
+            let became = tokio::select! {
+                became = put_chunk(&connections, dataset, &subject, object) => became,
+                given_up = ledger.given_up() => Err(given_up),
+            };
+            if let Err(error) = &became
+                && error.kind().is_retryable()
+            {
+                // It was tried for as long as a request may take; the others need not be.
+                ledger.give_up(error);
+            }
+            flight.end(became);
         });
     }
 }

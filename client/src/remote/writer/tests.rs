@@ -149,6 +149,37 @@ fn a_flush_tells_exactly_which_files_failed() {
 }
 
 #[test]
+fn all_that_is_under_way_is_given_up_when_no_server_answers_for_one() {
+    const PATIENCE: Duration = Duration::from_secs(2);
+    let put = |_| Box::pin(std::future::pending()) as _;
+    let server = start(Script { put: Box::new(put), ..Script::default() });
+    let options = ConnectOptions { in_flight_chunks: 2, ..options(&[server]) };
+    let dataset = open(ConnectOptions { request_timeout: PATIENCE, ..options });
+    let clock = SystemClock::new();
+    let accepted = AtomicUsize::new(0);
+    std::thread::scope(|threads| {
+        for thread in 0..4 {
+            let (dataset, accepted) = (&dataset, &accepted);
+            threads.spawn(move || {
+                for number in 0..1000 {
+                    let name = path(&format!("{thread}/{number}"));
+                    if dataset.put(&name, PLAIN, &data(200_000, 1)).is_err() {
+                        return;
+                    }
+                    accepted.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+    });
+    let flushed = dataset.flush().unwrap();
+    let took = clock.monotonic();
+    assert!(took < PATIENCE * 3 / 2, "{took:?}");
+    assert!(flushed.failed.iter().all(|failed| failed.error.kind() == Kind::TimedOut));
+    let failed: usize = flushed.failed.iter().map(|failed| failed.paths.len()).sum();
+    assert_eq!((flushed.files, failed), (0, accepted.into_inner()));
+}
+
+#[test]
 fn close_gives_the_error_of_a_write_that_failed() {
     let put = |_| Box::pin(async { Err(Status::permission_denied("read only")) }) as _;
     let dataset = dataset(Script { put: Box::new(put), ..Script::default() });

@@ -10,6 +10,7 @@ use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
 use dl_tests::folder;
 use dl_tests::program::{Process, Server, run};
+use rustix::process::Signal;
 
 /// Of a sparse file: more than is ever under way, so that a put is not over when it has begun.
 const LARGE: u64 = 256 << 20;
@@ -54,6 +55,33 @@ fn a_put_whose_server_died_says_so_and_ends_well_when_there_is_one_again() -> Re
         fs::remove_file(folder.join("large"))?;
     }
     folder::compare(&source, &got)
+}
+
+/// Keeps S-11: a server that hangs is told of soon, and costs the put one minute and no more.
+#[test]
+fn a_put_whose_server_hangs_for_good_says_so_and_ends_after_a_minute() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let (data, source) = (scene.path().join("data"), scene.path().join("src"));
+    folder::fill(&source, FILES, 20_000, &Dice::new(1))?;
+    fs::File::create(source.join("large"))?.set_len(16 * LARGE)?;
+    let mut server = Server::start(&data)?;
+    let address = server.address().to_owned();
+    let notes = scene.path().join("notes");
+    let mut put = server.dlcmd()?;
+    put.arg("put").arg(&source).arg("dl://ds").stdin(Stdio::null()).stdout(Stdio::null());
+    let mut put = Process::start(put.stderr(fs::File::create(&notes)?))?;
+    until(|| Ok(objects(&data.join("chunks"))? > 3))?;
+    server.process().signal(Signal::STOP)?;
+    let (clock, said) = (clock(), || fs::read_to_string(&notes));
+    until(|| Ok(said()?.contains(&format!("{address}: no answer for 5 s; trying for"))))?;
+    let told = clock.monotonic();
+    ensure!(told < Duration::from_secs(9), "it was told after {told:?}: {}", said()?);
+    let code = put.wait(PATIENCE + Duration::from_secs(20))?;
+    let took = clock.monotonic();
+    ensure!(took < PATIENCE + Duration::from_secs(10), "it took {took:?}: {}", said()?);
+    ensure!(code == 5 || code == 4, "it ended with {code}: {}", said()?);
+    server.kill()?;
+    Ok(())
 }
 
 /// Waits until it is so.
