@@ -185,8 +185,15 @@ pub(crate) async fn delete(parts: &Parts, name: &DatasetName, id: DatasetId) -> 
         let generation = named.generation.saturating_add(1);
         let created = Stamp::at(parts.clock.now());
         let record = NameRecord { state: NameState::Deleted, created, ..named.record };
-        if names::create(parts, name, generation, &record).await? {
-            break generation;
+        match names::create(parts, name, generation, &record).await {
+            Ok(true) => break generation,
+            Ok(false) => {}
+            Err(full) if full.kind == Kind::Full => {
+                // Nothing is deleted yet, and until there is space it is to be read as before.
+                index(parts, name, named, DatasetState::Live).await?;
+                return Err(full);
+            }
+            Err(error) => return Err(error),
         }
     };
     // Or a power cut could bring a dataset back whose objects are gone.
