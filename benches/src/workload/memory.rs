@@ -1,11 +1,9 @@
 //! Puts from memory by several processes (paper, Figure 9), beside memcached and ext4.
 //!
-//! Each process is a writer of its own with files of its own, as many in each run, so that the runs
-//! of several processes don't end before they are under way. All are ready before any begins; the
-//! time runs from there until the last one has all of its files acknowledged. memcached gets one
+//! All are ready before any begins, and each has as many files of its own; the time ends when the
+//! last has them all acknowledged, which dlserver does when they are on disk. memcached gets one
 //! set per request, as its usual client sends them, and makes nothing durable; ext4 gets open,
-//! write and close; its rate is given as that ends, and as a sync after it ends. What dlserver
-//! acknowledges is on disk.
+//! write and close, timed as that ends and as a sync after it ends.
 
 use std::fs::{File, create_dir_all, remove_dir_all};
 use std::io::{BufRead, BufReader, Read, Write, stdin, stdout};
