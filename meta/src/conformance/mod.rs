@@ -151,6 +151,8 @@ async fn a_dropped_dataset_is_gone_and_can_come_back_empty(store: &dyn MetaStore
     let mut maker = Maker::new(id(1), 0);
     let object = maker.chunk([(&b"x"[..], 1)]);
     store.append(&object).await.expect("append");
+    let found = store.lookup(id(1), &[path(b"x")]).await.expect("look up");
+    assert!(matches!(found.as_slice(), [Found::File(_)]), "{store}: {found:?}");
     for _ in 0..2 {
         store.drop_dataset(id(1)).await.expect("drop, twice");
         assert_eq!(store.dataset(id(1)).await.expect("ask"), None);
@@ -160,6 +162,8 @@ async fn a_dropped_dataset_is_gone_and_can_come_back_empty(store: &dyn MetaStore
     }
     assert_eq!(store.datasets().await.expect("list").len(), 1);
     put(store, &record("a", 1, 1)).await;
+    let found = store.lookup(id(1), &[path(b"x")]).await.expect("look up");
+    assert_eq!(found, [Found::Missing], "{store}");
     let mut model = Model::default();
     model.check(store, id(1), 3).await;
     assert_eq!(store.append(&object).await.expect("append"), Appended::New);

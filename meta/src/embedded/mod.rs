@@ -7,6 +7,7 @@
 mod apply;
 mod database;
 mod read;
+mod rows;
 mod tables;
 mod tail;
 #[cfg(test)]
@@ -28,6 +29,7 @@ use tokio::sync::{Notify, oneshot, watch};
 
 use self::database::{File, Opener, failed, in_directory};
 use self::read::Index;
+use self::rows::Rows;
 use self::tables::{DATASETS, DatasetRow, FACTS, FORMAT, FORMAT_KEY, IDENTITY_KEY, OPEN_KEY};
 use self::tail::{Command, Known, State};
 #[cfg(any(test, feature = "conformance"))]
@@ -36,6 +38,10 @@ use crate::{
     Appended, DatasetInfo, DatasetRecord, DatasetState, Error, Found, Kind, ListEntry, ListQuery,
     MetaStore, ObjectRecord, walk,
 };
+
+/// Paths that are looked up where they are asked for, when memory has their rows. More would keep
+/// that thread for too long: the file is asked for all of them, on a thread where it may block.
+const PATHS_AT_ONCE: usize = 4_096;
 
 /// How a metadata store was left, and with that whether it may lack the end of its logs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -54,6 +60,8 @@ pub enum Stop {
 pub struct EmbeddedOptions {
     /// Most bytes of the file kept in memory.
     pub cache_bytes: usize,
+    /// Most bytes of files that were looked up, kept in memory beside that.
+    pub row_bytes: usize,
     /// Most bytes of headers that are acknowledged and not yet durable in the file; appends wait
     /// when there are more.
     pub tail_bytes: usize,
@@ -63,7 +71,12 @@ pub struct EmbeddedOptions {
 
 impl Default for EmbeddedOptions {
     fn default() -> Self {
-        Self { cache_bytes: 32 << 20, tail_bytes: 32 << 20, sync_interval: Duration::from_secs(1) }
+        Self {
+            cache_bytes: 32 << 20,
+            row_bytes: 32 << 20,
+            tail_bytes: 32 << 20,
+            sync_interval: Duration::from_secs(1),
+        }
     }
 }
 
@@ -83,6 +96,7 @@ struct Shared {
     options: EmbeddedOptions,
     clock: Arc<dyn Clock>,
     state: Mutex<State>,
+    rows: Rows,
     /// There is work for the writer.
     wake: Notify,
     /// The writer did some, or failed to.
@@ -142,6 +156,7 @@ impl Embedded {
         let shared = Arc::new(Shared {
             name,
             file,
+            rows: Rows::new(options.row_bytes),
             options,
             clock,
             state: Mutex::new(state),
@@ -181,6 +196,20 @@ impl Embedded {
     ) -> Result<T, Error> {
         self.applied(action, dataset).await?;
         self.read(action, dataset, work).await
+    }
+
+    /// Asks the file what paths are.
+    async fn look_up(
+        &self,
+        action: &'static str,
+        dataset: DatasetId,
+        paths: Vec<FilePath>,
+    ) -> Result<Vec<Found>, Error> {
+        let read = move |transaction: &ReadTransaction| {
+            let index = Index::open(transaction, dataset)?;
+            Ok(paths.iter().map(|path| walk::find(&index, path)).collect())
+        };
+        self.read(action, dataset, read).await?
     }
 
     /// Waits until all that was appended to a dataset is applied.
@@ -433,12 +462,27 @@ impl MetaStore for Embedded {
     }
 
     async fn lookup(&self, dataset: DatasetId, paths: &[FilePath]) -> Result<Vec<Found>, Error> {
-        let paths = paths.to_vec();
-        let read = move |transaction: &ReadTransaction| {
-            let index = Index::open(transaction, dataset)?;
-            Ok(paths.iter().map(|path| walk::find(&index, path)).collect())
-        };
-        self.ask("look up paths of dataset", dataset, read).await?
+        let action = "look up paths of dataset";
+        self.applied(action, dataset).await?;
+        if paths.len() > PATHS_AT_ONCE {
+            return self.look_up(action, dataset, paths.to_vec()).await;
+        }
+        let seen = self.shared.rows.find(dataset, paths);
+        let unknown =
+            |(path, found): (&FilePath, &Option<Found>)| found.is_none().then(|| path.clone());
+        let asked: Vec<_> = paths.iter().zip(&seen.found).filter_map(unknown).collect();
+        let mut answers = Vec::new();
+        if !asked.is_empty() {
+            answers = self.look_up(action, dataset, asked.clone()).await?;
+            let unchanged = self.shared.rows.keep(dataset, &seen, asked.iter().zip(&answers));
+            if !unchanged && asked.len() < paths.len() {
+                // What was seen and what the file says now may be of two moments.
+                return self.look_up(action, dataset, paths.to_vec()).await;
+            }
+        }
+        let mut answers = answers.into_iter();
+        let found = seen.found.into_iter().map(|found| found.or_else(|| answers.next()));
+        Ok(found.map(|found| found.expect("one answer for each path that was asked")).collect())
     }
 
     async fn list(&self, dataset: DatasetId, query: &ListQuery) -> Result<Vec<ListEntry>, Error> {

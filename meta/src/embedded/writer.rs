@@ -124,6 +124,7 @@ impl Shared {
         };
         let (shared, count) = (Arc::clone(self), batch.len());
         let applied = blocking::run(move || {
+            let _change = shared.rows.change(hints.keys().copied());
             shared.file.write(durable, |transaction| apply(transaction, &batch, &hints))
         });
         match applied.await {
@@ -172,6 +173,7 @@ impl Shared {
             }
             Command::Put(record) => shared.put(record),
             Command::Drop(id) => {
+                let _change = shared.rows.change([id]);
                 let write = |transaction: &WriteTransaction| remove(transaction, id);
                 shared.file.write(true, write).map_err(failed("drop dataset", id))?;
                 shared.state().purge(id);
@@ -196,6 +198,7 @@ impl Shared {
             }
             replaced
         };
+        let _change = self.rows.change(replaced);
         let row = self
             .file
             .write(true, |transaction| put(transaction, &record))

@@ -69,6 +69,7 @@ async fn it_keeps_the_contract_with_a_tail_of_four_headers() {
             tail_bytes: 16 << 10,
             cache_bytes: 1 << 20,
             sync_interval: Duration::from_millis(1),
+            ..EmbeddedOptions::default()
         };
         let (name, opener) = ("embedded:test".to_owned(), || Disk::default().opener());
         let opened = Embedded::open_with(name, opener, options, clock());
@@ -263,5 +264,25 @@ async fn the_tail_becomes_durable_after_a_while_without_further_calls() {
     let (store, stop) = open_on(&disk).await.unwrap();
     assert_eq!(stop, Stop::Unclean);
     assert_eq!(store.append(&object).await.unwrap(), Appended::Known);
+    store.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_was_looked_up_is_known_until_its_dataset_changes() {
+    let (store, _) = open_on(&Disk::default()).await.unwrap();
+    store.put_dataset(&record()).await.unwrap();
+    let mut maker = Maker::new(DATASET, 6);
+    let paths = [FilePath::new("x").unwrap()];
+    for length in [1, 2] {
+        store.append(&maker.chunk([(&b"x"[..], length)])).await.unwrap();
+        for _ in 0..2 {
+            let found = store.lookup(DATASET, &paths).await.unwrap();
+            let Found::File(file) = found[0] else { panic!("{found:?}") };
+            assert_eq!(file.length, length as u64);
+            assert_eq!(store.shared.rows.find(DATASET, &paths).found, [Some(found[0])]);
+        }
+    }
+    store.drop_dataset(DATASET).await.unwrap();
+    assert_eq!(store.shared.rows.find(DATASET, &paths).found, [None]);
     store.close().await.unwrap();
 }
