@@ -108,6 +108,8 @@ pub(crate) struct Dataset<'a> {
     /// The newest change, RFC 3339, UTC; absent while there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     changed: Option<String>,
+    /// Changes with every change.
+    version: String,
     objects: u64,
     files: u64,
     /// Of these files.
@@ -124,7 +126,8 @@ impl<'a> From<&'a libdiesel::DatasetInfo> for Dataset<'a> {
             name: info.name.as_str(),
             id: info.id.to_string(),
             created: stamp_text(info.created),
-            changed: info.last_stamp.map(|stamp: Stamp| stamp_text(stamp)),
+            changed: info.version.last_stamp().map(|stamp: Stamp| stamp_text(stamp)),
+            version: info.version.to_string(),
             objects: info.objects,
             files: info.files,
             bytes: info.bytes,

@@ -29,6 +29,7 @@ mod path;
 mod record;
 mod shape;
 mod tombstone;
+mod version;
 
 pub use checksum::Crc32c;
 pub use chunk::{ChunkWriter, Sealed};
@@ -45,3 +46,4 @@ pub use path::{DirPath, FilePath, InvalidPath};
 pub use record::{IdentityRecord, NameRecord, NameState};
 pub use shape::ChunkShape;
 pub use tombstone::{Deletions, EntrySet, encode_tombstone};
+pub use version::Version;

@@ -9,7 +9,9 @@ use std::ops::{Bound, ControlFlow};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
-use dl_format::{ChunkId, Committed, DatasetId, DatasetName, FilePath, Fold, Stamp, StoreId};
+use dl_format::{
+    ChunkId, Committed, DatasetId, DatasetName, FilePath, Fold, Stamp, StoreId, Version,
+};
 
 use crate::types::{bound_elsewhere, deleted_entries};
 use crate::walk::{self, Visit, Winners};
@@ -37,6 +39,7 @@ struct Dataset {
     objects: BTreeMap<ChunkId, ObjectRecord>,
     fold: Fold,
     last: Stamp,
+    version: Version,
     /// Files and bytes, until the log changes.
     counted: Option<(u64, u64)>,
 }
@@ -80,7 +83,7 @@ impl Dataset {
             files,
             bytes,
             objects: self.objects.len() as u64,
-            last_stamp: self.objects.values().map(|object| object.stamp).max(),
+            version: self.version,
         }
     }
 }
@@ -128,6 +131,7 @@ impl MetaStore for Memory {
             objects: BTreeMap::new(),
             fold: Fold::default(),
             last: Stamp::default(),
+            version: Version::default(),
             counted: None,
         });
         dataset.record = record.clone();
@@ -182,6 +186,7 @@ impl MetaStore for Memory {
         dataset.objects.insert(record.id, record);
         dataset.fold.add(object);
         dataset.last = dataset.last.max(record.stamp);
+        dataset.version.add(record.id, record.stamp);
         dataset.counted = None;
         Ok(Appended::New)
     }

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use dl_format::{
     ChunkId, ChunkShape, Committed, DatasetId, DatasetName, DirPath, EntrySet, FilePath,
-    FileRecord, ObjectKind, Stamp, StoreId,
+    FileRecord, ObjectKind, Stamp, StoreId, Version,
 };
 
 use crate::{Error, Kind};
@@ -84,8 +84,8 @@ pub struct DatasetInfo {
     pub bytes: u64,
     /// Objects in the log, tombstones and parts included.
     pub objects: u64,
-    /// The highest stamp in the log.
-    pub last_stamp: Option<Stamp>,
+    /// Which objects the log holds.
+    pub version: Version,
 }
 
 /// Whether an append changed the log.

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use dl_format::{
     Attributes, ChunkId, ChunkShape, Crc32c, DatasetId, DatasetName, Deletions, DirPath, EntrySet,
-    EntryVersion, FilePath, FileRecord, Stamp,
+    EntryVersion, FilePath, FileRecord, Stamp, Version,
 };
 
 use crate::error::WireError;
@@ -24,8 +24,8 @@ pub struct Dataset {
     pub created: Stamp,
     /// Committed chunks, parts and tombstones.
     pub objects: u64,
-    /// The newest stamp, once something was committed.
-    pub last_stamp: Option<Stamp>,
+    /// Which objects these are.
+    pub version: Version,
     /// Files that are not deleted.
     pub files: u64,
     /// Bytes of these files.
@@ -41,7 +41,7 @@ impl From<Dataset> for pb::Dataset {
             alignment: dataset.shape.alignment(),
             created: dataset.created.get(),
             objects: dataset.objects,
-            last_stamp: dataset.last_stamp.unwrap_or_default().get(),
+            version: Bytes::copy_from_slice(&dataset.version.to_bytes()),
             files: dataset.files,
             bytes: dataset.bytes,
         }
@@ -59,7 +59,8 @@ impl TryFrom<pb::Dataset> for Dataset {
                 .map_err(|why| WireError::invalid("chunk_size", why))?,
             created: Stamp::new(wire.created),
             objects: wire.objects,
-            last_stamp: (wire.last_stamp > 0).then_some(Stamp::new(wire.last_stamp)),
+            version: Version::from_bytes(&wire.version)
+                .map_err(|why| WireError::invalid("version", why))?,
             files: wire.files,
             bytes: wire.bytes,
         })

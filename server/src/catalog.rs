@@ -284,7 +284,7 @@ fn describe(info: DatasetInfo) -> Dataset {
         shape: info.record.shape,
         created: info.record.created,
         objects: info.objects,
-        last_stamp: info.last_stamp,
+        version: info.version,
         files: info.files,
         bytes: info.bytes,
     }

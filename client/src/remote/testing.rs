@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use dl_format::{
     Attributes, ChunkId, ChunkShape, Crc32c, DatasetId, DatasetName, EntryVersion, FilePath,
-    FileRecord, Stamp,
+    FileRecord, Stamp, Version,
 };
 use dl_proto::pb::diesel_server::{Diesel, DieselServer};
 use dl_proto::{Dataset as DatasetInfo, ListRequest, ReadRequest, StatItem, StatRequest, pb};
@@ -59,7 +59,7 @@ pub(crate) fn info() -> DatasetInfo {
         shape: shape(),
         created: Stamp::new(1),
         objects: 0,
-        last_stamp: None,
+        version: Version::default(),
         files: 0,
         bytes: 0,
     }

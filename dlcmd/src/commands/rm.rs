@@ -99,7 +99,7 @@ pub(crate) fn run(
 }
 
 fn delete_tree(dataset: &Dataset, address: &Address, context: &Context) -> Result<u64, Failure> {
-    let Some(last) = dataset.refresh()?.last_stamp else {
+    let Some(last) = dataset.refresh()?.version.last_stamp() else {
         return if address.path.is_some() { Err(not_there("rm", address)) } else { Ok(0) };
     };
     let mut files = 0;

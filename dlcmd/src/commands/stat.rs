@@ -58,7 +58,7 @@ fn show_dataset(info: &DatasetInfo, out: &mut Output<'_>) -> Result<(), Failure>
     if out.is_json() {
         return out.json("dataset", &json::Dataset::from(info));
     }
-    let changed = info.last_stamp.map_or_else(|| "never".to_owned(), stamp_text);
+    let changed = info.version.last_stamp().map_or_else(|| "never".to_owned(), stamp_text);
     lines(
         out,
         &[
@@ -67,6 +67,7 @@ fn show_dataset(info: &DatasetInfo, out: &mut Output<'_>) -> Result<(), Failure>
             ("id", &info.id.to_string()),
             ("created", &stamp_text(info.created)),
             ("changed", &changed),
+            ("version", &info.version.to_string()),
             ("objects", &info.objects.to_string()),
             ("files", &info.files.to_string()),
             ("bytes", &info.bytes.to_string()),

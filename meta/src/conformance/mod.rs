@@ -12,7 +12,7 @@ use std::task::Poll;
 
 use dl_format::{
     ChunkId, ChunkShape, Committed, DatasetId, DatasetName, DirPath, EntryVersion, FilePath, Stamp,
-    StoreId,
+    StoreId, Version,
 };
 use tokio::task::JoinSet;
 
@@ -92,7 +92,7 @@ async fn a_dataset_is_what_was_put(store: &dyn MetaStore) {
         put(store, wanted).await;
         let info = store.dataset(wanted.id).await.expect("ask").expect("it was put");
         assert_eq!((&info.record, info.objects, info.files), (wanted, 0, 0));
-        assert_eq!((info.bytes, info.last_stamp), (0, None));
+        assert_eq!((info.bytes, info.version), (0, Version::default()));
         let named = store.dataset_named(&wanted.name).await.expect("ask");
         assert_eq!(named, Some(info));
         let records = [store.record(wanted.id).await, store.record_named(&wanted.name).await];

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dl_format::{ChunkId, Committed, DatasetId, DirPath, FilePath, Fold};
+use dl_format::{ChunkId, Committed, DatasetId, DirPath, FilePath, Fold, Version};
 
 use crate::{Found, ListEntry, ListQuery, MetaStore, ObjectRecord};
 
@@ -116,8 +116,9 @@ impl Model {
         let bytes: u64 = live.iter().map(|(_, record, _)| record.length).sum();
         assert_eq!(info.bytes, bytes, "{store}: bytes");
         assert_eq!(info.objects, self.objects.len() as u64, "{store}: objects");
-        let last = self.objects.values().map(Committed::stamp).max();
-        assert_eq!(info.last_stamp, last, "{store}: last stamp");
+        let mut version = Version::default();
+        self.objects.values().for_each(|object| version.add(object.header().id(), object.stamp()));
+        assert_eq!(info.version, version, "{store}: version");
         let objects = store.objects(dataset, None, usize::MAX).await.expect("ask");
         assert_eq!(objects, self.objects(), "{store}");
     }

@@ -85,7 +85,7 @@ impl<'t, 'r> Dataset<'t, 'r> {
             }
             self.objects.insert(key, encode_object(&record)?.as_slice())?;
             self.row.objects = self.row.objects.saturating_add(1);
-            self.row.last = self.row.last.max(record.stamp);
+            self.row.version.add(record.id, record.stamp);
             for (chunk, entries) in object.header().deletions().iter() {
                 self.delete(chunk, entries)?;
             }

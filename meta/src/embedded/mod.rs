@@ -288,7 +288,7 @@ impl Embedded {
             files: counts.files,
             bytes: counts.bytes,
             objects: row.objects,
-            last_stamp: (row.objects > 0).then_some(row.last),
+            version: row.version,
         }))
     }
 }
@@ -322,7 +322,8 @@ fn load(file: &File) -> Result<Option<(State, Stop)>, redb::Error> {
                 row.record.state = DatasetState::Recovering;
                 datasets.insert(row.record.id.as_bytes().as_slice(), row.encode()?.as_slice())?;
             }
-            state.insert(Known::new(row.record, row.last.max(row.given)));
+            let last = row.last().max(row.given);
+            state.insert(Known::new(row.record, last));
         }
         facts.insert(FORMAT_KEY, FORMAT)?;
         facts.insert(OPEN_KEY, [].as_slice())?;

@@ -6,7 +6,7 @@
 
 use dl_format::{
     Attributes, ChunkId, ChunkShape, Crc32c, DatasetId, DatasetName, EntrySet, EntryVersion,
-    FileRecord, ObjectKind, Stamp,
+    FileRecord, ObjectKind, Stamp, Version,
 };
 use redb::{Error, TableDefinition};
 use wincode::{SchemaRead, SchemaWrite};
@@ -92,8 +92,8 @@ pub(super) struct DatasetRow {
     pub(super) record: DatasetRecord,
     /// Objects in the log.
     pub(super) objects: u64,
-    /// The highest stamp in the log; zero without objects.
-    pub(super) last: Stamp,
+    /// Which those are.
+    pub(super) version: Version,
     /// The highest stamp that was given.
     pub(super) given: Stamp,
     /// What is not deleted, unless a delete made that unknown.
@@ -128,7 +128,7 @@ struct StoredDataset {
     created: u64,
     state: u8,
     objects: u64,
-    last: u64,
+    version: [u8; Version::LENGTH],
     given: u64,
     counts: Option<Counts>,
 }
@@ -138,10 +138,15 @@ impl DatasetRow {
         Self {
             record,
             objects: 0,
-            last: Stamp::default(),
+            version: Version::default(),
             given: Stamp::default(),
             counts: Some(Counts::default()),
         }
+    }
+
+    /// The highest stamp in the log; zero without objects.
+    pub(super) fn last(&self) -> Stamp {
+        self.version.last_stamp().unwrap_or_default()
     }
 
     pub(super) fn encode(&self) -> Result<Vec<u8>, Error> {
@@ -157,7 +162,7 @@ impl DatasetRow {
                 DatasetState::Ending => 2,
             },
             objects: self.objects,
-            last: self.last.get(),
+            version: self.version.to_bytes(),
             given: self.given.get(),
             counts: self.counts,
         };
@@ -188,7 +193,7 @@ impl DatasetRow {
         Ok(Self {
             record,
             objects: stored.objects,
-            last: Stamp::new(stored.last),
+            version: Version::from_bytes(&stored.version).map_err(|_| damaged(what))?,
             given: Stamp::new(stored.given),
             counts: stored.counts,
         })

@@ -209,7 +209,7 @@ impl Shared {
         }
         match state.datasets.get_mut(&record.id) {
             Some(known) => known.record = record,
-            None => state.insert(Known::new(record, row.last.max(row.given))),
+            None => state.insert(Known::new(record, row.last().max(row.given))),
         }
         Ok(())
     }

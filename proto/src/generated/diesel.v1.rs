@@ -17,9 +17,9 @@ pub struct Dataset {
     /// Committed chunks, parts and tombstones.
     #[prost(uint64, tag = "6")]
     pub objects: u64,
-    /// The newest stamp; zero while nothing was committed.
-    #[prost(uint64, tag = "7")]
-    pub last_stamp: u64,
+    /// Which objects these are: a hash of 16 bytes and the newest stamp of 8, little-endian.
+    #[prost(bytes = "bytes", tag = "7")]
+    pub version: ::prost::bytes::Bytes,
     /// Files that are not deleted, and their bytes.
     #[prost(uint64, tag = "8")]
     pub files: u64,

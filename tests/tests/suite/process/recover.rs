@@ -36,7 +36,7 @@ fn compare(server: &Server, scene: &Path, dataset: &str, source: &str) -> Result
     fs::remove_dir_all(&got).context("remove what was got")
 }
 
-/// Keeps S-02 (I2) and S-05 (Rule 6).
+/// Keeps S-02 (I2 and Rule 7) and S-05 (Rule 6).
 #[test]
 fn wiped_metadata_is_refused_and_recover_brings_everything_back() -> Result<()> {
     let scene = tempfile::tempdir()?;
@@ -45,6 +45,12 @@ fn wiped_metadata_is_refused_and_recover_brings_everything_back() -> Result<()> 
     history(&server, scene)?;
     let before = dl(&server, ["--json", "ls", "-lR", "dl://one"])?.code(0)?.text();
     ensure!(before.lines().count() > 100, "the history does too little: {before}");
+    let version = |server: &Server| -> Result<String> {
+        let told = dl(server, ["--json", "stat", "dl://one"])?.code(0)?.text();
+        let told: serde_json::Value = serde_json::from_str(&told)?;
+        Ok(told["version"].as_str().context("no version")?.to_owned())
+    };
+    let version_before = version(&server)?;
     server.stop()?;
 
     fs::remove_dir_all(data.join("meta"))?;
@@ -67,6 +73,7 @@ fn wiped_metadata_is_refused_and_recover_brings_everything_back() -> Result<()> 
     ensure!(dl(&server, ["datasets"])?.code(0)?.text() == "one\ntwo\n", "datasets differ");
     let after = dl(&server, ["--json", "ls", "-lR", "dl://one"])?.code(0)?.text();
     ensure!(before == after, "a listing with upload times and places differs");
+    ensure!(version(&server)? == version_before, "it is another version");
     // And nothing is left to adopt.
     let again = dl(&server, ["--json", "recover", "--all"])?.code(0)?.text();
     ensure!(again.lines().all(|line| line.contains("\"adopted\":0")), "{again}");
