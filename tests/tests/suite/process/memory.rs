@@ -63,12 +63,14 @@ fn heavy_a_mix_of_loads_takes_less_than_256_mib() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let source = scene.path().join("src");
     let count = rounds(20_000, 200_000);
-    let content = [7; 4096];
+    let content = [7; 8192];
     for number in 0..count {
         if number % 1000 == 0 {
             fs::create_dir_all(source.join(format!("{:04}", number / 1000)))?;
         }
-        fs::write(source.join(format!("{:04}/{number:07}", number / 1000)), content)?;
+        let length = (number as usize * 7919) % content.len();
+        let file = source.join(format!("{:04}/{number:07}", number / 1000));
+        fs::write(file, content.get(..length).unwrap_or_default())?;
     }
     let mut server = Server::start(&scene.path().join("data"))?;
     let put = |server: &Server, name: &str| -> Result<Command> {
@@ -79,22 +81,32 @@ fn heavy_a_mix_of_loads_takes_less_than_256_mib() -> Result<()> {
     for name in ["first", "second", "third"] {
         check("put", peak_of(&mut put(&server, name)?)?)?;
     }
-    let at_once: Vec<_> = ["fourth", "fifth"]
-        .into_iter()
-        .map(|name| {
-            let mut command = put(&server, name)?;
-            Ok(std::thread::spawn(move || peak_of(&mut command)))
-        })
-        .collect::<Result<_>>()?;
-    for put in at_once {
-        check("put at once", put.join().expect("it measures and nothing else")?)?;
-    }
+    let names: Vec<_> = (0..rounds(3, 6)).map(|number| format!("at-once-{number}")).collect();
+    let puts = names.iter().map(|name| put(&server, name)).collect::<Result<_>>()?;
+    at_once("put at once", puts)?;
     check_server("server after puts", &mut server)?;
     let got = scene.path().join("got");
-    check("get", peak_of(server.dlcmd()?.arg("get").arg("dl://first").arg(&got))?)?;
-    check("ls", peak_of(server.dlcmd()?.args(["ls", "-lR", "dl://fourth"]))?)?;
+    let get = |name: &String| -> Result<Command> {
+        let mut command = server.dlcmd()?;
+        command.arg("get").arg(format!("dl://{name}")).arg(got.join(name));
+        Ok(command)
+    };
+    at_once("get at once", names.iter().map(get).collect::<Result<_>>()?)?;
+    check("ls", peak_of(server.dlcmd()?.args(["ls", "-lR", "dl://at-once-1"]))?)?;
     check_server("server", &mut server)?;
-    folder::compare(&source, &got)
+    names.iter().try_for_each(|name| folder::compare(&source, &got.join(name)))
+}
+
+/// Runs commands beside each other.
+fn at_once(what: &str, commands: Vec<Command>) -> Result<()> {
+    let peaks: Vec<_> = commands
+        .into_iter()
+        .map(|mut command| std::thread::spawn(move || peak_of(&mut command)))
+        .collect();
+    for peak in peaks {
+        check(what, peak.join().expect("it measures and nothing else")?)?;
+    }
+    Ok(())
 }
 
 /// Keeps S-10: a hundred thousand files, in torture a million.
