@@ -386,8 +386,15 @@ fn endpoint(address: &str) -> Result<Endpoint, String> {
         return Err("not an address; write it as host:port".to_owned());
     }
     // A colon inside of brackets is no port's.
-    let has_port = host.rsplit(']').next().is_some_and(|end| end.contains(':'));
-    let port = if has_port { String::new() } else { format!(":{DEFAULT_PORT}") };
+    let port = match host.rsplit_once(':') {
+        Some((name, port)) if !port.contains(']') => {
+            if name.is_empty() || port.parse::<u16>().is_err() {
+                return Err("not an address; write it as host:port".to_owned());
+            }
+            String::new()
+        }
+        _ => format!(":{DEFAULT_PORT}"),
+    };
     let endpoint = Endpoint::from_shared(format!("http://{host}{port}"))
         .map_err(|why| format!("not an address ({why}); write it as host:port"))?;
     Ok(endpoint

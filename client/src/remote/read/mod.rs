@@ -11,6 +11,7 @@ mod tests;
 mod wanted;
 
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use bytes::Bytes;
 use dl_format::{FilePath, FileRecord};
@@ -107,13 +108,25 @@ impl Dataset {
             Err(error) => return (0..items.len()).for_each(|item| sink(item, Err(error.clone()))),
         };
         let (give, mut given) = mpsc::unbounded_channel();
+        let lost = &OnceLock::<Error>::new();
         let reads = batches(&items).map(|batch| {
-            let (give, start) = (give.clone(), batch.start);
+            let (give, start, count) = (give.clone(), batch.start, batch.len());
             let wanted = Wanted::whole(items.get(batch).unwrap_or_default());
             // Bounded by what the connections let through between two waits.
-            read_batch(&session, self.info(), wanted, move |number, file| {
+            let hand_over = move |number, file| {
                 let _ = give.send((start + number, file));
-            })
+            };
+            let session = &session;
+            async move {
+                // Servers that were given up for one batch are not waited for by the next.
+                if let Some(error) = lost.get() {
+                    return (0..count).for_each(|number| hand_over(number, Err(error.clone())));
+                }
+                let failed = read_batch(session, self.info(), wanted, hand_over).await;
+                if let Some(error) = failed.filter(|error| error.kind().is_retryable()) {
+                    let _ = lost.set(error);
+                }
+            }
         });
         let mut reads = Box::pin(stream::iter(reads).buffer_unordered(session.connections.width()));
         let mut files = Vec::new();

@@ -44,8 +44,8 @@ const WHOLE_BYTES: u64 = 4 << 20;
 /// Get files of a dataset
 ///
 /// A folder, or the whole dataset, is written into DEST, which is made when it is missing. A file
-/// is written as DEST, or into DEST when that is a folder. Links, pipes and devices are not replaced. Modification times and permission bits
-/// are kept, without setuid, setgid and sticky.
+/// is written as DEST, or into DEST when that is a folder. Links, pipes and devices are not
+/// replaced. Modification times and permission bits are kept, without setuid, setgid and sticky.
 ///
 /// A file that is there with the same size, time and permissions is left alone; one that differs
 /// is replaced. A file has its name only once it is complete.
@@ -264,12 +264,17 @@ fn transfer(
         }
         let work = || {
             let fetcher = Fetcher::new(&shared);
+            let mut ended = Ok(());
             loop {
                 let batch = taken.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                let Ok(batch) = batch else { return Ok(()) };
-                // A thread that gives up still empties the channel: the others must not wait.
+                let Ok(batch) = batch else { return ended };
+                // A thread that gives up still empties the channel: who fills it must not wait.
                 if !shared.is_stopped() {
-                    fetcher.fetch(&batch).inspect_err(|_| shared.stop())?;
+                    let fetched = fetcher.fetch(&batch);
+                    if fetched.is_err() {
+                        shared.stop();
+                        ended = fetched;
+                    }
                 }
             }
         };

@@ -266,10 +266,13 @@ fn finish(
     let mut first = None;
     for write in &flushed.failed {
         first.get_or_insert(write.error.kind());
+        tally.failed += write.paths.len() as u64;
+        // The reason once, whatever the number of files that share a chunk.
         let error = Failure::from(write.error.clone());
+        let files = counted(write.paths.len() as u64, "file");
+        context.notes.error(format_args!("{files} not stored: {error}"));
         for path in &write.paths {
-            tally.failed += 1;
-            context.notes.error(format_args!("{path} is not stored: {error}"));
+            context.notes.error(format_args!("{path} is not stored"));
         }
     }
     for path in &tally.both {
@@ -287,9 +290,13 @@ fn finish(
         return Ok(Exit::Interrupted);
     }
     if let Err(failure) = ended {
+        if summary.files == 0 {
+            return Err(failure);
+        }
+        context.notes.error(format_args!("stopped, the rest was not tried: {failure}"));
         let stored = counted(summary.files, "file");
         context.notes.note(format_args!("{stored} stored; the same command goes on from there"));
-        return Err(failure);
+        return Ok(Exit::Partly);
     }
     Ok(match first {
         Some(kind) if summary.files == 0 => Exit::of(kind),

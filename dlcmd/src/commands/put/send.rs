@@ -99,6 +99,11 @@ impl<'a> Shared<'a> {
         self.both.lock().unwrap_or_else(PoisonError::into_inner).push(path);
     }
 
+    fn is_hidden(&self, path: FilePath) {
+        self.skipped.fetch_add(1, Ordering::Relaxed);
+        self.is_both(path);
+    }
+
     fn passed_over(&self, root: &Root, path: &[u8], problem: &Problem) {
         let shown = root.shown(path);
         let shown = crate::text::escaped(shown.as_os_str().as_encoded_bytes());
@@ -225,9 +230,10 @@ impl<'a> Sender<'a> {
                     let record = match found {
                         StatItem::File(record) => Some(record),
                         StatItem::Missing => None,
+                        // It would be hidden, and sent anew each time.
                         StatItem::Folder => {
-                            self.shared.is_both(path.clone());
-                            None
+                            self.shared.is_hidden(path);
+                            continue;
                         }
                     };
                     let record = record.filter(|record| is_unchanged(size, mtime, record));

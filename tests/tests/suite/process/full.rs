@@ -52,7 +52,7 @@ fn a_full_disk_is_said_to_the_client_and_loses_nothing_acknowledged() -> Result<
     let server = Server::start(&data)?;
     run(server.dlcmd()?.arg("put").arg(&small).arg("dl://small"))?.code(0)?;
     let full = run(server.dlcmd()?.arg("put").arg(&large).arg("dl://large"))?;
-    ensure!(full.code == 1 || full.code == 4, "{full:?}");
+    ensure!(full.code == 4, "{full:?}");
     ensure!(full.stderr.to_lowercase().contains("space"), "{}", full.stderr);
 
     let got = scene.path().join("got");
@@ -124,6 +124,21 @@ fn at_once(command: &mut Command) -> Result<Ended> {
     let took = clock.monotonic() - began;
     ensure!(took < Duration::from_secs(10), "{shown} took {took:?}: {ended:?}");
     Ok(ended)
+}
+
+/// Keeps S-12: of all threads that get files, none waits for another that gave up.
+#[test]
+fn a_get_onto_a_full_disk_ends_at_once() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let Some(disk) = SmallDisk::mount(&scene.path().join("disk"))? else { return Ok(()) };
+    let source = scene.path().join("src");
+    folder::fill(&source, 400, 300_000, &Dice::new(1))?;
+    let server = Server::start(&scene.path().join("data"))?;
+    run(server.dlcmd()?.arg("put").arg(&source).arg("dl://ds"))?.code(0)?;
+    let full = at_once(server.dlcmd()?.arg("get").arg("dl://ds").arg(disk.0.join("got")))?;
+    ensure!(full.code(1)?.stderr.contains("space left"), "it does not say why");
+    server.stop()?;
+    Ok(())
 }
 
 /// Keeps S-12: whatever was not written to the metadata yet, nobody waits for it.
