@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use dl_meta::{FaultMeta, Memory, MetaStore};
+use dl_meta::{FaultMeta, MetaStore};
 use dl_runtime::SeededRandom;
 use dl_runtime::fault::{CutPoint, Faults, Rates};
 use dl_server::Parts;
@@ -17,16 +17,18 @@ use dl_store::{FaultStore, Store};
 use dl_tests::cluster::{clock, parts};
 use dl_tests::rounds;
 
-use self::run::{Chaos, Run};
+use self::run::{Chaos, Metadata, Run};
 
 const STEPS: usize = 60;
 
 /// Keeps S-04 (I4) and S-07 (I6): each request of the client goes to the next of two servers.
 #[test]
 fn a_dataset_holds_what_a_plain_map_holds_whichever_server_is_asked() -> Result<()> {
-    for seed in 0..rounds(4, 100) {
-        let mut run = Run::start(seed, None)?;
-        run.steps(STEPS).with_context(|| format!("seed {seed}"))?;
+    for seed in 0..rounds(3, 100) {
+        for metadata in [Metadata::Memory, Metadata::Embedded] {
+            let mut run = Run::start(seed, metadata, None)?;
+            run.steps(STEPS).with_context(|| format!("seed {seed}, {metadata:?}"))?;
+        }
     }
     Ok(())
 }
@@ -35,8 +37,10 @@ fn a_dataset_holds_what_a_plain_map_holds_whichever_server_is_asked() -> Result<
 #[test]
 fn failing_stores_and_lost_answers_lose_and_double_nothing() -> Result<()> {
     for seed in 100..100 + rounds(2, 50) {
-        let mut run = Run::start(seed, Some(chaos(seed)))?;
-        run.steps(STEPS / 2).with_context(|| format!("seed {seed}"))?;
+        for metadata in [Metadata::Memory, Metadata::Embedded] {
+            let mut run = Run::start(seed, metadata, Some(chaos(seed)))?;
+            run.steps(STEPS / 2).with_context(|| format!("seed {seed}, {metadata:?}"))?;
+        }
     }
     Ok(())
 }
@@ -46,11 +50,11 @@ fn chaos(seed: u64) -> Chaos {
     let meta = Faults::new(Arc::new(SeededRandom::new(!seed)));
     let (for_store, for_meta) = (store.clone(), meta.clone());
     Chaos {
-        wrap: Box::new(move |inner: Arc<dyn Store>, memory: Arc<Memory>| -> Parts {
+        wrap: Box::new(move |inner: Arc<dyn Store>, inner_meta: Arc<dyn MetaStore>| -> Parts {
             let cut = CutPoint::new();
             let store = FaultStore::new(inner, clock(), store.clone(), cut.clone());
             let meta: Arc<dyn MetaStore> =
-                Arc::new(FaultMeta::new(memory, clock(), meta.clone(), cut));
+                Arc::new(FaultMeta::new(inner_meta, clock(), meta.clone(), cut));
             parts(Arc::new(store), meta)
         }),
         set: Box::new(move |is_on| {

@@ -5,15 +5,16 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use dl_format::layout;
-use dl_meta::{Memory, MetaStore, Stop};
+use dl_meta::{Embedded, EmbeddedOptions, Memory, MetaStore, Stop};
 use dl_server::{Parts, prepare};
 use dl_store::Store;
-use dl_tests::cluster::{Cluster, parts};
+use dl_tests::cluster::{Cluster, clock, parts};
 use dl_tests::dice::Dice;
 use libdiesel::{
     Attributes, ChunkShape, Client, Dataset, DatasetName, Deletions, DirPath, FilePath, Kind,
     ListEntry, RecoverRequest, StatItem,
 };
+use tempfile::TempDir;
 
 use super::plain::{Plain, Stands};
 
@@ -52,11 +53,21 @@ pub(super) struct Chaos {
 }
 
 /// From stores that work to parts with stores that fail.
-type Wrap = Box<dyn Fn(Arc<dyn Store>, Arc<Memory>) -> Parts>;
+type Wrap = Box<dyn Fn(Arc<dyn Store>, Arc<dyn MetaStore>) -> Parts>;
+
+/// Which metadata store the servers share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Metadata {
+    Memory,
+    Embedded,
+}
 
 pub(super) struct Run {
     cluster: Cluster,
     store: Arc<dyn Store>,
+    metadata: Metadata,
+    /// Of the metadata that is not in memory.
+    folder: Option<TempDir>,
     chaos: Option<Chaos>,
     client: Client,
     dataset: Dataset,
@@ -66,15 +77,15 @@ pub(super) struct Run {
 }
 
 impl Run {
-    pub(super) fn start(seed: u64, chaos: Option<Chaos>) -> Result<Self> {
+    pub(super) fn start(seed: u64, metadata: Metadata, chaos: Option<Chaos>) -> Result<Self> {
         let mut cluster = Cluster::new()?;
         let store = cluster.run(dl_store::open("memory:"))?;
-        serve(&mut cluster, &store, chaos.as_ref())?;
+        let folder = serve(&mut cluster, &store, metadata, chaos.as_ref())?;
         let client = cluster.client()?;
         let name = DatasetName::new("model")?;
         let dataset = client.create_dataset(&name, shape()?)?;
         let (plain, dice) = (Plain::default(), Dice::new(seed));
-        Ok(Self { cluster, store, chaos, client, dataset, name, plain, dice })
+        Ok(Self { cluster, store, metadata, folder, chaos, client, dataset, name, plain, dice })
     }
 
     pub(super) fn steps(&mut self, count: usize) -> Result<()> {
@@ -241,7 +252,7 @@ impl Run {
     fn lose_metadata(&mut self) -> Result<()> {
         self.set_chaos(false);
         self.cluster.kill();
-        serve(&mut self.cluster, &self.store, self.chaos.as_ref())?;
+        self.folder = serve(&mut self.cluster, &self.store, self.metadata, self.chaos.as_ref())?;
         self.client = self.cluster.client()?;
         self.set_chaos(true);
         if let Err(error) = self.client.dataset(&self.name) {
@@ -298,14 +309,28 @@ fn file(path: &[u8]) -> Result<FilePath> {
     Ok(FilePath::new(path.to_vec())?)
 }
 
-fn serve(cluster: &mut Cluster, store: &Arc<dyn Store>, chaos: Option<&Chaos>) -> Result<()> {
-    let memory = Arc::new(Memory::new());
-    let meta: Arc<dyn MetaStore> = Arc::<Memory>::clone(&memory);
-    let plain = parts(Arc::clone(store), meta);
+/// Servers over new metadata; gives the folder of those that have one.
+fn serve(
+    cluster: &mut Cluster,
+    store: &Arc<dyn Store>,
+    metadata: Metadata,
+    chaos: Option<&Chaos>,
+) -> Result<Option<TempDir>> {
+    let (meta, folder): (Arc<dyn MetaStore>, _) = match metadata {
+        Metadata::Memory => (Arc::new(Memory::new()), None),
+        Metadata::Embedded => {
+            let folder = tempfile::tempdir()?;
+            let options = EmbeddedOptions::default();
+            let opened = cluster.run(Embedded::open(folder.path(), options, clock()))?;
+            (Arc::new(opened.0), Some(folder))
+        }
+    };
+    let plain = parts(Arc::clone(store), Arc::clone(&meta));
     cluster.run(prepare(&plain, Stop::Fresh))?;
     let parts = match chaos {
-        Some(chaos) => (chaos.wrap)(Arc::clone(store), memory),
+        Some(chaos) => (chaos.wrap)(Arc::clone(store), meta),
         None => plain,
     };
-    cluster.start(&parts, SERVERS)
+    cluster.start(&parts, SERVERS)?;
+    Ok(folder)
 }

@@ -50,6 +50,24 @@ impl Scene {
         self.compare(server, dataset)
     }
 
+    /// What is there of a put that was cut off are whole files; gives how many.
+    fn check_part(&self, server: &Server, dataset: &str) -> Result<usize> {
+        let got = self.path("part");
+        let part = run(server.dlcmd()?.arg("get").arg(dataset).arg(&got))?;
+        // Cut off before it had made the dataset: not found.
+        if part.code == 3 {
+            return Ok(0);
+        }
+        part.code(0)?;
+        let (all, part) = (folder::read(&self.path("src"))?, folder::read(&got)?);
+        for (path, file) in &part {
+            let path_shown = String::from_utf8_lossy(path);
+            ensure!(all.get(path) == Some(file), "{path_shown} is not whole");
+        }
+        fs::remove_dir_all(&got)?;
+        Ok(part.len())
+    }
+
     fn compare(&self, server: &Server, dataset: &str) -> Result<()> {
         let got = self.path("got");
         run(server.dlcmd()?.arg("get").arg(dataset).arg(&got))?.code(0)?;
@@ -85,9 +103,8 @@ fn a_put_goes_on_over_kills_of_the_server_and_every_byte_comes_back() -> Result<
         // On the same port, so that a put that is still running finds it again.
         let server = Server::start_with(&data, &address, &[])?;
         let ended = put.wait(PATIENCE)?;
-        if ended == 0 {
-            scene.compare(&server, &dataset).with_context(|| format!("round {round}, one put"))?;
-        }
+        ensure!(ended == 0, "round {round}: the put ended with {ended}");
+        scene.compare(&server, &dataset).with_context(|| format!("round {round}, one put"))?;
         scene.put_and_compare(&server, &dataset).with_context(|| format!("round {round}"))?;
         dl(&server, ["delete-dataset", &dataset])?.code(0)?;
         server.kill()?;
@@ -107,18 +124,7 @@ fn a_killed_put_leaves_only_whole_files_and_the_next_one_goes_on() -> Result<()>
         let mut put = scene.put(&server, &dataset)?;
         scene.pause(usual);
         put.kill()?;
-        let got = scene.path("part");
-        let part = run(server.dlcmd()?.arg("get").arg(&dataset).arg(&got))?;
-        // Killed before it had made the dataset: not found.
-        if part.code != 3 {
-            part.code(0)?;
-            let (all, part) = (folder::read(&scene.path("src"))?, folder::read(&got)?);
-            for (path, file) in &part {
-                let path_shown = String::from_utf8_lossy(path);
-                ensure!(all.get(path) == Some(file), "round {round}: {path_shown} is not whole");
-            }
-            fs::remove_dir_all(&got)?;
-        }
+        scene.check_part(&server, &dataset).with_context(|| format!("round {round}"))?;
         scene.put_and_compare(&server, &dataset).with_context(|| format!("round {round}"))?;
     }
     server.stop()?;
@@ -154,12 +160,25 @@ fn an_interrupted_put_leaves_a_whole_dataset_as_far_as_it_went() -> Result<()> {
     let data = scene.path("data");
     let usual = usual_time(&scene, &data)?;
     let server = Server::start(&data)?;
-    let mut put = scene.put(&server, "dl://ds")?;
-    std::thread::sleep(usual / 3);
-    put.signal(Signal::INT)?;
-    let code = put.wait(PATIENCE)?;
-    ensure!(code == 130 || code == 0, "ended with {code} after Ctrl-C");
-    scene.put_and_compare(&server, "dl://ds")?;
+    for round in 1..4 {
+        let dataset = format!("dl://round{round}");
+        let mut command = server.dlcmd()?;
+        command.args(["--json", "put"]).arg(scene.path("src")).arg(&dataset);
+        let told = scene.path("told");
+        let (out, notes) = (fs::File::create(&told)?, Stdio::null());
+        let mut put = Process::start(command.stdin(Stdio::null()).stdout(out).stderr(notes))?;
+        std::thread::sleep(usual * round / 6);
+        put.signal(Signal::INT)?;
+        let code = put.wait(PATIENCE)?;
+        ensure!(code == 130 || code == 0, "ended with {code} after Ctrl-C");
+        let there = scene.check_part(&server, &dataset)?;
+        // What it reports is there, and nothing else.
+        if let Some(last) = fs::read_to_string(&told)?.lines().last() {
+            let told: serde_json::Value = serde_json::from_str(last)?;
+            ensure!(told["files"] == there, "round {round}: {there} are there: {told}");
+        }
+        scene.put_and_compare(&server, &dataset)?;
+    }
     server.stop()?;
     Ok(())
 }

@@ -10,6 +10,7 @@ mod hostile;
 mod kill;
 mod memory;
 mod names;
+mod probes;
 mod recover;
 mod stalled;
 mod start;

@@ -1,0 +1,42 @@
+//! What tools that know nothing of DIESEL ask a server: whether it serves, and what.
+
+use anyhow::{Context, Result, ensure};
+use dl_tests::program::Server;
+use tonic::transport::Endpoint;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+use tonic_reflection::pb::v1::ServerReflectionRequest;
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+
+const SERVICE: &str = "diesel.v1.Diesel";
+
+#[tokio::test]
+async fn a_server_says_that_it_serves_and_describes_itself() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let server = Server::start(&scene.path().join("data"))?;
+    let channel = Endpoint::from_shared(format!("http://{}", server.address()))?.connect().await?;
+
+    let request = HealthCheckRequest { service: SERVICE.to_owned() };
+    let health = HealthClient::new(channel.clone()).check(request).await?.into_inner();
+    ensure!(health.status() == ServingStatus::Serving, "{health:?}");
+
+    let request = ServerReflectionRequest {
+        host: String::new(),
+        message_request: Some(MessageRequest::FileContainingSymbol(SERVICE.to_owned())),
+    };
+    let mut described = ServerReflectionClient::new(channel)
+        .server_reflection_info(tokio_stream::once(request))
+        .await?
+        .into_inner();
+    let answer = described.message().await?.context("no answer")?.message_response;
+    let Some(MessageResponse::FileDescriptorResponse(files)) = answer else {
+        anyhow::bail!("{SERVICE} is not described: {answer:?}");
+    };
+    let names_it = |file: &Vec<u8>| file.windows(9).any(|window| window == b"PutChunk\x12");
+    ensure!(files.file_descriptor_proto.iter().any(names_it), "PutChunk is not described");
+    server.stop()?;
+    Ok(())
+}
