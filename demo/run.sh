@@ -57,12 +57,16 @@ start
 
 say "2. Pack $src ($(find "$src" -type f 2>/dev/null | wc -l) files) into chunks of at most 4 MiB"
 began=$(date +%s.%N)
-"$dlcmd" put "$src" dl://demo 2>"$work/skipped" | sed 's/^/  /'
+put=0
+"$dlcmd" put "$src" dl://demo >"$work/put" 2>"$work/skipped" || put=$?
 ended=$(date +%s.%N)
+sed 's/^/  /' "$work/put"
 if [ -s "$work/skipped" ]; then
-    echo "  $(wc -l <"$work/skipped") links and special files were not followed, such as:"
+    echo "  $(wc -l <"$work/skipped") links, special files and unreadable files were left out, such as:"
     head -n 2 "$work/skipped" | sed 's/^/    /'
 fi
+# 4: files that can't be read were left out, and the rest is there.
+if [ "$put" != 0 ] && [ "$put" != 4 ]; then exit "$put"; fi
 files=$("$dlcmd" ls -R -0 dl://demo | tr -cd '\0' | wc -c)
 chunks=$(find "$work/data/chunks" -name '*.c' | wc -l)
 awk -v f="$files" -v c="$chunks" -v s="$(echo "$ended $began" | awk '{print $1-$2}')" \

@@ -56,11 +56,6 @@ impl Deadline {
         self.0.saturating_sub(clock.monotonic())
     }
 
-    /// Whether no time is left.
-    pub fn has_passed(self, clock: &dyn Clock) -> bool {
-        self.remaining(clock).is_zero()
-    }
-
     /// Waits for `work` until the deadline, then drops it.
     ///
     /// # Errors

@@ -9,13 +9,15 @@ use tracing_subscriber::filter::ParseError;
 #[derive(Debug, thiserror::Error)]
 pub enum InitError {
     /// The level is no filter.
-    #[error("read log level {level:?}: give error, warn, info, debug, trace, or TARGET=LEVEL,...")]
+    #[error(
+        "read log level {level:?}: {problem}; give error, warn, info, debug, trace, or \
+         TARGET=LEVEL,..."
+    )]
     Level {
         /// What was given.
         level: String,
-        #[source]
-        /// What is wrong with it.
-        source: ParseError,
+        /// What is wrong with it. No source, for its text holds that of its own source.
+        problem: ParseError,
     },
     /// The process has a subscriber already.
     #[error("start logging")]
@@ -31,7 +33,7 @@ pub enum InitError {
 pub fn init(level: &str, json: bool) -> Result<(), InitError> {
     let filter = EnvFilter::builder()
         .parse(level)
-        .map_err(|source| InitError::Level { level: level.to_owned(), source })?;
+        .map_err(|problem| InitError::Level { level: level.to_owned(), problem })?;
     let events = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     if json { events.json().try_init() } else { events.try_init() }.map_err(InitError::Started)
 }
@@ -44,7 +46,7 @@ mod tests {
     fn a_level_that_is_no_filter_is_named_in_the_error() {
         let error = init("dl=loud", false).unwrap_err();
         assert!(error.to_string().contains("dl=loud"), "{error}");
-        assert!(error.source().is_some());
+        assert!(error.source().is_none());
     }
 
     #[test]

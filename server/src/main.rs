@@ -21,6 +21,9 @@ fn main() -> ExitCode {
         Ok(config) => config,
         Err(error) => return fail(&error.into(), ExitCode::from(2)),
     };
+    if let Err(error) = telemetry::init(&config.log, config.log_json) {
+        return fail(&error.into(), ExitCode::from(2));
+    }
     let ended = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -33,7 +36,6 @@ fn main() -> ExitCode {
 }
 
 async fn run(config: Config) -> anyhow::Result<()> {
-    telemetry::init(&config.log, config.log_json)?;
     let shutdown = Shutdown::new().with_grace(config.grace).on_signals()?;
     // First of all: a server that can't listen leaves the stores as they are.
     let listener = TcpListener::bind(config.listen)
