@@ -13,13 +13,13 @@ use dl_runtime::Clock;
 use dl_runtime::fault::{Cut, CutPoint, Fault, Faults};
 
 use crate::{
-    Appended, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry, ListQuery, MetaStore,
-    ObjectRecord,
+    Appended, Damage, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry, ListQuery,
+    MetaStore, ObjectRecord,
 };
 
 /// Faults before `inner`. Operations have the names of the methods. `bind`, `put_dataset`,
-/// `drop_dataset`, `stamp`, `append` and `close` are writes; to the others a lost answer is an
-/// error like any other.
+/// `drop_dataset`, `stamp`, `append`, `mended` and `close` are writes; to the others a lost answer
+/// is an error like any other.
 #[derive(Debug)]
 pub struct FaultMeta {
     inner: Arc<dyn MetaStore>,
@@ -152,6 +152,14 @@ impl MetaStore for FaultMeta {
 
     async fn list(&self, dataset: DatasetId, query: &ListQuery) -> Result<Vec<ListEntry>, Error> {
         self.read("list", dataset, self.inner.list(dataset, query)).await
+    }
+
+    async fn damage(&self) -> Result<Option<Damage>, Error> {
+        self.read("damage", "metadata", self.inner.damage()).await
+    }
+
+    async fn mended(&self) -> Result<(), Error> {
+        self.write("mended", "metadata", self.inner.mended()).await
     }
 
     async fn close(&self) -> Result<(), Error> {

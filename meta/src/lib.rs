@@ -11,6 +11,7 @@ mod error;
 mod fault;
 mod memory;
 mod open;
+mod redis;
 mod types;
 mod walk;
 
@@ -26,8 +27,12 @@ pub use error::{Error, Kind};
 pub use fault::FaultMeta;
 pub use memory::Memory;
 pub use open::open;
+#[cfg(any(test, feature = "conformance"))]
+pub use redis::testing as redis_testing;
+pub use redis::{Redis, RedisOptions};
 pub use types::{
-    Appended, DatasetInfo, DatasetRecord, DatasetState, Found, ListEntry, ListQuery, ObjectRecord,
+    Appended, Damage, DatasetInfo, DatasetRecord, DatasetState, Found, ListEntry, ListQuery,
+    ObjectRecord,
 };
 
 /// Datasets, their logs, and answers from what the logs say.
@@ -38,7 +43,8 @@ pub use types::{
 ///   point of a write: one atomic step in which the dataset is known and the object joins.
 ///   Appending an id again changes nothing.
 /// - Every answer about the contents of a dataset is that of `dl_format::Fold` over its log, which
-///   includes all whose `append` had returned when the question was asked.
+///   includes all whose `append` had returned when the question was asked. Of an object whose
+///   append has not returned yet, some files may be there and others not.
 /// - A call about a dataset id that is not known fails with [`Kind::Missing`] and writes nothing,
 ///   unless it says otherwise.
 /// - A name stands for at most one dataset id, the one that was put with the highest generation;
@@ -149,6 +155,23 @@ pub trait MetaStore: Debug + Display + Send + Sync + 'static {
     /// # Errors
     /// [`Kind::Missing`] when the dataset is not known.
     async fn list(&self, dataset: DatasetId, query: &ListQuery) -> Result<Vec<ListEntry>, Error>;
+
+    /// Whether the store lost, or may have lost, something that was written to it and acknowledged;
+    /// none when it knows that it did not. Meanwhile, questions about contents may fail with
+    /// [`Kind::Unavailable`], and writes go on. Cheap enough to be asked every second, and to be
+    /// asked so: where losses are told by time, they are told more exactly then.
+    ///
+    /// # Errors
+    /// As the store fails.
+    async fn damage(&self) -> Result<Option<Damage>, Error>;
+
+    /// Says that what [`MetaStore::damage`] told is mended: every object of every dataset was
+    /// appended again that is not older than [`Damage::since`], those in the log too. What was
+    /// lost after it was told stays told.
+    ///
+    /// # Errors
+    /// As the store fails.
+    async fn mended(&self) -> Result<(), Error>;
 
     /// Writes down all that is still only in memory and ends background work. The last call: what
     /// comes after it fails with [`Kind::Unavailable`] or answers as before.

@@ -16,8 +16,8 @@ use dl_format::{
 use crate::types::{bound_elsewhere, deleted_entries};
 use crate::walk::{self, Visit, Winners};
 use crate::{
-    Appended, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry, ListQuery, MetaStore,
-    ObjectRecord,
+    Appended, Damage, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry, ListQuery,
+    MetaStore, ObjectRecord,
 };
 
 /// A metadata store in memory. An append survives as long as the store does.
@@ -219,6 +219,14 @@ impl MetaStore for Memory {
     async fn list(&self, dataset: DatasetId, query: &ListQuery) -> Result<Vec<ListEntry>, Error> {
         let mut state = self.state();
         walk::list(&state.dataset(dataset, "list dataset")?.fold, query)
+    }
+
+    async fn damage(&self) -> Result<Option<Damage>, Error> {
+        Ok(None)
+    }
+
+    async fn mended(&self) -> Result<(), Error> {
+        Ok(())
     }
 
     async fn close(&self) -> Result<(), Error> {

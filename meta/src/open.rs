@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use dl_runtime::Clock;
 
-use crate::{Embedded, EmbeddedOptions, Error, Kind, Memory, MetaStore, Stop};
+use crate::redis::{ADDRESSES, without_login};
+use crate::{Embedded, EmbeddedOptions, Error, Kind, Memory, MetaStore, Redis, RedisOptions, Stop};
 
-const SUPPORTED: &str = "give embedded:DIR or memory:";
-
-/// Opens the metadata store at `url`: `embedded:DIR` (made when it is not there) or `memory:`,
-/// which is empty and ends with the process. A path is taken as it is written. Also says how the
-/// store was left, and with that whether it may lack the end of its logs.
+/// Opens the metadata store at `url`: `embedded:DIR` (made when it is not there), a Redis or a
+/// Redis Cluster, or `memory:`, which is empty and ends with the process. A path is taken as it is
+/// written. Also says how the store was left, and with that whether it may lack the end of its
+/// logs; of a Redis, [`MetaStore::damage`] says that.
 ///
 /// # Errors
 /// [`Kind::Unsupported`] for any other address; otherwise as the store fails to open.
@@ -23,8 +23,13 @@ pub async fn open(url: &str, clock: Arc<dyn Clock>) -> Result<(Arc<dyn MetaStore
                 Embedded::open(Path::new(dir), EmbeddedOptions::default(), clock).await?;
             Ok((Arc::new(store), stop))
         }
+        _ if Redis::is_address(url) => {
+            let store = Redis::open(url, RedisOptions::default(), clock).await?;
+            Ok((Arc::new(store), Stop::Clean))
+        }
         _ => {
-            let why = format!("unknown address: {SUPPORTED}");
+            let why = format!("unknown address: give embedded:DIR, memory:, {ADDRESSES}");
+            let url = without_login(url);
             Err(Error::because(Kind::Unsupported, "open metadata store", url, why))
         }
     }
@@ -38,7 +43,16 @@ mod tests {
 
     #[tokio::test]
     async fn an_unknown_address_is_refused_with_those_that_would_do() {
-        for url in ["redis://h:1/0", "", "memory", "memory:x", "embedded:", "embedded", "/dir"] {
+        for url in [
+            "redis:h:1/0",
+            "http://u:p@h:1",
+            "",
+            "memory",
+            "memory:x",
+            "embedded:",
+            "embedded",
+            "/dir",
+        ] {
             let error = open(url, Arc::new(SystemClock::new())).await.unwrap_err();
             assert_eq!(error.kind, Kind::Unsupported, "{url:?}");
             let reason = std::error::Error::source(&error).unwrap().to_string();

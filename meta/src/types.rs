@@ -97,6 +97,13 @@ pub enum Appended {
     Known,
 }
 
+/// What a metadata store may have lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Damage {
+    /// All that was acknowledged before then is there; none when anything may be missing.
+    pub since: Option<Stamp>,
+}
+
 /// What the log says of an object (paper, 4.1.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ObjectRecord {

@@ -27,7 +27,7 @@ impl Default for Backoff {
 
 impl Backoff {
     /// The wait after failure number `failures`, counted from zero.
-    fn wait(&self, failures: u32, random: &dyn Random) -> Duration {
+    pub fn wait(&self, failures: u32, random: &dyn Random) -> Duration {
         let grown = self.first.saturating_mul(self.factor.saturating_pow(failures)).min(self.max);
         grown.mul_f64(1.0 - random.unit() / 2.0)
     }

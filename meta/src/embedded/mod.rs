@@ -35,8 +35,8 @@ use self::tail::{Command, Known, State};
 #[cfg(any(test, feature = "conformance"))]
 pub use self::volatile::VolatileFile;
 use crate::{
-    Appended, DatasetInfo, DatasetRecord, DatasetState, Error, Found, Kind, ListEntry, ListQuery,
-    MetaStore, ObjectRecord, walk,
+    Appended, Damage, DatasetInfo, DatasetRecord, DatasetState, Error, Found, Kind, ListEntry,
+    ListQuery, MetaStore, ObjectRecord, walk,
 };
 
 /// Paths that are looked up where they are asked for, when memory has their rows. More would keep
@@ -492,6 +492,14 @@ impl MetaStore for Embedded {
             Ok(walk::list(&Index::open(transaction, dataset)?, &query))
         };
         self.ask("list dataset", dataset, read).await?
+    }
+
+    async fn damage(&self) -> Result<Option<Damage>, Error> {
+        Ok(None)
+    }
+
+    async fn mended(&self) -> Result<(), Error> {
+        Ok(())
     }
 
     async fn close(&self) -> Result<(), Error> {

@@ -1,0 +1,224 @@
+//! Addresses of Redis: read from a URL, shown without the password.
+//!
+//! Must hold: no text made here, and no error about an address, shows a password.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// One Redis process.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Node {
+    pub(super) host: Arc<str>,
+    pub(super) port: u16,
+}
+
+impl Node {
+    /// Reads `HOST:PORT`; an empty host is `asked`, as Redis answers when it doesn't know better.
+    pub(super) fn parse(text: &str, asked: Option<&Self>) -> Option<Self> {
+        let (host, port) = text.rsplit_once(':')?;
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let port = port.parse().ok().filter(|port| *port != 0)?;
+        if host.is_empty() {
+            return Some(Self { host: Arc::clone(&asked?.host), port });
+        }
+        Some(Self { host: host.into(), port })
+    }
+}
+
+impl fmt::Display for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            return write!(f, "[{}]:{}", self.host, self.port);
+        }
+        write!(f, "{}:{}", self.host, self.port)
+    }
+}
+
+/// A single Redis, or some nodes of a Redis Cluster.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Address {
+    pub(super) nodes: Vec<Node>,
+    pub(super) is_cluster: bool,
+    pub(super) is_tls: bool,
+    pub(super) user: Option<String>,
+    pub(super) password: Option<String>,
+    pub(super) database: i64,
+    /// Certificates to trust instead of those of the machine.
+    pub(super) ca_file: Option<PathBuf>,
+}
+
+/// What an address may look like.
+pub(crate) const FORMS: &str = "redis://[USER:PASSWORD@]HOST:PORT[/DB] or \
+     redis-cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT,... (rediss:// and rediss-cluster:// \
+     with TLS, [?ca=FILE])";
+
+impl Address {
+    /// Reads an address; none when it isn't one of Redis.
+    ///
+    /// # Errors
+    /// What is wrong with it, without its password.
+    pub(super) fn parse(url: &str) -> Option<Result<Self, String>> {
+        let (scheme, rest) = url.split_once("://")?;
+        let (is_cluster, is_tls) = match scheme {
+            "redis" => (false, false),
+            "rediss" => (false, true),
+            "redis-cluster" => (true, false),
+            "rediss-cluster" => (true, true),
+            _ => return None,
+        };
+        Some(Self::read(rest, is_cluster, is_tls))
+    }
+
+    fn read(rest: &str, is_cluster: bool, is_tls: bool) -> Result<Self, String> {
+        // The last one: a password may hold others.
+        let (login, rest) = match rest.rsplit_once('@') {
+            Some((login, rest)) => (Some(login), rest),
+            None => (None, rest),
+        };
+        let (rest, query) = rest.split_once('?').map_or((rest, None), |(a, b)| (a, Some(b)));
+        let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let nodes: Option<Vec<_>> = hosts.split(',').map(|host| Node::parse(host, None)).collect();
+        let nodes = nodes.ok_or_else(|| format!("{hosts:?} is not HOST:PORT"))?;
+        if !is_cluster && nodes.len() > 1 {
+            return Err(
+                "a single Redis has one HOST:PORT; a cluster is redis-cluster://".to_owned()
+            );
+        }
+        let database = match path {
+            "" => 0,
+            _ if is_cluster => return Err("a Redis Cluster has no numbered databases".to_owned()),
+            path => match path.parse::<i64>() {
+                Ok(number) if number >= 0 => number,
+                _ => return Err(format!("{path:?} is not the number of a database")),
+            },
+        };
+        let ca_file = match query.map(|query| query.split_once('=')) {
+            None => None,
+            Some(Some(("ca", file))) if is_tls && !file.is_empty() => Some(file.into()),
+            Some(_) => return Err("only ?ca=FILE is known, and only with TLS".to_owned()),
+        };
+        let (user, password) = match login.map(|login| login.split_once(':')) {
+            None => (None, None),
+            Some(Some((user, password))) => (unescape(user)?, unescape(password)?),
+            Some(None) => return Err("a login is USER:PASSWORD, or :PASSWORD".to_owned()),
+        };
+        Ok(Self { nodes, is_cluster, is_tls, user, password, database, ca_file })
+    }
+}
+
+/// Reads `%HH`; nothing at all is none. Its errors don't repeat the text: it may be a password.
+fn unescape(text: &str) -> Result<Option<String>, String> {
+    let mut bytes = Vec::new();
+    let mut rest = text.as_bytes().iter();
+    while let Some(byte) = rest.next() {
+        let digit = |byte: Option<&u8>| char::from(*byte?).to_digit(16);
+        match byte {
+            b'%' => match (digit(rest.next()), digit(rest.next())) {
+                (Some(high), Some(low)) => bytes.extend(u8::try_from(high * 16 + low)),
+                _ => return Err("a % in a login is followed by two hexadecimal digits".to_owned()),
+            },
+            byte => bytes.push(*byte),
+        }
+    }
+    let text = String::from_utf8(bytes).map_err(|_| "a login is not UTF-8".to_owned())?;
+    Ok(Some(text).filter(|text| !text.is_empty()))
+}
+
+/// The URL, with `***` for the password.
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (tls, cluster) =
+            (if self.is_tls { "s" } else { "" }, if self.is_cluster { "-cluster" } else { "" });
+        write!(f, "redis{tls}{cluster}://")?;
+        if self.password.is_some() || self.user.is_some() {
+            write!(f, "{}:***@", self.user.as_deref().unwrap_or_default())?;
+        }
+        for (index, node) in self.nodes.iter().enumerate() {
+            let comma = if index == 0 { "" } else { "," };
+            write!(f, "{comma}{node}")?;
+        }
+        if !self.is_cluster {
+            write!(f, "/{}", self.database)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Address({self})")
+    }
+}
+
+/// `url` without its login, for texts about one that can't be read.
+pub(crate) fn without_login(url: &str) -> String {
+    match (url.split_once("://"), url.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, rest))) => format!("{scheme}://***@{rest}"),
+        (None, Some((_, rest))) => format!("***@{rest}"),
+        (_, None) => url.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(url: &str) -> Result<Address, String> {
+        Address::parse(url).expect("an address of Redis")
+    }
+
+    #[test]
+    fn an_address_says_where_and_as_whom() {
+        let address = read("rediss://us%65r:p%40s:s@w0rd@h:7/3?ca=/etc/ca.pem").unwrap();
+        assert_eq!(
+            (address.user.as_deref(), address.password.as_deref()),
+            (Some("user"), Some("p@s:s@w0rd"))
+        );
+        assert_eq!((address.is_tls, address.is_cluster, address.database), (true, false, 3));
+        assert_eq!(address.ca_file, Some("/etc/ca.pem".into()));
+        let address = read("redis-cluster://:secret@a:1,b:2,[::1]:3").unwrap();
+        let nodes: Vec<_> = address.nodes.iter().map(Node::to_string).collect();
+        assert_eq!(
+            (nodes, address.user),
+            (vec!["a:1".into(), "b:2".into(), "[::1]:3".to_owned()], None)
+        );
+        assert!(Address::parse("memory:").is_none() && Address::parse("http://h:1").is_none());
+    }
+
+    #[test]
+    fn what_is_shown_never_has_the_password() {
+        for url in
+            ["redis://u:s3cret@h:1/2", "redis-cluster://:s3cret@h:1,i:2", "rediss://:s3c%72et@h:1"]
+        {
+            let address = read(url).unwrap();
+            let shown = format!("{address} {address:?} {}", without_login(url));
+            assert!(!shown.contains("s3c") && shown.contains("h:1"), "{shown}");
+        }
+        for url in [
+            "redis://u:s3cret@h",
+            "redis://s3cret@h:1",
+            "redis://u:s3cret%zz@h:1",
+            "redis://u:s3cret@h:1/x",
+            "redis://u:s3cret@h:1?x=y",
+        ] {
+            let refused = read(url).unwrap_err();
+            assert!(!refused.contains("s3c"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn an_address_that_is_none_is_refused() {
+        for url in [
+            "redis://",
+            "redis://h",
+            "redis://h:0",
+            "redis://h:1,i:2",
+            "redis://h:1/-1",
+            "redis-cluster://h:1/1",
+            "redis://h:1?ca=x",
+        ] {
+            assert!(read(url).is_err(), "{url}");
+        }
+    }
+}

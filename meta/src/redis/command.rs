@@ -1,0 +1,98 @@
+//! Questions to Redis, and what their answers have to be.
+//!
+//! Must hold: a question goes to one shard; an answer of another type than asked for is an error,
+//! never taken for nothing.
+
+use redis::{Cmd, ToRedisArgs, Value};
+
+use super::failure::Failure;
+use super::keys::Key;
+use super::scripts::Script;
+use super::slots::Shard;
+
+/// A command, and the shard whose primary answers it.
+#[derive(Debug, Clone)]
+pub(super) struct Ask {
+    pub(super) shard: Shard,
+    pub(super) cmd: Cmd,
+}
+
+impl Ask {
+    /// A command whose first argument is a key.
+    pub(super) fn to(key: &Key, command: &str) -> Self {
+        let mut cmd = redis::cmd(command);
+        cmd.arg(&key.bytes);
+        Self { shard: key.shard, cmd }
+    }
+
+    /// A call of a script about a key and others of its shard.
+    pub(super) fn script(script: &Script, key: &Key, others: &[&Key]) -> Self {
+        let mut cmd = redis::cmd("EVALSHA");
+        cmd.arg(&script.hash).arg(1 + others.len()).arg(&key.bytes);
+        for other in others {
+            cmd.arg(&other.bytes);
+        }
+        Self { shard: key.shard, cmd }
+    }
+
+    pub(super) fn arg(mut self, arg: impl ToRedisArgs) -> Self {
+        self.cmd.arg(arg);
+        self
+    }
+}
+
+/// A string, or nothing.
+pub(super) fn bytes(value: Value) -> Result<Option<Vec<u8>>, Failure> {
+    match value {
+        Value::Nil => Ok(None),
+        Value::BulkString(bytes) => Ok(Some(bytes)),
+        Value::SimpleString(text) => Ok(Some(text.into_bytes())),
+        _ => Err(Failure::unexpected()),
+    }
+}
+
+/// A number.
+pub(super) fn number(value: &Value) -> Result<i64, Failure> {
+    match value {
+        Value::Int(number) => Ok(*number),
+        _ => Err(Failure::unexpected()),
+    }
+}
+
+/// A list, each part of it read by `part`.
+pub(super) fn list<T>(
+    value: Value,
+    part: impl Fn(Value) -> Result<T, Failure>,
+) -> Result<Vec<T>, Failure> {
+    match value {
+        Value::Array(parts) | Value::Set(parts) => parts.into_iter().map(part).collect(),
+        _ => Err(Failure::unexpected()),
+    }
+}
+
+/// Strings.
+pub(super) fn strings(value: Value) -> Result<Vec<Vec<u8>>, Failure> {
+    list(value, |part| bytes(part)?.ok_or_else(Failure::unexpected))
+}
+
+/// Strings, of which some are nothing: as many as were asked for.
+pub(super) fn fields<const N: usize>(value: Value) -> Result<[Option<Vec<u8>>; N], Failure> {
+    list(value, bytes)?.try_into().map_err(|_| Failure::unexpected())
+}
+
+/// All fields of a hash and their values.
+pub(super) fn pairs(value: Value) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Failure> {
+    let mut parts = strings(value)?.into_iter();
+    let mut pairs = Vec::new();
+    while let (Some(field), Some(value)) = (parts.next(), parts.next()) {
+        pairs.push((field, value));
+    }
+    Ok(pairs)
+}
+
+/// A number that is kept as text; nothing is zero.
+pub(super) fn decimal(text: Option<&Vec<u8>>) -> Result<u64, Failure> {
+    let Some(text) = text else { return Ok(0) };
+    let number = str::from_utf8(text).ok().and_then(|text| text.parse().ok());
+    number.ok_or_else(|| Failure::corrupt("a number in Redis can't be read"))
+}

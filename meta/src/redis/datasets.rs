@@ -1,0 +1,264 @@
+//! Datasets: their homes, their names, their counts and their ends.
+//!
+//! Must hold: a dataset is there when its home has a record; that is one key, so it begins and
+//! ends in one step. A name that points to a home which isn't there stands for nothing.
+
+use dl_format::{DatasetId, DatasetName, Stamp};
+use futures::future::try_join_all;
+use redis::Value;
+
+use super::Shared;
+use super::command::{Ask, bytes, decimal, fields, number, pairs};
+use super::failure::Failure;
+use super::keys::{self, Epoch, Keys};
+use super::records::{Named, decode_dataset, encode_dataset};
+use super::scripts::{COUNTED, KILL, PUT, REPLACE, STAMP};
+use super::tree::Walk;
+use super::write::{STAMP_MAX, refusal};
+use crate::{DatasetInfo, DatasetRecord, Error};
+
+/// What the home of a dataset says.
+#[derive(Debug, Clone)]
+pub(super) struct Home {
+    pub(super) record: DatasetRecord,
+    /// The bytes of it, to put another one only in its place.
+    stored: Vec<u8>,
+    pub(super) keys: Keys,
+    pub(super) objects: u64,
+    pub(super) tombstones: u64,
+    last: Stamp,
+    /// Some folder is large.
+    pub(super) is_large: bool,
+    /// Files and bytes, when the log had so many objects.
+    counted: Option<(u64, u64, u64)>,
+}
+
+const FIELDS: [&str; 9] =
+    ["record", "epoch", "objects", "tombstones", "last", "large", "counted", "files", "bytes"];
+
+/// What to ask for [`read_home`].
+pub(super) fn ask_home(id: DatasetId) -> Ask {
+    Ask::to(&keys::home(id), "HMGET").arg(&FIELDS)
+}
+
+pub(super) fn read_home(id: DatasetId, answer: Value) -> Result<Option<Home>, Failure> {
+    let [stored, epoch, objects, tombstones, last, large, counted, files, size] =
+        fields::<9>(answer)?;
+    let Some(stored) = stored else { return Ok(None) };
+    let epoch = epoch.as_deref().and_then(Epoch::parse);
+    let epoch = epoch.ok_or_else(|| Failure::corrupt("the epoch of a dataset can't be read"))?;
+    let record = decode_dataset(id, &stored)?;
+    let counted = match counted {
+        Some(counted) => {
+            Some((decimal(Some(&counted))?, decimal(files.as_ref())?, decimal(size.as_ref())?))
+        }
+        None => None,
+    };
+    Ok(Some(Home {
+        record,
+        stored,
+        keys: Keys { dataset: id, epoch },
+        objects: decimal(objects.as_ref())?,
+        tombstones: decimal(tombstones.as_ref())?,
+        last: Stamp::new(decimal(last.as_ref())?),
+        is_large: large.is_some(),
+        counted,
+    }))
+}
+
+impl Shared {
+    pub(super) async fn home(&self, id: DatasetId) -> Result<Option<Home>, Failure> {
+        let home = read_home(id, self.router.ask_one(ask_home(id)).await?)?;
+        match &home {
+            Some(home) => self.learn(home.keys),
+            None => self.forget(id),
+        }
+        Ok(home)
+    }
+
+    /// The keys of a dataset, as this process knew them last.
+    pub(super) async fn keys_of(&self, id: DatasetId) -> Result<Keys, Failure> {
+        if let Some(keys) = self.known(id) {
+            return Ok(keys);
+        }
+        Ok(self.home(id).await?.ok_or_else(Failure::missing)?.keys)
+    }
+
+    pub(super) async fn record(&self, id: DatasetId) -> Result<Option<DatasetRecord>, Failure> {
+        Ok(self.home(id).await?.map(|home| home.record))
+    }
+
+    pub(super) async fn named(&self, name: &DatasetName) -> Result<Option<Named>, Failure> {
+        let answer =
+            self.router.ask_one(Ask::to(&keys::names(), "HGET").arg(name.as_str())).await?;
+        bytes(answer)?.as_deref().map(Named::decode).transpose()
+    }
+
+    pub(super) async fn home_named(&self, name: &DatasetName) -> Result<Option<Home>, Failure> {
+        let Some(named) = self.named(name).await? else { return Ok(None) };
+        let home = self.home(named.id).await?;
+        Ok(home.filter(|home| home.record.name == *name))
+    }
+
+    /// All names and what they stand for.
+    async fn names(&self) -> Result<Vec<(Vec<u8>, Named)>, Failure> {
+        let names = pairs(self.router.ask_one(Ask::to(&keys::names(), "HGETALL")).await?)?;
+        names.into_iter().map(|(name, named)| Ok((name, Named::decode(&named)?))).collect()
+    }
+
+    pub(super) async fn datasets(&self) -> Result<Vec<DatasetInfo>, Failure> {
+        let names = self.names().await?;
+        let homes = try_join_all(names.iter().map(|(_, named)| self.home(named.id))).await?;
+        let mut infos = Vec::new();
+        for ((name, _), home) in names.iter().zip(homes) {
+            if let Some(home) = home
+                && home.record.name.as_str().as_bytes() == name
+                && let Some(info) = self.info(home).await?
+            {
+                infos.push(info);
+            }
+        }
+        infos.sort_by(|a, b| a.record.name.cmp(&b.record.name));
+        Ok(infos)
+    }
+
+    /// What a dataset adds up to; none when it was dropped meanwhile.
+    pub(super) async fn info(&self, mut home: Home) -> Result<Option<DatasetInfo>, Failure> {
+        let (files, size) = loop {
+            let changes = self.assure().await?;
+            if let Some((objects, files, size)) = home.counted
+                && objects == home.objects
+            {
+                break (files, size);
+            }
+            self.roll_forward(home.keys).await?;
+            let counts = self.count(&home).await?;
+            let Some(again) = self.home(home.keys.dataset).await? else { return Ok(None) };
+            let same = again.keys == home.keys && again.tombstones == home.tombstones;
+            let has_moved = !self.is_as(changes);
+            home = again;
+            // Deletions must not be left out, nor a life of the dataset that is over be counted.
+            if same && !has_moved {
+                break counts;
+            }
+        };
+        let last_stamp = Some(home.last).filter(|_| home.objects > 0);
+        Ok(Some(DatasetInfo {
+            record: home.record,
+            files,
+            bytes: size,
+            objects: home.objects,
+            last_stamp,
+        }))
+    }
+
+    /// Walks over all files, and keeps the result unless something was appended meanwhile.
+    async fn count(&self, home: &Home) -> Result<(u64, u64), Failure> {
+        let settled = self.router.ask_one(Ask::to(&home.keys.todo(), "EXISTS")).await?;
+        let is_settled = number(&settled)? == 0;
+        let (mut files, mut size) = (0u64, 0u64);
+        let mut walk = Walk::of_everything(self, home);
+        while let Some((_, record)) = walk.next_file().await? {
+            files = files.saturating_add(1);
+            size = size.saturating_add(record.length);
+        }
+        self.confirm(walk.shards()).await?;
+        if is_settled {
+            let ask = Ask::script(&COUNTED, &home.keys.home(), &[&home.keys.todo()])
+                .arg(home.keys.epoch.to_string())
+                .arg(home.objects)
+                .arg(files)
+                .arg(size);
+            self.router.ask_one(ask).await?;
+        }
+        Ok((files, size))
+    }
+
+    pub(super) async fn stamp(&self, dataset: DatasetId, now: Stamp) -> Result<Stamp, Failure> {
+        if now.get() > STAMP_MAX {
+            return Err(Failure::corrupt("the time is later than Redis can count"));
+        }
+        let ask = Ask::script(&STAMP, &keys::home(dataset), &[]).arg(now.get());
+        let answer = self.router.ask_one(ask).await?;
+        if refusal(&answer).is_some() {
+            return Err(Failure::missing());
+        }
+        Ok(Stamp::new(decimal(bytes(answer)?.as_ref())?))
+    }
+
+    pub(super) async fn put(&self, record: &DatasetRecord) -> Result<Result<(), Error>, Failure> {
+        let stored = encode_dataset(record)?;
+        let new = Named { generation: record.generation, id: record.id };
+        loop {
+            let named = self.named(&record.name).await?;
+            let known = self.home(record.id).await?;
+            let holder = match named {
+                Some(named) => Some(self.holder(record, named).await?),
+                None => None,
+            };
+            let known_record = known.as_ref().map(|known| &known.record);
+            let replaced = match record.check_put(holder.as_ref(), known_record) {
+                Ok(replaced) => replaced,
+                Err(conflict) => return Ok(Err(conflict)),
+            };
+            if let Some(replaced) = replaced
+                && let Some(home) = self.home(replaced).await?
+            {
+                self.kill(&home).await?;
+            }
+            let before = known.as_ref().map(|known| known.stored.as_slice()).unwrap_or_default();
+            let epoch = Epoch::new(self.random.u64()).to_string();
+            let ask = Ask::script(&PUT, &keys::home(record.id), &[]);
+            let put = self.router.ask_one(ask.arg(before).arg(&stored).arg(epoch)).await?;
+            if number(&put)? == 0 {
+                continue;
+            }
+            let before = named.map(Named::encode).unwrap_or_default();
+            let ask = Ask::script(&REPLACE, &keys::names(), &[]).arg(record.name.as_str());
+            let replaced = self.router.ask_one(ask.arg(before).arg(new.encode())).await?;
+            if number(&replaced)? != 0 {
+                return Ok(Ok(()));
+            }
+            // Somebody else was faster with the name. What this call made must not outlive it.
+            let winner = self.named(&record.name).await?;
+            if known.is_none()
+                && winner.is_some_and(|winner| winner.id != record.id)
+                && let Some(home) = self.home(record.id).await?
+                && home.stored == stored
+            {
+                self.kill(&home).await?;
+            }
+        }
+    }
+
+    /// The record that a name stands for; when its home is gone, what the name itself says.
+    async fn holder(&self, record: &DatasetRecord, named: Named) -> Result<DatasetRecord, Failure> {
+        let home = self.home(named.id).await?.filter(|home| home.record.name == record.name);
+        Ok(home.map_or_else(
+            || DatasetRecord { generation: named.generation, id: named.id, ..record.clone() },
+            |home| home.record,
+        ))
+    }
+
+    /// Ends a dataset, and leaves word that its keys are to be removed.
+    async fn kill(&self, home: &Home) -> Result<(), Failure> {
+        let keys = home.keys;
+        self.to_sweep(keys).await?;
+        let ask = Ask::script(&KILL, &keys.home(), &[&keys.log(), &keys.todo()]);
+        self.router.ask_one(ask.arg(keys.epoch.to_string())).await?;
+        self.forget(keys.dataset);
+        self.sweep_now.notify_one();
+        Ok(())
+    }
+
+    pub(super) async fn drop_dataset(&self, id: DatasetId) -> Result<(), Failure> {
+        if let Some(home) = self.home(id).await? {
+            self.kill(&home).await?;
+        }
+        for (name, named) in self.names().await?.into_iter().filter(|(_, named)| named.id == id) {
+            let ask = Ask::script(&REPLACE, &keys::names(), &[]);
+            self.router.ask_one(ask.arg(name).arg(named.encode()).arg("")).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,128 @@
+//! What went wrong inside this module, before it is known what was being done to what.
+//!
+//! Must hold: each answer of Redis that is an error has one meaning here: where to ask instead,
+//! whether to wait and ask again, or that it is final.
+
+use std::error::Error as StdError;
+use std::fmt::{self, Display};
+use std::io::ErrorKind;
+use std::sync::Arc;
+
+use redis::{RedisError, ServerError};
+
+use super::address::Node;
+use crate::{Error, Kind};
+
+/// Why a call failed for good.
+#[derive(Debug, Clone)]
+pub(super) struct Failure {
+    pub(super) kind: Kind,
+    why: Option<String>,
+}
+
+impl Failure {
+    pub(super) fn because(kind: Kind, why: impl Into<String>) -> Self {
+        Self { kind, why: Some(why.into()) }
+    }
+
+    pub(super) fn corrupt(why: impl Into<String>) -> Self {
+        Self::because(Kind::Corrupt, why)
+    }
+
+    pub(super) fn missing() -> Self {
+        Self { kind: Kind::Missing, why: None }
+    }
+
+    /// An answer of another type than the command has.
+    pub(super) fn unexpected() -> Self {
+        Self::corrupt("Redis answered with another type than expected; is its data ours?")
+    }
+
+    /// The error of the call in which it happened.
+    pub(super) fn during(self, action: &'static str, what: impl Display) -> Error {
+        match self.why {
+            Some(why) => Error::because(self.kind, action, what, why),
+            None => Error::new(self.kind, action, what),
+        }
+    }
+}
+
+/// What to do about a command that failed.
+#[derive(Debug, Clone)]
+pub(super) enum Verdict {
+    /// Ask that node, now and from now on.
+    Moved(Node),
+    /// Ask that node this once.
+    Ask(Node),
+    /// Give the scripts to the node again.
+    Reload,
+    /// Ask again later; perhaps another node serves it then.
+    Wait(String),
+    /// As above, and this connection is of no more use.
+    Lost(String),
+    /// Nothing helps.
+    Fatal(Failure),
+}
+
+impl Verdict {
+    /// The verdict on an answer of `node`.
+    pub(super) fn on(error: &ServerError, node: &Node) -> Self {
+        let details = error.details().unwrap_or_default();
+        let text = format!("{} {details}", error.code());
+        let redirect = || details.split(' ').nth(1).and_then(|to| Node::parse(to, Some(node)));
+        match error.code() {
+            "MOVED" => redirect().map_or(Self::Wait(text), Self::Moved),
+            "ASK" => redirect().map_or(Self::Wait(text), Self::Ask),
+            "NOSCRIPT" => Self::Reload,
+            "READONLY" | "CLUSTERDOWN" | "MASTERDOWN" | "LOADING" | "TRYAGAIN" | "BUSY"
+            | "NOREPLICAS" | "MISCONF" => Self::Wait(text),
+            "OOM" => Self::full(),
+            "NOAUTH" | "WRONGPASS" | "NOPERM" => Self::Fatal(Failure::because(Kind::Denied, text)),
+            "WRONGTYPE" => Self::Fatal(Failure::corrupt(text)),
+            // Before version 7, what a script met stands inside its own error.
+            _ if text.contains("-OOM ") => Self::full(),
+            _ if text.contains("-READONLY ") || text.contains("-TRYAGAIN ") => Self::Wait(text),
+            _ if text.contains("max number of clients") => Self::Wait(text),
+            _ => Self::Fatal(Failure::because(Kind::Unsupported, text)),
+        }
+    }
+
+    fn full() -> Self {
+        let why = "Redis has reached its maxmemory: raise it, or add primaries to the cluster";
+        Self::Fatal(Failure::because(Kind::Full, why))
+    }
+
+    /// The verdict on an error that no command answered.
+    pub(super) fn of(error: &RedisError) -> Self {
+        match error.kind() {
+            redis::ErrorKind::AuthenticationFailed => {
+                let why = format!("Redis refused the login: {error}");
+                Self::Fatal(Failure::because(Kind::Denied, why))
+            }
+            redis::ErrorKind::InvalidClientConfig => {
+                Self::Fatal(Failure::because(Kind::Unsupported, error.to_string()))
+            }
+            redis::ErrorKind::Io if is_untrusted(error) => {
+                let why = format!("can't trust the TLS certificate of Redis: {error}");
+                Self::Fatal(Failure::because(Kind::Denied, why))
+            }
+            _ => Self::Lost(error.to_string()),
+        }
+    }
+}
+
+/// Whether TLS failed in a way that another try does not change.
+fn is_untrusted(error: &RedisError) -> bool {
+    let shared = error.source().and_then(|s| s.downcast_ref::<Arc<dyn StdError + Send + Sync>>());
+    let io = shared.and_then(|shared| shared.downcast_ref::<std::io::Error>());
+    io.is_some_and(|error| error.kind() == ErrorKind::InvalidData)
+}
+
+impl Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.why {
+            Some(why) => f.write_str(why),
+            None => write!(f, "{}", self.kind),
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! What is where in Redis: the format "dl-meta-redis 1".
+//!
+//! Must hold: every key names its shard in its hash tag, and so its slot; all keys of a dataset
+//! but its home carry its epoch, so that what is left of a dropped dataset is never taken for part
+//! of one that came back under the same id.
+//!
+//! | key, in the shard of | type | what |
+//! |---|---|---|
+//! | `dl:{t}:identity`, first | string | the chunk store's 16 bytes |
+//! | `dl:{t}:names`, first | hash | name: generation and dataset id |
+//! | `dl:{t}:dropped`, first | set | dataset and epoch whose keys are still to be removed |
+//! | `dl:{t}:mark`, each | hash | id: the chunk store; run: the process that had the shard; seen: until when (ms) nothing is missing |
+//! | `dl:{t}:ds:D`, D | hash | record, epoch, objects, tombstones, given, last, large, counted, files, bytes |
+//! | `dl:{t}:log:D:E`, D | zset | object id and record |
+//! | `dl:{t}:todo:D:E`, D | hash | object id: who appended it and when; its rows may be missing |
+//! | `dl:{t}:c:D:E:C`, C | string | the header of object C |
+//! | `dl:{t}:x:D:E:C`, C | set | bitmaps of deleted entries of chunk C; their union holds |
+//! | `dl:{t}:d:D:E:B:P`, (D, P, B) | zset | rows of folder P: bucket 0, and 1 to 64 when large |
+
+use dl_format::{ChunkId, DatasetId};
+
+use super::slots::Shard;
+
+/// Hashed buckets of a large folder.
+pub(super) const BUCKETS: u8 = 64;
+/// A folder with more rows in its first bucket goes on in hashed ones.
+pub(super) const LARGE_ROWS: u64 = 4_096;
+
+/// Sets the life of a dataset under its id apart from the ones before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Epoch(u64);
+
+impl Epoch {
+    pub(super) fn new(drawn: u64) -> Self {
+        Self(drawn)
+    }
+
+    pub(super) fn parse(text: &[u8]) -> Option<Self> {
+        let text = str::from_utf8(text).ok().filter(|text| text.len() == 16)?;
+        u64::from_str_radix(text, 16).ok().map(Self)
+    }
+}
+
+impl std::fmt::Display for Epoch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// A key and the shard it is in.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    pub(super) shard: Shard,
+    pub(super) bytes: Vec<u8>,
+}
+
+fn key(shard: Shard, rest: impl std::fmt::Display) -> Key {
+    Key { shard, bytes: format!("dl:{{{}}}:{rest}", shard.tag()).into_bytes() }
+}
+
+pub(super) fn identity() -> Key {
+    key(Shard::FIRST, "identity")
+}
+
+pub(super) fn names() -> Key {
+    key(Shard::FIRST, "names")
+}
+
+pub(super) fn dropped() -> Key {
+    key(Shard::FIRST, "dropped")
+}
+
+pub(super) fn mark(shard: Shard) -> Key {
+    key(shard, "mark")
+}
+
+pub(super) fn home(dataset: DatasetId) -> Key {
+    key(Shard::of(&[dataset.as_bytes()]), format_args!("ds:{dataset}"))
+}
+
+/// What all keys of a dataset match but its home.
+pub(super) fn all_of(dataset: DatasetId, epoch: Epoch) -> String {
+    format!("dl:{{*}}:*:{dataset}:{epoch}*")
+}
+
+/// The keys of one dataset in one epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Keys {
+    pub(super) dataset: DatasetId,
+    pub(super) epoch: Epoch,
+}
+
+impl Keys {
+    pub(super) fn home(self) -> Key {
+        home(self.dataset)
+    }
+
+    pub(super) fn log(self) -> Key {
+        key(home(self.dataset).shard, format_args!("log:{}:{}", self.dataset, self.epoch))
+    }
+
+    pub(super) fn todo(self) -> Key {
+        key(home(self.dataset).shard, format_args!("todo:{}:{}", self.dataset, self.epoch))
+    }
+
+    pub(super) fn header(self, chunk: ChunkId) -> Key {
+        let shard = Shard::of(&[chunk.as_bytes()]);
+        key(shard, format_args!("c:{}:{}:{chunk}", self.dataset, self.epoch))
+    }
+
+    pub(super) fn deletions(self, chunk: ChunkId) -> Key {
+        let shard = Shard::of(&[chunk.as_bytes()]);
+        key(shard, format_args!("x:{}:{}:{chunk}", self.dataset, self.epoch))
+    }
+
+    /// Rows of the folder at `path`.
+    pub(super) fn rows(self, bucket: u8, path: &[u8]) -> Key {
+        let shard = Shard::of(&[self.dataset.as_bytes(), path, &[bucket]]);
+        let mut key = key(shard, format_args!("d:{}:{}:{bucket}:", self.dataset, self.epoch));
+        key.bytes.extend_from_slice(path);
+        key
+    }
+}
+
+/// The hashed bucket of a name, once its folder is large.
+pub(super) fn bucket_of(name: &[u8]) -> u8 {
+    let [a, b, c, d] = dl_format::Crc32c::of(name).value().to_le_bytes();
+    1 + (a ^ b ^ c ^ d) % BUCKETS
+}

@@ -1,0 +1,195 @@
+//! A connection to one Redis process, made ready: checked, known by its run, given the scripts.
+//!
+//! Must hold: a process that could drop keys, or that is not what the address promised, is refused
+//! before anything is asked of it.
+
+use std::fs;
+use std::sync::Arc;
+
+use dl_runtime::blocking;
+use redis::aio::MultiplexedConnection;
+use redis::io::tcp::TcpSettings;
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo,
+    TlsCertificates, Value,
+};
+
+use super::address::{Address, Node};
+use super::failure::{Failure, Verdict};
+use super::{RedisOptions, scripts};
+use crate::Kind;
+
+/// A connection. Clones share it.
+#[derive(Debug, Clone)]
+pub(super) struct Link {
+    pub(super) connection: MultiplexedConnection,
+    /// Which life of which process: another one after a restart and after a failover.
+    pub(super) run: Arc<str>,
+}
+
+/// What INFO says, as far as it matters.
+struct Info(String);
+
+impl Info {
+    fn get<'a>(&'a self, field: &str) -> &'a str {
+        let value = |line: &'a str| line.strip_prefix(field)?.strip_prefix(':');
+        self.0.lines().find_map(value).unwrap_or_default().trim()
+    }
+
+    /// The process, and how often it changed from replica to primary.
+    fn run(&self) -> Arc<str> {
+        format!("{}:{}", self.get("run_id"), self.get("master_replid")).into()
+    }
+}
+
+impl Link {
+    /// Connects to `node`.
+    pub(super) async fn open(
+        node: &Node,
+        address: &Address,
+        options: &RedisOptions,
+    ) -> Result<Self, Verdict> {
+        let client = client(node, address).await?;
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(options.connect_timeout))
+            .set_response_timeout(Some(options.command_timeout));
+        let connected = client.get_multiplexed_async_connection_with_config(&config).await;
+        let mut connection = connected.map_err(|error| Verdict::of(&error))?;
+        let info = info(&mut connection, node).await?;
+        check(&info, address, node)?;
+        warn_of_loss(&mut connection, &info, node).await;
+        let link = Self { connection, run: info.run() };
+        link.load(node).await?;
+        tracing::debug!(
+            %node, version = info.get("redis_version"), valkey = info.get("valkey_version"),
+            "connected to Redis"
+        );
+        Ok(link)
+    }
+
+    /// Gives the node all scripts.
+    pub(super) async fn load(&self, node: &Node) -> Result<(), Verdict> {
+        let mut pipeline = redis::pipe();
+        for script in scripts::all() {
+            pipeline.cmd("SCRIPT").arg("LOAD").arg(script.code);
+        }
+        for answer in self.send(&pipeline).await? {
+            if let Value::ServerError(error) = answer {
+                return Err(Verdict::on(&error, node));
+            }
+        }
+        Ok(())
+    }
+
+    /// The answers to all commands of `pipeline`.
+    pub(super) async fn send(&self, pipeline: &redis::Pipeline) -> Result<Vec<Value>, Verdict> {
+        let count = pipeline.len();
+        let sent = self.connection.clone().send_packed_commands(pipeline, 0, count).await;
+        let answers = sent.map_err(|error| Verdict::of(&error))?;
+        if answers.len() == count {
+            Ok(answers)
+        } else {
+            Err(Verdict::Lost("Redis gave fewer answers than it was asked".to_owned()))
+        }
+    }
+
+    /// The run that the process is in now.
+    pub(super) async fn current_run(&self, node: &Node) -> Result<Arc<str>, Verdict> {
+        Ok(info(&mut self.connection.clone(), node).await?.run())
+    }
+}
+
+async fn client(node: &Node, address: &Address) -> Result<Client, Verdict> {
+    let unusable = |why: String| Verdict::Fatal(Failure::because(Kind::Unsupported, why));
+    let (host, port) = (node.host.to_string(), node.port);
+    let to = if address.is_tls {
+        ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
+    } else {
+        ConnectionAddr::Tcp(host, port)
+    };
+    let mut login = RedisConnectionInfo::default().set_db(address.database);
+    if let Some(user) = &address.user {
+        login = login.set_username(user);
+    }
+    if let Some(password) = &address.password {
+        login = login.set_password(password);
+    }
+    let information = to.into_connection_info().map_err(|error| unusable(error.to_string()))?;
+    let information = information
+        .set_redis_settings(login)
+        .set_tcp_settings(TcpSettings::default().set_nodelay(true));
+    let client = match address.ca_file.clone() {
+        None => Client::open(information),
+        Some(file) => {
+            let shown = file.display().to_string();
+            let read = blocking::run(move || fs::read(file)).await;
+            let read = read.map_err(|stopped| Verdict::Wait(stopped.to_string()))?;
+            let pem = read.map_err(|error| unusable(format!("can't read {shown}: {error}")))?;
+            let trusted = TlsCertificates { client_tls: None, root_cert: Some(pem) };
+            Client::build_with_tls(information, trusted)
+        }
+    };
+    client.map_err(|error| unusable(error.to_string()))
+}
+
+async fn info(connection: &mut MultiplexedConnection, node: &Node) -> Result<Info, Verdict> {
+    let answer = connection.send_packed_command(&redis::cmd("INFO")).await;
+    match answer.map_err(|error| Verdict::of(&error))? {
+        Value::BulkString(bytes) => Ok(Info(String::from_utf8_lossy(&bytes).into_owned())),
+        Value::VerbatimString { text, .. } => Ok(Info(text)),
+        Value::ServerError(error) => Err(Verdict::on(&error, node)),
+        _ => Err(Verdict::Fatal(Failure::unexpected())),
+    }
+}
+
+/// Refuses what would lose keys or answer for the wrong ones.
+fn check(info: &Info, address: &Address, node: &Node) -> Result<(), Verdict> {
+    let refuse = |why: String| Err(Verdict::Fatal(Failure::because(Kind::Unsupported, why)));
+    let policy = info.get("maxmemory_policy");
+    if policy.starts_with("allkeys-") {
+        return refuse(format!(
+            "the Redis at {node} drops keys when its memory is full (maxmemory-policy {policy}): \
+             set maxmemory-policy noeviction in its configuration"
+        ));
+    }
+    match (info.get("redis_mode") == "cluster", address.is_cluster) {
+        (true, false) => refuse(format!(
+            "the Redis at {node} is part of a cluster: write redis-cluster:// (or rediss-cluster://)"
+        )),
+        (false, true) => refuse(format!(
+            "the Redis at {node} is not part of a cluster: write redis:// (or rediss://)"
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Says so when a restart empties this Redis. Whoever may not ask for its settings isn't told.
+async fn warn_of_loss(connection: &mut MultiplexedConnection, info: &Info, node: &Node) {
+    if info.get("aof_enabled") != "0" {
+        return;
+    }
+    let mut cmd = redis::cmd("CONFIG");
+    let answer = connection.send_packed_command(cmd.arg("GET").arg("save")).await;
+    let no_save = match answer {
+        Ok(Value::Array(pair)) => matches!(pair.get(1), Some(Value::BulkString(v)) if v.is_empty()),
+        _ => false,
+    };
+    if no_save {
+        tracing::warn!(
+            %node,
+            "this Redis keeps nothing on disk: after a restart all its metadata has to be \
+             recovered from the chunks; set `appendonly yes`"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn info_is_read_by_whole_names() {
+        let info = Info("# Server\r\nrun_id:abc\r\nrun_idx:no\r\nmaster_replid:def\r\n".to_owned());
+        assert_eq!((&*info.run(), info.get("run"), info.get("nothing")), ("abc:def", "", ""));
+    }
+}

@@ -1,0 +1,314 @@
+//! Metadata in Redis or a Redis Cluster, shared by any number of servers.
+//!
+//! Must hold: an append is acknowledged once Redis has the object in its log and in its index;
+//! what of that survives is up to Redis, and what it may have lost is noticed and told, never
+//! served around. No server keeps anything that another one needs.
+
+mod address;
+mod command;
+mod datasets;
+mod failure;
+mod health;
+mod keys;
+mod link;
+mod read;
+mod records;
+mod router;
+mod rows;
+mod scripts;
+mod slots;
+mod sweep;
+#[cfg(any(test, feature = "conformance"))]
+pub mod testing;
+#[cfg(test)]
+mod tests;
+mod tree;
+mod write;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use dl_format::{ChunkId, Committed, DatasetId, DatasetName, FilePath, Stamp, StoreId};
+use dl_runtime::{Clock, OsRandom, Random};
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+
+use self::address::Address;
+pub(crate) use self::address::{FORMS as ADDRESSES, without_login};
+use self::failure::{Failure, Verdict};
+use self::health::Health;
+use self::keys::Keys;
+use self::router::Router;
+use self::write::LargeFolders;
+use crate::{
+    Appended, Damage, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry, ListQuery,
+    MetaStore, ObjectRecord,
+};
+
+/// Settings of a [`Redis`] store.
+#[derive(Debug, Clone)]
+pub struct RedisOptions {
+    /// How long a connection may take to be made.
+    pub connect_timeout: Duration,
+    /// How long an answer may take before the connection is given up.
+    pub command_timeout: Duration,
+    /// How long a call goes on trying without an answer, whatever moves or dies meanwhile.
+    pub patience: Duration,
+}
+
+impl Default for RedisOptions {
+    fn default() -> Self {
+        Self {
+            connect_timeout: Duration::from_secs(2),
+            command_timeout: Duration::from_secs(5),
+            patience: Duration::from_secs(10),
+        }
+    }
+}
+
+/// A metadata store in Redis. An append survives what Redis survives: its own death with
+/// `appendonly`, that of a primary with a replica, but for the last writes. Whether some are
+/// missing, [`MetaStore::damage`] says.
+#[derive(Debug)]
+pub struct Redis {
+    shared: Arc<Shared>,
+    sweeper: JoinHandle<()>,
+}
+
+/// What calls and background work share.
+#[derive(Debug)]
+struct Shared {
+    router: Router,
+    clock: Arc<dyn Clock>,
+    random: Arc<dyn Random>,
+    known: Mutex<HashMap<DatasetId, Known>>,
+    large: Mutex<LargeFolders>,
+    health: Mutex<Health>,
+    sweep_now: Arc<Notify>,
+}
+
+/// What this process remembers of a dataset. May be out of date: whatever is read or written with
+/// it is checked by its home.
+#[derive(Debug, Clone, Copy)]
+struct Known {
+    keys: Keys,
+    /// When it was last looked over for objects without rows.
+    looked: Option<Duration>,
+}
+
+impl Redis {
+    /// Whether an address is one of a Redis, right or wrong.
+    pub fn is_address(url: &str) -> bool {
+        Address::parse(url).is_some()
+    }
+
+    /// Connects to the Redis, or to the primaries of the Redis Cluster, at `url`. Needs a tokio
+    /// runtime.
+    ///
+    /// # Errors
+    /// [`Kind::Unsupported`] for an address that can't be read, a Redis that drops keys, or one
+    /// that is a cluster where the address says that it isn't; [`Kind::Denied`] when it refuses
+    /// the login; [`Kind::Unavailable`] when it does not answer.
+    pub async fn open(
+        url: &str,
+        options: RedisOptions,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, Error> {
+        let action = "open metadata store";
+        let address = match Address::parse(url) {
+            Some(Ok(address)) => address,
+            Some(Err(why)) => {
+                let why = format!("{why}; write {ADDRESSES}");
+                return Err(Error::because(Kind::Unsupported, action, without_login(url), why));
+            }
+            None => {
+                let why = format!("write {ADDRESSES}");
+                return Err(Error::because(Kind::Unsupported, action, without_login(url), why));
+            }
+        };
+        let name = address.to_string();
+        let random: Arc<dyn Random> = Arc::new(OsRandom);
+        let router = Router::new(address, options, Arc::clone(&clock), Arc::clone(&random));
+        let shared = Arc::new(Shared {
+            router,
+            clock: Arc::clone(&clock),
+            random,
+            known: Mutex::default(),
+            large: Mutex::default(),
+            health: Mutex::default(),
+            sweep_now: Arc::new(Notify::new()),
+        });
+        let opened = shared.open().await;
+        opened.map_err(|failure| failure.during(action, &name))?;
+        let sweeper = tokio::spawn(sweep::run(Arc::downgrade(&shared), clock));
+        Ok(Self { shared, sweeper })
+    }
+}
+
+impl Shared {
+    /// Connects to all primaries, so that none is found unfit later.
+    async fn open(&self) -> Result<(), Failure> {
+        if let Err(Verdict::Fatal(failure)) = self.router.refresh().await {
+            return Err(failure);
+        }
+        // Waits for those that can't be asked yet.
+        self.identity().await?;
+        self.router.runs().await?;
+        Ok(())
+    }
+
+    fn health(&self) -> MutexGuard<'_, Health> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn large(&self) -> MutexGuard<'_, LargeFolders> {
+        self.large.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn all_known(&self) -> MutexGuard<'_, HashMap<DatasetId, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn known(&self, id: DatasetId) -> Option<Keys> {
+        self.all_known().get(&id).map(|known| known.keys)
+    }
+
+    fn learn(&self, keys: Keys) {
+        let mut known = self.all_known();
+        if known.get(&keys.dataset).is_none_or(|known| known.keys != keys) {
+            known.insert(keys.dataset, Known { keys, looked: None });
+        }
+    }
+
+    fn forget(&self, id: DatasetId) {
+        self.all_known().remove(&id);
+    }
+
+    /// Whether a dataset was not looked over for `pause`; from now on it was.
+    fn may_look(&self, id: DatasetId, pause: Duration) -> bool {
+        let now = self.clock.monotonic();
+        let mut known = self.all_known();
+        let Some(known) = known.get_mut(&id) else { return false };
+        let may = known.looked.is_none_or(|at| now.saturating_sub(at) >= pause);
+        if may {
+            known.looked = Some(now);
+        }
+        may
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        self.sweeper.abort();
+    }
+}
+
+impl fmt::Display for Redis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.shared.router.address)
+    }
+}
+
+#[async_trait]
+impl MetaStore for Redis {
+    async fn identity(&self) -> Result<Option<StoreId>, Error> {
+        let identity = self.shared.identity().await;
+        identity.map_err(|failure| failure.during("read the identity in", self))
+    }
+
+    async fn bind(&self, store: StoreId) -> Result<(), Error> {
+        let bound = self.shared.bind(store).await;
+        bound.map_err(|failure| failure.during("bind metadata to", store))?
+    }
+
+    async fn put_dataset(&self, record: &DatasetRecord) -> Result<(), Error> {
+        let put = self.shared.put(record).await;
+        put.map_err(|failure| failure.during("put dataset", &record.name))?
+    }
+
+    async fn record(&self, id: DatasetId) -> Result<Option<DatasetRecord>, Error> {
+        let record = self.shared.record(id).await;
+        record.map_err(|failure| failure.during("find dataset", id))
+    }
+
+    async fn record_named(&self, name: &DatasetName) -> Result<Option<DatasetRecord>, Error> {
+        let home = self.shared.home_named(name).await;
+        let home = home.map_err(|failure| failure.during("find dataset", name))?;
+        Ok(home.map(|home| home.record))
+    }
+
+    async fn dataset(&self, id: DatasetId) -> Result<Option<DatasetInfo>, Error> {
+        let counted = async {
+            let Some(home) = self.shared.home(id).await? else { return Ok(None) };
+            self.shared.info(home).await
+        };
+        counted.await.map_err(|failure: Failure| failure.during("describe dataset", id))
+    }
+
+    async fn dataset_named(&self, name: &DatasetName) -> Result<Option<DatasetInfo>, Error> {
+        let counted = async {
+            let Some(home) = self.shared.home_named(name).await? else { return Ok(None) };
+            self.shared.info(home).await
+        };
+        counted.await.map_err(|failure: Failure| failure.during("describe dataset", name))
+    }
+
+    async fn datasets(&self) -> Result<Vec<DatasetInfo>, Error> {
+        let datasets = self.shared.datasets().await;
+        datasets.map_err(|failure| failure.during("list datasets of", self))
+    }
+
+    async fn drop_dataset(&self, id: DatasetId) -> Result<(), Error> {
+        let dropped = self.shared.drop_dataset(id).await;
+        dropped.map_err(|failure| failure.during("drop dataset", id))
+    }
+
+    async fn stamp(&self, dataset: DatasetId, now: Stamp) -> Result<Stamp, Error> {
+        let stamp = self.shared.stamp(dataset, now).await;
+        stamp.map_err(|failure| failure.during("take a stamp of dataset", dataset))
+    }
+
+    async fn append(&self, object: &Committed) -> Result<Appended, Error> {
+        let dataset = object.header().dataset();
+        let appended = self.shared.append(object).await;
+        appended.map_err(|failure| failure.during("append to dataset", dataset))
+    }
+
+    async fn objects(
+        &self,
+        dataset: DatasetId,
+        after: Option<ChunkId>,
+        limit: usize,
+    ) -> Result<Vec<ObjectRecord>, Error> {
+        let objects = self.shared.objects(dataset, after, limit).await;
+        objects.map_err(|failure| failure.during("list objects of dataset", dataset))
+    }
+
+    async fn lookup(&self, dataset: DatasetId, paths: &[FilePath]) -> Result<Vec<Found>, Error> {
+        let found = self.shared.lookup(dataset, paths).await;
+        found.map_err(|failure| failure.during("look up paths of dataset", dataset))
+    }
+
+    async fn list(&self, dataset: DatasetId, query: &ListQuery) -> Result<Vec<ListEntry>, Error> {
+        let entries = self.shared.list(dataset, query).await;
+        entries.map_err(|failure| failure.during("list dataset", dataset))
+    }
+
+    async fn damage(&self) -> Result<Option<Damage>, Error> {
+        let damage = self.shared.damage().await;
+        damage.map_err(|failure| failure.during("look for damage in", self))
+    }
+
+    async fn mended(&self) -> Result<(), Error> {
+        let mended = self.shared.mended().await;
+        mended.map_err(|failure| failure.during("take for mended", self))
+    }
+
+    async fn close(&self) -> Result<(), Error> {
+        self.sweeper.abort();
+        Ok(())
+    }
+}

@@ -1,0 +1,204 @@
+//! Lookups, listings and pages of the log.
+//!
+//! Must hold: what is not found is said only of shards that have lost nothing; otherwise the call
+//! fails and names the way out. Everything else that an answer needs is read after it was asked.
+
+use std::collections::BTreeSet;
+
+use dl_format::{ChunkId, DatasetId, FilePath};
+use redis::Value;
+
+use super::Shared;
+use super::command::{Ask, number, strings};
+use super::datasets::{Home, ask_home, read_home};
+use super::failure::Failure;
+use super::keys::{Keys, bucket_of};
+use super::records::decode_object;
+use super::rows::{Member, range_of};
+use super::slots::Shard;
+use super::tree::{Deletions, Walk, holds_live};
+use crate::types::deleted_entries;
+use crate::{Found, ListEntry, ListQuery, ObjectRecord};
+
+/// Objects of the log that are read at once.
+const OBJECTS: usize = 1_000;
+
+/// What the rows of one name say.
+#[derive(Debug, Clone, Default)]
+struct Named {
+    is_folder: bool,
+    /// The first row of a file, which is its winner.
+    winner: Option<Vec<u8>>,
+}
+
+impl Shared {
+    pub(super) async fn lookup(
+        &self,
+        dataset: DatasetId,
+        paths: &[FilePath],
+    ) -> Result<Vec<Found>, Failure> {
+        let mut with_buckets = false;
+        loop {
+            let changes = self.assure().await?;
+            let keys = self.keys_of(dataset).await?;
+            // What was read is only taken when the home, read with it, says that it is all.
+            let mut asks = vec![ask_home(dataset), Ask::to(&keys.todo(), "HLEN")];
+            let first = asks.len();
+            for path in paths {
+                asks.extend(asks_of(keys, path, with_buckets));
+            }
+            let shards: Vec<Shard> = asks.iter().skip(first).map(|ask| ask.shard).collect();
+            let mut answers = self.router.ask(asks).await?.into_iter();
+            let home = read_home(dataset, answers.next().unwrap_or(Value::Nil))?;
+            let Some(home) = home else {
+                self.forget(dataset);
+                return Err(Failure::missing());
+            };
+            let todo = number(&answers.next().unwrap_or(Value::Nil))?;
+            self.learn(home.keys);
+            let lacks_buckets = home.is_large && !with_buckets;
+            with_buckets = home.is_large;
+            let has_moved = home.keys != keys || !self.is_as(changes);
+            if has_moved || lacks_buckets || todo > 0 && self.roll_forward(keys).await? {
+                continue;
+            }
+            let rows = answers.map(strings).collect::<Result<Vec<_>, _>>()?;
+            let per_path = if with_buckets { 2 } else { 1 };
+            let named: Vec<Named> = rows.chunks(per_path).map(Named::of).collect();
+            let shards: Vec<&[Shard]> = shards.chunks(per_path).collect();
+            return self.found(&home, paths, &named, &shards).await;
+        }
+    }
+
+    /// Takes deletions into account.
+    async fn found(
+        &self,
+        home: &Home,
+        paths: &[FilePath],
+        named: &[Named],
+        shards: &[&[Shard]],
+    ) -> Result<Vec<Found>, Failure> {
+        let mut found = Vec::with_capacity(paths.len());
+        let mut winners = Vec::with_capacity(paths.len());
+        for named in named {
+            let winner = named.winner.as_deref().map(Member::decode).transpose()?;
+            winners.push(match winner {
+                Some(Member::File(_, record)) => Some(record),
+                _ => None,
+            });
+        }
+        let mut deletions = Deletions::of(home);
+        let chunks = winners.iter().flatten().map(|record| record.version.chunk);
+        deletions.load(self, chunks).await?;
+        let mut doubted = BTreeSet::new();
+        for (((path, named), winner), shards) in paths.iter().zip(named).zip(winners).zip(shards) {
+            let is_folder = named.is_folder
+                && (deletions.are_none()
+                    || holds_live(self, home, path.as_bytes().to_vec(), &mut doubted).await?);
+            let winner = winner.filter(|record| !deletions.contain(&record.version));
+            found.push(match winner {
+                _ if is_folder => Found::Folder,
+                Some(record) => Found::File(record),
+                None => {
+                    doubted.extend(shards.iter());
+                    Found::Missing
+                }
+            });
+        }
+        self.confirm(&doubted).await?;
+        Ok(found)
+    }
+
+    pub(super) async fn list(
+        &self,
+        dataset: DatasetId,
+        query: &ListQuery,
+    ) -> Result<Vec<ListEntry>, Failure> {
+        loop {
+            let changes = self.assure().await?;
+            let home = self.home(dataset).await?.ok_or_else(Failure::missing)?;
+            self.roll_forward(home.keys).await?;
+            let mut entries = Vec::new();
+            let Some(mut walk) = Walk::of_list(self, &home, query) else { return Ok(entries) };
+            while entries.len() < query.limit {
+                match walk.next().await? {
+                    Some(entry) => entries.push(entry),
+                    None => break,
+                }
+            }
+            self.confirm(walk.shards()).await?;
+            if self.is_as(changes) {
+                return Ok(entries);
+            }
+        }
+    }
+
+    pub(super) async fn objects(
+        &self,
+        dataset: DatasetId,
+        after: Option<ChunkId>,
+        limit: usize,
+    ) -> Result<Vec<ObjectRecord>, Failure> {
+        let home = self.home(dataset).await?.ok_or_else(Failure::missing)?;
+        let mut deletions = Deletions::of(&home);
+        let mut objects: Vec<ObjectRecord> = Vec::new();
+        // Members go on behind the id: what sorts after all of its own.
+        let behind = |id: ChunkId| [b"(", id.as_bytes().as_slice(), &[0xFF]].concat();
+        let mut from = after.map_or_else(|| b"-".to_vec(), behind);
+        while objects.len() < limit {
+            let page = (limit - objects.len()).min(OBJECTS);
+            let ask = Ask::to(&home.keys.log(), "ZRANGEBYLEX").arg(&from).arg("+");
+            let ask = ask.arg("LIMIT").arg(0).arg(page);
+            let members = strings(self.router.ask_one(ask).await?)?;
+            let records = members
+                .iter()
+                .map(|member| decode_object(member))
+                .collect::<Result<Vec<_>, _>>()?;
+            deletions.load(self, records.iter().map(|record| record.id)).await?;
+            let Some(last) = records.last() else { break };
+            from = behind(last.id);
+            let is_last = records.len() < page;
+            objects.extend(records.into_iter().map(|record| ObjectRecord {
+                deleted_entries: deleted_entries(deletions.entries(record.id), record.entry_count),
+                ..record
+            }));
+            if is_last {
+                break;
+            }
+        }
+        if objects.is_empty() && self.home(dataset).await?.is_none() {
+            return Err(Failure::missing());
+        }
+        Ok(objects)
+    }
+}
+
+impl Named {
+    /// Rows of one name from one or two buckets.
+    fn of(buckets: &[Vec<Vec<u8>>]) -> Self {
+        let mut named = Self::default();
+        for row in buckets.iter().flatten() {
+            if row.ends_with(&[0, 0]) && !row.get(..row.len() - 2).unwrap_or_default().contains(&0)
+            {
+                named.is_folder = true;
+            } else if named.winner.as_ref().is_none_or(|winner| row < winner) {
+                named.winner = Some(row.clone());
+            }
+        }
+        named
+    }
+}
+
+/// What tells what a path is: the rows of its name in the first bucket of its folder, and in its
+/// hashed one.
+fn asks_of(keys: Keys, path: &FilePath, with_buckets: bool) -> impl Iterator<Item = Ask> {
+    let name = path.name();
+    let end = path.as_bytes().len().saturating_sub(name.len() + 1);
+    let parent = path.as_bytes().get(..end).unwrap_or_default();
+    let buckets = [Some(0), with_buckets.then(|| bucket_of(name))];
+    let [low, high] = range_of(name);
+    buckets.into_iter().flatten().map(move |bucket| {
+        let ask = Ask::to(&keys.rows(bucket, parent), "ZRANGEBYLEX").arg(&low).arg(&high);
+        ask.arg("LIMIT").arg(0).arg(2)
+    })
+}

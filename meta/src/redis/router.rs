@@ -1,0 +1,448 @@
+//! Brings questions to the primaries that serve them: one connection and one pipeline per node.
+//!
+//! Must hold: a question is asked until it is answered or the patience of the call ends, whatever
+//! moves, dies or is elected meanwhile; so it may be done twice. Nothing waits longer. A single
+//! Redis is a cluster of one node.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dl_runtime::{Backoff, Clock, Deadline, Random};
+use futures::future::join_all;
+use redis::{Cmd, Value};
+use tokio::sync::OnceCell;
+
+use super::RedisOptions;
+use super::address::{Address, Node};
+use super::command::{Ask, list};
+use super::failure::{Failure, Verdict};
+use super::link::Link;
+use super::slots::{SHARDS, Shard};
+use crate::Kind;
+
+const BACKOFF: Backoff =
+    Backoff { first: Duration::from_millis(20), factor: 2, max: Duration::from_millis(400) };
+/// Redirections that are followed at once, before it is taken for a cluster in disorder.
+const HOPS: u32 = 3;
+/// A map of the cluster that was asked for again is at least this old.
+const REFRESH: Duration = Duration::from_millis(50);
+
+#[derive(Debug)]
+pub(super) struct Router {
+    pub(super) address: Address,
+    options: RedisOptions,
+    clock: Arc<dyn Clock>,
+    random: Arc<dyn Random>,
+    state: Mutex<State>,
+    /// Counts new connections and new owners.
+    changes: AtomicU64,
+}
+
+#[derive(Debug)]
+struct State {
+    owners: Vec<Option<Node>>,
+    links: HashMap<Node, Arc<OnceCell<Link>>>,
+    refreshed: Option<Duration>,
+    /// Where the next refresh begins to ask, so that one node with an old map is not asked alone.
+    turn: usize,
+}
+
+/// A question on its way.
+struct Pending {
+    index: usize,
+    cmd: Cmd,
+    shard: Shard,
+    /// Ask that node this once.
+    ask: Option<Node>,
+}
+
+impl Router {
+    pub(super) fn new(
+        address: Address,
+        options: RedisOptions,
+        clock: Arc<dyn Clock>,
+        random: Arc<dyn Random>,
+    ) -> Self {
+        let single = address.nodes.first().filter(|_| !address.is_cluster).cloned();
+        let state =
+            State { owners: vec![single; SHARDS], links: HashMap::new(), refreshed: None, turn: 0 };
+        let state = Mutex::new(state);
+        Self { address, options, clock, random, state, changes: AtomicU64::new(0) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Another number after every new connection and every move of a shard.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    fn changed(&self) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The answers to all questions, in their order.
+    pub(super) async fn ask(&self, asks: Vec<Ask>) -> Result<Vec<Value>, Failure> {
+        let deadline = Deadline::after(&*self.clock, self.options.patience);
+        let mut answers: Vec<Value> = vec![Value::Nil; asks.len()];
+        let mut pending: Vec<Pending> = asks
+            .into_iter()
+            .enumerate()
+            .map(|(index, Ask { shard, cmd })| Pending { index, cmd, shard, ask: None })
+            .collect();
+        let (mut failures, mut hops, mut reason) = (0, 0, None);
+        while !pending.is_empty() {
+            let round = deadline.bound(&*self.clock, self.round(pending, &mut answers)).await;
+            let Ok(round) = round else { return Err(self.gave_up(reason)) };
+            let (left, waits) = round?;
+            pending = left;
+            if pending.is_empty() {
+                break;
+            }
+            hops += 1;
+            if waits.is_none() && hops <= HOPS {
+                continue;
+            }
+            reason = waits.or(reason);
+            let wait = BACKOFF.wait(failures, &*self.random);
+            if wait >= deadline.remaining(&*self.clock) {
+                return Err(self.gave_up(reason));
+            }
+            self.clock.sleep(wait).await;
+            (failures, hops) = (failures.saturating_add(1), 0);
+            let refreshed = deadline.bound(&*self.clock, self.refresh()).await;
+            match refreshed {
+                Ok(Ok(())) => {}
+                Ok(Err(Verdict::Fatal(failure))) => return Err(failure),
+                Ok(Err(verdict)) => reason = Some(text_of(verdict)),
+                Err(_) => return Err(self.gave_up(reason)),
+            }
+        }
+        Ok(answers)
+    }
+
+    /// The answer to one question.
+    pub(super) async fn ask_one(&self, ask: Ask) -> Result<Value, Failure> {
+        let answers = self.ask(vec![ask]).await?;
+        answers.into_iter().next().ok_or_else(Failure::unexpected)
+    }
+
+    fn gave_up(&self, reason: Option<String>) -> Failure {
+        let patience = self.options.patience.as_secs_f32();
+        let reason = reason.unwrap_or_else(|| "no answer".to_owned());
+        Failure::because(
+            Kind::Unavailable,
+            format!("{}: gave up after {patience:.1} s: {reason}", self.address),
+        )
+    }
+
+    /// Asks every node what it is to answer; gives what is to be asked again, and why it waits.
+    async fn round(
+        &self,
+        pending: Vec<Pending>,
+        answers: &mut [Value],
+    ) -> Result<(Vec<Pending>, Option<String>), Failure> {
+        let (mut left, mut waits) = (Vec::new(), None);
+        let mut groups: HashMap<Node, Vec<Pending>> = HashMap::new();
+        {
+            let state = self.state();
+            for one in pending {
+                let owner = state.owners.get(one.shard.index()).cloned().flatten();
+                match one.ask.clone().or(owner) {
+                    Some(node) => groups.entry(node).or_default().push(one),
+                    None => {
+                        waits = Some(format!("no node serves slot {}", one.shard.slot()));
+                        left.push(one);
+                    }
+                }
+            }
+        }
+        let sent = groups.into_iter().map(|(node, group)| self.send(node, group));
+        for (node, pipeline, group, sent) in join_all(sent).await {
+            let values = match sent {
+                Ok(values) => values,
+                Err(Verdict::Fatal(failure)) => return Err(failure),
+                Err(verdict) => {
+                    waits = Some(format!("{node}: {}", text_of(verdict)));
+                    let mut cmds = pipeline.cmd_iter();
+                    for (index, shard, asked) in group {
+                        let _asking = if asked { cmds.next() } else { None };
+                        left.extend(cmds.next().map(|cmd| Pending {
+                            index,
+                            cmd: cmd.clone(),
+                            shard,
+                            ask: None,
+                        }));
+                    }
+                    continue;
+                }
+            };
+            let mut replies = values.into_iter().zip(pipeline.cmd_iter());
+            for (index, shard, asked) in group {
+                let _asking = if asked { replies.next() } else { None };
+                let Some((value, cmd)) = replies.next() else { break };
+                let Value::ServerError(error) = value else {
+                    if let Some(answer) = answers.get_mut(index) {
+                        *answer = value;
+                    }
+                    continue;
+                };
+                let mut again = Pending { index, cmd: cmd.clone(), shard, ask: None };
+                match Verdict::on(&error, &node) {
+                    Verdict::Moved(to) => self.moved(shard, to),
+                    Verdict::Ask(to) => again.ask = Some(to),
+                    Verdict::Reload => self.reload(&node).await,
+                    Verdict::Fatal(failure) => return Err(failure),
+                    verdict => waits = Some(format!("{node}: {}", text_of(verdict))),
+                }
+                left.push(again);
+            }
+        }
+        Ok((left, waits))
+    }
+
+    /// Sends a group to its node; gives back all that is needed to ask again.
+    async fn send(
+        &self,
+        node: Node,
+        group: Vec<Pending>,
+    ) -> (Node, redis::Pipeline, Vec<(usize, Shard, bool)>, Result<Vec<Value>, Verdict>) {
+        let mut pipeline = redis::Pipeline::with_capacity(group.len());
+        let mut members = Vec::with_capacity(group.len());
+        for Pending { index, cmd, shard, ask } in group {
+            if ask.is_some() {
+                pipeline.cmd("ASKING");
+            }
+            pipeline.add_command(cmd);
+            members.push((index, shard, ask.is_some()));
+        }
+        let sent = match self.link(&node).await {
+            Ok(link) => {
+                let sent = link.send(&pipeline).await;
+                if let Err(Verdict::Lost(_)) = &sent {
+                    self.unlink(&node, &link);
+                }
+                sent
+            }
+            Err(verdict) => Err(verdict),
+        };
+        (node, pipeline, members, sent)
+    }
+
+    fn moved(&self, shard: Shard, to: Node) {
+        if let Some(owner) = self.state().owners.get_mut(shard.index()) {
+            *owner = Some(to);
+        }
+        self.changed();
+    }
+
+    async fn reload(&self, node: &Node) {
+        if let Ok(link) = self.link(node).await
+            && let Err(verdict) = link.load(node).await
+        {
+            tracing::debug!(%node, why = text_of(verdict), "could not load scripts");
+        }
+    }
+
+    /// The connection to a node, made when there is none. One caller makes it for all.
+    pub(super) async fn link(&self, node: &Node) -> Result<Link, Verdict> {
+        let cell = Arc::clone(self.state().links.entry(node.clone()).or_default());
+        let link = cell
+            .get_or_try_init(|| async {
+                let link = Link::open(node, &self.address, &self.options).await?;
+                self.changed();
+                Ok(link)
+            })
+            .await?;
+        Ok(link.clone())
+    }
+
+    /// Lets go of a connection, unless another one has taken its place.
+    fn unlink(&self, node: &Node, link: &Link) {
+        let mut state = self.state();
+        let same = |cell: &Arc<OnceCell<Link>>| {
+            cell.get().is_some_and(|held| Arc::ptr_eq(&held.run, &link.run))
+        };
+        if state.links.get(node).is_some_and(same) {
+            state.links.remove(node);
+        }
+    }
+
+    /// Nodes that serve something, each once.
+    pub(super) fn primaries(&self) -> Vec<Node> {
+        let mut nodes: Vec<_> = self.state().owners.iter().flatten().cloned().collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        nodes
+    }
+
+    /// Which node serves a shard, as far as is known.
+    pub(super) fn owner(&self, shard: Shard) -> Option<Node> {
+        self.state().owners.get(shard.index()).cloned().flatten()
+    }
+
+    /// One answer of one node, whatever it serves.
+    pub(super) async fn ask_node(&self, node: &Node, cmd: Cmd) -> Result<Value, Failure> {
+        let mut pipeline = redis::Pipeline::with_capacity(1);
+        pipeline.add_command(cmd);
+        let deadline = Deadline::after(&*self.clock, self.options.patience);
+        let asked = async {
+            let answer = self.link(node).await?.send(&pipeline).await?.into_iter().next();
+            match answer {
+                Some(Value::ServerError(error)) => Err(Verdict::on(&error, node)),
+                answer => answer.ok_or(Verdict::Fatal(Failure::unexpected())),
+            }
+        };
+        match deadline.bound(&*self.clock, asked).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(Verdict::Fatal(failure))) => Err(failure),
+            Ok(Err(verdict)) => Err(self.gave_up(Some(text_of(verdict)))),
+            Err(_) => Err(self.gave_up(None)),
+        }
+    }
+
+    /// In which run the process of every primary is now.
+    pub(super) async fn runs(&self) -> Result<HashMap<Node, Arc<str>>, Failure> {
+        let deadline = Deadline::after(&*self.clock, self.options.patience);
+        for failures in 0.. {
+            let asked = join_all(self.primaries().into_iter().map(|node| self.run_of(node)));
+            let asked = deadline.bound(&*self.clock, asked).await;
+            let asked = asked.map_err(|_| self.gave_up(None))?;
+            let verdict = match asked.into_iter().collect::<Result<_, _>>() {
+                Ok(runs) => return Ok(runs),
+                Err(Verdict::Fatal(failure)) => return Err(failure),
+                Err(verdict) => verdict,
+            };
+            let wait = BACKOFF.wait(failures, &*self.random);
+            if wait >= deadline.remaining(&*self.clock) {
+                return Err(self.gave_up(Some(text_of(verdict))));
+            }
+            self.clock.sleep(wait).await;
+            // What it could not learn shows in the next try.
+            let _ = deadline.bound(&*self.clock, self.refresh()).await;
+        }
+        Err(self.gave_up(None))
+    }
+
+    async fn run_of(&self, node: Node) -> Result<(Node, Arc<str>), Verdict> {
+        let link = self.link(&node).await?;
+        match link.current_run(&node).await {
+            Ok(run) => Ok((node, run)),
+            Err(verdict) => {
+                if let Verdict::Lost(_) = &verdict {
+                    self.unlink(&node, &link);
+                }
+                Err(verdict)
+            }
+        }
+    }
+
+    /// Learns anew which node serves what. The first node that knows is believed: whoever serves
+    /// a slot then will say when it is wrong.
+    pub(super) async fn refresh(&self) -> Result<(), Verdict> {
+        if !self.address.is_cluster {
+            return Ok(());
+        }
+        let candidates = {
+            let mut state = self.state();
+            let now = self.clock.monotonic();
+            if state.refreshed.is_some_and(|at| now.saturating_sub(at) < REFRESH) {
+                return Ok(());
+            }
+            state.refreshed = Some(now);
+            state.turn = state.turn.wrapping_add(1);
+            let mut nodes: Vec<Node> = self.address.nodes.clone();
+            nodes.extend(state.owners.iter().flatten().cloned());
+            nodes.sort_unstable();
+            nodes.dedup();
+            let turn = state.turn % nodes.len().max(1);
+            nodes.rotate_left(turn);
+            nodes
+        };
+        let mut refused = Verdict::Wait("no node of the cluster is known".to_owned());
+        for node in candidates {
+            match self.slots(&node).await {
+                Ok(owners) => {
+                    self.adopt(owners);
+                    return Ok(());
+                }
+                // Another node may do; what can't be mended by waiting is told rather.
+                Err(verdict) if !matches!(refused, Verdict::Fatal(_)) => refused = verdict,
+                Err(_) => {}
+            }
+        }
+        Err(refused)
+    }
+
+    fn adopt(&self, owners: Vec<Option<Node>>) {
+        let mut state = self.state();
+        if state.owners == owners {
+            return;
+        }
+        state.owners = owners;
+        let State { owners, links, .. } = &mut *state;
+        // A node that serves again later is another one by then: connected to anew, it says so.
+        links.retain(|node, _| owners.iter().flatten().any(|owner| owner == node));
+        drop(state);
+        self.changed();
+    }
+
+    /// What a node says about who serves each shard.
+    async fn slots(&self, node: &Node) -> Result<Vec<Option<Node>>, Verdict> {
+        let link = self.link(node).await?;
+        let mut pipeline = redis::Pipeline::with_capacity(1);
+        pipeline.cmd("CLUSTER").arg("SLOTS");
+        let sent = link.send(&pipeline).await;
+        if let Err(Verdict::Lost(_)) = &sent {
+            self.unlink(node, &link);
+        }
+        let answer = sent?.into_iter().next().unwrap_or(Value::Nil);
+        if let Value::ServerError(error) = &answer {
+            return Err(Verdict::on(error, node));
+        }
+        let ranges = list(answer, |range| read_range(range, node)).map_err(Verdict::Fatal)?;
+        if ranges.is_empty() {
+            return Err(Verdict::Wait(format!("{node} knows of no node that serves slots")));
+        }
+        let owner = |shard: Shard| {
+            let slot = i64::from(shard.slot());
+            let range = ranges.iter().find(|(first, last, _)| (*first..=*last).contains(&slot));
+            range.and_then(|(_, _, node)| node.clone())
+        };
+        Ok(Shard::all().map(owner).collect())
+    }
+}
+
+/// First slot, last slot, primary.
+fn read_range(range: Value, asked: &Node) -> Result<(i64, i64, Option<Node>), Failure> {
+    let mut parts = list(range, Ok)?.into_iter();
+    let (Some(Value::Int(first)), Some(Value::Int(last)), Some(primary)) =
+        (parts.next(), parts.next(), parts.next())
+    else {
+        return Err(Failure::unexpected());
+    };
+    let mut primary = list(primary, Ok)?.into_iter();
+    let host = match primary.next() {
+        Some(Value::BulkString(host)) => String::from_utf8_lossy(&host).into_owned(),
+        _ => String::new(),
+    };
+    let port = match primary.next() {
+        Some(Value::Int(port)) => u16::try_from(port).ok(),
+        _ => None,
+    };
+    let host = if host.is_empty() { Arc::clone(&asked.host) } else { host.into() };
+    Ok((first, last, port.map(|port| Node { host, port })))
+}
+
+fn text_of(verdict: Verdict) -> String {
+    match verdict {
+        Verdict::Moved(to) | Verdict::Ask(to) => format!("moved to {to}"),
+        Verdict::Reload => "it has lost the scripts".to_owned(),
+        Verdict::Wait(why) | Verdict::Lost(why) => why,
+        Verdict::Fatal(failure) => failure.to_string(),
+    }
+}

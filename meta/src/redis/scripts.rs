@@ -1,0 +1,184 @@
+//! What Redis does in one step: the scripts.
+//!
+//! Must hold: each touches keys of one shard; run twice it ends as run once; and none compares
+//! bytes in Lua, which would follow the locale of the server. Their answers are numbers: what the
+//! constants here say, or a count.
+
+use std::sync::LazyLock;
+
+/// A script, and the name by which Redis knows it.
+#[derive(Debug)]
+pub(super) struct Script {
+    pub(super) code: &'static str,
+    pub(super) hash: String,
+}
+
+impl Script {
+    fn new(code: &'static str) -> Self {
+        Self { code, hash: redis::Script::new(code).get_hash().to_owned() }
+    }
+}
+
+/// No such dataset.
+pub(super) const MISSING: i64 = -1;
+/// The dataset was dropped and made again: it has another epoch than the caller thought.
+pub(super) const STALE: i64 = -2;
+/// The folder is large: its rows go to hashed buckets.
+pub(super) const IS_LARGE: i64 = -3;
+
+/// The commit point. Home, log, todo; epoch, object id, member of the log, who and when, stamp,
+/// 1 for a tombstone. Answers 1 when the object is new, 0 when it was known.
+pub(super) static APPEND: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        r"
+local home = redis.call('HMGET', KEYS[1], 'record', 'epoch', 'last')
+if not home[1] then return -1 end
+if home[2] ~= ARGV[1] then return -2 end
+local id = ARGV[2]
+local found = redis.call('ZRANGEBYLEX', KEYS[2], '[' .. id, '+', 'LIMIT', 0, 1)[1]
+if found and string.sub(found, 1, 16) == id then
+    return redis.call('HGET', KEYS[3], id) == ARGV[4] and 1 or 0
+end
+redis.call('ZADD', KEYS[2], 0, ARGV[3])
+redis.call('HINCRBY', KEYS[1], 'objects', 1)
+if ARGV[6] == '1' then redis.call('HINCRBY', KEYS[1], 'tombstones', 1) end
+if tonumber(home[3] or 0) < tonumber(ARGV[5]) then redis.call('HSET', KEYS[1], 'last', ARGV[5]) end
+redis.call('HSET', KEYS[3], id, ARGV[4])
+return 1
+",
+    )
+});
+
+/// Rows into one bucket. The bucket; 1 when it is the first one of its folder, the number of the
+/// argument that is the first file, the range of the files' names, then folders and files, in
+/// order. Answers how many rows it has, or [`IS_LARGE`].
+pub(super) static APPLY: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        r"
+local key = KEYS[1]
+if ARGV[1] == '1' and redis.call('ZSCORE', key, '\0') then return -3 end
+local files = tonumber(ARGV[2])
+local is_new = files > #ARGV or redis.call('ZLEXCOUNT', key, ARGV[3], ARGV[4]) == 0
+local from = 5
+while from <= #ARGV do
+    local rows = {}
+    for i = from, math.min(from + 999, #ARGV) do
+        rows[#rows + 1] = '0'
+        rows[#rows + 1] = ARGV[i]
+    end
+    redis.call('ZADD', key, unpack(rows))
+    from = from + 1000
+end
+if not is_new then
+    for i = files, #ARGV do
+        local name = string.sub(ARGV[i], 1, string.find(ARGV[i], '\0', 1, true))
+        local found = redis.call('ZRANGEBYLEX', key, '[' .. name .. '\1', '(' .. name .. '\2')
+        for j = 2, #found do redis.call('ZREM', key, found[j]) end
+    end
+end
+return redis.call('ZCARD', key)
+",
+    )
+});
+
+/// The next stamp. Home; now. Answers it as text.
+pub(super) static STAMP: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        r"
+local home = redis.call('HMGET', KEYS[1], 'record', 'given', 'last')
+if not home[1] then return -1 end
+local last = math.max(tonumber(home[2] or 0), tonumber(home[3] or 0))
+local stamp = string.format('%.0f', math.max(tonumber(ARGV[1]), last + 1))
+redis.call('HSET', KEYS[1], 'given', stamp)
+return stamp
+",
+    )
+});
+
+/// A dataset's record in place of another. Home; the record that was read or nothing, the new one,
+/// an epoch. Answers 1, or 0 when another record was there.
+pub(super) static PUT: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        r"
+local record = redis.call('HGET', KEYS[1], 'record') or ''
+if record ~= ARGV[2] then
+    if record ~= ARGV[1] then return 0 end
+    redis.call('HSET', KEYS[1], 'record', ARGV[2])
+end
+redis.call('HSETNX', KEYS[1], 'epoch', ARGV[3])
+return 1
+",
+    )
+});
+
+/// The end of a dataset. Home, log, todo; epoch.
+pub(super) static KILL: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        r"
+if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[1] then return 0 end
+return redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3])
+",
+    )
+});
+
+/// A field in place of another: names. The hash; field, the value that was read or nothing, the
+/// new one or nothing. Answers 1, or 0 when another value was there.
+pub(super) static REPLACE: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        r"
+local value = redis.call('HGET', KEYS[1], ARGV[1]) or ''
+if value == ARGV[3] then return 1 end
+if value ~= ARGV[2] then return 0 end
+if ARGV[3] == '' then
+    redis.call('HDEL', KEYS[1], ARGV[1])
+else
+    redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+end
+return 1
+",
+    )
+});
+
+/// What was counted, if it still holds. Home, todo; epoch, objects, files, bytes.
+pub(super) static COUNTED: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        r"
+local home = redis.call('HMGET', KEYS[1], 'epoch', 'objects')
+if home[1] ~= ARGV[1] or (home[2] or '0') ~= ARGV[2] then return 0 end
+if redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
+redis.call('HSET', KEYS[1], 'counted', ARGV[2], 'files', ARGV[3], 'bytes', ARGV[4])
+return 1
+",
+    )
+});
+
+/// That some folder is large. Home; epoch.
+pub(super) static LARGE: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        r"
+if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[1] then return 0 end
+redis.call('HSET', KEYS[1], 'large', 1)
+return 1
+",
+    )
+});
+
+/// Whose shard this is. The mark; the run that it must name or nothing when there is none, the
+/// chunk store, the run that it shall name, the time. A time never goes back.
+pub(super) static MARK: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        r"
+local mark = redis.call('HMGET', KEYS[1], 'run', 'seen')
+if (mark[1] or '') ~= ARGV[1] then return 0 end
+local seen = ARGV[4]
+if tonumber(mark[2] or 0) > tonumber(seen) then seen = mark[2] end
+redis.call('HSET', KEYS[1], 'id', ARGV[2], 'run', ARGV[3], 'seen', seen)
+return 1
+",
+    )
+});
+
+/// All of them: a node is given them when it is connected to.
+pub(super) fn all() -> [&'static Script; 9] {
+    [&APPEND, &APPLY, &STAMP, &PUT, &KILL, &REPLACE, &COUNTED, &LARGE, &MARK]
+}

@@ -1,0 +1,251 @@
+//! Redis servers for tests: processes on free ports of this machine, alone or as a cluster.
+//!
+//! Must hold: nothing of them stays: they are killed by their process id and their files go with
+//! the handle. A machine without redis-server is told what to install.
+
+use std::fmt::Write as _;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dl_runtime::{Clock, SystemClock};
+use redis::Value;
+use tempfile::TempDir;
+
+/// How long anything here may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// One redis-server.
+#[derive(Debug)]
+pub struct Server {
+    port: u16,
+    folder: TempDir,
+    arguments: Vec<String>,
+    child: Mutex<Option<Child>>,
+}
+
+impl Server {
+    /// Starts one that keeps nothing on disk, with more `arguments` behind that.
+    ///
+    /// # Panics
+    /// When it can't be started.
+    pub async fn start(arguments: &[&str]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder for redis-server");
+        let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        let server = Self { port: free_port(), folder, arguments, child: Mutex::default() };
+        server.run().await;
+        server
+    }
+
+    fn child(&self) -> MutexGuard<'_, Option<Child>> {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the process again, after [`Server::kill`].
+    ///
+    /// # Panics
+    /// When it can't be started.
+    pub async fn run(&self) {
+        let mut command = Command::new("redis-server");
+        command.args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"]);
+        command.args(["--save", "", "--appendonly", "no", "--daemonize", "no"]);
+        command.args(["--enable-debug-command", "local", "--dir"]).arg(self.folder.path());
+        command.args(&self.arguments).stdin(Stdio::null()).stdout(Stdio::null());
+        let child = command.spawn();
+        let child = child.expect("redis-server runs; it is in Debian's package redis-server");
+        *self.child() = Some(child);
+        if self.arguments.iter().any(|argument| argument == "--tls-port") {
+            return;
+        }
+        eventually("redis-server answers", || async {
+            let answer = self.try_ask(&["PING"]).await;
+            matches!(answer, Ok(Value::SimpleString(_) | Value::Okay | Value::ServerError(_)))
+                || answer.is_err_and(|error| error.kind() == redis::ErrorKind::AuthenticationFailed)
+        })
+        .await;
+    }
+
+    /// Ends the process at once, as SIGKILL does.
+    pub fn kill(&self) {
+        if let Some(mut child) = self.child().take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// Where it listens.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Where its files are.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Its address as a metadata store.
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}/0", self.port)
+    }
+
+    /// The answer to one command.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub async fn ask(&self, command: &[&str]) -> Value {
+        match self.try_ask(command).await {
+            Ok(Value::ServerError(error)) => panic!("{command:?}: {error}"),
+            Ok(value) => value,
+            Err(error) => panic!("{command:?}: {error}"),
+        }
+    }
+
+    async fn try_ask(&self, command: &[&str]) -> redis::RedisResult<Value> {
+        let client = redis::Client::open(format!("redis://127.0.0.1:{}", self.port))?;
+        let mut connection = client.get_multiplexed_async_connection().await?;
+        let mut cmd = redis::Cmd::new();
+        cmd.arg(command);
+        connection.send_packed_command(&cmd).await
+    }
+
+    /// The answer to one command, as text.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub async fn text(&self, command: &[&str]) -> String {
+        match self.ask(command).await {
+            Value::BulkString(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+            Value::SimpleString(text) | Value::VerbatimString { text, .. } => text,
+            other => format!("{other:?}"),
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A Redis Cluster.
+#[derive(Debug)]
+pub struct Cluster {
+    primaries: usize,
+    servers: Vec<Server>,
+}
+
+impl Cluster {
+    /// Starts `primaries` with an equal share of the slots each, and as many replicas behind each
+    /// one as `replicas` says.
+    ///
+    /// # Panics
+    /// When it does not come up.
+    pub async fn start(primaries: usize, replicas: usize) -> Self {
+        let mut servers = Vec::new();
+        for _ in 0..primaries * (1 + replicas) {
+            let arguments = [
+                "--cluster-enabled",
+                "yes",
+                "--cluster-node-timeout",
+                "1500",
+                "--repl-diskless-sync-delay",
+                "0",
+            ];
+            servers.push(Server::start(&arguments).await);
+        }
+        let cluster = Self { primaries, servers };
+        cluster.join().await;
+        cluster
+    }
+
+    async fn join(&self) {
+        let Some((first, others)) = self.servers.split_first() else { return };
+        for (index, server) in self.servers.iter().enumerate() {
+            let epoch = (index + 1).to_string();
+            server.ask(&["CLUSTER", "SET-CONFIG-EPOCH", &epoch]).await;
+        }
+        for server in others {
+            server.ask(&["CLUSTER", "MEET", "127.0.0.1", &first.port.to_string()]).await;
+        }
+        let share = 16_384 / self.primaries;
+        for (index, server) in self.servers.iter().enumerate().take(self.primaries) {
+            let last = if index + 1 == self.primaries { 16_383 } else { (index + 1) * share - 1 };
+            let (from, to) = ((index * share).to_string(), last.to_string());
+            server.ask(&["CLUSTER", "ADDSLOTSRANGE", &from, &to]).await;
+        }
+        self.settled().await;
+        for (index, replica) in self.servers.iter().enumerate().skip(self.primaries) {
+            let Some(primary) = self.servers.get(index % self.primaries) else { continue };
+            let id = primary.text(&["CLUSTER", "MYID"]).await;
+            replica.ask(&["CLUSTER", "REPLICATE", &id]).await;
+            eventually("the replica follows", || async {
+                replica.text(&["INFO", "replication"]).await.contains("master_link_status:up")
+            })
+            .await;
+        }
+        self.settled().await;
+    }
+
+    /// Waits until every node that runs knows every other one, and says that all slots are served.
+    async fn settled(&self) {
+        let known = format!("cluster_known_nodes:{}", self.servers.len());
+        for server in self.servers.iter().filter(|server| server.child().is_some()) {
+            eventually("the cluster is up", || async {
+                let info = server.text(&["CLUSTER", "INFO"]).await;
+                info.contains("cluster_state:ok") && info.contains(&known)
+            })
+            .await;
+        }
+    }
+
+    /// Its nodes: the primaries as it was started, then the replicas, the first of each primary
+    /// first.
+    pub fn servers(&self) -> &[Server] {
+        &self.servers
+    }
+
+    /// Its address as a metadata store.
+    pub fn url(&self) -> String {
+        let mut url = "redis-cluster://".to_owned();
+        for (index, server) in self.servers.iter().enumerate().take(self.primaries) {
+            let comma = if index == 0 { "" } else { "," };
+            let _ = write!(url, "{comma}127.0.0.1:{}", server.port());
+        }
+        url
+    }
+
+    /// Removes everything from it.
+    pub async fn flush(&self) {
+        for server in self.servers.iter().take(self.primaries) {
+            server.ask(&["FLUSHALL"]).await;
+        }
+    }
+}
+
+/// Waits until something holds.
+///
+/// # Panics
+/// When it doesn't within half a minute.
+pub async fn eventually<Holds: Future<Output = bool>>(what: &str, holds: impl Fn() -> Holds) {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    let end = clock.monotonic() + PATIENCE;
+    while !holds().await {
+        assert!(clock.monotonic() < end, "{what}: not within {PATIENCE:?}");
+        clock.sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// A port that nobody has, with room for the port of the cluster's bus above it.
+fn free_port() -> u16 {
+    loop {
+        let bound = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+        let port = bound.expect("a free port").port();
+        let bus =
+            port.checked_add(10_000).filter(|bus| TcpListener::bind(("127.0.0.1", *bus)).is_ok());
+        if bus.is_some() {
+            return port;
+        }
+    }
+}

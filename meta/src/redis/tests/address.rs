@@ -1,0 +1,87 @@
+//! What is refused when a store is opened, and as whom it may be.
+
+use std::fs;
+use std::sync::Arc;
+
+use dl_runtime::SystemClock;
+
+use super::{STORE, hasty, open, reason};
+use crate::redis::testing::{Cluster, Server, eventually};
+use crate::{Error, Kind, MetaStore, Redis};
+
+async fn refused(url: &str) -> Error {
+    Redis::open(url, hasty(), Arc::new(SystemClock::new())).await.unwrap_err()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_drops_keys_is_refused_with_what_to_set() {
+    let server = Server::start(&["--maxmemory-policy", "allkeys-lru"]).await;
+    let error = refused(&server.url()).await;
+    assert_eq!(error.kind, Kind::Unsupported);
+    assert!(reason(&error).contains("maxmemory-policy noeviction"), "{}", reason(&error));
+    server.ask(&["CONFIG", "SET", "maxmemory-policy", "volatile-lru"]).await;
+    open(&server.url()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_and_a_single_redis_are_not_taken_for_each_other() {
+    let (server, cluster) = (Server::start(&[]).await, Cluster::start(3, 0).await);
+    let error =
+        refused(&server.url().replace("redis://", "redis-cluster://").replace("/0", "")).await;
+    assert_eq!(error.kind, Kind::Unsupported);
+    assert!(reason(&error).contains("write redis://"), "{}", reason(&error));
+    let node = &cluster.servers()[1];
+    let error = refused(&node.url()).await;
+    assert_eq!(error.kind, Kind::Unsupported);
+    assert!(reason(&error).contains("redis-cluster://"), "{}", reason(&error));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_login_is_used_and_a_wrong_one_is_refused_without_being_shown() {
+    let server = Server::start(&["--requirepass", "s3cret"]).await;
+    let login = |login: &str| format!("redis://{login}127.0.0.1:{}/0", server.port());
+    let store = open(&login("default:s3cret@")).await;
+    store.bind(STORE).await.unwrap();
+    assert!(!format!("{store} {store:?}").contains("s3cret"));
+    for wrong in ["", ":s3cretive@", "nobody:s3cret@"] {
+        let error = refused(&login(wrong)).await;
+        assert_eq!(error.kind, Kind::Denied, "{wrong:?}: {}", reason(&error));
+        assert!(!format!("{error} {error:?}").contains("s3cret"), "{error:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_does_not_answer_is_given_up_in_time() {
+    let server = Server::start(&[]).await;
+    server.kill();
+    let error = refused(&server.url()).await;
+    assert_eq!(error.kind, Kind::Unavailable);
+    assert!(reason(&error).contains("gave up after 1.5 s"), "{}", reason(&error));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tls_is_spoken_to_whom_the_certificate_names_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let key = rcgen::KeyPair::generate().unwrap();
+    let names = vec!["127.0.0.1".to_owned()];
+    let certificate = rcgen::CertificateParams::new(names).unwrap().self_signed(&key).unwrap();
+    fs::write(file("cert"), certificate.pem()).unwrap();
+    fs::write(file("key"), key.serialize_pem()).unwrap();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let (cert, key, port) = (file("cert"), file("key"), port.to_string());
+    let tls = ["--tls-port", &port, "--tls-cert-file", &cert, "--tls-key-file", &key];
+    let _server = Server::start(&[&tls[..], &["--tls-auth-clients", "no"]].concat()).await;
+    let url = |host: &str| format!("rediss://{host}:{port}/0?ca={cert}");
+    let clock = || Arc::new(SystemClock::new());
+    eventually("TLS answers", || async {
+        Redis::open(&url("127.0.0.1"), hasty(), clock()).await.is_ok()
+    })
+    .await;
+    let store = open(&url("127.0.0.1")).await;
+    store.bind(STORE).await.unwrap();
+    for untrusted in [url("localhost"), format!("rediss://127.0.0.1:{port}/0")] {
+        let error = refused(&untrusted).await;
+        assert_eq!(error.kind, Kind::Denied, "{}", reason(&error));
+    }
+}

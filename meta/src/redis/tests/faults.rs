@@ -1,0 +1,167 @@
+//! Appends while the cluster changes under them, and while memory is short.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use dl_format::Committed;
+use dl_runtime::SystemClock;
+use redis::Value;
+use tokio::task::JoinSet;
+
+use super::{STORE, hasty, id, open, record};
+use crate::conformance::history::Maker;
+use crate::conformance::model::Model;
+use crate::redis::slots::Shard;
+use crate::redis::testing::{Cluster, Server, eventually};
+use crate::{Error, Kind, MetaStore, Redis};
+
+/// Appends objects from several tasks until `changed` is over and then some; gives those that were
+/// acknowledged, and the errors.
+async fn appended_while(
+    store: &Arc<Redis>,
+    changed: impl Future<Output = ()>,
+) -> (Vec<Committed>, Vec<Error>) {
+    let mut maker = Maker::new(id(), 1);
+    let all: Vec<_> = (0..4_000)
+        .map(|number| maker.chunk([(format!("{}/{number}", number % 97).as_bytes(), 1)]))
+        .collect();
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut tasks = JoinSet::new();
+    for part in all.chunks(500).map(<[_]>::to_vec) {
+        let (store, stop) = (Arc::clone(store), Arc::clone(&stop));
+        tasks.spawn(async move {
+            let (mut done, mut failed) = (Vec::new(), Vec::new());
+            for object in part {
+                match store.append(&object).await {
+                    Ok(_) => done.push(object),
+                    Err(error) => failed.push(error),
+                }
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
+                store.shared.clock.sleep(Duration::from_millis(5)).await;
+            }
+            (done, failed)
+        });
+    }
+    changed.await;
+    store.shared.clock.sleep(Duration::from_millis(300)).await;
+    stop.store(true, Ordering::Relaxed);
+    let (mut done, mut failed) = (Vec::new(), Vec::new());
+    for (appended, errors) in tasks.join_all().await {
+        done.extend(appended);
+        failed.extend(errors);
+    }
+    assert!(done.len() > 100, "{} were appended", done.len());
+    (done, failed)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slots_that_move_under_appends_and_reads_cost_nothing() {
+    let cluster = Cluster::start(3, 0).await;
+    let store = Arc::new(open(&cluster.url()).await);
+    store.bind(STORE).await.unwrap();
+    store.put_dataset(&record()).await.unwrap();
+    let [from, to, _] = cluster.servers() else { panic!("three primaries") };
+    let (from_id, to_id) =
+        (from.text(&["CLUSTER", "MYID"]).await, to.text(&["CLUSTER", "MYID"]).await);
+    let moved = async {
+        for slot in Shard::all().map(Shard::slot).filter(|slot| *slot < 5_400) {
+            let slot = slot.to_string();
+            to.ask(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]).await;
+            from.ask(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]).await;
+            loop {
+                let keys = from.ask(&["CLUSTER", "GETKEYSINSLOT", &slot, "10"]).await;
+                let Value::Array(keys) = keys else { break };
+                if keys.is_empty() {
+                    break;
+                }
+                for key in keys {
+                    let Value::BulkString(key) = key else { continue };
+                    let key = String::from_utf8(key).unwrap();
+                    let port = to.port().to_string();
+                    from.ask(&["MIGRATE", "127.0.0.1", &port, &key, "0", "5000"]).await;
+                }
+            }
+            to.ask(&["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]).await;
+            from.ask(&["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]).await;
+        }
+    };
+    let (done, failed) = appended_while(&store, moved).await;
+    assert!(failed.is_empty(), "{failed:?}");
+    assert_eq!(store.damage().await.unwrap(), None, "what moved is not lost");
+    let mut model = Model::default();
+    for object in &done {
+        model.add(object);
+    }
+    model.check(&*store, id(), 1_000).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_primary_that_dies_under_appends_is_replaced_and_what_it_lost_is_mended() {
+    let cluster = Cluster::start(3, 1).await;
+    let store = Arc::new(open(&cluster.url()).await);
+    store.bind(STORE).await.unwrap();
+    store.put_dataset(&record()).await.unwrap();
+    assert_eq!(store.damage().await.unwrap(), None);
+    let [victim, _, _, heir, ..] = cluster.servers() else { panic!("six nodes") };
+    let killed = async {
+        store.shared.clock.sleep(Duration::from_millis(200)).await;
+        victim.kill();
+        eventually("the replica takes over", || async {
+            heir.text(&["INFO", "replication"]).await.contains("role:master")
+        })
+        .await;
+    };
+    let (done, failed) = appended_while(&store, killed).await;
+    assert!(failed.is_empty(), "{failed:?}");
+    let damage = store.damage().await.unwrap().expect("the last writes may be missing");
+    assert!(damage.since.is_some(), "{damage:?}");
+    let mut model = Model::default();
+    for object in &done {
+        store.append(object).await.unwrap();
+        model.add(object);
+    }
+    store.mended().await.unwrap();
+    model.check(&*store, id(), 1_000).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_room_appends_fail_as_full_and_go_on_when_there_is_some() {
+    let server = Server::start(&["--maxmemory-policy", "noeviction"]).await;
+    let store = Redis::open(&server.url(), hasty(), Arc::new(SystemClock::new())).await.unwrap();
+    store.put_dataset(&record()).await.unwrap();
+    let mut maker = Maker::new(id(), 1);
+    let (first, second) = (maker.chunk([(&b"a"[..], 1)]), maker.chunk([(&b"b"[..], 1)]));
+    store.append(&first).await.unwrap();
+    server.ask(&["CONFIG", "SET", "maxmemory", "100kb"]).await;
+    let error = store.append(&second).await.unwrap_err();
+    assert_eq!(error.kind, Kind::Full, "{error:?}");
+    server.ask(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    store.append(&second).await.unwrap();
+    let mut model = Model::default();
+    model.add(&first);
+    model.add(&second);
+    model.check(&store, id(), 9).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn scripts_that_a_server_forgot_are_given_to_it_again() {
+    let server = Server::start(&[]).await;
+    let store = open(&server.url()).await;
+    store.put_dataset(&record()).await.unwrap();
+    server.ask(&["SCRIPT", "FLUSH"]).await;
+    store.append(&Maker::new(id(), 1).chunk([(&b"a"[..], 1)])).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_stops_answering_is_given_up_in_time() {
+    let server = Server::start(&[]).await;
+    let options = crate::RedisOptions { command_timeout: Duration::from_millis(300), ..hasty() };
+    let store = Redis::open(&server.url(), options, Arc::new(SystemClock::new())).await.unwrap();
+    store.put_dataset(&record()).await.unwrap();
+    server.ask(&["CLIENT", "PAUSE", "60000", "ALL"]).await;
+    let error = store.record(id()).await.unwrap_err();
+    assert_eq!(error.kind, Kind::Unavailable, "{error:?}");
+}

@@ -1,0 +1,133 @@
+//! How a dataset lies in Redis.
+
+use std::sync::Arc;
+
+use dl_format::{DirPath, FilePath};
+use redis::Value;
+
+use super::{id, open, path, record};
+use crate::conformance::history::Maker;
+use crate::conformance::model::Model;
+use crate::redis::command::Ask;
+use crate::redis::keys::LARGE_ROWS;
+use crate::redis::testing::{Cluster, Server, eventually};
+use crate::{Found, ListQuery, MetaStore, Redis};
+
+fn query(recursive: bool, limit: usize) -> ListQuery {
+    ListQuery { dir: DirPath::ROOT, recursive, after: None, limit }
+}
+
+/// Bytes of all keys of a node.
+async fn bytes_of(server: &Server) -> u64 {
+    let Value::Array(keys) = server.ask(&["KEYS", "dl:*:[cdl]*"]).await else { return 0 };
+    let mut total = 0;
+    for key in keys {
+        let Value::BulkString(key) = key else { continue };
+        let key = String::from_utf8(key).unwrap();
+        let Value::Int(bytes) = server.ask(&["MEMORY", "USAGE", &key]).await else { continue };
+        total += bytes.unsigned_abs();
+    }
+    total
+}
+
+/// One folder with more files than one bucket takes, in no order, some of them folders too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_folder_is_spread_over_all_primaries_and_listed_in_order() {
+    let cluster = Cluster::start(3, 0).await;
+    let store = open(&cluster.url()).await;
+    store.put_dataset(&record()).await.unwrap();
+    let (mut maker, mut model) = (Maker::new(id(), 1), Model::default());
+    let count = 4 * LARGE_ROWS;
+    let mut names: Vec<_> = (0..count).map(|n| format!("{:05}", n * 7_919 % count)).collect();
+    names.extend((0..50).map(|n| format!("{:05}/x", n * 300)));
+    for names in names.chunks(1_000) {
+        let object = maker.chunk(names.iter().map(|name| (name.as_bytes(), 1)));
+        store.append(&object).await.unwrap();
+        model.add(&object);
+    }
+    let mut bytes = Vec::new();
+    for server in cluster.servers() {
+        bytes.push(bytes_of(server).await);
+    }
+    let most = bytes.iter().max().copied().unwrap_or_default();
+    assert!(most * 2 < bytes.iter().sum(), "{bytes:?}");
+    model.check(&store, id(), 3_000).await;
+    // Overwritten: half of the old versions are in the first bucket, the new ones are not.
+    for names in names.chunks(3_000).take(2) {
+        let object = maker.chunk(names.iter().map(|name| (name.as_bytes(), 2)));
+        store.append(&object).await.unwrap();
+        model.add(&object);
+    }
+    model.check(&open(&cluster.url()).await, id(), 5_000).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_whose_maker_died_behind_the_commit_point_is_brought_after_it() {
+    let server = Server::start(&[]).await;
+    let (dying, store) = (open(&server.url()).await, open(&server.url()).await);
+    store.put_dataset(&record()).await.unwrap();
+    let object = Maker::new(id(), 1).chunk([(&b"a/b"[..], 1)]);
+    dying.append(&object).await.unwrap();
+    // As it would be, had it died between the two steps.
+    let keys = store.shared.keys_of(id()).await.unwrap();
+    let todo = Ask::to(&keys.todo(), "HSET").arg(object.header().id().as_bytes()).arg("x 1");
+    let asks =
+        vec![todo, Ask::to(&keys.rows(0, b""), "UNLINK"), Ask::to(&keys.rows(0, b"a"), "UNLINK")];
+    store.shared.router.ask(asks).await.unwrap();
+    let found = store.lookup(id(), &[path("a/b"), path("a")]).await.unwrap();
+    assert!(matches!(found[..], [Found::File(_), Found::Folder]), "{found:?}");
+    assert_eq!(store.list(id(), &query(true, 9)).await.unwrap().len(), 1);
+    assert_eq!(store.dataset(id()).await.unwrap().unwrap().files, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_but_marks_and_word_of_it_stays_of_a_dropped_dataset() {
+    let cluster = Cluster::start(3, 0).await;
+    let (store, other) = (open(&cluster.url()).await, open(&cluster.url()).await);
+    store.put_dataset(&record()).await.unwrap();
+    let mut maker = Maker::new(id(), 1);
+    for number in 0..30 {
+        let object = maker.chunk([(format!("{number}/x").as_bytes(), 1)]);
+        store.append(&object).await.unwrap();
+    }
+    store.drop_dataset(id()).await.unwrap();
+    let left = async || {
+        let mut left = 0;
+        for server in cluster.servers() {
+            let Value::Array(keys) = server.ask(&["KEYS", "*"]).await else { continue };
+            left += keys.len();
+        }
+        left
+    };
+    eventually("the sweep is done", || async { left().await == 1 }).await;
+    // Another server knew the dataset, and its id comes back.
+    store.put_dataset(&record()).await.unwrap();
+    let object = maker.chunk([(&b"new"[..], 1)]);
+    other.append(&object).await.unwrap();
+    let mut model = Model::default();
+    model.add(&object);
+    model.check(&other, id(), 3).await;
+    model.check(&store, id(), 3).await;
+}
+
+/// A listing asks for its own folder's rows and nothing else.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listing_reads_its_own_folder_only() {
+    let server = Server::start(&[]).await;
+    let store: Arc<Redis> = Arc::new(open(&server.url()).await);
+    store.put_dataset(&record()).await.unwrap();
+    let names: Vec<_> = (0..300).map(|n| format!("{}/{}", n % 100, n)).collect();
+    let object = Maker::new(id(), 1).chunk(names.iter().map(|name| (name.as_bytes(), 1)));
+    store.append(&object).await.unwrap();
+    let dir = DirPath::new(&b"7"[..]).unwrap();
+    let ranges = async || {
+        let info = server.text(&["INFO", "commandstats"]).await;
+        let line = info.lines().find(|line| line.starts_with("cmdstat_zrangebylex:"));
+        line.and_then(|line| line.split(['=', ',']).nth(1)?.parse::<u64>().ok()).unwrap_or(0)
+    };
+    let before = ranges().await;
+    let entries = store.list(id(), &ListQuery { dir, ..query(false, 100) }).await.unwrap();
+    let paths: Vec<FilePath> = entries.iter().map(|entry| entry.path().clone()).collect();
+    assert_eq!(paths, [path("7/107"), path("7/207"), path("7/7")]);
+    assert_eq!(ranges().await - before, 1);
+}
