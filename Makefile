@@ -24,7 +24,7 @@ install = command -v $(1) >/dev/null || \
 	env -u CARGO_TARGET_DIR cargo install --locked --root $(TOOLS) $(2)
 
 .NOTPARALLEL:
-.PHONY: help demo test bench lint torture fuzz clone fmt clippy programs doctest nextest deny doc memcached
+.PHONY: help demo test bench lint torture fuzz clone fmt clippy programs doctest nextest deny doc memcached redis
 
 help: ## Show this list.
 	@sed -nE 's/^([a-z]+):[^#]*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -37,7 +37,7 @@ test: clone fmt clippy doctest nextest ## What has to pass before a commit: form
 
 lint: clone fmt clippy deny doc ## Format, clippy, licences and bans, documentation.
 
-torture: clone programs ## The tests with long loops and large sizes, then the fuzz targets.
+torture: clone programs redis ## The tests with long loops and large sizes, then the fuzz targets.
 	@$(call install,cargo-nextest,$(NEXTEST))
 	DIESEL_TORTURE=1 cargo nextest run --locked --workspace --profile torture
 	@$(MAKE) --no-print-directory fuzz
@@ -86,7 +86,7 @@ programs:
 doctest:
 	cargo test --locked --workspace --doc --quiet
 
-nextest: programs
+nextest: programs redis
 	@$(call install,cargo-nextest,$(NEXTEST))
 	cargo nextest run --locked --workspace
 
@@ -98,12 +98,21 @@ deny:
 doc:
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --document-private-items
 
-memcached:
-	@command -v memcached >/dev/null || { \
+# With RUNLEVEL=1 Debian's packages start no service: tests and benches start their own.
+define system
+	@command -v $(1) >/dev/null || { \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-			apt-get update -q && apt-get install -qy --no-install-recommends memcached; \
+			apt-get update -q && \
+			RUNLEVEL=1 apt-get install -qy --no-install-recommends $(2); \
 		else \
-			echo "bench: memcached is missing, install it first: sudo apt-get install memcached" >&2; \
+			echo "$@: $(1) is missing, install it first: sudo apt-get install $(2)" >&2; \
 			exit 1; \
 		fi; \
 	}
+endef
+
+memcached:
+	$(call system,memcached,memcached)
+
+redis:
+	$(call system,redis-server,redis-server redis-tools)

@@ -80,8 +80,11 @@ pub(super) fn fields<const N: usize>(value: Value) -> Result<[Option<Vec<u8>>; N
     list(value, bytes)?.try_into().map_err(|_| Failure::unexpected())
 }
 
+/// A field of a hash and its value.
+pub(super) type Pair = (Vec<u8>, Vec<u8>);
+
 /// All fields of a hash and their values.
-pub(super) fn pairs(value: Value) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Failure> {
+pub(super) fn pairs(value: Value) -> Result<Vec<Pair>, Failure> {
     let mut parts = strings(value)?.into_iter();
     let mut pairs = Vec::new();
     while let (Some(field), Some(value)) = (parts.next(), parts.next()) {

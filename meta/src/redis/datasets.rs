@@ -8,82 +8,16 @@ use futures::future::try_join_all;
 use redis::Value;
 
 use super::Shared;
-use super::command::{Ask, bytes, decimal, fields, number, pairs};
+use super::command::{Ask, bytes, decimal, number, pairs};
 use super::failure::Failure;
-use super::keys::{self, Epoch, Keys};
-use super::records::{Named, decode_dataset, encode_dataset};
+use super::home::{Home, STAMP_MAX};
+use super::keys::{self, Epoch};
+use super::records::{Named, encode_dataset};
 use super::scripts::{COUNTED, KILL, PUT, REPLACE, STAMP};
 use super::tree::Walk;
-use super::write::{STAMP_MAX, refusal};
 use crate::{DatasetInfo, DatasetRecord, Error};
 
-/// What the home of a dataset says.
-#[derive(Debug, Clone)]
-pub(super) struct Home {
-    pub(super) record: DatasetRecord,
-    /// The bytes of it, to put another one only in its place.
-    stored: Vec<u8>,
-    pub(super) keys: Keys,
-    pub(super) objects: u64,
-    pub(super) tombstones: u64,
-    last: Stamp,
-    /// Some folder is large.
-    pub(super) is_large: bool,
-    /// Files and bytes, when the log had so many objects.
-    counted: Option<(u64, u64, u64)>,
-}
-
-const FIELDS: [&str; 9] =
-    ["record", "epoch", "objects", "tombstones", "last", "large", "counted", "files", "bytes"];
-
-/// What to ask for [`read_home`].
-pub(super) fn ask_home(id: DatasetId) -> Ask {
-    Ask::to(&keys::home(id), "HMGET").arg(&FIELDS)
-}
-
-pub(super) fn read_home(id: DatasetId, answer: Value) -> Result<Option<Home>, Failure> {
-    let [stored, epoch, objects, tombstones, last, large, counted, files, size] =
-        fields::<9>(answer)?;
-    let Some(stored) = stored else { return Ok(None) };
-    let epoch = epoch.as_deref().and_then(Epoch::parse);
-    let epoch = epoch.ok_or_else(|| Failure::corrupt("the epoch of a dataset can't be read"))?;
-    let record = decode_dataset(id, &stored)?;
-    let counted = match counted {
-        Some(counted) => {
-            Some((decimal(Some(&counted))?, decimal(files.as_ref())?, decimal(size.as_ref())?))
-        }
-        None => None,
-    };
-    Ok(Some(Home {
-        record,
-        stored,
-        keys: Keys { dataset: id, epoch },
-        objects: decimal(objects.as_ref())?,
-        tombstones: decimal(tombstones.as_ref())?,
-        last: Stamp::new(decimal(last.as_ref())?),
-        is_large: large.is_some(),
-        counted,
-    }))
-}
-
 impl Shared {
-    pub(super) async fn home(&self, id: DatasetId) -> Result<Option<Home>, Failure> {
-        let home = read_home(id, self.router.ask_one(ask_home(id)).await?)?;
-        match &home {
-            Some(home) => self.learn(home.keys),
-            None => self.forget(id),
-        }
-        Ok(home)
-    }
-
-    /// The keys of a dataset, as this process knew them last.
-    pub(super) async fn keys_of(&self, id: DatasetId) -> Result<Keys, Failure> {
-        if let Some(keys) = self.known(id) {
-            return Ok(keys);
-        }
-        Ok(self.home(id).await?.ok_or_else(Failure::missing)?.keys)
-    }
-
     pub(super) async fn record(&self, id: DatasetId) -> Result<Option<DatasetRecord>, Failure> {
         Ok(self.home(id).await?.map(|home| home.record))
     }
@@ -178,12 +112,16 @@ impl Shared {
         if now.get() > STAMP_MAX {
             return Err(Failure::corrupt("the time is later than Redis can count"));
         }
+        // Also above what a Redis that lost its last writes has forgotten.
+        let now = now.max(self.floor(dataset));
         let ask = Ask::script(&STAMP, &keys::home(dataset), &[]).arg(now.get());
         let answer = self.router.ask_one(ask).await?;
-        if refusal(&answer).is_some() {
+        if let Value::Int(_) = answer {
             return Err(Failure::missing());
         }
-        Ok(Stamp::new(decimal(bytes(answer)?.as_ref())?))
+        let stamp = Stamp::new(decimal(bytes(answer)?.as_ref())?);
+        self.raise_floor(dataset, stamp);
+        Ok(stamp)
     }
 
     pub(super) async fn put(&self, record: &DatasetRecord) -> Result<Result<(), Error>, Failure> {

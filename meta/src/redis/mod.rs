@@ -9,6 +9,7 @@ mod command;
 mod datasets;
 mod failure;
 mod health;
+mod home;
 mod keys;
 mod link;
 mod read;
@@ -85,6 +86,8 @@ struct Shared {
     clock: Arc<dyn Clock>,
     random: Arc<dyn Random>,
     known: Mutex<HashMap<DatasetId, Known>>,
+    /// The highest stamp that this process was given, by dataset.
+    stamps: Mutex<HashMap<DatasetId, Stamp>>,
     large: Mutex<LargeFolders>,
     health: Mutex<Health>,
     sweep_now: Arc<Notify>,
@@ -137,6 +140,7 @@ impl Redis {
             clock: Arc::clone(&clock),
             random,
             known: Mutex::default(),
+            stamps: Mutex::default(),
             large: Mutex::default(),
             health: Mutex::default(),
             sweep_now: Arc::new(Notify::new()),
@@ -181,6 +185,21 @@ impl Shared {
         if known.get(&keys.dataset).is_none_or(|known| known.keys != keys) {
             known.insert(keys.dataset, Known { keys, looked: None });
         }
+    }
+
+    fn stamps(&self) -> MutexGuard<'_, HashMap<DatasetId, Stamp>> {
+        self.stamps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The lowest stamp that may be given from now on.
+    fn floor(&self, id: DatasetId) -> Stamp {
+        self.stamps().get(&id).map_or(Stamp::default(), |last| Stamp::new(last.get() + 1))
+    }
+
+    fn raise_floor(&self, id: DatasetId, given: Stamp) {
+        let mut stamps = self.stamps();
+        let last = stamps.entry(id).or_default();
+        *last = given.max(*last);
     }
 
     fn forget(&self, id: DatasetId) {

@@ -10,8 +10,8 @@ use redis::Value;
 
 use super::Shared;
 use super::command::{Ask, number, strings};
-use super::datasets::{Home, ask_home, read_home};
 use super::failure::Failure;
+use super::home::{Home, ask_home, read_home};
 use super::keys::{Keys, bucket_of};
 use super::records::decode_object;
 use super::rows::{Member, range_of};

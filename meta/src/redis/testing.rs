@@ -95,11 +95,9 @@ impl Server {
     /// # Panics
     /// When there is none.
     pub async fn ask(&self, command: &[&str]) -> Value {
-        match self.try_ask(command).await {
-            Ok(Value::ServerError(error)) => panic!("{command:?}: {error}"),
-            Ok(value) => value,
-            Err(error) => panic!("{command:?}: {error}"),
-        }
+        let answer = self.try_ask(command).await.expect("redis-server answers");
+        assert!(!matches!(answer, Value::ServerError(_)), "{command:?}: {answer:?}");
+        answer
     }
 
     async fn try_ask(&self, command: &[&str]) -> redis::RedisResult<Value> {

@@ -13,8 +13,8 @@ use redis::Value;
 
 use super::Shared;
 use super::command::{Ask, bytes, strings};
-use super::datasets::Home;
 use super::failure::Failure;
+use super::home::Home;
 use super::keys::{BUCKETS, Key, Keys};
 use super::rows::{LARGE, Member};
 use super::slots::Shard;

@@ -8,19 +8,17 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use bytes::Bytes;
 use dl_format::{ChunkId, Committed, DatasetId, FileRecord, Header, ObjectKind};
-use redis::Value;
 
 use super::Shared;
 use super::command::{Ask, bytes, number, pairs};
 use super::failure::Failure;
+use super::home::STAMP_MAX;
 use super::keys::{Key, Keys, LARGE_ROWS, bucket_of};
 use super::records::encode_object;
 use super::rows::{self, file, folder, range_of};
 use super::scripts::{APPEND, APPLY, IS_LARGE, LARGE, MISSING, STALE};
 use crate::{Appended, Kind, ObjectRecord};
 
-/// Redis counts in doubles: what lies above is not a whole number any more.
-pub(super) const STAMP_MAX: u64 = (1 << 53) - 1;
 /// Rows that whoever appended them should have brought by now are brought by others.
 const OVERDUE: Duration = Duration::from_secs(2);
 /// How often a dataset is looked over for those.
@@ -258,11 +256,3 @@ impl Batch {
 
 /// Large folders that this process has met.
 pub(super) type LargeFolders = HashSet<(DatasetId, Vec<u8>)>;
-
-/// The answer of a script that says by a number that something went another way.
-pub(super) fn refusal(answer: &Value) -> Option<i64> {
-    match answer {
-        Value::Int(number) => Some(*number),
-        _ => None,
-    }
-}

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use dl_runtime::SystemClock;
 
-use super::{STORE, hasty, open, reason};
+use super::{STORE, hasty, id, open, reason, record};
+use crate::conformance::history::Maker;
+use crate::conformance::model::Model;
 use crate::redis::testing::{Cluster, Server, eventually};
 use crate::{Error, Kind, MetaStore, Redis};
 
@@ -48,6 +50,30 @@ async fn a_login_is_used_and_a_wrong_one_is_refused_without_being_shown() {
         assert_eq!(error.kind, Kind::Denied, "{wrong:?}: {}", reason(&error));
         assert!(!format!("{error} {error:?}").contains("s3cret"), "{error:?}");
     }
+}
+
+/// The rights that docs/CONFIGURATION.md names.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_with_no_more_rights_than_needed_can_do_everything() {
+    let server = Server::start(&[]).await;
+    let rights = "ACL SETUSER dl on >pw ~dl:* +@read +@write +@scripting +@connection -@dangerous \
+                  +info +cluster|slots";
+    server.ask(&rights.split_whitespace().collect::<Vec<_>>()).await;
+    let store = open(&format!("redis://dl:pw@127.0.0.1:{}/0", server.port())).await;
+    store.bind(STORE).await.unwrap();
+    store.put_dataset(&record()).await.unwrap();
+    let mut model = Model::default();
+    for object in Maker::new(id(), 1).history(20) {
+        store.append(&object).await.unwrap();
+        model.add(&object);
+    }
+    model.check(&store, id(), 5).await;
+    assert_eq!(store.damage().await.unwrap(), None);
+    store.drop_dataset(id()).await.unwrap();
+    eventually("the sweep is done", || async {
+        matches!(server.ask(&["KEYS", "dl:*:d:*"]).await, redis::Value::Array(keys) if keys.is_empty())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -143,6 +143,17 @@ async fn while_it_is_away_calls_fail_in_time_and_go_on_when_it_is_back() {
     appended.unwrap();
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn stamps_do_not_go_back_when_redis_forgot_the_last_ones() {
+    let server = Server::start(&[]).await;
+    let store = open(&server.url()).await;
+    store.put_dataset(&record()).await.unwrap();
+    let given = store.stamp(id(), Stamp::new(100)).await.unwrap();
+    server.ask(&["FLUSHALL"]).await;
+    store.put_dataset(&record()).await.unwrap();
+    assert!(store.stamp(id(), Stamp::new(5)).await.unwrap() > given);
+}
+
 fn now() -> u64 {
     use dl_runtime::Clock;
     Stamp::at(SystemClock::new().now()).get()

@@ -1,0 +1,85 @@
+//! The home of a dataset: the one key that says whether it is there, and what of it.
+//!
+//! Must hold: whatever else is read or written of a dataset is checked by its home, for the epoch
+//! may be another one by then.
+
+use dl_format::{DatasetId, Stamp};
+use redis::Value;
+
+use super::Shared;
+use super::command::{Ask, decimal, fields};
+use super::failure::Failure;
+use super::keys::{self, Epoch, Keys};
+use super::records::decode_dataset;
+use crate::DatasetRecord;
+
+/// Redis counts in doubles: what lies above is not a whole number any more.
+pub(super) const STAMP_MAX: u64 = (1 << 53) - 1;
+
+/// What the home of a dataset says.
+#[derive(Debug, Clone)]
+pub(super) struct Home {
+    pub(super) record: DatasetRecord,
+    /// The bytes of it, to put another one only in its place.
+    pub(super) stored: Vec<u8>,
+    pub(super) keys: Keys,
+    pub(super) objects: u64,
+    pub(super) tombstones: u64,
+    pub(super) last: Stamp,
+    /// Some folder is large.
+    pub(super) is_large: bool,
+    /// Files and bytes, when the log had so many objects.
+    pub(super) counted: Option<(u64, u64, u64)>,
+}
+
+const FIELDS: [&str; 9] =
+    ["record", "epoch", "objects", "tombstones", "last", "large", "counted", "files", "bytes"];
+
+/// What to ask for [`read_home`].
+pub(super) fn ask_home(id: DatasetId) -> Ask {
+    Ask::to(&keys::home(id), "HMGET").arg(&FIELDS)
+}
+
+pub(super) fn read_home(id: DatasetId, answer: Value) -> Result<Option<Home>, Failure> {
+    let [stored, epoch, objects, tombstones, last, large, counted, files, size] =
+        fields::<9>(answer)?;
+    let Some(stored) = stored else { return Ok(None) };
+    let epoch = epoch.as_deref().and_then(Epoch::parse);
+    let epoch = epoch.ok_or_else(|| Failure::corrupt("the epoch of a dataset can't be read"))?;
+    let record = decode_dataset(id, &stored)?;
+    let counted = match counted {
+        Some(counted) => {
+            Some((decimal(Some(&counted))?, decimal(files.as_ref())?, decimal(size.as_ref())?))
+        }
+        None => None,
+    };
+    Ok(Some(Home {
+        record,
+        stored,
+        keys: Keys { dataset: id, epoch },
+        objects: decimal(objects.as_ref())?,
+        tombstones: decimal(tombstones.as_ref())?,
+        last: Stamp::new(decimal(last.as_ref())?),
+        is_large: large.is_some(),
+        counted,
+    }))
+}
+
+impl Shared {
+    pub(super) async fn home(&self, id: DatasetId) -> Result<Option<Home>, Failure> {
+        let home = read_home(id, self.router.ask_one(ask_home(id)).await?)?;
+        match &home {
+            Some(home) => self.learn(home.keys),
+            None => self.forget(id),
+        }
+        Ok(home)
+    }
+
+    /// The keys of a dataset, as this process knew them last.
+    pub(super) async fn keys_of(&self, id: DatasetId) -> Result<Keys, Failure> {
+        if let Some(keys) = self.known(id) {
+            return Ok(keys);
+        }
+        Ok(self.home(id).await?.ok_or_else(Failure::missing)?.keys)
+    }
+}
