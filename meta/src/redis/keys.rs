@@ -4,6 +4,8 @@
 //! but its home carry its epoch, so that what is left of a dropped dataset is never taken for part
 //! of one that came back under the same id.
 //!
+//! # Keys
+//!
 //! | key, in the shard of | type | what |
 //! |---|---|---|
 //! | `dl:{t}:identity`, first | string | the chunk store's 16 bytes |
