@@ -79,7 +79,7 @@ impl Address {
         let (rest, query) = rest.split_once('?').map_or((rest, None), |(a, b)| (a, Some(b)));
         let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
         let nodes: Option<Vec<_>> = hosts.split(',').map(|host| Node::parse(host, None)).collect();
-        let nodes = nodes.ok_or_else(|| format!("{hosts:?} is not HOST:PORT"))?;
+        let nodes = nodes.ok_or("where it is, is not HOST:PORT")?;
         if !is_cluster && nodes.len() > 1 {
             return Err(
                 "a single Redis has one HOST:PORT; a cluster is redis-cluster://".to_owned()
@@ -151,12 +151,14 @@ impl fmt::Debug for Address {
     }
 }
 
-/// `url` without its login, for texts about one that can't be read.
+/// `url` without its login, for texts about one that can't be read. Of one without a host, nothing
+/// tells what is a password.
 pub(crate) fn without_login(url: &str) -> String {
     match (url.split_once("://"), url.rsplit_once('@')) {
         (Some((scheme, _)), Some((_, rest))) => format!("{scheme}://***@{rest}"),
         (None, Some((_, rest))) => format!("***@{rest}"),
-        (_, None) => url.to_owned(),
+        (Some((scheme, _)), None) => format!("{scheme}://..."),
+        (None, None) => url.to_owned(),
     }
 }
 
@@ -197,6 +199,8 @@ mod tests {
         }
         for url in [
             "redis://u:s3cret@h",
+            "redis://u:s3cret",
+            "redis://u:s3cret/h:1",
             "redis://s3cret@h:1",
             "redis://u:s3cret%zz@h:1",
             "redis://u:s3cret@h:1/x",
@@ -204,6 +208,7 @@ mod tests {
         ] {
             let refused = read(url).unwrap_err();
             assert!(!refused.contains("s3c"), "{refused}");
+            assert!(!without_login(url).contains("s3c"), "{url}");
         }
     }
 
