@@ -34,9 +34,26 @@ impl Server {
     pub async fn start(arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder for redis-server");
         let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
-        let server = Self { port: free_port(), folder, arguments, child: Mutex::default() };
+        let mut server = Self { port: free_port(), folder, arguments, child: Mutex::default() };
         server.run().await;
+        while !server.is_ours().await {
+            server.kill();
+            server.port = free_port();
+            server.run().await;
+        }
         server
+    }
+
+    /// Whether it is this process that answers, and not one of another test that took the port
+    /// first. One that wants a login or TLS doesn't say.
+    async fn is_ours(&self) -> bool {
+        let id = self.child().as_ref().map(Child::id).unwrap_or_default();
+        match self.try_ask(&["INFO", "server"]).await {
+            Ok(Value::BulkString(info)) => {
+                String::from_utf8_lossy(&info).contains(&format!("process_id:{id}\r"))
+            }
+            _ => true,
+        }
     }
 
     fn child(&self) -> MutexGuard<'_, Option<Child>> {
