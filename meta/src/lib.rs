@@ -29,7 +29,7 @@ pub use memory::Memory;
 pub use open::open;
 #[cfg(any(test, feature = "conformance"))]
 pub use redis::testing as redis_testing;
-pub use redis::{Redis, RedisOptions};
+pub use redis::{Redis, RedisOptions, without_login};
 pub use types::{
     Appended, Damage, DatasetInfo, DatasetRecord, DatasetState, Found, ListEntry, ListQuery,
     ObjectRecord,

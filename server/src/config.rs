@@ -25,7 +25,7 @@ pub struct Flags {
     /// Keep metadata in DIR/meta and chunks in DIR/chunks [default: ./diesel-data]
     #[arg(long, value_name = "DIR", env = "DIESEL_DATA")]
     pub data: Option<PathBuf>,
-    /// Keep metadata here instead: embedded:DIR or memory:
+    /// Keep metadata here instead: embedded:DIR, redis://..., redis-cluster://... or memory:
     #[arg(long, value_name = "URL", env = "DIESEL_META")]
     pub meta: Option<String>,
     /// Keep chunks here instead: file:///DIR or memory:
@@ -156,7 +156,7 @@ impl Config {
         let meta =
             flags.meta.or(file.meta).unwrap_or_else(|| format!("embedded:{}", under("meta")));
         let store = flags.store.or(file.store).unwrap_or_else(|| under("chunks"));
-        address("meta", &meta, &["embedded", "memory"], "give embedded:DIR or memory:")?;
+        address("meta", &meta, METAS, METAS_TEXT)?;
         address("store", &store, &["file", "memory"], "give a folder, file:///DIR or memory:")?;
         Ok(Self {
             listen,
@@ -185,6 +185,11 @@ fn read_file(path: &Path) -> Result<File, ConfigError> {
         .map_err(|source| ConfigError::Parse { path: path.to_owned(), source: Box::new(source) })
 }
 
+const METAS: &[&str] =
+    &["embedded", "memory", "redis", "rediss", "redis-cluster", "rediss-cluster"];
+const METAS_TEXT: &str =
+    "give embedded:DIR, redis://HOST:PORT/DB, redis-cluster://HOST:PORT,HOST:PORT,... or memory:";
+
 /// Refuses what names a kind of store that there is not, before anything is opened or made.
 fn address(
     setting: &'static str,
@@ -200,7 +205,15 @@ fn address(
         Some(scheme) if schemes.contains(&scheme) => Ok(()),
         // A chunk store may be named by its folder alone.
         None if schemes.contains(&"file") && !url.is_empty() => Ok(()),
-        _ => Err(ConfigError::Value { setting, value: url.to_owned(), problem }),
+        _ => {
+            // Of a store behind a login, its password doesn't belong into a text.
+            let value = if setting == "meta" && url.contains('@') {
+                dl_meta::without_login(url)
+            } else {
+                url.to_owned()
+            };
+            Err(ConfigError::Value { setting, value, problem })
+        }
     }
 }
 
@@ -285,7 +298,7 @@ mod tests {
             (&["--write-memory", "1MiB"], "4MiB"),
             (&["--grace", "30"], "30s"),
             (&["--store", "s3://bucket/prefix"], "file:///DIR"),
-            (&["--meta", "redis://host:1/0"], "embedded:DIR"),
+            (&["--meta", "redsi://host:1/0"], "embedded:DIR"),
             (&["--meta", "memory"], "embedded:DIR"),
             (&["--config", "/does/not/exist"], "/does/not/exist"),
         ] {

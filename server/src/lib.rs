@@ -16,6 +16,7 @@ mod executor;
 mod guard;
 mod headers;
 mod identity;
+mod mend;
 mod names;
 mod parts;
 mod read;

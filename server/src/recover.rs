@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use dl_format::{ChunkId, DatasetId, DatasetName, Header, Stamp, dataset_prefix, parse_object_key};
-use dl_meta::{Appended, DatasetState};
+use dl_meta::{Appended, Damage, DatasetState};
 use dl_proto::{Kind, RecoverProgress, RecoverRequest};
 use dl_store::{Key, ObjectInfo};
 use futures::TryStreamExt;
@@ -39,6 +39,8 @@ pub(crate) async fn recover(
     request: RecoverRequest,
     progress: &mpsc::Sender<Reply<RecoverProgress>>,
 ) -> Result<(), Error> {
+    let damage = parts.meta.damage().await;
+    let damage = damage.map_err(|error| Error::meta("look for damage in", &parts.meta, error))?;
     let names = names::all(parts).await?;
     let wanted = |name: &DatasetName| request.dataset.as_ref().is_none_or(|wanted| wanted == name);
     let (mut found, mut incomplete) = (false, false);
@@ -50,7 +52,7 @@ pub(crate) async fn recover(
     for (name, named) in names.live().filter(|(name, _)| wanted(name)) {
         found = true;
         // One dataset that can't be recovered now doesn't keep the others from it.
-        match dataset(parts, name, *named, request.since, progress).await {
+        match dataset(parts, name, *named, request.since, damage, progress).await {
             Ok(read) => incomplete |= read == Read::Interrupted,
             Err(error) => {
                 incomplete |= error.kind.is_retryable();
@@ -70,7 +72,23 @@ pub(crate) async fn recover(
         let why = "the chunk store did not answer for all objects; run recover again";
         return Err(Error::new(Kind::Unavailable, "recover", "datasets", why));
     }
-    Ok(())
+    match damage {
+        Some(damage) if request.dataset.is_none() && covers(request.since, damage) => {
+            let mended = parts.meta.mended().await;
+            mended.map_err(|error| Error::meta("take for mended", &parts.meta, error))
+        }
+        Some(_) => {
+            let why = "this dataset is recovered, but all of the metadata may lack something; run \
+                       `dlcmd recover --all`";
+            Err(Error::new(Kind::NeedsRecovery, "recover", "datasets", why))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Whether a recovery from `since` on brings back all that may be missing.
+fn covers(since: Option<Stamp>, damage: Damage) -> bool {
+    since.is_none_or(|since| damage.since.is_some_and(|lost| since <= lost))
 }
 
 /// How far the objects of a dataset were read.
@@ -108,8 +126,26 @@ fn started(name: &DatasetName) -> RecoverProgress {
 
 /// Adopts whatever the logs of all datasets lack, after a metadata store lost their ends.
 pub(crate) async fn roll_forward(parts: &Parts) -> Result<u64, Error> {
+    match quietly(parts, None).await {
+        // Those datasets are refused until they are recovered; the others are served.
+        (Err(error), adopted) if error.kind == Kind::Unavailable => {
+            tracing::error!(error = error.chain(), "some datasets are not whole");
+            Ok(adopted)
+        }
+        (recovered, adopted) => recovered.map(|()| adopted),
+    }
+}
+
+/// Appends all objects again that were sealed since then, or shortly before.
+pub(crate) async fn append_again(parts: &Parts, since: Stamp) -> Result<u64, Error> {
+    let (recovered, adopted) = quietly(parts, Some(since)).await;
+    recovered.map(|()| adopted)
+}
+
+/// Recovers all datasets; what is wrong goes into the log. Gives how many objects were adopted.
+async fn quietly(parts: &Parts, since: Option<Stamp>) -> (Result<(), Error>, u64) {
     let (progress, mut done) = mpsc::channel::<Reply<RecoverProgress>>(16);
-    let everything = RecoverRequest { dataset: None, since: None };
+    let everything = RecoverRequest { dataset: None, since };
     let adopted = async {
         let mut adopted = 0;
         while let Some(Reply::More(progress) | Reply::Last(progress)) = done.recv().await {
@@ -125,15 +161,7 @@ pub(crate) async fn roll_forward(parts: &Parts) -> Result<u64, Error> {
         drop(progress);
         recovered
     };
-    let (recovered, adopted) = tokio::join!(recovered, adopted);
-    match recovered {
-        // Those datasets are refused until they are recovered; the others are served.
-        Err(error) if error.kind == Kind::Unavailable => {
-            tracing::error!(error = error.chain(), "some datasets are not whole");
-        }
-        other => other?,
-    }
-    Ok(adopted)
+    tokio::join!(recovered, adopted)
 }
 
 async fn dataset(
@@ -141,6 +169,7 @@ async fn dataset(
     name: &DatasetName,
     named: Named,
     since: Option<Stamp>,
+    damage: Option<Damage>,
     progress: &mpsc::Sender<Reply<RecoverProgress>>,
 ) -> Result<Read, Error> {
     let id = named.record.dataset;
@@ -151,9 +180,13 @@ async fn dataset(
     if !whole && !catalog::index(parts, name, named, DatasetState::Recovering).await? {
         return ended(progress, name).await;
     }
+    if whole && damage.is_some() && !catalog::index(parts, name, named, DatasetState::Live).await? {
+        return ended(progress, name).await;
+    }
     // A log that was lost is read from its beginning, whatever was asked for.
-    let since = since.filter(|_| whole).and_then(|since| since.time().checked_sub(SLACK));
-    let since = since.map(|since| Stamp::at(since).get() / 1_000_000);
+    let since = since.filter(|_| whole).map(seconds_of);
+    // Of what the log knows, other records may be lost.
+    let doubted = damage.map(|damage| damage.since.map_or(0, seconds_of));
     let mut state = started(name);
     let (mut unread, mut read) = (false, Read::Whole);
     let known = known_objects(parts, id).await?;
@@ -165,8 +198,9 @@ async fn dataset(
             state.listed += 1;
             match parse_object_key(object.key.as_str()) {
                 Some((dataset, chunk, _)) if dataset == id => {
-                    let recent = since.is_none_or(|since| u64::from(chunk.seconds()) >= since);
-                    if recent && !known.contains(&chunk) {
+                    let is_recent = |since: u64| u64::from(chunk.seconds()) >= since;
+                    let is_whole = known.contains(&chunk) && !doubted.is_some_and(is_recent);
+                    if since.is_none_or(is_recent) && !is_whole {
                         missing.push((chunk, object));
                     }
                 }
@@ -222,6 +256,12 @@ async fn dataset(
     state.done = true;
     tell(progress, &mut state).await;
     Ok(read)
+}
+
+/// The seconds of ids from which on objects are looked at that were written since then.
+fn seconds_of(since: Stamp) -> u64 {
+    let since = since.time().checked_sub(SLACK);
+    since.map_or(0, |since| Stamp::at(since).get() / 1_000_000)
 }
 
 /// The dataset was deleted meanwhile: nothing is left to recover.

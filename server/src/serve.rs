@@ -14,6 +14,7 @@ use crate::catalog;
 use crate::error::Error;
 use crate::guard::GuardLayer;
 use crate::identity::{self, Bound};
+use crate::mend;
 use crate::parts::Parts;
 use crate::recover;
 use crate::service::Service;
@@ -79,6 +80,7 @@ pub async fn serve(listener: TcpListener, parts: Parts, shutdown: Shutdown) -> R
     let running =
         server.serve_with_incoming_shutdown(incoming, async move { stop.requested().await });
     tokio::select! {
+        never = mend::watch(&parts) => match never {},
         ended = running => {
             ended.map_err(|error| Error::new(Kind::Internal, "serve", "requests", error))
         }

@@ -153,7 +153,7 @@ impl fmt::Debug for Address {
 
 /// `url` without its login, for texts about one that can't be read. Of one without a host, nothing
 /// tells what is a password.
-pub(crate) fn without_login(url: &str) -> String {
+pub fn without_login(url: &str) -> String {
     match (url.split_once("://"), url.rsplit_once('@')) {
         (Some((scheme, _)), Some((_, rest))) => format!("{scheme}://***@{rest}"),
         (None, Some((_, rest))) => format!("***@{rest}"),

@@ -3,15 +3,16 @@
 //! Must hold: a dataset is there when its home has a record; that is one key, so it begins and
 //! ends in one step. A name that points to a home which isn't there stands for nothing.
 
-use dl_format::{DatasetId, DatasetName, Stamp};
+use dl_format::{DatasetId, DatasetName, Stamp, Version};
 use futures::future::try_join_all;
 use redis::Value;
 
 use super::Shared;
 use super::command::{Ask, bytes, decimal, number, pairs};
 use super::failure::Failure;
-use super::home::{Home, STAMP_MAX};
-use super::keys::{self, Epoch};
+use super::home::{Counted, Home, STAMP_MAX};
+use super::keys::{self, Epoch, Keys};
+use super::read::LOG_PAGE;
 use super::records::{Named, encode_dataset};
 use super::scripts::{COUNTED, KILL, PUT, REPLACE, STAMP};
 use super::tree::Walk;
@@ -58,12 +59,12 @@ impl Shared {
 
     /// What a dataset adds up to; none when it was dropped meanwhile.
     pub(super) async fn info(&self, mut home: Home) -> Result<Option<DatasetInfo>, Failure> {
-        let (files, size) = loop {
+        let counted = loop {
             let changes = self.assure().await?;
-            if let Some((objects, files, size)) = home.counted
-                && objects == home.objects
+            if let Some(counted) = home.counted
+                && counted.objects == home.objects
             {
-                break (files, size);
+                break counted;
             }
             self.roll_forward(home.keys).await?;
             let counts = self.count(&home).await?;
@@ -76,18 +77,12 @@ impl Shared {
                 break counts;
             }
         };
-        let last_stamp = Some(home.last).filter(|_| home.objects > 0);
-        Ok(Some(DatasetInfo {
-            record: home.record,
-            files,
-            bytes: size,
-            objects: home.objects,
-            last_stamp,
-        }))
+        let Counted { objects, version, files, bytes } = counted;
+        Ok(Some(DatasetInfo { record: home.record, files, bytes, objects, version }))
     }
 
     /// Walks over all files, and keeps the result unless something was appended meanwhile.
-    async fn count(&self, home: &Home) -> Result<(u64, u64), Failure> {
+    async fn count(&self, home: &Home) -> Result<Counted, Failure> {
         let settled = self.router.ask_one(Ask::to(&home.keys.todo(), "EXISTS")).await?;
         let is_settled = number(&settled)? == 0;
         let (mut files, mut size) = (0u64, 0u64);
@@ -97,15 +92,31 @@ impl Shared {
             size = size.saturating_add(record.length);
         }
         self.confirm(walk.shards()).await?;
-        if is_settled {
+        let (objects, version) = self.version(home.keys).await?;
+        if is_settled && objects == home.objects {
             let ask = Ask::script(&COUNTED, &home.keys.home(), &[&home.keys.todo()])
                 .arg(home.keys.epoch.to_string())
-                .arg(home.objects)
+                .arg(objects)
+                .arg(version.to_bytes().as_slice())
                 .arg(files)
                 .arg(size);
             self.router.ask_one(ask).await?;
         }
-        Ok((files, size))
+        Ok(Counted { objects, version, files, bytes: size })
+    }
+
+    /// How many objects the log holds, and which.
+    async fn version(&self, keys: Keys) -> Result<(u64, Version), Failure> {
+        let (mut objects, mut version, mut after) = (0, Version::default(), None);
+        loop {
+            let page = self.log_page(keys, after, LOG_PAGE).await?;
+            page.iter().for_each(|object| version.add(object.id, object.stamp));
+            objects += page.len() as u64;
+            after = page.last().map(|object| object.id);
+            if page.len() < LOG_PAGE {
+                return Ok((objects, version));
+            }
+        }
     }
 
     pub(super) async fn stamp(&self, dataset: DatasetId, now: Stamp) -> Result<Stamp, Failure> {

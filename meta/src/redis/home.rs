@@ -3,7 +3,7 @@
 //! Must hold: whatever else is read or written of a dataset is checked by its home, for the epoch
 //! may be another one by then.
 
-use dl_format::{DatasetId, Stamp};
+use dl_format::{DatasetId, Version};
 use redis::Value;
 
 use super::Shared;
@@ -25,15 +25,23 @@ pub(super) struct Home {
     pub(super) keys: Keys,
     pub(super) objects: u64,
     pub(super) tombstones: u64,
-    pub(super) last: Stamp,
     /// Some folder is large.
     pub(super) is_large: bool,
-    /// Files and bytes, when the log had so many objects.
-    pub(super) counted: Option<(u64, u64, u64)>,
+    /// What was counted last.
+    pub(super) counted: Option<Counted>,
+}
+
+/// What a log of so many objects adds up to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Counted {
+    pub(super) objects: u64,
+    pub(super) version: Version,
+    pub(super) files: u64,
+    pub(super) bytes: u64,
 }
 
 const FIELDS: [&str; 9] =
-    ["record", "epoch", "objects", "tombstones", "last", "large", "counted", "files", "bytes"];
+    ["record", "epoch", "objects", "tombstones", "large", "counted", "version", "files", "bytes"];
 
 /// What to ask for [`read_home`].
 pub(super) fn ask_home(id: DatasetId) -> Ask {
@@ -41,16 +49,20 @@ pub(super) fn ask_home(id: DatasetId) -> Ask {
 }
 
 pub(super) fn read_home(id: DatasetId, answer: Value) -> Result<Option<Home>, Failure> {
-    let [stored, epoch, objects, tombstones, last, large, counted, files, size] =
+    let [stored, epoch, objects, tombstones, large, counted, version, files, size] =
         fields::<9>(answer)?;
     let Some(stored) = stored else { return Ok(None) };
     let epoch = epoch.as_deref().and_then(Epoch::parse);
     let epoch = epoch.ok_or_else(|| Failure::corrupt("the epoch of a dataset can't be read"))?;
     let record = decode_dataset(id, &stored)?;
     let counted = match counted {
-        Some(counted) => {
-            Some((decimal(Some(&counted))?, decimal(files.as_ref())?, decimal(size.as_ref())?))
-        }
+        Some(counted) => Some(Counted {
+            objects: decimal(Some(&counted))?,
+            version: Version::from_bytes(&version.unwrap_or_default())
+                .map_err(|_| Failure::corrupt("the version of a dataset can't be read"))?,
+            files: decimal(files.as_ref())?,
+            bytes: decimal(size.as_ref())?,
+        }),
         None => None,
     };
     Ok(Some(Home {
@@ -59,7 +71,6 @@ pub(super) fn read_home(id: DatasetId, answer: Value) -> Result<Option<Home>, Fa
         keys: Keys { dataset: id, epoch },
         objects: decimal(objects.as_ref())?,
         tombstones: decimal(tombstones.as_ref())?,
-        last: Stamp::new(decimal(last.as_ref())?),
         is_large: large.is_some(),
         counted,
     }))

@@ -38,7 +38,8 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use self::address::Address;
-pub(crate) use self::address::{FORMS as ADDRESSES, without_login};
+pub(crate) use self::address::FORMS as ADDRESSES;
+pub use self::address::without_login;
 use self::failure::{Failure, Verdict};
 use self::health::Health;
 use self::keys::Keys;

@@ -21,7 +21,7 @@ use crate::types::deleted_entries;
 use crate::{Found, ListEntry, ListQuery, ObjectRecord};
 
 /// Objects of the log that are read at once.
-const OBJECTS: usize = 1_000;
+pub(super) const LOG_PAGE: usize = 1_000;
 
 /// What the rows of one name say.
 #[derive(Debug, Clone, Default)]
@@ -142,21 +142,13 @@ impl Shared {
         let home = self.home(dataset).await?.ok_or_else(Failure::missing)?;
         let mut deletions = Deletions::of(&home);
         let mut objects: Vec<ObjectRecord> = Vec::new();
-        // Members go on behind the id: what sorts after all of its own.
-        let behind = |id: ChunkId| [b"(", id.as_bytes().as_slice(), &[0xFF]].concat();
-        let mut from = after.map_or_else(|| b"-".to_vec(), behind);
+        let mut after = after;
         while objects.len() < limit {
-            let page = (limit - objects.len()).min(OBJECTS);
-            let ask = Ask::to(&home.keys.log(), "ZRANGEBYLEX").arg(&from).arg("+");
-            let ask = ask.arg("LIMIT").arg(0).arg(page);
-            let members = strings(self.router.ask_one(ask).await?)?;
-            let records = members
-                .iter()
-                .map(|member| decode_object(member))
-                .collect::<Result<Vec<_>, _>>()?;
+            let page = (limit - objects.len()).min(LOG_PAGE);
+            let records = self.log_page(home.keys, after, page).await?;
             deletions.load(self, records.iter().map(|record| record.id)).await?;
             let Some(last) = records.last() else { break };
-            from = behind(last.id);
+            after = Some(last.id);
             let is_last = records.len() < page;
             objects.extend(records.into_iter().map(|record| ObjectRecord {
                 deleted_entries: deleted_entries(deletions.entries(record.id), record.entry_count),
@@ -170,6 +162,21 @@ impl Shared {
             return Err(Failure::missing());
         }
         Ok(objects)
+    }
+
+    /// At most `limit` objects of a log, by id, from the first one after `after`; none as deleted.
+    pub(super) async fn log_page(
+        &self,
+        keys: Keys,
+        after: Option<ChunkId>,
+        limit: usize,
+    ) -> Result<Vec<ObjectRecord>, Failure> {
+        // Members go on behind the id: what sorts after all of its own.
+        let behind = |id: ChunkId| [b"(", id.as_bytes().as_slice(), &[0xFF]].concat();
+        let from = after.map_or_else(|| b"-".to_vec(), behind);
+        let ask = Ask::to(&keys.log(), "ZRANGEBYLEX").arg(&from).arg("+");
+        let members = self.router.ask_one(ask.arg("LIMIT").arg(0).arg(limit)).await?;
+        strings(members)?.iter().map(|member| decode_object(member)).collect()
     }
 }
 

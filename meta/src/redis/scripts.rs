@@ -139,14 +139,15 @@ return 1
     )
 });
 
-/// What was counted, if it still holds. Home, todo; epoch, objects, files, bytes.
+/// What was counted, if it still holds. Home, todo; epoch, objects, version, files, bytes.
 pub(super) static COUNTED: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
 local home = redis.call('HMGET', KEYS[1], 'epoch', 'objects')
 if home[1] ~= ARGV[1] or (home[2] or '0') ~= ARGV[2] then return 0 end
 if redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
-redis.call('HSET', KEYS[1], 'counted', ARGV[2], 'files', ARGV[3], 'bytes', ARGV[4])
+redis.call('HSET', KEYS[1], 'counted', ARGV[2], 'version', ARGV[3], 'files', ARGV[4],
+    'bytes', ARGV[5])
 return 1
 ",
     )

@@ -12,6 +12,7 @@ mod memory;
 mod names;
 mod probes;
 mod recover;
+mod redis;
 mod stalled;
 mod start;
 mod wrong;

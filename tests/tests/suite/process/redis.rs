@@ -1,0 +1,87 @@
+//! Servers that share their metadata in a real Redis Cluster and their chunks in one folder.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use dl_meta::redis_testing::Cluster;
+use dl_tests::dice::Dice;
+use dl_tests::folder;
+use dl_tests::program::{Process, Server, dl, dlcmd, run};
+
+const PATIENCE: Duration = Duration::from_secs(100);
+
+fn start(cluster: &Cluster, data: &Path) -> Result<Server> {
+    Server::start_with(data, "127.0.0.1:0", &["--meta", &cluster.url()])
+}
+
+/// A command that may ask any of the servers.
+fn to(servers: &[&Server]) -> Result<Command> {
+    let addresses: Vec<_> = servers.iter().map(|server| server.address()).collect();
+    let mut command = dlcmd()?;
+    command.args(["--server", &addresses.join(",")]);
+    Ok(command)
+}
+
+fn compare(server: &Server, dataset: &str, source: &Path, got: &Path) -> Result<()> {
+    run(server.dlcmd()?.arg("get").arg(dataset).arg(got))?.code(0)?;
+    folder::compare(source, got)?;
+    Ok(fs::remove_dir_all(got)?)
+}
+
+/// Keeps S-01 and S-07: what one server took another one knows, also when the first has died.
+#[tokio::test(flavor = "multi_thread")]
+async fn any_of_several_servers_answers_and_one_may_die() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let (data, source) = (scene.path().join("data"), scene.path().join("src"));
+    let got = scene.path().join("got");
+    folder::fill(&source, 3_000, 20_000, &Dice::new(1))?;
+    let cluster = Cluster::start(3, 0).await;
+    let (first, second) = (start(&cluster, &data)?, start(&cluster, &data)?);
+    run(first.dlcmd()?.arg("put").arg(&source).arg("dl://one"))?.code(0)?;
+    compare(&second, "dl://one", &source, &got)?;
+    dl(&second, ["rm", "dl://one/000/000000.bin"])?.code(0)?;
+    dl(&first, ["cat", "dl://one/000/000000.bin"])?.code(3)?;
+
+    let mut put = to(&[&first, &second])?;
+    put.arg("put").arg(&source).arg("dl://two").stdin(Stdio::null());
+    let mut put = Process::start(put.stdout(Stdio::null()).stderr(Stdio::null()))?;
+    std::thread::sleep(Duration::from_millis(100));
+    first.kill()?;
+    ensure!(put.wait(PATIENCE)? == 0, "the put failed");
+    compare(&second, "dl://two", &source, &got)?;
+    dl(&second, ["delete-dataset", "dl://two"])?.code(0)?;
+    ensure!(dl(&second, ["datasets"])?.code(0)?.text() == "one\n", "datasets differ");
+    second.stop()?;
+    Ok(())
+}
+
+/// Keeps S-02 and S-05: what one Redis, or all of them, forgot is noticed and comes back.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_redis_lost_is_refused_and_recover_brings_it_back() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let (data, source) = (scene.path().join("data"), scene.path().join("src"));
+    let got = scene.path().join("got");
+    folder::fill(&source, 1_000, 20_000, &Dice::new(1))?;
+    let cluster = Cluster::start(3, 0).await;
+    let (first, second) = (start(&cluster, &data)?, start(&cluster, &data)?);
+    run(first.dlcmd()?.arg("put").arg(&source).arg("dl://all"))?.code(0)?;
+    for lost in [&cluster.servers()[..1], &cluster.servers()[1..2], cluster.servers()] {
+        for server in lost {
+            server.ask(&["FLUSHALL"]).await;
+        }
+        for server in [&first, &second] {
+            let refused = run(server.dlcmd()?.args(["ls", "-R", "dl://all"]))?;
+            ensure!(refused.code == 1 && refused.stderr.contains("recover"), "{refused:?}");
+        }
+        dl(&second, ["recover", "--all"])?.code(0)?;
+        for server in [&first, &second] {
+            compare(server, "dl://all", &source, &got)?;
+        }
+    }
+    first.stop()?;
+    second.stop()?;
+    Ok(())
+}
