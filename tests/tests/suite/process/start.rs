@@ -125,7 +125,7 @@ fn an_address_of_a_store_that_there_is_not_ends_with_2_and_makes_nothing() -> Re
     for (setting, address, advice) in [
         ("--store", "s3://x/y", "file:///DIR"),
         ("--store", "gs://x", "file:///DIR"),
-        ("--meta", "redis://host:1/0", "embedded:DIR"),
+        ("--meta", "redsi://host:1/0", "embedded:DIR"),
     ] {
         let mut server = server_command()?;
         server.args([setting, address, "--listen", "127.0.0.1:0"]).current_dir(scene.path());
