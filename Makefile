@@ -20,24 +20,28 @@ FUZZ_SECONDS ?= 60
 NEXTEST := cargo-nextest@0.9.143 --no-default-features --features default-no-update
 DENY := cargo-deny@0.20.2
 FUZZ := cargo-fuzz@0.13.2
+S3S := s3s-fs@0.14.1 --features binary
 install = command -v $(1) >/dev/null || \
 	env -u CARGO_TARGET_DIR cargo install --locked --root $(TOOLS) $(2)
 
 .NOTPARALLEL:
-.PHONY: help demo test bench lint torture fuzz clone fmt clippy programs doctest nextest deny doc memcached redis
+.PHONY: help demo cluster-demo test bench lint torture fuzz clone fmt clippy programs doctest nextest deny doc buckets memcached redis etcd
 
 help: ## Show this list.
-	@sed -nE 's/^([a-z]+):[^#]*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
-		while IFS=$$'\t' read -r name what; do printf '  make %-9s %s\n' "$$name" "$$what"; done
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
+		while IFS=$$'\t' read -r name what; do printf '  make %-13s %s\n' "$$name" "$$what"; done
 
 demo: clone ## Put a real folder, read it back, kill the server, lose the metadata, recover (SRC=folder).
 	@demo/run.sh
+
+cluster-demo: clone redis buckets ## The demo on a Redis Cluster, an S3 server and three servers.
+	@demo/cluster.sh
 
 test: clone fmt clippy doctest nextest ## What has to pass before a commit: format, clippy, all tests.
 
 lint: clone fmt clippy deny doc ## Format, clippy, licences and bans, documentation.
 
-torture: clone programs redis ## The tests with long loops and large sizes, then the fuzz targets.
+torture: clone programs redis etcd buckets ## The tests with long loops and large sizes, then the fuzz targets.
 	@$(call install,cargo-nextest,$(NEXTEST))
 	DIESEL_TORTURE=1 cargo nextest run --locked --workspace --profile torture
 	@$(MAKE) --no-print-directory fuzz
@@ -86,9 +90,19 @@ programs:
 doctest:
 	cargo test --locked --workspace --doc --quiet
 
-nextest: programs redis
+nextest: programs redis etcd buckets
 	@$(call install,cargo-nextest,$(NEXTEST))
 	cargo nextest run --locked --workspace
+
+# The S3 servers of the tests: one in Rust, one in Python, which knows nothing of the other.
+buckets:
+	@test -x $(TOOLS)/bin/s3s-fs || \
+		env -u CARGO_TARGET_DIR cargo install --locked --root $(TOOLS) $(S3S)
+	$(call system,python3 -c 'import ensurepip',python3-venv)
+	@test -x $(TOOLS)/moto/bin/moto_server || { \
+		python3 -m venv $(TOOLS)/moto && \
+		$(TOOLS)/moto/bin/pip install --quiet --no-deps --requirement tests/requirements.txt; \
+	}
 
 # Advisories are left out: their database is fetched from outside at every run.
 deny:
@@ -98,21 +112,25 @@ deny:
 doc:
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --document-private-items
 
-# With RUNLEVEL=1 Debian's packages start no service: tests and benches start their own.
+# What is there when $(1) succeeds comes with the packages $(2). With RUNLEVEL=1 Debian's packages
+# start no service: tests and benches start their own.
 define system
-	@command -v $(1) >/dev/null || { \
+	@{ $(1); } >/dev/null 2>&1 || { \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 			apt-get update -q && \
 			RUNLEVEL=1 apt-get install -qy --no-install-recommends $(2); \
 		else \
-			echo "$@: $(1) is missing, install it first: sudo apt-get install $(2)" >&2; \
+			echo "$@: install what is missing first: sudo apt-get install $(2)" >&2; \
 			exit 1; \
 		fi; \
 	}
 endef
 
 memcached:
-	$(call system,memcached,memcached)
+	$(call system,command -v memcached,memcached)
 
 redis:
-	$(call system,redis-server,redis-server redis-tools)
+	$(call system,command -v redis-server,redis-server redis-tools)
+
+etcd:
+	$(call system,command -v etcd && command -v etcdctl,etcd-server etcd-client)

@@ -18,10 +18,11 @@ const THREADS: usize = 2;
 
 fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [server, name, folder] = arguments.as_slice() else {
-        return Err("usage: read_shuffled SERVER DATASET FOLDER".into());
+    let [servers, name, folder] = arguments.as_slice() else {
+        return Err("usage: read_shuffled SERVER[,SERVER...] DATASET FOLDER".into());
     };
-    let dataset = Dataset::connect("demo", None, name, &[server])?;
+    let servers: Vec<_> = servers.split(',').collect();
+    let dataset = Dataset::connect("demo", None, name, &servers)?;
 
     let mut paths = Vec::new();
     for entry in dataset.list(&DirPath::ROOT, true, true)? {

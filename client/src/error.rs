@@ -107,10 +107,13 @@ impl Kind {
     /// What to do, in words for the end of an error text; none where the reason itself says it.
     pub fn advice(self) -> Option<&'static str> {
         match self {
-            Self::NotFound | Self::Invalid | Self::Conflict | Self::NeedsRecovery => None,
+            Self::NotFound
+            | Self::Invalid
+            | Self::Conflict
+            | Self::NeedsRecovery
+            | Self::Denied => None,
             Self::Full => Some("free space or raise the quota, then write again"),
             Self::Corrupt => Some("write the file again from its source"),
-            Self::Denied => Some("check the permissions of the server's folders"),
             Self::Unavailable => Some("try again later"),
             Self::TimedOut => Some("try again later, or allow more time"),
             Self::Cancelled => Some("try again"),

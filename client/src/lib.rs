@@ -21,9 +21,13 @@ pub use dl_format::{
     Attributes, ChunkId, ChunkShape, Crc32c, DatasetId, DatasetName, Deletions, DirPath, EntrySet,
     EntryVersion, FilePath, FileRecord, InvalidName, InvalidPath, PackError, Stamp,
 };
-pub use dl_proto::{Dataset as DatasetInfo, ListEntry, RecoverProgress, RecoverRequest, StatItem};
+pub use dl_proto::{
+    Dataset as DatasetInfo, Finding, Grant, InvalidGrant, InvalidUserName, InvalidUsers, Key,
+    KeyHash, ListEntry, Pattern, PurgeProgress, PurgeRequest, RecoverProgress, RecoverRequest,
+    Role, StatItem, USERS_FILE_BYTES_MAX, User, UserName, Users, VerifyProgress, VerifyRequest,
+};
 pub use error::{Error, Kind};
 pub use remote::{
-    Client, ConnectOptions, Dataset, Deleted, FailedWrite, Flushed, Listing, OnRetry, ReadItem,
-    Retry,
+    Client, ClientCertificate, ConnectOptions, Dataset, Deleted, FailedWrite, Flushed, Listing,
+    OnRetry, ReadItem, Retry,
 };

@@ -6,7 +6,8 @@
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    cat, completions, datasets, delete_dataset, du, get, ls, man, put, recover, rm, stat,
+    cat, completions, datasets, delete_dataset, du, get, ls, man, purge, put, recover, rm, stat,
+    user, verify,
 };
 use crate::context::Global;
 
@@ -26,9 +27,12 @@ Examples:
   dlcmd get dl://imagenet /data/imagenet
 
 Environment:
-  DIESEL_SERVER  as --server
-  DIESEL_USER    as --user
-  DIESEL_KEY     the key itself; --key-file goes before it
+  DIESEL_SERVER       as --server
+  DIESEL_USER         as --user
+  DIESEL_KEY          the key itself; --key-file goes before it
+  DIESEL_CA           as --ca
+  DIESEL_CLIENT_CERT  as --client-cert
+  DIESEL_CLIENT_KEY   as --client-key
 
 Exit codes:
   0    done
@@ -59,7 +63,10 @@ pub(crate) enum Command {
     Rm(rm::Arguments),
     Datasets(datasets::Arguments),
     DeleteDataset(delete_dataset::Arguments),
+    Purge(purge::Arguments),
     Recover(recover::Arguments),
+    User(user::Arguments),
+    Verify(verify::Arguments),
     Completions(completions::Arguments),
     Man(man::Arguments),
 }

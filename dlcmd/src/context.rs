@@ -10,7 +10,7 @@ use std::sync::Arc;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use dl_runtime::{Clock, Shutdown};
-use libdiesel::{Client, ConnectOptions, Dataset};
+use libdiesel::{Client, ClientCertificate, ConnectOptions, Dataset};
 
 use crate::address::Address;
 use crate::exit::Failure;
@@ -20,8 +20,8 @@ use crate::output::Notes;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
-    /// Servers to ask, in turn: HOST:PORT, separated by commas (otherwise the environment variable
-    /// DIESEL_SERVER; otherwise 127.0.0.1:7420)
+    /// Servers to ask, in turn: HOST:PORT, or https://HOST:PORT for TLS, separated by commas
+    /// (otherwise the environment variable DIESEL_SERVER; otherwise 127.0.0.1:7420)
     #[arg(
         long,
         global = true,
@@ -38,6 +38,24 @@ pub(crate) struct Global {
     /// File that holds the user's key (otherwise the environment variable DIESEL_KEY does)
     #[arg(long, global = true, value_name = "FILE")]
     key_file: Option<PathBuf>,
+
+    /// Trust the certificates in this file, PEM, where a server is named with https (otherwise the
+    /// environment variable DIESEL_CA; otherwise those of the machine)
+    #[arg(long, global = true, value_name = "FILE")]
+    ca: Option<PathBuf>,
+
+    /// Show servers that ask for one this certificate, PEM (otherwise the environment variable
+    /// DIESEL_CLIENT_CERT)
+    #[arg(long, global = true, value_name = "FILE")]
+    client_cert: Option<PathBuf>,
+
+    /// The private key of that certificate, PEM (otherwise the environment variable DIESEL_CLIENT_KEY)
+    #[arg(long, global = true, value_name = "FILE")]
+    client_key: Option<PathBuf>,
+
+    /// Let the user's key travel unencrypted to other machines
+    #[arg(long, global = true)]
+    plain_text_key: bool,
 
     /// Print results as JSON, one object a line
     #[arg(long, global = true)]
@@ -58,13 +76,27 @@ pub(crate) struct Environment {
     pub(crate) user: Option<String>,
     /// `DIESEL_KEY`.
     pub(crate) key: Option<String>,
+    /// `DIESEL_CA`.
+    pub(crate) ca: Option<PathBuf>,
+    /// `DIESEL_CLIENT_CERT`.
+    pub(crate) client_cert: Option<PathBuf>,
+    /// `DIESEL_CLIENT_KEY`.
+    pub(crate) client_key: Option<PathBuf>,
 }
 
 impl Environment {
     /// That of this process.
     pub(crate) fn of_process() -> Self {
         let text = |name| env::var(name).ok();
-        Self { servers: text("DIESEL_SERVER"), user: text("DIESEL_USER"), key: text("DIESEL_KEY") }
+        let file = |name| env::var_os(name).filter(|file| !file.is_empty()).map(PathBuf::from);
+        Self {
+            servers: text("DIESEL_SERVER"),
+            user: text("DIESEL_USER"),
+            key: text("DIESEL_KEY"),
+            ca: file("DIESEL_CA"),
+            client_cert: file("DIESEL_CLIENT_CERT"),
+            client_key: file("DIESEL_CLIENT_KEY"),
+        }
     }
 }
 
@@ -72,7 +104,8 @@ impl Global {
     /// How to reach the servers.
     ///
     /// # Errors
-    /// When the key file can't be read, or holds none; wrong usage, when a server has no address.
+    /// When a file can't be read, or the key file holds no key; wrong usage, when a server has no
+    /// address, or a certificate no key.
     pub(crate) fn connect_options(
         &self,
         environment: Environment,
@@ -102,8 +135,31 @@ impl Global {
             ));
         }
         let user = self.user.clone().or(environment.user).unwrap_or_default();
-        Ok(ConnectOptions { user, key, servers, ..defaults })
+        let ca = read("the certificates to trust", self.ca.as_ref().or(environment.ca.as_ref()))?;
+        let certificate = self.client_cert.as_ref().or(environment.client_cert.as_ref());
+        let certificate_key = self.client_key.as_ref().or(environment.client_key.as_ref());
+        let certificate =
+            match (read("the certificate", certificate)?, read("its key", certificate_key)?) {
+                (Some(certificate), Some(key)) => Some(ClientCertificate { certificate, key }),
+                (None, None) => None,
+                _ => {
+                    return Err(Failure::usage(
+                        "give both: --client-cert FILE and --client-key FILE",
+                    ));
+                }
+            };
+        let plain_text_key = self.plain_text_key;
+        Ok(ConnectOptions { user, key, servers, ca, certificate, plain_text_key, ..defaults })
     }
+}
+
+/// What is in a file, if one is given.
+fn read(what: &str, file: Option<&PathBuf>) -> Result<Option<Vec<u8>>, Failure> {
+    file.map(|file| {
+        let reading = || format!("read {what} from {}", file.display());
+        fs::read(file).map_err(|why| Failure::local(reading(), why))
+    })
+    .transpose()
 }
 
 /// What every command is given.

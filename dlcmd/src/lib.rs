@@ -40,6 +40,8 @@ const STDOUT_BUFFER: usize = 256 << 10;
 
 /// Runs the program on the arguments, environment and streams of this process.
 pub fn main() -> ExitCode {
+    // Another library of the process may have started TLS, which is as good.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
@@ -52,7 +54,14 @@ pub fn main() -> ExitCode {
     let mut stdout = BufWriter::with_capacity(STDOUT_BUFFER, io::stdout().lock());
     let mut out = Output::new(&mut stdout, cli.global.json);
     let is_shown = io::stderr().is_terminal() && !cli.global.quiet && !cli.global.json;
-    let takes_long = matches!(cli.command, Command::Put(_) | Command::Get(_) | Command::Recover(_));
+    let takes_long = matches!(
+        cli.command,
+        Command::Put(_)
+            | Command::Get(_)
+            | Command::Purge(_)
+            | Command::Recover(_)
+            | Command::Verify(_)
+    );
     let bar = progress::bar(is_shown && takes_long);
     let notes = Arc::new(Notes::new(Box::new(io::stderr()), cli.global.quiet, bar));
     let ended = run(cli, Arc::clone(&notes), &mut out);
@@ -101,7 +110,10 @@ fn execute(command: Command, context: &Context, out: &mut Output<'_>) -> Result<
         Command::Rm(arguments) => commands::rm::run(arguments, context, out),
         Command::Datasets(arguments) => commands::datasets::run(arguments, context, out),
         Command::DeleteDataset(arguments) => commands::delete_dataset::run(arguments, context, out),
+        Command::Purge(arguments) => commands::purge::run(arguments, context, out),
         Command::Recover(arguments) => commands::recover::run(arguments, context, out),
+        Command::User(arguments) => commands::user::run(arguments, context, out),
+        Command::Verify(arguments) => commands::verify::run(arguments, context, out),
         Command::Completions(arguments) => {
             commands::completions::run(&arguments, Cli::command(), out)
         }

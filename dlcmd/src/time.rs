@@ -55,13 +55,14 @@ pub(crate) fn parse(text: &str, now: SystemTime) -> Result<Stamp, String> {
     if let Some(micros) = rfc3339(text) {
         return Ok(Stamp::new(micros));
     }
-    let age = age(text).ok_or_else(|| {
+    let age = duration(text).ok_or_else(|| {
         "type a time such as 2026-11-20T11:25:00Z, or an age such as 30m, 2h or 7d".to_owned()
     })?;
     Ok(Stamp::at(now.checked_sub(age).unwrap_or(SystemTime::UNIX_EPOCH)))
 }
 
-fn age(text: &str) -> Option<Duration> {
+/// Reads a number and one of `s m h d w`.
+pub(crate) fn duration(text: &str) -> Option<Duration> {
     let unit = text.chars().last()?;
     let seconds = match unit {
         's' => 1,

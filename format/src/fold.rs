@@ -4,7 +4,7 @@
 //! Must hold: the result depends on the set of headers only, not on the order in which they come,
 //! nor on how often; it is the same after live entries moved into rewritten chunks.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Bound;
 
 use crate::checksum::Crc32c;
@@ -83,6 +83,19 @@ impl Fold {
                 }
             }
         }
+    }
+
+    /// Forgets the winners that lie in chunks which left the dataset. False when one of them is not
+    /// deleted: nothing is forgotten then. No older version comes back in their place, so the
+    /// caller makes sure that there is none, or that it is deleted too.
+    pub fn retire(&mut self, chunks: &HashSet<ChunkId>) -> bool {
+        let lies_there = |record: &FileRecord| chunks.contains(&record.holder.chunk);
+        let is_lost = |record: &FileRecord| lies_there(record) && !self.is_deleted(&record.version);
+        if self.winners.values().any(is_lost) {
+            return false;
+        }
+        self.winners.retain(|_, record| !lies_there(record));
+        true
     }
 
     /// The live file at `path`: its winner, unless that is deleted (then it still shadows older

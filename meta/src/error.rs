@@ -31,6 +31,8 @@ pub enum Kind {
     Full,
     /// The bytes are not what was stored: remove the metadata and recover it from the chunks.
     Corrupt,
+    /// Rows are gone for good, nobody knows which: recover them from the chunks.
+    Lost,
     /// Another process has it open: stop that one, or connect to it.
     InUse,
     /// Permissions forbid it: mend them.
@@ -48,6 +50,7 @@ impl Kind {
             | Self::Conflict
             | Self::Full
             | Self::Corrupt
+            | Self::Lost
             | Self::InUse
             | Self::Denied
             | Self::Unsupported => false,
@@ -61,6 +64,7 @@ impl Kind {
             Self::Unavailable => "the metadata store is unavailable",
             Self::Full => "no space left for metadata",
             Self::Corrupt => "the metadata is damaged; remove it and recover it from the chunks",
+            Self::Lost => "some of the metadata is lost; recover it from the chunks",
             Self::InUse => "another process has the metadata open",
             Self::Denied => "permission denied",
             Self::Unsupported => "not supported by this metadata store",

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Faults before `inner`. Operations have the names of the methods. `bind`, `put_dataset`,
-/// `drop_dataset`, `stamp`, `append`, `mended` and `close` are writes; to the others a lost answer
+/// `drop_dataset`, `stamp`, `append`, `retire`, `mended` and `close` are writes; to the others a lost answer
 /// is an error like any other.
 #[derive(Debug)]
 pub struct FaultMeta {
@@ -135,6 +135,10 @@ impl MetaStore for FaultMeta {
 
     async fn append(&self, object: &Committed) -> Result<Appended, Error> {
         self.write("append", object.header().id(), self.inner.append(object)).await
+    }
+
+    async fn retire(&self, dataset: DatasetId, ids: &[ChunkId]) -> Result<(), Error> {
+        self.write("retire", dataset, self.inner.retire(dataset, ids)).await
     }
 
     async fn objects(

@@ -39,9 +39,9 @@ pub use types::{
 ///
 /// # Contract
 ///
-/// - The log of a dataset is a set of objects, by id. `append` is its only change, and the commit
-///   point of a write: one atomic step in which the dataset is known and the object joins.
-///   Appending an id again changes nothing.
+/// - The log of a dataset is a set of objects, by id. `append` is the commit point of a write: one
+///   atomic step in which the dataset is known and the object joins. Appending an id again changes
+///   nothing. Only `retire` takes objects off again, each in one atomic step.
 /// - Every answer about the contents of a dataset is that of `dl_format::Fold` over its log, which
 ///   includes all whose `append` had returned when the question was asked. Of an object whose
 ///   append has not returned yet, some files may be there and others not.
@@ -131,6 +131,20 @@ pub trait MetaStore: Debug + Display + Send + Sync + 'static {
     /// # Errors
     /// [`Kind::Missing`] when the dataset is not known: nothing was written.
     async fn append(&self, object: &Committed) -> Result<Appended, Error>;
+
+    /// Takes objects off the log; ids that are not in it are passed over. Counts and version are
+    /// those of the rest from then on; stamps go on from where they were. When it returns this is
+    /// as durable as the store can make it, for the objects themselves are removed next.
+    ///
+    /// The caller vouches that no answer about files changes by it: a winner that lies in one of
+    /// them is deleted, every older version of its path in the rest is deleted too, and no object
+    /// of the rest holds a version that a retired tombstone names. Rows of winners that are deleted
+    /// may go.
+    ///
+    /// # Errors
+    /// [`Kind::Missing`] when the dataset is not known. [`Kind::Conflict`] when the store sees that
+    /// a file which is not deleted lies in one of them: none was taken off.
+    async fn retire(&self, dataset: DatasetId, ids: &[ChunkId]) -> Result<(), Error>;
 
     /// At most `limit` objects of the log, by id, from the first one after `after`.
     ///

@@ -3,7 +3,7 @@
 //! Must hold: each call holds the one lock from its first look to its last change, so that every
 //! step is atomic.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::ops::{Bound, ControlFlow};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ use dl_format::{
     ChunkId, Committed, DatasetId, DatasetName, FilePath, Fold, Stamp, StoreId, Version,
 };
 
-use crate::types::{bound_elsewhere, deleted_entries};
+use crate::types::{bound_elsewhere, deleted_entries, still_in_use};
 use crate::walk::{self, Visit, Winners};
 use crate::{
     Appended, Damage, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry, ListQuery,
@@ -189,6 +189,20 @@ impl MetaStore for Memory {
         dataset.version.add(record.id, record.stamp);
         dataset.counted = None;
         Ok(Appended::New)
+    }
+
+    async fn retire(&self, dataset: DatasetId, ids: &[ChunkId]) -> Result<(), Error> {
+        let mut state = self.state();
+        let known = state.dataset(dataset, "retire objects of dataset")?;
+        let retired: HashSet<ChunkId> = ids.iter().copied().collect();
+        if !known.fold.retire(&retired) {
+            return Err(still_in_use(dataset));
+        }
+        known.objects.retain(|id, _| !retired.contains(id));
+        known.version = Version::default();
+        known.objects.values().for_each(|object| known.version.add(object.id, object.stamp));
+        known.counted = None;
+        Ok(())
     }
 
     async fn objects(

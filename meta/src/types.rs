@@ -56,6 +56,12 @@ pub(crate) fn bound_elsewhere(asked: StoreId, bound: StoreId) -> Error {
     Error::because(Kind::Conflict, "bind metadata to chunk store", asked, why)
 }
 
+/// What there is to say when an object is to be retired in which a file lies.
+pub(crate) fn still_in_use(dataset: DatasetId) -> Error {
+    let why = "a file that is not deleted lies in one of the objects";
+    Error::because(Kind::Conflict, "retire objects of dataset", dataset, why)
+}
+
 /// How many of a chunk's entries are in `deleted`; a tombstone may name more than there are.
 pub(crate) fn deleted_entries(deleted: Option<&EntrySet>, entry_count: u32) -> u32 {
     let named = deleted.into_iter().flat_map(EntrySet::iter);

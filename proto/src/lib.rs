@@ -9,9 +9,13 @@
 mod codec;
 mod convert;
 mod error;
+mod grant;
+mod housekeeping;
+mod key;
 mod kind;
 mod limits;
 mod put_frames;
+mod users;
 
 pub use codec::{ProtobufCodec, SizedEncoder};
 pub use convert::{
@@ -19,6 +23,9 @@ pub use convert::{
     ReadSource, RecoverProgress, RecoverRequest, StatItem, StatRequest,
 };
 pub use error::WireError;
+pub use grant::{Grant, InvalidGrant, Pattern, Role};
+pub use housekeeping::{Finding, PurgeProgress, PurgeRequest, VerifyProgress, VerifyRequest};
+pub use key::{KEY_HEADER, Key, KeyHash, USER_HEADER};
 pub use kind::Kind;
 pub use limits::{
     CLIENT_WINDOW_BYTES, FRAME_BYTES, MESSAGE_BYTES_MAX, READ_ITEMS_MAX, REPLY_BYTES,
@@ -26,6 +33,7 @@ pub use limits::{
     STREAM_WINDOW_BYTES,
 };
 pub use put_frames::PutFrames;
+pub use users::{InvalidUserName, InvalidUsers, USERS_FILE_BYTES_MAX, User, UserName, Users};
 
 /// Wire types and the client and server made by the compiler from `diesel.proto`.
 #[allow(

@@ -5,10 +5,11 @@
 
 use dl_format::{ChunkShape, DatasetId, DatasetName, NameRecord, NameState, Stamp, dataset_prefix};
 use dl_meta::{DatasetInfo, DatasetRecord, DatasetState};
-use dl_proto::{Dataset, Kind};
+use dl_proto::{Dataset, Kind, Role};
 use dl_runtime::blocking;
 use futures::TryStreamExt;
 
+use crate::auth::Caller;
 use crate::error::Error;
 use crate::identity::refuse_lost;
 use crate::names::{self, Named};
@@ -22,31 +23,50 @@ pub(crate) async fn by_id(parts: &Parts, id: DatasetId) -> Result<DatasetRecord,
     let record = parts.meta.record(id).await;
     match record.map_err(|error| Error::meta("find dataset", id, error))? {
         Some(record) => trusted(record),
-        None => {
-            refuse_lost(parts, id).await?;
-            let names = names::all(parts).await?;
-            if let Some((name, _)) = names.live().find(|(_, named)| named.record.dataset == id) {
-                return Err(lost(name));
-            }
-            if let Some((_, error)) = names.unread.into_iter().next() {
-                // That name may stand for it: nobody can tell that it was deleted.
-                return Err(Error::new(error.kind, "find dataset", id, error));
-            }
-            let why = "it was deleted; connect again by its name";
-            Err(Error::new(Kind::NotFound, "find dataset", id, why))
-        }
+        None => Err(not_known(parts, id, &Caller::Everybody).await),
     }
 }
 
-/// The dataset of a name.
-pub(crate) async fn by_name(parts: &Parts, name: &DatasetName) -> Result<Dataset, Error> {
-    let found = parts.meta.dataset_named(name).await;
-    // In whatever state, so that it can be deleted; what asks for its contents is refused.
-    if let Some(info) = found.map_err(|error| Error::meta("find dataset", name, error))? {
-        return Ok(describe(info));
+/// What there is to say to a caller about a dataset that the metadata doesn't know, or that the
+/// caller may not know of.
+pub(crate) async fn not_known(parts: &Parts, id: DatasetId, caller: &Caller) -> Error {
+    let names = match refuse_lost(parts, id).await {
+        Ok(()) => names::all(parts).await,
+        Err(error) => return error,
+    };
+    let mut names = match names {
+        Ok(names) => names,
+        Err(error) => return error,
+    };
+    names.retain(|name| caller.may(Role::Read, name));
+    if let Some((name, _)) = names.live().find(|(_, named)| named.record.dataset == id) {
+        return lost(name);
+    }
+    if let Some((_, error)) = names.unread.into_iter().next() {
+        // That name may stand for it: nobody can tell that it was deleted.
+        return Error::new(error.kind, "find dataset", id, error);
+    }
+    let why = "it was deleted; connect again by its name";
+    Error::new(Kind::NotFound, "find dataset", id, why)
+}
+
+/// The dataset of a name. One that the caller may not read is not there.
+pub(crate) async fn by_name(
+    parts: &Parts,
+    name: &DatasetName,
+    caller: &Caller,
+) -> Result<Dataset, Error> {
+    // Otherwise not even looked up: how long that takes tells whether it is there.
+    if caller.may(Role::Read, name) {
+        let found = parts.meta.dataset_named(name).await;
+        // In whatever state, so that it can be deleted; what asks for its contents is refused.
+        if let Some(info) = found.map_err(|error| Error::meta("find dataset", name, error))? {
+            return Ok(describe(info));
+        }
     }
     refuse_lost(parts, name).await?;
     let mut names = names::all(parts).await?;
+    names.retain(|name| caller.may(Role::Read, name));
     if let Some(unread) = names.unread.iter().position(|(unread, _)| unread == name) {
         return Err(names.unread.swap_remove(unread).1);
     }
@@ -63,12 +83,14 @@ pub(crate) async fn by_name(parts: &Parts, name: &DatasetName) -> Result<Dataset
     Err(Error::new(Kind::NotFound, "find dataset", name, why))
 }
 
-/// All datasets, by name.
-pub(crate) async fn list(parts: &Parts) -> Result<Vec<Dataset>, Error> {
+/// All datasets that the caller may read, by name.
+pub(crate) async fn list(parts: &Parts, caller: &Caller) -> Result<Vec<Dataset>, Error> {
     refuse_lost(parts, "all datasets").await?;
     let found = parts.meta.datasets().await;
-    let found = found.map_err(|error| Error::meta("list", "datasets", error))?;
-    let names = names::all(parts).await?;
+    let mut found = found.map_err(|error| Error::meta("list", "datasets", error))?;
+    found.retain(|info| caller.may(Role::Read, &info.record.name));
+    let mut names = names::all(parts).await?;
+    names.retain(|name| caller.may(Role::Read, name));
     for (name, named) in names.live() {
         let id = named.record.dataset;
         if !found.iter().any(|info| info.record.id == id) && has_objects(parts, name, id).await? {
@@ -177,7 +199,14 @@ pub(crate) async fn delete(parts: &Parts, name: &DatasetName, id: DatasetId) -> 
             let why = "there is none of that name";
             return Err(Error::new(Kind::NotFound, "delete dataset", name, why));
         };
-        if named.record.dataset != id || named.record.state == NameState::Deleted {
+        if named.record.dataset != id {
+            if is_of_other_name(parts, name, id).await? {
+                // As of an id that stands for nothing any more.
+                return Ok(0);
+            }
+            break named.generation;
+        }
+        if named.record.state == NameState::Deleted {
             break named.generation;
         }
         // First nobody may write into it any more: what is acknowledged is never swept.
@@ -202,6 +231,20 @@ pub(crate) async fn delete(parts: &Parts, name: &DatasetName, id: DatasetId) -> 
     sweep(parts, id).await
 }
 
+/// Whether a dataset lives under another name than the one it is to be deleted by, which alone says
+/// who may do that.
+async fn is_of_other_name(parts: &Parts, name: &DatasetName, id: DatasetId) -> Result<bool, Error> {
+    let names = names::all(parts).await?;
+    match names.unread.first() {
+        // It may be the one: nobody can tell that it was deleted.
+        Some((_, error)) => {
+            let why = "a name in the chunk store can't be read, and may be that of this id";
+            Err(Error::new(error.kind, "delete dataset", name, why))
+        }
+        None => Ok(names.live().any(|(_, named)| named.record.dataset == id)),
+    }
+}
+
 async fn forget(parts: &Parts, id: DatasetId) -> Result<(), Error> {
     let dropped = parts.meta.drop_dataset(id).await;
     dropped.map_err(|error| Error::meta("forget dataset", id, error))
@@ -219,9 +262,10 @@ async fn sweep(parts: &Parts, id: DatasetId) -> Result<u64, Error> {
     removed.map_err(|error| Error::store("remove the objects of dataset", id, error))
 }
 
-/// Ends what a crash left half done: datasets whose names say that they are deleted go, those
-/// that were about to be deleted stay.
-pub(crate) async fn finish_deletions(parts: &Parts) -> Result<(), Error> {
+/// Removes what is left of datasets whose names say that they are deleted; gives how many objects
+/// those were.
+pub(crate) async fn sweep_deleted(parts: &Parts) -> Result<u64, Error> {
+    let mut all = 0;
     for (name, named) in names::deleted(parts).await? {
         let dataset = named.record.dataset;
         names::settle(parts, &name, named.generation).await?;
@@ -230,7 +274,15 @@ pub(crate) async fn finish_deletions(parts: &Parts) -> Result<(), Error> {
         if removed > 0 {
             tracing::info!(%name, removed, "finished deleting a dataset");
         }
+        all += removed;
     }
+    Ok(all)
+}
+
+/// Ends what a crash left half done: datasets whose names say that they are deleted go, those
+/// that were about to be deleted stay.
+pub(crate) async fn finish_deletions(parts: &Parts) -> Result<(), Error> {
+    sweep_deleted(parts).await?;
     let known = parts.meta.datasets().await;
     for info in known.map_err(|error| Error::meta("list", "datasets", error))? {
         let DatasetRecord { name, id, state, .. } = info.record;

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use dl_format::{
-    ChunkId, Committed, DatasetId, Digest, Extent, Header, ObjectKind, Stamp, Verified,
+    ChunkId, Committed, DatasetId, Deletions, Digest, Extent, Header, ObjectKind, Stamp, Verified,
     encode_tombstone,
 };
 use dl_proto::{DeleteRequest, Kind};
@@ -80,10 +80,31 @@ async fn take_room(parts: &Parts, header: &Header) -> Result<Option<Taken>, Erro
 /// Commits a tombstone over the versions that a client saw.
 pub(crate) async fn delete(parts: &Parts, request: &DeleteRequest) -> Result<Stamp, Error> {
     catalog::by_id(parts, request.dataset).await?;
-    let object = encode_tombstone(request.dataset, request.tombstone, &request.deletions)
-        .map_err(|error| Error::new(Kind::Invalid, "delete by", request.tombstone, error))?;
+    put_tombstone(parts, request.dataset, request.tombstone, &request.deletions).await
+}
+
+/// Commits a tombstone.
+pub(crate) async fn put_tombstone(
+    parts: &Parts,
+    dataset: DatasetId,
+    id: ChunkId,
+    deletions: &Deletions,
+) -> Result<Stamp, Error> {
+    let object = encode_tombstone(dataset, id, deletions)
+        .map_err(|error| Error::new(Kind::Invalid, "delete by", id, error))?;
     let verified = Verified::check(object)
-        .map_err(|error| Error::new(Kind::Internal, "delete by", request.tombstone, error))?;
+        .map_err(|error| Error::new(Kind::Internal, "delete by", id, error))?;
+    commit(parts, verified, Bytes::from).await
+}
+
+/// Commits a chunk of files that other chunks held.
+pub(crate) async fn put_rewritten(parts: &Parts, object: Vec<u8>) -> Result<Stamp, Error> {
+    let action = "commit rewritten";
+    let verified = blocking::run(move || Verified::check(object)).await;
+    let verified = verified
+        .map_err(|error| Error::new(Kind::Unavailable, action, "chunk", error))?
+        .map_err(|error| Error::new(Kind::Internal, action, "chunk", error))?;
+    let _taken = take_room(parts, verified.header()).await?;
     commit(parts, verified, Bytes::from).await
 }
 

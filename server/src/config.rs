@@ -8,7 +8,9 @@ use std::time::Duration;
 use clap::Parser;
 use serde::Deserialize;
 
+use crate::live::Live;
 use crate::parts::Limits;
+use crate::source::Source;
 
 /// The DIESEL server: stores datasets of millions of small files and serves them to training jobs.
 ///
@@ -16,21 +18,43 @@ use crate::parts::Limits;
 #[derive(Debug, Clone, Default, Parser)]
 #[command(name = "dlserver", version, max_term_width = 100)]
 pub struct Flags {
-    /// Read settings from this TOML file; flags and variables override it
+    /// Read settings from this TOML file, or etcd://HOST:PORT/KEY; flags and variables override
+    /// them, and what is in its table [live] counts as soon as it changes
     #[arg(long, value_name = "FILE", env = "DIESEL_CONFIG")]
-    pub config: Option<PathBuf>,
+    pub config: Option<String>,
     /// Answer gRPC here [default: 127.0.0.1:7420]; port 0 takes a free one
     #[arg(long, value_name = "ADDR", env = "DIESEL_LISTEN")]
     pub listen: Option<String>,
+    /// Answer HTTP here, /healthz and /metrics [default: 127.0.0.1:7421]; `none` for nowhere
+    #[arg(long, value_name = "ADDR", env = "DIESEL_HTTP")]
+    pub http: Option<String>,
+    /// Ask for keys: the users and their roles, as `dlcmd user` writes them; read when it changes
+    #[arg(long, value_name = "FILE", env = "DIESEL_USERS")]
+    pub users: Option<String>,
+    /// Speak TLS, with this certificate and those that lead to its CA (PEM)
+    #[arg(long, value_name = "FILE", env = "DIESEL_TLS_CERT")]
+    pub tls_cert: Option<PathBuf>,
+    /// The certificate's private key (PEM)
+    #[arg(long, value_name = "FILE", env = "DIESEL_TLS_KEY")]
+    pub tls_key: Option<PathBuf>,
+    /// Answer only clients that have a certificate of these CAs (PEM)
+    #[arg(long, value_name = "FILE", env = "DIESEL_TLS_CLIENT_CA")]
+    pub tls_client_ca: Option<PathBuf>,
     /// Keep metadata in DIR/meta and chunks in DIR/chunks [default: ./diesel-data]
     #[arg(long, value_name = "DIR", env = "DIESEL_DATA")]
     pub data: Option<PathBuf>,
     /// Keep metadata here instead: embedded:DIR, redis://..., redis-cluster://... or memory:
     #[arg(long, value_name = "URL", env = "DIESEL_META")]
     pub meta: Option<String>,
-    /// Keep chunks here instead: file:///DIR or memory:
+    /// Keep chunks here instead: file:///DIR, s3://BUCKET/PREFIX, gs://..., az://... or memory:
     #[arg(long, value_name = "URL", env = "DIESEL_STORE")]
     pub store: Option<String>,
+    /// Keep copies of the chunks that are read here, as in file:///DIR on a local disk
+    #[arg(long, value_name = "URL", env = "DIESEL_FAST_STORE")]
+    pub fast_store: Option<String>,
+    /// Most bytes of such copies, as in 64GiB [default: 64GiB]
+    #[arg(long, value_name = "SIZE", env = "DIESEL_FAST_STORE_QUOTA")]
+    pub fast_store_quota: Option<String>,
     /// Let everybody who reaches a non-loopback address read, write and delete
     #[arg(long, env = "DIESEL_WITHOUT_KEYS")]
     pub without_keys: bool,
@@ -51,20 +75,43 @@ pub struct Flags {
     pub log_json: bool,
 }
 
+/// The kinds of chunk stores.
+const STORES: [&str; 5] = ["file", "memory", "s3", "gs", "az"];
+const STORE: &str = "give a folder, file:///DIR, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, \
+                     az://CONTAINER/PREFIX or memory:";
+
 /// The file's keys: the flags with underscores.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct File {
     listen: Option<String>,
+    http: Option<String>,
+    users: Option<String>,
+    tls_cert: Option<PathBuf>,
+    tls_key: Option<PathBuf>,
+    tls_client_ca: Option<PathBuf>,
     data: Option<PathBuf>,
     meta: Option<String>,
     store: Option<String>,
+    fast_store: Option<String>,
+    fast_store_quota: Option<String>,
     without_keys: Option<bool>,
     write_memory: Option<String>,
     read_memory: Option<String>,
     grace: Option<String>,
     log: Option<String>,
     log_json: Option<bool>,
+    live: LiveTable,
+}
+
+/// The keys of the table `[live]`.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct LiveTable {
+    read_only: bool,
+    keep: Vec<String>,
+    write_memory: Option<String>,
+    read_memory: Option<String>,
 }
 
 /// What a server runs with.
@@ -72,10 +119,18 @@ struct File {
 pub struct Config {
     /// Where to answer.
     pub listen: SocketAddr,
+    /// Where to answer HTTP, if anywhere.
+    pub http: Option<Http>,
+    /// Where the users are; without them nobody is asked for a key.
+    pub users: Option<Source>,
+    /// The files that TLS needs.
+    pub tls: Option<Tls>,
     /// Address of the metadata store.
     pub meta: String,
     /// Address of the chunk store.
     pub store: String,
+    /// Where copies of chunks lie, if anywhere.
+    pub fast_store: Option<FastStore>,
     /// Bounds of memory and waiting.
     pub limits: Limits,
     /// How long requests in flight may take after SIGTERM.
@@ -86,27 +141,41 @@ pub struct Config {
     pub log_json: bool,
 }
 
+/// The HTTP port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Http {
+    /// Its address.
+    pub address: SocketAddr,
+    /// Whether somebody asked for it; otherwise another program may have it.
+    pub is_asked: bool,
+}
+
+/// Files with certificates and keys, in PEM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tls {
+    /// The server's certificate, and those that lead to its CA.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// The CAs of clients; without them clients need no certificate.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// A store in front of the chunk store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FastStore {
+    /// Its address.
+    pub url: String,
+    /// Most bytes of copies in it.
+    pub quota: u64,
+}
+
 /// Settings that no server can run with.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The file can't be read.
-    #[error("read configuration {path}")]
-    Read {
-        /// Which file.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The file is not what docs/CONFIGURATION.md says.
-    #[error("understand configuration {path}")]
-    Parse {
-        /// Which file.
-        path: PathBuf,
-        /// Where and why.
-        #[source]
-        source: Box<toml::de::Error>,
-    },
+    /// The text is not what docs/CONFIGURATION.md says.
+    #[error("understand the configuration")]
+    Parse(#[source] Box<toml::de::Error>),
     /// A value is not what its setting takes.
     #[error("{setting} can't be {value:?}: {problem}")]
     Value {
@@ -119,31 +188,43 @@ pub enum ConfigError {
     },
     /// Everybody on the network could delete everything.
     #[error(
-        "{0} can be reached from other machines and this server asks for no keys: \
-         listen on 127.0.0.1, or say --without-keys if everybody there may read, write and delete"
+        "{0} can be reached from other machines and this server asks for no keys: listen on \
+         127.0.0.1, give --users FILE, or say --without-keys if everybody there may read, write \
+         and delete"
     )]
     Open(SocketAddr),
 }
 
 impl Config {
-    /// Puts defaults, file and flags together; variables are in the flags already.
+    /// Puts defaults, the text of the configuration and flags together; variables are in the
+    /// flags already.
     ///
     /// # Errors
     /// The first setting that can't be.
-    pub fn load(flags: Flags) -> Result<Self, ConfigError> {
-        let file = flags.config.as_deref().map_or(Ok(File::default()), read_file)?;
+    pub fn load(flags: Flags, text: Option<&str>) -> Result<Self, ConfigError> {
+        let file = text.map_or(Ok(File::default()), file)?;
         let data = flags.data.or(file.data).unwrap_or_else(|| PathBuf::from("diesel-data"));
         let under = |name: &str| data.join(name).to_string_lossy().into_owned();
         let listen = flags.listen.or(file.listen).unwrap_or_else(|| "127.0.0.1:7420".to_owned());
-        let listen = listen.parse::<SocketAddr>().map_err(|_| ConfigError::Value {
-            setting: "listen",
-            value: listen.clone(),
-            problem: "give an address and a port, as in 127.0.0.1:7420",
-        })?;
+        let problem = "give an address and a port, as in 127.0.0.1:7420";
+        let listen = socket("listen", &listen, problem)?;
+        let http = http(flags.http.or(file.http))?;
+        let users = flags.users.or(file.users);
+        let users = users.map(|text| source("users", &text)).transpose()?;
         let without_keys = flags.without_keys || file.without_keys.unwrap_or(false);
-        if !listen.ip().is_loopback() && !without_keys {
+        if users.is_some() && without_keys {
+            let problem = "users are given, too, who have keys: say one of the two";
+            let value = without_keys.to_string();
+            return Err(ConfigError::Value { setting: "without_keys", value, problem });
+        }
+        if !listen.ip().is_loopback() && !without_keys && users.is_none() {
             return Err(ConfigError::Open(listen));
         }
+        let tls = tls(
+            flags.tls_cert.or(file.tls_cert),
+            flags.tls_key.or(file.tls_key),
+            flags.tls_client_ca.or(file.tls_client_ca),
+        )?;
         let mut limits = Limits::default();
         if let Some(text) = flags.write_memory.or(file.write_memory) {
             limits.write_bytes = memory("write_memory", &text)?;
@@ -157,11 +238,19 @@ impl Config {
             flags.meta.or(file.meta).unwrap_or_else(|| format!("embedded:{}", under("meta")));
         let store = flags.store.or(file.store).unwrap_or_else(|| under("chunks"));
         address("meta", &meta, METAS, METAS_TEXT)?;
-        address("store", &store, &["file", "memory"], "give a folder, file:///DIR or memory:")?;
+        address("store", &store, &STORES, STORE)?;
+        let quota = flags.fast_store_quota.or(file.fast_store_quota);
+        let quota = quota.map_or(Ok(64 << 30), |text| bytes("fast_store_quota", &text))?;
+        let fast_store = flags.fast_store.or(file.fast_store);
+        let fast_store = fast_store.map(|url| fast_store_at(url, quota, &store)).transpose()?;
         Ok(Self {
             listen,
+            http,
+            users,
+            tls,
             meta,
             store,
+            fast_store,
             limits,
             grace,
             log: flags.log.or(file.log).unwrap_or_else(|| "info".to_owned()),
@@ -169,20 +258,87 @@ impl Config {
         })
     }
 
-    /// The folders that the stores lie in; none for those in memory.
+    /// The folders that the stores lie in; none for those in memory or in buckets.
     pub fn folders(&self) -> Vec<PathBuf> {
-        let store = self.store.strip_prefix("file://").unwrap_or(&self.store);
-        let store = (store != "memory:").then_some(store);
+        let store = match self.store.strip_prefix("file://") {
+            Some(folder) => Some(folder),
+            None => scheme(&self.store).is_none().then_some(self.store.as_str()),
+        };
         let meta = self.meta.strip_prefix("embedded:");
         store.into_iter().chain(meta).map(PathBuf::from).collect()
     }
 }
 
-fn read_file(path: &Path) -> Result<File, ConfigError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-    toml::from_str(&text)
-        .map_err(|source| ConfigError::Parse { path: path.to_owned(), source: Box::new(source) })
+fn socket(
+    setting: &'static str,
+    text: &str,
+    problem: &'static str,
+) -> Result<SocketAddr, ConfigError> {
+    text.parse().map_err(|_| ConfigError::Value { setting, value: text.to_owned(), problem })
+}
+
+fn http(given: Option<String>) -> Result<Option<Http>, ConfigError> {
+    let text = given.as_deref().unwrap_or("127.0.0.1:7421");
+    if text == "none" {
+        return Ok(None);
+    }
+    let problem = "give an address and a port, as in 127.0.0.1:7421, or none";
+    let address = socket("http", text, problem)?;
+    Ok(Some(Http { address, is_asked: given.is_some() }))
+}
+
+fn tls(
+    certificate: Option<PathBuf>,
+    key: Option<PathBuf>,
+    client_ca: Option<PathBuf>,
+) -> Result<Option<Tls>, ConfigError> {
+    let missing = |setting, given: &Path, problem| {
+        let value = given.display().to_string();
+        Err(ConfigError::Value { setting, value, problem })
+    };
+    match (certificate, key, client_ca) {
+        (Some(certificate), Some(key), client_ca) => Ok(Some(Tls { certificate, key, client_ca })),
+        (Some(given), None, _) => missing("tls_cert", &given, "tls_key has to be given, too"),
+        (None, Some(given), _) => missing("tls_key", &given, "tls_cert has to be given, too"),
+        (None, None, Some(given)) => {
+            missing("tls_client_ca", &given, "tls_cert and tls_key have to be given, too")
+        }
+        (None, None, None) => Ok(None),
+    }
+}
+
+/// Where a text is, by the name of its setting.
+///
+/// # Errors
+/// When it is an address of etcd without a host or a key.
+pub fn source(setting: &'static str, text: &str) -> Result<Source, ConfigError> {
+    Source::parse(text).map_err(|problem| {
+        let value = dl_meta::without_login(text);
+        ConfigError::Value { setting, value, problem }
+    })
+}
+
+/// The table `[live]` of a configuration.
+///
+/// # Errors
+/// What is wrong anywhere in the configuration.
+pub fn live(text: &str) -> Result<Live, ConfigError> {
+    let LiveTable { read_only, keep, write_memory, read_memory } = file(text)?.live;
+    let pattern = |text: String| {
+        let problem = "give names of datasets, with * for any characters";
+        text.parse().map_err(|_| ConfigError::Value { setting: "live.keep", value: text, problem })
+    };
+    let bound = |setting, text: Option<String>| text.map(|text| memory(setting, &text)).transpose();
+    Ok(Live {
+        read_only,
+        keep: keep.into_iter().map(pattern).collect::<Result<_, _>>()?,
+        write_bytes: bound("live.write_memory", write_memory)?,
+        read_bytes: bound("live.read_memory", read_memory)?,
+    })
+}
+
+fn file(text: &str) -> Result<File, ConfigError> {
+    toml::from_str(text).map_err(|source| ConfigError::Parse(Box::new(source)))
 }
 
 const METAS: &[&str] =
@@ -197,11 +353,7 @@ fn address(
     schemes: &[&str],
     problem: &'static str,
 ) -> Result<(), ConfigError> {
-    let scheme = url.split_once(':').map(|(scheme, _)| scheme).filter(|scheme| {
-        !scheme.is_empty()
-            && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
-    });
-    match scheme {
+    match scheme(url) {
         Some(scheme) if schemes.contains(&scheme) => Ok(()),
         // A chunk store may be named by its folder alone.
         None if schemes.contains(&"file") && !url.is_empty() => Ok(()),
@@ -217,18 +369,45 @@ fn address(
     }
 }
 
+/// What stands before the first colon, if it can name a kind of store; a folder may hold colons.
+fn scheme(url: &str) -> Option<&str> {
+    let (scheme, _) = url.split_once(':')?;
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    (!scheme.is_empty() && scheme.bytes().all(is_name)).then_some(scheme)
+}
+
+fn fast_store_at(url: String, quota: u64, store: &str) -> Result<FastStore, ConfigError> {
+    address("fast_store", &url, &STORES, STORE)?;
+    if url == store {
+        let problem = "give another place than that of the chunk store itself";
+        return Err(ConfigError::Value { setting: "fast_store", value: url, problem });
+    }
+    Ok(FastStore { url, quota })
+}
+
 /// Memory for chunks: the largest chunk must fit.
 fn memory(setting: &'static str, text: &str) -> Result<u32, ConfigError> {
-    let units = [("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)];
-    let bytes = units.iter().find_map(|(unit, shift)| {
-        let number = text.strip_suffix(unit)?.trim().parse::<u64>().ok()?;
-        u32::try_from(number.checked_shl(*shift)?).ok()
-    });
+    let bytes = size(text).and_then(|bytes| u32::try_from(bytes).ok());
     let smallest = dl_format::layout::CHUNK_SIZE_DEFAULT;
     bytes.filter(|bytes| *bytes >= smallest).ok_or_else(|| ConfigError::Value {
         setting,
         value: text.to_owned(),
         problem: "give a size from 4MiB to below 4GiB, with its unit, as in 64MiB",
+    })
+}
+
+fn bytes(setting: &'static str, text: &str) -> Result<u64, ConfigError> {
+    size(text).ok_or_else(|| ConfigError::Value {
+        setting,
+        value: text.to_owned(),
+        problem: "give a size with its unit, as in 64GiB or 2TiB",
+    })
+}
+
+fn size(text: &str) -> Option<u64> {
+    let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)];
+    units.iter().find_map(|(unit, shift)| {
+        text.strip_suffix(unit)?.trim().parse::<u64>().ok()?.checked_mul(1 << shift)
     })
 }
 
@@ -245,71 +424,4 @@ fn duration(setting: &'static str, text: &str) -> Result<Duration, ConfigError> 
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn load(flags: &[&str]) -> Result<Config, ConfigError> {
-        let flags = Flags::try_parse_from([&["dlserver"], flags].concat()).unwrap();
-        Config::load(flags)
-    }
-
-    #[test]
-    fn without_settings_everything_is_under_one_folder() {
-        let config = load(&[]).unwrap();
-        assert_eq!(config.listen.to_string(), "127.0.0.1:7420");
-        assert_eq!(config.meta, "embedded:diesel-data/meta");
-        assert_eq!(config.store, "diesel-data/chunks");
-        assert_eq!(config.folders(), ["diesel-data/chunks", "diesel-data/meta"].map(PathBuf::from));
-        assert_eq!(config.limits, Limits::default());
-    }
-
-    #[test]
-    fn flags_override_the_file_and_the_file_the_defaults() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("dlserver.toml");
-        std::fs::write(&path, "listen = \"127.0.0.1:1\"\ngrace = \"5m\"\nread_memory = \"1GiB\"\n")
-            .unwrap();
-        let config = load(&["--config", path.to_str().unwrap(), "--listen", "[::1]:2"]).unwrap();
-        assert_eq!(config.listen.to_string(), "[::1]:2");
-        assert_eq!(config.grace, Duration::from_secs(300));
-        assert_eq!(config.limits.read_bytes, 1 << 30);
-    }
-
-    #[test]
-    fn stores_in_memory_lie_in_no_folder() {
-        let config = load(&["--meta", "memory:", "--store", "memory:"]).unwrap();
-        assert!(config.folders().is_empty());
-        let config = load(&["--meta", "embedded:/a", "--store", "file:///b"]).unwrap();
-        assert_eq!(config.folders(), ["/b", "/a"].map(PathBuf::from));
-    }
-
-    #[test]
-    fn an_open_address_must_be_asked_for_by_name() {
-        let refused = load(&["--listen", "0.0.0.0:7420"]).unwrap_err().to_string();
-        assert!(refused.contains("--without-keys"), "{refused}");
-        assert!(load(&["--listen", "0.0.0.0:7420", "--without-keys"]).is_ok());
-    }
-
-    #[test]
-    fn wrong_settings_say_what_they_take() {
-        for (flags, told) in [
-            (&["--listen", "localhost"][..], "127.0.0.1:7420"),
-            (&["--write-memory", "64"], "64MiB"),
-            (&["--write-memory", "1MiB"], "4MiB"),
-            (&["--grace", "30"], "30s"),
-            (&["--store", "s3://bucket/prefix"], "file:///DIR"),
-            (&["--meta", "redsi://host:1/0"], "embedded:DIR"),
-            (&["--meta", "memory"], "embedded:DIR"),
-            (&["--config", "/does/not/exist"], "/does/not/exist"),
-        ] {
-            let error = load(flags).unwrap_err().to_string();
-            assert!(error.contains(told), "{error}");
-        }
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("dlserver.toml");
-        std::fs::write(&path, "lisen = \"127.0.0.1:1\"\n").unwrap();
-        let error = load(&["--config", path.to_str().unwrap()]).unwrap_err();
-        let why = std::error::Error::source(&error).unwrap().to_string();
-        assert!(why.contains("lisen"), "{why}");
-    }
-}
+mod tests;

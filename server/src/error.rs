@@ -43,7 +43,7 @@ impl Error {
             dl_store::Kind::Denied => Kind::Denied,
             dl_store::Kind::Unsupported => Kind::Invalid,
         };
-        Self::new(kind, action, what, error)
+        Self::of_store(kind, action, what, error)
     }
 
     /// What went wrong with the metadata store.
@@ -54,23 +54,43 @@ impl Error {
             dl_meta::Kind::Unavailable => Kind::Unavailable,
             dl_meta::Kind::Full => Kind::Full,
             dl_meta::Kind::Corrupt => Kind::Corrupt,
+            dl_meta::Kind::Lost => Kind::NeedsRecovery,
             dl_meta::Kind::Denied => Kind::Denied,
             dl_meta::Kind::Unsupported => Kind::Invalid,
         };
-        Self::new(kind, action, what, error)
+        Self::of_store(kind, action, what, error)
+    }
+
+    fn of_store(
+        kind: Kind,
+        action: &'static str,
+        what: impl Display,
+        error: impl StdError + Send + Sync + 'static,
+    ) -> Self {
+        if kind != Kind::Denied {
+            return Self::new(kind, action, what, error);
+        }
+        // Those who ask can do nothing about it, and are not to look for a fault of their own.
+        let advice = "check what the server itself may do: permissions of folders, logins";
+        Self::new(kind, action, what, format!("{}; {advice}", causes(&error)))
     }
 
     /// The error and all its causes, on one line.
     pub fn chain(&self) -> String {
-        let mut text = self.to_string();
-        let mut cause = self.source();
-        while let Some(error) = cause {
-            text.push_str(": ");
-            text.push_str(&error.to_string());
-            cause = error.source();
-        }
-        text
+        causes(self)
     }
+}
+
+/// An error and all its causes, on one line.
+pub(crate) fn causes(error: &dyn StdError) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
 }
 
 impl From<Error> for Status {

@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
@@ -49,17 +50,36 @@ type Queues = HashMap<Key, Vec<Want>>;
 pub(crate) struct Executor {
     store: Arc<dyn Store>,
     busy: Arc<Mutex<Queues>>,
+    counts: Arc<ReadCounts>,
+}
+
+/// What an [`Executor`] did so far.
+#[derive(Debug, Default)]
+pub(crate) struct ReadCounts {
+    /// Ranges that requests wanted.
+    pub(crate) wanted: AtomicU64,
+    /// Reads of the store that they became.
+    pub(crate) merged: AtomicU64,
+    /// Times that a request waited for a chunk which another one was reading.
+    pub(crate) waits: AtomicU64,
 }
 
 impl Executor {
     pub(crate) fn new(store: Arc<dyn Store>) -> Self {
-        Self { store, busy: Arc::default() }
+        Self { store, busy: Arc::default(), counts: Arc::default() }
+    }
+
+    /// What it did so far.
+    pub(crate) fn counts(&self) -> &ReadCounts {
+        &self.counts
     }
 
     /// Reads ranges, those of an object next to each other; one result for each, in order.
     /// Callers bound the bytes.
     pub(crate) async fn read(&self, wanted: &[(Key, Span)]) -> Answer {
         let Claim { leading, led, waits } = self.claim(wanted);
+        add(&self.counts.wanted, wanted.len());
+        add(&self.counts.waits, waits.len());
         if waits.is_empty() {
             let answers = self.fetch(wanted).await;
             leading.pass_on();
@@ -154,6 +174,7 @@ impl Executor {
             }));
             ends.push(reads.len());
         }
+        add(&self.counts.merged, ranges.len());
         let bodies: Answer =
             self.store.read(&ranges).await.into_iter().map(|body| body.map_err(Arc::new)).collect();
         let mut answers = Vec::with_capacity(wanted.len());
@@ -236,6 +257,10 @@ fn put(
     if let Some(slot) = results.get_mut(index) {
         *slot = Some(answer);
     }
+}
+
+fn add(counter: &AtomicU64, more: usize) {
+    counter.fetch_add(more as u64, Ordering::Relaxed);
 }
 
 fn unanswered() -> Failure {

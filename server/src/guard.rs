@@ -1,8 +1,9 @@
-//! What stands before every request: bounds on what clients keep in memory before anything about
-//! their requests is known.
+//! What stands before every request: who asks, what is counted, and bounds on what clients keep in
+//! memory before anything about their requests is known.
 //!
-//! Must hold: no more request messages are received at a time than fit into memory, and a client
-//! that stops in the middle of one is given up.
+//! Must hold: no request reaches a method without a caller and that method's rule; no more request
+//! messages are received at a time than fit into memory; a client that stops in the middle of one
+//! is given up.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,11 +11,17 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
+use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Service;
-use tonic::codegen::http::Request;
+use tonic::codegen::http::{Request, Response};
 use tower_http::timeout::TimeoutBody;
 use tower_layer::Layer;
+
+use crate::auth::{self, Auth, Caller, Rule};
+use crate::door::Ticket;
+use crate::live::Settings;
+use crate::metrics::Metrics;
 
 /// Requests that are received or worked on until their answers begin, in the whole server. At
 /// `REQUEST_BYTES_MAX` each, together 96 MiB.
@@ -23,17 +30,71 @@ const AT_ONCE: usize = 48;
 /// Takes its pieces one by one, out of a budget and with a patience of its own.
 const STREAMED: &str = "/PutChunk";
 
+/// Who asks, and what the method wants of them; among the extensions of a request.
+#[derive(Debug, Clone)]
+pub(crate) struct Admitted {
+    pub(crate) caller: Caller,
+    pub(crate) rule: Rule,
+}
+
 /// Puts a [`Guard`] before a service.
 #[derive(Debug, Clone)]
 pub(crate) struct GuardLayer {
     room: Arc<Semaphore>,
     patience: Duration,
+    auth: Arc<Auth>,
+    settings: Settings,
+    metrics: Arc<Metrics>,
 }
 
 impl GuardLayer {
     /// Gives up clients that send nothing for `patience` in the middle of a request.
-    pub(crate) fn new(patience: Duration) -> Self {
-        Self { room: Arc::new(Semaphore::new(AT_ONCE)), patience }
+    pub(crate) fn new(
+        patience: Duration,
+        auth: Arc<Auth>,
+        settings: Settings,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self { room: Arc::new(Semaphore::new(AT_ONCE)), patience, auth, settings, metrics }
+    }
+
+    /// Lets a request through to its method, or gives the answer to who may not ask.
+    async fn admit(&self, request: Request<Body>) -> Result<Request<Body>, Status> {
+        let (mut parts, body) = request.into_parts();
+        let ticket = parts.extensions.get::<Ticket>().cloned();
+        let method = parts.uri.path().strip_prefix(auth::SERVICE);
+        match method {
+            // Health and reflection tell nothing of datasets. Where keys are asked for, they are no
+            // reason to stay.
+            None if self.auth.is_on() => return Ok(Request::from_parts(parts, body)),
+            None => {}
+            Some(method) => {
+                let peer = ticket.as_ref().and_then(Ticket::peer);
+                let caller = match self.auth.caller(&parts.headers, peer) {
+                    Ok(caller) => caller,
+                    Err(refused) => {
+                        // Nothing of the request is held while it waits for its answer.
+                        drop((parts, body));
+                        self.metrics.refused_key();
+                        return Err(self.auth.refuse(refused).await);
+                    }
+                };
+                let Some(rule) = auth::rule(method) else {
+                    return Err(Status::unimplemented("this server knows no such method"));
+                };
+                if auth::is_change(method) && self.settings.is_read_only() {
+                    return Err(Status::permission_denied(
+                        "the servers are read-only: their admin set live.read_only",
+                    ));
+                }
+                parts.extensions.insert(Admitted { caller, rule });
+            }
+        }
+        if ticket.is_none_or(|ticket| ticket.keep()) {
+            Ok(Request::from_parts(parts, body))
+        } else {
+            Err(Status::unavailable("this server has as many connections as it can; ask another"))
+        }
     }
 }
 
@@ -54,12 +115,12 @@ pub(crate) struct Guard<S> {
 
 impl<S> Service<Request<Body>> for Guard<S>
 where
-    S: Service<Request<Body>> + Clone + Send + 'static,
+    S: Service<Request<Body>, Response = Response<Body>> + Clone + Send + 'static,
     S::Future: Send,
 {
-    type Response = S::Response;
+    type Response = Response<Body>;
     type Error = S::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<S::Response, S::Error>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, S::Error>> + Send>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(context)
@@ -69,15 +130,21 @@ where
         // The one that was asked whether it is ready is the one to call.
         let next = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, next);
-        if request.uri().path().ends_with(STREAMED) {
-            return Box::pin(async move { inner.call(request).await });
-        }
-        let patience = self.limits.patience;
-        let request = request.map(|body| Body::new(TimeoutBody::new(patience, body)));
-        let room = Arc::clone(&self.limits.room);
+        let limits = self.limits.clone();
         Box::pin(async move {
-            let _place = room.acquire_owned().await.expect("the semaphore is never closed");
-            inner.call(request).await
+            let path = request.uri().path();
+            let measured = limits.metrics.begin(path.strip_prefix(auth::SERVICE));
+            let is_streamed = path.ends_with(STREAMED);
+            let request = match limits.admit(request).await {
+                Ok(request) => request,
+                Err(status) => return Ok(measured.answer(status.into_http())),
+            };
+            if is_streamed {
+                return inner.call(request).await.map(|response| measured.answer(response));
+            }
+            let request = request.map(|body| Body::new(TimeoutBody::new(limits.patience, body)));
+            let _place = limits.room.acquire().await.expect("the semaphore is never closed");
+            inner.call(request).await.map(|response| measured.answer(response))
         })
     }
 }

@@ -7,25 +7,41 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod auth;
 mod browse;
 mod catalog;
 mod commit;
 pub mod config;
+mod door;
 mod error;
 mod executor;
+mod gate;
 mod guard;
 mod headers;
+mod http;
 mod identity;
+mod live;
 mod mend;
+mod metrics;
+mod moved;
 mod names;
 mod parts;
+mod purge;
 mod read;
 mod recover;
 mod room;
 mod serve;
 mod service;
+mod source;
+mod survey;
+mod tls;
+mod verify;
 
+pub use auth::People;
 pub use error::Error;
+pub use live::Live;
 pub use parts::{Limits, Parts};
 pub use room::Room;
-pub use serve::{prepare, serve};
+pub use serve::{Doors, prepare, serve};
+pub use source::{Followed, Source, SourceError};
+pub use tls::{TlsError, read_tls};

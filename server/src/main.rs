@@ -3,6 +3,7 @@
 mod allocator;
 
 use std::io::Write;
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -10,39 +11,61 @@ use anyhow::Context;
 use clap::Parser;
 use dl_meta::Stop;
 use dl_runtime::{Clock, OsRandom, Shutdown, SystemClock, telemetry};
-use dl_server::config::{Config, Flags};
-use dl_server::{Parts, Room, prepare, serve};
+use dl_server::config::{self, Config, FastStore, Flags, Http};
+use dl_server::{Doors, Followed, Live, Parts, People, Room, prepare, serve};
+use dl_store::{Store, TierStore};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 
 fn main() -> ExitCode {
     allocator::bound();
-    let flags = Flags::parse();
-    let config = match Config::load(flags) {
-        Ok(config) => config,
-        Err(error) => return fail(&error.into(), ExitCode::from(2)),
+    raise_open_files();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            return fail(&anyhow::Error::from(error).context("start"), ExitCode::FAILURE);
+        }
+    };
+    if rustls::crypto::aws_lc_rs::default_provider().install_default().is_err() {
+        return fail(&anyhow::anyhow!("start TLS: it was started before"), ExitCode::FAILURE);
+    }
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    let (config, settings) = match runtime.block_on(configure(Flags::parse(), &clock)) {
+        Ok(configured) => configured,
+        Err(error) => return fail(&error, ExitCode::from(2)),
     };
     if let Err(error) = telemetry::init(&config.log, config.log_json) {
         return fail(&error.into(), ExitCode::from(2));
     }
-    let ended = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .context("start the runtime")
-        .and_then(|runtime| runtime.block_on(run(config)));
-    match ended {
+    match runtime.block_on(run(config, settings, clock)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error, ExitCode::FAILURE),
     }
 }
 
-async fn run(config: Config) -> anyhow::Result<()> {
+/// Settings that change while it runs, if there is a place for them.
+type Settings = Option<Arc<Followed<Live>>>;
+
+async fn configure(flags: Flags, clock: &Arc<dyn Clock>) -> anyhow::Result<(Config, Settings)> {
+    let Some(place) = &flags.config else { return Ok((Config::load(flags, None)?, None)) };
+    let source = config::source("config", place)?;
+    let live = |text: &str| match text.trim() {
+        // Somebody may be about to write it; taken at its word, it would end a read-only mode.
+        "" => Err("it is empty; write a line of comment for no settings at all".to_owned()),
+        _ => config::live(text).map_err(|error| whole(&error.into())),
+    };
+    let settings = Followed::open("the configuration", source, Arc::clone(clock), live).await?;
+    let config = Config::load(flags, Some(&settings.text()))?;
+    Ok((config, Some(Arc::new(settings))))
+}
+
+async fn run(config: Config, settings: Settings, clock: Arc<dyn Clock>) -> anyhow::Result<()> {
     let shutdown = Shutdown::new().with_grace(config.grace).on_signals()?;
     // First of all: a server that can't listen leaves the stores as they are.
-    let listener = TcpListener::bind(config.listen)
-        .await
-        .with_context(|| format!("listen on {}; is another server running?", config.listen))?;
-    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-    let store = dl_store::open(&config.store).await?;
+    let mut doors = open_doors(&config, &clock).await?;
+    doors.settings = settings;
+    let (store, fast_store) = open_store(&config, &clock).await?;
+    doors.fast_store = fast_store;
     let opened = dl_meta::open(&config.meta, Arc::clone(&clock)).await;
     let (meta, last_stop) = opened.map_err(|error| match error.kind {
         dl_meta::Kind::Corrupt => anyhow::Error::new(error).context(
@@ -58,7 +81,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
         () = shutdown.requested() => None,
     };
     let ended = match prepared {
-        Some(Ok(())) => answer(listener, parts, shutdown).await,
+        Some(Ok(())) => answer(doors, &config, parts, shutdown).await,
         // What was not looked at is for the next start, which a clean stop would keep from it.
         unprepared if last_stop == Stop::Unclean => return unprepared.unwrap_or(Ok(())),
         unprepared => unprepared.unwrap_or(Ok(())),
@@ -70,17 +93,103 @@ async fn run(config: Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn answer(listener: TcpListener, parts: Parts, shutdown: Shutdown) -> anyhow::Result<()> {
-    let address = listener.local_addr().context("listen")?;
-    tracing::info!(%address, store = %parts.store, meta = %parts.meta, "serving");
+/// The ports, and who is let in.
+async fn open_doors(config: &Config, clock: &Arc<dyn Clock>) -> anyhow::Result<Doors> {
+    let listen = async |address: SocketAddr| {
+        let listener = TcpListener::bind(address).await;
+        listener.with_context(|| format!("listen on {address}; is another server running?"))
+    };
+    let mut doors = Doors::open(listen(config.listen).await?);
+    doors.http = match config.http {
+        Some(Http { address, is_asked: true }) => Some(listen(address).await?),
+        Some(Http { address, is_asked: false }) => match listen(address).await {
+            Ok(listener) => Some(listener),
+            // Several servers on one machine are told apart by --listen alone.
+            Err(error) => {
+                tracing::warn!("serving without /healthz and /metrics (--http ADDR): {error:#}");
+                None
+            }
+        },
+        None => None,
+    };
+    doors.tls = match &config.tls {
+        Some(files) => Some(dl_server::read_tls(files).await?),
+        None => None,
+    };
+    if let Some(source) = &config.users {
+        let (source, clock) = (source.clone(), Arc::clone(clock));
+        let users = Followed::open("the users", source, clock, People::parse).await?;
+        doors.users = Some(Arc::new(users));
+        if doors.tls.is_none() && !config.listen.ip().is_loopback() {
+            tracing::warn!("keys come in plain text: give --tls-cert and --tls-key");
+        }
+    }
+    // Half of them, and the stores have the others.
+    let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 2;
+    let files = usize::try_from(files).unwrap_or(usize::MAX);
+    doors.connections_max = doors.connections_max.min(files);
+    Ok(doors)
+}
+
+/// The chunk store, behind the fast one where there is one.
+async fn open_store(
+    config: &Config,
+    clock: &Arc<dyn Clock>,
+) -> anyhow::Result<(Arc<dyn Store>, Option<Arc<TierStore>>)> {
+    let store = dl_store::open(&config.store).await?;
+    let Some(FastStore { url, quota }) = &config.fast_store else { return Ok((store, None)) };
+    match dl_store::open(url).await {
+        Ok(fast) => {
+            let tier = Arc::new(TierStore::new(store, fast, *quota, Arc::clone(clock)));
+            Ok((Arc::<TierStore>::clone(&tier), Some(tier)))
+        }
+        // What may pass costs speed only, until the next start.
+        Err(error) if error.is_retryable() => {
+            let error = anyhow::Error::new(error);
+            tracing::warn!("serving without the fast store: {error:#}");
+            Ok((store, None))
+        }
+        Err(error) => Err(error).context("open the fast store"),
+    }
+}
+
+async fn answer(
+    doors: Doors,
+    config: &Config,
+    parts: Parts,
+    shutdown: Shutdown,
+) -> anyhow::Result<()> {
+    let address = doors.grpc.local_addr().context("listen")?;
     // One line for scripts that asked for any free port.
-    writeln!(std::io::stdout(), "listening on {address}").context("say where it listens")?;
-    serve(listener, parts, shutdown).await?;
+    let mut said = format!("listening on {address}\n");
+    if let Some(http) = &doors.http {
+        let http = http.local_addr().context("listen")?;
+        tracing::info!(%http, "answering /healthz and /metrics");
+        if config.http.is_some_and(|http| http.is_asked) {
+            said += &format!("http on {http}\n");
+        }
+    }
+    tracing::info!(%address, store = %parts.store, meta = %parts.meta, "serving");
+    // At once: who reads the first line may read no more.
+    std::io::stdout().write_all(said.as_bytes()).context("say where it listens")?;
+    Box::pin(serve(doors, parts, shutdown)).await?;
     Ok(())
+}
+
+/// Each connection is a file, and a process may allow itself as many as the system allows it.
+fn raise_open_files() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    // With the default it serves fewer.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
 fn fail(error: &anyhow::Error, code: ExitCode) -> ExitCode {
     // Nobody to tell when stderr is gone.
-    let _ = writeln!(std::io::stderr(), "dlserver: {error:#}");
+    let _ = writeln!(std::io::stderr(), "dlserver: {}", whole(error));
     code
+}
+
+/// An error with its causes.
+fn whole(error: &anyhow::Error) -> String {
+    format!("{error:#}")
 }

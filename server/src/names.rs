@@ -33,6 +33,12 @@ impl Names {
         self.read.iter().filter(|(_, named)| named.record.state == NameState::Live)
     }
 
+    /// Leaves out the names that somebody may not know of.
+    pub(crate) fn retain(&mut self, is_seen: impl Fn(&DatasetName) -> bool) {
+        self.read.retain(|(name, _)| is_seen(name));
+        self.unread.retain(|(name, _)| is_seen(name));
+    }
+
     /// Whether nothing was ever created here.
     pub(crate) fn is_empty(&self) -> bool {
         self.read.is_empty() && self.unread.is_empty()

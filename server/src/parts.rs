@@ -2,6 +2,7 @@
 //! the process, so that any server can answer any request.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use dl_format::{ChunkId, DatasetId, ObjectKind};
@@ -59,13 +60,36 @@ pub struct Parts {
 #[derive(Debug, Clone)]
 pub(crate) struct Budget {
     room: Arc<Semaphore>,
-    total: u32,
+    total: Arc<AtomicU32>,
     purpose: &'static str,
 }
 
 impl Budget {
     pub(crate) fn new(total: u32, purpose: &'static str) -> Self {
-        Self { room: Arc::new(Semaphore::new(total as usize)), total, purpose }
+        let room = Arc::new(Semaphore::new(total as usize));
+        Self { room, total: Arc::new(AtomicU32::new(total)), purpose }
+    }
+
+    /// Bytes that may be given out, and that are.
+    pub(crate) fn total_and_used(&self) -> (u64, u64) {
+        let total = u64::from(self.total.load(Ordering::Relaxed));
+        (total, total.saturating_sub(self.room.available_permits() as u64))
+    }
+
+    /// Gives out another number of bytes from now on. What is taken away is waited for.
+    pub(crate) fn resize(&self, total: u32) {
+        let before = self.total.swap(total, Ordering::Relaxed);
+        match total.checked_sub(before) {
+            Some(more) => self.room.add_permits(more as usize),
+            None => {
+                let room = Arc::clone(&self.room);
+                tokio::spawn(async move {
+                    if let Ok(taken) = room.acquire_many_owned(before - total).await {
+                        taken.forget();
+                    }
+                });
+            }
+        }
     }
 
     /// Waits for room; what is larger than everything takes everything.
@@ -74,14 +98,15 @@ impl Budget {
         bytes: u64,
         parts: &Parts,
     ) -> Result<OwnedSemaphorePermit, Error> {
-        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(self.total);
+        let total = self.total.load(Ordering::Relaxed);
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(total);
         let patience = parts.limits.patience;
         tokio::select! {
             permit = Arc::clone(&self.room).acquire_many_owned(bytes) => {
                 Ok(permit.expect("the semaphore is never closed"))
             }
             () = parts.clock.sleep(patience) => {
-                let why = format!("{} bytes are in use after {patience:?}; try again", self.total);
+                let why = format!("{total} bytes are in use after {patience:?}; try again");
                 Err(Error::new(Kind::Unavailable, "wait for memory to", self.purpose, why))
             }
         }
@@ -101,4 +126,23 @@ pub(crate) fn key(text: String) -> Key {
 /// A prefix that `dl_format` spelled.
 pub(crate) fn prefix(text: String) -> Prefix {
     Prefix::new(text).expect("the format's keys are plain segments")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_budget_that_shrinks_waits_for_what_is_out_and_one_that_grows_does_not() {
+        let budget = Budget::new(100, "test");
+        let held = Arc::clone(&budget.room).acquire_many_owned(80).await.unwrap();
+        budget.resize(50);
+        tokio::task::yield_now().await;
+        assert_eq!(budget.total_and_used(), (50, 50));
+        drop(held);
+        tokio::task::yield_now().await;
+        assert_eq!(budget.total_and_used(), (50, 0));
+        budget.resize(200);
+        assert_eq!(budget.total_and_used(), (200, 0));
+    }
 }

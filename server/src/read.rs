@@ -19,6 +19,7 @@ use crate::catalog;
 use crate::error::Error;
 use crate::executor::{Executor, Failure, Span};
 use crate::headers::read_headers;
+use crate::moved::{Again, Next};
 use crate::parts::{Budget, Parts, object_key};
 
 /// Bytes that one request reads at a time. Two such waves of a request are in memory: one that is
@@ -51,8 +52,11 @@ pub(crate) async fn read(
     request: ReadRequest,
     replies: mpsc::Sender<Reply<Pieces>>,
 ) -> Result<(), Error> {
-    catalog::by_id(parts, request.dataset).await?;
-    let (segments, done) = plan(parts, request).await?;
+    let ReadRequest { dataset, items } = request;
+    catalog::by_id(parts, dataset).await?;
+    let items: Vec<(u32, ReadItem)> = (0u32..).zip(items).collect();
+    let mut again = Again::new(items.iter());
+    let (segments, done) = plan(parts, dataset, items).await?;
     let mut segments = VecDeque::from(segments);
     send(parts, &replies, done, segments.is_empty()).await?;
     let mut failed = HashSet::new();
@@ -64,17 +68,38 @@ pub(crate) async fn read(
             wave.iter().map(|segment| (segment.key.clone(), segment.span)).collect();
         let bodies = executor.read(&wanted).await;
         let mut pieces = Pieces::with_capacity(wave.len());
+        let mut missing = HashMap::new();
         for (segment, body) in wave.into_iter().zip(bodies) {
+            if failed.contains(&segment.item) {
+                continue;
+            }
+            if matches!(&body, Err(failure) if failure.kind == dl_store::Kind::Missing) {
+                missing.entry(segment.item).or_insert(segment.key);
+                continue;
+            }
             let piece = piece(segment, body);
             // An item's failure is its last piece.
-            let goes_on = match piece.data {
-                Ok(_) => !failed.contains(&piece.item),
-                Err(_) => failed.insert(piece.item),
-            };
-            if goes_on {
-                pieces.push(piece);
+            if piece.data.is_err() {
+                failed.insert(piece.item);
             }
+            pieces.push(piece);
         }
+        if !missing.is_empty() {
+            failed.retain(|item| !missing.contains_key(item));
+            pieces.retain(|piece| !missing.contains_key(&piece.item));
+            segments.retain(|segment| !missing.contains_key(&segment.item));
+            let mut items = Vec::new();
+            for next in again.next(parts, dataset, missing).await? {
+                match next {
+                    Next::LookUp(number, item) => items.push((number, item)),
+                    Next::Tell(number, kind, why) => pieces.push(problem(number, kind, why)),
+                }
+            }
+            let (found, done) = plan(parts, dataset, items).await?;
+            segments.extend(found);
+            pieces.extend(done);
+        }
+        pieces.iter().filter(|piece| !piece.last).for_each(|piece| again.began(piece.item));
         send(parts, &replies, pieces, segments.is_empty()).await?;
     }
     Ok(())
@@ -98,13 +123,16 @@ async fn send(
 
 /// What to read, sorted by object and offset but in the order of each item's bytes; and the
 /// answers that need no reading.
-async fn plan(parts: &Parts, request: ReadRequest) -> Result<(Vec<Segment>, Pieces), Error> {
-    let ReadRequest { dataset, items } = request;
+async fn plan(
+    parts: &Parts,
+    dataset: DatasetId,
+    items: Vec<(u32, ReadItem)>,
+) -> Result<(Vec<Segment>, Pieces), Error> {
     let mut done = Pieces::new();
     let mut files: Vec<(u32, ReadItem, FileRecord)> = Vec::with_capacity(items.len());
     let mut paths = Vec::new();
     let mut by_path = Vec::new();
-    for (number, item) in (0u32..).zip(items) {
+    for (number, item) in items {
         match &item.source {
             ReadSource::File(file) => {
                 let file = *file;

@@ -7,15 +7,18 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use dl_format::{ChunkId, DatasetId, DatasetName, Header, Stamp, dataset_prefix, parse_object_key};
+use dl_format::{
+    ChunkId, DatasetId, DatasetName, Header, NameState, Stamp, dataset_prefix, parse_object_key,
+};
 use dl_meta::{Appended, Damage, DatasetState};
-use dl_proto::{Kind, RecoverProgress, RecoverRequest};
+use dl_proto::{Kind, RecoverProgress, RecoverRequest, Role};
 use dl_store::{Key, ObjectInfo};
 use futures::TryStreamExt;
 use futures::stream::{self, StreamExt};
 use tokio::sync::mpsc;
 
 use crate::answer::Reply;
+use crate::auth::Caller;
 use crate::catalog;
 use crate::error::Error;
 use crate::headers::read_headers;
@@ -33,15 +36,18 @@ const BATCHES_AT_ONCE: usize = 4;
 /// Objects asked of the log at once.
 const LOG_PAGE: usize = 10_000;
 
-/// Rebuilds what a request names; tells how far it is through `progress`.
+/// Rebuilds what a request names; tells how far it is through `progress`. The caller may do that
+/// and is told of no other dataset.
 pub(crate) async fn recover(
     parts: &Parts,
     request: RecoverRequest,
+    caller: &Caller,
     progress: &mpsc::Sender<Reply<RecoverProgress>>,
 ) -> Result<(), Error> {
     let damage = parts.meta.damage().await;
     let damage = damage.map_err(|error| Error::meta("look for damage in", &parts.meta, error))?;
-    let names = names::all(parts).await?;
+    let mut names = names::all(parts).await?;
+    names.retain(|name| caller.may(Role::Read, name));
     let wanted = |name: &DatasetName| request.dataset.as_ref().is_none_or(|wanted| wanted == name);
     let (mut found, mut incomplete) = (false, false);
     for (name, error) in names.unread.iter().filter(|(name, _)| wanted(name)) {
@@ -157,11 +163,41 @@ async fn quietly(parts: &Parts, since: Option<Stamp>) -> (Result<(), Error>, u64
         adopted
     };
     let recovered = async {
-        let recovered = recover(parts, everything, &progress).await;
+        let recovered = recover(parts, everything, &Caller::Everybody, &progress).await;
         drop(progress);
         recovered
     };
     tokio::join!(recovered, adopted)
+}
+
+/// Adopts whatever the log of one dataset lacks; gives what is wrong with its objects.
+pub(crate) async fn bring_in(parts: &Parts, name: &DatasetName) -> Result<Vec<String>, Error> {
+    let named = names::newest(parts, name).await?;
+    let Some(named) = named.filter(|named| named.record.state == NameState::Live) else {
+        let why = "it was deleted";
+        return Err(Error::new(Kind::NotFound, "find dataset", name, why));
+    };
+    let (progress, mut done) = mpsc::channel::<Reply<RecoverProgress>>(16);
+    let problems = async {
+        let mut problems = Vec::new();
+        while let Some(Reply::More(progress) | Reply::Last(progress)) = done.recv().await {
+            problems.extend(progress.problems);
+        }
+        problems
+    };
+    let brought = async {
+        let brought = dataset(parts, name, named, None, None, &progress).await;
+        drop(progress);
+        brought
+    };
+    let (brought, problems) = tokio::join!(brought, problems);
+    match brought? {
+        Read::Whole => Ok(problems),
+        Read::Interrupted => {
+            let why = "the chunk store did not answer for all objects; try again";
+            Err(Error::new(Kind::Unavailable, "look at dataset", name, why))
+        }
+    }
 }
 
 async fn dataset(

@@ -1,23 +1,34 @@
-//! A running server: `serve(listener, parts, shutdown)` answers until it is told to stop, ends
-//! what is in flight within the grace period, and closes the metadata.
+//! A running server: `serve(doors, parts, shutdown)` answers until it is told to stop, and ends
+//! what is in flight within the grace period.
 
+use std::convert::Infallible;
+use std::io;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dl_meta::Stop;
 use dl_proto::{DESCRIPTORS, FRAME_BYTES, Kind, SERVER_WINDOW_BYTES, STREAM_WINDOW_BYTES};
-use dl_runtime::Shutdown;
+use dl_runtime::{Clock, Shutdown};
+use dl_store::TierStore;
+use futures::{Stream, TryStreamExt, future};
 use tokio::net::TcpListener;
-use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Server, ServerTlsConfig};
 
+use crate::auth::{Auth, People};
 use crate::catalog;
+use crate::door::{Door, Guest};
 use crate::error::Error;
 use crate::guard::GuardLayer;
+use crate::http::{self, Site};
 use crate::identity::{self, Bound};
+use crate::live::{Live, Settings};
 use crate::mend;
+use crate::metrics::{Metrics, Watched};
 use crate::parts::Parts;
 use crate::recover;
 use crate::service::Service;
+use crate::source::Followed;
 
 /// Requests of one connection that are worked on at once; more wait in the client.
 const STREAMS_PER_CONNECTION: u32 = 128;
@@ -50,37 +61,93 @@ pub async fn prepare(parts: &Parts, last_stop: Stop) -> Result<(), Error> {
     Ok(())
 }
 
+/// Pause after a connection that could not be taken, as when there are no descriptors left.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Most connections of clients, unless the process may have fewer files open.
+const CONNECTIONS_MAX: usize = 4_096;
+
+/// Where a server listens, and to whom.
+#[derive(Debug)]
+pub struct Doors {
+    /// Where it answers gRPC.
+    pub grpc: TcpListener,
+    /// Where it answers HTTP, if anywhere.
+    pub http: Option<TcpListener>,
+    /// The certificate for gRPC; none for plain text.
+    pub tls: Option<ServerTlsConfig>,
+    /// Who may ask; none when everybody may.
+    pub users: Option<Arc<Followed<People>>>,
+    /// What may change meanwhile; none when nothing may.
+    pub settings: Option<Arc<Followed<Live>>>,
+    /// Most connections of clients that have asked something.
+    pub connections_max: usize,
+    /// The store in front of the chunk store, for its counts.
+    pub fast_store: Option<Arc<TierStore>>,
+}
+
+impl Doors {
+    /// gRPC in plain text, for everybody.
+    pub fn open(grpc: TcpListener) -> Self {
+        let connections_max = CONNECTIONS_MAX;
+        let (http, tls, users, settings, fast_store) = (None, None, None, None, None);
+        Self { grpc, http, tls, users, settings, connections_max, fast_store }
+    }
+}
+
 /// Serves requests until `shutdown` is requested and what is in flight has ended, or its grace
 /// period has. The metadata is left open.
 ///
 /// # Errors
-/// When the listener fails for good.
-pub async fn serve(listener: TcpListener, parts: Parts, shutdown: Shutdown) -> Result<(), Error> {
+/// When the listener fails for good, or the certificate is of no use.
+pub async fn serve(doors: Doors, parts: Parts, shutdown: Shutdown) -> Result<(), Error> {
+    let metrics = Arc::new(Metrics::new(Arc::clone(&parts.clock)));
+    let parts = metrics.measure(parts);
+    let auth = Arc::new(Auth::new(doors.users.clone(), Arc::clone(&parts.clock)));
+    let door = Door::new(doors.connections_max, doors.tls.is_some(), Arc::clone(&parts.clock));
     let (reporter, health) = tonic_health::server::health_reporter();
-    let service = Service::new(parts.clone()).into_server();
+    let service = Service::new(parts.clone());
+    let gauges = service.gauges();
+    let settings = Settings::of(doors.settings.as_deref());
+    let bounds = settings.clone().bound(gauges.writes.clone(), gauges.reads.clone(), parts.limits);
+    let kept = settings.clone().keep(parts.clone(), doors.fast_store.clone());
+    let service = service.into_server();
     reporter.set_serving::<dl_proto::pb::diesel_server::DieselServer<Service>>().await;
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(DESCRIPTORS)
         .build_v1()
         .map_err(|error| Error::new(Kind::Internal, "describe", "the service", error))?;
-    let incoming =
-        TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(KEEPALIVE));
-    let server = Server::builder()
+    let mut server = Server::builder()
         .max_frame_size(FRAME_BYTES)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(SERVER_WINDOW_BYTES)
         .max_concurrent_streams(STREAMS_PER_CONNECTION)
         .http2_keepalive_interval(Some(KEEPALIVE))
-        .http2_keepalive_timeout(Some(KEEPALIVE))
-        .layer(GuardLayer::new(parts.limits.patience))
+        .http2_keepalive_timeout(Some(KEEPALIVE));
+    if let Some(tls) = doors.tls {
+        server = server.tls_config(tls).map_err(|error| {
+            Error::new(Kind::Invalid, "use", "the certificate and its key", error)
+        })?;
+    }
+    let server = server
+        .layer(GuardLayer::new(parts.limits.patience, auth, settings, Arc::clone(&metrics)))
         .add_service(service)
         .add_service(health)
         .add_service(reflection);
     let stop = shutdown.clone();
-    let running =
-        server.serve_with_incoming_shutdown(incoming, async move { stop.requested().await });
+    let running = server.serve_with_incoming_shutdown(
+        entering(doors.grpc, door.clone(), Arc::clone(&parts.clock)),
+        async move { stop.requested().await },
+    );
+    let watched = Watched { gauges, door, fast_store: doors.fast_store };
+    let site = Site { parts: parts.clone(), metrics, watched, health: Mutex::default() };
     tokio::select! {
         never = mend::watch(&parts) => match never {},
+        never = follow(doors.users, &parts) => match never {},
+        never = follow(doors.settings, &parts) => match never {},
+        never = bounds => match never {},
+        never = kept => match never {},
+        never = answer_http(doors.http, site) => match never {},
         ended = running => {
             ended.map_err(|error| Error::new(Kind::Internal, "serve", "requests", error))
         }
@@ -88,5 +155,40 @@ pub async fn serve(listener: TcpListener, parts: Parts, shutdown: Shutdown) -> R
             tracing::warn!("stopped before all requests had ended");
             Ok(())
         }
+    }
+}
+
+/// Connections, as they come through the door.
+fn entering(
+    listener: TcpListener,
+    door: Door,
+    clock: Arc<dyn Clock>,
+) -> impl Stream<Item = io::Result<Guest>> + Send + 'static {
+    let incoming =
+        TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(KEEPALIVE));
+    incoming.map_ok(move |stream| door.enter(stream)).or_else(move |error| {
+        let pause = clock.sleep(PAUSE);
+        async move {
+            tracing::warn!(%error, "a connection can't be taken");
+            pause.await;
+            Err(error)
+        }
+    })
+}
+
+async fn follow<T: Send + Sync + 'static>(
+    followed: Option<Arc<Followed<T>>>,
+    parts: &Parts,
+) -> Infallible {
+    match followed {
+        Some(followed) => followed.follow(&*parts.clock).await,
+        None => future::pending().await,
+    }
+}
+
+async fn answer_http(listener: Option<TcpListener>, site: Site) -> Infallible {
+    match listener {
+        Some(listener) => http::serve(listener, site).await,
+        None => future::pending().await,
     }
 }

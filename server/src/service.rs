@@ -1,12 +1,15 @@
-//! The gRPC adapter: converts a request, calls one function of the domain, converts the answer.
+//! The gRPC adapter: converts a request, asks the gate, calls one function of the domain, converts
+//! the answer.
+//!
+//! Must hold: nothing is said of a dataset before the gate has let its caller through.
 
 use std::sync::Arc;
 
 use dl_format::{ChunkShape, DatasetId, DatasetName};
 use dl_proto::pb::{self, diesel_server::Diesel};
 use dl_proto::{
-    DeleteRequest, Kind, ListRequest, MESSAGE_BYTES_MAX, PutHead, REQUEST_BYTES_MAX, ReadRequest,
-    RecoverRequest, StatRequest, WireError,
+    DeleteRequest, Kind, ListRequest, MESSAGE_BYTES_MAX, PurgeRequest, PutHead, REQUEST_BYTES_MAX,
+    ReadRequest, RecoverRequest, StatRequest, VerifyRequest, WireError,
 };
 use dl_runtime::Buffers;
 use tokio::sync::mpsc;
@@ -16,8 +19,11 @@ use tracing::Instrument;
 use crate::answer::{Replies, answer};
 use crate::error::Error;
 use crate::executor::Executor;
+use crate::gate::Gate;
+use crate::guard::Admitted;
+use crate::metrics::Gauges;
 use crate::parts::{Budget, Parts};
-use crate::{browse, catalog, commit, read, recover};
+use crate::{browse, catalog, commit, purge, read, recover, verify};
 
 /// Answer messages that wait for the connection: one that is sent, one that is ready.
 const REPLIES_AHEAD: usize = 2;
@@ -29,6 +35,7 @@ const BUFFER_LENGTH_MIN: usize = 64 << 10;
 #[derive(Debug, Clone)]
 pub(crate) struct Service {
     parts: Parts,
+    gate: Gate,
     executor: Executor,
     writes: Budget,
     buffers: Arc<Buffers>,
@@ -38,11 +45,21 @@ pub(crate) struct Service {
 impl Service {
     pub(crate) fn new(parts: Parts) -> Self {
         Self {
+            gate: Gate::new(parts.clone()),
             executor: Executor::new(Arc::clone(&parts.store)),
             writes: Budget::new(parts.limits.write_bytes, "receive a chunk"),
             buffers: Arc::default(),
             reads: Budget::new(parts.limits.read_bytes, "read files"),
             parts,
+        }
+    }
+
+    /// What it is at.
+    pub(crate) fn gauges(&self) -> Gauges {
+        Gauges {
+            executor: self.executor.clone(),
+            writes: self.writes.clone(),
+            reads: self.reads.clone(),
         }
     }
 
@@ -104,12 +121,15 @@ impl Diesel for Service {
     type ReadStream = Replies<pb::ReadReply>;
     type ListStream = Replies<pb::ListReply>;
     type RecoverStream = Replies<pb::RecoverProgress>;
+    type PurgeStream = Replies<pb::PurgeProgress>;
+    type VerifyStream = Replies<pb::VerifyProgress>;
 
     #[tracing::instrument(name = "create_dataset", skip_all, fields(name = request.get_ref().name))]
     async fn create_dataset(
         &self,
         request: Request<pb::CreateDatasetRequest>,
     ) -> Result<Response<pb::Dataset>, Status> {
+        let admitted = Admitted::of(&request)?;
         let wire = request.into_inner();
         let or = |number, default| if number == 0 { default } else { number };
         let default = ChunkShape::default();
@@ -118,6 +138,7 @@ impl Diesel for Service {
             or(wire.alignment, default.alignment()),
         );
         let name = dataset_name(wire.name)?;
+        admitted.made(&name)?;
         let shape = shape.map_err(|why| Error::new(Kind::Invalid, "create dataset", &name, why))?;
         let parts = self.parts.clone();
         let dataset = whole(async move { catalog::create(&parts, &name, shape).await }).await?;
@@ -129,17 +150,19 @@ impl Diesel for Service {
         &self,
         request: Request<pb::GetDatasetRequest>,
     ) -> Result<Response<pb::Dataset>, Status> {
+        let caller = Admitted::of(&request)?.caller;
         let name = dataset_name(request.into_inner().name)?;
-        let dataset = catalog::by_name(&self.parts, &name).await?;
+        let dataset = catalog::by_name(&self.parts, &name, &caller).await?;
         Ok(Response::new(dataset.into()))
     }
 
     #[tracing::instrument(name = "list_datasets", skip_all)]
     async fn list_datasets(
         &self,
-        _: Request<pb::ListDatasetsRequest>,
+        request: Request<pb::ListDatasetsRequest>,
     ) -> Result<Response<pb::ListDatasetsReply>, Status> {
-        let datasets = catalog::list(&self.parts).await?;
+        let caller = Admitted::of(&request)?.caller;
+        let datasets = catalog::list(&self.parts, &caller).await?;
         let datasets = datasets.into_iter().map(Into::into).collect();
         Ok(Response::new(pb::ListDatasetsReply { datasets }))
     }
@@ -149,8 +172,10 @@ impl Diesel for Service {
         &self,
         request: Request<pb::DeleteDatasetRequest>,
     ) -> Result<Response<pb::DeleteDatasetReply>, Status> {
+        let admitted = Admitted::of(&request)?;
         let wire = request.into_inner();
         let (name, id) = (dataset_name(wire.name)?, dataset_id(&wire.id)?);
+        admitted.named("delete dataset", &name)?;
         let parts = self.parts.clone();
         let removed = whole(async move { catalog::delete(&parts, &name, id).await }).await?;
         Ok(Response::new(pb::DeleteDatasetReply { removed }))
@@ -161,10 +186,12 @@ impl Diesel for Service {
         &self,
         request: Request<Streaming<pb::PutChunkRequest>>,
     ) -> Result<Response<pb::PutChunkReply>, Status> {
+        let admitted = Admitted::of(&request)?;
         let mut pieces = request.into_inner();
         let first = self.next_piece(&mut pieces).await?;
         let first = first.ok_or(WireError::Missing("its first message")).map_err(invalid)?;
         let head = PutHead::try_from(&first).map_err(invalid)?;
+        self.gate.by_id(&admitted, head.dataset).await?;
         let span = tracing::Span::current();
         span.record("dataset", tracing::field::display(head.dataset)).record("bytes", head.length);
         if head.length > u64::from(dl_format::layout::CHUNK_SIZE_MAX) {
@@ -189,7 +216,9 @@ impl Diesel for Service {
         &self,
         request: Request<pb::DeleteRequest>,
     ) -> Result<Response<pb::DeleteReply>, Status> {
+        let admitted = Admitted::of(&request)?;
         let request = DeleteRequest::try_from(request.into_inner()).map_err(invalid)?;
+        self.gate.by_id(&admitted, request.dataset).await?;
         let parts = self.parts.clone();
         let stamp = whole(async move { commit::delete(&parts, &request).await }).await?;
         Ok(Response::new(pb::DeleteReply { stamp: stamp.get() }))
@@ -200,7 +229,9 @@ impl Diesel for Service {
         &self,
         request: Request<pb::ReadRequest>,
     ) -> Result<Response<Self::ReadStream>, Status> {
+        let admitted = Admitted::of(&request)?;
         let request = ReadRequest::try_from(request.into_inner()).map_err(invalid)?;
+        self.gate.by_id(&admitted, request.dataset).await?;
         let (replies, pieces) = mpsc::channel(REPLIES_AHEAD);
         let Self { parts, executor, reads, .. } = self.clone();
         let work = async move { read::read(&parts, &executor, &reads, request, replies).await };
@@ -215,7 +246,9 @@ impl Diesel for Service {
         &self,
         request: Request<pb::StatRequest>,
     ) -> Result<Response<pb::StatReply>, Status> {
+        let admitted = Admitted::of(&request)?;
         let request = StatRequest::try_from(request.into_inner()).map_err(invalid)?;
+        self.gate.by_id(&admitted, request.dataset).await?;
         let items = browse::stat(&self.parts, &request).await?;
         let items = items.into_iter().map(Into::into).collect();
         Ok(Response::new(pb::StatReply { items }))
@@ -226,7 +259,9 @@ impl Diesel for Service {
         &self,
         request: Request<pb::ListRequest>,
     ) -> Result<Response<Self::ListStream>, Status> {
+        let admitted = Admitted::of(&request)?;
         let request = ListRequest::try_from(request.into_inner()).map_err(invalid)?;
+        self.gate.by_id(&admitted, request.dataset).await?;
         let (replies, pages) = mpsc::channel(REPLIES_AHEAD);
         let parts = self.parts.clone();
         let work = async move { browse::list(&parts, request, replies).await };
@@ -241,11 +276,50 @@ impl Diesel for Service {
         &self,
         request: Request<pb::RecoverRequest>,
     ) -> Result<Response<Self::RecoverStream>, Status> {
+        let admitted = Admitted::of(&request)?;
         let request = RecoverRequest::try_from(request.into_inner()).map_err(invalid)?;
+        match &request.dataset {
+            Some(name) => admitted.named("recover dataset", name)?,
+            None => admitted.all()?,
+        }
         let (progress, told) = mpsc::channel(REPLIES_AHEAD);
         let parts = self.parts.clone();
-        let work = async move { recover::recover(&parts, request, &progress).await };
+        let caller = admitted.caller;
+        let work = async move { recover::recover(&parts, request, &caller, &progress).await };
         answer(&self.parts, work, told, pb::RecoverProgress::from).await
+    }
+
+    #[tracing::instrument(name = "purge", skip_all, fields(dataset = request.get_ref().dataset))]
+    async fn purge(
+        &self,
+        request: Request<pb::PurgeRequest>,
+    ) -> Result<Response<Self::PurgeStream>, Status> {
+        let admitted = Admitted::of(&request)?;
+        let request = PurgeRequest::try_from(request.into_inner()).map_err(invalid)?;
+        match &request.dataset {
+            Some(name) => admitted.named("purge dataset", name)?,
+            None => admitted.all()?,
+        }
+        let caller = admitted.caller;
+        let (progress, told) = mpsc::channel(REPLIES_AHEAD);
+        let Self { parts, writes, .. } = self.clone();
+        let work = async move { purge::purge(&parts, &writes, request, &caller, &progress).await };
+        answer(&self.parts, work, told, pb::PurgeProgress::from).await
+    }
+
+    #[tracing::instrument(name = "verify", skip_all, fields(dataset = request.get_ref().dataset))]
+    async fn verify(
+        &self,
+        request: Request<pb::VerifyRequest>,
+    ) -> Result<Response<Self::VerifyStream>, Status> {
+        let admitted = Admitted::of(&request)?;
+        let request = VerifyRequest::try_from(request.into_inner()).map_err(invalid)?;
+        admitted.named("verify dataset", &request.dataset)?;
+        let caller = admitted.caller;
+        let (progress, found) = mpsc::channel(REPLIES_AHEAD);
+        let Self { parts, reads, .. } = self.clone();
+        let work = async move { verify::verify(&parts, &reads, request, &caller, &progress).await };
+        answer(&self.parts, work, found, pb::VerifyProgress::from).await
     }
 }
 

@@ -267,7 +267,7 @@ async fn a_dropped_create_leaves_all_or_nothing(store: &dyn Store) {
         let expected = match store.create(&key, again.clone()).await {
             Ok(()) => again,
             Err(error) => {
-                assert_eq!(error.kind, Kind::Exists, "{store}");
+                assert_eq!(error.kind, Kind::Exists, "{store}: {error:?}");
                 dropped
             }
         };

@@ -4,17 +4,20 @@
 //! can tell a local directory from a remote bucket. Keys are opaque here.
 #![forbid(unsafe_code)]
 
+mod cloud;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 mod count;
 mod error;
 mod fault;
+mod http;
 mod key;
 mod local;
 mod object;
 mod open;
 mod range;
 mod throttle;
+mod tier;
 
 use std::fmt::{Debug, Display};
 
@@ -29,9 +32,10 @@ pub use fault::FaultStore;
 pub use key::{InvalidKey, Key, Prefix};
 #[cfg(any(test, feature = "conformance"))]
 pub use local::VolatileDisk;
-pub use open::{memory, open};
+pub use open::{memory, open, open_with};
 pub use range::{ByteRange, InvalidRange, ObjectRange};
 pub use throttle::{Throttle, ThrottleStore};
+pub use tier::{Kept, TierCounts, TierStore};
 
 /// Objects that are created once, read in ranges, and deleted.
 ///

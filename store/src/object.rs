@@ -3,33 +3,50 @@
 //! Must hold: nothing here assumes more than a conditional put and ranged gets, and a short
 //! answer never passes for a whole one.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use dl_runtime::Random;
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{
-    Error as ObjectError, GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
+    Attribute, Error as ObjectError, GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode,
+    PutOptions,
 };
 
 use crate::range::Span;
 use crate::{Error, Key, Kind, ObjectInfo, ObjectRange, Prefix, Store};
 
-/// Requests of one `read` that are in flight at once: enough to hide the latency of a bucket,
-/// few enough for its connection pool.
-const READS_IN_FLIGHT: usize = 16;
+/// Requests of one `read` that are in flight at once: enough to hide the latency of a bucket.
+const READS_IN_FLIGHT: usize = 64;
+
+/// No object is longer; servers refuse longer ranges.
+const LARGEST: u64 = 1 << 62;
+
+/// What an object carries to tell which create made it: a create that was sent again because its
+/// answer was lost then knows itself in the object that it meets. A legal name in every cloud.
+const MARK: Attribute = Attribute::Metadata(Cow::Borrowed("creation"));
 
 #[derive(Debug)]
 pub(crate) struct RemoteStore {
     inner: Arc<dyn ObjectStore>,
+    name: String,
+    random: Arc<dyn Random>,
 }
 
 impl RemoteStore {
-    pub(crate) fn new(inner: Arc<dyn ObjectStore>) -> Self {
-        Self { inner }
+    pub(crate) fn new(inner: Arc<dyn ObjectStore>, name: String, random: Arc<dyn Random>) -> Self {
+        Self { inner, name, random }
+    }
+
+    async fn is_marked(&self, path: &Path, mark: &str) -> Result<bool, ObjectError> {
+        let head = GetOptions { head: true, ..Default::default() };
+        let object = self.inner.get_opts(path, head).await?;
+        Ok(object.attributes.get(&MARK).is_some_and(|found| found.as_ref() == mark))
     }
 
     async fn read_range(&self, wanted: ObjectRange) -> Result<Bytes, Error> {
@@ -37,12 +54,15 @@ impl RemoteStore {
         let path = path(&wanted.key);
         let range = match wanted.range.0 {
             Span::Exact { start, end } => Some(GetRange::Bounded(start..end)),
-            Span::UpTo(u64::MAX) => None,
+            Span::UpTo(length) if length > LARGEST => None,
             Span::UpTo(length) => Some(GetRange::Bounded(0..length)),
         };
         let answer =
             match self.inner.get_opts(&path, GetOptions { range, ..Default::default() }).await {
-                Ok(found) => found.bytes().await,
+                Ok(found) => {
+                    let length = found.range.end - found.range.start;
+                    found.bytes().await.and_then(|bytes| whole(bytes, length))
+                }
                 Err(error) => Err(error),
             };
         match (answer, wanted.range.0) {
@@ -50,7 +70,7 @@ impl RemoteStore {
                 Err(too_short(&wanted))
             }
             (Ok(bytes), _) => Ok(bytes),
-            (Err(error), _) if kind_of(&error) != Kind::Unavailable => {
+            (Err(error), _) if kind_of(&error) != Kind::Unavailable || is_silence(&error) => {
                 Err(translated(error, ACTION, &wanted.key))
             }
             // A range that starts past the end has no error of its own in object_store, so the
@@ -66,6 +86,15 @@ impl RemoteStore {
     }
 }
 
+/// A body that is shorter than its head says was cut on the way.
+fn whole(bytes: Bytes, length: u64) -> Result<Bytes, ObjectError> {
+    if bytes.len() as u64 == length {
+        return Ok(bytes);
+    }
+    let why = format!("{} of {length} bytes came", bytes.len());
+    Err(ObjectError::Generic { store: "remote", source: why.into() })
+}
+
 fn too_short(wanted: &ObjectRange) -> Error {
     let why = format!("the object ends before byte {} of it", wanted.range.max_len());
     Error::because(Kind::Corrupt, "read object", &wanted.key, why)
@@ -76,11 +105,31 @@ fn path(key: &Key) -> Path {
 }
 
 fn translated(error: ObjectError, action: &'static str, key: impl fmt::Display) -> Error {
-    Error::because(kind_of(&error), action, key, error)
+    let kind = if is_missing(&error) || kind_of(&error) != Kind::Missing {
+        kind_of(&error)
+    } else {
+        Kind::Unavailable
+    };
+    // Its text has its causes in it; as a source it would say them again.
+    Error::because(kind, action, key, error.to_string())
+}
+
+/// Whether the object is missing, and not the whole bucket.
+fn is_missing(error: &ObjectError) -> bool {
+    let ObjectError::NotFound { source, .. } = error else { return false };
+    let why = source.to_string();
+    !["NoSuchBucket", "ContainerNotFound"].iter().any(|bucket| why.contains(bucket))
+}
+
+/// Whether the store did not answer, or only that it can't: object_store keeps the status to
+/// itself, so the text has to tell.
+fn is_silence(error: &ObjectError) -> bool {
+    let why = error.to_string();
+    ["HTTP error", "status code: 5"].iter().any(|silence| why.contains(silence))
 }
 
 /// object_store's set of errors is open; what it doesn't tell apart is worth a retry.
-fn kind_of(error: &ObjectError) -> Kind {
+pub(crate) fn kind_of(error: &ObjectError) -> Kind {
     match error {
         ObjectError::NotFound { .. } => Kind::Missing,
         ObjectError::AlreadyExists { .. } | ObjectError::Precondition { .. } => Kind::Exists,
@@ -95,7 +144,7 @@ fn kind_of(error: &ObjectError) -> Kind {
 
 impl fmt::Display for RemoteStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.inner)
+        f.write_str(&self.name)
     }
 }
 
@@ -103,9 +152,26 @@ impl fmt::Display for RemoteStore {
 #[async_trait]
 impl Store for RemoteStore {
     async fn create(&self, key: &Key, body: Bytes) -> Result<(), Error> {
-        let mode = PutOptions { mode: PutMode::Create, ..Default::default() };
-        let put = self.inner.put_opts(&path(key), body.into(), mode).await;
-        put.map(drop).map_err(|error| translated(error, "create object", key))
+        const ACTION: &str = "create object";
+        let path = path(key);
+        let mark = format!("{:016x}{:016x}", self.random.u64(), self.random.u64());
+        let options = PutOptions {
+            mode: PutMode::Create,
+            attributes: [(MARK, mark.clone())].into_iter().collect(),
+            ..Default::default()
+        };
+        let Err(error) = self.inner.put_opts(&path, body.into(), options).await else {
+            return Ok(());
+        };
+        if kind_of(&error) != Kind::Exists {
+            return Err(translated(error, ACTION, key));
+        }
+        match self.is_marked(&path, &mark).await {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(translated(error, ACTION, key)),
+            // Gone again, or not to be seen: nobody can tell what is there.
+            Err(unseen) => Err(Error::because(Kind::Unavailable, ACTION, key, unseen.to_string())),
+        }
     }
 
     async fn read(&self, wanted: &[ObjectRange]) -> Vec<Result<Bytes, Error>> {
@@ -116,8 +182,9 @@ impl Store for RemoteStore {
 
     async fn delete(&self, key: &Key) -> Result<(), Error> {
         match self.inner.delete(&path(key)).await {
+            Ok(()) => Ok(()),
             // Stores differ on whether this is an error.
-            Ok(()) | Err(ObjectError::NotFound { .. }) => Ok(()),
+            Err(error) if is_missing(&error) => Ok(()),
             Err(error) => Err(translated(error, "delete object", key)),
         }
     }

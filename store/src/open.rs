@@ -1,20 +1,28 @@
 //! From an address to a store.
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
 
+use dl_runtime::OsRandom;
+
+use crate::cloud::Address;
 use crate::object::RemoteStore;
 use crate::{Error, Kind, Store, local};
 
-const SUPPORTED: &str = "give a directory, file:///DIR or memory:";
+const SUPPORTED: &str = "give a directory, file:///DIR, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, \
+                         az://CONTAINER/PREFIX or memory:";
 
-/// Opens the store at `url`: a directory (`DIR`, `file:///DIR`; made when it is not there) or
-/// `memory:`, which is empty and ends with the process. A path is taken as it is written,
-/// without percent-decoding.
+/// Opens the store at `url`: a directory (`DIR`, `file:///DIR`; made when it is not there), a
+/// bucket, which must be there (`s3://`, `gs://`, `az://`), or `memory:`, which is empty and ends
+/// with the process. A path is taken as it is written, without percent-decoding.
+///
+/// `settings` are variables and their values, among them those that object_store reads for a
+/// cloud: `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT`, `AWS_ALLOW_HTTP`, ...
 ///
 /// # Errors
 /// [`Kind::Unsupported`] for any other address; otherwise as the store fails to open.
-pub async fn open(url: &str) -> Result<Arc<dyn Store>, Error> {
+pub async fn open_with(url: &str, settings: &[(String, String)]) -> Result<Arc<dyn Store>, Error> {
     let refused = || {
         Error::because(
             Kind::Unsupported,
@@ -25,12 +33,25 @@ pub async fn open(url: &str) -> Result<Arc<dyn Store>, Error> {
     };
     let directory = match (url.split_once(':'), url.strip_prefix("file://")) {
         _ if url == "memory:" => return Ok(memory()),
+        _ if let Some(bucket) = Address::parse(url) => return bucket.open(settings).await,
         (_, Some(path)) if path.starts_with('/') => path,
         (Some((scheme, _)), _) if is_scheme(scheme) => return Err(refused()),
         _ if url.is_empty() => return Err(refused()),
         _ => url,
     };
     local::open(Path::new(directory)).await
+}
+
+/// [`open_with`] the variables of this process.
+///
+/// # Errors
+/// As [`open_with`].
+pub async fn open(url: &str) -> Result<Arc<dyn Store>, Error> {
+    let text = |(name, value): (OsString, OsString)| {
+        Some((name.into_string().ok()?, value.into_string().ok()?))
+    };
+    let settings: Vec<_> = std::env::vars_os().filter_map(text).collect();
+    open_with(url, &settings).await
 }
 
 /// One letter and more of what RFC 3986 allows, so that `./a:b` is a path and `s3:` is not.
@@ -41,7 +62,8 @@ fn is_scheme(text: &str) -> bool {
 
 /// A store in memory, empty, gone with its last handle.
 pub fn memory() -> Arc<dyn Store> {
-    Arc::new(RemoteStore::new(Arc::new(object_store::memory::InMemory::new())))
+    let objects = Arc::new(object_store::memory::InMemory::new());
+    Arc::new(RemoteStore::new(objects, "memory".to_owned(), Arc::new(OsRandom)))
 }
 
 #[cfg(test)]
@@ -60,7 +82,15 @@ mod tests {
 
     #[tokio::test]
     async fn an_unknown_address_is_refused_with_those_that_would_do() {
-        for url in ["s3://bucket/prefix", "redis:", "file://relative", "memory:x", "", "http://a"] {
+        for url in [
+            "s3://bucket//prefix",
+            "s3:bucket",
+            "redis:",
+            "file://relative",
+            "memory:x",
+            "",
+            "http://a",
+        ] {
             let error = open(url).await.unwrap_err();
             assert_eq!(error.kind, Kind::Unsupported, "{url:?}");
             let reason = std::error::Error::source(&error).unwrap().to_string();

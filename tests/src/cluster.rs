@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use dl_meta::MetaStore;
 use dl_runtime::{Clock, OsRandom, Shutdown, SystemClock};
-use dl_server::{Limits, Parts, Room};
+use dl_server::{Doors, Limits, Parts, Room};
 use dl_store::Store;
 use libdiesel::{Client, ConnectOptions};
 use tokio::net::TcpListener;
@@ -31,9 +31,17 @@ impl Running {
     /// When there is no port.
     pub async fn start(parts: Parts) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await.context("listen on a free port")?;
-        let address = listener.local_addr().context("ask for the port")?;
+        Self::behind(Doors::open(listener), parts)
+    }
+
+    /// The same, behind doors of the caller's.
+    ///
+    /// # Errors
+    /// When they have no address.
+    pub fn behind(doors: Doors, parts: Parts) -> Result<Self> {
+        let address = doors.grpc.local_addr().context("ask for the port")?;
         let shutdown = Shutdown::new().with_grace(Duration::from_secs(10));
-        let task = tokio::spawn(dl_server::serve(listener, parts, shutdown.clone()));
+        let task = tokio::spawn(dl_server::serve(doors, parts, shutdown.clone()));
         Ok(Self { address, shutdown, task })
     }
 

@@ -70,6 +70,25 @@ pub fn read(root: &Path) -> Result<BTreeMap<Vec<u8>, File>> {
     Ok(files)
 }
 
+/// The bytes of all files below a folder; none when it is not there.
+///
+/// # Errors
+/// When it can't be read.
+pub fn bytes_under(root: &Path) -> Result<u64> {
+    if !root.exists() {
+        return Ok(0);
+    }
+    let mut bytes = 0;
+    for entry in fs::read_dir(root)? {
+        let entry = entry?;
+        bytes += match entry.file_type()?.is_dir() {
+            true => bytes_under(&entry.path())?,
+            false => entry.metadata()?.len(),
+        };
+    }
+    Ok(bytes)
+}
+
 /// Fails with the first file that differs.
 ///
 /// # Errors

@@ -6,8 +6,12 @@
 
 pub mod cluster;
 pub mod dice;
+pub mod etcd;
 pub mod folder;
+pub mod http;
 pub mod program;
+pub mod proxy;
+pub mod s3;
 pub mod wire;
 pub mod workspace;
 

@@ -114,6 +114,7 @@ impl Drop for Process {
 pub struct Server {
     process: Process,
     address: String,
+    http: String,
     log: Option<JoinHandle<String>>,
 }
 
@@ -131,31 +132,54 @@ impl Server {
     /// # Errors
     /// When it ends before it listens, with what it said.
     pub fn start_with(data: &Path, listen: &str, flags: &[&str]) -> Result<Self> {
+        Self::start_among(data, listen, flags, &[])
+    }
+
+    /// The same with more variables.
+    ///
+    /// # Errors
+    /// When it ends before it listens, with what it said.
+    pub fn start_among(
+        data: &Path,
+        listen: &str,
+        flags: &[&str],
+        variables: &[(String, String)],
+    ) -> Result<Self> {
         let mut command = server_command()?;
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
         command.arg("--listen").arg(listen).arg("--data").arg(data).args(flags);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = Process::start(&mut command)?;
         let stdout = process.child.stdout.take().context("stdout is a pipe")?;
         let log = process.child.stderr.take().map(follow);
-        let (said, line) = mpsc::channel();
+        let (said, lines) = mpsc::channel();
+        // An HTTP port that was asked for is told at once with the other one.
+        let count = if flags.contains(&"--http") { 2 } else { 1 };
         std::thread::spawn(move || {
-            let mut line = String::new();
-            let read = BufReader::new(stdout).read_line(&mut line);
+            let lines: std::io::Result<Vec<_>> =
+                BufReader::new(stdout).lines().take(count).collect();
             // Nobody waits any more when the test is over.
-            let _ = said.send(read.map(|_| line));
+            let _ = said.send(lines);
         });
-        let line = line.recv_timeout(PATIENCE).context("wait until dlserver listens")??;
-        let Some(address) = line.trim().strip_prefix("listening on ") else {
+        let lines = lines.recv_timeout(PATIENCE).context("wait until dlserver listens")??;
+        let told = |what| lines.iter().find_map(|line| line.strip_prefix(what)).map(str::to_owned);
+        let Some(address) = told("listening on ") else {
             process.wait(PATIENCE)?;
             let log = log.map(|log| log.join().unwrap_or_default()).unwrap_or_default();
             bail!("dlserver ended: {log}");
         };
-        Ok(Self { address: address.to_owned(), process, log })
+        let http = told("http on ").unwrap_or_default();
+        Ok(Self { address, http, process, log })
     }
 
     /// Where it listens.
     pub fn address(&self) -> &str {
         &self.address
+    }
+
+    /// Where it answers HTTP; empty unless the flags say `--http`.
+    pub fn http(&self) -> &str {
+        &self.http
     }
 
     /// The process.
@@ -212,6 +236,8 @@ fn follow(mut stderr: ChildStderr) -> JoinHandle<String> {
 pub fn server_command() -> Result<Command> {
     let mut command = Command::new(program("dlserver")?);
     clean(&mut command);
+    // Many servers at once: those whose HTTP port is wanted are told of one.
+    command.env("DIESEL_HTTP", "none");
     Ok(command)
 }
 
@@ -227,7 +253,8 @@ pub fn dlcmd() -> Result<Command> {
 
 fn clean(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("DIESEL_") {
+        let ours = ["DIESEL_", "AWS_"];
+        if ours.iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
             command.env_remove(name);
         }
     }

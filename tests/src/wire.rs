@@ -5,15 +5,19 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use dl_format::{
-    Attributes, ChunkId, ChunkShape, ChunkWriter, Crc32c, DatasetId, Deletions, FilePath,
-    FileRecord, Stamp,
+    Attributes, ChunkId, ChunkShape, ChunkWriter, Crc32c, DatasetId, DatasetName, Deletions,
+    FilePath, FileRecord, Stamp,
 };
 use dl_proto::pb::diesel_client::DieselClient;
-use dl_proto::{DeleteRequest, ListEntry, MESSAGE_BYTES_MAX, RecoverProgress, pb};
+use dl_proto::{
+    DeleteRequest, Finding, ListEntry, MESSAGE_BYTES_MAX, PurgeProgress, PurgeRequest,
+    RecoverProgress, VerifyProgress, pb,
+};
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
 
@@ -126,6 +130,38 @@ impl Wire {
             told.insert(step.dataset.clone(), step);
         }
         Ok(told.into_values().collect())
+    }
+
+    /// Purges a dataset; the last word, with all problems.
+    ///
+    /// # Errors
+    /// As the server answers.
+    pub async fn purge(&self, name: &str, grace: Duration) -> Result<PurgeProgress, Status> {
+        let dataset = DatasetName::new(name).map_err(|why| Status::internal(why.to_string()))?;
+        let request = PurgeRequest { dataset: Some(dataset), grace };
+        let mut steps = self.stub().purge(pb::PurgeRequest::from(request)).await?.into_inner();
+        let mut last = PurgeProgress::default();
+        while let Some(step) = steps.message().await? {
+            let mut step = PurgeProgress::from(step);
+            last.problems.append(&mut step.problems);
+            step.problems = last.problems;
+            last = step;
+        }
+        Ok(last)
+    }
+
+    /// Verifies a dataset; what was found.
+    ///
+    /// # Errors
+    /// As the server answers.
+    pub async fn verify(&self, name: &str, checksums: bool) -> Result<Vec<Finding>, Status> {
+        let request = pb::VerifyRequest { dataset: name.to_owned(), checksums };
+        let mut steps = self.stub().verify(request).await?.into_inner();
+        let mut findings = Vec::new();
+        while let Some(step) = steps.message().await? {
+            findings.extend(VerifyProgress::from(step).findings);
+        }
+        Ok(findings)
     }
 
     /// All files of a dataset, as a listing of everything below its root says.

@@ -44,7 +44,7 @@ impl Server {
     /// Starts it with everything in `data`.
     pub(crate) fn start(data: &Path) -> Result<Self> {
         let mut command = Command::new(program("dlserver")?);
-        command.args(["--listen", "127.0.0.1:0", "--data"]).arg(data);
+        command.args(["--listen", "127.0.0.1:0", "--http", "none", "--data"]).arg(data);
         command.stdout(Stdio::piped()).stderr(Stdio::null());
         let mut process = Process(command.spawn().context("start dlserver")?);
         let stdout = process.0.stdout.take().context("take the server's output")?;

@@ -4,6 +4,7 @@ mod many;
 mod memory;
 mod pack;
 mod recover;
+mod tier;
 mod tree;
 
 use anyhow::Result;
@@ -32,6 +33,8 @@ pub enum Workload {
     Recover,
     /// `dlcmd ls -lR` of 200,000 files, beside ls
     Ls,
+    /// Reads of a warm fast store before a slow one, beside the fast store alone
+    Tier,
 }
 
 impl Workload {
@@ -46,6 +49,7 @@ impl Workload {
         Self::GetMany,
         Self::Ls,
         Self::Recover,
+        Self::Tier,
     ];
 
     /// Measures it.
@@ -62,6 +66,7 @@ impl Workload {
             Self::GetMany => many::run(settings),
             Self::Recover => recover::run(settings),
             Self::Ls => tree::ls(settings),
+            Self::Tier => tier::run(settings),
         }
     }
 }

@@ -20,16 +20,16 @@ use crate::remote::session::Shared;
 /// from any process.
 #[derive(Debug, Clone)]
 pub struct Client {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
 impl Client {
     /// Connects to the servers.
     ///
     /// # Errors
-    /// [`Kind::Unreachable`](crate::Kind::Unreachable) when none answered in
+    /// [`Kind::Unreachable`] when none answered in
     /// [`ConnectOptions::connect_timeout`], with each address and the reason;
-    /// [`Kind::Invalid`](crate::Kind::Invalid) for what is no address.
+    /// [`Kind::Invalid`] for what is no address.
     pub fn connect(options: ConnectOptions) -> Result<Self, Error> {
         let client = Self { shared: Arc::new(Shared::new(options)) };
         let session = client.shared.session()?;
@@ -60,7 +60,7 @@ impl Client {
     /// A dataset that exists.
     ///
     /// # Errors
-    /// [`Kind::NotFound`](crate::Kind::NotFound) when there is none of that name.
+    /// [`Kind::NotFound`] when there is none of that name.
     pub fn dataset(&self, name: &DatasetName) -> Result<Dataset, Error> {
         let session = self.shared.session()?;
         let info = session.wait(get_dataset(&session.connections, name))?;
@@ -95,7 +95,7 @@ impl Client {
     /// were removed. Its name can be used again at once.
     ///
     /// # Errors
-    /// [`Kind::NotFound`](crate::Kind::NotFound) when there is none of that name.
+    /// [`Kind::NotFound`] when there is none of that name.
     pub fn delete_dataset(&self, name: &DatasetName) -> Result<u64, Error> {
         let session = self.shared.session()?;
         let connections = &session.connections;

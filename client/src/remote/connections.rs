@@ -13,23 +13,18 @@ use std::time::Duration;
 
 use dl_proto::pb::GetDatasetRequest;
 use dl_proto::pb::diesel_client::DieselClient;
-use dl_proto::{CLIENT_WINDOW_BYTES, FRAME_BYTES, MESSAGE_BYTES_MAX, STREAM_WINDOW_BYTES};
+use dl_proto::{KEY_HEADER, MESSAGE_BYTES_MAX, USER_HEADER};
 use dl_runtime::{Backoff, Clock, Deadline, Random, retry};
 use tonic::metadata::{Ascii, MetadataValue};
-use tonic::transport::Endpoint;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::error::{Error, Kind};
-use crate::remote::failure::{Failure, is_answer};
+use crate::remote::endpoint::endpoint;
+use crate::remote::failure::{Failure, is_answer, is_refused};
 use crate::remote::options::{ConnectOptions, OnRetry, Retry};
 use crate::remote::process::Process;
 use crate::remote::wire::Wire;
 
-const DEFAULT_PORT: u16 = 7420;
-/// A connection that is silent for this long while a request waits is asked for a sign of life,
-const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(10);
-/// and given up when it shows none for this long.
-const KEEP_ALIVE_PATIENCE: Duration = Duration::from_secs(10);
 /// How long a server that failed is passed over while there are others.
 const PASS_OVER: Duration = Duration::from_secs(2);
 /// A server that has been silent for this long is told of, and again after each.
@@ -127,9 +122,7 @@ impl Connections {
         let _inside = process.runtime.enter();
         let mut servers = Vec::with_capacity(options.servers.len());
         for address in &options.servers {
-            let endpoint = endpoint(address)
-                .map_err(|why| invalid(address, why))?
-                .connect_timeout(options.connect_timeout);
+            let endpoint = endpoint(address, options).map_err(|why| invalid(address, why))?;
             let channels = (0..options.connections_per_server.max(1))
                 .map(|_| {
                     DieselClient::new(Wire(endpoint.connect_lazy()))
@@ -175,7 +168,7 @@ impl Connections {
         self.servers.iter().map(|server| server.channels.len()).sum()
     }
 
-    /// Waits until one server answers.
+    /// Waits until one server answers, to somebody it knows.
     pub(crate) async fn check(&self) -> Result<(), Error> {
         let addresses = || {
             let addresses: Vec<_> = self.servers.iter().map(|server| &*server.address).collect();
@@ -185,7 +178,7 @@ impl Connections {
             // No dataset has an empty name: refused at once, which is the answer wanted here.
             let request = this.request(GetDatasetRequest { name: String::new() });
             match this.limit().bound(this.clock.as_ref(), server.get_dataset(request)).await {
-                Ok(Err(status)) if !is_answer(&status) => Err(status.into()),
+                Ok(Err(status)) if is_refused(&status) || !is_answer(&status) => Err(status.into()),
                 Ok(_) => Ok(()),
                 Err(_) => Err(this.silence()),
             }
@@ -298,10 +291,10 @@ impl Try {
         let mut request = Request::new(message);
         let metadata = request.metadata_mut();
         if let Some(user) = &self.identity.user {
-            metadata.insert("diesel-user", user.clone());
+            metadata.insert(USER_HEADER, user.clone());
         }
         if let Some(key) = &self.identity.key {
-            metadata.insert("diesel-key", key.clone());
+            metadata.insert(KEY_HEADER, key.clone());
         }
         request
     }
@@ -377,56 +370,4 @@ fn joined(said: &Mutex<Said>) -> Option<String> {
 
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
-fn endpoint(address: &str) -> Result<Endpoint, String> {
-    let host = address.strip_prefix("http://").unwrap_or(address);
-    let host = host.strip_suffix('/').unwrap_or(host);
-    if host.is_empty() || host.contains('/') {
-        return Err("not an address; write it as host:port".to_owned());
-    }
-    // A colon inside of brackets is no port's.
-    let port = match host.rsplit_once(':') {
-        Some((name, port)) if !port.contains(']') => {
-            if name.is_empty() || port.parse::<u16>().is_err() {
-                return Err("not an address; write it as host:port".to_owned());
-            }
-            String::new()
-        }
-        _ => format!(":{DEFAULT_PORT}"),
-    };
-    let endpoint = Endpoint::from_shared(format!("http://{host}{port}"))
-        .map_err(|why| format!("not an address ({why}); write it as host:port"))?;
-    Ok(endpoint
-        .tcp_nodelay(true)
-        .max_frame_size(FRAME_BYTES)
-        .initial_stream_window_size(STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(CLIENT_WINDOW_BYTES)
-        .http2_keep_alive_interval(KEEP_ALIVE_AFTER)
-        .keep_alive_timeout(KEEP_ALIVE_PATIENCE))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn uri(address: &str) -> Result<String, String> {
-        endpoint(address).map(|endpoint| endpoint.uri().to_string())
-    }
-
-    #[test]
-    fn an_address_may_leave_out_scheme_and_port() {
-        assert_eq!(uri("node1:9000").unwrap(), "http://node1:9000/");
-        assert_eq!(uri("http://node1:9000/").unwrap(), "http://node1:9000/");
-        assert_eq!(uri("node1").unwrap(), "http://node1:7420/");
-        assert_eq!(uri("[::1]").unwrap(), "http://[::1]:7420/");
-        assert_eq!(uri("[::1]:9000").unwrap(), "http://[::1]:9000/");
-    }
-
-    #[test]
-    fn what_is_no_address_is_refused() {
-        for address in ["", "http://", "https://node1:9000", "node 1:9000", "node1:9000/path"] {
-            assert!(uri(address).is_err(), "{address}");
-        }
-    }
 }

@@ -3,10 +3,11 @@
 //! Must hold: what the transport says and what a server says are told apart; the former is always
 //! worth another try.
 
-use std::error::Error as _;
+use std::error::Error;
 
 use dl_proto::WireError;
-use tonic::Status;
+use rustls::CertificateError;
+use tonic::{Code, Status};
 
 use crate::error::Kind;
 
@@ -25,7 +26,12 @@ impl Failure {
 
     /// The same, saying which server it was.
     pub(crate) fn at(self, server: &str) -> Self {
-        Self { problem: format!("{server}: {}", self.problem), ..self }
+        let mut problem = format!("{server}: {}", self.problem);
+        let is_broken = BROKEN.iter().any(|end| problem.contains(end));
+        if self.kind == Kind::Unreachable && is_broken && server.starts_with("https://") {
+            problem += "; it may want to see a certificate (--client-cert)";
+        }
+        Self { problem, ..self }
     }
 }
 
@@ -39,13 +45,78 @@ fn is_foreign(status: &Status) -> bool {
     status.message().starts_with("grpc-status header missing")
 }
 
+/// Whether a server refused to hear who is asking.
+pub(crate) fn is_refused(status: &Status) -> bool {
+    status.code() == Code::Unauthenticated
+}
+
+/// The reason of an error.
+pub(crate) fn deepest<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
+    let mut cause = error;
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+    }
+    cause
+}
+
+/// What went wrong on the way, and what to do where that is not plain.
+fn transport(error: &(dyn Error + 'static)) -> String {
+    let cause = deepest(error);
+    let told = cause.to_string();
+    let advice = match tls_error(cause) {
+        Some(rustls::Error::InvalidMessage(_)) => {
+            return "that port speaks no TLS: write http:// before the host".to_owned();
+        }
+        Some(rustls::Error::InvalidCertificate(why)) => match why {
+            CertificateError::UnknownIssuer => {
+                "nobody trusted here has signed it: give its CA's certificate (--ca, DIESEL_CA)"
+            }
+            CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+                "the server needs a new certificate; or is this machine's clock wrong?"
+            }
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+                "write the server as its certificate names it"
+            }
+            _ => return told,
+        },
+        // What HTTP/2 leaves of the reasons of TLS and of our servers is text.
+        _ if told.contains(SPEAKS_TLS) => {
+            return "that port speaks TLS: write https:// before the host".to_owned();
+        }
+        _ if REFUSED.iter().any(|alert| told.ends_with(alert)) => {
+            "the server wants to see a certificate of a CA that it knows (--client-cert)"
+        }
+        _ => return told,
+    };
+    format!("{told}; {advice}")
+}
+
+/// In the words of a server with TLS to a client without.
+const SPEAKS_TLS: &str = "this port speaks TLS";
+
+/// What a server says to a client whose certificate is missing or of no use.
+const REFUSED: [&str; 4] = [
+    "fatal alert: CertificateRequired",
+    "fatal alert: UnknownCA",
+    "fatal alert: BadCertificate",
+    "fatal alert: CertificateExpired",
+];
+
+/// How a connection ends that was refused while more was sent on it.
+const BROKEN: [&str; 2] = ["broken pipe", "onnection reset"];
+
+fn tls_error<'a>(cause: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
+    let inner = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+    match inner {
+        Some(inner) => inner.downcast_ref(),
+        None => cause.downcast_ref(),
+    }
+}
+
 impl From<Status> for Failure {
     fn from(status: Status) -> Self {
-        if let Some(mut cause) = status.source() {
-            while let Some(deeper) = cause.source() {
-                cause = deeper;
-            }
-            return Self::new(Kind::Unreachable, cause.to_string());
+        if let Some(cause) = status.source() {
+            return Self::new(Kind::Unreachable, transport(cause));
         }
         if is_foreign(&status) {
             let problem = "this is no dlserver: something else listens there";

@@ -7,7 +7,9 @@
 mod client;
 mod connections;
 mod dataset;
+mod endpoint;
 mod failure;
+mod housekeeping;
 mod list;
 mod lookup;
 mod options;
@@ -23,6 +25,6 @@ mod writer;
 pub use client::Client;
 pub use dataset::{Dataset, Deleted};
 pub use list::Listing;
-pub use options::{ConnectOptions, OnRetry, Retry};
+pub use options::{ClientCertificate, ConnectOptions, OnRetry, Retry};
 pub use read::ReadItem;
 pub use writer::{FailedWrite, Flushed};

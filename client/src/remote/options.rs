@@ -1,6 +1,6 @@
 //! How to reach the servers, and what is told while none answers.
 //!
-//! Must hold: Debug never shows the key.
+//! Must hold: Debug shows no key.
 
 use std::fmt;
 use std::sync::Arc;
@@ -33,8 +33,15 @@ pub struct ConnectOptions {
     pub user: String,
     /// Proves it, where the servers want a proof. Never shown.
     pub key: Option<String>,
-    /// Each `host:port` or `http://host:port`; all serve the same datasets.
+    /// Each `host:port` or `http://host:port`, in plain text, or `https://host:port`; all serve the
+    /// same datasets.
     pub servers: Vec<String>,
+    /// The certificates (PEM) to trust where a server is named with https; otherwise the machine's.
+    pub ca: Option<Vec<u8>>,
+    /// Shown to servers that ask for a certificate.
+    pub certificate: Option<ClientCertificate>,
+    /// Lets the key travel in plain text to other machines.
+    pub plain_text_key: bool,
     /// How long to try when every server refuses, before `connect` gives up.
     pub connect_timeout: Duration,
     /// How long a request may take, all its tries together; a request that brings or takes many
@@ -49,12 +56,30 @@ pub struct ConnectOptions {
     pub on_retry: Option<OnRetry>,
 }
 
+/// What a client shows to servers that ask for a certificate.
+#[derive(Clone)]
+pub struct ClientCertificate {
+    /// The certificate, and those that lead to its CA (PEM).
+    pub certificate: Vec<u8>,
+    /// Its private key (PEM). Never shown.
+    pub key: Vec<u8>,
+}
+
+impl fmt::Debug for ClientCertificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientCertificate").finish_non_exhaustive()
+    }
+}
+
 impl Default for ConnectOptions {
     fn default() -> Self {
         Self {
             user: String::new(),
             key: None,
             servers: vec!["127.0.0.1:7420".to_owned()],
+            ca: None,
+            certificate: None,
+            plain_text_key: false,
             connect_timeout: Duration::from_secs(5),
             request_timeout: Duration::from_secs(60),
             connections_per_server: 2,
@@ -70,6 +95,8 @@ impl fmt::Debug for ConnectOptions {
             .field("user", &self.user)
             .field("key", &self.key.as_ref().map(|_| "(not shown)"))
             .field("servers", &self.servers)
+            .field("certificate", &self.certificate)
+            .field("plain_text_key", &self.plain_text_key)
             .field("connect_timeout", &self.connect_timeout)
             .field("request_timeout", &self.request_timeout)
             .field("connections_per_server", &self.connections_per_server)
@@ -85,7 +112,10 @@ mod tests {
     #[test]
     fn the_key_is_never_shown() {
         let key = Some("sesame".to_owned());
-        let shown = format!("{:?}", ConnectOptions { key, ..ConnectOptions::default() });
+        let certificate =
+            Some(ClientCertificate { certificate: Vec::new(), key: b"sesame".to_vec() });
+        let options = ConnectOptions { key, certificate, ..ConnectOptions::default() };
+        let shown = format!("{options:?}").replace(&format!("{:?}", b"sesame"), "sesame");
         assert!(!shown.contains("sesame"), "{shown}");
     }
 }

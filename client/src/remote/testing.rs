@@ -151,6 +151,8 @@ impl Diesel for Fake {
     type ReadStream = BoxStream<'static, Result<pb::ReadReply, Status>>;
     type ListStream = BoxStream<'static, Result<pb::ListReply, Status>>;
     type RecoverStream = BoxStream<'static, Result<pb::RecoverProgress, Status>>;
+    type PurgeStream = BoxStream<'static, Result<pb::PurgeProgress, Status>>;
+    type VerifyStream = BoxStream<'static, Result<pb::VerifyProgress, Status>>;
 
     async fn create_dataset(
         &self,
@@ -239,5 +241,29 @@ impl Diesel for Fake {
             Ok(pb::RecoverProgress { dataset, listed, done, ..pb::RecoverProgress::default() })
         };
         streamed(vec![step(1, false), step(2, true)])
+    }
+
+    async fn purge(
+        &self,
+        _: Request<pb::PurgeRequest>,
+    ) -> Result<Response<Self::PurgeStream>, Status> {
+        let step = |problems: &[&str], removed, done| {
+            let problems = problems.iter().map(ToString::to_string).collect();
+            let dataset = "pets".to_owned();
+            Ok(pb::PurgeProgress { dataset, problems, removed, done, ..Default::default() })
+        };
+        streamed(vec![step(&["one"], 0, false), step(&["one", "two"], 7, true)])
+    }
+
+    async fn verify(
+        &self,
+        _: Request<pb::VerifyRequest>,
+    ) -> Result<Response<Self::VerifyStream>, Status> {
+        let step = |problem: &str, files, done| {
+            let (problem, remedy) = (problem.to_owned(), "mend it".to_owned());
+            let findings = vec![pb::Finding { problem, remedy }];
+            Ok(pb::VerifyProgress { findings, files, done, ..Default::default() })
+        };
+        streamed(vec![step("one", 4, false), step("two", 9, true)])
     }
 }

@@ -55,6 +55,10 @@ fn every_command_of_the_contract_is_understood() {
         "recover dl://d",
         "recover --all --since 2h",
         "recover --since 2026-11-20T08:00:00Z dl://d",
+        "user --users f add ann --role read:imagenet* --role write:ann-*",
+        "user add ann --role admin:* --users f",
+        "user --users f remove ann",
+        "user --users f list --json",
         "completions bash",
         "man",
     ] {
@@ -74,6 +78,10 @@ fn wrong_usage_ends_with_2_and_help_with_0() {
         &["recover"],
         &["recover", "dl://d", "--all"],
         &["put", "--threads", "0", "a", "dl://d"],
+        &["user", "--users", "f", "add", "ann"],
+        &["user", "--users", "f", "add", "a n", "--role", "read:*"],
+        &["user", "--users", "f", "add", "ann", "--role", "own:*"],
+        &["user", "--users", "f", "add", "ann", "--role", "read:*", "--key", "k"],
         &["frobnicate"],
     ] {
         let refused = parse(line).expect_err("wrong usage");
@@ -101,7 +109,7 @@ fn servers_and_user_come_from_the_flag_then_the_environment_then_the_default() {
     let options = |line: &[&str], servers: Option<&str>| {
         let (servers, user) = (servers.map(str::to_owned), Some("ann".to_owned()));
         let cli = parse(line).expect("legal");
-        cli.global.connect_options(Environment { servers, user, key: None })
+        cli.global.connect_options(Environment { servers, user, ..Environment::default() })
     };
     let flags = &["--server", "f:1", "--user", "bob", "datasets"];
     let given = options(flags, Some("e:1,e:2")).expect("legal");

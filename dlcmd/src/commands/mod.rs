@@ -11,10 +11,13 @@ pub(crate) mod du;
 pub(crate) mod get;
 pub(crate) mod ls;
 pub(crate) mod man;
+pub(crate) mod purge;
 pub(crate) mod put;
 pub(crate) mod recover;
 pub(crate) mod rm;
 pub(crate) mod stat;
+pub(crate) mod user;
+pub(crate) mod verify;
 
 use crate::address::Address;
 use crate::exit::Failure;

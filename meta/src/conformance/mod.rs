@@ -5,6 +5,7 @@
 
 pub(crate) mod history;
 pub(crate) mod model;
+mod retire;
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -43,6 +44,11 @@ pub async fn run(make: impl AsyncFn() -> Arc<dyn MetaStore>) {
         any_history_is_answered_like_the_fold(&*make().await, seed).await;
     }
     questions_during_appends_see_all_that_returned(make().await).await;
+    for seed in 0..12 {
+        retire::retired_objects_are_as_if_they_had_never_been(&*make().await, seed).await;
+    }
+    retire::an_object_in_which_a_file_lies_stays(&*make().await).await;
+    retire::what_was_counted_of_other_objects_is_not_taken_for_now(&*make().await).await;
     a_dropped_append_is_done_or_not(&*make().await).await;
     a_closed_store_takes_no_surprise(&*make().await).await;
 }

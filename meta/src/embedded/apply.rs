@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use dl_format::{
-    ChunkId, Committed, DatasetId, EntrySet, EntryVersion, FilePath, FileRecord, Stamp,
+    ChunkId, Committed, DatasetId, EntrySet, EntryVersion, FilePath, FileRecord, Stamp, Version,
 };
 use redb::{Error, ReadableTable, ReadableTableMetadata, Table, WriteTransaction};
 
@@ -16,15 +16,15 @@ use super::tables::{
 };
 use crate::ObjectRecord;
 
-type Rows<'a> = Table<'a, &'static [u8], &'static [u8]>;
+pub(super) type Rows<'a> = Table<'a, &'static [u8], &'static [u8]>;
 
 /// What memory knows of a dataset and its row does not.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Hint {
     /// The highest stamp that was given.
     pub(super) given: Stamp,
-    /// What was counted when the log had so many objects.
-    pub(super) counted: Option<(u64, Counts)>,
+    /// What was counted when the log had these objects.
+    pub(super) counted: Option<(Version, Counts)>,
 }
 
 /// Applies `objects`; those of datasets that are not there are passed over.
@@ -44,8 +44,8 @@ pub(super) fn apply(
         let Some(mut row) = row.transpose()? else { continue };
         let hint = hints.get(&id).copied().unwrap_or_default();
         row.given = row.given.max(hint.given);
-        if let (None, Some((objects, counts))) = (row.counts, hint.counted) {
-            row.counts = Some(counts).filter(|_| objects == row.objects);
+        if let (None, Some((version, counts))) = (row.counts, hint.counted) {
+            row.counts = Some(counts).filter(|_| version == row.version);
         }
         Dataset::open(transaction, &Tables::of(id), &mut row)?.apply(&objects)?;
         datasets.insert(key, row.encode()?.as_slice())?;
@@ -115,8 +115,7 @@ impl<'t, 'r> Dataset<'t, 'r> {
     fn insert(&mut self, files: &[(FileRecord, FilePath)]) -> Result<(), Error> {
         let mut value = Vec::new();
         let mut counts = self.row.counts;
-        let mut dead =
-            Dead { table: &self.deleted, none: self.deleted.is_empty()?, seen: HashMap::new() };
+        let mut dead = Dead::of(&self.deleted)?;
         for (record, path) in files {
             encode_file(record, &mut value)?;
             // One descent for nearly every row; a version that does not win is put back.
@@ -146,14 +145,18 @@ impl<'t, 'r> Dataset<'t, 'r> {
 }
 
 /// Which versions are deleted, each bitmap read once.
-struct Dead<'a, 't> {
+pub(super) struct Dead<'a, 't> {
     table: &'a Rows<'t>,
     none: bool,
     seen: HashMap<ChunkId, EntrySet>,
 }
 
-impl Dead<'_, '_> {
-    fn contains(&mut self, version: &EntryVersion) -> Result<bool, Error> {
+impl<'a, 't> Dead<'a, 't> {
+    pub(super) fn of(table: &'a Rows<'t>) -> Result<Self, Error> {
+        Ok(Self { table, none: table.is_empty()?, seen: HashMap::new() })
+    }
+
+    pub(super) fn contains(&mut self, version: &EntryVersion) -> Result<bool, Error> {
         if self.none {
             return Ok(false);
         }

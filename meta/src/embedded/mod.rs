@@ -7,6 +7,7 @@
 mod apply;
 mod database;
 mod read;
+mod retire;
 mod rows;
 mod tables;
 mod tail;
@@ -255,7 +256,7 @@ impl Embedded {
                 Command::Close => state.closed = true,
                 // For everybody at once; the file follows.
                 Command::Drop(id) => state.forget(id),
-                Command::Bind(_) | Command::Put(_) => {}
+                Command::Bind(_) | Command::Put(_) | Command::Retire(..) => {}
             }
             state.commands.push_back((command, reply));
         }
@@ -272,7 +273,7 @@ impl Embedded {
         };
         let read = move |transaction: &ReadTransaction| {
             let Some(row) = read::dataset(transaction, id)? else { return Ok(None) };
-            let counted = counted.filter(|(objects, _)| *objects == row.objects);
+            let counted = counted.filter(|(version, _)| *version == row.version);
             let counts = match (row.counts, counted) {
                 (Some(counts), _) | (None, Some((_, counts))) => counts,
                 (None, None) => Index::open(transaction, id)?.count()?,
@@ -282,7 +283,7 @@ impl Embedded {
         let Some((row, counts)) = self.read(action, id, read).await? else { return Ok(None) };
         let mut state = self.shared.state();
         let Some(known) = state.datasets.get_mut(&id) else { return Ok(None) };
-        known.counted = Some((row.objects, counts));
+        known.counted = Some((row.version, counts));
         Ok(Some(DatasetInfo {
             record: known.record.clone(),
             files: counts.files,
@@ -449,6 +450,12 @@ impl MetaStore for Embedded {
                 }
             }
         }
+    }
+
+    async fn retire(&self, dataset: DatasetId, ids: &[ChunkId]) -> Result<(), Error> {
+        let action = "retire objects of dataset";
+        self.applied(action, dataset).await?;
+        self.command(Command::Retire(dataset, ids.to_vec()), action).await
     }
 
     async fn objects(

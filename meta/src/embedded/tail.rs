@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
-use dl_format::{ChunkId, Committed, DatasetId, DatasetName, Stamp, StoreId};
+use dl_format::{ChunkId, Committed, DatasetId, DatasetName, Stamp, StoreId, Version};
 use tokio::sync::oneshot;
 
 use super::apply::Hint;
@@ -22,6 +22,7 @@ pub(super) enum Command {
     Bind(StoreId),
     Put(DatasetRecord),
     Drop(DatasetId),
+    Retire(DatasetId, Vec<ChunkId>),
     Close,
 }
 
@@ -35,8 +36,8 @@ pub(super) struct Known {
     pub(super) last: Stamp,
     /// The number of its last append.
     pub(super) appended: u64,
-    /// What was last counted by a walk, and how many objects the log had then.
-    pub(super) counted: Option<(u64, Counts)>,
+    /// What was last counted by a walk, and which objects the log had then.
+    pub(super) counted: Option<(Version, Counts)>,
 }
 
 impl Known {

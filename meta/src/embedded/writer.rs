@@ -8,16 +8,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dl_format::DatasetId;
+use dl_format::{ChunkId, DatasetId};
 use dl_runtime::blocking;
 use redb::{ReadableTable, WriteTransaction};
 
 use super::apply::apply;
 use super::database::{failed, kind_of};
+use super::retire::{Retired, retire};
 use super::tables::{DATASETS, DatasetRow, FACTS, IDENTITY_KEY, OPEN_KEY, Tables};
 use super::tail::{Command, Failure, Known, Reply};
 use super::{Progress, Shared};
-use crate::types::bound_elsewhere;
+use crate::types::{bound_elsewhere, still_in_use};
 use crate::{DatasetRecord, Error, Kind};
 
 /// What to do next.
@@ -179,6 +180,7 @@ impl Shared {
                 shared.state().purge(id);
                 Ok(())
             }
+            Command::Retire(id, objects) => shared.retire(id, &objects),
             Command::Close => shared.finish(),
         })
         .await
@@ -212,6 +214,21 @@ impl Shared {
             None => state.insert(Known::new(record, row.last().max(row.given))),
         }
         Ok(())
+    }
+
+    /// Durable at once: what is retired is removed from the chunk store next.
+    fn retire(&self, id: DatasetId, objects: &[ChunkId]) -> Result<(), Error> {
+        let action = "retire objects of dataset";
+        let given = self.state().known(id, action)?.last;
+        let write = |transaction: &WriteTransaction| retire(transaction, id, objects, given);
+        let retired = self.file.write(true, write).map_err(failed(action, id))?;
+        // All that was applied before is durable with it.
+        self.state().done(0, true, self.clock.monotonic());
+        match retired {
+            Retired::Done => Ok(()),
+            Retired::InUse => Err(still_in_use(id)),
+            Retired::NoDataset => Err(Error::new(Kind::Missing, action, id)),
+        }
     }
 
     /// Applies all that is pending.

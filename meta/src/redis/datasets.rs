@@ -99,7 +99,8 @@ impl Shared {
                 .arg(objects)
                 .arg(version.to_bytes().as_slice())
                 .arg(files)
-                .arg(size);
+                .arg(size)
+                .arg(home.retired);
             self.router.ask_one(ask).await?;
         }
         Ok(Counted { objects, version, files, bytes: size })

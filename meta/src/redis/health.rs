@@ -21,8 +21,7 @@ use super::slots::Shard;
 use crate::types::bound_elsewhere;
 use crate::{Damage, Error, Kind};
 
-/// How long an answer about damage holds while there is some, and how old the time in the marks
-/// gets while there is none.
+/// How old the time in the marks gets while there is no damage.
 const AGE: Duration = Duration::from_secs(1);
 
 /// What this process knows about the health of Redis.
@@ -30,6 +29,7 @@ const AGE: Duration = Duration::from_secs(1);
 pub(super) struct Health {
     /// The router's count of changes when everything was whole, or found damaged.
     checked: Option<u64>,
+    /// When the last survey began.
     at: Duration,
     seen_at: Option<Duration>,
     damage: Option<Damage>,
@@ -50,18 +50,37 @@ struct Broken {
 
 impl Shared {
     /// Fails while something may be missing; gives what [`Shared::is_as`] wants to hear.
+    ///
+    /// No call is refused for what was mended before it began, and calls that wait share a survey,
+    /// also one that fails.
     pub(super) async fn assure(&self) -> Result<u64, Failure> {
+        let began = self.clock.monotonic();
+        if let Some(verdict) = self.verdict(began) {
+            return verdict;
+        }
+        let mut failed = self.surveys.lock().await;
         loop {
-            let changes = self.router.changes();
-            {
-                let health = self.health();
-                match health.damage {
-                    None if health.checked == Some(changes) => return Ok(changes),
-                    Some(damage) if self.age(health.at) < AGE => return Err(refused(damage)),
-                    _ => {}
-                }
+            if let Some(verdict) = self.verdict(began) {
+                return verdict;
             }
-            self.survey().await?;
+            if let Some((at, failure)) = &*failed
+                && *at >= began
+            {
+                return Err(failure.clone());
+            }
+            if let Err(failure) = self.survey().await {
+                *failed = Some((self.clock.monotonic(), failure));
+            }
+        }
+    }
+
+    /// What the last survey says, if it holds for a call that began then.
+    fn verdict(&self, began: Duration) -> Option<Result<u64, Failure>> {
+        let (health, changes) = (self.health(), self.router.changes());
+        match health.damage {
+            None if health.checked == Some(changes) => Some(Ok(changes)),
+            Some(damage) if health.at >= began => Some(Err(refused(damage))),
+            _ => None,
         }
     }
 
@@ -98,7 +117,7 @@ impl Shared {
 
     /// Reads all marks and compares them with the processes that have them.
     async fn survey(&self) -> Result<(), Failure> {
-        let changes = self.router.changes();
+        let (changes, at) = (self.router.changes(), self.clock.monotonic());
         let mut asks = vec![Ask::to(&keys::identity(), "GET")];
         asks.extend(
             Shard::all().map(|shard| Ask::to(&keys::mark(shard), "HMGET").arg(&["run", "seen"])),
@@ -141,7 +160,7 @@ impl Shared {
             tracing::error!(store = %self.router.address, ?damage, "metadata may be missing");
         }
         let broken = if bound.is_none() { Vec::new() } else { broken };
-        let (at, seen_at) = (self.clock.monotonic(), health.seen_at);
+        let seen_at = health.seen_at;
         *health = Health { checked: Some(changes), at, seen_at, damage, bound, runs: live, broken };
         Ok(())
     }
@@ -231,10 +250,9 @@ fn store_id(value: Value) -> Result<Option<StoreId>, Failure> {
 }
 
 fn refused(damage: Damage) -> Failure {
-    let what = match damage.since {
-        Some(_) => "lost its last writes when it restarted or failed over",
-        None => "lost some or all of its data",
+    let (kind, what) = match damage.since {
+        Some(_) => (Kind::Unavailable, "lost its last writes when it restarted or failed over"),
+        None => (Kind::Lost, "lost some or all of its data"),
     };
-    let why = format!("Redis may have {what}; run `dlcmd recover --all`");
-    Failure::because(Kind::Unavailable, why)
+    Failure::because(kind, format!("Redis may have {what}; run `dlcmd recover --all`"))
 }

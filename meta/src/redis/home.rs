@@ -24,7 +24,10 @@ pub(super) struct Home {
     pub(super) stored: Vec<u8>,
     pub(super) keys: Keys,
     pub(super) objects: u64,
+    /// How many were ever appended: what they named may still be marked in the index.
     pub(super) tombstones: u64,
+    /// How many objects were taken off the log.
+    pub(super) retired: u64,
     /// Some folder is large.
     pub(super) is_large: bool,
     /// What was counted last.
@@ -40,8 +43,18 @@ pub(super) struct Counted {
     pub(super) bytes: u64,
 }
 
-const FIELDS: [&str; 9] =
-    ["record", "epoch", "objects", "tombstones", "large", "counted", "version", "files", "bytes"];
+const FIELDS: [&str; 10] = [
+    "record",
+    "epoch",
+    "objects",
+    "tombstones",
+    "large",
+    "counted",
+    "version",
+    "files",
+    "bytes",
+    "retired",
+];
 
 /// What to ask for [`read_home`].
 pub(super) fn ask_home(id: DatasetId) -> Ask {
@@ -49,8 +62,8 @@ pub(super) fn ask_home(id: DatasetId) -> Ask {
 }
 
 pub(super) fn read_home(id: DatasetId, answer: Value) -> Result<Option<Home>, Failure> {
-    let [stored, epoch, objects, tombstones, large, counted, version, files, size] =
-        fields::<9>(answer)?;
+    let [stored, epoch, objects, tombstones, large, counted, version, files, size, retired] =
+        fields::<10>(answer)?;
     let Some(stored) = stored else { return Ok(None) };
     let epoch = epoch.as_deref().and_then(Epoch::parse);
     let epoch = epoch.ok_or_else(|| Failure::corrupt("the epoch of a dataset can't be read"))?;
@@ -71,6 +84,7 @@ pub(super) fn read_home(id: DatasetId, answer: Value) -> Result<Option<Home>, Fa
         keys: Keys { dataset: id, epoch },
         objects: decimal(objects.as_ref())?,
         tombstones: decimal(tombstones.as_ref())?,
+        retired: decimal(retired.as_ref())?,
         is_large: large.is_some(),
         counted,
     }))

@@ -14,6 +14,7 @@ mod keys;
 mod link;
 mod read;
 mod records;
+mod retire;
 mod router;
 mod rows;
 mod scripts;
@@ -45,6 +46,7 @@ use self::health::Health;
 use self::keys::Keys;
 use self::router::Router;
 use self::write::LargeFolders;
+use crate::types::still_in_use;
 use crate::{
     Appended, Damage, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry, ListQuery,
     MetaStore, ObjectRecord,
@@ -91,6 +93,8 @@ struct Shared {
     stamps: Mutex<HashMap<DatasetId, Stamp>>,
     large: Mutex<LargeFolders>,
     health: Mutex<Health>,
+    /// Held by the call that surveys for all that wait; when and why the last one failed.
+    surveys: tokio::sync::Mutex<Option<(Duration, Failure)>>,
     sweep_now: Arc<Notify>,
 }
 
@@ -144,6 +148,7 @@ impl Redis {
             stamps: Mutex::default(),
             large: Mutex::default(),
             health: Mutex::default(),
+            surveys: tokio::sync::Mutex::default(),
             sweep_now: Arc::new(Notify::new()),
         });
         let opened = shared.open().await;
@@ -295,6 +300,12 @@ impl MetaStore for Redis {
         let dataset = object.header().dataset();
         let appended = self.shared.append(object).await;
         appended.map_err(|failure| failure.during("append to dataset", dataset))
+    }
+
+    async fn retire(&self, dataset: DatasetId, ids: &[ChunkId]) -> Result<(), Error> {
+        let retired = self.shared.retire(dataset, ids).await;
+        let in_use = retired.map_err(|failure| failure.during("retire objects of", dataset))?;
+        if in_use { Err(still_in_use(dataset)) } else { Ok(()) }
     }
 
     async fn objects(

@@ -139,12 +139,32 @@ return 1
     )
 });
 
-/// What was counted, if it still holds. Home, todo; epoch, objects, version, files, bytes.
+/// Takes an object off the log. Home, log, todo; epoch, object id. Answers 1 when it was there.
+pub(super) static RETIRE: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        r"
+local home = redis.call('HMGET', KEYS[1], 'record', 'epoch')
+if not home[1] then return -1 end
+if home[2] ~= ARGV[1] then return -2 end
+local id = ARGV[2]
+redis.call('HDEL', KEYS[3], id)
+local found = redis.call('ZRANGEBYLEX', KEYS[2], '[' .. id, '+', 'LIMIT', 0, 1)[1]
+if not found or string.sub(found, 1, 16) ~= id then return 0 end
+redis.call('ZREM', KEYS[2], found)
+redis.call('HINCRBY', KEYS[1], 'objects', -1)
+redis.call('HINCRBY', KEYS[1], 'retired', 1)
+redis.call('HDEL', KEYS[1], 'counted')
+return 1
+",
+    )
+});
+
+/// What was counted, if it still holds. Home, todo; epoch, objects, version, files, bytes, retired.
 pub(super) static COUNTED: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
-local home = redis.call('HMGET', KEYS[1], 'epoch', 'objects')
-if home[1] ~= ARGV[1] or (home[2] or '0') ~= ARGV[2] then return 0 end
+local home = redis.call('HMGET', KEYS[1], 'epoch', 'objects', 'retired')
+if home[1] ~= ARGV[1] or (home[2] or '0') ~= ARGV[2] or (home[3] or '0') ~= ARGV[6] then return 0 end
 if redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
 redis.call('HSET', KEYS[1], 'counted', ARGV[2], 'version', ARGV[3], 'files', ARGV[4],
     'bytes', ARGV[5])
@@ -180,6 +200,6 @@ return 1
 });
 
 /// All of them: a node is given them when it is connected to.
-pub(super) fn all() -> [&'static Script; 9] {
-    [&APPEND, &APPLY, &STAMP, &PUT, &KILL, &REPLACE, &COUNTED, &LARGE, &MARK]
+pub(super) fn all() -> [&'static Script; 10] {
+    [&APPEND, &APPLY, &STAMP, &PUT, &KILL, &REPLACE, &RETIRE, &COUNTED, &LARGE, &MARK]
 }

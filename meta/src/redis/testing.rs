@@ -167,6 +167,8 @@ impl Cluster {
                 "1500",
                 "--repl-diskless-sync-delay",
                 "0",
+                "--repl-ping-replica-period",
+                "1",
             ];
             servers.push(Server::start(&arguments).await);
         }
@@ -195,8 +197,14 @@ impl Cluster {
             let Some(primary) = self.servers.get(index % self.primaries) else { continue };
             let id = primary.text(&["CLUSTER", "MYID"]).await;
             replica.ask(&["CLUSTER", "REPLICATE", &id]).await;
-            eventually("the replica follows", || async {
-                replica.text(&["INFO", "replication"]).await.contains("master_link_status:up")
+        }
+        for (index, replica) in self.servers.iter().enumerate().skip(self.primaries) {
+            let Some(primary) = self.servers.get(index % self.primaries) else { continue };
+            let name = format!("port={},state=online,offset=", replica.port);
+            // Until its first answer the primary keeps back all writes, though the link is up.
+            eventually("the replica has answered", || async {
+                let info = primary.text(&["INFO", "replication"]).await;
+                info.split_once(&name).is_some_and(|(_, offset)| !offset.starts_with("0,"))
             })
             .await;
         }

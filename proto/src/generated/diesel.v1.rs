@@ -290,6 +290,83 @@ pub struct RecoverProgress {
     #[prost(bool, tag = "7")]
     pub done: bool,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PurgeRequest {
+    /// Empty: every dataset, and what deleted ones have left.
+    #[prost(string, tag = "1")]
+    pub dataset: ::prost::alloc::string::String,
+    /// Objects go when they have not been needed for so long, microseconds.
+    #[prost(uint64, tag = "2")]
+    pub grace: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PurgeProgress {
+    #[prost(string, tag = "1")]
+    pub dataset: ::prost::alloc::string::String,
+    /// Objects of the dataset, and how many of them were looked at.
+    #[prost(uint64, tag = "2")]
+    pub objects: u64,
+    #[prost(uint64, tag = "3")]
+    pub checked: u64,
+    /// Chunks whose files were moved into others, and those others.
+    #[prost(uint64, tag = "4")]
+    pub rewritten: u64,
+    #[prost(uint64, tag = "5")]
+    pub written: u64,
+    /// Objects that were removed, and their bytes.
+    #[prost(uint64, tag = "6")]
+    pub removed: u64,
+    #[prost(uint64, tag = "7")]
+    pub removed_bytes: u64,
+    /// Objects that nothing needs, and that a later purge removes; their bytes.
+    #[prost(uint64, tag = "8")]
+    pub waiting: u64,
+    #[prost(uint64, tag = "9")]
+    pub waiting_bytes: u64,
+    /// What could not be read or removed, each with its object.
+    #[prost(string, repeated, tag = "10")]
+    pub problems: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Whether this dataset is finished.
+    #[prost(bool, tag = "11")]
+    pub done: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct VerifyRequest {
+    #[prost(string, tag = "1")]
+    pub dataset: ::prost::alloc::string::String,
+    /// Read every byte.
+    #[prost(bool, tag = "2")]
+    pub checksums: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct VerifyProgress {
+    #[prost(string, tag = "1")]
+    pub dataset: ::prost::alloc::string::String,
+    /// Objects of the dataset, and how many of them were looked at.
+    #[prost(uint64, tag = "2")]
+    pub objects: u64,
+    #[prost(uint64, tag = "3")]
+    pub checked: u64,
+    /// Files that were compared.
+    #[prost(uint64, tag = "4")]
+    pub files: u64,
+    /// Bytes that were read to check them.
+    #[prost(uint64, tag = "5")]
+    pub bytes: u64,
+    #[prost(message, repeated, tag = "6")]
+    pub findings: ::prost::alloc::vec::Vec<Finding>,
+    #[prost(bool, tag = "7")]
+    pub done: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Finding {
+    /// What is wrong, and with what.
+    #[prost(string, tag = "1")]
+    pub problem: ::prost::alloc::string::String,
+    /// What to do.
+    #[prost(string, tag = "2")]
+    pub remedy: ::prost::alloc::string::String,
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum ItemStatus {
@@ -638,6 +715,50 @@ pub mod diesel_client {
             req.extensions_mut().insert(GrpcMethod::new("diesel.v1.Diesel", "Recover"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// Gives back the space of what was overwritten and deleted, while readers and writers go on.
+        pub async fn purge(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PurgeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::PurgeProgress>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::ProtobufCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/diesel.v1.Diesel/Purge");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("diesel.v1.Diesel", "Purge"));
+            self.inner.server_streaming(req, path, codec).await
+        }
+        /// Compares a dataset's metadata with the chunk store; changes nothing.
+        pub async fn verify(
+            &mut self,
+            request: impl tonic::IntoRequest<super::VerifyRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::VerifyProgress>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::ProtobufCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/diesel.v1.Diesel/Verify");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("diesel.v1.Diesel", "Verify"));
+            self.inner.server_streaming(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -727,6 +848,28 @@ pub mod diesel_server {
             &self,
             request: tonic::Request<super::RecoverRequest>,
         ) -> std::result::Result<tonic::Response<Self::RecoverStream>, tonic::Status>;
+        /// Server streaming response type for the Purge method.
+        type PurgeStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::PurgeProgress, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Gives back the space of what was overwritten and deleted, while readers and writers go on.
+        async fn purge(
+            &self,
+            request: tonic::Request<super::PurgeRequest>,
+        ) -> std::result::Result<tonic::Response<Self::PurgeStream>, tonic::Status>;
+        /// Server streaming response type for the Verify method.
+        type VerifyStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::VerifyProgress, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Compares a dataset's metadata with the chunk store; changes nothing.
+        async fn verify(
+            &self,
+            request: tonic::Request<super::VerifyRequest>,
+        ) -> std::result::Result<tonic::Response<Self::VerifyStream>, tonic::Status>;
     }
     #[derive(Debug)]
     pub struct DieselServer<T> {
@@ -1238,6 +1381,98 @@ pub mod diesel_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = RecoverSvc(inner);
+                        let codec = crate::ProtobufCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/diesel.v1.Diesel/Purge" => {
+                    #[allow(non_camel_case_types)]
+                    struct PurgeSvc<T: Diesel>(pub Arc<T>);
+                    impl<
+                        T: Diesel,
+                    > tonic::server::ServerStreamingService<super::PurgeRequest>
+                    for PurgeSvc<T> {
+                        type Response = super::PurgeProgress;
+                        type ResponseStream = T::PurgeStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::PurgeRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Diesel>::purge(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PurgeSvc(inner);
+                        let codec = crate::ProtobufCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/diesel.v1.Diesel/Verify" => {
+                    #[allow(non_camel_case_types)]
+                    struct VerifySvc<T: Diesel>(pub Arc<T>);
+                    impl<
+                        T: Diesel,
+                    > tonic::server::ServerStreamingService<super::VerifyRequest>
+                    for VerifySvc<T> {
+                        type Response = super::VerifyProgress;
+                        type ResponseStream = T::VerifyStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::VerifyRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Diesel>::verify(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = VerifySvc(inner);
                         let codec = crate::ProtobufCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -163,11 +163,15 @@ impl<F: Files> Directory<F> {
 
     fn link_staged(&self, path: &str, body: &[u8]) -> Result<()> {
         let (staged, file) = self.stage()?;
-        let linked = self
-            .files
-            .write(&file, body)
-            .and_then(|()| self.files.sync_file(&file))
-            .and_then(|()| self.files.link(&staged, path));
+        let linked =
+            self.files.write(&file, body).and_then(|()| self.files.sync_file(&file)).and_then(
+                |()| match self.files.link(&staged, path) {
+                    // On a network file system the call may have been done twice, as the answer to
+                    // the first was lost.
+                    Err(Errno::EXIST) if self.files.state(&file)?.names > 1 => Ok(()),
+                    linked => linked,
+                },
+            );
         if let Err(errno) = self.files.remove(&staged) {
             // The object is as it should be, and the next open sweeps.
             tracing::warn!(%errno, staged, "could not remove a staging file");

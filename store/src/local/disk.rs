@@ -123,7 +123,7 @@ impl Files for Disk {
     fn stage(&self, path: &str) -> Result<Option<OwnedFd>> {
         let file = self.open_at(path, OFlags::CREATE | OFlags::EXCL | OFlags::RDWR)?;
         // Between the two calls a sweeper may have taken the lock, and the name with it.
-        Ok((lock(&file)? && self.state(&file)?.linked).then_some(file))
+        Ok((lock(&file)? && self.state(&file)?.names > 0).then_some(file))
     }
 
     fn claim(&self, path: &str) -> Result<Option<OwnedFd>> {
@@ -159,7 +159,10 @@ impl Files for Disk {
 
     fn state(&self, file: &OwnedFd) -> Result<State> {
         let stat = rustix::fs::fstat(file)?;
-        Ok(State { size: stat.st_size.unsigned_abs(), linked: stat.st_nlink > 0 })
+        Ok(State {
+            size: stat.st_size.unsigned_abs(),
+            names: usize::try_from(stat.st_nlink).unwrap_or(usize::MAX),
+        })
     }
 
     fn read(&self, file: &OwnedFd, offset: u64, buffer: &mut [u8]) -> Result<usize> {

@@ -52,7 +52,8 @@ pub(super) trait Files: Debug + Send + Sync + 'static {
     /// Opens a file to read.
     fn open(&self, path: &str) -> Result<Self::File>;
 
-    /// The state of an open file.
+    /// The state of an open file; `STALE` where the server of a network file system has no such
+    /// file any more.
     fn state(&self, file: &Self::File) -> Result<State>;
 
     /// Fills `buffer` from `offset` on; gives how many bytes, fewer only where the file ends.
@@ -83,6 +84,6 @@ pub(super) enum Node {
 pub(super) struct State {
     /// Bytes.
     pub(super) size: u64,
-    /// Whether it still has a name.
-    pub(super) linked: bool,
+    /// How many names it has.
+    pub(super) names: usize,
 }

@@ -118,9 +118,10 @@ impl<F: Files> Directory<F> {
         let Some(file) = self.open.get(key) else { return Ok(None) };
         // Another process may have deleted the object, and this one may have between its
         // look-up and its insert.
-        let state = self.files.state(&file)?;
-        if state.linked {
-            return Ok(Some(Opened { file, size: state.size }));
+        match self.files.state(&file) {
+            Ok(state) if state.names > 0 => return Ok(Some(Opened { file, size: state.size })),
+            Ok(_) | Err(Errno::STALE) => {}
+            Err(errno) => return Err(errno),
         }
         self.open.remove(key);
         Ok(None)

@@ -72,6 +72,15 @@ async fn the_disk_model_keeps_the_contract() {
     }
 }
 
+#[tokio::test]
+async fn a_network_file_system_keeps_the_contract() {
+    conformance::run(async || {
+        let directory = Directory::open(Volatile::on_network()).unwrap();
+        Arc::new(LocalStore::new(Path::new("model"), directory)) as Arc<dyn Store>
+    })
+    .await;
+}
+
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Create(&'static str, &'static str),

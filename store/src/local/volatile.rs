@@ -50,6 +50,7 @@ pub(super) struct Volatile {
     images: Arc<Mutex<Images>>,
     cut: CutPoint,
     has_unnamed_files: bool,
+    loses_answers: bool,
 }
 
 #[derive(Debug, Default)]
@@ -101,7 +102,14 @@ fn parent(path: &str) -> &str {
 
 impl Volatile {
     pub(super) fn new(has_unnamed_files: bool, cut: CutPoint) -> Self {
-        Self { images: Arc::default(), cut, has_unnamed_files }
+        Self { images: Arc::default(), cut, has_unnamed_files, loses_answers: false }
+    }
+
+    /// As a network file system whose client repeats each link, as if its answer had been lost,
+    /// and whose server forgets files without a name.
+    #[cfg(test)]
+    pub(super) fn on_network() -> Self {
+        Self { loses_answers: true, ..Self::new(false, CutPoint::new()) }
     }
 
     /// Loses power. `keep` says of each change that was not synced whether it lasts by chance.
@@ -262,7 +270,8 @@ impl Files for Volatile {
     fn link(&self, from: &str, to: &str) -> Result<()> {
         self.step(|images| {
             let inode = images.file(from)?;
-            images.name(to, Name::File(inode))
+            images.name(to, Name::File(inode))?;
+            if self.loses_answers { Err(Errno::EXIST) } else { Ok(()) }
         })
     }
 
@@ -299,8 +308,11 @@ impl Files for Volatile {
     fn state(&self, file: &Handle) -> Result<State> {
         self.look(|images| {
             let this = Name::File(Arc::clone(&file.inode));
-            let linked = images.live.values().any(|name| name.is(&this));
-            Ok(State { size: lock(&file.inode.live).len() as u64, linked })
+            let names = images.live.values().filter(|name| name.is(&this)).count();
+            if names == 0 && self.loses_answers {
+                return Err(Errno::STALE);
+            }
+            Ok(State { size: lock(&file.inode.live).len() as u64, names })
         })
     }
 

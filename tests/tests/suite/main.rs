@@ -2,9 +2,13 @@
 
 #![forbid(unsafe_code)]
 
+mod buckets;
+mod chaos;
 mod cli;
 mod crash;
+mod doors;
 mod model;
 mod process;
+mod purge;
 mod rules;
 mod semantics;

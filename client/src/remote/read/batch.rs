@@ -6,18 +6,21 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use dl_proto::{Dataset as DatasetInfo, ReadPiece, ReadRequest, StatItem, pb};
+use dl_format::FileRecord;
+use dl_proto::{Dataset as DatasetInfo, ReadPiece, ReadRequest, STAT_PATHS_MAX, StatItem, pb};
 
 use crate::error::{Error, Kind};
 use crate::remote::connections::{Connection, Try};
 use crate::remote::dataset::stat;
 use crate::remote::failure::Failure;
+use crate::remote::read::ReadItem;
 use crate::remote::read::assemble::Assembly;
 use crate::remote::read::wanted::Wanted;
 use crate::remote::session::Session;
+use crate::remote::split;
 
 /// How far the tries got.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Progress {
     files: Vec<Item>,
     /// Whether something came since that was last looked at.
@@ -42,25 +45,27 @@ pub(super) async fn read_batch(
     wanted: Vec<Wanted<'_>>,
     hand_over: impl Fn(usize, Result<Bytes, Error>),
 ) -> Option<Error> {
-    let files = wanted.iter().map(|_| Item::Missing(None)).collect();
-    let progress = Mutex::new(Progress { files, moved: false, answered: false });
-    let connections = &session.connections;
-    let subject = || match wanted.as_slice() {
-        [one] => format!("dl://{}/{}", dataset.name, one.item.path),
-        many => format!("{} files of dl://{}", many.len(), dataset.name),
-    };
-    let error = loop {
-        let attempt = |server, this| attempt(server, this, dataset, &wanted, &progress, &hand_over);
-        match connections.call("read", subject, connections.usual(), attempt).await {
-            Ok(()) => break None,
-            // Time counts from the last bytes that came.
-            Err(error) if error.kind().is_retryable() && take_moved(&progress) => {}
-            Err(error) => break Some(error),
+    let mut progress = Progress::of(&wanted);
+    let mut error = tries(session, dataset, &wanted, &mut progress, &hand_over).await;
+    let elsewhere = elsewhere(session, dataset, &wanted, &progress).await;
+    if !elsewhere.is_empty() {
+        let items = elsewhere.iter();
+        let moved =
+            items.filter_map(|(number, item)| Some(Wanted { item, ..*wanted.get(*number)? }));
+        let moved: Vec<Wanted<'_>> = moved.collect();
+        let mut again = Progress::of(&moved);
+        let number_of = |index: usize| elsewhere.get(index).map_or(index, |(number, _)| *number);
+        let to_caller = |index, file| hand_over(number_of(index), file);
+        error = tries(session, dataset, &moved, &mut again, &to_caller).await.or(error);
+        progress.answered &= again.answered;
+        for (index, item) in again.files.into_iter().enumerate() {
+            if let Some(slot) = progress.files.get_mut(number_of(index)) {
+                *slot = item;
+            }
         }
-    };
-    let progress = progress.into_inner().unwrap_or_else(PoisonError::into_inner);
+    }
     for ((number, wanted), item) in wanted.iter().enumerate().zip(progress.files) {
-        let error = match item {
+        let why = match item {
             Item::HandedOver => continue,
             Item::Failed(failure) => explain(session, dataset, wanted, failure).await,
             Item::Missing(Some(failure)) if progress.answered => {
@@ -68,12 +73,72 @@ pub(super) async fn read_batch(
             }
             Item::Missing(_) => error.clone().unwrap_or_else(|| {
                 let problem = Failure::new(Kind::Internal, "no answer came for it");
-                Error::new(Kind::Internal, "read", subject(), problem)
+                let subject = format!("dl://{}/{}", dataset.name, wanted.item.path);
+                Error::new(Kind::Internal, "read", subject, problem)
             }),
         };
-        hand_over(number, Err(error));
+        hand_over(number, Err(why));
     }
     error.filter(|_| !progress.answered)
+}
+
+/// Tries until each of `wanted` is there or can't be had; gives the error of the last try.
+async fn tries(
+    session: &Session,
+    dataset: &DatasetInfo,
+    wanted: &[Wanted<'_>],
+    progress: &mut Progress,
+    hand_over: &impl Fn(usize, Result<Bytes, Error>),
+) -> Option<Error> {
+    let shared = Mutex::new(std::mem::take(progress));
+    let connections = &session.connections;
+    let subject = || match wanted {
+        [one] => format!("dl://{}/{}", dataset.name, one.item.path),
+        many => format!("{} files of dl://{}", many.len(), dataset.name),
+    };
+    let error = loop {
+        let attempt = |server, this| attempt(server, this, dataset, wanted, &shared, hand_over);
+        match connections.call("read", subject, connections.usual(), attempt).await {
+            Ok(()) => break None,
+            // Time counts from the last bytes that came.
+            Err(error) if error.kind().is_retryable() && take_moved(&shared) => {}
+            Err(error) => break Some(error),
+        }
+    };
+    *progress = shared.into_inner().unwrap_or_else(PoisonError::into_inner);
+    error
+}
+
+/// Files that were asked for by what was said of them, and that a purge has moved since: by their
+/// numbers, with what is said of them now.
+async fn elsewhere(
+    session: &Session,
+    dataset: &DatasetInfo,
+    wanted: &[Wanted<'_>],
+    progress: &Progress,
+) -> Vec<(usize, ReadItem)> {
+    let is_gone = |item: &Item| matches!(item, Item::Failed(Failure { kind: Kind::NotFound, .. }));
+    let gone = wanted.iter().zip(&progress.files).enumerate();
+    let gone: Vec<(usize, &Wanted<'_>, FileRecord)> = gone
+        .filter(|(_, (_, item))| is_gone(item))
+        .filter_map(|(number, (wanted, _))| Some((number, wanted, wanted.item.record?)))
+        .collect();
+    let mut moved = Vec::new();
+    for gone in split::by_path(&gone, STAT_PATHS_MAX, |(_, wanted, _)| &wanted.item.path) {
+        let paths: Vec<_> = gone.iter().map(|(_, wanted, _)| wanted.item.path.clone()).collect();
+        // When that can't be told, they stay what they are.
+        let found = stat(&session.connections, dataset, &paths).await.unwrap_or_default();
+        for ((number, wanted, before), found) in gone.iter().zip(found) {
+            if let StatItem::File(now) = found
+                && now.version == before.version
+                && now.holder != before.holder
+            {
+                let path = wanted.item.path.clone();
+                moved.push((*number, ReadItem { path, record: Some(now) }));
+            }
+        }
+    }
+    moved
 }
 
 /// Reads all of `wanted`: each, in order, or the error of the request as a whole.
@@ -144,6 +209,11 @@ async fn attempt(
 }
 
 impl Progress {
+    fn of(wanted: &[Wanted<'_>]) -> Self {
+        let files = wanted.iter().map(|_| Item::Missing(None)).collect();
+        Self { files, moved: false, answered: false }
+    }
+
     /// Gives the bytes of a file that came as it should and was not handed over before.
     fn settle(&mut self, number: usize, came: Result<Bytes, Failure>) -> Option<Bytes> {
         let item = self.files.get_mut(number)?;

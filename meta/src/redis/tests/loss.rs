@@ -135,6 +135,17 @@ async fn while_it_is_away_calls_fail_in_time_and_go_on_when_it_is_back() {
     let objects = objects();
     let error = store.append(&objects[0]).await.unwrap_err();
     assert_eq!(error.kind, Kind::Unavailable, "{error:?}");
+    let clock = &store.shared.clock;
+    let began = clock.monotonic();
+    let many = (0..8).map(|n| {
+        let store = &store;
+        async move { store.lookup(id(), &[path(format!("1/{n}"))]).await }
+    });
+    for answer in futures::future::join_all(many).await {
+        assert_eq!(answer.unwrap_err().kind, Kind::Unavailable);
+    }
+    let waited = clock.monotonic() - began;
+    assert!(waited < hasty().patience * 3, "they wait for each other: {waited:?}");
     let later = async {
         store.shared.clock.sleep(Duration::from_millis(500)).await;
         server.run().await;

@@ -123,8 +123,8 @@ fn largest(folder: &Path) -> Result<Option<std::path::PathBuf>> {
 fn an_address_of_a_store_that_there_is_not_ends_with_2_and_makes_nothing() -> Result<()> {
     let scene = tempfile::tempdir()?;
     for (setting, address, advice) in [
-        ("--store", "s3://x/y", "file:///DIR"),
-        ("--store", "gs://x", "file:///DIR"),
+        ("--store", "ftp://x/y", "file:///DIR"),
+        ("--fast-store", "hdfs://x", "file:///DIR"),
         ("--meta", "redsi://host:1/0", "embedded:DIR"),
     ] {
         let mut server = server_command()?;

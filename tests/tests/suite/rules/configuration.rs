@@ -9,7 +9,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use clap::{CommandFactory, Parser};
-use dl_server::config::{Config, Flags};
+use dl_server::config::{Config, ConfigError, Flags, live};
 use dl_tests::program::{dlcmd, run};
 use dl_tests::workspace;
 use regex::Regex;
@@ -60,17 +60,34 @@ fn the_settings_of_dlserver_are_those_written() -> Result<()> {
 
 /// The keys that the file may have, as its reader names them when it refuses another one.
 fn keys() -> Result<BTreeSet<String>> {
-    let file = tempfile::NamedTempFile::new()?;
-    std::fs::write(file.path(), "no_such_key = 1\n")?;
-    let refused = Config::load(flags_with(file.path())?).err().context("refuse an unknown key")?;
+    let taken = expected("no_such_key = 1\n")?;
+    Ok(taken.into_iter().filter(|key| key != "live").collect())
+}
+
+fn expected(text: &str) -> Result<BTreeSet<String>> {
+    let refused = load(Some(text)).err().context("refuse an unknown key")?;
     let reason = refused.source().context("say why")?.to_string();
     let (_, expected) = reason.split_once("expected").context("say what is expected")?;
     let quoted = Regex::new("`([a-z_]+)`")?;
     Ok(quoted.captures_iter(expected).map(|key| key[1].to_owned()).collect())
 }
 
-fn flags_with(file: &Path) -> Result<Flags> {
-    Ok(Flags::try_parse_from(["dlserver".as_ref(), "--config".as_ref(), file.as_os_str()])?)
+fn load(text: Option<&str>) -> Result<Config, ConfigError> {
+    Config::load(Flags::parse_from(["dlserver"]), text)
+}
+
+#[test]
+fn the_settings_that_change_are_those_written() -> Result<()> {
+    let section = section("dlserver")?;
+    let (_, text) = section.split_once("### Settings that change").context("find the part")?;
+    let text = text.split("\n### ").next().unwrap_or_default();
+    let named = text.lines().filter_map(|line| line.strip_prefix("- `")?.split('`').next());
+    let named: BTreeSet<_> = named.map(str::to_owned).collect();
+    hold(RULE, &differences("live setting", &named, &expected("[live]\nno_such_key = 1\n")?));
+    let (_, example) = text.split_once("```toml\n").context("find the example")?;
+    let example = example.split("```").next().unwrap_or_default();
+    assert!(live(example)? != live("")?, "the example changes something");
+    Ok(())
 }
 
 #[test]
@@ -78,9 +95,7 @@ fn the_file_in_the_text_has_every_key_and_is_taken() -> Result<()> {
     let section = section("dlserver")?;
     let (_, example) = section.split_once("```toml\n").context("find the example")?;
     let example = example.split("```").next().unwrap_or_default();
-    let file = tempfile::NamedTempFile::new()?;
-    std::fs::write(file.path(), example)?;
-    Config::load(flags_with(file.path())?)?;
+    load(Some(example))?;
     let keys = example.lines().filter_map(|line| line.split(" = ").next());
     let keys: BTreeSet<_> = keys.map(str::to_owned).collect();
     hold(RULE, &differences("key of the example", &keys, &column(&section, 2)));
@@ -90,7 +105,7 @@ fn the_file_in_the_text_has_every_key_and_is_taken() -> Result<()> {
 #[test]
 fn the_defaults_written_are_the_defaults_taken() -> Result<()> {
     let section = section("dlserver")?;
-    let taken = Config::load(Flags::try_parse_from(["dlserver"])?)?;
+    let taken = load(None)?;
     let mib = |bytes: u32| format!("`{}MiB`", bytes >> 20);
     for (flag, default) in [
         ("--listen", format!("`{}`", taken.listen)),

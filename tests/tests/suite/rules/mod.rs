@@ -7,6 +7,7 @@ mod circles;
 mod configuration;
 mod edges;
 mod lints;
+mod metrics;
 mod openings;
 mod paths;
 mod promises;

@@ -1,0 +1,160 @@
+//! From an address, as a user writes it, to how a connection is made.
+//!
+//! Must hold: a key never travels unencrypted to another machine, unless that was asked for by
+//! name; with https the other end has shown that it is who the address says.
+
+use std::fmt::Display;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use dl_proto::{CLIENT_WINDOW_BYTES, FRAME_BYTES, STREAM_WINDOW_BYTES};
+use rustls::RootCertStore;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, TrustAnchor};
+use tonic::transport::{ClientTlsConfig, Endpoint, Identity};
+
+use crate::remote::failure::deepest;
+use crate::remote::options::{ClientCertificate, ConnectOptions};
+
+const DEFAULT_PORT: u16 = 7420;
+/// A connection that is silent for this long while a request waits is asked for a sign of life,
+const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(10);
+/// and given up when it shows none for this long.
+const KEEP_ALIVE_PATIENCE: Duration = Duration::from_secs(10);
+
+const NO_ADDRESS: &str = "not an address; write it as host:port";
+
+/// How to reach one of the servers. Without a scheme it is plain text.
+pub(crate) fn endpoint(address: &str, options: &ConnectOptions) -> Result<Endpoint, String> {
+    let (scheme, rest) = match address.split_once("://") {
+        Some((scheme @ ("http" | "https"), rest)) => (scheme, rest),
+        Some(_) => return Err(NO_ADDRESS.to_owned()),
+        None => ("http", address),
+    };
+    let host = rest.strip_suffix('/').unwrap_or(rest);
+    if host.is_empty() || host.contains(['/', '@']) {
+        return Err(NO_ADDRESS.to_owned());
+    }
+    // A colon inside of brackets is no port's.
+    let (name, port) = match host.rsplit_once(':') {
+        Some((name, port)) if !port.contains(']') => {
+            if name.is_empty() || port.parse::<u16>().is_err() {
+                return Err(NO_ADDRESS.to_owned());
+            }
+            (name, String::new())
+        }
+        _ => (host, format!(":{DEFAULT_PORT}")),
+    };
+    if scheme == "http" && options.key.is_some() && !options.plain_text_key && !is_loopback(name) {
+        return Err(format!(
+            "the key would travel unencrypted; write https://{host}, or allow it by name \
+             (--plain-text-key, ConnectOptions::plain_text_key)"
+        ));
+    }
+    let endpoint = Endpoint::from_shared(format!("{scheme}://{host}{port}"))
+        .map_err(|why| format!("not an address ({why}); write it as host:port"))?;
+    let endpoint = if scheme == "https" {
+        let unusable = |error: tonic::transport::Error| {
+            format!("TLS can't be used with these certificates: {}", deepest(&error))
+        };
+        endpoint.tls_config(tls(options)?).map_err(unusable)?
+    } else {
+        endpoint
+    };
+    Ok(endpoint
+        .connect_timeout(options.connect_timeout)
+        .tcp_nodelay(true)
+        .max_frame_size(FRAME_BYTES)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CLIENT_WINDOW_BYTES)
+        .http2_keep_alive_interval(KEEP_ALIVE_AFTER)
+        .keep_alive_timeout(KEEP_ALIVE_PATIENCE))
+}
+
+fn tls(options: &ConnectOptions) -> Result<ClientTlsConfig, String> {
+    let tls = match &options.ca {
+        Some(ca) => ClientTlsConfig::new().trust_anchors(trusted(ca)?),
+        None => ClientTlsConfig::new().with_native_roots(),
+    };
+    Ok(match &options.certificate {
+        Some(ClientCertificate { certificate, key }) => {
+            tls.identity(Identity::from_pem(certificate, key))
+        }
+        None => tls,
+    })
+}
+
+/// What certificates say, each of which has to be one.
+fn trusted(pem: &[u8]) -> Result<Vec<TrustAnchor<'static>>, String> {
+    let refused = |why: &dyn Display| format!("the certificates to trust are none (PEM): {why}");
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(pem) {
+        let certificate = certificate.map_err(|why| refused(&why))?;
+        roots.add(certificate).map_err(|why| refused(&why))?;
+    }
+    if roots.is_empty() { Err(refused(&"there is no certificate in it")) } else { Ok(roots.roots) }
+}
+
+/// Whether a host is this machine, whatever a resolver says.
+fn is_loopback(host: &str) -> bool {
+    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    host == "localhost" || address.is_ok_and(|address| address.to_canonical().is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn uri(address: &str) -> Result<String, String> {
+        endpoint(address, &ConnectOptions::default()).map(|endpoint| endpoint.uri().to_string())
+    }
+
+    #[test]
+    fn an_address_may_leave_out_scheme_and_port() {
+        assert_eq!(uri("node1:9000").unwrap(), "http://node1:9000/");
+        assert_eq!(uri("http://node1:9000/").unwrap(), "http://node1:9000/");
+        assert_eq!(uri("node1").unwrap(), "http://node1:7420/");
+        assert_eq!(uri("[::1]").unwrap(), "http://[::1]:7420/");
+        assert_eq!(uri("[::1]:9000").unwrap(), "http://[::1]:9000/");
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused() {
+        for address in
+            ["", "http://", "ftp://node1:9000", "node 1:9000", "node1:9000/path", "a:b@node1:1"]
+        {
+            assert!(uri(address).is_err(), "{address}");
+        }
+    }
+
+    #[test]
+    fn a_key_goes_unencrypted_to_this_machine_alone_unless_that_is_allowed_by_name() {
+        let key = Some("sesame".to_owned());
+        let options = ConnectOptions { key, ..ConnectOptions::default() };
+        for here in ["localhost", "127.0.0.1:9000", "127.9.9.9", "[::1]:9000", "[::ffff:127.0.0.1]"]
+        {
+            assert!(endpoint(here, &options).is_ok(), "{here}");
+        }
+        let allowed = ConnectOptions { plain_text_key: true, ..options.clone() };
+        for elsewhere in
+            ["node1", "http://10.0.0.1:7420", "127.0.0.1.example.org", "[::2]", "0.0.0.0"]
+        {
+            let refused = endpoint(elsewhere, &options).unwrap_err();
+            assert!(refused.contains("https://") && !refused.contains("sesame"), "{refused}");
+            assert!(endpoint(elsewhere, &allowed).is_ok(), "{elsewhere}");
+        }
+    }
+
+    #[test]
+    fn certificates_that_are_none_are_refused_before_anything_is_sent() {
+        for pem in
+            ["", "sesame", "-----BEGIN CERTIFICATE-----\nc2VzYW1l\n-----END CERTIFICATE-----\n"]
+        {
+            let ca = Some(pem.as_bytes().to_vec());
+            let options = ConnectOptions { ca, ..ConnectOptions::default() };
+            let refused = endpoint("https://node1", &options).unwrap_err();
+            assert!(refused.starts_with("the certificates to trust are none"), "{refused}");
+            assert!(!refused.contains("sesame"), "{refused}");
+        }
+    }
+}

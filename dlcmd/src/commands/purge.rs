@@ -1,0 +1,172 @@
+//! `dlcmd purge`: gives back the space of what was overwritten and deleted (paper, DL_purge).
+//!
+//! Must hold: every problem is named; a purge with problems is only partly done.
+
+use std::time::Duration;
+
+use clap::Args;
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use libdiesel::{PurgeProgress, PurgeRequest};
+use serde::Serialize;
+
+use super::whole_dataset;
+use crate::address::Address;
+use crate::context::Context;
+use crate::exit::{Exit, Failure};
+use crate::output::Output;
+use crate::text::{counted, escaped};
+use crate::time;
+
+/// Give back the space of overwritten and deleted files
+///
+/// Moves what is left of chunks with many such files into full chunks, and removes what nothing
+/// needs any more, while the dataset is read and written. What was written in the last half hour is
+/// left alone, and what was needed until a moment ago waits for --grace: run purge again after that.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  dlcmd purge dl://imagenet
+  dlcmd purge --all --grace 1h")]
+pub(crate) struct Arguments {
+    /// The dataset
+    #[arg(
+        value_name = "dl://DS",
+        required_unless_present = "all",
+        conflicts_with = "all",
+        value_parser = OsStringValueParser::new().try_map(Address::from_argument)
+    )]
+    dataset: Option<Address>,
+
+    /// Every dataset, and what deleted ones have left
+    #[arg(long)]
+    all: bool,
+
+    /// How long an object must not have been needed before it is removed, as in 30m or 2h; readers
+    /// that looked a file up before have that long to read it
+    #[arg(long, value_name = "TIME", default_value = "15m")]
+    grace: String,
+}
+
+impl Arguments {
+    fn plan(self) -> Result<PurgeRequest, Failure> {
+        if let Some(address) = &self.dataset {
+            whole_dataset("purge", address)?;
+        }
+        let grace = time::duration(&self.grace).ok_or_else(|| {
+            let grace = escaped(self.grace.as_bytes());
+            Failure::usage(format!("--grace {grace}: type a time such as 0s, 30m, 2h or 7d"))
+        })?;
+        Ok(PurgeRequest { dataset: self.dataset.map(|address| address.dataset), grace })
+    }
+}
+
+/// The line of `--json`.
+#[derive(Debug, Serialize)]
+struct Purged<'a> {
+    dataset: &'a str,
+    objects: u64,
+    rewritten: u64,
+    written: u64,
+    removed: u64,
+    removed_bytes: u64,
+    waiting: u64,
+    waiting_bytes: u64,
+    problems: &'a [String],
+}
+
+/// Purges it.
+pub(crate) fn run(
+    arguments: Arguments,
+    context: &Context,
+    out: &mut Output<'_>,
+) -> Result<Exit, Failure> {
+    let request = arguments.plan()?;
+    let grace = request.grace;
+    let bar = context.notes.bar();
+    let purged = context.client()?.purge(request, &mut |step| {
+        let PurgeProgress { dataset, checked, objects, rewritten, removed, .. } = step;
+        bar.set_message(format!(
+            "{dataset}: {checked} of {objects} objects looked at, {rewritten} rewritten, \
+             {removed} removed"
+        ));
+    });
+    bar.finish_and_clear();
+    let mut exit = Exit::Done;
+    for done in purged? {
+        report(&done, out)?;
+        if done.waiting > 0 {
+            context.notes.note(format_args!(
+                "purge {}: {} ({}) can go later; run purge again {}",
+                done.dataset,
+                counted(done.waiting, "object"),
+                bytes(done.waiting_bytes),
+                when(grace)
+            ));
+        }
+        for problem in &done.problems {
+            exit = Exit::Partly;
+            context.notes.error(format_args!("purge {}: {problem}", done.dataset));
+        }
+    }
+    Ok(exit)
+}
+
+/// Also what is not old enough to be removed at all has come of age by then.
+fn when(grace: Duration) -> String {
+    let minutes = grace.as_secs().div_ceil(60).max(30);
+    format!("in {minutes} min")
+}
+
+fn bytes(bytes: u64) -> String {
+    counted(bytes, "byte")
+}
+
+fn report(done: &PurgeProgress, out: &mut Output<'_>) -> Result<(), Failure> {
+    let PurgeProgress { dataset, objects, rewritten, written, removed, removed_bytes, .. } = done;
+    if out.is_json() {
+        let line = Purged {
+            dataset,
+            objects: *objects,
+            rewritten: *rewritten,
+            written: *written,
+            removed: *removed,
+            removed_bytes: *removed_bytes,
+            waiting: done.waiting,
+            waiting_bytes: done.waiting_bytes,
+            problems: &done.problems,
+        };
+        return out.json("purged", &line);
+    }
+    let (rewritten, removed) = (counted(*rewritten, "chunk"), counted(*removed, "object"));
+    out.line(format_args!(
+        "{dataset}: {rewritten} rewritten into {written}, {removed} removed ({})",
+        bytes(*removed_bytes)
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+
+    use super::*;
+
+    fn plan(dataset: Option<&str>, grace: &str) -> Result<PurgeRequest, Failure> {
+        let dataset = dataset.map(|typed| Address::parse(OsStr::new(typed)).expect("legal"));
+        Arguments { all: dataset.is_none(), dataset, grace: grace.to_owned() }.plan()
+    }
+
+    #[test]
+    fn all_datasets_or_one_after_some_time_or_none() {
+        let one = plan(Some("dl://a/"), "2h").expect("legal");
+        assert_eq!(one.dataset.as_ref().map(ToString::to_string).as_deref(), Some("a"));
+        assert_eq!(one.grace, Duration::from_secs(7_200));
+        let all = plan(None, "0s").expect("legal");
+        assert_eq!((all.dataset, all.grace), (None, Duration::ZERO));
+    }
+
+    #[test]
+    fn a_folder_or_a_strange_time_is_wrong_usage() {
+        for refused in [plan(Some("dl://a/b"), "1h"), plan(None, "soon"), plan(None, "15")] {
+            assert!(matches!(refused, Err(Failure::Because { exit: Exit::Usage, .. })));
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Takes objects off the log: the log, then the rows of the index, then the header.
+//!
+//! Must hold: the step of the log is what counts; whatever a crash leaves behind it is no file. The
+//! header goes last, so that doing it again finds what was left. Marks of deleted entries and of
+//! folders stay: taken away beside an append that brings them, they would be missing.
+
+use std::collections::HashSet;
+
+use bytes::Bytes;
+use dl_format::{ChunkId, Committed, DatasetId, FilePath, FileRecord, Header};
+
+use super::Shared;
+use super::command::{Ask, bytes, number};
+use super::failure::Failure;
+use super::home::ask_home;
+use super::home::read_home;
+use super::keys::{Keys, bucket_of};
+use super::rows::file;
+use super::scripts::{MISSING, RETIRE, STALE};
+use crate::{Found, Kind};
+
+/// Objects whose headers are held at a time.
+const AT_ONCE: usize = 16;
+/// Paths that are looked up, and rows that are removed, at a time.
+const ROWS_AT_ONCE: usize = 4_096;
+
+impl Shared {
+    /// Whether a file that is not deleted lies in one of them; none was taken off then.
+    pub(super) async fn retire(
+        &self,
+        dataset: DatasetId,
+        ids: &[ChunkId],
+    ) -> Result<bool, Failure> {
+        for ids in ids.chunks(AT_ONCE) {
+            let keys = self.keys_of(dataset).await?;
+            if self.hold_files(dataset, &self.headers(keys, ids).await?).await? {
+                return Ok(true);
+            }
+        }
+        for ids in ids.chunks(AT_ONCE) {
+            self.take_off(dataset, ids).await?;
+        }
+        Ok(false)
+    }
+
+    async fn take_off(&self, dataset: DatasetId, ids: &[ChunkId]) -> Result<(), Failure> {
+        loop {
+            let home = read_home(dataset, self.router.ask_one(ask_home(dataset)).await?)?;
+            let home = home.ok_or_else(Failure::missing)?;
+            let keys = home.keys;
+            self.learn(keys);
+            let objects = self.headers(keys, ids).await?;
+            let asks = ids.iter().map(|id| {
+                let ask = Ask::script(&RETIRE, &keys.home(), &[&keys.log(), &keys.todo()]);
+                ask.arg(keys.epoch.to_string()).arg(id.as_bytes())
+            });
+            let answers = self.router.ask(asks.collect()).await?;
+            let answers = answers.iter().map(number).collect::<Result<Vec<_>, _>>()?;
+            if answers.contains(&MISSING) {
+                self.forget(dataset);
+                return Err(Failure::missing());
+            }
+            if answers.contains(&STALE) {
+                self.forget(dataset);
+                continue;
+            }
+            for object in &objects {
+                self.remove_rows(keys, object, home.is_large).await?;
+            }
+            let headers = ids.iter().map(|id| Ask::to(&keys.header(*id), "UNLINK"));
+            self.router.ask(headers.collect()).await?;
+            return Ok(());
+        }
+    }
+
+    /// The headers that are there.
+    async fn headers(&self, keys: Keys, ids: &[ChunkId]) -> Result<Vec<Committed>, Failure> {
+        let asks = ids.iter().map(|id| Ask::to(&keys.header(*id), "GET"));
+        let mut headers = Vec::new();
+        for (id, answer) in ids.iter().zip(self.router.ask(asks.collect()).await?) {
+            let Some(raw) = bytes(answer)? else { continue };
+            let header = Header::decode(&Bytes::from(raw)).and_then(Header::committed);
+            headers.push(header.map_err(|error| {
+                Failure::because(Kind::Corrupt, format!("the header of {id}: {error}"))
+            })?);
+        }
+        Ok(headers)
+    }
+
+    /// Whether a file lies in one of these objects, as far as no folder hides it.
+    async fn hold_files(&self, dataset: DatasetId, objects: &[Committed]) -> Result<bool, Failure> {
+        let chunks: HashSet<ChunkId> = objects.iter().map(|object| object.header().id()).collect();
+        let paths: Vec<FilePath> = objects
+            .iter()
+            .flat_map(|object| object.header().entries())
+            .map(|entry| entry.path)
+            .collect();
+        for paths in paths.chunks(ROWS_AT_ONCE) {
+            let found = self.lookup(dataset, paths).await?;
+            let lies_there = |found: &Found| match found {
+                Found::File(record) => chunks.contains(&record.holder.chunk),
+                Found::Folder | Found::Missing => false,
+            };
+            if found.iter().any(lies_there) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    async fn remove_rows(
+        &self,
+        keys: Keys,
+        object: &Committed,
+        is_large: bool,
+    ) -> Result<(), Failure> {
+        let mut asks = Vec::new();
+        for entry in object.header().entries() {
+            let (path, name) = (entry.path.as_bytes(), entry.path.name());
+            let end = path.len().saturating_sub(name.len() + 1);
+            let parent = path.get(..end).unwrap_or_default();
+            let row = file(name, &FileRecord::of(object, &entry));
+            if is_large {
+                asks.push(Ask::to(&keys.rows(bucket_of(name), parent), "ZREM").arg(&row));
+            }
+            asks.push(Ask::to(&keys.rows(0, parent), "ZREM").arg(&row));
+            if asks.len() >= ROWS_AT_ONCE {
+                self.router.ask(std::mem::take(&mut asks)).await?;
+            }
+        }
+        self.router.ask(asks).await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,186 @@
+//! The users file: who may ask a server what. `dlcmd user` writes it, dlserver reads it.
+//!
+//! Must hold: what is written is read back as it was; a file with one wrong line is refused as a
+//! whole, with its number and never with its text, which may be a key that was put there.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use dl_format::DatasetName;
+
+use crate::grant::{Grant, Role};
+use crate::key::KeyHash;
+
+/// Most bytes of a users file: some ten thousand users.
+pub const USERS_FILE_BYTES_MAX: u64 = 4 << 20;
+
+const HEADING: &str = "\
+# Users of dlserver, written by `dlcmd user`. One a line: the name, a hash of the key, the roles.
+";
+
+/// What a user is called.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct UserName(String);
+
+impl UserName {
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for UserName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A text that is no user's name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a user's name has 1 to 64 letters, digits or ._@-, and begins with a letter or a digit")]
+pub struct InvalidUserName;
+
+impl FromStr for UserName {
+    type Err = InvalidUserName;
+
+    fn from_str(text: &str) -> Result<Self, InvalidUserName> {
+        let is_legal = |byte: u8| byte.is_ascii_alphanumeric() || b"._@-".contains(&byte);
+        let is_name = (1..=64).contains(&text.len())
+            && text.starts_with(|first: char| first.is_ascii_alphanumeric())
+            && text.bytes().all(is_legal);
+        is_name.then(|| Self(text.to_owned())).ok_or(InvalidUserName)
+    }
+}
+
+/// What is known of a user.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct User {
+    /// What is kept of the key.
+    pub key: KeyHash,
+    /// What the user may do.
+    pub grants: Vec<Grant>,
+}
+
+impl User {
+    /// The highest role that the user has on a dataset of that name, whether there is one or not.
+    pub fn role(&self, dataset: &DatasetName) -> Option<Role> {
+        let grants = self.grants.iter().filter(|grant| grant.datasets.matches(dataset));
+        grants.map(|grant| grant.role).max()
+    }
+
+    /// The highest role that the user has on every dataset there can be.
+    pub fn role_on_all(&self) -> Option<Role> {
+        let grants = self.grants.iter().filter(|grant| grant.datasets.is_all());
+        grants.map(|grant| grant.role).max()
+    }
+}
+
+/// All users, by name.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Users(pub BTreeMap<UserName, User>);
+
+/// A file that is no users file.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {problem}")]
+pub struct InvalidUsers {
+    line: usize,
+    problem: String,
+}
+
+impl FromStr for Users {
+    type Err = InvalidUsers;
+
+    fn from_str(text: &str) -> Result<Self, InvalidUsers> {
+        let mut users = BTreeMap::new();
+        for (line, text) in (1..).zip(text.lines().map(str::trim)) {
+            if text.is_empty() || text.starts_with('#') {
+                continue;
+            }
+            let invalid = |problem: String| InvalidUsers { line, problem };
+            let mut words = text.split_whitespace();
+            let name: UserName = words
+                .next()
+                .unwrap_or_default()
+                .parse()
+                .map_err(|why: InvalidUserName| invalid(why.to_string()))?;
+            let key = words.next().and_then(KeyHash::parse);
+            let key =
+                key.ok_or_else(|| invalid("after the name stands no hash of a key".into()))?;
+            let grants = words.map(str::parse).collect::<Result<_, _>>();
+            let grants =
+                grants.map_err(|why: crate::grant::InvalidGrant| invalid(why.to_string()))?;
+            if users.insert(name, User { key, grants }).is_some() {
+                return Err(invalid("the user stands in an earlier line, too".into()));
+            }
+        }
+        Ok(Self(users))
+    }
+}
+
+impl fmt::Display for Users {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(HEADING)?;
+        for (name, user) in &self.0 {
+            write!(f, "{name} {}", user.key)?;
+            for grant in &user.grants {
+                write!(f, " {grant}")?;
+            }
+            f.write_str("\n")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::Key;
+
+    fn user(grants: &[&str]) -> User {
+        let key = KeyHash::of(&Key::from_random([3; 32]), [4; 16]);
+        User { key, grants: grants.iter().map(|grant| grant.parse().unwrap()).collect() }
+    }
+
+    fn users() -> Users {
+        let named = |(name, grants): (&str, &[&str])| (name.parse().unwrap(), user(grants));
+        let users = [("ann", &["read:*", "write:ann-*"][..]), ("bob@lab", &[])];
+        Users(users.into_iter().map(named).collect())
+    }
+
+    #[test]
+    fn a_users_file_is_read_as_it_was_written() {
+        let text = users().to_string();
+        assert_eq!(text.parse(), Ok(users()));
+        assert_eq!(format!("\n # note\n{text}\n").parse(), Ok(users()));
+        assert_eq!("".parse(), Ok(Users::default()));
+    }
+
+    #[test]
+    fn a_wrong_line_is_refused_by_its_number_and_its_text_is_not_told() {
+        let good = users().to_string();
+        let hash = user(&[]).key;
+        for line in [
+            "sesame-is-my-key".to_owned(),
+            "ann sesame-is-my-key read:*".to_owned(),
+            format!("ann {hash} read:*"),
+            format!("cat {hash} sesame-is-my-key"),
+            format!(".cat {hash}"),
+        ] {
+            let error = format!("{good}{line}\n").parse::<Users>().unwrap_err().to_string();
+            assert!(error.starts_with("line 4: "), "{error}");
+            assert!(!error.contains("sesame"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_user_has_the_highest_of_the_roles_that_match() {
+        let name = |text: &str| DatasetName::new(text).unwrap();
+        let ann = user(&["read:*", "write:ann-*", "admin:ann-tmp"]);
+        assert_eq!(ann.role(&name("pets")), Some(Role::Read));
+        assert_eq!(ann.role(&name("ann-tmp")), Some(Role::Admin));
+        assert_eq!(ann.role_on_all(), Some(Role::Read));
+        let bob = user(&["read:pets"]);
+        assert_eq!((bob.role(&name("pets2")), bob.role_on_all()), (None, None));
+    }
+}

@@ -1,0 +1,68 @@
+//! What each method asks of its caller: the one table, which every request passes.
+//!
+//! Must hold: a method without a row is answered to nobody.
+
+use dl_proto::Role;
+
+/// The service whose methods these are.
+pub(crate) const SERVICE: &str = "/diesel.v1.Diesel/";
+
+/// What a caller needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rule {
+    /// A key; the answer is about datasets that the caller may read, and no others.
+    Key,
+    /// A role on the dataset that the request names; on all of them when it names none.
+    On(Role),
+}
+
+/// All methods.
+pub(crate) const RULES: [(&str, Rule); 12] = [
+    ("CreateDataset", Rule::On(Role::Write)),
+    ("GetDataset", Rule::On(Role::Read)),
+    ("ListDatasets", Rule::Key),
+    ("DeleteDataset", Rule::On(Role::Admin)),
+    ("PutChunk", Rule::On(Role::Write)),
+    ("Delete", Rule::On(Role::Write)),
+    ("Read", Rule::On(Role::Read)),
+    ("Stat", Rule::On(Role::Read)),
+    ("List", Rule::On(Role::Read)),
+    ("Recover", Rule::On(Role::Admin)),
+    ("Purge", Rule::On(Role::Admin)),
+    ("Verify", Rule::On(Role::Admin)),
+];
+
+/// The rule of a method.
+pub(crate) fn rule(method: &str) -> Option<Rule> {
+    RULES.iter().find(|(name, _)| *name == method).map(|(_, rule)| *rule)
+}
+
+/// Methods that change what datasets hold, and are refused while the servers are read-only.
+/// A recovery is none: it makes readable what is there.
+const CHANGES: [&str; 5] = ["CreateDataset", "DeleteDataset", "PutChunk", "Delete", "Purge"];
+
+/// Whether a method changes what datasets hold.
+pub(crate) fn is_change(method: &str) -> bool {
+    CHANGES.contains(&method)
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message;
+    use prost_types::FileDescriptorSet;
+
+    use super::*;
+
+    #[test]
+    fn every_method_of_the_service_has_a_rule_and_every_rule_a_method() {
+        let described = FileDescriptorSet::decode(dl_proto::DESCRIPTORS).unwrap();
+        let services = described.file.iter().flat_map(|file| &file.service);
+        let methods = services.flat_map(|service| &service.method);
+        let mut methods: Vec<_> = methods.map(|method| method.name()).collect();
+        let mut ruled: Vec<_> = RULES.iter().map(|(name, _)| *name).collect();
+        methods.sort_unstable();
+        ruled.sort_unstable();
+        assert!(CHANGES.iter().all(|name| rule(name).is_some()));
+        assert_eq!(methods, ruled, "write what each method asks of its caller into RULES");
+    }
+}

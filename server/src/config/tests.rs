@@ -1,0 +1,114 @@
+//! Settings as they are given, and what is made of them.
+
+use super::*;
+
+fn load(flags: &[&str]) -> Result<Config, ConfigError> {
+    let flags = Flags::try_parse_from([&["dlserver"], flags].concat()).unwrap();
+    let text = flags.config.as_ref().map(|path| std::fs::read_to_string(path).unwrap());
+    Config::load(flags, text.as_deref())
+}
+
+#[test]
+fn without_settings_everything_is_under_one_folder() {
+    let config = load(&[]).unwrap();
+    assert_eq!(config.listen.to_string(), "127.0.0.1:7420");
+    assert_eq!(config.meta, "embedded:diesel-data/meta");
+    assert_eq!(config.store, "diesel-data/chunks");
+    assert_eq!(config.folders(), ["diesel-data/chunks", "diesel-data/meta"].map(PathBuf::from));
+    assert_eq!(config.limits, Limits::default());
+}
+
+#[test]
+fn flags_override_the_file_and_the_file_the_defaults() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("dlserver.toml");
+    std::fs::write(&path, "listen = \"127.0.0.1:1\"\ngrace = \"5m\"\nread_memory = \"1GiB\"\n")
+        .unwrap();
+    let config = load(&["--config", path.to_str().unwrap(), "--listen", "[::1]:2"]).unwrap();
+    assert_eq!(config.listen.to_string(), "[::1]:2");
+    assert_eq!(config.grace, Duration::from_secs(300));
+    assert_eq!(config.limits.read_bytes, 1 << 30);
+}
+
+#[test]
+fn stores_in_memory_lie_in_no_folder() {
+    let config = load(&["--meta", "memory:", "--store", "memory:"]).unwrap();
+    assert!(config.folders().is_empty());
+    let config = load(&["--meta", "memory:", "--store", "s3://bucket"]).unwrap();
+    assert!(config.folders().is_empty());
+    let config = load(&["--meta", "embedded:/a", "--store", "file:///b"]).unwrap();
+    assert_eq!(config.folders(), ["/b", "/a"].map(PathBuf::from));
+}
+
+#[test]
+fn a_fast_store_has_a_quota() {
+    assert_eq!(load(&[]).unwrap().fast_store, None);
+    let fast = |flags: &[&str]| load(flags).unwrap().fast_store.unwrap().quota;
+    assert_eq!(fast(&["--fast-store", "/f"]), 64 << 30);
+    assert_eq!(fast(&["--fast-store", "/f", "--fast-store-quota", "2TiB"]), 2 << 40);
+}
+
+#[test]
+fn an_open_address_must_be_asked_for_by_name() {
+    let refused = load(&["--listen", "0.0.0.0:7420"]).unwrap_err().to_string();
+    assert!(refused.contains("--without-keys") && refused.contains("--users"), "{refused}");
+    assert!(load(&["--listen", "0.0.0.0:7420", "--without-keys"]).is_ok());
+    assert!(load(&["--listen", "0.0.0.0:7420", "--users", "users"]).is_ok());
+}
+
+#[test]
+fn the_http_port_can_be_moved_and_left_out() {
+    let http = |flags: &[&str]| load(flags).unwrap().http;
+    let asked = |flags: &[&str]| http(flags).map(|http| (http.address.port(), http.is_asked));
+    assert_eq!(asked(&[]), Some((7421, false)));
+    assert_eq!(asked(&["--http", "0.0.0.0:80"]), Some((80, true)));
+    assert_eq!(asked(&["--http", "none"]), None);
+}
+
+#[test]
+fn what_may_change_stands_in_a_table_of_its_own() {
+    assert_eq!(live("listen = \"127.0.0.1:1\"").unwrap(), Live::default());
+    let text = "[live]\nread_only = true\nkeep = [\"imagenet*\"]\nread_memory = \"1GiB\"";
+    let found = live(text).unwrap();
+    assert!(found.read_only && found.read_bytes == Some(1 << 30) && found.write_bytes.is_none());
+    assert_eq!(found.keep, ["imagenet*".parse().unwrap()]);
+    for (wrong, told) in [
+        ("[live]\nread_onyl = true", "read_onyl"),
+        ("[live]\nkeep = [\"a/b\"]", "live.keep"),
+        ("[live]\nwrite_memory = \"1MiB\"", "4MiB"),
+    ] {
+        let error = anyhow::Error::new(live(wrong).unwrap_err());
+        assert!(format!("{error:#}").contains(told), "{error:#}");
+    }
+}
+
+#[test]
+fn wrong_settings_say_what_they_take() {
+    for (flags, told) in [
+        (&["--listen", "localhost"][..], "127.0.0.1:7420"),
+        (&["--http", "off"], "or none"),
+        (&["--users", "u", "--without-keys"], "one of the two"),
+        (&["--tls-cert", "c"], "tls_key"),
+        (&["--tls-key", "k"], "tls_cert"),
+        (&["--tls-client-ca", "a"], "tls_cert and tls_key"),
+        (&["--write-memory", "64"], "64MiB"),
+        (&["--write-memory", "1MiB"], "4MiB"),
+        (&["--grace", "30"], "30s"),
+        (&["--fast-store", "/f", "--fast-store-quota", "9"], "64GiB"),
+        (&["--fast-store", "/f", "--fast-store-quota", "99999999TiB"], "64GiB"),
+        (&["--fast-store", "redis://host"], "file:///DIR"),
+        (&["--store", "/f", "--fast-store", "/f"], "another place"),
+        (&["--store", "ftp://host/prefix"], "s3://BUCKET/PREFIX"),
+        (&["--meta", "redsi://host:1/0"], "embedded:DIR"),
+        (&["--meta", "memory"], "embedded:DIR"),
+    ] {
+        let error = load(flags).unwrap_err().to_string();
+        assert!(error.contains(told), "{error}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("dlserver.toml");
+    std::fs::write(&path, "lisen = \"127.0.0.1:1\"\n").unwrap();
+    let error = load(&["--config", path.to_str().unwrap()]).unwrap_err();
+    let why = std::error::Error::source(&error).unwrap().to_string();
+    assert!(why.contains("lisen"), "{why}");
+}

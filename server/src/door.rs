@@ -1,0 +1,373 @@
+//! Connections: who is let in, and for how long without asking anything.
+//!
+//! Must hold: connections that have shown nothing yet are few and end soon; when more come, the
+//! oldest of them goes, so that whoever asks at once gets in. Memory is bounded by their numbers.
+
+use std::collections::{BTreeMap, HashSet};
+use std::io::{self, IoSlice};
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use dl_runtime::{BoxFuture, Clock};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use tonic::transport::server::Connected;
+
+/// How long a connection may be open without a request that was let through.
+pub(crate) const NEWCOMER_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Such connections at once.
+const NEWCOMERS_MAX: usize = 512;
+
+/// What a client that speaks plain HTTP/2 to a port with TLS is told: empty settings, then the end
+/// of the connection, with the code INADEQUATE_SECURITY and words for people.
+const SPEAK_TLS: &[u8] = b"\0\0\0\x04\0\0\0\0\0\
+    \0\0\x2c\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0cthis port speaks TLS: write https://";
+
+/// Lets connections in.
+#[derive(Debug, Clone)]
+pub(crate) struct Door {
+    guests: Arc<Guests>,
+    clock: Arc<dyn Clock>,
+    has_tls: bool,
+}
+
+/// What went through a door.
+#[derive(Debug, Default)]
+pub(crate) struct DoorCounts {
+    /// Bytes that came, and that went.
+    pub(crate) received: AtomicU64,
+    pub(crate) sent: AtomicU64,
+    /// Connections that were closed because others came, or because they said nothing.
+    pub(crate) closed: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Guests {
+    /// Most connections that have asked something.
+    known_max: usize,
+    state: Mutex<State>,
+    counts: DoorCounts,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next: u64,
+    /// Dropped, the sender closes the connection.
+    newcomers: BTreeMap<u64, oneshot::Sender<()>>,
+    known: HashSet<u64>,
+}
+
+/// A connection.
+pub(crate) struct Guest {
+    stream: TcpStream,
+    ticket: Ticket,
+    end: End,
+    speaks: Speaks,
+}
+
+/// What is known of what a connection speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Speaks {
+    /// Nothing came yet.
+    Nothing,
+    /// What it should.
+    Well,
+    /// Not TLS, and was told so.
+    Plain,
+}
+
+/// What ends a newcomer.
+struct End {
+    closed: oneshot::Receiver<()>,
+    late: BoxFuture<'static, ()>,
+}
+
+/// A connection, as its requests know it.
+#[derive(Debug, Clone)]
+pub(crate) struct Ticket {
+    guests: Arc<Guests>,
+    number: u64,
+    is_known: Arc<AtomicBool>,
+    peer: Option<IpAddr>,
+}
+
+impl Door {
+    /// A door for at most `known_max` connections that ask things.
+    pub(crate) fn new(known_max: usize, has_tls: bool, clock: Arc<dyn Clock>) -> Self {
+        let (state, counts) = (Mutex::default(), DoorCounts::default());
+        Self { guests: Arc::new(Guests { known_max, state, counts }), clock, has_tls }
+    }
+
+    /// Lets a connection in, for a while.
+    pub(crate) fn enter(&self, stream: TcpStream) -> Guest {
+        let (sender, closed) = oneshot::channel();
+        let mut state = self.guests.state();
+        let number = state.next;
+        state.next += 1;
+        if state.newcomers.len() >= NEWCOMERS_MAX {
+            state.newcomers.pop_first();
+        }
+        state.newcomers.insert(number, sender);
+        drop(state);
+        let peer = stream.peer_addr().ok().map(|address| address.ip());
+        let ticket =
+            Ticket { guests: Arc::clone(&self.guests), number, is_known: Arc::default(), peer };
+        let end = End { closed, late: self.clock.sleep(NEWCOMER_PATIENCE) };
+        let speaks = if self.has_tls { Speaks::Nothing } else { Speaks::Well };
+        Guest { stream, ticket, end, speaks }
+    }
+
+    /// What went through.
+    pub(crate) fn counts(&self) -> &DoorCounts {
+        &self.guests.counts
+    }
+
+    /// Connections that have asked nothing yet, and that have.
+    pub(crate) fn open(&self) -> (usize, usize) {
+        let state = self.guests.state();
+        (state.newcomers.len(), state.known.len())
+    }
+}
+
+impl Guests {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Ticket {
+    /// The other end.
+    pub(crate) fn peer(&self) -> Option<IpAddr> {
+        self.peer
+    }
+
+    /// The connection has asked something that it may: from now on it may stay. False when too
+    /// many stay already.
+    pub(crate) fn keep(&self) -> bool {
+        if self.is_known.load(Ordering::Acquire) {
+            return true;
+        }
+        let mut state = self.guests.state();
+        if state.known.contains(&self.number) {
+            return true;
+        }
+        if state.known.len() >= self.guests.known_max {
+            return false;
+        }
+        if state.newcomers.contains_key(&self.number) {
+            state.known.insert(self.number);
+            // First: the connection looks again as soon as the sender is gone.
+            self.is_known.store(true, Ordering::Release);
+            state.newcomers.remove(&self.number);
+        }
+        true
+    }
+}
+
+impl Guest {
+    /// Fails when a newcomer has to go.
+    fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        if self.ticket.is_known.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let is_closed = Pin::new(&mut self.end.closed).poll(context).is_ready();
+        let is_late = !is_closed && self.end.late.as_mut().poll(context).is_ready();
+        // Also let through: the sender is dropped then.
+        if (is_closed || is_late) && !self.ticket.is_known.load(Ordering::Acquire) {
+            self.ticket.guests.counts.closed.fetch_add(1, Ordering::Relaxed);
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        Ok(())
+    }
+}
+
+impl AsyncRead for Guest {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        this.check(context)?;
+        let before = buffer.filled().len();
+        loop {
+            ready!(Pin::new(&mut this.stream).poll_read(context, buffer))?;
+            let read = buffer.filled().get(before..).unwrap_or_default();
+            let counts = &this.ticket.guests.counts;
+            counts.received.fetch_add(read.len() as u64, Ordering::Relaxed);
+            match (this.speaks, read) {
+                (Speaks::Well, _) | (Speaks::Nothing, []) => return Poll::Ready(Ok(())),
+                (Speaks::Nothing, [b'P', ..]) => {
+                    // What can't be sent at once is not worth a wait.
+                    let _ = this.stream.try_write(SPEAK_TLS);
+                    this.speaks = Speaks::Plain;
+                }
+                (Speaks::Nothing, _) => {
+                    this.speaks = Speaks::Well;
+                    return Poll::Ready(Ok(()));
+                }
+                (Speaks::Plain, []) => {
+                    return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
+                }
+                (Speaks::Plain, _) => {}
+            }
+            // To close now, with bytes unread, would take the answer back.
+            buffer.set_filled(before);
+        }
+    }
+}
+
+impl AsyncWrite for Guest {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
+        self.ticket.guests.counts.sent.fetch_add(written as u64, Ordering::Relaxed);
+        Poll::Ready(Ok(written))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(context, bytes))?;
+        self.ticket.guests.counts.sent.fetch_add(written as u64, Ordering::Relaxed);
+        Poll::Ready(Ok(written))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+impl Connected for Guest {
+    type ConnectInfo = Ticket;
+
+    fn connect_info(&self) -> Ticket {
+        self.ticket.clone()
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let mut state = self.ticket.guests.state();
+        state.newcomers.remove(&self.ticket.number);
+        state.known.remove(&self.ticket.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use dl_runtime::ManualClock;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    struct Rig {
+        listener: TcpListener,
+        door: Door,
+        clock: Arc<ManualClock>,
+    }
+
+    async fn rig(known_max: usize, has_tls: bool) -> Rig {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
+        let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
+        Rig { listener, door: Door::new(known_max, has_tls, time), clock }
+    }
+
+    impl Rig {
+        async fn connect(&self) -> (TcpStream, Guest) {
+            let client = TcpStream::connect(self.listener.local_addr().unwrap()).await.unwrap();
+            let (stream, _) = self.listener.accept().await.unwrap();
+            (client, self.door.enter(stream))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_newcomer_that_asks_nothing_goes_and_one_that_asked_stays() {
+        let rig = rig(1, false).await;
+        let (_silent, mut guest) = rig.connect().await;
+        let (mut asking, mut known) = rig.connect().await;
+        assert!(known.ticket.keep() && known.ticket.keep());
+        assert_eq!(rig.door.open(), (1, 1));
+        rig.clock.advance(NEWCOMER_PATIENCE);
+        let error = guest.read_u8().await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted);
+        asking.write_u8(7).await.unwrap();
+        assert_eq!(known.read_u8().await.unwrap(), 7);
+        drop(guest);
+        assert_eq!(rig.door.open(), (0, 1));
+        let (_client, third) = rig.connect().await;
+        assert!(!third.ticket.keep());
+        drop(known);
+        assert!(third.ticket.keep());
+        drop(third);
+        assert_eq!(rig.door.open(), (0, 0));
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_connection_that_is_let_through_while_it_waits_for_more_is_not_closed() {
+        let rig = rig(8, false).await;
+        for _ in 0..2_000 {
+            let (mut client, mut guest) = rig.connect().await;
+            let ticket = guest.ticket.clone();
+            let reading = tokio::spawn(async move { guest.read_u8().await });
+            tokio::task::yield_now().await;
+            assert!(ticket.keep());
+            client.write_u8(7).await.unwrap();
+            assert_eq!(reading.await.unwrap().unwrap(), 7);
+        }
+    }
+
+    #[tokio::test]
+    async fn when_many_newcomers_are_there_the_oldest_goes() {
+        let rig = rig(8, false).await;
+        let (_first, mut oldest) = rig.connect().await;
+        let mut others = Vec::new();
+        for _ in 0..NEWCOMERS_MAX {
+            others.push(rig.connect().await);
+        }
+        assert_eq!(rig.door.open(), (NEWCOMERS_MAX, 0));
+        oldest.read_u8().await.unwrap_err();
+        assert_eq!(rig.door.counts().closed.load(Ordering::Relaxed), 1);
+        let (client, newest) = others.last_mut().unwrap();
+        client.write_u8(1).await.unwrap();
+        assert_eq!(newest.read_u8().await.unwrap(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_plain_client_at_a_port_with_tls_is_told_in_its_own_language() {
+        let rig = rig(8, true).await;
+        let (mut client, mut guest) = rig.connect().await;
+        client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+        let reading = tokio::spawn(async move { guest.read_u8().await.unwrap_err().kind() });
+        let mut told = vec![0; SPEAK_TLS.len()];
+        client.read_exact(&mut told).await.unwrap();
+        assert_eq!(told, SPEAK_TLS);
+        drop(client);
+        assert_eq!(reading.await.unwrap(), io::ErrorKind::InvalidData);
+        let payload = SPEAK_TLS.len() - 18;
+        assert_eq!(SPEAK_TLS[11] as usize, payload, "the length in the second frame");
+    }
+}

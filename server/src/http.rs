@@ -1,0 +1,159 @@
+//! The HTTP port: whether the server is well, and what it counts.
+//!
+//! Must hold: nobody holds it up, by asking often, slowly or not at all; it says nothing of what is
+//! in datasets, not even their names.
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use dl_format::IDENTITY_KEY;
+use dl_runtime::Deadline;
+use dl_store::StoreExt;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+use crate::door::{Door, Guest};
+use crate::error::causes;
+use crate::metrics::{self, Metrics, Watched};
+use crate::parts::{Parts, key};
+
+/// How long each store may take to answer.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// For how long an answer of the stores holds, so that many who ask are no load.
+const HOLDS: Duration = Duration::from_secs(1);
+
+/// Most time for a connection, which is for one request.
+const CONNECTION: Duration = Duration::from_secs(10);
+
+/// Most bytes of a request.
+const REQUEST_BYTES: usize = 16 << 10;
+
+/// Pause after a connection that could not be taken, as when there are no descriptors left.
+const PAUSE: Duration = Duration::from_millis(50);
+
+const TEXT: &str = "text/plain; charset=utf-8";
+
+/// What the port tells of.
+#[derive(Debug)]
+pub(crate) struct Site {
+    pub(crate) parts: Parts,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) watched: Watched,
+    pub(crate) health: Mutex<Option<Health>>,
+}
+
+/// What the stores said.
+#[derive(Debug, Clone)]
+pub(crate) struct Health {
+    at: Duration,
+    /// None when all is well.
+    problem: Option<String>,
+}
+
+/// Answers for as long as the server runs.
+pub(crate) async fn serve(listener: TcpListener, site: Site) -> Infallible {
+    let clock = Arc::clone(&site.parts.clock);
+    // Nobody stays: the oldest ones go when many come.
+    let door = Door::new(0, false, Arc::clone(&clock));
+    let site = Arc::new(site);
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    let (guest, site) = (door.enter(stream), Arc::clone(&site));
+                    connections.spawn(async move { converse(guest, site).await });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "a connection to the HTTP port can't be taken");
+                    clock.sleep(PAUSE).await;
+                }
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+async fn converse(guest: Guest, site: Arc<Site>) {
+    let clock = Arc::clone(&site.parts.clock);
+    let service = service_fn(move |request: Request<Incoming>| {
+        let site = Arc::clone(&site);
+        async move { Ok::<_, Infallible>(site.answer(request.method(), request.uri().path()).await) }
+    });
+    let connection = http1::Builder::new()
+        .keep_alive(false)
+        .max_buf_size(REQUEST_BYTES)
+        .serve_connection(TokioIo::new(guest), service);
+    // Whoever breaks off or stalls knows it.
+    let _ = Deadline::after(&*clock, CONNECTION).bound(&*clock, connection).await;
+}
+
+impl Site {
+    async fn answer(&self, method: &Method, path: &str) -> Response<Full<Bytes>> {
+        if method != Method::GET && method != Method::HEAD {
+            let why = "only GET and HEAD are understood\n";
+            return response(StatusCode::METHOD_NOT_ALLOWED, TEXT, why.to_owned());
+        }
+        match path {
+            "/metrics" => {
+                let text = self.metrics.text(&self.watched);
+                response(StatusCode::OK, metrics::CONTENT_TYPE, text)
+            }
+            "/healthz" => match self.problem().await {
+                None => response(StatusCode::OK, TEXT, "ok\n".to_owned()),
+                Some(problem) => {
+                    response(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{problem}\n"))
+                }
+            },
+            _ => {
+                let what = "this is dlserver: /healthz and /metrics are here\n";
+                response(StatusCode::NOT_FOUND, TEXT, what.to_owned())
+            }
+        }
+    }
+
+    /// What keeps the server from answering; none when nothing does.
+    async fn problem(&self) -> Option<String> {
+        let clock = &*self.parts.clock;
+        let held = self.health.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(health) = held.filter(|health| clock.monotonic() < health.at + HOLDS) {
+            return health.problem;
+        }
+        let deadline = Deadline::after(clock, PATIENCE);
+        let identity = key(IDENTITY_KEY.to_owned());
+        let meta = deadline.bound(clock, self.parts.meta.identity());
+        let store = deadline.bound(clock, self.parts.store.read_all(&identity));
+        let (meta, store) = futures::future::join(meta, store).await;
+        let silent = |what| Some(format!("the {what} store did not answer within {PATIENCE:?}"));
+        let failed = |what, error: &dyn std::error::Error| {
+            Some(format!("the {what} store can't be asked: {}", causes(error)))
+        };
+        let problem = match (meta, store) {
+            (Err(_), _) => silent("metadata"),
+            (Ok(Err(error)), _) => failed("metadata", &error),
+            (_, Err(_)) => silent("chunk"),
+            (_, Ok(Err(error))) => failed("chunk", &error),
+            (Ok(Ok(_)), Ok(Ok(_))) => None,
+        };
+        let health = Health { at: clock.monotonic(), problem: problem.clone() };
+        *self.health.lock().unwrap_or_else(PoisonError::into_inner) = Some(health);
+        problem
+    }
+}
+
+fn response(status: StatusCode, kind: &'static str, text: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(text)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}

@@ -1,0 +1,224 @@
+//! What the server counts about itself, for Prometheus; docs/METRICS.md says what each means.
+//!
+//! Must hold: counting takes no lock and no memory that grows; no label has more values than the
+//! program has words for, so none is the name of a dataset, a user or an address. Our own few
+//! lines rather than a crate, whose registry would be one for all servers of a process.
+
+mod histogram;
+mod meta;
+mod requests;
+mod store;
+mod text;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dl_runtime::Clock;
+use dl_store::TierStore;
+
+use self::histogram::Operation;
+use self::meta::{MetaMetrics, MeteredMeta};
+use self::requests::{CODES, Measured, Requests};
+use self::store::{MeteredStore, StoreMetrics};
+pub(crate) use self::text::CONTENT_TYPE;
+use self::text::{Kind, Text};
+use crate::door::Door;
+use crate::executor::Executor;
+use crate::parts::{Budget, Parts};
+
+/// All counters of a server.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    requests: Arc<Requests>,
+    refused_keys: AtomicU64,
+    store: Arc<StoreMetrics>,
+    meta: Arc<MetaMetrics>,
+}
+
+/// What the service is at.
+#[derive(Debug)]
+pub(crate) struct Gauges {
+    pub(crate) executor: Executor,
+    pub(crate) writes: Budget,
+    pub(crate) reads: Budget,
+}
+
+/// What is only looked at when somebody asks.
+#[derive(Debug)]
+pub(crate) struct Watched {
+    pub(crate) gauges: Gauges,
+    pub(crate) door: Door,
+    pub(crate) fast_store: Option<Arc<TierStore>>,
+}
+
+impl Metrics {
+    pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
+        Self {
+            requests: Arc::new(Requests::new(clock)),
+            refused_keys: AtomicU64::new(0),
+            store: Arc::default(),
+            meta: Arc::default(),
+        }
+    }
+
+    /// The same parts, with stores that are measured.
+    pub(crate) fn measure(&self, parts: Parts) -> Parts {
+        let (clock, store) = (Arc::clone(&parts.clock), Arc::clone(&self.store));
+        let store = MeteredStore { inner: parts.store, metrics: store, clock: Arc::clone(&clock) };
+        let meta = MeteredMeta { inner: parts.meta, metrics: Arc::clone(&self.meta), clock };
+        Parts { store: Arc::new(store), meta: Arc::new(meta), ..parts }
+    }
+
+    /// A request of a method of ours, or another one.
+    pub(crate) fn begin(&self, method: Option<&str>) -> Measured {
+        self.requests.begin(method)
+    }
+
+    /// A wrong user or key, or none.
+    pub(crate) fn refused_key(&self) {
+        self.refused_keys.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Everything, as Prometheus reads it.
+    pub(crate) fn text(&self, watched: &Watched) -> String {
+        let mut text = Text::default();
+        let name = "diesel_build_info";
+        text.metric(name, Kind::Gauge, "Always 1; the version of dlserver is its label.");
+        text.sample(&[("version", env!("CARGO_PKG_VERSION"))], 1);
+        let help = "Memory of the process that is in use.";
+        text.metric("process_resident_memory_bytes", Kind::Gauge, help);
+        text.sample(&[], resident_bytes().unwrap_or_default());
+        self.write_requests(&mut text);
+        write_door(&mut text, &watched.door);
+        let help = "Requests that were refused for their user or key.";
+        text.metric("diesel_refused_keys_total", Kind::Counter, help);
+        text.sample(&[], read(&self.refused_keys));
+        write_operations(&mut text, self.store.operations(), STORE);
+        let help = "Bytes of objects created in the chunk store, and of ranges read from it.";
+        text.metric("diesel_store_bytes_total", Kind::Counter, help);
+        text.sample(&[("operation", "create")], read(&self.store.created_bytes));
+        text.sample(&[("operation", "read")], read(&self.store.read_bytes));
+        write_operations(&mut text, self.meta.operations(), META);
+        write_gauges(&mut text, &watched.gauges);
+        write_fast_store(&mut text, watched.fast_store.as_deref());
+        text.finish()
+    }
+
+    fn write_requests(&self, text: &mut Text) {
+        let help = "Requests that ended, by method and gRPC code.";
+        text.metric("diesel_requests_total", Kind::Counter, help);
+        for (name, method) in self.requests.methods() {
+            for (code, count) in CODES.iter().zip(&method.ended) {
+                // Most never happen; those that may be waited for are there from the start.
+                if read(count) > 0 || *code == "OK" {
+                    text.sample(&[("method", name), ("code", code)], read(count));
+                }
+            }
+        }
+        let help = "Time from the first byte of a request to the last one of its answer.";
+        text.metric("diesel_request_seconds", Kind::Histogram, help);
+        for (name, method) in self.requests.methods() {
+            text.histogram(("method", name), &method.took);
+        }
+        let help = "Requests that have not ended.";
+        text.metric("diesel_requests_in_flight", Kind::Gauge, help);
+        text.sample(&[], self.requests.in_flight());
+    }
+}
+
+fn write_door(text: &mut Text, door: &Door) {
+    let (newcomers, known) = door.open();
+    let help = "Open gRPC connections, by whether they have asked anything.";
+    text.metric("diesel_connections", Kind::Gauge, help);
+    text.sample(&[("state", "new")], newcomers);
+    text.sample(&[("state", "known")], known);
+    let help = "Connections closed because they asked nothing, for too long or while others came.";
+    text.metric("diesel_connections_closed_total", Kind::Counter, help);
+    text.sample(&[], read(&door.counts().closed));
+    let help = "Bytes received on gRPC connections, TLS included.";
+    text.metric("diesel_received_bytes_total", Kind::Counter, help);
+    text.sample(&[], read(&door.counts().received));
+    let help = "Bytes sent on gRPC connections, TLS included.";
+    text.metric("diesel_sent_bytes_total", Kind::Counter, help);
+    text.sample(&[], read(&door.counts().sent));
+}
+
+/// Names and helps of the times of operations and of their failures.
+type Names = [(&'static str, &'static str); 2];
+
+const STORE: Names = [
+    ("diesel_store_operation_seconds", "Time of each call of the chunk store."),
+    ("diesel_store_errors_total", "Calls and ranges that the chunk store failed."),
+];
+
+const META: Names = [
+    ("diesel_meta_operation_seconds", "Time of each call of the metadata store."),
+    ("diesel_meta_errors_total", "Calls that the metadata store failed."),
+];
+
+fn write_operations<const N: usize>(
+    text: &mut Text,
+    operations: [(&'static str, &Operation); N],
+    [(times, times_help), (errors, errors_help)]: Names,
+) {
+    text.metric(times, Kind::Histogram, times_help);
+    for (name, operation) in operations {
+        text.histogram(("operation", name), &operation.took);
+    }
+    text.metric(errors, Kind::Counter, errors_help);
+    for (name, operation) in operations {
+        text.sample(&[("operation", name)], read(&operation.failed));
+    }
+}
+
+fn write_gauges(text: &mut Text, gauges: &Gauges) {
+    let counts = gauges.executor.counts();
+    let help = "Ranges of chunks that requests wanted.";
+    text.metric("diesel_read_ranges_total", Kind::Counter, help);
+    text.sample(&[], read(&counts.wanted));
+    let help = "Reads of the chunk store that these were merged into.";
+    text.metric("diesel_read_merged_total", Kind::Counter, help);
+    text.sample(&[], read(&counts.merged));
+    let help = "Times that a request waited for a chunk another one was reading, to share it.";
+    text.metric("diesel_read_waits_total", Kind::Counter, help);
+    text.sample(&[], read(&counts.waits));
+    let budgets = [("read", &gauges.reads), ("write", &gauges.writes)];
+    let help = "Most memory for files being read, and for chunks being received.";
+    text.metric("diesel_memory_budget_bytes", Kind::Gauge, help);
+    for (name, budget) in budgets {
+        text.sample(&[("budget", name)], budget.total_and_used().0);
+    }
+    let help = "What of that is in use.";
+    text.metric("diesel_memory_used_bytes", Kind::Gauge, help);
+    for (name, budget) in budgets {
+        text.sample(&[("budget", name)], budget.total_and_used().1);
+    }
+}
+
+fn write_fast_store(text: &mut Text, store: Option<&TierStore>) {
+    let counts = store.map(TierStore::counts).unwrap_or_default();
+    let counters = [
+        ("diesel_fast_store_hits_total", "Ranges read from the fast store.", counts.hits),
+        ("diesel_fast_store_misses_total", "Ranges read past the fast store.", counts.misses),
+        ("diesel_fast_store_copies_total", "Chunks copied to the fast store.", counts.brought),
+        ("diesel_fast_store_errors_total", "Failures of the fast store.", counts.failures),
+    ];
+    for (name, help, value) in counters {
+        text.metric(name, Kind::Counter, help);
+        text.sample(&[], value);
+    }
+    let help = "Bytes of copies in the fast store.";
+    text.metric("diesel_fast_store_used_bytes", Kind::Gauge, help);
+    text.sample(&[], counts.used);
+}
+
+fn read(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+/// What the kernel says of this process.
+fn resident_bytes() -> Option<u64> {
+    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = statm.split(' ').nth(1)?.parse().ok()?;
+    Some(pages * rustix::param::page_size() as u64)
+}

@@ -1,0 +1,200 @@
+//! Requests by method: how many, how they ended, how long they took until the end of their answer.
+//!
+//! Must hold: each request is counted once, also when its client goes away; labels are the methods
+//! and codes that there are, whatever clients ask for.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use dl_runtime::Clock;
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use tonic::body::Body;
+use tonic::codegen::http::{HeaderMap, Response};
+use tonic::{Code, Status};
+
+use super::histogram::Histogram;
+use crate::auth::RULES;
+
+/// Codes of gRPC, by their numbers.
+pub(crate) const CODES: [&str; 17] = [
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+];
+
+/// What is no method of ours: health, reflection, and what does not exist.
+const OTHER: usize = RULES.len();
+
+/// How requests went.
+#[derive(Debug)]
+pub(crate) struct Requests {
+    methods: [Method; RULES.len() + 1],
+    in_flight: AtomicU64,
+    clock: Arc<dyn Clock>,
+}
+
+/// How the requests of one method went.
+#[derive(Debug, Default)]
+pub(crate) struct Method {
+    pub(crate) took: Histogram,
+    pub(crate) ended: [AtomicU64; CODES.len()],
+}
+
+impl Requests {
+    pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
+        Self { methods: Default::default(), in_flight: AtomicU64::new(0), clock }
+    }
+
+    /// All methods, by name.
+    pub(crate) fn methods(&self) -> impl Iterator<Item = (&'static str, &Method)> {
+        let names = RULES.iter().map(|(name, _)| *name).chain(["other"]);
+        names.zip(&self.methods)
+    }
+
+    /// Requests that have not ended.
+    pub(crate) fn in_flight(&self) -> u64 {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// A request of a method; none when it is not one of ours.
+    pub(crate) fn begin(self: &Arc<Self>, method: Option<&str>) -> Measured {
+        let of = |method| RULES.iter().position(|(name, _)| *name == method);
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        Measured {
+            method: method.and_then(of).unwrap_or(OTHER),
+            began: self.clock.monotonic(),
+            // What is dropped before its answer was given up by its client.
+            ended: Code::Cancelled,
+            requests: Arc::clone(self),
+        }
+    }
+}
+
+/// A request, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Measured {
+    requests: Arc<Requests>,
+    method: usize,
+    began: Duration,
+    ended: Code,
+}
+
+impl Measured {
+    /// Measures until the end of the answer.
+    pub(crate) fn answer(mut self, response: Response<Body>) -> Response<Body> {
+        // An answer without a body says how it ended at once.
+        if let Some(code) = code(response.headers()) {
+            self.ended = code;
+        }
+        response.map(|body| Body::new(MeasuredBody { body, measured: self }))
+    }
+}
+
+impl Drop for Measured {
+    fn drop(&mut self) {
+        self.requests.in_flight.fetch_sub(1, Ordering::Relaxed);
+        let took = self.requests.clock.monotonic().saturating_sub(self.began);
+        if let Some(method) = self.requests.methods.get(self.method) {
+            method.took.add(took);
+            if let Some(ended) = method.ended.get(self.ended as usize) {
+                ended.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+fn code(headers: &HeaderMap) -> Option<Code> {
+    headers.get(Status::GRPC_STATUS).map(|code| Code::from_bytes(code.as_bytes()))
+}
+
+/// The body of an answer, whose trailers say how it ended.
+struct MeasuredBody {
+    body: Body,
+    measured: Measured,
+}
+
+impl HttpBody for MeasuredBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        if let Some(Ok(frame)) = &frame
+            && let Some(code) = frame.trailers_ref().and_then(code)
+        {
+            self.measured.ended = code;
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use dl_runtime::ManualClock;
+
+    use super::*;
+
+    #[test]
+    fn a_request_is_counted_once_with_its_end_and_its_time() {
+        let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
+        let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
+        let requests = Arc::new(Requests::new(time));
+        let refused = requests.begin(Some("Stat"));
+        assert_eq!(requests.in_flight(), 1);
+        clock.advance(Duration::from_secs(2));
+        drop(refused.answer(Status::not_found("gone").into_http()));
+        drop(requests.begin(Some("NoSuchMethod")));
+        drop(requests.begin(None));
+        assert_eq!(requests.in_flight(), 0);
+        let counted: Vec<_> = requests
+            .methods()
+            .flat_map(|(name, method)| {
+                let ended = CODES.iter().zip(&method.ended);
+                ended.map(move |(code, count)| (name, *code, count.load(Ordering::Relaxed)))
+            })
+            .filter(|(_, _, count)| *count > 0)
+            .collect();
+        assert_eq!(counted, [("Stat", "NOT_FOUND", 1), ("other", "CANCELLED", 2)]);
+        let (_, stat) = requests.methods().find(|(name, _)| *name == "Stat").unwrap();
+        assert_eq!((stat.took.read().1, stat.took.read().2), (1, 2.0));
+    }
+
+    #[test]
+    fn codes_stand_at_their_numbers() {
+        for (number, name) in (0..).zip(CODES) {
+            let code = format!("{:?}", Code::from_i32(number)).to_lowercase();
+            assert_eq!(name.replace('_', "").to_lowercase(), code);
+        }
+    }
+}

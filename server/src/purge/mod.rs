@@ -1,0 +1,436 @@
+//! Purge: gives back the space of what was overwritten and deleted (paper, 5, housekeeping).
+//!
+//! Must hold: no answer about files changes by it, and none by a recovery at any moment of it.
+//! An object leaves the log before it leaves the store, so that what a crash leaves is found again
+//! and removed by the next purge. It acts on a survey only while that is fresh, and removes nothing
+//! younger than that plus what clocks may be off (docs/decisions/0008-purge.md).
+
+mod plan;
+mod rewrite;
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use dl_format::{ChunkId, ChunkIdMaker, DatasetId, DatasetName, Deletions, Extent, ObjectKind};
+use dl_meta::DatasetRecord;
+use dl_proto::{Kind, PurgeProgress, PurgeRequest};
+use dl_store::Key;
+use futures::stream::{self, StreamExt, TryStreamExt};
+use tokio::sync::mpsc;
+
+use self::plan::{Ledger, Plan, Rules};
+use self::rewrite::Rewriter;
+use crate::answer::Reply;
+use crate::auth::Caller;
+use crate::catalog;
+use crate::commit;
+use crate::error::Error;
+use crate::headers::read_header;
+use crate::names;
+use crate::parts::{Budget, Parts};
+use crate::recover;
+use crate::survey::Survey;
+
+/// Of the time that ids may be off a clock: how long a survey is acted on, and how old the id of
+/// what is removed must be. Whatever was committed after the survey of one purge is then still
+/// there when what that purge moves has reached the store, also beside another purge.
+const FRESH_PART: u32 = 3;
+const SETTLED_TIMES: u32 = 2;
+
+/// Objects that are taken off the log in one step, and removed from the store at once.
+const REMOVED_TOGETHER: usize = 512;
+const REMOVALS_AT_ONCE: usize = 16;
+
+/// Where it is told how far a purge is.
+type Progress = mpsc::Sender<Reply<PurgeProgress>>;
+
+/// Purges what a request names; tells how far it is through `progress`.
+pub(crate) async fn purge(
+    parts: &Parts,
+    memory: &Budget,
+    request: PurgeRequest,
+    caller: &Caller,
+    progress: &Progress,
+) -> Result<(), Error> {
+    let damage = parts.meta.damage().await;
+    let damage = damage.map_err(|error| Error::meta("look for damage in", &parts.meta, error))?;
+    if damage.is_some() {
+        let why = "the metadata may lack something; run `dlcmd recover --all` first";
+        return Err(Error::new(Kind::NeedsRecovery, "purge", "datasets", why));
+    }
+    if let Some(name) = &request.dataset {
+        let id = catalog::by_name(parts, name, caller).await?.id;
+        return Purge::new(parts, memory, name, request.grace, progress).dataset(id).await;
+    }
+    let names = names::all(parts).await?;
+    let mut incomplete = names.unread.first().map(|(_, error)| error.kind);
+    for (name, error) in &names.unread {
+        let mut purge = Purge::new(parts, memory, name, request.grace, progress);
+        purge.end_with(error).await;
+    }
+    for (name, named) in names.live() {
+        let mut purge = Purge::new(parts, memory, name, request.grace, progress);
+        // One dataset that can't be purged doesn't keep the others from it.
+        if let Err(error) = purge.dataset(named.record.dataset).await {
+            incomplete = Some(error.kind);
+            purge.end_with(&error).await;
+        }
+    }
+    let swept = catalog::sweep_deleted(parts).await?;
+    tracing::debug!(swept, "removed what deleted datasets had left");
+    match incomplete {
+        Some(kind) if kind.is_retryable() => {
+            let why = "not all of them could be worked on; run purge again";
+            Err(Error::new(kind, "purge", "datasets", why))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The purge of one dataset.
+struct Purge<'a> {
+    parts: &'a Parts,
+    memory: &'a Budget,
+    name: &'a DatasetName,
+    grace: Duration,
+    progress: &'a Progress,
+    state: PurgeProgress,
+    /// Problems are told once.
+    told: HashSet<String>,
+    /// Chunks with damaged files, which can't be moved.
+    damaged: HashSet<ChunkId>,
+}
+
+impl<'a> Purge<'a> {
+    fn new(
+        parts: &'a Parts,
+        memory: &'a Budget,
+        name: &'a DatasetName,
+        grace: Duration,
+        progress: &'a Progress,
+    ) -> Self {
+        let state = PurgeProgress { dataset: name.to_string(), ..PurgeProgress::default() };
+        let (told, damaged) = (HashSet::new(), HashSet::new());
+        Self { parts, memory, name, grace, progress, state, told, damaged }
+    }
+
+    async fn dataset(&mut self, id: DatasetId) -> Result<(), Error> {
+        let record = catalog::by_id(self.parts, id).await?;
+        let mut origin = [0; 9];
+        self.parts.random.fill(&mut origin);
+        let mut ids = ChunkIdMaker::new(origin);
+        // Tombstones only go by what was so before this purge: a recovery that is under way may
+        // still bring back a chunk that it has read and that is removed meanwhile.
+        let mut with_tombstones = true;
+        while self.round(&record, &mut ids, with_tombstones).await? {
+            with_tombstones = false;
+        }
+        self.state.done = true;
+        self.tell().await;
+        Ok(())
+    }
+
+    async fn end_with(&mut self, error: &Error) {
+        self.problem(error.chain());
+        self.state.done = true;
+        self.tell().await;
+    }
+
+    /// Looks, decides, acts; true when there is more to be done now.
+    async fn round(
+        &mut self,
+        record: &DatasetRecord,
+        ids: &mut ChunkIdMaker,
+        with_tombstones: bool,
+    ) -> Result<bool, Error> {
+        let began = self.parts.clock.monotonic();
+        for problem in recover::bring_in(self.parts, self.name).await? {
+            self.problem(problem);
+        }
+        let mut survey = Survey::read(self.parts, record.id).await?;
+        let (ledger, held) = self.look(&mut survey, record).await?;
+        for error in survey.unread.values().filter(|error| error.kind != Kind::NotFound) {
+            self.problem(error.chain());
+        }
+        let rules = Rules {
+            now: self.parts.clock.now(),
+            grace: self.grace,
+            settled: self.parts.limits.clock_skew * SETTLED_TIMES,
+            chunk_size: record.shape.size().into(),
+            with_tombstones,
+        };
+        let mut plan = ledger.plan(&survey, rules, &held);
+        let is_damaged = |number: &usize| {
+            survey.objects.get(*number).is_some_and(|object| self.damaged.contains(&object.id))
+        };
+        plan.rewrite.retain(|number| !is_damaged(number));
+        let until = began + self.parts.limits.clock_skew / FRESH_PART;
+        if !self.is_before(until) {
+            let why = "looking at all of its objects took so long that they may have changed; \
+                       nothing was removed";
+            return Err(Error::new(Kind::TimedOut, "purge dataset", self.name, why));
+        }
+        if !plan.rewrite.is_empty() || !plan.remove.is_empty() {
+            self.name_hidden(record.id, ledger.hidden.clone(), ids).await?;
+        }
+        // First, so that a full disk has room for what is written next.
+        let removed = self.remove(record.id, &survey, &plan, until).await?;
+        let moved = self.rewrite(record, &survey, &ledger, &plan, ids, until).await?;
+        let were_absent = self.retire_absent(record.id, &survey, &ledger).await?;
+        let is_cut = !self.is_before(until) || removed < plan.remove.len();
+        self.wait_for(&survey, plan.waiting.iter().chain(&moved));
+        // What was moved may go at once when nobody is to be waited for.
+        Ok(is_cut || were_absent || !moved.is_empty() && self.grace.is_zero())
+    }
+
+    /// Reads all headers; gives what they say, and the tombstones that are still needed.
+    async fn look(
+        &mut self,
+        survey: &mut Survey,
+        record: &DatasetRecord,
+    ) -> Result<(Ledger, HashSet<usize>), Error> {
+        let mut ledger = Ledger::new(survey);
+        self.state.objects = survey.objects.len() as u64;
+        let shares = survey.shares();
+        for share in 0..shares {
+            let rows = survey.share(self.parts, share, record.shape.alignment()).await?;
+            for (_, winner, others) in rows.paths() {
+                ledger.add(winner, others, &survey.named);
+            }
+            self.state.checked = self.state.objects * (share + 1) / shares;
+            self.tell().await;
+        }
+        let mut held = HashSet::new();
+        let mut tombstones = std::pin::pin!(survey.headers(self.parts, survey.tombstones()));
+        while let Some((number, header)) = tombstones.next().await {
+            if header.is_ok_and(|header| ledger.is_held(header.deletions())) {
+                held.insert(number);
+            }
+        }
+        Ok((ledger, held))
+    }
+
+    /// Deletes what only a deleted winner hides, before that one may go.
+    async fn name_hidden(
+        &mut self,
+        dataset: DatasetId,
+        hidden: Deletions,
+        ids: &mut ChunkIdMaker,
+    ) -> Result<(), Error> {
+        for deletions in hidden.split() {
+            let id = ids.next(self.parts.clock.now());
+            commit::put_tombstone(self.parts, dataset, id, &deletions).await?;
+        }
+        Ok(())
+    }
+
+    /// Moves live files as long as the survey is fresh; gives the chunks that nothing needs then.
+    async fn rewrite(
+        &mut self,
+        record: &DatasetRecord,
+        survey: &Survey,
+        ledger: &Ledger,
+        plan: &Plan,
+        ids: &mut ChunkIdMaker,
+        until: Duration,
+    ) -> Result<Vec<usize>, Error> {
+        let mut moved = Vec::new();
+        if plan.rewrite.is_empty() {
+            return Ok(moved);
+        }
+        let _room = self.memory.take(rewrite::memory(record.shape), self.parts).await?;
+        let mut rewriter = Rewriter::new(self.parts, record, ids);
+        let written = self.state.written;
+        for number in &plan.rewrite {
+            let (Some(object), Some(state)) =
+                (survey.objects.get(*number), ledger.states.get(*number))
+            else {
+                continue;
+            };
+            if !self.is_before(until) {
+                break;
+            }
+            let problems = rewriter.take(object.id, &survey.key(object), &state.kept).await?;
+            if problems.is_empty() {
+                moved.push(*number);
+                self.state.rewritten += 1;
+            } else {
+                self.damaged.insert(object.id);
+            }
+            for problem in problems {
+                self.problem(problem);
+            }
+            self.state.written = written + rewriter.written;
+            self.tell().await;
+        }
+        rewriter.finish().await?;
+        self.state.written = written + rewriter.written;
+        self.tell().await;
+        Ok(moved)
+    }
+
+    /// Removes what the plan names, as long as the survey is fresh; gives how many those were.
+    async fn remove(
+        &mut self,
+        dataset: DatasetId,
+        survey: &Survey,
+        plan: &Plan,
+        until: Duration,
+    ) -> Result<usize, Error> {
+        let mut done = 0;
+        for numbers in plan.remove.chunks(REMOVED_TOGETHER) {
+            if !self.is_before(until) {
+                break;
+            }
+            let objects = numbers.iter().filter_map(|number| survey.objects.get(*number));
+            let objects: Vec<_> = objects.collect();
+            let ids: Vec<ChunkId> = objects.iter().map(|object| object.id).collect();
+            let retired = self.retire(dataset, &ids).await?;
+            let gone: Vec<(Key, u64)> = objects
+                .into_iter()
+                .filter(|object| retired.contains(&object.id))
+                .map(|object| (survey.key(object), object.object_length))
+                .collect();
+            let parts = self.parts;
+            let removed = stream::iter(gone).map(|(key, bytes)| async move {
+                let removed = parts.store.delete(&key).await;
+                removed.map(|()| bytes).map_err(|error| Error::store("remove object", key, error))
+            });
+            let removed: Vec<u64> =
+                removed.buffer_unordered(REMOVALS_AT_ONCE).try_collect().await?;
+            self.state.removed += removed.len() as u64;
+            self.state.removed_bytes += removed.iter().sum::<u64>();
+            done += numbers.len();
+            self.tell().await;
+        }
+        Ok(done)
+    }
+
+    /// Takes objects off the log; gives those that are off it now.
+    async fn retire(
+        &mut self,
+        dataset: DatasetId,
+        ids: &[ChunkId],
+    ) -> Result<HashSet<ChunkId>, Error> {
+        let failed = |error| Error::meta("take objects off the log of", dataset, error);
+        match self.parts.meta.retire(dataset, ids).await {
+            Ok(()) => return Ok(ids.iter().copied().collect()),
+            Err(error) if error.kind == dl_meta::Kind::Conflict => {}
+            Err(error) => return Err(failed(error)),
+        }
+        let mut retired = HashSet::new();
+        for id in ids {
+            match self.parts.meta.retire(dataset, &[*id]).await {
+                Ok(()) => {
+                    retired.insert(*id);
+                }
+                Err(error) if error.kind == dl_meta::Kind::Conflict => self.problem(format!(
+                    "object {id}: the metadata still names files in it; run `dlcmd verify dl://{}`",
+                    self.name
+                )),
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Ok(retired)
+    }
+
+    /// Takes objects off the log that are not in the store any more and that no file needs: a
+    /// metadata store that lost its last writes may have brought them back, or somebody who had
+    /// read them before they were removed. Whether there were any.
+    async fn retire_absent(
+        &mut self,
+        dataset: DatasetId,
+        survey: &Survey,
+        ledger: &Ledger,
+    ) -> Result<bool, Error> {
+        let (mut unneeded, mut tombstones) = (Vec::new(), Vec::new());
+        for (number, object) in survey.objects.iter().enumerate() {
+            if survey.stored.contains_key(&object.id) {
+                continue;
+            }
+            let is_gone = match survey.unread.get(&number) {
+                Some(why) => why.kind == Kind::NotFound,
+                None if object.kind == ObjectKind::Part => {
+                    is_gone(self.parts, &survey.key(object)).await?
+                }
+                None => false,
+            };
+            let is_needed = |(chunk, extent): &(usize, Extent)| {
+                let state = ledger.states.get(*chunk);
+                extent.part == object.id && state.is_none_or(|state| state.kept.count() > 0)
+            };
+            match object.kind {
+                _ if !is_gone => {}
+                ObjectKind::Tombstone => tombstones.push(object.id),
+                ObjectKind::Part if survey.extents.iter().any(is_needed) => {}
+                ObjectKind::Chunk | ObjectKind::Part => unneeded.push(object.id),
+            }
+        }
+        if !tombstones.is_empty() && self.are_unneeded(dataset, &tombstones, survey, ledger).await?
+        {
+            unneeded.append(&mut tombstones);
+        }
+        if unneeded.is_empty() {
+            return Ok(false);
+        }
+        Ok(!self.retire(dataset, &unneeded).await?.is_empty())
+    }
+
+    /// Whether all files that the metadata takes for deleted are so without these tombstones, which
+    /// nobody can read any more.
+    async fn are_unneeded(
+        &mut self,
+        dataset: DatasetId,
+        tombstones: &[ChunkId],
+        survey: &Survey,
+        ledger: &Ledger,
+    ) -> Result<bool, Error> {
+        let info = self.parts.meta.dataset(dataset).await;
+        let info = info.map_err(|error| Error::meta("describe dataset", dataset, error))?;
+        let Some(info) = info.filter(|info| info.version == survey.version()) else {
+            // Written to, or purged by others, since it was looked at: the next purge will tell.
+            return Ok(false);
+        };
+        let are_unneeded = info.files == ledger.files;
+        for id in tombstones.iter().filter(|_| !are_unneeded) {
+            self.problem(format!(
+                "tombstone {id} is not in the store; run `dlcmd verify dl://{}`",
+                self.name
+            ));
+        }
+        Ok(are_unneeded)
+    }
+
+    fn wait_for<'b>(&mut self, survey: &Survey, waiting: impl Iterator<Item = &'b usize>) {
+        (self.state.waiting, self.state.waiting_bytes) = (0, 0);
+        for object in waiting.filter_map(|number| survey.objects.get(*number)) {
+            self.state.waiting += 1;
+            self.state.waiting_bytes += object.object_length;
+        }
+    }
+
+    fn is_before(&self, until: Duration) -> bool {
+        self.parts.clock.monotonic() < until
+    }
+
+    fn problem(&mut self, problem: String) {
+        if self.told.insert(problem.clone()) {
+            self.state.problems.push(problem);
+        }
+    }
+
+    /// Says how far it is.
+    async fn tell(&mut self) {
+        // The purge goes on when nobody listens.
+        let _ = self.progress.send(Reply::More(self.state.clone())).await;
+        self.state.problems.clear();
+    }
+}
+
+async fn is_gone(parts: &Parts, key: &Key) -> Result<bool, Error> {
+    match read_header(parts, key).await {
+        Err(error) if error.kind == Kind::NotFound => Ok(true),
+        Err(error) if error.kind.is_retryable() => Err(error),
+        Ok(_) | Err(_) => Ok(false),
+    }
+}

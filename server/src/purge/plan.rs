@@ -1,0 +1,261 @@
+//! What a purge decides, from the rows of a survey alone: which chunks are rewritten, what goes,
+//! and what has to wait.
+//!
+//! Must hold: a chunk goes only when none of its entries is a version that counts: each is older
+//! than the winner of its path, a copy of it, or deleted. A tombstone goes when no object holds a
+//! version that it names. Nothing that could not be read is taken for absent.
+
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, SystemTime};
+
+use dl_format::{ChunkId, Deletions, EntrySet, EntryVersion, ObjectKind, Stamp};
+use dl_meta::ObjectRecord;
+
+use crate::survey::{Named, Row, Survey};
+
+/// A chunk of which more than this share is dead is rewritten, in percent.
+const DEAD_PERCENT: u64 = 30;
+
+/// Parts that no file names are left for an upload that goes on, for so long after its last sign.
+const UPLOAD: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// When something may go.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rules {
+    pub(super) now: SystemTime,
+    /// How long nothing must have needed it, for readers that looked it up before.
+    pub(super) grace: Duration,
+    /// How old its id must be: until then its put may be repeated, or somebody may be about to
+    /// write what depends on it.
+    pub(super) settled: Duration,
+    pub(super) chunk_size: u64,
+    /// Whether tombstones may go.
+    pub(super) with_tombstones: bool,
+}
+
+/// What the rows say of a chunk.
+#[derive(Debug, Clone, Default)]
+pub(super) struct State {
+    /// The entries that count.
+    pub(super) kept: EntrySet,
+    kept_cost: u64,
+    cost: u64,
+    /// Some entry is the winner of its path, and deleted.
+    is_shadow: bool,
+    /// Since when no other entry counts, at the latest.
+    since: Stamp,
+}
+
+/// What the rows say of all objects.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    pub(super) states: Vec<State>,
+    /// Entries that tombstones name and that some chunk holds.
+    held: HashMap<ChunkId, EntrySet>,
+    /// Versions that only a deleted winner hides.
+    pub(super) hidden: Deletions,
+    /// Winners that are not deleted.
+    pub(super) files: u64,
+}
+
+/// What to do, by numbers in the log.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    pub(super) rewrite: Vec<usize>,
+    /// In this order.
+    pub(super) remove: Vec<usize>,
+    /// What goes when its time has come.
+    pub(super) waiting: Vec<usize>,
+}
+
+/// What becomes of an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Stays,
+    Waits,
+    Goes,
+}
+
+impl Ledger {
+    pub(super) fn new(survey: &Survey) -> Self {
+        let states = vec![State::default(); survey.objects.len()];
+        Self { states, held: HashMap::new(), hidden: Deletions::default(), files: 0 }
+    }
+
+    /// Takes the rows of one path.
+    pub(super) fn add(&mut self, winner: &Row, others: &[Row], named: &Named) {
+        let version = winner.record.version;
+        let is_deleted = named.contains(&version);
+        self.files += u64::from(!is_deleted);
+        for row in std::iter::once(winner).chain(others) {
+            if named.contains(&row.record.version) {
+                let EntryVersion { chunk, entry, .. } = row.record.version;
+                self.held.entry(chunk).or_default().insert(entry);
+            }
+            let Some(state) = self.states.get_mut(row.object) else { continue };
+            state.cost += row.cost;
+            let is_winner = row.record.holder == winner.record.holder;
+            if is_winner && !is_deleted {
+                state.kept.insert(row.record.holder.entry);
+                state.kept_cost += row.cost;
+                continue;
+            }
+            let is_version = row.record.version == version;
+            state.is_shadow |= is_version && is_deleted;
+            state.since = state.since.max(match (is_version, is_deleted) {
+                (true, true) => named.since(version.chunk),
+                (true, false) => winner.record.holder.stamp,
+                (false, _) => version.stamp,
+            });
+            if is_deleted && !is_version && !named.contains(&row.record.version) {
+                self.hidden.insert(&row.record.version);
+            }
+        }
+    }
+
+    /// Whether some chunk holds what a tombstone names.
+    pub(super) fn is_held(&self, deletions: &Deletions) -> bool {
+        deletions.iter().any(|(chunk, entries)| {
+            let held = self.held.get(&chunk);
+            held.is_some_and(|held| entries.iter().any(|entry| held.contains(entry)))
+        })
+    }
+
+    /// `held` are the tombstones for which [`Ledger::is_held`].
+    pub(super) fn plan(&self, survey: &Survey, rules: Rules, held: &HashSet<usize>) -> Plan {
+        let is_whole = survey.is_whole();
+        let chunks: Vec<Fate> = (0..survey.objects.len())
+            .map(|number| self.fate_of_chunk(survey, number, rules, is_whole))
+            .collect();
+        let parts = Parts::new(survey);
+        let (rewrite, waiting) = self.rewrites(survey, rules, is_whole);
+        let mut plan = Plan { rewrite, remove: Vec::new(), waiting };
+        for (number, object) in survey.objects.iter().enumerate() {
+            let fate = match object.kind {
+                ObjectKind::Chunk => chunks.get(number).copied().unwrap_or(Fate::Stays),
+                ObjectKind::Part if !is_whole => Fate::Stays,
+                ObjectKind::Part => parts.fate(object, rules, &chunks),
+                ObjectKind::Tombstone if !is_whole || held.contains(&number) => Fate::Stays,
+                ObjectKind::Tombstone if !rules.with_tombstones => Fate::Waits,
+                ObjectKind::Tombstone => rules.fate(object, object.stamp),
+            };
+            // What is not in the store any more is not there to be removed.
+            match fate {
+                Fate::Goes if survey.stored.contains_key(&object.id) => plan.remove.push(number),
+                Fate::Waits => plan.waiting.push(number),
+                Fate::Goes | Fate::Stays => {}
+            }
+        }
+        // A chunk that names parts goes after them: it is what leads to them.
+        plan.remove.sort_by_key(|number| match survey.objects.get(*number).map(|o| o.kind) {
+            Some(ObjectKind::Part) => 0,
+            Some(ObjectKind::Chunk) => 1,
+            Some(ObjectKind::Tombstone) | None => 2,
+        });
+        plan
+    }
+
+    fn fate_of_chunk(&self, survey: &Survey, number: usize, rules: Rules, is_whole: bool) -> Fate {
+        let (Some(object), Some(state)) = (survey.objects.get(number), self.states.get(number))
+        else {
+            return Fate::Stays;
+        };
+        let is_known = state.cost > 0 && !survey.unread.contains_key(&number);
+        // What can't be read may hold older versions that this one hides.
+        if !is_known || state.kept.count() > 0 || state.is_shadow && !is_whole {
+            return Fate::Stays;
+        }
+        rules.fate(object, state.since)
+    }
+
+    /// Chunks with holes, and small ones when there are several to be put together; and those with
+    /// holes that are too young.
+    fn rewrites(&self, survey: &Survey, rules: Rules, is_whole: bool) -> (Vec<usize>, Vec<usize>) {
+        let large: HashSet<usize> = survey.extents.iter().map(|(number, _)| *number).collect();
+        let may_go = |number: usize, state: &State| {
+            state.kept.count() > 0
+                && !large.contains(&number)
+                && !survey.unread.contains_key(&number)
+                && (is_whole || !state.is_shadow)
+        };
+        let (mut holes, mut small, mut young) = (Vec::new(), Vec::new(), Vec::new());
+        for (number, (state, object)) in self.states.iter().zip(&survey.objects).enumerate() {
+            if !may_go(number, state) {
+                continue;
+            }
+            let dead = state.cost.saturating_sub(state.kept_cost);
+            let has_holes = dead.saturating_mul(100) > state.cost.saturating_mul(DEAD_PERCENT);
+            match (has_holes, rules.is_settled(object)) {
+                (true, true) => holes.push(number),
+                (true, false) => young.push(number),
+                (false, true) if state.kept_cost < rules.chunk_size / 2 => small.push(number),
+                (false, _) => {}
+            }
+        }
+        if holes.len() + small.len() > 1 {
+            holes.append(&mut small);
+        }
+        holes.sort_unstable();
+        (holes, young)
+    }
+}
+
+impl Rules {
+    /// Everything that keeps an object that no path needs. Snapshots that are pinned and leases of
+    /// tasks are to be asked for here.
+    fn fate(self, object: &ObjectRecord, since: Stamp) -> Fate {
+        let is_over = since.time().checked_add(self.grace).is_some_and(|until| until <= self.now);
+        if is_over && self.is_settled(object) { Fate::Goes } else { Fate::Waits }
+    }
+
+    fn is_settled(self, object: &ObjectRecord) -> bool {
+        let settled = object.id.sealed_at().checked_add(self.settled);
+        settled.is_some_and(|settled| settled <= self.now)
+    }
+}
+
+/// Who needs the parts of large files.
+#[derive(Debug)]
+struct Parts {
+    /// The chunks that name each.
+    named_by: HashMap<ChunkId, Vec<usize>>,
+    /// When each writer sealed its last object.
+    last: HashMap<[u8; 9], SystemTime>,
+}
+
+impl Parts {
+    fn new(survey: &Survey) -> Self {
+        let mut named_by: HashMap<ChunkId, Vec<usize>> = HashMap::new();
+        for (number, extent) in &survey.extents {
+            named_by.entry(extent.part).or_default().push(*number);
+        }
+        let mut last = HashMap::new();
+        let has_parts = survey.objects.iter().any(|object| object.kind == ObjectKind::Part);
+        for object in survey.objects.iter().filter(|_| has_parts) {
+            let sealed = last.entry(writer(object.id)).or_insert(SystemTime::UNIX_EPOCH);
+            *sealed = object.id.sealed_at().max(*sealed);
+        }
+        Self { named_by, last }
+    }
+
+    fn fate(&self, object: &ObjectRecord, rules: Rules, chunks: &[Fate]) -> Fate {
+        let Some(named_by) = self.named_by.get(&object.id) else {
+            let last = self.last.get(&writer(object.id)).copied();
+            let is_over = last.and_then(|last| last.checked_add(UPLOAD));
+            let is_over = is_over.is_some_and(|until| until <= rules.now);
+            return if is_over { rules.fate(object, object.stamp) } else { Fate::Stays };
+        };
+        let fates = named_by.iter().map(|number| chunks.get(*number).copied());
+        fates.fold(Fate::Goes, |least, fate| match (least, fate.unwrap_or(Fate::Stays)) {
+            (Fate::Stays, _) | (_, Fate::Stays) => Fate::Stays,
+            (Fate::Waits, _) | (_, Fate::Waits) => Fate::Waits,
+            (Fate::Goes, Fate::Goes) => Fate::Goes,
+        })
+    }
+}
+
+/// The machine and process of an id.
+fn writer(id: ChunkId) -> [u8; 9] {
+    let [_, _, _, _, writer @ .., _, _, _] = *id.as_bytes();
+    writer
+}

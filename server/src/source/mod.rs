@@ -1,0 +1,248 @@
+//! A text that an admin changes while servers run: a file, or a key in etcd (paper, Figure 2).
+//!
+//! Must hold: what can't be read or used leaves the last good text in force; that is logged once.
+
+mod etcd;
+
+use std::convert::Infallible;
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use dl_runtime::{Clock, Deadline, OsRandom, blocking};
+use tokio::sync::watch;
+
+use self::etcd::Etcd;
+
+/// How often a file is read.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// Longer texts are cut, and then refused for what that makes of them.
+const BYTES_MAX: u64 = 4 << 20;
+
+/// How long the first text may take to come.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Where a text is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// In a file.
+    File(PathBuf),
+    /// Under a key of etcd.
+    Etcd(etcd::Address),
+}
+
+/// A text that can't be had.
+#[derive(Debug, thiserror::Error)]
+#[error("read {what} from {from}: {why}")]
+pub struct SourceError {
+    what: &'static str,
+    from: String,
+    why: String,
+}
+
+impl Source {
+    /// Understands `FILE` and `etcd://HOST:PORT,HOST:PORT/KEY`.
+    ///
+    /// # Errors
+    /// What is wrong with an address of etcd.
+    pub fn parse(text: &str) -> Result<Self, &'static str> {
+        match etcd::Address::parse(text) {
+            Some(address) => address.map(Self::Etcd),
+            None if text.is_empty() => Err("give a file, or etcd://HOST:PORT/KEY"),
+            None => Ok(Self::File(PathBuf::from(text))),
+        }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => path.display().fmt(f),
+            Self::Etcd(address) => address.fmt(f),
+        }
+    }
+}
+
+/// Where changes come from.
+#[derive(Debug)]
+enum Stream {
+    File(PathBuf),
+    Etcd(Box<Etcd>),
+}
+
+/// A text, what it means, and word of its changes.
+#[derive(Debug)]
+pub struct Followed<T> {
+    what: &'static str,
+    source: Source,
+    parse: fn(&str) -> Result<T, String>,
+    held: watch::Sender<Arc<T>>,
+    /// What follows it, and the text in force; one task has both.
+    following: Mutex<Option<(Stream, String)>>,
+}
+
+impl<T: Send + Sync + 'static> Followed<T> {
+    /// Reads a text, which `parse` understands; `what` it is called in words.
+    ///
+    /// # Errors
+    /// When it can't be had in time, or not be understood.
+    pub async fn open(
+        what: &'static str,
+        source: Source,
+        clock: Arc<dyn Clock>,
+        parse: fn(&str) -> Result<T, String>,
+    ) -> Result<Self, SourceError> {
+        let error = |why| SourceError { what, from: source.to_string(), why };
+        let mut stream = match &source {
+            Source::File(path) => Stream::File(path.clone()),
+            Source::Etcd(address) => {
+                let random = Arc::new(OsRandom);
+                Stream::Etcd(Box::new(Etcd::new(address.clone(), Arc::clone(&clock), random)))
+            }
+        };
+        let deadline = Deadline::after(&*clock, PATIENCE);
+        let mut last = String::from("no answer");
+        let text = loop {
+            match deadline.bound(&*clock, stream.next(None)).await {
+                Ok(Ok(text)) => break text,
+                // Other nodes may answer.
+                Ok(Err(why)) if matches!(stream, Stream::Etcd(_)) => last = why,
+                Ok(Err(why)) => return Err(error(why)),
+                Err(_) => return Err(error(format!("{last}; gave up after {PATIENCE:?}"))),
+            }
+        };
+        let held = parse(&text).map_err(error)?;
+        let following = Mutex::new(Some((stream, text)));
+        Ok(Self { what, source, parse, held: watch::Sender::new(Arc::new(held)), following })
+    }
+
+    /// What is in force.
+    pub fn now(&self) -> Arc<T> {
+        Arc::clone(&self.held.borrow())
+    }
+
+    /// Tells of changes from now on.
+    pub fn changes(&self) -> watch::Receiver<Arc<T>> {
+        self.held.subscribe()
+    }
+
+    /// The text that is in force, while nobody follows it.
+    pub fn text(&self) -> String {
+        let following = self.following.lock().unwrap_or_else(PoisonError::into_inner);
+        following.as_ref().map(|(_, text)| text.clone()).unwrap_or_default()
+    }
+
+    /// Puts changes in force for as long as the server runs. One caller does that; further ones
+    /// wait for ever.
+    pub async fn follow(&self, clock: &dyn Clock) -> Infallible {
+        let taken = self.following.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some((mut stream, mut held)) = taken else { return std::future::pending().await };
+        let mut told = None;
+        loop {
+            let found = stream.next(Some(clock)).await;
+            self.take(found, &mut held, &mut told);
+        }
+    }
+
+    /// Puts what was found in force if it is new and can be used. `held` is the text in force,
+    /// `told` what was wrong the last time.
+    fn take(&self, found: Result<String, String>, held: &mut String, told: &mut Option<String>) {
+        let used = found.and_then(|text| {
+            if text == *held {
+                return Ok(false);
+            }
+            let parsed = (self.parse)(&text)?;
+            *held = text;
+            self.held.send_replace(Arc::new(parsed));
+            Ok(true)
+        });
+        let (what, source) = (self.what, &self.source);
+        match used {
+            Ok(true) => {
+                *told = None;
+                tracing::info!(%source, "{what} changed");
+            }
+            Ok(false) if told.take().is_some() => {
+                tracing::info!(%source, "{what}: as before");
+            }
+            Ok(false) => {}
+            Err(why) if told.as_ref() != Some(&why) => {
+                tracing::error!(%source, why, "{what} can't be used: the last good ones hold");
+                *told = Some(why);
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+impl Stream {
+    /// The text, when it may have changed; with a clock, not at once.
+    async fn next(&mut self, clock: Option<&dyn Clock>) -> Result<String, String> {
+        match self {
+            Self::File(path) => {
+                if let Some(clock) = clock {
+                    clock.sleep(PERIOD).await;
+                }
+                let path = path.clone();
+                match blocking::run(move || read(&path)).await {
+                    Ok(read) => read.map_err(|error| error.to_string()),
+                    Err(stopped) => Err(stopped.to_string()),
+                }
+            }
+            Self::Etcd(etcd) => etcd.next().await,
+        }
+    }
+}
+
+fn read(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(BYTES_MAX).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use dl_runtime::SystemClock;
+
+    use super::*;
+
+    fn number(text: &str) -> Result<u32, String> {
+        text.trim().parse().map_err(|_| "no number".to_owned())
+    }
+
+    #[tokio::test]
+    async fn a_change_counts_and_a_broken_or_lost_file_leaves_the_last_good_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("number");
+        let open = || {
+            let source = Source::parse(path.to_str().unwrap()).unwrap();
+            Followed::open("the number", source, Arc::new(SystemClock::new()), number)
+        };
+        assert!(open().await.unwrap_err().to_string().contains("No such file"));
+        std::fs::write(&path, "one").unwrap();
+        assert!(open().await.unwrap_err().to_string().ends_with("no number"));
+        std::fs::write(&path, "1").unwrap();
+        let followed = open().await.unwrap();
+        let (mut stream, mut held) = followed.following.lock().unwrap().take().unwrap();
+        let mut told = None;
+        for (text, now, is_told) in [
+            (Some("2"), 2, false),
+            (Some("three"), 2, true),
+            (None, 2, true),
+            (Some("2"), 2, false),
+            (Some("4"), 4, false),
+        ] {
+            match text {
+                Some(text) => std::fs::write(&path, text).unwrap(),
+                None => std::fs::remove_file(&path).unwrap(),
+            }
+            let found = stream.next(None).await;
+            followed.take(found, &mut held, &mut told);
+            assert_eq!((*followed.now(), told.is_some()), (now, is_told), "{text:?}");
+        }
+    }
+}

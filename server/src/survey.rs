@@ -1,0 +1,360 @@
+//! What a dataset is made of, read from its log, the chunk store and the headers of its objects:
+//! what purge and verify judge by.
+//!
+//! Must hold: the same rows as `dl_format::Fold`, of a share of the paths at a time, so that memory
+//! is bounded by [`PASS_BYTES`] and a few words for each object; all rows of a path are in one
+//! share. The store is listed before the log is read: what is in the log then is not missed.
+
+use std::cmp::Reverse;
+use std::collections::hash_map::RandomState;
+use std::collections::{BTreeMap, HashMap};
+use std::hash::BuildHasher;
+use std::ops::Range;
+
+use dl_format::layout::ENTRY_LEN;
+use dl_format::{
+    ChunkId, DatasetId, EntrySet, EntryVersion, Extent, FileRecord, Header, ObjectKind, Stamp,
+    Version, dataset_prefix, parse_object_key,
+};
+use dl_meta::ObjectRecord;
+use dl_proto::Kind;
+use dl_runtime::blocking;
+use dl_store::{ByteRange, Key, ObjectRange};
+use futures::TryStreamExt;
+use futures::stream::{self, Stream, StreamExt};
+
+use crate::error::Error;
+use crate::parts::{Parts, object_key, prefix};
+
+/// Bytes of headers whose rows are in memory at once; rows take about twice as much.
+const PASS_BYTES: u64 = 12 << 20;
+
+/// Headers read with one call to the store, at most, and such calls in flight.
+const BATCH: usize = 64;
+const BATCH_BYTES: u64 = 1 << 20;
+const BATCHES_AT_ONCE: usize = 4;
+
+/// Objects asked of the log at once.
+const LOG_PAGE: usize = 10_000;
+
+/// The objects of a dataset.
+#[derive(Debug)]
+pub(crate) struct Survey {
+    dataset: DatasetId,
+    /// The log, by id.
+    pub(crate) objects: Vec<ObjectRecord>,
+    /// The objects in the chunk store, and their bytes.
+    pub(crate) stored: HashMap<ChunkId, u64>,
+    /// What lies among them and is no object.
+    pub(crate) strays: Vec<Key>,
+    /// Why headers can't be read, by the number of the object in the log.
+    pub(crate) unread: BTreeMap<usize, Error>,
+    /// What the tombstones say.
+    pub(crate) named: Named,
+    /// The parts of large files, and the number of the chunk that names each.
+    pub(crate) extents: Vec<(usize, Extent)>,
+    shares: u64,
+    hasher: RandomState,
+}
+
+/// The entries that tombstones name, and the stamp of the last tombstone about a chunk.
+#[derive(Debug, Default)]
+pub(crate) struct Named(HashMap<ChunkId, (EntrySet, Stamp)>);
+
+/// The rows of some paths.
+#[derive(Debug, Default)]
+pub(crate) struct Rows {
+    names: Vec<u8>,
+    rows: Vec<Row>,
+}
+
+/// An entry of a chunk.
+#[derive(Debug, Clone)]
+pub(crate) struct Row {
+    name: Range<usize>,
+    /// The number of the chunk in the log.
+    pub(crate) object: usize,
+    /// Bytes that it takes in its chunk, header included.
+    pub(crate) cost: u64,
+    pub(crate) record: FileRecord,
+}
+
+impl Named {
+    pub(crate) fn contains(&self, version: &EntryVersion) -> bool {
+        self.0.get(&version.chunk).is_some_and(|(entries, _)| entries.contains(version.entry))
+    }
+
+    /// Since when all of a chunk that is named is named, at the latest.
+    pub(crate) fn since(&self, chunk: ChunkId) -> Stamp {
+        self.0.get(&chunk).map_or(Stamp::default(), |(_, since)| *since)
+    }
+
+    fn add(&mut self, tombstone: &Header) {
+        let stamp = tombstone.stamp().unwrap_or_default();
+        for (chunk, entries) in tombstone.deletions().iter() {
+            let (known, since) = self.0.entry(chunk).or_default();
+            known.union(entries);
+            *since = stamp.max(*since);
+        }
+    }
+}
+
+impl Rows {
+    /// The paths, in order, each with its rows: the winner first.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = (&[u8], &Row, &[Row])> {
+        let same = |a: &Row, b: &Row| self.name(a) == self.name(b);
+        self.rows.chunk_by(same).filter_map(|rows| {
+            let (winner, others) = rows.split_first()?;
+            Some((self.name(winner), winner, others))
+        })
+    }
+
+    fn name(&self, row: &Row) -> &[u8] {
+        self.names.get(row.name.clone()).unwrap_or_default()
+    }
+
+    fn sort(mut self) -> Self {
+        let names = &self.names;
+        let key = |row: &Row| (row.record.version, row.record.holder);
+        self.rows.sort_unstable_by(|a, b| {
+            let name = |row: &Row| names.get(row.name.clone()).unwrap_or_default();
+            name(a).cmp(name(b)).then_with(|| Reverse(key(a)).cmp(&Reverse(key(b))))
+        });
+        self
+    }
+}
+
+impl Survey {
+    /// Lists the store, reads the log, and what the tombstones say.
+    pub(crate) async fn read(parts: &Parts, dataset: DatasetId) -> Result<Self, Error> {
+        let (stored, strays) = stored(parts, dataset).await?;
+        let objects = log(parts, dataset).await?;
+        let chunks = objects.iter().filter(|object| object.kind == ObjectKind::Chunk);
+        let header_bytes: u64 = chunks.map(|object| u64::from(object.header_length)).sum();
+        let mut survey = Self {
+            dataset,
+            objects,
+            stored,
+            strays,
+            unread: BTreeMap::new(),
+            named: Named::default(),
+            extents: Vec::new(),
+            shares: header_bytes.div_ceil(PASS_BYTES).max(1),
+            hasher: RandomState::new(),
+        };
+        let (mut named, mut unread) = (Named::default(), Vec::new());
+        {
+            let mut headers = std::pin::pin!(survey.headers(parts, survey.tombstones()));
+            while let Some((number, header)) = headers.next().await {
+                match header {
+                    Ok(header) => named.add(&header),
+                    Err(error) => unread.push((number, error)),
+                }
+            }
+        }
+        survey.named = named;
+        survey.unread.extend(unread);
+        Ok(survey)
+    }
+
+    /// How many shares the paths are cut into.
+    pub(crate) fn shares(&self) -> u64 {
+        self.shares
+    }
+
+    /// Whether the contents of everything in the log and the store are known.
+    pub(crate) fn is_whole(&self) -> bool {
+        let logged = |id: &ChunkId| self.objects.binary_search_by_key(id, |o| o.id).is_ok();
+        self.unread.is_empty() && self.stored.keys().all(logged)
+    }
+
+    /// Which objects the log has.
+    pub(crate) fn version(&self) -> Version {
+        let mut version = Version::default();
+        self.objects.iter().for_each(|object| version.add(object.id, object.stamp));
+        version
+    }
+
+    /// The tombstones, by number.
+    pub(crate) fn tombstones(&self) -> Vec<usize> {
+        self.of_kind(ObjectKind::Tombstone)
+    }
+
+    fn of_kind(&self, kind: ObjectKind) -> Vec<usize> {
+        let numbered = self.objects.iter().enumerate();
+        numbered.filter(|(_, object)| object.kind == kind).map(|(number, _)| number).collect()
+    }
+
+    /// The key of an object of the log.
+    pub(crate) fn key(&self, object: &ObjectRecord) -> Key {
+        object_key(self.dataset, object.id, object.kind)
+    }
+
+    /// Headers of objects by their numbers in the log, in that order.
+    pub(crate) fn headers<'a>(
+        &'a self,
+        parts: &'a Parts,
+        numbers: Vec<usize>,
+    ) -> impl Stream<Item = (usize, Result<Header, Error>)> + 'a {
+        let mut batches: Vec<Vec<usize>> = Vec::new();
+        let mut bytes = 0;
+        for number in numbers {
+            let length = self.objects.get(number).map_or(0, |object| object.header_length.into());
+            match batches.last_mut() {
+                Some(batch) if batch.len() < BATCH && bytes + length <= BATCH_BYTES => {
+                    batch.push(number);
+                    bytes += length;
+                }
+                _ => {
+                    batches.push(vec![number]);
+                    bytes = length;
+                }
+            }
+        }
+        let read = move |batch| self.read_batch(parts, batch);
+        stream::iter(batches).map(read).buffered(BATCHES_AT_ONCE).flat_map(stream::iter)
+    }
+
+    async fn read_batch(
+        &self,
+        parts: &Parts,
+        numbers: Vec<usize>,
+    ) -> Vec<(usize, Result<Header, Error>)> {
+        let objects: Vec<(usize, &ObjectRecord)> = numbers
+            .into_iter()
+            .filter_map(|number| Some((number, self.objects.get(number)?)))
+            .collect();
+        let wanted: Vec<ObjectRange> = objects
+            .iter()
+            .map(|(_, object)| {
+                let end = u64::from(object.header_length).max(1);
+                let range = ByteRange::exact(0, end).expect("more than nothing");
+                ObjectRange { key: self.key(object), range }
+            })
+            .collect();
+        let heads = parts.store.read(&wanted).await;
+        objects
+            .into_iter()
+            .zip(heads)
+            .map(|((number, object), head)| {
+                let (action, key) = ("read header", self.key(object));
+                let header = head.map_err(|error| Error::store(action, &key, error));
+                let header = header.and_then(|head| {
+                    let header = Header::decode(&head);
+                    header.map_err(|error| Error::new(Kind::Corrupt, action, &key, error))
+                });
+                let header = header.and_then(|header| {
+                    if self.is_of(object, &header) {
+                        return Ok(header);
+                    }
+                    let why = "it is another object than the metadata says";
+                    Err(Error::new(Kind::Corrupt, action, &key, why))
+                });
+                (number, header)
+            })
+            .collect()
+    }
+
+    fn is_of(&self, object: &ObjectRecord, header: &Header) -> bool {
+        let known = (object.id, object.kind, Some(object.stamp), object.object_length);
+        header.dataset() == self.dataset
+            && (header.id(), header.kind(), header.stamp(), header.object_length()) == known
+            && self.stored.get(&object.id).is_none_or(|size| *size == object.object_length)
+    }
+
+    /// The rows of one share of the paths. The first one also finds the parts of large files.
+    pub(crate) async fn share(
+        &mut self,
+        parts: &Parts,
+        share: u64,
+        alignment: u32,
+    ) -> Result<Rows, Error> {
+        let (mut rows, mut unread, mut extents) = (Rows::default(), Vec::new(), Vec::new());
+        {
+            let mut headers = std::pin::pin!(self.headers(parts, self.of_kind(ObjectKind::Chunk)));
+            while let Some((number, header)) = headers.next().await {
+                match header.and_then(|header| {
+                    let committed = header.committed();
+                    committed.map_err(|error| {
+                        Error::new(Kind::Corrupt, "read header of object", number, error)
+                    })
+                }) {
+                    Ok(chunk) => {
+                        let of_file = chunk.header().extents().iter();
+                        extents.extend(of_file.map(|extent| (number, *extent)));
+                        for entry in chunk.header().entries() {
+                            let path = entry.path.as_bytes();
+                            if self.hasher.hash_one(path) % self.shares != share {
+                                continue;
+                            }
+                            let start = rows.names.len();
+                            rows.names.extend_from_slice(path);
+                            let stored = entry.stored.div_ceil(alignment).saturating_mul(alignment);
+                            rows.rows.push(Row {
+                                name: start..rows.names.len(),
+                                object: number,
+                                cost: u64::from(stored) + (ENTRY_LEN + path.len()) as u64,
+                                record: FileRecord::of(&chunk, &entry),
+                            });
+                        }
+                    }
+                    Err(error) => unread.push((number, error)),
+                }
+            }
+        }
+        self.unread.extend(unread);
+        if share == 0 {
+            self.extents = extents;
+        }
+        let sorted = blocking::run(move || rows.sort()).await;
+        sorted.map_err(|error| Error::new(Kind::Unavailable, "sort paths of", self.dataset, error))
+    }
+}
+
+/// The objects of a dataset in the chunk store, and what lies among them.
+async fn stored(
+    parts: &Parts,
+    dataset: DatasetId,
+) -> Result<(HashMap<ChunkId, u64>, Vec<Key>), Error> {
+    let (mut stored, mut strays) = (HashMap::new(), Vec::new());
+    let all = prefix(dataset_prefix(dataset));
+    let mut objects = parts.store.list(&all);
+    loop {
+        let object = objects.try_next().await;
+        let object =
+            object.map_err(|error| Error::store("list the objects of dataset", dataset, error))?;
+        let Some(object) = object else { return Ok((stored, strays)) };
+        match parse_object_key(object.key.as_str()) {
+            Some((of, id, _)) if of == dataset => {
+                stored.insert(id, object.size);
+            }
+            _ => strays.push(object.key),
+        }
+    }
+}
+
+/// Whether the log has an object.
+pub(crate) async fn is_logged(
+    parts: &Parts,
+    dataset: DatasetId,
+    id: ChunkId,
+) -> Result<bool, Error> {
+    let found = parts.meta.objects(dataset, id.before(), 1).await;
+    let found = found.map_err(|error| Error::meta("find object", id, error))?;
+    Ok(found.first().is_some_and(|object| object.id == id))
+}
+
+/// The whole log of a dataset, by id.
+async fn log(parts: &Parts, dataset: DatasetId) -> Result<Vec<ObjectRecord>, Error> {
+    let mut objects: Vec<ObjectRecord> = Vec::new();
+    loop {
+        let after = objects.last().map(|object| object.id);
+        let page = parts.meta.objects(dataset, after, LOG_PAGE).await;
+        let page = page.map_err(|error| Error::meta("read the log of dataset", dataset, error))?;
+        let is_last = page.len() < LOG_PAGE;
+        objects.extend(page);
+        if is_last {
+            return Ok(objects);
+        }
+    }
+}

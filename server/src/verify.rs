@@ -1,0 +1,432 @@
+//! Verify: compares a dataset's metadata with the chunk store, by the rules of the fold.
+//!
+//! Must hold: it changes nothing and holds a share of the paths at a time; each finding says what
+//! is wrong and what to do; what changes while it looks is not taken for wrong.
+
+use std::collections::{HashMap, HashSet};
+
+use bytes::Bytes;
+use dl_format::{ChunkId, Crc32c, DatasetId, FilePath, FileRecord, Header, ObjectKind};
+use dl_meta::{DatasetInfo, Found, ListEntry, ListQuery, ObjectRecord};
+use dl_proto::{Finding, Kind, VerifyProgress, VerifyRequest};
+use dl_store::{Key, StoreExt};
+use futures::stream::{self, StreamExt};
+use tokio::sync::mpsc;
+
+use crate::answer::{Reply, hand_over};
+use crate::auth::Caller;
+use crate::catalog;
+use crate::error::Error;
+use crate::headers::read_header;
+use crate::parts::{Budget, Parts};
+use crate::survey::{Rows, Survey, is_logged};
+
+/// Paths that are looked up at once.
+const PATHS_AT_ONCE: usize = 4_096;
+/// Entries of one page of a listing.
+const PAGE_ENTRIES: usize = 4_096;
+/// Objects that are read whole at a time.
+const OBJECTS_AT_ONCE: usize = 4;
+/// Findings that are kept until it is known whether the dataset changed meanwhile.
+const DOUBTED_MAX: usize = 10_000;
+
+type Progress = mpsc::Sender<Reply<VerifyProgress>>;
+
+/// Compares what a request names; tells what it finds through `progress`.
+pub(crate) async fn verify(
+    parts: &Parts,
+    memory: &Budget,
+    request: VerifyRequest,
+    caller: &Caller,
+    progress: &Progress,
+) -> Result<(), Error> {
+    let id = catalog::by_name(parts, &request.dataset, caller).await?.id;
+    let shape = catalog::by_id(parts, id).await?.shape;
+    let state = VerifyProgress { dataset: request.dataset.to_string(), ..Default::default() };
+    let mut verify = Verify { parts, id, progress, state, doubted: Vec::new(), uncompared: 0 };
+    let before = verify.info().await?;
+    let mut survey = Survey::read(parts, id).await?;
+    verify.state.objects = survey.objects.len() as u64;
+    let (mut files, mut bytes) = (0u64, 0u64);
+    let shares = survey.shares();
+    for share in 0..shares {
+        let rows = survey.share(parts, share, shape.alignment()).await?;
+        let (more, more_bytes) = verify.compare(&survey, &rows).await?;
+        files += more;
+        bytes = bytes.saturating_add(more_bytes);
+        verify.state.files = files;
+        verify.state.checked = verify.state.objects * (share + 1) / shares;
+        verify.tell().await?;
+    }
+    verify.objects(&survey).await?;
+    if request.checksums {
+        verify.checksums(&survey, memory).await?;
+    }
+    let after = verify.info().await?;
+    let is_same = before.version == after.version;
+    if is_same {
+        verify.counts(&survey, &after, files, bytes);
+    }
+    verify.end(is_same).await
+}
+
+struct Verify<'a> {
+    parts: &'a Parts,
+    id: DatasetId,
+    progress: &'a Progress,
+    state: VerifyProgress,
+    /// What is only true if nothing was written meanwhile.
+    doubted: Vec<Finding>,
+    /// Beyond [`DOUBTED_MAX`].
+    uncompared: u64,
+}
+
+impl Verify<'_> {
+    fn name(&self) -> String {
+        format!("dl://{}", self.state.dataset)
+    }
+
+    async fn info(&self) -> Result<DatasetInfo, Error> {
+        let info = self.parts.meta.dataset(self.id).await;
+        let info = info.map_err(|error| Error::meta("describe dataset", self.id, error))?;
+        let why = "it was deleted meanwhile";
+        info.ok_or_else(|| Error::new(Kind::NotFound, "find dataset", self.id, why))
+    }
+
+    fn find(&mut self, problem: impl Into<String>, remedy: impl Into<String>) {
+        let finding = Finding { problem: problem.into(), remedy: remedy.into() };
+        self.state.findings.push(finding);
+    }
+
+    fn doubt(&mut self, problem: String, remedy: String) {
+        if self.doubted.len() < DOUBTED_MAX {
+            self.doubted.push(Finding { problem, remedy });
+        } else {
+            self.uncompared += 1;
+        }
+    }
+
+    /// What mends rows that are not what the chunks say.
+    fn rebuild(&self) -> String {
+        "stop the servers, empty the metadata store, start them, run `dlcmd recover --all`".into()
+    }
+
+    fn recover(&self) -> String {
+        format!("run `dlcmd recover {}`", self.name())
+    }
+
+    /// Compares files; gives how many there are, and their bytes.
+    async fn compare(&mut self, survey: &Survey, rows: &Rows) -> Result<(u64, u64), Error> {
+        let (mut files, mut bytes) = (0, 0u64);
+        let mut expected = Vec::with_capacity(PATHS_AT_ONCE);
+        for (path, winner, _) in rows.paths() {
+            let path = FilePath::new(Bytes::copy_from_slice(path))
+                .map_err(|error| Error::new(Kind::Internal, "look up", "a path", error))?;
+            let is_file = !survey.named.contains(&winner.record.version);
+            if is_file {
+                files += 1;
+                bytes = bytes.saturating_add(winner.record.length);
+            }
+            expected.push((path, is_file.then_some(winner.record)));
+            if expected.len() >= PATHS_AT_ONCE {
+                self.look_up(std::mem::take(&mut expected)).await?;
+            }
+        }
+        self.look_up(expected).await?;
+        Ok((files, bytes))
+    }
+
+    async fn look_up(
+        &mut self,
+        expected: Vec<(FilePath, Option<FileRecord>)>,
+    ) -> Result<(), Error> {
+        let paths: Vec<FilePath> = expected.iter().map(|(path, _)| path.clone()).collect();
+        let found = self.parts.meta.lookup(self.id, &paths).await;
+        let found =
+            found.map_err(|error| Error::meta("look up files of dataset", self.id, error))?;
+        for ((path, expected), found) in expected.into_iter().zip(found) {
+            match (expected, found) {
+                (Some(expected), Found::File(found)) if expected == found => {}
+                (None, Found::Missing | Found::Folder) => {}
+                (Some(_), Found::Folder) => {
+                    let problem = format!("{path} is a file and a folder; the folder holds");
+                    let remedy = format!(
+                        "put the file under another name, or run `dlcmd rm -r {}/{path}`",
+                        self.name()
+                    );
+                    self.doubt(problem, remedy);
+                }
+                (Some(expected), Found::Missing) => {
+                    let chunk = expected.holder.chunk;
+                    let problem = format!("{path} of chunk {chunk} is not in the metadata");
+                    self.doubt(problem, self.rebuild());
+                }
+                (Some(_), Found::File(found)) => {
+                    let chunk = found.holder.chunk;
+                    let problem =
+                        format!("{path}: the metadata has another version, of chunk {chunk}");
+                    self.doubt(problem, self.rebuild());
+                }
+                (None, Found::File(_)) => {
+                    let problem = format!("{path} is deleted, and the metadata still has it");
+                    self.doubt(problem, self.rebuild());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares the log with the store.
+    async fn objects(&mut self, survey: &Survey) -> Result<(), Error> {
+        for key in &survey.strays {
+            let problem = format!("{key} in the chunk store is no object of a dataset");
+            self.find(problem, "move it away, if nobody else needs it");
+        }
+        let logged: HashSet<ChunkId> = survey.objects.iter().map(|object| object.id).collect();
+        let unlogged = survey.stored.keys().filter(|id| !logged.contains(id)).count();
+        if unlogged > 0 {
+            let problem = format!("{unlogged} objects in the chunk store are not in the metadata");
+            self.doubt(problem, self.recover());
+        }
+        let mut lost = HashMap::new();
+        for (number, object) in survey.objects.iter().enumerate() {
+            if !survey.stored.contains_key(&object.id) && self.is_gone(survey, object).await? {
+                lost.insert(object.id, number);
+            } else if let Some(error) = survey.unread.get(&number) {
+                let problem = format!("{}; its files can't be read", error.chain());
+                self.find(problem, "restore the object, or put its files again");
+            }
+        }
+        if !lost.is_empty() {
+            self.name_lost(survey, &lost).await?;
+        }
+        self.tell().await
+    }
+
+    /// Whether it was removed neither by a purge meanwhile, nor made after the listing.
+    async fn is_gone(&self, survey: &Survey, object: &ObjectRecord) -> Result<bool, Error> {
+        match read_header(self.parts, &survey.key(object)).await {
+            Err(error) if error.kind == Kind::NotFound => {}
+            Err(error) if error.kind.is_retryable() => return Err(error),
+            Ok(_) | Err(_) => return Ok(false),
+        }
+        is_logged(self.parts, self.id, object.id).await
+    }
+
+    /// Names the files whose bytes are gone, by what the metadata says of them.
+    async fn name_lost(
+        &mut self,
+        survey: &Survey,
+        lost: &HashMap<ChunkId, usize>,
+    ) -> Result<(), Error> {
+        let mut in_use: HashSet<ChunkId> = HashSet::new();
+        let mut parts_of: HashMap<ChunkId, Vec<ChunkId>> = HashMap::new();
+        for (number, extent) in &survey.extents {
+            if let Some(chunk) = survey.objects.get(*number)
+                && lost.contains_key(&extent.part)
+            {
+                parts_of.entry(chunk.id).or_default().push(extent.part);
+            }
+        }
+        let mut query = ListQuery {
+            dir: dl_format::DirPath::ROOT,
+            recursive: true,
+            after: None,
+            limit: PAGE_ENTRIES,
+        };
+        loop {
+            let page = self.parts.meta.list(self.id, &query).await;
+            let page = page.map_err(|error| Error::meta("list dataset", self.id, error))?;
+            for entry in &page {
+                let ListEntry::File(path, record) = entry else { continue };
+                let chunk = record.holder.chunk;
+                let parts = parts_of.get(&chunk).map(Vec::as_slice).unwrap_or_default();
+                if !lost.contains_key(&chunk) && parts.is_empty() {
+                    continue;
+                }
+                in_use.insert(chunk);
+                in_use.extend(parts);
+                let problem = format!("{path} is lost: its chunk {chunk} is not in the store");
+                self.find(problem, "restore the object, or put the file again");
+            }
+            self.tell().await?;
+            query.after = page.last().map(ListEntry::key);
+            if page.len() < PAGE_ENTRIES {
+                break;
+            }
+        }
+        let mut unused: Vec<&ChunkId> = lost.keys().filter(|id| !in_use.contains(id)).collect();
+        unused.sort_unstable();
+        for id in unused {
+            let kind = lost.get(id).and_then(|number| survey.objects.get(*number));
+            let (problem, remedy) = match kind.map(|object| object.kind) {
+                Some(ObjectKind::Tombstone) => (
+                    format!(
+                        "tombstone {id} is not in the store: what it deleted comes back when the \
+                         metadata is rebuilt"
+                    ),
+                    "restore the object; or delete these files again after a recovery".to_owned(),
+                ),
+                Some(ObjectKind::Chunk | ObjectKind::Part) | None => (
+                    format!("object {id} is not in the store; no file needs it"),
+                    format!("run `dlcmd purge {}`", self.name()),
+                ),
+            };
+            self.find(problem, remedy);
+        }
+        Ok(())
+    }
+
+    /// Reads every byte of every object.
+    async fn checksums(&mut self, survey: &Survey, memory: &Budget) -> Result<(), Error> {
+        let parts = self.parts;
+        let stored: Vec<(ObjectRecord, Key)> = survey
+            .objects
+            .iter()
+            .filter(|object| survey.stored.contains_key(&object.id))
+            .map(|object| (*object, survey.key(object)))
+            .collect();
+        let mut checked = stream::iter(stored)
+            .map(move |(object, key)| async move {
+                let room = memory.take(object.object_length, parts).await?;
+                let body = parts.store.read_all(&key).await;
+                let damaged = body.map(|body| damaged(&body));
+                drop(room);
+                Ok::<_, Error>((object, key, damaged))
+            })
+            .buffered(OBJECTS_AT_ONCE);
+        self.state.checked = 0;
+        while let Some(one) = checked.next().await {
+            let (object, key, damaged) = one?;
+            self.state.checked += 1;
+            self.state.bytes = self.state.bytes.saturating_add(object.object_length);
+            match damaged {
+                Ok(Ok(damaged)) => self.name_damaged(&object, damaged).await?,
+                // Its header was found to be damaged before.
+                Ok(Err(_)) => {}
+                // By a purge, or told before.
+                Err(error) if error.kind == dl_store::Kind::Missing => {}
+                Err(error) => {
+                    let error = Error::store("read object", &key, error);
+                    self.find(error.chain(), "make the object readable, then verify again");
+                }
+            }
+            if self.state.checked.is_multiple_of(64) || !self.state.findings.is_empty() {
+                self.tell().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Names damaged files that are in use.
+    async fn name_damaged(&mut self, object: &ObjectRecord, damaged: Damaged) -> Result<(), Error> {
+        let paths = match damaged {
+            Damaged::Nothing => return Ok(()),
+            Damaged::Part => {
+                let problem = format!("part {} of a large file is damaged", object.id);
+                self.find(problem, "restore the object, or put the file again");
+                return Ok(());
+            }
+            Damaged::Files(paths) => paths,
+        };
+        let found = self.parts.meta.lookup(self.id, &paths).await;
+        let found =
+            found.map_err(|error| Error::meta("look up files of dataset", self.id, error))?;
+        for (path, found) in paths.iter().zip(found) {
+            if matches!(found, Found::File(record) if record.holder.chunk == object.id) {
+                let problem = format!("{path} is damaged in chunk {}", object.id);
+                self.find(
+                    problem,
+                    format!("put it again: `dlcmd put --checksum SRC {}`", self.name()),
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn counts(&mut self, survey: &Survey, info: &DatasetInfo, files: u64, bytes: u64) {
+        let version = survey.version();
+        if (info.objects, info.version) != (survey.objects.len() as u64, version) {
+            let problem = format!(
+                "the metadata counts {} objects of version {}, and its log has {} of version \
+                 {version}",
+                info.objects,
+                info.version,
+                survey.objects.len()
+            );
+            self.find(problem, self.rebuild());
+        }
+        if survey.is_whole() && (info.files, info.bytes) != (files, bytes) {
+            let problem = format!(
+                "the metadata has {} files of {} bytes, and the chunks hold {files} of {bytes} \
+                 bytes",
+                info.files, info.bytes
+            );
+            self.find(problem, self.rebuild());
+        }
+    }
+
+    async fn end(mut self, is_same: bool) -> Result<(), Error> {
+        let doubted = std::mem::take(&mut self.doubted);
+        if is_same {
+            for chunk in doubted.chunks(1_000) {
+                self.state.findings.extend_from_slice(chunk);
+                self.tell().await?;
+            }
+            if self.uncompared > 0 {
+                let problem = format!("{} more files are not as they should be", self.uncompared);
+                self.find(problem, self.rebuild());
+            }
+        } else if !doubted.is_empty() {
+            let count = doubted.len() as u64 + self.uncompared;
+            let problem = format!(
+                "the dataset was written to meanwhile, and {count} files or objects could not be \
+                 compared"
+            );
+            self.find(problem, format!("run `dlcmd verify {}` again", self.name()));
+        }
+        self.state.done = true;
+        self.tell().await
+    }
+
+    /// Says what was found since.
+    async fn tell(&mut self) -> Result<(), Error> {
+        let message = self.state.clone();
+        self.state.findings.clear();
+        hand_over(self.parts, self.progress, Reply::More(message)).await
+    }
+}
+
+/// What is damaged in an object whose header is not.
+#[derive(Debug)]
+enum Damaged {
+    Nothing,
+    Part,
+    Files(Vec<FilePath>),
+}
+
+fn damaged(object: &Bytes) -> Result<Damaged, dl_format::DecodeError> {
+    let length = Header::length(object)?;
+    let header = Header::decode(&object.slice(..length.min(object.len())))?;
+    let bytes = |start: usize, length: u32| {
+        object.get(start..start.checked_add(length as usize)?).map(Crc32c::of)
+    };
+    if let Some((length, crc)) = header.part() {
+        let is_whole = bytes(header.header_length(), length) == Some(crc);
+        return Ok(if is_whole { Damaged::Nothing } else { Damaged::Part });
+    }
+    let mut extents = header.extents().iter();
+    let earlier = extents.next().map(|first| {
+        extents.fold(first.crc, |whole, next| whole.then(next.crc, next.length.into()))
+    });
+    let is_damaged = |entry: &dl_format::Entry| {
+        let own = bytes(entry.offset as usize, entry.stored);
+        let whole = own.map(|own| match earlier {
+            Some(earlier) => earlier.then(own, entry.stored.into()),
+            None => own,
+        });
+        whole != Some(entry.crc)
+    };
+    let paths: Vec<_> = header.entries().filter(is_damaged).map(|entry| entry.path).collect();
+    Ok(if paths.is_empty() { Damaged::Nothing } else { Damaged::Files(paths) })
+}

@@ -1,0 +1,296 @@
+//! Buckets as stores: S3 and what speaks it, Google Cloud Storage, Azure.
+//!
+//! Must hold: a bucket that can't be used is refused when it is opened, with what to mend; and
+//! one whose creates can replace an object is never used.
+
+use std::fmt::{self, Display};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dl_runtime::{OsRandom, Random, SystemClock};
+use object_store::aws::AmazonS3Builder;
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::path::Path;
+use object_store::prefix::PrefixStore;
+use object_store::{
+    BackoffConfig, ClientOptions, Error as ObjectError, ObjectStore, ObjectStoreExt, PutMode,
+    PutOptions, RetryConfig,
+};
+
+use crate::http::WholeAnswers;
+use crate::object::{RemoteStore, kind_of};
+use crate::{Error, Kind, Prefix, Store};
+
+const ACTION: &str = "open store";
+
+/// A training job waits behind each read: try again soon, and give up while whoever asked the
+/// server still listens (its clients wait 60 s).
+fn patience() -> RetryConfig {
+    RetryConfig {
+        backoff: BackoffConfig {
+            init_backoff: Duration::from_millis(100),
+            max_backoff: Duration::from_secs(2),
+            base: 2.0,
+        },
+        max_retries: 30,
+        retry_timeout: Duration::from_secs(20),
+    }
+}
+
+/// Connecting takes at most 5 s and a request 30 s, answer included. Idle connections go before
+/// the far end closes them; there are as many as were needed at once.
+fn connections() -> ClientOptions {
+    ClientOptions::new()
+        .with_connect_timeout(Duration::from_secs(5))
+        .with_timeout(Duration::from_secs(30))
+        .with_pool_idle_timeout(Duration::from_secs(15))
+}
+
+/// Whose bucket it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Provider {
+    S3,
+    Google,
+    Azure,
+}
+
+/// A bucket, and below which prefix the store lies in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Address {
+    provider: Provider,
+    bucket: String,
+    prefix: String,
+}
+
+impl Address {
+    /// What `SCHEME://BUCKET/PREFIX` names; none for another scheme, or without a bucket or with
+    /// a prefix that would need escaping.
+    pub(crate) fn parse(url: &str) -> Option<Self> {
+        let (scheme, rest) = url.split_once("://")?;
+        let provider = match scheme {
+            "s3" => Provider::S3,
+            "gs" => Provider::Google,
+            "az" => Provider::Azure,
+            _ => return None,
+        };
+        let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+        let prefix = prefix.strip_suffix('/').unwrap_or(prefix);
+        let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+        let is_bucket = !bucket.is_empty() && bucket.bytes().all(is_name);
+        let is_prefix = prefix.is_empty() || Prefix::new(prefix).is_ok();
+        (is_bucket && is_prefix).then(|| Self {
+            provider,
+            bucket: bucket.to_owned(),
+            prefix: prefix.to_owned(),
+        })
+    }
+
+    /// Connects with `settings`, those of object_store's variables that are for this provider,
+    /// and makes sure that the bucket can be used.
+    pub(crate) async fn open(
+        &self,
+        settings: &[(String, String)],
+    ) -> Result<Arc<dyn Store>, Error> {
+        let random: Arc<dyn Random> = Arc::new(OsRandom);
+        if let Some((name, value)) = self.endpoint(settings)
+            && !is_endpoint(value)
+        {
+            // object_store would panic over it later.
+            let why = format!("{name} is {value:?}: give http://HOST:PORT or https://HOST");
+            return Err(Error::because(Kind::Unsupported, ACTION, self, why));
+        }
+        let store = self.connect(settings).map_err(|error| self.refusal(settings, error))?;
+        self.probe(&*store, &*random).await.map_err(|error| self.refusal(settings, error))?;
+        Ok(Arc::new(RemoteStore::new(store, self.to_string(), random)))
+    }
+
+    fn connect(&self, settings: &[(String, String)]) -> Result<Arc<dyn ObjectStore>, ObjectError> {
+        let answers = WholeAnswers::new(Arc::new(SystemClock::new()));
+        match self.provider {
+            Provider::S3 => {
+                let builder = AmazonS3Builder::new()
+                    .with_client_options(connections())
+                    .with_retry(patience())
+                    .with_http_connector(answers)
+                    // Objects are deleted one by one, and not all that speaks S3 has the other.
+                    .with_disable_bulk_delete(true);
+                let builder = given(settings, "AWS_", "")
+                    .fold(builder, |builder, (key, value)| builder.with_config(key, value));
+                self.below(builder.with_bucket_name(&self.bucket).build()?)
+            }
+            Provider::Google => {
+                let builder = GoogleCloudStorageBuilder::new()
+                    .with_client_options(connections())
+                    .with_retry(patience())
+                    .with_http_connector(answers);
+                let builder = given(settings, "GOOGLE_", "SERVICE_ACCOUNT")
+                    .fold(builder, |builder, (key, value)| builder.with_config(key, value));
+                self.below(builder.with_bucket_name(&self.bucket).build()?)
+            }
+            Provider::Azure => {
+                let builder = MicrosoftAzureBuilder::new()
+                    .with_client_options(connections())
+                    .with_retry(patience())
+                    .with_http_connector(answers);
+                let builder = given(settings, "AZURE_", "MSI_ENDPOINT")
+                    .fold(builder, |builder, (key, value)| builder.with_config(key, value));
+                self.below(builder.with_container_name(&self.bucket).build()?)
+            }
+        }
+    }
+
+    fn below(&self, store: impl ObjectStore) -> Result<Arc<dyn ObjectStore>, ObjectError> {
+        Ok(if self.prefix.is_empty() {
+            Arc::new(store)
+        } else {
+            Arc::new(PrefixStore::new(store, Path::parse(&self.prefix)?))
+        })
+    }
+
+    /// Creates an object twice under a fresh name that is no key, and removes it. An error says
+    /// why the bucket is of no use.
+    async fn probe(&self, store: &dyn ObjectStore, random: &dyn Random) -> Result<(), ObjectError> {
+        let name = Path::from(format!(".probe-{:016x}{:016x}", random.u64(), random.u64()));
+        let create = async |body: &'static str| {
+            let mode = PutOptions { mode: PutMode::Create, ..Default::default() };
+            store.put_opts(&name, body.into(), mode).await
+        };
+        let first = create("first").await;
+        let second = match &first {
+            Ok(_) => create("second").await,
+            // Its answer was lost, and it met itself.
+            Err(error) if kind_of(error) == Kind::Exists => return store.delete(&name).await,
+            Err(_) => return first.map(drop),
+        };
+        let removed = store.delete(&name).await;
+        match second {
+            Err(error) if kind_of(&error) == Kind::Exists => removed,
+            Err(error) => Err(error),
+            Ok(_) => Err(ObjectError::NotSupported { source: Replaces.into() }),
+        }
+    }
+
+    /// The variables that name another address than the provider's, the usual one first.
+    fn endpoint_names(&self) -> &'static [&'static str] {
+        match self.provider {
+            Provider::S3 => &["AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"],
+            Provider::Google => &["GOOGLE_BASE_URL"],
+            Provider::Azure => &["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"],
+        }
+    }
+
+    fn endpoint<'a>(&self, settings: &'a [(String, String)]) -> Option<(&'a str, &'a str)> {
+        let names = self.endpoint_names();
+        let found = settings.iter().find(|(name, _)| names.contains(&name.as_str()));
+        found.map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+
+    /// What to mend, and why.
+    fn refusal(&self, settings: &[(String, String)], error: ObjectError) -> Error {
+        let variables = match self.provider {
+            Provider::S3 => "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            Provider::Google => "GOOGLE_SERVICE_ACCOUNT",
+            Provider::Azure => "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+        };
+        let what = self.endpoint_names().first().copied().unwrap_or_default();
+        let endpoint = self.endpoint(settings);
+        let endpoint = endpoint.map_or("the provider's own address", |(_, value)| value);
+        let bucket = &self.bucket;
+        let kind = kind_of(&error);
+        let hint = match kind {
+            Kind::Missing => format!(
+                "there is no bucket {bucket} at {endpoint}: create it, or mend the address or {what}"
+            ),
+            Kind::Denied => format!(
+                "bucket {bucket} at {endpoint} refuses: mend {variables}, or what they may do \
+                 (read, write, delete, list)"
+            ),
+            Kind::Unsupported => {
+                format!("bucket {bucket} at {endpoint} can't hold a chunk store")
+            }
+            Kind::Unavailable | Kind::Exists | Kind::Full | Kind::Corrupt => format!(
+                "bucket {bucket} at {endpoint} does not answer as it should: mend {what}, the \
+                 region or {variables}; an address with http:// needs ALLOW_HTTP=true as well"
+            ),
+        };
+        let kind = if kind == Kind::Missing { Kind::Unsupported } else { kind };
+        // object_store's texts have their causes in them.
+        Error::because(kind, ACTION, self, format!("{hint}: {error}"))
+    }
+}
+
+impl Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = match self.provider {
+            Provider::S3 => "s3",
+            Provider::Google => "gs",
+            Provider::Azure => "az",
+        };
+        write!(f, "{scheme}://{}", self.bucket)?;
+        if self.prefix.is_empty() { Ok(()) } else { write!(f, "/{}", self.prefix) }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "it replaced an object that was to be created only if it did not exist (If-None-Match: *); \
+     two servers could overwrite each other's chunks: use a store with conditional writes"
+)]
+struct Replaces;
+
+fn is_endpoint(text: &str) -> bool {
+    let host = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+    host.is_some_and(|host| {
+        !host.is_empty()
+            && !host.starts_with('/')
+            && host.bytes().all(|byte| byte.is_ascii_graphic())
+    })
+}
+
+/// Those of `settings` that a builder takes: variables with its prefix, and one without.
+fn given<'a, Name: FromStr>(
+    settings: &'a [(String, String)],
+    prefix: &'a str,
+    other: &'a str,
+) -> impl Iterator<Item = (Name, &'a str)> {
+    let known = move |name: &&(String, String)| name.0.starts_with(prefix) || name.0 == other;
+    settings
+        .iter()
+        .filter(known)
+        .filter_map(|(name, value)| Some((name.to_ascii_lowercase().parse().ok()?, value.as_str())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_endpoint_that_is_no_address_is_refused() {
+        let bucket = Address::parse("s3://b").unwrap();
+        for endpoint in ["here", "http://", "http:///x", "https://a b", "ftp://a"] {
+            let settings = [("AWS_ENDPOINT_URL".to_owned(), endpoint.to_owned())];
+            let error = bucket.open(&settings).await.unwrap_err();
+            let why = error.source.unwrap().to_string();
+            assert!(error.kind == Kind::Unsupported && why.contains("AWS_ENDPOINT_URL"), "{why}");
+        }
+    }
+
+    #[test]
+    fn an_address_names_a_bucket_and_a_prefix_that_may_be_empty() {
+        for (url, bucket, prefix, shown) in [
+            ("s3://b", "b", "", "s3://b"),
+            ("s3://b/", "b", "", "s3://b"),
+            ("gs://b-1/p", "b-1", "p", "gs://b-1/p"),
+            ("az://b.c/p/q/", "b.c", "p/q", "az://b.c/p/q"),
+        ] {
+            let address = Address::parse(url).unwrap();
+            assert_eq!((address.bucket.as_str(), address.prefix.as_str()), (bucket, prefix));
+            assert_eq!(address.to_string(), shown);
+        }
+        for url in ["s3:b", "s3://", "s3:///p", "s3://b//p", "s3://b/a b", "s3://b/.p", "x://b"] {
+            assert_eq!(Address::parse(url), None, "{url}");
+        }
+    }
+}

@@ -1,0 +1,468 @@
+//! A fast store in front of a slow one (paper, Figure 4): what is read is brought over, whole, in
+//! the background, and read from there the next time.
+//!
+//! Must hold: the slow store is the truth, and says what is created, deleted and listed; the fast
+//! one holds copies and its failures cost time only. Exact ranges alone are read from copies:
+//! who asks for a beginning or for all of an object wants to know what there is. Keys are not
+//! used again for other bytes, except through the same layer.
+
+mod index;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use dl_runtime::{Clock, Deadline};
+use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt};
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+
+use self::index::{Index, Place};
+use crate::range::Span;
+use crate::{ByteRange, Error, Key, Kind, ObjectInfo, ObjectRange, Prefix, Store, StoreExt};
+
+/// Objects that are brought over at once, each in memory as a whole.
+const BROUGHT_AT_ONCE: usize = 2;
+
+/// A fast store that takes longer to read is slow or stuck; the slow store is asked instead.
+const READ_PATIENCE: Duration = Duration::from_secs(2);
+
+/// For a write or a removal behind the backs of the readers.
+const WRITE_PATIENCE: Duration = Duration::from_secs(30);
+
+/// After a failure the fast store is left alone for this long.
+const RESTED: Duration = Duration::from_secs(10);
+
+/// Copies lie below it, and nothing else in the fast store is looked at or removed.
+const COPIES: &str = "copies";
+
+/// What a [`TierStore`] did since it was made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TierCounts {
+    /// Ranges read from the fast store.
+    pub hits: u64,
+    /// Exact ranges read from the slow store.
+    pub misses: u64,
+    /// Objects brought over.
+    pub brought: u64,
+    /// Failures of the fast store.
+    pub failures: u64,
+    /// Bytes of all copies.
+    pub used: u64,
+}
+
+/// What [`TierStore::keep`] found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// Bytes of the objects that are in the fast store.
+    pub bytes: u64,
+    /// Objects that could not be brought over, for want of room or of an answer.
+    pub left_out: u64,
+}
+
+/// Reads what it can from a fast store, and everything else from the slow one.
+#[derive(Debug)]
+pub struct TierStore {
+    tier: Arc<Tier>,
+}
+
+#[derive(Debug)]
+struct Tier {
+    slow: Arc<dyn Store>,
+    fast: Arc<dyn Store>,
+    clock: Arc<dyn Clock>,
+    index: Mutex<Index>,
+    bringing: Semaphore,
+    health: Mutex<Health>,
+    hits: AtomicU64,
+    misses: AtomicU64,
+    brought: AtomicU64,
+    failures: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Health {
+    /// When a fast store that failed is tried again.
+    rests_until: Duration,
+    stock: Stock,
+}
+
+/// What is known of what the fast store holds. Nothing is read from it or written to it before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stock {
+    Unknown,
+    Counting,
+    Known,
+}
+
+impl TierStore {
+    /// Puts `fast` before `slow`, with at most `quota` bytes of copies in it, below `copies/`. Those
+    /// of an earlier process count; they are found in the background. Needs a tokio runtime.
+    pub fn new(
+        slow: Arc<dyn Store>,
+        fast: Arc<dyn Store>,
+        quota: u64,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
+        let tier = Arc::new(Tier {
+            slow,
+            fast,
+            clock,
+            index: Mutex::new(Index::new(quota)),
+            bringing: Semaphore::new(BROUGHT_AT_ONCE),
+            health: Mutex::new(Health { rests_until: Duration::ZERO, stock: Stock::Unknown }),
+            hits: AtomicU64::new(0),
+            misses: AtomicU64::new(0),
+            brought: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
+        });
+        tier.is_ready();
+        Self { tier }
+    }
+
+    /// Brings all objects below these prefixes over and keeps them there, instead of those that
+    /// it was last told to keep. Others go for them, also those that are being read; once they
+    /// are there, they go for no others. Objects that come later are for the next call.
+    pub async fn keep(&self, prefixes: Vec<Prefix>) -> Kept {
+        let tier = &self.tier;
+        tier.index().keep(prefixes.clone());
+        let mut kept = Kept::default();
+        for prefix in &prefixes {
+            while !tier.is_ready() {
+                tier.clock.sleep(RESTED).await;
+            }
+            let mut objects = tier.slow.list(prefix);
+            while let Some(object) = objects.next().await {
+                // What it did not say, it may say the next time.
+                let Ok(ObjectInfo { key, size }) = object else { break };
+                tier.index().prove(&key);
+                if let Some(copy) = copy(&key)
+                    && tier.index().begin(&key, copy.clone())
+                {
+                    // It goes on when nobody waits for it any more.
+                    let _ = tier.send_for(key.clone(), copy).await;
+                }
+                match tier.index().has(&key) {
+                    true => kept.bytes += size,
+                    false => kept.left_out += 1,
+                }
+            }
+        }
+        kept
+    }
+
+    /// What it did so far.
+    pub fn counts(&self) -> TierCounts {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        TierCounts {
+            hits: read(&self.tier.hits),
+            misses: read(&self.tier.misses),
+            brought: read(&self.tier.brought),
+            failures: read(&self.tier.failures),
+            used: self.tier.index().used(),
+        }
+    }
+}
+
+impl Tier {
+    fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn health(&self) -> MutexGuard<'_, Health> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_rested(&self) -> bool {
+        self.clock.monotonic() >= self.health().rests_until
+    }
+
+    /// Whether the fast store can be used now. Has it counted if that was not done.
+    fn is_ready(self: &Arc<Self>) -> bool {
+        if !self.is_rested() {
+            return false;
+        }
+        let mut health = self.health();
+        if health.stock == Stock::Unknown {
+            health.stock = Stock::Counting;
+            let tier = Arc::clone(self);
+            tokio::spawn(async move { tier.take_stock().await });
+        }
+        health.stock == Stock::Known
+    }
+
+    fn failed(&self, error: &Error) {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+        let now = self.clock.monotonic();
+        let mut health = self.health();
+        if now >= health.rests_until {
+            let why = error.source.as_deref().map(ToString::to_string).unwrap_or_default();
+            tracing::warn!(store = %self.fast, %error, why, "the fast store failed; it is left alone for {RESTED:?}");
+        }
+        health.rests_until = now + RESTED;
+    }
+
+    async fn in_time<T>(
+        &self,
+        patience: Duration,
+        action: &'static str,
+        work: impl Future<Output = T>,
+    ) -> Result<T, Error> {
+        let deadline = Deadline::after(&*self.clock, patience);
+        let done = deadline.bound(&*self.clock, work).await;
+        done.map_err(|elapsed| Error::because(Kind::Unavailable, action, &self.fast, elapsed))
+    }
+
+    async fn take_stock(&self) {
+        let count = |copy: ObjectInfo| {
+            if let Some(key) = original(&copy.key) {
+                self.index().found(ObjectInfo { key, size: copy.size }, copy.key);
+            }
+            futures::future::ok(())
+        };
+        let copies = Prefix::new(COPIES).expect("the name of the folder is a key");
+        let counted = self.fast.list(&copies).try_for_each(count).await;
+        let stock = if counted.is_ok() { Stock::Known } else { Stock::Unknown };
+        self.health().stock = stock;
+        if let Err(error) = counted {
+            self.failed(&error);
+        }
+    }
+
+    /// Where each range is to be read from. Copies that an earlier process left are proven by
+    /// asking the slow store for one byte: their objects may have been deleted since.
+    async fn places(self: &Arc<Self>, wanted: &[ObjectRange]) -> Vec<Place> {
+        if !self.is_ready() {
+            return vec![Place::Slow; wanted.len()];
+        }
+        let places = self.look_up(wanted);
+        let unproven: BTreeSet<&Key> = wanted
+            .iter()
+            .zip(&places)
+            .filter(|(_, place)| **place == Place::Unproven)
+            .map(|(range, _)| &range.key)
+            .collect();
+        if unproven.is_empty() {
+            return places;
+        }
+        let first = ByteRange(Span::Exact { start: 0, end: 1 });
+        let ranges: Vec<ObjectRange> = unproven
+            .into_iter()
+            .map(|key| ObjectRange { key: key.clone(), range: first })
+            .collect();
+        let answers = self.slow.read(&ranges).await;
+        for (range, answer) in ranges.iter().zip(answers) {
+            match answer {
+                Ok(_) => self.index().prove(&range.key),
+                Err(error) if error.kind == Kind::Missing => {
+                    self.index().give_up(&range.key);
+                }
+                Err(_) => {}
+            }
+        }
+        self.look_up(wanted)
+    }
+
+    fn look_up(&self, wanted: &[ObjectRange]) -> Vec<Place> {
+        let (mut index, now) = (self.index(), self.clock.monotonic());
+        let place = |range: &ObjectRange| match range.range.0 {
+            Span::Exact { .. } => index.place(&range.key, now),
+            Span::UpTo(_) => Place::Slow,
+        };
+        wanted.iter().map(place).collect()
+    }
+
+    /// Reads copies; none of them when the fast store does not answer.
+    async fn read_fast(&self, copies: &[ObjectRange]) -> Vec<Result<Bytes, Error>> {
+        if copies.is_empty() {
+            return Vec::new();
+        }
+        let read = self.in_time(READ_PATIENCE, "read copies in", self.fast.read(copies)).await;
+        read.unwrap_or_else(|error| {
+            self.failed(&error);
+            Vec::new()
+        })
+    }
+
+    /// What was read from a copy, if it could be had.
+    fn kept(&self, key: &Key, result: Option<Result<Bytes, Error>>) -> Option<Bytes> {
+        match result? {
+            Ok(bytes) => return Some(bytes),
+            // Somebody tidied up; or the range is past the end, or the copy was cut.
+            Err(error) if matches!(error.kind, Kind::Missing | Kind::Corrupt) => {
+                self.index().give_up(key);
+            }
+            Err(error) => self.failed(&error),
+        }
+        None
+    }
+
+    async fn read_slow(&self, wanted: &[ObjectRange]) -> Vec<Result<Bytes, Error>> {
+        if wanted.is_empty() { Vec::new() } else { self.slow.read(wanted).await }
+    }
+
+    /// Has the objects of these ranges brought over.
+    fn bring(self: &Arc<Self>, ranges: &[ObjectRange], read: &[Result<Bytes, Error>]) {
+        let is_exact = |range: &ObjectRange| matches!(range.range.0, Span::Exact { .. });
+        let read = ranges.iter().zip(read);
+        let missed = read.filter(|(range, result)| result.is_ok() && is_exact(range));
+        let missed: Vec<&Key> = missed.map(|(range, _)| &range.key).collect();
+        self.misses.fetch_add(missed.len() as u64, Ordering::Relaxed);
+        if missed.is_empty() || !self.is_ready() {
+            return;
+        }
+        for key in missed {
+            if let Some(copy) = copy(key)
+                && self.index().begin(key, copy.clone())
+            {
+                self.send_for(key.clone(), copy);
+            }
+        }
+    }
+
+    /// Brings over an object that was said to be coming, in the background.
+    fn send_for(self: &Arc<Self>, key: Key, copy: Key) -> JoinHandle<()> {
+        let tier = Arc::clone(self);
+        tokio::spawn(async move {
+            tier.fetch(&key, &copy).await;
+            tier.index().end();
+        })
+    }
+
+    async fn fetch(&self, key: &Key, copy: &Key) {
+        let _place = self.bringing.acquire().await.expect("the semaphore is never closed");
+        let body = match self.slow.read_all(key).await {
+            Ok(body) if self.is_rested() => body,
+            // Deleted meanwhile, or not to be had: whoever reads it next is told, or tries again.
+            Ok(_) | Err(_) => return self.index().fail(key, false),
+        };
+        let now = self.clock.monotonic();
+        let Some(in_the_way) = self.index().reserve(key, body.len() as u64, now) else {
+            return self.index().fail(key, false);
+        };
+        for other in in_the_way {
+            if !self.remove(&other).await {
+                return self.index().fail(key, false);
+            }
+        }
+        let create = self.fast.create(copy, body);
+        let created = self.in_time(WRITE_PATIENCE, "write a copy to", create).await;
+        match created.and_then(|created| created) {
+            Ok(()) => {}
+            // From before: the same bytes.
+            Err(error) if error.kind == Kind::Exists => {}
+            Err(error) => {
+                self.failed(&error);
+                return self.index().fail(key, true);
+            }
+        }
+        let is_wanted = self.index().arrive(key, self.clock.monotonic());
+        if is_wanted {
+            self.brought.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.remove(key).await;
+        }
+    }
+
+    /// Removes a copy that is not served any more. False when it failed: it is tried again before
+    /// the next object comes.
+    async fn remove(&self, key: &Key) -> bool {
+        let Some(copy) = copy(key) else { return false };
+        let removed = self.in_time(WRITE_PATIENCE, "remove a copy from", self.fast.delete(&copy));
+        match removed.await.and_then(|removed| removed) {
+            Ok(()) => {
+                self.index().removed(key);
+                true
+            }
+            Err(error) => {
+                self.failed(&error);
+                false
+            }
+        }
+    }
+}
+
+/// The name of a copy; none for a key that is too long to have one.
+fn copy(key: &Key) -> Option<Key> {
+    Key::new(format!("{COPIES}/{key}")).ok()
+}
+
+fn original(copy: &Key) -> Option<Key> {
+    Key::new(copy.as_str().strip_prefix(COPIES)?.strip_prefix('/')?).ok()
+}
+
+impl fmt::Display for TierStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tier({}, {})", self.tier.fast, self.tier.slow)
+    }
+}
+
+#[deny(clippy::missing_trait_methods, reason = "a layer may not forget a method")]
+#[async_trait]
+impl Store for TierStore {
+    async fn create(&self, key: &Key, body: Bytes) -> Result<(), Error> {
+        self.tier.slow.create(key, body).await
+    }
+
+    async fn read(&self, wanted: &[ObjectRange]) -> Vec<Result<Bytes, Error>> {
+        let tier = &self.tier;
+        let places = tier.places(wanted).await;
+        let (mut near, mut far) = (Vec::new(), Vec::new());
+        for (range, place) in wanted.iter().zip(&places) {
+            match place {
+                Place::Fast(copy) => {
+                    near.push(ObjectRange { key: copy.clone(), range: range.range });
+                }
+                Place::Unproven | Place::Slow => far.push(range.clone()),
+            }
+        }
+        let (copies, objects) = tokio::join!(tier.read_fast(&near), tier.read_slow(&far));
+        tier.bring(&far, &objects);
+        let (mut copies, mut objects) = (copies.into_iter(), objects.into_iter());
+        let given = |(range, place): (&ObjectRange, Place)| match place {
+            Place::Fast(_) => tier.kept(&range.key, copies.next()).map(Ok),
+            Place::Unproven | Place::Slow => objects.next(),
+        };
+        let given: Vec<_> = wanted.iter().zip(places).map(given).collect();
+        let lost = wanted.iter().zip(&given).filter(|(_, result)| result.is_none());
+        let lost: Vec<ObjectRange> = lost.map(|(range, _)| range.clone()).collect();
+        let hits = near.len().saturating_sub(lost.len());
+        tier.hits.fetch_add(hits as u64, Ordering::Relaxed);
+        let found = tier.read_slow(&lost).await;
+        tier.bring(&lost, &found);
+        let mut found = found.into_iter();
+        let whole = |(range, result): (&ObjectRange, Option<_>)| {
+            let missing = || Err(Error::new(Kind::Corrupt, "read object", &range.key));
+            result.or_else(|| found.next()).unwrap_or_else(missing)
+        };
+        wanted.iter().zip(given).map(whole).collect()
+    }
+
+    async fn delete(&self, key: &Key) -> Result<(), Error> {
+        // Before, as this future may be dropped on the way; and after, as the object may have been
+        // brought over meanwhile. What starts to come later finds the object deleted. A copy that
+        // can't be removed is not served either.
+        self.tier.index().give_up(key);
+        let deleted = self.tier.slow.delete(key).await;
+        let has_copy = self.tier.index().give_up(key);
+        if has_copy && self.tier.is_rested() {
+            self.tier.remove(key).await;
+        }
+        deleted
+    }
+
+    async fn settle(&self, keys: &[Key]) -> Result<(), Error> {
+        self.tier.slow.settle(keys).await
+    }
+
+    fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
+        self.tier.slow.list(prefix)
+    }
+}

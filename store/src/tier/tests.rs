@@ -1,0 +1,391 @@
+//! The tier over stores in memory, with faults before the fast one, by a clock that is set.
+
+use std::time::UNIX_EPOCH;
+
+use dl_runtime::fault::{CutPoint, Fault, Faults, Rates};
+use dl_runtime::{ManualClock, SeededRandom, SystemClock};
+
+use super::index::KEPT;
+use super::*;
+use crate::{CountStore, FaultStore, conformance, memory};
+
+/// Reads everything twice, the second time when what the first one missed has been brought over,
+/// and wants the same both times.
+#[derive(Debug)]
+struct Twice(TierStore);
+
+impl fmt::Display for Twice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "twice({})", self.0)
+    }
+}
+
+#[deny(clippy::missing_trait_methods, reason = "a layer may not forget a method")]
+#[async_trait]
+impl Store for Twice {
+    async fn create(&self, key: &Key, body: Bytes) -> Result<(), Error> {
+        self.0.create(key, body).await
+    }
+
+    async fn read(&self, wanted: &[ObjectRange]) -> Vec<Result<Bytes, Error>> {
+        let first = self.0.read(wanted).await;
+        self.0.quiet().await;
+        let second = self.0.read(wanted).await;
+        for (first, second) in first.iter().zip(&second) {
+            let kind = |error: &Error| error.kind;
+            assert_eq!(first.as_ref().map_err(kind), second.as_ref().map_err(kind));
+        }
+        second
+    }
+
+    async fn delete(&self, key: &Key) -> Result<(), Error> {
+        self.0.delete(key).await
+    }
+
+    async fn settle(&self, keys: &[Key]) -> Result<(), Error> {
+        self.0.settle(keys).await
+    }
+
+    fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
+        self.0.list(prefix)
+    }
+}
+
+impl TierStore {
+    /// Waits until nothing is on its way.
+    async fn quiet(&self) {
+        while self.tier.index().is_busy() || self.tier.health().stock == Stock::Counting {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+fn clock() -> Arc<dyn Clock> {
+    Arc::new(SystemClock::new())
+}
+
+struct Rig {
+    slow: Arc<dyn Store>,
+    fast: Arc<dyn Store>,
+    clock: Arc<ManualClock>,
+    faults: Faults<Kind>,
+    tier: TierStore,
+}
+
+/// A tier with room for `quota` bytes over stores in memory, with faults before the fast one.
+async fn rig(quota: u64) -> Rig {
+    let (slow, fast) = (memory(), memory());
+    let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
+    clock.advance(Duration::from_secs(1));
+    let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
+    let faults = Faults::new(Arc::new(SeededRandom::new(1)));
+    let faulty =
+        FaultStore::new(Arc::clone(&fast), Arc::clone(&time), faults.clone(), CutPoint::new());
+    let tier = TierStore::new(Arc::clone(&slow), Arc::new(faulty), quota, time);
+    tier.quiet().await;
+    Rig { slow, fast, clock, faults, tier }
+}
+
+impl Rig {
+    /// Creates objects of 100 bytes.
+    async fn create(&self, keys: &[Key]) {
+        for key in keys {
+            self.tier.create(key, vec![1; 100].into()).await.unwrap();
+        }
+    }
+
+    /// Reads a part of an object, and waits until it is brought over.
+    async fn read(&self, key: &Key) -> Result<Bytes, Error> {
+        let read = self.tier.read_one(key, ByteRange::exact(10, 20).unwrap()).await;
+        self.tier.quiet().await;
+        read
+    }
+
+    async fn copies(&self) -> Vec<Key> {
+        let listed = self.fast.list_sorted(&Prefix::ROOT).await.unwrap();
+        listed.into_iter().filter_map(|object| original(&object.key)).collect()
+    }
+
+    fn rest(&self) {
+        self.clock.advance(RESTED);
+    }
+}
+
+fn keys<const N: usize>(names: [&str; N]) -> [Key; N] {
+    names.map(|name| Key::new(name).unwrap())
+}
+
+#[tokio::test]
+async fn a_tier_keeps_the_contract() {
+    conformance::run(async || {
+        Arc::new(Twice(TierStore::new(memory(), memory(), 1 << 40, clock()))) as Arc<dyn Store>
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_tier_with_little_room_keeps_the_contract() {
+    conformance::run(async || {
+        Arc::new(Twice(TierStore::new(memory(), memory(), 3 << 20, clock()))) as Arc<dyn Store>
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_tier_whose_fast_store_fails_keeps_the_contract() {
+    for seed in 0..4 {
+        conformance::run(async || {
+            let faults = Faults::new(Arc::new(SeededRandom::new(seed)));
+            for operation in ["create", "read", "delete", "list"] {
+                let rates = Rates {
+                    before: 0.2,
+                    answer_lost: 0.2,
+                    delay: 0.1,
+                    longest_delay: Duration::from_millis(1),
+                    error: Kind::Unavailable,
+                };
+                faults.set_rates(operation, Some(rates));
+            }
+            let time: Arc<dyn Clock> = Arc::new(ManualClock::jumping(UNIX_EPOCH));
+            let fast = FaultStore::new(memory(), Arc::clone(&time), faults, CutPoint::new());
+            Arc::new(TierStore::new(memory(), Arc::new(fast), 1 << 40, time)) as Arc<dyn Store>
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn what_was_read_is_read_from_the_copy_and_what_asks_for_the_truth_is_not() {
+    let rig = rig(1000).await;
+    let [key] = keys(["a"]);
+    rig.create(std::slice::from_ref(&key)).await;
+    rig.read(&key).await.unwrap();
+    rig.read(&key).await.unwrap();
+    let counts = rig.tier.counts();
+    assert_eq!((counts.misses, counts.brought, counts.hits, counts.used), (1, 1, 1, 100));
+    rig.slow.delete(&key).await.unwrap();
+    assert_eq!(rig.tier.read_all(&key).await.unwrap_err().kind, Kind::Missing);
+}
+
+#[tokio::test]
+async fn many_readers_of_one_object_bring_it_over_once() {
+    let (slow, counters) = CountStore::new(memory());
+    let tier = TierStore::new(Arc::new(slow), memory(), 1000, clock());
+    let [key] = keys(["a"]);
+    tier.create(&key, vec![1; 100].into()).await.unwrap();
+    tier.quiet().await;
+    let range = ByteRange::exact(0, 10).unwrap();
+    let reads = (0..20).map(|_| tier.read_one(&key, range));
+    futures::future::join_all(reads).await;
+    tier.quiet().await;
+    assert_eq!(tier.counts().brought, 1);
+    // The readers' own, and one of all of it.
+    assert_eq!(counters.counts().ranges, 21);
+}
+
+#[tokio::test]
+async fn when_it_is_full_what_was_read_lately_stays() {
+    let rig = rig(250).await;
+    let [a, b, c, d] = keys(["a", "b", "c", "d"]);
+    rig.create(&[a.clone(), b.clone(), c.clone(), d.clone()]).await;
+    for key in [&a, &b, &c] {
+        rig.read(key).await.unwrap();
+    }
+    assert_eq!(rig.copies().await, [a.clone(), b.clone()]);
+    rig.clock.advance(KEPT);
+    rig.read(&b).await.unwrap();
+    rig.read(&c).await.unwrap();
+    assert_eq!(rig.copies().await, [b.clone(), c.clone()], "the one not read for longest goes");
+    rig.read(&d).await.unwrap();
+    assert_eq!(rig.copies().await, [b, c]);
+    assert_eq!(rig.tier.counts().used, 200);
+}
+
+#[tokio::test]
+async fn an_object_larger_than_the_quota_is_read_and_not_kept() {
+    let rig = rig(99).await;
+    let [key] = keys(["a"]);
+    rig.create(std::slice::from_ref(&key)).await;
+    rig.read(&key).await.unwrap();
+    assert_eq!(rig.copies().await, []);
+    assert_eq!(rig.tier.counts().used, 0);
+}
+
+#[tokio::test]
+async fn what_an_earlier_process_left_counts_and_is_served_when_the_object_is_still_there() {
+    let first = rig(250).await;
+    let [a, b, c] = keys(["a", "b", "c"]);
+    first.create(&[a.clone(), b.clone(), c.clone()]).await;
+    first.read(&a).await.unwrap();
+    first.read(&b).await.unwrap();
+    // Deleted through another server, so that the copy stays.
+    first.slow.delete(&a).await.unwrap();
+    let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&first.clock);
+    let (slow, fast) = (Arc::clone(&first.slow), Arc::clone(&first.fast));
+    let second = Rig { tier: TierStore::new(slow, fast, 250, time), ..first };
+    second.tier.quiet().await;
+    assert_eq!(second.tier.counts().used, 200);
+    assert_eq!(second.read(&a).await.unwrap_err().kind, Kind::Missing);
+    second.read(&b).await.unwrap();
+    assert_eq!(second.tier.counts().hits, 1);
+    second.read(&c).await.unwrap();
+    assert_eq!(second.copies().await, [b, c]);
+}
+
+#[tokio::test]
+async fn what_else_the_fast_store_holds_neither_counts_nor_goes() {
+    let first = rig(100).await;
+    let [theirs, key] = keys(["identity", "a"]);
+    first.fast.create(&theirs, vec![0; 100].into()).await.unwrap();
+    let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&first.clock);
+    let (slow, fast) = (Arc::clone(&first.slow), Arc::clone(&first.fast));
+    let second = Rig { tier: TierStore::new(slow, fast, 100, time), ..first };
+    second.tier.quiet().await;
+    second.create(std::slice::from_ref(&key)).await;
+    second.read(&key).await.unwrap();
+    assert_eq!(second.copies().await, [key]);
+    assert_eq!(second.fast.read_all(&theirs).await.unwrap().len(), 100);
+}
+
+#[tokio::test]
+async fn a_deleted_object_is_not_read_again_also_when_its_copy_cannot_be_removed() {
+    let rig = rig(1000).await;
+    let [key] = keys(["a"]);
+    rig.create(std::slice::from_ref(&key)).await;
+    rig.read(&key).await.unwrap();
+    rig.faults.script("delete", [Some(Fault::Before(Kind::Unavailable))]);
+    rig.tier.delete(&key).await.unwrap();
+    rig.rest();
+    assert_eq!(rig.read(&key).await.unwrap_err().kind, Kind::Missing);
+    rig.tier.create(&key, vec![2; 100].into()).await.unwrap();
+    assert_eq!(rig.read(&key).await.unwrap(), vec![2; 10]);
+    // The old copy goes before the next one comes.
+    let [other] = keys(["b"]);
+    rig.create(std::slice::from_ref(&other)).await;
+    rig.read(&other).await.unwrap();
+    assert_eq!(rig.copies().await, [other]);
+    rig.read(&key).await.unwrap();
+    assert_eq!(rig.read(&key).await.unwrap(), vec![2; 10]);
+}
+
+#[tokio::test]
+async fn an_object_deleted_while_it_comes_leaves_no_copy() {
+    let rig = rig(1000).await;
+    let [key] = keys(["a"]);
+    rig.create(std::slice::from_ref(&key)).await;
+    rig.faults.script("create", [Some(Fault::Delay(Duration::from_secs(1)))]);
+    let range = ByteRange::exact(0, 10).unwrap();
+    rig.tier.read_one(&key, range).await.unwrap();
+    // On its way: the write to the fast store waits for the clock.
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    rig.tier.delete(&key).await.unwrap();
+    rig.clock.advance(Duration::from_secs(1));
+    rig.tier.quiet().await;
+    assert_eq!(rig.copies().await, []);
+    assert_eq!(rig.read(&key).await.unwrap_err().kind, Kind::Missing);
+    assert_eq!(rig.tier.counts().used, 0);
+}
+
+#[tokio::test]
+async fn a_fast_store_that_fails_is_left_alone_for_a_while_and_then_tried_again() {
+    let rig = rig(1000).await;
+    let [key] = keys(["a"]);
+    rig.create(std::slice::from_ref(&key)).await;
+    rig.read(&key).await.unwrap();
+    rig.faults.script("read", [Some(Fault::Before(Kind::Unavailable))]);
+    for _ in 0..5 {
+        rig.read(&key).await.unwrap();
+    }
+    assert_eq!((rig.tier.counts().hits, rig.tier.counts().failures), (0, 1));
+    rig.rest();
+    rig.read(&key).await.unwrap();
+    assert_eq!(rig.tier.counts().hits, 1);
+}
+
+#[tokio::test]
+async fn a_fast_store_that_is_full_costs_copies_only() {
+    let rig = rig(1000).await;
+    let [key] = keys(["a"]);
+    rig.create(std::slice::from_ref(&key)).await;
+    rig.faults.script("create", [Some(Fault::Before(Kind::Full))]);
+    rig.read(&key).await.unwrap();
+    rig.read(&key).await.unwrap();
+    assert_eq!(rig.tier.counts().brought, 0);
+    rig.rest();
+    rig.read(&key).await.unwrap();
+    assert_eq!(rig.tier.counts().used, 100, "what may be there counts until it is removed");
+}
+
+#[tokio::test]
+async fn a_fast_store_that_hangs_costs_its_patience_once() {
+    let rig = rig(1000).await;
+    let [key] = keys(["a"]);
+    rig.create(std::slice::from_ref(&key)).await;
+    rig.read(&key).await.unwrap();
+    rig.faults.script("read", [Some(Fault::Delay(Duration::from_secs(3600)))]);
+    let mut read = Box::pin(rig.read(&key));
+    assert!(futures::poll!(&mut read).is_pending());
+    rig.clock.advance(READ_PATIENCE);
+    read.await.unwrap();
+    rig.read(&key).await.unwrap();
+    assert_eq!(rig.tier.counts().failures, 1);
+}
+
+#[tokio::test]
+async fn a_fast_store_that_cannot_be_listed_is_not_used_until_it_can() {
+    let (slow, time) = (memory(), Arc::new(ManualClock::new(UNIX_EPOCH)));
+    let clock: Arc<dyn Clock> = Arc::<ManualClock>::clone(&time);
+    let faults = Faults::new(Arc::new(SeededRandom::new(1)));
+    faults.script("list", [Some(Fault::Before(Kind::Unavailable))]);
+    let fast = FaultStore::new(memory(), Arc::clone(&clock), faults, CutPoint::new());
+    let tier = TierStore::new(slow, Arc::new(fast), 1000, clock);
+    tier.quiet().await;
+    let ([key], range) = (keys(["a"]), ByteRange::exact(0, 1).unwrap());
+    tier.create(&key, "body".into()).await.unwrap();
+    for (wait, brought) in [(Duration::ZERO, 0), (RESTED, 0), (Duration::ZERO, 1)] {
+        time.advance(wait);
+        tier.read_one(&key, range).await.unwrap();
+        tier.quiet().await;
+        assert_eq!(tier.counts().brought, brought);
+    }
+}
+
+#[tokio::test]
+async fn what_is_to_be_kept_is_brought_over_and_stays() {
+    let rig = rig(300).await;
+    let [one, two, three, other, late] = keys(["a/1", "a/2", "a/3", "b/1", "a/4"]);
+    let all = [one.clone(), two.clone(), three.clone(), other.clone()];
+    rig.create(&all).await;
+    rig.read(&other).await.unwrap();
+    let a = Prefix::new("a").unwrap();
+    let kept = rig.tier.keep(vec![a.clone()]).await;
+    assert_eq!(kept, Kept { bytes: 300, left_out: 0 }, "what was just read went for it");
+    rig.clock.advance(KEPT * 2);
+    rig.read(&other).await.unwrap();
+    assert_eq!(rig.copies().await, [one.clone(), two, three], "it stays though nobody reads it");
+    rig.create(std::slice::from_ref(&late)).await;
+    assert_eq!(rig.tier.keep(vec![a]).await, Kept { bytes: 300, left_out: 1 });
+    assert_eq!(rig.tier.keep(Vec::new()).await, Kept::default());
+    rig.read(&other).await.unwrap();
+    assert!(rig.copies().await.contains(&other), "nothing is kept any more");
+    rig.tier.delete(&one).await.unwrap();
+    assert!(!rig.copies().await.contains(&one));
+}
+
+#[tokio::test]
+async fn copies_of_an_earlier_process_are_kept_without_being_brought_again() {
+    let rig = rig(300).await;
+    let [one, gone] = keys(["a/1", "a/2"]);
+    rig.create(std::slice::from_ref(&one)).await;
+    for key in [&one, &gone] {
+        let name = copy(key).unwrap();
+        rig.fast.create(&name, vec![1; 100].into()).await.unwrap();
+    }
+    let clock: Arc<dyn Clock> = Arc::<ManualClock>::clone(&rig.clock);
+    let tier = TierStore::new(Arc::clone(&rig.slow), Arc::clone(&rig.fast), 300, clock);
+    tier.quiet().await;
+    let kept = tier.keep(vec![Prefix::new("a").unwrap()]).await;
+    assert_eq!((kept, tier.counts().brought), (Kept { bytes: 100, left_out: 0 }, 0));
+}

@@ -1,0 +1,253 @@
+//! An HTTP/1.1 proxy that goes wrong on purpose, between a store and a real S3 server.
+//!
+//! Must hold: what it does to a request is a function of the plan in its handles; a request is
+//! passed on whole and once, or not at all; writes are passed on one after another, as the S3
+//! servers of the tests check the condition of a create in one step and store in another.
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use dl_runtime::fault::{Fault, Faults};
+use dl_runtime::{Clock, Random, SystemClock};
+use dl_store::Throttle;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+
+/// What whoever asked gets instead of the answer. [`Fault::Before`]: nothing was passed on;
+/// [`Fault::AnswerLost`]: it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Instead {
+    /// 500 Internal Server Error.
+    Internal,
+    /// 503 Slow Down.
+    SlowDown,
+    /// The connection ends.
+    Dropped,
+    /// The first half of the answer, then the connection ends; nothing of an answer there is not.
+    Cut,
+    /// The first half of the answer, then silence for this long.
+    Stalled(Duration),
+}
+
+/// The proxy, gone when it is dropped. Its faults go by the method of the request: `GET` (also
+/// for `HEAD` and listings), `PUT`, `DELETE`.
+#[derive(Debug)]
+pub struct Proxy {
+    address: SocketAddr,
+    faults: Faults<Instead>,
+    throttle: Arc<Mutex<Throttle>>,
+    forgets: Arc<AtomicBool>,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Proxy {
+    /// Listens on a free port and passes on to `upstream`, on a thread of its own.
+    ///
+    /// # Errors
+    /// When there is no port or no thread.
+    pub fn start(upstream: SocketAddr, random: Arc<dyn Random>) -> Result<Self> {
+        let (faults, throttle) = (Faults::new(random), Arc::<Mutex<Throttle>>::default());
+        let forgets = Arc::<AtomicBool>::default();
+        let passing = Arc::new(Passing {
+            upstream,
+            faults: faults.clone(),
+            throttle: Arc::clone(&throttle),
+            forgets: Arc::clone(&forgets),
+            clock: SystemClock::new(),
+            line: Mutex::default(),
+            writes: tokio::sync::Mutex::default(),
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let (stop, stopped) = oneshot::channel();
+        let thread = std::thread::spawn(move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    () = accept(listener, &passing) => {}
+                    _ = stopped => {}
+                }
+            });
+        });
+        let (stop, thread) = (Some(stop), Some(thread));
+        Ok(Self { address, faults, throttle, forgets, stop, thread })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What goes wrong.
+    pub fn faults(&self) -> &Faults<Instead> {
+        &self.faults
+    }
+
+    /// From now on it passes writes on without their conditions, as to a server that knows none.
+    pub fn forget_conditions(&self) {
+        self.forgets.store(true, Ordering::Relaxed);
+    }
+
+    /// How slow it is: latency for each request, bandwidth for all bodies together.
+    pub fn set_throttle(&self, throttle: Throttle) {
+        *self.throttle.lock().unwrap_or_else(PoisonError::into_inner) = throttle;
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            // It may have ended already.
+            let _ = stop.send(());
+        }
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+async fn accept(listener: std::net::TcpListener, passing: &Arc<Passing>) {
+    let Ok(listener) = TcpListener::from_std(listener) else { return };
+    while let Ok((client, _)) = listener.accept().await {
+        let passing = Arc::clone(passing);
+        tokio::spawn(async move {
+            // A connection that fails ends, as one does on a bad network.
+            let _ = passing.serve(client).await;
+        });
+    }
+}
+
+#[derive(Debug)]
+struct Passing {
+    upstream: SocketAddr,
+    faults: Faults<Instead>,
+    throttle: Arc<Mutex<Throttle>>,
+    forgets: Arc<AtomicBool>,
+    clock: SystemClock,
+    line: Mutex<Duration>,
+    writes: tokio::sync::Mutex<()>,
+}
+
+impl Passing {
+    /// One request for each connection: the answers say so.
+    async fn serve(&self, mut client: TcpStream) -> Result<()> {
+        let mut request = read_request(&mut client).await?;
+        if self.forgets.load(Ordering::Relaxed) {
+            forget(&mut request);
+        }
+        let method = match request.split(|byte| *byte == b' ').next() {
+            Some(b"PUT") => "PUT",
+            Some(b"DELETE") => "DELETE",
+            _ => "GET",
+        };
+        let throttle = *self.throttle.lock().unwrap_or_else(PoisonError::into_inner);
+        self.clock.sleep(throttle.latency).await;
+        let fault = self.faults.next(method);
+        let answer = match fault {
+            Some(Fault::Before(_)) => Vec::new(),
+            Some(Fault::Delay(delay)) => {
+                self.clock.sleep(delay).await;
+                self.pass_on(method, &request).await?
+            }
+            Some(Fault::AnswerLost(_)) | None => self.pass_on(method, &request).await?,
+        };
+        self.transfer(throttle, (request.len() + answer.len()) as u64).await;
+        match fault {
+            Some(Fault::Before(instead) | Fault::AnswerLost(instead)) => {
+                self.answer(&mut client, instead, &answer).await
+            }
+            Some(Fault::Delay(_)) | None => Ok(client.write_all(&answer).await?),
+        }
+    }
+
+    async fn pass_on(&self, method: &str, request: &[u8]) -> Result<Vec<u8>> {
+        let _alone = if method == "GET" { None } else { Some(self.writes.lock().await) };
+        let mut server = TcpStream::connect(self.upstream).await?;
+        let line = request.windows(2).position(|two| two == b"\r\n").context("a request line")?;
+        let (line, rest) = request.split_at(line);
+        server.write_all(line).await?;
+        server.write_all(b"\r\nConnection: close").await?;
+        // A server that refuses what the head says may close before it has read the body, and its
+        // answer is there all the same.
+        let _ = server.write_all(rest).await;
+        let mut answer = Vec::new();
+        match server.read_to_end(&mut answer).await {
+            // A server that has answered may reset the connection.
+            Err(error) if error.kind() != ErrorKind::ConnectionReset => bail!(error),
+            _ => Ok(answer),
+        }
+    }
+
+    async fn answer(&self, client: &mut TcpStream, instead: Instead, answer: &[u8]) -> Result<()> {
+        let half = answer.get(..answer.len() / 2).unwrap_or_default();
+        match instead {
+            Instead::Internal => client.write_all(&error("500 Internal Server Error")).await?,
+            Instead::SlowDown => client.write_all(&error("503 Slow Down")).await?,
+            Instead::Dropped => {}
+            Instead::Cut => client.write_all(half).await?,
+            Instead::Stalled(silence) => {
+                client.write_all(half).await?;
+                client.flush().await?;
+                self.clock.sleep(silence).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// All bodies share one line.
+    async fn transfer(&self, throttle: Throttle, bytes: u64) {
+        let Some(rate) = throttle.bytes_per_second else { return };
+        let now = self.clock.monotonic();
+        let free_at = {
+            let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+            *line = now.max(*line) + Duration::from_secs_f64(bytes as f64 / rate.get() as f64);
+            *line
+        };
+        self.clock.sleep(free_at.saturating_sub(now)).await;
+    }
+}
+
+/// Gives the header with the condition a name that means nothing.
+fn forget(request: &mut [u8]) {
+    const CONDITION: &[u8] = b"if-none-match:";
+    let found =
+        request.windows(CONDITION.len()).position(|window| window.eq_ignore_ascii_case(CONDITION));
+    if let Some(name) = found.and_then(|at| request.get_mut(at..at + CONDITION.len() - 1)) {
+        name.fill(b'x');
+    }
+}
+
+fn error(status: &str) -> Vec<u8> {
+    let head = "Connection: close\r\nContent-Type: application/xml\r\nContent-Length: 0";
+    format!("HTTP/1.1 {status}\r\n{head}\r\n\r\n").into_bytes()
+}
+
+/// A head, and the body whose length it says.
+async fn read_request(client: &mut TcpStream) -> Result<Vec<u8>> {
+    const END: &[u8] = b"\r\n\r\n";
+    let mut request = Vec::new();
+    let head = loop {
+        if let Some(end) = request.windows(END.len()).position(|window| window == END) {
+            break end + END.len();
+        }
+        if client.read_buf(&mut request).await? == 0 {
+            bail!("the client went away");
+        }
+    };
+    let text = String::from_utf8_lossy(request.get(..head).unwrap_or_default()).to_lowercase();
+    let length = text.lines().find_map(|line| line.strip_prefix("content-length:"));
+    let length = length.map_or(Ok(0), |length| length.trim().parse::<usize>())?;
+    while request.len() < head + length {
+        if client.read_buf(&mut request).await? == 0 {
+            bail!("the client went away");
+        }
+    }
+    Ok(request)
+}

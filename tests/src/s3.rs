@@ -1,0 +1,142 @@
+//! Two independent S3 servers as processes: moto, written in Python, and s3s-fs, in Rust.
+//!
+//! Must hold: each runs on a free port with its own data, and ends with the test; one that is not
+//! installed fails the test with what to run.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_runtime::Deadline;
+use tempfile::TempDir;
+
+use crate::cluster::clock;
+use crate::program::Process;
+
+/// A cold Python on a busy machine takes its time.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The bucket that every server has.
+pub const BUCKET: &str = "chunks";
+
+/// Which server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Keeps objects in memory.
+    Moto,
+    /// Keeps objects in a folder, and checks signatures.
+    S3sFs,
+}
+
+/// A running server with one empty bucket.
+#[derive(Debug)]
+pub struct S3 {
+    process: Process,
+    address: SocketAddr,
+    prefixes: AtomicU64,
+    _folder: TempDir,
+}
+
+impl S3 {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// When it is not installed or does not start.
+    pub fn start(kind: Kind) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let (root, log) = (folder.path().join("objects"), folder.path().join("log"));
+        std::fs::create_dir_all(root.join(BUCKET))?;
+        let mut command = match kind {
+            Kind::Moto => {
+                let mut command = Command::new(tool("moto/bin/moto_server")?);
+                command.args(["-H", "127.0.0.1", "-p", "0"]);
+                command
+            }
+            Kind::S3sFs => {
+                let mut command = Command::new(tool("bin/s3s-fs")?);
+                command.args(["--host", "127.0.0.1", "--port", "0", "--access-key", "key"]);
+                command.args(["--secret-key", "secret"]).arg(&root);
+                command
+            }
+        };
+        let output = File::create(&log)?;
+        command.env("RUST_LOG", "s3s_fs=info").env("MOTO_S3_DEFAULT_KEY_BUFFER_SIZE", "80000000");
+        command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+        let process = Process::start(&mut command)?;
+        let deadline = Deadline::after(&*clock(), PATIENCE);
+        let address = loop {
+            let said = std::fs::read_to_string(&log)?;
+            if let Some(address) = listening(&said) {
+                break address;
+            }
+            ensure!(!deadline.remaining(&*clock()).is_zero(), "{kind:?} does not listen: {said}");
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        let server = Self { process, address, prefixes: AtomicU64::new(0), _folder: folder };
+        if kind == Kind::Moto {
+            server.make_bucket()?;
+        }
+        Ok(server)
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The process.
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.process
+    }
+
+    /// The address of a chunk store in it that nobody had before.
+    pub fn fresh(&self) -> String {
+        format!("s3://{BUCKET}/{}", self.prefixes.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn make_bucket(&self) -> Result<()> {
+        let mut connection = TcpStream::connect(self.address)?;
+        let (host, length) = (self.address, "Content-Length: 0\r\nConnection: close");
+        write!(connection, "PUT /{BUCKET} HTTP/1.1\r\nHost: {host}\r\n{length}\r\n\r\n")?;
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer)?;
+        ensure!(answer.starts_with("HTTP/1.1 200"), "make a bucket: {answer}");
+        Ok(())
+    }
+}
+
+/// What object_store has to be told to speak to the server, or to a proxy before it, at `address`.
+pub fn settings(address: SocketAddr) -> Vec<(String, String)> {
+    [
+        ("AWS_ENDPOINT", format!("http://{address}")),
+        ("AWS_ALLOW_HTTP", "true".to_owned()),
+        ("AWS_REGION", "us-east-1".to_owned()),
+        ("AWS_ACCESS_KEY_ID", "key".to_owned()),
+        ("AWS_SECRET_ACCESS_KEY", "secret".to_owned()),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .to_vec()
+}
+
+fn listening(said: &str) -> Option<SocketAddr> {
+    let (_, address) = said.split_once("http://")?;
+    let (address, _) = address.split_once(|end: char| end.is_whitespace())?;
+    address.parse().ok()
+}
+
+/// One of the tools that the Makefile installs.
+fn tool(name: &str) -> Result<PathBuf> {
+    let cache = std::env::var_os("XDG_CACHE_HOME").filter(|folder| !folder.is_empty());
+    let cache = match (cache, std::env::var_os("HOME")) {
+        (Some(cache), _) => PathBuf::from(cache),
+        (None, home) => PathBuf::from(home.context("HOME is not set")?).join(".cache"),
+    };
+    let tool = cache.join("diesel/tools").join(name);
+    ensure!(tool.is_file(), "{} is missing: run `make buckets`", tool.display());
+    Ok(tool)
+}

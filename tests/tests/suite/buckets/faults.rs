@@ -1,0 +1,146 @@
+//! Single faults of the network and of the bucket, and what is said about them.
+
+use std::error::Error as StdError;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_runtime::SeededRandom;
+use dl_runtime::fault::Fault;
+use dl_store::{Error, Key, Kind, Store, StoreExt};
+use dl_tests::cluster::clock;
+use dl_tests::proxy::{Instead, Proxy};
+use dl_tests::s3::{self, S3, settings};
+
+struct Scene {
+    server: S3,
+    proxy: Proxy,
+}
+
+impl Scene {
+    fn new(kind: s3::Kind) -> Result<Self> {
+        let server = S3::start(kind)?;
+        let proxy = Proxy::start(server.address(), Arc::new(SeededRandom::new(0)))?;
+        Ok(Self { server, proxy })
+    }
+
+    async fn open(&self) -> Result<Arc<dyn Store>, Error> {
+        dl_store::open_with(&self.server.fresh(), &settings(self.proxy.address())).await
+    }
+}
+
+fn key(name: &str) -> Result<Key> {
+    Ok(Key::new(name)?)
+}
+
+/// All that a user is shown.
+fn told(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut source = StdError::source(error);
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text
+}
+
+#[tokio::test]
+async fn a_create_whose_answer_was_lost_knows_its_own_object() -> Result<()> {
+    for kind in [s3::Kind::Moto, s3::Kind::S3sFs] {
+        let scene = Scene::new(kind)?;
+        let store = scene.open().await?;
+        for instead in [Instead::Internal, Instead::SlowDown, Instead::Dropped, Instead::Cut] {
+            let key = key(&format!("x/{instead:?}"))?;
+            scene.proxy.faults().script("PUT", [Some(Fault::AnswerLost(instead)); 2]);
+            store.create(&key, "ours".into()).await?;
+            let again = store.create(&key, "ours".into()).await.err().context("it is there")?;
+            ensure!(again.kind == Kind::Exists, "{kind:?}, {instead:?}: {}", told(&again));
+            scene.proxy.faults().script("PUT", [Some(Fault::AnswerLost(instead))]);
+            let other = store.create(&key, "theirs".into()).await.err().context("it is there")?;
+            ensure!(other.kind == Kind::Exists, "{kind:?}, {instead:?}: {}", told(&other));
+            ensure!(store.read_all(&key).await? == "ours", "{kind:?}, {instead:?}");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_answer_that_stalls_is_cut_off_and_fetched_again() -> Result<()> {
+    let scene = Scene::new(s3::Kind::S3sFs)?;
+    let store = scene.open().await?;
+    let (key, body) = (key("x/1")?, vec![7; 1 << 20]);
+    store.create(&key, body.clone().into()).await?;
+    let stalled = Fault::AnswerLost(Instead::Stalled(Duration::from_secs(60)));
+    scene.proxy.faults().script("GET", [Some(stalled)]);
+    let (clock, begun) = (clock(), clock().monotonic());
+    ensure!(store.read_all(&key).await? == body);
+    let took = clock.monotonic().saturating_sub(begun);
+    ensure!(took < Duration::from_secs(15), "it took {took:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_server_that_is_gone_is_told_and_not_waited_for() -> Result<()> {
+    let mut scene = Scene::new(s3::Kind::S3sFs)?;
+    let store = scene.open().await?;
+    let (there, new) = (key("x/1")?, key("x/2")?);
+    store.create(&there, "here".into()).await?;
+    scene.server.process().kill()?;
+    let clock = clock();
+    let begun = clock.monotonic();
+    let (read, created, deleted, listed, opened) = tokio::join!(
+        store.read_all(&there),
+        store.create(&new, "new".into()),
+        store.delete(&there),
+        store.list_sorted(&dl_store::Prefix::ROOT),
+        scene.open(),
+    );
+    let took = clock.monotonic().saturating_sub(begun);
+    let errors = [read.err(), created.err(), deleted.err(), listed.err(), opened.err()];
+    for error in errors {
+        let error = error.context("the server is gone")?;
+        ensure!(error.kind == Kind::Unavailable, "{}", told(&error));
+    }
+    ensure!(took < Duration::from_secs(45), "it took {took:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_bucket_is_told_with_what_to_mend() -> Result<()> {
+    // One of them makes buckets as they are asked for, the other one takes any key.
+    let (moto, s3s_fs) = (S3::start(s3::Kind::Moto)?, S3::start(s3::Kind::S3sFs)?);
+    let right = settings(s3s_fs.address());
+    let with = |name: &str, value: &str| {
+        let mut settings = right.clone();
+        settings.retain(|(other, _)| other != name);
+        settings.push((name.to_owned(), value.to_owned()));
+        settings
+    };
+    for (url, settings, kind, expected) in [
+        ("s3://absent/p", settings(moto.address()), Kind::Unsupported, "no bucket absent"),
+        (
+            "s3://chunks",
+            with("AWS_SECRET_ACCESS_KEY", "wrong"),
+            Kind::Denied,
+            "AWS_SECRET_ACCESS_KEY",
+        ),
+        ("s3://chunks", with("AWS_ALLOW_HTTP", "false"), Kind::Unavailable, "ALLOW_HTTP=true"),
+    ] {
+        let opened = dl_store::open_with(url, &settings).await;
+        let error = opened.err().with_context(|| format!("{url} must be refused"))?;
+        let told = told(&error);
+        ensure!(error.kind == kind && told.contains(expected), "{:?}: {told}", error.kind);
+        ensure!(told.contains(url) && !told.contains("secret"), "{told}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_server_that_replaces_what_is_there_is_refused() -> Result<()> {
+    let scene = Scene::new(s3::Kind::Moto)?;
+    scene.proxy.forget_conditions();
+    let error = scene.open().await.err().context("it must be refused")?;
+    let told = told(&error);
+    ensure!(error.kind == Kind::Unsupported && told.contains("If-None-Match"), "{told}");
+    Ok(())
+}

@@ -1,0 +1,115 @@
+//! dlserver with its chunks in a bucket, and dlcmd, over a network that goes wrong.
+//!
+//! Must hold: what was acknowledged is read back byte for byte, whatever the network did
+//! meanwhile, and a bucket that is gone is told.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_runtime::fault::Rates;
+use dl_runtime::{Deadline, SeededRandom};
+use dl_tests::cluster::clock;
+use dl_tests::dice::Dice;
+use dl_tests::folder;
+use dl_tests::program::{Server, run, server_command};
+use dl_tests::proxy::{Instead, Proxy};
+use dl_tests::s3::{Kind, S3, settings};
+
+/// Keeps S-01 and S-06.
+#[test]
+fn what_was_put_through_a_bad_network_is_all_there() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let (data, source) = (scene.path().join("data"), scene.path().join("src"));
+    folder::fill(&source, 400, 200_000, &Dice::new(7))?;
+    let bucket = S3::start(Kind::S3sFs)?;
+    let proxy = Proxy::start(bucket.address(), Arc::new(SeededRandom::new(7)))?;
+    let (url, variables) = (bucket.fresh(), settings(proxy.address()));
+    let start = || Server::start_among(&data, "127.0.0.1:0", &["--store", &url], &variables);
+    let mut server = start()?;
+    let ways = [Instead::SlowDown, Instead::Internal, Instead::Dropped, Instead::Cut];
+    for (round, error) in ways.into_iter().enumerate() {
+        let rates = Rates {
+            before: 0.05,
+            answer_lost: 0.1,
+            delay: 0.1,
+            longest_delay: Duration::from_millis(50),
+            error,
+        };
+        for method in ["GET", "PUT", "DELETE"] {
+            proxy.faults().set_rates(method, Some(rates));
+        }
+        let dataset = format!("dl://round-{round}");
+        run(server.dlcmd()?.arg("put").arg(&source).arg(&dataset))?.code(0)?;
+        // Dead at once, without its metadata: what was acknowledged is in the bucket.
+        server.kill()?;
+        std::fs::remove_dir_all(data.join("meta"))?;
+        server = start()?;
+        run(server.dlcmd()?.args(["recover", "--all"]))?.code(0)?;
+        let got = scene.path().join(format!("got-{round}"));
+        run(server.dlcmd()?.arg("get").arg(&dataset).arg(&got))?.code(0)?;
+        folder::compare(&source, &got)?;
+    }
+    run(server.dlcmd()?.args(["delete-dataset", "dl://round-0"]))?.code(0)?;
+    run(server.dlcmd()?.args(["rm", "-r", "dl://round-1/000"]))?.code(0)?;
+    let names = run(server.dlcmd()?.arg("datasets"))?.code(0)?.text();
+    ensure!(names == "round-1\nround-2\nround-3\n", "{names}");
+    server.stop()?;
+    Ok(())
+}
+
+/// Keeps S-12.
+#[test]
+fn a_bucket_that_is_gone_is_told_by_server_and_client() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let (data, source) = (scene.path().join("data"), scene.path().join("src"));
+    folder::fill(&source, 3, 1_000, &Dice::new(8))?;
+    let mut bucket = S3::start(Kind::S3sFs)?;
+    let (url, variables) = (bucket.fresh(), settings(bucket.address()));
+    let server = Server::start_among(&data, "127.0.0.1:0", &["--store", &url], &variables)?;
+    run(server.dlcmd()?.arg("put").arg(&source).arg("dl://ds"))?.code(0)?;
+    bucket.process().kill()?;
+    let got = scene.path().join("got");
+    let get = run(server.dlcmd()?.arg("get").arg("dl://ds").arg(&got))?;
+    ensure!(get.code != 0 && get.stderr.contains("127.0.0.1"), "{}", get.stderr);
+    let mut second = server_command()?;
+    second.envs(variables).args(["--listen", "127.0.0.1:0", "--store", &url, "--data"]);
+    let second = run(second.arg(scene.path().join("second")))?.code(1)?;
+    let told = second.stderr.lines().last().context("it must say why")?;
+    ensure!(told.contains(&url) && told.contains("AWS_ENDPOINT"), "{told}");
+    server.kill()?;
+    Ok(())
+}
+
+/// Keeps S-01: also through a fast store that is lost.
+#[test]
+fn a_fast_store_is_read_from_and_its_loss_costs_nothing_else() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let (data, source) = (scene.path().join("data"), scene.path().join("src"));
+    let fast = scene.path().join("fast");
+    folder::fill(&source, 100, 100_000, &Dice::new(9))?;
+    let bucket = S3::start(Kind::S3sFs)?;
+    let (url, variables) = (bucket.fresh(), settings(bucket.address()));
+    let fast_url = fast.to_str().context("a temporary folder has a name")?;
+    let flags = ["--store", &url, "--fast-store", fast_url, "--fast-store-quota", "64MiB"];
+    let server = Server::start_among(&data, "127.0.0.1:0", &flags, &variables)?;
+    run(server.dlcmd()?.arg("put").arg(&source).arg("dl://ds"))?.code(0)?;
+    let get = |name: &str| {
+        let got = scene.path().join(name);
+        run(server.dlcmd()?.arg("get").arg("dl://ds").arg(&got))?.code(0)?;
+        folder::compare(&source, &got)
+    };
+    get("from the bucket")?;
+    let copies = fast.join("copies");
+    let deadline = Deadline::after(&*clock(), Duration::from_secs(30));
+    while !copies.is_dir() || folder::read(&copies)?.is_empty() {
+        ensure!(!deadline.remaining(&*clock()).is_zero(), "nothing was copied");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    get("from the copies")?;
+    std::fs::remove_dir_all(&fast)?;
+    get("without the copies")?;
+    run(server.dlcmd()?.args(["delete-dataset", "dl://ds"]))?.code(0)?;
+    server.stop()?;
+    Ok(())
+}

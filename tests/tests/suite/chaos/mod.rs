@@ -1,0 +1,274 @@
+//! Three servers on a real Redis Cluster and a real S3 server, while something goes wrong under
+//! writers that overwrite and delete.
+//!
+//! Must hold: after at most one recovery every acknowledged file is there with its bytes, and
+//! nothing is there that was deleted.
+
+mod writer;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_format::{ChunkShape, DatasetName, FilePath};
+use dl_meta::redis_testing::Cluster;
+use dl_runtime::fault::Rates;
+use dl_runtime::{Deadline, SeededRandom};
+use dl_tests::cluster::clock;
+use dl_tests::dice::Dice;
+use dl_tests::program::{Server, dlcmd, run};
+use dl_tests::proxy::{Instead, Proxy};
+use dl_tests::rounds;
+use dl_tests::s3::{Kind, S3, settings};
+use libdiesel::{Client, ConnectOptions, DirPath, ListEntry};
+use tokio::runtime::Runtime;
+
+use self::writer::{Allowed, Writer};
+
+/// What may be at each path.
+type Files = BTreeMap<FilePath, Allowed>;
+
+const NAME: &str = "chaos";
+const WRITERS: u8 = 2;
+
+/// How long things may take to be as before, once nothing is wrong any more: a failover of Redis,
+/// and what the servers put back then.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Stage {
+    scene: tempfile::TempDir,
+    runtime: Runtime,
+    redis: Cluster,
+    _bucket: S3,
+    proxy: Proxy,
+    url: String,
+    servers: Vec<Option<Server>>,
+    addresses: Vec<String>,
+    dice: Dice,
+}
+
+impl Stage {
+    fn new(seed: u64, replicas: usize) -> Result<Self> {
+        let runtime = Runtime::new()?;
+        let bucket = S3::start(Kind::S3sFs)?;
+        let proxy = Proxy::start(bucket.address(), Arc::new(SeededRandom::new(seed)))?;
+        let mut stage = Self {
+            scene: tempfile::tempdir()?,
+            redis: runtime.block_on(Cluster::start(3, replicas)),
+            runtime,
+            url: bucket.fresh(),
+            _bucket: bucket,
+            proxy,
+            servers: Vec::new(),
+            addresses: Vec::new(),
+            dice: Dice::new(seed),
+        };
+        for number in 0..3 {
+            let server = stage.start(number, "127.0.0.1:0")?;
+            stage.addresses.push(server.address().to_owned());
+            stage.servers.push(Some(server));
+        }
+        Ok(stage)
+    }
+
+    fn start(&self, number: usize, listen: &str) -> Result<Server> {
+        let data = self.scene.path().join(format!("data{number}"));
+        let flags = ["--meta", &self.redis.url(), "--store", &self.url];
+        Server::start_among(&data, listen, &flags, &settings(self.proxy.address()))
+    }
+
+    fn client(&self) -> Result<Client> {
+        let servers = self.addresses.clone();
+        Ok(Client::connect(ConnectOptions { servers, ..ConnectOptions::default() })?)
+    }
+
+    fn kill(&mut self, number: usize) -> Result<()> {
+        let server = self.servers.get_mut(number).and_then(Option::take);
+        server.context("it does not run")?.kill()?;
+        Ok(())
+    }
+
+    fn restart(&mut self, number: usize) -> Result<()> {
+        let address = self.addresses.get(number).context("there are three")?.clone();
+        let server = self.start(number, &address)?;
+        *self.servers.get_mut(number).context("there are three")? = Some(server);
+        Ok(())
+    }
+
+    /// Has writers write before, while and after something happens to them.
+    fn under_writers(&mut self, event: Event) -> Result<Files> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let writers = self.writers(&stop)?;
+        let pause = Duration::from_millis(500 + self.dice.below(1_000) as u64);
+        std::thread::sleep(pause);
+        let happened = self.happen(event);
+        std::thread::sleep(Duration::from_secs(2));
+        stop.store(true, Ordering::Relaxed);
+        let mut all = BTreeMap::new();
+        for writer in writers {
+            let written = writer.join();
+            all.extend(written.expect("a writer gives its errors back")?);
+        }
+        happened?;
+        ensure!(all.len() > 50, "only {} files were written", all.len());
+        Ok(all)
+    }
+
+    fn writers(&self, stop: &Arc<AtomicBool>) -> Result<Vec<JoinHandle<Result<Files>>>> {
+        let name = DatasetName::new(NAME)?;
+        self.client()?.create_dataset(&name, ChunkShape::default())?;
+        let mut writers = Vec::new();
+        for number in 0..WRITERS {
+            let (dataset, stop) = (self.client()?.dataset(&name)?, Arc::clone(stop));
+            let mut writer = Writer::new(dataset, number, Dice::new(u64::from(number)));
+            writers.push(std::thread::spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    writer.step()?;
+                }
+                Ok(writer.end())
+            }));
+        }
+        Ok(writers)
+    }
+
+    fn happen(&mut self, event: Event) -> Result<()> {
+        let number = self.dice.below(3);
+        match event {
+            Event::ServerDies => {
+                self.kill(number)?;
+                std::thread::sleep(Duration::from_secs(1));
+                self.restart(number)?;
+            }
+            Event::PrimaryDies => self.primary(number)?.kill(),
+            Event::PrimaryIsEmptied => {
+                self.primary(number)?.kill();
+                self.runtime.block_on(self.primary(number)?.run());
+            }
+            Event::AllIsFlushed => self.runtime.block_on(self.redis.flush()),
+            Event::BucketFails(error) => {
+                let rates = Rates {
+                    before: 0.1,
+                    answer_lost: 0.1,
+                    delay: 0.1,
+                    longest_delay: Duration::from_millis(300),
+                    error,
+                };
+                for method in ["GET", "PUT", "DELETE"] {
+                    self.proxy.faults().set_rates(method, Some(rates));
+                }
+                std::thread::sleep(Duration::from_secs(4));
+                for method in ["GET", "PUT", "DELETE"] {
+                    self.proxy.faults().set_rates(method, None);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn primary(&self, number: usize) -> Result<&dl_meta::redis_testing::Server> {
+        self.redis.servers().get(number).context("three primaries")
+    }
+
+    /// Recovers, if the servers ask for that, and compares what each of them holds.
+    fn check(&self, written: &Files) -> Result<()> {
+        let mut command = dlcmd()?;
+        command.args(["--server", &self.addresses.join(","), "ls", "-R", "dl://chaos"]);
+        let deadline = Deadline::after(&*clock(), PATIENCE);
+        loop {
+            let listed = run(&mut command)?;
+            if listed.code == 0 {
+                break;
+            }
+            if listed.stderr.contains("recover --all") && listed.code == 1 {
+                let mut recover = dlcmd()?;
+                recover.args(["--server", &self.addresses.join(","), "recover", "--all"]);
+                run(&mut recover)?.code(0)?;
+                break;
+            }
+            ensure!(!deadline.remaining(&*clock()).is_zero(), "it is never well: {listed:?}");
+        }
+        for address in &self.addresses {
+            let servers = vec![address.clone()];
+            let client = Client::connect(ConnectOptions { servers, ..ConnectOptions::default() })?;
+            let dataset = client.dataset(&DatasetName::new(NAME)?)?;
+            let mut there = Vec::new();
+            for entry in dataset.list(&DirPath::ROOT, true, true)? {
+                if let ListEntry::File(path, _) = entry? {
+                    there.push(path);
+                }
+            }
+            let mut found = BTreeMap::new();
+            for paths in there.chunks(256) {
+                for (path, bytes) in paths.iter().zip(dataset.get_many(paths)?) {
+                    found.insert(path.clone(), bytes.with_context(|| format!("read {path}"))?);
+                }
+            }
+            for (path, bytes) in &found {
+                let allowed = written.get(path);
+                let is_allowed = allowed.is_some_and(|allowed| allowed.is(Some(bytes)));
+                ensure!(is_allowed, "{address}: {path} holds {} wrong bytes", bytes.len());
+            }
+            for (path, allowed) in written {
+                ensure!(found.contains_key(path) || allowed.is(None), "{address}: {path} is gone");
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    ServerDies,
+    /// With a replica, which takes over.
+    PrimaryDies,
+    /// Without a replica: it comes back with nothing.
+    PrimaryIsEmptied,
+    AllIsFlushed,
+    BucketFails(Instead),
+}
+
+fn survive(event: Event, replicas: usize) -> Result<()> {
+    for round in 0..rounds(1, 10) {
+        let mut stage = Stage::new(round, replicas)?;
+        let written = stage.under_writers(event)?;
+        let checked = stage.check(&written);
+        checked.with_context(|| format!("round {round}, {event:?}"))?;
+    }
+    Ok(())
+}
+
+/// Keeps S-01, S-03, S-06 and S-07.
+#[test]
+fn a_server_is_killed() -> Result<()> {
+    survive(Event::ServerDies, 0)
+}
+
+/// Keeps S-01 and S-02.
+#[test]
+fn a_redis_primary_with_a_replica_is_killed() -> Result<()> {
+    survive(Event::PrimaryDies, 1)
+}
+
+/// Keeps S-01, S-02 and S-05.
+#[test]
+fn a_redis_primary_without_a_replica_is_killed_and_comes_back_empty() -> Result<()> {
+    survive(Event::PrimaryIsEmptied, 0)
+}
+
+/// Keeps S-01, S-02, S-05 and S-21.
+#[test]
+fn all_of_redis_is_flushed() -> Result<()> {
+    survive(Event::AllIsFlushed, 0)
+}
+
+/// Keeps S-01, S-03 and S-06.
+#[test]
+fn the_bucket_answers_with_errors_slowly_or_in_part() -> Result<()> {
+    for error in [Instead::SlowDown, Instead::Internal, Instead::Dropped, Instead::Cut] {
+        survive(Event::BucketFails(error), 0)?;
+    }
+    Ok(())
+}

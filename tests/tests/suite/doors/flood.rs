@@ -1,0 +1,84 @@
+//! Connections that ask nothing, by the thousand, and some that ask a byte at a time.
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_tests::cluster::clock;
+use dl_tests::folder;
+use dl_tests::http::get;
+use dl_tests::program::{Server, dl, run};
+use dl_tests::rounds;
+
+/// What each sends, bit by bit: the beginnings of HTTP/2, of a request in it, of HTTP/1.
+const BEGINNINGS: [&[u8]; 3] = [
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0\0\x40\0\x01\0\0\0\0\x01\x83\x86",
+    b"GET /metrics HTTP/1.1\r\nHost: a\r\nX-Slow: ",
+];
+
+/// Keeps S-16 and S-10.
+#[test]
+fn thousands_of_connections_that_ask_nothing_keep_nobody_out_heavy() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let data = scene.path().join("data");
+    let mut server = Server::start_with(&data, "127.0.0.1:0", &["--http", "127.0.0.1:0"])?;
+    folder::write(scene.path(), "src/a", "a file")?;
+    run(server.dlcmd()?.arg("put").arg(scene.path().join("src")).arg("dl://ds"))?.code(0)?;
+    let (grpc, http) = (server.address().to_owned(), server.http().to_owned());
+    let mut idle = Vec::new();
+    for number in 0..rounds(3_000, 9_000) {
+        let address = if number % 2 == 0 { &grpc } else { &http };
+        let mut stream = TcpStream::connect(address).context("connect")?;
+        stream.set_write_timeout(Some(Duration::from_secs(1)))?;
+        if number % 3 > 0 {
+            // The server may have closed it.
+            let _ = stream.write_all(BEGINNINGS[number / 2 % BEGINNINGS.len()]);
+        }
+        idle.push(stream);
+    }
+    let is_over = AtomicBool::new(false);
+    let slowest = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                for stream in idle.iter_mut().rev().take(500) {
+                    let _ = stream.write_all(b"x");
+                }
+                std::thread::sleep(Duration::from_millis(200));
+            }
+        });
+        let asked = ask_all(&server);
+        is_over.store(true, Ordering::Relaxed);
+        asked
+    })?;
+    ensure!(slowest < Duration::from_secs(5), "somebody waited for {slowest:?}");
+    let peak = server.process().peak_memory().context("the server is gone")?;
+    ensure!(peak < 256 << 20, "it took {} MiB", peak >> 20);
+    dl_tests::tell(format_args!(
+        "{} connections: {} MiB, slowest answer {slowest:?}",
+        idle.len(),
+        peak >> 20
+    ));
+    let (_, text) = get(&http, "/metrics")?;
+    ensure!(text.contains("diesel_connections{state=\"new\"} "), "{text}");
+    drop(idle);
+    let log = server.stop()?;
+    ensure!(!log.contains("panicked"), "{log}");
+    Ok(())
+}
+
+/// Asks on both ports while the others are there; gives the longest wait.
+fn ask_all(server: &Server) -> Result<Duration> {
+    let clock = clock();
+    let mut slowest = Duration::ZERO;
+    for _ in 0..10 {
+        let began = clock.monotonic();
+        ensure!(dl(server, ["cat", "dl://ds/a"])?.code(0)?.text() == "a file", "cat");
+        ensure!(get(server.http(), "/healthz")?.0 == 200, "not well");
+        slowest = slowest.max(clock.monotonic() - began);
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    Ok(slowest)
+}

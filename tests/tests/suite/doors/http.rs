@@ -1,0 +1,115 @@
+//! What the HTTP port says of a server.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_meta::{Memory, Stop};
+use dl_runtime::fault::{CutPoint, Fault, Faults};
+use dl_runtime::{SeededRandom, blocking};
+use dl_server::{Doors, prepare};
+use dl_store::{FaultStore, Kind};
+use dl_tests::cluster::{Running, clock, parts};
+use dl_tests::folder;
+use dl_tests::http::get;
+use dl_tests::program::{Server, dl, run, server_command};
+use tokio::net::TcpListener;
+
+/// Keeps S-32.
+#[test]
+fn what_was_asked_of_a_server_is_in_its_metrics_and_no_name_is() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let data = scene.path().join("data");
+    let server = Server::start_with(&data, "127.0.0.1:0", &["--http", "127.0.0.1:0"])?;
+    folder::write(scene.path(), "src/secret-file", "a file")?;
+    run(server.dlcmd()?.arg("put").arg(scene.path().join("src")).arg("dl://secret-set"))?
+        .code(0)?;
+    dl(&server, ["cat", "dl://secret-set/secret-file"])?.code(0)?;
+    dl(&server, ["cat", "dl://none/a"])?.code(3)?;
+    let (status, text) = get(server.http(), "/metrics")?;
+    ensure!(status == 200, "{text}");
+    let value = |sample: &str| -> Result<f64> {
+        let line = text.lines().find_map(|line| line.strip_prefix(sample));
+        Ok(line.with_context(|| format!("find {sample} in {text}"))?.trim().parse()?)
+    };
+    for (sample, least) in [
+        ("diesel_requests_total{method=\"PutChunk\",code=\"OK\"}", 1.0),
+        ("diesel_requests_total{method=\"Read\",code=\"OK\"}", 1.0),
+        ("diesel_requests_total{method=\"GetDataset\",code=\"NOT_FOUND\"}", 1.0),
+        ("diesel_request_seconds_count{method=\"PutChunk\"}", 1.0),
+        ("diesel_store_operation_seconds_count{operation=\"create\"}", 2.0),
+        ("diesel_store_bytes_total{operation=\"read\"}", 6.0),
+        ("diesel_meta_operation_seconds_count{operation=\"append\"}", 1.0),
+        ("diesel_read_ranges_total", 1.0),
+        ("diesel_received_bytes_total", 100.0),
+        ("diesel_memory_budget_bytes{budget=\"write\"}", 1e6),
+        ("process_resident_memory_bytes", 1e6),
+    ] {
+        ensure!(value(sample)? >= least, "{sample} is {}", value(sample)?);
+    }
+    ensure!(value("diesel_requests_in_flight")? == 0.0, "{text}");
+    ensure!(value("diesel_memory_used_bytes{budget=\"read\"}")? == 0.0, "{text}");
+    ensure!(!text.contains("secret"), "{text}");
+    ensure!(get(server.http(), "/healthz")? == (200, "ok\n".to_owned()), "not well");
+    ensure!(get(server.http(), "/")?.0 == 404, "the root");
+    server.stop()?;
+    Ok(())
+}
+
+/// Keeps S-32.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_whose_stores_fail_or_are_silent_says_that_it_is_not_well() -> Result<()> {
+    let faults = Faults::new(Arc::new(SeededRandom::new(1)));
+    let store = FaultStore::new(dl_store::memory(), clock(), faults.clone(), CutPoint::new());
+    let parts = parts(Arc::new(store), Arc::new(Memory::new()));
+    prepare(&parts, Stop::Fresh).await?;
+    let http = TcpListener::bind("127.0.0.1:0").await?;
+    let address = http.local_addr()?.to_string();
+    let grpc = TcpListener::bind("127.0.0.1:0").await?;
+    let doors = Doors { http: Some(http), ..Doors::open(grpc) };
+    let server = Running::behind(doors, parts)?;
+    let ask = async || {
+        let address = address.clone();
+        blocking::run(move || get(&address, "/healthz")).await?
+    };
+    ensure!(ask().await?.0 == 200, "not well from the start");
+    for (fault, told) in [
+        (Fault::Before(Kind::Unavailable), "the chunk store can't be asked: "),
+        (Fault::Delay(Duration::from_secs(5)), "the chunk store did not answer within 1s"),
+    ] {
+        // What was said before holds for a second.
+        clock().sleep(Duration::from_millis(1_200)).await;
+        faults.script("read", [Some(fault)]);
+        let (status, text) = ask().await?;
+        ensure!(status == 503 && text.starts_with(told), "{status} {text}");
+    }
+    clock().sleep(Duration::from_millis(1_200)).await;
+    ensure!(ask().await?.0 == 200, "not well again");
+    server.stop().await
+}
+
+/// Keeps S-12: the port of an address that nobody asked for is done without.
+#[test]
+fn a_taken_http_port_stops_a_server_only_when_it_was_asked_for() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let taken = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let address = taken.local_addr()?.to_string();
+    let mut server = server_command()?;
+    server.args(["--listen", "127.0.0.1:0", "--http", &address, "--data"]).arg(scene.path());
+    let refused = run(&mut server)?.code(1)?.stderr;
+    ensure!(refused.contains(&address), "{refused}");
+    // The usual one may be free here, or not.
+    let _usual = std::net::TcpListener::bind("127.0.0.1:7421");
+    let mut server = server_command()?;
+    server.env_remove("DIESEL_HTTP").args(["--listen", "127.0.0.1:0", "--data"]).arg(scene.path());
+    server.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::null());
+    let mut server = server.spawn()?;
+    let mut line = String::new();
+    let stdout = server.stdout.take().context("stdout is a pipe")?;
+    let read = std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut line);
+    server.kill()?;
+    server.wait()?;
+    read?;
+    ensure!(line.starts_with("listening on "), "{line}");
+    Ok(())
+}

@@ -1,0 +1,173 @@
+//! Users with keys and roles, through the programs.
+
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use dl_tests::cluster::clock;
+use dl_tests::folder;
+use dl_tests::program::{Ended, Server, dlcmd, run, server_command};
+
+use super::UsersFile;
+
+struct Scene {
+    folder: tempfile::TempDir,
+    users: UsersFile,
+    server: Server,
+}
+
+impl Scene {
+    /// Two datasets: `apples`, which `ann` may read and `bob` write, and `bananas`, which they may
+    /// not know of.
+    fn new() -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let users = UsersFile::new(folder.path());
+        users.add("root", &["admin:*"])?;
+        users.add("ann", &["read:a*"])?;
+        users.add("bob", &["write:a*"])?;
+        let server =
+            Server::start_with(&folder.path().join("data"), "127.0.0.1:0", &users.flags())?;
+        let scene = Self { folder, users, server };
+        folder::write(scene.folder.path(), "src/a", "a file")?;
+        for dataset in ["dl://apples", "dl://bananas"] {
+            scene.as_user("root", &["put", &scene.src(), dataset])?.code(0)?;
+        }
+        Ok(scene)
+    }
+
+    fn src(&self) -> String {
+        self.folder.path().join("src").to_string_lossy().into_owned()
+    }
+
+    fn as_user(&self, user: &str, arguments: &[&str]) -> Result<Ended> {
+        let mut command = self.server.dlcmd()?;
+        command.args(["--user", user, "--key-file"]).arg(self.users.key_file(user));
+        run(command.args(arguments))
+    }
+}
+
+/// Keeps S-30.
+#[test]
+fn each_role_allows_what_it_says_and_no_more() -> Result<()> {
+    let scene = Scene::new()?;
+    let src = scene.src();
+    for (user, arguments, code, told) in [
+        ("ann", &["cat", "dl://apples/a"][..], 0, ""),
+        ("ann", &["ls", "-R", "dl://apples"], 0, ""),
+        ("ann", &["put", &src, "dl://apples/x"], 1, "ann may not: that takes the role write"),
+        ("ann", &["rm", "dl://apples/a"], 1, "role write"),
+        ("ann", &["put", &src, "dl://avocados"], 1, "role write"),
+        ("bob", &["put", &src, "dl://apples/more"], 0, ""),
+        ("bob", &["put", &src, "dl://avocados"], 0, ""),
+        ("bob", &["put", &src, "dl://cherries"], 1, "role write"),
+        ("bob", &["rm", "dl://apples/more/a"], 0, ""),
+        ("bob", &["delete-dataset", "dl://avocados"], 1, "role admin"),
+        ("bob", &["recover", "dl://apples"], 1, "role admin"),
+        ("bob", &["recover", "--all"], 1, "role admin on all datasets"),
+        ("ann", &["cat", "dl://bananas/a"], 3, "there is none of that name"),
+        ("ann", &["delete-dataset", "dl://bananas"], 3, "there is none of that name"),
+        ("ann", &["cat", "dl://bapples/a"], 3, "did you mean apples?"),
+        ("root", &["recover", "--all"], 0, ""),
+        ("root", &["delete-dataset", "dl://bananas"], 0, ""),
+    ] {
+        let ended = scene.as_user(user, arguments)?;
+        ensure!(ended.code == code, "{user} {arguments:?}: {} {}", ended.code, ended.stderr);
+        ensure!(ended.stderr.contains(told), "{user} {arguments:?}: {}", ended.stderr);
+        ensure!(user == "root" || !ended.stderr.contains("mean bananas"), "{}", ended.stderr);
+    }
+    for (user, names) in [("ann", "apples\navocados\n"), ("root", "apples\navocados\n")] {
+        ensure!(scene.as_user(user, &["datasets"])?.code(0)?.text() == names, "{user}");
+    }
+    Ok(())
+}
+
+/// Keeps S-30.
+#[test]
+fn wrong_keys_unknown_users_and_none_are_refused_and_no_key_is_told() -> Result<()> {
+    let scene = Scene::new()?;
+    let key = std::fs::read_to_string(scene.users.key_file("ann"))?;
+    let key = key.trim().to_owned();
+    let mut texts = String::new();
+    let wrong = "0123456789abcdef".repeat(4);
+    let mut answers = Vec::new();
+    for (user, key) in [("ann", wrong.as_str()), ("nobody", &wrong), (&key, &wrong), ("ann", "")] {
+        let mut command = scene.server.dlcmd()?;
+        command.args(["--user", user, "ls", "dl://apples"]).env("DIESEL_KEY", key);
+        let ended = run(&mut command)?.code(1)?;
+        ensure!(ended.stderr.contains("the user or the key is wrong"), "{}", ended.stderr);
+        answers.push(ended.stderr.replace(user, "USER"));
+        texts += &ended.stderr;
+    }
+    ensure!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
+    let none = run(scene.server.dlcmd()?.args(["ls", "dl://apples"]))?.code(1)?;
+    ensure!(none.stderr.contains("--user and --key-file"), "{}", none.stderr);
+    let good = scene.as_user("ann", &["--json", "stat", "dl://apples"])?.code(0)?;
+    texts += &(good.text() + &good.stderr + &none.stderr + &scene.server.stop()?);
+    ensure!(!texts.contains(&key) && !texts.contains(&wrong), "a key is in: {texts}");
+    Ok(())
+}
+
+/// Keeps S-30.
+#[test]
+fn a_change_of_the_users_counts_within_seconds_and_a_broken_file_changes_nothing() -> Result<()> {
+    let scene = Scene::new()?;
+    let file = scene.users.path.clone();
+    let becomes = |user: &str, code: i32| -> Result<()> {
+        let clock = clock();
+        let until = clock.monotonic() + Duration::from_secs(10);
+        while scene.as_user(user, &["cat", "dl://apples/a"])?.code != code {
+            ensure!(clock.monotonic() < until, "{user} never gets {code}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    };
+    scene.users.add("eve", &["read:apples"])?;
+    becomes("eve", 0)?;
+    scene.users.remove("ann")?;
+    becomes("ann", 1)?;
+    let good = std::fs::read(&file)?;
+    std::fs::write(&file, "no users file\n")?;
+    std::thread::sleep(Duration::from_secs(3));
+    scene.as_user("eve", &["cat", "dl://apples/a"])?.code(0)?;
+    std::fs::write(&file, good)?;
+    scene.users.remove("eve")?;
+    becomes("eve", 1)?;
+    let mode = std::fs::metadata(&file)?.permissions().mode();
+    ensure!(mode & 0o777 == 0o600, "{mode:o}");
+    let listed = run(dlcmd()?.args(["user", "list", "--users"]).arg(&file))?.code(0)?.text();
+    ensure!(listed == "bob write:a*\nroot admin:*\n", "{listed}");
+    let again = run(dlcmd()?.args(["user", "remove", "eve", "--users"]).arg(&file))?.code(3)?;
+    ensure!(again.stderr.contains("there is no user eve"), "{}", again.stderr);
+    let log = scene.server.stop()?;
+    ensure!(log.contains("the users can't be used") && log.contains("line 1"), "{log}");
+    Ok(())
+}
+
+/// Keeps S-12.
+#[test]
+fn a_server_that_would_be_open_or_has_no_users_file_does_not_start() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let start = |flags: &[&str]| {
+        run(server_command()?.args(flags).arg("--data").arg(folder.path().join("data")))
+    };
+    let open = start(&["--listen", "0.0.0.0:0"])?.code(2)?.stderr;
+    ensure!(open.contains("--users") && open.contains("--without-keys"), "{open}");
+    let missing = folder.path().join("none").to_string_lossy().into_owned();
+    let missing = start(&["--listen", "127.0.0.1:0", "--users", &missing])?.code(1)?.stderr;
+    ensure!(missing.contains("read the users") && missing.contains("none"), "{missing}");
+    Ok(())
+}
+
+/// Keeps S-30.
+#[test]
+fn a_key_goes_unencrypted_to_another_machine_only_when_that_is_asked_for() -> Result<()> {
+    let ask = |flags: &[&str]| {
+        let mut command = dlcmd()?;
+        command.env("DIESEL_KEY", "sesame").args(["--user", "ann", "--server", "192.0.2.1:1"]);
+        run(command.args(flags).arg("datasets"))
+    };
+    let refused = ask(&[])?.code(2)?.stderr;
+    ensure!(refused.contains("https://192.0.2.1:1") && !refused.contains("sesame"), "{refused}");
+    ask(&["--plain-text-key"])?.code(5)?;
+    Ok(())
+}

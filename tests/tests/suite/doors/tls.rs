@@ -1,0 +1,186 @@
+//! TLS, and every way in which the two ends can misunderstand each other.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+use dl_tests::folder;
+use dl_tests::program::{Ended, Server, dlcmd, run, server_command};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    date_time_ymd,
+};
+
+use super::UsersFile;
+
+/// A CA, in files.
+struct Ca {
+    folder: PathBuf,
+    issuer: CertifiedIssuer<'static, KeyPair>,
+}
+
+impl Ca {
+    fn new(folder: &Path, name: &str) -> Result<Self> {
+        let mut params = CertificateParams::new(Vec::<String>::new())?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
+        let folder = folder.join(name);
+        std::fs::create_dir(&folder)?;
+        std::fs::write(folder.join("ca.pem"), issuer.pem())?;
+        Ok(Self { folder, issuer })
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.folder.join(name).to_string_lossy().into_owned()
+    }
+
+    /// Makes NAME.pem and NAME.key for a host; expired, if it is.
+    fn issue(&self, name: &str, host: &str, is_expired: bool) -> Result<()> {
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::new(vec![host.to_owned()])?;
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        if is_expired {
+            params.not_before = date_time_ymd(2001, 1, 1);
+            params.not_after = date_time_ymd(2002, 1, 1);
+        }
+        let certificate = params.signed_by(&key, &self.issuer)?;
+        std::fs::write(self.file(&format!("{name}.pem")), certificate.pem())?;
+        std::fs::write(self.file(&format!("{name}.key")), key.serialize_pem())?;
+        Ok(())
+    }
+
+    /// A server with that certificate.
+    fn serve(&self, name: &str, more: &[&str]) -> Result<Server> {
+        let (cert, key) = (self.file(&format!("{name}.pem")), self.file(&format!("{name}.key")));
+        let flags = [&["--tls-cert", cert.as_str(), "--tls-key", key.as_str()], more].concat();
+        Server::start_with(&self.folder.join("data"), "127.0.0.1:0", &flags)
+    }
+}
+
+fn to(server: &Server, scheme: &str) -> Result<Command> {
+    let mut command = dlcmd()?;
+    command.args(["--server", &format!("{scheme}://{}", server.address())]);
+    Ok(command)
+}
+
+fn ask(server: &Server, scheme: &str, flags: &[&str]) -> Result<Ended> {
+    run(to(server, scheme)?.args(flags).arg("datasets"))
+}
+
+/// Keeps S-31.
+#[test]
+fn a_server_with_a_certificate_is_spoken_to_encrypted_with_keys_and_whole_datasets() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let ca = Ca::new(folder.path(), "ca")?;
+    ca.issue("server", "127.0.0.1", false)?;
+    let users = UsersFile::new(folder.path());
+    let key = users.add("ann", &["admin:*"])?;
+    let server = ca.serve("server", &users.flags())?;
+    let source = folder.path().join("src");
+    folder::fill(&source, 300, 100_000, &dl_tests::dice::Dice::new(1))?;
+    let by_ann = || -> Result<Command> {
+        let mut command = to(&server, "https")?;
+        command.args(["--user", "ann"]).env("DIESEL_KEY", &key).env("DIESEL_CA", ca.file("ca.pem"));
+        Ok(command)
+    };
+    run(by_ann()?.arg("put").arg(&source).arg("dl://ds"))?.code(0)?;
+    run(by_ann()?.args(["get", "dl://ds"]).arg(folder.path().join("got")))?.code(0)?;
+    folder::compare(&source, &folder.path().join("got"))?;
+    let log = server.stop()?;
+    ensure!(!log.contains(&key), "the key is in: {log}");
+    Ok(())
+}
+
+/// Keeps S-31.
+#[test]
+fn who_speaks_tls_to_a_plain_port_or_plain_text_to_one_with_tls_is_told_so() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let ca = Ca::new(folder.path(), "ca")?;
+    ca.issue("server", "127.0.0.1", false)?;
+    let tls = ca.serve("server", &[])?;
+    let told = ask(&tls, "http", &[])?.code(5)?.stderr;
+    ensure!(told.contains("that port speaks TLS: write https://"), "{told}");
+    let plain = Server::start(&folder.path().join("data"))?;
+    let told = ask(&plain, "https", &["--ca", &ca.file("ca.pem")])?.code(5)?.stderr;
+    ensure!(told.contains("that port speaks no TLS: write http://"), "{told}");
+    // Both still serve those who speak well.
+    ask(&tls, "https", &["--ca", &ca.file("ca.pem")])?.code(0)?;
+    ask(&plain, "http", &[])?.code(0)?;
+    Ok(())
+}
+
+/// Keeps S-31.
+#[test]
+fn a_certificate_that_nobody_trusts_is_refused_with_what_to_do() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (ca, other) = (Ca::new(folder.path(), "ca")?, Ca::new(folder.path(), "other")?);
+    ca.issue("server", "127.0.0.1", false)?;
+    let server = ca.serve("server", &[])?;
+    let told = ask(&server, "https", &["--ca", &other.file("ca.pem")])?.code(5)?.stderr;
+    ensure!(told.contains("nobody trusted here has signed it"), "{told}");
+    ensure!(told.contains("--ca"), "{told}");
+    let none = ca.file("server.key");
+    let told = ask(&server, "https", &["--ca", &none])?.code(2)?.stderr;
+    ensure!(told.contains("the certificates to trust are none"), "{told}");
+    Ok(())
+}
+
+/// Keeps S-31.
+#[test]
+fn an_expired_certificate_and_one_for_another_name_are_refused() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let ca = Ca::new(folder.path(), "ca")?;
+    ca.issue("expired", "127.0.0.1", true)?;
+    ca.issue("elsewhere", "node1.example.org", false)?;
+    let expired = ca.serve("expired", &[])?;
+    let told = ask(&expired, "https", &["--ca", &ca.file("ca.pem")])?.code(5)?.stderr;
+    ensure!(told.contains("expired") && told.contains("new certificate"), "{told}");
+    expired.stop()?;
+    let elsewhere = ca.serve("elsewhere", &[])?;
+    let told = ask(&elsewhere, "https", &["--ca", &ca.file("ca.pem")])?.code(5)?.stderr;
+    ensure!(told.contains("node1.example.org") && told.contains("names it"), "{told}");
+    Ok(())
+}
+
+/// Keeps S-31.
+#[test]
+fn clients_that_need_a_certificate_and_have_none_are_told() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (ca, clients) = (Ca::new(folder.path(), "ca")?, Ca::new(folder.path(), "clients")?);
+    ca.issue("server", "127.0.0.1", false)?;
+    clients.issue("ann", "ann", false)?;
+    let server = ca.serve("server", &["--tls-client-ca", &clients.file("ca.pem")])?;
+    let trusted = ca.file("ca.pem");
+    let told = ask(&server, "https", &["--ca", &trusted])?.code(5)?.stderr;
+    ensure!(told.contains("to see a certificate"), "{told}");
+    let (cert, key) = (clients.file("ann.pem"), clients.file("ann.key"));
+    let flags = ["--ca", &trusted, "--client-cert", &cert, "--client-key", &key];
+    ask(&server, "https", &flags)?.code(0)?;
+    let half = ask(&server, "https", &flags[..4])?.code(2)?.stderr;
+    ensure!(half.contains("--client-key"), "{half}");
+    Ok(())
+}
+
+/// Keeps S-12.
+#[test]
+fn a_server_whose_certificate_is_of_no_use_does_not_start() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let ca = Ca::new(folder.path(), "ca")?;
+    for name in ["one", "other"] {
+        ca.issue(name, "127.0.0.1", false)?;
+    }
+    for (cert, key, told) in [
+        ("one.pem", "none.key", "none.key"),
+        ("one.pem", "other.key", "the certificate and its key"),
+        ("one.key", "one.key", "the certificate and its key"),
+    ] {
+        let mut command = server_command()?;
+        command.args(["--listen", "127.0.0.1:0", "--data"]).arg(folder.path().join("data"));
+        command.args(["--tls-cert", &ca.file(cert), "--tls-key", &ca.file(key)]);
+        let refused = run(&mut command)?.code(1)?.stderr;
+        ensure!(refused.contains(told) && !refused.contains("PRIVATE"), "{cert} {key}: {refused}");
+    }
+    Ok(())
+}

@@ -1,0 +1,184 @@
+//! What an admin changes while servers run, in a file and in an etcd of three nodes.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use dl_runtime::Deadline;
+use dl_tests::cluster::clock;
+use dl_tests::dice::Dice;
+use dl_tests::etcd::Etcd;
+use dl_tests::folder;
+use dl_tests::program::{Server, dl, dlcmd, run, server_command};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn soon(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+    let deadline = Deadline::after(&*clock(), PATIENCE);
+    while !is_so()? {
+        ensure!(!deadline.remaining(&*clock()).is_zero(), "{what}: not in {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}
+
+/// Whether a put is let through, and refused for the right reason otherwise.
+fn may_write(server: &Server, file: &Path) -> Result<bool> {
+    let put = run(server.dlcmd()?.args(["put", "--checksum"]).arg(file).arg("dl://small"))?;
+    ensure!(put.code == 0 || put.stderr.contains("read-only"), "{put:?}");
+    ensure!(put.code < 2, "{put:?}");
+    Ok(put.code == 0)
+}
+
+/// Changes a file before each look, so that a put has something to send.
+fn file(scene: &Path, text: &str) -> Result<std::path::PathBuf> {
+    let path = scene.join("file");
+    fs::write(&path, text)?;
+    Ok(path)
+}
+
+/// Keeps S-33.
+#[test]
+fn a_file_that_changes_makes_a_server_read_only_and_back() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let config = scene.path().join("dlserver.toml");
+    fs::write(&config, "grace = \"5s\"\n")?;
+    let flags = ["--config", config.to_str().unwrap_or_default()];
+    let server = Server::start_with(&scene.path().join("data"), "127.0.0.1:0", &flags)?;
+    ensure!(may_write(&server, &file(scene.path(), "one")?)?, "it is refused from the start");
+    fs::write(&config, "[live]\nread_only = true\n")?;
+    let mut turn = 0;
+    let mut writes = || {
+        turn += 1;
+        may_write(&server, &file(scene.path(), &format!("turn {turn}"))?)
+    };
+    soon("read-only", || Ok(!writes()?))?;
+    dl(&server, ["ls", "dl://small"])?.code(0)?;
+    dl(&server, ["rm", "dl://small/file"])?.code(1)?;
+    dl(&server, ["delete-dataset", "dl://small"])?.code(1)?;
+    dl(&server, ["recover", "--all"])?.code(0)?;
+    for broken in ["[live]\nread_only = maybe\n", ""] {
+        fs::write(&config, broken)?;
+        std::thread::sleep(Duration::from_secs(3));
+        ensure!(!writes()?, "a broken text is in force");
+    }
+    fs::write(&config, "[live]\nwrite_memory = \"8MiB\"\n")?;
+    soon("read-write", writes)?;
+    let log = server.stop()?;
+    ensure!(log.contains("can't be used"), "{log}");
+    Ok(())
+}
+
+/// Keeps S-33.
+#[test]
+fn servers_follow_etcd_and_go_on_without_it() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let mut etcd = Etcd::start(3)?;
+    etcd.control(&["put", "/diesel/config", "grace = \"5s\""])?;
+    let config = format!("etcd://{}/diesel/config", etcd.addresses());
+    let flags = ["--config", config.as_str()];
+    let server = Server::start_with(&scene.path().join("data"), "127.0.0.1:0", &flags)?;
+    let mut turn = 0;
+    let mut writes = || {
+        turn += 1;
+        may_write(&server, &file(scene.path(), &format!("turn {turn}"))?)
+    };
+    ensure!(writes()?, "it is refused from the start");
+    let set = |etcd: &Etcd, text| etcd.control(&["put", "/diesel/config", text]);
+    set(&etcd, "[live]\nread_only = true")?;
+    soon("read-only", || Ok(!writes()?))?;
+    // The node that is watched: the others have the news.
+    etcd.kill(0)?;
+    etcd.wait()?;
+    set(&etcd, "[live]\nread_only = false")?;
+    soon("a node is dead and the news come", &mut writes)?;
+    etcd.control(&["del", "/diesel/config"])?;
+    set(&etcd, "[live]\nread_only = true")?;
+    soon("read-only again", || Ok(!writes()?))?;
+    etcd.kill(1)?;
+    etcd.kill(2)?;
+    std::thread::sleep(Duration::from_secs(3));
+    ensure!(!writes()?, "without etcd the last settings don't hold");
+    dl(&server, ["ls", "dl://small"])?.code(0)?;
+    for node in 0..3 {
+        etcd.run(node)?;
+    }
+    etcd.wait()?;
+    set(&etcd, "# nothing")?;
+    soon("etcd is back", &mut writes)?;
+    server.stop()?;
+    Ok(())
+}
+
+/// Keeps S-33.
+#[test]
+fn users_in_etcd_come_and_go() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let users = scene.path().join("users");
+    let etcd = Etcd::start(1)?;
+    let add = |name: &str| -> Result<String> {
+        let mut command = dlcmd()?;
+        command.arg("user").arg("--users").arg(&users);
+        Ok(run(command.args(["add", name, "--role", "admin:*"]))?.code(0)?.text().trim().to_owned())
+    };
+    let publish = || etcd.control(&["put", "/diesel/users", &fs::read_to_string(&users)?]);
+    let ann = add("ann")?;
+    publish()?;
+    let place = format!("etcd://{}/diesel/users", etcd.addresses());
+    let flags = ["--users", place.as_str()];
+    let server = Server::start_with(&scene.path().join("data"), "127.0.0.1:0", &flags)?;
+    let may = |name: &str, key: &str| -> Result<bool> {
+        let mut command = server.dlcmd()?;
+        command.env("DIESEL_USER", name).env("DIESEL_KEY", key);
+        Ok(run(command.arg("datasets"))?.code == 0)
+    };
+    ensure!(may("ann", &ann)?, "a user is not known");
+    let bob = add("bob")?;
+    ensure!(!may("bob", &bob)?, "nobody published that user");
+    publish()?;
+    soon("a user comes", || may("bob", &bob))?;
+    server.stop()?;
+    Ok(())
+}
+
+/// Keeps S-33.
+#[test]
+fn what_is_to_be_kept_is_in_the_fast_store_before_it_is_read() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let (config, source) = (scene.path().join("dlserver.toml"), scene.path().join("src"));
+    let fast = scene.path().join("fast");
+    fs::write(&config, "# nothing yet\n")?;
+    folder::fill(&source, 300, 20_000, &Dice::new(1))?;
+    let path = |path: &Path| path.to_string_lossy().into_owned();
+    let flags = ["--config".to_owned(), path(&config), "--fast-store".to_owned(), path(&fast)];
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let server = Server::start_with(&scene.path().join("data"), "127.0.0.1:0", &flags)?;
+    for dataset in ["dl://kept-1", "dl://other"] {
+        run(server.dlcmd()?.arg("put").arg(&source).arg(dataset))?.code(0)?;
+    }
+    let copies = || folder::bytes_under(&fast.join("copies"));
+    ensure!(copies()? == 0, "copied before anybody asked");
+    let objects = folder::bytes_under(&scene.path().join("data/chunks"))?;
+    fs::write(&config, "[live]\nkeep = [\"kept-*\"]\n")?;
+    soon("the dataset is copied", || Ok(copies()? > objects / 3))?;
+    ensure!(copies()? < objects * 2 / 3, "the other one, too");
+    server.stop()?;
+    Ok(())
+}
+
+#[test]
+fn a_place_that_does_not_answer_ends_the_start_with_the_reason() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    for (place, told) in [
+        ("/does/not/exist", "No such file"),
+        ("etcd://127.0.0.1:1/diesel/config", "127.0.0.1:1"),
+        ("etcd://user:secret@127.0.0.1/diesel", "HOST:2379"),
+    ] {
+        let mut command = server_command()?;
+        command.args(["--config", place, "--data"]).arg(scene.path().join("data"));
+        let ended = run(&mut command)?.code(2)?;
+        ensure!(ended.stderr.contains(told) && !ended.stderr.contains("secret"), "{ended:?}");
+    }
+    Ok(())
+}

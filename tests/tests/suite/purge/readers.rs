@@ -1,0 +1,129 @@
+//! Readers that looked a file up before a purge moved it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bytes::Bytes;
+use dl_format::{FilePath, FileRecord};
+use dl_meta::{Memory, MetaStore, Stop};
+use dl_proto::pb;
+use dl_runtime::Clock;
+use dl_runtime::ManualClock;
+use dl_tests::cluster::Cluster;
+use dl_tests::wire::Wire;
+use libdiesel::ReadItem;
+
+use super::scene::{HOUR, NAME, Writer, data, new_clock, serve};
+
+/// A dataset of which half was deleted, all of it old enough to be purged.
+async fn half_deleted(client: &Wire, clock: &ManualClock) -> Result<Writer> {
+    let mut writer = Writer::create(client, 9).await?;
+    let files: Vec<_> = (0..20).map(|n| (format!("{n:02}"), data(n, 20_000))).collect();
+    writer.put(client, clock.now(), &files).await?;
+    writer.delete(client, clock.now(), |path| path.starts_with(b"0")).await?;
+    clock.advance(HOUR);
+    Ok(writer)
+}
+
+/// Reads files by what was said of them; the status and the bytes of each.
+async fn read(
+    client: &Wire,
+    writer: &Writer,
+    files: &[(FilePath, FileRecord)],
+) -> Result<Vec<(pb::ItemStatus, Vec<u8>)>> {
+    let path = |path: &FilePath| pb::read_item::Source::Path(path.clone().into_bytes());
+    let request = pb::ReadRequest {
+        dataset: Bytes::copy_from_slice(writer.dataset.as_bytes()),
+        items: files
+            .iter()
+            .map(|(of, _)| pb::ReadItem { source: Some(path(of)), ..Default::default() })
+            .collect(),
+    };
+    let mut found = vec![(pb::ItemStatus::Ok, Vec::new()); files.len()];
+    let mut replies = client.stub().read(request).await?.into_inner();
+    while let Some(reply) = replies.message().await? {
+        for piece in reply.pieces {
+            let slot = found.get_mut(piece.item as usize).context("another item")?;
+            slot.0 = piece.status();
+            slot.1.extend_from_slice(&piece.data);
+        }
+    }
+    Ok(found)
+}
+
+/// Keeps S-28: a purge goes on again and again while files are read by their paths.
+#[tokio::test(flavor = "multi_thread")]
+async fn files_that_are_moved_while_they_are_read_are_read() -> Result<()> {
+    let (store, time) = (dl_store::open("memory:").await?, new_clock());
+    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
+    let (_server, client) = serve(&store, &meta, &time, Stop::Fresh).await?;
+    let mut writer = half_deleted(&client, &time).await?;
+    let mut moved = 0;
+    for round in 0..6 {
+        let listed = client.list(writer.dataset).await?;
+        let reads = async {
+            for _ in 0..40 {
+                for (read, (path, _)) in read(&client, &writer, &listed).await?.iter().zip(&listed)
+                {
+                    let (status, bytes) = read;
+                    let wanted = writer.files.get(path.as_bytes());
+                    ensure!(*status == pb::ItemStatus::Ok, "{path}: {status:?}");
+                    ensure!(wanted == Some(bytes), "{path} has other bytes");
+                }
+            }
+            Ok(())
+        };
+        let (purged, read) = tokio::join!(client.purge(NAME, Duration::ZERO), reads);
+        read.with_context(|| format!("round {round}"))?;
+        moved += purged?.removed;
+        // Two holes more, so that the next purge moves the rest once more.
+        let last: Vec<_> = writer.files.keys().take(4).cloned().collect();
+        writer.delete(&client, time.now(), |path| last.iter().any(|p| p == path)).await?;
+        time.advance(HOUR);
+        if writer.files.is_empty() {
+            break;
+        }
+    }
+    ensure!(moved > 1, "nothing was moved");
+    Ok(())
+}
+
+/// Keeps S-28: libdiesel looks a file up again whose chunk was purged since it was listed.
+#[test]
+fn libdiesel_reads_what_was_listed_before_a_purge() -> Result<()> {
+    let mut cluster = Cluster::new()?;
+    let time = new_clock();
+    let store = cluster.run(dl_store::open("memory:"))?;
+    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
+    let (writer, listed) = cluster.run(async {
+        let (_server, client) = serve(&store, &meta, &time, Stop::Fresh).await?;
+        let writer = half_deleted(&client, &time).await?;
+        let listed = client.list(writer.dataset).await?;
+        for _ in 0..2 {
+            let done = client.purge(NAME, Duration::ZERO).await?;
+            ensure!(done.problems.is_empty(), "{done:?}");
+        }
+        anyhow::Ok((writer, listed))
+    })?;
+    cluster.start(&dl_tests::cluster::parts(store, meta), 1)?;
+    let dataset = cluster.client()?.dataset(&NAME.parse()?)?;
+    let items: Vec<ReadItem> = listed.iter().cloned().map(ReadItem::from).collect();
+    let mut read = 0;
+    let mut wrong = Vec::new();
+    dataset.read_files(items.clone(), &mut |number, file| {
+        let (path, before) = &listed[number];
+        match file {
+            Ok(bytes) if writer.files.get(path.as_bytes()).is_some_and(|f| *f == bytes) => {
+                read += 1;
+            }
+            other => wrong.push(format!("{path} of {before:?}: {other:?}")),
+        }
+    });
+    ensure!(wrong.is_empty() && read == writer.files.len(), "{read}, {wrong:?}");
+    let mut bytes = Vec::new();
+    let (first, _) = listed.first().context("nothing is listed")?;
+    dataset.read_to(items[0].clone(), &mut bytes)?;
+    ensure!(writer.files.get(first.as_bytes()) == Some(&bytes), "read to a writer");
+    Ok(())
+}

@@ -1,0 +1,232 @@
+//! A dataset with everything in it that a purge meets, and what must be left of it.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result, ensure};
+use dl_format::{
+    Attributes, ChunkIdMaker, ChunkWriter, DatasetId, Deletions, Extent, FilePath, Sealed,
+};
+use dl_meta::{Memory, MetaStore, Stop};
+use dl_runtime::ManualClock;
+use dl_server::{Parts, prepare};
+use dl_store::{Store, StoreExt};
+use dl_tests::cluster::{Running, parts};
+use dl_tests::wire::{Files, Wire, chunk, shape};
+
+pub(super) const NAME: &str = "ds";
+pub(super) const HOUR: Duration = Duration::from_secs(3_600);
+pub(super) const GRACE: Duration = Duration::from_secs(900);
+
+/// When the history begins.
+fn start() -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000)
+}
+
+/// One clock for the whole history.
+pub(super) fn new_clock() -> Arc<ManualClock> {
+    Arc::new(ManualClock::new(start()))
+}
+
+/// A server over these stores.
+pub(super) async fn serve(
+    store: &Arc<dyn Store>,
+    meta: &Arc<dyn MetaStore>,
+    clock: &Arc<ManualClock>,
+    stop: Stop,
+) -> Result<(Running, Wire)> {
+    let parts = parts(Arc::clone(store), Arc::clone(meta));
+    let parts = Parts { clock: Arc::<ManualClock>::clone(clock), ..parts };
+    prepare(&parts, stop).await?;
+    let server = Running::start(parts).await?;
+    let client = Wire::connect(server.address()).await?;
+    Ok((server, client))
+}
+
+/// A writer of one dataset, and what it holds.
+#[derive(Debug)]
+pub(super) struct Writer {
+    pub(super) dataset: DatasetId,
+    ids: ChunkIdMaker,
+    /// What can be seen.
+    pub(super) files: Files,
+}
+
+impl Writer {
+    pub(super) async fn create(client: &Wire, origin: u8) -> Result<Self> {
+        let dataset = client.create(NAME).await?;
+        Ok(Self { dataset, ids: ChunkIdMaker::new([origin; 9]), files: Files::new() })
+    }
+
+    pub(super) async fn put(
+        &mut self,
+        client: &Wire,
+        now: SystemTime,
+        files: &[(String, Vec<u8>)],
+    ) -> Result<()> {
+        let parts = files.iter().map(|(path, data)| (path.as_bytes(), data.as_slice()));
+        let object = chunk(self.ids.next(now), self.dataset, parts)?;
+        client.put(self.dataset, &object).await?;
+        let files = files.iter();
+        self.files.extend(files.map(|(path, data)| (path.clone().into_bytes(), data.clone())));
+        Ok(())
+    }
+
+    /// A file in several parts, of which the last chunk holds 100 bytes.
+    pub(super) async fn put_large(
+        &mut self,
+        client: &Wire,
+        now: SystemTime,
+        path: &str,
+        data: &[u8],
+    ) -> Result<()> {
+        let (head, tail) = data.split_at(data.len() - 100);
+        let mut extents: Vec<Extent> = Vec::new();
+        for piece in head.chunks(200_000) {
+            extents.push(self.put_part(client, now, piece).await?);
+        }
+        let mut writer = ChunkWriter::new(shape()?, Vec::new());
+        writer.append_tail(&FilePath::new(path.to_owned())?, attributes(), extents, tail)?;
+        let sealed = writer.seal(self.ids.next(now), self.dataset);
+        client.put(self.dataset, sealed.as_slice()).await?;
+        self.files.insert(path.as_bytes().to_vec(), data.to_vec());
+        Ok(())
+    }
+
+    pub(super) async fn put_part(
+        &mut self,
+        client: &Wire,
+        now: SystemTime,
+        piece: &[u8],
+    ) -> Result<Extent> {
+        let (part, extent) = Sealed::part(shape()?, self.ids.next(now), self.dataset, piece)?;
+        client.put(self.dataset, part.as_slice()).await?;
+        Ok(extent)
+    }
+
+    pub(super) async fn delete(
+        &mut self,
+        client: &Wire,
+        now: SystemTime,
+        is_wanted: impl Fn(&[u8]) -> bool,
+    ) -> Result<()> {
+        let mut deletions = Deletions::default();
+        for (path, record) in client.list(self.dataset).await? {
+            if is_wanted(path.as_bytes()) {
+                deletions.insert(&record.version);
+            }
+        }
+        client.delete(self.dataset, self.ids.next(now), &deletions).await?;
+        self.files.retain(|path, _| !is_wanted(path));
+        Ok(())
+    }
+}
+
+fn attributes() -> Attributes {
+    Attributes { mode: 0o644, mtime: 1 }
+}
+
+/// Bytes that differ from file to file.
+pub(super) fn data(seed: usize, length: usize) -> Vec<u8> {
+    (0..length).map(|at| (seed.wrapping_mul(31) + at / 7) as u8).collect()
+}
+
+fn many(folder: &str, from: usize, count: usize) -> Vec<(String, Vec<u8>)> {
+    let file = |n| (format!("{folder}/{n:02}"), data(n, 30_000 + n));
+    (from..from + count).map(file).collect()
+}
+
+fn one(path: &str, bytes: &str) -> (String, Vec<u8>) {
+    (path.to_owned(), bytes.as_bytes().to_vec())
+}
+
+/// Overwritten and deleted files, deleted ones that hide older versions, a file that a folder
+/// hides, large files alive and dead, and parts of an upload that nobody goes on with; then two
+/// days go by.
+pub(super) async fn history(client: &Wire, clock: &ManualClock) -> Result<Writer> {
+    use dl_runtime::Clock;
+    let mut writer = Writer::create(client, 9).await?;
+    let now = clock.now();
+    let mut first = many("d", 0, 20);
+    first.push(one("x", "first"));
+    writer.put(client, now, &first).await?;
+    let mut second = many("e", 0, 20);
+    second.push(one("x", "second"));
+    second.push(("empty".to_owned(), Vec::new()));
+    writer.put(client, now, &second).await?;
+    writer.put(client, now, &[one("x", "third")]).await?;
+    writer.put_large(client, now, "large/dead", &data(1, 500_000)).await?;
+    writer.put_large(client, now, "large/alive", &data(2, 500_000)).await?;
+    writer.put_part(client, now, b"of an upload that ended").await?;
+    writer.delete(client, now, |path| path == b"x").await?;
+    writer.delete(client, now, |path| path == b"large/dead").await?;
+    writer.delete(client, now, |path| path.starts_with(b"d/0")).await?;
+    writer.delete(client, now, |path| path.starts_with(b"e/1")).await?;
+    writer.put(client, now, &[one("d/11", "overwritten"), one("k", "kept")]).await?;
+    writer.put(client, now, &[one("h", "hidden"), one("h/i", "in a folder")]).await?;
+    // The listing does not show it as long as the folder is there.
+    writer.files.remove(&b"h"[..]);
+    clock.advance(48 * HOUR);
+    Ok(writer)
+}
+
+/// What lies in the chunk store: chunks and parts, tombstones, and bytes of all.
+pub(super) async fn stored(store: &Arc<dyn Store>, dataset: DatasetId) -> Result<[u64; 3]> {
+    let objects = store.list_sorted(&dl_store::Prefix::new(dataset.to_string())?).await?;
+    let is_tombstone = |key: &dl_store::Key| key.as_str().ends_with(".t");
+    let tombstones = objects.iter().filter(|object| is_tombstone(&object.key)).count() as u64;
+    let bytes = objects.iter().map(|object| object.size).sum();
+    Ok([objects.len() as u64 - tombstones, tombstones, bytes])
+}
+
+/// Purges until nothing is left to be done, an hour apart.
+pub(super) async fn purge_all(client: &Wire, clock: &ManualClock) -> Result<()> {
+    for _ in 0..12 {
+        let done = client.purge(NAME, GRACE).await?;
+        ensure!(done.problems.is_empty() && done.done, "{done:?}");
+        clock.advance(HOUR);
+        if done.rewritten + done.removed + done.waiting == 0 {
+            return Ok(());
+        }
+    }
+    anyhow::bail!("purging comes to no end")
+}
+
+/// What counts tell of a dataset, and its version.
+type Version = (u64, u64, u64, bytes::Bytes);
+
+/// The files are there, verified, and the same after a recovery from nothing; so is the version.
+pub(super) async fn check(
+    store: &Arc<dyn Store>,
+    client: &Wire,
+    clock: &Arc<ManualClock>,
+    writer: &Writer,
+) -> Result<()> {
+    let version = version(client).await?;
+    let again = check_files(store, client, clock, writer).await?;
+    ensure!(again == version, "rebuilt metadata have version {again:?}, not {version:?}");
+    Ok(())
+}
+
+/// The same with whatever version; gives the one of the rebuilt metadata. What was cut off in the
+/// middle may be in one of the two and not in the other.
+pub(super) async fn check_files(
+    store: &Arc<dyn Store>,
+    client: &Wire,
+    clock: &Arc<ManualClock>,
+    writer: &Writer,
+) -> Result<Version> {
+    ensure!(client.files(writer.dataset).await? == writer.files, "other files");
+    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
+    let (_server, rebuilt) = serve(store, &meta, clock, Stop::Fresh).await?;
+    rebuilt.recover().await?;
+    let files = rebuilt.files(writer.dataset).await.context("rebuilt")?;
+    ensure!(files == writer.files, "other files in rebuilt metadata");
+    version(&rebuilt).await
+}
+
+async fn version(client: &Wire) -> Result<Version> {
+    let request = dl_proto::pb::GetDatasetRequest { name: NAME.to_owned() };
+    let found = client.stub().get_dataset(request).await?.into_inner();
+    Ok((found.objects, found.files, found.bytes, found.version))
+}

@@ -1,0 +1,149 @@
+//! Space comes back, and nothing else changes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_meta::redis_testing::{Cluster, Server};
+use dl_meta::{Embedded, EmbeddedOptions, Memory, MetaStore, Redis, RedisOptions, Stop};
+use dl_runtime::Clock;
+use dl_tests::cluster::clock;
+
+use super::scene::{
+    GRACE, HOUR, NAME, Writer, check, history, new_clock, purge_all, serve, stored,
+};
+
+async fn gives_space_back(meta: Arc<dyn MetaStore>) -> Result<()> {
+    let (store, time) = (dl_store::open("memory:").await?, new_clock());
+    let (_server, client) = serve(&store, &meta, &time, Stop::Fresh).await?;
+    let mut writer = history(&client, &time).await?;
+    let before = stored(&store, writer.dataset).await?;
+    check(&store, &client, &time, &writer).await.context("before")?;
+
+    let first = client.purge(NAME, GRACE).await?;
+    ensure!(first.rewritten > 1 && first.removed > 4 && first.waiting > 1, "{first:?}");
+    check(&store, &client, &time, &writer).await.context("after one purge")?;
+    // Readers that looked a file up have their time.
+    let during = stored(&store, writer.dataset).await?;
+    ensure!(during[0] > 3, "{during:?} of {before:?}");
+    let again = client.purge(NAME, GRACE).await?;
+    ensure!((again.rewritten, again.waiting) == (0, first.waiting), "{first:?}, {again:?}");
+    time.advance(GRACE + Duration::from_secs(1));
+    let second = client.purge(NAME, GRACE).await?;
+    ensure!(second.removed >= first.waiting && second.rewritten == 0, "{second:?}");
+    check(&store, &client, &time, &writer).await.context("after the second")?;
+    purge_all(&client, &time).await?;
+    check(&store, &client, &time, &writer).await.context("at the end")?;
+    let found = client.verify(NAME, true).await?;
+    ensure!(found.iter().all(|one| one.problem.contains("a file and a folder")), "{found:?}");
+
+    // One chunk, and the large file: three parts and its last chunk.
+    let [objects, tombstones, bytes] = stored(&store, writer.dataset).await?;
+    let live: usize = writer.files.values().map(Vec::len).sum();
+    ensure!((objects, tombstones) == (5, 0), "{objects} objects, {tombstones} tombstones");
+    ensure!(bytes < live as u64 + 64_000, "{bytes} bytes for {live}");
+
+    // What was hidden was kept, what was deleted stays deleted, and what is gone is gone.
+    writer.delete(&client, time.now(), |path| path == b"h/i").await?;
+    writer.files.insert(b"h".to_vec(), b"hidden".to_vec());
+    ensure!(client.files(writer.dataset).await? == writer.files, "the hidden file");
+    writer.delete(&client, time.now(), |_| true).await?;
+    time.advance(48 * HOUR);
+    purge_all(&client, &time).await?;
+    let left = stored(&store, writer.dataset).await?;
+    ensure!(left == [0, 0, 0], "{left:?} of an empty dataset");
+    check(&store, &client, &time, &writer).await.context("empty")
+}
+
+/// Keeps S-27, S-25 and S-02: Rule 4.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_purge_gives_space_back_and_changes_no_file() -> Result<()> {
+    gives_space_back(Arc::new(Memory::new())).await
+}
+
+/// Keeps S-27.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_purge_gives_space_back_with_embedded_metadata() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let options = EmbeddedOptions { sync_interval: Duration::from_millis(5), ..Default::default() };
+    let (meta, _) = Embedded::open(folder.path(), options, clock()).await?;
+    gives_space_back(Arc::new(meta)).await
+}
+
+/// Keeps S-27: on one Redis and on a cluster.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_purge_gives_space_back_with_metadata_in_redis() -> Result<()> {
+    let (server, cluster) = (Server::start(&[]).await, Cluster::start(3, 0).await);
+    for url in [server.url(), cluster.url()] {
+        let meta = Redis::open(&url, RedisOptions::default(), clock()).await?;
+        gives_space_back(Arc::new(meta)).await.with_context(|| url)?;
+    }
+    Ok(())
+}
+
+/// Keeps S-06: what was put a moment ago may be put again.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_may_still_be_repeated_stays() -> Result<()> {
+    let (store, time) = (dl_store::open("memory:").await?, new_clock());
+    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
+    let (_server, client) = serve(&store, &meta, &time, Stop::Fresh).await?;
+    let dataset = client.create(NAME).await?;
+    let mut ids = dl_format::ChunkIdMaker::new([9; 9]);
+    let old = dl_tests::wire::chunk(ids.next(time.now()), dataset, [(&b"a"[..], &b"old"[..])])?;
+    let new = dl_tests::wire::chunk(ids.next(time.now()), dataset, [(&b"a"[..], &b"new"[..])])?;
+    let stamp = client.put(dataset, &old).await?;
+    client.put(dataset, &new).await?;
+    time.advance(Duration::from_secs(14 * 60));
+    let done = client.purge(NAME, Duration::ZERO).await?;
+    ensure!((done.removed, done.waiting) == (0, 1), "{done:?}");
+    ensure!(client.put(dataset, &old).await? == stamp, "the same answer");
+    ensure!(client.files(dataset).await?.get(&b"a"[..]).is_some_and(|a| a == b"new"), "revived");
+    time.advance(HOUR);
+    let done = client.purge(NAME, Duration::ZERO).await?;
+    ensure!(done.removed == 1, "{done:?}");
+    ensure!(client.put(dataset, &old).await.is_err(), "it is too late");
+    Ok(())
+}
+
+/// Keeps S-13: parts of an upload that goes on stay, also when that takes days.
+#[tokio::test(flavor = "multi_thread")]
+async fn parts_of_an_upload_that_goes_on_stay() -> Result<()> {
+    let (store, time) = (dl_store::open("memory:").await?, new_clock());
+    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
+    let (_server, client) = serve(&store, &meta, &time, Stop::Fresh).await?;
+    let mut writer = Writer::create(&client, 9).await?;
+    for days in 0..3u8 {
+        writer.put_part(&client, time.now(), &[days; 1_000]).await?;
+        let done = client.purge(NAME, Duration::ZERO).await?;
+        ensure!(done.removed == 0, "day {days}: {done:?}");
+        time.advance(20 * HOUR);
+    }
+    ensure!(client.purge(NAME, Duration::ZERO).await?.removed == 0, "20 hours after the last");
+    time.advance(5 * HOUR);
+    let done = client.purge(NAME, Duration::ZERO).await?;
+    ensure!(done.removed == 3, "a day after the last sign of it: {done:?}");
+    check(&store, &client, &time, &writer).await
+}
+
+/// Keeps S-27: many small chunks become few.
+#[tokio::test(flavor = "multi_thread")]
+async fn small_chunks_are_put_together_once() -> Result<()> {
+    let (store, time) = (dl_store::open("memory:").await?, new_clock());
+    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
+    let (_server, client) = serve(&store, &meta, &time, Stop::Fresh).await?;
+    let mut writer = Writer::create(&client, 9).await?;
+    for number in 0..30 {
+        let file = (format!("{number}"), super::scene::data(number, 50_000));
+        writer.put(&client, time.now(), &[file]).await?;
+    }
+    time.advance(HOUR);
+    let done = client.purge(NAME, Duration::ZERO).await?;
+    ensure!((done.rewritten, done.written) == (30, 2), "{done:?}");
+    time.advance(HOUR);
+    let rest = client.purge(NAME, Duration::ZERO).await?;
+    ensure!((rest.rewritten, done.removed + rest.removed) == (0, 30), "{done:?}, {rest:?}");
+    let again = client.purge(NAME, Duration::ZERO).await?;
+    ensure!((again.rewritten, again.removed, again.waiting) == (0, 0, 0), "{again:?}");
+    ensure!(stored(&store, writer.dataset).await?[0] == 2, "two chunks");
+    check(&store, &client, &time, &writer).await
+}

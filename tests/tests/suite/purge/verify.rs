@@ -1,0 +1,175 @@
+//! What verify finds, and what purge does about what is damaged.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_format::{ChunkId, ObjectKind, object_key};
+use dl_meta::{Memory, MetaStore, Stop};
+use dl_runtime::{Clock, ManualClock};
+use dl_store::{Key, Store, StoreExt};
+use dl_tests::cluster::Running;
+use dl_tests::wire::Wire;
+
+use super::scene::{GRACE, HOUR, NAME, Writer, data, new_clock, serve};
+
+struct Scene {
+    store: Arc<dyn Store>,
+    meta: Arc<dyn MetaStore>,
+    time: Arc<ManualClock>,
+    _server: Running,
+    client: Wire,
+    writer: Writer,
+}
+
+/// Two chunks, and a tombstone over a file of the first one.
+async fn scene() -> Result<Scene> {
+    let (store, time) = (dl_store::open("memory:").await?, new_clock());
+    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
+    let (server, client) = serve(&store, &meta, &time, Stop::Fresh).await?;
+    let mut writer = Writer::create(&client, 9).await?;
+    for folder in ["a", "b"] {
+        let file = |n| (format!("{folder}/{n}"), data(n, 50_000));
+        let files: Vec<_> = (0..9).map(file).collect();
+        writer.put(&client, time.now(), &files).await?;
+    }
+    writer.delete(&client, time.now(), |path| path.ends_with(b"/0")).await?;
+    time.advance(HOUR);
+    Ok(Scene { store, meta, time, _server: server, client, writer })
+}
+
+impl Scene {
+    /// The chunk that holds a file.
+    async fn chunk_of(&self, path: &str) -> Result<ChunkId> {
+        let listed = self.client.list(self.writer.dataset).await?;
+        let found = listed.into_iter().find(|(listed, _)| listed.as_bytes() == path.as_bytes());
+        Ok(found.context("it is not listed")?.1.holder.chunk)
+    }
+
+    fn key(&self, chunk: ChunkId) -> Result<Key> {
+        Ok(Key::new(object_key(self.writer.dataset, chunk, ObjectKind::Chunk))?)
+    }
+
+    /// Changes one byte of an object.
+    async fn damage(&self, chunk: ChunkId, at: impl Fn(usize) -> usize) -> Result<()> {
+        let key = self.key(chunk)?;
+        let mut bytes = self.store.read_all(&key).await?.to_vec();
+        let at = at(bytes.len());
+        *bytes.get_mut(at).context("it is shorter")? ^= 1;
+        self.store.delete(&key).await?;
+        Ok(self.store.create(&key, bytes.into()).await?)
+    }
+
+    /// All that is found, as text.
+    async fn verify(&self, checksums: bool) -> Result<Vec<String>> {
+        let found = self.client.verify(NAME, checksums).await?;
+        Ok(found.into_iter().map(|one| format!("{}: {}", one.problem, one.remedy)).collect())
+    }
+}
+
+/// Keeps S-29.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dataset_that_is_as_it_should_be_has_no_findings() -> Result<()> {
+    let scene = scene().await?;
+    ensure!(scene.verify(true).await?.is_empty(), "{:?}", scene.verify(true).await?);
+    let missing = scene.client.verify("other", false).await.err().context("there is none")?;
+    ensure!(missing.code() == tonic::Code::NotFound, "{missing}");
+    Ok(())
+}
+
+/// Keeps S-29 and S-14.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_object_a_damaged_header_and_damaged_bytes_are_named_with_their_files() -> Result<()>
+{
+    let scene = scene().await?;
+    let (first, second) = (scene.chunk_of("a/1").await?, scene.chunk_of("b/1").await?);
+    scene.damage(second, |length| length - 10).await?;
+    ensure!(scene.verify(false).await?.is_empty(), "bytes are not read");
+    let found = scene.verify(true).await?;
+    ensure!(found.len() == 1 && found[0].contains("b/8 is damaged"), "{found:?}");
+    ensure!(found[0].contains("dlcmd put --checksum"), "{found:?}");
+    scene.damage(second, |_| 200).await?;
+    let found = scene.verify(false).await?;
+    ensure!(found.iter().any(|one| one.contains(&second.to_string())), "{found:?}");
+    scene.store.delete(&scene.key(first)?).await?;
+    let found = scene.verify(false).await?;
+    let lost = found.iter().filter(|one| one.contains("is lost") && one.contains("a/")).count();
+    ensure!(lost == 8, "{found:?}");
+    Ok(())
+}
+
+/// Keeps S-29 and S-20: the metadata lacks an object, or has rows that the chunks don't.
+#[tokio::test(flavor = "multi_thread")]
+async fn metadata_that_differ_from_the_chunks_are_found() -> Result<()> {
+    let mut scene = scene().await?;
+    // Another server with metadata of its own takes a file that these know nothing of.
+    let other: Arc<dyn MetaStore> = Arc::new(Memory::new());
+    {
+        let (_server, client) = serve(&scene.store, &other, &scene.time, Stop::Fresh).await?;
+        client.recover().await?;
+        let file = ("c".to_owned(), b"unknown".to_vec());
+        scene.writer.put(&client, scene.time.now(), &[file]).await?;
+    }
+    let found = scene.verify(false).await?;
+    ensure!(found.len() == 1 && found[0].contains("1 objects"), "{found:?}");
+    ensure!(found[0].contains("dlcmd recover dl://ds"), "{found:?}");
+    // A purge adopts it, as a recovery does.
+    scene.client.purge(NAME, GRACE).await?;
+    ensure!(scene.client.files(scene.writer.dataset).await? == scene.writer.files, "adopted");
+    ensure!(scene.verify(true).await?.is_empty(), "mended");
+
+    // What a metadata store answers that took an object off without reason.
+    let chunk = scene.chunk_of("c").await?;
+    scene.store.delete(&scene.key(chunk)?).await?;
+    let found = scene.verify(false).await?;
+    ensure!(found.len() == 1 && found[0].contains("c is lost"), "{found:?}");
+    let purged = scene.client.purge(NAME, GRACE).await?;
+    ensure!(purged.problems.iter().any(|one| one.contains("verify")), "{purged:?}");
+    ensure!(scene.meta.objects(scene.writer.dataset, chunk.before(), 1).await?.len() == 1, "kept");
+    Ok(())
+}
+
+/// Keeps S-14 and S-27: a damaged file stays where it is, and everything else is moved.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_purge_names_damaged_files_and_leaves_them_where_they_are() -> Result<()> {
+    let mut scene = scene().await?;
+    let chunk = scene.chunk_of("a/8").await?;
+    let (client, now) = (scene.client.clone(), scene.time.now());
+    scene.writer.delete(&client, now, |path| path < &b"a/6"[..]).await?;
+    scene.damage(chunk, |length| length - 10).await?;
+    scene.time.advance(HOUR);
+    for _ in 0..2 {
+        let purged = scene.client.purge(NAME, Duration::ZERO).await?;
+        let [problem] = purged.problems.as_slice() else { anyhow::bail!("{purged:?}") };
+        ensure!(problem.contains("a/8 is damaged"), "{problem}");
+        scene.time.advance(HOUR);
+    }
+    ensure!(scene.chunk_of("a/8").await? == chunk, "it was moved");
+    ensure!(scene.chunk_of("a/7").await? != chunk, "the others were not");
+    scene.client.list(scene.writer.dataset).await?;
+    Ok(())
+}
+
+/// Keeps S-14: what can't be read may hold what only a deleted file hides.
+#[tokio::test(flavor = "multi_thread")]
+async fn beside_a_damaged_header_deleted_files_are_kept_deleted() -> Result<()> {
+    let mut scene = scene().await?;
+    let chunk = scene.chunk_of("b/1").await?;
+    let (client, now) = (scene.client.clone(), scene.time.now());
+    scene.writer.delete(&client, now, |path| path.starts_with(b"a/")).await?;
+    scene.damage(chunk, |_| 200).await?;
+    scene.time.advance(HOUR);
+    for _ in 0..2 {
+        let purged = scene.client.purge(NAME, Duration::ZERO).await?;
+        ensure!(purged.removed == 0, "{purged:?}");
+        ensure!(purged.problems.iter().any(|one| one.contains(&chunk.to_string())), "{purged:?}");
+    }
+    scene.damage(chunk, |_| 200).await?;
+    for _ in 0..3 {
+        scene.client.purge(NAME, Duration::ZERO).await?;
+        scene.time.advance(HOUR);
+    }
+    ensure!(scene.client.files(scene.writer.dataset).await? == scene.writer.files, "other files");
+    ensure!(scene.verify(true).await?.is_empty(), "found something");
+    Ok(())
+}

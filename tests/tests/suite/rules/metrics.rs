@@ -1,0 +1,88 @@
+//! docs/METRICS.md and what a server says at /metrics are the same.
+//!
+//! Must hold: each metric has a row with its kind and its labels, and no row is of one that is not
+//! there; names end in their unit.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use dl_tests::http::get;
+use dl_tests::program::Server;
+use dl_tests::workspace;
+use regex::Regex;
+
+use super::hold;
+
+const RULE: &str = "docs/METRICS.md has a row for each metric, with its kind and labels:";
+
+/// Endings that say what is counted.
+const UNITS: [&str; 6] = ["_total", "_seconds", "_bytes", "_info", "_in_flight", "_connections"];
+
+/// Metrics, each with its kind and its labels.
+type Metrics = BTreeMap<String, (String, BTreeSet<String>)>;
+
+#[test]
+fn the_metrics_written_are_those_of_a_server() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let server = Server::start_with(scene.path(), "127.0.0.1:0", &["--http", "127.0.0.1:0"])?;
+    let (status, text) = get(server.http(), "/metrics")?;
+    ensure!(status == 200, "{text}");
+    server.stop()?;
+    let document = workspace::text(Path::new("docs/METRICS.md"))?.unwrap_or_default();
+    hold(RULE, &differences(&written(&document)?, &told(&text)?));
+    Ok(())
+}
+
+#[test]
+fn a_metric_without_a_row_and_a_row_without_a_metric_are_found() -> Result<()> {
+    let told =
+        told("# TYPE a_total counter\na_total 1\n# TYPE b_bytes gauge\nb_bytes{x=\"y\"} 1\n")?;
+    let document = "| `a_total` | gauge | | a |\n| `c_seconds` | histogram | `m` | c |\n";
+    let found = differences(&written(document)?, &told);
+    ensure!(found.len() == 3, "{found:?}");
+    Ok(())
+}
+
+fn differences(written: &Metrics, told: &Metrics) -> Vec<String> {
+    let unlike = told.iter().filter(|(name, metric)| written.get(*name) != Some(metric));
+    let unlike = unlike.map(|(name, metric)| format!("{name} is {metric:?}"));
+    let gone = written.keys().filter(|name| !told.contains_key(*name));
+    let gone = gone.map(|name| format!("{name} is not there"));
+    let unitless = told.keys().filter(|name| !UNITS.iter().any(|unit| name.ends_with(unit)));
+    let unitless = unitless.map(|name| format!("{name} ends in no unit"));
+    unlike.chain(gone).chain(unitless).collect()
+}
+
+/// The rows of the document.
+fn written(document: &str) -> Result<Metrics> {
+    let quoted = Regex::new("`([a-z_]+)`")?;
+    let mut metrics = Metrics::new();
+    for row in document.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<_> = row.split('|').map(str::trim).collect();
+        let [_, name, kind, labels, ..] = cells.as_slice() else { continue };
+        let labels = quoted.captures_iter(labels).map(|label| label[1].to_owned()).collect();
+        metrics.insert(name.trim_matches('`').to_owned(), ((*kind).to_owned(), labels));
+    }
+    Ok(metrics)
+}
+
+/// What the server says.
+fn told(text: &str) -> Result<Metrics> {
+    let label = Regex::new("([a-z_]+)=\"")?;
+    let mut metrics = Metrics::new();
+    let mut name = String::new();
+    for line in text.lines() {
+        if let Some(kind) = line.strip_prefix("# TYPE ") {
+            let (named, kind) = kind.split_once(' ').context("a type has a name and a kind")?;
+            name = named.to_owned();
+            metrics.insert(name.clone(), (kind.to_owned(), BTreeSet::new()));
+        } else if !line.starts_with('#') {
+            let (_, labels) = metrics.get_mut(&name).context("a sample follows its type")?;
+            let found = label.captures_iter(line).map(|label| label[1].to_owned());
+            // Every histogram has it.
+            labels.extend(found.filter(|label| label != "le"));
+        }
+    }
+    Ok(metrics)
+}
