@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -35,11 +36,9 @@ impl Server {
         let folder = tempfile::tempdir().expect("a folder for redis-server");
         let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
         let mut server = Self { port: free_port(), folder, arguments, child: Mutex::default() };
-        server.run().await;
-        while !server.is_ours().await {
+        while !(server.comes_up().await && server.is_ours().await) {
             server.kill();
             server.port = free_port();
-            server.run().await;
         }
         server
     }
@@ -65,6 +64,12 @@ impl Server {
     /// # Panics
     /// When it can't be started.
     pub async fn run(&self) {
+        let port = self.port;
+        assert!(self.comes_up().await, "redis-server ended: something else has port {port}");
+    }
+
+    /// Starts the process: whether it answers, or has ended because its port was taken.
+    async fn comes_up(&self) -> bool {
         let mut command = Command::new("redis-server");
         command.args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"]);
         command.args(["--save", "", "--appendonly", "no", "--daemonize", "no"]);
@@ -74,14 +79,24 @@ impl Server {
         let child = child.expect("redis-server runs; it is in Debian's package redis-server");
         *self.child() = Some(child);
         if self.arguments.iter().any(|argument| argument == "--tls-port") {
-            return;
+            return true;
         }
-        eventually("redis-server answers", || async {
+        eventually("redis-server answers or has ended", || async {
             let answer = self.try_ask(&["PING"]).await;
-            matches!(answer, Ok(Value::SimpleString(_) | Value::Okay | Value::ServerError(_)))
+            self.has_ended()
+                || matches!(
+                    answer,
+                    Ok(Value::SimpleString(_) | Value::Okay | Value::ServerError(_))
+                )
                 || answer.is_err_and(|error| error.kind() == redis::ErrorKind::AuthenticationFailed)
         })
         .await;
+        !self.has_ended()
+    }
+
+    fn has_ended(&self) -> bool {
+        let mut child = self.child();
+        child.as_mut().is_none_or(|child| !matches!(child.try_wait(), Ok(None)))
     }
 
     /// Ends the process at once, as SIGKILL does.
@@ -184,7 +199,17 @@ impl Cluster {
             server.ask(&["CLUSTER", "SET-CONFIG-EPOCH", &epoch]).await;
         }
         for server in others {
-            server.ask(&["CLUSTER", "MEET", "127.0.0.1", &first.port.to_string()]).await;
+            // A node gives an introduction up after its time-out, which a busy machine exceeds.
+            let (id, port) = (first.text(&["CLUSTER", "MYID"]).await, first.port.to_string());
+            eventually("the node has met the first one", || async {
+                let nodes = server.text(&["CLUSTER", "NODES"]).await;
+                let met = nodes.lines().any(|node| node.starts_with(&id));
+                if !met {
+                    server.ask(&["CLUSTER", "MEET", "127.0.0.1", &port]).await;
+                }
+                met
+            })
+            .await;
         }
         let share = 16_384 / self.primaries;
         for (index, server) in self.servers.iter().enumerate().take(self.primaries) {
@@ -260,14 +285,16 @@ pub async fn eventually<Holds: Future<Output = bool>>(what: &str, holds: impl Fn
     }
 }
 
-/// A port that nobody has, with room for the port of the cluster's bus above it.
+/// A port that nobody has, with room for the port of the cluster's bus above it. Both are below
+/// those that the kernel gives to connections, which come and go all the time.
 fn free_port() -> u16 {
+    static TRIED: AtomicU32 = AtomicU32::new(0);
     loop {
-        let bound = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-        let port = bound.expect("a free port").port();
-        let bus =
-            port.checked_add(10_000).filter(|bus| TcpListener::bind(("127.0.0.1", *bus)).is_ok());
-        if bus.is_some() {
+        let start = std::process::id().wrapping_mul(101);
+        let number = start.wrapping_add(TRIED.fetch_add(1, Ordering::Relaxed)) % 12_000;
+        let port = 10_000 + u16::try_from(number).expect("below 12,000");
+        let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
+        if is_free(port) && is_free(port + 10_000) {
             return port;
         }
     }
