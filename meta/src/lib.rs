@@ -163,7 +163,8 @@ pub trait MetaStore: Debug + Display + Send + Sync + 'static {
     /// [`Kind::Missing`] when the dataset is not known.
     async fn lookup(&self, dataset: DatasetId, paths: &[FilePath]) -> Result<Vec<Found>, Error>;
 
-    /// One page of a folder, sorted by [`ListEntry::key`]. Empty folders don't exist: no entry at
+    /// One page of a folder, sorted by [`ListEntry::key`]: as many entries as there are, until it
+    /// has [`ListQuery::limit`] or their paths [`ListQuery::bytes`]. Empty folders don't exist: no entry at
     /// all without [`ListQuery::after`] says that the folder doesn't.
     ///
     /// # Errors

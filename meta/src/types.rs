@@ -171,6 +171,21 @@ pub struct ListQuery {
     pub after: Option<Bytes>,
     /// Most entries to give.
     pub limit: usize,
+    /// Bytes of paths after which no more entries are given. One is given all the same.
+    pub bytes: usize,
+}
+
+impl ListQuery {
+    /// Whether a page of so many entries, with so many bytes of paths, takes no more.
+    pub(crate) fn is_full(&self, entries: usize, bytes: usize) -> bool {
+        entries >= self.limit || bytes >= self.bytes
+    }
+
+    /// Whether no other page follows this one: it has room left.
+    pub fn is_last(&self, page: &[ListEntry]) -> bool {
+        let bytes = page.iter().map(|entry| entry.path().as_bytes().len()).sum();
+        !self.is_full(page.len(), bytes)
+    }
 }
 
 /// One line of a listing.

@@ -54,7 +54,8 @@ pub(crate) fn find(winners: &impl Winners, path: &FilePath) -> Result<Found, Err
 /// One page of a folder.
 pub(crate) fn list(winners: &impl Winners, query: &ListQuery) -> Result<Vec<ListEntry>, Error> {
     let prefix = query.dir.prefix();
-    let mut page = Page { winners, query, prefix: &prefix, entries: Vec::new(), waiting: None };
+    let mut page =
+        Page { winners, query, prefix: &prefix, entries: Vec::new(), bytes: 0, waiting: None };
     let after = query.after.as_deref().filter(|after| *after >= prefix.as_slice());
     let mut from = match after {
         Some(after) => Bound::Excluded(after.to_vec()),
@@ -82,13 +83,20 @@ struct Page<'a, W> {
     query: &'a ListQuery,
     prefix: &'a [u8],
     entries: Vec<ListEntry>,
+    /// Of their paths.
+    bytes: usize,
     /// A file that holds unless what comes next shows that it is a folder too.
     waiting: Option<(FilePath, FileRecord)>,
 }
 
 impl<W: Winners> Page<'_, W> {
     fn has_room(&self) -> bool {
-        self.entries.len() < self.query.limit
+        !self.query.is_full(self.entries.len(), self.bytes)
+    }
+
+    fn push(&mut self, entry: ListEntry) {
+        self.bytes = self.bytes.saturating_add(entry.path().as_bytes().len());
+        self.entries.push(entry);
     }
 
     /// Takes one winner; names the folder it lies in when the rest of that can be passed over.
@@ -115,7 +123,7 @@ impl<W: Winners> Page<'_, W> {
             let name = path.get(..end).unwrap_or_default();
             let entry = ListEntry::Folder(checked(name)?);
             if self.query.after.as_ref().is_none_or(|after| entry.key() > *after) {
-                self.entries.push(entry);
+                self.push(entry);
             }
             *folder = Some(name.to_vec());
             return Ok(ControlFlow::Break(()));
@@ -135,7 +143,7 @@ impl<W: Winners> Page<'_, W> {
                 Some(_) => holds_live(self.winners, &inside(path.as_bytes()))?,
             };
         if !hidden {
-            self.entries.push(ListEntry::File(path, record));
+            self.push(ListEntry::File(path, record));
         }
         Ok(())
     }

@@ -2,17 +2,41 @@
 
 use bytes::Bytes;
 use dl_format::DirPath;
+use dl_format::layout::PATH_MAX;
 use dl_meta::{Found, ListQuery};
 use dl_proto::{Kind, ListEntry, ListRequest, StatItem, StatRequest};
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use crate::answer::{Reply, hand_over};
 use crate::catalog;
 use crate::error::Error;
-use crate::parts::Parts;
+use crate::parts::{Budget, Parts};
 
 /// Entries of one page of a listing.
-const PAGE_ENTRIES: usize = 4_096;
+const PAGE_ENTRIES: usize = 1_024;
+/// Bytes of their paths.
+const PAGE_BYTES: usize = 128 << 10;
+
+/// What a path or an entry takes in memory beside its bytes, while it is looked up and sent.
+const ENTRY_BYTES: u64 = 256;
+/// What a page takes at most: the last path may be a long one.
+const PAGE_COST: u64 = PAGE_ENTRIES as u64 * ENTRY_BYTES + PAGE_BYTES as u64 + PATH_MAX as u64;
+
+/// A page of a listing, counted until the connection has taken it.
+#[derive(Debug)]
+pub(crate) struct Page {
+    pub(crate) entries: Vec<ListEntry>,
+    pub(crate) room: OwnedSemaphorePermit,
+}
+
+/// Room for looking up so many paths, to be held until the answer is made.
+pub(crate) async fn room(
+    parts: &Parts,
+    lookups: &Budget,
+    paths: usize,
+) -> Result<OwnedSemaphorePermit, Error> {
+    lookups.take(paths as u64 * ENTRY_BYTES, parts).await
+}
 
 pub(crate) async fn stat(parts: &Parts, request: &StatRequest) -> Result<Vec<StatItem>, Error> {
     catalog::by_id(parts, request.dataset).await?;
@@ -33,19 +57,21 @@ fn item(found: Found) -> StatItem {
 /// Sends pages through `replies` until the listing ends.
 pub(crate) async fn list(
     parts: &Parts,
+    lookups: &Budget,
     request: ListRequest,
-    replies: mpsc::Sender<Reply<Vec<ListEntry>>>,
+    replies: mpsc::Sender<Reply<Page>>,
 ) -> Result<(), Error> {
     let ListRequest { dataset, dir, recursive, after, names_only } = request;
     catalog::by_id(parts, dataset).await?;
-    let mut query = ListQuery { dir, recursive, after, limit: PAGE_ENTRIES };
+    let mut query = ListQuery { dir, recursive, after, limit: PAGE_ENTRIES, bytes: PAGE_BYTES };
     loop {
+        let room = lookups.take(PAGE_COST, parts).await?;
         let page = parts.meta.list(dataset, &query).await;
         let page = page.map_err(|error| Error::meta("list dataset", dataset, error))?;
         if page.is_empty() && query.after.is_none() && !query.dir.is_root() {
             return Err(not_a_folder(parts, &query.dir, dataset).await?);
         }
-        let is_last = page.len() < PAGE_ENTRIES;
+        let is_last = query.is_last(&page);
         query.after = page.last().map(dl_meta::ListEntry::key);
         let entries = page.into_iter().map(|entry| match entry {
             dl_meta::ListEntry::File(path, file) => {
@@ -53,11 +79,11 @@ pub(crate) async fn list(
             }
             dl_meta::ListEntry::Folder(path) => ListEntry::Folder(path),
         });
-        let entries = entries.collect();
+        let page = Page { entries: entries.collect(), room };
         if is_last {
-            return hand_over(parts, &replies, Reply::Last(entries)).await;
+            return hand_over(parts, &replies, Reply::Last(page)).await;
         }
-        hand_over(parts, &replies, Reply::More(entries)).await?;
+        hand_over(parts, &replies, Reply::More(page)).await?;
     }
 }
 

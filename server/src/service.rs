@@ -17,16 +17,21 @@ use tonic::{Request, Response, Status, Streaming};
 use tracing::Instrument;
 
 use crate::answer::{Replies, answer};
+use crate::browse::Page;
 use crate::error::Error;
 use crate::executor::Executor;
 use crate::gate::Gate;
 use crate::guard::Admitted;
 use crate::metrics::Gauges;
 use crate::parts::{Budget, Parts};
+use crate::read::Sent;
 use crate::{browse, catalog, commit, purge, read, recover, verify};
 
 /// Answer messages that wait for the connection: one that is sent, one that is ready.
 const REPLIES_AHEAD: usize = 2;
+
+/// Bytes of paths, rows and listings that are looked up or sent.
+const LOOKUP_BYTES: u32 = 32 << 20;
 
 /// Memory for an object that is received, at least: below it, sizes don't matter.
 const BUFFER_LENGTH_MIN: usize = 64 << 10;
@@ -40,6 +45,7 @@ pub(crate) struct Service {
     writes: Budget,
     buffers: Arc<Buffers>,
     reads: Budget,
+    lookups: Budget,
 }
 
 impl Service {
@@ -50,6 +56,7 @@ impl Service {
             writes: Budget::new(parts.limits.write_bytes, "receive a chunk"),
             buffers: Arc::default(),
             reads: Budget::new(parts.limits.read_bytes, "read files"),
+            lookups: Budget::new(LOOKUP_BYTES, "look files up"),
             parts,
         }
     }
@@ -233,10 +240,15 @@ impl Diesel for Service {
         let request = ReadRequest::try_from(request.into_inner()).map_err(invalid)?;
         self.gate.by_id(&admitted, request.dataset).await?;
         let (replies, pieces) = mpsc::channel(REPLIES_AHEAD);
-        let Self { parts, executor, reads, .. } = self.clone();
-        let work = async move { read::read(&parts, &executor, &reads, request, replies).await };
-        let to_wire = |pieces: read::Pieces| pb::ReadReply {
-            pieces: pieces.into_iter().map(Into::into).collect(),
+        let Self { parts, executor, reads, lookups, .. } = self.clone();
+        let work = async move {
+            let _room = browse::room(&parts, &lookups, request.items.len()).await?;
+            read::read(&parts, &executor, &reads, request, replies).await
+        };
+        let mut taken = None;
+        let to_wire = move |Sent { pieces, room }: Sent| {
+            taken.replace(room);
+            pb::ReadReply { pieces: pieces.into_iter().map(Into::into).collect() }
         };
         answer(&self.parts, work, pieces, to_wire).await
     }
@@ -249,6 +261,7 @@ impl Diesel for Service {
         let admitted = Admitted::of(&request)?;
         let request = StatRequest::try_from(request.into_inner()).map_err(invalid)?;
         self.gate.by_id(&admitted, request.dataset).await?;
+        let _room = browse::room(&self.parts, &self.lookups, request.paths.len()).await?;
         let items = browse::stat(&self.parts, &request).await?;
         let items = items.into_iter().map(Into::into).collect();
         Ok(Response::new(pb::StatReply { items }))
@@ -263,10 +276,12 @@ impl Diesel for Service {
         let request = ListRequest::try_from(request.into_inner()).map_err(invalid)?;
         self.gate.by_id(&admitted, request.dataset).await?;
         let (replies, pages) = mpsc::channel(REPLIES_AHEAD);
-        let parts = self.parts.clone();
-        let work = async move { browse::list(&parts, request, replies).await };
-        let to_wire = |page: Vec<dl_proto::ListEntry>| pb::ListReply {
-            entries: page.into_iter().map(Into::into).collect(),
+        let Self { parts, lookups, .. } = self.clone();
+        let work = async move { browse::list(&parts, &lookups, request, replies).await };
+        let mut taken = None;
+        let to_wire = move |Page { entries, room }: Page| {
+            taken.replace(room);
+            pb::ListReply { entries: entries.into_iter().map(Into::into).collect() }
         };
         answer(&self.parts, work, pages, to_wire).await
     }

@@ -17,14 +17,15 @@ use crate::answer::{Reply, hand_over};
 use crate::auth::Caller;
 use crate::catalog;
 use crate::error::Error;
-use crate::headers::read_header;
-use crate::parts::{Budget, Parts};
+use crate::parts::{Budget, Parts, prefix};
 use crate::survey::{Rows, Survey, is_logged};
 
 /// Paths that are looked up at once.
 const PATHS_AT_ONCE: usize = 4_096;
 /// Entries of one page of a listing.
 const PAGE_ENTRIES: usize = 4_096;
+/// Bytes of their paths.
+const PAGE_BYTES: usize = 1 << 20;
 /// Objects that are read whole at a time.
 const OBJECTS_AT_ONCE: usize = 4;
 /// Findings that are kept until it is known whether the dataset changed meanwhile.
@@ -205,10 +206,13 @@ impl Verify<'_> {
 
     /// Whether it was removed neither by a purge meanwhile, nor made after the listing.
     async fn is_gone(&self, survey: &Survey, object: &ObjectRecord) -> Result<bool, Error> {
-        match read_header(self.parts, &survey.key(object)).await {
-            Err(error) if error.kind == Kind::NotFound => {}
-            Err(error) if error.kind.is_retryable() => return Err(error),
-            Ok(_) | Err(_) => return Ok(false),
+        let key = survey.key(object);
+        // By its name: what this process has open can be read also when the name is gone.
+        let folder = key.as_str().rsplit_once('/').map_or("", |(folder, _)| folder);
+        let listed = self.parts.store.list_sorted(&prefix(folder.to_owned())).await;
+        let listed = listed.map_err(|error| Error::store("list objects beside", &key, error))?;
+        if listed.iter().any(|other| other.key == key) {
+            return Ok(false);
         }
         is_logged(self.parts, self.id, object.id).await
     }
@@ -233,6 +237,7 @@ impl Verify<'_> {
             recursive: true,
             after: None,
             limit: PAGE_ENTRIES,
+            bytes: PAGE_BYTES,
         };
         loop {
             let page = self.parts.meta.list(self.id, &query).await;
@@ -251,7 +256,7 @@ impl Verify<'_> {
             }
             self.tell().await?;
             query.after = page.last().map(ListEntry::key);
-            if page.len() < PAGE_ENTRIES {
+            if query.is_last(&page) {
                 break;
             }
         }

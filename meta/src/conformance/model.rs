@@ -135,11 +135,15 @@ async fn list(
     recursive: bool,
     limit: usize,
 ) -> Vec<ListEntry> {
-    let (mut entries, mut after) = (Vec::new(), None);
+    let (mut entries, mut after, mut is_last) = (Vec::new(), None, false);
     loop {
-        let query = ListQuery { dir: dir.clone(), recursive, after, limit };
+        let query = ListQuery { dir: dir.clone(), recursive, after, limit, bytes: limit * 6 };
         let page = store.list(dataset, &query).await.expect("list");
+        assert!(!is_last || page.is_empty(), "{store}: more after the last page");
         assert!(page.len() <= limit, "{store}: a page of {} for {limit}", page.len());
+        let but_one = page.split_last().map(|(_, others)| others).unwrap_or_default();
+        assert!(query.is_last(but_one), "{store}: a page that was full before its end");
+        is_last = query.is_last(&page);
         let Some(last) = page.last() else { return entries };
         after = Some(last.key());
         entries.extend(page);

@@ -118,13 +118,12 @@ impl Shared {
             let changes = self.assure().await?;
             let home = self.home(dataset).await?.ok_or_else(Failure::missing)?;
             self.roll_forward(home.keys).await?;
-            let mut entries = Vec::new();
+            let (mut entries, mut bytes) = (Vec::new(), 0);
             let Some(mut walk) = Walk::of_list(self, &home, query) else { return Ok(entries) };
-            while entries.len() < query.limit {
-                match walk.next().await? {
-                    Some(entry) => entries.push(entry),
-                    None => break,
-                }
+            while !query.is_full(entries.len(), bytes) {
+                let Some(entry) = walk.next().await? else { break };
+                bytes += entry.path().as_bytes().len();
+                entries.push(entry);
             }
             self.confirm(walk.shards()).await?;
             if self.is_as(changes) {

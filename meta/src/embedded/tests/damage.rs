@@ -32,7 +32,13 @@ async fn use_all_of(store: &Embedded) -> Vec<Error> {
     errors.extend(store.objects(DATASET, None, 1_000).await.err());
     let paths = [FilePath::new("a").unwrap(), FilePath::new("d0/f1").unwrap()];
     errors.extend(store.lookup(DATASET, &paths).await.err());
-    let all = ListQuery { dir: DirPath::ROOT, recursive: true, after: None, limit: 10_000 };
+    let all = ListQuery {
+        dir: DirPath::ROOT,
+        recursive: true,
+        after: None,
+        limit: 10_000,
+        bytes: usize::MAX,
+    };
     errors.extend(store.list(DATASET, &all).await.err());
     let late = Maker::new(DATASET, 7).chunk([(&b"late"[..], 1)]);
     errors.extend(store.append(&late).await.err());

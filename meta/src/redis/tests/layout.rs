@@ -14,7 +14,7 @@ use crate::redis::testing::{Cluster, Server, eventually};
 use crate::{Found, ListQuery, MetaStore, Redis};
 
 fn query(recursive: bool, limit: usize) -> ListQuery {
-    ListQuery { dir: DirPath::ROOT, recursive, after: None, limit }
+    ListQuery { dir: DirPath::ROOT, recursive, after: None, limit, bytes: usize::MAX }
 }
 
 /// Bytes of all keys of a node.

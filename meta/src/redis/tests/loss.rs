@@ -33,7 +33,7 @@ async fn filled(url: &str) -> (Redis, Vec<Committed>) {
 }
 
 fn whole() -> ListQuery {
-    ListQuery { dir: DirPath::ROOT, recursive: true, after: None, limit: 10_000 }
+    ListQuery { dir: DirPath::ROOT, recursive: true, after: None, limit: 10_000, bytes: usize::MAX }
 }
 
 async fn recover(store: &Redis, objects: &[Committed]) {

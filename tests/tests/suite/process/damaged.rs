@@ -1,9 +1,11 @@
 //! Damage to the small objects that everything hangs on: the identity, the names.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use dl_tests::dice::Dice;
 use dl_tests::folder;
 use dl_tests::program::{Server, dl, run, server_command};
@@ -135,5 +137,21 @@ fn a_damaged_name_costs_its_dataset_and_no_other() -> Result<()> {
         scene.compare(&server, "k")?;
         server.stop()?;
     }
+    Ok(())
+}
+
+/// Keeps S-29: also a chunk that was moved away while the server has it open.
+#[test]
+fn verify_finds_a_chunk_that_is_gone_though_the_server_has_it_open() -> Result<()> {
+    let scene = Scene::new(&["ds"])?;
+    let server = scene.start()?;
+    scene.compare(&server, "ds")?;
+    dl(&server, ["verify", "dl://ds"])?.code(0)?;
+    let chunks = scene.path("data/chunks");
+    let objects = folder::read(&chunks)?;
+    let chunk = objects.keys().find(|name| name.ends_with(b".c")).context("there is a chunk")?;
+    fs::rename(chunks.join(OsStr::from_bytes(chunk)), scene.path("away"))?;
+    let found = dl(&server, ["verify", "dl://ds"])?.code(4)?;
+    ensure!(found.text().contains("is lost"), "{found:?}");
     Ok(())
 }

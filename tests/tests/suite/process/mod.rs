@@ -8,6 +8,7 @@ mod damaged;
 mod full;
 mod hostile;
 mod kill;
+mod listings;
 mod memory;
 mod names;
 mod probes;
