@@ -26,7 +26,7 @@ pub use embedded::{Embedded, EmbeddedOptions, Stop};
 pub use error::{Error, Kind};
 pub use fault::FaultMeta;
 pub use memory::Memory;
-pub use open::open;
+pub use open::{check, open};
 #[cfg(any(test, feature = "conformance"))]
 pub use redis::testing as redis_testing;
 pub use redis::{Redis, RedisOptions, without_login};

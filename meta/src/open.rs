@@ -23,7 +23,7 @@ pub async fn open(url: &str, clock: Arc<dyn Clock>) -> Result<(Arc<dyn MetaStore
                 Embedded::open(Path::new(dir), EmbeddedOptions::default(), clock).await?;
             Ok((Arc::new(store), stop))
         }
-        _ if Redis::is_address(url) => {
+        _ if Redis::check(url).is_some() => {
             let store = Redis::open(url, RedisOptions::default(), clock).await?;
             Ok((Arc::new(store), Stop::Clean))
         }
@@ -32,6 +32,19 @@ pub async fn open(url: &str, clock: Arc<dyn Clock>) -> Result<(Arc<dyn MetaStore
             let url = without_login(url);
             Err(Error::because(Kind::Unsupported, "open metadata store", url, why))
         }
+    }
+}
+
+/// Whether `url` names a metadata store, there or not, without a look at it.
+///
+/// # Errors
+/// What is wrong with it, without its password.
+pub fn check(url: &str) -> Result<(), String> {
+    match (url.split_once(':'), Redis::check(url)) {
+        (Some(("memory", "")), _) => Ok(()),
+        (Some(("embedded", dir)), _) if !dir.is_empty() => Ok(()),
+        (_, Some(checked)) => checked,
+        _ => Err(format!("give embedded:DIR, memory:, {ADDRESSES}")),
     }
 }
 
@@ -53,6 +66,7 @@ mod tests {
             "embedded",
             "/dir",
         ] {
+            assert!(check(url).is_err(), "{url:?}");
             let error = open(url, Arc::new(SystemClock::new())).await.unwrap_err();
             assert_eq!(error.kind, Kind::Unsupported, "{url:?}");
             let reason = std::error::Error::source(&error).unwrap().to_string();

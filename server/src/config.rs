@@ -1,6 +1,7 @@
 //! Configuration of `dlserver`: defaults, then the file, then `DIESEL_*` variables, then flags;
 //! what comes later holds. Every number carries its unit.
 
+use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -74,11 +75,6 @@ pub struct Flags {
     #[arg(long, env = "DIESEL_LOG_JSON")]
     pub log_json: bool,
 }
-
-/// The kinds of chunk stores.
-const STORES: [&str; 5] = ["file", "memory", "s3", "gs", "az"];
-const STORE: &str = "give a folder, file:///DIR, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, \
-                     az://CONTAINER/PREFIX or memory:";
 
 /// The file's keys: the flags with underscores.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -184,7 +180,7 @@ pub enum ConfigError {
         /// What it was given.
         value: String,
         /// What it takes.
-        problem: &'static str,
+        problem: Cow<'static, str>,
     },
     /// Everybody on the network could delete everything.
     #[error(
@@ -215,7 +211,7 @@ impl Config {
         if users.is_some() && without_keys {
             let problem = "users are given, too, who have keys: say one of the two";
             let value = without_keys.to_string();
-            return Err(ConfigError::Value { setting: "without_keys", value, problem });
+            return Err(refused("without_keys", value, problem));
         }
         if !listen.ip().is_loopback() && !without_keys && users.is_none() {
             return Err(ConfigError::Open(listen));
@@ -237,8 +233,8 @@ impl Config {
         let meta =
             flags.meta.or(file.meta).unwrap_or_else(|| format!("embedded:{}", under("meta")));
         let store = flags.store.or(file.store).unwrap_or_else(|| under("chunks"));
-        address("meta", &meta, METAS, METAS_TEXT)?;
-        address("store", &store, &STORES, STORE)?;
+        meta_store(&meta)?;
+        chunk_store("store", &store)?;
         let quota = flags.fast_store_quota.or(file.fast_store_quota);
         let quota = quota.map_or(Ok(64 << 30), |text| bytes("fast_store_quota", &text))?;
         let fast_store = flags.fast_store.or(file.fast_store);
@@ -269,12 +265,20 @@ impl Config {
     }
 }
 
+fn refused(
+    setting: &'static str,
+    value: impl Into<String>,
+    problem: impl Into<Cow<'static, str>>,
+) -> ConfigError {
+    ConfigError::Value { setting, value: value.into(), problem: problem.into() }
+}
+
 fn socket(
     setting: &'static str,
     text: &str,
     problem: &'static str,
 ) -> Result<SocketAddr, ConfigError> {
-    text.parse().map_err(|_| ConfigError::Value { setting, value: text.to_owned(), problem })
+    text.parse().map_err(|_| refused(setting, text, problem))
 }
 
 fn http(given: Option<String>) -> Result<Option<Http>, ConfigError> {
@@ -293,8 +297,7 @@ fn tls(
     client_ca: Option<PathBuf>,
 ) -> Result<Option<Tls>, ConfigError> {
     let missing = |setting, given: &Path, problem| {
-        let value = given.display().to_string();
-        Err(ConfigError::Value { setting, value, problem })
+        Err(refused(setting, given.display().to_string(), problem))
     };
     match (certificate, key, client_ca) {
         (Some(certificate), Some(key), client_ca) => Ok(Some(Tls { certificate, key, client_ca })),
@@ -312,10 +315,7 @@ fn tls(
 /// # Errors
 /// When it is an address of etcd without a host or a key.
 pub fn source(setting: &'static str, text: &str) -> Result<Source, ConfigError> {
-    Source::parse(text).map_err(|problem| {
-        let value = dl_meta::without_login(text);
-        ConfigError::Value { setting, value, problem }
-    })
+    Source::parse(text).map_err(|problem| refused(setting, dl_meta::without_login(text), problem))
 }
 
 /// The table `[live]` of a configuration.
@@ -326,7 +326,7 @@ pub fn live(text: &str) -> Result<Live, ConfigError> {
     let LiveTable { read_only, keep, write_memory, read_memory } = file(text)?.live;
     let pattern = |text: String| {
         let problem = "give names of datasets, with * for any characters";
-        text.parse().map_err(|_| ConfigError::Value { setting: "live.keep", value: text, problem })
+        text.parse().map_err(|_| refused("live.keep", text, problem))
     };
     let bound = |setting, text: Option<String>| text.map(|text| memory(setting, &text)).transpose();
     Ok(Live {
@@ -341,32 +341,19 @@ fn file(text: &str) -> Result<File, ConfigError> {
     toml::from_str(text).map_err(|source| ConfigError::Parse(Box::new(source)))
 }
 
-const METAS: &[&str] =
-    &["embedded", "memory", "redis", "rediss", "redis-cluster", "rediss-cluster"];
-const METAS_TEXT: &str =
-    "give embedded:DIR, redis://HOST:PORT/DB, redis-cluster://HOST:PORT,HOST:PORT,... or memory:";
+/// Refuses what can be no metadata store, before anything is opened or made.
+fn meta_store(url: &str) -> Result<(), ConfigError> {
+    dl_meta::check(url).map_err(|problem| {
+        // Of a store behind a login, its password doesn't belong into a text.
+        let has_login = url.contains('@') || dl_meta::Redis::check(url).is_some();
+        let value = if has_login { dl_meta::without_login(url) } else { url.to_owned() };
+        refused("meta", value, problem)
+    })
+}
 
-/// Refuses what names a kind of store that there is not, before anything is opened or made.
-fn address(
-    setting: &'static str,
-    url: &str,
-    schemes: &[&str],
-    problem: &'static str,
-) -> Result<(), ConfigError> {
-    match scheme(url) {
-        Some(scheme) if schemes.contains(&scheme) => Ok(()),
-        // A chunk store may be named by its folder alone.
-        None if schemes.contains(&"file") && !url.is_empty() => Ok(()),
-        _ => {
-            // Of a store behind a login, its password doesn't belong into a text.
-            let value = if setting == "meta" && url.contains('@') {
-                dl_meta::without_login(url)
-            } else {
-                url.to_owned()
-            };
-            Err(ConfigError::Value { setting, value, problem })
-        }
-    }
+/// Refuses what can be no chunk store, before anything is opened or made.
+fn chunk_store(setting: &'static str, url: &str) -> Result<(), ConfigError> {
+    dl_store::check(url).map_err(|problem| refused(setting, url, problem))
 }
 
 /// What stands before the first colon, if it can name a kind of store; a folder may hold colons.
@@ -377,10 +364,10 @@ fn scheme(url: &str) -> Option<&str> {
 }
 
 fn fast_store_at(url: String, quota: u64, store: &str) -> Result<FastStore, ConfigError> {
-    address("fast_store", &url, &STORES, STORE)?;
+    chunk_store("fast_store", &url)?;
     if url == store {
         let problem = "give another place than that of the chunk store itself";
-        return Err(ConfigError::Value { setting: "fast_store", value: url, problem });
+        return Err(refused("fast_store", url, problem));
     }
     Ok(FastStore { url, quota })
 }
@@ -389,19 +376,13 @@ fn fast_store_at(url: String, quota: u64, store: &str) -> Result<FastStore, Conf
 fn memory(setting: &'static str, text: &str) -> Result<u32, ConfigError> {
     let bytes = size(text).and_then(|bytes| u32::try_from(bytes).ok());
     let smallest = dl_format::layout::CHUNK_SIZE_DEFAULT;
-    bytes.filter(|bytes| *bytes >= smallest).ok_or_else(|| ConfigError::Value {
-        setting,
-        value: text.to_owned(),
-        problem: "give a size from 4MiB to below 4GiB, with its unit, as in 64MiB",
-    })
+    let problem = "give a size from 4MiB to below 4GiB, with its unit, as in 64MiB";
+    bytes.filter(|bytes| *bytes >= smallest).ok_or_else(|| refused(setting, text, problem))
 }
 
 fn bytes(setting: &'static str, text: &str) -> Result<u64, ConfigError> {
-    size(text).ok_or_else(|| ConfigError::Value {
-        setting,
-        value: text.to_owned(),
-        problem: "give a size with its unit, as in 64GiB or 2TiB",
-    })
+    let problem = "give a size with its unit, as in 64GiB or 2TiB";
+    size(text).ok_or_else(|| refused(setting, text, problem))
 }
 
 fn size(text: &str) -> Option<u64> {
@@ -416,11 +397,8 @@ fn duration(setting: &'static str, text: &str) -> Result<Duration, ConfigError> 
     let millis = units.iter().find_map(|(unit, millis)| {
         text.strip_suffix(unit)?.trim().parse::<u64>().ok()?.checked_mul(*millis)
     });
-    millis.map(Duration::from_millis).ok_or_else(|| ConfigError::Value {
-        setting,
-        value: text.to_owned(),
-        problem: "give a time with its unit, as in 500ms, 30s, 5m or 1h",
-    })
+    let problem = "give a time with its unit, as in 500ms, 30s, 5m or 1h";
+    millis.map(Duration::from_millis).ok_or_else(|| refused(setting, text, problem))
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 mod allocator;
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -16,6 +16,7 @@ use dl_server::{Doors, Followed, Live, Parts, People, Room, prepare, serve};
 use dl_store::{Store, TierStore};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
+use tonic::transport::ServerTlsConfig;
 
 fn main() -> ExitCode {
     allocator::bound();
@@ -37,7 +38,11 @@ fn main() -> ExitCode {
     if let Err(error) = telemetry::init(&config.log, config.log_json) {
         return fail(&error.into(), ExitCode::from(2));
     }
-    match runtime.block_on(run(config, settings, clock)) {
+    let admitted = match runtime.block_on(admit(&config, &clock)) {
+        Ok(admitted) => admitted,
+        Err(error) => return fail(&error, ExitCode::from(2)),
+    };
+    match runtime.block_on(run(config, settings, admitted, clock)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error, ExitCode::FAILURE),
     }
@@ -59,11 +64,41 @@ async fn configure(flags: Flags, clock: &Arc<dyn Clock>) -> anyhow::Result<(Conf
     Ok((config, Some(Arc::new(settings))))
 }
 
-async fn run(config: Config, settings: Settings, clock: Arc<dyn Clock>) -> anyhow::Result<()> {
+/// Who is let in, and what the port speaks with them.
+struct Admitted {
+    tls: Option<ServerTlsConfig>,
+    users: Option<Arc<Followed<People>>>,
+}
+
+/// Reads the files that the settings name.
+async fn admit(config: &Config, clock: &Arc<dyn Clock>) -> anyhow::Result<Admitted> {
+    let tls = match &config.tls {
+        Some(files) => Some(dl_server::read_tls(files).await?),
+        None => None,
+    };
+    let users = match &config.users {
+        Some(source) => {
+            let (source, clock) = (source.clone(), Arc::clone(clock));
+            Some(Arc::new(Followed::open("the users", source, clock, People::parse).await?))
+        }
+        None => None,
+    };
+    if users.is_some() && tls.is_none() && !config.listen.ip().is_loopback() {
+        tracing::warn!("keys come in plain text: give --tls-cert and --tls-key");
+    }
+    Ok(Admitted { tls, users })
+}
+
+async fn run(
+    config: Config,
+    settings: Settings,
+    admitted: Admitted,
+    clock: Arc<dyn Clock>,
+) -> anyhow::Result<()> {
     let shutdown = Shutdown::new().with_grace(config.grace).on_signals()?;
     // First of all: a server that can't listen leaves the stores as they are.
-    let mut doors = open_doors(&config, &clock).await?;
-    doors.settings = settings;
+    let mut doors = open_doors(&config).await?;
+    (doors.tls, doors.users, doors.settings) = (admitted.tls, admitted.users, settings);
     let (store, fast_store) = open_store(&config, &clock).await?;
     doors.fast_store = fast_store;
     let opened = dl_meta::open(&config.meta, Arc::clone(&clock)).await;
@@ -93,11 +128,19 @@ async fn run(config: Config, settings: Settings, clock: Arc<dyn Clock>) -> anyho
     Ok(())
 }
 
-/// The ports, and who is let in.
-async fn open_doors(config: &Config, clock: &Arc<dyn Clock>) -> anyhow::Result<Doors> {
+/// The ports.
+async fn open_doors(config: &Config) -> anyhow::Result<Doors> {
     let listen = async |address: SocketAddr| {
         let listener = TcpListener::bind(address).await;
-        listener.with_context(|| format!("listen on {address}; is another server running?"))
+        listener.map_err(|why| {
+            let advice = match why.kind() {
+                ErrorKind::AddrInUse => "; is another server running?",
+                ErrorKind::PermissionDenied => "; ports below 1024 may need a privilege",
+                ErrorKind::AddrNotAvailable => "; it is no address of this machine",
+                _ => "",
+            };
+            anyhow::Error::new(why).context(format!("listen on {address}{advice}"))
+        })
     };
     let mut doors = Doors::open(listen(config.listen).await?);
     doors.http = match config.http {
@@ -112,18 +155,6 @@ async fn open_doors(config: &Config, clock: &Arc<dyn Clock>) -> anyhow::Result<D
         },
         None => None,
     };
-    doors.tls = match &config.tls {
-        Some(files) => Some(dl_server::read_tls(files).await?),
-        None => None,
-    };
-    if let Some(source) = &config.users {
-        let (source, clock) = (source.clone(), Arc::clone(clock));
-        let users = Followed::open("the users", source, clock, People::parse).await?;
-        doors.users = Some(Arc::new(users));
-        if doors.tls.is_none() && !config.listen.ip().is_loopback() {
-            tracing::warn!("keys come in plain text: give --tls-cert and --tls-key");
-        }
-    }
     // Half of them, and the stores have the others.
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 2;
     let files = usize::try_from(files).unwrap_or(usize::MAX);

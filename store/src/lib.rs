@@ -32,7 +32,7 @@ pub use fault::FaultStore;
 pub use key::{InvalidKey, Key, Prefix};
 #[cfg(any(test, feature = "conformance"))]
 pub use local::VolatileDisk;
-pub use open::{memory, open, open_with};
+pub use open::{check, memory, open, open_with};
 pub use range::{ByteRange, InvalidRange, ObjectRange};
 pub use throttle::{Throttle, ThrottleStore};
 pub use tier::{Kept, TierCounts, TierStore};

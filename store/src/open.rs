@@ -10,8 +10,36 @@ use crate::cloud::Address;
 use crate::object::RemoteStore;
 use crate::{Error, Kind, Store, local};
 
-const SUPPORTED: &str = "give a directory, file:///DIR, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, \
+const SUPPORTED: &str = "give a folder, file:///DIR, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, \
                          az://CONTAINER/PREFIX or memory:";
+
+/// What an address names.
+enum Place<'a> {
+    Memory,
+    Bucket(Address),
+    Folder(&'a str),
+}
+
+impl<'a> Place<'a> {
+    fn parse(url: &'a str) -> Option<Self> {
+        match (url.split_once(':'), url.strip_prefix("file://")) {
+            _ if url == "memory:" => Some(Self::Memory),
+            _ if let Some(bucket) = Address::parse(url) => Some(Self::Bucket(bucket)),
+            (_, Some(path)) if path.starts_with('/') => Some(Self::Folder(path)),
+            (Some((scheme, _)), _) if is_scheme(scheme) => None,
+            _ if url.is_empty() => None,
+            _ => Some(Self::Folder(url)),
+        }
+    }
+}
+
+/// Whether `url` names a store, there or not, without a look at it.
+///
+/// # Errors
+/// What would.
+pub fn check(url: &str) -> Result<(), &'static str> {
+    Place::parse(url).map(|_| ()).ok_or(SUPPORTED)
+}
 
 /// Opens the store at `url`: a directory (`DIR`, `file:///DIR`; made when it is not there), a
 /// bucket, which must be there (`s3://`, `gs://`, `az://`), or `memory:`, which is empty and ends
@@ -31,15 +59,11 @@ pub async fn open_with(url: &str, settings: &[(String, String)]) -> Result<Arc<d
             format!("unknown address: {SUPPORTED}"),
         )
     };
-    let directory = match (url.split_once(':'), url.strip_prefix("file://")) {
-        _ if url == "memory:" => return Ok(memory()),
-        _ if let Some(bucket) = Address::parse(url) => return bucket.open(settings).await,
-        (_, Some(path)) if path.starts_with('/') => path,
-        (Some((scheme, _)), _) if is_scheme(scheme) => return Err(refused()),
-        _ if url.is_empty() => return Err(refused()),
-        _ => url,
-    };
-    local::open(Path::new(directory)).await
+    match Place::parse(url).ok_or_else(refused)? {
+        Place::Memory => Ok(memory()),
+        Place::Bucket(bucket) => bucket.open(settings).await,
+        Place::Folder(path) => local::open(Path::new(path)).await,
+    }
 }
 
 /// [`open_with`] the variables of this process.
@@ -91,6 +115,7 @@ mod tests {
             "",
             "http://a",
         ] {
+            assert!(check(url).is_err(), "{url:?}");
             let error = open(url).await.unwrap_err();
             assert_eq!(error.kind, Kind::Unsupported, "{url:?}");
             let reason = std::error::Error::source(&error).unwrap().to_string();

@@ -108,9 +108,11 @@ struct Known {
 }
 
 impl Redis {
-    /// Whether an address is one of a Redis, right or wrong.
-    pub fn is_address(url: &str) -> bool {
-        Address::parse(url).is_some()
+    /// What is wrong with an address of a Redis, without its password; none for one of another
+    /// store.
+    pub fn check(url: &str) -> Option<Result<(), String>> {
+        let parsed = Address::parse(url)?.map(|_| ());
+        Some(parsed.map_err(|why| format!("{why}; write {ADDRESSES}")))
     }
 
     /// Connects to the Redis, or to the primaries of the Redis Cluster, at `url`. Needs a tokio

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::net::TcpListener;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -10,8 +10,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
-use dl_tests::folder;
 use dl_tests::program::{Process, Server, run, server_command};
+use dl_tests::{folder, tell};
 use rustix::process::Signal;
 
 const ROLLED: &str = "the last stop was not clean";
@@ -135,5 +135,66 @@ fn an_address_of_a_store_that_there_is_not_ends_with_2_and_makes_nothing() -> Re
         let made = fs::read_dir(scene.path())?.count();
         ensure!(made == 0, "{setting} {address} made something");
     }
+    Ok(())
+}
+
+/// Keeps S-12.
+#[test]
+fn settings_that_no_server_can_run_with_end_with_2_and_make_nothing() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    fs::write(scene.path().join("text"), "no users and no certificate\n")?;
+    for (flags, told) in [
+        (&["--store", "s3://"][..], "s3://BUCKET/PREFIX"),
+        (&["--store", "file://rel/x"], "file:///DIR"),
+        (&["--store", ""], "file:///DIR"),
+        (&["--fast-store", "gs://"], "s3://BUCKET/PREFIX"),
+        (&["--meta", "embedded:"], "embedded:DIR"),
+        (&["--meta", "memory:x"], "memory:"),
+        (&["--meta", "redis://"], "HOST:PORT"),
+        (&["--meta", "redis://h:1/x"], "number of a database"),
+        (&["--meta", "redis://:secret@h:1,i:2"], "redis-cluster://"),
+        (&["--users", "nofile"], "nofile"),
+        (&["--users", "text"], "text"),
+        (&["--tls-cert", "nofile", "--tls-key", "nofile"], "nofile"),
+        (&["--log", "info,=what=is=it"], "log"),
+    ] {
+        let mut server = server_command()?;
+        server.args(flags).args(["--listen", "127.0.0.1:0"]).current_dir(scene.path());
+        let refused = run(&mut server)?.code(2).with_context(|| format!("{flags:?}"))?;
+        ensure!(refused.stderr.contains(told), "{flags:?}: {}", refused.stderr);
+        ensure!(!refused.stderr.contains("secret"), "{flags:?}: {}", refused.stderr);
+        let made = fs::read_dir(scene.path())?.count();
+        ensure!(made == 1, "{flags:?} made something");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_port_that_is_not_to_be_had_is_told_with_the_way_out_of_it() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let taken = TcpListener::bind("127.0.0.1:0")?;
+    let address = taken.local_addr()?.to_string();
+    let ended = |listen: &str, other: bool| -> Result<String> {
+        let mut server = server_command()?;
+        server.args(["--listen", listen, "--without-keys", "--data", "data"]);
+        if other {
+            let mut as_other = std::process::Command::new("setpriv");
+            as_other.args(["--reuid", "65534", "--clear-groups", "--bounding-set", "-all"]);
+            as_other.args(["--inh-caps", "-all"]).arg(server.get_program()).args(server.get_args());
+            server = as_other;
+        }
+        Ok(run(server.current_dir(scene.path()))?.code(1)?.stderr)
+    };
+    let said = ended(&address, false)?;
+    ensure!(said.contains("another server"), "{said}");
+    let said = ended("192.0.2.1:7420", false)?;
+    ensure!(said.contains("no address of this machine") && !said.contains("another"), "{said}");
+    fs::set_permissions(scene.path(), fs::Permissions::from_mode(0o755))?;
+    let said = ended("127.0.0.1:80", true)?;
+    if !said.contains("denied") {
+        tell(format_args!("skipped: every user may listen on port 80 here: {said}"));
+        return Ok(());
+    }
+    ensure!(said.contains("1024") && !said.contains("another server"), "{said}");
     Ok(())
 }
