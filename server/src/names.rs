@@ -2,6 +2,7 @@
 //! which the highest generation holds. The truth about which datasets live; the metadata store
 //! only indexes it.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use dl_format::{DatasetName, NameRecord, NameState, name_key, name_prefix, parse_name_key};
@@ -128,36 +129,41 @@ async fn read(parts: &Parts, name: &DatasetName, generation: u32) -> Result<Name
     Ok(Named { generation, record })
 }
 
-/// The one of `names` that is nearest to what somebody typed, when it is near at all.
+/// The one of `names` that is nearest to what somebody typed, when it is near at all: at most a
+/// third of its letters are others. Of several, the one that begins like it for longest.
 pub(crate) fn nearest<'a>(
     typed: &DatasetName,
     names: impl Iterator<Item = &'a DatasetName>,
 ) -> Option<&'a DatasetName> {
-    let most = typed.as_str().len().div_ceil(3);
-    names
-        .map(|name| (distance(typed.as_str().as_bytes(), name.as_str().as_bytes()), name))
-        .filter(|(distance, _)| *distance <= most)
-        .min()
-        .map(|(_, name)| name)
+    let typed = typed.as_str().to_ascii_lowercase();
+    let near = names.filter_map(|name| {
+        let letters = name.as_str().to_ascii_lowercase();
+        let distance = distance(typed.as_bytes(), letters.as_bytes());
+        let begins = typed.bytes().zip(letters.bytes()).take_while(|(a, b)| a == b).count();
+        let is_near = distance <= typed.len().max(letters.len()) / 3;
+        is_near.then_some((distance, Reverse(begins), name))
+    });
+    near.min().map(|(_, _, name)| name)
 }
 
-/// Letters to change, add or leave out, case aside (Levenshtein).
+/// Letters to change, add, leave out or swap with the next one, none of them twice
+/// (Damerau-Levenshtein, restricted).
 fn distance(a: &[u8], b: &[u8]) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
+    let mut before = Vec::new();
+    let mut above: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.iter().enumerate() {
-        let mut corner = i;
-        let mut left = i + 1;
-        for (cell, y) in row.iter_mut().skip(1).zip(b) {
-            let swapped = corner + usize::from(!x.eq_ignore_ascii_case(y));
-            corner = *cell;
-            left = swapped.min(corner + 1).min(left + 1);
-            *cell = left;
+        let mut row = vec![i + 1];
+        for (j, y) in b.iter().enumerate() {
+            let changed = above[j] + usize::from(x != y);
+            let mut least = changed.min(above[j + 1] + 1).min(row[j] + 1);
+            if i > 0 && j > 0 && *x == b[j - 1] && a[i - 1] == *y {
+                least = least.min(before[j - 1] + 1);
+            }
+            row.push(least);
         }
-        if let Some(first) = row.first_mut() {
-            *first = i + 1;
-        }
+        before = std::mem::replace(&mut above, row);
     }
-    row.last().copied().unwrap_or(a.len())
+    above.last().copied().unwrap_or(a.len())
 }
 
 #[cfg(test)]
@@ -167,11 +173,49 @@ mod tests {
     #[test]
     fn the_nearest_name_is_the_one_that_was_meant() {
         let name = |text: &str| DatasetName::new(text).unwrap();
-        let names = ["imagenet", "imagenet-val", "cifar10"].map(name);
-        assert_eq!(nearest(&name("imagnet"), names.iter()), Some(&names[0]));
-        assert_eq!(nearest(&name("CIFAR-10"), names.iter()), Some(&names[2]));
-        assert_eq!(nearest(&name("voices"), names.iter()), None);
-        assert_eq!(distance(b"kitten", b"sitting"), 3);
-        assert_eq!(distance(b"", b"abc"), 3);
+        for (typed, names, meant) in [
+            // A letter left out, added, changed, or two of them swapped.
+            ("imagnet", &["imagenet", "imagenet-val", "cifar10"][..], Some("imagenet")),
+            ("CIFAR-10", &["imagenet", "cifar10"], Some("cifar10")),
+            ("imaegnet", &["imagenet"], Some("imagenet")),
+            ("oen", &["one", "two"], Some("one")),
+            ("on", &["one"], Some("one")),
+            ("tow", &["one", "two"], Some("two")),
+            ("ONE", &["one"], Some("one")),
+            // Too far from any.
+            ("nope", &["one"], None),
+            ("voices", &["imagenet", "cifar10"], None),
+            ("abc", &["xyz", "uvw"], None),
+            ("a", &["b", "c"], None),
+            ("ab", &["xb", "cd"], None),
+            ("two", &["one"], None),
+            ("train", &["brain-mri", "grants"], None),
+            ("ds", &[], None),
+            // Of two that are as near, the one that begins like it.
+            ("photos-21", &["photos-11", "photos-22"], Some("photos-22")),
+            ("cat", &["bat", "car"], Some("car")),
+            // All else equal, the first by name.
+            ("set-1", &["set-3", "set-2"], Some("set-2")),
+        ] {
+            let names: Vec<_> = names.iter().map(|text| name(text)).collect();
+            let found = nearest(&name(typed), names.iter()).map(DatasetName::as_str);
+            assert_eq!(found, meant, "{typed} among {names:?}");
+        }
+    }
+
+    #[test]
+    fn a_distance_counts_what_was_mistyped() {
+        for (a, b, wanted) in [
+            ("kitten", "sitting", 3),
+            ("", "abc", 3),
+            ("abc", "", 3),
+            ("one", "oen", 1),
+            ("ab", "ba", 1),
+            ("abcd", "badc", 2),
+            ("ca", "abc", 3),
+            ("same", "same", 0),
+        ] {
+            assert_eq!(distance(a.as_bytes(), b.as_bytes()), wanted, "{a} {b}");
+        }
     }
 }
