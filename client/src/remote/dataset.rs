@@ -119,6 +119,14 @@ impl Dataset {
         Ok(self.writer()?.flush())
     }
 
+    /// Gives up what was put and is not acknowledged yet, so that whoever waits for it goes on at
+    /// once. The next [`flush`](Self::flush) names these files; some may be stored all the same.
+    pub fn give_up(&self) {
+        if let Some(writer) = self.0.writer.get() {
+            writer.give_up();
+        }
+    }
+
     /// Flushes, and ends this handle (paper, DL_close).
     ///
     /// # Errors

@@ -83,6 +83,7 @@ fn transport(error: &(dyn Error + 'static)) -> String {
         _ if told.contains(SPEAKS_TLS) => {
             return "that port speaks TLS: write https:// before the host".to_owned();
         }
+        _ if told.contains(NO_FRAME) => return FOREIGN.to_owned(),
         _ if REFUSED.iter().any(|alert| told.ends_with(alert)) => {
             "the server wants to see a certificate of a CA that it knows (--client-cert)"
         }
@@ -93,6 +94,11 @@ fn transport(error: &(dyn Error + 'static)) -> String {
 
 /// In the words of a server with TLS to a client without.
 const SPEAKS_TLS: &str = "this port speaks TLS";
+
+/// In the words of the HTTP/2 library, of text where a frame should be.
+const NO_FRAME: &str = "frame with invalid size";
+
+const FOREIGN: &str = "this is no dlserver: something else listens there";
 
 /// What a server says to a client whose certificate is missing or of no use.
 const REFUSED: [&str; 4] = [
@@ -119,8 +125,7 @@ impl From<Status> for Failure {
             return Self::new(Kind::Unreachable, transport(cause));
         }
         if is_foreign(&status) {
-            let problem = "this is no dlserver: something else listens there";
-            return Self::new(Kind::Unreachable, problem);
+            return Self::new(Kind::Unreachable, FOREIGN);
         }
         let problem = match status.message() {
             "" => status.code().description(),

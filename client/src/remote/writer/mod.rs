@@ -10,8 +10,8 @@ mod send;
 #[cfg(test)]
 mod tests;
 
-use std::fs::OpenOptions;
-use std::io::{self, Read};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -85,17 +85,23 @@ impl Writer {
         if !metadata.is_file() {
             return Err(local(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")));
         }
-        let length = metadata.len();
+        let length = match metadata.len() {
+            // What the kernel makes up when it is read says so, and is not empty.
+            0 => io::copy(&mut file, &mut io::sink()).map_err(local)?,
+            length => length,
+        };
+        file.rewind().map_err(local)?;
         let attributes = Attributes {
             mode: u16::try_from(metadata.mode() & PERMISSIONS).unwrap_or_default(),
             mtime: metadata.mtime().saturating_mul(NANOS).saturating_add(metadata.mtime_nsec()),
         };
+        let mut file = Exact { file, left: length };
         if self.is_large(path, length) {
             self.put_large(path, attributes, length, &mut file)?;
         } else {
             self.pack(path, |chunk| {
                 chunk.append_with(path, attributes, length, |buffer| {
-                    let read = (&mut file).take(length).read_to_end(buffer);
+                    let read = file.read_to_end(buffer);
                     read.map(|_| ()).map_err(|why| {
                         io::Error::new(why.kind(), format!("read {}: {why}", source.display()))
                     })
@@ -131,6 +137,12 @@ impl Writer {
             self.send_open(open);
         }
         self.ledger.finish_flush(horizon)
+    }
+
+    /// Gives up all that is under way, and what is put until the next flush.
+    pub(crate) fn give_up(&self) {
+        let dataset = format!("dl://{}", self.name);
+        self.ledger.give_up(&Error::new(Kind::Cancelled, "write", dataset, "it was given up here"));
     }
 
     /// Waits until what was put at this path before is acknowledged or has failed.
@@ -225,5 +237,25 @@ impl Drop for Writer {
                 "dropped without flush or close: these files were not written"
             );
         }
+    }
+}
+
+/// A file of which so many bytes are still to be read, and of which there may be no more.
+struct Exact {
+    file: File,
+    left: u64,
+}
+
+impl Read for Exact {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(buffer.len());
+        let read = self.file.read(buffer.get_mut(..most).unwrap_or_default())?;
+        self.left = self.left.saturating_sub(read as u64);
+        if read > 0 && self.left == 0 && io::copy(&mut (&self.file).take(1), &mut io::sink())? > 0 {
+            return Err(io::Error::other(
+                "it has more bytes than it said: it grew while it was read",
+            ));
+        }
+        Ok(read)
     }
 }

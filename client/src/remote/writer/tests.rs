@@ -2,7 +2,9 @@
 //! whatever becomes of a try.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
@@ -15,6 +17,7 @@ use tonic::Status;
 
 use crate::error::Kind;
 use crate::remote::testing::{Script, data, dataset, open, options, path, shape, silent, start};
+use crate::remote::writer::Exact;
 use crate::remote::{ConnectOptions, Dataset};
 
 const PLAIN: Attributes = Attributes { mode: 0o644, mtime: 0 };
@@ -334,6 +337,24 @@ fn a_file_keeps_its_time_and_mode_and_what_is_no_file_is_refused() {
     let entry = header(&objects.lock().unwrap()[0]).entry(0).unwrap();
     let wanted = Attributes { mode: 0o4751, mtime: 1_000_000_007_123_456_789 };
     assert_eq!((entry.path, entry.attributes), (path("a"), wanted));
+}
+
+#[test]
+fn a_file_that_has_more_bytes_than_it_said_is_refused_and_one_that_says_0_is_put_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let grown = folder.path().join("grown");
+    std::fs::write(&grown, "12345678").unwrap();
+    let mut exact = Exact { file: std::fs::File::open(&grown).unwrap(), left: 3 };
+    assert!(exact.read_to_end(&mut Vec::new()).is_err());
+    let mut exact = Exact { file: std::fs::File::open(&grown).unwrap(), left: 8 };
+    assert_eq!(exact.read_to_end(&mut Vec::new()).unwrap(), 8);
+
+    let objects = Objects::default();
+    let dataset = dataset(keeping(&objects));
+    let made_up = Path::new("/proc/version");
+    let contents = std::fs::read(made_up).unwrap();
+    assert_eq!(dataset.put_file(&path("v"), made_up).unwrap(), contents.len() as u64);
+    assert_eq!(dataset.flush().unwrap().check().unwrap().bytes, contents.len() as u64);
 }
 
 #[test]
