@@ -11,6 +11,8 @@ use crate::output::Output;
 
 /// List the datasets
 #[derive(Debug, Args)]
+#[command(after_help = "Example:
+  dlcmd datasets")]
 pub(crate) struct Arguments {}
 
 /// Lists them.

@@ -17,6 +17,8 @@ use crate::text::counted;
 ///
 /// This can't be undone. The name can be used again at once.
 #[derive(Debug, Args)]
+#[command(after_help = "Example:
+  dlcmd delete-dataset dl://imagenet")]
 pub(crate) struct Arguments {
     /// The dataset
     #[arg(

@@ -1,7 +1,9 @@
 //! `dlcmd man`: the manual page.
 //!
 //! Must hold: made from the same definition as the help, so that they can't disagree; one page
-//! holds all commands.
+//! holds all commands, each with its examples.
+
+use std::io::{self, Write};
 
 use clap::{Args, Command};
 use clap_mangen::Man;
@@ -15,25 +17,146 @@ use crate::output::Output;
   dlcmd man | man -l -")]
 pub(crate) struct Arguments {}
 
+/// What the generator puts before each piece that it makes; a page needs it once.
+const PREAMBLE: [&str; 2] = [".ie \\n(.g .ds Aq \\(aq", ".el .ds Aq '"];
+
 /// Prints it for the program that `command` defines.
 pub(crate) fn run(command: Command, out: &mut Output<'_>) -> Result<Exit, Failure> {
     let page = Man::new(command.clone()).section("1");
     out.write(|out| {
-        page.render_title(out)?;
-        page.render_name_section(out)?;
-        page.render_synopsis_section(out)?;
-        page.render_description_section(out)?;
-        page.render_options_section(out)?;
+        PREAMBLE.iter().try_for_each(|line| writeln!(out, "{line}"))?;
+        piece(out, "SH", |out| page.render_title(out))?;
+        piece(out, "SH", |out| page.render_name_section(out))?;
+        piece(out, "SH", |out| page.render_synopsis_section(out))?;
+        piece(out, "SH", |out| page.render_description_section(out))?;
+        let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        let is_titled = |block: &&str| title(block).is_some();
+        let (titled, text): (Vec<_>, Vec<_>) = after.split("\n\n").partition(is_titled);
+        text.iter().try_for_each(|block| help(out, "SH", block))?;
+        piece(out, "SH", |out| page.render_options_section(out))?;
         // Each by itself, without the global flags: those stand above.
-        for sub in command.get_subcommands() {
-            let name = format!("dlcmd {}", sub.get_name());
-            writeln!(out, ".SH \"{}\"", name.to_uppercase())?;
-            let page = Man::new(sub.clone().disable_help_flag(true).bin_name(name));
-            page.render_description_section(out)?;
-            page.render_synopsis_section(out)?;
-            page.render_options_section(out)?;
-        }
-        page.render_extra_section(out)
+        command.get_subcommands().try_for_each(|sub| write_command(out, "dlcmd", sub))?;
+        titled.iter().try_for_each(|block| help(out, "SH", block))
     })?;
     Ok(Exit::Done)
+}
+
+fn write_command(out: &mut dyn Write, above: &str, command: &Command) -> io::Result<()> {
+    let name = format!("{above} {}", command.get_name());
+    writeln!(out, ".SH \"{}\"", name.to_uppercase())?;
+    let page = Man::new(command.clone().disable_help_flag(true).bin_name(&name));
+    piece(out, "SS", |out| page.render_description_section(out))?;
+    piece(out, "SS", |out| page.render_synopsis_section(out))?;
+    piece(out, "SS", |out| page.render_options_section(out))?;
+    let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    after.split("\n\n").try_for_each(|block| help(out, "SS", block))?;
+    command.get_subcommands().try_for_each(|sub| write_command(out, &name, sub))
+}
+
+/// What the generator makes, its headings as `heading`.
+fn piece(
+    out: &mut dyn Write,
+    heading: &str,
+    render: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut made = Vec::new();
+    render(&mut made)?;
+    let made = String::from_utf8_lossy(&made);
+    for line in made.lines().filter(|line| !PREAMBLE.contains(line)) {
+        match line.strip_prefix(".SH ") {
+            Some(title) => writeln!(out, ".{heading} {title}")?,
+            None => writeln!(out, "{line}")?,
+        }
+    }
+    Ok(())
+}
+
+/// A block of the text below the help: one with a title is a section with lines as they stand.
+fn help(out: &mut dyn Write, heading: &str, block: &str) -> io::Result<()> {
+    let Some(title) = title(block) else {
+        let words: Vec<_> = block.split_whitespace().collect();
+        return if words.is_empty() {
+            Ok(())
+        } else {
+            writeln!(out, ".PP\n{}", plain(&words.join(" ")))
+        };
+    };
+    writeln!(out, ".{heading} \"{title}\"\n.nf")?;
+    block.lines().skip(1).try_for_each(|line| writeln!(out, "{}", plain(line.trim_start())))?;
+    writeln!(out, ".fi")
+}
+
+/// The title of a block, as manuals write it.
+fn title(block: &str) -> Option<String> {
+    let title = block.lines().next()?.strip_suffix(':')?;
+    Some(match title {
+        "Example" => "EXAMPLES".to_owned(),
+        "Exit codes" => "EXIT STATUS".to_owned(),
+        title => title.to_uppercase(),
+    })
+}
+
+/// A line of text that means nothing else to the formatter.
+fn plain(line: &str) -> String {
+    let text = line.replace('\\', "\\e").replace('-', "\\-").replace('\'', "\\(aq");
+    if text.starts_with('.') { format!("\\&{text}") } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::args::Cli;
+
+    fn page() -> String {
+        let mut page = Vec::new();
+        run(Cli::command(), &mut Output::new(&mut page, false)).expect("into memory");
+        String::from_utf8(page).expect("text")
+    }
+
+    #[test]
+    fn what_prepares_the_formatter_stands_once_and_sections_have_the_names_of_manuals() {
+        let page = page();
+        assert_eq!(page.lines().take(2).collect::<Vec<_>>(), PREAMBLE);
+        assert_eq!(page.matches(".ie ").count(), 1);
+        let titles: Vec<_> = page.lines().filter_map(|line| line.strip_prefix(".SH ")).collect();
+        let own = titles.iter().filter(|title| !title.starts_with("\"DLCMD "));
+        let own: Vec<_> = own.map(|title| title.trim_matches('"')).collect();
+        assert_eq!(
+            own,
+            [
+                "NAME",
+                "SYNOPSIS",
+                "DESCRIPTION",
+                "OPTIONS",
+                "GLOBAL OPTIONS",
+                "EXAMPLES",
+                "ENVIRONMENT",
+                "EXIT STATUS"
+            ]
+        );
+        assert!(titles.contains(&"\"DLCMD USER ADD\""), "{titles:?}");
+    }
+
+    #[test]
+    fn every_command_has_its_examples() {
+        fn check(page: &str, command: &Command) {
+            let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let examples = after.lines().filter(|line| line.starts_with("  "));
+            for example in examples {
+                let line = plain(example.trim_start());
+                assert!(page.lines().any(|it| it == line), "{example}");
+            }
+            command.get_subcommands().for_each(|sub| check(page, sub));
+        }
+        let (page, command) = (page(), Cli::command());
+        check(&page, &command);
+        for sub in command.get_subcommands() {
+            let heading = format!(".SH \"DLCMD {}\"\n", sub.get_name().to_uppercase());
+            let (_, section) = page.split_once(&heading).expect("each has a section");
+            let section = section.split(".SH ").next().unwrap_or_default();
+            assert!(section.contains("EXAMPLES"), "{heading}{section}");
+        }
+    }
 }
