@@ -8,13 +8,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use clap::builder::NonEmptyStringValueParser;
 use dl_runtime::{Clock, Shutdown};
 use libdiesel::{Client, ClientCertificate, ConnectOptions, Dataset};
 
 use crate::address::Address;
 use crate::exit::Failure;
 use crate::output::Notes;
+use crate::text::shown;
 
 /// The flags of every command, before or after its name.
 #[derive(Debug, Args)]
@@ -27,7 +27,7 @@ pub(crate) struct Global {
         global = true,
         value_name = "ADDR[,ADDR...]",
         value_delimiter = ',',
-        value_parser = NonEmptyStringValueParser::new()
+        value_parser = server
     )]
     server: Vec<String>,
 
@@ -112,7 +112,7 @@ impl Global {
     ) -> Result<ConnectOptions, Failure> {
         let key = match &self.key_file {
             Some(file) => {
-                let reading = || format!("read the key from {}", file.display());
+                let reading = || format!("read the key from {}", shown(file));
                 let text =
                     fs::read_to_string(file).map_err(|why| Failure::local(reading(), why))?;
                 let key = text.trim_end_matches(['\r', '\n']);
@@ -126,14 +126,13 @@ impl Global {
         let defaults = ConnectOptions::default();
         let servers = match environment.servers {
             _ if !self.server.is_empty() => self.server.clone(),
-            Some(servers) => servers.split(',').map(str::to_owned).collect(),
+            Some(servers) => servers
+                .split(',')
+                .map(server)
+                .collect::<Result<_, _>>()
+                .map_err(|why| Failure::usage(format!("DIESEL_SERVER: {why}")))?,
             None => defaults.servers.clone(),
         };
-        if servers.iter().any(String::is_empty) {
-            return Err(Failure::usage(
-                "DIESEL_SERVER has an empty address; write HOST:PORT, separated by commas",
-            ));
-        }
         let user = self.user.clone().or(environment.user).unwrap_or_default();
         let ca = read("the certificates to trust", self.ca.as_ref().or(environment.ca.as_ref()))?;
         let certificate = self.client_cert.as_ref().or(environment.client_cert.as_ref());
@@ -153,10 +152,18 @@ impl Global {
     }
 }
 
+/// One address of several: people put a space behind a comma.
+fn server(typed: &str) -> Result<String, &'static str> {
+    match typed.trim() {
+        "" => Err("an address is empty; write HOST:PORT, separated by commas"),
+        address => Ok(address.to_owned()),
+    }
+}
+
 /// What is in a file, if one is given.
 fn read(what: &str, file: Option<&PathBuf>) -> Result<Option<Vec<u8>>, Failure> {
     file.map(|file| {
-        let reading = || format!("read {what} from {}", file.display());
+        let reading = || format!("read {what} from {}", shown(file));
         fs::read(file).map_err(|why| Failure::local(reading(), why))
     })
     .transpose()

@@ -6,6 +6,7 @@
 
 use std::io;
 use std::process;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
@@ -17,6 +18,36 @@ use crate::exit::Exit;
 
 /// How long a command may take to notice.
 const GRACE: Duration = Duration::from_secs(2);
+/// How long what is under way may take to end by itself, a part of the grace period.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How often the request is looked for.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Runs `work`. When a stop is requested and it doesn't end soon, calls `give_up`, so that it ends
+/// all the same and can say how far it came.
+pub(crate) fn or_given_up<T>(
+    shutdown: &Shutdown,
+    work: impl FnOnce() -> T,
+    give_up: impl FnOnce() + Send,
+) -> T {
+    let (working, ended) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut waited = Duration::ZERO;
+            while ended.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+                if shutdown.is_requested() {
+                    waited += LOOK;
+                }
+                if waited >= PATIENCE {
+                    return give_up();
+                }
+            }
+        });
+        let done = work();
+        drop(working);
+        done
+    })
+}
 
 /// From now on Ctrl-C requests a shutdown, and ends the process when that takes too long.
 ///

@@ -19,8 +19,10 @@ mod text;
 mod time;
 mod waiting;
 
-use std::io::{self, BufWriter, IsTerminal};
+use std::env;
+use std::io::{self, BufWriter, IsTerminal, Write};
 use std::num::NonZeroUsize;
+use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread;
@@ -44,11 +46,12 @@ pub fn main() -> ExitCode {
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => {
-            // Help goes to stdout, and may be cut off by a pager.
-            let _ = error.print();
-            return u8::try_from(error.exit_code()).map_or(Exit::Usage.into(), ExitCode::from);
+        Err(said) if said.use_stderr() => {
+            // Nobody to tell when stderr is gone.
+            let _ = safe(said).print();
+            return Exit::Usage.into();
         }
+        Err(help) => return print_help(&help).into(),
     };
     raise_open_files();
     let mut stdout = BufWriter::with_capacity(STDOUT_BUFFER, io::stdout().lock());
@@ -77,6 +80,24 @@ pub fn main() -> ExitCode {
         }
     };
     exit.into()
+}
+
+/// What the parser of arguments has against the command line, with all names in it safe for a
+/// terminal.
+fn safe(error: clap::Error) -> clap::Error {
+    let arguments = env::args_os().map(|argument| text::escaped(argument.as_bytes()).to_string());
+    Cli::try_parse_from(arguments).err().filter(clap::Error::use_stderr).unwrap_or(error)
+}
+
+/// Help and version are results like others.
+fn print_help(help: &clap::Error) -> Exit {
+    match help.print().and_then(|()| io::stdout().flush()).map_err(output::closed) {
+        Ok(()) | Err(Failure::StdoutClosed) => Exit::Done,
+        Err(failure @ Failure::Because { exit, .. }) => {
+            Notes::new(Box::new(io::stderr()), false, progress::bar(false)).error(&failure);
+            exit
+        }
+    }
 }
 
 fn run(cli: Cli, notes: Arc<Notes>, out: &mut Output<'_>) -> Result<Exit, Failure> {

@@ -60,7 +60,7 @@ impl<'a> Output<'a> {
 }
 
 /// What an error on stdout means.
-fn closed(error: io::Error) -> Failure {
+pub(crate) fn closed(error: io::Error) -> Failure {
     if error.kind() == io::ErrorKind::BrokenPipe {
         Failure::StdoutClosed
     } else {

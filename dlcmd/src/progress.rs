@@ -3,15 +3,22 @@
 //! Must hold: shown only on a terminal, and not with --quiet or --json; counting costs nothing
 //! that a transfer of many small files would feel.
 
+use std::fmt::Write;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use dl_runtime::Clock;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{
+    BinaryBytes, HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle,
+};
 
-const KNOWN: &str = "{msg}  {wide_bar}  {bytes}/{total_bytes}  {binary_bytes_per_sec}  {eta} left";
-const UNKNOWN: &str = "{msg}  {bytes}  {binary_bytes_per_sec}  {elapsed}";
+use crate::text::counted;
+
+/// Before any byte is done, and for commands that say themselves how far they are.
+const PLAIN: &str = "{msg}  {elapsed}";
+const KNOWN: &str = "{msg}  {wide_bar}  {bytes}/{total_bytes}{speed}{left}";
+const UNKNOWN: &str = "{msg}  {bytes}{speed}  {elapsed}";
 const REDRAWN: Duration = Duration::from_millis(100);
 
 /// Counts what is done. Threads share it.
@@ -19,6 +26,7 @@ const REDRAWN: Duration = Duration::from_millis(100);
 pub(crate) struct Progress {
     bar: ProgressBar,
     files: AtomicU64,
+    has_begun: AtomicBool,
     clock: Arc<dyn Clock>,
     started: Duration,
 }
@@ -29,7 +37,7 @@ pub(crate) fn bar(is_shown: bool) -> ProgressBar {
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-    bar.set_style(style(UNKNOWN));
+    bar.set_style(style(PLAIN));
     bar.enable_steady_tick(REDRAWN);
     bar
 }
@@ -39,7 +47,8 @@ impl Progress {
     pub(crate) fn new(bar: &ProgressBar, clock: &Arc<dyn Clock>) -> Self {
         let (bar, clock) = (bar.clone(), Arc::clone(clock));
         let started = clock.monotonic();
-        Self { bar, files: AtomicU64::new(0), clock, started }
+        bar.reset_elapsed();
+        Self { bar, files: AtomicU64::new(0), has_begun: AtomicBool::new(false), clock, started }
     }
 
     /// Whether anybody sees it.
@@ -49,8 +58,20 @@ impl Progress {
 
     /// The bytes that there are in all.
     pub(crate) fn expect(&self, bytes: u64) {
-        self.bar.set_style(style(KNOWN));
         self.bar.set_length(bytes);
+        if self.has_begun.load(Ordering::Relaxed) {
+            self.restyle();
+        }
+    }
+
+    /// Asked for by two threads at once, it is known in the end.
+    fn restyle(&self) {
+        if self.bar.length().is_none() {
+            self.bar.set_style(style(UNKNOWN));
+        }
+        if self.bar.length().is_some() {
+            self.bar.set_style(style(KNOWN));
+        }
     }
 
     /// So many more are done.
@@ -58,12 +79,17 @@ impl Progress {
         if !self.is_shown() {
             return;
         }
+        let is_first = !self.has_begun.swap(true, Ordering::Relaxed);
+        if is_first {
+            self.restyle();
+        }
         self.bar.inc(bytes);
         let done = self.files.fetch_add(files, Ordering::Relaxed) + files;
         // A message is text made anew; files are too many to do so for each.
-        if files == 0 || done / 256 != (done - files) / 256 || files > 256 {
+        if is_first || files == 0 || done / 256 != (done - files) / 256 || files > 256 {
             let seconds = (self.clock.monotonic() - self.started).as_secs_f64().max(0.001);
-            self.bar.set_message(format!("{done} files  {:.0} files/s", done as f64 / seconds));
+            let (files, speed) = (counted(done, "file"), done as f64 / seconds);
+            self.bar.set_message(format!("{files}  {speed:.0} files/s"));
         }
     }
 
@@ -73,8 +99,28 @@ impl Progress {
     }
 }
 
+/// Bytes a second since the beginning; none before the first.
+fn rate(state: &ProgressState) -> Option<f64> {
+    let speed = state.pos() as f64 / state.elapsed().as_secs_f64().max(0.001);
+    (speed >= 1.0).then_some(speed)
+}
+
 fn style(template: &'static str) -> ProgressStyle {
-    ProgressStyle::with_template(template).expect("the templates above are legal")
+    // Of what is not known yet nothing is said. Nothing can be done about a terminal that is gone.
+    let speed = |state: &ProgressState, out: &mut dyn Write| {
+        if let Some(speed) = rate(state) {
+            let _ = write!(out, "  {}/s", BinaryBytes(speed as u64));
+        }
+    };
+    let left = |state: &ProgressState, out: &mut dyn Write| {
+        if let (Some(speed), Some(all)) = (rate(state), state.len()) {
+            let left = all.saturating_sub(state.pos()) as f64 / speed;
+            let left = Duration::try_from_secs_f64(left).unwrap_or(Duration::MAX);
+            let _ = write!(out, "  {:#} left", HumanDuration(left));
+        }
+    };
+    let style = ProgressStyle::with_template(template).expect("the templates above are legal");
+    style.with_key("speed", speed).with_key("left", left)
 }
 
 #[cfg(test)]
@@ -83,7 +129,7 @@ mod tests {
 
     #[test]
     fn the_templates_are_legal() {
-        for template in [KNOWN, UNKNOWN] {
+        for template in [PLAIN, KNOWN, UNKNOWN] {
             assert!(ProgressStyle::with_template(template).is_ok(), "{template}");
         }
     }

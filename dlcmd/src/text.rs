@@ -5,6 +5,8 @@
 
 use std::fmt;
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 /// Writes a name with control bytes, backslash and what is not UTF-8 as `\xHH`.
 pub(crate) fn write_escaped(out: &mut dyn Write, name: &[u8]) -> io::Result<()> {
@@ -17,6 +19,11 @@ pub(crate) fn write_escaped(out: &mut dyn Write, name: &[u8]) -> io::Result<()> 
 /// A name, to be shown with control bytes, backslash and what is not UTF-8 as `\xHH`.
 pub(crate) fn escaped(name: &[u8]) -> Escaped<'_> {
     Escaped(name)
+}
+
+/// The path of something on this machine, to be shown like that.
+pub(crate) fn shown(path: &Path) -> Escaped<'_> {
+    Escaped(path.as_os_str().as_bytes())
 }
 
 /// See [`escaped`].
@@ -87,6 +94,8 @@ mod tests {
             let path = FilePath::new(name.to_vec()).expect("legal");
             assert_eq!(String::from_utf8_lossy(&out), path.to_string());
             assert_eq!(escaped(name).to_string(), path.to_string());
+            let local = Path::new(std::ffi::OsStr::from_bytes(name));
+            assert_eq!(shown(local).to_string(), path.to_string());
         }
     }
 

@@ -4,8 +4,8 @@
 
 use std::time::Duration;
 
-use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::{ArgGroup, Args};
 use libdiesel::{PurgeProgress, PurgeRequest};
 use serde::Serialize;
 
@@ -23,15 +23,13 @@ use crate::time;
 /// needs any more, while the dataset is read and written. What was written in the last half hour is
 /// left alone, and what was needed until a moment ago waits for --grace: run purge again after that.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(group = ArgGroup::new("which").args(["dataset", "all"]).required(true), after_help = "Examples:
   dlcmd purge dl://imagenet
   dlcmd purge --all --grace 1h")]
 pub(crate) struct Arguments {
     /// The dataset
     #[arg(
         value_name = "dl://DS",
-        required_unless_present = "all",
-        conflicts_with = "all",
         value_parser = OsStringValueParser::new().try_map(Address::from_argument)
     )]
     dataset: Option<Address>,

@@ -4,8 +4,8 @@
 
 use std::time::SystemTime;
 
-use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::{ArgGroup, Args};
 use dl_format::DatasetName;
 use libdiesel::{RecoverProgress, RecoverRequest};
 use serde::Serialize;
@@ -23,7 +23,7 @@ use crate::time;
 /// Works while the server is read from and written to. A dataset that the server has forgotten
 /// can be named all the same; --all finds every dataset in the chunk store.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(group = ArgGroup::new("which").args(["dataset", "all"]).required(true), after_help = "Examples:
   dlcmd recover --all
   dlcmd recover dl://imagenet --since 2h
   dlcmd recover dl://imagenet --since 2026-11-20T08:00:00Z")]
@@ -31,8 +31,6 @@ pub(crate) struct Arguments {
     /// The dataset
     #[arg(
         value_name = "dl://DS",
-        required_unless_present = "all",
-        conflicts_with = "all",
         value_parser = OsStringValueParser::new().try_map(Address::from_argument)
     )]
     dataset: Option<Address>,

@@ -1,10 +1,11 @@
 //! A file of this machine, opened to be put.
 //!
 //! Must hold: what is read is the file as it was when it was opened, all of it, or an error; a
-//! file that changes meanwhile never passes as whole.
+//! file that changes meanwhile never passes as whole, nor one that holds more or less than it says.
 
+use std::fmt;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek};
 
 use dl_format::Attributes;
 use rustix::fd::OwnedFd;
@@ -16,6 +17,9 @@ use super::nanos;
 #[derive(Debug)]
 pub(crate) struct OpenFile {
     file: File,
+    /// What the kernel said of it when it was opened.
+    said: u64,
+    /// Bytes that are read of it.
     size: u64,
     attributes: Attributes,
     /// Bytes not yet read.
@@ -28,6 +32,8 @@ pub(crate) struct OpenFile {
 pub(crate) enum Trouble {
     /// Somebody wrote to it meanwhile.
     Changed,
+    /// Nobody did, and it has another size than it says.
+    Size,
     /// The kernel says so.
     Io(io::ErrorKind),
 }
@@ -41,13 +47,27 @@ impl OpenFile {
             return Ok(Err(kind));
         }
         let size = size(&stat);
-        Ok(Ok(Self {
+        let mut file = Self {
             file: File::from(descriptor),
+            said: size,
             size,
             attributes: attributes(&stat),
             left: size,
             failed: None,
-        }))
+        };
+        // What the kernel makes up when it is read says so, and is not empty.
+        if size == 0 && !file.is_at_end()? {
+            file.measure()?;
+        }
+        Ok(Ok(file))
+    }
+
+    /// Takes for its size what can be read of it: the size that it says is wrong.
+    pub(crate) fn measure(&mut self) -> io::Result<()> {
+        self.file.rewind()?;
+        self.size = io::copy(&mut self.file, &mut io::sink())?;
+        (self.left, self.failed) = (self.size, None);
+        self.file.rewind()
     }
 
     /// Bytes of the file.
@@ -72,16 +92,33 @@ impl OpenFile {
             Some(buffer) => self.file.read(buffer)?,
         };
         self.left = self.left.saturating_sub(read as u64);
-        if read == 0 || (self.left == 0 && self.has_changed()?) {
-            self.failed = Some(Trouble::Changed);
-            return Err(io::Error::other("it changed while it was read"));
+        if read > 0 && self.left > 0 {
+            return Ok(read);
         }
-        Ok(read)
+        let trouble = if self.has_changed()? {
+            Trouble::Changed
+        } else if read == 0 || !self.is_at_end()? {
+            Trouble::Size
+        } else {
+            return Ok(read);
+        };
+        self.failed = Some(trouble);
+        Err(io::Error::other(trouble))
     }
 
     fn has_changed(&self) -> io::Result<bool> {
         let stat = fstat(&self.file)?;
-        Ok(size(&stat) != self.size || attributes(&stat).mtime != self.attributes.mtime)
+        Ok(size(&stat) != self.said || attributes(&stat).mtime != self.attributes.mtime)
+    }
+
+    /// Whether nothing more can be read, whatever the kernel says of its size.
+    fn is_at_end(&mut self) -> io::Result<bool> {
+        loop {
+            match self.file.read(&mut [0]) {
+                Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
+                read => return Ok(read? == 0),
+            }
+        }
     }
 }
 
@@ -96,6 +133,18 @@ impl Read for OpenFile {
         read
     }
 }
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Changed => f.write_str("it changes while it is read"),
+            Self::Size => f.write_str("it has another size each time it is read"),
+            Self::Io(kind) => kind.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Trouble {}
 
 /// Bytes, of what the kernel says of a file.
 pub(super) fn size(stat: &Stat) -> u64 {
@@ -139,6 +188,32 @@ mod tests {
             assert!(open.read_to_end(&mut Vec::new()).is_err());
             assert_eq!(open.trouble(), Some(Trouble::Changed));
         }
+    }
+
+    #[test]
+    fn a_file_that_has_another_size_than_it_says_is_not_passed_as_whole_until_it_is_measured() {
+        let mut file = NamedTempFile::new().expect("a temporary file");
+        file.write_all(b"12345678").expect("written");
+        for said in [3, 20] {
+            let mut open = opened(&file);
+            (open.size, open.left) = (said, said);
+            assert!(open.read_to_end(&mut Vec::new()).is_err());
+            assert_eq!(open.trouble(), Some(Trouble::Size));
+            open.measure().expect("readable");
+            let mut read = Vec::new();
+            assert_eq!(open.read_to_end(&mut read).expect("readable"), 8);
+            assert_eq!((read.as_slice(), open.size()), (&b"12345678"[..], 8));
+        }
+    }
+
+    #[test]
+    fn a_file_that_says_0_and_has_bytes_has_the_size_of_these() {
+        let contents = std::fs::read("/proc/version").expect("there");
+        let file = File::open("/proc/version").expect("there");
+        let mut open = OpenFile::new(file.into()).expect("open").expect("regular");
+        let mut read = Vec::new();
+        open.read_to_end(&mut read).expect("readable");
+        assert_eq!((read, open.size()), (contents.clone(), contents.len() as u64));
     }
 
     #[test]

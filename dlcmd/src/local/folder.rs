@@ -21,6 +21,8 @@ use super::file::{OpenFile, attributes, size};
 const OPEN: OFlags =
     OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
 const OPEN_FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+/// Bytes of a path from which on the kernel refuses it.
+const PATH_MAX: usize = 4096;
 
 /// A folder that the user named, and where its contents go.
 #[derive(Debug)]
@@ -107,7 +109,7 @@ impl Root {
         };
         let is_found = entry == Entry::Found;
         let opened = if is_found && has_folders(name) {
-            openat2(folder, name, flags, Mode::empty(), ResolveFlags::BENEATH)
+            open_beneath(folder, name, flags)
         } else {
             openat(folder, name, flags, Mode::empty())
         };
@@ -138,6 +140,9 @@ impl Root {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 fs::symlink_metadata(&path).map_err(Problem::Failed)?;
                 return Err(Problem::Skipped("it is a link to nothing"));
+            }
+            Err(error) if error.kind() == io::ErrorKind::InvalidFilename => {
+                return Err(Problem::Failed(error));
             }
             Err(_) => return Err(Problem::Skipped("it is a link that can't be followed")),
         };
@@ -214,6 +219,21 @@ impl Folder {
         let stat = statat(&self.descriptor, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
         let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
         is_regular.then(|| (size(&stat), attributes(&stat).mtime))
+    }
+}
+
+/// Opens a path that leads through folders, none of them outside of `folder`. The kernel takes no
+/// path as long as one in a dataset may be, so its last folder is opened first then.
+fn open_beneath(folder: &OwnedFd, path: &CStr, flags: OFlags) -> Result<OwnedFd, Errno> {
+    let open = |folder: &OwnedFd, path: &[u8], flags| {
+        openat2(folder, path, flags, Mode::empty(), ResolveFlags::BENEATH)
+    };
+    let path = path.to_bytes();
+    match path.iter().rposition(|byte| *byte == b'/').map(|slash| path.split_at(slash)) {
+        Some((parent, [_, name @ ..])) if path.len() >= PATH_MAX => {
+            open(&open(folder, parent, OPEN_FOLDER)?, name, flags)
+        }
+        _ => open(folder, path, flags),
     }
 }
 

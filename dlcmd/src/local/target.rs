@@ -24,6 +24,7 @@ use rustix::io::Errno;
 
 use super::file::{attributes, size};
 use super::is_unchanged;
+use crate::text::shown;
 
 const OPEN_FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 /// Permission bits that are restored: no setuid, setgid, sticky.
@@ -143,7 +144,7 @@ impl Target {
         let descriptor = descriptor.map_err(|why| match why {
             Errno::NOTDIR | Errno::LOOP => io::Error::new(
                 io::ErrorKind::NotADirectory,
-                format!("{} is a file or a link; move it away", self.shown(&path).display()),
+                format!("{} is a file or a link; move it away", shown(&self.shown(&path))),
             ),
             other => other.into(),
         })?;

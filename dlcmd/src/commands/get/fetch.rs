@@ -15,6 +15,7 @@ use crate::context::Context;
 use crate::exit::{Exit, Failure};
 use crate::local::{NewFile, Target};
 use crate::progress::Progress;
+use crate::text::shown;
 
 /// A file to get.
 #[derive(Debug, Clone)]
@@ -137,7 +138,7 @@ impl<'a> Shared<'a> {
         self.failed.fetch_add(1, Ordering::Relaxed);
         self.first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(exit);
         let at = self.target.shown(file.at.as_bytes());
-        let at = crate::text::escaped(at.as_os_str().as_encoded_bytes());
+        let at = shown(&at);
         self.context.notes.error(format_args!("get {} as {at}: {failure}", file.path));
     }
 }

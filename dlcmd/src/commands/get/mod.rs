@@ -30,7 +30,7 @@ use crate::exit::{Exit, Failure};
 use crate::local::{Target, own_umask, special};
 use crate::output::Output;
 use crate::progress::Progress;
-use crate::text::counted;
+use crate::text::{counted, shown};
 
 /// Entries that are put into the order of the chunks at once.
 const PAGE: usize = 8_192;
@@ -139,8 +139,11 @@ fn get_folder(
     let prefix = folder.prefix().len();
     // Asked before anything is made here, so that a refusal leaves nothing behind.
     let mut listing = dataset.list(&folder, true, false)?;
-    let target = Target::create(&plan.target, umask)
-        .map_err(|why| Failure::local(format!("make the folder {}", plan.target.display()), why))?;
+    let target = Target::create(&plan.target, umask).map_err(|why| {
+        refused_by_other(plan).unwrap_or_else(|| {
+            Failure::local(format!("make the folder {}", shown(&plan.target)), why)
+        })
+    })?;
     transfer(plan, dataset, &target, context, out, |shared, give| {
         loop {
             let mut page = Vec::new();
@@ -164,6 +167,18 @@ fn get_folder(
     })
 }
 
+/// What to say when something that is no folder stands where the target is to be made.
+fn refused_by_other(plan: &Plan) -> Option<Failure> {
+    let is_there = |path: &&Path| fs::symlink_metadata(path).is_ok();
+    let other = plan.target.ancestors().find(is_there).filter(|path| !path.is_dir())?;
+    let kind = FileType::from_raw_mode(fs::symlink_metadata(other).ok()?.mode());
+    let what = if kind == FileType::RegularFile { "a file" } else { special(kind) };
+    let (source, other) = (&plan.source, shown(other));
+    Some(Failure::failed(format!(
+        "get {source}: {other} is {what}, and DEST is to be a folder; move it away, or name another"
+    )))
+}
+
 /// The folder and name that a file gets, by the rules of `cp`.
 fn file_target(target: &Path, path: &FilePath, umask: u16) -> Result<(Target, FilePath), Failure> {
     let (parent, name) = if target.is_dir() {
@@ -171,20 +186,20 @@ fn file_target(target: &Path, path: &FilePath, umask: u16) -> Result<(Target, Fi
     } else if target.as_os_str().as_bytes().ends_with(b"/") {
         return Err(Failure::failed(format!(
             "get {path}: {} is not a folder; make it, or leave out the slash",
-            target.display()
+            shown(target)
         )));
     } else {
         let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty());
         let name = target.file_name().ok_or_else(|| {
-            Failure::usage(format!("DEST {} names no file and no folder", target.display()))
+            Failure::usage(format!("DEST {} names no file and no folder", shown(target)))
         })?;
         (parent.unwrap_or(Path::new(".")), name)
     };
     refuse_special(path, &parent.join(name))?;
     let opened = Target::existing(parent, umask)
-        .map_err(|why| Failure::local(format!("open the folder {}", parent.display()), why))?;
+        .map_err(|why| Failure::local(format!("open the folder {}", shown(parent)), why))?;
     let name = FilePath::new(name.as_bytes().to_vec())
-        .map_err(|why| Failure::usage(format!("DEST {}: {why}", target.display())))?;
+        .map_err(|why| Failure::usage(format!("DEST {}: {why}", shown(target))))?;
     Ok((opened, name))
 }
 
@@ -198,7 +213,7 @@ fn refuse_special(path: &FilePath, target: &Path) -> Result<(), Failure> {
         FileType::Symlink => "get replaces no link; type where it leads",
         _ => "get replaces only files; dlcmd cat writes to stdout, for > to send there",
     };
-    let (target, what) = (target.display(), special(kind));
+    let (target, what) = (shown(target), special(kind));
     Err(Failure::failed(format!("get {path}: {target} is {what}: {advice}")))
 }
 
@@ -297,7 +312,7 @@ fn transfer(
     if plan.sync {
         target
             .sync()
-            .map_err(|why| Failure::local(format!("sync {}", plan.target.display()), why))?;
+            .map_err(|why| Failure::local(format!("sync {}", shown(&plan.target)), why))?;
     }
     let tally = shared.into_tally();
     if context.shutdown.is_requested() {

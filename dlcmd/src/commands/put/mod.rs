@@ -7,7 +7,7 @@ mod conflicts;
 mod list;
 mod send;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CString, OsStr, OsString};
 use std::fs;
 use std::io::{self, Read};
@@ -20,17 +20,18 @@ use std::thread;
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use dl_format::{ChunkShape, DirPath, FilePath};
-use libdiesel::{Dataset, Flushed, StatItem};
+use libdiesel::{Dataset, FailedWrite, Flushed, Kind, StatItem};
 use serde::Serialize;
 
 use self::send::{Sender, Shared, Tally};
 use crate::address::Address;
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
-use crate::local::{Entry, Event, Root, Walk};
+use crate::interrupt;
+use crate::local::{Entry, Event, Problem, Root, Walk};
 use crate::output::Output;
 use crate::progress::Progress;
-use crate::text::counted;
+use crate::text::{counted, shown};
 
 /// Put files and folders into a dataset
 ///
@@ -135,19 +136,98 @@ pub(crate) fn run(
             vec![Input::Files(root, paths, Entry::Found)]
         }
     };
-    let mut both = if inputs.len() > 1 { conflicts::check(&inputs)? } else { Vec::new() };
+    let both = match inputs.as_slice() {
+        [] | [_] => HashSet::new(),
+        inputs => match conflicts::check(inputs, &context.shutdown) {
+            Err(_) if context.shutdown.is_requested() => {
+                report(&Summary::default(), out)?;
+                return Ok(Exit::Interrupted);
+            }
+            checked => checked?,
+        },
+    };
+    if is_all_unreadable(&inputs) {
+        report(&Summary { failed: name_unreadable(&inputs, context), ..Summary::default() }, out)?;
+        return Ok(Exit::Partly);
+    }
 
     let dataset = context.client()?.create_dataset(&plan.target.dataset, ChunkShape::default())?;
     let is_empty = dataset.info().objects == 0;
-    if !is_empty {
-        both.extend(files_on_the_way(&dataset, &folder)?);
-    }
     let progress = Progress::new(context.notes.bar(), &context.clock);
-    let shared = Shared::new(&dataset, context, &progress, is_empty, plan.checksum);
-    let ended = transfer(&inputs, &shared, plan.threads);
-    let flushed = dataset.flush();
+    let shared = Shared::new(&dataset, context, &progress, is_empty, plan.checksum, both);
+    if !is_empty {
+        files_on_the_way(&dataset, &folder)?.into_iter().for_each(|path| shared.covers(path));
+    }
+    let (ended, flushed) = interrupt::or_given_up(
+        &context.shutdown,
+        || put_all(&inputs, &dataset, &shared, plan.threads),
+        || dataset.give_up(),
+    );
     progress.end();
-    finish(ended, flushed, shared.into_tally(both), context, out)
+    let hidden = shared.tell_hidden(ended.is_err() || flushed.is_err());
+    finish(ended, flushed, (shared.into_tally(), hidden), &dataset, context, out)
+}
+
+/// Whether there is nothing but files that can't be read: nothing is made for them.
+fn is_all_unreadable(inputs: &[Input]) -> bool {
+    let mut found = inputs.iter().flat_map(Input::named).peekable();
+    let is_any = found.peek().is_some();
+    let is_tree = inputs.iter().any(|input| matches!(input, Input::Tree(_)));
+    let failed = |opened| matches!(opened, Err(Problem::Failed(_)));
+    is_any && !is_tree && found.all(|(root, path, entry)| failed(root.open_file(path, entry)))
+}
+
+/// Names these files with the reasons; gives how many.
+fn name_unreadable(inputs: &[Input], context: &Context) -> u64 {
+    let mut count = 0;
+    for (root, path, entry) in inputs.iter().flat_map(Input::named) {
+        count += 1;
+        let path_shown = root.shown(path);
+        let from = shown(&path_shown);
+        match root.open_file(path, entry) {
+            Err(Problem::Failed(why)) => {
+                context.notes.error(format_args!("read {from}: {why}"));
+            }
+            Ok(_) | Err(Problem::Skipped(_)) => {
+                context.notes.error(format_args!("read {from}: it was not there a moment ago"));
+            }
+        }
+    }
+    count
+}
+
+impl Input {
+    /// The files that were named, each below its root.
+    fn named(&self) -> impl Iterator<Item = (&Arc<Root>, &[u8], Entry)> {
+        let named = match self {
+            Self::Tree(_) => None,
+            Self::Files(root, paths, entry) => Some((root, paths, *entry)),
+        };
+        named.into_iter().flat_map(|(root, paths, entry)| {
+            paths.iter().map(move |path| (root, path.to_bytes(), entry))
+        })
+    }
+}
+
+/// Sends everything, and waits until it is acknowledged.
+fn put_all(
+    inputs: &[Input],
+    dataset: &Dataset,
+    shared: &Shared<'_>,
+    threads: usize,
+) -> (Result<(), Failure>, Result<Flushed, libdiesel::Error>) {
+    let ended = transfer(inputs, shared, threads);
+    let flushed = dataset.flush();
+    if ended.is_err() || !shared.has_late() {
+        return (ended, flushed);
+    }
+    // Whether these would be hidden shows now that the others are there.
+    let ended = Sender::new(shared).finish_late();
+    let both = |first: Flushed, mut last: Flushed| {
+        last.failed.extend(first.failed);
+        Flushed { files: first.files + last.files, bytes: first.bytes + last.bytes, ..last }
+    };
+    (ended, flushed.and_then(|first| dataset.flush().map(|last| both(first, last))))
 }
 
 /// Opens what was named; nothing is written before all of it is there.
@@ -156,8 +236,14 @@ fn open(paths: &[PathBuf], prefix: &[u8]) -> Result<Vec<Input>, Failure> {
     // Files of one folder share it: a shell may name thousands of them.
     let mut parents: HashMap<&Path, Arc<Root>> = HashMap::new();
     for path in paths {
+        if path.as_os_str().as_bytes().starts_with(b"dl://") {
+            return Err(Failure::usage(format!(
+                "{} is an address; put reads files of this machine: dlcmd get brings a dataset here",
+                shown(path)
+            )));
+        }
         let failed = |why: io::Error| {
-            let what = format!("open {}", path.display());
+            let what = format!("open {}", shown(path));
             match why.kind() {
                 io::ErrorKind::NotFound => Failure::not_found(format!("{what}: it is not there")),
                 _ => Failure::local(what, why),
@@ -242,19 +328,21 @@ fn files_on_the_way(dataset: &Dataset, folder: &DirPath) -> Result<Vec<FilePath>
 }
 
 /// What `--json` says at the end.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct Summary {
     files: u64,
     bytes: u64,
     unchanged: u64,
     skipped: u64,
     failed: u64,
+    hidden: u64,
 }
 
 fn finish(
     ended: Result<(), Failure>,
     flushed: Result<Flushed, libdiesel::Error>,
-    mut tally: Tally,
+    (mut tally, hidden): (Tally, u64),
+    dataset: &Dataset,
     context: &Context,
     out: &mut Output<'_>,
 ) -> Result<Exit, Failure> {
@@ -263,8 +351,17 @@ fn finish(
         Ok(flushed) => flushed,
         Err(error) => return Err(ended.err().unwrap_or_else(|| error.into())),
     };
+    if has_lost_it(&ended, &flushed) && is_gone(dataset) {
+        report(&Summary::default(), out)?;
+        return Err(Failure::not_found(format!(
+            "put: dl://{} was deleted meanwhile, and what was put into it with it",
+            dataset.info().name
+        )));
+    }
     let mut first = None;
-    for write in &flushed.failed {
+    // What was given up for Ctrl-C is part of the rest, which nobody counts.
+    let is_told = |write: &&FailedWrite| write.error.kind() != Kind::Cancelled || !is_interrupted;
+    for write in flushed.failed.iter().filter(is_told) {
         first.get_or_insert(write.error.kind());
         tally.failed += write.paths.len() as u64;
         // The reason once, whatever the number of files that share a chunk.
@@ -275,15 +372,13 @@ fn finish(
             context.notes.error(format_args!("{path} is not stored"));
         }
     }
-    for path in &tally.both {
-        context.notes.note(format_args!("{path} is a file and a folder; the folder holds"));
-    }
     let summary = Summary {
         files: flushed.files,
         bytes: flushed.bytes,
         unchanged: tally.unchanged,
         skipped: tally.skipped,
         failed: tally.failed,
+        hidden,
     };
     report(&summary, out)?;
     if is_interrupted {
@@ -305,13 +400,26 @@ fn finish(
     })
 }
 
+/// Whether anything failed because something is not there.
+fn has_lost_it(ended: &Result<(), Failure>, flushed: &Flushed) -> bool {
+    matches!(ended, Err(Failure::Because { exit: Exit::NotFound, .. }))
+        || flushed.failed.iter().any(|write| write.error.kind() == Kind::NotFound)
+}
+
+/// Whether the dataset is there no more.
+fn is_gone(dataset: &Dataset) -> bool {
+    dataset.refresh().is_err_and(|error| error.kind() == Kind::NotFound)
+}
+
 fn report(summary: &Summary, out: &mut Output<'_>) -> Result<(), Failure> {
     if out.is_json() {
         return out.json("put", summary);
     }
-    let Summary { files, bytes, unchanged, skipped, failed } = *summary;
+    let Summary { files, bytes, unchanged, skipped, failed, hidden } = *summary;
     let mut line = format!("{} put, {}", counted(files, "file"), counted(bytes, "byte"));
-    for (count, what) in [(unchanged, "unchanged"), (skipped, "skipped"), (failed, "failed")] {
+    for (count, what) in
+        [(unchanged, "unchanged"), (skipped, "skipped"), (failed, "failed"), (hidden, "hidden")]
+    {
         if count > 0 {
             line.push_str(&format!(", {count} {what}"));
         }

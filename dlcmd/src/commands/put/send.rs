@@ -3,18 +3,22 @@
 //! Must hold: a file that can't be read costs that file and no other; a failing server ends the
 //! command; what waits for a comparison is bounded.
 
+use std::collections::HashSet;
+use std::error::Error as _;
 use std::ffi::CStr;
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dl_format::{Crc32c, FilePath, FileRecord};
-use libdiesel::{Dataset, StatItem};
+use dl_runtime::Shutdown;
+use libdiesel::{Dataset, PackError, StatItem};
 
 use crate::context::Context;
 use crate::exit::Failure;
 use crate::local::{Entry, Event, Folder, OpenFile, Problem, Root, Trouble, is_unchanged};
 use crate::progress::Progress;
+use crate::text::shown;
 
 /// Paths that are compared with the dataset in one request.
 const COMPARED: usize = 1024;
@@ -30,10 +34,15 @@ pub(super) struct Shared<'a> {
     /// Nothing is there to compare with.
     is_empty: bool,
     checksum: bool,
+    /// Paths that are a file of one source and maybe a folder of another.
+    both: HashSet<FilePath>,
+    /// The files at these paths: their turn comes when all others are there.
+    late: Mutex<Vec<Waiting>>,
+    /// Files of the dataset at whose paths the sources have folders.
+    covered: Mutex<Vec<FilePath>>,
     unchanged: AtomicU64,
     skipped: AtomicU64,
     failed: AtomicU64,
-    both: Mutex<Vec<FilePath>>,
     has_ended: AtomicBool,
 }
 
@@ -43,8 +52,6 @@ pub(super) struct Tally {
     pub(super) unchanged: u64,
     pub(super) skipped: u64,
     pub(super) failed: u64,
-    /// Paths that are a file and a folder.
-    pub(super) both: Vec<FilePath>,
 }
 
 impl<'a> Shared<'a> {
@@ -54,6 +61,7 @@ impl<'a> Shared<'a> {
         progress: &'a Progress,
         is_empty: bool,
         checksum: bool,
+        both: HashSet<FilePath>,
     ) -> Self {
         Self {
             dataset,
@@ -61,10 +69,12 @@ impl<'a> Shared<'a> {
             progress,
             is_empty,
             checksum,
+            both,
+            late: Mutex::default(),
+            covered: Mutex::default(),
             unchanged: AtomicU64::new(0),
             skipped: AtomicU64::new(0),
             failed: AtomicU64::new(0),
-            both: Mutex::default(),
             has_ended: AtomicBool::new(false),
         }
     }
@@ -82,31 +92,71 @@ impl<'a> Shared<'a> {
         self.has_ended.load(Ordering::Relaxed)
     }
 
-    /// The counts, with paths already known to be a file and a folder.
-    pub(super) fn into_tally(self, mut both: Vec<FilePath>) -> Tally {
-        both.extend(self.both.into_inner().unwrap_or_else(PoisonError::into_inner));
-        both.sort();
-        both.dedup();
+    /// The counts.
+    pub(super) fn into_tally(self) -> Tally {
         Tally {
             unchanged: self.unchanged.into_inner(),
             skipped: self.skipped.into_inner(),
             failed: self.failed.into_inner(),
-            both,
         }
     }
 
-    fn is_both(&self, path: FilePath) {
-        self.both.lock().unwrap_or_else(PoisonError::into_inner).push(path);
+    /// Whether some files were left for last.
+    pub(super) fn has_late(&self) -> bool {
+        !self.late().is_empty()
     }
 
-    fn is_hidden(&self, path: FilePath) {
-        self.skipped.fetch_add(1, Ordering::Relaxed);
-        self.is_both(path);
+    fn late(&self) -> MutexGuard<'_, Vec<Waiting>> {
+        self.late.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A folder will stand where the dataset has a file, if anything is put into it.
+    pub(super) fn covers(&self, path: FilePath) {
+        self.covered.lock().unwrap_or_else(PoisonError::into_inner).push(path);
+    }
+
+    /// Names the files of the dataset that what was put hides; gives how many. Call it when all is
+    /// acknowledged; when that `is_uncertain`, nobody is asked.
+    pub(super) fn tell_hidden(&self, is_uncertain: bool) -> u64 {
+        let mut covered = self.covered.lock().unwrap_or_else(PoisonError::into_inner);
+        covered.sort();
+        covered.dedup();
+        let name = &self.dataset.info().name;
+        let found = if is_uncertain { None } else { self.dataset.stat_many(&covered).ok() };
+        let Some(found) = found else {
+            for path in &*covered {
+                self.context.notes.error(format_args!(
+                    "dl://{name}/{path}: a folder of that name was being put, which hides this file"
+                ));
+            }
+            return 0;
+        };
+        let mut hidden = 0;
+        for (path, found) in covered.iter().zip(found) {
+            if found == StatItem::Folder {
+                hidden += 1;
+                self.context.notes.error(format_args!(
+                    "dl://{name}/{path}: this file is hidden now by the folder that was put there"
+                ));
+            }
+        }
+        hidden
+    }
+
+    /// A file that would be hidden, and sent anew each time.
+    fn has_no_place(&self, root: &Root, path: &FilePath) {
+        self.failed.fetch_add(1, Ordering::Relaxed);
+        let (from, name) = (root.shown(root.relative(path)), &self.dataset.info().name);
+        self.context.notes.error(format_args!(
+            "{} is not stored: dl://{name}/{path} is a folder; put it into another folder, or \
+             remove that one (dlcmd rm -r)",
+            shown(&from)
+        ));
     }
 
     fn passed_over(&self, root: &Root, path: &[u8], problem: &Problem) {
-        let shown = root.shown(path);
-        let shown = crate::text::escaped(shown.as_os_str().as_encoded_bytes());
+        let path = root.shown(path);
+        let shown = shown(&path);
         match problem {
             Problem::Skipped(why) => {
                 self.skipped.fetch_add(1, Ordering::Relaxed);
@@ -173,6 +223,16 @@ impl<'a> Sender<'a> {
         self.compare()
     }
 
+    /// Sends what was left for last.
+    ///
+    /// # Errors
+    /// Those that end the command.
+    pub(super) fn finish_late(mut self) -> Result<(), Failure> {
+        let late = std::mem::take(&mut *self.shared.late());
+        late.into_iter().try_for_each(|file| self.wait(file))?;
+        self.compare()
+    }
+
     fn take_folder(&mut self, folder: &Folder) -> Result<(), Failure> {
         if self.shared.is_empty {
             return Ok(());
@@ -194,7 +254,8 @@ impl<'a> Sender<'a> {
             Ok(path) => path,
             Err(why) => return problem(Problem::Failed(std::io::Error::other(why))),
         };
-        if self.shared.is_empty {
+        let is_late = self.shared.both.contains(&path);
+        if self.shared.is_empty && !is_late {
             return match folder.open(name, entry) {
                 Ok(file) => self.send(root, &path, entry, file),
                 Err(why) => problem(why),
@@ -207,7 +268,12 @@ impl<'a> Sender<'a> {
                 Err(why) => return problem(why),
             },
         };
-        self.wait(Waiting::File { root: Arc::clone(root), path, entry, size, mtime })
+        let file = Waiting::File { root: Arc::clone(root), path, entry, size, mtime };
+        if is_late {
+            self.shared.late().push(file);
+            return Ok(());
+        }
+        self.wait(file)
     }
 
     fn wait(&mut self, waiting: Waiting) -> Result<(), Failure> {
@@ -224,15 +290,14 @@ impl<'a> Sender<'a> {
         let found = self.shared.dataset.stat_many(&paths)?;
         for (waiting, found) in waiting.into_iter().zip(found) {
             match (waiting, found) {
-                (Waiting::Folder(path), StatItem::File(_)) => self.shared.is_both(path),
+                (Waiting::Folder(path), StatItem::File(_)) => self.shared.covers(path),
                 (Waiting::Folder(_), StatItem::Folder | StatItem::Missing) => {}
                 (Waiting::File { root, path, entry, size, mtime }, found) => {
                     let record = match found {
                         StatItem::File(record) => Some(record),
                         StatItem::Missing => None,
-                        // It would be hidden, and sent anew each time.
                         StatItem::Folder => {
-                            self.shared.is_hidden(path);
+                            self.shared.has_no_place(&root, &path);
                             continue;
                         }
                     };
@@ -288,8 +353,14 @@ impl<'a> Sender<'a> {
     ) -> Result<(), Failure> {
         let below = || root.relative(path);
         let mut sent = self.send_once(path, &mut file);
-        if sent.is_err() && file.trouble() == Some(Trouble::Changed) {
-            file = match root.open_file(below(), entry) {
+        if sent.is_err()
+            && let Some(trouble @ (Trouble::Changed | Trouble::Size)) = file.trouble()
+        {
+            let again = root.open_file(below(), entry).and_then(|mut file| match trouble {
+                Trouble::Size => file.measure().map(|()| file).map_err(Problem::Failed),
+                Trouble::Changed | Trouble::Io(_) => Ok(file),
+            });
+            file = match again {
                 Ok(file) => file,
                 Err(problem) => {
                     self.shared.passed_over(root, below(), &problem);
@@ -303,9 +374,12 @@ impl<'a> Sender<'a> {
             return Ok(());
         };
         let why = match file.trouble() {
-            None => return Err(error.into()),
-            Some(Trouble::Changed) => std::io::Error::other("it changed each time it was read"),
-            Some(Trouble::Io(kind)) => kind.into(),
+            None => match error.source().and_then(|why| why.downcast_ref::<PackError>()) {
+                // No dataset of this shape can hold it.
+                Some(why) => std::io::Error::other(*why),
+                None => return Err(error.into()),
+            },
+            Some(trouble) => std::io::Error::other(trouble),
         };
         self.shared.passed_over(root, below(), &Problem::Failed(why));
         Ok(())
@@ -313,7 +387,23 @@ impl<'a> Sender<'a> {
 
     fn send_once(&self, path: &FilePath, file: &mut OpenFile) -> Result<(), libdiesel::Error> {
         let (attributes, size) = (file.attributes(), file.size());
-        self.shared.dataset.put_reader(path, attributes, size, file)
+        let mut file = Stoppable { file, shutdown: &self.shared.context.shutdown };
+        self.shared.dataset.put_reader(path, attributes, size, &mut file)
+    }
+}
+
+/// A file that nobody reads on when the command is to stop: it may be a huge one.
+struct Stoppable<'a> {
+    file: &'a mut OpenFile,
+    shutdown: &'a Shutdown,
+}
+
+impl Read for Stoppable<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        if self.shutdown.is_requested() {
+            return Err(std::io::Error::other("stopped"));
+        }
+        self.file.read(buffer)
     }
 }
 
@@ -337,7 +427,9 @@ fn has_checksum(
             }
             Err(why) if why.kind() == std::io::ErrorKind::Interrupted => {}
             // It will be sent as it is then.
-            Err(_) if file.trouble() == Some(Trouble::Changed) => return Ok(false),
+            Err(_) if matches!(file.trouble(), Some(Trouble::Changed | Trouble::Size)) => {
+                return Ok(false);
+            }
             Err(why) => return Err(Problem::Failed(why)),
         }
     }

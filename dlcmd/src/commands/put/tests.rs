@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::symlink;
 
+use dl_runtime::Shutdown;
 use tempfile::TempDir;
 
 use super::*;
@@ -29,7 +30,7 @@ fn a_list_stands_alone_and_its_names_end_as_asked() {
 /// What the check of several sources says.
 fn checked(folder: &TempDir, sources: &[&str]) -> Result<Vec<String>, Failure> {
     let paths: Vec<_> = sources.iter().map(|source| folder.path().join(source)).collect();
-    let both = conflicts::check(&open(&paths, b"in/")?)?;
+    let both = conflicts::check(&open(&paths, b"in/")?, &Shutdown::new())?;
     Ok(both.iter().map(ToString::to_string).collect())
 }
 
@@ -73,6 +74,8 @@ fn a_file_of_one_source_that_is_a_folder_of_another_is_found() {
     fs::write(folder.path().join("b/x"), "").unwrap();
     assert_eq!(checked(&folder, &["a", "b"]).expect("not twice"), ["in/x"]);
     assert_eq!(checked(&folder, &["b", "a"]).expect("not twice"), ["in/x"]);
+    fs::create_dir_all(folder.path().join("c/x/empty")).unwrap();
+    assert_eq!(checked(&folder, &["b", "c"]).expect("not twice"), [""; 0]);
 }
 
 #[test]
@@ -86,9 +89,9 @@ fn a_source_that_is_not_there_is_not_found() {
 fn a_summary_names_only_what_happened() {
     let mut text = Vec::new();
     let mut out = Output::new(&mut text, false);
-    let none = Summary { files: 1, bytes: 2, unchanged: 0, skipped: 0, failed: 0 };
+    let none = Summary { files: 1, bytes: 2, ..Summary::default() };
     report(&none, &mut out).expect("into memory");
-    report(&Summary { unchanged: 3, failed: 1, ..none }, &mut out).expect("into memory");
-    let expected = "1 file put, 2 bytes\n1 file put, 2 bytes, 3 unchanged, 1 failed\n";
+    report(&Summary { unchanged: 3, failed: 1, hidden: 2, ..none }, &mut out).expect("into memory");
+    let expected = "1 file put, 2 bytes\n1 file put, 2 bytes, 3 unchanged, 1 failed, 2 hidden\n";
     assert_eq!(String::from_utf8_lossy(&text), expected);
 }

@@ -12,12 +12,13 @@ use libdiesel::{InvalidUsers, USERS_FILE_BYTES_MAX, Users};
 use rustix::fs::{FlockOperation, flock};
 
 use crate::exit::Failure;
+use crate::text::shown;
 
 const OWNER_ALONE: u32 = 0o600;
 
 /// Reads a users file.
 pub(super) fn read(path: &Path) -> Result<Users, Failure> {
-    let reading = || format!("read users {}", path.display());
+    let reading = || format!("read users {}", shown(path));
     let mut text = String::new();
     File::open(path)
         .and_then(|file| file.take(USERS_FILE_BYTES_MAX).read_to_string(&mut text))
@@ -30,7 +31,7 @@ pub(super) fn change(
     path: &Path,
     change: impl FnOnce(&mut Users) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let writing = |why| Failure::local(format!("write users {}", path.display()), why);
+    let writing = |why| Failure::local(format!("write users {}", shown(path)), why);
     let mut next = Next::beside(path).map_err(writing)?;
     let mut users =
         if path.try_exists().map_err(writing)? { read(path)? } else { Users::default() };

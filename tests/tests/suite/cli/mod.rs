@@ -4,6 +4,11 @@
 
 mod common;
 mod get;
+mod hidden;
 mod list;
 mod put;
 mod rm;
+mod safe;
+mod sizes;
+mod told;
+mod watched;

@@ -1,11 +1,15 @@
 //! Names that are legal and unusual, and folders larger than anybody makes by hand.
 
 use std::fs;
+use std::io::{Read, Write};
 use std::path::Path;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use dl_tests::program::{Server, dl, run, run_with_stdin};
 use dl_tests::{folder, rounds};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{Mode, OFlags, mkdirat, openat};
+use rustix::io::Errno;
 
 fn put_and_get(server: &Server, source: &Path, got: &Path, dataset: &str) -> Result<()> {
     run(server.dlcmd()?.arg("put").arg(source).arg(dataset))?.code(0)?;
@@ -80,6 +84,82 @@ fn a_path_of_4096_bytes_is_stored_and_a_longer_one_is_refused_by_name() -> Resul
     Ok(())
 }
 
+/// A folder below `root` that no path reaches at once, made when it is missing; with `/file` its
+/// path below `root` is as long as one can be.
+fn deepest(root: &Path) -> Result<OwnedFd> {
+    let folder = |at: BorrowedFd<'_>, name: &str| -> Result<OwnedFd> {
+        match mkdirat(at, name, Mode::from_raw_mode(0o755)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(why) => return Err(why.into()),
+        }
+        Ok(openat(at, name, OFlags::DIRECTORY.union(OFlags::CLOEXEC), Mode::empty())?)
+    };
+    let mut at: OwnedFd = fs::File::open(root)?.into();
+    for _ in 0..15 {
+        at = folder(at.as_fd(), &"d".repeat(255))?;
+    }
+    folder(at.as_fd(), &"e".repeat(251))
+}
+
+fn deepest_file(root: &Path, flags: OFlags) -> Result<fs::File> {
+    let flags = flags.union(OFlags::CLOEXEC);
+    let file = openat(deepest(root)?, "file", flags, Mode::from_raw_mode(0o644));
+    Ok(file.context("open the deepest file")?.into())
+}
+
+/// Keeps S-08 and S-13.
+#[test]
+fn a_path_of_4096_bytes_is_put_beside_others_again_and_from_a_list_and_got() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let server = Server::start(&scene.path().join("data"))?;
+    let (first, source) = (scene.path().join("first"), scene.path().join("src"));
+    folder::write(&first, "first", "1")?;
+    folder::write(&source, "other", "2")?;
+    let write = |text: &str| -> Result<()> {
+        let flags = OFlags::WRONLY.union(OFlags::CREATE).union(OFlags::TRUNC);
+        Ok(deepest_file(&source, flags)?.write_all(text.as_bytes())?)
+    };
+    write("deep down")?;
+    run(server.dlcmd()?.arg("put").arg(&first).arg("dl://ds"))?.code(0)?;
+    let put = |flags: &[&str]| -> Result<serde_json::Value> {
+        let mut put = server.dlcmd()?;
+        put.args(["--json", "put"]).args(flags).arg(&source).arg("dl://ds");
+        Ok(serde_json::from_str(&run(&mut put)?.code(0)?.text())?)
+    };
+    let told = put(&[])?;
+    ensure!(told["files"] == 2 && told["unchanged"] == 0, "{told}");
+    for flags in [&[][..], &["--checksum"]] {
+        let told = put(flags)?;
+        ensure!(told["files"] == 0 && told["unchanged"] == 2, "{flags:?}: {told}");
+    }
+    write("deeper")?;
+    let told = put(&["--checksum"])?;
+    ensure!(told["files"] == 1 && told["unchanged"] == 1, "{told}");
+    // Two sources that don't contradict each other, and two that do.
+    run(server.dlcmd()?.arg("put").args([&first, &source]).arg("dl://two"))?.code(0)?;
+    let twice = run(server.dlcmd()?.arg("put").args([&source, &source]).arg("dl://two"))?;
+    ensure!(twice.code == 2, "{twice:?}");
+
+    let path = format!("{}{}/file", format!("{}/", "d".repeat(255)).repeat(15), "e".repeat(251));
+    ensure!(path.len() == 4_096, "{} bytes", path.len());
+    for _ in 0..2 {
+        let mut list = server.dlcmd()?;
+        list.current_dir(&source).args(["put", "-", "dl://list"]);
+        run_with_stdin(&mut list, format!("other\n{path}\n").as_bytes())?.code(0)?;
+    }
+    for dataset in ["dl://ds", "dl://list"] {
+        let got = scene.path().join("got");
+        for _ in 0..2 {
+            run(server.dlcmd()?.arg("get").arg(dataset).arg(&got))?.code(0)?;
+            let mut text = String::new();
+            deepest_file(&got, OFlags::RDONLY)?.read_to_string(&mut text)?;
+            ensure!(text == "deeper", "{dataset}: {text}");
+        }
+        fs::remove_dir_all(&got)?;
+    }
+    Ok(())
+}
+
 /// Keeps S-09: Rule 9.
 #[test]
 fn a_file_and_a_folder_of_one_name_is_the_folder_and_put_says_so() -> Result<()> {
@@ -96,7 +176,7 @@ fn a_file_and_a_folder_of_one_name_is_the_folder_and_put_says_so() -> Result<()>
     run(server.dlcmd()?.arg("get").arg("dl://ds").arg(&got))?.code(0)?;
     folder::compare(&tree, &got)?;
 
-    let again = run(server.dlcmd()?.arg("put").arg(&file).arg("dl://ds"))?.code(0)?;
+    let again = run(server.dlcmd()?.arg("put").arg(&file).arg("dl://ds"))?.code(4)?;
     ensure!(again.stderr.contains("name"), "put says nothing of it: {again:?}");
     // Deleted with the folder, not brought to light by that.
     dl(&server, ["rm", "-r", "dl://ds/name"])?.code(0)?;

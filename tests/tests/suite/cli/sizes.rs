@@ -1,0 +1,69 @@
+//! Sentences about files whose size is not what they say.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use dl_tests::program::run_with_stdin;
+use dl_tests::tell;
+
+use super::common::Scene;
+
+#[test]
+fn a_file_that_says_0_bytes_and_has_some_is_stored_whole() -> Result<()> {
+    let scene = Scene::with(&[("a", "1")])?;
+    let contents = fs::read("/proc/version")?;
+    ensure!(fs::metadata("/proc/version")?.len() == 0 && !contents.is_empty(), "as it is known");
+    for dataset in ["dl://ds", "dl://new"] {
+        for flags in [&[][..], &["--checksum"]] {
+            let mut put = scene.command(["--json", "put"])?;
+            let put = put.args(flags).args(["/proc/version", dataset]);
+            let put = dl_tests::program::run(put)?.code(0)?;
+            let line: serde_json::Value = serde_json::from_str(&put.text())?;
+            ensure!(line["bytes"] == contents.len(), "{line}");
+            let path = format!("{dataset}/version");
+            let back = scene.dl(["cat", &path])?.code(0)?;
+            ensure!(back.stdout == contents, "{back:?}");
+        }
+    }
+    let mut put = scene.command(["put", "-", "dl://listed"])?;
+    run_with_stdin(put.current_dir("/"), b"proc/version\n")?.code(0)?;
+    let back = scene.dl(["cat", "dl://listed/proc/version"])?.code(0)?;
+    ensure!(back.stdout == contents, "{back:?}");
+    Ok(())
+}
+
+#[test]
+fn a_file_too_large_for_the_dataset_is_named_and_the_rest_is_stored() -> Result<()> {
+    let scene = Scene::new()?;
+    // Larger than as many parts as the header of a chunk can name.
+    fs::create_dir(scene.path("src"))?;
+    fs::File::create(scene.path("src/huge"))?.set_len(1 << 40)?;
+    for number in 0..50 {
+        scene.write(&format!("d/{number}"), "1")?;
+    }
+    let put = scene.dl(["put", "src", "dl://ds"])?.code(4)?;
+    ensure!(put.stderr.contains("src/huge") && put.text().contains("1 failed"), "{put:?}");
+    ensure!(scene.listed("dl://ds")?.lines().count() == 50, "{}", scene.listed("dl://ds")?);
+    Ok(())
+}
+
+#[test]
+fn a_file_that_says_more_bytes_than_it_has_is_stored_as_it_is() -> Result<()> {
+    let scene = Scene::new()?;
+    let known = ["/sys/devices/system/cpu/online", "/sys/devices/system/cpu/possible"];
+    let lies = |path: &&&str| {
+        let contents = fs::read(path).unwrap_or_default();
+        let said = fs::metadata(path).map_or(0, |file| file.len());
+        !contents.is_empty() && said != contents.len() as u64
+    };
+    let Some(path) = known.iter().find(lies) else {
+        tell("skipped: no file here says more bytes than it has");
+        return Ok(());
+    };
+    scene.dl(["put", path, "dl://ds"])?.code(0)?;
+    let name = Path::new(path).file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let back = scene.dl(["cat", &format!("dl://ds/{name}")])?.code(0)?;
+    ensure!(back.stdout == fs::read(path)?, "{back:?}");
+    Ok(())
+}

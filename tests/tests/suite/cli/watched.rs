@@ -1,0 +1,162 @@
+//! What can be seen from outside while dlcmd works: its connections and its progress.
+
+use std::io;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_tests::dice::Dice;
+use dl_tests::program::{Process, Server, dlcmd, run};
+use dl_tests::{folder, tell};
+use rustix::process::Signal;
+
+use super::common::Scene;
+
+/// What went to the server on each connection, in bytes.
+type Sent = Arc<std::sync::Mutex<Vec<Arc<AtomicU64>>>>;
+
+/// Passes connections on to `server`, and counts.
+fn counted(server: &Server) -> Result<(String, Sent)> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let (address, upstream) = (listener.local_addr()?.to_string(), server.address().to_owned());
+    let sent = Sent::default();
+    let seen = Arc::clone(&sent);
+    std::thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let Ok(server) = TcpStream::connect(&upstream) else { return };
+            let count = Arc::<AtomicU64>::default();
+            seen.lock().unwrap().push(Arc::clone(&count));
+            let (Ok(client2), Ok(server2)) = (client.try_clone(), server.try_clone()) else {
+                return;
+            };
+            std::thread::spawn(move || pass(client, server, &count));
+            std::thread::spawn(move || pass(server2, client2, &AtomicU64::new(0)));
+        }
+    });
+    Ok((address, sent))
+}
+
+fn pass(mut from: TcpStream, mut to: TcpStream, count: &AtomicU64) {
+    let mut buffer = vec![0; 64 << 10];
+    while let Ok(read @ 1..) = io::Read::read(&mut from, &mut buffer) {
+        count.fetch_add(read as u64, Ordering::Relaxed);
+        if io::Write::write_all(&mut to, &buffer[..read]).is_err() {
+            break;
+        }
+    }
+    // The other side may have gone first.
+    let _ = to.shutdown(Shutdown::Write);
+}
+
+#[test]
+fn one_client_sends_and_reads_on_several_connections() -> Result<()> {
+    let scene = Scene::new()?;
+    folder::fill(&scene.path("src"), 400, 200_000, &Dice::new(7))?;
+    let (address, sent) = counted(&scene.server)?;
+    for arguments in [["put", "src", "dl://ds"], ["get", "dl://ds", "got"]] {
+        let mut command = dlcmd()?;
+        command.args(["--server", &address]).args(arguments).current_dir(scene.path(""));
+        run(&mut command)?.code(0)?;
+        let sent = std::mem::take(&mut *sent.lock().unwrap());
+        let sent: Vec<_> = sent.iter().map(|sent| sent.load(Ordering::Relaxed)).collect();
+        let most = sent.iter().max().copied().unwrap_or(0);
+        // Not only opened: each has its share of the work.
+        let busy = sent.iter().filter(|sent| **sent > most / 4).count();
+        tell(format_args!("{}: {sent:?} bytes", arguments[0]));
+        ensure!(busy >= 2, "{}: {sent:?} bytes on each connection", arguments[0]);
+    }
+    folder::compare(&scene.path("src"), &scene.path("got"))
+}
+
+/// What a terminal of 120 columns is shown while `command` runs in it, drawn over or not.
+fn on_a_terminal(command: &str, folder: &Path) -> Result<String> {
+    let command = format!("stty cols 120 rows 40; exec {command}");
+    let mut script = Command::new("script");
+    script.args(["-qefc", &command, "/dev/null"]).current_dir(folder);
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("DIESEL_") {
+            script.env_remove(name);
+        }
+    }
+    let script = script.env("TERM", "xterm").stdin(Stdio::null()).output();
+    let output = script.context("run script, of Debian's bsdutils")?;
+    let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+    ensure!(output.status.success(), "{}: {shown}", output.status);
+    Ok(shown)
+}
+
+#[test]
+fn put_on_a_terminal_shows_bytes_files_a_second_and_the_time_left() -> Result<()> {
+    let scene = Scene::new()?;
+    let count = dl_tests::rounds(30_000, 200_000);
+    for number in 0..count {
+        scene.write(&format!("{}/{number}", number / 1_000), "some bytes of a file")?;
+    }
+    let put = dlcmd()?;
+    let program = put.get_program().to_string_lossy().into_owned();
+    let address = scene.server.address();
+    let command = format!("{program} --server {address} put --threads 1 src dl://ds");
+    let shown = on_a_terminal(&command, &scene.path(""))?;
+    let drawn: Vec<_> = shown.split(['\r', '\n']).filter(|line| line.contains("left")).collect();
+    let drawn_all = || shown.replace('\x1b', "\\e");
+    let line = drawn.last().with_context(drawn_all)?;
+    for told in ["KiB/", "B/s", "files/s", "left"] {
+        ensure!(line.contains(told), "{told} is not in {line}: {}", drawn_all());
+    }
+    // Nothing is known at first, and nothing is made up.
+    for line in shown.split(['\r', '\n']) {
+        ensure!(!line.contains(" 0 B/s"), "{line}: {}", drawn_all());
+        ensure!(!line.contains(" 0s left") || line.contains("files/s"), "{line}: {}", drawn_all());
+    }
+    ensure!(shown.contains(&format!("{count} files put")), "{}", drawn_all());
+    // Nobody looks: nothing is drawn.
+    let quiet = scene.dl(["put", "--checksum", "src", "dl://ds"])?.code(0)?;
+    ensure!(quiet.stderr.is_empty(), "{}", quiet.stderr);
+    Ok(())
+}
+
+/// Starts a put, waits until something of it is under way, does `before`, and presses Ctrl-C.
+fn interrupted(scene: &Scene, before: impl FnOnce() -> Result<()>) -> Result<serde_json::Value> {
+    let (out, errors) = (scene.path("out"), scene.path("errors"));
+    let mut put = scene.command(["--json", "put", "src", "dl://ds"])?;
+    put.stdout(std::fs::File::create(&out)?).stderr(std::fs::File::create(&errors)?);
+    let mut put = Process::start(&mut put)?;
+    std::thread::sleep(Duration::from_millis(700));
+    before()?;
+    std::thread::sleep(Duration::from_millis(300));
+    put.signal(Signal::INT)?;
+    let code = put.wait(Duration::from_secs(5))?;
+    let (said, errors) = (std::fs::read_to_string(&out)?, std::fs::read_to_string(&errors)?);
+    ensure!(code == 130, "it ended with {code}: {said}{errors}");
+    let last = said.lines().last().with_context(|| format!("no last line: {errors}"))?;
+    Ok(serde_json::from_str(last)?)
+}
+
+#[test]
+fn an_interrupted_put_prints_its_last_line_also_in_the_middle_of_a_huge_file() -> Result<()> {
+    let scene = Scene::new()?;
+    scene.write("small", "1")?;
+    std::fs::File::create(scene.path("src/zeros"))?.set_len(40 << 30)?;
+    let line = interrupted(&scene, || Ok(()))?;
+    ensure!(line["type"] == "put" && line["files"].as_u64() <= Some(1), "{line}");
+    Ok(())
+}
+
+#[test]
+fn an_interrupted_put_prints_its_last_line_also_when_the_server_hangs() -> Result<()> {
+    let mut scene = Scene::new()?;
+    for number in 0..400 {
+        scene.write(&format!("{number:03}"), "")?;
+        std::fs::File::create(scene.path(&format!("src/{number:03}")))?.set_len(3 << 20)?;
+    }
+    let id = scene.server.process().id();
+    let pid = rustix::process::Pid::from_raw(id.try_into()?).context("a process has an id")?;
+    let line = interrupted(&scene, || Ok(rustix::process::kill_process(pid, Signal::STOP)?))?;
+    ensure!(line["type"] == "put" && line["failed"] == 0, "{line}");
+    rustix::process::kill_process(pid, Signal::CONT)?;
+    Ok(())
+}
