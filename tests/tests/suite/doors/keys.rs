@@ -153,7 +153,7 @@ fn a_server_that_would_be_open_or_has_no_users_file_does_not_start() -> Result<(
     let open = start(&["--listen", "0.0.0.0:0"])?.code(2)?.stderr;
     ensure!(open.contains("--users") && open.contains("--without-keys"), "{open}");
     let missing = folder.path().join("none").to_string_lossy().into_owned();
-    let missing = start(&["--listen", "127.0.0.1:0", "--users", &missing])?.code(1)?.stderr;
+    let missing = start(&["--listen", "127.0.0.1:0", "--users", &missing])?.code(2)?.stderr;
     ensure!(missing.contains("read the users") && missing.contains("none"), "{missing}");
     Ok(())
 }
