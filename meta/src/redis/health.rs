@@ -58,8 +58,9 @@ impl Shared {
         if let Some(verdict) = self.verdict(began) {
             return verdict;
         }
-        let mut failed = self.surveys.lock().await;
+        let (mut failed, mut rounds) = (self.surveys.lock().await, self.router.rounds());
         loop {
+            self.router.again(&mut rounds)?;
             if let Some(verdict) = self.verdict(began) {
                 return verdict;
             }

@@ -1,7 +1,8 @@
 //! A connection to one Redis process, made ready: checked, known by its run, given the scripts.
 //!
 //! Must hold: a process that could drop keys, or that is not what the address promised, is refused
-//! before anything is asked of it.
+//! before anything is asked of it, and as soon as it becomes one. Where one may have dropped some,
+//! the marks of its shards go, so that every server takes them for lost.
 
 use std::fs;
 use std::sync::Arc;
@@ -16,7 +17,8 @@ use redis::{
 
 use super::address::{Address, Node};
 use super::failure::{Failure, Verdict};
-use super::{RedisOptions, scripts};
+use super::slots::{SHARDS, Shard};
+use super::{RedisOptions, keys, scripts};
 use crate::Kind;
 
 /// A connection. Clones share it.
@@ -34,6 +36,11 @@ impl Info {
     fn get<'a>(&'a self, field: &str) -> &'a str {
         let value = |line: &'a str| line.strip_prefix(field)?.strip_prefix(':');
         self.0.lines().find_map(value).unwrap_or_default().trim()
+    }
+
+    /// Whether it makes room by dropping any key.
+    fn drops_keys(&self) -> bool {
+        self.get("maxmemory_policy").starts_with("allkeys-")
     }
 
     /// The process, and how often it changed from replica to primary.
@@ -56,9 +63,9 @@ impl Link {
         let connected = client.get_multiplexed_async_connection_with_config(&config).await;
         let mut connection = connected.map_err(|error| Verdict::of(&error))?;
         let info = info(&mut connection, node).await?;
-        check(&info, address, node)?;
+        let link = Self { connection: connection.clone(), run: info.run() };
+        link.check(&info, address, node).await?;
         warn_of_loss(&mut connection, &info, node).await;
-        let link = Self { connection, run: info.run() };
         link.load(node).await?;
         tracing::debug!(
             %node, version = info.get("redis_version"), valkey = info.get("valkey_version"),
@@ -93,9 +100,31 @@ impl Link {
         }
     }
 
-    /// The run that the process is in now.
-    pub(super) async fn current_run(&self, node: &Node) -> Result<Arc<str>, Verdict> {
-        Ok(info(&mut self.connection.clone(), node).await?.run())
+    /// The run that the process is in now, if it may still be asked.
+    pub(super) async fn current_run(
+        &self,
+        address: &Address,
+        node: &Node,
+    ) -> Result<Arc<str>, Verdict> {
+        let info = info(&mut self.connection.clone(), node).await?;
+        self.check(&info, address, node).await?;
+        Ok(info.run())
+    }
+
+    /// Refuses what would lose keys or answer for the wrong ones.
+    async fn check(&self, info: &Info, address: &Address, node: &Node) -> Result<(), Verdict> {
+        let fit = check(info, address, node);
+        let has_dropped = info.drops_keys() && !matches!(info.get("evicted_keys"), "" | "0");
+        if has_dropped {
+            tracing::error!(%node, "this Redis has dropped keys: some metadata may be lost");
+            let mut pipeline = redis::Pipeline::with_capacity(SHARDS);
+            for shard in Shard::all() {
+                pipeline.cmd("UNLINK").arg(keys::mark(shard).bytes);
+            }
+            // Shards of other nodes are refused one by one. A database without marks is not ours.
+            self.send(&pipeline).await?;
+        }
+        fit
     }
 }
 
@@ -142,17 +171,16 @@ async fn info(connection: &mut MultiplexedConnection, node: &Node) -> Result<Inf
     }
 }
 
-/// Refuses what would lose keys or answer for the wrong ones.
 fn check(info: &Info, address: &Address, node: &Node) -> Result<(), Verdict> {
     let refuse = |why: String| Err(Verdict::Fatal(Failure::because(Kind::Unsupported, why)));
     let policy = info.get("maxmemory_policy");
-    if policy.starts_with("allkeys-") {
+    if info.drops_keys() {
         return refuse(format!(
             "the Redis at {node} drops keys when its memory is full (maxmemory-policy {policy}): \
              set maxmemory-policy noeviction in its configuration"
         ));
     }
-    match (info.get("redis_mode") == "cluster", address.is_cluster) {
+    match (info.get("cluster_enabled") == "1", address.is_cluster) {
         (true, false) => refuse(format!(
             "the Redis at {node} is part of a cluster: write redis-cluster:// (or rediss-cluster://)"
         )),
@@ -191,5 +219,20 @@ mod tests {
     fn info_is_read_by_whole_names() {
         let info = Info("# Server\r\nrun_id:abc\r\nrun_idx:no\r\nmaster_replid:def\r\n".to_owned());
         assert_eq!((&*info.run(), info.get("run"), info.get("nothing")), ("abc:def", "", ""));
+    }
+
+    #[test]
+    fn a_cluster_is_known_as_one_by_redis_and_by_valkey() {
+        let address = |url: &str| Address::parse(url).expect("of Redis").expect("an address");
+        let (single, cluster) = (address("redis://h:1"), address("redis-cluster://h:1"));
+        for (mode, is_cluster) in [
+            ("redis_mode:cluster\r\n# Cluster\r\ncluster_enabled:1", true),
+            ("server_mode:cluster\r\n# Cluster\r\ncluster_enabled:1", true),
+            ("redis_mode:standalone\r\n# Cluster\r\ncluster_enabled:0", false),
+        ] {
+            let (info, node) = (Info(mode.to_owned()), &single.nodes[0]);
+            assert_eq!(check(&info, &cluster, node).is_ok(), is_cluster, "{mode}");
+            assert_eq!(check(&info, &single, node).is_ok(), !is_cluster, "{mode}");
+        }
     }
 }

@@ -44,7 +44,9 @@ impl Shared {
     }
 
     async fn take_off(&self, dataset: DatasetId, ids: &[ChunkId]) -> Result<(), Failure> {
+        let mut rounds = self.router.rounds();
         loop {
+            self.router.again(&mut rounds)?;
             let home = read_home(dataset, self.router.ask_one(ask_home(dataset)).await?)?;
             let home = home.ok_or_else(Failure::missing)?;
             let keys = home.keys;

@@ -26,6 +26,8 @@ const BACKOFF: Backoff =
     Backoff { first: Duration::from_millis(20), factor: 2, max: Duration::from_millis(400) };
 /// Redirections that are followed at once, before it is taken for a cluster in disorder.
 const HOPS: u32 = 3;
+/// A call begins anew at least so often before it is given up for that.
+const ROUNDS_MIN: u32 = 3;
 /// A map of the cluster that was asked for again is at least this old.
 const REFRESH: Duration = Duration::from_millis(50);
 
@@ -47,6 +49,13 @@ struct State {
     refreshed: Option<Duration>,
     /// Where the next refresh begins to ask, so that one node with an old map is not asked alone.
     turn: usize,
+}
+
+/// How long a call has begun anew, and how often: what it read had changed meanwhile.
+#[derive(Debug)]
+pub(super) struct Rounds {
+    deadline: Deadline,
+    count: u32,
 }
 
 /// A question on its way.
@@ -81,8 +90,25 @@ impl Router {
         self.changes.load(Ordering::Acquire)
     }
 
-    fn changed(&self) {
+    pub(super) fn changed(&self) {
         self.changes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// For a call that is about to begin.
+    pub(super) fn rounds(&self) -> Rounds {
+        Rounds { deadline: Deadline::after(&*self.clock, self.options.patience), count: 0 }
+    }
+
+    /// Lets a call begin, or begin anew, until its patience is over. One whose rounds are long, as
+    /// that of a walk, has some nevertheless.
+    pub(super) fn again(&self, rounds: &mut Rounds) -> Result<(), Failure> {
+        let is_over = rounds.deadline.remaining(&*self.clock).is_zero();
+        if is_over && rounds.count >= ROUNDS_MIN {
+            let why = "what is read changes all the time";
+            return Err(self.gave_up(Some(why.to_owned())));
+        }
+        rounds.count += 1;
+        Ok(())
     }
 
     /// The answers to all questions, in their order.
@@ -330,10 +356,11 @@ impl Router {
 
     async fn run_of(&self, node: Node) -> Result<(Node, Arc<str>), Verdict> {
         let link = self.link(&node).await?;
-        match link.current_run(&node).await {
+        match link.current_run(&self.address, &node).await {
             Ok(run) => Ok((node, run)),
             Err(verdict) => {
-                if let Verdict::Lost(_) = &verdict {
+                // One that became unfit is asked nothing more until it is connected to anew.
+                if let Verdict::Lost(_) | Verdict::Fatal(_) = &verdict {
                     self.unlink(&node, &link);
                 }
                 Err(verdict)

@@ -46,7 +46,9 @@ impl Shared {
         let member = encode_object(&record)?;
         let now = self.clock.now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
         let who = format!("{:016x} {now}", self.random.u64());
+        let mut rounds = self.router.rounds();
         loop {
+            self.router.again(&mut rounds)?;
             let keys = self.keys_of(header.dataset()).await?;
             let stored = Ask::to(&keys.header(record.id), "SET").arg(&header.raw()[..]);
             self.router.ask_one(stored).await?;

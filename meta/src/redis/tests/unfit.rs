@@ -1,0 +1,143 @@
+//! A Redis that becomes unfit while it is used, and calls that would never end.
+
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, SystemTime};
+
+use dl_format::DirPath;
+use dl_runtime::{Clock, SystemClock};
+use futures::future::BoxFuture;
+
+use super::{STORE, hasty, id, open, path, reason, record};
+use crate::conformance::history::Maker;
+use crate::redis::Shared;
+use crate::redis::testing::{Cluster, Server, eventually};
+use crate::{Damage, Error, Kind, ListQuery, MetaStore, Redis};
+
+async fn filled(url: &str) -> Redis {
+    let store = Redis::open(url, hasty(), Arc::new(SystemClock::new())).await.unwrap();
+    store.bind(STORE).await.unwrap();
+    store.put_dataset(&record()).await.unwrap();
+    let names: Vec<_> = (0..600).map(|number| format!("{}/{number}", number % 200)).collect();
+    let object = Maker::new(id(), 1).chunk(names.iter().map(|name| (name.as_bytes(), 1)));
+    store.append(&object).await.unwrap();
+    assert_eq!(store.damage().await.unwrap(), None);
+    store
+}
+
+fn names_the_policy(error: &Error) {
+    assert_eq!(error.kind, Kind::Unsupported, "{error:?}");
+    assert!(reason(error).contains("maxmemory-policy noeviction"), "{}", reason(error));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_begins_to_drop_keys_is_refused_until_it_keeps_them_again() {
+    let server = Server::start(&[]).await;
+    let store = filled(&server.url()).await;
+    server.ask(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).await;
+    // As every server looks once a second.
+    names_the_policy(&store.damage().await.unwrap_err());
+    names_the_policy(&store.lookup(id(), &[path("1/1")]).await.unwrap_err());
+    let object = Maker::new(id(), 2).chunk([(&b"new"[..], 1)]);
+    names_the_policy(&store.append(&object).await.unwrap_err());
+    server.ask(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await;
+    assert_eq!(store.damage().await.unwrap(), None, "nothing was dropped");
+    store.append(&object).await.unwrap();
+    store.lookup(id(), &[path("1/1")]).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_has_dropped_keys_is_taken_for_one_that_lost_them() {
+    let server = Server::start(&[]).await;
+    let (store, other) = (filled(&server.url()).await, open(&server.url()).await);
+    server.ask(&["CONFIG", "SET", "maxmemory-policy", "allkeys-random"]).await;
+    let used = server.text(&["INFO", "memory"]).await;
+    let used = used.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap().to_owned();
+    let less = used.trim().parse::<u64>().unwrap() - 20_000;
+    server.ask(&["CONFIG", "SET", "maxmemory", &less.to_string()]).await;
+    eventually("some keys are dropped", || async {
+        let stats = server.text(&["INFO", "stats"]).await;
+        !stats.contains("evicted_keys:0\r")
+    })
+    .await;
+    names_the_policy(&store.damage().await.unwrap_err());
+    server.ask(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    server.ask(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await;
+    for store in [&store, &other] {
+        assert_eq!(store.damage().await.unwrap(), Some(Damage { since: None }));
+        let error = store.lookup(id(), &[path("1/1")]).await.unwrap_err();
+        let is_home = error.kind == Kind::Missing;
+        assert!(is_home || reason(&error).contains("dlcmd recover"), "{error:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_that_drops_keys_is_refused_when_it_takes_over() {
+    let cluster = Cluster::start(3, 1).await;
+    let [first, second, third, replicas @ ..] = cluster.servers() else { panic!("six nodes") };
+    let primaries = [first, second, third];
+    let store = filled(&cluster.url()).await;
+    for replica in replicas {
+        replica.ask(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).await;
+    }
+    assert_eq!(store.damage().await.unwrap(), None, "a replica drops nothing by itself");
+    primaries[0].kill();
+    eventually("a replica takes over", || async {
+        replicas[0].text(&["INFO", "replication"]).await.contains("role:master")
+    })
+    .await;
+    eventually("it is refused", || async {
+        let error = store.damage().await.err();
+        error.is_some_and(|error| reason(&error).contains("maxmemory-policy noeviction"))
+    })
+    .await;
+    let whole = ListQuery { dir: DirPath::ROOT, recursive: true, after: None, limit: 1_000 };
+    names_the_policy(&store.list(id(), &whole).await.unwrap_err());
+}
+
+/// Time, in which something changes whenever it is asked for.
+#[derive(Debug, Default)]
+struct Restless {
+    time: SystemClock,
+    shared: OnceLock<Weak<Shared>>,
+}
+
+impl Clock for Restless {
+    fn now(&self) -> SystemTime {
+        self.time.now()
+    }
+
+    fn monotonic(&self) -> Duration {
+        if let Some(shared) = self.shared.get().and_then(Weak::upgrade) {
+            shared.router.changed();
+        }
+        self.time.monotonic()
+    }
+
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        self.time.sleep(duration)
+    }
+}
+
+/// As when connections break faster than a call can be answered.
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_end_in_time_when_everything_changes_all_the_time() {
+    let server = Server::start(&[]).await;
+    drop(filled(&server.url()).await);
+    let clock = Arc::new(Restless::default());
+    let store = Redis::open(&server.url(), hasty(), Arc::<Restless>::clone(&clock)).await.unwrap();
+    clock.shared.set(Arc::downgrade(&store.shared)).unwrap();
+    let whole = ListQuery { dir: DirPath::ROOT, recursive: true, after: None, limit: 1_000 };
+    let calls = async {
+        tokio::join!(
+            async { store.lookup(id(), &[path("1/1")]).await.map(|_| ()) },
+            async { store.list(id(), &whole).await.map(|_| ()) },
+            async { store.dataset(id()).await.map(|_| ()) },
+        )
+    };
+    let ended = tokio::time::timeout(hasty().patience * 6, calls).await;
+    let (looked_up, listed, counted) = ended.expect("they end");
+    for error in [looked_up, listed, counted].map(Result::unwrap_err) {
+        assert_eq!(error.kind, Kind::Unavailable, "{error:?}");
+        assert!(reason(&error).contains("changes all the time"), "{}", reason(&error));
+    }
+}
