@@ -22,6 +22,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Server {
     port: u16,
+    /// Where it speaks TLS, when its arguments name a certificate and no port for it.
+    tls_port: Option<u16>,
     folder: TempDir,
     arguments: Vec<String>,
     child: Mutex<Option<Child>>,
@@ -34,13 +36,23 @@ impl Server {
     /// When it can't be started.
     pub async fn start(arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder for redis-server");
-        let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
-        let mut server = Self { port: free_port(), folder, arguments, child: Mutex::default() };
+        let arguments: Vec<_> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        let has = |name: &str| arguments.iter().any(|argument| argument == name);
+        let tls_port = (has("--tls-cert-file") && !has("--tls-port")).then(free_port);
+        let (port, child) = (free_port(), Mutex::default());
+        let mut server = Self { port, tls_port, folder, arguments, child };
         while !(server.comes_up().await && server.is_ours().await) {
             server.kill();
             server.port = free_port();
+            server.tls_port = server.tls_port.map(|_| free_port());
         }
         server
+    }
+
+    /// What follows one of its arguments.
+    fn argument(&self, name: &str) -> Option<&str> {
+        let mut values = self.arguments.iter().skip_while(|argument| *argument != name);
+        values.nth(1).map(String::as_str)
     }
 
     /// Whether it is this process that answers, and not one of another test that took the port
@@ -74,6 +86,9 @@ impl Server {
         command.args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"]);
         command.args(["--save", "", "--appendonly", "no", "--daemonize", "no"]);
         command.args(["--enable-debug-command", "local", "--dir"]).arg(self.folder.path());
+        if let Some(port) = self.tls_port {
+            command.args(["--tls-port", &port.to_string()]);
+        }
         command.args(&self.arguments).stdin(Stdio::null()).stdout(Stdio::null());
         let child = command.spawn();
         let child = child.expect("redis-server runs; it is in Debian's package redis-server");
@@ -112,6 +127,11 @@ impl Server {
         self.port
     }
 
+    /// Where it listens to the rest of its cluster's clients: with TLS if it has that.
+    pub fn best_port(&self) -> u16 {
+        self.tls_port.unwrap_or(self.port)
+    }
+
     /// Where its files are.
     pub fn folder(&self) -> &Path {
         self.folder.path()
@@ -133,7 +153,9 @@ impl Server {
     }
 
     async fn try_ask(&self, command: &[&str]) -> redis::RedisResult<Value> {
-        let client = redis::Client::open(format!("redis://127.0.0.1:{}", self.port))?;
+        let password = self.argument("--requirepass").unwrap_or_default();
+        let login = if password.is_empty() { String::new() } else { format!(":{password}@") };
+        let client = redis::Client::open(format!("redis://{login}127.0.0.1:{}", self.port))?;
         let mut connection = client.get_multiplexed_async_connection().await?;
         let mut cmd = redis::Cmd::new();
         cmd.arg(command);
@@ -173,6 +195,14 @@ impl Cluster {
     /// # Panics
     /// When it does not come up.
     pub async fn start(primaries: usize, replicas: usize) -> Self {
+        Self::start_with(primaries, replicas, &[]).await
+    }
+
+    /// The same with more `arguments` for each node.
+    ///
+    /// # Panics
+    /// When it does not come up.
+    pub async fn start_with(primaries: usize, replicas: usize, more: &[&str]) -> Self {
         let mut servers = Vec::new();
         for _ in 0..primaries * (1 + replicas) {
             let arguments = [
@@ -185,7 +215,7 @@ impl Cluster {
                 "--repl-ping-replica-period",
                 "1",
             ];
-            servers.push(Server::start(&arguments).await);
+            servers.push(Server::start(&[&arguments, more].concat()).await);
         }
         let cluster = Self { primaries, servers };
         cluster.join().await;
@@ -200,7 +230,8 @@ impl Cluster {
         }
         for server in others {
             // A node gives an introduction up after its time-out, which a busy machine exceeds.
-            let (id, port) = (first.text(&["CLUSTER", "MYID"]).await, first.port.to_string());
+            let (id, port) =
+                (first.text(&["CLUSTER", "MYID"]).await, first.best_port().to_string());
             eventually("the node has met the first one", || async {
                 let nodes = server.text(&["CLUSTER", "NODES"]).await;
                 let met = nodes.lines().any(|node| node.starts_with(&id));
@@ -225,7 +256,7 @@ impl Cluster {
         }
         for (index, replica) in self.servers.iter().enumerate().skip(self.primaries) {
             let Some(primary) = self.servers.get(index % self.primaries) else { continue };
-            let name = format!("port={},state=online,offset=", replica.port);
+            let name = format!("port={},state=online,offset=", replica.best_port());
             // Until its first answer the primary keeps back all writes, though the link is up.
             eventually("the replica has answered", || async {
                 let info = primary.text(&["INFO", "replication"]).await;
@@ -262,6 +293,14 @@ impl Cluster {
             let _ = write!(url, "{comma}127.0.0.1:{}", server.port());
         }
         url
+    }
+
+    /// Its nodes as an address with TLS has them.
+    pub fn tls_nodes(&self) -> String {
+        let nodes = self.servers.iter().take(self.primaries);
+        let nodes: Vec<_> =
+            nodes.map(|server| format!("127.0.0.1:{}", server.best_port())).collect();
+        nodes.join(",")
     }
 
     /// Removes everything from it.

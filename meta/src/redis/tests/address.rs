@@ -1,6 +1,7 @@
 //! What is refused when a store is opened, and as whom it may be.
 
 use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 
 use dl_runtime::SystemClock;
@@ -9,7 +10,7 @@ use super::{STORE, hasty, id, open, reason, record};
 use crate::conformance::history::Maker;
 use crate::conformance::model::Model;
 use crate::redis::testing::{Cluster, Server, eventually};
-use crate::{Error, Kind, MetaStore, Redis};
+use crate::{Error, Kind, MetaStore, Redis, conformance};
 
 async fn refused(url: &str) -> Error {
     Redis::open(url, hasty(), Arc::new(SystemClock::new())).await.unwrap_err()
@@ -85,15 +86,67 @@ async fn who_does_not_answer_is_given_up_in_time() {
     assert!(reason(&error).contains("gave up after 1.5 s"), "{}", reason(&error));
 }
 
+/// A certificate of this machine that is its own CA, and its key.
+fn certify(folder: &Path) {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let names = vec!["127.0.0.1".to_owned()];
+    let certificate = rcgen::CertificateParams::new(names).unwrap().self_signed(&key).unwrap();
+    fs::write(folder.join("cert"), certificate.pem()).unwrap();
+    fs::write(folder.join("key"), key.serialize_pem()).unwrap();
+}
+
+/// All connections, those between its nodes too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_over_tls_with_a_password_keeps_the_contract() {
+    let folder = tempfile::tempdir().unwrap();
+    certify(folder.path());
+    let (cert, key) = (folder.path().join("cert"), folder.path().join("key"));
+    let (cert, key) = (cert.display().to_string(), key.display().to_string());
+    let tls = ["--tls-cert-file", &cert, "--tls-key-file", &key, "--tls-ca-cert-file", &cert];
+    let cluster = ["--tls-auth-clients", "no", "--tls-cluster", "yes", "--tls-replication", "yes"];
+    let login = ["--requirepass", "s3cret", "--masterauth", "s3cret"];
+    let cluster = Cluster::start_with(3, 1, &[&tls[..], &cluster, &login].concat()).await;
+    let url = |login: &str| format!("rediss-cluster://{login}{}?ca={cert}", cluster.tls_nodes());
+    for wrong in [url(""), url(":s3cretive@")] {
+        let error = refused(&wrong).await;
+        assert_eq!(error.kind, Kind::Denied, "{}", reason(&error));
+    }
+    let untrusted = refused(&format!("rediss-cluster://:s3cret@{}", cluster.tls_nodes())).await;
+    assert_eq!(untrusted.kind, Kind::Denied, "{}", reason(&untrusted));
+    let url = url(":s3cret@");
+    conformance::run(async || {
+        cluster.flush().await;
+        let store: Arc<dyn MetaStore> = Arc::new(open(&url).await);
+        store
+    })
+    .await;
+    // Who takes over is found, and spoken to, in the same way.
+    cluster.flush().await;
+    let store = open(&url).await;
+    store.bind(STORE).await.unwrap();
+    store.put_dataset(&record()).await.unwrap();
+    let [victim, _, _, heir, ..] = cluster.servers() else { panic!("six nodes") };
+    victim.kill();
+    eventually("the replica takes over", || async {
+        heir.text(&["INFO", "replication"]).await.contains("role:master")
+    })
+    .await;
+    assert!(store.damage().await.unwrap().is_some(), "the last writes may be missing");
+    store.mended().await.unwrap();
+    let names: Vec<_> = (0..100).map(|number| format!("{number}/x")).collect();
+    let object = Maker::new(id(), 1).chunk(names.iter().map(|name| (name.as_bytes(), 1)));
+    store.put_dataset(&record()).await.unwrap();
+    store.append(&object).await.unwrap();
+    let mut model = Model::default();
+    model.add(&object);
+    model.check(&store, id(), 30).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn tls_is_spoken_to_whom_the_certificate_names_only() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).display().to_string();
-    let key = rcgen::KeyPair::generate().unwrap();
-    let names = vec!["127.0.0.1".to_owned()];
-    let certificate = rcgen::CertificateParams::new(names).unwrap().self_signed(&key).unwrap();
-    fs::write(file("cert"), certificate.pem()).unwrap();
-    fs::write(file("key"), key.serialize_pem()).unwrap();
+    certify(folder.path());
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let (cert, key, port) = (file("cert"), file("key"), port.to_string());
     let tls = ["--tls-port", &port, "--tls-cert-file", &cert, "--tls-key-file", &key];
