@@ -10,6 +10,9 @@ use super::keys::Key;
 use super::scripts::Script;
 use super::slots::Shard;
 
+/// Arguments of a command, as most have.
+const ARGUMENTS: usize = 8;
+
 /// A command, and the shard whose primary answers it.
 #[derive(Debug, Clone)]
 pub(super) struct Ask {
@@ -20,8 +23,8 @@ pub(super) struct Ask {
 impl Ask {
     /// A command whose first argument is a key.
     pub(super) fn to(key: &Key, command: &str) -> Self {
-        let mut cmd = redis::cmd(command);
-        cmd.arg(&key.bytes);
+        let mut cmd = Cmd::with_capacity(ARGUMENTS, command.len() + 2 * key.bytes.len());
+        cmd.arg(command).arg(&key.bytes);
         Self { shard: key.shard, cmd }
     }
 

@@ -2,6 +2,17 @@
 //!
 //! Must hold: a dataset is there when its home has a record; that is one key, so it begins and
 //! ends in one step. A name that points to a home which isn't there stands for nothing.
+//!
+//! # Counting
+//!
+//! Files are counted by a walk over the rows, once for all who ask at the same time, and the home
+//! keeps the result until an object joins the log or leaves it. A counter can't be kept up instead:
+//! whether a row adds a file depends on the other rows of its name, on the bitmaps of deleted
+//! entries and on hashed buckets, which lie in three shards that no step changes together; each
+//! step may be done again, by anybody, in any order, so one that adds to a number elsewhere may
+//! add twice; and a delete would have to visit every row that its bitmaps kill.
+
+use std::sync::Arc;
 
 use dl_format::{DatasetId, DatasetName, Stamp, Version};
 use futures::future::try_join_all;
@@ -19,8 +30,23 @@ use super::tree::Walk;
 use crate::{DatasetInfo, DatasetRecord, Error};
 
 impl Shared {
-    pub(super) async fn record(&self, id: DatasetId) -> Result<Option<DatasetRecord>, Failure> {
-        Ok(self.home(id).await?.map(|home| home.record))
+    /// The record of a dataset, read once for all who ask for it at the same time.
+    pub(super) async fn record_together(
+        self: &Arc<Self>,
+        id: DatasetId,
+    ) -> Result<Option<DatasetRecord>, Failure> {
+        let (waiting, is_runner) = self.records.join(id, ());
+        if is_runner {
+            let shared = Arc::clone(self);
+            tokio::spawn(async move {
+                let read = async |calls: Vec<()>| {
+                    let record = shared.home(id).await?.map(|home| home.record);
+                    Ok(vec![record; calls.len()])
+                };
+                shared.records.run(id, read).await;
+            });
+        }
+        waiting.answer().await
     }
 
     pub(super) async fn named(&self, name: &DatasetName) -> Result<Option<Named>, Failure> {
@@ -41,14 +67,13 @@ impl Shared {
         names.into_iter().map(|(name, named)| Ok((name, Named::decode(&named)?))).collect()
     }
 
-    pub(super) async fn datasets(&self) -> Result<Vec<DatasetInfo>, Failure> {
+    pub(super) async fn datasets(self: &Arc<Self>) -> Result<Vec<DatasetInfo>, Failure> {
         let names = self.names().await?;
         let homes = try_join_all(names.iter().map(|(_, named)| self.home(named.id))).await?;
         let mut infos = Vec::new();
-        for ((name, _), home) in names.iter().zip(homes) {
-            if let Some(home) = home
-                && home.record.name.as_str().as_bytes() == name
-                && let Some(info) = self.info(home).await?
+        for ((name, named), home) in names.iter().zip(homes) {
+            if home.is_some_and(|home| home.record.name.as_str().as_bytes() == name)
+                && let Some(info) = self.info_together(named.id).await?
             {
                 infos.push(info);
             }
@@ -57,9 +82,33 @@ impl Shared {
         Ok(infos)
     }
 
+    /// What a dataset adds up to, counted once for all who ask at the same time.
+    pub(super) async fn info_together(
+        self: &Arc<Self>,
+        id: DatasetId,
+    ) -> Result<Option<DatasetInfo>, Failure> {
+        let (waiting, is_runner) = self.infos.join(id, ());
+        if is_runner {
+            let shared = Arc::clone(self);
+            tokio::spawn(async move {
+                let count = async |calls: Vec<()>| {
+                    let info = match shared.home(id).await? {
+                        Some(home) => shared.info(home).await?,
+                        None => None,
+                    };
+                    Ok(vec![info; calls.len()])
+                };
+                shared.infos.run(id, count).await;
+            });
+        }
+        waiting.answer().await
+    }
+
     /// What a dataset adds up to; none when it was dropped meanwhile.
-    pub(super) async fn info(&self, mut home: Home) -> Result<Option<DatasetInfo>, Failure> {
+    async fn info(&self, mut home: Home) -> Result<Option<DatasetInfo>, Failure> {
+        let mut rounds = self.router.rounds();
         let counted = loop {
+            self.router.again(&mut rounds)?;
             let changes = self.assure().await?;
             if let Some(counted) = home.counted
                 && counted.objects == home.objects
@@ -69,10 +118,11 @@ impl Shared {
             self.roll_forward(home.keys).await?;
             let counts = self.count(&home).await?;
             let Some(again) = self.home(home.keys.dataset).await? else { return Ok(None) };
-            let same = again.keys == home.keys && again.tombstones == home.tombstones;
+            // Deletions must not be left out, nor a life of the dataset that is over be counted.
+            let has_deletions = again.tombstones == 0 || home.tombstones > 0;
+            let same = again.keys == home.keys && has_deletions;
             let has_moved = !self.is_as(changes);
             home = again;
-            // Deletions must not be left out, nor a life of the dataset that is over be counted.
             if same && !has_moved {
                 break counts;
             }
@@ -139,7 +189,9 @@ impl Shared {
     pub(super) async fn put(&self, record: &DatasetRecord) -> Result<Result<(), Error>, Failure> {
         let stored = encode_dataset(record)?;
         let new = Named { generation: record.generation, id: record.id };
+        let mut rounds = self.router.rounds();
         loop {
+            self.router.again(&mut rounds)?;
             let named = self.named(&record.name).await?;
             let known = self.home(record.id).await?;
             let holder = match named {

@@ -117,8 +117,27 @@ impl Keys {
 
     /// Rows of the folder at `path`.
     pub(super) fn rows(self, bucket: u8, path: &[u8]) -> Key {
+        self.all_rows().of(bucket, path)
+    }
+
+    /// For the keys of many folders.
+    pub(super) fn all_rows(self) -> AllRows {
+        AllRows { dataset: self.dataset, name: format!("d:{}:{}", self.dataset, self.epoch) }
+    }
+}
+
+/// The keys of the rows of a dataset, with what they have in common spelled once.
+#[derive(Debug)]
+pub(super) struct AllRows {
+    dataset: DatasetId,
+    name: String,
+}
+
+impl AllRows {
+    /// Rows of the folder at `path`.
+    pub(super) fn of(&self, bucket: u8, path: &[u8]) -> Key {
         let shard = Shard::of(&[self.dataset.as_bytes(), path, &[bucket]]);
-        let mut key = key(shard, format_args!("d:{}:{}:{bucket}:", self.dataset, self.epoch));
+        let mut key = key(shard, format_args!("{}:{bucket}:", self.name));
         key.bytes.extend_from_slice(path);
         key
     }

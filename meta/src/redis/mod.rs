@@ -8,6 +8,7 @@ mod address;
 mod command;
 mod datasets;
 mod failure;
+mod gather;
 mod health;
 mod home;
 mod keys;
@@ -42,8 +43,10 @@ use self::address::Address;
 pub(crate) use self::address::FORMS as ADDRESSES;
 pub use self::address::without_login;
 use self::failure::{Failure, Verdict};
+use self::gather::Gathering;
 use self::health::Health;
 use self::keys::Keys;
+use self::read::Lookups;
 use self::router::Router;
 use self::write::LargeFolders;
 use crate::types::still_in_use;
@@ -92,6 +95,9 @@ struct Shared {
     /// The highest stamp that this process was given, by dataset.
     stamps: Mutex<HashMap<DatasetId, Stamp>>,
     large: Mutex<LargeFolders>,
+    lookups: Lookups,
+    records: Gathering<DatasetId, (), Option<DatasetRecord>>,
+    infos: Gathering<DatasetId, (), Option<DatasetInfo>>,
     health: Mutex<Health>,
     /// Held by the call that surveys for all that wait; when and why the last one failed.
     surveys: tokio::sync::Mutex<Option<(Duration, Failure)>>,
@@ -149,6 +155,9 @@ impl Redis {
             known: Mutex::default(),
             stamps: Mutex::default(),
             large: Mutex::default(),
+            lookups: Lookups::default(),
+            records: Gathering::default(),
+            infos: Gathering::default(),
             health: Mutex::default(),
             surveys: tokio::sync::Mutex::default(),
             sweep_now: Arc::new(Notify::new()),
@@ -257,7 +266,7 @@ impl MetaStore for Redis {
     }
 
     async fn record(&self, id: DatasetId) -> Result<Option<DatasetRecord>, Error> {
-        let record = self.shared.record(id).await;
+        let record = self.shared.record_together(id).await;
         record.map_err(|failure| failure.during("find dataset", id))
     }
 
@@ -268,17 +277,14 @@ impl MetaStore for Redis {
     }
 
     async fn dataset(&self, id: DatasetId) -> Result<Option<DatasetInfo>, Error> {
-        let counted = async {
-            let Some(home) = self.shared.home(id).await? else { return Ok(None) };
-            self.shared.info(home).await
-        };
-        counted.await.map_err(|failure: Failure| failure.during("describe dataset", id))
+        let counted = self.shared.info_together(id).await;
+        counted.map_err(|failure| failure.during("describe dataset", id))
     }
 
     async fn dataset_named(&self, name: &DatasetName) -> Result<Option<DatasetInfo>, Error> {
         let counted = async {
             let Some(home) = self.shared.home_named(name).await? else { return Ok(None) };
-            self.shared.info(home).await
+            self.shared.info_together(home.keys.dataset).await
         };
         counted.await.map_err(|failure: Failure| failure.during("describe dataset", name))
     }
@@ -321,7 +327,7 @@ impl MetaStore for Redis {
     }
 
     async fn lookup(&self, dataset: DatasetId, paths: &[FilePath]) -> Result<Vec<Found>, Error> {
-        let found = self.shared.lookup(dataset, paths).await;
+        let found = self.shared.lookup_together(dataset, paths).await;
         found.map_err(|failure| failure.during("look up paths of dataset", dataset))
     }
 

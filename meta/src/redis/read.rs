@@ -4,6 +4,7 @@
 //! fails and names the way out. Everything else that an answer needs is read after it was asked.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use dl_format::{ChunkId, DatasetId, FilePath};
 use redis::Value;
@@ -11,8 +12,9 @@ use redis::Value;
 use super::Shared;
 use super::command::{Ask, number, strings};
 use super::failure::Failure;
+use super::gather::Gathering;
 use super::home::{Home, ask_home, read_home};
-use super::keys::{Keys, bucket_of};
+use super::keys::{AllRows, Keys, bucket_of};
 use super::records::decode_object;
 use super::rows::{Member, range_of};
 use super::slots::Shard;
@@ -23,29 +25,85 @@ use crate::{Found, ListEntry, ListQuery, ObjectRecord};
 /// Objects of the log that are read at once.
 pub(super) const LOG_PAGE: usize = 1_000;
 
+/// Paths of a lookup that goes to Redis together with others; one of more goes alone.
+const TOGETHER_MAX: usize = 32;
+
+/// Lookups that wait for each other, by dataset.
+pub(super) type Lookups = Gathering<DatasetId, Vec<FilePath>, Rows>;
+
 /// What the rows of one name say.
 #[derive(Debug, Clone, Default)]
 struct Named {
     is_folder: bool,
     /// The first row of a file, which is its winner.
     winner: Option<Vec<u8>>,
+    /// Where the rows were asked for.
+    shards: Vec<Shard>,
+}
+
+/// What the rows of some names say, read with this home.
+#[derive(Debug)]
+pub(super) struct Rows {
+    home: Arc<Home>,
+    named: Vec<Named>,
 }
 
 impl Shared {
+    /// Looks paths up, together with what others look up at the same time.
+    pub(super) async fn lookup_together(
+        self: &Arc<Self>,
+        dataset: DatasetId,
+        paths: &[FilePath],
+    ) -> Result<Vec<Found>, Failure> {
+        if paths.len() > TOGETHER_MAX {
+            return self.lookup(dataset, paths).await;
+        }
+        let (waiting, is_runner) = self.lookups.join(dataset, paths.to_vec());
+        if is_runner {
+            let shared = Arc::clone(self);
+            tokio::spawn(async move {
+                shared.lookups.run(dataset, |calls| shared.rows_of_all(dataset, calls)).await;
+            });
+        }
+        self.found(&waiting.answer().await?, paths).await
+    }
+
     pub(super) async fn lookup(
         &self,
         dataset: DatasetId,
         paths: &[FilePath],
     ) -> Result<Vec<Found>, Failure> {
-        let mut with_buckets = false;
+        self.found(&self.rows(dataset, paths).await?, paths).await
+    }
+
+    /// The rows of the names of several calls, of each by itself.
+    async fn rows_of_all(
+        &self,
+        dataset: DatasetId,
+        calls: Vec<Vec<FilePath>>,
+    ) -> Result<Vec<Rows>, Failure> {
+        let Rows { home, named } = self.rows(dataset, &calls.concat()).await?;
+        let mut named = named.into_iter();
+        let rows = calls.iter().map(|paths| {
+            let named = named.by_ref().take(paths.len()).collect();
+            Rows { home: Arc::clone(&home), named }
+        });
+        Ok(rows.collect())
+    }
+
+    /// Reads what tells what stands at each path.
+    async fn rows(&self, dataset: DatasetId, paths: &[FilePath]) -> Result<Rows, Failure> {
+        let (mut with_buckets, mut rounds) = (false, self.router.rounds());
         loop {
+            self.router.again(&mut rounds)?;
             let changes = self.assure().await?;
             let keys = self.keys_of(dataset).await?;
             // What was read is only taken when the home, read with it, says that it is all.
             let mut asks = vec![ask_home(dataset), Ask::to(&keys.todo(), "HLEN")];
             let first = asks.len();
+            let all_rows = keys.all_rows();
             for path in paths {
-                asks.extend(asks_of(keys, path, with_buckets));
+                asks.extend(asks_of(&all_rows, path, with_buckets));
             }
             let shards: Vec<Shard> = asks.iter().skip(first).map(|ask| ask.shard).collect();
             let mut answers = self.router.ask(asks).await?.into_iter();
@@ -64,20 +122,15 @@ impl Shared {
             }
             let rows = answers.map(strings).collect::<Result<Vec<_>, _>>()?;
             let per_path = if with_buckets { 2 } else { 1 };
-            let named: Vec<Named> = rows.chunks(per_path).map(Named::of).collect();
-            let shards: Vec<&[Shard]> = shards.chunks(per_path).collect();
-            return self.found(&home, paths, &named, &shards).await;
+            let named = rows.chunks(per_path).zip(shards.chunks(per_path));
+            let named = named.map(|(rows, shards)| Named::of(rows, shards)).collect();
+            return Ok(Rows { home: Arc::new(home), named });
         }
     }
 
     /// Takes deletions into account.
-    async fn found(
-        &self,
-        home: &Home,
-        paths: &[FilePath],
-        named: &[Named],
-        shards: &[&[Shard]],
-    ) -> Result<Vec<Found>, Failure> {
+    async fn found(&self, rows: &Rows, paths: &[FilePath]) -> Result<Vec<Found>, Failure> {
+        let Rows { home, named } = rows;
         let mut found = Vec::with_capacity(paths.len());
         let mut winners = Vec::with_capacity(paths.len());
         for named in named {
@@ -91,7 +144,7 @@ impl Shared {
         let chunks = winners.iter().flatten().map(|record| record.version.chunk);
         deletions.load(self, chunks).await?;
         let mut doubted = BTreeSet::new();
-        for (((path, named), winner), shards) in paths.iter().zip(named).zip(winners).zip(shards) {
+        for ((path, named), winner) in paths.iter().zip(named).zip(winners) {
             let is_folder = named.is_folder
                 && (deletions.are_none()
                     || holds_live(self, home, path.as_bytes().to_vec(), &mut doubted).await?);
@@ -100,7 +153,7 @@ impl Shared {
                 _ if is_folder => Found::Folder,
                 Some(record) => Found::File(record),
                 None => {
-                    doubted.extend(shards.iter());
+                    doubted.extend(&named.shards);
                     Found::Missing
                 }
             });
@@ -114,7 +167,9 @@ impl Shared {
         dataset: DatasetId,
         query: &ListQuery,
     ) -> Result<Vec<ListEntry>, Failure> {
+        let mut rounds = self.router.rounds();
         loop {
+            self.router.again(&mut rounds)?;
             let changes = self.assure().await?;
             let home = self.home(dataset).await?.ok_or_else(Failure::missing)?;
             self.roll_forward(home.keys).await?;
@@ -180,9 +235,9 @@ impl Shared {
 }
 
 impl Named {
-    /// Rows of one name from one or two buckets.
-    fn of(buckets: &[Vec<Vec<u8>>]) -> Self {
-        let mut named = Self::default();
+    /// Rows of one name from one or two buckets, and where these are.
+    fn of(buckets: &[Vec<Vec<u8>>], shards: &[Shard]) -> Self {
+        let mut named = Self { shards: shards.to_vec(), ..Self::default() };
         for row in buckets.iter().flatten() {
             if row.ends_with(&[0, 0]) && !row.get(..row.len() - 2).unwrap_or_default().contains(&0)
             {
@@ -197,14 +252,18 @@ impl Named {
 
 /// What tells what a path is: the rows of its name in the first bucket of its folder, and in its
 /// hashed one.
-fn asks_of(keys: Keys, path: &FilePath, with_buckets: bool) -> impl Iterator<Item = Ask> {
+fn asks_of<'a>(
+    all_rows: &'a AllRows,
+    path: &'a FilePath,
+    with_buckets: bool,
+) -> impl Iterator<Item = Ask> + 'a {
     let name = path.name();
     let end = path.as_bytes().len().saturating_sub(name.len() + 1);
     let parent = path.as_bytes().get(..end).unwrap_or_default();
     let buckets = [Some(0), with_buckets.then(|| bucket_of(name))];
     let [low, high] = range_of(name);
     buckets.into_iter().flatten().map(move |bucket| {
-        let ask = Ask::to(&keys.rows(bucket, parent), "ZRANGEBYLEX").arg(&low).arg(&high);
+        let ask = Ask::to(&all_rows.of(bucket, parent), "ZRANGEBYLEX").arg(&low).arg(&high);
         ask.arg("LIMIT").arg(0).arg(2)
     })
 }

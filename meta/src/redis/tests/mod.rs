@@ -5,6 +5,8 @@ mod contract;
 mod faults;
 mod layout;
 mod loss;
+mod together;
+mod unfit;
 
 use std::sync::Arc;
 use std::time::Duration;

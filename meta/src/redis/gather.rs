@@ -1,0 +1,132 @@
+//! Calls that ask alike at the same time, brought to Redis together.
+//!
+//! Must hold: a call is answered from what was read after it began; one that is given up takes
+//! nobody with it. While Redis does not answer, those that wait fail with those that asked: nobody
+//! waits for one time-out after the other.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::hash::Hash;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::oneshot;
+
+use super::failure::Failure;
+use crate::Kind;
+
+/// Groups of one key that are on their way at once: one is read while another one is answered.
+const AT_ONCE: usize = 2;
+/// Calls of one group.
+const CALLS_MAX: usize = 256;
+
+/// Where calls wait for each other, by what they have to have in common.
+pub(super) struct Gathering<K, Q, A> {
+    queues: Mutex<HashMap<K, Queue<Q, A>>>,
+}
+
+struct Queue<Q, A> {
+    under_way: usize,
+    waiting: Vec<Call<Q, A>>,
+}
+
+struct Call<Q, A> {
+    question: Q,
+    answer: oneshot::Sender<Result<A, Failure>>,
+}
+
+impl<K, Q, A> Default for Gathering<K, Q, A> {
+    fn default() -> Self {
+        Self { queues: Mutex::default() }
+    }
+}
+
+impl<K, Q, A> fmt::Debug for Gathering<K, Q, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gathering").finish_non_exhaustive()
+    }
+}
+
+impl<K: Copy + Eq + Hash, Q, A> Gathering<K, Q, A> {
+    fn queues(&self) -> MutexGuard<'_, HashMap<K, Queue<Q, A>>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts a question into the queue. When few groups are on their way, [`Gathering::run`] is to
+    /// be called for this key.
+    pub(super) fn join(&self, key: K, question: Q) -> (Waiting<A>, bool) {
+        let (answer, waiting) = oneshot::channel();
+        let mut queues = self.queues();
+        let queue =
+            queues.entry(key).or_insert_with(|| Queue { under_way: 0, waiting: Vec::new() });
+        queue.waiting.push(Call { question, answer });
+        let is_runner = queue.under_way < AT_ONCE;
+        queue.under_way += usize::from(is_runner);
+        (Waiting(waiting), is_runner)
+    }
+
+    /// Answers group after group until nobody waits. `ask` gives one answer for each question.
+    pub(super) async fn run<Asked: Future<Output = Result<Vec<A>, Failure>>>(
+        &self,
+        key: K,
+        ask: impl Fn(Vec<Q>) -> Asked,
+    ) {
+        // Who is about to ask comes along.
+        tokio::task::yield_now().await;
+        while let Some(group) = self.next_group(key) {
+            let (questions, senders): (Vec<_>, Vec<_>) =
+                group.into_iter().map(|call| (call.question, call.answer)).unzip();
+            match ask(questions).await {
+                Ok(answers) => senders.into_iter().zip(answers).for_each(|(sender, answer)| {
+                    tell(sender, Ok(answer));
+                }),
+                Err(failure) => {
+                    let waiting = match failure.kind {
+                        Kind::Unavailable => self.all_waiting(key),
+                        _ => Vec::new(),
+                    };
+                    let others = waiting.into_iter().map(|call| call.answer);
+                    for sender in senders.into_iter().chain(others) {
+                        tell(sender, Err(failure.clone()));
+                    }
+                }
+            }
+        }
+    }
+
+    fn all_waiting(&self, key: K) -> Vec<Call<Q, A>> {
+        let mut queues = self.queues();
+        queues.get_mut(&key).map(|queue| std::mem::take(&mut queue.waiting)).unwrap_or_default()
+    }
+
+    /// Takes those that wait; none when this runner is not needed any more.
+    fn next_group(&self, key: K) -> Option<Vec<Call<Q, A>>> {
+        let mut queues = self.queues();
+        let queue = queues.get_mut(&key)?;
+        queue.waiting.retain(|call| !call.answer.is_closed());
+        if queue.waiting.is_empty() {
+            queue.under_way -= 1;
+            if queue.under_way == 0 {
+                queues.remove(&key);
+            }
+            return None;
+        }
+        let count = queue.waiting.len().min(CALLS_MAX);
+        Some(queue.waiting.drain(..count).collect())
+    }
+}
+
+fn tell<A>(sender: oneshot::Sender<Result<A, Failure>>, answer: Result<A, Failure>) {
+    // Nobody hears the answer to a call that was given up.
+    let _ = sender.send(answer);
+}
+
+/// A call that waits for its group.
+#[derive(Debug)]
+pub(super) struct Waiting<A>(oneshot::Receiver<Result<A, Failure>>);
+
+impl<A> Waiting<A> {
+    pub(super) async fn answer(self) -> Result<A, Failure> {
+        let stopped = || Failure::because(Kind::Unavailable, "the server is stopping");
+        self.0.await.unwrap_or_else(|_| Err(stopped()))
+    }
+}
