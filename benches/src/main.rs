@@ -11,8 +11,8 @@ use dl_benches::{Machine, Options, Settings, Worker, Workload, print, print_json
 
 /// Measure the system beside something known, on this machine
 ///
-/// Needs tar, ls and memcached, and dlserver and dlcmd beside this program: `make bench` sees to
-/// all of it.
+/// Needs tar, ls, memcached and Redis with its tools, and dlserver and dlcmd beside this program:
+/// `make bench` sees to all of it.
 #[derive(Debug, Parser)]
 #[command(name = "dl-bench", version)]
 struct Cli {

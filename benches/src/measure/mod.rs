@@ -1,6 +1,7 @@
 //! Figures: samples of two sides taken in turns, their medians, and the bar they are held to.
 
 mod machine;
+mod plot;
 mod report;
 
 use anyhow::Result;
@@ -8,6 +9,7 @@ use dl_runtime::{Clock, SystemClock};
 use serde::Serialize;
 
 pub use machine::Machine;
+pub(crate) use plot::curve;
 pub use report::{print, print_json};
 
 /// What one side did, one figure for each run.
@@ -31,6 +33,8 @@ pub enum Bar {
     AtMost(f64),
     /// At least this figure.
     AtLeast(f64),
+    /// Nothing is asked for: one point of a curve.
+    None,
 }
 
 /// One workload with both sides of its ratio.
@@ -40,7 +44,7 @@ pub struct Bench {
     pub name: String,
     /// Sizes, counts, threads.
     pub settings: String,
-    /// `s`, `files/s` or `GB/s`.
+    /// `s`, `files/s`, `paths/s` or `ranges/s`.
     pub unit: &'static str,
     /// This system.
     pub ours: Side,
@@ -77,6 +81,7 @@ impl Bench {
             Bar::AtLeastTimes(bar) => self.ratio() >= bar,
             Bar::AtMost(bar) => self.ours.median() <= bar,
             Bar::AtLeast(bar) => self.ours.median() >= bar,
+            Bar::None => true,
         }
     }
 }

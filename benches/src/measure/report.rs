@@ -18,11 +18,16 @@ pub fn print(out: &mut dyn Write, bench: &Bench) -> io::Result<()> {
         Bar::AtLeastTimes(bar) => (format!(", bar: at least {bar}"), String::new()),
         Bar::AtMost(bar) => (String::new(), format!(", bar: at most {}", amount(bar, unit))),
         Bar::AtLeast(bar) => (String::new(), format!(", bar: at least {}", amount(bar, unit))),
+        Bar::None => (String::new(), String::new()),
     };
     line(out, ours, unit, &figure)?;
     line(out, theirs, unit, "")?;
-    let met = if bench.is_met() { "met" } else { "MISSED" };
-    writeln!(out, "  ratio {:.2}{times}: {met}", bench.ratio())?;
+    let met = match (bar, bench.is_met()) {
+        (Bar::None, _) => "",
+        (_, true) => ": met",
+        (_, false) => ": MISSED",
+    };
+    writeln!(out, "  ratio {:.2}{times}{met}", bench.ratio())?;
     out.flush()
 }
 

@@ -27,6 +27,10 @@ pub struct Options {
     #[arg(long, global = true, value_name = "DIR", default_value = "/dev/shm")]
     tmpfs: PathBuf,
 
+    /// Where to write the curves of workloads that have one, as SVG
+    #[arg(long, global = true, value_name = "DIR")]
+    plots: Option<PathBuf>,
+
     /// Print one JSON object for each bench
     #[arg(long, global = true)]
     pub json: bool,
@@ -43,6 +47,7 @@ pub struct Settings {
     runs: usize,
     disk: TempDir,
     tmpfs: TempDir,
+    plots: Option<PathBuf>,
 }
 
 impl Settings {
@@ -51,19 +56,25 @@ impl Settings {
     /// # Errors
     /// When that can't be done, and for sizes that make no sense.
     pub fn new(options: &Options) -> Result<Self> {
-        let Options { scale, runs, dir, tmpfs, .. } = options;
+        let Options { scale, runs, dir, tmpfs, plots, .. } = options;
         ensure!(*runs > 0, "--runs must be at least 1");
         ensure!(scale.is_finite() && *scale > 0.0, "--scale must be above 0");
         let fresh = |dir: &Path| {
             let made = tempfile::Builder::new().prefix("dl-bench-").tempdir_in(dir);
             made.with_context(|| format!("make a folder in {}", dir.display()))
         };
-        Ok(Self { scale: *scale, runs: *runs, disk: fresh(dir)?, tmpfs: fresh(tmpfs)? })
+        let (disk, tmpfs, plots) = (fresh(dir)?, fresh(tmpfs)?, plots.clone());
+        Ok(Self { scale: *scale, runs: *runs, disk, tmpfs, plots })
     }
 
     /// Where the data lie.
     pub fn folder(&self) -> &Path {
         self.disk.path()
+    }
+
+    /// Where curves are wanted.
+    pub(crate) fn plots(&self) -> Option<&Path> {
+        self.plots.as_deref()
     }
 
     pub(crate) fn runs(&self) -> usize {

@@ -34,7 +34,7 @@ fn program(name: &str) -> Result<PathBuf> {
 /// A dlserver with its defaults, on a free port.
 #[derive(Debug)]
 pub(crate) struct Server {
-    _process: Process,
+    process: Process,
     /// Open, so that the server can say more.
     _stdout: BufReader<ChildStdout>,
     pub(crate) address: String,
@@ -43,8 +43,14 @@ pub(crate) struct Server {
 impl Server {
     /// Starts it with everything in `data`.
     pub(crate) fn start(data: &Path) -> Result<Self> {
+        Self::start_with(data, &[])
+    }
+
+    /// The same with more flags.
+    pub(crate) fn start_with(data: &Path, flags: &[&str]) -> Result<Self> {
         let mut command = Command::new(program("dlserver")?);
         command.args(["--listen", "127.0.0.1:0", "--http", "none", "--data"]).arg(data);
+        command.args(flags);
         command.stdout(Stdio::piped()).stderr(Stdio::null());
         let mut process = Process(command.spawn().context("start dlserver")?);
         let stdout = process.0.stdout.take().context("take the server's output")?;
@@ -53,7 +59,12 @@ impl Server {
         stdout.read_line(&mut line).context("wait until dlserver listens")?;
         let address = line.trim().strip_prefix("listening on ");
         let address = address.context("dlserver ended before it listened")?.to_owned();
-        Ok(Self { _process: process, _stdout: stdout, address })
+        Ok(Self { process, _stdout: stdout, address })
+    }
+
+    /// Its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.process.0.id()
     }
 }
 

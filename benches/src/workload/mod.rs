@@ -1,9 +1,11 @@
 //! The workloads. Each makes what it needs, lets both sides take turns and gives the figures.
 
+mod commit;
 mod many;
 mod memory;
 mod pack;
 mod recover;
+mod stat;
 mod tier;
 mod tree;
 
@@ -35,6 +37,12 @@ pub enum Workload {
     Ls,
     /// Reads of a warm fast store before a slow one, beside the fast store alone
     Tier,
+    /// Commits of packed chunks into a Redis Cluster, beside SET of redis-benchmark
+    RedisCommit,
+    /// Questions about paths through one server over Redis (paper, Figure 10a), beside GET
+    Stat,
+    /// The same through 1, 2 and 3 servers
+    Servers,
 }
 
 impl Workload {
@@ -50,6 +58,9 @@ impl Workload {
         Self::Ls,
         Self::Recover,
         Self::Tier,
+        Self::RedisCommit,
+        Self::Stat,
+        Self::Servers,
     ];
 
     /// Measures it.
@@ -67,6 +78,9 @@ impl Workload {
             Self::Recover => recover::run(settings),
             Self::Ls => tree::ls(settings),
             Self::Tier => tier::run(settings),
+            Self::RedisCommit => commit::run(settings),
+            Self::Stat => stat::run(settings),
+            Self::Servers => stat::servers(settings),
         }
     }
 }

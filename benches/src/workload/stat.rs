@@ -1,0 +1,207 @@
+//! Questions about paths without a snapshot (paper, Figure 10a), through one server and through
+//! several, over one Redis, beside what redis-benchmark gets of that Redis with GET.
+//!
+//! The questions come from one process that keeps 64 requests in flight, as redis-benchmark does;
+//! everything shares the cores of one machine.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::{Context, Result, ensure};
+use dl_format::{Attributes, ChunkShape, DatasetId, FilePath};
+use dl_proto::pb::diesel_client::DieselClient;
+use dl_proto::{StatItem, StatRequest, pb};
+use libdiesel::{Client, ConnectOptions};
+use tokio::task::JoinSet;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::measure::{Bar, Bench, Side, Stopwatch, curve};
+use crate::setup::{Redis, Server, Settings, processor_seconds, shuffle};
+
+const IN_FLIGHT: u32 = 64;
+const BATCH: usize = 64;
+const SERVERS: [usize; 3] = [1, 2, 3];
+const PER_FOLDER: u32 = 1_000;
+
+/// A Redis, servers over it, and a dataset that all of them know.
+struct Scene {
+    redis: Redis,
+    servers: Vec<Server>,
+    dataset: DatasetId,
+    paths: Arc<Vec<FilePath>>,
+}
+
+impl Scene {
+    fn new(settings: &Settings, servers: usize) -> Result<Self> {
+        let redis = Redis::start()?;
+        let url = redis.url();
+        let data = settings.on_disk("stat");
+        let servers = (0..servers).map(|_| Server::start_with(&data, &["--meta", &url]));
+        let servers = servers.collect::<Result<Vec<_>>>()?;
+        let first = servers.first().context("there is a server")?;
+        let options = ConnectOptions { servers: vec![first.address.clone()], ..Default::default() };
+        let dataset =
+            Client::connect(options)?.create_dataset(&"stat".parse()?, ChunkShape::default())?;
+        let mut paths = Vec::new();
+        for file in 0..settings.scaled(100_000) {
+            let folder = 1_440_764 + file / PER_FOLDER * 7;
+            let path = format!("n{folder:08}/n{folder:08}_{}.JPEG", 10_026 + file % PER_FOLDER);
+            let path = FilePath::new(path)?;
+            dataset.put(&path, Attributes::default(), b"x")?;
+            paths.push(path);
+        }
+        let id = dataset.info().id;
+        dataset.close()?;
+        shuffle(&mut paths, 1);
+        Ok(Self { redis, servers, dataset: id, paths: Arc::new(paths) })
+    }
+
+    /// Asks the first `servers` of them `requests` times, `batch` paths at a time.
+    fn ask(&self, servers: usize, batch: usize, requests: u32) -> Result<Asked> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let addresses = self.servers.iter().take(servers).map(|server| &server.address);
+        let clients = addresses.map(|address| -> Result<DieselClient<Channel>> {
+            let endpoint = Endpoint::from_shared(format!("http://{address}"))?.tcp_nodelay(true);
+            let _context = runtime.enter();
+            Ok(DieselClient::new(endpoint.connect_lazy()))
+        });
+        let clients = clients.collect::<Result<Vec<_>>>()?;
+        let next = Arc::new(AtomicU32::new(0));
+        let before = self.seconds()?;
+        let ((), seconds) = Stopwatch::new().time(|| {
+            runtime.block_on(async {
+                let mut tasks = JoinSet::new();
+                for (client, _) in clients.iter().cycle().zip(0..IN_FLIGHT) {
+                    let (paths, next) = (Arc::clone(&self.paths), Arc::clone(&next));
+                    let (client, dataset) = (client.clone(), self.dataset);
+                    tasks.spawn(ask(client, dataset, paths, next, batch, requests));
+                }
+                tasks.join_all().await.into_iter().collect::<Result<()>>()
+            })
+        })?;
+        let after = self.seconds()?;
+        let used = std::array::from_fn(|of| (after[of] - before[of]) / seconds);
+        Ok(Asked { rate: f64::from(requests) * batch as f64 / seconds, used })
+    }
+
+    /// Processor time so far of Redis, the servers and this process.
+    fn seconds(&self) -> Result<[f64; 3]> {
+        let servers: Vec<_> = self.servers.iter().map(Server::id).collect();
+        Ok([
+            processor_seconds(&[self.redis.id()])?,
+            processor_seconds(&servers)?,
+            processor_seconds(&[std::process::id()])?,
+        ])
+    }
+
+    fn get(&self, settings: &Settings) -> Result<f64> {
+        let count = settings.scaled(200_000).to_string();
+        self.redis.rate("GET", &["-c", "64", "-n", &count])
+    }
+}
+
+/// Paths a second, and cores that Redis, the servers and this process were using.
+struct Asked {
+    rate: f64,
+    used: [f64; 3],
+}
+
+impl Asked {
+    fn cores(&self) -> String {
+        let [redis, servers, client] = self.used;
+        format!("cores used: Redis {redis:.2}, servers {servers:.2}, client {client:.2}")
+    }
+}
+
+async fn ask(
+    mut client: DieselClient<Channel>,
+    dataset: DatasetId,
+    paths: Arc<Vec<FilePath>>,
+    next: Arc<AtomicU32>,
+    batch: usize,
+    requests: u32,
+) -> Result<()> {
+    loop {
+        let number = next.fetch_add(1, Ordering::Relaxed);
+        if number >= requests {
+            return Ok(());
+        }
+        let from = number as usize * batch;
+        let wanted = (from..from + batch).map(|at| paths[at % paths.len()].clone());
+        let request = StatRequest { dataset, paths: wanted.collect() };
+        let items = client.stat(pb::StatRequest::from(request)).await?.into_inner().items;
+        ensure!(items.len() == batch, "not one item for each path");
+        for item in items {
+            ensure!(matches!(StatItem::try_from(item)?, StatItem::File(_)), "a file is not there");
+        }
+    }
+}
+
+pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
+    let scene = Scene::new(settings, 1)?;
+    let (ones, batches) = (settings.scaled(100_000), settings.scaled(10_000));
+    let side = |what: &str| Side::new(what);
+    let mut one = side("stat of one path a request, through one server");
+    let mut many = side("stat of 64 paths a request, through one server");
+    let mut theirs = side("redis-benchmark GET, 64 connections, no pipelining");
+    let mut told = (String::new(), String::new());
+    for round in 0..=settings.runs() {
+        let singly = scene.ask(1, 1, ones)?;
+        let get = scene.get(settings)?;
+        let together = scene.ask(1, BATCH, batches)?;
+        if round > 0 {
+            one.samples.push(singly.rate);
+            theirs.samples.push(get);
+            many.samples.push(together.rate);
+        }
+        told = (singly.cores(), together.cores());
+    }
+    let files = scene.paths.len();
+    let bench = |name: &str, ours, told, bar| Bench {
+        name: name.to_owned(),
+        settings: format!("{files} files, one Redis, {IN_FLIGHT} requests in flight; {told}"),
+        unit: "paths/s",
+        ours,
+        theirs: theirs.clone(),
+        bar: Bar::AtLeastTimes(bar),
+    };
+    Ok(vec![bench("stat", one, told.0, 0.5), bench("stat in batches", many, told.1, 2.5)])
+}
+
+pub(super) fn servers(settings: &Settings) -> Result<Vec<Bench>> {
+    let scene = Scene::new(settings, SERVERS.into_iter().max().unwrap_or(1))?;
+    let requests = settings.scaled(60_000);
+    let mut benches: Vec<Bench> = Vec::new();
+    for count in SERVERS {
+        let files = scene.paths.len();
+        benches.push(Bench {
+            name: format!("{count} servers"),
+            settings: format!("{files} files, one Redis, {IN_FLIGHT} requests in flight"),
+            unit: "paths/s",
+            ours: Side::new("stat of one path a request"),
+            theirs: Side::new("redis-benchmark GET, 64 connections, no pipelining"),
+            bar: Bar::None,
+        });
+    }
+    for round in 0..=settings.runs() {
+        for (bench, count) in benches.iter_mut().zip(SERVERS) {
+            let asked = scene.ask(count, 1, requests)?;
+            let get = scene.get(settings)?;
+            if round > 0 {
+                bench.ours.samples.push(asked.rate);
+                bench.theirs.samples.push(get);
+                bench.ours.what = format!("stat of one path a request; {}", asked.cores());
+            }
+        }
+    }
+    if let Some(folder) = settings.plots() {
+        let points = benches.iter().zip(SERVERS);
+        let points: Vec<_> = points
+            .map(|(bench, count)| (count as f64, bench.ours.median(), bench.theirs.median()))
+            .collect();
+        let svg = curve("stat through servers over one Redis", "servers", "paths/s", &points);
+        let file = folder.join("servers.svg");
+        std::fs::write(&file, svg).with_context(|| format!("write {}", file.display()))?;
+    }
+    Ok(benches)
+}
