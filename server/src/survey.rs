@@ -44,7 +44,7 @@ pub(crate) struct Survey {
     /// The log, by id.
     pub(crate) objects: Vec<ObjectRecord>,
     /// The objects in the chunk store, and their bytes.
-    pub(crate) stored: HashMap<ChunkId, u64>,
+    pub(crate) stored: Stored,
     /// What lies among them and is no object.
     pub(crate) strays: Vec<Key>,
     /// Why headers can't be read, by the number of the object in the log.
@@ -55,6 +55,32 @@ pub(crate) struct Survey {
     pub(crate) extents: Vec<(usize, Extent)>,
     shares: u64,
     hasher: RandomState,
+}
+
+/// Objects in the chunk store and their bytes, 24 bytes of memory for each.
+#[derive(Debug, Default)]
+pub(crate) struct Stored(Vec<(ChunkId, u64)>);
+
+impl Stored {
+    fn of(mut objects: Vec<(ChunkId, u64)>) -> Self {
+        objects.sort_unstable();
+        objects.dedup_by_key(|(id, _)| *id);
+        objects.shrink_to_fit();
+        Self(objects)
+    }
+
+    pub(crate) fn get(&self, id: &ChunkId) -> Option<&u64> {
+        let found = self.0.binary_search_by_key(id, |(id, _)| *id).ok()?;
+        self.0.get(found).map(|(_, size)| size)
+    }
+
+    pub(crate) fn contains_key(&self, id: &ChunkId) -> bool {
+        self.get(id).is_some()
+    }
+
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &ChunkId> {
+        self.0.iter().map(|(id, _)| id)
+    }
 }
 
 /// The entries that tombstones name, and the stamp of the last tombstone about a chunk.
@@ -312,21 +338,18 @@ impl Survey {
 }
 
 /// The objects of a dataset in the chunk store, and what lies among them.
-async fn stored(
-    parts: &Parts,
-    dataset: DatasetId,
-) -> Result<(HashMap<ChunkId, u64>, Vec<Key>), Error> {
-    let (mut stored, mut strays) = (HashMap::new(), Vec::new());
+async fn stored(parts: &Parts, dataset: DatasetId) -> Result<(Stored, Vec<Key>), Error> {
+    let (mut stored, mut strays) = (Vec::new(), Vec::new());
     let all = prefix(dataset_prefix(dataset));
     let mut objects = parts.store.list(&all);
     loop {
         let object = objects.try_next().await;
         let object =
             object.map_err(|error| Error::store("list the objects of dataset", dataset, error))?;
-        let Some(object) = object else { return Ok((stored, strays)) };
+        let Some(object) = object else { return Ok((Stored::of(stored), strays)) };
         match parse_object_key(object.key.as_str()) {
             Some((of, id, _)) if of == dataset => {
-                stored.insert(id, object.size);
+                stored.push((id, object.size));
             }
             _ => strays.push(object.key),
         }
