@@ -12,9 +12,15 @@ pub const IDENTITY_KEY: &str = "identity";
 /// The folder of the name objects.
 pub const NAMES_PREFIX: &str = "names";
 
-/// The key of an object. The hash byte spreads a dataset over 256 folders.
-pub fn object_key(dataset: DatasetId, id: ChunkId, kind: ObjectKind) -> String {
+/// The byte that spreads the objects of a dataset over 256 folders.
+pub fn hash_byte(id: ChunkId) -> u8 {
     let [hash, ..] = xxh3_64(id.as_bytes()).to_le_bytes();
+    hash
+}
+
+/// The key of an object.
+pub fn object_key(dataset: DatasetId, id: ChunkId, kind: ObjectKind) -> String {
+    let hash = hash_byte(id);
     let ending = match kind {
         ObjectKind::Chunk | ObjectKind::Part => 'c',
         ObjectKind::Tombstone => 't',
@@ -25,6 +31,11 @@ pub fn object_key(dataset: DatasetId, id: ChunkId, kind: ObjectKind) -> String {
 /// The folder of a dataset's objects.
 pub fn dataset_prefix(dataset: DatasetId) -> String {
     dataset.to_string()
+}
+
+/// The folder of a dataset's objects that have this hash byte.
+pub fn hash_prefix(dataset: DatasetId, hash: u8) -> String {
+    format!("{dataset}/{hash:02x}")
 }
 
 /// The dataset and id that a key names, and whether it is a tombstone's; `None` for a key that
@@ -69,6 +80,7 @@ mod tests {
         let (dataset, id) = (DatasetId::from_bytes([3; 16]), ChunkId::from_bytes([9; 16]));
         let chunk = object_key(dataset, id, ObjectKind::Chunk);
         assert_eq!(parse_object_key(&chunk), Some((dataset, id, false)));
+        assert!(chunk.starts_with(&format!("{}/", hash_prefix(dataset, hash_byte(id)))));
         let tombstone = object_key(dataset, id, ObjectKind::Tombstone);
         assert_eq!(parse_object_key(&tombstone), Some((dataset, id, true)));
         let name = DatasetName::new("a.b").expect("legal");

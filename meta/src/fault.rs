@@ -13,13 +13,13 @@ use dl_runtime::Clock;
 use dl_runtime::fault::{Cut, CutPoint, Fault, Faults};
 
 use crate::{
-    Appended, Damage, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry, ListQuery,
-    MetaStore, ObjectRecord,
+    Appended, Brought, Damage, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry,
+    ListQuery, Mending, MetaStore, ObjectRecord,
 };
 
 /// Faults before `inner`. Operations have the names of the methods. `bind`, `put_dataset`,
-/// `drop_dataset`, `stamp`, `append`, `retire`, `mended` and `close` are writes; to the others a lost answer
-/// is an error like any other.
+/// `drop_dataset`, `stamp`, `append`, `retire`, `mending`, `mended` and `close` are writes; to the
+/// others a lost answer is an error like any other.
 #[derive(Debug)]
 pub struct FaultMeta {
     inner: Arc<dyn MetaStore>,
@@ -162,8 +162,17 @@ impl MetaStore for FaultMeta {
         self.read("damage", "metadata", self.inner.damage()).await
     }
 
-    async fn mended(&self) -> Result<(), Error> {
-        self.write("mended", "metadata", self.inner.mended()).await
+    async fn mending(&self, since: Option<Stamp>) -> Result<Mending, Error> {
+        self.write("mending", "metadata", self.inner.mending(since)).await
+    }
+
+    async fn mended(
+        &self,
+        mending: &Mending,
+        brought: Brought,
+        store: StoreId,
+    ) -> Result<(), Error> {
+        self.write("mended", "metadata", self.inner.mended(mending, brought, store)).await
     }
 
     async fn close(&self) -> Result<(), Error> {

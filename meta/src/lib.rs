@@ -31,8 +31,8 @@ pub use open::{check, open};
 pub use redis::testing as redis_testing;
 pub use redis::{Redis, RedisOptions, without_login};
 pub use types::{
-    Appended, Damage, DatasetInfo, DatasetRecord, DatasetState, Found, ListEntry, ListQuery,
-    ObjectRecord,
+    Appended, Brought, Damage, DatasetInfo, DatasetRecord, DatasetState, Found, ListEntry,
+    ListQuery, Mending, ObjectRecord,
 };
 
 /// Datasets, their logs, and answers from what the logs say.
@@ -65,7 +65,8 @@ pub trait MetaStore: Debug + Display + Send + Sync + 'static {
     /// As the store fails.
     async fn identity(&self) -> Result<Option<StoreId>, Error>;
 
-    /// Binds this metadata to a chunk store, for good. Binding to the same one again succeeds.
+    /// Binds this metadata to a chunk store that holds no dataset yet, for good; what was recovered
+    /// [`MetaStore::mended`] binds. Binding to the same one again succeeds.
     ///
     /// # Errors
     /// [`Kind::Conflict`] when it is bound to another one.
@@ -180,13 +181,27 @@ pub trait MetaStore: Debug + Display + Send + Sync + 'static {
     /// As the store fails.
     async fn damage(&self) -> Result<Option<Damage>, Error>;
 
-    /// Says that what [`MetaStore::damage`] told is mended: every object of every dataset was
-    /// appended again that is not older than [`Damage::since`], those in the log too. What was
-    /// lost after it was told stays told.
+    /// Begins to bring back what may be missing. To be called before the first append of an object
+    /// that was sealed long ago: those since `since` will be appended, all of them without it. Of
+    /// what is lost from now on, `damage` tells also these.
     ///
     /// # Errors
     /// As the store fails.
-    async fn mended(&self) -> Result<(), Error>;
+    async fn mending(&self, since: Option<Stamp>) -> Result<Mending, Error>;
+
+    /// Ends what `mending` began. Where all was brought back, what was damaged then is whole from
+    /// now on. Where metadata was bound to no chunk store, it is bound to this one, unless some of
+    /// what it lacks would not be noticed any more. What was lost since stays told.
+    ///
+    /// # Errors
+    /// [`Kind::Lost`] when something was lost in between, so that nothing is mended: it is to be
+    /// begun anew. [`Kind::Conflict`] when the metadata is bound to another chunk store.
+    async fn mended(
+        &self,
+        mending: &Mending,
+        brought: Brought,
+        store: StoreId,
+    ) -> Result<(), Error>;
 
     /// Writes down all that is still only in memory and ends background work. The last call: what
     /// comes after it fails with [`Kind::Unavailable`] or answers as before.

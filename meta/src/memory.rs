@@ -16,8 +16,8 @@ use dl_format::{
 use crate::types::{bound_elsewhere, deleted_entries, still_in_use};
 use crate::walk::{self, Visit, Winners};
 use crate::{
-    Appended, Damage, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry, ListQuery,
-    MetaStore, ObjectRecord,
+    Appended, Brought, Damage, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry,
+    ListQuery, Mending, MetaStore, ObjectRecord,
 };
 
 /// A metadata store in memory. An append survives as long as the store does.
@@ -239,8 +239,17 @@ impl MetaStore for Memory {
         Ok(None)
     }
 
-    async fn mended(&self) -> Result<(), Error> {
-        Ok(())
+    async fn mending(&self, _since: Option<Stamp>) -> Result<Mending, Error> {
+        Ok(Mending::default())
+    }
+
+    async fn mended(
+        &self,
+        _mending: &Mending,
+        _brought: Brought,
+        store: StoreId,
+    ) -> Result<(), Error> {
+        self.bind(store).await
     }
 
     async fn close(&self) -> Result<(), Error> {

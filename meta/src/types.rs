@@ -110,6 +110,30 @@ pub struct Damage {
     pub since: Option<Stamp>,
 }
 
+/// The bringing back of what a metadata store may have lost, from its begin to its end.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Mending {
+    /// What may be missing.
+    pub damage: Option<Damage>,
+    /// What tells it from others that are under way; none where nothing is ever lost.
+    pub(crate) token: Option<u64>,
+    /// Others that were cut off, or are under way, and that bring back nothing that this one
+    /// doesn't.
+    pub(crate) covered: Vec<u64>,
+    /// Others that ended so long ago that nothing is told by them any more.
+    pub(crate) over: Vec<u64>,
+}
+
+/// What was brought back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Brought {
+    /// All that may have been missing: every object of every dataset that is not older than
+    /// [`Damage::since`] was appended again, those in the log too, and all that the logs lacked.
+    All,
+    /// Some of it, as the objects of one dataset.
+    Some,
+}
+
 /// What the log says of an object (paper, 4.1.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ObjectRecord {

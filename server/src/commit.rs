@@ -19,6 +19,7 @@ use dl_store::Key;
 use crate::catalog;
 use crate::error::Error;
 use crate::headers::read_header;
+use crate::late::Late;
 use crate::parts::{Parts, object_key};
 use crate::room::Taken;
 
@@ -163,7 +164,11 @@ async fn committed_before(
     }
     let committed = header.committed();
     let committed = committed.map_err(|error| Error::new(Kind::Corrupt, ACTION, id, error))?;
-    append(parts, &committed).await
+    let late = Late::usual(parts);
+    late.append(id).await?;
+    let stamp = append(parts, &committed).await?;
+    late.end().await?;
+    Ok(stamp)
 }
 
 /// The commit point.

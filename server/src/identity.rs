@@ -56,13 +56,12 @@ pub(crate) async fn bind(parts: &Parts) -> Result<Bound, Error> {
     }
 }
 
-/// Binds the metadata to the chunk store it was recovered from.
-pub(crate) async fn bind_recovered(parts: &Parts) -> Result<(), Error> {
-    let store = match of_store(parts).await? {
-        Some(store) => store,
-        None => create(parts, drawn(parts)).await?,
-    };
-    bind_meta(parts, store).await
+/// The identity of the chunk store from which metadata is recovered; made where it is missing.
+pub(crate) async fn of_recovered(parts: &Parts) -> Result<StoreId, Error> {
+    match of_store(parts).await? {
+        Some(store) => Ok(store),
+        None => create(parts, drawn(parts)).await,
+    }
 }
 
 /// Fails when the metadata was emptied.

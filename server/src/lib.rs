@@ -20,6 +20,7 @@ mod guard;
 mod headers;
 mod http;
 mod identity;
+mod late;
 mod live;
 mod mend;
 mod metrics;

@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 
 use self::history::{Maker, read_back};
 use self::model::Model;
-use crate::{Appended, DatasetRecord, DatasetState, Found, Kind, ListQuery, MetaStore};
+use crate::{Appended, Brought, DatasetRecord, DatasetState, Found, Kind, ListQuery, MetaStore};
 
 /// Runs every check, each on a new, empty store from `make`.
 ///
@@ -27,6 +27,7 @@ use crate::{Appended, DatasetRecord, DatasetState, Found, Kind, ListQuery, MetaS
 /// When the store breaks the contract. Needs a tokio runtime.
 pub async fn run(make: impl AsyncFn() -> Arc<dyn MetaStore>) {
     it_is_bound_once(&*make().await).await;
+    what_was_recovered_is_bound_once(&*make().await).await;
     a_dataset_is_what_was_put(&*make().await).await;
     a_higher_generation_drives_the_older_dataset_out(&*make().await).await;
     conflicting_records_change_nothing(&*make().await).await;
@@ -89,6 +90,23 @@ async fn it_is_bound_once(store: &dyn MetaStore) {
     let refused = store.bind(second).await.expect_err("bound to another one");
     assert_eq!(refused.kind, Kind::Conflict, "{store}");
     assert_eq!(store.identity().await.expect("ask"), Some(first));
+}
+
+async fn what_was_recovered_is_bound_once(store: &dyn MetaStore) {
+    let (first, second) = (StoreId::from_bytes([1; 16]), StoreId::from_bytes([2; 16]));
+    for brought in [Brought::Some, Brought::All, Brought::All] {
+        let mending = store.mending(None).await.expect("begin to recover");
+        assert_eq!(mending.damage, None, "{store}");
+        let a = record("a", 1, 1);
+        put(store, &a).await;
+        store.mended(&mending, brought, first).await.expect("end it");
+        assert_eq!(store.identity().await.expect("ask"), Some(first));
+        assert_eq!(store.damage().await.expect("look for damage"), None);
+        assert_eq!(store.record(a.id).await.expect("ask"), Some(a));
+    }
+    let mending = store.mending(Some(Stamp::new(7))).await.expect("begin to recover");
+    let refused = store.mended(&mending, Brought::All, second).await.expect_err("of another one");
+    assert_eq!(refused.kind, Kind::Conflict, "{store}");
 }
 
 async fn a_dataset_is_what_was_put(store: &dyn MetaStore) {

@@ -36,8 +36,8 @@ use self::tail::{Command, Known, State};
 #[cfg(any(test, feature = "conformance"))]
 pub use self::volatile::VolatileFile;
 use crate::{
-    Appended, Damage, DatasetInfo, DatasetRecord, DatasetState, Error, Found, Kind, ListEntry,
-    ListQuery, MetaStore, ObjectRecord, walk,
+    Appended, Brought, Damage, DatasetInfo, DatasetRecord, DatasetState, Error, Found, Kind,
+    ListEntry, ListQuery, Mending, MetaStore, ObjectRecord, walk,
 };
 
 /// Paths that are looked up where they are asked for, when memory has their rows. More would keep
@@ -505,8 +505,17 @@ impl MetaStore for Embedded {
         Ok(None)
     }
 
-    async fn mended(&self) -> Result<(), Error> {
-        Ok(())
+    async fn mending(&self, _since: Option<Stamp>) -> Result<Mending, Error> {
+        Ok(Mending::default())
+    }
+
+    async fn mended(
+        &self,
+        _mending: &Mending,
+        _brought: Brought,
+        store: StoreId,
+    ) -> Result<(), Error> {
+        self.bind(store).await
     }
 
     async fn close(&self) -> Result<(), Error> {

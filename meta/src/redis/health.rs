@@ -13,16 +13,20 @@ use dl_format::{Stamp, StoreId};
 use redis::Value;
 
 use super::Shared;
-use super::command::{Ask, bytes, decimal, fields, number};
+use super::command::{Ask, bytes, decimal, number, pairs};
 use super::failure::Failure;
 use super::keys;
 use super::scripts::MARK;
 use super::slots::Shard;
 use crate::types::bound_elsewhere;
-use crate::{Damage, Error, Kind};
+use crate::{Brought, Damage, Error, Kind};
 
 /// How old the time in the marks gets while there is no damage.
 const AGE: Duration = Duration::from_secs(1);
+
+/// How often and after which pause metadata is bound again that others bind at the same time.
+const BIND_TRIES: u32 = 20;
+const BIND_PAUSE: Duration = Duration::from_millis(50);
 
 /// What this process knows about the health of Redis.
 #[derive(Debug, Default)]
@@ -34,18 +38,148 @@ pub(super) struct Health {
     seen_at: Option<Duration>,
     damage: Option<Damage>,
     bound: Option<StoreId>,
+    /// What stands for the run in the marks while metadata is bound to no chunk store: the recovery
+    /// that fills it.
+    filling: Option<u64>,
     /// The runs of all primaries.
     runs: HashSet<String>,
-    /// What [`Shared::mended`] will set right.
-    broken: Vec<Broken>,
 }
 
-/// A shard whose mark is not that of the process that has it.
-#[derive(Debug, Clone)]
-struct Broken {
+/// A shard, and what its mark names and shall name.
+#[derive(Debug)]
+struct Marking {
     shard: Shard,
     marked: String,
     run: String,
+}
+
+/// What the mark of a shard says.
+#[derive(Debug, Default)]
+pub(super) struct Mark {
+    /// Nothing when there is none.
+    pub(super) run: String,
+    /// Milliseconds.
+    pub(super) seen: u64,
+    pub(super) mends: Vec<Mend>,
+}
+
+/// A recovery that began.
+#[derive(Debug)]
+pub(super) struct Mend {
+    pub(super) token: u64,
+    /// Since when the objects were sealed that it appends, in milliseconds; 0 for all of them.
+    pub(super) since: u64,
+    /// In which run of the process it began.
+    pub(super) run: String,
+    /// When it ended, in milliseconds.
+    pub(super) ended: Option<u64>,
+}
+
+/// A shard, its mark and the run of the process that has it.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) shard: Shard,
+    pub(super) mark: Mark,
+    pub(super) run: String,
+}
+
+/// What the marks say together.
+#[derive(Debug)]
+pub(super) struct Judgement {
+    pub(super) damage: Option<Damage>,
+    /// The recovery that fills metadata which is bound to no chunk store, if nothing was lost since
+    /// it began.
+    pub(super) filling: Option<u64>,
+}
+
+impl Health {
+    pub(super) fn damage(&self) -> Option<Damage> {
+        self.damage
+    }
+
+    pub(super) fn bound(&self) -> Option<StoreId> {
+        self.bound
+    }
+
+    pub(super) fn filling(&self) -> Option<u64> {
+        self.filling
+    }
+}
+
+impl Mark {
+    /// Reads the fields of a mark.
+    pub(super) fn read(fields: Value) -> Result<Self, Failure> {
+        let mut mark = Self::default();
+        for (field, value) in pairs(fields)? {
+            match field.as_slice() {
+                b"run" => mark.run = String::from_utf8_lossy(&value).into_owned(),
+                b"seen" => mark.seen = decimal(Some(&value))?,
+                field => mark.mends.extend(Mend::read(field, &value)),
+            }
+        }
+        Ok(mark)
+    }
+}
+
+impl Mend {
+    fn read(field: &[u8], value: &[u8]) -> Option<Self> {
+        let token = str::from_utf8(field).ok()?.strip_prefix("mend:")?;
+        let mut words = str::from_utf8(value).ok()?.split(' ');
+        Some(Self {
+            token: u64::from_str_radix(token, 16).ok()?,
+            since: words.next()?.parse().ok()?,
+            run: words.next()?.to_owned(),
+            ended: words.nth(1).map(str::parse).transpose().ok()?,
+        })
+    }
+}
+
+/// What is missing by what the marks say; `bound` where metadata is bound to a chunk store.
+pub(super) fn judge(shards: &[Held], bound: bool) -> Judgement {
+    let live: HashSet<&str> = shards.iter().map(|held| held.run.as_str()).collect();
+    // One that is not everywhere was there before something was lost.
+    let begun = |held: &Held| -> BTreeSet<u64> {
+        let mends = held.mark.mends.iter().filter(|mend| live.contains(mend.run.as_str()));
+        mends.map(|mend| mend.token).collect()
+    };
+    let first = shards.first().map(begun).unwrap_or_default();
+    let is_same = |held: &Held| held.mark.mends.len() == first.len() && begun(held) == first;
+    let intact = first.first().copied().filter(|_| shards.iter().all(is_same));
+    let everything = Some(Damage { since: None });
+    let is_marked = shards.iter().any(|held| !held.mark.run.is_empty());
+    let is_begun = shards.iter().any(|held| !held.mark.mends.is_empty());
+    if !bound {
+        let is_new = !is_marked && (!is_begun || intact.is_some());
+        let filling = intact.filter(|_| is_new);
+        return Judgement { damage: everything.filter(|_| !is_new), filling };
+    }
+    let broken = shards.iter().filter(|held| !live.contains(held.mark.run.as_str()));
+    // The earliest of all; nothing at all is zero.
+    let since = broken.map(|held| match held.mark.run.is_empty() {
+        true => 0,
+        false => late(held, shards, &live).fold(held.mark.seen, u64::min),
+    });
+    let damage = since.min().map(|since| match since {
+        0 => Damage { since: None },
+        since => Damage { since: Some(Stamp::new(since.saturating_mul(1_000))) },
+    });
+    Judgement { damage, filling: None }
+}
+
+/// Since when the objects were sealed that may have been lost with the last writes of a shard, as
+/// they were appended late: by recoveries of which the end is not in its mark, though the begin is
+/// in that of any shard, and which did not begin after the loss.
+fn late<'a>(
+    broken: &'a Held,
+    shards: &'a [Held],
+    live: &'a HashSet<&str>,
+) -> impl Iterator<Item = u64> + 'a {
+    let is_untouched = |token| {
+        let mut mends = broken.mark.mends.iter().filter(|mend| mend.token == token);
+        mends.any(|mend| mend.ended.is_some() || live.contains(mend.run.as_str()))
+    };
+    let mends = shards.iter().flat_map(|held| &held.mark.mends);
+    mends.filter(move |mend| !is_untouched(mend.token)).map(|mend| mend.since)
 }
 
 impl Shared {
@@ -92,14 +226,27 @@ impl Shared {
 
     /// Fails when one of these shards, in which something was not found, lost its mark.
     pub(super) async fn confirm(&self, shards: &BTreeSet<Shard>) -> Result<(), Failure> {
-        if self.health().bound.is_none() || shards.is_empty() {
+        let (bound, filling) = {
+            let health = self.health();
+            (health.bound, health.filling)
+        };
+        let field = match (bound, filling) {
+            (Some(_), _) => "run".to_owned(),
+            (None, Some(token)) => mend_field(token),
+            (None, None) => return Ok(()),
+        };
+        if shards.is_empty() {
             return Ok(());
         }
-        let asks = shards.iter().map(|shard| Ask::to(&keys::mark(*shard), "HGET").arg("run"));
+        let asks = shards.iter().map(|shard| Ask::to(&keys::mark(*shard), "HGET").arg(&field));
         let marks = self.router.ask(asks.collect()).await?;
         for mark in marks {
-            let run = bytes(mark)?.map(|run| String::from_utf8_lossy(&run).into_owned());
-            if !run.is_some_and(|run| self.health().runs.contains(&run)) {
+            let mark = bytes(mark)?.map(|mark| String::from_utf8_lossy(&mark).into_owned());
+            let run = mark.as_deref().map(|mark| match bound {
+                Some(_) => mark,
+                None => mark.split(' ').nth(1).unwrap_or_default(),
+            });
+            if !run.is_some_and(|run| self.health().runs.contains(run)) {
                 self.survey().await?;
                 self.assure().await?;
             }
@@ -111,63 +258,47 @@ impl Shared {
         self.clock.monotonic().saturating_sub(since)
     }
 
-    fn now_ms(&self) -> u64 {
+    pub(super) fn now_ms(&self) -> u64 {
         let now = self.clock.now().duration_since(UNIX_EPOCH).unwrap_or_default();
         u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
     }
 
     /// Reads all marks and compares them with the processes that have them.
-    async fn survey(&self) -> Result<(), Failure> {
+    pub(super) async fn survey(&self) -> Result<(), Failure> {
         let (changes, at) = (self.router.changes(), self.clock.monotonic());
         let mut asks = vec![Ask::to(&keys::identity(), "GET")];
-        asks.extend(
-            Shard::all().map(|shard| Ask::to(&keys::mark(shard), "HMGET").arg(&["run", "seen"])),
-        );
+        asks.extend(Shard::all().map(|shard| Ask::to(&keys::mark(shard), "HGETALL")));
         let mut answers = self.router.ask(asks).await?.into_iter();
         let bound = store_id(answers.next().unwrap_or(Value::Nil))?;
         let runs = self.router.runs().await?;
-        let live: HashSet<String> = runs.values().map(|run| run.to_string()).collect();
-        let (mut broken, mut moved, mut since) = (Vec::new(), Vec::new(), Some(u64::MAX));
-        let mut is_marked = false;
+        let mut shards = Vec::new();
         for (shard, answer) in Shard::all().zip(answers) {
-            let [marked, seen] = fields(answer)?;
             let owner = self.router.owner(shard).and_then(|node| runs.get(&node));
             let Some(run) = owner.map(|run| run.to_string()) else { continue };
-            let marked = String::from_utf8_lossy(&marked.unwrap_or_default()).into_owned();
-            is_marked |= !marked.is_empty();
-            if marked == run {
-                continue;
-            }
-            if live.contains(&marked) {
-                moved.push(Broken { shard, marked, run });
-                continue;
-            }
-            let seen = decimal(seen.as_ref())?;
-            let lost_all = marked.is_empty();
-            since = since.filter(|_| !lost_all).map(|since| since.min(seen));
-            broken.push(Broken { shard, marked, run });
+            shards.push(Held { shard, mark: Mark::read(answer)?, run });
         }
-        let damage = match bound {
-            None if !is_marked => None,
-            None => Some(Damage { since: None }),
-            Some(_) if broken.is_empty() => None,
-            Some(_) => Some(Damage { since: since.map(|ms| Stamp::new(ms.saturating_mul(1_000))) }),
-        };
+        let Judgement { damage, filling } = judge(&shards, bound.is_some());
         if let (Some(id), None) = (bound, damage) {
-            self.mark(id, &moved, 0).await?;
+            let moved = shards.iter().filter(|held| held.mark.run != held.run);
+            let moved = moved.map(|Held { shard, mark, run }| Marking {
+                shard: *shard,
+                marked: mark.run.clone(),
+                run: run.clone(),
+            });
+            self.mark(id, &moved.collect::<Vec<_>>(), 0).await?;
         }
         let mut health = self.health();
         if damage.is_some() && health.damage != damage {
             tracing::error!(store = %self.router.address, ?damage, "metadata may be missing");
         }
-        let broken = if bound.is_none() { Vec::new() } else { broken };
+        let runs = runs.values().map(|run| run.to_string()).collect();
         let seen_at = health.seen_at;
-        *health = Health { checked: Some(changes), at, seen_at, damage, bound, runs: live, broken };
+        *health = Health { checked: Some(changes), at, seen_at, damage, bound, filling, runs };
         Ok(())
     }
 
-    async fn mark(&self, id: StoreId, shards: &[Broken], now_ms: u64) -> Result<(), Failure> {
-        let asks = shards.iter().map(|Broken { shard, marked, run }| {
+    async fn mark(&self, id: StoreId, shards: &[Marking], now_ms: u64) -> Result<(), Failure> {
+        let asks = shards.iter().map(|Marking { shard, marked, run }| {
             let ask = Ask::script(&MARK, &keys::mark(*shard), &[]);
             ask.arg(marked).arg(id.as_bytes()).arg(run).arg(now_ms)
         });
@@ -182,23 +313,22 @@ impl Shared {
     }
 
     pub(super) async fn bind(&self, store: StoreId) -> Result<Result<(), Error>, Failure> {
-        if self.identity().await?.is_none() {
-            let (now, runs) = (self.now_ms(), self.router.runs().await?);
-            let unmarked: Vec<Broken> = Shard::all()
-                .filter_map(|shard| {
-                    let run = runs.get(&self.router.owner(shard)?)?.to_string();
-                    Some(Broken { shard, marked: String::new(), run })
-                })
-                .collect();
-            self.mark(store, &unmarked, now).await?;
-            let ask = Ask::to(&keys::identity(), "SETNX").arg(store.as_bytes());
-            self.router.ask_one(ask).await?;
-            self.health().checked = None;
+        let mut tries = 0;
+        loop {
+            match self.identity().await? {
+                Some(bound) if bound != store => return Ok(Err(bound_elsewhere(store, bound))),
+                Some(_) => return Ok(Ok(())),
+                None => {}
+            }
+            // Nothing is missing as long as nothing was written.
+            let mending = self.mending(None).await?;
+            match self.mended(&mending, Brought::All, store).await {
+                // Another server binds it as well.
+                Err(failure) if failure.kind == Kind::Lost && tries < BIND_TRIES => tries += 1,
+                bound => return bound,
+            }
+            self.clock.sleep(BIND_PAUSE).await;
         }
-        Ok(match self.identity().await? {
-            Some(bound) if bound != store => Err(bound_elsewhere(store, bound)),
-            _ => Ok(()),
-        })
     }
 
     pub(super) async fn damage(&self) -> Result<Option<Damage>, Failure> {
@@ -211,10 +341,10 @@ impl Shared {
         };
         if let (None, Some(id), true) = (damage, bound, is_old) {
             let runs = self.router.runs().await?;
-            let whole: Vec<Broken> = Shard::all()
+            let whole: Vec<Marking> = Shard::all()
                 .filter_map(|shard| {
                     let run = runs.get(&self.router.owner(shard)?)?.to_string();
-                    Some(Broken { shard, marked: run.clone(), run })
+                    Some(Marking { shard, marked: run.clone(), run })
                 })
                 .collect();
             self.mark(id, &whole, now).await?;
@@ -222,26 +352,11 @@ impl Shared {
         }
         Ok(damage)
     }
+}
 
-    /// Takes what was found broken for whole. What broke since stays broken.
-    pub(super) async fn mended(&self) -> Result<(), Failure> {
-        let unknown = self.health().checked.is_none();
-        if unknown {
-            self.survey().await?;
-        }
-        let (bound, broken) = {
-            let health = self.health();
-            (health.bound, health.broken.clone())
-        };
-        let bound = match bound {
-            Some(bound) => Some(bound),
-            None => self.identity().await?,
-        };
-        if let Some(id) = bound {
-            self.mark(id, &broken, self.now_ms()).await?;
-        }
-        self.survey().await
-    }
+/// The field of a mark that says that a recovery has begun.
+pub(super) fn mend_field(token: u64) -> String {
+    format!("mend:{token:016x}")
 }
 
 fn store_id(value: Value) -> Result<Option<StoreId>, Failure> {

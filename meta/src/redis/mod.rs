@@ -13,6 +13,7 @@ mod health;
 mod home;
 mod keys;
 mod link;
+mod mending;
 mod read;
 mod records;
 mod retire;
@@ -51,8 +52,8 @@ use self::router::Router;
 use self::write::LargeFolders;
 use crate::types::still_in_use;
 use crate::{
-    Appended, Damage, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry, ListQuery,
-    MetaStore, ObjectRecord,
+    Appended, Brought, Damage, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry,
+    ListQuery, Mending, MetaStore, ObjectRecord,
 };
 
 /// Settings of a [`Redis`] store.
@@ -341,9 +342,19 @@ impl MetaStore for Redis {
         damage.map_err(|failure| failure.during("look for damage in", self))
     }
 
-    async fn mended(&self) -> Result<(), Error> {
-        let mended = self.shared.mended().await;
-        mended.map_err(|failure| failure.during("take for mended", self))
+    async fn mending(&self, since: Option<Stamp>) -> Result<Mending, Error> {
+        let mending = self.shared.mending(since).await;
+        mending.map_err(|failure| failure.during("begin to mend", self))
+    }
+
+    async fn mended(
+        &self,
+        mending: &Mending,
+        brought: Brought,
+        store: StoreId,
+    ) -> Result<(), Error> {
+        let mended = self.shared.mended(mending, brought, store).await;
+        mended.map_err(|failure| failure.during("take for mended", self))?
     }
 
     async fn close(&self) -> Result<(), Error> {

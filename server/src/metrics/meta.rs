@@ -6,8 +6,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use dl_format::{ChunkId, Committed, DatasetId, DatasetName, FilePath, Stamp, StoreId};
 use dl_meta::{
-    Appended, Damage, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry, ListQuery,
-    MetaStore, ObjectRecord,
+    Appended, Brought, Damage, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry,
+    ListQuery, Mending, MetaStore, ObjectRecord,
 };
 use dl_runtime::Clock;
 
@@ -153,8 +153,17 @@ impl MetaStore for MeteredMeta {
         self.timed(&self.metrics.change, self.inner.retire(dataset, ids)).await
     }
 
-    async fn mended(&self) -> Result<(), Error> {
-        self.timed(&self.metrics.change, self.inner.mended()).await
+    async fn mending(&self, since: Option<Stamp>) -> Result<Mending, Error> {
+        self.timed(&self.metrics.change, self.inner.mending(since)).await
+    }
+
+    async fn mended(
+        &self,
+        mending: &Mending,
+        brought: Brought,
+        store: StoreId,
+    ) -> Result<(), Error> {
+        self.timed(&self.metrics.change, self.inner.mended(mending, brought, store)).await
     }
 
     async fn close(&self) -> Result<(), Error> {

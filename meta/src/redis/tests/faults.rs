@@ -14,7 +14,7 @@ use crate::conformance::history::Maker;
 use crate::conformance::model::Model;
 use crate::redis::slots::Shard;
 use crate::redis::testing::{Cluster, Server, eventually};
-use crate::{Error, Kind, MetaStore, Redis};
+use crate::{Brought, Error, Kind, MetaStore, Redis};
 
 /// Appends objects from several tasks until `changed` is over and then some; gives those that were
 /// acknowledged, and the errors.
@@ -118,12 +118,14 @@ async fn a_primary_that_dies_under_appends_is_replaced_and_what_it_lost_is_mende
     assert!(failed.is_empty(), "{failed:?}");
     let damage = store.damage().await.unwrap().expect("the last writes may be missing");
     assert!(damage.since.is_some(), "{damage:?}");
+    let mending = store.mending(damage.since).await.unwrap();
+    assert_eq!(mending.damage, Some(damage));
     let mut model = Model::default();
     for object in &done {
         store.append(object).await.unwrap();
         model.add(object);
     }
-    store.mended().await.unwrap();
+    store.mended(&mending, Brought::All, STORE).await.unwrap();
     model.check(&*store, id(), 1_000).await;
 }
 

@@ -4,7 +4,7 @@ use super::{STORE, hasty, id, open, path, reason, record};
 use crate::conformance::history::Maker;
 use crate::conformance::model::Model;
 use crate::redis::testing::{Cluster, Server, eventually};
-use crate::{Damage, Found, Kind, MetaStore, Redis};
+use crate::{Brought, Damage, Error, Found, Kind, MetaStore, Redis};
 
 use dl_format::{Committed, DirPath, Stamp};
 use dl_runtime::SystemClock;
@@ -36,16 +36,31 @@ fn whole() -> ListQuery {
     ListQuery { dir: DirPath::ROOT, recursive: true, after: None, limit: 10_000, bytes: usize::MAX }
 }
 
-async fn recover(store: &Redis, objects: &[Committed]) {
+async fn append(store: &Redis, objects: &[Committed]) {
     store.put_dataset(&record()).await.unwrap();
-    let mut model = Model::default();
     for object in objects {
         store.append(object).await.unwrap();
+    }
+}
+
+async fn recover(store: &Redis, objects: &[Committed]) {
+    let mending = store.mending(None).await.unwrap();
+    append(store, objects).await;
+    store.mended(&mending, Brought::All, STORE).await.unwrap();
+    assert_eq!(store.damage().await.unwrap(), None);
+    let mut model = Model::default();
+    for object in objects {
         model.add(object);
     }
-    store.mended().await.unwrap();
-    assert_eq!(store.damage().await.unwrap(), None);
     model.check(store, id(), 100).await;
+}
+
+/// That what a recovery ended with does not hide the loss of anything.
+async fn is_still_lost(store: &Redis, ended: Result<(), Error>, objects: &[Committed]) {
+    assert_eq!(ended.unwrap_err().kind, Kind::Lost);
+    assert_eq!(store.damage().await.unwrap(), Some(Damage { since: None }));
+    store.list(id(), &whole()).await.unwrap_err();
+    recover(store, objects).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -67,9 +82,6 @@ async fn a_primary_that_was_flushed_is_noticed_and_nothing_is_called_missing() {
         }
         store.list(id(), &whole()).await.unwrap_err();
         assert_eq!(store.damage().await.unwrap(), Some(Damage { since: None }));
-        if store.identity().await.unwrap().is_none() {
-            store.bind(STORE).await.unwrap();
-        }
         recover(&store, &objects).await;
     }
 }
@@ -115,11 +127,6 @@ async fn a_redis_that_comes_back_empty_is_as_good_as_new() {
     server.run().await;
     assert_eq!(store.identity().await.unwrap(), None);
     assert_eq!(store.record(id()).await.unwrap(), None);
-    store.put_dataset(&record()).await.unwrap();
-    for object in &objects {
-        store.append(object).await.unwrap();
-    }
-    store.bind(STORE).await.unwrap();
     recover(&store, &objects).await;
 }
 
@@ -163,6 +170,143 @@ async fn stamps_do_not_go_back_when_redis_forgot_the_last_ones() {
     server.ask(&["FLUSHALL"]).await;
     store.put_dataset(&record()).await.unwrap();
     assert!(store.stamp(id(), Stamp::new(5)).await.unwrap() > given);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_lost_while_other_things_are_mended_stays_told() {
+    let cluster = Cluster::start(3, 0).await;
+    let (store, objects) = filled(&cluster.url()).await;
+    cluster.servers()[1].ask(&["FLUSHALL"]).await;
+    let mending = store.mending(None).await.unwrap();
+    append(&store, &objects).await;
+    cluster.servers()[2].ask(&["FLUSHALL"]).await;
+    // As every server looks each second.
+    store.damage().await.unwrap();
+    let ended = store.mended(&mending, Brought::All, STORE).await;
+    is_still_lost(&store, ended, &objects).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shard_that_is_flushed_again_while_it_is_mended_is_not_whole() {
+    let cluster = Cluster::start(3, 0).await;
+    let (store, objects) = filled(&cluster.url()).await;
+    for again in [1, 0] {
+        cluster.servers()[1].ask(&["FLUSHALL"]).await;
+        let mending = store.mending(None).await.unwrap();
+        append(&store, &objects).await;
+        cluster.servers()[again].ask(&["FLUSHALL"]).await;
+        let ended = store.mended(&mending, Brought::All, STORE).await;
+        is_still_lost(&store, ended, &objects).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metadata_of_no_store_that_lost_a_shard_while_it_was_filled_is_not_bound() {
+    let cluster = Cluster::start(3, 0).await;
+    let (store, objects) = (open(&cluster.url()).await, objects());
+    for brought in [Brought::All, Brought::Some] {
+        cluster.flush().await;
+        let mending = store.mending(None).await.unwrap();
+        assert_eq!(mending.damage, None);
+        append(&store, &objects).await;
+        cluster.servers()[1].ask(&["FLUSHALL"]).await;
+        let paths: Vec<_> = (0..600).map(|n| path(format!("{}/{n}", n % 200))).collect();
+        store.lookup(id(), &paths).await.unwrap_err();
+        let ended = store.mended(&mending, brought, STORE).await;
+        assert_eq!(store.identity().await.unwrap(), None);
+        is_still_lost(&store, ended, &objects).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn to_bring_back_a_part_does_not_make_the_rest_whole() {
+    let cluster = Cluster::start(3, 0).await;
+    for flushed in 0..3 {
+        cluster.flush().await;
+        let (store, objects) = filled(&cluster.url()).await;
+        cluster.servers()[flushed].ask(&["FLUSHALL"]).await;
+        for _ in 0..2 {
+            let mending = store.mending(None).await.unwrap();
+            assert_eq!(mending.damage, Some(Damage { since: None }));
+            store.mended(&mending, Brought::Some, STORE).await.unwrap();
+            assert_eq!(store.damage().await.unwrap(), Some(Damage { since: None }));
+        }
+        recover(&store, &objects).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recovery_that_was_cut_off_goes_on_unless_something_was_lost_since() {
+    let cluster = Cluster::start(3, 0).await;
+    let (store, objects) = (open(&cluster.url()).await, objects());
+    let first = store.mending(None).await.unwrap();
+    append(&store, &objects[..6]).await;
+    let other = open(&cluster.url()).await;
+    let second = other.mending(None).await.unwrap();
+    assert_eq!(second, first, "what the first one appended is there");
+    cluster.servers()[2].ask(&["FLUSHALL"]).await;
+    let third = other.mending(None).await.unwrap();
+    assert_eq!(third.damage, Some(Damage { since: None }), "what the log knows may lack rows");
+    append(&other, &objects).await;
+    other.mended(&third, Brought::All, STORE).await.unwrap();
+    // Whoever was slower is told that all is well, as it is.
+    store.mended(&first, Brought::All, STORE).await.unwrap();
+    assert_eq!(store.damage().await.unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_recovery_appended_right_before_a_restart_is_told_with_its_age() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().display().to_string();
+    let server = Server::start(&["--appendonly", "yes", "--dir", &dir]).await;
+    let (store, objects) = filled(&server.url()).await;
+    let day = Stamp::new(now() - 86_400_000_000);
+    let to_the_ms = Stamp::new(day.get() / 1_000 * 1_000);
+    let restart = async || {
+        server.kill();
+        server.run().await;
+        store.damage().await.unwrap()
+    };
+    for (since, told) in [(Some(day), Some(to_the_ms)), (None, None)] {
+        store.mending(since).await.unwrap();
+        assert_eq!(store.damage().await.unwrap(), None, "nothing is lost yet");
+        // The last second may be lost, the marks with it.
+        store.shared.clock.sleep(Duration::from_millis(1_500)).await;
+        assert_eq!(restart().await, Some(Damage { since: told }));
+        recover(&store, &objects).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_appended_late_is_told_by_the_shards_that_still_know_of_it() {
+    let cluster = Cluster::start(3, 0).await;
+    let (store, mut objects) = filled(&cluster.url()).await;
+    let day = Stamp::new((now() - 86_400_000_000) / 1_000 * 1_000);
+    let mut maker = Maker::new(id(), 1);
+    for _ in 0..objects.len() {
+        maker.chunk([(&b"another"[..], 1)]);
+    }
+    let names: Vec<_> = (0..200).map(|number| format!("{number}/late")).collect();
+    let late = maker.chunk(names.iter().map(|name| (name.as_bytes(), 1)));
+    for server in cluster.servers() {
+        server.ask(&["SAVE"]).await;
+    }
+    let mending = store.mending(Some(day)).await.unwrap();
+    store.append(&late).await.unwrap();
+    store.mended(&mending, Brought::Some, STORE).await.unwrap();
+    assert_eq!(store.damage().await.unwrap(), None);
+    objects.push(late);
+    for lost in 0..3 {
+        // It comes back as it was before.
+        cluster.servers()[lost].kill();
+        cluster.servers()[lost].run().await;
+        assert_eq!(store.damage().await.unwrap(), Some(Damage { since: Some(day) }), "{lost}");
+        let mending = store.mending(Some(day)).await.unwrap();
+        append(&store, &objects).await;
+        store.mended(&mending, Brought::All, STORE).await.unwrap();
+        assert_eq!(store.damage().await.unwrap(), None);
+    }
+    recover(&store, &objects).await;
 }
 
 fn now() -> u64 {

@@ -2,6 +2,7 @@
 //! that a test holds in its hands.
 
 mod forward;
+mod late;
 mod order;
 mod since;
 mod stores;

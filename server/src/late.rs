@@ -1,0 +1,77 @@
+//! Appends of objects that were sealed long ago: by a recovery, by a purge that finds one which the
+//! log lacks, by a retry that comes late.
+//!
+//! Must hold: a metadata store that tells its losses by time is told of them before the first one,
+//! or what it loses right after them would be looked for among newer objects only.
+
+use std::time::Duration;
+
+use dl_format::{ChunkId, Stamp};
+use dl_meta::{Brought, Mending};
+use tokio::sync::Mutex;
+
+use crate::error::Error;
+use crate::parts::Parts;
+
+/// What is told of one late object holds for those that are older by no more than this.
+const TOGETHER: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Some appends, of which some may be late.
+#[derive(Debug)]
+pub(crate) struct Late<'a> {
+    parts: &'a Parts,
+    told: Mutex<Told>,
+}
+
+#[derive(Debug)]
+struct Told {
+    /// Seconds of the first id of which nothing has to be told any more.
+    from: u64,
+    begun: Vec<Mending>,
+}
+
+impl<'a> Late<'a> {
+    /// Appends while all is as usual: what was sealed a while ago is late.
+    pub(crate) fn usual(parts: &'a Parts) -> Self {
+        let recent = parts.clock.now().checked_sub(parts.limits.clock_skew);
+        Self::before_seconds(parts, recent.map_or(0, |recent| seconds(Stamp::at(recent))))
+    }
+
+    /// Appends of which those are late whose ids are from before `from`, in seconds.
+    pub(crate) fn before_seconds(parts: &'a Parts, from: u64) -> Self {
+        Self { parts, told: Mutex::new(Told { from, begun: Vec::new() }) }
+    }
+
+    /// To be called before an object is appended.
+    pub(crate) async fn append(&self, id: ChunkId) -> Result<(), Error> {
+        let mut told = self.told.lock().await;
+        if u64::from(id.seconds()) >= told.from {
+            return Ok(());
+        }
+        let since = u64::from(id.seconds()).saturating_sub(TOGETHER.as_secs());
+        let mending = self.parts.meta.mending(Some(Stamp::new(since * 1_000_000))).await;
+        let mending =
+            mending.map_err(|error| Error::meta("append late to", &self.parts.meta, error))?;
+        told.begun.push(mending);
+        told.from = since;
+        Ok(())
+    }
+
+    /// To be called when all were appended. Where that is not, as after an error, the word stays.
+    pub(crate) async fn end(self) -> Result<(), Error> {
+        let failed = |error| Error::meta("append late to", &self.parts.meta, error);
+        let begun = self.told.into_inner().begun;
+        if begun.is_empty() {
+            return Ok(());
+        }
+        let Some(store) = self.parts.meta.identity().await.map_err(failed)? else { return Ok(()) };
+        for mending in begun {
+            self.parts.meta.mended(&mending, Brought::Some, store).await.map_err(failed)?;
+        }
+        Ok(())
+    }
+}
+
+fn seconds(stamp: Stamp) -> u64 {
+    stamp.get() / 1_000_000
+}

@@ -1,0 +1,272 @@
+//! The recovery of one dataset: headers are read and appended as its objects are found.
+//!
+//! Must hold: many headers and appends are in flight, and a bounded number; what was appended stays,
+//! so that a recovery which was cut off goes on from there; until all is back, its contents are not
+//! taken for all there is.
+
+use dl_format::{ChunkId, DatasetName, Header};
+use dl_meta::{Appended, DatasetRecord, DatasetState};
+use dl_proto::{Kind, RecoverProgress};
+use dl_store::ObjectInfo;
+use futures::stream::{self, StreamExt, TryStreamExt};
+use tokio::sync::mpsc;
+
+use super::found::{Doubt, Lot, Search};
+use crate::answer::Reply;
+use crate::catalog;
+use crate::error::Error;
+use crate::headers::read_header;
+use crate::late::Late;
+use crate::names::Named;
+use crate::parts::Parts;
+
+/// Headers that are read at once: enough to hide the latency of a bucket.
+const READS_AT_ONCE: usize = 64;
+/// Appends in flight.
+const APPENDS_AT_ONCE: usize = 32;
+/// After so many objects it is told how far it is.
+const TELL_EVERY: u64 = 64;
+
+/// What recoveries of datasets have in common.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Recovery<'a> {
+    pub(super) parts: &'a Parts,
+    /// Told of appends of old objects.
+    pub(super) late: &'a Late<'a>,
+    /// From which seconds of ids on what the log knows is read again, if its word is doubted; all
+    /// of it where there is none.
+    pub(super) since: Option<u64>,
+    /// From which on its word is doubted.
+    pub(super) doubted: Option<u64>,
+    pub(super) progress: &'a mpsc::Sender<Reply<RecoverProgress>>,
+}
+
+/// How far the objects of a dataset were read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Read {
+    /// As far as they can be.
+    Whole,
+    /// The store failed for some; another try may do better.
+    Interrupted,
+}
+
+/// Tells how far the recovery of a dataset is.
+#[derive(Debug)]
+pub(super) struct Progress<'a> {
+    state: RecoverProgress,
+    to: &'a mpsc::Sender<Reply<RecoverProgress>>,
+}
+
+/// What was found, on its way through the steps.
+enum Step {
+    /// How much a lot holds.
+    Lot { listed: u64, to_read: u64, problems: Vec<String> },
+    /// One of its objects.
+    Found(ChunkId, ObjectInfo),
+    /// One that was read.
+    Read(Box<(ChunkId, ObjectInfo, Result<Header, Error>)>),
+    /// One that is done.
+    Done(Done),
+}
+
+/// What became of an object.
+enum Done {
+    /// It joined the log, with so many files.
+    New(u64),
+    /// It was in it, or is gone.
+    Passed,
+    /// It can't be adopted.
+    Problem(String),
+    /// It can't be read.
+    Unread(Error),
+    /// The dataset was deleted meanwhile.
+    Ended,
+}
+
+impl<'a> Progress<'a> {
+    pub(super) fn of(name: &DatasetName, to: &'a mpsc::Sender<Reply<RecoverProgress>>) -> Self {
+        let state = RecoverProgress {
+            dataset: name.to_string(),
+            listed: 0,
+            checked: 0,
+            adopted: 0,
+            files: 0,
+            problems: Vec::new(),
+            done: false,
+        };
+        Self { state, to }
+    }
+
+    /// Nothing can be done for the dataset now.
+    pub(super) async fn fail(mut self, error: &Error) {
+        self.state.problems.push(error.chain());
+        self.end().await;
+    }
+
+    async fn end(mut self) {
+        self.state.done = true;
+        self.tell().await;
+    }
+
+    /// Says how far it is. Problems are told once.
+    async fn tell(&mut self) {
+        // The recovery goes on when nobody listens.
+        let _ = self.to.send(Reply::More(self.state.clone())).await;
+        self.state.problems.clear();
+    }
+
+    /// The same, unless there is nothing new but numbers and the last ones are still on their way.
+    async fn tell_now_and_then(&mut self) {
+        if !self.state.problems.is_empty() {
+            self.tell().await;
+        } else if self.state.checked.is_multiple_of(TELL_EVERY) {
+            let _ = self.to.try_send(Reply::More(self.state.clone()));
+        }
+    }
+}
+
+impl Recovery<'_> {
+    pub(super) async fn dataset(&self, name: &DatasetName, named: Named) -> Result<Read, Error> {
+        let id = named.record.dataset;
+        let record = self.parts.meta.record(id).await;
+        let record = record.map_err(|error| Error::meta("recover dataset", name, error))?;
+        let whole = record.is_some_and(|record| record.state == DatasetState::Live);
+        let put = async |state| catalog::index(self.parts, name, named, state).await;
+        // Until all is back, its contents must not be taken for all there is.
+        if !whole && !put(DatasetState::Recovering).await? {
+            return Ok(self.ended(name).await);
+        }
+        if whole && self.doubted.is_some() && !put(DatasetState::Live).await? {
+            return Ok(self.ended(name).await);
+        }
+        // What a log that was lost knows is doubted from its beginning, whatever was asked for.
+        let since = self.since.filter(|_| whole).unwrap_or(0);
+        let doubt = Doubt { from: self.doubted.map(|doubted| doubted.max(since)) };
+        let search = Search { parts: self.parts, name, id, doubt };
+        let mut progress = Progress::of(name, self.progress);
+        let (mut unread, mut read) = (false, Read::Whole);
+        let found = search.lots().map_ok(|lot| stream::iter(steps(lot)).map(Ok)).try_flatten();
+        let steps = found
+            .map_ok(|step| self.read(step))
+            .try_buffer_unordered(READS_AT_ONCE)
+            .map_ok(|step| self.adopt(named, step))
+            .try_buffer_unordered(APPENDS_AT_ONCE);
+        let mut steps = std::pin::pin!(steps);
+        while let Some(step) = steps.try_next().await? {
+            let state = &mut progress.state;
+            match step {
+                Step::Lot { listed, to_read, problems } => {
+                    state.listed += listed;
+                    state.checked += listed.saturating_sub(to_read);
+                    state.problems.extend(problems);
+                }
+                Step::Done(done) => {
+                    state.checked += 1;
+                    match done {
+                        Done::New(files) => {
+                            state.adopted += 1;
+                            state.files += files;
+                        }
+                        Done::Passed => {}
+                        Done::Problem(problem) => state.problems.push(problem),
+                        Done::Unread(error) => {
+                            unread |= error.kind != Kind::Corrupt;
+                            if error.kind.is_retryable() {
+                                read = Read::Interrupted;
+                            }
+                            state.problems.push(error.chain());
+                        }
+                        Done::Ended => return Ok(self.ended(name).await),
+                    }
+                }
+                Step::Found(..) | Step::Read(..) => {}
+            }
+            progress.tell_now_and_then().await;
+        }
+        if unread {
+            let problem = "some objects could not be read; run recover again".to_owned();
+            progress.state.problems.push(problem);
+            if read == Read::Whole && !self.set_aside(name).await {
+                read = Read::Interrupted;
+            }
+        } else if !whole && !put(DatasetState::Live).await? {
+            return Ok(self.ended(name).await);
+        }
+        progress.end().await;
+        Ok(read)
+    }
+
+    /// Has a dataset refused that can't be recovered, if some of it may be missing: it does not keep
+    /// the others from being served. False when that can't be written down.
+    pub(super) async fn set_aside(&self, name: &DatasetName) -> bool {
+        if self.doubted.is_none() {
+            return true;
+        }
+        match self.parts.meta.record_named(name).await {
+            Ok(Some(record)) => {
+                let record = DatasetRecord { state: DatasetState::Recovering, ..record };
+                self.parts.meta.put_dataset(&record).await.is_ok()
+            }
+            Ok(None) => true,
+            Err(_) => false,
+        }
+    }
+
+    /// The dataset was deleted meanwhile: nothing is left to recover.
+    async fn ended(&self, name: &DatasetName) -> Read {
+        Progress::of(name, self.progress).end().await;
+        Read::Whole
+    }
+
+    async fn read(&self, step: Step) -> Result<Step, Error> {
+        Ok(match step {
+            Step::Found(chunk, object) => {
+                let header = read_header(self.parts, &object.key).await;
+                Step::Read(Box::new((chunk, object, header)))
+            }
+            step => step,
+        })
+    }
+
+    async fn adopt(&self, named: Named, step: Step) -> Result<Step, Error> {
+        let Step::Read(read) = step else { return Ok(step) };
+        let (chunk, object, header) = *read;
+        let header = match header {
+            Ok(header) => header,
+            // Removed since it was listed: with its dataset, or by a purge.
+            Err(error) if error.kind == Kind::NotFound => return Ok(Step::Done(Done::Passed)),
+            Err(error) => return Ok(Step::Done(Done::Unread(error))),
+        };
+        let problem = |problem| Ok(Step::Done(Done::Problem(problem)));
+        if header.dataset() != named.record.dataset || header.id() != chunk {
+            return problem(format!("{} holds another object than its key says", object.key));
+        }
+        if header.object_length() != object.size {
+            return problem(format!(
+                "{} has {} bytes and should have {}",
+                object.key,
+                object.size,
+                header.object_length()
+            ));
+        }
+        let files = u64::from(header.entry_count());
+        let committed = match header.committed() {
+            Ok(committed) => committed,
+            Err(error) => return problem(format!("{}: {error}", object.key)),
+        };
+        self.late.append(chunk).await?;
+        match self.parts.meta.append(&committed).await {
+            Ok(Appended::New) => Ok(Step::Done(Done::New(files))),
+            Ok(Appended::Known) => Ok(Step::Done(Done::Passed)),
+            Err(error) if error.kind == dl_meta::Kind::Missing => Ok(Step::Done(Done::Ended)),
+            Err(error) => Err(Error::meta("adopt object", chunk, error)),
+        }
+    }
+}
+
+fn steps(lot: Lot) -> impl Iterator<Item = Step> {
+    let to_read = lot.objects.len() as u64;
+    let first = Step::Lot { listed: lot.listed, to_read, problems: lot.problems };
+    let objects = lot.objects.into_iter().map(|(chunk, object)| Step::Found(chunk, object));
+    std::iter::once(first).chain(objects)
+}

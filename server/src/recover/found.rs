@@ -1,0 +1,188 @@
+//! Which objects of a dataset a recovery has to read: what the chunk store holds, beside what the
+//! log knows.
+//!
+//! Must hold: memory is bounded by [`KNOWN_MAX`] ids and by what lies in a few folders, however
+//! many objects there are; that the log lacks an object is never overlooked.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use dl_format::{
+    ChunkId, DatasetId, DatasetName, dataset_prefix, hash_byte, hash_prefix, parse_object_key,
+};
+use dl_store::{Key, ObjectInfo, Prefix};
+use futures::stream::{self, Stream, StreamExt, TryStreamExt};
+
+use crate::error::Error;
+use crate::parts::{Parts, prefix};
+
+/// Ids of the log in memory at once, 16 bytes each.
+const KNOWN_MAX: usize = 2 << 20;
+/// Objects asked of the log at once.
+const LOG_PAGE: usize = 10_000;
+/// A dataset with no more objects is listed at once, a larger one folder by folder.
+const SMALL: usize = 20_000;
+/// Folders that are listed ahead of the reads.
+const LISTED_AHEAD: usize = 4;
+const FOLDERS: usize = 256;
+
+/// Which objects are to be read though the log knows them, by the seconds of their ids.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Doubt {
+    /// From when on; none when the log's word is good.
+    pub(super) from: Option<u64>,
+}
+
+/// What was found in one folder, or in all of a small dataset.
+#[derive(Debug)]
+pub(super) struct Lot {
+    /// How many objects it holds.
+    pub(super) listed: u64,
+    /// Those that have to be read, by id: by the time of writing.
+    pub(super) objects: Vec<(ChunkId, ObjectInfo)>,
+    /// What lies there and is no object.
+    pub(super) problems: Vec<String>,
+}
+
+/// A dataset of which the objects are looked for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Search<'a> {
+    pub(super) parts: &'a Parts,
+    pub(super) name: &'a DatasetName,
+    pub(super) id: DatasetId,
+    pub(super) doubt: Doubt,
+}
+
+/// What the log knows of the objects with some hash bytes.
+#[derive(Debug)]
+struct Known {
+    /// By hash byte, each in order.
+    ids: Vec<Vec<ChunkId>>,
+    /// The hash byte before which all are here.
+    until: usize,
+}
+
+impl Known {
+    fn contains(&self, id: ChunkId) -> bool {
+        let ids = self.ids.get(usize::from(hash_byte(id)));
+        ids.is_some_and(|ids| ids.binary_search(&id).is_ok())
+    }
+}
+
+impl<'a> Search<'a> {
+    /// All objects that have to be read, a lot at a time. What lies beside the folders of a large
+    /// dataset is not seen: `verify` names it.
+    pub(super) fn lots(self) -> impl Stream<Item = Result<Lot, Error>> + Send + 'a {
+        stream::once(self.small())
+            .map_ok(move |small| match small {
+                Some(lot) => stream::once(async { Ok(lot) }).boxed(),
+                None => self.passes().boxed(),
+            })
+            .try_flatten()
+    }
+
+    /// The lot of a small dataset.
+    async fn small(self) -> Result<Option<Lot>, Error> {
+        let all = prefix(dataset_prefix(self.id));
+        let objects: Vec<ObjectInfo> = self.list(all).take(SMALL + 1).try_collect().await?;
+        if objects.len() > SMALL {
+            return Ok(None);
+        }
+        let known = self.known(0).await?;
+        // A log that is so much longer than what is there is looked at in parts as well.
+        if known.until < FOLDERS {
+            return Ok(None);
+        }
+        self.lot(objects, &known).await.map(Some)
+    }
+
+    /// The lots of a large dataset, as many folders in one pass as the log's ids fit into memory.
+    fn passes(self) -> impl Stream<Item = Result<Lot, Error>> + Send + 'a {
+        let passes = stream::try_unfold(0, move |first| async move {
+            if first >= FOLDERS {
+                return Ok(None);
+            }
+            let known = self.known(first).await?;
+            let until = known.until;
+            Ok::<_, Error>(Some(((first..until, known), until)))
+        });
+        passes.map_ok(move |(folders, known)| self.pass(folders, known)).try_flatten()
+    }
+
+    fn pass(
+        self,
+        folders: Range<usize>,
+        known: Known,
+    ) -> impl Stream<Item = Result<Lot, Error>> + Send + 'a {
+        let known = Arc::new(known);
+        stream::iter(folders)
+            .map(move |folder| {
+                let known = Arc::clone(&known);
+                async move {
+                    let hash = u8::try_from(folder).unwrap_or(u8::MAX);
+                    let below = prefix(hash_prefix(self.id, hash));
+                    let objects = self.list(below).try_collect().await?;
+                    self.lot(objects, &known).await
+                }
+            })
+            .buffered(LISTED_AHEAD)
+    }
+
+    fn list(self, below: Prefix) -> impl Stream<Item = Result<ObjectInfo, Error>> + Send + 'a {
+        let listed = self.parts.store.list(&below);
+        listed.map_err(move |error| Error::store("list the objects of dataset", self.name, error))
+    }
+
+    /// What the log knows, from a hash byte on as far as there is room.
+    async fn known(self, first: usize) -> Result<Known, Error> {
+        let mut known = Known { ids: vec![Vec::new(); FOLDERS], until: FOLDERS };
+        let (mut after, mut count) = (None, 0);
+        loop {
+            let page = self.parts.meta.objects(self.id, after, LOG_PAGE).await;
+            let page =
+                page.map_err(|error| Error::meta("read the log of dataset", self.name, error))?;
+            after = page.last().map(|object| object.id);
+            for object in &page {
+                let hash = usize::from(hash_byte(object.id));
+                if (first..known.until).contains(&hash)
+                    && let Some(ids) = known.ids.get_mut(hash)
+                {
+                    ids.push(object.id);
+                    count += 1;
+                }
+            }
+            while count > KNOWN_MAX && known.until > first + 1 {
+                known.until -= 1;
+                let dropped = known.ids.get_mut(known.until).map(std::mem::take);
+                count -= dropped.map_or(0, |ids| ids.len());
+            }
+            if page.len() < LOG_PAGE {
+                return Ok(known);
+            }
+        }
+    }
+
+    /// Of objects that were listed, those that have to be read; they outlast a power cut then.
+    async fn lot(self, listed: Vec<ObjectInfo>, known: &Known) -> Result<Lot, Error> {
+        let mut lot =
+            Lot { listed: listed.len() as u64, objects: Vec::new(), problems: Vec::new() };
+        for object in listed {
+            match parse_object_key(object.key.as_str()) {
+                Some((dataset, chunk, _)) if dataset == self.id => {
+                    let from = self.doubt.from;
+                    let is_doubted = from.is_some_and(|from| u64::from(chunk.seconds()) >= from);
+                    if is_doubted || !known.contains(chunk) {
+                        lot.objects.push((chunk, object));
+                    }
+                }
+                _ => lot.problems.push(format!("{} is no object of a dataset", object.key)),
+            }
+        }
+        lot.objects.sort_unstable_by_key(|(chunk, _)| *chunk);
+        // The metadata names them from now on.
+        let keys: Vec<Key> = lot.objects.iter().map(|(_, object)| object.key.clone()).collect();
+        let settled = self.parts.store.settle(&keys).await;
+        settled.map_err(|error| Error::store("settle the objects of dataset", self.name, error))?;
+        Ok(lot)
+    }
+}

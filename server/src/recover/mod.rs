@@ -1,0 +1,192 @@
+//! Recovery: what the chunk store holds becomes known to the metadata store again (paper, 4.1.2).
+//!
+//! Must hold: a complete object of a living dataset that the log lacks is adopted, under the stamp
+//! it carries; nothing is ever removed; what can't be adopted is named. Safe on a live server, and
+//! safe to cut off and run again.
+
+mod dataset;
+mod found;
+
+use std::time::Duration;
+
+use dl_format::{DatasetName, NameState, Stamp};
+use dl_meta::{Brought, Damage};
+use dl_proto::{Kind, RecoverProgress, RecoverRequest, Role};
+use tokio::sync::mpsc;
+
+use self::dataset::{Progress, Read, Recovery};
+use crate::answer::Reply;
+use crate::auth::Caller;
+use crate::error::Error;
+use crate::identity;
+use crate::late::Late;
+use crate::names;
+use crate::parts::Parts;
+
+/// Ids are looked at from this long before the asked time: writers' clocks may be off by half.
+const SLACK: Duration = Duration::from_secs(30 * 60);
+
+/// Rebuilds what a request names; tells how far it is through `progress`. The caller may do that
+/// and is told of no other dataset.
+pub(crate) async fn recover(
+    parts: &Parts,
+    request: RecoverRequest,
+    caller: &Caller,
+    progress: &mpsc::Sender<Reply<RecoverProgress>>,
+) -> Result<(), Error> {
+    if let Some(name) = &request.dataset {
+        is_there(parts, name, caller).await?;
+    }
+    let damage = parts.meta.damage().await;
+    let damage = damage.map_err(|error| Error::meta("look for damage in", &parts.meta, error))?;
+    let since = request.since.map(seconds_of);
+    // Without damage few objects are appended, if any: those that are old are told of one by one.
+    let (from, late) = match damage {
+        Some(_) => (request.since, Late::before_seconds(parts, since.unwrap_or(0))),
+        None => (Some(Stamp::at(parts.clock.now())), Late::usual(parts)),
+    };
+    let mending = parts.meta.mending(from).await;
+    let mending = mending.map_err(|error| Error::meta("begin to mend", &parts.meta, error))?;
+    let damage = mending.damage;
+    let doubted = damage.map(|damage| damage.since.map_or(0, seconds_of));
+    let recovery = Recovery { parts, late: &late, since, doubted, progress };
+    // Not before: of what is created from now on nothing is missing.
+    let mut names = names::all(parts).await?;
+    names.retain(|name| caller.may(Role::Read, name));
+    let wanted = |name: &DatasetName| request.dataset.as_ref().is_none_or(|wanted| wanted == name);
+    let mut incomplete = false;
+    for (name, error) in names.unread.iter().filter(|(name, _)| wanted(name)) {
+        incomplete |= error.kind.is_retryable() || !recovery.set_aside(name).await;
+        Progress::of(name, progress).fail(error).await;
+    }
+    for (name, named) in names.live().filter(|(name, _)| wanted(name)) {
+        // One dataset that can't be recovered now doesn't keep the others from it.
+        match recovery.dataset(name, *named).await {
+            Ok(read) => incomplete |= read == Read::Interrupted,
+            Err(error) => {
+                incomplete |= error.kind.is_retryable() || !recovery.set_aside(name).await;
+                Progress::of(name, progress).fail(&error).await;
+            }
+        }
+    }
+    late.end().await?;
+    let covers = damage.is_none_or(|damage| covers(request.since, damage));
+    let brought = match request.dataset.is_none() && !incomplete && covers {
+        true => Brought::All,
+        false => Brought::Some,
+    };
+    let store = identity::of_recovered(parts).await?;
+    let mended = parts.meta.mended(&mending, brought, store).await;
+    mended.map_err(|error| Error::meta("take for mended", &parts.meta, error))?;
+    if incomplete {
+        let why = "the chunk store did not answer for all objects; run recover again";
+        return Err(Error::new(Kind::Unavailable, "recover", "datasets", why));
+    }
+    if damage.is_some() && brought == Brought::Some {
+        let why = "what was asked for is recovered, but all of the metadata may lack something; \
+                   run `dlcmd recover --all`";
+        return Err(Error::new(Kind::NeedsRecovery, "recover", "datasets", why));
+    }
+    Ok(())
+}
+
+/// Fails when the chunk store has no dataset of that name.
+async fn is_there(parts: &Parts, name: &DatasetName, caller: &Caller) -> Result<(), Error> {
+    let mut names = names::all(parts).await?;
+    names.retain(|name| caller.may(Role::Read, name));
+    let unread = names.unread.iter().map(|(unread, _)| unread);
+    if names.live().map(|(live, _)| live).chain(unread).any(|there| there == name) {
+        return Ok(());
+    }
+    let why = match names::nearest(name, names.live().map(|(live, _)| live)) {
+        Some(near) => format!("the chunk store has none; did you mean {near}?"),
+        None => "the chunk store has none of that name".to_owned(),
+    };
+    Err(Error::new(Kind::NotFound, "recover dataset", name, why))
+}
+
+/// Whether a recovery from `since` on brings back all that may be missing.
+fn covers(since: Option<Stamp>, damage: Damage) -> bool {
+    since.is_none_or(|since| damage.since.is_some_and(|lost| since <= lost))
+}
+
+/// The seconds of ids from which on objects are looked at that were written since then.
+fn seconds_of(since: Stamp) -> u64 {
+    let since = since.time().checked_sub(SLACK);
+    since.map_or(0, |since| Stamp::at(since).get() / 1_000_000)
+}
+
+/// Adopts whatever the logs of all datasets lack, after a metadata store lost their ends.
+pub(crate) async fn roll_forward(parts: &Parts) -> Result<u64, Error> {
+    match quietly(parts, None).await {
+        // Those datasets are refused until they are recovered; the others are served.
+        (Err(error), adopted) if error.kind == Kind::Unavailable => {
+            tracing::error!(error = error.chain(), "some datasets are not whole");
+            Ok(adopted)
+        }
+        (recovered, adopted) => recovered.map(|()| adopted),
+    }
+}
+
+/// Appends all objects again that were sealed since then, or shortly before.
+pub(crate) async fn append_again(parts: &Parts, since: Stamp) -> Result<u64, Error> {
+    let (recovered, adopted) = quietly(parts, Some(since)).await;
+    recovered.map(|()| adopted)
+}
+
+/// Recovers all datasets; what is wrong goes into the log. Gives how many objects were adopted.
+async fn quietly(parts: &Parts, since: Option<Stamp>) -> (Result<(), Error>, u64) {
+    let (progress, mut done) = mpsc::channel::<Reply<RecoverProgress>>(16);
+    let everything = RecoverRequest { dataset: None, since };
+    let adopted = async {
+        let mut adopted = 0;
+        while let Some(Reply::More(progress) | Reply::Last(progress)) = done.recv().await {
+            for problem in &progress.problems {
+                tracing::error!(dataset = progress.dataset, problem, "damaged object");
+            }
+            adopted += if progress.done { progress.adopted } else { 0 };
+        }
+        adopted
+    };
+    let recovered = async {
+        let recovered = recover(parts, everything, &Caller::Everybody, &progress).await;
+        drop(progress);
+        recovered
+    };
+    tokio::join!(recovered, adopted)
+}
+
+/// Adopts whatever the log of one dataset lacks; gives what is wrong with its objects.
+pub(crate) async fn bring_in(parts: &Parts, name: &DatasetName) -> Result<Vec<String>, Error> {
+    let named = names::newest(parts, name).await?;
+    let Some(named) = named.filter(|named| named.record.state == NameState::Live) else {
+        let why = "it was deleted";
+        return Err(Error::new(Kind::NotFound, "find dataset", name, why));
+    };
+    let (progress, mut done) = mpsc::channel::<Reply<RecoverProgress>>(16);
+    let problems = async {
+        let mut problems = Vec::new();
+        while let Some(Reply::More(progress) | Reply::Last(progress)) = done.recv().await {
+            problems.extend(progress.problems);
+        }
+        problems
+    };
+    let brought = async {
+        let late = Late::usual(parts);
+        let (since, doubted) = (None, None);
+        let recovery = Recovery { parts, late: &late, since, doubted, progress: &progress };
+        let brought = recovery.dataset(name, named).await;
+        drop(progress);
+        let brought = brought?;
+        late.end().await?;
+        Ok::<_, Error>(brought)
+    };
+    let (brought, problems) = tokio::join!(brought, problems);
+    match brought? {
+        Read::Whole => Ok(problems),
+        Read::Interrupted => {
+            let why = "the chunk store did not answer for all objects; try again";
+            Err(Error::new(Kind::Unavailable, "look at dataset", name, why))
+        }
+    }
+}
