@@ -148,16 +148,23 @@ impl Server {
         let mut command = server_command()?;
         command.envs(variables.iter().map(|(name, value)| (name, value)));
         command.arg("--listen").arg(listen).arg("--data").arg(data).args(flags);
+        // An HTTP port that was asked for is told at once with the other one.
+        Self::run(command, if flags.contains(&"--http") { 2 } else { 1 })
+    }
+
+    /// Runs what becomes a dlserver, and waits until it has told of so many ports.
+    ///
+    /// # Errors
+    /// When it ends before it listens, with what it said.
+    pub fn run(mut command: Command, ports: usize) -> Result<Self> {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = Process::start(&mut command)?;
         let stdout = process.child.stdout.take().context("stdout is a pipe")?;
         let log = process.child.stderr.take().map(follow);
         let (said, lines) = mpsc::channel();
-        // An HTTP port that was asked for is told at once with the other one.
-        let count = if flags.contains(&"--http") { 2 } else { 1 };
         std::thread::spawn(move || {
             let lines: std::io::Result<Vec<_>> =
-                BufReader::new(stdout).lines().take(count).collect();
+                BufReader::new(stdout).lines().take(ports).collect();
             // Nobody waits any more when the test is over.
             let _ = said.send(lines);
         });

@@ -4,6 +4,8 @@
 //! Must hold: after at most one recovery every acknowledged file is there with its bytes, and
 //! nothing is there that was deleted.
 
+mod clocks;
+mod network;
 mod writer;
 
 use std::collections::BTreeMap;
@@ -17,9 +19,10 @@ use dl_format::{ChunkShape, DatasetName, FilePath};
 use dl_meta::redis_testing::Cluster;
 use dl_runtime::fault::Rates;
 use dl_runtime::{Deadline, SeededRandom};
+use dl_store::Throttle;
 use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
-use dl_tests::program::{Server, dlcmd, run};
+use dl_tests::program::{Ended, Server, dlcmd, run};
 use dl_tests::proxy::{Instead, Proxy};
 use dl_tests::rounds;
 use dl_tests::s3::{Kind, S3, settings};
@@ -37,6 +40,9 @@ const WRITERS: u8 = 2;
 /// How long things may take to be as before, once nothing is wrong any more: a failover of Redis,
 /// and what the servers put back then.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long a request to the bucket takes while a recovery is to take long.
+const SLOWLY: Duration = Duration::from_millis(200);
 
 struct Stage {
     scene: tempfile::TempDir,
@@ -81,8 +87,7 @@ impl Stage {
     }
 
     fn client(&self) -> Result<Client> {
-        let servers = self.addresses.clone();
-        Ok(Client::connect(ConnectOptions { servers, ..ConnectOptions::default() })?)
+        connect(&self.addresses)
     }
 
     fn kill(&mut self, number: usize) -> Result<()> {
@@ -172,51 +177,89 @@ impl Stage {
         self.redis.servers().get(number).context("three primaries")
     }
 
+    /// A command of dlcmd to all servers.
+    fn ask(&self, arguments: &[&str]) -> Result<Ended> {
+        let servers = self.addresses.join(",");
+        run(dlcmd()?.args(["--server", &servers]).args(arguments))
+    }
+
+    /// Does something again and again while something else happens.
+    fn beside<T>(
+        &mut self,
+        arguments: &[&str],
+        happens: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<T> {
+        let (stop, servers) = (Arc::new(AtomicBool::new(false)), self.addresses.join(","));
+        let shown = arguments.join(" ");
+        let arguments: Vec<String> = arguments.iter().map(|&argument| argument.into()).collect();
+        let again = std::thread::spawn({
+            let stop = Arc::clone(&stop);
+            move || {
+                let mut done = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    let ended = run(dlcmd()?.args(["--server", &servers]).args(&arguments))?;
+                    done += u32::from(ended.code == 0);
+                }
+                anyhow::Ok(done)
+            }
+        });
+        let happened = happens(self);
+        stop.store(true, Ordering::Relaxed);
+        let done = again.join().ok().context("it gives its errors back")??;
+        ensure!(done > 0, "dlcmd {shown} never came to its end");
+        happened
+    }
+
     /// Recovers, if the servers ask for that, and compares what each of them holds.
     fn check(&self, written: &Files) -> Result<()> {
-        let mut command = dlcmd()?;
-        command.args(["--server", &self.addresses.join(","), "ls", "-R", "dl://chaos"]);
         let deadline = Deadline::after(&*clock(), PATIENCE);
         loop {
-            let listed = run(&mut command)?;
+            let listed = self.ask(&["ls", "-R", "dl://chaos"])?;
             if listed.code == 0 {
                 break;
             }
             if listed.stderr.contains("recover --all") && listed.code == 1 {
-                let mut recover = dlcmd()?;
-                recover.args(["--server", &self.addresses.join(","), "recover", "--all"]);
-                run(&mut recover)?.code(0)?;
+                self.ask(&["recover", "--all"])?.code(0)?;
                 break;
             }
             ensure!(!deadline.remaining(&*clock()).is_zero(), "it is never well: {listed:?}");
         }
-        for address in &self.addresses {
-            let servers = vec![address.clone()];
-            let client = Client::connect(ConnectOptions { servers, ..ConnectOptions::default() })?;
-            let dataset = client.dataset(&DatasetName::new(NAME)?)?;
-            let mut there = Vec::new();
-            for entry in dataset.list(&DirPath::ROOT, true, true)? {
-                if let ListEntry::File(path, _) = entry? {
-                    there.push(path);
-                }
-            }
-            let mut found = BTreeMap::new();
-            for paths in there.chunks(256) {
-                for (path, bytes) in paths.iter().zip(dataset.get_many(paths)?) {
-                    found.insert(path.clone(), bytes.with_context(|| format!("read {path}"))?);
-                }
-            }
-            for (path, bytes) in &found {
-                let allowed = written.get(path);
-                let is_allowed = allowed.is_some_and(|allowed| allowed.is(Some(bytes)));
-                ensure!(is_allowed, "{address}: {path} holds {} wrong bytes", bytes.len());
-            }
-            for (path, allowed) in written {
-                ensure!(found.contains_key(path) || allowed.is(None), "{address}: {path} is gone");
+        compare(&self.addresses, written)
+    }
+}
+
+fn connect(servers: &[String]) -> Result<Client> {
+    let servers = servers.to_vec();
+    Ok(Client::connect(ConnectOptions { servers, ..ConnectOptions::default() })?)
+}
+
+/// Compares what each server holds with what was written.
+fn compare(servers: &[String], written: &Files) -> Result<()> {
+    for address in servers {
+        let client = connect(std::slice::from_ref(address))?;
+        let dataset = client.dataset(&DatasetName::new(NAME)?)?;
+        let mut there = Vec::new();
+        for entry in dataset.list(&DirPath::ROOT, true, true)? {
+            if let ListEntry::File(path, _) = entry? {
+                there.push(path);
             }
         }
-        Ok(())
+        let mut found = BTreeMap::new();
+        for paths in there.chunks(256) {
+            for (path, bytes) in paths.iter().zip(dataset.get_many(paths)?) {
+                found.insert(path.clone(), bytes.with_context(|| format!("read {path}"))?);
+            }
+        }
+        for (path, bytes) in &found {
+            let allowed = written.get(path);
+            let is_allowed = allowed.is_some_and(|allowed| allowed.is(Some(bytes)));
+            ensure!(is_allowed, "{address}: {path} holds {} wrong bytes", bytes.len());
+        }
+        for (path, allowed) in written {
+            ensure!(found.contains_key(path) || allowed.is(None), "{address}: {path} is gone");
+        }
     }
+    Ok(())
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -269,6 +312,74 @@ fn all_of_redis_is_flushed() -> Result<()> {
 fn the_bucket_answers_with_errors_slowly_or_in_part() -> Result<()> {
     for error in [Instead::SlowDown, Instead::Internal, Instead::Dropped, Instead::Cut] {
         survive(Event::BucketFails(error), 0)?;
+    }
+    Ok(())
+}
+
+fn survive_beside(arguments: &[&str], event: Event, replicas: usize) -> Result<()> {
+    for round in 0..rounds(1, 10) {
+        let mut stage = Stage::new(round, replicas)?;
+        let written = stage.beside(arguments, |stage| stage.under_writers(event))?;
+        let checked = stage.check(&written);
+        checked.with_context(|| format!("round {round}, {event:?}"))?;
+    }
+    Ok(())
+}
+
+const PURGE: [&str; 4] = ["purge", "--grace", "0s", "dl://chaos"];
+
+/// Keeps S-01, S-07 and S-27.
+#[test]
+fn a_server_is_killed_while_purges_run() -> Result<()> {
+    survive_beside(&PURGE, Event::ServerDies, 0)
+}
+
+/// Keeps S-01, S-02 and S-27.
+#[test]
+fn a_redis_primary_comes_back_empty_while_purges_run() -> Result<()> {
+    survive_beside(&PURGE, Event::PrimaryIsEmptied, 0)
+}
+
+/// Keeps S-01, S-02 and S-07.
+#[test]
+fn a_server_is_killed_while_recoveries_run() -> Result<()> {
+    survive_beside(&["recover", "--all"], Event::ServerDies, 0)
+}
+
+/// Keeps S-01 and S-02.
+#[test]
+fn a_redis_primary_with_a_replica_is_killed_while_recoveries_run() -> Result<()> {
+    survive_beside(&["recover", "--all"], Event::PrimaryDies, 1)
+}
+
+/// Keeps S-01, S-02 and S-05: what is lost while other things are brought back.
+#[test]
+fn redis_loses_something_again_while_it_is_recovered() -> Result<()> {
+    for first in [Event::AllIsFlushed, Event::PrimaryIsEmptied] {
+        for number in 0..3 {
+            let mut stage = Stage::new(number as u64, 0)?;
+            let written = stage.under_writers(first)?;
+            stage.ask(&["ls", "dl://chaos"])?.code(1)?;
+            // Each header takes a while, so that the recovery is under way for a second or two.
+            stage.proxy.set_throttle(Throttle { latency: SLOWLY, ..Throttle::default() });
+            let servers = stage.addresses.join(",");
+            let recovery = std::thread::spawn(move || {
+                run(dlcmd()?.args(["--server", &servers, "recover", "--all"]))
+            });
+            std::thread::sleep(SLOWLY * (2 + stage.dice.below(6) as u32));
+            stage.runtime.block_on(stage.primary(number)?.ask(&["FLUSHALL"]));
+            let ended = recovery.join().ok().context("it gives its errors back")??;
+            stage.proxy.set_throttle(Throttle::default());
+            if ended.code != 0 {
+                ensure!(ended.stderr.contains("recover --all"), "{ended:?}");
+            }
+            let checked = stage.check(&written);
+            checked.with_context(|| format!("{first:?}, then {number}: {ended:?}"))?;
+            if dl_tests::is_torture() {
+                continue;
+            }
+            break;
+        }
     }
     Ok(())
 }

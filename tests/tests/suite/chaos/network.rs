@@ -1,0 +1,159 @@
+//! A server in a network of its own, whose line to Redis is cut for a while.
+//!
+//! Must hold: the network goes with the test, whatever becomes of it; a machine that can't make one
+//! says so.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_format::{ChunkShape, DatasetName};
+use dl_meta::redis_testing::Server as Redis;
+use dl_tests::dice::Dice;
+use dl_tests::program::{Server, program, run};
+use dl_tests::{rounds, tell};
+use tokio::runtime::Runtime;
+
+use super::writer::Writer;
+use super::{Files, NAME, compare, connect};
+
+/// How long the line is cut: longer than a command may take.
+const CUT: Duration = Duration::from_secs(7);
+
+/// A network namespace with two lines to this one: over the first one Redis is reached, over the
+/// second one the server is.
+struct Network {
+    name: String,
+    net: u8,
+}
+
+impl Network {
+    /// Makes it; none where the machine doesn't let us.
+    fn new() -> Result<Option<Self>> {
+        let id = std::process::id();
+        let network = Self { name: format!("dl{id}"), net: u8::try_from(id % 200)? };
+        let made = (|| {
+            ip(&["netns", "add", &network.name])?;
+            for (line, number) in [("r", 0), ("c", 1)] {
+                let (here, there) = (network.line(line), format!("{line}0"));
+                let peer = ["peer", "name", &there, "netns", &network.name];
+                ip(&[&["link", "add", &here, "type", "veth"][..], &peer].concat())?;
+                ip(&["addr", "add", &format!("{}/24", network.address(number, 1)), "dev", &here])?;
+                ip(&["link", "set", &here, "up"])?;
+                let inside = format!("{}/24", network.address(number, 2));
+                ip(&["-n", &network.name, "addr", "add", &inside, "dev", &there])?;
+                ip(&["-n", &network.name, "link", "set", &there, "up"])?;
+            }
+            ip(&["-n", &network.name, "link", "set", "lo", "up"])
+        })();
+        match made {
+            Ok(()) => Ok(Some(network)),
+            Err(why) => {
+                tell(format_args!("skipped 1 test: no network of its own can be made: {why}"));
+                Ok(None)
+            }
+        }
+    }
+
+    fn line(&self, line: &str) -> String {
+        format!("{}{line}", self.name)
+    }
+
+    /// Of the first line or the second one, this end or the other one.
+    fn address(&self, line: u8, end: u8) -> String {
+        format!("10.{}.{line}.{end}", 50 + self.net)
+    }
+
+    fn set(&self, state: &str) -> Result<()> {
+        ip(&["link", "set", &self.line("r"), state])
+    }
+
+    /// A dlserver in it.
+    fn serve(&self, data: &Path, flags: &[&str]) -> Result<Server> {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.name]).arg(program("dlserver")?);
+        command.env("DIESEL_HTTP", "none").arg("--data").arg(data);
+        let listen = format!("{}:0", self.address(1, 2));
+        command.args(["--without-keys", "--listen", &listen]).args(flags);
+        Server::run(command, 1)
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        // The lines end with it. What was not made needs no end.
+        let _ = ip(&["netns", "del", &self.name]);
+        for line in ["r", "c"] {
+            let _ = ip(&["link", "del", &self.line(line)]);
+        }
+    }
+}
+
+fn ip(arguments: &[&str]) -> Result<()> {
+    let ended = run(Command::new("ip").args(arguments).stdin(Stdio::null()))?;
+    ensure!(ended.code == 0, "ip {}: {}", arguments.join(" "), ended.stderr.trim());
+    Ok(())
+}
+
+/// Keeps S-01, S-03, S-06 and S-07.
+#[test]
+fn the_line_between_a_server_and_redis_is_cut_and_comes_back() -> Result<()> {
+    for round in 0..rounds(1, 5) {
+        let Some(network) = Network::new()? else { return Ok(()) };
+        let runtime = Runtime::new()?;
+        let open = ["--bind", "0.0.0.0", "--protected-mode", "no"];
+        let redis = runtime.block_on(Redis::start(&open));
+        let scene = tempfile::tempdir()?;
+        let store = format!("file://{}", scene.path().join("chunks").display());
+        let url = |host: &str| format!("redis://{host}:{}/0", redis.port());
+        let (near, far) = (url("127.0.0.1"), url(&network.address(0, 1)));
+        let data = |name: &str| scene.path().join(name);
+        let beside = Server::start_with(
+            &data("near"),
+            "127.0.0.1:0",
+            &["--meta", &near, "--store", &store],
+        )?;
+        let inside = network.serve(&data("far"), &["--meta", &far, "--store", &store])?;
+        let addresses = vec![inside.address().to_owned(), beside.address().to_owned()];
+
+        let name = DatasetName::new(NAME)?;
+        connect(&addresses)?.create_dataset(&name, ChunkShape::default())?;
+        let stop = Arc::new(AtomicBool::new(false));
+        // One asks only the server in there.
+        let writers: Vec<_> = [addresses.clone(), addresses[..1].to_vec()]
+            .into_iter()
+            .zip(0..)
+            .map(|(servers, number)| {
+                let stop = Arc::clone(&stop);
+                let mut writer = Writer::new(
+                    connect(&servers)?.dataset(&DatasetName::new(NAME)?)?,
+                    number,
+                    Dice::new(round * 2 + u64::from(number)),
+                );
+                anyhow::Ok(std::thread::spawn(move || {
+                    while !stop.load(Ordering::Relaxed) {
+                        writer.step()?;
+                    }
+                    anyhow::Ok(writer.end())
+                }))
+            })
+            .collect::<Result<_>>()?;
+        std::thread::sleep(Duration::from_secs(1));
+        network.set("down")?;
+        std::thread::sleep(CUT);
+        network.set("up")?;
+        std::thread::sleep(Duration::from_secs(2));
+        stop.store(true, Ordering::Relaxed);
+        let mut written: Files = BTreeMap::new();
+        for writer in writers {
+            written.extend(writer.join().ok().context("a writer gives its errors back")??);
+        }
+        ensure!(written.len() > 50, "only {} files were written", written.len());
+        compare(&addresses, &written)?;
+    }
+    Ok(())
+}
