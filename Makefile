@@ -46,7 +46,7 @@ torture: clone programs redis etcd buckets ## The tests with long loops and larg
 	DIESEL_TORTURE=1 cargo nextest run --locked --workspace --profile torture
 	@$(MAKE) --no-print-directory fuzz
 
-bench: clone memcached redis ## Measure everything beside something known (BENCH='get --runs 5' for a part).
+bench: clone memcached redis buckets ## Measure everything beside something known (BENCH='get --runs 5' for a part).
 	cargo build --locked --release --bins -p dl-server -p dlcmd -p dl-benches
 	$(CARGO_TARGET_DIR)/release/dl-bench $(or $(BENCH),all)
 

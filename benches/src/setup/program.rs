@@ -43,14 +43,18 @@ pub(crate) struct Server {
 impl Server {
     /// Starts it with everything in `data`.
     pub(crate) fn start(data: &Path) -> Result<Self> {
-        Self::start_with(data, &[])
+        Self::start_on(data, &[], &[])
     }
 
-    /// The same with more flags.
-    pub(crate) fn start_with(data: &Path, flags: &[&str]) -> Result<Self> {
+    /// Starts it with more flags and variables.
+    pub(crate) fn start_on(
+        data: &Path,
+        flags: &[&str],
+        variables: &[(&'static str, String)],
+    ) -> Result<Self> {
         let mut command = Command::new(program("dlserver")?);
         command.args(["--listen", "127.0.0.1:0", "--http", "none", "--data"]).arg(data);
-        command.args(flags);
+        command.args(flags).envs(variables.iter().map(|(name, value)| (name, value)));
         command.stdout(Stdio::piped()).stderr(Stdio::null());
         let mut process = Process(command.spawn().context("start dlserver")?);
         let stdout = process.0.stdout.take().context("take the server's output")?;

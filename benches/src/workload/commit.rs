@@ -30,7 +30,7 @@ const PIECE: usize = 128 << 10;
 pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let (alone, cluster) = (Redis::start()?, RedisCluster::start(3)?);
     let data = settings.on_disk("commit");
-    let server = Server::start_with(&data, &["--meta", &cluster.url(), "--store", "memory:"])?;
+    let server = Server::start_on(&data, &["--meta", &cluster.url(), "--store", "memory:"], &[])?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let endpoint = Endpoint::from_shared(format!("http://{}", server.address))?;
     let client = DieselClient::new(runtime.block_on(endpoint.connect())?);

@@ -5,6 +5,7 @@ mod many;
 mod memory;
 mod pack;
 mod recover;
+mod recover_s3;
 mod stat;
 mod tier;
 mod tree;
@@ -33,6 +34,8 @@ pub enum Workload {
     GetMany,
     /// Recovery of 200,000 files with empty metadata, beside a bulk insert into redb
     Recover,
+    /// Recovery from an S3 server behind 20 ms, beside a plain client with the same ranges
+    RecoverS3,
     /// `dlcmd ls -lR` of 200,000 files, beside ls
     Ls,
     /// Reads of a warm fast store before a slow one, beside the fast store alone
@@ -57,6 +60,7 @@ impl Workload {
         Self::GetMany,
         Self::Ls,
         Self::Recover,
+        Self::RecoverS3,
         Self::Tier,
         Self::RedisCommit,
         Self::Stat,
@@ -76,6 +80,7 @@ impl Workload {
             Self::Get => tree::get(settings),
             Self::GetMany => many::run(settings),
             Self::Recover => recover::run(settings),
+            Self::RecoverS3 => recover_s3::run(settings),
             Self::Ls => tree::ls(settings),
             Self::Tier => tier::run(settings),
             Self::RedisCommit => commit::run(settings),

@@ -36,7 +36,7 @@ impl Scene {
         let redis = Redis::start()?;
         let url = redis.url();
         let data = settings.on_disk("stat");
-        let servers = (0..servers).map(|_| Server::start_with(&data, &["--meta", &url]));
+        let servers = (0..servers).map(|_| Server::start_on(&data, &["--meta", &url], &[]));
         let servers = servers.collect::<Result<Vec<_>>>()?;
         let first = servers.first().context("there is a server")?;
         let options = ConnectOptions { servers: vec![first.address.clone()], ..Default::default() };

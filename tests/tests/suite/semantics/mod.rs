@@ -3,6 +3,7 @@
 
 mod forward;
 mod late;
+mod many;
 mod order;
 mod since;
 mod stores;

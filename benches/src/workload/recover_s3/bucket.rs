@@ -1,0 +1,122 @@
+//! A bucket far away: a real S3 server on this machine, and a line to it that takes its time.
+//!
+//! Must hold: whoever goes through the line gets all of its bandwidth, and each byte that is asked
+//! with comes later by the same time; what was started ends with the bench.
+
+use std::net::{SocketAddr, TcpListener as StdListener, TcpStream as StdStream};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use dl_runtime::{Clock, SystemClock};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::mpsc;
+
+use crate::setup::Process;
+
+/// What is read at once, and how many such pieces are on the line of one connection.
+const PIECE: usize = 64 << 10;
+const PIECES: usize = 64;
+
+/// The bucket that the server has.
+pub(super) const BUCKET: &str = "chunks";
+
+/// A running S3 server, s3s-fs.
+#[derive(Debug)]
+pub(super) struct Bucket {
+    _process: Process,
+    pub(super) address: SocketAddr,
+}
+
+impl Bucket {
+    /// Starts it with its objects below `root`.
+    pub(super) fn start(root: &Path) -> Result<Self> {
+        std::fs::create_dir_all(root.join(BUCKET))?;
+        let address = StdListener::bind("127.0.0.1:0")?.local_addr()?;
+        let mut command = Command::new("s3s-fs");
+        command.args(["--host", "127.0.0.1", "--port", &address.port().to_string()]);
+        command.args(["--access-key", "key", "--secret-key", "secret"]).arg(root);
+        command.env("RUST_LOG", "off").stdout(Stdio::null()).stderr(Stdio::null());
+        let process = command.spawn().context("start s3s-fs; `make buckets` installs it")?;
+        let process = Process(process);
+        for _ in 0..500 {
+            if StdStream::connect(address).is_ok() {
+                return Ok(Self { _process: process, address });
+            }
+            sleep(Duration::from_millis(10));
+        }
+        anyhow::bail!("s3s-fs does not listen on {address}")
+    }
+}
+
+/// What object_store has to be told to speak to the server at `address`.
+pub(super) fn settings(address: SocketAddr) -> [(&'static str, String); 5] {
+    [
+        ("AWS_ENDPOINT", format!("http://{address}")),
+        ("AWS_ALLOW_HTTP", "true".to_owned()),
+        ("AWS_REGION", "us-east-1".to_owned()),
+        ("AWS_ACCESS_KEY_ID", "key".to_owned()),
+        ("AWS_SECRET_ACCESS_KEY", "secret".to_owned()),
+    ]
+}
+
+/// The line.
+#[derive(Debug)]
+pub(super) struct Line {
+    _runtime: Runtime,
+    pub(super) address: SocketAddr,
+}
+
+impl Line {
+    /// To the server at `upstream`.
+    pub(super) fn start(upstream: SocketAddr, delay: Duration) -> Result<Self> {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"))?;
+        let address = listener.local_addr()?;
+        runtime.spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                // A connection that fails ends.
+                tokio::spawn(carry(client, upstream, delay));
+            }
+        });
+        Ok(Self { _runtime: runtime, address })
+    }
+}
+
+async fn carry(client: TcpStream, upstream: SocketAddr, delay: Duration) -> Result<()> {
+    let server = TcpStream::connect(upstream).await?;
+    client.set_nodelay(true)?;
+    server.set_nodelay(true)?;
+    let clock = Arc::new(SystemClock::new());
+    let ((mut asked, mut told), (mut answered, mut to_server)) =
+        (client.into_split(), server.into_split());
+    let (line, mut waiting) = mpsc::channel(PIECES);
+    let arriving = Arc::clone(&clock);
+    let arrive = async move {
+        loop {
+            let mut piece = Vec::with_capacity(PIECE);
+            if asked.read_buf(&mut piece).await? == 0 {
+                return anyhow::Ok(());
+            }
+            line.send((arriving.monotonic() + delay, piece)).await?;
+        }
+    };
+    let leave = async move {
+        while let Some((due, piece)) = waiting.recv().await {
+            clock.sleep(due.saturating_sub(clock.monotonic())).await;
+            to_server.write_all(&piece).await?;
+        }
+        anyhow::Ok(to_server.shutdown().await?)
+    };
+    let back = async move {
+        copy(&mut answered, &mut told).await?;
+        anyhow::Ok(told.shutdown().await?)
+    };
+    tokio::try_join!(arrive, leave, back)?;
+    Ok(())
+}

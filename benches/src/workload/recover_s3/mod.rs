@@ -1,0 +1,148 @@
+//! Metadata rebuilt from a bucket far away, beside a plain client that fetches the same ranges.
+
+mod bucket;
+
+use std::fs::remove_dir_all;
+use std::net::SocketAddr;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_format::{Attributes, ChunkShape, FilePath};
+use futures::{StreamExt, TryStreamExt, stream};
+use libdiesel::{Client, ConnectOptions, RecoverRequest};
+use object_store::aws::AmazonS3Builder;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
+
+use self::bucket::{BUCKET, Bucket, Line, settings};
+use crate::measure::{Bar, Bench, Side, Stopwatch};
+use crate::setup::{Server, Settings, bytes};
+
+/// One way, for each request.
+const LATENCY: Duration = Duration::from_millis(20);
+/// As many as a recovery has.
+const IN_FLIGHT: usize = 64;
+/// What a recovery reads of each chunk first.
+const RANGE: u64 = 64 << 10;
+/// Files of a chunk, as of one with ImageNet's photographs.
+const FILES: usize = 36;
+const WRITERS: u32 = 4;
+
+pub(in crate::workload) fn run(bench: &Settings) -> Result<Vec<Bench>> {
+    let bucket = Bucket::start(&bench.on_disk("bucket"))?;
+    let store = format!("s3://{BUCKET}/far");
+    let chunks = bench.scaled(8_000).next_multiple_of(WRITERS);
+    fill(bench, &bucket, &store, chunks)?;
+    let line = Line::start(bucket.address, LATENCY)?;
+    let plain = Plain::connect(line.address)?;
+    let keys = plain.keys()?;
+    ensure!(keys.len() as u64 >= u64::from(chunks), "{} objects were made", keys.len());
+    let mut ours = Side::new("recover --all into empty embedded metadata");
+    let mut theirs = Side::new("object_store: get_range of the same objects, 64 in flight");
+    let stopwatch = Stopwatch::new();
+    for round in 0..=bench.runs() {
+        let data = bench.on_disk("far");
+        let server = Server::start_on(&data, &["--store", &store], &settings(line.address))?;
+        let client = connect(&server)?;
+        let request = RecoverRequest { dataset: None, since: None };
+        let (told, recovering) = stopwatch.time(|| Ok(client.recover(request, &mut |_| {})?))?;
+        let adopted: u64 = told.iter().map(|dataset| dataset.adopted).sum();
+        ensure!(adopted == keys.len() as u64, "{adopted} of {} chunks came back", keys.len());
+        drop(server);
+        remove_dir_all(&data)?;
+        let (_, fetching) = stopwatch.time(|| plain.fetch(&keys))?;
+        if round > 0 {
+            ours.samples.push(keys.len() as f64 / recovering);
+            theirs.samples.push(keys.len() as f64 / fetching);
+        }
+    }
+    let settings = format!(
+        "{} chunks of {FILES} small files in s3s-fs behind 20 ms, all on the same cores",
+        keys.len()
+    );
+    let (name, bar) = ("recover-s3".to_owned(), Bar::AtLeastTimes(0.8));
+    Ok(vec![Bench { name, settings, unit: "headers/s", ours, theirs, bar }])
+}
+
+fn connect(server: &Server) -> Result<Client> {
+    let servers = vec![server.address.clone()];
+    Ok(Client::connect(ConnectOptions { servers, ..ConnectOptions::default() })?)
+}
+
+/// Chunks with long headers and little behind them, as a recovery reads nothing else.
+fn fill(bench: &Settings, bucket: &Bucket, store: &str, chunks: u32) -> Result<()> {
+    let data = bench.on_disk("near");
+    let server = Server::start_on(&data, &["--store", store], &settings(bucket.address))?;
+    let client = connect(&server)?;
+    let name = "far".parse()?;
+    client.create_dataset(&name, ChunkShape::default())?;
+    let body = bytes(64);
+    thread::scope(|scope| {
+        let writers: Vec<_> = (0..WRITERS)
+            .map(|writer| {
+                let (client, name, body) = (&client, &name, &body);
+                scope.spawn(move || {
+                    let dataset = client.dataset(name)?;
+                    for chunk in 0..chunks / WRITERS {
+                        for file in 0..FILES {
+                            let path = format!("train/{writer}/{chunk:06}/{file:08}.JPEG");
+                            dataset.put(&FilePath::new(path)?, Attributes::default(), body)?;
+                        }
+                        let flushed = dataset.flush()?.check()?;
+                        ensure!(flushed.files == FILES as u64, "{} files put", flushed.files);
+                    }
+                    anyhow::Ok(())
+                })
+            })
+            .collect();
+        for writer in writers {
+            writer.join().map_err(|_| anyhow::anyhow!("a writer ended early"))??;
+        }
+        anyhow::Ok(())
+    })?;
+    drop(server);
+    Ok(remove_dir_all(&data)?)
+}
+
+/// A client that knows nothing of chunks.
+struct Plain {
+    runtime: tokio::runtime::Runtime,
+    store: object_store::aws::AmazonS3,
+}
+
+impl Plain {
+    fn connect(address: SocketAddr) -> Result<Self> {
+        let builder = settings(address).into_iter().try_fold(
+            AmazonS3Builder::new().with_bucket_name(BUCKET),
+            |builder, (name, value)| {
+                let key = name.to_lowercase().parse().context("a setting of object_store")?;
+                anyhow::Ok(builder.with_config(key, value))
+            },
+        )?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .context("start the threads of the plain client")?;
+        Ok(Self { runtime, store: builder.build()? })
+    }
+
+    /// The chunks of all datasets, and their bytes.
+    fn keys(&self) -> Result<Vec<(Path, u64)>> {
+        let listed = self.store.list(Some(&Path::from("far")));
+        let objects: Vec<_> = self.runtime.block_on(listed.try_collect())?;
+        let chunks = objects.into_iter().filter(|object| object.location.as_ref().ends_with(".c"));
+        Ok(chunks.map(|object| (object.location, object.size)).collect())
+    }
+
+    fn fetch(&self, keys: &[(Path, u64)]) -> Result<()> {
+        let fetched = stream::iter(keys)
+            .map(|(key, size)| self.store.get_range(key, 0..RANGE.min(*size)))
+            .buffer_unordered(IN_FLIGHT)
+            .try_fold(0, |sum, bytes| async move { Ok(sum + bytes.len()) });
+        let bytes = self.runtime.block_on(fetched)?;
+        ensure!(bytes > 0, "nothing was fetched");
+        Ok(())
+    }
+}
