@@ -25,6 +25,10 @@ use crate::{Error, Kind, Prefix, Store};
 
 const ACTION: &str = "open store";
 
+/// Ranges of an object that lie at most so far apart are read as one: about what a bucket sends in
+/// the time of another request.
+const GAP: u64 = 512 << 10;
+
 /// A training job waits behind each read: try again soon, and give up while whoever asked the
 /// server still listens (its clients wait 60 s).
 fn patience() -> RetryConfig {
@@ -103,7 +107,7 @@ impl Address {
         }
         let store = self.connect(settings).map_err(|error| self.refusal(settings, error))?;
         self.probe(&*store, &*random).await.map_err(|error| self.refusal(settings, error))?;
-        Ok(Arc::new(RemoteStore::new(store, self.to_string(), random)))
+        Ok(Arc::new(RemoteStore::new(store, self.to_string(), random, GAP)))
     }
 
     fn connect(&self, settings: &[(String, String)]) -> Result<Arc<dyn ObjectStore>, ObjectError> {

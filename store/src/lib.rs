@@ -13,6 +13,7 @@ mod fault;
 mod http;
 mod key;
 mod local;
+mod merge;
 mod object;
 mod open;
 mod range;

@@ -17,12 +17,17 @@ use object_store::{
     Attribute, Error as ObjectError, GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode,
     PutOptions,
 };
+use tokio::sync::Semaphore;
 
+use crate::merge::{Fetch, merge};
 use crate::range::Span;
 use crate::{Error, Key, Kind, ObjectInfo, ObjectRange, Prefix, Store};
 
 /// Requests of one `read` that are in flight at once: enough to hide the latency of a bucket.
 const READS_IN_FLIGHT: usize = 64;
+
+/// Most KiB that are read at once for ranges that were put together, in vain for the most part.
+const ROOM_KIB: u32 = 32 << 10;
 
 /// No object is longer; servers refuse longer ranges.
 const LARGEST: u64 = 1 << 62;
@@ -36,17 +41,38 @@ pub(crate) struct RemoteStore {
     inner: Arc<dyn ObjectStore>,
     name: String,
     random: Arc<dyn Random>,
+    /// Ranges of an object that lie at most so far apart are read as one.
+    gap: u64,
+    /// In KiB, what is read at once.
+    room: Semaphore,
 }
 
 impl RemoteStore {
-    pub(crate) fn new(inner: Arc<dyn ObjectStore>, name: String, random: Arc<dyn Random>) -> Self {
-        Self { inner, name, random }
+    pub(crate) fn new(
+        inner: Arc<dyn ObjectStore>,
+        name: String,
+        random: Arc<dyn Random>,
+        gap: u64,
+    ) -> Self {
+        Self { inner, name, random, gap, room: Semaphore::new(ROOM_KIB as usize) }
     }
 
     async fn is_marked(&self, path: &Path, mark: &str) -> Result<bool, ObjectError> {
         let head = GetOptions { head: true, ..Default::default() };
         let object = self.inner.get_opts(path, head).await?;
         Ok(object.attributes.get(&MARK).is_some_and(|found| found.as_ref() == mark))
+    }
+
+    /// Reads for several ranges at once, when there is room for that much.
+    async fn fetch(&self, fetch: &Fetch) -> Result<Bytes, Error> {
+        let kib = match fetch.members.as_slice() {
+            // Whoever asked has room for it.
+            [_] => 0,
+            _ => fetch.range.range.max_len().div_ceil(1 << 10),
+        };
+        let kib = u32::try_from(kib).unwrap_or(ROOM_KIB).min(ROOM_KIB);
+        let _room = self.room.acquire_many(kib).await.expect("the semaphore is never closed");
+        self.read_range(fetch.range.clone()).await
     }
 
     async fn read_range(&self, wanted: ObjectRange) -> Result<Bytes, Error> {
@@ -83,6 +109,12 @@ impl RemoteStore {
                 _ => Err(translated(error, ACTION, &wanted.key)),
             },
         }
+    }
+}
+
+fn put(results: &mut [Option<Result<Bytes, Error>>], at: usize, result: Result<Bytes, Error>) {
+    if let Some(slot) = results.get_mut(at) {
+        *slot = Some(result);
     }
 }
 
@@ -175,9 +207,39 @@ impl Store for RemoteStore {
     }
 
     async fn read(&self, wanted: &[ObjectRange]) -> Vec<Result<Bytes, Error>> {
+        let reads = merge(wanted, self.gap).into_iter().map(|fetch| async move {
+            let body = self.fetch(&fetch).await;
+            (fetch, body)
+        });
+        let mut reads = stream::iter(reads).buffer_unordered(READS_IN_FLIGHT).boxed();
+        let mut results: Vec<Option<Result<Bytes, Error>>> =
+            std::iter::repeat_with(|| None).take(wanted.len()).collect();
+        let mut alone = Vec::new();
+        while let Some((fetch, body)) = reads.next().await {
+            match (body, fetch.members.as_slice()) {
+                (Ok(body), _) => {
+                    for (number, bytes) in fetch.cut(&body, wanted) {
+                        put(&mut results, number, Ok(bytes));
+                    }
+                }
+                (Err(error), [number]) => put(&mut results, *number, Err(error)),
+                // One of them may be at fault, and fails no other.
+                (Err(_), members) => alone.extend_from_slice(members),
+            }
+        }
         // Owned, as the compiler cannot follow a borrowed item through a boxed stream.
-        let reads = wanted.iter().cloned().map(|range| self.read_range(range));
-        stream::iter(reads).buffered(READS_IN_FLIGHT).collect().await
+        let again =
+            alone.into_iter().filter_map(|number| Some((number, wanted.get(number)?.clone())));
+        let again =
+            again.map(|(number, range)| async move { (number, self.read_range(range).await) });
+        let mut again = stream::iter(again).buffer_unordered(READS_IN_FLIGHT).boxed();
+        while let Some((number, result)) = again.next().await {
+            put(&mut results, number, result);
+        }
+        let missing =
+            |range: &ObjectRange| Err(Error::new(Kind::Corrupt, "read object", &range.key));
+        let results = wanted.iter().zip(results);
+        results.map(|(range, result)| result.unwrap_or_else(|| missing(range))).collect()
     }
 
     async fn delete(&self, key: &Key) -> Result<(), Error> {

@@ -87,7 +87,7 @@ fn is_scheme(text: &str) -> bool {
 /// A store in memory, empty, gone with its last handle.
 pub fn memory() -> Arc<dyn Store> {
     let objects = Arc::new(object_store::memory::InMemory::new());
-    Arc::new(RemoteStore::new(objects, "memory".to_owned(), Arc::new(OsRandom)))
+    Arc::new(RemoteStore::new(objects, "memory".to_owned(), Arc::new(OsRandom), 0))
 }
 
 #[cfg(test)]
