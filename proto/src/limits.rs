@@ -1,16 +1,25 @@
 //! Sizes that both ends agree on.
 
-/// Largest HTTP/2 frame, set on both ends: the default of 16 KiB costs two thirds of the
+/// Largest HTTP/2 frame that a client takes: the default of 16 KiB costs two thirds of the
 /// throughput of large messages.
 pub const FRAME_BYTES: u32 = 1 << 20;
 
-/// Receive window of one stream, in bytes: enough to be sending while an acknowledgement is on its
+/// Receive window of one stream of a client, in bytes: enough to be sending while an acknowledgement is on its
 /// way.
 pub const STREAM_WINDOW_BYTES: u32 = 2 << 20;
 
+/// Largest frame that a server takes: a piece of a chunk. What has come of a frame is held until
+/// its end.
+pub const SERVER_FRAME_BYTES: u32 = CHUNK_PIECE_BYTES as u32;
+
+/// Receive window of one stream of a server, in bytes: a client sends so much before the server has
+/// memory for its chunk.
+pub const SERVER_STREAM_WINDOW_BYTES: u32 = 128 << 10;
+
 /// Receive window of a server's connection, in bytes: bounds what one client's requests keep in
-/// memory before they are read.
-pub const SERVER_WINDOW_BYTES: u32 = 4 << 20;
+/// memory before they are read. Several times that of a stream, so that those that wait for memory
+/// leave room for the one that has some.
+pub const SERVER_WINDOW_BYTES: u32 = 2 << 20;
 
 /// Receive window of a client's connection, in bytes: no bound beside those of its streams. A
 /// listing that waits for its reader must not stop the reads that the reader waits for.

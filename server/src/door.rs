@@ -1,7 +1,8 @@
 //! Connections: who is let in, and for how long without asking anything.
 //!
 //! Must hold: connections that have shown nothing yet are few and end soon; when more come, the
-//! oldest of them goes, so that whoever asks at once gets in. Memory is bounded by their numbers.
+//! oldest of them goes, so that whoever asks at once gets in. What they send before that is little,
+//! and what all connections have sent and nobody has taken is bounded.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::{self, IoSlice};
@@ -18,11 +19,19 @@ use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tonic::transport::server::Connected;
 
+use crate::unread::{Share, Unread};
+
 /// How long a connection may be open without a request that was let through.
 pub(crate) const NEWCOMER_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Such connections at once.
 const NEWCOMERS_MAX: usize = 512;
+
+/// Bytes that are read from one of them: more than a greeting and the headers of a request.
+const NEWCOMER_BYTES: u64 = 64 << 10;
+
+/// Pause before a connection that must not be read from is looked at again.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// What a client that speaks plain HTTP/2 to a port with TLS is told: empty settings, then the end
 /// of the connection, with the code INADEQUATE_SECURITY and words for people.
@@ -53,6 +62,7 @@ struct Guests {
     known_max: usize,
     state: Mutex<State>,
     counts: DoorCounts,
+    unread: Arc<Unread>,
 }
 
 #[derive(Debug, Default)]
@@ -69,6 +79,10 @@ pub(crate) struct Guest {
     ticket: Ticket,
     end: End,
     speaks: Speaks,
+    clock: Arc<dyn Clock>,
+    /// Bytes that came before it was let through.
+    first_bytes: u64,
+    paused: Option<BoxFuture<'static, ()>>,
 }
 
 /// What is known of what a connection speaks.
@@ -95,13 +109,14 @@ pub(crate) struct Ticket {
     number: u64,
     is_known: Arc<AtomicBool>,
     peer: Option<IpAddr>,
+    share: Arc<Share>,
 }
 
 impl Door {
     /// A door for at most `known_max` connections that ask things.
     pub(crate) fn new(known_max: usize, has_tls: bool, clock: Arc<dyn Clock>) -> Self {
-        let (state, counts) = (Mutex::default(), DoorCounts::default());
-        Self { guests: Arc::new(Guests { known_max, state, counts }), clock, has_tls }
+        let (state, counts, unread) = (Mutex::default(), DoorCounts::default(), Arc::default());
+        Self { guests: Arc::new(Guests { known_max, state, counts, unread }), clock, has_tls }
     }
 
     /// Lets a connection in, for a while.
@@ -116,16 +131,23 @@ impl Door {
         state.newcomers.insert(number, sender);
         drop(state);
         let peer = stream.peer_addr().ok().map(|address| address.ip());
-        let ticket =
-            Ticket { guests: Arc::clone(&self.guests), number, is_known: Arc::default(), peer };
+        let (guests, is_known) = (Arc::clone(&self.guests), Arc::default());
+        let share = Arc::new(Share::new(Arc::clone(&guests.unread)));
+        let ticket = Ticket { guests, number, is_known, peer, share };
         let end = End { closed, late: self.clock.sleep(NEWCOMER_PATIENCE) };
         let speaks = if self.has_tls { Speaks::Nothing } else { Speaks::Well };
-        Guest { stream, ticket, end, speaks }
+        let clock = Arc::clone(&self.clock);
+        Guest { stream, ticket, end, speaks, clock, first_bytes: 0, paused: None }
     }
 
     /// What went through.
     pub(crate) fn counts(&self) -> &DoorCounts {
         &self.guests.counts
+    }
+
+    /// Bytes that came and that no request has taken.
+    pub(crate) fn unread(&self) -> u64 {
+        self.guests.unread.bytes()
     }
 
     /// Connections that have asked nothing yet, and that have.
@@ -145,6 +167,11 @@ impl Ticket {
     /// The other end.
     pub(crate) fn peer(&self) -> Option<IpAddr> {
         self.peer
+    }
+
+    /// What the connection has of what nobody has taken.
+    pub(crate) fn share(&self) -> Arc<Share> {
+        Arc::clone(&self.share)
     }
 
     /// The connection has asked something that it may: from now on it may stay. False when too
@@ -185,6 +212,21 @@ impl Guest {
         }
         Ok(())
     }
+
+    /// Waits until more may be read.
+    fn poll_room(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        loop {
+            let is_new =
+                self.first_bytes > NEWCOMER_BYTES && !self.ticket.is_known.load(Ordering::Acquire);
+            if !is_new && !self.ticket.share.is_full() {
+                self.paused = None;
+                return Poll::Ready(());
+            }
+            let paused = self.paused.get_or_insert_with(|| self.clock.sleep(PAUSE));
+            ready!(paused.as_mut().poll(context));
+            self.paused = None;
+        }
+    }
 }
 
 impl AsyncRead for Guest {
@@ -195,12 +237,16 @@ impl AsyncRead for Guest {
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
         this.check(context)?;
+        ready!(this.poll_room(context));
         let before = buffer.filled().len();
         loop {
             ready!(Pin::new(&mut this.stream).poll_read(context, buffer))?;
             let read = buffer.filled().get(before..).unwrap_or_default();
             let counts = &this.ticket.guests.counts;
-            counts.received.fetch_add(read.len() as u64, Ordering::Relaxed);
+            let came = read.len() as u64;
+            counts.received.fetch_add(came, Ordering::Relaxed);
+            this.first_bytes = this.first_bytes.saturating_add(came);
+            this.ticket.share.add(came);
             match (this.speaks, read) {
                 (Speaks::Well, _) | (Speaks::Nothing, []) => return Poll::Ready(Ok(())),
                 (Speaks::Nothing, [b'P', ..]) => {

@@ -2,8 +2,8 @@
 //! memory before anything about their requests is known.
 //!
 //! Must hold: no request reaches a method without a caller and that method's rule; no more request
-//! messages are received at a time than fit into memory; a client that stops in the middle of one
-//! is given up.
+//! messages are received at a time than fit into memory, and what is not received yet is counted; a
+//! client that stops in the middle of one is given up.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -22,10 +22,15 @@ use crate::auth::{self, Auth, Caller, Rule};
 use crate::door::Ticket;
 use crate::live::Settings;
 use crate::metrics::Metrics;
+use crate::unread::Counted;
 
 /// Requests that are received or worked on until their answers begin, in the whole server. At
 /// `REQUEST_BYTES_MAX` each, together 96 MiB.
 const AT_ONCE: usize = 48;
+
+/// Requests that wait for that, or that come in pieces, in the whole server. Each costs some KiB
+/// before a byte of it is looked at.
+const IN_LINE: usize = 4_096;
 
 /// Takes its pieces one by one, out of a budget and with a patience of its own.
 const STREAMED: &str = "/PutChunk";
@@ -41,6 +46,7 @@ pub(crate) struct Admitted {
 #[derive(Debug, Clone)]
 pub(crate) struct GuardLayer {
     room: Arc<Semaphore>,
+    line: Arc<Semaphore>,
     patience: Duration,
     auth: Arc<Auth>,
     settings: Settings,
@@ -55,7 +61,8 @@ impl GuardLayer {
         settings: Settings,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { room: Arc::new(Semaphore::new(AT_ONCE)), patience, auth, settings, metrics }
+        let (room, line) = (Arc::new(Semaphore::new(AT_ONCE)), Arc::new(Semaphore::new(IN_LINE)));
+        Self { room, line, patience, auth, settings, metrics }
     }
 
     /// Lets a request through to its method, or gives the answer to who may not ask.
@@ -135,6 +142,20 @@ where
             let path = request.uri().path();
             let measured = limits.metrics.begin(path.strip_prefix(auth::SERVICE));
             let is_streamed = path.ends_with(STREAMED);
+            let share = request.extensions().get::<Ticket>().map(Ticket::share);
+            // Also of those that are refused: what nobody reads is no longer unread.
+            let (mut parts, body) = request.into_parts();
+            let mut body = Counted::new(body, share);
+            if is_streamed {
+                let intake;
+                (body, intake) = body.hold();
+                parts.extensions.insert(intake);
+            }
+            let request = Request::from_parts(parts, Body::new(body));
+            let Ok(_turn) = limits.line.try_acquire() else {
+                let status = Status::unavailable("too many requests wait here; try again");
+                return Ok(measured.answer(status.into_http()));
+            };
             let request = match limits.admit(request).await {
                 Ok(request) => request,
                 Err(status) => return Ok(measured.answer(status.into_http())),

@@ -36,6 +36,7 @@ mod service;
 mod source;
 mod survey;
 mod tls;
+mod unread;
 mod verify;
 
 pub use auth::People;

@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dl_meta::Stop;
-use dl_proto::{DESCRIPTORS, FRAME_BYTES, Kind, SERVER_WINDOW_BYTES, STREAM_WINDOW_BYTES};
+use dl_proto::{
+    DESCRIPTORS, Kind, SERVER_FRAME_BYTES, SERVER_STREAM_WINDOW_BYTES, SERVER_WINDOW_BYTES,
+};
 use dl_runtime::{Clock, Shutdown};
 use dl_store::TierStore;
 use futures::{Stream, TryStreamExt, future};
@@ -118,8 +120,8 @@ pub async fn serve(doors: Doors, parts: Parts, shutdown: Shutdown) -> Result<(),
         .build_v1()
         .map_err(|error| Error::new(Kind::Internal, "describe", "the service", error))?;
     let mut server = Server::builder()
-        .max_frame_size(FRAME_BYTES)
-        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .max_frame_size(SERVER_FRAME_BYTES)
+        .initial_stream_window_size(SERVER_STREAM_WINDOW_BYTES)
         .initial_connection_window_size(SERVER_WINDOW_BYTES)
         .max_concurrent_streams(STREAMS_PER_CONNECTION)
         .http2_keepalive_interval(Some(KEEPALIVE))

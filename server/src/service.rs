@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use dl_format::{ChunkShape, DatasetId, DatasetName};
 use dl_proto::pb::{self, diesel_server::Diesel};
 use dl_proto::{
@@ -25,6 +26,7 @@ use crate::guard::Admitted;
 use crate::metrics::Gauges;
 use crate::parts::{Budget, Parts};
 use crate::read::Sent;
+use crate::unread::Intake;
 use crate::{browse, catalog, commit, purge, read, recover, verify};
 
 /// Answer messages that wait for the connection: one that is sent, one that is ready.
@@ -35,6 +37,10 @@ const LOOKUP_BYTES: u32 = 32 << 20;
 
 /// Memory for an object that is received, at least: below it, sizes don't matter.
 const BUFFER_LENGTH_MIN: usize = 64 << 10;
+
+/// Room that is taken for an object, at least: what else its connection may send meanwhile, and
+/// the message that is received, count for something.
+const ROOM_MIN: u64 = 512 << 10;
 
 /// Answers requests with the parts it was given; keeps nothing else.
 #[derive(Debug, Clone)]
@@ -96,17 +102,23 @@ impl Service {
         &self,
         pieces: &mut Streaming<pb::PutChunkRequest>,
         head: PutHead,
-        first: &[u8],
+        first: Bytes,
+        intake: &Intake,
     ) -> Result<Vec<u8>, Status> {
         let length = usize::try_from(head.length).unwrap_or(usize::MAX);
         let mut object = self.buffers.take(buffer_length(length));
         object.clear();
-        object.extend_from_slice(first);
+        object.extend_from_slice(&first);
+        drop(first);
+        let _expected = intake.expect();
+        intake.taken();
         while let Some(piece) = self.next_piece(pieces).await? {
             if object.len().saturating_add(piece.data.len()) > length {
                 break;
             }
             object.extend_from_slice(&piece.data);
+            drop(piece);
+            intake.taken();
         }
         if object.len() == length {
             return Ok(object);
@@ -194,6 +206,7 @@ impl Diesel for Service {
         request: Request<Streaming<pb::PutChunkRequest>>,
     ) -> Result<Response<pb::PutChunkReply>, Status> {
         let admitted = Admitted::of(&request)?;
+        let intake = request.extensions().get().cloned().unwrap_or_else(Intake::uncounted);
         let mut pieces = request.into_inner();
         let first = self.next_piece(&mut pieces).await?;
         let first = first.ok_or(WireError::Missing("its first message")).map_err(invalid)?;
@@ -206,8 +219,9 @@ impl Diesel for Service {
             return Err(Error::new(Kind::Invalid, "receive", "a chunk", why).into());
         }
         let length = usize::try_from(head.length).unwrap_or(usize::MAX);
-        let room = self.writes.take(buffer_length(length) as u64, &self.parts).await?;
-        let object = self.receive(&mut pieces, head, &first.data).await?;
+        let room = ROOM_MIN.max(buffer_length(length) as u64);
+        let room = self.writes.take(room, &self.parts).await?;
+        let object = self.receive(&mut pieces, head, first.data, &intake).await?;
         let (parts, buffers) = (self.parts.clone(), Arc::clone(&self.buffers));
         let commit = async move {
             // The memory is in use until the commit has ended, whether the client waits or not.

@@ -141,6 +141,9 @@ fn write_door(text: &mut Text, door: &Door) {
     let help = "Bytes sent on gRPC connections, TLS included.";
     text.metric("diesel_sent_bytes_total", Kind::Counter, help);
     text.sample(&[], read(&door.counts().sent));
+    let help = "Bytes that came on gRPC connections and that no request has taken.";
+    text.metric("diesel_unread_bytes", Kind::Gauge, help);
+    text.sample(&[], door.unread());
 }
 
 /// Names and helps of the times of operations and of their failures.

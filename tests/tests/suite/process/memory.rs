@@ -197,3 +197,31 @@ async fn heavy_very_many_tiny_files_in_a_redis_cluster_take_less_than_256_mib() 
     server.stop()?;
     Ok(())
 }
+
+/// Keeps S-16 and S-10: what those who wait for memory send meanwhile neither fills it nor keeps the
+/// others from sending theirs.
+#[test]
+fn heavy_thirty_writers_at_once_get_on_and_take_less_than_256_mib() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let source = scene.path().join("src");
+    fs::create_dir_all(&source)?;
+    // More chunks than a writer has under way.
+    for number in 0..300 {
+        fs::write(source.join(format!("{number:03}")), [number as u8; 128 << 10])?;
+    }
+    let mut server = Server::start(&scene.path().join("data"))?;
+    let put = |number: u32| -> Result<Command> {
+        let mut command = server.dlcmd()?;
+        command.arg("put").arg(&source).arg(format!("dl://{number}"));
+        Ok(command)
+    };
+    let puts = (0..30).map(put).collect::<Result<_>>()?;
+    let clock = clock();
+    let began = clock.monotonic();
+    at_once("put at once", puts)?;
+    let took = clock.monotonic().saturating_sub(began);
+    tell(format_args!("thirty puts of 38 MB took {took:?}"));
+    // A request that gets nowhere is given up after 30 seconds.
+    ensure!(took < Duration::from_secs(25), "they waited for each other: {took:?}");
+    check_server("server", &mut server)
+}

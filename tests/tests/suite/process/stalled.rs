@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -14,8 +15,10 @@ use dl_meta::{Memory, Stop};
 use dl_runtime::blocking;
 use dl_server::{Limits, Parts, prepare};
 use dl_tests::cluster::{Running, clock, parts};
+use dl_tests::dice::Dice;
 use dl_tests::folder;
 use dl_tests::program::{Server, dl, run};
+use dl_tests::rounds;
 use dl_tests::wire::Wire;
 
 const STREAMS: u32 = 100;
@@ -30,21 +33,22 @@ struct Flood {
     /// Bytes that the server still takes on the connection.
     window: i64,
     open: BTreeSet<u32>,
+    sent: u64,
 }
 
 impl Flood {
-    /// Opens the requests: each says that its message has `announced` bytes.
-    fn start(address: SocketAddr, announced: u32) -> Result<Self> {
+    /// Opens requests of a method: each says that its message has `announced` bytes.
+    fn start(address: SocketAddr, method: &str, announced: u32) -> Result<Self> {
         let stream = TcpStream::connect(address)?;
         stream.set_read_timeout(Some(Duration::from_millis(20)))?;
         stream.set_write_timeout(Some(Duration::from_secs(5)))?;
         let (window, open) = (65_535, BTreeSet::new());
-        let mut flood = Self { stream, received: Vec::new(), window, open };
+        let mut flood = Self { stream, received: Vec::new(), window, open, sent: 0 };
         flood.stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")?;
         flood.send(4, 0, 0, &[])?;
         for stream in (0..STREAMS).map(|number| 2 * number + 1) {
             flood.open.insert(stream);
-            flood.send(1, 4, stream, &headers("/diesel.v1.Diesel/Stat"))?;
+            flood.send(1, 4, stream, &headers(&format!("/diesel.v1.Diesel/{method}")))?;
             let prefix = [&[0][..], &announced.to_be_bytes()].concat();
             flood.send(0, 0, stream, &prefix)?;
         }
@@ -74,6 +78,7 @@ impl Flood {
                 if self.open.contains(&stream) {
                     self.send(0, 0, stream, &piece)?;
                     self.window -= i64::from(PIECE);
+                    self.sent += u64::from(PIECE);
                 }
             }
         }
@@ -150,7 +155,7 @@ fn requests_that_are_announced_and_never_sent_take_no_memory_to_speak_of() -> Re
     let address = server.address().parse()?;
     let mut floods = Vec::new();
     for announced in [15 << 20, 2_000_000] {
-        let mut flood = Flood::start(address, announced)?;
+        let mut flood = Flood::start(address, "Stat", announced)?;
         // The server may have had enough of this connection.
         let _ = flood.fill(announced - PIECE);
         floods.push(flood);
@@ -177,7 +182,7 @@ async fn requests_that_stop_in_the_middle_are_given_up_and_others_get_their_turn
     for announced in [15 << 20, 1_000_000] {
         let address = server.address();
         let flooded = std::thread::spawn(move || {
-            let mut flood = Flood::start(address, announced)?;
+            let mut flood = Flood::start(address, "Stat", announced)?;
             let _ = flood.fill(announced / 2);
             flood.wait_until_given_up(Duration::from_secs(20))
         });
@@ -188,5 +193,46 @@ async fn requests_that_stop_in_the_middle_are_given_up_and_others_get_their_turn
             .map_err(|_| anyhow::anyhow!("the flood panicked"))?
             .with_context(|| format!("{announced} bytes announced"))?;
     }
+    Ok(())
+}
+
+/// Keeps S-16 and S-10: what a writer sends before there is memory for its chunk.
+#[test]
+fn first_messages_of_writers_that_never_end_take_no_memory_to_speak_of_heavy() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let mut server = Server::start(&scene.path().join("data"))?;
+    folder::fill(&scene.path().join("src"), 200, 50_000, &Dice::new(1))?;
+    let address = server.address().parse()?;
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let mut floods = Vec::new();
+        for _ in 0..rounds(20, 100) {
+            floods.push(scope.spawn(|| {
+                let Ok(mut flood) = Flood::start(address, "PutChunk", 2_000_000) else { return 0 };
+                // The server may have had enough of this connection.
+                let _ = flood.fill(2_000_000 - PIECE);
+                while !stop.load(Ordering::Relaxed) {
+                    if flood.listen().is_err() {
+                        break;
+                    }
+                }
+                flood.sent
+            }));
+        }
+        let put = |name: &str| {
+            let put = run(server.dlcmd()?.arg("put").arg(scene.path().join("src")).arg(name))?;
+            put.code(0).map(drop)
+        };
+        let done = put("dl://beside").and_then(|()| put("dl://again"));
+        stop.store(true, Ordering::Relaxed);
+        let sent: u64 = floods.into_iter().map(|flood| flood.join().unwrap_or_default()).sum();
+        dl_tests::tell(format_args!("{} MiB were sent", sent >> 20));
+        done
+    })?;
+    let peak = server.process().peak_memory().context("the server is gone")?;
+    dl_tests::tell(format_args!("it took {} MiB", peak >> 20));
+    ensure!(peak < 256 << 20, "it took {} MiB", peak >> 20);
+    let log = server.stop()?;
+    ensure!(!log.contains("panicked"), "{log}");
     Ok(())
 }
