@@ -9,8 +9,8 @@ use std::time::Duration;
 use clap::Parser;
 use serde::Deserialize;
 
-use crate::live::Live;
 use crate::parts::Limits;
+use crate::settings::Live;
 use crate::source::Source;
 
 /// The DIESEL server: stores datasets of millions of small files and serves them to training jobs.

@@ -20,8 +20,8 @@ use tower_layer::Layer;
 
 use crate::auth::{self, Auth, Caller, Rule};
 use crate::door::Ticket;
-use crate::live::Settings;
 use crate::metrics::Metrics;
+use crate::settings::Settings;
 use crate::unread::Counted;
 
 /// Requests that are received or worked on until their answers begin, in the whole server. At

@@ -1,120 +1,101 @@
-//! Settings that all servers share and that change while they run (paper, Figure 2): the table
-//! `[live]` of the configuration.
+//! What a server does about the settings that change while it runs: bounds of memory, and datasets
+//! that the fast store keeps.
 //!
-//! Must hold: each server follows them by itself; one that lost sight of them goes on with the last.
+//! Must hold: what has not changed is not looked at again and again.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dl_format::DatasetId;
+use dl_format::{DatasetId, Version};
 use dl_proto::Pattern;
 use dl_store::{Kept, TierStore};
-use tokio::sync::watch;
+use futures::{StreamExt, stream};
 
+use crate::error::Error;
 use crate::names;
 use crate::parts::{Budget, Limits, Parts, prefix};
-use crate::source::Followed;
+use crate::settings::Settings;
 
 /// How often is looked for new datasets and new chunks to keep in the fast store.
 const PERIOD: Duration = Duration::from_secs(30);
 
-/// What may change while a server runs.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Live {
-    /// Whether requests that would change datasets are refused.
-    pub read_only: bool,
-    /// Datasets whose chunks stay in the fast store.
-    pub keep: Vec<Pattern>,
-    /// Bytes of chunks that are being received, instead of those of the start.
-    pub write_bytes: Option<u32>,
-    /// Bytes of files that are being read, instead of those of the start.
-    pub read_bytes: Option<u32>,
+/// A dataset that has not changed is looked through again after this long, as copies may have been
+/// damaged or removed by hand; sooner and then later when it did not fit.
+const AGAIN: Duration = Duration::from_secs(15 * 60);
+
+/// Datasets that are looked at, and brought over, at once.
+const DATASETS_AT_ONCE: usize = 4;
+
+/// What the fast store has of a dataset that is kept.
+#[derive(Debug, Clone, Copy)]
+struct Seen {
+    version: Version,
+    kept: Kept,
+    /// When it is to be looked through again, and after how long then.
+    again_at: Duration,
+    wait: Duration,
 }
 
-/// The settings of a server; without any they never change.
-#[derive(Debug, Clone)]
-pub(crate) struct Settings {
-    changes: watch::Receiver<Arc<Live>>,
+/// Sets the bounds of memory as they change.
+pub(crate) async fn bound(
+    mut settings: Settings,
+    writes: Budget,
+    reads: Budget,
+    first: Limits,
+) -> Infallible {
+    loop {
+        let live = settings.next();
+        writes.resize(live.write_bytes.unwrap_or(first.write_bytes));
+        reads.resize(live.read_bytes.unwrap_or(first.read_bytes));
+        settings.changed().await;
+    }
 }
 
-impl Settings {
-    pub(crate) fn of(followed: Option<&Followed<Live>>) -> Self {
-        let changes = match followed {
-            Some(followed) => followed.changes(),
-            None => watch::channel(Arc::default()).1,
+/// Has the fast store keep what it is to keep.
+pub(crate) async fn keep(
+    mut settings: Settings,
+    parts: Parts,
+    fast: Option<Arc<TierStore>>,
+) -> Infallible {
+    let Some(fast) = fast else { return std::future::pending().await };
+    let mut told = Kept::default();
+    let mut seen = HashMap::new();
+    loop {
+        let live = settings.next();
+        let looked = tokio::select! {
+            looked = look_after(&parts, &fast, &live.keep, &mut seen) => looked,
+            () = settings.changed() => continue,
         };
-        Self { changes }
-    }
-
-    pub(crate) fn is_read_only(&self) -> bool {
-        self.changes.borrow().read_only
-    }
-
-    /// Sets the bounds of memory as they change.
-    pub(crate) async fn bound(
-        mut self,
-        writes: Budget,
-        reads: Budget,
-        first: Limits,
-    ) -> Infallible {
-        loop {
-            let live = Arc::clone(&self.changes.borrow_and_update());
-            writes.resize(live.write_bytes.unwrap_or(first.write_bytes));
-            reads.resize(live.read_bytes.unwrap_or(first.read_bytes));
-            self.changed().await;
-        }
-    }
-
-    /// Has the fast store keep what it is to keep.
-    pub(crate) async fn keep(mut self, parts: Parts, fast: Option<Arc<TierStore>>) -> Infallible {
-        let Some(fast) = fast else { return std::future::pending().await };
-        let mut told = Kept::default();
-        loop {
-            let live = Arc::clone(&self.changes.borrow_and_update());
-            let datasets = match wanted(&parts, &live.keep).await {
-                Ok(datasets) => datasets,
-                Err(error) => {
-                    tracing::warn!(why = error.chain(), "the datasets to keep are not known");
-                    parts.clock.sleep(PERIOD).await;
-                    continue;
-                }
-            };
-            let prefixes = datasets.into_iter().map(|id| prefix(dl_format::dataset_prefix(id)));
-            let kept = tokio::select! {
-                kept = fast.keep(prefixes.collect()) => kept,
-                () = self.changed() => continue,
-            };
-            if kept != told {
+        match looked {
+            Ok(kept) if kept != told => {
                 let Kept { bytes, left_out } = kept;
                 if left_out > 0 {
-                    tracing::warn!(bytes, left_out, "the fast store is too small for all to keep");
+                    tracing::warn!(bytes, left_out, "the fast store lacks room for all to keep");
                 } else {
                     tracing::info!(bytes, "kept in the fast store");
                 }
                 told = kept;
             }
-            tokio::select! {
-                () = parts.clock.sleep(PERIOD) => {}
-                () = self.changed() => {}
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!(why = error.chain(), "the datasets to keep are not known");
             }
         }
-    }
-
-    /// Waits for a change; for ever, when there is nothing that could change.
-    async fn changed(&mut self) {
-        if self.changes.changed().await.is_err() {
-            std::future::pending::<()>().await;
+        tokio::select! {
+            () = parts.clock.sleep(PERIOD) => {}
+            () = settings.changed() => {}
         }
     }
 }
 
 /// The datasets whose names are in `keep`.
-async fn wanted(parts: &Parts, keep: &[Pattern]) -> Result<Vec<DatasetId>, crate::error::Error> {
+async fn wanted(parts: &Parts, keep: &[Pattern]) -> Result<Vec<DatasetId>, Error> {
     if keep.is_empty() {
         return Ok(Vec::new());
     }
-    let names = names::all(parts).await?;
+    let names = names::recent(parts).await?;
     let is_wanted = |name| keep.iter().any(|pattern| pattern.matches(name));
     Ok(names
         .live()
@@ -122,3 +103,56 @@ async fn wanted(parts: &Parts, keep: &[Pattern]) -> Result<Vec<DatasetId>, crate
         .map(|(_, named)| named.record.dataset)
         .collect())
 }
+
+/// Has the fast store keep these datasets, and brings over what it lacks of those that have changed
+/// or were not whole; gives what it has of all of them.
+async fn look_after(
+    parts: &Parts,
+    fast: &TierStore,
+    keep: &[Pattern],
+    seen: &mut HashMap<DatasetId, Seen>,
+) -> Result<Kept, Error> {
+    let datasets = wanted(parts, keep).await?;
+    let below = |id: &DatasetId| prefix(dl_format::dataset_prefix(*id));
+    fast.keep(datasets.iter().map(below).collect());
+    seen.retain(|id, _| datasets.contains(id));
+    let looked = stream::iter(datasets).map(|id| {
+        let before = seen.get(&id).copied();
+        async move { (id, bring(parts, fast, id, before).await) }
+    });
+    let looked: Vec<_> = looked.buffer_unordered(DATASETS_AT_ONCE).collect().await;
+    seen.extend(looked.into_iter().filter_map(|(id, now)| Some((id, now?))));
+    let mut all = Kept::default();
+    for Seen { kept, .. } in seen.values() {
+        all.bytes += kept.bytes;
+        all.left_out += kept.left_out;
+    }
+    Ok(all)
+}
+
+/// Brings a dataset over when there is a reason to; none when nothing is known of it now.
+async fn bring(
+    parts: &Parts,
+    fast: &TierStore,
+    id: DatasetId,
+    before: Option<Seen>,
+) -> Option<Seen> {
+    // Whoever asks for it is told what is wrong with it.
+    let version = parts.meta.dataset(id).await.ok()??.version;
+    let before = before.filter(|seen| seen.version == version);
+    if let Some(seen) = before
+        && parts.clock.monotonic() < seen.again_at
+    {
+        return Some(seen);
+    }
+    let kept = fast.bring(&prefix(dl_format::dataset_prefix(id))).await;
+    let wait = match before {
+        _ if kept.left_out == 0 => AGAIN,
+        Some(seen) => AGAIN.min(seen.wait * 2),
+        None => PERIOD,
+    };
+    Some(Seen { version, kept, again_at: parts.clock.monotonic() + wait, wait })
+}
+
+#[cfg(test)]
+mod tests;

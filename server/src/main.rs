@@ -12,7 +12,7 @@ use clap::Parser;
 use dl_meta::Stop;
 use dl_runtime::{Clock, OsRandom, Shutdown, SystemClock, telemetry};
 use dl_server::config::{self, Config, FastStore, Flags, Http};
-use dl_server::{Doors, Followed, Live, Parts, People, Room, prepare, serve};
+use dl_server::{Doors, Followed, Live, Parts, People, Roll, Room, Settings, prepare, serve};
 use dl_store::{Store, TierStore};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
@@ -49,9 +49,9 @@ fn main() -> ExitCode {
 }
 
 /// Settings that change while it runs, if there is a place for them.
-type Settings = Option<Arc<Followed<Live>>>;
+type Place = Option<Arc<Followed<Live>>>;
 
-async fn configure(flags: Flags, clock: &Arc<dyn Clock>) -> anyhow::Result<(Config, Settings)> {
+async fn configure(flags: Flags, clock: &Arc<dyn Clock>) -> anyhow::Result<(Config, Place)> {
     let Some(place) = &flags.config else { return Ok((Config::load(flags, None)?, None)) };
     let source = config::source("config", place)?;
     let live = |text: &str| match text.trim() {
@@ -91,7 +91,7 @@ async fn admit(config: &Config, clock: &Arc<dyn Clock>) -> anyhow::Result<Admitt
 
 async fn run(
     config: Config,
-    settings: Settings,
+    settings: Place,
     admitted: Admitted,
     clock: Arc<dyn Clock>,
 ) -> anyhow::Result<()> {
@@ -110,7 +110,15 @@ async fn run(
     })?;
     let random = Arc::new(OsRandom);
     let (limits, room) = (config.limits, Room::of(config.folders()));
-    let parts = Parts { store, meta: Arc::clone(&meta), clock, random, limits, room };
+    let following = doors.settings.clone().map(|settings| {
+        // From now on: what the preparation does may have to stop, too.
+        let clock = Arc::clone(&clock);
+        tokio::spawn(async move { settings.follow(&*clock).await })
+    });
+    let settings = Settings::of(doors.settings.as_deref());
+    let roll = Roll::default();
+    let parts =
+        Parts { store, meta: Arc::clone(&meta), clock, random, limits, room, settings, roll };
     let prepared = tokio::select! {
         prepared = prepare(&parts, last_stop) => Some(prepared.map_err(anyhow::Error::from)),
         () = shutdown.requested() => None,
@@ -121,6 +129,9 @@ async fn run(
         unprepared if last_stop == Stop::Unclean => return unprepared.unwrap_or(Ok(())),
         unprepared => unprepared.unwrap_or(Ok(())),
     };
+    if let Some(following) = following {
+        following.abort();
+    }
     // Also after a failure: the next start has nothing to look for then.
     meta.close().await?;
     ended?;

@@ -4,46 +4,47 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
 
 use dl_format::{DatasetName, NameRecord, NameState, name_key, name_prefix, parse_name_key};
 use dl_proto::Kind;
 use dl_store::{Prefix, StoreExt};
+use futures::{StreamExt, stream};
 
 use crate::error::Error;
 use crate::parts::{Parts, key, prefix};
+pub(crate) use crate::roll::{Named, Names};
 
-/// A name's newest generation.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Named {
-    pub(crate) generation: u32,
-    pub(crate) record: NameRecord,
+/// Names that are read at once.
+const READS_AT_ONCE: usize = 16;
+
+/// For hints, and for what to keep in the fast store, names may be so old.
+const RECENT: Duration = Duration::from_secs(1);
+
+/// What every name points to now. Of many who ask at once, all share one reading that began after
+/// they asked, so that clients who ask for what isn't there don't keep the chunk store busy.
+pub(crate) async fn shared(parts: &Parts) -> Result<Arc<Names>, Error> {
+    shared_since(parts, parts.clock.monotonic()).await
 }
 
-/// What every name points to. One that can't be read costs its dataset and no others.
-#[derive(Debug, Default)]
-pub(crate) struct Names {
-    /// By name.
-    pub(crate) read: Vec<(DatasetName, Named)>,
-    /// Names whose newest generation is damaged, or refuses to be read.
-    pub(crate) unread: Vec<(DatasetName, Error)>,
+/// What every name pointed to a moment ago.
+pub(crate) async fn recent(parts: &Parts) -> Result<Arc<Names>, Error> {
+    shared_since(parts, parts.clock.monotonic().saturating_sub(RECENT)).await
 }
 
-impl Names {
-    /// The names that point to datasets which live.
-    pub(crate) fn live(&self) -> impl Iterator<Item = &(DatasetName, Named)> {
-        self.read.iter().filter(|(_, named)| named.record.state == NameState::Live)
+async fn shared_since(parts: &Parts, began: Duration) -> Result<Arc<Names>, Error> {
+    if let Some(names) = parts.roll.since(began) {
+        return Ok(names);
     }
-
-    /// Leaves out the names that somebody may not know of.
-    pub(crate) fn retain(&mut self, is_seen: impl Fn(&DatasetName) -> bool) {
-        self.read.retain(|(name, _)| is_seen(name));
-        self.unread.retain(|(name, _)| is_seen(name));
+    let _turn = parts.roll.turn().await;
+    if let Some(names) = parts.roll.since(began) {
+        return Ok(names);
     }
-
-    /// Whether nothing was ever created here.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.read.is_empty() && self.unread.is_empty()
-    }
+    let now = parts.clock.monotonic();
+    let names = Arc::new(all(parts).await?);
+    parts.roll.put(now, &names);
+    Ok(names)
 }
 
 /// What `name` points to; none when it was never used.
@@ -60,9 +61,14 @@ pub(crate) async fn all(parts: &Parts) -> Result<Names, Error> {
     let found = list(parts, &prefix(dl_format::NAMES_PREFIX.to_owned())).await?;
     // In order: the last generation of a name stays.
     let newest: BTreeMap<_, _> = found.into_iter().collect();
+    let read = stream::iter(newest).map(|(name, generation)| async move {
+        let named = read(parts, &name, generation).await;
+        (name, named)
+    });
     let mut names = Names::default();
-    for (name, generation) in newest {
-        match read(parts, &name, generation).await {
+    let mut read = std::pin::pin!(read.buffered(READS_AT_ONCE));
+    while let Some((name, named)) = read.next().await {
+        match named {
             Ok(named) => names.read.push((name, named)),
             Err(error) => names.unread.push((name, error)),
         }
@@ -217,5 +223,57 @@ mod tests {
         ] {
             assert_eq!(distance(a.as_bytes(), b.as_bytes()), wanted, "{a} {b}");
         }
+    }
+
+    #[tokio::test]
+    async fn many_who_ask_for_what_is_not_there_share_one_reading_of_the_names() {
+        let (store, counters) = dl_store::CountStore::new(dl_store::memory());
+        let clock: Arc<dyn dl_runtime::Clock> = Arc::new(dl_runtime::SystemClock::new());
+        // Each call takes its time, so that they meet.
+        let slow = dl_store::Throttle {
+            latency: Duration::from_millis(20),
+            ..dl_store::Throttle::default()
+        };
+        let (store, _) =
+            dl_store::ThrottleStore::new(Arc::new(store), Arc::clone(&clock), slow, 1_000);
+        let parts = Parts {
+            store: Arc::new(store),
+            meta: Arc::new(dl_meta::Memory::new()),
+            clock,
+            random: Arc::new(dl_runtime::OsRandom),
+            limits: crate::Limits::default(),
+            room: crate::Room::default(),
+            settings: crate::Settings::default(),
+            roll: crate::Roll::default(),
+        };
+        crate::prepare(&parts, dl_meta::Stop::Fresh).await.unwrap();
+        let caller = crate::auth::Caller::Everybody;
+        let shape = dl_format::ChunkShape::default();
+        for number in 0..20 {
+            let name = DatasetName::new(format!("imagenet-{number}")).unwrap();
+            crate::catalog::create(&parts, &name, shape).await.unwrap();
+        }
+        let before = counters.counts();
+        let asked = (0..100).map(|number| {
+            let name = DatasetName::new(format!("imagenet-{number}x")).unwrap();
+            let (parts, caller) = (&parts, &caller);
+            async move { crate::catalog::by_name(parts, &name, caller).await.unwrap_err() }
+        });
+        let errors = futures::future::join_all(asked).await;
+        assert!(errors.iter().any(|error| error.chain().contains("did you mean imagenet-1?")));
+        let after = counters.counts();
+        assert!(after.listed - before.listed <= 40, "{before:?}, {after:?}");
+        assert!(after.ranges - before.ranges <= 40, "{before:?}, {after:?}");
+        let unknown = dl_format::DatasetId::from_bytes([9; 16]);
+        let asked = (0..100).map(|_| crate::catalog::not_known(&parts, unknown, &caller));
+        futures::future::join_all(asked).await;
+        let last = counters.counts();
+        assert!(last.lists - after.lists <= 3, "{after:?}, {last:?}");
+        // What is created counts at once.
+        let name = DatasetName::new("new").unwrap();
+        let new = crate::catalog::create(&parts, &name, shape).await.unwrap().id;
+        parts.meta.drop_dataset(new).await.unwrap();
+        let told = crate::catalog::not_known(&parts, new, &caller).await;
+        assert_eq!(told.kind, Kind::NeedsRecovery, "{}", told.chain());
     }
 }

@@ -13,7 +13,9 @@ use dl_store::{Key, Prefix, Store};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::Error;
+use crate::roll::Roll;
 use crate::room::Room;
+use crate::settings::Settings;
 
 /// How much a server holds in memory at once, and how long it waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +56,10 @@ pub struct Parts {
     pub limits: Limits,
     /// What puts leave to deletes.
     pub room: Room,
+    /// What may change meanwhile.
+    pub settings: Settings,
+    /// What dataset names point to.
+    pub roll: Roll,
 }
 
 /// Memory for work in flight, given out in bytes.

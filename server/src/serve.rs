@@ -24,12 +24,13 @@ use crate::error::Error;
 use crate::guard::GuardLayer;
 use crate::http::{self, Site};
 use crate::identity::{self, Bound};
-use crate::live::{Live, Settings};
+use crate::live;
 use crate::mend;
 use crate::metrics::{Metrics, Watched};
 use crate::parts::Parts;
 use crate::recover;
 use crate::service::Service;
+use crate::settings::{Live, Settings};
 use crate::source::Followed;
 
 /// Requests of one connection that are worked on at once; more wait in the client.
@@ -105,14 +106,19 @@ impl Doors {
 pub async fn serve(doors: Doors, parts: Parts, shutdown: Shutdown) -> Result<(), Error> {
     let metrics = Arc::new(Metrics::new(Arc::clone(&parts.clock)));
     let parts = metrics.measure(parts);
+    let settings = match &doors.settings {
+        Some(followed) => Settings::of(Some(&**followed)),
+        None => parts.settings.clone(),
+    };
+    let parts = Parts { settings: settings.clone(), ..parts };
     let auth = Arc::new(Auth::new(doors.users.clone(), Arc::clone(&parts.clock)));
     let door = Door::new(doors.connections_max, doors.tls.is_some(), Arc::clone(&parts.clock));
     let (reporter, health) = tonic_health::server::health_reporter();
     let service = Service::new(parts.clone());
     let gauges = service.gauges();
-    let settings = Settings::of(doors.settings.as_deref());
-    let bounds = settings.clone().bound(gauges.writes.clone(), gauges.reads.clone(), parts.limits);
-    let kept = settings.clone().keep(parts.clone(), doors.fast_store.clone());
+    let bounds =
+        live::bound(settings.clone(), gauges.writes.clone(), gauges.reads.clone(), parts.limits);
+    let kept = live::keep(settings.clone(), parts.clone(), doors.fast_store.clone());
     let service = service.into_server();
     reporter.set_serving::<dl_proto::pb::diesel_server::DieselServer<Service>>().await;
     let reflection = tonic_reflection::server::Builder::configure()

@@ -26,6 +26,7 @@ use crate::guard::Admitted;
 use crate::metrics::Gauges;
 use crate::parts::{Budget, Parts};
 use crate::read::Sent;
+use crate::shown::Shown;
 use crate::unread::Intake;
 use crate::{browse, catalog, commit, purge, read, recover, verify};
 
@@ -143,7 +144,7 @@ impl Diesel for Service {
     type PurgeStream = Replies<pb::PurgeProgress>;
     type VerifyStream = Replies<pb::VerifyProgress>;
 
-    #[tracing::instrument(name = "create_dataset", skip_all, fields(name = request.get_ref().name))]
+    #[tracing::instrument(name = "create_dataset", skip_all, fields(name = %Shown(&request.get_ref().name)))]
     async fn create_dataset(
         &self,
         request: Request<pb::CreateDatasetRequest>,
@@ -164,7 +165,7 @@ impl Diesel for Service {
         Ok(Response::new(dataset.into()))
     }
 
-    #[tracing::instrument(name = "get_dataset", skip_all, fields(name = request.get_ref().name))]
+    #[tracing::instrument(name = "get_dataset", skip_all, fields(name = %Shown(&request.get_ref().name)))]
     async fn get_dataset(
         &self,
         request: Request<pb::GetDatasetRequest>,
@@ -186,7 +187,7 @@ impl Diesel for Service {
         Ok(Response::new(pb::ListDatasetsReply { datasets }))
     }
 
-    #[tracing::instrument(name = "delete_dataset", skip_all, fields(name = request.get_ref().name))]
+    #[tracing::instrument(name = "delete_dataset", skip_all, fields(name = %Shown(&request.get_ref().name)))]
     async fn delete_dataset(
         &self,
         request: Request<pb::DeleteDatasetRequest>,
@@ -300,7 +301,7 @@ impl Diesel for Service {
         answer(&self.parts, work, pages, to_wire).await
     }
 
-    #[tracing::instrument(name = "recover", skip_all, fields(dataset = request.get_ref().dataset))]
+    #[tracing::instrument(name = "recover", skip_all, fields(dataset = %Shown(&request.get_ref().dataset)))]
     async fn recover(
         &self,
         request: Request<pb::RecoverRequest>,
@@ -318,7 +319,7 @@ impl Diesel for Service {
         answer(&self.parts, work, told, pb::RecoverProgress::from).await
     }
 
-    #[tracing::instrument(name = "purge", skip_all, fields(dataset = request.get_ref().dataset))]
+    #[tracing::instrument(name = "purge", skip_all, fields(dataset = %Shown(&request.get_ref().dataset)))]
     async fn purge(
         &self,
         request: Request<pb::PurgeRequest>,
@@ -336,7 +337,7 @@ impl Diesel for Service {
         answer(&self.parts, work, told, pb::PurgeProgress::from).await
     }
 
-    #[tracing::instrument(name = "verify", skip_all, fields(dataset = request.get_ref().dataset))]
+    #[tracing::instrument(name = "verify", skip_all, fields(dataset = %Shown(&request.get_ref().dataset)))]
     async fn verify(
         &self,
         request: Request<pb::VerifyRequest>,
@@ -362,7 +363,7 @@ async fn whole<T: Send + 'static>(
 
 fn dataset_name(text: String) -> Result<DatasetName, Status> {
     DatasetName::new(text.clone())
-        .map_err(|why| Error::new(Kind::Invalid, "find dataset", text.escape_debug(), why).into())
+        .map_err(|why| Error::new(Kind::Invalid, "find dataset", Shown(&text), why).into())
 }
 
 fn dataset_id(bytes: &[u8]) -> Result<DatasetId, Status> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use dl_meta::MetaStore;
 use dl_runtime::{Clock, OsRandom, Shutdown, SystemClock};
-use dl_server::{Doors, Limits, Parts, Room};
+use dl_server::{Doors, Limits, Parts, Roll, Room, Settings};
 use dl_store::Store;
 use libdiesel::{Client, ConnectOptions};
 use tokio::net::TcpListener;
@@ -76,6 +76,8 @@ pub fn parts(store: Arc<dyn Store>, meta: Arc<dyn MetaStore>) -> Parts {
         random: Arc::new(OsRandom),
         limits: Limits::default(),
         room: Room::default(),
+        settings: Settings::default(),
+        roll: Roll::default(),
     }
 }
 

@@ -69,7 +69,8 @@ async fn stores(settings: &Settings, chunks: u32) -> Result<(TierStore, Arc<dyn 
     }
     let (slow, _) = ThrottleStore::new(slow, Arc::clone(&clock), SLOW, IN_FLIGHT);
     let fast = open(&settings.on_disk("fast")).await?;
-    let quota = u64::from(chunks) * CHUNK;
+    // Copies have checksums of their own.
+    let quota = u64::from(chunks) * CHUNK * 2;
     let tier = TierStore::new(Arc::new(slow), fast, quota, Arc::clone(&clock));
     while tier.counts().brought < u64::from(chunks) {
         let brought = tier.counts().brought;

@@ -1,9 +1,11 @@
 //! Which objects the fast store holds a copy of, and which of them go when it is full.
 //!
 //! Must hold: a copy is served only while its object is known to exist; the bytes of all copies,
-//! those being made and those still to be removed included, never exceed the quota.
+//! those being made and those still to be removed included, never exceed the quota; each copy is
+//! removed by one task. What a call costs does not grow with the number of copies that are kept.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound::{Included, Unbounded};
 use std::time::Duration;
 
 use crate::{Key, ObjectInfo, Prefix};
@@ -19,11 +21,14 @@ const BROUGHT_AT_ONCE: usize = 256;
 /// A copy counts as read again only so much later: readers would move it about all the time.
 const READ_AGAIN: Duration = Duration::from_secs(1);
 
+/// Copies that one call looks at, or moves, at most.
+pub(super) const STEPS: usize = 256;
+
 /// Where a range is to be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Place {
-    /// From this copy.
-    Fast(Key),
+    /// From this copy, of so many bytes.
+    Fast(Key, u64),
     /// In the fast store, if the slow one still has the object.
     Unproven,
     Slow,
@@ -39,6 +44,8 @@ enum State {
     Doomed,
     /// Not served any more, and still to be removed.
     Going,
+    /// Somebody removes it.
+    Removing,
 }
 
 #[derive(Debug)]
@@ -50,17 +57,25 @@ struct Copy {
     read_at: Duration,
 }
 
+/// When copies were last read.
+type Ages = BTreeSet<(Duration, Key)>;
+
 #[derive(Debug)]
 pub(super) struct Index {
     quota: u64,
     used: u64,
     copies: HashMap<Key, Copy>,
     /// Those that may be given up, the one not read for longest first.
-    by_age: BTreeSet<(Duration, Key)>,
+    by_age: Ages,
+    /// Those that are kept and came up when room was made. They are not looked at again.
+    aside: Ages,
+    /// Those that were kept, on their way back, a few with each call.
+    returning: Ages,
     going: BTreeSet<Key>,
     coming: usize,
-    /// What lies below these is not given up for others.
-    kept: Vec<Prefix>,
+    /// What lies below these is not given up for others. By their text with its `/`; none lies
+    /// below another.
+    kept: BTreeMap<String, Prefix>,
 }
 
 impl Index {
@@ -69,20 +84,58 @@ impl Index {
             quota,
             used: 0,
             copies: HashMap::new(),
-            by_age: BTreeSet::new(),
+            by_age: Ages::new(),
+            aside: Ages::new(),
+            returning: Ages::new(),
             going: BTreeSet::new(),
             coming: 0,
-            kept: Vec::new(),
+            kept: BTreeMap::new(),
         }
     }
 
     /// Gives up nothing for others that lies below these prefixes, and is known to exist.
     pub(super) fn keep(&mut self, prefixes: Vec<Prefix>) {
-        self.kept = prefixes;
+        let kept = prefixes.into_iter().map(|prefix| (prefix.to_string(), prefix));
+        let kept = kept.collect();
+        if self.kept == kept {
+            return;
+        }
+        self.kept = kept;
+        let aside = std::mem::take(&mut self.aside);
+        if self.returning.is_empty() {
+            self.returning = aside;
+        } else {
+            self.returning.extend(aside);
+        }
     }
 
     fn is_kept(&self, key: &Key) -> bool {
-        self.kept.iter().any(|prefix| prefix.contains(key))
+        let before = self.kept.range::<str, _>((Unbounded, Included(key.as_str()))).next_back();
+        before.is_some_and(|(_, prefix)| prefix.contains(key))
+    }
+
+    /// Some of those that were kept may be given up again.
+    fn bring_back(&mut self) {
+        for _ in 0..STEPS {
+            let Some(copy) = self.returning.pop_first() else { break };
+            self.by_age.insert(copy);
+        }
+    }
+
+    /// Where a copy stands by its age.
+    fn ages(&mut self, age: &(Duration, Key)) -> &mut Ages {
+        if self.aside.contains(age) {
+            &mut self.aside
+        } else if self.returning.contains(age) {
+            &mut self.returning
+        } else {
+            &mut self.by_age
+        }
+    }
+
+    fn forget_age(&mut self, read_at: Duration, key: &Key) {
+        let age = (read_at, key.clone());
+        self.ages(&age).remove(&age);
     }
 
     /// Whether a copy is there that can be served.
@@ -103,18 +156,19 @@ impl Index {
     }
 
     pub(super) fn place(&mut self, key: &Key, now: Duration) -> Place {
-        match self.copies.get_mut(key) {
-            Some(copy) if copy.state == State::Whole => {
-                if now.saturating_sub(copy.read_at) >= READ_AGAIN {
-                    self.by_age.remove(&(copy.read_at, key.clone()));
-                    copy.read_at = now;
-                    self.by_age.insert((now, key.clone()));
-                }
-                Place::Fast(copy.name.clone())
-            }
-            Some(copy) if copy.state == State::Unproven => Place::Unproven,
-            _ => Place::Slow,
+        let Some(copy) = self.copies.get_mut(key) else { return Place::Slow };
+        let place = match copy.state {
+            State::Whole => Place::Fast(copy.name.clone(), copy.size),
+            State::Unproven => return Place::Unproven,
+            State::Coming | State::Doomed | State::Going | State::Removing => return Place::Slow,
+        };
+        if now.saturating_sub(copy.read_at) >= READ_AGAIN {
+            let before = (std::mem::replace(&mut copy.read_at, now), key.clone());
+            let ages = self.ages(&before);
+            ages.remove(&before);
+            ages.insert((now, before.1));
         }
+        place
     }
 
     /// The slow store has the object of this copy.
@@ -142,35 +196,46 @@ impl Index {
         self.coming = self.coming.saturating_sub(1);
     }
 
-    /// Makes room for an object that is coming. Gives the copies to remove first; none when it
-    /// can't have room, or is not wanted any more.
+    /// Makes room for an object that is coming. Gives the copies that the caller has to remove
+    /// first, and nobody else does; none when it can't have room now, or is not wanted any more.
     pub(super) fn reserve(&mut self, key: &Key, size: u64, now: Duration) -> Option<Vec<Key>> {
         let goal = self.quota.checked_sub(size)?;
+        self.bring_back();
         let is_to_keep = self.is_kept(key);
         let size_of = |key: &Key| self.copies.get(key).map_or(0, |copy| copy.size);
-        let mut kept = self.used - self.going.iter().map(size_of).sum::<u64>();
-        let mut given_up = Vec::new();
-        for (read_at, other) in &self.by_age {
+        // What others remove is there until they have done it.
+        let mut left = self.used - self.going.iter().map(size_of).sum::<u64>();
+        let (mut given_up, mut aside) = (Vec::new(), Vec::new());
+        for (read_at, other) in self.by_age.iter().take(STEPS) {
             let is_read = *read_at != Duration::ZERO && now.saturating_sub(*read_at) < KEPT;
-            if kept <= goal || (is_read && !is_to_keep) {
+            if left <= goal || (is_read && !is_to_keep) {
                 break;
             }
             if self.has(other) && self.is_kept(other) {
+                aside.push((*read_at, other.clone()));
                 continue;
             }
-            kept -= size_of(other);
+            left -= size_of(other);
             given_up.push(other.clone());
         }
-        if kept > goal {
+        for copy in aside {
+            self.by_age.remove(&copy);
+            self.aside.insert(copy);
+        }
+        if left > goal {
             return None;
         }
+        self.copies.get(key).filter(|copy| copy.state == State::Coming)?;
         for other in given_up {
             self.give_up(&other);
         }
-        let copy = self.copies.get_mut(key).filter(|copy| copy.state == State::Coming)?;
-        copy.size = size;
-        self.used += size;
-        Some(self.going.iter().cloned().collect())
+        let mut claimed: Vec<Key> = self.going.iter().cloned().collect();
+        claimed.retain(|key| self.claim(key));
+        if let Some(copy) = self.copies.get_mut(key) {
+            copy.size = size;
+            self.used += size;
+        }
+        Some(claimed)
     }
 
     /// The copy is there. False when its object was deleted meanwhile: remove it.
@@ -189,15 +254,17 @@ impl Index {
 
     /// The copy does not come. It may be there all the same if it was being written.
     pub(super) fn fail(&mut self, key: &Key, was_written: bool) {
-        if !was_written {
-            self.removed(key);
-        } else if let Some(copy) = self.copies.get_mut(key) {
+        let Some(copy) = self.copies.get_mut(key) else { return };
+        if was_written {
             copy.state = State::Going;
             self.going.insert(key.clone());
+        } else {
+            self.used -= copy.size;
+            self.copies.remove(key);
         }
     }
 
-    /// Stops to serve a copy. Whether there is one to remove.
+    /// Stops to serve a copy. True when it was served, or might have been.
     pub(super) fn give_up(&mut self, key: &Key) -> bool {
         let Some(copy) = self.copies.get_mut(key) else { return false };
         match copy.state {
@@ -205,28 +272,60 @@ impl Index {
                 copy.state = State::Doomed;
                 false
             }
-            State::Unproven | State::Whole | State::Going => {
-                self.by_age.remove(&(copy.read_at, key.clone()));
+            State::Unproven | State::Whole => {
                 copy.state = State::Going;
+                let read_at = copy.read_at;
+                self.forget_age(read_at, key);
                 self.going.insert(key.clone());
                 true
             }
+            State::Going | State::Removing => false,
         }
     }
 
-    /// The copy is gone from the fast store.
+    /// Whether the caller is to remove a copy; nobody else does then.
+    pub(super) fn claim(&mut self, key: &Key) -> bool {
+        match self.copies.get_mut(key) {
+            Some(copy) if copy.state == State::Going => {
+                copy.state = State::Removing;
+                self.going.remove(key);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// A copy that was claimed is still there.
+    pub(super) fn stays(&mut self, key: &Key) {
+        if let Some(copy) = self.copies.get_mut(key)
+            && copy.state == State::Removing
+        {
+            copy.state = State::Going;
+            self.going.insert(key.clone());
+        }
+    }
+
+    /// A copy that was claimed is gone from the fast store.
     pub(super) fn removed(&mut self, key: &Key) {
-        if let Some(copy) = self.copies.remove(key) {
+        if let Some(copy) = self.copies.get(key)
+            && copy.state == State::Removing
+        {
             self.used -= copy.size;
-            self.by_age.remove(&(copy.read_at, key.clone()));
-            self.going.remove(key);
+            self.copies.remove(key);
         }
     }
 
-    /// Whether objects are on their way.
+    /// Whether copies are on their way, here or out.
     #[cfg(test)]
     pub(super) fn is_busy(&self) -> bool {
-        self.coming > 0
+        let is_removing = |copy: &Copy| copy.state == State::Removing;
+        self.coming > 0 || self.copies.values().any(is_removing)
+    }
+
+    /// Copies that a call that makes room may look at.
+    #[cfg(test)]
+    pub(super) fn candidates(&self) -> usize {
+        self.by_age.len()
     }
 
     pub(super) fn used(&self) -> u64 {

@@ -2,10 +2,11 @@
 //! the background, and read from there the next time.
 //!
 //! Must hold: the slow store is the truth, and says what is created, deleted and listed; the fast
-//! one holds copies and its failures cost time only. Exact ranges alone are read from copies:
+//! one holds copies and its failures cost time only, also when it gives other bytes than it was given. Exact ranges alone are read from copies:
 //! who asks for a beginning or for all of an object wants to know what there is. Keys are not
 //! used again for other bytes, except through the same layer.
 
+mod copy;
 mod index;
 #[cfg(test)]
 mod tests;
@@ -19,11 +20,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use dl_runtime::{Clock, Deadline};
+use futures::future::ready;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
+use self::copy::{COPIES, Cut};
 use self::index::{Index, Place};
 use crate::range::Span;
 use crate::{ByteRange, Error, Key, Kind, ObjectInfo, ObjectRange, Prefix, Store, StoreExt};
@@ -40,8 +43,8 @@ const WRITE_PATIENCE: Duration = Duration::from_secs(30);
 /// After a failure the fast store is left alone for this long.
 const RESTED: Duration = Duration::from_secs(10);
 
-/// Copies lie below it, and nothing else in the fast store is looked at or removed.
-const COPIES: &str = "copies";
+/// Objects of one prefix that are looked at at once.
+const LOOKED_AT_ONCE: usize = 8;
 
 /// What a [`TierStore`] did since it was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -54,11 +57,13 @@ pub struct TierCounts {
     pub brought: u64,
     /// Failures of the fast store.
     pub failures: u64,
+    /// Copies that were damaged, and were dropped.
+    pub rotten: u64,
     /// Bytes of all copies.
     pub used: u64,
 }
 
-/// What [`TierStore::keep`] found.
+/// What [`TierStore::bring`] found.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Kept {
     /// Bytes of the objects that are in the fast store.
@@ -85,6 +90,7 @@ struct Tier {
     misses: AtomicU64,
     brought: AtomicU64,
     failures: AtomicU64,
+    rotten: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -122,37 +128,44 @@ impl TierStore {
             misses: AtomicU64::new(0),
             brought: AtomicU64::new(0),
             failures: AtomicU64::new(0),
+            rotten: AtomicU64::new(0),
         });
         tier.is_ready();
         Self { tier }
     }
 
-    /// Brings all objects below these prefixes over and keeps them there, instead of those that
-    /// it was last told to keep. Others go for them, also those that are being read; once they
-    /// are there, they go for no others. Objects that come later are for the next call.
-    pub async fn keep(&self, prefixes: Vec<Prefix>) -> Kept {
+    /// Keeps what lies below these prefixes, instead of what it was last told to keep: once it is
+    /// there, it goes for no other object, and others go for it, also those that are being read.
+    pub fn keep(&self, prefixes: Vec<Prefix>) {
+        self.tier.index().keep(prefixes);
+    }
+
+    /// Brings all objects below a prefix over that are not there. Objects that come later are for
+    /// the next call.
+    pub async fn bring(&self, prefix: &Prefix) -> Kept {
         let tier = &self.tier;
-        tier.index().keep(prefixes.clone());
-        let mut kept = Kept::default();
-        for prefix in &prefixes {
-            while !tier.is_ready() {
-                tier.clock.sleep(RESTED).await;
+        while !tier.is_ready() {
+            tier.clock.sleep(RESTED).await;
+        }
+        // What a listing that fails did not say, it may say the next time.
+        let listed = tier.slow.list(prefix).take_while(|object| ready(object.is_ok()));
+        let listed = listed.filter_map(|object| ready(object.ok()));
+        let looked_at = listed.map(|ObjectInfo { key, size }| async move {
+            tier.index().prove(&key);
+            if let Some(name) = copy::name(&key)
+                && tier.index().begin(&key, name.clone())
+            {
+                // It goes on when nobody waits for it any more.
+                let _ = tier.send_for(key.clone(), name).await;
             }
-            let mut objects = tier.slow.list(prefix);
-            while let Some(object) = objects.next().await {
-                // What it did not say, it may say the next time.
-                let Ok(ObjectInfo { key, size }) = object else { break };
-                tier.index().prove(&key);
-                if let Some(copy) = copy(&key)
-                    && tier.index().begin(&key, copy.clone())
-                {
-                    // It goes on when nobody waits for it any more.
-                    let _ = tier.send_for(key.clone(), copy).await;
-                }
-                match tier.index().has(&key) {
-                    true => kept.bytes += size,
-                    false => kept.left_out += 1,
-                }
+            (tier.index().has(&key), size)
+        });
+        let mut looked_at = std::pin::pin!(looked_at.buffer_unordered(LOOKED_AT_ONCE));
+        let mut kept = Kept::default();
+        while let Some((is_there, size)) = looked_at.next().await {
+            match is_there {
+                true => kept.bytes += size,
+                false => kept.left_out += 1,
             }
         }
         kept
@@ -166,6 +179,7 @@ impl TierStore {
             misses: read(&self.tier.misses),
             brought: read(&self.tier.brought),
             failures: read(&self.tier.failures),
+            rotten: read(&self.tier.rotten),
             used: self.tier.index().used(),
         }
     }
@@ -221,14 +235,25 @@ impl Tier {
     }
 
     async fn take_stock(&self) {
+        let mut useless = Vec::new();
         let count = |copy: ObjectInfo| {
-            if let Some(key) = original(&copy.key) {
-                self.index().found(ObjectInfo { key, size: copy.size }, copy.key);
+            match copy::original(&copy.key) {
+                Some(key) => self.index().found(ObjectInfo { key, size: copy.size }, copy.key),
+                None => useless.push(copy.key),
             }
             futures::future::ok(())
         };
         let copies = Prefix::new(COPIES).expect("the name of the folder is a key");
         let counted = self.fast.list(&copies).try_for_each(count).await;
+        // Room that is not counted.
+        for name in useless {
+            let removed =
+                self.in_time(WRITE_PATIENCE, "remove from", self.fast.delete(&name)).await;
+            if let Err(error) = removed.and_then(|removed| removed) {
+                self.failed(&error);
+                break;
+            }
+        }
         let stock = if counted.is_ok() { Stock::Known } else { Stock::Unknown };
         self.health().stock = stock;
         if let Err(error) = counted {
@@ -279,6 +304,19 @@ impl Tier {
         wanted.iter().map(place).collect()
     }
 
+    /// What to read of copies, and what it will be cut to; none for ranges to be read elsewhere.
+    fn cuts(wanted: &[ObjectRange], places: Vec<Place>) -> Vec<Option<(Cut, ObjectRange)>> {
+        let cut = |(range, place): (&ObjectRange, Place)| match (range.range.0, place) {
+            (Span::Exact { start, end }, Place::Fast(key, stored)) => {
+                // Past the end: the slow store says so.
+                let cut = Cut::new(start, end, stored)?;
+                Some((cut, ObjectRange { key, range: cut.range()? }))
+            }
+            _ => None,
+        };
+        wanted.iter().zip(places).map(cut).collect()
+    }
+
     /// Reads copies; none of them when the fast store does not answer.
     async fn read_fast(&self, copies: &[ObjectRange]) -> Vec<Result<Bytes, Error>> {
         if copies.is_empty() {
@@ -291,17 +329,53 @@ impl Tier {
         })
     }
 
-    /// What was read from a copy, if it could be had.
-    fn kept(&self, key: &Key, result: Option<Result<Bytes, Error>>) -> Option<Bytes> {
-        match result? {
-            Ok(bytes) => return Some(bytes),
-            // Somebody tidied up; or the range is past the end, or the copy was cut.
-            Err(error) if matches!(error.kind, Kind::Missing | Kind::Corrupt) => {
-                self.index().give_up(key);
+    /// The bytes out of what was read from a copy, if they could be had.
+    fn checked(
+        self: &Arc<Self>,
+        key: &Key,
+        cut: Cut,
+        pages: Option<Result<Bytes, Error>>,
+    ) -> Option<Bytes> {
+        match pages? {
+            Ok(pages) => {
+                let bytes = cut.take(key, &pages);
+                if bytes.is_none() {
+                    self.rot(key);
+                }
+                return bytes;
             }
+            // Somebody tidied up.
+            Err(error) if error.kind == Kind::Missing => {
+                self.drop_copy(key);
+            }
+            Err(error) if error.kind == Kind::Corrupt => self.rot(key),
             Err(error) => self.failed(&error),
         }
         None
+    }
+
+    /// A copy is not what was written.
+    fn rot(self: &Arc<Self>, key: &Key) {
+        if self.drop_copy(key) {
+            self.rotten.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(store = %self.fast, %key, "a copy is damaged: dropped and read again");
+        }
+    }
+
+    /// Has a copy removed that is not to be served. Whether it was.
+    fn drop_copy(self: &Arc<Self>, key: &Key) -> bool {
+        let was_served = self.index().give_up(key);
+        self.send_away(key);
+        was_served
+    }
+
+    /// Removes a copy that was given up, in the background, unless somebody does.
+    fn send_away(self: &Arc<Self>, key: &Key) -> Option<JoinHandle<bool>> {
+        if !self.is_rested() || !self.index().claim(key) {
+            return None;
+        }
+        let (tier, key) = (Arc::clone(self), key.clone());
+        Some(tokio::spawn(async move { tier.remove(&key).await }))
     }
 
     async fn read_slow(&self, wanted: &[ObjectRange]) -> Vec<Result<Bytes, Error>> {
@@ -319,40 +393,46 @@ impl Tier {
             return;
         }
         for key in missed {
-            if let Some(copy) = copy(key)
-                && self.index().begin(key, copy.clone())
+            if let Some(name) = copy::name(key)
+                && self.index().begin(key, name.clone())
             {
-                self.send_for(key.clone(), copy);
+                self.send_for(key.clone(), name);
             }
         }
     }
 
     /// Brings over an object that was said to be coming, in the background.
-    fn send_for(self: &Arc<Self>, key: Key, copy: Key) -> JoinHandle<()> {
+    fn send_for(self: &Arc<Self>, key: Key, name: Key) -> JoinHandle<()> {
         let tier = Arc::clone(self);
         tokio::spawn(async move {
-            tier.fetch(&key, &copy).await;
+            tier.fetch(&key, &name).await;
             tier.index().end();
         })
     }
 
-    async fn fetch(&self, key: &Key, copy: &Key) {
+    async fn fetch(self: &Arc<Self>, key: &Key, name: &Key) {
         let _place = self.bringing.acquire().await.expect("the semaphore is never closed");
-        let body = match self.slow.read_all(key).await {
-            Ok(body) if self.is_rested() => body,
+        let pages = match self.slow.read_all(key).await {
+            Ok(body) if self.is_rested() => copy::pages(key, &body),
             // Deleted meanwhile, or not to be had: whoever reads it next is told, or tries again.
             Ok(_) | Err(_) => return self.index().fail(key, false),
         };
         let now = self.clock.monotonic();
-        let Some(in_the_way) = self.index().reserve(key, body.len() as u64, now) else {
+        let Some(in_the_way) = self.index().reserve(key, pages.len() as u64, now) else {
             return self.index().fail(key, false);
         };
+        let mut has_room = true;
         for other in in_the_way {
-            if !self.remove(&other).await {
-                return self.index().fail(key, false);
+            if has_room {
+                has_room = self.remove(&other).await;
+            } else {
+                self.index().stays(&other);
             }
         }
-        let create = self.fast.create(copy, body);
+        if !has_room {
+            return self.index().fail(key, false);
+        }
+        let create = self.fast.create(name, pages);
         let created = self.in_time(WRITE_PATIENCE, "write a copy to", create).await;
         match created.and_then(|created| created) {
             Ok(()) => {}
@@ -367,35 +447,27 @@ impl Tier {
         if is_wanted {
             self.brought.fetch_add(1, Ordering::Relaxed);
         } else {
-            self.remove(key).await;
+            self.send_away(key);
         }
     }
 
-    /// Removes a copy that is not served any more. False when it failed: it is tried again before
-    /// the next object comes.
+    /// Removes a copy that was claimed. False when that failed: it is tried again before the next
+    /// object comes.
     async fn remove(&self, key: &Key) -> bool {
-        let Some(copy) = copy(key) else { return false };
-        let removed = self.in_time(WRITE_PATIENCE, "remove a copy from", self.fast.delete(&copy));
+        let Some(name) = copy::name(key) else { return false };
+        let removed = self.in_time(WRITE_PATIENCE, "remove a copy from", self.fast.delete(&name));
         match removed.await.and_then(|removed| removed) {
             Ok(()) => {
                 self.index().removed(key);
                 true
             }
             Err(error) => {
+                self.index().stays(key);
                 self.failed(&error);
                 false
             }
         }
     }
-}
-
-/// The name of a copy; none for a key that is too long to have one.
-fn copy(key: &Key) -> Option<Key> {
-    Key::new(format!("{COPIES}/{key}")).ok()
-}
-
-fn original(copy: &Key) -> Option<Key> {
-    Key::new(copy.as_str().strip_prefix(COPIES)?.strip_prefix('/')?).ok()
 }
 
 impl fmt::Display for TierStore {
@@ -413,24 +485,18 @@ impl Store for TierStore {
 
     async fn read(&self, wanted: &[ObjectRange]) -> Vec<Result<Bytes, Error>> {
         let tier = &self.tier;
-        let places = tier.places(wanted).await;
-        let (mut near, mut far) = (Vec::new(), Vec::new());
-        for (range, place) in wanted.iter().zip(&places) {
-            match place {
-                Place::Fast(copy) => {
-                    near.push(ObjectRange { key: copy.clone(), range: range.range });
-                }
-                Place::Unproven | Place::Slow => far.push(range.clone()),
-            }
-        }
+        let cuts = Tier::cuts(wanted, tier.places(wanted).await);
+        let near: Vec<_> = cuts.iter().flatten().map(|(_, pages)| pages.clone()).collect();
+        let far = wanted.iter().zip(&cuts).filter(|(_, cut)| cut.is_none());
+        let far: Vec<_> = far.map(|(range, _)| range.clone()).collect();
         let (copies, objects) = tokio::join!(tier.read_fast(&near), tier.read_slow(&far));
         tier.bring(&far, &objects);
         let (mut copies, mut objects) = (copies.into_iter(), objects.into_iter());
-        let given = |(range, place): (&ObjectRange, Place)| match place {
-            Place::Fast(_) => tier.kept(&range.key, copies.next()).map(Ok),
-            Place::Unproven | Place::Slow => objects.next(),
+        let given = |(range, cut): (&ObjectRange, Option<(Cut, ObjectRange)>)| match cut {
+            Some((cut, _)) => tier.checked(&range.key, cut, copies.next()).map(Ok),
+            None => objects.next(),
         };
-        let given: Vec<_> = wanted.iter().zip(places).map(given).collect();
+        let given: Vec<_> = wanted.iter().zip(cuts).map(given).collect();
         let lost = wanted.iter().zip(&given).filter(|(_, result)| result.is_none());
         let lost: Vec<ObjectRange> = lost.map(|(range, _)| range.clone()).collect();
         let hits = near.len().saturating_sub(lost.len());
@@ -451,9 +517,10 @@ impl Store for TierStore {
         // can't be removed is not served either.
         self.tier.index().give_up(key);
         let deleted = self.tier.slow.delete(key).await;
-        let has_copy = self.tier.index().give_up(key);
-        if has_copy && self.tier.is_rested() {
-            self.tier.remove(key).await;
+        self.tier.index().give_up(key);
+        if let Some(removed) = self.tier.send_away(key) {
+            // It goes on when nobody waits for it any more.
+            let _ = removed.await;
         }
         deleted
     }

@@ -103,7 +103,7 @@ impl Rig {
 
     async fn copies(&self) -> Vec<Key> {
         let listed = self.fast.list_sorted(&Prefix::ROOT).await.unwrap();
-        listed.into_iter().filter_map(|object| original(&object.key)).collect()
+        listed.into_iter().filter_map(|object| copy::original(&object.key)).collect()
     }
 
     fn rest(&self) {
@@ -162,7 +162,7 @@ async fn what_was_read_is_read_from_the_copy_and_what_asks_for_the_truth_is_not(
     rig.read(&key).await.unwrap();
     rig.read(&key).await.unwrap();
     let counts = rig.tier.counts();
-    assert_eq!((counts.misses, counts.brought, counts.hits, counts.used), (1, 1, 1, 100));
+    assert_eq!((counts.misses, counts.brought, counts.hits, counts.used), (1, 1, 1, 104));
     rig.slow.delete(&key).await.unwrap();
     assert_eq!(rig.tier.read_all(&key).await.unwrap_err().kind, Kind::Missing);
 }
@@ -198,7 +198,7 @@ async fn when_it_is_full_what_was_read_lately_stays() {
     assert_eq!(rig.copies().await, [b.clone(), c.clone()], "the one not read for longest goes");
     rig.read(&d).await.unwrap();
     assert_eq!(rig.copies().await, [b, c]);
-    assert_eq!(rig.tier.counts().used, 200);
+    assert_eq!(rig.tier.counts().used, 208);
 }
 
 #[tokio::test]
@@ -224,7 +224,7 @@ async fn what_an_earlier_process_left_counts_and_is_served_when_the_object_is_st
     let (slow, fast) = (Arc::clone(&first.slow), Arc::clone(&first.fast));
     let second = Rig { tier: TierStore::new(slow, fast, 250, time), ..first };
     second.tier.quiet().await;
-    assert_eq!(second.tier.counts().used, 200);
+    assert_eq!(second.tier.counts().used, 208);
     assert_eq!(second.read(&a).await.unwrap_err().kind, Kind::Missing);
     second.read(&b).await.unwrap();
     assert_eq!(second.tier.counts().hits, 1);
@@ -239,7 +239,7 @@ async fn what_else_the_fast_store_holds_neither_counts_nor_goes() {
     first.fast.create(&theirs, vec![0; 100].into()).await.unwrap();
     let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&first.clock);
     let (slow, fast) = (Arc::clone(&first.slow), Arc::clone(&first.fast));
-    let second = Rig { tier: TierStore::new(slow, fast, 100, time), ..first };
+    let second = Rig { tier: TierStore::new(slow, fast, 110, time), ..first };
     second.tier.quiet().await;
     second.create(std::slice::from_ref(&key)).await;
     second.read(&key).await.unwrap();
@@ -315,7 +315,7 @@ async fn a_fast_store_that_is_full_costs_copies_only() {
     assert_eq!(rig.tier.counts().brought, 0);
     rig.rest();
     rig.read(&key).await.unwrap();
-    assert_eq!(rig.tier.counts().used, 100, "what may be there counts until it is removed");
+    assert_eq!(rig.tier.counts().used, 104, "what may be there counts until it is removed");
 }
 
 #[tokio::test]
@@ -354,20 +354,21 @@ async fn a_fast_store_that_cannot_be_listed_is_not_used_until_it_can() {
 
 #[tokio::test]
 async fn what_is_to_be_kept_is_brought_over_and_stays() {
-    let rig = rig(300).await;
+    let rig = rig(320).await;
     let [one, two, three, other, late] = keys(["a/1", "a/2", "a/3", "b/1", "a/4"]);
     let all = [one.clone(), two.clone(), three.clone(), other.clone()];
     rig.create(&all).await;
     rig.read(&other).await.unwrap();
     let a = Prefix::new("a").unwrap();
-    let kept = rig.tier.keep(vec![a.clone()]).await;
+    rig.tier.keep(vec![a.clone(), Prefix::new("a-b").unwrap()]);
+    let kept = rig.tier.bring(&a).await;
     assert_eq!(kept, Kept { bytes: 300, left_out: 0 }, "what was just read went for it");
     rig.clock.advance(KEPT * 2);
     rig.read(&other).await.unwrap();
     assert_eq!(rig.copies().await, [one.clone(), two, three], "it stays though nobody reads it");
     rig.create(std::slice::from_ref(&late)).await;
-    assert_eq!(rig.tier.keep(vec![a]).await, Kept { bytes: 300, left_out: 1 });
-    assert_eq!(rig.tier.keep(Vec::new()).await, Kept::default());
+    assert_eq!(rig.tier.bring(&a).await, Kept { bytes: 300, left_out: 1 });
+    rig.tier.keep(Vec::new());
     rig.read(&other).await.unwrap();
     assert!(rig.copies().await.contains(&other), "nothing is kept any more");
     rig.tier.delete(&one).await.unwrap();
@@ -380,12 +381,139 @@ async fn copies_of_an_earlier_process_are_kept_without_being_brought_again() {
     let [one, gone] = keys(["a/1", "a/2"]);
     rig.create(std::slice::from_ref(&one)).await;
     for key in [&one, &gone] {
-        let name = copy(key).unwrap();
-        rig.fast.create(&name, vec![1; 100].into()).await.unwrap();
+        let pages = copy::pages(key, &[1; 100]);
+        rig.fast.create(&copy::name(key).unwrap(), pages).await.unwrap();
     }
     let clock: Arc<dyn Clock> = Arc::<ManualClock>::clone(&rig.clock);
     let tier = TierStore::new(Arc::clone(&rig.slow), Arc::clone(&rig.fast), 300, clock);
     tier.quiet().await;
-    let kept = tier.keep(vec![Prefix::new("a").unwrap()]).await;
+    let a = Prefix::new("a").unwrap();
+    tier.keep(vec![a.clone()]);
+    let kept = tier.bring(&a).await;
     assert_eq!((kept, tier.counts().brought), (Kept { bytes: 100, left_out: 0 }, 0));
+}
+
+#[tokio::test]
+async fn a_rotten_copy_is_never_given_out_and_is_replaced() {
+    let rig = rig(1000).await;
+    let [key] = keys(["a"]);
+    rig.create(std::slice::from_ref(&key)).await;
+    rig.read(&key).await.unwrap();
+    let name = copy::name(&key).unwrap();
+    let mut rotten = rig.fast.read_all(&name).await.unwrap().to_vec();
+    rotten[15] ^= 1;
+    rig.fast.delete(&name).await.unwrap();
+    rig.fast.create(&name, rotten.into()).await.unwrap();
+    assert_eq!(rig.read(&key).await.unwrap(), vec![1; 10], "from the slow store");
+    assert_eq!((rig.tier.counts().rotten, rig.tier.counts().failures), (1, 0));
+    rig.read(&key).await.unwrap();
+    let before = rig.tier.counts();
+    assert_eq!(rig.read(&key).await.unwrap(), vec![1; 10]);
+    let counts = rig.tier.counts();
+    assert_eq!((counts.hits, counts.rotten), (before.hits + 1, 1), "the copy is a good one again");
+    // Cut off by a crash of the fast store's machine.
+    let whole = rig.fast.read_all(&name).await.unwrap();
+    rig.fast.delete(&name).await.unwrap();
+    rig.fast.create(&name, whole.slice(..50)).await.unwrap();
+    assert_eq!(rig.read(&key).await.unwrap(), vec![1; 10]);
+    assert_eq!(rig.tier.counts().rotten, 2);
+}
+
+#[tokio::test]
+async fn what_is_no_copy_of_this_form_is_removed_and_not_served() {
+    let first = rig(1000).await;
+    let [key, old] = keys(["a", "copies/a"]);
+    first.create(std::slice::from_ref(&key)).await;
+    first.fast.create(&old, vec![9; 100].into()).await.unwrap();
+    let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&first.clock);
+    let (slow, fast) = (Arc::clone(&first.slow), Arc::clone(&first.fast));
+    let second = Rig { tier: TierStore::new(slow, fast, 1000, time), ..first };
+    second.tier.quiet().await;
+    assert_eq!(second.read(&key).await.unwrap(), vec![1; 10]);
+    assert_eq!(second.fast.read_all(&old).await.unwrap_err().kind, Kind::Missing);
+    assert_eq!(second.tier.counts().used, 104);
+}
+
+#[tokio::test]
+async fn objects_that_come_at_once_never_take_more_than_the_quota() {
+    let rig = rig(250).await;
+    let names = keys(["a", "b", "c", "d"]);
+    rig.create(&names).await;
+    let [a, b, c, d] = &names;
+    rig.read(a).await.unwrap();
+    rig.read(b).await.unwrap();
+    rig.clock.advance(KEPT);
+    // Removing takes a while, and both of those that come have to wait for it.
+    rig.faults.script("delete", [Some(Fault::Delay(Duration::from_secs(1))); 2]);
+    let range = ByteRange::exact(0, 10).unwrap();
+    for key in [c, d] {
+        rig.tier.read_one(key, range).await.unwrap();
+    }
+    for _ in 0..10 {
+        for _ in 0..50 {
+            tokio::task::yield_now().await;
+        }
+        let stored = rig.fast.list_sorted(&Prefix::ROOT).await.unwrap();
+        let stored: u64 = stored.iter().map(|copy| copy.size).sum();
+        assert!(stored <= 250 && stored <= rig.tier.counts().used, "{stored}");
+        rig.clock.advance(Duration::from_secs(1));
+    }
+    rig.tier.quiet().await;
+    let stored = rig.fast.list_sorted(&Prefix::ROOT).await.unwrap();
+    let stored: u64 = stored.iter().map(|copy| copy.size).sum();
+    assert_eq!(stored, rig.tier.counts().used);
+}
+
+#[test]
+fn each_copy_in_the_way_is_removed_by_one_task_and_counts_until_it_is() {
+    let mut index = Index::new(300);
+    let [a, b, c, d] = keys(["a", "b", "c", "d"]);
+    let now = Duration::from_secs(1);
+    let name = |key: &Key| copy::name(key).unwrap();
+    for key in [&a, &b] {
+        assert!(index.begin(key, name(key)));
+        assert_eq!(index.reserve(key, 150, now), Some(Vec::new()));
+        assert!(index.arrive(key, now));
+        index.end();
+    }
+    let later = now + KEPT;
+    assert!(index.begin(&c, name(&c)) && index.begin(&d, name(&d)));
+    assert_eq!(index.reserve(&c, 100, later), Some(vec![a.clone()]));
+    // That of the other task is still there, so this one has to remove more itself.
+    assert_eq!(index.reserve(&d, 100, later), None, "there are 400 bytes, and 150 may go");
+    assert!(!index.claim(&a), "somebody removes it");
+    index.removed(&a);
+    assert_eq!(index.used(), 250);
+    assert_eq!(index.reserve(&d, 100, later), Some(vec![b.clone()]));
+    index.removed(&a);
+    assert!(!index.begin(&d, name(&d)));
+    index.stays(&b);
+    index.fail(&d, false);
+    assert_eq!(index.used(), 250);
+    assert!(index.claim(&b));
+    index.removed(&b);
+    assert_eq!(index.used(), 100);
+}
+
+#[test]
+fn kept_copies_are_looked_at_once_and_not_for_every_object_that_comes() {
+    let mut index = Index::new(100_000);
+    let now = Duration::from_secs(1);
+    let kept: Vec<Key> = (0..1_000).map(|n| Key::new(format!("a/{n}")).unwrap()).collect();
+    index.keep(vec![Prefix::new("a").unwrap()]);
+    for key in &kept {
+        assert!(index.begin(key, copy::name(key).unwrap()));
+        assert_eq!(index.reserve(key, 100, now), Some(Vec::new()));
+        assert!(index.arrive(key, now));
+        index.end();
+    }
+    let [other] = keys(["b"]);
+    assert!(index.begin(&other, copy::name(&other).unwrap()));
+    let steps = 1_000usize.div_ceil(index::STEPS);
+    for _ in 0..steps {
+        assert_eq!(index.reserve(&other, 100, now + KEPT), None);
+    }
+    assert_eq!(index.candidates(), 0, "all of them are put aside");
+    index.keep(Vec::new());
+    assert!(index.reserve(&other, 100, now + KEPT).is_some(), "they may go again");
 }

@@ -113,3 +113,53 @@ fn a_fast_store_is_read_from_and_its_loss_costs_nothing_else() -> Result<()> {
     server.stop()?;
     Ok(())
 }
+
+/// Keeps S-14 and S-01: what the disk of the fast store makes of its copies.
+#[test]
+fn copies_that_rot_in_the_fast_store_cost_nobody_a_byte() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let (data, source) = (scene.path().join("data"), scene.path().join("src"));
+    let fast = scene.path().join("fast");
+    folder::fill(&source, 100, 100_000, &Dice::new(9))?;
+    let fast_url = fast.to_str().context("a temporary folder has a name")?;
+    let flags = ["--fast-store", fast_url, "--http", "127.0.0.1:0"];
+    let server = Server::start_with(&data, "127.0.0.1:0", &flags)?;
+    run(server.dlcmd()?.arg("put").arg(&source).arg("dl://ds"))?.code(0)?;
+    let get = |name: &str| {
+        let got = scene.path().join(name);
+        run(server.dlcmd()?.arg("get").arg("dl://ds").arg(&got))?.code(0)?;
+        folder::compare(&source, &got)
+    };
+    get("from the chunk store")?;
+    let copies = fast.join("copies");
+    let whole = folder::bytes_under(&data.join("chunks"))? * 9 / 10;
+    let deadline = Deadline::after(&*clock(), Duration::from_secs(30));
+    while !copies.is_dir() || folder::bytes_under(&copies)? < whole {
+        ensure!(!deadline.remaining(&*clock()).is_zero(), "not all was copied");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    get("from the copies")?;
+    rot(&copies)?;
+    get("from rotten copies")?;
+    let (_, metrics) = dl_tests::http::get(server.http(), "/metrics")?;
+    let rotten = metrics.lines().find(|line| line.starts_with("diesel_fast_store_rotten_total "));
+    ensure!(rotten.is_some_and(|line| !line.ends_with(" 0")), "{metrics}");
+    let log = server.stop()?;
+    ensure!(log.contains("a copy is damaged"), "{log}");
+    Ok(())
+}
+
+/// Changes a byte in a thousand of each file below a folder.
+fn rot(folder: &std::path::Path) -> Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            rot(&path)?;
+            continue;
+        }
+        let mut bytes = std::fs::read(&path)?;
+        bytes.iter_mut().skip(500).step_by(1_000).for_each(|byte| *byte ^= 1);
+        std::fs::write(&path, bytes)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,55 @@
+//! What is done for what the fast store is to keep.
+
+use std::time::UNIX_EPOCH;
+
+use dl_format::ChunkShape;
+use dl_meta::{Memory, Stop};
+use dl_runtime::{Clock, ManualClock, OsRandom};
+use dl_store::{CountStore, StoreExt};
+
+use super::*;
+use crate::{Limits, Roll, Room, prepare};
+
+#[tokio::test]
+async fn a_kept_dataset_is_looked_through_when_it_changes_and_not_all_the_time() {
+    let (store, counters) = CountStore::new(dl_store::memory());
+    let clock = Arc::new(ManualClock::new(UNIX_EPOCH + AGAIN));
+    clock.advance(Duration::from_secs(10));
+    let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
+    let slow: Arc<dyn dl_store::Store> = Arc::new(store);
+    let fast = TierStore::new(Arc::clone(&slow), dl_store::memory(), 1 << 30, Arc::clone(&time));
+    let parts = Parts {
+        store: slow,
+        meta: Arc::new(Memory::new()),
+        clock: time,
+        random: Arc::new(OsRandom),
+        limits: Limits::default(),
+        room: Room::default(),
+        settings: Settings::default(),
+        roll: Roll::default(),
+    };
+    prepare(&parts, Stop::Fresh).await.unwrap();
+    let name = dl_format::DatasetName::new("kept").unwrap();
+    let shape = ChunkShape::default();
+    let dataset = crate::catalog::create(&parts, &name, shape).await.unwrap().id;
+    let object = crate::parts::key(format!("{}/00/a", dl_format::dataset_prefix(dataset)));
+    parts.store.create(&object, vec![7; 100].into()).await.unwrap();
+    let keep = ["kept*".parse::<Pattern>().unwrap()];
+    let mut seen = HashMap::new();
+    let look = async |seen: &mut HashMap<DatasetId, Seen>| {
+        clock.advance(PERIOD);
+        let before = counters.counts().lists;
+        let kept = look_after(&parts, &fast, &keep, seen).await.unwrap();
+        (kept, counters.counts().lists - before)
+    };
+    // The names, then the dataset.
+    assert_eq!(look(&mut seen).await, (Kept { bytes: 100, left_out: 0 }, 2));
+    for _ in 0..5 {
+        assert_eq!(look(&mut seen).await, (Kept { bytes: 100, left_out: 0 }, 1));
+    }
+    clock.advance(AGAIN);
+    assert_eq!(look(&mut seen).await.1, 2, "after a long time");
+    let range = dl_store::ByteRange::exact(0, 9).unwrap();
+    assert_eq!(fast.read_one(&object, range).await.unwrap(), vec![7; 9]);
+    assert_eq!(fast.counts().hits, 1);
+}
