@@ -31,20 +31,21 @@ pub(crate) async fn by_id(parts: &Parts, id: DatasetId) -> Result<DatasetRecord,
 /// caller may not know of.
 pub(crate) async fn not_known(parts: &Parts, id: DatasetId, caller: &Caller) -> Error {
     let names = match refuse_lost(parts, id).await {
-        Ok(()) => names::all(parts).await,
+        Ok(()) => names::shared(parts).await,
         Err(error) => return error,
     };
-    let mut names = match names {
+    let names = match names {
         Ok(names) => names,
         Err(error) => return error,
     };
-    names.retain(|name| caller.may(Role::Read, name));
-    if let Some((name, _)) = names.live().find(|(_, named)| named.record.dataset == id) {
+    let is_seen = |name: &DatasetName| caller.may(Role::Read, name);
+    let is_it = |(name, named): &&(DatasetName, Named)| named.record.dataset == id && is_seen(name);
+    if let Some((name, _)) = names.live().find(is_it) {
         return lost(name);
     }
-    if let Some((_, error)) = names.unread.into_iter().next() {
+    if let Some((_, error)) = names.unread.iter().find(|(name, _)| is_seen(name)) {
         // That name may stand for it: nobody can tell that it was deleted.
-        return Error::new(error.kind, "find dataset", id, error);
+        return Error::new(error.kind, "find dataset", id, error.chain());
     }
     let why = "it was deleted; connect again by its name";
     Error::new(Kind::NotFound, "find dataset", id, why)
@@ -65,17 +66,16 @@ pub(crate) async fn by_name(
         }
     }
     refuse_lost(parts, name).await?;
-    let mut names = names::all(parts).await?;
-    names.retain(|name| caller.may(Role::Read, name));
-    if let Some(unread) = names.unread.iter().position(|(unread, _)| unread == name) {
-        return Err(names.unread.swap_remove(unread).1);
-    }
-    if let Some((_, named)) = names.live().find(|(live, _)| live == name)
+    if caller.may(Role::Read, name)
+        && let Some(named) = names::newest(parts, name).await?
+        && named.record.state == NameState::Live
         && has_objects(parts, name, named.record.dataset).await?
     {
         return Err(lost(name));
     }
-    let others = names.live().map(|(live, _)| live).filter(|live| *live != name);
+    let names = names::recent(parts).await?;
+    let is_other = |other: &&DatasetName| *other != name && caller.may(Role::Read, other);
+    let others = names.live().map(|(live, _)| live).filter(is_other);
     let why = match names::nearest(name, others) {
         Some(near) => format!("there is none of that name; did you mean {near}?"),
         None => "there is none of that name".to_owned(),
@@ -89,17 +89,18 @@ pub(crate) async fn list(parts: &Parts, caller: &Caller) -> Result<Vec<Dataset>,
     let found = parts.meta.datasets().await;
     let mut found = found.map_err(|error| Error::meta("list", "datasets", error))?;
     found.retain(|info| caller.may(Role::Read, &info.record.name));
-    let mut names = names::all(parts).await?;
-    names.retain(|name| caller.may(Role::Read, name));
-    for (name, named) in names.live() {
+    let names = names::shared(parts).await?;
+    let is_seen = |name: &DatasetName| caller.may(Role::Read, name);
+    for (name, named) in names.live().filter(|(name, _)| is_seen(name)) {
         let id = named.record.dataset;
         if !found.iter().any(|info| info.record.id == id) && has_objects(parts, name, id).await? {
             return Err(lost(name));
         }
     }
     let is_known = |name: &DatasetName| found.iter().any(|info| info.record.name == *name);
-    if let Some((_, error)) = names.unread.into_iter().find(|(name, _)| !is_known(name)) {
-        return Err(error);
+    let mut unread = names.unread.iter().filter(|(name, _)| is_seen(name) && !is_known(name));
+    if let Some((name, error)) = unread.next() {
+        return Err(Error::new(error.kind, "list dataset", name, error.chain()));
     }
     Ok(found.into_iter().map(describe).collect())
 }
@@ -253,13 +254,15 @@ async fn forget(parts: &Parts, id: DatasetId) -> Result<(), Error> {
 /// Removes the objects of a dataset that no name points to.
 async fn sweep(parts: &Parts, id: DatasetId) -> Result<u64, Error> {
     let objects = prefix(dataset_prefix(id));
-    let removed = parts
-        .store
-        .list(&objects)
-        .map_ok(|object| async move { parts.store.delete(&object.key).await.map(|()| 1u64) });
+    const ACTION: &str = "remove the objects of dataset";
+    let found = parts.store.list(&objects).map_err(|error| Error::store(ACTION, id, error));
+    let removed = found.map_ok(|object| async move {
+        parts.settings.refuse_read_only(ACTION, id)?;
+        let removed = parts.store.delete(&object.key).await;
+        removed.map(|()| 1u64).map_err(|error| Error::store(ACTION, id, error))
+    });
     let removed = removed.try_buffer_unordered(SWEEPS_AT_ONCE);
-    let removed = removed.try_fold(0u64, |sum, one| async move { Ok(sum + one) }).await;
-    removed.map_err(|error| Error::store("remove the objects of dataset", id, error))
+    removed.try_fold(0u64, |sum, one| async move { Ok(sum + one) }).await
 }
 
 /// Removes what is left of datasets whose names say that they are deleted; gives how many objects
@@ -268,6 +271,7 @@ pub(crate) async fn sweep_deleted(parts: &Parts) -> Result<u64, Error> {
     let mut all = 0;
     for (name, named) in names::deleted(parts).await? {
         let dataset = named.record.dataset;
+        parts.settings.refuse_read_only("remove the objects of dataset", &name)?;
         names::settle(parts, &name, named.generation).await?;
         forget(parts, dataset).await?;
         let removed = sweep(parts, dataset).await?;
@@ -282,7 +286,13 @@ pub(crate) async fn sweep_deleted(parts: &Parts) -> Result<u64, Error> {
 /// Ends what a crash left half done: datasets whose names say that they are deleted go, those
 /// that were about to be deleted stay.
 pub(crate) async fn finish_deletions(parts: &Parts) -> Result<(), Error> {
-    sweep_deleted(parts).await?;
+    match sweep_deleted(parts).await {
+        Err(error) if parts.settings.is_read_only() => {
+            let why = error.chain();
+            tracing::warn!(why, "deletions that were cut off are left for a later start");
+        }
+        swept => drop(swept?),
+    }
     let known = parts.meta.datasets().await;
     for info in known.map_err(|error| Error::meta("list", "datasets", error))? {
         let DatasetRecord { name, id, state, .. } = info.record;

@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -39,7 +39,7 @@ pub struct S3 {
     process: Process,
     address: SocketAddr,
     prefixes: AtomicU64,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 impl S3 {
@@ -77,7 +77,7 @@ impl S3 {
             ensure!(!deadline.remaining(&*clock()).is_zero(), "{kind:?} does not listen: {said}");
             std::thread::sleep(Duration::from_millis(20));
         };
-        let server = Self { process, address, prefixes: AtomicU64::new(0), _folder: folder };
+        let server = Self { process, address, prefixes: AtomicU64::new(0), folder };
         if kind == Kind::Moto {
             server.make_bucket()?;
         }
@@ -87,6 +87,11 @@ impl S3 {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// What s3s-fs keeps its objects in.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     /// The process.

@@ -41,6 +41,8 @@ const SETTLED_TIMES: u32 = 2;
 const REMOVED_TOGETHER: usize = 512;
 const REMOVALS_AT_ONCE: usize = 16;
 
+const ACTION: &str = "purge dataset";
+
 /// Where it is told how far a purge is.
 type Progress = mpsc::Sender<Reply<PurgeProgress>>;
 
@@ -69,6 +71,7 @@ pub(crate) async fn purge(
         purge.end_with(error).await;
     }
     for (name, named) in names.live() {
+        parts.settings.refuse_read_only(ACTION, name)?;
         let mut purge = Purge::new(parts, memory, name, request.grace, progress);
         // One dataset that can't be purged doesn't keep the others from it.
         if let Err(error) = purge.dataset(named.record.dataset).await {
@@ -168,7 +171,7 @@ impl<'a> Purge<'a> {
         if !self.is_before(until) {
             let why = "looking at all of its objects took so long that they may have changed; \
                        nothing was removed";
-            return Err(Error::new(Kind::TimedOut, "purge dataset", self.name, why));
+            return Err(Error::new(Kind::TimedOut, ACTION, self.name, why));
         }
         if !plan.rewrite.is_empty() || !plan.remove.is_empty() {
             self.name_hidden(record.id, ledger.hidden.clone(), ids).await?;
@@ -193,6 +196,7 @@ impl<'a> Purge<'a> {
         self.state.objects = survey.objects.len() as u64;
         let shares = survey.shares();
         for share in 0..shares {
+            self.refuse_read_only()?;
             let rows = survey.share(self.parts, share, record.shape.alignment()).await?;
             for (_, winner, others) in rows.paths() {
                 ledger.add(winner, others, &survey.named);
@@ -218,6 +222,7 @@ impl<'a> Purge<'a> {
         ids: &mut ChunkIdMaker,
     ) -> Result<(), Error> {
         for deletions in hidden.split() {
+            self.refuse_read_only()?;
             let id = ids.next(self.parts.clock.now());
             commit::put_tombstone(self.parts, dataset, id, &deletions).await?;
         }
@@ -250,6 +255,7 @@ impl<'a> Purge<'a> {
             if !self.is_before(until) {
                 break;
             }
+            self.refuse_read_only()?;
             let problems = rewriter.take(object.id, &survey.key(object), &state.kept).await?;
             if problems.is_empty() {
                 moved.push(*number);
@@ -282,6 +288,7 @@ impl<'a> Purge<'a> {
             if !self.is_before(until) {
                 break;
             }
+            self.refuse_read_only()?;
             let objects = numbers.iter().filter_map(|number| survey.objects.get(*number));
             let objects: Vec<_> = objects.collect();
             let ids: Vec<ChunkId> = objects.iter().map(|object| object.id).collect();
@@ -292,7 +299,9 @@ impl<'a> Purge<'a> {
                 .map(|object| (survey.key(object), object.object_length))
                 .collect();
             let parts = self.parts;
+            let name = self.name;
             let removed = stream::iter(gone).map(|(key, bytes)| async move {
+                parts.settings.refuse_read_only(ACTION, name)?;
                 let removed = parts.store.delete(&key).await;
                 removed.map(|()| bytes).map_err(|error| Error::store("remove object", key, error))
             });
@@ -373,6 +382,7 @@ impl<'a> Purge<'a> {
         if unneeded.is_empty() {
             return Ok(false);
         }
+        self.refuse_read_only()?;
         Ok(!self.retire(dataset, &unneeded).await?.is_empty())
     }
 
@@ -407,6 +417,11 @@ impl<'a> Purge<'a> {
             self.state.waiting += 1;
             self.state.waiting_bytes += object.object_length;
         }
+    }
+
+    /// Stops it when an admin says so, at once and not at its end.
+    fn refuse_read_only(&self) -> Result<(), Error> {
+        self.parts.settings.refuse_read_only(ACTION, self.name)
     }
 
     fn is_before(&self, until: Duration) -> bool {

@@ -2,17 +2,24 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use dl_runtime::Deadline;
+use dl_runtime::fault::Rates;
+use dl_runtime::{Deadline, SeededRandom};
 use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
 use dl_tests::etcd::Etcd;
 use dl_tests::folder;
 use dl_tests::program::{Server, dl, dlcmd, run, server_command};
+use dl_tests::proxy::{Instead, Proxy};
+use dl_tests::s3::{self, Kind, S3};
 
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Of a bucket that takes its time.
+const LONGEST: Duration = Duration::from_secs(2);
 
 fn soon(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
     let deadline = Deadline::after(&*clock(), PATIENCE);
@@ -180,5 +187,76 @@ fn a_place_that_does_not_answer_ends_the_start_with_the_reason() -> Result<()> {
         let ended = run(&mut command)?.code(2)?;
         ensure!(ended.stderr.contains(told) && !ended.stderr.contains("secret"), "{ended:?}");
     }
+    Ok(())
+}
+
+/// Keeps S-33: what removes objects stops when an admin says so, also at the start of a server.
+#[test]
+fn a_deletion_stops_while_the_servers_are_read_only_and_goes_on_later() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let (data, config) = (scene.path().join("data"), scene.path().join("dlserver.toml"));
+    fs::write(&config, "# nothing yet\n")?;
+    let bucket = S3::start(Kind::S3sFs)?;
+    let proxy = Proxy::start(bucket.address(), Arc::new(SeededRandom::new(7)))?;
+    let (url, variables) = (bucket.fresh(), s3::settings(proxy.address()));
+    let config_flag = config.to_string_lossy().into_owned();
+    let flags = ["--store", &url, "--config", &config_flag];
+    let start = || Server::start_among(&data, "127.0.0.1:0", &flags, &variables);
+    let server = start()?;
+    for number in 0..120 {
+        let source = file(scene.path(), &format!("file {number}"))?;
+        let address = format!("dl://doomed/{number}");
+        run(server.dlcmd()?.arg("put").arg(source).arg(address))?.code(0)?;
+    }
+    let objects = || -> Result<usize> {
+        let files = folder::read(bucket.folder())?;
+        let is_ours = |path: &str| path.ends_with(".c");
+        Ok(files.keys().filter(|path| is_ours(&String::from_utf8_lossy(path))).count())
+    };
+    let all = objects()?;
+    ensure!(all >= 120, "{all} objects");
+    // What is on its way to the bucket gets there.
+    let settled = || std::thread::sleep(LONGEST * 3 / 2);
+    let slow = Rates {
+        before: 0.0,
+        answer_lost: 0.0,
+        delay: 1.0,
+        longest_delay: LONGEST,
+        error: Instead::Internal,
+    };
+    proxy.faults().set_rates("DELETE", Some(slow));
+    let mut delete = server.dlcmd()?;
+    delete.args(["delete-dataset", "dl://doomed"]);
+    let deleted = std::thread::scope(|scope| {
+        let deleting = scope.spawn(|| run(&mut delete));
+        std::thread::sleep(Duration::from_millis(500));
+        fs::write(&config, "[live]\nread_only = true\n")?;
+        deleting.join().map_err(|_| anyhow::anyhow!("it panicked"))?
+    })?;
+    ensure!(deleted.code == 1 && deleted.stderr.contains("live.read_only"), "{deleted:?}");
+    settled();
+    let left = objects()?;
+    ensure!(left > 0 && left < all, "{left} of {all} objects are left");
+    server.stop()?;
+    let server = start()?;
+    ensure!(objects()? == left, "a start removes objects of read-only servers");
+    let log = server.stop()?;
+    ensure!(log.contains("left for a later start"), "{log}");
+    // In the middle of a start, too.
+    fs::write(&config, "# nothing\n")?;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(500));
+            fs::write(&config, "[live]\nread_only = true\n")
+        });
+        start()?.stop()
+    })?;
+    settled();
+    let last = objects()?;
+    ensure!(last > 0 && last < left, "{last} of {left} objects are left");
+    proxy.faults().set_rates("DELETE", None);
+    fs::write(&config, "# nothing\n")?;
+    start()?.stop()?;
+    ensure!(objects()? == 0, "they are never removed");
     Ok(())
 }

@@ -4,6 +4,7 @@
 //! the metadata kept or rebuilt, and the space of what is gone is given back.
 
 mod cut;
+mod halt;
 mod readers;
 mod scene;
 mod space;

@@ -1,0 +1,76 @@
+//! An admin makes the servers read-only in the middle of a purge.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_meta::{Memory, MetaStore, Stop};
+use dl_runtime::fault::{CutPoint, Fault, Faults};
+use dl_runtime::{Clock, SeededRandom};
+use dl_server::{Followed, Live, Parts, Settings, Source, prepare};
+use dl_store::{FaultStore, Kind, Store};
+use dl_tests::cluster::{Running, clock, parts};
+use dl_tests::wire::Wire;
+
+use super::scene::{GRACE, NAME, check, history, new_clock, purge_all, stored};
+
+async fn soon(what: &str, is_so: impl Fn() -> bool) -> Result<()> {
+    for _ in 0..500 {
+        if is_so() {
+            return Ok(());
+        }
+        clock().sleep(Duration::from_millis(20)).await;
+    }
+    anyhow::bail!("{what}: not in 10 s")
+}
+
+/// Keeps S-33 and S-27.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_purge_stops_when_the_servers_become_read_only_and_can_be_run_again() -> Result<()> {
+    let (scene, time) = (tempfile::tempdir()?, new_clock());
+    let config = scene.path().join("dlserver.toml");
+    std::fs::write(&config, "# nothing yet\n")?;
+    let source = Source::parse(config.to_str().context("a temporary file has a name")?);
+    let source = source.map_err(anyhow::Error::msg)?;
+    let live = |text: &str| dl_server::config::live(text).map_err(|error| error.to_string());
+    let followed: Followed<Live> = Followed::open("it", source, clock(), live).await?;
+    let followed = Arc::new(followed);
+    let faults: Faults<Kind> = Faults::new(Arc::new(SeededRandom::new(1)));
+    let inner = dl_store::memory();
+    let store = FaultStore::new(Arc::clone(&inner), clock(), faults.clone(), CutPoint::new());
+    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
+    let wall: Arc<dyn Clock> = Arc::<dl_runtime::ManualClock>::clone(&time);
+    let settings = Settings::of(Some(&*followed));
+    let parts = Parts { clock: wall, settings, ..parts(Arc::new(store), Arc::clone(&meta)) };
+    prepare(&parts, Stop::Fresh).await?;
+    let server = Running::start(parts).await?;
+    let client = Wire::connect(server.address()).await?;
+    let following = Arc::clone(&followed);
+    let following = tokio::spawn(async move { following.follow(&*clock()).await });
+    let writer = history(&client, &time).await?;
+    let before = stored(&inner, writer.dataset).await?;
+
+    // Its first chunk takes a while to write, and there is more to do after it.
+    faults.script("create", [Some(Fault::Delay(Duration::from_secs(3)))]);
+    let purging = client.clone();
+    let purge = tokio::spawn(async move { purging.purge(NAME, Duration::ZERO).await });
+    clock().sleep(Duration::from_millis(200)).await;
+    std::fs::write(&config, "[live]\nread_only = true\n")?;
+    soon("read-only", || followed.now().read_only).await?;
+    let stopped =
+        tokio::time::timeout(Duration::from_secs(10), purge).await.context("it goes on")?;
+    let stopped = stopped?.err().context("it ended as if nothing was")?;
+    ensure!(stopped.message().contains("live.read_only"), "{stopped}");
+    let after = stored(&inner, writer.dataset).await?;
+    ensure!(after[2] * 2 > before[2], "{after:?} of {before:?} are left");
+    ensure!(client.files(writer.dataset).await? == writer.files, "other files");
+
+    std::fs::write(&config, "# as before\n")?;
+    soon("read-write", || !followed.now().read_only).await?;
+    client.purge(NAME, GRACE).await?;
+    purge_all(&client, &time).await?;
+    let store: Arc<dyn Store> = inner;
+    check(&store, &client, &time, &writer).await?;
+    following.abort();
+    Ok(())
+}
