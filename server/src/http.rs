@@ -1,4 +1,4 @@
-//! The HTTP port: whether the server is well, and what it counts.
+//! The HTTP port: whether the server is well and, if not, which command mends it, and what it counts.
 //!
 //! Must hold: nobody holds it up, by asking often, slowly or not at all; it says nothing of what is
 //! in datasets, not even their names.
@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dl_format::IDENTITY_KEY;
+use dl_meta::Damage;
 use dl_runtime::Deadline;
 use dl_store::StoreExt;
 use http_body_util::Full;
@@ -23,7 +24,7 @@ use tokio::task::JoinSet;
 
 use crate::door::{Door, Guest};
 use crate::error::causes;
-use crate::metrics::{self, Metrics, Watched};
+use crate::metrics::{self, Loss, Metrics, Watched};
 use crate::parts::{Parts, key};
 
 /// How long each store may take to answer.
@@ -56,6 +57,7 @@ pub(crate) struct Site {
 #[derive(Debug, Clone)]
 pub(crate) struct Health {
     at: Duration,
+    loss: Loss,
     /// None when all is well.
     problem: Option<String>,
 }
@@ -106,10 +108,11 @@ impl Site {
         }
         match path {
             "/metrics" => {
-                let text = self.metrics.text(&self.watched);
+                // Of an earlier moment when nobody knows better.
+                let text = self.metrics.text(&self.watched, self.health().await.loss);
                 response(StatusCode::OK, metrics::CONTENT_TYPE, text)
             }
-            "/healthz" => match self.problem().await {
+            "/healthz" => match self.health().await.problem {
                 None => response(StatusCode::OK, TEXT, "ok\n".to_owned()),
                 Some(problem) => {
                     response(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{problem}\n"))
@@ -122,32 +125,54 @@ impl Site {
         }
     }
 
-    /// What keeps the server from answering; none when nothing does.
-    async fn problem(&self) -> Option<String> {
+    /// How the stores are; what keeps the server from answering, if anything does.
+    async fn health(&self) -> Health {
         let clock = &*self.parts.clock;
         let held = self.health.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(health) = held.filter(|health| clock.monotonic() < health.at + HOLDS) {
-            return health.problem;
+            return health;
         }
         let deadline = Deadline::after(clock, PATIENCE);
         let identity = key(IDENTITY_KEY.to_owned());
-        let meta = deadline.bound(clock, self.parts.meta.identity());
+        let meta = &*self.parts.meta;
+        let meta = async { Ok((meta.identity().await?, meta.damage().await?)) };
+        let meta = deadline.bound::<Result<_, dl_meta::Error>>(clock, meta);
         let store = deadline.bound(clock, self.parts.store.read_all(&identity));
         let (meta, store) = futures::future::join(meta, store).await;
         let silent = |what| Some(format!("the {what} store did not answer within {PATIENCE:?}"));
         let failed = |what, error: &dyn std::error::Error| {
             Some(format!("the {what} store can't be asked: {}", causes(error)))
         };
+        let loss = match &meta {
+            Ok(Ok((None, _) | (_, Some(Damage { since: None })))) => Loss::All,
+            Ok(Ok((_, Some(Damage { since: Some(_) })))) => Loss::Last,
+            Ok(Ok((Some(_), None))) => Loss::None,
+            // Nobody can tell.
+            Ok(Err(error)) if error.kind == dl_meta::Kind::Lost => Loss::All,
+            Err(_) | Ok(Err(_)) => Loss::None,
+        };
         let problem = match (meta, store) {
             (Err(_), _) => silent("metadata"),
             (Ok(Err(error)), _) => failed("metadata", &error),
             (_, Err(_)) => silent("chunk"),
             (_, Ok(Err(error))) => failed("chunk", &error),
-            (Ok(Ok(_)), Ok(Ok(_))) => None,
+            (Ok(Ok(_)), Ok(Ok(_))) => match loss {
+                Loss::None => None,
+                Loss::Last => Some(
+                    "the metadata store may have lost its last writes: the servers are putting \
+                     them back, which takes a moment"
+                        .to_owned(),
+                ),
+                Loss::All => Some(
+                    "the metadata store lost what it held, or a part of it: run `dlcmd recover \
+                     --all`"
+                        .to_owned(),
+                ),
+            },
         };
-        let health = Health { at: clock.monotonic(), problem: problem.clone() };
-        *self.health.lock().unwrap_or_else(PoisonError::into_inner) = Some(health);
-        problem
+        let health = Health { at: clock.monotonic(), loss, problem };
+        *self.health.lock().unwrap_or_else(PoisonError::into_inner) = Some(health.clone());
+        health
     }
 }
 

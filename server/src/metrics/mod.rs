@@ -43,6 +43,16 @@ pub(crate) struct Gauges {
     pub(crate) reads: Budget,
 }
 
+/// What the metadata store has lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Loss {
+    None,
+    /// Its last writes, which the servers put back.
+    Last,
+    /// Anything: it takes a recovery of everything.
+    All,
+}
+
 /// What is only looked at when somebody asks.
 #[derive(Debug)]
 pub(crate) struct Watched {
@@ -80,7 +90,7 @@ impl Metrics {
     }
 
     /// Everything, as Prometheus reads it.
-    pub(crate) fn text(&self, watched: &Watched) -> String {
+    pub(crate) fn text(&self, watched: &Watched, loss: Loss) -> String {
         let mut text = Text::default();
         let name = "diesel_build_info";
         text.metric(name, Kind::Gauge, "Always 1; the version of dlserver is its label.");
@@ -99,6 +109,10 @@ impl Metrics {
         text.sample(&[("operation", "create")], read(&self.store.created_bytes));
         text.sample(&[("operation", "read")], read(&self.store.read_bytes));
         write_operations(&mut text, self.meta.operations(), META);
+        let help = "What the metadata store has lost and not got back, by extent.";
+        text.metric("diesel_meta_losses", Kind::Gauge, help);
+        text.sample(&[("extent", "last")], u8::from(loss == Loss::Last));
+        text.sample(&[("extent", "all")], u8::from(loss == Loss::All));
         write_gauges(&mut text, &watched.gauges);
         write_fast_store(&mut text, watched.fast_store.as_deref());
         text.finish()

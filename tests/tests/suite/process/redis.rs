@@ -9,6 +9,7 @@ use anyhow::{Result, ensure};
 use dl_meta::redis_testing::Cluster;
 use dl_tests::dice::Dice;
 use dl_tests::folder;
+use dl_tests::http::get;
 use dl_tests::program::{Process, Server, dl, dlcmd, run};
 
 const PATIENCE: Duration = Duration::from_secs(100);
@@ -83,5 +84,37 @@ async fn what_redis_lost_is_refused_and_recover_brings_it_back() -> Result<()> {
     }
     first.stop()?;
     second.stop()?;
+    Ok(())
+}
+
+/// Keeps S-32 and S-05: who watches a server hears of a loss, how large it is, and what mends it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_loss_of_metadata_is_told_to_who_watches_with_the_command_that_mends_it() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let (data, source) = (scene.path().join("data"), scene.path().join("src"));
+    folder::fill(&source, 200, 1_000, &Dice::new(1))?;
+    let cluster = Cluster::start(3, 0).await;
+    let flags = ["--meta", &cluster.url(), "--http", "127.0.0.1:0"];
+    let server = Server::start_with(&data, "127.0.0.1:0", &flags)?;
+    run(server.dlcmd()?.arg("put").arg(&source).arg("dl://all"))?.code(0)?;
+    let watch = || -> Result<(u16, String, bool)> {
+        // What was said before holds for a second.
+        std::thread::sleep(Duration::from_millis(1_500));
+        let (status, text) = get(server.http(), "/healthz")?;
+        let (_, metrics) = get(server.http(), "/metrics")?;
+        Ok((status, text, metrics.contains("diesel_meta_losses{extent=\"all\"} 1")))
+    };
+    ensure!(watch()? == (200, "ok\n".to_owned(), false), "not well from the start");
+    for forgetful in [0..1, 0..3] {
+        for redis in &cluster.servers()[forgetful] {
+            redis.text(&["FLUSHALL"]).await;
+        }
+        let (status, text, is_counted) = watch()?;
+        ensure!(status == 503 && text.contains("run `dlcmd recover --all`"), "{status} {text}");
+        ensure!(is_counted, "it is not in the metrics");
+        dl(&server, ["recover", "--all"])?.code(0)?;
+        ensure!(watch()? == (200, "ok\n".to_owned(), false), "not well again");
+    }
+    server.stop()?;
     Ok(())
 }
