@@ -1,6 +1,7 @@
 //! A text that an admin changes while servers run: a file, or a key in etcd (paper, Figure 2).
 //!
 //! Must hold: what can't be read or used leaves the last good text in force; that is logged once.
+//! A file that is just being written is not taken at its word.
 
 mod etcd;
 
@@ -19,6 +20,9 @@ use self::etcd::Etcd;
 
 /// How often a file is read.
 const PERIOD: Duration = Duration::from_secs(1);
+
+/// A text counts when the file gave it twice, this long apart.
+const SETTLED: Duration = Duration::from_millis(200);
 
 /// Longer texts are cut, and then refused for what that makes of them.
 const BYTES_MAX: u64 = 4 << 20;
@@ -107,7 +111,7 @@ impl<T: Send + Sync + 'static> Followed<T> {
         let deadline = Deadline::after(&*clock, PATIENCE);
         let mut last = String::from("no answer");
         let text = loop {
-            match deadline.bound(&*clock, stream.next(None)).await {
+            match deadline.bound(&*clock, stream.next(&*clock, Duration::ZERO)).await {
                 Ok(Ok(text)) => break text,
                 // Other nodes may answer.
                 Ok(Err(why)) if matches!(stream, Stream::Etcd(_)) => last = why,
@@ -143,7 +147,7 @@ impl<T: Send + Sync + 'static> Followed<T> {
         let Some((mut stream, mut held)) = taken else { return std::future::pending().await };
         let mut told = None;
         loop {
-            let found = stream.next(Some(clock)).await;
+            let found = stream.next(clock, PERIOD).await;
             self.take(found, &mut held, &mut told);
         }
     }
@@ -180,17 +184,19 @@ impl<T: Send + Sync + 'static> Followed<T> {
 }
 
 impl Stream {
-    /// The text, when it may have changed; with a clock, not at once.
-    async fn next(&mut self, clock: Option<&dyn Clock>) -> Result<String, String> {
+    /// The text, when it may have changed; a file is looked at after `pause`.
+    async fn next(&mut self, clock: &dyn Clock, pause: Duration) -> Result<String, String> {
         match self {
             Self::File(path) => {
-                if let Some(clock) = clock {
-                    clock.sleep(PERIOD).await;
-                }
-                let path = path.clone();
-                match blocking::run(move || read(&path)).await {
-                    Ok(read) => read.map_err(|error| error.to_string()),
-                    Err(stopped) => Err(stopped.to_string()),
+                clock.sleep(pause).await;
+                let mut text = read(path).await?;
+                loop {
+                    clock.sleep(SETTLED).await;
+                    let again = read(path).await?;
+                    if again == text {
+                        return Ok(text);
+                    }
+                    text = again;
                 }
             }
             Self::Etcd(etcd) => etcd.next().await,
@@ -198,15 +204,20 @@ impl Stream {
     }
 }
 
-fn read(path: &Path) -> std::io::Result<String> {
-    let mut text = String::new();
-    File::open(path)?.take(BYTES_MAX).read_to_string(&mut text)?;
-    Ok(text)
+async fn read(path: &Path) -> Result<String, String> {
+    let path = path.to_owned();
+    let read = blocking::run(move || {
+        let mut text = String::new();
+        File::open(path)?.take(BYTES_MAX).read_to_string(&mut text)?;
+        Ok(text)
+    });
+    let read = read.await.map_err(|stopped| stopped.to_string())?;
+    read.map_err(|error: std::io::Error| error.to_string())
 }
 
 #[cfg(test)]
 mod tests {
-    use dl_runtime::SystemClock;
+    use dl_runtime::{ManualClock, SystemClock};
 
     use super::*;
 
@@ -240,9 +251,34 @@ mod tests {
                 Some(text) => std::fs::write(&path, text).unwrap(),
                 None => std::fs::remove_file(&path).unwrap(),
             }
-            let found = stream.next(None).await;
+            let found = stream.next(&SystemClock::new(), Duration::ZERO).await;
             followed.take(found, &mut held, &mut told);
             assert_eq!((*followed.now(), told.is_some()), (now, is_told), "{text:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_text_that_is_just_being_written_is_not_taken_before_its_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("number");
+        let (manual, real) = (ManualClock::new(std::time::UNIX_EPOCH), SystemClock::new());
+        let a_while = Duration::from_millis(100);
+        std::fs::write(&path, "2").unwrap();
+        let mut stream = Stream::File(path.clone());
+        let mut next = Box::pin(stream.next(&manual, Duration::ZERO));
+        // Each a good text, and none of them what is meant.
+        for text in ["23", "234", "2345"] {
+            let taken = Deadline::after(&real, a_while).bound(&real, &mut next).await;
+            assert!(taken.is_err(), "{taken:?}");
+            std::fs::write(&path, text).unwrap();
+            manual.advance(SETTLED);
+        }
+        let text = loop {
+            if let Ok(text) = Deadline::after(&real, a_while).bound(&real, &mut next).await {
+                break text;
+            }
+            manual.advance(SETTLED);
+        };
+        assert_eq!(text.unwrap(), "2345");
     }
 }
