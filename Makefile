@@ -25,7 +25,7 @@ install = command -v $(1) >/dev/null || \
 	env -u CARGO_TARGET_DIR cargo install --locked --root $(TOOLS) $(2)
 
 .NOTPARALLEL:
-.PHONY: help demo cluster-demo test bench lint torture fuzz clone fmt clippy programs doctest nextest deny doc buckets memcached redis etcd
+.PHONY: help demo cluster-demo test bench lint torture fuzz clone fmt clippy programs doctest nextest deny doc buckets memcached redis etcd openssl
 
 help: ## Show this list.
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -34,7 +34,7 @@ help: ## Show this list.
 demo: clone ## Put a real folder, read it back, kill the server, lose the metadata, recover (SRC=folder).
 	@demo/run.sh
 
-cluster-demo: clone redis buckets ## The demo on a Redis Cluster, an S3 server and three servers.
+cluster-demo: clone redis buckets openssl ## The demo on a Redis Cluster, an S3 server and three servers.
 	@demo/cluster.sh
 
 test: clone fmt clippy doctest nextest ## What has to pass before a commit: format, clippy, all tests.
@@ -128,6 +128,9 @@ endef
 
 memcached:
 	$(call system,command -v memcached,memcached)
+
+openssl:
+	$(call system,command -v openssl,openssl)
 
 redis:
 	$(call system,command -v redis-server,redis-server redis-tools)

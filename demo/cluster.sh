@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The tour on a cluster: a Redis Cluster of three primaries with a replica each, an S3 server, and
-# three dlservers. On the way a server is killed in the middle of a put, a Redis primary dies, and
-# all of Redis is wiped (SRC=..., by default /usr/share/doc).
+# three dlservers with users and TLS. On the way a server is killed in the middle of a put, a Redis
+# primary dies, and all of Redis is wiped (SRC=..., by default /usr/share/doc).
 # Uses a fresh temporary folder and free ports of 127.0.0.1, and leaves nothing behind.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,7 +11,8 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/diesel-cluster.XXXXXX")
 started=()
 
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
-run() { printf '  $ %s\n' "$*"; "$@" | sed 's/^/    /'; }
+# Commands are shown as one would type them, with the short names of their programs.
+run() { printf '  $ %s\n' "${1##*/} ${*:2}"; "$@" | sed 's/^/    /'; }
 fail() {
     echo "$1:" >&2
     tail -n 20 "$2" >&2
@@ -105,19 +106,40 @@ echo "  on $s3"
 export AWS_ACCESS_KEY_ID=key AWS_SECRET_ACCESS_KEY=secret AWS_REGION=us-east-1
 export AWS_ENDPOINT=http://$s3 AWS_ALLOW_HTTP=true
 
-say "3. Three servers, which keep nothing themselves"
+say "3. Keys and a certificate"
+# For a day: the CA, whose certificate the clients trust, and what it says of the servers.
+{
+    openssl req -x509 -newkey rsa:2048 -noenc -days 1 -subj /CN=demo-ca \
+        -keyout "$work/ca.key" -out "$work/ca.pem"
+    openssl req -newkey rsa:2048 -noenc -subj /CN=demo -keyout "$work/server.key" \
+        -out "$work/server.csr"
+    echo 'subjectAltName = IP:127.0.0.1' >"$work/names"
+    openssl x509 -req -in "$work/server.csr" -CA "$work/ca.pem" -CAkey "$work/ca.key" \
+        -CAcreateserial -days 1 -extfile "$work/names" -out "$work/server.pem"
+} >"$work/openssl" 2>&1 || fail "openssl made no certificate" "$work/openssl"
+echo "  a certificate for 127.0.0.1, valid for a day, from a CA that this demo made"
+user() { (umask 077; "$dlcmd" user --users "$work/users" add "$1" --role "$2" --quiet >"$work/$1.key"); }
+user ann 'admin:*'
+user bob 'read:other-*'
+echo "  ann may do everything; bob may read datasets whose names begin with other-"
+export DIESEL_CA=$work/ca.pem DIESEL_USER=ann
+DIESEL_KEY=$(cat "$work/ann.key")
+export DIESEL_KEY
+
+say "4. Three servers, which keep nothing themselves"
 meta=redis-cluster://$(printf '127.0.0.1:%s,' "${primaries[@]}" | sed 's/,$//')
 servers=()
 processes=()
 start() {
     : >"$work/address$1"
     "$bin/dlserver" --listen 127.0.0.1:0 --http none --meta "$meta" --store s3://diesel/demo \
+        --users "$work/users" --tls-cert "$work/server.pem" --tls-key "$work/server.key" \
         >"$work/address$1" 2>>"$work/server$1.log" &
     processes[$1]=$!
     started+=($!)
     disown "$!"
     for _ in $(seq 300); do
-        servers[$1]=$(sed -n 's/^listening on //p' "$work/address$1")
+        servers[$1]=$(sed -n 's|^listening on |https://|p' "$work/address$1")
         if [ -n "${servers[$1]}" ]; then
             echo "  dlserver (process ${processes[$1]}) listens on ${servers[$1]}"
             return
@@ -127,31 +149,48 @@ start() {
     done
     fail "dlserver did not start" "$work/server$1.log"
 }
-echo "  dlserver --meta $meta --store s3://diesel/demo"
+echo "  \$ dlserver --meta $meta --store s3://diesel/demo \\"
+echo "             --users users --tls-cert server.pem --tls-key server.key"
 for server in 0 1 2; do start "$server"; done
 join() { printf '%s,' "${servers[@]}" | sed 's/,$//'; }
 DIESEL_SERVER=$(join)
 export DIESEL_SERVER
 
-say "4. Pack $src through all of them; one is killed in the middle"
-(sleep 0.1; kill -KILL "${processes[0]}") &
+echo "  Nobody without a key, and nobody in plain text:"
+plain=${servers[0]#https://}
+(env -u DIESEL_USER -u DIESEL_KEY "$dlcmd" datasets 2>&1 || true) | sed 's/^/    /'
+("$dlcmd" --server "$plain" datasets 2>&1 || true) | sed 's/^/    /'
+
+say "5. Pack $src through all of them; one is killed in the middle"
+echo "  \$ dlcmd put $src dl://demo"
+objects() { find "$work/s3/diesel/demo" -name '*.c' 2>/dev/null | wc -l; }
+"$dlcmd" put "$src" dl://demo >"$work/put" 2>"$work/skipped" &
+putting=$!
+started+=("$putting")
+# As soon as the first chunks are there, which is long before the last ones.
+while [ "$(objects)" -lt 2 ] && kill -0 "$putting" 2>/dev/null; do sleep 0.005; done
+kill -KILL "${processes[0]}"
+stored=$(objects)
+if ! kill -0 "$putting" 2>/dev/null; then
+    fail "the put was over before the server was killed: give a larger SRC" "$work/skipped"
+fi
+echo "  kill -KILL ${processes[0]}, with $stored objects stored and the put still going on"
 put=0
-"$dlcmd" put "$src" dl://demo >"$work/put" 2>"$work/skipped" || put=$?
-wait $! || true
+wait "$putting" || put=$?
 sed 's/^/  /' "$work/put"
-echo "  kill -KILL ${processes[0]} (0.1 s after the beginning)"
+echo "  there are $(objects) objects now"
 # 4: files that can't be read were left out, and the rest is there.
 if [ "$put" != 0 ] && [ "$put" != 4 ]; then fail "the put failed" "$work/skipped"; fi
 
-say "5. Read everything in a random order, comparing every byte, through the two that live"
+say "6. Read everything in a random order, comparing every byte, through the two that live"
 "$bin/examples/read_shuffled" "${servers[1]},${servers[2]}" demo "$src" | sed 's/^/  /'
 
-say "6. A Redis primary dies; its replica takes over, and the servers put back what that may lack"
+say "7. A Redis primary dies; its replica takes over, and the servers put back what that may lack"
 echo "  kill -KILL ${started[0]} (Redis on ${primaries[0]})"
 kill -KILL "${started[0]}"
 "$bin/examples/read_shuffled" "${servers[1]},${servers[2]}" demo "$src" | sed 's/^/  /'
 
-say "7. All of Redis is wiped"
+say "8. All of Redis is wiped"
 start 0
 DIESEL_SERVER=$(join)
 for port in "${redis[@]}"; do redis-cli -p "$port" flushall >/dev/null 2>&1 || true; done
@@ -160,6 +199,9 @@ echo "  That is noticed, not taken for an empty store:"
 run "$dlcmd" recover --all
 "$bin/examples/read_shuffled" "$DIESEL_SERVER" demo "$src" | sed 's/^/  /'
 
-say "8. Clean up"
+echo "  To bob, who may read others, it is not even there:"
+(DIESEL_USER=bob DIESEL_KEY=$(cat "$work/bob.key") "$dlcmd" ls dl://demo 2>&1 || true) | sed 's/^/    /'
+
+say "9. Clean up"
 run "$dlcmd" delete-dataset dl://demo
 echo "  Done. Nothing is left behind."

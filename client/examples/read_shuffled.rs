@@ -2,6 +2,8 @@
 //! each with the file that it was made from; says how fast that was.
 //!
 //! `cargo run --release -p libdiesel --example read_shuffled -- 127.0.0.1:7420 DATASET FOLDER`
+//!
+//! As dlcmd it takes `DIESEL_USER`, `DIESEL_KEY` and `DIESEL_CA` from its environment.
 
 use std::error::Error;
 use std::ffi::OsStr;
@@ -11,7 +13,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dl_runtime::{Clock, OsRandom, Random, SystemClock};
-use libdiesel::{Dataset, DirPath, FilePath, ListEntry};
+use libdiesel::{Client, ConnectOptions, Dataset, DatasetName, DirPath, FilePath, ListEntry};
 
 const BATCH: usize = 256;
 const THREADS: usize = 2;
@@ -21,8 +23,16 @@ fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     let [servers, name, folder] = arguments.as_slice() else {
         return Err("usage: read_shuffled SERVER[,SERVER...] DATASET FOLDER".into());
     };
-    let servers: Vec<_> = servers.split(',').collect();
-    let dataset = Dataset::connect("demo", None, name, &servers)?;
+    let variable = |name| std::env::var(name).ok();
+    let ca = variable("DIESEL_CA").map(std::fs::read).transpose()?;
+    let dataset = Client::connect(ConnectOptions {
+        user: variable("DIESEL_USER").unwrap_or_else(|| "demo".to_owned()),
+        key: variable("DIESEL_KEY"),
+        servers: servers.split(',').map(str::to_owned).collect(),
+        ca,
+        ..ConnectOptions::default()
+    })?
+    .dataset(&DatasetName::new(name.as_str())?)?;
 
     let mut paths = Vec::new();
     for entry in dataset.list(&DirPath::ROOT, true, true)? {
