@@ -7,13 +7,16 @@ use dl_format::{ChunkShape, DatasetId, DatasetName, NameRecord, NameState, Stamp
 use dl_meta::{DatasetInfo, DatasetRecord, DatasetState};
 use dl_proto::{Dataset, Kind, Role};
 use dl_runtime::blocking;
-use futures::TryStreamExt;
+use futures::{StreamExt, TryStreamExt, stream};
 
 use crate::auth::Caller;
 use crate::error::Error;
 use crate::identity::refuse_lost;
-use crate::names::{self, Named};
+use crate::names::{self, Deleted, Named};
 use crate::parts::{Parts, prefix};
+
+/// Deleted datasets that are swept at once.
+const DATASETS_AT_ONCE: usize = 8;
 
 /// Deletions of objects that are in flight at once while a dataset is swept.
 const SWEEPS_AT_ONCE: usize = 16;
@@ -268,19 +271,23 @@ async fn sweep(parts: &Parts, id: DatasetId) -> Result<u64, Error> {
 /// Removes what is left of datasets whose names say that they are deleted; gives how many objects
 /// those were.
 pub(crate) async fn sweep_deleted(parts: &Parts) -> Result<u64, Error> {
-    let mut all = 0;
-    for (name, named) in names::deleted(parts).await? {
-        let dataset = named.record.dataset;
-        parts.settings.refuse_read_only("remove the objects of dataset", &name)?;
-        names::settle(parts, &name, named.generation).await?;
-        forget(parts, dataset).await?;
-        let removed = sweep(parts, dataset).await?;
-        if removed > 0 {
-            tracing::info!(%name, removed, "finished deleting a dataset");
-        }
-        all += removed;
+    let deleted = stream::iter(names::deleted(parts).await?);
+    let swept = deleted.map(|deleted| async move { finish(parts, &deleted).await });
+    let swept = swept.buffer_unordered(DATASETS_AT_ONCE);
+    swept.try_fold(0, |sum, removed| async move { Ok(sum + removed) }).await
+}
+
+async fn finish(parts: &Parts, deleted: &Deleted) -> Result<u64, Error> {
+    let Deleted { name, named, .. } = deleted;
+    parts.settings.refuse_read_only("remove the objects of dataset", name)?;
+    names::settle(parts, name, named.generation).await?;
+    forget(parts, named.record.dataset).await?;
+    let removed = sweep(parts, named.record.dataset).await?;
+    if removed > 0 {
+        tracing::info!(%name, removed, "finished deleting a dataset");
     }
-    Ok(all)
+    deleted.tidy(parts).await?;
+    Ok(removed)
 }
 
 /// Ends what a crash left half done: datasets whose names say that they are deleted go, those

@@ -19,6 +19,9 @@ pub(crate) use crate::roll::{Named, Names};
 /// Names that are read at once.
 const READS_AT_ONCE: usize = 16;
 
+/// A server that began to create or write something before a deletion has ended it by then.
+const SPENT_AFTER: Duration = Duration::from_secs(60 * 60);
+
 /// For hints, and for what to keep in the fast store, names may be so old.
 const RECENT: Duration = Duration::from_secs(1);
 
@@ -76,19 +79,64 @@ pub(crate) async fn all(parts: &Parts) -> Result<Names, Error> {
     Ok(names)
 }
 
-/// All datasets that were ever deleted, also those whose names were used again.
-pub(crate) async fn deleted(parts: &Parts) -> Result<Vec<(DatasetName, Named)>, Error> {
+/// A deletion of which something may be left.
+#[derive(Debug)]
+pub(crate) struct Deleted {
+    pub(crate) name: DatasetName,
+    pub(crate) named: Named,
+    /// The generations before it, and itself unless it is the one that holds.
+    spent: Vec<u32>,
+}
+
+/// All deletions that were not tidied up, also of names that were used again. One listing, and a
+/// reading for each name that has several generations: a name that has one is live, or all of its
+/// past is gone.
+pub(crate) async fn deleted(parts: &Parts) -> Result<Vec<Deleted>, Error> {
+    let found = list(parts, &prefix(dl_format::NAMES_PREFIX.to_owned())).await?;
+    let mut all: BTreeMap<DatasetName, Vec<u32>> = BTreeMap::new();
+    for (name, generation) in found {
+        all.entry(name).or_default().push(generation);
+    }
+    all.retain(|_, generations| generations.len() > 1);
+    let mut each = Vec::new();
+    for (name, generations) in &all {
+        each.extend(generations.iter().map(|generation| (name.clone(), *generation)));
+    }
+    let read = stream::iter(each).map(|(name, generation)| async move {
+        let named = read(parts, &name, generation).await;
+        (name, named)
+    });
     let mut deleted = Vec::new();
-    for (name, generation) in list(parts, &prefix(dl_format::NAMES_PREFIX.to_owned())).await? {
-        match read(parts, &name, generation).await {
+    let mut read = std::pin::pin!(read.buffered(READS_AT_ONCE));
+    while let Some((name, named)) = read.next().await {
+        match named {
             Ok(named) if named.record.state == NameState::Deleted => {
-                deleted.push((name, named));
+                let mut spent = all.get(&name).cloned().unwrap_or_default();
+                let newest = spent.pop();
+                spent.retain(|one| *one <= named.generation && Some(*one) != newest);
+                deleted.push(Deleted { name, named, spent });
             }
             Ok(_) => {}
             Err(error) => tracing::error!(error = error.chain(), "a name can't be read"),
         }
     }
     Ok(deleted)
+}
+
+impl Deleted {
+    /// Removes the generations that say nothing any more, once nobody can be at work with them.
+    pub(crate) async fn tidy(&self, parts: &Parts) -> Result<(), Error> {
+        let age = parts.clock.now().duration_since(self.named.record.created.time());
+        if age.is_ok_and(|age| age > SPENT_AFTER) {
+            // In order: as long as one is left, the deletion is found again.
+            for generation in &self.spent {
+                let object = key(name_key(&self.name, *generation));
+                let removed = parts.store.delete(&object).await;
+                removed.map_err(|error| Error::store("remove a name of", &self.name, error))?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Makes a generation. False when it is taken: somebody else was faster, look again.
