@@ -4,8 +4,8 @@ use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -17,7 +17,11 @@ use rustix::process::Signal;
 use super::common::Scene;
 
 /// What went to the server on each connection, in bytes.
-type Sent = Arc<std::sync::Mutex<Vec<Arc<AtomicU64>>>>;
+type Sent = Arc<Mutex<Vec<Arc<AtomicU64>>>>;
+
+fn all(sent: &Sent) -> MutexGuard<'_, Vec<Arc<AtomicU64>>> {
+    sent.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Passes connections on to `server`, and counts.
 fn counted(server: &Server) -> Result<(String, Sent)> {
@@ -29,7 +33,7 @@ fn counted(server: &Server) -> Result<(String, Sent)> {
         for client in listener.incoming().flatten() {
             let Ok(server) = TcpStream::connect(&upstream) else { return };
             let count = Arc::<AtomicU64>::default();
-            seen.lock().expect("nobody panics while it is held").push(Arc::clone(&count));
+            all(&seen).push(Arc::clone(&count));
             let (Ok(client2), Ok(server2)) = (client.try_clone(), server.try_clone()) else {
                 return;
             };
@@ -61,7 +65,7 @@ fn one_client_sends_and_reads_on_several_connections() -> Result<()> {
         let mut command = dlcmd()?;
         command.args(["--server", &address]).args(arguments).current_dir(scene.path(""));
         run(&mut command)?.code(0)?;
-        let sent = std::mem::take(&mut *sent.lock().expect("nobody panics while it is held"));
+        let sent = std::mem::take(&mut *all(&sent));
         let sent: Vec<_> = sent.iter().map(|sent| sent.load(Ordering::Relaxed)).collect();
         let most = sent.iter().max().copied().unwrap_or(0);
         // Not only opened: each has its share of the work.
