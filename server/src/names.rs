@@ -324,4 +324,49 @@ mod tests {
         let told = crate::catalog::not_known(&parts, new, &caller).await;
         assert_eq!(told.kind, Kind::NeedsRecovery, "{}", told.chain());
     }
+
+    #[tokio::test]
+    async fn a_start_reads_no_name_whose_past_is_tidied_up_and_tidies_the_others() {
+        let (store, counters) = dl_store::CountStore::new(dl_store::memory());
+        let start = std::time::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+        let clock = Arc::new(dl_runtime::ManualClock::new(start));
+        let parts = Parts {
+            store: Arc::new(store),
+            meta: Arc::new(dl_meta::Memory::new()),
+            clock: Arc::<dl_runtime::ManualClock>::clone(&clock),
+            random: Arc::new(dl_runtime::OsRandom),
+            limits: crate::Limits::default(),
+            room: crate::Room::default(),
+            settings: crate::Settings::default(),
+            roll: crate::Roll::default(),
+        };
+        crate::prepare(&parts, dl_meta::Stop::Fresh).await.unwrap();
+        let shape = dl_format::ChunkShape::default();
+        let mut created = Vec::new();
+        for number in 0..20 {
+            let name = DatasetName::new(format!("used-{}", number % 10)).unwrap();
+            let id = crate::catalog::create(&parts, &name, shape).await.unwrap().id;
+            if number < 15 {
+                crate::catalog::delete(&parts, &name, id).await.unwrap();
+            }
+            created.push((name, id));
+        }
+        let generations = || async { list(&parts, &prefix("names".to_owned())).await.unwrap() };
+        let before = generations().await;
+        crate::prepare(&parts, dl_meta::Stop::Clean).await.unwrap();
+        assert_eq!(generations().await, before, "somebody may still be at work");
+        clock.advance(SPENT_AFTER + Duration::from_secs(1));
+        crate::prepare(&parts, dl_meta::Stop::Clean).await.unwrap();
+        assert_eq!(generations().await.len(), 10, "one for each name");
+        let quiet = counters.counts();
+        crate::prepare(&parts, dl_meta::Stop::Clean).await.unwrap();
+        let after = counters.counts();
+        assert!(after.ranges - quiet.ranges <= 1, "more than the identity: {quiet:?} {after:?}");
+        for (name, id) in created.into_iter().skip(10) {
+            let newest = newest(&parts, &name).await.unwrap().unwrap();
+            let lives = newest.record.state == NameState::Live;
+            assert_eq!(lives, name.as_str() >= "used-5", "{name}");
+            assert!(newest.record.dataset == id && newest.generation >= 3, "{name}");
+        }
+    }
 }
