@@ -8,6 +8,8 @@ use dl_format::{ChunkId, DatasetName, Header};
 use dl_meta::{Appended, DatasetRecord, DatasetState};
 use dl_proto::{Kind, RecoverProgress};
 use dl_store::ObjectInfo;
+use futures::FutureExt;
+use futures::future::FusedFuture;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use tokio::sync::mpsc;
 
@@ -22,6 +24,8 @@ use crate::parts::Parts;
 
 /// Headers that are read at once: enough to hide the latency of a bucket.
 const READS_AT_ONCE: usize = 64;
+/// Lots that are found ahead of the reads.
+const LOTS_AHEAD: usize = 2;
 /// Appends in flight.
 const APPENDS_AT_ONCE: usize = 32;
 /// After so many objects it is told how far it is.
@@ -145,14 +149,32 @@ impl Recovery<'_> {
         let search = Search { parts: self.parts, name, id, doubt };
         let mut progress = Progress::of(name, self.progress);
         let (mut unread, mut read) = (false, Read::Whole);
-        let found = search.lots().map_ok(|lot| stream::iter(steps(lot)).map(Ok)).try_flatten();
+        let (sender, mut lots) = mpsc::channel(LOTS_AHEAD);
+        // Beside the reads, which would wait for each page of a listing otherwise.
+        let list = async move {
+            let mut found = std::pin::pin!(search.lots());
+            while let Some(lot) = found.next().await {
+                if sender.send(lot).await.is_err() {
+                    break;
+                }
+            }
+        };
+        let lots = stream::poll_fn(move |context| lots.poll_recv(context));
+        let mut list = list.boxed().fuse();
+        let found = lots.map_ok(|lot| stream::iter(steps(lot)).map(Ok)).try_flatten();
         let steps = found
             .map_ok(|step| self.read(step))
             .try_buffer_unordered(READS_AT_ONCE)
             .map_ok(|step| self.adopt(named, step))
             .try_buffer_unordered(APPENDS_AT_ONCE);
         let mut steps = std::pin::pin!(steps);
-        while let Some(step) = steps.try_next().await? {
+        loop {
+            let step = tokio::select! {
+                biased;
+                () = &mut list, if !list.is_terminated() => continue,
+                step = steps.try_next() => step?,
+            };
+            let Some(step) = step else { break };
             let state = &mut progress.state;
             match step {
                 Step::Lot { listed, to_read, problems } => {

@@ -20,8 +20,8 @@ use crate::parts::{Parts, prefix};
 const KNOWN_MAX: usize = 2 << 20;
 /// Objects asked of the log at once.
 const LOG_PAGE: usize = 10_000;
-/// A dataset with no more objects is listed at once, a larger one folder by folder.
-const SMALL: usize = 20_000;
+/// Objects of a lot, as many as a bucket lists at once.
+const LOT: usize = 1_000;
 /// Folders that are listed ahead of the reads.
 const LISTED_AHEAD: usize = 4;
 const FOLDERS: usize = 256;
@@ -33,7 +33,7 @@ pub(super) struct Doubt {
     pub(super) from: Option<u64>,
 }
 
-/// What was found in one folder, or in all of a small dataset.
+/// Some objects of a dataset, or what was found in one folder.
 #[derive(Debug)]
 pub(super) struct Lot {
     /// How many objects it holds.
@@ -70,33 +70,27 @@ impl Known {
 }
 
 impl<'a> Search<'a> {
-    /// All objects that have to be read, a lot at a time. What lies beside the folders of a large
-    /// dataset is not seen: `verify` names it.
+    /// All objects that have to be read, a lot at a time. Where the log is so long that folders are
+    /// listed, what lies beside them is not seen: `verify` names it.
     pub(super) fn lots(self) -> impl Stream<Item = Result<Lot, Error>> + Send + 'a {
-        stream::once(self.small())
-            .map_ok(move |small| match small {
-                Some(lot) => stream::once(async { Ok(lot) }).boxed(),
-                None => self.passes().boxed(),
-            })
-            .try_flatten()
+        let lots = stream::once(self.known(0)).map_ok(move |known| match known.until {
+            FOLDERS => self.whole(known).boxed(),
+            _ => self.passes().boxed(),
+        });
+        lots.try_flatten()
     }
 
-    /// The lot of a small dataset.
-    async fn small(self) -> Result<Option<Lot>, Error> {
-        let all = prefix(dataset_prefix(self.id));
-        let objects: Vec<ObjectInfo> = self.list(all).take(SMALL + 1).try_collect().await?;
-        if objects.len() > SMALL {
-            return Ok(None);
-        }
-        let known = self.known(0).await?;
-        // A log that is so much longer than what is there is looked at in parts as well.
-        if known.until < FOLDERS {
-            return Ok(None);
-        }
-        self.lot(objects, &known).await.map(Some)
+    /// The lots of a dataset of which the log is known.
+    fn whole(self, known: Known) -> impl Stream<Item = Result<Lot, Error>> + Send + 'a {
+        let (all, known) = (prefix(dataset_prefix(self.id)), Arc::new(known));
+        let objects = self.list(all).try_chunks(LOT).map_err(|cut| cut.1);
+        objects.and_then(move |objects| {
+            let known = Arc::clone(&known);
+            async move { self.lot(objects, &known).await }
+        })
     }
 
-    /// The lots of a large dataset, as many folders in one pass as the log's ids fit into memory.
+    /// The lots of a dataset with a long log, as many folders in one pass as its ids fit into memory.
     fn passes(self) -> impl Stream<Item = Result<Lot, Error>> + Send + 'a {
         let passes = stream::try_unfold(0, move |first| async move {
             if first >= FOLDERS {
