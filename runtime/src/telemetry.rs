@@ -35,6 +35,8 @@ pub fn init(level: &str, json: bool) -> Result<(), InitError> {
         .parse(level)
         .map_err(|problem| InitError::Level { level: level.to_owned(), problem })?;
     let events = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // It would tell of a stderr that nobody reads any more on that stderr, and panic.
+    let events = events.log_internal_errors(false);
     if json { events.json().try_init() } else { events.try_init() }.map_err(InitError::Started)
 }
 

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dl_runtime::{Clock, SystemClock};
-use redis::Value;
+use redis::{AsyncConnectionConfig, Value};
 use tempfile::TempDir;
 
 /// How long anything here may take.
@@ -156,7 +156,11 @@ impl Server {
         let password = self.argument("--requirepass").unwrap_or_default();
         let login = if password.is_empty() { String::new() } else { format!(":{password}@") };
         let client = redis::Client::open(format!("redis://{login}127.0.0.1:{}", self.port))?;
-        let mut connection = client.get_multiplexed_async_connection().await?;
+        // Far beyond the half second that is usual: what a busy machine takes is no failure.
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(PATIENCE))
+            .set_response_timeout(Some(PATIENCE));
+        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
         let mut cmd = redis::Cmd::new();
         cmd.arg(command);
         connection.send_packed_command(&cmd).await

@@ -1,0 +1,144 @@
+use super::*;
+
+#[test]
+fn the_nearest_name_is_the_one_that_was_meant() {
+    let name = |text: &str| DatasetName::new(text).unwrap();
+    for (typed, names, meant) in [
+        // A letter left out, added, changed, or two of them swapped.
+        ("imagnet", &["imagenet", "imagenet-val", "cifar10"][..], Some("imagenet")),
+        ("CIFAR-10", &["imagenet", "cifar10"], Some("cifar10")),
+        ("imaegnet", &["imagenet"], Some("imagenet")),
+        ("oen", &["one", "two"], Some("one")),
+        ("on", &["one"], Some("one")),
+        ("tow", &["one", "two"], Some("two")),
+        ("ONE", &["one"], Some("one")),
+        // Too far from any.
+        ("nope", &["one"], None),
+        ("voices", &["imagenet", "cifar10"], None),
+        ("abc", &["xyz", "uvw"], None),
+        ("a", &["b", "c"], None),
+        ("ab", &["xb", "cd"], None),
+        ("two", &["one"], None),
+        ("train", &["brain-mri", "grants"], None),
+        ("ds", &[], None),
+        // Of two that are as near, the one that begins like it.
+        ("photos-21", &["photos-11", "photos-22"], Some("photos-22")),
+        ("cat", &["bat", "car"], Some("car")),
+        // All else equal, the first by name.
+        ("set-1", &["set-3", "set-2"], Some("set-2")),
+    ] {
+        let names: Vec<_> = names.iter().map(|text| name(text)).collect();
+        let found = nearest(&name(typed), names.iter()).map(DatasetName::as_str);
+        assert_eq!(found, meant, "{typed} among {names:?}");
+    }
+}
+
+#[test]
+fn a_distance_counts_what_was_mistyped() {
+    for (a, b, wanted) in [
+        ("kitten", "sitting", 3),
+        ("", "abc", 3),
+        ("abc", "", 3),
+        ("one", "oen", 1),
+        ("ab", "ba", 1),
+        ("abcd", "badc", 2),
+        ("ca", "abc", 3),
+        ("same", "same", 0),
+    ] {
+        assert_eq!(distance(a.as_bytes(), b.as_bytes()), wanted, "{a} {b}");
+    }
+}
+
+#[tokio::test]
+async fn many_who_ask_for_what_is_not_there_share_one_reading_of_the_names() {
+    let (store, counters) = dl_store::CountStore::new(dl_store::memory());
+    let clock: Arc<dyn dl_runtime::Clock> = Arc::new(dl_runtime::SystemClock::new());
+    // Each call takes its time, so that they meet.
+    let slow =
+        dl_store::Throttle { latency: Duration::from_millis(20), ..dl_store::Throttle::default() };
+    let (store, _) = dl_store::ThrottleStore::new(Arc::new(store), Arc::clone(&clock), slow, 1_000);
+    let parts = Parts {
+        store: Arc::new(store),
+        meta: Arc::new(dl_meta::Memory::new()),
+        clock,
+        random: Arc::new(dl_runtime::OsRandom),
+        limits: crate::Limits::default(),
+        room: crate::Room::default(),
+        settings: crate::Settings::default(),
+        roll: crate::Roll::default(),
+    };
+    crate::prepare(&parts, dl_meta::Stop::Fresh).await.unwrap();
+    let caller = crate::auth::Caller::Everybody;
+    let shape = dl_format::ChunkShape::default();
+    for number in 0..20 {
+        let name = DatasetName::new(format!("imagenet-{number}")).unwrap();
+        crate::catalog::create(&parts, &name, shape).await.unwrap();
+    }
+    let before = counters.counts();
+    let asked = (0..100).map(|number| {
+        let name = DatasetName::new(format!("imagenet-{number}x")).unwrap();
+        let (parts, caller) = (&parts, &caller);
+        async move { crate::catalog::by_name(parts, &name, caller).await.unwrap_err() }
+    });
+    let errors = futures::future::join_all(asked).await;
+    assert!(errors.iter().any(|error| error.chain().contains("did you mean imagenet-1?")));
+    let after = counters.counts();
+    assert!(after.listed - before.listed <= 40, "{before:?}, {after:?}");
+    assert!(after.ranges - before.ranges <= 40, "{before:?}, {after:?}");
+    let unknown = dl_format::DatasetId::from_bytes([9; 16]);
+    let asked = (0..100).map(|_| crate::catalog::not_known(&parts, unknown, &caller));
+    futures::future::join_all(asked).await;
+    let last = counters.counts();
+    assert!(last.lists - after.lists <= 3, "{after:?}, {last:?}");
+    // What is created counts at once.
+    let name = DatasetName::new("new").unwrap();
+    let new = crate::catalog::create(&parts, &name, shape).await.unwrap().id;
+    parts.meta.drop_dataset(new).await.unwrap();
+    let told = crate::catalog::not_known(&parts, new, &caller).await;
+    assert_eq!(told.kind, Kind::NeedsRecovery, "{}", told.chain());
+}
+
+#[tokio::test]
+async fn a_start_reads_no_name_whose_past_is_tidied_up_and_tidies_the_others() {
+    let (store, counters) = dl_store::CountStore::new(dl_store::memory());
+    let start = std::time::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+    let clock = Arc::new(dl_runtime::ManualClock::new(start));
+    let parts = Parts {
+        store: Arc::new(store),
+        meta: Arc::new(dl_meta::Memory::new()),
+        clock: Arc::<dl_runtime::ManualClock>::clone(&clock),
+        random: Arc::new(dl_runtime::OsRandom),
+        limits: crate::Limits::default(),
+        room: crate::Room::default(),
+        settings: crate::Settings::default(),
+        roll: crate::Roll::default(),
+    };
+    crate::prepare(&parts, dl_meta::Stop::Fresh).await.unwrap();
+    let shape = dl_format::ChunkShape::default();
+    let mut created = Vec::new();
+    for number in 0..20 {
+        let name = DatasetName::new(format!("used-{}", number % 10)).unwrap();
+        let id = crate::catalog::create(&parts, &name, shape).await.unwrap().id;
+        if number < 15 {
+            crate::catalog::delete(&parts, &name, id).await.unwrap();
+        }
+        created.push((name, id));
+    }
+    let generations = || async { list(&parts, &prefix("names".to_owned())).await.unwrap() };
+    let before = generations().await;
+    crate::prepare(&parts, dl_meta::Stop::Clean).await.unwrap();
+    assert_eq!(generations().await, before, "somebody may still be at work");
+    clock.advance(SPENT_AFTER + Duration::from_secs(1));
+    crate::prepare(&parts, dl_meta::Stop::Clean).await.unwrap();
+    assert_eq!(generations().await.len(), 10, "one for each name");
+    let quiet = counters.counts();
+    crate::prepare(&parts, dl_meta::Stop::Clean).await.unwrap();
+    let after = counters.counts();
+    assert!(after.ranges - quiet.ranges <= 1, "more than the identity: {quiet:?} {after:?}");
+    for (name, id) in created.into_iter().skip(10) {
+        let newest = newest(&parts, &name).await.unwrap().unwrap();
+        let lives = newest.record.state == NameState::Live;
+        assert_eq!(lives, name.as_str() >= "used-5", "{name}");
+        assert!(newest.record.dataset == id && newest.generation >= 3, "{name}");
+    }
+}
