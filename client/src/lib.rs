@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod order;
 mod remote;
 
 /// The example that readers see first is one that compiles.
@@ -27,6 +28,10 @@ pub use dl_proto::{
     Role, StatItem, USERS_FILE_BYTES_MAX, User, UserName, Users, VerifyProgress, VerifyRequest,
 };
 pub use error::{Error, Kind};
+pub use order::{
+    Cursor, InvalidToken, ORDER_VERSION, Order, OrderError, OrderSettings, Partition, ResumeToken,
+    Selection, Stage, Tail,
+};
 pub use remote::{
     Client, ClientCertificate, ConnectOptions, Dataset, Deleted, FailedWrite, Flushed, Listing,
     OnRetry, ReadItem, Retry,

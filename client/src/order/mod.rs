@@ -1,0 +1,337 @@
+//! The order in which a task reads its files in one epoch (paper, 4.3), exactly as docs/ORDER.md
+//! says it: chunks are shuffled, cut into groups, and the files of each group are shuffled.
+//!
+//! Must hold: a pure function of the chunks' file counts, the selection, the settings and the
+//! resume token; the same on every machine and for ever. Memory is that of one group, and reaching
+//! any position costs the set-up of one group.
+
+mod cursor;
+mod draws;
+mod selection;
+mod spans;
+#[cfg(test)]
+mod tests;
+mod token;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+pub use cursor::Cursor;
+use draws::{Draws, Stream};
+pub use selection::Selection;
+use spans::{Intervals, cut};
+pub use token::{InvalidToken, ResumeToken, Stage};
+
+/// The version of docs/ORDER.md that this is.
+pub const ORDER_VERSION: u32 = 1;
+
+/// How a task shares the files of an epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Partition {
+    /// One sequence, dealt out to the ranks one file after the other: the same global batches for
+    /// every number of ranks. Every rank reads from every group.
+    Global,
+    /// A stretch of the shuffled chunks for each node, dealt out to that node's ranks: only chunks
+    /// at the ends of stretches are read by two nodes. Ranks of one node have neighbouring numbers.
+    Local {
+        /// Divides the number of ranks.
+        nodes: u32,
+    },
+}
+
+/// What becomes of files that can't be shared equally.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Tail {
+    /// They are left out of this epoch: fewer than there are ranks.
+    #[default]
+    Drop,
+    /// Some files are read twice, so that none is left out: fewer than there are ranks.
+    Pad,
+}
+
+/// What decides an order, beside the dataset and the selection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OrderSettings {
+    /// The task's own number.
+    pub seed: u64,
+    /// Counted from 0; each one has another order.
+    pub epoch: u64,
+    /// Chunks whose files are shuffled together.
+    pub group: u32,
+    /// Ranks of the task.
+    pub world: u32,
+    /// How they share the files.
+    pub partition: Partition,
+    /// So that each rank has the same number of files.
+    pub tail: Tail,
+}
+
+impl OrderSettings {
+    /// For one process that reads everything.
+    pub fn new(seed: u64, epoch: u64, group: u32) -> Self {
+        Self { seed, epoch, group, world: 1, partition: Partition::Global, tail: Tail::Drop }
+    }
+
+    /// Stretches that the sequence is cut into.
+    fn nodes(&self) -> u32 {
+        match self.partition {
+            Partition::Global => 1,
+            Partition::Local { nodes } => nodes,
+        }
+    }
+
+    /// Ranks that one stretch is dealt out to.
+    fn ranks_of_a_node(&self) -> u64 {
+        u64::from(self.world / self.nodes())
+    }
+
+    fn check(&self) -> Result<(), OrderError> {
+        if self.group == 0 {
+            return Err(OrderError::Group);
+        }
+        let nodes = self.nodes();
+        if self.world == 0 || nodes == 0 || !self.world.is_multiple_of(nodes) {
+            return Err(OrderError::World { world: self.world, nodes });
+        }
+        Ok(())
+    }
+}
+
+/// Why there is no such order.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OrderError {
+    /// A group of no chunks.
+    #[error("a group has at least one chunk")]
+    Group,
+    /// Ranks that can't be spread over the nodes.
+    #[error("{world} ranks can't be spread evenly over {nodes} nodes")]
+    World {
+        /// Ranks asked for.
+        world: u32,
+        /// Nodes asked for.
+        nodes: u32,
+    },
+    /// A rank that the task doesn't have.
+    #[error("there is no rank {rank} among {world}: they count from 0")]
+    Rank {
+        /// Asked for.
+        rank: u32,
+        /// How many there are.
+        world: u32,
+    },
+    /// A worker that the rank doesn't have, or batches of nothing.
+    #[error(
+        "there is no worker {worker} among {workers}, which count from 0, with batches of {batch}"
+    )]
+    Worker {
+        /// Asked for.
+        worker: u32,
+        /// How many there are.
+        workers: u32,
+        /// Files of a batch.
+        batch: u32,
+    },
+    /// A selected file that the snapshot doesn't have.
+    #[error("there is no file {number} among {files}: they count from 0")]
+    File {
+        /// Selected.
+        number: u32,
+        /// How many there are.
+        files: u32,
+    },
+    /// Files that don't ascend from chunk to chunk, or a selection for another number of them.
+    #[error("the selection is one of {selected} files, and the snapshot has {files}")]
+    Files {
+        /// Files of the snapshot that the selection was made for.
+        selected: u32,
+        /// Files of this snapshot.
+        files: u32,
+    },
+    /// Some nodes have nothing left, so nothing can be read twice in its place.
+    #[error("{left} files can't be padded for {nodes} nodes: drop the tail, or take fewer nodes")]
+    TooFew {
+        /// Files that are left to be read.
+        left: u64,
+        /// Nodes that want some.
+        nodes: u32,
+    },
+}
+
+/// The order of one epoch, for all of its ranks.
+#[derive(Debug)]
+pub struct Order {
+    /// For each chunk the number of its first file, and behind them the number of files.
+    first_files: Arc<[u32]>,
+    selection: Arc<Selection>,
+    settings: OrderSettings,
+    /// The chunks that hold selected files, shuffled.
+    chunks: Vec<u32>,
+    /// For each of these the place of its first file among all selected ones, in the order of the
+    /// shuffled chunks; behind them the number of selected files.
+    starts: Vec<u64>,
+    stages: Vec<Stage>,
+    /// What each node has left to read, as places.
+    spans: Vec<Intervals>,
+    /// Files that each rank has left to read.
+    length: u64,
+}
+
+impl Order {
+    /// The order of an epoch from its beginning. `first_files` holds for each chunk the number of
+    /// its first file and, behind them, the number of files.
+    ///
+    /// # Errors
+    /// Settings or files that no order has.
+    pub fn new(
+        first_files: Arc<[u32]>,
+        selection: Arc<Selection>,
+        settings: OrderSettings,
+    ) -> Result<Self, OrderError> {
+        Self::resumed(first_files, selection, settings, &[])
+    }
+
+    /// The rest of an epoch of which `stages` were read. The task may have another number of ranks
+    /// and nodes than it had.
+    ///
+    /// # Errors
+    /// As [`Order::new`].
+    pub fn resumed(
+        first_files: Arc<[u32]>,
+        selection: Arc<Selection>,
+        settings: OrderSettings,
+        stages: &[Stage],
+    ) -> Result<Self, OrderError> {
+        settings.check()?;
+        let files = first_files.last().copied().unwrap_or(0);
+        if selection.files() != files || !first_files.is_sorted() {
+            return Err(OrderError::Files { selected: selection.files(), files });
+        }
+        let mut chunks: Vec<(u32, u32)> = (0..)
+            .zip(first_files.windows(2))
+            .filter_map(|(chunk, ends)| match *ends {
+                [first, end] => Some((chunk, selection.count(first..end))),
+                _ => None,
+            })
+            .filter(|(_, count)| *count > 0)
+            .collect();
+        Draws::new(settings.seed, settings.epoch, Stream::Chunks, 0).shuffle(&mut chunks);
+        let mut starts = Vec::with_capacity(chunks.len() + 1);
+        let mut total = 0;
+        for (_, count) in &chunks {
+            starts.push(total);
+            total += u64::from(*count);
+        }
+        starts.push(total);
+        let chunks = chunks.into_iter().map(|(chunk, _)| chunk).collect();
+        let mut stages = stages.to_vec();
+        if stages.last().is_none_or(|stage| stage.nodes() != settings.nodes()) {
+            stages.push(Stage::new(settings.nodes()));
+        }
+        let spans = Self::spans(total, &stages);
+        let length = length(&spans, &settings)?;
+        Ok(Self { first_files, selection, settings, chunks, starts, stages, spans, length })
+    }
+
+    /// What each node of the last stage has left to read.
+    fn spans(total: u64, stages: &[Stage]) -> Vec<Intervals> {
+        let mut left = vec![Intervals::from_iter([0..total])];
+        for stage in stages {
+            let sequence = Intervals::from_iter(left.iter().flat_map(Intervals::iter));
+            left = cut(&sequence, stage.nodes());
+            left.iter_mut().for_each(|span| *span = stage.left_of(span));
+        }
+        left
+    }
+
+    /// Files that each rank has left to read.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// The settings it was made with.
+    pub fn settings(&self) -> &OrderSettings {
+        &self.settings
+    }
+
+    /// What the last place is, and what was read before it, when each rank has read `read` files.
+    pub fn stages_after(&self, read: u64) -> Vec<Stage> {
+        let mut stages = self.stages.clone();
+        if let Some(last) = stages.last_mut() {
+            last.advance(read.saturating_mul(self.settings.ranks_of_a_node()));
+        }
+        stages
+    }
+
+    /// Places of the group that holds a place, and which of the shuffled chunks they lie in.
+    fn group_at(&self, place: u64) -> Group {
+        let total = self.starts.last().copied().unwrap_or(0).max(1);
+        let nodes = self.stages.first().map_or(1, |stage| u64::from(stage.nodes()));
+        let span_start =
+            |node: u64| (u128::from(node) * u128::from(total) / u128::from(nodes)) as u64;
+        let mut node = (u128::from(place) * u128::from(nodes) / u128::from(total)) as u64;
+        while span_start(node + 1) <= place {
+            node += 1;
+        }
+        let (from, to) = (span_start(node), span_start(node + 1));
+        let (first, piece) = (self.piece_at(from), self.piece_at(place));
+        let group = self.settings.group as usize;
+        let start = first + (piece - first) / group * group;
+        let end = start.saturating_add(group).min(self.piece_at(to - 1) + 1);
+        let start_of = |piece: usize| self.starts.get(piece).copied().unwrap_or(total);
+        Group { pieces: start..end, places: start_of(start).max(from)..start_of(end).min(to) }
+    }
+
+    /// Which of the shuffled chunks holds a place.
+    fn piece_at(&self, place: u64) -> usize {
+        self.starts.partition_point(|start| *start <= place).saturating_sub(1)
+    }
+
+    /// The chunks of a group, as they follow each other, each with the places it has in the group.
+    fn pieces(&self, group: &Group) -> impl Iterator<Item = (u32, Range<u64>)> + '_ {
+        let Group { pieces, places } = group.clone();
+        let chunks = self.chunks.get(pieces.clone()).unwrap_or_default().iter();
+        let ends = self.starts.get(pieces.start..).unwrap_or_default().windows(2);
+        chunks.zip(ends).filter_map(move |(chunk, ends)| match *ends {
+            [start, end] => Some((*chunk, start.max(places.start)..end.min(places.end))),
+            _ => None,
+        })
+    }
+
+    /// The files of a group, shuffled, into `files`.
+    fn fill(&self, group: &Group, files: &mut Vec<u32>) {
+        files.clear();
+        for (piece, (chunk, places)) in group.pieces.clone().zip(self.pieces(group)) {
+            let chunk = chunk as usize;
+            let [first, end] = [chunk, chunk + 1]
+                .map(|index| self.first_files.get(index).copied().unwrap_or_default());
+            let start = self.starts.get(piece).copied().unwrap_or_default();
+            let numbers = self.selection.numbers(first..end);
+            let skipped = (places.start - start) as usize;
+            files.extend(numbers.skip(skipped).take((places.end - places.start) as usize));
+        }
+        let OrderSettings { seed, epoch, .. } = self.settings;
+        Draws::new(seed, epoch, Stream::Files, group.places.start).shuffle(files);
+    }
+}
+
+/// Chunks whose files are shuffled together.
+#[derive(Debug, Clone)]
+struct Group {
+    pieces: Range<usize>,
+    places: Range<u64>,
+}
+
+/// Files that each rank has left to read, of what the nodes have left.
+fn length(spans: &[Intervals], settings: &OrderSettings) -> Result<u64, OrderError> {
+    let ranks = settings.ranks_of_a_node();
+    let lengths = || spans.iter().map(Intervals::length);
+    let (least, most) = (lengths().min().unwrap_or(0), lengths().max().unwrap_or(0));
+    match settings.tail {
+        Tail::Drop => Ok(least / ranks),
+        Tail::Pad if least == 0 && most > 0 => {
+            Err(OrderError::TooFew { left: lengths().sum(), nodes: settings.nodes() })
+        }
+        Tail::Pad => Ok(most.div_ceil(ranks)),
+    }
+}

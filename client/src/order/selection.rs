@@ -1,0 +1,137 @@
+//! The part of a dataset that a task reads: all of it, or a set of its files.
+//!
+//! Must hold: a bit for each file at most; the files of a chunk come in the order of their numbers.
+
+use std::ops::Range;
+
+use super::OrderError;
+
+/// Files per word of the set.
+const WORD: u32 = u64::BITS;
+
+/// Which files of a snapshot are read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Selection {
+    files: u32,
+    /// A bit for each file; none when all are read.
+    set: Option<Vec<u64>>,
+}
+
+impl Selection {
+    /// All of `files` files.
+    pub fn all(files: u32) -> Self {
+        Self { files, set: None }
+    }
+
+    /// Some of `files` files, by number, in any order; twice is once.
+    ///
+    /// # Errors
+    /// [`OrderError::File`] for a number that no file has.
+    pub fn of(files: u32, numbers: impl IntoIterator<Item = u32>) -> Result<Self, OrderError> {
+        let mut selection =
+            Self { files, set: Some(vec![0; (files as usize).div_ceil(WORD as usize)]) };
+        for number in numbers {
+            if number >= files {
+                return Err(OrderError::File { number, files });
+            }
+            selection.insert(number);
+        }
+        Ok(selection)
+    }
+
+    /// Files whose numbers lie in one of the ranges.
+    ///
+    /// # Errors
+    /// [`OrderError::File`] for a number that no file has.
+    pub fn of_ranges(
+        files: u32,
+        ranges: impl IntoIterator<Item = Range<u32>>,
+    ) -> Result<Self, OrderError> {
+        Self::of(files, ranges.into_iter().flatten())
+    }
+
+    /// How many files the snapshot has.
+    pub fn files(&self) -> u32 {
+        self.files
+    }
+
+    /// Whether a file is read.
+    pub fn contains(&self, number: u32) -> bool {
+        match &self.set {
+            None => number < self.files,
+            Some(set) => set
+                .get((number / WORD) as usize)
+                .is_some_and(|word| word & (1 << (number % WORD)) != 0),
+        }
+    }
+
+    /// How many of the files in a range of numbers are read.
+    pub fn count(&self, range: Range<u32>) -> u32 {
+        match &self.set {
+            None => range.end.min(self.files).saturating_sub(range.start),
+            Some(_) => self.words(range).map(|(_, word)| word.count_ones()).sum(),
+        }
+    }
+
+    /// The files in a range of numbers that are read.
+    pub fn numbers(&self, range: Range<u32>) -> impl Iterator<Item = u32> + '_ {
+        let all = self.set.is_none().then(|| range.start..range.end.min(self.files));
+        let some = self.words(range).flat_map(|(first, mut word)| {
+            std::iter::from_fn(move || {
+                (word != 0).then(|| {
+                    let bit = word.trailing_zeros();
+                    word &= word - 1;
+                    first + bit
+                })
+            })
+        });
+        all.into_iter().flatten().chain(some)
+    }
+
+    fn insert(&mut self, number: u32) {
+        let word = self.set.as_mut().and_then(|set| set.get_mut((number / WORD) as usize));
+        if let Some(word) = word {
+            *word |= 1 << (number % WORD);
+        }
+    }
+
+    /// The words of the set that a range touches, without bits outside of it, each with the number
+    /// of its first file. None when all files are read.
+    fn words(&self, range: Range<u32>) -> impl Iterator<Item = (u32, u64)> + '_ {
+        let set = self.set.as_deref().unwrap_or_default();
+        let (from, to) = (range.start / WORD, range.end.div_ceil(WORD).max(range.start / WORD));
+        let touched = set.get(from as usize..(to as usize).min(set.len())).unwrap_or_default();
+        touched.iter().zip(from..).map(move |(word, index)| {
+            let first = index * WORD;
+            let low = u64::MAX << range.start.saturating_sub(first).min(WORD - 1);
+            let beyond = range.end.saturating_sub(first);
+            let high = if beyond >= WORD { u64::MAX } else { (1_u64 << beyond) - 1 };
+            (first, word & low & high)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_holds_what_was_put_into_it_and_nothing_else() {
+        let numbers = [0_u32, 3, 63, 64, 65, 127, 128, 299];
+        let some = Selection::of(300, numbers).unwrap();
+        for range in [0..300, 0..0, 3..64, 64..64, 64..65, 65..200, 128..129, 299..300, 40..290] {
+            let expected: Vec<u32> =
+                numbers.into_iter().filter(|number| range.contains(number)).collect();
+            assert_eq!(some.numbers(range.clone()).collect::<Vec<_>>(), expected, "{range:?}");
+            assert_eq!(some.count(range.clone()) as usize, expected.len(), "{range:?}");
+            assert_eq!(Selection::all(300).numbers(range.clone()).count(), range.len());
+            assert_eq!(Selection::all(300).count(range.clone()) as usize, range.len());
+        }
+        assert!((0..301).all(|number| some.contains(number) == numbers.contains(&number)));
+        assert!(Selection::all(300).contains(299) && !Selection::all(300).contains(300));
+        assert!(matches!(
+            Selection::of(300, [300]),
+            Err(OrderError::File { number: 300, files: 300 })
+        ));
+    }
+}

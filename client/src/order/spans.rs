@@ -1,0 +1,70 @@
+//! Places in the sequence of an epoch, as intervals, and how they are cut among nodes.
+
+use std::ops::Range;
+
+/// Places, interval by interval. No interval is empty.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Intervals {
+    intervals: Vec<Range<u64>>,
+    /// For each interval, how many places precede it here.
+    before: Vec<u64>,
+    length: u64,
+}
+
+impl FromIterator<Range<u64>> for Intervals {
+    fn from_iter<I: IntoIterator<Item = Range<u64>>>(intervals: I) -> Self {
+        let mut all = Self::default();
+        for interval in intervals.into_iter().filter(|interval| !interval.is_empty()) {
+            let length = interval.end - interval.start;
+            match all.intervals.last_mut() {
+                Some(last) if last.end == interval.start => last.end = interval.end,
+                _ => {
+                    all.before.push(all.length);
+                    all.intervals.push(interval);
+                }
+            }
+            all.length += length;
+        }
+        all
+    }
+}
+
+impl Intervals {
+    pub(super) fn length(&self) -> u64 {
+        self.length
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        self.intervals.iter().cloned()
+    }
+
+    /// The place at an index, and how many follow it in one piece, itself included.
+    pub(super) fn at(&self, index: u64) -> Option<(u64, u64)> {
+        let number = self.before.partition_point(|before| *before <= index).checked_sub(1)?;
+        let (interval, before) = (self.intervals.get(number)?, self.before.get(number)?);
+        let place = interval.start.checked_add(index.checked_sub(*before)?)?;
+        (place < interval.end).then(|| (place, interval.end - place))
+    }
+
+    /// The places whose indexes lie in a range.
+    pub(super) fn part(&self, range: Range<u64>) -> Self {
+        let first = self.before.partition_point(|before| *before <= range.start).saturating_sub(1);
+        let intervals = self.intervals.iter().zip(&self.before).skip(first);
+        intervals
+            .take_while(|(_, before)| **before < range.end)
+            .map(|(interval, before)| {
+                let from = interval.start.saturating_add(range.start.saturating_sub(*before));
+                let to = interval.start.saturating_add(range.end - before).min(interval.end);
+                from..to.max(from)
+            })
+            .collect()
+    }
+}
+
+/// Cuts places into as many parts, none longer than another by more than one.
+pub(super) fn cut(places: &Intervals, parts: u32) -> Vec<Intervals> {
+    let start = |part: u32| {
+        (u128::from(part) * u128::from(places.length()) / u128::from(parts.max(1))) as u64
+    };
+    (0..parts).map(|part| places.part(start(part)..start(part + 1))).collect()
+}

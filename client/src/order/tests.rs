@@ -1,0 +1,383 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// What docs/ORDER.md says, without regard for memory: all that each rank reads.
+fn plainly(
+    counts: &[u32],
+    selected: &[u32],
+    settings: &OrderSettings,
+    stages: &[Stage],
+) -> Vec<Vec<u32>> {
+    let mut first = 0;
+    let mut chunks: Vec<Vec<u32>> = Vec::new();
+    for count in counts {
+        let files = (first..first + count).filter(|file| selected.contains(file)).collect();
+        chunks.push(files);
+        first += count;
+    }
+    chunks.retain(|files: &Vec<u32>| !files.is_empty());
+    Draws::new(settings.seed, settings.epoch, Stream::Chunks, 0).shuffle(&mut chunks);
+    let places: Vec<(usize, u32)> = (0..)
+        .zip(&chunks)
+        .flat_map(|(piece, files)| files.iter().map(move |file| (piece, *file)))
+        .collect();
+    let nodes = stages.first().map_or(settings.nodes(), Stage::nodes);
+    let mut sequence = Vec::new();
+    let cut = |sequence: &[u32], parts: u32| -> Vec<Vec<u32>> {
+        let at = |part: u32| part as usize * sequence.len() / parts as usize;
+        (0..parts).map(|part| sequence[at(part)..at(part + 1)].to_vec()).collect()
+    };
+    let all: Vec<u32> = (0..places.len() as u32).collect();
+    for span in cut(&all, nodes) {
+        let mut rest = &span[..];
+        while let Some(start) = rest.first() {
+            let first_piece = places[span[0] as usize].0;
+            let group_of =
+                |place: u32| (places[place as usize].0 - first_piece) / settings.group as usize;
+            let length =
+                rest.iter().take_while(|place| group_of(**place) == group_of(*start)).count();
+            let (group, others) = rest.split_at(length);
+            let mut files: Vec<u32> = group.iter().map(|place| places[*place as usize].1).collect();
+            Draws::new(settings.seed, settings.epoch, Stream::Files, u64::from(*start))
+                .shuffle(&mut files);
+            sequence.extend(files);
+            rest = others;
+        }
+    }
+    let mut stages = stages.to_vec();
+    if stages.last().is_none_or(|stage| stage.nodes() != settings.nodes()) {
+        stages.push(Stage::new(settings.nodes()));
+    }
+    let mut spans = Vec::new();
+    for stage in &stages {
+        spans = cut(&sequence, stage.nodes());
+        for span in &mut spans {
+            let is_left = |index: u64| {
+                index >= stage.position() && !stage.skips().iter().any(|skip| skip.contains(&index))
+            };
+            *span = (0..)
+                .zip(&*span)
+                .filter(|(index, _)| is_left(*index))
+                .map(|(_, file)| *file)
+                .collect();
+        }
+        sequence = spans.concat();
+    }
+    let ranks = settings.world / settings.nodes();
+    let length = match settings.tail {
+        Tail::Drop => spans.iter().map(Vec::len).min().unwrap_or(0) / ranks as usize,
+        Tail::Pad => spans.iter().map(Vec::len).max().unwrap_or(0).div_ceil(ranks as usize),
+    };
+    (0..settings.world)
+        .map(|rank| {
+            let span = &spans[(rank / ranks) as usize];
+            let index =
+                |step: usize| (step * ranks as usize + (rank % ranks) as usize) % span.len();
+            (0..length).map(|step| span[index(step)]).collect()
+        })
+        .collect()
+}
+
+fn first_files(counts: &[u32]) -> Arc<[u32]> {
+    let mut first = 0;
+    let mut all = vec![0];
+    for count in counts {
+        first += count;
+        all.push(first);
+    }
+    all.into()
+}
+
+fn order(
+    counts: &[u32],
+    selected: &[u32],
+    settings: OrderSettings,
+    stages: &[Stage],
+) -> Result<Arc<Order>, OrderError> {
+    let selection = Selection::of(counts.iter().sum(), selected.iter().copied())?;
+    Order::resumed(first_files(counts), Arc::new(selection), settings, stages).map(Arc::new)
+}
+
+fn rank(order: &Arc<Order>, rank: u32) -> Vec<u32> {
+    Cursor::new(Arc::clone(order), rank).unwrap().collect()
+}
+
+fn ranks(order: &Arc<Order>) -> Vec<Vec<u32>> {
+    (0..order.settings().world).map(|number| rank(order, number)).collect()
+}
+
+#[derive(Debug, Clone)]
+struct Case {
+    counts: Vec<u32>,
+    selected: Vec<u32>,
+    settings: OrderSettings,
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let counts = prop::collection::vec(0_u32..9, 1..24);
+    let settings =
+        (any::<u64>(), 0_u64..3, 1_u32..7, 1_u32..4, 1_u32..4, any::<bool>(), any::<bool>());
+    (counts, settings, any::<u64>(), any::<bool>()).prop_map(
+        |(counts, (seed, epoch, group, nodes, ranks, local, pad), mask, all)| {
+            let files: u32 = counts.iter().sum();
+            let selected = (0..files).filter(|file| all || mask >> (file % 64) & 1 == 1).collect();
+            let partition = if local { Partition::Local { nodes } } else { Partition::Global };
+            let tail = if pad { Tail::Pad } else { Tail::Drop };
+            let settings =
+                OrderSettings { seed, epoch, group, world: nodes * ranks, partition, tail };
+            Case { counts, selected, settings }
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn an_order_is_what_its_document_says(case in case()) {
+        let Case { counts, selected, settings } = case;
+        match order(&counts, &selected, settings, &[]) {
+            Ok(order) => prop_assert_eq!(ranks(&order), plainly(&counts, &selected, &settings, &[])),
+            Err(error) => {
+                prop_assert!(matches!(error, OrderError::TooFew { .. }), "{}", error);
+                prop_assert!(settings.tail == Tail::Pad && selected.len() < settings.nodes() as usize);
+            }
+        }
+    }
+
+    #[test]
+    fn the_ranks_read_each_file_once_and_as_many_each(case in case()) {
+        let Case { counts, selected, settings } = case;
+        let Ok(order) = order(&counts, &selected, settings, &[]) else { return Ok(()) };
+        let read = ranks(&order);
+        let (world, files) = (u64::from(settings.world), selected.len() as u64);
+        let length = match settings.tail {
+            Tail::Drop => files / world,
+            Tail::Pad => files.div_ceil(world),
+        };
+        prop_assert!(read.iter().all(|rank| rank.len() as u64 == length));
+        let mut times: BTreeMap<u32, u32> = BTreeMap::new();
+        read.iter().flatten().for_each(|file| *times.entry(*file).or_default() += 1);
+        prop_assert!(times.keys().all(|file| selected.contains(file)));
+        match settings.tail {
+            Tail::Drop => prop_assert!(times.values().all(|times| *times == 1)),
+            Tail::Pad => {
+                prop_assert_eq!(times.len() as u64, files);
+                // A stretch shorter than its number of ranks comes round more than once.
+                let most = if files >= world { 2 } else { settings.world };
+                prop_assert!(times.values().all(|times| *times <= most));
+            }
+        }
+    }
+
+    #[test]
+    fn going_on_anywhere_gives_what_was_left(case in case(), share in 0.0..1.0_f64) {
+        let Case { counts, selected, settings } = case;
+        let Ok(whole) = order(&counts, &selected, settings, &[]) else { return Ok(()) };
+        let at = (whole.length() as f64 * share) as u64;
+        let Ok(rest) = order(&counts, &selected, settings, &whole.stages_after(at)) else {
+            prop_assert_eq!(settings.tail, Tail::Pad);
+            return Ok(());
+        };
+        for number in 0..settings.world {
+            let mut cursor = Cursor::new(Arc::clone(&whole), number).unwrap();
+            let all: Vec<u32> = cursor.by_ref().collect();
+            cursor.seek(at);
+            let left = &all[at as usize..];
+            prop_assert_eq!(cursor.collect::<Vec<_>>(), left);
+            if settings.tail == Tail::Drop {
+                prop_assert_eq!(rank(&rest, number), left);
+            }
+        }
+    }
+
+    #[test]
+    fn another_number_of_ranks_and_nodes_reads_what_was_not_read(
+        case in case(),
+        (nodes, ranks_each, share, skip) in (1_u32..4, 1_u32..4, 0.0..1.0_f64, 0_u64..9),
+    ) {
+        let Case { counts, selected, mut settings } = case;
+        settings.tail = Tail::Drop;
+        let first = order(&counts, &selected, settings, &[]).unwrap();
+        let at = (first.length() as f64 * share) as u64;
+        let mut stages = first.stages_after(at);
+        let from = stages[0].position() + skip;
+        stages[0].skip(from..from + skip);
+        let other = OrderSettings {
+            world: nodes * ranks_each,
+            partition: Partition::Local { nodes },
+            tail: Tail::Pad,
+            ..settings
+        };
+        let Ok(second) = order(&counts, &selected, other, &stages) else { return Ok(()) };
+        prop_assert_eq!(ranks(&second), plainly(&counts, &selected, &other, &stages));
+        if skip == 0 && second.length() > 0 {
+            let mut read: Vec<u32> =
+                ranks(&first).iter().flat_map(|rank| rank[..at as usize].to_vec()).collect();
+            read.extend(ranks(&second).concat());
+            read.sort_unstable();
+            read.dedup();
+            prop_assert_eq!(read, selected.clone());
+        }
+        let third = OrderSettings { world: 2, partition: Partition::Global, ..other };
+        let stages = second.stages_after(second.length() / 2);
+        let Ok(order) = order(&counts, &selected, third, &stages) else { return Ok(()) };
+        prop_assert_eq!(ranks(&order), plainly(&counts, &selected, &third, &stages));
+    }
+
+    #[test]
+    fn global_batches_are_the_same_for_every_number_of_ranks(case in case(), world in 1_u32..7) {
+        let Case { counts, selected, mut settings } = case;
+        settings.partition = Partition::Global;
+        settings.tail = Tail::Drop;
+        let one = order(&counts, &selected, OrderSettings { world: 1, ..settings }, &[]).unwrap();
+        let several = order(&counts, &selected, OrderSettings { world, ..settings }, &[]).unwrap();
+        let (one, several) = (rank(&one, 0), ranks(&several));
+        for step in 0..several[0].len() {
+            let batch: Vec<u32> = several.iter().map(|rank| rank[step]).collect();
+            prop_assert_eq!(&batch, &one[step * world as usize..][..world as usize]);
+        }
+    }
+
+    #[test]
+    fn only_chunks_at_the_ends_of_a_stretch_are_read_by_two_nodes(case in case()) {
+        let Case { counts, selected, settings } = case;
+        let settings = OrderSettings {
+            world: settings.nodes(),
+            tail: Tail::Drop,
+            ..settings
+        };
+        let order = order(&counts, &selected, settings, &[]).unwrap();
+        let first_files = first_files(&counts);
+        let chunks: Vec<BTreeSet<usize>> = ranks(&order)
+            .iter()
+            .map(|rank| rank.iter().map(|file| first_files.partition_point(|f| f <= file)).collect())
+            .collect();
+        let fetched: usize = chunks.iter().map(BTreeSet::len).sum();
+        let distinct: BTreeSet<usize> = chunks.iter().flatten().copied().collect();
+        prop_assert!(fetched < distinct.len() + settings.world as usize);
+    }
+
+    #[test]
+    fn batches_of_workers_taken_in_turns_are_the_order_of_their_rank(
+        case in case(),
+        workers in 1_u32..5,
+        batch in 1_u32..6,
+        from in 0_u64..9,
+    ) {
+        let Case { counts, selected, settings } = case;
+        let Ok(order) = order(&counts, &selected, settings, &[]) else { return Ok(()) };
+        let whole = rank(&order, 0);
+        let mut parts: Vec<Cursor> = (0..workers)
+            .map(|worker| Cursor::of_worker(Arc::clone(&order), 0, worker, workers, batch).unwrap())
+            .collect();
+        prop_assert_eq!(parts.iter().map(Cursor::length).sum::<u64>(), whole.len() as u64);
+        let mut again = parts[0].clone();
+        let mut dealt = Vec::new();
+        while dealt.len() < whole.len() {
+            for part in &mut parts {
+                dealt.extend(part.by_ref().take(batch as usize));
+            }
+        }
+        prop_assert_eq!(dealt, whole);
+        prop_assert!(parts.iter_mut().all(|part| part.next().is_none()));
+        let all: Vec<u32> = again.by_ref().collect();
+        again.seek(from);
+        prop_assert_eq!(again.position(), from.min(all.len() as u64));
+        prop_assert_eq!(again.collect::<Vec<_>>(), &all[(from as usize).min(all.len())..]);
+    }
+
+    #[test]
+    fn a_token_is_read_back(stages in prop::collection::vec((1_u32..9, 0_u64..99, prop::collection::vec((0_u64..99, 1_u64..9), 0..3)), 1..4)) {
+        let stages: Vec<Stage> = stages.into_iter().map(|(nodes, position, skips)| {
+            let mut stage = Stage::new(nodes);
+            stage.advance(position);
+            skips.into_iter().for_each(|(from, length)| stage.skip(from..from + length));
+            stage
+        }).collect();
+        let token = token(stages);
+        prop_assert_eq!(token.to_string().parse(), Ok(token));
+    }
+
+    #[test]
+    fn no_text_makes_a_token_panic(text in "(order=1;dataset=a;version=b;selection=all;seed=1;epoch=2;group=3;at=)?[0-9@!,;=-]{0,40}") {
+        let _ = text.parse::<ResumeToken>();
+    }
+}
+
+fn token(stages: Vec<Stage>) -> ResumeToken {
+    ResumeToken {
+        dataset: "dataset".to_owned(),
+        version: "version".to_owned(),
+        selection: "all".to_owned(),
+        seed: 7,
+        epoch: 3,
+        group: 100,
+        stages,
+    }
+}
+
+#[test]
+fn a_token_is_for_one_dataset_version_and_selection() {
+    let mut stage = Stage::new(8);
+    stage.advance(5_000);
+    stage.skip(6_000..7_000);
+    let token = token(vec![stage, Stage::new(2)]);
+    let text = token.to_string();
+    assert_eq!(
+        text,
+        "order=1;dataset=dataset;version=version;selection=all;seed=7;epoch=3;group=100;at=8@5000!6000-7000,2@0"
+    );
+    assert_eq!(text.parse(), Ok(token.clone()));
+    assert_eq!(token.check("dataset", "version", "all"), Ok(()));
+    for (dataset, version, selection, field) in [
+        ("other", "version", "all", "dataset"),
+        ("dataset", "other", "all", "version"),
+        ("dataset", "version", "other", "selection"),
+    ] {
+        let error = token.check(dataset, version, selection).unwrap_err();
+        assert!(matches!(&error, InvalidToken::Other { field: found, .. } if *found == field));
+    }
+    for wrong in [
+        "",
+        "order=1",
+        "order=2;dataset=a",
+        &text.replace("@5000", "@-1"),
+        &text.replace("8@", "0@"),
+        &text.replace("6000-7000", "7000-6000"),
+        &text.replace("seed=7", "seed=x"),
+        &format!("{text};more=1"),
+    ] {
+        assert!(wrong.parse::<ResumeToken>().is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn what_no_order_can_be_is_refused() {
+    let settings = OrderSettings::new(1, 0, 2);
+    let local = Partition::Local { nodes: 3 };
+    let of = |settings| order(&[3, 4], &[0, 1, 2, 3, 4, 5, 6], settings, &[]).err();
+    assert_eq!(of(OrderSettings { group: 0, ..settings }), Some(OrderError::Group));
+    for wrong in [
+        OrderSettings { world: 0, ..settings },
+        OrderSettings { world: 4, partition: local, ..settings },
+        OrderSettings { partition: Partition::Local { nodes: 0 }, ..settings },
+    ] {
+        assert!(matches!(of(wrong), Some(OrderError::World { .. })), "{wrong:?}");
+    }
+    let whole = order(&[3, 4], &[0, 1], settings, &[]).unwrap();
+    assert!(matches!(Cursor::new(Arc::clone(&whole), 1), Err(OrderError::Rank { .. })));
+    assert!(matches!(Cursor::of_worker(whole, 0, 2, 2, 8), Err(OrderError::Worker { .. })));
+    let selection = Arc::new(Selection::all(5));
+    let error = Order::new(first_files(&[3, 4]), selection, settings).err();
+    assert_eq!(error, Some(OrderError::Files { selected: 5, files: 7 }));
+}
+
+#[test]
+fn an_empty_dataset_has_an_empty_order() {
+    for counts in [&[][..], &[0, 0]] {
+        let order = order(counts, &[], OrderSettings::new(1, 0, 2), &[]).unwrap();
+        assert_eq!((order.length(), rank(&order, 0)), (0, Vec::new()));
+    }
+}

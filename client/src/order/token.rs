@@ -1,0 +1,264 @@
+//! Where a task is in an epoch, as a short text that a person can read and edit.
+//!
+//! Must hold: a token says which dataset, version, selection and order it belongs to, and is
+//! refused for any other; it does not depend on the number of ranks, nodes or workers that go on.
+
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+use super::ORDER_VERSION;
+use super::spans::Intervals;
+
+/// Most bytes of a token: one that grew beyond was edited wrongly, or resumed too often.
+const TEXT_MAX: usize = 16_384;
+
+/// Most nodes of a stage.
+const NODES_MAX: u32 = 1 << 20;
+
+/// What was read of an epoch while the task had one number of nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stage {
+    nodes: u32,
+    /// Places of each node's stretch that were read.
+    position: u64,
+    /// Places of each stretch that are left out: in order, apart, behind the position.
+    skips: Vec<Range<u64>>,
+}
+
+impl Stage {
+    /// Nothing read yet, by so many nodes.
+    pub fn new(nodes: u32) -> Self {
+        Self { nodes, position: 0, skips: Vec::new() }
+    }
+
+    /// Nodes that shared the epoch.
+    pub fn nodes(&self) -> u32 {
+        self.nodes
+    }
+
+    /// Files of each node's stretch that were read or skipped.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// What is left out behind the position.
+    pub fn skips(&self) -> &[Range<u64>] {
+        &self.skips
+    }
+
+    /// Leaves out a range of each node's stretch, counted from the stretch's beginning.
+    pub fn skip(&mut self, range: Range<u64>) {
+        self.skips.push(range);
+        self.tidy();
+    }
+
+    /// Goes on by so many places, over those that are left out.
+    pub(super) fn advance(&mut self, places: u64) {
+        let mut left = places;
+        for skip in std::mem::take(&mut self.skips) {
+            let before = skip.start.saturating_sub(self.position);
+            if left < before {
+                self.skips.push(skip);
+            } else {
+                left -= before;
+                self.position = skip.end;
+            }
+        }
+        self.position = self.position.saturating_add(left);
+        self.tidy();
+    }
+
+    /// What is left of a stretch.
+    pub(super) fn left_of(&self, span: &Intervals) -> Intervals {
+        let mut from = self.position;
+        let mut kept = Vec::new();
+        for skip in &self.skips {
+            kept.extend(span.part(from..skip.start).iter());
+            from = skip.end;
+        }
+        kept.extend(span.part(from.min(span.length())..span.length()).iter());
+        kept.into_iter().collect()
+    }
+
+    fn tidy(&mut self) {
+        let position = self.position;
+        let mut skips = std::mem::take(&mut self.skips);
+        skips.iter_mut().for_each(|skip| skip.start = skip.start.max(position));
+        skips.retain(|skip| !skip.is_empty());
+        skips.sort_by_key(|skip| skip.start);
+        for skip in skips {
+            match self.skips.last_mut() {
+                Some(last) if skip.start <= last.end => last.end = last.end.max(skip.end),
+                _ => self.skips.push(skip),
+            }
+        }
+    }
+}
+
+/// `8@5000!6000-7000`: of each of 8 stretches 5,000 places were read, and 6,000 to 6,999 are left
+/// out.
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.nodes, self.position)?;
+        self.skips.iter().try_for_each(|skip| write!(f, "!{}-{}", skip.start, skip.end))
+    }
+}
+
+impl FromStr for Stage {
+    type Err = InvalidToken;
+
+    fn from_str(text: &str) -> Result<Self, InvalidToken> {
+        let wrong = || InvalidToken::Field { field: "at", text: text.to_owned() };
+        let mut parts = text.split('!');
+        let (nodes, position) =
+            parts.next().and_then(|part| part.split_once('@')).ok_or_else(wrong)?;
+        let nodes: u32 = nodes.parse().map_err(|_| wrong())?;
+        if !(1..=NODES_MAX).contains(&nodes) {
+            return Err(wrong());
+        }
+        let mut stage = Self::new(nodes);
+        stage.position = position.parse().map_err(|_| wrong())?;
+        for part in parts {
+            let (from, to) = part.split_once('-').ok_or_else(wrong)?;
+            let from: u64 = from.parse().map_err(|_| wrong())?;
+            let to: u64 = to.parse().map_err(|_| wrong())?;
+            if from >= to {
+                return Err(wrong());
+            }
+            stage.skips.push(from..to);
+        }
+        stage.tidy();
+        Ok(stage)
+    }
+}
+
+/// Where a task is in an epoch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResumeToken {
+    /// The dataset's id, in its printed form.
+    pub dataset: String,
+    /// The version of the dataset, in its printed form.
+    pub version: String,
+    /// Which files are read: `all`, or a checksum of the selection.
+    pub selection: String,
+    /// See [`super::OrderSettings`].
+    pub seed: u64,
+    /// See [`super::OrderSettings`].
+    pub epoch: u64,
+    /// See [`super::OrderSettings`].
+    pub group: u32,
+    /// What was read, in as many stages as the number of nodes has changed.
+    pub stages: Vec<Stage>,
+}
+
+/// Why a text is no token, or none for this.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum InvalidToken {
+    /// Something else, or cut off.
+    #[error(
+        "this is no resume token: it begins with order=, and has dataset, version, selection, seed, epoch, group and at, with semicolons between"
+    )]
+    Form,
+    /// From another version of the order.
+    #[error(
+        "the resume token is one of order {0}, and this program knows order {ORDER_VERSION}; go on with the program that made it"
+    )]
+    Version(String),
+    /// A field that can't be what it says.
+    #[error("the resume token says {field}={text}, which can't be")]
+    Field {
+        /// Its name.
+        field: &'static str,
+        /// What stands there.
+        text: String,
+    },
+    /// Made for something else.
+    #[error("the resume token is for {field} {token}, and this is {here}: {advice}")]
+    Other {
+        /// What differs.
+        field: &'static str,
+        /// As the token has it.
+        token: String,
+        /// As it is here.
+        here: String,
+        /// What to do.
+        advice: &'static str,
+    },
+}
+
+impl ResumeToken {
+    /// Whether it belongs to this dataset, version and selection.
+    ///
+    /// # Errors
+    /// [`InvalidToken::Other`] with what differs.
+    pub fn check(&self, dataset: &str, version: &str, selection: &str) -> Result<(), InvalidToken> {
+        let fields = [
+            ("dataset", &self.dataset, dataset, "resume with the dataset it was made for"),
+            (
+                "version",
+                &self.version,
+                version,
+                "the dataset has changed since; resume with a snapshot of that version, or begin the epoch again",
+            ),
+            ("selection", &self.selection, selection, "resume with the files it was made for"),
+        ];
+        match fields.into_iter().find(|(_, token, here, _)| token.as_str() != *here) {
+            None => Ok(()),
+            Some((field, token, here, advice)) => Err(InvalidToken::Other {
+                field,
+                token: token.clone(),
+                here: here.to_owned(),
+                advice,
+            }),
+        }
+    }
+}
+
+impl fmt::Display for ResumeToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { dataset, version, selection, seed, epoch, group, stages } = self;
+        write!(f, "order={ORDER_VERSION};dataset={dataset};version={version};")?;
+        write!(f, "selection={selection};seed={seed};epoch={epoch};group={group};at=")?;
+        for (index, stage) in stages.iter().enumerate() {
+            write!(f, "{}{stage}", if index == 0 { "" } else { "," })?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for ResumeToken {
+    type Err = InvalidToken;
+
+    fn from_str(text: &str) -> Result<Self, InvalidToken> {
+        if text.len() > TEXT_MAX {
+            return Err(InvalidToken::Form);
+        }
+        let mut fields = text.trim().split(';');
+        let mut field = |name: &'static str| {
+            let (found, value) = fields.next()?.split_once('=')?;
+            (found == name).then_some(value)
+        };
+        let order = field("order").ok_or(InvalidToken::Form)?;
+        if order != ORDER_VERSION.to_string() {
+            return Err(InvalidToken::Version(order.to_owned()));
+        }
+        let mut field = |name| field(name).ok_or(InvalidToken::Form);
+        let dataset = field("dataset")?.to_owned();
+        let version = field("version")?.to_owned();
+        let selection = field("selection")?.to_owned();
+        let seed = number("seed", field("seed")?)?;
+        let epoch = number("epoch", field("epoch")?)?;
+        let group = number("group", field("group")?)?;
+        let stages = field("at")?.split(',').map(str::parse).collect::<Result<_, _>>()?;
+        if fields.next().is_some() {
+            return Err(InvalidToken::Form);
+        }
+        Ok(Self { dataset, version, selection, seed, epoch, group, stages })
+    }
+}
+
+fn number<T: FromStr>(field: &'static str, text: &str) -> Result<T, InvalidToken> {
+    text.parse().map_err(|_| InvalidToken::Field { field, text: text.to_owned() })
+}
