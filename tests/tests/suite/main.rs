@@ -8,6 +8,7 @@ mod cli;
 mod crash;
 mod doors;
 mod model;
+mod order;
 mod process;
 mod purge;
 mod rules;
