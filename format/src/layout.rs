@@ -4,6 +4,8 @@
 pub const MAGIC: [u8; 8] = *b"\x89DLC\r\n\x1a\n";
 /// Begins the object that a dataset's name points to.
 pub const NAME_MAGIC: [u8; 8] = *b"\x89DLN\r\n\x1a\n";
+/// Begins a snapshot.
+pub const SNAPSHOT_MAGIC: [u8; 8] = *b"\x89DLS\r\n\x1a\n";
 /// Begins the identity object of a store.
 pub const IDENTITY_MAGIC: [u8; 8] = *b"\x89DLI\r\n\x1a\n";
 /// The version that this code writes, and the newest that it reads.

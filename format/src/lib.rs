@@ -28,6 +28,7 @@ mod name;
 mod path;
 mod record;
 mod shape;
+pub mod snapshot;
 mod tombstone;
 mod version;
 

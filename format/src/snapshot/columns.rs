@@ -1,0 +1,227 @@
+//! The record of a file in a snapshot: fields of fixed width, each as wide as the dataset needs.
+//!
+//! Must hold: what was observed before encodes without loss, and a field is read without a branch
+//! on its neighbours.
+
+use std::collections::BTreeSet;
+
+use crate::checksum::Crc32c;
+use crate::decode::Cursor;
+use crate::entry::Attributes;
+use crate::error::DecodeError;
+use crate::fold::FileRecord;
+use crate::id::Stamp;
+
+/// Bytes of each field, and what its numbers count from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Columns {
+    chunk: u8,
+    offset: u8,
+    length: u8,
+    mtime: u8,
+    mode: u8,
+    origin: u8,
+    mode_base: u16,
+    offset_step: u32,
+    mtime_base: i64,
+    mtime_step: u64,
+}
+
+/// Bytes of the fields of a prelude that say how records are laid out.
+pub(super) const COLUMNS_LEN: usize = 28;
+
+/// A record, as it is stored: places in tables instead of ids and stamps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Row {
+    pub(super) chunk: u32,
+    pub(super) offset: u32,
+    pub(super) length: u64,
+    pub(super) crc: Crc32c,
+    pub(super) attributes: Attributes,
+    /// 0 for a file that was first committed in its chunk, else one more than a place in the stamps.
+    pub(super) origin: u32,
+}
+
+/// What the records of a dataset will hold: seen before the first one is written.
+#[derive(Debug, Clone, Default)]
+pub struct Observed {
+    files: u64,
+    file_bytes: u64,
+    chunks: u32,
+    offset_max: u32,
+    offset_step: u32,
+    length_max: u64,
+    mtime_first: i64,
+    mtime_min: i64,
+    mtime_max: i64,
+    mtime_step: u64,
+    mode: u16,
+    has_modes: bool,
+    origins: BTreeSet<Stamp>,
+}
+
+impl Observed {
+    /// Takes note of a chunk that holds live files.
+    pub fn chunk(&mut self) {
+        self.chunks = self.chunks.saturating_add(1);
+    }
+
+    /// Takes note of a live file, in whatever order.
+    pub fn file(&mut self, record: &FileRecord) {
+        let Attributes { mode, mtime } = record.attributes;
+        if self.files == 0 {
+            (self.mtime_first, self.mtime_min, self.mtime_max) = (mtime, mtime, mtime);
+            self.mode = mode;
+        }
+        self.files = self.files.saturating_add(1);
+        self.file_bytes = self.file_bytes.saturating_add(record.length);
+        self.offset_max = self.offset_max.max(record.offset);
+        self.offset_step = gcd(self.offset_step.into(), record.offset.into()) as u32;
+        self.length_max = self.length_max.max(record.length);
+        self.mtime_min = self.mtime_min.min(mtime);
+        self.mtime_max = self.mtime_max.max(mtime);
+        self.mtime_step = gcd(self.mtime_step, self.mtime_first.abs_diff(mtime));
+        self.has_modes |= mode != self.mode;
+        if record.version.stamp != record.holder.stamp {
+            self.origins.insert(record.version.stamp);
+        }
+    }
+
+    /// Files seen.
+    pub fn files(&self) -> u64 {
+        self.files
+    }
+
+    pub(super) fn file_bytes(&self) -> u64 {
+        self.file_bytes
+    }
+
+    /// Stamps of files that were moved into other chunks, in order.
+    pub(super) fn origins(&self) -> Vec<Stamp> {
+        self.origins.iter().copied().collect()
+    }
+
+    pub(super) fn columns(&self) -> Columns {
+        let offset_step = self.offset_step.max(1);
+        let mtime_step = self.mtime_step.max(1);
+        let mtimes = self.mtime_max.abs_diff(self.mtime_min).checked_div(mtime_step);
+        let offsets = self.offset_max.checked_div(offset_step).unwrap_or_default();
+        Columns {
+            chunk: width(self.chunks.saturating_sub(1).into()),
+            offset: width(offsets.into()),
+            length: width(self.length_max),
+            mtime: width(mtimes.unwrap_or_default()),
+            mode: if self.has_modes { 2 } else { 0 },
+            origin: width(self.origins.len() as u64),
+            mode_base: if self.has_modes { 0 } else { self.mode },
+            offset_step,
+            mtime_base: self.mtime_min,
+            mtime_step,
+        }
+    }
+}
+
+fn gcd(mut a: u64, mut b: u64) -> u64 {
+    while let Some(rest) = a.checked_rem(b) {
+        (a, b) = (b, rest);
+    }
+    a
+}
+
+/// Bytes that a number takes.
+fn width(largest: u64) -> u8 {
+    let bits = u64::BITS.saturating_sub(largest.leading_zeros());
+    bits.div_ceil(8) as u8
+}
+
+/// The bits of a field of so many bytes.
+fn mask(width: u8) -> u64 {
+    u64::MAX.checked_shr(u64::BITS.saturating_sub(u32::from(width).saturating_mul(8))).unwrap_or(0)
+}
+
+impl Columns {
+    /// Bytes of a record.
+    pub(super) fn stride(&self) -> usize {
+        let fields = [self.chunk, self.offset, self.length, 4, self.mtime, self.mode, self.origin];
+        fields.into_iter().fold(0, |sum: usize, width| sum.saturating_add(width.into()))
+    }
+
+    pub(super) fn encode(&self, row: &Row, records: &mut Vec<u8>) {
+        let mtime = row.attributes.mtime.abs_diff(self.mtime_base);
+        let fields = [
+            (row.chunk.into(), self.chunk),
+            (row.offset.checked_div(self.offset_step).unwrap_or_default().into(), self.offset),
+            (row.length, self.length),
+            (row.crc.value().into(), 4),
+            (mtime.checked_div(self.mtime_step).unwrap_or_default(), self.mtime),
+            (row.attributes.mode.into(), self.mode),
+            (row.origin.into(), self.origin),
+        ];
+        for (value, width) in fields {
+            let value: u64 = value;
+            records.extend_from_slice(value.to_le_bytes().get(..width.into()).unwrap_or_default());
+        }
+    }
+
+    /// The record that begins at a place, when eight bytes follow it.
+    #[inline]
+    pub(super) fn decode(&self, records: &[u8], at: usize) -> Option<Row> {
+        let record = records.get(at..at.checked_add(self.stride())?.checked_add(8)?)?;
+        let mut place = 0_usize;
+        let mut field = |width: u8| -> Option<u64> {
+            let word = record.get(place..)?.first_chunk()?;
+            place = place.wrapping_add(width.into());
+            Some(u64::from_le_bytes(*word) & mask(width))
+        };
+        let chunk = field(self.chunk)? as u32;
+        let offset = (field(self.offset)? as u32).wrapping_mul(self.offset_step);
+        let length = field(self.length)?;
+        let crc = Crc32c::from_value(field(4)? as u32);
+        let mtime = field(self.mtime)?.wrapping_mul(self.mtime_step);
+        let mode = field(self.mode)? as u16 | self.mode_base;
+        let origin = field(self.origin)? as u32;
+        let attributes = Attributes { mode, mtime: self.mtime_base.wrapping_add_unsigned(mtime) };
+        Some(Row { chunk, offset, length, crc, attributes, origin })
+    }
+
+    pub(super) fn to_bytes(self) -> [u8; COLUMNS_LEN] {
+        let mut bytes = [0; COLUMNS_LEN];
+        let widths = [self.chunk, self.offset, self.length, self.mtime, self.mode, self.origin];
+        let fields = [
+            &self.mtime_base.to_le_bytes()[..],
+            &self.mtime_step.to_le_bytes(),
+            &self.offset_step.to_le_bytes(),
+            &widths,
+            &self.mode_base.to_le_bytes(),
+        ];
+        for (byte, stored) in bytes.iter_mut().zip(fields.into_iter().flatten()) {
+            *byte = *stored;
+        }
+        bytes
+    }
+
+    pub(super) fn read(cursor: &mut Cursor<'_>) -> Result<Self, DecodeError> {
+        let mtime_base = cursor.i64("mtime base")?;
+        let mtime_step = cursor.u64("mtime step")?;
+        let offset_step = cursor.u32("offset step")?;
+        let at = cursor.offset();
+        let [chunk, offset, length, mtime, mode, origin] = cursor.array("field widths")?;
+        let mode_base = cursor.u16("mode")?;
+        let wide = [(chunk, 4), (offset, 4), (length, 8), (mtime, 8), (mode, 2), (origin, 4)];
+        if wide.into_iter().any(|(width, most)| width > most) {
+            return Err(DecodeError::new("field widths", at, "wider than the field can be"));
+        }
+        Ok(Self {
+            chunk,
+            offset,
+            length,
+            mtime,
+            mode,
+            origin,
+            mode_base,
+            offset_step,
+            mtime_base,
+            mtime_step,
+        })
+    }
+}

@@ -1,0 +1,24 @@
+//! The snapshot: one immutable file with all metadata of a dataset at one version (paper, 4.1.3),
+//! used where it lies in memory, without parsing it first.
+//!
+//! Must hold: opening costs the same for any number of files; any bytes give an answer or an error,
+//! never a panic or a read outside; the same files of the same chunks give the same bytes.
+
+mod columns;
+mod index;
+pub mod layout;
+mod list;
+mod names;
+mod read;
+mod section;
+#[cfg(test)]
+mod tests;
+mod tree;
+mod verify;
+mod write;
+
+pub use columns::Observed;
+pub use list::{Names, SnapshotEntry};
+pub use read::{FileNumber, Snapshot, SnapshotFile};
+pub use section::{SnapshotSection, snapshot_padding};
+pub use write::{LiveFile, SnapshotChunk, SnapshotOf, SnapshotWriter, snapshot_hash};

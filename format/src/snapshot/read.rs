@@ -1,0 +1,372 @@
+//! Reading a snapshot in place.
+//!
+//! Must hold: [`Snapshot::open`] checks what the rest relies on: that every section lies inside of
+//! the bytes and is as long as the counts say. What sections hold is checked where it is used; all
+//! of it by [`Snapshot::verify`].
+
+use std::ops::Range;
+
+use crate::checksum::Crc32c;
+use crate::decode::{Cursor, check_version};
+use crate::entry::{Attributes, Extent};
+use crate::error::DecodeError;
+use crate::id::{ChunkId, DatasetId, Stamp};
+use crate::layout::SNAPSHOT_MAGIC;
+use crate::shape::ChunkShape;
+use crate::version::Version;
+
+use super::columns::Columns;
+use super::index::{Bucket, home, home_buckets};
+use super::layout::{
+    SNAPSHOT_BLOCK_FILES, SNAPSHOT_BUCKET_LEN, SNAPSHOT_CHECKSUM_OFFSET, SNAPSHOT_CHUNK_LEN,
+    SNAPSHOT_DIRECTORY_LEN, SNAPSHOT_EXTENT_LEN, SNAPSHOT_PRELUDE_LEN, SNAPSHOT_RECORD_PAD,
+    SNAPSHOT_RUN_LEN, SNAPSHOT_SECTION_LEN,
+};
+use super::names::is_at;
+use super::section::SnapshotSection;
+use super::write::{SnapshotChunk, SnapshotOf, snapshot_hash};
+
+/// The number of a live file in one snapshot: files are numbered from 0, chunk by chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileNumber(pub u32);
+
+/// What a snapshot says of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SnapshotFile {
+    /// Which of the snapshot's chunks holds it.
+    pub chunk: u32,
+    /// Where its bytes, or those of its last part, begin in that chunk.
+    pub offset: u32,
+    /// Bytes of the file.
+    pub length: u64,
+    /// Checksum of all its bytes.
+    pub crc: Crc32c,
+    /// What its owner set.
+    pub attributes: Attributes,
+    /// When it was put.
+    pub stamp: Stamp,
+}
+
+/// A snapshot over bytes of whatever owner: a mapped file, or memory.
+#[derive(Debug, Clone)]
+pub struct Snapshot<B> {
+    bytes: B,
+    of: SnapshotOf,
+    files: u32,
+    chunks: u32,
+    pub(super) directories: u32,
+    pub(super) runs: u32,
+    file_bytes: u64,
+    columns: Columns,
+    stride: usize,
+    home_buckets: u64,
+    sections: [(Range<usize>, Crc32c); SnapshotSection::ALL.len()],
+}
+
+impl<B: AsRef<[u8]>> Snapshot<B> {
+    /// Checks the beginning of a snapshot and where its sections lie.
+    ///
+    /// # Errors
+    /// The first field that is wrong.
+    pub fn open(bytes: B) -> Result<Self, DecodeError> {
+        let all = bytes.as_ref();
+        let mut cursor = Cursor::new(all, 0);
+        if cursor.array("snapshot magic")? != SNAPSHOT_MAGIC {
+            return Err(DecodeError::new("snapshot magic", 0, "this is no snapshot"));
+        }
+        check_version(&mut cursor)?;
+        cursor.zero::<2>("reserved")?;
+        let count_at = cursor.offset();
+        let count = cursor.u32("section count")? as usize;
+        if count != SnapshotSection::ALL.len() {
+            return Err(DecodeError::new("section count", count_at, "not what this version has"));
+        }
+        let table_len = count.saturating_mul(SNAPSHOT_SECTION_LEN);
+        let (prelude, table) = all
+            .split_at_checked(SNAPSHOT_PRELUDE_LEN)
+            .and_then(|(prelude, rest)| Some((prelude, rest.get(..table_len)?)))
+            .ok_or(DecodeError::new("section table", all.len(), "the bytes end here"))?;
+        let (checked, crc) = prelude.split_at(SNAPSHOT_CHECKSUM_OFFSET);
+        if crc != Crc32c::of_two(checked, table).value().to_le_bytes() {
+            let at = SNAPSHOT_CHECKSUM_OFFSET;
+            return Err(DecodeError::new("prelude checksum", at, "does not match the bytes"));
+        }
+        let dataset = DatasetId::from_bytes(cursor.array("dataset id")?);
+        let version = Version::from_bytes(&cursor.array::<{ Version::LENGTH }>("version")?)?;
+        let shape_at = cursor.offset();
+        let shape = ChunkShape::new(cursor.u32("chunk size")?, cursor.u32("alignment")?);
+        let shape = shape.map_err(|_| {
+            DecodeError::new("chunk size", shape_at, "no dataset has chunks of this shape")
+        })?;
+        let length_at = cursor.offset();
+        if cursor.u64("snapshot length")? != all.len() as u64 {
+            return Err(DecodeError::new("snapshot length", length_at, "not that of the bytes"));
+        }
+        let files = cursor.u32("files")?;
+        let chunks = cursor.u32("chunks")?;
+        let directories = cursor.u32("directories")?;
+        let runs = cursor.u32("runs")?;
+        let file_bytes = cursor.u64("file bytes")?;
+        let columns = Columns::read(&mut cursor)?;
+        let mut opened = Self {
+            of: SnapshotOf { dataset, version, shape },
+            files,
+            chunks,
+            directories,
+            runs,
+            file_bytes,
+            columns,
+            stride: columns.stride(),
+            home_buckets: home_buckets(files),
+            sections: Default::default(),
+            bytes,
+        };
+        opened.sections = opened.table()?;
+        Ok(opened)
+    }
+
+    /// Where the sections lie, when that is where they can lie.
+    fn table(&self) -> Result<[(Range<usize>, Crc32c); SnapshotSection::ALL.len()], DecodeError> {
+        let all = self.bytes.as_ref();
+        let mut sections: [(Range<usize>, Crc32c); SnapshotSection::ALL.len()] = Default::default();
+        let table = all.get(SNAPSHOT_PRELUDE_LEN..).unwrap_or_default();
+        let mut cursor = Cursor::new(table, SNAPSHOT_PRELUDE_LEN);
+        for (place, section) in sections.iter_mut().zip(SnapshotSection::ALL) {
+            let at = cursor.offset();
+            let wrong = |problem| DecodeError::new("section table", at, problem);
+            if cursor.u32("section type")? != section as u32 {
+                return Err(wrong("the sections are not in their order"));
+            }
+            let crc = Crc32c::from_value(cursor.u32("section checksum")?);
+            let [offset, length] = [cursor.u64("section offset")?, cursor.u64("section length")?];
+            cursor.zero::<8>("reserved")?;
+            if self.length_of(section).is_some_and(|wanted| wanted != u128::from(length)) {
+                return Err(wrong("the section is not as long as the counts say"));
+            }
+            let end = offset.checked_add(length).filter(|end| *end <= all.len() as u64);
+            let end = end.ok_or(wrong("the section lies outside of the snapshot"))?;
+            *place = (offset as usize..end as usize, crc);
+        }
+        Ok(sections)
+    }
+
+    /// Bytes of a section, as far as the counts tell.
+    fn length_of(&self, section: SnapshotSection) -> Option<u128> {
+        let of = |count: u64, length: usize, more: usize| {
+            Some(u128::from(count).wrapping_mul(length as u128).wrapping_add(more as u128))
+        };
+        let files = u64::from(self.files);
+        match section {
+            SnapshotSection::Chunks => of(self.chunks.into(), SNAPSHOT_CHUNK_LEN, 0),
+            SnapshotSection::Records => of(files, self.stride, SNAPSHOT_RECORD_PAD),
+            SnapshotSection::Blocks => of(files.div_ceil(SNAPSHOT_BLOCK_FILES as u64), 8, 8),
+            SnapshotSection::Directories => {
+                let row = SNAPSHOT_DIRECTORY_LEN;
+                of(self.directories.into(), row, row)
+            }
+            SnapshotSection::Runs => of(self.runs.into(), SNAPSHOT_RUN_LEN, 0),
+            SnapshotSection::Names
+            | SnapshotSection::Index
+            | SnapshotSection::DirectoryNames
+            | SnapshotSection::Stamps
+            | SnapshotSection::Extents => None,
+        }
+    }
+
+    #[inline]
+    pub(super) fn section(&self, section: SnapshotSection) -> &[u8] {
+        let place = self.sections.get(section.place()).map(|(place, _)| place.clone());
+        self.bytes.as_ref().get(place.unwrap_or_default()).unwrap_or_default()
+    }
+
+    pub(super) fn checksum(&self, section: SnapshotSection) -> Crc32c {
+        self.sections.get(section.place()).map(|(_, crc)| *crc).unwrap_or_default()
+    }
+
+    /// What it is of.
+    pub fn of(&self) -> &SnapshotOf {
+        &self.of
+    }
+
+    /// How many live files there are.
+    pub fn files(&self) -> u32 {
+        self.files
+    }
+
+    /// How many chunks hold them.
+    pub fn chunks(&self) -> u32 {
+        self.chunks
+    }
+
+    /// Bytes of all live files together.
+    pub fn file_bytes(&self) -> u64 {
+        self.file_bytes
+    }
+
+    /// Bytes of the snapshot itself.
+    pub fn length(&self) -> u64 {
+        self.bytes.as_ref().len() as u64
+    }
+
+    /// A chunk by its number, and the number of its first file.
+    pub fn chunk(&self, number: u32) -> Option<(SnapshotChunk, FileNumber)> {
+        let at = (number as usize).checked_mul(SNAPSHOT_CHUNK_LEN)?;
+        let row = self.section(SnapshotSection::Chunks).get(at..)?;
+        let mut cursor = Cursor::new(row.get(..SNAPSHOT_CHUNK_LEN)?, 0);
+        let id = ChunkId::from_bytes(cursor.array("chunk id").ok()?);
+        let stamp = Stamp::new(cursor.u64("chunk stamp").ok()?);
+        let first = FileNumber(cursor.u32("first file").ok()?);
+        let object_length = cursor.u32("object length").ok()?;
+        Some((SnapshotChunk { id, stamp, object_length }, first))
+    }
+
+    /// A file by its number.
+    ///
+    /// # Errors
+    /// When there is none of this number, or its record is damaged.
+    #[inline]
+    pub fn file(&self, number: FileNumber) -> Result<SnapshotFile, DecodeError> {
+        let records = self.section(SnapshotSection::Records);
+        let at = (number.0 as usize).wrapping_mul(self.stride);
+        let row = self.columns.decode(records, at).filter(|row| row.chunk < self.chunks);
+        let row = row.ok_or(DecodeError::new("snapshot record", at, "there is no such file"))?;
+        let stamp = match row.origin.checked_sub(1) {
+            None => self.chunk(row.chunk).map(|(chunk, _)| chunk.stamp),
+            Some(place) => self.stamp(place),
+        };
+        let stamp =
+            stamp.ok_or(DecodeError::new("snapshot stamp", at, "there is no such stamp"))?;
+        Ok(SnapshotFile {
+            chunk: row.chunk,
+            offset: row.offset,
+            length: row.length,
+            crc: row.crc,
+            attributes: row.attributes,
+            stamp,
+        })
+    }
+
+    fn stamp(&self, place: u32) -> Option<Stamp> {
+        let at = (place as usize).checked_mul(8)?;
+        let bytes = self.section(SnapshotSection::Stamps).get(at..)?.first_chunk()?;
+        Some(Stamp::new(u64::from_le_bytes(*bytes)))
+    }
+
+    /// The parts of a file before the one in its chunk: none unless it was too large for one.
+    ///
+    /// # Errors
+    /// When they are damaged.
+    pub fn extents(&self, number: FileNumber) -> Result<Vec<Extent>, DecodeError> {
+        let (rows, rest) =
+            self.section(SnapshotSection::Extents).as_chunks::<SNAPSHOT_EXTENT_LEN>();
+        if !rest.is_empty() {
+            return Err(DecodeError::new(
+                "snapshot extents",
+                rows.len(),
+                "the last one is cut off",
+            ));
+        }
+        let file = |row: &[u8; SNAPSHOT_EXTENT_LEN]| {
+            let (file, _) = row.split_first_chunk().unwrap_or((&[0; 4], &[]));
+            u32::from_le_bytes(*file)
+        };
+        let first = rows.partition_point(|row| file(row) < number.0);
+        let of_file = rows.iter().skip(first).take_while(|row| file(row) == number.0);
+        of_file
+            .map(|row| {
+                let mut cursor = Cursor::new(row, 0);
+                cursor.u32("extent file")?;
+                let length = cursor.u32("extent length")?;
+                let crc = Crc32c::from_value(cursor.u32("extent checksum")?);
+                cursor.zero::<4>("reserved")?;
+                Ok(Extent { part: ChunkId::from_bytes(cursor.array("extent part")?), length, crc })
+            })
+            .collect()
+    }
+
+    /// The bytes of a block of names, by its number.
+    #[inline]
+    pub(super) fn block(&self, number: usize) -> Option<&[u8]> {
+        let blocks = self.section(SnapshotSection::Blocks);
+        let ends: &[u8; 16] = blocks.get(number.checked_mul(8)?..)?.first_chunk()?;
+        let (start, end) = ends.split_first_chunk::<8>()?;
+        let (start, end) = (u64::from_le_bytes(*start), u64::from_le_bytes(*end.first_chunk()?));
+        self.section(SnapshotSection::Names).get(start as usize..end as usize)
+    }
+
+    /// The file of a path; none when there is no such file.
+    ///
+    /// # Errors
+    /// When what the index leads to is damaged.
+    #[inline]
+    pub fn lookup(&self, path: &[u8]) -> Result<Option<FileNumber>, DecodeError> {
+        self.find(path, snapshot_hash(path))
+    }
+
+    #[inline]
+    fn find(&self, path: &[u8], hash: u64) -> Result<Option<FileNumber>, DecodeError> {
+        let mut number = home(hash, self.home_buckets);
+        while let Some(bucket) = self.bucket(number) {
+            for file in bucket.candidates(hash) {
+                if self.is_named(file, path)? {
+                    return Ok(Some(FileNumber(file)));
+                }
+            }
+            if !bucket.goes_on() {
+                break;
+            }
+            number = number.wrapping_add(1);
+        }
+        Ok(None)
+    }
+
+    /// [`Snapshot::lookup`] of many paths, faster than one by one: what one waits for, others use.
+    ///
+    /// # Errors
+    /// As [`Snapshot::lookup`].
+    pub fn lookup_many<'a>(
+        &self,
+        paths: impl IntoIterator<Item = &'a [u8]>,
+        found: &mut Vec<Option<FileNumber>>,
+    ) -> Result<(), DecodeError> {
+        const TOGETHER: usize = 32;
+        let mut paths = paths.into_iter().peekable();
+        let mut batch: Vec<(&[u8], u64, Option<u32>)> = Vec::with_capacity(TOGETHER);
+        while paths.peek().is_some() {
+            batch.clear();
+            batch.extend(
+                paths.by_ref().take(TOGETHER).map(|path| (path, snapshot_hash(path), None)),
+            );
+            for (_, hash, first) in &mut batch {
+                let bucket = self.bucket(home(*hash, self.home_buckets));
+                *first = bucket.and_then(|bucket| bucket.candidates(*hash).next());
+            }
+            // Reads where each name begins, so that they are on their way together.
+            let touched = batch.iter().fold(0_usize, |sum, (_, _, first)| {
+                let number = first.unwrap_or_default() as usize / SNAPSHOT_BLOCK_FILES;
+                let name = self.block(number).and_then(<[u8]>::first);
+                sum.wrapping_add(name.copied().unwrap_or_default().into())
+            });
+            std::hint::black_box(touched);
+            for (path, hash, _) in &batch {
+                found.push(self.find(path, *hash)?);
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    pub(super) fn bucket(&self, number: u64) -> Option<Bucket<'_>> {
+        let at = usize::try_from(number).ok()?.checked_mul(SNAPSHOT_BUCKET_LEN)?;
+        Some(Bucket(self.section(SnapshotSection::Index).get(at..)?.first_chunk()?))
+    }
+
+    #[inline]
+    fn is_named(&self, file: u32, path: &[u8]) -> Result<bool, DecodeError> {
+        let file = file as usize;
+        let block = self.block(file / SNAPSHOT_BLOCK_FILES);
+        let block = block.filter(|_| file < self.files as usize);
+        let block = block.ok_or(DecodeError::new("snapshot index", file, "leads to no file"))?;
+        is_at(block, file % SNAPSHOT_BLOCK_FILES, path)
+    }
+}

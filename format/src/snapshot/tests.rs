@@ -1,0 +1,314 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use proptest::prelude::*;
+
+use super::*;
+use crate::checksum::Crc32c;
+use crate::entry::{Attributes, EntryVersion, Extent};
+use crate::fold::FileRecord;
+use crate::id::{ChunkId, DatasetId, Stamp};
+use crate::path::FilePath;
+use crate::shape::ChunkShape;
+use crate::version::Version;
+
+type Chunks = Vec<(SnapshotChunk, Vec<LiveFile>)>;
+
+fn of() -> SnapshotOf {
+    SnapshotOf {
+        dataset: DatasetId::from_bytes([7; 16]),
+        version: Version::default(),
+        shape: ChunkShape::default(),
+    }
+}
+
+/// A snapshot in memory.
+fn build(chunks: &Chunks) -> Vec<u8> {
+    let mut observed = Observed::default();
+    for (_, files) in chunks {
+        observed.chunk();
+        files.iter().for_each(|file| observed.file(&file.record));
+    }
+    let mut writer = SnapshotWriter::new(of(), observed).unwrap();
+    let mut sections: BTreeMap<SnapshotSection, Vec<u8>> = BTreeMap::new();
+    let mut hashes = Vec::new();
+    for (chunk, files) in chunks {
+        hashes.extend(writer.chunk(chunk, files.clone()));
+        for (section, bytes) in writer.drain() {
+            sections.entry(section).or_default().extend(bytes);
+        }
+    }
+    writer.end_files();
+    hashes.sort_unstable();
+    hashes.into_iter().for_each(|(hash, number)| writer.index(hash, number));
+    let (rest, mut snapshot) = writer.finish();
+    for (section, bytes) in rest {
+        sections.entry(section).or_default().extend(bytes);
+    }
+    for section in SnapshotSection::ALL {
+        let bytes = sections.remove(&section).unwrap_or_default();
+        let padding = snapshot_padding(bytes.len() as u64);
+        snapshot.extend(bytes);
+        snapshot.extend(vec![0; padding]);
+    }
+    snapshot
+}
+
+/// Chunks of some files, each path once.
+fn chunks(paths: &[Vec<Vec<u8>>], seed: u64) -> Chunks {
+    let mut seen = BTreeSet::new();
+    let mut chunks = Chunks::new();
+    for (number, paths) in (1_u8..).zip(paths) {
+        let id = ChunkId::from_bytes([number; 16]);
+        let stamp = Stamp::new(1_000 + u64::from(number));
+        let chunk = SnapshotChunk { id, stamp, object_length: 4 << 20 };
+        let mut files = Vec::new();
+        for (entry, path) in (0_u32..).zip(paths) {
+            let Ok(path) = FilePath::new(path.clone()) else { continue };
+            if !seen.insert(path.clone()) {
+                continue;
+            }
+            let holder = EntryVersion { stamp, chunk: id, entry };
+            let draw = seed.wrapping_mul(u64::from(entry) + 1);
+            let moved = EntryVersion { stamp: Stamp::new(1 + draw % 5), ..holder };
+            let record = FileRecord {
+                version: if draw % 3 == 0 { moved } else { holder },
+                holder,
+                attributes: Attributes {
+                    mode: if seed % 2 == 0 { 0o644 } else { (draw % 0o777) as u16 },
+                    mtime: (draw as i64).wrapping_mul(if seed % 5 == 0 {
+                        1_000_000_000
+                    } else {
+                        1
+                    }),
+                },
+                length: draw % 1_000,
+                crc: Crc32c::from_value(draw as u32),
+                offset: 64 * (entry + 1),
+                stored: (draw % 1_000) as u32,
+                has_extents: false,
+            };
+            files.push(LiveFile { path, record, extents: Vec::new() });
+        }
+        if !files.is_empty() {
+            chunks.push((chunk, files));
+        }
+    }
+    without_conflicts(chunks)
+}
+
+/// Leaves out files whose paths are folders too, as the fold does.
+fn without_conflicts(mut chunks: Chunks) -> Chunks {
+    let paths: BTreeSet<Vec<u8>> = chunks
+        .iter()
+        .flat_map(|(_, files)| files.iter().map(|file| file.path.as_bytes().to_vec()))
+        .collect();
+    let is_folder = |path: &[u8]| {
+        let inside = [path, b"/"].concat();
+        paths.range(inside.clone()..).next().is_some_and(|next| next.starts_with(&inside))
+    };
+    for (_, files) in &mut chunks {
+        files.retain(|file| !is_folder(file.path.as_bytes()));
+    }
+    chunks.retain(|(_, files)| !files.is_empty());
+    chunks
+}
+
+fn compare(snapshot: &Snapshot<Bytes>, chunks: &Chunks) {
+    let mut all: BTreeMap<&[u8], &LiveFile> = BTreeMap::new();
+    for (_, files) in chunks {
+        all.extend(files.iter().map(|file| (file.path.as_bytes(), file)));
+    }
+    assert_eq!(snapshot.files() as usize, all.len());
+    let mut found = Vec::new();
+    snapshot.lookup_many(all.keys().copied(), &mut found).unwrap();
+    for ((path, file), many) in all.iter().zip(found) {
+        let number = snapshot.lookup(path).unwrap().expect("it is there");
+        assert_eq!(many, Some(number));
+        let mut back = Vec::new();
+        snapshot.path(number, &mut back).unwrap();
+        assert_eq!(back, *path);
+        let read = snapshot.file(number).unwrap();
+        let record = &file.record;
+        assert_eq!(snapshot.chunk(read.chunk).unwrap().0.id, record.holder.chunk);
+        assert_eq!(
+            (read.offset, read.length, read.crc, read.attributes, read.stamp),
+            (record.offset, record.length, record.crc, record.attributes, record.version.stamp)
+        );
+        let strange = [path, &b"~"[..]].concat();
+        assert_eq!(snapshot.lookup(&strange).unwrap(), None);
+    }
+    let mut walked = Vec::new();
+    walk(snapshot, 0, b"", &mut walked);
+    let expected: Vec<Vec<u8>> = all.keys().map(|path| path.to_vec()).collect();
+    assert_eq!(walked, expected, "a walk gives all paths in byte order");
+}
+
+fn walk(snapshot: &Snapshot<Bytes>, directory: u32, path: &[u8], walked: &mut Vec<Vec<u8>>) {
+    assert_eq!(snapshot.directory(path).unwrap(), Some(directory));
+    for entry in snapshot.entries(directory, path).unwrap() {
+        match entry {
+            SnapshotEntry::File(_, path) => walked.push(path),
+            SnapshotEntry::Directory(number, path) => walk(snapshot, number, &path, walked),
+        }
+    }
+}
+
+fn paths() -> impl Strategy<Value = Vec<Vec<Vec<u8>>>> {
+    let component = prop::sample::select(vec![
+        &b"a"[..],
+        b"b",
+        b"ab",
+        b"a.b",
+        b"a-b",
+        b"n01440764",
+        b"train",
+        b"\xFF",
+        b"x0",
+        b"x1",
+        b"x2",
+    ]);
+    let path = prop::collection::vec(component, 1..4).prop_map(|parts| parts.join(&b'/'));
+    prop::collection::vec(prop::collection::vec(path, 0..60), 0..6)
+}
+
+proptest! {
+    #[test]
+    fn a_snapshot_says_what_was_put_into_it(paths in paths(), seed in any::<u64>()) {
+        let chunks = chunks(&paths, seed);
+        let bytes = Bytes::from(build(&chunks));
+        let snapshot = Snapshot::open(bytes.clone()).unwrap();
+        prop_assert_eq!(snapshot.verify(), Ok(()));
+        compare(&snapshot, &chunks);
+    }
+
+    #[test]
+    fn the_order_in_which_files_come_does_not_show(paths in paths(), seed in any::<u64>()) {
+        let chunks = chunks(&paths, seed);
+        let mut turned = chunks.clone();
+        turned.iter_mut().for_each(|(_, files)| files.reverse());
+        prop_assert_eq!(build(&chunks), build(&turned));
+    }
+
+    #[test]
+    fn no_bytes_make_a_snapshot_panic(
+        paths in paths(),
+        seed in any::<u64>(),
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+        cut in any::<prop::sample::Index>(),
+        repair in any::<bool>(),
+    ) {
+        let chunks = chunks(&paths, seed);
+        let mut bytes = build(&chunks);
+        for (at, byte) in damage {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        let cut = cut.index(bytes.len() * 4).max(1);
+        bytes.truncate(cut);
+        if repair {
+            mend(&mut bytes);
+        }
+        let Ok(snapshot) = Snapshot::open(Bytes::from(bytes)) else { return Ok(()) };
+        let is_whole = snapshot.verify().is_ok();
+        for (_, files) in &chunks {
+            for file in files {
+                let found = snapshot.lookup(file.path.as_bytes());
+                if let Ok(Some(number)) = found {
+                    let _ = snapshot.file(number);
+                    let mut path = Vec::new();
+                    if snapshot.path(number, &mut path).is_ok() {
+                        prop_assert_eq!(&path[..], file.path.as_bytes());
+                    }
+                }
+                prop_assert!(!is_whole || found.is_ok());
+            }
+        }
+        let _ = snapshot.directory(b"a/b").map(|number| number.map(|number| snapshot.entries(number, b"a/b")));
+    }
+}
+
+/// Gives damaged bytes checksums and a length that hold.
+fn mend(bytes: &mut [u8]) {
+    use super::layout::{SNAPSHOT_CHECKSUM_OFFSET, SNAPSHOT_PRELUDE_LEN};
+    let length = (bytes.len() as u64).to_le_bytes();
+    let Some(place) = bytes.get_mut(64..72) else { return };
+    place.copy_from_slice(&length);
+    for section in 0..SnapshotSection::ALL.len() {
+        let row = SNAPSHOT_PRELUDE_LEN + section * 32;
+        let Some(fields) = bytes.get(row..row + 32) else { return };
+        let number =
+            |at: usize| u64::from_le_bytes(fields[at..at + 8].try_into().unwrap()) as usize;
+        let (start, end) = (number(8), number(8).saturating_add(number(16)));
+        let crc = Crc32c::of(bytes.get(start..end).unwrap_or_default()).value().to_le_bytes();
+        bytes[row + 4..row + 8].copy_from_slice(&crc);
+    }
+    let table = &bytes[SNAPSHOT_PRELUDE_LEN..][..32 * SnapshotSection::ALL.len()];
+    let crc = Crc32c::of_two(&bytes[..SNAPSHOT_CHECKSUM_OFFSET], table).value().to_le_bytes();
+    bytes[SNAPSHOT_CHECKSUM_OFFSET..SNAPSHOT_PRELUDE_LEN].copy_from_slice(&crc);
+}
+
+#[test]
+fn a_large_file_has_its_parts_and_others_have_none() {
+    let mut chunks = chunks(&[vec![b"small".to_vec(), b"large".to_vec()]], 1);
+    let extent = Extent {
+        part: ChunkId::from_bytes([9; 16]),
+        length: 4_000_000,
+        crc: Crc32c::from_value(5),
+    };
+    let large = &mut chunks[0].1[1];
+    large.extents = vec![extent, extent];
+    large.record.length = 8_000_000 + u64::from(large.record.stored);
+    let snapshot = Snapshot::open(Bytes::from(build(&chunks))).unwrap();
+    snapshot.verify().unwrap();
+    let extents = |path: &[u8]| snapshot.extents(snapshot.lookup(path).unwrap().unwrap()).unwrap();
+    assert_eq!(extents(b"large"), [extent, extent]);
+    assert_eq!(extents(b"small"), []);
+}
+
+#[test]
+fn files_with_names_like_those_of_imagenet_take_less_than_40_bytes_each() {
+    let mut chunks = Chunks::new();
+    let (mut number, mut left) = (0_u32, 30_000_u32);
+    while left > 0 {
+        let count = left.min(1_000);
+        let mut id = [0; 16];
+        id[..4].copy_from_slice(&number.to_be_bytes());
+        let id = ChunkId::from_bytes(id);
+        let stamp = Stamp::new(1_000_000 + u64::from(number));
+        let files = (0..count).map(|entry| {
+            let file = u64::from(number + entry);
+            let (class, image) = (file / 1_300, file.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 45);
+            let path = format!(
+                "train/n{:08}/n{:08}_{image}{}.JPEG",
+                class * 7_919,
+                class * 7_919,
+                file % 10
+            );
+            let holder = EntryVersion { stamp, chunk: id, entry };
+            let mtime = 1_700_000_000_000_000_000 + (file as i64) * 40_003;
+            LiveFile {
+                path: FilePath::new(path.into_bytes()).unwrap(),
+                record: FileRecord {
+                    version: holder,
+                    holder,
+                    attributes: Attributes { mode: 0o644, mtime },
+                    length: 4_096,
+                    crc: Crc32c::from_value(file as u32),
+                    offset: 65_536 + entry * 4_096,
+                    stored: 4_096,
+                    has_extents: false,
+                },
+                extents: Vec::new(),
+            }
+        });
+        let chunk = SnapshotChunk { id, stamp, object_length: 4 << 20 };
+        chunks.push((chunk, files.collect()));
+        (number, left) = (number + count, left - count);
+    }
+    let bytes = Bytes::from(build(&chunks));
+    let snapshot = Snapshot::open(bytes.clone()).unwrap();
+    snapshot.verify().unwrap();
+    let each = bytes.len() as f64 / f64::from(snapshot.files());
+    assert!(each < 40.0, "{each} bytes a file");
+}

@@ -1,0 +1,265 @@
+//! Writing a snapshot, chunk by chunk, in memory that goes with the directories and not with the
+//! files.
+//!
+//! Must hold: the bytes are a pure function of what is added; nothing of how the caller buffers
+//! them shows.
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::encode::FieldWriter;
+use crate::entry::Extent as FileExtent;
+use crate::fold::FileRecord;
+use crate::id::{ChunkId, DatasetId, Stamp};
+use crate::layout::{FORMAT_VERSION, SNAPSHOT_MAGIC};
+use crate::path::FilePath;
+use crate::shape::ChunkShape;
+use crate::version::Version;
+
+use super::columns::{Columns, Observed, Row};
+use super::index::IndexWriter;
+use super::layout::{
+    SNAPSHOT_CHECKSUM_OFFSET, SNAPSHOT_PRELUDE_LEN, SNAPSHOT_RECORD_PAD, SNAPSHOT_SECTION_LEN,
+};
+use super::names::NameWriter;
+use super::section::{Extent, HEAD_LEN, SnapshotSection, snapshot_padding};
+use super::tree::TreeWriter;
+use crate::checksum::Crc32c;
+
+/// What a snapshot is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SnapshotOf {
+    /// The dataset.
+    pub dataset: DatasetId,
+    /// What it held.
+    pub version: Version,
+    /// Of its chunks.
+    pub shape: ChunkShape,
+}
+
+/// A chunk that holds live files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SnapshotChunk {
+    /// Its name.
+    pub id: ChunkId,
+    /// When it was committed.
+    pub stamp: Stamp,
+    /// Bytes of the whole object.
+    pub object_length: u32,
+}
+
+/// A live file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LiveFile {
+    /// Its path.
+    pub path: FilePath,
+    /// What its chunk says of it.
+    pub record: FileRecord,
+    /// The parts before the one in its chunk.
+    pub extents: Vec<FileExtent>,
+}
+
+/// The hash that a path has in the index.
+pub fn snapshot_hash(path: &[u8]) -> u64 {
+    xxh3_64(path)
+}
+
+/// Writes one snapshot: [`SnapshotWriter::chunk`] for each chunk, by id, then
+/// [`SnapshotWriter::end_files`], then [`SnapshotWriter::index`] for each file, by hash and number,
+/// then [`SnapshotWriter::finish`]. [`SnapshotWriter::drain`] gives what is written in between.
+#[derive(Debug)]
+pub struct SnapshotWriter {
+    of: SnapshotOf,
+    observed: Observed,
+    columns: Columns,
+    origins: Vec<Stamp>,
+    names: NameWriter,
+    tree: TreeWriter,
+    index: Option<IndexWriter>,
+    chunks: u32,
+    files: u32,
+    extents: [Extent; SnapshotSection::ALL.len()],
+    pending: [Vec<u8>; SnapshotSection::ALL.len()],
+}
+
+impl SnapshotWriter {
+    /// For what was observed, and nothing else; none for more files than a snapshot has numbers.
+    pub fn new(of: SnapshotOf, observed: Observed) -> Option<Self> {
+        let files = u32::try_from(observed.files()).ok().filter(|files| *files < u32::MAX)?;
+        Some(Self {
+            of,
+            columns: observed.columns(),
+            origins: observed.origins(),
+            observed,
+            names: NameWriter::default(),
+            tree: TreeWriter::default(),
+            index: Some(IndexWriter::new(files)),
+            chunks: 0,
+            files: 0,
+            extents: Default::default(),
+            pending: Default::default(),
+        })
+    }
+
+    /// Adds a chunk with its live files. Gives for each file its hash and number.
+    pub fn chunk(
+        &mut self,
+        chunk: &SnapshotChunk,
+        mut files: Vec<LiveFile>,
+    ) -> impl Iterator<Item = (u64, u32)> {
+        files.sort_unstable_by(|a, b| {
+            let key = |file: &LiveFile| split(file.path.as_bytes()).0.len();
+            let (one, other) = (a.path.as_bytes(), b.path.as_bytes());
+            let folders = (one.get(..key(a)), other.get(..key(b)));
+            folders.0.cmp(&folders.1).then_with(|| one.cmp(other))
+        });
+        let first = self.files;
+        let row = [chunk.id.as_bytes(), &chunk.stamp.get().to_le_bytes()[..]].concat();
+        self.put(SnapshotSection::Chunks, &row);
+        self.put(SnapshotSection::Chunks, &first.to_le_bytes());
+        self.put(SnapshotSection::Chunks, &chunk.object_length.to_le_bytes());
+        for file in &files {
+            self.file(file);
+        }
+        let mut start = first;
+        for run in files.chunk_by(|a, b| split(a.path.as_bytes()).0 == split(b.path.as_bytes()).0) {
+            let count = u32::try_from(run.len()).unwrap_or(u32::MAX);
+            if let Some(file) = run.first() {
+                self.tree.run(split(file.path.as_bytes()).0, start, count);
+            }
+            start = start.saturating_add(count);
+        }
+        self.chunks = self.chunks.saturating_add(1);
+        (first..).zip(files).map(|(number, file)| (snapshot_hash(file.path.as_bytes()), number))
+    }
+
+    fn file(&mut self, file: &LiveFile) {
+        let record = &file.record;
+        let origin = if record.version.stamp == record.holder.stamp {
+            0
+        } else {
+            let place = self.origins.partition_point(|stamp| *stamp < record.version.stamp);
+            u32::try_from(place.saturating_add(1)).unwrap_or(u32::MAX)
+        };
+        let row = Row {
+            chunk: self.chunks,
+            offset: record.offset,
+            length: record.length,
+            crc: record.crc,
+            attributes: record.attributes,
+            origin,
+        };
+        let [chunks, records, blocks, names, ..] = &mut self.pending;
+        let _ = chunks;
+        self.columns.encode(&row, records);
+        self.names.push(file.path.as_bytes(), names, blocks);
+        for extent in &file.extents {
+            let numbers = [self.files, extent.length, extent.crc.value(), 0];
+            let numbers: Vec<u8> = numbers.into_iter().flat_map(u32::to_le_bytes).collect();
+            self.put(SnapshotSection::Extents, &numbers);
+            self.put(SnapshotSection::Extents, extent.part.as_bytes());
+        }
+        self.files = self.files.saturating_add(1);
+    }
+
+    fn put(&mut self, section: SnapshotSection, bytes: &[u8]) {
+        if let Some(pending) = self.pending.get_mut(section.place()) {
+            pending.extend_from_slice(bytes);
+        }
+    }
+
+    /// Says that all chunks were added.
+    pub fn end_files(&mut self) {
+        self.put(SnapshotSection::Records, &[0; SNAPSHOT_RECORD_PAD]);
+        let mut end = Vec::new();
+        self.names.end(&mut end);
+        self.put(SnapshotSection::Blocks, &end);
+        let (directories, names, runs) = self.tree.encode();
+        self.put(SnapshotSection::Directories, &directories);
+        self.put(SnapshotSection::DirectoryNames, &names);
+        self.put(SnapshotSection::Runs, &runs);
+        let stamps: Vec<u8> =
+            self.origins.iter().flat_map(|stamp| stamp.get().to_le_bytes()).collect();
+        self.put(SnapshotSection::Stamps, &stamps);
+    }
+
+    /// Adds a file to the index; they come in the order of their hashes, then of their numbers.
+    pub fn index(&mut self, hash: u64, number: u32) {
+        if let Some(pending) = self.pending.get_mut(SnapshotSection::Index.place())
+            && let Some(index) = &mut self.index
+        {
+            index.push(hash, number, pending);
+        }
+    }
+
+    /// What was written since the last call, by section.
+    pub fn drain(&mut self) -> impl Iterator<Item = (SnapshotSection, Vec<u8>)> {
+        let sections = SnapshotSection::ALL.into_iter().zip(&mut self.pending);
+        let drained = sections.zip(&mut self.extents).map(|((section, pending), extent)| {
+            extent.add(pending);
+            (section, std::mem::take(pending))
+        });
+        drained.filter(|(_, bytes)| !bytes.is_empty()).collect::<Vec<_>>().into_iter()
+    }
+
+    /// Writes the end of the index and gives the rest, and then the beginning of the snapshot. The sections
+    /// follow it, each with [`snapshot_padding`] zeroes behind it.
+    pub fn finish(mut self) -> (Vec<(SnapshotSection, Vec<u8>)>, Vec<u8>) {
+        if let Some(pending) = self.pending.get_mut(SnapshotSection::Index.place())
+            && let Some(index) = self.index.take()
+        {
+            index.end(pending);
+        }
+        let rest = self.drain().collect();
+        (rest, self.head())
+    }
+
+    fn head(&self) -> Vec<u8> {
+        let mut table = Vec::new();
+        let mut offset = HEAD_LEN as u64;
+        for (section, extent) in SnapshotSection::ALL.into_iter().zip(&self.extents) {
+            table.extend((section as u32).to_le_bytes());
+            table.extend(extent.crc.value().to_le_bytes());
+            table.extend(offset.to_le_bytes());
+            table.extend(extent.length.to_le_bytes());
+            table.extend([0; 8]);
+            let padding = snapshot_padding(extent.length) as u64;
+            offset = offset.saturating_add(extent.length).saturating_add(padding);
+        }
+        debug_assert_eq!(table.len(), SnapshotSection::ALL.len() * SNAPSHOT_SECTION_LEN);
+        let (directories, runs) = self.tree.counts();
+        let mut prelude = [0; SNAPSHOT_CHECKSUM_OFFSET];
+        let mut put = FieldWriter(&mut prelude);
+        put.field(&SNAPSHOT_MAGIC);
+        put.field(&FORMAT_VERSION.to_le_bytes());
+        put.field(&[0; 2]);
+        put.field(&(SnapshotSection::ALL.len() as u32).to_le_bytes());
+        put.field(self.of.dataset.as_bytes());
+        put.field(&self.of.version.to_bytes());
+        put.field(&self.of.shape.size().to_le_bytes());
+        put.field(&self.of.shape.alignment().to_le_bytes());
+        put.field(&offset.to_le_bytes());
+        for count in [self.files, self.chunks, directories, runs] {
+            put.field(&count.to_le_bytes());
+        }
+        put.field(&self.observed.file_bytes().to_le_bytes());
+        put.field(&self.columns.to_bytes());
+        let crc = Crc32c::of_two(&prelude, &table);
+        let mut head = prelude.to_vec();
+        head.extend(crc.value().to_le_bytes());
+        debug_assert_eq!(head.len(), SNAPSHOT_PRELUDE_LEN);
+        head.extend(table);
+        head.resize(HEAD_LEN, 0);
+        head
+    }
+}
+
+/// The folder and the name of a path.
+fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    match path.iter().rposition(|byte| *byte == b'/') {
+        Some(slash) => {
+            let (folder, name) = path.split_at(slash);
+            (folder, name.get(1..).unwrap_or_default())
+        }
+        None => (&[], path),
+    }
+}
