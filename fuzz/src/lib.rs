@@ -7,8 +7,10 @@
 use bytes::Bytes;
 use dl_format::layout::{
     COMMIT_LEN, COMMIT_OFFSET, ENTRY_LEN, PRELUDE_CHECKSUM_OFFSET, PRELUDE_LEN, SECTION_ENTRIES,
-    SECTION_LEN, SECTIONS_MAX,
+    SECTION_LEN, SECTIONS_MAX, SNAPSHOT_CHECKSUM_OFFSET, SNAPSHOT_PRELUDE_LEN,
+    SNAPSHOT_SECTION_LEN,
 };
+use dl_format::snapshot::{FileNumber, Snapshot, SnapshotSection};
 use dl_format::{
     ChunkId, Crc32c, DatasetName, DirPath, EntrySet, FilePath, Fold, Header, IdentityRecord,
     NameRecord, ObjectKind, Stamp, Verified, name_key, object_key, parse_name_key,
@@ -19,13 +21,14 @@ use dl_format::{
 pub type Decoder = fn(&[u8]);
 
 /// Every decoder, by the name of its fuzz target.
-pub const DECODERS: [(&str, Decoder); 6] = [
+pub const DECODERS: [(&str, Decoder); 7] = [
     ("object", object),
     ("repaired_object", repaired_object),
     ("name_record", name_record),
     ("identity_record", identity_record),
     ("entry_set", entry_set),
     ("text", text),
+    ("snapshot", snapshot),
 ];
 
 /// The header alone, the whole object, and its commit.
@@ -91,6 +94,51 @@ pub fn entry_set(bytes: &[u8]) {
     assert!(set.iter().all(|entry| again.insert(entry)));
     assert_eq!(again, set, "a set has one bitmap");
     assert!(!again.union(&set));
+}
+
+/// A snapshot, as it comes and after checksums were made to match.
+pub fn snapshot(bytes: &[u8]) {
+    read_snapshot(bytes);
+    let mut bytes = bytes.to_vec();
+    repair_snapshot(&mut bytes);
+    read_snapshot(&bytes);
+}
+
+fn read_snapshot(bytes: &[u8]) {
+    let Ok(snapshot) = Snapshot::open(bytes) else { return };
+    let is_whole = snapshot.verify().is_ok();
+    let mut path = Vec::new();
+    for number in (0..snapshot.files().min(100)).map(FileNumber) {
+        let file = snapshot.file(number);
+        let named = snapshot.path(number, &mut path);
+        let found = snapshot.lookup(&path);
+        let extents = snapshot.extents(number);
+        if is_whole {
+            assert!(file.is_ok() && named.is_ok() && extents.is_ok());
+            assert_eq!(found, Ok(Some(number)), "a whole snapshot finds its files");
+        }
+    }
+    if let Ok(Some(directory)) = snapshot.directory(b"train/n01440764") {
+        assert!(snapshot.entries(directory, b"train/n01440764").is_ok() || !is_whole);
+    }
+}
+
+/// Writes the checksums that a snapshot with these bytes would have.
+fn repair_snapshot(bytes: &mut [u8]) {
+    for section in 0..SnapshotSection::ALL.len() {
+        let row = SNAPSHOT_PRELUDE_LEN + section * SNAPSHOT_SECTION_LEN;
+        let (Some(start), Some(length)) = (number(bytes, row + 8), number(bytes, row + 16)) else {
+            return;
+        };
+        let Some(body) = bytes.get(start..).and_then(|rest| rest.get(..length)) else { continue };
+        put(bytes, row + 4, Crc32c::of(body));
+    }
+    let rows = SnapshotSection::ALL.len() * SNAPSHOT_SECTION_LEN;
+    let table = bytes.get(SNAPSHOT_PRELUDE_LEN..).and_then(|rest| rest.get(..rows));
+    if let (Some(prelude), Some(table)) = (bytes.get(..SNAPSHOT_CHECKSUM_OFFSET), table) {
+        let crc = Crc32c::of(&[prelude, table].concat());
+        put(bytes, SNAPSHOT_CHECKSUM_OFFSET, crc);
+    }
 }
 
 /// Paths, names, printed ids and keys.

@@ -3,7 +3,7 @@
 //! Must hold: every file is found in the bucket of its hash or in one of those behind it, all
 //! before the first that says that nothing went on.
 
-use super::layout::{SNAPSHOT_BUCKET_FILES, SNAPSHOT_BUCKET_LEN, SNAPSHOT_BUCKET_LOAD};
+use crate::layout::{SNAPSHOT_BUCKET_FILES, SNAPSHOT_BUCKET_LEN, SNAPSHOT_BUCKET_LOAD};
 
 /// Buckets that hashes are spread over; those behind them take what overflows at the end.
 pub(super) fn home_buckets(files: u32) -> u64 {

@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use crate::error::DecodeError;
 
-use super::layout::SNAPSHOT_BLOCK_FILES;
 use super::names::{BlockReader, wrong};
 use super::read::{FileNumber, Snapshot};
 use super::section::SnapshotSection;
 use super::tree::{DirectoryRow, run_at};
+use crate::layout::SNAPSHOT_BLOCK_FILES;
 
 /// Goes through the paths of files in the order of their numbers, in one buffer.
 #[derive(Debug)]

@@ -6,7 +6,6 @@
 
 mod columns;
 mod index;
-pub mod layout;
 mod list;
 mod names;
 mod read;

@@ -4,7 +4,7 @@
 use crate::error::DecodeError;
 use crate::layout::PATH_MAX;
 
-use super::layout::SNAPSHOT_BLOCK_FILES;
+use crate::layout::SNAPSHOT_BLOCK_FILES;
 
 /// Writes paths in the order of the files' numbers.
 #[derive(Debug, Default)]

@@ -17,14 +17,14 @@ use crate::version::Version;
 
 use super::columns::Columns;
 use super::index::{Bucket, home, home_buckets};
-use super::layout::{
+use super::names::is_at;
+use super::section::{HEAD_LEN, SnapshotSection, snapshot_padding};
+use super::write::{SnapshotChunk, SnapshotOf, snapshot_hash};
+use crate::layout::{
     SNAPSHOT_BLOCK_FILES, SNAPSHOT_BUCKET_LEN, SNAPSHOT_CHECKSUM_OFFSET, SNAPSHOT_CHUNK_LEN,
     SNAPSHOT_DIRECTORY_LEN, SNAPSHOT_EXTENT_LEN, SNAPSHOT_PRELUDE_LEN, SNAPSHOT_RECORD_PAD,
     SNAPSHOT_RUN_LEN, SNAPSHOT_SECTION_LEN,
 };
-use super::names::is_at;
-use super::section::SnapshotSection;
-use super::write::{SnapshotChunk, SnapshotOf, snapshot_hash};
 
 /// The number of a live file in one snapshot: files are numbered from 0, chunk by chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -131,6 +131,7 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         let mut sections: [(Range<usize>, Crc32c); SnapshotSection::ALL.len()] = Default::default();
         let table = all.get(SNAPSHOT_PRELUDE_LEN..).unwrap_or_default();
         let mut cursor = Cursor::new(table, SNAPSHOT_PRELUDE_LEN);
+        let mut next = HEAD_LEN as u64;
         for (place, section) in sections.iter_mut().zip(SnapshotSection::ALL) {
             let at = cursor.offset();
             let wrong = |problem| DecodeError::new("section table", at, problem);
@@ -143,9 +144,18 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
             if self.length_of(section).is_some_and(|wanted| wanted != u128::from(length)) {
                 return Err(wrong("the section is not as long as the counts say"));
             }
-            let end = offset.checked_add(length).filter(|end| *end <= all.len() as u64);
-            let end = end.ok_or(wrong("the section lies outside of the snapshot"))?;
-            *place = (offset as usize..end as usize, crc);
+            if offset != next {
+                return Err(wrong("the section is not where the one before it ends"));
+            }
+            let end = offset.checked_add(length);
+            let behind = end.and_then(|end| end.checked_add(snapshot_padding(length) as u64));
+            let behind = behind.filter(|behind| *behind <= all.len() as u64);
+            next = behind.ok_or(wrong("the section lies outside of the snapshot"))?;
+            *place = (offset as usize..end.unwrap_or(offset) as usize, crc);
+        }
+        if next != all.len() as u64 {
+            let at = SNAPSHOT_PRELUDE_LEN;
+            return Err(DecodeError::new("section table", at, "bytes follow the last section"));
         }
         Ok(sections)
     }
@@ -177,6 +187,20 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
     pub(super) fn section(&self, section: SnapshotSection) -> &[u8] {
         let place = self.sections.get(section.place()).map(|(place, _)| place.clone());
         self.bytes.as_ref().get(place.unwrap_or_default()).unwrap_or_default()
+    }
+
+    /// What lies between a section and the next one; before the first, behind the table.
+    pub(super) fn padding(&self, section: Option<SnapshotSection>) -> &[u8] {
+        let bytes = self.bytes.as_ref();
+        let Some(section) = section else {
+            let rows = SNAPSHOT_SECTION_LEN.saturating_mul(SnapshotSection::ALL.len());
+            return bytes
+                .get(SNAPSHOT_PRELUDE_LEN.saturating_add(rows)..HEAD_LEN)
+                .unwrap_or_default();
+        };
+        let end = self.sections.get(section.place()).map_or(0, |(place, _)| place.end);
+        let padding = snapshot_padding(self.section(section).len() as u64);
+        bytes.get(end..end.saturating_add(padding)).unwrap_or_default()
     }
 
     pub(super) fn checksum(&self, section: SnapshotSection) -> Crc32c {

@@ -3,7 +3,7 @@
 use crate::checksum::Crc32c;
 use crate::layout::round_up;
 
-use super::layout::{SNAPSHOT_ALIGNMENT, SNAPSHOT_PRELUDE_LEN, SNAPSHOT_SECTION_LEN};
+use crate::layout::{SNAPSHOT_ALIGNMENT, SNAPSHOT_PRELUDE_LEN, SNAPSHOT_SECTION_LEN};
 
 /// A part of a snapshot. They stand in this order, and their numbers are those of docs/FORMAT.md.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

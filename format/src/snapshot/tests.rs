@@ -230,7 +230,7 @@ proptest! {
 
 /// Gives damaged bytes checksums and a length that hold.
 fn mend(bytes: &mut [u8]) {
-    use super::layout::{SNAPSHOT_CHECKSUM_OFFSET, SNAPSHOT_PRELUDE_LEN};
+    use crate::layout::{SNAPSHOT_CHECKSUM_OFFSET, SNAPSHOT_PRELUDE_LEN};
     let length = (bytes.len() as u64).to_le_bytes();
     let Some(place) = bytes.get_mut(64..72) else { return };
     place.copy_from_slice(&length);

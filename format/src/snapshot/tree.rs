@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use super::layout::{SNAPSHOT_DIRECTORY_LEN, SNAPSHOT_RUN_LEN};
+use crate::layout::{SNAPSHOT_DIRECTORY_LEN, SNAPSHOT_RUN_LEN};
 
 /// Collects directories while files are written. Memory goes with directories and runs.
 #[derive(Debug)]

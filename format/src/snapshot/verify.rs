@@ -1,14 +1,15 @@
 //! Checks all of a snapshot: before it is trusted that came from somewhere else.
 
 use crate::checksum::Crc32c;
+use crate::decode::is_zero;
 use crate::error::DecodeError;
 use crate::path::check;
 
-use super::layout::{SNAPSHOT_BUCKET_FILES, SNAPSHOT_BUCKET_LEN};
 use super::list::Names;
 use super::names::wrong;
 use super::read::Snapshot;
 use super::section::SnapshotSection;
+use crate::layout::{SNAPSHOT_BUCKET_FILES, SNAPSHOT_BUCKET_LEN};
 
 impl<B: AsRef<[u8]>> Snapshot<B> {
     /// Checks every byte: the sections' checksums, and that they agree with each other. What passes
@@ -29,6 +30,10 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
     /// # Errors
     /// The first section that is damaged.
     pub fn verify_checksums(&self) -> Result<(), DecodeError> {
+        let gaps = SnapshotSection::ALL.into_iter().map(Some).chain([None]);
+        if !gaps.into_iter().all(|section| is_zero(self.padding(section))) {
+            return Err(DecodeError::new("snapshot padding", 0, "must be zero"));
+        }
         for section in SnapshotSection::ALL {
             if Crc32c::of(self.section(section)) != self.checksum(section) {
                 let at = section as usize;

@@ -17,13 +17,13 @@ use crate::version::Version;
 
 use super::columns::{Columns, Observed, Row};
 use super::index::IndexWriter;
-use super::layout::{
-    SNAPSHOT_CHECKSUM_OFFSET, SNAPSHOT_PRELUDE_LEN, SNAPSHOT_RECORD_PAD, SNAPSHOT_SECTION_LEN,
-};
 use super::names::NameWriter;
 use super::section::{Extent, HEAD_LEN, SnapshotSection, snapshot_padding};
 use super::tree::TreeWriter;
 use crate::checksum::Crc32c;
+use crate::layout::{
+    SNAPSHOT_CHECKSUM_OFFSET, SNAPSHOT_PRELUDE_LEN, SNAPSHOT_RECORD_PAD, SNAPSHOT_SECTION_LEN,
+};
 
 /// What a snapshot is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use dl_format::layout::HEADER_MAX;
+use dl_format::snapshot::Snapshot;
 use dl_format::{Header, IdentityRecord, NameRecord, Verified};
 
 use crate::build::{chunk_of, committed};
@@ -14,6 +15,8 @@ fn check(name: &str, bytes: &[u8]) -> Result<(), dl_format::DecodeError> {
         NameRecord::decode(bytes).map(|_| ())
     } else if name.starts_with("identity") {
         IdentityRecord::decode(bytes).map(|_| ())
+    } else if name.starts_with("snapshot") {
+        Snapshot::open(bytes).and_then(|snapshot| snapshot.verify())
     } else {
         Verified::check(bytes.to_vec()).map(|_| ())
     }

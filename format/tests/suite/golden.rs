@@ -76,6 +76,15 @@ fn name(state: NameState) -> Vec<u8> {
     NameRecord { state, dataset: DATASET, shape, created: Stamp::new(STAMP) }.encode()
 }
 
+/// Of the dataset that the committed golden files are.
+fn snapshot() -> Vec<u8> {
+    let tombstone = encode_tombstone(DATASET, id(5), &deletions()).expect("they fit");
+    let objects = [chunk(), rewritten(), large_file().1, tombstone];
+    let stamps = [STAMP, STAMP + 1, STAMP + 2, STAMP + 3];
+    let objects = objects.into_iter().zip(stamps).map(|(object, stamp)| committed(object, stamp).0);
+    crate::snapshot::of(&objects.collect::<Vec<_>>())
+}
+
 /// Every golden file with the bytes that today's code gives it.
 pub(crate) fn files() -> Vec<(&'static str, Vec<u8>)> {
     let (part, tail) = large_file();
@@ -92,6 +101,7 @@ pub(crate) fn files() -> Vec<(&'static str, Vec<u8>)> {
         ("name-live.bin", name(NameState::Live)),
         ("rewritten.bin", rewritten()),
         ("rewritten-committed.bin", stored(rewritten())),
+        ("snapshot.bin", snapshot()),
         ("tombstone.bin", tombstone.clone()),
         ("tombstone-committed.bin", stored(tombstone)),
     ]
@@ -99,8 +109,9 @@ pub(crate) fn files() -> Vec<(&'static str, Vec<u8>)> {
 
 /// Those of [`files`] that are objects of a dataset.
 pub(crate) fn objects() -> Vec<(&'static str, Vec<u8>)> {
-    let is_record = |name: &str| name.starts_with("name") || name.starts_with("identity");
-    files().into_iter().filter(|(name, _)| !is_record(name)).collect()
+    let is_other =
+        |name: &str| ["name", "identity", "snapshot"].iter().any(|of| name.starts_with(of));
+    files().into_iter().filter(|(name, _)| !is_other(name)).collect()
 }
 
 fn folder() -> PathBuf {

@@ -11,3 +11,4 @@ mod golden;
 mod model;
 mod mutation;
 mod round_trip;
+mod snapshot;
