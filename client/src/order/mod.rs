@@ -235,7 +235,7 @@ impl Order {
 
     /// What each node of the last stage has left to read.
     fn spans(total: u64, stages: &[Stage]) -> Vec<Intervals> {
-        let mut left = vec![Intervals::from_iter([0..total])];
+        let mut left = vec![Intervals::from_iter(std::iter::once(0..total))];
         for stage in stages {
             let sequence = Intervals::from_iter(left.iter().flat_map(Intervals::iter));
             left = cut(&sequence, stage.nodes());

@@ -1,3 +1,5 @@
+//! Orders beside a plain reading of docs/ORDER.md, for random datasets, settings and tokens.
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;

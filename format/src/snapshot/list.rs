@@ -77,7 +77,7 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
     pub fn names(&self, numbers: Range<u32>) -> Result<Names<'_, B>, DecodeError> {
         let end = numbers.end.min(self.files());
         let start = numbers.start.min(end);
-        let first = start as usize / SNAPSHOT_BLOCK_FILES * SNAPSHOT_BLOCK_FILES;
+        let first = (start as usize).saturating_sub(start as usize % SNAPSHOT_BLOCK_FILES);
         let block = BlockReader::new(&[]);
         let next = u32::try_from(first).unwrap_or(start);
         let mut names = Names { snapshot: self, block, next, end, path: Vec::new() };

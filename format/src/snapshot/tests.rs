@@ -1,3 +1,5 @@
+//! Snapshots beside the files that went into them, and beside damage.
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
@@ -72,11 +74,11 @@ fn chunks(paths: &[Vec<Vec<u8>>], seed: u64) -> Chunks {
             let draw = seed.wrapping_mul(u64::from(entry) + 1);
             let moved = EntryVersion { stamp: Stamp::new(1 + draw % 5), ..holder };
             let record = FileRecord {
-                version: if draw % 3 == 0 { moved } else { holder },
+                version: if draw.is_multiple_of(3) { moved } else { holder },
                 holder,
                 attributes: Attributes {
-                    mode: if seed % 2 == 0 { 0o644 } else { (draw % 0o777) as u16 },
-                    mtime: (draw as i64).wrapping_mul(if seed % 5 == 0 {
+                    mode: if seed.is_multiple_of(2) { 0o644 } else { (draw % 0o777) as u16 },
+                    mtime: (draw as i64).wrapping_mul(if seed.is_multiple_of(5) {
                         1_000_000_000
                     } else {
                         1
@@ -272,9 +274,7 @@ fn files_with_names_like_those_of_imagenet_take_less_than_40_bytes_each() {
     let (mut number, mut left) = (0_u32, 30_000_u32);
     while left > 0 {
         let count = left.min(1_000);
-        let mut id = [0; 16];
-        id[..4].copy_from_slice(&number.to_be_bytes());
-        let id = ChunkId::from_bytes(id);
+        let id = ChunkId::from_bytes([(number / 1_000) as u8; 16]);
         let stamp = Stamp::new(1_000_000 + u64::from(number));
         let files = (0..count).map(|entry| {
             let file = u64::from(number + entry);

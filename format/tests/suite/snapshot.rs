@@ -65,7 +65,7 @@ const PATHS: [&[u8]; 8] = [b"a", b"a/b", b"a/b/c", b"b", b"b/1", b"b/2", b"c-d/e
 proptest! {
     #![proptest_config(cases())]
 
-    /// Keeps I2: whatever was overwritten, and a folder that hides a file.
+    /// Whatever was overwritten, and also where a folder hides a file.
     #[test]
     fn a_snapshot_holds_the_live_files_of_the_fold_and_no_others(
         chunks in prop::collection::vec(prop::collection::vec(0..PATHS.len(), 1..6), 1..6),

@@ -1,3 +1,5 @@
+//! Reading names, and what a start costs when many were used before.
+
 use super::*;
 
 #[test]

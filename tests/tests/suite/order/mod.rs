@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use dl_tests::{Dice, workspace};
+use dl_tests::dice::Dice;
+use dl_tests::workspace;
 use libdiesel::{Cursor, Order, OrderError, OrderSettings, Partition, Selection, Stage, Tail};
 use serde_json::{Value, json};
 
@@ -106,7 +107,7 @@ fn cases(dice: &Dice, count: usize) -> Vec<Case> {
 #[test]
 fn a_program_written_from_the_document_alone_gives_the_same_order() -> Result<()> {
     let cases = cases(&Dice::new(20), 600);
-    let script = workspace::root()?.join("tests/order/order.py");
+    let script = workspace::root().join("tests/order/order.py");
     let mut python = Command::new("python3");
     python.arg(script).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut python = python.spawn().context("run python3, of Debian's package python3")?;
@@ -126,16 +127,16 @@ fn a_program_written_from_the_document_alone_gives_the_same_order() -> Result<()
     Ok(())
 }
 
-/// Written once with `DIESEL_BLESS=1`; a difference means another order version.
+/// Written once with `DIESEL_WRITE_GOLDEN=1`; a difference means another order version.
 #[test]
 fn the_order_of_version_1_never_changes() -> Result<()> {
-    let path = workspace::root()?.join("tests/order/vectors.jsonl");
+    let path = workspace::root().join("tests/order/vectors.jsonl");
     let mut lines = String::new();
     for case in cases(&Dice::new(1), 40) {
         let line = json!({ "case": case.json(), "ranks": case.ranks()? });
         lines.push_str(&format!("{line}\n"));
     }
-    if std::env::var_os("DIESEL_BLESS").is_some() {
+    if std::env::var_os("DIESEL_WRITE_GOLDEN").is_some() {
         std::fs::write(&path, &lines)?;
     }
     let vectors = std::fs::read_to_string(&path).context("read the vectors")?;

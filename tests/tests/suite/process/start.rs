@@ -209,11 +209,11 @@ fn a_server_whose_log_nobody_reads_serves_and_ends_on_sigterm() -> Result<()> {
     let mut command = server_command()?;
     command.args(["--listen", "127.0.0.1:0", "--log", "debug", "--data"]);
     command.arg(scene.path().join("data"));
-    command.stdout(std::fs::File::create(&said)?).stderr(writer);
+    command.stdout(fs::File::create(&said)?).stderr(writer);
     let mut server = Process::start(&mut command)?;
     let until = clock().monotonic() + Duration::from_secs(20);
     let address = loop {
-        let said = std::fs::read_to_string(&said)?;
+        let said = fs::read_to_string(&said)?;
         let listening = said.lines().find_map(|line| line.strip_prefix("listening on "));
         if let Some(address) = listening {
             break address.to_owned();
