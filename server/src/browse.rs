@@ -57,7 +57,7 @@ fn item(found: Found) -> StatItem {
 /// Sends pages through `replies` until the listing ends.
 pub(crate) async fn list(
     parts: &Parts,
-    lookups: &Budget,
+    listings: &Budget,
     request: ListRequest,
     replies: mpsc::Sender<Reply<Page>>,
 ) -> Result<(), Error> {
@@ -65,7 +65,7 @@ pub(crate) async fn list(
     catalog::by_id(parts, dataset).await?;
     let mut query = ListQuery { dir, recursive, after, limit: PAGE_ENTRIES, bytes: PAGE_BYTES };
     loop {
-        let room = lookups.take(PAGE_COST, parts).await?;
+        let room = listings.take(PAGE_COST, parts).await?;
         let page = parts.meta.list(dataset, &query).await;
         let page = page.map_err(|error| Error::meta("list dataset", dataset, error))?;
         if page.is_empty() && query.after.is_none() && !query.dir.is_root() {

@@ -33,8 +33,11 @@ use crate::{browse, catalog, commit, purge, read, recover, verify};
 /// Answer messages that wait for the connection: one that is sent, one that is ready.
 const REPLIES_AHEAD: usize = 2;
 
-/// Bytes of paths, rows and listings that are looked up or sent.
+/// Bytes of paths and rows that are looked up, or are read next.
 const LOOKUP_BYTES: u32 = 32 << 20;
+
+/// Bytes of listings on their way. Apart, for who lists may stop to read what was listed.
+const LISTING_BYTES: u32 = 32 << 20;
 
 /// Memory for an object that is received, at least: below it, sizes don't matter.
 const BUFFER_LENGTH_MIN: usize = 64 << 10;
@@ -53,6 +56,7 @@ pub(crate) struct Service {
     buffers: Arc<Buffers>,
     reads: Budget,
     lookups: Budget,
+    listings: Budget,
 }
 
 impl Service {
@@ -64,6 +68,7 @@ impl Service {
             buffers: Arc::default(),
             reads: Budget::new(parts.limits.read_bytes, "read files"),
             lookups: Budget::new(LOOKUP_BYTES, "look files up"),
+            listings: Budget::new(LISTING_BYTES, "list files"),
             parts,
         }
     }
@@ -291,8 +296,8 @@ impl Diesel for Service {
         let request = ListRequest::try_from(request.into_inner()).map_err(invalid)?;
         self.gate.by_id(&admitted, request.dataset).await?;
         let (replies, pages) = mpsc::channel(REPLIES_AHEAD);
-        let Self { parts, lookups, .. } = self.clone();
-        let work = async move { browse::list(&parts, &lookups, request, replies).await };
+        let Self { parts, listings, .. } = self.clone();
+        let work = async move { browse::list(&parts, &listings, request, replies).await };
         let mut taken = None;
         let to_wire = move |Page { entries, room }: Page| {
             taken.replace(room);
