@@ -1,6 +1,7 @@
 //! Domain types of the requests and answers, and the checked way to and from the wire.
 
 use bytes::Bytes;
+use dl_format::layout::CHUNK_SIZE_MAX;
 use dl_format::{
     Attributes, ChunkId, ChunkShape, Crc32c, DatasetId, DatasetName, Deletions, DirPath, EntrySet,
     EntryVersion, FilePath, FileRecord, Stamp, Version,
@@ -498,6 +499,10 @@ fn file_from_wire(wire: &pb::File) -> Result<FileRecord, WireError> {
         },
     };
     let mode = u16::try_from(wire.mode).map_err(|why| WireError::invalid("mode", why))?;
+    let end = u64::from(wire.offset) + u64::from(wire.stored);
+    if end > u64::from(CHUNK_SIZE_MAX) || u64::from(wire.stored) > wire.length {
+        return Err(WireError::invalid("file", "it lies outside of what a chunk can hold"));
+    }
     Ok(FileRecord {
         version,
         holder,

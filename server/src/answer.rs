@@ -56,20 +56,19 @@ pub(crate) async fn hand_over<T>(
     }
 }
 
-/// Answers as messages come from `work`, which is a task of its own. `to_wire` is called for a
-/// message when the connection has taken the one before it.
+/// Answers as messages come from `work`, which is a task of its own.
 pub(crate) async fn answer<T: Send + 'static, W: Send + 'static>(
     parts: &Parts,
     work: impl Future<Output = Result<(), Error>> + Send + 'static,
     replies: mpsc::Receiver<Reply<T>>,
-    mut to_wire: impl FnMut(T) -> W + Send + 'static,
+    to_wire: impl Fn(T) -> W + Send + 'static,
 ) -> Result<Response<Replies<W>>, Status> {
     let state = Answer { work: Some(tokio::spawn(work.in_current_span())), replies };
     let messages = stream::unfold(state, |mut state| async move {
         let message = state.next().await?;
         Some((message, state))
     });
-    let mut messages = Box::pin(messages.map(move |message| message.map(&mut to_wire)));
+    let mut messages = Box::pin(messages.map(move |message| message.map(&to_wire)));
     let first = tokio::select! {
         biased;
         first = messages.next() => first,

@@ -22,13 +22,6 @@ const ENTRY_BYTES: u64 = 256;
 /// What a page takes at most: the last path may be a long one.
 const PAGE_COST: u64 = PAGE_ENTRIES as u64 * ENTRY_BYTES + PAGE_BYTES as u64 + PATH_MAX as u64;
 
-/// A page of a listing, counted until the connection has taken it.
-#[derive(Debug)]
-pub(crate) struct Page {
-    pub(crate) entries: Vec<ListEntry>,
-    pub(crate) room: OwnedSemaphorePermit,
-}
-
 /// Room for looking up so many paths, to be held until the answer is made.
 pub(crate) async fn room(
     parts: &Parts,
@@ -59,13 +52,13 @@ pub(crate) async fn list(
     parts: &Parts,
     listings: &Budget,
     request: ListRequest,
-    replies: mpsc::Sender<Reply<Page>>,
+    replies: mpsc::Sender<Reply<Vec<ListEntry>>>,
 ) -> Result<(), Error> {
     let ListRequest { dataset, dir, recursive, after, names_only } = request;
     catalog::by_id(parts, dataset).await?;
     let mut query = ListQuery { dir, recursive, after, limit: PAGE_ENTRIES, bytes: PAGE_BYTES };
     loop {
-        let room = listings.take(PAGE_COST, parts).await?;
+        let _room = listings.take(PAGE_COST, parts).await?;
         let page = parts.meta.list(dataset, &query).await;
         let page = page.map_err(|error| Error::meta("list dataset", dataset, error))?;
         if page.is_empty() && query.after.is_none() && !query.dir.is_root() {
@@ -79,11 +72,11 @@ pub(crate) async fn list(
             }
             dl_meta::ListEntry::Folder(path) => ListEntry::Folder(path),
         });
-        let page = Page { entries: entries.collect(), room };
+        let entries = entries.collect();
         if is_last {
-            return hand_over(parts, &replies, Reply::Last(page)).await;
+            return hand_over(parts, &replies, Reply::Last(entries)).await;
         }
-        hand_over(parts, &replies, Reply::More(page)).await?;
+        hand_over(parts, &replies, Reply::More(entries)).await?;
     }
 }
 

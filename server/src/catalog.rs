@@ -307,7 +307,9 @@ pub(crate) async fn finish_deletions(parts: &Parts) -> Result<(), Error> {
             continue;
         }
         match names::newest(parts, &name).await {
-            Ok(Some(named)) if named.record.dataset == id => {
+            Ok(Some(named))
+                if named.record.dataset == id && named.record.state == NameState::Live =>
+            {
                 index(parts, &name, named, DatasetState::Live).await?;
             }
             Ok(_) => {}

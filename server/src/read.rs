@@ -12,7 +12,7 @@ use dl_format::{ChunkId, DatasetId, Extent, FileRecord, ObjectKind, layout::PAGE
 use dl_meta::Found;
 use dl_proto::{Kind, REPLY_BYTES, ReadItem, ReadPiece, ReadRequest, ReadSource};
 use dl_store::Key;
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::mpsc;
 
 use crate::answer::{Reply, hand_over};
 use crate::catalog;
@@ -29,15 +29,8 @@ const WAVE_BYTES: u64 = 4 << 20;
 /// Ranges that one wave reads at most, for files of a few bytes.
 const WAVE_RANGES: usize = 4_096;
 
-/// Answers to items, or parts of them.
-type Pieces = Vec<ReadPiece>;
-
-/// Pieces on their way to the client, counted until the connection has taken them.
-#[derive(Debug)]
-pub(crate) struct Sent {
-    pub(crate) pieces: Vec<ReadPiece>,
-    pub(crate) room: Option<Arc<OwnedSemaphorePermit>>,
-}
+/// Reads are done; pieces are on their way to the client.
+pub(crate) type Pieces = Vec<ReadPiece>;
 
 /// A run of bytes of one item, inside one object.
 #[derive(Debug)]
@@ -57,7 +50,7 @@ pub(crate) async fn read(
     executor: &Executor,
     budget: &Budget,
     request: ReadRequest,
-    replies: mpsc::Sender<Reply<Sent>>,
+    replies: mpsc::Sender<Reply<Pieces>>,
 ) -> Result<(), Error> {
     let ReadRequest { dataset, items } = request;
     catalog::by_id(parts, dataset).await?;
@@ -65,12 +58,13 @@ pub(crate) async fn read(
     let mut again = Again::new(items.iter());
     let (segments, done) = plan(parts, dataset, items).await?;
     let mut segments = VecDeque::from(segments);
-    send(parts, &replies, None, done, segments.is_empty()).await?;
+    send(parts, &replies, done, segments.is_empty()).await?;
     let mut failed = HashSet::new();
     while !segments.is_empty() {
         let wave = next_wave(&mut segments);
         let bytes = wave.iter().map(|segment| segment.span.end - segment.span.start).sum();
-        let room = Arc::new(budget.take(bytes, parts).await?);
+        // Not until the client has them: it asks for the next wave only when it has this one.
+        let _room = budget.take(bytes, parts).await?;
         let wanted: Vec<_> =
             wave.iter().map(|segment| (segment.key.clone(), segment.span)).collect();
         let bodies = executor.read(&wanted).await;
@@ -107,7 +101,7 @@ pub(crate) async fn read(
             pieces.extend(done);
         }
         pieces.iter().filter(|piece| !piece.last).for_each(|piece| again.began(piece.item));
-        send(parts, &replies, Some(room), pieces, segments.is_empty()).await?;
+        send(parts, &replies, pieces, segments.is_empty()).await?;
     }
     Ok(())
 }
@@ -115,15 +109,13 @@ pub(crate) async fn read(
 /// Sends pieces in messages of a bounded size; the last ones end the answer.
 async fn send(
     parts: &Parts,
-    replies: &mpsc::Sender<Reply<Sent>>,
-    room: Option<Arc<OwnedSemaphorePermit>>,
+    replies: &mpsc::Sender<Reply<Pieces>>,
     pieces: Pieces,
     are_last: bool,
 ) -> Result<(), Error> {
     let mut messages = in_replies(pieces).into_iter().peekable();
-    while let Some(pieces) = messages.next() {
+    while let Some(message) = messages.next() {
         let is_last = are_last && messages.peek().is_none();
-        let message = Sent { pieces, room: room.clone() };
         let reply = if is_last { Reply::Last(message) } else { Reply::More(message) };
         hand_over(parts, replies, reply).await?;
     }

@@ -18,14 +18,12 @@ use tonic::{Request, Response, Status, Streaming};
 use tracing::Instrument;
 
 use crate::answer::{Replies, answer};
-use crate::browse::Page;
 use crate::error::Error;
 use crate::executor::Executor;
 use crate::gate::Gate;
 use crate::guard::Admitted;
 use crate::metrics::Gauges;
 use crate::parts::{Budget, Parts};
-use crate::read::Sent;
 use crate::shown::Shown;
 use crate::unread::Intake;
 use crate::{browse, catalog, commit, purge, read, recover, verify};
@@ -33,7 +31,7 @@ use crate::{browse, catalog, commit, purge, read, recover, verify};
 /// Answer messages that wait for the connection: one that is sent, one that is ready.
 const REPLIES_AHEAD: usize = 2;
 
-/// Bytes of paths and rows that are looked up, or are read next.
+/// Bytes of paths and rows that are looked up.
 const LOOKUP_BYTES: u32 = 32 << 20;
 
 /// Bytes of listings on their way. Apart, for who lists may stop to read what was listed.
@@ -260,15 +258,10 @@ impl Diesel for Service {
         let request = ReadRequest::try_from(request.into_inner()).map_err(invalid)?;
         self.gate.by_id(&admitted, request.dataset).await?;
         let (replies, pieces) = mpsc::channel(REPLIES_AHEAD);
-        let Self { parts, executor, reads, lookups, .. } = self.clone();
-        let work = async move {
-            let _room = browse::room(&parts, &lookups, request.items.len()).await?;
-            read::read(&parts, &executor, &reads, request, replies).await
-        };
-        let mut taken = None;
-        let to_wire = move |Sent { pieces, room }: Sent| {
-            taken.replace(room);
-            pb::ReadReply { pieces: pieces.into_iter().map(Into::into).collect() }
+        let Self { parts, executor, reads, .. } = self.clone();
+        let work = async move { read::read(&parts, &executor, &reads, request, replies).await };
+        let to_wire = |pieces: read::Pieces| pb::ReadReply {
+            pieces: pieces.into_iter().map(Into::into).collect(),
         };
         answer(&self.parts, work, pieces, to_wire).await
     }
@@ -298,10 +291,8 @@ impl Diesel for Service {
         let (replies, pages) = mpsc::channel(REPLIES_AHEAD);
         let Self { parts, listings, .. } = self.clone();
         let work = async move { browse::list(&parts, &listings, request, replies).await };
-        let mut taken = None;
-        let to_wire = move |Page { entries, room }: Page| {
-            taken.replace(room);
-            pb::ListReply { entries: entries.into_iter().map(Into::into).collect() }
+        let to_wire = |page: Vec<dl_proto::ListEntry>| pb::ListReply {
+            entries: page.into_iter().map(Into::into).collect(),
         };
         answer(&self.parts, work, pages, to_wire).await
     }

@@ -153,9 +153,10 @@ fn an_interrupted_put_prints_its_last_line_also_in_the_middle_of_a_huge_file() -
 #[test]
 fn an_interrupted_put_prints_its_last_line_also_when_the_server_hangs() -> Result<()> {
     let mut scene = Scene::new()?;
-    for number in 0..400 {
-        scene.write(&format!("{number:03}"), "")?;
-        std::fs::File::create(scene.path(&format!("src/{number:03}")))?.set_len(3 << 20)?;
+    // More than can be put before it is interrupted; holes, which take no room here.
+    for number in 0..4_000 {
+        scene.write(&format!("{number:04}"), "")?;
+        std::fs::File::create(scene.path(&format!("src/{number:04}")))?.set_len(3 << 20)?;
     }
     let id = scene.server.process().id();
     let pid = rustix::process::Pid::from_raw(id.try_into()?).context("a process has an id")?;

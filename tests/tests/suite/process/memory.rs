@@ -226,3 +226,27 @@ fn heavy_thirty_writers_at_once_get_on_and_take_less_than_256_mib() -> Result<()
     ensure!(failed.is_none(), "they waited for each other: {failed:?}");
     check_server("server", &mut server)
 }
+
+/// Keeps S-16 and S-10: more readers than have memory for what they read next get on all the same.
+#[test]
+fn heavy_twenty_four_readers_at_once_get_on_and_take_less_than_256_mib() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let file = scene.path().join("zeros");
+    fs::File::create(&file)?.set_len(24 << 20)?;
+    let mut server = Server::start(&scene.path().join("data"))?;
+    run(server.dlcmd()?.arg("put").arg(&file).arg("dl://ds"))?.code(0)?;
+    let read = |_| -> Result<Command> {
+        let mut command = server.dlcmd()?;
+        command.args(["cat", "dl://ds/zeros"]);
+        Ok(command)
+    };
+    let reads = (0..24).map(read).collect::<Result<_>>()?;
+    let clock = clock();
+    let began = clock.monotonic();
+    at_once("cat at once", reads)?;
+    let took = clock.monotonic().saturating_sub(began);
+    tell(format_args!("24 reads of 24 MiB took {took:?}"));
+    // A request that gets nowhere is given up after 30 seconds.
+    ensure!(took < Duration::from_secs(25), "they waited for each other: {took:?}");
+    check_server("server", &mut server)
+}
