@@ -118,15 +118,6 @@ impl Cursor {
         (self.next, self.stop) = (0, 0);
     }
 
-    /// The group of the next file as pieces of chunks, in shuffled order: each the chunk's number,
-    /// and how many of its files are in the group. None at the end.
-    pub fn group(&self) -> Option<Vec<(u32, u64)>> {
-        let (place, _) = self.place()?;
-        let group = self.order.group_at(place);
-        let pieces = self.order.pieces(&group);
-        Some(pieces.map(|(chunk, places)| (chunk, places.end - places.start)).collect())
-    }
-
     /// The place of the next file, and how many of this cursor's follow in one piece, itself
     /// included.
     fn place(&self) -> Option<(u64, u64)> {

@@ -39,17 +39,6 @@ impl Selection {
         Ok(selection)
     }
 
-    /// Files whose numbers lie in one of the ranges.
-    ///
-    /// # Errors
-    /// [`OrderError::File`] for a number that no file has.
-    pub fn of_ranges(
-        files: u32,
-        ranges: impl IntoIterator<Item = Range<u32>>,
-    ) -> Result<Self, OrderError> {
-        Self::of(files, ranges.into_iter().flatten())
-    }
-
     /// How many files the snapshot has.
     pub fn files(&self) -> u32 {
         self.files

@@ -146,8 +146,7 @@ impl SnapshotWriter {
             attributes: record.attributes,
             origin,
         };
-        let [chunks, records, blocks, names, ..] = &mut self.pending;
-        let _ = chunks;
+        let [_, records, blocks, names, ..] = &mut self.pending;
         self.columns.encode(&row, records);
         self.names.push(file.path.as_bytes(), names, blocks);
         for extent in &file.extents {

@@ -1,6 +1,7 @@
 //! Purges beside writers, deletes and each other, through two servers.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -10,7 +11,6 @@ use dl_runtime::{Clock, ManualClock};
 use dl_store::Store;
 use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
-use dl_tests::tell;
 use dl_tests::wire::Wire;
 
 use super::scene::{
@@ -20,14 +20,23 @@ use super::scene::{
 /// How much faster time goes by: a purge of less than a second and a half acts on what it saw in
 /// less than five minutes.
 const FASTER: u32 = 200;
+/// Objects that the purges remove at least while others write.
+const REMOVED: u64 = 10;
 const PAUSE: Duration = Duration::from_millis(30);
 
 /// One of several writers: only it writes below its folder.
-async fn write(client: Wire, clock: Arc<ManualClock>, origin: u8) -> Result<Writer> {
+async fn write(
+    client: Wire,
+    clock: Arc<ManualClock>,
+    origin: u8,
+    removed: Arc<AtomicU64>,
+) -> Result<Writer> {
     let dice = Dice::new(u64::from(origin));
     let mut writer = Writer::create(&client, origin).await?;
     let (until, mut step) = (clock.now() + HOUR + HOUR / 6, 0);
-    while clock.now() < until {
+    // On a busy machine the purges need longer before there is something to compare.
+    let is_enough = || removed.load(Ordering::Relaxed) > REMOVED;
+    while clock.now() < until || (!is_enough() && clock.now() < until + 3 * HOUR) {
         step += 1;
         let count = 1 + dice.below(8);
         let files: Vec<_> = (0..count)
@@ -50,15 +59,14 @@ async fn write(client: Wire, clock: Arc<ManualClock>, origin: u8) -> Result<Writ
     Ok(writer)
 }
 
-async fn purge(client: Wire, writers: Arc<()>) -> Result<u64> {
-    let mut removed = 0;
+async fn purge(client: Wire, writers: Arc<()>, removed: Arc<AtomicU64>) -> Result<()> {
     while Arc::strong_count(&writers) > 3 {
         let done = client.purge(NAME, Duration::ZERO).await?;
         ensure!(done.problems.is_empty(), "{done:?}");
-        removed += done.removed;
+        removed.fetch_add(done.removed, Ordering::Relaxed);
         clock().sleep(PAUSE).await;
     }
-    Ok(removed)
+    Ok(())
 }
 
 /// Time goes by for ids and stamps, so many times faster, and not for whoever waits.
@@ -78,13 +86,16 @@ async fn beside_each_other(store: &Arc<dyn Store>, meta: &Arc<dyn MetaStore>) ->
     let passing = tokio::spawn(pass(Arc::clone(&time)));
     // Held by both purges and by whoever still writes.
     let running = Arc::new(());
-    let purges =
-        [&first, &second].map(|client| tokio::spawn(purge(client.clone(), Arc::clone(&running))));
+    let removed = Arc::new(AtomicU64::new(0));
+    let purges = [&first, &second].map(|client| {
+        tokio::spawn(purge(client.clone(), Arc::clone(&running), Arc::clone(&removed)))
+    });
     let writers = [&first, &second].into_iter().zip([1u8, 2]).map(|(client, origin)| {
         let (client, time, running) = (client.clone(), Arc::clone(&time), Arc::clone(&running));
+        let removed = Arc::clone(&removed);
         tokio::spawn(async move {
             let _running = running;
-            write(client, time, origin).await
+            write(client, time, origin, removed).await
         })
     });
     let mut all: Option<Writer> = None;
@@ -96,12 +107,12 @@ async fn beside_each_other(store: &Arc<dyn Store>, meta: &Arc<dyn MetaStore>) ->
         }
     }
     let writer = all.context("nobody wrote")?;
-    let mut removed = 0;
     for purge in purges {
-        removed += purge.await??;
+        purge.await??;
     }
     passing.abort();
-    tell(format_args!("{removed} objects were removed beside the writers"));
+    let removed = removed.load(Ordering::Relaxed);
+    ensure!(removed > REMOVED, "only {removed} were removed beside the writers");
     // What one purge was about to remove the other one may have found and adopted: the next one
     // sees that it is gone.
     check_files(store, &second, &time, &writer).await.context("when all is quiet")?;
