@@ -1,18 +1,35 @@
 //! How messages become bytes: protobuf, in memory that is taken once.
 //!
 //! Must hold: the bytes are those of any other protobuf codec. Growing a buffer step by step to
-//! the size of a message of a mebibyte copies it once more than sending it does.
+//! the size of a message of a mebibyte copies it once more than sending it does. A message takes no
+//! more memory than some times its bytes: one of very many empty fields is refused.
 
 use std::marker::PhantomData;
 
+use bytes::Buf;
 use prost::Message;
+use prost::encoding::decode_varint;
 use tonic::Status;
-use tonic::codec::{BufferSettings, Codec, EncodeBuf, Encoder};
+use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic_prost::{ProstCodec, ProstDecoder};
+
+use crate::limits::READ_ITEMS_MAX;
 
 /// Encodes `T` and decodes `U`.
 #[derive(Debug, Clone)]
 pub struct ProtobufCodec<T, U>(PhantomData<(T, U)>);
+
+/// Fields that a message may have, however short they are: the most that a request repeats, and what
+/// else it says.
+const FIELDS_MAX: usize = READ_ITEMS_MAX + 16;
+
+/// Bytes that each field has on average where there are more. Each takes about 150 in memory, also an
+/// empty one.
+const FIELD_BYTES_MIN: usize = 16;
+
+/// Decodes what is worth its memory.
+#[derive(Debug, Clone)]
+pub struct BoundedDecoder<U>(ProstDecoder<U>);
 
 /// Encodes into memory of the right size.
 #[derive(Debug, Clone)]
@@ -32,14 +49,14 @@ where
     type Encode = T;
     type Decode = U;
     type Encoder = SizedEncoder<T>;
-    type Decoder = ProstDecoder<U>;
+    type Decoder = BoundedDecoder<U>;
 
     fn encoder(&mut self) -> Self::Encoder {
         SizedEncoder(PhantomData)
     }
 
     fn decoder(&mut self) -> Self::Decoder {
-        ProstCodec::<T, U>::raw_decoder(BufferSettings::default())
+        BoundedDecoder(ProstCodec::<T, U>::raw_decoder(BufferSettings::default()))
     }
 }
 
@@ -50,5 +67,59 @@ impl<T: Message> Encoder for SizedEncoder<T> {
     fn encode(&mut self, message: T, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
         buffer.reserve(message.encoded_len());
         message.encode(buffer).map_err(|error| Status::internal(error.to_string()))
+    }
+}
+
+impl<U: Message + Default> Decoder for BoundedDecoder<U> {
+    type Item = U;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+        let length = buffer.remaining();
+        // The message is in one piece; of one that is not, less is looked at.
+        if length > FIELDS_MAX && fields(buffer.chunk()) > FIELDS_MAX.max(length / FIELD_BYTES_MIN)
+        {
+            return Err(Status::invalid_argument("a message of too many short fields"));
+        }
+        self.0.decode(buffer)
+    }
+}
+
+/// How many fields a message has, up to the first that makes no sense.
+fn fields(mut message: &[u8]) -> usize {
+    let mut count = 0;
+    while !message.is_empty() {
+        let Ok(key) = decode_varint(&mut message) else { break };
+        let skipped = match key & 7 {
+            0 => decode_varint(&mut message).map(|_| 0).ok(),
+            1 => Some(8),
+            2 => decode_varint(&mut message).ok(),
+            5 => Some(4),
+            _ => None,
+        };
+        let rest = skipped.and_then(|skipped| message.get(usize::try_from(skipped).ok()?..));
+        let Some(rest) = rest else { break };
+        message = rest;
+        count += 1;
+    }
+    count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pb;
+
+    #[test]
+    fn fields_are_counted_without_being_decoded() {
+        let item = pb::ReadItem { offset: 300, ..Default::default() };
+        let items = vec![item; 1_000];
+        let request = pb::ReadRequest { dataset: vec![7; 16].into(), items };
+        let mut message = request.encode_to_vec();
+        assert_eq!(fields(&message), 1_001);
+        message.truncate(message.len() - 1);
+        assert_eq!(fields(&message), 1_000);
+        assert_eq!(fields(&[]), 0);
+        assert_eq!(fields(&[0xff; 20]), 0);
     }
 }

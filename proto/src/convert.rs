@@ -140,6 +140,17 @@ pub struct ReadRequest {
     pub items: Vec<ReadItem>,
 }
 
+impl ReadRequest {
+    /// Bytes of all paths.
+    pub fn path_bytes(&self) -> usize {
+        let bytes = |item: &ReadItem| match &item.source {
+            ReadSource::Path(path) => path.as_bytes().len(),
+            ReadSource::File(_) => 0,
+        };
+        self.items.iter().map(bytes).sum()
+    }
+}
+
 /// One file, or a range of it.
 #[derive(Debug, Clone)]
 pub struct ReadItem {

@@ -17,7 +17,7 @@ mod limits;
 mod put_frames;
 mod users;
 
-pub use codec::{ProtobufCodec, SizedEncoder};
+pub use codec::{BoundedDecoder, ProtobufCodec, SizedEncoder};
 pub use convert::{
     Dataset, DeleteRequest, ListEntry, ListRequest, PutHead, ReadItem, ReadPiece, ReadRequest,
     ReadSource, RecoverProgress, RecoverRequest, StatItem, StatRequest,

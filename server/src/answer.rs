@@ -1,10 +1,12 @@
 //! Streamed answers: from the task that works on a request to its connection.
 //!
 //! Must hold: how the work ended comes last, so that a client never takes an answer that broke off
-//! for all there is; a client that takes nothing keeps no memory for long.
+//! for all there is; an answer holds the lease of its request until its stream is dropped, and
+//! what is handed to the connection holds it as well; the work for a client that takes nothing ends.
 
 use std::future::ready;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use dl_proto::Kind;
@@ -15,6 +17,7 @@ use tonic::{Response, Status};
 use tracing::Instrument;
 
 use crate::error::Error;
+use crate::lease::Lease;
 use crate::parts::Parts;
 
 /// How long an answer waits for its first message, to be sent together with it: the other end
@@ -37,7 +40,7 @@ pub(crate) enum Reply<T> {
 ///
 /// # Errors
 /// [`Kind::Cancelled`] when the client is gone, [`Kind::TimedOut`] when it takes nothing for so
-/// long that it must not keep memory any more.
+/// long that it must not keep the work waiting.
 pub(crate) async fn hand_over<T>(
     parts: &Parts,
     replies: &mpsc::Sender<Reply<T>>,
@@ -81,6 +84,25 @@ pub(crate) async fn answer<T: Send + 'static, W: Send + 'static>(
         Some(Err(status)) => Err(status),
         None => Ok(Response::new(Box::pin(stream::empty()))),
     }
+}
+
+/// The same for work whose memory is in `lease`, until all of the answer is sent.
+pub(crate) async fn answer_with<T: Send + 'static, W: Send + 'static>(
+    parts: &Parts,
+    lease: Arc<Lease>,
+    work: impl Future<Output = Result<(), Error>> + Send + 'static,
+    replies: mpsc::Receiver<Reply<T>>,
+    to_wire: impl Fn(T) -> W + Send + 'static,
+) -> Result<Response<Replies<W>>, Status> {
+    let held = Arc::clone(&lease);
+    // With its messages, and what they were made from.
+    let to_wire = move |message| {
+        let _held = &held;
+        to_wire(message)
+    };
+    let mut response = answer(parts, work, replies, to_wire).await?;
+    response.extensions_mut().insert(lease);
+    Ok(response)
 }
 
 struct Answer<T> {

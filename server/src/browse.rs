@@ -10,6 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use crate::answer::{Reply, hand_over};
 use crate::catalog;
 use crate::error::Error;
+use crate::lease::Lease;
 use crate::parts::{Budget, Parts};
 
 /// Entries of one page of a listing.
@@ -19,8 +20,24 @@ const PAGE_BYTES: usize = 128 << 10;
 
 /// What a path or an entry takes in memory beside its bytes, while it is looked up and sent.
 const ENTRY_BYTES: u64 = 256;
+
+/// Pages of a listing that are in memory at once: one that is made, one that waits, one that is
+/// sent.
+const PAGES: u64 = 3;
+
+/// While many list, pages are smaller by this.
+const SMALLER: usize = 4;
+
 /// What a page takes at most: the last path may be a long one.
-const PAGE_COST: u64 = PAGE_ENTRIES as u64 * ENTRY_BYTES + PAGE_BYTES as u64 + PATH_MAX as u64;
+const fn page_cost(entries: usize, bytes: usize) -> u64 {
+    entries as u64 * ENTRY_BYTES + bytes as u64 + PATH_MAX as u64
+}
+
+/// Memory of a listing, with usual and with small pages.
+const LIST_COSTS: [u64; 2] = [
+    PAGES * page_cost(PAGE_ENTRIES, PAGE_BYTES),
+    PAGES * page_cost(PAGE_ENTRIES / SMALLER, PAGE_BYTES / SMALLER),
+];
 
 /// Room for looking up so many paths, to be held until the answer is made.
 pub(crate) async fn room(
@@ -51,14 +68,19 @@ fn item(found: Found) -> StatItem {
 pub(crate) async fn list(
     parts: &Parts,
     listings: &Budget,
+    lease: &Lease,
     request: ListRequest,
     replies: mpsc::Sender<Reply<Vec<ListEntry>>>,
 ) -> Result<(), Error> {
     let ListRequest { dataset, dir, recursive, after, names_only } = request;
     catalog::by_id(parts, dataset).await?;
-    let mut query = ListQuery { dir, recursive, after, limit: PAGE_ENTRIES, bytes: PAGE_BYTES };
+    let is_small = lease.reserve(parts, listings, &LIST_COSTS).await? > 0;
+    let (limit, bytes) = match is_small {
+        true => (PAGE_ENTRIES / SMALLER, PAGE_BYTES / SMALLER),
+        false => (PAGE_ENTRIES, PAGE_BYTES),
+    };
+    let mut query = ListQuery { dir, recursive, after, limit, bytes };
     loop {
-        let _room = listings.take(PAGE_COST, parts).await?;
         let page = parts.meta.list(dataset, &query).await;
         let page = page.map_err(|error| Error::meta("list dataset", dataset, error))?;
         if page.is_empty() && query.after.is_none() && !query.dir.is_root() {

@@ -2,7 +2,8 @@
 //!
 //! Must hold: connections that have shown nothing yet are few and end soon; when more come, the
 //! oldest of them goes, so that whoever asks at once gets in. What they send before that is little,
-//! and what all connections have sent and nobody has taken is bounded.
+//! and what all connections have sent and nobody has taken is bounded. While memory for answers is
+//! short, a connection that leaves some of it lying for longer than patience has it is closed.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::{self, IoSlice};
@@ -19,6 +20,8 @@ use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tonic::transport::server::Connected;
 
+use crate::parts::Budget;
+use crate::stalled::{PERIODS, Waiting};
 use crate::unread::{Share, Unread};
 
 /// How long a connection may be open without a request that was let through.
@@ -44,6 +47,16 @@ pub(crate) struct Door {
     guests: Arc<Guests>,
     clock: Arc<dyn Clock>,
     has_tls: bool,
+    stalls: Stalls,
+}
+
+/// When a connection whose client takes nothing is closed.
+#[derive(Debug, Clone)]
+pub(crate) struct Stalls {
+    /// How long something may wait to be taken.
+    pub(crate) patience: Duration,
+    /// Memory that must be short for it to matter.
+    pub(crate) memory: Arc<[Budget]>,
 }
 
 /// What went through a door.
@@ -52,7 +65,7 @@ pub(crate) struct DoorCounts {
     /// Bytes that came, and that went.
     pub(crate) received: AtomicU64,
     pub(crate) sent: AtomicU64,
-    /// Connections that were closed because others came, or because they said nothing.
+    /// Connections that were closed because others came, or because they said or took nothing.
     pub(crate) closed: AtomicU64,
 }
 
@@ -83,6 +96,9 @@ pub(crate) struct Guest {
     /// Bytes that came before it was let through.
     first_bytes: u64,
     paused: Option<BoxFuture<'static, ()>>,
+    stalls: Stalls,
+    /// The end of a part of their patience.
+    turn: BoxFuture<'static, ()>,
 }
 
 /// What is known of what a connection speaks.
@@ -110,13 +126,35 @@ pub(crate) struct Ticket {
     is_known: Arc<AtomicBool>,
     peer: Option<IpAddr>,
     share: Arc<Share>,
+    waiting: Arc<Waiting>,
+}
+
+impl Stalls {
+    /// For connections whose answers take no memory to speak of.
+    pub(crate) fn never() -> Self {
+        Self { patience: Duration::from_secs(1_000_000), memory: Arc::new([]) }
+    }
+
+    fn period(&self) -> Duration {
+        self.patience / PERIODS
+    }
+
+    fn is_memory_short(&self) -> bool {
+        self.memory.iter().any(Budget::is_short)
+    }
 }
 
 impl Door {
     /// A door for at most `known_max` connections that ask things.
-    pub(crate) fn new(known_max: usize, has_tls: bool, clock: Arc<dyn Clock>) -> Self {
+    pub(crate) fn new(
+        known_max: usize,
+        has_tls: bool,
+        stalls: Stalls,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
         let (state, counts, unread) = (Mutex::default(), DoorCounts::default(), Arc::default());
-        Self { guests: Arc::new(Guests { known_max, state, counts, unread }), clock, has_tls }
+        let guests = Arc::new(Guests { known_max, state, counts, unread });
+        Self { guests, clock, has_tls, stalls }
     }
 
     /// Lets a connection in, for a while.
@@ -133,11 +171,14 @@ impl Door {
         let peer = stream.peer_addr().ok().map(|address| address.ip());
         let (guests, is_known) = (Arc::clone(&self.guests), Arc::default());
         let share = Arc::new(Share::new(Arc::clone(&guests.unread)));
-        let ticket = Ticket { guests, number, is_known, peer, share };
+        let waiting = Arc::default();
+        let ticket = Ticket { guests, number, is_known, peer, share, waiting };
         let end = End { closed, late: self.clock.sleep(NEWCOMER_PATIENCE) };
         let speaks = if self.has_tls { Speaks::Nothing } else { Speaks::Well };
-        let clock = Arc::clone(&self.clock);
-        Guest { stream, ticket, end, speaks, clock, first_bytes: 0, paused: None }
+        let (clock, stalls) = (Arc::clone(&self.clock), self.stalls.clone());
+        let turn = clock.sleep(stalls.period());
+        let (first_bytes, paused) = (0, None);
+        Guest { stream, ticket, end, speaks, clock, first_bytes, paused, stalls, turn }
     }
 
     /// What went through.
@@ -172,6 +213,11 @@ impl Ticket {
     /// What the connection has of what nobody has taken.
     pub(crate) fn share(&self) -> Arc<Share> {
         Arc::clone(&self.share)
+    }
+
+    /// What the connection has of what its client has not taken.
+    pub(crate) fn waiting(&self) -> Arc<Waiting> {
+        Arc::clone(&self.waiting)
     }
 
     /// The connection has asked something that it may: from now on it may stay. False when too
@@ -213,6 +259,19 @@ impl Guest {
         Ok(())
     }
 
+    /// Fails when something waits for the client while others wait for the memory.
+    fn check_stalled(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        while self.turn.as_mut().poll(context).is_ready() {
+            self.turn = self.clock.sleep(self.stalls.period());
+            if self.ticket.waiting.turn() && self.stalls.is_memory_short() {
+                tracing::debug!(peer = ?self.ticket.peer, "closed: its client takes nothing");
+                self.ticket.guests.counts.closed.fetch_add(1, Ordering::Relaxed);
+                return Err(io::ErrorKind::ConnectionAborted.into());
+            }
+        }
+        Ok(())
+    }
+
     /// Waits until more may be read.
     fn poll_room(&mut self, context: &mut Context<'_>) -> Poll<()> {
         loop {
@@ -237,6 +296,7 @@ impl AsyncRead for Guest {
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
         this.check(context)?;
+        this.check_stalled(context)?;
         ready!(this.poll_room(context));
         let before = buffer.filled().len();
         loop {
@@ -339,7 +399,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
         let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
-        Rig { listener, door: Door::new(known_max, has_tls, time), clock }
+        let door = Door::new(known_max, has_tls, Stalls::never(), time);
+        Rig { listener, door, clock }
     }
 
     impl Rig {

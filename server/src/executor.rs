@@ -3,7 +3,8 @@
 //!
 //! Must hold: wanted ranges of one chunk that lie close become one read; while a chunk is being
 //! read, whoever wants more of it waits, and all who waited share the next read; each is answered
-//! exactly once, also when another one that waits gives up.
+//! exactly once, also when another one that waits gives up. A caller knows what a read of its ranges
+//! takes before it asks ([`cost`]), and no answer keeps more than twice that in memory.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -19,15 +20,30 @@ use tokio::sync::oneshot;
 /// copies in the time of another request to it.
 const GAP: u64 = 16 << 10;
 
-/// When a chunk's ranges make up this part of what lies between the first and the last, all of
-/// that is read at once.
-const DENSE: u64 = 8;
-
 /// Bytes `start..end` of an object; never empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Span {
     pub(crate) start: u64,
     pub(crate) end: u64,
+}
+
+/// Bytes that are read for a range, after others of the same object up to `end`: its own, and
+/// those between when it is read with them. For ranges in the order of their starts.
+pub(crate) fn cost(end: Option<u64>, span: Span) -> u64 {
+    let gap = end.filter(|end| joins(*end, span)).map_or(0, |end| span.start.saturating_sub(end));
+    span.length().saturating_add(gap)
+}
+
+/// Whether a range is read together with what ends at `end`: where the gap is small, or not larger
+/// than the range.
+fn joins(end: u64, span: Span) -> bool {
+    span.start <= end.saturating_add(GAP.max(span.length()))
+}
+
+impl Span {
+    fn length(self) -> u64 {
+        self.end.saturating_sub(self.start)
+    }
 }
 
 /// Why a range could not be read; shared by all who asked for it.
@@ -81,7 +97,7 @@ impl Executor {
         add(&self.counts.wanted, wanted.len());
         add(&self.counts.waits, waits.len());
         if waits.is_empty() {
-            let answers = self.fetch(wanted).await;
+            let (answers, _) = self.fetch(wanted).await;
             leading.pass_on();
             return answers;
         }
@@ -91,7 +107,7 @@ impl Executor {
             .flat_map(|run| wanted.get(run.clone()).unwrap_or_default())
             .cloned()
             .collect();
-        let answers = self.fetch(&own).await;
+        let (answers, _) = self.fetch(&own).await;
         // Before the wait: what others lead may wait for what is led here.
         leading.pass_on();
         for (index, answer) in led.into_iter().flatten().zip(answers) {
@@ -149,9 +165,11 @@ impl Executor {
                     spans.map(|span| (key.clone(), *span))
                 })
                 .collect();
-            let mut answers = self.fetch(&wanted).await.into_iter();
+            let (answers, read) = self.fetch(&wanted).await;
+            let mut answers = answers.into_iter();
             for want in work.into_iter().flat_map(|(_, wants)| wants) {
-                let answer = answers.by_ref().take(want.spans.len()).collect();
+                let mut answer: Answer = answers.by_ref().take(want.spans.len()).collect();
+                set_apart(&mut answer, read);
                 // Whoever asked may have gone.
                 let _ = want.answer.send(answer);
             }
@@ -159,8 +177,9 @@ impl Executor {
         }
     }
 
-    /// One call to the store for all the reads that the ranges need.
-    async fn fetch(&self, wanted: &[(Key, Span)]) -> Answer {
+    /// One call to the store for all the reads that the ranges need. Also gives the bytes of these:
+    /// each range may keep all of them in memory.
+    async fn fetch(&self, wanted: &[(Key, Span)]) -> (Answer, u64) {
         let mut ranges = Vec::with_capacity(wanted.len());
         let mut reads = Vec::with_capacity(wanted.len());
         let mut ends = Vec::with_capacity(wanted.len());
@@ -185,7 +204,7 @@ impl Executor {
             answers.extend(run.iter().map(|(_, span)| cut(*span, reads, bodies)));
             from = end;
         }
-        answers
+        (answers, bodies.iter().flatten().map(|body| body.len() as u64).sum())
     }
 
     fn lock(&self) -> MutexGuard<'_, Queues> {
@@ -275,22 +294,32 @@ fn merge(run: &[(Key, Span)], reads: &mut Vec<Span>) {
     }
     let mut spans: Vec<Span> = run.iter().map(|(_, span)| *span).collect();
     spans.sort_unstable();
-    let (Some(first), Some(end)) = (spans.first(), spans.iter().map(|span| span.end).max()) else {
-        return;
-    };
-    let whole = Span { start: first.start, end };
-    let wanted: u64 = spans.iter().map(|span| span.end - span.start).sum();
-    if wanted.saturating_mul(DENSE) >= whole.end - whole.start {
-        return reads.push(whole);
-    }
     let from = reads.len();
     for span in spans {
         match reads.get_mut(from..).and_then(<[Span]>::last_mut) {
-            Some(read) if span.start <= read.end.saturating_add(GAP) => {
+            Some(read) if joins(read.end, span) => {
                 read.end = read.end.max(span.end);
             }
             _ => reads.push(span),
         }
+    }
+}
+
+/// Copies an answer out of a read that it is a small part of, and that its caller would keep in
+/// memory for as long as its own client takes.
+fn set_apart(answer: &mut Answer, read: u64) {
+    let own: usize = answer.iter().flatten().map(Bytes::len).sum();
+    if (own as u64).saturating_mul(2) >= read {
+        return;
+    }
+    let mut copy = Vec::with_capacity(own);
+    answer.iter().flatten().for_each(|bytes| copy.extend_from_slice(bytes));
+    let copy = Bytes::from(copy);
+    let mut from = 0;
+    for bytes in answer.iter_mut().flatten() {
+        let end = from + bytes.len();
+        *bytes = copy.slice(from..end);
+        from = end;
     }
 }
 

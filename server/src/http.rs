@@ -22,7 +22,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-use crate::door::{Door, Guest};
+use crate::door::{Door, Guest, Stalls};
 use crate::error::causes;
 use crate::metrics::{self, Loss, Metrics, Watched};
 use crate::parts::{Parts, key};
@@ -66,7 +66,7 @@ pub(crate) struct Health {
 pub(crate) async fn serve(listener: TcpListener, site: Site) -> Infallible {
     let clock = Arc::clone(&site.parts.clock);
     // Nobody stays: the oldest ones go when many come.
-    let door = Door::new(0, false, Arc::clone(&clock));
+    let door = Door::new(0, false, Stalls::never(), Arc::clone(&clock));
     let site = Arc::new(site);
     let mut connections = JoinSet::new();
     loop {

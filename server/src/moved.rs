@@ -4,10 +4,10 @@
 //! Must hold: a file that was asked for by its path is looked up again; bytes of two versions are
 //! never put together; a chunk that should be there is damage, and not an answer.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use dl_format::{DatasetId, parse_object_key};
-use dl_proto::{Kind, ReadItem, ReadSource};
+use dl_proto::Kind;
 use dl_store::Key;
 
 use crate::error::Error;
@@ -17,59 +17,43 @@ use crate::survey::is_logged;
 /// How often an item is looked up again.
 const TIMES: u8 = 3;
 
-/// The items of a request, as far as they may have to be looked up again.
-#[derive(Debug)]
+/// How often which items were looked up again.
+#[derive(Debug, Default)]
 pub(crate) struct Again {
-    by_path: HashMap<u32, ReadItem>,
     times: HashMap<u32, u8>,
-    begun: HashSet<u32>,
 }
 
 /// What to do about an item.
 #[derive(Debug)]
 pub(crate) enum Next {
     /// Look it up again.
-    LookUp(u32, ReadItem),
+    LookUp(u32),
     /// Say why it can't be had.
     Tell(u32, Kind, String),
 }
 
 impl Again {
-    pub(crate) fn new<'a>(items: impl Iterator<Item = &'a (u32, ReadItem)>) -> Self {
-        let by_path = items.filter(|(_, item)| matches!(item.source, ReadSource::Path(_)));
-        let by_path = by_path.cloned().collect();
-        Self { by_path, times: HashMap::new(), begun: HashSet::new() }
-    }
-
-    /// Some bytes of an item are on their way to the client.
-    pub(crate) fn began(&mut self, item: u32) {
-        self.begun.insert(item);
-    }
-
-    /// What to do about items, each with the key that was not found.
+    /// What to do about items, each with the key that was not found; of the one that has `begun`,
+    /// bytes are on their way to the client.
     pub(crate) async fn next(
         &mut self,
         parts: &Parts,
         dataset: DatasetId,
-        missing: HashMap<u32, Key>,
+        missing: Vec<(u32, Key)>,
+        has_path: impl Fn(u32) -> bool,
+        begun: Option<u32>,
     ) -> Result<Vec<Next>, Error> {
         let mut next = Vec::with_capacity(missing.len());
         for (number, key) in missing {
             let times = self.times.entry(number).or_default();
             *times += 1;
-            if *times <= TIMES
-                && !self.begun.contains(&number)
-                && let Some(item) = self.by_path.get(&number)
-            {
-                next.push(Next::LookUp(number, item.clone()));
+            if *times <= TIMES && begun != Some(number) && has_path(number) {
+                next.push(Next::LookUp(number));
             } else if is_expected(parts, dataset, &key).await? {
                 let why = format!("read {key}: it is not in the chunk store");
                 next.push(Next::Tell(number, Kind::Corrupt, why));
             } else {
-                let kind = match self.by_path.contains_key(&number) {
-                    true => Kind::Unavailable,
-                    false => Kind::NotFound,
-                };
+                let kind = if has_path(number) { Kind::Unavailable } else { Kind::NotFound };
                 let why = "its chunk was purged since it was looked up; look it up again";
                 next.push(Next::Tell(number, kind, why.to_owned()));
             }

@@ -82,6 +82,12 @@ impl Budget {
         (total, total.saturating_sub(self.room.available_permits() as u64))
     }
 
+    /// Whether more is out than is left.
+    pub(crate) fn is_short(&self) -> bool {
+        let (total, used) = self.total_and_used();
+        used > total / 2
+    }
+
     /// Gives out another number of bytes from now on. What is taken away is waited for.
     pub(crate) fn resize(&self, total: u32) {
         let before = self.total.swap(total, Ordering::Relaxed);
@@ -96,6 +102,17 @@ impl Budget {
                 });
             }
         }
+    }
+
+    /// Room that can be had at once, unless less than this part of all is left for others then: a
+    /// half, a quarter. With 0 nothing has to be left.
+    pub(crate) fn try_take(&self, bytes: u64, part: u32) -> Option<OwnedSemaphorePermit> {
+        let total = self.total.load(Ordering::Relaxed);
+        let left = u64::from(total.checked_div(part).unwrap_or_default());
+        if (self.room.available_permits() as u64) < bytes.saturating_add(left) {
+            return None;
+        }
+        Arc::clone(&self.room).try_acquire_many_owned(u32::try_from(bytes).ok()?).ok()
     }
 
     /// Waits for room; what is larger than everything takes everything.

@@ -19,9 +19,10 @@ use tonic::transport::{Server, ServerTlsConfig};
 
 use crate::auth::{Auth, People};
 use crate::catalog;
-use crate::door::{Door, Guest};
+use crate::door::{Door, Guest, Stalls};
 use crate::error::Error;
 use crate::guard::GuardLayer;
+use crate::held::HeldLayer;
 use crate::http::{self, Site};
 use crate::identity::{self, Bound};
 use crate::live;
@@ -112,10 +113,12 @@ pub async fn serve(doors: Doors, parts: Parts, shutdown: Shutdown) -> Result<(),
     };
     let parts = Parts { settings: settings.clone(), ..parts };
     let auth = Arc::new(Auth::new(doors.users.clone(), Arc::clone(&parts.clock)));
-    let door = Door::new(doors.connections_max, doors.tls.is_some(), Arc::clone(&parts.clock));
     let (reporter, health) = tonic_health::server::health_reporter();
     let service = Service::new(parts.clone());
     let gauges = service.gauges();
+    let stalls = Stalls { patience: parts.limits.patience, memory: service.answers() };
+    let clock = Arc::clone(&parts.clock);
+    let door = Door::new(doors.connections_max, doors.tls.is_some(), stalls, clock);
     let bounds =
         live::bound(settings.clone(), gauges.writes.clone(), gauges.reads.clone(), parts.limits);
     let kept = live::keep(settings.clone(), parts.clone(), doors.fast_store.clone());
@@ -139,6 +142,7 @@ pub async fn serve(doors: Doors, parts: Parts, shutdown: Shutdown) -> Result<(),
     }
     let server = server
         .layer(GuardLayer::new(parts.limits.patience, auth, settings, Arc::clone(&metrics)))
+        .layer(HeldLayer)
         .add_service(service)
         .add_service(health)
         .add_service(reflection);

@@ -17,11 +17,12 @@ use tokio::sync::mpsc;
 use tonic::{Request, Response, Status, Streaming};
 use tracing::Instrument;
 
-use crate::answer::{Replies, answer};
+use crate::answer::{Replies, answer, answer_with};
 use crate::error::Error;
 use crate::executor::Executor;
 use crate::gate::Gate;
 use crate::guard::Admitted;
+use crate::lease::Lease;
 use crate::metrics::Gauges;
 use crate::parts::{Budget, Parts};
 use crate::shown::Shown;
@@ -31,8 +32,14 @@ use crate::{browse, catalog, commit, purge, read, recover, verify};
 /// Answer messages that wait for the connection: one that is sent, one that is ready.
 const REPLIES_AHEAD: usize = 2;
 
+/// Pages of a listing that wait for the connection.
+const PAGES_AHEAD: usize = 1;
+
 /// Bytes of paths and rows that are looked up.
 const LOOKUP_BYTES: u32 = 32 << 20;
+
+/// Bytes of what requests to read name, until they are answered: some of the largest ones.
+const ITEMS_BYTES: u32 = 32 << 20;
 
 /// Bytes of listings on their way. Apart, for who lists may stop to read what was listed.
 const LISTING_BYTES: u32 = 32 << 20;
@@ -53,6 +60,7 @@ pub(crate) struct Service {
     writes: Budget,
     buffers: Arc<Buffers>,
     reads: Budget,
+    items: Budget,
     lookups: Budget,
     listings: Budget,
 }
@@ -65,6 +73,7 @@ impl Service {
             writes: Budget::new(parts.limits.write_bytes, "receive a chunk"),
             buffers: Arc::default(),
             reads: Budget::new(parts.limits.read_bytes, "read files"),
+            items: Budget::new(ITEMS_BYTES, "read files"),
             lookups: Budget::new(LOOKUP_BYTES, "look files up"),
             listings: Budget::new(LISTING_BYTES, "list files"),
             parts,
@@ -78,6 +87,11 @@ impl Service {
             writes: self.writes.clone(),
             reads: self.reads.clone(),
         }
+    }
+
+    /// Memory that answers take until they are sent.
+    pub(crate) fn answers(&self) -> Arc<[Budget]> {
+        Arc::new([self.reads.clone(), self.items.clone(), self.listings.clone()])
     }
 
     /// This service as tonic serves it.
@@ -256,14 +270,19 @@ impl Diesel for Service {
     ) -> Result<Response<Self::ReadStream>, Status> {
         let admitted = Admitted::of(&request)?;
         let request = ReadRequest::try_from(request.into_inner()).map_err(invalid)?;
+        // Before anything is waited for: it is in memory already.
+        let (items, paths) = (request.items.len(), request.path_bytes());
+        let lease = Lease::of_items(&self.parts, &self.items, items, paths).await?;
         self.gate.by_id(&admitted, request.dataset).await?;
         let (replies, pieces) = mpsc::channel(REPLIES_AHEAD);
         let Self { parts, executor, reads, .. } = self.clone();
-        let work = async move { read::read(&parts, &executor, &reads, request, replies).await };
+        let held = Arc::clone(&lease);
+        let work =
+            async move { read::read(&parts, &executor, &reads, &held, request, replies).await };
         let to_wire = |pieces: read::Pieces| pb::ReadReply {
             pieces: pieces.into_iter().map(Into::into).collect(),
         };
-        answer(&self.parts, work, pieces, to_wire).await
+        answer_with(&self.parts, lease, work, pieces, to_wire).await
     }
 
     #[tracing::instrument(name = "stat", skip_all, fields(paths = request.get_ref().paths.len()))]
@@ -288,13 +307,15 @@ impl Diesel for Service {
         let admitted = Admitted::of(&request)?;
         let request = ListRequest::try_from(request.into_inner()).map_err(invalid)?;
         self.gate.by_id(&admitted, request.dataset).await?;
-        let (replies, pages) = mpsc::channel(REPLIES_AHEAD);
+        let (replies, pages) = mpsc::channel(PAGES_AHEAD);
         let Self { parts, listings, .. } = self.clone();
-        let work = async move { browse::list(&parts, &listings, request, replies).await };
+        let lease = Arc::<Lease>::default();
+        let held = Arc::clone(&lease);
+        let work = async move { browse::list(&parts, &listings, &held, request, replies).await };
         let to_wire = |page: Vec<dl_proto::ListEntry>| pb::ListReply {
             entries: page.into_iter().map(Into::into).collect(),
         };
-        answer(&self.parts, work, pages, to_wire).await
+        answer_with(&self.parts, lease, work, pages, to_wire).await
     }
 
     #[tracing::instrument(name = "recover", skip_all, fields(dataset = %Shown(&request.get_ref().dataset)))]

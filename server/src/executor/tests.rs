@@ -24,9 +24,54 @@ fn close_ranges_become_one_read_and_far_ones_stay_apart() {
     assert_eq!(merged(&[span(5_000, 5_100), span(0, 100)]), [span(0, 5_100)]);
     let apart = [span(0, 100), span(far, far + 100)];
     assert_eq!(merged(&apart), apart);
-    let dense: Vec<_> = (0..100).map(|n| span(n * 30_000, n * 30_000 + 4_096)).collect();
-    assert_eq!(merged(&dense), [span(0, 99 * 30_000 + 4_096)]);
+    // A gap as large as what comes after it.
+    let large: Vec<_> = (0..10).map(|n| span(n * 200_000, n * 200_000 + 100_000)).collect();
+    assert_eq!(merged(&large), [span(0, 1_900_000)]);
     assert_eq!(merged(&[]), []);
+}
+
+#[test]
+fn no_more_is_read_than_a_caller_was_told_that_its_ranges_cost() {
+    let key = Key::new("chunk").unwrap();
+    let mut state = 1u64;
+    let mut dice = |below: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 33) % below
+    };
+    for round in 0..500 {
+        let sparse = 1 + dice(100_000);
+        let mut spans: Vec<Span> = Vec::new();
+        for _ in 0..dice(60) {
+            let start = dice(sparse * 60);
+            spans.push(span(start, start + 1 + dice(if round % 2 == 0 { 200 } else { 60_000 })));
+        }
+        spans.sort_unstable();
+        let (mut told, mut end) = (0, None::<u64>);
+        for span in &spans {
+            told += cost(end, *span);
+            end = Some(end.map_or(span.end, |end| end.max(span.end)));
+        }
+        let run: Vec<_> = spans.iter().map(|span| (key.clone(), *span)).collect();
+        let mut reads = Vec::new();
+        merge(&run, &mut reads);
+        let read: u64 = reads.iter().map(|read| read.end - read.start).sum();
+        assert!(read <= told, "{read} bytes are read for {told}: {spans:?}");
+    }
+}
+
+#[test]
+fn a_small_answer_keeps_no_large_read_in_memory() {
+    let read = Bytes::from((0..100_000u32).map(|n| (n % 251) as u8).collect::<Vec<_>>());
+    let cut = |from: usize, to| Ok(read.slice(from..to));
+    let mut answer = vec![cut(0, 10), Err(unanswered()), cut(500, 40_000)];
+    let expected = [read.slice(0..10).to_vec(), read.slice(500..40_000).to_vec()];
+    set_apart(&mut answer, 100_000);
+    let got: Vec<_> = answer.iter().flatten().map(|bytes| bytes.to_vec()).collect();
+    assert_eq!(got, expected);
+    assert!(answer[1].is_err() && read.is_unique());
+    let mut answer = vec![Ok(read.slice(0..60_000))];
+    set_apart(&mut answer, 100_000);
+    assert!(!read.is_unique(), "most of it is not copied");
 }
 
 async fn filled(keys: &[Key]) -> Arc<dyn Store> {

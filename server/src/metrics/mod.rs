@@ -146,7 +146,8 @@ fn write_door(text: &mut Text, door: &Door) {
     text.metric("diesel_connections", Kind::Gauge, help);
     text.sample(&[("state", "new")], newcomers);
     text.sample(&[("state", "known")], known);
-    let help = "Connections closed because they asked nothing, for too long or while others came.";
+    let help =
+        "Connections closed because they asked or took nothing, for too long or while others came.";
     text.metric("diesel_connections_closed_total", Kind::Counter, help);
     text.sample(&[], read(&door.counts().closed));
     let help = "Bytes received on gRPC connections, TLS included.";

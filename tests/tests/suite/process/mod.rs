@@ -13,6 +13,7 @@ mod memory;
 mod names;
 mod probes;
 mod purge;
+mod readers;
 mod recover;
 mod redis;
 mod settings;

@@ -1,0 +1,163 @@
+//! Which parts the bytes of a large file are in, as the header of its last one says.
+//!
+//! Must hold: a header is read once for all items that need it one after the other, in memory that
+//! is bounded whatever the header says; what is kept of it is 24 bytes for each part.
+
+use dl_format::layout::PAGE;
+use dl_format::{ChunkId, DatasetId, Header, ObjectKind};
+use dl_proto::Kind;
+use dl_store::Key;
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::error::Error;
+pub(super) use crate::headers::FIRST_READ;
+use crate::headers::{read_header, read_headers};
+use crate::parts::{Budget, Parts, object_key};
+
+/// Headers that are read at once, at most.
+const AT_ONCE: u64 = 32;
+
+/// How many headers are read at once where a wave reads so many bytes: half as many.
+pub(super) fn at_once(wave_bytes: u64) -> usize {
+    (wave_bytes / 2 / FIRST_READ).clamp(1, AT_ONCE) as usize
+}
+
+/// Where the parts of a file are.
+#[derive(Debug)]
+pub(super) struct Layout {
+    /// Where each part ends in the file.
+    ends: Vec<u64>,
+    objects: Vec<ChunkId>,
+}
+
+/// Bytes of a part from a place in the file on.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) object: ChunkId,
+    /// Where in the object that place is.
+    pub(super) start: u64,
+    /// Where in the file the part ends.
+    pub(super) end: u64,
+}
+
+impl Layout {
+    fn of(header: &Header) -> Self {
+        let mut end = 0u64;
+        let extents = header.extents();
+        let (mut ends, mut objects) =
+            (Vec::with_capacity(extents.len()), Vec::with_capacity(extents.len()));
+        for extent in extents {
+            end = end.saturating_add(extent.length.into());
+            ends.push(end);
+            objects.push(extent.part);
+        }
+        Self { ends, objects }
+    }
+
+    /// Bytes of all parts.
+    pub(super) fn length(&self) -> u64 {
+        self.ends.last().copied().unwrap_or_default()
+    }
+
+    /// The part that a byte of the file is in; none behind the last.
+    pub(super) fn part(&self, at: u64) -> Option<Part> {
+        let index = self.ends.partition_point(|end| *end <= at);
+        let (object, end) = (*self.objects.get(index)?, *self.ends.get(index)?);
+        let before = index.checked_sub(1).and_then(|index| self.ends.get(index)).copied();
+        let start = (PAGE as u64).saturating_add(at.saturating_sub(before.unwrap_or_default()));
+        Some(Part { object, start, end })
+    }
+}
+
+/// Why the parts of a file are not known.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) key: Key,
+    pub(super) kind: Kind,
+    pub(super) why: String,
+}
+
+/// Those of the large files that come next.
+#[derive(Debug, Default)]
+pub(super) struct Layouts {
+    known: Vec<(ChunkId, Result<Layout, Failure>)>,
+    /// For headers that are longer than usual.
+    rooms: Vec<OwnedSemaphorePermit>,
+}
+
+impl Layouts {
+    pub(super) fn have(&self, chunk: ChunkId) -> bool {
+        self.get(chunk).is_some()
+    }
+
+    pub(super) fn get(&self, chunk: ChunkId) -> Option<Result<&Layout, &Failure>> {
+        self.known.iter().find(|(of, _)| *of == chunk).map(|(_, layout)| layout.as_ref())
+    }
+
+    /// Bytes that they take of a wave.
+    pub(super) fn bytes(&self) -> u64 {
+        let each = size_of::<ChunkId>() + size_of::<u64>();
+        let parts = |layout: &Result<Layout, _>| layout.as_ref().map_or(0, |all| all.ends.len());
+        let parts: usize = self.known.iter().map(|(_, layout)| parts(layout)).sum();
+        (parts * each) as u64
+    }
+
+    /// Reads those of these chunks instead of what was known.
+    pub(super) async fn read(
+        &mut self,
+        parts: &Parts,
+        budget: &Budget,
+        dataset: DatasetId,
+        chunks: &[ChunkId],
+    ) {
+        *self = Self::default();
+        let keys: Vec<Key> =
+            chunks.iter().map(|chunk| object_key(dataset, *chunk, ObjectKind::Chunk)).collect();
+        let headers = read_headers(parts, &keys).await;
+        for ((chunk, key), header) in chunks.iter().zip(keys).zip(headers) {
+            let header = match header {
+                Ok(Ok(header)) => Ok(header),
+                Ok(Err(length)) => self.read_long(parts, budget, &key, length).await,
+                Err(error) => Err(error),
+            };
+            let failed = |error: Error| Failure { key, kind: error.kind, why: error.chain() };
+            let layout = header.map(|header| Layout::of(&header)).map_err(failed);
+            self.known.push((*chunk, layout));
+        }
+    }
+
+    /// Reads a header of so many bytes, if there is memory for it now.
+    async fn read_long(
+        &mut self,
+        parts: &Parts,
+        budget: &Budget,
+        key: &Key,
+        length: u64,
+    ) -> Result<Header, Error> {
+        // Its pieces, and both as one; later the layout, which is less.
+        let room = budget.try_take(length.saturating_mul(2), 0).ok_or_else(|| {
+            let why = format!("{length} bytes, for which there is no memory now; try again");
+            Error::new(Kind::Unavailable, "read header", key, why)
+        })?;
+        self.rooms.push(room);
+        read_header(parts, key).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_byte_is_found_in_its_part_and_what_is_behind_them_in_none() {
+        let id = |byte| ChunkId::from_bytes([byte; 16]);
+        let layout = Layout { ends: vec![10, 10, 30], objects: vec![id(1), id(2), id(3)] };
+        let part = |object, start, end| Some(Part { object: id(object), start, end });
+        let page = PAGE as u64;
+        assert_eq!(layout.part(0), part(1, page, 10));
+        assert_eq!(layout.part(9), part(1, page + 9, 10));
+        assert_eq!(layout.part(10), part(3, page, 30), "the empty one has none");
+        assert_eq!(layout.part(29), part(3, page + 19, 30));
+        assert_eq!((layout.part(30), layout.length()), (None, 30));
+    }
+}

@@ -1,0 +1,258 @@
+//! Readers that ask for more than there is memory for, or that take nothing of what they asked for.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bytes::Bytes;
+use dl_format::DatasetId;
+use dl_meta::{Memory, Stop};
+use dl_proto::pb::{self, read_item::Source};
+use dl_proto::{ReadItem, ReadRequest, ReadSource};
+use dl_server::{Limits, Parts, prepare};
+use dl_tests::cluster::{Running, parts};
+use dl_tests::program::{Server, run};
+use dl_tests::wire::{Wire, chunk};
+use dl_tests::{folder, tell};
+use tokio::time::timeout;
+use tonic::{Code, Status, Streaming};
+
+const MOST: u64 = 256 << 20;
+
+/// For what takes a moment unless something is stuck.
+const MOMENT: Duration = Duration::from_secs(60);
+
+/// Puts a sparse file, and says where it is.
+async fn put(server: &Server, scene: &Path, length: u64) -> Result<(Wire, DatasetId)> {
+    let file = scene.join("large");
+    fs::File::create(&file)?.set_len(length)?;
+    run(server.dlcmd()?.arg("put").arg(&file).arg("dl://ds"))?.code(0)?;
+    let client = Wire::connect(server.address().parse()?).await?;
+    let dataset = client.dataset("ds").await?.context("it was created")?;
+    Ok((client, dataset))
+}
+
+fn item(path: &str, offset: u64, length: u64) -> pb::ReadItem {
+    let source = Some(Source::Path(Bytes::copy_from_slice(path.as_bytes())));
+    pb::ReadItem { source, offset, length }
+}
+
+/// Begins to read; what was asked for comes when it is taken.
+async fn ask(
+    client: &Wire,
+    dataset: DatasetId,
+    items: Vec<pb::ReadItem>,
+) -> Result<Streaming<pb::ReadReply>, Status> {
+    let dataset = Bytes::copy_from_slice(dataset.as_bytes());
+    Ok(client.stub().read(pb::ReadRequest { dataset, items }).await?.into_inner())
+}
+
+/// Takes up to so many bytes of an answer; all pieces are good.
+async fn take(answer: &mut Streaming<pb::ReadReply>, most: usize) -> Result<usize> {
+    let mut came = 0;
+    while came < most {
+        let next = timeout(MOMENT, answer.message()).await.context("nothing comes")?;
+        let Some(reply) = next? else { break };
+        for piece in reply.pieces {
+            ensure!(piece.status() == pb::ItemStatus::Ok, "{}", piece.problem);
+            came += piece.data.len();
+        }
+    }
+    Ok(came)
+}
+
+fn check(what: &str, server: &mut Server) -> Result<()> {
+    let peak = server.process().peak_memory().context("the server is gone")?;
+    tell(format_args!("{what}: at most {} MiB", peak >> 20));
+    ensure!(peak < MOST, "{what} took {} MiB", peak >> 20);
+    Ok(())
+}
+
+/// Keeps S-10 and S-16: 64 TiB in one request of half a MiB.
+#[tokio::test(flavor = "multi_thread")]
+async fn heavy_a_request_that_names_a_large_file_very_often_takes_no_memory_for_it() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let mut server = Server::start(&scene.path().join("data"))?;
+    let (client, dataset) = put(&server, scene.path(), 1 << 30).await?;
+    let items = vec![item("large", 0, 0); 65_536];
+    let mut answer = ask(&client, dataset, items).await?;
+    ensure!(take(&mut answer, 64 << 20).await? >= 64 << 20, "it ended early");
+    check("one file, 65,536 times", &mut server)?;
+    drop(answer);
+    run(server.dlcmd()?.args(["stat", "dl://ds/large"]))?.code(0)?;
+    Ok(())
+}
+
+/// Keeps S-10 and S-16: 2 MiB on the wire, and eighty times that in memory.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_of_very_many_empty_items_are_refused_before_they_take_memory_heavy() -> Result<()>
+{
+    let scene = tempfile::tempdir()?;
+    let mut server = Server::start(&scene.path().join("data"))?;
+    let mut asked = Vec::new();
+    for _ in 0..3 {
+        let mut stub = Wire::connect(server.address().parse()?).await?.stub();
+        let items = vec![pb::ReadItem::default(); 1_000_000];
+        let request = pb::ReadRequest { dataset: Bytes::from(vec![7; 16]), items };
+        asked.push(tokio::spawn(async move { stub.read(request).await.map(drop) }));
+    }
+    for asked in asked {
+        let status = timeout(MOMENT, asked).await??.err().context("it was answered")?;
+        ensure!(status.code() == Code::InvalidArgument, "{status}");
+    }
+    let peak = server.process().peak_memory().context("the server is gone")?;
+    tell(format_args!("Millions of empty items: at most {} MiB", peak >> 20));
+    ensure!(peak < MOST / 2, "{} MiB", peak >> 20);
+    Ok(())
+}
+
+/// Keeps S-10 and S-16: bytes here and there in a large file, by what was said of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn heavy_the_header_of_a_large_file_is_not_held_for_each_range_of_it() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let mut server = Server::start(&scene.path().join("data"))?;
+    let (client, dataset) = put(&server, scene.path(), 1 << 30).await?;
+    let (_, record) = client.list(dataset).await?.pop().context("it is listed")?;
+    let of = |n: u64| (n * 7_919 * 4_096) % (1 << 30);
+    let ranges = (0..20_000).map(|n| ReadItem {
+        source: ReadSource::File(record),
+        offset: of(n),
+        length: Some(10),
+    });
+    let request = pb::ReadRequest::from(ReadRequest { dataset, items: ranges.collect() });
+    let mut answer = ask(&client, dataset, request.items).await?;
+    ensure!(take(&mut answer, usize::MAX).await? == 200_000, "it ended early");
+    check("20,000 ranges of one file", &mut server)
+}
+
+/// Keeps S-10: between files of a few bytes lie gaps that are read with them.
+#[tokio::test(flavor = "multi_thread")]
+async fn heavy_small_files_with_gaps_between_them_keep_no_gaps_in_memory() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let source = scene.path().join("src");
+    for number in 0..6_000 {
+        let length = if number % 2 == 0 { 100 } else { 15_000 };
+        folder::write(&source, format!("{number:05}"), "x".repeat(length))?;
+    }
+    let mut server = Server::start(&scene.path().join("data"))?;
+    run(server.dlcmd()?.arg("put").arg(&source).arg("dl://ds"))?.code(0)?;
+    let client = Wire::connect(server.address().parse()?).await?;
+    let dataset = client.dataset("ds").await?.context("it was created")?;
+    let mut answers = Vec::new();
+    for _ in 0..20 {
+        let client = Wire::connect(server.address().parse()?).await?;
+        let items = (0..3_000).map(|n| item(&format!("{:05}", 2 * n), 0, 0)).collect();
+        answers.push(ask(&client, dataset, items).await?);
+    }
+    for answer in &mut answers {
+        ensure!(take(answer, usize::MAX).await? == 300_000, "it ended early");
+    }
+    check("small files with gaps", &mut server)
+}
+
+/// Keeps S-10 and S-16: also those that wait for them are answered, before they are given up.
+#[tokio::test(flavor = "multi_thread")]
+async fn heavy_two_hundred_readers_that_take_nothing_hold_bounded_memory_for_a_while() -> Result<()>
+{
+    let scene = tempfile::tempdir()?;
+    let mut server = Server::start(&scene.path().join("data"))?;
+    let (_, dataset) = put(&server, scene.path(), 64 << 20).await?;
+    let address = server.address().parse()?;
+    let mut answers = Vec::new();
+    for _ in 0..200 {
+        let client = Wire::connect(address).await?;
+        answers.push(ask(&client, dataset, vec![item("large", 0, 0)]).await?);
+    }
+    let cat = run(server.dlcmd()?.args(["cat", "dl://ds/large"]))?.code(0)?;
+    ensure!(cat.stdout.len() == 64 << 20, "{} bytes", cat.stdout.len());
+    check("200 readers that take nothing", &mut server)
+}
+
+/// Keeps S-16: what one took that is gone serves the next.
+#[tokio::test(flavor = "multi_thread")]
+async fn readers_that_take_nothing_are_cut_off_when_others_want_their_memory() -> Result<()> {
+    let store = dl_store::open("memory:").await?;
+    let limits =
+        Limits { patience: Duration::from_millis(600), read_bytes: 4 << 20, ..Limits::default() };
+    let parts = Parts { limits, ..parts(store, Arc::new(Memory::new())) };
+    prepare(&parts, Stop::Fresh).await?;
+    let server = Running::start(parts.clone()).await?;
+    let honest = Wire::connect(server.address()).await?;
+    let dataset = honest.create("ds").await?;
+    let id = dl_format::ChunkIdMaker::new([7; 9]).next(parts.clock.now());
+    let bytes = vec![7; 600_000];
+    honest.put(dataset, &chunk(id, dataset, [(&b"a"[..], &bytes[..])])?).await?;
+    let mut stuck = Vec::new();
+    for _ in 0..8 {
+        let client = Wire::connect(server.address()).await?;
+        let items = vec![item("a", 0, 0); 100];
+        stuck.push(ask(&client, dataset, items).await);
+    }
+    let mut tries = 0;
+    loop {
+        let read = async {
+            let mut answer = ask(&honest, dataset, vec![item("a", 0, 0)]).await?;
+            let mut came = 0;
+            while let Some(reply) = answer.message().await? {
+                came += reply.pieces.iter().map(|piece| piece.data.len()).sum::<usize>();
+            }
+            Ok::<_, Status>(came)
+        };
+        match timeout(MOMENT, read).await.context("nothing comes")? {
+            Ok(came) => break ensure!(came == bytes.len(), "{came} bytes"),
+            Err(status) => ensure!(status.code() == Code::Unavailable, "{status}"),
+        }
+        tries += 1;
+        ensure!(tries < 20, "an honest reader never gets its turn");
+    }
+    Ok(())
+}
+
+/// Keeps S-10: with the least memory that a server may have for them.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_readers_of_a_large_file_get_on_with_little_memory_heavy() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let flags = ["--read-memory", "4MiB"];
+    let mut server = Server::start_with(&scene.path().join("data"), "127.0.0.1:0", &flags)?;
+    put(&server, scene.path(), 100 << 20).await?;
+    let mut cats = [server.dlcmd()?, server.dlcmd()?];
+    std::thread::scope(|scope| -> Result<()> {
+        let running: Vec<_> = cats
+            .iter_mut()
+            .map(|cat| scope.spawn(|| run(cat.args(["cat", "dl://ds/large"]))))
+            .collect();
+        for cat in running {
+            let ended = cat.join().map_err(|_| anyhow::anyhow!("a cat panicked"))??.code(0)?;
+            ensure!(ended.stdout.len() == 100 << 20, "{} bytes", ended.stdout.len());
+        }
+        Ok(())
+    })?;
+    check("two readers with 4 MiB", &mut server)
+}
+
+/// Keeps S-10 and S-16.
+#[tokio::test(flavor = "multi_thread")]
+async fn heavy_two_hundred_listings_that_nobody_takes_hold_bounded_memory() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let source = scene.path().join("src");
+    for number in 0..4_000 {
+        folder::write(&source, format!("{}{number:05}", "m".repeat(200)), "x")?;
+    }
+    let mut server = Server::start(&scene.path().join("data"))?;
+    let deep = vec!["d".repeat(255); 12].join("/");
+    run(server.dlcmd()?.arg("put").arg(&source).arg(format!("dl://ds/{deep}")))?.code(0)?;
+    let client = Wire::connect(server.address().parse()?).await?;
+    let dataset = client.dataset("ds").await?.context("it was created")?;
+    let mut stuck = Vec::new();
+    for _ in 0..200 {
+        let client = Wire::connect(server.address().parse()?).await?;
+        let dataset = Bytes::copy_from_slice(dataset.as_bytes());
+        let request = pb::ListRequest { dataset, recursive: true, ..Default::default() };
+        stuck.push(client.stub().list(request).await?);
+    }
+    let listed = run(server.dlcmd()?.args(["ls", "-R", "dl://ds"]))?.code(0)?.text();
+    ensure!(listed.lines().count() == 4_000, "{} lines", listed.lines().count());
+    check("200 listings that nobody takes", &mut server)
+}
