@@ -19,7 +19,8 @@ use dl_tests::{folder, tell};
 use tokio::time::timeout;
 use tonic::{Code, Status, Streaming};
 
-const MOST: u64 = 256 << 20;
+/// Half of what it may take: they are alone with it.
+const MOST: u64 = 128 << 20;
 
 /// For what takes a moment unless something is stuck.
 const MOMENT: Duration = Duration::from_secs(60);
@@ -102,10 +103,7 @@ async fn requests_of_very_many_empty_items_are_refused_before_they_take_memory_h
         let status = timeout(MOMENT, asked).await??.err().context("it was answered")?;
         ensure!(status.code() == Code::InvalidArgument, "{status}");
     }
-    let peak = server.process().peak_memory().context("the server is gone")?;
-    tell(format_args!("Millions of empty items: at most {} MiB", peak >> 20));
-    ensure!(peak < MOST / 2, "{} MiB", peak >> 20);
-    Ok(())
+    check("millions of empty items", &mut server)
 }
 
 /// Keeps S-10 and S-16: bytes here and there in a large file, by what was said of it.
@@ -127,13 +125,13 @@ async fn heavy_the_header_of_a_large_file_is_not_held_for_each_range_of_it() -> 
     check("20,000 ranges of one file", &mut server)
 }
 
-/// Keeps S-10: between files of a few bytes lie gaps that are read with them.
+/// Keeps S-10: between small files lie gaps that are read with them.
 #[tokio::test(flavor = "multi_thread")]
-async fn heavy_small_files_with_gaps_between_them_keep_no_gaps_in_memory() -> Result<()> {
+async fn heavy_readers_of_small_files_with_gaps_between_them_hold_no_gaps() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let source = scene.path().join("src");
     for number in 0..6_000 {
-        let length = if number % 2 == 0 { 100 } else { 15_000 };
+        let length = if number % 2 == 0 { 1_000 } else { 15_000 };
         folder::write(&source, format!("{number:05}"), "x".repeat(length))?;
     }
     let mut server = Server::start(&scene.path().join("data"))?;
@@ -144,10 +142,11 @@ async fn heavy_small_files_with_gaps_between_them_keep_no_gaps_in_memory() -> Re
     for _ in 0..20 {
         let client = Wire::connect(server.address().parse()?).await?;
         let items = (0..3_000).map(|n| item(&format!("{:05}", 2 * n), 0, 0)).collect();
+        // More than fits into the connection.
         answers.push(ask(&client, dataset, items).await?);
     }
     for answer in &mut answers {
-        ensure!(take(answer, usize::MAX).await? == 300_000, "it ended early");
+        ensure!(take(answer, usize::MAX).await? == 3_000_000, "it ended early");
     }
     check("small files with gaps", &mut server)
 }
