@@ -123,6 +123,9 @@ impl Budget {
     ) -> Result<OwnedSemaphorePermit, Error> {
         let total = self.total.load(Ordering::Relaxed);
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(total);
+        if let Ok(permit) = Arc::clone(&self.room).try_acquire_many_owned(bytes) {
+            return Ok(permit);
+        }
         let patience = parts.limits.patience;
         tokio::select! {
             permit = Arc::clone(&self.room).acquire_many_owned(bytes) => {

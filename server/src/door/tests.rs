@@ -1,0 +1,132 @@
+//! Who is let in, who has to go, and when.
+
+use std::time::UNIX_EPOCH;
+
+use dl_runtime::ManualClock;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+use super::*;
+
+struct Rig {
+    listener: TcpListener,
+    door: Door,
+    clock: Arc<ManualClock>,
+}
+
+async fn rig(known_max: usize, has_tls: bool) -> Rig {
+    rig_with(known_max, has_tls, Stalls::never()).await
+}
+
+async fn rig_with(known_max: usize, has_tls: bool, stalls: Stalls) -> Rig {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
+    let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
+    let door = Door::new(known_max, has_tls, stalls, time);
+    Rig { listener, door, clock }
+}
+
+impl Rig {
+    async fn connect(&self) -> (TcpStream, Guest) {
+        let client = TcpStream::connect(self.listener.local_addr().unwrap()).await.unwrap();
+        let (stream, _) = self.listener.accept().await.unwrap();
+        (client, self.door.enter(stream))
+    }
+}
+
+#[tokio::test]
+async fn a_newcomer_that_asks_nothing_goes_and_one_that_asked_stays() {
+    let rig = rig(1, false).await;
+    let (_silent, mut guest) = rig.connect().await;
+    let (mut asking, mut known) = rig.connect().await;
+    assert!(known.ticket.keep() && known.ticket.keep());
+    assert_eq!(rig.door.open(), (1, 1));
+    rig.clock.advance(NEWCOMER_PATIENCE);
+    let error = guest.read_u8().await.unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted);
+    asking.write_u8(7).await.unwrap();
+    assert_eq!(known.read_u8().await.unwrap(), 7);
+    drop(guest);
+    assert_eq!(rig.door.open(), (0, 1));
+    let (_client, third) = rig.connect().await;
+    assert!(!third.ticket.keep());
+    drop(known);
+    assert!(third.ticket.keep());
+    drop(third);
+    assert_eq!(rig.door.open(), (0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_is_let_through_while_it_waits_for_more_is_not_closed() {
+    let rig = rig(8, false).await;
+    for _ in 0..2_000 {
+        let (mut client, mut guest) = rig.connect().await;
+        let ticket = guest.ticket.clone();
+        let reading = tokio::spawn(async move { guest.read_u8().await });
+        tokio::task::yield_now().await;
+        assert!(ticket.keep());
+        client.write_u8(7).await.unwrap();
+        assert_eq!(reading.await.unwrap().unwrap(), 7);
+    }
+}
+
+#[tokio::test]
+async fn when_many_newcomers_are_there_the_oldest_goes() {
+    let rig = rig(8, false).await;
+    let (_first, mut oldest) = rig.connect().await;
+    let mut others = Vec::new();
+    for _ in 0..NEWCOMERS_MAX {
+        others.push(rig.connect().await);
+    }
+    assert_eq!(rig.door.open(), (NEWCOMERS_MAX, 0));
+    oldest.read_u8().await.unwrap_err();
+    assert_eq!(rig.door.counts().closed.load(Ordering::Relaxed), 1);
+    let (client, newest) = others.last_mut().unwrap();
+    client.write_u8(1).await.unwrap();
+    assert_eq!(newest.read_u8().await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn a_plain_client_at_a_port_with_tls_is_told_in_its_own_language() {
+    let rig = rig(8, true).await;
+    let (mut client, mut guest) = rig.connect().await;
+    client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+    let reading = tokio::spawn(async move { guest.read_u8().await.unwrap_err().kind() });
+    let mut told = vec![0; SPEAK_TLS.len()];
+    client.read_exact(&mut told).await.unwrap();
+    assert_eq!(told, SPEAK_TLS);
+    drop(client);
+    assert_eq!(reading.await.unwrap(), io::ErrorKind::InvalidData);
+    let payload = SPEAK_TLS.len() - 18;
+    assert_eq!(SPEAK_TLS[11] as usize, payload, "the length in the second frame");
+}
+
+#[tokio::test]
+async fn a_connection_that_takes_nothing_is_closed_once_memory_is_short_and_no_other_is() {
+    let budget = Budget::new(100, "test");
+    let patience = Duration::from_secs(20);
+    let rig = rig_with(8, false, Stalls { patience, memory: Arc::new([budget.clone()]) }).await;
+    let (_client, mut stuck) = rig.connect().await;
+    let (_other, mut moving) = rig.connect().await;
+    assert!(stuck.ticket.keep() && moving.ticket.keep());
+    let _lies = stuck.ticket.waiting().begin();
+    let mut byte = [0];
+    let mut room = None;
+    for period in 0..12 {
+        let _taken_at_once = moving.ticket.waiting().begin();
+        rig.clock.advance(patience / PERIODS);
+        assert!(futures::poll!(Box::pin(moving.read(&mut byte))).is_pending());
+        let read = futures::poll!(Box::pin(stuck.read(&mut byte)));
+        if room.is_none() {
+            assert!(read.is_pending(), "nobody wants its memory");
+        } else if let Poll::Ready(read) = read {
+            assert_eq!(read.unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
+            return;
+        }
+        if period == 4 {
+            room = budget.try_take(51, 0);
+            assert!(room.is_some());
+        }
+    }
+    panic!("it was never closed");
+}
