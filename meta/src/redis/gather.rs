@@ -2,7 +2,7 @@
 //!
 //! Must hold: a call is answered from what was read after it began; one that is given up takes
 //! nobody with it. While Redis does not answer, those that wait fail with those that asked: nobody
-//! waits for one time-out after the other.
+//! waits for one time-out after the other. Nobody waits for who will not ask any more.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -70,9 +70,10 @@ impl<K: Copy + Eq + Hash, Q, A> Gathering<K, Q, A> {
         key: K,
         ask: impl Fn(Vec<Q>) -> Asked,
     ) {
+        let mut runner = Runner { gathering: self, key, has_ended: false };
         // Who is about to ask comes along.
         tokio::task::yield_now().await;
-        while let Some(group) = self.next_group(key) {
+        while let Some(group) = self.next_group(&mut runner) {
             let (questions, senders): (Vec<_>, Vec<_>) =
                 group.into_iter().map(|call| (call.question, call.answer)).unzip();
             match ask(questions).await {
@@ -99,19 +100,43 @@ impl<K: Copy + Eq + Hash, Q, A> Gathering<K, Q, A> {
     }
 
     /// Takes those that wait; none when this runner is not needed any more.
-    fn next_group(&self, key: K) -> Option<Vec<Call<Q, A>>> {
+    fn next_group(&self, runner: &mut Runner<'_, K, Q, A>) -> Option<Vec<Call<Q, A>>> {
         let mut queues = self.queues();
-        let queue = queues.get_mut(&key)?;
+        let queue = queues.get_mut(&runner.key)?;
         queue.waiting.retain(|call| !call.answer.is_closed());
         if queue.waiting.is_empty() {
+            // In the same step, so that who comes next is a runner.
+            runner.has_ended = true;
             queue.under_way -= 1;
             if queue.under_way == 0 {
-                queues.remove(&key);
+                queues.remove(&runner.key);
             }
             return None;
         }
         let count = queue.waiting.len().min(CALLS_MAX);
         Some(queue.waiting.drain(..count).collect())
+    }
+}
+
+/// One that answers a queue, until nobody waits or something goes wrong in it.
+struct Runner<'a, K: Copy + Eq + Hash, Q, A> {
+    gathering: &'a Gathering<K, Q, A>,
+    key: K,
+    has_ended: bool,
+}
+
+impl<K: Copy + Eq + Hash, Q, A> Drop for Runner<'_, K, Q, A> {
+    /// One that broke off leaves those that wait to the other runners; without any they are let go.
+    fn drop(&mut self) {
+        if self.has_ended {
+            return;
+        }
+        let mut queues = self.gathering.queues();
+        let Some(queue) = queues.get_mut(&self.key) else { return };
+        queue.under_way = queue.under_way.saturating_sub(1);
+        if queue.under_way == 0 {
+            queues.remove(&self.key);
+        }
     }
 }
 
@@ -126,7 +151,48 @@ pub(super) struct Waiting<A>(oneshot::Receiver<Result<A, Failure>>);
 
 impl<A> Waiting<A> {
     pub(super) async fn answer(self) -> Result<A, Failure> {
-        let stopped = || Failure::because(Kind::Unavailable, "the server is stopping");
-        self.0.await.unwrap_or_else(|_| Err(stopped()))
+        let why = "whoever asked for it broke off: the server is stopping, or has met a fault";
+        self.0.await.unwrap_or_else(|_| Err(Failure::because(Kind::Unavailable, why)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use futures::future::join_all;
+
+    use super::*;
+
+    /// Asks for the double of a number; a zero makes whoever asks for it panic.
+    async fn double(gathering: &Arc<Gathering<(), u32, u32>>, number: u32) -> Result<u32, Failure> {
+        let (waiting, is_runner) = gathering.join((), number);
+        if is_runner {
+            let gathering = Arc::clone(gathering);
+            tokio::spawn(async move {
+                let ask = async |numbers: Vec<u32>| {
+                    tokio::task::yield_now().await;
+                    assert!(numbers.iter().all(|number| *number > 0), "a fault");
+                    Ok(numbers.into_iter().map(|number| number * 2).collect())
+                };
+                gathering.run((), ask).await;
+            });
+        }
+        waiting.answer().await
+    }
+
+    #[tokio::test]
+    async fn a_panic_in_those_that_ask_is_told_to_who_waits_and_the_next_call_is_answered() {
+        let gathering = Arc::new(Gathering::default());
+        for _ in 0..3 {
+            let calls = (0..CALLS_MAX as u32 * 3).map(|number| double(&gathering, number % 300));
+            let calls = tokio::time::timeout(Duration::from_secs(10), join_all(calls)).await;
+            let calls = calls.expect("nobody waits for ever");
+            assert!(calls.iter().any(Result::is_err), "nobody was told");
+            let answer = tokio::time::timeout(Duration::from_secs(10), double(&gathering, 4)).await;
+            assert_eq!(answer.expect("nobody waits for ever").ok(), Some(8));
+        }
+        assert!(gathering.queues().is_empty());
     }
 }
