@@ -22,7 +22,7 @@ use crate::settings::Settings;
 const PERIOD: Duration = Duration::from_secs(30);
 
 /// A dataset that has not changed is looked through again after this long, as copies may have been
-/// damaged or removed by hand; sooner and then later when it did not fit.
+/// damaged or removed by hand; sooner and then later when it did not fit, or could not be listed.
 const AGAIN: Duration = Duration::from_secs(15 * 60);
 
 /// Datasets that are looked at, and brought over, at once.
@@ -145,12 +145,17 @@ async fn bring(
     {
         return Some(seen);
     }
-    let kept = fast.bring(&prefix(dl_format::dataset_prefix(id))).await;
+    let brought = fast.bring(&prefix(dl_format::dataset_prefix(id))).await;
+    let is_whole = brought.as_ref().is_ok_and(|kept| kept.left_out == 0);
     let wait = match before {
-        _ if kept.left_out == 0 => AGAIN,
+        _ if is_whole => AGAIN,
         Some(seen) => AGAIN.min(seen.wait * 2),
         None => PERIOD,
     };
+    let kept = brought.unwrap_or_else(|error| {
+        tracing::warn!(dataset = %id, %error, "what the fast store is to keep can't be listed");
+        before.map(|seen| seen.kept).unwrap_or_default()
+    });
     Some(Seen { version, kept, again_at: parts.clock.monotonic() + wait, wait })
 }
 

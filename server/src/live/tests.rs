@@ -53,3 +53,28 @@ async fn a_kept_dataset_is_looked_through_when_it_changes_and_not_all_the_time()
     assert_eq!(fast.read_one(&object, range).await.unwrap(), vec![7; 9]);
     assert_eq!(fast.counts().hits, 1);
 }
+
+#[tokio::test]
+async fn a_kept_dataset_that_could_not_be_listed_is_looked_through_again_soon() {
+    let rig = crate::testing::rig().await;
+    let fast = TierStore::new(
+        Arc::clone(&rig.parts.store),
+        dl_store::memory(),
+        1 << 30,
+        Arc::clone(&rig.parts.clock),
+    );
+    let id = rig.create("kept").await;
+    rig.store_chunk(id, 1).await;
+    let keep = ["kept".parse::<Pattern>().unwrap()];
+    let mut seen = HashMap::new();
+    let refused = dl_runtime::fault::Fault::Before(dl_store::Kind::Unavailable);
+    // The names can be listed, and the dataset can't.
+    rig.store.script("list", [None, Some(refused)]);
+    let mut kept = Vec::new();
+    for _ in 0..2 {
+        rig.clock.advance(PERIOD);
+        let (looked, _) = rig.run(look_after(&rig.parts, &fast, &keep, &mut seen)).await;
+        kept.push(looked.unwrap().bytes > 0);
+    }
+    assert_eq!(kept, [false, true]);
+}

@@ -1,8 +1,9 @@
 //! Which objects the fast store holds a copy of, and which of them go when it is full.
 //!
-//! Must hold: a copy is served only while its object is known to exist; the bytes of all copies,
-//! those being made and those still to be removed included, never exceed the quota; each copy is
-//! removed by one task. What a call costs does not grow with the number of copies that are kept.
+//! Must hold: a copy of an earlier process is served only once its object was seen, and none after
+//! its object was deleted through this layer. No copy is made that would exceed the quota, with all
+//! others that are made or still to be removed; each is removed by one task. What a read costs does
+//! not grow with the number of copies.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound::{Included, Unbounded};

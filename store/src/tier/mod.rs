@@ -23,7 +23,7 @@ use dl_runtime::{Clock, Deadline};
 use futures::future::ready;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::JoinHandle;
 
 use self::copy::{COPIES, Cut};
@@ -33,6 +33,9 @@ use crate::{ByteRange, Error, Key, Kind, ObjectInfo, ObjectRange, Prefix, Store,
 
 /// Objects that are brought over at once, each in memory as a whole.
 const BROUGHT_AT_ONCE: usize = 2;
+
+/// Bytes of an object that is no larger than usual.
+const USUAL: u64 = 4 << 20;
 
 /// A fast store that takes longer to read is slow or stuck; the slow store is asked instead.
 const READ_PATIENCE: Duration = Duration::from_secs(2);
@@ -142,14 +145,20 @@ impl TierStore {
 
     /// Brings all objects below a prefix over that are not there. Objects that come later are for
     /// the next call.
-    pub async fn bring(&self, prefix: &Prefix) -> Kept {
+    ///
+    /// # Errors
+    /// As the listing fails: what it had said until then is brought over, and what it did not say
+    /// is for the next call.
+    pub async fn bring(&self, prefix: &Prefix) -> Result<Kept, Error> {
         let tier = &self.tier;
         while !tier.is_ready() {
             tier.clock.sleep(RESTED).await;
         }
-        // What a listing that fails did not say, it may say the next time.
-        let listed = tier.slow.list(prefix).take_while(|object| ready(object.is_ok()));
-        let listed = listed.filter_map(|object| ready(object.ok()));
+        let mut cut = None;
+        let listed = tier.slow.list(prefix).filter_map(|object| {
+            // A listing ends with its error.
+            ready(object.map_err(|error| cut = Some(error)).ok())
+        });
         let looked_at = listed.map(|ObjectInfo { key, size }| async move {
             tier.index().prove(&key);
             if let Some(name) = copy::name(&key)
@@ -160,15 +169,16 @@ impl TierStore {
             }
             (tier.index().has(&key), size)
         });
-        let mut looked_at = std::pin::pin!(looked_at.buffer_unordered(LOOKED_AT_ONCE));
-        let mut kept = Kept::default();
-        while let Some((is_there, size)) = looked_at.next().await {
+        let looked_at = looked_at.buffer_unordered(LOOKED_AT_ONCE);
+        let kept = looked_at.fold(Kept::default(), |mut kept, (is_there, size)| {
             match is_there {
                 true => kept.bytes += size,
                 false => kept.left_out += 1,
             }
-        }
-        kept
+            ready(kept)
+        });
+        let kept = kept.await;
+        cut.map_or(Ok(kept), Err)
     }
 
     /// What it did so far.
@@ -236,15 +246,20 @@ impl Tier {
 
     async fn take_stock(&self) {
         let mut useless = Vec::new();
-        let count = |copy: ObjectInfo| {
-            match copy::original(&copy.key) {
-                Some(key) => self.index().found(ObjectInfo { key, size: copy.size }, copy.key),
-                None => useless.push(copy.key),
-            }
-            futures::future::ok(())
-        };
         let copies = Prefix::new(COPIES).expect("the name of the folder is a key");
-        let counted = self.fast.list(&copies).try_for_each(count).await;
+        let mut copies = self.fast.list(&copies);
+        let counted = loop {
+            // There may be very many: what must not take long is to hear of the next one.
+            let next = self.in_time(WRITE_PATIENCE, "list copies in", copies.try_next()).await;
+            match next.and_then(|next| next) {
+                Ok(Some(copy)) => match copy::original(&copy.key) {
+                    Some(key) => self.index().found(ObjectInfo { key, size: copy.size }, copy.key),
+                    None => useless.push(copy.key),
+                },
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
         // Room that is not counted.
         for name in useless {
             let removed =
@@ -410,13 +425,28 @@ impl Tier {
         })
     }
 
+    /// All of an object, with its place in memory. It is there twice when it is cut into pages, so
+    /// a large one comes alone.
+    async fn body(&self, key: &Key) -> Option<(Bytes, SemaphorePermit<'_>)> {
+        let place = self.bringing.acquire().await.expect("the semaphore is never closed");
+        let usual = ByteRange(Span::UpTo(USUAL + 1));
+        let body = self.slow.read_one(key, usual).await.ok()?;
+        if body.len() as u64 <= USUAL {
+            return Some((body, place));
+        }
+        drop((body, place));
+        let all = self.bringing.acquire_many(BROUGHT_AT_ONCE as u32).await;
+        let all = all.expect("the semaphore is never closed");
+        Some((self.slow.read_all(key).await.ok()?, all))
+    }
+
     async fn fetch(self: &Arc<Self>, key: &Key, name: &Key) {
-        let _place = self.bringing.acquire().await.expect("the semaphore is never closed");
-        let pages = match self.slow.read_all(key).await {
-            Ok(body) if self.is_rested() => copy::pages(key, &body),
+        let pages = match self.body(key).await {
+            Some((body, place)) if self.is_rested() => (copy::pages(key, &body), place),
             // Deleted meanwhile, or not to be had: whoever reads it next is told, or tries again.
-            Ok(_) | Err(_) => return self.index().fail(key, false),
+            Some(_) | None => return self.index().fail(key, false),
         };
+        let (pages, _place) = pages;
         let now = self.clock.monotonic();
         let Some(in_the_way) = self.index().reserve(key, pages.len() as u64, now) else {
             return self.index().fail(key, false);

@@ -1,5 +1,7 @@
 //! The tier over stores in memory, with faults before the fast one, by a clock that is set.
 
+mod slow;
+
 use std::time::UNIX_EPOCH;
 
 use dl_runtime::fault::{CutPoint, Fault, Faults, Rates};
@@ -361,13 +363,13 @@ async fn what_is_to_be_kept_is_brought_over_and_stays() {
     rig.read(&other).await.unwrap();
     let a = Prefix::new("a").unwrap();
     rig.tier.keep(vec![a.clone(), Prefix::new("a-b").unwrap()]);
-    let kept = rig.tier.bring(&a).await;
+    let kept = rig.tier.bring(&a).await.unwrap();
     assert_eq!(kept, Kept { bytes: 300, left_out: 0 }, "what was just read went for it");
     rig.clock.advance(KEPT * 2);
     rig.read(&other).await.unwrap();
     assert_eq!(rig.copies().await, [one.clone(), two, three], "it stays though nobody reads it");
     rig.create(std::slice::from_ref(&late)).await;
-    assert_eq!(rig.tier.bring(&a).await, Kept { bytes: 300, left_out: 1 });
+    assert_eq!(rig.tier.bring(&a).await.unwrap(), Kept { bytes: 300, left_out: 1 });
     rig.tier.keep(Vec::new());
     rig.read(&other).await.unwrap();
     assert!(rig.copies().await.contains(&other), "nothing is kept any more");
@@ -389,7 +391,7 @@ async fn copies_of_an_earlier_process_are_kept_without_being_brought_again() {
     tier.quiet().await;
     let a = Prefix::new("a").unwrap();
     tier.keep(vec![a.clone()]);
-    let kept = tier.bring(&a).await;
+    let kept = tier.bring(&a).await.unwrap();
     assert_eq!((kept, tier.counts().brought), (Kept { bytes: 100, left_out: 0 }, 0));
 }
 
