@@ -3,6 +3,8 @@
 //! Must hold: the chunk store says which datasets live; a record in the metadata never outlives
 //! the name it was made for. A dataset whose metadata was lost is noticed and refused.
 
+use std::collections::HashSet;
+
 use dl_format::{ChunkShape, DatasetId, DatasetName, NameRecord, NameState, Stamp, dataset_prefix};
 use dl_meta::{DatasetInfo, DatasetRecord, DatasetState};
 use dl_proto::{Dataset, Kind, Role};
@@ -12,11 +14,14 @@ use futures::{StreamExt, TryStreamExt, stream};
 use crate::auth::Caller;
 use crate::error::Error;
 use crate::identity::refuse_lost;
-use crate::names::{self, Deleted, Named};
+use crate::names::{self, Deleted, Named, Past};
 use crate::parts::{Parts, prefix};
 
 /// Deleted datasets that are swept at once.
 const DATASETS_AT_ONCE: usize = 8;
+
+/// Datasets without metadata whose objects are looked for at once.
+const LOOKED_AT_ONCE: usize = 16;
 
 /// Deletions of objects that are in flight at once while a dataset is swept.
 const SWEEPS_AT_ONCE: usize = 16;
@@ -94,14 +99,25 @@ pub(crate) async fn list(parts: &Parts, caller: &Caller) -> Result<Vec<Dataset>,
     found.retain(|info| caller.may(Role::Read, &info.record.name));
     let names = names::shared(parts).await?;
     let is_seen = |name: &DatasetName| caller.may(Role::Read, name);
+    let known: HashSet<DatasetId> = found.iter().map(|info| info.record.id).collect();
+    let mut unknown = Vec::new();
     for (name, named) in names.live().filter(|(name, _)| is_seen(name)) {
-        let id = named.record.dataset;
-        if !found.iter().any(|info| info.record.id == id) && has_objects(parts, name, id).await? {
-            return Err(lost(name));
+        if !known.contains(&named.record.dataset) {
+            unknown.push((name.clone(), named.record.dataset));
         }
     }
-    let is_known = |name: &DatasetName| found.iter().any(|info| info.record.name == *name);
-    let mut unread = names.unread.iter().filter(|(name, _)| is_seen(name) && !is_known(name));
+    let looked_at = stream::iter(unknown).map(|(name, id)| async move {
+        let is_lost = has_objects(parts, &name, id).await?;
+        Ok::<_, Error>(is_lost.then_some(name))
+    });
+    let mut looked_at = std::pin::pin!(looked_at.buffered(LOOKED_AT_ONCE));
+    while let Some(lost_one) = looked_at.try_next().await? {
+        if let Some(name) = lost_one {
+            return Err(lost(&name));
+        }
+    }
+    let known: HashSet<&DatasetName> = found.iter().map(|info| &info.record.name).collect();
+    let mut unread = names.unread.iter().filter(|(name, _)| is_seen(name) && !known.contains(name));
     if let Some((name, error)) = unread.next() {
         return Err(Error::new(error.kind, "list dataset", name, error.chain()));
     }
@@ -249,7 +265,7 @@ async fn is_of_other_name(parts: &Parts, name: &DatasetName, id: DatasetId) -> R
     }
 }
 
-async fn forget(parts: &Parts, id: DatasetId) -> Result<(), Error> {
+pub(crate) async fn forget(parts: &Parts, id: DatasetId) -> Result<(), Error> {
     let dropped = parts.meta.drop_dataset(id).await;
     dropped.map_err(|error| Error::meta("forget dataset", id, error))
 }
@@ -270,8 +286,8 @@ async fn sweep(parts: &Parts, id: DatasetId) -> Result<u64, Error> {
 
 /// Removes what is left of datasets whose names say that they are deleted; gives how many objects
 /// those were.
-pub(crate) async fn sweep_deleted(parts: &Parts) -> Result<u64, Error> {
-    let deleted = stream::iter(names::deleted(parts).await?);
+pub(crate) async fn sweep_deleted(parts: &Parts, past: Past) -> Result<u64, Error> {
+    let deleted = stream::iter(names::deleted(parts, past).await?);
     let swept = deleted.map(|deleted| async move { finish(parts, &deleted).await });
     let swept = swept.buffer_unordered(DATASETS_AT_ONCE);
     swept.try_fold(0, |sum, removed| async move { Ok(sum + removed) }).await
@@ -293,15 +309,24 @@ async fn finish(parts: &Parts, deleted: &Deleted) -> Result<u64, Error> {
 /// Ends what a crash left half done: datasets whose names say that they are deleted go, those
 /// that were about to be deleted stay.
 pub(crate) async fn finish_deletions(parts: &Parts) -> Result<(), Error> {
-    match sweep_deleted(parts).await {
+    match sweep_deleted(parts, Past::Untidied).await {
         Err(error) if parts.settings.is_read_only() => {
             let why = error.chain();
             tracing::warn!(why, "deletions that were cut off are left for a later start");
         }
         swept => drop(swept?),
     }
-    let known = parts.meta.datasets().await;
-    for info in known.map_err(|error| Error::meta("list", "datasets", error))? {
+    let known = match parts.meta.datasets().await {
+        Ok(known) => known,
+        // What was lost while no server ran can only be brought back through one that runs.
+        Err(error) if parts.meta.damage().await.is_ok_and(|damage| damage.is_some()) => {
+            let why = Error::meta("list", "datasets", error).chain();
+            tracing::warn!(why, "deletions that were about to begin are left for a later start");
+            return Ok(());
+        }
+        Err(error) => return Err(Error::meta("list", "datasets", error)),
+    };
+    for info in known {
         let DatasetRecord { name, id, state, .. } = info.record;
         if state != DatasetState::Ending {
             continue;
@@ -360,3 +385,6 @@ fn describe(info: DatasetInfo) -> Dataset {
         bytes: info.bytes,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,13 +3,15 @@
 //!
 //! Must hold: no request reaches a method without a caller and that method's rule; no more request
 //! messages are received at a time than fit into memory, and what is not received yet is counted; a
-//! client that stops in the middle of one is given up.
+//! client that stops in the middle of one is given up, and so is one that waits too long for those
+//! before it.
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use dl_runtime::{Clock, Deadline};
 use tokio::sync::Semaphore;
 use tonic::Status;
 use tonic::body::Body;
@@ -48,21 +50,24 @@ pub(crate) struct GuardLayer {
     room: Arc<Semaphore>,
     line: Arc<Semaphore>,
     patience: Duration,
+    clock: Arc<dyn Clock>,
     auth: Arc<Auth>,
     settings: Settings,
     metrics: Arc<Metrics>,
 }
 
 impl GuardLayer {
-    /// Gives up clients that send nothing for `patience` in the middle of a request.
+    /// Gives up clients that send nothing for `patience` in the middle of a request, and requests
+    /// that wait that long for those before them.
     pub(crate) fn new(
         patience: Duration,
+        clock: Arc<dyn Clock>,
         auth: Arc<Auth>,
         settings: Settings,
         metrics: Arc<Metrics>,
     ) -> Self {
         let (room, line) = (Arc::new(Semaphore::new(AT_ONCE)), Arc::new(Semaphore::new(IN_LINE)));
-        Self { room, line, patience, auth, settings, metrics }
+        Self { room, line, patience, clock, auth, settings, metrics }
     }
 
     /// Lets a request through to its method, or gives the answer to who may not ask.
@@ -164,8 +169,70 @@ where
                 return inner.call(request).await.map(|response| measured.answer(response));
             }
             let request = request.map(|body| Body::new(TimeoutBody::new(limits.patience, body)));
-            let _place = limits.room.acquire().await.expect("the semaphore is never closed");
+            let clock = &*limits.clock;
+            let deadline = Deadline::after(clock, limits.patience);
+            let Ok(place) = deadline.bound(clock, limits.room.acquire()).await else {
+                let status = Status::unavailable("this server is busy with others; try again");
+                return Ok(measured.answer(status.into_http()));
+            };
+            let _place = place.expect("the semaphore is never closed");
             inner.call(request).await.map(|response| measured.answer(response))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::time::UNIX_EPOCH;
+
+    use dl_runtime::ManualClock;
+    use futures::{FutureExt, future};
+
+    use super::*;
+
+    /// Never answers.
+    #[derive(Debug, Clone)]
+    struct Stuck;
+
+    impl Service<Request<Body>> for Stuck {
+        type Response = Response<Body>;
+        type Error = Infallible;
+        type Future = future::Pending<Result<Response<Body>, Infallible>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: Request<Body>) -> Self::Future {
+            future::pending()
+        }
+    }
+
+    #[tokio::test]
+    async fn who_waits_behind_requests_that_get_no_answer_is_told_so_in_time() {
+        let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
+        let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
+        let patience = Duration::from_secs(30);
+        let auth = Arc::new(Auth::new(None, Arc::clone(&time)));
+        let metrics = Arc::new(Metrics::new(Arc::clone(&time)));
+        let guard = GuardLayer::new(patience, time, auth, Settings::default(), metrics);
+        let mut guard = guard.layer(Stuck);
+        let mut ask = || {
+            let path = format!("{}GetDataset", auth::SERVICE);
+            guard.call(Request::builder().uri(path).body(Body::empty()).expect("a request"))
+        };
+        // Their places are taken, and nothing is waited for.
+        let mut stuck: Vec<_> = (0..AT_ONCE).map(|_| ask()).collect();
+        assert!(stuck.iter_mut().all(|request| request.now_or_never().is_none()));
+        let mut waiting: Vec<_> = (0..20).map(|_| ask()).collect();
+        assert!(waiting.iter_mut().all(|request| request.now_or_never().is_none()));
+        clock.advance(patience);
+        let answers = tokio::time::timeout(patience, future::join_all(waiting)).await;
+        for answer in answers.expect("they wait on") {
+            let answer = answer.expect("an answer");
+            let status = answer.headers().get("grpc-status").expect("a status");
+            assert_eq!(status, "14", "unavailable");
+        }
     }
 }

@@ -23,6 +23,7 @@ mod http;
 mod identity;
 mod late;
 mod lease;
+mod listener;
 mod live;
 mod mend;
 mod metrics;
@@ -42,6 +43,8 @@ mod shown;
 mod source;
 mod stalled;
 mod survey;
+#[cfg(test)]
+mod testing;
 mod tls;
 mod unread;
 mod verify;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use dl_format::{DatasetName, NameRecord, NameState, name_key, name_prefix, parse_name_key};
 use dl_proto::Kind;
+use dl_runtime::Deadline;
 use dl_store::{Prefix, StoreExt};
 use futures::{StreamExt, stream};
 
@@ -36,27 +37,50 @@ pub(crate) async fn recent(parts: &Parts) -> Result<Arc<Names>, Error> {
     shared_since(parts, parts.clock.monotonic().saturating_sub(RECENT)).await
 }
 
+/// What was read since `began`. While the chunk store does not answer, those that wait fail with
+/// the reading that goes on: nobody waits for one time-out after the other, nor for longer than
+/// the patience of a request.
 async fn shared_since(parts: &Parts, began: Duration) -> Result<Arc<Names>, Error> {
-    if let Some(names) = parts.roll.since(began) {
-        return Ok(names);
+    const ACTION: &str = "read the names of";
+    let patience = parts.limits.patience;
+    let deadline = Deadline::after(&*parts.clock, patience);
+    loop {
+        if let Some(names) = parts.roll.since(began) {
+            return Ok(names);
+        }
+        let reading = parts.roll.reading(parts.clock.monotonic(), || {
+            let parts = parts.clone();
+            async move { all(&parts).await }
+        });
+        match deadline.bound(&*parts.clock, reading).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                return Err(Error::new(error.kind, ACTION, "datasets", error.chain()));
+            }
+            Err(_) => {
+                let why =
+                    format!("the chunk store has not told them within {patience:?}; try again");
+                return Err(Error::new(Kind::Unavailable, ACTION, "datasets", why));
+            }
+        }
     }
-    let _turn = parts.roll.turn().await;
-    if let Some(names) = parts.roll.since(began) {
-        return Ok(names);
-    }
-    let now = parts.clock.monotonic();
-    let names = Arc::new(all(parts).await?);
-    parts.roll.put(now, &names);
-    Ok(names)
 }
 
 /// What `name` points to; none when it was never used.
 pub(crate) async fn newest(parts: &Parts, name: &DatasetName) -> Result<Option<Named>, Error> {
-    let found = list(parts, &prefix(name_prefix(name))).await?;
-    match found.into_iter().next_back() {
-        Some((_, generation)) => Ok(Some(read(parts, name, generation).await?)),
+    match newest_generation(parts, name).await? {
+        Some(generation) => Ok(Some(read(parts, name, generation).await?)),
         None => Ok(None),
     }
+}
+
+/// The generation that holds, whether it can be read or not; none when the name was never used.
+pub(crate) async fn newest_generation(
+    parts: &Parts,
+    name: &DatasetName,
+) -> Result<Option<u32>, Error> {
+    let found = list(parts, &prefix(name_prefix(name))).await?;
+    Ok(found.into_iter().next_back().map(|(_, generation)| generation))
 }
 
 /// What every name points to.
@@ -88,16 +112,26 @@ pub(crate) struct Deleted {
     spent: Vec<u32>,
 }
 
-/// All deletions that were not tidied up, also of names that were used again. One listing, and a
-/// reading for each name that has several generations: a name that has one is live, or all of its
-/// past is gone.
-pub(crate) async fn deleted(parts: &Parts) -> Result<Vec<Deleted>, Error> {
+/// Which deletions are looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Past {
+    /// Those that were not tidied up, also of names that were used again. One listing, and a reading
+    /// for each name that has several generations: a name that has one is live, or all of its past
+    /// is gone.
+    Untidied,
+    /// Besides, those of names that were not used again, with a reading for each name: who wrote
+    /// something and died behind the tidying has left it there.
+    All,
+}
+
+/// Deletions of which something may be left.
+pub(crate) async fn deleted(parts: &Parts, past: Past) -> Result<Vec<Deleted>, Error> {
     let found = list(parts, &prefix(dl_format::NAMES_PREFIX.to_owned())).await?;
     let mut all: BTreeMap<DatasetName, Vec<u32>> = BTreeMap::new();
     for (name, generation) in found {
         all.entry(name).or_default().push(generation);
     }
-    all.retain(|_, generations| generations.len() > 1);
+    all.retain(|_, generations| past == Past::All || generations.len() > 1);
     let mut each = Vec::new();
     for (name, generations) in &all {
         each.extend(generations.iter().map(|generation| (name.clone(), *generation)));

@@ -1,12 +1,16 @@
 //! What all names of datasets point to, and the last reading of them, which many share.
 //!
-//! Must hold: whoever shares a reading knows when it began.
+//! Must hold: whoever shares a reading knows when it began; at most one goes on, and no lock is
+//! held meanwhile.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dl_format::{DatasetName, NameRecord, NameState};
-use tokio::sync::{Semaphore, SemaphorePermit};
+use dl_proto::Kind;
+use futures::FutureExt;
+use futures::future::{BoxFuture, Shared};
+use tokio::task::AbortHandle;
 
 use crate::error::Error;
 
@@ -47,33 +51,58 @@ impl Names {
 /// When a reading began, and what it gave.
 type Read = (Duration, Arc<Names>);
 
+/// What a reading that goes on will give to all who wait for it.
+pub(crate) type Reading = Shared<BoxFuture<'static, Result<(), Arc<Error>>>>;
+
 /// What dataset names were last read as, for all who ask at the same time.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Roll {
-    turn: Arc<Semaphore>,
-    last: Arc<Mutex<Option<Read>>>,
+    readings: Arc<Mutex<Readings>>,
 }
 
-impl Default for Roll {
-    fn default() -> Self {
-        Self { turn: Arc::new(Semaphore::new(1)), last: Arc::default() }
-    }
+#[derive(Debug, Default)]
+struct Readings {
+    last: Option<Read>,
+    /// The latest one, and whether it goes on.
+    latest: Option<(AbortHandle, Reading)>,
 }
 
 impl Roll {
+    fn readings(&self) -> MutexGuard<'_, Readings> {
+        self.readings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// What was read, if that began then or later.
     pub(crate) fn since(&self, began: Duration) -> Option<Arc<Names>> {
-        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        last.as_ref().filter(|(at, _)| *at >= began).map(|(_, names)| Arc::clone(names))
+        let readings = self.readings();
+        readings.last.as_ref().filter(|(at, _)| *at >= began).map(|(_, names)| Arc::clone(names))
     }
 
-    /// Waits until nobody else reads.
-    pub(crate) async fn turn(&self) -> SemaphorePermit<'_> {
-        self.turn.acquire().await.expect("the semaphore is never closed")
-    }
-
-    pub(crate) fn put(&self, began: Duration, names: &Arc<Names>) {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        *last = Some((began, Arc::clone(names)));
+    /// The reading that goes on; one that `read` begins when none does. It goes on when nobody waits
+    /// for it any more.
+    pub(crate) fn reading<R>(&self, now: Duration, read: impl FnOnce() -> R) -> Reading
+    where
+        R: Future<Output = Result<Names, Error>> + Send + 'static,
+    {
+        let mut readings = self.readings();
+        if let Some((task, reading)) = &readings.latest
+            && !task.is_finished()
+        {
+            return reading.clone();
+        }
+        let (roll, read) = (self.clone(), read());
+        let read = tokio::spawn(async move {
+            let names = read.await?;
+            roll.readings().last = Some((now, Arc::new(names)));
+            Ok(())
+        });
+        let task = read.abort_handle();
+        let reading = async move {
+            let fault = |why| Error::new(Kind::Internal, "read the names of", "datasets", why);
+            read.await.unwrap_or_else(|why| Err(fault(why))).map_err(Arc::new)
+        };
+        let reading = reading.boxed().shared();
+        readings.latest = Some((task, reading.clone()));
+        reading
     }
 }

@@ -141,7 +141,13 @@ pub async fn serve(doors: Doors, parts: Parts, shutdown: Shutdown) -> Result<(),
         })?;
     }
     let server = server
-        .layer(GuardLayer::new(parts.limits.patience, auth, settings, Arc::clone(&metrics)))
+        .layer(GuardLayer::new(
+            parts.limits.patience,
+            Arc::clone(&parts.clock),
+            auth,
+            settings,
+            Arc::clone(&metrics),
+        ))
         .layer(HeldLayer)
         .add_service(service)
         .add_service(health)

@@ -1,6 +1,9 @@
 //! Reading names, and what a start costs when many were used before.
 
+use dl_runtime::fault::Fault;
+
 use super::*;
+use crate::testing::rig;
 
 #[test]
 fn the_nearest_name_is_the_one_that_was_meant() {
@@ -143,4 +146,33 @@ async fn a_start_reads_no_name_whose_past_is_tidied_up_and_tidies_the_others() {
         assert_eq!(lives, name.as_str() >= "used-5", "{name}");
         assert!(newest.record.dataset == id && newest.generation >= 3, "{name}");
     }
+}
+
+#[tokio::test]
+async fn all_who_ask_for_names_while_the_store_is_silent_are_told_so_at_the_same_time() {
+    let rig = rig().await;
+    rig.create("there").await;
+    rig.clock.advance(RECENT * 2);
+    let patience = rig.parts.limits.patience.as_secs() as u32;
+    let listed = rig.counters.counts().lists;
+    rig.store.script("list", [Some(Fault::Delay(Duration::from_secs(3600)))]);
+    let asked = futures::future::join_all((0..50).map(|_| shared(&rig.parts)));
+    let (answers, seconds) = rig.run(asked).await;
+    for answer in answers {
+        assert_eq!(answer.unwrap_err().kind, Kind::Unavailable);
+    }
+    assert!(seconds <= patience + 1, "{seconds} s");
+    // The one reading goes on, and is there for who asks for what was a moment ago.
+    rig.clock.advance(Duration::from_secs(3600));
+    let (names, _) = rig.run(shared(&rig.parts)).await;
+    assert_eq!(names.unwrap().live().count(), 1);
+    let listed = rig.counters.counts().lists - listed;
+    assert!(listed <= 2, "{listed} listings");
+    rig.clock.advance(RECENT * 2);
+    // One that fails is told to who waits for it, and to nobody later.
+    rig.store.script("list", [Some(Fault::Before(dl_store::Kind::Denied))]);
+    let asked = futures::future::join_all((0..50).map(|_| shared(&rig.parts)));
+    let (answers, _) = rig.run(asked).await;
+    assert!(answers.into_iter().all(|answer| answer.unwrap_err().kind == Kind::Denied));
+    assert!(rig.run(shared(&rig.parts)).await.0.is_ok());
 }

@@ -26,6 +26,7 @@ use crate::catalog;
 use crate::commit;
 use crate::error::Error;
 use crate::headers::read_header;
+use crate::listener::Listener;
 use crate::names;
 use crate::parts::{Budget, Parts};
 use crate::recover;
@@ -43,8 +44,8 @@ const REMOVALS_AT_ONCE: usize = 16;
 
 const ACTION: &str = "purge dataset";
 
-/// Where it is told how far a purge is.
-type Progress = mpsc::Sender<Reply<PurgeProgress>>;
+/// Whoever is told how far a purge is.
+type Progress<'a> = Listener<'a, PurgeProgress>;
 
 /// Purges what a request names; tells how far it is through `progress`.
 pub(crate) async fn purge(
@@ -52,7 +53,19 @@ pub(crate) async fn purge(
     memory: &Budget,
     request: PurgeRequest,
     caller: &Caller,
-    progress: &Progress,
+    progress: &mpsc::Sender<Reply<PurgeProgress>>,
+) -> Result<(), Error> {
+    let progress = Listener::new(parts, progress);
+    purge_all(parts, memory, request, caller, &progress).await?;
+    progress.end()
+}
+
+async fn purge_all(
+    parts: &Parts,
+    memory: &Budget,
+    request: PurgeRequest,
+    caller: &Caller,
+    progress: &Progress<'_>,
 ) -> Result<(), Error> {
     let damage = parts.meta.damage().await;
     let damage = damage.map_err(|error| Error::meta("look for damage in", &parts.meta, error))?;
@@ -79,7 +92,7 @@ pub(crate) async fn purge(
             purge.end_with(&error).await;
         }
     }
-    let swept = catalog::sweep_deleted(parts).await?;
+    let swept = catalog::sweep_deleted(parts, names::Past::All).await?;
     tracing::debug!(swept, "removed what deleted datasets had left");
     match incomplete {
         Some(kind) if kind.is_retryable() => {
@@ -96,7 +109,7 @@ struct Purge<'a> {
     memory: &'a Budget,
     name: &'a DatasetName,
     grace: Duration,
-    progress: &'a Progress,
+    progress: &'a Progress<'a>,
     state: PurgeProgress,
     /// Problems are told once.
     told: HashSet<String>,
@@ -110,7 +123,7 @@ impl<'a> Purge<'a> {
         memory: &'a Budget,
         name: &'a DatasetName,
         grace: Duration,
-        progress: &'a Progress,
+        progress: &'a Progress<'a>,
     ) -> Self {
         let state = PurgeProgress { dataset: name.to_string(), ..PurgeProgress::default() };
         let (told, damaged) = (HashSet::new(), HashSet::new());
@@ -436,9 +449,9 @@ impl<'a> Purge<'a> {
 
     /// Says how far it is.
     async fn tell(&mut self) {
-        // The purge goes on when nobody listens.
-        let _ = self.progress.send(Reply::More(self.state.clone())).await;
-        self.state.problems.clear();
+        if self.progress.tell(self.state.clone()).await {
+            self.state.problems.clear();
+        }
     }
 }
 

@@ -11,18 +11,19 @@ use dl_store::ObjectInfo;
 use futures::FutureExt;
 use futures::future::FusedFuture;
 use futures::stream::{self, StreamExt, TryStreamExt};
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::found::{Doubt, Lot, Search};
-use crate::answer::Reply;
+use super::shares::Shares;
 use crate::catalog;
 use crate::error::Error;
 use crate::headers::read_header;
 use crate::late::Late;
-use crate::names::Named;
+use crate::listener::Listener;
+use crate::names::{self, Named};
 use crate::parts::Parts;
 
-/// Headers that are read at once: enough to hide the latency of a bucket.
+/// Headers of one dataset that are read at once, as far as all of them together leave it any.
 const READS_AT_ONCE: usize = 64;
 /// Lots that are found ahead of the reads.
 const LOTS_AHEAD: usize = 2;
@@ -42,7 +43,8 @@ pub(super) struct Recovery<'a> {
     pub(super) since: Option<u64>,
     /// From which on its word is doubted.
     pub(super) doubted: Option<u64>,
-    pub(super) progress: &'a mpsc::Sender<Reply<RecoverProgress>>,
+    pub(super) progress: &'a Listener<'a, RecoverProgress>,
+    pub(super) shares: &'a Shares,
 }
 
 /// How far the objects of a dataset were read.
@@ -58,7 +60,7 @@ pub(super) enum Read {
 #[derive(Debug)]
 pub(super) struct Progress<'a> {
     state: RecoverProgress,
-    to: &'a mpsc::Sender<Reply<RecoverProgress>>,
+    to: &'a Listener<'a, RecoverProgress>,
 }
 
 /// What was found, on its way through the steps.
@@ -67,8 +69,8 @@ enum Step {
     Lot { listed: u64, to_read: u64, problems: Vec<String> },
     /// One of its objects.
     Found(ChunkId, ObjectInfo),
-    /// One that was read.
-    Read(Box<(ChunkId, ObjectInfo, Result<Header, Error>)>),
+    /// One that was read, and the place of its header in memory.
+    Read(Box<(ChunkId, ObjectInfo, Result<Header, Error>)>, OwnedSemaphorePermit),
     /// One that is done.
     Done(Done),
 }
@@ -88,7 +90,7 @@ enum Done {
 }
 
 impl<'a> Progress<'a> {
-    pub(super) fn of(name: &DatasetName, to: &'a mpsc::Sender<Reply<RecoverProgress>>) -> Self {
+    pub(super) fn of(name: &DatasetName, to: &'a Listener<'a, RecoverProgress>) -> Self {
         let state = RecoverProgress {
             dataset: name.to_string(),
             listed: 0,
@@ -114,9 +116,9 @@ impl<'a> Progress<'a> {
 
     /// Says how far it is. Problems are told once.
     async fn tell(&mut self) {
-        // The recovery goes on when nobody listens.
-        let _ = self.to.send(Reply::More(self.state.clone())).await;
-        self.state.problems.clear();
+        if self.to.tell(self.state.clone()).await {
+            self.state.problems.clear();
+        }
     }
 
     /// The same, unless there is nothing new but numbers and the last ones are still on their way.
@@ -124,7 +126,7 @@ impl<'a> Progress<'a> {
         if !self.state.problems.is_empty() {
             self.tell().await;
         } else if self.state.checked.is_multiple_of(TELL_EVERY) {
-            let _ = self.to.try_send(Reply::More(self.state.clone()));
+            self.to.mention(self.state.clone());
         }
     }
 }
@@ -146,7 +148,7 @@ impl Recovery<'_> {
         // What a log that was lost knows is doubted from its beginning, whatever was asked for.
         let since = self.since.filter(|_| whole).unwrap_or(0);
         let doubt = Doubt { from: self.doubted.map(|doubted| doubted.max(since)) };
-        let search = Search { parts: self.parts, name, id, doubt };
+        let search = Search { parts: self.parts, name, id, doubt, shares: self.shares };
         let mut progress = Progress::of(name, self.progress);
         let (mut unread, mut read) = (false, Read::Whole);
         let (sender, mut lots) = mpsc::channel(LOTS_AHEAD);
@@ -224,12 +226,27 @@ impl Recovery<'_> {
         if self.doubted.is_none() {
             return true;
         }
-        match self.parts.meta.record_named(name).await {
-            Ok(Some(record)) => {
-                let record = DatasetRecord { state: DatasetState::Recovering, ..record };
-                self.parts.meta.put_dataset(&record).await.is_ok()
+        let record = match self.parts.meta.record_named(name).await {
+            Ok(Some(record)) => record,
+            Ok(None) => return true,
+            Err(_) => return false,
+        };
+        let id = record.id;
+        let aside = DatasetRecord { state: DatasetState::Recovering, ..record };
+        match self.parts.meta.put_dataset(&aside).await {
+            Ok(()) => {}
+            // The name stands for another dataset by now.
+            Err(error) if error.kind == dl_meta::Kind::Conflict => return true,
+            Err(_) => return false,
+        }
+        // Whoever deletes first changes the name and then the metadata, so that one of us sees it:
+        // the next generation of a name that stood for a dataset is its deletion, also one that
+        // can't be read.
+        match names::newest_generation(self.parts, name).await {
+            Ok(Some(newest)) if newest > aside.generation => {
+                catalog::forget(self.parts, id).await.is_ok()
             }
-            Ok(None) => true,
+            Ok(_) => true,
             Err(_) => false,
         }
     }
@@ -243,15 +260,16 @@ impl Recovery<'_> {
     async fn read(&self, step: Step) -> Result<Step, Error> {
         Ok(match step {
             Step::Found(chunk, object) => {
+                let place = self.shares.header().await;
                 let header = read_header(self.parts, &object.key).await;
-                Step::Read(Box::new((chunk, object, header)))
+                Step::Read(Box::new((chunk, object, header)), place)
             }
             step => step,
         })
     }
 
     async fn adopt(&self, named: Named, step: Step) -> Result<Step, Error> {
-        let Step::Read(read) = step else { return Ok(step) };
+        let Step::Read(read, _place) = step else { return Ok(step) };
         let (chunk, object, header) = *read;
         let header = match header {
             Ok(header) => header,

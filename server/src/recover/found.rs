@@ -1,8 +1,8 @@
 //! Which objects of a dataset a recovery has to read: what the chunk store holds, beside what the
 //! log knows.
 //!
-//! Must hold: memory is bounded by [`KNOWN_MAX`] ids and by what lies in a few folders, however
-//! many objects there are; that the log lacks an object is never overlooked.
+//! Must hold: memory is bounded by the share of the dataset and by what lies in a few folders,
+//! however many objects there are; that the log lacks an object is never overlooked.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,11 +13,10 @@ use dl_format::{
 use dl_store::{Key, ObjectInfo, Prefix};
 use futures::stream::{self, Stream, StreamExt, TryStreamExt};
 
+use super::shares::{Room, Shares};
 use crate::error::Error;
 use crate::parts::{Parts, prefix};
 
-/// Ids of the log in memory at once, 16 bytes each.
-const KNOWN_MAX: usize = 2 << 20;
 /// Objects asked of the log at once.
 const LOG_PAGE: usize = 10_000;
 /// Objects of a lot, as many as a bucket lists at once.
@@ -51,6 +50,7 @@ pub(super) struct Search<'a> {
     pub(super) name: &'a DatasetName,
     pub(super) id: DatasetId,
     pub(super) doubt: Doubt,
+    pub(super) shares: &'a Shares,
 }
 
 /// What the log knows of the objects with some hash bytes.
@@ -60,6 +60,7 @@ struct Known {
     ids: Vec<Vec<ChunkId>>,
     /// The hash byte before which all are here.
     until: usize,
+    room: Room,
 }
 
 impl Known {
@@ -92,13 +93,17 @@ impl<'a> Search<'a> {
 
     /// The lots of a dataset with a long log, as many folders in one pass as its ids fit into memory.
     fn passes(self) -> impl Stream<Item = Result<Lot, Error>> + Send + 'a {
-        let passes = stream::try_unfold(0, move |first| async move {
+        let passes = stream::try_unfold((0, None), move |(first, turn)| async move {
             if first >= FOLDERS {
                 return Ok(None);
             }
+            let turn = match turn {
+                Some(turn) => turn,
+                None => self.shares.passes().await,
+            };
             let known = self.known(first).await?;
             let until = known.until;
-            Ok::<_, Error>(Some(((first..until, known), until)))
+            Ok::<_, Error>(Some(((first..until, known), (until, Some(turn)))))
         });
         passes.map_ok(move |(folders, known)| self.pass(folders, known)).try_flatten()
     }
@@ -129,7 +134,8 @@ impl<'a> Search<'a> {
 
     /// What the log knows, from a hash byte on as far as there is room.
     async fn known(self, first: usize) -> Result<Known, Error> {
-        let mut known = Known { ids: vec![Vec::new(); FOLDERS], until: FOLDERS };
+        let room = self.shares.room();
+        let mut known = Known { ids: vec![Vec::new(); FOLDERS], until: FOLDERS, room };
         let (mut after, mut count) = (None, 0);
         loop {
             let page = self.parts.meta.objects(self.id, after, LOG_PAGE).await;
@@ -145,7 +151,7 @@ impl<'a> Search<'a> {
                     count += 1;
                 }
             }
-            while count > KNOWN_MAX && known.until > first + 1 {
+            while known.until > first + 1 && !known.room.holds(count) {
                 known.until -= 1;
                 let dropped = known.ids.get_mut(known.until).map(std::mem::take);
                 count -= dropped.map_or(0, |ids| ids.len());

@@ -6,22 +6,32 @@
 
 mod dataset;
 mod found;
+mod shares;
+#[cfg(test)]
+mod tests;
 
 use std::time::Duration;
 
 use dl_format::{DatasetName, NameState, Stamp};
 use dl_meta::{Brought, Damage};
 use dl_proto::{Kind, RecoverProgress, RecoverRequest, Role};
+use futures::future::ready;
+use futures::stream::{self, StreamExt};
 use tokio::sync::mpsc;
 
 use self::dataset::{Progress, Read, Recovery};
+use self::shares::Shares;
 use crate::answer::Reply;
 use crate::auth::Caller;
 use crate::error::Error;
 use crate::identity;
 use crate::late::Late;
+use crate::listener::Listener;
 use crate::names;
 use crate::parts::Parts;
+
+/// Datasets that are recovered at once: most are small, and what they cost is latency.
+const DATASETS_AT_ONCE: usize = 8;
 
 /// Ids are looked at from this long before the asked time: writers' clocks may be off by half.
 const SLACK: Duration = Duration::from_secs(30 * 60);
@@ -33,6 +43,17 @@ pub(crate) async fn recover(
     request: RecoverRequest,
     caller: &Caller,
     progress: &mpsc::Sender<Reply<RecoverProgress>>,
+) -> Result<(), Error> {
+    let progress = Listener::new(parts, progress);
+    rebuild(parts, request, caller, &progress).await?;
+    progress.end()
+}
+
+async fn rebuild(
+    parts: &Parts,
+    request: RecoverRequest,
+    caller: &Caller,
+    progress: &Listener<'_, RecoverProgress>,
 ) -> Result<(), Error> {
     if let Some(name) = &request.dataset {
         is_there(parts, name, caller).await?;
@@ -49,7 +70,8 @@ pub(crate) async fn recover(
     let mending = mending.map_err(|error| Error::meta("begin to mend", &parts.meta, error))?;
     let damage = mending.damage;
     let doubted = damage.map(|damage| damage.since.map_or(0, seconds_of));
-    let recovery = Recovery { parts, late: &late, since, doubted, progress };
+    let shares = Shares::default();
+    let recovery = Recovery { parts, late: &late, since, doubted, progress, shares: &shares };
     // Not before: of what is created from now on nothing is missing.
     let mut names = names::all(parts).await?;
     names.retain(|name| caller.may(Role::Read, name));
@@ -59,16 +81,20 @@ pub(crate) async fn recover(
         incomplete |= error.kind.is_retryable() || !recovery.set_aside(name).await;
         Progress::of(name, progress).fail(error).await;
     }
-    for (name, named) in names.live().filter(|(name, _)| wanted(name)) {
+    names.read.retain(|(name, named)| named.record.state == NameState::Live && wanted(name));
+    let recovered = stream::iter(names.read).map(|(name, named)| async move {
         // One dataset that can't be recovered now doesn't keep the others from it.
-        match recovery.dataset(name, *named).await {
-            Ok(read) => incomplete |= read == Read::Interrupted,
+        match recovery.dataset(&name, named).await {
+            Ok(read) => read == Read::Interrupted,
             Err(error) => {
-                incomplete |= error.kind.is_retryable() || !recovery.set_aside(name).await;
-                Progress::of(name, progress).fail(&error).await;
+                let incomplete = error.kind.is_retryable() || !recovery.set_aside(&name).await;
+                Progress::of(&name, progress).fail(&error).await;
+                incomplete
             }
         }
-    }
+    });
+    let recovered = recovered.buffer_unordered(DATASETS_AT_ONCE);
+    incomplete |= recovered.fold(false, |all, one| ready(all | one)).await;
     late.end().await?;
     let covers = damage.is_none_or(|damage| covers(request.since, damage));
     let brought = match request.dataset.is_none() && !incomplete && covers {
@@ -174,7 +200,10 @@ pub(crate) async fn bring_in(parts: &Parts, name: &DatasetName) -> Result<Vec<St
     let brought = async {
         let late = Late::usual(parts);
         let (since, doubted) = (None, None);
-        let recovery = Recovery { parts, late: &late, since, doubted, progress: &progress };
+        let (shares, listener) = (Shares::default(), Listener::new(parts, &progress));
+        let progress_to = &listener;
+        let recovery =
+            Recovery { parts, late: &late, since, doubted, progress: progress_to, shares: &shares };
         let brought = recovery.dataset(name, named).await;
         drop(progress);
         let brought = brought?;

@@ -1,0 +1,53 @@
+//! Long work for a client that takes nothing.
+
+use std::time::Duration;
+
+use dl_proto::{PurgeRequest, RecoverRequest};
+
+use super::*;
+use crate::auth::Caller;
+use crate::parts::Budget;
+use crate::testing::rig;
+
+#[tokio::test]
+async fn a_purge_and_a_recovery_wait_once_for_a_client_that_takes_nothing_and_then_say_so() {
+    let rig = rig().await;
+    for number in 0..10 {
+        let id = rig.create(&format!("ds-{number}")).await;
+        rig.store_chunk(id, number).await;
+    }
+    let patience = rig.parts.limits.patience.as_secs() as u32;
+    // The channels are full from the first message on, and nobody reads them.
+    let (progress, _unread) = mpsc::channel(1);
+    let memory = Budget::new(64 << 20, "test");
+    let request = PurgeRequest { dataset: None, grace: Duration::ZERO };
+    let purge = crate::purge::purge(&rig.parts, &memory, request, &Caller::Everybody, &progress);
+    let (ended, seconds) = rig.run(purge).await;
+    assert_eq!(ended.unwrap_err().kind, Kind::TimedOut);
+    assert!((patience..2 * patience).contains(&seconds), "{seconds} s");
+    // It was done all the same.
+    let infos = rig.parts.meta.datasets().await.unwrap();
+    assert!(infos.iter().all(|info| info.objects == 1), "{infos:?}");
+
+    let (progress, _unread) = mpsc::channel(1);
+    let request = RecoverRequest { dataset: None, since: None };
+    let recovery = crate::recover::recover(&rig.parts, request, &Caller::Everybody, &progress);
+    let (ended, seconds) = rig.run(recovery).await;
+    assert_eq!(ended.unwrap_err().kind, Kind::TimedOut);
+    assert!((patience..2 * patience).contains(&seconds), "{seconds} s");
+}
+
+#[tokio::test]
+async fn who_takes_something_again_is_told_the_rest_and_who_is_gone_is_not_waited_for() {
+    let rig = rig().await;
+    let (sender, mut taken) = mpsc::channel(1);
+    let listener = Listener::new(&rig.parts, &sender);
+    assert!(listener.tell(1).await);
+    let (is_told, _) = rig.run(listener.tell(2)).await;
+    assert!(!is_told && listener.end().is_err());
+    assert!(matches!(taken.recv().await, Some(Reply::More(1))));
+    assert!(listener.tell(3).await && listener.end().is_ok());
+    assert!(matches!(taken.recv().await, Some(Reply::More(3))));
+    drop(taken);
+    assert!(listener.tell(4).await && listener.tell(5).await && listener.end().is_ok());
+}

@@ -1,0 +1,92 @@
+//! What recoveries of datasets that go on at once may have in memory together.
+//!
+//! Must hold: none waits for what another one holds until its own end, and each has a share that
+//! nobody takes from it; so each gets on.
+
+use std::sync::Arc;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Headers of all datasets that are read or appended: 512 KiB each at the most, and some KiB mostly.
+const HEADERS: usize = 64;
+
+/// Ids of its log that each may have in memory, 16 bytes each.
+const IDS_EACH: usize = 128 << 10;
+/// Ids that those with longer logs may have besides, all together.
+const IDS_BESIDES: usize = 1 << 20;
+/// Ids that are given out together.
+const IDS_TOGETHER: u32 = 64 << 10;
+
+/// The shares.
+#[derive(Debug)]
+pub(super) struct Shares {
+    headers: Arc<Semaphore>,
+    ids: Arc<Semaphore>,
+    passes: Arc<Semaphore>,
+}
+
+/// Room for ids of one log.
+#[derive(Debug)]
+pub(super) struct Room {
+    ids: Arc<Semaphore>,
+    besides: Option<OwnedSemaphorePermit>,
+}
+
+impl Default for Shares {
+    fn default() -> Self {
+        Self {
+            headers: Arc::new(Semaphore::new(HEADERS)),
+            ids: Arc::new(Semaphore::new(IDS_BESIDES)),
+            passes: Arc::new(Semaphore::new(1)),
+        }
+    }
+}
+
+impl Shares {
+    /// Waits for the place of a header.
+    pub(super) async fn header(&self) -> OwnedSemaphorePermit {
+        Arc::clone(&self.headers).acquire_owned().await.expect("the semaphore is never closed")
+    }
+
+    /// Waits until no other dataset is gone through in passes: of those, whole folders are listed.
+    pub(super) async fn passes(&self) -> OwnedSemaphorePermit {
+        Arc::clone(&self.passes).acquire_owned().await.expect("the semaphore is never closed")
+    }
+
+    /// The share of one log.
+    pub(super) fn room(&self) -> Room {
+        Room { ids: Arc::clone(&self.ids), besides: None }
+    }
+}
+
+impl Room {
+    /// Whether there is room for so many ids: more is taken where there is some.
+    pub(super) fn holds(&mut self, count: usize) -> bool {
+        while count > IDS_EACH + self.besides.as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
+        {
+            let ids = Arc::clone(&self.ids);
+            let Ok(more) = ids.try_acquire_many_owned(IDS_TOGETHER) else { return false };
+            match &mut self.besides {
+                Some(besides) => besides.merge(more),
+                None => self.besides = Some(more),
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_log_takes_what_is_left_and_none_takes_the_share_of_another_one() {
+        let shares = Shares::default();
+        let (mut long, mut short) = (shares.room(), shares.room());
+        assert!(long.holds(IDS_EACH) && shares.ids.available_permits() == IDS_BESIDES);
+        assert!(long.holds(IDS_EACH + IDS_BESIDES) && !long.holds(IDS_EACH + IDS_BESIDES + 1));
+        assert!(short.holds(IDS_EACH) && !short.holds(IDS_EACH + 1));
+        drop(long);
+        assert!(short.holds(IDS_EACH + 1));
+    }
+}

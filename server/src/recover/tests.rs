@@ -1,0 +1,81 @@
+//! Recoveries of many datasets, and beside deletions.
+
+use dl_format::Stamp;
+use dl_meta::{DatasetState, MetaStore};
+use dl_runtime::fault::Fault;
+
+use super::*;
+use crate::catalog;
+use crate::testing::{dataset, rig};
+
+#[tokio::test]
+async fn an_unclean_stop_costs_many_small_datasets_their_latency_together() {
+    let rig = rig().await;
+    let mut made = Vec::new();
+    for number in 0..64 {
+        let id = rig.create(&format!("ds-{number:02}")).await;
+        rig.store_chunk(id, number).await;
+        made.push(id);
+    }
+    // The names, then each dataset twice: its name and its objects.
+    let second = Some(Fault::Delay(Duration::from_secs(1)));
+    rig.store.script("list", vec![second; 129]);
+    let (adopted, seconds) = rig.run(roll_forward(&rig.parts)).await;
+    assert_eq!(adopted.unwrap(), 64);
+    assert!(seconds <= 20, "{seconds} s for 64 datasets");
+    for id in made {
+        assert_eq!(rig.parts.meta.dataset(id).await.unwrap().unwrap().objects, 1);
+    }
+}
+
+#[tokio::test]
+async fn a_recovery_of_many_large_datasets_holds_no_more_headers_than_that_of_one() {
+    let rig = rig().await;
+    for number in 0..8 {
+        let id = rig.create(&format!("ds-{number}")).await;
+        for chunk in 0..32 {
+            rig.store_chunk(id, number * 32 + chunk).await;
+        }
+    }
+    let second = Some(Fault::Delay(Duration::from_secs(1)));
+    let (reads, appends) = (rig.counters.counts().ranges, 256);
+    rig.meta.script("append", vec![second; appends]);
+    let (adopted, seconds) = rig.run(roll_forward(&rig.parts)).await;
+    assert_eq!(adopted.unwrap(), appends as u64);
+    assert!(rig.counters.counts().ranges - reads >= appends as u64);
+    // 64 at a time.
+    assert!((4..=6).contains(&seconds), "{seconds} s for {appends} appends");
+}
+
+#[tokio::test]
+async fn a_dataset_that_is_deleted_while_it_is_set_aside_stays_deleted() {
+    let rig = rig().await;
+    let (name, id) = (dataset("ds"), rig.create("ds").await);
+    let (progress, _told) = mpsc::channel(1);
+    let (late, shares) = (Late::usual(&rig.parts), Shares::default());
+    let progress = Listener::new(&rig.parts, &progress);
+    let recovery = Recovery {
+        parts: &rig.parts,
+        late: &late,
+        since: None,
+        doubted: Some(0),
+        progress: &progress,
+        shares: &shares,
+    };
+    // It has read the record, and writes it only after the deletion.
+    rig.meta.script("put_dataset", [Some(Fault::Delay(Duration::from_secs(5)))]);
+    let mut aside = std::pin::pin!(recovery.set_aside(&name));
+    assert!(futures::poll!(&mut aside).is_pending());
+    catalog::delete(&rig.parts, &name, id).await.unwrap();
+    assert_eq!(rig.memory.record(id).await.unwrap(), None);
+    let (is_aside, _) = rig.run(aside).await;
+    assert!(is_aside);
+    assert_eq!(rig.memory.record(id).await.unwrap(), None, "it came back");
+    assert_eq!(rig.memory.datasets().await.unwrap(), []);
+
+    let id = rig.create("ds").await;
+    assert!(recovery.set_aside(&name).await);
+    let record = rig.memory.record(id).await.unwrap().unwrap();
+    assert_eq!(record.state, DatasetState::Recovering);
+    assert!(record.created > Stamp::new(0));
+}

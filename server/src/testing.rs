@@ -1,0 +1,100 @@
+//! What unit tests of this crate share: parts over stores that a test holds, by a clock that it sets.
+//!
+//! Must hold: what waits for a store or for a patience waits for that clock and for nothing else.
+
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use dl_format::{
+    Attributes, ChunkId, ChunkIdMaker, ChunkShape, ChunkWriter, DatasetId, DatasetName, FilePath,
+};
+use dl_meta::{FaultMeta, Memory, MetaStore};
+use dl_runtime::fault::{CutPoint, Faults};
+use dl_runtime::{Clock, ManualClock, OsRandom, SeededRandom};
+use dl_store::{CountStore, Counters, FaultStore, Kind};
+
+use crate::parts::{Parts, object_key};
+use crate::{Limits, Roll, Room, Settings};
+
+/// Parts, and what a test does to them.
+pub(crate) struct Rig {
+    pub(crate) parts: Parts,
+    pub(crate) clock: Arc<ManualClock>,
+    /// Before the chunk store.
+    pub(crate) store: Faults<Kind>,
+    pub(crate) counters: Arc<Counters>,
+    /// Before the metadata.
+    pub(crate) meta: Faults<dl_meta::Kind>,
+    /// Behind it.
+    pub(crate) memory: Arc<Memory>,
+}
+
+/// Parts over stores in memory that were put together.
+pub(crate) async fn rig() -> Rig {
+    let clock = Arc::new(ManualClock::new(UNIX_EPOCH + Duration::from_secs(1_800_000_000)));
+    let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
+    let (store, meta) =
+        (Faults::new(Arc::new(SeededRandom::new(1))), Faults::new(Arc::new(SeededRandom::new(2))));
+    let memory = Arc::new(Memory::new());
+    let (counted, counters) = CountStore::new(dl_store::memory());
+    let before_store =
+        FaultStore::new(Arc::new(counted), Arc::clone(&time), store.clone(), CutPoint::new());
+    let inner: Arc<dyn MetaStore> = Arc::<Memory>::clone(&memory);
+    let before_meta = FaultMeta::new(inner, Arc::clone(&time), meta.clone(), CutPoint::new());
+    let parts = Parts {
+        store: Arc::new(before_store),
+        meta: Arc::new(before_meta),
+        clock: time,
+        random: Arc::new(OsRandom),
+        limits: Limits::default(),
+        room: Room::default(),
+        settings: Settings::default(),
+        roll: Roll::default(),
+    };
+    crate::prepare(&parts, dl_meta::Stop::Fresh).await.unwrap();
+    Rig { parts, clock, store, counters, meta, memory }
+}
+
+impl Rig {
+    pub(crate) async fn create(&self, name: &str) -> DatasetId {
+        let shape = ChunkShape::default();
+        crate::catalog::create(&self.parts, &dataset(name), shape).await.unwrap().id
+    }
+
+    /// Stores a sealed and stamped chunk behind the metadata's back.
+    pub(crate) async fn store_chunk(&self, dataset: DatasetId, number: u8) -> ChunkId {
+        let mut writer = ChunkWriter::new(ChunkShape::default(), Vec::new());
+        let path = FilePath::new(format!("file-{number}")).unwrap();
+        writer.append(&path, Attributes { mode: 0o644, mtime: 1 }, b"bytes").unwrap();
+        let id = ChunkIdMaker::new([number; 9]).next(self.parts.clock.now());
+        let sealed = writer.seal(id, dataset).as_slice().to_vec();
+        let verified = dl_format::Verified::check(sealed).unwrap();
+        let kind = verified.header().kind();
+        let stamp = dl_format::Stamp::at(self.parts.clock.now());
+        let (_, object) = verified.commit(stamp).unwrap();
+        self.parts.store.create(&object_key(dataset, id, kind), object.into()).await.unwrap();
+        id
+    }
+
+    /// Runs work to its end, a second at a time; gives how many seconds it took.
+    pub(crate) async fn run<T>(&self, work: impl Future<Output = T>) -> (T, u32) {
+        let (mut work, mut seconds) = (std::pin::pin!(work), 0);
+        loop {
+            for _ in 0..200 {
+                if let std::task::Poll::Ready(done) = futures::poll!(&mut work) {
+                    return (done, seconds);
+                }
+                tokio::task::yield_now().await;
+            }
+            assert!(seconds < 7_200, "it goes on for ever");
+            // For what runs on other threads.
+            std::thread::sleep(Duration::from_millis(2));
+            self.clock.advance(Duration::from_secs(1));
+            seconds += 1;
+        }
+    }
+}
+
+pub(crate) fn dataset(name: &str) -> DatasetName {
+    DatasetName::new(name).unwrap()
+}
