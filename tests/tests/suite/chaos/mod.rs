@@ -5,6 +5,7 @@
 //! nothing is there that was deleted.
 
 mod clocks;
+mod lag;
 mod network;
 mod writer;
 

@@ -5,6 +5,7 @@
 mod flood;
 mod http;
 mod keys;
+mod large;
 mod tls;
 mod unseen;
 

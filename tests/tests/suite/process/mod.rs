@@ -6,9 +6,12 @@
 mod away;
 mod damaged;
 mod full;
+mod half;
 mod hostile;
+mod in_turn;
 mod kill;
 mod listings;
+mod loading;
 mod memory;
 mod names;
 mod probes;

@@ -1,0 +1,79 @@
+//! A server dies in the middle of a deletion, and the next one may remove nothing.
+
+use std::fs;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_format::{DatasetName, name_prefix};
+use dl_meta::redis_testing::{Server as Redis, eventually};
+use dl_runtime::SeededRandom;
+use dl_runtime::fault::Fault;
+use dl_store::{Prefix, StoreExt};
+use dl_tests::folder;
+use dl_tests::program::{Process, Server, dl, run};
+use dl_tests::proxy::Proxy;
+use dl_tests::s3::{Kind, S3, settings};
+
+/// How long the bucket takes to write the name that says that the dataset is deleted.
+const SLOWLY: Duration = Duration::from_secs(6);
+
+/// Keeps S-21, S-33 and S-01: killed after the name says so, and before the metadata knows.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deletion_cut_off_behind_its_name_holds_also_while_the_servers_are_read_only()
+-> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let redis = Redis::start(&[]).await;
+    let bucket = S3::start(Kind::S3sFs)?;
+    let proxy = Proxy::start(bucket.address(), Arc::new(SeededRandom::new(1)))?;
+    let url = bucket.fresh();
+    let config = scene.path().join("dlserver.toml");
+    fs::write(&config, "# nothing\n")?;
+    let start = || {
+        let config = config.to_str().unwrap_or_default();
+        let flags = ["--config", config, "--meta", &redis.url(), "--store", &url];
+        let data = scene.path().join("data");
+        Server::start_among(&data, "127.0.0.1:0", &flags, &settings(proxy.address()))
+    };
+    let server = start()?;
+    folder::write(scene.path(), "src/a", "a file")?;
+    run(server.dlcmd()?.arg("put").arg(scene.path().join("src")).arg("dl://ds"))?.code(0)?;
+
+    let store = dl_store::open_with(&url, &settings(bucket.address())).await?;
+    let names = Prefix::new(name_prefix(&DatasetName::new("ds")?))?;
+    let generations = async || anyhow::Ok(store.list_sorted(&names).await?.len());
+    ensure!(generations().await? == 1, "it is a live dataset");
+    proxy.faults().script("PUT", [Some(Fault::Delay(SLOWLY))]);
+    let mut delete = server.dlcmd()?;
+    delete.args(["delete-dataset", "dl://ds"]).stdin(Stdio::null());
+    let mut delete = Process::start(delete.stdout(Stdio::null()).stderr(Stdio::null()))?;
+    // By then the metadata says that it is about to end. From now on it can't be written.
+    std::thread::sleep(SLOWLY / 2);
+    redis.ask(&["CLIENT", "PAUSE", "120000", "WRITE"]).await;
+    ensure!(generations().await? == 1, "the name was written too soon for this test");
+    eventually("the name says that it is deleted", || async {
+        generations().await.is_ok_and(|count| count == 2)
+    })
+    .await;
+    server.kill()?;
+    delete.kill()?;
+    redis.ask(&["CLIENT", "UNPAUSE"]).await;
+
+    fs::write(&config, "[live]\nread_only = true\n")?;
+    let server = start()?;
+    for arguments in [&["ls", "dl://ds"][..], &["cat", "dl://ds/a"], &["stat", "dl://ds/a"]] {
+        let refused = dl(&server, arguments)?;
+        ensure!(refused.code == 3, "it came back: {refused:?}");
+    }
+    server.stop()?;
+    fs::write(&config, "# nothing\n")?;
+    let server = start()?;
+    ensure!(dl(&server, ["datasets"])?.code(0)?.text().is_empty(), "it is not gone");
+    dl(&server, ["ls", "dl://ds"])?.code(3)?;
+    let left = store.list_sorted(&Prefix::ROOT).await?;
+    let objects = left.iter().filter(|object| object.key.as_str().ends_with(".c"));
+    ensure!(objects.count() == 0, "{left:?}");
+    server.stop().context("stop")?;
+    Ok(())
+}

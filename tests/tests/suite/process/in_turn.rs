@@ -1,0 +1,75 @@
+//! Housekeeping through several servers over one Redis and one folder, each command through the next
+//! of them, with one that is killed and started again on the way.
+
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use dl_meta::redis_testing::Server as Redis;
+use dl_tests::dice::Dice;
+use dl_tests::folder;
+use dl_tests::program::{Ended, Server, dl, run};
+use dl_tests::rounds;
+
+const SERVERS: usize = 3;
+
+/// Keeps S-07, S-02, S-21, S-27 and S-29.
+#[tokio::test(flavor = "multi_thread")]
+async fn each_step_of_housekeeping_may_go_to_another_server() -> Result<()> {
+    for round in 0..rounds(1, 8) {
+        let scene = tempfile::tempdir()?;
+        let (data, source) = (scene.path().join("data"), scene.path().join("src"));
+        let redis = Redis::start(&[]).await;
+        let start = || Server::start_with(&data, "127.0.0.1:0", &["--meta", &redis.url()]);
+        let mut servers = (0..SERVERS).map(|_| start()).collect::<Result<Vec<_>>>()?;
+        folder::fill(&source, 300, 20_000, &Dice::new(round))?;
+        let mut turn = round as usize;
+        for step in 0..rounds(3, 12) {
+            let mut ask = |arguments: &[&str]| -> Result<Ended> {
+                turn += 1;
+                let server = servers.get(turn % SERVERS).context("a server")?;
+                let ended = dl(server, arguments)?;
+                ensure!(ended.code == 0, "{arguments:?}: {ended:?}");
+                Ok(ended)
+            };
+            let from = source.display().to_string();
+            for number in (step..300).step_by(5) {
+                let path = format!("{:03}/{number:06}.bin", number / 100);
+                folder::write(&source, path, format!("step {step}"))?;
+            }
+            ask(&["put", &from, "dl://ds"])?;
+            ask(&["put", &from, "dl://passing"])?;
+            for number in (step..300).step_by(7) {
+                let path = format!("{:03}/{number:06}.bin", number / 100);
+                if source.join(&path).exists() {
+                    fs::remove_file(source.join(&path))?;
+                    ask(&["rm", &format!("dl://ds/{path}")])?;
+                }
+            }
+            ask(&["purge", "--grace", "0s", "dl://ds"])?;
+            ask(&["verify", "--checksums", "dl://ds"])?;
+            if step % 2 == 0 {
+                redis.ask(&["FLUSHALL"]).await;
+            }
+            ask(&["recover", "--all"])?;
+            ask(&["delete-dataset", "dl://passing"])?;
+            ask(&["verify", "dl://ds"])?;
+            ask(&["purge", "--all", "--grace", "0s"])?;
+            ask(&["recover", "dl://ds", "--since", "1h"])?;
+            ask(&["verify", "--checksums", "dl://ds"])?;
+            for server in &servers {
+                let datasets = dl(server, ["datasets"])?.code(0)?.text();
+                ensure!(datasets == "ds\n", "step {step}: {datasets}");
+                let got = scene.path().join("got");
+                run(server.dlcmd()?.args(["get", "dl://ds"]).arg(&got))?.code(0)?;
+                folder::compare(&source, &got).with_context(|| format!("step {step}"))?;
+                fs::remove_dir_all(got)?;
+            }
+            servers.remove(0).kill()?;
+            servers.push(start()?);
+        }
+        for server in servers {
+            server.stop()?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,82 @@
+//! A Redis that starts again and has much to load answers nothing for a while.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_meta::redis_testing::{Server as Redis, eventually};
+use dl_tests::cluster::clock;
+use dl_tests::dice::Dice;
+use dl_tests::folder;
+use dl_tests::program::{Server, run};
+use dl_tests::wire::Wire;
+use tonic::Code;
+
+/// How long Redis takes to load each key, and how often it says so meanwhile.
+const SLOWLY: [&str; 4] =
+    ["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"];
+
+/// Files in a Redis with so many keys of others, which was killed and is loading them.
+async fn loading(
+    scene: &std::path::Path,
+    others: &str,
+) -> Result<(Redis, Server, std::path::PathBuf)> {
+    let source = scene.join("src");
+    folder::fill(&source, 100, 2_000, &Dice::new(1))?;
+    let redis = Redis::start(&SLOWLY).await;
+    let meta = ["--meta", &redis.url()];
+    let server = Server::start_with(&scene.join("data"), "127.0.0.1:0", &meta)?;
+    run(server.dlcmd()?.arg("put").arg(&source).arg("dl://ds"))?.code(0)?;
+    redis.ask(&["DEBUG", "POPULATE", others]).await;
+    redis.ask(&["SAVE"]).await;
+    redis.kill();
+    redis.run().await;
+    ensure!(is_loading(&redis).await, "it has loaded all of it already");
+    Ok((redis, server, source))
+}
+
+async fn is_loading(redis: &Redis) -> bool {
+    redis.text(&["INFO", "persistence"]).await.contains("loading:1")
+}
+
+/// Keeps S-11, S-12 and S-07.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_is_loading_for_a_moment_is_waited_for() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let (redis, server, source) = loading(scene.path(), "3000").await?;
+    let clock = clock();
+    let began = clock.monotonic();
+    let got = scene.path().join("got");
+    run(server.dlcmd()?.args(["get", "dl://ds"]).arg(&got))?.code(0)?;
+    folder::compare(&source, &got)?;
+    ensure!(!is_loading(&redis).await, "it answers while it loads");
+    let took = clock.monotonic() - began;
+    ensure!(took < Duration::from_secs(30), "it took {took:?}");
+    run(server.dlcmd()?.arg("put").arg(&source).arg("dl://again"))?.code(0)?;
+    server.stop()?;
+    Ok(())
+}
+
+/// Keeps S-11 and S-12.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_is_loading_for_long_is_named_in_time_and_used_when_it_has_loaded()
+-> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let (redis, server, source) = loading(scene.path(), "200000").await?;
+    let client = Wire::connect(server.address().parse()?).await?;
+    let clock = clock();
+    let began = clock.monotonic();
+    let refused = client.dataset("ds").await.err().context("it answers while Redis loads")?;
+    ensure!(refused.code() == Code::Unavailable, "{refused}");
+    ensure!(refused.message().contains("LOADING"), "{refused}");
+    let took = clock.monotonic() - began;
+    // The patience of a call to Redis, and some for a busy machine.
+    ensure!(took < Duration::from_secs(20), "it took {took:?}");
+    ensure!(is_loading(&redis).await, "it has loaded all of it meanwhile");
+    redis.ask(&["CONFIG", "SET", "key-load-delay", "0"]).await;
+    eventually("it has loaded", || async { !is_loading(&redis).await }).await;
+    let got = scene.path().join("got");
+    run(server.dlcmd()?.args(["get", "dl://ds"]).arg(&got))?.code(0)?;
+    folder::compare(&source, &got)?;
+    server.stop()?;
+    Ok(())
+}
