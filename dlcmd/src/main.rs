@@ -5,5 +5,6 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    dl_runtime::allocator::bound();
     dlcmd::main()
 }

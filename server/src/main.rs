@@ -1,6 +1,5 @@
 //! `dlserver`: reads its configuration, opens its stores, serves until SIGTERM.
-
-mod allocator;
+#![forbid(unsafe_code)]
 
 use std::io::{ErrorKind, Write};
 use std::net::SocketAddr;
@@ -19,7 +18,7 @@ use tokio::net::TcpListener;
 use tonic::transport::ServerTlsConfig;
 
 fn main() -> ExitCode {
-    allocator::bound();
+    dl_runtime::allocator::bound();
     raise_open_files();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,

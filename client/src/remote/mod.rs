@@ -15,6 +15,7 @@ mod lookup;
 mod options;
 mod process;
 mod read;
+mod segments;
 mod session;
 mod split;
 #[cfg(test)]

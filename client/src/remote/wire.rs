@@ -1,33 +1,66 @@
-//! A connection as the generated client sees it, with a way past that client for the bodies of
-//! chunks: it would copy every byte into memory of its own before it is sent.
+//! A connection as the generated client sees it, with a way past that client for the bytes of
+//! chunks and files: it would copy every one into memory of its own.
 //!
 //! Must hold: what a request carries as [`ChunkBody`] is sent in place of the messages it was
-//! given, and nothing else about the request changes.
+//! given; the messages of an answer to one that carries [`Replies`] go there, each before the
+//! empty one that the client is shown in its place; nothing else changes.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
-use dl_proto::PutFrames;
+use bytes::{Buf, Bytes};
+use dl_proto::{MESSAGE_BYTES_MAX, PutFrames, pb};
+use futures::TryFutureExt;
+use futures::future::{Either, MapOk};
 use http_body::Frame;
+use prost::Message;
+use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Service;
 use tonic::codegen::http::{Request, Response};
 use tonic::transport::{Channel, Error};
 
+use crate::remote::segments::Segments;
+
+/// What stands before each message: whether it is compressed, and its length.
+const PREFIX_BYTES: usize = 5;
+/// A message of no fields.
+const EMPTY: &[u8] = &[0; PREFIX_BYTES];
+
 /// The body of a request, among its extensions.
 #[derive(Debug, Clone)]
 pub(crate) struct ChunkBody(pub(crate) PutFrames);
+
+/// Takes the messages of an answer; the request has it among its extensions. Their bytes are those
+/// that came from the socket.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Replies(Arc<Mutex<VecDeque<pb::ReadReply>>>);
+
+impl Replies {
+    /// The next message that came.
+    pub(crate) fn next(&self) -> Option<pb::ReadReply> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+
+    fn push(&self, reply: pb::ReadReply) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push_back(reply);
+    }
+}
 
 /// One connection, made when the first request needs it.
 #[derive(Debug, Clone)]
 pub(crate) struct Wire(pub(crate) Channel);
 
+type Called = <Channel as Service<Request<Body>>>::Future;
+type Divert = Box<dyn FnOnce(Response<Body>) -> Response<Body> + Send>;
+
 impl Service<Request<Body>> for Wire {
     type Response = Response<Body>;
     type Error = Error;
-    type Future = <Channel as Service<Request<Body>>>::Future;
+    type Future = Either<Called, MapOk<Called, Divert>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
         self.0.poll_ready(context)
@@ -37,7 +70,13 @@ impl Service<Request<Body>> for Wire {
         if let Some(chunk) = request.extensions_mut().remove::<ChunkBody>() {
             *request.body_mut() = Body::new(chunk);
         }
-        self.0.call(request)
+        let Some(replies) = request.extensions_mut().remove::<Replies>() else {
+            return Either::Left(self.0.call(request));
+        };
+        let divert: Divert = Box::new(|response| {
+            response.map(|body| Body::new(Diverted { body, replies, came: Segments::default() }))
+        });
+        Either::Right(self.0.call(request).map_ok(divert))
     }
 }
 
@@ -54,5 +93,62 @@ impl http_body::Body for ChunkBody {
 
     fn is_end_stream(&self) -> bool {
         self.0.is_done()
+    }
+}
+
+/// The body of an answer, whose messages go elsewhere.
+struct Diverted {
+    body: Body,
+    replies: Replies,
+    /// Not yet a whole message.
+    came: Segments,
+}
+
+impl Diverted {
+    /// Takes the next message off what came, when all of it did.
+    fn take(&mut self) -> Result<Option<pb::ReadReply>, Status> {
+        let Some([compressed, length @ ..]) = self.came.first::<PREFIX_BYTES>() else {
+            return Ok(None);
+        };
+        let length = u32::from_be_bytes(length) as usize;
+        if compressed != 0 || length > MESSAGE_BYTES_MAX {
+            let why = format!("an answer that makes no sense: a message of {length} bytes");
+            return Err(Status::internal(why));
+        }
+        if self.came.remaining() < PREFIX_BYTES + length {
+            return Ok(None);
+        }
+        self.came.advance(PREFIX_BYTES);
+        let reply = pb::ReadReply::decode((&mut self.came).take(length));
+        reply.map(Some).map_err(|why| Status::internal(format!("an answer: {why}")))
+    }
+}
+
+impl http_body::Body for Diverted {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        loop {
+            if let Some(reply) = self.take()? {
+                self.replies.push(reply);
+                return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(EMPTY)))));
+            }
+            let frame = match ready!(Pin::new(&mut self.body).poll_frame(context)) {
+                Some(frame) => frame?,
+                None if self.came.has_remaining() => {
+                    let why = "the answer broke off in the middle of a message";
+                    return Poll::Ready(Some(Err(Status::unavailable(why))));
+                }
+                None => return Poll::Ready(None),
+            };
+            match frame.into_data() {
+                Ok(data) => self.came.push(data),
+                Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+            }
+        }
     }
 }

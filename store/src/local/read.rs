@@ -15,7 +15,7 @@ use crate::{Error, Key, Kind, ObjectRange};
 const READ: &str = "read object";
 
 /// Memory of more bytes is not kept for the next call.
-const KEPT_BYTES: usize = 2 << 20;
+const KEPT_BYTES: usize = 8 << 20;
 
 /// What one range gives.
 pub(super) type Read = std::result::Result<Bytes, Error>;

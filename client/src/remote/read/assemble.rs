@@ -9,14 +9,8 @@ use dl_proto::ReadPiece;
 
 use crate::error::Kind;
 use crate::remote::failure::Failure;
+use crate::remote::read::runs::Run;
 use crate::remote::read::wanted::Wanted;
-
-/// A slice of less than one part in so many of its message is copied out of it, so that a small
-/// file doesn't keep a large message alive.
-const SLICE_SHARE: usize = 4;
-
-/// A file that is complete, or why it can't be had; by its number among the wanted.
-pub(super) type Settled = (usize, Result<Bytes, Failure>);
 
 /// The files of one answer, as far as they are there.
 #[derive(Debug)]
@@ -24,60 +18,77 @@ pub(super) struct Assembly<'a> {
     wanted: &'a [Wanted<'a>],
     /// Which of the wanted were asked for, in the order in which they were.
     asked: &'a [usize],
+    /// The items of the request.
+    runs: &'a [Run],
     /// What came of the items in several pieces.
     partial: Vec<Vec<u8>>,
 }
 
 impl<'a> Assembly<'a> {
-    pub(super) fn new(wanted: &'a [Wanted<'a>], asked: &'a [usize]) -> Self {
-        Self { wanted, asked, partial: Vec::new() }
+    pub(super) fn new(wanted: &'a [Wanted<'a>], asked: &'a [usize], runs: &'a [Run]) -> Self {
+        Self { wanted, asked, runs, partial: Vec::new() }
     }
 
-    /// Takes the next piece; gives the number of the wanted file with its bytes when it is
-    /// complete, or why it can't be had. `message` is the number of bytes that came with it.
+    /// Takes the next piece; settles the files that are complete with it, by their numbers among
+    /// the wanted, with their bytes or why they can't be had.
     pub(super) fn add(
         &mut self,
         piece: ReadPiece,
-        message: usize,
-    ) -> Result<Option<Settled>, Failure> {
+        mut settle: impl FnMut(usize, Result<Bytes, Failure>),
+    ) -> Result<(), Failure> {
         let item = piece.item as usize;
-        let found =
-            self.asked.get(item).and_then(|number| Some((*number, self.wanted.get(*number)?)));
-        let Some((number, wanted)) = found else {
+        let found = self.runs.get(item).and_then(|run| {
+            let files = self.asked.get(run.files.clone())?;
+            Some((run, files, self.wanted.get(*files.first()?)?))
+        });
+        let Some((run, files, first)) = found else {
             let problem = format!("an answer that makes no sense: item {item} was not asked for");
             return Err(Failure::new(Kind::Internal, problem));
         };
         let data = match piece.data {
             Ok(data) => data,
             Err((kind, problem)) => {
-                return Ok(Some((number, Err(Failure::new(kind.into(), problem)))));
+                let failure = Failure::new(kind.into(), problem);
+                files.iter().for_each(|number| settle(*number, Err(failure.clone())));
+                return Ok(());
             }
         };
         let begun = self.partial.get_mut(item).filter(|begun| !begun.is_empty());
         let bytes = match begun {
-            None if piece.last && data.len() >= message / SLICE_SHARE => data,
-            None if piece.last => Bytes::copy_from_slice(&data),
+            None if piece.last => data,
             None => {
-                self.begin(item, wanted, &data);
-                return Ok(None);
+                self.begin(item, run.expected(first), &data);
+                return Ok(());
             }
             Some(begun) => {
                 begun.extend_from_slice(&data);
                 if !piece.last {
-                    return Ok(None);
+                    return Ok(());
                 }
                 std::mem::take(begun).into()
             }
         };
-        Ok(Some((number, verify(wanted, bytes, piece.length, piece.crc))))
+        for number in files {
+            let Some(wanted) = self.wanted.get(*number) else { continue };
+            let file = match run.part(wanted) {
+                None => verify(wanted, bytes.clone(), piece.length, piece.crc),
+                // Of one that came short, what is missing is no file's fault but the last ones'.
+                Some(part) => {
+                    let part = part.start.min(bytes.len())..part.end.min(bytes.len());
+                    verify(wanted, bytes.slice(part), piece.length, piece.crc)
+                }
+            };
+            settle(*number, file);
+        }
+        Ok(())
     }
 
-    fn begin(&mut self, item: usize, wanted: &Wanted<'_>, data: &[u8]) {
+    fn begin(&mut self, item: usize, expected: Option<usize>, data: &[u8]) {
         if self.partial.is_empty() {
-            self.partial.resize_with(self.asked.len(), Vec::new);
+            self.partial.resize_with(self.runs.len(), Vec::new);
         }
         if let Some(begun) = self.partial.get_mut(item) {
-            begun.reserve_exact(wanted.expected().unwrap_or(data.len()));
+            begun.reserve_exact(expected.unwrap_or(data.len()));
             begun.extend_from_slice(data);
         }
     }

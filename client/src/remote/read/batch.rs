@@ -15,9 +15,39 @@ use crate::remote::dataset::stat;
 use crate::remote::failure::Failure;
 use crate::remote::read::ReadItem;
 use crate::remote::read::assemble::Assembly;
+use crate::remote::read::runs::Run;
 use crate::remote::read::wanted::Wanted;
 use crate::remote::session::Session;
 use crate::remote::split;
+use crate::remote::wire::Replies;
+
+/// A slice of less than one part in so many of its message is copied out of it when it is kept, so
+/// that a small file doesn't keep a large message alive.
+const SLICE_SHARE: usize = 4;
+
+/// The bytes of a file, as they came.
+#[derive(Debug)]
+pub(super) struct Arrived {
+    pub(super) bytes: Bytes,
+    /// Bytes that came in the same message.
+    message: usize,
+}
+
+impl Arrived {
+    /// Bytes out of a message of so many.
+    pub(super) fn with_message(bytes: Bytes, message: usize) -> Self {
+        Self { bytes, message }
+    }
+
+    /// The bytes for a caller who may keep them.
+    pub(super) fn to_keep(self) -> Bytes {
+        if self.bytes.len() >= self.message / SLICE_SHARE {
+            self.bytes
+        } else {
+            Bytes::copy_from_slice(&self.bytes)
+        }
+    }
+}
 
 /// How far the tries got.
 #[derive(Debug, Default)]
@@ -43,7 +73,7 @@ pub(super) async fn read_batch(
     session: &Session,
     dataset: &DatasetInfo,
     wanted: Vec<Wanted<'_>>,
-    hand_over: impl Fn(usize, Result<Bytes, Error>),
+    hand_over: impl Fn(usize, Result<Arrived, Error>),
 ) -> Option<Error> {
     let mut progress = Progress::of(&wanted);
     let mut error = tries(session, dataset, &wanted, &mut progress, &hand_over).await;
@@ -88,7 +118,7 @@ async fn tries(
     dataset: &DatasetInfo,
     wanted: &[Wanted<'_>],
     progress: &mut Progress,
-    hand_over: &impl Fn(usize, Result<Bytes, Error>),
+    hand_over: &impl Fn(usize, Result<Arrived, Error>),
 ) -> Option<Error> {
     let shared = Mutex::new(std::mem::take(progress));
     let connections = &session.connections;
@@ -148,7 +178,8 @@ pub(super) async fn read_whole(
     wanted: Vec<Wanted<'_>>,
 ) -> Result<Vec<Result<Bytes, Error>>, Error> {
     let files = Mutex::new(vec![None; wanted.len()]);
-    let keep = |number, file| {
+    let keep = |number, file: Result<Arrived, Error>| {
+        let file = file.map(Arrived::to_keep);
         let mut files = files.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(slot) = files.get_mut(number) {
             *slot = Some(file);
@@ -180,29 +211,42 @@ async fn attempt(
     dataset: &DatasetInfo,
     wanted: &[Wanted<'_>],
     progress: &Mutex<Progress>,
-    hand_over: &impl Fn(usize, Result<Bytes, Error>),
+    hand_over: &impl Fn(usize, Result<Arrived, Error>),
 ) -> Result<(), Failure> {
     lock(progress).answered = false;
-    let asked: Vec<usize> = {
+    let mut asked: Vec<usize> = {
         let progress = lock(progress);
         let files = progress.files.iter().enumerate();
         files.filter(|(_, item)| matches!(item, Item::Missing(_))).map(|(n, _)| n).collect()
     };
-    let items = asked.iter().filter_map(|number| wanted.get(*number)).map(Wanted::request);
+    let runs = {
+        let progress = lock(progress);
+        // What failed before is asked for alone: the others are not to fail with it.
+        let failed =
+            |number: usize| matches!(progress.files.get(number), Some(Item::Missing(Some(_))));
+        Run::of(wanted, &mut asked, failed)
+    };
+    let items = runs.iter().filter_map(|run| {
+        let first = asked.get(run.files.start).and_then(|number| wanted.get(*number))?;
+        Some(run.request(first))
+    });
     let message = ReadRequest { dataset: dataset.id, items: items.collect() };
-    let request = this.request(pb::ReadRequest::from(message));
+    let mut request = this.request(pb::ReadRequest::from(message));
+    let replies = Replies::default();
+    request.extensions_mut().insert(replies.clone());
     let mut stream = this.answer(server.read(request)).await?;
-    let mut assembly = Assembly::new(wanted, &asked);
-    while let Some(message) = this.message(&mut stream).await? {
+    let mut assembly = Assembly::new(wanted, &asked, &runs);
+    while let Some(shown) = this.message(&mut stream).await? {
+        let message = replies.next().unwrap_or(shown);
         let size = message.pieces.iter().map(|piece| piece.data.len()).sum();
         let mut progress = lock(progress);
         progress.moved |= size > 0;
         for piece in message.pieces {
-            if let Some((number, came)) = assembly.add(ReadPiece::from(piece), size)?
-                && let Some(bytes) = progress.settle(number, came)
-            {
-                hand_over(number, Ok(bytes));
-            }
+            assembly.add(ReadPiece::from(piece), |number, came| {
+                if let Some(bytes) = progress.settle(number, came) {
+                    hand_over(number, Ok(Arrived::with_message(bytes, size)));
+                }
+            })?;
         }
     }
     lock(progress).end()

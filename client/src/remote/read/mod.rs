@@ -6,6 +6,7 @@
 mod assemble;
 mod batch;
 mod large;
+mod runs;
 #[cfg(test)]
 mod tests;
 mod wanted;
@@ -22,7 +23,7 @@ use tokio::sync::mpsc;
 use crate::error::Error;
 use crate::remote::dataset::Dataset;
 use crate::remote::split;
-use batch::{read_batch, read_one, read_whole};
+use batch::{Arrived, read_batch, read_one, read_whole};
 use wanted::Wanted;
 
 /// Files in one request. Enough that a request's fixed cost is shared by many, few enough that
@@ -96,12 +97,14 @@ impl Dataset {
     }
 
     /// Reads many files, and hands each over as soon as it is there, with its number among
-    /// `items`: with records, in requests of a bounded size, so that memory is bounded. Files of
-    /// more than a chunk are for [`read_to`](Self::read_to).
+    /// `items`: with records, in requests of a bounded size, so that memory is bounded. Files with
+    /// records that lie next to each other in a chunk are read as one, so items in the order of
+    /// their chunks and offsets come fastest. Files of more than a chunk are for
+    /// [`read_to`](Self::read_to).
     pub fn read_files(
         &self,
         items: Vec<ReadItem>,
-        sink: &mut dyn FnMut(usize, Result<Bytes, Error>),
+        sink: &mut dyn FnMut(usize, Result<&[u8], Error>),
     ) {
         let session = match self.session() {
             Ok(session) => session,
@@ -140,7 +143,10 @@ impl Dataset {
             });
             // Here, outside of the runtime, so that the sink may call the library.
             for (item, file) in files.drain(..) {
-                sink(item, file);
+                match file {
+                    Ok(Arrived { bytes, .. }) => sink(item, Ok(&bytes)),
+                    Err(error) => sink(item, Err(error)),
+                }
             }
             if !more {
                 return;

@@ -11,9 +11,8 @@ use tonic::Status;
 
 use crate::error::Kind;
 use crate::remote::ReadItem;
-use crate::remote::read::assemble::Assembly;
+use crate::remote::read::batch::Arrived;
 use crate::remote::read::batches;
-use crate::remote::read::wanted::Wanted;
 use crate::remote::testing::{Script, chunk_id, data, dataset, path, record};
 
 /// Pieces of at most `cut` bytes.
@@ -208,16 +207,10 @@ fn a_large_file_is_read_in_windows_and_checked_at_its_end() {
 
 #[test]
 fn a_small_file_does_not_keep_its_message_and_a_large_one_is_not_copied() {
-    let items = [ReadItem::from(path("a"))];
-    let wanted = Wanted::whole(&items);
     let message = Bytes::from(data(1 << 20, 2));
     for (length, copied) in [(4_096, true), (1 << 19, false)] {
         let bytes = message.slice(100..100 + length);
-        let crc = Crc32c::of(&bytes);
-        let piece =
-            ReadPiece { item: 0, data: Ok(bytes.clone()), last: true, length: length as u64, crc };
-        let settled = Assembly::new(&wanted, &[0]).add(piece, message.len()).unwrap().unwrap();
-        let file = settled.1.unwrap();
+        let file = Arrived::with_message(bytes.clone(), message.len()).to_keep();
         assert_eq!((file.as_ptr() != bytes.as_ptr(), file == bytes), (copied, true));
     }
 }

@@ -7,7 +7,6 @@ use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use bytes::Bytes;
 use dl_format::{DirPath, FilePath, FileRecord};
 use libdiesel::{Dataset, Kind, ListEntry, ReadItem};
 
@@ -176,7 +175,7 @@ impl<'a> Fetcher<'a> {
         let (empty, filled): (Vec<_>, Vec<_>) =
             files.iter().partition(|file| file.record.length == 0);
         for file in empty {
-            self.settle(file, self.write(file, &Bytes::new()), false)?;
+            self.settle(file, self.write(file, &[]), false)?;
         }
         let items: Vec<ReadItem> =
             filled.iter().map(|file| (file.path.clone(), file.record).into()).collect();
@@ -186,7 +185,7 @@ impl<'a> Fetcher<'a> {
             if self.shared.is_stopped() {
                 return;
             }
-            let written = read.map_err(Trouble::from).and_then(|bytes| self.write(file, &bytes));
+            let written = read.map_err(Trouble::from).and_then(|bytes| self.write(file, bytes));
             ended = self.settle(file, written, false);
         });
         ended

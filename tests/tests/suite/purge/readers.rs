@@ -114,7 +114,7 @@ fn libdiesel_reads_what_was_listed_before_a_purge() -> Result<()> {
     dataset.read_files(items.clone(), &mut |number, file| {
         let (path, before) = &listed[number];
         match file {
-            Ok(bytes) if writer.files.get(path.as_bytes()).is_some_and(|f| *f == bytes) => {
+            Ok(bytes) if writer.files.get(path.as_bytes()).is_some_and(|f| f == bytes) => {
                 read += 1;
             }
             other => wrong.push(format!("{path} of {before:?}: {other:?}")),
