@@ -1,23 +1,21 @@
 //! Questions about paths without a snapshot (paper, Figure 10a), through one server and through
 //! several, over one Redis, beside what redis-benchmark gets of that Redis with GET.
 //!
-//! The questions come from one process that keeps 64 requests in flight, as redis-benchmark does;
-//! everything shares the cores of one machine.
+//! The questions come from 64 threads of one process through libdiesel, each asking the next when
+//! it has its answer, as redis-benchmark's connections do; everything shares the cores of one
+//! machine.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
 
-use anyhow::{Context, Result, ensure};
-use dl_format::{Attributes, ChunkShape, DatasetId, FilePath};
-use dl_proto::pb::diesel_client::DieselClient;
-use dl_proto::{StatItem, StatRequest, pb};
-use libdiesel::{Client, ConnectOptions};
-use tokio::task::JoinSet;
-use tonic::transport::{Channel, Endpoint};
+use anyhow::{Context, Result, bail, ensure};
+use dl_format::{Attributes, ChunkShape, FilePath};
+use libdiesel::{Client, ConnectOptions, Dataset, StatItem};
 
 use crate::measure::{Bar, Bench, Side, Stopwatch, curve};
 use crate::setup::{Redis, Server, Settings, processor_seconds, shuffle};
 
+const NAME: &str = "stat";
 const IN_FLIGHT: u32 = 64;
 const BATCH: usize = 64;
 const SERVERS: [usize; 3] = [1, 2, 3];
@@ -27,8 +25,7 @@ const PER_FOLDER: u32 = 1_000;
 struct Scene {
     redis: Redis,
     servers: Vec<Server>,
-    dataset: DatasetId,
-    paths: Arc<Vec<FilePath>>,
+    paths: Vec<FilePath>,
 }
 
 impl Scene {
@@ -41,7 +38,7 @@ impl Scene {
         let first = servers.first().context("there is a server")?;
         let options = ConnectOptions { servers: vec![first.address.clone()], ..Default::default() };
         let dataset =
-            Client::connect(options)?.create_dataset(&"stat".parse()?, ChunkShape::default())?;
+            Client::connect(options)?.create_dataset(&NAME.parse()?, ChunkShape::default())?;
         let mut paths = Vec::new();
         for file in 0..settings.scaled(100_000) {
             let folder = 1_440_764 + file / PER_FOLDER * 7;
@@ -50,33 +47,24 @@ impl Scene {
             dataset.put(&path, Attributes::default(), b"x")?;
             paths.push(path);
         }
-        let id = dataset.info().id;
         dataset.close()?;
         shuffle(&mut paths, 1);
-        Ok(Self { redis, servers, dataset: id, paths: Arc::new(paths) })
+        Ok(Self { redis, servers, paths })
     }
 
     /// Asks the first `servers` of them `requests` times, `batch` paths at a time.
     fn ask(&self, servers: usize, batch: usize, requests: u32) -> Result<Asked> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let addresses = self.servers.iter().take(servers).map(|server| &server.address);
-        let clients = addresses.map(|address| -> Result<DieselClient<Channel>> {
-            let endpoint = Endpoint::from_shared(format!("http://{address}"))?.tcp_nodelay(true);
-            let _context = runtime.enter();
-            Ok(DieselClient::new(endpoint.connect_lazy()))
-        });
-        let clients = clients.collect::<Result<Vec<_>>>()?;
-        let next = Arc::new(AtomicU32::new(0));
+        let addresses = self.servers.iter().take(servers).map(|server| server.address.clone());
+        let options = ConnectOptions { servers: addresses.collect(), ..Default::default() };
+        let dataset = Client::connect(options)?.dataset(&NAME.parse()?)?;
+        let next = AtomicU32::new(0);
         let before = self.seconds()?;
         let ((), seconds) = Stopwatch::new().time(|| {
-            runtime.block_on(async {
-                let mut tasks = JoinSet::new();
-                for (client, _) in clients.iter().cycle().zip(0..IN_FLIGHT) {
-                    let (paths, next) = (Arc::clone(&self.paths), Arc::clone(&next));
-                    let (client, dataset) = (client.clone(), self.dataset);
-                    tasks.spawn(ask(client, dataset, paths, next, batch, requests));
-                }
-                tasks.join_all().await.into_iter().collect::<Result<()>>()
+            thread::scope(|scope| {
+                let ask = || ask(&dataset, &self.paths, &next, batch, requests);
+                let threads: Vec<_> = (0..IN_FLIGHT).map(|_| scope.spawn(ask)).collect();
+                let ended = threads.into_iter().map(|thread| thread.join());
+                ended.map(|ended| ended.unwrap_or_else(|_| bail!("a thread panicked"))).collect()
             })
         })?;
         let after = self.seconds()?;
@@ -113,11 +101,10 @@ impl Asked {
     }
 }
 
-async fn ask(
-    mut client: DieselClient<Channel>,
-    dataset: DatasetId,
-    paths: Arc<Vec<FilePath>>,
-    next: Arc<AtomicU32>,
+fn ask(
+    dataset: &Dataset,
+    paths: &[FilePath],
+    next: &AtomicU32,
     batch: usize,
     requests: u32,
 ) -> Result<()> {
@@ -126,14 +113,10 @@ async fn ask(
         if number >= requests {
             return Ok(());
         }
-        let from = number as usize * batch;
-        let wanted = (from..from + batch).map(|at| paths[at % paths.len()].clone());
-        let request = StatRequest { dataset, paths: wanted.collect() };
-        let items = client.stat(pb::StatRequest::from(request)).await?.into_inner().items;
-        ensure!(items.len() == batch, "not one item for each path");
-        for item in items {
-            ensure!(matches!(StatItem::try_from(item)?, StatItem::File(_)), "a file is not there");
-        }
+        let from = number as usize * batch % (paths.len() - batch);
+        let wanted = paths.get(from..from + batch).context("a run of the paths")?;
+        let is_file = |item: &StatItem| matches!(item, StatItem::File(_));
+        ensure!(dataset.stat_many(wanted)?.iter().all(is_file), "a file is not there");
     }
 }
 
@@ -141,8 +124,8 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let scene = Scene::new(settings, 1)?;
     let (ones, batches) = (settings.scaled(100_000), settings.scaled(10_000));
     let side = |what: &str| Side::new(what);
-    let mut one = side("stat of one path a request, through one server");
-    let mut many = side("stat of 64 paths a request, through one server");
+    let mut one = side("stat of one path, through one server");
+    let mut many = side("stat of 64 paths, through one server");
     let mut theirs = side("redis-benchmark GET, 64 connections, no pipelining");
     let mut told = (String::new(), String::new());
     for round in 0..=settings.runs() {
@@ -159,7 +142,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let files = scene.paths.len();
     let bench = |name: &str, ours, told, bar| Bench {
         name: name.to_owned(),
-        settings: format!("{files} files, one Redis, {IN_FLIGHT} requests in flight; {told}"),
+        settings: format!("{files} files, one Redis, {IN_FLIGHT} questions at a time; {told}"),
         unit: "paths/s",
         ours,
         theirs: theirs.clone(),
@@ -176,9 +159,9 @@ pub(super) fn servers(settings: &Settings) -> Result<Vec<Bench>> {
         let files = scene.paths.len();
         benches.push(Bench {
             name: format!("{count} servers"),
-            settings: format!("{files} files, one Redis, {IN_FLIGHT} requests in flight"),
+            settings: format!("{files} files, one Redis, {IN_FLIGHT} questions at a time"),
             unit: "paths/s",
-            ours: Side::new("stat of one path a request"),
+            ours: Side::new("stat of one path"),
             theirs: Side::new("redis-benchmark GET, 64 connections, no pipelining"),
             bar: Bar::None,
         });
@@ -190,7 +173,7 @@ pub(super) fn servers(settings: &Settings) -> Result<Vec<Bench>> {
             if round > 0 {
                 bench.ours.samples.push(asked.rate);
                 bench.theirs.samples.push(get);
-                bench.ours.what = format!("stat of one path a request; {}", asked.cores());
+                bench.ours.what = format!("stat of one path; {}", asked.cores());
             }
         }
     }

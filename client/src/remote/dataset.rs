@@ -9,20 +9,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use dl_format::{Attributes, Deletions, FilePath};
-use dl_proto::{Dataset as DatasetInfo, DeleteRequest, STAT_PATHS_MAX, StatItem, StatRequest, pb};
+use dl_proto::{Dataset as DatasetInfo, DeleteRequest, StatItem, pb};
 
 use crate::error::{Error, Kind};
-use crate::remote::connections::Connections;
-use crate::remote::failure::Failure;
 use crate::remote::lookup::get_dataset;
 use crate::remote::process::PerProcess;
 use crate::remote::session::{Session, Shared};
-use crate::remote::split;
+use crate::remote::stats::Stats;
 use crate::remote::writer::{Flushed, Writer};
-
-/// Paths looked up in one request.
-const STAT_BATCH: usize = 8_192;
-const _: () = assert!(STAT_BATCH <= STAT_PATHS_MAX);
 
 /// A dataset at some servers. Cheap to clone; clones share one writer. Usable from any thread.
 ///
@@ -38,6 +32,7 @@ struct Inner {
     shared: Arc<Shared>,
     info: DatasetInfo,
     writer: PerProcess<Arc<Writer>>,
+    stats: PerProcess<Stats>,
 }
 
 /// What a deletion did.
@@ -51,7 +46,7 @@ pub struct Deleted {
 
 impl Dataset {
     pub(crate) fn new(shared: Arc<Shared>, info: DatasetInfo) -> Self {
-        Self(Arc::new(Inner { shared, info, writer: PerProcess::new() }))
+        Self(Arc::new(Inner { shared, info, writer: PerProcess::new(), stats: PerProcess::new() }))
     }
 
     /// What the servers said of it when the handle was made.
@@ -148,17 +143,15 @@ impl Dataset {
         Ok(found.into_iter().next().unwrap_or(StatItem::Missing))
     }
 
-    /// What stands at each of the paths, in their order.
+    /// What stands at each of the paths, in their order. What several threads ask at the same time
+    /// shares requests.
     ///
     /// # Errors
     /// Those of the servers and of the way to them.
     pub fn stat_many(&self, paths: &[FilePath]) -> Result<Vec<StatItem>, Error> {
         let session = self.session()?;
-        let mut found = Vec::with_capacity(paths.len());
-        for paths in split::by_path(paths, STAT_BATCH, |path| path) {
-            found.extend(session.wait(stat(&session.connections, &self.0.info, paths))?);
-        }
-        Ok(found)
+        let stats = self.0.stats.get_or_make(|| Ok::<_, Error>(Stats::default()))?;
+        stats.ask(&session, &self.0.info, paths)
     }
 
     /// Deletes the files that stand at these paths now (paper, DL_delete), those put before
@@ -233,30 +226,4 @@ impl Dataset {
             Ok(Writer::new(self.session()?, &self.0.info, in_flight))
         })
     }
-}
-
-/// What stands at each of the paths, at most [`STAT_PATHS_MAX`].
-pub(crate) async fn stat(
-    connections: &Connections,
-    dataset: &DatasetInfo,
-    paths: &[FilePath],
-) -> Result<Vec<StatItem>, Error> {
-    let subject = || match paths {
-        [path] => format!("dl://{}/{path}", dataset.name),
-        paths => format!("{} paths of dl://{}", paths.len(), dataset.name),
-    };
-    connections
-        .call("look up", subject, connections.usual(), |mut server, this| {
-            let message = StatRequest { dataset: dataset.id, paths: paths.to_vec() };
-            let request = this.request(pb::StatRequest::from(message));
-            async move {
-                let items = this.answer(server.stat(request)).await?.items;
-                if items.len() != paths.len() {
-                    let problem = "an answer that makes no sense: not one item for each path";
-                    return Err(Failure::new(Kind::Internal, problem));
-                }
-                Ok(items.into_iter().map(StatItem::try_from).collect::<Result<_, _>>()?)
-            }
-        })
-        .await
 }

@@ -18,6 +18,7 @@ mod read;
 mod segments;
 mod session;
 mod split;
+mod stats;
 #[cfg(test)]
 mod testing;
 mod wire;

@@ -1,15 +1,18 @@
 //! Questions about paths. Those that threads ask at the same time share requests: a request costs
 //! both ends far more than a path in it.
 //!
-//! Must hold: a question waits for others only while requests enough are under way; each is
-//! answered by a request that began after it was asked; whatever becomes of the thread that sends
-//! for others, they go on.
+//! Must hold: a question waits for others only while requests enough are under way, and never for
+//! long; each is answered by a request that began after it was asked; whatever becomes of the
+//! thread that sends for others, they go on.
 
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use dl_format::FilePath;
-use dl_proto::{Dataset as DatasetInfo, STAT_PATHS_MAX, StatItem, StatRequest, pb};
+use dl_proto::{
+    Dataset as DatasetInfo, REQUEST_PATH_BYTES, STAT_PATHS_MAX, StatItem, StatRequest, pb,
+};
 
 use crate::error::{Error, Kind};
 use crate::remote::connections::Connections;
@@ -27,10 +30,21 @@ const GATHERED: usize = 2_048;
 /// Requests of one handle under way at a time: one that is answered while the next is asked.
 const UNDER_WAY: usize = 2;
 
+/// Questions that waited for so long are sent all the same: those before them may be at a server
+/// that is silent.
+const PATIENCE: Duration = Duration::from_millis(50);
+
 /// The questions of one handle, in one process.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Stats {
     gathering: Mutex<Gathering>,
+    patience: Duration,
+}
+
+impl Default for Stats {
+    fn default() -> Self {
+        Self { gathering: Mutex::default(), patience: PATIENCE }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -50,6 +64,8 @@ struct Batch {
 #[derive(Debug, Default)]
 struct State {
     paths: Vec<FilePath>,
+    /// Bytes of the paths.
+    bytes: usize,
     stage: Stage,
 }
 
@@ -107,7 +123,19 @@ impl Stats {
                     sending.end(items);
                     state = batch.lock();
                 }
-                Stage::Gathering | Stage::Sent => state = batch.wait(state),
+                Stage::Gathering => {
+                    let waited = batch.changed.wait_timeout(state, self.patience);
+                    let (after, elapsed) = waited.unwrap_or_else(PoisonError::into_inner);
+                    state = after;
+                    if elapsed.timed_out() && matches!(state.stage, Stage::Gathering) {
+                        drop(state);
+                        self.begin(&batch);
+                        state = batch.lock();
+                    }
+                }
+                Stage::Sent => {
+                    state = batch.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
             }
         }
     }
@@ -127,16 +155,25 @@ impl Stats {
             }
         }
         let batch = Arc::new(Batch::default());
-        let own = 0..paths.len();
-        batch.lock().paths = paths.to_vec();
+        batch.lock().take(paths);
         gathering.next.push(Arc::clone(&batch));
-        Some((batch, own))
+        Some((batch, 0..paths.len()))
+    }
+
+    /// Lets a batch that waited for long go beside the requests that are under way.
+    fn begin(&self, batch: &Arc<Batch>) {
+        let mut gathering = self.lock();
+        if let Some(place) = gathering.next.iter().position(|other| Arc::ptr_eq(other, batch)) {
+            gathering.next.remove(place);
+            gathering.under_way += 1;
+            batch.lock().stage = Stage::Due;
+        }
     }
 
     /// A request has ended: the next ones may begin.
     fn pass_on(&self) {
         let mut gathering = self.lock();
-        if gathering.next.is_empty() {
+        if gathering.next.is_empty() || gathering.under_way > UNDER_WAY {
             gathering.under_way -= 1;
             return;
         }
@@ -155,21 +192,23 @@ impl State {
     /// Where so many more paths stand, when they fit.
     fn add(&mut self, paths: &[FilePath]) -> Option<Range<usize>> {
         let start = self.paths.len();
-        if start + paths.len() > GATHERED {
+        let bytes: usize = paths.iter().map(|path| path.as_bytes().len()).sum();
+        if start + paths.len() > GATHERED || self.bytes + bytes > REQUEST_PATH_BYTES {
             return None;
         }
-        self.paths.extend_from_slice(paths);
+        self.take(paths);
         Some(start..self.paths.len())
+    }
+
+    fn take(&mut self, paths: &[FilePath]) {
+        self.bytes += paths.iter().map(|path| path.as_bytes().len()).sum::<usize>();
+        self.paths.extend_from_slice(paths);
     }
 }
 
 impl Batch {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -230,3 +269,6 @@ pub(crate) async fn stat(
         })
         .await
 }
+
+#[cfg(test)]
+mod tests;

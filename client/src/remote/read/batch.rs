@@ -11,7 +11,6 @@ use dl_proto::{Dataset as DatasetInfo, ReadPiece, ReadRequest, STAT_PATHS_MAX, S
 
 use crate::error::{Error, Kind};
 use crate::remote::connections::{Connection, Try};
-use crate::remote::dataset::stat;
 use crate::remote::failure::Failure;
 use crate::remote::read::ReadItem;
 use crate::remote::read::assemble::Assembly;
@@ -19,6 +18,7 @@ use crate::remote::read::runs::Run;
 use crate::remote::read::wanted::Wanted;
 use crate::remote::session::Session;
 use crate::remote::split;
+use crate::remote::stats::stat;
 use crate::remote::wire::Replies;
 
 /// A slice of less than one part in so many of its message is copied out of it when it is kept, so

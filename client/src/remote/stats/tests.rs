@@ -1,0 +1,144 @@
+//! Questions of many threads against a server that follows a script: they share requests, and
+//! none pays for another one.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use dl_format::FilePath;
+use dl_proto::StatItem;
+
+use super::{GATHERED, Gathering, Stats, UNDER_WAY};
+use crate::error::Kind;
+use crate::remote::Dataset;
+use crate::remote::testing::{Script, dataset, path, record};
+
+/// Longer than any test takes.
+const FOREVER: Duration = Duration::from_secs(3600);
+
+/// The paths of each request.
+type Requests = Arc<Mutex<Vec<Vec<FilePath>>>>;
+
+/// A server at which every path is a file as long as its name; all paths that begin with `wrong`
+/// make it answer nonsense.
+fn serving() -> (Dataset, Requests) {
+    let requests = Requests::default();
+    let seen = Arc::clone(&requests);
+    let stat = move |request: dl_proto::StatRequest| {
+        seen.lock().unwrap().push(request.paths.clone());
+        if request.paths.iter().any(|path| path.as_bytes().starts_with(b"wrong")) {
+            return Vec::new();
+        }
+        request.paths.iter().map(|path| StatItem::File(record(path.as_bytes()))).collect()
+    };
+    (dataset(Script { stat: Box::new(stat), ..Script::default() }), requests)
+}
+
+/// Questions as they are while as many requests as may be are at a server that says nothing.
+fn held_up(patience: Duration) -> Stats {
+    let gathering = Gathering { under_way: UNDER_WAY, next: Vec::new() };
+    Stats { gathering: Mutex::new(gathering), patience }
+}
+
+fn gathered(stats: &Stats) -> Vec<usize> {
+    let gathering = stats.lock();
+    gathering.next.iter().map(|batch| batch.lock().paths.len()).collect()
+}
+
+fn ask(stats: &Stats, dataset: &Dataset, name: &str) -> Result<StatItem, Kind> {
+    let session = dataset.session().unwrap();
+    let found = stats.ask(&session, dataset.info(), &[path(name)]);
+    found.map(|found| found[0].clone()).map_err(|error| error.kind())
+}
+
+#[test]
+fn questions_of_many_threads_go_as_one_and_each_gets_its_own_answer() {
+    let (dataset, requests) = serving();
+    let stats = held_up(FOREVER);
+    let name = |number: usize| "x".repeat(number + 1);
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..20)
+            .map(|number| {
+                let (stats, dataset) = (&stats, &dataset);
+                scope.spawn(move || ask(stats, dataset, &name(number)))
+            })
+            .collect();
+        while gathered(&stats) != [20] {
+            thread::yield_now();
+        }
+        assert!(requests.lock().unwrap().is_empty());
+        stats.pass_on();
+        for (number, thread) in threads.into_iter().enumerate() {
+            let expected = StatItem::File(record(name(number).as_bytes()));
+            assert_eq!(thread.join().unwrap(), Ok(expected));
+        }
+    });
+    assert_eq!(requests.lock().unwrap().iter().map(Vec::len).collect::<Vec<_>>(), [20]);
+    assert_eq!(stats.lock().under_way, UNDER_WAY - 1, "the turn came back");
+}
+
+#[test]
+fn questions_go_on_beside_requests_that_are_never_answered() {
+    let (dataset, requests) = serving();
+    let stats = held_up(Duration::from_millis(1));
+    for name in ["a", "bb"] {
+        assert_eq!(ask(&stats, &dataset, name), Ok(StatItem::File(record(name.as_bytes()))));
+    }
+    assert_eq!(requests.lock().unwrap().concat(), ["a", "bb"].map(path));
+    assert_eq!(stats.lock().under_way, UNDER_WAY);
+}
+
+#[test]
+fn a_request_that_fails_fails_those_that_share_it_and_no_later_one() {
+    let (dataset, _) = serving();
+    let stats = held_up(FOREVER);
+    thread::scope(|scope| {
+        let threads = ["wrong", "right"].map(|name| {
+            let (stats, dataset) = (&stats, &dataset);
+            scope.spawn(move || ask(stats, dataset, name))
+        });
+        while gathered(&stats) != [2] {
+            thread::yield_now();
+        }
+        stats.pass_on();
+        for thread in threads {
+            assert_eq!(thread.join().unwrap(), Err(Kind::Internal));
+        }
+    });
+    assert_eq!(ask(&stats, &dataset, "b"), Ok(StatItem::File(record(b"b"))));
+}
+
+#[test]
+fn no_request_grows_beyond_its_bounds() {
+    let stats = held_up(FOREVER);
+    let short = vec![path("a"); GATHERED - 1];
+    let long = vec![path(&["x"; 2_000].join("/")); 130];
+    for paths in [&short[..], &short[..1], &short[..1], &long[..], &long[..]] {
+        assert!(stats.join(paths).is_some());
+    }
+    assert_eq!(gathered(&stats), [GATHERED, 131, 130]);
+}
+
+#[test]
+fn threads_that_ask_without_end_are_all_answered() {
+    let (dataset, requests) = serving();
+    let answered = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for thread in 0..16 {
+            let (dataset, answered) = (&dataset, &answered);
+            scope.spawn(move || {
+                for number in 0..200 {
+                    let name = path(&format!("thread{thread}/{number}"));
+                    let expected = StatItem::File(record(name.as_bytes()));
+                    assert_eq!(dataset.stat(&name).unwrap(), expected);
+                    answered.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    assert_eq!(answered.into_inner(), 3_200);
+    let asked: HashSet<FilePath> = requests.lock().unwrap().concat().into_iter().collect();
+    assert_eq!(asked.len(), 3_200);
+}
