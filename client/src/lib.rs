@@ -33,6 +33,6 @@ pub use order::{
     Selection, Stage, Tail,
 };
 pub use remote::{
-    Client, ClientCertificate, ConnectOptions, Dataset, Deleted, FailedWrite, Flushed, Listing,
-    OnRetry, ReadItem, Retry,
+    Client, ClientCertificate, ConnectOptions, Dataset, Deleted, FailedWrite, FileSink, Flushed,
+    Listing, OnRetry, ReadItem, Retry,
 };

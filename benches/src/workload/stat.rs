@@ -63,8 +63,8 @@ impl Scene {
             thread::scope(|scope| {
                 let ask = || ask(&dataset, &self.paths, &next, batch, requests);
                 let threads: Vec<_> = (0..IN_FLIGHT).map(|_| scope.spawn(ask)).collect();
-                let ended = threads.into_iter().map(|thread| thread.join());
-                ended.map(|ended| ended.unwrap_or_else(|_| bail!("a thread panicked"))).collect()
+                let mut ended = threads.into_iter().map(|thread| thread.join());
+                ended.try_for_each(|ended| ended.unwrap_or_else(|_| bail!("a thread panicked")))
             })
         })?;
         let after = self.seconds()?;

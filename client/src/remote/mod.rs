@@ -28,5 +28,5 @@ pub use client::Client;
 pub use dataset::{Dataset, Deleted};
 pub use list::Listing;
 pub use options::{ClientCertificate, ConnectOptions, OnRetry, Retry};
-pub use read::ReadItem;
+pub use read::{FileSink, ReadItem};
 pub use writer::{FailedWrite, Flushed};

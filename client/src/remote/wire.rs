@@ -110,7 +110,7 @@ impl Diverted {
         let Some([compressed, length @ ..]) = self.came.first::<PREFIX_BYTES>() else {
             return Ok(None);
         };
-        let length = u32::from_be_bytes(length) as usize;
+        let length = length.as_slice().get_u32() as usize;
         if compressed != 0 || length > MESSAGE_BYTES_MAX {
             let why = format!("an answer that makes no sense: a message of {length} bytes");
             return Err(Status::internal(why));

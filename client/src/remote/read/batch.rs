@@ -40,7 +40,7 @@ impl Arrived {
     }
 
     /// The bytes for a caller who may keep them.
-    pub(super) fn to_keep(self) -> Bytes {
+    pub(super) fn into_kept(self) -> Bytes {
         if self.bytes.len() >= self.message / SLICE_SHARE {
             self.bytes
         } else {
@@ -179,7 +179,7 @@ pub(super) async fn read_whole(
 ) -> Result<Vec<Result<Bytes, Error>>, Error> {
     let files = Mutex::new(vec![None; wanted.len()]);
     let keep = |number, file: Result<Arrived, Error>| {
-        let file = file.map(Arrived::to_keep);
+        let file = file.map(Arrived::into_kept);
         let mut files = files.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(slot) = files.get_mut(number) {
             *slot = Some(file);

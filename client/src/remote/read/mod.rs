@@ -36,6 +36,10 @@ const BATCH_BYTES: u64 = 4 << 20;
 /// What a file of unknown length counts as, in bytes: a request with the longest paths still fits.
 const RESERVED: u64 = 32 << 10;
 
+/// Takes each file of a [`Dataset::read_files`]: its number among the items, and its bytes or why
+/// it could not be read.
+pub type FileSink<'a> = dyn FnMut(usize, Result<&[u8], Error>) + 'a;
+
 /// A file to read: by its path alone, or also by what an earlier answer said of it, which spares
 /// the servers the lookup and reads that very version.
 #[derive(Debug, Clone)]
@@ -101,11 +105,7 @@ impl Dataset {
     /// records that lie next to each other in a chunk are read as one, so items in the order of
     /// their chunks and offsets come fastest. Files of more than a chunk are for
     /// [`read_to`](Self::read_to).
-    pub fn read_files(
-        &self,
-        items: Vec<ReadItem>,
-        sink: &mut dyn FnMut(usize, Result<&[u8], Error>),
-    ) {
+    pub fn read_files(&self, items: Vec<ReadItem>, sink: &mut FileSink<'_>) {
         let session = match self.session() {
             Ok(session) => session,
             Err(error) => return (0..items.len()).for_each(|item| sink(item, Err(error.clone()))),

@@ -210,7 +210,7 @@ fn a_small_file_does_not_keep_its_message_and_a_large_one_is_not_copied() {
     let message = Bytes::from(data(1 << 20, 2));
     for (length, copied) in [(4_096, true), (1 << 19, false)] {
         let bytes = message.slice(100..100 + length);
-        let file = Arrived::with_message(bytes.clone(), message.len()).to_keep();
+        let file = Arrived::with_message(bytes.clone(), message.len()).into_kept();
         assert_eq!((file.as_ptr() != bytes.as_ptr(), file == bytes), (copied, true));
     }
 }
