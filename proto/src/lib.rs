@@ -15,6 +15,7 @@ mod key;
 mod kind;
 mod limits;
 mod put_frames;
+mod read_frames;
 mod users;
 
 pub use codec::{BoundedDecoder, ProtobufCodec, SizedEncoder};
@@ -33,6 +34,7 @@ pub use limits::{
     SERVER_WINDOW_BYTES, STAT_PATHS_MAX, STREAM_WINDOW_BYTES,
 };
 pub use put_frames::PutFrames;
+pub use read_frames::ReadFrames;
 pub use users::{InvalidUserName, InvalidUsers, USERS_FILE_BYTES_MAX, User, UserName, Users};
 
 /// Wire types and the client and server made by the compiler from `diesel.proto`.

@@ -18,6 +18,7 @@ use tower_layer::Layer;
 
 use crate::door::Ticket;
 use crate::lease::Lease;
+use crate::spelled::spelled;
 use crate::stalled::{Wait, Waiting};
 
 /// Puts a [`Held`] before a service.
@@ -55,7 +56,7 @@ where
         let waiting = request.extensions().get::<Ticket>().map(Ticket::waiting);
         let answer = self.inner.call(request);
         Box::pin(async move {
-            let mut response = answer.await?;
+            let mut response = spelled(answer.await?);
             let Some(lease) = response.extensions_mut().remove::<Arc<Lease>>() else {
                 return Ok(response);
             };

@@ -41,6 +41,7 @@ mod service;
 mod settings;
 mod shown;
 mod source;
+mod spelled;
 mod stalled;
 mod survey;
 #[cfg(test)]

@@ -27,7 +27,7 @@ use crate::metrics::Gauges;
 use crate::parts::{Budget, Parts};
 use crate::shown::Shown;
 use crate::unread::Intake;
-use crate::{browse, catalog, commit, purge, read, recover, verify};
+use crate::{browse, catalog, commit, purge, read, recover, spelled, verify};
 
 /// Answer messages that wait for the connection: one that is sent, one that is ready.
 const REPLIES_AHEAD: usize = 2;
@@ -282,7 +282,7 @@ impl Diesel for Service {
         let to_wire = |pieces: read::Pieces| pb::ReadReply {
             pieces: pieces.into_iter().map(Into::into).collect(),
         };
-        answer_with(&self.parts, lease, work, pieces, to_wire).await
+        answer_with(&self.parts, lease, work, pieces, to_wire).await.map(spelled::emptied)
     }
 
     #[tracing::instrument(name = "stat", skip_all, fields(paths = request.get_ref().paths.len()))]
