@@ -1,23 +1,26 @@
-//! How a copy lies in the fast store: in pages that each end with their checksum.
+//! How a copy lies in the fast store: the bytes of the object as they are, then a checksum of each
+//! page of them.
 //!
-//! Must hold: bytes that are not those of the object, at that place in it, are never given out,
-//! whatever the fast store made of the copy.
+//! Must hold: bytes that were checked are those of the object, at that place in it, whatever the
+//! fast store made of the copy.
+
+use std::ops::Range;
 
 use bytes::Bytes;
 use dl_format::Crc32c;
 
+use crate::range::Span;
 use crate::{ByteRange, Key};
 
 /// Copies lie below it, and nothing else in the fast store is looked at or removed.
 pub(super) const COPIES: &str = "copies";
 
 /// At the end of the names of copies of this form; what else lies there is of no use.
-const FORM: &str = ".p";
+const FORM: &str = ".s";
 
 /// Bytes of the object in one page.
-const DATA: u64 = 4096;
-const SUM: usize = 4;
-const PAGE: u64 = DATA + SUM as u64;
+pub(super) const PAGE: u64 = 4096;
+const SUM: u64 = 4;
 
 /// The name of a copy; none for a key that is too long to have one.
 pub(super) fn name(key: &Key) -> Option<Key> {
@@ -30,79 +33,76 @@ pub(super) fn original(name: &Key) -> Option<Key> {
     Key::new(key).ok()
 }
 
-/// The pages of an object.
-pub(super) fn pages(key: &Key, object: &[u8]) -> Bytes {
-    let mut copy = Vec::with_capacity(object.len() + object.len().div_ceil(DATA as usize) * SUM);
-    for (number, data) in (0u64..).zip(object.chunks(DATA as usize)) {
-        copy.extend_from_slice(data);
-        copy.extend_from_slice(&sum(tag(key), number, data));
+/// The copy of an object.
+pub(super) fn of(key: &Key, object: &[u8]) -> Bytes {
+    let (tag, pages) = (tag(key), object.chunks(PAGE as usize));
+    let mut copy = Vec::with_capacity(object.len() + pages.len() * SUM as usize);
+    copy.extend_from_slice(object);
+    for (number, page) in (0..).zip(pages) {
+        copy.extend_from_slice(&sum(tag, number, page));
     }
     copy.into()
 }
 
 /// A page's checksum: of its bytes, and of where they belong.
-fn sum(tag: u32, number: u64, data: &[u8]) -> [u8; SUM] {
-    (Crc32c::of(data).value() ^ tag.rotate_left(number as u32 % 32) ^ number as u32).to_le_bytes()
+fn sum(tag: u32, number: u64, page: &[u8]) -> [u8; SUM as usize] {
+    (Crc32c::of(page).value() ^ tag.rotate_left(number as u32 % 32) ^ number as u32).to_le_bytes()
 }
 
 fn tag(key: &Key) -> u32 {
     Crc32c::of(key.as_str().as_bytes()).value()
 }
 
-/// Bytes of an object whose copy has `stored` bytes.
-fn object_length(stored: u64) -> u64 {
-    stored / PAGE * DATA + (stored % PAGE).saturating_sub(SUM as u64)
+/// Bytes of an object whose copy has `stored` bytes; none when no copy has so many.
+pub(super) fn object_length(stored: u64) -> Option<u64> {
+    let pages = stored.div_ceil(PAGE + SUM);
+    let length = stored.checked_sub(pages * SUM)?;
+    (length.div_ceil(PAGE) == pages).then_some(length)
 }
 
-/// Some bytes of an object, and the pages of its copy that hold them.
+/// Some bytes of an object that has a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Cut {
     start: u64,
     end: u64,
-    stored: u64,
+    length: u64,
 }
 
 impl Cut {
-    /// Bytes `start..end` of an object whose copy has `stored` bytes; none when it ends before.
-    pub(super) fn new(start: u64, end: u64, stored: u64) -> Option<Self> {
-        (start < end && end <= object_length(stored)).then_some(Self { start, end, stored })
+    /// Bytes `start..end` of an object of `length` bytes; none when it ends before.
+    pub(super) fn new(start: u64, end: u64, length: u64) -> Option<Self> {
+        (start < end && end <= length).then_some(Self { start, end, length })
     }
 
-    fn first_page(self) -> u64 {
-        self.start / DATA
+    /// The numbers of the pages that hold them.
+    pub(super) fn pages(self) -> Range<u64> {
+        self.start / PAGE..self.end.div_ceil(PAGE)
     }
 
-    /// What to read of the copy.
-    pub(super) fn range(self) -> Option<ByteRange> {
-        let end = (self.end.div_ceil(DATA) * PAGE).min(self.stored);
-        ByteRange::exact(self.first_page() * PAGE, end).ok()
+    /// What to read of the copy to check them: these pages, and their checksums.
+    pub(super) fn to_check(self) -> [ByteRange; 2] {
+        let Range { start, end } = self.pages();
+        let pages = Span::Exact { start: start * PAGE, end: (end * PAGE).min(self.length) };
+        let sums = |page| self.length + page * SUM;
+        [ByteRange(pages), ByteRange(Span::Exact { start: sums(start), end: sums(end) })]
     }
 
-    /// The bytes out of the pages; none when one of them is damaged.
-    pub(super) fn take(self, key: &Key, pages: &Bytes) -> Option<Bytes> {
-        let (tag, first) = (tag(key), self.first_page());
-        let length = usize::try_from(self.end - self.start).ok()?;
-        let mut skip = usize::try_from(self.start - first * DATA).ok()?;
-        if pages.len() <= PAGE as usize {
-            check(tag, first, pages)?;
-            return (skip + length + SUM <= pages.len()).then(|| pages.slice(skip..skip + length));
+    /// The bytes out of what [`to_check`](Self::to_check) says; none when any of it is damaged.
+    pub(super) fn take(self, key: &Key, pages: &Bytes, sums: &[u8]) -> Option<Bytes> {
+        let (numbers, tag) = (self.pages(), tag(key));
+        let (whole, _) = sums.as_chunks::<{ SUM as usize }>();
+        let data = pages.chunks(PAGE as usize);
+        if data.len() != whole.len() || data.len() as u64 != numbers.end - numbers.start {
+            return None;
         }
-        let mut bytes = Vec::with_capacity(length);
-        for (number, page) in (first..).zip(pages.chunks(PAGE as usize)) {
-            let data = check(tag, number, page)?;
-            let rest = length - bytes.len();
-            let data = data.get(skip..)?;
-            bytes.extend_from_slice(data.get(..rest).unwrap_or(data));
-            skip = 0;
+        let mut all = numbers.clone().zip(data).zip(whole);
+        if !all.all(|((number, page), stored)| sum(tag, number, page) == *stored) {
+            return None;
         }
-        (bytes.len() == length).then(|| bytes.into())
+        let skip = usize::try_from(self.start - numbers.start * PAGE).ok()?;
+        let end = skip + usize::try_from(self.end - self.start).ok()?;
+        (end <= pages.len()).then(|| pages.slice(skip..end))
     }
-}
-
-/// The data of a page that is what it was.
-fn check(tag: u32, number: u64, page: &[u8]) -> Option<&[u8]> {
-    let (data, stored) = page.split_last_chunk::<SUM>()?;
-    (sum(tag, number, data) == *stored).then_some(data)
 }
 
 #[cfg(test)]
@@ -111,28 +111,38 @@ mod tests {
 
     #[test]
     fn every_cut_is_given_as_it_was_and_none_that_a_flipped_bit_touches() {
-        let key = Key::new("a/b").unwrap();
-        let data = DATA as usize;
-        for length in [1, data - 1, data, data + 1, 3 * data, 3 * data + 17] {
+        let (key, other) = (Key::new("a/b").unwrap(), Key::new("a/c").unwrap());
+        let page = PAGE as usize;
+        for length in [1, page - 1, page, page + 1, 3 * page, 3 * page + 17] {
             let object: Vec<u8> = (0..length).map(|n| (n % 251) as u8).collect();
-            let copy = pages(&key, &object);
-            assert_eq!(object_length(copy.len() as u64), length as u64);
-            assert!(Cut::new(0, length as u64 + 1, copy.len() as u64).is_none());
+            let copy = of(&key, &object);
+            assert_eq!(copy[..length], object, "the bytes lie as they are");
+            assert_eq!(object_length(copy.len() as u64), Some(length as u64));
+            assert!(Cut::new(0, length as u64 + 1, length as u64).is_none());
             for (start, end) in [(0, 1), (0, length), (length / 2, length), (length - 1, length)] {
-                let Some(cut) = Cut::new(start as u64, end as u64, copy.len() as u64) else {
+                let Some(cut) = Cut::new(start as u64, end as u64, length as u64) else {
                     continue;
                 };
-                let read = cut.range().unwrap().within(copy.len() as u64).unwrap();
-                let read = copy.slice(read.start as usize..read.end as usize);
-                assert_eq!(cut.take(&key, &read).unwrap(), object[start..end]);
-                let other = Key::new("a/c").unwrap();
-                assert!(cut.take(&other, &read).is_none(), "the copy of another object");
-                for at in [0, read.len() / 2, read.len() - 1] {
-                    let mut rotten = read.to_vec();
+                let read = cut.to_check().map(|range| {
+                    let range = range.within(copy.len() as u64).unwrap();
+                    copy.slice(range.start as usize..range.end as usize)
+                });
+                let [pages, sums] = &read;
+                assert_eq!(cut.take(&key, pages, sums).unwrap(), object[start..end]);
+                assert!(cut.take(&other, pages, sums).is_none(), "the copy of another object");
+                for at in [0, pages.len() / 2, pages.len() - 1] {
+                    let mut rotten = pages.to_vec();
                     rotten[at] ^= 4;
-                    assert!(cut.take(&key, &rotten.into()).is_none(), "{length} {start} {at}");
+                    assert!(cut.take(&key, &rotten.into(), sums).is_none(), "{length} {at}");
                 }
-                assert!(cut.take(&key, &read.slice(..read.len() - 1)).is_none(), "cut off");
+                for at in 0..sums.len() {
+                    let mut rotten = sums.to_vec();
+                    rotten[at] ^= 4;
+                    assert!(cut.take(&key, pages, &rotten).is_none(), "{length} {at}");
+                }
+                let short = pages.slice(..pages.len() - 1);
+                assert!(cut.take(&key, &short, sums).is_none(), "cut off");
+                assert!(cut.take(&key, pages, &sums[1..]).is_none(), "cut off");
             }
         }
     }
@@ -140,10 +150,21 @@ mod tests {
     #[test]
     fn pages_that_changed_places_are_damaged() {
         let key = Key::new("a").unwrap();
-        let copy = pages(&key, &[7; 2 * DATA as usize]);
-        let (first, second) = copy.split_at(PAGE as usize);
-        let swapped: Bytes = [second, first].concat().into();
-        let cut = Cut::new(0, 2 * DATA, copy.len() as u64).unwrap();
-        assert!(cut.take(&key, &copy).is_some() && cut.take(&key, &swapped).is_none());
+        let copy = of(&key, &[7; 2 * PAGE as usize]);
+        let (pages, sums) = (copy.slice(..2 * PAGE as usize), copy.slice(2 * PAGE as usize..));
+        let swapped = [&sums[4..], &sums[..4]].concat();
+        let cut = Cut::new(0, 2 * PAGE, 2 * PAGE).unwrap();
+        assert!(cut.take(&key, &pages, &sums).is_some());
+        assert!(cut.take(&key, &pages, &swapped).is_none());
+    }
+
+    #[test]
+    fn a_length_that_no_copy_has_is_told() {
+        let lengths: Vec<u64> = (0..3 * (PAGE + SUM)).filter_map(object_length).collect();
+        assert_eq!(lengths, (0..3 * PAGE).collect::<Vec<_>>());
+        assert_eq!(
+            [4, 5, PAGE + 5, PAGE + 8, PAGE + 9].map(object_length),
+            [None, Some(1), None, None, Some(PAGE + 1)]
+        );
     }
 }

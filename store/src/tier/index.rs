@@ -3,13 +3,17 @@
 //! Must hold: a copy of an earlier process is served only once its object was seen, and none after
 //! its object was deleted through this layer. No copy is made that would exceed the quota, with all
 //! others that are made or still to be removed; each is removed by one task. What a read costs does
-//! not grow with the number of copies.
+//! not grow with the number of copies. What is known of a copy is not taken for known of the next
+//! one of the same object.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound::{Included, Unbounded};
 use std::time::Duration;
 
-use crate::{Key, ObjectInfo, Prefix};
+use super::copy::{self, Cut, PAGE};
+use super::marks::{Marks, Slot};
+use crate::range::Span;
+use crate::{ByteRange, Key, ObjectInfo, ObjectRange, Prefix};
 
 /// A copy that was read within this time stays: a job reads all of its dataset again and again,
 /// so that giving up what is read for what was just read would leave nothing to find. What a
@@ -26,13 +30,48 @@ const READ_AGAIN: Duration = Duration::from_secs(1);
 pub(super) const STEPS: usize = 256;
 
 /// Where a range is to be read.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    /// From this copy, of so many bytes.
-    Fast(Key, u64),
+    /// From a copy, as it lies there: its pages were found whole lately.
+    Trusted,
+    /// From the copy with this number, with what it takes to check it.
+    Unchecked {
+        number: u64,
+        cut: Cut,
+    },
     /// In the fast store, if the slow one still has the object.
     Unproven,
     Slow,
+}
+
+/// How to read some ranges.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    /// Where each of them is to be read.
+    pub(super) places: Vec<Place>,
+    /// What to read of copies, in the same order: one range for those that are trusted, two for
+    /// those that are not.
+    pub(super) near: Vec<ObjectRange>,
+    /// When it was made.
+    pub(super) now: Duration,
+}
+
+impl Plan {
+    /// All from the slow store.
+    pub(super) fn slow(ranges: usize) -> Self {
+        Self { places: vec![Place::Slow; ranges], ..Self::default() }
+    }
+
+    fn add(&mut self, copy: &Copy, range: ByteRange, marks: &Marks) {
+        let place = copy.place(range, marks, self.now);
+        let near = |range| ObjectRange { key: copy.name.clone(), range };
+        match place {
+            Place::Trusted => self.near.push(near(range)),
+            Place::Unchecked { cut, .. } => self.near.extend(cut.to_check().map(near)),
+            Place::Unproven | Place::Slow => {}
+        }
+        self.places.push(place);
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,8 +93,28 @@ struct Copy {
     state: State,
     /// Its name in the fast store.
     name: Key,
+    /// Counts all copies there ever were, so that a later one of the same object is another one.
+    number: u64,
     size: u64,
+    /// Of the object.
+    length: u64,
     read_at: Duration,
+    slot: Slot,
+}
+
+impl Copy {
+    fn place(&self, range: ByteRange, marks: &Marks, now: Duration) -> Place {
+        let Span::Exact { start, end } = range.0 else { return Place::Slow };
+        // Past the end: the slow store says so.
+        match (self.state, Cut::new(start, end, self.length)) {
+            (State::Whole, Some(cut)) if marks.has(self.slot, self.number, cut.pages(), now) => {
+                Place::Trusted
+            }
+            (State::Whole, Some(cut)) => Place::Unchecked { number: self.number, cut },
+            (State::Unproven, _) => Place::Unproven,
+            _ => Place::Slow,
+        }
+    }
 }
 
 /// When copies were last read.
@@ -74,6 +133,8 @@ pub(super) struct Index {
     returning: Ages,
     going: BTreeSet<Key>,
     coming: usize,
+    last_number: u64,
+    marks: Marks,
     /// What lies below these is not given up for others. By their text with its `/`; none lies
     /// below another.
     kept: BTreeMap<String, Prefix>,
@@ -90,6 +151,8 @@ impl Index {
             returning: Ages::new(),
             going: BTreeSet::new(),
             coming: 0,
+            last_number: 0,
+            marks: Marks::default(),
             kept: BTreeMap::new(),
         }
     }
@@ -144,32 +207,69 @@ impl Index {
         self.copies.get(key).is_some_and(|copy| copy.state == State::Whole)
     }
 
-    /// A copy that an earlier process left, or that is known already.
-    pub(super) fn found(&mut self, object: ObjectInfo, name: Key) {
+    /// A copy that an earlier process left, or that is known already. False when it is none: no
+    /// copy has so many bytes.
+    pub(super) fn found(&mut self, object: ObjectInfo, name: Key) -> bool {
+        let Some(length) = copy::object_length(object.size) else { return false };
         if self.copies.contains_key(&object.key) {
-            return;
+            return true;
         }
         self.used = self.used.saturating_add(object.size);
-        let (state, read_at) = (State::Unproven, Duration::ZERO);
-        let copy = Copy { state, name, size: object.size, read_at };
+        let copy = Copy { size: object.size, length, ..self.numbered(name, State::Unproven) };
         self.by_age.insert((copy.read_at, object.key.clone()));
         self.copies.insert(object.key, copy);
+        true
     }
 
-    pub(super) fn place(&mut self, key: &Key, now: Duration) -> Place {
-        let Some(copy) = self.copies.get_mut(key) else { return Place::Slow };
-        let place = match copy.state {
-            State::Whole => Place::Fast(copy.name.clone(), copy.size),
-            State::Unproven => return Place::Unproven,
-            State::Coming | State::Doomed | State::Going | State::Removing => return Place::Slow,
-        };
-        if now.saturating_sub(copy.read_at) >= READ_AGAIN {
-            let before = (std::mem::replace(&mut copy.read_at, now), key.clone());
-            let ages = self.ages(&before);
-            ages.remove(&before);
-            ages.insert((now, before.1));
+    fn numbered(&mut self, name: Key, state: State) -> Copy {
+        self.last_number += 1;
+        let (number, read_at) = (self.last_number, Duration::ZERO);
+        Copy { state, name, number, size: 0, length: 0, read_at, slot: 0 }
+    }
+
+    /// Where to read ranges, at `now`.
+    pub(super) fn plan(&mut self, wanted: &[ObjectRange], now: Duration) -> Plan {
+        let (places, near) = (Vec::with_capacity(wanted.len()), Vec::with_capacity(wanted.len()));
+        let mut plan = Plan { places, near, now };
+        for ranges in wanted.chunk_by(|one, next| one.key == next.key) {
+            let Some(key) = ranges.first().map(|range| &range.key) else { continue };
+            let Some(copy) = self.copies.get_mut(key) else {
+                plan.places.extend(ranges.iter().map(|_| Place::Slow));
+                continue;
+            };
+            for range in ranges {
+                plan.add(copy, range.range, &self.marks);
+            }
+            let is_read = copy.state == State::Whole;
+            if is_read && now.saturating_sub(copy.read_at) >= READ_AGAIN {
+                let before = (std::mem::replace(&mut copy.read_at, now), key.clone());
+                let ages = self.ages(&before);
+                ages.remove(&before);
+                ages.insert((now, before.1));
+            }
         }
-        place
+        plan
+    }
+
+    /// These bytes of the copy with this number were read at `now`, and found whole.
+    pub(super) fn is_whole(&mut self, key: &Key, number: u64, cut: Cut, now: Duration) {
+        if let Some(copy) = self.copies.get_mut(key)
+            && copy.number == number
+        {
+            let pages = (cut.pages(), copy.length.div_ceil(PAGE));
+            copy.slot = self.marks.set(copy.slot, number, pages, now);
+        }
+    }
+
+    /// Whatever was checked is to be checked again.
+    pub(super) fn distrust(&mut self) {
+        self.marks.clear();
+    }
+
+    /// Whether a copy ends before its object, of which bytes up to `end` were read.
+    pub(super) fn is_cut_off(&self, key: &Key, end: u64) -> bool {
+        let copy = self.copies.get(key);
+        copy.is_some_and(|copy| copy.state == State::Whole && copy.length < end)
     }
 
     /// The slow store has the object of this copy.
@@ -187,7 +287,7 @@ impl Index {
             return false;
         }
         self.coming += 1;
-        let copy = Copy { state: State::Coming, name, size: 0, read_at: Duration::ZERO };
+        let copy = self.numbered(name, State::Coming);
         self.copies.insert(key.clone(), copy);
         true
     }
@@ -201,6 +301,7 @@ impl Index {
     /// first, and nobody else does; none when it can't have room now, or is not wanted any more.
     pub(super) fn reserve(&mut self, key: &Key, size: u64, now: Duration) -> Option<Vec<Key>> {
         let goal = self.quota.checked_sub(size)?;
+        let length = copy::object_length(size)?;
         self.bring_back();
         let is_to_keep = self.is_kept(key);
         let size_of = |key: &Key| self.copies.get(key).map_or(0, |copy| copy.size);
@@ -234,6 +335,7 @@ impl Index {
         claimed.retain(|key| self.claim(key));
         if let Some(copy) = self.copies.get_mut(key) {
             copy.size = size;
+            copy.length = length;
             self.used += size;
         }
         Some(claimed)

@@ -2,16 +2,20 @@
 //! the background, and read from there the next time.
 //!
 //! Must hold: the slow store is the truth, and says what is created, deleted and listed; the fast
-//! one holds copies and its failures cost time only, also when it gives other bytes than it was given. Exact ranges alone are read from copies:
-//! who asks for a beginning or for all of an object wants to know what there is. Keys are not
-//! used again for other bytes, except through the same layer.
+//! one holds copies and its failures cost time only. When it gives other bytes than it was given,
+//! they go no further, but for those that changed after they were read from it and found whole: for
+//! less than a minute from then on they are not looked at again (`marks`), and only who reads them
+//! can tell. Exact ranges alone are read from copies: who asks for a beginning or for all of an
+//! object wants to know what there is. Keys are not used again for other bytes, except through the
+//! same layer.
 
 mod copy;
 mod index;
+mod marks;
+mod read;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,8 +30,8 @@ use futures::{StreamExt, TryStreamExt};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::JoinHandle;
 
-use self::copy::{COPIES, Cut};
-use self::index::{Index, Place};
+use self::copy::COPIES;
+use self::index::Index;
 use crate::range::Span;
 use crate::{ByteRange, Error, Key, Kind, ObjectInfo, ObjectRange, Prefix, Store, StoreExt};
 
@@ -231,6 +235,8 @@ impl Tier {
             tracing::warn!(store = %self.fast, %error, why, "the fast store failed; it is left alone for {RESTED:?}");
         }
         health.rests_until = now + RESTED;
+        drop(health);
+        self.index().distrust();
     }
 
     async fn in_time<T>(
@@ -252,10 +258,12 @@ impl Tier {
             // There may be very many: what must not take long is to hear of the next one.
             let next = self.in_time(WRITE_PATIENCE, "list copies in", copies.try_next()).await;
             match next.and_then(|next| next) {
-                Ok(Some(copy)) => match copy::original(&copy.key) {
-                    Some(key) => self.index().found(ObjectInfo { key, size: copy.size }, copy.key),
-                    None => useless.push(copy.key),
-                },
+                Ok(Some(ObjectInfo { key: name, size })) => {
+                    let found = |key| self.index().found(ObjectInfo { key, size }, name.clone());
+                    if !copy::original(&name).is_some_and(found) {
+                        useless.push(name);
+                    }
+                }
                 Ok(None) => break Ok(()),
                 Err(error) => break Err(error),
             }
@@ -274,99 +282,6 @@ impl Tier {
         if let Err(error) = counted {
             self.failed(&error);
         }
-    }
-
-    /// Where each range is to be read from. Copies that an earlier process left are proven by
-    /// asking the slow store for one byte: their objects may have been deleted since.
-    async fn places(self: &Arc<Self>, wanted: &[ObjectRange]) -> Vec<Place> {
-        if !self.is_ready() {
-            return vec![Place::Slow; wanted.len()];
-        }
-        let places = self.look_up(wanted);
-        let unproven: BTreeSet<&Key> = wanted
-            .iter()
-            .zip(&places)
-            .filter(|(_, place)| **place == Place::Unproven)
-            .map(|(range, _)| &range.key)
-            .collect();
-        if unproven.is_empty() {
-            return places;
-        }
-        let first = ByteRange(Span::Exact { start: 0, end: 1 });
-        let ranges: Vec<ObjectRange> = unproven
-            .into_iter()
-            .map(|key| ObjectRange { key: key.clone(), range: first })
-            .collect();
-        let answers = self.slow.read(&ranges).await;
-        for (range, answer) in ranges.iter().zip(answers) {
-            match answer {
-                Ok(_) => self.index().prove(&range.key),
-                Err(error) if error.kind == Kind::Missing => {
-                    self.index().give_up(&range.key);
-                }
-                Err(_) => {}
-            }
-        }
-        self.look_up(wanted)
-    }
-
-    fn look_up(&self, wanted: &[ObjectRange]) -> Vec<Place> {
-        let (mut index, now) = (self.index(), self.clock.monotonic());
-        let place = |range: &ObjectRange| match range.range.0 {
-            Span::Exact { .. } => index.place(&range.key, now),
-            Span::UpTo(_) => Place::Slow,
-        };
-        wanted.iter().map(place).collect()
-    }
-
-    /// What to read of copies, and what it will be cut to; none for ranges to be read elsewhere.
-    fn cuts(wanted: &[ObjectRange], places: Vec<Place>) -> Vec<Option<(Cut, ObjectRange)>> {
-        let cut = |(range, place): (&ObjectRange, Place)| match (range.range.0, place) {
-            (Span::Exact { start, end }, Place::Fast(key, stored)) => {
-                // Past the end: the slow store says so.
-                let cut = Cut::new(start, end, stored)?;
-                Some((cut, ObjectRange { key, range: cut.range()? }))
-            }
-            _ => None,
-        };
-        wanted.iter().zip(places).map(cut).collect()
-    }
-
-    /// Reads copies; none of them when the fast store does not answer.
-    async fn read_fast(&self, copies: &[ObjectRange]) -> Vec<Result<Bytes, Error>> {
-        if copies.is_empty() {
-            return Vec::new();
-        }
-        let read = self.in_time(READ_PATIENCE, "read copies in", self.fast.read(copies)).await;
-        read.unwrap_or_else(|error| {
-            self.failed(&error);
-            Vec::new()
-        })
-    }
-
-    /// The bytes out of what was read from a copy, if they could be had.
-    fn checked(
-        self: &Arc<Self>,
-        key: &Key,
-        cut: Cut,
-        pages: Option<Result<Bytes, Error>>,
-    ) -> Option<Bytes> {
-        match pages? {
-            Ok(pages) => {
-                let bytes = cut.take(key, &pages);
-                if bytes.is_none() {
-                    self.rot(key);
-                }
-                return bytes;
-            }
-            // Somebody tidied up.
-            Err(error) if error.kind == Kind::Missing => {
-                self.drop_copy(key);
-            }
-            Err(error) if error.kind == Kind::Corrupt => self.rot(key),
-            Err(error) => self.failed(&error),
-        }
-        None
     }
 
     /// A copy is not what was written.
@@ -393,22 +308,24 @@ impl Tier {
         Some(tokio::spawn(async move { tier.remove(&key).await }))
     }
 
-    async fn read_slow(&self, wanted: &[ObjectRange]) -> Vec<Result<Bytes, Error>> {
-        if wanted.is_empty() { Vec::new() } else { self.slow.read(wanted).await }
-    }
-
     /// Has the objects of these ranges brought over.
     fn bring(self: &Arc<Self>, ranges: &[ObjectRange], read: &[Result<Bytes, Error>]) {
         let is_exact = |range: &ObjectRange| matches!(range.range.0, Span::Exact { .. });
         let read = ranges.iter().zip(read);
         let missed = read.filter(|(range, result)| result.is_ok() && is_exact(range));
-        let missed: Vec<&Key> = missed.map(|(range, _)| &range.key).collect();
+        let missed: Vec<&ObjectRange> = missed.map(|(range, _)| range).collect();
         self.misses.fetch_add(missed.len() as u64, Ordering::Relaxed);
         if missed.is_empty() || !self.is_ready() {
             return;
         }
-        for key in missed {
-            if let Some(name) = copy::name(key)
+        for ObjectRange { key, range } in missed {
+            let is_cut_off = match range.0 {
+                Span::Exact { end, .. } => self.index().is_cut_off(key, end),
+                Span::UpTo(_) => false,
+            };
+            if is_cut_off {
+                self.rot(key);
+            } else if let Some(name) = copy::name(key)
                 && self.index().begin(key, name.clone())
             {
                 self.send_for(key.clone(), name);
@@ -425,7 +342,7 @@ impl Tier {
         })
     }
 
-    /// All of an object, with its place in memory. It is there twice when it is cut into pages, so
+    /// All of an object, with its place in memory. It is there twice when its copy is made, so
     /// a large one comes alone.
     async fn body(&self, key: &Key) -> Option<(Bytes, SemaphorePermit<'_>)> {
         let place = self.bringing.acquire().await.expect("the semaphore is never closed");
@@ -441,14 +358,14 @@ impl Tier {
     }
 
     async fn fetch(self: &Arc<Self>, key: &Key, name: &Key) {
-        let pages = match self.body(key).await {
-            Some((body, place)) if self.is_rested() => (copy::pages(key, &body), place),
+        let copy = match self.body(key).await {
+            Some((body, place)) if self.is_rested() => (copy::of(key, &body), place),
             // Deleted meanwhile, or not to be had: whoever reads it next is told, or tries again.
             Some(_) | None => return self.index().fail(key, false),
         };
-        let (pages, _place) = pages;
+        let (copy, _place) = copy;
         let now = self.clock.monotonic();
-        let Some(in_the_way) = self.index().reserve(key, pages.len() as u64, now) else {
+        let Some(in_the_way) = self.index().reserve(key, copy.len() as u64, now) else {
             return self.index().fail(key, false);
         };
         let mut has_room = true;
@@ -462,7 +379,7 @@ impl Tier {
         if !has_room {
             return self.index().fail(key, false);
         }
-        let create = self.fast.create(name, pages);
+        let create = self.fast.create(name, copy);
         let created = self.in_time(WRITE_PATIENCE, "write a copy to", create).await;
         match created.and_then(|created| created) {
             Ok(()) => {}
@@ -514,31 +431,7 @@ impl Store for TierStore {
     }
 
     async fn read(&self, wanted: &[ObjectRange]) -> Vec<Result<Bytes, Error>> {
-        let tier = &self.tier;
-        let cuts = Tier::cuts(wanted, tier.places(wanted).await);
-        let near: Vec<_> = cuts.iter().flatten().map(|(_, pages)| pages.clone()).collect();
-        let far = wanted.iter().zip(&cuts).filter(|(_, cut)| cut.is_none());
-        let far: Vec<_> = far.map(|(range, _)| range.clone()).collect();
-        let (copies, objects) = tokio::join!(tier.read_fast(&near), tier.read_slow(&far));
-        tier.bring(&far, &objects);
-        let (mut copies, mut objects) = (copies.into_iter(), objects.into_iter());
-        let given = |(range, cut): (&ObjectRange, Option<(Cut, ObjectRange)>)| match cut {
-            Some((cut, _)) => tier.checked(&range.key, cut, copies.next()).map(Ok),
-            None => objects.next(),
-        };
-        let given: Vec<_> = wanted.iter().zip(cuts).map(given).collect();
-        let lost = wanted.iter().zip(&given).filter(|(_, result)| result.is_none());
-        let lost: Vec<ObjectRange> = lost.map(|(range, _)| range.clone()).collect();
-        let hits = near.len().saturating_sub(lost.len());
-        tier.hits.fetch_add(hits as u64, Ordering::Relaxed);
-        let found = tier.read_slow(&lost).await;
-        tier.bring(&lost, &found);
-        let mut found = found.into_iter();
-        let whole = |(range, result): (&ObjectRange, Option<_>)| {
-            let missing = || Err(Error::new(Kind::Corrupt, "read object", &range.key));
-            result.or_else(|| found.next()).unwrap_or_else(missing)
-        };
-        wanted.iter().zip(given).map(whole).collect()
+        self.tier.read(wanted).await
     }
 
     async fn delete(&self, key: &Key) -> Result<(), Error> {

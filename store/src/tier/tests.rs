@@ -1,5 +1,6 @@
 //! The tier over stores in memory, with faults before the fast one, by a clock that is set.
 
+mod rot;
 mod slow;
 
 use std::time::UNIX_EPOCH;
@@ -383,7 +384,7 @@ async fn copies_of_an_earlier_process_are_kept_without_being_brought_again() {
     let [one, gone] = keys(["a/1", "a/2"]);
     rig.create(std::slice::from_ref(&one)).await;
     for key in [&one, &gone] {
-        let pages = copy::pages(key, &[1; 100]);
+        let pages = copy::of(key, &[1; 100]);
         rig.fast.create(&copy::name(key).unwrap(), pages).await.unwrap();
     }
     let clock: Arc<dyn Clock> = Arc::<ManualClock>::clone(&rig.clock);
@@ -396,43 +397,22 @@ async fn copies_of_an_earlier_process_are_kept_without_being_brought_again() {
 }
 
 #[tokio::test]
-async fn a_rotten_copy_is_never_given_out_and_is_replaced() {
-    let rig = rig(1000).await;
-    let [key] = keys(["a"]);
-    rig.create(std::slice::from_ref(&key)).await;
-    rig.read(&key).await.unwrap();
-    let name = copy::name(&key).unwrap();
-    let mut rotten = rig.fast.read_all(&name).await.unwrap().to_vec();
-    rotten[15] ^= 1;
-    rig.fast.delete(&name).await.unwrap();
-    rig.fast.create(&name, rotten.into()).await.unwrap();
-    assert_eq!(rig.read(&key).await.unwrap(), vec![1; 10], "from the slow store");
-    assert_eq!((rig.tier.counts().rotten, rig.tier.counts().failures), (1, 0));
-    rig.read(&key).await.unwrap();
-    let before = rig.tier.counts();
-    assert_eq!(rig.read(&key).await.unwrap(), vec![1; 10]);
-    let counts = rig.tier.counts();
-    assert_eq!((counts.hits, counts.rotten), (before.hits + 1, 1), "the copy is a good one again");
-    // Cut off by a crash of the fast store's machine.
-    let whole = rig.fast.read_all(&name).await.unwrap();
-    rig.fast.delete(&name).await.unwrap();
-    rig.fast.create(&name, whole.slice(..50)).await.unwrap();
-    assert_eq!(rig.read(&key).await.unwrap(), vec![1; 10]);
-    assert_eq!(rig.tier.counts().rotten, 2);
-}
-
-#[tokio::test]
 async fn what_is_no_copy_of_this_form_is_removed_and_not_served() {
     let first = rig(1000).await;
-    let [key, old] = keys(["a", "copies/a"]);
+    let [key, name, form, length] = keys(["a", "copies/a", "copies/a.p", "copies/b.s"]);
     first.create(std::slice::from_ref(&key)).await;
-    first.fast.create(&old, vec![9; 100].into()).await.unwrap();
+    let useless = [(&name, 100), (&form, 104), (&length, 4)];
+    for (name, length) in useless {
+        first.fast.create(name, vec![9; length].into()).await.unwrap();
+    }
     let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&first.clock);
     let (slow, fast) = (Arc::clone(&first.slow), Arc::clone(&first.fast));
     let second = Rig { tier: TierStore::new(slow, fast, 1000, time), ..first };
     second.tier.quiet().await;
     assert_eq!(second.read(&key).await.unwrap(), vec![1; 10]);
-    assert_eq!(second.fast.read_all(&old).await.unwrap_err().kind, Kind::Missing);
+    for (name, _) in useless {
+        assert_eq!(second.fast.read_all(name).await.unwrap_err().kind, Kind::Missing, "{name}");
+    }
     assert_eq!(second.tier.counts().used, 104);
 }
 
