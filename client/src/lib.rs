@@ -7,11 +7,10 @@
 //!
 //! Calls block their thread: never make them inside of an async runtime.
 
-#![forbid(unsafe_code)]
-
 mod error;
 mod order;
 mod remote;
+mod snapshot;
 
 /// The example that readers see first is one that compiles.
 #[cfg(doctest)]
@@ -20,7 +19,7 @@ struct Readme;
 
 pub use dl_format::{
     Attributes, ChunkId, ChunkShape, Crc32c, DatasetId, DatasetName, Deletions, DirPath, EntrySet,
-    EntryVersion, FilePath, FileRecord, InvalidName, InvalidPath, PackError, Stamp,
+    EntryVersion, FilePath, FileRecord, InvalidName, InvalidPath, PackError, Stamp, Version,
 };
 pub use dl_proto::{
     Dataset as DatasetInfo, Finding, Grant, InvalidGrant, InvalidUserName, InvalidUsers, Key,
@@ -36,3 +35,4 @@ pub use remote::{
     Client, ClientCertificate, ConnectOptions, Dataset, Deleted, FailedWrite, FileSink, Flushed,
     Listing, OnRetry, ReadItem, Retry,
 };
+pub use snapshot::{Snapshot, SnapshotCache};

@@ -6,8 +6,8 @@
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    cat, completions, datasets, delete_dataset, du, get, ls, man, purge, put, recover, rm, stat,
-    user, verify,
+    cat, completions, datasets, delete_dataset, du, get, ls, man, purge, put, recover, rm, shuffle,
+    snapshot, stat, user, verify,
 };
 use crate::context::Global;
 
@@ -51,6 +51,31 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
+impl Command {
+    /// Whether it reads what a snapshot tells, and nothing else.
+    pub(crate) fn takes_snapshot(&self) -> bool {
+        match self {
+            Self::Get(_)
+            | Self::Cat(_)
+            | Self::Ls(_)
+            | Self::Stat(_)
+            | Self::Du(_)
+            | Self::Shuffle(_) => true,
+            Self::Put(_)
+            | Self::Rm(_)
+            | Self::Datasets(_)
+            | Self::Snapshot(_)
+            | Self::DeleteDataset(_)
+            | Self::Purge(_)
+            | Self::Recover(_)
+            | Self::User(_)
+            | Self::Verify(_)
+            | Self::Completions(_)
+            | Self::Man(_) => false,
+        }
+    }
+}
+
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -62,6 +87,8 @@ pub(crate) enum Command {
     Du(du::Arguments),
     Rm(rm::Arguments),
     Datasets(datasets::Arguments),
+    Snapshot(snapshot::Arguments),
+    Shuffle(shuffle::Arguments),
     DeleteDataset(delete_dataset::Arguments),
     Purge(purge::Arguments),
     Recover(recover::Arguments),

@@ -4,12 +4,13 @@
 
 use std::env;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Args;
 use dl_runtime::{Clock, Shutdown};
-use libdiesel::{Client, ClientCertificate, ConnectOptions, Dataset};
+use libdiesel::{Client, ClientCertificate, ConnectOptions, Dataset, Kind, SnapshotCache};
 
 use crate::address::Address;
 use crate::exit::Failure;
@@ -56,6 +57,11 @@ pub(crate) struct Global {
     /// Let the user's key travel unencrypted to other machines
     #[arg(long, global = true)]
     plain_text_key: bool,
+
+    /// Answer from this snapshot of the dataset (see `dlcmd snapshot save`) instead of asking the
+    /// servers: for get, cat, ls, stat, du and shuffle
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) snapshot: Option<PathBuf>,
 
     /// Print results as JSON, one object a line
     #[arg(long, global = true)]
@@ -180,6 +186,10 @@ pub(crate) struct Context {
     pub(crate) clock: Arc<dyn Clock>,
     /// Ctrl-C.
     pub(crate) shutdown: Shutdown,
+    /// What to answer from instead of asking the servers.
+    pub(crate) snapshot: Option<PathBuf>,
+    /// Where this user's snapshots are; none where the environment names no folder.
+    pub(crate) cache: Option<SnapshotCache>,
 }
 
 impl Context {
@@ -188,8 +198,70 @@ impl Context {
         Ok(Client::connect(self.options.clone())?)
     }
 
-    /// Connects, and opens the dataset of an address.
+    /// Connects, and opens the dataset of an address; or takes it from the snapshot that was given.
     pub(crate) fn dataset(&self, address: &Address) -> Result<Dataset, Failure> {
-        Ok(self.client()?.dataset(&address.dataset)?)
+        match &self.snapshot {
+            None => Ok(self.client()?.dataset(&address.dataset)?),
+            Some(file) => self.by_snapshot(address, file),
+        }
+    }
+
+    /// The same, always with a snapshot: the newest, unless one was given.
+    pub(crate) fn with_snapshot(&self, address: &Address) -> Result<Dataset, Failure> {
+        let dataset = self.dataset(address)?;
+        if dataset.snapshot().is_some() {
+            return Ok(dataset);
+        }
+        let Some(cache) = &self.cache else {
+            let why = "there is no folder for snapshots: set HOME or XDG_CACHE_HOME, or save one \
+                       with dlcmd snapshot save and name it with --snapshot";
+            return Err(Failure::failed(why));
+        };
+        Ok(dataset.with_snapshot(cache)?)
+    }
+
+    fn by_snapshot(&self, address: &Address, file: &Path) -> Result<Dataset, Failure> {
+        let client = Client::unconnected(self.options.clone());
+        let dataset = client.by_snapshot(&address.dataset, file, self.cache.as_ref());
+        let dataset = dataset.map_err(|error| match error.kind() {
+            Kind::Corrupt => {
+                let why = format!("{:#}", anyhow::Error::new(error));
+                Failure::failed(format!("{why}; save it again: dlcmd snapshot save"))
+            }
+            _ => error.into(),
+        })?;
+        let file = shown(file);
+        let connect_timeout = self.options.connect_timeout.min(LOOK);
+        let request_timeout = self.options.request_timeout.min(LOOK);
+        let options = ConnectOptions {
+            connect_timeout,
+            request_timeout,
+            on_retry: None,
+            ..self.options.clone()
+        };
+        let now = Client::connect(options).and_then(|client| client.dataset(&address.dataset));
+        match now {
+            Ok(now) if now.info().id != dataset.info().id => Err(Failure::failed(format!(
+                "{file} is a snapshot of another dataset than dl://{}",
+                address.dataset
+            ))),
+            Ok(now) if now.info().version != dataset.info().version => {
+                self.notes.note(format_args!(
+                    "{file} is stale: dl://{} has changed since it was saved",
+                    address.dataset
+                ));
+                Ok(dataset)
+            }
+            Ok(_) => Ok(dataset),
+            Err(error) if error.kind().is_retryable() => {
+                let why = "no server says";
+                self.notes.note(format_args!("whether {file} is stale is not known: {why}"));
+                Ok(dataset)
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 }
+
+/// How long a server is asked whether a snapshot is stale.
+const LOOK: Duration = Duration::from_secs(1);

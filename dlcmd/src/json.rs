@@ -137,6 +137,41 @@ impl<'a> From<&'a libdiesel::DatasetInfo> for Dataset<'a> {
     }
 }
 
+/// A snapshot.
+#[derive(Debug, Serialize)]
+pub(crate) struct Snapshot {
+    /// Id of the dataset.
+    dataset: String,
+    version: String,
+    /// The newest change, RFC 3339, UTC; absent where there was none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    changed: Option<String>,
+    files: u32,
+    /// Of these files.
+    bytes: u64,
+    /// Those that hold these files.
+    chunks: u32,
+    /// Bytes.
+    chunk_size: u32,
+    /// Bytes of the snapshot itself.
+    length: u64,
+}
+
+impl From<&libdiesel::Snapshot> for Snapshot {
+    fn from(snapshot: &libdiesel::Snapshot) -> Self {
+        Self {
+            dataset: snapshot.dataset().to_string(),
+            version: snapshot.version().to_string(),
+            changed: snapshot.version().last_stamp().map(stamp_text),
+            files: snapshot.files(),
+            bytes: snapshot.file_bytes(),
+            chunks: snapshot.chunks(),
+            chunk_size: snapshot.shape().size(),
+            length: snapshot.length(),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use dl_format::{Attributes, ChunkId, Crc32c, EntryVersion};

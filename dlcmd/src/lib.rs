@@ -29,7 +29,7 @@ use std::thread;
 
 use clap::{CommandFactory, Parser};
 use dl_runtime::{Clock, SystemClock};
-use libdiesel::ConnectOptions;
+use libdiesel::{ConnectOptions, SnapshotCache};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::args::{Cli, Command};
@@ -108,7 +108,13 @@ fn run(cli: Cli, notes: Arc<Notes>, out: &mut Output<'_>) -> Result<Exit, Failur
         on_retry: Some(waiting::told_to(&notes, &clock)),
         ..cli.global.connect_options(Environment::of_process())?
     };
-    let context = Context { options, notes, clock, shutdown };
+    let snapshot = cli.global.snapshot;
+    if snapshot.is_some() && !cli.command.takes_snapshot() {
+        let why = "--snapshot is for get, cat, ls, stat, du and shuffle: others need the servers";
+        return Err(Failure::usage(why));
+    }
+    let cache = SnapshotCache::of_user();
+    let context = Context { options, notes, clock, shutdown, snapshot, cache };
     let ended = execute(cli.command, &context, out);
     // A command that was stopped may end in many ways; the user knows only one reason.
     match ended {
@@ -128,6 +134,8 @@ fn execute(command: Command, context: &Context, out: &mut Output<'_>) -> Result<
         Command::Ls(arguments) => commands::ls::run(arguments, context, out),
         Command::Stat(arguments) => commands::stat::run(arguments, context, out),
         Command::Du(arguments) => commands::du::run(arguments, context, out),
+        Command::Snapshot(arguments) => commands::snapshot::run(arguments, context, out),
+        Command::Shuffle(arguments) => commands::shuffle::run(arguments, context, out),
         Command::Rm(arguments) => commands::rm::run(arguments, context, out),
         Command::Datasets(arguments) => commands::datasets::run(arguments, context, out),
         Command::DeleteDataset(arguments) => commands::delete_dataset::run(arguments, context, out),

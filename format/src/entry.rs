@@ -26,6 +26,12 @@ pub struct EntryVersion {
     pub entry: u32,
 }
 
+impl EntryVersion {
+    /// The entry of a version of which only the stamp is known: that of a file which a snapshot
+    /// names. No chunk has an entry of this number, so nothing can be deleted by it.
+    pub const UNKNOWN_ENTRY: u32 = u32::MAX;
+}
+
 /// Where a rewritten entry comes from.
 pub type Origin = EntryVersion;
 

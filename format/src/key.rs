@@ -1,11 +1,15 @@
 //! Where objects lie in the chunk store: `<dataset id>/<hash byte>/<id>.c` or `.t`,
-//! `names/<dataset name>/<generation>`, and `identity`.
+//! `<dataset id>/snapshots/<version>/<part>` or `manifest`, `names/<dataset name>/<generation>`, and
+//! `identity`.
+//!
+//! Must hold: each reader of keys takes those of its own kind and no others.
 
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::id::{ChunkId, DatasetId};
 use crate::kind::ObjectKind;
 use crate::name::DatasetName;
+use crate::version::Version;
 
 /// The key of the identity object.
 pub const IDENTITY_KEY: &str = "identity";
@@ -53,6 +57,44 @@ pub fn parse_object_key(key: &str) -> Option<(DatasetId, ChunkId, bool)> {
     (object_key(dataset, id, kind) == key).then_some((dataset, id, is_tombstone))
 }
 
+/// Of a snapshot, what an object holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SnapshotObject {
+    /// What there is of it, written last.
+    Manifest,
+    /// Some of its bytes: parts count from 0.
+    Part(u32),
+}
+
+/// The folder, in that of a dataset, of its snapshots.
+const SNAPSHOTS: &str = "snapshots";
+const MANIFEST: &str = "manifest";
+
+/// The folder of a dataset's snapshots.
+pub fn snapshots_prefix(dataset: DatasetId) -> String {
+    format!("{dataset}/{SNAPSHOTS}")
+}
+
+/// The key of an object of a snapshot.
+pub fn snapshot_key(dataset: DatasetId, version: Version, object: SnapshotObject) -> String {
+    match object {
+        SnapshotObject::Manifest => format!("{dataset}/{SNAPSHOTS}/{version}/{MANIFEST}"),
+        SnapshotObject::Part(number) => format!("{dataset}/{SNAPSHOTS}/{version}/{number:08x}"),
+    }
+}
+
+/// What a key of a snapshot's object says; `None` for a key that [`snapshot_key`] never gives.
+pub fn parse_snapshot_key(key: &str) -> Option<(DatasetId, Version, SnapshotObject)> {
+    let (dataset, rest) = key.split_once('/')?;
+    let (version, object) = rest.strip_prefix(SNAPSHOTS)?.strip_prefix('/')?.split_once('/')?;
+    let (dataset, version) = (dataset.parse().ok()?, version.parse().ok()?);
+    let object = match object {
+        MANIFEST => SnapshotObject::Manifest,
+        part => SnapshotObject::Part(u32::from_str_radix(part, 16).ok()?),
+    };
+    (snapshot_key(dataset, version, object) == key).then_some((dataset, version, object))
+}
+
 /// The folder of the generations of a dataset's name.
 pub fn name_prefix(name: &DatasetName) -> String {
     format!("{NAMES_PREFIX}/{name}")
@@ -85,9 +127,24 @@ mod tests {
         assert_eq!(parse_object_key(&tombstone), Some((dataset, id, true)));
         let name = DatasetName::new("a.b").expect("legal");
         assert_eq!(parse_name_key(&name_key(&name, 17)), Some((name, 17)));
-        for other in ["", "identity", "names/a/1", "names/-/00000001", "a/b/c.c", "x/00/y"] {
-            assert_eq!(parse_object_key(other), None, "{other}");
+        let mut version = Version::default();
+        version.add(id, crate::id::Stamp::new(7));
+        for object in [SnapshotObject::Manifest, SnapshotObject::Part(0), SnapshotObject::Part(300)]
+        {
+            let key = snapshot_key(dataset, version, object);
+            assert_eq!(parse_snapshot_key(&key), Some((dataset, version, object)));
+            assert!(key.starts_with(&format!("{}/", snapshots_prefix(dataset))));
+            assert!(key.starts_with(&format!("{}/", dataset_prefix(dataset))));
+            assert_eq!((parse_object_key(&key), parse_name_key(&key)), (None, None));
+            for other in [key.replace("snapshots", "00"), format!("{key}0"), key.replace('-', "")] {
+                assert_eq!(parse_snapshot_key(&other), None, "{other}");
+            }
+        }
+        for other in ["", "identity", "names/a/1", "names/-/00000001", "a/b/c.c", "x/00/y", &chunk]
+        {
+            assert_eq!(parse_object_key(other).is_some(), other == chunk, "{other}");
             assert_eq!(parse_name_key(other), None, "{other}");
+            assert_eq!(parse_snapshot_key(other), None, "{other}");
         }
         assert_eq!(parse_object_key(&chunk.replace(".c", ".d")), None);
     }

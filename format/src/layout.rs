@@ -6,6 +6,8 @@ pub const MAGIC: [u8; 8] = *b"\x89DLC\r\n\x1a\n";
 pub const NAME_MAGIC: [u8; 8] = *b"\x89DLN\r\n\x1a\n";
 /// Begins a snapshot.
 pub const SNAPSHOT_MAGIC: [u8; 8] = *b"\x89DLS\r\n\x1a\n";
+/// The first bytes of a manifest.
+pub const MANIFEST_MAGIC: [u8; 8] = *b"\x89DLM\r\n\x1a\n";
 /// Begins the identity object of a store.
 pub const IDENTITY_MAGIC: [u8; 8] = *b"\x89DLI\r\n\x1a\n";
 /// The version that this code writes, and the newest that it reads.
@@ -129,6 +131,13 @@ pub const SNAPSHOT_RUN_LEN: usize = 8;
 pub const SNAPSHOT_EXTENT_LEN: usize = 32;
 /// Bytes behind the last record, so that eight can be read anywhere.
 pub const SNAPSHOT_RECORD_PAD: usize = 8;
+
+/// Most bytes of a part of a stored snapshot.
+pub const SNAPSHOT_PART_LEN: u32 = 8_388_608;
+/// Bytes of a stored snapshot with a checksum of their own.
+pub const SNAPSHOT_PIECE_LEN: u32 = 1_048_576;
+/// Bytes of the fixed beginning of a manifest.
+pub const MANIFEST_LEN: usize = 72;
 
 /// `length` rounded up to a multiple of `step`, a power of two.
 pub(crate) const fn round_up(length: usize, step: usize) -> usize {

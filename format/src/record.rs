@@ -106,7 +106,7 @@ impl IdentityRecord {
 }
 
 /// Puts the checksum of all before into the last four bytes.
-fn seal(mut bytes: Vec<u8>) -> Vec<u8> {
+pub(crate) fn seal(mut bytes: Vec<u8>) -> Vec<u8> {
     if let Some((body, crc)) = bytes.split_last_chunk_mut::<4>() {
         *crc = Crc32c::of(body).value().to_le_bytes();
     }
@@ -114,7 +114,7 @@ fn seal(mut bytes: Vec<u8>) -> Vec<u8> {
 }
 
 /// Checks magic, version, length and checksum; gives what follows the version.
-fn open(bytes: &[u8], magic: [u8; 8], length: usize) -> Result<Cursor<'_>, DecodeError> {
+pub(crate) fn open(bytes: &[u8], magic: [u8; 8], length: usize) -> Result<Cursor<'_>, DecodeError> {
     let mut cursor = Cursor::new(bytes, 0);
     if cursor.array::<8>("magic")? != magic {
         return Err(DecodeError::new("magic", 0, "not the object its key promises"));

@@ -4,6 +4,7 @@
 //! in which objects came doesn't show, nor does a log that was lost and rebuilt.
 
 use std::fmt;
+use std::str::FromStr;
 
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -12,8 +13,8 @@ use crate::error::DecodeError;
 use crate::id::{ChunkId, Stamp};
 
 /// A hash over the ids of a dataset's committed objects, with the last stamp. The default is that
-/// of an empty dataset. Stored in 24 bytes: the hash and the stamp, little-endian.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+/// of an empty dataset. Their order means nothing. Stored in 24 bytes: the hash and the stamp, little-endian.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Version {
     /// The sum of the ids' hashes, modulo 2^128: objects are added in any order.
     sum: u128,
@@ -66,6 +67,24 @@ impl fmt::Display for Version {
     }
 }
 
+/// Text that is not what a version is printed as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a version is 32 hexadecimal digits, a dash and a number")]
+pub struct InvalidVersion;
+
+impl FromStr for Version {
+    type Err = InvalidVersion;
+
+    fn from_str(text: &str) -> Result<Self, InvalidVersion> {
+        let (sum, last) = text.split_once('-').ok_or(InvalidVersion)?;
+        let sum = u128::from_str_radix(sum, 16).map_err(|_| InvalidVersion)?;
+        let last = Stamp::new(last.parse().map_err(|_| InvalidVersion)?);
+        let version = Self { sum, last };
+        // One way to write it.
+        if version.to_string() == text { Ok(version) } else { Err(InvalidVersion) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,5 +118,12 @@ mod tests {
             assert!(Version::from_bytes(bytes).is_err());
         }
         assert_eq!(of(&[]).to_string(), format!("{}-0", "0".repeat(32)));
+        let text = version.to_string();
+        assert_eq!(text.parse(), Ok(version));
+        for other in
+            [text.to_uppercase(), text.replace('-', "-0"), text.replace('-', "-+"), "-".into()]
+        {
+            assert_eq!(other.parse::<Version>(), Err(InvalidVersion), "{other}");
+        }
     }
 }

@@ -10,18 +10,18 @@ use dl_format::layout::{
     SECTION_LEN, SECTIONS_MAX, SNAPSHOT_CHECKSUM_OFFSET, SNAPSHOT_PRELUDE_LEN,
     SNAPSHOT_SECTION_LEN,
 };
-use dl_format::snapshot::{FileNumber, Snapshot, SnapshotSection};
+use dl_format::snapshot::{FileNumber, Manifest, Snapshot, SnapshotSection};
 use dl_format::{
     ChunkId, Crc32c, DatasetName, DirPath, EntrySet, FilePath, Fold, Header, IdentityRecord,
     NameRecord, ObjectKind, Stamp, Verified, name_key, object_key, parse_name_key,
-    parse_object_key,
+    parse_object_key, parse_snapshot_key, snapshot_key,
 };
 
 /// Takes any bytes.
 pub type Decoder = fn(&[u8]);
 
 /// Every decoder, by the name of its fuzz target.
-pub const DECODERS: [(&str, Decoder); 7] = [
+pub const DECODERS: [(&str, Decoder); 8] = [
     ("object", object),
     ("repaired_object", repaired_object),
     ("name_record", name_record),
@@ -29,6 +29,7 @@ pub const DECODERS: [(&str, Decoder); 7] = [
     ("entry_set", entry_set),
     ("text", text),
     ("snapshot", snapshot),
+    ("manifest", manifest),
 ];
 
 /// The header alone, the whole object, and its commit.
@@ -69,6 +70,21 @@ pub fn name_record(bytes: &[u8]) {
     for _ in 0..2 {
         if let Ok(record) = NameRecord::decode(&bytes) {
             assert_eq!(record.encode(), bytes, "a record has one encoding");
+        }
+        repair_record(&mut bytes);
+    }
+}
+
+/// The manifest of a stored snapshot.
+pub fn manifest(bytes: &[u8]) {
+    let mut bytes = bytes.to_vec();
+    for _ in 0..2 {
+        if let Ok(manifest) = Manifest::decode(&bytes) {
+            assert_eq!(manifest.encode(), bytes, "a manifest has one encoding");
+            let last = manifest.checksums.len() as u64;
+            assert!(manifest.piece(last).is_none());
+            let end = last.checked_sub(1).and_then(|last| manifest.piece(last));
+            assert_eq!(end.map_or(0, |(range, _)| range.end), manifest.length);
         }
         repair_record(&mut bytes);
     }
@@ -156,6 +172,9 @@ pub fn text(bytes: &[u8]) {
     if let Some((dataset, id, is_tombstone)) = parse_object_key(text) {
         let kind = if is_tombstone { ObjectKind::Tombstone } else { ObjectKind::Chunk };
         assert_eq!(object_key(dataset, id, kind), text, "an object has one key");
+    }
+    if let Some((dataset, version, object)) = parse_snapshot_key(text) {
+        assert_eq!(snapshot_key(dataset, version, object), text, "an object has one key");
     }
     if let Some((name, generation)) = parse_name_key(text) {
         assert_eq!(name_key(&name, generation), text, "a generation has one key");

@@ -150,6 +150,10 @@ impl MetaStore for FaultMeta {
         self.read("objects", dataset, self.inner.objects(dataset, after, limit)).await
     }
 
+    async fn log(&self, dataset: DatasetId) -> Result<Vec<ObjectRecord>, Error> {
+        self.read("log", dataset, self.inner.log(dataset)).await
+    }
+
     async fn lookup(&self, dataset: DatasetId, paths: &[FilePath]) -> Result<Vec<Found>, Error> {
         self.read("lookup", dataset, self.inner.lookup(dataset, paths)).await
     }

@@ -158,6 +158,13 @@ pub trait MetaStore: Debug + Display + Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<ObjectRecord>, Error>;
 
+    /// The whole log as it was at one moment, by id, with no entry counted as deleted. Holds
+    /// all of it in memory.
+    ///
+    /// # Errors
+    /// [`Kind::Missing`] when the dataset is not known.
+    async fn log(&self, dataset: DatasetId) -> Result<Vec<ObjectRecord>, Error>;
+
     /// What each path is, in the order asked.
     ///
     /// # Errors

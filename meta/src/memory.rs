@@ -224,6 +224,12 @@ impl MetaStore for Memory {
             .collect())
     }
 
+    async fn log(&self, dataset: DatasetId) -> Result<Vec<ObjectRecord>, Error> {
+        let mut state = self.state();
+        let dataset = state.dataset(dataset, "read the log of dataset")?;
+        Ok(dataset.objects.values().copied().collect())
+    }
+
     async fn lookup(&self, dataset: DatasetId, paths: &[FilePath]) -> Result<Vec<Found>, Error> {
         let mut state = self.state();
         let fold = &state.dataset(dataset, "look up paths of dataset")?.fold;

@@ -526,11 +526,11 @@ fn file_from_wire(wire: &pb::File) -> Result<FileRecord, WireError> {
     })
 }
 
-fn id_bytes(id: &[u8; 16]) -> Bytes {
+pub(crate) fn id_bytes(id: &[u8; 16]) -> Bytes {
     Bytes::copy_from_slice(id)
 }
 
-fn dataset_id(bytes: &[u8]) -> Result<DatasetId, WireError> {
+pub(crate) fn dataset_id(bytes: &[u8]) -> Result<DatasetId, WireError> {
     let id = bytes.try_into().map_err(|_| WireError::invalid("dataset", "an id has 16 bytes"))?;
     Ok(DatasetId::from_bytes(id))
 }

@@ -16,6 +16,7 @@ mod kind;
 mod limits;
 mod put_frames;
 mod read_frames;
+mod snapshot;
 mod users;
 
 pub use codec::{BoundedDecoder, ProtobufCodec, SizedEncoder};
@@ -35,6 +36,7 @@ pub use limits::{
 };
 pub use put_frames::PutFrames;
 pub use read_frames::ReadFrames;
+pub use snapshot::{GetSnapshotRequest, SnapshotPiece};
 pub use users::{InvalidUserName, InvalidUsers, USERS_FILE_BYTES_MAX, User, UserName, Users};
 
 /// Wire types and the client and server made by the compiler from `diesel.proto`.

@@ -5,7 +5,10 @@
 
 use std::collections::HashSet;
 
-use dl_format::{ChunkShape, DatasetId, DatasetName, NameRecord, NameState, Stamp, dataset_prefix};
+use dl_format::{
+    ChunkShape, DatasetId, DatasetName, NameRecord, NameState, Stamp, dataset_prefix,
+    parse_snapshot_key,
+};
 use dl_meta::{DatasetInfo, DatasetRecord, DatasetState};
 use dl_proto::{Dataset, Kind, Role};
 use dl_runtime::blocking;
@@ -175,9 +178,15 @@ pub(crate) async fn create(
 async fn has_objects(parts: &Parts, name: &DatasetName, id: DatasetId) -> Result<bool, Error> {
     let objects = prefix(dataset_prefix(id));
     let mut objects = parts.store.list(&objects);
-    let first = objects.try_next().await;
-    let first = first.map_err(|error| Error::store("list the objects of dataset", name, error))?;
-    Ok(first.is_some())
+    loop {
+        let next = objects.try_next().await;
+        let next =
+            next.map_err(|error| Error::store("list the objects of dataset", name, error))?;
+        match next {
+            Some(object) if parse_snapshot_key(object.key.as_str()).is_some() => {}
+            next => return Ok(next.is_some()),
+        }
+    }
 }
 
 /// Puts the record of a named dataset into the metadata. False when the name moved on meanwhile,
@@ -278,7 +287,8 @@ async fn sweep(parts: &Parts, id: DatasetId) -> Result<u64, Error> {
     let removed = found.map_ok(|object| async move {
         parts.settings.refuse_read_only(ACTION, id)?;
         let removed = parts.store.delete(&object.key).await;
-        removed.map(|()| 1u64).map_err(|error| Error::store(ACTION, id, error))
+        let count = u64::from(parse_snapshot_key(object.key.as_str()).is_none());
+        removed.map(|()| count).map_err(|error| Error::store(ACTION, id, error))
     });
     let removed = removed.try_buffer_unordered(SWEEPS_AT_ONCE);
     removed.try_fold(0u64, |sum, one| async move { Ok(sum + one) }).await

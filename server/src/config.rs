@@ -50,6 +50,10 @@ pub struct Flags {
     /// Keep chunks here instead: file:///DIR, s3://BUCKET/PREFIX, gs://..., az://... or memory:
     #[arg(long, value_name = "URL", env = "DIESEL_STORE")]
     pub store: Option<String>,
+    /// Keep what doesn't fit into memory while a snapshot is built here [default: DIR/scratch, or the
+    /// machine's folder for such files where neither store is in DIR]
+    #[arg(long, value_name = "DIR", env = "DIESEL_SCRATCH")]
+    pub scratch: Option<PathBuf>,
     /// Keep copies of the chunks that are read here, as in file:///DIR on a local disk
     #[arg(long, value_name = "URL", env = "DIESEL_FAST_STORE")]
     pub fast_store: Option<String>,
@@ -89,6 +93,7 @@ struct File {
     data: Option<PathBuf>,
     meta: Option<String>,
     store: Option<String>,
+    scratch: Option<PathBuf>,
     fast_store: Option<String>,
     fast_store_quota: Option<String>,
     without_keys: Option<bool>,
@@ -125,6 +130,8 @@ pub struct Config {
     pub meta: String,
     /// Address of the chunk store.
     pub store: String,
+    /// Where what doesn't fit into memory lies for a while.
+    pub scratch: PathBuf,
     /// Where copies of chunks lie, if anywhere.
     pub fast_store: Option<FastStore>,
     /// Bounds of memory and waiting.
@@ -230,9 +237,14 @@ impl Config {
         }
         let grace = flags.grace.or(file.grace);
         let grace = grace.map_or(Ok(Duration::from_secs(30)), |text| duration("grace", &text))?;
-        let meta =
-            flags.meta.or(file.meta).unwrap_or_else(|| format!("embedded:{}", under("meta")));
-        let store = flags.store.or(file.store).unwrap_or_else(|| under("chunks"));
+        let (meta, store) = (flags.meta.or(file.meta), flags.store.or(file.store));
+        let scratch = flags.scratch.or(file.scratch);
+        let scratch = scratch.unwrap_or_else(|| match (&meta, &store) {
+            (Some(_), Some(_)) => std::env::temp_dir(),
+            _ => data.join("scratch"),
+        });
+        let meta = meta.unwrap_or_else(|| format!("embedded:{}", under("meta")));
+        let store = store.unwrap_or_else(|| under("chunks"));
         meta_store(&meta)?;
         chunk_store("store", &store)?;
         let quota = flags.fast_store_quota.or(file.fast_store_quota);
@@ -246,6 +258,7 @@ impl Config {
             tls,
             meta,
             store,
+            scratch,
             fast_store,
             limits,
             grace,

@@ -40,6 +40,7 @@ mod serve;
 mod service;
 mod settings;
 mod shown;
+mod snapshot;
 mod source;
 mod spelled;
 mod stalled;

@@ -108,7 +108,8 @@ async fn run(
         _ => error.into(),
     })?;
     let random = Arc::new(OsRandom);
-    let (limits, room) = (config.limits, Room::of(config.folders()));
+    let room = Room::of(config.folders()).with_scratch(&config.scratch);
+    let limits = config.limits;
     let following = doors.settings.clone().map(|settings| {
         // From now on: what the preparation does may have to stop, too.
         let clock = Arc::clone(&clock);

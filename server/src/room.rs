@@ -3,7 +3,7 @@
 //! Must hold: what a put takes never leaves so little that a delete, or what the metadata still has
 //! to write down, finds none: an administrator can always delete. What others fill is theirs.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,6 +20,7 @@ const KEPT_PART: u64 = 16;
 #[derive(Debug, Clone, Default)]
 pub struct Room {
     folders: Arc<[PathBuf]>,
+    scratch: Option<Arc<Path>>,
     under_way: Arc<AtomicU64>,
 }
 
@@ -45,7 +46,19 @@ pub(crate) struct Full {
 impl Room {
     /// Watches the file systems of these folders; without any there is always room.
     pub fn of(folders: impl IntoIterator<Item = PathBuf>) -> Self {
-        Self { folders: folders.into_iter().collect(), under_way: Arc::default() }
+        let folders = folders.into_iter().collect();
+        Self { folders, scratch: None, under_way: Arc::default() }
+    }
+
+    /// The same, with a folder for what doesn't fit into memory for a while; otherwise it is that of
+    /// the machine for such files.
+    pub fn with_scratch(self, folder: &Path) -> Self {
+        Self { scratch: Some(folder.into()), ..self }
+    }
+
+    /// Where what doesn't fit into memory may lie for a while.
+    pub(crate) fn scratch(&self) -> PathBuf {
+        self.scratch.as_deref().map_or_else(std::env::temp_dir, Path::to_path_buf)
     }
 
     /// Takes room for so many bytes. May block.

@@ -9,8 +9,8 @@ use bytes::Bytes;
 use dl_format::{ChunkShape, DatasetId, DatasetName};
 use dl_proto::pb::{self, diesel_server::Diesel};
 use dl_proto::{
-    DeleteRequest, Kind, ListRequest, MESSAGE_BYTES_MAX, PurgeRequest, PutHead, REQUEST_BYTES_MAX,
-    ReadRequest, RecoverRequest, StatRequest, VerifyRequest, WireError,
+    DeleteRequest, GetSnapshotRequest, Kind, ListRequest, MESSAGE_BYTES_MAX, PurgeRequest, PutHead,
+    REQUEST_BYTES_MAX, ReadRequest, RecoverRequest, StatRequest, VerifyRequest, WireError,
 };
 use dl_runtime::Buffers;
 use tokio::sync::mpsc;
@@ -26,6 +26,7 @@ use crate::lease::Lease;
 use crate::metrics::Gauges;
 use crate::parts::{Budget, Parts};
 use crate::shown::Shown;
+use crate::snapshot::{self, Snapshots};
 use crate::unread::Intake;
 use crate::{browse, catalog, commit, purge, read, recover, spelled, verify};
 
@@ -63,6 +64,7 @@ pub(crate) struct Service {
     items: Budget,
     lookups: Budget,
     listings: Budget,
+    snapshots: Snapshots,
 }
 
 impl Service {
@@ -76,6 +78,7 @@ impl Service {
             items: Budget::new(ITEMS_BYTES, "read files"),
             lookups: Budget::new(LOOKUP_BYTES, "look files up"),
             listings: Budget::new(LISTING_BYTES, "list files"),
+            snapshots: Snapshots::new(),
             parts,
         }
     }
@@ -157,6 +160,7 @@ fn buffer_length(object_length: usize) -> usize {
 impl Diesel for Service {
     type ReadStream = Replies<pb::ReadReply>;
     type ListStream = Replies<pb::ListReply>;
+    type GetSnapshotStream = Replies<pb::GetSnapshotReply>;
     type RecoverStream = Replies<pb::RecoverProgress>;
     type PurgeStream = Replies<pb::PurgeProgress>;
     type VerifyStream = Replies<pb::VerifyProgress>;
@@ -316,6 +320,24 @@ impl Diesel for Service {
             entries: page.into_iter().map(Into::into).collect(),
         };
         answer_with(&self.parts, lease, work, pages, to_wire).await
+    }
+
+    #[tracing::instrument(name = "get_snapshot", skip_all)]
+    async fn get_snapshot(
+        &self,
+        request: Request<pb::GetSnapshotRequest>,
+    ) -> Result<Response<Self::GetSnapshotStream>, Status> {
+        let admitted = Admitted::of(&request)?;
+        let request = GetSnapshotRequest::try_from(request.into_inner()).map_err(invalid)?;
+        self.gate.by_id(&admitted, request.dataset).await?;
+        let (replies, pieces) = mpsc::channel(REPLIES_AHEAD);
+        let Self { parts, snapshots, reads, .. } = self.clone();
+        let lease = Arc::<Lease>::default();
+        let held = Arc::clone(&lease);
+        let work = async move {
+            snapshot::get(&parts, &snapshots, (&reads, &held), request, replies).await
+        };
+        answer_with(&self.parts, lease, work, pieces, pb::GetSnapshotReply::from).await
     }
 
     #[tracing::instrument(name = "recover", skip_all, fields(dataset = %Shown(&request.get_ref().dataset)))]

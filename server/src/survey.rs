@@ -14,7 +14,7 @@ use std::ops::Range;
 use dl_format::layout::ENTRY_LEN;
 use dl_format::{
     ChunkId, DatasetId, EntrySet, EntryVersion, Extent, FileRecord, Header, ObjectKind, Stamp,
-    Version, dataset_prefix, parse_object_key,
+    Version, dataset_prefix, parse_object_key, parse_snapshot_key,
 };
 use dl_meta::ObjectRecord;
 use dl_proto::Kind;
@@ -351,6 +351,8 @@ async fn stored(parts: &Parts, dataset: DatasetId) -> Result<(Stored, Vec<Key>),
             Some((of, id, _)) if of == dataset => {
                 stored.push((id, object.size));
             }
+            // Whoever needs a snapshot builds it again.
+            _ if parse_snapshot_key(object.key.as_str()).is_some() => {}
             _ => strays.push(object.key),
         }
     }

@@ -128,13 +128,17 @@ impl Cluster {
         self.servers.clear();
     }
 
+    /// Where the servers listen.
+    pub fn addresses(&self) -> Vec<String> {
+        self.servers.iter().map(|server| server.address().to_string()).collect()
+    }
+
     /// A client of all servers, which sends each request to the next one.
     ///
     /// # Errors
     /// As [`Client::connect`].
     pub fn client(&self) -> Result<Client> {
-        let servers = self.servers.iter().map(|server| server.address().to_string()).collect();
-        let options = ConnectOptions { servers, ..ConnectOptions::default() };
+        let options = ConnectOptions { servers: self.addresses(), ..ConnectOptions::default() };
         Ok(Client::connect(options)?)
     }
 }

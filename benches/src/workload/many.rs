@@ -5,7 +5,7 @@ use std::thread;
 
 use anyhow::{Result, ensure};
 use dl_format::FilePath;
-use libdiesel::Dataset;
+use libdiesel::{Client, ConnectOptions, Dataset};
 
 use super::tree::with_small;
 use crate::measure::{Bar, Bench, Side, Stopwatch};
@@ -16,7 +16,8 @@ const THREADS: usize = 2;
 
 pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let (server, tree) = with_small(settings, "many")?;
-    let dataset = Dataset::connect("", None, "small", &[&server.address])?;
+    let options = ConnectOptions { servers: vec![server.address.clone()], ..Default::default() };
+    let dataset = Client::connect(options)?.dataset(&"small".parse()?)?;
     let mut paths: Vec<String> = tree.paths().collect();
     let mut ours = Side::new("get_many by path, checksums verified");
     let mut theirs = Side::new("open, read, close of the source files, the same order");

@@ -6,6 +6,7 @@ mod memory;
 mod pack;
 mod recover;
 mod recover_s3;
+mod snapshot;
 mod stat;
 mod tier;
 mod tree;
@@ -38,6 +39,8 @@ pub enum Workload {
     RecoverS3,
     /// `dlcmd ls -lR` of 200,000 files, beside ls
     Ls,
+    /// Building and asking a snapshot of 1.28 million files (paper, Figures 10b and 10c)
+    Snapshot,
     /// Reads of a warm fast store before a slow one, beside the fast store alone
     Tier,
     /// Commits of packed chunks into a Redis Cluster, beside SET of redis-benchmark
@@ -61,6 +64,7 @@ impl Workload {
         Self::Ls,
         Self::Recover,
         Self::RecoverS3,
+        Self::Snapshot,
         Self::Tier,
         Self::RedisCommit,
         Self::Stat,
@@ -82,6 +86,7 @@ impl Workload {
             Self::Recover => recover::run(settings),
             Self::RecoverS3 => recover_s3::run(settings),
             Self::Ls => tree::ls(settings),
+            Self::Snapshot => snapshot::run(settings),
             Self::Tier => tier::run(settings),
             Self::RedisCommit => commit::run(settings),
             Self::Stat => stat::run(settings),

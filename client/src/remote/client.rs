@@ -2,10 +2,11 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use dl_format::{ChunkShape, DatasetName};
+use dl_format::{ChunkShape, DatasetName, Stamp};
 use dl_proto::pb;
 use dl_proto::{Dataset as DatasetInfo, RecoverProgress, RecoverRequest};
 
@@ -15,6 +16,8 @@ use crate::remote::dataset::Dataset;
 use crate::remote::lookup::{dataset_address, get_dataset, info};
 use crate::remote::options::ConnectOptions;
 use crate::remote::session::Shared;
+use crate::remote::snapshot::load;
+use crate::snapshot::SnapshotCache;
 
 /// The servers, as one user sees them. Cheap to clone; usable from any thread and, after a fork,
 /// from any process.
@@ -57,14 +60,52 @@ impl Client {
         ))
     }
 
-    /// A dataset that exists.
+    /// A dataset that exists. With [`ConnectOptions::snapshots`] it answers from a snapshot, as
+    /// [`Dataset::with_snapshot`] does, unless none can be had: then it asks the servers.
     ///
     /// # Errors
     /// [`Kind::NotFound`] when there is none of that name.
     pub fn dataset(&self, name: &DatasetName) -> Result<Dataset, Error> {
         let session = self.shared.session()?;
         let info = session.wait(get_dataset(&session.connections, name))?;
-        Ok(Dataset::new(Arc::clone(&self.shared), info))
+        let dataset = Dataset::new(Arc::clone(&self.shared), info);
+        let Some(cache) = &self.shared.options.snapshots else { return Ok(dataset) };
+        dataset.with_snapshot(cache).or_else(|error| {
+            tracing::warn!(%name, why = chain(&error), "reading without a snapshot");
+            Ok(dataset)
+        })
+    }
+
+    /// The same servers, of which none has been asked yet: the first request that needs one
+    /// connects.
+    pub fn unconnected(options: ConnectOptions) -> Self {
+        Self { shared: Arc::new(Shared::new(options)) }
+    }
+
+    /// A dataset by its snapshot in a file, of which the servers are asked nothing: only when a file
+    /// is read. `name` is what they call it.
+    ///
+    /// # Errors
+    /// As [`Dataset::load_meta`].
+    pub fn by_snapshot(
+        &self,
+        name: &DatasetName,
+        file: &Path,
+        cache: Option<&SnapshotCache>,
+    ) -> Result<Dataset, Error> {
+        let clock = &self.shared.session()?.process.clock;
+        let snapshot = load(file, cache, clock.as_ref())?;
+        let info = DatasetInfo {
+            name: name.clone(),
+            id: snapshot.dataset(),
+            shape: snapshot.shape(),
+            created: Stamp::default(),
+            objects: u64::from(snapshot.chunks()),
+            version: snapshot.version(),
+            files: u64::from(snapshot.files()),
+            bytes: snapshot.file_bytes(),
+        };
+        Ok(Dataset::new(Arc::clone(&self.shared), info).answering(snapshot))
     }
 
     /// The dataset of that name: a new one with chunks of that shape, or the one that exists, with
@@ -154,6 +195,12 @@ impl Client {
     }
 }
 
+/// An error with its reason.
+fn chain(error: &Error) -> String {
+    let why = std::error::Error::source(error);
+    why.map_or_else(|| error.to_string(), |why| format!("{error}: {why}"))
+}
+
 /// The last word on a dataset, with all its problems: a server tells each of them once, another
 /// one after a broken connection tells them again.
 fn add(told: &mut BTreeMap<String, RecoverProgress>, mut step: RecoverProgress) {
@@ -167,7 +214,8 @@ fn add(told: &mut BTreeMap<String, RecoverProgress>, mut step: RecoverProgress) 
 }
 
 impl Dataset {
-    /// Connects to a dataset that exists, with usual settings (paper, DL_connect).
+    /// Connects to a dataset that exists, with usual settings (paper, DL_connect), to read it: with
+    /// a snapshot in the cache of this user, [`SnapshotCache::of_user`], where one can be had.
     ///
     /// # Errors
     /// [`Kind::NotFound`] when there is none of that name ([`Client::create_dataset`] makes one),
@@ -184,6 +232,7 @@ impl Dataset {
             user: user.to_owned(),
             key: key.map(str::to_owned),
             servers: servers.iter().map(|server| (*server).to_owned()).collect(),
+            snapshots: SnapshotCache::of_user(),
             ..ConnectOptions::default()
         };
         Client::connect(options)?.dataset(&name)

@@ -7,6 +7,7 @@ use std::collections::HashSet;
 use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use dl_format::{Attributes, Deletions, FilePath};
 use dl_proto::{Dataset as DatasetInfo, DeleteRequest, StatItem, pb};
@@ -17,6 +18,7 @@ use crate::remote::process::PerProcess;
 use crate::remote::session::{Session, Shared};
 use crate::remote::stats::Stats;
 use crate::remote::writer::{Flushed, Writer};
+use crate::snapshot::Snapshot;
 
 /// A dataset at some servers. Cheap to clone; clones share one writer. Usable from any thread.
 ///
@@ -33,6 +35,9 @@ struct Inner {
     info: DatasetInfo,
     writer: PerProcess<Arc<Writer>>,
     stats: PerProcess<Stats>,
+    /// What it answers from, until something is written through it.
+    snapshot: Option<Arc<Snapshot>>,
+    is_written: AtomicBool,
 }
 
 /// What a deletion did.
@@ -46,7 +51,24 @@ pub struct Deleted {
 
 impl Dataset {
     pub(crate) fn new(shared: Arc<Shared>, info: DatasetInfo) -> Self {
-        Self(Arc::new(Inner { shared, info, writer: PerProcess::new(), stats: PerProcess::new() }))
+        Self::with(shared, info, None)
+    }
+
+    fn with(shared: Arc<Shared>, info: DatasetInfo, snapshot: Option<Arc<Snapshot>>) -> Self {
+        let (writer, stats) = (PerProcess::new(), PerProcess::new());
+        let is_written = AtomicBool::new(false);
+        Self(Arc::new(Inner { shared, info, writer, stats, snapshot, is_written }))
+    }
+
+    /// The same dataset, answering from a snapshot of it.
+    pub(crate) fn answering(&self, snapshot: Snapshot) -> Self {
+        let (shared, info) = (Arc::clone(&self.0.shared), self.0.info.clone());
+        Self::with(shared, info, Some(Arc::new(snapshot)))
+    }
+
+    /// The snapshot that this handle answers from; none when it asks the servers.
+    pub fn snapshot(&self) -> Option<&Arc<Snapshot>> {
+        self.0.snapshot.as_ref().filter(|_| !self.0.is_written.load(Ordering::Relaxed))
     }
 
     /// What the servers said of it when the handle was made.
@@ -149,6 +171,14 @@ impl Dataset {
     /// # Errors
     /// Those of the servers and of the way to them.
     pub fn stat_many(&self, paths: &[FilePath]) -> Result<Vec<StatItem>, Error> {
+        match self.known(paths) {
+            Some(known) => known,
+            None => self.stat_now(paths),
+        }
+    }
+
+    /// The same, as the servers say it now.
+    fn stat_now(&self, paths: &[FilePath]) -> Result<Vec<StatItem>, Error> {
         let session = self.session()?;
         let stats = self.0.stats.get_or_make(|| Ok::<_, Error>(Stats::default()))?;
         stats.ask(&session, &self.0.info, paths)
@@ -160,12 +190,13 @@ impl Dataset {
     /// # Errors
     /// Those of the servers and of the way to them.
     pub fn delete(&self, paths: &[FilePath]) -> Result<Deleted, Error> {
+        self.0.is_written.store(true, Ordering::Relaxed);
         if let Some(writer) = self.0.writer.get() {
             paths.iter().for_each(|path| writer.await_path(path));
         }
         let mut deletions = Deletions::default();
         let (mut missing, mut seen) = (Vec::new(), HashSet::new());
-        for (path, item) in paths.iter().zip(self.stat_many(paths)?) {
+        for (path, item) in paths.iter().zip(self.stat_now(paths)?) {
             match item {
                 StatItem::File(record) => _ = deletions.insert(&record.version),
                 StatItem::Folder | StatItem::Missing => {
@@ -179,11 +210,13 @@ impl Dataset {
     }
 
     /// Deletes these versions, as [`stat`](Self::stat) and [`list`](Self::list) named them; gives
-    /// how many. Versions that are gone already count too.
+    /// how many. Versions that are gone already count too. What a snapshot says of a file names no
+    /// version: [`Deletions::insert`] refuses it.
     ///
     /// # Errors
     /// Those of the servers and of the way to them; some may be deleted then.
     pub fn delete_versions(&self, deletions: Deletions) -> Result<u64, Error> {
+        self.0.is_written.store(true, Ordering::Relaxed);
         let session = self.session()?;
         let count = deletions.count();
         for deletions in deletions.split() {
@@ -221,6 +254,7 @@ impl Dataset {
     }
 
     fn writer(&self) -> Result<&Arc<Writer>, Error> {
+        self.0.is_written.store(true, Ordering::Relaxed);
         self.0.writer.get_or_make(|| {
             let in_flight = self.0.shared.options.in_flight_chunks;
             Ok(Writer::new(self.session()?, &self.0.info, in_flight))

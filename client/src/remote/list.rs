@@ -12,10 +12,20 @@ use crate::remote::connections::Try;
 use crate::remote::dataset::Dataset;
 use crate::remote::failure::Failure;
 use crate::remote::session::Session;
+use crate::snapshot::Walk;
 
 /// The entries of a folder, in the byte order of their paths; a folder sorts as its name and a
 /// slash. Ends after the first error.
-pub struct Listing {
+pub struct Listing(Source);
+
+/// Where entries come from.
+enum Source {
+    Snapshot(Walk),
+    Servers(Box<Pages>),
+}
+
+/// A listing by the servers.
+struct Pages {
     dataset: Dataset,
     session: Session,
     pid: u32,
@@ -28,7 +38,7 @@ pub struct Listing {
 /// The page and the stream would fill screens.
 impl std::fmt::Debug for Listing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Listing").field("request", &self.request).finish_non_exhaustive()
+        f.debug_struct("Listing").finish_non_exhaustive()
     }
 }
 
@@ -40,7 +50,10 @@ impl Dataset {
     /// [`Kind::NotFound`](crate::Kind::NotFound) when the servers know no such folder, and those
     /// of the way to them. Entries can fail later.
     pub fn list(&self, dir: &DirPath, recursive: bool, names_only: bool) -> Result<Listing, Error> {
-        let mut listing = Listing {
+        if let Some(snapshot) = self.snapshot() {
+            return Ok(Listing(Source::Snapshot(snapshot.list(dir, recursive, names_only)?)));
+        }
+        let mut pages = Pages {
             dataset: self.clone(),
             session: self.session()?,
             pid: std::process::id(),
@@ -55,8 +68,8 @@ impl Dataset {
             page: Vec::new().into_iter(),
             ended: false,
         };
-        listing.open()?;
-        Ok(listing)
+        pages.open()?;
+        Ok(Listing(Source::Servers(Box::new(pages))))
     }
 }
 
@@ -64,6 +77,15 @@ impl Iterator for Listing {
     type Item = Result<ListEntry, Error>;
 
     fn next(&mut self) -> Option<Self::Item> {
+        match &mut self.0 {
+            Source::Snapshot(walk) => walk.next(),
+            Source::Servers(pages) => pages.next(),
+        }
+    }
+}
+
+impl Pages {
+    fn next(&mut self) -> Option<Result<ListEntry, Error>> {
         loop {
             if let Some(entry) = self.page.next() {
                 self.request.after = Some(Bytes::clone(&entry.path));
@@ -81,7 +103,7 @@ impl Iterator for Listing {
     }
 }
 
-impl Listing {
+impl Pages {
     fn turn_page(&mut self) -> Result<(), Error> {
         if self.pid != std::process::id() {
             // The stream is the parent's, and so are the threads that move it.

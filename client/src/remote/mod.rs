@@ -17,6 +17,7 @@ mod process;
 mod read;
 mod segments;
 mod session;
+mod snapshot;
 mod split;
 mod stats;
 #[cfg(test)]

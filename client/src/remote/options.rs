@@ -6,6 +6,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::snapshot::SnapshotCache;
+
 /// Is told of every request right before it is tried again, and of one that a server leaves without
 /// an answer for 5 seconds, where that is long. Called on whatever thread waits for
 /// the request: it returns soon, and makes no calls of this library.
@@ -52,6 +54,9 @@ pub struct ConnectOptions {
     /// Chunks that may be under way to the servers, per dataset handle, at least one: bounds the
     /// memory of a writer.
     pub in_flight_chunks: usize,
+    /// Where datasets that are opened find a snapshot, or keep the one they fetch, to answer from.
+    /// None to ask the servers instead, as is best for writers and for few questions.
+    pub snapshots: Option<SnapshotCache>,
     /// Who wants to know that a call waits for a server.
     pub on_retry: Option<OnRetry>,
 }
@@ -84,6 +89,7 @@ impl Default for ConnectOptions {
             request_timeout: Duration::from_secs(60),
             connections_per_server: 2,
             in_flight_chunks: 8,
+            snapshots: None,
             on_retry: None,
         }
     }
@@ -101,6 +107,7 @@ impl fmt::Debug for ConnectOptions {
             .field("request_timeout", &self.request_timeout)
             .field("connections_per_server", &self.connections_per_server)
             .field("in_flight_chunks", &self.in_flight_chunks)
+            .field("snapshots", &self.snapshots)
             .finish_non_exhaustive()
     }
 }

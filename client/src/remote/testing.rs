@@ -11,7 +11,9 @@ use dl_format::{
     FileRecord, Stamp, Version,
 };
 use dl_proto::pb::diesel_server::{Diesel, DieselServer};
-use dl_proto::{Dataset as DatasetInfo, ListRequest, ReadRequest, StatItem, StatRequest, pb};
+use dl_proto::{
+    Dataset as DatasetInfo, GetSnapshotRequest, ListRequest, ReadRequest, StatItem, StatRequest, pb,
+};
 use futures::stream::{self, BoxStream};
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -31,6 +33,8 @@ pub(crate) struct Script {
     pub(crate) read: Box<dyn Fn(ReadRequest) -> Messages<pb::ReadReply> + Send + Sync>,
     pub(crate) stat: Box<dyn Fn(StatRequest) -> Vec<StatItem> + Send + Sync>,
     pub(crate) list: Box<dyn Fn(ListRequest) -> Messages<pb::ListReply> + Send + Sync>,
+    pub(crate) snapshot:
+        Box<dyn Fn(GetSnapshotRequest) -> Messages<pb::GetSnapshotReply> + Send + Sync>,
     /// With the user and key of each request that opens a dataset.
     pub(crate) admit: Admit,
 }
@@ -42,6 +46,7 @@ impl Default for Script {
             read: Box::new(|_| Vec::new()),
             stat: Box::new(|request| vec![StatItem::Missing; request.paths.len()]),
             list: Box::new(|_| Vec::new()),
+            snapshot: Box::new(|_| vec![Err(Status::unimplemented("no snapshots here"))]),
             admit: Box::new(|_, _| Ok(())),
         }
     }
@@ -150,6 +155,7 @@ fn streamed<T: Send + 'static>(
 impl Diesel for Fake {
     type ReadStream = BoxStream<'static, Result<pb::ReadReply, Status>>;
     type ListStream = BoxStream<'static, Result<pb::ListReply, Status>>;
+    type GetSnapshotStream = BoxStream<'static, Result<pb::GetSnapshotReply, Status>>;
     type RecoverStream = BoxStream<'static, Result<pb::RecoverProgress, Status>>;
     type PurgeStream = BoxStream<'static, Result<pb::PurgeProgress, Status>>;
     type VerifyStream = BoxStream<'static, Result<pb::VerifyProgress, Status>>;
@@ -230,6 +236,13 @@ impl Diesel for Fake {
         request: Request<pb::ListRequest>,
     ) -> Result<Response<Self::ListStream>, Status> {
         streamed((self.0.list)(request.into_inner().try_into().unwrap()))
+    }
+
+    async fn get_snapshot(
+        &self,
+        request: Request<pb::GetSnapshotRequest>,
+    ) -> Result<Response<Self::GetSnapshotStream>, Status> {
+        streamed((self.0.snapshot)(request.into_inner().try_into().unwrap()))
     }
 
     async fn recover(

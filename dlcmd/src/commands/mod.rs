@@ -15,6 +15,8 @@ pub(crate) mod purge;
 pub(crate) mod put;
 pub(crate) mod recover;
 pub(crate) mod rm;
+pub(crate) mod shuffle;
+pub(crate) mod snapshot;
 pub(crate) mod stat;
 pub(crate) mod user;
 pub(crate) mod verify;

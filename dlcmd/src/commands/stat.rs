@@ -7,6 +7,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use dl_format::FileRecord;
 use libdiesel::{DatasetInfo, StatItem};
 
+use super::snapshot::show;
 use super::{not_a_folder, not_there};
 use crate::address::Address;
 use crate::context::Context;
@@ -39,6 +40,10 @@ pub(crate) fn run(
     let address = arguments.address;
     let dataset = context.dataset(&address)?;
     let Some(path) = &address.path else {
+        if let Some(snapshot) = dataset.snapshot() {
+            show(snapshot, out)?;
+            return Ok(Exit::Done);
+        }
         show_dataset(dataset.info(), out)?;
         return Ok(Exit::Done);
     };

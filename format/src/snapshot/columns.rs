@@ -87,6 +87,29 @@ impl Observed {
         }
     }
 
+    /// Takes note of all that another one saw.
+    pub fn merge(&mut self, other: Self) {
+        self.chunks = self.chunks.saturating_add(other.chunks);
+        if other.files == 0 {
+            return;
+        }
+        if self.files == 0 {
+            *self = Self { chunks: self.chunks, ..other };
+            return;
+        }
+        self.files = self.files.saturating_add(other.files);
+        self.file_bytes = self.file_bytes.saturating_add(other.file_bytes);
+        self.offset_max = self.offset_max.max(other.offset_max);
+        self.offset_step = gcd(self.offset_step.into(), other.offset_step.into()) as u32;
+        self.length_max = self.length_max.max(other.length_max);
+        self.mtime_min = self.mtime_min.min(other.mtime_min);
+        self.mtime_max = self.mtime_max.max(other.mtime_max);
+        let apart = self.mtime_first.abs_diff(other.mtime_first);
+        self.mtime_step = gcd(gcd(self.mtime_step, other.mtime_step), apart);
+        self.has_modes |= other.has_modes || other.mode != self.mode;
+        self.origins.extend(other.origins);
+    }
+
     /// Files seen.
     pub fn files(&self) -> u64 {
         self.files

@@ -173,6 +173,20 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
             .collect()
     }
 
+    /// The directories directly in a directory whose path is `path`, with their paths.
+    ///
+    /// # Errors
+    /// When the tree is damaged.
+    pub fn folders(&self, directory: u32, path: &[u8]) -> Result<Vec<(u32, Vec<u8>)>, DecodeError> {
+        let mut folders = Vec::new();
+        for number in self.children(directory)?.numbers() {
+            let name = self.directory_name(number).ok_or(damaged("a name is not there"))?;
+            let slash: &[u8] = if path.is_empty() { b"" } else { b"/" };
+            folders.push((number, [path, slash, name].concat()));
+        }
+        Ok(folders)
+    }
+
     /// The files and directories directly in a directory whose path is `path`, in byte order, a
     /// directory as if its path ended in a slash.
     ///
@@ -186,12 +200,8 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
                 entries.push(SnapshotEntry::File(number, path.to_vec()));
             }
         }
-        let Children(from, to) = self.children(directory)?;
-        for number in from..to {
-            let name = self.directory_name(number).ok_or(damaged("a name is not there"))?;
-            let slash: &[u8] = if path.is_empty() { b"" } else { b"/" };
-            entries.push(SnapshotEntry::Directory(number, [path, slash, name].concat()));
-        }
+        let folders = self.folders(directory, path)?.into_iter();
+        entries.extend(folders.map(|(number, path)| SnapshotEntry::Directory(number, path)));
         // Already so unless files of one directory lie in several chunks.
         entries.sort_by(|a, b| a.key().cmp(b.key()));
         Ok(entries)

@@ -7,6 +7,7 @@
 mod columns;
 mod index;
 mod list;
+mod manifest;
 mod names;
 mod read;
 mod section;
@@ -18,6 +19,7 @@ mod write;
 
 pub use columns::Observed;
 pub use list::{Names, SnapshotEntry};
+pub use manifest::Manifest;
 pub use read::{FileNumber, Snapshot, SnapshotFile};
 pub use section::{SnapshotSection, snapshot_padding};
 pub use write::{LiveFile, SnapshotChunk, SnapshotOf, SnapshotWriter, snapshot_hash};

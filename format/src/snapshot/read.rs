@@ -207,6 +207,11 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         self.sections.get(section.place()).map(|(_, crc)| *crc).unwrap_or_default()
     }
 
+    /// All bytes of it.
+    pub fn bytes(&self) -> &[u8] {
+        self.bytes.as_ref()
+    }
+
     /// What it is of.
     pub fn of(&self) -> &SnapshotOf {
         &self.of

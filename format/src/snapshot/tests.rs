@@ -31,6 +31,18 @@ fn build(chunks: &Chunks) -> Vec<u8> {
         observed.chunk();
         files.iter().for_each(|file| observed.file(&file.record));
     }
+    // Seen apart, it is the same.
+    let mut parts = Observed::default();
+    for (_, files) in chunks.iter().rev() {
+        let mut part = Observed::default();
+        part.chunk();
+        files.iter().for_each(|file| part.file(&file.record));
+        parts.merge(part);
+    }
+    parts.merge(Observed::default());
+    assert_eq!((parts.columns(), parts.files()), (observed.columns(), observed.files()));
+    assert_eq!(parts.file_bytes(), observed.file_bytes());
+    assert_eq!(parts.origins(), observed.origins());
     let mut writer = SnapshotWriter::new(of(), observed).unwrap();
     let mut sections: BTreeMap<SnapshotSection, Vec<u8>> = BTreeMap::new();
     let mut hashes = Vec::new();

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use dl_format::layout::HEADER_MAX;
-use dl_format::snapshot::Snapshot;
+use dl_format::snapshot::{Manifest, Snapshot};
 use dl_format::{Header, IdentityRecord, NameRecord, Verified};
 
 use crate::build::{chunk_of, committed};
@@ -17,6 +17,8 @@ fn check(name: &str, bytes: &[u8]) -> Result<(), dl_format::DecodeError> {
         IdentityRecord::decode(bytes).map(|_| ())
     } else if name.starts_with("snapshot") {
         Snapshot::open(bytes).and_then(|snapshot| snapshot.verify())
+    } else if name.starts_with("manifest") {
+        Manifest::decode(bytes).map(|_| ())
     } else {
         Verified::check(bytes.to_vec()).map(|_| ())
     }

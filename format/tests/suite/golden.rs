@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use bytes::Bytes;
+use dl_format::snapshot::{Manifest, Snapshot};
 use dl_format::{
     Attributes, ChunkShape, ChunkWriter, Crc32c, Deletions, Entry, EntryVersion, Header,
     IdentityRecord, NameRecord, NameState, Sealed, Stamp, StoreId, Verified, encode_tombstone,
@@ -85,6 +86,19 @@ fn snapshot() -> Vec<u8> {
     crate::snapshot::of(&objects.collect::<Vec<_>>())
 }
 
+/// Of that snapshot, as it is stored.
+fn manifest() -> Manifest {
+    let snapshot = snapshot();
+    let opened = Snapshot::open(&snapshot).expect("a good snapshot");
+    Manifest {
+        dataset: DATASET,
+        version: opened.of().version,
+        length: opened.length(),
+        built: Stamp::new(STAMP + 4),
+        checksums: vec![Crc32c::of(&snapshot)],
+    }
+}
+
 /// Every golden file with the bytes that today's code gives it.
 pub(crate) fn files() -> Vec<(&'static str, Vec<u8>)> {
     let (part, tail) = large_file();
@@ -97,6 +111,7 @@ pub(crate) fn files() -> Vec<(&'static str, Vec<u8>)> {
         ("identity.bin", identity.encode()),
         ("large-file-part.bin", part),
         ("large-file-tail.bin", tail),
+        ("manifest.bin", manifest().encode()),
         ("name-deleted.bin", name(NameState::Deleted)),
         ("name-live.bin", name(NameState::Live)),
         ("rewritten.bin", rewritten()),
@@ -109,8 +124,9 @@ pub(crate) fn files() -> Vec<(&'static str, Vec<u8>)> {
 
 /// Those of [`files`] that are objects of a dataset.
 pub(crate) fn objects() -> Vec<(&'static str, Vec<u8>)> {
-    let is_other =
-        |name: &str| ["name", "identity", "snapshot"].iter().any(|of| name.starts_with(of));
+    let is_other = |name: &str| {
+        ["name", "identity", "snapshot", "manifest"].iter().any(|of| name.starts_with(of))
+    };
     files().into_iter().filter(|(name, _)| !is_other(name)).collect()
 }
 
@@ -213,6 +229,7 @@ fn the_golden_tombstone_and_records_read_as_what_went_in() {
         assert_eq!((record.state, record.dataset), (state, DATASET));
         assert_eq!((record.shape, record.created), (ChunkShape::default(), Stamp::new(STAMP)));
     }
+    assert_eq!(Manifest::decode(&golden("manifest.bin")).unwrap(), manifest());
     let store = IdentityRecord::decode(&golden("identity.bin")).unwrap().store;
     assert_eq!(store.as_bytes(), b"a random store\0\xFF");
 }

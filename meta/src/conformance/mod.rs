@@ -19,7 +19,9 @@ use tokio::task::JoinSet;
 
 use self::history::{Maker, read_back};
 use self::model::Model;
-use crate::{Appended, Brought, DatasetRecord, DatasetState, Found, Kind, ListQuery, MetaStore};
+use crate::{
+    Appended, Brought, DatasetRecord, DatasetState, Found, Kind, ListQuery, MetaStore, ObjectRecord,
+};
 
 /// Runs every check, each on a new, empty store from `make`.
 ///
@@ -45,6 +47,7 @@ pub async fn run(make: impl AsyncFn() -> Arc<dyn MetaStore>) {
         any_history_is_answered_like_the_fold(&*make().await, seed).await;
     }
     questions_during_appends_see_all_that_returned(make().await).await;
+    a_log_is_that_of_one_moment(make().await).await;
     for seed in 0..12 {
         retire::retired_objects_are_as_if_they_had_never_been(&*make().await, seed).await;
     }
@@ -289,6 +292,10 @@ async fn the_log_comes_in_pages(store: &dyn MetaStore) {
         }
         assert_eq!(pages, whole, "{store}");
     }
+    let undeleted = whole.iter().map(|record| ObjectRecord { deleted_entries: 0, ..*record });
+    assert_eq!(store.log(id(1)).await.expect("all"), undeleted.collect::<Vec<_>>(), "{store}");
+    let missing = store.log(id(9)).await.expect_err("nobody put it");
+    assert_eq!(missing.kind, Kind::Missing, "{store}");
     let last = ChunkId::from_bytes([0xFF; 16]);
     assert_eq!(store.objects(id(1), Some(last), 5).await.expect("none"), []);
 }
@@ -395,6 +402,29 @@ async fn questions_during_appends_see_all_that_returned(store: Arc<dyn MetaStore
     tasks.join_all().await;
     let info = store.dataset(id(1)).await.expect("ask").expect("it is there");
     assert_eq!((info.objects, info.files, info.bytes), (100, 100, 100), "{store}");
+}
+
+/// Whoever finds an object finds those that were there before it, whatever their ids.
+async fn a_log_is_that_of_one_moment(store: Arc<dyn MetaStore>) {
+    put(&*store, &record("a", 1, 1)).await;
+    let mut maker = Maker::new(id(1), 0);
+    let mut objects: Vec<_> = (0..60).map(|_| maker.chunk([(&b"x"[..], 1)])).collect();
+    objects.reverse();
+    let order: Vec<_> = objects.iter().map(|object| object.header().id()).collect();
+    let reader = Arc::clone(&store);
+    let read = tokio::spawn(async move {
+        let mut seen = 0;
+        while seen < order.len() {
+            let log = reader.log(id(1)).await.expect("read the log");
+            let there: Vec<_> = log.iter().rev().map(|object| object.id).collect();
+            assert!(there.len() >= seen && order.starts_with(&there), "{reader}: {there:?}");
+            seen = there.len();
+        }
+    });
+    for object in &objects {
+        store.append(object).await.expect("append");
+    }
+    read.await.expect("the reader ends");
 }
 
 async fn a_dropped_append_is_done_or_not(store: &dyn MetaStore) {

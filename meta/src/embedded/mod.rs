@@ -469,6 +469,11 @@ impl MetaStore for Embedded {
         self.ask("list objects of dataset", dataset, read).await
     }
 
+    async fn log(&self, dataset: DatasetId) -> Result<Vec<ObjectRecord>, Error> {
+        let read = move |transaction: &ReadTransaction| read::log(transaction, dataset);
+        self.ask("read the log of dataset", dataset, read).await
+    }
+
     async fn lookup(&self, dataset: DatasetId, paths: &[FilePath]) -> Result<Vec<Found>, Error> {
         let action = "look up paths of dataset";
         self.applied(action, dataset).await?;

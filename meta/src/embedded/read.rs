@@ -62,6 +62,20 @@ pub(super) fn objects(
     Ok(page)
 }
 
+/// A dataset's whole log.
+pub(super) fn log(
+    transaction: &ReadTransaction,
+    dataset: DatasetId,
+) -> Result<Vec<ObjectRecord>, redb::Error> {
+    let objects = transaction.open_table(Tables::of(dataset).objects())?;
+    let mut log = Vec::new();
+    for row in objects.range::<&[u8]>(..)? {
+        let (id, bytes) = row?;
+        log.push(decode_object(id.value(), bytes.value())?);
+    }
+    Ok(log)
+}
+
 /// The index of one dataset.
 pub(super) struct Index {
     paths: Rows,

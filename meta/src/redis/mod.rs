@@ -327,6 +327,11 @@ impl MetaStore for Redis {
         objects.map_err(|failure| failure.during("list objects of dataset", dataset))
     }
 
+    async fn log(&self, dataset: DatasetId) -> Result<Vec<ObjectRecord>, Error> {
+        let log = self.shared.log(dataset).await;
+        log.map_err(|failure| failure.during("read the log of dataset", dataset))
+    }
+
     async fn lookup(&self, dataset: DatasetId, paths: &[FilePath]) -> Result<Vec<Found>, Error> {
         let found = self.shared.lookup_together(dataset, paths).await;
         found.map_err(|failure| failure.during("look up paths of dataset", dataset))

@@ -218,6 +218,31 @@ impl Shared {
         Ok(objects)
     }
 
+    /// All of a log, read with one command, and so at one moment.
+    pub(super) async fn log(&self, dataset: DatasetId) -> Result<Vec<ObjectRecord>, Failure> {
+        let mut rounds = self.router.rounds();
+        loop {
+            self.router.again(&mut rounds)?;
+            let changes = self.assure().await?;
+            let keys = self.keys_of(dataset).await?;
+            let all = Ask::to(&keys.log(), "ZRANGEBYLEX").arg("-").arg("+");
+            let mut answers = self.router.ask(vec![all, ask_home(dataset)]).await?.into_iter();
+            let members = answers.next().unwrap_or(Value::Nil);
+            // Read behind it: if the dataset is still the same one, it was then.
+            let home = read_home(dataset, answers.next().unwrap_or(Value::Nil))?;
+            let Some(home) = home else {
+                self.forget(dataset);
+                return Err(Failure::missing());
+            };
+            self.learn(home.keys);
+            if home.keys != keys || !self.is_as(changes) {
+                continue;
+            }
+            self.confirm(&BTreeSet::from([keys.log().shard])).await?;
+            return strings(members)?.iter().map(|member| decode_object(member)).collect();
+        }
+    }
+
     /// At most `limit` objects of a log, by id, from the first one after `after`; none as deleted.
     pub(super) async fn log_page(
         &self,

@@ -259,6 +259,31 @@ pub struct ListEntry {
     pub file: ::core::option::Option<File>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetSnapshotRequest {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub dataset: ::prost::bytes::Bytes,
+    /// Empty: the newest.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub version: ::prost::bytes::Bytes,
+    /// Bytes of it to skip: where an earlier answer of the same version broke off.
+    #[prost(uint64, tag = "3")]
+    pub offset: u64,
+    /// Only say which version it is, and how long.
+    #[prost(bool, tag = "4")]
+    pub head_only: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetSnapshotReply {
+    /// In the first message that says anything: which version it is, and its bytes in all.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub version: ::prost::bytes::Bytes,
+    #[prost(uint64, tag = "2")]
+    pub length: u64,
+    /// The next bytes.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub data: ::prost::bytes::Bytes,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RecoverRequest {
     /// Empty: every dataset found in the chunk store.
     #[prost(string, tag = "1")]
@@ -693,6 +718,32 @@ pub mod diesel_client {
             req.extensions_mut().insert(GrpcMethod::new("diesel.v1.Diesel", "List"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// The metadata of all files of a dataset at one version, as one file: docs/FORMAT.md, Snapshots.
+        /// Built when nobody has asked for that version before; meanwhile empty messages come.
+        pub async fn get_snapshot(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetSnapshotRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::GetSnapshotReply>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::ProtobufCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/diesel.v1.Diesel/GetSnapshot",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("diesel.v1.Diesel", "GetSnapshot"));
+            self.inner.server_streaming(req, path, codec).await
+        }
         /// Rebuilds metadata from the chunk store, while readers and writers go on.
         pub async fn recover(
             &mut self,
@@ -837,6 +888,21 @@ pub mod diesel_server {
             &self,
             request: tonic::Request<super::ListRequest>,
         ) -> std::result::Result<tonic::Response<Self::ListStream>, tonic::Status>;
+        /// Server streaming response type for the GetSnapshot method.
+        type GetSnapshotStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::GetSnapshotReply, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// The metadata of all files of a dataset at one version, as one file: docs/FORMAT.md, Snapshots.
+        /// Built when nobody has asked for that version before; meanwhile empty messages come.
+        async fn get_snapshot(
+            &self,
+            request: tonic::Request<super::GetSnapshotRequest>,
+        ) -> std::result::Result<
+            tonic::Response<Self::GetSnapshotStream>,
+            tonic::Status,
+        >;
         /// Server streaming response type for the Recover method.
         type RecoverStream: tonic::codegen::tokio_stream::Stream<
                 Item = std::result::Result<super::RecoverProgress, tonic::Status>,
@@ -1335,6 +1401,52 @@ pub mod diesel_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ListSvc(inner);
+                        let codec = crate::ProtobufCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/diesel.v1.Diesel/GetSnapshot" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetSnapshotSvc<T: Diesel>(pub Arc<T>);
+                    impl<
+                        T: Diesel,
+                    > tonic::server::ServerStreamingService<super::GetSnapshotRequest>
+                    for GetSnapshotSvc<T> {
+                        type Response = super::GetSnapshotReply;
+                        type ResponseStream = T::GetSnapshotStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetSnapshotRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Diesel>::get_snapshot(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetSnapshotSvc(inner);
                         let codec = crate::ProtobufCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

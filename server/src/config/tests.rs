@@ -16,6 +16,7 @@ fn without_settings_everything_is_under_one_folder() {
     assert_eq!(config.store, "diesel-data/chunks");
     assert_eq!(config.folders(), ["diesel-data/chunks", "diesel-data/meta"].map(PathBuf::from));
     assert_eq!(config.limits, Limits::default());
+    assert_eq!(config.scratch, PathBuf::from("diesel-data/scratch"));
 }
 
 #[test]
@@ -34,6 +35,9 @@ fn flags_override_the_file_and_the_file_the_defaults() {
 fn stores_in_memory_lie_in_no_folder() {
     let config = load(&["--meta", "memory:", "--store", "memory:"]).unwrap();
     assert!(config.folders().is_empty());
+    assert_eq!(config.scratch, std::env::temp_dir());
+    let config = load(&["--meta", "memory:", "--scratch", "/s"]).unwrap();
+    assert_eq!(config.scratch, PathBuf::from("/s"));
     let config = load(&["--meta", "memory:", "--store", "s3://bucket"]).unwrap();
     assert!(config.folders().is_empty());
     let config = load(&["--meta", "embedded:/a", "--store", "file:///b"]).unwrap();

@@ -24,7 +24,7 @@ pub(crate) struct MetaMetrics {
     pub(crate) stamp: Arc<Operation>,
     /// Objects that join a log.
     pub(crate) append: Arc<Operation>,
-    /// Pages of a log.
+    /// Pages of a log, and whole ones.
     pub(crate) objects: Arc<Operation>,
     /// Questions for datasets and what they add up to.
     pub(crate) dataset: Arc<Operation>,
@@ -135,6 +135,10 @@ impl MetaStore for MeteredMeta {
         limit: usize,
     ) -> Result<Vec<ObjectRecord>, Error> {
         self.timed(&self.metrics.objects, self.inner.objects(dataset, after, limit)).await
+    }
+
+    async fn log(&self, dataset: DatasetId) -> Result<Vec<ObjectRecord>, Error> {
+        self.timed(&self.metrics.objects, self.inner.log(dataset)).await
     }
 
     async fn lookup(&self, dataset: DatasetId, paths: &[FilePath]) -> Result<Vec<Found>, Error> {

@@ -30,6 +30,7 @@ use crate::listener::Listener;
 use crate::names;
 use crate::parts::{Budget, Parts};
 use crate::recover;
+use crate::snapshot;
 use crate::survey::Survey;
 
 /// Of the time that ids may be off a clock: how long a survey is acted on, and how old the id of
@@ -140,6 +141,11 @@ impl<'a> Purge<'a> {
         let mut with_tombstones = true;
         while self.round(&record, &mut ids, with_tombstones).await? {
             with_tombstones = false;
+        }
+        let info = self.parts.meta.dataset(id).await;
+        let info = info.map_err(|error| Error::meta("describe dataset", id, error))?;
+        if let Some(info) = info {
+            snapshot::sweep(self.parts, id, info.version).await?;
         }
         self.state.done = true;
         self.tell().await;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use dl_format::{
     ChunkId, DatasetId, DatasetName, dataset_prefix, hash_byte, hash_prefix, parse_object_key,
+    parse_snapshot_key,
 };
 use dl_store::{Key, ObjectInfo, Prefix};
 use futures::stream::{self, Stream, StreamExt, TryStreamExt};
@@ -175,6 +176,7 @@ impl<'a> Search<'a> {
                         lot.objects.push((chunk, object));
                     }
                 }
+                _ if parse_snapshot_key(object.key.as_str()).is_some() => lot.listed -= 1,
                 _ => lot.problems.push(format!("{} is no object of a dataset", object.key)),
             }
         }

@@ -13,3 +13,4 @@ mod process;
 mod purge;
 mod rules;
 mod semantics;
+mod snapshots;

@@ -6,7 +6,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use dl_format::FileRecord;
+use dl_format::{EntryVersion, FileRecord};
 use dl_proto::{Dataset as DatasetInfo, ReadPiece, ReadRequest, STAT_PATHS_MAX, StatItem, pb};
 
 use crate::error::{Error, Kind};
@@ -160,7 +160,7 @@ async fn elsewhere(
         let found = stat(&session.connections, dataset, &paths).await.unwrap_or_default();
         for ((number, wanted, before), found) in gone.iter().zip(found) {
             if let StatItem::File(now) = found
-                && now.version == before.version
+                && is_same_version(before, &now)
                 && now.holder != before.holder
             {
                 let path = wanted.item.path.clone();
@@ -169,6 +169,15 @@ async fn elsewhere(
         }
     }
     moved
+}
+
+/// Whether what was said of a file and what is said of it now are the same version. Of what a snapshot
+/// says only the stamp is known, which no other version of a path has.
+fn is_same_version(before: &FileRecord, now: &FileRecord) -> bool {
+    if before.version.entry != EntryVersion::UNKNOWN_ENTRY {
+        return before.version == now.version;
+    }
+    (before.version.stamp, before.length, before.crc) == (now.version.stamp, now.length, now.crc)
 }
 
 /// Reads all of `wanted`: each, in order, or the error of the request as a whole.
@@ -304,6 +313,12 @@ async fn explain(
 ) -> Error {
     let path = &wanted.item.path;
     let subject = format!("dl://{}/{path}", dataset.name);
+    let by_snapshot = |record: &FileRecord| record.version.entry == EntryVersion::UNKNOWN_ENTRY;
+    if failure.kind == Kind::NotFound && wanted.item.record.as_ref().is_some_and(by_snapshot) {
+        let why = "the snapshot is stale: the file was deleted or replaced since, and its space was \
+                   given back; connect again, or load a newer snapshot";
+        return Error::new(failure.kind, "read", subject, Failure::new(failure.kind, why));
+    }
     if failure.kind != Kind::Corrupt {
         return Error::new(failure.kind, "read", subject, failure);
     }

@@ -20,8 +20,9 @@ use dl_proto::READ_ITEMS_MAX;
 use futures::{StreamExt, stream};
 use tokio::sync::mpsc;
 
-use crate::error::Error;
+use crate::error::{Error, Kind};
 use crate::remote::dataset::Dataset;
+use crate::remote::failure::Failure;
 use crate::remote::split;
 use batch::{Arrived, read_batch, read_one, read_whole};
 use wanted::Wanted;
@@ -77,7 +78,7 @@ impl Dataset {
     /// [`Kind::Corrupt`](crate::Kind::Corrupt) when the stored bytes are damaged.
     pub fn get(&self, path: &FilePath) -> Result<Bytes, Error> {
         let session = self.session()?;
-        let item = ReadItem::from(path);
+        let item = self.known_item(path.into())?;
         let wanted = Wanted { item: &item, offset: 0, length: None };
         session.wait(read_one(&session, self.info(), wanted))
     }
@@ -89,7 +90,9 @@ impl Dataset {
     /// When a request fails as a whole: those of the servers and of the way to them.
     pub fn get_many(&self, paths: &[FilePath]) -> Result<Vec<Result<Bytes, Error>>, Error> {
         let session = self.session()?;
-        let items: Vec<ReadItem> = paths.iter().map(ReadItem::from).collect();
+        let known = paths.iter().map(|path| self.known_item(path.into()));
+        let known: Vec<Result<ReadItem, Error>> = known.collect();
+        let items: Vec<ReadItem> = known.iter().flatten().cloned().collect();
         let batches = split::by_path(&items, BATCH_FILES, |item| &item.path).map(Wanted::whole);
         let reads = batches.map(|wanted| read_whole(&session, self.info(), wanted));
         let mut reads = stream::iter(reads).buffered(session.connections.width());
@@ -97,7 +100,16 @@ impl Dataset {
         while let Some(read) = session.wait(reads.next()) {
             files.extend(read?);
         }
-        Ok(files)
+        let mut files = files.into_iter();
+        let nothing = |item: ReadItem| {
+            let why = Failure::new(Kind::Internal, "no answer came for it");
+            Error::new(Kind::Internal, "read", item.path, why)
+        };
+        let in_order = known.into_iter().map(|item| match item {
+            Ok(item) => files.next().unwrap_or_else(|| Err(nothing(item))),
+            Err(error) => Err(error),
+        });
+        Ok(in_order.collect())
     }
 
     /// Reads many files, and hands each over as soon as it is there, with its number among
@@ -110,6 +122,18 @@ impl Dataset {
             Ok(session) => session,
             Err(error) => return (0..items.len()).for_each(|item| sink(item, Err(error.clone()))),
         };
+        let (mut numbers, mut readable) = (Vec::with_capacity(items.len()), Vec::new());
+        for (number, item) in items.into_iter().enumerate() {
+            match self.known_item(item) {
+                Ok(item) => {
+                    numbers.push(number);
+                    readable.push(item);
+                }
+                Err(error) => sink(number, Err(error)),
+            }
+        }
+        let items = readable;
+        let number_of = |item: usize| numbers.get(item).copied().unwrap_or(item);
         let (give, mut given) = mpsc::unbounded_channel();
         let lost = &OnceLock::<Error>::new();
         let reads = batches(&items).map(|batch| {
@@ -144,8 +168,8 @@ impl Dataset {
             // Here, outside of the runtime, so that the sink may call the library.
             for (item, file) in files.drain(..) {
                 match file {
-                    Ok(Arrived { bytes, .. }) => sink(item, Ok(&bytes)),
-                    Err(error) => sink(item, Err(error)),
+                    Ok(Arrived { bytes, .. }) => sink(number_of(item), Ok(&bytes)),
+                    Err(error) => sink(number_of(item), Err(error)),
                 }
             }
             if !more {

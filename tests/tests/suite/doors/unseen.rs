@@ -85,6 +85,10 @@ async fn ask(client: &mut Client, method: &str, name: &str, id: DatasetId) -> Re
             client.stat(request).await.map(|answer| format!("{answer:?}"))
         }
         "List" => first(client.list(pb::ListRequest { dataset, ..Default::default() }).await).await,
+        "GetSnapshot" => {
+            let request = pb::GetSnapshotRequest { dataset, ..Default::default() };
+            first(client.get_snapshot(request).await).await
+        }
         "Recover" => {
             first(client.recover(pb::RecoverRequest { dataset: named, since: 0 }).await).await
         }

@@ -21,7 +21,7 @@ use self::run::{Chaos, Metadata, Run};
 
 const STEPS: usize = 60;
 
-/// Keeps S-04 (I4) and S-07 (I6): each request of the client goes to the next of two servers.
+/// Keeps S-04 (I4), S-07 (I6) and S-41: each request of the client goes to the next of two servers.
 #[test]
 fn a_dataset_holds_what_a_plain_map_holds_whichever_server_is_asked() -> Result<()> {
     for seed in 0..rounds(3, 100) {

@@ -12,7 +12,7 @@ use dl_tests::cluster::{Cluster, clock, parts};
 use dl_tests::dice::Dice;
 use libdiesel::{
     Attributes, ChunkShape, Client, Dataset, DatasetName, Deletions, DirPath, FilePath, Kind,
-    ListEntry, RecoverRequest, StatItem,
+    ListEntry, RecoverRequest, SnapshotCache, StatItem,
 };
 use tempfile::TempDir;
 
@@ -74,6 +74,7 @@ pub(super) struct Run {
     name: DatasetName,
     plain: Plain,
     dice: Dice,
+    snapshots: TempDir,
 }
 
 impl Run {
@@ -85,7 +86,20 @@ impl Run {
         let name = DatasetName::new("model")?;
         let dataset = client.create_dataset(&name, shape()?)?;
         let (plain, dice) = (Plain::default(), Dice::new(seed));
-        Ok(Self { cluster, store, metadata, folder, chaos, client, dataset, name, plain, dice })
+        let snapshots = tempfile::tempdir()?;
+        Ok(Self {
+            cluster,
+            store,
+            metadata,
+            folder,
+            chaos,
+            client,
+            dataset,
+            name,
+            plain,
+            dice,
+            snapshots,
+        })
     }
 
     pub(super) fn steps(&mut self, count: usize) -> Result<()> {
@@ -110,9 +124,9 @@ impl Run {
             0..45 => self.put().map(|()| "put"),
             45..60 => self.delete().map(|()| "delete"),
             60..66 => self.delete_folder().map(|()| "delete a folder"),
-            66..76 => self.stat().map(|()| "stat"),
+            66..76 => self.stat(&self.dataset).map(|()| "stat"),
             76..86 => self.get().map(|()| "get"),
-            86..92 => self.list().map(|()| "list"),
+            86..92 => self.list(&self.dataset).map(|()| "list"),
             92..95 => self.recover().map(|()| "recover"),
             95..98 => self.lose_metadata().map(|()| "lose the metadata"),
             _ => self.start_over().map(|()| "delete the dataset"),
@@ -182,9 +196,9 @@ impl Run {
         Ok(())
     }
 
-    fn stat(&mut self) -> Result<()> {
+    fn stat(&self, dataset: &Dataset) -> Result<()> {
         let paths = PATHS.iter().map(|path| file(path)).collect::<Result<Vec<_>>>()?;
-        for (path, item) in PATHS.iter().zip(self.dataset.stat_many(&paths)?) {
+        for (path, item) in PATHS.iter().zip(dataset.stat_many(&paths)?) {
             let is_right = match (self.plain.at(path), &item) {
                 (Stands::File(bytes), StatItem::File(record)) => {
                     record.length == bytes.len() as u64
@@ -223,14 +237,14 @@ impl Run {
         Ok(())
     }
 
-    fn list(&mut self) -> Result<()> {
+    fn list(&self, dataset: &Dataset) -> Result<()> {
         for folder in [&b""[..], b"a", b"a/b", b"b", b"c", b"e/m"] {
             let expected = self.plain.list(folder);
             if expected.is_empty() && !folder.is_empty() {
                 continue;
             }
             let mut found = Vec::new();
-            for entry in self.dataset.list(&DirPath::new(folder.to_vec())?, false, true)? {
+            for entry in dataset.list(&DirPath::new(folder.to_vec())?, false, true)? {
                 found.push(match entry? {
                     ListEntry::File(path, _) => path.as_bytes().to_vec(),
                     ListEntry::Folder(path) => [path.as_bytes(), b"/"].concat(),
@@ -275,16 +289,26 @@ impl Run {
         Ok(())
     }
 
+    /// As the servers answer, and as a snapshot does.
     fn compare(&self) -> Result<()> {
+        self.compare_with(&self.dataset).context("by the servers")?;
+        let cache = SnapshotCache::new(self.snapshots.path(), 10 << 20);
+        let reader = self.client.dataset(&self.name)?.with_snapshot(&cache)?;
+        ensure!(reader.snapshot().is_some(), "it has none");
+        self.compare_with(&reader).context("by a snapshot")?;
+        self.stat(&reader).and_then(|()| self.list(&reader)).context("by a snapshot")
+    }
+
+    fn compare_with(&self, dataset: &Dataset) -> Result<()> {
         let mut listed = Vec::new();
-        for entry in self.dataset.list(&DirPath::ROOT, true, false)? {
+        for entry in dataset.list(&DirPath::ROOT, true, false)? {
             match entry? {
                 ListEntry::File(path, _) => listed.push(path),
                 ListEntry::Folder(path) => anyhow::bail!("{path} in a listing of files"),
             }
         }
         let mut found = BTreeMap::new();
-        for (path, bytes) in listed.iter().zip(self.dataset.get_many(&listed)?) {
+        for (path, bytes) in listed.iter().zip(dataset.get_many(&listed)?) {
             found.insert(path.as_bytes().to_vec(), bytes?.to_vec());
         }
         let expected = self.plain.visible();

@@ -59,7 +59,7 @@ impl Decoder for Raw {
     }
 }
 
-const METHODS: [&str; 10] = [
+const METHODS: [&str; 11] = [
     "CreateDataset",
     "GetDataset",
     "ListDatasets",
@@ -69,6 +69,7 @@ const METHODS: [&str; 10] = [
     "Read",
     "Stat",
     "List",
+    "GetSnapshot",
     "Recover",
 ];
 

@@ -1,0 +1,337 @@
+//! What a snapshot answers: stat, lists, and records to read by.
+//!
+//! Must hold: the same answers as those of the servers for its version, without a request; damage
+//! is an error and no answer.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use dl_format::snapshot::{FileNumber, Snapshot as Format, SnapshotEntry};
+use dl_format::{
+    DatasetId, DecodeError, DirPath, EntryVersion, FilePath, FileRecord, Stamp, Version,
+};
+use dl_proto::{ListEntry, StatItem};
+
+use crate::error::{Error, Kind};
+use crate::snapshot::mapped::{Mapped, Mapping};
+
+/// All metadata of a dataset at one version: a file that is mapped into memory and used there.
+/// Opening costs the same for any number of files, and processes of one machine share it.
+#[derive(Debug)]
+pub struct Snapshot {
+    format: Format<Mapped>,
+    /// For errors.
+    name: String,
+}
+
+impl Snapshot {
+    /// Maps a file that nobody writes to or cuts off as long as this lives. Only its beginning is
+    /// checked.
+    pub(crate) fn map(path: &Path) -> Result<Self, Error> {
+        Self::map_for(path, path)
+    }
+
+    /// The same, of a copy of a file that errors name instead.
+    pub(crate) fn map_for(path: &Path, original: &Path) -> Result<Self, Error> {
+        let mapped = File::open(path).and_then(|file| match file.metadata()?.len() {
+            0 => Ok(Mapped::Memory(Vec::new().into())),
+            _ => Ok(Mapped::File(Mapping::of(&file)?)),
+        });
+        let mapped = mapped.map_err(|why| local("open the snapshot", original, why))?;
+        Self::of(mapped, original)
+    }
+
+    /// Reads a file into memory, and checks all of it.
+    pub(crate) fn read(path: &Path) -> Result<Self, Error> {
+        let bytes = std::fs::read(path).map_err(|why| local("read the snapshot", path, why))?;
+        let snapshot = Self::of(Mapped::Memory(bytes.into()), path)?;
+        snapshot.verify()?;
+        Ok(snapshot)
+    }
+
+    fn of(mapped: Mapped, path: &Path) -> Result<Self, Error> {
+        let name = path.display().to_string();
+        let format = Format::open(mapped).map_err(|why| damaged(&name, why))?;
+        Ok(Self { format, name })
+    }
+
+    /// The dataset and version that the beginning of a file names; none when that is no beginning of
+    /// a snapshot.
+    pub(crate) fn head(path: &Path) -> Result<Option<(DatasetId, Version)>, Error> {
+        let beginning = beginning(path).map_err(|why| local("open the snapshot", path, why))?;
+        let fields = beginning.get(16..32).zip(beginning.get(32..32 + Version::LENGTH));
+        Ok(fields.and_then(|(dataset, version)| {
+            let dataset = DatasetId::from_bytes(dataset.try_into().ok()?);
+            Some((dataset, Version::from_bytes(version).ok()?))
+        }))
+    }
+
+    /// Whether a file is this snapshot, by its length and by all checksums of its sections.
+    pub(crate) fn is_same(&self, path: &Path) -> bool {
+        let is_long = std::fs::metadata(path).is_ok_and(|there| there.len() == self.length());
+        let own = self.bytes();
+        let own = own.get(..BEGINNING.min(own.len()));
+        is_long && beginning(path).is_ok_and(|beginning| Some(beginning.as_slice()) == own)
+    }
+
+    /// All bytes of it.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.format.bytes()
+    }
+
+    /// Checks every byte of it, as for one that came from somewhere else.
+    pub(crate) fn verify(&self) -> Result<(), Error> {
+        self.format.verify().map_err(|why| damaged(&self.name, why))
+    }
+
+    /// Checks that it is what was written.
+    pub(crate) fn verify_checksums(&self) -> Result<(), Error> {
+        self.format.verify_checksums().map_err(|why| damaged(&self.name, why))
+    }
+
+    /// Checks a snapshot that came from somewhere else: every byte of it.
+    ///
+    /// # Errors
+    /// [`Kind::Local`] when the file can't be read, [`Kind::Corrupt`] when it is no snapshot, one
+    /// that ends too early, or a damaged one; the text says which.
+    pub fn check(path: &Path) -> Result<Self, Error> {
+        Self::read(path)
+    }
+
+    /// The dataset.
+    pub fn dataset(&self) -> DatasetId {
+        self.format.of().dataset
+    }
+
+    /// Which version of it.
+    pub fn version(&self) -> Version {
+        self.format.of().version
+    }
+
+    /// The shape of its chunks.
+    pub fn shape(&self) -> dl_format::ChunkShape {
+        self.format.of().shape
+    }
+
+    /// Its files: those that are not deleted, and that no folder hides.
+    pub fn files(&self) -> u32 {
+        self.format.files()
+    }
+
+    /// Bytes of these files.
+    pub fn file_bytes(&self) -> u64 {
+        self.format.file_bytes()
+    }
+
+    /// Chunks that hold them.
+    pub fn chunks(&self) -> u32 {
+        self.format.chunks()
+    }
+
+    /// Bytes of the snapshot itself.
+    pub fn length(&self) -> u64 {
+        self.format.length()
+    }
+
+    fn lacks(&self, what: &str) -> Error {
+        let why = format!("{what} is not there");
+        Error::new(Kind::Corrupt, "read the snapshot", &self.name, why)
+    }
+
+    fn damaged(&self) -> impl Fn(DecodeError) -> Error + '_ {
+        |why| damaged(&self.name, why)
+    }
+
+    /// The number of the file at a path; none when there is no such file.
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`] when the snapshot is damaged, here and below.
+    pub fn number(&self, path: &FilePath) -> Result<Option<u32>, Error> {
+        let number = self.format.lookup(path.as_bytes()).map_err(self.damaged())?;
+        Ok(number.map(|FileNumber(number)| number))
+    }
+
+    /// What there is to say of a file, by its number: files count from 0, chunk by chunk. Of its
+    /// version only the stamp is known ([`EntryVersion::UNKNOWN_ENTRY`]): it can be read by this
+    /// record, and not be deleted.
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`] also when there is no file of this number.
+    pub fn record(&self, number: u32) -> Result<FileRecord, Error> {
+        let number = FileNumber(number);
+        let file = self.format.file(number).map_err(self.damaged())?;
+        let nothing = || self.lacks("a chunk");
+        let (chunk, _) = self.format.chunk(file.chunk).ok_or_else(nothing)?;
+        let extents = self.format.extents(number).map_err(self.damaged())?;
+        let earlier: u64 = extents.iter().map(|extent| u64::from(extent.length)).sum();
+        let entry = EntryVersion::UNKNOWN_ENTRY;
+        let version = |stamp: Stamp| EntryVersion { stamp, chunk: chunk.id, entry };
+        let stored = file.length.checked_sub(earlier).and_then(|left| u32::try_from(left).ok());
+        Ok(FileRecord {
+            version: version(file.stamp),
+            holder: version(chunk.stamp),
+            attributes: file.attributes,
+            length: file.length,
+            crc: file.crc,
+            offset: file.offset,
+            stored: stored.ok_or_else(nothing)?,
+            has_extents: !extents.is_empty(),
+        })
+    }
+
+    /// The path of a file, by its number.
+    ///
+    /// # Errors
+    /// As [`Snapshot::record`].
+    pub fn path(&self, number: u32) -> Result<FilePath, Error> {
+        let mut path = Vec::new();
+        self.format.path(FileNumber(number), &mut path).map_err(self.damaged())?;
+        self.typed(path)
+    }
+
+    fn typed(&self, path: Vec<u8>) -> Result<FilePath, Error> {
+        FilePath::new(path).map_err(|why| Error::new(Kind::Corrupt, "read", &self.name, why))
+    }
+
+    /// What stands at a path.
+    ///
+    /// # Errors
+    /// As [`Snapshot::number`].
+    pub fn stat(&self, path: &FilePath) -> Result<StatItem, Error> {
+        if let Some(number) = self.number(path)? {
+            return Ok(StatItem::File(self.record(number)?));
+        }
+        let folder = self.format.directory(path.as_bytes()).map_err(self.damaged())?;
+        Ok(if folder.is_some() { StatItem::Folder } else { StatItem::Missing })
+    }
+
+    /// For each chunk the number of its first file and, behind them, the number of files: what an
+    /// [`Order`](crate::Order) is made of.
+    ///
+    /// # Errors
+    /// As [`Snapshot::number`].
+    pub fn first_files(&self) -> Result<Arc<[u32]>, Error> {
+        let first = |number| {
+            let nothing = || self.lacks("a chunk");
+            self.format.chunk(number).map(|(_, FileNumber(first))| first).ok_or_else(nothing)
+        };
+        let chunks = (0..self.chunks()).map(first);
+        chunks.chain([Ok(self.files())]).collect()
+    }
+
+    /// The numbers of all files below a folder; none when there is no such folder.
+    ///
+    /// # Errors
+    /// As [`Snapshot::number`].
+    pub fn below(&self, folder: &DirPath) -> Result<Option<Vec<Range<u32>>>, Error> {
+        let Some(top) = self.format.directory(folder.as_bytes()).map_err(self.damaged())? else {
+            return Ok(None);
+        };
+        let (mut files, mut folders) = (Vec::new(), vec![(top, folder.as_bytes().to_vec())]);
+        while let Some((number, path)) = folders.pop() {
+            files.extend(self.format.runs_of(number).map_err(self.damaged())?);
+            let inside = self.format.folders(number, &path).map_err(self.damaged())?;
+            folders.extend(inside);
+        }
+        Ok(Some(files))
+    }
+
+    /// What is in a folder, as [`Dataset::list`](crate::Dataset::list) gives it.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`] when there is no such folder, [`Kind::Invalid`] when it is a file.
+    pub(crate) fn list(
+        self: &Arc<Self>,
+        folder: &DirPath,
+        recursive: bool,
+        names_only: bool,
+    ) -> Result<Walk, Error> {
+        let path = folder.as_bytes();
+        let Some(number) = self.format.directory(path).map_err(self.damaged())? else {
+            let is_file = self.format.lookup(path).map_err(self.damaged())?.is_some();
+            let (kind, why) = match is_file {
+                true => (Kind::Invalid, "it is a file"),
+                false => (Kind::NotFound, "there is no such folder"),
+            };
+            return Err(Error::new(kind, "list", folder, why));
+        };
+        let entries = self.format.entries(number, path).map_err(self.damaged())?;
+        let levels = vec![entries.into_iter()];
+        Ok(Walk { snapshot: Arc::clone(self), levels, recursive, names_only })
+    }
+}
+
+/// A listing that is under way.
+#[derive(Debug)]
+pub(crate) struct Walk {
+    snapshot: Arc<Snapshot>,
+    levels: Vec<std::vec::IntoIter<SnapshotEntry>>,
+    recursive: bool,
+    names_only: bool,
+}
+
+impl Walk {
+    fn enter(&mut self, number: u32, path: &[u8]) -> Result<(), Error> {
+        let snapshot = &self.snapshot;
+        let entries = snapshot.format.entries(number, path).map_err(snapshot.damaged())?;
+        self.levels.push(entries.into_iter());
+        Ok(())
+    }
+
+    fn file(&self, FileNumber(number): FileNumber, path: Vec<u8>) -> Result<ListEntry, Error> {
+        let record = match self.names_only {
+            true => None,
+            false => Some(self.snapshot.record(number)?),
+        };
+        Ok(ListEntry::File(self.snapshot.typed(path)?, record))
+    }
+}
+
+impl Iterator for Walk {
+    type Item = Result<ListEntry, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let Some(entry) = self.levels.last_mut()?.next() else {
+                self.levels.pop();
+                continue;
+            };
+            let entry = match entry {
+                SnapshotEntry::File(number, path) => self.file(number, path),
+                SnapshotEntry::Directory(number, path) if self.recursive => {
+                    match self.enter(number, &path) {
+                        Ok(()) => continue,
+                        Err(error) => Err(error),
+                    }
+                }
+                SnapshotEntry::Directory(_, path) => {
+                    self.snapshot.typed(path).map(ListEntry::Folder)
+                }
+            };
+            if entry.is_err() {
+                self.levels.clear();
+            }
+            return Some(entry);
+        }
+    }
+}
+
+/// Bytes of a file in which all that is said of its sections stands.
+const BEGINNING: usize = 448;
+
+fn beginning(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(BEGINNING as u64).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn damaged(name: &str, why: DecodeError) -> Error {
+    Error::new(Kind::Corrupt, "read the snapshot", name, why)
+}
+
+fn local(action: &'static str, path: &Path, why: io::Error) -> Error {
+    Error::new(Kind::Local, action, path.display(), why)
+}

@@ -1,0 +1,98 @@
+//! A file in memory, shared with every other process that reads it: the one place of this library
+//! with unsafe code.
+//!
+//! Must hold: what is mapped is a file that this library has made in a folder of its own, under a
+//! name that comes after its last byte: nobody writes to it or cuts it off. Removing it does no harm.
+
+use std::fs::File;
+use std::io;
+use std::ptr::NonNull;
+
+use bytes::Bytes;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+/// Bytes of a snapshot: those of a file, or in memory of this process alone.
+#[derive(Debug)]
+pub(crate) enum Mapped {
+    /// Of a file.
+    File(Mapping),
+    /// Where no file could be kept.
+    Memory(Bytes),
+}
+
+impl AsRef<[u8]> for Mapped {
+    #[inline]
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            Self::File(mapping) => mapping.as_ref(),
+            Self::Memory(bytes) => bytes,
+        }
+    }
+}
+
+/// A mapped file. It outlives the file's name.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    start: NonNull<u8>,
+    length: usize,
+}
+
+impl Mapping {
+    /// Maps the whole of a file, which is not empty.
+    pub(crate) fn of(file: &File) -> io::Result<Self> {
+        let length = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
+        let (access, flags) = (ProtFlags::READ, MapFlags::SHARED);
+        #[expect(unsafe_code, reason = "there is no safe way to map a file")]
+        // SAFETY: the kernel chooses the place, so nothing that is in use is replaced.
+        let start = unsafe { mmap(std::ptr::null_mut(), length, access, flags, file, 0) }?;
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { start, length })
+    }
+}
+
+impl AsRef<[u8]> for Mapping {
+    #[inline]
+    fn as_ref(&self) -> &[u8] {
+        #[expect(unsafe_code, reason = "mapped memory has no other face")]
+        // SAFETY: `length` bytes from `start` on are mapped for reading until the drop, and nobody
+        // writes to the file (see the module).
+        unsafe {
+            std::slice::from_raw_parts(self.start.as_ptr(), self.length)
+        }
+    }
+}
+
+#[expect(unsafe_code, reason = "a pointer says nothing of threads")]
+// SAFETY: the memory is only read, and belongs to this value alone.
+unsafe impl Send for Mapping {}
+
+#[expect(unsafe_code, reason = "a pointer says nothing of threads")]
+// SAFETY: the memory is only read.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        #[expect(unsafe_code, reason = "what was mapped is unmapped")]
+        // SAFETY: it is what was mapped, once, and no slice of it outlives this value.
+        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mapping_holds_the_bytes_of_its_file_also_when_that_has_no_name_any_more() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let bytes: Vec<u8> = (0..100_000_u32).map(|n| (n >> 3) as u8).collect();
+        std::fs::write(&path, &bytes).unwrap();
+        let mapping = Mapping::of(&File::open(&path).unwrap()).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(mapping.as_ref() == bytes);
+        std::fs::write(&path, []).unwrap();
+        assert!(Mapping::of(&File::open(&path).unwrap()).is_err(), "an empty file");
+    }
+}

@@ -1,0 +1,96 @@
+//! `dlcmd shuffle`: the files of a dataset in the order in which one epoch reads them.
+//!
+//! Must hold: the order of docs/ORDER.md, one path a line and nothing else.
+
+use std::num::NonZeroU32;
+
+use clap::Args;
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use libdiesel::{Cursor, Order, OrderSettings, Selection};
+use std::sync::Arc;
+
+use super::not_there;
+use crate::address::Address;
+use crate::context::Context;
+use crate::exit::{Exit, Failure};
+use crate::json;
+use crate::output::Output;
+use crate::text::write_escaped;
+
+/// Print the files of a dataset or folder in the order of an epoch
+///
+/// Chunks are shuffled and cut into groups, and the files of each group are shuffled. The same seed,
+/// epoch and group size give the same order everywhere, for the same version of the dataset.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  dlcmd shuffle dl://imagenet --seed 7 --epoch 3
+  dlcmd shuffle dl://imagenet/train --group-size 50 --snapshot imagenet.snapshot")]
+pub(crate) struct Arguments {
+    /// The dataset or folder
+    #[arg(
+        value_name = "dl://DS[/DIR]",
+        value_parser = OsStringValueParser::new().try_map(Address::from_argument)
+    )]
+    folder: Address,
+
+    /// A number of the task's own
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    seed: u64,
+
+    /// Which epoch, counted from 0
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    epoch: u64,
+
+    /// Chunks whose files are shuffled together
+    #[arg(long, value_name = "CHUNKS", default_value = "100")]
+    group_size: NonZeroU32,
+
+    /// Print names as they are, each ended by NUL
+    #[arg(short = '0', long)]
+    null: bool,
+}
+
+/// Prints them.
+pub(crate) fn run(
+    arguments: Arguments,
+    context: &Context,
+    out: &mut Output<'_>,
+) -> Result<Exit, Failure> {
+    let Arguments { folder, seed, epoch, group_size, null } = arguments;
+    let dataset = context.with_snapshot(&folder)?;
+    let Some(snapshot) = dataset.snapshot() else {
+        return Err(Failure::failed(format!("shuffle {folder}: there is no snapshot of it")));
+    };
+    let selection = match folder.path {
+        None => Selection::all(snapshot.files()),
+        Some(_) => {
+            let files = snapshot.below(&folder.folder())?;
+            let files = files.ok_or_else(|| not_there("shuffle", &folder))?;
+            let selected = Selection::of(snapshot.files(), files.into_iter().flatten());
+            selected.map_err(|why| Failure::failed(format!("shuffle {folder}: {why}")))?
+        }
+    };
+    let settings = OrderSettings::new(seed, epoch, group_size.get());
+    let failed = |why| Failure::failed(format!("shuffle {folder}: {why}"));
+    let order =
+        Order::new(snapshot.first_files()?, Arc::new(selection), settings).map_err(failed)?;
+    for number in Cursor::new(Arc::new(order), 0).map_err(failed)? {
+        let path = snapshot.path(number)?;
+        if out.is_json() {
+            out.json("file", &json::Name::new(path.as_bytes()))?;
+        } else {
+            out.write(|out| {
+                if null {
+                    out.write_all(path.as_bytes())?;
+                    return out.write_all(b"\0");
+                }
+                write_escaped(out, path.as_bytes())?;
+                out.write_all(b"\n")
+            })?;
+        }
+        if context.shutdown.is_requested() {
+            return Ok(Exit::Interrupted);
+        }
+    }
+    Ok(Exit::Done)
+}

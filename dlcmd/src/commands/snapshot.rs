@@ -1,0 +1,122 @@
+//! `dlcmd snapshot`: all metadata of a dataset in one file.
+//!
+//! Must hold: a file is replaced once the new one is whole; what is said of a file was checked.
+
+use std::path::{Path, PathBuf};
+
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::{Args, Subcommand};
+use libdiesel::{Kind, Snapshot};
+
+use super::whole_dataset;
+use crate::address::Address;
+use crate::context::Context;
+use crate::exit::{Exit, Failure};
+use crate::json;
+use crate::output::Output;
+use crate::text::{counted, shown};
+use crate::time::stamp_text;
+
+/// Save all metadata of a dataset in a file, or look at such a file
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  dlcmd snapshot save dl://imagenet imagenet.snapshot
+  dlcmd snapshot info imagenet.snapshot
+  dlcmd ls -lR dl://imagenet --snapshot imagenet.snapshot")]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    Save(Save),
+    Info(Info),
+}
+
+/// Write a snapshot of what a dataset holds now into a file
+///
+/// It is what --snapshot takes. The file is replaced once the new one is complete.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  dlcmd snapshot save dl://imagenet imagenet.snapshot")]
+struct Save {
+    /// The dataset
+    #[arg(
+        value_name = "dl://DS",
+        value_parser = OsStringValueParser::new().try_map(Address::from_argument)
+    )]
+    dataset: Address,
+
+    /// Where it goes
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+}
+
+/// Check a snapshot, and show what it is of
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  dlcmd snapshot info imagenet.snapshot")]
+struct Info {
+    /// The file
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+}
+
+/// Saves it, or shows it.
+pub(crate) fn run(
+    arguments: Arguments,
+    context: &Context,
+    out: &mut Output<'_>,
+) -> Result<Exit, Failure> {
+    match arguments.action {
+        Action::Save(Save { dataset, file }) => {
+            whole_dataset("snapshot save", &dataset)?;
+            let saved = context.dataset(&dataset)?.save_meta(&file)?;
+            if out.is_json() {
+                out.json("snapshot", &json::Snapshot::from(&saved))?;
+            } else {
+                let files = counted(saved.files().into(), "file");
+                let (bytes, version) = (counted(saved.length(), "byte"), saved.version());
+                out.line(format_args!("{files} of version {version} saved in {bytes}"))?;
+            }
+        }
+        Action::Info(Info { file }) => show(&check(&file)?, out)?,
+    }
+    Ok(Exit::Done)
+}
+
+fn check(file: &Path) -> Result<Snapshot, Failure> {
+    Snapshot::check(file).map_err(|error| match error.kind() {
+        // What there is to do is not what there is to do about a file of a dataset.
+        Kind::Corrupt => {
+            let why = format!("{:#}", anyhow::Error::new(error));
+            Failure::failed(format!("{why}; save it again, {} is of no use", shown(file)))
+        }
+        _ => error.into(),
+    })
+}
+
+/// Says what a snapshot is of.
+pub(super) fn show(snapshot: &Snapshot, out: &mut Output<'_>) -> Result<(), Failure> {
+    if out.is_json() {
+        return out.json("snapshot", &json::Snapshot::from(snapshot));
+    }
+    let version = snapshot.version();
+    let changed = version.last_stamp().map_or_else(|| "never".to_owned(), stamp_text);
+    let lines = [
+        ("type", "snapshot".to_owned()),
+        ("dataset", snapshot.dataset().to_string()),
+        ("version", version.to_string()),
+        ("changed", changed),
+        ("files", snapshot.files().to_string()),
+        ("bytes", snapshot.file_bytes().to_string()),
+        ("chunks", snapshot.chunks().to_string()),
+        ("chunk size", format!("{} bytes", snapshot.shape().size())),
+        ("length", format!("{} bytes", snapshot.length())),
+    ];
+    for (name, value) in lines {
+        out.line(format_args!("{:<11} {value}", format!("{name}:")))?;
+    }
+    Ok(())
+}

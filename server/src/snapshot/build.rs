@@ -1,0 +1,256 @@
+//! Building a snapshot: the fold of one cut of the log, from the headers of its objects.
+//!
+//! Must hold: the cut is read at one moment; memory is bounded but for a word or two for each
+//! object and directory and a bit for each file; the same cut gives the same bytes.
+
+use std::collections::HashMap;
+use std::io::{self, Read};
+use std::sync::Arc;
+
+use dl_format::snapshot::{LiveFile, Observed, SnapshotChunk, SnapshotOf};
+use dl_format::{
+    ChunkId, ChunkShape, Committed, DatasetId, EntrySet, FileRecord, Header, ObjectKind, Version,
+};
+use dl_meta::ObjectRecord;
+use dl_proto::Kind;
+use dl_runtime::blocking;
+use dl_store::{ByteRange, Key, ObjectRange};
+use futures::stream::{self, StreamExt};
+
+use super::emit::{Chunks, Emitter};
+use super::spill::Scratch;
+use super::winners::{Folders, Found, Hasher, Live, Scan, Scanned, observe, of_kind};
+use crate::error::Error;
+use crate::parts::{Parts, object_key};
+
+/// Headers that are read with one call to the store and worked on by one thread, at most.
+const BATCH: usize = 256;
+const BATCH_BYTES: u64 = 1 << 20;
+/// Such batches under way.
+const BATCHES_AT_ONCE: usize = 4;
+
+const ACTION: &str = "build a snapshot of dataset";
+
+/// A snapshot that is not stored yet.
+pub(super) struct Built {
+    pub(super) version: Version,
+    pub(super) files: u64,
+    pub(super) length: u64,
+    /// All of it, from its beginning.
+    pub(super) bytes: Box<dyn Read + Send>,
+}
+
+/// One cut of a dataset's log.
+#[derive(Debug, Clone)]
+struct Cut {
+    parts: Parts,
+    dataset: DatasetId,
+    log: Arc<[ObjectRecord]>,
+}
+
+/// Objects with their numbers in the log.
+type Numbered = Vec<(u32, Committed)>;
+
+/// Builds the snapshot of what a dataset holds now.
+pub(super) async fn build(
+    parts: &Parts,
+    dataset: DatasetId,
+    shape: ChunkShape,
+) -> Result<Built, Error> {
+    let log = parts.meta.log(dataset).await;
+    let log = log.map_err(|error| Error::meta("read the log of dataset", dataset, error))?;
+    let cut = Cut { parts: parts.clone(), dataset, log: log.into() };
+    let mut version = Version::default();
+    cut.log.iter().for_each(|object| version.add(object.id, object.stamp));
+    let scratch = Scratch::new(parts.room.scratch());
+    let chunks = || of_kind(&cut.log, ObjectKind::Chunk);
+    let deleted = cut.deleted().await?;
+    let hasher = Hasher::default();
+    let scan = Scan::new(&cut.log, scratch.clone());
+    let work = {
+        let hasher = hasher.clone();
+        move |chunks: Numbered| Scanned::of(&hasher, numbered(&chunks))
+    };
+    let scan = cut.pass(chunks(), work, scan, Scan::add).await?;
+    let found = thread(dataset, move || scan.find(&deleted)).await?;
+    let Found { mut live, observed, doubted } = found;
+    if !doubted.is_empty() {
+        let files = Arc::new(live);
+        let seen = Arc::clone(&files);
+        let work = move |chunks: Numbered| Folders::of(&hasher, &seen, numbered(&chunks));
+        let merge = |all: &mut Folders, some| {
+            all.merge(some);
+            Ok(())
+        };
+        let folders = cut.pass(chunks(), work, Folders::default(), merge).await?;
+        live = Arc::into_inner(files).ok_or_else(|| {
+            Error::new(Kind::Internal, ACTION, dataset, "a thread is still looking at files")
+        })?;
+        live.hide(&doubted, &folders);
+    }
+    let live = Arc::new(live);
+    let observed = match observed {
+        Some(observed) => observed,
+        None => {
+            let live = Arc::clone(&live);
+            let work = move |chunks: Numbered| observe(&live, numbered(&chunks));
+            let merge = |all: &mut Observed, some| {
+                all.merge(some);
+                Ok(())
+            };
+            cut.pass(chunks(), work, Observed::default(), merge).await?
+        }
+    };
+    let files = observed.files();
+    let emitter = Emitter::new(SnapshotOf { dataset, version, shape }, observed, scratch);
+    let emitter = emitter.ok_or_else(|| {
+        let why = format!("it has {files} files, and a snapshot holds at most {}", u32::MAX - 1);
+        Error::new(Kind::Invalid, ACTION, dataset, why)
+    })?;
+    let work = move |chunks: Numbered| live_files(&live, &chunks);
+    let emitter = cut.pass(chunks(), work, emitter, Emitter::add).await?;
+    let (bytes, length) = thread(dataset, move || emitter.finish()).await?;
+    Ok(Built { version, files, length, bytes })
+}
+
+fn numbered(chunks: &Numbered) -> impl Iterator<Item = (u32, &Committed)> {
+    chunks.iter().map(|(number, chunk)| (*number, chunk))
+}
+
+/// The chunks that hold live files, with these.
+fn live_files(live: &Live, chunks: &Numbered) -> Chunks {
+    let files_of = |(number, chunk): &(u32, Committed)| {
+        let header = chunk.header();
+        let entries = header.entries().filter(|entry| live.contains((*number, entry.number)));
+        let files: Vec<LiveFile> = entries
+            .map(|entry| LiveFile {
+                record: FileRecord::of(chunk, &entry),
+                extents: if entry.has_extents { header.extents().to_vec() } else { Vec::new() },
+                path: entry.path,
+            })
+            .collect();
+        let object_length = u32::try_from(header.object_length()).unwrap_or(u32::MAX);
+        let chunk = SnapshotChunk { id: header.id(), stamp: chunk.stamp(), object_length };
+        (!files.is_empty()).then_some((chunk, files))
+    };
+    chunks.iter().filter_map(files_of).collect()
+}
+
+impl Cut {
+    /// What tombstones name.
+    async fn deleted(&self) -> Result<HashMap<ChunkId, EntrySet>, Error> {
+        let add = |deleted: &mut HashMap<ChunkId, EntrySet>, tombstones: Numbered| {
+            for (_, tombstone) in &tombstones {
+                for (chunk, entries) in tombstone.header().deletions().iter() {
+                    deleted.entry(chunk).or_default().union(entries);
+                }
+            }
+            Ok(())
+        };
+        let tombstones = of_kind(&self.log, ObjectKind::Tombstone);
+        self.pass(tombstones, |tombstones| tombstones, HashMap::new(), add).await
+    }
+
+    /// Reads the headers of objects; several threads do `work` with them, and one at a time takes
+    /// what comes of it, in the order of the log.
+    async fn pass<T: Send + 'static, S: Send + 'static>(
+        &self,
+        numbers: Vec<u32>,
+        work: impl Fn(Numbered) -> T + Clone + Send + 'static,
+        mut state: S,
+        take: impl Fn(&mut S, T) -> io::Result<()> + Copy + Send + 'static,
+    ) -> Result<S, Error> {
+        let done = stream::iter(self.batches(&numbers)).map(|batch| {
+            let (cut, work) = (self.clone(), work.clone());
+            tokio::spawn(async move { cut.load(batch, work).await })
+        });
+        let mut done = done.buffered(BATCHES_AT_ONCE);
+        while let Some(one) = done.next().await {
+            let one = one.unwrap_or_else(|error| {
+                Err(Error::new(Kind::Internal, ACTION, self.dataset, error))
+            });
+            let one = one?;
+            state = thread(self.dataset, move || take(&mut state, one).map(|()| state)).await?;
+        }
+        Ok(state)
+    }
+
+    fn batches(&self, numbers: &[u32]) -> Vec<Vec<u32>> {
+        let mut batches: Vec<Vec<u32>> = Vec::new();
+        let mut bytes = 0;
+        for number in numbers {
+            let object = self.log.get(*number as usize);
+            let length = object.map_or(0, |object| u64::from(object.header_length));
+            match batches.last_mut() {
+                Some(batch) if batch.len() < BATCH && bytes + length <= BATCH_BYTES => {
+                    batch.push(*number);
+                    bytes += length;
+                }
+                _ => {
+                    batches.push(vec![*number]);
+                    bytes = length;
+                }
+            }
+        }
+        batches
+    }
+
+    async fn load<T: Send + 'static>(
+        &self,
+        batch: Vec<u32>,
+        work: impl Fn(Numbered) -> T + Send + 'static,
+    ) -> Result<T, Error> {
+        let objects = batch.into_iter();
+        let objects: Vec<(u32, ObjectRecord, Key)> = objects
+            .filter_map(|number| {
+                let object = *self.log.get(number as usize)?;
+                Some((number, object, object_key(self.dataset, object.id, object.kind)))
+            })
+            .collect();
+        let wanted = objects.iter().map(|(_, object, key)| {
+            let end = u64::from(object.header_length).max(1);
+            let range = ByteRange::exact(0, end).expect("more than nothing");
+            ObjectRange { key: key.clone(), range }
+        });
+        let wanted: Vec<ObjectRange> = wanted.collect();
+        let heads = self.parts.store.read(&wanted).await;
+        let dataset = self.dataset;
+        let decoded = blocking::run(move || {
+            let mut chunks = Vec::with_capacity(objects.len());
+            for ((number, object, key), head) in objects.into_iter().zip(heads) {
+                let action = "read header";
+                let head = head.map_err(|error| Error::store(action, &key, error))?;
+                let corrupt = |error| Error::new(Kind::Corrupt, action, &key, error);
+                let header = Header::decode(&head).map_err(corrupt)?;
+                let known = (object.id, object.kind, Some(object.stamp), object.object_length);
+                let found = (header.id(), header.kind(), header.stamp(), header.object_length());
+                if header.dataset() != dataset
+                    || found != known
+                    || header.entry_count() != object.entry_count
+                {
+                    let why = "it is another object than the metadata says";
+                    return Err(Error::new(Kind::Corrupt, action, &key, why));
+                }
+                chunks.push((number, header.committed().map_err(corrupt)?));
+            }
+            Ok(work(chunks))
+        });
+        decoded.await.map_err(|stopped| Error::new(Kind::Unavailable, ACTION, dataset, stopped))?
+    }
+}
+
+/// Runs what may write to the disk.
+pub(super) async fn thread<T: Send + 'static>(
+    dataset: DatasetId,
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> Result<T, Error> {
+    let done = blocking::run(work).await;
+    let done = done.map_err(|stopped| Error::new(Kind::Unavailable, ACTION, dataset, stopped))?;
+    done.map_err(|error| {
+        let is_full =
+            matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+        let kind = if is_full { Kind::Full } else { Kind::Unavailable };
+        let why = format!("{error}; its scratch folder (--scratch) has to take it");
+        Error::new(kind, ACTION, dataset, why)
+    })
+}

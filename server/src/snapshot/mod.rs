@@ -1,0 +1,248 @@
+//! Snapshots: all metadata of a dataset at one version as one file, built when it is first asked
+//! for, kept beside the chunks, and handed out in ranges (paper, 4.1.3).
+//!
+//! Must hold: a snapshot is one cut of the log and never changes; it is built once however many
+//! ask; whoever asks for the newest gets one that was cut after they asked.
+
+mod build;
+mod emit;
+mod spill;
+mod stored;
+mod winners;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dl_format::layout::SNAPSHOT_PIECE_LEN;
+use dl_format::snapshot::Manifest;
+use dl_format::{DatasetId, Version};
+use dl_proto::{GetSnapshotRequest, Kind, REPLY_BYTES, SnapshotPiece};
+use dl_runtime::blocking;
+use tokio::sync::{Semaphore, mpsc, watch};
+use tracing::Instrument;
+
+use crate::answer::{Reply, hand_over};
+use crate::catalog;
+use crate::error::Error;
+use crate::lease::Lease;
+use crate::parts::{Budget, Parts};
+
+pub(crate) use stored::sweep;
+
+/// Snapshots that are built at a time: each takes its memory.
+const BUILDS_AT_ONCE: usize = 1;
+
+/// Who waits for a snapshot hears of it this often.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(2);
+
+/// Pieces of an answer in memory: one that is read, and those that lie between here and the client.
+const PIECES: u64 = 4;
+/// Those of an answer whose client takes each before the next is read.
+const PIECES_LEAST: u64 = 2;
+
+/// How often a snapshot is begun anew because its objects went away, or asked for again because
+/// the dataset changed.
+const TIMES: u32 = 4;
+
+const ACTION: &str = "get a snapshot of dataset";
+
+/// How a build ended; none before that.
+type Ended = Option<Result<Arc<Manifest>, (Kind, String)>>;
+
+/// The snapshots that this server is building.
+#[derive(Debug, Clone)]
+pub(crate) struct Snapshots {
+    building: Arc<Mutex<HashMap<DatasetId, watch::Receiver<Ended>>>>,
+    turn: Arc<Semaphore>,
+}
+
+/// Answers a request through `replies`.
+pub(crate) async fn get(
+    parts: &Parts,
+    snapshots: &Snapshots,
+    (reads, lease): (&Budget, &Lease),
+    request: GetSnapshotRequest,
+    replies: mpsc::Sender<Reply<SnapshotPiece>>,
+) -> Result<(), Error> {
+    let dataset = request.dataset;
+    catalog::by_id(parts, dataset).await?;
+    let mut found = Box::pin(snapshots.find(parts, dataset, request.version));
+    let manifest = loop {
+        tokio::select! {
+            biased;
+            found = &mut found => break found?,
+            () = parts.clock.sleep(SIGN_OF_LIFE) => {
+                hand_over(parts, &replies, Reply::More(SnapshotPiece::Waiting)).await?;
+            }
+        }
+    };
+    let Manifest { version, length, .. } = *manifest;
+    if request.offset > length {
+        let why = format!("it has {length} bytes, and {} were to be skipped", request.offset);
+        return Err(Error::new(Kind::Invalid, ACTION, dataset, why));
+    }
+    let head = SnapshotPiece::Head { version, length };
+    if request.head_only || request.offset == length {
+        return hand_over(parts, &replies, Reply::Last(head)).await;
+    }
+    hand_over(parts, &replies, Reply::More(head)).await?;
+    let piece_length = u64::from(SNAPSHOT_PIECE_LEN);
+    let (mut number, mut skip) = (request.offset / piece_length, request.offset % piece_length);
+    // Not before there is something to send: a build may take a while.
+    lease.reserve(parts, reads, &[PIECES * piece_length, PIECES_LEAST * piece_length]).await?;
+    loop {
+        let Some(piece) = stored::piece(parts, &manifest, number).await? else { return Ok(()) };
+        let mut rest = piece.slice(usize::try_from(skip).unwrap_or_default().min(piece.len())..);
+        (number, skip) = (number + 1, 0);
+        while !rest.is_empty() {
+            let some = rest.split_to(rest.len().min(REPLY_BYTES));
+            let is_last = rest.is_empty() && manifest.piece(number).is_none();
+            let some = SnapshotPiece::Data(some);
+            let reply = if is_last { Reply::Last(some) } else { Reply::More(some) };
+            hand_over(parts, &replies, reply).await?;
+            if is_last {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl Snapshots {
+    pub(crate) fn new() -> Self {
+        Self { building: Arc::default(), turn: Arc::new(Semaphore::new(BUILDS_AT_ONCE)) }
+    }
+
+    /// What is stored of a version, or of the newest one, which is built when it isn't there.
+    async fn find(
+        &self,
+        parts: &Parts,
+        dataset: DatasetId,
+        wanted: Option<Version>,
+    ) -> Result<Arc<Manifest>, Error> {
+        if let Some(version) = wanted
+            && let Some(manifest) = stored::find(parts, dataset, version).await?
+        {
+            return Ok(Arc::new(manifest));
+        }
+        for _ in 0..TIMES {
+            let info = parts.meta.dataset(dataset).await;
+            let info = info.map_err(|error| Error::meta(ACTION, dataset, error))?;
+            let gone = || {
+                Error::new(
+                    Kind::NotFound,
+                    ACTION,
+                    dataset,
+                    "it was deleted; connect again by its name",
+                )
+            };
+            let newest = info.ok_or_else(gone)?.version;
+            if wanted.is_some_and(|wanted| wanted != newest) {
+                break;
+            }
+            if let Some(manifest) = stored::find(parts, dataset, newest).await? {
+                return Ok(Arc::new(manifest));
+            }
+            let (mut build, is_own) = self.build(parts, dataset);
+            let ended = build.wait_for(Option::is_some).await;
+            let ended = ended.map_err(|_| {
+                Error::new(Kind::Unavailable, ACTION, dataset, "its build was cut off; try again")
+            })?;
+            match ended.as_ref() {
+                // One that began before this request came may be of an older version.
+                Some(Ok(manifest)) if is_own || manifest.version == newest => {
+                    if wanted.is_none_or(|wanted| wanted == manifest.version) {
+                        return Ok(Arc::clone(manifest));
+                    }
+                }
+                Some(Err((kind, why))) => {
+                    return Err(Error::new(*kind, ACTION, dataset, why.clone()));
+                }
+                Some(Ok(_)) | None => {}
+            }
+        }
+        let why = match wanted {
+            Some(version) => format!("there is none of version {version} any more; get the newest"),
+            None => "it changes all the time; try again".to_owned(),
+        };
+        let kind = if wanted.is_some() { Kind::NotFound } else { Kind::Unavailable };
+        Err(Error::new(kind, ACTION, dataset, why))
+    }
+
+    fn building(&self) -> MutexGuard<'_, HashMap<DatasetId, watch::Receiver<Ended>>> {
+        self.building.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The build that is under way, or a new one, which ends also when nobody waits for it.
+    fn build(&self, parts: &Parts, dataset: DatasetId) -> (watch::Receiver<Ended>, bool) {
+        let mut building = self.building();
+        if let Some(build) = building.get(&dataset) {
+            return (build.clone(), false);
+        }
+        let (end, ended) = watch::channel(None);
+        building.insert(dataset, ended.clone());
+        let (this, parts) = (self.clone(), parts.clone());
+        let work = async move {
+            // Over also when the build panics.
+            let begun = Begun { snapshots: this.clone(), dataset };
+            let built = this.build_and_store(&parts, dataset).await;
+            let built = built.map(Arc::new).map_err(|error| (error.kind, error.chain()));
+            // Whoever is told, and asks for a newer one, doesn't join this one.
+            drop(begun);
+            let _ = end.send(Some(built));
+        };
+        tokio::spawn(work.in_current_span());
+        (ended, true)
+    }
+
+    async fn build_and_store(&self, parts: &Parts, dataset: DatasetId) -> Result<Manifest, Error> {
+        let _turn = self.turn.acquire().await.expect("the semaphore is never closed");
+        let shape = catalog::by_id(parts, dataset).await?.shape;
+        let began = parts.clock.monotonic();
+        let mut times = 0;
+        let built = loop {
+            times += 1;
+            match build::build(parts, dataset, shape).await {
+                // A purge has removed what was in the log: the newest cut is without it.
+                Err(error) if error.kind == Kind::NotFound && times < TIMES => {}
+                built => break built?,
+            }
+        };
+        let (version, files, bytes) = (built.version, built.files, built.length);
+        let took = parts.clock.monotonic().saturating_sub(began);
+        let manifest = stored::store(parts, dataset, built).await?;
+        let stored = parts.clock.monotonic().saturating_sub(began + took);
+        let peak_mib = blocking::run(peak_memory).await.ok().flatten().unwrap_or(0) >> 20;
+        tracing::info!(%dataset, %version, files, bytes, ?took, ?stored, peak_mib, "built a snapshot");
+        let record = parts.meta.record(dataset).await;
+        if let Ok(None) = record {
+            // Deleted meanwhile, and swept before all of this was there.
+            stored::discard(parts, dataset, version).await?;
+            let why = "it was deleted; connect again by its name";
+            return Err(Error::new(Kind::NotFound, ACTION, dataset, why));
+        }
+        if let Err(error) = sweep(parts, dataset, version).await {
+            tracing::warn!(%dataset, why = error.chain(), "older snapshots are left for later");
+        }
+        Ok(manifest)
+    }
+}
+
+/// A build, which is none any more when this is dropped.
+struct Begun {
+    snapshots: Snapshots,
+    dataset: DatasetId,
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        self.snapshots.building().remove(&self.dataset);
+    }
+}
+
+/// The most memory that this process ever had.
+fn peak_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1 << 10)
+}

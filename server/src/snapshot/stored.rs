@@ -1,0 +1,249 @@
+//! Snapshots in the chunk store: beside the chunks of their dataset.
+//!
+//! Must hold: a snapshot has a manifest only when all of its parts are stored; what is no good is
+//! removed and built again, and never served.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::time::Duration;
+
+use bytes::Bytes;
+use dl_format::layout::{SNAPSHOT_PART_LEN, SNAPSHOT_PIECE_LEN};
+use dl_format::snapshot::Manifest;
+use dl_format::{
+    Crc32c, DatasetId, SnapshotObject, Stamp, Version, parse_snapshot_key, snapshot_key,
+    snapshots_prefix,
+};
+use dl_proto::Kind;
+use dl_runtime::blocking;
+use dl_store::{ByteRange, Key, ObjectRange, StoreExt};
+use futures::TryStreamExt;
+use tokio::task::{JoinError, JoinSet};
+
+use super::build::{Built, thread};
+use crate::error::Error;
+use crate::parts::{Parts, key, prefix};
+
+/// How long a snapshot of a version that is not the newest is kept, for those who are reading it.
+const KEPT: Duration = Duration::from_secs(60 * 60);
+
+/// Parts that are stored at once: so much of a snapshot is in memory.
+const PARTS_AT_ONCE: usize = 2;
+
+const ACTION: &str = "store a snapshot of dataset";
+
+fn key_of(dataset: DatasetId, version: Version, object: SnapshotObject) -> Key {
+    key(snapshot_key(dataset, version, object))
+}
+
+/// What is stored of a version; none when it is not stored.
+pub(super) async fn find(
+    parts: &Parts,
+    dataset: DatasetId,
+    version: Version,
+) -> Result<Option<Manifest>, Error> {
+    let key = key_of(dataset, version, SnapshotObject::Manifest);
+    let bytes = match parts.store.read_all(&key).await {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind == dl_store::Kind::Missing => return Ok(None),
+        Err(error) => return Err(Error::store("read the manifest", &key, error)),
+    };
+    match Manifest::decode(&bytes) {
+        Ok(manifest) if (manifest.dataset, manifest.version) == (dataset, version) => {
+            Ok(Some(manifest))
+        }
+        other => {
+            let why =
+                other.err().map_or_else(|| "it is another one's".to_owned(), |e| e.to_string());
+            tracing::error!(%key, why, "a snapshot's manifest is damaged");
+            discard(parts, dataset, version).await?;
+            Ok(None)
+        }
+    }
+}
+
+/// Reads one piece, whose bytes are those that the manifest says.
+///
+/// # Errors
+/// [`Kind::Unavailable`] when it is not there as it should be: the snapshot is removed then.
+pub(super) async fn piece(
+    parts: &Parts,
+    manifest: &Manifest,
+    number: u64,
+) -> Result<Option<Bytes>, Error> {
+    let Manifest { dataset, version, .. } = *manifest;
+    let Some((range, crc)) = manifest.piece(number) else { return Ok(None) };
+    let part_length = u64::from(SNAPSHOT_PART_LEN);
+    let part = u32::try_from(range.start / part_length).unwrap_or(u32::MAX);
+    let key = key_of(dataset, version, SnapshotObject::Part(part));
+    let base = u64::from(part) * part_length;
+    let wanted = ByteRange::exact(range.start - base, range.end - base);
+    let wanted = wanted.map_err(|error| Error::new(Kind::Internal, "read", &key, error))?;
+    let read = parts.store.read(&[ObjectRange { key: key.clone(), range: wanted }]).await;
+    let why = match read.into_iter().next() {
+        Some(Ok(bytes)) if Crc32c::of(&bytes) == crc => return Ok(Some(bytes)),
+        Some(Ok(_)) => "its checksum does not match its bytes".to_owned(),
+        Some(Err(error)) => match error.kind {
+            dl_store::Kind::Missing | dl_store::Kind::Corrupt => error.to_string(),
+            _ => return Err(Error::store("read", &key, error)),
+        },
+        None => "the store gave no answer".to_owned(),
+    };
+    tracing::error!(%key, why, "a part of a snapshot is damaged; it will be built again");
+    discard(parts, dataset, version).await?;
+    let why = format!("{why}; ask again, for it to be built again");
+    Err(Error::new(Kind::Unavailable, "read", &key, why))
+}
+
+/// Stores what was built. Whatever somebody else has stored of it is used.
+pub(super) async fn store(
+    parts: &Parts,
+    dataset: DatasetId,
+    built: Built,
+) -> Result<Manifest, Error> {
+    let Built { version, length, bytes, .. } = built;
+    let room = parts.room.clone();
+    let taken = blocking::run(move || room.take(length)).await;
+    let _room = taken
+        .map_err(|error| Error::new(Kind::Unavailable, ACTION, dataset, error))?
+        .map_err(|full| Error::new(Kind::Full, ACTION, dataset, full))?;
+    let (mut bytes, mut checksums) = (bytes, Vec::new());
+    let mut under_way = JoinSet::new();
+    let count = length.div_ceil(SNAPSHOT_PART_LEN.into());
+    for number in 0..count {
+        let left = length - number * u64::from(SNAPSHOT_PART_LEN);
+        let wanted = left.min(SNAPSHOT_PART_LEN.into()) as usize;
+        let read = move || {
+            let mut part = vec![0; wanted];
+            bytes.read_exact(&mut part)?;
+            let crcs = part.chunks(SNAPSHOT_PIECE_LEN as usize).map(Crc32c::of);
+            let crcs: Vec<Crc32c> = crcs.collect();
+            Ok((bytes, Bytes::from(part), crcs))
+        };
+        let part;
+        let crcs: Vec<Crc32c>;
+        (bytes, part, crcs) = thread(dataset, read).await?;
+        checksums.extend(crcs);
+        let key = key_of(dataset, version, SnapshotObject::Part(number as u32));
+        if under_way.len() >= PARTS_AT_ONCE {
+            ended(dataset, under_way.join_next().await)?;
+        }
+        let parts = parts.clone();
+        under_way.spawn(async move { create(&parts, &key, part).await });
+    }
+    while let Some(stored) = under_way.join_next().await {
+        ended(dataset, Some(stored))?;
+    }
+    let stamp = Stamp::at(parts.clock.now());
+    let manifest = Manifest { dataset, version, length, built: stamp, checksums };
+    let key = key_of(dataset, version, SnapshotObject::Manifest);
+    match parts.store.create(&key, manifest.encode().into()).await {
+        Ok(()) => Ok(manifest),
+        // Somebody else was faster: what they say of it holds.
+        Err(error) if error.kind == dl_store::Kind::Exists => {
+            Ok(find(parts, dataset, version).await?.unwrap_or(manifest))
+        }
+        Err(error) => Err(Error::store("store the manifest", &key, error)),
+    }
+}
+
+fn ended(
+    dataset: DatasetId,
+    stored: Option<Result<Result<(), Error>, JoinError>>,
+) -> Result<(), Error> {
+    match stored {
+        Some(Ok(stored)) => stored,
+        Some(Err(error)) => Err(Error::new(Kind::Internal, ACTION, dataset, error)),
+        None => Ok(()),
+    }
+}
+
+/// Stores a part, in place of another one of that name that has other bytes: nobody is given such
+/// a part, whose manifest says other checksums or is not there.
+async fn create(parts: &Parts, key: &Key, part: Bytes) -> Result<(), Error> {
+    let failed = |error| Error::store("store a part of a snapshot", key, error);
+    match parts.store.create(key, part.clone()).await {
+        Ok(()) => return Ok(()),
+        Err(error) if error.kind == dl_store::Kind::Exists => {}
+        Err(error) => return Err(failed(error)),
+    }
+    match parts.store.read_all(key).await {
+        Ok(there) if there == part => return Ok(()),
+        Ok(_) => parts.store.delete(key).await.map_err(failed)?,
+        Err(error) if error.kind == dl_store::Kind::Missing => {}
+        Err(error) => return Err(failed(error)),
+    }
+    match parts.store.create(key, part).await {
+        Err(error) if error.kind != dl_store::Kind::Exists => Err(failed(error)),
+        _ => Ok(()),
+    }
+}
+
+/// Removes what is stored of a version.
+pub(super) async fn discard(
+    parts: &Parts,
+    dataset: DatasetId,
+    version: Version,
+) -> Result<(), Error> {
+    let objects = list(parts, dataset).await?.remove(&version).unwrap_or_default();
+    remove(parts, dataset, version, objects).await
+}
+
+/// Removes snapshots of other versions than this one that nobody reads any more, unless nothing may
+/// be removed now.
+pub(crate) async fn sweep(parts: &Parts, dataset: DatasetId, newest: Version) -> Result<(), Error> {
+    let now = parts.clock.now();
+    for (version, objects) in list(parts, dataset).await? {
+        if version == newest {
+            continue;
+        }
+        let key = key_of(dataset, version, SnapshotObject::Manifest);
+        let manifest = match parts.store.read_all(&key).await {
+            Ok(bytes) => Manifest::decode(&bytes).ok(),
+            Err(error) if error.kind == dl_store::Kind::Missing => None,
+            Err(error) => return Err(Error::store("read the manifest", &key, error)),
+        };
+        // What has no manifest is being built, or its builder was killed.
+        let since = manifest.map_or(version.last_stamp().unwrap_or_default(), |it| it.built);
+        if since.time().checked_add(KEPT).is_some_and(|until| until <= now) {
+            remove(parts, dataset, version, objects).await?;
+            tracing::info!(%dataset, %version, "removed a snapshot of an older version");
+        }
+    }
+    Ok(())
+}
+
+/// First the manifest: nobody takes what is left for a snapshot.
+async fn remove(
+    parts: &Parts,
+    dataset: DatasetId,
+    version: Version,
+    mut objects: Vec<SnapshotObject>,
+) -> Result<(), Error> {
+    objects.sort_unstable();
+    for object in objects {
+        let key = key_of(dataset, version, object);
+        let removed = parts.store.delete(&key).await;
+        removed.map_err(|error| Error::store("remove", &key, error))?;
+    }
+    Ok(())
+}
+
+/// The objects of a dataset's snapshots, by version.
+async fn list(
+    parts: &Parts,
+    dataset: DatasetId,
+) -> Result<BTreeMap<Version, Vec<SnapshotObject>>, Error> {
+    let mut stored: BTreeMap<Version, Vec<SnapshotObject>> = BTreeMap::new();
+    let below = prefix(snapshots_prefix(dataset));
+    let mut objects = parts.store.list(&below);
+    loop {
+        let object = objects.try_next().await;
+        let object = object
+            .map_err(|error| Error::store("list the snapshots of dataset", dataset, error))?;
+        let Some(object) = object else { return Ok(stored) };
+        if let Some((_, version, what)) = parse_snapshot_key(object.key.as_str()) {
+            stored.entry(version).or_default().push(what);
+        }
+    }
+}

@@ -1,0 +1,358 @@
+//! The fold of a log's headers without their paths in memory: which entries are live.
+//!
+//! Must hold: the same files as `dl_format::Fold`. Paths are compared by two keyed hashes of 64
+//! bits whose keys nobody knows, and are never all in memory; a bit for each entry is.
+
+use std::collections::hash_map::RandomState;
+use std::collections::{HashMap, HashSet};
+use std::hash::BuildHasher;
+use std::io;
+use std::sync::Arc;
+
+use dl_format::snapshot::Observed;
+use dl_format::{ChunkId, Committed, EntrySet, EntryVersion, FileRecord, ObjectKind, Stamp};
+use dl_meta::ObjectRecord;
+
+use super::spill::{Partitions, Scratch};
+
+/// A path, as far as it is told from others.
+type PathHash = [u64; 2];
+
+/// Bytes of a [`Row`] among others.
+const ROW: usize = 40;
+
+/// An entry: the hash of its path, its stamp, the chunk and entry of its version, and the chunk
+/// and entry that hold it. Chunks are numbers: in the log, or behind it.
+#[derive(Debug, Clone, Copy)]
+struct Row {
+    path: PathHash,
+    stamp: u64,
+    version: (u32, u32),
+    holder: (u32, u32),
+}
+
+impl Row {
+    fn to_bytes(self) -> [u8; ROW] {
+        let ([high, low], pair) =
+            (self.path, |(a, b): (u32, u32)| u64::from(a) << 32 | u64::from(b));
+        let words = [high, low, self.stamp, pair(self.version), pair(self.holder)];
+        let mut bytes = [0; ROW];
+        for (place, word) in bytes.as_chunks_mut().0.iter_mut().zip(words) {
+            *place = word.to_le_bytes();
+        }
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8; ROW]) -> Self {
+        let mut words = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
+        let mut word = || words.next().unwrap_or_default();
+        let path = [word(), word()];
+        let stamp = word();
+        let pair = |word: u64| ((word >> 32) as u32, word as u32);
+        Self { path, stamp, version: pair(word()), holder: pair(word()) }
+    }
+}
+
+/// Tells paths apart.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Hasher(Arc<(RandomState, RandomState)>);
+
+impl Hasher {
+    fn of(&self, path: &[u8]) -> PathHash {
+        let (one, other) = &*self.0;
+        [one.hash_one(path), other.hash_one(path)]
+    }
+
+    /// The folders of a path that are not those of the path before it.
+    fn folders(&self, path: &[u8], before: &mut Vec<u8>, seen: &mut HashSet<PathHash>) {
+        let Some(slash) = path.iter().rposition(|byte| *byte == b'/') else { return };
+        let mut folder = path.get(..slash).unwrap_or_default();
+        if folder == before.as_slice() {
+            return;
+        }
+        before.clear();
+        before.extend_from_slice(folder);
+        while seen.insert(self.of(folder)) {
+            let Some(slash) = folder.iter().rposition(|byte| *byte == b'/') else { return };
+            folder = folder.get(..slash).unwrap_or_default();
+        }
+    }
+}
+
+/// What some chunks say.
+#[derive(Debug, Default)]
+pub(super) struct Scanned {
+    rows: Vec<Row>,
+    /// Rows whose version is of another chunk, and which.
+    origins: Vec<(usize, ChunkId)>,
+    folders: HashSet<PathHash>,
+    /// If all of it is live.
+    observed: Observed,
+}
+
+impl Scanned {
+    /// `chunks` with their numbers in the log.
+    pub(super) fn of<'a>(
+        hasher: &Hasher,
+        chunks: impl IntoIterator<Item = (u32, &'a Committed)>,
+    ) -> Self {
+        let mut scanned = Self::default();
+        let mut before = Vec::new();
+        for (number, chunk) in chunks {
+            scanned.observed.chunk();
+            for entry in chunk.header().entries() {
+                let path = entry.path.as_bytes();
+                let record = FileRecord::of(chunk, &entry);
+                scanned.observed.file(&record);
+                hasher.folders(path, &mut before, &mut scanned.folders);
+                let EntryVersion { stamp, chunk, entry: version } = record.version;
+                if chunk != record.holder.chunk {
+                    scanned.origins.push((scanned.rows.len(), chunk));
+                }
+                scanned.rows.push(Row {
+                    path: hasher.of(path),
+                    stamp: stamp.get(),
+                    version: (number, version),
+                    holder: (number, entry.number),
+                });
+            }
+        }
+        scanned
+    }
+}
+
+/// Entries of the log that are live: a bit for each.
+#[derive(Debug)]
+pub(super) struct Live {
+    /// For each object the number of its first entry among all.
+    first: Vec<u64>,
+    bits: Vec<u64>,
+}
+
+impl Live {
+    fn new(log: &[ObjectRecord]) -> Self {
+        let mut entries = 0;
+        let first = log.iter().map(|object| {
+            let first = entries;
+            entries += u64::from(object.entry_count);
+            first
+        });
+        let first = first.collect();
+        Self { first, bits: vec![0; entries.div_ceil(64) as usize] }
+    }
+
+    fn place(&self, (object, entry): (u32, u32)) -> Option<(usize, u64)> {
+        let number = self.first.get(object as usize)? + u64::from(entry);
+        Some(((number / 64) as usize, 1 << (number % 64)))
+    }
+
+    fn insert(&mut self, holder: (u32, u32)) {
+        if let Some((word, bit)) = self.place(holder)
+            && let Some(word) = self.bits.get_mut(word)
+        {
+            *word |= bit;
+        }
+    }
+
+    fn remove(&mut self, holder: (u32, u32)) {
+        if let Some((word, bit)) = self.place(holder)
+            && let Some(word) = self.bits.get_mut(word)
+        {
+            *word &= !bit;
+        }
+    }
+
+    /// Whether an entry is live, by the numbers of its object and its own.
+    pub(super) fn contains(&self, holder: (u32, u32)) -> bool {
+        self.place(holder)
+            .is_some_and(|(word, bit)| self.bits.get(word).is_some_and(|word| word & bit != 0))
+    }
+}
+
+/// Collects what all chunks say.
+#[derive(Debug)]
+pub(super) struct Scan {
+    log: Arc<[ObjectRecord]>,
+    rows: Partitions,
+    /// Chunks that versions come from and that are not in the log.
+    others: Vec<ChunkId>,
+    numbers: HashMap<ChunkId, u32>,
+    folders: HashSet<PathHash>,
+    observed: Observed,
+}
+
+/// What a dataset holds.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) live: Live,
+    /// What was observed of live files; none where not all entries were live.
+    pub(super) observed: Option<Observed>,
+    /// Live files that are folders too, if what is in these is live.
+    pub(super) doubted: Vec<Doubted>,
+}
+
+/// A file that may be a folder too.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Doubted {
+    path: PathHash,
+    holder: (u32, u32),
+}
+
+impl Scan {
+    pub(super) fn new(log: &Arc<[ObjectRecord]>, scratch: Scratch) -> Self {
+        let entries: u64 = log.iter().map(|object| u64::from(object.entry_count)).sum();
+        Self {
+            log: Arc::clone(log),
+            rows: Partitions::new(scratch, entries * ROW as u64),
+            others: Vec::new(),
+            numbers: HashMap::new(),
+            folders: HashSet::new(),
+            observed: Observed::default(),
+        }
+    }
+
+    pub(super) fn add(&mut self, mut scanned: Scanned) -> io::Result<()> {
+        for (row, chunk) in scanned.origins {
+            let number = self.number(chunk);
+            if let Some(row) = scanned.rows.get_mut(row) {
+                row.version.0 = number;
+            }
+        }
+        for row in scanned.rows {
+            let [high, _] = row.path;
+            self.rows.push(high, &row.to_bytes())?;
+        }
+        self.folders.extend(scanned.folders);
+        self.observed.merge(scanned.observed);
+        Ok(())
+    }
+
+    /// The number of a chunk that a version was first committed in.
+    fn number(&mut self, chunk: ChunkId) -> u32 {
+        if let Ok(number) = self.log.binary_search_by_key(&chunk, |object| object.id) {
+            return number as u32;
+        }
+        let next = (self.log.len() + self.others.len()) as u32;
+        let number = *self.numbers.entry(chunk).or_insert(next);
+        if number == next {
+            self.others.push(chunk);
+        }
+        number
+    }
+
+    fn chunk(&self, number: u32) -> ChunkId {
+        let behind = (number as usize).checked_sub(self.log.len());
+        let id = match behind {
+            None => self.log.get(number as usize).map(|object| object.id),
+            Some(place) => self.others.get(place).copied(),
+        };
+        id.unwrap_or(ChunkId::from_bytes([0; 16]))
+    }
+
+    /// What [`FileRecord::supersedes`] compares.
+    fn rank(&self, row: &Row) -> (Stamp, ChunkId, u32, Stamp, u32, u32) {
+        let (object, entry) = row.holder;
+        let holder = self.log.get(object as usize).map(|object| object.stamp);
+        let ((chunk, version), stamp) = (row.version, Stamp::new(row.stamp));
+        // Numbers in the log are in the order of the ids.
+        (stamp, self.chunk(chunk), version, holder.unwrap_or_default(), object, entry)
+    }
+
+    /// Which entries are live; `deleted` is what tombstones name.
+    pub(super) fn find(mut self, deleted: &HashMap<ChunkId, EntrySet>) -> io::Result<Found> {
+        let mut live = Live::new(&self.log);
+        let (mut are_all_live, mut doubted) = (true, Vec::new());
+        for partition in 0..self.rows.count() {
+            let records = self.rows.take(partition)?;
+            let mut rows: Vec<Row> = records.as_chunks().0.iter().map(Row::from_bytes).collect();
+            drop(records);
+            rows.sort_unstable_by_key(|row| row.path);
+            for rows in rows.chunk_by(|a, b| a.path == b.path) {
+                let winner = match rows {
+                    [only] => only,
+                    several => {
+                        are_all_live = false;
+                        let winner = several.iter().max_by_key(|row| self.rank(row));
+                        let Some(winner) = winner else { continue };
+                        winner
+                    }
+                };
+                let (chunk, entry) = winner.version;
+                let is_deleted = !deleted.is_empty()
+                    && deleted.get(&self.chunk(chunk)).is_some_and(|set| set.contains(entry));
+                if is_deleted {
+                    are_all_live = false;
+                    continue;
+                }
+                live.insert(winner.holder);
+                if self.folders.contains(&winner.path) {
+                    doubted.push(Doubted { path: winner.path, holder: winner.holder });
+                }
+            }
+        }
+        let observed = (are_all_live && doubted.is_empty()).then_some(self.observed);
+        Ok(Found { live, observed, doubted })
+    }
+}
+
+/// Which folders hold files that are not deleted.
+#[derive(Debug, Default)]
+pub(super) struct Folders(HashSet<PathHash>);
+
+impl Folders {
+    /// Those of some chunks.
+    pub(super) fn of<'a>(
+        hasher: &Hasher,
+        live: &Live,
+        chunks: impl IntoIterator<Item = (u32, &'a Committed)>,
+    ) -> Self {
+        let (mut seen, mut before) = (HashSet::new(), Vec::new());
+        for (number, chunk) in chunks {
+            for entry in chunk.header().entries() {
+                if live.contains((number, entry.number)) {
+                    hasher.folders(entry.path.as_bytes(), &mut before, &mut seen);
+                }
+            }
+        }
+        Self(seen)
+    }
+
+    pub(super) fn merge(&mut self, other: Self) {
+        self.0.extend(other.0);
+    }
+}
+
+impl Live {
+    /// Takes files out that are folders too: the folder holds.
+    pub(super) fn hide(&mut self, doubted: &[Doubted], folders: &Folders) {
+        for file in doubted.iter().filter(|file| folders.0.contains(&file.path)) {
+            self.remove(file.holder);
+        }
+    }
+}
+
+/// What is to be known of the live files of some chunks before the first is written.
+pub(super) fn observe<'a>(
+    live: &Live,
+    chunks: impl IntoIterator<Item = (u32, &'a Committed)>,
+) -> Observed {
+    let mut observed = Observed::default();
+    for (number, chunk) in chunks {
+        let mut has_files = false;
+        let entries = chunk.header().entries();
+        for entry in entries.filter(|entry| live.contains((number, entry.number))) {
+            observed.file(&FileRecord::of(chunk, &entry));
+            has_files = true;
+        }
+        if has_files {
+            observed.chunk();
+        }
+    }
+    observed
+}
+
+/// The numbers of a log's objects of a kind.
+pub(super) fn of_kind(log: &[ObjectRecord], kind: ObjectKind) -> Vec<u32> {
+    let numbered = (0..).zip(log);
+    numbered.filter(|(_, object)| object.kind == kind).map(|(number, _)| number).collect()
+}

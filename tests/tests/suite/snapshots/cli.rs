@@ -1,0 +1,152 @@
+//! dlcmd with snapshots.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use dl_tests::folder;
+use dl_tests::program::{Ended, Server, dlcmd, run};
+
+struct Scene {
+    server: Server,
+    folder: tempfile::TempDir,
+}
+
+impl Scene {
+    fn new() -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let scene = Self { server: Server::start(&folder.path().join("data"))?, folder };
+        for number in 0..40 {
+            let path = format!("src/d{}/f{number}", number % 3);
+            folder::write(scene.path(), &path, format!("file {number}"))?;
+        }
+        scene.dl(&["put", "src", "dl://ds"])?.code(0)?;
+        Ok(scene)
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn command(&self, mut command: Command, words: &[&str]) -> Result<Ended> {
+        let cache = self.path().join("cache");
+        run(command.current_dir(self.path()).env("XDG_CACHE_HOME", cache).args(words))
+    }
+
+    fn dl(&self, words: &[&str]) -> Result<Ended> {
+        self.command(self.server.dlcmd()?, words)
+    }
+}
+
+#[test]
+fn a_saved_snapshot_answers_as_the_server_does() -> Result<()> {
+    let scene = Scene::new()?;
+    let saved = scene.dl(&["snapshot", "save", "dl://ds", "ds.snapshot"])?.code(0)?;
+    ensure!(saved.text().contains("40 files"), "{saved:?}");
+    let info = scene.dl(&["snapshot", "info", "ds.snapshot"])?.code(0)?.text();
+    ensure!(info.contains("files:      40\n") && info.contains("type:       snapshot"), "{info}");
+    let json = scene.dl(&["snapshot", "info", "ds.snapshot", "--json"])?.code(0)?.text();
+    ensure!(json.contains(r#""type":"snapshot","schema":1"#), "{json}");
+    for words in [
+        &["ls", "dl://ds"][..],
+        &["ls", "-lR", "dl://ds/d1"],
+        &["ls", "-R", "--json", "dl://ds"],
+        &["stat", "dl://ds/d0/f0"],
+        &["stat", "dl://ds/d0"],
+        &["du", "dl://ds"],
+        &["du", "dl://ds/d2/"],
+        &["cat", "dl://ds/d1/f1"],
+    ] {
+        let asked = scene.dl(words)?.code(0)?;
+        let answered = scene.dl(&[words, &["--snapshot", "ds.snapshot"]].concat())?.code(0)?;
+        ensure!(answered.text() == asked.text(), "{words:?}: {answered:?}");
+        ensure!(answered.stderr.is_empty(), "{answered:?}");
+        // What needs no bytes of files needs no server, either.
+        if words[0] != "cat" {
+            let mut alone = dlcmd()?;
+            alone.args(["--server", "127.0.0.1:1", "--snapshot", "ds.snapshot"]);
+            let answered = scene.command(alone, words)?.code(0)?;
+            ensure!(answered.text() == asked.text(), "{words:?}: {answered:?}");
+            ensure!(answered.stderr.contains("is not known"), "{answered:?}");
+        }
+    }
+    scene.dl(&["get", "--snapshot", "ds.snapshot", "dl://ds", "got"])?.code(0)?;
+    folder::compare(&scene.path().join("src"), &scene.path().join("got"))?;
+    for words in [&["stat", "dl://ds/none"][..], &["ls", "dl://ds/none"], &["cat", "dl://ds/none"]]
+    {
+        scene.dl(&[words, &["--snapshot", "ds.snapshot"]].concat())?.code(3)?;
+    }
+    Ok(())
+}
+
+/// Keeps S-12.
+#[test]
+fn a_stale_snapshot_is_noted_and_another_one_refused() -> Result<()> {
+    let scene = Scene::new()?;
+    scene.dl(&["snapshot", "save", "dl://ds", "ds.snapshot"])?.code(0)?;
+    scene.dl(&["rm", "dl://ds/d0/f0"])?.code(0)?;
+    let stale = scene.dl(&["ls", "dl://ds/d0", "--snapshot", "ds.snapshot"])?.code(0)?;
+    ensure!(stale.text().lines().any(|line| line == "f0"), "{stale:?}");
+    ensure!(stale.stderr.contains("stale"), "{stale:?}");
+    let quiet = scene.dl(&["-q", "ls", "dl://ds/d0", "--snapshot", "ds.snapshot"])?.code(0)?;
+    ensure!(quiet.stderr.is_empty(), "{quiet:?}");
+
+    scene.dl(&["put", "src", "dl://other"])?.code(0)?;
+    let other = scene.dl(&["ls", "dl://other", "--snapshot", "ds.snapshot"])?.code(1)?;
+    ensure!(other.stderr.contains("another dataset"), "{other:?}");
+    let bytes = fs::read(scene.path().join("ds.snapshot"))?;
+    for (bytes, why) in [(&bytes[..1_000], "snapshot length"), (&b"text"[..], "no snapshot")] {
+        fs::write(scene.path().join("bad"), bytes)?;
+        for words in [&["ls", "dl://ds", "--snapshot", "bad"][..], &["snapshot", "info", "bad"]] {
+            let refused = scene.dl(words)?.code(1)?;
+            ensure!(refused.stderr.contains("bad"), "{refused:?}");
+            let is_told = refused.stderr.contains(why) || why == "no snapshot";
+            ensure!(is_told, "{refused:?}");
+        }
+    }
+    scene.dl(&["ls", "dl://ds", "--snapshot", "none"])?.code(1)?;
+    scene.dl(&["rm", "dl://ds/d0/f3", "--snapshot", "ds.snapshot"])?.code(2)?;
+    Ok(())
+}
+
+#[test]
+fn shuffle_prints_each_file_once_in_an_order_of_the_seed_and_the_epoch() -> Result<()> {
+    let scene = Scene::new()?;
+    let listed = scene.dl(&["ls", "-R", "dl://ds"])?.code(0)?.text();
+    let sorted = |text: &str| text.lines().map(str::to_owned).collect::<BTreeSet<_>>();
+    let mut orders = BTreeSet::new();
+    for (seed, epoch) in [("0", "0"), ("1", "0"), ("0", "1")] {
+        let words = ["shuffle", "dl://ds", "--seed", seed, "--epoch", epoch, "--group-size", "3"];
+        let order = scene.dl(&words)?.code(0)?.text();
+        ensure!(order.lines().count() == 40 && sorted(&order) == sorted(&listed), "{order}");
+        ensure!(scene.dl(&words)?.code(0)?.text() == order, "the same again");
+        orders.insert(order);
+    }
+    ensure!(orders.len() == 3, "seeds and epochs differ");
+    let some = scene.dl(&["shuffle", "dl://ds/d1"])?.code(0)?.text();
+    ensure!(
+        sorted(&some) == sorted(&scene.dl(&["ls", "-R", "dl://ds/d1"])?.code(0)?.text()),
+        "{some}"
+    );
+    scene.dl(&["snapshot", "save", "dl://ds", "ds.snapshot"])?.code(0)?;
+    let newest = scene.dl(&["shuffle", "dl://ds", "-0"])?.code(0)?.text();
+    let mut alone = dlcmd()?;
+    alone.args(["--server", "127.0.0.1:1", "--snapshot", "ds.snapshot"]);
+    let saved = scene.command(alone, &["shuffle", "-0", "dl://ds"])?.code(0)?.text();
+    ensure!(newest == saved && newest.ends_with('\0'), "{newest}");
+    scene.dl(&["shuffle", "dl://ds/none"])?.code(3)?;
+    scene.dl(&["shuffle", "dl://none"])?.code(3)?;
+    scene.dl(&["shuffle", "dl://ds", "--group-size", "0"])?.code(2)?;
+    let kept = fs::read_dir(scene.path().join("cache/diesel/snapshots"))?;
+    ensure!(kept.count() > 0, "in the cache of the user");
+    let nowhere = run(scene
+        .server
+        .dlcmd()?
+        .env_remove("HOME")
+        .env_remove("XDG_CACHE_HOME")
+        .args(["shuffle", "dl://ds"]))?;
+    ensure!(nowhere.code(1).context("no cache")?.stderr.contains("XDG_CACHE_HOME"), "told");
+    Ok(())
+}

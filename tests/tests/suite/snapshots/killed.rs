@@ -1,0 +1,85 @@
+//! Snapshots of real servers: killed at work, and held to their memory.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_tests::cluster::clock;
+use dl_tests::dice::Dice;
+use dl_tests::program::{Server, run};
+use dl_tests::{rounds, tell};
+use libdiesel::{Attributes, ChunkShape, Client, ConnectOptions, Dataset, FilePath, Snapshot};
+
+use super::name;
+
+fn fill(server: &Server, files: u32) -> Result<Dataset> {
+    let servers = vec![server.address().to_owned()];
+    let client = Client::connect(ConnectOptions { servers, ..ConnectOptions::default() })?;
+    let dataset = client.create_dataset(&name()?, ChunkShape::new(1 << 20, 64)?)?;
+    for file in 0..files {
+        let path = format!("train/n{:08}/n{:08}_{file}.JPEG", file / 1_000, file / 1_000);
+        let attributes = Attributes { mode: 0o644, mtime: file.into() };
+        dataset.put(&FilePath::new(path)?, attributes, b"x")?;
+    }
+    let _ = dataset.flush()?.check()?;
+    Ok(dataset)
+}
+
+/// Keeps S-40 and S-11.
+#[test]
+fn a_server_that_is_killed_while_it_builds_or_sends_costs_time_only() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let data = folder.path().join("data");
+    let mut server = Server::start(&data)?;
+    let address = server.address().to_owned();
+    let files = rounds(40_000, 200_000);
+    fill(&server, files)?;
+    let dice = Dice::new(7);
+    let file = folder.path().join("saved");
+    for round in 0..rounds(4, 40) {
+        let one = folder.path().join(format!("one-{round}"));
+        std::fs::write(&one, b"x")?;
+        run(server.dlcmd()?.arg("put").arg(&one).arg("dl://ds"))?.code(0)?;
+        let mut save = server.dlcmd()?;
+        save.args(["snapshot", "save", "dl://ds"]).arg(&file);
+        let saving = std::thread::spawn(move || run(&mut save));
+        std::thread::sleep(Duration::from_millis(dice.below(600) as u64));
+        server.kill()?;
+        server = Server::start_with(&data, &address, &[])?;
+        let saved = saving.join().map_err(|_| anyhow::anyhow!("it ended early"))??;
+        let saved = saved.code(0).with_context(|| format!("round {round}"))?;
+        ensure!(saved.text().contains(&format!("{} files", files + 1 + round)), "{saved:?}");
+        Snapshot::check(&file)?;
+        let again = folder.path().join("again");
+        run(server.dlcmd()?.args(["snapshot", "save", "dl://ds"]).arg(&again))?.code(0)?;
+        ensure!(std::fs::read(&file)? == std::fs::read(&again)?, "round {round}: not the same");
+    }
+    ensure!(left_in(&data.join("scratch"))? == 0, "files without a name are gone with a process");
+    Ok(())
+}
+
+fn left_in(folder: &Path) -> Result<usize> {
+    if folder.exists() { Ok(std::fs::read_dir(folder)?.count()) } else { Ok(0) }
+}
+
+/// Keeps S-10: a hundred thousand tiny files, in torture 1.3 million.
+#[test]
+fn heavy_building_a_snapshot_keeps_within_the_memory_of_a_server() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let mut server = Server::start(&folder.path().join("data"))?;
+    let files = rounds(100_000, 1_281_167);
+    let dataset = fill(&server, files)?;
+    let before = server.process().peak_memory().context("it runs")?;
+    let began = clock().monotonic();
+    let snapshot = dataset.save_meta(&folder.path().join("saved"))?;
+    let took = clock().monotonic().saturating_sub(began).as_secs_f64();
+    let peak = server.process().peak_memory().context("it runs")?;
+    tell(format_args!(
+        "{files} files in {took:.2} s, {:.1} bytes a file, {} MiB, {} MiB before",
+        snapshot.length() as f64 / f64::from(files),
+        peak >> 20,
+        before >> 20
+    ));
+    ensure!(snapshot.files() == files && peak < 256 << 20, "{} MiB", peak >> 20);
+    Ok(())
+}

@@ -1,0 +1,134 @@
+//! Snapshots from the log of a dataset to its readers: built, stored, fetched and answered from.
+//!
+//! Must hold: a snapshot is one cut of the log, and never changes.
+
+mod cli;
+mod fetched;
+mod killed;
+mod stored;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Result;
+use dl_format::snapshot::Manifest;
+use dl_format::{SnapshotObject, parse_snapshot_key, snapshots_prefix};
+use dl_meta::{Memory, MetaStore, Stop};
+use dl_server::{Parts, prepare};
+use dl_store::{Prefix, Store, StoreExt};
+use dl_tests::cluster::{Cluster, parts};
+use libdiesel::{Attributes, ChunkShape, Client, Dataset, DatasetName, FilePath, SnapshotCache};
+
+/// Servers in this process, and a dataset `ds` of small chunks.
+struct Scene {
+    cluster: Cluster,
+    store: Arc<dyn Store>,
+    client: Client,
+    dataset: Dataset,
+    folder: tempfile::TempDir,
+}
+
+impl Scene {
+    /// One server over stores in memory.
+    fn new() -> Result<Self> {
+        let cluster = Cluster::new()?;
+        let store = cluster.run(dl_store::open("memory:"))?;
+        let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
+        Self::over(cluster, 1, Arc::clone(&store), parts(store, meta))
+    }
+
+    /// Servers with these parts, over this store.
+    fn over(
+        mut cluster: Cluster,
+        count: usize,
+        store: Arc<dyn Store>,
+        parts: Parts,
+    ) -> Result<Self> {
+        cluster.run(prepare(&parts, Stop::Fresh))?;
+        cluster.start(&parts, count)?;
+        let client = cluster.client()?;
+        let dataset = client.create_dataset(&name()?, ChunkShape::new(1 << 20, 64)?)?;
+        Ok(Self { cluster, store, client, dataset, folder: tempfile::tempdir()? })
+    }
+
+    /// A cache of this scene, by its name.
+    fn cache(&self, name: &str) -> SnapshotCache {
+        SnapshotCache::new(self.folder.path().join(name), 1 << 30)
+    }
+
+    /// The dataset as it is now, with a snapshot.
+    fn reader(&self, cache: &str) -> Result<Dataset> {
+        Ok(self.client.dataset(&name()?)?.with_snapshot(&self.cache(cache))?)
+    }
+
+    /// The bytes of the newest snapshot.
+    fn saved(&self, file: &str) -> Result<Vec<u8>> {
+        let file = self.folder.path().join(file);
+        self.client.dataset(&name()?)?.save_meta(&file)?;
+        Ok(std::fs::read(file)?)
+    }
+
+    /// What is stored of snapshots.
+    fn stored(&self) -> Result<Vec<(dl_store::Key, SnapshotObject)>> {
+        let below = Prefix::new(snapshots_prefix(self.dataset.info().id))?;
+        let objects = self.cluster.run(self.store.list_sorted(&below))?;
+        let parsed = objects.into_iter().filter_map(|object| {
+            let (_, _, what) = parse_snapshot_key(object.key.as_str())?;
+            Some((object.key, what))
+        });
+        Ok(parsed.collect())
+    }
+
+    fn manifests(&self) -> Result<Vec<Manifest>> {
+        let mut manifests = Vec::new();
+        for (key, what) in self.stored()? {
+            if what == SnapshotObject::Manifest {
+                let bytes = self.cluster.run(self.store.read_all(&key))?;
+                manifests.push(Manifest::decode(&bytes)?);
+            }
+        }
+        Ok(manifests)
+    }
+
+    /// Removes what is stored of snapshots.
+    fn forget(&self) -> Result<()> {
+        for (key, _) in self.stored()? {
+            self.cluster.run(self.store.delete(&key))?;
+        }
+        Ok(())
+    }
+}
+
+fn name() -> Result<DatasetName> {
+    Ok(DatasetName::new("ds")?)
+}
+
+fn path(text: &str) -> Result<FilePath> {
+    Ok(FilePath::new(text.as_bytes().to_vec())?)
+}
+
+fn put(dataset: &Dataset, files: &[(&str, &[u8])]) -> Result<()> {
+    for (file, data) in files {
+        dataset.put(&path(file)?, Attributes { mode: 0o644, mtime: 7 }, data)?;
+    }
+    let _ = dataset.flush()?.check()?;
+    Ok(())
+}
+
+fn listed(dataset: &Dataset) -> Result<Vec<String>> {
+    let entries = dataset.list(&libdiesel::DirPath::ROOT, true, true)?;
+    entries
+        .map(|entry| match entry? {
+            libdiesel::ListEntry::File(path, _) => Ok(path.to_string()),
+            libdiesel::ListEntry::Folder(path) => anyhow::bail!("{path} is a folder"),
+        })
+        .collect()
+}
+
+fn files_in(folder: &Path, ending: &str) -> Result<usize> {
+    let mut count = 0;
+    for entry in std::fs::read_dir(folder)? {
+        count += usize::from(entry?.path().extension().is_some_and(|found| found == ending));
+    }
+    Ok(count)
+}

@@ -1,0 +1,323 @@
+//! Snapshots on the servers' side.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bytes::Bytes;
+use dl_format::SnapshotObject;
+use dl_meta::{Memory, MetaStore, Stop};
+use dl_runtime::fault::{CutPoint, Fault, Faults};
+use dl_runtime::{Clock, ManualClock, SeededRandom, SystemClock};
+use dl_server::{Parts, prepare};
+use dl_store::{CountStore, FaultStore, Store};
+use dl_tests::cluster::{Cluster, clock, parts};
+use dl_tests::rounds;
+use libdiesel::{Dataset, FilePath, Kind, PurgeRequest, RecoverRequest, StatItem, VerifyRequest};
+
+use super::{Scene, listed, name, path, put};
+
+const HOUR: Duration = Duration::from_secs(60 * 60);
+
+/// Keeps S-40 (I5): both files of a pair are put in one chunk, again and again.
+#[test]
+fn a_pair_that_is_replaced_in_one_chunk_is_never_seen_mixed() -> Result<()> {
+    let scene = Scene::new()?;
+    let is_over = Arc::new(AtomicBool::new(false));
+    let (dataset, over) = (scene.dataset.clone(), Arc::clone(&is_over));
+    put(&dataset, &[("left", b"0"), ("right", b"0")])?;
+    let writer = std::thread::spawn(move || -> Result<u32> {
+        let mut round = 0;
+        while !over.load(Ordering::Relaxed) {
+            round += 1;
+            let data = "x".repeat(1 + round as usize % 1_000);
+            put(&dataset, &[("left", data.as_bytes()), ("right", data.as_bytes())])?;
+            put(&dataset, &[("other", b"")])?;
+            if round % 3 == 0 {
+                dataset.delete(&[path("other")?])?;
+            }
+        }
+        Ok(round)
+    });
+    let mut versions = std::collections::BTreeSet::new();
+    for round in 0..rounds(30, 500) {
+        let reader = scene.reader(&format!("cache-{}", round % 3))?;
+        let snapshot = reader.snapshot().context("it has one")?;
+        versions.insert(snapshot.version());
+        let [left, right] = [snapshot.stat(&path("left")?)?, snapshot.stat(&path("right")?)?];
+        let (StatItem::File(left), StatItem::File(right)) = (left, right) else {
+            anyhow::bail!("round {round}: one of the pair is missing")
+        };
+        let of = |file: libdiesel::FileRecord| (file.length, file.crc, file.version.stamp);
+        ensure!(of(left) == of(right), "round {round}: {left:?} and {right:?}");
+    }
+    is_over.store(true, Ordering::Relaxed);
+    let written = writer.join().map_err(|_| anyhow::anyhow!("the writer ended early"))??;
+    ensure!(versions.len() > 3 && written > 3, "{} versions, {written} pairs", versions.len());
+    Ok(())
+}
+
+/// Keeps S-40, S-02: Rule 7. Objects in another order, and other metadata, show in no byte.
+#[test]
+fn rebuilt_metadata_gives_the_same_snapshot_to_the_byte() -> Result<()> {
+    let mut scene = Scene::new()?;
+    for round in 0..6 {
+        let data = vec![round; 300_000];
+        put(&scene.dataset, &[("a/x", &data), ("b/y", &data), ("c", &data)])?;
+        put(&scene.dataset, &[(&format!("a/{round}"), &data), ("b", b"a file and a folder")])?;
+    }
+    scene.dataset.delete(&[path("a/3")?, path("c")?])?;
+    let before = scene.saved("before")?;
+    ensure!(scene.saved("again")? == before, "it was stored");
+    scene.forget()?;
+    ensure!(scene.saved("anew")? == before, "it was built again");
+    scene.forget()?;
+    scene.cluster.kill();
+    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
+    let parts = parts(Arc::clone(&scene.store), meta);
+    scene.cluster.run(prepare(&parts, Stop::Fresh))?;
+    scene.cluster.start(&parts, 1)?;
+    scene.client = scene.cluster.client()?;
+    scene.client.recover(RecoverRequest { dataset: None, since: None }, &mut |_| ())?;
+    ensure!(scene.saved("after")? == before, "the metadata was rebuilt");
+    Ok(())
+}
+
+#[test]
+fn however_many_ask_a_snapshot_is_built_and_stored_once() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let inner = cluster.run(dl_store::open("memory:"))?;
+    let (store, counters) = CountStore::new(inner);
+    let store: Arc<dyn Store> = Arc::new(store);
+    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
+    let scene = Scene::over(cluster, 1, Arc::clone(&store), parts(store, meta))?;
+    put(&scene.dataset, &[("a", b"1"), ("b/c", b"2")])?;
+    let before = counters.counts().creates;
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..8)
+            .map(|number| {
+                let scene = &scene;
+                scope.spawn(move || -> Result<()> {
+                    let reader = scene.reader(&format!("of-{number}"))?;
+                    ensure!(listed(&reader)? == ["a", "b/c"], "{:?}", listed(&reader)?);
+                    Ok(())
+                })
+            })
+            .collect();
+        for reader in readers {
+            reader.join().map_err(|_| anyhow::anyhow!("a reader ended early"))??;
+        }
+        anyhow::Ok(())
+    })?;
+    let created = counters.counts().creates - before;
+    ensure!(created == 2, "{created} objects: one part and the manifest");
+    Ok(())
+}
+
+#[test]
+fn servers_that_build_the_same_snapshot_at_once_agree() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let store = cluster.run(dl_store::open("memory:"))?;
+    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
+    let scene = Scene::over(cluster, 3, Arc::clone(&store), parts(store, meta))?;
+    for round in 0..rounds(8, 100) {
+        put(&scene.dataset, &[(&format!("{round}"), b"1")])?;
+        std::thread::scope(|scope| {
+            let reads = |number| {
+                let scene = &scene;
+                scope.spawn(move || scene.saved(&format!("{round}-{number}")))
+            };
+            let readers: Vec<_> = (0..3).map(reads).collect();
+            let mut saved = Vec::new();
+            for reader in readers {
+                saved.push(reader.join().map_err(|_| anyhow::anyhow!("it ended early"))??);
+            }
+            ensure!(saved.iter().all(|bytes| *bytes == saved[0]), "round {round}");
+            anyhow::Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// Keeps S-40: whatever is cut off before the manifest, or damaged later, is built again.
+#[test]
+fn a_snapshot_that_is_not_whole_is_never_handed_out() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let inner = cluster.run(dl_store::open("memory:"))?;
+    let faults = Faults::new(Arc::new(SeededRandom::new(1)));
+    let store: Arc<dyn Store> =
+        Arc::new(FaultStore::new(Arc::clone(&inner), clock(), faults.clone(), CutPoint::new()));
+    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
+    let scene = Scene::over(cluster, 1, inner, parts(store, meta))?;
+    put(&scene.dataset, &[("a", b"1"), ("b/c", b"2")])?;
+    let expected = scene.saved("first")?;
+    for step in 0..2 {
+        scene.forget()?;
+        // The server "dies" at the part, or at the manifest.
+        let mut script = vec![None; step];
+        script.push(Some(Fault::Before(dl_store::Kind::Corrupt)));
+        faults.script("create", script);
+        let refused = scene.saved("refused").err().context("it was stored all the same")?;
+        ensure!(scene.manifests()?.is_empty(), "step {step}: {refused:?}");
+        ensure!(scene.saved("after")? == expected, "step {step}");
+    }
+    let part = |scene: &Scene| -> Result<dl_store::Key> {
+        let stored = scene.stored()?;
+        let part = stored.into_iter().find(|(_, what)| *what == SnapshotObject::Part(0));
+        Ok(part.context("there is a part")?.0)
+    };
+    let manifest = |scene: &Scene| -> Result<dl_store::Key> {
+        let stored = scene.stored()?;
+        let found = stored.into_iter().find(|(_, what)| *what == SnapshotObject::Manifest);
+        Ok(found.context("there is a manifest")?.0)
+    };
+    let replace = |key: &dl_store::Key, bytes: Vec<u8>| -> Result<()> {
+        scene.cluster.run(scene.store.delete(key))?;
+        Ok(scene.cluster.run(scene.store.create(key, Bytes::from(bytes)))?)
+    };
+    let mut damaged = expected.clone();
+    damaged[100] ^= 1;
+    for bytes in [damaged, expected[..expected.len() - 1].to_vec(), vec![]] {
+        replace(&part(&scene)?, bytes)?;
+        ensure!(scene.saved("of-damaged-part")? == expected, "a damaged part");
+    }
+    scene.cluster.run(scene.store.delete(&part(&scene)?))?;
+    ensure!(scene.saved("of-missing-part")? == expected, "a missing part");
+    replace(&manifest(&scene)?, b"no manifest".to_vec())?;
+    ensure!(scene.saved("of-damaged-manifest")? == expected, "a damaged manifest");
+    Ok(())
+}
+
+/// Snapshots lie among the objects of their dataset, and nobody takes them for some.
+#[test]
+fn snapshots_are_no_objects_of_a_dataset_and_go_with_it() -> Result<()> {
+    let mut scene = Scene::new()?;
+    // Of an empty dataset, whose metadata nobody misses.
+    ensure!(listed(&scene.reader("empty")?)?.is_empty(), "an empty snapshot");
+    scene.cluster.kill();
+    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
+    let parts = parts(Arc::clone(&scene.store), meta);
+    scene.cluster.run(prepare(&parts, Stop::Fresh))?;
+    scene.cluster.start(&parts, 1)?;
+    scene.client = scene.cluster.client()?;
+    scene.client.recover(RecoverRequest { dataset: None, since: None }, &mut |_| ())?;
+    scene.dataset = scene.client.dataset(&name()?)?;
+    put(&scene.dataset, &[("a", b"1"), ("b/c", b"2")])?;
+    scene.reader("first")?;
+    ensure!(scene.manifests()?.len() == 2, "{:?}", scene.stored()?);
+
+    let request = VerifyRequest { dataset: name()?, checksums: true };
+    let mut findings = Vec::new();
+    let verified = scene.client.verify(&request, &mut |_| (), &mut |found| findings.push(found))?;
+    ensure!(findings.is_empty() && verified.objects == 1, "{findings:?}, {verified:?}");
+    let request = RecoverRequest { dataset: Some(name()?), since: None };
+    let recovered = scene.client.recover(request, &mut |_| ())?;
+    ensure!(recovered.len() == 1 && recovered[0].listed == 1, "{recovered:?}");
+    ensure!(recovered[0].problems.is_empty(), "{recovered:?}");
+    let request = PurgeRequest { dataset: Some(name()?), grace: Duration::ZERO };
+    let purged = scene.client.purge(request, &mut |_| ())?;
+    ensure!(purged.iter().all(|one| one.problems.is_empty()), "{purged:?}");
+    ensure!(scene.manifests()?.len() == 2, "both are young");
+
+    ensure!(scene.client.delete_dataset(&name()?)? == 1, "one chunk");
+    ensure!(scene.stored()?.is_empty(), "{:?}", scene.stored()?);
+    Ok(())
+}
+
+/// The clock is the servers'.
+#[test]
+fn snapshots_of_older_versions_go_after_an_hour() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let store = cluster.run(dl_store::open("memory:"))?;
+    let time = Arc::new(ManualClock::new(SystemClock::new().now()));
+    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
+    let parts =
+        Parts { clock: Arc::<ManualClock>::clone(&time), ..parts(Arc::clone(&store), meta) };
+    let scene = Scene::over(cluster, 1, store, parts)?;
+    put(&scene.dataset, &[("a", b"1")])?;
+    scene.reader("cache")?;
+    put(&scene.dataset, &[("b", b"2")])?;
+    scene.reader("cache")?;
+    let both = scene.manifests()?;
+    ensure!(both.len() == 2, "{both:?}");
+    let purge = || -> Result<()> {
+        // Nothing is so old that it is moved or removed.
+        let request = PurgeRequest { dataset: Some(name()?), grace: 1_000 * HOUR };
+        scene.client.purge(request, &mut |_| ())?;
+        Ok(())
+    };
+    time.advance(HOUR - Duration::from_secs(60));
+    purge()?;
+    ensure!(scene.manifests()?.len() == 2, "before the hour is over");
+    time.advance(Duration::from_secs(120));
+    purge()?;
+    scene.reader("cache")?;
+    let left = scene.manifests()?;
+    let newest = scene.client.dataset(&name()?)?.info().version;
+    ensure!(left.len() == 1 && left[0].version == newest, "{left:?}");
+    ensure!(scene.stored()?.len() == 2, "{:?}", scene.stored()?);
+    Ok(())
+}
+
+/// Many files, of which some are replaced, deleted or hidden by folders, go through several batches.
+#[test]
+fn a_snapshot_of_many_chunks_holds_what_the_servers_list() -> Result<()> {
+    let scene = Scene::new()?;
+    let mut files: Vec<(FilePath, Vec<u8>)> = Vec::new();
+    for number in 0..rounds(6_000_u32, 60_000) {
+        let text = format!("{}/{:03}/{number}", number % 7, number % 211);
+        files.push((path(&text)?, vec![number as u8; (number % 900) as usize]));
+    }
+    write(&scene.dataset, &files)?;
+    write(&scene.dataset, &files[..500])?;
+    // A folder is there, and a file of its name that it hides.
+    write(&scene.dataset, &[(path("3/007")?, b"hidden".to_vec())])?;
+    let gone: Vec<FilePath> = files.iter().step_by(5).map(|(path, _)| path.clone()).collect();
+    scene.dataset.delete(&gone)?;
+    let reader = scene.reader("cache")?;
+    let snapshot = reader.snapshot().context("it has one")?;
+    let (mut told, mut count) = (scene.dataset.list(&libdiesel::DirPath::ROOT, true, false)?, 0);
+    for entry in reader.list(&libdiesel::DirPath::ROOT, true, false)? {
+        let (entry, expected) = (entry?, told.next().context("one too many")??);
+        let (
+            libdiesel::ListEntry::File(path, Some(found)),
+            libdiesel::ListEntry::File(other, Some(record)),
+        ) = (&entry, &expected)
+        else {
+            anyhow::bail!("{entry:?} and {expected:?}")
+        };
+        ensure!(path == other, "{path} where {other} should be");
+        let of = |file: &libdiesel::FileRecord| {
+            let place = (file.holder.chunk, file.holder.stamp, file.offset, file.stored);
+            (place, file.version.stamp, file.length, file.crc, file.attributes)
+        };
+        ensure!(of(found) == of(record), "{path}: {found:?}, not {record:?}");
+        count += 1;
+    }
+    ensure!(told.next().is_none() && count == snapshot.files(), "{count} files");
+    let file = scene.folder.path().join("saved");
+    scene.dataset.save_meta(&file)?;
+    libdiesel::Snapshot::check(&file)?;
+    Ok(())
+}
+
+fn write(dataset: &Dataset, files: &[(FilePath, Vec<u8>)]) -> Result<()> {
+    for (path, data) in files {
+        dataset.put(path, libdiesel::Attributes { mode: 0o600, mtime: 1 }, data)?;
+    }
+    let _ = dataset.flush()?.check()?;
+    Ok(())
+}
+
+#[test]
+fn a_snapshot_of_a_deleted_dataset_is_refused_and_leaves_nothing() -> Result<()> {
+    let scene = Scene::new()?;
+    put(&scene.dataset, &[("a", b"1")])?;
+    let old = scene.client.dataset(&name()?)?;
+    scene.client.delete_dataset(&name()?)?;
+    let refused = old.with_snapshot(&scene.cache("cache")).err().context("it was given")?;
+    ensure!(refused.kind() == Kind::NotFound, "{refused:?}");
+    ensure!(scene.stored()?.is_empty(), "{:?}", scene.stored()?);
+    Ok(())
+}
