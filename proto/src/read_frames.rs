@@ -81,6 +81,8 @@ fn encode(piece: &ReadPiece, spelled: &mut BytesMut) {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Buf;
+
     use super::*;
 
     fn piece(item: u32, length: usize) -> ReadPiece {
@@ -115,9 +117,9 @@ mod tests {
                 assert!(frames.iter().any(is_shared));
             }
             let sent = frames.concat();
-            let (before, message) = sent.split_at(5);
-            assert_eq!(before, [&[0][..], &(message.len() as u32).to_be_bytes()].concat());
-            assert_eq!(message, reply.encode_to_vec());
+            let mut sent = Bytes::from(sent);
+            assert_eq!((sent.get_u8(), sent.get_u32() as usize), (0, sent.len()));
+            assert_eq!(sent, reply.encode_to_vec());
         }
     }
 }

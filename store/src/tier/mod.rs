@@ -2,12 +2,9 @@
 //! the background, and read from there the next time.
 //!
 //! Must hold: the slow store is the truth, and says what is created, deleted and listed; the fast
-//! one holds copies and its failures cost time only. When it gives other bytes than it was given,
-//! they go no further, but for those that changed after they were read from it and found whole: for
-//! less than a minute from then on they are not looked at again (`marks`), and only who reads them
-//! can tell. Exact ranges alone are read from copies: who asks for a beginning or for all of an
-//! object wants to know what there is. Keys are not used again for other bytes, except through the
-//! same layer.
+//! one holds copies and its failures cost time only. Bytes that it did not get are not given out,
+//! but for those that change within the minute after they were checked (`marks`). Exact ranges
+//! alone are read from copies. Keys are not used again for other bytes, but through this layer.
 
 mod copy;
 mod index;
