@@ -112,6 +112,11 @@ impl Verify<'_> {
         "stop the servers, empty the metadata store, start them, run `dlcmd recover --all`".into()
     }
 
+    /// What mends a file whose bytes are not what was put.
+    fn put_again(&self, path: &FilePath) -> String {
+        format!("put {path} again: `dlcmd put --checksum SRC {}`", self.name())
+    }
+
     fn recover(&self) -> String {
         format!("run `dlcmd recover {}`", self.name())
     }
@@ -252,7 +257,16 @@ impl Verify<'_> {
                 in_use.insert(chunk);
                 in_use.extend(parts);
                 let problem = format!("{path} is lost: its chunk {chunk} is not in the store");
-                self.find(problem, "restore the object, or put the file again");
+                let remedy = match record.length {
+                    // Of no bytes there is nothing to compare.
+                    0 => format!(
+                        "run `dlcmd rm {}/{path}`, then {}",
+                        self.name(),
+                        self.put_again(path)
+                    ),
+                    _ => self.put_again(path),
+                };
+                self.find(problem, format!("restore the object, or {remedy}"));
             }
             self.tell().await?;
             query.after = page.last().map(ListEntry::key);
@@ -306,7 +320,12 @@ impl Verify<'_> {
             self.state.checked += 1;
             self.state.bytes = self.state.bytes.saturating_add(object.object_length);
             match damaged {
-                Ok(Ok(damaged)) => self.name_damaged(&object, damaged).await?,
+                Ok(Ok(Damaged::Nothing)) => {}
+                Ok(Ok(Damaged::Part)) => self.name_damaged_part(survey, object.id).await?,
+                Ok(Ok(Damaged::Files(paths))) => {
+                    let place = format!("chunk {}", object.id);
+                    self.name_damaged(object.id, &place, &paths).await?;
+                }
                 // Its header was found to be damaged before.
                 Ok(Err(_)) => {}
                 // By a purge, or told before.
@@ -323,27 +342,39 @@ impl Verify<'_> {
         Ok(())
     }
 
-    /// Names damaged files that are in use.
-    async fn name_damaged(&mut self, object: &ObjectRecord, damaged: Damaged) -> Result<(), Error> {
-        let paths = match damaged {
-            Damaged::Nothing => return Ok(()),
-            Damaged::Part => {
-                let problem = format!("part {} of a large file is damaged", object.id);
-                self.find(problem, "restore the object, or put the file again");
-                return Ok(());
+    /// Names the large file that a damaged part belongs to, if it is in use.
+    async fn name_damaged_part(&mut self, survey: &Survey, part: ChunkId) -> Result<(), Error> {
+        let naming = survey.extents.iter().filter(|(_, extent)| extent.part == part);
+        let numbers = naming.map(|(number, _)| *number).collect();
+        let mut owners = Vec::new();
+        {
+            let mut headers = std::pin::pin!(survey.headers(self.parts, numbers));
+            while let Some((_, header)) = headers.next().await {
+                // What can't be read was told before.
+                let Ok(header) = header else { continue };
+                let paths: Vec<_> = header.entries().map(|entry| entry.path).collect();
+                owners.push((header.id(), paths));
             }
-            Damaged::Files(paths) => paths,
-        };
-        let found = self.parts.meta.lookup(self.id, &paths).await;
+        }
+        for (chunk, paths) in owners {
+            self.name_damaged(chunk, &format!("part {part}"), &paths).await?;
+        }
+        Ok(())
+    }
+
+    /// Names damaged files that are in use, as those of `chunk`.
+    async fn name_damaged(
+        &mut self,
+        chunk: ChunkId,
+        place: &str,
+        paths: &[FilePath],
+    ) -> Result<(), Error> {
+        let found = self.parts.meta.lookup(self.id, paths).await;
         let found =
             found.map_err(|error| Error::meta("look up files of dataset", self.id, error))?;
         for (path, found) in paths.iter().zip(found) {
-            if matches!(found, Found::File(record) if record.holder.chunk == object.id) {
-                let problem = format!("{path} is damaged in chunk {}", object.id);
-                self.find(
-                    problem,
-                    format!("put it again: `dlcmd put --checksum SRC {}`", self.name()),
-                );
+            if matches!(found, Found::File(record) if record.holder.chunk == chunk) {
+                self.find(format!("{path} is damaged in {place}"), self.put_again(path));
             }
         }
         Ok(())

@@ -4,6 +4,7 @@
 //! interruption it goes on; nothing is written when the sources contradict each other.
 
 mod conflicts;
+mod contents;
 mod list;
 mod send;
 
@@ -63,7 +64,8 @@ pub(crate) struct Arguments {
     #[arg(short = '0', long)]
     null: bool,
 
-    /// Skip a file only when its contents are the same too (compares CRC-32C; reads every file)
+    /// Skip a file only when its contents are the same too; reads every file, here and back from
+    /// the dataset: one whose stored bytes are damaged or lost is put again
     #[arg(long)]
     checksum: bool,
 

@@ -10,10 +10,11 @@ use std::io::Read;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dl_format::{Crc32c, FilePath, FileRecord};
+use dl_format::{FilePath, FileRecord};
 use dl_runtime::Shutdown;
 use libdiesel::{Dataset, PackError, StatItem};
 
+use super::contents::{Alike, Stored, has_checksum, read_back};
 use crate::context::Context;
 use crate::exit::Failure;
 use crate::local::{Entry, Event, Folder, OpenFile, Problem, Root, Trouble, is_unchanged};
@@ -22,8 +23,6 @@ use crate::text::shown;
 
 /// Paths that are compared with the dataset in one request.
 const COMPARED: usize = 1024;
-/// Bytes that are read at once to checksum a file.
-const CHECKSUM_BUFFER: usize = 1 << 20;
 
 /// What the threads share.
 #[derive(Debug)]
@@ -141,6 +140,12 @@ impl<'a> Shared<'a> {
             }
         }
         hidden
+    }
+
+    /// A file that need not be sent.
+    fn is_there(&self, record: &FileRecord) {
+        self.unchanged.fetch_add(1, Ordering::Relaxed);
+        self.progress.add(1, record.length);
     }
 
     /// A file that would be hidden, and sent anew each time.
@@ -288,6 +293,7 @@ impl<'a> Sender<'a> {
         let waiting = std::mem::take(&mut self.waiting);
         let paths: Vec<_> = waiting.iter().map(|waiting| waiting.path().clone()).collect();
         let found = self.shared.dataset.stat_many(&paths)?;
+        let mut alike = Vec::new();
         for (waiting, found) in waiting.into_iter().zip(found) {
             match (waiting, found) {
                 (Waiting::Folder(path), StatItem::File(_)) => self.shared.covers(path),
@@ -301,40 +307,54 @@ impl<'a> Sender<'a> {
                             continue;
                         }
                     };
-                    let record = record.filter(|record| is_unchanged(size, mtime, record));
-                    self.send_changed(&root, &path, entry, record)?;
+                    match record.filter(|record| is_unchanged(size, mtime, record)) {
+                        None => self.send_anew(&root, &path, entry)?,
+                        Some(record) if self.shared.checksum => {
+                            alike.push(Alike { root, path, entry, record });
+                        }
+                        Some(record) => self.shared.is_there(&record),
+                    }
                 }
             }
         }
-        Ok(())
+        self.compare_contents(alike)
     }
 
-    /// Sends a file unless it is what `record`, of the same size and time, describes.
-    fn send_changed(
-        &self,
-        root: &Arc<Root>,
-        path: &FilePath,
-        entry: Entry,
-        record: Option<FileRecord>,
-    ) -> Result<(), Failure> {
-        let below = root.relative(path);
-        let is_same = match record {
-            None => false,
-            Some(record) if self.shared.checksum => match has_checksum(root, below, entry, &record)
-            {
-                Ok(is_same) => is_same,
-                Err(problem) => {
-                    self.shared.passed_over(root, below, &problem);
-                    return Ok(());
-                }
-            },
-            Some(_) => true,
-        };
-        if is_same {
-            self.shared.unchanged.fetch_add(1, Ordering::Relaxed);
-            self.shared.progress.add(1, record.map_or(0, |record| record.length));
-            return Ok(());
+    /// Sends the files whose bytes, here or in the dataset, are not those that were put.
+    fn compare_contents(&self, mut alike: Vec<Alike>) -> Result<(), Failure> {
+        let mut changed = Vec::new();
+        for file in std::mem::take(&mut alike) {
+            if self.shared.context.shutdown.is_requested() {
+                return Err(Failure::failed("stopped"));
+            }
+            let below = file.root.relative(&file.path);
+            match has_checksum(&file.root, below, file.entry, &file.record) {
+                Ok(true) => alike.push(file),
+                Ok(false) => changed.push(file),
+                Err(problem) => self.shared.passed_over(&file.root, below, &problem),
+            }
         }
+        let dataset = self.shared.dataset;
+        let stored = read_back(dataset, &alike, &self.shared.context.shutdown)?;
+        for (file, stored) in alike.into_iter().zip(stored) {
+            match stored {
+                Stored::Whole => self.shared.is_there(&file.record),
+                Stored::Broken => changed.push(file),
+                Stored::Unknown(_) if self.shared.context.shutdown.is_requested() => {
+                    return Err(Failure::failed("stopped"));
+                }
+                Stored::Unknown(error) => {
+                    self.shared.failed.fetch_add(1, Ordering::Relaxed);
+                    let error = Failure::from(error);
+                    self.shared.context.notes.error(format_args!("compare {}: {error}", file.path));
+                }
+            }
+        }
+        changed.iter().try_for_each(|file| self.send_anew(&file.root, &file.path, file.entry))
+    }
+
+    fn send_anew(&self, root: &Arc<Root>, path: &FilePath, entry: Entry) -> Result<(), Failure> {
+        let below = root.relative(path);
         match root.open_file(below, entry) {
             Ok(file) => self.send(root, path, entry, file),
             Err(problem) => {
@@ -404,33 +424,5 @@ impl Read for Stoppable<'_> {
             return Err(std::io::Error::other("stopped"));
         }
         self.file.read(buffer)
-    }
-}
-
-/// Whether the file's bytes are those of `record`.
-fn has_checksum(
-    root: &Root,
-    path: &[u8],
-    entry: Entry,
-    record: &FileRecord,
-) -> Result<bool, Problem> {
-    let mut file = root.open_file(path, entry)?;
-    let most = usize::try_from(file.size()).unwrap_or(usize::MAX).min(CHECKSUM_BUFFER);
-    let mut buffer = vec![0; most];
-    let mut crc = Crc32c::default();
-    loop {
-        match file.read(&mut buffer) {
-            Ok(0) => return Ok(crc == record.crc),
-            Ok(read) => {
-                let read = buffer.get(..read).unwrap_or_default();
-                crc = crc.then(Crc32c::of(read), read.len() as u64);
-            }
-            Err(why) if why.kind() == std::io::ErrorKind::Interrupted => {}
-            // It will be sent as it is then.
-            Err(_) if matches!(file.trouble(), Some(Trouble::Changed | Trouble::Size)) => {
-                return Ok(false);
-            }
-            Err(why) => return Err(Problem::Failed(why)),
-        }
     }
 }

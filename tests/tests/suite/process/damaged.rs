@@ -36,6 +36,43 @@ impl Scene {
         Server::start(&self.path("data"))
     }
 
+    /// Changes one byte of what is stored of a file.
+    fn damage(&self, path: &str) -> Result<()> {
+        let source = fs::read(self.path("src").join(path))?;
+        let begin = source.get(..source.len().min(64)).context("it has a beginning")?;
+        let chunks = self.path("data/chunks");
+        for name in folder::read(&chunks)?.into_keys() {
+            let object = chunks.join(OsStr::from_bytes(&name));
+            let mut bytes = fs::read(&object)?;
+            if let Some(at) = bytes.windows(begin.len()).position(|window| window == begin) {
+                *bytes.get_mut(at).context("it is there")? ^= 1;
+                return Ok(fs::write(object, bytes)?);
+            }
+        }
+        anyhow::bail!("{path} is not in the store")
+    }
+
+    /// Runs the commands that verify prints, in their order; gives its findings.
+    fn obey(&self, server: &Server, verify: &[&str]) -> Result<String> {
+        let found = dl(server, verify)?.code(4)?.text();
+        let mut last = "";
+        for command in found.split('`').skip(1).step_by(2) {
+            if command == last {
+                continue;
+            }
+            last = command;
+            let mut dlcmd = server.dlcmd()?;
+            for word in command.split(' ').skip(1) {
+                match word {
+                    "SRC" => dlcmd.arg(self.path("src")),
+                    word => dlcmd.arg(word),
+                };
+            }
+            run(&mut dlcmd)?.code(0).with_context(|| command.to_owned())?;
+        }
+        Ok(found)
+    }
+
     fn compare(&self, server: &Server, dataset: &str) -> Result<()> {
         let got = self.path("got");
         run(server.dlcmd()?.arg("get").arg(format!("dl://{dataset}")).arg(&got))?.code(0)?;
@@ -154,4 +191,62 @@ fn verify_finds_a_chunk_that_is_gone_though_the_server_has_it_open() -> Result<(
     let found = dl(&server, ["verify", "dl://ds"])?.code(4)?;
     ensure!(found.text().contains("is lost"), "{found:?}");
     Ok(())
+}
+
+const VERIFY: [&str; 3] = ["verify", "--checksums", "dl://ds"];
+
+/// A dataset `ds` with files of these names, one empty, and one of several parts if `is_large`.
+fn with_files(names: &[&str], is_large: bool) -> Result<(Scene, Server)> {
+    let scene = Scene { folder: tempfile::tempdir()? };
+    for name in names {
+        folder::write(&scene.path("src"), name, format!("{name} is stored in some chunk"))?;
+    }
+    folder::write(&scene.path("src"), "empty", "")?;
+    if is_large {
+        let words =
+            (0u64..1_300_000).flat_map(|n| n.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes());
+        folder::write(&scene.path("src"), "large", words.collect::<Vec<u8>>())?;
+    }
+    let server = scene.start()?;
+    run(server.dlcmd()?.arg("put").arg(scene.path("src")).arg("dl://ds"))?.code(0)?;
+    Ok((scene, server))
+}
+
+/// Keeps S-29.
+#[test]
+fn the_command_that_verify_prints_mends_damaged_bytes() -> Result<()> {
+    let (scene, server) = with_files(&["one", "two", "three"], true)?;
+    for path in ["one", "three", "large"] {
+        scene.damage(path)?;
+    }
+    let found = scene.obey(&server, &VERIFY)?;
+    let named = |path: &str| found.contains(&format!("{path} is damaged"));
+    ensure!(["one", "three", "large"].into_iter().all(named) && !named("two"), "{found}");
+    scene.compare(&server, "ds")?;
+    dl(&server, VERIFY)?.code(0)?;
+    let mut again = server.dlcmd()?;
+    again.args(["--json", "put", "--checksum"]).arg(scene.path("src")).arg("dl://ds");
+    let again = run(&mut again)?.code(0)?.text();
+    ensure!(again.contains("\"files\":0"), "whole files were put again: {again}");
+    Ok(())
+}
+
+/// Keeps S-29.
+#[test]
+fn the_command_that_verify_prints_mends_a_chunk_that_is_lost() -> Result<()> {
+    let (scene, server) = with_files(&["one", "two"], false)?;
+    let chunks = scene.path("data/chunks");
+    for name in folder::read(&chunks)?.into_keys().filter(|name| name.ends_with(b".c")) {
+        fs::remove_file(chunks.join(OsStr::from_bytes(&name)))?;
+    }
+    let found = scene.obey(&server, &VERIFY)?;
+    ensure!(
+        ["empty", "one", "two"].iter().all(|path| found.contains(&format!("{path} is lost"))),
+        "{found}"
+    );
+    scene.compare(&server, "ds")?;
+    let left = scene.obey(&server, &VERIFY)?;
+    ensure!(!left.contains("is lost") && left.contains("dlcmd purge"), "{left}");
+    dl(&server, VERIFY)?.code(0)?;
+    scene.compare(&server, "ds")
 }
