@@ -198,6 +198,12 @@ impl Address {
             Provider::Google => "GOOGLE_SERVICE_ACCOUNT",
             Provider::Azure => "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
         };
+        let http = match self.provider {
+            Provider::S3 => "; an address with http:// needs AWS_ALLOW_HTTP=true as well",
+            // Allowed without.
+            Provider::Google => "",
+            Provider::Azure => "; an address with http:// needs AZURE_ALLOW_HTTP=true as well",
+        };
         let what = self.endpoint_names().first().copied().unwrap_or_default();
         let endpoint = self.endpoint(settings);
         let endpoint = endpoint.map_or("the provider's own address", |(_, value)| value);
@@ -216,7 +222,7 @@ impl Address {
             }
             Kind::Unavailable | Kind::Exists | Kind::Full | Kind::Corrupt => format!(
                 "bucket {bucket} at {endpoint} does not answer as it should: mend {what}, the \
-                 region or {variables}; an address with http:// needs ALLOW_HTTP=true as well"
+                 region or {variables}{http}"
             ),
         };
         let kind = if kind == Kind::Missing { Kind::Unsupported } else { kind };

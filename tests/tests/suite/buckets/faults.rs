@@ -124,7 +124,12 @@ async fn what_is_wrong_with_a_bucket_is_told_with_what_to_mend() -> Result<()> {
             Kind::Denied,
             "AWS_SECRET_ACCESS_KEY",
         ),
-        ("s3://chunks", with("AWS_ALLOW_HTTP", "false"), Kind::Unavailable, "ALLOW_HTTP=true"),
+        (
+            "s3://chunks",
+            with("AWS_ALLOW_HTTP", "false"),
+            Kind::Unavailable,
+            "needs AWS_ALLOW_HTTP=true",
+        ),
     ] {
         let opened = dl_store::open_with(url, &settings).await;
         let error = opened.err().with_context(|| format!("{url} must be refused"))?;
