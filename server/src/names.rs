@@ -218,7 +218,8 @@ async fn read(parts: &Parts, name: &DatasetName, generation: u32) -> Result<Name
 }
 
 /// The one of `names` that is nearest to what somebody typed, when it is near at all: at most a
-/// third of its letters are others. Of several, the one that begins like it for longest.
+/// third of its letters are others, or one letter where they begin alike. Of several, the one that
+/// begins like it for longest.
 pub(crate) fn nearest<'a>(
     typed: &DatasetName,
     names: impl Iterator<Item = &'a DatasetName>,
@@ -228,7 +229,8 @@ pub(crate) fn nearest<'a>(
         let letters = name.as_str().to_ascii_lowercase();
         let distance = distance(typed.as_bytes(), letters.as_bytes());
         let begins = typed.bytes().zip(letters.bytes()).take_while(|(a, b)| a == b).count();
-        let is_near = distance <= typed.len().max(letters.len()) / 3;
+        let most = (typed.len().max(letters.len()) / 3).max(usize::from(begins > 0));
+        let is_near = distance <= most;
         is_near.then_some((distance, Reverse(begins), name))
     });
     near.min().map(|(_, _, name)| name)

@@ -17,6 +17,9 @@ fn the_nearest_name_is_the_one_that_was_meant() {
         ("on", &["one"], Some("one")),
         ("tow", &["one", "two"], Some("two")),
         ("ONE", &["one"], Some("one")),
+        // One of two letters.
+        ("t2", &["s1", "t1"], Some("t1")),
+        ("t", &["t1"], Some("t1")),
         // Too far from any.
         ("nope", &["one"], None),
         ("voices", &["imagenet", "cifar10"], None),
