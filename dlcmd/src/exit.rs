@@ -39,8 +39,9 @@ impl Exit {
         match kind {
             Kind::NotFound => Self::NotFound,
             Kind::Invalid => Self::Usage,
-            Kind::Unreachable | Kind::Unavailable | Kind::TimedOut => Self::Unreachable,
-            Kind::Conflict
+            Kind::Unreachable | Kind::TimedOut => Self::Unreachable,
+            Kind::Unavailable
+            | Kind::Conflict
             | Kind::NeedsRecovery
             | Kind::Full
             | Kind::Corrupt
@@ -107,11 +108,19 @@ impl From<libdiesel::Error> for Failure {
         let kind = error.kind();
         // The reason comes last in a chain, and what to do about it after that.
         let mut text = format!("{:#}", anyhow::Error::new(error));
-        if let Some(advice) = kind.advice() {
+        let advice = kind.advice().filter(|advice| !says(&text, advice));
+        if let Some(advice) = advice {
             text = format!("{text}; {advice}");
         }
         Self::Because { exit: Exit::of(kind), error: anyhow::Error::msg(text) }
     }
+}
+
+/// Whether a text already ends with an advice, in these words or the first of them.
+fn says(text: &str, advice: &str) -> bool {
+    let told = text.rsplit("; ").next().unwrap_or_default();
+    let first: Vec<&str> = advice.split(' ').take(2).collect();
+    told.starts_with(&first.join(" "))
 }
 
 /// The whole chain, in one line.
@@ -121,5 +130,18 @@ impl fmt::Display for Failure {
             Self::StdoutClosed => f.write_str("stdout is closed"),
             Self::Because { error, .. } => write!(f, "{error:#}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_advice_is_given_once() {
+        let busy = "read 3 files: other requests have its memory; try again, or ask for less";
+        assert!(says(busy, "try again later"));
+        assert!(!says("read 3 files: other requests have its memory", "try again later"));
+        assert!(!says("read f; it says try again", "try again later"));
     }
 }

@@ -81,16 +81,33 @@ impl Error {
     }
 }
 
-/// An error and all its causes, on one line.
+/// An error and all its causes, on one line; a cause that only says again what was being done to
+/// what, as each layer does, is left out.
 pub(crate) fn causes(error: &dyn StdError) -> String {
     let mut text = error.to_string();
+    let mut told = ends(&text).map(owned);
     let mut cause = error.source();
     while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
+        let more = error.to_string();
+        if told.is_none() || told != ends(&more).map(owned) {
+            text.push_str(": ");
+            text.push_str(&more);
+            told = ends(&more).map(owned);
+        }
         cause = error.source();
     }
     text
+}
+
+/// What is being done and to what, if a text has just these: its first and last words.
+fn ends(text: &str) -> Option<(&str, &str)> {
+    let (action, _) = text.split_once(' ')?;
+    let (_, what) = text.rsplit_once(' ')?;
+    Some((action, what))
+}
+
+fn owned((action, what): (&str, &str)) -> (String, String) {
+    (action.to_owned(), what.to_owned())
 }
 
 impl From<Error> for Status {
@@ -106,5 +123,21 @@ impl From<Error> for Status {
             }
         }
         Self::new(error.kind.code(), text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_each_layer_says_again_is_said_once() {
+        let key = "datasets/1/chunks/2";
+        let stored = dl_store::Error::because(dl_store::Kind::Missing, "read object", key, "gone");
+        let error = Error::store("read", key, stored);
+        assert_eq!(error.chain(), format!("read {key}: gone"));
+        let stored = dl_store::Error::because(dl_store::Kind::Full, "create object", key, "full");
+        let error = Error::store("commit chunk", 2, stored);
+        assert_eq!(error.chain(), format!("commit chunk 2: create object {key}: full"));
     }
 }

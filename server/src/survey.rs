@@ -269,23 +269,28 @@ impl Survey {
                     let header = Header::decode(&head);
                     header.map_err(|error| Error::new(Kind::Corrupt, action, &key, error))
                 });
-                let header = header.and_then(|header| {
-                    if self.is_of(object, &header) {
-                        return Ok(header);
-                    }
-                    let why = "it is another object than the metadata says";
-                    Err(Error::new(Kind::Corrupt, action, &key, why))
+                let header = header.and_then(|header| match self.differs(object, &header) {
+                    None => Ok(header),
+                    Some(why) => Err(Error::new(Kind::Corrupt, action, &key, why)),
                 });
                 (number, header)
             })
             .collect()
     }
 
-    fn is_of(&self, object: &ObjectRecord, header: &Header) -> bool {
+    /// In what an object in the store is not the one of the log.
+    fn differs(&self, object: &ObjectRecord, header: &Header) -> Option<String> {
         let known = (object.id, object.kind, Some(object.stamp), object.object_length);
-        header.dataset() == self.dataset
-            && (header.id(), header.kind(), header.stamp(), header.object_length()) == known
-            && self.stored.get(&object.id).is_none_or(|size| *size == object.object_length)
+        let found = (header.id(), header.kind(), header.stamp(), header.object_length());
+        if header.dataset() != self.dataset || found != known {
+            return Some("it is another object than the metadata says".to_owned());
+        }
+        let size = *self.stored.get(&object.id)?;
+        let (wanted, cut) = (
+            object.object_length,
+            if size < object.object_length { "cut short" } else { "too long" },
+        );
+        (size != wanted).then(|| format!("it is {cut}: {size} bytes, written with {wanted}"))
     }
 
     /// The rows of one share of the paths. The first one also finds the parts of large files.

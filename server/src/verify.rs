@@ -71,6 +71,14 @@ pub(crate) async fn verify(
     verify.end(is_same).await
 }
 
+/// An object of the log whose files are lost.
+struct Lost {
+    /// In the log.
+    number: usize,
+    /// Why its header can't be used; of an object that is gone, nothing.
+    damage: Option<String>,
+}
+
 struct Verify<'a> {
     parts: &'a Parts,
     id: DatasetId,
@@ -196,11 +204,14 @@ impl Verify<'_> {
         }
         let mut lost = HashMap::new();
         for (number, object) in survey.objects.iter().enumerate() {
+            let unread = survey.unread.get(&number);
             if !survey.stored.contains_key(&object.id) && self.is_gone(survey, object).await? {
-                lost.insert(object.id, number);
-            } else if let Some(error) = survey.unread.get(&number) {
+                lost.insert(object.id, Lost { number, damage: None });
+            } else if let Some(error) = unread.filter(|error| error.kind == Kind::Corrupt) {
+                lost.insert(object.id, Lost { number, damage: Some(error.chain()) });
+            } else if let Some(error) = unread {
                 let problem = format!("{}; its files can't be read", error.chain());
-                self.find(problem, "restore the object, or put its files again");
+                self.find(problem, "make the object readable, then verify again");
             }
         }
         if !lost.is_empty() {
@@ -226,7 +237,7 @@ impl Verify<'_> {
     async fn name_lost(
         &mut self,
         survey: &Survey,
-        lost: &HashMap<ChunkId, usize>,
+        lost: &HashMap<ChunkId, Lost>,
     ) -> Result<(), Error> {
         let mut in_use: HashSet<ChunkId> = HashSet::new();
         let mut parts_of: HashMap<ChunkId, Vec<ChunkId>> = HashMap::new();
@@ -256,7 +267,11 @@ impl Verify<'_> {
                 }
                 in_use.insert(chunk);
                 in_use.extend(parts);
-                let problem = format!("{path} is lost: its chunk {chunk} is not in the store");
+                let damage = lost.get(&chunk).and_then(|lost| lost.damage.as_ref());
+                let problem = match damage {
+                    Some(_) => format!("{path} is lost: its chunk {chunk} is damaged"),
+                    None => format!("{path} is lost: its chunk {chunk} is not in the store"),
+                };
                 let remedy = match record.length {
                     // Of no bytes there is nothing to compare.
                     0 => format!(
@@ -274,19 +289,37 @@ impl Verify<'_> {
                 break;
             }
         }
-        let mut unused: Vec<&ChunkId> = lost.keys().filter(|id| !in_use.contains(id)).collect();
-        unused.sort_unstable();
-        for id in unused {
-            let kind = lost.get(id).and_then(|number| survey.objects.get(*number));
-            let (problem, remedy) = match kind.map(|object| object.kind) {
-                Some(ObjectKind::Tombstone) => (
+        let mut lost: Vec<(&ChunkId, &Lost)> = lost.iter().collect();
+        lost.sort_unstable_by_key(|(id, _)| **id);
+        for (id, Lost { number, damage }) in lost {
+            let object = survey.objects.get(*number);
+            let is_tombstone = object.is_some_and(|object| object.kind == ObjectKind::Tombstone);
+            let (problem, remedy) = match damage {
+                Some(damage) if is_tombstone => (
+                    format!("{damage}; what it deleted comes back when the metadata is rebuilt"),
+                    "restore the object; or delete these files again after a recovery".to_owned(),
+                ),
+                Some(damage) if in_use.contains(id) => (
+                    format!("{damage}; the files that need it are lost"),
+                    "restore the object, or put these files again".to_owned(),
+                ),
+                Some(damage) => (
+                    format!("{damage}; no file needs it"),
+                    format!(
+                        "restore the object; or remove it, then run `dlcmd purge {}`: what was \
+                         deleted from it may come back when the metadata is rebuilt",
+                        self.name()
+                    ),
+                ),
+                None if is_tombstone => (
                     format!(
                         "tombstone {id} is not in the store: what it deleted comes back when the \
                          metadata is rebuilt"
                     ),
                     "restore the object; or delete these files again after a recovery".to_owned(),
                 ),
-                Some(ObjectKind::Chunk | ObjectKind::Part) | None => (
+                None if in_use.contains(id) => continue,
+                None => (
                     format!("object {id} is not in the store; no file needs it"),
                     format!("run `dlcmd purge {}`", self.name()),
                 ),

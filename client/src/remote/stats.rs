@@ -2,12 +2,13 @@
 //! both ends far more than a path in it.
 //!
 //! Must hold: a question waits for others only while requests enough are under way, and never for
-//! long; each is answered by a request that began after it was asked; whatever becomes of the
-//! thread that sends for others, they go on.
+//! long; each is answered by a request that began after it was asked; whatever becomes of a
+//! request, those who share it hear of it.
 
-use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
 
 use dl_format::FilePath;
 use dl_proto::{
@@ -24,60 +25,59 @@ use crate::remote::split;
 const STAT_BATCH: usize = 8_192;
 const _: () = assert!(STAT_BATCH <= STAT_PATHS_MAX);
 
-/// Paths after which questions gather for yet another request.
-const GATHERED: usize = 2_048;
+/// Most paths of questions that share a request. A question of as many goes by itself.
+const GATHERED: usize = 1_024;
 
-/// Requests of one handle under way at a time: one that is answered while the next is asked.
+/// Requests under way at a time: one that is answered while the next is asked.
 const UNDER_WAY: usize = 2;
+
+/// Requests under way at a time when there are paths enough for large ones: then each end and the
+/// wire between them have something to do.
+const LARGE_UNDER_WAY: usize = 4;
+
+/// Paths for which a request is worth its costs.
+const LARGE: usize = 512;
 
 /// Questions that waited for so long are sent all the same: those before them may be at a server
 /// that is silent.
 const PATIENCE: Duration = Duration::from_millis(50);
 
+/// Times that threads which are about to ask are let go first, at most.
+const YIELDS: usize = 16;
+
 /// The questions of one handle, in one process.
 #[derive(Debug)]
 pub(crate) struct Stats {
-    gathering: Mutex<Gathering>,
+    gathering: Arc<Mutex<Gathering>>,
     patience: Duration,
 }
 
 impl Default for Stats {
     fn default() -> Self {
-        Self { gathering: Mutex::default(), patience: PATIENCE }
+        Self { gathering: Arc::default(), patience: PATIENCE }
     }
 }
 
 #[derive(Debug, Default)]
 struct Gathering {
     under_way: usize,
-    /// Who came while requests enough were under way.
-    next: Vec<Arc<Batch>>,
+    /// Who came since.
+    waiting: VecDeque<Question>,
+    /// Their paths.
+    paths: usize,
 }
 
-/// Questions that are sent together by one of those who ask.
-#[derive(Debug, Default)]
-struct Batch {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct State {
+#[derive(Debug)]
+struct Question {
     paths: Vec<FilePath>,
-    /// Bytes of the paths.
-    bytes: usize,
-    stage: Stage,
+    asker: Arc<Asker>,
 }
 
-#[derive(Debug, Default)]
-enum Stage {
-    /// More paths may join.
-    #[default]
-    Gathering,
-    /// One of those who wait is to send it.
-    Due,
-    Sent,
-    Answered(Result<Vec<StatItem>, Error>),
+/// A thread that waits for its answer.
+#[derive(Debug)]
+struct Asker {
+    thread: Thread,
+    answer: Mutex<Option<Result<Vec<StatItem>, Error>>>,
 }
 
 impl Stats {
@@ -90,158 +90,171 @@ impl Stats {
     ) -> Result<Vec<StatItem>, Error> {
         let mut found = Vec::with_capacity(paths.len());
         for paths in split::by_path(paths, STAT_BATCH, |path| path) {
-            found.extend(self.ask_run(session, dataset, paths)?);
+            found.extend(if paths.len() < GATHERED {
+                self.ask_together(session, dataset, paths)?
+            } else {
+                session.wait(stat(&session.connections, dataset, paths))?
+            });
         }
         Ok(found)
     }
 
-    fn ask_run(
+    fn ask_together(
         &self,
         session: &Session,
         dataset: &DatasetInfo,
         paths: &[FilePath],
     ) -> Result<Vec<StatItem>, Error> {
-        let Some((batch, own)) = self.join(paths) else {
-            let _turn = Turn(self);
-            return session.wait(stat(&session.connections, dataset, paths));
-        };
-        let mut state = batch.lock();
+        let asker = Arc::new(Asker { thread: thread::current(), answer: Mutex::new(None) });
+        let question = Question { paths: paths.to_vec(), asker: Arc::clone(&asker) };
+        let mut begins = lock(&self.gathering).add(question);
+        let mut since = Instant::now();
         loop {
-            match &mut state.stage {
-                Stage::Answered(Ok(items)) => {
-                    return Ok(items.get(own).unwrap_or_default().to_vec());
-                }
-                Stage::Answered(Err(error)) => return Err(error.clone()),
-                Stage::Due => {
-                    state.stage = Stage::Sent;
-                    let paths = std::mem::take(&mut state.paths);
-                    drop(state);
-                    let turn = Turn(self);
-                    let sending = Sending { batch: &batch, items: None };
-                    let items = session.wait(stat(&session.connections, dataset, &paths));
-                    drop(turn);
-                    sending.end(items);
-                    state = batch.lock();
-                }
-                Stage::Gathering => {
-                    let waited = batch.changed.wait_timeout(state, self.patience);
-                    let (after, elapsed) = waited.unwrap_or_else(PoisonError::into_inner);
-                    state = after;
-                    if elapsed.timed_out() && matches!(state.stage, Stage::Gathering) {
-                        drop(state);
-                        self.begin(&batch);
-                        state = batch.lock();
-                    }
-                }
-                Stage::Sent => {
-                    state = batch.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-                }
+            if begins {
+                let turn = Turn { gathering: Arc::clone(&self.gathering), is_over: false };
+                let connections = Arc::clone(&session.connections);
+                session.process.runtime.spawn(turn.run(connections, dataset.clone()));
+            }
+            if let Some(answer) = lock(&asker.answer).take() {
+                return answer;
+            }
+            thread::park_timeout(self.patience);
+            let is_over = since.elapsed() >= self.patience;
+            begins = is_over && lock(&self.gathering).begin_for(&asker);
+            if is_over {
+                since = Instant::now();
             }
         }
     }
+}
 
-    /// A place among those who wait; none when the caller is to send its paths itself.
-    fn join(&self, paths: &[FilePath]) -> Option<(Arc<Batch>, Range<usize>)> {
-        let mut gathering = self.lock();
-        if gathering.under_way < UNDER_WAY {
-            gathering.under_way += 1;
-            return None;
+impl Gathering {
+    /// Takes a question; whether a request is to begin for it.
+    fn add(&mut self, question: Question) -> bool {
+        self.paths += question.paths.len();
+        self.waiting.push_back(question);
+        let most = if self.paths < LARGE { UNDER_WAY } else { LARGE_UNDER_WAY };
+        let begins = self.under_way < most;
+        self.under_way += usize::from(begins);
+        begins
+    }
+
+    /// Whether a request is to begin beside those under way, for a question that waited for long.
+    fn begin_for(&mut self, asker: &Arc<Asker>) -> bool {
+        let waits = self.waiting.iter().any(|question| Arc::ptr_eq(&question.asker, asker));
+        self.under_way += usize::from(waits);
+        waits
+    }
+
+    /// The questions that came first, as many as fit into one request.
+    fn take(&mut self) -> Vec<Question> {
+        let (mut taken, mut paths, mut bytes) = (Vec::new(), 0, 0);
+        while let Some(question) = self.waiting.front() {
+            paths += question.paths.len();
+            bytes += question.paths.iter().map(|path| path.as_bytes().len()).sum::<usize>();
+            if !taken.is_empty() && (paths > GATHERED || bytes > REQUEST_PATH_BYTES) {
+                break;
+            }
+            self.paths -= question.paths.len();
+            taken.extend(self.waiting.pop_front());
         }
-        if let Some(last) = gathering.next.last() {
-            let mut state = last.lock();
-            if let Some(own) = state.add(paths) {
-                drop(state);
-                return Some((Arc::clone(last), own));
+        taken
+    }
+}
+
+/// One of the requests under way, and those after it.
+struct Turn {
+    gathering: Arc<Mutex<Gathering>>,
+    /// Whether it is not counted any more.
+    is_over: bool,
+}
+
+impl Turn {
+    /// Asks for those who wait until nobody does.
+    async fn run(mut self, connections: Arc<Connections>, dataset: DatasetInfo) {
+        while let Some(sharing) = self.next() {
+            let paths: Vec<FilePath> = sharing.paths().cloned().collect();
+            let answer = stat(&connections, &dataset, &paths).await;
+            sharing.end(answer);
+        }
+    }
+
+    fn next(&mut self) -> Option<Sharing> {
+        // Those who were just answered ask their next question now, if they are let.
+        let mut waiting = lock(&self.gathering).waiting.len();
+        for _ in 0..YIELDS {
+            thread::yield_now();
+            let before = waiting;
+            waiting = lock(&self.gathering).waiting.len();
+            if waiting == before {
+                break;
             }
         }
-        let batch = Arc::new(Batch::default());
-        batch.lock().take(paths);
-        gathering.next.push(Arc::clone(&batch));
-        Some((batch, 0..paths.len()))
-    }
-
-    /// Lets a batch that waited for long go beside the requests that are under way.
-    fn begin(&self, batch: &Arc<Batch>) {
-        let mut gathering = self.lock();
-        if let Some(place) = gathering.next.iter().position(|other| Arc::ptr_eq(other, batch)) {
-            gathering.next.remove(place);
-            gathering.under_way += 1;
-            batch.lock().stage = Stage::Due;
-        }
-    }
-
-    /// A request has ended: the next ones may begin.
-    fn pass_on(&self) {
-        let mut gathering = self.lock();
-        if gathering.next.is_empty() || gathering.under_way > UNDER_WAY {
+        let mut gathering = lock(&self.gathering);
+        let questions = gathering.take();
+        if questions.is_empty() {
             gathering.under_way -= 1;
-            return;
-        }
-        let batch = gathering.next.remove(0);
-        drop(gathering);
-        batch.lock().stage = Stage::Due;
-        batch.changed.notify_one();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Gathering> {
-        self.gathering.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl State {
-    /// Where so many more paths stand, when they fit.
-    fn add(&mut self, paths: &[FilePath]) -> Option<Range<usize>> {
-        let start = self.paths.len();
-        let bytes: usize = paths.iter().map(|path| path.as_bytes().len()).sum();
-        if start + paths.len() > GATHERED || self.bytes + bytes > REQUEST_PATH_BYTES {
+            self.is_over = true;
             return None;
         }
-        self.take(paths);
-        Some(start..self.paths.len())
-    }
-
-    fn take(&mut self, paths: &[FilePath]) {
-        self.bytes += paths.iter().map(|path| path.as_bytes().len()).sum::<usize>();
-        self.paths.extend_from_slice(paths);
+        Some(Sharing(questions))
     }
 }
 
-impl Batch {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A request under way. However it ends, the next one begins.
-struct Turn<'a>(&'a Stats);
-
-impl Drop for Turn<'_> {
+impl Drop for Turn {
     fn drop(&mut self) {
-        self.0.pass_on();
+        if !self.is_over {
+            lock(&self.gathering).under_way -= 1;
+        }
     }
 }
 
-/// A batch under way. However that ends, those who wait for it hear of it.
-struct Sending<'a> {
-    batch: &'a Batch,
-    items: Option<Result<Vec<StatItem>, Error>>,
-}
+/// Those who share a request. However it ends, they hear of it.
+struct Sharing(Vec<Question>);
 
-impl Sending<'_> {
-    fn end(mut self, items: Result<Vec<StatItem>, Error>) {
-        self.items = Some(items);
+impl Sharing {
+    fn paths(&self) -> impl Iterator<Item = &FilePath> {
+        self.0.iter().flat_map(|question| &question.paths)
+    }
+
+    fn end(mut self, answer: Result<Vec<StatItem>, Error>) {
+        match answer {
+            Ok(items) => {
+                let mut items = items.into_iter();
+                for question in std::mem::take(&mut self.0) {
+                    let own = items.by_ref().take(question.paths.len()).collect();
+                    question.asker.tell(Ok(own));
+                }
+            }
+            Err(error) => self.fail(&error),
+        }
+    }
+
+    fn fail(&mut self, error: &Error) {
+        for question in std::mem::take(&mut self.0) {
+            question.asker.tell(Err(error.clone()));
+        }
     }
 }
 
-impl Drop for Sending<'_> {
+impl Drop for Sharing {
     fn drop(&mut self) {
-        let items = self.items.take().unwrap_or_else(|| {
-            let why = Failure::new(Kind::Internal, "the thread that asked for it ended");
-            Err(Error::new(Kind::Internal, "look up", "paths", why))
-        });
-        self.batch.lock().stage = Stage::Answered(items);
-        self.batch.changed.notify_all();
+        if !self.0.is_empty() {
+            let why = Failure::new(Kind::Internal, "the request was given up");
+            self.fail(&Error::new(Kind::Internal, "look up", "paths", why));
+        }
     }
+}
+
+impl Asker {
+    fn tell(&self, answer: Result<Vec<StatItem>, Error>) {
+        *lock(&self.answer) = Some(answer);
+        self.thread.unpark();
+    }
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What stands at each of the paths, at most [`STAT_PATHS_MAX`], by a request of their own.

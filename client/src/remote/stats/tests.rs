@@ -10,7 +10,9 @@ use std::time::Duration;
 use dl_format::FilePath;
 use dl_proto::StatItem;
 
-use super::{GATHERED, Gathering, Stats, UNDER_WAY};
+use super::{
+    Asker, GATHERED, Gathering, LARGE, LARGE_UNDER_WAY, Question, Stats, Turn, UNDER_WAY, lock,
+};
 use crate::error::Kind;
 use crate::remote::Dataset;
 use crate::remote::testing::{Script, dataset, path, record};
@@ -38,13 +40,19 @@ fn serving() -> (Dataset, Requests) {
 
 /// Questions as they are while as many requests as may be are at a server that says nothing.
 fn held_up(patience: Duration) -> Stats {
-    let gathering = Gathering { under_way: UNDER_WAY, next: Vec::new() };
-    Stats { gathering: Mutex::new(gathering), patience }
+    let gathering = Gathering { under_way: UNDER_WAY, ..Gathering::default() };
+    Stats { gathering: Arc::new(Mutex::new(gathering)), patience }
 }
 
-fn gathered(stats: &Stats) -> Vec<usize> {
-    let gathering = stats.lock();
-    gathering.next.iter().map(|batch| batch.lock().paths.len()).collect()
+/// The silent server answers one of them.
+fn answer_one(stats: &Stats, dataset: &Dataset) {
+    let session = dataset.session().unwrap();
+    let turn = Turn { gathering: Arc::clone(&stats.gathering), is_over: false };
+    session.wait(turn.run(Arc::clone(&session.connections), dataset.info().clone()));
+}
+
+fn waiting(stats: &Stats) -> usize {
+    lock(&stats.gathering).paths
 }
 
 fn ask(stats: &Stats, dataset: &Dataset, name: &str) -> Result<StatItem, Kind> {
@@ -65,18 +73,19 @@ fn questions_of_many_threads_go_as_one_and_each_gets_its_own_answer() {
                 scope.spawn(move || ask(stats, dataset, &name(number)))
             })
             .collect();
-        while gathered(&stats) != [20] {
+        while waiting(&stats) != 20 {
             thread::yield_now();
         }
         assert!(requests.lock().unwrap().is_empty());
-        stats.pass_on();
+        answer_one(&stats, &dataset);
         for (number, thread) in threads.into_iter().enumerate() {
             let expected = StatItem::File(record(name(number).as_bytes()));
             assert_eq!(thread.join().unwrap(), Ok(expected));
         }
     });
     assert_eq!(requests.lock().unwrap().iter().map(Vec::len).collect::<Vec<_>>(), [20]);
-    assert_eq!(stats.lock().under_way, UNDER_WAY - 1, "the turn came back");
+    let under_way = lock(&stats.gathering).under_way;
+    assert_eq!(under_way, UNDER_WAY - 1, "the turn came back");
 }
 
 #[test]
@@ -87,7 +96,9 @@ fn questions_go_on_beside_requests_that_are_never_answered() {
         assert_eq!(ask(&stats, &dataset, name), Ok(StatItem::File(record(name.as_bytes()))));
     }
     assert_eq!(requests.lock().unwrap().concat(), ["a", "bb"].map(path));
-    assert_eq!(stats.lock().under_way, UNDER_WAY);
+    while lock(&stats.gathering).under_way != UNDER_WAY {
+        thread::yield_now();
+    }
 }
 
 #[test]
@@ -99,10 +110,10 @@ fn a_request_that_fails_fails_those_that_share_it_and_no_later_one() {
             let (stats, dataset) = (&stats, &dataset);
             scope.spawn(move || ask(stats, dataset, name))
         });
-        while gathered(&stats) != [2] {
+        while waiting(&stats) != 2 {
             thread::yield_now();
         }
-        stats.pass_on();
+        answer_one(&stats, &dataset);
         for thread in threads {
             assert_eq!(thread.join().unwrap(), Err(Kind::Internal));
         }
@@ -112,13 +123,29 @@ fn a_request_that_fails_fails_those_that_share_it_and_no_later_one() {
 
 #[test]
 fn no_request_grows_beyond_its_bounds() {
-    let stats = held_up(FOREVER);
+    let mut gathering = Gathering { under_way: LARGE_UNDER_WAY, ..Gathering::default() };
     let short = vec![path("a"); GATHERED - 1];
     let long = vec![path(&["x"; 2_000].join("/")); 130];
     for paths in [&short[..], &short[..1], &short[..1], &long[..], &long[..]] {
-        assert!(stats.join(paths).is_some());
+        let asker = Asker { thread: thread::current(), answer: Mutex::new(None) };
+        let question = Question { paths: paths.to_vec(), asker: Arc::new(asker) };
+        assert!(!gathering.add(question));
     }
-    assert_eq!(gathered(&stats), [GATHERED, 131, 130]);
+    let mut taken = || gathering.take().iter().map(|question| question.paths.len()).sum::<usize>();
+    assert_eq!([taken(), taken(), taken(), taken()], [GATHERED, 131, 130, 0]);
+    assert_eq!(gathering.paths, 0);
+}
+
+#[test]
+fn many_questions_go_in_several_requests_at_a_time_and_few_in_two() {
+    let mut gathering = Gathering::default();
+    let mut begins = |paths: usize| {
+        let asker = Asker { thread: thread::current(), answer: Mutex::new(None) };
+        let question = Question { paths: vec![path("a"); paths], asker: Arc::new(asker) };
+        gathering.add(question)
+    };
+    assert_eq!([1, 1, 1].map(&mut begins), [true, true, false]);
+    assert_eq!([LARGE, 1, 1].map(&mut begins), [true, true, false]);
 }
 
 #[test]

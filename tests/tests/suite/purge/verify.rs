@@ -93,8 +93,41 @@ async fn a_lost_object_a_damaged_header_and_damaged_bytes_are_named_with_their_f
     ensure!(found.iter().any(|one| one.contains(&second.to_string())), "{found:?}");
     scene.store.delete(&scene.key(first)?).await?;
     let found = scene.verify(false).await?;
-    let lost = found.iter().filter(|one| one.contains("is lost") && one.contains("a/")).count();
-    ensure!(lost == 8, "{found:?}");
+    let is_lost = |one: &&String, of: &str| one.contains("is lost") && one.contains(of);
+    let lost = ["a/", "b/"].map(|of| found.iter().filter(|one| is_lost(one, of)).count());
+    ensure!(lost == [8, 8], "{found:?}");
+    Ok(())
+}
+
+/// Keeps S-29: the remedies that are told do mend.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_lost_is_found_no_more_once_it_is_put_again_and_the_object_is_gone() -> Result<()>
+{
+    let mut scene = scene().await?;
+    let (short, damaged) = (scene.chunk_of("a/1").await?, scene.chunk_of("b/1").await?);
+    scene.damage(damaged, |_| 200).await?;
+    let key = scene.key(short)?;
+    let bytes = scene.store.read_all(&key).await?;
+    scene.store.delete(&key).await?;
+    scene.store.create(&key, bytes.slice(..bytes.len() - 1)).await?;
+    let found = scene.verify(false).await?;
+    ensure!(found.iter().any(|one| one.contains("cut short")), "{found:?}");
+    ensure!(found.iter().filter(|one| one.contains("put --checksum")).count() == 16, "{found:?}");
+    for folder in ["a", "b"] {
+        let files: Vec<_> =
+            (1..9).map(|n| (format!("{folder}/{n}"), data(n + 1, 50_000))).collect();
+        scene.writer.put(&scene.client, scene.time.now(), &files).await?;
+    }
+    let found = scene.verify(true).await?;
+    ensure!(found.len() == 2, "{found:?}");
+    ensure!(found.iter().all(|one| one.contains("no file needs it: restore")), "{found:?}");
+    for chunk in [short, damaged] {
+        scene.store.delete(&scene.key(chunk)?).await?;
+    }
+    scene.time.advance(HOUR);
+    scene.client.purge(NAME, Duration::ZERO).await?;
+    ensure!(scene.verify(true).await?.is_empty(), "{:?}", scene.verify(true).await?);
+    ensure!(scene.client.files(scene.writer.dataset).await? == scene.writer.files, "the files");
     Ok(())
 }
 
