@@ -169,8 +169,8 @@ impl ChunkWriter {
     /// before them, in order. The chunk holds nothing else.
     ///
     /// # Errors
-    /// [`PackError::Full`] when the chunk is not empty, [`PackError::TooManyParts`] when the
-    /// header can't list them, [`PackError::TooLarge`] when `tail` has no room beside them: make
+    /// [`PackError::Full`] when the chunk is not empty, [`PackError::Empty`] when the parts hold
+    /// nothing, [`PackError::TooManyParts`] when the header can't list them, [`PackError::TooLarge`] when `tail` has no room beside them: make
     /// it a part too and end with an empty tail.
     pub fn append_tail(
         &mut self,
@@ -181,6 +181,9 @@ impl ChunkWriter {
     ) -> Result<(), PackError> {
         if !self.is_empty() || !self.replaces.is_empty() {
             return Err(PackError::Full);
+        }
+        if !extents.is_empty() && extents.iter().all(|extent| extent.length == 0) {
+            return Err(PackError::Empty);
         }
         if extents.is_empty() {
             self.make_room(path, tail.len() as u64, false)?;

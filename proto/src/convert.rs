@@ -514,6 +514,9 @@ fn file_from_wire(wire: &pb::File) -> Result<FileRecord, WireError> {
     if end > u64::from(CHUNK_SIZE_MAX) || u64::from(wire.stored) > wire.length {
         return Err(WireError::invalid("file", "it lies outside of what a chunk can hold"));
     }
+    if wire.has_extents != (wire.length > u64::from(wire.stored)) {
+        return Err(WireError::invalid("file", "its length is not that of its parts"));
+    }
     Ok(FileRecord {
         version,
         holder,
@@ -542,4 +545,30 @@ fn chunk_id(bytes: &[u8]) -> Result<ChunkId, WireError> {
 
 fn file_path(bytes: Bytes) -> Result<FilePath, WireError> {
     FilePath::new(bytes).map_err(|why| WireError::invalid("path", why))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_has_more_bytes_than_its_chunk_holds_when_it_has_extents_and_not_otherwise() {
+        let file = |has_extents, stored, length| pb::File {
+            chunk: id_bytes(&[7; 16]),
+            offset: 4096,
+            stored,
+            length,
+            has_extents,
+            ..pb::File::default()
+        };
+        for (has_extents, stored, length) in [(false, 5, 5), (false, 0, 0), (true, 0, 1)] {
+            let record = file_from_wire(&file(has_extents, stored, length)).unwrap();
+            assert_eq!((record.stored, record.length), (stored, length));
+        }
+        for (has_extents, stored, length) in
+            [(true, 0, 0), (true, 5, 5), (true, 5, 4), (false, 5, 6), (false, 5, 4)]
+        {
+            assert!(file_from_wire(&file(has_extents, stored, length)).is_err());
+        }
+    }
 }

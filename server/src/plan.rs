@@ -429,7 +429,9 @@ impl Place {
     /// The next bytes of it from `next` on, at most `piece` of them; none when there are none.
     fn run(&self, layout: Option<&Layout>, next: u64, to: u64, piece: u64) -> Option<Run> {
         let parts = layout.map_or(0, Layout::length);
-        let to = to.min(parts.saturating_add(u64::from(self.stored)));
+        // What the request says of the file may be less than the header does, and is what was paid
+        // for.
+        let to = to.min(parts.saturating_add(u64::from(self.stored))).min(self.length);
         if next >= to {
             return None;
         }
@@ -469,3 +471,6 @@ impl Keys {
 pub(crate) fn problem(item: u32, kind: Kind, why: String) -> ReadPiece {
     ReadPiece { item, data: Err((kind, why)), last: true, length: 0, crc: Crc32c::default() }
 }
+
+#[cfg(test)]
+mod tests;

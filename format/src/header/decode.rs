@@ -174,6 +174,9 @@ impl Header {
             if row.has_extents != in_parts || (in_parts && self.entry_count != 1) {
                 return wrong("entry flags", 6, "a file in parts has extents and stands alone");
             }
+            if in_parts && earlier == 0 {
+                return wrong("entry flags", 6, "nothing is in the parts of a file");
+            }
             if row.length != earlier.saturating_add(row.stored.into()) {
                 return wrong("entry length", 24, "is not what is stored");
             }

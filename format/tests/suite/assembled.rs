@@ -116,9 +116,13 @@ fn an_object_holds_what_its_kind_promises() {
 
 #[test]
 fn a_file_in_parts_stands_alone_and_says_so() {
-    let extents = || (SECTION_EXTENTS, vec![0; 24]);
-    assert!(chunk(&[row(0, 1, PAGE_END, 0)], &[extents()]).check().is_ok());
+    let extents = || (SECTION_EXTENTS, [vec![0; 16], vec![5], vec![0; 7]].concat());
+    let mut of_five_bytes = row(0, 1, PAGE_END, 0);
+    of_five_bytes[24] = 5;
+    assert!(chunk(&[of_five_bytes], &[extents()]).check().is_ok());
     // Rows begin behind a table of three rows, or of two.
+    let of_none = chunk(&[row(0, 1, PAGE_END, 0)], &[(SECTION_EXTENTS, vec![0; 24])]);
+    assert_eq!(of_none.refused(), ("entry flags", 176 + 6));
     let silent = chunk(&[row(0, 0, PAGE_END, 0)], &[extents()]);
     assert_eq!(silent.refused(), ("entry flags", 176 + 6));
     let without = chunk(&[row(0, 1, PAGE_END, 0)], &[]);

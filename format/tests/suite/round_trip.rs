@@ -118,7 +118,9 @@ proptest! {
         tail in 0..5_000usize,
         seed in any::<u64>(),
     ) {
-        let whole = data(seed, lengths.iter().sum::<usize>() + tail);
+        let in_parts = lengths.iter().sum::<usize>();
+        prop_assume!(in_parts > 0);
+        let whole = data(seed, in_parts + tail);
         let (mut rest, mut extents) = (whole.as_slice(), Vec::new());
         for (number, length) in lengths.iter().enumerate() {
             let (bytes, after) = rest.split_at(*length);
@@ -326,6 +328,10 @@ fn a_large_file_has_at_most_as_many_parts_as_a_header_lists() {
     let result =
         writer.append_tail(&path("l"), attributes(1), vec![extent; 400], &data(1, 1_044_480));
     assert_eq!(result, Err(PackError::TooLarge), "the list of parts needs room too");
+    let mut writer = ChunkWriter::new(small(), Vec::new());
+    let nothing = vec![Extent { length: 0, ..extent }];
+    let result = writer.append_tail(&path("l"), attributes(1), nothing, b"tail");
+    assert_eq!(result, Err(PackError::Empty), "a file that fits into one chunk is not cut");
 }
 
 /// Keeps S-19, Rule 3: `rm -r` of a million files is a few hundred bitmaps in a few objects.
