@@ -2,8 +2,9 @@
 //!
 //! Must hold: connections that have shown nothing yet are few and end soon; when more come, the
 //! oldest of them goes, so that whoever asks at once gets in. What they send before that is little,
-//! and what all connections have sent and nobody has taken is bounded. While memory for answers is
-//! short, a connection that leaves some of it lying for longer than patience has it is closed.
+//! and what all connections have sent and nobody has taken is bounded. A connection that takes not a
+//! byte for as long as patience lasts is closed; while memory for answers is short, also one that
+//! leaves some of it lying for that long. Its task wakes for that, whatever it waits for.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::{self, IoSlice};
@@ -99,6 +100,10 @@ pub(crate) struct Guest {
     stalls: Stalls,
     /// The end of a part of their patience.
     turn: BoxFuture<'static, ()>,
+    /// The end of their patience with a socket that is full; none while bytes go.
+    full: Option<BoxFuture<'static, ()>>,
+    /// It was closed: what it waited for has come, and must not be asked again.
+    is_over: bool,
 }
 
 /// What is known of what a connection speaks.
@@ -177,8 +182,8 @@ impl Door {
         let speaks = if self.has_tls { Speaks::Nothing } else { Speaks::Well };
         let (clock, stalls) = (Arc::clone(&self.clock), self.stalls.clone());
         let turn = clock.sleep(stalls.period());
-        let (first_bytes, paused) = (0, None);
-        Guest { stream, ticket, end, speaks, clock, first_bytes, paused, stalls, turn }
+        let (first_bytes, paused, full, is_over) = (0, None, None, false);
+        Guest { stream, ticket, end, speaks, clock, first_bytes, paused, stalls, turn, full, is_over }
     }
 
     /// What went through.
@@ -244,32 +249,51 @@ impl Ticket {
 }
 
 impl Guest {
-    /// Fails when a newcomer has to go.
+    /// Fails when it has to go: a newcomer, or one for whose client something waits while others
+    /// wait for the memory.
     fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
-        if self.ticket.is_known.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let is_closed = Pin::new(&mut self.end.closed).poll(context).is_ready();
-        let is_late = !is_closed && self.end.late.as_mut().poll(context).is_ready();
-        // Also let through: the sender is dropped then.
-        if (is_closed || is_late) && !self.ticket.is_known.load(Ordering::Acquire) {
-            self.ticket.guests.counts.closed.fetch_add(1, Ordering::Relaxed);
+        if self.is_over {
             return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        if !self.ticket.is_known.load(Ordering::Acquire) {
+            let is_closed = Pin::new(&mut self.end.closed).poll(context).is_ready();
+            let is_late = !is_closed && self.end.late.as_mut().poll(context).is_ready();
+            // Also let through: the sender is dropped then.
+            if (is_closed || is_late) && !self.ticket.is_known.load(Ordering::Acquire) {
+                return Err(self.close("it asks nothing"));
+            }
+        }
+        while self.turn.as_mut().poll(context).is_ready() {
+            self.turn = self.clock.sleep(self.stalls.period());
+            if self.ticket.waiting.turn() && self.stalls.is_memory_short() {
+                return Err(self.close("its client takes nothing and others want the memory"));
+            }
         }
         Ok(())
     }
 
-    /// Fails when something waits for the client while others wait for the memory.
-    fn check_stalled(&mut self, context: &mut Context<'_>) -> io::Result<()> {
-        while self.turn.as_mut().poll(context).is_ready() {
-            self.turn = self.clock.sleep(self.stalls.period());
-            if self.ticket.waiting.turn() && self.stalls.is_memory_short() {
-                tracing::debug!(peer = ?self.ticket.peer, "closed: its client takes nothing");
-                self.ticket.guests.counts.closed.fetch_add(1, Ordering::Relaxed);
-                return Err(io::ErrorKind::ConnectionAborted.into());
-            }
+    fn close(&mut self, why: &'static str) -> io::Error {
+        tracing::debug!(peer = ?self.ticket.peer, why, "a connection is closed");
+        self.ticket.guests.counts.closed.fetch_add(1, Ordering::Relaxed);
+        self.is_over = true;
+        io::ErrorKind::ConnectionAborted.into()
+    }
+
+    /// What became of a write. One that waits fails in time: a connection that has something to
+    /// send reads nothing until it is sent, and would look at no clock meanwhile.
+    fn written<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        done: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if done.is_ready() {
+            self.full = None;
+            return done;
         }
-        Ok(())
+        self.check(context)?;
+        let full = self.full.get_or_insert_with(|| self.clock.sleep(self.stalls.patience));
+        ready!(full.as_mut().poll(context));
+        Poll::Ready(Err(self.close("its client takes nothing")))
     }
 
     /// Waits until more may be read.
@@ -296,7 +320,6 @@ impl AsyncRead for Guest {
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
         this.check(context)?;
-        this.check_stalled(context)?;
         ready!(this.poll_room(context));
         let before = buffer.filled().len();
         loop {
@@ -335,12 +358,14 @@ impl AsyncWrite for Guest {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let written = ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
+        let done = Pin::new(&mut self.stream).poll_write(context, bytes);
+        let written = ready!(self.written(context, done))?;
         self.ticket.guests.counts.sent.fetch_add(written as u64, Ordering::Relaxed);
         Poll::Ready(Ok(written))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // A socket holds nothing back, so that this says nothing of whether bytes go.
         Pin::new(&mut self.stream).poll_flush(context)
     }
 
@@ -353,7 +378,8 @@ impl AsyncWrite for Guest {
         context: &mut Context<'_>,
         bytes: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(context, bytes))?;
+        let done = Pin::new(&mut self.stream).poll_write_vectored(context, bytes);
+        let written = ready!(self.written(context, done))?;
         self.ticket.guests.counts.sent.fetch_add(written as u64, Ordering::Relaxed);
         Poll::Ready(Ok(written))
     }

@@ -130,3 +130,68 @@ async fn a_connection_that_takes_nothing_is_closed_once_memory_is_short_and_no_o
     }
     panic!("it was never closed");
 }
+
+/// Writes until it is told that it may not; the kind of that error.
+fn write_on(mut guest: Guest) -> tokio::task::JoinHandle<io::ErrorKind> {
+    tokio::spawn(async move {
+        loop {
+            if let Err(error) = guest.write(&[7; 64 << 10]).await {
+                return error.kind();
+            }
+        }
+    })
+}
+
+impl Rig {
+    /// Waits until nothing goes any more.
+    async fn settle(&self) {
+        let (mut sent, mut idle) = (0, 0);
+        while idle < 200 {
+            tokio::task::yield_now().await;
+            let now = self.door.counts().sent.load(Ordering::Relaxed);
+            idle = if now == sent { idle + 1 } else { 0 };
+            sent = now;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_connection_whose_socket_is_full_wakes_and_is_closed_and_one_that_moves_is_not() {
+    let patience = Duration::from_secs(20);
+    let rig = rig_with(8, false, Stalls { patience, memory: Arc::new([]) }).await;
+    let (mut client, guest) = rig.connect().await;
+    assert!(guest.ticket.keep());
+    let writing = write_on(guest);
+    let mut taken = vec![0; 16 << 20];
+    for _ in 0..4 {
+        rig.settle().await;
+        rig.clock.advance(patience - Duration::from_secs(1));
+        client.read_exact(&mut taken).await.unwrap();
+    }
+    rig.settle().await;
+    assert!(!writing.is_finished());
+    rig.clock.advance(patience);
+    assert_eq!(writing.await.unwrap(), io::ErrorKind::ConnectionAborted);
+    assert_eq!(rig.door.counts().closed.load(Ordering::Relaxed), 1);
+}
+
+#[tokio::test]
+async fn a_connection_that_takes_a_little_now_and_then_is_closed_once_memory_is_short() {
+    let budget = Budget::new(100, "test");
+    let patience = Duration::from_secs(20);
+    let rig = rig_with(8, false, Stalls { patience, memory: Arc::new([budget.clone()]) }).await;
+    let (mut client, guest) = rig.connect().await;
+    assert!(guest.ticket.keep());
+    let _lies = guest.ticket.waiting().begin();
+    let _room = budget.try_take(51, 0).unwrap();
+    let writing = write_on(guest);
+    let mut taken = vec![0; 16 << 20];
+    for _ in 0..=PERIODS {
+        rig.settle().await;
+        assert!(!writing.is_finished());
+        client.read_exact(&mut taken).await.unwrap();
+        rig.settle().await;
+        rig.clock.advance(patience / PERIODS);
+    }
+    assert_eq!(writing.await.unwrap(), io::ErrorKind::ConnectionAborted);
+}

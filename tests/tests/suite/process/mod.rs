@@ -5,6 +5,7 @@
 
 mod away;
 mod damaged;
+mod deaf;
 mod full;
 mod half;
 mod hostile;

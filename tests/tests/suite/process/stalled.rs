@@ -131,7 +131,7 @@ impl Flood {
 }
 
 /// The headers of a gRPC request, each a literal that no table keeps.
-fn headers(path: &str) -> Vec<u8> {
+pub(super) fn headers(path: &str) -> Vec<u8> {
     let literal =
         |name: &[u8], value: &str| [name, &[value.len() as u8], value.as_bytes()].concat();
     [
