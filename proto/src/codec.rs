@@ -13,6 +13,7 @@ use tonic::Status;
 use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic_prost::{ProstCodec, ProstDecoder};
 
+use crate::error::WireError;
 use crate::limits::READ_ITEMS_MAX;
 
 /// Encodes `T` and decodes `U`.
@@ -75,31 +76,42 @@ impl<U: Message + Default> Decoder for BoundedDecoder<U> {
     type Error = Status;
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
-        let length = buffer.remaining();
         // The message is in one piece; of one that is not, less is looked at.
-        if length > FIELDS_MAX && fields(buffer.chunk()) > FIELDS_MAX.max(length / FIELD_BYTES_MIN)
-        {
-            return Err(Status::invalid_argument("a message of too many short fields"));
-        }
+        check_fields(buffer.chunk()).map_err(|why| Status::invalid_argument(why.to_string()))?;
         self.0.decode(buffer)
     }
 }
 
-/// How many fields a message has, up to the first that makes no sense.
-fn fields(mut message: &[u8]) -> usize {
+/// Checks that a message is worth the memory that it takes once it is decoded: for whoever decodes
+/// one by itself.
+///
+/// # Errors
+/// When it has very many short fields.
+pub fn check_fields(message: impl Buf) -> Result<(), WireError> {
+    let length = message.remaining();
+    if length <= FIELDS_MAX || fields(message) <= FIELDS_MAX.max(length / FIELD_BYTES_MIN) {
+        return Ok(());
+    }
+    Err(WireError::invalid("message", "it has too many short fields"))
+}
+
+/// How many fields a message has, up to the first that makes no sense. What is in groups counts as if
+/// it stood alone: no message of ours has any, and who decodes one steps over them.
+fn fields(mut message: impl Buf) -> usize {
     let mut count = 0;
-    while !message.is_empty() {
+    while message.has_remaining() {
         let Ok(key) = decode_varint(&mut message) else { break };
         let skipped = match key & 7 {
             0 => decode_varint(&mut message).map(|_| 0).ok(),
             1 => Some(8),
             2 => decode_varint(&mut message).ok(),
+            3 | 4 => Some(0),
             5 => Some(4),
             _ => None,
         };
-        let rest = skipped.and_then(|skipped| message.get(usize::try_from(skipped).ok()?..));
-        let Some(rest) = rest else { break };
-        message = rest;
+        let skipped = skipped.and_then(|skipped| usize::try_from(skipped).ok());
+        let Some(skipped) = skipped.filter(|skipped| *skipped <= message.remaining()) else { break };
+        message.advance(skipped);
         count += 1;
     }
     count
@@ -116,10 +128,31 @@ mod tests {
         let items = vec![item; 1_000];
         let request = pb::ReadRequest { dataset: vec![7; 16].into(), items };
         let mut message = request.encode_to_vec();
-        assert_eq!(fields(&message), 1_001);
+        assert_eq!(fields(&message[..]), 1_001);
+        assert_eq!(fields(message[..500].chain(&message[500..])), 1_001, "in two pieces");
         message.truncate(message.len() - 1);
-        assert_eq!(fields(&message), 1_000);
-        assert_eq!(fields(&[]), 0);
-        assert_eq!(fields(&[0xff; 20]), 0);
+        assert_eq!(fields(&message[..]), 1_000);
+        assert_eq!(fields(&[][..]), 0);
+        assert_eq!(fields(&[0xff; 20][..]), 0);
+    }
+
+    #[test]
+    fn a_message_of_very_many_empty_fields_is_refused_whatever_stands_before_or_around_them() {
+        // Fields 11 and 12 are nobody's: a group of one byte at each end, and a short string.
+        let (begin, end, other) = ([0x5b], [0x5c], [0x62, 1, 7]);
+        let empty = [0x12, 0].repeat(FIELDS_MAX + 1);
+        let messages = [
+            empty.clone(),
+            [&begin[..], &end, &empty].concat(),
+            [&other[..], &begin, &begin, &other, &end, &end, &empty].concat(),
+            [&begin[..], &empty, &end].concat(),
+        ];
+        for message in messages {
+            check_fields(&message[..]).unwrap_err();
+            check_fields(message[..7].chain(&message[7..])).unwrap_err();
+            pb::ReadRequest::decode(&message[..]).expect("else nobody would have to look for it");
+        }
+        let long = [0x12, 14].iter().copied().chain([0; 14]).collect::<Vec<u8>>();
+        check_fields(&long.repeat(2 * FIELDS_MAX)[..]).unwrap();
     }
 }

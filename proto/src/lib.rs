@@ -19,7 +19,7 @@ mod read_frames;
 mod snapshot;
 mod users;
 
-pub use codec::{BoundedDecoder, ProtobufCodec, SizedEncoder};
+pub use codec::{BoundedDecoder, ProtobufCodec, SizedEncoder, check_fields};
 pub use convert::{
     Dataset, DeleteRequest, ListEntry, ListRequest, PutHead, ReadItem, ReadPiece, ReadRequest,
     ReadSource, RecoverProgress, RecoverRequest, StatItem, StatRequest,

@@ -2,7 +2,7 @@
 //!
 //! Must hold: what lies within one piece is never copied.
 
-use std::collections::VecDeque;
+use std::collections::{VecDeque, vec_deque};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
@@ -30,6 +30,46 @@ impl Segments {
             *slot = *bytes.next()?;
         }
         Some(first)
+    }
+
+    /// Bytes to be looked at where they lie, at most so many of the first.
+    pub(crate) fn look(&self, most: usize) -> impl Buf {
+        let mut pieces = self.pieces.iter();
+        let piece = pieces.next().map_or(&[][..], |piece| piece);
+        Look { piece, pieces, bytes: self.bytes }.take(most)
+    }
+}
+
+/// Pieces that stay where they are.
+struct Look<'a> {
+    /// What is left of the first one; empty only when nothing is.
+    piece: &'a [u8],
+    pieces: vec_deque::Iter<'a, Bytes>,
+    bytes: usize,
+}
+
+impl Buf for Look<'_> {
+    fn remaining(&self) -> usize {
+        self.bytes
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.piece
+    }
+
+    fn advance(&mut self, mut count: usize) {
+        assert!(count <= self.bytes, "no further than to the end");
+        self.bytes -= count;
+        loop {
+            let step = count.min(self.piece.len());
+            self.piece.advance(step);
+            count -= step;
+            if !self.piece.is_empty() {
+                return;
+            }
+            let Some(next) = self.pieces.next() else { return };
+            self.piece = next;
+        }
     }
 }
 
@@ -90,6 +130,14 @@ mod tests {
                 start = end;
             }
             assert_eq!(segments.first(), Some([0, 1, 2, 3, 4]));
+            for most in [0, 3, 200, 256, 300] {
+                let mut look = segments.look(most);
+                let seen: Vec<u8> = std::iter::from_fn(|| look.try_get_u8().ok()).collect();
+                assert_eq!(seen, whole.slice(..most.min(whole.len())));
+                let mut look = segments.look(most);
+                look.advance(most.min(150));
+                assert_eq!(look.chunk().first(), whole.slice(..most.min(256)).get(150));
+            }
             let mut at = 0;
             for count in [0, 3, 5, 60, 100, 20, 68] {
                 let lies_in_one = segments.chunk().len() >= count;

@@ -7,12 +7,13 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::fmt::Display;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
-use dl_proto::{MESSAGE_BYTES_MAX, PutFrames, pb};
+use dl_proto::{MESSAGE_BYTES_MAX, PutFrames, check_fields, pb};
 use futures::TryFutureExt;
 use futures::future::{Either, MapOk};
 use http_body::Frame;
@@ -119,8 +120,10 @@ impl Diverted {
             return Ok(None);
         }
         self.came.advance(PREFIX_BYTES);
+        let no_sense = |why: &dyn Display| Status::internal(format!("an answer: {why}"));
+        check_fields(self.came.look(length)).map_err(|why| no_sense(&why))?;
         let reply = pb::ReadReply::decode((&mut self.came).take(length));
-        reply.map(Some).map_err(|why| Status::internal(format!("an answer: {why}")))
+        reply.map(Some).map_err(|why| no_sense(&why))
     }
 }
 
@@ -149,6 +152,30 @@ impl http_body::Body for Diverted {
                 Ok(data) => self.came.push(data),
                 Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::{BufMut, BytesMut};
+
+    use super::*;
+
+    #[test]
+    fn an_answer_of_very_many_empty_pieces_is_refused_however_it_comes() {
+        // A group that nobody knows, and empty pieces.
+        let message = [&[0x5b, 0x5c][..], &[0x0a, 0].repeat(1_000_000)].concat();
+        let mut prefix = BytesMut::from(&[0][..]);
+        prefix.put_u32(message.len() as u32);
+        let prefix = prefix.freeze();
+        for frame in [1_000, usize::MAX] {
+            let mut came = Segments::default();
+            came.push(prefix.clone());
+            message.chunks(frame).for_each(|piece| came.push(Bytes::copy_from_slice(piece)));
+            let mut answer = Diverted { body: Body::empty(), replies: Replies::default(), came };
+            let why = answer.take().unwrap_err();
+            assert!(why.message().contains("too many short fields"), "{why}");
         }
     }
 }
