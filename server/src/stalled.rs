@@ -9,15 +9,24 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Periods in which patience is measured.
 pub(crate) const PERIODS: u32 = 2;
 
-/// Periods that are told apart.
-const SLOTS: usize = 8;
+/// What began at different times is counted apart, as far as patience tells it apart: by the time
+/// all of these are in use, what is in one of them has waited for too long.
+const SLOTS: usize = PERIODS as usize + 2;
 
 /// What waits on one connection.
 #[derive(Debug, Default)]
 pub(crate) struct Waiting {
     period: AtomicUsize,
-    /// How much of what began to wait in each of the last periods still does.
-    since: [AtomicUsize; SLOTS],
+    /// Where what begins to wait now is counted.
+    current: AtomicUsize,
+    slots: [Slot; SLOTS],
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    /// The period in which the first of what it counts may have begun.
+    since: AtomicUsize,
+    waits: AtomicUsize,
 }
 
 /// Something that waits, until it is dropped.
@@ -30,9 +39,9 @@ pub(crate) struct Wait {
 impl Waiting {
     /// Something begins to wait.
     pub(crate) fn begin(self: &Arc<Self>) -> Wait {
-        let slot = self.period.load(Ordering::Relaxed) % SLOTS;
-        if let Some(count) = self.since.get(slot) {
-            count.fetch_add(1, Ordering::Relaxed);
+        let slot = self.current.load(Ordering::Relaxed);
+        if let Some(Slot { waits, .. }) = self.slots.get(slot) {
+            waits.fetch_add(1, Ordering::Relaxed);
         }
         Wait { waiting: Arc::clone(self), slot }
     }
@@ -40,16 +49,22 @@ impl Waiting {
     /// A period is over. Whether something waits since before the last [`PERIODS`] of them.
     pub(crate) fn turn(&self) -> bool {
         let period = self.period.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        let is_old = |slot: usize| period.wrapping_sub(slot) % SLOTS > PERIODS as usize;
-        let waits = |count: &AtomicUsize| count.load(Ordering::Relaxed) > 0;
-        self.since.iter().enumerate().any(|(slot, count)| is_old(slot) && waits(count))
+        let waits = |slot: &Slot| slot.waits.load(Ordering::Relaxed) > 0;
+        // Never one in which something waits: it would be taken for new.
+        let free = self.slots.iter().enumerate().find(|(_, slot)| !waits(slot));
+        if let Some((number, slot)) = free {
+            slot.since.store(period, Ordering::Relaxed);
+            self.current.store(number, Ordering::Relaxed);
+        }
+        let age = |slot: &Slot| period.wrapping_sub(slot.since.load(Ordering::Relaxed));
+        self.slots.iter().any(|slot| waits(slot) && age(slot) > PERIODS as usize)
     }
 }
 
 impl Drop for Wait {
     fn drop(&mut self) {
-        if let Some(count) = self.waiting.since.get(self.slot) {
-            count.fetch_sub(1, Ordering::Relaxed);
+        if let Some(Slot { waits, .. }) = self.waiting.slots.get(self.slot) {
+            waits.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
@@ -61,7 +76,7 @@ mod tests {
     #[test]
     fn what_waits_through_whole_periods_is_found_and_what_moves_is_not() {
         let waiting = Arc::new(Waiting::default());
-        for _ in 0..3 * SLOTS {
+        for _ in 0..20 {
             // Old at most by the turn that ends the period in which it began, and one more.
             let moving = waiting.begin();
             assert!(!waiting.turn() && !waiting.turn());
@@ -71,6 +86,23 @@ mod tests {
         assert!(!waiting.turn() && !waiting.turn() && waiting.turn());
         let _new = waiting.begin();
         assert!(waiting.turn());
+        drop(stuck);
+        assert!(!waiting.turn());
+    }
+
+    #[test]
+    fn what_waits_for_ever_is_old_for_ever() {
+        let waiting = Arc::new(Waiting::default());
+        let mut stuck = vec![waiting.begin()];
+        for _ in 0..PERIODS {
+            assert!(!waiting.turn());
+        }
+        for _ in 0..100 {
+            assert!(waiting.turn());
+            // Others stay as well, until there is no place to count them apart.
+            stuck.push(waiting.begin());
+            let _moving = waiting.begin();
+        }
         drop(stuck);
         assert!(!waiting.turn());
     }
