@@ -4,7 +4,8 @@
 //! Must hold: wanted ranges of one chunk that lie close become one read; while a chunk is being
 //! read, whoever wants more of it waits, and all who waited share the next read; each is answered
 //! exactly once, also when another one that waits gives up. A caller knows what a read of its ranges
-//! takes before it asks ([`cost`]), and no answer keeps more than twice that in memory.
+//! takes before it asks ([`cost`]), and no answer keeps more than twice that in memory. What lies
+//! between ranges of different callers, for which none of them has room, is bounded for all together.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -14,11 +15,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use dl_store::{ByteRange, Key, ObjectRange, Store};
-use tokio::sync::oneshot;
+use futures::StreamExt;
+use futures::stream;
+use tokio::sync::{Semaphore, oneshot};
 
 /// Ranges of a chunk that lie at most this far apart are read as one: about what a local store
 /// copies in the time of another request to it.
 const GAP: u64 = 16 << 10;
+
+/// Bytes that are read with one call for those who waited: a chunk of the usual size, so that all who
+/// want some of one share a read.
+const ROUND_BYTES: u64 = 4 << 20;
+
+/// Bytes between ranges of different callers that are in memory at once.
+const GAPS_BYTES: u32 = 16 << 20;
 
 /// Bytes `start..end` of an object; never empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,6 +68,17 @@ struct Want {
     answer: oneshot::Sender<Answer>,
 }
 
+/// What is read with one call for some who waited.
+#[derive(Debug, Default)]
+struct Round {
+    /// Those of an object next to each other.
+    wants: Vec<(Key, Want)>,
+    /// Bytes that are read.
+    bytes: u64,
+    /// How many of these none of them has room for.
+    gaps: u64,
+}
+
 /// Who waits for an object that is being read.
 type Queues = HashMap<Key, Vec<Want>>;
 
@@ -67,6 +88,8 @@ pub(crate) struct Executor {
     store: Arc<dyn Store>,
     busy: Arc<Mutex<Queues>>,
     counts: Arc<ReadCounts>,
+    /// In bytes, for what lies between ranges of different callers.
+    gaps: Arc<Semaphore>,
 }
 
 /// What an [`Executor`] did so far.
@@ -82,7 +105,8 @@ pub(crate) struct ReadCounts {
 
 impl Executor {
     pub(crate) fn new(store: Arc<dyn Store>) -> Self {
-        Self { store, busy: Arc::default(), counts: Arc::default() }
+        let gaps = Arc::new(Semaphore::new(GAPS_BYTES as usize));
+        Self { store, busy: Arc::default(), counts: Arc::default(), gaps }
     }
 
     /// What it did so far.
@@ -158,22 +182,29 @@ impl Executor {
         while !work.is_empty() {
             let objects = work.iter().map(|(key, _)| key.clone()).collect();
             let leading = Leading { executor: self.clone(), objects };
-            let wanted: Vec<(Key, Span)> = work
-                .iter()
-                .flat_map(|(key, wants)| {
-                    let spans = wants.iter().flat_map(|want| &want.spans);
-                    spans.map(|span| (key.clone(), *span))
-                })
-                .collect();
-            let (answers, read) = self.fetch(&wanted).await;
-            let mut answers = answers.into_iter();
-            for want in work.into_iter().flat_map(|(_, wants)| wants) {
-                let mut answer: Answer = answers.by_ref().take(want.spans.len()).collect();
-                set_apart(&mut answer, read);
-                // Whoever asked may have gone.
-                let _ = want.answer.send(answer);
-            }
+            let rounds = stream::iter(rounds(work));
+            rounds.for_each_concurrent(None, |round| self.answer(round)).await;
             work = leading.release();
+        }
+    }
+
+    /// Reads for some who waited.
+    async fn answer(&self, round: Round) {
+        let Round { wants, gaps, .. } = round;
+        let gaps = u32::try_from(gaps).unwrap_or(GAPS_BYTES).min(GAPS_BYTES);
+        let _room = self.gaps.acquire_many(gaps).await.expect("the semaphore is never closed");
+        let spans = |(key, want): &(Key, Want)| {
+            let key = key.clone();
+            want.spans.clone().into_iter().map(move |span| (key.clone(), span))
+        };
+        let wanted: Vec<(Key, Span)> = wants.iter().flat_map(spans).collect();
+        let (answers, read) = self.fetch(&wanted).await;
+        let mut answers = answers.into_iter();
+        for (_, want) in wants {
+            let mut answer: Answer = answers.by_ref().take(want.spans.len()).collect();
+            set_apart(&mut answer, read);
+            // Whoever asked may have gone.
+            let _ = want.answer.send(answer);
         }
     }
 
@@ -186,7 +217,10 @@ impl Executor {
         for run in runs(wanted) {
             let Some((key, _)) = run.first() else { continue };
             let from = reads.len();
-            merge(run, &mut reads);
+            match run {
+                [(_, span)] => reads.push(*span),
+                run => merge(run.iter().map(|(_, span)| *span).collect(), &mut reads),
+            }
             ranges.extend(reads.iter().skip(from).filter_map(|span| {
                 let range = ByteRange::exact(span.start, span.end).ok()?;
                 Some(ObjectRange { key: key.clone(), range })
@@ -287,12 +321,8 @@ fn unanswered() -> Failure {
     Arc::new(dl_store::Error::new(kind, "read", "a range the store did not answer"))
 }
 
-/// Adds the reads that cover the ranges of an object, sorted.
-fn merge(run: &[(Key, Span)], reads: &mut Vec<Span>) {
-    if let [(_, span)] = run {
-        return reads.push(*span);
-    }
-    let mut spans: Vec<Span> = run.iter().map(|(_, span)| *span).collect();
+/// Adds the reads that cover ranges of an object, sorted.
+fn merge(mut spans: Vec<Span>, reads: &mut Vec<Span>) {
     spans.sort_unstable();
     let from = reads.len();
     for span in spans {
@@ -303,6 +333,50 @@ fn merge(run: &[(Key, Span)], reads: &mut Vec<Span>) {
             _ => reads.push(span),
         }
     }
+}
+
+/// The reads that cover ranges of an object, and their bytes.
+fn merged(spans: Vec<Span>) -> (Vec<Span>, u64) {
+    let mut reads = Vec::new();
+    merge(spans, &mut reads);
+    let bytes = reads.iter().map(|read| read.length()).sum();
+    (reads, bytes)
+}
+
+/// What is read at once for those who waited: objects together up to [`ROUND_BYTES`], and of an
+/// object as much as is not more than that. Only what one of them wants by itself may be.
+fn rounds(work: Vec<(Key, Vec<Want>)>) -> Vec<Round> {
+    let mut rounds: Vec<Round> = Vec::new();
+    for (key, mut wants) in work {
+        wants.sort_by_cached_key(|want| want.spans.iter().min().copied());
+        let mut wants = wants.into_iter().peekable();
+        let mut is_first = true;
+        while let Some(first) = wants.next() {
+            let (mut reads, mut bytes) = merged(first.spans.clone());
+            let (mut paid, mut together) = (bytes, vec![(key.clone(), first)]);
+            while let Some(want) = wants.peek() {
+                let (own, own_bytes) = merged(want.spans.clone());
+                let (all, all_bytes) = merged([&reads[..], &own].concat());
+                if all_bytes > ROUND_BYTES {
+                    break;
+                }
+                (reads, bytes, paid) = (all, all_bytes, paid.saturating_add(own_bytes));
+                together.extend(wants.next().map(|want| (key.clone(), want)));
+            }
+            let gaps = bytes.saturating_sub(paid);
+            match rounds.last_mut() {
+                // Two parts of an object would become one read.
+                Some(round) if is_first && round.bytes.saturating_add(bytes) <= ROUND_BYTES => {
+                    round.bytes = round.bytes.saturating_add(bytes);
+                    round.gaps = round.gaps.saturating_add(gaps);
+                    round.wants.append(&mut together);
+                }
+                _ => rounds.push(Round { wants: together, bytes, gaps }),
+            }
+            is_first = false;
+        }
+    }
+    rounds
 }
 
 /// Copies an answer out of a read that it is a small part of, and that its caller would keep in

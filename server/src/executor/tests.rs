@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use async_trait::async_trait;
 use dl_runtime::SystemClock;
-use dl_store::{CountStore, Throttle, ThrottleStore};
+use dl_store::{CountStore, ObjectInfo, Prefix, Throttle, ThrottleStore};
+use futures::stream::BoxStream;
 
 use super::*;
 
@@ -14,11 +16,9 @@ fn span(start: u64, end: u64) -> Span {
 #[test]
 fn close_ranges_become_one_read_and_far_ones_stay_apart() {
     let far = 4 << 20;
-    let key = Key::new("chunk").unwrap();
     let merged = |spans: &[Span]| {
-        let run: Vec<_> = spans.iter().map(|span| (key.clone(), *span)).collect();
         let mut reads = Vec::new();
-        merge(&run, &mut reads);
+        merge(spans.to_vec(), &mut reads);
         reads
     };
     assert_eq!(merged(&[span(5_000, 5_100), span(0, 100)]), [span(0, 5_100)]);
@@ -32,7 +32,6 @@ fn close_ranges_become_one_read_and_far_ones_stay_apart() {
 
 #[test]
 fn no_more_is_read_than_a_caller_was_told_that_its_ranges_cost() {
-    let key = Key::new("chunk").unwrap();
     let mut state = 1u64;
     let mut dice = |below: u64| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -51,10 +50,7 @@ fn no_more_is_read_than_a_caller_was_told_that_its_ranges_cost() {
             told += cost(end, *span);
             end = Some(end.map_or(span.end, |end| end.max(span.end)));
         }
-        let run: Vec<_> = spans.iter().map(|span| (key.clone(), *span)).collect();
-        let mut reads = Vec::new();
-        merge(&run, &mut reads);
-        let read: u64 = reads.iter().map(|read| read.end - read.start).sum();
+        let (_, read) = merged(spans.clone());
         assert!(read <= told, "{read} bytes are read for {told}: {spans:?}");
     }
 }
@@ -160,4 +156,138 @@ async fn a_missing_object_fails_its_ranges_only() {
     let answers = executor.read(&[(gone, span(0, 1)), (there, span(5, 8))]).await;
     assert_eq!(answers[0].as_ref().unwrap_err().kind, dl_store::Kind::Missing);
     assert_eq!(answers[1].as_ref().unwrap().as_ref(), [5, 6, 7]);
+}
+
+/// Gives zeroes as soon as it is open, and knows how many of them are still in memory.
+#[derive(Debug)]
+struct Zeroes {
+    closed: Semaphore,
+    live: Arc<Live>,
+}
+
+#[derive(Debug, Default)]
+struct Live {
+    now: AtomicU64,
+    peak: AtomicU64,
+}
+
+struct Body(Vec<u8>, Arc<Live>);
+
+impl Body {
+    fn new(length: u64, live: &Arc<Live>) -> Bytes {
+        let now = live.now.fetch_add(length, Ordering::Relaxed) + length;
+        live.peak.fetch_max(now, Ordering::Relaxed);
+        Bytes::from_owner(Self(vec![0; length as usize], Arc::clone(live)))
+    }
+}
+
+impl AsRef<[u8]> for Body {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for Body {
+    fn drop(&mut self) {
+        self.1.now.fetch_sub(self.0.len() as u64, Ordering::Relaxed);
+    }
+}
+
+impl std::fmt::Display for Zeroes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("zeroes")
+    }
+}
+
+#[async_trait]
+impl Store for Zeroes {
+    async fn read(&self, wanted: &[ObjectRange]) -> Vec<Result<Bytes, dl_store::Error>> {
+        // Closed for good once it may be read.
+        let _ = self.closed.acquire().await;
+        let bodies = wanted.iter().map(|range| Ok(Body::new(range.range.max_len(), &self.live)));
+        let bodies = bodies.collect();
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        bodies
+    }
+
+    async fn create(&self, _: &Key, _: Bytes) -> Result<(), dl_store::Error> {
+        unreachable!("it is only read")
+    }
+
+    async fn delete(&self, _: &Key) -> Result<(), dl_store::Error> {
+        unreachable!("it is only read")
+    }
+
+    async fn settle(&self, _: &[Key]) -> Result<(), dl_store::Error> {
+        unreachable!("it is only read")
+    }
+
+    fn list(&self, _: &Prefix) -> BoxStream<'_, Result<ObjectInfo, dl_store::Error>> {
+        unreachable!("it is only read")
+    }
+}
+
+#[tokio::test]
+async fn what_lies_between_the_ranges_of_those_who_wait_is_bounded_for_all_of_them() {
+    const STEP: u64 = 16 << 10;
+    let live = Arc::new(Live::default());
+    let store = Zeroes { closed: Semaphore::new(0), live: Arc::clone(&live) };
+    let store = Arc::new(store);
+    let executor = Executor::new(Arc::<Zeroes>::clone(&store));
+    let keys: Vec<_> = (0..32).map(|n| Key::new(format!("chunk-{n}")).unwrap()).collect();
+    let mut asked = Vec::new();
+    let mut ask = |wanted: Vec<(Key, Span)>| {
+        let executor = executor.clone();
+        asked.push(tokio::spawn(async move { executor.read(&wanted).await }));
+    };
+    ask(keys.iter().map(|key| (key.clone(), span(0, 1))).collect());
+    while executor.lock().len() < keys.len() {
+        tokio::task::yield_now().await;
+    }
+    // Apart, they read few bytes; together, all of each chunk.
+    for key in &keys {
+        for every_other in 0..2 {
+            let starts = (0..128).map(|n| (2 * n + every_other) * STEP);
+            ask(starts.map(|start| (key.clone(), span(start, start + 10))).collect());
+        }
+    }
+    while executor.counts().waits.load(Ordering::Relaxed) < 2 * keys.len() as u64 {
+        tokio::task::yield_now().await;
+    }
+    store.closed.close();
+    let lengths = |answer: Answer| answer.into_iter().map(|bytes| bytes.unwrap().len()).collect();
+    for (number, answer) in asked.into_iter().enumerate() {
+        let lengths: Vec<_> = lengths(answer.await.unwrap());
+        assert_eq!(lengths, if number == 0 { vec![1; 32] } else { vec![10; 128] });
+    }
+    let peak = live.peak.load(Ordering::Relaxed);
+    assert!(peak > 2 * ROUND_BYTES, "several are read at once: {peak} bytes");
+    assert!(peak < u64::from(GAPS_BYTES) + (1 << 20), "{peak} bytes");
+    assert_eq!(live.now.load(Ordering::Relaxed), 0, "small answers keep no large reads");
+}
+
+#[tokio::test]
+async fn all_of_a_chunk_is_read_once_for_those_who_wait_and_a_large_one_in_rounds() {
+    let key = Key::new("chunk").unwrap();
+    let want = |spans: Vec<Span>| Want { spans, answer: oneshot::channel().0 };
+    let files = |count: u64, length: u64| {
+        let wants = (0..count).rev().map(|n| want(vec![span(n * length, (n + 1) * length)]));
+        vec![(key.clone(), wants.collect())]
+    };
+    let told = |work| -> Vec<(usize, u64, u64)> {
+        let told = |round: Round| (round.wants.len(), round.bytes, round.gaps);
+        rounds(work).into_iter().map(told).collect()
+    };
+    let four = ROUND_BYTES;
+    assert_eq!(told(files(256, 16 << 10)), [(256, four, 0)]);
+    assert_eq!(told(files(1_024, 16 << 10)), [(256, four, 0); 4]);
+    // What one wants by itself is not cut, and what others want twice is read once.
+    let wide = want((0..20).map(|n| span(n << 20, (n << 20) + (1 << 19))).collect());
+    let same = || want(vec![span(0, 100)]);
+    assert_eq!(told(vec![(key.clone(), vec![same(), wide, same()])]).len(), 2);
+    assert_eq!(told(vec![(key.clone(), vec![same(), same()])]), [(2, 100, 0)]);
+    let small = |n: u64| (Key::new(format!("small-{n}")).unwrap(), vec![same()]);
+    assert_eq!(told((0..50).map(small).collect()), [(50, 5_000, 0)]);
 }
