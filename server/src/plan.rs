@@ -241,7 +241,7 @@ impl Plan {
         if self.taken > 0 {
             wave.begun = self.items.front().map(|item| item.number);
         }
-        while wave.segments.len() + wave.done.len() < size.ranges {
+        while wave.segments.len() + wave.done.len() + wave.missing.len() < size.ranges {
             let Some(item) = self.items.front() else { break };
             let number = item.number;
             let place = match &item.found {

@@ -60,3 +60,22 @@ async fn no_more_of_a_large_file_is_read_than_its_record_says_there_is() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_wave_finds_no_more_missing_files_than_it_may_have_answers() {
+    let rig = rig().await;
+    let dataset = rig.create("ds").await;
+    let record = large_file(&rig.parts, dataset).await;
+    rig.parts.store.delete(&object_key(dataset, record.holder.chunk, ObjectKind::Chunk)).await.unwrap();
+    let item = ReadItem { source: ReadSource::File(record), offset: 0, length: None };
+    let request = ReadRequest { dataset, items: vec![item; 1_000] };
+    let mut plan = Plan::new(&rig.parts, request).await.unwrap();
+    let (size, budget) = (WaveSize::of(256 << 10), Budget::new(1 << 20, "test"));
+    let mut missing = 0;
+    while !plan.is_empty() {
+        let wave = plan.next(&rig.parts, &budget, size).await;
+        assert!(wave.missing.len() <= size.ranges, "{}", wave.missing.len());
+        missing += wave.missing.len();
+    }
+    assert_eq!(missing, 1_000);
+}
