@@ -4,10 +4,10 @@
 //! Must hold: who has memory never waits for more of it, so that no two wait for each other; when
 //! little is left, a request takes little and is slower for it.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use dl_proto::Kind;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::Error;
 use crate::parts::{Budget, Parts};
@@ -19,12 +19,47 @@ const ITEM_BYTES: u64 = 256;
 /// Requests of more items are not waited for: while they wait they take that memory all the same.
 const ITEMS_PATIENT: usize = 4_096;
 
+/// Requests that wait for memory of their items at once. What they wait for is held by clients that
+/// are slow to take their answers, and while they do, each has one of the places of the guard: most
+/// of these have to stay for others. To give the place up meanwhile would let in more than fits.
+const WAITING_MAX: usize = 16;
+
+/// Memory for what requests name, and the line before it.
+#[derive(Debug, Clone)]
+pub(crate) struct Items {
+    pub(crate) budget: Budget,
+    line: Arc<Semaphore>,
+}
+
+impl Items {
+    pub(crate) fn new(budget: Budget) -> Self {
+        Self { budget, line: Arc::new(Semaphore::new(WAITING_MAX)) }
+    }
+
+    async fn take(
+        &self,
+        parts: &Parts,
+        items: usize,
+        bytes: u64,
+    ) -> Result<OwnedSemaphorePermit, Error> {
+        if let Some(taken) = self.budget.try_take(bytes, 0) {
+            return Ok(taken);
+        }
+        let place = self.line.try_acquire().ok().filter(|_| items <= ITEMS_PATIENT);
+        let Some(_place) = place else {
+            let why = "other requests have its memory; try again, or ask for less at once";
+            return Err(Error::new(Kind::Unavailable, "read", format!("{items} files"), why));
+        };
+        self.budget.take(bytes, parts).await
+    }
+}
+
 /// Held by the work on a request, by its answer, and by each piece of it that was handed to the
 /// connection and not written to it.
 #[derive(Debug, Default)]
 pub(crate) struct Lease {
     _items: Option<OwnedSemaphorePermit>,
-    room: OnceLock<OwnedSemaphorePermit>,
+    room: Mutex<Vec<OwnedSemaphorePermit>>,
 }
 
 impl Lease {
@@ -34,24 +69,17 @@ impl Lease {
     /// [`Kind::Unavailable`] when there is none.
     pub(crate) async fn of_items(
         parts: &Parts,
-        budget: &Budget,
+        room: &Items,
         items: usize,
         path_bytes: usize,
     ) -> Result<Arc<Self>, Error> {
         let bytes = (items as u64).saturating_mul(ITEM_BYTES).saturating_add(path_bytes as u64);
-        let taken = if items <= ITEMS_PATIENT {
-            budget.take(bytes, parts).await?
-        } else {
-            budget.try_take(bytes, 0).ok_or_else(|| {
-                let why = "other requests have its memory; try again, or ask for less at once";
-                Error::new(Kind::Unavailable, "read", format!("{items} files"), why)
-            })?
-        };
-        Ok(Arc::new(Self { _items: Some(taken), room: OnceLock::new() }))
+        let taken = room.take(parts, items, bytes).await?;
+        Ok(Arc::new(Self { _items: Some(taken), room: Mutex::default() }))
     }
 
     /// Takes the first of these sizes that leaves the others their part, or waits for the last;
-    /// gives which one.
+    /// gives which one. Once for a request.
     ///
     /// # Errors
     /// [`Kind::Unavailable`] when there is none for too long.
@@ -66,17 +94,22 @@ impl Lease {
         let mut part = 2;
         for (number, bytes) in more.iter().enumerate() {
             if let Some(room) = budget.try_take(*bytes, part) {
-                return Ok(self.keep(room, number));
+                self.keep(room);
+                return Ok(number);
             }
             part *= 2;
         }
-        Ok(self.keep(budget.take(*least, parts).await?, more.len()))
+        self.keep(budget.take(*least, parts).await?);
+        Ok(more.len())
     }
 
-    fn keep(&self, room: OwnedSemaphorePermit, number: usize) -> usize {
-        // Once for a request: of two, the second would be given back here.
-        let _ = self.room.set(room);
-        number
+    /// Takes so much more, if it can be had at once.
+    pub(crate) fn grow(&self, budget: &Budget, bytes: u64) -> bool {
+        budget.try_take(bytes, 0).map(|room| self.keep(room)).is_some()
+    }
+
+    fn keep(&self, room: OwnedSemaphorePermit) {
+        self.room.lock().unwrap_or_else(PoisonError::into_inner).push(room);
     }
 }
 
@@ -124,6 +157,25 @@ mod tests {
         assert!(!waiting.is_finished());
         leases.pop();
         assert_eq!(waiting.await.unwrap().unwrap(), 2);
+    }
+
+    #[tokio::test]
+    async fn few_requests_wait_for_those_whose_clients_are_slow_and_others_are_told_at_once() {
+        let (parts, items) = (parts(), Items::new(Budget::new(1_000, "test")));
+        let slow = Lease::of_items(&parts, &items, 1, 700).await.unwrap();
+        let ask = || {
+            let (parts, items) = (parts.clone(), items.clone());
+            tokio::spawn(async move { Lease::of_items(&parts, &items, 1, 700).await.map(drop) })
+        };
+        let waiting: Vec<_> = (0..WAITING_MAX).map(|_| ask()).collect();
+        tokio::task::yield_now().await;
+        assert!(waiting.iter().all(|request| !request.is_finished()));
+        assert_eq!(ask().await.unwrap().unwrap_err().kind, Kind::Unavailable);
+        Lease::of_items(&parts, &items, 1, 10).await.expect("there is room for a small one");
+        drop(slow);
+        for request in waiting {
+            request.await.unwrap().unwrap();
+        }
     }
 
     #[tokio::test]

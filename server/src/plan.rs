@@ -151,26 +151,34 @@ impl Plan {
             named,
             keys: Keys { dataset, last: None },
         };
+        sort(&mut found);
         plan.add(found);
         Ok(plan)
     }
 
-    /// Looks items up again that were asked for by their paths.
+    /// Looks items up again that were asked for by their paths: they may have become longer. Takes
+    /// them in when `has_room` for what their reads take, told as by [`Plan::cost`]; gives whether
+    /// it did.
     pub(crate) async fn look_up_again(
         &mut self,
         parts: &Parts,
         numbers: &[u32],
-    ) -> Result<(), Error> {
+        most: u64,
+        has_room: impl FnOnce(u64) -> bool,
+    ) -> Result<bool, Error> {
         let mut found = Vec::with_capacity(numbers.len());
         let named: Vec<_> = numbers.iter().filter_map(|number| self.named(*number)).collect();
         look_up(parts, self.dataset, &named, &mut found).await?;
+        sort(&mut found);
+        if !has_room(cost_of(&found, most)) {
+            return Ok(false);
+        }
         self.add(found);
-        Ok(())
+        Ok(true)
     }
 
-    fn add(&mut self, mut found: Vec<Item>) {
-        // In the order in which the bytes lie, so that neighbours are read together.
-        found.sort_unstable_by_key(|item| (item.place(), item.number));
+    /// Adds sorted items.
+    fn add(&mut self, found: Vec<Item>) {
         if self.items.is_empty() {
             self.items = found.into();
         } else {
@@ -206,31 +214,7 @@ impl Plan {
 
     /// What the reads of all items take of memory, as far as that is less than `most`.
     pub(crate) fn cost(&self, most: u64) -> u64 {
-        let mut sum = 0u64;
-        let (mut last, mut large) = (None, None);
-        for item in &self.items {
-            let more = match &item.found {
-                Lookup::Missing | Lookup::Folder => 0,
-                Lookup::File(place) if place.has_extents => {
-                    let is_same = large.replace(place.chunk) == Some(place.chunk);
-                    let header = if is_same { 0 } else { layout::FIRST_READ };
-                    item.to.min(place.length).saturating_sub(item.from).saturating_add(header)
-                }
-                Lookup::File(place) => match place.span(item.from, item.to) {
-                    Some(span) => {
-                        let more = cost(end_of(last, place.chunk), span);
-                        last = Some(later(last, place.chunk, span));
-                        more
-                    }
-                    None => 0,
-                },
-            };
-            sum = sum.saturating_add(more).saturating_add(RANGE_COST);
-            if sum >= most {
-                return most;
-            }
-        }
-        sum
+        cost_of(&self.items, most)
     }
 
     /// What to read next; nothing when all items are answered.
@@ -350,6 +334,40 @@ impl Plan {
         }
         self.layouts.read(parts, budget, self.dataset, &chunks).await;
     }
+}
+
+/// In the order in which the bytes lie, so that neighbours are read together.
+fn sort(items: &mut [Item]) {
+    items.sort_unstable_by_key(|item| (item.place(), item.number));
+}
+
+/// What the reads of sorted items take of memory, as far as that is less than `most`.
+fn cost_of<'a>(items: impl IntoIterator<Item = &'a Item>, most: u64) -> u64 {
+    let mut sum = 0u64;
+    let (mut last, mut large) = (None, None);
+    for item in items {
+        let more = match &item.found {
+            Lookup::Missing | Lookup::Folder => 0,
+            Lookup::File(place) if place.has_extents => {
+                let is_same = large.replace(place.chunk) == Some(place.chunk);
+                let header = if is_same { 0 } else { layout::FIRST_READ };
+                item.to.min(place.length).saturating_sub(item.from).saturating_add(header)
+            }
+            Lookup::File(place) => match place.span(item.from, item.to) {
+                Some(span) => {
+                    let more = cost(end_of(last, place.chunk), span);
+                    last = Some(later(last, place.chunk, span));
+                    more
+                }
+                None => 0,
+            },
+        };
+        sum = sum.saturating_add(more).saturating_add(RANGE_COST);
+        if sum >= most {
+            return most;
+        }
+    }
+    sum
 }
 
 /// Adds what is known of named items.

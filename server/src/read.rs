@@ -2,8 +2,8 @@
 //!
 //! Must hold: each item is answered exactly once, in pieces whose order is that of its bytes; a bad
 //! item fails alone. A request holds its items and two waves of what it reads, whatever it asks for
-//! and however slowly its client takes it: its memory is taken once, before the first read, and a
-//! request that gets little of it reads in small waves.
+//! and however slowly its client takes it: its memory is taken before the first read, and a request
+//! that gets little of it reads in small waves. For files that became longer it doesn't wait.
 
 use std::sync::Arc;
 
@@ -25,6 +25,9 @@ use crate::plan::{Plan, Segment, Wave, WaveSize, problem};
 /// request are in memory: one that is read while the one before it is sent.
 const WAVES: [u64; 3] = [4 << 20, 1 << 20, 256 << 10];
 
+/// Requests that cost more take no more memory.
+const COST_MAX: u64 = 2 * WAVES[0];
+
 /// Bytes of an answer in its connection, at most: a message and what is being written.
 const SENT_BYTES: u64 = 2 * REPLY_BYTES as u64;
 
@@ -45,7 +48,7 @@ pub(crate) async fn read(
     let dataset = request.dataset;
     catalog::by_id(parts, dataset).await?;
     let mut plan = Plan::new(parts, request).await?;
-    let cost = plan.cost(2 * WAVES[0]);
+    let mut cost = plan.cost(COST_MAX);
     let taken = lease.reserve(parts, budget, &WAVES.map(|wave| memory(cost, wave))).await?;
     let size = WaveSize::of(WAVES.get(taken).copied().unwrap_or(WAVES[0]));
     let mut again = Again::default();
@@ -89,7 +92,20 @@ pub(crate) async fn read(
                     Next::Tell(number, kind, why) => pieces.push(problem(number, kind, why)),
                 }
             }
-            plan.look_up_again(parts, &numbers).await?;
+            let has_room = |more: u64| {
+                let whole = cost.saturating_add(more).min(COST_MAX);
+                let more = memory(whole, size.bytes).saturating_sub(memory(cost, size.bytes));
+                let has_room = lease.grow(budget, more);
+                if has_room {
+                    cost = whole;
+                }
+                has_room
+            };
+            if !plan.look_up_again(parts, &numbers, COST_MAX, has_room).await? {
+                let why = "it was moved or replaced meanwhile, and memory is short; try again";
+                let told = |number| problem(number, Kind::Unavailable, why.to_owned());
+                pieces.extend(numbers.into_iter().map(told));
+            }
         }
         send(parts, &replies, pieces, size, plan.is_empty()).await?;
     }
@@ -147,4 +163,78 @@ fn in_replies(pieces: Pieces, message_bytes: usize) -> Vec<Pieces> {
         replies.push(reply);
     }
     replies
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use dl_format::{
+        Attributes, ChunkIdMaker, ChunkShape, ChunkWriter, DatasetId, FilePath, ObjectKind,
+    };
+    use dl_proto::{ReadItem, ReadSource};
+    use dl_runtime::fault::Fault;
+    use dl_store::Key;
+
+    use super::*;
+    use crate::parts::object_key;
+    use crate::testing::{Rig, rig};
+
+    const BUDGET: u32 = 4 << 20;
+    const SECOND: Duration = Duration::from_secs(1);
+
+    async fn put(rig: &Rig, dataset: DatasetId, number: u8, bytes: &[u8]) -> Key {
+        let mut writer = ChunkWriter::new(ChunkShape::default(), Vec::new());
+        let path = FilePath::new("a").unwrap();
+        writer.append(&path, Attributes { mode: 0, mtime: 1 }, bytes).unwrap();
+        let id = ChunkIdMaker::new([number; 9]).next(rig.parts.clock.now());
+        let object = writer.seal(id, dataset).as_slice().to_vec();
+        crate::commit::put_chunk(&rig.parts, &Arc::default(), dataset, object).await.unwrap();
+        object_key(dataset, id, ObjectKind::Chunk)
+    }
+
+    /// Reads a file of ten bytes that is replaced by a long one after it was looked up; its last
+    /// piece, and how much memory it takes then. Others may have the rest of the memory.
+    async fn replaced(others: bool) -> (ReadPiece, u64) {
+        let rig = rig().await;
+        let dataset = rig.create("ds").await;
+        let short = put(&rig, dataset, 1, &[1; 10]).await;
+        rig.store.script("read", [Some(Fault::Delay(SECOND))]);
+        let (budget, lease) = (Budget::new(BUDGET, "test"), Arc::<Lease>::default());
+        let (replies, mut came) = mpsc::channel(16);
+        let path = ReadSource::Path(FilePath::new("a").unwrap());
+        let request =
+            ReadRequest { dataset, items: vec![ReadItem { source: path, offset: 0, length: None }] };
+        let (parts, executor) = (rig.parts.clone(), Executor::new(Arc::clone(&rig.parts.store)));
+        let reading = {
+            let (budget, lease) = (budget.clone(), Arc::clone(&lease));
+            tokio::spawn(async move {
+                read(&parts, &executor, &budget, &lease, request, replies).await.unwrap();
+            })
+        };
+        while budget.total_and_used().1 == 0 {
+            tokio::task::yield_now().await;
+        }
+        put(&rig, dataset, 2, &[2; 600_000]).await;
+        rig.parts.store.delete(&short).await.unwrap();
+        let (total, used) = budget.total_and_used();
+        let _others = others.then(|| budget.try_take(total - used, 0).unwrap());
+        let (done, _) = rig.run(reading).await;
+        done.unwrap();
+        let mut last = None;
+        while let Some(Reply::More(pieces) | Reply::Last(pieces)) = came.recv().await {
+            last = pieces.into_iter().next_back().or(last);
+        }
+        (last.unwrap(), budget.total_and_used().1)
+    }
+
+    #[tokio::test]
+    async fn a_file_that_became_longer_is_read_when_there_is_memory_for_it_and_else_refused() {
+        let (piece, used) = replaced(false).await;
+        assert_eq!((piece.length, piece.data.is_ok()), (600_000, true));
+        assert!(used > 600_000, "{used} bytes");
+        let (piece, used) = replaced(true).await;
+        assert_eq!(piece.data.unwrap_err().0, Kind::Unavailable);
+        assert_eq!(used, u64::from(BUDGET));
+    }
 }

@@ -22,7 +22,7 @@ use crate::error::Error;
 use crate::executor::Executor;
 use crate::gate::Gate;
 use crate::guard::Admitted;
-use crate::lease::Lease;
+use crate::lease::{Items, Lease};
 use crate::metrics::Gauges;
 use crate::parts::{Budget, Parts};
 use crate::shown::Shown;
@@ -61,7 +61,7 @@ pub(crate) struct Service {
     writes: Budget,
     buffers: Arc<Buffers>,
     reads: Budget,
-    items: Budget,
+    items: Items,
     lookups: Budget,
     listings: Budget,
     snapshots: Snapshots,
@@ -75,7 +75,7 @@ impl Service {
             writes: Budget::new(parts.limits.write_bytes, "receive a chunk"),
             buffers: Arc::default(),
             reads: Budget::new(parts.limits.read_bytes, "read files"),
-            items: Budget::new(ITEMS_BYTES, "read files"),
+            items: Items::new(Budget::new(ITEMS_BYTES, "read files")),
             lookups: Budget::new(LOOKUP_BYTES, "look files up"),
             listings: Budget::new(LISTING_BYTES, "list files"),
             snapshots: Snapshots::new(),
@@ -94,7 +94,7 @@ impl Service {
 
     /// Memory that answers take until they are sent.
     pub(crate) fn answers(&self) -> Arc<[Budget]> {
-        Arc::new([self.reads.clone(), self.items.clone(), self.listings.clone()])
+        Arc::new([self.reads.clone(), self.items.budget.clone(), self.listings.clone()])
     }
 
     /// This service as tonic serves it.
