@@ -4,8 +4,9 @@
 //! before anything is asked of it, and as soon as it becomes one. Where one may have dropped some,
 //! the marks of its shards go, so that every server takes them for lost.
 
+use std::collections::HashMap;
 use std::fs;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use dl_runtime::blocking;
 use redis::aio::MultiplexedConnection;
@@ -27,6 +28,32 @@ pub(super) struct Link {
     pub(super) connection: MultiplexedConnection,
     /// Which life of which process: another one after a restart and after a failover.
     pub(super) run: Arc<str>,
+}
+
+/// How many keys each node had dropped when it was last looked at.
+#[derive(Debug, Default)]
+pub(super) struct Dropped(Mutex<HashMap<Node, Look>>);
+
+#[derive(Debug)]
+struct Look {
+    run: Arc<str>,
+    keys: u64,
+    /// Whether it may have dropped any key. One that drops only keys which are to expire drops none
+    /// of ours.
+    any: bool,
+}
+
+impl Dropped {
+    /// Whether a node may have dropped keys of ours since it was looked at before, whatever its
+    /// policy is now.
+    fn has_grown(&self, node: &Node, info: &Info) -> bool {
+        let any = !info.get("maxmemory_policy").starts_with("volatile-");
+        let keys = info.get("evicted_keys").parse().unwrap_or_default();
+        let run = info.run();
+        let mut looks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = looks.insert(node.clone(), Look { run: Arc::clone(&run), keys, any });
+        before.is_some_and(|look| look.run == run && keys > look.keys && look.any && any)
+    }
 }
 
 /// What INFO says, as far as it matters.
@@ -55,6 +82,7 @@ impl Link {
         node: &Node,
         address: &Address,
         options: &RedisOptions,
+        dropped: &Dropped,
     ) -> Result<Self, Verdict> {
         let client = client(node, address).await?;
         let config = AsyncConnectionConfig::new()
@@ -64,7 +92,7 @@ impl Link {
         let mut connection = connected.map_err(|error| Verdict::of(&error))?;
         let info = info(&mut connection, node).await?;
         let link = Self { connection: connection.clone(), run: info.run() };
-        link.check(&info, address, node).await?;
+        link.check(&info, address, node, dropped).await?;
         warn_of_loss(&mut connection, &info, node).await;
         link.load(node).await?;
         tracing::debug!(
@@ -105,17 +133,24 @@ impl Link {
         &self,
         address: &Address,
         node: &Node,
+        dropped: &Dropped,
     ) -> Result<Arc<str>, Verdict> {
         let info = info(&mut self.connection.clone(), node).await?;
-        self.check(&info, address, node).await?;
+        self.check(&info, address, node, dropped).await?;
         Ok(info.run())
     }
 
     /// Refuses what would lose keys or answer for the wrong ones.
-    async fn check(&self, info: &Info, address: &Address, node: &Node) -> Result<(), Verdict> {
+    async fn check(
+        &self,
+        info: &Info,
+        address: &Address,
+        node: &Node,
+        dropped: &Dropped,
+    ) -> Result<(), Verdict> {
         let fit = check(info, address, node);
-        let has_dropped = info.drops_keys() && !matches!(info.get("evicted_keys"), "" | "0");
-        if has_dropped {
+        let was_dropped = dropped.has_grown(node, info);
+        if was_dropped || info.drops_keys() && !matches!(info.get("evicted_keys"), "" | "0") {
             tracing::error!(%node, "this Redis has dropped keys: some metadata may be lost");
             let mut pipeline = redis::Pipeline::with_capacity(SHARDS);
             for shard in Shard::all() {
@@ -124,7 +159,11 @@ impl Link {
             // Shards of other nodes are refused one by one. A database without marks is not ours.
             self.send(&pipeline).await?;
         }
-        fit
+        match fit {
+            // What was read of it before is read again.
+            Ok(()) if was_dropped => Err(Verdict::Lost("it has dropped keys".to_owned())),
+            fit => fit,
+        }
     }
 }
 
@@ -219,6 +258,32 @@ mod tests {
     fn info_is_read_by_whole_names() {
         let info = Info("# Server\r\nrun_id:abc\r\nrun_idx:no\r\nmaster_replid:def\r\n".to_owned());
         assert_eq!((&*info.run(), info.get("run"), info.get("nothing")), ("abc:def", "", ""));
+    }
+
+    #[test]
+    fn keys_that_were_dropped_between_two_looks_are_noticed_unless_they_were_to_expire() {
+        let node = |url| Address::parse(url).expect("of Redis").expect("an address").nodes.remove(0);
+        let (first, second) = (node("redis://h:1"), node("redis://h:2"));
+        let info = |run: &str, policy: &str, keys: u32| {
+            Info(format!("run_id:{run}\r\nmaxmemory_policy:{policy}\r\nevicted_keys:{keys}\r\n"))
+        };
+        let dropped = Dropped::default();
+        for (node, run, policy, keys, expected) in [
+            (&first, "a", "noeviction", 7, false),
+            (&first, "a", "noeviction", 7, false),
+            (&second, "b", "noeviction", 9, false),
+            (&first, "a", "noeviction", 8, true),
+            (&first, "a", "volatile-lru", 9, false),
+            (&first, "a", "volatile-lru", 10, false),
+            (&first, "a", "allkeys-lru", 11, false),
+            (&first, "a", "noeviction", 12, true),
+            (&first, "c", "noeviction", 13, false),
+            (&first, "c", "noeviction", 0, false),
+            (&second, "b", "noeviction", 10, true),
+        ] {
+            let has_grown = dropped.has_grown(node, &info(run, policy, keys));
+            assert_eq!(has_grown, expected, "{node} {run} {policy} {keys}");
+        }
     }
 
     #[test]

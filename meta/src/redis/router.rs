@@ -18,7 +18,7 @@ use super::RedisOptions;
 use super::address::{Address, Node};
 use super::command::{Ask, list};
 use super::failure::{Failure, Verdict};
-use super::link::Link;
+use super::link::{Dropped, Link};
 use super::slots::{SHARDS, Shard};
 use crate::Kind;
 
@@ -40,6 +40,7 @@ pub(super) struct Router {
     state: Mutex<State>,
     /// Counts new connections and new owners.
     changes: AtomicU64,
+    dropped: Dropped,
 }
 
 #[derive(Debug)]
@@ -78,7 +79,8 @@ impl Router {
         let state =
             State { owners: vec![single; SHARDS], links: HashMap::new(), refreshed: None, turn: 0 };
         let state = Mutex::new(state);
-        Self { address, options, clock, random, state, changes: AtomicU64::new(0) }
+        let (changes, dropped) = (AtomicU64::new(0), Dropped::default());
+        Self { address, options, clock, random, state, changes, dropped }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -279,7 +281,7 @@ impl Router {
         let cell = Arc::clone(self.state().links.entry(node.clone()).or_default());
         let link = cell
             .get_or_try_init(|| async {
-                let link = Link::open(node, &self.address, &self.options).await?;
+                let link = Link::open(node, &self.address, &self.options, &self.dropped).await?;
                 self.changed();
                 Ok(link)
             })
@@ -356,7 +358,7 @@ impl Router {
 
     async fn run_of(&self, node: Node) -> Result<(Node, Arc<str>), Verdict> {
         let link = self.link(&node).await?;
-        match link.current_run(&self.address, &node).await {
+        match link.current_run(&self.address, &node, &self.dropped).await {
             Ok(run) => Ok((node, run)),
             Err(verdict) => {
                 // One that became unfit is asked nothing more until it is connected to anew.

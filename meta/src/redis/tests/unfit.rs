@@ -45,10 +45,8 @@ async fn a_redis_that_begins_to_drop_keys_is_refused_until_it_keeps_them_again()
     store.lookup(id(), &[path("1/1")]).await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_redis_that_has_dropped_keys_is_taken_for_one_that_lost_them() {
-    let server = Server::start(&[]).await;
-    let (store, other) = (filled(&server.url()).await, open(&server.url()).await);
+/// Has a server drop some keys, by a policy that lasts.
+async fn drop_keys(server: &Server) {
     server.ask(&["CONFIG", "SET", "maxmemory-policy", "allkeys-random"]).await;
     let used = server.text(&["INFO", "memory"]).await;
     let used = used.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap().to_owned();
@@ -59,19 +57,46 @@ async fn a_redis_that_has_dropped_keys_is_taken_for_one_that_lost_them() {
         !stats.contains("evicted_keys:0\r")
     })
     .await;
-    names_the_policy(&store.damage().await.unwrap_err());
+}
+
+async fn keep_keys(server: &Server) {
     server.ask(&["CONFIG", "SET", "maxmemory", "0"]).await;
     server.ask(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await;
-    for store in [&store, &other] {
-        if store.identity().await.unwrap().is_none() {
-            // It went with the others: these are metadata of no chunk store, which servers refuse.
-            continue;
-        }
-        assert_eq!(store.damage().await.unwrap(), Some(Damage { since: None }));
-        let error = store.lookup(id(), &[path("1/1")]).await.unwrap_err();
-        let is_home = error.kind == Kind::Missing;
-        assert!(is_home || reason(&error).contains("dlcmd recover"), "{error:?}");
+}
+
+async fn takes_it_for_lost(store: &Redis) {
+    if store.identity().await.unwrap().is_none() {
+        // It went with the others: these are metadata of no chunk store, which servers refuse.
+        return;
     }
+    eventually("it is taken for lost", || async {
+        store.damage().await.unwrap() == Some(Damage { since: None })
+    })
+    .await;
+    let error = store.lookup(id(), &[path("1/1")]).await.unwrap_err();
+    let is_home = error.kind == Kind::Missing;
+    assert!(is_home || reason(&error).contains("dlcmd recover"), "{error:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_has_dropped_keys_is_taken_for_one_that_lost_them() {
+    let server = Server::start(&[]).await;
+    let (store, other) = (filled(&server.url()).await, open(&server.url()).await);
+    drop_keys(&server).await;
+    names_the_policy(&store.damage().await.unwrap_err());
+    keep_keys(&server).await;
+    takes_it_for_lost(&store).await;
+    takes_it_for_lost(&other).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_that_were_dropped_while_nobody_looked_are_missed_though_the_policy_is_right_again() {
+    let server = Server::start(&[]).await;
+    let (store, other) = (filled(&server.url()).await, open(&server.url()).await);
+    drop_keys(&server).await;
+    keep_keys(&server).await;
+    takes_it_for_lost(&store).await;
+    takes_it_for_lost(&other).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
