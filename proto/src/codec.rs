@@ -110,7 +110,9 @@ fn fields(mut message: impl Buf) -> usize {
             _ => None,
         };
         let skipped = skipped.and_then(|skipped| usize::try_from(skipped).ok());
-        let Some(skipped) = skipped.filter(|skipped| *skipped <= message.remaining()) else { break };
+        let Some(skipped) = skipped.filter(|skipped| *skipped <= message.remaining()) else {
+            break;
+        };
         message.advance(skipped);
         count += 1;
     }

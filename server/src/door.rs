@@ -183,7 +183,19 @@ impl Door {
         let (clock, stalls) = (Arc::clone(&self.clock), self.stalls.clone());
         let turn = clock.sleep(stalls.period());
         let (first_bytes, paused, full, is_over) = (0, None, None, false);
-        Guest { stream, ticket, end, speaks, clock, first_bytes, paused, stalls, turn, full, is_over }
+        Guest {
+            stream,
+            ticket,
+            end,
+            speaks,
+            clock,
+            first_bytes,
+            paused,
+            stalls,
+            turn,
+            full,
+            is_over,
+        }
     }
 
     /// What went through.

@@ -203,8 +203,10 @@ mod tests {
         let (budget, lease) = (Budget::new(BUDGET, "test"), Arc::<Lease>::default());
         let (replies, mut came) = mpsc::channel(16);
         let path = ReadSource::Path(FilePath::new("a").unwrap());
-        let request =
-            ReadRequest { dataset, items: vec![ReadItem { source: path, offset: 0, length: None }] };
+        let request = ReadRequest {
+            dataset,
+            items: vec![ReadItem { source: path, offset: 0, length: None }],
+        };
         let (parts, executor) = (rig.parts.clone(), Executor::new(Arc::clone(&rig.parts.store)));
         let reading = {
             let (budget, lease) = (budget.clone(), Arc::clone(&lease));

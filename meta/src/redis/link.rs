@@ -262,7 +262,8 @@ mod tests {
 
     #[test]
     fn keys_that_were_dropped_between_two_looks_are_noticed_unless_they_were_to_expire() {
-        let node = |url| Address::parse(url).expect("of Redis").expect("an address").nodes.remove(0);
+        let node =
+            |url| Address::parse(url).expect("of Redis").expect("an address").nodes.remove(0);
         let (first, second) = (node("redis://h:1"), node("redis://h:2"));
         let info = |run: &str, policy: &str, keys: u32| {
             Info(format!("run_id:{run}\r\nmaxmemory_policy:{policy}\r\nevicted_keys:{keys}\r\n"))

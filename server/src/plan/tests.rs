@@ -66,7 +66,11 @@ async fn a_wave_finds_no_more_missing_files_than_it_may_have_answers() {
     let rig = rig().await;
     let dataset = rig.create("ds").await;
     let record = large_file(&rig.parts, dataset).await;
-    rig.parts.store.delete(&object_key(dataset, record.holder.chunk, ObjectKind::Chunk)).await.unwrap();
+    rig.parts
+        .store
+        .delete(&object_key(dataset, record.holder.chunk, ObjectKind::Chunk))
+        .await
+        .unwrap();
     let item = ReadItem { source: ReadSource::File(record), offset: 0, length: None };
     let request = ReadRequest { dataset, items: vec![item; 1_000] };
     let mut plan = Plan::new(&rig.parts, request).await.unwrap();
