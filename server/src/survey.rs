@@ -2,8 +2,8 @@
 //! what purge and verify judge by.
 //!
 //! Must hold: the same rows as `dl_format::Fold`, of a share of the paths at a time, so that memory
-//! is bounded by [`PASS_BYTES`] and a few words for each object; all rows of a path are in one
-//! share. The store is listed before the log is read: what is in the log then is not missed.
+//! is bounded by [`PASS_BYTES`] and about a hundred bytes for each object; all rows of a path are in
+//! one share. The store is listed before the log is read: what is in the log then is not missed.
 
 use std::cmp::Reverse;
 use std::collections::hash_map::RandomState;
@@ -190,8 +190,13 @@ impl Survey {
 
     /// Whether the contents of everything in the log and the store are known.
     pub(crate) fn is_whole(&self) -> bool {
-        let logged = |id: &ChunkId| self.objects.binary_search_by_key(id, |o| o.id).is_ok();
-        self.unread.is_empty() && self.stored.keys().all(logged)
+        self.unread.is_empty() && self.unlogged() == 0
+    }
+
+    /// How many objects of the store the log lacks.
+    pub(crate) fn unlogged(&self) -> usize {
+        let is_logged = |id: &ChunkId| self.objects.binary_search_by_key(id, |o| o.id).is_ok();
+        self.stored.keys().filter(|id| !is_logged(id)).count()
     }
 
     /// Which objects the log has.
@@ -222,21 +227,20 @@ impl Survey {
         parts: &'a Parts,
         numbers: Vec<usize>,
     ) -> impl Stream<Item = (usize, Result<Header, Error>)> + 'a {
-        let mut batches: Vec<Vec<usize>> = Vec::new();
-        let mut bytes = 0;
-        for number in numbers {
-            let length = self.objects.get(number).map_or(0, |object| object.header_length.into());
-            match batches.last_mut() {
-                Some(batch) if batch.len() < BATCH && bytes + length <= BATCH_BYTES => {
-                    batch.push(number);
-                    bytes += length;
-                }
-                _ => {
-                    batches.push(vec![number]);
-                    bytes = length;
-                }
+        let mut numbers = numbers.into_iter().peekable();
+        let batches = std::iter::from_fn(move || {
+            let length =
+                |number: usize| self.objects.get(number).map_or(0, |o| u64::from(o.header_length));
+            let first = numbers.next()?;
+            let (mut batch, mut bytes) = (vec![first], length(first));
+            while let Some(number) = numbers.next_if(|number| {
+                batch.len() < BATCH && bytes.saturating_add(length(*number)) <= BATCH_BYTES
+            }) {
+                bytes = bytes.saturating_add(length(number));
+                batch.push(number);
             }
-        }
+            Some(batch)
+        });
         let read = move |batch| self.read_batch(parts, batch);
         stream::iter(batches).map(read).buffered(BATCHES_AT_ONCE).flat_map(stream::iter)
     }
@@ -384,6 +388,7 @@ async fn log(parts: &Parts, dataset: DatasetId) -> Result<Vec<ObjectRecord>, Err
         let is_last = page.len() < LOG_PAGE;
         objects.extend(page);
         if is_last {
+            objects.shrink_to_fit();
             return Ok(objects);
         }
     }

@@ -196,8 +196,7 @@ impl Verify<'_> {
             let problem = format!("{key} in the chunk store is no object of a dataset");
             self.find(problem, "move it away, if nobody else needs it");
         }
-        let logged: HashSet<ChunkId> = survey.objects.iter().map(|object| object.id).collect();
-        let unlogged = survey.stored.keys().filter(|id| !logged.contains(id)).count();
+        let unlogged = survey.unlogged();
         if unlogged > 0 {
             let problem = format!("{unlogged} objects in the chunk store are not in the metadata");
             self.doubt(problem, self.recover());
