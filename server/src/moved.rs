@@ -60,12 +60,12 @@ impl Again {
             }
         }
         // Once for all files of a chunk.
-        let keys: BTreeSet<&Key> = lost.iter().map(|(_, key)| key).collect();
+        let keys: BTreeSet<Key> = lost.iter().map(|(_, key)| key.clone()).collect();
         let asked = stream::iter(keys).map(|key| async move {
-            let is_expected = is_expected(parts, dataset, key).await?;
+            let is_expected = is_expected(parts, dataset, &key).await?;
             Ok::<_, Error>((key, is_expected))
         });
-        let expected: HashMap<&Key, bool> = asked.buffered(AT_ONCE).try_collect().await?;
+        let expected: HashMap<Key, bool> = asked.buffered(AT_ONCE).try_collect().await?;
         next.extend(lost.iter().map(|(number, key)| {
             if expected.get(key).copied().unwrap_or(true) {
                 let why = format!("read {key}: it is not in the chunk store");

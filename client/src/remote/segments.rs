@@ -35,7 +35,7 @@ impl Segments {
     /// Bytes to be looked at where they lie, at most so many of the first.
     pub(crate) fn look(&self, most: usize) -> impl Buf {
         let mut pieces = self.pieces.iter();
-        let piece = pieces.next().map_or(&[][..], |piece| piece);
+        let piece: &[u8] = pieces.next().map_or(&[], |piece| piece);
         Look { piece, pieces, bytes: self.bytes }.take(most)
     }
 }
