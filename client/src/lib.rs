@@ -32,7 +32,7 @@ pub use order::{
     Selection, Stage, Tail,
 };
 pub use remote::{
-    Client, ClientCertificate, ConnectOptions, Dataset, Deleted, FailedWrite, FileSink, Flushed,
-    Listing, OnRetry, ReadItem, Retry,
+    Client, ClientCertificate, ConnectOptions, Dataset, Deleted, Epoch, EpochFile, FailedWrite,
+    FileSink, Flushed, Listing, OnRetry, ReadItem, Retry, ShuffleOptions,
 };
 pub use snapshot::{Snapshot, SnapshotCache};

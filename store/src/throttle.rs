@@ -1,4 +1,5 @@
-//! A layer that makes a fast store as slow as a real one: latency, bandwidth, few at once.
+//! A layer that makes a fast store as slow as a real one: latency, bandwidth, requests per second,
+//! few at once.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -21,6 +22,8 @@ pub struct Throttle {
     pub latency: Duration,
     /// For the bytes of all bodies together, in both directions; none is no limit.
     pub bytes_per_second: Option<NonZeroU64>,
+    /// For all calls together, where a read counts as one for each of its ranges; none is no limit.
+    pub requests_per_second: Option<NonZeroU64>,
 }
 
 /// Slows the calls to `inner` down.
@@ -30,7 +33,26 @@ pub struct ThrottleStore {
     clock: Arc<dyn Clock>,
     throttle: Arc<Mutex<Throttle>>,
     in_flight: Semaphore,
-    line: Mutex<Duration>,
+    bytes: Line,
+    requests: Line,
+}
+
+/// When what came before has passed.
+#[derive(Debug, Default)]
+struct Line(Mutex<Duration>);
+
+impl Line {
+    /// Waits until what came before, and `units` more, have passed at `rate` a second.
+    async fn pass(&self, clock: &dyn Clock, units: u64, rate: Option<NonZeroU64>) {
+        let Some(rate) = rate else { return };
+        let now = clock.monotonic();
+        let free_at = {
+            let mut line = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            *line = now.max(*line) + Duration::from_secs_f64(units as f64 / rate.get() as f64);
+            *line
+        };
+        clock.sleep(free_at.saturating_sub(now)).await;
+    }
 }
 
 impl ThrottleStore {
@@ -47,7 +69,8 @@ impl ThrottleStore {
             clock,
             throttle: Arc::clone(&throttle),
             in_flight: Semaphore::new(in_flight),
-            line: Mutex::new(Duration::ZERO),
+            bytes: Line::default(),
+            requests: Line::default(),
         };
         (store, throttle)
     }
@@ -58,14 +81,7 @@ impl ThrottleStore {
 
     /// Calls share one line: each waits until the bytes before it and its own have passed.
     async fn transfer(&self, bytes: u64) {
-        let Some(rate) = self.throttle().bytes_per_second else { return };
-        let now = self.clock.monotonic();
-        let free_at = {
-            let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
-            *line = now.max(*line) + Duration::from_secs_f64(bytes as f64 / rate.get() as f64);
-            *line
-        };
-        self.clock.sleep(free_at.saturating_sub(now)).await;
+        self.bytes.pass(self.clock.as_ref(), bytes, self.throttle().bytes_per_second).await;
     }
 
     async fn slowly<T>(
@@ -74,8 +90,20 @@ impl ThrottleStore {
         call: impl Future<Output = T>,
         got: impl Fn(&T) -> u64,
     ) -> T {
+        self.slowly_many(1, sent, call, got).await
+    }
+
+    async fn slowly_many<T>(
+        &self,
+        requests: u64,
+        sent: u64,
+        call: impl Future<Output = T>,
+        got: impl Fn(&T) -> u64,
+    ) -> T {
         let _place = self.in_flight.acquire().await.expect("the semaphore is never closed");
-        self.clock.sleep(self.throttle().latency).await;
+        let Throttle { latency, requests_per_second, .. } = self.throttle();
+        self.requests.pass(self.clock.as_ref(), requests, requests_per_second).await;
+        self.clock.sleep(latency).await;
         self.transfer(sent).await;
         let answer = call.await;
         self.transfer(got(&answer)).await;
@@ -100,7 +128,7 @@ impl Store for ThrottleStore {
         let got = |results: &Vec<Result<Bytes, Error>>| {
             results.iter().flatten().map(|bytes| bytes.len() as u64).sum()
         };
-        self.slowly(0, self.inner.read(wanted), got).await
+        self.slowly_many(wanted.len() as u64, 0, self.inner.read(wanted), got).await
     }
 
     async fn delete(&self, key: &Key) -> Result<(), Error> {
@@ -132,8 +160,11 @@ mod tests {
     async fn each_call_costs_its_latency_and_its_bytes() {
         let clock = Arc::new(ManualClock::jumping(UNIX_EPOCH));
         let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
-        let throttle =
-            Throttle { latency: Duration::from_millis(5), bytes_per_second: NonZeroU64::new(1000) };
+        let throttle = Throttle {
+            latency: Duration::from_millis(5),
+            bytes_per_second: NonZeroU64::new(1000),
+            ..Throttle::default()
+        };
         let (store, handle) = ThrottleStore::new(memory(), time, throttle, 1);
         let key = Key::new("k").unwrap();
         store.create(&key, vec![0; 100].into()).await.unwrap();
@@ -147,10 +178,27 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn each_range_of_a_read_is_a_request() {
+        let clock = Arc::new(ManualClock::jumping(UNIX_EPOCH));
+        let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
+        let throttle = Throttle { requests_per_second: NonZeroU64::new(10), ..Throttle::default() };
+        let (store, _) = ThrottleStore::new(memory(), time, throttle, 1);
+        let key = Key::new("k").unwrap();
+        store.create(&key, vec![0; 100].into()).await.unwrap();
+        assert_eq!(clock.monotonic(), Duration::from_millis(100));
+        let range = |start| ObjectRange {
+            key: key.clone(),
+            range: crate::ByteRange::exact(start, start + 1).unwrap(),
+        };
+        store.read(&[range(0), range(7), range(9)]).await;
+        assert_eq!(clock.monotonic(), Duration::from_millis(400));
+    }
+
+    #[tokio::test]
     async fn no_more_calls_than_allowed_are_in_flight() {
         let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
         let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
-        let throttle = Throttle { latency: Duration::from_secs(1), bytes_per_second: None };
+        let throttle = Throttle { latency: Duration::from_secs(1), ..Throttle::default() };
         let (store, _) = ThrottleStore::new(memory(), time, throttle, 2);
         let key = Key::new("k").unwrap();
         let mut three = [store.delete(&key), store.delete(&key), store.delete(&key)];

@@ -3,6 +3,8 @@
 mod commit;
 mod many;
 mod memory;
+mod order;
+mod order_read;
 mod pack;
 mod recover;
 mod recover_s3;
@@ -41,6 +43,10 @@ pub enum Workload {
     Ls,
     /// Building and asking a snapshot of 1.28 million files (paper, Figures 10b and 10c)
     Snapshot,
+    /// The order of an epoch of 10 million files, without their bytes
+    Order,
+    /// An epoch from a slow store (paper, Figure 12), beside single files and beside the store
+    OrderRead,
     /// Reads of a warm fast store before a slow one, beside the fast store alone
     Tier,
     /// Commits of packed chunks into a Redis Cluster, beside SET of redis-benchmark
@@ -65,6 +71,8 @@ impl Workload {
         Self::Recover,
         Self::RecoverS3,
         Self::Snapshot,
+        Self::Order,
+        Self::OrderRead,
         Self::Tier,
         Self::RedisCommit,
         Self::Stat,
@@ -87,6 +95,8 @@ impl Workload {
             Self::RecoverS3 => recover_s3::run(settings),
             Self::Ls => tree::ls(settings),
             Self::Snapshot => snapshot::run(settings),
+            Self::Order => order::run(settings),
+            Self::OrderRead => order_read::run(settings),
             Self::Tier => tier::run(settings),
             Self::RedisCommit => commit::run(settings),
             Self::Stat => stat::run(settings),

@@ -19,8 +19,11 @@ const CHUNK: u64 = 4 << 20;
 const RANGE: u64 = 4096;
 const TOGETHER: usize = 64;
 const IN_FLIGHT: usize = 16;
-const SLOW: Throttle =
-    Throttle { latency: Duration::from_millis(20), bytes_per_second: NonZeroU64::new(50_000_000) };
+const SLOW: Throttle = Throttle {
+    latency: Duration::from_millis(20),
+    bytes_per_second: NonZeroU64::new(50_000_000),
+    requests_per_second: None,
+};
 
 pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -118,6 +118,27 @@ impl Cursor {
         (self.next, self.stop) = (0, 0);
     }
 
+    /// Gives the files up to the end of the group that the next one is in, and goes on behind them.
+    /// No file comes twice: who pads and comes round begins a group anew.
+    pub(crate) fn take_group(&mut self, files: &mut Vec<u32>) {
+        let mut before = None;
+        while let Some((place, _)) = self.place() {
+            if before.is_some_and(|before| place <= before || !self.group.contains(&place)) {
+                return;
+            }
+            before = Some(place);
+            if self.turn().is_none() {
+                return;
+            }
+            let step = self.ranks as usize;
+            let piece = self.files.get(self.next..self.stop).unwrap_or_default();
+            let count = piece.len().div_ceil(step);
+            files.extend(piece.iter().step_by(step));
+            self.next += count * step;
+            self.given += count as u64;
+        }
+    }
+
     /// The place of the next file, and how many of this cursor's follow in one piece, itself
     /// included.
     fn place(&self) -> Option<(u64, u64)> {

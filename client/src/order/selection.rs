@@ -4,6 +4,8 @@
 
 use std::ops::Range;
 
+use dl_format::Crc32c;
+
 use super::OrderError;
 
 /// Files per word of the set.
@@ -42,6 +44,17 @@ impl Selection {
     /// How many files the snapshot has.
     pub fn files(&self) -> u32 {
         self.files
+    }
+
+    /// As a resume token names it: `all`, or how many files there are in it and a checksum of which.
+    pub fn label(&self) -> String {
+        let count = self.count(0..self.files);
+        let Some(set) = self.set.as_ref().filter(|_| count < self.files) else {
+            return "all".to_owned();
+        };
+        let bits: Vec<u8> = set.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let bits = bits.get(..(self.files as usize).div_ceil(8)).unwrap_or_default();
+        format!("{count}-{:08x}", Crc32c::of(bits).value())
     }
 
     /// Whether a file is read.
@@ -122,5 +135,15 @@ mod tests {
             Selection::of(300, [300]),
             Err(OrderError::File { number: 300, files: 300 })
         ));
+    }
+
+    #[test]
+    fn a_label_says_how_many_and_a_checksum_of_which() {
+        let some = Selection::of(12, [0, 9, 10]).unwrap();
+        assert_eq!(some.label(), format!("3-{:08x}", Crc32c::of(&[0b1, 0b110]).value()));
+        let others = [Selection::of(12, [0, 9, 11]), Selection::of(20, [0, 9, 10])];
+        assert!(others.iter().all(|other| other.as_ref().unwrap().label() != some.label()));
+        assert_eq!(Selection::all(12).label(), "all");
+        assert_eq!(Selection::of(12, 0..12).unwrap().label(), "all");
     }
 }

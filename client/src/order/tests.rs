@@ -195,6 +195,33 @@ proptest! {
     }
 
     #[test]
+    fn groups_taken_one_after_the_other_are_the_order(case in case(), from in 0_u64..9) {
+        let Case { counts, selected, settings } = case;
+        let Ok(order) = order(&counts, &selected, settings, &[]) else { return Ok(()) };
+        let first_files = first_files(&counts);
+        for number in 0..settings.world {
+            let mut cursor = Cursor::new(Arc::clone(&order), number).unwrap();
+            cursor.seek(from);
+            let expected: Vec<u32> = cursor.clone().collect();
+            let mut taken: Vec<u32> = Vec::new();
+            loop {
+                let start = taken.len();
+                cursor.take_group(&mut taken);
+                let group = &taken[start..];
+                if group.is_empty() {
+                    break;
+                }
+                let distinct: BTreeSet<u32> = group.iter().copied().collect();
+                prop_assert_eq!(distinct.len(), group.len());
+                let chunk = |file: &u32| first_files.partition_point(|first| first <= file);
+                let chunks: BTreeSet<usize> = group.iter().map(chunk).collect();
+                prop_assert!(chunks.len() <= settings.group as usize);
+            }
+            prop_assert_eq!(taken, expected);
+        }
+    }
+
+    #[test]
     fn another_number_of_ranks_and_nodes_reads_what_was_not_read(
         case in case(),
         (nodes, ranks_each, share, skip) in (1_u32..4, 1_u32..4, 0.0..1.0_f64, 0_u64..9),

@@ -6,13 +6,14 @@
 use std::collections::HashSet;
 use std::io::Read;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use dl_format::{Attributes, Deletions, FilePath};
 use dl_proto::{Dataset as DatasetInfo, DeleteRequest, StatItem, pb};
 
 use crate::error::{Error, Kind};
+use crate::remote::ahead::Ahead;
 use crate::remote::lookup::get_dataset;
 use crate::remote::process::PerProcess;
 use crate::remote::session::{Session, Shared};
@@ -38,6 +39,8 @@ struct Inner {
     /// What it answers from, until something is written through it.
     snapshot: Option<Arc<Snapshot>>,
     is_written: AtomicBool,
+    /// What reads along an order are answered from.
+    ahead: PerProcess<Mutex<Option<Weak<dyn Ahead>>>>,
 }
 
 /// What a deletion did.
@@ -56,8 +59,8 @@ impl Dataset {
 
     fn with(shared: Arc<Shared>, info: DatasetInfo, snapshot: Option<Arc<Snapshot>>) -> Self {
         let (writer, stats) = (PerProcess::new(), PerProcess::new());
-        let is_written = AtomicBool::new(false);
-        Self(Arc::new(Inner { shared, info, writer, stats, snapshot, is_written }))
+        let (is_written, ahead) = (AtomicBool::new(false), PerProcess::new());
+        Self(Arc::new(Inner { shared, info, writer, stats, snapshot, is_written, ahead }))
     }
 
     /// The same dataset, answering from a snapshot of it.
@@ -69,6 +72,19 @@ impl Dataset {
     /// The snapshot that this handle answers from; none when it asks the servers.
     pub fn snapshot(&self) -> Option<&Arc<Snapshot>> {
         self.0.snapshot.as_ref().filter(|_| !self.0.is_written.load(Ordering::Relaxed))
+    }
+
+    /// From now on reads of this process are answered from what is read ahead, as long as that is.
+    pub(crate) fn set_ahead(&self, ahead: Weak<dyn Ahead>) -> Result<(), Error> {
+        let slot = self.0.ahead.get_or_make(|| Ok::<_, Error>(Mutex::default()))?;
+        *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(ahead);
+        Ok(())
+    }
+
+    /// What reads of this process are answered from, where the snapshot still holds.
+    pub(crate) fn ahead(&self) -> Option<(Arc<dyn Ahead>, &Arc<Snapshot>)> {
+        let slot = self.0.ahead.get()?.lock().unwrap_or_else(PoisonError::into_inner);
+        Some((slot.as_ref()?.upgrade()?, self.snapshot()?))
     }
 
     /// What the servers said of it when the handle was made.

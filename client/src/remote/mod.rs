@@ -4,10 +4,12 @@
 //! Must hold: what a server says is checked before it is handed out; nothing waits for ever; the
 //! async runtime below never shows.
 
+mod ahead;
 mod client;
 mod connections;
 mod dataset;
 mod endpoint;
+mod epoch;
 mod failure;
 mod housekeeping;
 mod list;
@@ -27,6 +29,7 @@ mod writer;
 
 pub use client::Client;
 pub use dataset::{Dataset, Deleted};
+pub use epoch::{Epoch, EpochFile, ShuffleOptions};
 pub use list::Listing;
 pub use options::{ClientCertificate, ConnectOptions, OnRetry, Retry};
 pub use read::{FileSink, ReadItem};

@@ -27,20 +27,20 @@ const SLICE_SHARE: usize = 4;
 
 /// The bytes of a file, as they came.
 #[derive(Debug)]
-pub(super) struct Arrived {
-    pub(super) bytes: Bytes,
+pub(crate) struct Arrived {
+    pub(crate) bytes: Bytes,
     /// Bytes that came in the same message.
     message: usize,
 }
 
 impl Arrived {
     /// Bytes out of a message of so many.
-    pub(super) fn with_message(bytes: Bytes, message: usize) -> Self {
+    pub(crate) fn with_message(bytes: Bytes, message: usize) -> Self {
         Self { bytes, message }
     }
 
     /// The bytes for a caller who may keep them.
-    pub(super) fn into_kept(self) -> Bytes {
+    pub(crate) fn into_kept(self) -> Bytes {
         if self.bytes.len() >= self.message / SLICE_SHARE {
             self.bytes
         } else {
@@ -69,7 +69,7 @@ enum Item {
 
 /// Reads all of `wanted`; hands each over by its number, and gives the error of the request as a
 /// whole, which those that it left out have too.
-pub(super) async fn read_batch(
+pub(crate) async fn read_batch(
     session: &Session,
     dataset: &DatasetInfo,
     wanted: Vec<Wanted<'_>>,
@@ -181,7 +181,7 @@ fn is_same_version(before: &FileRecord, now: &FileRecord) -> bool {
 }
 
 /// Reads all of `wanted`: each, in order, or the error of the request as a whole.
-pub(super) async fn read_whole(
+pub(crate) async fn read_whole(
     session: &Session,
     dataset: &DatasetInfo,
     wanted: Vec<Wanted<'_>>,

@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 
 use bytes::Bytes;
 use dl_format::{FilePath, FileRecord};
-use dl_proto::READ_ITEMS_MAX;
+use dl_proto::{READ_ITEMS_MAX, REPLY_BYTES};
 use futures::{StreamExt, stream};
 use tokio::sync::mpsc;
 
@@ -24,8 +24,9 @@ use crate::error::{Error, Kind};
 use crate::remote::dataset::Dataset;
 use crate::remote::failure::Failure;
 use crate::remote::split;
-use batch::{Arrived, read_batch, read_one, read_whole};
-use wanted::Wanted;
+use batch::read_one;
+pub(super) use batch::{Arrived, read_batch, read_whole};
+pub(super) use wanted::Wanted;
 
 /// Files in one request. Enough that a request's fixed cost is shared by many, few enough that
 /// several requests keep all connections busy.
@@ -77,6 +78,9 @@ impl Dataset {
     /// [`Kind::Conflict`](crate::Kind::Conflict) when it is a folder,
     /// [`Kind::Corrupt`](crate::Kind::Corrupt) when the stored bytes are damaged.
     pub fn get(&self, path: &FilePath) -> Result<Bytes, Error> {
+        if let Some(file) = self.get_ahead(path) {
+            return file?;
+        }
         let session = self.session()?;
         let item = self.known_item(path.into())?;
         let wanted = Wanted { item: &item, offset: 0, length: None };
@@ -89,6 +93,30 @@ impl Dataset {
     /// # Errors
     /// When a request fails as a whole: those of the servers and of the way to them.
     pub fn get_many(&self, paths: &[FilePath]) -> Result<Vec<Result<Bytes, Error>>, Error> {
+        if self.ahead().is_some() {
+            let ahead = paths.iter().map(|path| self.get_ahead(path).transpose());
+            let ahead: Vec<_> = ahead.collect::<Result<_, _>>()?;
+            let behind = paths.iter().zip(&ahead).filter(|(_, file)| file.is_none());
+            let behind: Vec<_> = behind.map(|(path, _)| path.clone()).collect();
+            let mut behind = self.get_many_now(&behind)?.into_iter();
+            return Ok(ahead
+                .into_iter()
+                .filter_map(|file| file.or_else(|| behind.next()))
+                .collect());
+        }
+        self.get_many_now(paths)
+    }
+
+    /// A file that is there already, or is fetched with its chunk.
+    fn get_ahead(&self, path: &FilePath) -> Option<Result<Result<Bytes, Error>, Error>> {
+        let (ahead, snapshot) = self.ahead()?;
+        // What is wrong with the path is told where it is read as usual.
+        let number = snapshot.number(path).ok()??;
+        let kept = |bytes| Arrived::with_message(bytes, REPLY_BYTES).into_kept();
+        Some(ahead.read(number)?.map(|file| file.map(kept)))
+    }
+
+    fn get_many_now(&self, paths: &[FilePath]) -> Result<Vec<Result<Bytes, Error>>, Error> {
         let session = self.session()?;
         let known = paths.iter().map(|path| self.known_item(path.into()));
         let known: Vec<Result<ReadItem, Error>> = known.collect();

@@ -11,8 +11,8 @@ const RESERVE_MAX: u64 = 64 << 20;
 
 /// A file, or a range of it.
 #[derive(Debug)]
-pub(super) struct Wanted<'a> {
-    pub(super) item: &'a ReadItem,
+pub(crate) struct Wanted<'a> {
+    pub(crate) item: &'a ReadItem,
     /// Bytes to skip.
     pub(super) offset: u64,
     /// Most bytes to give; `None`: to the end.
@@ -20,7 +20,7 @@ pub(super) struct Wanted<'a> {
 }
 
 impl<'a> Wanted<'a> {
-    pub(super) fn whole(items: &'a [ReadItem]) -> Vec<Self> {
+    pub(crate) fn whole(items: &'a [ReadItem]) -> Vec<Self> {
         items.iter().map(|item| Self { item, offset: 0, length: None }).collect()
     }
 

@@ -1,6 +1,11 @@
 //! The order of an epoch, compared with what `tests/order/order.py` makes of docs/ORDER.md, and
 //! with the vectors that no later version may change.
 
+mod faults;
+mod memory;
+mod read;
+mod scene;
+
 use std::io::Write;
 use std::process::{Command, Stdio};
 use std::sync::Arc;

@@ -12,7 +12,7 @@ use dl_runtime::Clock;
 use dl_runtime::ManualClock;
 use dl_tests::cluster::Cluster;
 use dl_tests::wire::Wire;
-use libdiesel::ReadItem;
+use libdiesel::{ReadItem, ShuffleOptions, SnapshotCache};
 
 use super::scene::{HOUR, NAME, Writer, data, new_clock, serve};
 
@@ -125,5 +125,62 @@ fn libdiesel_reads_what_was_listed_before_a_purge() -> Result<()> {
     let (first, _) = listed.first().context("nothing is listed")?;
     dataset.read_to(items[0].clone(), &mut bytes)?;
     ensure!(writer.files.get(first.as_bytes()) == Some(&bytes), "read to a writer");
+    Ok(())
+}
+
+/// Keeps S-28 and S-44: an epoch goes on over a purge.
+#[test]
+fn an_epoch_that_was_begun_before_a_purge_reads_what_was_moved_and_names_what_is_gone() -> Result<()>
+{
+    let mut cluster = Cluster::new()?;
+    let time = new_clock();
+    let store = cluster.run(dl_store::open("memory:"))?;
+    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
+    let (server, client, mut writer) = cluster.run(async {
+        let (server, client) = serve(&store, &meta, &time, Stop::Fresh).await?;
+        let mut writer = Writer::create(&client, 9).await?;
+        for chunk in 0..12 {
+            let file = |n| (format!("{n}/{chunk:02}"), data(chunk * 7 + n, 20_000));
+            let files: Vec<_> = (0..10).map(file).collect();
+            writer.put(&client, time.now(), &files).await?;
+        }
+        anyhow::Ok((server, client, writer))
+    })?;
+    cluster.start(&dl_tests::cluster::parts(store, meta), 1)?;
+    let folder = tempfile::tempdir()?;
+    let cache = SnapshotCache::new(folder.path(), 1 << 30);
+    let dataset = cluster.client()?.dataset(&NAME.parse()?)?.with_snapshot(&cache)?;
+    let before = writer.files.clone();
+    let epoch = dataset.shuffle(ShuffleOptions::new(1, 0, 1))?;
+    let first = epoch.next()?.context("there are files")?;
+    ensure!(before.get(first.path.as_bytes()).is_some_and(|put| *put == first.bytes?), "the first");
+    cluster.run(async {
+        writer.delete(&client, time.now(), |path| path < b"6".as_slice()).await?;
+        for _ in 0..2 {
+            time.advance(HOUR);
+            let done = client.purge(NAME, Duration::ZERO).await?;
+            ensure!(done.problems.is_empty(), "{done:?}");
+        }
+        Ok(())
+    })?;
+    let (mut read, mut gone) = (1, 0);
+    while let Some(file) = epoch.next()? {
+        let path = file.path.as_bytes();
+        match file.bytes {
+            Ok(bytes) => {
+                ensure!(before.get(path).is_some_and(|put| *put == bytes), "{}", file.path);
+                read += 1;
+            }
+            Err(error) => {
+                ensure!(!writer.files.contains_key(path), "{}: {error:?}", file.path);
+                let why = std::error::Error::source(&error).context("a reason")?.to_string();
+                ensure!(why.contains("the snapshot is stale"), "{error}: {why}");
+                gone += 1;
+            }
+        }
+    }
+    ensure!(read + gone == before.len(), "{read} and {gone}");
+    ensure!(gone > 30, "{gone} were gone, so nothing was purged in time");
+    drop(server);
     Ok(())
 }

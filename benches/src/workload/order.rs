@@ -1,0 +1,78 @@
+//! The order of an epoch without its bytes: making it, going to a position, giving the next file;
+//! each beside the plainest thing that does as much.
+
+use std::hint::black_box;
+use std::sync::Arc;
+
+use anyhow::Result;
+use libdiesel::{Cursor, Order, OrderSettings, Selection};
+
+use crate::measure::{Bar, Bench, Side, Stopwatch};
+use crate::setup::{Settings, shuffle};
+
+const CHUNKS: u32 = 10_000;
+const FILES_OF_A_CHUNK: u32 = 1_000;
+/// For the positions: a group of 512,000 files.
+const GROUP: u32 = 512;
+
+pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
+    let chunks = settings.scaled(CHUNKS);
+    let files = chunks * FILES_OF_A_CHUNK;
+    let group = settings.scaled(GROUP);
+    let first_files: Arc<[u32]> = (0..=chunks).map(|chunk| chunk * FILES_OF_A_CHUNK).collect();
+    let selection = Arc::new(Selection::all(files));
+    let stopwatch = Stopwatch::new();
+    let mut making = (
+        Side::new("make the order of an epoch"),
+        Side::new("shuffle the numbers of all files, as a list"),
+    );
+    let mut seeking = (
+        Side::new("go to a random position and give a file"),
+        Side::new("shuffle the numbers of as many files as a group has"),
+    );
+    let mut giving = (Side::new("give the next file, one core"), Side::new("walk through a list"));
+    for round in 0..=settings.runs() {
+        let epoch = round as u64;
+        let of = OrderSettings::new(7, epoch, group);
+        let (order, made) = stopwatch
+            .time(|| Ok(Order::new(Arc::clone(&first_files), Arc::clone(&selection), of)?))?;
+        let mut all: Vec<u32> = (0..files).collect();
+        let (_, listed) = stopwatch.time(|| Ok(shuffle(&mut all, epoch)))?;
+
+        let mut cursor = Cursor::new(Arc::new(order), 0)?;
+        let position = u64::from(files) * 3 / 7;
+        let (_, sought) = stopwatch.time(|| {
+            cursor.seek(position);
+            Ok(black_box(cursor.next()))
+        })?;
+        let mut some: Vec<u32> = (0..(group * FILES_OF_A_CHUNK).min(files)).collect();
+        let (_, shuffled) = stopwatch.time(|| Ok(shuffle(&mut some, epoch)))?;
+
+        cursor.seek(0);
+        let sum = |numbers: &mut dyn Iterator<Item = u32>| Ok(numbers.map(u64::from).sum::<u64>());
+        let (given, gave) = stopwatch.time(|| Ok(cursor.map(u64::from).sum::<u64>()))?;
+        let (walked, walk) = stopwatch.time(|| sum(&mut black_box(&all).iter().copied()))?;
+        anyhow::ensure!(given == walked, "the order leaves files out");
+        if round > 0 {
+            making.0.samples.push(made * 1e3);
+            making.1.samples.push(listed * 1e3);
+            seeking.0.samples.push(sought * 1e3);
+            seeking.1.samples.push(shuffled * 1e3);
+            giving.0.samples.push(f64::from(files) / gave);
+            giving.1.samples.push(f64::from(files) / walk);
+        }
+    }
+    let bench = |name: &str, unit, (ours, theirs), bar| Bench {
+        name: name.to_owned(),
+        settings: format!("{files} files in {chunks} chunks, groups of {group} chunks"),
+        unit,
+        ours,
+        theirs,
+        bar,
+    };
+    Ok(vec![
+        bench("order set-up", "ms", making, Bar::AtMost(50.0)),
+        bench("order seek", "ms", seeking, Bar::AtMost(5.0)),
+        bench("order next", "files/s", giving, Bar::AtLeast(50e6)),
+    ])
+}

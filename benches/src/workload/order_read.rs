@@ -1,0 +1,199 @@
+//! Reading an epoch in whole chunks, beside random reads of single files (paper, Figure 12) and
+//! beside the chunks read from the store one after the other.
+//!
+//! The store is a slow one: 400 requests a second, 5 ms, 200 MB/s, 16 at a time. The server runs in
+//! this process, so that both sides have the same store in the same state.
+
+use std::net::Ipv4Addr;
+use std::num::NonZeroU64;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_format::{Attributes, ChunkShape, DatasetName, FilePath, dataset_prefix, parse_object_key};
+use dl_meta::{Memory, Stop};
+use dl_runtime::{Clock, OsRandom, Shutdown, SystemClock};
+use dl_server::{Doors, Limits, Parts, Roll, Room};
+use dl_store::{ByteRange, ObjectRange, Prefix, Store, StoreExt, Throttle, ThrottleStore};
+use futures::{StreamExt, stream};
+use libdiesel::{Client, ConnectOptions, Dataset, ShuffleOptions, SnapshotCache};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+
+use crate::measure::{Bar, Bench, Side, Stopwatch};
+use crate::setup::{Settings, bytes, shuffle};
+
+const SLOW: Throttle = Throttle {
+    latency: Duration::from_millis(5),
+    bytes_per_second: NonZeroU64::new(200_000_000),
+    requests_per_second: NonZeroU64::new(400),
+};
+const IN_FLIGHT: usize = 16;
+/// Bytes of the dataset.
+const BYTES: u32 = 512 << 20;
+/// Chunks of a group.
+const GROUP: u32 = 16;
+/// Files that are read one by one.
+const SINGLE: u32 = 1_600;
+
+/// A server over the slow store, and its dataset.
+struct Scene {
+    runtime: Runtime,
+    store: Arc<dyn Store>,
+    dataset: Dataset,
+    paths: Vec<FilePath>,
+    length: usize,
+}
+
+pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
+    let mut benches = Vec::new();
+    for (name, length, bar) in [("4 KiB", 4 << 10, 60.0), ("128 KiB", 128 << 10, 3.0)] {
+        let scene = Scene::new(settings, name, length)?;
+        let single = settings.scaled(SINGLE) as usize;
+        let chunkwise = "files in the order of an epoch, in whole chunks";
+        let mut ours = (Side::new(chunkwise), Side::new(chunkwise));
+        let mut random = Side::new(format!("random files one by one, {IN_FLIGHT} threads"));
+        let mut sequential =
+            Side::new(format!("whole chunks from the store, {IN_FLIGHT} at a time"));
+        let stopwatch = Stopwatch::new();
+        for round in 0..=settings.runs() {
+            let (read, reading) = stopwatch.time(|| scene.epoch(round as u64))?;
+            let (_, one_by_one) = stopwatch.time(|| scene.one_by_one(single, round as u64))?;
+            let (chunk_bytes, streaming) = stopwatch.time(|| scene.stream())?;
+            if round > 0 {
+                ours.0.samples.push(read as f64 / reading);
+                ours.1.samples.push((read * length) as f64 / reading / 1e6);
+                random.samples.push(single as f64 / one_by_one);
+                sequential.samples.push(chunk_bytes as f64 / streaming / 1e6);
+            }
+        }
+        let settings = format!(
+            "{} files of {name}, groups of {GROUP} chunks, a store of 400 requests/s, 5 ms, \
+             200 MB/s, {IN_FLIGHT} in flight",
+            scene.paths.len()
+        );
+        let bench = |what: &str, unit, ours, theirs, bar| Bench {
+            name: format!("order-read {name} {what}"),
+            settings: settings.clone(),
+            unit,
+            ours,
+            theirs,
+            bar: Bar::AtLeastTimes(bar),
+        };
+        benches.push(bench("beside single files", "files/s", ours.0, random, bar));
+        benches.push(bench("beside the store", "MB/s", ours.1, sequential, 0.85));
+    }
+    Ok(benches)
+}
+
+impl Scene {
+    fn new(settings: &Settings, name: &str, length: usize) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .context("start the threads of the server")?;
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let (store, throttle) = ThrottleStore::new(
+            dl_store::memory(),
+            Arc::clone(&clock),
+            Throttle::default(),
+            IN_FLIGHT,
+        );
+        let store: Arc<dyn Store> = Arc::new(store);
+        let parts = Parts {
+            store: Arc::clone(&store),
+            meta: Arc::new(Memory::new()),
+            clock,
+            random: Arc::new(OsRandom),
+            limits: Limits::default(),
+            room: Room::default(),
+            settings: dl_server::Settings::default(),
+            roll: Roll::default(),
+        };
+        let address = runtime.block_on(async {
+            dl_server::prepare(&parts, Stop::Fresh).await?;
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+            let address = listener.local_addr()?;
+            tokio::spawn(dl_server::serve(Doors::open(listener), parts, Shutdown::new()));
+            anyhow::Ok(address)
+        })?;
+        let options =
+            ConnectOptions { servers: vec![address.to_string()], ..ConnectOptions::default() };
+        let client = Client::connect(options)?;
+        let of = DatasetName::new("slow")?;
+        let writer = client.create_dataset(&of, ChunkShape::default())?;
+        let data = bytes(length);
+        let count = settings.scaled(BYTES) as usize / length;
+        let paths =
+            (0..count).map(|file| Ok(FilePath::new(format!("{:04}/{file:06}", file / 500))?));
+        let paths: Vec<FilePath> = paths.collect::<Result<_>>()?;
+        for path in &paths {
+            writer.put(path, Attributes::default(), &data)?;
+        }
+        let _ = writer.flush()?.check()?;
+        let cache = SnapshotCache::new(settings.on_disk(name), 1 << 30);
+        let dataset = client.dataset(&of)?.with_snapshot(&cache)?;
+        *throttle.lock().unwrap_or_else(PoisonError::into_inner) = SLOW;
+        Ok(Self { runtime, store, dataset, paths, length })
+    }
+
+    /// Every file, in the order of an epoch.
+    fn epoch(&self, epoch: u64) -> Result<usize> {
+        let epoch = self.dataset.shuffle(ShuffleOptions::new(7, epoch, GROUP))?;
+        let mut count = 0;
+        while let Some(file) = epoch.next()? {
+            ensure!(file.bytes?.len() == self.length, "{} has another length", file.path);
+            count += 1;
+        }
+        ensure!(count == self.paths.len(), "{count} files came");
+        Ok(count)
+    }
+
+    /// Some files, each by itself.
+    fn one_by_one(&self, count: usize, seed: u64) -> Result<()> {
+        let mut paths = self.paths.clone();
+        shuffle(&mut paths, seed);
+        let paths = paths.get(..count).context("there are enough files")?;
+        let next = AtomicUsize::new(0);
+        let failed = Mutex::new(None);
+        thread::scope(|scope| {
+            for _ in 0..IN_FLIGHT {
+                scope.spawn(|| {
+                    while let Some(path) = paths.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        if let Err(error) = self.dataset.get(path) {
+                            *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                        }
+                    }
+                });
+            }
+        });
+        let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+        failed.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    /// All chunks from the store itself; gives their bytes.
+    fn stream(&self) -> Result<u64> {
+        let prefix = Prefix::new(dataset_prefix(self.dataset.info().id))?;
+        self.runtime.block_on(async {
+            let objects = self.store.list_sorted(&prefix).await?;
+            let chunks = objects
+                .into_iter()
+                .filter(|object| parse_object_key(object.key.as_str()).is_some());
+            let reads = chunks.map(async |object| {
+                let range = ByteRange::exact(0, object.size)?;
+                let read = self.store.read(&[ObjectRange { key: object.key, range }]).await;
+                let body = read.into_iter().next().context("one answer for each range")??;
+                anyhow::Ok(body.len() as u64)
+            });
+            let mut reads = stream::iter(reads).buffer_unordered(IN_FLIGHT);
+            let mut bytes = 0;
+            while let Some(read) = reads.next().await {
+                bytes += read?;
+            }
+            Ok(bytes)
+        })
+    }
+}

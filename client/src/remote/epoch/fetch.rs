@@ -1,0 +1,180 @@
+//! Fetching the chunks of an epoch in the background, and reading by itself what is not kept.
+//!
+//! Must hold: a chunk is asked for in one request, in the order of its bytes, unless its files are
+//! very many; nothing is fetched any more once the reader is dropped.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use bytes::Bytes;
+use dl_proto::Dataset as DatasetInfo;
+use tokio::sync::watch;
+
+use crate::error::{Error, Kind};
+use crate::order::Cursor;
+use crate::remote::epoch::group::Content;
+use crate::remote::epoch::window::{Fetch, Taken, Window};
+use crate::remote::read::{Arrived, ReadItem, Wanted, read_batch, read_whole};
+use crate::remote::session::Session;
+use crate::snapshot::Snapshot;
+
+/// Files in one request: so many fit into it even when each is asked for by itself.
+const FILES_AT_ONCE: usize = 8_192;
+
+/// Chunks that are fetched at a time for each connection: as many as a server gives the memory to
+/// be read whole, and enough that one is on its way while others are looked for.
+const CHUNKS_PER_CONNECTION: usize = 2;
+
+/// Where the files of an epoch come from.
+#[derive(Debug)]
+pub(super) struct Source {
+    pub(super) session: Session,
+    pub(super) info: DatasetInfo,
+    pub(super) snapshot: Arc<Snapshot>,
+}
+
+/// The groups of an epoch in one process.
+pub(super) struct Reader {
+    pub(super) window: Arc<Window>,
+    source: Arc<Source>,
+    /// Dropped, it ends those who fetch.
+    _open: watch::Sender<()>,
+}
+
+impl std::fmt::Debug for Reader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reader").field("source", &self.source).finish_non_exhaustive()
+    }
+}
+
+impl Reader {
+    /// Of what a cursor still gives. Nothing is fetched before the first file is wanted.
+    pub(super) fn new(source: Source, cursor: Cursor, first_files: Arc<[u32]>) -> Self {
+        let source = Arc::new(source);
+        let (open, closed) = watch::channel(());
+        let most = source.session.connections.width() * CHUNKS_PER_CONNECTION;
+        let window = Arc::new_cyclic(|window: &Weak<Window>| {
+            let (window, source) = (Weak::clone(window), Arc::clone(&source));
+            let start = move || {
+                let (window, source, mut closed) =
+                    (Weak::clone(&window), Arc::clone(&source), closed.clone());
+                source.session.process.runtime.spawn(async move {
+                    let Some(window) = window.upgrade() else { return };
+                    tokio::select! {
+                        () = fetch_all(window, &source) => {}
+                        // It is never sent to.
+                        _ = closed.changed() => {}
+                    }
+                });
+            };
+            Window::new(cursor, first_files, Box::new(start), most)
+        });
+        Self { window, source, _open: open }
+    }
+
+    /// A file of the snapshot: from its group, or by itself. The outer error is that of the way to
+    /// the servers.
+    pub(super) fn read(&self, number: u32) -> Result<Result<Bytes, Error>, Error> {
+        match self.window.take(number) {
+            Taken::File(file) => Ok(file),
+            Taken::Unreachable(error) => Err(error),
+            Taken::Apart => self.source.read(number),
+        }
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.window.close();
+    }
+}
+
+/// A fetch under way. Dropped before it is settled, it failed.
+struct Flight {
+    window: Arc<Window>,
+    fetch: Option<Fetch>,
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        if let Some(fetch) = self.fetch.take() {
+            let why = "the task that fetches it ended";
+            self.window.lose(&fetch, Error::new(Kind::Internal, "read", "a chunk", why));
+        }
+    }
+}
+
+async fn fetch_all(window: Arc<Window>, source: &Source) {
+    let mut flight = Flight { window, fetch: None };
+    while let Some(fetch) = flight.window.next_fetch() {
+        let numbers = fetch.numbers.clone();
+        flight.fetch = Some(fetch);
+        let became = source.fetch(&numbers).await;
+        if let Some(fetch) = flight.fetch.take() {
+            flight.window.settle(&fetch, became);
+        }
+    }
+}
+
+impl Source {
+    /// The files of one chunk, or why no server could be asked.
+    async fn fetch(&self, numbers: &[u32]) -> Result<Vec<Content>, Error> {
+        let mut contents = vec![Content::Apart; numbers.len()];
+        let (mut places, mut items) = (Vec::new(), Vec::new());
+        for ((place, number), content) in numbers.iter().enumerate().zip(&mut contents) {
+            match self.item(*number) {
+                Ok(None) => {}
+                Ok(Some(item)) => {
+                    places.push(place);
+                    items.push(item);
+                }
+                Err(error) => *content = Content::Failed(Box::new(error)),
+            }
+        }
+        let mut wanted: Vec<_> = places.iter().zip(Wanted::whole(&items)).collect();
+        wanted.sort_by_key(|(_, wanted)| wanted.item.record.map(|record| record.offset));
+        let contents = Mutex::new(contents);
+        let mut wanted = wanted.into_iter().peekable();
+        while wanted.peek().is_some() {
+            let (places, batch): (Vec<_>, Vec<_>) = wanted.by_ref().take(FILES_AT_ONCE).unzip();
+            let keep = |index: usize, file: Result<Arrived, Error>| {
+                let mut contents = contents.lock().unwrap_or_else(PoisonError::into_inner);
+                let place = places.get(index).map(|place: &&usize| **place);
+                if let Some(content) = place.and_then(|place| contents.get_mut(place)) {
+                    *content = match file {
+                        Ok(file) => Content::Bytes(file.bytes),
+                        Err(error) => Content::Failed(Box::new(error)),
+                    };
+                }
+            };
+            if let Some(error) = read_batch(&self.session, &self.info, batch, keep).await {
+                return Err(error);
+            }
+        }
+        Ok(contents.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// What to ask for; none for a file that is too large to be kept.
+    fn item(&self, number: u32) -> Result<Option<ReadItem>, Error> {
+        let record = self.snapshot.record(number)?;
+        if record.has_extents {
+            return Ok(None);
+        }
+        Ok(Some((self.snapshot.path(number)?, record).into()))
+    }
+
+    /// One file, in one request of its own.
+    fn read(&self, number: u32) -> Result<Result<Bytes, Error>, Error> {
+        let named = self.snapshot.record(number).and_then(|record| {
+            let path = self.snapshot.path(number)?;
+            Ok(ReadItem::from((path, record)))
+        });
+        let item = match named {
+            Ok(item) => item,
+            Err(error) => return Ok(Err(error)),
+        };
+        let wanted = Wanted::whole(std::slice::from_ref(&item));
+        let read = read_whole(&self.session, &self.info, wanted);
+        let mut files = self.session.wait(read)?;
+        Ok(files.pop().expect("one answer for each wanted file"))
+    }
+}

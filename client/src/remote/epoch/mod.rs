@@ -1,0 +1,242 @@
+//! Reading a dataset in the order of an epoch (paper, 4.3): in whole chunks, those of one group
+//! while the files of the one before it are handed out.
+//!
+//! Must hold: the files of the rank, each once, in the order of docs/ORDER.md; memory of two groups;
+//! a file that can't be had is named and the next one follows; while no server answers, no file is
+//! passed over.
+
+mod fetch;
+mod group;
+#[cfg(test)]
+mod tests;
+mod window;
+
+use std::fmt::Display;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use bytes::Bytes;
+use dl_format::FilePath;
+
+use crate::error::{Error, Kind};
+use crate::order::{Cursor, Order, OrderSettings, Partition, ResumeToken, Selection};
+use crate::remote::ahead::Ahead;
+use crate::remote::dataset::Dataset;
+use crate::remote::lookup::dataset_address;
+use crate::remote::process::PerProcess;
+use crate::snapshot::Snapshot;
+use fetch::{Reader, Source};
+
+/// What one rank reads in an epoch.
+#[derive(Debug, Clone)]
+pub struct ShuffleOptions {
+    /// Of all ranks of the task.
+    pub order: OrderSettings,
+    /// Which of them this is, counted from 0.
+    pub rank: u32,
+    /// The files to read; none for all.
+    pub selection: Option<Selection>,
+    /// Where to go on, with any number of ranks. Its seed, epoch and group count, and not those of
+    /// the settings.
+    pub resume: Option<ResumeToken>,
+}
+
+impl ShuffleOptions {
+    /// Everything, for one process. Twice `group` chunks are held in memory.
+    pub fn new(seed: u64, epoch: u64, group: u32) -> Self {
+        let order = OrderSettings::new(seed, epoch, group);
+        Self { order, rank: 0, selection: None, resume: None }
+    }
+
+    /// The share of one of `world` processes. Each is a node of its own, so that every chunk but
+    /// those at the ends of shares is read by one of them alone.
+    #[must_use]
+    pub fn of_rank(mut self, rank: u32, world: u32) -> Self {
+        self.rank = rank;
+        self.order.world = world;
+        self.order.partition = Partition::Local { nodes: world };
+        self
+    }
+}
+
+/// A file of an epoch.
+#[derive(Debug, Clone)]
+pub struct EpochFile {
+    /// Which of the rank's files this is, counted from 0 where the epoch begins or goes on.
+    pub position: u64,
+    /// Its number in the snapshot.
+    pub number: u32,
+    /// Its path.
+    pub path: FilePath,
+    /// What it holds, or why it can't be had. The bytes keep up to 256 KiB of their chunk in memory:
+    /// copy those of small files that are kept for long.
+    pub bytes: Result<Bytes, Error>,
+}
+
+/// The files of one rank in one epoch, in their order. Cheap to clone; clones share it, and each
+/// file is handed to one of them. Usable from any thread.
+///
+/// While it lives, reads of files along the order through the handle that it was made with are
+/// answered from the chunks that it fetches. A process that is forked off begins where its parent
+/// was; its reads go to the servers.
+#[derive(Debug, Clone)]
+pub struct Epoch(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    dataset: Dataset,
+    snapshot: Arc<Snapshot>,
+    order: Arc<Order>,
+    first_files: Arc<[u32]>,
+    rank: u32,
+    selection: String,
+    /// As far as any process of this line of forks has come.
+    position: AtomicU64,
+    reader: PerProcess<Reader>,
+}
+
+impl Dataset {
+    /// Begins or goes on with an epoch (paper, DL_shuffle). Its files come by [`Epoch::next`], in
+    /// an order that is shuffled and read in whole chunks. Reads of single files through this
+    /// handle, and through its clones, come out of these chunks as well while the epoch lives, where
+    /// they follow its order: those of the group that is read and of the next one.
+    ///
+    /// The handle answers from a snapshot, which has to be there
+    /// ([`ConnectOptions::snapshots`](crate::ConnectOptions::snapshots),
+    /// [`with_snapshot`](Self::with_snapshot), [`load_meta`](Self::load_meta)).
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] without a snapshot and for what has no order, [`Kind::Conflict`] for a
+    /// token of another dataset, version or selection.
+    pub fn shuffle(&self, options: ShuffleOptions) -> Result<Epoch, Error> {
+        let ShuffleOptions { mut order, rank, selection, resume } = options;
+        let address = dataset_address(&self.info().name);
+        let failed =
+            |kind, why: &dyn Display| Error::new(kind, "shuffle", &address, why.to_string());
+        let Some(snapshot) = self.snapshot().cloned() else {
+            let why =
+                "there is no snapshot to go by: open it with one, and write nothing through it";
+            return Err(failed(Kind::Invalid, &why));
+        };
+        let selection = selection.unwrap_or_else(|| Selection::all(snapshot.files()));
+        let label = selection.label();
+        let stages = match resume {
+            None => Vec::new(),
+            Some(token) => {
+                let (of, version) =
+                    (snapshot.dataset().to_string(), snapshot.version().to_string());
+                token.check(&of, &version, &label).map_err(|why| failed(Kind::Conflict, &why))?;
+                (order.seed, order.epoch, order.group) = (token.seed, token.epoch, token.group);
+                token.stages
+            }
+        };
+        let first_files = snapshot.first_files()?;
+        let made = Order::resumed(Arc::clone(&first_files), Arc::new(selection), order, &stages);
+        let epoch = Inner {
+            dataset: self.clone(),
+            snapshot,
+            order: Arc::new(made.map_err(|why| failed(Kind::Invalid, &why))?),
+            first_files,
+            rank,
+            selection: label,
+            position: AtomicU64::new(0),
+            reader: PerProcess::new(),
+        };
+        epoch.reader()?;
+        let epoch = Arc::new(epoch);
+        let ahead: Weak<Inner> = Arc::downgrade(&epoch);
+        self.set_ahead(ahead)?;
+        Ok(Epoch(epoch))
+    }
+}
+
+impl Inner {
+    fn cursor(&self) -> Result<Cursor, Error> {
+        Cursor::new(Arc::clone(&self.order), self.rank).map_err(|why| {
+            let address = dataset_address(&self.dataset.info().name);
+            Error::new(Kind::Invalid, "shuffle", address, why)
+        })
+    }
+
+    /// This process's own.
+    fn reader(&self) -> Result<&Reader, Error> {
+        self.reader.get_or_make(|| {
+            let mut cursor = self.cursor()?;
+            cursor.seek(self.position.load(Ordering::Relaxed));
+            let source = Source {
+                session: self.dataset.session()?,
+                info: self.dataset.info().clone(),
+                snapshot: Arc::clone(&self.snapshot),
+            };
+            Ok(Reader::new(source, cursor, Arc::clone(&self.first_files)))
+        })
+    }
+}
+
+impl Ahead for Inner {
+    fn read(&self, number: u32) -> Option<Result<Result<Bytes, Error>, Error>> {
+        self.reader.get().map(|reader| reader.read(number))
+    }
+}
+
+impl Epoch {
+    /// The next file; none when all were handed out. Waits until its chunk is there.
+    ///
+    /// A file that can't be had is handed out with the reason in its [`EpochFile::bytes`], after it
+    /// was asked for again: the next one follows.
+    ///
+    /// # Errors
+    /// When no server answered for as long as a request may take: the file is not passed over, and
+    /// the next call tries it again.
+    pub fn next(&self) -> Result<Option<EpochFile>, Error> {
+        let reader = self.0.reader()?;
+        let Some((position, number)) = reader.window.give() else { return Ok(None) };
+        let read = reader.read(number);
+        if read.is_err() {
+            reader.window.give_back(position, number);
+        }
+        // For a process that is forked off.
+        self.0.position.store(reader.window.position(), Ordering::Relaxed);
+        let (bytes, path) = (read?, self.0.snapshot.path(number)?);
+        Ok(Some(EpochFile { position, number, path, bytes }))
+    }
+
+    /// Files that the rank reads, from where the epoch begins or goes on.
+    pub fn length(&self) -> u64 {
+        self.0.order.length()
+    }
+
+    /// How many of them were handed out, one after the other.
+    pub fn position(&self) -> u64 {
+        let here = self.0.reader.get().map(|reader| reader.window.position());
+        here.unwrap_or_else(|| self.0.position.load(Ordering::Relaxed))
+    }
+
+    /// The numbers of all of them, in their order.
+    ///
+    /// # Errors
+    /// None, after [`Dataset::shuffle`] found that there is such a rank.
+    pub fn cursor(&self) -> Result<Cursor, Error> {
+        self.0.cursor()
+    }
+
+    /// The snapshot that numbers the files.
+    pub fn snapshot(&self) -> &Arc<Snapshot> {
+        &self.0.snapshot
+    }
+
+    /// Where the task is when each of its ranks has read the first `read` of its files; the
+    /// [`EpochFile::position`] of a file is how many come before it.
+    pub fn token(&self, read: u64) -> ResumeToken {
+        let settings = self.0.order.settings();
+        ResumeToken {
+            dataset: self.0.snapshot.dataset().to_string(),
+            version: self.0.snapshot.version().to_string(),
+            selection: self.0.selection.clone(),
+            seed: settings.seed,
+            epoch: settings.epoch,
+            group: settings.group,
+            stages: self.0.order.stages_after(read),
+        }
+    }
+}

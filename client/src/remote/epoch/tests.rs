@@ -1,0 +1,182 @@
+//! The window of an epoch, with those who fetch in the hands of each test.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use bytes::Bytes;
+
+use super::group::Content;
+use super::window::{Fetch, Taken, Window};
+use crate::error::{Error, Kind};
+use crate::order::{Cursor, Order, OrderSettings, Selection, Tail};
+
+const CHUNKS: u32 = 12;
+const FILES: u32 = 10;
+const GROUP: u32 = 3;
+const FETCHERS: usize = 2;
+
+/// A window over chunks of ten files, and how many were started to fetch.
+struct Scene {
+    window: Arc<Window>,
+    started: Arc<AtomicUsize>,
+    order: Vec<u32>,
+}
+
+impl Scene {
+    fn new(settings: OrderSettings) -> Self {
+        let first_files: Arc<[u32]> = (0..=CHUNKS).map(|chunk| chunk * FILES).collect();
+        let selection = Arc::new(Selection::all(CHUNKS * FILES));
+        let order = Order::new(Arc::clone(&first_files), selection, settings).unwrap();
+        let cursor = Cursor::new(Arc::new(order), 0).unwrap();
+        let started = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&started);
+        let start = move || _ = counted.fetch_add(1, Ordering::SeqCst);
+        let order = cursor.clone().collect();
+        let window = Window::new(cursor, first_files, Box::new(start), FETCHERS);
+        Self { window: Arc::new(window), started, order }
+    }
+
+    /// What those who were started would do; gives the fetches that were done.
+    fn fetch(&self, became: impl Fn(&Fetch) -> Result<Vec<Content>, Error>) -> Vec<Vec<u32>> {
+        let mut done = Vec::new();
+        while self.started.load(Ordering::SeqCst) > 0 {
+            while let Some(fetch) = self.window.next_fetch() {
+                done.push(fetch.numbers.clone());
+                self.window.settle(&fetch, became(&fetch));
+            }
+            self.started.fetch_sub(1, Ordering::SeqCst);
+        }
+        done
+    }
+
+    /// Takes a file while somebody fetches as `became` says; gives the fetches.
+    fn take(
+        &self,
+        number: u32,
+        became: impl Fn(&Fetch) -> Result<Vec<Content>, Error> + Sync,
+    ) -> (Taken, Vec<Vec<u32>>) {
+        thread::scope(|scope| {
+            let taking = scope.spawn(|| self.window.take(number));
+            let mut done = Vec::new();
+            while !taking.is_finished() {
+                done.extend(self.fetch(&became));
+                thread::yield_now();
+            }
+            done.extend(self.fetch(&became));
+            (taking.join().unwrap(), done)
+        })
+    }
+}
+
+/// Each file holds its number.
+fn well(fetch: &Fetch) -> Result<Vec<Content>, Error> {
+    let bytes = |number: &u32| Content::Bytes(Bytes::copy_from_slice(&number.to_le_bytes()));
+    Ok(fetch.numbers.iter().map(bytes).collect())
+}
+
+fn away(_: &Fetch) -> Result<Vec<Content>, Error> {
+    Err(Error::new(Kind::Unreachable, "read", "a chunk", "nobody is there"))
+}
+
+fn is_file(taken: &Taken, number: u32) -> bool {
+    matches!(taken, Taken::File(Ok(bytes)) if **bytes == number.to_le_bytes())
+}
+
+#[test]
+fn two_groups_are_fetched_each_chunk_once_and_the_next_one_when_the_first_is_read() {
+    let scene = Scene::new(OrderSettings::new(1, 0, GROUP));
+    let group = (GROUP * FILES) as usize;
+    let mut fetched = Vec::new();
+    for (index, expected) in scene.order.iter().enumerate() {
+        let (position, number) = scene.window.give().unwrap();
+        assert_eq!((position, number), (index as u64, *expected));
+        let (taken, done) = scene.take(number, well);
+        assert!(is_file(&taken, number), "{taken:?}");
+        fetched.extend(done);
+        let chunks = ((index + 1) / group + 2).min((CHUNKS / GROUP) as usize) * GROUP as usize;
+        assert_eq!(fetched.len(), chunks, "after {index}");
+    }
+    assert_eq!(scene.window.give(), None);
+    let mut files = fetched.concat();
+    files.sort_unstable();
+    assert_eq!(files, (0..CHUNKS * FILES).collect::<Vec<_>>());
+}
+
+#[test]
+fn whoever_comes_late_for_a_group_that_is_gone_reads_by_himself() {
+    let scene = Scene::new(OrderSettings::new(1, 0, GROUP));
+    let group = (GROUP * FILES) as usize;
+    let (late, second) = (scene.order[0], &scene.order[group..]);
+    for number in &second[..group.div_ceil(4)] {
+        assert!(is_file(&scene.take(*number, well).0, *number));
+    }
+    assert!(matches!(scene.window.take(late), Taken::Apart));
+    let third = scene.order[2 * group];
+    assert!(is_file(&scene.take(third, well).0, third), "the group after it has come");
+}
+
+#[test]
+fn no_one_is_asked_again_before_somebody_wants_it_once_no_server_answers() {
+    let scene = Scene::new(OrderSettings::new(1, 0, GROUP));
+    let (position, first) = scene.window.give().unwrap();
+    for _ in 0..2 {
+        let (taken, tried) = scene.take(first, away);
+        assert!(matches!(taken, Taken::Unreachable(_)), "{taken:?}");
+        assert!(tried.len() <= FETCHERS, "{tried:?}");
+    }
+    scene.window.give_back(position, first);
+    assert_eq!((scene.window.position(), scene.window.give()), (0, Some((0, first))));
+    let (taken, fetched) = scene.take(first, well);
+    assert!(is_file(&taken, first), "{taken:?}");
+    assert_eq!(fetched.len(), 2 * GROUP as usize, "all others are fetched again");
+}
+
+#[test]
+fn one_who_fetches_and_ends_leaves_nobody_waiting() {
+    let scene = Scene::new(OrderSettings::new(1, 0, GROUP));
+    let first = scene.order[0];
+    thread::scope(|scope| {
+        let taking = scope.spawn(|| scene.window.take(first));
+        while scene.started.load(Ordering::SeqCst) == 0 {
+            thread::yield_now();
+        }
+        let fetch = scene.window.next_fetch().unwrap();
+        assert!(fetch.numbers.contains(&first), "what is waited for comes first");
+        let why = Error::new(Kind::Internal, "read", "a chunk", "it ended");
+        scene.window.lose(&fetch, why);
+        assert!(matches!(taking.join().unwrap(), Taken::Unreachable(_)));
+    });
+}
+
+#[test]
+fn threads_share_an_epoch_and_leave_nothing_out() {
+    for (group, tail) in [(1, Tail::Drop), (3, Tail::Pad), (50, Tail::Drop)] {
+        let scene = Scene::new(OrderSettings { tail, ..OrderSettings::new(1, 0, group) });
+        let read = Mutex::new(Vec::new());
+        thread::scope(|scope| {
+            let readers: Vec<_> = (0..4)
+                .map(|_| {
+                    scope.spawn(|| {
+                        while let Some((position, number)) = scene.window.give() {
+                            match scene.window.take(number) {
+                                // A group that was let go of is read by itself.
+                                Taken::Apart => {}
+                                taken => assert!(is_file(&taken, number), "{taken:?}"),
+                            }
+                            read.lock().unwrap().push((position, number));
+                        }
+                    })
+                })
+                .collect();
+            while !readers.iter().all(|reader| reader.is_finished()) {
+                scene.fetch(well);
+                thread::yield_now();
+            }
+        });
+        let mut read = read.into_inner().unwrap();
+        read.sort_unstable();
+        let expected: Vec<_> = (0..).zip(scene.order.iter().copied()).collect();
+        assert_eq!(read, expected, "groups of {group}");
+    }
+}
