@@ -7,6 +7,6 @@ use crate::error::Error;
 /// Files of a snapshot that may be there before they are asked for.
 pub(crate) trait Ahead: std::fmt::Debug + Send + Sync {
     /// The file of this number, or why it can't be had; the outer error is that of the way to the
-    /// servers. None where this process reads nothing ahead.
+    /// servers. None for a file that is read as usual.
     fn read(&self, number: u32) -> Option<Result<Result<Bytes, Error>, Error>>;
 }

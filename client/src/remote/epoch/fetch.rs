@@ -71,14 +71,19 @@ impl Reader {
         Self { window, source, _open: open }
     }
 
-    /// A file of the snapshot: from its group, or by itself. The outer error is that of the way to
-    /// the servers.
-    pub(super) fn read(&self, number: u32) -> Result<Result<Bytes, Error>, Error> {
+    /// A file of the snapshot, from its group; none when it is to be read by itself. The outer error
+    /// is that of the way to the servers.
+    pub(super) fn read_ahead(&self, number: u32) -> Option<Result<Result<Bytes, Error>, Error>> {
         match self.window.take(number) {
-            Taken::File(file) => Ok(file),
-            Taken::Unreachable(error) => Err(error),
-            Taken::Apart => self.source.read(number),
+            Taken::File(file) => Some(Ok(file)),
+            Taken::Unreachable(error) => Some(Err(error)),
+            Taken::Apart => None,
         }
+    }
+
+    /// The same, also where it is read by itself.
+    pub(super) fn read(&self, number: u32) -> Result<Result<Bytes, Error>, Error> {
+        self.read_ahead(number).unwrap_or_else(|| self.source.read(number))
     }
 }
 

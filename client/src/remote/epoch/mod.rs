@@ -96,10 +96,10 @@ struct Inner {
 }
 
 impl Dataset {
-    /// Begins or goes on with an epoch (paper, DL_shuffle). Its files come by [`Epoch::next`], in
-    /// an order that is shuffled and read in whole chunks. Reads of single files through this
-    /// handle, and through its clones, come out of these chunks as well while the epoch lives, where
-    /// they follow its order: those of the group that is read and of the next one.
+    /// Begins or goes on with an epoch (paper, DL_shuffle), whose order is shuffled and read in whole
+    /// chunks. Its files come by [`Epoch::next`]; or they are read by path along its order, through
+    /// this handle or its clones: while the epoch lives, reads of files in the group that is read,
+    /// or in the next one, come out of these chunks.
     ///
     /// The handle answers from a snapshot, which has to be there
     /// ([`ConnectOptions::snapshots`](crate::ConnectOptions::snapshots),
@@ -175,7 +175,7 @@ impl Inner {
 
 impl Ahead for Inner {
     fn read(&self, number: u32) -> Option<Result<Result<Bytes, Error>, Error>> {
-        self.reader.get().map(|reader| reader.read(number))
+        self.reader.get()?.read_ahead(number)
     }
 }
 

@@ -117,6 +117,19 @@ fn whoever_comes_late_for_a_group_that_is_gone_reads_by_himself() {
 }
 
 #[test]
+fn what_others_read_by_path_is_given_all_the_same() {
+    let scene = Scene::new(OrderSettings::new(1, 0, GROUP));
+    assert_eq!(scene.window.give(), Some((0, scene.order[0])));
+    for number in &scene.order[..(GROUP * FILES * 3 / 2) as usize] {
+        assert!(is_file(&scene.take(*number, well).0, *number));
+    }
+    for (position, number) in (0..).zip(&scene.order).skip(1) {
+        assert_eq!(scene.window.give(), Some((position, *number)));
+        assert!(is_file(&scene.take(*number, well).0, *number));
+    }
+}
+
+#[test]
 fn no_one_is_asked_again_before_somebody_wants_it_once_no_server_answers() {
     let scene = Scene::new(OrderSettings::new(1, 0, GROUP));
     let (position, first) = scene.window.give().unwrap();

@@ -59,6 +59,8 @@ struct Inside {
     fetchers: usize,
     /// Whether no server could be asked the last time.
     is_stalled: bool,
+    /// Whether files are given out one after the other, and not only asked for.
+    is_giving: bool,
     /// Given out, and given back because they could not be had: by position.
     returned: BTreeMap<u64, u32>,
 }
@@ -80,6 +82,7 @@ impl Window {
             queue: VecDeque::new(),
             fetchers: 0,
             is_stalled: false,
+            is_giving: false,
             returned: BTreeMap::new(),
         };
         inside.plan();
@@ -89,6 +92,7 @@ impl Window {
     /// The next file of the order, and which of the rank's files it is; none when all were given.
     pub(super) fn give(&self) -> Option<(u64, u32)> {
         let mut inside = self.lock();
+        inside.is_giving = true;
         loop {
             if let Some(returned) = inside.returned.pop_first() {
                 return Some(returned);
@@ -107,6 +111,7 @@ impl Window {
     /// Takes back what [`give`](Self::give) gave, to be given once more.
     pub(super) fn give_back(&self, position: u64, number: u32) {
         self.lock().returned.insert(position, number);
+        self.changed.notify_all();
     }
 
     /// Files before the first one that was not given, or was given back.
@@ -242,7 +247,8 @@ impl Inside {
                 let (taken, files) = next.progress();
                 taken > 0 && taken * BEHIND >= files
             });
-            if taken < files && !is_behind {
+            let is_to_give = self.is_giving && first.next_position().is_some();
+            if is_to_give || taken < files && !is_behind {
                 break;
             }
             read.extend(self.groups.pop_front());

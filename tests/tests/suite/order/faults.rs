@@ -165,14 +165,16 @@ fn a_server_that_is_killed_and_started_again_in_an_epoch_costs_time_only() -> Re
     for number in 0..rounds(3, 30) {
         let epoch = reader.shuffle(ShuffleOptions::new(1, number, 4))?;
         let order: Vec<u32> = epoch.cursor()?.collect();
-        let read = std::thread::scope(|scope| {
+        let (read, again) = std::thread::scope(|scope| {
             let reading = scope.spawn(|| scene::rest(&epoch, &files));
             std::thread::sleep(Duration::from_millis(dice.below(60) as u64));
             server.kill()?;
             std::thread::sleep(Duration::from_millis(dice.below(400) as u64));
-            server = Server::start_with(&data, &address, &[])?;
-            reading.join().map_err(|_| anyhow::anyhow!("the reader panicked"))?
+            let again = Server::start_with(&data, &address, &[])?;
+            let read = reading.join().map_err(|_| anyhow::anyhow!("the reader panicked"))?;
+            anyhow::Ok((read?, again))
         })?;
+        server = again;
         ensure!(read == order, "epoch {number}: {} of {} files", read.len(), order.len());
     }
     server.stop()?;

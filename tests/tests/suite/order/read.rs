@@ -94,7 +94,7 @@ fn an_epoch_goes_on_with_the_bytes_of_what_was_not_read() -> Result<()> {
     let reader = scene.reader()?;
     let files = reader.snapshot().context("it has one")?.files();
     let dice = Dice::new(5);
-    for round in 0..rounds(12, 100) {
+    for round in 0..rounds(12_u32, 100) {
         let (world, other) = (1 + dice.below(4) as u32, 1 + dice.below(4) as u32);
         let group = 1 + dice.below(9) as u32;
         let selection = match dice.once_in(3) {

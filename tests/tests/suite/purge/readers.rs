@@ -153,7 +153,8 @@ fn an_epoch_that_was_begun_before_a_purge_reads_what_was_moved_and_names_what_is
     let before = writer.files.clone();
     let epoch = dataset.shuffle(ShuffleOptions::new(1, 0, 1))?;
     let first = epoch.next()?.context("there are files")?;
-    ensure!(before.get(first.path.as_bytes()).is_some_and(|put| *put == first.bytes?), "the first");
+    let bytes = first.bytes?;
+    ensure!(before.get(first.path.as_bytes()).is_some_and(|put| *put == bytes), "the first");
     cluster.run(async {
         writer.delete(&client, time.now(), |path| path < b"6".as_slice()).await?;
         for _ in 0..2 {
