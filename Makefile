@@ -25,11 +25,11 @@ install = command -v $(1) >/dev/null || \
 	env -u CARGO_TARGET_DIR cargo install --locked --root $(TOOLS) $(2)
 
 .NOTPARALLEL:
-.PHONY: help demo cluster-demo test bench lint torture fuzz clone fmt clippy programs doctest nextest deny doc buckets memcached redis etcd openssl
+.PHONY: help demo cluster-demo test bench lint torture fuzz clone fmt clippy programs doctest nextest deny doc buckets memcached redis etcd openssl training bench-training
 
 help: ## Show this list.
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
-		while IFS=$$'\t' read -r name what; do printf '  make %-13s %s\n' "$$name" "$$what"; done
+		while IFS=$$'\t' read -r name what; do printf '  make %-15s %s\n' "$$name" "$$what"; done
 
 demo: clone ## Put a real folder, read it back, kill the server, lose the metadata, recover (SRC=folder).
 	@demo/run.sh
@@ -41,7 +41,7 @@ test: clone fmt clippy doctest nextest ## What has to pass before a commit: form
 
 lint: clone fmt clippy deny doc ## Format, clippy, licences and bans, documentation.
 
-torture: clone programs redis etcd buckets ## The tests with long loops and large sizes, then the fuzz targets.
+torture: clone programs redis etcd buckets training ## The tests with long loops and large sizes, then the fuzz targets.
 	@$(call install,cargo-nextest,$(NEXTEST))
 	DIESEL_TORTURE=1 cargo nextest run --locked --workspace --profile torture
 	@$(MAKE) --no-print-directory fuzz
@@ -49,6 +49,11 @@ torture: clone programs redis etcd buckets ## The tests with long loops and larg
 bench: clone memcached redis buckets ## Measure everything beside something known (BENCH='get --runs 5' for a part).
 	cargo build --locked --release --bins -p dl-server -p dlcmd -p dl-benches
 	$(CARGO_TARGET_DIR)/release/dl-bench $(or $(BENCH),all)
+
+bench-training: clone training ## Train small models with a full, a chunk-wise and no shuffle (OUT=folder for what comes out).
+	cargo build --locked --release --bins -p dl-server -p dlcmd
+	$(TOOLS)/training/bin/python -B benches/training/train.py \
+		--programs $(CARGO_TARGET_DIR)/release --out $(or $(OUT),$(CACHE)/training)
 
 # The sanitizers of cargo-fuzz need a nightly compiler, which nothing else here does; so a machine
 # without one is told, and not failed.
@@ -90,7 +95,7 @@ programs:
 doctest:
 	cargo test --locked --workspace --doc --quiet
 
-nextest: programs redis etcd buckets
+nextest: programs redis etcd buckets training
 	@$(call install,cargo-nextest,$(NEXTEST))
 	cargo nextest run --locked --workspace
 
@@ -102,6 +107,16 @@ buckets:
 	@test -x $(TOOLS)/moto/bin/moto_server || { \
 		python3 -m venv $(TOOLS)/moto && \
 		$(TOOLS)/moto/bin/pip install --quiet --no-deps --requirement tests/requirements.txt; \
+	}
+
+# Python with what benches/training needs. The tests run a small part of it.
+training:
+	$(call system,python3 -c 'import ensurepip',python3-venv)
+	@cmp -s benches/training/requirements.txt $(TOOLS)/training/requirements.txt || { \
+		python3 -m venv --clear $(TOOLS)/training && \
+		$(TOOLS)/training/bin/pip install --quiet --no-deps --only-binary :all: \
+			--requirement benches/training/requirements.txt && \
+		cp benches/training/requirements.txt $(TOOLS)/training; \
 	}
 
 # Advisories are left out: their database is fetched from outside at every run.

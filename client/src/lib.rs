@@ -10,6 +10,7 @@
 mod error;
 mod order;
 mod remote;
+mod report;
 mod snapshot;
 
 /// The example that readers see first is one that compiles.
@@ -28,11 +29,12 @@ pub use dl_proto::{
 };
 pub use error::{Error, Kind};
 pub use order::{
-    Cursor, InvalidToken, ORDER_VERSION, Order, OrderError, OrderSettings, Partition, ResumeToken,
-    Selection, Stage, Tail,
+    Cursor, DEFAULT_GROUP, InvalidToken, ORDER_VERSION, Order, OrderError, OrderSettings,
+    Partition, ResumeToken, Selection, Stage, Tail,
 };
 pub use remote::{
     Client, ClientCertificate, ConnectOptions, Dataset, Deleted, Epoch, EpochFile, FailedWrite,
     FileSink, Flushed, Listing, OnRetry, ReadItem, Retry, ShuffleOptions,
 };
+pub use report::{Advice, GroupBytes, Randomness, ReportOptions, ShuffleReport};
 pub use snapshot::{Snapshot, SnapshotCache};

@@ -30,6 +30,21 @@ pub fn program(name: &str) -> Result<PathBuf> {
     Ok(program)
 }
 
+/// One of the tools that `make TARGET` installs.
+///
+/// # Errors
+/// When it was not.
+pub fn tool(name: &str, target: &str) -> Result<PathBuf> {
+    let cache = std::env::var_os("XDG_CACHE_HOME").filter(|folder| !folder.is_empty());
+    let cache = match (cache, std::env::var_os("HOME")) {
+        (Some(cache), _) => PathBuf::from(cache),
+        (None, home) => PathBuf::from(home.context("HOME is not set")?).join(".cache"),
+    };
+    let tool = cache.join("diesel/tools").join(name);
+    ensure!(tool.is_file(), "{} is missing: run `make {target}`", tool.display());
+    Ok(tool)
+}
+
 /// A process, killed when it is dropped.
 #[derive(Debug)]
 pub struct Process {

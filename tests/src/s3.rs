@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use dl_runtime::Deadline;
 use tempfile::TempDir;
 
 use crate::cluster::clock;
-use crate::program::Process;
+use crate::program::{Process, tool};
 
 /// A cold Python on a busy machine takes its time.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -53,12 +53,12 @@ impl S3 {
         std::fs::create_dir_all(root.join(BUCKET))?;
         let mut command = match kind {
             Kind::Moto => {
-                let mut command = Command::new(tool("moto/bin/moto_server")?);
+                let mut command = Command::new(tool("moto/bin/moto_server", "buckets")?);
                 command.args(["-H", "127.0.0.1", "-p", "0"]);
                 command
             }
             Kind::S3sFs => {
-                let mut command = Command::new(tool("bin/s3s-fs")?);
+                let mut command = Command::new(tool("bin/s3s-fs", "buckets")?);
                 command.args(["--host", "127.0.0.1", "--port", "0", "--access-key", "key"]);
                 command.args(["--secret-key", "secret"]).arg(&root);
                 command
@@ -132,16 +132,4 @@ fn listening(said: &str) -> Option<SocketAddr> {
     let (_, address) = said.split_once("http://")?;
     let (address, _) = address.split_once(|end: char| end.is_whitespace())?;
     address.parse().ok()
-}
-
-/// One of the tools that the Makefile installs.
-fn tool(name: &str) -> Result<PathBuf> {
-    let cache = std::env::var_os("XDG_CACHE_HOME").filter(|folder| !folder.is_empty());
-    let cache = match (cache, std::env::var_os("HOME")) {
-        (Some(cache), _) => PathBuf::from(cache),
-        (None, home) => PathBuf::from(home.context("HOME is not set")?).join(".cache"),
-    };
-    let tool = cache.join("diesel/tools").join(name);
-    ensure!(tool.is_file(), "{} is missing: run `make buckets`", tool.display());
-    Ok(tool)
 }

@@ -104,6 +104,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     benches.push(bytes);
     benches.extend(ask(settings, snapshot, files)?);
     benches.push(list(settings, &over_redis)?);
+    benches.push(report(settings, &over_redis)?);
     Ok(benches)
 }
 
@@ -177,6 +178,30 @@ fn list(settings: &Settings, server: &Server) -> Result<Bench> {
     let settings = "1.28 million files at full scale".to_owned();
     let bar = Bar::AtMost(2.0);
     Ok(Bench { name: "snapshot ls -lR".to_owned(), settings, unit: "s", ours, theirs, bar })
+}
+
+/// `dlcmd shuffle`, and how random that order is.
+fn report(settings: &Settings, server: &Server) -> Result<Bench> {
+    let mut ours = Side::new("dlcmd shuffle --report");
+    let mut theirs = Side::new("dlcmd shuffle");
+    let home = settings.on_disk("cache");
+    let shuffle = |more: &[&str]| {
+        let mut command = dlcmd(server)?;
+        command.args(["shuffle", "dl://imagenet", "--group-size", "10"]).args(more);
+        Stopwatch::new().time(|| finish(command.env("XDG_CACHE_HOME", &home)))
+    };
+    for round in 0..=settings.runs() {
+        let (_, reporting) = shuffle(&["--report"])?;
+        let (_, printing) = shuffle(&[])?;
+        if round > 0 {
+            ours.samples.push(reporting);
+            theirs.samples.push(printing);
+        }
+    }
+    let settings =
+        "1.28 million files at full scale, 1,000 folders, groups of 10 chunks".to_owned();
+    let bar = Bar::AtMostTimes(2.0);
+    Ok(Bench { name: "shuffle --report".to_owned(), settings, unit: "s", ours, theirs, bar })
 }
 
 /// The most memory that a process ever had.

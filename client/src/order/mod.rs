@@ -25,6 +25,10 @@ pub use token::{InvalidToken, ResumeToken, Stage};
 /// The version of docs/ORDER.md that this is.
 pub const ORDER_VERSION: u32 = 1;
 
+/// Chunks whose files are shuffled together, unless somebody says otherwise: docs/ORDER.md has the
+/// evidence for it.
+pub const DEFAULT_GROUP: u32 = 100;
+
 /// How a task shares the files of an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Partition {
@@ -310,8 +314,19 @@ impl Order {
             let skipped = (places.start - start) as usize;
             files.extend(numbers.skip(skipped).take((places.end - places.start) as usize));
         }
+        self.shuffle_group(group.places.start, files);
+    }
+
+    /// Shuffles what stands on the places of a group from its first place on.
+    pub(crate) fn shuffle_group<T>(&self, first_place: u64, values: &mut [T]) {
         let OrderSettings { seed, epoch, .. } = self.settings;
-        Draws::new(seed, epoch, Stream::Files, group.places.start).shuffle(files);
+        Draws::new(seed, epoch, Stream::Files, first_place).shuffle(values);
+    }
+
+    /// The chunks that hold selected files, shuffled, and for each of them the place of its first
+    /// file; behind these the number of selected files.
+    pub(crate) fn sequence(&self) -> (&[u32], &[u64]) {
+        (&self.chunks, &self.starts)
     }
 }
 

@@ -239,6 +239,33 @@ impl Snapshot {
         Ok(Some(files))
     }
 
+    /// Folders, the root included: numbered from 0, the root first, and each below the number of
+    /// those in it.
+    pub(crate) fn folders(&self) -> u32 {
+        self.format.directories()
+    }
+
+    /// The folders directly in a folder.
+    pub(crate) fn folders_in(&self, folder: u32) -> Result<Range<u32>, Error> {
+        self.format.subdirectories(folder).map_err(self.damaged())
+    }
+
+    /// The files directly in a folder.
+    pub(crate) fn files_in(&self, folder: u32) -> Result<Vec<Range<u32>>, Error> {
+        self.format.runs_of(folder).map_err(self.damaged())
+    }
+
+    /// Bytes of a whole chunk; of one that ends a file cut into parts, those of the file.
+    pub(crate) fn chunk_bytes(&self, chunk: u32, files: Range<u32>) -> Result<u64, Error> {
+        let found = self.format.chunk(chunk).ok_or_else(|| self.lacks("a chunk"))?;
+        let object = u64::from(found.0.object_length);
+        // A chunk with such a file holds nothing else.
+        match files.len() {
+            1 => Ok(object.max(self.record(files.start)?.length)),
+            _ => Ok(object),
+        }
+    }
+
     /// What is in a folder, as [`Dataset::list`](crate::Dataset::list) gives it.
     ///
     /// # Errors

@@ -55,6 +55,7 @@ fn every_command_of_the_contract_is_understood() {
         "snapshot info f --json",
         "shuffle dl://d",
         "shuffle dl://d/a --seed 7 --epoch 3 --group-size 50 -0",
+        "shuffle dl://d --report --window 64 --class-depth 2 --json",
         "--snapshot f ls -lR dl://d",
         "cat dl://d/a --snapshot f",
         "delete-dataset dl://d",

@@ -1,12 +1,15 @@
-//! `dlcmd shuffle`: the files of a dataset in the order in which one epoch reads them.
+//! `dlcmd shuffle`: the files of a dataset in the order in which one epoch reads them; or how random
+//! that order is.
 //!
 //! Must hold: the order of docs/ORDER.md, one path a line and nothing else.
+
+mod report;
 
 use std::num::NonZeroU32;
 
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use libdiesel::{Cursor, Order, OrderSettings, Selection};
+use libdiesel::{Cursor, DEFAULT_GROUP, Order, OrderSettings, ReportOptions, Selection};
 use std::sync::Arc;
 
 use super::not_there;
@@ -21,9 +24,15 @@ use crate::text::write_escaped;
 ///
 /// Chunks are shuffled and cut into groups, and the files of each group are shuffled. The same seed,
 /// epoch and group size give the same order everywhere, for the same version of the dataset.
+///
+/// With --report, says instead how random that order is beside a full shuffle: how far files move, how
+/// well mixed their classes are, which are the folders that hold them, and how much memory the groups
+/// take; names the smallest group that mixes well enough; and warns when files were put sorted by class
+/// and the groups are too small for that.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dlcmd shuffle dl://imagenet --seed 7 --epoch 3
+  dlcmd shuffle dl://imagenet/train --report --group-size 200
   dlcmd shuffle dl://imagenet/train --group-size 50 --snapshot imagenet.snapshot")]
 pub(crate) struct Arguments {
     /// The dataset or folder
@@ -42,21 +51,39 @@ pub(crate) struct Arguments {
     epoch: u64,
 
     /// Chunks whose files are shuffled together
-    #[arg(long, value_name = "CHUNKS", default_value = "100")]
+    #[arg(long, value_name = "CHUNKS", default_value_t = DEFAULT)]
     group_size: NonZeroU32,
 
     /// Print names as they are, each ended by NUL
     #[arg(short = '0', long)]
     null: bool,
+
+    /// Say how random the order is, instead of printing it
+    #[arg(long, conflicts_with = "null")]
+    report: bool,
+
+    /// Files in a row among which classes are counted, such as a batch
+    #[arg(long, value_name = "FILES", default_value = "256", requires = "report")]
+    window: NonZeroU32,
+
+    /// Folders of a path, from the dataset's root, that name a class [default: all of them]
+    #[arg(long, value_name = "FOLDERS", requires = "report")]
+    class_depth: Option<u32>,
 }
 
-/// Prints them.
+const DEFAULT: NonZeroU32 = match NonZeroU32::new(DEFAULT_GROUP) {
+    Some(group) => group,
+    None => NonZeroU32::MIN,
+};
+
+/// Prints the order, or the report.
 pub(crate) fn run(
     arguments: Arguments,
     context: &Context,
     out: &mut Output<'_>,
 ) -> Result<Exit, Failure> {
-    let Arguments { folder, seed, epoch, group_size, null } = arguments;
+    let Arguments { folder, seed, epoch, group_size, null, report, window, class_depth } =
+        arguments;
     let dataset = context.with_snapshot(&folder)?;
     let Some(snapshot) = dataset.snapshot() else {
         return Err(Failure::failed(format!("shuffle {folder}: there is no snapshot of it")));
@@ -70,7 +97,14 @@ pub(crate) fn run(
             selected.map_err(|why| Failure::failed(format!("shuffle {folder}: {why}")))?
         }
     };
-    let settings = OrderSettings::new(seed, epoch, group_size.get());
+    let group = group_size.get();
+    if report {
+        let window = window.get();
+        let options =
+            ReportOptions { seed, epoch, group, window, class_depth, ..ReportOptions::default() };
+        return report::run(&folder, snapshot, Arc::new(selection), options, out);
+    }
+    let settings = OrderSettings::new(seed, epoch, group);
     let failed = |why| Failure::failed(format!("shuffle {folder}: {why}"));
     let order =
         Order::new(snapshot.first_files()?, Arc::new(selection), settings).map_err(failed)?;

@@ -173,6 +173,14 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
             .collect()
     }
 
+    /// The numbers of the directories directly in a directory, all greater than its own.
+    ///
+    /// # Errors
+    /// When the tree is damaged.
+    pub fn subdirectories(&self, directory: u32) -> Result<Range<u32>, DecodeError> {
+        Ok(self.children(directory)?.numbers())
+    }
+
     /// The directories directly in a directory whose path is `path`, with their paths.
     ///
     /// # Errors

@@ -227,6 +227,11 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         self.chunks
     }
 
+    /// How many directories there are, the root included.
+    pub fn directories(&self) -> u32 {
+        self.directories
+    }
+
     /// Bytes of all live files together.
     pub fn file_bytes(&self) -> u64 {
         self.file_bytes

@@ -5,6 +5,7 @@ mod faults;
 mod memory;
 mod read;
 mod scene;
+mod trained;
 
 use std::io::Write;
 use std::process::{Command, Stdio};

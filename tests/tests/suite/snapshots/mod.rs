@@ -5,6 +5,7 @@
 mod cli;
 mod fetched;
 mod killed;
+mod report;
 mod stored;
 
 use std::path::Path;

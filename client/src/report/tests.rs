@@ -1,0 +1,292 @@
+//! Reports beside a plain reading of the same orders, and beside many full shuffles.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
+
+use dl_format::snapshot::{
+    LiveFile, Observed, SnapshotChunk, SnapshotOf, SnapshotSection, SnapshotWriter,
+    snapshot_padding,
+};
+use dl_format::{
+    Attributes, ChunkId, ChunkShape, Crc32c, DatasetId, EntryVersion, Extent, FilePath, FileRecord,
+    Stamp, Version,
+};
+
+use super::*;
+use crate::order::Cursor;
+
+const OBJECT: u32 = 100_000;
+
+/// A snapshot of chunks with files of these paths; one that begins with `large` is the end of a file
+/// of 10 MB.
+fn snapshot(chunks: &[Vec<String>]) -> Snapshot {
+    let holder = |number: usize| EntryVersion {
+        stamp: Stamp::new(1 + number as u64),
+        chunk: ChunkId::from_bytes((number as u128).to_be_bytes()),
+        entry: EntryVersion::UNKNOWN_ENTRY,
+    };
+    let file = |number: usize, path: &String| {
+        let is_large = path.starts_with("large");
+        let part =
+            Extent { part: ChunkId::from_bytes([7; 16]), length: 10_000_000, crc: Crc32c::of(b"") };
+        let extents: Vec<Extent> = is_large.then_some(part).into_iter().collect();
+        let record = FileRecord {
+            version: holder(number),
+            holder: holder(number),
+            attributes: Attributes::default(),
+            length: if is_large { 10_000_001 } else { 1 },
+            crc: Crc32c::of(b"x"),
+            offset: 4096,
+            stored: 1,
+            has_extents: is_large,
+        };
+        LiveFile { path: FilePath::new(path.as_bytes().to_vec()).unwrap(), record, extents }
+    };
+    let chunks: Vec<Vec<LiveFile>> = chunks
+        .iter()
+        .enumerate()
+        .map(|(number, paths)| paths.iter().map(|path| file(number, path)).collect())
+        .collect();
+    let mut observed = Observed::default();
+    chunks.iter().flatten().for_each(|file| observed.file(&file.record));
+    chunks.iter().for_each(|_| observed.chunk());
+    let dataset = DatasetId::from_bytes([3; 16]);
+    let of = SnapshotOf { dataset, version: Version::default(), shape: ChunkShape::default() };
+    let mut writer = SnapshotWriter::new(of, observed).unwrap();
+    let mut hashes = Vec::new();
+    for (number, files) in chunks.into_iter().enumerate() {
+        let EntryVersion { stamp, chunk: id, .. } = holder(number);
+        hashes.extend(writer.chunk(&SnapshotChunk { id, stamp, object_length: OBJECT }, files));
+    }
+    writer.end_files();
+    hashes.sort_unstable();
+    hashes.into_iter().for_each(|(hash, number)| writer.index(hash, number));
+    let mut sections: Vec<(SnapshotSection, Vec<u8>)> = writer.drain().collect();
+    let (rest, mut bytes) = writer.finish();
+    sections.extend(rest);
+    for section in SnapshotSection::ALL {
+        let of_section = sections.iter().filter(|(found, _)| *found == section);
+        let body: Vec<u8> = of_section.flat_map(|(_, bytes)| bytes.clone()).collect();
+        let padding = snapshot_padding(body.len() as u64);
+        bytes.extend(body);
+        bytes.resize(bytes.len() + padding, 0);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("snapshot");
+    std::fs::write(&path, bytes).unwrap();
+    Snapshot::check(&path).unwrap()
+}
+
+/// Files of some classes, as many to a chunk as asked for; sorted by class, or dealt out to chunks.
+fn written(classes: &[usize], per_chunk: usize, sorted: bool) -> Snapshot {
+    let mut files: Vec<String> = (0..)
+        .zip(classes)
+        .flat_map(|(class, count)| (0..*count).map(move |n| format!("a/c{class}/x{}/f{n}", n % 3)))
+        .collect();
+    if !sorted {
+        // 7,919 is prime: a step that comes by every file.
+        files = (0..files.len()).map(|n| files[n * 7_919 % files.len()].clone()).collect();
+    }
+    let chunks: Vec<Vec<String>> = files.chunks(per_chunk).map(<[_]>::to_vec).collect();
+    snapshot(&chunks)
+}
+
+fn options(group: u32, window: u32) -> ReportOptions {
+    let class_depth = Some(2);
+    ReportOptions { seed: 5, group, window, class_depth, ..ReportOptions::default() }
+}
+
+fn report(snapshot: &Snapshot, options: ReportOptions) -> ShuffleReport {
+    ShuffleReport::of(snapshot, Arc::new(Selection::all(snapshot.files())), options).unwrap()
+}
+
+/// The folders of a path, so many of them.
+fn class(snapshot: &Snapshot, number: u32, depth: usize) -> String {
+    let path = snapshot.path(number).unwrap().to_string();
+    let folders: Vec<&str> = path.split('/').collect();
+    folders[..(folders.len() - 1).min(depth)].join("/")
+}
+
+/// What the documentation of [`Randomness`] says, of the files that a cursor gives.
+fn plainly(snapshot: &Snapshot, selected: &[u32], options: &ReportOptions) -> Randomness {
+    let selection = Selection::of(snapshot.files(), selected.iter().copied()).unwrap();
+    let settings = OrderSettings::new(options.seed, options.epoch, options.group);
+    let first_files = snapshot.first_files().unwrap();
+    let order = Order::new(Arc::clone(&first_files), Arc::new(selection), settings).unwrap();
+    let files: Vec<u32> = Cursor::new(Arc::new(order), 0).unwrap().collect();
+    let depth = options.class_depth.map_or(usize::MAX, |depth| depth as usize);
+    let classes: Vec<String> = files.iter().map(|file| class(snapshot, *file, depth)).collect();
+    let read: BTreeMap<u32, usize> = files.iter().copied().zip(0..).collect();
+    let mean = |values: Vec<f64>| values.iter().sum::<f64>() / values.len() as f64;
+    let moved =
+        selected.iter().zip(0..).map(|(file, at): (_, usize)| read[file].abs_diff(at) as f64);
+    let chunk = |file: u32| first_files.partition_point(|first| *first <= file);
+    let apart = selected.windows(2).filter(|two| chunk(two[0]) == chunk(two[1]));
+    let apart = apart.map(|two| read[&two[0]].abs_diff(read[&two[1]]) as f64);
+    let runs: Vec<f64> = classes.chunk_by(|a, b| a == b).map(|run| run.len() as f64).collect();
+    let window = (options.window as usize).min(files.len());
+    let (mut distinct, mut simpson) = (Vec::new(), Vec::new());
+    for window in classes.chunks_exact(window) {
+        let mut counts: HashMap<&str, f64> = HashMap::new();
+        window.iter().for_each(|class| *counts.entry(class).or_default() += 1.0);
+        distinct.push(counts.len() as f64);
+        simpson.push(counts.values().map(|count| (count / window.len() as f64).powi(2)).sum());
+    }
+    Randomness {
+        moved: mean(moved.collect()),
+        apart: Some(mean(apart.collect())),
+        longest_run: runs.iter().copied().fold(0.0, f64::max),
+        mean_run: mean(runs),
+        classes: mean(distinct),
+        effective: 1.0 / mean(simpson),
+    }
+}
+
+fn figures(of: &Randomness) -> [f64; 6] {
+    let apart = of.apart.unwrap_or(f64::NAN);
+    [of.moved, apart, of.longest_run, of.mean_run, of.classes, of.effective]
+}
+
+fn is_near(one: &Randomness, other: &Randomness, share: f64) -> bool {
+    let figures = figures(one).into_iter().zip(figures(other));
+    figures.into_iter().all(|(one, other)| (one - other).abs() <= share * other.abs())
+}
+
+#[test]
+fn figures_are_those_of_a_plain_reading_of_the_order() {
+    for (classes, per_chunk) in [(&[60, 200, 1, 90][..], 11), (&[40; 9], 1_000), (&[33], 4)] {
+        for sorted in [true, false] {
+            let snapshot = written(classes, per_chunk, sorted);
+            let all: Vec<u32> = (0..snapshot.files()).collect();
+            let some: Vec<u32> = all.iter().copied().filter(|file| file % 7 > 2).collect();
+            for (selected, depth) in [(&all, Some(2)), (&some, None), (&all, Some(0))] {
+                for (group, window) in [(1, 16), (4, 50), (1_000, 7), (5, 100_000)] {
+                    let options = ReportOptions { class_depth: depth, ..options(group, window) };
+                    let selection =
+                        Selection::of(snapshot.files(), selected.iter().copied()).unwrap();
+                    let found =
+                        ShuffleReport::of(&snapshot, Arc::new(selection), options.clone()).unwrap();
+                    let plain = plainly(&snapshot, selected, &options);
+                    assert!(is_near(&found.order, &plain, 1e-9), "{found:?}\n{plain:?}");
+                    let single = ReportOptions { group: 1, ..options };
+                    let plain = plainly(&snapshot, selected, &single);
+                    assert!(is_near(&found.chunk_by_chunk, &plain, 1e-9), "{found:?}\n{plain:?}");
+                    let depth = depth.map_or(usize::MAX, |depth| depth as usize);
+                    let classes: BTreeSet<String> =
+                        selected.iter().map(|file| class(&snapshot, *file, depth)).collect();
+                    assert_eq!(found.classes as usize, classes.len());
+                    assert_eq!(found.files as usize, selected.len());
+                    assert_eq!(found.measured, found.files, "nothing is left out");
+                }
+            }
+        }
+    }
+}
+
+/// The mean of what many seeds give.
+fn mean(reports: &[Randomness]) -> Randomness {
+    let mean = |figure: fn(&Randomness) -> f64| {
+        reports.iter().map(figure).sum::<f64>() / reports.len() as f64
+    };
+    Randomness {
+        moved: mean(|of| of.moved),
+        apart: Some(mean(|of| of.apart.unwrap_or(f64::NAN))),
+        longest_run: mean(|of| of.longest_run),
+        // Means of ratios: of their inverses, which are sums.
+        mean_run: 1.0 / mean(|of| 1.0 / of.mean_run),
+        classes: mean(|of| of.classes),
+        effective: 1.0 / mean(|of| 1.0 / of.effective),
+    }
+}
+
+#[test]
+fn what_a_full_shuffle_gives_is_the_mean_of_many() {
+    for (classes, window) in [(&[50, 50, 50, 50][..], 20), (&[300, 20, 7], 64), (&[2; 90], 30)] {
+        let snapshot = written(classes, 10, true);
+        let whole = snapshot.chunks();
+        let found: Vec<ShuffleReport> = (0..800)
+            .map(|seed| report(&snapshot, ReportOptions { seed, ..options(whole, window) }))
+            .collect();
+        let orders: Vec<Randomness> = found.iter().map(|report| report.order).collect();
+        let (mean, expected) = (mean(&orders), found[0].full);
+        assert!(is_near(&mean, &expected, 0.03), "{mean:?}\n{expected:?}");
+    }
+}
+
+#[test]
+fn a_sorted_dataset_needs_groups_of_the_size_that_is_advised() {
+    let snapshot = written(&[64; 20], 8, true);
+    let found = report(&snapshot, options(4, 32));
+    assert!(found.is_too_small() && found.share() < 0.5, "{found:?}");
+    let advice = found.advice.expect("all chunks together are a full shuffle");
+    assert!(advice.group > 4 && advice.share >= 0.9, "{advice:?}");
+    let with = |group| report(&snapshot, options(group, 32));
+    assert!(!with(advice.group).is_too_small());
+    assert_eq!(with(advice.group).share(), advice.share);
+    assert!(with(advice.group - 1).is_too_small(), "no smaller one does");
+    assert!(!with(snapshot.chunks()).is_too_small());
+    // To ask for less takes less.
+    let half = report(&snapshot, ReportOptions { share: 0.5, ..options(4, 32) });
+    assert!(half.advice.is_some_and(|half| half.group < advice.group), "{half:?}");
+}
+
+#[test]
+fn a_dataset_that_was_written_shuffled_does_with_any_groups() {
+    let snapshot = written(&[64; 20], 32, false);
+    let found = report(&snapshot, options(1, 32));
+    assert!(!found.is_too_small(), "{found:?}");
+    assert_eq!(found.advice.map(|advice| advice.group), Some(1));
+    // Neighbours stay within a chunk of each other all the same.
+    let apart = |of: &Randomness| of.apart.unwrap_or_default();
+    assert!(apart(&found.order) < 12.0 && apart(&found.full) > 400.0, "{found:?}");
+}
+
+#[test]
+fn of_a_large_dataset_the_first_groups_are_measured() {
+    let snapshot = written(&[100; 30], 20, true);
+    let part = ReportOptions { files_max: 500, ..options(9, 50) };
+    let found = report(&snapshot, part.clone());
+    // 25 chunks hold 500 files, 27 are whole groups.
+    assert_eq!((found.files, found.measured, found.chunks), (3_000, 540, 150));
+    let mean_of = |options: ReportOptions| {
+        let seeds =
+            (0..300).map(|seed| report(&snapshot, ReportOptions { seed, ..options.clone() }));
+        let (orders, full): (Vec<_>, Vec<_>) = seeds.map(|found| (found.order, found.full)).unzip();
+        (mean(&orders), full[0])
+    };
+    let (some, all) = (mean_of(part).0, mean_of(options(9, 50)).0);
+    // The longest run is that of fewer files; the rest is of the same kind.
+    assert!(some.longest_run < all.longest_run);
+    let same = Randomness { longest_run: all.longest_run, moved: all.moved, ..some };
+    assert!(is_near(&same, &all, 0.05), "{some:?}\n{all:?}");
+    let (mean, full) = mean_of(ReportOptions { files_max: 500, ..options(25, 50) });
+    assert!((mean.moved / full.moved - 1.0).abs() < 0.05, "{mean:?}\n{full:?}");
+}
+
+#[test]
+fn memory_is_that_of_whole_chunks_and_of_large_files() {
+    let folder = |range: Range<u32>| range.map(|n| format!("d/f{n}")).collect::<Vec<_>>();
+    let chunks = [folder(0..5), folder(5..6), vec!["large/file".to_owned()], folder(6..9)];
+    let snapshot = snapshot(&chunks);
+    let bytes = |group| report(&snapshot, options(group, 4)).bytes;
+    let (object, large) = (u64::from(OBJECT), 10_000_001);
+    assert_eq!(bytes(1), GroupBytes { one: large, two: large + object });
+    assert_eq!(bytes(4), GroupBytes { one: large + 3 * object, two: large + 3 * object });
+    assert_eq!(bytes(2), GroupBytes { one: large + object, two: large + 3 * object });
+}
+
+#[test]
+fn what_has_no_report_is_refused() {
+    let snapshot = written(&[5], 2, true);
+    let refused = |selection: Selection, options| {
+        let refused = ShuffleReport::of(&snapshot, Arc::new(selection), options);
+        assert_eq!(refused.expect_err("no report").kind(), Kind::Invalid);
+    };
+    let all = || Selection::all(5);
+    refused(all(), options(0, 1));
+    refused(all(), options(1, 0));
+    refused(all(), ReportOptions { share: 0.0, ..options(1, 1) });
+    refused(all(), ReportOptions { share: f64::NAN, ..options(1, 1) });
+    refused(Selection::all(4), options(1, 1));
+    refused(Selection::of(5, []).expect("none"), options(1, 1));
+}

@@ -1,0 +1,175 @@
+//! `dlcmd shuffle --report`: what it says of datasets that were put sorted by class, and shuffled.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use dl_tests::folder;
+use dl_tests::program::{Ended, Server, dlcmd, run, run_with_stdin};
+use dl_tests::workspace;
+use serde_json::Value;
+
+const CLASSES: usize = 6;
+const FILES: usize = 384;
+const PER_CHUNK: usize = 16;
+
+struct Scene {
+    server: Server,
+    folder: tempfile::TempDir,
+}
+
+impl Scene {
+    /// Datasets `sorted` and `mixed` of the same files, 24 chunks each.
+    fn new() -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let scene = Self { server: Server::start(&folder.path().join("data"))?, folder };
+        let paths: Vec<String> = (0..FILES)
+            .map(|number| format!("train/c{}/f{number}", number * CLASSES / FILES))
+            .collect();
+        for path in &paths {
+            folder::write(scene.path(), &format!("src/{path}"), path)?;
+        }
+        let chunks = FILES / PER_CHUNK;
+        for chunk in 0..chunks {
+            let sorted = &paths[chunk * PER_CHUNK..(chunk + 1) * PER_CHUNK];
+            scene.put("sorted", &sorted.join("\n"))?;
+            // 7 is prime to the 384 files: each comes once.
+            let mixed = (0..PER_CHUNK).map(|n| paths[(n * chunks + chunk) * 7 % FILES].as_str());
+            scene.put("mixed", &mixed.collect::<Vec<_>>().join("\n"))?;
+        }
+        Ok(scene)
+    }
+
+    /// One put, so one chunk.
+    fn put(&self, dataset: &str, list: &str) -> Result<()> {
+        let mut command = self.server.dlcmd()?;
+        command.args(["put", "-", &format!("dl://{dataset}")]).current_dir(self.path().join("src"));
+        run_with_stdin(&mut command, list.as_bytes())?.code(0)?;
+        Ok(())
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn dl(&self, words: &[&str]) -> Result<Ended> {
+        let cache = self.path().join("cache");
+        run(self.server.dlcmd()?.env("XDG_CACHE_HOME", cache).current_dir(self.path()).args(words))
+    }
+
+    fn report(&self, dataset: &str, words: &[&str]) -> Result<Value> {
+        let words = [&["shuffle", dataset, "--report", "--json", "--window", "32"], words].concat();
+        Ok(serde_json::from_str(&self.dl(&words)?.code(0)?.text())?)
+    }
+}
+
+fn number(of: &Value, field: &str) -> Result<f64> {
+    of.pointer(field).and_then(Value::as_f64).with_context(|| format!("{field} in {of}"))
+}
+
+#[test]
+fn small_groups_of_a_sorted_dataset_are_warned_of_with_what_to_do() -> Result<()> {
+    let scene = Scene::new()?;
+    let report = scene.report("dl://sorted", &["--group-size", "2"])?;
+    ensure!(report["type"] == "shuffle-report" && report["schema"] == 1, "{report}");
+    ensure!(report["files"] == 384 && report["chunks"] == 24 && report["classes"] == 6, "{report}");
+    ensure!(number(&report, "/share")? < 0.5, "{report}");
+    let advised = number(&report, "/advice/group_size")?.to_string();
+    let warning = report["warning"].as_str().context("a warning")?;
+    for said in ["dl://sorted", "sorted by class", "2 chunks", &format!("--group-size {advised} ")]
+    {
+        ensure!(warning.contains(said), "{said:?} in {warning}");
+    }
+    let text = |words: &[&str]| {
+        Ok::<_, anyhow::Error>(scene.dl(&[&["shuffle", "--report"], words].concat())?.code(0)?)
+    };
+    let small = ["dl://sorted", "--group-size", "2", "--window", "32"];
+    let small = text(&small)?;
+    ensure!(small.text().contains(warning) && small.stderr.is_empty(), "{small:?}");
+
+    // As large as it says, written in another order, or all files of one class: nothing to warn of.
+    for words in [
+        &["dl://sorted", "--group-size", &advised, "--window", "32"][..],
+        &["dl://sorted", "--window", "32"],
+        &["dl://mixed", "--group-size", "1", "--window", "32"],
+        &["dl://sorted/train/c3", "--group-size", "1"],
+        &["dl://sorted", "--group-size", "1", "--class-depth", "1"],
+    ] {
+        let fine = text(words)?.text();
+        ensure!(!fine.contains("warning"), "{words:?}: {fine}");
+        ensure!(fine.contains("classes in "), "{words:?}: {fine}");
+    }
+    let mixed = scene.report("dl://mixed", &["--group-size", "1"])?;
+    ensure!(mixed.get("warning").is_none() && mixed["advice"]["group_size"] == 1, "{mixed}");
+    Ok(())
+}
+
+#[test]
+fn a_report_is_of_the_order_that_shuffle_prints() -> Result<()> {
+    let scene = Scene::new()?;
+    let settings = ["--seed", "3", "--epoch", "2", "--group-size", "5"];
+    let report = scene.report("dl://sorted/train", &settings)?;
+    let order = scene.dl(&[&["shuffle", "dl://sorted/train"][..], &settings].concat())?.code(0)?;
+    let order = order.text();
+    let classes: Vec<&str> =
+        order.lines().filter_map(|path| Some(path.rsplit_once('/')?.0)).collect();
+    ensure!(classes.len() == FILES, "{order}");
+    let runs: Vec<usize> = classes.chunk_by(|a, b| a == b).map(<[_]>::len).collect();
+    let longest = runs.iter().copied().max().unwrap_or(0);
+    let windows: Vec<_> = classes.chunks_exact(32).collect();
+    let distinct = windows.iter().map(|window| window.iter().collect::<BTreeSet<_>>().len());
+    let simpson = windows.iter().map(|window| {
+        let mut counts: BTreeMap<&str, f64> = BTreeMap::new();
+        window.iter().for_each(|class| *counts.entry(class).or_default() += 1.0 / 32.0);
+        counts.values().map(|share| share * share).sum::<f64>()
+    });
+    let count = windows.len() as f64;
+    for (field, expected) in [
+        ("/order/longest_run", longest as f64),
+        ("/order/mean_run", FILES as f64 / runs.len() as f64),
+        ("/order/classes", distinct.sum::<usize>() as f64 / count),
+        ("/order/effective_classes", count / simpson.sum::<f64>()),
+    ] {
+        let found = number(&report, field)?;
+        ensure!((found - expected).abs() < 1e-9, "{field}: {found} instead of {expected}");
+    }
+    scene.dl(&["snapshot", "save", "dl://sorted", "saved"])?.code(0)?;
+    let words = ["shuffle", "--report", "--json", "dl://sorted"];
+    let mut alone = dlcmd()?;
+    alone.args(["--server", "127.0.0.1:1", "--snapshot", "saved"]).args(words);
+    let saved = run(alone.current_dir(scene.path()))?.code(0)?.text();
+    ensure!(saved == scene.dl(&words)?.code(0)?.text(), "{saved}");
+    Ok(())
+}
+
+#[test]
+fn every_field_of_a_report_is_in_the_document_and_wrong_usage_is_told() -> Result<()> {
+    let scene = Scene::new()?;
+    let report = scene.report("dl://sorted", &["--group-size", "2", "--class-depth", "2"])?;
+    let document = workspace::text(Path::new("docs/JSON.md"))?.context("it is text")?;
+    let (_, section) = document.split_once("## `shuffle-report`").context("its heading")?;
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let objects = ["", "/order", "/full", "/chunk_by_chunk", "/advice"];
+    for object in objects.iter().filter_map(|at| report.pointer(at)?.as_object()) {
+        for field in object.keys().filter(|field| !["type", "schema"].contains(&field.as_str())) {
+            ensure!(section.contains(&format!("`{field}`")), "{field} in docs/JSON.md");
+        }
+    }
+    let documented = section.matches("| `").count();
+    ensure!(documented >= 5, "{documented} rows");
+
+    for words in [
+        &["--window", "3"][..],
+        &["--class-depth", "3"],
+        &["--report", "-0"],
+        &["--report", "--window", "0"],
+        &["--report", "--group-size", "0"],
+    ] {
+        scene.dl(&[&["shuffle", "dl://sorted"][..], words].concat())?.code(2)?;
+    }
+    scene.dl(&["shuffle", "--report", "dl://sorted/none"])?.code(3)?;
+    scene.dl(&["rm", "-r", "dl://mixed"])?.code(0)?;
+    let empty = scene.dl(&["shuffle", "--report", "dl://mixed"])?.code(1)?;
+    ensure!(empty.stderr.contains("no files"), "{empty:?}");
+    Ok(())
+}
