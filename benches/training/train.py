@@ -139,14 +139,15 @@ def main():
         found = [
             measure(store, dataset, groups, kinds, seeds, not arguments.small) for dataset in chosen
         ]
-    machine = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, " \
-              f"numpy {np.__version__}"
-    seconds = round(time.monotonic() - began)
-    result = {"machine": machine, "seeds": seeds, "seconds": seconds, "datasets": found}
-    if arguments.out:
-        show.write(result, arguments.out)
-    else:
-        json.dump(result, sys.stdout)
+        # Before the folder is removed, which takes longer than a person waits.
+        machine = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, " \
+                  f"numpy {np.__version__}"
+        seconds = round(time.monotonic() - began)
+        result = {"machine": machine, "seeds": seeds, "seconds": seconds, "datasets": found}
+        if arguments.out:
+            show.write(result, arguments.out)
+        else:
+            json.dump(result, sys.stdout)
 
 
 if __name__ == "__main__":

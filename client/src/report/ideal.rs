@@ -77,7 +77,8 @@ impl Ideal {
             return measured;
         }
         // For each size the probability that the first files are all of one class of that size.
-        let mut probabilities = vec![1.0; self.sizes.len()];
+        let mut probabilities: Vec<f64> =
+            self.sizes.iter().map(|(size, _)| size / self.files).collect();
         let (mut expected, mut length) = (1.0, 1.0);
         while length < measured {
             length += 1.0;

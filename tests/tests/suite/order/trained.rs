@@ -21,7 +21,7 @@ fn chunk_wise_order_trains_like_a_full_shuffle_and_no_shuffle_does_not() -> Resu
     python.arg(workspace::root().join("benches/training/train.py")).arg("--small");
     python.arg("--programs").arg(programs.parent().context("they are in a folder")?);
     // What it imports is not to be compiled into the clone.
-    let ended = run(python.arg("-B").env("PYTHONDONTWRITEBYTECODE", "1"))?.code(0)?;
+    let ended = run(python.env("PYTHONDONTWRITEBYTECODE", "1"))?.code(0)?;
     let result: Value = serde_json::from_str(&ended.text())?;
     let rows = result.pointer("/datasets/0/rows").and_then(Value::as_array);
     let rows = rows.context("one dataset")?;
