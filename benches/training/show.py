@@ -67,16 +67,17 @@ def plot(result, path):
     figure, places = plt.subplots(
         len(kinds), len(datasets), figsize=(3.4 * len(datasets), 2.3 * len(kinds)), squeeze=False
     )
+    orders = [row["order"] for row in datasets[-1]["rows"]]
     colours = plt.get_cmap("viridis")
     for column, found in enumerate(datasets):
         rows = found["rows"]
         for line, kind in enumerate(kinds):
             place = places[line][column]
-            for number, row in enumerate(rows):
+            for row in rows:
                 runs = 100 * np.array(row["accuracy"][kind])
                 epochs = np.arange(1, runs.shape[1] + 1)
                 mean, spread = runs.mean(0), runs.std(0, ddof=1)
-                style = {"color": colours(number / len(rows)), "linewidth": 1.0}
+                style = {"color": colours(orders.index(row["order"]) / len(orders)), "linewidth": 1.0}
                 if row["order"] == "full shuffle":
                     style = {"color": "black", "linewidth": 1.6, "linestyle": "--"}
                 if row["order"] == "no shuffle":
@@ -91,7 +92,7 @@ def plot(result, path):
                 place.set_xlabel("epoch")
             if column == 0:
                 place.set_ylabel(f"{kind}\ntest accuracy, %", fontsize=7)
-    handles, labels = places[0][0].get_legend_handles_labels()
+    handles, labels = places[0][-1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=5, frameon=False)
     figure.tight_layout(rect=(0, 0.06, 1, 1))
     drawn = io.StringIO()
