@@ -13,6 +13,9 @@ use crate::parts::Limits;
 use crate::settings::Live;
 use crate::source::Source;
 
+/// For how long a bucket is given the benefit of the doubt that two servers start on it at once.
+const SETTLE: Duration = Duration::from_millis(500);
+
 /// The DIESEL server: stores datasets of millions of small files and serves them to training jobs.
 ///
 /// With no flags it keeps everything under ./diesel-data and listens on 127.0.0.1:7420.
@@ -247,6 +250,9 @@ impl Config {
         let store = store.unwrap_or_else(|| under("chunks"));
         meta_store(&meta)?;
         chunk_store("store", &store)?;
+        if !matches!(scheme(&store), None | Some("file" | "memory")) {
+            limits.settle = SETTLE;
+        }
         let quota = flags.fast_store_quota.or(file.fast_store_quota);
         let quota = quota.map_or(Ok(64 << 30), |text| bytes("fast_store_quota", &text))?;
         let fast_store = flags.fast_store.or(file.fast_store);

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use dl_format::IDENTITY_KEY;
+use dl_format::{IDENTITY_KEY, IdentityRecord, StoreId};
 use dl_meta::Damage;
 use dl_runtime::Deadline;
 use dl_store::StoreExt;
@@ -24,6 +24,7 @@ use tokio::task::JoinSet;
 
 use crate::door::{Door, Guest, Stalls};
 use crate::error::causes;
+use crate::identity;
 use crate::metrics::{self, Loss, Metrics, Watched};
 use crate::parts::{Parts, key};
 
@@ -125,6 +126,17 @@ impl Site {
         }
     }
 
+    /// What is wrong when the metadata is not that of the chunk store.
+    fn of_another(&self, bound: Option<StoreId>, identity: &[u8]) -> Option<String> {
+        match IdentityRecord::decode(identity) {
+            Ok(IdentityRecord { store }) => {
+                let compared = identity::compare(&self.parts, bound?, store);
+                compared.err().map(|error| error.chain())
+            }
+            Err(error) => Some(format!("the chunk store's `{IDENTITY_KEY}` is damaged: {error}")),
+        }
+    }
+
     /// How the stores are; what keeps the server from answering, if anything does.
     async fn health(&self) -> Health {
         let clock = &*self.parts.clock;
@@ -156,8 +168,8 @@ impl Site {
             (Ok(Err(error)), _) => failed("metadata", &error),
             (_, Err(_)) => silent("chunk"),
             (_, Ok(Err(error))) => failed("chunk", &error),
-            (Ok(Ok(_)), Ok(Ok(_))) => match loss {
-                Loss::None => None,
+            (Ok(Ok((bound, _))), Ok(Ok(identity))) => match loss {
+                Loss::None => self.of_another(bound, &identity),
                 Loss::Last => Some(
                     "the metadata store may have lost its last writes: the servers are putting \
                      them back, which takes a moment"

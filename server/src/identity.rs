@@ -4,6 +4,7 @@
 //! refused with what to do; it is never taken for an empty dataset.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use dl_format::{DatasetId, IDENTITY_KEY, IdentityRecord, StoreId};
 use dl_proto::Kind;
@@ -12,6 +13,9 @@ use dl_store::StoreExt;
 use crate::error::Error;
 use crate::names;
 use crate::parts::{Parts, key};
+
+/// How long it is not looked whether the chunk store is still the same.
+const STORE_HOLDS: Duration = Duration::from_secs(60);
 
 /// What was found when the stores were put together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,9 +31,7 @@ pub(crate) async fn bind(parts: &Parts) -> Result<Bound, Error> {
     let (meta, store) = (of_meta(parts).await?, of_store(parts).await?);
     match (meta, store) {
         (Some(meta), Some(store)) if meta == store => Ok(Bound::Known),
-        (Some(meta), Some(store)) => {
-            Err(foreign(parts, format!("indexes the chunk store {meta}, and this one is {store}")))
-        }
+        (Some(meta), Some(store)) => Err(of_another(parts, meta, store)),
         (Some(meta), None) => {
             if !is_indexed(parts).await? {
                 let why = format!(
@@ -39,8 +41,10 @@ pub(crate) async fn bind(parts: &Parts) -> Result<Bound, Error> {
                 return Err(foreign(parts, why));
             }
             tracing::warn!(%meta, "the chunk store has lost its identity object: written again");
-            create(parts, meta).await?;
-            Ok(Bound::Known)
+            match create(parts, meta).await? {
+                store if store == meta => Ok(Bound::Known),
+                store => Err(of_another(parts, meta, store)),
+            }
         }
         (None, store) => {
             let store = match store {
@@ -88,14 +92,52 @@ async fn is_indexed(parts: &Parts) -> Result<bool, Error> {
     }
 }
 
+/// What the metadata was bound to, compared with the chunk store again and again: what another
+/// server does may change either.
+#[derive(Debug, Default)]
+pub(crate) struct Tie {
+    /// What the chunk store says, and when it was asked.
+    store: Option<(StoreId, Duration)>,
+}
+
+impl Tie {
+    /// Fails once the metadata is known to be that of another chunk store: whatever is done from
+    /// then on would be done to the datasets of others.
+    pub(crate) async fn check(&mut self, parts: &Parts) -> Result<(), Error> {
+        // What can't be read now is looked at the next time.
+        let Ok(Some(meta)) = of_meta(parts).await else { return Ok(()) };
+        let now = parts.clock.monotonic();
+        let is_known = |(store, at): (StoreId, Duration)| store == meta && now < at + STORE_HOLDS;
+        if self.store.is_some_and(is_known) {
+            return Ok(());
+        }
+        let Ok(Some(store)) = of_store(parts).await else { return Ok(()) };
+        self.store = Some((store, now));
+        compare(parts, meta, store)
+    }
+}
+
+/// Fails when metadata bound to `meta` is not that of the chunk store `store`.
+pub(crate) fn compare(parts: &Parts, meta: StoreId, store: StoreId) -> Result<(), Error> {
+    if meta == store { Ok(()) } else { Err(of_another(parts, meta, store)) }
+}
+
+fn of_another(parts: &Parts, meta: StoreId, store: StoreId) -> Error {
+    foreign(parts, format!("indexes the chunk store {meta}, and this one is {store}"))
+}
+
 fn foreign(parts: &Parts, why: String) -> Error {
     let why = format!("the metadata {why}; check --store and --meta");
     Error::new(Kind::Conflict, "open chunk store", &parts.store, why)
 }
 
 async fn bind_meta(parts: &Parts, store: StoreId) -> Result<(), Error> {
-    let bound = parts.meta.bind(store).await;
-    bound.map_err(|error| Error::meta("bind metadata to chunk store", store, error))
+    let Err(error) = parts.meta.bind(store).await else { return Ok(()) };
+    match of_meta(parts).await? {
+        // A server on another chunk store was faster.
+        Some(meta) if meta != store => Err(of_another(parts, meta, store)),
+        _ => Err(Error::meta("bind metadata to chunk store", store, error)),
+    }
 }
 
 async fn of_meta(parts: &Parts) -> Result<Option<StoreId>, Error> {
@@ -127,15 +169,20 @@ fn drawn(parts: &Parts) -> StoreId {
     StoreId::from_bytes(id)
 }
 
-/// Writes the identity object; gives the one that holds when another server was faster.
+/// Writes the identity object; gives what is stored then, which another server may have written.
 async fn create(parts: &Parts, store: StoreId) -> Result<StoreId, Error> {
     let record = IdentityRecord { store };
     match parts.store.create(&key(IDENTITY_KEY.to_owned()), record.encode().into()).await {
-        Ok(()) => Ok(store),
-        Err(error) if error.kind == dl_store::Kind::Exists => {
-            let failed = |error| Error::store("open chunk store", &parts.store, error);
-            of_store(parts).await?.ok_or_else(|| failed(error))
-        }
-        Err(error) => Err(Error::store("open chunk store", &parts.store, error)),
+        // A store that creates in two steps may have taken it from two servers: the last one holds.
+        Ok(()) => parts.clock.sleep(parts.limits.settle).await,
+        Err(error) if error.kind == dl_store::Kind::Exists => {}
+        Err(error) => return Err(Error::store("open chunk store", &parts.store, error)),
     }
+    of_store(parts).await?.ok_or_else(|| {
+        let why = format!("its object `{IDENTITY_KEY}` was written, and is not there");
+        Error::new(Kind::Unavailable, "open chunk store", &parts.store, why)
+    })
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,25 +2,30 @@
 //! chunk store where its extent is known (paper, 4.1.2).
 //!
 //! Must hold: nothing is taken for mended before all that may be missing was appended again; what
-//! needs a recovery of everything is told, and left to an administrator.
+//! needs a recovery of everything is told, and left to an administrator. Metadata that turns out to be
+//! that of another chunk store is touched no more.
 
-use std::convert::Infallible;
 use std::time::Duration;
 
 use dl_meta::Damage;
 
+use crate::error::Error;
+use crate::identity::Tie;
 use crate::parts::Parts;
 use crate::recover;
 
 /// How often is looked; a store that tells its losses by time counts on it.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Looks after the metadata for as long as the server runs. Of several servers each does: what
-/// one of them appends again, the others find there.
-pub(crate) async fn watch(parts: &Parts) -> Infallible {
-    let mut told = None;
+/// Looks after the metadata for as long as it is that of the chunk store; otherwise the server has
+/// to end. Of several servers each does: what one of them appends again, the others find there.
+pub(crate) async fn watch(parts: &Parts) -> Error {
+    let (mut told, mut tie) = (None, Tie::default());
     loop {
         parts.clock.sleep(PERIOD).await;
+        if let Err(foreign) = tie.check(parts).await {
+            return foreign;
+        }
         let damage = match parts.meta.damage().await {
             Ok(damage) => damage,
             // It is told to everybody who asks anything.

@@ -28,6 +28,9 @@ pub struct Limits {
     pub patience: Duration,
     /// How far the seconds of a chunk id may be off the server's clock.
     pub clock_skew: Duration,
+    /// How long the identity of a fresh chunk store is left alone before it is read back; nothing
+    /// where a create is atomic.
+    pub settle: Duration,
 }
 
 impl Default for Limits {
@@ -37,6 +40,7 @@ impl Default for Limits {
             read_bytes: 48 << 20,
             patience: Duration::from_secs(30),
             clock_skew: Duration::from_secs(15 * 60),
+            settle: Duration::ZERO,
         }
     }
 }

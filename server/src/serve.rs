@@ -160,7 +160,7 @@ pub async fn serve(doors: Doors, parts: Parts, shutdown: Shutdown) -> Result<(),
     let watched = Watched { gauges, door, fast_store: doors.fast_store };
     let site = Site { parts: parts.clone(), metrics, watched, health: Mutex::default() };
     tokio::select! {
-        never = mend::watch(&parts) => match never {},
+        error = mend::watch(&parts) => Err(error),
         never = follow(doors.users, &parts) => match never {},
         never = follow(doors.settings, &parts) => match never {},
         never = bounds => match never {},

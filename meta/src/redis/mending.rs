@@ -112,13 +112,16 @@ impl Shared {
             self.router.ask_one(bind).await?;
         }
         self.survey().await?;
-        let is_as_mended = {
+        let (damage, bound) = {
             let health = self.health();
-            health.damage().is_none() && health.bound() == Some(store)
+            (health.damage(), health.bound())
         };
-        // Somebody else may have mended the same meanwhile.
-        if is_mended || is_as_mended {
-            return Ok(Ok(()));
+        match bound {
+            // Another server may have bound it meanwhile: what is stored holds.
+            Some(bound) if bound != store => return Ok(Err(bound_elsewhere(store, bound))),
+            // Somebody else may have mended the same meanwhile.
+            Some(_) if is_mended || damage.is_none() => return Ok(Ok(())),
+            _ => {}
         }
         let why = "Redis lost something again while it was brought back; run `dlcmd recover --all` \
                    again";

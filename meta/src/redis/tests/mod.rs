@@ -1,6 +1,7 @@
 //! Redis as a metadata store, on real servers.
 
 mod address;
+mod bind;
 mod contract;
 mod faults;
 mod layout;

@@ -1,0 +1,86 @@
+//! Stores that are put together: at once by two servers, and such as don't belong together.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use dl_meta::{Memory, MetaStore};
+use dl_runtime::SystemClock;
+use dl_store::{Error as StoreError, Key, ObjectInfo, ObjectRange, Prefix, Store};
+use futures::stream::BoxStream;
+
+use super::*;
+use crate::Limits;
+use crate::testing::rig;
+
+/// A bucket that takes an object from each of two that create it at once; the last one stays.
+#[derive(Debug)]
+struct Careless {
+    inner: Arc<dyn Store>,
+}
+
+impl std::fmt::Display for Careless {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "careless({})", self.inner)
+    }
+}
+
+#[deny(clippy::missing_trait_methods, reason = "a layer may not forget a method")]
+#[async_trait]
+impl Store for Careless {
+    async fn create(&self, key: &Key, body: Bytes) -> Result<(), StoreError> {
+        self.inner.delete(key).await?;
+        self.inner.create(key, body).await
+    }
+
+    async fn read(&self, wanted: &[ObjectRange]) -> Vec<Result<Bytes, StoreError>> {
+        self.inner.read(wanted).await
+    }
+
+    async fn delete(&self, key: &Key) -> Result<(), StoreError> {
+        self.inner.delete(key).await
+    }
+
+    async fn settle(&self, keys: &[Key]) -> Result<(), StoreError> {
+        self.inner.settle(keys).await
+    }
+
+    fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, StoreError>> {
+        self.inner.list(prefix)
+    }
+}
+
+async fn parts(store: Arc<dyn Store>, meta: Arc<dyn MetaStore>) -> Parts {
+    let limits = Limits { settle: Duration::from_millis(50), ..Limits::default() };
+    Parts { store, meta, limits, clock: Arc::new(SystemClock::new()), ..rig().await.parts }
+}
+
+#[tokio::test]
+async fn servers_that_start_at_once_on_a_careless_bucket_agree_on_what_it_is() {
+    for _ in 0..10 {
+        let bucket: Arc<dyn Store> = Arc::new(Careless { inner: dl_store::memory() });
+        let first = parts(Arc::clone(&bucket), Arc::new(Memory::new())).await;
+        let second = first.clone();
+        let (one, other) = futures::future::join(bind(&first), bind(&second)).await;
+        assert_eq!((one.unwrap(), other.unwrap()), (Bound::Known, Bound::Known));
+        assert_eq!(of_meta(&first).await.unwrap(), of_store(&first).await.unwrap());
+    }
+}
+
+#[tokio::test]
+async fn metadata_of_another_chunk_store_is_noticed_at_the_start_and_later() {
+    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
+    let first = parts(dl_store::memory(), Arc::clone(&meta)).await;
+    let second = parts(dl_store::memory(), Arc::new(Memory::new())).await;
+    let (mut tie, mut other) = (Tie::default(), Tie::default());
+    bind(&first).await.unwrap();
+    bind(&second).await.unwrap();
+    tie.check(&first).await.unwrap();
+    other.check(&second).await.unwrap();
+    let mixed = Parts { meta, ..second };
+    for error in [other.check(&mixed).await.unwrap_err(), bind(&mixed).await.unwrap_err()] {
+        assert_eq!(error.kind, Kind::Conflict);
+        assert!(error.chain().contains("check --store and --meta"), "{}", error.chain());
+    }
+    tie.check(&first).await.unwrap();
+}
