@@ -166,6 +166,10 @@ impl MetaStore for FaultMeta {
         self.read("damage", "metadata", self.inner.damage()).await
     }
 
+    async fn refusal(&self) -> Result<Option<String>, Error> {
+        self.read("refusal", "metadata", self.inner.refusal()).await
+    }
+
     async fn mending(&self, since: Option<Stamp>) -> Result<Mending, Error> {
         self.write("mending", "metadata", self.inner.mending(since)).await
     }

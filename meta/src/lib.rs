@@ -188,6 +188,13 @@ pub trait MetaStore: Debug + Display + Send + Sync + 'static {
     /// As the store fails.
     async fn damage(&self) -> Result<Option<Damage>, Error>;
 
+    /// Why the store takes no new objects at the moment, where it knows that; reads and deletes may
+    /// go on.
+    ///
+    /// # Errors
+    /// As the store fails.
+    async fn refusal(&self) -> Result<Option<String>, Error>;
+
     /// Begins to bring back what may be missing. To be called before the first append of an object
     /// that was sealed long ago: those since `since` will be appended, all of them without it. Of
     /// what is lost from now on, `damage` tells also these.

@@ -147,7 +147,8 @@ impl Site {
         let deadline = Deadline::after(clock, PATIENCE);
         let identity = key(IDENTITY_KEY.to_owned());
         let meta = &*self.parts.meta;
-        let meta = async { Ok((meta.identity().await?, meta.damage().await?)) };
+        let meta =
+            async { Ok((meta.identity().await?, meta.damage().await?, meta.refusal().await?)) };
         let meta = deadline.bound::<Result<_, dl_meta::Error>>(clock, meta);
         let store = deadline.bound(clock, self.parts.store.read_all(&identity));
         let (meta, store) = futures::future::join(meta, store).await;
@@ -156,9 +157,9 @@ impl Site {
             Some(format!("the {what} store can't be asked: {}", causes(error)))
         };
         let loss = match &meta {
-            Ok(Ok((None, _) | (_, Some(Damage { since: None })))) => Loss::All,
-            Ok(Ok((_, Some(Damage { since: Some(_) })))) => Loss::Last,
-            Ok(Ok((Some(_), None))) => Loss::None,
+            Ok(Ok((None, ..) | (_, Some(Damage { since: None }), _))) => Loss::All,
+            Ok(Ok((_, Some(Damage { since: Some(_) }), _))) => Loss::Last,
+            Ok(Ok((Some(_), None, _))) => Loss::None,
             // Nobody can tell.
             Ok(Err(error)) if error.kind == dl_meta::Kind::Lost => Loss::All,
             Err(_) | Ok(Err(_)) => Loss::None,
@@ -168,8 +169,14 @@ impl Site {
             (Ok(Err(error)), _) => failed("metadata", &error),
             (_, Err(_)) => silent("chunk"),
             (_, Ok(Err(error))) => failed("chunk", &error),
-            (Ok(Ok((bound, _))), Ok(Ok(identity))) => match loss {
-                Loss::None => self.of_another(bound, &identity),
+            (Ok(Ok((bound, _, refusal))), Ok(Ok(identity))) => match loss {
+                Loss::None => self.of_another(bound, &identity).or_else(|| {
+                    let why = refusal?;
+                    Some(format!(
+                        "the metadata store takes no writes but deletes ({why}): give it more memory, \
+                         or delete something and run `dlcmd purge`"
+                    ))
+                }),
                 Loss::Last => Some(
                     "the metadata store may have lost its last writes: the servers are putting \
                      them back, which takes a moment"

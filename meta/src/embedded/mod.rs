@@ -510,6 +510,10 @@ impl MetaStore for Embedded {
         Ok(None)
     }
 
+    async fn refusal(&self) -> Result<Option<String>, Error> {
+        Ok(None)
+    }
+
     async fn mending(&self, _since: Option<Stamp>) -> Result<Mending, Error> {
         Ok(Mending::default())
     }

@@ -88,7 +88,8 @@ impl Verdict {
     }
 
     fn full() -> Self {
-        let why = "Redis has reached its maxmemory: raise it, or add primaries to the cluster";
+        let why = "Redis has reached its maxmemory: raise it, add primaries to the cluster, or delete \
+                   something and run `dlcmd purge`";
         Self::Fatal(Failure::because(Kind::Full, why))
     }
 

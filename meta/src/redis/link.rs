@@ -70,6 +70,14 @@ impl Info {
         self.get("maxmemory_policy").starts_with("allkeys-")
     }
 
+    /// Why it takes no writes that need memory, if it is so. By what Redis itself counts.
+    fn full(&self) -> Option<String> {
+        let bytes = |field| self.get(field).parse::<u64>().unwrap_or_default();
+        let used = bytes("used_memory").saturating_sub(bytes("mem_not_counted_for_evict"));
+        let most = bytes("maxmemory");
+        (most > 0 && used > most).then(|| format!("it uses {used} bytes, and its maxmemory is {most}"))
+    }
+
     /// The process, and how often it changed from replica to primary.
     fn run(&self) -> Arc<str> {
         format!("{}:{}", self.get("run_id"), self.get("master_replid")).into()
@@ -138,6 +146,11 @@ impl Link {
         let info = info(&mut self.connection.clone(), node).await?;
         self.check(&info, address, node, dropped).await?;
         Ok(info.run())
+    }
+
+    /// Why the process takes no writes that need memory, if it is so.
+    pub(super) async fn full(&self, node: &Node) -> Result<Option<String>, Verdict> {
+        Ok(info(&mut self.connection.clone(), node).await?.full())
     }
 
     /// Refuses what would lose keys or answer for the wrong ones.

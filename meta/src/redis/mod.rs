@@ -347,6 +347,11 @@ impl MetaStore for Redis {
         damage.map_err(|failure| failure.during("look for damage in", self))
     }
 
+    async fn refusal(&self) -> Result<Option<String>, Error> {
+        let refusal = self.shared.router.full().await;
+        refusal.map_err(|failure| failure.during("look for memory in", self))
+    }
+
     async fn mending(&self, since: Option<Stamp>) -> Result<Mending, Error> {
         let mending = self.shared.mending(since).await;
         mending.map_err(|failure| failure.during("begin to mend", self))

@@ -356,6 +356,22 @@ impl Router {
         Err(self.gave_up(None))
     }
 
+    /// Which primary takes no writes that need memory, and why.
+    pub(super) async fn full(&self) -> Result<Option<String>, Failure> {
+        let deadline = Deadline::after(&*self.clock, self.options.patience);
+        let asked = join_all(self.primaries().into_iter().map(|node| async move {
+            let full = self.link(&node).await?.full(&node).await?;
+            Ok::<_, Verdict>(full.map(|full| format!("the Redis at {node} is full: {full}")))
+        }));
+        let asked = deadline.bound(&*self.clock, asked).await;
+        let asked = asked.map_err(|_| self.gave_up(None))?;
+        match asked.into_iter().collect::<Result<Vec<_>, _>>() {
+            Ok(all) => Ok(all.into_iter().flatten().next()),
+            Err(Verdict::Fatal(failure)) => Err(failure),
+            Err(verdict) => Err(self.gave_up(Some(text_of(verdict)))),
+        }
+    }
+
     async fn run_of(&self, node: Node) -> Result<(Node, Arc<str>), Verdict> {
         let link = self.link(&node).await?;
         match link.current_run(&self.address, &node, &self.dropped).await {

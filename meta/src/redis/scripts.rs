@@ -2,7 +2,8 @@
 //!
 //! Must hold: each touches keys of one shard; run twice it ends as run once; and none compares
 //! bytes in Lua, which would follow the locale of the server. Their answers are numbers: what the
-//! constants here say, or a count.
+//! constants here say, or a count. Those that begin with PERSIST, which changes nothing here, go on
+//! when memory is full: Redis refuses only the first write of a script then, and never that one.
 
 use std::sync::LazyLock;
 
@@ -39,6 +40,7 @@ local found = redis.call('ZRANGEBYLEX', KEYS[2], '[' .. id, '+', 'LIMIT', 0, 1)[
 if found and string.sub(found, 1, 16) == id then
     return redis.call('HGET', KEYS[3], id) == ARGV[4] and 1 or 0
 end
+if ARGV[6] == '1' then redis.call('PERSIST', KEYS[1]) end
 redis.call('ZADD', KEYS[2], 0, ARGV[3])
 redis.call('HINCRBY', KEYS[1], 'objects', 1)
 if ARGV[6] == '1' then redis.call('HINCRBY', KEYS[1], 'tombstones', 1) end
@@ -89,6 +91,7 @@ local home = redis.call('HMGET', KEYS[1], 'record', 'given', 'last')
 if not home[1] then return -1 end
 local last = math.max(tonumber(home[2] or 0), tonumber(home[3] or 0))
 local stamp = string.format('%.0f', math.max(tonumber(ARGV[1]), last + 1))
+redis.call('PERSIST', KEYS[1])
 redis.call('HSET', KEYS[1], 'given', stamp)
 return stamp
 ",
@@ -103,6 +106,7 @@ pub(super) static PUT: LazyLock<Script> = LazyLock::new(|| {
 local record = redis.call('HGET', KEYS[1], 'record') or ''
 if record ~= ARGV[2] then
     if record ~= ARGV[1] then return 0 end
+    if record ~= '' then redis.call('PERSIST', KEYS[1]) end
     redis.call('HSET', KEYS[1], 'record', ARGV[2])
 end
 redis.call('HSETNX', KEYS[1], 'epoch', ARGV[3])
@@ -193,8 +197,20 @@ local mark = redis.call('HMGET', KEYS[1], 'run', 'seen')
 if (mark[1] or '') ~= ARGV[1] then return 0 end
 local seen = ARGV[4]
 if tonumber(mark[2] or 0) > tonumber(seen) then seen = mark[2] end
+redis.call('PERSIST', KEYS[1])
 redis.call('HSET', KEYS[1], 'id', ARGV[2], 'run', ARGV[3], 'seen', seen)
 return 1
+",
+    )
+});
+
+/// A command about one key, also when memory is full: what a delete writes. The key; the command and
+/// its other arguments.
+pub(super) static ROOM: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        r"
+redis.call('PERSIST', KEYS[1])
+return redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))
 ",
     )
 });
@@ -244,9 +260,9 @@ return 1
 });
 
 /// All of them: a node is given them when it is connected to.
-pub(super) fn all() -> [&'static Script; 12] {
+pub(super) fn all() -> [&'static Script; 13] {
     [
         &APPEND, &APPLY, &STAMP, &PUT, &KILL, &REPLACE, &RETIRE, &COUNTED, &LARGE, &MARK, &MEND,
-        &MENDED,
+        &MENDED, &ROOM,
     ]
 }

@@ -16,6 +16,7 @@ use super::address::Node;
 use super::command::{Ask, bytes, list, pairs, strings};
 use super::failure::Failure;
 use super::keys::{self, Epoch, Keys};
+use super::scripts::ROOM;
 
 /// How long after a drop something of the dataset may still be written.
 const LATE: Duration = Duration::from_secs(120);
@@ -44,7 +45,8 @@ impl Shared {
     pub(super) async fn to_sweep(&self, keys: Keys) -> Result<(), Failure> {
         let now = self.clock.now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let field = format!("{}:{}", keys.dataset, keys.epoch);
-        self.router.ask_one(Ask::to(&keys::dropped(), "HSET").arg(field).arg(now)).await?;
+        let ask = Ask::script(&ROOM, &keys::dropped(), &[]).arg("HSET");
+        self.router.ask_one(ask.arg(field).arg(now)).await?;
         Ok(())
     }
 

@@ -16,7 +16,7 @@ use super::home::STAMP_MAX;
 use super::keys::{Key, Keys, LARGE_ROWS, bucket_of};
 use super::records::encode_object;
 use super::rows::{self, file, folder, range_of};
-use super::scripts::{APPEND, APPLY, IS_LARGE, LARGE, MISSING, STALE};
+use super::scripts::{APPEND, APPLY, IS_LARGE, LARGE, MISSING, ROOM, STALE};
 use crate::{Appended, Kind, ObjectRecord};
 
 /// Rows that whoever appended them should have brought by now are brought by others.
@@ -50,7 +50,12 @@ impl Shared {
         loop {
             self.router.again(&mut rounds)?;
             let keys = self.keys_of(header.dataset()).await?;
-            let stored = Ask::to(&keys.header(record.id), "SET").arg(&header.raw()[..]);
+            let key = keys.header(record.id);
+            let stored = match record.kind {
+                ObjectKind::Tombstone => Ask::script(&ROOM, &key, &[]).arg("SET"),
+                ObjectKind::Chunk | ObjectKind::Part => Ask::to(&key, "SET"),
+            };
+            let stored = stored.arg(&header.raw()[..]);
             self.router.ask_one(stored).await?;
             let ask = Ask::script(&APPEND, &keys.home(), &[&keys.log(), &keys.todo()])
                 .arg(keys.epoch.to_string())
@@ -84,7 +89,8 @@ impl Shared {
     async fn apply(&self, keys: Keys, object: &Committed) -> Result<(), Failure> {
         let mut asks = Vec::new();
         for (chunk, entries) in object.header().deletions().iter() {
-            asks.push(Ask::to(&keys.deletions(chunk), "SADD").arg(entries.bits()));
+            let ask = Ask::script(&ROOM, &keys.deletions(chunk), &[]).arg("SADD");
+            asks.push(ask.arg(entries.bits()));
         }
         let (mut small, mut large) = (Vec::new(), Vec::new());
         {
@@ -171,7 +177,15 @@ impl Shared {
             let object = object.map_err(|error| {
                 Failure::because(Kind::Corrupt, format!("the header of {id}: {error}"))
             })?;
-            self.apply(keys, &object).await?;
+            match self.apply(keys, &object).await {
+                Ok(()) => {}
+                // Its append is not acknowledged before that: nobody has to find it yet.
+                Err(full) if full.kind == Kind::Full => {
+                    tracing::debug!(object = %id, why = %full, "its rows have to wait");
+                    continue;
+                }
+                Err(failure) => return Err(failure),
+            }
             let done = Ask::to(&keys.todo(), "HDEL").arg(id.as_bytes());
             self.router.ask_one(done).await?;
             rolled = true;

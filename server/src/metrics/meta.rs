@@ -153,6 +153,10 @@ impl MetaStore for MeteredMeta {
         self.timed(&self.metrics.state, self.inner.damage()).await
     }
 
+    async fn refusal(&self) -> Result<Option<String>, Error> {
+        self.timed(&self.metrics.state, self.inner.refusal()).await
+    }
+
     async fn retire(&self, dataset: DatasetId, ids: &[ChunkId]) -> Result<(), Error> {
         self.timed(&self.metrics.change, self.inner.retire(dataset, ids)).await
     }

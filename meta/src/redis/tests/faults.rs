@@ -14,7 +14,7 @@ use crate::conformance::history::Maker;
 use crate::conformance::model::Model;
 use crate::redis::slots::Shard;
 use crate::redis::testing::{Cluster, Server, eventually};
-use crate::{Brought, Error, Kind, MetaStore, Redis};
+use crate::{Brought, DatasetRecord, DatasetState, Error, Kind, MetaStore, Redis};
 
 /// Appends objects from several tasks until `changed` is over and then some; gives those that were
 /// acknowledged, and the errors.
@@ -146,6 +146,31 @@ async fn without_room_appends_fail_as_full_and_go_on_when_there_is_some() {
     model.add(&first);
     model.add(&second);
     model.check(&store, id(), 9).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_room_it_is_read_as_before_and_datasets_end() {
+    let server = Server::start(&["--maxmemory-policy", "noeviction"]).await;
+    let store = Redis::open(&server.url(), hasty(), Arc::new(SystemClock::new())).await.unwrap();
+    store.bind(STORE).await.unwrap();
+    store.put_dataset(&record()).await.unwrap();
+    let object = Maker::new(id(), 1).chunk([(&b"a"[..], 1)]);
+    store.append(&object).await.unwrap();
+    assert_eq!(store.refusal().await.unwrap(), None);
+    server.ask(&["CONFIG", "SET", "maxmemory", "100kb"]).await;
+    let why = store.refusal().await.unwrap().expect("it is full");
+    assert!(why.contains("maxmemory is 102400"), "{why}");
+    let mut model = Model::default();
+    model.add(&object);
+    // What it adds up to was never counted before.
+    model.check(&store, id(), 9).await;
+    store.shared.clock.sleep(Duration::from_millis(1_100)).await;
+    assert_eq!(store.damage().await.unwrap(), None);
+    store.stamp(id(), dl_format::Stamp::new(1)).await.unwrap();
+    let ending = DatasetRecord { state: DatasetState::Ending, ..record() };
+    store.put_dataset(&ending).await.unwrap();
+    store.drop_dataset(id()).await.unwrap();
+    assert_eq!(store.record(id()).await.unwrap(), None);
 }
 
 #[tokio::test(flavor = "multi_thread")]

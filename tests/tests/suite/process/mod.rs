@@ -23,4 +23,5 @@ mod redis;
 mod settings;
 mod stalled;
 mod start;
+mod tied;
 mod wrong;

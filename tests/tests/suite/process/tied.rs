@@ -1,0 +1,135 @@
+//! Several servers that start on one Redis, on one chunk store or on several, and a Redis that is full.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use dl_meta::redis_testing::Server as Redis;
+use dl_tests::dice::Dice;
+use dl_tests::folder;
+use dl_tests::http::get;
+use dl_tests::program::{Server, dl, run};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Starts a server on each folder, at the same moment.
+fn start_at_once(redis: &Redis, folders: [&Path; 2]) -> [Result<Server>; 2] {
+    let url = redis.url();
+    let start = |data: PathBuf| {
+        let url = url.clone();
+        std::thread::spawn(move || Server::start_with(&data, "127.0.0.1:0", &["--meta", &url]))
+    };
+    let started = folders.map(|folder| start(folder.to_owned()));
+    started.map(|thread| match thread.join() {
+        Ok(started) => started,
+        Err(_) => bail!("it panicked"),
+    })
+}
+
+/// Keeps S-05.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_servers_on_two_chunk_stores_one_gets_a_fresh_redis_and_the_other_ends() -> Result<()>
+{
+    let redis = Redis::start(&[]).await;
+    for _ in 0..3 {
+        redis.ask(&["FLUSHALL"]).await;
+        let scene = tempfile::tempdir()?;
+        let (first, second) = (scene.path().join("first"), scene.path().join("second"));
+        let (mut served, mut refused) = (Vec::new(), Vec::new());
+        for started in start_at_once(&redis, [&first, &second]) {
+            match started {
+                Ok(server) => served.push(server),
+                Err(error) => refused.push(format!("{error:#}")),
+            }
+        }
+        ensure!(served.len() == 1, "{} serve: {refused:?}", served.len());
+        let told = |why: &String| why.contains("check --store and --meta");
+        ensure!(refused.iter().all(told), "{refused:?}");
+        for server in served {
+            server.stop()?;
+        }
+    }
+    Ok(())
+}
+
+/// Keeps S-05 and S-07.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_servers_that_start_at_once_on_one_chunk_store_both_serve() -> Result<()> {
+    let redis = Redis::start(&[]).await;
+    let scene = tempfile::tempdir()?;
+    let (data, source) = (scene.path().join("data"), scene.path().join("src"));
+    folder::fill(&source, 20, 1_000, &Dice::new(1))?;
+    let [first, second] = start_at_once(&redis, [&data, &data]);
+    let (first, second) = (first?, second?);
+    run(first.dlcmd()?.arg("put").arg(&source).arg("dl://ds"))?.code(0)?;
+    ensure!(dl(&second, ["datasets"])?.code(0)?.text() == "ds\n", "it is not there");
+    first.stop()?;
+    second.stop()?;
+    Ok(())
+}
+
+/// Keeps S-05: a server whose metadata became that of another chunk store does nothing to it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_whose_redis_was_given_to_another_chunk_store_ends() -> Result<()> {
+    let redis = Redis::start(&[]).await;
+    let scene = tempfile::tempdir()?;
+    let start = |data: &str| {
+        let flags = ["--meta", &redis.url()];
+        Server::start_with(&scene.path().join(data), "127.0.0.1:0", &flags)
+    };
+    let mut first = start("first")?;
+    redis.ask(&["FLUSHALL"]).await;
+    let second = start("second")?;
+    ensure!(first.process().wait(PATIENCE)? == 1, "it ended otherwise");
+    let log = first.kill()?;
+    ensure!(log.contains("check --store and --meta"), "{log}");
+    dl(&second, ["datasets"])?.code(0)?;
+    second.stop()?;
+    Ok(())
+}
+
+/// Keeps S-12, S-26 and S-32.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_redis_is_read_as_before_and_deletes_make_room() -> Result<()> {
+    let redis = Redis::start(&["--maxmemory-policy", "noeviction"]).await;
+    let scene = tempfile::tempdir()?;
+    let (data, source) = (scene.path().join("data"), scene.path().join("src"));
+    let got = scene.path().join("got");
+    folder::fill(&source, 300, 1_000, &Dice::new(1))?;
+    let flags = ["--meta", &redis.url(), "--http", "127.0.0.1:0"];
+    let server = Server::start_with(&data, "127.0.0.1:0", &flags)?;
+    for dataset in ["dl://one", "dl://two"] {
+        run(server.dlcmd()?.arg("put").arg(&source).arg(dataset))?.code(0)?;
+    }
+    let file = dl(&server, ["ls", "-R", "dl://one"])?.code(0)?.text();
+    let file = format!("dl://one/{}", file.lines().next().context("a file")?);
+    run(server.dlcmd()?.args(["cat", &file]))?.code(0)?;
+    // Whatever was counted of it before does not hold any more.
+    run(server.dlcmd()?.arg("put").arg(&source).arg("dl://one/again"))?.code(0)?;
+    redis.ask(&["CONFIG", "SET", "maxmemory", "500kb"]).await;
+    for read in
+        [vec!["datasets"], vec!["stat", "dl://one"], vec!["ls", "dl://one"], vec!["cat", &file]]
+    {
+        dl(&server, read.clone())?.code(0).with_context(|| format!("{read:?}"))?;
+    }
+    run(server.dlcmd()?.arg("get").arg("dl://two").arg(&got))?.code(0)?;
+    folder::compare(&source, &got)?;
+    let refused = run(server.dlcmd()?.arg("put").arg(&source).arg("dl://three"))?;
+    ensure!(refused.code != 0 && refused.stderr.contains("maxmemory"), "{refused:?}");
+    // What was said before holds for a second.
+    std::thread::sleep(Duration::from_millis(1_500));
+    let (status, text) = get(server.http(), "/healthz")?;
+    ensure!(status == 503 && text.contains("takes no writes but deletes"), "{status} {text}");
+
+    dl(&server, ["rm", &file])?.code(0)?;
+    dl(&server, ["cat", &file])?.code(3)?;
+    dl(&server, ["delete-dataset", "dl://one"])?.code(0)?;
+    ensure!(dl(&server, ["datasets"])?.code(0)?.text().starts_with("two\n"), "it is still there");
+    redis.ask(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    std::thread::sleep(Duration::from_millis(1_500));
+    ensure!(get(server.http(), "/healthz")? == (200, "ok\n".to_owned()), "not well again");
+    run(server.dlcmd()?.arg("put").arg(&source).arg("dl://three"))?.code(0)?;
+    server.stop()?;
+    Ok(fs::remove_dir_all(got)?)
+}
