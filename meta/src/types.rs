@@ -120,8 +120,11 @@ pub struct Mending {
     /// Others that were cut off, or are under way, and that bring back nothing that this one
     /// doesn't.
     pub(crate) covered: Vec<u64>,
-    /// Others that ended so long ago that nothing is told by them any more.
+    /// Others of which nothing is told any more once this one has ended: they are too long ago, or
+    /// this one tells what they told.
     pub(crate) over: Vec<u64>,
+    /// Since when the objects were sealed of which those told, in milliseconds.
+    pub(crate) told: Option<u64>,
 }
 
 /// What was brought back.

@@ -165,10 +165,19 @@ async fn committed_before(
     let committed = header.committed();
     let committed = committed.map_err(|error| Error::new(Kind::Corrupt, ACTION, id, error))?;
     let late = Late::usual(parts);
-    late.append(id).await?;
-    let stamp = append(parts, &committed).await?;
+    if !is_in_log(parts, dataset, id).await? {
+        late.append(id).await?;
+    }
+    let appended = append(parts, &committed).await;
+    // Also where it failed: what is not acknowledged need not be looked for.
     late.end().await?;
-    Ok(stamp)
+    appended
+}
+
+async fn is_in_log(parts: &Parts, dataset: DatasetId, id: ChunkId) -> Result<bool, Error> {
+    let found = parts.meta.objects(dataset, id.before(), 1).await;
+    let found = found.map_err(|error| Error::meta("look for object", id, error))?;
+    Ok(found.first().is_some_and(|object| object.id == id))
 }
 
 /// The commit point.

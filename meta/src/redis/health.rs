@@ -21,8 +21,9 @@ use super::slots::Shard;
 use crate::types::bound_elsewhere;
 use crate::{Brought, Damage, Error, Kind};
 
-/// How old the time in the marks gets while there is no damage.
-const AGE: Duration = Duration::from_secs(1);
+/// How old the time in the marks gets while there is no damage, in milliseconds. Whichever server
+/// finds it so old writes all of them, for all servers.
+const AGE_MS: u64 = 1_000;
 
 /// How often and after which pause metadata is bound again that others bind at the same time.
 const BIND_TRIES: u32 = 20;
@@ -35,7 +36,8 @@ pub(super) struct Health {
     checked: Option<u64>,
     /// When the last survey began.
     at: Duration,
-    seen_at: Option<Duration>,
+    /// The oldest time in any mark.
+    seen: u64,
     damage: Option<Damage>,
     bound: Option<StoreId>,
     /// What stands for the run in the marks while metadata is bound to no chunk store: the recovery
@@ -71,6 +73,8 @@ pub(super) struct Mend {
     pub(super) since: u64,
     /// In which run of the process it began.
     pub(super) run: String,
+    /// When it began, in milliseconds.
+    pub(super) begun: u64,
     /// When it ended, in milliseconds.
     pub(super) ended: Option<u64>,
 }
@@ -129,7 +133,8 @@ impl Mend {
             token: u64::from_str_radix(token, 16).ok()?,
             since: words.next()?.parse().ok()?,
             run: words.next()?.to_owned(),
-            ended: words.nth(1).map(str::parse).transpose().ok()?,
+            begun: words.nth(1)?.parse().ok()?,
+            ended: words.next().map(str::parse).transpose().ok()?,
         })
     }
 }
@@ -254,10 +259,6 @@ impl Shared {
         Ok(())
     }
 
-    fn age(&self, since: Duration) -> Duration {
-        self.clock.monotonic().saturating_sub(since)
-    }
-
     pub(super) fn now_ms(&self) -> u64 {
         let now = self.clock.now().duration_since(UNIX_EPOCH).unwrap_or_default();
         u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
@@ -292,8 +293,8 @@ impl Shared {
             tracing::error!(store = %self.router.address, ?damage, "metadata may be missing");
         }
         let runs = runs.values().map(|run| run.to_string()).collect();
-        let seen_at = health.seen_at;
-        *health = Health { checked: Some(changes), at, seen_at, damage, bound, filling, runs };
+        let seen = shards.iter().map(|held| held.mark.seen).min().unwrap_or_default();
+        *health = Health { checked: Some(changes), at, seen, damage, bound, filling, runs };
         Ok(())
     }
 
@@ -321,7 +322,7 @@ impl Shared {
                 None => {}
             }
             // Nothing is missing as long as nothing was written.
-            let mending = self.mending(None).await?;
+            let mending = self.mending(Some(Stamp::at(self.clock.now()))).await?;
             match self.mended(&mending, Brought::All, store).await {
                 // Another server binds it as well.
                 Err(failure) if failure.kind == Kind::Lost && tries < BIND_TRIES => tries += 1,
@@ -336,8 +337,7 @@ impl Shared {
         self.survey().await?;
         let (damage, bound, is_old) = {
             let health = self.health();
-            let is_old = health.seen_at.is_none_or(|at| self.age(at) >= AGE);
-            (health.damage, health.bound, is_old)
+            (health.damage, health.bound, now.saturating_sub(health.seen) >= AGE_MS)
         };
         if let (None, Some(id), true) = (damage, bound, is_old) {
             let runs = self.router.runs().await?;
@@ -348,7 +348,6 @@ impl Shared {
                 })
                 .collect();
             self.mark(id, &whole, now).await?;
-            self.health().seen_at = Some(self.clock.monotonic());
         }
         Ok(damage)
     }

@@ -2,11 +2,11 @@
 //! that all is whole.
 //!
 //! Must hold: a shard is whole again only if nothing happened to it since the bringing back began:
-//! what that left in its mark is there, and the process is still in the same run. That is looked at
-//! and written down in one step of the shard. What it left stays when it has ended: of a shard that
-//! loses its last writes soon after, the others tell that among them were objects sealed long ago.
+//! what that left in its mark is there, and the process is still in the same run. What it left stays
+//! for a while if old objects were appended, so that others tell of a shard that loses its last
+//! writes soon after; there are never more than a few of these.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use dl_format::{Stamp, StoreId};
@@ -15,7 +15,7 @@ use redis::Value;
 use super::Shared;
 use super::command::{Ask, bytes, number};
 use super::failure::Failure;
-use super::health::{Held, Judgement, Mark, judge, mend_field};
+use super::health::{Held, Judgement, Mark, Mend, judge, mend_field};
 use super::keys;
 use super::scripts::{MEND, MENDED};
 use super::slots::Shard;
@@ -24,6 +24,47 @@ use crate::{Brought, Error, Kind, Mending};
 
 /// How long the marks tell that something was appended late, in milliseconds.
 const KEPT_MS: u64 = 24 * 60 * 60 * 1_000;
+
+/// How long after its begin one that did not end is taken for cut off, in milliseconds.
+const ENDLESS_MS: u64 = 2 * KEPT_MS;
+
+/// Objects that were appended so soon after they were sealed are looked for after any loss, told or
+/// not: in milliseconds.
+const SOON_MS: u64 = 10 * 60 * 1_000;
+
+/// How many others a mark goes on to tell of. The next one that ends tells in one what the oldest
+/// beyond them told.
+const OTHERS_MAX: usize = 8;
+
+/// What the marks together say of one bringing back.
+#[derive(Debug, Clone, Copy)]
+struct Told {
+    token: u64,
+    since: u64,
+    begun: u64,
+    /// When it ended at last, if it has in all shards.
+    ended: Option<u64>,
+}
+
+impl Told {
+    fn of(shards: &[Held]) -> Vec<Self> {
+        let mut told: BTreeMap<u64, Self> = BTreeMap::new();
+        for mend in shards.iter().flat_map(|held| &held.mark.mends) {
+            let Mend { token, since, begun, ended, .. } = *mend;
+            let one = told.entry(token).or_insert(Self { token, since, begun, ended });
+            one.since = one.since.min(since);
+            one.ended = one.ended.and_then(|at| Some(at.max(ended?)));
+        }
+        told.into_values().collect()
+    }
+
+    fn is_past(&self, now: u64) -> bool {
+        match self.ended {
+            Some(ended) => ended + KEPT_MS < now,
+            None => self.begun + ENDLESS_MS < now,
+        }
+    }
+}
 
 impl Shared {
     pub(super) async fn mending(&self, since: Option<Stamp>) -> Result<Mending, Failure> {
@@ -39,23 +80,31 @@ impl Shared {
         let token = self.random.u64();
         let since = since.map_or(0, |since| (since.get() / 1_000).max(1));
         let (mut shards, is_bound) = self.begin(token, since, false).await?;
-        let (mut covered, mut over) = (BTreeSet::new(), BTreeSet::new());
-        let now = self.now_ms();
         for held in &mut shards {
             held.mark.mends.retain(|mend| mend.token != token);
-            for mend in &held.mark.mends {
-                if mend.ended.is_some_and(|ended| ended + KEPT_MS < now) {
-                    over.insert(mend.token);
-                } else if since == 0 || mend.since >= since {
-                    covered.insert(mend.token);
-                }
-            }
         }
         let Judgement { damage, .. } = judge(&shards, is_bound);
+        let now = self.now_ms();
+        let (mut over, others): (Vec<_>, Vec<_>) =
+            Told::of(&shards).into_iter().partition(|one| one.is_past(now));
+        // Those that go back no further are told of by this one, too.
+        let (mut covered, mut others): (Vec<_>, Vec<_>) =
+            others.into_iter().partition(|one| one.since >= since);
+        let mut told = None;
+        // Otherwise they say what is damaged, until all of it is whole.
+        if damage.is_none() {
+            over.extend(covered.extract_if(.., |one| one.ended.is_some()));
+            others.sort_by_key(|one| (one.ended.is_none(), one.begun));
+            let beyond = (others.len() + covered.len()).saturating_sub(OTHERS_MAX);
+            let beyond: Vec<_> = others.drain(..beyond.min(others.len())).collect();
+            told = beyond.iter().map(|one| one.since).min();
+            over.extend(beyond);
+        }
         // So that what is lost from now on is not called missing.
         self.survey().await?;
-        let (covered, over) = (covered.into_iter().collect(), over.into_iter().collect());
-        Ok(Mending { damage, token: Some(token), covered, over })
+        let tokens = |all: Vec<Told>| all.into_iter().map(|one| one.token).collect();
+        let (covered, over) = (tokens(covered), tokens(over));
+        Ok(Mending { damage, token: Some(token), covered, over, told })
     }
 
     /// Says in all marks that it begins, or only reads them where it `goes_on`; gives them, and
@@ -66,10 +115,11 @@ impl Shared {
         since: u64,
         goes_on: bool,
     ) -> Result<(Vec<Held>, bool), Failure> {
+        let now = self.now_ms();
         let mut asks = vec![Ask::to(&keys::identity(), "GET")];
         asks.extend(Shard::all().map(|shard| {
             let ask = Ask::script(&MEND, &keys::mark(shard), &[]);
-            ask.arg(format!("{token:016x}")).arg(since).arg(u8::from(goes_on))
+            ask.arg(format!("{token:016x}")).arg(since).arg(u8::from(goes_on)).arg(now)
         }));
         let mut answers = self.router.ask(asks).await?.into_iter();
         let is_bound = bytes(answers.next().unwrap_or(Value::Nil))?.is_some();
@@ -146,8 +196,8 @@ impl Shared {
         let now = self.now_ms();
         let asks = Shard::all().map(|shard| {
             let ask = Ask::script(&MENDED, &keys::mark(shard), &[]).arg(format!("{token:016x}"));
-            let ask = ask.arg(store.as_bytes()).arg(now).arg(u8::from(is_whole));
-            ask.arg(&live).arg(&others)
+            let ask = ask.arg(store.as_bytes()).arg(now).arg(u8::from(is_whole)).arg(&live);
+            ask.arg(mending.told.unwrap_or(u64::MAX)).arg(now.saturating_sub(SOON_MS)).arg(&others)
         });
         let mut is_mended = true;
         for answer in self.router.ask(asks.collect()).await? {

@@ -216,7 +216,8 @@ return redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))
 });
 
 /// That somebody begins to bring back what may be missing. The mark; who, since when the objects
-/// were sealed, 1 to go on only where it had begun. Answers the run of this process and the mark.
+/// were sealed, 1 to go on only where it had begun, the time. Answers the run of this process and
+/// the mark.
 pub(super) static MEND: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
@@ -224,7 +225,8 @@ local info = redis.call('INFO', 'server') .. redis.call('INFO', 'replication')
 local run = string.match(info, 'run_id:(%w+)') .. ':' .. string.match(info, 'master_replid:(%w+)')
 if ARGV[3] ~= '1' then
     local marked = redis.call('HGET', KEYS[1], 'run') or ''
-    redis.call('HSET', KEYS[1], 'mend:' .. ARGV[1], ARGV[2] .. ' ' .. run .. ' ' .. marked)
+    local said = ARGV[2] .. ' ' .. run .. ' ' .. marked .. ' ' .. ARGV[4]
+    redis.call('HSET', KEYS[1], 'mend:' .. ARGV[1], said)
 end
 return {run, redis.call('HGETALL', KEYS[1])}
 ",
@@ -232,28 +234,35 @@ return {run, redis.call('HGETALL', KEYS[1])}
 });
 
 /// That it was brought back, and when. The mark; who, the chunk store, the time, 1 when all was and
-/// the shard is whole, the runs of all primaries, each between blanks, then the other beginnings
-/// that end with it. Answers 0 when something was lost in between: the process is neither the one
-/// in which it began, nor has the shard from that one.
+/// the shard is whole, the runs of all primaries, each between blanks, since when the objects were
+/// sealed of which it tells from now on, the last time of that which need not be told, then the
+/// other beginnings that end with it. Answers 0 when something was lost in between: the process is
+/// neither the one in which it began, nor has the shard from that one.
 pub(super) static MENDED: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
 local field = 'mend:' .. ARGV[1]
 local mark = redis.call('HMGET', KEYS[1], 'run', 'seen', field)
 if not mark[3] then return 0 end
-local since, began, marked = string.match(mark[3], '^(%d+) (%S+) (%S*)')
+local since, began, marked, begun = string.match(mark[3], '^(%d+) (%S+) (%S*) (%d+)')
 if not began then return 0 end
+local info = redis.call('INFO', 'server') .. redis.call('INFO', 'replication')
+local run = string.match(info, 'run_id:(%w+)') .. ':' .. string.match(info, 'master_replid:(%w+)')
+if began ~= run and not string.find(ARGV[5], ' ' .. began .. ' ', 1, true) then return 0 end
 if ARGV[4] == '1' then
-    local info = redis.call('INFO', 'server') .. redis.call('INFO', 'replication')
-    local run = string.match(info, 'run_id:(%w+)') .. ':' .. string.match(info, 'master_replid:(%w+)')
-    if began ~= run and not string.find(ARGV[5], ' ' .. began .. ' ', 1, true) then return 0 end
     if (mark[1] or '') ~= marked and mark[1] ~= run then return 0 end
     local seen = ARGV[3]
     if tonumber(mark[2] or 0) > tonumber(seen) then seen = mark[2] end
     redis.call('HSET', KEYS[1], 'id', ARGV[2], 'run', run, 'seen', seen)
 end
-redis.call('HSET', KEYS[1], field, since .. ' ' .. began .. ' ' .. marked .. ' ' .. ARGV[3])
-if ARGV[6] then redis.call('HDEL', KEYS[1], unpack(ARGV, 6)) end
+if tonumber(ARGV[6]) < tonumber(since) then since = ARGV[6] end
+if tonumber(since) > tonumber(ARGV[7]) then
+    redis.call('HDEL', KEYS[1], field)
+else
+    local said = since .. ' ' .. began .. ' ' .. marked .. ' ' .. begun .. ' ' .. ARGV[3]
+    redis.call('HSET', KEYS[1], field, said)
+end
+if ARGV[8] then redis.call('HDEL', KEYS[1], unpack(ARGV, 8)) end
 return 1
 ",
     )

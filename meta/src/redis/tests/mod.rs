@@ -6,6 +6,7 @@ mod contract;
 mod faults;
 mod layout;
 mod loss;
+mod marks;
 mod together;
 mod unfit;
 

@@ -1,0 +1,92 @@
+//! How much the marks hold, and how often they are written.
+
+use std::time::Duration;
+
+use dl_format::Stamp;
+use redis::Value;
+
+use super::{STORE, open};
+use crate::redis::keys;
+use crate::redis::slots::Shard;
+use crate::redis::testing::Server;
+use crate::{Brought, Damage, MetaStore, Redis};
+
+const HOUR: u64 = 3_600_000_000;
+
+async fn bound(server: &Server) -> Redis {
+    let store = open(&server.url()).await;
+    store.bind(STORE).await.unwrap();
+    assert_eq!(store.damage().await.unwrap(), None);
+    store
+}
+
+/// Most bringings-back that any mark tells of.
+async fn told(server: &Server) -> usize {
+    let mut most = 0;
+    for shard in Shard::all() {
+        let mark = String::from_utf8(keys::mark(shard).bytes).unwrap();
+        let Value::Array(fields) = server.ask(&["HKEYS", &mark]).await else { panic!("a hash") };
+        let is_told =
+            |field: &&Value| matches!(field, Value::BulkString(f) if f.starts_with(b"mend:"));
+        most = most.max(fields.iter().filter(is_told).count());
+    }
+    most
+}
+
+fn now(store: &Redis) -> u64 {
+    Stamp::at(store.shared.clock.now()).get()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recovery_that_found_no_damage_leaves_nothing_in_the_marks() {
+    let server = Server::start(&[]).await;
+    let store = bound(&server).await;
+    for _ in 0..3 {
+        let mending = store.mending(Some(Stamp::new(now(&store)))).await.unwrap();
+        assert_eq!(told(&server).await, 1, "it is told while it lasts");
+        store.mended(&mending, Brought::All, STORE).await.unwrap();
+        assert_eq!(told(&server).await, 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn appends_of_old_objects_leave_a_few_fields_that_go_back_as_far_as_all_did() {
+    let server = Server::start(&[]).await;
+    let store = bound(&server).await;
+    let oldest = Stamp::new(now(&store) / 1_000 * 1_000 - 100 * HOUR);
+    for number in 0..30 {
+        let since = Stamp::new(oldest.get() + number * HOUR);
+        let mending = store.mending(Some(since)).await.unwrap();
+        // Every other one is cut off.
+        if number % 2 == 0 {
+            store.mended(&mending, Brought::Some, STORE).await.unwrap();
+        }
+    }
+    assert!(told(&server).await <= 12, "{} fields", told(&server).await);
+    // As after the restart of one that has lost what was said last.
+    let mark = String::from_utf8(keys::mark(Shard::FIRST).bytes).unwrap();
+    let lose = "for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
+            if string.sub(field, 1, 5) == 'mend:' then redis.call('HDEL', KEYS[1], field) end
+        end
+        return redis.call('HSET', KEYS[1], 'run', 'other:other')";
+    server.ask(&["EVAL", lose, "1", &mark]).await;
+    assert_eq!(store.damage().await.unwrap(), Some(Damage { since: Some(oldest) }));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn marks_that_another_server_has_just_written_are_left_as_they_are() {
+    let server = Server::start(&[]).await;
+    let store = bound(&server).await;
+    let others = [open(&server.url()).await, open(&server.url()).await];
+    store.shared.clock.sleep(Duration::from_millis(1_100)).await;
+    store.damage().await.unwrap();
+    let mark = String::from_utf8(keys::mark(Shard::FIRST).bytes).unwrap();
+    let seen = server.text(&["HGET", &mark, "seen"]).await;
+    for other in &others {
+        assert_eq!(other.damage().await.unwrap(), None);
+    }
+    assert_eq!(server.text(&["HGET", &mark, "seen"]).await, seen, "it was written again");
+    store.shared.clock.sleep(Duration::from_millis(1_100)).await;
+    others[0].damage().await.unwrap();
+    assert_ne!(server.text(&["HGET", &mark, "seen"]).await, seen, "its writer may be gone");
+}
