@@ -46,12 +46,48 @@ pub(super) struct Address {
     pub(super) database: i64,
     /// Certificates to trust instead of those of the machine.
     pub(super) ca_file: Option<PathBuf>,
+    /// The certificate by which Redis knows us, and its key.
+    pub(super) client: Option<ClientFiles>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ClientFiles {
+    pub(super) cert: PathBuf,
+    pub(super) key: PathBuf,
+}
+
+/// The files that an address names behind `?`.
+#[derive(Debug, Default)]
+struct Files {
+    ca: Option<PathBuf>,
+    cert: Option<PathBuf>,
+    key: Option<PathBuf>,
+}
+
+impl Files {
+    fn read(query: &str) -> Option<Self> {
+        let mut files = Self::default();
+        for (name, file) in
+            query.split('&').map(|part| part.split_once('=')).collect::<Option<Vec<_>>>()?
+        {
+            let place = match name {
+                "ca" => &mut files.ca,
+                "cert" => &mut files.cert,
+                "key" => &mut files.key,
+                _ => return None,
+            };
+            if file.is_empty() || place.replace(file.into()).is_some() {
+                return None;
+            }
+        }
+        Some(files)
+    }
 }
 
 /// What an address may look like.
 pub(crate) const FORMS: &str = "redis://[USER:PASSWORD@]HOST:PORT[/DB] or \
      redis-cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT,... (rediss:// and rediss-cluster:// \
-     with TLS, [?ca=FILE])";
+     with TLS, [?ca=FILE&cert=FILE&key=FILE])";
 
 impl Address {
     /// Reads an address; none when it isn't one of Redis.
@@ -93,17 +129,26 @@ impl Address {
                 _ => return Err(format!("{path:?} is not the number of a database")),
             },
         };
-        let ca_file = match query.map(|query| query.split_once('=')) {
-            None => None,
-            Some(Some(("ca", file))) if is_tls && !file.is_empty() => Some(file.into()),
-            Some(_) => return Err("only ?ca=FILE is known, and only with TLS".to_owned()),
+        let files = match query.map(Files::read) {
+            None => Files::default(),
+            Some(Some(files)) if is_tls => files,
+            Some(_) => {
+                let why = "only ?ca=FILE&cert=FILE&key=FILE is known, and only with TLS";
+                return Err(why.to_owned());
+            }
         };
+        let client = match (files.cert, files.key) {
+            (Some(cert), Some(key)) => Some(ClientFiles { cert, key }),
+            (None, None) => None,
+            _ => return Err("cert=FILE and key=FILE go together".to_owned()),
+        };
+        let ca_file = files.ca;
         let (user, password) = match login.map(|login| login.split_once(':')) {
             None => (None, None),
             Some(Some((user, password))) => (unescape(user)?, unescape(password)?),
             Some(None) => return Err("a login is USER:PASSWORD, or :PASSWORD".to_owned()),
         };
-        Ok(Self { nodes, is_cluster, is_tls, user, password, database, ca_file })
+        Ok(Self { nodes, is_cluster, is_tls, user, password, database, ca_file, client })
     }
 }
 
@@ -178,7 +223,10 @@ mod tests {
             (Some("user"), Some("p@s:s@w0rd"))
         );
         assert_eq!((address.is_tls, address.is_cluster, address.database), (true, false, 3));
-        assert_eq!(address.ca_file, Some("/etc/ca.pem".into()));
+        assert_eq!((address.ca_file, address.client), (Some("/etc/ca.pem".into()), None));
+        let address = read("rediss://h:1?key=/k.pem&cert=/c.pem").unwrap();
+        let client = ClientFiles { cert: "/c.pem".into(), key: "/k.pem".into() };
+        assert_eq!((address.ca_file, address.client), (None, Some(client)));
         let address = read("redis-cluster://:secret@a:1,b:2,[::1]:3").unwrap();
         let nodes: Vec<_> = address.nodes.iter().map(Node::to_string).collect();
         assert_eq!(
@@ -222,6 +270,10 @@ mod tests {
             "redis://h:1/-1",
             "redis-cluster://h:1/1",
             "redis://h:1?ca=x",
+            "redis://h:1?cert=x&key=y",
+            "rediss://h:1?cert=x",
+            "rediss://h:1?ca=x&ca=y",
+            "rediss://h:1?ca=x&other=y",
         ] {
             assert!(read(url).is_err(), "{url}");
         }

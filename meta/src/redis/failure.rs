@@ -103,6 +103,13 @@ impl Verdict {
             redis::ErrorKind::InvalidClientConfig => {
                 Self::Fatal(Failure::because(Kind::Unsupported, error.to_string()))
             }
+            redis::ErrorKind::Io if error.to_string().contains("received fatal alert") => {
+                let why = format!(
+                    "Redis refused TLS: {error}; if it wants certificates of its clients, write \
+                     ?cert=FILE&key=FILE behind its address, with one that it trusts"
+                );
+                Self::Fatal(Failure::because(Kind::Denied, why))
+            }
             redis::ErrorKind::Io if is_untrusted(error) => {
                 let why = format!("can't trust the TLS certificate of Redis: {error}");
                 Self::Fatal(Failure::because(Kind::Denied, why))

@@ -6,17 +6,18 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dl_runtime::blocking;
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo,
-    TlsCertificates, Value,
+    AsyncConnectionConfig, Client, ClientTlsConfig, ConnectionAddr, IntoConnectionInfo,
+    RedisConnectionInfo, TlsCertificates, Value,
 };
 
-use super::address::{Address, Node};
+use super::address::{Address, ClientFiles, Node};
 use super::failure::{Failure, Verdict};
 use super::slots::{SHARDS, Shard};
 use super::{RedisOptions, keys, scripts};
@@ -72,10 +73,11 @@ impl Info {
 
     /// Why it takes no writes that need memory, if it is so. By what Redis itself counts.
     fn full(&self) -> Option<String> {
-        let bytes = |field| self.get(field).parse::<u64>().unwrap_or_default();
+        let bytes = |field: &str| self.get(field).parse::<u64>().unwrap_or_default();
         let used = bytes("used_memory").saturating_sub(bytes("mem_not_counted_for_evict"));
         let most = bytes("maxmemory");
-        (most > 0 && used > most).then(|| format!("it uses {used} bytes, and its maxmemory is {most}"))
+        (most > 0 && used > most)
+            .then(|| format!("it uses {used} bytes, and its maxmemory is {most}"))
     }
 
     /// The process, and how often it changed from replica to primary.
@@ -181,7 +183,6 @@ impl Link {
 }
 
 async fn client(node: &Node, address: &Address) -> Result<Client, Verdict> {
-    let unusable = |why: String| Verdict::Fatal(Failure::because(Kind::Unsupported, why));
     let (host, port) = (node.host.to_string(), node.port);
     let to = if address.is_tls {
         ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
@@ -199,18 +200,35 @@ async fn client(node: &Node, address: &Address) -> Result<Client, Verdict> {
     let information = information
         .set_redis_settings(login)
         .set_tcp_settings(TcpSettings::default().set_nodelay(true));
-    let client = match address.ca_file.clone() {
-        None => Client::open(information),
-        Some(file) => {
-            let shown = file.display().to_string();
-            let read = blocking::run(move || fs::read(file)).await;
-            let read = read.map_err(|stopped| Verdict::Wait(stopped.to_string()))?;
-            let pem = read.map_err(|error| unusable(format!("can't read {shown}: {error}")))?;
-            let trusted = TlsCertificates { client_tls: None, root_cert: Some(pem) };
-            Client::build_with_tls(information, trusted)
+    let client = match (&address.ca_file, &address.client) {
+        (None, None) => Client::open(information),
+        (ca, client) => {
+            let root_cert = match ca {
+                Some(file) => Some(pem(file).await?),
+                None => None,
+            };
+            let client_tls = match client {
+                Some(ClientFiles { cert, key }) => {
+                    let (client_cert, client_key) = (pem(cert).await?, pem(key).await?);
+                    Some(ClientTlsConfig { client_cert, client_key })
+                }
+                None => None,
+            };
+            Client::build_with_tls(information, TlsCertificates { client_tls, root_cert })
         }
     };
     client.map_err(|error| unusable(error.to_string()))
+}
+
+fn unusable(why: String) -> Verdict {
+    Verdict::Fatal(Failure::because(Kind::Unsupported, why))
+}
+
+async fn pem(file: &Path) -> Result<Vec<u8>, Verdict> {
+    let (shown, file) = (file.display().to_string(), file.to_owned());
+    let read = blocking::run(move || fs::read(file)).await;
+    let read = read.map_err(|stopped| Verdict::Wait(stopped.to_string()))?;
+    read.map_err(|error| unusable(format!("can't read {shown}: {error}")))
 }
 
 async fn info(connection: &mut MultiplexedConnection, node: &Node) -> Result<Info, Verdict> {

@@ -165,3 +165,31 @@ async fn tls_is_spoken_to_whom_the_certificate_names_only() {
         assert_eq!(error.kind, Kind::Denied, "{}", reason(&error));
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_asks_for_a_certificate_is_shown_that_of_the_address() {
+    let folder = tempfile::tempdir().unwrap();
+    let other = tempfile::tempdir().unwrap();
+    certify(folder.path());
+    certify(other.path());
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let (cert, key) = (file("cert"), file("key"));
+    let tls = ["--tls-cert-file", &cert, "--tls-key-file", &key, "--tls-ca-cert-file", &cert];
+    // As is usual once TLS is on.
+    let server = Server::start(&[&tls[..], &["--tls-auth-clients", "yes"]].concat()).await;
+    let address = format!("rediss://127.0.0.1:{}/0?ca={cert}", server.best_port());
+    let shown = |folder: &Path| {
+        let file = |name: &str| folder.join(name).display().to_string();
+        format!("{address}&cert={}&key={}", file("cert"), file("key"))
+    };
+    let store = open(&shown(folder.path())).await;
+    store.bind(STORE).await.unwrap();
+    for unknown in [address.clone(), shown(other.path())] {
+        let error = refused(&unknown).await;
+        assert_eq!(error.kind, Kind::Denied, "{}", reason(&error));
+        assert!(reason(&error).contains("?cert=FILE&key=FILE"), "{}", reason(&error));
+    }
+    let error = refused(&format!("{address}&cert=/no/file&key={key}")).await;
+    assert_eq!(error.kind, Kind::Unsupported);
+    assert!(reason(&error).contains("/no/file"), "{}", reason(&error));
+}
