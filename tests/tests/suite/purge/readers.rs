@@ -139,9 +139,9 @@ fn an_epoch_that_was_begun_before_a_purge_reads_what_was_moved_and_names_what_is
     let (server, client, mut writer) = cluster.run(async {
         let (server, client) = serve(&store, &meta, &time, Stop::Fresh).await?;
         let mut writer = Writer::create(&client, 9).await?;
-        for chunk in 0..12 {
-            let file = |n| (format!("{n}/{chunk:02}"), data(chunk * 7 + n, 20_000));
-            let files: Vec<_> = (0..10).map(file).collect();
+        for chunk in 0..12_usize {
+            let file = |n: usize| (format!("{n}/{chunk:02}"), data(chunk * 7 + n, 20_000));
+            let files: Vec<_> = (0..10_usize).map(file).collect();
             writer.put(&client, time.now(), &files).await?;
         }
         anyhow::Ok((server, client, writer))
