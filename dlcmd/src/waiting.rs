@@ -13,22 +13,44 @@ use crate::output::Notes;
 
 /// What takes no longer than this is not worth a note.
 const HITCH: Duration = Duration::from_secs(1);
-/// Time between two notes.
+/// Time between two notes, at first; each that says nothing new doubles it.
 const PAUSE: Duration = Duration::from_secs(5);
+/// Most time between two notes.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// What was told last.
+#[derive(Debug, Default)]
+struct Told {
+    /// Of what, and why.
+    words: String,
+    pause: Duration,
+    silent_until: Duration,
+}
 
 /// Tells `notes` of requests that are tried again.
 pub(crate) fn told_to(notes: &Arc<Notes>, clock: &Arc<dyn Clock>) -> OnRetry {
     let (notes, clock) = (Arc::clone(notes), Arc::clone(clock));
-    let silent_until = Mutex::new(Duration::ZERO);
+    let told = Mutex::<Told>::default();
     Arc::new(move |retry| {
         let now = clock.monotonic();
-        let mut silent_until = silent_until.lock().unwrap_or_else(PoisonError::into_inner);
-        if retry.waited >= HITCH && now >= *silent_until {
-            *silent_until = now.saturating_add(PAUSE);
-            let Retry { action, subject, reason, left, .. } = retry;
-            let left = left.as_secs();
+        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+        if retry.waited < HITCH || now < told.silent_until {
+            return;
+        }
+        let Retry { action, subject, reason, left, .. } = retry;
+        let left = left.as_secs();
+        // That a server is silent, for how long, or after what it said before, is nothing new.
+        let words = format!("{action} {subject}: {reason}");
+        let words: String = words.chars().filter(|letter| !letter.is_ascii_digit()).collect();
+        let is_known = words.starts_with(&told.words) || told.words.starts_with(&words);
+        if is_known && !told.words.is_empty() {
+            told.pause = told.pause.saturating_mul(2).min(PAUSE_MAX);
+            notes.note(format_args!("{action} {subject}: still so; trying for {left} s more"));
+        } else {
+            (told.words, told.pause) = (words, PAUSE);
             notes.note(format_args!("{action} {subject}: {reason}; trying for {left} s more"));
         }
+        told.silent_until = now.saturating_add(told.pause);
     })
 }
 
@@ -55,14 +77,14 @@ mod tests {
         }
     }
 
-    /// Of a request that is tried ten times a second for ten seconds.
-    fn said_in_ten_seconds(quiet: bool) -> String {
+    /// Of a request that is tried ten times a second for forty seconds.
+    fn said_in_forty_seconds(quiet: bool) -> String {
         let said = Said::default();
         let notes = Arc::new(Notes::new(Box::new(said.clone()), quiet, ProgressBar::hidden()));
         let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
         let shared: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
         let on_retry = told_to(&notes, &shared);
-        for _ in 0..100 {
+        for _ in 0..400 {
             clock.advance(Duration::from_millis(100));
             let waited = clock.monotonic();
             on_retry(&Retry {
@@ -78,15 +100,15 @@ mod tests {
     }
 
     #[test]
-    fn a_long_wait_is_told_every_few_seconds_and_a_short_one_is_not() {
-        let wanted = [59, 54].map(|left| {
-            format!("dlcmd: write chunk c: node1: refused; trying for {left} s more\n")
-        });
-        assert_eq!(said_in_ten_seconds(false), wanted.concat());
+    fn a_long_wait_is_told_once_in_full_then_shortly_and_a_short_one_is_not() {
+        let wanted = [("node1: refused", 59), ("still so", 54), ("still so", 44), ("still so", 24)];
+        let wanted = wanted
+            .map(|(why, left)| format!("dlcmd: write chunk c: {why}; trying for {left} s more\n"));
+        assert_eq!(said_in_forty_seconds(false), wanted.concat());
     }
 
     #[test]
     fn nothing_is_told_to_who_wants_it_quiet() {
-        assert_eq!(said_in_ten_seconds(true), "");
+        assert_eq!(said_in_forty_seconds(true), "");
     }
 }

@@ -71,7 +71,15 @@ struct Identity {
 }
 
 /// What each server said last.
-type Said = BTreeMap<usize, Failure>;
+type Said = BTreeMap<usize, Word>;
+
+/// What a server said last, or that it is silent.
+#[derive(Debug)]
+struct Word {
+    last: Failure,
+    /// The answer before the silence.
+    before: Option<Failure>,
+}
 
 /// One connection to a server.
 pub(crate) type Connection = DieselClient<Wire>;
@@ -82,8 +90,16 @@ pub(crate) struct Try {
     clock: Arc<dyn Clock>,
     attempt: Duration,
     deadline: Deadline,
-    /// When the server was last heard or began to be waited for, milliseconds of monotonic time.
-    heard: Arc<AtomicU64>,
+    awaited: Arc<Awaited>,
+}
+
+/// What a try waits for, in milliseconds of monotonic time.
+#[derive(Debug)]
+struct Awaited {
+    /// When the server was last heard or began to be waited for.
+    since: AtomicU64,
+    /// When the try is given up if nothing comes.
+    until: AtomicU64,
 }
 
 /// Neither addresses nor who is asking: nobody needs them, and a key must not show.
@@ -176,7 +192,7 @@ impl Connections {
         };
         self.call("connect to", addresses, self.connect, |mut server, this| async move {
             // No dataset has an empty name: refused at once, which is the answer wanted here.
-            let request = this.request(GetDatasetRequest { name: String::new() });
+            let request = this.request(GetDatasetRequest::default());
             match this.limit().bound(this.clock.as_ref(), server.get_dataset(request)).await {
                 Ok(Err(status)) if is_refused(&status) || !is_answer(&status) => Err(status.into()),
                 Ok(_) => Ok(()),
@@ -197,14 +213,15 @@ impl Connections {
         let clock = self.clock.as_ref();
         let (began, deadline) = (clock.monotonic(), Deadline::after(clock, patience.total));
         let said = Mutex::<Said>::default();
-        let tell = |least: Duration| {
+        // For how much longer it is tried: a stream on its way may go on when the time is over.
+        let tell = |until: Duration| {
             if let (Some(on_retry), Some(reason)) = (&self.on_retry, joined(&said)) {
                 on_retry(&Retry {
                     action,
                     subject: subject(),
                     reason,
                     waited: clock.monotonic().saturating_sub(began),
-                    left: deadline.remaining(clock).max(least),
+                    left: deadline.remaining(clock).max(until.saturating_sub(clock.monotonic())),
                 });
             }
         };
@@ -217,13 +234,16 @@ impl Connections {
             || {
                 tell(Duration::ZERO);
                 let (index, server, connection) = self.next();
-                let heard = Arc::new(AtomicU64::new(millis(clock.monotonic())));
+                let awaited = Arc::new(Awaited {
+                    since: AtomicU64::new(millis(clock.monotonic())),
+                    until: AtomicU64::new(0),
+                });
                 let this = Try {
                     identity: Arc::clone(&self.identity),
                     clock: Arc::clone(&self.clock),
                     attempt: patience.attempt,
                     deadline,
-                    heard: Arc::clone(&heard),
+                    awaited: Arc::clone(&awaited),
                 };
                 // On the heap, as it would be here twice, in futures of callers that are large already.
                 let attempted = Box::pin(attempt(connection, this));
@@ -231,12 +251,11 @@ impl Connections {
                 async move {
                     let silent = |silent: Duration| {
                         let why = format!("no answer for {} s", silent.as_secs());
-                        let failure = Failure::new(Kind::TimedOut, why).at(&server.address);
-                        said.lock().unwrap_or_else(PoisonError::into_inner).insert(index, failure);
-                        tell(patience.attempt.saturating_sub(silent));
+                        hear(said, index, Failure::silence(why).at(&server.address));
+                        tell(awaited.until());
                     };
                     let ended = if patience.is_short {
-                        attended(clock, &heard, attempted, silent).await
+                        attended(clock, &awaited, attempted, silent).await
                     } else {
                         attempted.await
                     };
@@ -248,8 +267,7 @@ impl Connections {
                         let until = self.clock.monotonic().saturating_add(PASS_OVER);
                         server.avoid_until.store(millis(until), Ordering::Relaxed);
                     }
-                    let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
-                    said.insert(index, failure.clone());
+                    hear(said, index, failure.clone());
                     Err(failure)
                 }
             },
@@ -261,7 +279,7 @@ impl Connections {
             }
             let reason = joined(&said).unwrap_or_default();
             let said = said.into_inner().unwrap_or_else(PoisonError::into_inner);
-            let kind = if said.values().all(|failure| failure.kind == Kind::Unreachable) {
+            let kind = if said.values().all(|word| word.last.kind == Kind::Unreachable) {
                 Kind::Unreachable
             } else {
                 last.kind
@@ -304,8 +322,9 @@ impl Try {
         &self,
         answer: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, Failure> {
-        self.listen();
-        match self.limit().bound(self.clock.as_ref(), answer).await {
+        let limit = self.limit();
+        self.listen(limit);
+        match limit.bound(self.clock.as_ref(), answer).await {
             Ok(answer) => Ok(answer?.into_inner()),
             Err(_) => Err(self.silence()),
         }
@@ -314,8 +333,8 @@ impl Try {
     /// Waits for the next message of a stream for as long as one try may take. The time of the
     /// whole request doesn't count while messages come.
     pub(crate) async fn message<T>(&self, stream: &mut Streaming<T>) -> Result<Option<T>, Failure> {
-        self.listen();
         let limit = Deadline::after(self.clock.as_ref(), self.attempt);
+        self.listen(limit);
         match limit.bound(self.clock.as_ref(), stream.message()).await {
             Ok(message) => Ok(message?),
             Err(_) => Err(self.silence()),
@@ -323,8 +342,11 @@ impl Try {
     }
 
     /// From now on the server is waited for.
-    fn listen(&self) {
-        self.heard.store(millis(self.clock.monotonic()), Ordering::Relaxed);
+    fn listen(&self, limit: Deadline) {
+        let now = self.clock.monotonic();
+        let until = now.saturating_add(limit.remaining(self.clock.as_ref()));
+        self.awaited.since.store(millis(now), Ordering::Relaxed);
+        self.awaited.until.store(millis(until), Ordering::Relaxed);
     }
 
     fn limit(&self) -> Deadline {
@@ -332,20 +354,30 @@ impl Try {
     }
 
     fn silence(&self) -> Failure {
-        Failure::new(Kind::TimedOut, format!("no answer within {:?}", self.attempt))
+        Failure::silence(format!("no answer within {:?}", self.attempt))
+    }
+}
+
+impl Awaited {
+    fn since(&self) -> Duration {
+        Duration::from_millis(self.since.load(Ordering::Relaxed))
+    }
+
+    fn until(&self) -> Duration {
+        Duration::from_millis(self.until.load(Ordering::Relaxed))
     }
 }
 
 /// Waits for a try, and tells for how long the server has been silent, whenever that is long.
 async fn attended<T>(
     clock: &dyn Clock,
-    heard: &AtomicU64,
+    awaited: &Awaited,
     mut attempted: Pin<Box<impl Future<Output = T>>>,
     tell: impl Fn(Duration),
 ) -> T {
     let mut told = Duration::ZERO;
     loop {
-        let heard_at = Duration::from_millis(heard.load(Ordering::Relaxed));
+        let heard_at = awaited.since();
         let now = clock.monotonic();
         let due = heard_at.max(told).saturating_add(SILENCE);
         if due <= now {
@@ -364,8 +396,28 @@ async fn attended<T>(
 /// All that was said; none when nothing was yet.
 fn joined(said: &Mutex<Said>) -> Option<String> {
     let said = said.lock().unwrap_or_else(PoisonError::into_inner);
-    let all: Vec<_> = said.values().map(ToString::to_string).collect();
+    let all: Vec<_> = said.values().map(Word::told).collect();
     (!all.is_empty()).then(|| all.join("; "))
+}
+
+/// Keeps what a server said. That it is silent says nothing against the reason it gave before.
+fn hear(said: &Mutex<Said>, index: usize, failure: Failure) {
+    let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = said.remove(&index).filter(|_| failure.is_silence());
+    let before = before.and_then(|word| match word.last.is_silence() {
+        true => word.before,
+        false => Some(word.last),
+    });
+    said.insert(index, Word { last: failure, before });
+}
+
+impl Word {
+    fn told(&self) -> String {
+        match &self.before {
+            Some(answer) => format!("{answer}; then {}", self.last.bare()),
+            None => self.last.to_string(),
+        }
+    }
 }
 
 fn millis(time: Duration) -> u64 {

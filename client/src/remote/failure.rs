@@ -17,11 +17,28 @@ use crate::error::Kind;
 pub(crate) struct Failure {
     pub(crate) kind: Kind,
     problem: String,
+    /// Nothing came: what this side has to say of it.
+    silence: Option<String>,
 }
 
 impl Failure {
     pub(crate) fn new(kind: Kind, problem: impl Into<String>) -> Self {
-        Self { kind, problem: problem.into() }
+        Self { kind, problem: problem.into(), silence: None }
+    }
+
+    /// That a server said nothing.
+    pub(crate) fn silence(problem: String) -> Self {
+        Self { kind: Kind::TimedOut, silence: Some(problem.clone()), problem }
+    }
+
+    /// Whether a server said nothing.
+    pub(crate) fn is_silence(&self) -> bool {
+        self.silence.is_some()
+    }
+
+    /// The words without the server.
+    pub(crate) fn bare(&self) -> &str {
+        self.silence.as_deref().unwrap_or(&self.problem)
     }
 
     /// The same, saying which server it was.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -16,7 +16,9 @@ use tokio::sync::Semaphore;
 use tonic::Status;
 
 use crate::error::Kind;
-use crate::remote::testing::{Script, data, dataset, open, options, path, shape, silent, start};
+use crate::remote::testing::{
+    Answer, Script, data, dataset, open, options, path, shape, silent, start,
+};
 use crate::remote::writer::Exact;
 use crate::remote::{ConnectOptions, Dataset};
 
@@ -371,6 +373,24 @@ fn a_silent_server_is_passed_over() {
     let ids: HashSet<_> =
         objects.lock().unwrap().iter().map(|object| header(object).id()).collect();
     assert_eq!(ids.len(), 4);
+}
+
+#[test]
+fn why_a_server_failed_is_told_also_when_it_has_been_silent_since() {
+    let is_first = AtomicBool::new(true);
+    let put = move |_| -> Answer<()> {
+        if is_first.swap(false, Ordering::Relaxed) {
+            return Box::pin(async { Err(Status::unavailable("Redis is away")) });
+        }
+        Box::pin(std::future::pending())
+    };
+    let server = start(Script { put: Box::new(put), ..Script::default() });
+    let patience = Duration::from_secs(1);
+    let dataset = open(ConnectOptions { request_timeout: patience, ..options(&[server]) });
+    dataset.put(&path("a"), PLAIN, b"bytes").unwrap();
+    let error = dataset.close().unwrap_err();
+    let why = std::error::Error::source(&error).unwrap().to_string();
+    assert_eq!(why, format!("{server}: Redis is away; then no answer within 500ms"));
 }
 
 #[test]
