@@ -23,8 +23,8 @@ pub use dl_format::{
     EntryVersion, FilePath, FileRecord, InvalidName, InvalidPath, PackError, Stamp, Version,
 };
 pub use dl_proto::{
-    Dataset as DatasetInfo, Finding, Grant, InvalidGrant, InvalidUserName, InvalidUsers, Key,
-    KeyHash, ListEntry, Pattern, PurgeProgress, PurgeRequest, RecoverProgress, RecoverRequest,
+    Counts, Dataset as DatasetInfo, Finding, Grant, InvalidGrant, InvalidUserName, InvalidUsers,
+    Key, KeyHash, ListEntry, Pattern, PurgeProgress, PurgeRequest, RecoverProgress, RecoverRequest,
     Role, StatItem, USERS_FILE_BYTES_MAX, User, UserName, Users, VerifyProgress, VerifyRequest,
 };
 pub use error::{Error, Kind};

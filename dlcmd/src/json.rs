@@ -6,6 +6,7 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use dl_format::{FileRecord, Stamp};
+use libdiesel::Counts;
 use serde::Serialize;
 
 use crate::time::{exact_text, stamp_text};
@@ -111,17 +112,28 @@ pub(crate) struct Dataset<'a> {
     /// Changes with every change.
     version: String,
     objects: u64,
-    files: u64,
+    /// Absent, as the bytes, when they can't be counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    files: Option<u64>,
     /// Of these files.
-    bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bytes: Option<u64>,
     /// Bytes.
     chunk_size: u32,
     /// Bytes.
     alignment: u32,
+    /// Why they can't be counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<&'a str>,
 }
 
 impl<'a> From<&'a libdiesel::DatasetInfo> for Dataset<'a> {
     fn from(info: &'a libdiesel::DatasetInfo) -> Self {
+        let (files, bytes, problem) = match &info.counts {
+            Counts::Known { files, bytes } => (Some(*files), Some(*bytes), None),
+            Counts::Unasked => (None, None, None),
+            Counts::Unknown(problem) => (None, None, Some(problem.as_str())),
+        };
         Self {
             name: info.name.as_str(),
             id: info.id.to_string(),
@@ -129,10 +141,11 @@ impl<'a> From<&'a libdiesel::DatasetInfo> for Dataset<'a> {
             changed: info.version.last_stamp().map(|stamp: Stamp| stamp_text(stamp)),
             version: info.version.to_string(),
             objects: info.objects,
-            files: info.files,
-            bytes: info.bytes,
+            files,
+            bytes,
             chunk_size: info.shape.size(),
             alignment: info.shape.alignment(),
+            problem,
         }
     }
 }

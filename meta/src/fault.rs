@@ -14,7 +14,7 @@ use dl_runtime::fault::{Cut, CutPoint, Fault, Faults};
 
 use crate::{
     Appended, Brought, Damage, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry,
-    ListQuery, Mending, MetaStore, ObjectRecord,
+    ListQuery, Mending, MetaStore, ObjectRecord, Outline,
 };
 
 /// Faults before `inner`. Operations have the names of the methods. `bind`, `put_dataset`,
@@ -113,16 +113,16 @@ impl MetaStore for FaultMeta {
         self.read("record_named", name, self.inner.record_named(name)).await
     }
 
+    async fn records(&self) -> Result<Vec<DatasetRecord>, Error> {
+        self.read("records", "metadata", self.inner.records()).await
+    }
+
+    async fn outline(&self, id: DatasetId) -> Result<Option<Outline>, Error> {
+        self.read("outline", id, self.inner.outline(id)).await
+    }
+
     async fn dataset(&self, id: DatasetId) -> Result<Option<DatasetInfo>, Error> {
         self.read("dataset", id, self.inner.dataset(id)).await
-    }
-
-    async fn dataset_named(&self, name: &DatasetName) -> Result<Option<DatasetInfo>, Error> {
-        self.read("dataset_named", name, self.inner.dataset_named(name)).await
-    }
-
-    async fn datasets(&self) -> Result<Vec<DatasetInfo>, Error> {
-        self.read("datasets", "metadata", self.inner.datasets()).await
     }
 
     async fn drop_dataset(&self, id: DatasetId) -> Result<(), Error> {
@@ -242,9 +242,9 @@ mod tests {
         rig.faults.script("bind", [Some(Fault::Delay(Duration::from_secs(7)))]);
         rig.store.bind(FIRST).await.unwrap();
         assert_eq!(rig.clock.monotonic(), Duration::from_secs(7));
-        rig.faults.script("datasets", [Some(Fault::Before(Kind::Unavailable))]);
-        rig.store.datasets().await.unwrap_err();
-        rig.store.datasets().await.unwrap();
+        rig.faults.script("records", [Some(Fault::Before(Kind::Unavailable))]);
+        rig.store.records().await.unwrap_err();
+        rig.store.records().await.unwrap();
     }
 
     #[tokio::test]

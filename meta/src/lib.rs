@@ -32,7 +32,7 @@ pub use redis::testing as redis_testing;
 pub use redis::{Redis, RedisOptions, without_login};
 pub use types::{
     Appended, Brought, Damage, DatasetInfo, DatasetRecord, DatasetState, Found, ListEntry,
-    ListQuery, Mending, ObjectRecord,
+    ListQuery, Mending, ObjectRecord, Outline,
 };
 
 /// Datasets, their logs, and answers from what the logs say.
@@ -93,24 +93,25 @@ pub trait MetaStore: Debug + Display + Send + Sync + 'static {
     /// As the store fails.
     async fn record_named(&self, name: &DatasetName) -> Result<Option<DatasetRecord>, Error>;
 
+    /// [`MetaStore::record`] of all datasets, by name.
+    ///
+    /// # Errors
+    /// As the store fails.
+    async fn records(&self) -> Result<Vec<DatasetRecord>, Error>;
+
+    /// A dataset and which objects its log holds; none when the id is not known. May cost a walk over
+    /// the log, never one over the paths.
+    ///
+    /// # Errors
+    /// As the store fails.
+    async fn outline(&self, id: DatasetId) -> Result<Option<Outline>, Error>;
+
     /// A dataset and what its log adds up to; none when the id is not known. May cost a walk over
-    /// its paths, when something was deleted since the last one.
+    /// its paths, when anything changed since the last one.
     ///
     /// # Errors
     /// As the store fails.
     async fn dataset(&self, id: DatasetId) -> Result<Option<DatasetInfo>, Error>;
-
-    /// [`MetaStore::dataset`] of the dataset that a name stands for.
-    ///
-    /// # Errors
-    /// As the store fails.
-    async fn dataset_named(&self, name: &DatasetName) -> Result<Option<DatasetInfo>, Error>;
-
-    /// All datasets, by name.
-    ///
-    /// # Errors
-    /// As the store fails.
-    async fn datasets(&self) -> Result<Vec<DatasetInfo>, Error>;
 
     /// Forgets a dataset: record, name, log and index, in one step for everybody who asks. An id
     /// that is not known is none already.

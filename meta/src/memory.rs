@@ -17,7 +17,7 @@ use crate::types::{bound_elsewhere, deleted_entries, still_in_use};
 use crate::walk::{self, Visit, Winners};
 use crate::{
     Appended, Brought, Damage, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry,
-    ListQuery, Mending, MetaStore, ObjectRecord,
+    ListQuery, Mending, MetaStore, ObjectRecord, Outline,
 };
 
 /// A metadata store in memory. An append survives as long as the store does.
@@ -148,20 +148,23 @@ impl MetaStore for Memory {
         Ok(dataset.map(|dataset| dataset.record.clone()))
     }
 
+    async fn records(&self) -> Result<Vec<DatasetRecord>, Error> {
+        let mut records: Vec<_> =
+            self.state().datasets.values().map(|dataset| dataset.record.clone()).collect();
+        records.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(records)
+    }
+
+    async fn outline(&self, id: DatasetId) -> Result<Option<Outline>, Error> {
+        Ok(self.state().datasets.get(&id).map(|dataset| Outline {
+            record: dataset.record.clone(),
+            objects: dataset.objects.len() as u64,
+            version: dataset.version,
+        }))
+    }
+
     async fn dataset(&self, id: DatasetId) -> Result<Option<DatasetInfo>, Error> {
         Ok(self.state().datasets.get_mut(&id).map(Dataset::info))
-    }
-
-    async fn dataset_named(&self, name: &DatasetName) -> Result<Option<DatasetInfo>, Error> {
-        let state = &mut *self.state();
-        let dataset = state.names.get(name).and_then(|id| state.datasets.get_mut(id));
-        Ok(dataset.map(Dataset::info))
-    }
-
-    async fn datasets(&self) -> Result<Vec<DatasetInfo>, Error> {
-        let mut infos: Vec<_> = self.state().datasets.values_mut().map(Dataset::info).collect();
-        infos.sort_by(|a, b| a.record.name.cmp(&b.record.name));
-        Ok(infos)
     }
 
     async fn drop_dataset(&self, id: DatasetId) -> Result<(), Error> {

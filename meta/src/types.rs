@@ -79,6 +79,17 @@ pub enum DatasetState {
     Ending,
 }
 
+/// A dataset and which objects its log holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outline {
+    /// What was put.
+    pub record: DatasetRecord,
+    /// Objects in the log, tombstones and parts included.
+    pub objects: u64,
+    /// Which objects the log holds.
+    pub version: Version,
+}
+
 /// A dataset and what its log adds up to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DatasetInfo {

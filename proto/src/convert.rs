@@ -3,70 +3,14 @@
 use bytes::Bytes;
 use dl_format::layout::CHUNK_SIZE_MAX;
 use dl_format::{
-    Attributes, ChunkId, ChunkShape, Crc32c, DatasetId, DatasetName, Deletions, DirPath, EntrySet,
-    EntryVersion, FilePath, FileRecord, Stamp, Version,
+    Attributes, ChunkId, Crc32c, DatasetId, DatasetName, Deletions, DirPath, EntrySet,
+    EntryVersion, FilePath, FileRecord, Stamp,
 };
 
 use crate::error::WireError;
 use crate::kind::Kind;
 use crate::limits::{READ_ITEMS_MAX, STAT_PATHS_MAX};
 use crate::pb;
-
-/// A dataset, as the server describes it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Dataset {
-    /// What people call it.
-    pub name: DatasetName,
-    /// What its objects carry.
-    pub id: DatasetId,
-    /// The shape of its chunks.
-    pub shape: ChunkShape,
-    /// When it was created.
-    pub created: Stamp,
-    /// Committed chunks, parts and tombstones.
-    pub objects: u64,
-    /// Which objects these are.
-    pub version: Version,
-    /// Files that are not deleted.
-    pub files: u64,
-    /// Bytes of these files.
-    pub bytes: u64,
-}
-
-impl From<Dataset> for pb::Dataset {
-    fn from(dataset: Dataset) -> Self {
-        Self {
-            name: dataset.name.as_str().to_owned(),
-            id: id_bytes(dataset.id.as_bytes()),
-            chunk_size: dataset.shape.size(),
-            alignment: dataset.shape.alignment(),
-            created: dataset.created.get(),
-            objects: dataset.objects,
-            version: Bytes::copy_from_slice(&dataset.version.to_bytes()),
-            files: dataset.files,
-            bytes: dataset.bytes,
-        }
-    }
-}
-
-impl TryFrom<pb::Dataset> for Dataset {
-    type Error = WireError;
-
-    fn try_from(wire: pb::Dataset) -> Result<Self, WireError> {
-        Ok(Self {
-            name: DatasetName::new(wire.name).map_err(|why| WireError::invalid("name", why))?,
-            id: dataset_id(&wire.id)?,
-            shape: ChunkShape::new(wire.chunk_size, wire.alignment)
-                .map_err(|why| WireError::invalid("chunk_size", why))?,
-            created: Stamp::new(wire.created),
-            objects: wire.objects,
-            version: Version::from_bytes(&wire.version)
-                .map_err(|why| WireError::invalid("version", why))?,
-            files: wire.files,
-            bytes: wire.bytes,
-        })
-    }
-}
 
 /// The first message of PutChunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,6 +8,7 @@
 
 mod codec;
 mod convert;
+mod dataset;
 mod error;
 mod grant;
 mod housekeeping;
@@ -21,9 +22,10 @@ mod users;
 
 pub use codec::{BoundedDecoder, ProtobufCodec, SizedEncoder, check_fields};
 pub use convert::{
-    Dataset, DeleteRequest, ListEntry, ListRequest, PutHead, ReadItem, ReadPiece, ReadRequest,
-    ReadSource, RecoverProgress, RecoverRequest, StatItem, StatRequest,
+    DeleteRequest, ListEntry, ListRequest, PutHead, ReadItem, ReadPiece, ReadRequest, ReadSource,
+    RecoverProgress, RecoverRequest, StatItem, StatRequest,
 };
+pub use dataset::{Counts, Dataset};
 pub use error::WireError;
 pub use grant::{Grant, InvalidGrant, Pattern, Role};
 pub use housekeeping::{Finding, PurgeProgress, PurgeRequest, VerifyProgress, VerifyRequest};

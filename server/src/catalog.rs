@@ -6,11 +6,11 @@
 use std::collections::HashSet;
 
 use dl_format::{
-    ChunkShape, DatasetId, DatasetName, NameRecord, NameState, Stamp, dataset_prefix,
+    ChunkShape, DatasetId, DatasetName, NameRecord, NameState, Stamp, Version, dataset_prefix,
     parse_snapshot_key,
 };
-use dl_meta::{DatasetInfo, DatasetRecord, DatasetState};
-use dl_proto::{Dataset, Kind, Role};
+use dl_meta::{DatasetInfo, DatasetRecord, DatasetState, Outline};
+use dl_proto::{Counts, Dataset, Kind, Role};
 use dl_runtime::blocking;
 use futures::{StreamExt, TryStreamExt, stream};
 
@@ -22,6 +22,9 @@ use crate::parts::{Parts, prefix};
 
 /// Deleted datasets that are swept at once.
 const DATASETS_AT_ONCE: usize = 8;
+
+/// Datasets that are counted at once for one who asks.
+const COUNTED_AT_ONCE: usize = 4;
 
 /// Datasets without metadata whose objects are looked for at once.
 const LOOKED_AT_ONCE: usize = 16;
@@ -62,18 +65,32 @@ pub(crate) async fn not_known(parts: &Parts, id: DatasetId, caller: &Caller) -> 
     Error::new(Kind::NotFound, "find dataset", id, why)
 }
 
+/// What is told of a dataset beside its record, in the order of what it costs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Told {
+    /// Nothing.
+    Record,
+    /// Which objects there are.
+    Outline,
+    /// How many files they add up to: perhaps a walk over all of them.
+    Counts,
+}
+
 /// The dataset of a name. One that the caller may not read is not there.
 pub(crate) async fn by_name(
     parts: &Parts,
     name: &DatasetName,
     caller: &Caller,
+    told: Told,
 ) -> Result<Dataset, Error> {
     // Otherwise not even looked up: how long that takes tells whether it is there.
     if caller.may(Role::Read, name) {
-        let found = parts.meta.dataset_named(name).await;
+        let found = parts.meta.record_named(name).await;
         // In whatever state, so that it can be deleted; what asks for its contents is refused.
-        if let Some(info) = found.map_err(|error| Error::meta("find dataset", name, error))? {
-            return Ok(describe(info));
+        if let Some(record) = found.map_err(|error| Error::meta("find dataset", name, error))?
+            && let Some(dataset) = describe(parts, record, told).await?
+        {
+            return Ok(dataset);
         }
     }
     refuse_lost(parts, name).await?;
@@ -94,15 +111,20 @@ pub(crate) async fn by_name(
     Err(Error::new(Kind::NotFound, "find dataset", name, why))
 }
 
-/// All datasets that the caller may read, by name.
-pub(crate) async fn list(parts: &Parts, caller: &Caller) -> Result<Vec<Dataset>, Error> {
+/// All datasets that the caller may read, by name. The others are neither counted nor looked at:
+/// how long that takes, and that it fails, would tell of them.
+pub(crate) async fn list(
+    parts: &Parts,
+    caller: &Caller,
+    told: Told,
+) -> Result<Vec<Dataset>, Error> {
     refuse_lost(parts, "all datasets").await?;
-    let found = parts.meta.datasets().await;
+    let found = parts.meta.records().await;
     let mut found = found.map_err(|error| Error::meta("list", "datasets", error))?;
-    found.retain(|info| caller.may(Role::Read, &info.record.name));
+    found.retain(|record| caller.may(Role::Read, &record.name));
     let names = names::shared(parts).await?;
     let is_seen = |name: &DatasetName| caller.may(Role::Read, name);
-    let known: HashSet<DatasetId> = found.iter().map(|info| info.record.id).collect();
+    let known: HashSet<DatasetId> = found.iter().map(|record| record.id).collect();
     let mut unknown = Vec::new();
     for (name, named) in names.live().filter(|(name, _)| is_seen(name)) {
         if !known.contains(&named.record.dataset) {
@@ -119,12 +141,30 @@ pub(crate) async fn list(parts: &Parts, caller: &Caller) -> Result<Vec<Dataset>,
             return Err(lost(&name));
         }
     }
-    let known: HashSet<&DatasetName> = found.iter().map(|info| &info.record.name).collect();
+    let known: HashSet<&DatasetName> = found.iter().map(|record| &record.name).collect();
     let mut unread = names.unread.iter().filter(|(name, _)| is_seen(name) && !known.contains(name));
     if let Some((name, error)) = unread.next() {
         return Err(Error::new(error.kind, "list dataset", name, error.chain()));
     }
-    Ok(found.into_iter().map(describe).collect())
+    let rows = stream::iter(found).map(|record| row(parts, record, told));
+    let rows = rows.buffered(COUNTED_AT_ONCE);
+    rows.try_filter_map(async |row| Ok(row)).try_collect().await
+}
+
+/// A dataset among others; none when it was dropped meanwhile. Damaged metadata of one costs what
+/// there is to tell of that one.
+async fn row(parts: &Parts, record: DatasetRecord, told: Told) -> Result<Option<Dataset>, Error> {
+    let damaged = match describe(parts, record.clone(), told).await {
+        Err(error) if error.kind == Kind::Corrupt => error.chain(),
+        described => return described,
+    };
+    tracing::error!(name = %record.name, error = damaged, "a dataset can't be counted");
+    let outline = match told {
+        Told::Counts => describe(parts, record.clone(), Told::Outline).await.ok().flatten(),
+        Told::Record | Told::Outline => None,
+    };
+    let dataset = outline.unwrap_or_else(|| bare(record));
+    Ok(Some(Dataset { counts: Counts::Unknown(damaged), ..dataset }))
 }
 
 /// The dataset of a name, made when there is none.
@@ -134,10 +174,13 @@ pub(crate) async fn create(
     shape: ChunkShape,
 ) -> Result<Dataset, Error> {
     loop {
-        let known = parts.meta.dataset_named(name).await;
-        if let Some(info) = known.map_err(|error| Error::meta("create dataset", name, error))? {
-            trusted(info.record.clone())?;
-            return Ok(describe(info));
+        let known = parts.meta.record_named(name).await;
+        if let Some(record) = known.map_err(|error| Error::meta("create dataset", name, error))? {
+            let record = trusted(record)?;
+            match describe(parts, record, Told::Outline).await? {
+                Some(dataset) => return Ok(dataset),
+                None => continue,
+            }
         }
         refuse_lost(parts, name).await?;
         let newest = names::newest(parts, name).await?;
@@ -326,7 +369,7 @@ pub(crate) async fn finish_deletions(parts: &Parts) -> Result<(), Error> {
         }
         swept => drop(swept?),
     }
-    let known = match parts.meta.datasets().await {
+    let known = match parts.meta.records().await {
         Ok(known) => known,
         // What was lost while no server ran can only be brought back through one that runs.
         Err(error) if parts.meta.damage().await.is_ok_and(|damage| damage.is_some()) => {
@@ -336,8 +379,7 @@ pub(crate) async fn finish_deletions(parts: &Parts) -> Result<(), Error> {
         }
         Err(error) => return Err(Error::meta("list", "datasets", error)),
     };
-    for info in known {
-        let DatasetRecord { name, id, state, .. } = info.record;
+    for DatasetRecord { name, id, state, .. } in known {
         if state != DatasetState::Ending {
             continue;
         }
@@ -383,16 +425,43 @@ fn trusted(record: DatasetRecord) -> Result<DatasetRecord, Error> {
     }
 }
 
-fn describe(info: DatasetInfo) -> Dataset {
+/// A dataset with what is to be told of it; none when it was dropped meanwhile.
+async fn describe(
+    parts: &Parts,
+    record: DatasetRecord,
+    told: Told,
+) -> Result<Option<Dataset>, Error> {
+    let id = record.id;
+    let described = match told {
+        Told::Record => return Ok(Some(bare(record))),
+        Told::Outline => parts.meta.outline(id).await.map(|outline| {
+            outline.map(|Outline { record, objects, version }| Dataset {
+                objects,
+                version,
+                ..bare(record)
+            })
+        }),
+        Told::Counts => parts.meta.dataset(id).await.map(|info| {
+            info.map(|DatasetInfo { record, objects, version, files, bytes }| Dataset {
+                objects,
+                version,
+                counts: Counts::Known { files, bytes },
+                ..bare(record)
+            })
+        }),
+    };
+    described.map_err(|error| Error::meta("describe dataset", id, error))
+}
+
+fn bare(record: DatasetRecord) -> Dataset {
     Dataset {
-        name: info.record.name,
-        id: info.record.id,
-        shape: info.record.shape,
-        created: info.record.created,
-        objects: info.objects,
-        version: info.version,
-        files: info.files,
-        bytes: info.bytes,
+        name: record.name,
+        id: record.id,
+        shape: record.shape,
+        created: record.created,
+        objects: 0,
+        version: Version::default(),
+        counts: Counts::Unasked,
     }
 }
 

@@ -82,9 +82,9 @@ pub(crate) async fn refuse_lost(parts: &Parts, what: impl std::fmt::Display) -> 
 async fn is_indexed(parts: &Parts) -> Result<bool, Error> {
     let names = names::all(parts).await?;
     let stored: HashSet<DatasetId> = names.live().map(|(_, named)| named.record.dataset).collect();
-    let known = parts.meta.datasets().await;
+    let known = parts.meta.records().await;
     let known = known.map_err(|error| Error::meta("list", "datasets", error))?;
-    let is_indexed = !known.is_empty() && known.iter().all(|info| stored.contains(&info.record.id));
+    let is_indexed = !known.is_empty() && known.iter().all(|record| stored.contains(&record.id));
     match names.unread.into_iter().next() {
         // The datasets that seem to lack may be those of that name.
         Some((_, error)) if !is_indexed => Err(error),

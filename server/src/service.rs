@@ -18,6 +18,7 @@ use tonic::{Request, Response, Status, Streaming};
 use tracing::Instrument;
 
 use crate::answer::{Replies, answer, answer_with};
+use crate::catalog::Told;
 use crate::error::Error;
 use crate::executor::Executor;
 use crate::gate::Gate;
@@ -192,8 +193,10 @@ impl Diesel for Service {
         request: Request<pb::GetDatasetRequest>,
     ) -> Result<Response<pb::Dataset>, Status> {
         let caller = Admitted::of(&request)?.caller;
-        let name = dataset_name(request.into_inner().name)?;
-        let dataset = catalog::by_name(&self.parts, &name, &caller).await?;
+        let wire = request.into_inner();
+        let name = dataset_name(wire.name)?;
+        let told = if wire.without_counts { Told::Outline } else { Told::Counts };
+        let dataset = catalog::by_name(&self.parts, &name, &caller, told).await?;
         Ok(Response::new(dataset.into()))
     }
 
@@ -203,7 +206,8 @@ impl Diesel for Service {
         request: Request<pb::ListDatasetsRequest>,
     ) -> Result<Response<pb::ListDatasetsReply>, Status> {
         let caller = Admitted::of(&request)?.caller;
-        let datasets = catalog::list(&self.parts, &caller).await?;
+        let told = if request.get_ref().names_only { Told::Record } else { Told::Counts };
+        let datasets = catalog::list(&self.parts, &caller, told).await?;
         let datasets = datasets.into_iter().map(Into::into).collect();
         Ok(Response::new(pb::ListDatasetsReply { datasets }))
     }

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 
 use crate::answer::{Reply, hand_over};
 use crate::auth::Caller;
-use crate::catalog;
+use crate::catalog::{self, Told};
 use crate::error::Error;
 use crate::parts::{Budget, Parts, prefix};
 use crate::survey::{Rows, Survey, is_logged};
@@ -41,7 +41,7 @@ pub(crate) async fn verify(
     caller: &Caller,
     progress: &Progress,
 ) -> Result<(), Error> {
-    let id = catalog::by_name(parts, &request.dataset, caller).await?.id;
+    let id = catalog::by_name(parts, &request.dataset, caller, Told::Record).await?.id;
     let shape = catalog::by_id(parts, id).await?.shape;
     let state = VerifyProgress { dataset: request.dataset.to_string(), ..Default::default() };
     let mut verify = Verify { parts, id, progress, state, doubted: Vec::new(), uncompared: 0 };

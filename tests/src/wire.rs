@@ -68,7 +68,11 @@ impl Wire {
     /// # Errors
     /// As the server answers.
     pub async fn dataset(&self, name: &str) -> Result<Option<DatasetId>, Status> {
-        match self.stub().get_dataset(pb::GetDatasetRequest { name: name.to_owned() }).await {
+        match self
+            .stub()
+            .get_dataset(pb::GetDatasetRequest { name: name.to_owned(), without_counts: true })
+            .await
+        {
             Ok(dataset) => id(&dataset.into_inner().id).map(Some),
             Err(status) if status.code() == tonic::Code::NotFound => Ok(None),
             Err(status) => Err(status),

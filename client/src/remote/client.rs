@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use dl_format::{ChunkShape, DatasetName, Stamp};
 use dl_proto::pb;
-use dl_proto::{Dataset as DatasetInfo, RecoverProgress, RecoverRequest};
+use dl_proto::{Counts, Dataset as DatasetInfo, RecoverProgress, RecoverRequest};
 
 use crate::error::{Error, Kind};
 use crate::remote::connections::{Connection, Try};
@@ -40,11 +40,24 @@ impl Client {
         Ok(client)
     }
 
-    /// All datasets, by name.
+    /// All datasets, by name, with their counts, for which the servers may have to look at every
+    /// file. What is wrong with one of them is in its [`DatasetInfo::counts`].
     ///
     /// # Errors
     /// Those of the servers and of the way to them.
     pub fn datasets(&self) -> Result<Vec<DatasetInfo>, Error> {
+        self.listed(false)
+    }
+
+    /// The names of all datasets, in order.
+    ///
+    /// # Errors
+    /// Those of the servers and of the way to them.
+    pub fn dataset_names(&self) -> Result<Vec<DatasetName>, Error> {
+        Ok(self.listed(true)?.into_iter().map(|info| info.name).collect())
+    }
+
+    fn listed(&self, names_only: bool) -> Result<Vec<DatasetInfo>, Error> {
         let session = self.shared.session()?;
         let subject = || "the datasets".to_owned();
         let usual = session.connections.usual();
@@ -53,7 +66,7 @@ impl Client {
             subject,
             usual,
             |mut server, this| async move {
-                let request = this.request(pb::ListDatasetsRequest {});
+                let request = this.request(pb::ListDatasetsRequest { names_only });
                 let found = this.answer(server.list_datasets(request)).await?.datasets;
                 Ok(found.into_iter().map(DatasetInfo::try_from).collect::<Result<_, _>>()?)
             },
@@ -67,7 +80,7 @@ impl Client {
     /// [`Kind::NotFound`] when there is none of that name.
     pub fn dataset(&self, name: &DatasetName) -> Result<Dataset, Error> {
         let session = self.shared.session()?;
-        let info = session.wait(get_dataset(&session.connections, name))?;
+        let info = session.wait(get_dataset(&session.connections, name, false))?;
         let dataset = Dataset::new(Arc::clone(&self.shared), info);
         let Some(cache) = &self.shared.options.snapshots else { return Ok(dataset) };
         dataset.with_snapshot(cache).or_else(|error| {
@@ -102,8 +115,10 @@ impl Client {
             created: Stamp::default(),
             objects: u64::from(snapshot.chunks()),
             version: snapshot.version(),
-            files: u64::from(snapshot.files()),
-            bytes: snapshot.file_bytes(),
+            counts: Counts::Known {
+                files: u64::from(snapshot.files()),
+                bytes: snapshot.file_bytes(),
+            },
         };
         Ok(Dataset::new(Arc::clone(&self.shared), info).answering(snapshot))
     }
@@ -142,7 +157,7 @@ impl Client {
         let connections = &session.connections;
         session.wait(async {
             // By id, so that a second try can't delete one that was created since.
-            let id = get_dataset(connections, name).await?.id;
+            let id = get_dataset(connections, name, false).await?.id;
             let message = pb::DeleteDatasetRequest {
                 name: name.as_str().to_owned(),
                 id: Bytes::copy_from_slice(id.as_bytes()),
@@ -322,6 +337,7 @@ mod tests {
         let client = Client::connect(options(&[start(Script::default())])).unwrap();
         let name = info().name;
         assert_eq!(client.datasets().unwrap(), [info()]);
+        assert_eq!(client.dataset_names().unwrap(), [name.clone()]);
         assert_eq!(client.create_dataset(&name, shape()).unwrap().info(), &info());
         assert_eq!(client.delete_dataset(&name).unwrap(), 1);
         let mut steps = 0;

@@ -87,18 +87,31 @@ impl Dataset {
         Some((slot.as_ref()?.upgrade()?, self.snapshot()?))
     }
 
-    /// What the servers said of it when the handle was made.
+    /// What the servers said of it when the handle was made, without its counts.
     pub fn info(&self) -> &DatasetInfo {
         &self.0.info
     }
 
-    /// What the servers say of it now.
+    /// What the servers say of it now, without its counts.
     ///
     /// # Errors
     /// [`Kind::NotFound`] when it was deleted, also when its name was used again.
     pub fn refresh(&self) -> Result<DatasetInfo, Error> {
+        self.described(false)
+    }
+
+    /// What the servers say of it now, with its counts, for which they may have to look at every
+    /// file.
+    ///
+    /// # Errors
+    /// Those of [`refresh`](Self::refresh).
+    pub fn count(&self) -> Result<DatasetInfo, Error> {
+        self.described(true)
+    }
+
+    fn described(&self, counts: bool) -> Result<DatasetInfo, Error> {
         let session = self.session()?;
-        let info = session.wait(get_dataset(&session.connections, &self.0.info.name))?;
+        let info = session.wait(get_dataset(&session.connections, &self.0.info.name, counts))?;
         if info.id == self.0.info.id {
             return Ok(info);
         }

@@ -14,13 +14,15 @@ pub(crate) fn dataset_address(name: &DatasetName) -> String {
     format!("dl://{name}")
 }
 
-/// What the servers say of a dataset.
+/// What the servers say of a dataset; with `counts`, for which they may look at every file of it.
 pub(crate) async fn get_dataset(
     connections: &Connections,
     name: &DatasetName,
+    counts: bool,
 ) -> Result<DatasetInfo, Error> {
+    let message = pb::GetDatasetRequest { name: name.as_str().to_owned(), without_counts: !counts };
     let attempt = |mut server: Connection, this: Try| {
-        let request = this.request(pb::GetDatasetRequest { name: name.as_str().to_owned() });
+        let request = this.request(message.clone());
         async move { info(this.answer(server.get_dataset(request)).await?) }
     };
     connections.call("open", || dataset_address(name), connections.usual(), attempt).await

@@ -12,7 +12,8 @@ use dl_format::{
 };
 use dl_proto::pb::diesel_server::{Diesel, DieselServer};
 use dl_proto::{
-    Dataset as DatasetInfo, GetSnapshotRequest, ListRequest, ReadRequest, StatItem, StatRequest, pb,
+    Counts, Dataset as DatasetInfo, GetSnapshotRequest, ListRequest, ReadRequest, StatItem,
+    StatRequest, pb,
 };
 use futures::stream::{self, BoxStream};
 use tokio_stream::wrappers::TcpListenerStream;
@@ -65,8 +66,7 @@ pub(crate) fn info() -> DatasetInfo {
         created: Stamp::new(1),
         objects: 0,
         version: Version::default(),
-        files: 0,
-        bytes: 0,
+        counts: Counts::Unasked,
     }
 }
 

@@ -1,8 +1,9 @@
 //! `dlcmd datasets`: the names of the datasets, one a line.
 //!
-//! Must hold: none is no output, and no error.
+//! Must hold: none is no output, and no error; one that can't be counted costs the others nothing.
 
 use clap::Args;
+use libdiesel::Counts;
 
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
@@ -17,14 +18,20 @@ pub(crate) struct Arguments {}
 
 /// Lists them.
 pub(crate) fn run(_: Arguments, context: &Context, out: &mut Output<'_>) -> Result<Exit, Failure> {
-    let mut datasets = context.client()?.datasets()?;
-    datasets.sort_by(|one, other| one.name.cmp(&other.name));
-    for info in &datasets {
-        if out.is_json() {
-            out.json("dataset", &json::Dataset::from(info))?;
-        } else {
-            out.line(format_args!("{}", info.name))?;
+    let client = context.client()?;
+    let mut exit = Exit::Done;
+    if !out.is_json() {
+        for name in client.dataset_names()? {
+            out.line(format_args!("{name}"))?;
         }
+        return Ok(exit);
     }
-    Ok(Exit::Done)
+    for info in client.datasets()? {
+        if let Counts::Unknown(problem) = &info.counts {
+            context.notes.error(format_args!("count dl://{}: {problem}", info.name));
+            exit = Exit::Partly;
+        }
+        out.json("dataset", &json::Dataset::from(&info))?;
+    }
+    Ok(exit)
 }

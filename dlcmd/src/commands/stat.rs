@@ -5,7 +5,7 @@
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use dl_format::FileRecord;
-use libdiesel::{DatasetInfo, StatItem};
+use libdiesel::{Counts, DatasetInfo, StatItem};
 
 use super::snapshot::show;
 use super::{not_a_folder, not_there};
@@ -44,7 +44,7 @@ pub(crate) fn run(
             show(snapshot, out)?;
             return Ok(Exit::Done);
         }
-        show_dataset(dataset.info(), out)?;
+        show_dataset(&dataset.count()?, out)?;
         return Ok(Exit::Done);
     };
     match dataset.stat(path)? {
@@ -63,6 +63,11 @@ fn show_dataset(info: &DatasetInfo, out: &mut Output<'_>) -> Result<(), Failure>
     if out.is_json() {
         return out.json("dataset", &json::Dataset::from(info));
     }
+    let (files, bytes) = match &info.counts {
+        Counts::Known { files, bytes } => (files.to_string(), bytes.to_string()),
+        Counts::Unasked => ("not counted".to_owned(), "not counted".to_owned()),
+        Counts::Unknown(problem) => (problem.clone(), problem.clone()),
+    };
     let changed = info.version.last_stamp().map_or_else(|| "never".to_owned(), stamp_text);
     lines(
         out,
@@ -74,8 +79,8 @@ fn show_dataset(info: &DatasetInfo, out: &mut Output<'_>) -> Result<(), Failure>
             ("changed", &changed),
             ("version", &info.version.to_string()),
             ("objects", &info.objects.to_string()),
-            ("files", &info.files.to_string()),
-            ("bytes", &info.bytes.to_string()),
+            ("files", &files),
+            ("bytes", &bytes),
             ("chunk size", &format!("{} bytes", info.shape.size())),
             ("alignment", &format!("{} bytes", info.shape.alignment())),
         ],

@@ -113,25 +113,25 @@ async fn what_was_recovered_is_bound_once(store: &dyn MetaStore) {
 }
 
 async fn a_dataset_is_what_was_put(store: &dyn MetaStore) {
-    assert_eq!(store.datasets().await.expect("list none"), []);
+    assert_eq!(store.records().await.expect("list none"), []);
     let (b, a) = (record("b", 1, 1), record("a", 7, 2));
     for wanted in [&b, &a] {
         put(store, wanted).await;
         let info = store.dataset(wanted.id).await.expect("ask").expect("it was put");
         assert_eq!((&info.record, info.objects, info.files), (wanted, 0, 0));
         assert_eq!((info.bytes, info.version), (0, Version::default()));
-        let named = store.dataset_named(&wanted.name).await.expect("ask");
-        assert_eq!(named, Some(info));
+        let outline = store.outline(wanted.id).await.expect("ask").expect("it was put");
+        assert_eq!((&outline.record, outline.objects), (wanted, 0));
+        assert_eq!(outline.version, info.version);
         let records = [store.record(wanted.id).await, store.record_named(&wanted.name).await];
         for found in records {
             assert_eq!(found.expect("ask").as_ref(), Some(wanted));
         }
     }
-    let all = store.datasets().await.expect("list two");
-    assert_eq!(all.iter().map(|info| &info.record).collect::<Vec<_>>(), [&a, &b]);
-    assert_eq!(store.dataset_named(&name("c")).await.expect("ask"), None);
+    assert_eq!(store.records().await.expect("list two"), [a, b]);
     assert_eq!(store.record_named(&name("c")).await.expect("ask"), None);
     assert_eq!(store.dataset(id(3)).await.expect("ask"), None);
+    assert_eq!(store.outline(id(3)).await.expect("ask"), None);
     assert_eq!(store.record(id(3)).await.expect("ask"), None);
 }
 
@@ -144,9 +144,10 @@ async fn a_higher_generation_drives_the_older_dataset_out(store: &dyn MetaStore)
     assert_eq!(store.dataset(id(1)).await.expect("ask"), None);
     let late = store.append(&maker.chunk([(&b"y"[..], 1)])).await.expect_err("the id is dead");
     assert_eq!(late.kind, Kind::Missing, "{store}");
-    let all = store.datasets().await.expect("list");
-    assert_eq!(all.iter().map(|info| info.record.id).collect::<Vec<_>>(), [id(2)]);
-    assert_eq!(all.iter().map(|info| info.objects).sum::<u64>(), 0);
+    assert_eq!(store.records().await.expect("list"), [record("a", 3, 2)]);
+    assert_eq!(store.outline(id(1)).await.expect("ask"), None);
+    let new = store.outline(id(2)).await.expect("ask").expect("it was put");
+    assert_eq!(new.objects, 0);
 }
 
 async fn conflicting_records_change_nothing(store: &dyn MetaStore) {
@@ -155,8 +156,7 @@ async fn conflicting_records_change_nothing(store: &dyn MetaStore) {
         let error = store.put_dataset(&refused).await.expect_err("a conflict");
         assert_eq!(error.kind, Kind::Conflict, "{store}: {refused:?}");
     }
-    let all = store.datasets().await.expect("list");
-    assert_eq!(all.iter().map(|info| &info.record).collect::<Vec<_>>(), [&record("a", 3, 1)]);
+    assert_eq!(store.records().await.expect("list"), [record("a", 3, 1)]);
     assert_eq!(store.record_named(&name("b")).await.expect("ask"), None);
 }
 
@@ -168,7 +168,9 @@ async fn putting_a_record_again_keeps_the_log(store: &dyn MetaStore) {
     for record in [record("a", 1, 1), record("a", 2, 1)] {
         put(store, &record).await;
         let info = store.dataset(id(1)).await.expect("ask").expect("it is there");
-        assert_eq!((info.record, info.objects, info.files), (record, 1, 1));
+        assert_eq!((&info.record, info.objects, info.files), (&record, 1, 1));
+        let outline = store.outline(id(1)).await.expect("ask").expect("it is there");
+        assert_eq!((outline.record, outline.objects, outline.version), (record, 1, info.version));
     }
 }
 
@@ -183,11 +185,12 @@ async fn a_dropped_dataset_is_gone_and_can_come_back_empty(store: &dyn MetaStore
     for _ in 0..2 {
         store.drop_dataset(id(1)).await.expect("drop, twice");
         assert_eq!(store.dataset(id(1)).await.expect("ask"), None);
-        assert_eq!(store.dataset_named(&name("a")).await.expect("ask"), None);
+        assert_eq!(store.outline(id(1)).await.expect("ask"), None);
+        assert_eq!(store.record_named(&name("a")).await.expect("ask"), None);
         let error = store.append(&object).await.expect_err("no such dataset");
         assert_eq!(error.kind, Kind::Missing, "{store}");
     }
-    assert_eq!(store.datasets().await.expect("list").len(), 1);
+    assert_eq!(store.records().await.expect("list").len(), 1);
     put(store, &record("a", 1, 1)).await;
     let found = store.lookup(id(1), &[path(b"x")]).await.expect("look up");
     assert_eq!(found, [Found::Missing], "{store}");

@@ -110,6 +110,8 @@ impl Model {
             }
         }
 
+        // Before anybody has counted.
+        let outline = store.outline(dataset).await.expect("ask").expect("it is there");
         let live: Vec<_> = self.fold.winners().filter(|(_, _, deleted)| !deleted).collect();
         let info = store.dataset(dataset).await.expect("ask").expect("it is there");
         assert_eq!(info.files, live.len() as u64, "{store}: files");
@@ -119,6 +121,8 @@ impl Model {
         let mut version = Version::default();
         self.objects.values().for_each(|object| version.add(object.header().id(), object.stamp()));
         assert_eq!(info.version, version, "{store}: version");
+        let is_known = (outline.objects, outline.version) == (info.objects, info.version);
+        assert!(is_known && outline.record == info.record, "{store}: {outline:?}, {info:?}");
         let objects = store.objects(dataset, None, usize::MAX).await.expect("ask");
         assert_eq!(objects, self.objects(), "{store}");
     }

@@ -37,7 +37,7 @@ use self::tail::{Command, Known, State};
 pub use self::volatile::VolatileFile;
 use crate::{
     Appended, Brought, Damage, DatasetInfo, DatasetRecord, DatasetState, Error, Found, Kind,
-    ListEntry, ListQuery, Mending, MetaStore, ObjectRecord, walk,
+    ListEntry, ListQuery, Mending, MetaStore, ObjectRecord, Outline, walk,
 };
 
 /// Paths that are looked up where they are asked for, when memory has their rows. More would keep
@@ -368,24 +368,29 @@ impl MetaStore for Embedded {
         Ok(self.shared.state().named(name).map(|known| known.record.clone()))
     }
 
+    async fn records(&self) -> Result<Vec<DatasetRecord>, Error> {
+        let state = self.shared.state();
+        let known = state.names.values().filter_map(|id| state.datasets.get(id));
+        Ok(known.map(|known| known.record.clone()).collect())
+    }
+
+    async fn outline(&self, id: DatasetId) -> Result<Option<Outline>, Error> {
+        let action = "describe dataset";
+        match self.applied(action, id).await {
+            Err(error) if error.kind == Kind::Missing => return Ok(None),
+            answer => answer?,
+        }
+        let row = self.read(action, id, move |transaction| read::dataset(transaction, id)).await?;
+        let record = self.record(id).await?;
+        Ok(row.zip(record).map(|(row, record)| Outline {
+            record,
+            objects: row.objects,
+            version: row.version,
+        }))
+    }
+
     async fn dataset(&self, id: DatasetId) -> Result<Option<DatasetInfo>, Error> {
         self.info(id).await
-    }
-
-    async fn dataset_named(&self, name: &DatasetName) -> Result<Option<DatasetInfo>, Error> {
-        match self.record_named(name).await? {
-            Some(record) => self.info(record.id).await,
-            None => Ok(None),
-        }
-    }
-
-    async fn datasets(&self) -> Result<Vec<DatasetInfo>, Error> {
-        let ids: Vec<_> = self.shared.state().names.values().copied().collect();
-        let mut infos = Vec::with_capacity(ids.len());
-        for id in ids {
-            infos.extend(self.info(id).await?);
-        }
-        Ok(infos)
     }
 
     async fn drop_dataset(&self, id: DatasetId) -> Result<(), Error> {

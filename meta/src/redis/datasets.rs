@@ -29,7 +29,7 @@ use super::read::LOG_PAGE;
 use super::records::{Named, encode_dataset};
 use super::scripts::{COUNTED, KILL, PUT, REPLACE, STAMP};
 use super::tree::Walk;
-use crate::{DatasetInfo, DatasetRecord, Error};
+use crate::{DatasetInfo, DatasetRecord, Error, Outline};
 
 /// How long to try to keep a count.
 const KEEPS: Duration = Duration::from_millis(500);
@@ -72,19 +72,74 @@ impl Shared {
         names.into_iter().map(|(name, named)| Ok((name, Named::decode(&named)?))).collect()
     }
 
-    pub(super) async fn datasets(self: &Arc<Self>) -> Result<Vec<DatasetInfo>, Failure> {
-        let names = self.names().await?;
-        let homes = try_join_all(names.iter().map(|(_, named)| self.home(named.id))).await?;
-        let mut infos = Vec::new();
-        for ((name, named), home) in names.iter().zip(homes) {
-            if home.is_some_and(|home| home.record.name.as_str().as_bytes() == name)
-                && let Some(info) = self.info_together(named.id).await?
-            {
-                infos.push(info);
+    /// The records of all datasets, by name.
+    pub(super) async fn all_records(&self) -> Result<Vec<DatasetRecord>, Failure> {
+        let mut rounds = self.router.rounds();
+        loop {
+            self.router.again(&mut rounds)?;
+            let names = self.names().await?;
+            if names.is_empty() {
+                return Ok(Vec::new());
             }
+            let changes = self.assure().await?;
+            let homes = try_join_all(names.iter().map(|(_, named)| self.home(named.id))).await?;
+            if !self.is_as(changes) {
+                continue;
+            }
+            let mut records = Vec::new();
+            for ((name, _), home) in names.iter().zip(homes) {
+                records.extend(
+                    home.map(|home| home.record)
+                        .filter(|record| record.name.as_str().as_bytes() == name),
+                );
+            }
+            records.sort_by(|a, b| a.name.cmp(&b.name));
+            return Ok(records);
         }
-        infos.sort_by(|a, b| a.record.name.cmp(&b.record.name));
-        Ok(infos)
+    }
+
+    /// Which objects the log of a dataset holds, read once for all who ask at the same time.
+    pub(super) async fn outline_together(
+        self: &Arc<Self>,
+        id: DatasetId,
+    ) -> Result<Option<Outline>, Failure> {
+        let (waiting, is_runner) = self.outlines.join(id, ());
+        if is_runner {
+            let shared = Arc::clone(self);
+            tokio::spawn(async move {
+                let read = async |calls: Vec<()>| {
+                    let outline = match shared.home(id).await? {
+                        Some(home) => shared.outline(home).await?,
+                        None => None,
+                    };
+                    Ok(vec![outline; calls.len()])
+                };
+                shared.outlines.run(id, read).await;
+            });
+        }
+        waiting.answer().await
+    }
+
+    /// Which objects a log holds; none when the dataset was dropped meanwhile.
+    async fn outline(&self, mut home: Home) -> Result<Option<Outline>, Failure> {
+        let mut rounds = self.router.rounds();
+        loop {
+            self.router.again(&mut rounds)?;
+            let changes = self.assure().await?;
+            if let Some(counted) = home.counted
+                && counted.objects == home.objects
+            {
+                let Counted { objects, version, .. } = counted;
+                return Ok(Some(Outline { record: home.record, objects, version }));
+            }
+            let (objects, version) = self.version(home.keys).await?;
+            let Some(again) = self.home(home.keys.dataset).await? else { return Ok(None) };
+            // What was read must not be a part of it, nor of a life of the dataset that is over.
+            if again.keys == home.keys && self.is_as(changes) {
+                return Ok(Some(Outline { record: again.record, objects, version }));
+            }
+            home = again;
+        }
     }
 
     /// What a dataset adds up to, counted once for all who ask at the same time.

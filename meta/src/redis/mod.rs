@@ -53,7 +53,7 @@ use self::write::LargeFolders;
 use crate::types::still_in_use;
 use crate::{
     Appended, Brought, Damage, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry,
-    ListQuery, Mending, MetaStore, ObjectRecord,
+    ListQuery, Mending, MetaStore, ObjectRecord, Outline,
 };
 
 /// Settings of a [`Redis`] store.
@@ -98,6 +98,7 @@ struct Shared {
     large: Mutex<LargeFolders>,
     lookups: Lookups,
     records: Gathering<DatasetId, (), Option<DatasetRecord>>,
+    outlines: Gathering<DatasetId, (), Option<Outline>>,
     infos: Gathering<DatasetId, (), Option<DatasetInfo>>,
     health: Mutex<Health>,
     /// Held by the call that surveys for all that wait; when and why the last one failed.
@@ -158,6 +159,7 @@ impl Redis {
             large: Mutex::default(),
             lookups: Lookups::default(),
             records: Gathering::default(),
+            outlines: Gathering::default(),
             infos: Gathering::default(),
             health: Mutex::default(),
             surveys: tokio::sync::Mutex::default(),
@@ -277,22 +279,19 @@ impl MetaStore for Redis {
         Ok(home.map(|home| home.record))
     }
 
+    async fn records(&self) -> Result<Vec<DatasetRecord>, Error> {
+        let records = self.shared.all_records().await;
+        records.map_err(|failure| failure.during("list datasets of", self))
+    }
+
+    async fn outline(&self, id: DatasetId) -> Result<Option<Outline>, Error> {
+        let outline = self.shared.outline_together(id).await;
+        outline.map_err(|failure| failure.during("describe dataset", id))
+    }
+
     async fn dataset(&self, id: DatasetId) -> Result<Option<DatasetInfo>, Error> {
         let counted = self.shared.info_together(id).await;
         counted.map_err(|failure| failure.during("describe dataset", id))
-    }
-
-    async fn dataset_named(&self, name: &DatasetName) -> Result<Option<DatasetInfo>, Error> {
-        let counted = async {
-            let Some(home) = self.shared.home_named(name).await? else { return Ok(None) };
-            self.shared.info_together(home.keys.dataset).await
-        };
-        counted.await.map_err(|failure: Failure| failure.during("describe dataset", name))
-    }
-
-    async fn datasets(&self) -> Result<Vec<DatasetInfo>, Error> {
-        let datasets = self.shared.datasets().await;
-        datasets.map_err(|failure| failure.during("list datasets of", self))
     }
 
     async fn drop_dataset(&self, id: DatasetId) -> Result<(), Error> {

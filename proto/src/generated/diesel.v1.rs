@@ -25,6 +25,15 @@ pub struct Dataset {
     pub files: u64,
     #[prost(uint64, tag = "9")]
     pub bytes: u64,
+    /// Set when these were not counted.
+    #[prost(message, optional, tag = "10")]
+    pub uncounted: ::core::option::Option<Uncounted>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Uncounted {
+    /// Why they can't be, and objects and version neither when they are zero; empty: nobody asked.
+    #[prost(string, tag = "1")]
+    pub problem: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CreateDatasetRequest {
@@ -40,9 +49,16 @@ pub struct CreateDatasetRequest {
 pub struct GetDatasetRequest {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
+    /// Leave out files and bytes, for which the server may have to look at every file.
+    #[prost(bool, tag = "2")]
+    pub without_counts: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ListDatasetsRequest {}
+pub struct ListDatasetsRequest {
+    /// Leave out all that changes with what is written: objects, version, files and bytes.
+    #[prost(bool, tag = "1")]
+    pub names_only: bool,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListDatasetsReply {
     #[prost(message, repeated, tag = "1")]
@@ -521,7 +537,7 @@ pub mod diesel_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Creates a dataset, or gives the one of that name when it exists.
+        /// Creates a dataset, or gives the one of that name when it exists, without counts.
         pub async fn create_dataset(
             &mut self,
             request: impl tonic::IntoRequest<super::CreateDatasetRequest>,
@@ -825,7 +841,7 @@ pub mod diesel_server {
     /// Generated trait containing gRPC methods that should be implemented for use with DieselServer.
     #[async_trait]
     pub trait Diesel: std::marker::Send + std::marker::Sync + 'static {
-        /// Creates a dataset, or gives the one of that name when it exists.
+        /// Creates a dataset, or gives the one of that name when it exists, without counts.
         async fn create_dataset(
             &self,
             request: tonic::Request<super::CreateDatasetRequest>,

@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use dl_meta::MetaStore;
+use dl_proto::{KeyHash, User, Users};
 use dl_runtime::fault::Fault;
 use dl_store::StoreExt;
 
 use super::*;
+use crate::auth::People;
 use crate::testing::{dataset, rig};
 
 #[tokio::test]
@@ -19,12 +21,12 @@ async fn a_listing_looks_for_the_objects_of_many_unknown_datasets_at_once() {
     // The names, then the objects of each.
     let second = Some(Fault::Delay(Duration::from_secs(1)));
     rig.store.script("list", vec![second; 65]);
-    let (listed, seconds) = rig.run(list(&rig.parts, &Caller::Everybody)).await;
+    let (listed, seconds) = rig.run(list(&rig.parts, &Caller::Everybody, Told::Counts)).await;
     assert_eq!(listed.unwrap(), [], "none of them has objects");
     assert!(seconds <= 6, "{seconds} s");
     let last = names::newest(&rig.parts, &dataset("cut-short-63")).await.unwrap().unwrap();
     rig.store_chunk(last.record.dataset, 1).await;
-    let (listed, _) = rig.run(list(&rig.parts, &Caller::Everybody)).await;
+    let (listed, _) = rig.run(list(&rig.parts, &Caller::Everybody, Told::Counts)).await;
     let error = listed.unwrap_err();
     assert_eq!((error.kind, error.what.as_str()), (Kind::NeedsRecovery, "cut-short-63"));
 }
@@ -44,4 +46,52 @@ async fn what_is_written_behind_the_end_of_a_deletion_goes_with_the_next_purge_o
     assert_eq!(sweep_deleted(&rig.parts, Past::All).await.unwrap(), 1);
     let left = rig.parts.store.list_sorted(&prefix(dataset_prefix(id))).await.unwrap();
     assert!(left.is_empty());
+}
+
+/// Somebody who may read these datasets.
+fn reader(pattern: &str) -> Caller {
+    let grants = vec![format!("read:{pattern}").parse().unwrap()];
+    let users = [("ann".parse().unwrap(), User { key: KeyHash::of_nobody(), grants })];
+    let people = People::parse(&Users(users.into_iter().collect()).to_string()).unwrap();
+    Caller::Known(people.person("ann").unwrap())
+}
+
+fn counts(listed: &[Dataset]) -> Vec<(&str, bool)> {
+    let is_known = |one: &Dataset| matches!(one.counts, Counts::Known { .. });
+    listed.iter().map(|one| (one.name.as_str(), is_known(one))).collect()
+}
+
+#[tokio::test]
+async fn a_listing_counts_what_its_caller_may_read_and_nothing_else() {
+    let rig = rig().await;
+    for name in ["apples", "big"] {
+        rig.create(name).await;
+    }
+    // The second one that is counted, and the metadata of it is damaged.
+    rig.meta.script("dataset", [None, Some(Fault::Before(dl_meta::Kind::Corrupt))]);
+    let listed = list(&rig.parts, &reader("apples"), Told::Counts).await.unwrap();
+    assert_eq!(counts(&listed), [("apples", true)]);
+    // Whoever may read it is told what is wrong, and the counts of the others.
+    let listed = list(&rig.parts, &Caller::Everybody, Told::Counts).await.unwrap();
+    assert_eq!(counts(&listed), [("apples", false), ("big", true)]);
+    assert!(matches!(&listed[0].counts, Counts::Unknown(why) if why.contains("damaged")));
+    // What may pass is tried again by who asked.
+    rig.meta.script("dataset", [Some(Fault::Before(dl_meta::Kind::Unavailable))]);
+    let failed = list(&rig.parts, &Caller::Everybody, Told::Counts).await.unwrap_err();
+    assert_eq!(failed.kind, Kind::Unavailable);
+}
+
+#[tokio::test]
+async fn nothing_is_counted_for_who_opens_a_dataset_or_asks_for_names() {
+    let rig = rig().await;
+    let id = rig.create("pets").await;
+    rig.meta.script("dataset", [Some(Fault::Before(dl_meta::Kind::Corrupt))]);
+    let opened = by_name(&rig.parts, &dataset("pets"), &Caller::Everybody, Told::Outline).await;
+    let opened = opened.unwrap();
+    assert_eq!((opened.id, opened.counts), (id, Counts::Unasked));
+    assert_eq!(rig.create("pets").await, id);
+    let listed = list(&rig.parts, &Caller::Everybody, Told::Record).await.unwrap();
+    assert_eq!(counts(&listed), [("pets", false)]);
+    let counted = by_name(&rig.parts, &dataset("pets"), &Caller::Everybody, Told::Counts);
+    assert_eq!(counted.await.unwrap_err().kind, Kind::Corrupt);
 }

@@ -26,8 +26,10 @@ async fn a_purge_and_a_recovery_wait_once_for_a_client_that_takes_nothing_and_th
     assert_eq!(ended.unwrap_err().kind, Kind::TimedOut);
     assert!((patience..2 * patience).contains(&seconds), "{seconds} s");
     // It was done all the same.
-    let infos = rig.parts.meta.datasets().await.unwrap();
-    assert!(infos.iter().all(|info| info.objects == 1), "{infos:?}");
+    for record in rig.parts.meta.records().await.unwrap() {
+        let outline = rig.parts.meta.outline(record.id).await.unwrap().unwrap();
+        assert_eq!(outline.objects, 1, "{}", record.name);
+    }
 
     let (progress, _unread) = mpsc::channel(1);
     let request = RecoverRequest { dataset: None, since: None };

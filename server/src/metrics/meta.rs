@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use dl_format::{ChunkId, Committed, DatasetId, DatasetName, FilePath, Stamp, StoreId};
 use dl_meta::{
     Appended, Brought, Damage, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry,
-    ListQuery, Mending, MetaStore, ObjectRecord,
+    ListQuery, Mending, MetaStore, ObjectRecord, Outline,
 };
 use dl_runtime::Clock;
 
@@ -104,16 +104,16 @@ impl MetaStore for MeteredMeta {
         self.timed(&self.metrics.dataset, self.inner.record_named(name)).await
     }
 
+    async fn records(&self) -> Result<Vec<DatasetRecord>, Error> {
+        self.timed(&self.metrics.dataset, self.inner.records()).await
+    }
+
+    async fn outline(&self, id: DatasetId) -> Result<Option<Outline>, Error> {
+        self.timed(&self.metrics.dataset, self.inner.outline(id)).await
+    }
+
     async fn dataset(&self, id: DatasetId) -> Result<Option<DatasetInfo>, Error> {
         self.timed(&self.metrics.dataset, self.inner.dataset(id)).await
-    }
-
-    async fn dataset_named(&self, name: &DatasetName) -> Result<Option<DatasetInfo>, Error> {
-        self.timed(&self.metrics.dataset, self.inner.dataset_named(name)).await
-    }
-
-    async fn datasets(&self) -> Result<Vec<DatasetInfo>, Error> {
-        self.timed(&self.metrics.dataset, self.inner.datasets()).await
     }
 
     async fn drop_dataset(&self, id: DatasetId) -> Result<(), Error> {

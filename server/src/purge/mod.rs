@@ -22,7 +22,7 @@ use self::plan::{Ledger, Plan, Rules};
 use self::rewrite::Rewriter;
 use crate::answer::Reply;
 use crate::auth::Caller;
-use crate::catalog;
+use crate::catalog::{self, Told};
 use crate::commit;
 use crate::error::Error;
 use crate::headers::read_header;
@@ -75,7 +75,7 @@ async fn purge_all(
         return Err(Error::new(Kind::NeedsRecovery, "purge", "datasets", why));
     }
     if let Some(name) = &request.dataset {
-        let id = catalog::by_name(parts, name, caller).await?.id;
+        let id = catalog::by_name(parts, name, caller, Told::Record).await?.id;
         return Purge::new(parts, memory, name, request.grace, progress).dataset(id).await;
     }
     let names = names::all(parts).await?;

@@ -71,7 +71,7 @@ async fn a_dataset_that_is_deleted_while_it_is_set_aside_stays_deleted() {
     let (is_aside, _) = rig.run(aside).await;
     assert!(is_aside);
     assert_eq!(rig.memory.record(id).await.unwrap(), None, "it came back");
-    assert_eq!(rig.memory.datasets().await.unwrap(), []);
+    assert_eq!(rig.memory.records().await.unwrap(), []);
 
     let id = rig.create("ds").await;
     assert!(recovery.set_aside(&name).await);

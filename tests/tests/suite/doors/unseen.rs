@@ -52,11 +52,11 @@ async fn ask(client: &mut Client, method: &str, name: &str, id: DatasetId) -> Re
             client.create_dataset(request).await.map(|answer| format!("{answer:?}"))
         }
         "GetDataset" => {
-            let request = pb::GetDatasetRequest { name: named };
+            let request = pb::GetDatasetRequest { name: named, without_counts: false };
             client.get_dataset(request).await.map(|answer| format!("{answer:?}"))
         }
         "ListDatasets" => {
-            let answer = client.list_datasets(pb::ListDatasetsRequest {}).await;
+            let answer = client.list_datasets(pb::ListDatasetsRequest { names_only: false }).await;
             answer.map(|answer| format!("{:?}", answer.into_inner()))
         }
         "DeleteDataset" => {
@@ -157,7 +157,8 @@ async fn a_dataset_that_one_may_not_read_answers_like_one_that_is_not_there() ->
     let other = ask(&mut ann, "DeleteDataset", "apples", bananas).await?;
     let unknown = ask(&mut ann, "DeleteDataset", "apples", none).await?;
     ensure!(other.contains("removed: 0") && unknown.contains("removed: 0"), "{other} {unknown}");
-    root.get_dataset(pb::GetDatasetRequest { name: "bananas".to_owned() }).await?;
+    root.get_dataset(pb::GetDatasetRequest { name: "bananas".to_owned(), without_counts: false })
+        .await?;
     let found = ask(&mut root, "List", "bananas", bananas).await?;
     ensure!(!found.contains("NotFound"), "{found}");
     server.stop()?;
@@ -181,7 +182,7 @@ async fn no_method_answers_without_a_key() -> Result<()> {
     }
     let endpoint = Endpoint::from_shared(format!("http://{}", server.address()))?;
     let mut nobody = DieselClient::new(endpoint.connect().await?);
-    let refused = nobody.list_datasets(pb::ListDatasetsRequest {}).await.err();
+    let refused = nobody.list_datasets(pb::ListDatasetsRequest { names_only: false }).await.err();
     ensure!(refused.context("answered without a key")?.code() == Code::Unauthenticated, "code");
     Ok(())
 }

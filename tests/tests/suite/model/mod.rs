@@ -78,7 +78,8 @@ fn chaos(seed: u64) -> Chaos {
             for operation in [
                 "put_dataset",
                 "record",
-                "dataset_named",
+                "record_named",
+                "outline",
                 "drop_dataset",
                 "stamp",
                 "append",

@@ -226,7 +226,7 @@ pub(super) async fn check_files(
 }
 
 async fn version(client: &Wire) -> Result<Version> {
-    let request = dl_proto::pb::GetDatasetRequest { name: NAME.to_owned() };
+    let request = dl_proto::pb::GetDatasetRequest { name: NAME.to_owned(), without_counts: false };
     let found = client.stub().get_dataset(request).await?.into_inner();
     Ok((found.objects, found.files, found.bytes, found.version))
 }

@@ -1,6 +1,7 @@
 //! Promises of docs/SEMANTICS.md that need neither a crash nor a program, only servers over stores
 //! that a test holds in its hands.
 
+mod counted;
 mod forward;
 mod late;
 mod many;

@@ -39,7 +39,7 @@ fn with_a_snapshot_no_metadata_is_asked_for() -> Result<()> {
         longest_delay: std::time::Duration::ZERO,
         error: dl_meta::Kind::Denied,
     };
-    for operation in ["lookup", "list", "objects", "log", "dataset", "dataset_named"] {
+    for operation in ["lookup", "list", "objects", "log", "dataset", "outline", "record_named"] {
         faults.set_rates(operation, Some(refused));
     }
     ensure!(scene.dataset.stat(&path("a")?).is_err(), "others are refused");

@@ -1,0 +1,121 @@
+//! A dataset as the server describes it, and what its objects add up to.
+
+use bytes::Bytes;
+use dl_format::{ChunkShape, DatasetId, DatasetName, Stamp, Version};
+
+use crate::convert::{dataset_id, id_bytes};
+use crate::error::WireError;
+use crate::pb;
+
+/// A dataset, as the server describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Dataset {
+    /// What people call it.
+    pub name: DatasetName,
+    /// What its objects carry.
+    pub id: DatasetId,
+    /// The shape of its chunks.
+    pub shape: ChunkShape,
+    /// When it was created.
+    pub created: Stamp,
+    /// Committed chunks, parts and tombstones.
+    pub objects: u64,
+    /// Which objects these are.
+    pub version: Version,
+    /// How many files that is.
+    pub counts: Counts,
+}
+
+/// What the objects of a dataset add up to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Counts {
+    /// Nobody asked: a server may have to look at every file.
+    Unasked,
+    /// They were counted.
+    Known {
+        /// Files that are not deleted.
+        files: u64,
+        /// Bytes of these files.
+        bytes: u64,
+    },
+    /// They can't be counted, for this reason. The number of objects and the version may be missing
+    /// as well.
+    Unknown(String),
+}
+
+impl From<Dataset> for pb::Dataset {
+    fn from(dataset: Dataset) -> Self {
+        let (files, bytes, uncounted) = match dataset.counts {
+            Counts::Known { files, bytes } => (files, bytes, None),
+            Counts::Unasked => (0, 0, Some(pb::Uncounted::default())),
+            Counts::Unknown(problem) => (0, 0, Some(pb::Uncounted { problem })),
+        };
+        Self {
+            name: dataset.name.as_str().to_owned(),
+            id: id_bytes(dataset.id.as_bytes()),
+            chunk_size: dataset.shape.size(),
+            alignment: dataset.shape.alignment(),
+            created: dataset.created.get(),
+            objects: dataset.objects,
+            version: Bytes::copy_from_slice(&dataset.version.to_bytes()),
+            files,
+            bytes,
+            uncounted,
+        }
+    }
+}
+
+impl TryFrom<pb::Dataset> for Dataset {
+    type Error = WireError;
+
+    fn try_from(wire: pb::Dataset) -> Result<Self, WireError> {
+        Ok(Self {
+            name: DatasetName::new(wire.name).map_err(|why| WireError::invalid("name", why))?,
+            id: dataset_id(&wire.id)?,
+            shape: ChunkShape::new(wire.chunk_size, wire.alignment)
+                .map_err(|why| WireError::invalid("chunk_size", why))?,
+            created: Stamp::new(wire.created),
+            objects: wire.objects,
+            version: Version::from_bytes(&wire.version)
+                .map_err(|why| WireError::invalid("version", why))?,
+            counts: match wire.uncounted {
+                None => Counts::Known { files: wire.files, bytes: wire.bytes },
+                Some(uncounted) if uncounted.problem.is_empty() => Counts::Unasked,
+                Some(uncounted) => Counts::Unknown(uncounted.problem),
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dataset(counts: Counts) -> Dataset {
+        Dataset {
+            name: DatasetName::new("pets").unwrap(),
+            id: DatasetId::from_bytes([9; 16]),
+            shape: ChunkShape::default(),
+            created: Stamp::new(1),
+            objects: 3,
+            version: Version::default(),
+            counts,
+        }
+    }
+
+    #[test]
+    fn a_dataset_goes_over_the_wire_counted_or_not() {
+        let unknown = Counts::Unknown("a row is damaged".to_owned());
+        for counts in [Counts::Unasked, Counts::Known { files: 0, bytes: 0 }, unknown] {
+            let sent = dataset(counts);
+            assert_eq!(Dataset::try_from(pb::Dataset::from(sent.clone())).unwrap(), sent);
+        }
+    }
+
+    #[test]
+    fn what_a_server_that_always_counts_says_is_known() {
+        let wire = pb::Dataset { uncounted: None, ..dataset(Counts::Unasked).into() };
+        let counts = Dataset::try_from(pb::Dataset { files: 3, bytes: 7, ..wire }).unwrap().counts;
+        assert_eq!(counts, Counts::Known { files: 3, bytes: 7 });
+    }
+}
