@@ -18,7 +18,7 @@ use crate::parts::{Parts, key, prefix};
 pub(crate) use crate::roll::{Named, Names};
 
 /// Names that are read at once.
-const READS_AT_ONCE: usize = 16;
+const READS_AT_ONCE: usize = 64;
 
 /// A server that began to create or write something before a deletion has ended it by then.
 const SPENT_AFTER: Duration = Duration::from_secs(60 * 60);
@@ -50,7 +50,7 @@ async fn shared_since(parts: &Parts, began: Duration) -> Result<Arc<Names>, Erro
         }
         let reading = parts.roll.reading(parts.clock.monotonic(), || {
             let parts = parts.clone();
-            async move { all(&parts).await }
+            async move { all_but(&parts, parts.roll.last().as_deref()).await }
         });
         match deadline.bound(&*parts.clock, reading).await {
             Ok(Ok(())) => {}
@@ -83,13 +83,23 @@ pub(crate) async fn newest_generation(
     Ok(found.into_iter().next_back().map(|(_, generation)| generation))
 }
 
-/// What every name points to.
+/// What every name points to, read anew.
 pub(crate) async fn all(parts: &Parts) -> Result<Names, Error> {
+    all_but(parts, None).await
+}
+
+/// What every name points to. A generation that was read before is not read again: it never changes,
+/// and names of deleted datasets stay for ever.
+async fn all_but(parts: &Parts, known: Option<&Names>) -> Result<Names, Error> {
     let found = list(parts, &prefix(dl_format::NAMES_PREFIX.to_owned())).await?;
     // In order: the last generation of a name stays.
     let newest: BTreeMap<_, _> = found.into_iter().collect();
     let read = stream::iter(newest).map(|(name, generation)| async move {
-        let named = read(parts, &name, generation).await;
+        let known = known.and_then(|known| known.of(&name));
+        let named = match known.filter(|known| known.generation == generation) {
+            Some(known) => Ok(*known),
+            None => read(parts, &name, generation).await,
+        };
         (name, named)
     });
     let mut names = Names::default();

@@ -24,7 +24,7 @@ pub(crate) struct Named {
 /// What every name points to. One that can't be read costs its dataset and no others.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
-    /// By name.
+    /// In order.
     pub(crate) read: Vec<(DatasetName, Named)>,
     /// Names whose newest generation is damaged, or refuses to be read.
     pub(crate) unread: Vec<(DatasetName, Error)>,
@@ -34,6 +34,12 @@ impl Names {
     /// The names that point to datasets which live.
     pub(crate) fn live(&self) -> impl Iterator<Item = &(DatasetName, Named)> {
         self.read.iter().filter(|(_, named)| named.record.state == NameState::Live)
+    }
+
+    /// What a name points to, if it could be read.
+    pub(crate) fn of(&self, name: &DatasetName) -> Option<&Named> {
+        let place = self.read.binary_search_by(|(other, _)| other.cmp(name)).ok()?;
+        self.read.get(place).map(|(_, named)| named)
     }
 
     /// Leaves out the names that somebody may not know of.
@@ -70,6 +76,11 @@ struct Readings {
 impl Roll {
     fn readings(&self) -> MutexGuard<'_, Readings> {
         self.readings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was read last, whenever that was.
+    pub(crate) fn last(&self) -> Option<Arc<Names>> {
+        self.readings().last.as_ref().map(|(_, names)| Arc::clone(names))
     }
 
     /// What was read, if that began then or later.

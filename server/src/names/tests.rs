@@ -153,6 +153,38 @@ async fn a_start_reads_no_name_whose_past_is_tidied_up_and_tidies_the_others() {
 }
 
 #[tokio::test]
+async fn a_listing_reads_only_names_that_are_new() {
+    let rig = rig().await;
+    let (caller, told) = (crate::auth::Caller::Everybody, crate::catalog::Told::Counts);
+    for number in 0..60 {
+        let id = rig.create(&format!("ds-{number}")).await;
+        if number > 0 {
+            let name = crate::testing::dataset(&format!("ds-{number}"));
+            crate::catalog::delete(&rig.parts, &name, id).await.unwrap();
+        }
+    }
+    let reads = async || {
+        let before = rig.counters.counts().ranges;
+        let listed = crate::catalog::list(&rig.parts, &caller, told).await.unwrap();
+        (listed.len(), rig.counters.counts().ranges - before)
+    };
+    assert_eq!(reads().await, (1, 60));
+    rig.clock.advance(RECENT * 2);
+    assert_eq!(reads().await, (1, 0));
+    // One that is used again has another generation.
+    let id = rig.create("ds-7").await;
+    assert_eq!(reads().await, (2, 1));
+    crate::catalog::delete(&rig.parts, &crate::testing::dataset("ds-7"), id).await.unwrap();
+    assert_eq!(reads().await, (1, 1));
+    // What can't be read is tried again each time.
+    rig.create("new").await;
+    rig.store.script("read", [Some(Fault::Before(dl_store::Kind::Denied))]);
+    assert_eq!(shared(&rig.parts).await.unwrap().unread.len(), 1);
+    assert_eq!(reads().await, (2, 1));
+    assert_eq!(reads().await, (2, 0));
+}
+
+#[tokio::test]
 async fn all_who_ask_for_names_while_the_store_is_silent_are_told_so_at_the_same_time() {
     let rig = rig().await;
     rig.create("there").await;
