@@ -59,4 +59,4 @@ pub use room::Room;
 pub use serve::{Doors, prepare, serve};
 pub use settings::{Live, Settings};
 pub use source::{Followed, Source, SourceError};
-pub use tls::{TlsError, read_tls};
+pub use tls::{Certificate, open_tls};

@@ -11,11 +11,12 @@ use clap::Parser;
 use dl_meta::Stop;
 use dl_runtime::{Clock, OsRandom, Shutdown, SystemClock, telemetry};
 use dl_server::config::{self, Config, FastStore, Flags, Http};
-use dl_server::{Doors, Followed, Live, Parts, People, Roll, Room, Settings, prepare, serve};
+use dl_server::{
+    Certificate, Doors, Followed, Live, Parts, People, Roll, Room, Settings, prepare, serve,
+};
 use dl_store::{Store, TierStore};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
-use tonic::transport::ServerTlsConfig;
 
 fn main() -> ExitCode {
     dl_runtime::allocator::bound();
@@ -65,14 +66,14 @@ async fn configure(flags: Flags, clock: &Arc<dyn Clock>) -> anyhow::Result<(Conf
 
 /// Who is let in, and what the port speaks with them.
 struct Admitted {
-    tls: Option<ServerTlsConfig>,
+    tls: Option<Arc<Certificate>>,
     users: Option<Arc<Followed<People>>>,
 }
 
 /// Reads the files that the settings name.
 async fn admit(config: &Config, clock: &Arc<dyn Clock>) -> anyhow::Result<Admitted> {
     let tls = match &config.tls {
-        Some(files) => Some(dl_server::read_tls(files).await?),
+        Some(files) => Some(Arc::new(dl_server::open_tls(files, Arc::clone(clock)).await?)),
         None => None,
     };
     let users = match &config.users {
@@ -112,8 +113,7 @@ async fn run(
     let limits = config.limits;
     let following = doors.settings.clone().map(|settings| {
         // From now on: what the preparation does may have to stop, too.
-        let clock = Arc::clone(&clock);
-        tokio::spawn(async move { settings.follow(&*clock).await })
+        tokio::spawn(async move { settings.follow().await })
     });
     let settings = Settings::of(doors.settings.as_deref());
     let roll = Roll::default();

@@ -14,12 +14,12 @@ use dl_runtime::{Clock, Shutdown};
 use dl_store::TierStore;
 use futures::{Stream, TryStreamExt, future};
 use tokio::net::TcpListener;
+use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
-use tonic::transport::{Server, ServerTlsConfig};
 
 use crate::auth::{Auth, People};
 use crate::catalog;
-use crate::door::{Door, Guest, Stalls};
+use crate::door::{Door, Stalls};
 use crate::error::Error;
 use crate::guard::GuardLayer;
 use crate::held::HeldLayer;
@@ -27,12 +27,13 @@ use crate::http::{self, Site};
 use crate::identity::{self, Bound};
 use crate::live;
 use crate::mend;
-use crate::metrics::{Metrics, Watched};
+use crate::metrics::{Metrics, Sources, Watched};
 use crate::parts::Parts;
 use crate::recover;
 use crate::service::Service;
 use crate::settings::{Live, Settings};
 use crate::source::Followed;
+use crate::tls::{Certificate, Line};
 
 /// Requests of one connection that are worked on at once; more wait in the client.
 const STREAMS_PER_CONNECTION: u32 = 128;
@@ -79,7 +80,7 @@ pub struct Doors {
     /// Where it answers HTTP, if anywhere.
     pub http: Option<TcpListener>,
     /// The certificate for gRPC; none for plain text.
-    pub tls: Option<ServerTlsConfig>,
+    pub tls: Option<Arc<Certificate>>,
     /// Who may ask; none when everybody may.
     pub users: Option<Arc<Followed<People>>>,
     /// What may change meanwhile; none when nothing may.
@@ -103,7 +104,7 @@ impl Doors {
 /// period has. The metadata is left open.
 ///
 /// # Errors
-/// When the listener fails for good, or the certificate is of no use.
+/// When the listener fails for good.
 pub async fn serve(doors: Doors, parts: Parts, shutdown: Shutdown) -> Result<(), Error> {
     let metrics = Arc::new(Metrics::new(Arc::clone(&parts.clock)));
     let parts = metrics.measure(parts);
@@ -128,19 +129,13 @@ pub async fn serve(doors: Doors, parts: Parts, shutdown: Shutdown) -> Result<(),
         .register_encoded_file_descriptor_set(DESCRIPTORS)
         .build_v1()
         .map_err(|error| Error::new(Kind::Internal, "describe", "the service", error))?;
-    let mut server = Server::builder()
+    let server = Server::builder()
         .max_frame_size(SERVER_FRAME_BYTES)
         .initial_stream_window_size(SERVER_STREAM_WINDOW_BYTES)
         .initial_connection_window_size(SERVER_WINDOW_BYTES)
         .max_concurrent_streams(STREAMS_PER_CONNECTION)
         .http2_keepalive_interval(Some(KEEPALIVE))
-        .http2_keepalive_timeout(Some(KEEPALIVE));
-    if let Some(tls) = doors.tls {
-        server = server.tls_config(tls).map_err(|error| {
-            Error::new(Kind::Invalid, "use", "the certificate and its key", error)
-        })?;
-    }
-    let server = server
+        .http2_keepalive_timeout(Some(KEEPALIVE))
         .layer(GuardLayer::new(
             parts.limits.patience,
             Arc::clone(&parts.clock),
@@ -154,15 +149,21 @@ pub async fn serve(doors: Doors, parts: Parts, shutdown: Shutdown) -> Result<(),
         .add_service(reflection);
     let stop = shutdown.clone();
     let running = server.serve_with_incoming_shutdown(
-        entering(doors.grpc, door.clone(), Arc::clone(&parts.clock)),
+        entering(doors.grpc, door.clone(), doors.tls.clone(), Arc::clone(&parts.clock)),
         async move { stop.requested().await },
     );
-    let watched = Watched { gauges, door, fast_store: doors.fast_store };
+    let sources = Sources {
+        settings: doors.settings.clone(),
+        users: doors.users.clone(),
+        certificate: doors.tls.clone(),
+    };
+    let watched = Watched { gauges, door, fast_store: doors.fast_store, sources };
     let site = Site { parts: parts.clone(), metrics, watched, health: Mutex::default() };
     tokio::select! {
         error = mend::watch(&parts) => Err(error),
-        never = follow(doors.users, &parts) => match never {},
-        never = follow(doors.settings, &parts) => match never {},
+        never = follow(doors.users) => match never {},
+        never = follow(doors.settings) => match never {},
+        never = follow(doors.tls) => match never {},
         never = bounds => match never {},
         never = kept => match never {},
         never = answer_http(doors.http, site) => match never {},
@@ -180,11 +181,13 @@ pub async fn serve(doors: Doors, parts: Parts, shutdown: Shutdown) -> Result<(),
 fn entering(
     listener: TcpListener,
     door: Door,
+    certificate: Option<Arc<Certificate>>,
     clock: Arc<dyn Clock>,
-) -> impl Stream<Item = io::Result<Guest>> + Send + 'static {
+) -> impl Stream<Item = io::Result<Line>> + Send + 'static {
     let incoming =
         TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(KEEPALIVE));
-    incoming.map_ok(move |stream| door.enter(stream)).or_else(move |error| {
+    let enter = move |stream| Line::new(door.enter(stream), certificate.as_deref());
+    incoming.map_ok(enter).or_else(move |error| {
         let pause = clock.sleep(PAUSE);
         async move {
             tracing::warn!(%error, "a connection can't be taken");
@@ -194,12 +197,9 @@ fn entering(
     })
 }
 
-async fn follow<T: Send + Sync + 'static>(
-    followed: Option<Arc<Followed<T>>>,
-    parts: &Parts,
-) -> Infallible {
+async fn follow<T: Send + Sync + 'static>(followed: Option<Arc<Followed<T>>>) -> Infallible {
     match followed {
-        Some(followed) => followed.follow(&*parts.clock).await,
+        Some(followed) => followed.follow().await,
         None => future::pending().await,
     }
 }

@@ -22,9 +22,13 @@ use self::requests::{CODES, Measured, Requests};
 use self::store::{MeteredStore, StoreMetrics};
 pub(crate) use self::text::CONTENT_TYPE;
 use self::text::{Kind, Text};
+use crate::auth::People;
 use crate::door::Door;
 use crate::executor::Executor;
 use crate::parts::{Budget, Parts};
+use crate::settings::Live;
+use crate::source::Followed;
+use crate::tls::Certificate;
 
 /// All counters of a server.
 #[derive(Debug)]
@@ -59,6 +63,15 @@ pub(crate) struct Watched {
     pub(crate) gauges: Gauges,
     pub(crate) door: Door,
     pub(crate) fast_store: Option<Arc<TierStore>>,
+    pub(crate) sources: Sources,
+}
+
+/// What an admin may change meanwhile.
+#[derive(Debug)]
+pub(crate) struct Sources {
+    pub(crate) settings: Option<Arc<Followed<Live>>>,
+    pub(crate) users: Option<Arc<Followed<People>>>,
+    pub(crate) certificate: Option<Arc<Certificate>>,
 }
 
 impl Metrics {
@@ -115,6 +128,7 @@ impl Metrics {
         text.sample(&[("extent", "all")], u8::from(loss == Loss::All));
         write_gauges(&mut text, &watched.gauges);
         write_fast_store(&mut text, watched.fast_store.as_deref());
+        write_sources(&mut text, &watched.sources);
         text.finish()
     }
 
@@ -229,6 +243,20 @@ fn write_fast_store(text: &mut Text, store: Option<&TierStore>) {
     let help = "Bytes of copies in the fast store.";
     text.metric("diesel_fast_store_used_bytes", Kind::Gauge, help);
     text.sample(&[], counts.used);
+}
+
+fn write_sources(text: &mut Text, sources: &Sources) {
+    let Sources { settings, users, certificate } = sources;
+    let stale = [
+        ("settings", settings.as_ref().map(|followed| followed.stale_for())),
+        ("users", users.as_ref().map(|followed| followed.stale_for())),
+        ("certificate", certificate.as_ref().map(|followed| followed.stale_for())),
+    ];
+    let help = "For how long a change has been there that can't be used, by what was changed.";
+    text.metric("diesel_config_stale_seconds", Kind::Gauge, help);
+    for (name, stale) in stale {
+        text.sample(&[("source", name)], stale.unwrap_or_default().as_secs());
+    }
 }
 
 fn read(counter: &AtomicU64) -> u64 {

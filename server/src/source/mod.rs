@@ -1,4 +1,4 @@
-//! A text that an admin changes while servers run: a file, or a key in etcd (paper, Figure 2).
+//! A text that an admin changes while servers run: files, or a key in etcd (paper, Figure 2).
 //!
 //! Must hold: what can't be read or used leaves the last good text in force; that is logged once.
 //! A file that is just being written is not taken at its word.
@@ -9,7 +9,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::fs::File;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -30,11 +30,14 @@ const BYTES_MAX: u64 = 4 << 20;
 /// How long the first text may take to come.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// What stands between the texts of several files that belong together.
+pub(crate) const BETWEEN: char = '\0';
+
 /// Where a text is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// In a file.
-    File(PathBuf),
+    /// In a file, or in several.
+    Files(Vec<PathBuf>),
     /// Under a key of etcd.
     Etcd(etcd::Address),
 }
@@ -57,7 +60,7 @@ impl Source {
         match etcd::Address::parse(text) {
             Some(address) => address.map(Self::Etcd),
             None if text.is_empty() => Err("give a file, or etcd://HOST:PORT/KEY"),
-            None => Ok(Self::File(PathBuf::from(text))),
+            None => Ok(Self::Files(vec![PathBuf::from(text)])),
         }
     }
 }
@@ -65,7 +68,10 @@ impl Source {
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::File(path) => path.display().fmt(f),
+            Self::Files(paths) => {
+                let paths: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+                f.write_str(&paths.join(", "))
+            }
             Self::Etcd(address) => address.fmt(f),
         }
     }
@@ -74,19 +80,28 @@ impl fmt::Display for Source {
 /// Where changes come from.
 #[derive(Debug)]
 enum Stream {
-    File(PathBuf),
+    Files(Vec<PathBuf>),
     Etcd(Box<Etcd>),
 }
 
 /// A text, what it means, and word of its changes.
-#[derive(Debug)]
 pub struct Followed<T> {
     what: &'static str,
     source: Source,
     parse: fn(&str) -> Result<T, String>,
     held: watch::Sender<Arc<T>>,
+    clock: Arc<dyn Clock>,
+    /// Since when another text is there that can't be had or used.
+    stale_since: Mutex<Option<Duration>>,
     /// What follows it, and the text in force; one task has both.
     following: Mutex<Option<(Stream, String)>>,
+}
+
+/// Without the text, which may be a secret.
+impl<T> fmt::Debug for Followed<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Followed({} from {})", self.what, self.source)
+    }
 }
 
 impl<T: Send + Sync + 'static> Followed<T> {
@@ -102,7 +117,7 @@ impl<T: Send + Sync + 'static> Followed<T> {
     ) -> Result<Self, SourceError> {
         let error = |why| SourceError { what, from: source.to_string(), why };
         let mut stream = match &source {
-            Source::File(path) => Stream::File(path.clone()),
+            Source::Files(paths) => Stream::Files(paths.clone()),
             Source::Etcd(address) => {
                 let random = Arc::new(OsRandom);
                 Stream::Etcd(Box::new(Etcd::new(address.clone(), Arc::clone(&clock), random)))
@@ -120,8 +135,9 @@ impl<T: Send + Sync + 'static> Followed<T> {
             }
         };
         let held = parse(&text).map_err(error)?;
-        let following = Mutex::new(Some((stream, text)));
-        Ok(Self { what, source, parse, held: watch::Sender::new(Arc::new(held)), following })
+        let (held, following) =
+            (watch::Sender::new(Arc::new(held)), Mutex::new(Some((stream, text))));
+        Ok(Self { what, source, parse, held, clock, stale_since: Mutex::default(), following })
     }
 
     /// What is in force.
@@ -140,14 +156,21 @@ impl<T: Send + Sync + 'static> Followed<T> {
         following.as_ref().map(|(_, text)| text.clone()).unwrap_or_default()
     }
 
+    /// For how long there has been something else that can't be had or used; zero when what is in
+    /// force is what is there.
+    pub(crate) fn stale_for(&self) -> Duration {
+        let since = *self.stale_since.lock().unwrap_or_else(PoisonError::into_inner);
+        since.map_or(Duration::ZERO, |since| self.clock.monotonic().saturating_sub(since))
+    }
+
     /// Puts changes in force for as long as the server runs. One caller does that; further ones
     /// wait for ever.
-    pub async fn follow(&self, clock: &dyn Clock) -> Infallible {
+    pub async fn follow(&self) -> Infallible {
         let taken = self.following.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some((mut stream, mut held)) = taken else { return std::future::pending().await };
         let mut told = None;
         loop {
-            let found = stream.next(clock, PERIOD).await;
+            let found = stream.next(&*self.clock, PERIOD).await;
             self.take(found, &mut held, &mut told);
         }
     }
@@ -155,6 +178,17 @@ impl<T: Send + Sync + 'static> Followed<T> {
     /// Puts what was found in force if it is new and can be used. `held` is the text in force,
     /// `told` what was wrong the last time.
     fn take(&self, found: Result<String, String>, held: &mut String, told: &mut Option<String>) {
+        self.take_text(found, held, told);
+        let mut since = self.stale_since.lock().unwrap_or_else(PoisonError::into_inner);
+        *since = told.as_ref().map(|_| since.unwrap_or_else(|| self.clock.monotonic()));
+    }
+
+    fn take_text(
+        &self,
+        found: Result<String, String>,
+        held: &mut String,
+        told: &mut Option<String>,
+    ) {
         let used = found.and_then(|text| {
             if text == *held {
                 return Ok(false);
@@ -187,12 +221,12 @@ impl Stream {
     /// The text, when it may have changed; a file is looked at after `pause`.
     async fn next(&mut self, clock: &dyn Clock, pause: Duration) -> Result<String, String> {
         match self {
-            Self::File(path) => {
+            Self::Files(paths) => {
                 clock.sleep(pause).await;
-                let mut text = read(path).await?;
+                let mut text = read(paths).await?;
                 loop {
                     clock.sleep(SETTLED).await;
-                    let again = read(path).await?;
+                    let again = read(paths).await?;
                     if again == text {
                         return Ok(text);
                     }
@@ -204,15 +238,24 @@ impl Stream {
     }
 }
 
-async fn read(path: &Path) -> Result<String, String> {
-    let path = path.to_owned();
+async fn read(paths: &[PathBuf]) -> Result<String, String> {
+    let paths = paths.to_vec();
     let read = blocking::run(move || {
         let mut text = String::new();
-        File::open(path)?.take(BYTES_MAX).read_to_string(&mut text)?;
+        for (number, path) in paths.iter().enumerate() {
+            if number > 0 {
+                text.push(BETWEEN);
+            }
+            let read =
+                File::open(path).and_then(|file| file.take(BYTES_MAX).read_to_string(&mut text));
+            read.map_err(|error| match paths.len() {
+                1 => error.to_string(),
+                _ => format!("{}: {error}", path.display()),
+            })?;
+        }
         Ok(text)
     });
-    let read = read.await.map_err(|stopped| stopped.to_string())?;
-    read.map_err(|error: std::io::Error| error.to_string())
+    read.await.map_err(|stopped| stopped.to_string())?
 }
 
 #[cfg(test)]
@@ -254,6 +297,7 @@ mod tests {
             let found = stream.next(&SystemClock::new(), Duration::ZERO).await;
             followed.take(found, &mut held, &mut told);
             assert_eq!((*followed.now(), told.is_some()), (now, is_told), "{text:?}");
+            assert_eq!(followed.stale_for().is_zero(), !is_told, "{text:?}");
         }
     }
 
@@ -264,7 +308,7 @@ mod tests {
         let (manual, real) = (ManualClock::new(std::time::UNIX_EPOCH), SystemClock::new());
         let a_while = Duration::from_millis(100);
         std::fs::write(&path, "2").unwrap();
-        let mut stream = Stream::File(path.clone());
+        let mut stream = Stream::Files(vec![path.clone()]);
         let mut next = Box::pin(stream.next(&manual, Duration::ZERO));
         // Each a good text, and none of them what is meant.
         for text in ["23", "234", "2345"] {

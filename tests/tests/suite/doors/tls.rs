@@ -2,14 +2,20 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
-use anyhow::{Result, ensure};
-use dl_tests::folder;
+use anyhow::{Context, Result, ensure};
+use dl_runtime::Deadline;
+use dl_tests::cluster::clock;
 use dl_tests::program::{Ended, Server, dlcmd, run, server_command};
+use dl_tests::{folder, http};
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
     date_time_ymd,
 };
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
 
 use super::UsersFile;
 
@@ -163,6 +169,72 @@ fn clients_that_need_a_certificate_and_have_none_are_told() -> Result<()> {
     Ok(())
 }
 
+/// One connection, which is never made again by another certificate.
+async fn connect(server: &Server, ca: &Ca) -> Result<HealthClient<Channel>> {
+    let ca = Certificate::from_pem(std::fs::read(ca.file("ca.pem"))?);
+    let endpoint = Endpoint::from_shared(format!("https://{}", server.address()))?;
+    let channel = endpoint.tls_config(ClientTlsConfig::new().ca_certificate(ca))?.connect().await?;
+    Ok(HealthClient::new(channel))
+}
+
+/// Keeps S-33 and S-31.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_certificate_counts_for_new_connections_and_a_broken_one_does_not() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (old, new) = (Ca::new(folder.path(), "old")?, Ca::new(folder.path(), "new")?);
+    for ca in [&old, &new] {
+        ca.issue("server", "127.0.0.1", false)?;
+    }
+    let server = old.serve("server", &["--http", "127.0.0.1:0"])?;
+    let mut before = connect(&server, &old).await?;
+    before.check(HealthCheckRequest::default()).await?;
+    let stale = || -> Result<bool> {
+        let (_, text) = http::get(server.http(), "/metrics")?;
+        let name = "diesel_config_stale_seconds{source=\"certificate\"} ";
+        let value = text.lines().find_map(|line| line.strip_prefix(name)).context("no metric")?;
+        Ok(value != "0")
+    };
+    ensure!(!stale()?, "stale from the start");
+    let replace = |what: &str, from: &Ca| std::fs::copy(from.file(what), old.file(what));
+
+    // A key that does not belong to the certificate.
+    let kept = std::fs::read(old.file("server.key"))?;
+    replace("server.key", &new)?;
+    eventually("the metric tells of it", &stale)?;
+    connect(&server, &old).await?;
+
+    replace("server.pem", &new)?;
+    let new_ca = new.file("ca.pem");
+    eventually(
+        "the new one is shown",
+        || Ok(ask(&server, "https", &["--ca", &new_ca])?.code == 0),
+    )?;
+    ensure!(connect(&server, &old).await.is_err(), "the old one is still shown");
+    ensure!(!stale()?, "stale with the new one");
+    before.check(HealthCheckRequest::default()).await.context("on the old connection")?;
+
+    std::fs::remove_file(old.file("server.pem"))?;
+    eventually("the metric tells that it is gone", &stale)?;
+    connect(&server, &new).await?;
+    let log = server.stop()?;
+    ensure!(
+        log.contains("the certificate and its key can't be used: the last good ones hold"),
+        "{log}"
+    );
+    let key = String::from_utf8(kept)?;
+    ensure!(key.lines().all(|line| !log.contains(line)), "the key is in: {log}");
+    Ok(())
+}
+
+fn eventually(what: &str, holds: impl Fn() -> Result<bool>) -> Result<()> {
+    let deadline = Deadline::after(&*clock(), Duration::from_secs(30));
+    while !holds()? {
+        ensure!(!deadline.remaining(&*clock()).is_zero(), "{what}: not in time");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
 /// Keeps S-12.
 #[test]
 fn a_server_whose_certificate_is_of_no_use_does_not_start() -> Result<()> {
@@ -171,15 +243,16 @@ fn a_server_whose_certificate_is_of_no_use_does_not_start() -> Result<()> {
     for name in ["one", "other"] {
         ca.issue(name, "127.0.0.1", false)?;
     }
-    for (cert, key, code, told) in [
-        ("one.pem", "none.key", 2, "none.key"),
-        ("one.pem", "other.key", 1, "the certificate and its key"),
-        ("one.key", "one.key", 1, "the certificate and its key"),
+    for (cert, key, told) in [
+        ("one.pem", "none.key", "none.key: "),
+        ("one.pem", "other.key", "they can't be used together"),
+        ("one.key", "one.key", "there is no certificate"),
+        ("one.pem", "one.pem", "the key: "),
     ] {
         let mut command = server_command()?;
         command.args(["--listen", "127.0.0.1:0", "--data"]).arg(folder.path().join("data"));
         command.args(["--tls-cert", &ca.file(cert), "--tls-key", &ca.file(key)]);
-        let refused = run(&mut command)?.code(code)?.stderr;
+        let refused = run(&mut command)?.code(2)?.stderr;
         ensure!(refused.contains(told) && !refused.contains("PRIVATE"), "{cert} {key}: {refused}");
     }
     Ok(())

@@ -46,7 +46,7 @@ async fn a_purge_stops_when_the_servers_become_read_only_and_can_be_run_again() 
     let server = Running::start(parts).await?;
     let client = Wire::connect(server.address()).await?;
     let following = Arc::clone(&followed);
-    let following = tokio::spawn(async move { following.follow(&*clock()).await });
+    let following = tokio::spawn(async move { following.follow().await });
     let writer = history(&client, &time).await?;
     let before = stored(&inner, writer.dataset).await?;
 
