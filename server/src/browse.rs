@@ -1,11 +1,13 @@
 //! Looking without reading: what stands at a path, and what lies in a folder.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
-use dl_format::DirPath;
 use dl_format::layout::PATH_MAX;
+use dl_format::{DirPath, FilePath};
 use dl_meta::{Found, ListQuery};
 use dl_proto::{Kind, ListEntry, ListRequest, StatItem, StatRequest};
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::mpsc;
 
 use crate::answer::{Reply, hand_over};
 use crate::catalog;
@@ -18,8 +20,16 @@ const PAGE_ENTRIES: usize = 1_024;
 /// Bytes of their paths.
 const PAGE_BYTES: usize = 128 << 10;
 
-/// What a path or an entry takes in memory beside its bytes, while it is looked up and sent.
+/// What an entry takes in memory beside the bytes of its path, while it is listed and sent.
 const ENTRY_BYTES: u64 = 256;
+
+/// The same of a path that is looked up: its row as it was found, as it is told and as it is sent
+/// are all there for a moment.
+const STAT_BYTES: u64 = 512;
+
+/// Requests to look up more paths, which libdiesel does not send, are not waited for: while they wait
+/// they take memory all the same.
+const STAT_PATIENT: usize = 8_192;
 
 /// Pages of a listing that are in memory at once: one that is made, one that waits, one that is
 /// sent.
@@ -39,13 +49,24 @@ const LIST_COSTS: [u64; 2] = [
     PAGES * page_cost(PAGE_ENTRIES / SMALLER, PAGE_BYTES / SMALLER),
 ];
 
-/// Room for looking up so many paths, to be held until the answer is made.
+/// Room for looking paths up, and for the answer until it is taken.
 pub(crate) async fn room(
     parts: &Parts,
     lookups: &Budget,
-    paths: usize,
-) -> Result<OwnedSemaphorePermit, Error> {
-    lookups.take(paths as u64 * ENTRY_BYTES, parts).await
+    paths: &[FilePath],
+) -> Result<Arc<Lease>, Error> {
+    let bytes: usize = paths.iter().map(|path| path.as_bytes().len()).sum();
+    let bytes = paths.len() as u64 * STAT_BYTES + bytes as u64;
+    let taken = if paths.len() <= STAT_PATIENT {
+        lookups.take(bytes, parts).await?
+    } else {
+        let most = lookups.total_and_used().0;
+        lookups.try_take(bytes.min(most), 0).ok_or_else(|| {
+            let why = "other requests have its memory; try again, or ask for less at once";
+            Error::new(Kind::Unavailable, "look up", format!("{} paths", paths.len()), why)
+        })?
+    };
+    Ok(Lease::of(taken))
 }
 
 pub(crate) async fn stat(parts: &Parts, request: &StatRequest) -> Result<Vec<StatItem>, Error> {
@@ -108,8 +129,8 @@ async fn not_a_folder(
     dataset: dl_format::DatasetId,
 ) -> Result<Error, Error> {
     let bytes = Bytes::copy_from_slice(dir.as_bytes());
-    let path = dl_format::FilePath::new(bytes)
-        .map_err(|error| Error::new(Kind::Invalid, "list", dir, error))?;
+    let path =
+        FilePath::new(bytes).map_err(|error| Error::new(Kind::Invalid, "list", dir, error))?;
     let found = parts.meta.lookup(dataset, std::slice::from_ref(&path)).await;
     let found = found.map_err(|error| Error::meta("list dataset", dataset, error))?;
     Ok(match found.first() {

@@ -74,8 +74,12 @@ impl Lease {
         path_bytes: usize,
     ) -> Result<Arc<Self>, Error> {
         let bytes = (items as u64).saturating_mul(ITEM_BYTES).saturating_add(path_bytes as u64);
-        let taken = room.take(parts, items, bytes).await?;
-        Ok(Arc::new(Self { _items: Some(taken), room: Mutex::default() }))
+        Ok(Self::of(room.take(parts, items, bytes).await?))
+    }
+
+    /// What was taken for all of a request.
+    pub(crate) fn of(taken: OwnedSemaphorePermit) -> Arc<Self> {
+        Arc::new(Self { _items: Some(taken), room: Mutex::default() })
     }
 
     /// Takes the first of these sizes that leaves the others their part, or waits for the last;

@@ -37,7 +37,7 @@ const REPLIES_AHEAD: usize = 2;
 /// Pages of a listing that wait for the connection.
 const PAGES_AHEAD: usize = 1;
 
-/// Bytes of paths and rows that are looked up.
+/// Bytes of paths and rows that are looked up, until the answer is taken.
 const LOOKUP_BYTES: u32 = 32 << 20;
 
 /// Bytes of what requests to read name, until they are answered: some of the largest ones.
@@ -95,7 +95,8 @@ impl Service {
 
     /// Memory that answers take until they are sent.
     pub(crate) fn answers(&self) -> Arc<[Budget]> {
-        Arc::new([self.reads.clone(), self.items.budget.clone(), self.listings.clone()])
+        let budgets = [&self.reads, &self.items.budget, &self.lookups, &self.listings];
+        Arc::new(budgets.map(Budget::clone))
     }
 
     /// This service as tonic serves it.
@@ -301,10 +302,12 @@ impl Diesel for Service {
         let admitted = Admitted::of(&request)?;
         let request = StatRequest::try_from(request.into_inner()).map_err(invalid)?;
         self.gate.by_id(&admitted, request.dataset).await?;
-        let _room = browse::room(&self.parts, &self.lookups, request.paths.len()).await?;
+        let lease = browse::room(&self.parts, &self.lookups, &request.paths).await?;
         let items = browse::stat(&self.parts, &request).await?;
         let items = items.into_iter().map(Into::into).collect();
-        Ok(Response::new(pb::StatReply { items }))
+        let mut response = Response::new(pb::StatReply { items });
+        response.extensions_mut().insert(lease);
+        Ok(response)
     }
 
     #[tracing::instrument(name = "list", skip_all)]

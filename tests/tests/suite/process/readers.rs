@@ -1,6 +1,7 @@
 //! Readers that ask for more than there is memory for, or that take nothing of what they asked for.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,14 +11,20 @@ use bytes::Bytes;
 use dl_format::DatasetId;
 use dl_meta::{Memory, Stop};
 use dl_proto::pb::{self, read_item::Source};
-use dl_proto::{ReadItem, ReadRequest, ReadSource};
+use dl_proto::{
+    MESSAGE_BYTES_MAX, ProtobufCodec, ReadItem, ReadRequest, ReadSource, STAT_PATHS_MAX,
+};
+use dl_runtime::Deadline;
 use dl_server::{Limits, Parts, prepare};
-use dl_tests::cluster::{Running, parts};
+use dl_tests::cluster::{Running, clock, parts};
 use dl_tests::program::{Server, run};
 use dl_tests::wire::{Wire, chunk};
 use dl_tests::{folder, tell};
 use tokio::time::timeout;
-use tonic::{Code, Status, Streaming};
+use tonic::client::Grpc;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::Endpoint;
+use tonic::{Code, Request, Status, Streaming};
 
 /// Half of what it may take: they are alone with it.
 const MOST: u64 = 128 << 20;
@@ -254,4 +261,81 @@ async fn heavy_two_hundred_listings_that_nobody_takes_hold_bounded_memory() -> R
     let listed = run(server.dlcmd()?.args(["ls", "-R", "dl://ds"]))?.code(0)?.text();
     ensure!(listed.lines().count() == 4_000, "{} lines", listed.lines().count());
     check("200 listings that nobody takes", &mut server)
+}
+
+/// Looks one path up very often, on a connection of its own; the answer comes when it is taken.
+async fn look_up(
+    address: SocketAddr,
+    dataset: DatasetId,
+    times: usize,
+) -> Result<Streaming<pb::StatReply>> {
+    let channel = Endpoint::from_shared(format!("http://{address}"))?.connect().await?;
+    let mut client = Grpc::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
+    client.ready().await?;
+    let dataset = Bytes::copy_from_slice(dataset.as_bytes());
+    let request = pb::StatRequest { dataset, paths: vec![Bytes::from_static(b"a"); times] };
+    let path = PathAndQuery::from_static("/diesel.v1.Diesel/Stat");
+    let codec = ProtobufCodec::<pb::StatRequest, pb::StatReply>::default();
+    Ok(client.server_streaming(Request::new(request), path, codec).await?.into_inner())
+}
+
+/// Keeps S-10 and S-16: as many paths as a request may name, and as many as libdiesel asks for.
+#[tokio::test(flavor = "multi_thread")]
+async fn heavy_lookups_whose_answers_nobody_takes_hold_bounded_memory() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    folder::write(scene.path(), "src/a", "a file")?;
+    let mut server = Server::start(&scene.path().join("data"))?;
+    run(server.dlcmd()?.arg("put").arg(scene.path().join("src")).arg("dl://ds"))?.code(0)?;
+    let address = server.address().parse()?;
+    let dataset = Wire::connect(address).await?.dataset("ds").await?.context("it was created")?;
+    let times = std::iter::repeat_n(STAT_PATHS_MAX, 60).chain(std::iter::repeat_n(8_192, 200));
+    let asked: Vec<_> = times.map(|times| tokio::spawn(look_up(address, dataset, times))).collect();
+    // All could be answered in that time, if there were no bound.
+    clock().sleep(Duration::from_secs(8)).await;
+    check("lookups that nobody takes", &mut server)?;
+    let mut answered = 0;
+    for asked in asked.into_iter().filter(|asked| asked.is_finished()) {
+        answered += usize::from(asked.await?.is_ok());
+    }
+    ensure!(answered > 0, "none is answered");
+    Ok(())
+}
+
+/// Keeps S-16.
+#[tokio::test(flavor = "multi_thread")]
+async fn lookups_whose_answers_nobody_takes_are_cut_off_when_others_want_their_turn() -> Result<()>
+{
+    let store = dl_store::open("memory:").await?;
+    let limits = Limits { patience: Duration::from_millis(600), ..Limits::default() };
+    let parts = Parts { limits, ..parts(store, Arc::new(Memory::new())) };
+    prepare(&parts, Stop::Fresh).await?;
+    let server = Running::start(parts.clone()).await?;
+    let honest = Wire::connect(server.address()).await?;
+    let dataset = honest.create("ds").await?;
+    let id = dl_format::ChunkIdMaker::new([7; 9]).next(parts.clock.now());
+    honest.put(dataset, &chunk(id, dataset, [(&b"a"[..], &b"a file"[..])])?).await?;
+    let address = server.address();
+    let mut stuck = Vec::new();
+    for _ in 0..8 {
+        stuck.push(look_up(address, dataset, STAT_PATHS_MAX).await);
+    }
+    let answered = stuck.iter().filter(|stuck| stuck.is_ok()).count();
+    ensure!(answered == 1, "{answered} answers are held");
+    let deadline = Deadline::after(&*clock(), MOMENT);
+    loop {
+        let answer = timeout(MOMENT, look_up(address, dataset, 1_000)).await;
+        let answer = match answer.context("nothing comes")? {
+            Ok(mut answer) => answer.message().await,
+            Err(error) => Err(error.downcast::<Status>()?),
+        };
+        match answer {
+            Ok(reply) => {
+                let items = reply.context("an answer")?.items;
+                break ensure!(items.len() == 1_000, "{} items", items.len());
+            }
+            Err(status) => ensure!(status.code() == Code::Unavailable, "{status}"),
+        }
+        ensure!(!deadline.remaining(&*clock()).is_zero(), "it never gets its turn");
+    }
+    Ok(())
 }
