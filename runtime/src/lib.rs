@@ -9,6 +9,7 @@ pub mod blocking;
 mod buffers;
 mod clock;
 pub mod fault;
+mod masked;
 mod random;
 mod retry;
 mod shutdown;
@@ -16,6 +17,7 @@ pub mod telemetry;
 
 pub use buffers::Buffers;
 pub use clock::{BoxFuture, Clock, ManualClock, SystemClock};
+pub use masked::masked;
 pub use random::{OsRandom, Random, SeededRandom};
 pub use retry::{Backoff, Deadline, Elapsed, retry};
 pub use shutdown::Shutdown;

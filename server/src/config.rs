@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Parser;
+use dl_runtime::masked;
 use serde::Deserialize;
 
 use crate::parts::Limits;
@@ -180,14 +181,21 @@ pub struct FastStore {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The text is not what docs/CONFIGURATION.md says.
-    #[error("understand the configuration")]
-    Parse(#[source] Box<toml::de::Error>),
+    #[error("understand the configuration: line {line}, column {column}: {problem}")]
+    Parse {
+        /// Where, counted from one.
+        line: usize,
+        /// Where in the line, in characters, counted from one.
+        column: usize,
+        /// What is wrong; never the value, which may be a password.
+        problem: String,
+    },
     /// A value is not what its setting takes.
     #[error("{setting} can't be {value:?}: {problem}")]
     Value {
         /// The setting.
         setting: &'static str,
-        /// What it was given.
+        /// What it was given, without a login that may stand in it.
         value: String,
         /// What it takes.
         problem: Cow<'static, str>,
@@ -289,7 +297,8 @@ fn refused(
     value: impl Into<String>,
     problem: impl Into<Cow<'static, str>>,
 ) -> ConfigError {
-    ConfigError::Value { setting, value: value.into(), problem: problem.into() }
+    let value = masked(&value.into()).into_owned();
+    ConfigError::Value { setting, value, problem: problem.into() }
 }
 
 fn socket(
@@ -357,7 +366,25 @@ pub fn live(text: &str) -> Result<Live, ConfigError> {
 }
 
 fn file(text: &str) -> Result<File, ConfigError> {
-    toml::from_str(text).map_err(|source| ConfigError::Parse(Box::new(source)))
+    toml::from_str(text).map_err(|error: toml::de::Error| {
+        let start = error.span().map_or(0, |span| span.start);
+        let before = text.get(..start).unwrap_or(text);
+        let last = before.rsplit('\n').next().unwrap_or_default();
+        ConfigError::Parse {
+            line: before.matches('\n').count() + 1,
+            column: last.chars().count() + 1,
+            problem: without_value(error.message()),
+        }
+    })
+}
+
+/// What is wrong with a value, without the value, which serde's words begin with.
+fn without_value(message: &str) -> String {
+    let has_value = ["invalid type: ", "invalid value: "].iter().any(|of| message.starts_with(of));
+    match message.rsplit_once(", expected ") {
+        Some((_, wanted)) if has_value => format!("expected {wanted}"),
+        _ => masked(message).into_owned(),
+    }
 }
 
 /// Refuses what can be no metadata store, before anything is opened or made.

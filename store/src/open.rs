@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
 
-use dl_runtime::OsRandom;
+use dl_runtime::{OsRandom, masked};
 
 use crate::cloud::Address;
 use crate::object::RemoteStore;
@@ -55,7 +55,7 @@ pub async fn open_with(url: &str, settings: &[(String, String)]) -> Result<Arc<d
         Error::because(
             Kind::Unsupported,
             "open store",
-            url,
+            masked(url),
             format!("unknown address: {SUPPORTED}"),
         )
     };

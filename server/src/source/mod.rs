@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dl_runtime::{Clock, Deadline, OsRandom, blocking};
+use dl_runtime::{Clock, Deadline, OsRandom, blocking, masked};
 use tokio::sync::watch;
 
 use self::etcd::Etcd;
@@ -55,11 +55,12 @@ impl Source {
     /// Understands `FILE` and `etcd://HOST:PORT,HOST:PORT/KEY`.
     ///
     /// # Errors
-    /// What is wrong with an address of etcd.
+    /// What is wrong with an address of etcd, or with one of something else.
     pub fn parse(text: &str) -> Result<Self, &'static str> {
+        let is_address = text.contains("://") || text.starts_with("etcd:");
         match etcd::Address::parse(text) {
             Some(address) => address.map(Self::Etcd),
-            None if text.is_empty() => Err("give a file, or etcd://HOST:PORT/KEY"),
+            None if text.is_empty() || is_address => Err("give a file, or etcd://HOST:PORT/KEY"),
             None => Ok(Self::Files(vec![PathBuf::from(text)])),
         }
     }
@@ -69,8 +70,8 @@ impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Files(paths) => {
-                let paths: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
-                f.write_str(&paths.join(", "))
+                let shown = paths.iter().map(|path| masked(&path.to_string_lossy()).to_string());
+                f.write_str(&shown.collect::<Vec<_>>().join(", "))
             }
             Self::Etcd(address) => address.fmt(f),
         }

@@ -20,6 +20,7 @@ mod purge;
 mod readers;
 mod recover;
 mod redis;
+mod secrets;
 mod settings;
 mod stalled;
 mod start;

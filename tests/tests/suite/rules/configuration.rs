@@ -4,7 +4,6 @@
 //! none that isn't taken.
 
 use std::collections::BTreeSet;
-use std::error::Error;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -66,7 +65,7 @@ fn keys() -> Result<BTreeSet<String>> {
 
 fn expected(text: &str) -> Result<BTreeSet<String>> {
     let refused = load(Some(text)).err().context("refuse an unknown key")?;
-    let reason = refused.source().context("say why")?.to_string();
+    let reason = refused.to_string();
     let (_, expected) = reason.split_once("expected").context("say what is expected")?;
     let quoted = Regex::new("`([a-z_]+)`")?;
     Ok(quoted.captures_iter(expected).map(|key| key[1].to_owned()).collect())

@@ -1,0 +1,67 @@
+//! Passwords in settings that are wrong: what is said about them, and what is not.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use dl_tests::program::{Server, run, server_command};
+
+/// What may be in no text.
+const SECRET: &str = "TOPSECRET";
+
+/// Keeps S-12 and S-30.
+#[test]
+fn no_mistake_in_a_setting_shows_its_password() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let refused = |flags: &[&str], variables: &[(&str, &str)], code: i32, told: &str| {
+        let mut command = server_command()?;
+        command.args(["--listen", "127.0.0.1:0", "--data"]).arg(scene.path().join("data"));
+        let ended = run(command.args(flags).envs(variables.iter().copied()))?.code(code)?;
+        let said = format!("{}{}", ended.text(), ended.stderr);
+        ensure!(said.contains(told) && !said.contains(SECRET), "{flags:?} {variables:?}: {said}");
+        Ok(())
+    };
+    let file = scene.path().join("dlserver.toml");
+    let path = file.to_string_lossy().into_owned();
+    for (text, told) in [
+        ("grace = \"5s\"\nmeta = \"redis://:TOPSECRET@127.0.0.1:1\n", "line 2, column "),
+        ("meta = redis://:TOPSECRET@127.0.0.1:1\n", "line 1, column "),
+        ("mata = \"redis://:TOPSECRET@127.0.0.1:1\"\n", "line 1, column 1: unknown field `mata`"),
+        ("without_keys = \"redis://:TOPSECRET@h\"\n", "line 1, column 16: expected a boolean"),
+    ] {
+        fs::write(&file, text)?;
+        refused(&["--config", &path], &[], 2, told)?;
+    }
+    for place in ["etcd:u:TOPSECRET@127.0.0.1:1/k", "ectd://u:TOPSECRET@127.0.0.1:1/k"] {
+        refused(&[], &[("DIESEL_CONFIG", place)], 2, "etcd://HOST:PORT/KEY")?;
+        refused(&["--users", place], &[], 2, "etcd://HOST:PORT/KEY")?;
+    }
+    refused(&["--config", "u:TOPSECRET@host"], &[], 2, "No such file")?;
+    refused(&["--store", "s3://KEY:TOPSECRET@bucket"], &[], 2, "s3://BUCKET/PREFIX")?;
+    let endpoint = [
+        ("AWS_ENDPOINT", "http://KEY:TOPSECRET@127.0.0.1:1"),
+        ("AWS_ALLOW_HTTP", "true"),
+        ("AWS_ACCESS_KEY_ID", "key"),
+        ("AWS_SECRET_ACCESS_KEY", "secret"),
+    ];
+    refused(&["--store", "s3://bucket"], &endpoint, 1, "AWS_ENDPOINT is \"http://***@127.0.0.1:1\"")
+}
+
+/// Keeps S-33.
+#[test]
+fn a_setting_that_becomes_wrong_is_logged_without_its_password() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let config = scene.path().join("dlserver.toml");
+    fs::write(&config, "grace = \"5s\"\n")?;
+    let flags = ["--config", config.to_str().unwrap_or_default()];
+    let server = Server::start_with(&scene.path().join("data"), "127.0.0.1:0", &flags)?;
+    for broken in ["\nmeta = \"redis://:TOPSECRET@h:1\n", "\n\nmata = \"redis://:TOPSECRET@h:1\"\n"]
+    {
+        fs::write(&config, broken)?;
+        std::thread::sleep(Duration::from_secs(3));
+    }
+    let log = server.stop()?;
+    ensure!(log.contains("line 2, column") && log.contains("line 3, column 1"), "{log}");
+    ensure!(!log.contains(SECRET), "{log}");
+    Ok(())
+}
