@@ -128,7 +128,7 @@ mod tests {
     fn fields_are_counted_without_being_decoded() {
         let item = pb::ReadItem { offset: 300, ..Default::default() };
         let items = vec![item; 1_000];
-        let request = pb::ReadRequest { dataset: vec![7; 16].into(), items };
+        let request = pb::ReadRequest { dataset: vec![7; 16].into(), items, ..Default::default() };
         let mut message = request.encode_to_vec();
         assert_eq!(fields(&message[..]), 1_001);
         assert_eq!(fields(message[..500].chain(&message[500..])), 1_001, "in two pieces");

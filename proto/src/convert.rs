@@ -82,6 +82,8 @@ pub struct ReadRequest {
     pub dataset: DatasetId,
     /// At most [`READ_ITEMS_MAX`].
     pub items: Vec<ReadItem>,
+    /// Whether copies in a fast store are checked that were found whole lately, too.
+    pub check_copies: bool,
 }
 
 impl ReadRequest {
@@ -125,7 +127,11 @@ impl From<ReadRequest> for pb::ReadRequest {
             offset: item.offset,
             length: item.length.unwrap_or(0),
         });
-        Self { dataset: id_bytes(request.dataset.as_bytes()), items: items.collect() }
+        Self {
+            dataset: id_bytes(request.dataset.as_bytes()),
+            items: items.collect(),
+            check_copies: request.check_copies,
+        }
     }
 }
 
@@ -145,7 +151,8 @@ impl TryFrom<pb::ReadRequest> for ReadRequest {
             let length = (item.length > 0).then_some(item.length);
             items.push(ReadItem { source, offset: item.offset, length });
         }
-        Ok(Self { dataset: dataset_id(&wire.dataset)?, items })
+        let (dataset, check_copies) = (dataset_id(&wire.dataset)?, wire.check_copies);
+        Ok(Self { dataset, items, check_copies })
     }
 }
 

@@ -126,12 +126,14 @@ pub(crate) struct Plan {
     /// By number.
     named: Vec<Named>,
     keys: Keys,
+    /// Whether copies are checked that were found whole lately, too.
+    pub(crate) check_copies: bool,
 }
 
 impl Plan {
     /// Looks up what is asked for by path.
     pub(crate) async fn new(parts: &Parts, request: ReadRequest) -> Result<Self, Error> {
-        let ReadRequest { dataset, items } = request;
+        let ReadRequest { dataset, items, check_copies } = request;
         let mut named = Vec::new();
         let mut found = Vec::with_capacity(items.len());
         for (number, item) in (0u32..).zip(items) {
@@ -150,6 +152,7 @@ impl Plan {
             layouts: Layouts::default(),
             named,
             keys: Keys { dataset, last: None },
+            check_copies,
         };
         sort(&mut found);
         plan.add(found);
@@ -331,6 +334,9 @@ impl Plan {
                 }
                 chunks.push(*chunk);
             }
+        }
+        if self.check_copies {
+            chunks.iter().for_each(|chunk| parts.store.doubt(&self.keys.of(*chunk)));
         }
         self.layouts.read(parts, budget, self.dataset, &chunks).await;
     }

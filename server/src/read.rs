@@ -59,6 +59,11 @@ pub(crate) async fn read(
         if !segments.is_empty() {
             let wanted: Vec<_> =
                 segments.iter().map(|segment| (segment.key.clone(), segment.span)).collect();
+            if plan.check_copies {
+                for (key, _) in wanted.chunk_by(|(a, _), (b, _)| a == b).filter_map(<[_]>::first) {
+                    parts.store.doubt(key);
+                }
+            }
             let bodies = executor.read(&wanted).await;
             for (segment, body) in segments.into_iter().zip(bodies) {
                 if failed == Some(segment.item) {

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dl_runtime::{OsRandom, Random, SystemClock};
+use dl_runtime::{OsRandom, Random, SystemClock, blocking, masked};
 use object_store::aws::AmazonS3Builder;
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
@@ -21,7 +21,7 @@ use object_store::{
 
 use crate::http::WholeAnswers;
 use crate::object::{RemoteStore, kind_of};
-use crate::{Error, Kind, Prefix, Store};
+use crate::{Error, Kind, Prefix, Store, profile};
 
 const ACTION: &str = "open store";
 
@@ -91,23 +91,38 @@ impl Address {
         })
     }
 
-    /// Connects with `settings`, those of object_store's variables that are for this provider,
-    /// and makes sure that the bucket can be used.
+    /// Connects with `settings`, those of object_store's variables that are for this provider and
+    /// what Amazon's profile adds to them, and makes sure that the bucket can be used.
     pub(crate) async fn open(
         &self,
         settings: &[(String, String)],
     ) -> Result<Arc<dyn Store>, Error> {
         let random: Arc<dyn Random> = Arc::new(OsRandom);
-        if let Some((name, value)) = self.endpoint(settings)
-            && !is_endpoint(value)
+        let settings = self.completed(settings.to_vec()).await?;
+        let settings = settings.as_slice();
+        if let Some((name, value)) = self.endpoints(settings).find(|(_, value)| !is_endpoint(value))
         {
-            // object_store would panic over it later.
+            // object_store would panic over it later, or show the login in it.
+            let value = masked(value);
             let why = format!("{name} is {value:?}: give http://HOST:PORT or https://HOST");
             return Err(Error::because(Kind::Unsupported, ACTION, self, why));
         }
         let store = self.connect(settings).map_err(|error| self.refusal(settings, error))?;
         self.probe(&*store, &*random).await.map_err(|error| self.refusal(settings, error))?;
         Ok(Arc::new(RemoteStore::new(store, self.to_string(), random, GAP)))
+    }
+
+    async fn completed(
+        &self,
+        settings: Vec<(String, String)>,
+    ) -> Result<Vec<(String, String)>, Error> {
+        if self.provider != Provider::S3 {
+            return Ok(settings);
+        }
+        let completed = blocking::run(move || profile::completed(settings)).await;
+        let stopped = |why| Error::because(Kind::Unavailable, ACTION, self, why);
+        let refused = |why: String| Error::because(Kind::Unsupported, ACTION, self, why);
+        completed.map_err(stopped)?.map_err(refused)
     }
 
     fn connect(&self, settings: &[(String, String)]) -> Result<Arc<dyn ObjectStore>, ObjectError> {
@@ -179,22 +194,29 @@ impl Address {
     /// The variables that name another address than the provider's, the usual one first.
     fn endpoint_names(&self) -> &'static [&'static str] {
         match self.provider {
-            Provider::S3 => &["AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"],
+            Provider::S3 => &profile::ENDPOINT,
             Provider::Google => &["GOOGLE_BASE_URL"],
             Provider::Azure => &["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"],
         }
     }
 
-    fn endpoint<'a>(&self, settings: &'a [(String, String)]) -> Option<(&'a str, &'a str)> {
+    fn endpoints<'a>(
+        &self,
+        settings: &'a [(String, String)],
+    ) -> impl Iterator<Item = (&'a str, &'a str)> + use<'a> {
         let names = self.endpoint_names();
-        let found = settings.iter().find(|(name, _)| names.contains(&name.as_str()));
+        let found = settings.iter().filter(|(name, _)| names.contains(&name.as_str()));
         found.map(|(name, value)| (name.as_str(), value.as_str()))
     }
 
     /// What to mend, and why.
     fn refusal(&self, settings: &[(String, String)], error: ObjectError) -> Error {
         let variables = match self.provider {
-            Provider::S3 => "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            Provider::S3 if !profile::has_credentials(settings) => {
+                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (which are neither set nor in a profile \
+                 below ~/.aws, so that a role of this machine was asked for)"
+            }
+            Provider::S3 => "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the profile with them",
             Provider::Google => "GOOGLE_SERVICE_ACCOUNT",
             Provider::Azure => "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
         };
@@ -205,7 +227,7 @@ impl Address {
             Provider::Azure => "; an address with http:// needs AZURE_ALLOW_HTTP=true as well",
         };
         let what = self.endpoint_names().first().copied().unwrap_or_default();
-        let endpoint = self.endpoint(settings);
+        let endpoint = self.endpoints(settings).next();
         let endpoint = endpoint.map_or("the provider's own address", |(_, value)| value);
         let bucket = &self.bucket;
         let kind = kind_of(&error);
@@ -255,6 +277,7 @@ fn is_endpoint(text: &str) -> bool {
     host.is_some_and(|host| {
         !host.is_empty()
             && !host.starts_with('/')
+            && !host.contains('@')
             && host.bytes().all(|byte| byte.is_ascii_graphic())
     })
 }
@@ -279,11 +302,13 @@ mod tests {
     #[tokio::test]
     async fn an_endpoint_that_is_no_address_is_refused() {
         let bucket = Address::parse("s3://b").unwrap();
-        for endpoint in ["here", "http://", "http:///x", "https://a b", "ftp://a"] {
+        for endpoint in ["here", "http://", "http:///x", "https://a b", "ftp://a", "http://K:SEC@h"]
+        {
             let settings = [("AWS_ENDPOINT_URL".to_owned(), endpoint.to_owned())];
             let error = bucket.open(&settings).await.unwrap_err();
             let why = error.source.unwrap().to_string();
             assert!(error.kind == Kind::Unsupported && why.contains("AWS_ENDPOINT_URL"), "{why}");
+            assert!(!why.contains("SEC"), "{why}");
         }
     }
 

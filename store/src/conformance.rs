@@ -26,6 +26,7 @@ pub async fn run(make: impl AsyncFn() -> Arc<dyn Store>) {
     what_is_deleted_is_gone_and_can_come_back(&*make().await).await;
     a_listing_gives_each_object_below_its_prefix_once(&*make().await).await;
     objects_are_settled_whether_they_are_there_or_not(&*make().await).await;
+    what_is_doubted_is_read_as_it_is(&*make().await).await;
     a_dropped_create_leaves_all_or_nothing(&*make().await).await;
     the_store_says_what_it_is(&*make().await);
 }
@@ -242,6 +243,18 @@ async fn objects_are_settled_whether_they_are_there_or_not(store: &dyn Store) {
         .create(&keys[4], "now".into())
         .await
         .expect("create what was settled before it was there");
+}
+
+async fn what_is_doubted_is_read_as_it_is(store: &dyn Store) {
+    let (here, gone) = (key("x/here"), key("x/gone"));
+    store.create(&here, "here".into()).await.expect("create a new key");
+    for _ in 0..2 {
+        let read = store.read(&[exact(&here, 1, 3), exact(&gone, 0, 1)]).await;
+        assert_eq!(read[0].as_ref().expect("read what is there"), &"er", "{store}");
+        assert_eq!(read[1].as_ref().expect_err("it isn't there").kind, Kind::Missing, "{store}");
+        store.doubt(&here);
+        store.doubt(&gone);
+    }
 }
 
 async fn a_dropped_create_leaves_all_or_nothing(store: &dyn Store) {

@@ -139,6 +139,10 @@ impl Store for CountStore {
         result
     }
 
+    fn doubt(&self, key: &Key) {
+        self.inner.doubt(key);
+    }
+
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
         let counters = &self.counters;
         add(&counters.lists, 1);

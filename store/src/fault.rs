@@ -123,6 +123,10 @@ impl Store for FaultStore {
         self.write("settle", &what, self.inner.settle(keys)).await
     }
 
+    fn doubt(&self, key: &Key) {
+        self.inner.doubt(key);
+    }
+
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
         let prefix = prefix.clone();
         let listing = async move {

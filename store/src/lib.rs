@@ -16,6 +16,7 @@ mod local;
 mod merge;
 mod object;
 mod open;
+mod profile;
 mod range;
 mod throttle;
 mod tier;
@@ -56,6 +57,8 @@ pub use tier::{Kept, TierCounts, TierStore};
 /// - `settle` makes objects durable that a read or list has found, whose makers may have died
 ///   before they were: those of `keys` that are there when it begins are durable when it returns.
 ///   A key without an object is passed over.
+/// - `doubt` changes no object: what a store keeps of one to answer faster, it checks before it gives
+///   it out again.
 /// - A dropped future leaves the object absent or whole, never a part of it.
 /// - An operation that fails with a retryable error may have taken effect.
 /// - No key may extend another key by whole segments (`a` and `a/b`); which of the two calls
@@ -85,6 +88,9 @@ pub trait Store: Debug + Display + Send + Sync + 'static {
     /// # Errors
     /// As the store fails; a missing object is none.
     async fn settle(&self, keys: &[Key]) -> Result<(), Error>;
+
+    /// Bytes of this object, as a read gave them, may not be what was stored.
+    fn doubt(&self, key: &Key);
 
     /// The objects below `prefix`, unordered.
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>>;

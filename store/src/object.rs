@@ -256,6 +256,10 @@ impl Store for RemoteStore {
         Ok(())
     }
 
+    fn doubt(&self, _: &Key) {
+        // Nothing is kept of what was read.
+    }
+
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
         let (below, prefix) = (Path::from(prefix.as_str()), prefix.clone());
         let asked = prefix.clone();

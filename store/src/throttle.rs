@@ -139,6 +139,10 @@ impl Store for ThrottleStore {
         self.slowly(0, self.inner.settle(keys), |_| 0).await
     }
 
+    fn doubt(&self, key: &Key) {
+        self.inner.doubt(key);
+    }
+
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
         let prefix = prefix.clone();
         let listing =

@@ -205,6 +205,7 @@ impl Wire {
         let request = pb::ReadRequest {
             dataset: Bytes::copy_from_slice(dataset.as_bytes()),
             items: items.collect(),
+            check_copies: false,
         };
         let mut found = vec![Vec::new(); listed.len()];
         let mut ended = 0;

@@ -166,6 +166,10 @@ pub struct ReadRequest {
     pub dataset: ::prost::bytes::Bytes,
     #[prost(message, repeated, tag = "2")]
     pub items: ::prost::alloc::vec::Vec<ReadItem>,
+    /// Checks copies in a fast store also where they were found whole lately: bytes came damaged
+    /// before, or their checksum is known only after they were handed on.
+    #[prost(bool, tag = "3")]
+    pub check_copies: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReadItem {

@@ -97,6 +97,10 @@ impl Store for MeteredStore {
         result
     }
 
+    fn doubt(&self, key: &Key) {
+        self.inner.doubt(key);
+    }
+
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
         let timer = Timer::start(&self.metrics.list, &self.clock);
         let checked = move |result: &Result<ObjectInfo, Error>| {

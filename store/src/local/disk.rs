@@ -3,15 +3,19 @@
 //! Must hold: everything goes through the descriptor of the root, so that the store stays where
 //! it was opened, whatever is renamed above it.
 
-use std::fs;
+use std::fs::{self, DirBuilder};
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::{ReadWriteFlags, preadv2, retry_on_intr};
 
 use super::files::{Entry, Errno, Files, Node, Result, State};
+
+/// Of the root, and of what has to be made above it: who reads what lies there needs no key.
+const ROOT_MODE: u32 = 0o700;
 
 /// As the umask allows.
 const FILE_MODE: Mode = Mode::from_raw_mode(0o666);
@@ -34,7 +38,7 @@ impl Disk {
         let missing: Vec<PathBuf> =
             root.ancestors().take_while(|dir| !dir.exists()).map(Path::to_path_buf).collect();
         for dir in missing.iter().rev() {
-            match fs::create_dir(dir) {
+            match DirBuilder::new().mode(ROOT_MODE).create(dir) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
                 Ok(()) | Err(_) => {}
             }

@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use dl_runtime::blocking;
+use dl_runtime::{blocking, masked};
 use futures::future::join_all;
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryStreamExt};
@@ -52,7 +52,7 @@ const LISTED_PER_JOB: usize = 1024;
 
 /// Opens the directory `root` as a store, and makes it when it is not there.
 pub(crate) async fn open(root: &Path) -> Result<Arc<dyn Store>, Error> {
-    let (path, shown) = (root.to_path_buf(), root.display().to_string());
+    let (path, shown) = (root.to_path_buf(), masked(&root.to_string_lossy()).into_owned());
     let opened =
         blocking::run(move || -> std::io::Result<_> { Ok(Directory::open(Disk::open(&path)?)?) });
     let directory = opened
@@ -96,7 +96,7 @@ impl<F: Files> LocalStore<F> {
 
 impl<F: Files> fmt::Display for LocalStore<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "local({})", self.root.display())
+        write!(f, "local({})", masked(&self.root.to_string_lossy()))
     }
 }
 
@@ -146,6 +146,10 @@ impl<F: Files> Store for LocalStore<F> {
     async fn settle(&self, keys: &[Key]) -> Result<(), Error> {
         let (owned, what) = (keys.to_vec(), format!("{} objects", keys.len()));
         self.run("settle", what, move |directory| directory.settle(&owned)).await
+    }
+
+    fn doubt(&self, _: &Key) {
+        // Nothing is kept of what was read.
     }
 
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {

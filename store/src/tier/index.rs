@@ -261,6 +261,13 @@ impl Index {
         }
     }
 
+    /// What was checked of this copy is to be checked again.
+    pub(super) fn doubt(&mut self, key: &Key) {
+        if let Some(copy) = self.copies.get(key) {
+            self.marks.forget(copy.slot, copy.number);
+        }
+    }
+
     /// Whatever was checked is to be checked again.
     pub(super) fn distrust(&mut self) {
         self.marks.clear();

@@ -138,6 +138,13 @@ impl Marks {
         Some(self.places.len() - 1)
     }
 
+    /// Nothing is known any more of the pages of a copy.
+    pub(super) fn forget(&mut self, slot: Slot, copy: u64) {
+        if let Some(place) = self.places.get_mut(slot).filter(|place| place.copy == copy) {
+            place.pages.fill([0; 2]);
+        }
+    }
+
     /// Nothing is known any more of any page.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
@@ -170,6 +177,11 @@ mod tests {
             // Nor does one that comes late.
             marks.set(slot, 7, (3..4, PAGES), seconds(checked_at));
             assert!(!marks.has(slot, 7, 3..4, seconds(checked_at) + TRUSTED), "{checked_at}");
+            marks.forget(slot, 8);
+            assert!(marks.has(slot, 7, 1..2, seconds(checked_at + 30)));
+            marks.forget(slot, 7);
+            assert!(!marks.has(slot, 7, 1..2, seconds(checked_at + 30)));
+            marks.set(slot, 7, (1..2, PAGES), seconds(checked_at + 30));
             marks.clear();
             assert!(!marks.has(slot, 7, 1..2, seconds(checked_at + 30)));
         }

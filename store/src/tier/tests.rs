@@ -49,6 +49,10 @@ impl Store for Twice {
         self.0.settle(keys).await
     }
 
+    fn doubt(&self, key: &Key) {
+        self.0.doubt(key);
+    }
+
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
         self.0.list(prefix)
     }

@@ -1,7 +1,8 @@
 //! One request for many files, tried until each is there or can't be had.
 //!
 //! Must hold: each file is handed over once, as soon as it is there; what came in a try that broke
-//! is not asked for again; a damaged file is asked for once more and then given up.
+//! is not asked for again; a damaged file is asked for once more, so that copies of it are checked, and
+//! then given up.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -228,18 +229,24 @@ async fn attempt(
         let files = progress.files.iter().enumerate();
         files.filter(|(_, item)| matches!(item, Item::Missing(_))).map(|(n, _)| n).collect()
     };
-    let runs = {
+    let (runs, is_damaged) = {
         let progress = lock(progress);
+        let is_damaged = |number: &usize| {
+            let item = progress.files.get(*number);
+            matches!(item, Some(Item::Missing(Some(Failure { kind: Kind::Corrupt, .. }))))
+        };
+        let is_damaged = asked.iter().any(is_damaged);
         // What failed before is asked for alone: the others are not to fail with it.
         let failed =
             |number: usize| matches!(progress.files.get(number), Some(Item::Missing(Some(_))));
-        Run::of(wanted, &mut asked, failed)
+        (Run::of(wanted, &mut asked, failed), is_damaged)
     };
+    let check_copies = is_damaged || wanted.iter().any(Wanted::is_part);
     let items = runs.iter().filter_map(|run| {
         let first = asked.get(run.files.start).and_then(|number| wanted.get(*number))?;
         Some(run.request(first))
     });
-    let message = ReadRequest { dataset: dataset.id, items: items.collect() };
+    let message = ReadRequest { dataset: dataset.id, items: items.collect(), check_copies };
     let mut request = this.request(pb::ReadRequest::from(message));
     let replies = Replies::default();
     request.extensions_mut().insert(replies.clone());

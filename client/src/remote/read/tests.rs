@@ -150,7 +150,9 @@ fn damaged_bytes_are_asked_for_once_more() {
     let tried = Arc::clone(&tries);
     let dataset = dataset(reading(move |request| {
         let mut pieces = pieces(0, &content(&asked(&request)[0]), 99_999);
-        if tried.fetch_add(1, Ordering::SeqCst) == 0 {
+        let turn = tried.fetch_add(1, Ordering::SeqCst);
+        assert_eq!(request.check_copies, turn > 0, "copies are trusted until then");
+        if turn == 0 {
             pieces[0].data = Bytes::from(vec![0; pieces[0].data.len()]);
         }
         vec![reply(pieces)]
@@ -184,7 +186,7 @@ fn a_large_file_is_read_in_windows_and_checked_at_its_end() {
         let stored = whole.clone();
         let dataset = dataset(reading(move |request| {
             let item = &request.items[0];
-            assert!(matches!(item.source, ReadSource::File(_)));
+            assert!(matches!(item.source, ReadSource::File(_)) && request.check_copies);
             let (start, length) = (item.offset as usize, item.length.unwrap() as usize);
             let mut range = stored[start..start + length].to_vec();
             range[0] ^= u8::from(damaged);

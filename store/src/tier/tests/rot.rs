@@ -90,6 +90,20 @@ async fn damage_of_a_copy_that_was_found_whole_is_found_after_a_minute() {
 }
 
 #[tokio::test]
+async fn damage_of_a_copy_that_is_doubted_is_found_at_once() {
+    let rig = rig(1000).await;
+    let key = rig.copied().await;
+    assert_eq!(rig.rotten(&key).await, 0, "found whole");
+    rig.rot(&key, 15).await;
+    assert_ne!(rig.read(&key).await.unwrap(), vec![1; 10], "it is not looked at again by itself");
+    rig.tier.doubt(&key);
+    assert_eq!(rig.rotten(&key).await, 1);
+    let [other] = keys(["b"]);
+    rig.tier.doubt(&other);
+    assert_eq!(rig.rotten(&key).await, 1);
+}
+
+#[tokio::test]
 async fn a_copy_that_was_made_anew_and_one_of_a_store_that_failed_are_checked_anew() {
     let rig = rig(1000).await;
     let key = rig.copied().await;

@@ -78,7 +78,8 @@ async fn ask(client: &mut Client, method: &str, name: &str, id: DatasetId) -> Re
         "Read" => {
             let source = Some(pb::read_item::Source::Path(Bytes::from("a")));
             let items = vec![pb::ReadItem { source, ..Default::default() }];
-            first(client.read(pb::ReadRequest { dataset, items }).await).await
+            let request = pb::ReadRequest { dataset, items, check_copies: true };
+            first(client.read(request).await).await
         }
         "Stat" => {
             let request = pb::StatRequest { dataset, paths };

@@ -81,6 +81,10 @@ impl Store for Many {
         Ok(())
     }
 
+    fn doubt(&self, key: &Key) {
+        self.inner.doubt(key);
+    }
+
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
         let (Some(dataset), Some(size)) = (self.dataset.get(), self.length.get()) else {
             return self.inner.list(prefix);
