@@ -6,8 +6,9 @@
 //! the file is opened again.
 
 use std::fmt;
-use std::fs::{self, TryLockError};
+use std::fs::{self, DirBuilder, OpenOptions, TryLockError};
 use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,14 +21,19 @@ use crate::{Error, Kind};
 /// Opens the file, or what a test has in its place.
 pub(super) type Opener = Box<dyn Fn() -> Result<Database, redb::Error> + Send + Sync>;
 
+/// Of a folder that is made, and of files in it: names of files are for their owner alone.
+const DIR_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
+
 /// Opens `dir/meta.redb` and makes what is not there. Whoever has the opener has the directory
 /// for itself, also while the file is opened again.
 pub(super) fn in_directory(dir: PathBuf, cache_bytes: usize) -> Result<Opener, redb::Error> {
-    fs::create_dir_all(&dir)?;
-    let lock = fs::OpenOptions::new()
+    DirBuilder::new().recursive(true).mode(DIR_MODE).create(&dir)?;
+    let lock = OpenOptions::new()
         .write(true)
         .create(true)
         .truncate(false)
+        .mode(FILE_MODE)
         .open(dir.join("meta.lock"))?;
     lock.try_lock().map_err(|error| match error {
         TryLockError::WouldBlock => redb::Error::DatabaseAlreadyOpen,
@@ -46,6 +52,7 @@ pub(super) fn in_directory(dir: PathBuf, cache_bytes: usize) -> Result<Opener, r
         if new.try_exists()? {
             fs::remove_file(&new)?;
         }
+        OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(&new)?;
         let database = open(&new)?;
         fs::rename(&new, &file)?;
         for dir in [Some(dir.as_path()), dir.parent()].into_iter().flatten() {

@@ -3,9 +3,9 @@
 //! Must hold: memory is bounded by what is said at the start, whatever comes; small things never
 //! touch a disk.
 
-use std::fs::File;
+use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::PathBuf;
 
 /// Bytes of all partitions together that are in memory.
@@ -30,7 +30,7 @@ impl Scratch {
         if !made.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
             return made;
         }
-        std::fs::create_dir_all(&self.0)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
         tempfile::tempfile_in(&self.0)
     }
 }

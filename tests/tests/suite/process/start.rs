@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::net::TcpListener;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -224,5 +224,34 @@ fn a_server_whose_log_nobody_reads_serves_and_ends_on_sigterm() -> Result<()> {
     run(dlcmd()?.args(["--server", &address, "datasets"]))?.code(0)?;
     server.signal(Signal::TERM)?;
     ensure!(server.wait(Duration::from_secs(20))? == 0, "it ended otherwise");
+    Ok(())
+}
+
+/// Keeps S-30: who has no key finds no way round it.
+#[test]
+fn what_a_server_makes_is_for_its_user_alone() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let (above, source) = (scene.path().join("above"), scene.path().join("src"));
+    let (data, fast, opened) =
+        (above.join("data"), scene.path().join("fast"), above.join("opened"));
+    folder::fill(&source, 3, 1_000, &Dice::new(3))?;
+    let flags = ["--fast-store", fast.to_str().context("a temporary folder has a name")?];
+    let server = Server::start_with(&data, "127.0.0.1:0", &flags)?;
+    put(&server, &source)?;
+    server.stop()?;
+    let mode =
+        |path: &Path| Ok::<_, std::io::Error>(fs::metadata(path)?.permissions().mode() & 0o777);
+    for made in [&above, &data, &fast, &data.join("meta"), &data.join("chunks")] {
+        ensure!(mode(made)? == 0o700, "{}: {:o}", made.display(), mode(made)?);
+    }
+    for entry in fs::read_dir(data.join("meta"))? {
+        let file = entry?.path();
+        ensure!(mode(&file)? == 0o600, "{}: {:o}", file.display(), mode(&file)?);
+    }
+    // A folder that is there is its admin's.
+    fs::create_dir_all(opened.join("chunks"))?;
+    fs::set_permissions(opened.join("chunks"), fs::Permissions::from_mode(0o750))?;
+    Server::start(&opened)?.stop()?;
+    ensure!(mode(&opened.join("chunks"))? == 0o750, "it was changed");
     Ok(())
 }
