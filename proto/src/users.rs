@@ -15,8 +15,11 @@ use crate::key::KeyHash;
 /// Most bytes of a users file: some ten thousand users.
 pub const USERS_FILE_BYTES_MAX: u64 = 4 << 20;
 
+/// Most keys of one user: the one that takes over, and the one before it.
+const KEYS_MAX: usize = 2;
+
 const HEADING: &str = "\
-# Users of dlserver, written by `dlcmd user`. One a line: the name, a hash of the key, the roles.
+# Users of dlserver, written by `dlcmd user`. One a line: the name, hashes of the keys, the roles.
 ";
 
 /// What a user is called.
@@ -56,13 +59,48 @@ impl FromStr for UserName {
 /// What is known of a user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
-    /// What is kept of the key.
-    pub key: KeyHash,
+    /// What is kept of the keys, the newest first.
+    keys: Vec<KeyHash>,
     /// What the user may do.
     pub grants: Vec<Grant>,
 }
 
 impl User {
+    /// Somebody with one key.
+    pub fn new(key: KeyHash, grants: Vec<Grant>) -> Self {
+        Self { keys: vec![key], grants }
+    }
+
+    /// What is kept of the keys, the newest first: one or two.
+    pub fn keys(&self) -> &[KeyHash] {
+        &self.keys
+    }
+
+    /// Adds a newer key. False when there are two, of which one has to end first.
+    pub fn add_key(&mut self, key: KeyHash) -> bool {
+        let has_room = self.keys.len() < KEYS_MAX;
+        if has_room {
+            self.keys.insert(0, key);
+        }
+        has_room
+    }
+
+    /// Ends all keys but the newest. False when there is no other.
+    pub fn drop_old_key(&mut self) -> bool {
+        let has_old = self.keys.len() > 1;
+        self.keys.truncate(1);
+        has_old
+    }
+
+    /// Whether what somebody shows is a key of this user. Takes as long for a user with one key, with
+    /// two, and for nobody.
+    pub fn has_key(user: Option<&Self>, shown: &[u8]) -> bool {
+        let keys = user.map_or(&[][..], |user| user.keys.as_slice());
+        let nobody = KeyHash::of_nobody();
+        let is_of = |number| keys.get(number).unwrap_or(&nobody).is_of(shown);
+        (0..KEYS_MAX).map(is_of).fold(false, |is_right, one| is_right | one)
+    }
+
     /// The highest role that the user has on a dataset of that name, whether there is one or not.
     pub fn role(&self, dataset: &DatasetName) -> Option<Role> {
         let grants = self.grants.iter().filter(|grant| grant.datasets.matches(dataset));
@@ -104,13 +142,13 @@ impl FromStr for Users {
                 .unwrap_or_default()
                 .parse()
                 .map_err(|why: InvalidUserName| invalid(why.to_string()))?;
-            let key = words.next().and_then(KeyHash::parse);
-            let key =
-                key.ok_or_else(|| invalid("after the name stands no hash of a key".into()))?;
+            let keys = words.next().and_then(hashes);
+            let keys =
+                keys.ok_or_else(|| invalid("after the name stands no hash of a key".into()))?;
             let grants = words.map(str::parse).collect::<Result<_, _>>();
             let grants =
                 grants.map_err(|why: crate::grant::InvalidGrant| invalid(why.to_string()))?;
-            if users.insert(name, User { key, grants }).is_some() {
+            if users.insert(name, User { keys, grants }).is_some() {
                 return Err(invalid("the user stands in an earlier line, too".into()));
             }
         }
@@ -122,7 +160,8 @@ impl fmt::Display for Users {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(HEADING)?;
         for (name, user) in &self.0 {
-            write!(f, "{name} {}", user.key)?;
+            let keys: Vec<_> = user.keys.iter().map(KeyHash::to_string).collect();
+            write!(f, "{name} {}", keys.join(","))?;
             for grant in &user.grants {
                 write!(f, " {grant}")?;
             }
@@ -132,14 +171,23 @@ impl fmt::Display for Users {
     }
 }
 
+/// The hashes of one or two keys.
+fn hashes(text: &str) -> Option<Vec<KeyHash>> {
+    let keys: Option<Vec<_>> = text.split(',').map(KeyHash::parse).collect();
+    keys.filter(|keys| keys.len() <= KEYS_MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::key::Key;
 
     fn user(grants: &[&str]) -> User {
-        let key = KeyHash::of(&Key::from_random([3; 32]), [4; 16]);
-        User { key, grants: grants.iter().map(|grant| grant.parse().unwrap()).collect() }
+        User::new(hash(3), grants.iter().map(|grant| grant.parse().unwrap()).collect())
+    }
+
+    fn hash(key: u8) -> KeyHash {
+        KeyHash::of(&Key::from_random([key; 32]), [4; 16])
     }
 
     fn users() -> Users {
@@ -159,18 +207,36 @@ mod tests {
     #[test]
     fn a_wrong_line_is_refused_by_its_number_and_its_text_is_not_told() {
         let good = users().to_string();
-        let hash = user(&[]).key;
+        let hash = hash(3);
         for line in [
             "sesame-is-my-key".to_owned(),
             "ann sesame-is-my-key read:*".to_owned(),
             format!("ann {hash} read:*"),
             format!("cat {hash} sesame-is-my-key"),
             format!(".cat {hash}"),
+            format!("cat {hash},"),
+            format!("cat {hash},{hash},{hash}"),
         ] {
             let error = format!("{good}{line}\n").parse::<Users>().unwrap_err().to_string();
             assert!(error.starts_with("line 4: "), "{error}");
             assert!(!error.contains("sesame"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_second_key_counts_until_the_older_one_is_dropped() {
+        let shows = |user: &User, key| {
+            let text = Key::from_random([key; 32]);
+            User::has_key(Some(user), text.as_str().as_bytes())
+        };
+        let mut ann = user(&["read:*"]);
+        assert!(!ann.drop_old_key() && ann.add_key(hash(5)) && !ann.add_key(hash(6)));
+        let text = Users([("ann".parse().unwrap(), ann.clone())].into()).to_string();
+        assert_eq!(text.parse::<Users>().unwrap().0.into_values().next(), Some(ann.clone()));
+        assert_eq!([3, 5, 6].map(|key| shows(&ann, key)), [true, true, false]);
+        assert!(ann.drop_old_key());
+        assert_eq!([3, 5, 6].map(|key| shows(&ann, key)), [false, true, false]);
+        assert!(!User::has_key(None, &[0; 64]) && !User::has_key(Some(&ann), b""));
     }
 
     #[test]

@@ -46,7 +46,7 @@ mod tests {
     #[test]
     fn what_is_no_list_of_users_is_refused_without_repeating_it() {
         let key = KeyHash::of(&Key::from_random([1; 32]), [2; 16]);
-        let users = [("ann".parse().unwrap(), User { key, grants: vec![] })];
+        let users = [("ann".parse().unwrap(), User::new(key, vec![]))];
         let people = People::parse(&Users(users.into_iter().collect()).to_string()).unwrap();
         assert!(people.person("ann").is_some() && people.person("bob").is_none());
         for wrong in ["", "\n", "cat sesame"] {

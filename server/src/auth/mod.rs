@@ -11,7 +11,7 @@ mod rules;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use dl_proto::{KEY_HEADER, KeyHash, USER_HEADER};
+use dl_proto::{KEY_HEADER, USER_HEADER, User};
 use dl_runtime::Clock;
 use tonic::Status;
 use tonic::codegen::http::HeaderMap;
@@ -64,10 +64,7 @@ impl Auth {
             return Err(Refused { status, times: 0 });
         };
         let person = std::str::from_utf8(user).ok().and_then(|user| users.now().person(user));
-        let is_right = match &person {
-            Some(person) => person.user.key.is_of(key),
-            None => KeyHash::of_nobody().is_of(key),
-        };
+        let is_right = User::has_key(person.as_ref().map(|person| &person.user), key);
         match person {
             Some(person) if is_right => Ok(Caller::Known(person)),
             person => {

@@ -106,8 +106,7 @@ mod tests {
     use super::*;
 
     fn add(path: &Path, name: &str) -> Result<(), Failure> {
-        let user =
-            User { key: KeyHash::of(&Key::from_random([1; 32]), [2; 16]), grants: Vec::new() };
+        let user = User::new(KeyHash::of(&Key::from_random([1; 32]), [2; 16]), Vec::new());
         change(path, |users| {
             users.0.insert(name.parse().expect("legal"), user);
             Ok(())

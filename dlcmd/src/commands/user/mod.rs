@@ -1,6 +1,6 @@
 //! `dlcmd user`: who may ask a server that was started with `--users FILE`.
 //!
-//! Must hold: a key is shown once, on stdout, and kept nowhere.
+//! Must hold: a key is shown once, on stdout, and kept nowhere; it counts only if it was shown.
 
 mod file;
 
@@ -8,14 +8,14 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use dl_runtime::{OsRandom, Random};
-use libdiesel::{Grant, Key, KeyHash, User, UserName};
+use libdiesel::{Grant, Key, KeyHash, User, UserName, Users};
 use serde::Serialize;
 
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 
-/// Add, remove or list the users of a server
+/// Add, remove or list the users of a server, or give them other keys
 ///
 /// Works on the file that dlserver is given with --users; a running server takes a change over
 /// within seconds. Keys are random, and only a hash of each is kept.
@@ -25,6 +25,8 @@ admin (delete and recover datasets as well), on the datasets whose names match a
 
 Examples:
   dlcmd user --users /etc/diesel/users add ann --role 'read:*' --role 'write:ann-*' > ann.key
+  dlcmd user --users /etc/diesel/users rekey ann --keep-old > ann.new.key
+  dlcmd user --users /etc/diesel/users drop-old ann
   dlcmd user --users /etc/diesel/users remove ann")]
 pub(crate) struct Arguments {
     /// The users file; made by the first add
@@ -46,6 +48,19 @@ enum Change {
         #[arg(long = "role", value_name = "ROLE:PATTERN", required = true)]
         roles: Vec<Grant>,
     },
+    /// Give a user another key and print it; the old one ends
+    Rekey {
+        /// The user
+        name: UserName,
+        /// Let the old key count as well, until `drop-old`
+        #[arg(long)]
+        keep_old: bool,
+    },
+    /// End the key that `rekey --keep-old` has kept
+    DropOld {
+        /// The user
+        name: UserName,
+    },
     /// Remove a user
     Remove {
         /// The user
@@ -60,9 +75,10 @@ enum Change {
 struct Listed<'a> {
     name: &'a str,
     roles: Vec<String>,
+    keys: usize,
 }
 
-/// The line of `add`.
+/// The line of `add` and `rekey`.
 #[derive(Debug, Serialize)]
 struct Added<'a> {
     name: &'a str,
@@ -80,43 +96,91 @@ pub(crate) fn run(
     };
     match arguments.change {
         Change::Add { name, roles } => {
-            let (mut bits, mut salt) = ([0; 32], [0; 16]);
-            OsRandom.fill(&mut bits);
-            OsRandom.fill(&mut salt);
-            let key = Key::from_random(bits);
-            let user = User { key: KeyHash::of(&key, salt), grants: roles };
             file::change(&path, |users| {
                 if users.0.contains_key(&name) {
-                    let why = "is there already; remove it first for another key or other roles";
+                    let why = "is there already; `rekey` gives another key, and for other roles \
+                               remove it first";
                     return Err(Failure::failed(format!("user {name} {why}")));
                 }
-                users.0.insert(name.clone(), user);
+                users.0.insert(name.clone(), User::new(tell_key(&name, out)?, roles));
                 Ok(())
             })?;
-            if out.is_json() {
-                out.json("key", &Added { name: name.as_str(), key: key.as_str() })?;
-            } else {
-                out.line(format_args!("{}", key.as_str()))?;
-            }
             context.notes.note(format_args!("user {name} added; the key is not shown again"));
+        }
+        Change::Rekey { name, keep_old } => {
+            file::change(&path, |users| {
+                let user = known(users, &name)?;
+                if keep_old && user.keys().len() > 1 {
+                    let why = "has an old key besides, which `drop-old` ends; do that first";
+                    return Err(Failure::failed(format!("user {name} {why}")));
+                }
+                let key = tell_key(&name, out)?;
+                // Of two, the older one makes room.
+                user.drop_old_key();
+                user.add_key(key);
+                if !keep_old {
+                    user.drop_old_key();
+                }
+                Ok(())
+            })?;
+            let old = if keep_old { "counts until `drop-old`" } else { "counts no more" };
+            let new = "has another key, which is not shown again";
+            context.notes.note(format_args!("user {name} {new}; the old one {old}"));
+        }
+        Change::DropOld { name } => {
+            file::change(&path, |users| match known(users, &name)?.drop_old_key() {
+                true => Ok(()),
+                false => Err(Failure::not_found(format!("user {name} has no old key"))),
+            })?;
+            context.notes.note(format_args!("the old key of user {name} counts no more"));
         }
         Change::Remove { name } => {
             file::change(&path, |users| match users.0.remove(&name) {
                 Some(_) => Ok(()),
-                None => Err(Failure::not_found(format!("there is no user {name}"))),
+                None => Err(unknown(&name)),
             })?;
             context.notes.note(format_args!("user {name} removed"));
         }
         Change::List => {
             for (name, user) in &file::read(&path)?.0 {
                 let roles: Vec<_> = user.grants.iter().map(Grant::to_string).collect();
+                let keys = user.keys().len();
                 if out.is_json() {
-                    out.json("user", &Listed { name: name.as_str(), roles })?;
+                    out.json("user", &Listed { name: name.as_str(), roles, keys })?;
                 } else {
-                    out.line(format_args!("{name} {}", roles.join(" ")))?;
+                    let more = if keys > 1 { " (and an old key)" } else { "" };
+                    out.line(format_args!("{name} {}{more}", roles.join(" ")))?;
                 }
             }
         }
     }
     Ok(Exit::Done)
+}
+
+fn known<'a>(users: &'a mut Users, name: &UserName) -> Result<&'a mut User, Failure> {
+    users.0.get_mut(name).ok_or_else(|| unknown(name))
+}
+
+fn unknown(name: &UserName) -> Failure {
+    Failure::not_found(format!("there is no user {name}"))
+}
+
+/// Draws a key and prints it, before anything says that it counts.
+fn tell_key(name: &UserName, out: &mut Output<'_>) -> Result<KeyHash, Failure> {
+    let (mut bits, mut salt) = ([0; 32], [0; 16]);
+    OsRandom.fill(&mut bits);
+    OsRandom.fill(&mut salt);
+    let key = Key::from_random(bits);
+    let told = if out.is_json() {
+        out.json("key", &Added { name: name.as_str(), key: key.as_str() })
+    } else {
+        out.line(format_args!("{}", key.as_str()))
+    };
+    match told.and_then(|()| out.flush()) {
+        Ok(()) => Ok(KeyHash::of(&key, salt)),
+        Err(Failure::StdoutClosed) => {
+            Err(Failure::failed("nobody reads the key: stdout is closed"))
+        }
+        Err(failure) => Err(failure.while_doing(format!("the key of {name} could not be told"))),
+    }
 }

@@ -143,6 +143,64 @@ fn a_change_of_the_users_counts_within_seconds_and_a_broken_file_changes_nothing
     Ok(())
 }
 
+/// Keeps S-30 and S-33: a key is replaced while its user goes on.
+#[test]
+fn a_user_has_two_keys_for_as_long_as_a_rotation_takes() -> Result<()> {
+    let scene = Scene::new()?;
+    let user = |arguments: &[&str]| {
+        run(dlcmd()?.args(["user", "--users"]).arg(&scene.users.path).args(arguments))
+    };
+    let old = std::fs::read_to_string(scene.users.key_file("ann"))?;
+    let becomes = |key: &str, code: i32| -> Result<()> {
+        let clock = clock();
+        let until = clock.monotonic() + Duration::from_secs(10);
+        loop {
+            let mut command = scene.server.dlcmd()?;
+            command.args(["--user", "ann", "cat", "dl://apples/a"]).env("DIESEL_KEY", key.trim());
+            let ended = run(&mut command)?;
+            if ended.code == code {
+                return Ok(());
+            }
+            ensure!(clock.monotonic() < until, "never {code}: {ended:?}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    };
+    let second = user(&["rekey", "ann", "--keep-old"])?.code(0)?.text();
+    becomes(&second, 0)?;
+    becomes(&old, 0)?;
+    let listed = user(&["list"])?.code(0)?.text();
+    ensure!(listed.starts_with("ann read:a* (and an old key)\n"), "{listed}");
+    let third = user(&["rekey", "ann", "--keep-old"])?.code(1)?;
+    ensure!(third.stderr.contains("drop-old") && third.stdout.is_empty(), "{third:?}");
+    user(&["drop-old", "ann"])?.code(0)?;
+    becomes(&old, 1)?;
+    becomes(&second, 0)?;
+    user(&["drop-old", "ann"])?.code(3)?;
+    let last = user(&["rekey", "ann"])?.code(0)?.text();
+    becomes(&second, 1)?;
+    becomes(&last, 0)?;
+    user(&["rekey", "nobody"])?.code(3)?;
+    Ok(())
+}
+
+#[test]
+fn a_key_that_could_not_be_told_counts_for_nobody() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let users = UsersFile::new(folder.path());
+    users.add("ann", &["read:*"])?;
+    let before = std::fs::read_to_string(&users.path)?;
+    for arguments in [&["add", "bob", "--role", "read:*"][..], &["rekey", "ann"]] {
+        let mut command = dlcmd()?;
+        command.args(["user", "--users"]).arg(&users.path).args(arguments);
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full")?;
+        let ended = command.stdout(full).output()?;
+        let told = String::from_utf8_lossy(&ended.stderr);
+        ensure!(ended.status.code() == Some(1) && told.contains("No space left"), "{told}");
+        ensure!(std::fs::read_to_string(&users.path)? == before, "{arguments:?} counts");
+    }
+    Ok(())
+}
+
 /// Keeps S-12.
 #[test]
 fn a_server_that_would_be_open_or_has_no_users_file_does_not_start() -> Result<()> {
