@@ -92,6 +92,6 @@ async fn nothing_is_counted_for_who_opens_a_dataset_or_asks_for_names() {
     assert_eq!(rig.create("pets").await, id);
     let listed = list(&rig.parts, &Caller::Everybody, Told::Record).await.unwrap();
     assert_eq!(counts(&listed), [("pets", false)]);
-    let counted = by_name(&rig.parts, &dataset("pets"), &Caller::Everybody, Told::Counts);
-    assert_eq!(counted.await.unwrap_err().kind, Kind::Corrupt);
+    let counted = by_name(&rig.parts, &dataset("pets"), &Caller::Everybody, Told::Counts).await;
+    assert_eq!(counted.unwrap_err().kind, Kind::Corrupt);
 }
