@@ -51,7 +51,7 @@ async fn what_is_written_behind_the_end_of_a_deletion_goes_with_the_next_purge_o
 /// Somebody who may read these datasets.
 fn reader(pattern: &str) -> Caller {
     let grants = vec![format!("read:{pattern}").parse().unwrap()];
-    let users = [("ann".parse().unwrap(), User { key: KeyHash::of_nobody(), grants })];
+    let users = [("ann".parse().unwrap(), User::new(KeyHash::of_nobody(), grants))];
     let people = People::parse(&Users(users.into_iter().collect()).to_string()).unwrap();
     Caller::Known(people.person("ann").unwrap())
 }

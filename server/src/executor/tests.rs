@@ -227,6 +227,8 @@ impl Store for Zeroes {
     fn list(&self, _: &Prefix) -> BoxStream<'_, Result<ObjectInfo, dl_store::Error>> {
         unreachable!("it is only read")
     }
+
+    fn doubt(&self, _: &Key) {}
 }
 
 #[tokio::test]

@@ -48,6 +48,10 @@ impl Store for Careless {
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, StoreError>> {
         self.inner.list(prefix)
     }
+
+    fn doubt(&self, key: &Key) {
+        self.inner.doubt(key);
+    }
 }
 
 async fn parts(store: Arc<dyn Store>, meta: Arc<dyn MetaStore>) -> Parts {
