@@ -1,11 +1,9 @@
-//! The request executor (paper, 4): turns the many small ranges that requests want into few large
-//! reads of the chunk store.
+//! Reads ranges of chunks for many requests at once (paper, section 4).
 //!
-//! Must hold: wanted ranges of one chunk that lie close become one read; while a chunk is being
-//! read, whoever wants more of it waits, and all who waited share the next read; each is answered
-//! exactly once, also when another one that waits gives up. A caller knows what a read of its ranges
-//! takes before it asks ([`cost`]), and no answer keeps more than twice that in memory. What lies
-//! between ranges of different callers, for which none of them has room, is bounded for all together.
+//! Must hold: wanted ranges of one chunk that lie close become one read; who wants more of a chunk
+//! that is being read shares the next read of it; each is answered once, whoever else gives up. No
+//! answer keeps more than twice of what [`cost`] said; what lies between ranges of different callers
+//! is bounded for all together.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -78,7 +78,7 @@ pub(crate) struct Line {
 enum Speech {
     Plain(Guest),
     /// The two ends agree on how to encrypt.
-    Greeting(Accept<Guest>),
+    Greeting(Box<Accept<Guest>>),
     Encrypted(Box<TlsStream<Guest>>),
     /// They could not agree.
     Over,
@@ -90,7 +90,7 @@ impl Line {
         let ticket = guest.connect_info();
         let speech = match certificate {
             Some(certificate) => {
-                Speech::Greeting(TlsAcceptor::from(certificate.now()).accept(guest))
+                Speech::Greeting(Box::new(TlsAcceptor::from(certificate.now()).accept(guest)))
             }
             None => Speech::Plain(guest),
         };

@@ -337,7 +337,7 @@ mod tests {
         let client = Client::connect(options(&[start(Script::default())])).unwrap();
         let name = info().name;
         assert_eq!(client.datasets().unwrap(), [info()]);
-        assert_eq!(client.dataset_names().unwrap(), [name.clone()]);
+        assert_eq!(client.dataset_names().unwrap(), std::slice::from_ref(&name));
         assert_eq!(client.create_dataset(&name, shape()).unwrap().info(), &info());
         assert_eq!(client.delete_dataset(&name).unwrap(), 1);
         let mut steps = 0;

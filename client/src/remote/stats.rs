@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dl_format::FilePath;
 use dl_proto::{
@@ -108,7 +108,8 @@ impl Stats {
         let asker = Arc::new(Asker { thread: thread::current(), answer: Mutex::new(None) });
         let question = Question { paths: paths.to_vec(), asker: Arc::clone(&asker) };
         let mut begins = lock(&self.gathering).add(question);
-        let mut since = Instant::now();
+        let clock = &session.process.clock;
+        let mut since = clock.monotonic();
         loop {
             if begins {
                 let turn = Turn { gathering: Arc::clone(&self.gathering), is_over: false };
@@ -119,10 +120,11 @@ impl Stats {
                 return answer;
             }
             thread::park_timeout(self.patience);
-            let is_over = since.elapsed() >= self.patience;
+            let now = clock.monotonic();
+            let is_over = now.saturating_sub(since) >= self.patience;
             begins = is_over && lock(&self.gathering).begin_for(&asker);
             if is_over {
-                since = Instant::now();
+                since = now;
             }
         }
     }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 
+use bytes::BufMut;
 use dl_format::snapshot::{
     LiveFile, Observed, SnapshotChunk, SnapshotOf, SnapshotSection, SnapshotWriter,
     snapshot_padding,
@@ -20,9 +21,14 @@ const OBJECT: u32 = 100_000;
 /// A snapshot of chunks with files of these paths; one that begins with `large` is the end of a file
 /// of 10 MB.
 fn snapshot(chunks: &[Vec<String>]) -> Snapshot {
+    let chunk = |number: usize| {
+        let mut id = [0; 16];
+        (&mut id[..]).put_u128(number as u128);
+        ChunkId::from_bytes(id)
+    };
     let holder = |number: usize| EntryVersion {
         stamp: Stamp::new(1 + number as u64),
-        chunk: ChunkId::from_bytes((number as u128).to_be_bytes()),
+        chunk: chunk(number),
         entry: EntryVersion::UNKNOWN_ENTRY,
     };
     let file = |number: usize, path: &String| {

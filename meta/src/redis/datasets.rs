@@ -153,12 +153,12 @@ impl Shared {
             tokio::spawn(async move {
                 let count = async |calls: Vec<()>| {
                     let info = match shared.home(id).await? {
-                        Some(home) => shared.info(home).await?,
+                        Some(home) => Box::pin(shared.info(home)).await?,
                         None => None,
                     };
                     Ok(vec![info; calls.len()])
                 };
-                shared.infos.run(id, count).await;
+                Box::pin(shared.infos.run(id, count)).await;
             });
         }
         waiting.answer().await
@@ -176,7 +176,7 @@ impl Shared {
                 break counted;
             }
             self.roll_forward(home.keys).await?;
-            let counts = self.count(&home).await?;
+            let counts = Box::pin(self.count(&home)).await?;
             let Some(again) = self.home(home.keys.dataset).await? else { return Ok(None) };
             // Deletions must not be left out, nor a life of the dataset that is over be counted.
             let has_deletions = again.tombstones == 0 || home.tombstones > 0;

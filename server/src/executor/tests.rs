@@ -174,7 +174,7 @@ struct Live {
 struct Body(Vec<u8>, Arc<Live>);
 
 impl Body {
-    fn new(length: u64, live: &Arc<Live>) -> Bytes {
+    fn alive(length: u64, live: &Arc<Live>) -> Bytes {
         let now = live.now.fetch_add(length, Ordering::Relaxed) + length;
         live.peak.fetch_max(now, Ordering::Relaxed);
         Bytes::from_owner(Self(vec![0; length as usize], Arc::clone(live)))
@@ -204,7 +204,7 @@ impl Store for Zeroes {
     async fn read(&self, wanted: &[ObjectRange]) -> Vec<Result<Bytes, dl_store::Error>> {
         // Closed for good once it may be read.
         let _ = self.closed.acquire().await;
-        let bodies = wanted.iter().map(|range| Ok(Body::new(range.range.max_len(), &self.live)));
+        let bodies = wanted.iter().map(|range| Ok(Body::alive(range.range.max_len(), &self.live)));
         let bodies = bodies.collect();
         for _ in 0..10 {
             tokio::task::yield_now().await;

@@ -132,6 +132,9 @@ pub(super) fn run(
     Ok(Exit::Done)
 }
 
+/// One figure of an order; none where there is nothing to measure.
+type Figure = fn(&Randomness) -> Option<f64>;
+
 fn table(folder: &Address, report: &ShuffleReport, out: &mut Output<'_>) -> Result<(), Failure> {
     let options = &report.options;
     let [files, chunks, measured] = [report.files, report.chunks, report.measured].map(u64::from);
@@ -154,7 +157,7 @@ fn table(folder: &Address, report: &ShuffleReport, out: &mut Output<'_>) -> Resu
         "", "chunk by chunk", "order", "full shuffle"
     ))?;
     let window = counted(options.window.into(), "file");
-    let rows: [(String, fn(&Randomness) -> Option<f64>); 6] = [
+    let rows: [(String, Figure); 6] = [
         ("files moved, mean distance".to_owned(), |of| Some(of.moved)),
         ("written neighbours, mean distance".to_owned(), |of| of.apart),
         ("longest run of a class".to_owned(), |of| Some(of.longest_run)),
