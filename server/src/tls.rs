@@ -76,7 +76,7 @@ pub(crate) struct Line {
 }
 
 enum Speech {
-    Plain(Guest),
+    Plain(Box<Guest>),
     /// The two ends agree on how to encrypt.
     Greeting(Box<Accept<Guest>>),
     Encrypted(Box<TlsStream<Guest>>),
@@ -92,7 +92,7 @@ impl Line {
             Some(certificate) => {
                 Speech::Greeting(Box::new(TlsAcceptor::from(certificate.now()).accept(guest)))
             }
-            None => Speech::Plain(guest),
+            None => Speech::Plain(Box::new(guest)),
         };
         Self { ticket, speech }
     }
@@ -110,7 +110,7 @@ impl Line {
             };
         }
         match &mut self.speech {
-            Speech::Plain(guest) => Poll::Ready(Ok(Pin::new(guest))),
+            Speech::Plain(guest) => Poll::Ready(Ok(Pin::new(&mut **guest))),
             Speech::Encrypted(stream) => Poll::Ready(Ok(Pin::new(&mut **stream))),
             Speech::Greeting(_) | Speech::Over => {
                 Poll::Ready(Err(io::ErrorKind::NotConnected.into()))

@@ -37,7 +37,10 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
         let (order, made) = stopwatch
             .time(|| Ok(Order::new(Arc::clone(&first_files), Arc::clone(&selection), of)?))?;
         let mut all: Vec<u32> = (0..files).collect();
-        let (_, listed) = stopwatch.time(|| Ok(shuffle(&mut all, epoch)))?;
+        let ((), listed) = stopwatch.time(|| {
+            shuffle(&mut all, epoch);
+            Ok(())
+        })?;
 
         let mut cursor = Cursor::new(Arc::new(order), 0)?;
         let position = u64::from(files) * 3 / 7;
@@ -46,7 +49,10 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
             Ok(black_box(cursor.next()))
         })?;
         let mut some: Vec<u32> = (0..(group * FILES_OF_A_CHUNK).min(files)).collect();
-        let (_, shuffled) = stopwatch.time(|| Ok(shuffle(&mut some, epoch)))?;
+        let ((), shuffled) = stopwatch.time(|| {
+            shuffle(&mut some, epoch);
+            Ok(())
+        })?;
 
         cursor.seek(0);
         let sum = |numbers: &mut dyn Iterator<Item = u32>| Ok(numbers.map(u64::from).sum::<u64>());

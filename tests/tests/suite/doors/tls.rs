@@ -200,7 +200,7 @@ async fn a_new_certificate_counts_for_new_connections_and_a_broken_one_does_not(
     // A key that does not belong to the certificate.
     let kept = std::fs::read(old.file("server.key"))?;
     replace("server.key", &new)?;
-    eventually("the metric tells of it", &stale)?;
+    eventually("the metric tells of it", stale)?;
     connect(&server, &old).await?;
 
     replace("server.pem", &new)?;
@@ -214,7 +214,7 @@ async fn a_new_certificate_counts_for_new_connections_and_a_broken_one_does_not(
     before.check(HealthCheckRequest::default()).await.context("on the old connection")?;
 
     std::fs::remove_file(old.file("server.pem"))?;
-    eventually("the metric tells that it is gone", &stale)?;
+    eventually("the metric tells that it is gone", stale)?;
     connect(&server, &new).await?;
     let log = server.stop()?;
     ensure!(

@@ -27,7 +27,7 @@ impl Scene {
             .map(|number| format!("train/c{}/f{number}", number * CLASSES / FILES))
             .collect();
         for path in &paths {
-            folder::write(scene.path(), &format!("src/{path}"), path)?;
+            folder::write(scene.path(), format!("src/{path}"), path)?;
         }
         let chunks = FILES / PER_CHUNK;
         for chunk in 0..chunks {
@@ -80,9 +80,7 @@ fn small_groups_of_a_sorted_dataset_are_warned_of_with_what_to_do() -> Result<()
     {
         ensure!(warning.contains(said), "{said:?} in {warning}");
     }
-    let text = |words: &[&str]| {
-        Ok::<_, anyhow::Error>(scene.dl(&[&["shuffle", "--report"], words].concat())?.code(0)?)
-    };
+    let text = |words: &[&str]| scene.dl(&[&["shuffle", "--report"], words].concat())?.code(0);
     let small = ["dl://sorted", "--group-size", "2", "--window", "32"];
     let small = text(&small)?;
     ensure!(small.text().contains(warning) && small.stderr.is_empty(), "{small:?}");
