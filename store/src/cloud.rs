@@ -20,7 +20,7 @@ use object_store::{
 };
 
 use crate::http::WholeAnswers;
-use crate::object::{RemoteStore, kind_of};
+use crate::object::{RemoteStore, is_missing, kind_of};
 use crate::{Error, Kind, Prefix, Store, profile};
 
 const ACTION: &str = "open store";
@@ -180,10 +180,10 @@ impl Address {
         let second = match &first {
             Ok(_) => create("second").await,
             // Its answer was lost, and it met itself.
-            Err(error) if kind_of(error) == Kind::Exists => return store.delete(&name).await,
+            Err(error) if kind_of(error) == Kind::Exists => return remove(store, &name).await,
             Err(_) => return first.map(drop),
         };
-        let removed = store.delete(&name).await;
+        let removed = remove(store, &name).await;
         match second {
             Err(error) if kind_of(&error) == Kind::Exists => removed,
             Err(error) => Err(error),
@@ -262,6 +262,14 @@ impl Display for Address {
         };
         write!(f, "{scheme}://{}", self.bucket)?;
         if self.prefix.is_empty() { Ok(()) } else { write!(f, "/{}", self.prefix) }
+    }
+}
+
+/// Removes what may be gone already: the answer of an earlier try may have been lost.
+async fn remove(store: &dyn ObjectStore, name: &Path) -> Result<(), ObjectError> {
+    match store.delete(name).await {
+        Err(error) if is_missing(&error) => Ok(()),
+        removed => removed,
     }
 }
 

@@ -147,7 +147,7 @@ fn translated(error: ObjectError, action: &'static str, key: impl fmt::Display) 
 }
 
 /// Whether the object is missing, and not the whole bucket.
-fn is_missing(error: &ObjectError) -> bool {
+pub(crate) fn is_missing(error: &ObjectError) -> bool {
     let ObjectError::NotFound { source, .. } = error else { return false };
     let why = source.to_string();
     !["NoSuchBucket", "ContainerNotFound"].iter().any(|bucket| why.contains(bucket))
