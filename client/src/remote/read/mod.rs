@@ -74,9 +74,9 @@ impl Dataset {
     /// Reads a file into memory (paper, DL_get).
     ///
     /// # Errors
-    /// [`Kind::NotFound`](crate::Kind::NotFound) when there is none,
-    /// [`Kind::Conflict`](crate::Kind::Conflict) when it is a folder,
-    /// [`Kind::Corrupt`](crate::Kind::Corrupt) when the stored bytes are damaged.
+    /// [`Kind::NotFound`] when there is none,
+    /// [`Kind::Conflict`] when it is a folder,
+    /// [`Kind::Corrupt`] when the stored bytes are damaged.
     pub fn get(&self, path: &FilePath) -> Result<Bytes, Error> {
         if let Some(file) = self.get_ahead(path) {
             return file?;
