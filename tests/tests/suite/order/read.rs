@@ -53,10 +53,10 @@ impl Scene {
 fn ranks_read_each_file_once_and_fetch_hardly_more_than_there_is() -> Result<()> {
     let mut files = scene::files(8_000, 12_000)?;
     files.insert(FilePath::new("large")?, Dice::new(4).bytes(3_000_000));
-    // Two threads, several groups, and a last one that is short.
+    // Several groups with a last one that is short, and one for all.
     for (world, group) in [(4, 5), (1, 7), (1, 1_000)] {
         while files.len() % world as usize != 0 {
-            files.pop_first();
+            files.pop_last();
         }
         let scene = Scene::new(files.clone())?;
         let readers = (0..world).map(|_| scene.reader()).collect::<Result<Vec<_>>>()?;

@@ -29,7 +29,8 @@ pub(super) fn files(count: usize, longest: usize) -> Result<Files> {
 pub(super) fn put(client: &Client, files: &Files) -> Result<Dataset> {
     let dataset = client.create_dataset(&name()?, ChunkShape::new(1 << 20, 64)?)?;
     for (path, data) in files {
-        dataset.put(path, Attributes::default(), data)?;
+        let length = data.len() as u64;
+        dataset.put_reader(path, Attributes::default(), length, &mut data.as_slice())?;
     }
     let _ = dataset.flush()?.check()?;
     Ok(dataset)
