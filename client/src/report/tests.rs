@@ -4,10 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 
 use bytes::BufMut;
-use dl_format::snapshot::{
-    LiveFile, Observed, SnapshotChunk, SnapshotOf, SnapshotSection, SnapshotWriter,
-    snapshot_padding,
-};
+use dl_format::snapshot::{LiveFile, Observed, SnapshotChunk, SnapshotOf, SnapshotWriter};
 use dl_format::{
     Attributes, ChunkId, ChunkShape, Crc32c, DatasetId, EntryVersion, Extent, FilePath, FileRecord,
     Stamp, Version,
@@ -15,6 +12,7 @@ use dl_format::{
 
 use super::*;
 use crate::order::Cursor;
+use crate::snapshot::tests::laid_out;
 
 const OBJECT: u32 = 100_000;
 
@@ -67,19 +65,9 @@ fn snapshot(chunks: &[Vec<String>]) -> Snapshot {
     writer.end_files();
     hashes.sort_unstable();
     hashes.into_iter().for_each(|(hash, number)| writer.index(hash, number));
-    let mut sections: Vec<(SnapshotSection, Vec<u8>)> = writer.drain().collect();
-    let (rest, mut bytes) = writer.finish();
-    sections.extend(rest);
-    for section in SnapshotSection::ALL {
-        let of_section = sections.iter().filter(|(found, _)| *found == section);
-        let body: Vec<u8> = of_section.flat_map(|(_, bytes)| bytes.clone()).collect();
-        let padding = snapshot_padding(body.len() as u64);
-        bytes.extend(body);
-        bytes.resize(bytes.len() + padding, 0);
-    }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("snapshot");
-    std::fs::write(&path, bytes).unwrap();
+    std::fs::write(&path, laid_out(writer)).unwrap();
     Snapshot::check(&path).unwrap()
 }
 

@@ -23,6 +23,11 @@ pub(crate) fn empty(dataset: DatasetId, version: Version) -> Vec<u8> {
     let of = SnapshotOf { dataset, version, shape: ChunkShape::default() };
     let mut writer = SnapshotWriter::new(of, Observed::default()).unwrap();
     writer.end_files();
+    laid_out(writer)
+}
+
+/// The bytes of a snapshot that was written to its end.
+pub(crate) fn laid_out(mut writer: SnapshotWriter) -> Vec<u8> {
     let mut sections: Vec<(SnapshotSection, Vec<u8>)> = writer.drain().collect();
     let (rest, mut bytes) = writer.finish();
     sections.extend(rest);

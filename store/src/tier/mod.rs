@@ -3,8 +3,8 @@
 //!
 //! Must hold: the slow store is the truth, and says what is created, deleted and listed; the fast
 //! one holds copies and its failures cost time only. Bytes that it did not get are not given out,
-//! but for those that change within the minute after they were checked (`marks`) and that nobody
-//! doubts. Exact ranges alone are read from copies. Keys are not used again for other bytes, but through this layer.
+//! but for those that nobody doubts and that change within the minute after they were checked
+//! (`marks`). Only exact ranges come from copies, and keys have other bytes only through this layer.
 
 mod copy;
 mod index;

@@ -5,19 +5,17 @@
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use bytes::Bytes;
 use dl_format::DatasetId;
-use dl_meta::{Memory, Stop};
 use dl_proto::pb::{self, read_item::Source};
-use dl_server::{Limits, Parts, prepare};
-use dl_tests::cluster::{Running, clock, parts};
-use dl_tests::wire::{Wire, chunk};
+use dl_server::Limits;
+use dl_tests::cluster::clock;
 use prost::Message;
 
+use super::readers::impatient;
 use super::stalled::headers;
 
 /// Less than the time after which HTTP/2 gives up who answers no ping.
@@ -56,17 +54,9 @@ fn ask(address: SocketAddr, dataset: DatasetId) -> Result<TcpStream> {
 /// Keeps S-16: also with answers to its pings under way, which a server sends before it reads on.
 #[tokio::test(flavor = "multi_thread")]
 async fn readers_that_never_look_at_their_sockets_lose_their_memory_to_others() -> Result<()> {
-    let store = dl_store::open("memory:").await?;
-    let limits =
-        Limits { patience: Duration::from_millis(600), read_bytes: 4 << 20, ..Limits::default() };
-    let parts = Parts { limits, ..parts(store, Arc::new(Memory::new())) };
-    prepare(&parts, Stop::Fresh).await?;
-    let server = Running::start(parts.clone()).await?;
-    let honest = Wire::connect(server.address()).await?;
-    let dataset = honest.create("ds").await?;
-    let id = dl_format::ChunkIdMaker::new([7; 9]).next(parts.clock.now());
     let bytes = vec![7; 600_000];
-    honest.put(dataset, &chunk(id, dataset, [(&b"a"[..], &bytes[..])])?).await?;
+    let limits = Limits { read_bytes: 4 << 20, ..Limits::default() };
+    let (server, honest, dataset) = impatient(limits, &bytes).await?;
     // Together they have all the memory for reads.
     let mut deaf = vec![ask(server.address(), dataset)?, ask(server.address(), dataset)?];
     let until = clock().monotonic() + PATIENCE;

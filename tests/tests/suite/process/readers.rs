@@ -32,6 +32,20 @@ const MOST: u64 = 128 << 20;
 /// For what takes a moment unless something is stuck.
 const MOMENT: Duration = Duration::from_secs(60);
 
+/// A server of little patience with a file `a`, somebody who put it, and where it is.
+pub(super) async fn impatient(limits: Limits, bytes: &[u8]) -> Result<(Running, Wire, DatasetId)> {
+    let store = dl_store::open("memory:").await?;
+    let limits = Limits { patience: Duration::from_millis(600), ..limits };
+    let parts = Parts { limits, ..parts(store, Arc::new(Memory::new())) };
+    prepare(&parts, Stop::Fresh).await?;
+    let server = Running::start(parts.clone()).await?;
+    let client = Wire::connect(server.address()).await?;
+    let dataset = client.create("ds").await?;
+    let id = dl_format::ChunkIdMaker::new([7; 9]).next(parts.clock.now());
+    client.put(dataset, &chunk(id, dataset, [(&b"a"[..], bytes)])?).await?;
+    Ok((server, client, dataset))
+}
+
 /// Puts a sparse file, and says where it is.
 async fn put(server: &Server, scene: &Path, length: u64) -> Result<(Wire, DatasetId)> {
     let file = scene.join("large");
@@ -188,17 +202,9 @@ async fn heavy_two_hundred_readers_that_take_nothing_hold_bounded_memory_for_a_w
 /// Keeps S-16: what one took that is gone serves the next.
 #[tokio::test(flavor = "multi_thread")]
 async fn readers_that_take_nothing_are_cut_off_when_others_want_their_memory() -> Result<()> {
-    let store = dl_store::open("memory:").await?;
-    let limits =
-        Limits { patience: Duration::from_millis(600), read_bytes: 4 << 20, ..Limits::default() };
-    let parts = Parts { limits, ..parts(store, Arc::new(Memory::new())) };
-    prepare(&parts, Stop::Fresh).await?;
-    let server = Running::start(parts.clone()).await?;
-    let honest = Wire::connect(server.address()).await?;
-    let dataset = honest.create("ds").await?;
-    let id = dl_format::ChunkIdMaker::new([7; 9]).next(parts.clock.now());
     let bytes = vec![7; 600_000];
-    honest.put(dataset, &chunk(id, dataset, [(&b"a"[..], &bytes[..])])?).await?;
+    let limits = Limits { read_bytes: 4 << 20, ..Limits::default() };
+    let (server, honest, dataset) = impatient(limits, &bytes).await?;
     let mut stuck = Vec::new();
     for _ in 0..8 {
         let client = Wire::connect(server.address()).await?;
@@ -314,15 +320,7 @@ async fn heavy_lookups_whose_answers_nobody_takes_hold_bounded_memory() -> Resul
 #[tokio::test(flavor = "multi_thread")]
 async fn lookups_whose_answers_nobody_takes_are_cut_off_when_others_want_their_turn() -> Result<()>
 {
-    let store = dl_store::open("memory:").await?;
-    let limits = Limits { patience: Duration::from_millis(600), ..Limits::default() };
-    let parts = Parts { limits, ..parts(store, Arc::new(Memory::new())) };
-    prepare(&parts, Stop::Fresh).await?;
-    let server = Running::start(parts.clone()).await?;
-    let honest = Wire::connect(server.address()).await?;
-    let dataset = honest.create("ds").await?;
-    let id = dl_format::ChunkIdMaker::new([7; 9]).next(parts.clock.now());
-    honest.put(dataset, &chunk(id, dataset, [(&b"a"[..], &b"a file"[..])])?).await?;
+    let (server, _honest, dataset) = impatient(Limits::default(), b"a file").await?;
     let address = server.address();
     let mut stuck = Vec::new();
     for _ in 0..8 {
