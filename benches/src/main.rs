@@ -7,7 +7,9 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use dl_benches::{Machine, Options, Settings, Worker, Workload, print, print_json, work};
+use dl_benches::{
+    Machine, Options, Reader, Settings, Worker, Workload, print, print_json, read, work,
+};
 
 /// Measure the system beside something known, on this machine
 ///
@@ -32,12 +34,16 @@ enum Command {
     /// One process of put-memory, started by it
     #[command(hide = true)]
     Worker(Worker),
+    /// One process of snapshot, started by it
+    #[command(hide = true)]
+    Reader(Reader),
 }
 
 fn main() -> ExitCode {
     let Cli { options, command } = Cli::parse();
     let ended = match command {
         Command::Worker(worker) => work(&worker).map(|()| true),
+        Command::Reader(reader) => read(&reader).map(|()| true),
         Command::All => run(&options, Workload::ALL),
         Command::One(workload) => run(&options, &[workload]),
     };

@@ -19,6 +19,7 @@ use clap::Subcommand;
 use crate::measure::Bench;
 use crate::setup::Settings;
 pub use memory::{Worker, work};
+pub use snapshot::{Reader, read};
 
 /// One workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
@@ -43,6 +44,8 @@ pub enum Workload {
     Ls,
     /// Building and asking a snapshot of 1.28 million files (paper, Figures 10b and 10c)
     Snapshot,
+    /// The same of 10 million files
+    SnapshotLarge,
     /// The order of an epoch of 10 million files, without their bytes
     Order,
     /// An epoch from a slow store (paper, Figure 12), beside single files and beside the store
@@ -71,6 +74,7 @@ impl Workload {
         Self::Recover,
         Self::RecoverS3,
         Self::Snapshot,
+        Self::SnapshotLarge,
         Self::Order,
         Self::OrderRead,
         Self::Tier,
@@ -95,6 +99,7 @@ impl Workload {
             Self::RecoverS3 => recover_s3::run(settings),
             Self::Ls => tree::ls(settings),
             Self::Snapshot => snapshot::run(settings),
+            Self::SnapshotLarge => snapshot::run_large(settings),
             Self::Order => order::run(settings),
             Self::OrderRead => order_read::run(settings),
             Self::Tier => tier::run(settings),

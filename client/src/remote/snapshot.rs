@@ -291,8 +291,7 @@ impl Dataset {
 
     /// What stands at paths by the snapshot that answers, if one does.
     pub(crate) fn known(&self, paths: &[FilePath]) -> Option<Result<Vec<StatItem>, Error>> {
-        let snapshot = self.snapshot()?;
-        Some(paths.iter().map(|path| snapshot.stat(path)).collect())
+        Some(self.snapshot()?.stat_many(paths))
     }
 
     /// The item with its record where a snapshot answers, or why there is nothing to read.

@@ -157,18 +157,56 @@ fn width(largest: u64) -> u8 {
     bits.div_ceil(8) as u8
 }
 
+/// Where each field of a record begins: worked out once, and not for each record.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Fields {
+    columns: Columns,
+    places: [Field; 7],
+    /// Bytes of a record.
+    pub(super) stride: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Field {
+    place: usize,
+    /// What of the eight bytes from there on belongs to the field.
+    mask: u64,
+}
+
+impl Field {
+    #[inline]
+    fn of(self, record: &[u8]) -> Option<u64> {
+        let word = record.get(self.place..)?.first_chunk()?;
+        Some(u64::from_le_bytes(*word) & self.mask)
+    }
+}
+
+impl Fields {
+    /// The record that begins at a place, when eight bytes follow it.
+    #[inline]
+    pub(super) fn decode(&self, records: &[u8], at: usize) -> Option<Row> {
+        let record = records.get(at..at.checked_add(self.stride)?.checked_add(8)?)?;
+        let [chunk, offset, length, crc, mtime, mode, origin] = self.places;
+        let Columns { mode_base, offset_step, mtime_base, mtime_step, .. } = self.columns;
+        let mtime = mtime.of(record)?.wrapping_mul(mtime_step);
+        let mode = mode.of(record)? as u16 | mode_base;
+        Some(Row {
+            chunk: chunk.of(record)? as u32,
+            offset: (offset.of(record)? as u32).wrapping_mul(offset_step),
+            length: length.of(record)?,
+            crc: Crc32c::from_value(crc.of(record)? as u32),
+            attributes: Attributes { mode, mtime: mtime_base.wrapping_add_unsigned(mtime) },
+            origin: origin.of(record)? as u32,
+        })
+    }
+}
+
 /// The bits of a field of so many bytes.
 fn mask(width: u8) -> u64 {
     u64::MAX.checked_shr(u64::BITS.saturating_sub(u32::from(width).saturating_mul(8))).unwrap_or(0)
 }
 
 impl Columns {
-    /// Bytes of a record.
-    pub(super) fn stride(&self) -> usize {
-        let fields = [self.chunk, self.offset, self.length, 4, self.mtime, self.mode, self.origin];
-        fields.into_iter().fold(0, |sum: usize, width| sum.saturating_add(width.into()))
-    }
-
     pub(super) fn encode(&self, row: &Row, records: &mut Vec<u8>) {
         let mtime = row.attributes.mtime.abs_diff(self.mtime_base);
         let fields = [
@@ -186,25 +224,16 @@ impl Columns {
         }
     }
 
-    /// The record that begins at a place, when eight bytes follow it.
-    #[inline]
-    pub(super) fn decode(&self, records: &[u8], at: usize) -> Option<Row> {
-        let record = records.get(at..at.checked_add(self.stride())?.checked_add(8)?)?;
-        let mut place = 0_usize;
-        let mut field = |width: u8| -> Option<u64> {
-            let word = record.get(place..)?.first_chunk()?;
-            place = place.wrapping_add(width.into());
-            Some(u64::from_le_bytes(*word) & mask(width))
-        };
-        let chunk = field(self.chunk)? as u32;
-        let offset = (field(self.offset)? as u32).wrapping_mul(self.offset_step);
-        let length = field(self.length)?;
-        let crc = Crc32c::from_value(field(4)? as u32);
-        let mtime = field(self.mtime)?.wrapping_mul(self.mtime_step);
-        let mode = field(self.mode)? as u16 | self.mode_base;
-        let origin = field(self.origin)? as u32;
-        let attributes = Attributes { mode, mtime: self.mtime_base.wrapping_add_unsigned(mtime) };
-        Some(Row { chunk, offset, length, crc, attributes, origin })
+    /// Where the fields of a record begin.
+    pub(super) fn fields(self) -> Fields {
+        let widths = [self.chunk, self.offset, self.length, 4, self.mtime, self.mode, self.origin];
+        let mut next = 0_usize;
+        let places = widths.map(|width| {
+            let place = next;
+            next = next.saturating_add(width.into());
+            Field { place, mask: mask(width) }
+        });
+        Fields { columns: self, places, stride: next }
     }
 
     pub(super) fn to_bytes(self) -> [u8; COLUMNS_LEN] {

@@ -15,7 +15,7 @@ use crate::layout::SNAPSHOT_MAGIC;
 use crate::shape::ChunkShape;
 use crate::version::Version;
 
-use super::columns::Columns;
+use super::columns::{Columns, Fields};
 use super::index::{Bucket, home, home_buckets};
 use super::names::is_at;
 use super::section::{HEAD_LEN, SnapshotSection, snapshot_padding};
@@ -35,6 +35,8 @@ pub struct FileNumber(pub u32);
 pub struct SnapshotFile {
     /// Which of the snapshot's chunks holds it.
     pub chunk: u32,
+    /// That chunk.
+    pub holder: SnapshotChunk,
     /// Where its bytes, or those of its last part, begin in that chunk.
     pub offset: u32,
     /// Bytes of the file.
@@ -57,8 +59,7 @@ pub struct Snapshot<B> {
     pub(super) directories: u32,
     pub(super) runs: u32,
     file_bytes: u64,
-    columns: Columns,
-    stride: usize,
+    fields: Fields,
     home_buckets: u64,
     sections: [(Range<usize>, Crc32c); SnapshotSection::ALL.len()],
 }
@@ -115,8 +116,7 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
             directories,
             runs,
             file_bytes,
-            columns,
-            stride: columns.stride(),
+            fields: columns.fields(),
             home_buckets: home_buckets(files),
             sections: Default::default(),
             bytes,
@@ -168,7 +168,7 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         let files = u64::from(self.files);
         match section {
             SnapshotSection::Chunks => of(self.chunks.into(), SNAPSHOT_CHUNK_LEN, 0),
-            SnapshotSection::Records => of(files, self.stride, SNAPSHOT_RECORD_PAD),
+            SnapshotSection::Records => of(files, self.fields.stride, SNAPSHOT_RECORD_PAD),
             SnapshotSection::Blocks => of(files.div_ceil(SNAPSHOT_BLOCK_FILES as u64), 8, 8),
             SnapshotSection::Directories => {
                 let row = SNAPSHOT_DIRECTORY_LEN;
@@ -243,15 +243,18 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
     }
 
     /// A chunk by its number, and the number of its first file.
+    #[inline]
     pub fn chunk(&self, number: u32) -> Option<(SnapshotChunk, FileNumber)> {
         let at = (number as usize).checked_mul(SNAPSHOT_CHUNK_LEN)?;
-        let row = self.section(SnapshotSection::Chunks).get(at..)?;
-        let mut cursor = Cursor::new(row.get(..SNAPSHOT_CHUNK_LEN)?, 0);
-        let id = ChunkId::from_bytes(cursor.array("chunk id").ok()?);
-        let stamp = Stamp::new(cursor.u64("chunk stamp").ok()?);
-        let first = FileNumber(cursor.u32("first file").ok()?);
-        let object_length = cursor.u32("object length").ok()?;
-        Some((SnapshotChunk { id, stamp, object_length }, first))
+        let row: &[u8; SNAPSHOT_CHUNK_LEN] =
+            self.section(SnapshotSection::Chunks).get(at..)?.first_chunk()?;
+        let (id, rest) = row.split_first_chunk()?;
+        let (stamp, rest) = rest.split_first_chunk()?;
+        let (first, rest) = rest.split_first_chunk()?;
+        let object_length = u32::from_le_bytes(*rest.first_chunk()?);
+        let stamp = Stamp::new(u64::from_le_bytes(*stamp));
+        let chunk = SnapshotChunk { id: ChunkId::from_bytes(*id), stamp, object_length };
+        Some((chunk, FileNumber(u32::from_le_bytes(*first))))
     }
 
     /// A file by its number.
@@ -260,24 +263,31 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
     /// When there is none of this number, or its record is damaged.
     #[inline]
     pub fn file(&self, number: FileNumber) -> Result<SnapshotFile, DecodeError> {
-        let records = self.section(SnapshotSection::Records);
-        let at = (number.0 as usize).wrapping_mul(self.stride);
-        let row = self.columns.decode(records, at).filter(|row| row.chunk < self.chunks);
+        let (records, at) = self.record(number);
+        let row = self.fields.decode(records, at).filter(|row| row.chunk < self.chunks);
         let row = row.ok_or(DecodeError::new("snapshot record", at, "there is no such file"))?;
-        let stamp = match row.origin.checked_sub(1) {
-            None => self.chunk(row.chunk).map(|(chunk, _)| chunk.stamp),
-            Some(place) => self.stamp(place),
-        };
+        let holder = self.chunk(row.chunk).map(|(chunk, _)| chunk);
+        let holder =
+            holder.ok_or(DecodeError::new("snapshot record", at, "there is no such chunk"))?;
+        let stamp = row.origin.checked_sub(1).map_or(Some(holder.stamp), |place| self.stamp(place));
         let stamp =
             stamp.ok_or(DecodeError::new("snapshot stamp", at, "there is no such stamp"))?;
         Ok(SnapshotFile {
             chunk: row.chunk,
+            holder,
             offset: row.offset,
             length: row.length,
             crc: row.crc,
             attributes: row.attributes,
             stamp,
         })
+    }
+
+    /// All records, and where that of a file begins.
+    #[inline]
+    fn record(&self, number: FileNumber) -> (&[u8], usize) {
+        let at = (number.0 as usize).wrapping_mul(self.fields.stride);
+        (self.section(SnapshotSection::Records), at)
     }
 
     fn stamp(&self, place: u32) -> Option<Stamp> {
@@ -290,9 +300,16 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
     ///
     /// # Errors
     /// When they are damaged.
+    #[inline]
     pub fn extents(&self, number: FileNumber) -> Result<Vec<Extent>, DecodeError> {
-        let (rows, rest) =
-            self.section(SnapshotSection::Extents).as_chunks::<SNAPSHOT_EXTENT_LEN>();
+        match self.section(SnapshotSection::Extents) {
+            [] => Ok(Vec::new()),
+            extents => Self::extents_in(extents, number),
+        }
+    }
+
+    fn extents_in(extents: &[u8], number: FileNumber) -> Result<Vec<Extent>, DecodeError> {
+        let (rows, rest) = extents.as_chunks::<SNAPSHOT_EXTENT_LEN>();
         if !rest.is_empty() {
             return Err(DecodeError::new(
                 "snapshot extents",
@@ -342,6 +359,7 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         let mut number = home(hash, self.home_buckets);
         while let Some(bucket) = self.bucket(number) {
             for file in bucket.candidates(hash) {
+                self.touch(file);
                 if self.is_named(file, path)? {
                     return Ok(Some(FileNumber(file)));
                 }
@@ -352,6 +370,14 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
             number = number.wrapping_add(1);
         }
         Ok(None)
+    }
+
+    /// Has a file's record on its way while its name is compared: who looks for a path mostly wants
+    /// to know more of it.
+    #[inline]
+    fn touch(&self, file: u32) {
+        let (records, at) = self.record(FileNumber(file));
+        std::hint::black_box(records.get(at).copied());
     }
 
     /// [`Snapshot::lookup`] of many paths, faster than one by one: what one waits for, others use.
@@ -376,12 +402,15 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
                 *first = bucket.and_then(|bucket| bucket.candidates(*hash).next());
             }
             // Reads where each name begins, so that they are on their way together.
-            let touched = batch.iter().fold(0_usize, |sum, (_, _, first)| {
-                let number = first.unwrap_or_default() as usize / SNAPSHOT_BLOCK_FILES;
-                let name = self.block(number).and_then(<[u8]>::first);
-                sum.wrapping_add(name.copied().unwrap_or_default().into())
-            });
-            std::hint::black_box(touched);
+            for (_, _, first) in &batch {
+                let file = first.unwrap_or_default();
+                self.touch(file);
+                let file = file as usize;
+                let block = self.block(file / SNAPSHOT_BLOCK_FILES).unwrap_or_default();
+                let about = block.len().wrapping_mul(file % SNAPSHOT_BLOCK_FILES);
+                let name = (block.first(), block.get(about / SNAPSHOT_BLOCK_FILES));
+                std::hint::black_box((name.0.copied(), name.1.copied()));
+            }
             for (path, hash, _) in &batch {
                 found.push(self.find(path, *hash)?);
             }

@@ -98,8 +98,7 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
             }
             let whole = file.length.checked_sub(parts);
             let end = whole.and_then(|stored| stored.checked_add(file.offset.into()));
-            let object = self.chunk(file.chunk).map(|(chunk, _)| u64::from(chunk.object_length));
-            if end.is_none_or(|end| object.is_none_or(|object| end > object)) {
+            if end.is_none_or(|end| end > u64::from(file.holder.object_length)) {
                 return Err(wrong("lies outside of its chunk"));
             }
             bytes = bytes.saturating_add(file.length);

@@ -1,0 +1,253 @@
+//! Snapshots: building one from the embedded store and from Redis, opening it, and asking it
+//! (paper, Figures 10b and 10c), beside the simplest thing that holds the same in memory.
+//!
+//! Names are like those of ImageNet; files have one byte, so that there are many to a chunk.
+
+mod reader;
+
+use std::collections::HashMap;
+use std::hint::black_box;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use dl_format::{Attributes, ChunkShape, FilePath};
+use libdiesel::{Client, ConnectOptions, Dataset, SnapshotCache};
+
+use crate::measure::{Bar, Bench, Side, Stopwatch};
+use crate::setup::{Redis, Server, Settings, dlcmd, finish};
+use reader::{Asking, Task};
+pub use reader::{Reader, read};
+
+const FILES: u32 = 1_281_167;
+const MANY_FILES: u32 = 10_000_000;
+const PER_FOLDER: u32 = 1_281;
+const DATASET: &str = "imagenet";
+
+fn path(file: u32) -> String {
+    let folder = 1_440_764 + file / PER_FOLDER * 7;
+    format!("train/n{folder:08}/n{folder:08}_{}.JPEG", 10_026 + file % PER_FOLDER)
+}
+
+fn fill(server: &Server, files: u32) -> Result<Client> {
+    let options = ConnectOptions { servers: vec![server.address.clone()], ..Default::default() };
+    let client = Client::connect(options)?;
+    let dataset = client.create_dataset(&DATASET.parse()?, ChunkShape::default())?;
+    for file in 0..files {
+        let attributes = Attributes { mode: 0o644, mtime: 1_600_000_000_000_000_000 };
+        dataset.put(&FilePath::new(path(file))?, attributes, b"x")?;
+    }
+    dataset.close()?;
+    Ok(client)
+}
+
+/// Adds a file, so that the next snapshot is another one.
+fn touch(client: &Client, round: usize) -> Result<Dataset> {
+    let dataset = client.dataset(&DATASET.parse()?)?;
+    dataset.put(&FilePath::new(format!("round/{round}"))?, Attributes::default(), b"x")?;
+    let _ = dataset.flush()?.check()?;
+    Ok(client.dataset(&DATASET.parse()?)?)
+}
+
+pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
+    let files = settings.scaled(FILES);
+    let redis = Redis::start()?;
+    let url = redis.url();
+    let over_redis = Server::start_on(&settings.on_disk("snapshot-redis"), &["--meta", &url], &[])?;
+    let embedded = Server::start(&settings.on_disk("snapshot-embedded"))?;
+    let cache = settings.on_disk("snapshots");
+    let mut benches = Vec::new();
+    benches.extend(build(settings, &over_redis, &cache, ("Redis", files, Bar::AtLeast(400e3)))?);
+    let from = ("the embedded store", files, Bar::AtLeast(1e6));
+    benches.extend(build(settings, &embedded, &cache, from)?);
+    benches.extend(ask(settings, &embedded, &cache, files, 2e6)?);
+    benches.push(list(settings, &over_redis, "-lR", 2.0)?);
+    benches.push(list(settings, &over_redis, "-R", 1.0)?);
+    benches.push(report(settings, &over_redis)?);
+    Ok(benches)
+}
+
+pub(super) fn run_large(settings: &Settings) -> Result<Vec<Bench>> {
+    let files = settings.scaled(MANY_FILES);
+    let server = Server::start(&settings.on_disk("snapshot-large"))?;
+    let cache = settings.on_disk("snapshots-large");
+    let mut benches = build(settings, &server, &cache, ("the embedded store", files, Bar::None))?;
+    benches.extend(ask(settings, &server, &cache, files, 1.5e6)?);
+    Ok(benches)
+}
+
+/// Building a snapshot until a reader has it mapped, and how large it is.
+fn build(
+    settings: &Settings,
+    server: &Server,
+    cache: &Path,
+    (name, files, bar): (&str, u32, Bar),
+) -> Result<Vec<Bench>> {
+    let client = fill(server, files)?;
+    let before = peak(server.id()).unwrap_or_default() >> 20;
+    let cache = SnapshotCache::new(cache.to_owned(), 4 << 30);
+    let mut ours = Side::new(format!("build from {name}, store, fetch, check and map"));
+    let mut theirs = Side::new("put the same paths into a hash map, one thread");
+    let mut newest = None;
+    for round in 0..=settings.runs() {
+        let dataset = touch(&client, round)?;
+        let (reader, building) = Stopwatch::new().time(|| Ok(dataset.with_snapshot(&cache)?))?;
+        let paths: Vec<String> = (0..files).map(path).collect();
+        let (_, hashing) = Stopwatch::new().time(|| {
+            let map: HashMap<String, u32> = paths.into_iter().zip(0..).collect();
+            Ok(black_box(map.len()))
+        })?;
+        if round > 0 {
+            ours.samples.push(f64::from(files) / building);
+            theirs.samples.push(f64::from(files) / hashing);
+        }
+        newest = Some(reader);
+    }
+    let told = peak(server.id()).unwrap_or_default() >> 20;
+    let reader = newest.context("there was a run")?;
+    let snapshot = reader.snapshot().context("it has a snapshot")?;
+    let built = Bench {
+        name: format!("snapshot from {name}"),
+        settings: format!(
+            "{files} files; most memory of the server so far: {told} MiB, {before} MiB before it \
+             built any"
+        ),
+        unit: "files/s",
+        ours,
+        theirs,
+        bar,
+    };
+    let size = Bench {
+        name: "snapshot size".to_owned(),
+        settings: format!("{files} files"),
+        unit: "bytes a file",
+        ours: Side {
+            what: "bytes of the snapshot for each file".to_owned(),
+            samples: vec![snapshot.length() as f64 / f64::from(snapshot.files())],
+        },
+        theirs: Side {
+            what: "bytes of the paths".to_owned(),
+            samples: vec![
+                (0..files).map(|file| path(file).len()).sum::<usize>() as f64 / f64::from(files),
+            ],
+        },
+        bar: Bar::AtMost(40.0),
+    };
+    Ok(vec![built, size])
+}
+
+/// Processes open the newest snapshot and ask it: one, and two at once.
+fn ask(
+    settings: &Settings,
+    server: &Server,
+    cache: &Path,
+    files: u32,
+    bar: f64,
+) -> Result<Vec<Bench>> {
+    let mut first = Asking::start(&server.address, cache, files)?;
+    let mut second = Asking::start(&server.address, cache, files)?;
+    let mut map = Side::new("the same paths in a hash map in memory");
+    let mut alone = Side::new("path to record, name verified, one core");
+    let mut batches = Side::new("the same, 256 paths a question");
+    let mut numbers = Side::new("record by number, one core");
+    let mut two = Side::new("path to record, two processes at once");
+    let mut opening = Side::new("open the snapshot of the cache, a process that knows the version");
+    let mut added = Side::new("memory of the process that opening adds");
+    let mut further = Side::new("own memory of a second process once it asked for everything");
+    let mut filling = Side::new("put all paths into a hash map");
+    let mut filled = Side::new("memory of a hash map of all paths");
+    for round in 0..=settings.runs() {
+        let (one, other) = (first.run(Task::Open)?, second.run(Task::Open)?);
+        let fill = first.run(Task::Fill)?;
+        let rates = [Task::Ask, Task::Batches, Task::Numbers, Task::Map]
+            .map(|task| first.run(task).map(|[rate, _]| rate));
+        first.tell(Task::Ask)?;
+        second.tell(Task::Ask)?;
+        let (both, [rate, own]) = (first.answer()?, second.answer()?);
+        if round == 0 {
+            continue;
+        }
+        filling.samples.push(fill[0]);
+        filled.samples.push(fill[1] / 1024.0);
+        opening.samples.push(one[0].max(other[0]));
+        added.samples.push(one[1].max(other[1]) / 1024.0);
+        further.samples.push(own / 1024.0);
+        two.samples.push(both[0] + rate);
+        for (side, rate) in
+            [&mut alone, &mut batches, &mut numbers, &mut map].into_iter().zip(rates)
+        {
+            side.samples.push(rate?);
+        }
+    }
+    let bench = |name: &str, unit, ours: Side, theirs: &Side, bar| Bench {
+        name: format!("snapshot {name}"),
+        settings: format!("{files} files, random paths one behind the other in memory"),
+        unit,
+        ours,
+        theirs: theirs.clone(),
+        bar,
+    };
+    Ok(vec![
+        bench("open", "ms", opening, &filling, Bar::AtMost(5.0)),
+        bench("open, memory", "KiB", added, &filled, Bar::AtMost(1024.0)),
+        bench("memory", "KiB", further, &filled, Bar::AtMost(1024.0)),
+        bench("two processes", "files/s", two, &alone, Bar::AtLeastTimes(1.8)),
+        bench("lookup", "files/s", alone, &map, Bar::AtLeast(bar)),
+        bench("lookup in batches", "files/s", batches, &map, Bar::AtLeast(3e6)),
+        bench("by number", "files/s", numbers, &map, Bar::AtLeast(30e6)),
+    ])
+}
+
+/// `dlcmd ls`, with the snapshot and by the server.
+fn list(settings: &Settings, server: &Server, flags: &str, most: f64) -> Result<Bench> {
+    let file = settings.on_disk(&format!("saved{flags}.snapshot"));
+    finish(dlcmd(server)?.args(["snapshot", "save", "dl://imagenet"]).arg(&file))?;
+    let mut ours = Side::new(format!("dlcmd ls {flags} --snapshot"));
+    let mut theirs = Side::new(format!("dlcmd ls {flags}"));
+    let home = settings.on_disk("cache");
+    for round in 0..=settings.runs() {
+        let mut command = dlcmd(server)?;
+        command.args(["ls", flags, "dl://imagenet", "--snapshot"]).arg(&file);
+        let (_, by_snapshot) =
+            Stopwatch::new().time(|| finish(command.env("XDG_CACHE_HOME", &home)))?;
+        let (_, by_server) = Stopwatch::new()
+            .time(|| finish(dlcmd(server)?.args(["ls", flags, "dl://imagenet"])))?;
+        if round > 0 {
+            ours.samples.push(by_snapshot);
+            theirs.samples.push(by_server);
+        }
+    }
+    let settings = "1.28 million files at full scale".to_owned();
+    let (name, bar) = (format!("snapshot ls {flags}"), Bar::AtMost(most));
+    Ok(Bench { name, settings, unit: "s", ours, theirs, bar })
+}
+
+/// `dlcmd shuffle`, and how random that order is.
+fn report(settings: &Settings, server: &Server) -> Result<Bench> {
+    let mut ours = Side::new("dlcmd shuffle --report");
+    let mut theirs = Side::new("dlcmd shuffle");
+    let home = settings.on_disk("cache");
+    let shuffle = |more: &[&str]| {
+        let mut command = dlcmd(server)?;
+        command.args(["shuffle", "dl://imagenet", "--group-size", "10"]).args(more);
+        Stopwatch::new().time(|| finish(command.env("XDG_CACHE_HOME", &home)))
+    };
+    for round in 0..=settings.runs() {
+        let (_, reporting) = shuffle(&["--report"])?;
+        let (_, printing) = shuffle(&[])?;
+        if round > 0 {
+            ours.samples.push(reporting);
+            theirs.samples.push(printing);
+        }
+    }
+    let settings =
+        "1.28 million files at full scale, 1,000 folders, groups of 10 chunks".to_owned();
+    let bar = Bar::AtMostTimes(2.0);
+    Ok(Bench { name: "shuffle --report".to_owned(), settings, unit: "s", ours, theirs, bar })
+}
+
+/// The most memory that a process ever had.
+fn peak(process: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1 << 10)
+}

@@ -1,0 +1,196 @@
+//! Processes that open a snapshot of the cache and ask it, each timing itself.
+
+use std::collections::HashMap;
+use std::hint::black_box;
+use std::io::{BufRead, BufReader, Write, stdin, stdout};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdout, Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use dl_format::FilePath;
+use libdiesel::{Client, ConnectOptions, Snapshot, SnapshotCache, StatItem};
+
+use super::{DATASET, path};
+use crate::measure::Stopwatch;
+use crate::setup::{Process, shuffle};
+
+/// Paths that are looked up one after the other in one run.
+const LOOKUPS: usize = 2_000_000;
+/// Paths of one question in batches.
+const BATCH: usize = 256;
+
+/// One process that asks a snapshot.
+#[derive(Debug, Clone, Args)]
+pub struct Reader {
+    /// The server that knows which version is the newest
+    server: String,
+    /// The folder of the snapshot cache
+    cache: PathBuf,
+    /// How many files the dataset has
+    files: u32,
+}
+
+/// What a process is told to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Task {
+    /// Opens the snapshot: milliseconds, and bytes of memory that the process has more.
+    Open,
+    /// Random paths one by one: records a second, and bytes of the process's own memory that it has
+    /// more than before it opened the snapshot.
+    Ask,
+    /// The same paths 256 at a time.
+    Batches,
+    /// Files by number, in order.
+    Numbers,
+    /// Makes a hash map of all paths: milliseconds, and bytes of memory that the process has more.
+    Fill,
+    /// The paths of [`Task::Ask`] in that map.
+    Map,
+}
+
+impl Task {
+    const ALL: [(Self, &'static str); 6] = [
+        (Self::Open, "open"),
+        (Self::Ask, "ask"),
+        (Self::Batches, "batches"),
+        (Self::Numbers, "numbers"),
+        (Self::Fill, "fill"),
+        (Self::Map, "map"),
+    ];
+}
+
+/// A process that waits for tasks.
+#[derive(Debug)]
+pub(super) struct Asking(Process, BufReader<ChildStdout>);
+
+impl Asking {
+    pub(super) fn start(server: &str, cache: &Path, files: u32) -> Result<Self> {
+        let mut command = Command::new(std::env::current_exe().context("find this program")?);
+        command.arg("reader").arg(server).arg(cache).arg(files.to_string());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = Process(command.spawn().context("start a process")?);
+        let stdout = process.0.stdout.take().context("take its output")?;
+        let mut asking = Self(process, BufReader::new(stdout));
+        asking.answer()?;
+        Ok(asking)
+    }
+
+    pub(super) fn tell(&mut self, task: Task) -> Result<()> {
+        let (_, name) = Task::ALL.into_iter().find(|(of, _)| *of == task).context("has a name")?;
+        let stdin = self.0.0.stdin.as_mut().context("take its input")?;
+        Ok(writeln!(stdin, "{name}")?)
+    }
+
+    pub(super) fn answer(&mut self) -> Result<[f64; 2]> {
+        let mut line = String::new();
+        self.1.read_line(&mut line)?;
+        let (one, other) = line.trim().split_once(' ').context("a process that asks has failed")?;
+        Ok([one.parse()?, other.parse()?])
+    }
+
+    pub(super) fn run(&mut self, task: Task) -> Result<[f64; 2]> {
+        self.tell(task)?;
+        self.answer()
+    }
+}
+
+/// Is one process: makes its questions, says so, then does what it is told until nobody tells.
+///
+/// # Errors
+/// When anything fails.
+pub fn read(reader: &Reader) -> Result<()> {
+    let servers = vec![reader.server.clone()];
+    let client = Client::connect(ConnectOptions { servers, ..Default::default() })?;
+    let cache = SnapshotCache::new(reader.cache.clone(), 4 << 30);
+    let questions = questions(reader.files)?;
+    let mut map: HashMap<Vec<u8>, u64> = HashMap::new();
+    let mut opened = None;
+    writeln!(stdout(), "0 0")?;
+    for line in stdin().lines() {
+        let line = line?;
+        let task = Task::ALL.into_iter().find(|(_, name)| *name == line);
+        let (task, _) = task.context("no such task")?;
+        if task == Task::Open {
+            drop(opened.take());
+            let dataset = client.dataset(&DATASET.parse()?)?;
+            let (before, own) = (memory("VmRSS:")?, memory("RssAnon:")?);
+            let (dataset, seconds) =
+                Stopwatch::new().time(|| Ok(dataset.with_snapshot(&cache)?))?;
+            let added = memory("VmRSS:")?.saturating_sub(before);
+            opened = Some((dataset, own));
+            writeln!(stdout(), "{} {added}", seconds * 1e3)?;
+            continue;
+        }
+        if task == Task::Fill {
+            drop(std::mem::take(&mut map));
+            let before = memory("VmRSS:")?;
+            let fill = || (0..reader.files).map(|file| (path(file).into_bytes(), 1)).collect();
+            let (filled, seconds) = Stopwatch::new().time(|| Ok(fill()))?;
+            map = filled;
+            let added = memory("VmRSS:")?.saturating_sub(before);
+            writeln!(stdout(), "{} {added}", seconds * 1e3)?;
+            continue;
+        }
+        let (dataset, own) = opened.as_ref().context("the snapshot is opened first")?;
+        let snapshot = dataset.snapshot().context("it has a snapshot")?;
+        let stopwatch = Stopwatch::new();
+        let (count, seconds) = stopwatch.time(|| ask(task, snapshot, &questions, &map))?;
+        let added = memory("RssAnon:")?.saturating_sub(*own);
+        writeln!(stdout(), "{} {added}", count as f64 / seconds)?;
+    }
+    Ok(())
+}
+
+/// Random paths, in memory one behind the other as for a loader that has just made them.
+fn questions(files: u32) -> Result<Vec<FilePath>> {
+    let mut numbers: Vec<u32> = (0..files).collect();
+    shuffle(&mut numbers, 1);
+    let asked = numbers.iter().cycle().take(LOOKUPS);
+    asked.map(|file| Ok(FilePath::new(path(*file))?)).collect()
+}
+
+fn ask(
+    task: Task,
+    snapshot: &Snapshot,
+    questions: &[FilePath],
+    map: &HashMap<Vec<u8>, u64>,
+) -> Result<usize> {
+    match task {
+        Task::Open | Task::Fill => bail!("that is no question"),
+        Task::Ask => {
+            for path in questions {
+                let StatItem::File(record) = snapshot.stat(path)? else { bail!("it is there") };
+                black_box(record.length);
+            }
+        }
+        Task::Batches => {
+            for batch in questions.chunks(BATCH) {
+                for item in snapshot.stat_many(batch)? {
+                    let StatItem::File(record) = item else { bail!("it is there") };
+                    black_box(record.length);
+                }
+            }
+        }
+        Task::Numbers => {
+            for number in (0..snapshot.files()).cycle().take(LOOKUPS) {
+                black_box(snapshot.record(number)?.length);
+            }
+        }
+        Task::Map => {
+            for path in questions {
+                ensure!(black_box(map.get(path.as_bytes())).is_some(), "it is there");
+            }
+        }
+    }
+    Ok(LOOKUPS)
+}
+
+/// A figure of this process's memory, in bytes.
+fn memory(field: &str) -> Result<u64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix(field));
+    let kilobytes =
+        line.and_then(|line| line.trim().strip_suffix("kB")).context("no such field")?;
+    Ok(kilobytes.trim().parse::<u64>()? << 10)
+}
