@@ -19,7 +19,7 @@ use super::columns::{Columns, Observed, Row};
 use super::index::IndexWriter;
 use super::names::NameWriter;
 use super::section::{Extent, HEAD_LEN, SnapshotSection, snapshot_padding};
-use super::tree::TreeWriter;
+use super::tree::{TreeWriter, split};
 use crate::checksum::Crc32c;
 use crate::layout::{SNAPSHOT_CHECKSUM_OFFSET, SNAPSHOT_PRELUDE_LEN, SNAPSHOT_RECORD_PAD};
 
@@ -72,6 +72,8 @@ pub struct SnapshotWriter {
     origins: Vec<Stamp>,
     names: NameWriter,
     tree: TreeWriter,
+    /// How many there are, and how many runs.
+    directories: (u32, u32),
     index: Option<IndexWriter>,
     chunks: u32,
     files: u32,
@@ -90,6 +92,7 @@ impl SnapshotWriter {
             observed,
             names: NameWriter::default(),
             tree: TreeWriter::default(),
+            directories: (0, 0),
             index: Some(IndexWriter::new(files)),
             chunks: 0,
             files: 0,
@@ -170,10 +173,11 @@ impl SnapshotWriter {
         let mut end = Vec::new();
         self.names.end(&mut end);
         self.put(SnapshotSection::Blocks, &end);
-        let (directories, names, runs) = self.tree.encode();
-        self.put(SnapshotSection::Directories, &directories);
-        self.put(SnapshotSection::DirectoryNames, &names);
-        self.put(SnapshotSection::Runs, &runs);
+        let tree = std::mem::take(&mut self.tree).encode();
+        self.directories = (tree.directories, tree.run_count());
+        self.put(SnapshotSection::Directories, &tree.rows);
+        self.put(SnapshotSection::DirectoryNames, &tree.names);
+        self.put(SnapshotSection::Runs, &tree.runs);
         let stamps: Vec<u8> =
             self.origins.iter().flat_map(|stamp| stamp.get().to_le_bytes()).collect();
         self.put(SnapshotSection::Stamps, &stamps);
@@ -222,7 +226,7 @@ impl SnapshotWriter {
             let padding = snapshot_padding(extent.length) as u64;
             offset = offset.saturating_add(extent.length).saturating_add(padding);
         }
-        let (directories, runs) = self.tree.counts();
+        let (directories, runs) = self.directories;
         let mut prelude = [0; SNAPSHOT_CHECKSUM_OFFSET];
         let mut put = FieldWriter(&mut prelude);
         put.field(&SNAPSHOT_MAGIC);
@@ -246,16 +250,5 @@ impl SnapshotWriter {
         head.extend(table);
         head.resize(HEAD_LEN, 0);
         head
-    }
-}
-
-/// The folder and the name of a path.
-fn split(path: &[u8]) -> (&[u8], &[u8]) {
-    match path.iter().rposition(|byte| *byte == b'/') {
-        Some(slash) => {
-            let (folder, name) = path.split_at(slash);
-            (folder, name.get(1..).unwrap_or_default())
-        }
-        None => (&[], path),
     }
 }
