@@ -9,7 +9,7 @@ mod ideal;
 mod mix;
 mod sample;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::sync::Arc;
 

@@ -18,7 +18,7 @@ const OBJECT: u32 = 100_000;
 
 /// A snapshot of chunks with files of these paths; one that begins with `large` is the end of a file
 /// of 10 MB.
-fn snapshot(chunks: &[Vec<String>]) -> Snapshot {
+pub(crate) fn snapshot(chunks: &[Vec<String>]) -> Snapshot {
     let chunk = |number: usize| {
         let mut id = [0; 16];
         (&mut id[..]).put_u128(number as u128);

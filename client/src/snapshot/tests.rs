@@ -8,7 +8,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use dl_format::snapshot::{
     Observed, SnapshotOf, SnapshotSection, SnapshotWriter, snapshot_padding,
 };
-use dl_format::{ChunkId, ChunkShape, DatasetId, Stamp, Version};
+use dl_format::{ChunkId, ChunkShape, DatasetId, FilePath, Stamp, Version};
+use dl_proto::StatItem;
 
 use super::*;
 
@@ -115,4 +116,20 @@ fn a_file_that_is_another_snapshot_than_its_name_says_is_none() {
     }
     let snapshot = Snapshot::map(&folder.path().join("none"));
     assert_eq!(snapshot.unwrap_err().kind(), crate::Kind::Local);
+}
+
+#[test]
+fn many_paths_are_answered_as_each_of_them_is() {
+    let files = (0..200).map(|n| format!("train/{}/{n}.jpg", n % 7)).collect();
+    let snapshot = crate::report::tests::snapshot(&[files, vec!["val/one".to_owned()]]);
+    let asked = (0..300).map(|n| format!("train/{}/{n}.jpg", n % 7));
+    let asked = asked.chain(["train", "train/3", "val/one", "val/one/more"].map(str::to_owned));
+    let asked: Vec<FilePath> = asked.map(|path| FilePath::new(path).unwrap()).collect();
+    let one_by_one: Vec<StatItem> = asked.iter().map(|path| snapshot.stat(path).unwrap()).collect();
+    assert_eq!(snapshot.stat_many(&asked).unwrap(), one_by_one);
+    let count =
+        |wanted: fn(&StatItem) -> bool| one_by_one.iter().filter(|item| wanted(item)).count();
+    assert_eq!(count(|item| matches!(item, StatItem::File(_))), 201);
+    assert_eq!(count(|item| matches!(item, StatItem::Folder)), 2);
+    assert_eq!(snapshot.stat_many(&[]).unwrap(), []);
 }

@@ -3,6 +3,8 @@
 //! Must hold: every file is found in the bucket of its hash or in one of those behind it, all
 //! before the first that says that nothing went on.
 
+use std::collections::VecDeque;
+
 use crate::layout::{SNAPSHOT_BUCKET_FILES, SNAPSHOT_BUCKET_LEN, SNAPSHOT_BUCKET_LOAD};
 
 /// Buckets that hashes are spread over; those behind them take what overflows at the end.
@@ -35,12 +37,12 @@ pub(super) struct IndexWriter {
     current: u64,
     bucket: Vec<(u8, u32)>,
     /// Files that the current bucket has no room for.
-    waiting: Vec<(u8, u32)>,
+    waiting: VecDeque<(u8, u32)>,
 }
 
 impl IndexWriter {
     pub(super) fn new(files: u32) -> Self {
-        let (bucket, waiting) = (Vec::new(), Vec::new());
+        let (bucket, waiting) = (Vec::new(), VecDeque::new());
         Self { buckets: home_buckets(files), current: 0, bucket, waiting }
     }
 
@@ -53,7 +55,7 @@ impl IndexWriter {
         if self.bucket.len() < SNAPSHOT_BUCKET_FILES {
             self.bucket.push(file);
         } else {
-            self.waiting.push(file);
+            self.waiting.push_back(file);
         }
     }
 

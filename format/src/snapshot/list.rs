@@ -1,5 +1,6 @@
 //! Paths of files by number, and the contents of directories.
 
+use std::cmp::Ordering;
 use std::ops::Range;
 
 use crate::error::DecodeError;
@@ -123,24 +124,27 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
             return Ok(Some(number));
         }
         for component in path.split(|byte| *byte == b'/') {
-            let Children(mut from, mut to) = self.children(number)?;
-            loop {
-                let middle = from.saturating_add(to.saturating_sub(from) / 2);
-                if from >= to {
-                    return Ok(None);
-                }
-                let name = self.directory_name(middle).ok_or(damaged("a name is not there"))?;
-                match name.cmp(component) {
-                    std::cmp::Ordering::Less => from = middle.saturating_add(1),
-                    std::cmp::Ordering::Greater => to = middle,
-                    std::cmp::Ordering::Equal => {
-                        number = middle;
-                        break;
-                    }
-                }
+            match self.child(number, component)? {
+                Some(child) => number = child,
+                None => return Ok(None),
             }
         }
         Ok(Some(number))
+    }
+
+    /// The directory of a name in another one.
+    pub(super) fn child(&self, number: u32, wanted: &[u8]) -> Result<Option<u32>, DecodeError> {
+        let Children(mut from, mut to) = self.children(number)?;
+        while from < to {
+            let middle = from.saturating_add(to.saturating_sub(from) / 2);
+            let name = self.directory_name(middle).ok_or(damaged("a name is not there"))?;
+            match name.cmp(wanted) {
+                Ordering::Less => from = middle.saturating_add(1),
+                Ordering::Greater => to = middle,
+                Ordering::Equal => return Ok(Some(middle)),
+            }
+        }
+        Ok(None)
     }
 
     /// The directories in a directory, which come behind it.

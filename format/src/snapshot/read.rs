@@ -60,7 +60,7 @@ pub struct Snapshot<B> {
     pub(super) runs: u32,
     file_bytes: u64,
     fields: Fields,
-    home_buckets: u64,
+    pub(super) home_buckets: u64,
     sections: [(Range<usize>, Crc32c); SnapshotSection::ALL.len()],
 }
 
@@ -356,8 +356,20 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
 
     #[inline]
     fn find(&self, path: &[u8], hash: u64) -> Result<Option<FileNumber>, DecodeError> {
+        self.find_counting(path, hash, &mut 0)
+    }
+
+    /// Adds the buckets that were looked at.
+    #[inline]
+    pub(super) fn find_counting(
+        &self,
+        path: &[u8],
+        hash: u64,
+        looked_at: &mut u64,
+    ) -> Result<Option<FileNumber>, DecodeError> {
         let mut number = home(hash, self.home_buckets);
         while let Some(bucket) = self.bucket(number) {
+            *looked_at = looked_at.wrapping_add(1);
             for file in bucket.candidates(hash) {
                 self.touch(file);
                 if self.is_named(file, path)? {

@@ -324,3 +324,31 @@ fn files_with_names_like_those_of_imagenet_take_less_than_40_bytes_each() {
     let each = bytes.len() as f64 / f64::from(snapshot.files());
     assert!(each < 40.0, "{each} bytes a file");
 }
+
+#[test]
+fn a_path_that_is_a_file_and_a_folder_is_refused() {
+    let mut chunks = chunks(&[vec![b"a".to_vec(), b"b/c".to_vec()]], 1);
+    let name = |path: &[u8]| FilePath::new(path.to_vec()).unwrap();
+    for (other, is_whole) in [(&b"a/x"[..], false), (b"aa/x", true), (b"b/c/d", false)] {
+        let (chunk, files) = &mut chunks[0];
+        let record = FileRecord { offset: 4_096, ..files[0].record };
+        let file = LiveFile { path: name(other), record, extents: Vec::new() };
+        let mut all = files.clone();
+        all.push(file);
+        let snapshot = Snapshot::open(Bytes::from(build(&vec![(*chunk, all)]))).unwrap();
+        assert_eq!(snapshot.verify().is_ok(), is_whole, "{}", name(other));
+    }
+}
+
+#[test]
+fn an_index_that_goes_on_where_there_is_room_is_refused() {
+    let paths: Vec<Vec<u8>> = (0..100).map(|n| format!("file{n}").into_bytes()).collect();
+    let mut bytes = build(&chunks(&[paths], 1));
+    let row = crate::layout::SNAPSHOT_PRELUDE_LEN + SnapshotSection::Index.place() * 32;
+    let index = u64::from_le_bytes(bytes[row + 8..row + 16].try_into().unwrap()) as usize;
+    assert!(Snapshot::open(&bytes[..]).unwrap().verify().is_ok());
+    bytes[index + 13] = 1;
+    mend(&mut bytes);
+    let problem = Snapshot::open(&bytes[..]).unwrap().verify().unwrap_err();
+    assert!(problem.to_string().contains("has room"), "{problem}");
+}

@@ -2,16 +2,32 @@
 //! neighbours, and for each of them where its files are.
 
 use std::collections::HashMap;
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::ops::Range;
 
 use crate::layout::{SNAPSHOT_DIRECTORY_LEN, SNAPSHOT_RUN_LEN};
 
-/// Collects directories while files are written. Memory goes with directories, about a hundred bytes
-/// and the path of each, and runs, twelve bytes.
-#[derive(Debug, Default)]
+/// Collects directories while files are written. Memory goes with them, some seventy bytes and the
+/// name of each, and with runs, twelve bytes.
+#[derive(Debug)]
 pub(super) struct TreeWriter {
-    /// The paths of directories, numbered as they come: the root first.
-    numbers: HashMap<Box<[u8]>, u32>,
+    /// Each behind the one that it is in; the root comes first.
+    directories: Vec<Directory>,
+    names: Vec<u8>,
+    /// Their numbers by a hash of the one that each is in and of its name, or one of the next free
+    /// keys behind that.
+    numbers: HashMap<u64, u32>,
+    hasher: RandomState,
     runs: Vec<Run>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Directory {
+    parent: u32,
+    /// Where its name begins, and how long it is.
+    name: usize,
+    length: u16,
 }
 
 /// Files of one directory that follow each other.
@@ -32,67 +48,135 @@ pub(super) struct Tree {
     pub(super) runs: Vec<u8>,
 }
 
+impl Default for TreeWriter {
+    fn default() -> Self {
+        Self {
+            directories: vec![Directory::default()],
+            names: Vec::new(),
+            numbers: HashMap::new(),
+            hasher: RandomState::new(),
+            runs: Vec::new(),
+        }
+    }
+}
+
 impl TreeWriter {
+    /// How many directories there are, the root included.
+    pub(super) fn directories(&self) -> usize {
+        self.directories.len()
+    }
+
     /// Adds files of one directory that follow each other and are sorted by name. Runs come in the
     /// order of their files.
     pub(super) fn run(&mut self, directory: &[u8], first: u32, count: u32) {
-        let directory = self.number(directory);
+        let components = directory.split(|byte| *byte == b'/').filter(|name| !name.is_empty());
+        let directory = components.fold(0, |parent, name| self.number(parent, name));
         self.runs.push(Run { directory, first, count });
     }
 
-    fn number(&mut self, path: &[u8]) -> u32 {
-        if let Some(number) = self.numbers.get(path) {
-            return *number;
+    /// The number of a directory in another one.
+    fn number(&mut self, parent: u32, name: &[u8]) -> u32 {
+        let mut key = self.hasher.hash_one((parent, name));
+        while let Some(number) = self.numbers.get(&key) {
+            let found = self.directories.get(*number as usize).copied().unwrap_or_default();
+            if found.parent == parent && self.name(found) == name {
+                return *number;
+            }
+            key = key.wrapping_add(1);
         }
-        let mut add = |path: &[u8]| {
-            let number = narrow(self.numbers.len());
-            *self.numbers.entry(path.into()).or_insert(number)
-        };
-        add(&[]);
-        for (end, _) in path.iter().enumerate().filter(|(_, byte)| **byte == b'/') {
-            add(path.get(..end).unwrap_or_default());
-        }
-        add(path)
+        let number = narrow(self.directories.len());
+        self.numbers.insert(key, number);
+        // A path has at most 4096 bytes.
+        let length = u16::try_from(name.len()).unwrap_or(u16::MAX);
+        self.directories.push(Directory { parent, name: self.names.len(), length });
+        self.names.extend_from_slice(name);
+        number
+    }
+
+    fn name(&self, directory: Directory) -> &[u8] {
+        let end = directory.name.saturating_add(directory.length.into());
+        self.names.get(directory.name..end).unwrap_or_default()
     }
 
     /// Everything that was added.
     pub(super) fn encode(mut self) -> Tree {
-        self.number(&[]);
+        self.numbers = HashMap::new();
+        let mut runs = std::mem::take(&mut self.runs);
+        runs.sort_unstable_by_key(|run| (run.directory, run.first));
+        let children = self.children();
+        let mut tree = Tree { directories: narrow(self.directories.len()), ..Tree::default() };
         // By level, and there as their parents are: those in one directory become neighbours.
-        let mut levels: Vec<(usize, &[u8], u32)> =
-            self.numbers.iter().map(|(path, number)| (depth(path), &path[..], *number)).collect();
-        levels.sort_unstable_by(|(depth, path, _), (other_depth, other, _)| {
-            depth.cmp(other_depth).then_with(|| components(path).cmp(components(other)))
-        });
-        let mut places = vec![0_u32; levels.len()];
-        for (place, (_, _, number)) in levels.iter().enumerate() {
-            if let Some(of) = places.get_mut(*number as usize) {
-                *of = narrow(place);
-            }
-        }
-        let place = |number: u32| places.get(number as usize).copied().unwrap_or_default();
-        self.runs.sort_unstable_by_key(|run| (place(run.directory), run.first));
-        let mut children = vec![0_u32; levels.len()];
-        for (_, path, _) in levels.iter().skip(1) {
-            let parent = self.numbers.get(split(path).0).copied().unwrap_or_default();
-            if let Some(children) = children.get_mut(place(parent) as usize) {
-                *children = children.saturating_add(1);
-            }
-        }
-        let mut tree = Tree { directories: narrow(levels.len()), ..Tree::default() };
-        let mut runs = self.runs.iter().peekable();
-        let mut next_child = 1_u32;
-        for ((_, path, number), children) in levels.iter().zip(children) {
-            tree.row(next_child);
-            tree.names.extend_from_slice(split(path).1);
-            while let Some(run) = runs.next_if(|run| run.directory == *number) {
+        let mut levels: Vec<u32> = Vec::with_capacity(self.directories.len());
+        levels.push(0);
+        for place in 0..self.directories.len() {
+            let number = levels.get(place).copied().unwrap_or_default();
+            tree.row(narrow(levels.len()));
+            let directory = self.directories.get(number as usize).copied().unwrap_or_default();
+            tree.names.extend_from_slice(self.name(directory));
+            let first = runs.partition_point(|run| run.directory < number);
+            let own = runs.get(first..).unwrap_or_default().iter();
+            for run in own.take_while(|run| run.directory == number) {
                 tree.runs.extend([run.first, run.count].into_iter().flat_map(u32::to_le_bytes));
             }
-            next_child = next_child.saturating_add(children);
+            levels.extend_from_slice(children.of(number));
         }
         // Says where the last one's names, children and runs end.
-        tree.row(next_child);
+        tree.row(narrow(levels.len()));
         tree
+    }
+
+    /// The directories in each directory, by name.
+    fn children(&self) -> Children {
+        let mut ends = vec![0_u32; self.directories.len()];
+        let parents = || self.directories.iter().skip(1).map(|directory| directory.parent as usize);
+        for parent in parents() {
+            if let Some(count) = ends.get_mut(parent) {
+                *count = count.saturating_add(1);
+            }
+        }
+        let mut sum = 0_u32;
+        for count in &mut ends {
+            sum = sum.saturating_add(*count);
+            *count = sum.saturating_sub(*count);
+        }
+        // Now where each one's children begin; as they are filled in, where they end.
+        let mut numbers = vec![0_u32; self.directories.len().saturating_sub(1)];
+        for (number, parent) in (1..).zip(parents()) {
+            if let Some(end) = ends.get_mut(parent)
+                && let Some(place) = numbers.get_mut(*end as usize)
+            {
+                *place = number;
+                *end = end.saturating_add(1);
+            }
+        }
+        let mut children = Children { ends, numbers };
+        for number in 0..narrow(self.directories.len()) {
+            let place = children.place(number);
+            let name = |number: &u32| {
+                self.name(self.directories.get(*number as usize).copied().unwrap_or_default())
+            };
+            let own = children.numbers.get_mut(place).unwrap_or_default();
+            own.sort_unstable_by(|one, other| name(one).cmp(name(other)));
+        }
+        children
+    }
+}
+
+/// For each directory those in it.
+struct Children {
+    ends: Vec<u32>,
+    numbers: Vec<u32>,
+}
+
+impl Children {
+    fn place(&self, directory: u32) -> Range<usize> {
+        let end = |number: usize| self.ends.get(number).copied().unwrap_or_default() as usize;
+        let number = directory as usize;
+        number.checked_sub(1).map_or(0, end)..end(number)
+    }
+
+    fn of(&self, directory: u32) -> &[u32] {
+        self.numbers.get(self.place(directory)).unwrap_or_default()
     }
 }
 
@@ -106,15 +190,6 @@ impl Tree {
         let fields = [narrow(self.names.len()), child, self.run_count()];
         self.rows.extend(fields.into_iter().flat_map(u32::to_le_bytes));
     }
-}
-
-/// Directories above one: none above the root.
-fn depth(path: &[u8]) -> usize {
-    if path.is_empty() { 0 } else { components(path).count() }
-}
-
-fn components(path: &[u8]) -> impl Iterator<Item = &[u8]> {
-    path.split(|byte| *byte == b'/')
 }
 
 /// The directory that a path is in, and its name there.

@@ -9,7 +9,14 @@ use super::list::Names;
 use super::names::wrong;
 use super::read::Snapshot;
 use super::section::SnapshotSection;
-use crate::layout::{SNAPSHOT_BUCKET_FILES, SNAPSHOT_BUCKET_LEN};
+use super::tree::split;
+use super::write::snapshot_hash;
+use crate::layout::{PATH_MAX, SNAPSHOT_BUCKET_FILES, SNAPSHOT_BUCKET_LEN, SNAPSHOT_EXTENT_LEN};
+
+/// Buckets in which files are sought, for each on average, and for the first ones together: hashes
+/// fill hardly more than one.
+const BUCKETS: u64 = 8;
+const AT_FIRST: u64 = 10_000;
 
 impl<B: AsRef<[u8]>> Snapshot<B> {
     /// Checks every byte: the sections' checksums, and that they agree with each other. What passes
@@ -20,8 +27,9 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
     pub fn verify(&self) -> Result<(), DecodeError> {
         self.verify_checksums()?;
         self.verify_chunks()?;
-        self.verify_files()?;
         self.verify_index()?;
+        self.verify_files()?;
+        self.verify_extents()?;
         self.verify_directories()
     }
 
@@ -75,23 +83,25 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
     fn verify_files(&self) -> Result<(), DecodeError> {
         let mut names = self.names(0..self.files())?;
         let (mut chunk, mut bytes) = (0, 0_u64);
-        let mut before: Option<Vec<u8>> = None;
+        let (mut before, mut is_first, mut looked_at) = (Vec::new(), true, 0);
         while let Some((number, path)) = names.next()? {
             check(path).map_err(|_| wrong("a path that no file has"))?;
             let file = self.file(number)?;
             let first = self.chunk(file.chunk).map(|(_, first)| first);
             if first == Some(number) {
                 chunk = file.chunk;
-                before = None;
+                is_first = true;
             }
             let wrong = |problem| DecodeError::new("snapshot record", number.0 as usize, problem);
             if file.chunk != chunk {
                 return Err(wrong("names another chunk than its number"));
             }
-            if before.is_some_and(|before| sort_key(&before) >= sort_key(path)) {
+            if !is_first && sort_key(&before) >= sort_key(path) {
                 return Err(wrong("files of a chunk are not sorted"));
             }
-            before = Some(path.to_vec());
+            is_first = false;
+            before.clear();
+            before.extend_from_slice(path);
             let mut parts = 0_u64;
             for extent in self.extents(number)? {
                 parts = parts.saturating_add(extent.length.into());
@@ -102,8 +112,12 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
                 return Err(wrong("lies outside of its chunk"));
             }
             bytes = bytes.saturating_add(file.length);
-            if self.lookup(path)? != Some(number) {
+            let found = self.find_counting(path, snapshot_hash(path), &mut looked_at)?;
+            if found != Some(number) {
                 return Err(wrong("is not found by its path"));
+            }
+            if looked_at > u64::from(number.0).saturating_mul(BUCKETS).saturating_add(AT_FIRST) {
+                return Err(wrong("is found by far too many buckets, as those before it"));
             }
         }
         if bytes == self.file_bytes() {
@@ -113,7 +127,7 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         }
     }
 
-    /// Each file was found, so nothing is missing: there may be nothing else either.
+    /// Each file is found, so nothing is missing: there may be nothing else either.
     fn verify_index(&self) -> Result<(), DecodeError> {
         let index = self.section(SnapshotSection::Index);
         let buckets = index.len() / SNAPSHOT_BUCKET_LEN;
@@ -121,30 +135,67 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         if !index.len().is_multiple_of(SNAPSHOT_BUCKET_LEN) {
             return Err(wrong("the last bucket is cut off"));
         }
+        let behind = (buckets as u64).checked_sub(self.home_buckets);
+        let most = (self.files() as usize / SNAPSHOT_BUCKET_FILES).saturating_add(1) as u64;
+        if behind.is_none_or(|behind| behind > most) {
+            return Err(wrong("it has another number of buckets than its files need"));
+        }
         let mut files = 0_usize;
-        for number in 0..buckets as u64 {
-            let count = self.bucket(number).map_or(usize::MAX, |bucket| bucket.count());
+        for bucket in (0..buckets as u64).map_while(|number| self.bucket(number)) {
+            let count = bucket.count();
             if count > SNAPSHOT_BUCKET_FILES {
                 return Err(wrong("a bucket holds more than it can"));
+            }
+            if bucket.goes_on() && count < SNAPSHOT_BUCKET_FILES {
+                return Err(wrong("a bucket that has room goes on in the next one"));
             }
             files = files.saturating_add(count);
         }
         if files == self.files() as usize { Ok(()) } else { Err(wrong("it holds other files")) }
     }
 
+    fn verify_extents(&self) -> Result<(), DecodeError> {
+        let (rows, rest) =
+            self.section(SnapshotSection::Extents).as_chunks::<SNAPSHOT_EXTENT_LEN>();
+        let files = rows.iter().filter_map(|row| row.first_chunk()).copied();
+        let mut files = files.map(u32::from_le_bytes);
+        if rest.is_empty() && files.clone().is_sorted() && files.all(|file| file < self.files()) {
+            Ok(())
+        } else {
+            Err(DecodeError::new("snapshot extents", 0, "are not those of files, in their order"))
+        }
+    }
+
     /// Every file lies in exactly one run, that of its directory, and every directory holds something.
     fn verify_directories(&self) -> Result<(), DecodeError> {
         let wrong = |problem| DecodeError::new("snapshot directories", 0, problem);
-        let mut paths: Vec<Vec<u8>> = vec![Vec::new()];
+        // Of each directory the one that it is in.
+        let mut parents = vec![0_u32];
         let mut files = 0_u64;
         for number in 0..self.directories {
-            let path = paths.get(number as usize).cloned();
-            let path = path.ok_or(wrong("a directory is in none"))?;
-            if self.directory(&path)? != Some(number) {
-                return Err(wrong("a directory is not found by its path"));
+            let children = self.children(number)?.numbers();
+            if number as usize >= parents.len() || children.start as usize != parents.len() {
+                return Err(wrong("directories are not numbered level by level"));
             }
+            let mut before = None;
+            for child in children.clone() {
+                let name = self.directory_name(child).ok_or(wrong("a name is not there"))?;
+                if before.is_some_and(|before| before >= name) {
+                    return Err(wrong("directories are not sorted by name"));
+                }
+                before = Some(name);
+                parents.push(number);
+            }
+            let runs = self.runs_of(number)?;
+            if number > 0 && runs.is_empty() && children.is_empty() {
+                return Err(wrong("a directory holds nothing"));
+            }
+            if runs.is_empty() {
+                continue;
+            }
+            let path = self.path_of_directory(number, &parents)?;
             let mut next = 0;
-            for run in self.runs_of(number)? {
+            for run in runs {
                 if run.start < next || run.is_empty() {
                     return Err(wrong("runs are empty, or not in the order of their files"));
                 }
@@ -152,32 +203,42 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
                 files = files.saturating_add(run.len() as u64);
                 let mut names: Names<'_, B> = self.names(run)?;
                 while let Some((_, file)) = names.next()? {
-                    if sort_key(file).0 != path {
+                    let (directory, name) = split(file);
+                    if directory != path {
                         return Err(wrong("a file is in another directory than its path says"));
+                    }
+                    if !children.is_empty() && self.child(number, name)?.is_some() {
+                        return Err(wrong("a path is a file and a directory"));
                     }
                 }
             }
-            for child in self.children(number)?.numbers() {
-                if child as usize != paths.len() {
-                    return Err(wrong("directories are not numbered level by level"));
-                }
-                let name = self.directory_name(child).ok_or(wrong("a name is not there"))?;
-                let slash: &[u8] = if path.is_empty() { b"" } else { b"/" };
-                let below = [&path, slash, name].concat();
-                check(&below).map_err(|_| wrong("a path that no directory has"))?;
-                paths.push(below);
-            }
         }
-        if files == u64::from(self.files()) && paths.len() == self.directories as usize {
+        if files == u64::from(self.files()) && parents.len() == self.directories as usize {
             Ok(())
         } else {
             Err(wrong("files or directories are missing"))
         }
     }
+
+    /// The path of a directory that holds files; what is longer than theirs is none.
+    fn path_of_directory(&self, mut number: u32, parents: &[u32]) -> Result<Vec<u8>, DecodeError> {
+        let mut components = Vec::new();
+        let mut length = 0_usize;
+        while number > 0 {
+            let name = self.directory_name(number).unwrap_or_default();
+            length = length.saturating_add(name.len()).saturating_add(1);
+            if length > PATH_MAX {
+                return Err(DecodeError::new("snapshot directories", 0, "a path is too long"));
+            }
+            components.push(name);
+            number = parents.get(number as usize).copied().unwrap_or_default();
+        }
+        components.reverse();
+        Ok(components.join(&b'/'))
+    }
 }
 
 /// What files of a chunk are sorted by: the folder, then the path.
 fn sort_key(path: &[u8]) -> (&[u8], &[u8]) {
-    let folder = path.iter().rposition(|byte| *byte == b'/').unwrap_or_default();
-    (path.get(..folder).unwrap_or_default(), path)
+    (split(path).0, path)
 }

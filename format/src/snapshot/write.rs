@@ -72,8 +72,8 @@ pub struct SnapshotWriter {
     origins: Vec<Stamp>,
     names: NameWriter,
     tree: TreeWriter,
-    /// How many there are, and how many runs.
-    directories: (u32, u32),
+    /// How many directories there are, and how many runs of files in them.
+    counts: (u32, u32),
     index: Option<IndexWriter>,
     chunks: u32,
     files: u32,
@@ -92,7 +92,7 @@ impl SnapshotWriter {
             observed,
             names: NameWriter::default(),
             tree: TreeWriter::default(),
-            directories: (0, 0),
+            counts: (0, 0),
             index: Some(IndexWriter::new(files)),
             chunks: 0,
             files: 0,
@@ -167,6 +167,12 @@ impl SnapshotWriter {
         }
     }
 
+    /// How many directories the files so far are in, the root included: each takes some seventy
+    /// bytes of memory and its name.
+    pub fn directories(&self) -> usize {
+        self.tree.directories()
+    }
+
     /// Says that all chunks were added.
     pub fn end_files(&mut self) {
         self.put(SnapshotSection::Records, &[0; SNAPSHOT_RECORD_PAD]);
@@ -174,7 +180,7 @@ impl SnapshotWriter {
         self.names.end(&mut end);
         self.put(SnapshotSection::Blocks, &end);
         let tree = std::mem::take(&mut self.tree).encode();
-        self.directories = (tree.directories, tree.run_count());
+        self.counts = (tree.directories, tree.run_count());
         self.put(SnapshotSection::Directories, &tree.rows);
         self.put(SnapshotSection::DirectoryNames, &tree.names);
         self.put(SnapshotSection::Runs, &tree.runs);
@@ -226,7 +232,7 @@ impl SnapshotWriter {
             let padding = snapshot_padding(extent.length) as u64;
             offset = offset.saturating_add(extent.length).saturating_add(padding);
         }
-        let (directories, runs) = self.directories;
+        let (directories, runs) = self.counts;
         let mut prelude = [0; SNAPSHOT_CHECKSUM_OFFSET];
         let mut put = FieldWriter(&mut prelude);
         put.field(&SNAPSHOT_MAGIC);

@@ -247,6 +247,9 @@ pub(super) async fn thread<T: Send + 'static>(
     let done = blocking::run(work).await;
     let done = done.map_err(|stopped| Error::new(Kind::Unavailable, ACTION, dataset, stopped))?;
     done.map_err(|error| {
+        if error.kind() == io::ErrorKind::InvalidInput {
+            return Error::new(Kind::Invalid, ACTION, dataset, error);
+        }
         let is_full =
             matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
         let kind = if is_full { Kind::Full } else { Kind::Unavailable };

@@ -1,7 +1,7 @@
 //! From live files, chunk by chunk, to the bytes of a snapshot.
 //!
 //! Must hold: the bytes are those that `dl_format::snapshot` says, whatever went through a disk on
-//! the way; memory goes with the directories.
+//! the way; memory goes with the directories, and there are not too many of them.
 
 use std::io::{self, Read};
 
@@ -20,6 +20,9 @@ const INDEXED: usize = 12;
 
 /// Entries of the index after which what was written is taken over.
 const DRAIN_EVERY: usize = 64 << 10;
+
+/// Directories of one dataset, at most: more than a gigabyte of memory would go with them.
+const DIRECTORIES: usize = 16 << 20;
 
 /// Chunks with their live files.
 pub(super) type Chunks = Vec<(SnapshotChunk, Vec<LiveFile>)>;
@@ -52,6 +55,10 @@ impl Emitter {
                 first.copy_from_slice(&hash.to_le_bytes());
                 last.copy_from_slice(&number.to_le_bytes());
                 self.hashes.push(hash, &record)?;
+            }
+            if self.writer.directories() > DIRECTORIES {
+                let why = format!("it has more folders than a snapshot can have, {DIRECTORIES}");
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
             }
         }
         self.drain()

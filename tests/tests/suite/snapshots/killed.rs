@@ -83,3 +83,22 @@ fn heavy_building_a_snapshot_keeps_within_the_memory_of_a_server() -> Result<()>
     ensure!(snapshot.files() == files && peak < 256 << 20, "{} MiB", peak >> 20);
     Ok(())
 }
+
+/// Keeps S-10: three hundred paths as long as a path may be, each through two thousand folders.
+#[test]
+fn heavy_the_deepest_folders_take_memory_for_their_names_only() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let mut server = Server::start(&folder.path().join("data"))?;
+    let options =
+        ConnectOptions { servers: vec![server.address().to_owned()], ..Default::default() };
+    let dataset = Client::connect(options)?.create_dataset(&name()?, ChunkShape::default())?;
+    for file in 0..300 {
+        let path = format!("{file:04}/{}f", "x/".repeat(2_000));
+        dataset.put(&FilePath::new(path)?, Attributes::default(), b"")?;
+    }
+    let _ = dataset.flush()?.check()?;
+    let snapshot = dataset.save_meta(&folder.path().join("saved"))?;
+    let peak = server.process().peak_memory().context("it runs")?;
+    ensure!(snapshot.files() == 300 && peak < 256 << 20, "{} MiB", peak >> 20);
+    Ok(())
+}
