@@ -43,6 +43,7 @@ mod shown;
 mod snapshot;
 mod source;
 mod spelled;
+mod spill;
 mod stalled;
 mod survey;
 #[cfg(test)]

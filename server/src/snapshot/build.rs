@@ -18,10 +18,10 @@ use dl_store::{ByteRange, Key, ObjectRange};
 use futures::stream::{self, StreamExt};
 
 use super::emit::{Chunks, Emitter};
-use super::spill::Scratch;
 use super::winners::{Folders, Found, Hasher, Live, Scan, Scanned, observe, of_kind};
 use crate::error::Error;
 use crate::parts::{Parts, object_key};
+use crate::spill::{Scratch, thread};
 
 /// Headers that are read with one call to the store and worked on by one thread, at most.
 const BATCH: usize = 256;
@@ -72,7 +72,7 @@ pub(super) async fn build(
         move |chunks: Numbered| Scanned::of(&hasher, numbered(&chunks))
     };
     let scan = cut.pass(chunks(), work, scan, Scan::add).await?;
-    let found = thread(dataset, move || scan.find(&deleted)).await?;
+    let found = thread(ACTION, dataset, move || scan.find(&deleted)).await?;
     let Found { mut live, observed, doubted } = found;
     if !doubted.is_empty() {
         let files = Arc::new(live);
@@ -109,7 +109,7 @@ pub(super) async fn build(
     })?;
     let work = move |chunks: Numbered| live_files(&live, &chunks);
     let emitter = cut.pass(chunks(), work, emitter, Emitter::add).await?;
-    let (bytes, length) = thread(dataset, move || emitter.finish()).await?;
+    let (bytes, length) = thread(ACTION, dataset, move || emitter.finish()).await?;
     Ok(Built { version, files, length, bytes })
 }
 
@@ -170,7 +170,8 @@ impl Cut {
                 Err(Error::new(Kind::Internal, ACTION, self.dataset, error))
             });
             let one = one?;
-            state = thread(self.dataset, move || take(&mut state, one).map(|()| state)).await?;
+            state =
+                thread(ACTION, self.dataset, move || take(&mut state, one).map(|()| state)).await?;
         }
         Ok(state)
     }
@@ -237,23 +238,4 @@ impl Cut {
         });
         decoded.await.map_err(|stopped| Error::new(Kind::Unavailable, ACTION, dataset, stopped))?
     }
-}
-
-/// Runs what may write to the disk.
-pub(super) async fn thread<T: Send + 'static>(
-    dataset: DatasetId,
-    work: impl FnOnce() -> io::Result<T> + Send + 'static,
-) -> Result<T, Error> {
-    let done = blocking::run(work).await;
-    let done = done.map_err(|stopped| Error::new(Kind::Unavailable, ACTION, dataset, stopped))?;
-    done.map_err(|error| {
-        if error.kind() == io::ErrorKind::InvalidInput {
-            return Error::new(Kind::Invalid, ACTION, dataset, error);
-        }
-        let is_full =
-            matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
-        let kind = if is_full { Kind::Full } else { Kind::Unavailable };
-        let why = format!("{error}; its scratch folder (--scratch) has to take it");
-        Error::new(kind, ACTION, dataset, why)
-    })
 }

@@ -10,7 +10,7 @@ use dl_format::snapshot::{
     snapshot_padding,
 };
 
-use super::spill::{Partitions, Scratch, Spool};
+use crate::spill::{Partitions, Scratch, Sizes, Spool};
 
 /// Bytes of a section that are in memory.
 const SECTION: usize = 1 << 20;
@@ -42,7 +42,7 @@ impl Emitter {
         let writer = SnapshotWriter::new(of, observed)?;
         let spool = || Spool::new(scratch.clone(), SECTION);
         let sections = SnapshotSection::ALL.iter().map(|_| spool()).collect();
-        let hashes = Partitions::new(scratch.clone(), files * INDEXED as u64);
+        let hashes = Partitions::new(scratch.clone(), files * INDEXED as u64, Sizes::USUAL);
         Some(Self { writer, sections, hashes })
     }
 
@@ -73,7 +73,7 @@ impl Emitter {
     pub(super) fn finish(mut self) -> io::Result<(Box<dyn Read + Send>, u64)> {
         self.writer.end_files();
         for partition in 0..self.hashes.count() {
-            let records = self.hashes.take(partition)?;
+            let records = self.hashes.take(partition).read()?;
             let record = |bytes: &[u8; INDEXED]| {
                 let (hash, number) = bytes.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
                 let number = number.first_chunk().copied().unwrap_or_default();

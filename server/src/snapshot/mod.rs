@@ -6,7 +6,6 @@
 
 mod build;
 mod emit;
-mod spill;
 mod stored;
 mod winners;
 

@@ -20,9 +20,10 @@ use dl_store::{ByteRange, Key, ObjectRange, StoreExt};
 use futures::TryStreamExt;
 use tokio::task::{JoinError, JoinSet};
 
-use super::build::{Built, thread};
+use super::build::Built;
 use crate::error::Error;
 use crate::parts::{Parts, key, prefix};
+use crate::spill::thread;
 
 /// How long a snapshot of a version that is not the newest is kept, for those who are reading it.
 const KEPT: Duration = Duration::from_secs(60 * 60);
@@ -122,7 +123,7 @@ pub(super) async fn store(
         };
         let part;
         let crcs: Vec<Crc32c>;
-        (bytes, part, crcs) = thread(dataset, read).await?;
+        (bytes, part, crcs) = thread(ACTION, dataset, read).await?;
         checksums.extend(crcs);
         let key = key_of(dataset, version, SnapshotObject::Part(number as u32));
         if under_way.len() >= PARTS_AT_ONCE {

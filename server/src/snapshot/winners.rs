@@ -13,7 +13,7 @@ use dl_format::snapshot::Observed;
 use dl_format::{ChunkId, Committed, EntrySet, EntryVersion, FileRecord, ObjectKind, Stamp};
 use dl_meta::ObjectRecord;
 
-use super::spill::{Partitions, Scratch};
+use crate::spill::{Partitions, Scratch, Sizes};
 
 /// A path, as far as it is told from others.
 type PathHash = [u64; 2];
@@ -203,7 +203,7 @@ impl Scan {
         let entries: u64 = log.iter().map(|object| u64::from(object.entry_count)).sum();
         Self {
             log: Arc::clone(log),
-            rows: Partitions::new(scratch, entries * ROW as u64),
+            rows: Partitions::new(scratch, entries * ROW as u64, Sizes::USUAL),
             others: Vec::new(),
             numbers: HashMap::new(),
             folders: HashSet::new(),
@@ -263,7 +263,7 @@ impl Scan {
         let mut live = Live::new(&self.log);
         let (mut are_all_live, mut doubted) = (true, Vec::new());
         for partition in 0..self.rows.count() {
-            let records = self.rows.take(partition)?;
+            let records = self.rows.take(partition).read()?;
             let mut rows: Vec<Row> = records.as_chunks().0.iter().map(Row::from_bytes).collect();
             drop(records);
             rows.sort_unstable_by_key(|row| row.path);
