@@ -1,33 +1,37 @@
 //! What a dataset is made of, read from its log, the chunk store and the headers of its objects:
 //! what purge and verify judge by.
 //!
-//! Must hold: the same rows as `dl_format::Fold`, of a share of the paths at a time, so that memory
-//! is bounded by [`PASS_BYTES`] and about a hundred bytes for each object; all rows of a path are in
-//! one share. The store is listed before the log is read: what is in the log then is not missed.
+//! Must hold: the same rows as `dl_format::Fold`; the header of a chunk is read once. Memory is
+//! bounded by [`SIZES`] and about a hundred bytes for each object. The store is listed before the
+//! log is read: what is in the log then is not missed.
 
-use std::cmp::Reverse;
-use std::collections::hash_map::RandomState;
-use std::collections::{BTreeMap, HashMap};
-use std::hash::BuildHasher;
-use std::ops::Range;
+mod rows;
 
-use dl_format::layout::ENTRY_LEN;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
 use dl_format::{
-    ChunkId, DatasetId, EntrySet, EntryVersion, Extent, FileRecord, Header, ObjectKind, Stamp,
-    Version, dataset_prefix, parse_object_key, parse_snapshot_key,
+    ChunkId, DatasetId, EntrySet, EntryVersion, Extent, Header, ObjectKind, Stamp, Version,
+    dataset_prefix, parse_object_key, parse_snapshot_key,
 };
 use dl_meta::ObjectRecord;
 use dl_proto::Kind;
-use dl_runtime::blocking;
 use dl_store::{ByteRange, Key, ObjectRange};
 use futures::TryStreamExt;
 use futures::stream::{self, Stream, StreamExt};
 
 use crate::error::Error;
 use crate::parts::{Parts, object_key, prefix};
+use crate::spill::{Scratch, Sizes};
 
-/// Bytes of headers whose rows are in memory at once; rows take about twice as much.
-const PASS_BYTES: u64 = 12 << 20;
+pub(crate) use rows::{Row, Rows, Shares};
+
+/// Rows of one share before they are sorted; sorted, they take two and a half times as much.
+const SIZES: Sizes = Sizes { memory: 8 << 20, partition: 8 << 20 };
+
+/// How often whoever waits for the headers is told how many were read.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 
 /// Headers read with one call to the store, at most, and such calls in flight.
 const BATCH: usize = 64;
@@ -37,12 +41,15 @@ const BATCHES_AT_ONCE: usize = 4;
 /// Objects asked of the log at once.
 const LOG_PAGE: usize = 10_000;
 
+/// The header of an object, with its number in the log.
+type NumberedHeader = (usize, Result<Header, Error>);
+
 /// The objects of a dataset.
 #[derive(Debug)]
 pub(crate) struct Survey {
     dataset: DatasetId,
     /// The log, by id.
-    pub(crate) objects: Vec<ObjectRecord>,
+    pub(crate) objects: Arc<[ObjectRecord]>,
     /// The objects in the chunk store, and their bytes.
     pub(crate) stored: Stored,
     /// What lies among them and is no object.
@@ -53,8 +60,7 @@ pub(crate) struct Survey {
     pub(crate) named: Named,
     /// The parts of large files, and the number of the chunk that names each.
     pub(crate) extents: Vec<(usize, Extent)>,
-    shares: u64,
-    hasher: RandomState,
+    sizes: Sizes,
 }
 
 /// Objects in the chunk store and their bytes, 24 bytes of memory for each.
@@ -87,24 +93,6 @@ impl Stored {
 #[derive(Debug, Default)]
 pub(crate) struct Named(HashMap<ChunkId, (EntrySet, Stamp)>);
 
-/// The rows of some paths.
-#[derive(Debug, Default)]
-pub(crate) struct Rows {
-    names: Vec<u8>,
-    rows: Vec<Row>,
-}
-
-/// An entry of a chunk.
-#[derive(Debug, Clone)]
-pub(crate) struct Row {
-    name: Range<usize>,
-    /// The number of the chunk in the log.
-    pub(crate) object: usize,
-    /// Bytes that it takes in its chunk, header included.
-    pub(crate) cost: u64,
-    pub(crate) record: FileRecord,
-}
-
 impl Named {
     pub(crate) fn contains(&self, version: &EntryVersion) -> bool {
         self.0.get(&version.chunk).is_some_and(|(entries, _)| entries.contains(version.entry))
@@ -125,38 +113,11 @@ impl Named {
     }
 }
 
-impl Rows {
-    /// The paths, in order, each with its rows: the winner first.
-    pub(crate) fn paths(&self) -> impl Iterator<Item = (&[u8], &Row, &[Row])> {
-        let same = |a: &Row, b: &Row| self.name(a) == self.name(b);
-        self.rows.chunk_by(same).filter_map(|rows| {
-            let (winner, others) = rows.split_first()?;
-            Some((self.name(winner), winner, others))
-        })
-    }
-
-    fn name(&self, row: &Row) -> &[u8] {
-        self.names.get(row.name.clone()).unwrap_or_default()
-    }
-
-    fn sort(mut self) -> Self {
-        let names = &self.names;
-        let key = |row: &Row| (row.record.version, row.record.holder);
-        self.rows.sort_unstable_by(|a, b| {
-            let name = |row: &Row| names.get(row.name.clone()).unwrap_or_default();
-            name(a).cmp(name(b)).then_with(|| Reverse(key(a)).cmp(&Reverse(key(b))))
-        });
-        self
-    }
-}
-
 impl Survey {
     /// Lists the store, reads the log, and what the tombstones say.
     pub(crate) async fn read(parts: &Parts, dataset: DatasetId) -> Result<Self, Error> {
         let (stored, strays) = stored(parts, dataset).await?;
-        let objects = log(parts, dataset).await?;
-        let chunks = objects.iter().filter(|object| object.kind == ObjectKind::Chunk);
-        let header_bytes: u64 = chunks.map(|object| u64::from(object.header_length)).sum();
+        let objects = log(parts, dataset).await?.into();
         let mut survey = Self {
             dataset,
             objects,
@@ -165,8 +126,7 @@ impl Survey {
             unread: BTreeMap::new(),
             named: Named::default(),
             extents: Vec::new(),
-            shares: header_bytes.div_ceil(PASS_BYTES).max(1),
-            hasher: RandomState::new(),
+            sizes: SIZES,
         };
         let (mut named, mut unread) = (Named::default(), Vec::new());
         {
@@ -181,11 +141,6 @@ impl Survey {
         survey.named = named;
         survey.unread.extend(unread);
         Ok(survey)
-    }
-
-    /// How many shares the paths are cut into.
-    pub(crate) fn shares(&self) -> u64 {
-        self.shares
     }
 
     /// Whether the contents of everything in the log and the store are known.
@@ -226,7 +181,15 @@ impl Survey {
         &'a self,
         parts: &'a Parts,
         numbers: Vec<usize>,
-    ) -> impl Stream<Item = (usize, Result<Header, Error>)> + 'a {
+    ) -> impl Stream<Item = NumberedHeader> + 'a {
+        self.batches(parts, numbers).flat_map(stream::iter)
+    }
+
+    fn batches<'a>(
+        &'a self,
+        parts: &'a Parts,
+        numbers: Vec<usize>,
+    ) -> impl Stream<Item = Vec<NumberedHeader>> + 'a {
         let mut numbers = numbers.into_iter().peekable();
         let batches = std::iter::from_fn(move || {
             let length =
@@ -242,14 +205,10 @@ impl Survey {
             Some(batch)
         });
         let read = move |batch| self.read_batch(parts, batch);
-        stream::iter(batches).map(read).buffered(BATCHES_AT_ONCE).flat_map(stream::iter)
+        stream::iter(batches).map(read).buffered(BATCHES_AT_ONCE)
     }
 
-    async fn read_batch(
-        &self,
-        parts: &Parts,
-        numbers: Vec<usize>,
-    ) -> Vec<(usize, Result<Header, Error>)> {
+    async fn read_batch(&self, parts: &Parts, numbers: Vec<usize>) -> Vec<NumberedHeader> {
         let objects: Vec<(usize, &ObjectRecord)> = numbers
             .into_iter()
             .filter_map(|number| Some((number, self.objects.get(number)?)))
@@ -297,53 +256,71 @@ impl Survey {
         (size != wanted).then(|| format!("it is {cut}: {size} bytes, written with {wanted}"))
     }
 
-    /// The rows of one share of the paths. The first one also finds the parts of large files.
-    pub(crate) async fn share(
+    /// Reads the headers of all chunks, once: gives the rows of their entries, and keeps what can't
+    /// be read and the parts of large files. `heard` is told how many objects were looked at, and
+    /// ends it with an error.
+    pub(crate) async fn shares(
         &mut self,
         parts: &Parts,
-        share: u64,
         alignment: u32,
-    ) -> Result<Rows, Error> {
-        let (mut rows, mut unread, mut extents) = (Rows::default(), Vec::new(), Vec::new());
+        heard: impl Fn(u64) -> Result<(), Error>,
+    ) -> Result<Shares, Error> {
+        let scratch = Scratch::new(parts.room.scratch());
+        let mut shares = Shares::new(self.dataset, &self.objects, alignment, scratch, self.sizes);
+        let (mut unread, mut extents) = (Vec::new(), Vec::new());
+        let numbers = self.of_kind(ObjectKind::Chunk);
+        let (mut looked_at, mut told) = (self.objects.len() - numbers.len(), Duration::ZERO);
         {
-            let mut headers = std::pin::pin!(self.headers(parts, self.of_kind(ObjectKind::Chunk)));
-            while let Some((number, header)) = headers.next().await {
-                match header.and_then(|header| {
-                    let committed = header.committed();
-                    committed.map_err(|error| {
-                        Error::new(Kind::Corrupt, "read header of object", number, error)
-                    })
-                }) {
-                    Ok(chunk) => {
-                        let of_file = chunk.header().extents().iter();
-                        extents.extend(of_file.map(|extent| (number, *extent)));
-                        for entry in chunk.header().entries() {
-                            let path = entry.path.as_bytes();
-                            if self.hasher.hash_one(path) % self.shares != share {
-                                continue;
-                            }
-                            let start = rows.names.len();
-                            rows.names.extend_from_slice(path);
-                            let stored = entry.stored.div_ceil(alignment).saturating_mul(alignment);
-                            rows.rows.push(Row {
-                                name: start..rows.names.len(),
-                                object: number,
-                                cost: u64::from(stored) + (ENTRY_LEN + path.len()) as u64,
-                                record: FileRecord::of(&chunk, &entry),
-                            });
+            let mut batches = std::pin::pin!(self.batches(parts, numbers));
+            while let Some(batch) = batches.next().await {
+                looked_at += batch.len();
+                let mut chunks = Vec::with_capacity(batch.len());
+                for (number, header) in batch {
+                    let chunk = header.and_then(|header| {
+                        let committed = header.committed();
+                        committed.map_err(|error| {
+                            Error::new(Kind::Corrupt, "read header of object", number, error)
+                        })
+                    });
+                    match chunk {
+                        Ok(chunk) => {
+                            let of_file = chunk.header().extents().iter();
+                            extents.extend(of_file.map(|extent| (number, *extent)));
+                            chunks.push((number, chunk));
                         }
+                        Err(error) => unread.push((number, error)),
                     }
-                    Err(error) => unread.push((number, error)),
+                }
+                shares = shares.add(chunks).await?;
+                let now = parts.clock.monotonic();
+                if now.saturating_sub(told) >= SIGN_OF_LIFE {
+                    told = now;
+                    heard(looked_at as u64)?;
                 }
             }
         }
         self.unread.extend(unread);
-        if share == 0 {
-            self.extents = extents;
-        }
-        let sorted = blocking::run(move || rows.sort()).await;
-        sorted.map_err(|error| Error::new(Kind::Unavailable, "sort paths of", self.dataset, error))
+        self.extents = extents;
+        Ok(shares)
     }
+
+    /// Who has committed something since the log was read.
+    pub(crate) async fn heard_of_since(&self, parts: &Parts) -> Result<HashSet<Writer>, Error> {
+        let log = log(parts, self.dataset).await?;
+        let is_new = |object: &&ObjectRecord| {
+            self.objects.binary_search_by_key(&object.id, |known| known.id).is_err()
+        };
+        Ok(log.iter().filter(is_new).map(|object| writer(object.id)).collect())
+    }
+}
+
+/// The machine and process of an id.
+pub(crate) type Writer = [u8; 9];
+
+/// Whose id it is.
+pub(crate) fn writer(id: ChunkId) -> Writer {
+    let [_, _, _, _, writer @ .., _, _, _] = *id.as_bytes();
+    writer
 }
 
 /// The objects of a dataset in the chunk store, and what lies among them.
@@ -393,3 +370,6 @@ async fn log(parts: &Parts, dataset: DatasetId) -> Result<Vec<ObjectRecord>, Err
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -49,14 +49,14 @@ pub(crate) async fn verify(
     let mut survey = Survey::read(parts, id).await?;
     verify.state.objects = survey.objects.len() as u64;
     let (mut files, mut bytes) = (0u64, 0u64);
-    let shares = survey.shares();
-    for share in 0..shares {
-        let rows = survey.share(parts, share, shape.alignment()).await?;
+    let heard = |checked| verify.mention(checked);
+    let mut shares = survey.shares(parts, shape.alignment(), heard).await?;
+    verify.state.checked = verify.state.objects;
+    while let Some(rows) = shares.next().await? {
         let (more, more_bytes) = verify.compare(&survey, &rows).await?;
         files += more;
         bytes = bytes.saturating_add(more_bytes);
         verify.state.files = files;
-        verify.state.checked = verify.state.objects * (share + 1) / shares;
         verify.tell().await?;
     }
     verify.objects(&survey).await?;
@@ -455,6 +455,18 @@ impl Verify<'_> {
         }
         self.state.done = true;
         self.tell().await
+    }
+
+    /// Says how many objects were looked at, if that can be said at once; fails when nobody is there.
+    fn mention(&self, checked: u64) -> Result<(), Error> {
+        let state = VerifyProgress { checked, findings: Vec::new(), ..self.state.clone() };
+        match self.progress.try_send(Reply::More(state)) {
+            Err(mpsc::error::TrySendError::Closed(_)) => {
+                let why = "the client is gone";
+                Err(Error::new(Kind::Cancelled, "verify", self.name(), why))
+            }
+            Ok(()) | Err(mpsc::error::TrySendError::Full(_)) => Ok(()),
+        }
     }
 
     /// Says what was found since.

@@ -2,8 +2,8 @@
 //!
 //! Must hold: no answer about files changes by it, and none by a recovery at any moment of it.
 //! An object leaves the log before it leaves the store, so that what a crash leaves is found again
-//! and removed by the next purge. It acts on a survey only while that is fresh, and removes nothing
-//! younger than that plus what clocks may be off (docs/decisions/0008-purge.md).
+//! and removed by the next purge. A survey may take as long as it needs: what goes was old when it
+//! began, and what moves was looked up a moment ago (docs/decisions/0008-purge.md).
 
 mod plan;
 mod rewrite;
@@ -19,7 +19,7 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 use tokio::sync::mpsc;
 
 use self::plan::{Ledger, Plan, Rules};
-use self::rewrite::Rewriter;
+use self::rewrite::{Moved, Rewriter};
 use crate::answer::Reply;
 use crate::auth::Caller;
 use crate::catalog::{self, Told};
@@ -31,11 +31,11 @@ use crate::names;
 use crate::parts::{Budget, Parts};
 use crate::recover;
 use crate::snapshot;
-use crate::survey::Survey;
+use crate::survey::{Survey, writer};
 
-/// Of the time that ids may be off a clock: how long a survey is acted on, and how old the id of
-/// what is removed must be. Whatever was committed after the survey of one purge is then still
-/// there when what that purge moves has reached the store, also beside another purge.
+/// Of the time that ids may be off a clock: how long what was seen alive is moved, and how old the
+/// id of what is removed must have been when the survey began. Whatever ends a file after it was
+/// seen is then still there when its copy is seen by any purge that might remove it.
 const FRESH_PART: u32 = 3;
 const SETTLED_TIMES: u32 = 2;
 
@@ -165,7 +165,7 @@ impl<'a> Purge<'a> {
         ids: &mut ChunkIdMaker,
         with_tombstones: bool,
     ) -> Result<bool, Error> {
-        let began = self.parts.clock.monotonic();
+        let (began, now) = (self.parts.clock.monotonic(), self.parts.clock.now());
         for problem in recover::bring_in(self.parts, self.name).await? {
             self.problem(problem);
         }
@@ -175,7 +175,7 @@ impl<'a> Purge<'a> {
             self.problem(error.chain());
         }
         let rules = Rules {
-            now: self.parts.clock.now(),
+            now,
             grace: self.grace,
             settled: self.parts.limits.clock_skew * SETTLED_TIMES,
             chunk_size: record.shape.size().into(),
@@ -186,23 +186,17 @@ impl<'a> Purge<'a> {
             survey.objects.get(*number).is_some_and(|object| self.damaged.contains(&object.id))
         };
         plan.rewrite.retain(|number| !is_damaged(number));
-        let until = began + self.parts.limits.clock_skew / FRESH_PART;
-        if !self.is_before(until) {
-            let why = "looking at all of its objects took so long that they may have changed; \
-                       nothing was removed";
-            return Err(Error::new(Kind::TimedOut, ACTION, self.name, why));
-        }
         if !plan.rewrite.is_empty() || !plan.remove.is_empty() {
             self.name_hidden(record.id, ledger.hidden.clone(), ids).await?;
         }
         // First, so that a full disk has room for what is written next.
-        let removed = self.remove(record.id, &survey, &plan, until).await?;
-        let moved = self.rewrite(record, &survey, &ledger, &plan, ids, until).await?;
+        self.remove(record.id, &survey, &plan, began).await?;
+        let written = self.state.written;
+        let moved = self.rewrite(record, &survey, &ledger, &plan, ids, began).await?;
         let were_absent = self.retire_absent(record.id, &survey, &ledger).await?;
-        let is_cut = !self.is_before(until) || removed < plan.remove.len();
         self.wait_for(&survey, plan.waiting.iter().chain(&moved));
         // What was moved may go at once when nobody is to be waited for.
-        Ok(is_cut || were_absent || !moved.is_empty() && self.grace.is_zero())
+        Ok(were_absent || self.state.written > written && self.grace.is_zero())
     }
 
     /// Reads all headers; gives what they say, and the tombstones that are still needed.
@@ -213,20 +207,25 @@ impl<'a> Purge<'a> {
     ) -> Result<(Ledger, HashSet<usize>), Error> {
         let mut ledger = Ledger::new(survey);
         self.state.objects = survey.objects.len() as u64;
-        let shares = survey.shares();
-        for share in 0..shares {
+        let heard = |checked| {
+            let problems = Vec::new();
+            self.progress.mention(PurgeProgress { checked, problems, ..self.state.clone() });
+            self.refuse_read_only()
+        };
+        let mut shares = survey.shares(self.parts, record.shape.alignment(), heard).await?;
+        self.state.checked = self.state.objects;
+        while let Some(rows) = shares.next().await? {
             self.refuse_read_only()?;
-            let rows = survey.share(self.parts, share, record.shape.alignment()).await?;
             for (_, winner, others) in rows.paths() {
                 ledger.add(winner, others, &survey.named);
             }
-            self.state.checked = self.state.objects * (share + 1) / shares;
             self.tell().await;
         }
         let mut held = HashSet::new();
         let mut tombstones = std::pin::pin!(survey.headers(self.parts, survey.tombstones()));
         while let Some((number, header)) = tombstones.next().await {
-            if header.is_ok_and(|header| ledger.is_held(header.deletions())) {
+            // One that can't be read this time may name what is held.
+            if header.map_or(true, |header| ledger.is_held(header.deletions())) {
                 held.insert(number);
             }
         }
@@ -248,7 +247,7 @@ impl<'a> Purge<'a> {
         Ok(())
     }
 
-    /// Moves live files as long as the survey is fresh; gives the chunks that nothing needs then.
+    /// Moves live files; gives the chunks that nothing needs then. The survey began at `began`.
     async fn rewrite(
         &mut self,
         record: &DatasetRecord,
@@ -256,14 +255,14 @@ impl<'a> Purge<'a> {
         ledger: &Ledger,
         plan: &Plan,
         ids: &mut ChunkIdMaker,
-        until: Duration,
+        began: Duration,
     ) -> Result<Vec<usize>, Error> {
         let mut moved = Vec::new();
         if plan.rewrite.is_empty() {
             return Ok(moved);
         }
         let _room = self.memory.take(rewrite::memory(record.shape), self.parts).await?;
-        let mut rewriter = Rewriter::new(self.parts, record, ids);
+        let mut rewriter = Rewriter::new(self.parts, record, ids, self.fresh(), began);
         let written = self.state.written;
         for number in &plan.rewrite {
             let (Some(object), Some(state)) =
@@ -271,19 +270,17 @@ impl<'a> Purge<'a> {
             else {
                 continue;
             };
-            if !self.is_before(until) {
-                break;
-            }
             self.refuse_read_only()?;
-            let problems = rewriter.take(object.id, &survey.key(object), &state.kept).await?;
-            if problems.is_empty() {
-                moved.push(*number);
-                self.state.rewritten += 1;
-            } else {
-                self.damaged.insert(object.id);
-            }
-            for problem in problems {
-                self.problem(problem);
+            match rewriter.take(object.id, &survey.key(object), &state.kept).await? {
+                Moved::All => {
+                    moved.push(*number);
+                    self.state.rewritten += 1;
+                }
+                Moved::NotHidden => {}
+                Moved::NotDamaged(problems) => {
+                    self.damaged.insert(object.id);
+                    problems.into_iter().for_each(|problem| self.problem(problem));
+                }
             }
             self.state.written = written + rewriter.written;
             self.tell().await;
@@ -294,22 +291,29 @@ impl<'a> Purge<'a> {
         Ok(moved)
     }
 
-    /// Removes what the plan names, as long as the survey is fresh; gives how many those were.
+    /// Removes what the plan names; the survey began at `began`.
     async fn remove(
         &mut self,
         dataset: DatasetId,
         survey: &Survey,
         plan: &Plan,
-        until: Duration,
-    ) -> Result<usize, Error> {
-        let mut done = 0;
+        began: Duration,
+    ) -> Result<(), Error> {
+        let (mut seen, mut writing) = (began, HashSet::new());
         for numbers in plan.remove.chunks(REMOVED_TOGETHER) {
-            if !self.is_before(until) {
-                break;
-            }
             self.refuse_read_only()?;
             let objects = numbers.iter().filter_map(|number| survey.objects.get(*number));
-            let objects: Vec<_> = objects.collect();
+            let mut objects: Vec<_> = objects.collect();
+            let now = self.parts.clock.monotonic();
+            let has_parts = objects.iter().any(|object| object.kind == ObjectKind::Part);
+            if has_parts && now.saturating_sub(seen) > self.fresh() {
+                writing = survey.heard_of_since(self.parts).await?;
+                seen = now;
+            }
+            // An upload that goes on after a day needs its parts again.
+            objects.retain(|object| {
+                object.kind != ObjectKind::Part || !writing.contains(&writer(object.id))
+            });
             let ids: Vec<ChunkId> = objects.iter().map(|object| object.id).collect();
             let retired = self.retire(dataset, &ids).await?;
             let gone: Vec<(Key, u64)> = objects
@@ -328,10 +332,9 @@ impl<'a> Purge<'a> {
                 removed.buffer_unordered(REMOVALS_AT_ONCE).try_collect().await?;
             self.state.removed += removed.len() as u64;
             self.state.removed_bytes += removed.iter().sum::<u64>();
-            done += numbers.len();
             self.tell().await;
         }
-        Ok(done)
+        Ok(())
     }
 
     /// Takes objects off the log; gives those that are off it now.
@@ -443,8 +446,9 @@ impl<'a> Purge<'a> {
         self.parts.settings.refuse_read_only(ACTION, self.name)
     }
 
-    fn is_before(&self, until: Duration) -> bool {
-        self.parts.clock.monotonic() < until
+    /// How long what was seen is taken for true.
+    fn fresh(&self) -> Duration {
+        self.parts.limits.clock_skew / FRESH_PART
     }
 
     fn problem(&mut self, problem: String) {
@@ -468,3 +472,6 @@ async fn is_gone(parts: &Parts, key: &Key) -> Result<bool, Error> {
         Ok(_) | Err(_) => Ok(false),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use dl_format::{ChunkId, Deletions, EntrySet, EntryVersion, ObjectKind, Stamp};
 use dl_meta::ObjectRecord;
 
-use crate::survey::{Named, Row, Survey};
+use crate::survey::{Named, Row, Survey, Writer, writer};
 
 /// A chunk of which more than this share is dead is rewritten, in percent.
 const DEAD_PERCENT: u64 = 30;
@@ -22,6 +22,7 @@ const UPLOAD: Duration = Duration::from_secs(24 * 60 * 60);
 /// When something may go.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rules {
+    /// When the survey began: what is decided by it holds for what was there then.
     pub(super) now: SystemTime,
     /// How long nothing must have needed it, for readers that looked it up before.
     pub(super) grace: Duration,
@@ -179,7 +180,7 @@ impl Ledger {
                 && (is_whole || !state.is_shadow)
         };
         let (mut holes, mut small, mut young) = (Vec::new(), Vec::new(), Vec::new());
-        for (number, (state, object)) in self.states.iter().zip(&survey.objects).enumerate() {
+        for (number, (state, object)) in self.states.iter().zip(survey.objects.iter()).enumerate() {
             if !may_go(number, state) {
                 continue;
             }
@@ -220,7 +221,7 @@ struct Parts {
     /// The chunks that name each.
     named_by: HashMap<ChunkId, Vec<usize>>,
     /// When each writer sealed its last object.
-    last: HashMap<[u8; 9], SystemTime>,
+    last: HashMap<Writer, SystemTime>,
 }
 
 impl Parts {
@@ -252,10 +253,4 @@ impl Parts {
             (Fate::Goes, Fate::Goes) => Fate::Goes,
         })
     }
-}
-
-/// The machine and process of an id.
-fn writer(id: ChunkId) -> [u8; 9] {
-    let [_, _, _, _, writer @ .., _, _, _] = *id.as_bytes();
-    writer
 }

@@ -1,15 +1,17 @@
 //! Moves the live files of chunks with holes into full chunks.
 //!
 //! Must hold: each file keeps the version it was first written as, so that a copy neither beats a
-//! newer write nor escapes a delete; only bytes with the right checksum are moved; at most one
-//! chunk and [`READ_BYTES`] are in memory.
+//! newer write nor escapes a delete; what is committed was seen alive a moment before; only bytes
+//! with the right checksum are moved; at most one chunk and [`READ_BYTES`] are in memory.
+
+use std::time::Duration;
 
 use bytes::Bytes;
 use dl_format::{
     ChunkId, ChunkIdMaker, ChunkShape, ChunkWriter, Committed, Crc32c, Entry, EntrySet,
-    EntryVersion, PackError,
+    EntryVersion, FilePath, FileRecord, PackError,
 };
-use dl_meta::DatasetRecord;
+use dl_meta::{DatasetRecord, Found};
 use dl_proto::Kind;
 use dl_store::{ByteRange, Key, ObjectRange};
 
@@ -20,6 +22,9 @@ use crate::parts::Parts;
 
 /// Bytes of files that are read at once.
 const READ_BYTES: u64 = 4 << 20;
+
+/// Paths that are looked up at once.
+const PATHS_AT_ONCE: usize = 4_096;
 
 /// The memory that rewriting takes, in bytes: the open chunk, the one that is being committed, and
 /// what is read.
@@ -33,9 +38,26 @@ pub(super) struct Rewriter<'a> {
     parts: &'a Parts,
     record: &'a DatasetRecord,
     ids: &'a mut ChunkIdMaker,
+    /// How long what was seen alive may be committed.
+    fresh: Duration,
+    /// When the survey began.
+    surveyed: Duration,
     open: ChunkWriter,
+    /// When the first of what is in the open chunk was seen alive.
+    seen: Option<Duration>,
     /// Chunks that were committed.
     pub(super) written: u64,
+}
+
+/// What became of the entries of a chunk that count.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Moved {
+    /// None is left that counts.
+    All,
+    /// Those stay that folders hide: since the survey, nobody can tell whether they count.
+    NotHidden,
+    /// Some stay that are damaged.
+    NotDamaged(Vec<String>),
 }
 
 impl<'a> Rewriter<'a> {
@@ -43,33 +65,39 @@ impl<'a> Rewriter<'a> {
         parts: &'a Parts,
         record: &'a DatasetRecord,
         ids: &'a mut ChunkIdMaker,
+        fresh: Duration,
+        surveyed: Duration,
     ) -> Self {
         let open = ChunkWriter::new(record.shape, Vec::new());
-        Self { parts, record, ids, open, written: 0 }
+        Self { parts, record, ids, fresh, surveyed, open, seen: None, written: 0 }
     }
 
-    /// Moves the entries `kept` of a chunk; gives what is wrong with those that stay where they
-    /// are. What it moved is committed by [`Rewriter::finish`] at the latest.
+    /// Moves those of the entries `kept` of a chunk that still count. What it moved is committed by
+    /// [`Rewriter::finish`] at the latest.
     pub(super) async fn take(
         &mut self,
         chunk: ChunkId,
         key: &Key,
         kept: &EntrySet,
-    ) -> Result<Vec<String>, Error> {
+    ) -> Result<Moved, Error> {
+        // One more takes a while: what is in the open chunk is not to become too old by it.
+        if self.seen.is_some_and(|seen| self.since(seen) > self.fresh / 2) {
+            self.finish().await?;
+        }
         let header = match read_header(self.parts, key).await {
             Ok(header) => header,
             // Another purge was faster.
-            Err(error) if error.kind == Kind::NotFound => return Ok(Vec::new()),
+            Err(error) if error.kind == Kind::NotFound => return Ok(Moved::All),
             Err(error) if error.kind.is_retryable() => return Err(error),
-            Err(error) => return Ok(vec![error.chain()]),
+            Err(error) => return Ok(Moved::NotDamaged(vec![error.chain()])),
         };
         let header = match header.committed() {
             Ok(header) => header,
-            Err(error) => return Ok(vec![format!("{key}: {error}")]),
+            Err(error) => return Ok(Moved::NotDamaged(vec![format!("{key}: {error}")])),
         };
+        let Alive { entries, is_hidden, seen } = self.alive(&header, kept).await?;
         let mut problems = Vec::new();
-        let entries = header.header().entries().filter(|entry| kept.contains(entry.number));
-        let mut entries = entries.peekable();
+        let mut entries = entries.into_iter().peekable();
         while entries.peek().is_some() {
             let mut bytes = 0;
             let batch: Vec<Entry> = std::iter::from_fn(|| {
@@ -82,11 +110,10 @@ impl<'a> Rewriter<'a> {
             for (entry, data) in batch.iter().zip(read) {
                 let is_whole = |data: &Bytes| Crc32c::of(data) == entry.crc;
                 match data {
-                    Ok(data) if is_whole(&data) => {
-                        if let Err(why) = self.add(&header, entry, &data).await? {
-                            problems.push(format!("{key}: {}: {why}", entry.path));
-                        }
-                    }
+                    Ok(data) if is_whole(&data) => match self.add(&header, entry, &data).await? {
+                        Ok(()) => self.seen = Some(self.seen.map_or(seen, |old| old.min(seen))),
+                        Err(why) => problems.push(format!("{key}: {}: {why}", entry.path)),
+                    },
                     Ok(_) => problems.push(format!(
                         "{key}: {} is damaged: its bytes don't match their checksum",
                         entry.path
@@ -102,10 +129,49 @@ impl<'a> Rewriter<'a> {
             }
         }
         // For whoever reads the header: nothing here depends on it. Without room for it, without.
-        if problems.is_empty() && !self.open.is_empty() {
+        if problems.is_empty() && !is_hidden && !self.open.is_empty() {
             let _ = self.open.replace(chunk);
         }
-        Ok(problems)
+        Ok(match (problems.is_empty(), is_hidden) {
+            (false, _) => Moved::NotDamaged(problems),
+            (true, true) => Moved::NotHidden,
+            (true, false) => Moved::All,
+        })
+    }
+
+    /// Those of the entries that the survey found alive that are so now. A file that a folder hides
+    /// can't be looked up: it is taken for alive as long as the survey is fresh.
+    async fn alive(&self, chunk: &Committed, kept: &EntrySet) -> Result<Alive, Error> {
+        let mut alive =
+            Alive { entries: Vec::new(), is_hidden: false, seen: self.parts.clock.monotonic() };
+        let is_fresh = self.since(self.surveyed) <= self.fresh / 2;
+        let entries = chunk.header().entries().filter(|entry| kept.contains(entry.number));
+        let entries: Vec<Entry> = entries.collect();
+        for entries in entries.chunks(PATHS_AT_ONCE) {
+            let paths: Vec<FilePath> = entries.iter().map(|entry| entry.path.clone()).collect();
+            let found = self.parts.meta.lookup(self.record.id, &paths).await;
+            let found = found
+                .map_err(|error| Error::meta("look up files of dataset", self.record.id, error))?;
+            for (entry, found) in entries.iter().zip(found) {
+                match found {
+                    Found::File(record) if record.holder == FileRecord::of(chunk, entry).holder => {
+                        alive.entries.push(entry.clone());
+                    }
+                    Found::Folder if is_fresh => {
+                        alive.seen = alive.seen.min(self.surveyed);
+                        alive.entries.push(entry.clone());
+                    }
+                    Found::Folder => alive.is_hidden = true,
+                    // Overwritten, deleted or moved since.
+                    Found::File(_) | Found::Missing => {}
+                }
+            }
+        }
+        Ok(alive)
+    }
+
+    fn since(&self, seen: Duration) -> Duration {
+        self.parts.clock.monotonic().saturating_sub(seen)
     }
 
     async fn read(
@@ -155,8 +221,14 @@ impl<'a> Rewriter<'a> {
 
     /// Commits what is in the open chunk.
     pub(super) async fn finish(&mut self) -> Result<(), Error> {
+        let seen = self.seen.take();
         if self.open.is_empty() {
             return Ok(());
+        }
+        if seen.is_some_and(|seen| self.since(seen) > self.fresh) {
+            let why = "reading them took so long that they may have changed: none of them was moved; \
+                       look at the chunk store, and run purge again";
+            return Err(Error::new(Kind::TimedOut, "move files of dataset", self.record.id, why));
         }
         let next = ChunkWriter::new(self.record.shape, Vec::new());
         let id = self.ids.next(self.parts.clock.now());
@@ -167,6 +239,15 @@ impl<'a> Rewriter<'a> {
         self.written += 1;
         Ok(())
     }
+}
+
+/// Entries of a chunk that are to be moved.
+struct Alive {
+    entries: Vec<Entry>,
+    /// Whether some are left out that a folder hides.
+    is_hidden: bool,
+    /// When the first of them was seen alive.
+    seen: Duration,
 }
 
 fn fits(bytes: u64, next: &Entry) -> bool {

@@ -1,0 +1,204 @@
+//! Purges that take hours to look, while others write.
+
+use std::sync::Arc;
+
+use dl_format::{
+    Attributes, ChunkShape, ChunkWriter, EntryVersion, FilePath, FileRecord, Sealed, Stamp,
+};
+use dl_meta::Found;
+use dl_runtime::fault::Fault;
+use dl_runtime::{Buffers, Clock};
+
+use super::*;
+use crate::testing::{Rig, dataset, rig};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+const ATTRIBUTES: Attributes = Attributes { mode: 0o644, mtime: 1 };
+
+/// A dataset, and somebody who writes.
+struct Scene {
+    rig: Rig,
+    id: DatasetId,
+}
+
+fn ids(writer: u8) -> ChunkIdMaker {
+    ChunkIdMaker::new([writer; 9])
+}
+
+fn path(name: &str) -> FilePath {
+    FilePath::new(name.to_owned()).unwrap()
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let rig = rig().await;
+        let id = rig.create("ds").await;
+        Self { rig, id }
+    }
+
+    async fn commit(&self, sealed: &Sealed) -> Stamp {
+        let (buffers, object) = (Arc::new(Buffers::default()), sealed.as_slice().to_vec());
+        commit::put_chunk(&self.rig.parts, &buffers, self.id, object).await.unwrap()
+    }
+
+    /// Puts files of 1,000 bytes.
+    async fn put(&self, writer: u8, names: impl IntoIterator<Item = String>) -> ChunkId {
+        let mut chunk = ChunkWriter::new(ChunkShape::default(), Vec::new());
+        for name in names {
+            chunk.append(&path(&name), ATTRIBUTES, &[writer; 1_000]).unwrap();
+        }
+        let id = ids(writer).next(self.rig.clock.now());
+        self.commit(&chunk.seal(id, self.id)).await;
+        id
+    }
+
+    async fn find(&self, name: &str) -> Option<FileRecord> {
+        let found = self.rig.parts.meta.lookup(self.id, &[path(name)]).await.unwrap();
+        match found.as_slice() {
+            [Found::File(record)] => Some(*record),
+            _ => None,
+        }
+    }
+
+    async fn delete(&self, version: EntryVersion) -> ChunkId {
+        let mut deletions = Deletions::default();
+        deletions.insert(&version);
+        let id = ids(99).next(self.rig.clock.now());
+        commit::put_tombstone(&self.rig.parts, self.id, id, &deletions).await.unwrap();
+        id
+    }
+
+    async fn is_logged(&self, id: ChunkId) -> bool {
+        crate::survey::is_logged(&self.rig.parts, self.id, id).await.unwrap()
+    }
+
+    /// What happens to the reads of the next purge, from the first one of a header.
+    async fn script(&self, faults: impl IntoIterator<Item = Option<Fault<dl_store::Kind>>>) {
+        let (parts, name, before) = (&self.rig.parts, dataset("ds"), self.rig.counters.counts());
+        catalog::by_name(parts, &name, &Caller::Everybody, Told::Record).await.unwrap();
+        recover::bring_in(parts, &name).await.unwrap();
+        let reads = self.rig.counters.counts().ranges - before.ranges;
+        let passed = std::iter::repeat_n(None, usize::try_from(reads).unwrap());
+        self.rig.store.script("read", passed.chain(faults));
+    }
+
+    /// Purges; the first header takes fifty minutes to read, and `meanwhile` happens in the middle.
+    async fn slow_purge(&self, meanwhile: impl Future<Output = ()>) -> PurgeProgress {
+        self.script([Some(Fault::Delay(Duration::from_secs(3_000)))]).await;
+        let meanwhile = async {
+            self.rig.clock.sleep(Duration::from_secs(1_500)).await;
+            meanwhile.await;
+        };
+        let (done, _) = self.rig.run(futures::future::join(self.purge(), meanwhile)).await;
+        done.0
+    }
+
+    async fn purge(&self) -> PurgeProgress {
+        let (parts, memory) = (&self.rig.parts, Budget::new(64 << 20, "test"));
+        let request = PurgeRequest { dataset: Some(dataset("ds")), grace: Duration::ZERO };
+        let (told, mut heard) = mpsc::channel(1_000);
+        purge(parts, &memory, request, &Caller::Everybody, &told).await.unwrap();
+        drop(told);
+        let (mut last, mut problems) = (PurgeProgress::default(), Vec::new());
+        while let Some(Reply::More(step) | Reply::Last(step)) = heard.recv().await {
+            problems.extend(step.problems.clone());
+            last = step;
+        }
+        PurgeProgress { problems, ..last }
+    }
+}
+
+/// Keeps S-27.
+#[tokio::test]
+async fn a_purge_that_looks_for_an_hour_moves_what_is_alive_then_and_nothing_else() {
+    let scene = Scene::new().await;
+    let first = scene.put(1, (0..20).map(|n| format!("{n}"))).await;
+    let second = scene.put(2, (0..10).map(|n| format!("{n}"))).await;
+    scene.rig.clock.advance(HOUR);
+    let deleted = scene.find("0").await.unwrap().version;
+    let meanwhile = async {
+        scene.put(3, ["15".to_owned()]).await;
+        scene.delete(deleted).await;
+    };
+    let done = scene.slow_purge(meanwhile).await;
+    assert_eq!((done.rewritten, done.problems.len()), (2, 0), "{done:?}");
+    assert_eq!(scene.find("0").await, None, "deleted meanwhile");
+    let overwritten = scene.find("15").await.unwrap();
+    let moved = scene.find("1").await.unwrap().holder.chunk;
+    assert!(overwritten.holder.chunk != moved && overwritten.length == 1_000);
+    for name in (2..20).filter(|name| *name != 15) {
+        assert_eq!(scene.find(&name.to_string()).await.unwrap().holder.chunk, moved, "{name}");
+    }
+    // All but these two.
+    let log = scene.rig.parts.meta.log(scene.id).await.unwrap();
+    assert_eq!(log.iter().find(|object| object.id == moved).unwrap().entry_count, 18);
+
+    scene.rig.clock.advance(HOUR);
+    let done = scene.purge().await;
+    assert!(!scene.is_logged(first).await && !scene.is_logged(second).await, "{done:?}");
+    assert_eq!(scene.find("0").await, None, "it stays deleted");
+    for name in 1..20 {
+        assert!(scene.find(&name.to_string()).await.is_some(), "{name}");
+    }
+}
+
+/// Keeps S-27 and S-13.
+#[tokio::test]
+async fn parts_of_an_upload_that_goes_on_while_a_purge_looks_stay() {
+    for is_ended in [false, true] {
+        let scene = Scene::new().await;
+        let shape = ChunkShape::default();
+        let (mut ids, now) = (ids(5), scene.rig.clock.now());
+        let (part, extent) = Sealed::part(shape, ids.next(now), scene.id, &[1; 1_000]).unwrap();
+        scene.commit(&part).await;
+        scene.put(1, ["a".to_owned()]).await;
+        scene.rig.clock.advance(26 * HOUR);
+        let meanwhile = async {
+            if !is_ended {
+                let mut last = ChunkWriter::new(shape, Vec::new());
+                last.append_tail(&path("large"), ATTRIBUTES, vec![extent], b"tail").unwrap();
+                let id = ids.next(scene.rig.clock.now());
+                scene.commit(&last.seal(id, scene.id)).await;
+            }
+        };
+        let done = scene.slow_purge(meanwhile).await;
+        let key = crate::parts::object_key(scene.id, extent.part, ObjectKind::Part);
+        let is_stored = !is_gone(&scene.rig.parts, &key).await.unwrap();
+        assert_eq!((is_stored, scene.is_logged(extent.part).await), (!is_ended, !is_ended));
+        assert_eq!(done.removed, u64::from(is_ended), "{done:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_tombstone_that_cannot_be_read_again_stays() {
+    let scene = Scene::new().await;
+    scene.put(1, (0..10).map(|n| format!("{n}"))).await;
+    let tombstone = scene.delete(scene.find("3").await.unwrap().version).await;
+    scene.rig.clock.advance(HOUR);
+    let unavailable = Fault::Before(dl_store::Kind::Unavailable);
+    // Read with the log, then a chunk, then to see whether something holds what it names.
+    scene.script([None, None, Some(unavailable)]).await;
+    let done = scene.purge().await;
+    assert_eq!(done.removed, 0, "{done:?}");
+    assert!(scene.is_logged(tombstone).await);
+    assert_eq!(scene.find("3").await, None);
+}
+
+#[tokio::test]
+async fn what_was_seen_alive_too_long_ago_is_not_committed() {
+    let scene = Scene::new().await;
+    scene.put(1, (0..20).map(|n| format!("{n}"))).await;
+    scene.put(2, (0..10).map(|n| format!("{n}"))).await;
+    scene.rig.clock.advance(HOUR);
+    // Headers of both chunks, then that of the first again, and then its files.
+    let slow = Fault::Delay(Duration::from_secs(400));
+    scene.script([None, None, None, Some(slow)]).await;
+    let (told, _heard) = mpsc::channel(1_000);
+    let request = PurgeRequest { dataset: Some(dataset("ds")), grace: Duration::ZERO };
+    let (parts, memory) = (&scene.rig.parts, Budget::new(64 << 20, "test"));
+    let (done, _) = scene.rig.run(purge(parts, &memory, request, &Caller::Everybody, &told)).await;
+    assert_eq!(done.unwrap_err().kind, Kind::TimedOut);
+    let objects = scene.rig.parts.meta.log(scene.id).await.unwrap();
+    assert_eq!(objects.len(), 2, "nothing was moved, and nothing removed");
+    assert!(scene.find("7").await.is_some_and(|record| record.length == 1_000));
+}
