@@ -54,8 +54,9 @@ pub struct Flags {
     /// Keep chunks here instead: file:///DIR, s3://BUCKET/PREFIX, gs://..., az://... or memory:
     #[arg(long, value_name = "URL", env = "DIESEL_STORE")]
     pub store: Option<String>,
-    /// Keep what doesn't fit into memory while a snapshot is built here [default: DIR/scratch, or the
-    /// machine's folder for such files where neither store is in DIR]
+    /// Keep what doesn't fit into memory here while a snapshot is built, or a large dataset purged or
+    /// verified [default: DIR/scratch, or the machine's folder for such files where neither store is
+    /// in DIR]
     #[arg(long, value_name = "DIR", env = "DIESEL_SCRATCH")]
     pub scratch: Option<PathBuf>,
     /// Keep copies of the chunks that are read here, as in file:///DIR on a local disk
