@@ -44,6 +44,9 @@ pub(crate) async fn thread<T: Send + 'static>(
     let done = done.map_err(|stopped| Error::new(Kind::Unavailable, action, dataset, stopped))?;
     done.map_err(|error| {
         let (kind, advice) = match error.kind() {
+            io::ErrorKind::InvalidInput => {
+                return Error::new(Kind::Invalid, action, dataset, error);
+            }
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => (
                 Kind::Full,
                 "the scratch folder of the server (--scratch) has to take what doesn't fit into \
