@@ -84,6 +84,7 @@ impl Dataset {
             bytes,
             objects: self.objects.len() as u64,
             version: self.version,
+            is_settled: true,
         }
     }
 }

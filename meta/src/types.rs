@@ -103,6 +103,9 @@ pub struct DatasetInfo {
     pub objects: u64,
     /// Which objects the log holds.
     pub version: Version,
+    /// Whether all of these can be found by their paths. Not while an append has not returned, nor
+    /// soon after one that never will.
+    pub is_settled: bool,
 }
 
 /// Whether an append changed the log.

@@ -442,7 +442,7 @@ async fn describe(
             })
         }),
         Told::Counts => parts.meta.dataset(id).await.map(|info| {
-            info.map(|DatasetInfo { record, objects, version, files, bytes }| Dataset {
+            info.map(|DatasetInfo { record, objects, version, files, bytes, .. }| Dataset {
                 objects,
                 version,
                 counts: Counts::Known { files, bytes },

@@ -64,7 +64,8 @@ pub(crate) async fn verify(
         verify.checksums(&survey, memory).await?;
     }
     let after = verify.info().await?;
-    let is_same = before.version == after.version;
+    // Of what was not settled before, files may have been found as they were without it.
+    let is_same = before.is_settled && before.version == after.version;
     if is_same {
         verify.counts(&survey, &after, files, bytes);
     }
@@ -448,8 +449,7 @@ impl Verify<'_> {
         } else if !doubted.is_empty() {
             let count = doubted.len() as u64 + self.uncompared;
             let problem = format!(
-                "the dataset was written to meanwhile, and {count} files or objects could not be \
-                 compared"
+                "the dataset was being written to, and {count} files or objects could not be compared"
             );
             self.find(problem, format!("run `dlcmd verify {}` again", self.name()));
         }

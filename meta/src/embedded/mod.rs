@@ -290,6 +290,7 @@ impl Embedded {
             bytes: counts.bytes,
             objects: row.objects,
             version: row.version,
+            is_settled: true,
         }))
     }
 }

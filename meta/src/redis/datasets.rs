@@ -167,13 +167,13 @@ impl Shared {
     /// What a dataset adds up to; none when it was dropped meanwhile.
     async fn info(&self, mut home: Home) -> Result<Option<DatasetInfo>, Failure> {
         let mut rounds = self.router.rounds();
-        let counted = loop {
+        let (counted, is_settled) = loop {
             self.router.again(&mut rounds)?;
             let changes = self.assure().await?;
             if let Some(counted) = home.counted
                 && counted.objects == home.objects
             {
-                break counted;
+                break (counted, true);
             }
             self.roll_forward(home.keys).await?;
             let counts = Box::pin(self.count(&home)).await?;
@@ -188,13 +188,18 @@ impl Shared {
             }
         };
         let Counted { objects, version, files, bytes } = counted;
-        Ok(Some(DatasetInfo { record: home.record, files, bytes, objects, version }))
+        Ok(Some(DatasetInfo { record: home.record, files, bytes, objects, version, is_settled }))
     }
 
-    /// Walks over all files, and keeps the result unless something was appended meanwhile.
-    async fn count(&self, home: &Home) -> Result<Counted, Failure> {
-        let settled = self.router.ask_one(Ask::to(&home.keys.todo(), "EXISTS")).await?;
-        let is_settled = number(&settled)? == 0;
+    /// Whether the log holds nothing whose rows may be missing.
+    async fn is_settled(&self, keys: Keys) -> Result<bool, Failure> {
+        Ok(number(&self.router.ask_one(Ask::to(&keys.todo(), "EXISTS")).await?)? == 0)
+    }
+
+    /// Walks over all files, and keeps the result unless something was appended meanwhile. Says as well
+    /// whether everything is settled that was appended until then.
+    async fn count(&self, home: &Home) -> Result<(Counted, bool), Failure> {
+        let was_settled = self.is_settled(home.keys).await?;
         let (mut files, mut size) = (0u64, 0u64);
         let mut walk = Walk::of_everything(self, home);
         while let Some((_, record)) = walk.next_file().await? {
@@ -203,7 +208,7 @@ impl Shared {
         }
         self.confirm(walk.shards()).await?;
         let (objects, version) = self.version(home.keys).await?;
-        if is_settled && objects == home.objects {
+        if was_settled && objects == home.objects {
             let ask = Ask::script(&COUNTED, &home.keys.home(), &[&home.keys.todo()])
                 .arg(home.keys.epoch.to_string())
                 .arg(objects)
@@ -218,7 +223,8 @@ impl Shared {
                 tracing::debug!(dataset = %home.keys.dataset, why = %failure, "a count is not kept");
             }
         }
-        Ok(Counted { objects, version, files, bytes: size })
+        let is_settled = self.is_settled(home.keys).await?;
+        Ok((Counted { objects, version, files, bytes: size }, is_settled))
     }
 
     /// How many objects the log holds, and which.

@@ -1,8 +1,10 @@
 //! How a dataset lies in Redis.
 
 use std::sync::Arc;
+use std::time::UNIX_EPOCH;
 
 use dl_format::{DirPath, FilePath};
+use dl_runtime::{Clock, SystemClock};
 use redis::Value;
 
 use super::{id, open, path, record};
@@ -78,6 +80,25 @@ async fn an_object_whose_maker_died_behind_the_commit_point_is_brought_after_it(
     assert!(matches!(found[..], [Found::File(_), Found::Folder]), "{found:?}");
     assert_eq!(store.list(id(), &query(true, 9)).await.unwrap().len(), 1);
     assert_eq!(store.dataset(id()).await.unwrap().unwrap().files, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dataset_is_settled_when_the_rows_of_all_its_objects_are_there() {
+    let server = Server::start(&[]).await;
+    let store = open(&server.url()).await;
+    store.put_dataset(&record()).await.unwrap();
+    let object = Maker::new(id(), 1).chunk([(&b"a"[..], 1)]);
+    store.append(&object).await.unwrap();
+    // As it would be, had its maker died a moment ago.
+    let keys = store.shared.keys_of(id()).await.unwrap();
+    let now = SystemClock::new().now().duration_since(UNIX_EPOCH).unwrap().as_millis();
+    let todo = Ask::to(&keys.todo(), "HSET").arg(object.header().id().as_bytes());
+    let asks = vec![todo.arg(format!("x {now}")), Ask::to(&keys.rows(0, b""), "UNLINK")];
+    store.shared.router.ask(asks).await.unwrap();
+    let info = async || store.dataset(id()).await.unwrap().unwrap();
+    assert!(!info().await.is_settled);
+    eventually("it is settled", || async { info().await.is_settled }).await;
+    assert_eq!(info().await.files, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
