@@ -88,6 +88,15 @@ impl Process {
         Ok(())
     }
 
+    /// Its exit code, if it has ended by itself.
+    ///
+    /// # Errors
+    /// When it ended by a signal.
+    pub fn ended(&mut self) -> Result<Option<i32>> {
+        let Some(status) = self.child.try_wait()? else { return Ok(None) };
+        status.code().map(Some).with_context(|| format!("{} ended by {status}", self.name))
+    }
+
     /// Its exit code, once it ended by itself.
     ///
     /// # Errors
@@ -96,8 +105,8 @@ impl Process {
         let clock = clock();
         let until = clock.monotonic() + patience;
         loop {
-            if let Some(status) = self.child.try_wait()? {
-                return status.code().with_context(|| format!("{} ended by {status}", self.name));
+            if let Some(code) = self.ended()? {
+                return Ok(code);
             }
             if clock.monotonic() > until {
                 self.kill()?;
@@ -275,7 +284,7 @@ pub fn dlcmd() -> Result<Command> {
 
 fn clean(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
-        let ours = ["DIESEL_", "AWS_"];
+        let ours = ["DIESEL_", "AWS_", "AZURE_", "GOOGLE_"];
         if ours.iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
             command.env_remove(name);
         }

@@ -10,13 +10,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use dl_runtime::fault::{Fault, Faults};
 use dl_runtime::{Clock, Random, SystemClock};
 use dl_store::Throttle;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::oneshot;
+use tokio::net::TcpStream;
+
+use crate::listen::Listening;
+use crate::point::KillPoint;
 
 /// What whoever asked gets instead of the answer. [`Fault::Before`]: nothing was passed on;
 /// [`Fault::AnswerLost`]: it was.
@@ -38,12 +40,11 @@ pub enum Instead {
 /// for `HEAD` and listings), `PUT`, `DELETE`.
 #[derive(Debug)]
 pub struct Proxy {
-    address: SocketAddr,
+    listening: Listening,
     faults: Faults<Instead>,
     throttle: Arc<Mutex<Throttle>>,
     forgets: Arc<AtomicBool>,
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<std::thread::JoinHandle<()>>,
+    point: KillPoint,
 }
 
 impl Proxy {
@@ -53,41 +54,40 @@ impl Proxy {
     /// When there is no port or no thread.
     pub fn start(upstream: SocketAddr, random: Arc<dyn Random>) -> Result<Self> {
         let (faults, throttle) = (Faults::new(random), Arc::<Mutex<Throttle>>::default());
-        let forgets = Arc::<AtomicBool>::default();
+        let (forgets, point) = (Arc::<AtomicBool>::default(), KillPoint::default());
         let passing = Arc::new(Passing {
             upstream,
             faults: faults.clone(),
             throttle: Arc::clone(&throttle),
             forgets: Arc::clone(&forgets),
+            point: point.clone(),
             clock: SystemClock::new(),
             line: Mutex::default(),
             writes: tokio::sync::Mutex::default(),
         });
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
-        listener.set_nonblocking(true)?;
-        let address = listener.local_addr()?;
-        let (stop, stopped) = oneshot::channel();
-        let thread = std::thread::spawn(move || {
-            runtime.block_on(async {
-                tokio::select! {
-                    () = accept(listener, &passing) => {}
-                    _ = stopped => {}
-                }
-            });
-        });
-        let (stop, thread) = (Some(stop), Some(thread));
-        Ok(Self { address, faults, throttle, forgets, stop, thread })
+        let listening = Listening::start(move |client| {
+            let passing = Arc::clone(&passing);
+            async move {
+                // A connection that fails ends, as one does on a bad network.
+                let _ = passing.serve(client).await;
+            }
+        })?;
+        Ok(Self { listening, faults, throttle, forgets, point })
     }
 
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.listening.address()
     }
 
     /// What goes wrong.
     pub fn faults(&self) -> &Faults<Instead> {
         &self.faults
+    }
+
+    /// Where writes can be made the last ones of a process.
+    pub fn point(&self) -> &KillPoint {
+        &self.point
     }
 
     /// From now on it passes writes on without their conditions, as to a server that knows none.
@@ -101,35 +101,13 @@ impl Proxy {
     }
 }
 
-impl Drop for Proxy {
-    fn drop(&mut self) {
-        if let Some(stop) = self.stop.take() {
-            // It may have ended already.
-            let _ = stop.send(());
-        }
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-async fn accept(listener: std::net::TcpListener, passing: &Arc<Passing>) {
-    let Ok(listener) = TcpListener::from_std(listener) else { return };
-    while let Ok((client, _)) = listener.accept().await {
-        let passing = Arc::clone(passing);
-        tokio::spawn(async move {
-            // A connection that fails ends, as one does on a bad network.
-            let _ = passing.serve(client).await;
-        });
-    }
-}
-
 #[derive(Debug)]
 struct Passing {
     upstream: SocketAddr,
     faults: Faults<Instead>,
     throttle: Arc<Mutex<Throttle>>,
     forgets: Arc<AtomicBool>,
+    point: KillPoint,
     clock: SystemClock,
     line: Mutex<Duration>,
     writes: tokio::sync::Mutex<()>,
@@ -144,7 +122,8 @@ impl Passing {
         }
         let method = match request.split(|byte| *byte == b' ').next() {
             Some(b"PUT") => "PUT",
-            Some(b"DELETE") => "DELETE",
+            // At Azure, deletes come in batches.
+            Some(b"DELETE" | b"POST") => "DELETE",
             _ => "GET",
         };
         let throttle = *self.throttle.lock().unwrap_or_else(PoisonError::into_inner);
@@ -168,7 +147,17 @@ impl Passing {
     }
 
     async fn pass_on(&self, method: &str, request: &[u8]) -> Result<Vec<u8>> {
-        let _alone = if method == "GET" { None } else { Some(self.writes.lock().await) };
+        if method == "GET" {
+            return self.exchange(request).await;
+        }
+        let _alone = self.writes.lock().await;
+        let number = self.point.begin().context("nobody asks any more")?;
+        let answer = self.exchange(request).await?;
+        ensure!(self.point.end(number), "nobody is left to be answered");
+        Ok(answer)
+    }
+
+    async fn exchange(&self, request: &[u8]) -> Result<Vec<u8>> {
         let mut server = TcpStream::connect(self.upstream).await?;
         let line = request.windows(2).position(|two| two == b"\r\n").context("a request line")?;
         let (line, rest) = request.split_at(line);

@@ -5,6 +5,7 @@
 
 mod cut;
 mod halt;
+mod killed;
 mod readers;
 mod scene;
 mod space;
