@@ -25,7 +25,7 @@ install = command -v $(1) >/dev/null || \
 	env -u CARGO_TARGET_DIR cargo install --locked --root $(TOOLS) $(2)
 
 .NOTPARALLEL:
-.PHONY: help demo cluster-demo test bench lint torture fuzz clone fmt clippy programs doctest nextest deny doc buckets memcached redis etcd openssl training bench-training
+.PHONY: help demo cluster-demo test bench lint torture fuzz clone fmt clippy programs doctest nextest deny doc buckets azurite memcached redis etcd openssl training bench-training
 
 help: ## Show this list.
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -41,7 +41,7 @@ test: clone fmt clippy doctest nextest ## What has to pass before a commit: form
 
 lint: clone fmt clippy deny doc ## Format, clippy, licences and bans, documentation.
 
-torture: clone programs redis etcd buckets training ## The tests with long loops and large sizes, then the fuzz targets.
+torture: clone programs redis etcd buckets azurite training ## The tests with long loops and large sizes, then the fuzz targets.
 	@$(call install,cargo-nextest,$(NEXTEST))
 	DIESEL_TORTURE=1 cargo nextest run --locked --workspace --profile torture
 	@$(MAKE) --no-print-directory fuzz
@@ -95,7 +95,7 @@ programs:
 doctest:
 	cargo test --locked --workspace --doc --quiet
 
-nextest: programs redis etcd buckets training
+nextest: programs redis etcd buckets azurite training
 	@$(call install,cargo-nextest,$(NEXTEST))
 	cargo nextest run --locked --workspace
 
@@ -107,6 +107,17 @@ buckets:
 	@test -x $(TOOLS)/moto/bin/moto_server || { \
 		python3 -m venv $(TOOLS)/moto && \
 		$(TOOLS)/moto/bin/pip install --quiet --no-deps --requirement tests/requirements.txt; \
+	}
+
+# The server of the tests that speaks Azure's protocol. Its packages need no programs of their own to
+# be built, and `installed` is there when all of them are.
+azurite:
+	$(call system,command -v node && command -v npm,nodejs npm)
+	@cmp -s tests/azurite/package-lock.json $(TOOLS)/azurite/installed || { \
+		mkdir -p $(TOOLS)/azurite && \
+		cp tests/azurite/package.json tests/azurite/package-lock.json $(TOOLS)/azurite && \
+		(cd $(TOOLS)/azurite && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error) && \
+		cp tests/azurite/package-lock.json $(TOOLS)/azurite/installed; \
 	}
 
 # Python with what benches/training needs. The tests run a small part of it.

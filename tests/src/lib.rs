@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod azure;
 pub mod cluster;
 pub mod dice;
 pub mod etcd;

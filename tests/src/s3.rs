@@ -64,19 +64,8 @@ impl S3 {
                 command
             }
         };
-        let output = File::create(&log)?;
         command.env("RUST_LOG", "s3s_fs=info").env("MOTO_S3_DEFAULT_KEY_BUFFER_SIZE", "80000000");
-        command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
-        let process = Process::start(&mut command)?;
-        let deadline = Deadline::after(&*clock(), PATIENCE);
-        let address = loop {
-            let said = std::fs::read_to_string(&log)?;
-            if let Some(address) = listening(&said) {
-                break address;
-            }
-            ensure!(!deadline.remaining(&*clock()).is_zero(), "{kind:?} does not listen: {said}");
-            std::thread::sleep(Duration::from_millis(20));
-        };
+        let (process, address) = run(&mut command, &log)?;
         let server = Self { process, address, prefixes: AtomicU64::new(0), folder };
         if kind == Kind::Moto {
             server.make_bucket()?;
@@ -128,8 +117,30 @@ pub fn settings(address: SocketAddr) -> Vec<(String, String)> {
     .to_vec()
 }
 
+/// Starts a server that writes to `log` where it listens, and waits until it does.
+///
+/// # Errors
+/// When it does not in time.
+pub(crate) fn run(command: &mut Command, log: &Path) -> Result<(Process, SocketAddr)> {
+    let output = File::create(log)?;
+    command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+    let process = Process::start(command)?;
+    let deadline = Deadline::after(&*clock(), PATIENCE);
+    loop {
+        let said = std::fs::read_to_string(log)?;
+        if let Some(address) = listening(&said) {
+            return Ok((process, address));
+        }
+        ensure!(!deadline.remaining(&*clock()).is_zero(), "{command:?} does not listen: {said}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The first address with a port: before, some say which one they were asked for.
 fn listening(said: &str) -> Option<SocketAddr> {
-    let (_, address) = said.split_once("http://")?;
-    let (address, _) = address.split_once(|end: char| end.is_whitespace())?;
-    address.parse().ok()
+    let mut addresses = said.split("http://").skip(1).filter_map(|rest| {
+        let (address, _) = rest.split_once(|end: char| end.is_whitespace())?;
+        address.parse::<SocketAddr>().ok()
+    });
+    addresses.find(|address| address.port() != 0)
 }

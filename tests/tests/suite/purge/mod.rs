@@ -3,6 +3,7 @@
 //! Must hold: whatever is purged, cut off and purged again, the files are those of a plain map, with
 //! the metadata kept or rebuilt, and the space of what is gone is given back.
 
+mod azure;
 mod cut;
 mod halt;
 mod killed;

@@ -1,0 +1,144 @@
+//! Azure's protocol: the contract of a store, and the programs over it.
+//!
+//! Must hold: the whole suite passes on a healthy network and on one that loses requests and
+//! answers; what was acknowledged is in the container, and nowhere else.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_runtime::SeededRandom;
+use dl_runtime::fault::{Fault, Rates};
+use dl_store::{Key, Kind, StoreExt, conformance};
+use dl_tests::azure::{Azurite, settings};
+use dl_tests::dice::Dice;
+use dl_tests::folder;
+use dl_tests::program::{Server, dl, server_command};
+use dl_tests::proxy::{Instead, Proxy};
+
+async fn holds_on(wrong: Option<(u64, Instead)>) -> Result<()> {
+    let server = Azurite::start()?;
+    let seed = wrong.map_or(0, |(seed, _)| seed);
+    let proxy = Proxy::start(server.address(), Arc::new(SeededRandom::new(seed)))?;
+    let rates = wrong.map(|(_, error)| Rates {
+        before: 0.06,
+        answer_lost: 0.06,
+        delay: 0.06,
+        longest_delay: Duration::from_millis(30),
+        error,
+    });
+    for method in ["GET", "PUT", "DELETE"] {
+        proxy.faults().set_rates(method, rates);
+    }
+    let settings = settings(proxy.address());
+    conformance::run(async || {
+        dl_store::open_with(&server.fresh(), &settings).await.expect("open an empty store")
+    })
+    .await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_contract_holds_on_azurite() -> Result<()> {
+    holds_on(None).await
+}
+
+#[tokio::test]
+async fn the_contract_holds_on_azurite_when_it_asks_to_slow_down() -> Result<()> {
+    holds_on(Some((1, Instead::SlowDown))).await
+}
+
+#[tokio::test]
+async fn the_contract_holds_on_azurite_when_connections_drop() -> Result<()> {
+    holds_on(Some((2, Instead::Dropped))).await
+}
+
+#[tokio::test]
+async fn the_contract_holds_on_azurite_when_answers_are_cut_short() -> Result<()> {
+    holds_on(Some((3, Instead::Cut))).await
+}
+
+#[tokio::test]
+async fn a_create_on_azurite_whose_answer_was_lost_knows_its_own_object() -> Result<()> {
+    let server = Azurite::start()?;
+    let proxy = Proxy::start(server.address(), Arc::new(SeededRandom::new(0)))?;
+    let store = dl_store::open_with(&server.fresh(), &settings(proxy.address())).await?;
+    for instead in [Instead::Internal, Instead::SlowDown, Instead::Dropped, Instead::Cut] {
+        let key = Key::new(format!("x/{instead:?}"))?;
+        proxy.faults().script("PUT", [Some(Fault::AnswerLost(instead)); 2]);
+        store.create(&key, "ours".into()).await?;
+        proxy.faults().script("PUT", [Some(Fault::AnswerLost(instead))]);
+        let other = store.create(&key, "theirs".into()).await.err().context("it is there")?;
+        ensure!(other.kind == Kind::Exists, "{instead:?}: {other:?}");
+        ensure!(store.read_all(&key).await? == "ours", "{instead:?}");
+    }
+    Ok(())
+}
+
+/// Keeps S-01, S-02, S-06 and S-29.
+#[test]
+fn a_dataset_on_azurite_is_put_read_verified_and_recovered_over_a_bad_network() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let (data, source) = (scene.path().join("data"), scene.path().join("src"));
+    folder::fill(&source, 400, 100_000, &Dice::new(11))?;
+    let azurite = Azurite::start()?;
+    let proxy = Proxy::start(azurite.address(), Arc::new(SeededRandom::new(11)))?;
+    let (url, variables) = (azurite.fresh(), settings(proxy.address()));
+    for method in ["GET", "PUT", "DELETE"] {
+        let rates = Rates {
+            before: 0.03,
+            answer_lost: 0.06,
+            delay: 0.06,
+            longest_delay: Duration::from_millis(50),
+            error: Instead::Dropped,
+        };
+        proxy.faults().set_rates(method, Some(rates));
+    }
+    let start = || Server::start_among(&data, "127.0.0.1:0", &["--store", &url], &variables);
+    let server = start()?;
+    let put = |server: &Server| {
+        let mut put = server.dlcmd()?;
+        dl_tests::program::run(put.arg("put").arg(&source).arg("dl://ds"))?.code(0)
+    };
+    put(&server)?;
+    dl(&server, ["rm", "-r", "dl://ds/001"])?.code(0)?;
+    std::fs::remove_dir_all(source.join("001"))?;
+    dl(&server, ["verify", "--checksums", "dl://ds"])?.code(0)?;
+    let get = |server: &Server, name: &str| {
+        let got = scene.path().join(name);
+        let got_text = got.to_str().context("a temporary folder has a name")?;
+        dl(server, ["get", "dl://ds", got_text])?.code(0)?;
+        folder::compare(&source, &got)
+    };
+    get(&server, "put")?;
+    server.kill()?;
+    std::fs::remove_dir_all(data.join("meta"))?;
+    let server = start()?;
+    dl(&server, ["recover", "--all"])?.code(0)?;
+    get(&server, "recovered")?;
+    dl(&server, ["verify", "--checksums", "dl://ds"])?.code(0)?;
+    dl(&server, ["delete-dataset", "dl://ds"])?.code(0)?;
+    ensure!(dl(&server, ["datasets"])?.code(0)?.text().is_empty(), "it is still there");
+    server.stop()?;
+    Ok(())
+}
+
+/// Keeps S-12.
+#[test]
+fn a_container_that_is_not_there_and_a_wrong_key_are_told() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let azurite = Azurite::start()?;
+    let refused = |url: &str, key: Option<&str>, told: &str| -> Result<()> {
+        let mut server = server_command()?;
+        server.envs(settings(azurite.address()));
+        server.envs(key.map(|key| ("AZURE_STORAGE_ACCOUNT_KEY", key)));
+        server.args(["--listen", "127.0.0.1:0", "--store", url, "--data"]);
+        let refused = dl_tests::program::run(server.arg(scene.path()))?.code(1)?.stderr;
+        ensure!(refused.contains(told), "{refused}");
+        ensure!(key.is_none_or(|key| !refused.contains(key)), "the key is in: {refused}");
+        Ok(())
+    };
+    refused("az://nowhere", None, "there is no bucket nowhere at http://127.0.0.1:")?;
+    let wrong = "YW5vdGhlciBrZXk=";
+    refused(&azurite.fresh(), Some(wrong), "mend AZURE_STORAGE_ACCOUNT_NAME and")
+}
