@@ -1,16 +1,20 @@
-//! The HTTP port: whether the server is well and, if not, which command mends it, and what it counts.
+//! The HTTP port: whether the server lives, whether it is well and, if not, which command mends it, and
+//! what it counts.
 //!
-//! Must hold: nobody holds it up, by asking often, slowly or not at all; it says nothing of what is
+//! Must hold: it answers from the moment it is open, also while the server starts and stops; nobody
+//! holds it up, by asking often, slowly or not at all; it says nothing of what is
 //! in datasets, not even their names.
 
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use dl_format::{IDENTITY_KEY, IdentityRecord, StoreId};
 use dl_meta::Damage;
-use dl_runtime::Deadline;
+use dl_runtime::{Clock, Deadline};
 use dl_store::StoreExt;
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -63,19 +67,84 @@ pub(crate) struct Health {
     problem: Option<String>,
 }
 
-/// Answers for as long as the server runs.
-pub(crate) async fn serve(listener: TcpListener, site: Site) -> Infallible {
-    let clock = Arc::clone(&site.parts.clock);
+/// An HTTP port, which answers until the last clone of it is dropped.
+#[derive(Debug, Clone)]
+pub struct HttpPort(Arc<Port>);
+
+#[derive(Debug)]
+struct Port {
+    address: SocketAddr,
+    stage: Arc<Mutex<Stage>>,
+    /// Ends with this.
+    _answering: JoinSet<Infallible>,
+}
+
+/// How far the server is.
+#[derive(Debug, Clone)]
+struct Stage {
+    /// What keeps it from serving; none while it does.
+    pending: Option<String>,
+    /// What there is to tell of, once there is anything.
+    site: Option<Arc<Site>>,
+}
+
+impl HttpPort {
+    /// Begins to answer: that the server lives, and that it is about to start.
+    ///
+    /// # Errors
+    /// When the listener has no address.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub fn open(listener: TcpListener, clock: Arc<dyn Clock>) -> io::Result<Self> {
+        let address = listener.local_addr()?;
+        let pending = Some("starting".to_owned());
+        let stage = Arc::new(Mutex::new(Stage { pending, site: None }));
+        let mut answering = JoinSet::new();
+        answering.spawn(serve(listener, Arc::clone(&stage), clock));
+        Ok(Self(Arc::new(Port { address, stage, _answering: answering })))
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.0.address
+    }
+
+    /// Says what a start is at.
+    pub fn starting(&self, doing: &str) {
+        lock(&self.0.stage).pending = Some(format!("starting: {doing}"));
+    }
+
+    /// From now on the stores are asked.
+    pub(crate) fn serving(&self, site: Site) {
+        *lock(&self.0.stage) = Stage { pending: None, site: Some(Arc::new(site)) };
+    }
+
+    /// Nothing new is to be sent here any more.
+    pub(crate) fn stopping(&self) {
+        let doing = "stopping: what is in flight ends within the grace period";
+        lock(&self.0.stage).pending = Some(doing.to_owned());
+    }
+}
+
+fn lock(stage: &Mutex<Stage>) -> MutexGuard<'_, Stage> {
+    stage.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn serve(
+    listener: TcpListener,
+    stage: Arc<Mutex<Stage>>,
+    clock: Arc<dyn Clock>,
+) -> Infallible {
     // Nobody stays: the oldest ones go when many come.
     let door = Door::new(0, false, Stalls::never(), Arc::clone(&clock));
-    let site = Arc::new(site);
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
-                    let (guest, site) = (door.enter(stream), Arc::clone(&site));
-                    connections.spawn(async move { converse(guest, site).await });
+                    let guest = door.enter(stream);
+                    connections.spawn(converse(guest, Arc::clone(&stage), Arc::clone(&clock)));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "a connection to the HTTP port can't be taken");
@@ -87,11 +156,10 @@ pub(crate) async fn serve(listener: TcpListener, site: Site) -> Infallible {
     }
 }
 
-async fn converse(guest: Guest, site: Arc<Site>) {
-    let clock = Arc::clone(&site.parts.clock);
+async fn converse(guest: Guest, stage: Arc<Mutex<Stage>>, clock: Arc<dyn Clock>) {
     let service = service_fn(move |request: Request<Incoming>| {
-        let site = Arc::clone(&site);
-        async move { Ok::<_, Infallible>(site.answer(request.method(), request.uri().path()).await) }
+        let stage = lock(&stage).clone();
+        async move { Ok::<_, Infallible>(stage.answer(request.method(), request.uri().path()).await) }
     });
     let connection = http1::Builder::new()
         .keep_alive(false)
@@ -101,31 +169,37 @@ async fn converse(guest: Guest, site: Arc<Site>) {
     let _ = Deadline::after(&*clock, CONNECTION).bound(&*clock, connection).await;
 }
 
-impl Site {
+impl Stage {
     async fn answer(&self, method: &Method, path: &str) -> Response<Full<Bytes>> {
         if method != Method::GET && method != Method::HEAD {
             let why = "only GET and HEAD are understood\n";
             return response(StatusCode::METHOD_NOT_ALLOWED, TEXT, why.to_owned());
         }
-        match path {
-            "/metrics" => {
+        match (path, &self.site, &self.pending) {
+            ("/livez", _, _) => response(StatusCode::OK, TEXT, "ok\n".to_owned()),
+            ("/metrics", Some(site), _) => {
                 // Of an earlier moment when nobody knows better.
-                let text = self.metrics.text(&self.watched, self.health().await.loss);
+                let text = site.metrics.text(&site.watched, site.health().await.loss);
                 response(StatusCode::OK, metrics::CONTENT_TYPE, text)
             }
-            "/healthz" => match self.health().await.problem {
+            ("/healthz" | "/metrics", _, Some(pending)) => unwell(pending),
+            ("/healthz", Some(site), None) => match site.health().await.problem {
                 None => response(StatusCode::OK, TEXT, "ok\n".to_owned()),
-                Some(problem) => {
-                    response(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{problem}\n"))
-                }
+                Some(problem) => unwell(&problem),
             },
             _ => {
-                let what = "this is dlserver: /healthz and /metrics are here\n";
+                let what = "this is dlserver: /healthz, /livez and /metrics are here\n";
                 response(StatusCode::NOT_FOUND, TEXT, what.to_owned())
             }
         }
     }
+}
 
+fn unwell(why: &str) -> Response<Full<Bytes>> {
+    response(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{why}\n"))
+}
+
+impl Site {
     /// What is wrong when the metadata is not that of the chunk store.
     fn of_another(&self, bound: Option<StoreId>, identity: &[u8]) -> Option<String> {
         match IdentityRecord::decode(identity) {

@@ -54,10 +54,11 @@ mod verify;
 
 pub use auth::People;
 pub use error::Error;
+pub use http::HttpPort;
 pub use parts::{Limits, Parts};
 pub use roll::Roll;
 pub use room::Room;
-pub use serve::{Doors, prepare, serve};
+pub use serve::{Doors, prepare, start};
 pub use settings::{Live, Settings};
 pub use source::{Followed, Source, SourceError};
 pub use tls::{Certificate, open_tls};

@@ -12,7 +12,8 @@ use dl_meta::Stop;
 use dl_runtime::{Clock, OsRandom, Shutdown, SystemClock, telemetry};
 use dl_server::config::{self, Config, FastStore, Flags, Http};
 use dl_server::{
-    Certificate, Doors, Followed, Live, Parts, People, Roll, Room, Settings, prepare, serve,
+    Certificate, Doors, Followed, HttpPort, Live, Parts, People, Roll, Room, Settings, prepare,
+    start,
 };
 use dl_store::{Store, TierStore};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -97,10 +98,14 @@ async fn run(
 ) -> anyhow::Result<()> {
     let shutdown = Shutdown::new().with_grace(config.grace).on_signals()?;
     // First of all: a server that can't listen leaves the stores as they are.
-    let mut doors = open_doors(&config).await?;
+    let mut doors = open_doors(&config, &clock).await?;
+    let http = doors.http.clone();
+    let starting = |doing| http.iter().for_each(|http| http.starting(doing));
+    starting("opening the chunk store");
     (doors.tls, doors.users, doors.settings) = (admitted.tls, admitted.users, settings);
     let (store, fast_store) = open_store(&config, &clock).await?;
     doors.fast_store = fast_store;
+    starting("opening the metadata store");
     let opened = dl_meta::open(&config.meta, Arc::clone(&clock)).await;
     let (meta, last_stop) = opened.map_err(|error| match error.kind {
         dl_meta::Kind::Corrupt => anyhow::Error::new(error).context(
@@ -119,6 +124,7 @@ async fn run(
     let roll = Roll::default();
     let parts =
         Parts { store, meta: Arc::clone(&meta), clock, random, limits, room, settings, roll };
+    starting("comparing the metadata with the chunk store");
     let prepared = tokio::select! {
         prepared = prepare(&parts, last_stop) => Some(prepared.map_err(anyhow::Error::from)),
         () = shutdown.requested() => None,
@@ -140,7 +146,7 @@ async fn run(
 }
 
 /// The ports.
-async fn open_doors(config: &Config) -> anyhow::Result<Doors> {
+async fn open_doors(config: &Config, clock: &Arc<dyn Clock>) -> anyhow::Result<Doors> {
     let listen = async |address: SocketAddr| {
         let listener = TcpListener::bind(address).await;
         listener.map_err(|why| {
@@ -154,18 +160,22 @@ async fn open_doors(config: &Config) -> anyhow::Result<Doors> {
         })
     };
     let mut doors = Doors::open(listen(config.listen).await?);
-    doors.http = match config.http {
+    let http = match config.http {
         Some(Http { address, is_asked: true }) => Some(listen(address).await?),
         Some(Http { address, is_asked: false }) => match listen(address).await {
             Ok(listener) => Some(listener),
             // Several servers on one machine are told apart by --listen alone.
             Err(error) => {
-                tracing::warn!("serving without /healthz and /metrics (--http ADDR): {error:#}");
+                tracing::warn!(
+                    "serving without /healthz, /livez and /metrics (--http ADDR): {error:#}"
+                );
                 None
             }
         },
         None => None,
     };
+    let open = |listener| HttpPort::open(listener, Arc::clone(clock)).context("listen");
+    doors.http = http.map(open).transpose()?;
     // Half of them, and the stores have the others.
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 2;
     let files = usize::try_from(files).unwrap_or(usize::MAX);
@@ -205,17 +215,17 @@ async fn answer(
     // One line for scripts that asked for any free port.
     let mut said = format!("listening on {address}\n");
     if let Some(http) = &doors.http {
-        let http = http.local_addr().context("listen")?;
-        tracing::info!(%http, "answering /healthz and /metrics");
+        let http = http.address();
+        tracing::info!(%http, "answering /healthz, /livez and /metrics");
         if config.http.is_some_and(|http| http.is_asked) {
             said += &format!("http on {http}\n");
         }
     }
     tracing::info!(%address, store = %parts.store, meta = %parts.meta, "serving");
+    let serving = Box::pin(start(doors, parts, shutdown).await?);
     // At once: who reads the first line may read no more.
     std::io::stdout().write_all(said.as_bytes()).context("say where it listens")?;
-    Box::pin(serve(doors, parts, shutdown)).await?;
-    Ok(())
+    Ok(serving.await?)
 }
 
 /// Each connection is a file, and a process may allow itself as many as the system allows it.

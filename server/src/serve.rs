@@ -1,5 +1,5 @@
-//! A running server: `serve(doors, parts, shutdown)` answers until it is told to stop, and ends
-//! what is in flight within the grace period.
+//! A running server: what `start(doors, parts, shutdown)` gives answers until it is told to stop, and
+//! ends what is in flight within the grace period.
 
 use std::convert::Infallible;
 use std::io;
@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dl_meta::Stop;
+use dl_proto::pb::diesel_server::DieselServer;
 use dl_proto::{
     DESCRIPTORS, Kind, SERVER_FRAME_BYTES, SERVER_STREAM_WINDOW_BYTES, SERVER_WINDOW_BYTES,
 };
@@ -14,8 +15,11 @@ use dl_runtime::{Clock, Shutdown};
 use dl_store::TierStore;
 use futures::{Stream, TryStreamExt, future};
 use tokio::net::TcpListener;
+use tonic::server::NamedService;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
 
 use crate::auth::{Auth, People};
 use crate::catalog;
@@ -23,7 +27,7 @@ use crate::door::{Door, Stalls};
 use crate::error::Error;
 use crate::guard::GuardLayer;
 use crate::held::HeldLayer;
-use crate::http::{self, Site};
+use crate::http::{HttpPort, Site};
 use crate::identity::{self, Bound};
 use crate::live;
 use crate::mend;
@@ -78,7 +82,7 @@ pub struct Doors {
     /// Where it answers gRPC.
     pub grpc: TcpListener,
     /// Where it answers HTTP, if anywhere.
-    pub http: Option<TcpListener>,
+    pub http: Option<HttpPort>,
     /// The certificate for gRPC; none for plain text.
     pub tls: Option<Arc<Certificate>>,
     /// Who may ask; none when everybody may.
@@ -100,12 +104,17 @@ impl Doors {
     }
 }
 
-/// Serves requests until `shutdown` is requested and what is in flight has ended, or its grace
-/// period has. The metadata is left open.
+/// Opens the doors: from now on the HTTP port tells how the stores are. What it gives serves requests
+/// until `shutdown` is requested and what is in flight has ended, or its grace period has. The metadata
+/// is left open.
 ///
 /// # Errors
 /// When the listener fails for good.
-pub async fn serve(doors: Doors, parts: Parts, shutdown: Shutdown) -> Result<(), Error> {
+pub async fn start(
+    doors: Doors,
+    parts: Parts,
+    shutdown: Shutdown,
+) -> Result<impl Future<Output = Result<(), Error>> + Send + 'static, Error> {
     let metrics = Arc::new(Metrics::new(Arc::clone(&parts.clock)));
     let parts = metrics.measure(parts);
     let settings = match &doors.settings {
@@ -124,7 +133,7 @@ pub async fn serve(doors: Doors, parts: Parts, shutdown: Shutdown) -> Result<(),
         live::bound(settings.clone(), gauges.writes.clone(), gauges.reads.clone(), parts.limits);
     let kept = live::keep(settings.clone(), parts.clone(), doors.fast_store.clone());
     let service = service.into_server();
-    reporter.set_serving::<dl_proto::pb::diesel_server::DieselServer<Service>>().await;
+    reporter.set_serving::<DieselServer<Service>>().await;
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(DESCRIPTORS)
         .build_v1()
@@ -147,34 +156,45 @@ pub async fn serve(doors: Doors, parts: Parts, shutdown: Shutdown) -> Result<(),
         .add_service(service)
         .add_service(health)
         .add_service(reflection);
-    let stop = shutdown.clone();
-    let running = server.serve_with_incoming_shutdown(
-        entering(doors.grpc, door.clone(), doors.tls.clone(), Arc::clone(&parts.clock)),
-        async move { stop.requested().await },
-    );
     let sources = Sources {
         settings: doors.settings.clone(),
         users: doors.users.clone(),
         certificate: doors.tls.clone(),
     };
-    let watched = Watched { gauges, door, fast_store: doors.fast_store, sources };
-    let site = Site { parts: parts.clone(), metrics, watched, health: Mutex::default() };
-    tokio::select! {
-        error = mend::watch(&parts) => Err(error),
-        never = follow(doors.users) => match never {},
-        never = follow(doors.settings) => match never {},
-        never = follow(doors.tls) => match never {},
-        never = bounds => match never {},
-        never = kept => match never {},
-        never = answer_http(doors.http, site) => match never {},
-        ended = running => {
-            ended.map_err(|error| Error::new(Kind::Internal, "serve", "requests", error))
-        }
-        () = shutdown.expired(&*parts.clock) => {
-            tracing::warn!("stopped before all requests had ended");
-            Ok(())
-        }
+    let watched = Watched { gauges, door: door.clone(), fast_store: doors.fast_store, sources };
+    if let Some(http) = &doors.http {
+        http.serving(Site { parts: parts.clone(), metrics, watched, health: Mutex::default() });
     }
+    let (stop, http) = (shutdown.clone(), doors.http.clone());
+    let running = server.serve_with_incoming_shutdown(
+        entering(doors.grpc, door, doors.tls.clone(), Arc::clone(&parts.clock)),
+        async move {
+            stop.requested().await;
+            if let Some(http) = http {
+                http.stopping();
+            }
+            close(reporter).await;
+        },
+    );
+    Ok(async move {
+        // Open until the end.
+        let _http = doors.http;
+        tokio::select! {
+            error = mend::watch(&parts) => Err(error),
+            never = follow(doors.users) => match never {},
+            never = follow(doors.settings) => match never {},
+            never = follow(doors.tls) => match never {},
+            never = bounds => match never {},
+            never = kept => match never {},
+            ended = running => {
+                ended.map_err(|error| Error::new(Kind::Internal, "serve", "requests", error))
+            }
+            () = shutdown.expired(&*parts.clock) => {
+                tracing::warn!("stopped before all requests had ended");
+                Ok(())
+            }
+        }
+    })
 }
 
 /// Connections, as they come through the door.
@@ -204,9 +224,11 @@ async fn follow<T: Send + Sync + 'static>(followed: Option<Arc<Followed<T>>>) ->
     }
 }
 
-async fn answer_http(listener: Option<TcpListener>, site: Site) -> Infallible {
-    match listener {
-        Some(listener) => http::serve(listener, site).await,
-        None => future::pending().await,
+/// Tells those who watch the health of this server that it serves no more, and ends their streams:
+/// what is in flight is waited for, and they are in flight for ever.
+async fn close(mut health: HealthReporter) {
+    for service in ["", <DieselServer<Service> as NamedService>::NAME] {
+        health.set_service_status(service, ServingStatus::NotServing).await;
+        health.clear_service_status(service).await;
     }
 }

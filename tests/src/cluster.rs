@@ -31,17 +31,18 @@ impl Running {
     /// When there is no port.
     pub async fn start(parts: Parts) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await.context("listen on a free port")?;
-        Self::behind(Doors::open(listener), parts)
+        Self::behind(Doors::open(listener), parts).await
     }
 
     /// The same, behind doors of the caller's.
     ///
     /// # Errors
     /// When they have no address.
-    pub fn behind(doors: Doors, parts: Parts) -> Result<Self> {
+    pub async fn behind(doors: Doors, parts: Parts) -> Result<Self> {
         let address = doors.grpc.local_addr().context("ask for the port")?;
         let shutdown = Shutdown::new().with_grace(Duration::from_secs(10));
-        let task = tokio::spawn(dl_server::serve(doors, parts, shutdown.clone()));
+        let serving = dl_server::start(doors, parts, shutdown.clone()).await?;
+        let task = tokio::spawn(serving);
         Ok(Self { address, shutdown, task })
     }
 

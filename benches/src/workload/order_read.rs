@@ -117,7 +117,8 @@ impl Scene {
             dl_server::prepare(&parts, Stop::Fresh).await?;
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
             let address = listener.local_addr()?;
-            tokio::spawn(dl_server::serve(Doors::open(listener), parts, Shutdown::new()));
+            let serving = dl_server::start(Doors::open(listener), parts, Shutdown::new());
+            tokio::spawn(serving.await?);
             anyhow::Ok(address)
         })?;
         let options =

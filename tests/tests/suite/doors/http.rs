@@ -5,15 +5,23 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dl_meta::{Memory, Stop};
+use dl_proto::pb::PutChunkRequest;
 use dl_runtime::fault::{CutPoint, Fault, Faults};
-use dl_runtime::{SeededRandom, blocking};
-use dl_server::{Doors, prepare};
+use dl_runtime::{Deadline, SeededRandom, blocking};
+use dl_server::{Doors, HttpPort, prepare};
 use dl_store::{FaultStore, Kind};
 use dl_tests::cluster::{Running, clock, parts};
 use dl_tests::folder;
 use dl_tests::http::get;
-use dl_tests::program::{Server, dl, run, server_command};
+use dl_tests::program::{Process, Server, dl, run, server_command};
+use dl_tests::s3;
+use dl_tests::wire::Wire;
 use tokio::net::TcpListener;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Endpoint;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
 
 /// Keeps S-32.
 #[test]
@@ -64,10 +72,11 @@ async fn a_server_whose_stores_fail_or_are_silent_says_that_it_is_not_well() -> 
     let parts = parts(Arc::new(store), Arc::new(Memory::new()));
     prepare(&parts, Stop::Fresh).await?;
     let http = TcpListener::bind("127.0.0.1:0").await?;
-    let address = http.local_addr()?.to_string();
+    let http = HttpPort::open(http, clock())?;
+    let address = http.address().to_string();
     let grpc = TcpListener::bind("127.0.0.1:0").await?;
     let doors = Doors { http: Some(http), ..Doors::open(grpc) };
-    let server = Running::behind(doors, parts)?;
+    let server = Running::behind(doors, parts).await?;
     let ask = async || {
         let address = address.clone();
         blocking::run(move || get(&address, "/healthz")).await?
@@ -86,6 +95,82 @@ async fn a_server_whose_stores_fail_or_are_silent_says_that_it_is_not_well() -> 
     clock().sleep(Duration::from_millis(1_200)).await;
     ensure!(ask().await?.0 == 200, "not well again");
     server.stop().await
+}
+
+/// Keeps S-32.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_lives_but_is_not_well_while_it_starts_and_while_it_stops() -> Result<()> {
+    let store = dl_store::open("memory:").await?;
+    let parts = parts(store, Arc::new(Memory::new()));
+    let http = HttpPort::open(TcpListener::bind("127.0.0.1:0").await?, clock())?;
+    let address = http.address().to_string();
+    let ask = async |path: &'static str| {
+        let address = address.clone();
+        blocking::run(move || get(&address, path)).await?
+    };
+    let until = async |path, part: &str| -> Result<()> {
+        while !ask(path).await?.1.contains(part) {
+            clock().sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    };
+    http.starting("opening the stores");
+    let starting = (503, "starting: opening the stores\n".to_owned());
+    ensure!(ask("/healthz").await? == starting && ask("/metrics").await? == starting, "it starts");
+    ensure!(ask("/livez").await? == (200, "ok\n".to_owned()), "it lives");
+    prepare(&parts, Stop::Fresh).await?;
+    let grpc = TcpListener::bind("127.0.0.1:0").await?;
+    let server = Running::behind(Doors { http: Some(http), ..Doors::open(grpc) }, parts).await?;
+    ensure!(ask("/healthz").await? == (200, "ok\n".to_owned()), "it serves");
+
+    let wire = Wire::connect(server.address()).await?;
+    let dataset = wire.create("ds").await?;
+    let endpoint = Endpoint::from_shared(format!("http://{}", server.address()))?;
+    let mut health = HealthClient::new(endpoint.connect().await?);
+    let service = "diesel.v1.Diesel".to_owned();
+    let mut watched = health.watch(HealthCheckRequest { service }).await?.into_inner();
+    let status = watched.message().await?.context("a status")?.status();
+    ensure!(status == ServingStatus::Serving, "{status:?}");
+    // What is in flight when it is to stop.
+    let (pieces, sent) = tokio::sync::mpsc::channel(1);
+    let dataset = dataset.as_bytes().to_vec().into();
+    pieces.send(PutChunkRequest { dataset, length: 9, data: Default::default() }).await?;
+    let mut stub = wire.stub();
+    let put = tokio::spawn(async move { stub.put_chunk(ReceiverStream::new(sent)).await });
+    until("/metrics", "diesel_memory_used_bytes{budget=\"write\"} 5").await?;
+    let stopping = tokio::spawn(server.stop());
+    let status = watched.message().await?.context("another status")?.status();
+    ensure!(status == ServingStatus::NotServing, "{status:?}");
+    ensure!(watched.message().await?.is_none(), "the watching ends");
+    let (status, text) = ask("/healthz").await?;
+    ensure!(status == 503 && text.starts_with("stopping: "), "{status} {text}");
+    ensure!(ask("/livez").await?.0 == 200 && ask("/metrics").await?.0 == 200, "it lives");
+    drop(pieces);
+    ensure!(put.await?.is_err(), "half a chunk");
+    // Nothing else keeps it: what watches its health is no reason to wait.
+    tokio::time::timeout(Duration::from_secs(5), stopping).await???;
+    Ok(())
+}
+
+/// Keeps S-32.
+#[test]
+fn a_server_that_waits_for_its_bucket_says_that_it_starts() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    // It never answers. Nobody else is at the same port of the next address.
+    let bucket = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let http = format!("127.0.0.2:{}", bucket.local_addr()?.port());
+    let mut server = server_command()?;
+    server.envs(s3::settings(bucket.local_addr()?)).args(["--listen", "127.0.0.1:0"]);
+    server.args(["--http", &http, "--store", "s3://chunks/1", "--data"]).arg(scene.path());
+    let _server = Process::start(&mut server)?;
+    let deadline = Deadline::after(&*clock(), Duration::from_secs(20));
+    let starting = (503, "starting: opening the chunk store\n".to_owned());
+    while get(&http, "/healthz").ok().as_ref() != Some(&starting) {
+        ensure!(!deadline.remaining(&*clock()).is_zero(), "it does not say that it starts");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    ensure!(get(&http, "/livez")? == (200, "ok\n".to_owned()), "it lives");
+    Ok(())
 }
 
 /// Keeps S-12: the port of an address that nobody asked for is done without.
