@@ -64,6 +64,57 @@ pub struct Snapshot<B> {
     sections: [(Range<usize>, Crc32c); SnapshotSection::ALL.len()],
 }
 
+impl SnapshotOf {
+    /// Bytes of the beginning of a snapshot, in which all that is said of its sections stands.
+    pub const HEAD_LENGTH: usize = HEAD_LEN;
+
+    /// What a snapshot of `length` bytes is of, when it begins as one of that length: for those who
+    /// don't want to read the rest of something else.
+    ///
+    /// # Errors
+    /// The first field that is wrong.
+    pub fn read(beginning: &[u8], length: u64) -> Result<Self, DecodeError> {
+        begin(beginning, length).map(|(of, _)| of)
+    }
+}
+
+/// Checks the beginning of a snapshot of `length` bytes; what follows is what it holds.
+fn begin(bytes: &[u8], length: u64) -> Result<(SnapshotOf, Cursor<'_>), DecodeError> {
+    let mut cursor = Cursor::new(bytes, 0);
+    if cursor.array("snapshot magic")? != SNAPSHOT_MAGIC {
+        return Err(DecodeError::new("snapshot magic", 0, "this is no snapshot"));
+    }
+    check_version(&mut cursor)?;
+    cursor.zero::<2>("reserved")?;
+    let count_at = cursor.offset();
+    let count = cursor.u32("section count")? as usize;
+    if count != SnapshotSection::ALL.len() {
+        return Err(DecodeError::new("section count", count_at, "not what this version has"));
+    }
+    let table_len = count.saturating_mul(SNAPSHOT_SECTION_LEN);
+    let (prelude, table) = bytes
+        .split_at_checked(SNAPSHOT_PRELUDE_LEN)
+        .and_then(|(prelude, rest)| Some((prelude, rest.get(..table_len)?)))
+        .ok_or(DecodeError::new("section table", bytes.len(), "the bytes end here"))?;
+    let (checked, crc) = prelude.split_at(SNAPSHOT_CHECKSUM_OFFSET);
+    if crc != Crc32c::of_two(checked, table).value().to_le_bytes() {
+        let at = SNAPSHOT_CHECKSUM_OFFSET;
+        return Err(DecodeError::new("prelude checksum", at, "does not match the bytes"));
+    }
+    let dataset = DatasetId::from_bytes(cursor.array("dataset id")?);
+    let version = Version::from_bytes(&cursor.array::<{ Version::LENGTH }>("version")?)?;
+    let shape_at = cursor.offset();
+    let shape = ChunkShape::new(cursor.u32("chunk size")?, cursor.u32("alignment")?);
+    let shape = shape.map_err(|_| {
+        DecodeError::new("chunk size", shape_at, "no dataset has chunks of this shape")
+    })?;
+    let length_at = cursor.offset();
+    if cursor.u64("snapshot length")? != length {
+        return Err(DecodeError::new("snapshot length", length_at, "not that of the bytes"));
+    }
+    Ok((SnapshotOf { dataset, version, shape }, cursor))
+}
+
 impl<B: AsRef<[u8]>> Snapshot<B> {
     /// Checks the beginning of a snapshot and where its sections lie.
     ///
@@ -71,38 +122,7 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
     /// The first field that is wrong.
     pub fn open(bytes: B) -> Result<Self, DecodeError> {
         let all = bytes.as_ref();
-        let mut cursor = Cursor::new(all, 0);
-        if cursor.array("snapshot magic")? != SNAPSHOT_MAGIC {
-            return Err(DecodeError::new("snapshot magic", 0, "this is no snapshot"));
-        }
-        check_version(&mut cursor)?;
-        cursor.zero::<2>("reserved")?;
-        let count_at = cursor.offset();
-        let count = cursor.u32("section count")? as usize;
-        if count != SnapshotSection::ALL.len() {
-            return Err(DecodeError::new("section count", count_at, "not what this version has"));
-        }
-        let table_len = count.saturating_mul(SNAPSHOT_SECTION_LEN);
-        let (prelude, table) = all
-            .split_at_checked(SNAPSHOT_PRELUDE_LEN)
-            .and_then(|(prelude, rest)| Some((prelude, rest.get(..table_len)?)))
-            .ok_or(DecodeError::new("section table", all.len(), "the bytes end here"))?;
-        let (checked, crc) = prelude.split_at(SNAPSHOT_CHECKSUM_OFFSET);
-        if crc != Crc32c::of_two(checked, table).value().to_le_bytes() {
-            let at = SNAPSHOT_CHECKSUM_OFFSET;
-            return Err(DecodeError::new("prelude checksum", at, "does not match the bytes"));
-        }
-        let dataset = DatasetId::from_bytes(cursor.array("dataset id")?);
-        let version = Version::from_bytes(&cursor.array::<{ Version::LENGTH }>("version")?)?;
-        let shape_at = cursor.offset();
-        let shape = ChunkShape::new(cursor.u32("chunk size")?, cursor.u32("alignment")?);
-        let shape = shape.map_err(|_| {
-            DecodeError::new("chunk size", shape_at, "no dataset has chunks of this shape")
-        })?;
-        let length_at = cursor.offset();
-        if cursor.u64("snapshot length")? != all.len() as u64 {
-            return Err(DecodeError::new("snapshot length", length_at, "not that of the bytes"));
-        }
+        let (of, mut cursor) = begin(all, all.len() as u64)?;
         let files = cursor.u32("files")?;
         let chunks = cursor.u32("chunks")?;
         let directories = cursor.u32("directories")?;
@@ -110,7 +130,7 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         let file_bytes = cursor.u64("file bytes")?;
         let columns = Columns::read(&mut cursor)?;
         let mut opened = Self {
-            of: SnapshotOf { dataset, version, shape },
+            of,
             files,
             chunks,
             directories,

@@ -352,3 +352,20 @@ fn an_index_that_goes_on_where_there_is_room_is_refused() {
     let problem = Snapshot::open(&bytes[..]).unwrap().verify().unwrap_err();
     assert!(problem.to_string().contains("has room"), "{problem}");
 }
+
+#[test]
+fn the_beginning_says_what_a_snapshot_is_of_and_how_long_it_is() {
+    let bytes = build(&chunks(&[vec![b"one".to_vec(), b"two".to_vec()]], 1));
+    let (head, length) = (&bytes[..SnapshotOf::HEAD_LENGTH], bytes.len() as u64);
+    assert_eq!(SnapshotOf::read(head, length), Ok(of()));
+    let wrong = SnapshotOf::read(head, length + 1).unwrap_err();
+    assert_eq!(wrong.field, "snapshot length");
+    for end in [0, 7, 100, 200, 447] {
+        assert!(SnapshotOf::read(&head[..end], length).is_err(), "{end}");
+    }
+    for at in [0, 8, 20, 40, 64, 150] {
+        let mut damaged = head.to_vec();
+        damaged[at] ^= 1;
+        assert!(SnapshotOf::read(&damaged, length).is_err(), "{at}");
+    }
+}
