@@ -41,6 +41,11 @@ impl Error {
     pub fn subject(&self) -> &str {
         &self.subject
     }
+
+    /// All of it in one line, for a log.
+    pub(crate) fn chain(&self) -> String {
+        self.source.as_ref().map_or_else(|| self.to_string(), |why| format!("{self}: {why}"))
+    }
 }
 
 impl fmt::Display for Error {

@@ -15,7 +15,7 @@ use libdiesel::{Client, ClientCertificate, ConnectOptions, Dataset, Kind, Snapsh
 use crate::address::Address;
 use crate::exit::Failure;
 use crate::output::Notes;
-use crate::text::shown;
+use crate::text::{counted, shown};
 
 /// The flags of every command, before or after its name.
 #[derive(Debug, Args)]
@@ -217,7 +217,15 @@ impl Context {
                        with dlcmd snapshot save and name it with --snapshot";
             return Err(Failure::failed(why));
         };
-        Ok(dataset.with_snapshot(cache)?)
+        let dataset = dataset.with_snapshot(cache)?;
+        if let Some(snapshot) = dataset.snapshot().filter(|snapshot| !snapshot.is_shared()) {
+            self.notes.note(format_args!(
+                "the snapshot can't be kept in {}: this process holds it in memory, {}",
+                shown(cache.folder()),
+                counted(snapshot.length(), "byte")
+            ));
+        }
+        Ok(dataset)
     }
 
     fn by_snapshot(&self, address: &Address, file: &Path) -> Result<Dataset, Failure> {

@@ -84,7 +84,7 @@ impl Client {
         let dataset = Dataset::new(Arc::clone(&self.shared), info);
         let Some(cache) = &self.shared.options.snapshots else { return Ok(dataset) };
         dataset.with_snapshot(cache).or_else(|error| {
-            tracing::warn!(%name, why = chain(&error), "reading without a snapshot");
+            tracing::warn!(%name, why = error.chain(), "reading without a snapshot");
             Ok(dataset)
         })
     }
@@ -208,12 +208,6 @@ impl Client {
         ))?;
         Ok(told.into_inner().into_values().collect())
     }
-}
-
-/// An error with its reason.
-fn chain(error: &Error) -> String {
-    let why = std::error::Error::source(error);
-    why.map_or_else(|| error.to_string(), |why| format!("{error}: {why}"))
 }
 
 /// The last word on a dataset, with all its problems: a server tells each of them once, another

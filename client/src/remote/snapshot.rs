@@ -1,9 +1,9 @@
 //! Snapshots from the servers: fetched once for all processes of a user, or into a file.
 //!
-//! Must hold: a download goes on where it broke off, at any server; what is kept was checked; every
-//! wait ends; a handle with a snapshot answers from it until something is written through it.
+//! Must hold: a download goes on where it broke off, at any server; what is used was checked; every
+//! wait ends; a handle with a snapshot answers from it until something is written through it. What
+//! can't be kept is held in memory.
 
-use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ use crate::remote::failure::Failure;
 use crate::remote::lookup::dataset_address;
 use crate::remote::read::ReadItem;
 use crate::remote::session::Session;
-use crate::snapshot::{Lock, Snapshot, SnapshotCache};
+use crate::snapshot::{Given, Key, Lock, Snapshot, SnapshotCache, Source, Target, room};
 
 /// How often somebody who fetches the same snapshot is looked at.
 const LOOK: Duration = Duration::from_millis(50);
@@ -38,34 +38,50 @@ struct Head {
 impl Dataset {
     /// A handle that answers from a snapshot of what the dataset holds now (paper, 4.1.3): without
     /// requests, and the same for ever, whatever is written meanwhile. The snapshot is fetched
-    /// unless `cache` has it.
+    /// unless `cache` has it; one that is damaged there is fetched again. When it can't be kept there,
+    /// this process holds it in memory: as many bytes as it has
+    /// ([`Snapshot::is_shared`], [`Snapshot::length`]).
     ///
     /// What is put or deleted through the handle shows: from then on it asks the servers again.
     ///
     /// # Errors
-    /// [`Kind::Local`] when it can't be kept in `cache`, and those of the servers and of the way to
-    /// them.
+    /// Those of the servers and of the way to them, and [`Kind::Local`] when it fits nowhere.
     pub fn with_snapshot(&self, cache: &SnapshotCache) -> Result<Self, Error> {
         let session = self.session()?;
-        let (id, clock) = (self.info().id, &session.process.clock);
-        if let Some(snapshot) = cache.find(id, self.info().version, clock.now()) {
+        let find = || cache.find(self.key(self.info().version), session.process.clock.now());
+        if let Some(snapshot) = find() {
             return Ok(self.answering(snapshot));
         }
-        let lock = self.lock(&session, cache)?;
         // Somebody else may have fetched it meanwhile.
-        if let Some(snapshot) = cache.find(id, self.info().version, clock.now()) {
-            return Ok(self.answering(snapshot));
-        }
-        self.fetch(&session, cache, &lock).map(|snapshot| self.answering(snapshot))
+        let kept = self
+            .lock(&session, cache)
+            .and_then(|lock| find().map_or_else(|| self.fetch(&session, cache, &lock), Ok));
+        let snapshot = match kept {
+            Err(error) if error.kind() == Kind::Local => {
+                let snapshot = self.fetch_into_memory(&session)?;
+                let (why, bytes) = (error.chain(), snapshot.length());
+                tracing::warn!(why, bytes, "a snapshot is held in the memory of this process");
+                snapshot
+            }
+            kept => kept?,
+        };
+        Ok(self.answering(snapshot))
+    }
+
+    /// The snapshot of a version, as the servers give it.
+    fn key(&self, version: Version) -> Key {
+        Key { source: Source::Servers, dataset: self.info().id, version }
     }
 
     /// A handle that answers from a snapshot in a file (paper, DL_load_meta), as
     /// [`save_meta`](Self::save_meta) writes them. It is checked, and copied into `cache` unless it
-    /// is there, for a file elsewhere may change or vanish; without a cache, into memory.
+    /// is there, for a file elsewhere may change or vanish; without a cache, or when it can't be kept
+    /// there, into memory. Only a handle from this call, for a file that begins as this one does,
+    /// ever answers from the copy: never one from [`with_snapshot`](Self::with_snapshot).
     ///
     /// # Errors
-    /// [`Kind::Local`] when the file can't be read, [`Kind::Corrupt`] when it is no snapshot or a
-    /// damaged one, [`Kind::Conflict`] when it is one of another dataset.
+    /// [`Kind::Local`] when the file can't be read or is no regular file, [`Kind::Corrupt`] when it
+    /// is no snapshot or a damaged one, [`Kind::Conflict`] when it is one of another dataset.
     pub fn load_meta(&self, file: &Path, cache: Option<&SnapshotCache>) -> Result<Self, Error> {
         let clock = &self.session()?.process.clock;
         let snapshot = load(file, cache, clock.as_ref())?;
@@ -77,36 +93,22 @@ impl Dataset {
     }
 
     /// Writes a snapshot of what the dataset holds now into a file (paper, DL_save_meta), which it
-    /// replaces once all of it is there.
+    /// replaces once all of it is there. Until then it is `file` with `.partial` behind its name: what
+    /// a call that was killed has left of that, the next one for `file` takes over.
     ///
     /// # Errors
-    /// [`Kind::Local`] when the file can't be written, and those of the servers and of the way to
-    /// them.
+    /// [`Kind::Local`] when the file can't be written, when there is something else than a regular
+    /// file (a link is not followed), or while another process saves into it; and those of the
+    /// servers and of the way to them.
     pub fn save_meta(&self, file: &Path) -> Result<Snapshot, Error> {
         let session = self.session()?;
         let failed = |why| Error::new(Kind::Local, "write", file.display(), why);
-        let mut name = file.file_name().unwrap_or_default().to_owned();
-        name.push(format!(".{}.partial", std::process::id()));
-        let partial = file.with_file_name(name);
-        let saved = || {
-            let mut target = File::options()
-                .create(true)
-                .truncate(true)
-                .read(true)
-                .write(true)
-                .open(&partial)
-                .map_err(failed)?;
-            let head = self.head(&session, None)?;
-            self.download(&session, head, 0, &mut target).map_err(|why| why.told(failed))?;
-            target.sync_all().map_err(failed)?;
-            let snapshot = Snapshot::check(&partial)?;
-            std::fs::rename(&partial, file).map_err(failed)?;
-            Ok(snapshot)
-        };
-        saved().inspect_err(|_: &Error| {
-            // It may not be there.
-            let _ = std::fs::remove_file(&partial);
-        })
+        let mut target = Target::begin(file).map_err(failed)?;
+        let head = self.head(&session, None)?;
+        self.download(&session, head, 0, target.file()).map_err(|why| why.told(failed))?;
+        let snapshot = Snapshot::check(target.partial())?;
+        target.end().map_err(failed)?;
+        Ok(snapshot)
     }
 
     /// Waits for the right to fetch this dataset's snapshots.
@@ -139,48 +141,49 @@ impl Dataset {
         lock: &Lock,
     ) -> Result<Snapshot, Error> {
         let failed = |why| cache.failed(why);
-        let id = self.info().id;
-        let mut times = 0;
-        loop {
-            times += 1;
+        anew(|| {
             let head = self.head(session, None)?;
-            if let Some(snapshot) = cache.find(id, head.version, session.process.clock.now()) {
+            let (key, now) = (self.key(head.version), session.process.clock.now());
+            if let Some(snapshot) = cache.find(key, now) {
                 return Ok(snapshot);
             }
-            let (mut file, path) = cache.begin(lock, id, head.version).map_err(failed)?;
+            let (mut file, path) = cache.begin(lock, key).map_err(failed)?;
             let there = file.seek(SeekFrom::End(0)).map_err(failed)?;
             // More than there should be is none of it.
             let from = if there > head.length { 0 } else { there };
             file.set_len(from).and_then(|()| file.seek(SeekFrom::Start(from))).map_err(failed)?;
             let done = self.download(session, head, from, &mut file);
-            let checked = match done {
-                Ok(()) => Snapshot::map(&path).and_then(|snapshot| {
-                    snapshot.verify_checksums()?;
-                    let found = (snapshot.dataset(), snapshot.version());
-                    if found == (id, head.version) {
-                        return Ok(snapshot);
-                    }
-                    let why = "it is another one than the server said";
-                    Err(Error::new(Kind::Corrupt, "check the snapshot", path.display(), why))
-                }),
-                Err(error) => Err(error.told(failed)),
-            };
-            let error = match checked {
-                Ok(snapshot) => {
-                    cache.end(lock, id, head.version, &file).map_err(failed)?;
-                    return Ok(snapshot);
+            let checked = done.map_err(|why| why.told(failed)).and_then(|()| {
+                let snapshot = Snapshot::map(&file, &path, cache.marker(key))?;
+                snapshot.verify_checksums()?;
+                snapshot.check_is(key.dataset, key.version)?;
+                Ok(snapshot)
+            });
+            match &checked {
+                Ok(_) => cache.end(lock, key, &file, now),
+                // What broke off is gone on with.
+                Err(error) if is_for_nothing(error) || error.kind() == Kind::Local => {
+                    let _ = std::fs::remove_file(&path);
                 }
-                Err(error) => error,
-            };
-            // What broke off is gone on with; what is damaged, or of a version that is gone, isn't.
-            let is_anew = matches!(error.kind(), Kind::Corrupt | Kind::NotFound);
-            if is_anew || error.kind() == Kind::Local {
-                std::fs::remove_file(&path).map_err(failed)?;
+                Err(_) => {}
             }
-            if !is_anew || times >= TIMES {
-                return Err(error);
-            }
-        }
+            checked
+        })
+    }
+
+    /// Fetches the newest snapshot for this process alone.
+    fn fetch_into_memory(&self, session: &Session) -> Result<Snapshot, Error> {
+        let subject = dataset_address(&self.info().name);
+        let failed = |why| Error::new(Kind::Local, "hold the snapshot in memory of", &subject, why);
+        anew(|| {
+            let head = self.head(session, None)?;
+            let mut bytes = room(head.length).map_err(failed)?;
+            self.download(session, head, 0, &mut bytes).map_err(|why| why.told(failed))?;
+            let snapshot = Snapshot::in_memory(bytes, Path::new(&subject))?;
+            snapshot.verify_checksums()?;
+            snapshot.check_is(self.info().id, head.version)?;
+            Ok(snapshot)
+        })
     }
 
     /// Which snapshot the servers have; it is built when there is none.
@@ -208,19 +211,19 @@ impl Dataset {
         })
     }
 
-    /// Writes the bytes of a snapshot from an offset on, where the file stands.
+    /// Writes the bytes of a snapshot from an offset on, and no more of them than it has.
     fn download(
         &self,
         session: &Session,
         head: Head,
         from: u64,
-        file: &mut File,
+        target: &mut dyn Write,
     ) -> Result<(), Broken> {
         if from == head.length {
             return Ok(());
         }
         let (dataset, at) = (self.info().id, Mutex::new(from));
-        let file = Mutex::new(file);
+        let target = Mutex::new(target);
         let request = || GetSnapshotRequest {
             dataset,
             version: Some(head.version),
@@ -231,8 +234,11 @@ impl Dataset {
             let before = *locked(&at);
             let asked = self.ask(session, request, |piece| {
                 let SnapshotPiece::Data(bytes) = piece else { return Ok(()) };
-                locked(&file).write_all(&bytes)?;
-                *locked(&at) += bytes.len() as u64;
+                let mut at = locked(&at);
+                let left = usize::try_from(head.length.saturating_sub(*at)).unwrap_or(usize::MAX);
+                let bytes = bytes.get(..left).unwrap_or(&bytes);
+                locked(&target).write_all(bytes)?;
+                *at += bytes.len() as u64;
                 Ok(())
             });
             let now = *locked(&at);
@@ -317,43 +323,64 @@ pub(crate) fn load(
     cache: Option<&SnapshotCache>,
     clock: &dyn Clock,
 ) -> Result<Snapshot, Error> {
-    if let Some(cache) = cache {
-        let head = Snapshot::head(file)?;
-        if let Some((dataset, version)) = head
-            && let Some(kept) = cache.find(dataset, version, clock.now())
-            && Snapshot::is_same(&kept, file)
-        {
+    let given = Given::open(file)?;
+    let Some(cache) = cache else { return given.read() };
+    let of = given.of();
+    for source in [Source::Servers, Source::File] {
+        let key = Key { source, dataset: of.dataset, version: of.version };
+        if let Some(kept) = cache.find(key, clock.now()).filter(|kept| given.is(kept)) {
             return Ok(kept);
         }
     }
-    match cache.map(|cache| keep(file, cache)) {
-        Some(Ok(Some(kept))) => kept,
+    match keep(&given, cache, clock) {
+        Ok(Some(kept)) => kept,
         // Somebody else is about to keep it: in memory it is as good, for one process.
-        None | Some(Ok(None)) => Snapshot::read(file),
-        Some(Err(why)) => {
+        Ok(None) => given.read(),
+        Err(why) => {
             tracing::warn!(%why, "a snapshot is not kept");
-            Snapshot::read(file)
+            given.read()
         }
     }
 }
 
 /// A copy of a snapshot in the cache, or what is wrong with it; none while another process has the
 /// right to that.
-fn keep(file: &Path, cache: &SnapshotCache) -> io::Result<Option<Result<Snapshot, Error>>> {
-    let Ok(Some((dataset, version))) = Snapshot::head(file) else { return Ok(None) };
-    let Some(lock) = cache.lock(dataset)? else { return Ok(None) };
-    let (mut kept, path) = cache.begin(&lock, dataset, version)?;
-    let copied = kept.set_len(0).and_then(|()| io::copy(&mut File::open(file)?, &mut kept));
-    let checked = copied.map(|_| {
-        let snapshot = Snapshot::map_for(&path, file)?;
+fn keep(
+    given: &Given,
+    cache: &SnapshotCache,
+    clock: &dyn Clock,
+) -> io::Result<Option<Result<Snapshot, Error>>> {
+    let of = given.of();
+    let Some(lock) = cache.lock(of.dataset)? else { return Ok(None) };
+    let key = Key { source: Source::File, dataset: of.dataset, version: of.version };
+    let (mut file, path) = cache.begin(&lock, key)?;
+    let copied = file.set_len(0).and_then(|()| given.copy(&mut file));
+    let checked = copied.map(|()| {
+        let snapshot = Snapshot::map(&file, given.path(), cache.marker(key))?;
         snapshot.verify().map(|()| snapshot)
     });
     if let Ok(Ok(snapshot)) = checked {
-        cache.end(&lock, dataset, version, &kept)?;
+        cache.end(&lock, key, &file, clock.now());
         return Ok(Some(Ok(snapshot)));
     }
-    std::fs::remove_file(&path)?;
+    let _ = std::fs::remove_file(&path);
     checked.map(Some)
+}
+
+/// Asks again, a few times, when what came was for nothing.
+fn anew<T>(attempt: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
+    for _ in 1..TIMES {
+        match attempt() {
+            Err(error) if is_for_nothing(&error) => {}
+            ended => return ended,
+        }
+    }
+    attempt()
+}
+
+/// Whether what came is damaged, or of a version that is gone.
+fn is_for_nothing(error: &Error) -> bool {
+    matches!(error.kind(), Kind::Corrupt | Kind::NotFound)
 }
 
 /// Why there are no more bytes.
@@ -377,100 +404,4 @@ fn locked<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    use bytes::Bytes;
-    use tonic::Status;
-
-    use super::*;
-    use crate::remote::testing::{Script, dataset, info};
-    use crate::snapshot::tests::{empty, version};
-
-    /// A server with a snapshot, which breaks off after some bytes of it, once for each.
-    fn serving(bytes: Vec<u8>, breaks: &'static [usize], asked: Arc<Mutex<Vec<u64>>>) -> Dataset {
-        let broken = AtomicUsize::new(0);
-        let snapshot = move |request: GetSnapshotRequest| {
-            let (version, length) = (version(1), bytes.len() as u64);
-            let head = SnapshotPiece::Head { version, length };
-            let mut pieces = vec![Ok(SnapshotPiece::Waiting.into()), Ok(head.into())];
-            if request.head_only {
-                return pieces;
-            }
-            assert_eq!(request.version, Some(version));
-            locked(&asked).push(request.offset);
-            let from = request.offset as usize;
-            let stop = breaks.get(broken.fetch_add(1, Ordering::SeqCst)).copied();
-            let rest = bytes.get(from..stop.unwrap_or(bytes.len())).unwrap();
-            let some = rest
-                .chunks(100)
-                .map(|some| Ok(SnapshotPiece::Data(Bytes::copy_from_slice(some)).into()));
-            pieces.extend(some);
-            if stop.is_some() {
-                pieces.push(Err(Status::unavailable("stopping")));
-            }
-            pieces
-        };
-        dataset(Script { snapshot: Box::new(snapshot), ..Script::default() })
-    }
-
-    #[test]
-    fn a_download_goes_on_where_it_broke_off() {
-        let bytes = empty(info().id, version(1));
-        let asked = Arc::new(Mutex::new(Vec::new()));
-        let dataset = serving(bytes.clone(), &[150, 150, 400], Arc::clone(&asked));
-        let folder = tempfile::tempdir().unwrap();
-        let cache = SnapshotCache::new(folder.path(), 1 << 20);
-        let reader = dataset.with_snapshot(&cache).unwrap();
-        assert_eq!(reader.snapshot().unwrap().bytes(), bytes);
-        assert_eq!(*locked(&asked), [0, 150, 150, 400]);
-        let file = folder.path().join("saved");
-        dataset.save_meta(&file).unwrap();
-        assert!(std::fs::read(&file).unwrap() == bytes);
-    }
-
-    #[test]
-    fn another_process_goes_on_with_what_one_left() {
-        let bytes = empty(info().id, version(1));
-        let asked = Arc::new(Mutex::new(Vec::new()));
-        let dataset = serving(bytes.clone(), &[], Arc::clone(&asked));
-        let folder = tempfile::tempdir().unwrap();
-        let cache = SnapshotCache::new(folder.path(), 1 << 20);
-        for (left, offset) in [(&bytes[..300], 300), (&[0; 5_000][..], 0)] {
-            let lock = cache.lock(info().id).unwrap().unwrap();
-            let (mut file, _) = cache.begin(&lock, info().id, version(1)).unwrap();
-            file.write_all(left).unwrap();
-            drop(lock);
-            locked(&asked).clear();
-            let reader = dataset.with_snapshot(&cache).unwrap();
-            assert_eq!(reader.snapshot().unwrap().bytes(), bytes);
-            assert_eq!(*locked(&asked), [offset]);
-            std::fs::remove_dir_all(folder.path()).unwrap();
-        }
-    }
-
-    #[test]
-    fn what_comes_damaged_is_fetched_again_and_then_told() {
-        let mut bytes = empty(info().id, version(1));
-        *bytes.last_mut().unwrap() ^= 1;
-        let asked = Arc::new(Mutex::new(Vec::new()));
-        let dataset = serving(bytes, &[], Arc::clone(&asked));
-        let folder = tempfile::tempdir().unwrap();
-        let cache = SnapshotCache::new(folder.path(), 1 << 20);
-        assert_eq!(dataset.with_snapshot(&cache).unwrap_err().kind(), Kind::Corrupt);
-        assert_eq!(*locked(&asked), [0; TIMES as usize]);
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "the lock");
-        let file = folder.path().join("saved");
-        assert_eq!(dataset.save_meta(&file).unwrap_err().kind(), Kind::Corrupt);
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "the lock");
-    }
-
-    #[test]
-    fn servers_without_snapshots_are_read_from_all_the_same() {
-        let folder = tempfile::tempdir().unwrap();
-        let cache = SnapshotCache::new(folder.path(), 1 << 20);
-        let dataset = dataset(Script::default());
-        assert_eq!(dataset.with_snapshot(&cache).unwrap_err().kind(), Kind::Invalid);
-    }
-}
+mod tests;

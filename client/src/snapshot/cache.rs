@@ -1,26 +1,29 @@
 //! Snapshots on this machine: a folder that all processes of a user share.
 //!
-//! Must hold: a file has its name only once all of it is there, checked and durable; of several
-//! processes that want one, one fetches it; the folder keeps to its quota, and what was unused for
-//! longest goes first. A mapped file that is removed stays readable for who has it mapped.
+//! Must hold: a file has its name only once all of it is there, checked and durable; what somebody
+//! handed in never has the name of what servers give; of several processes that want one, one fetches it;
+//! the folder keeps to its quota, and what was unused for longest goes first. A mapped file that is
+//! removed stays readable for who has it mapped.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::collections::HashMap;
+use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use dl_format::{DatasetId, Version};
-use rustix::fs::{FlockOperation, flock};
 
 use crate::error::{Error, Kind};
+use crate::snapshot::file;
 use crate::snapshot::index::Snapshot;
+use crate::snapshot::lock::Lock;
+use crate::snapshot::marker::{MARKER, Marker};
 
 /// Most bytes of a user's snapshots, unless something else is said.
 const QUOTA: u64 = 16 << 30;
 
-const WHOLE: &str = "snapshot";
-const PARTIAL: &str = "partial";
+const LOCK: &str = "lock";
 
 /// Where snapshots are kept on this machine, and how many bytes of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,10 +32,31 @@ pub struct SnapshotCache {
     quota: u64,
 }
 
-/// The right to fetch snapshots of one dataset, until it is dropped or its process ends.
-#[derive(Debug)]
-pub(crate) struct Lock {
-    _file: File,
+/// Who gave a snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// The servers of its dataset.
+    Servers,
+    /// Whoever named a file: what is in it may be anything.
+    File,
+}
+
+impl Source {
+    /// How names of whole files end, and of those that are being written.
+    const fn endings(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Servers => ("snapshot", "partial"),
+            Self::File => ("given", "given-partial"),
+        }
+    }
+}
+
+/// Which snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Key {
+    pub(crate) source: Source,
+    pub(crate) dataset: DatasetId,
+    pub(crate) version: Version,
 }
 
 impl SnapshotCache {
@@ -58,8 +82,21 @@ impl SnapshotCache {
         &self.folder
     }
 
-    fn path(&self, dataset: DatasetId, version: Version, ending: &str) -> PathBuf {
-        self.folder.join(format!("{dataset}-{version}.{ending}"))
+    fn path(&self, key: Key, ending: &str) -> PathBuf {
+        self.folder.join(format!("{}-{}.{ending}", key.dataset, key.version))
+    }
+
+    fn whole(&self, key: Key) -> PathBuf {
+        self.path(key, key.source.endings().0)
+    }
+
+    fn partial(&self, key: Key) -> PathBuf {
+        self.path(key, key.source.endings().1)
+    }
+
+    /// That of the file of a snapshot.
+    pub(crate) fn marker(&self, key: Key) -> Marker {
+        Marker::of(&self.whole(key))
     }
 
     /// What to say of a failure here.
@@ -74,100 +111,136 @@ impl SnapshotCache {
         Error::new(Kind::Local, "keep a snapshot in", folder, why)
     }
 
-    /// The snapshot of a version, if it is here. It was used now.
-    pub(crate) fn find(
-        &self,
-        dataset: DatasetId,
-        version: Version,
-        now: SystemTime,
-    ) -> Option<Snapshot> {
-        let path = self.path(dataset, version, WHOLE);
-        let found = Snapshot::map(&path);
-        match found {
-            Ok(snapshot) if (snapshot.dataset(), snapshot.version()) == (dataset, version) => {
-                // Only makes it go later.
-                let _ = File::open(&path).and_then(|file| file.set_modified(now));
+    /// A snapshot, if it is here and whole. It was used now.
+    pub(crate) fn find(&self, key: Key, now: SystemTime) -> Option<Snapshot> {
+        let path = self.whole(key);
+        let file = file::open(&path).ok()?;
+        let marker = self.marker(key);
+        let opened = Snapshot::map(&file, &path, self.marker(key)).and_then(|snapshot| {
+            snapshot.check_is(key.dataset, key.version)?;
+            marker.once(&file, || snapshot.verify_checksums())?;
+            Ok(snapshot)
+        });
+        match opened {
+            Ok(snapshot) => {
+                marker.touch(now);
                 Some(snapshot)
             }
-            Err(error) if error.kind() == Kind::Local => None,
-            _ => {
-                // No snapshot, or another one: as if it were not there.
-                let _ = fs::remove_file(&path);
+            Err(why) if why.kind() == Kind::Local => None,
+            Err(why) => {
+                // As if it were not there.
+                tracing::warn!(why = why.chain(), "a damaged snapshot is removed");
+                marker.remove();
+                file::remove(&file, &path);
                 None
             }
         }
     }
 
-    /// Waits for nobody: none while another process or thread has it.
+    /// The right to write snapshots of one dataset. Waits for nobody: none while another process or
+    /// thread has it.
     pub(crate) fn lock(&self, dataset: DatasetId) -> io::Result<Option<Lock>> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
-        let path = self.folder.join(format!("{dataset}.lock"));
-        let file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Lock { _file: file })),
-            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
+        Lock::take(&self.folder.join(format!("{dataset}.{LOCK}")))
     }
 
     /// What changes while somebody fetches a snapshot of a dataset.
     pub(crate) fn sign_of_life(&self, dataset: DatasetId) -> u64 {
-        let partial = |path: &Path| path.extension().is_some_and(|ending| ending == PARTIAL);
         let files = self.files().unwrap_or_default();
-        let of_dataset =
-            files.into_iter().filter(|file| file.is_of(dataset) && partial(&file.path));
-        of_dataset.map(|file| file.length.saturating_add(1)).sum()
+        let partials = files.into_iter().filter(|file| file.is_of(dataset) && file.is_partial());
+        partials.map(|file| file.length.saturating_add(1)).sum()
     }
 
-    /// The file for a version that is being fetched, with what is there of it already. Of other
-    /// versions of the dataset, nothing that was begun stays.
-    pub(crate) fn begin(
-        &self,
-        _: &Lock,
-        dataset: DatasetId,
-        version: Version,
-    ) -> io::Result<(File, PathBuf)> {
-        let path = self.path(dataset, version, PARTIAL);
+    /// The file for a snapshot that is about to be written, with what is there of it already. Of
+    /// other versions from the same source, nothing that was begun stays.
+    pub(crate) fn begin(&self, _: &Lock, key: Key) -> io::Result<(File, PathBuf)> {
+        let path = self.partial(key);
         for file in self.files()? {
-            let is_partial = file.path.extension().is_some_and(|ending| ending == PARTIAL);
-            if is_partial && file.is_of(dataset) && file.path != path {
-                fs::remove_file(&file.path)?;
+            let is_begun = file.ending() == Some(key.source.endings().1);
+            if is_begun && file.is_of(key.dataset) && file.path != path {
+                // It takes room, and does no other harm.
+                let _ = fs::remove_file(&file.path);
             }
         }
-        let file =
-            OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path)?;
-        Ok((file, path))
+        Ok((file::open_or_make(&path)?, path))
     }
 
-    /// Gives a file that was begun, and that is whole and checked, its name.
-    pub(crate) fn end(
-        &self,
-        _: &Lock,
-        dataset: DatasetId,
-        version: Version,
-        file: &File,
-    ) -> io::Result<()> {
-        let whole = self.path(dataset, version, WHOLE);
+    /// Gives a file that was begun, and that is whole and checked, its name. When that can't be, the
+    /// file is removed: whoever has it mapped goes on with it, and nobody ever writes to it again.
+    pub(crate) fn end(&self, _: &Lock, key: Key, file: &File, now: SystemTime) {
+        let (whole, partial) = (self.whole(key), self.partial(key));
+        if let Err(why) = self.name(file, &partial, &whole) {
+            tracing::warn!(why = self.failed(why).chain(), "a snapshot is not kept");
+            file::remove(file, &partial);
+            return;
+        }
+        let marker = self.marker(key);
+        marker.set(file);
+        marker.touch(now);
+        self.tidy(&whole);
+    }
+
+    fn name(&self, file: &File, partial: &Path, whole: &Path) -> io::Result<()> {
         file.sync_all()?;
-        fs::rename(self.path(dataset, version, PARTIAL), &whole)?;
-        File::open(&self.folder)?.sync_all()?;
-        self.keep_to_quota(&whole)
+        if !file::is_at(file, partial)? {
+            return Err(io::Error::other("somebody has removed it meanwhile"));
+        }
+        fs::rename(partial, whole)?;
+        File::open(&self.folder)?.sync_all()
     }
 
-    /// Removes what was unused for longest, but not this one.
-    fn keep_to_quota(&self, newest: &Path) -> io::Result<()> {
-        let mut files = self.files()?;
-        files.retain(|file| file.path.extension().is_some_and(|ending| ending == WHOLE));
-        files.sort_by_key(|file| file.used);
-        let mut bytes: u64 = files.iter().map(|file| file.length).sum();
-        for file in files.iter().filter(|file| file.path != newest) {
+    /// Removes what was unused for longest, but not this one, and what is of no use any more. What
+    /// can't be removed stays: others may do the same at this moment.
+    fn tidy(&self, newest: &Path) {
+        let files = self.files().unwrap_or_default();
+        let of_file: HashMap<&Path, &Kept> =
+            files.iter().map(|file| (file.path.as_path(), file)).collect();
+        let mut bytes: u64 = 0;
+        let mut kept = Vec::new();
+        for file in &files {
+            match file.ending() {
+                // Nobody has it: it goes as it is dropped.
+                Some(LOCK) => drop(Lock::take(&file.path)),
+                Some(MARKER) if !of_file.contains_key(file.path.with_extension("").as_path()) => {
+                    let _ = fs::remove_file(&file.path);
+                }
+                _ if file.is_whole() || file.is_partial() => {
+                    let marker = Marker::of(&file.path);
+                    let used = of_file.get(marker.path()).map_or(file.used, |marker| marker.used);
+                    bytes = bytes.saturating_add(file.length);
+                    kept.push((used, file));
+                }
+                _ => {}
+            }
+        }
+        kept.sort_by_key(|(used, _)| *used);
+        for (_, file) in kept.into_iter().filter(|(_, file)| file.path != newest) {
             if bytes <= self.quota {
                 break;
             }
-            fs::remove_file(&file.path)?;
-            bytes = bytes.saturating_sub(file.length);
+            if self.evict(file) {
+                bytes = bytes.saturating_sub(file.length);
+            }
         }
-        Ok(())
+    }
+
+    /// Whether a file is gone now.
+    fn evict(&self, file: &Kept) -> bool {
+        // Nobody may be writing it.
+        let _lock = match file.dataset() {
+            Some(dataset) if file.is_partial() => {
+                match Lock::take(&self.folder.join(format!("{dataset}.{LOCK}"))) {
+                    Ok(Some(lock)) => Some(lock),
+                    Ok(None) | Err(_) => return false,
+                }
+            }
+            _ => None,
+        };
+        Marker::of(&file.path).remove();
+        match fs::remove_file(&file.path) {
+            Ok(()) => true,
+            Err(why) => why.kind() == io::ErrorKind::NotFound,
+        }
     }
 
     fn files(&self) -> io::Result<Vec<Kept>> {
@@ -192,8 +265,29 @@ struct Kept {
 }
 
 impl Kept {
+    fn ending(&self) -> Option<&str> {
+        self.path.extension()?.to_str()
+    }
+
+    fn is_whole(&self) -> bool {
+        [Source::Servers, Source::File]
+            .map(|source| Some(source.endings().0))
+            .contains(&self.ending())
+    }
+
+    fn is_partial(&self) -> bool {
+        [Source::Servers, Source::File]
+            .map(|source| Some(source.endings().1))
+            .contains(&self.ending())
+    }
+
+    /// The dataset, as it is written in the name of a snapshot.
+    fn dataset(&self) -> Option<&str> {
+        let (dataset, _) = self.path.file_name()?.to_str()?.split_once('-')?;
+        Some(dataset)
+    }
+
     fn is_of(&self, dataset: DatasetId) -> bool {
-        let name = self.path.file_name().and_then(|name| name.to_str());
-        name.is_some_and(|name| name.starts_with(&format!("{dataset}-")))
+        self.dataset() == Some(dataset.to_string().as_str())
     }
 }

@@ -4,11 +4,12 @@
 //! is an error and no answer.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use dl_format::snapshot::{FileNumber, Snapshot as Format, SnapshotEntry};
 use dl_format::{
     DatasetId, DecodeError, DirPath, EntryVersion, FilePath, FileRecord, Stamp, Version,
@@ -17,6 +18,7 @@ use dl_proto::{ListEntry, StatItem};
 
 use crate::error::{Error, Kind};
 use crate::snapshot::mapped::{Mapped, Mapping};
+use crate::snapshot::marker::Marker;
 
 /// All metadata of a dataset at one version: a file that is mapped into memory and used there.
 /// Opening costs the same for any number of files, and processes of one machine share it.
@@ -25,56 +27,38 @@ pub struct Snapshot {
     format: Format<Mapped>,
     /// For errors.
     name: String,
+    /// Says that its file was found whole; none for one in memory.
+    marker: Option<Marker>,
 }
 
 impl Snapshot {
-    /// Maps a file that nobody writes to or cuts off as long as this lives. Only its beginning is
-    /// checked.
-    pub(crate) fn map(path: &Path) -> Result<Self, Error> {
-        Self::map_for(path, path)
-    }
-
-    /// The same, of a copy of a file that errors name instead.
-    pub(crate) fn map_for(path: &Path, original: &Path) -> Result<Self, Error> {
-        let mapped = File::open(path).and_then(|file| match file.metadata()?.len() {
-            0 => Ok(Mapped::Memory(Vec::new().into())),
-            _ => Ok(Mapped::File(Mapping::of(&file)?)),
+    /// Maps an open file of the cache, which nobody writes to or cuts off as long as this lives. Only
+    /// its beginning is checked. When it proves damaged later, `marker` goes, so that all of it is
+    /// checked when it is opened again.
+    pub(crate) fn map(file: &File, name: &Path, marker: Marker) -> Result<Self, Error> {
+        let mapped = file.metadata().and_then(|there| match there.len() {
+            0 => Ok(Mapped::Memory(Bytes::new())),
+            _ => Ok(Mapped::File(Mapping::of(file)?)),
         });
-        let mapped = mapped.map_err(|why| local("open the snapshot", original, why))?;
-        Self::of(mapped, original)
+        let mapped = mapped.map_err(|why| local("open the snapshot", name, why))?;
+        Self::of(mapped, name, Some(marker))
     }
 
-    /// Reads a file into memory, and checks all of it.
-    pub(crate) fn read(path: &Path) -> Result<Self, Error> {
-        let bytes = std::fs::read(path).map_err(|why| local("read the snapshot", path, why))?;
-        let snapshot = Self::of(Mapped::Memory(bytes.into()), path)?;
-        snapshot.verify()?;
-        Ok(snapshot)
+    /// Of bytes of this process alone. Only the beginning is checked.
+    pub(crate) fn in_memory(bytes: Vec<u8>, name: &Path) -> Result<Self, Error> {
+        Self::of(Mapped::Memory(bytes.into()), name, None)
     }
 
-    fn of(mapped: Mapped, path: &Path) -> Result<Self, Error> {
-        let name = path.display().to_string();
+    fn of(mapped: Mapped, name: &Path, marker: Option<Marker>) -> Result<Self, Error> {
+        let name = name.display().to_string();
         let format = Format::open(mapped).map_err(|why| damaged(&name, why))?;
-        Ok(Self { format, name })
+        Ok(Self { format, name, marker })
     }
 
-    /// The dataset and version that the beginning of a file names; none when that is no beginning of
-    /// a snapshot.
-    pub(crate) fn head(path: &Path) -> Result<Option<(DatasetId, Version)>, Error> {
-        let beginning = beginning(path).map_err(|why| local("open the snapshot", path, why))?;
-        let fields = beginning.get(16..32).zip(beginning.get(32..32 + Version::LENGTH));
-        Ok(fields.and_then(|(dataset, version)| {
-            let dataset = DatasetId::from_bytes(dataset.try_into().ok()?);
-            Some((dataset, Version::from_bytes(version).ok()?))
-        }))
-    }
-
-    /// Whether a file is this snapshot, by its length and by all checksums of its sections.
-    pub(crate) fn is_same(&self, path: &Path) -> bool {
-        let is_long = std::fs::metadata(path).is_ok_and(|there| there.len() == self.length());
-        let own = self.bytes();
-        let own = own.get(..BEGINNING.min(own.len()));
-        is_long && beginning(path).is_ok_and(|beginning| Some(beginning.as_slice()) == own)
+    /// Whether it lies in a file that all processes of the machine share; otherwise this process
+    /// holds all [`length`](Self::length) bytes of it in its own memory.
+    pub fn is_shared(&self) -> bool {
+        self.marker.is_some()
     }
 
     /// All bytes of it.
@@ -92,13 +76,13 @@ impl Snapshot {
         self.format.verify_checksums().map_err(|why| damaged(&self.name, why))
     }
 
-    /// Checks a snapshot that came from somewhere else: every byte of it.
-    ///
-    /// # Errors
-    /// [`Kind::Local`] when the file can't be read, [`Kind::Corrupt`] when it is no snapshot, one
-    /// that ends too early, or a damaged one; the text says which.
-    pub fn check(path: &Path) -> Result<Self, Error> {
-        Self::read(path)
+    /// Checks that it is what its name says.
+    pub(crate) fn check_is(&self, dataset: DatasetId, version: Version) -> Result<(), Error> {
+        if (self.dataset(), self.version()) == (dataset, version) {
+            return Ok(());
+        }
+        let why = format!("it is version {} of dataset {}", self.version(), self.dataset());
+        Err(Error::new(Kind::Corrupt, "check the snapshot", &self.name, why))
     }
 
     /// The dataset.
@@ -137,12 +121,23 @@ impl Snapshot {
     }
 
     fn lacks(&self, what: &str) -> Error {
+        self.doubt();
         let why = format!("{what} is not there");
         Error::new(Kind::Corrupt, "read the snapshot", &self.name, why)
     }
 
     fn damaged(&self) -> impl Fn(DecodeError) -> Error + '_ {
-        |why| damaged(&self.name, why)
+        |why| {
+            self.doubt();
+            damaged(&self.name, why)
+        }
+    }
+
+    /// Has all of its file checked when it is opened again.
+    fn doubt(&self) {
+        if let Some(marker) = &self.marker {
+            marker.remove();
+        }
     }
 
     /// The number of the file at a path; none when there is no such file.
@@ -192,7 +187,10 @@ impl Snapshot {
     }
 
     fn typed(&self, path: Vec<u8>) -> Result<FilePath, Error> {
-        FilePath::new(path).map_err(|why| Error::new(Kind::Corrupt, "read", &self.name, why))
+        FilePath::new(path).map_err(|why| {
+            self.doubt();
+            Error::new(Kind::Corrupt, "read", &self.name, why)
+        })
     }
 
     /// What stands at a path.
@@ -364,19 +362,10 @@ impl Iterator for Walk {
     }
 }
 
-/// Bytes of a file in which all that is said of its sections stands.
-const BEGINNING: usize = 448;
-
-fn beginning(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(BEGINNING as u64).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
-fn damaged(name: &str, why: DecodeError) -> Error {
+pub(crate) fn damaged(name: &str, why: DecodeError) -> Error {
     Error::new(Kind::Corrupt, "read the snapshot", name, why)
 }
 
-fn local(action: &'static str, path: &Path, why: io::Error) -> Error {
+pub(crate) fn local(action: &'static str, path: &Path, why: io::Error) -> Error {
     Error::new(Kind::Local, action, path.display(), why)
 }

@@ -3,12 +3,20 @@
 //! Must hold: nothing here talks to a server.
 
 mod cache;
+mod file;
+mod given;
 mod index;
+mod lock;
 mod mapped;
+mod marker;
+mod target;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub(crate) use cache::Lock;
 pub use cache::SnapshotCache;
+pub(crate) use cache::{Key, Source};
+pub(crate) use given::{Given, room};
 pub use index::Snapshot;
 pub(crate) use index::Walk;
+pub(crate) use lock::Lock;
+pub(crate) use target::Target;

@@ -36,7 +36,9 @@ enum Action {
 
 /// Write a snapshot of what a dataset holds now into a file
 ///
-/// It is what --snapshot takes. The file is replaced once the new one is complete.
+/// It is what --snapshot takes. The file is replaced once the new one is complete; until then it is
+/// FILE.partial, which the next save takes over when this one is stopped. Nothing but a regular file
+/// is replaced: a link is not followed.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:
   dlcmd snapshot save dl://imagenet imagenet.snapshot")]

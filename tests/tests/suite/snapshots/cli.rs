@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::{FileTypeExt, symlink};
 use std::path::Path;
 use std::process::Command;
 
@@ -141,6 +142,11 @@ fn shuffle_prints_each_file_once_in_an_order_of_the_seed_and_the_epoch() -> Resu
     scene.dl(&["shuffle", "dl://ds", "--group-size", "0"])?.code(2)?;
     let kept = fs::read_dir(scene.path().join("cache/diesel/snapshots"))?;
     ensure!(kept.count() > 0, "in the cache of the user");
+    fs::write(scene.path().join("file"), b"in the way")?;
+    let mut forbidden = scene.server.dlcmd()?;
+    forbidden.args(["shuffle", "dl://ds", "-0"]).env("XDG_CACHE_HOME", scene.path().join("file"));
+    let forbidden = run(&mut forbidden)?.code(0)?;
+    ensure!(forbidden.text() == newest && forbidden.stderr.contains("memory"), "{forbidden:?}");
     let nowhere = run(scene
         .server
         .dlcmd()?
@@ -148,5 +154,43 @@ fn shuffle_prints_each_file_once_in_an_order_of_the_seed_and_the_epoch() -> Resu
         .env_remove("XDG_CACHE_HOME")
         .args(["shuffle", "dl://ds"]))?;
     ensure!(nowhere.code(1).context("no cache")?.stderr.contains("XDG_CACHE_HOME"), "told");
+    Ok(())
+}
+
+#[test]
+fn only_regular_files_are_replaced_or_read() -> Result<()> {
+    let scene = Scene::new()?;
+    let path = |name| scene.path().join(name);
+    ensure!(Command::new("mkfifo").arg(path("pipe")).status()?.success(), "mkfifo");
+    fs::create_dir(path("folder"))?;
+    fs::write(path("old"), b"old")?;
+    symlink("old", path("link"))?;
+    for name in ["pipe", "folder", "link"] {
+        let refused = scene.dl(&["snapshot", "save", "dl://ds", name])?.code(1)?;
+        let what = if name == "pipe" { "no regular file" } else { name };
+        ensure!(refused.stderr.contains(what), "{refused:?}");
+    }
+    ensure!(fs::symlink_metadata(path("pipe"))?.file_type().is_fifo(), "it was replaced");
+    ensure!(fs::symlink_metadata(path("link"))?.is_symlink(), "it was replaced");
+    ensure!(fs::read(path("old"))? == b"old", "it was written to");
+    // A save that was killed.
+    scene.dl(&["snapshot", "save", "dl://ds", "saved"])?.code(0)?;
+    fs::rename(path("saved"), path("old.partial"))?;
+    scene.dl(&["snapshot", "save", "dl://ds", "old"])?.code(0)?;
+    ensure!(!path("old.partial").exists(), "it was taken over");
+    for name in ["pipe", "folder"] {
+        for words in [&["snapshot", "info", name][..], &["ls", "dl://ds", "--snapshot", name]] {
+            let refused = scene.dl(words)?.code(1)?;
+            ensure!(refused.stderr.contains(name), "{refused:?}");
+        }
+    }
+    // To read one, a link is followed.
+    scene.dl(&["snapshot", "info", "link"])?.code(0)?;
+    // Nobody has memory for this one.
+    fs::OpenOptions::new().write(true).open(path("old"))?.set_len(1 << 40)?;
+    for words in [&["snapshot", "info", "old"][..], &["ls", "dl://ds", "--snapshot", "old"]] {
+        let refused = scene.dl(words)?.code(1)?;
+        ensure!(refused.stderr.contains("snapshot length"), "{refused:?}");
+    }
     Ok(())
 }

@@ -1,0 +1,176 @@
+//! Downloads of snapshots, from a server that does as each test says.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use tonic::Status;
+
+use super::*;
+use crate::remote::testing::{Script, dataset, info};
+use crate::snapshot::tests::{empty, forged, version};
+
+/// A server with a snapshot, which breaks off after some bytes of it, once for each.
+fn serving(bytes: Vec<u8>, breaks: &'static [usize], asked: Arc<Mutex<Vec<u64>>>) -> Dataset {
+    let broken = AtomicUsize::new(0);
+    let snapshot = move |request: GetSnapshotRequest| {
+        let (version, length) = (version(1), bytes.len() as u64);
+        let head = SnapshotPiece::Head { version, length };
+        let mut pieces = vec![Ok(SnapshotPiece::Waiting.into()), Ok(head.into())];
+        if request.head_only {
+            return pieces;
+        }
+        assert_eq!(request.version, Some(version));
+        locked(&asked).push(request.offset);
+        let from = request.offset as usize;
+        let stop = breaks.get(broken.fetch_add(1, Ordering::SeqCst)).copied();
+        let rest = bytes.get(from..stop.unwrap_or(bytes.len())).unwrap();
+        let some = rest
+            .chunks(100)
+            .map(|some| Ok(SnapshotPiece::Data(Bytes::copy_from_slice(some)).into()));
+        pieces.extend(some);
+        if stop.is_some() {
+            pieces.push(Err(Status::unavailable("stopping")));
+        }
+        pieces
+    };
+    dataset(Script { snapshot: Box::new(snapshot), ..Script::default() })
+}
+
+#[test]
+fn a_download_goes_on_where_it_broke_off() {
+    let bytes = empty(info().id, version(1));
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let dataset = serving(bytes.clone(), &[150, 150, 400], Arc::clone(&asked));
+    let folder = tempfile::tempdir().unwrap();
+    let cache = SnapshotCache::new(folder.path(), 1 << 20);
+    let reader = dataset.with_snapshot(&cache).unwrap();
+    assert_eq!(reader.snapshot().unwrap().bytes(), bytes);
+    assert_eq!(*locked(&asked), [0, 150, 150, 400]);
+    let file = folder.path().join("saved");
+    dataset.save_meta(&file).unwrap();
+    assert!(std::fs::read(&file).unwrap() == bytes);
+}
+
+#[test]
+fn another_process_goes_on_with_what_one_left() {
+    let bytes = empty(info().id, version(1));
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let dataset = serving(bytes.clone(), &[], Arc::clone(&asked));
+    let folder = tempfile::tempdir().unwrap();
+    let cache = SnapshotCache::new(folder.path(), 1 << 20);
+    for (left, offset) in [(&bytes[..300], 300), (&[0; 5_000][..], 0)] {
+        let lock = cache.lock(info().id).unwrap().unwrap();
+        let (mut file, _) = cache.begin(&lock, dataset.key(version(1))).unwrap();
+        file.write_all(left).unwrap();
+        drop(lock);
+        locked(&asked).clear();
+        let reader = dataset.with_snapshot(&cache).unwrap();
+        assert_eq!(reader.snapshot().unwrap().bytes(), bytes);
+        assert_eq!(*locked(&asked), [offset]);
+        std::fs::remove_dir_all(folder.path()).unwrap();
+    }
+}
+
+#[test]
+fn what_comes_damaged_is_fetched_again_and_then_told() {
+    let mut bytes = empty(info().id, version(1));
+    *bytes.last_mut().unwrap() ^= 1;
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let dataset = serving(bytes, &[], Arc::clone(&asked));
+    let folder = tempfile::tempdir().unwrap();
+    let cache = SnapshotCache::new(folder.path(), 1 << 20);
+    assert_eq!(dataset.with_snapshot(&cache).unwrap_err().kind(), Kind::Corrupt);
+    assert_eq!(*locked(&asked), [0; TIMES as usize]);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    let file = folder.path().join("saved");
+    assert_eq!(dataset.save_meta(&file).unwrap_err().kind(), Kind::Corrupt);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn servers_without_snapshots_are_read_from_all_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = SnapshotCache::new(folder.path(), 1 << 20);
+    let dataset = dataset(Script::default());
+    assert_eq!(dataset.with_snapshot(&cache).unwrap_err().kind(), Kind::Invalid);
+}
+
+/// Keeps S-41.
+#[test]
+fn what_somebody_hands_in_never_answers_for_the_servers() {
+    let (real, other) = (empty(info().id, version(1)), forged(info().id, version(1)));
+    assert_eq!(real.len(), other.len());
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let dataset = serving(real.clone(), &[], Arc::clone(&asked));
+    let folder = tempfile::tempdir().unwrap();
+    let cache = SnapshotCache::new(folder.path().join("cache"), 1 << 20);
+    let file = folder.path().join("handed in");
+    // Also not when its copy was begun and never ended.
+    let lock = cache.lock(info().id).unwrap().unwrap();
+    let given = Key { source: Source::File, ..dataset.key(version(1)) };
+    cache.begin(&lock, given).unwrap().0.write_all(&other).unwrap();
+    drop(lock);
+    let load = |bytes: &[u8]| {
+        std::fs::write(&file, bytes).unwrap();
+        let loaded = dataset.load_meta(&file, Some(&cache)).unwrap();
+        // It may be written to while it is used.
+        std::fs::write(&file, b"something else").unwrap();
+        let snapshot = Arc::clone(loaded.snapshot().unwrap());
+        assert!(snapshot.is_shared() && snapshot.bytes() == bytes);
+    };
+    load(&other);
+    let reader = dataset.with_snapshot(&cache).unwrap();
+    assert!(reader.snapshot().unwrap().bytes() == real);
+    assert_eq!(*locked(&asked), [0]);
+    for bytes in [&real, &other, &real] {
+        load(bytes);
+    }
+    let reader = dataset.with_snapshot(&cache).unwrap();
+    assert!(reader.snapshot().unwrap().bytes() == real);
+    assert_eq!(*locked(&asked), [0], "it was kept");
+}
+
+/// Keeps S-41.
+#[test]
+fn what_is_damaged_in_the_cache_is_fetched_again() {
+    let bytes = empty(info().id, version(1));
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let dataset = serving(bytes.clone(), &[], Arc::clone(&asked));
+    let folder = tempfile::tempdir().unwrap();
+    let cache = SnapshotCache::new(folder.path(), 1 << 20);
+    for place in [20, bytes.len() - 1] {
+        dataset.with_snapshot(&cache).unwrap();
+        let mut kept = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+        let kept = kept.find(|path| path.extension().unwrap() == "snapshot").unwrap();
+        let mut damaged = bytes.clone();
+        *damaged.get_mut(place).unwrap() ^= 1;
+        // The times of files come in steps.
+        std::thread::sleep(Duration::from_millis(30));
+        std::fs::write(kept, damaged).unwrap();
+        let reader = dataset.with_snapshot(&cache).unwrap();
+        assert!(reader.snapshot().unwrap().bytes() == bytes);
+    }
+    assert_eq!(*locked(&asked), [0; 3]);
+}
+
+/// Keeps S-41.
+#[test]
+fn what_cannot_be_kept_is_held_in_memory() {
+    let bytes = empty(info().id, version(1));
+    let dataset = serving(bytes.clone(), &[150, 400], Arc::default());
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("in the way");
+    std::fs::write(&file, b"a file").unwrap();
+    let reader = dataset.with_snapshot(&SnapshotCache::new(file.join("cache"), 1 << 20)).unwrap();
+    let snapshot = reader.snapshot().unwrap();
+    assert!(!snapshot.is_shared() && snapshot.bytes() == bytes);
+    // It is whole, and can't get its name.
+    let cache = SnapshotCache::new(folder.path(), 1 << 20);
+    let name = format!("{}-{}.snapshot", info().id, version(1));
+    std::fs::create_dir(folder.path().join(name)).unwrap();
+    let reader = dataset.with_snapshot(&cache).unwrap();
+    assert!(reader.snapshot().unwrap().bytes() == bytes);
+    let left = std::fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(left, 2, "only what was in the way");
+}

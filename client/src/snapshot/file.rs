@@ -1,0 +1,74 @@
+//! Files that others may have put there, or may take away.
+//!
+//! Must hold: nothing here waits, whatever stands at a path; only regular files are opened.
+
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use rustix::fs::OFlags;
+
+/// Opens what is there to read it; a link is followed.
+pub(crate) fn open(path: &Path) -> io::Result<File> {
+    // To open a device may do something already.
+    regular(&fs::metadata(path)?)?;
+    let file = without_waiting(OFlags::empty()).read(true).open(path)?;
+    regular(&file.metadata()?)?;
+    Ok(file)
+}
+
+/// Opens what is there to read and write it, or makes it; a link is not followed.
+pub(crate) fn open_or_make(path: &Path) -> io::Result<File> {
+    match fs::symlink_metadata(path) {
+        Ok(there) => regular(&there)?,
+        Err(why) if why.kind() == io::ErrorKind::NotFound => {}
+        Err(why) => return Err(why),
+    }
+    let mut options = without_waiting(OFlags::NOFOLLOW);
+    let file = options.create(true).truncate(false).read(true).write(true).open(path)?;
+    regular(&file.metadata()?)?;
+    Ok(file)
+}
+
+fn without_waiting(flags: OFlags) -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.custom_flags(flags.union(OFlags::NONBLOCK).bits() as i32);
+    options
+}
+
+fn regular(there: &Metadata) -> io::Result<()> {
+    let what = match there.file_type() {
+        is if is.is_file() => return Ok(()),
+        is if is.is_dir() => "it is a folder",
+        is if is.is_symlink() => "it is a symbolic link; name the file that it leads to",
+        _ => "it is no regular file",
+    };
+    Err(io::Error::new(io::ErrorKind::InvalidInput, what))
+}
+
+/// That a file may be replaced by another one: nothing is there, or a regular file.
+pub(crate) fn check_replaceable(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(()),
+        there => regular(&there?),
+    }
+}
+
+/// Whether an open file is the one at a path.
+pub(crate) fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let there = match fs::symlink_metadata(path) {
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(false),
+        there => there?,
+    };
+    let file = file.metadata()?;
+    Ok((there.dev(), there.ino()) == (file.dev(), file.ino()))
+}
+
+/// Removes a file that is open, unless another one stands at its path by now. When it can't be
+/// removed, it stays.
+pub(crate) fn remove(file: &File, path: &Path) {
+    if is_at(file, path).unwrap_or(false) {
+        let _ = fs::remove_file(path);
+    }
+}
