@@ -17,6 +17,7 @@ use dl_format::{
 use dl_proto::{ListEntry, StatItem};
 
 use crate::error::{Error, Kind};
+use crate::order::Selection;
 use crate::snapshot::mapped::{Mapped, Mapping};
 use crate::snapshot::marker::Marker;
 
@@ -253,6 +254,22 @@ impl Snapshot {
             folders.extend(inside);
         }
         Ok(Some(files))
+    }
+
+    /// The files below some folders, such as an [`Order`](crate::Order) reads. Those of a folder that
+    /// lies in another one count once.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`] for a folder that is not there, and those of [`Snapshot::number`].
+    pub fn select(&self, folders: &[DirPath]) -> Result<Selection, Error> {
+        let mut files = Vec::new();
+        for folder in folders {
+            let nothing =
+                || Error::new(Kind::NotFound, "select", folder, "there is no such folder");
+            files.extend(self.below(folder)?.ok_or_else(nothing)?);
+        }
+        let selected = Selection::of(self.files(), files.into_iter().flatten());
+        selected.map_err(|why| Error::new(Kind::Corrupt, "read the snapshot", &self.name, why))
     }
 
     /// Folders, the root included: numbered from 0, the root first, and each below the number of
