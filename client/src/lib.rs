@@ -30,7 +30,7 @@ pub use dl_proto::{
 pub use error::{Error, Kind};
 pub use order::{
     Cursor, DEFAULT_GROUP, InvalidToken, ORDER_VERSION, Order, OrderError, OrderSettings,
-    Partition, ResumeToken, Selection, Stage, Tail,
+    Partition, RANKS_MAX, ResumeToken, Selection, Stage, Tail, Worker,
 };
 pub use remote::{
     Client, ClientCertificate, ConnectOptions, Dataset, Deleted, Epoch, EpochFile, FailedWrite,

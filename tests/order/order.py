@@ -1,6 +1,7 @@
 """The order of an epoch, written from docs/ORDER.md alone.
 
-Reads cases from stdin, one JSON object a line, and prints what each rank reads, one list of lists a line.
+Reads cases from stdin, one JSON object a line, and prints what each worker of each rank reads, one list of
+lists of lists a line.
 """
 
 import json
@@ -61,7 +62,8 @@ def cut(values, parts):
 
 def epoch_sequence(case, nodes):
     seed, epoch = case["seed"], case["epoch"]
-    selected = None if case["selected"] is None else set(case["selected"])
+    ranges = case["selected"]
+    selected = None if ranges is None else {f for a, b in ranges for f in range(a, b)}
     chunks, first = [], 0
     for count in case["counts"]:
         files = [f for f in range(first, first + count) if selected is None or f in selected]
@@ -86,35 +88,55 @@ def epoch_sequence(case, nodes):
     return sequence
 
 
+def merged(skips):
+    """The same indexes, no one in two of them."""
+    apart = []
+    for a, b in sorted(skips):
+        a = max([a] + [end for _, end in apart])
+        if a < b:
+            apart.append((a, b))
+    return apart
+
+
+def parts(values, batch):
+    return [values[at : at + batch] for at in range(0, len(values), batch)]
+
+
 def ranks(case):
+    """For each rank the files of each of its workers."""
     world, nodes = case["world"], case["nodes"]
     stages = [tuple(stage) for stage in case["stages"]]
     if not stages or stages[-1][0] != nodes:
         stages.append((nodes, 0, []))
     sequence = epoch_sequence(case, stages[0][0])
     for stage_nodes, position, skips in stages:
-        stretches = [
-            [
-                file
-                for index, file in enumerate(stretch)
-                if index >= position and not any(a <= index < b for a, b in skips)
-            ]
+
+        def stays(index):
+            return not any(a <= index < b for a, b in skips)
+
+        kept = [
+            [file for index, file in enumerate(stretch) if stays(index)]
             for stretch in cut(sequence, stage_nodes)
         ]
-        sequence = [file for stretch in stretches for file in stretch]
+        before = position - sum(max(0, min(b, position) - a) for a, b in merged(skips))
+        sequence = [file for stretch in kept for file in stretch[before:]]
     each = world // nodes
-    lengths = [len(stretch) for stretch in stretches]
-    if case["tail"] == "drop":
-        length = min(lengths) // each
-    elif min(lengths) == 0 and max(lengths) > 0:
-        return None
-    else:
-        length = -(-max(lengths) // each)
-    return [
-        [stretches[r // each][(r % each + k * each) % lengths[r // each]] for k in range(length)]
-        for r in range(world)
-    ]
+    left = [max(0, len(stretch) - before) for stretch in kept]
+    length = min(left) // each if case["tail"] == "drop" else -(-max(left) // each)
+    every = [file for stretch in kept for file in stretch]
+    read = []
+    for r in range(world):
+        own = kept[r // each]
+        if own:
+            files = [own[(before + r % each + k * each) % len(own)] for k in range(length)]
+        else:
+            files = [every[(before * nodes + r + k * world) % len(every)] for k in range(length)]
+        workers, batch = case["workers"]
+        batches = parts(files, batch)
+        read.append([sum(batches[worker::workers], []) for worker in range(workers)])
+    return read
 
 
-for line in sys.stdin:
-    print(json.dumps(ranks(json.loads(line)), separators=(",", ":")))
+if __name__ == "__main__":
+    for line in sys.stdin:
+        print(json.dumps(ranks(json.loads(line)), separators=(",", ":")))

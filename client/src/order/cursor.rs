@@ -5,17 +5,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Order, OrderError};
+use super::{Order, OrderError, Way, Worker};
 
 /// Gives the numbers of the files that one rank, or one worker of a rank, reads, in order.
 #[derive(Debug, Clone)]
 pub struct Cursor {
     order: Arc<Order>,
-    node: usize,
-    /// Which of the node's ranks this is, of how many.
-    rank: u64,
-    ranks: u64,
-    share: Share,
+    way: Way,
+    worker: Worker,
     /// Files given so far, of how many.
     given: u64,
     length: u64,
@@ -27,73 +24,34 @@ pub struct Cursor {
     stop: usize,
 }
 
-/// The batches of a rank that a worker reads: each `workers`-th, from its own number on.
-#[derive(Debug, Clone, Copy)]
-struct Share {
-    worker: u64,
-    workers: u64,
-    batch: u64,
-}
-
-impl Share {
-    /// Which of the rank's files the worker's `index`-th is, and how many follow it one after the
-    /// other, itself included.
-    fn at(&self, index: u64) -> (u64, u64) {
-        if self.workers == 1 {
-            return (index, u64::MAX);
-        }
-        let (batch, within) = (index / self.batch, index % self.batch);
-        let batch = batch * self.workers + self.worker;
-        (batch * self.batch + within, self.batch - within)
-    }
-
-    /// How many of a rank's files are the worker's.
-    fn of(&self, files: u64) -> u64 {
-        let (full, rest) = (files / self.batch, files % self.batch);
-        let mine = (full + self.workers - 1 - self.worker) / self.workers;
-        let last = if full % self.workers == self.worker { rest } else { 0 };
-        mine * self.batch + last
-    }
-}
-
 impl Cursor {
     /// The way of one rank.
     ///
     /// # Errors
     /// [`OrderError::Rank`].
     pub fn new(order: Arc<Order>, rank: u32) -> Result<Self, OrderError> {
-        Self::of_worker(order, rank, 0, 1, 1)
+        Self::of_worker(order, rank, Worker::ONLY)
     }
 
-    /// The way of one worker of a rank, which reads each `workers`-th batch of `batch` files: what
-    /// a loader gets that asks its workers for batches in turn is the order of the rank.
+    /// The way of one worker of a rank: what a loader gets that asks its workers for batches in
+    /// turn is the order of the rank.
     ///
     /// # Errors
     /// [`OrderError::Rank`], [`OrderError::Worker`].
-    pub fn of_worker(
-        order: Arc<Order>,
-        rank: u32,
-        worker: u32,
-        workers: u32,
-        batch: u32,
-    ) -> Result<Self, OrderError> {
+    pub fn of_worker(order: Arc<Order>, rank: u32, worker: Worker) -> Result<Self, OrderError> {
         let world = order.settings.world;
         if rank >= world {
             return Err(OrderError::Rank { rank, world });
         }
-        if worker >= workers || batch == 0 {
-            return Err(OrderError::Worker { worker, workers, batch });
+        let Worker { number, workers, batch } = worker;
+        if number >= workers || batch == 0 {
+            return Err(OrderError::Worker { number, workers, batch });
         }
-        let share = Share { worker: worker.into(), workers: workers.into(), batch: batch.into() };
-        let ranks = order.settings.ranks_of_a_node();
-        let rank = u64::from(rank);
         Ok(Self {
-            node: (rank / ranks) as usize,
-            rank: rank % ranks,
-            ranks,
-            share,
+            way: order.way(rank),
+            worker,
             given: 0,
-            length: share.of(order.length()),
+            length: worker.share(order.length()),
             group: 0..0,
             files: Vec::new(),
             next: 0,
@@ -130,7 +88,7 @@ impl Cursor {
             if self.turn().is_none() {
                 return;
             }
-            let step = self.ranks as usize;
+            let step = self.way.step as usize;
             let piece = self.files.get(self.next..self.stop).unwrap_or_default();
             let count = piece.len().div_ceil(step);
             files.extend(piece.iter().step_by(step));
@@ -145,12 +103,11 @@ impl Cursor {
         if self.given >= self.length {
             return None;
         }
-        let span = self.order.spans.get(self.node)?;
-        let (index, in_batch) = self.share.at(self.given);
+        let (index, in_batch) = self.worker.at(self.given);
+        let Way { places, first, step } = &self.way;
         // Only who pads comes round to the beginning.
-        let index = (index * self.ranks + self.rank) % span.length().max(1);
-        let (place, together) = span.at(index)?;
-        let together = together.div_ceil(self.ranks).min(in_batch);
+        let (place, together) = places.at((first + index * step) % places.length().max(1))?;
+        let together = together.div_ceil(*step).min(in_batch);
         Some((place, together.min(self.length - self.given)))
     }
 
@@ -164,7 +121,7 @@ impl Cursor {
             self.group = group.places;
         }
         self.next = (place - self.group.start) as usize;
-        let stop = together.saturating_sub(1).saturating_mul(self.ranks).saturating_add(1);
+        let stop = together.saturating_sub(1).saturating_mul(self.way.step).saturating_add(1);
         self.stop = self.files.len().min(self.next.saturating_add(stop as usize));
         Some(())
     }
@@ -179,7 +136,7 @@ impl Iterator for Cursor {
             self.turn()?;
         }
         let file = *self.files.get(self.next)?;
-        self.next += self.ranks as usize;
+        self.next += self.way.step as usize;
         self.given += 1;
         Some(file)
     }

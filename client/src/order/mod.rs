@@ -12,15 +12,18 @@ mod spans;
 #[cfg(test)]
 mod tests;
 mod token;
+mod worker;
 
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::error::Kind;
 pub use cursor::Cursor;
 use draws::{Draws, Stream};
 pub use selection::Selection;
-use spans::{Intervals, cut};
+use spans::{Intervals, stretch};
 pub use token::{InvalidToken, ResumeToken, Stage};
+pub use worker::Worker;
 
 /// The version of docs/ORDER.md that this is.
 pub const ORDER_VERSION: u32 = 1;
@@ -28,6 +31,13 @@ pub const ORDER_VERSION: u32 = 1;
 /// Chunks whose files are shuffled together, unless somebody says otherwise: docs/ORDER.md has the
 /// evidence for it.
 pub const DEFAULT_GROUP: u32 = 100;
+
+/// Most ranks of a task, and most nodes.
+pub const RANKS_MAX: u32 = 1 << 20;
+
+/// How much an epoch may have been gone on with: stages before the last one, times the stretches
+/// and skips of all of these. So many intervals, of 24 bytes each, are in memory at most.
+const PIECES_MAX: u64 = 1 << 22;
 
 /// How a task shares the files of an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +59,7 @@ pub enum Tail {
     /// They are left out of this epoch: fewer than there are ranks.
     #[default]
     Drop,
-    /// Some files are read twice, so that none is left out: fewer than there are ranks.
+    /// Some files are read again, so that none is left out: fewer than there are ranks.
     Pad,
 }
 
@@ -62,7 +72,7 @@ pub struct OrderSettings {
     pub epoch: u64,
     /// Chunks whose files are shuffled together.
     pub group: u32,
-    /// Ranks of the task.
+    /// Ranks of the task, at most [`RANKS_MAX`].
     pub world: u32,
     /// How they share the files.
     pub partition: Partition,
@@ -85,8 +95,8 @@ impl OrderSettings {
     }
 
     /// Ranks that one stretch is dealt out to.
-    fn ranks_of_a_node(&self) -> u64 {
-        u64::from(self.world / self.nodes())
+    fn ranks_of_a_node(&self) -> u32 {
+        self.world / self.nodes()
     }
 
     fn check(&self) -> Result<(), OrderError> {
@@ -96,6 +106,9 @@ impl OrderSettings {
         let nodes = self.nodes();
         if self.world == 0 || nodes == 0 || !self.world.is_multiple_of(nodes) {
             return Err(OrderError::World { world: self.world, nodes });
+        }
+        if self.world > RANKS_MAX {
+            return Err(OrderError::Ranks(self.world));
         }
         Ok(())
     }
@@ -116,6 +129,9 @@ pub enum OrderError {
         /// Nodes asked for.
         nodes: u32,
     },
+    /// More ranks than an order has.
+    #[error("{0} ranks are too many: an order has {RANKS_MAX} at most")]
+    Ranks(u32),
     /// A rank that the task doesn't have.
     #[error("there is no rank {rank} among {world}: they count from 0")]
     Rank {
@@ -126,11 +142,11 @@ pub enum OrderError {
     },
     /// A worker that the rank doesn't have, or batches of nothing.
     #[error(
-        "there is no worker {worker} among {workers}, which count from 0, with batches of {batch}"
+        "there is no worker {number} among {workers}, which count from 0, with batches of {batch}"
     )]
     Worker {
         /// Asked for.
-        worker: u32,
+        number: u32,
         /// How many there are.
         workers: u32,
         /// Files of a batch.
@@ -144,7 +160,7 @@ pub enum OrderError {
         /// How many there are.
         files: u32,
     },
-    /// Files that don't ascend from chunk to chunk, or a selection for another number of them.
+    /// A selection for another number of files.
     #[error("the selection is one of {selected} files, and the snapshot has {files}")]
     Files {
         /// Files of the snapshot that the selection was made for.
@@ -152,14 +168,41 @@ pub enum OrderError {
         /// Files of this snapshot.
         files: u32,
     },
-    /// Some nodes have nothing left, so nothing can be read twice in its place.
-    #[error("{left} files can't be padded for {nodes} nodes: drop the tail, or take fewer nodes")]
-    TooFew {
-        /// Files that are left to be read.
-        left: u64,
-        /// Nodes that want some.
+    /// Files that belong to no chunk, or to two.
+    #[error(
+        "the snapshot is damaged: the files of chunk {chunk} don't begin where those before it end"
+    )]
+    Chunks {
+        /// Counted from 0; as many as there are chunks where it is the end of the last one.
+        chunk: usize,
+    },
+    /// An epoch that was gone on with too often, by too many nodes.
+    #[error(
+        "the epoch can't be gone on with: it was by too many numbers of nodes, {stages} in all, of up to {nodes} nodes; begin it again"
+    )]
+    Stages {
+        /// Numbers of nodes, one after the other.
+        stages: usize,
+        /// Most nodes of these.
         nodes: u32,
     },
+}
+
+impl OrderError {
+    /// What the caller can do about it.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Chunks { .. } => Kind::Corrupt,
+            Self::Group
+            | Self::World { .. }
+            | Self::Ranks(_)
+            | Self::Rank { .. }
+            | Self::Worker { .. }
+            | Self::File { .. }
+            | Self::Files { .. }
+            | Self::Stages { .. } => Kind::Invalid,
+        }
+    }
 }
 
 /// The order of one epoch, for all of its ranks.
@@ -174,9 +217,11 @@ pub struct Order {
     /// For each of these the place of its first file among all selected ones, in the order of the
     /// shuffled chunks; behind them the number of selected files.
     starts: Vec<u64>,
-    stages: Vec<Stage>,
-    /// What each node has left to read, as places.
-    spans: Vec<Intervals>,
+    /// What was read while the task had other numbers of nodes, and what these left, as places.
+    earlier: Vec<Stage>,
+    shared: Intervals,
+    /// What was read of that by the task as it is.
+    stage: Stage,
     /// Files that each rank has left to read.
     length: u64,
 }
@@ -208,7 +253,8 @@ impl Order {
     ) -> Result<Self, OrderError> {
         settings.check()?;
         let files = first_files.last().copied().unwrap_or(0);
-        if selection.files() != files || !first_files.is_sorted() {
+        check_chunks(&first_files)?;
+        if selection.files() != files {
             return Err(OrderError::Files { selected: selection.files(), files });
         }
         let mut chunks: Vec<(u32, u32)> = (0..)
@@ -228,24 +274,41 @@ impl Order {
         }
         starts.push(total);
         let chunks = chunks.into_iter().map(|(chunk, _)| chunk).collect();
-        let mut stages = stages.to_vec();
-        if stages.last().is_none_or(|stage| stage.nodes() != settings.nodes()) {
-            stages.push(Stage::new(settings.nodes()));
-        }
-        let spans = Self::spans(total, &stages);
-        let length = length(&spans, &settings)?;
-        Ok(Self { first_files, selection, settings, chunks, starts, stages, spans, length })
+        let mut earlier = stages.to_vec();
+        let stage = earlier.pop_if(|stage| stage.nodes() == settings.nodes());
+        let stage = stage.unwrap_or_else(|| Stage::new(settings.nodes()));
+        check_stages(&earlier)?;
+        let all = Intervals::from_iter(std::iter::once(0..total));
+        let shared = earlier.iter().fold(all, |shared, stage| stage.left_of(&shared));
+        let length = length(shared.length(), &stage, &settings);
+        Ok(Self {
+            first_files,
+            selection,
+            settings,
+            chunks,
+            starts,
+            earlier,
+            shared,
+            stage,
+            length,
+        })
     }
 
-    /// What each node of the last stage has left to read.
-    fn spans(total: u64, stages: &[Stage]) -> Vec<Intervals> {
-        let mut left = vec![Intervals::from_iter(std::iter::once(0..total))];
-        for stage in stages {
-            let sequence = Intervals::from_iter(left.iter().flat_map(Intervals::iter));
-            left = cut(&sequence, stage.nodes());
-            left.iter_mut().for_each(|span| *span = stage.left_of(span));
-        }
-        left
+    /// What a rank reads of the places.
+    fn way(&self, rank: u32) -> Way {
+        let (nodes, ranks) = (self.stage.nodes(), self.settings.ranks_of_a_node());
+        let passed = u128::from(self.stage.passed());
+        let share = |node| self.stage.share(&self.shared, node, 0);
+        let own: Intervals = share(rank / ranks).collect();
+        let (places, first, step) = if own.length() > 0 || self.length == 0 {
+            (own, passed + u128::from(rank % ranks), ranks)
+        } else {
+            // Who has nothing pads as if there were one node.
+            let all = (0..nodes).flat_map(share).collect();
+            (all, passed * u128::from(nodes) + u128::from(rank), self.settings.world)
+        };
+        let first = (first % u128::from(places.length().max(1))) as u64;
+        Way { places, first, step: step.into() }
     }
 
     /// Files that each rank has left to read.
@@ -260,24 +323,20 @@ impl Order {
 
     /// What the last place is, and what was read before it, when each rank has read `read` files.
     pub fn stages_after(&self, read: u64) -> Vec<Stage> {
-        let mut stages = self.stages.clone();
-        if let Some(last) = stages.last_mut() {
-            last.advance(read.saturating_mul(self.settings.ranks_of_a_node()));
-        }
-        stages
+        let mut stage = self.stage.clone();
+        stage.advance(read.saturating_mul(self.settings.ranks_of_a_node().into()));
+        self.earlier.iter().cloned().chain([stage]).collect()
     }
 
     /// Places of the group that holds a place, and which of the shuffled chunks they lie in.
     fn group_at(&self, place: u64) -> Group {
         let total = self.starts.last().copied().unwrap_or(0).max(1);
-        let nodes = self.stages.first().map_or(1, |stage| u64::from(stage.nodes()));
-        let span_start =
-            |node: u64| (u128::from(node) * u128::from(total) / u128::from(nodes)) as u64;
-        let mut node = (u128::from(place) * u128::from(nodes) / u128::from(total)) as u64;
-        while span_start(node + 1) <= place {
+        let nodes = self.earlier.first().unwrap_or(&self.stage).nodes();
+        let mut node = (u128::from(place) * u128::from(nodes) / u128::from(total)) as u32;
+        while stretch(total, nodes, node).end <= place {
             node += 1;
         }
-        let (from, to) = (span_start(node), span_start(node + 1));
+        let Range { start: from, end: to } = stretch(total, nodes, node);
         let (first, piece) = (self.piece_at(from), self.piece_at(place));
         let group = self.settings.group as usize;
         let start = first + (piece - first) / group * group;
@@ -337,16 +396,44 @@ struct Group {
     places: Range<u64>,
 }
 
-/// Files that each rank has left to read, of what the nodes have left.
-fn length(spans: &[Intervals], settings: &OrderSettings) -> Result<u64, OrderError> {
-    let ranks = settings.ranks_of_a_node();
-    let lengths = || spans.iter().map(Intervals::length);
-    let (least, most) = (lengths().min().unwrap_or(0), lengths().max().unwrap_or(0));
+/// What a rank reads: of these places each `step`-th, from the first one on, round and round.
+#[derive(Debug, Clone)]
+struct Way {
+    places: Intervals,
+    first: u64,
+    step: u64,
+}
+
+/// Files that each rank has left to read, where the nodes share as many.
+fn length(shared: u64, stage: &Stage, settings: &OrderSettings) -> u64 {
+    let (nodes, ranks) = (u64::from(stage.nodes()), u64::from(settings.ranks_of_a_node()));
+    let left = |stretch| stage.kept_of(stretch).saturating_sub(stage.passed());
     match settings.tail {
-        Tail::Drop => Ok(least / ranks),
-        Tail::Pad if least == 0 && most > 0 => {
-            Err(OrderError::TooFew { left: lengths().sum(), nodes: settings.nodes() })
+        Tail::Drop => left(shared / nodes) / ranks,
+        Tail::Pad => left(shared.div_ceil(nodes)).div_ceil(ranks),
+    }
+}
+
+/// Each file belongs to one chunk.
+fn check_chunks(first_files: &[u32]) -> Result<(), OrderError> {
+    let before = std::iter::once(&0).chain(first_files);
+    let mut both = first_files.iter().zip(before).enumerate();
+    let wrong =
+        both.find(|(chunk, (first, before))| first < before || (*chunk == 0 && **first > 0));
+    wrong.map_or(Ok(()), |(chunk, _)| Err(OrderError::Chunks { chunk }))
+}
+
+/// Going on takes no more than [`PIECES_MAX`] allows.
+fn check_stages(earlier: &[Stage]) -> Result<(), OrderError> {
+    let pieces = |stage: &Stage| u64::from(stage.nodes()) * (stage.skips().len() as u64 + 1);
+    let pieces: u64 = earlier.iter().map(pieces).sum();
+    let nodes = || earlier.iter().map(Stage::nodes);
+    let is_possible = nodes().all(|nodes| (1..=RANKS_MAX).contains(&nodes));
+    match pieces.saturating_mul(earlier.len() as u64) <= PIECES_MAX && is_possible {
+        true => Ok(()),
+        false => {
+            let nodes = nodes().max().unwrap_or_default();
+            Err(OrderError::Stages { stages: earlier.len(), nodes })
         }
-        Tail::Pad => Ok(most.div_ceil(ranks)),
     }
 }

@@ -34,10 +34,6 @@ impl Intervals {
         self.length
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = Range<u64>> + '_ {
-        self.intervals.iter().cloned()
-    }
-
     /// The place at an index, and how many follow it in one piece, itself included.
     pub(super) fn at(&self, index: u64) -> Option<(u64, u64)> {
         let number = self.before.partition_point(|before| *before <= index).checked_sub(1)?;
@@ -46,25 +42,24 @@ impl Intervals {
         (place < interval.end).then(|| (place, interval.end - place))
     }
 
-    /// The places whose indexes lie in a range.
-    pub(super) fn part(&self, range: Range<u64>) -> Self {
+    /// The places whose indexes lie in a range. Some may be empty.
+    pub(super) fn part(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
         let first = self.before.partition_point(|before| *before <= range.start).saturating_sub(1);
         let intervals = self.intervals.iter().zip(&self.before).skip(first);
-        intervals
-            .take_while(|(_, before)| **before < range.end)
-            .map(|(interval, before)| {
-                let from = interval.start.saturating_add(range.start.saturating_sub(*before));
-                let to = interval.start.saturating_add(range.end - before).min(interval.end);
-                from..to.max(from)
-            })
-            .collect()
+        let Range { start, end } = range;
+        intervals.take_while(move |(_, before)| **before < end).map(move |(interval, before)| {
+            let from = interval.start.saturating_add(start.saturating_sub(*before));
+            let to = interval.start.saturating_add(end - before).min(interval.end);
+            from..to.max(from)
+        })
     }
 }
 
-/// Cuts places into as many parts, none longer than another by more than one.
-pub(super) fn cut(places: &Intervals, parts: u32) -> Vec<Intervals> {
-    let start = |part: u32| {
-        (u128::from(part) * u128::from(places.length()) / u128::from(parts.max(1))) as u64
-    };
-    (0..parts).map(|part| places.part(start(part)..start(part + 1))).collect()
+/// The indexes of one of as many stretches of a sequence, none longer than another by more than
+/// one.
+pub(super) fn stretch(length: u64, parts: u32, part: u32) -> Range<u64> {
+    let start =
+        |part: u64| (u128::from(part) * u128::from(length) / u128::from(parts.max(1))) as u64;
+    let part = u64::from(part);
+    start(part)..start(part + 1)
 }

@@ -53,32 +53,34 @@ fn plainly(
     if stages.last().is_none_or(|stage| stage.nodes() != settings.nodes()) {
         stages.push(Stage::new(settings.nodes()));
     }
-    let mut spans = Vec::new();
+    let (mut stretches, mut read) = (Vec::new(), 0);
     for stage in &stages {
-        spans = cut(&sequence, stage.nodes());
-        for span in &mut spans {
-            let is_left = |index: u64| {
-                index >= stage.position() && !stage.skips().iter().any(|skip| skip.contains(&index))
-            };
-            *span = (0..)
-                .zip(&*span)
-                .filter(|(index, _)| is_left(*index))
-                .map(|(_, file)| *file)
-                .collect();
+        let stays = |index: u64| !stage.skips().iter().any(|skip| skip.contains(&index));
+        read = (0..stage.position()).filter(|index| stays(*index)).count();
+        stretches = cut(&sequence, stage.nodes());
+        for stretch in &mut stretches {
+            let kept = (0..).zip(&*stretch).filter(|(index, _)| stays(*index));
+            *stretch = kept.map(|(_, file)| *file).collect();
         }
-        sequence = spans.concat();
+        let left = stretches.iter().flat_map(|stretch| stretch.iter().skip(read));
+        sequence = left.copied().collect();
     }
-    let ranks = settings.world / settings.nodes();
+    let (world, nodes) = (settings.world as usize, settings.nodes() as usize);
+    let ranks = world / nodes;
+    let left = || stretches.iter().map(|stretch| stretch.len().saturating_sub(read));
     let length = match settings.tail {
-        Tail::Drop => spans.iter().map(Vec::len).min().unwrap_or(0) / ranks as usize,
-        Tail::Pad => spans.iter().map(Vec::len).max().unwrap_or(0).div_ceil(ranks as usize),
+        Tail::Drop => left().min().unwrap_or(0) / ranks,
+        Tail::Pad => left().max().unwrap_or(0).div_ceil(ranks),
     };
-    (0..settings.world)
+    let every = stretches.concat();
+    (0..world)
         .map(|rank| {
-            let span = &spans[(rank / ranks) as usize];
-            let index =
-                |step: usize| (step * ranks as usize + (rank % ranks) as usize) % span.len();
-            (0..length).map(|step| span[index(step)]).collect()
+            let own = &stretches[rank / ranks];
+            let file = |step: usize| match own.len() {
+                0 => every[(read * nodes + step * world + rank) % every.len()],
+                length => own[(read + step * ranks + rank % ranks) % length],
+            };
+            (0..length).map(file).collect()
         })
         .collect()
 }
@@ -105,6 +107,10 @@ fn order(
 
 fn rank(order: &Arc<Order>, rank: u32) -> Vec<u32> {
     Cursor::new(Arc::clone(order), rank).unwrap().collect()
+}
+
+fn worker(number: u32, workers: u32, batch: u32) -> Worker {
+    Worker { number, workers, batch }
 }
 
 fn ranks(order: &Arc<Order>) -> Vec<Vec<u32>> {
@@ -139,19 +145,14 @@ proptest! {
     #[test]
     fn an_order_is_what_its_document_says(case in case()) {
         let Case { counts, selected, settings } = case;
-        match order(&counts, &selected, settings, &[]) {
-            Ok(order) => prop_assert_eq!(ranks(&order), plainly(&counts, &selected, &settings, &[])),
-            Err(error) => {
-                prop_assert!(matches!(error, OrderError::TooFew { .. }), "{}", error);
-                prop_assert!(settings.tail == Tail::Pad && selected.len() < settings.nodes() as usize);
-            }
-        }
+        let order = order(&counts, &selected, settings, &[]).unwrap();
+        prop_assert_eq!(ranks(&order), plainly(&counts, &selected, &settings, &[]));
     }
 
     #[test]
     fn the_ranks_read_each_file_once_and_as_many_each(case in case()) {
         let Case { counts, selected, settings } = case;
-        let Ok(order) = order(&counts, &selected, settings, &[]) else { return Ok(()) };
+        let order = order(&counts, &selected, settings, &[]).unwrap();
         let read = ranks(&order);
         let (world, files) = (u64::from(settings.world), selected.len() as u64);
         let length = match settings.tail {
@@ -166,7 +167,7 @@ proptest! {
             Tail::Drop => prop_assert!(times.values().all(|times| *times == 1)),
             Tail::Pad => {
                 prop_assert_eq!(times.len() as u64, files);
-                // A stretch shorter than its number of ranks comes round more than once.
+                // Fewer files than ranks come round more than once.
                 let most = if files >= world { 2 } else { settings.world };
                 prop_assert!(times.values().all(|times| *times <= most));
             }
@@ -174,30 +175,39 @@ proptest! {
     }
 
     #[test]
-    fn going_on_anywhere_gives_what_was_left(case in case(), share in 0.0..1.0_f64) {
+    fn going_on_anywhere_gives_what_was_left(
+        case in case(),
+        (share, again, skip) in (0.0..1.0_f64, 0.0..1.0_f64, 0_u64..9),
+    ) {
         let Case { counts, selected, settings } = case;
-        let Ok(whole) = order(&counts, &selected, settings, &[]) else { return Ok(()) };
-        let at = (whole.length() as f64 * share) as u64;
-        let Ok(rest) = order(&counts, &selected, settings, &whole.stages_after(at)) else {
-            prop_assert_eq!(settings.tail, Tail::Pad);
-            return Ok(());
-        };
+        let mut stages = order(&counts, &selected, settings, &[]).unwrap().stages_after(0);
+        stages[0].skip(skip..2 * skip);
+        let whole = order(&counts, &selected, settings, &stages).unwrap();
+        let place = |share: f64, length: u64| (length as f64 * share).round() as u64;
+        let at = place(share, whole.length());
+        let rest = order(&counts, &selected, settings, &whole.stages_after(at)).unwrap();
+        let later = place(again, rest.length());
+        let end = order(&counts, &selected, settings, &rest.stages_after(later)).unwrap();
         for number in 0..settings.world {
             let mut cursor = Cursor::new(Arc::clone(&whole), number).unwrap();
             let all: Vec<u32> = cursor.by_ref().collect();
             cursor.seek(at);
             let left = &all[at as usize..];
             prop_assert_eq!(cursor.collect::<Vec<_>>(), left);
-            if settings.tail == Tail::Drop {
-                prop_assert_eq!(rank(&rest, number), left);
-            }
+            prop_assert_eq!(rank(&rest, number), left);
+            prop_assert_eq!(rank(&end, number), &left[later as usize..]);
         }
     }
 
     #[test]
-    fn groups_taken_one_after_the_other_are_the_order(case in case(), from in 0_u64..9) {
+    fn groups_taken_one_after_the_other_are_the_order(
+        case in case(),
+        (share, from) in (0.0..1.0_f64, 0_u64..9),
+    ) {
         let Case { counts, selected, settings } = case;
-        let Ok(order) = order(&counts, &selected, settings, &[]) else { return Ok(()) };
+        let whole = order(&counts, &selected, settings, &[]).unwrap();
+        let stages = whole.stages_after((whole.length() as f64 * share) as u64);
+        let order = order(&counts, &selected, settings, &stages).unwrap();
         let first_files = first_files(&counts);
         for number in 0..settings.world {
             let mut cursor = Cursor::new(Arc::clone(&order), number).unwrap();
@@ -226,10 +236,9 @@ proptest! {
         case in case(),
         (nodes, ranks_each, share, skip) in (1_u32..4, 1_u32..4, 0.0..1.0_f64, 0_u64..9),
     ) {
-        let Case { counts, selected, mut settings } = case;
-        settings.tail = Tail::Drop;
+        let Case { counts, selected, settings } = case;
         let first = order(&counts, &selected, settings, &[]).unwrap();
-        let at = (first.length() as f64 * share) as u64;
+        let at = (first.length() as f64 * share).round() as u64;
         let mut stages = first.stages_after(at);
         let from = stages[0].position() + skip;
         stages[0].skip(from..from + skip);
@@ -239,20 +248,26 @@ proptest! {
             tail: Tail::Pad,
             ..settings
         };
-        let Ok(second) = order(&counts, &selected, other, &stages) else { return Ok(()) };
+        let second = order(&counts, &selected, other, &stages).unwrap();
         prop_assert_eq!(ranks(&second), plainly(&counts, &selected, &other, &stages));
-        if skip == 0 && second.length() > 0 {
+        let third = OrderSettings { world: 2, partition: Partition::Global, ..other };
+        let half = second.length() / 2;
+        let stages = second.stages_after(half);
+        let last = order(&counts, &selected, third, &stages).unwrap();
+        prop_assert_eq!(ranks(&last), plainly(&counts, &selected, &third, &stages));
+        if skip == 0 {
+            let some = |order, count: u64| {
+                let ranks = ranks(order).into_iter();
+                ranks.flat_map(move |rank| rank.into_iter().take(count as usize))
+            };
             let mut read: Vec<u32> =
-                ranks(&first).iter().flat_map(|rank| rank[..at as usize].to_vec()).collect();
-            read.extend(ranks(&second).concat());
+                some(&first, at).chain(some(&second, half)).chain(some(&last, u64::MAX)).collect();
+            let pads = u64::from(settings.world + other.world + third.world);
+            prop_assert!(read.len() as u64 <= selected.len() as u64 + pads);
             read.sort_unstable();
             read.dedup();
-            prop_assert_eq!(read, selected.clone());
+            prop_assert_eq!(read, selected);
         }
-        let third = OrderSettings { world: 2, partition: Partition::Global, ..other };
-        let stages = second.stages_after(second.length() / 2);
-        let Ok(order) = order(&counts, &selected, third, &stages) else { return Ok(()) };
-        prop_assert_eq!(ranks(&order), plainly(&counts, &selected, &third, &stages));
     }
 
     #[test]
@@ -296,10 +311,10 @@ proptest! {
         from in 0_u64..9,
     ) {
         let Case { counts, selected, settings } = case;
-        let Ok(order) = order(&counts, &selected, settings, &[]) else { return Ok(()) };
+        let order = order(&counts, &selected, settings, &[]).unwrap();
         let whole = rank(&order, 0);
         let mut parts: Vec<Cursor> = (0..workers)
-            .map(|worker| Cursor::of_worker(Arc::clone(&order), 0, worker, workers, batch).unwrap())
+            .map(|number| Cursor::of_worker(Arc::clone(&order), 0, worker(number, workers, batch)).unwrap())
             .collect();
         prop_assert_eq!(parts.iter().map(Cursor::length).sum::<u64>(), whole.len() as u64);
         let mut again = parts[0].clone();
@@ -397,7 +412,11 @@ fn what_no_order_can_be_is_refused() {
     }
     let whole = order(&[3, 4], &[0, 1], settings, &[]).unwrap();
     assert!(matches!(Cursor::new(Arc::clone(&whole), 1), Err(OrderError::Rank { .. })));
-    assert!(matches!(Cursor::of_worker(whole, 0, 2, 2, 8), Err(OrderError::Worker { .. })));
+    assert!(matches!(
+        Cursor::of_worker(Arc::clone(&whole), 0, worker(2, 2, 8)),
+        Err(OrderError::Worker { .. })
+    ));
+    assert!(matches!(Cursor::of_worker(whole, 0, worker(0, 1, 0)), Err(OrderError::Worker { .. })));
     let selection = Arc::new(Selection::all(5));
     let error = Order::new(first_files(&[3, 4]), selection, settings).err();
     assert_eq!(error, Some(OrderError::Files { selected: 5, files: 7 }));
@@ -409,4 +428,75 @@ fn an_empty_dataset_has_an_empty_order() {
         let order = order(counts, &[], OrderSettings::new(1, 0, 2), &[]).unwrap();
         assert_eq!((order.length(), rank(&order, 0)), (0, Vec::new()));
     }
+}
+
+#[test]
+fn files_of_no_chunk_or_of_two_are_damage() {
+    for (first_files, wrong) in [
+        (&[4, 8, 10][..], Some(0)),
+        (&[10], Some(0)),
+        (&[0, 8, 6, 10], Some(2)),
+        (&[0, 4, 11, 10], Some(3)),
+        (&[0, 4, 4, 10], None),
+    ] {
+        let settings = OrderSettings::new(1, 0, 2);
+        let made = Order::new(first_files.into(), Arc::new(Selection::all(10)), settings);
+        let error = made.err();
+        assert_eq!(error, wrong.map(|chunk| OrderError::Chunks { chunk }), "{first_files:?}");
+        assert!(error.is_none_or(|error| error.kind() == Kind::Corrupt));
+    }
+}
+
+#[test]
+fn a_padded_end_is_gone_on_with_by_any_number_of_ranks() {
+    let global = OrderSettings { world: 4, tail: Tail::Pad, ..OrderSettings::new(1, 0, 1) };
+    let local =
+        |world| OrderSettings { world, partition: Partition::Local { nodes: world }, ..global };
+    let end = |counts: &[u32], from, settings, read| {
+        let all: Vec<u32> = (0..counts.iter().sum()).collect();
+        let whole = order(counts, &all, from, &[]).unwrap();
+        ranks(&order(counts, &all, settings, &whole.stages_after(read)).unwrap())
+    };
+    assert_eq!(end(&[4, 3, 3], global, global, 2), [[6], [4], [9], [8]]);
+    // What pads is what was read first; where nothing was, what there is.
+    let six = OrderSettings { world: 6, ..global };
+    assert_eq!(end(&[4, 3, 3], global, six, 2), [[6], [4], [9], [8], [7], [0]]);
+    assert_eq!(end(&[4, 3, 3], global, local(3), 2), [[6], [6], [4]]);
+    assert_eq!(end(&[2, 1], local(2), local(2), 1), [[0], [2]]);
+    assert!(end(&[2, 1], local(2), local(2), 2).concat().is_empty());
+}
+
+#[test]
+fn as_many_ranks_and_nodes_as_there_may_be_take_no_memory_for_each() {
+    let nodes = RANKS_MAX;
+    let settings = OrderSettings {
+        world: nodes,
+        partition: Partition::Local { nodes },
+        tail: Tail::Pad,
+        ..OrderSettings::new(1, 0, 2)
+    };
+    let all: Vec<u32> = (0..100).collect();
+    let of = |settings, at: &str| {
+        let stages: Vec<Stage> = at.split(',').map(|stage| stage.parse().unwrap()).collect();
+        order(&[50, 50], &all, settings, &stages)
+    };
+    let made = of(settings, &format!("{nodes}@0")).unwrap();
+    assert_eq!(made.length(), 1);
+    assert_eq!([0, nodes - 1].map(|number| rank(&made, number).len()), [1, 1]);
+    let world = nodes + 1;
+    for partition in [Partition::Global, Partition::Local { nodes: world }] {
+        let more = OrderSettings { world, partition, ..settings };
+        assert_eq!(of(more, "1@0").err(), Some(OrderError::Ranks(world)));
+    }
+    assert!(format!("{world}@0").parse::<Stage>().is_err());
+    // As long as a token may be.
+    let one = OrderSettings::new(1, 0, 2);
+    let often = vec![format!("{nodes}@0"); 1_600].join(",");
+    assert_eq!(of(one, &often).err(), Some(OrderError::Stages { stages: 1_600, nodes }));
+    assert_eq!(of(one, &["1@0"; 2_049].join(",")).err(), None, "the last one is this task's");
+    assert!(of(one, &["2@0"; 2_000].join(",")).is_err());
+    assert!(matches!(
+        order(&[50, 50], &all, one, &[Stage::new(0)]),
+        Err(OrderError::Stages { nodes: 0, .. })
+    ));
 }

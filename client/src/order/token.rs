@@ -7,14 +7,11 @@ use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
-use super::ORDER_VERSION;
-use super::spans::Intervals;
+use super::spans::{Intervals, stretch};
+use super::{ORDER_VERSION, RANKS_MAX};
 
 /// Most bytes of a token: one that grew beyond was edited wrongly, or resumed too often.
 const TEXT_MAX: usize = 16_384;
-
-/// Most nodes of a stage.
-const NODES_MAX: u32 = 1 << 20;
 
 /// What was read of an epoch while the task had one number of nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,7 +19,7 @@ pub struct Stage {
     nodes: u32,
     /// Places of each node's stretch that were read.
     position: u64,
-    /// Places of each stretch that are left out: in order, apart, behind the position.
+    /// Places of each stretch that are left out: in order, and apart.
     skips: Vec<Range<u64>>,
 }
 
@@ -42,7 +39,7 @@ impl Stage {
         self.position
     }
 
-    /// What is left out behind the position.
+    /// What is left out. That before the position counts too: who pads doesn't read it either.
     pub fn skips(&self) -> &[Range<u64>] {
         &self.skips
     }
@@ -55,36 +52,56 @@ impl Stage {
 
     /// Goes on by so many places, over those that are left out.
     pub(super) fn advance(&mut self, places: u64) {
-        let mut left = places;
-        for skip in std::mem::take(&mut self.skips) {
+        let (mut left, from) = (places, self.position);
+        for skip in self.skips.iter().filter(|skip| skip.end > from) {
             let before = skip.start.saturating_sub(self.position);
             if left < before {
-                self.skips.push(skip);
-            } else {
-                left -= before;
-                self.position = skip.end;
+                break;
             }
+            left -= before;
+            self.position = skip.end;
         }
         self.position = self.position.saturating_add(left);
-        self.tidy();
     }
 
-    /// What is left of a stretch.
-    pub(super) fn left_of(&self, span: &Intervals) -> Intervals {
-        let mut from = self.position;
-        let mut kept = Vec::new();
-        for skip in &self.skips {
-            kept.extend(span.part(from..skip.start).iter());
-            from = skip.end;
-        }
-        kept.extend(span.part(from.min(span.length())..span.length()).iter());
-        kept.into_iter().collect()
+    /// Places of a stretch of this length, or of its beginning, that are not left out.
+    pub(super) fn kept_of(&self, length: u64) -> u64 {
+        self.kept(0..length).map(|kept| kept.end - kept.start).sum()
+    }
+
+    /// Places of each stretch before the position that were not left out, as if it were so long.
+    pub(super) fn passed(&self) -> u64 {
+        self.kept_of(self.position)
+    }
+
+    /// What is left of a sequence, one stretch after the other.
+    pub(super) fn left_of(&self, sequence: &Intervals) -> Intervals {
+        (0..self.nodes).flat_map(|node| self.share(sequence, node, self.position)).collect()
+    }
+
+    /// What a node's stretch of a sequence has from an index on, without what is left out.
+    pub(super) fn share<'a>(
+        &'a self,
+        sequence: &'a Intervals,
+        node: u32,
+        from: u64,
+    ) -> impl Iterator<Item = Range<u64>> + 'a {
+        let Range { start, end } = stretch(sequence.length(), self.nodes, node);
+        let kept = self.kept(from..end - start);
+        kept.flat_map(move |kept| sequence.part(start + kept.start..start + kept.end))
+    }
+
+    /// The indexes among these that are not left out.
+    fn kept(&self, indexes: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
+        let starts = std::iter::once(0).chain(self.skips.iter().map(|skip| skip.end));
+        let ends = self.skips.iter().map(|skip| skip.start).chain(std::iter::once(u64::MAX));
+        let between = starts.zip(ends);
+        let kept = between.map(move |(start, end)| start.max(indexes.start)..end.min(indexes.end));
+        kept.filter(|kept| !kept.is_empty())
     }
 
     fn tidy(&mut self) {
-        let position = self.position;
         let mut skips = std::mem::take(&mut self.skips);
-        skips.iter_mut().for_each(|skip| skip.start = skip.start.max(position));
         skips.retain(|skip| !skip.is_empty());
         skips.sort_by_key(|skip| skip.start);
         for skip in skips {
@@ -114,7 +131,7 @@ impl FromStr for Stage {
         let (nodes, position) =
             parts.next().and_then(|part| part.split_once('@')).ok_or_else(wrong)?;
         let nodes: u32 = nodes.parse().map_err(|_| wrong())?;
-        if !(1..=NODES_MAX).contains(&nodes) {
+        if !(1..=RANKS_MAX).contains(&nodes) {
             return Err(wrong());
         }
         let mut stage = Self::new(nodes);

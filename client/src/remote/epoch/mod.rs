@@ -1,9 +1,9 @@
 //! Reading a dataset in the order of an epoch (paper, 4.3): in whole chunks, those of one group
 //! while the files of the one before it are handed out.
 //!
-//! Must hold: the files of the rank, each once, in the order of docs/ORDER.md; memory of two groups;
-//! a file that can't be had is named and the next one follows; while no server answers, no file is
-//! passed over.
+//! Must hold: the files of the rank, or of its worker, each once, in the order of docs/ORDER.md;
+//! memory of two groups; a file that can't be had is named and the next one follows; while no
+//! server answers, no file is passed over.
 
 mod fetch;
 mod group;
@@ -19,7 +19,7 @@ use bytes::Bytes;
 use dl_format::FilePath;
 
 use crate::error::{Error, Kind};
-use crate::order::{Cursor, Order, OrderSettings, Partition, ResumeToken, Selection};
+use crate::order::{Cursor, Order, OrderSettings, Partition, ResumeToken, Selection, Worker};
 use crate::remote::ahead::Ahead;
 use crate::remote::dataset::Dataset;
 use crate::remote::lookup::dataset_address;
@@ -27,13 +27,15 @@ use crate::remote::process::PerProcess;
 use crate::snapshot::Snapshot;
 use fetch::{Reader, Source};
 
-/// What one rank reads in an epoch.
+/// What one rank, or a worker of its loader, reads in an epoch.
 #[derive(Debug, Clone)]
 pub struct ShuffleOptions {
     /// Of all ranks of the task.
     pub order: OrderSettings,
     /// Which of them this is, counted from 0.
     pub rank: u32,
+    /// The rank's worker that this is; none reads all of the rank's files.
+    pub worker: Option<Worker>,
     /// The files to read; none for all.
     pub selection: Option<Selection>,
     /// Where to go on, with any number of ranks. Its seed, epoch and group count, and not those of
@@ -45,7 +47,7 @@ impl ShuffleOptions {
     /// Everything, for one process. Twice `group` chunks are held in memory.
     pub fn new(seed: u64, epoch: u64, group: u32) -> Self {
         let order = OrderSettings::new(seed, epoch, group);
-        Self { order, rank: 0, selection: None, resume: None }
+        Self { order, rank: 0, worker: None, selection: None, resume: None }
     }
 
     /// The share of one of `world` processes. Each is a node of its own, so that every chunk but
@@ -55,6 +57,14 @@ impl ShuffleOptions {
         self.rank = rank;
         self.order.world = world;
         self.order.partition = Partition::Local { nodes: world };
+        self
+    }
+
+    /// The share of one of `workers` processes of the rank, which a loader asks for batches of
+    /// `batch` files in turns. Each of them fetches the chunks of the rank for itself.
+    #[must_use]
+    pub fn of_worker(mut self, number: u32, workers: u32, batch: u32) -> Self {
+        self.worker = Some(Worker { number, workers, batch });
         self
     }
 }
@@ -73,8 +83,8 @@ pub struct EpochFile {
     pub bytes: Result<Bytes, Error>,
 }
 
-/// The files of one rank in one epoch, in their order. Cheap to clone; clones share it, and each
-/// file is handed to one of them. Usable from any thread.
+/// The files of one rank, or of one of its workers, in one epoch, in their order. Cheap to clone;
+/// clones share it, and each file is handed to one of them. Usable from any thread.
 ///
 /// While it lives, reads of files along the order through the handle that it was made with are
 /// answered from the chunks that it fetches. A process that is forked off begins where its parent
@@ -89,6 +99,7 @@ struct Inner {
     order: Arc<Order>,
     first_files: Arc<[u32]>,
     rank: u32,
+    worker: Worker,
     selection: String,
     /// As far as any process of this line of forks has come.
     position: AtomicU64,
@@ -107,9 +118,10 @@ impl Dataset {
     ///
     /// # Errors
     /// [`Kind::Invalid`] without a snapshot and for what has no order, [`Kind::Conflict`] for a
-    /// token of another dataset, version or selection.
+    /// token of another dataset, version or selection, [`Kind::Corrupt`] for a snapshot whose chunks
+    /// don't hold each file once.
     pub fn shuffle(&self, options: ShuffleOptions) -> Result<Epoch, Error> {
-        let ShuffleOptions { mut order, rank, selection, resume } = options;
+        let ShuffleOptions { mut order, rank, worker, selection, resume } = options;
         let address = dataset_address(&self.info().name);
         let failed =
             |kind, why: &dyn Display| Error::new(kind, "shuffle", &address, why.to_string());
@@ -135,9 +147,10 @@ impl Dataset {
         let epoch = Inner {
             dataset: self.clone(),
             snapshot,
-            order: Arc::new(made.map_err(|why| failed(Kind::Invalid, &why))?),
+            order: Arc::new(made.map_err(|why| failed(why.kind(), &why))?),
             first_files,
             rank,
+            worker: worker.unwrap_or(Worker::ONLY),
             selection: label,
             position: AtomicU64::new(0),
             reader: PerProcess::new(),
@@ -152,9 +165,9 @@ impl Dataset {
 
 impl Inner {
     fn cursor(&self) -> Result<Cursor, Error> {
-        Cursor::new(Arc::clone(&self.order), self.rank).map_err(|why| {
+        Cursor::of_worker(Arc::clone(&self.order), self.rank, self.worker).map_err(|why| {
             let address = dataset_address(&self.dataset.info().name);
-            Error::new(Kind::Invalid, "shuffle", address, why)
+            Error::new(why.kind(), "shuffle", address, why)
         })
     }
 
@@ -198,12 +211,13 @@ impl Epoch {
         // For a process that is forked off.
         self.0.position.store(reader.window.position(), Ordering::Relaxed);
         let (bytes, path) = (read?, self.0.snapshot.path(number)?);
+        let position = self.0.worker.of_rank(position);
         Ok(Some(EpochFile { position, number, path, bytes }))
     }
 
-    /// Files that the rank reads, from where the epoch begins or goes on.
+    /// Files that are handed out here, from where the epoch begins or goes on.
     pub fn length(&self) -> u64 {
-        self.0.order.length()
+        self.0.worker.share(self.0.order.length())
     }
 
     /// How many of them were handed out, one after the other.
@@ -225,8 +239,8 @@ impl Epoch {
         &self.0.snapshot
     }
 
-    /// Where the task is when each of its ranks has read the first `read` of its files; the
-    /// [`EpochFile::position`] of a file is how many come before it.
+    /// Where the task is when each of its ranks, by all of its workers, has read the first `read` of
+    /// its files; the [`EpochFile::position`] of a file is how many come before it.
     pub fn token(&self, read: u64) -> ResumeToken {
         let settings = self.0.order.settings();
         ResumeToken {

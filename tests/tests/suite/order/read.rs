@@ -12,7 +12,7 @@ use dl_tests::cluster::{Cluster, parts};
 use dl_tests::dice::Dice;
 use dl_tests::rounds;
 use libdiesel::{
-    Client, Dataset, FilePath, Kind, OrderSettings, Partition, ResumeToken, Selection,
+    Client, Dataset, DirPath, FilePath, Kind, OrderSettings, Partition, ResumeToken, Selection,
     ShuffleOptions, SnapshotCache, Tail,
 };
 
@@ -130,15 +130,13 @@ fn an_epoch_goes_on_with_the_bytes_of_what_was_not_read() -> Result<()> {
         for rank in 0..other {
             let mut options = ShuffleOptions { resume: resume.clone(), ..options(rank, other) };
             options.order.tail = Tail::Pad;
-            if let Ok(epoch) = reader.shuffle(options) {
-                read.extend(scene::rest(&epoch, &scene.files)?);
-            }
+            read.extend(scene::rest(&reader.shuffle(options)?, &scene.files)?);
         }
         let all: BTreeSet<u32> = read.into_iter().collect();
         let selected = selection.as_ref().map_or(files, |selection| selection.count(0..files));
-        // What is too little to pad for all is read by none; the rest of a share is dropped.
+        // What the first ranks would have dropped is left, too.
         let left_out = selected as usize - all.len();
-        ensure!(left_out < (world + other) as usize, "round {round}: {left_out} left out");
+        ensure!(left_out == 0, "round {round}: {left_out} left out");
     }
     Ok(())
 }
@@ -161,6 +159,77 @@ fn every_partition_is_read() -> Result<()> {
         }
         ensure!(read.len() == scene.files.len(), "{partition:?}: {} files", read.len());
     }
+    Ok(())
+}
+
+/// Keeps S-42: the processes of a loader, which is asked for batches in turns, and which ends in the
+/// middle of an epoch that another number of them goes on with.
+#[test]
+fn workers_of_a_rank_share_its_files_by_batches() -> Result<()> {
+    const BATCH: usize = 16;
+    let scene = Scene::new(scene::files(1_000, 9_000)?)?;
+    let reader = scene.reader()?;
+    let options = ShuffleOptions::new(3, 0, 4).of_rank(1, 2);
+    let whole: Vec<u32> = reader.shuffle(options.clone())?.cursor()?.collect();
+    let (mut read, mut resume) = (Vec::new(), None);
+    for workers in [3, 2] {
+        let options = ShuffleOptions { resume: resume.take(), ..options.clone() };
+        let epochs = (0..workers)
+            .map(|number| {
+                Ok(reader.shuffle(options.clone().of_worker(number, workers, BATCH as u32))?)
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let length: u64 = epochs.iter().map(|epoch| epoch.length()).sum();
+        ensure!(length as usize == whole.len() - read.len(), "{length} files are left");
+        let before = read.len();
+        let batches = if workers == 3 { 10 } else { usize::MAX };
+        for epoch in epochs.iter().cycle().take(batches) {
+            let of_batch = BATCH.min(whole.len() - read.len());
+            for _ in 0..of_batch {
+                let file = epoch.next()?.context("a worker has too few files")?;
+                ensure!(file.position as usize == read.len() - before, "{}", file.position);
+                let bytes = file.bytes?;
+                ensure!(
+                    scene.files.get(&file.path).is_some_and(|put| *put == bytes),
+                    "{}",
+                    file.path
+                );
+                read.push(file.number);
+            }
+            if of_batch == 0 {
+                break;
+            }
+        }
+        resume = epochs.first().map(|epoch| epoch.token((read.len() - before) as u64));
+    }
+    ensure!(read == whole, "{} of {} files", read.len(), whole.len());
+    let refused = reader.shuffle(options.of_worker(2, 2, 16)).err().context("no such worker")?;
+    ensure!(refused.kind() == Kind::Invalid, "{refused:?}");
+    Ok(())
+}
+
+/// Keeps S-42: what is selected by several prefixes.
+#[test]
+fn the_files_of_some_folders_are_an_epoch() -> Result<()> {
+    let scene = Scene::new(scene::files(1_000, 2_000)?)?;
+    let reader = scene.reader()?;
+    let folder = |path: &'static str| anyhow::Ok(DirPath::from(FilePath::new(path)?));
+    let folders = [folder("train/002")?, folder("train/007")?, folder("train/002")?];
+    let snapshot = reader.snapshot().context("it has one")?;
+    let selection = Some(snapshot.select(&folders)?);
+    let options = ShuffleOptions { selection, ..ShuffleOptions::new(1, 0, 2) };
+    let mut read = BTreeSet::new();
+    for number in scene::rest(&reader.shuffle(options)?, &scene.files)? {
+        ensure!(read.insert(snapshot.path(number)?), "file {number} came twice");
+    }
+    let of_folders = |path: &&FilePath| {
+        ["train/002/", "train/007/"].iter().any(|prefix| path.to_string().starts_with(prefix))
+    };
+    let expected: BTreeSet<FilePath> = scene.files.keys().filter(of_folders).cloned().collect();
+    ensure!(expected.len() == 200 && read == expected, "{} files", read.len());
+    let missing = [folder("train/002")?, folder("train/none")?];
+    let refused = snapshot.select(&missing).err().context("it is not there")?;
+    ensure!(refused.kind() == Kind::NotFound && refused.subject() == "train/none", "{refused:?}");
     Ok(())
 }
 
