@@ -20,6 +20,10 @@ use classes::Classes;
 use ideal::Ideal;
 use sample::Sample;
 
+/// Files of a window, unless somebody says otherwise, and windows that there are at least.
+const WINDOW: u32 = 256;
+const WINDOWS_LEAST: u32 = 8;
+
 /// What is to be measured.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReportOptions {
@@ -29,8 +33,10 @@ pub struct ReportOptions {
     pub epoch: u64,
     /// Chunks whose files are shuffled together, at least 1.
     pub group: u32,
-    /// Files in a row that are looked at together, such as a batch; at least 1.
-    pub window: u32,
+    /// Files in a row that are looked at together, such as a batch; at least 1. None: 256, or an
+    /// eighth of the files where that is less, as the classes of a few large windows are those of
+    /// the dataset, however they come.
+    pub window: Option<u32>,
     /// What the advised group reaches of a full shuffle's [`Randomness::effective`]: above 0, at
     /// most 1.
     pub share: f64,
@@ -47,7 +53,7 @@ impl Default for ReportOptions {
             seed: 0,
             epoch: 0,
             group: DEFAULT_GROUP,
-            window: 256,
+            window: None,
             share: 0.9,
             class_depth: None,
             files_max: 1 << 24,
@@ -107,6 +113,8 @@ pub struct ShuffleReport {
     pub classes: u32,
     /// Files of the order, from its beginning, that were measured.
     pub measured: u32,
+    /// Files in a row that were looked at together.
+    pub window: u32,
     /// With groups of one chunk: shows how the files were written, as each chunk is read by itself.
     pub chunk_by_chunk: Randomness,
     /// With the groups that were asked for.
@@ -115,7 +123,7 @@ pub struct ShuffleReport {
     pub full: Randomness,
     /// Memory for the groups that were asked for.
     pub bytes: GroupBytes,
-    /// None when no group among the measured files reaches that share.
+    /// None when no group among the measured files reaches that share, or there is one class.
     pub advice: Option<Advice>,
 }
 
@@ -124,15 +132,16 @@ impl ShuffleReport {
     /// each reads a stretch of it.
     ///
     /// # Errors
-    /// [`Kind::Invalid`] for options that no order has and for a selection without files, and those
-    /// of [`Snapshot::number`].
+    /// [`Kind::Invalid`] for options that no order has and for a selection without files,
+    /// [`Kind::Corrupt`] for a snapshot whose chunks don't hold each file once, and those of
+    /// [`Snapshot::number`].
     pub fn of(
         snapshot: &Snapshot,
         selection: Arc<Selection>,
         options: ReportOptions,
     ) -> Result<Self, Error> {
         let invalid = |why: &str| Error::new(Kind::Invalid, "report on", "the order", why);
-        if options.window == 0 || !(options.share > 0.0 && options.share <= 1.0) {
+        if options.window == Some(0) || !(options.share > 0.0 && options.share <= 1.0) {
             return Err(invalid(
                 "a window has at least one file, and the share is above 0, at most 1",
             ));
@@ -144,8 +153,7 @@ impl ShuffleReport {
         let settings = OrderSettings::new(options.seed, options.epoch, options.group);
         let first_files = snapshot.first_files()?;
         let order = Order::new(Arc::clone(&first_files), Arc::clone(&selection), settings);
-        let order =
-            order.map_err(|why| Error::new(Kind::Invalid, "report on", "the order", why))?;
+        let order = order.map_err(|why| Error::new(why.kind(), "report on", "the order", why))?;
         let (chunks, starts) = order.sequence();
         let measured = Self::measured_chunks(starts, &options);
         let (measured_chunks, measured_starts) = (
@@ -180,10 +188,14 @@ impl ShuffleReport {
             chunks: chunks.len() as u32,
             classes: classes.sizes().len() as u32,
             measured: sample.files() as u32,
+            window: sample.window(),
             chunk_by_chunk: sample.randomness(1),
             order: sample.randomness(options.group),
             bytes: group_bytes(&bytes, options.group),
-            advice: advise(&sample, &bytes, full.effective, options.share),
+            advice: match classes.sizes().len() {
+                0 | 1 => None,
+                _ => advise(&sample, &bytes, full.effective, options.share),
+            },
             full,
             options,
         })
@@ -196,15 +208,18 @@ impl ShuffleReport {
         enough.max(1).next_multiple_of(options.group as usize).min(chunks)
     }
 
-    /// What the order reaches of a full shuffle's [`Randomness::effective`].
-    pub fn share(&self) -> f64 {
-        self.order.effective / self.full.effective
+    /// What the order reaches of a full shuffle's [`Randomness::effective`]; none for files of one
+    /// class, of whose mix nothing is known.
+    pub fn share(&self) -> Option<f64> {
+        (self.classes > 1).then(|| self.order.effective / self.full.effective)
     }
 
     /// Whether files of one class were written together, and the groups are too small to make up
-    /// for it: the order doesn't reach the share that was asked for.
+    /// for it: the order doesn't reach the share that was asked for. One group of all chunks is a
+    /// full shuffle.
     pub fn is_too_small(&self) -> bool {
-        self.share() < self.options.share
+        let is_full = self.options.group >= self.chunks;
+        !is_full && self.share().is_some_and(|share| share < self.options.share)
     }
 }
 
@@ -213,7 +228,8 @@ fn advise(sample: &Sample<'_>, bytes: &[u64], full: f64, share: f64) -> Option<A
     let reached = |group: usize| sample.effective(group as u32) / full;
     let (mut below, mut enough) = (0, bytes.len());
     let mut best = reached(enough);
-    if best < share {
+    // By chance a full shuffle of few files reaches less.
+    if best < share && !sample.is_all() {
         return None;
     }
     while enough - below > 1 {

@@ -4,9 +4,9 @@
 
 use std::ops::Range;
 
-use super::Randomness;
 use super::classes::Classes;
 use super::mix::Tally;
+use super::{Randomness, WINDOW, WINDOWS_LEAST};
 use crate::order::{Order, Selection};
 
 /// Some of the shuffled chunks, from the first one on.
@@ -30,7 +30,7 @@ impl<'a> Sample<'a> {
         first_files: &[u32],
         (chunks, starts): (&[u32], &'a [u64]),
         classes: &'a Classes,
-        window: u32,
+        window: Option<u32>,
     ) -> Self {
         let mut total = 0;
         let before: Vec<u64> = first_files
@@ -45,7 +45,9 @@ impl<'a> Sample<'a> {
             .collect();
         let written = |chunk: &u32| before.get(*chunk as usize).copied().unwrap_or_default();
         let files = starts.last().copied().unwrap_or(0);
-        let window = u32::try_from(files).map_or(window, |files| window.min(files));
+        let most = u32::try_from(files).unwrap_or(u32::MAX);
+        let usual = || WINDOW.min((most / WINDOWS_LEAST).max(2));
+        let window = window.unwrap_or_else(usual).min(most);
         let is_all = chunks.len() == order.sequence().0.len();
         Self {
             order,
@@ -55,6 +57,11 @@ impl<'a> Sample<'a> {
             window,
             is_all,
         }
+    }
+
+    /// Whether it is the whole order.
+    pub(super) fn is_all(&self) -> bool {
+        self.is_all
     }
 
     /// Files of a window: no more than there are.

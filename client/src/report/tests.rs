@@ -87,7 +87,7 @@ fn written(classes: &[usize], per_chunk: usize, sorted: bool) -> Snapshot {
 
 fn options(group: u32, window: u32) -> ReportOptions {
     let class_depth = Some(2);
-    ReportOptions { seed: 5, group, window, class_depth, ..ReportOptions::default() }
+    ReportOptions { seed: 5, group, window: Some(window), class_depth, ..ReportOptions::default() }
 }
 
 fn report(snapshot: &Snapshot, options: ReportOptions) -> ShuffleReport {
@@ -118,7 +118,7 @@ fn plainly(snapshot: &Snapshot, selected: &[u32], options: &ReportOptions) -> Ra
     let apart = selected.windows(2).filter(|two| chunk(two[0]) == chunk(two[1]));
     let apart = apart.map(|two| read[&two[0]].abs_diff(read[&two[1]]) as f64);
     let runs: Vec<f64> = classes.chunk_by(|a, b| a == b).map(|run| run.len() as f64).collect();
-    let window = (options.window as usize).min(files.len());
+    let window = options.window.map_or(256, |window| window as usize).min(files.len());
     let (mut distinct, mut simpson) = (Vec::new(), Vec::new());
     for window in classes.chunks_exact(window) {
         let mut counts: HashMap<&str, f64> = HashMap::new();
@@ -214,12 +214,12 @@ fn what_a_full_shuffle_gives_is_the_mean_of_many() {
 fn a_sorted_dataset_needs_groups_of_the_size_that_is_advised() {
     let snapshot = written(&[64; 20], 8, true);
     let found = report(&snapshot, options(4, 32));
-    assert!(found.is_too_small() && found.share() < 0.5, "{found:?}");
+    assert!(found.is_too_small() && found.share() < Some(0.5), "{found:?}");
     let advice = found.advice.expect("all chunks together are a full shuffle");
     assert!(advice.group > 4 && advice.share >= 0.9, "{advice:?}");
     let with = |group| report(&snapshot, options(group, 32));
     assert!(!with(advice.group).is_too_small());
-    assert_eq!(with(advice.group).share(), advice.share);
+    assert_eq!(with(advice.group).share(), Some(advice.share));
     assert!(with(advice.group - 1).is_too_small(), "no smaller one does");
     assert!(!with(snapshot.chunks()).is_too_small());
     // To ask for less takes less.
@@ -236,6 +236,43 @@ fn a_dataset_that_was_written_shuffled_does_with_any_groups() {
     // Neighbours stay within a chunk of each other all the same.
     let apart = |of: &Randomness| of.apart.unwrap_or_default();
     assert!(apart(&found.order) < 12.0 && apart(&found.full) > 400.0, "{found:?}");
+}
+
+#[test]
+fn of_files_of_one_class_nothing_is_advised() {
+    let snapshot = written(&[300], 10, true);
+    for group in [1, 30] {
+        let found = report(&snapshot, options(group, 32));
+        assert_eq!((found.classes, found.share(), found.advice), (1, None, None), "{found:?}");
+        assert!(!found.is_too_small());
+    }
+}
+
+#[test]
+fn a_small_dataset_of_small_classes_is_looked_at_in_smaller_windows() {
+    // 256 files in a row are nearly all that there are.
+    let sorted = written(&[10; 28], 10, true);
+    let usual = |group| ReportOptions { window: None, ..options(group, 1) };
+    let found = report(&sorted, usual(1));
+    assert_eq!((found.window, found.chunk_by_chunk.longest_run), (35, 10.0), "{found:?}");
+    assert!(found.is_too_small() && found.share() < Some(0.5), "{found:?}");
+    let advice = found.advice.expect("all chunks together are a full shuffle");
+    assert!(advice.group > 4, "{advice:?}");
+    let advised = report(&sorted, usual(advice.group));
+    assert!(!advised.is_too_small() && advised.order.mean_run < 1.3, "{advised:?}");
+    // A batch that is as large is taken at its word.
+    let batch = report(&sorted, options(1, 256));
+    assert_eq!((batch.window, batch.is_too_small()), (256, false), "{batch:?}");
+    for (classes, window) in [(&[2_000, 2_000][..], 256), (&[1_000; 2], 250), (&[1; 3], 2)] {
+        let found = report(&written(classes, 10, true), usual(1));
+        assert_eq!(found.window, window, "{classes:?}");
+    }
+    // One group of all chunks is a full shuffle, whatever few windows happen to hold.
+    for seed in 0..50 {
+        let few = written(&[5, 5], 3, true);
+        let whole = report(&few, ReportOptions { seed, ..usual(few.chunks()) });
+        assert!(!whole.is_too_small() && whole.advice.is_some(), "{whole:?}");
+    }
 }
 
 #[test]

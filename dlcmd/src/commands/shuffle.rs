@@ -9,7 +9,7 @@ use std::num::NonZeroU32;
 
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use libdiesel::{Cursor, DEFAULT_GROUP, Order, OrderSettings, ReportOptions, Selection};
+use libdiesel::{Cursor, DEFAULT_GROUP, Kind, Order, OrderSettings, ReportOptions, Selection};
 use std::sync::Arc;
 
 use super::not_there;
@@ -62,9 +62,10 @@ pub(crate) struct Arguments {
     #[arg(long, conflicts_with = "null")]
     report: bool,
 
-    /// Files in a row among which classes are counted, such as a batch
-    #[arg(long, value_name = "FILES", default_value = "256", requires = "report")]
-    window: NonZeroU32,
+    /// Files in a row among which classes are counted, such as a batch [default: 256, or an eighth
+    /// of the files]
+    #[arg(long, value_name = "FILES", requires = "report")]
+    window: Option<NonZeroU32>,
 
     /// Folders of a path, from the dataset's root, that name a class [default: all of them]
     #[arg(long, value_name = "FOLDERS", requires = "report")]
@@ -91,15 +92,16 @@ pub(crate) fn run(
     let selection = match folder.path {
         None => Selection::all(snapshot.files()),
         Some(_) => {
-            let files = snapshot.below(&folder.folder())?;
-            let files = files.ok_or_else(|| not_there("shuffle", &folder))?;
-            let selected = Selection::of(snapshot.files(), files.into_iter().flatten());
-            selected.map_err(|why| Failure::failed(format!("shuffle {folder}: {why}")))?
+            let selected = snapshot.select(&[folder.folder()]);
+            selected.map_err(|why| match why.kind() {
+                Kind::NotFound => not_there("shuffle", &folder),
+                _ => why.into(),
+            })?
         }
     };
     let group = group_size.get();
     if report {
-        let window = window.get();
+        let window = window.map(NonZeroU32::get);
         let options =
             ReportOptions { seed, epoch, group, window, class_depth, ..ReportOptions::default() };
         return report::run(&folder, snapshot, Arc::new(selection), options, out);

@@ -30,13 +30,14 @@ struct Line {
     chunk_by_chunk: Column,
     order: Column,
     full: Column,
-    /// Of what a full shuffle gives, 0 to 1.
-    share: f64,
+    /// Of what a full shuffle gives, 0 to 1; absent when all files are of one class.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    share: Option<f64>,
     /// From which on nothing is warned of.
     wanted_share: f64,
     group_bytes: u64,
     two_groups_bytes: u64,
-    /// Absent when no group reaches the share that is asked for.
+    /// Absent when no group reaches the share that is asked for, or there is one class.
     #[serde(skip_serializing_if = "Option::is_none")]
     advice: Option<Advised>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -93,7 +94,7 @@ impl Line {
             seed: options.seed,
             epoch: options.epoch,
             group_size: options.group,
-            window: options.window,
+            window: report.window,
             class_depth: options.class_depth,
             files: report.files,
             chunks: report.chunks,
@@ -156,7 +157,7 @@ fn table(folder: &Address, report: &ShuffleReport, out: &mut Output<'_>) -> Resu
         "\n{:36}{:>15}{:>15}{:>15}",
         "", "chunk by chunk", "order", "full shuffle"
     ))?;
-    let window = counted(options.window.into(), "file");
+    let window = counted(report.window.into(), "file");
     let rows: [(String, Figure); 6] = [
         ("files moved, mean distance".to_owned(), |of| Some(of.moved)),
         ("written neighbours, mean distance".to_owned(), |of| of.apart),
@@ -170,7 +171,9 @@ fn table(folder: &Address, report: &ShuffleReport, out: &mut Output<'_>) -> Resu
             .map(|of| value(of).map_or_else(|| "-".to_owned(), number));
         out.line(format_args!("{name:36}{one:>15}{order:>15}{full:>15}"))?;
     }
-    out.line(format_args!("\nmix:       {} of a full shuffle's", percent(report.share())))?;
+    let mix = report.share().map(|share| format!("{} of a full shuffle's", percent(share)));
+    let mix = mix.unwrap_or_else(|| "nothing is known of one class".to_owned());
+    out.line(format_args!("\nmix:       {mix}"))?;
     out.line(format_args!("memory:    {}", memory(report.bytes)))?;
     let wanted = percent(options.share);
     match &report.advice {
@@ -179,6 +182,7 @@ fn table(folder: &Address, report: &ShuffleReport, out: &mut Output<'_>) -> Resu
             let memory = memory(advice.bytes);
             out.line(format_args!("advice:    groups of {group} reach {wanted}: {memory}"))?;
         }
+        None if report.classes < 2 => {}
         None => out.line(format_args!("advice:    no group among these files reaches {wanted}"))?,
     }
     match warning(folder, report) {
@@ -188,9 +192,7 @@ fn table(folder: &Address, report: &ShuffleReport, out: &mut Output<'_>) -> Resu
 }
 
 fn warning(folder: &Address, report: &ShuffleReport) -> Option<String> {
-    if !report.is_too_small() {
-        return None;
-    }
+    let share = report.share().filter(|_| report.is_too_small())?;
     let larger = match &report.advice {
         Some(advice) => format!("--group-size {} or more", advice.group),
         None => "larger groups".to_owned(),
@@ -199,7 +201,7 @@ fn warning(folder: &Address, report: &ShuffleReport) -> Option<String> {
         "the files of {folder} were put sorted by class, and groups of {} mix them to {} of what a \
          full shuffle gives: read it with {larger}, or put it in random order",
         counted(report.options.group.into(), "chunk"),
-        percent(report.share()),
+        percent(share),
     ))
 }
 

@@ -97,6 +97,12 @@ fn small_groups_of_a_sorted_dataset_are_warned_of_with_what_to_do() -> Result<()
         ensure!(!fine.contains("warning"), "{words:?}: {fine}");
         ensure!(fine.contains("classes in "), "{words:?}: {fine}");
     }
+    // Of one class nothing is said that could be taken for good.
+    let of_class = ["dl://sorted/train/c3", "--group-size", "1"];
+    let one = text(&of_class)?.text();
+    ensure!(one.contains("mix:       nothing is known") && !one.contains("advice"), "{one}");
+    let one = scene.report(of_class[0], &of_class[1..])?;
+    ensure!(one.get("share").is_none() && one.get("advice").is_none(), "{one}");
     let mixed = scene.report("dl://mixed", &["--group-size", "1"])?;
     ensure!(mixed.get("warning").is_none() && mixed["advice"]["group_size"] == 1, "{mixed}");
     Ok(())
