@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::cluster::clock;
+use crate::rounds;
 
 /// How long a program may take to do what takes it a moment.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -338,6 +339,25 @@ impl TryFrom<Output> for Ended {
 pub fn run(command: &mut Command) -> Result<Ended> {
     let output = command.stdin(Stdio::null()).output();
     output.with_context(|| format!("run {command:?}"))?.try_into()
+}
+
+/// Runs a command to its end; gives the most memory it was seen with, in bytes.
+///
+/// # Errors
+/// When it can't be started, does not end, or ends with another code than 0.
+pub fn peak_of(command: &mut Command) -> Result<u64> {
+    let command = command.stdin(Stdio::null()).stdout(Stdio::null());
+    let mut process = Process::start(command)?;
+    let (clock, mut peak) = (clock(), 0);
+    let until = clock.monotonic() + Duration::from_secs(rounds(300, 3000));
+    while let Some(now) = process.peak_memory() {
+        peak = now.max(peak);
+        ensure!(clock.monotonic() < until, "it does not end");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let code = process.wait(PATIENCE)?;
+    ensure!(code == 0, "ended with {code}");
+    Ok(peak)
 }
 
 /// Runs a command to its end with this on its stdin.

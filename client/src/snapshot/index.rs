@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use dl_format::snapshot::{FileNumber, Snapshot as Format, SnapshotEntry};
+use dl_format::snapshot::{Entries, FileNumber, Snapshot as Format, SnapshotEntry};
 use dl_format::{
     DatasetId, DecodeError, DirPath, EntryVersion, FilePath, FileRecord, Stamp, Version,
 };
@@ -247,11 +247,10 @@ impl Snapshot {
         let Some(top) = self.format.directory(folder.as_bytes()).map_err(self.damaged())? else {
             return Ok(None);
         };
-        let (mut files, mut folders) = (Vec::new(), vec![(top, folder.as_bytes().to_vec())]);
-        while let Some((number, path)) = folders.pop() {
-            files.extend(self.format.runs_of(number).map_err(self.damaged())?);
-            let inside = self.format.folders(number, &path).map_err(self.damaged())?;
-            folders.extend(inside);
+        let (mut files, mut folders) = (Vec::new(), vec![top]);
+        while let Some(number) = folders.pop() {
+            files.extend(self.files_in(number)?);
+            folders.extend(self.folders_in(number)?);
         }
         Ok(Some(files))
     }
@@ -319,34 +318,32 @@ impl Snapshot {
             return Err(Error::new(kind, "list", folder, why));
         };
         let entries = self.format.entries(number, path).map_err(self.damaged())?;
-        let levels = vec![entries.into_iter()];
+        let levels = vec![entries];
         Ok(Walk { snapshot: Arc::clone(self), levels, recursive, names_only })
     }
 }
 
-/// A listing that is under way.
+/// A listing that is under way. It holds the names that come next, not those of all files.
 #[derive(Debug)]
 pub(crate) struct Walk {
     snapshot: Arc<Snapshot>,
-    levels: Vec<std::vec::IntoIter<SnapshotEntry>>,
+    levels: Vec<Entries>,
     recursive: bool,
     names_only: bool,
 }
 
-impl Walk {
-    fn enter(&mut self, number: u32, path: &[u8]) -> Result<(), Error> {
-        let snapshot = &self.snapshot;
-        let entries = snapshot.format.entries(number, path).map_err(snapshot.damaged())?;
-        self.levels.push(entries.into_iter());
-        Ok(())
-    }
-
-    fn file(&self, FileNumber(number): FileNumber, path: Vec<u8>) -> Result<ListEntry, Error> {
-        let record = match self.names_only {
+impl Snapshot {
+    fn entry(
+        &self,
+        FileNumber(number): FileNumber,
+        path: &[u8],
+        name_only: bool,
+    ) -> Result<ListEntry, Error> {
+        let record = match name_only {
             true => None,
-            false => Some(self.snapshot.record(number)?),
+            false => Some(self.record(number)?),
         };
-        Ok(ListEntry::File(self.snapshot.typed(path)?, record))
+        Ok(ListEntry::File(self.typed(path.to_vec())?, record))
     }
 }
 
@@ -354,27 +351,34 @@ impl Iterator for Walk {
     type Item = Result<ListEntry, Error>;
 
     fn next(&mut self) -> Option<Self::Item> {
+        let snapshot = &self.snapshot;
         loop {
-            let Some(entry) = self.levels.last_mut()?.next() else {
-                self.levels.pop();
-                continue;
-            };
-            let entry = match entry {
-                SnapshotEntry::File(number, path) => self.file(number, path),
-                SnapshotEntry::Directory(number, path) if self.recursive => {
-                    match self.enter(number, &path) {
-                        Ok(()) => continue,
-                        Err(error) => Err(error),
+            let found = match self.levels.last_mut()?.next(&snapshot.format) {
+                Ok(Some(SnapshotEntry::File(number, path))) => {
+                    snapshot.entry(number, path, self.names_only)
+                }
+                Ok(Some(SnapshotEntry::Directory(number, path))) if self.recursive => {
+                    match snapshot.format.entries(number, path) {
+                        Ok(entries) => {
+                            self.levels.push(entries);
+                            continue;
+                        }
+                        Err(why) => Err(damaged(&snapshot.name, why)),
                     }
                 }
-                SnapshotEntry::Directory(_, path) => {
-                    self.snapshot.typed(path).map(ListEntry::Folder)
+                Ok(Some(SnapshotEntry::Directory(_, path))) => {
+                    snapshot.typed(path.to_vec()).map(ListEntry::Folder)
                 }
+                Ok(None) => {
+                    self.levels.pop();
+                    continue;
+                }
+                Err(why) => Err(damaged(&snapshot.name, why)),
             };
-            if entry.is_err() {
+            if found.is_err() {
                 self.levels.clear();
             }
-            return Some(entry);
+            return Some(found);
         }
     }
 }

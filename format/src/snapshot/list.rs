@@ -1,4 +1,4 @@
-//! Paths of files by number, and the contents of directories.
+//! Paths of files by number, and the tree of directories.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -9,7 +9,15 @@ use super::names::{BlockReader, wrong};
 use super::read::{FileNumber, Snapshot};
 use super::section::SnapshotSection;
 use super::tree::{DirectoryRow, run_at};
-use crate::layout::SNAPSHOT_BLOCK_FILES;
+use crate::layout::{SNAPSHOT_BLOCK_FILES, SNAPSHOT_DIRECTORY_LEN, SNAPSHOT_RUN_LEN};
+
+/// A section of rows, what errors call them, and their length.
+type Rows = (SnapshotSection, &'static str, usize);
+
+const BLOCKS: Rows = (SnapshotSection::Blocks, "snapshot blocks", 8);
+const DIRECTORIES: Rows =
+    (SnapshotSection::Directories, "snapshot directories", SNAPSHOT_DIRECTORY_LEN);
+const RUNS: Rows = (SnapshotSection::Runs, "snapshot runs", SNAPSHOT_RUN_LEN);
 
 /// Goes through the paths of files in the order of their numbers, in one buffer.
 #[derive(Debug)]
@@ -39,34 +47,21 @@ impl<B: AsRef<[u8]>> Names<'_, B> {
     fn decode(&mut self) -> Result<(), DecodeError> {
         let place = self.next as usize;
         if place.is_multiple_of(SNAPSHOT_BLOCK_FILES) {
-            let block = self.snapshot.block(place / SNAPSHOT_BLOCK_FILES);
-            self.block = BlockReader::new(block.ok_or(wrong("a block lies outside of them"))?);
+            self.block = BlockReader::new(self.snapshot.names_at(place / SNAPSHOT_BLOCK_FILES)?);
         }
-        let coded = self.block.next()?;
+        let coded = self.block.next().map_err(|wrong| {
+            let block = self.snapshot.block(place / SNAPSHOT_BLOCK_FILES);
+            self.snapshot.located(wrong, block.unwrap_or_default())
+        })?;
         self.path.truncate(coded.shared);
         self.path.extend_from_slice(coded.rest);
         self.next = self.next.saturating_add(1);
         Ok(())
     }
-}
 
-/// A line of a directory's listing.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum SnapshotEntry {
-    /// A file and its path.
-    File(FileNumber, Vec<u8>),
-    /// A directory's number and its path.
-    Directory(u32, Vec<u8>),
-}
-
-impl SnapshotEntry {
-    /// What listings are sorted by: the path, with a slash behind that of a directory.
-    fn key(&self) -> impl Iterator<Item = &u8> {
-        let (path, slash): (&[u8], &[u8]) = match self {
-            Self::File(_, path) => (path, b""),
-            Self::Directory(_, path) => (path, b"/"),
-        };
-        path.iter().chain(slash)
+    /// Bytes of the block behind the path that was given last.
+    pub(super) fn left(&self) -> usize {
+        self.block.left()
     }
 }
 
@@ -94,7 +89,9 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
     /// When there is none of this number, or names are damaged.
     pub fn path(&self, number: FileNumber, path: &mut Vec<u8>) -> Result<(), DecodeError> {
         let mut names = self.names(number.0..number.0.saturating_add(1))?;
-        let (_, found) = names.next()?.ok_or(wrong("there is no such file"))?;
+        let nothing =
+            || self.located(wrong("there is no such file"), self.section(SnapshotSection::Names));
+        let (_, found) = names.next()?.ok_or_else(nothing)?;
         path.clear();
         path.extend_from_slice(found);
         Ok(())
@@ -112,6 +109,12 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         let (row, next) = self.directory_row(number)?;
         let names = self.section(SnapshotSection::DirectoryNames);
         names.get(row.name as usize..next.name as usize)
+    }
+
+    /// The same, or what is wrong.
+    pub(super) fn name_of(&self, number: u32) -> Result<&[u8], DecodeError> {
+        let name = self.directory_name(number);
+        name.ok_or_else(|| self.damaged(DIRECTORIES, number, "a name is not there"))
     }
 
     /// The number of a directory; none when there is no such. The root is the empty path.
@@ -137,8 +140,7 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         let Children(mut from, mut to) = self.children(number)?;
         while from < to {
             let middle = from.saturating_add(to.saturating_sub(from) / 2);
-            let name = self.directory_name(middle).ok_or(damaged("a name is not there"))?;
-            match name.cmp(wanted) {
+            match self.name_of(middle)?.cmp(wanted) {
                 Ordering::Less => from = middle.saturating_add(1),
                 Ordering::Greater => to = middle,
                 Ordering::Equal => return Ok(Some(middle)),
@@ -149,8 +151,10 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
 
     /// The directories in a directory, which come behind it.
     pub(super) fn children(&self, number: u32) -> Result<Children, DecodeError> {
-        let rows = self.directory_row(number).ok_or(damaged("there is no such directory"))?;
-        let (from, to) = (rows.0.child, rows.1.child);
+        let damaged = |problem| self.damaged(DIRECTORIES, number, problem);
+        let rows = self.directory_row(number);
+        let (row, next) = rows.ok_or_else(|| damaged("there is no such directory"))?;
+        let (from, to) = (row.child, next.child);
         if from <= number || to < from || to > self.directories {
             return Err(damaged("a directory's children are not behind it"));
         }
@@ -162,17 +166,21 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
     /// # Errors
     /// When the tree is damaged.
     pub fn runs_of(&self, directory: u32) -> Result<Vec<Range<u32>>, DecodeError> {
-        let rows = self.directory_row(directory).ok_or(damaged("there is no such directory"))?;
-        let (from, to) = (rows.0.run, rows.1.run);
+        let damaged = |problem| self.damaged(DIRECTORIES, directory, problem);
+        let rows = self.directory_row(directory);
+        let (row, next) = rows.ok_or_else(|| damaged("there is no such directory"))?;
+        let (from, to) = (row.run, next.run);
         if to < from || to > self.runs {
             return Err(damaged("a directory's runs are not where it says"));
         }
         let runs = self.section(SnapshotSection::Runs);
         (from..to)
             .map(|number| {
-                let (first, count) = run_at(runs, number).ok_or(damaged("a run is cut off"))?;
+                let damaged = |problem| self.damaged(RUNS, number, problem);
+                let run = run_at(runs, number);
+                let (first, count) = run.ok_or_else(|| damaged("a run is cut off"))?;
                 let end = first.checked_add(count).filter(|end| *end <= self.files());
-                Ok(first..end.ok_or(damaged("a run goes beyond the files"))?)
+                Ok(first..end.ok_or_else(|| damaged("a run goes beyond the files"))?)
             })
             .collect()
     }
@@ -185,38 +193,29 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         Ok(self.children(directory)?.numbers())
     }
 
-    /// The directories directly in a directory whose path is `path`, with their paths.
-    ///
-    /// # Errors
-    /// When the tree is damaged.
-    pub fn folders(&self, directory: u32, path: &[u8]) -> Result<Vec<(u32, Vec<u8>)>, DecodeError> {
-        let mut folders = Vec::new();
-        for number in self.children(directory)?.numbers() {
-            let name = self.directory_name(number).ok_or(damaged("a name is not there"))?;
-            let slash: &[u8] = if path.is_empty() { b"" } else { b"/" };
-            folders.push((number, [path, slash, name].concat()));
-        }
-        Ok(folders)
+    /// A block of names, by its number.
+    pub(super) fn names_at(&self, block: usize) -> Result<&[u8], DecodeError> {
+        let outside = "a block lies outside of the names";
+        let number = u32::try_from(block).unwrap_or(u32::MAX);
+        self.block(block).ok_or_else(|| self.damaged(BLOCKS, number, outside))
     }
 
-    /// The files and directories directly in a directory whose path is `path`, in byte order, a
-    /// directory as if its path ended in a slash.
-    ///
-    /// # Errors
-    /// When the snapshot is damaged.
-    pub fn entries(&self, directory: u32, path: &[u8]) -> Result<Vec<SnapshotEntry>, DecodeError> {
-        let mut entries = Vec::new();
-        for run in self.runs_of(directory)? {
-            let mut names = self.names(run)?;
-            while let Some((number, path)) = names.next()? {
-                entries.push(SnapshotEntry::File(number, path.to_vec()));
-            }
-        }
-        let folders = self.folders(directory, path)?.into_iter();
-        entries.extend(folders.map(|(number, path)| SnapshotEntry::Directory(number, path)));
-        // Already so unless files of one directory lie in several chunks.
-        entries.sort_by(|a, b| a.key().cmp(b.key()));
-        Ok(entries)
+    /// What is wrong with a row, at its place; or with all rows, where there is no such.
+    fn damaged(
+        &self,
+        (section, field, length): Rows,
+        number: u32,
+        problem: &'static str,
+    ) -> DecodeError {
+        let rows = self.section(section);
+        let row = rows.get((number as usize).saturating_mul(length)..).unwrap_or(rows);
+        self.located(DecodeError::new(field, 0, problem), row)
+    }
+
+    /// The error, at the offset of a part of the snapshot's bytes.
+    pub(super) fn located(&self, error: DecodeError, part: &[u8]) -> DecodeError {
+        let offset = part.as_ptr().addr().saturating_sub(self.bytes().as_ptr().addr());
+        DecodeError { offset: offset.min(self.bytes().len()) as u64, ..error }
     }
 }
 
@@ -228,8 +227,4 @@ impl Children {
     pub(super) fn numbers(self) -> Range<u32> {
         self.0..self.1
     }
-}
-
-fn damaged(problem: &'static str) -> DecodeError {
-    DecodeError::new("snapshot directories", 0, problem)
 }

@@ -5,6 +5,7 @@
 //! never a panic or a read outside; the same files of the same chunks give the same bytes.
 
 mod columns;
+mod entries;
 mod index;
 mod list;
 mod manifest;
@@ -18,7 +19,8 @@ mod verify;
 mod write;
 
 pub use columns::Observed;
-pub use list::{Names, SnapshotEntry};
+pub use entries::{Entries, SnapshotEntry};
+pub use list::Names;
 pub use manifest::Manifest;
 pub use read::{FileNumber, Snapshot, SnapshotFile};
 pub use section::{SnapshotSection, snapshot_padding};

@@ -93,6 +93,16 @@ impl<'a> BlockReader<'a> {
         Self { bytes, length: None }
     }
 
+    /// Reads what is left of a block behind a path of this length.
+    pub(super) fn behind(bytes: &'a [u8], length: usize) -> Self {
+        Self { bytes, length: Some(length) }
+    }
+
+    /// Bytes that are left of the block.
+    pub(super) fn left(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// The next name, or what is wrong with it.
     #[inline]
     pub(super) fn next(&mut self) -> Result<Coded<'a>, DecodeError> {
@@ -134,7 +144,7 @@ impl<'a> BlockReader<'a> {
     }
 }
 
-/// Offsets inside of names would say little: blocks are found by number.
+/// Where the block is, is for those to say who have the snapshot.
 pub(super) fn wrong(problem: &'static str) -> DecodeError {
     DecodeError::new("snapshot names", 0, problem)
 }

@@ -462,6 +462,7 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         let block = self.block(file / SNAPSHOT_BLOCK_FILES);
         let block = block.filter(|_| file < self.files as usize);
         let block = block.ok_or(DecodeError::new("snapshot index", file, "leads to no file"))?;
-        is_at(block, file % SNAPSHOT_BLOCK_FILES, path)
+        let is_it = is_at(block, file % SNAPSHOT_BLOCK_FILES, path);
+        is_it.map_err(|wrong| self.located(wrong, block))
     }
 }

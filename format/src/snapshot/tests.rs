@@ -160,10 +160,14 @@ fn compare(snapshot: &Snapshot<Bytes>, chunks: &Chunks) {
 
 fn walk(snapshot: &Snapshot<Bytes>, directory: u32, path: &[u8], walked: &mut Vec<Vec<u8>>) {
     assert_eq!(snapshot.directory(path).unwrap(), Some(directory));
-    for entry in snapshot.entries(directory, path).unwrap() {
+    let mut entries = snapshot.entries(directory, path).unwrap();
+    while let Some(entry) = entries.next(snapshot).unwrap() {
         match entry {
-            SnapshotEntry::File(_, path) => walked.push(path),
-            SnapshotEntry::Directory(number, path) => walk(snapshot, number, &path, walked),
+            SnapshotEntry::File(number, path) => {
+                assert_eq!(snapshot.lookup(path), Ok(Some(number)));
+                walked.push(path.to_vec());
+            }
+            SnapshotEntry::Directory(number, path) => walk(snapshot, number, path, walked),
         }
     }
 }
@@ -238,7 +242,18 @@ proptest! {
                 prop_assert!(!is_whole || found.is_ok());
             }
         }
-        let _ = snapshot.directory(b"a/b").map(|number| number.map(|number| snapshot.entries(number, b"a/b")));
+        for directory in 0..snapshot.directories().min(100) {
+            let Ok(mut entries) = snapshot.entries(directory, b"a/b") else { continue };
+            while let Ok(Some(_)) = entries.next(&snapshot) {}
+        }
+        if let Ok(Some(root)) = snapshot.directory(b"") {
+            let listed = snapshot.entries(root, b"");
+            let listed = listed.and_then(|mut entries| {
+                while entries.next(&snapshot)?.is_some() {}
+                Ok(())
+            });
+            prop_assert!(!is_whole || listed.is_ok());
+        }
     }
 }
 

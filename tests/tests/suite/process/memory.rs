@@ -1,33 +1,17 @@
 //! How much memory the programs take at most.
 
 use std::fs;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dl_meta::redis_testing::Cluster;
 use dl_tests::cluster::clock;
 use dl_tests::http::get;
-use dl_tests::program::{Process, Server, run};
+use dl_tests::program::{Server, peak_of, run};
 use dl_tests::{folder, rounds, tell};
 
 const MOST: u64 = 256 << 20;
-
-/// Runs a command to its end; gives the most memory it was seen with.
-fn peak_of(command: &mut Command) -> Result<u64> {
-    let command = command.stdin(Stdio::null()).stdout(Stdio::null());
-    let mut process = Process::start(command)?;
-    let (clock, mut peak) = (clock(), 0);
-    let until = clock.monotonic() + Duration::from_secs(rounds(300, 3000));
-    while let Some(now) = process.peak_memory() {
-        peak = now.max(peak);
-        ensure!(clock.monotonic() < until, "it does not end");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    let code = process.wait(Duration::from_secs(5))?;
-    ensure!(code == 0, "ended with {code}");
-    Ok(peak)
-}
 
 fn check(what: &str, peak: u64) -> Result<()> {
     tell(format_args!("{what}: at most {} MiB", peak >> 20));

@@ -5,6 +5,7 @@
 mod cli;
 mod fetched;
 mod killed;
+mod long;
 mod report;
 mod stored;
 
