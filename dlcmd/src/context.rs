@@ -229,7 +229,10 @@ impl Context {
     }
 
     fn by_snapshot(&self, address: &Address, file: &Path) -> Result<Dataset, Failure> {
-        let client = Client::unconnected(self.options.clone());
+        // With what it takes to look, no server is waited for longer than with other commands.
+        let connect_timeout = self.options.connect_timeout.saturating_sub(LOOK);
+        let client =
+            Client::unconnected(ConnectOptions { connect_timeout, ..self.options.clone() });
         let dataset = client.by_snapshot(&address.dataset, file, self.cache.as_ref());
         let dataset = dataset.map_err(|error| match error.kind() {
             Kind::Corrupt => {

@@ -104,14 +104,16 @@ impl<'a> Name<'a> {
 pub(crate) struct Dataset<'a> {
     name: &'a str,
     id: String,
-    /// RFC 3339, UTC.
-    created: String,
+    /// RFC 3339, UTC; absent, as the objects, where a snapshot was asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    created: Option<String>,
     /// The newest change, RFC 3339, UTC; absent while there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     changed: Option<String>,
     /// Changes with every change.
     version: String,
-    objects: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    objects: Option<u64>,
     /// Absent, as the bytes, when they can't be counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     files: Option<u64>,
@@ -137,16 +139,23 @@ impl<'a> From<&'a libdiesel::DatasetInfo> for Dataset<'a> {
         Self {
             name: info.name.as_str(),
             id: info.id.to_string(),
-            created: stamp_text(info.created),
+            created: Some(stamp_text(info.created)),
             changed: info.version.last_stamp().map(|stamp: Stamp| stamp_text(stamp)),
             version: info.version.to_string(),
-            objects: info.objects,
+            objects: Some(info.objects),
             files,
             bytes,
             chunk_size: info.shape.size(),
             alignment: info.shape.alignment(),
             problem,
         }
+    }
+}
+
+impl Dataset<'_> {
+    /// The same, as far as a snapshot knows it.
+    pub(crate) fn by_snapshot(self) -> Self {
+        Self { created: None, objects: None, ..self }
     }
 }
 

@@ -90,7 +90,7 @@ impl Client {
     }
 
     /// The same servers, of which none has been asked yet: the first request that needs one
-    /// connects.
+    /// connects, and takes no longer than that when none answers.
     pub fn unconnected(options: ConnectOptions) -> Self {
         Self { shared: Arc::new(Shared::new(options)) }
     }
@@ -265,13 +265,18 @@ mod tests {
     #[test]
     fn servers_that_refuse_cost_no_more_than_the_connect_timeout_and_are_all_named() {
         let servers = [refusing(), refusing()];
-        let clock = SystemClock::new();
-        let error = Client::connect(options(&servers)).unwrap_err();
-        assert!(clock.monotonic() < Duration::from_secs(2) + Duration::from_millis(200));
-        assert_eq!(error.kind(), Kind::Unreachable);
-        let why = error.source().unwrap().to_string();
-        for server in servers {
-            assert!(why.contains(&format!("{server}: Connection refused")), "{why}");
+        let later = Client::unconnected(options(&servers));
+        let connects = || Client::connect(options(&servers)).unwrap_err();
+        let asks = || later.dataset_names().unwrap_err();
+        for attempt in [&connects as &dyn Fn() -> Error, &asks] {
+            let clock = SystemClock::new();
+            let error = attempt();
+            assert!(clock.monotonic() < Duration::from_secs(2) + Duration::from_millis(200));
+            assert_eq!(error.kind(), Kind::Unreachable);
+            let why = error.source().unwrap().to_string();
+            for server in servers {
+                assert!(why.contains(&format!("{server}: Connection refused")), "{why}");
+            }
         }
     }
 

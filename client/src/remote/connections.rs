@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -54,6 +54,7 @@ pub(crate) struct Connections {
     on_retry: Option<OnRetry>,
     connect: Patience,
     usual: Patience,
+    is_met: Arc<AtomicBool>,
 }
 
 struct Server {
@@ -111,8 +112,12 @@ impl fmt::Debug for Connections {
 
 impl Connections {
     /// Opens nothing yet: connections are made when a request needs them, and again when they
-    /// broke.
-    pub(crate) fn new(options: &ConnectOptions, process: &Process) -> Result<Self, Error> {
+    /// broke. `is_met` says whether a server has answered before.
+    pub(crate) fn new(
+        options: &ConnectOptions,
+        process: &Process,
+        is_met: Arc<AtomicBool>,
+    ) -> Result<Self, Error> {
         let invalid = |subject: &str, why: String| {
             Error::new(Kind::Invalid, "connect to", subject, Failure::new(Kind::Invalid, why))
         };
@@ -163,6 +168,7 @@ impl Connections {
             on_retry: options.on_retry.clone(),
             connect: patience(options.connect_timeout),
             usual: patience(options.request_timeout),
+            is_met,
         })
     }
 
@@ -190,20 +196,39 @@ impl Connections {
             let addresses: Vec<_> = self.servers.iter().map(|server| &*server.address).collect();
             addresses.join(", ")
         };
-        self.call("connect to", addresses, self.connect, |mut server, this| async move {
-            // No dataset has an empty name: refused at once, which is the answer wanted here.
-            let request = this.request(GetDatasetRequest::default());
-            match this.limit().bound(this.clock.as_ref(), server.get_dataset(request)).await {
-                Ok(Err(status)) if is_refused(&status) || !is_answer(&status) => Err(status.into()),
-                Ok(_) => Ok(()),
-                Err(_) => Err(this.silence()),
-            }
-        })
-        .await
+        let met =
+            self.tried("connect to", addresses, self.connect, |mut server, this| async move {
+                // No dataset has an empty name: refused at once, which is the answer wanted here.
+                let request = this.request(GetDatasetRequest::default());
+                match this.limit().bound(this.clock.as_ref(), server.get_dataset(request)).await {
+                    Ok(Err(status)) if is_refused(&status) || !is_answer(&status) => {
+                        Err(status.into())
+                    }
+                    Ok(_) => Ok(()),
+                    Err(_) => Err(this.silence()),
+                }
+            });
+        met.await?;
+        self.is_met.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Tries until it succeeds, fails for good, or the time is over; each try at the next server.
+    /// Before a server has ever answered, one is waited for no longer than a connect may take.
     pub(crate) async fn call<T, Attempt: Future<Output = Result<T, Failure>>>(
+        &self,
+        action: &'static str,
+        subject: impl Fn() -> String,
+        patience: Patience,
+        attempt: impl Fn(Connection, Try) -> Attempt,
+    ) -> Result<T, Error> {
+        if !self.is_met.load(Ordering::Relaxed) {
+            Box::pin(self.check()).await?;
+        }
+        self.tried(action, subject, patience, attempt).await
+    }
+
+    async fn tried<T, Attempt: Future<Output = Result<T, Failure>>>(
         &self,
         action: &'static str,
         subject: impl Fn() -> String,

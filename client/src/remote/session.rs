@@ -3,6 +3,7 @@
 //! Must hold: after a fork the child makes connections of its own.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use crate::error::Error;
 use crate::remote::connections::Connections;
@@ -13,6 +14,8 @@ use crate::remote::process::{PerProcess, Process};
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) options: ConnectOptions,
+    /// Whether a server has ever answered, a parent of this process included.
+    is_met: Arc<AtomicBool>,
     connections: PerProcess<Arc<Connections>>,
 }
 
@@ -25,14 +28,14 @@ pub(crate) struct Session {
 
 impl Shared {
     pub(crate) fn new(options: ConnectOptions) -> Self {
-        Self { options, connections: PerProcess::new() }
+        Self { options, is_met: Arc::default(), connections: PerProcess::new() }
     }
 
     pub(crate) fn session(&self) -> Result<Session, Error> {
         let process = Process::current()?;
-        let connections = self
-            .connections
-            .get_or_make(|| Connections::new(&self.options, process).map(Arc::new))?;
+        let connections = self.connections.get_or_make(|| {
+            Connections::new(&self.options, process, Arc::clone(&self.is_met)).map(Arc::new)
+        })?;
         Ok(Session { process, connections: Arc::clone(connections) })
     }
 }

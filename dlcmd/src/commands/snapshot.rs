@@ -100,7 +100,7 @@ fn check(file: &Path) -> Result<Snapshot, Failure> {
 }
 
 /// Says what a snapshot is of.
-pub(super) fn show(snapshot: &Snapshot, out: &mut Output<'_>) -> Result<(), Failure> {
+fn show(snapshot: &Snapshot, out: &mut Output<'_>) -> Result<(), Failure> {
     if out.is_json() {
         return out.json("snapshot", &json::Snapshot::from(snapshot));
     }

@@ -7,7 +7,6 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use dl_format::FileRecord;
 use libdiesel::{Counts, DatasetInfo, StatItem};
 
-use super::snapshot::show;
 use super::{not_a_folder, not_there};
 use crate::address::Address;
 use crate::context::Context;
@@ -40,11 +39,9 @@ pub(crate) fn run(
     let address = arguments.address;
     let dataset = context.dataset(&address)?;
     let Some(path) = &address.path else {
-        if let Some(snapshot) = dataset.snapshot() {
-            show(snapshot, out)?;
-            return Ok(Exit::Done);
-        }
-        show_dataset(&dataset.count()?, out)?;
+        let by_snapshot = dataset.snapshot().is_some();
+        let info = if by_snapshot { dataset.info().clone() } else { dataset.count()? };
+        show_dataset(&info, by_snapshot, out)?;
         return Ok(Exit::Done);
     };
     match dataset.stat(path)? {
@@ -59,9 +56,16 @@ pub(crate) fn run(
     Ok(Exit::Done)
 }
 
-fn show_dataset(info: &DatasetInfo, out: &mut Output<'_>) -> Result<(), Failure> {
+/// Says what is known of a dataset. A snapshot knows neither when it was created nor what objects
+/// there are besides chunks with files.
+fn show_dataset(
+    info: &DatasetInfo,
+    by_snapshot: bool,
+    out: &mut Output<'_>,
+) -> Result<(), Failure> {
     if out.is_json() {
-        return out.json("dataset", &json::Dataset::from(info));
+        let told = json::Dataset::from(info);
+        return out.json("dataset", &if by_snapshot { told.by_snapshot() } else { told });
     }
     let (files, bytes) = match &info.counts {
         Counts::Known { files, bytes } => (files.to_string(), bytes.to_string()),
@@ -69,22 +73,22 @@ fn show_dataset(info: &DatasetInfo, out: &mut Output<'_>) -> Result<(), Failure>
         Counts::Unknown(problem) => (problem.clone(), problem.clone()),
     };
     let changed = info.version.last_stamp().map_or_else(|| "never".to_owned(), stamp_text);
-    lines(
-        out,
-        &[
-            ("type", "dataset"),
-            ("name", info.name.as_str()),
-            ("id", &info.id.to_string()),
-            ("created", &stamp_text(info.created)),
-            ("changed", &changed),
-            ("version", &info.version.to_string()),
-            ("objects", &info.objects.to_string()),
-            ("files", &files),
-            ("bytes", &bytes),
-            ("chunk size", &format!("{} bytes", info.shape.size())),
-            ("alignment", &format!("{} bytes", info.shape.alignment())),
-        ],
-    )
+    let of_servers = |name: &str| ["created", "objects"].contains(&name);
+    let told: &[(&str, &str)] = &[
+        ("type", "dataset"),
+        ("name", info.name.as_str()),
+        ("id", &info.id.to_string()),
+        ("created", &stamp_text(info.created)),
+        ("changed", &changed),
+        ("version", &info.version.to_string()),
+        ("objects", &info.objects.to_string()),
+        ("files", &files),
+        ("bytes", &bytes),
+        ("chunk size", &format!("{} bytes", info.shape.size())),
+        ("alignment", &format!("{} bytes", info.shape.alignment())),
+    ];
+    let told = told.iter().copied().filter(|(name, _)| !by_snapshot || !of_servers(name));
+    lines(out, &told.collect::<Vec<_>>())
 }
 
 fn show_file(path: &[u8], record: &FileRecord, out: &mut Output<'_>) -> Result<(), Failure> {

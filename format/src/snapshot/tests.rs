@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::checksum::Crc32c;
 use crate::entry::{Attributes, EntryVersion, Extent};
+use crate::error::DecodeError;
 use crate::fold::FileRecord;
 use crate::id::{ChunkId, DatasetId, Stamp};
 use crate::path::FilePath;
@@ -275,6 +276,42 @@ fn mend(bytes: &mut [u8]) {
     let table = &bytes[SNAPSHOT_PRELUDE_LEN..][..32 * SnapshotSection::ALL.len()];
     let crc = Crc32c::of_two(&bytes[..SNAPSHOT_CHECKSUM_OFFSET], table).value().to_le_bytes();
     bytes[SNAPSHOT_CHECKSUM_OFFSET..SNAPSHOT_PRELUDE_LEN].copy_from_slice(&crc);
+}
+
+#[test]
+fn what_is_damaged_is_told_with_its_place_in_the_snapshot() {
+    use crate::layout::SNAPSHOT_PRELUDE_LEN;
+    let paths: Vec<Vec<u8>> = (0..40).map(|n| format!("train/{n:02}").into_bytes()).collect();
+    let bytes = build(&chunks(&[paths], 1));
+    let start = |section: SnapshotSection| {
+        let row = SNAPSHOT_PRELUDE_LEN + 32 * (section as usize - 1);
+        u64::from_le_bytes(bytes[row + 8..row + 16].try_into().unwrap()) as usize
+    };
+    let damaged = |at: usize| {
+        let mut bytes = bytes.clone();
+        bytes[at..at + 4].fill(0xFF);
+        Snapshot::open(Bytes::from(bytes)).unwrap()
+    };
+    let second = start(SnapshotSection::Blocks) + 8;
+    let block = u64::from_le_bytes(bytes[second..second + 8].try_into().unwrap()) as usize;
+    let at = start(SnapshotSection::Names) + block;
+    let snapshot = damaged(at);
+    let place = |error: DecodeError| error.offset as usize;
+    assert_eq!(place(snapshot.path(FileNumber(20), &mut Vec::new()).unwrap_err()), at);
+    assert_eq!(place(snapshot.lookup(b"train/20").unwrap_err()), at);
+    let mut entries = snapshot.entries(1, b"train").unwrap();
+    let listed = std::iter::from_fn(|| match entries.next(&snapshot) {
+        Ok(entry) => entry.map(|_| Ok(())),
+        Err(error) => Some(Err(error)),
+    });
+    let listed: Vec<_> = listed.take(17).collect();
+    assert_eq!(listed.into_iter().find_map(Result::err).map(place), Some(at));
+    let row = start(SnapshotSection::Directories) + 12;
+    assert_eq!(place(damaged(row + 8).runs_of(1).unwrap_err()), row);
+    assert_eq!(place(damaged(row + 4).subdirectories(1).unwrap_err()), row);
+    let run = start(SnapshotSection::Runs);
+    assert_eq!(place(damaged(run).runs_of(1).unwrap_err()), run);
+    assert_eq!(place(damaged(second).names(17..18).unwrap_err()), second);
 }
 
 #[test]

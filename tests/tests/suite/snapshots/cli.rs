@@ -5,8 +5,10 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, symlink};
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use dl_tests::cluster::clock;
 use dl_tests::folder;
 use dl_tests::program::{Ended, Server, dlcmd, run};
 
@@ -64,14 +66,34 @@ fn a_saved_snapshot_answers_as_the_server_does() -> Result<()> {
         let answered = scene.dl(&[words, &["--snapshot", "ds.snapshot"]].concat())?.code(0)?;
         ensure!(answered.text() == asked.text(), "{words:?}: {answered:?}");
         ensure!(answered.stderr.is_empty(), "{answered:?}");
-        // What needs no bytes of files needs no server, either.
-        if words[0] != "cat" {
-            let mut alone = dlcmd()?;
-            alone.args(["--server", "127.0.0.1:1", "--snapshot", "ds.snapshot"]);
-            let answered = scene.command(alone, words)?.code(0)?;
-            ensure!(answered.text() == asked.text(), "{words:?}: {answered:?}");
-            ensure!(answered.stderr.contains("is not known"), "{answered:?}");
+        let mut alone = dlcmd()?;
+        alone.args(["--server", "127.0.0.1:1", "--snapshot", "ds.snapshot"]);
+        if words[0] == "cat" {
+            let began = clock().monotonic();
+            let refused = scene.command(alone, words)?.code(5)?;
+            let took = clock().monotonic().saturating_sub(began);
+            ensure!(took < Duration::from_secs(7), "{took:?} for {refused:?}");
+            continue;
         }
+        // What needs no bytes of files needs no server, either.
+        let answered = scene.command(alone, words)?.code(0)?;
+        ensure!(answered.text() == asked.text(), "{words:?}: {answered:?}");
+        ensure!(answered.stderr.contains("is not known"), "{answered:?}");
+    }
+    for (words, servers_only) in [
+        (&["stat", "dl://ds"][..], ["created: ", "objects: "]),
+        (&["stat", "dl://ds", "--json"], [r#""created":"#, r#""objects":"#]),
+    ] {
+        let fields = |text: String| -> Vec<String> {
+            let fields = text
+                .split(['\n', ','])
+                .filter(|field| servers_only.iter().all(|name| !field.starts_with(name)));
+            fields.map(str::to_owned).collect()
+        };
+        let asked = fields(scene.dl(words)?.code(0)?.text());
+        let answered = scene.dl(&[words, &["--snapshot", "ds.snapshot"]].concat())?.code(0)?.text();
+        ensure!(fields(answered.clone()) == asked, "{answered} instead of {asked:?}");
+        ensure!(servers_only.iter().all(|name| !answered.contains(name)), "{answered}");
     }
     scene.dl(&["get", "--snapshot", "ds.snapshot", "dl://ds", "got"])?.code(0)?;
     folder::compare(&scene.path().join("src"), &scene.path().join("got"))?;
