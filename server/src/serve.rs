@@ -36,6 +36,7 @@ use crate::parts::Parts;
 use crate::recover;
 use crate::service::Service;
 use crate::settings::{Live, Settings};
+use crate::snapshot;
 use crate::source::Followed;
 use crate::tls::{Certificate, Line};
 
@@ -124,7 +125,7 @@ pub async fn start(
     let parts = Parts { settings: settings.clone(), ..parts };
     let auth = Arc::new(Auth::new(doors.users.clone(), Arc::clone(&parts.clock)));
     let (reporter, health) = tonic_health::server::health_reporter();
-    let service = Service::new(parts.clone());
+    let service = Service::new(parts.clone(), metrics.snapshots());
     let gauges = service.gauges();
     let stalls = Stalls { patience: parts.limits.patience, memory: service.answers() };
     let clock = Arc::clone(&parts.clock);
@@ -186,6 +187,7 @@ pub async fn start(
             never = follow(doors.tls) => match never {},
             never = bounds => match never {},
             never = kept => match never {},
+            never = snapshot::watch(&parts) => match never {},
             ended = running => {
                 ended.map_err(|error| Error::new(Kind::Internal, "serve", "requests", error))
             }

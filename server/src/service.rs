@@ -24,7 +24,7 @@ use crate::executor::Executor;
 use crate::gate::Gate;
 use crate::guard::Admitted;
 use crate::lease::{Items, Lease};
-use crate::metrics::Gauges;
+use crate::metrics::{Gauges, SnapshotMetrics};
 use crate::parts::{Budget, Parts};
 use crate::shown::Shown;
 use crate::snapshot::{self, Snapshots};
@@ -69,7 +69,7 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    pub(crate) fn new(parts: Parts) -> Self {
+    pub(crate) fn new(parts: Parts, snapshots: Arc<SnapshotMetrics>) -> Self {
         Self {
             gate: Gate::new(parts.clone()),
             executor: Executor::new(Arc::clone(&parts.store)),
@@ -79,7 +79,7 @@ impl Service {
             items: Items::new(Budget::new(ITEMS_BYTES, "read files")),
             lookups: Budget::new(LOOKUP_BYTES, "look files up"),
             listings: Budget::new(LISTING_BYTES, "list files"),
-            snapshots: Snapshots::new(),
+            snapshots: Snapshots::new(snapshots),
             parts,
         }
     }

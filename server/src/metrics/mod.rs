@@ -7,6 +7,7 @@
 mod histogram;
 mod meta;
 mod requests;
+mod snapshot;
 mod store;
 mod text;
 
@@ -19,6 +20,7 @@ use dl_store::TierStore;
 use self::histogram::Operation;
 use self::meta::{MetaMetrics, MeteredMeta};
 use self::requests::{CODES, Measured, Requests};
+pub(crate) use self::snapshot::SnapshotMetrics;
 use self::store::{MeteredStore, StoreMetrics};
 pub(crate) use self::text::CONTENT_TYPE;
 use self::text::{Kind, Text};
@@ -37,6 +39,7 @@ pub(crate) struct Metrics {
     refused_keys: AtomicU64,
     store: Arc<StoreMetrics>,
     meta: Arc<MetaMetrics>,
+    snapshots: Arc<SnapshotMetrics>,
 }
 
 /// What the service is at.
@@ -81,7 +84,13 @@ impl Metrics {
             refused_keys: AtomicU64::new(0),
             store: Arc::default(),
             meta: Arc::default(),
+            snapshots: Arc::default(),
         }
+    }
+
+    /// What counts snapshots.
+    pub(crate) fn snapshots(&self) -> Arc<SnapshotMetrics> {
+        Arc::clone(&self.snapshots)
     }
 
     /// The same parts, with stores that are measured.
@@ -122,6 +131,10 @@ impl Metrics {
         text.sample(&[("operation", "create")], read(&self.store.created_bytes));
         text.sample(&[("operation", "read")], read(&self.store.read_bytes));
         write_operations(&mut text, self.meta.operations(), META);
+        write_operations(&mut text, self.snapshots.operations(), SNAPSHOTS);
+        let help = "Bytes of snapshots that were stored in the chunk store.";
+        text.metric("diesel_snapshot_bytes_total", Kind::Counter, help);
+        text.sample(&[], read(&self.snapshots.stored_bytes));
         let help = "What the metadata store has lost and not got back, by extent.";
         text.metric("diesel_meta_losses", Kind::Gauge, help);
         text.sample(&[("extent", "last")], u8::from(loss == Loss::Last));
@@ -186,6 +199,11 @@ const STORE: Names = [
 const META: Names = [
     ("diesel_meta_operation_seconds", "Time of each call of the metadata store."),
     ("diesel_meta_errors_total", "Calls that the metadata store failed."),
+];
+
+const SNAPSHOTS: Names = [
+    ("diesel_snapshot_operation_seconds", "Time to build each snapshot, and to store it."),
+    ("diesel_snapshot_errors_total", "Snapshots that could not be built or stored."),
 ];
 
 fn write_operations<const N: usize>(

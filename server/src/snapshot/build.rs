@@ -4,14 +4,15 @@
 //! object and directory and a bit for each file; the same cut gives the same bytes.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::io::{self, Read};
 use std::sync::Arc;
 
 use dl_format::snapshot::{LiveFile, Observed, SnapshotChunk, SnapshotOf};
 use dl_format::{
-    ChunkId, ChunkShape, Committed, DatasetId, EntrySet, FileRecord, Header, ObjectKind, Version,
+    ChunkId, Committed, DatasetId, DatasetName, DecodeError, EntrySet, FileRecord, Header, ObjectKind, Version,
 };
-use dl_meta::ObjectRecord;
+use dl_meta::{DatasetRecord, ObjectRecord};
 use dl_proto::Kind;
 use dl_runtime::blocking;
 use dl_store::{ByteRange, Key, ObjectRange};
@@ -45,6 +46,7 @@ pub(super) struct Built {
 struct Cut {
     parts: Parts,
     dataset: DatasetId,
+    name: DatasetName,
     log: Arc<[ObjectRecord]>,
 }
 
@@ -52,14 +54,16 @@ struct Cut {
 type Numbered = Vec<(u32, Committed)>;
 
 /// Builds the snapshot of what a dataset holds now.
-pub(super) async fn build(
-    parts: &Parts,
-    dataset: DatasetId,
-    shape: ChunkShape,
-) -> Result<Built, Error> {
+///
+/// # Errors
+/// [`Kind::Corrupt`] when an object of the log is lost or damaged: without what it says nobody knows
+/// which versions of its paths hold.
+pub(super) async fn build(parts: &Parts, record: &DatasetRecord) -> Result<Built, Error> {
+    let (dataset, shape) = (record.id, record.shape);
     let log = parts.meta.log(dataset).await;
     let log = log.map_err(|error| Error::meta("read the log of dataset", dataset, error))?;
-    let cut = Cut { parts: parts.clone(), dataset, log: log.into() };
+    let name = record.name.clone();
+    let cut = Cut { parts: parts.clone(), dataset, name, log: log.into() };
     let mut version = Version::default();
     cut.log.iter().for_each(|object| version.add(object.id, object.stamp));
     let scratch = Scratch::new(parts.room.scratch());
@@ -215,27 +219,44 @@ impl Cut {
         });
         let wanted: Vec<ObjectRange> = wanted.collect();
         let heads = self.parts.store.read(&wanted).await;
-        let dataset = self.dataset;
+        let (dataset, name) = (self.dataset, self.name.clone());
         let decoded = blocking::run(move || {
             let mut chunks = Vec::with_capacity(objects.len());
             for ((number, object, key), head) in objects.into_iter().zip(heads) {
-                let action = "read header";
-                let head = head.map_err(|error| Error::store(action, &key, error))?;
-                let corrupt = |error| Error::new(Kind::Corrupt, action, &key, error);
-                let header = Header::decode(&head).map_err(corrupt)?;
+                let unusable = |problem: &dyn Display| unusable(&name, &key, problem);
+                let head = head.map_err(|error| match error.kind {
+                    dl_store::Kind::Missing => unusable(&"is not in the chunk store"),
+                    dl_store::Kind::Corrupt => unusable(&format!("can't be read ({error})")),
+                    _ => Error::store("read header", &key, error),
+                })?;
+                let damaged = |error: DecodeError| match error.is_unsupported() {
+                    true => Error::new(Kind::Corrupt, "read header", &key, error),
+                    false => unusable(&format!("is damaged ({error})")),
+                };
+                let header = Header::decode(&head).map_err(damaged)?;
                 let known = (object.id, object.kind, Some(object.stamp), object.object_length);
                 let found = (header.id(), header.kind(), header.stamp(), header.object_length());
                 if header.dataset() != dataset
                     || found != known
                     || header.entry_count() != object.entry_count
                 {
-                    let why = "it is another object than the metadata says";
-                    return Err(Error::new(Kind::Corrupt, action, &key, why));
+                    return Err(unusable(&"is another object than the metadata says"));
                 }
-                chunks.push((number, header.committed().map_err(corrupt)?));
+                chunks.push((number, header.committed().map_err(damaged)?));
             }
             Ok(work(chunks))
         });
         decoded.await.map_err(|stopped| Error::new(Kind::Unavailable, ACTION, dataset, stopped))?
     }
+}
+
+/// What there is to say, and to do, when an object can't be used that the log has.
+fn unusable(name: &DatasetName, key: &Key, problem: &dyn Display) -> Error {
+    let address = format!("dl://{name}");
+    let why = format!(
+        "{key} {problem}, so that none can be built; write the files again that `dlcmd verify \
+         {address}` names (`dlcmd put --checksum SRC {address}`), restore or remove the object if \
+         it is damaged, and run `dlcmd purge {address}`"
+    );
+    Error::new(Kind::Corrupt, ACTION, name, why)
 }

@@ -7,6 +7,7 @@
 mod build;
 mod emit;
 mod stored;
+mod sweep;
 mod winners;
 
 use std::collections::HashMap;
@@ -16,18 +17,21 @@ use std::time::Duration;
 use dl_format::layout::SNAPSHOT_PIECE_LEN;
 use dl_format::snapshot::Manifest;
 use dl_format::{DatasetId, Version};
+use dl_meta::DatasetRecord;
 use dl_proto::{GetSnapshotRequest, Kind, REPLY_BYTES, SnapshotPiece};
 use dl_runtime::blocking;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tracing::Instrument;
 
+use self::build::Built;
 use crate::answer::{Reply, hand_over};
 use crate::catalog;
 use crate::error::Error;
 use crate::lease::Lease;
+use crate::metrics::SnapshotMetrics;
 use crate::parts::{Budget, Parts};
 
-pub(crate) use stored::sweep;
+pub(crate) use sweep::{sweep, watch};
 
 /// Snapshots that are built at a time: each takes its memory.
 const BUILDS_AT_ONCE: usize = 1;
@@ -54,6 +58,7 @@ type Ended = Option<Result<Arc<Manifest>, (Kind, String)>>;
 pub(crate) struct Snapshots {
     building: Arc<Mutex<HashMap<DatasetId, watch::Receiver<Ended>>>>,
     turn: Arc<Semaphore>,
+    metrics: Arc<SnapshotMetrics>,
 }
 
 /// Answers a request through `replies`.
@@ -108,8 +113,9 @@ pub(crate) async fn get(
 }
 
 impl Snapshots {
-    pub(crate) fn new() -> Self {
-        Self { building: Arc::default(), turn: Arc::new(Semaphore::new(BUILDS_AT_ONCE)) }
+    pub(crate) fn new(metrics: Arc<SnapshotMetrics>) -> Self {
+        let turn = Arc::new(Semaphore::new(BUILDS_AT_ONCE));
+        Self { building: Arc::default(), turn, metrics }
     }
 
     /// What is stored of a version, or of the newest one, which is built when it isn't there.
@@ -196,20 +202,14 @@ impl Snapshots {
 
     async fn build_and_store(&self, parts: &Parts, dataset: DatasetId) -> Result<Manifest, Error> {
         let _turn = self.turn.acquire().await.expect("the semaphore is never closed");
-        let shape = catalog::by_id(parts, dataset).await?.shape;
+        let record = catalog::by_id(parts, dataset).await?;
         let began = parts.clock.monotonic();
-        let mut times = 0;
-        let built = loop {
-            times += 1;
-            match build::build(parts, dataset, shape).await {
-                // A purge has removed what was in the log: the newest cut is without it.
-                Err(error) if error.kind == Kind::NotFound && times < TIMES => {}
-                built => break built?,
-            }
-        };
+        let building = Box::pin(build_newest(parts, &record));
+        let built = self.metrics.build(&parts.clock, building).await?;
         let (version, files, bytes) = (built.version, built.files, built.length);
         let took = parts.clock.monotonic().saturating_sub(began);
-        let manifest = stored::store(parts, dataset, built).await?;
+        let storing = Box::pin(stored::store(parts, dataset, built));
+        let manifest = self.metrics.store(&parts.clock, bytes, storing).await?;
         let stored = parts.clock.monotonic().saturating_sub(began + took);
         let peak_mib = blocking::run(peak_memory).await.ok().flatten().unwrap_or(0) >> 20;
         tracing::info!(%dataset, %version, files, bytes, ?took, ?stored, peak_mib, "built a snapshot");
@@ -225,6 +225,28 @@ impl Snapshots {
         }
         Ok(manifest)
     }
+}
+
+/// Builds what a dataset holds now.
+async fn build_newest(parts: &Parts, record: &DatasetRecord) -> Result<Built, Error> {
+    let mut times = 0;
+    loop {
+        times += 1;
+        let before = version_of(parts, record.id).await?;
+        let built = build::build(parts, record).await;
+        let is_damaged = built.as_ref().is_err_and(|error| error.kind == Kind::Corrupt);
+        // A purge may have removed what was in the log: the newest cut is without it.
+        if is_damaged && times < TIMES && version_of(parts, record.id).await? != before {
+            continue;
+        }
+        return built;
+    }
+}
+
+async fn version_of(parts: &Parts, dataset: DatasetId) -> Result<Option<Version>, Error> {
+    let outline = parts.meta.outline(dataset).await;
+    let outline = outline.map_err(|error| Error::meta(ACTION, dataset, error))?;
+    Ok(outline.map(|outline| outline.version))
 }
 
 /// A build, which is none any more when this is dropped.

@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 use std::io::Read;
-use std::time::Duration;
 
 use bytes::Bytes;
 use dl_format::layout::{SNAPSHOT_PART_LEN, SNAPSHOT_PIECE_LEN};
@@ -24,9 +23,6 @@ use super::build::Built;
 use crate::error::Error;
 use crate::parts::{Parts, key, prefix};
 use crate::spill::thread;
-
-/// How long a snapshot of a version that is not the newest is kept, for those who are reading it.
-const KEPT: Duration = Duration::from_secs(60 * 60);
 
 /// Parts that are stored at once: so much of a snapshot is in memory.
 const PARTS_AT_ONCE: usize = 2;
@@ -66,7 +62,8 @@ pub(super) async fn find(
 /// Reads one piece, whose bytes are those that the manifest says.
 ///
 /// # Errors
-/// [`Kind::Unavailable`] when it is not there as it should be: the snapshot is removed then.
+/// [`Kind::Unavailable`] when it is not there as it should be: the snapshot is removed then, unless
+/// that is why.
 pub(super) async fn piece(
     parts: &Parts,
     manifest: &Manifest,
@@ -90,6 +87,10 @@ pub(super) async fn piece(
         },
         None => "the store gave no answer".to_owned(),
     };
+    if find(parts, dataset, version).await?.is_none() {
+        let why = "it was removed, as there are newer versions; ask again";
+        return Err(Error::new(Kind::Unavailable, "read", &key, why));
+    }
     tracing::error!(%key, why, "a part of a snapshot is damaged; it will be built again");
     discard(parts, dataset, version).await?;
     let why = format!("{why}; ask again, for it to be built again");
@@ -190,32 +191,22 @@ pub(super) async fn discard(
     remove(parts, dataset, version, objects).await
 }
 
-/// Removes snapshots of other versions than this one that nobody reads any more, unless nothing may
-/// be removed now.
-pub(crate) async fn sweep(parts: &Parts, dataset: DatasetId, newest: Version) -> Result<(), Error> {
-    let now = parts.clock.now();
-    for (version, objects) in list(parts, dataset).await? {
-        if version == newest {
-            continue;
-        }
-        let key = key_of(dataset, version, SnapshotObject::Manifest);
-        let manifest = match parts.store.read_all(&key).await {
-            Ok(bytes) => Manifest::decode(&bytes).ok(),
-            Err(error) if error.kind == dl_store::Kind::Missing => None,
-            Err(error) => return Err(Error::store("read the manifest", &key, error)),
-        };
-        // What has no manifest is being built, or its builder was killed.
-        let since = manifest.map_or(version.last_stamp().unwrap_or_default(), |it| it.built);
-        if since.time().checked_add(KEPT).is_some_and(|until| until <= now) {
-            remove(parts, dataset, version, objects).await?;
-            tracing::info!(%dataset, %version, "removed a snapshot of an older version");
-        }
+/// When the snapshot of a version was stored; none where that was only begun.
+pub(super) async fn built(
+    parts: &Parts,
+    dataset: DatasetId,
+    version: Version,
+) -> Result<Option<Stamp>, Error> {
+    let key = key_of(dataset, version, SnapshotObject::Manifest);
+    match parts.store.read_all(&key).await {
+        Ok(bytes) => Ok(Manifest::decode(&bytes).ok().map(|manifest| manifest.built)),
+        Err(error) if error.kind == dl_store::Kind::Missing => Ok(None),
+        Err(error) => Err(Error::store("read the manifest", &key, error)),
     }
-    Ok(())
 }
 
 /// First the manifest: nobody takes what is left for a snapshot.
-async fn remove(
+pub(super) async fn remove(
     parts: &Parts,
     dataset: DatasetId,
     version: Version,
@@ -231,7 +222,7 @@ async fn remove(
 }
 
 /// The objects of a dataset's snapshots, by version.
-async fn list(
+pub(super) async fn list(
     parts: &Parts,
     dataset: DatasetId,
 ) -> Result<BTreeMap<Version, Vec<SnapshotObject>>, Error> {

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
-use dl_format::SnapshotObject;
+use dl_format::{SnapshotObject, dataset_prefix};
 use dl_meta::{Memory, MetaStore, Stop};
 use dl_runtime::fault::{CutPoint, Fault, Faults};
 use dl_runtime::{Clock, ManualClock, SeededRandom, SystemClock};
 use dl_server::{Parts, prepare};
-use dl_store::{CountStore, FaultStore, Store};
+use dl_store::{CountStore, FaultStore, Prefix, Store, StoreExt};
 use dl_tests::cluster::{Cluster, clock, parts};
 use dl_tests::rounds;
 use libdiesel::{Dataset, FilePath, Kind, PurgeRequest, RecoverRequest, StatItem, VerifyRequest};
@@ -222,6 +222,34 @@ fn snapshots_are_no_objects_of_a_dataset_and_go_with_it() -> Result<()> {
 
     ensure!(scene.client.delete_dataset(&name()?)? == 1, "one chunk");
     ensure!(scene.stored()?.is_empty(), "{:?}", scene.stored()?);
+    Ok(())
+}
+
+/// Keeps S-12: without what the chunk says, which versions of its files hold is not known.
+#[test]
+fn a_lost_chunk_is_named_with_what_brings_snapshots_back() -> Result<()> {
+    let scene = Scene::new()?;
+    put(&scene.dataset, &[("a", b"1")])?;
+    put(&scene.dataset, &[("b", b"2")])?;
+    let below = Prefix::new(dataset_prefix(scene.dataset.info().id))?;
+    let objects = scene.cluster.run(scene.store.list_sorted(&below))?;
+    let lost = objects.into_iter().find(|object| object.key.as_str().ends_with(".c"));
+    let lost = lost.context("there are two chunks")?.key;
+    scene.cluster.run(scene.store.delete(&lost))?;
+    let refused = scene.saved("lost").err().context("it was built")?;
+    let told = format!("{refused:#}");
+    let (verify, again) = ("`dlcmd verify dl://ds`", "`dlcmd put --checksum SRC dl://ds`");
+    for words in [lost.as_str(), verify, again, "`dlcmd purge dl://ds`"] {
+        ensure!(told.contains(words), "{words} is not in: {told}");
+    }
+    let kind = refused.downcast_ref().map(libdiesel::Error::kind);
+    ensure!(kind == Some(Kind::Corrupt), "{refused:?}");
+    put(&scene.dataset, &[("a", b"1"), ("b", b"2")])?;
+    ensure!(scene.saved("put again").is_err(), "the log has it still");
+    let request = PurgeRequest { dataset: Some(name()?), grace: Duration::ZERO };
+    scene.client.purge(request, &mut |_| ())?;
+    scene.saved("purged")?;
+    ensure!(listed(&scene.reader("cache")?)? == ["a", "b"], "both are there");
     Ok(())
 }
 

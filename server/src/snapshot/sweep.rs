@@ -1,0 +1,208 @@
+//! Stored snapshots of older versions: how many are kept, and for how long.
+//!
+//! Must hold: that of the newest version stays, and any other one while somebody may go on with it;
+//! whoever finds that it went begins anew with the newest. While the servers are read-only none goes.
+
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
+use std::convert::Infallible;
+use std::time::Duration;
+
+use dl_format::{DatasetId, SnapshotObject, Stamp, Version};
+
+use super::stored;
+use crate::error::Error;
+use crate::names;
+use crate::parts::Parts;
+
+/// Versions of a dataset whose snapshots are kept for long, the newest among them.
+const FEW: usize = 3;
+
+/// For how long they are kept when there are newer ones, for who reads them or was cut off.
+const KEPT: Duration = Duration::from_secs(60 * 60);
+
+/// The same of others: datasets that change all the time would fill the store.
+const KEPT_OTHERS: Duration = Duration::from_secs(2 * 60);
+
+/// How often is looked for what nobody asks for any more.
+const PERIOD: Duration = Duration::from_secs(10 * 60);
+
+/// A stored version that is not the newest one.
+struct Old {
+    version: Version,
+    objects: Vec<SnapshotObject>,
+    /// When there was a newer one, and this one was stored.
+    since: Stamp,
+    /// Whether it was stored to its end.
+    is_whole: bool,
+}
+
+/// Removes the snapshots of other versions than the newest that are kept no longer; true when none
+/// is left.
+pub(crate) async fn sweep(
+    parts: &Parts,
+    dataset: DatasetId,
+    newest: Version,
+) -> Result<bool, Error> {
+    if parts.settings.is_read_only() {
+        return Ok(false);
+    }
+    let now = parts.clock.now();
+    let (mut few, mut is_over) = (1, true);
+    for old in old(parts, dataset, newest).await? {
+        // What was begun only is being stored, or its server was killed.
+        few += usize::from(old.is_whole);
+        let kept = if old.is_whole && few > FEW { KEPT_OTHERS } else { KEPT };
+        if old.since.time().checked_add(kept).is_some_and(|until| until <= now) {
+            stored::remove(parts, dataset, old.version, old.objects).await?;
+            tracing::info!(%dataset, version = %old.version, "removed a snapshot of an older version");
+        } else {
+            is_over = false;
+        }
+    }
+    Ok(is_over)
+}
+
+/// The stored versions besides the newest one, the youngest first.
+async fn old(parts: &Parts, dataset: DatasetId, newest: Version) -> Result<Vec<Old>, Error> {
+    let stored = stored::list(parts, dataset).await?;
+    let stamps = stored.keys().chain([&newest]).filter_map(|version| version.last_stamp());
+    let stamps: Vec<Stamp> = stamps.collect();
+    let mut all = Vec::new();
+    for (version, objects) in stored {
+        if version == newest {
+            continue;
+        }
+        let built = stored::built(parts, dataset, version).await?;
+        let newer = stamps.iter().copied().filter(|stamp| Some(*stamp) > version.last_stamp());
+        let since = built.max(newer.min()).or_else(|| version.last_stamp());
+        let (since, is_whole) = (since.unwrap_or_default(), built.is_some());
+        all.push(Old { version, objects, since, is_whole });
+    }
+    all.sort_by_key(|old| Reverse(old.since));
+    Ok(all)
+}
+
+/// Looks after the snapshots of all datasets, also of those that nobody changes or asks for.
+pub(crate) async fn watch(parts: &Parts) -> Infallible {
+    let mut swept = HashMap::new();
+    loop {
+        parts.clock.sleep(PERIOD).await;
+        if parts.settings.is_read_only() {
+            continue;
+        }
+        if let Err(error) = sweep_all(parts, &mut swept).await {
+            let why = error.chain();
+            tracing::warn!(why, "snapshots of older versions are left for later");
+        }
+    }
+}
+
+/// Sweeps all datasets, but those that were at the version that they are at now when nothing was
+/// left of others. Gives the last error: what is wrong with one keeps no other from it.
+async fn sweep_all(parts: &Parts, swept: &mut HashMap<DatasetId, Version>) -> Result<(), Error> {
+    let names = names::recent(parts).await?;
+    let live: HashSet<DatasetId> = names.live().map(|(_, named)| named.record.dataset).collect();
+    swept.retain(|dataset, _| live.contains(dataset));
+    let mut failed = None;
+    for dataset in live {
+        match sweep_one(parts, dataset, swept.get(&dataset).copied()).await {
+            Ok(Some(version)) => {
+                swept.insert(dataset, version);
+            }
+            Ok(None) => {}
+            Err(error) => failed = Some(error),
+        }
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+/// Gives the version of which it is sure that no other one will be stored.
+async fn sweep_one(
+    parts: &Parts,
+    dataset: DatasetId,
+    swept: Option<Version>,
+) -> Result<Option<Version>, Error> {
+    let outline = parts.meta.outline(dataset).await;
+    let outline = outline.map_err(|error| Error::meta("describe dataset", dataset, error))?;
+    let Some(version) = outline.map(|outline| outline.version) else { return Ok(None) };
+    if swept == Some(version) {
+        return Ok(swept);
+    }
+    // Builds of older versions, begun before the last change, have ended by then.
+    let until = version.last_stamp().unwrap_or_default().time().checked_add(KEPT);
+    let is_settled = until.is_some_and(|until| until <= parts.clock.now());
+    let is_over = sweep(parts, dataset, version).await?;
+    Ok((is_over && is_settled).then_some(version))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::recover;
+    use crate::snapshot::Snapshots;
+    use crate::testing::{self, Rig, rig};
+
+    /// Stores the snapshot of what a dataset holds now.
+    async fn build(rig: &Rig, dataset: DatasetId) -> Version {
+        let snapshots = Snapshots::new(Arc::default());
+        snapshots.find(&rig.parts, dataset, None).await.unwrap().version
+    }
+
+    /// Adds a file.
+    async fn change(rig: &Rig, dataset: DatasetId, number: u8) {
+        rig.store_chunk(dataset, number).await;
+        recover::bring_in(&rig.parts, &testing::dataset("pets")).await.unwrap();
+    }
+
+    async fn stored(rig: &Rig, dataset: DatasetId) -> HashSet<Version> {
+        stored::list(&rig.parts, dataset).await.unwrap().into_keys().collect()
+    }
+
+    #[tokio::test]
+    async fn of_a_dataset_that_changes_all_the_time_few_versions_are_kept() {
+        let rig = rig().await;
+        let dataset = rig.create("pets").await;
+        let mut versions = Vec::new();
+        for number in 0..8 {
+            change(&rig, dataset, number).await;
+            versions.push(build(&rig, dataset).await);
+            rig.clock.advance(KEPT_OTHERS);
+        }
+        let newest: HashSet<Version> = versions.iter().rev().take(FEW).copied().collect();
+        assert_eq!(stored(&rig, dataset).await, newest);
+    }
+
+    #[tokio::test]
+    async fn what_was_young_when_it_was_replaced_stays_for_those_who_fetch_it() {
+        let rig = rig().await;
+        let dataset = rig.create("pets").await;
+        for number in 0..8 {
+            change(&rig, dataset, number).await;
+            build(&rig, dataset).await;
+            rig.clock.advance(Duration::from_secs(1));
+        }
+        assert_eq!(stored(&rig, dataset).await.len(), 8);
+    }
+
+    #[tokio::test]
+    async fn a_dataset_that_nobody_asks_for_keeps_its_newest_version_only() {
+        let rig = rig().await;
+        let dataset = rig.create("pets").await;
+        for number in 0..3 {
+            change(&rig, dataset, number).await;
+            build(&rig, dataset).await;
+        }
+        let mut swept = HashMap::new();
+        sweep_all(&rig.parts, &mut swept).await.unwrap();
+        assert_eq!((stored(&rig, dataset).await.len(), swept.len()), (3, 0));
+        rig.clock.advance(KEPT);
+        sweep_all(&rig.parts, &mut swept).await.unwrap();
+        assert_eq!((stored(&rig, dataset).await.len(), swept.len()), (1, 1));
+        let lists = rig.counters.counts().lists;
+        sweep_all(&rig.parts, &mut swept).await.unwrap();
+        assert!(rig.counters.counts().lists <= lists + 1, "only names were looked for");
+    }
+}
