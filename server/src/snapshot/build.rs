@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use dl_format::snapshot::{LiveFile, Observed, SnapshotChunk, SnapshotOf};
 use dl_format::{
-    ChunkId, Committed, DatasetId, DatasetName, DecodeError, EntrySet, FileRecord, Header, ObjectKind, Version,
+    ChunkId, Committed, DatasetId, DatasetName, DecodeError, EntrySet, FileRecord, Header,
+    ObjectKind, Version,
 };
 use dl_meta::{DatasetRecord, ObjectRecord};
 use dl_proto::Kind;

@@ -141,9 +141,11 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::recover;
+    use crate::settings::Settings;
     use crate::snapshot::Snapshots;
+    use crate::source::{Followed, Source};
     use crate::testing::{self, Rig, rig};
+    use crate::{config, recover};
 
     /// Stores the snapshot of what a dataset holds now.
     async fn build(rig: &Rig, dataset: DatasetId) -> Version {
@@ -185,6 +187,27 @@ mod tests {
             rig.clock.advance(Duration::from_secs(1));
         }
         assert_eq!(stored(&rig, dataset).await.len(), 8);
+    }
+
+    #[tokio::test]
+    async fn while_the_servers_are_read_only_none_goes() {
+        let mut rig = rig().await;
+        let dataset = rig.create("pets").await;
+        for number in 0..2 {
+            change(&rig, dataset, number).await;
+            build(&rig, dataset).await;
+        }
+        rig.clock.advance(KEPT);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&file, "[live]\nread_only = true\n").unwrap();
+        let source = Source::parse(file.path().to_str().unwrap()).unwrap();
+        let live = |text: &str| config::live(text).map_err(|error| error.to_string());
+        let time = Arc::new(dl_runtime::SystemClock::new());
+        let followed = Followed::open("it", source, time, live).await.unwrap();
+        rig.parts.settings = Settings::of(Some(&followed));
+        let newest = build(&rig, dataset).await;
+        assert!(!sweep(&rig.parts, dataset, newest).await.unwrap(), "something is left");
+        assert_eq!(stored(&rig, dataset).await.len(), 2);
     }
 
     #[tokio::test]
