@@ -321,18 +321,7 @@ impl Snapshot {
         let levels = vec![entries];
         Ok(Walk { snapshot: Arc::clone(self), levels, recursive, names_only })
     }
-}
 
-/// A listing that is under way. It holds the names that come next, not those of all files.
-#[derive(Debug)]
-pub(crate) struct Walk {
-    snapshot: Arc<Snapshot>,
-    levels: Vec<Entries>,
-    recursive: bool,
-    names_only: bool,
-}
-
-impl Snapshot {
     fn entry(
         &self,
         FileNumber(number): FileNumber,
@@ -345,6 +334,15 @@ impl Snapshot {
         };
         Ok(ListEntry::File(self.typed(path.to_vec())?, record))
     }
+}
+
+/// A listing that is under way. It holds the names that come next, not those of all files.
+#[derive(Debug)]
+pub(crate) struct Walk {
+    snapshot: Arc<Snapshot>,
+    levels: Vec<Entries>,
+    recursive: bool,
+    names_only: bool,
 }
 
 impl Iterator for Walk {
@@ -363,7 +361,7 @@ impl Iterator for Walk {
                             self.levels.push(entries);
                             continue;
                         }
-                        Err(why) => Err(damaged(&snapshot.name, why)),
+                        Err(why) => Err(snapshot.damaged()(why)),
                     }
                 }
                 Ok(Some(SnapshotEntry::Directory(_, path))) => {
@@ -373,7 +371,7 @@ impl Iterator for Walk {
                     self.levels.pop();
                     continue;
                 }
-                Err(why) => Err(damaged(&snapshot.name, why)),
+                Err(why) => Err(snapshot.damaged()(why)),
             };
             if found.is_err() {
                 self.levels.clear();
