@@ -202,8 +202,15 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
                 next = run.end;
                 files = files.saturating_add(run.len() as u64);
                 let mut names: Names<'_, B> = self.names(run)?;
+                let mut before = Vec::new();
                 while let Some((_, file)) = names.next()? {
                     let (directory, name) = split(file);
+                    // No name is empty.
+                    if before.as_slice() >= name {
+                        return Err(wrong("files of a run are not sorted"));
+                    }
+                    before.clear();
+                    before.extend_from_slice(name);
                     if directory != path {
                         return Err(wrong("a file is in another directory than its path says"));
                     }

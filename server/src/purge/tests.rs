@@ -120,7 +120,7 @@ async fn a_purge_that_looks_for_an_hour_moves_what_is_alive_then_and_nothing_els
         scene.put(3, ["15".to_owned()]).await;
         scene.delete(deleted).await;
     };
-    let done = scene.slow_purge(meanwhile).await;
+    let done = Box::pin(scene.slow_purge(meanwhile)).await;
     assert_eq!((done.rewritten, done.problems.len()), (2, 0), "{done:?}");
     assert_eq!(scene.find("0").await, None, "deleted meanwhile");
     let overwritten = scene.find("15").await.unwrap();
@@ -161,7 +161,7 @@ async fn parts_of_an_upload_that_goes_on_while_a_purge_looks_stay() {
                 scene.commit(&last.seal(id, scene.id)).await;
             }
         };
-        let done = scene.slow_purge(meanwhile).await;
+        let done = Box::pin(scene.slow_purge(meanwhile)).await;
         let key = crate::parts::object_key(scene.id, extent.part, ObjectKind::Part);
         let is_stored = !is_gone(&scene.rig.parts, &key).await.unwrap();
         assert_eq!((is_stored, scene.is_logged(extent.part).await), (!is_ended, !is_ended));
