@@ -104,9 +104,12 @@ impl Dataset {
         let session = self.session()?;
         let failed = |why| Error::new(Kind::Local, "write", file.display(), why);
         let mut target = Target::begin(file).map_err(failed)?;
-        let head = self.head(&session, None)?;
-        self.download(&session, head, 0, target.file()).map_err(|why| why.told(failed))?;
-        let snapshot = Snapshot::check(target.partial())?;
+        let snapshot = anew(|| {
+            let head = self.head(&session, None)?;
+            target.clear().map_err(failed)?;
+            self.download(&session, head, 0, target.file()).map_err(|why| why.told(failed))?;
+            Snapshot::check(target.partial())
+        })?;
         target.end().map_err(failed)?;
         Ok(snapshot)
     }
@@ -368,7 +371,7 @@ fn keep(
 }
 
 /// Asks again, a few times, when what came was for nothing.
-fn anew<T>(attempt: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
+fn anew<T>(mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
     for _ in 1..TIMES {
         match attempt() {
             Err(error) if is_for_nothing(&error) => {}

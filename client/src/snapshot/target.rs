@@ -40,9 +40,13 @@ impl Target {
             lock.leave();
             return Err(told(&"it is not what a save has left; move it away"));
         }
-        lock.file().set_len(0)?;
-        lock.file().rewind()?;
         Ok(Self { path: path.to_owned(), partial, lock })
+    }
+
+    /// Begins anew.
+    pub(crate) fn clear(&mut self) -> io::Result<()> {
+        self.lock.file().set_len(0)?;
+        self.lock.file().rewind()
     }
 
     /// What is written to.
