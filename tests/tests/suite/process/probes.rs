@@ -13,7 +13,8 @@ use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 
 const SERVICE: &str = "diesel.v1.Diesel";
 
-#[tokio::test]
+// Threads for its client: a stop waits until that has heard of it.
+#[tokio::test(flavor = "multi_thread")]
 async fn a_server_says_that_it_serves_and_describes_itself() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let server = Server::start(&scene.path().join("data"))?;
