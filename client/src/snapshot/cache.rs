@@ -25,6 +25,9 @@ const QUOTA: u64 = 16 << 30;
 
 const LOCK: &str = "lock";
 
+/// Characters of an id, as it is written.
+const ID_LENGTH: usize = 22;
+
 /// Where snapshots are kept on this machine, and how many bytes of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotCache {
@@ -281,13 +284,13 @@ impl Kept {
             .contains(&self.ending())
     }
 
-    /// The dataset, as it is written in the name of a snapshot.
-    fn dataset(&self) -> Option<&str> {
-        let (dataset, _) = self.path.file_name()?.to_str()?.split_once('-')?;
-        Some(dataset)
+    /// The dataset, by the name of a snapshot. Ids are all of one length, and may hold dashes.
+    fn dataset(&self) -> Option<DatasetId> {
+        let (dataset, rest) = self.path.file_name()?.to_str()?.split_at_checked(ID_LENGTH)?;
+        dataset.parse().ok().filter(|_| rest.starts_with('-'))
     }
 
     fn is_of(&self, dataset: DatasetId) -> bool {
-        self.dataset() == Some(dataset.to_string().as_str())
+        self.dataset() == Some(dataset)
     }
 }

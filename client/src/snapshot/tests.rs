@@ -122,6 +122,7 @@ fn what_was_unused_for_longest_goes_first_and_the_quota_holds() {
 
 #[test]
 fn what_was_begun_is_gone_on_with_and_what_is_of_no_use_goes() {
+    assert!(DATASET.to_string().contains('-'), "as ids may");
     let folder = tempfile::tempdir().unwrap();
     let cache = SnapshotCache::new(folder.path(), 1 << 20);
     let lock = cache.lock(DATASET).unwrap().expect("nobody has it");
