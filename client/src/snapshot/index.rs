@@ -21,6 +21,9 @@ use crate::order::Selection;
 use crate::snapshot::mapped::{Mapped, Mapping};
 use crate::snapshot::marker::Marker;
 
+/// Paths of many that are looked up before what is known of them is read: it is still at hand then.
+const TOGETHER: usize = 64;
+
 /// All metadata of a dataset at one version: a file that is mapped into memory and used there.
 /// Opening costs the same for any number of files, and processes of one machine share it.
 #[derive(Debug)]
@@ -210,14 +213,20 @@ impl Snapshot {
     /// # Errors
     /// As [`Snapshot::number`].
     pub fn stat_many(&self, paths: &[FilePath]) -> Result<Vec<StatItem>, Error> {
-        let mut found = Vec::with_capacity(paths.len());
-        let asked = paths.iter().map(FilePath::as_bytes);
-        self.format.lookup_many(asked, &mut found).map_err(self.damaged())?;
-        let items = paths.iter().zip(found).map(|(path, file)| match file {
-            Some(FileNumber(number)) => Ok(StatItem::File(self.record(number)?)),
-            None => self.stat_folder(path),
-        });
-        items.collect()
+        let mut items = Vec::with_capacity(paths.len());
+        let mut found = Vec::with_capacity(TOGETHER);
+        for paths in paths.chunks(TOGETHER) {
+            found.clear();
+            let asked = paths.iter().map(FilePath::as_bytes);
+            self.format.lookup_many(asked, &mut found).map_err(self.damaged())?;
+            for (path, file) in paths.iter().zip(&found) {
+                items.push(match file {
+                    Some(FileNumber(number)) => StatItem::File(self.record(*number)?),
+                    None => self.stat_folder(path)?,
+                });
+            }
+        }
+        Ok(items)
     }
 
     fn stat_folder(&self, path: &FilePath) -> Result<StatItem, Error> {
