@@ -87,10 +87,8 @@ async fn beside_each_other(store: &Arc<dyn Store>, meta: &Arc<dyn MetaStore>) ->
     // Held by both purges and by whoever still writes.
     let running = Arc::new(());
     let removed = Arc::new(AtomicU64::new(0));
-    let purges = [&first, &second].map(|client| {
-        tokio::spawn(purge(client.clone(), Arc::clone(&running), Arc::clone(&removed)))
-    });
-    let writers = [&first, &second].into_iter().zip([1u8, 2]).map(|(client, origin)| {
+    // First, at once: a purge ends when it sees no writers.
+    let writers = [(&first, 1), (&second, 2)].map(|(client, origin)| {
         let (client, time, running) = (client.clone(), Arc::clone(&time), Arc::clone(&running));
         let removed = Arc::clone(&removed);
         tokio::spawn(async move {
@@ -98,8 +96,11 @@ async fn beside_each_other(store: &Arc<dyn Store>, meta: &Arc<dyn MetaStore>) ->
             write(client, time, origin, removed).await
         })
     });
+    let purges = [&first, &second].map(|client| {
+        tokio::spawn(purge(client.clone(), Arc::clone(&running), Arc::clone(&removed)))
+    });
     let mut all: Option<Writer> = None;
-    for writer in writers.collect::<Vec<_>>() {
+    for writer in writers {
         let writer = writer.await??;
         match &mut all {
             Some(all) => all.files.extend(writer.files),
