@@ -2,6 +2,7 @@
 //!
 //! Must hold: what was started ends with the bench, by its process id.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -29,6 +30,17 @@ fn program(name: &str) -> Result<PathBuf> {
     let program = own.with_file_name(name);
     ensure!(program.is_file(), "{} is missing: run `make bench`", program.display());
     Ok(program)
+}
+
+/// Another process of this program, to be told what to do by its input, and what it says.
+pub(crate) fn start_own<'a>(
+    arguments: impl IntoIterator<Item = &'a OsStr>,
+) -> Result<(Process, BufReader<ChildStdout>)> {
+    let mut command = Command::new(std::env::current_exe().context("find this program")?);
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut process = Process(command.spawn().context("start a process")?);
+    let stdout = process.0.stdout.take().context("take its output")?;
+    Ok((process, BufReader::new(stdout)))
 }
 
 /// A dlserver with its defaults, on a free port.

@@ -5,11 +5,11 @@
 //! set per request, as its usual client sends them, and makes nothing durable; ext4 gets open,
 //! write and close, timed as that ends and as a sync after it ends.
 
+use std::ffi::OsStr;
 use std::fs::{File, create_dir_all, remove_dir_all};
-use std::io::{BufRead, BufReader, Read, Write, stdin, stdout};
+use std::io::{BufRead, Read, Write, stdin, stdout};
 use std::net::TcpStream;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
@@ -17,7 +17,7 @@ use dl_format::{Attributes, ChunkShape, FilePath};
 use libdiesel::{Client, ConnectOptions};
 
 use crate::measure::{Bar, Bench, Side, Stopwatch};
-use crate::setup::{Memcached, Process, Server, Settings, bytes};
+use crate::setup::{Memcached, Server, Settings, bytes, start_own};
 
 const LENGTH: usize = 4096;
 const PROCESSES: [usize; 3] = [1, 2, 4];
@@ -127,17 +127,13 @@ fn together(
     processes: usize,
     files: u32,
 ) -> Result<f64> {
-    let own = std::env::current_exe().context("find this program")?;
     let place = into.to_possible_value().context("every place has a name")?;
     let mut workers = Vec::new();
     for process in 0..processes {
-        let mut command = Command::new(&own);
-        command.arg("worker").arg(place.get_name()).arg(at).arg(format!("{name}w{process}"));
-        command.arg(files.to_string());
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut worker = Process(command.spawn().context("start a process")?);
-        let stdout = worker.0.stdout.take().context("take its output")?;
-        workers.push((worker, BufReader::new(stdout)));
+        let (name, files) = (format!("{name}w{process}"), files.to_string());
+        let [worker, place, name, files] =
+            ["worker", place.get_name(), &name, &files].map(OsStr::new);
+        workers.push(start_own([worker, place, at.as_os_str(), name, files])?);
     }
     let mut line = String::new();
     for (_, stdout) in &mut workers {

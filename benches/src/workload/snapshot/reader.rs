@@ -1,10 +1,11 @@
 //! Processes that open a snapshot of the cache and ask it, each timing itself.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::hint::black_box;
 use std::io::{BufRead, BufReader, Write, stdin, stdout};
 use std::path::{Path, PathBuf};
-use std::process::{ChildStdout, Command, Stdio};
+use std::process::ChildStdout;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -13,7 +14,7 @@ use libdiesel::{Client, ConnectOptions, Snapshot, SnapshotCache, StatItem};
 
 use super::{DATASET, path};
 use crate::measure::Stopwatch;
-use crate::setup::{Process, shuffle};
+use crate::setup::{Process, shuffle, start_own};
 
 /// Paths that are looked up one after the other in one run.
 const LOOKUPS: usize = 2_000_000;
@@ -66,12 +67,10 @@ pub(super) struct Asking(Process, BufReader<ChildStdout>);
 
 impl Asking {
     pub(super) fn start(server: &str, cache: &Path, files: u32) -> Result<Self> {
-        let mut command = Command::new(std::env::current_exe().context("find this program")?);
-        command.arg("reader").arg(server).arg(cache).arg(files.to_string());
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut process = Process(command.spawn().context("start a process")?);
-        let stdout = process.0.stdout.take().context("take its output")?;
-        let mut asking = Self(process, BufReader::new(stdout));
+        let files = files.to_string();
+        let [reader, server] = ["reader", server].map(OsStr::new);
+        let (process, stdout) = start_own([reader, server, cache.as_os_str(), files.as_ref()])?;
+        let mut asking = Self(process, stdout);
         asking.answer()?;
         Ok(asking)
     }

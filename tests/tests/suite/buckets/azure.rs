@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use dl_runtime::SeededRandom;
 use dl_runtime::fault::{Fault, Rates};
-use dl_store::{Key, Kind, StoreExt, conformance};
+use dl_store::{Key, Kind, StoreExt};
 use dl_tests::azure::{Azurite, settings};
 use dl_tests::dice::Dice;
 use dl_tests::folder;
@@ -18,24 +18,7 @@ use dl_tests::proxy::{Instead, Proxy};
 
 async fn holds_on(wrong: Option<(u64, Instead)>) -> Result<()> {
     let server = Azurite::start()?;
-    let seed = wrong.map_or(0, |(seed, _)| seed);
-    let proxy = Proxy::start(server.address(), Arc::new(SeededRandom::new(seed)))?;
-    let rates = wrong.map(|(_, error)| Rates {
-        before: 0.06,
-        answer_lost: 0.06,
-        delay: 0.06,
-        longest_delay: Duration::from_millis(30),
-        error,
-    });
-    for method in ["GET", "PUT", "DELETE"] {
-        proxy.faults().set_rates(method, rates);
-    }
-    let settings = settings(proxy.address());
-    conformance::run(async || {
-        dl_store::open_with(&server.fresh(), &settings).await.expect("open an empty store")
-    })
-    .await;
-    Ok(())
+    super::holds_on(server.address(), || server.fresh(), settings, wrong).await
 }
 
 #[tokio::test]
