@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Parser;
-use dl_meta::Stop;
+use dl_meta::{MetaStore, Stop};
 use dl_runtime::{Clock, OsRandom, Shutdown, SystemClock, telemetry};
 use dl_server::config::{self, Config, FastStore, Flags, Http};
 use dl_server::{
@@ -101,18 +101,15 @@ async fn run(
     let mut doors = open_doors(&config, &clock).await?;
     let http = doors.http.clone();
     let starting = |doing| http.iter().for_each(|http| http.starting(doing));
-    starting("opening the chunk store");
     (doors.tls, doors.users, doors.settings) = (admitted.tls, admitted.users, settings);
-    let (store, fast_store) = open_store(&config, &clock).await?;
-    doors.fast_store = fast_store;
-    starting("opening the metadata store");
-    let opened = dl_meta::open(&config.meta, Arc::clone(&clock)).await;
-    let (meta, last_stop) = opened.map_err(|error| match error.kind {
-        dl_meta::Kind::Corrupt => anyhow::Error::new(error).context(
-            "the metadata is damaged; move it away, start again, and run `dlcmd recover --all`",
-        ),
-        _ => error.into(),
-    })?;
+    let opening = Box::pin(open_stores(&config, &clock, &starting));
+    let opened = tokio::select! {
+        opened = opening => opened?,
+        // Nothing was done yet that would have to be ended.
+        () = shutdown.requested() => return Ok(()),
+    };
+    let (meta, last_stop, store) = (opened.meta, opened.last_stop, opened.store);
+    doors.fast_store = opened.fast_store;
     let random = Arc::new(OsRandom);
     let room = Room::of(config.folders()).with_scratch(&config.scratch);
     let limits = config.limits;
@@ -143,6 +140,32 @@ async fn run(
     ended?;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// The stores, and how the server before stopped.
+struct Opened {
+    store: Arc<dyn Store>,
+    fast_store: Option<Arc<TierStore>>,
+    meta: Arc<dyn MetaStore>,
+    last_stop: Stop,
+}
+
+async fn open_stores(
+    config: &Config,
+    clock: &Arc<dyn Clock>,
+    starting: impl Fn(&'static str),
+) -> anyhow::Result<Opened> {
+    starting("opening the chunk store");
+    let (store, fast_store) = open_store(config, clock).await?;
+    starting("opening the metadata store");
+    let opened = dl_meta::open(&config.meta, Arc::clone(clock)).await;
+    let (meta, last_stop) = opened.map_err(|error| match error.kind {
+        dl_meta::Kind::Corrupt => anyhow::Error::new(error).context(
+            "the metadata is damaged; move it away, start again, and run `dlcmd recover --all`",
+        ),
+        _ => error.into(),
+    })?;
+    Ok(Opened { store, fast_store, meta, last_stop })
 }
 
 /// The ports.

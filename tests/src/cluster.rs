@@ -142,4 +142,13 @@ impl Cluster {
         let options = ConnectOptions { servers: self.addresses(), ..ConnectOptions::default() };
         Ok(Client::connect(options)?)
     }
+
+    /// A client that soon takes a server for gone.
+    ///
+    /// # Errors
+    /// When none answers.
+    pub fn hasty_client(&self) -> Result<Client> {
+        let (servers, request_timeout) = (self.addresses(), Duration::from_secs(5));
+        Ok(Client::connect(ConnectOptions { servers, request_timeout, ..Default::default() })?)
+    }
 }

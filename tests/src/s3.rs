@@ -48,18 +48,26 @@ impl S3 {
     /// # Errors
     /// When it is not installed or does not start.
     pub fn start(kind: Kind) -> Result<Self> {
+        Self::start_on(kind, "127.0.0.1")
+    }
+
+    /// The same on an address of this machine, for those who are elsewhere.
+    ///
+    /// # Errors
+    /// As [`S3::start`].
+    pub fn start_on(kind: Kind, host: &str) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let (root, log) = (folder.path().join("objects"), folder.path().join("log"));
         std::fs::create_dir_all(root.join(BUCKET))?;
         let mut command = match kind {
             Kind::Moto => {
                 let mut command = Command::new(tool("moto/bin/moto_server", "buckets")?);
-                command.args(["-H", "127.0.0.1", "-p", "0"]);
+                command.args(["-H", host, "-p", "0"]);
                 command
             }
             Kind::S3sFs => {
                 let mut command = Command::new(tool("bin/s3s-fs", "buckets")?);
-                command.args(["--host", "127.0.0.1", "--port", "0", "--access-key", "key"]);
+                command.args(["--host", host, "--port", "0", "--access-key", "key"]);
                 command.args(["--secret-key", "secret"]).arg(&root);
                 command
             }

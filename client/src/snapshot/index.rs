@@ -18,7 +18,7 @@ use dl_proto::{ListEntry, StatItem};
 
 use crate::error::{Error, Kind};
 use crate::order::Selection;
-use crate::snapshot::mapped::{Mapped, Mapping};
+use crate::snapshot::mapped::{Mapped, Mapping, fetch};
 use crate::snapshot::marker::Marker;
 
 /// Paths of many that are looked up before what is known of them is read: it is still at hand then.
@@ -218,7 +218,7 @@ impl Snapshot {
         for paths in paths.chunks(TOGETHER) {
             found.clear();
             let asked = paths.iter().map(FilePath::as_bytes);
-            self.format.lookup_many(asked, &mut found).map_err(self.damaged())?;
+            self.format.lookup_many(asked, &mut found, fetch).map_err(self.damaged())?;
             for (path, file) in paths.iter().zip(&found) {
                 items.push(match file {
                     Some(FileNumber(number)) => StatItem::File(self.record(*number)?),
@@ -278,6 +278,15 @@ impl Snapshot {
         }
         let selected = Selection::of(self.files(), files.into_iter().flatten());
         selected.map_err(|why| Error::new(Kind::Corrupt, "read the snapshot", &self.name, why))
+    }
+
+    /// The files of a selection, by their numbers: a list that needs no memory.
+    pub fn selected<'a>(
+        &'a self,
+        selection: &'a Selection,
+    ) -> impl Iterator<Item = Result<(FilePath, FileRecord), Error>> + 'a {
+        let numbers = selection.numbers(0..self.files());
+        numbers.map(|number| Ok((self.path(number)?, self.record(number)?)))
     }
 
     /// Folders, the root included: numbered from 0, the root first, and each below the number of

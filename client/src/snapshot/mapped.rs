@@ -30,6 +30,20 @@ impl AsRef<[u8]> for Mapped {
     }
 }
 
+/// Has the processor bring the first of these bytes, which are read soon, while it goes on.
+#[inline]
+pub(crate) fn fetch(bytes: &[u8]) {
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "there is no safe way to say what is read soon")]
+    // SAFETY: it reads nothing: any address will do.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    std::hint::black_box(bytes.first().copied());
+}
+
 /// A mapped file. It outlives the file's name.
 #[derive(Debug)]
 pub(crate) struct Mapping {

@@ -54,6 +54,7 @@ fn every_command_of_the_contract_is_understood() {
         "snapshot save dl://d f",
         "snapshot info f --json",
         "shuffle dl://d",
+        "shuffle dl://d/a dl://d/b",
         "shuffle dl://d/a --seed 7 --epoch 3 --group-size 50 -0",
         "shuffle dl://d --report --window 64 --class-depth 2 --json",
         "--snapshot f ls -lR dl://d",

@@ -78,6 +78,9 @@ impl SnapshotOf {
     }
 }
 
+/// Paths that are looked up together: what the processor can wait for at a time is more than that.
+const TOGETHER: usize = 32;
+
 /// Checks the beginning of a snapshot of `length` bytes; what follows is what it holds.
 fn begin(bytes: &[u8], length: u64) -> Result<(SnapshotOf, Cursor<'_>), DecodeError> {
     let mut cursor = Cursor::new(bytes, 0);
@@ -413,6 +416,7 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
     }
 
     /// [`Snapshot::lookup`] of many paths, faster than one by one: what one waits for, others use.
+    /// `fetch` is told where is going to be read, and may have it brought to the processor.
     ///
     /// # Errors
     /// As [`Snapshot::lookup`].
@@ -420,34 +424,42 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         &self,
         paths: impl IntoIterator<Item = &'a [u8]>,
         found: &mut Vec<Option<FileNumber>>,
+        fetch: impl Fn(&[u8]),
     ) -> Result<(), DecodeError> {
-        const TOGETHER: usize = 32;
-        let mut paths = paths.into_iter().peekable();
-        let mut batch: Vec<(&[u8], u64, Option<u32>)> = Vec::with_capacity(TOGETHER);
-        while paths.peek().is_some() {
-            batch.clear();
-            batch.extend(
-                paths.by_ref().take(TOGETHER).map(|path| (path, snapshot_hash(path), None)),
-            );
-            for (_, hash, first) in &mut batch {
-                let bucket = self.bucket(home(*hash, self.home_buckets));
-                *first = bucket.and_then(|bucket| bucket.candidates(*hash).next());
+        let fetch_at = |bytes: &[u8], at: usize| fetch(bytes.get(at..).unwrap_or_default());
+        let (records, blocks) = (SnapshotSection::Records, SnapshotSection::Blocks);
+        let [records, blocks] = [records, blocks].map(|section| self.section(section));
+        let mut paths = paths.into_iter().map(|path| (path, snapshot_hash(path)));
+        let mut batch = [(&[][..], 0_u64, 0_usize); TOGETHER];
+        loop {
+            let mut count = 0_usize;
+            for (place, (path, hash)) in batch.iter_mut().zip(&mut paths) {
+                *place = (path, hash, 0);
+                count = count.wrapping_add(1);
+                let bucket = self.bucket(home(hash, self.home_buckets));
+                fetch(bucket.as_ref().map_or(&[], |bucket| bucket.0));
             }
-            // Reads where each name begins, so that they are on their way together.
-            for (_, _, first) in &batch {
-                let file = first.unwrap_or_default();
-                self.touch(file);
-                let file = file as usize;
+            let batch = batch.get_mut(..count).unwrap_or_default();
+            if batch.is_empty() {
+                return Ok(());
+            }
+            for (_, hash, file) in &mut *batch {
+                let bucket = self.bucket(home(*hash, self.home_buckets));
+                let first = bucket.and_then(|bucket| bucket.candidates(*hash).next());
+                *file = first.unwrap_or_default() as usize;
+                fetch_at(records, file.wrapping_mul(self.fields.stride));
+                fetch_at(blocks, (*file / SNAPSHOT_BLOCK_FILES).wrapping_mul(8));
+            }
+            for (_, _, file) in &*batch {
                 let block = self.block(file / SNAPSHOT_BLOCK_FILES).unwrap_or_default();
                 let about = block.len().wrapping_mul(file % SNAPSHOT_BLOCK_FILES);
-                let name = (block.first(), block.get(about / SNAPSHOT_BLOCK_FILES));
-                std::hint::black_box((name.0.copied(), name.1.copied()));
+                fetch(block);
+                fetch_at(block, about / SNAPSHOT_BLOCK_FILES);
             }
-            for (path, hash, _) in &batch {
+            for (path, hash, _) in &*batch {
                 found.push(self.find(path, *hash)?);
             }
         }
-        Ok(())
     }
 
     #[inline]

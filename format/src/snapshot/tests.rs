@@ -136,7 +136,7 @@ fn compare(snapshot: &Snapshot<Bytes>, chunks: &Chunks) {
     }
     assert_eq!(snapshot.files() as usize, all.len());
     let mut found = Vec::new();
-    snapshot.lookup_many(all.keys().copied(), &mut found).unwrap();
+    snapshot.lookup_many(all.keys().copied(), &mut found, |_| ()).unwrap();
     for ((path, file), many) in all.iter().zip(found) {
         let number = snapshot.lookup(path).unwrap().expect("it is there");
         assert_eq!(many, Some(number));

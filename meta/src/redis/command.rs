@@ -73,6 +73,23 @@ pub(super) fn list<T>(
     }
 }
 
+/// The parts of a list, where they lie.
+pub(super) fn parts(value: &Value) -> Result<&[Value], Failure> {
+    match value {
+        Value::Array(parts) | Value::Set(parts) => Ok(parts),
+        _ => Err(Failure::unexpected()),
+    }
+}
+
+/// A string, where it lies.
+pub(super) fn string(value: &Value) -> Result<&[u8], Failure> {
+    match value {
+        Value::BulkString(bytes) => Ok(bytes),
+        Value::SimpleString(text) => Ok(text.as_bytes()),
+        _ => Err(Failure::unexpected()),
+    }
+}
+
 /// Strings.
 pub(super) fn strings(value: Value) -> Result<Vec<Vec<u8>>, Failure> {
     list(value, |part| bytes(part)?.ok_or_else(Failure::unexpected))

@@ -7,6 +7,7 @@
 //! whose mark came back lacks nothing from before that time.
 
 use std::collections::{BTreeSet, HashSet};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, UNIX_EPOCH};
 
 use dl_format::{Stamp, StoreId};
@@ -24,6 +25,9 @@ use crate::{Brought, Damage, Error, Kind};
 /// How old the time in the marks gets while there is no damage, in milliseconds. Whichever server
 /// finds it so old writes all of them, for all servers.
 const AGE_MS: u64 = 1_000;
+/// The same for a server that has appended nothing since it last wrote them: what it might have
+/// lost is older.
+const IDLE_AGE_MS: u64 = 60_000;
 
 /// How often and after which pause metadata is bound again that others bind at the same time.
 const BIND_TRIES: u32 = 20;
@@ -334,10 +338,13 @@ impl Shared {
 
     pub(super) async fn damage(&self) -> Result<Option<Damage>, Failure> {
         let now = self.now_ms();
+        let appended = self.appended.load(Ordering::Acquire);
         self.survey().await?;
+        let age =
+            if appended == self.marked.load(Ordering::Acquire) { IDLE_AGE_MS } else { AGE_MS };
         let (damage, bound, is_old) = {
             let health = self.health();
-            (health.damage, health.bound, now.saturating_sub(health.seen) >= AGE_MS)
+            (health.damage, health.bound, now.saturating_sub(health.seen) >= age)
         };
         if let (None, Some(id), true) = (damage, bound, is_old) {
             let runs = self.router.runs().await?;
@@ -348,6 +355,7 @@ impl Shared {
                 })
                 .collect();
             self.mark(id, &whole, now).await?;
+            self.marked.store(appended, Ordering::Release);
         }
         Ok(damage)
     }

@@ -122,7 +122,7 @@ impl Keys {
 
     /// For the keys of many folders.
     pub(super) fn all_rows(self) -> AllRows {
-        AllRows { dataset: self.dataset, name: format!("d:{}:{}", self.dataset, self.epoch) }
+        AllRows { dataset: self.dataset, name: format!("}}:d:{}:{}:", self.dataset, self.epoch) }
     }
 }
 
@@ -136,10 +136,21 @@ pub(super) struct AllRows {
 impl AllRows {
     /// Rows of the folder at `path`.
     pub(super) fn of(&self, bucket: u8, path: &[u8]) -> Key {
-        let shard = Shard::of(&[self.dataset.as_bytes(), path, &[bucket]]);
-        let mut key = key(shard, format_args!("{}:{bucket}:", self.name));
-        key.bytes.extend_from_slice(path);
+        let mut key = Key { shard: Shard::FIRST, bytes: Vec::new() };
+        self.spell(bucket, path, &mut key);
         key
+    }
+
+    /// The same, in place of another key.
+    pub(super) fn spell(&self, bucket: u8, path: &[u8], key: &mut Key) {
+        let Key { shard, bytes } = key;
+        *shard = Shard::of_joined(&[self.dataset.as_bytes(), path, &[bucket]], bytes);
+        bytes.clear();
+        let (tens, ones) = (b'0' + bucket / 10, b'0' + bucket % 10);
+        let number: &[u8] = if bucket < 10 { &[ones, b':'] } else { &[tens, ones, b':'] };
+        for part in [b"dl:{", shard.tag().as_bytes(), self.name.as_bytes(), number, path] {
+            bytes.extend_from_slice(part);
+        }
     }
 }
 

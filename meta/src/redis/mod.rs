@@ -31,6 +31,7 @@ mod write;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -101,6 +102,10 @@ struct Shared {
     outlines: Gathering<DatasetId, (), Option<Outline>>,
     infos: Gathering<DatasetId, (), Option<DatasetInfo>>,
     health: Mutex<Health>,
+    /// Counts appends that have ended, however they did.
+    appended: AtomicU64,
+    /// What that was when this process last wrote the marks.
+    marked: AtomicU64,
     /// Held by the call that surveys for all that wait; when and why the last one failed.
     surveys: tokio::sync::Mutex<Option<(Duration, Failure)>>,
     sweep_now: Arc<Notify>,
@@ -162,6 +167,8 @@ impl Redis {
             outlines: Gathering::default(),
             infos: Gathering::default(),
             health: Mutex::default(),
+            appended: AtomicU64::default(),
+            marked: AtomicU64::default(),
             surveys: tokio::sync::Mutex::default(),
             sweep_now: Arc::new(Notify::new()),
         });
@@ -307,6 +314,7 @@ impl MetaStore for Redis {
     async fn append(&self, object: &Committed) -> Result<Appended, Error> {
         let dataset = object.header().dataset();
         let appended = self.shared.append(object).await;
+        self.shared.appended.fetch_add(1, Ordering::AcqRel);
         appended.map_err(|failure| failure.during("append to dataset", dataset))
     }
 

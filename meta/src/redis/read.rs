@@ -6,17 +6,17 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use dl_format::{ChunkId, DatasetId, FilePath};
+use dl_format::{ChunkId, DatasetId, FilePath, FileRecord};
 use redis::Value;
 
 use super::Shared;
-use super::command::{Ask, number, strings};
+use super::command::{Ask, number, parts, string, strings};
 use super::failure::Failure;
 use super::gather::Gathering;
 use super::home::{Home, ask_home, read_home};
-use super::keys::{AllRows, Keys, bucket_of};
+use super::keys::{AllRows, Key, Keys, bucket_of};
 use super::records::decode_object;
-use super::rows::{Member, range_of};
+use super::rows::{Member, spell_range};
 use super::slots::Shard;
 use super::tree::{Deletions, Walk, holds_live};
 use crate::types::deleted_entries;
@@ -32,13 +32,13 @@ const TOGETHER_MAX: usize = 32;
 pub(super) type Lookups = Gathering<DatasetId, Vec<FilePath>, Rows>;
 
 /// What the rows of one name say.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Copy)]
 struct Named {
     is_folder: bool,
     /// The first row of a file, which is its winner.
-    winner: Option<Vec<u8>>,
+    winner: Option<FileRecord>,
     /// Where the rows were asked for.
-    shards: Vec<Shard>,
+    shards: [Option<Shard>; 2],
 }
 
 /// What the rows of some names say, read with this home.
@@ -73,7 +73,8 @@ impl Shared {
         dataset: DatasetId,
         paths: &[FilePath],
     ) -> Result<Vec<Found>, Failure> {
-        self.found(&self.rows(dataset, paths).await?, paths).await
+        let paths_of: Vec<&FilePath> = paths.iter().collect();
+        self.found(&self.rows(dataset, &paths_of).await?, paths).await
     }
 
     /// The rows of the names of several calls, of each by itself.
@@ -82,7 +83,8 @@ impl Shared {
         dataset: DatasetId,
         calls: Vec<Vec<FilePath>>,
     ) -> Result<Vec<Rows>, Failure> {
-        let Rows { home, named } = self.rows(dataset, &calls.concat()).await?;
+        let paths: Vec<&FilePath> = calls.iter().flatten().collect();
+        let Rows { home, named } = self.rows(dataset, &paths).await?;
         let mut named = named.into_iter();
         let rows = calls.iter().map(|paths| {
             let named = named.by_ref().take(paths.len()).collect();
@@ -92,18 +94,21 @@ impl Shared {
     }
 
     /// Reads what tells what stands at each path.
-    async fn rows(&self, dataset: DatasetId, paths: &[FilePath]) -> Result<Rows, Failure> {
+    async fn rows(&self, dataset: DatasetId, paths: &[&FilePath]) -> Result<Rows, Failure> {
         let (mut with_buckets, mut rounds) = (false, self.router.rounds());
         loop {
             self.router.again(&mut rounds)?;
             let changes = self.assure().await?;
             let keys = self.keys_of(dataset).await?;
             // What was read is only taken when the home, read with it, says that it is all.
-            let mut asks = vec![ask_home(dataset), Ask::to(&keys.todo(), "HLEN")];
+            let per_path = if with_buckets { 2 } else { 1 };
+            let mut asks = Vec::with_capacity(2 + paths.len() * per_path);
+            asks.extend([ask_home(dataset), Ask::to(&keys.todo(), "HLEN")]);
             let first = asks.len();
-            let all_rows = keys.all_rows();
+            let mut spelling = Spelling::of(keys);
             for path in paths {
-                asks.extend(asks_of(&all_rows, path, with_buckets));
+                asks.push(spelling.ask(0, path));
+                asks.extend(with_buckets.then(|| spelling.ask(bucket_of(path.name()), path)));
             }
             let shards: Vec<Shard> = asks.iter().skip(first).map(|ask| ask.shard).collect();
             let mut answers = self.router.ask(asks).await?.into_iter();
@@ -120,11 +125,9 @@ impl Shared {
             if has_moved || lacks_buckets || todo > 0 && self.roll_forward(keys).await? {
                 continue;
             }
-            let rows = answers.map(strings).collect::<Result<Vec<_>, _>>()?;
-            let per_path = if with_buckets { 2 } else { 1 };
-            let named = rows.chunks(per_path).zip(shards.chunks(per_path));
-            let named = named.map(|(rows, shards)| Named::of(rows, shards)).collect();
-            return Ok(Rows { home: Arc::new(home), named });
+            let named = answers.as_slice().chunks(per_path).zip(shards.chunks(per_path));
+            let named = named.map(|(rows, shards)| Named::of(rows, shards));
+            return Ok(Rows { home: Arc::new(home), named: named.collect::<Result<_, _>>()? });
         }
     }
 
@@ -132,28 +135,20 @@ impl Shared {
     async fn found(&self, rows: &Rows, paths: &[FilePath]) -> Result<Vec<Found>, Failure> {
         let Rows { home, named } = rows;
         let mut found = Vec::with_capacity(paths.len());
-        let mut winners = Vec::with_capacity(paths.len());
-        for named in named {
-            let winner = named.winner.as_deref().map(Member::decode).transpose()?;
-            winners.push(match winner {
-                Some(Member::File(_, record)) => Some(record),
-                _ => None,
-            });
-        }
         let mut deletions = Deletions::of(home);
-        let chunks = winners.iter().flatten().map(|record| record.version.chunk);
-        deletions.load(self, chunks).await?;
+        let winners = named.iter().filter_map(|named| named.winner.as_ref());
+        deletions.load(self, winners.map(|record| record.version.chunk)).await?;
         let mut doubted = BTreeSet::new();
-        for ((path, named), winner) in paths.iter().zip(named).zip(winners) {
+        for (path, named) in paths.iter().zip(named) {
             let is_folder = named.is_folder
                 && (deletions.are_none()
                     || holds_live(self, home, path.as_bytes().to_vec(), &mut doubted).await?);
-            let winner = winner.filter(|record| !deletions.contain(&record.version));
+            let winner = named.winner.filter(|record| !deletions.contain(&record.version));
             found.push(match winner {
                 _ if is_folder => Found::Folder,
                 Some(record) => Found::File(record),
                 None => {
-                    doubted.extend(&named.shards);
+                    doubted.extend(named.shards.iter().flatten());
                     Found::Missing
                 }
             });
@@ -260,35 +255,49 @@ impl Shared {
 }
 
 impl Named {
-    /// Rows of one name from one or two buckets, and where these are.
-    fn of(buckets: &[Vec<Vec<u8>>], shards: &[Shard]) -> Self {
-        let mut named = Self { shards: shards.to_vec(), ..Self::default() };
-        for row in buckets.iter().flatten() {
-            if row.ends_with(&[0, 0]) && !row.get(..row.len() - 2).unwrap_or_default().contains(&0)
-            {
-                named.is_folder = true;
-            } else if named.winner.as_ref().is_none_or(|winner| row < winner) {
-                named.winner = Some(row.clone());
+    /// By rows of one name from one or two buckets, and where these are.
+    fn of(buckets: &[Value], shards: &[Shard]) -> Result<Self, Failure> {
+        let (mut is_folder, mut winner) = (false, None);
+        for bucket in buckets {
+            for row in parts(bucket)? {
+                let row = string(row)?;
+                if row.ends_with(&[0, 0]) && !row[..row.len() - 2].contains(&0) {
+                    is_folder = true;
+                } else if winner.is_none_or(|winner| row < winner) {
+                    winner = Some(row);
+                }
             }
         }
-        named
+        let winner = match winner.map(Member::decode).transpose()? {
+            Some(Member::File(_, record)) => Some(record),
+            _ => None,
+        };
+        let shards = [shards.first().copied(), shards.get(1).copied()];
+        Ok(Self { is_folder, winner, shards })
     }
 }
 
-/// What tells what a path is: the rows of its name in the first bucket of its folder, and in its
-/// hashed one.
-fn asks_of<'a>(
-    all_rows: &'a AllRows,
-    path: &'a FilePath,
-    with_buckets: bool,
-) -> impl Iterator<Item = Ask> + 'a {
-    let name = path.name();
-    let end = path.as_bytes().len().saturating_sub(name.len() + 1);
-    let parent = path.as_bytes().get(..end).unwrap_or_default();
-    let buckets = [Some(0), with_buckets.then(|| bucket_of(name))];
-    let [low, high] = range_of(name);
-    buckets.into_iter().flatten().map(move |bucket| {
-        let ask = Ask::to(&all_rows.of(bucket, parent), "ZRANGEBYLEX").arg(&low).arg(&high);
-        ask.arg("LIMIT").arg(0).arg(2)
-    })
+/// Asks what paths are, one after the other, in buffers for all of them.
+struct Spelling {
+    all_rows: AllRows,
+    key: Key,
+    range: Vec<u8>,
+}
+
+impl Spelling {
+    fn of(keys: Keys) -> Self {
+        let key = Key { shard: Shard::FIRST, bytes: Vec::new() };
+        Self { all_rows: keys.all_rows(), key, range: Vec::new() }
+    }
+
+    /// Asks for the rows of the name of `path` in one of the buckets of its folder: the first one,
+    /// or its hashed one.
+    fn ask(&mut self, bucket: u8, path: &FilePath) -> Ask {
+        let name = path.name();
+        let end = path.as_bytes().len().saturating_sub(name.len() + 1);
+        self.all_rows.spell(bucket, &path.as_bytes()[..end], &mut self.key);
+        let [low, high] = spell_range(name, &mut self.range);
+        // Few: writers leave one version of a file.
+        Ask::to(&self.key, "ZRANGEBYLEX").arg(low).arg(high)
+    }
 }

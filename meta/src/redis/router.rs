@@ -175,16 +175,25 @@ impl Router {
         answers: &mut [Value],
     ) -> Result<(Vec<Pending>, Option<String>), Failure> {
         let (mut left, mut waits) = (Vec::new(), None);
-        let mut groups: HashMap<Node, Vec<Pending>> = HashMap::new();
+        let mut groups: Vec<(Node, Vec<Pending>)> = Vec::new();
         {
             let state = self.state();
+            let count = pending.len();
             for one in pending {
-                let owner = state.owners.get(one.shard.index()).cloned().flatten();
-                match one.ask.clone().or(owner) {
-                    Some(node) => groups.entry(node).or_default().push(one),
+                let owner = state.owners.get(one.shard.index()).and_then(Option::as_ref);
+                let Some(node) = one.ask.as_ref().or(owner) else {
+                    waits = Some(format!("no node serves slot {}", one.shard.slot()));
+                    left.push(one);
+                    continue;
+                };
+                match groups.iter().position(|(of, _)| of == node) {
+                    Some(group) => groups[group].1.push(one),
                     None => {
-                        waits = Some(format!("no node serves slot {}", one.shard.slot()));
-                        left.push(one);
+                        // Most often there is one node, or one has most.
+                        let room = if groups.is_empty() { count } else { 1 };
+                        let (node, mut group) = (node.clone(), Vec::with_capacity(room));
+                        group.push(one);
+                        groups.push((node, group));
                     }
                 }
             }

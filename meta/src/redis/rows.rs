@@ -67,7 +67,19 @@ pub(super) fn folder(name: &[u8]) -> [Vec<u8>; 2] {
 
 /// The range of all rows of `name` that a lookup reads, as ZRANGEBYLEX takes it.
 pub(super) fn range_of(name: &[u8]) -> [Vec<u8>; 2] {
-    [[b"[", name, &[0]].concat(), [b"(", name, &[1]].concat()]
+    let mut range = Vec::new();
+    spell_range(name, &mut range).map(<[u8]>::to_vec)
+}
+
+/// The same, where it is to be spelled for many names.
+pub(super) fn spell_range<'a>(name: &[u8], into: &'a mut Vec<u8>) -> [&'a [u8]; 2] {
+    into.clear();
+    for (before, behind) in [(b'[', 0), (b'(', 1)] {
+        into.push(before);
+        into.extend_from_slice(name);
+        into.push(behind);
+    }
+    into.split_at(name.len() + 2).into()
 }
 
 /// The row of a version of a file.

@@ -19,10 +19,11 @@ const SLOTS_OF_SHARD: usize = SLOTS as usize / SHARDS;
 pub(super) struct Shard(u8);
 
 /// Of each shard, the number in its hash tag, and the slot that it has for that.
-static TAGS: LazyLock<Vec<(u32, u16)>> = LazyLock::new(|| {
+static TAGS: LazyLock<Vec<(String, u16)>> = LazyLock::new(|| {
     let mut tags = vec![None; SHARDS];
     for number in 0u32.. {
-        let slot = slot_of(number.to_string().as_bytes());
+        let number = number.to_string();
+        let slot = slot_of(number.as_bytes());
         if let Some(tag) = tags.get_mut(usize::from(slot) / SLOTS_OF_SHARD) {
             tag.get_or_insert((number, slot));
         }
@@ -43,12 +44,18 @@ impl Shard {
 
     /// The shard of what these parts name together.
     pub(super) fn of(parts: &[&[u8]]) -> Self {
-        let mut joined = Vec::with_capacity(parts.iter().map(|part| part.len() + 1).sum());
+        Self::of_joined(parts, &mut Vec::new())
+    }
+
+    /// The same, by a buffer for that.
+    pub(super) fn of_joined(parts: &[&[u8]], joined: &mut Vec<u8>) -> Self {
+        joined.clear();
+        joined.reserve(parts.iter().map(|part| part.len() + 1).sum());
         for part in parts {
             joined.extend_from_slice(part);
             joined.push(0);
         }
-        let [a, b, c, d] = Crc32c::of(&joined).value().to_le_bytes();
+        let [a, b, c, d] = Crc32c::of(joined).value().to_le_bytes();
         Self(a ^ b ^ c ^ d)
     }
 
@@ -57,8 +64,8 @@ impl Shard {
     }
 
     /// What stands between the braces in all its keys.
-    pub(super) fn tag(self) -> u32 {
-        TAGS.get(self.index()).map_or(0, |(tag, _)| *tag)
+    pub(super) fn tag(self) -> &'static str {
+        TAGS.get(self.index()).map_or("", |(tag, _)| tag)
     }
 
     pub(super) fn slot(self) -> u16 {
@@ -97,7 +104,7 @@ mod tests {
         for shard in Shard::all() {
             let slot = usize::from(shard.slot());
             assert_eq!(slot / SLOTS_OF_SHARD, shard.index());
-            assert_eq!(slot_of(shard.tag().to_string().as_bytes()), shard.slot());
+            assert_eq!(slot_of(shard.tag().as_bytes()), shard.slot());
         }
     }
 

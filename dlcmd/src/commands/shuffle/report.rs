@@ -8,7 +8,7 @@ use libdiesel::{
 };
 use serde::Serialize;
 
-use crate::address::Address;
+use super::Folders;
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 use crate::text::counted;
@@ -88,7 +88,7 @@ impl From<&Advice> for Advised {
 }
 
 impl Line {
-    fn new(folder: &Address, report: &ShuffleReport) -> Self {
+    fn new(folders: &Folders, report: &ShuffleReport) -> Self {
         let options = &report.options;
         Self {
             seed: options.seed,
@@ -108,27 +108,27 @@ impl Line {
             group_bytes: report.bytes.one,
             two_groups_bytes: report.bytes.two,
             advice: report.advice.as_ref().map(Advised::from),
-            warning: warning(folder, report),
+            warning: warning(folders, report),
         }
     }
 }
 
 /// Measures the order of these files, and says what came out.
 pub(super) fn run(
-    folder: &Address,
+    folders: &Folders,
     snapshot: &Snapshot,
     selection: Arc<Selection>,
     options: ReportOptions,
     out: &mut Output<'_>,
 ) -> Result<Exit, Failure> {
     if selection.count(0..snapshot.files()) == 0 {
-        return Err(Failure::failed(format!("shuffle {folder}: there are no files to report on")));
+        return Err(Failure::failed(format!("shuffle {folders}: there are no files to report on")));
     }
     let report = ShuffleReport::of(snapshot, selection, options)?;
     if out.is_json() {
-        out.json("shuffle-report", &Line::new(folder, &report))?;
+        out.json("shuffle-report", &Line::new(folders, &report))?;
     } else {
-        table(folder, &report, out)?;
+        table(folders, &report, out)?;
     }
     Ok(Exit::Done)
 }
@@ -136,7 +136,7 @@ pub(super) fn run(
 /// One figure of an order; none where there is nothing to measure.
 type Figure = fn(&Randomness) -> Option<f64>;
 
-fn table(folder: &Address, report: &ShuffleReport, out: &mut Output<'_>) -> Result<(), Failure> {
+fn table(folders: &Folders, report: &ShuffleReport, out: &mut Output<'_>) -> Result<(), Failure> {
     let options = &report.options;
     let [files, chunks, measured] = [report.files, report.chunks, report.measured].map(u64::from);
     let classes = match (report.classes, options.class_depth) {
@@ -185,20 +185,20 @@ fn table(folder: &Address, report: &ShuffleReport, out: &mut Output<'_>) -> Resu
         None if report.classes < 2 => {}
         None => out.line(format_args!("advice:    no group among these files reaches {wanted}"))?,
     }
-    match warning(folder, report) {
+    match warning(folders, report) {
         Some(warning) => out.line(format_args!("warning:   {warning}")),
         None => Ok(()),
     }
 }
 
-fn warning(folder: &Address, report: &ShuffleReport) -> Option<String> {
+fn warning(folders: &Folders, report: &ShuffleReport) -> Option<String> {
     let share = report.share().filter(|_| report.is_too_small())?;
     let larger = match &report.advice {
         Some(advice) => format!("--group-size {} or more", advice.group),
         None => "larger groups".to_owned(),
     };
     Some(format!(
-        "the files of {folder} were put sorted by class, and groups of {} mix them to {} of what a \
+        "the files of {folders} were put sorted by class, and groups of {} mix them to {} of what a \
          full shuffle gives: read it with {larger}, or put it in random order",
         counted(report.options.group.into(), "chunk"),
         percent(share),

@@ -5,7 +5,8 @@ use std::time::Duration;
 use dl_format::Stamp;
 use redis::Value;
 
-use super::{STORE, open};
+use super::{STORE, id, open, record};
+use crate::conformance::history::Maker;
 use crate::redis::keys;
 use crate::redis::slots::Shard;
 use crate::redis::testing::Server;
@@ -74,19 +75,33 @@ async fn appends_of_old_objects_leave_a_few_fields_that_go_back_as_far_as_all_di
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn marks_that_another_server_has_just_written_are_left_as_they_are() {
+async fn marks_are_written_by_one_server_of_those_that_append_and_seldom_when_none_does() {
     let server = Server::start(&[]).await;
     let store = bound(&server).await;
+    store.put_dataset(&record()).await.unwrap();
     let others = [open(&server.url()).await, open(&server.url()).await];
-    store.shared.clock.sleep(Duration::from_millis(1_100)).await;
-    store.damage().await.unwrap();
     let mark = String::from_utf8(keys::mark(Shard::FIRST).bytes).unwrap();
-    let seen = server.text(&["HGET", &mark, "seen"]).await;
+    let seen = async || server.text(&["HGET", &mark, "seen"]).await;
+    let second = || store.shared.clock.sleep(Duration::from_millis(1_100));
+    let mut maker = Maker::new(id(), 1);
+    let mut object = || maker.chunk([(&b"a"[..], 1)]);
+    let first = seen().await;
+    second().await;
+    store.damage().await.unwrap();
+    assert_eq!(seen().await, first, "nothing was appended");
+    store.append(&object()).await.unwrap();
+    store.damage().await.unwrap();
+    let written = seen().await;
+    assert_ne!(written, first, "it is not said that what was appended is there");
+    others[0].append(&object()).await.unwrap();
     for other in &others {
         assert_eq!(other.damage().await.unwrap(), None);
     }
-    assert_eq!(server.text(&["HGET", &mark, "seen"]).await, seen, "it was written again");
-    store.shared.clock.sleep(Duration::from_millis(1_100)).await;
+    assert_eq!(seen().await, written, "it was written again at once");
+    second().await;
+    others[1].damage().await.unwrap();
+    store.damage().await.unwrap();
+    assert_eq!(seen().await, written, "by one that has appended nothing since");
     others[0].damage().await.unwrap();
-    assert_ne!(server.text(&["HGET", &mark, "seen"]).await, seen, "its writer may be gone");
+    assert_ne!(seen().await, written, "its writer may be gone");
 }

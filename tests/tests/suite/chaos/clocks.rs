@@ -1,4 +1,5 @@
-//! Servers and clients whose clocks are minutes apart, as processes of their own.
+//! Servers and clients whose clocks are minutes apart, as processes of their own, over a Redis
+//! Cluster and a bucket.
 //!
 //! Must hold: which of two writes wins, and what a recovery brings back, is the same as with one
 //! clock.
@@ -11,6 +12,7 @@ use anyhow::{Result, ensure};
 use dl_meta::redis_testing::Cluster;
 use dl_tests::program::{Server, dlcmd, run};
 use dl_tests::rounds;
+use dl_tests::s3::{Kind, S3, settings};
 use tokio::runtime::Runtime;
 
 /// Shifts what a process is told of the time of day.
@@ -57,11 +59,13 @@ fn clocks_of_servers_and_clients_are_minutes_apart_while_redis_is_emptied() -> R
     let library = shift(scene.path())?;
     let runtime = Runtime::new()?;
     let redis = runtime.block_on(Cluster::start(3, 0));
-    let store = format!("file://{}", scene.path().join("chunks").display());
+    let bucket = S3::start(Kind::S3sFs)?;
+    let store = bucket.fresh();
     let start = |(number, seconds): (usize, i32)| {
         let data = scene.path().join(format!("data{number}"));
         let flags = ["--meta", &redis.url(), "--store", &store];
-        Server::start_among(&data, "127.0.0.1:0", &flags, &off(&library, seconds))
+        let set = [settings(bucket.address()), off(&library, seconds)].concat();
+        Server::start_among(&data, "127.0.0.1:0", &flags, &set)
     };
     let servers = SERVERS.into_iter().enumerate().map(start).collect::<Result<Vec<_>>>()?;
     let told = |number: usize, arguments: &[&str]| {

@@ -1,4 +1,5 @@
-//! A server in a network of its own, whose line to Redis is cut for a while.
+//! A server in a network of its own, whose line to a Redis Cluster is cut for a while. Its line to
+//! the bucket stays.
 //!
 //! Must hold: the network goes with the test, whatever becomes of it; a machine that can't make one
 //! says so.
@@ -12,9 +13,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dl_format::{ChunkShape, DatasetName};
-use dl_meta::redis_testing::Server as Redis;
+use dl_meta::redis_testing::Cluster;
 use dl_tests::dice::Dice;
 use dl_tests::program::{Server, program, run};
+use dl_tests::s3::{Kind, S3, settings};
 use dl_tests::{rounds, tell};
 use tokio::runtime::Runtime;
 
@@ -25,7 +27,7 @@ use super::{Files, NAME, compare, connect};
 const CUT: Duration = Duration::from_secs(7);
 
 /// A network namespace with two lines to this one: over the first one Redis is reached, over the
-/// second one the server is.
+/// second one the server and the bucket are.
 struct Network {
     name: String,
     net: u8,
@@ -68,15 +70,17 @@ impl Network {
         format!("10.{}.{line}.{end}", 50 + self.net)
     }
 
+    /// Cuts the first line, at its other end: here, the addresses of Redis stay.
     fn set(&self, state: &str) -> Result<()> {
-        ip(&["link", "set", &self.line("r"), state])
+        ip(&["-n", &self.name, "link", "set", "r0", state])
     }
 
     /// A dlserver in it.
-    fn serve(&self, data: &Path, flags: &[&str]) -> Result<Server> {
+    fn serve(&self, data: &Path, flags: &[&str], set: &[(String, String)]) -> Result<Server> {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.name]).arg(program("dlserver")?);
         command.env("DIESEL_HTTP", "none").arg("--data").arg(data);
+        command.envs(set.iter().map(|(name, value)| (name, value)));
         let listen = format!("{}:0", self.address(1, 2));
         command.args(["--without-keys", "--listen", &listen]).args(flags);
         Server::run(command, 1)
@@ -105,19 +109,16 @@ fn the_line_between_a_server_and_redis_is_cut_and_comes_back() -> Result<()> {
     for round in 0..rounds(1, 5) {
         let Some(network) = Network::new()? else { return Ok(()) };
         let runtime = Runtime::new()?;
-        let open = ["--bind", "0.0.0.0", "--protected-mode", "no"];
-        let redis = runtime.block_on(Redis::start(&open));
+        let here = network.address(0, 1);
+        let open = ["--bind", "0.0.0.0", "--protected-mode", "no", "--cluster-announce-ip", &here];
+        let redis = runtime.block_on(Cluster::start_with(3, 0, &open));
+        let bucket = S3::start_on(Kind::S3sFs, &network.address(1, 1))?;
         let scene = tempfile::tempdir()?;
-        let store = format!("file://{}", scene.path().join("chunks").display());
-        let url = |host: &str| format!("redis://{host}:{}/0", redis.port());
-        let (near, far) = (url("127.0.0.1"), url(&network.address(0, 1)));
-        let data = |name: &str| scene.path().join(name);
-        let beside = Server::start_with(
-            &data("near"),
-            "127.0.0.1:0",
-            &["--meta", &near, "--store", &store],
-        )?;
-        let inside = network.serve(&data("far"), &["--meta", &far, "--store", &store])?;
+        let (meta, store) = (redis.url().replace("127.0.0.1", &here), bucket.fresh());
+        let flags = ["--meta", &meta, "--store", &store];
+        let (data, set) = (|name: &str| scene.path().join(name), settings(bucket.address()));
+        let beside = Server::start_among(&data("near"), "127.0.0.1:0", &flags, &set)?;
+        let inside = network.serve(&data("far"), &flags, &set)?;
         let addresses = vec![inside.address().to_owned(), beside.address().to_owned()];
 
         let name = DatasetName::new(NAME)?;

@@ -216,7 +216,10 @@ fn the_files_of_some_folders_are_an_epoch() -> Result<()> {
     let folder = |path: &'static str| anyhow::Ok(DirPath::from(FilePath::new(path)?));
     let folders = [folder("train/002")?, folder("train/007")?, folder("train/002")?];
     let snapshot = reader.snapshot().context("it has one")?;
-    let selection = Some(snapshot.select(&folders)?);
+    let selection = snapshot.select(&folders)?;
+    let listed = snapshot.selected(&selection);
+    let listed = listed.map(|file| Ok(file?.0)).collect::<Result<BTreeSet<_>>>()?;
+    let selection = Some(selection);
     let options = ShuffleOptions { selection, ..ShuffleOptions::new(1, 0, 2) };
     let mut read = BTreeSet::new();
     for number in scene::rest(&reader.shuffle(options)?, &scene.files)? {
@@ -227,6 +230,7 @@ fn the_files_of_some_folders_are_an_epoch() -> Result<()> {
     };
     let expected: BTreeSet<FilePath> = scene.files.keys().filter(of_folders).cloned().collect();
     ensure!(expected.len() == 200 && read == expected, "{} files", read.len());
+    ensure!(listed == expected, "{} files are listed", listed.len());
     let missing = [folder("train/002")?, folder("train/none")?];
     let refused = snapshot.select(&missing).err().context("it is not there")?;
     ensure!(refused.kind() == Kind::NotFound && refused.subject() == "train/none", "{refused:?}");

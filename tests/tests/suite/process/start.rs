@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
 use dl_tests::program::{Process, Server, dlcmd, run, server_command};
-use dl_tests::{folder, tell};
+use dl_tests::{folder, s3, tell};
 use rustix::process::Signal;
 
 const ROLLED: &str = "the last stop was not clean";
@@ -99,6 +99,25 @@ fn sigterm_ends_a_server_that_is_still_starting() -> Result<()> {
     // The one that starts at last finds what the others did not get to look at.
     let server = Server::start(&data)?;
     compare(&server, &source, &scene.path().join("got"))
+}
+
+/// Keeps S-24: also while a store that it needs says nothing.
+#[test]
+fn sigterm_ends_a_server_that_waits_for_a_silent_store() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let silent = TcpListener::bind("127.0.0.1:0")?;
+    let meta = format!("redis://{}/0", silent.local_addr()?);
+    for flags in [["--meta", meta.as_str()], ["--store", "s3://bucket/prefix"]] {
+        let mut command = server_command()?;
+        command.args(["--listen", "127.0.0.1:0", "--data"]).arg(scene.path().join("data"));
+        command.envs(s3::settings(silent.local_addr()?)).args(flags);
+        let mut starting = Process::start(command.stdout(Stdio::null()).stderr(Stdio::null()))?;
+        let (_asked, _) = silent.accept()?;
+        starting.signal(Signal::TERM)?;
+        let code = starting.wait(Duration::from_secs(5));
+        ensure!(code.with_context(|| flags.join(" "))? == 0, "{flags:?}");
+    }
+    Ok(())
 }
 
 fn largest(folder: &Path) -> Result<Option<std::path::PathBuf>> {

@@ -99,7 +99,7 @@ fn a_snapshot_is_fetched_once_for_all_readers_of_a_user() -> Result<()> {
     let mut scene = Scene::new()?;
     put(&scene.dataset, &[("a", b"1"), ("b/c", b"2")])?;
     let cache = scene.cache("cache");
-    let handle = scene.client.dataset(&name()?)?;
+    let handle = scene.cluster.hasty_client()?.dataset(&name()?)?;
     std::thread::scope(|scope| {
         let readers: Vec<_> =
             (0..8).map(|_| scope.spawn(|| handle.with_snapshot(&cache).map(drop))).collect();
@@ -184,7 +184,7 @@ fn a_damaged_file_of_the_cache_is_fetched_again_and_answers_nothing() -> Result<
     damage()?;
     ensure!(listed(&scene.reader("cache")?)? == ["a", "b/c"], "fetched again");
     damage()?;
-    let handle = scene.client.dataset(&name()?)?;
+    let handle = scene.cluster.hasty_client()?.dataset(&name()?)?;
     scene.cluster.kill();
     let lost = handle.with_snapshot(&scene.cache("cache")).err().context("from nowhere")?;
     ensure!(lost.kind() == Kind::Unreachable, "{lost:?}");

@@ -1,13 +1,13 @@
-//! A folder of many files, whose names lie in many chunks.
+//! Very many files: in one folder, and in as many as a large dataset has.
 
 use std::process::Command;
 
-use anyhow::{Result, ensure};
-use dl_tests::program::{dlcmd, peak_of, run};
+use anyhow::{Context, Result, ensure};
+use dl_tests::program::{Server, dlcmd, peak_of, run};
 use dl_tests::{rounds, tell};
-use libdiesel::Attributes;
+use libdiesel::{Attributes, ChunkShape, Client, ConnectOptions, StatItem};
 
-use super::{Scene, path, put};
+use super::{Scene, name, path, put};
 
 /// Keeps S-10 and S-41: what a listing holds is of each chunk, not of each file.
 #[test]
@@ -42,6 +42,36 @@ fn a_long_folder_is_listed_from_a_snapshot_in_order_and_in_little_memory() -> Re
         let more = peak_of(&mut command(words)?)?.saturating_sub(least);
         tell(format_args!("dlcmd {words:?}: {} KiB more", more >> 10));
         ensure!(more < 5 << 20, "{words:?} took {} KiB more", more >> 10);
+    }
+    Ok(())
+}
+
+/// Keeps S-10: a build holds no more for more files.
+#[test]
+fn heavy_a_snapshot_of_very_many_files_is_built_in_less_than_256_mib() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let mut server = Server::start(&scene.path().join("data"))?;
+    let servers = vec![server.address().to_owned()];
+    let client = Client::connect(ConnectOptions { servers, ..Default::default() })?;
+    let dataset = client.create_dataset(&name()?, ChunkShape::default())?;
+    let file = |number: u32| {
+        let class = 1_440_764 + number / 1_300 * 7;
+        path(&format!("train/n{class:08}/n{class:08}_{}.JPEG", 10_026 + number % 1_300))
+    };
+    let count = rounds(200_000, 10_000_000);
+    for number in 0..count {
+        dataset.put(&file(number)?, Attributes::default(), b"x")?;
+    }
+    let _ = dataset.flush()?.check()?;
+    let saved = dataset.save_meta(&scene.path().join("saved"))?;
+    ensure!(saved.files() == count, "{} files", saved.files());
+    let bytes = saved.length() as f64 / f64::from(count);
+    let peak = server.process().peak_memory().context("the server is gone")?;
+    tell(format_args!("{count} files: {bytes:.1} bytes each, at most {} MiB", peak >> 20));
+    ensure!(bytes < 40.0 && peak < 256 << 20, "{bytes:.1} bytes a file, {} MiB", peak >> 20);
+    for number in (0..count).step_by(997) {
+        let found = saved.stat(&file(number)?)?;
+        ensure!(matches!(&found, StatItem::File(record) if record.length == 1), "{found:?}");
     }
     Ok(())
 }

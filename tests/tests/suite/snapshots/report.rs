@@ -109,6 +109,33 @@ fn small_groups_of_a_sorted_dataset_are_warned_of_with_what_to_do() -> Result<()
 }
 
 #[test]
+fn the_files_of_several_folders_are_shuffled_together() -> Result<()> {
+    let scene = Scene::new()?;
+    let shuffled = |words: &[&str]| scene.dl(&[&["shuffle", "--seed", "3"], words].concat());
+    let order = |words: &[&str]| -> Result<Vec<String>> {
+        Ok(shuffled(words)?.code(0)?.text().lines().map(str::to_owned).collect())
+    };
+    let all = order(&["dl://sorted"])?;
+    let two = order(&["dl://sorted/train/c1", "dl://sorted/train/c4", "dl://sorted/train/c1"])?;
+    let sorted = |mut paths: Vec<String>| {
+        paths.sort();
+        paths
+    };
+    let is_of_two = |path: &&String| path.starts_with("train/c1/") || path.starts_with("train/c4/");
+    let expected: Vec<String> = all.iter().filter(is_of_two).cloned().collect();
+    ensure!(expected.len() == 128 && sorted(two.clone()) == sorted(expected), "{two:?}");
+    ensure!(two.windows(2).filter(|pair| pair[0][..8] != pair[1][..8]).count() > 10, "{two:?}");
+    ensure!(order(&["dl://sorted/train/c1", "dl://sorted"])? == all);
+    let report = shuffled(&["--report", "dl://sorted/train/c1", "dl://sorted/train/c4"])?;
+    ensure!(report.code(0)?.text().contains("128 files"));
+    let strange = shuffled(&["dl://sorted/train/c1", "dl://mixed/train/c1"])?.code(2)?;
+    ensure!(strange.stderr.contains("two datasets"), "{strange:?}");
+    let missing = shuffled(&["dl://sorted/train/c1", "dl://sorted/train/c9"])?.code(3)?;
+    ensure!(missing.stderr.contains("dl://sorted/train/c9"), "{missing:?}");
+    Ok(())
+}
+
+#[test]
 fn a_report_is_of_the_order_that_shuffle_prints() -> Result<()> {
     let scene = Scene::new()?;
     let settings = ["--seed", "3", "--epoch", "2", "--group-size", "5"];
