@@ -77,7 +77,8 @@ clone:
 	@mkdir -p $(CARGO_TARGET_DIR); \
 	built=$(CARGO_TARGET_DIR)/diesel-clone; \
 	if [ "$$(cat $$built 2>/dev/null)" != "$(CURDIR)" ]; then \
-		git ls-files -z --cached --others --exclude-standard | xargs -0 touch -c; \
+		{ git ls-files -z --cached --others --exclude-standard 2>/dev/null || \
+			find . -type f -print0; } | xargs -0 touch -c; \
 		echo "$(CURDIR)" > $$built; \
 	fi
 

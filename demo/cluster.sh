@@ -9,6 +9,8 @@ cd "$(dirname "$0")/.."
 src=${SRC:-/usr/share/doc}
 work=$(mktemp -d "${TMPDIR:-/tmp}/diesel-cluster.XXXXXX")
 started=()
+# Whatever is set for other servers is not for these.
+unset "${!DIESEL_@}"
 
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
 # Commands are shown as one would type them, with the short names of their programs.
@@ -181,14 +183,15 @@ sed 's/^/  /' "$work/put"
 echo "  there are $(objects) objects now"
 # 4: files that can't be read were left out, and the rest is there.
 if [ "$put" != 0 ] && [ "$put" != 4 ]; then fail "the put failed" "$work/skipped"; fi
+files=$("$dlcmd" ls -R -0 dl://demo | tr -cd '\0' | wc -c)
 
 say "6. Read everything in a random order, comparing every byte, through the two that live"
-"$bin/examples/read_shuffled" "${servers[1]},${servers[2]}" demo "$src" | sed 's/^/  /'
+"$bin/examples/read_shuffled" "${servers[1]},${servers[2]}" demo "$src" "$files" | sed 's/^/  /'
 
 say "7. A Redis primary dies; its replica takes over, and the servers put back what that may lack"
 echo "  kill -KILL ${started[0]} (Redis on ${primaries[0]})"
 kill -KILL "${started[0]}"
-"$bin/examples/read_shuffled" "${servers[1]},${servers[2]}" demo "$src" | sed 's/^/  /'
+"$bin/examples/read_shuffled" "${servers[1]},${servers[2]}" demo "$src" "$files" | sed 's/^/  /'
 
 say "8. All of Redis is wiped"
 start 0
@@ -197,7 +200,7 @@ for port in "${redis[@]}"; do redis-cli -p "$port" flushall >/dev/null 2>&1 || t
 echo "  That is noticed, not taken for an empty store:"
 "$dlcmd" ls dl://demo 2>&1 | sed 's/^/    /' || true
 run "$dlcmd" recover --all
-"$bin/examples/read_shuffled" "$DIESEL_SERVER" demo "$src" | sed 's/^/  /'
+"$bin/examples/read_shuffled" "$DIESEL_SERVER" demo "$src" "$files" | sed 's/^/  /'
 
 echo "  To bob, who may read others, it is not even there:"
 (DIESEL_USER=bob DIESEL_KEY=$(cat "$work/bob.key") "$dlcmd" ls dl://demo 2>&1 || true) | sed 's/^/    /'

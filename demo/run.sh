@@ -8,6 +8,8 @@ cd "$(dirname "$0")/.."
 src=${SRC:-/usr/share}
 work=$(mktemp -d "${TMPDIR:-/tmp}/diesel-demo.XXXXXX")
 server=
+# Whatever is set for other servers is not for this one.
+unset "${!DIESEL_@}"
 export DIESEL_SERVER=
 
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
@@ -26,7 +28,7 @@ trap 'exit 130' INT TERM
 
 start() {
     : >"$work/address"
-    "$bin/dlserver" --listen 127.0.0.1:0 --data "$work/data" >"$work/address" 2>>"$work/log" &
+    "$bin/dlserver" --listen 127.0.0.1:0 --http none --data "$work/data" >"$work/address" 2>>"$work/log" &
     server=$!
     for _ in $(seq 300); do
         DIESEL_SERVER=$(sed -n 's/^listening on //p' "$work/address")
@@ -79,7 +81,7 @@ echo "  \$ dlcmd ls -l dl://demo | head -n 4"
 ("$dlcmd" ls -l dl://demo || true) | head -n 4 | sed 's/^/    /'
 
 say "4. Read everything back in a random order, comparing every byte with the originals"
-"$bin/examples/read_shuffled" "$DIESEL_SERVER" demo "$src" | sed 's/^/  /'
+"$bin/examples/read_shuffled" "$DIESEL_SERVER" demo "$src" "$files" | sed 's/^/  /'
 
 say "5. kill -9 the server, and lose all of its metadata"
 echo "  kill -KILL $server; rm -r data/meta"
@@ -93,7 +95,7 @@ say "6. The chunks describe themselves: rebuild the metadata from them"
 run "$dlcmd" recover --all
 
 say "7. Read everything again"
-"$bin/examples/read_shuffled" "$DIESEL_SERVER" demo "$src" | sed 's/^/  /'
+"$bin/examples/read_shuffled" "$DIESEL_SERVER" demo "$src" "$files" | sed 's/^/  /'
 
 say "8. Clean up"
 run "$dlcmd" delete-dataset dl://demo

@@ -1,7 +1,8 @@
 //! Reads every file of a dataset once, in a random order, in batches, from two threads; compares
-//! each with the file that it was made from; says how fast that was.
+//! each with the file that it was made from; says how fast that was. With FILES, as many are to be
+//! there.
 //!
-//! `cargo run --release -p libdiesel --example read_shuffled -- 127.0.0.1:7420 DATASET FOLDER`
+//! `cargo run --release -p libdiesel --example read_shuffled -- 127.0.0.1:7420 DATASET FOLDER FILES`
 //!
 //! As dlcmd it takes `DIESEL_USER`, `DIESEL_KEY` and `DIESEL_CA` from its environment.
 
@@ -20,8 +21,10 @@ const THREADS: usize = 2;
 
 fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [servers, name, folder] = arguments.as_slice() else {
-        return Err("usage: read_shuffled SERVER[,SERVER...] DATASET FOLDER".into());
+    let (servers, name, folder, wanted) = match arguments.as_slice() {
+        [servers, name, folder] => (servers, name, folder, None),
+        [servers, name, folder, files] => (servers, name, folder, Some(files.parse::<usize>()?)),
+        _ => return Err("usage: read_shuffled SERVER[,SERVER...] DATASET FOLDER [FILES]".into()),
     };
     let variable = |name| std::env::var(name).ok();
     let ca = variable("DIESEL_CA").map(std::fs::read).transpose()?;
@@ -39,6 +42,9 @@ fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
         if let ListEntry::File(path, _) = entry? {
             paths.push(path);
         }
+    }
+    if let Some(wanted) = wanted.filter(|wanted| *wanted != paths.len()) {
+        return Err(format!("{} files are there, and {wanted} were put", paths.len()).into());
     }
     shuffle(&mut paths);
 

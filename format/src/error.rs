@@ -38,7 +38,10 @@ pub enum PackError {
     #[error("the file is larger than a chunk")]
     TooLarge,
     /// A file of so many parts fits no header; use larger chunks.
-    #[error("the file has more parts than a header holds; use a dataset with larger chunks")]
+    #[error(
+        "the file has more parts than a header holds: with chunks of 4 MiB a file has at most some \
+         84 GiB, with chunks of 64 MiB (a ChunkShape of libdiesel) 1.3 TiB"
+    )]
     TooManyParts,
     /// The source gave another number of bytes than it had promised.
     #[error("the source gave another number of bytes than it had promised")]

@@ -3,8 +3,9 @@
 //! Must hold: each file is given to one thread, once; memory grows with the folders that wait, not
 //! with the files; one folder with a million files keeps all threads busy.
 
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{AtFlags, FileType, RawDir, statat};
@@ -63,6 +64,40 @@ struct State {
 enum Task {
     Folder(Arc<Root>, Box<[u8]>),
     Files(Arc<Folder>, Names),
+    /// Those that stand here among the paths.
+    Listed(Arc<Folder>, Arc<Paths>, Range<usize>, Entry),
+}
+
+/// Paths below a root, in one piece: no allocation for each.
+#[derive(Debug, Default)]
+pub(crate) struct Paths {
+    /// Each ended by NUL.
+    bytes: Vec<u8>,
+}
+
+impl Paths {
+    /// Adds one, which has no NUL in it.
+    pub(crate) fn push(&mut self, path: &[u8]) {
+        self.bytes.extend_from_slice(path);
+        self.bytes.push(0);
+    }
+
+    /// All of them, as they were added.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &CStr> {
+        named(&self.bytes)
+    }
+
+    /// Where those stand that are handed over at once.
+    fn parts(&self) -> impl Iterator<Item = Range<usize>> {
+        let ends = self.bytes.iter().enumerate().filter(|(_, byte)| **byte == 0);
+        let ends = ends.map(|(at, _)| at + 1).skip(HANDED_OVER - 1).step_by(HANDED_OVER);
+        let mut start = 0;
+        ends.chain([self.bytes.len()]).map(move |end| {
+            let part = start..end;
+            start = end;
+            part
+        })
+    }
 }
 
 /// Names of one folder, each with how to take it.
@@ -84,18 +119,13 @@ impl Walk {
     pub(crate) fn add_files(
         &self,
         root: &Arc<Root>,
-        paths: &[CString],
+        paths: &Arc<Paths>,
         entry: Entry,
     ) -> std::io::Result<()> {
         let folder = Arc::new(root.folder(&[])?);
-        let mut names = Names::default();
-        for path in paths {
-            names.push(path, entry);
-            if names.count == HANDED_OVER {
-                self.give(Task::Files(Arc::clone(&folder), std::mem::take(&mut names)));
-            }
+        for part in paths.parts() {
+            self.give(Task::Listed(Arc::clone(&folder), Arc::clone(paths), part, entry));
         }
-        self.give(Task::Files(folder, names));
         Ok(())
     }
 
@@ -111,6 +141,10 @@ impl Walk {
             let done = match task {
                 Task::Folder(root, path) => self.read(&root, &path, &mut visit),
                 Task::Files(folder, names) => names.visit(&folder, &mut visit),
+                Task::Listed(folder, paths, part, entry) => {
+                    let mut names = named(paths.bytes.get(part).unwrap_or_default());
+                    names.try_for_each(|name| visit(Event::File { folder: &folder, name, entry }))
+                }
             };
             let mut state = self.state();
             state.busy -= 1;
@@ -228,13 +262,14 @@ impl Names {
         visit: &mut impl FnMut(Event<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         let Some(entry) = self.entry else { return Ok(()) };
-        for name in self.bytes.split_inclusive(|byte| *byte == 0) {
-            if let Ok(name) = CStr::from_bytes_with_nul(name) {
-                visit(Event::File { folder, name, entry })?;
-            }
-        }
-        Ok(())
+        named(&self.bytes).try_for_each(|name| visit(Event::File { folder, name, entry }))
     }
+}
+
+/// Names that are ended by NUL, one after the other.
+fn named(bytes: &[u8]) -> impl Iterator<Item = &CStr> {
+    let names = bytes.split_inclusive(|byte| *byte == 0);
+    names.filter_map(|name| CStr::from_bytes_with_nul(name).ok())
 }
 
 /// Some file systems leave the type out of their folders.

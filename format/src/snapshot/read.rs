@@ -78,6 +78,9 @@ impl SnapshotOf {
     }
 }
 
+/// Bytes that a processor fetches together.
+const LINE: usize = 64;
+
 /// Paths that are looked up together: what the processor can wait for at a time is more than that.
 const TOGETHER: usize = 32;
 
@@ -453,8 +456,10 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
             for (_, _, file) in &*batch {
                 let block = self.block(file / SNAPSHOT_BLOCK_FILES).unwrap_or_default();
                 let about = block.len().wrapping_mul(file % SNAPSHOT_BLOCK_FILES);
-                fetch(block);
-                fetch_at(block, about / SNAPSHOT_BLOCK_FILES);
+                // All names of a block up to that of the file are read.
+                for line in (0..=about / SNAPSHOT_BLOCK_FILES).step_by(LINE) {
+                    fetch_at(block, line);
+                }
             }
             for (path, hash, _) in &*batch {
                 found.push(self.find(path, *hash)?);

@@ -4,46 +4,77 @@
 //! but for what means nothing: `./` and doubled slashes.
 
 use std::collections::HashSet;
-use std::ffi::CString;
 use std::hash::{BuildHasher, RandomState};
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 
 use crate::exit::Failure;
+use crate::local::Paths;
 use crate::text::escaped;
+
+/// Bytes of a line that can't be a path any more.
+const LINE_MAX: usize = 64 << 10;
 
 /// The paths in `input`, each ended by `end`; the last may lack it.
 ///
 /// # Errors
 /// Wrong usage, naming the line: an absolute path, `..`, a NUL byte, a path a second time.
-pub(super) fn read(input: &mut dyn Read, end: u8) -> Result<Vec<CString>, Failure> {
-    let mut text = Vec::new();
-    input
-        .read_to_end(&mut text)
-        .map_err(|why| Failure::local("read the list of files from stdin", why))?;
-    let mut paths: Vec<CString> = Vec::new();
-    let (hasher, mut hashes) = (RandomState::new(), HashSet::new());
-    for (number, line) in text.split(|byte| *byte == end).enumerate() {
-        let refuse = |why: &str| {
-            let (number, line) = (number.saturating_add(1), escaped(line));
-            Failure::usage(format!("name {number} of the list on stdin, {line}: {why}"))
-        };
+pub(super) fn read(input: &mut dyn Read, end: u8) -> Result<Paths, Failure> {
+    let (mut input, mut line) = (BufReader::new(input), Vec::new());
+    let (mut paths, mut hashes) = (Paths::default(), Vec::new());
+    let hasher = RandomState::new();
+    loop {
+        line.clear();
+        let read = input.by_ref().take(LINE_MAX as u64).read_until(end, &mut line);
+        if read.map_err(|why| Failure::local("read the list of files from stdin", why))? == 0 {
+            break;
+        }
+        let line = line.strip_suffix(&[end]).unwrap_or(&line);
+        let number = hashes.len().saturating_add(1);
+        if line.len() == LINE_MAX {
+            return Err(refused(number, &line[..64], "it goes on for 64 KiB, as no path does"));
+        }
         if line.starts_with(b"/") {
-            return Err(refuse("it is absolute; give paths relative to the current folder"));
+            let why = "it is absolute; give paths relative to the current folder";
+            return Err(refused(number, line, why));
         }
         if line.split(|byte| *byte == b'/').any(|part| part == b"..") {
-            return Err(refuse("it has a part `..`; change into the folder that holds the files"));
+            let why = "it has a part `..`; change into the folder that holds the files";
+            return Err(refused(number, line, why));
         }
         let path = clean(line);
         if path.is_empty() {
             continue;
         }
-        // Equal hashes are only a hint.
-        if !hashes.insert(hasher.hash_one(&path)) && paths.iter().any(|it| it.to_bytes() == path) {
-            return Err(refuse("it is in the list already; name each file once"));
+        if path.contains(&0) {
+            return Err(refused(number, line, "it has a NUL byte; use -0"));
         }
-        paths.push(CString::new(path).map_err(|_| refuse("it has a NUL byte; use -0"))?);
+        hashes.push(hasher.hash_one(path.as_slice()));
+        paths.push(&path);
     }
+    hashes.sort_unstable();
+    let twice = hashes.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| pair[0]);
+    refuse_twice(&paths, &twice.collect(), &hasher)?;
     Ok(paths)
+}
+
+/// Equal hashes are only a hint.
+fn refuse_twice(paths: &Paths, hashes: &HashSet<u64>, hasher: &RandomState) -> Result<(), Failure> {
+    if hashes.is_empty() {
+        return Ok(());
+    }
+    let mut seen = HashSet::new();
+    for (path, number) in paths.iter().zip(1..) {
+        let path = path.to_bytes();
+        if hashes.contains(&hasher.hash_one(path)) && !seen.insert(path) {
+            let why = "it is in the list already; name each file once";
+            return Err(refused(number, path, why));
+        }
+    }
+    Ok(())
+}
+
+fn refused(number: usize, line: &[u8], why: &str) -> Failure {
+    Failure::usage(format!("name {number} of the list on stdin, {}: {why}", escaped(line)))
 }
 
 fn clean(path: &[u8]) -> Vec<u8> {
@@ -57,7 +88,7 @@ mod tests {
 
     fn listed(text: &[u8], end: u8) -> Result<Vec<Vec<u8>>, String> {
         let paths = read(&mut &*text, end).map_err(|failure| failure.to_string())?;
-        Ok(paths.into_iter().map(CString::into_bytes).collect())
+        Ok(paths.iter().map(|path| path.to_bytes().to_vec()).collect())
     }
 
     #[test]
@@ -82,6 +113,9 @@ mod tests {
             assert!(refused.contains("name 2 of the list"), "{refused}");
         }
         assert!(listed(b"a\0b\n", b'\n').is_err());
+        let long = [&b"ok\n"[..], &[b'x'; LINE_MAX]].concat();
+        let refused = listed(&long, b'\n').expect_err("no path");
+        assert!(refused.contains("name 2 of the list") && refused.len() < 300, "{refused}");
     }
 
     #[test]

@@ -9,7 +9,7 @@ mod list;
 mod send;
 
 use std::collections::{HashMap, HashSet};
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, Read};
 use std::num::NonZeroUsize;
@@ -29,7 +29,7 @@ use crate::address::Address;
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
 use crate::interrupt;
-use crate::local::{Entry, Event, Problem, Root, Walk};
+use crate::local::{Entry, Event, Paths, Problem, Root, Walk};
 use crate::output::Output;
 use crate::progress::Progress;
 use crate::text::{counted, shown};
@@ -117,7 +117,7 @@ impl Arguments {
 #[derive(Debug)]
 enum Input {
     Tree(Arc<Root>),
-    Files(Arc<Root>, Vec<CString>, Entry),
+    Files(Arc<Root>, Arc<Paths>, Entry),
 }
 
 /// Puts the files.
@@ -135,7 +135,7 @@ pub(crate) fn run(
             let paths = list::read(stdin, *end)?;
             let root = Root::open(Path::new(""), folder.prefix())
                 .map_err(|why| Failure::local("open the current folder", why))?;
-            vec![Input::Files(root, paths, Entry::Found)]
+            vec![Input::Files(root, Arc::new(paths), Entry::Found)]
         }
     };
     let both = match inputs.as_slice() {
@@ -262,8 +262,9 @@ fn open(paths: &[PathBuf], prefix: &[u8]) -> Result<Vec<Input>, Failure> {
         };
         parents.insert(parent, Arc::clone(&root));
         let name = path.file_name().unwrap_or(OsStr::new("")).as_bytes();
-        let name = CString::new(name).map_err(|why| failed(why.into()))?;
-        inputs.push(Input::Files(root, vec![name], Entry::Named));
+        let mut names = Paths::default();
+        names.push(name);
+        inputs.push(Input::Files(root, Arc::new(names), Entry::Named));
     }
     Ok(inputs)
 }
