@@ -59,7 +59,7 @@ impl Decoder for Raw {
     }
 }
 
-const METHODS: [&str; 11] = [
+const METHODS: [&str; 13] = [
     "CreateDataset",
     "GetDataset",
     "ListDatasets",
@@ -71,6 +71,8 @@ const METHODS: [&str; 11] = [
     "List",
     "GetSnapshot",
     "Recover",
+    "Purge",
+    "Verify",
 ];
 
 /// Keeps S-16.

@@ -173,10 +173,11 @@ fn an_interrupted_put_leaves_a_whole_dataset_as_far_as_it_went() -> Result<()> {
         ensure!(code == 130 || code == 0, "ended with {code} after Ctrl-C");
         let there = scene.check_part(&server, &dataset)?;
         // What it reports is there, and nothing else.
-        if let Some(last) = fs::read_to_string(&told)?.lines().last() {
-            let told: serde_json::Value = serde_json::from_str(last)?;
-            ensure!(told["files"] == there, "round {round}: {there} are there: {told}");
-        }
+        let told = fs::read_to_string(&told)?;
+        let last =
+            told.lines().last().with_context(|| format!("round {round}: it said nothing"))?;
+        let told: serde_json::Value = serde_json::from_str(last)?;
+        ensure!(told["files"] == there, "round {round}: {there} are there: {told}");
         scene.put_and_compare(&server, &dataset)?;
     }
     server.stop()?;
