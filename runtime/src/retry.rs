@@ -51,6 +51,11 @@ impl Deadline {
         Self(clock.monotonic().saturating_add(patience))
     }
 
+    /// The same, so much later.
+    pub fn later(self, by: Duration) -> Self {
+        Self(self.0.saturating_add(by))
+    }
+
     /// Time left; zero when it has passed.
     pub fn remaining(self, clock: &dyn Clock) -> Duration {
         self.0.saturating_sub(clock.monotonic())
@@ -76,7 +81,8 @@ impl Deadline {
     }
 }
 
-/// Calls `attempt` until it succeeds, fails for good, or no time is left for another try.
+/// Calls `attempt` until it succeeds, fails for good, or no time is left for another try; asks for
+/// the deadline after each, as it may move.
 ///
 /// An attempt in flight is not cut at the deadline, as only the attempt knows which error that
 /// would be: give it the deadline too.
@@ -87,7 +93,7 @@ pub async fn retry<T, E, Attempt: Future<Output = Result<T, E>>>(
     clock: &dyn Clock,
     random: &dyn Random,
     backoff: Backoff,
-    deadline: Deadline,
+    deadline: impl Fn() -> Deadline,
     is_retryable: impl Fn(&E) -> bool,
     mut attempt: impl FnMut() -> Attempt,
 ) -> Result<T, E> {
@@ -98,7 +104,7 @@ pub async fn retry<T, E, Attempt: Future<Output = Result<T, E>>>(
             Err(error) => error,
         };
         let wait = backoff.wait(failures, random);
-        if !is_retryable(&error) || wait >= deadline.remaining(clock) {
+        if !is_retryable(&error) || wait >= deadline().remaining(clock) {
             return Err(error);
         }
         clock.sleep(wait).await;
@@ -138,7 +144,7 @@ mod tests {
             &clock,
             &SeededRandom::new(5),
             BACKOFF,
-            deadline,
+            || deadline,
             |_| retryable,
             || {
                 tries.set(tries.get() + 1);

@@ -25,6 +25,17 @@ use crate::room::Taken;
 
 const ACTION: &str = "commit object";
 
+const TOO_LARGE: &str = "it is larger than the chunks of this dataset";
+
+/// Refuses an object that can't be part of the dataset, before any of it is received.
+pub(crate) async fn admit(parts: &Parts, dataset: DatasetId, length: u64) -> Result<(), Error> {
+    let record = catalog::by_id(parts, dataset).await?;
+    if length > u64::from(record.shape.size()) {
+        return Err(Error::new(Kind::Invalid, "receive", "a chunk", TOO_LARGE));
+    }
+    Ok(())
+}
+
 /// Commits a chunk or part as its client sealed it; gives the stamp it has for ever. The memory of
 /// the object goes back to `buffers`.
 pub(crate) async fn put_chunk(
@@ -53,7 +64,7 @@ pub(crate) async fn put_chunk(
         return refuse("it claims versions of other chunks; only servers rewrite chunks");
     }
     if header.object_length() > u64::from(record.shape.size()) {
-        return refuse("it is larger than the chunks of this dataset");
+        return refuse(TOO_LARGE);
     }
     check_parts(parts, header).await?;
     let _taken = take_room(parts, header).await?;

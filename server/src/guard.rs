@@ -3,14 +3,15 @@
 //!
 //! Must hold: no request reaches a method without a caller and that method's rule; no more request
 //! messages are received at a time than fit into memory, and what is not received yet is counted; a
-//! client that stops in the middle of one is given up, and so is one that waits too long for those
-//! before it.
+//! client that stops in the middle of one, or slows down while others wait, is given up, and so is one
+//! that waits too long.
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use dl_proto::REQUEST_BYTES_MAX;
 use dl_runtime::{Clock, Deadline};
 use tokio::sync::Semaphore;
 use tonic::Status;
@@ -23,6 +24,7 @@ use tower_layer::Layer;
 use crate::auth::{self, Auth, Caller, Rule};
 use crate::door::Ticket;
 use crate::metrics::Metrics;
+use crate::senders::{Paced, Senders};
 use crate::settings::Settings;
 use crate::unread::Counted;
 
@@ -48,6 +50,7 @@ pub(crate) struct Admitted {
 #[derive(Debug, Clone)]
 pub(crate) struct GuardLayer {
     room: Arc<Semaphore>,
+    senders: Senders,
     line: Arc<Semaphore>,
     patience: Duration,
     clock: Arc<dyn Clock>,
@@ -67,7 +70,8 @@ impl GuardLayer {
         metrics: Arc<Metrics>,
     ) -> Self {
         let (room, line) = (Arc::new(Semaphore::new(AT_ONCE)), Arc::new(Semaphore::new(IN_LINE)));
-        Self { room, line, patience, clock, auth, settings, metrics }
+        let senders = Senders::default();
+        Self { room, senders, line, patience, clock, auth, settings, metrics }
     }
 
     /// Lets a request through to its method, or gives the answer to who may not ask.
@@ -168,14 +172,17 @@ where
             if is_streamed {
                 return inner.call(request).await.map(|response| measured.answer(response));
             }
-            let request = request.map(|body| Body::new(TimeoutBody::new(limits.patience, body)));
-            let clock = &*limits.clock;
-            let deadline = Deadline::after(clock, limits.patience);
-            let Ok(place) = deadline.bound(clock, limits.room.acquire()).await else {
+            let (clock, patience, senders) = (&*limits.clock, limits.patience, &limits.senders);
+            let place = senders.press(clock, patience, limits.room.acquire());
+            let Ok(place) = Deadline::after(clock, patience).bound(clock, place).await else {
                 let status = Status::unavailable("this server is busy with others; try again");
                 return Ok(measured.answer(status.into_http()));
             };
             let _place = place.expect("the semaphore is never closed");
+            let request = request.map(|body| {
+                let body = Body::new(TimeoutBody::new(patience, body));
+                Body::new(Paced::new(body, senders, &limits.clock, REQUEST_BYTES_MAX as u64))
+            });
             inner.call(request).await.map(|response| measured.answer(response))
         })
     }

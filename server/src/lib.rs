@@ -36,6 +36,7 @@ mod read;
 mod recover;
 mod roll;
 mod room;
+mod senders;
 mod serve;
 mod service;
 mod settings;

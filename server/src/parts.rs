@@ -15,6 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::error::Error;
 use crate::roll::Roll;
 use crate::room::Room;
+use crate::senders::Senders;
 use crate::settings::Settings;
 
 /// How much a server holds in memory at once, and how long it waits.
@@ -71,13 +72,20 @@ pub struct Parts {
 pub(crate) struct Budget {
     room: Arc<Semaphore>,
     total: Arc<AtomicU32>,
+    senders: Senders,
     purpose: &'static str,
 }
 
 impl Budget {
     pub(crate) fn new(total: u32, purpose: &'static str) -> Self {
         let room = Arc::new(Semaphore::new(total as usize));
-        Self { room, total: Arc::new(AtomicU32::new(total)), purpose }
+        let (total, senders) = (Arc::new(AtomicU32::new(total)), Senders::default());
+        Self { room, total, senders, purpose }
+    }
+
+    /// Who has of it for what they have not sent yet.
+    pub(crate) fn senders(&self) -> &Senders {
+        &self.senders
     }
 
     /// Bytes that may be given out, and that are.
@@ -125,18 +133,28 @@ impl Budget {
         bytes: u64,
         parts: &Parts,
     ) -> Result<OwnedSemaphorePermit, Error> {
+        self.take_within(parts.limits.patience, bytes, parts).await
+    }
+
+    /// The same, for no longer than `limit`.
+    pub(crate) async fn take_within(
+        &self,
+        limit: Duration,
+        bytes: u64,
+        parts: &Parts,
+    ) -> Result<OwnedSemaphorePermit, Error> {
         let total = self.total.load(Ordering::Relaxed);
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(total);
         if let Ok(permit) = Arc::clone(&self.room).try_acquire_many_owned(bytes) {
             return Ok(permit);
         }
-        let patience = parts.limits.patience;
+        let permit = Arc::clone(&self.room).acquire_many_owned(bytes);
         tokio::select! {
-            permit = Arc::clone(&self.room).acquire_many_owned(bytes) => {
+            permit = self.senders.press(&*parts.clock, parts.limits.patience, permit) => {
                 Ok(permit.expect("the semaphore is never closed"))
             }
-            () = parts.clock.sleep(patience) => {
-                let why = format!("{total} bytes are in use after {patience:?}; try again");
+            () = parts.clock.sleep(limit) => {
+                let why = format!("{total} bytes are in use after {limit:?}; try again");
                 Err(Error::new(Kind::Unavailable, "wait for memory to", self.purpose, why))
             }
         }

@@ -53,6 +53,10 @@ const BUFFER_LENGTH_MIN: usize = 64 << 10;
 /// the message that is received, count for something.
 const ROOM_MIN: u64 = 512 << 10;
 
+/// One of so many parts of patience is how long a chunk waits for memory: less than its client waits
+/// for an answer, which hears why.
+const WRITE_WAIT_PART: u32 = 3;
+
 /// Answers requests with the parts it was given; keeps nothing else.
 #[derive(Debug, Clone)]
 pub(crate) struct Service {
@@ -129,17 +133,27 @@ impl Service {
         intake: &Intake,
     ) -> Result<Vec<u8>, Status> {
         let length = usize::try_from(head.length).unwrap_or(usize::MAX);
+        let room = room_of(length);
+        let mut sending = self.writes.senders().begin(&*self.parts.clock, room);
+        sending.came(first.len());
         let mut object = self.buffers.take(buffer_length(length));
         object.clear();
         object.extend_from_slice(&first);
         drop(first);
         let _expected = intake.expect();
         intake.taken();
-        while let Some(piece) = self.next_piece(pieces).await? {
+        loop {
+            let piece = tokio::select! {
+                biased;
+                given_up = sending.given_up("a chunk") => return Err(given_up.into()),
+                piece = self.next_piece(pieces) => piece?,
+            };
+            let Some(piece) = piece else { break };
             if object.len().saturating_add(piece.data.len()) > length {
                 break;
             }
             object.extend_from_slice(&piece.data);
+            sending.came(piece.data.len());
             drop(piece);
             intake.taken();
         }
@@ -156,6 +170,11 @@ fn buffer_length(object_length: usize) -> usize {
     object_length
         .clamp(BUFFER_LENGTH_MIN, dl_format::layout::CHUNK_SIZE_MAX as usize)
         .next_power_of_two()
+}
+
+/// What an object takes of the memory for writes.
+fn room_of(object_length: usize) -> u64 {
+    ROOM_MIN.max(buffer_length(object_length) as u64)
 }
 
 #[tonic::async_trait]
@@ -241,13 +260,10 @@ impl Diesel for Service {
         self.gate.by_id(&admitted, head.dataset).await?;
         let span = tracing::Span::current();
         span.record("dataset", tracing::field::display(head.dataset)).record("bytes", head.length);
-        if head.length > u64::from(dl_format::layout::CHUNK_SIZE_MAX) {
-            let why = "a chunk has at most 64 MiB";
-            return Err(Error::new(Kind::Invalid, "receive", "a chunk", why).into());
-        }
-        let length = usize::try_from(head.length).unwrap_or(usize::MAX);
-        let room = ROOM_MIN.max(buffer_length(length) as u64);
-        let room = self.writes.take(room, &self.parts).await?;
+        commit::admit(&self.parts, head.dataset, head.length).await?;
+        let room = room_of(usize::try_from(head.length).unwrap_or(usize::MAX));
+        let limit = self.parts.limits.patience / WRITE_WAIT_PART;
+        let room = self.writes.take_within(limit, room, &self.parts).await?;
         let object = self.receive(&mut pieces, head, first.data, &intake).await?;
         let (parts, buffers) = (self.parts.clone(), Arc::clone(&self.buffers));
         let commit = async move {

@@ -10,6 +10,7 @@ pub mod dice;
 pub mod etcd;
 pub mod folder;
 pub mod http;
+pub mod line;
 mod listen;
 pub mod point;
 pub mod program;

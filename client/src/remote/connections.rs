@@ -1,13 +1,13 @@
 //! Connections to the servers, and the one loop that tries a request until it is answered.
 //!
 //! Must hold: every server takes its turn, one that failed is passed over for a while; one that
-//! is silent costs a part of the time of a request, never all of it; an error names each server
-//! that was tried and what it said.
+//! is silent costs a part of the time of a request, never all of it, and the time in which it takes
+//! what is sent doesn't count; an error names each server that was tried and what it said.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::error::{Error, Kind};
 use crate::remote::endpoint::endpoint;
 use crate::remote::failure::{Failure, is_answer, is_refused};
+use crate::remote::flow::{Flow, Moment};
 use crate::remote::options::{ConnectOptions, OnRetry, Retry};
 use crate::remote::process::Process;
 use crate::remote::wire::Wire;
@@ -61,8 +62,10 @@ struct Server {
     address: Arc<str>,
     channels: Vec<Connection>,
     turn: AtomicUsize,
-    /// Passed over until then, milliseconds of monotonic time.
-    avoid_until: AtomicU64,
+    /// Passed over until then.
+    avoid_until: Moment,
+    /// When bytes last went there or came from it.
+    moved: Arc<Moment>,
 }
 
 /// Who is asking, as every request says it.
@@ -92,15 +95,16 @@ pub(crate) struct Try {
     attempt: Duration,
     deadline: Deadline,
     awaited: Arc<Awaited>,
+    flow: Flow,
 }
 
-/// What a try waits for, in milliseconds of monotonic time.
-#[derive(Debug)]
+/// What a try waits for.
+#[derive(Debug, Default)]
 struct Awaited {
     /// When the server was last heard or began to be waited for.
-    since: AtomicU64,
+    since: Moment,
     /// When the try is given up if nothing comes.
-    until: AtomicU64,
+    until: Moment,
 }
 
 /// Neither addresses nor who is asking: nobody needs them, and a key must not show.
@@ -155,7 +159,8 @@ impl Connections {
                 address: address.as_str().into(),
                 channels,
                 turn: AtomicUsize::new(0),
-                avoid_until: AtomicU64::new(0),
+                avoid_until: Moment::default(),
+                moved: Arc::default(),
             });
         }
         Ok(Self {
@@ -236,7 +241,10 @@ impl Connections {
         attempt: impl Fn(Connection, Try) -> Attempt,
     ) -> Result<T, Error> {
         let clock = self.clock.as_ref();
-        let (began, deadline) = (clock.monotonic(), Deadline::after(clock, patience.total));
+        let began = clock.monotonic();
+        let last = Deadline::after(clock, patience.total.saturating_mul(LONG));
+        let moving = Mutex::new(Deadline::after(clock, patience.total));
+        let deadline = || *moving.lock().unwrap_or_else(PoisonError::into_inner);
         let said = Mutex::<Said>::default();
         // For how much longer it is tried: a stream on its way may go on when the time is over.
         let tell = |until: Duration| {
@@ -246,7 +254,7 @@ impl Connections {
                     subject: subject(),
                     reason,
                     waited: clock.monotonic().saturating_sub(began),
-                    left: deadline.remaining(clock).max(until.saturating_sub(clock.monotonic())),
+                    left: deadline().remaining(clock).max(until.saturating_sub(clock.monotonic())),
                 });
             }
         };
@@ -259,28 +267,30 @@ impl Connections {
             || {
                 tell(Duration::ZERO);
                 let (index, server, connection) = self.next();
-                let awaited = Arc::new(Awaited {
-                    since: AtomicU64::new(millis(clock.monotonic())),
-                    until: AtomicU64::new(0),
-                });
+                let started = clock.monotonic();
+                let awaited = Arc::<Awaited>::default();
+                awaited.since.set(started);
+                let flow = Flow::new(Arc::clone(&self.clock), Arc::clone(&server.moved));
                 let this = Try {
                     identity: Arc::clone(&self.identity),
                     clock: Arc::clone(&self.clock),
                     attempt: patience.attempt,
-                    deadline,
+                    deadline: deadline(),
                     awaited: Arc::clone(&awaited),
+                    flow: flow.clone(),
                 };
                 // On the heap, as it would be here twice, in futures of callers that are large already.
                 let attempted = Box::pin(attempt(connection, this));
-                let (said, tell) = (&said, &tell);
+                let (said, tell, moving) = (&said, &tell, &moving);
                 async move {
                     let silent = |silent: Duration| {
                         let why = format!("no answer for {} s", silent.as_secs());
                         hear(said, index, Failure::silence(why).at(&server.address));
-                        tell(awaited.until());
+                        tell(awaited.until.get());
                     };
+                    let heard = || awaited.since.get().max(flow.moved());
                     let ended = if patience.is_short {
-                        attended(clock, &awaited, attempted, silent).await
+                        attended(clock, heard, attempted, silent).await
                     } else {
                         attempted.await
                     };
@@ -289,9 +299,12 @@ impl Connections {
                         Err(failure) => failure.at(&server.address),
                     };
                     if failure.kind.is_retryable() {
-                        let until = self.clock.monotonic().saturating_add(PASS_OVER);
-                        server.avoid_until.store(millis(until), Ordering::Relaxed);
+                        server.avoid_until.set(clock.monotonic().saturating_add(PASS_OVER));
                     }
+                    let sent_for = flow.sent().saturating_sub(started);
+                    let mut deadline = moving.lock().unwrap_or_else(PoisonError::into_inner);
+                    *deadline = deadline.later(sent_for).min(last);
+                    drop(deadline);
                     hear(said, index, failure.clone());
                     Err(failure)
                 }
@@ -316,11 +329,11 @@ impl Connections {
     fn next(&self) -> (usize, &Server, Connection) {
         let count = self.servers.len();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        let now = millis(self.clock.monotonic());
+        let now = self.clock.monotonic();
         let in_turn = |step: usize| turn.wrapping_add(step) % count;
         let index = (0..count)
             .map(in_turn)
-            .find(|index| self.servers[*index].avoid_until.load(Ordering::Relaxed) <= now)
+            .find(|index| self.servers[*index].avoid_until.get() <= now)
             .unwrap_or(in_turn(0));
         let server = &self.servers[index];
         let turn = server.turn.fetch_add(1, Ordering::Relaxed);
@@ -332,6 +345,7 @@ impl Try {
     /// The message, saying who is asking.
     pub(crate) fn request<M>(&self, message: M) -> Request<M> {
         let mut request = Request::new(message);
+        request.extensions_mut().insert(self.flow.clone());
         let metadata = request.metadata_mut();
         if let Some(user) = &self.identity.user {
             metadata.insert(USER_HEADER, user.clone());
@@ -342,16 +356,28 @@ impl Try {
         request
     }
 
-    /// Waits for an answer for as long as one try may take.
+    /// Waits for an answer for as long as one try may take. That begins anew when the connection
+    /// takes a piece of what is sent meanwhile.
     pub(crate) async fn answer<T>(
         &self,
         answer: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, Failure> {
-        let limit = self.limit();
+        let clock = self.clock.as_ref();
+        let mut answer = std::pin::pin!(answer);
+        let patience = self.limit().remaining(clock);
+        let mut limit = Deadline::after(clock, patience);
         self.listen(limit);
-        match limit.bound(self.clock.as_ref(), answer).await {
-            Ok(answer) => Ok(answer?.into_inner()),
-            Err(_) => Err(self.silence()),
+        loop {
+            if let Ok(answer) = limit.bound(clock, answer.as_mut()).await {
+                return Ok(answer?.into_inner());
+            }
+            let until = self.flow.sent().saturating_add(patience);
+            let left = until.saturating_sub(clock.monotonic());
+            if left.is_zero() {
+                return Err(self.silence());
+            }
+            limit = Deadline::after(clock, left);
+            self.awaited.until.set(until);
         }
     }
 
@@ -370,8 +396,8 @@ impl Try {
     fn listen(&self, limit: Deadline) {
         let now = self.clock.monotonic();
         let until = now.saturating_add(limit.remaining(self.clock.as_ref()));
-        self.awaited.since.store(millis(now), Ordering::Relaxed);
-        self.awaited.until.store(millis(until), Ordering::Relaxed);
+        self.awaited.since.set(now);
+        self.awaited.until.set(until);
     }
 
     fn limit(&self) -> Deadline {
@@ -383,26 +409,16 @@ impl Try {
     }
 }
 
-impl Awaited {
-    fn since(&self) -> Duration {
-        Duration::from_millis(self.since.load(Ordering::Relaxed))
-    }
-
-    fn until(&self) -> Duration {
-        Duration::from_millis(self.until.load(Ordering::Relaxed))
-    }
-}
-
 /// Waits for a try, and tells for how long the server has been silent, whenever that is long.
 async fn attended<T>(
     clock: &dyn Clock,
-    awaited: &Awaited,
+    heard: impl Fn() -> Duration,
     mut attempted: Pin<Box<impl Future<Output = T>>>,
     tell: impl Fn(Duration),
 ) -> T {
     let mut told = Duration::ZERO;
     loop {
-        let heard_at = awaited.since();
+        let heard_at = heard();
         let now = clock.monotonic();
         let due = heard_at.max(told).saturating_add(SILENCE);
         if due <= now {
@@ -443,8 +459,4 @@ impl Word {
             None => self.last.to_string(),
         }
     }
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

@@ -19,8 +19,9 @@ use crate::remote::options::{ClientCertificate, ConnectOptions};
 const DEFAULT_PORT: u16 = 7420;
 /// A connection that is silent for this long while a request waits is asked for a sign of life,
 const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(10);
-/// and given up when it shows none for this long.
-const KEEP_ALIVE_PATIENCE: Duration = Duration::from_secs(10);
+/// and given up when it shows none for this long: the question waits behind what is being sent, which
+/// may be half a MiB on a slow line.
+const KEEP_ALIVE_PATIENCE: Duration = Duration::from_secs(20);
 
 const NO_ADDRESS: &str = "not an address; write it as host:port";
 

@@ -11,6 +11,7 @@ mod dataset;
 mod endpoint;
 mod epoch;
 mod failure;
+mod flow;
 mod housekeeping;
 mod list;
 mod lookup;

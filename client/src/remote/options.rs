@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::snapshot::SnapshotCache;
 
 /// Is told of every request right before it is tried again, and of one that a server leaves without
-/// an answer for 5 seconds, where that is long. Called on whatever thread waits for
+/// an answer for 5 seconds, where that is long and nothing else goes there or comes back. Called on whatever thread waits for
 /// the request: it returns soon, and makes no calls of this library.
 pub type OnRetry = Arc<dyn Fn(&Retry) + Send + Sync>;
 

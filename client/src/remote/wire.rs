@@ -3,7 +3,7 @@
 //!
 //! Must hold: what a request carries as [`ChunkBody`] is sent in place of the messages it was
 //! given; the messages of an answer to one that carries [`Replies`] go there, each before the
-//! empty one that the client is shown in its place; nothing else changes.
+//! empty one that the client is shown in its place; its [`Flow`] hears of all; nothing else changes.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -15,7 +15,7 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, Bytes};
 use dl_proto::{MESSAGE_BYTES_MAX, PutFrames, check_fields, pb};
 use futures::TryFutureExt;
-use futures::future::{Either, MapOk};
+use futures::future::MapOk;
 use http_body::Frame;
 use prost::Message;
 use tonic::Status;
@@ -24,6 +24,7 @@ use tonic::codegen::Service;
 use tonic::codegen::http::{Request, Response};
 use tonic::transport::{Channel, Error};
 
+use crate::remote::flow::Flow;
 use crate::remote::segments::Segments;
 
 /// What stands before each message: whether it is compressed, and its length.
@@ -61,27 +62,43 @@ type Divert = Box<dyn FnOnce(Response<Body>) -> Response<Body> + Send>;
 impl Service<Request<Body>> for Wire {
     type Response = Response<Body>;
     type Error = Error;
-    type Future = Either<Called, MapOk<Called, Divert>>;
+    type Future = MapOk<Called, Divert>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
         self.0.poll_ready(context)
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        if let Some(chunk) = request.extensions_mut().remove::<ChunkBody>() {
-            *request.body_mut() = Body::new(chunk);
+        let flow = request.extensions_mut().remove::<Flow>();
+        if let Some(ChunkBody(frames)) = request.extensions_mut().remove() {
+            *request.body_mut() = Body::new(Sent { frames, flow: flow.clone() });
         }
-        let Some(replies) = request.extensions_mut().remove::<Replies>() else {
-            return Either::Left(self.0.call(request));
-        };
+        let replies = request.extensions_mut().remove::<Replies>();
         let divert: Divert = Box::new(|response| {
-            response.map(|body| Body::new(Diverted { body, replies, came: Segments::default() }))
+            response.map(|body| {
+                let body = match flow {
+                    Some(flow) => flow.watch(body),
+                    None => body,
+                };
+                match replies {
+                    Some(replies) => {
+                        Body::new(Diverted { body, replies, came: Segments::default() })
+                    }
+                    None => body,
+                }
+            })
         });
-        Either::Right(self.0.call(request).map_ok(divert))
+        self.0.call(request).map_ok(divert)
     }
 }
 
-impl http_body::Body for ChunkBody {
+/// The body of a request that sends a chunk.
+struct Sent {
+    frames: PutFrames,
+    flow: Option<Flow>,
+}
+
+impl http_body::Body for Sent {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -89,11 +106,14 @@ impl http_body::Body for ChunkBody {
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        Poll::Ready(self.0.next().map(|frame| Ok(Frame::data(frame))))
+        if let Some(flow) = &self.flow {
+            flow.goes();
+        }
+        Poll::Ready(self.frames.next().map(|frame| Ok(Frame::data(frame))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.0.is_done()
+        self.frames.is_done()
     }
 }
 

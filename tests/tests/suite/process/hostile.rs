@@ -7,18 +7,21 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
+use dl_format::DatasetId;
 use dl_meta::{Memory, Stop};
 use dl_proto::pb;
 use dl_server::{Limits, Parts, prepare};
-use dl_tests::cluster::{Running, parts};
+use dl_tests::cluster::{Running, clock, parts};
 use dl_tests::dice::Dice;
 use dl_tests::folder;
 use dl_tests::program::{Server, dl, run};
 use dl_tests::rounds;
 use dl_tests::wire::{Wire, chunk};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::transport::Endpoint;
-use tonic::{Request, Status};
+use tonic::{Code, Request, Status};
 
 /// Messages as they are given, whatever they are.
 #[derive(Debug, Clone, Default)]
@@ -180,45 +183,139 @@ async fn impatient() -> Result<(Running, Parts)> {
     Ok((Running::start(parts.clone()).await?, parts))
 }
 
+/// A dataset of chunks so large that one of them takes all the memory for writes.
+async fn create_large(client: &Wire) -> Result<DatasetId> {
+    let (chunk_size, alignment) = (64 << 20, 64);
+    let request = pb::CreateDatasetRequest { name: "ds".to_owned(), chunk_size, alignment };
+    let dataset = client.stub().create_dataset(request).await?.into_inner();
+    let id = <[u8; 16]>::try_from(&dataset.id[..]).context("an id has 16 bytes")?;
+    Ok(DatasetId::from_bytes(id))
+}
+
+/// Begins to send so much: this message, and what comes out of the channel.
+async fn announce(
+    address: SocketAddr,
+    dataset: DatasetId,
+    length: u64,
+    data: Bytes,
+) -> Result<(mpsc::Sender<pb::PutChunkRequest>, JoinHandle<Result<(), Status>>)> {
+    let mut stub = Wire::connect(address).await?.stub();
+    let dataset = Bytes::copy_from_slice(dataset.as_bytes());
+    let (send, pieces) = mpsc::channel(1);
+    send.send(pb::PutChunkRequest { dataset, length, data }).await?;
+    let pieces = tokio_stream::wrappers::ReceiverStream::new(pieces);
+    Ok((send, tokio::spawn(async move { stub.put_chunk(pieces).await.map(drop) })))
+}
+
+/// Sends these bytes, one at a time, until there are no more or nobody takes them.
+fn trickle(send: mpsc::Sender<pb::PutChunkRequest>, data: Bytes, pause: Duration) {
+    tokio::spawn(async move {
+        for at in 0..data.len() {
+            clock().sleep(pause).await;
+            let data = data.slice(at..=at);
+            if send.send(pb::PutChunkRequest { data, ..Default::default() }).await.is_err() {
+                return;
+            }
+        }
+    });
+}
+
+/// Puts until there is room for it.
+async fn put_patiently(client: &Wire, dataset: DatasetId, object: &[u8]) -> Result<()> {
+    let mut tries = 0;
+    while let Err(status) = client.put(dataset, object).await {
+        let is_expected = matches!(status.code(), Code::DeadlineExceeded | Code::Unavailable);
+        ensure!(is_expected, "{status}");
+        tries += 1;
+        ensure!(tries < 10, "an honest writer never gets its turn");
+    }
+    Ok(())
+}
+
 /// Keeps S-16.
 #[tokio::test(flavor = "multi_thread")]
 async fn writers_that_announce_much_and_send_nothing_lose_their_turn() -> Result<()> {
     let (server, parts) = impatient().await?;
     let honest = Wire::connect(server.address()).await?;
-    let dataset = honest.create("ds").await?;
+    let dataset = create_large(&honest).await?;
     let mut stalled = Vec::new();
     for _ in 0..40 {
-        let mut stub = Wire::connect(server.address()).await?.stub();
-        stalled.push(tokio::spawn(async move {
-            let head = pb::PutChunkRequest {
-                dataset: Bytes::copy_from_slice(dataset.as_bytes()),
-                length: 64 << 20,
-                data: Bytes::from_static(b"and then silence"),
-            };
-            let (send, pieces) = tokio::sync::mpsc::channel(1);
-            // Held, so that the stream never ends.
-            let _held = send.send(head).await;
-            let pieces = tokio_stream::wrappers::ReceiverStream::new(pieces);
-            let answer = stub.put_chunk(pieces).await;
-            drop(send);
-            answer
-        }));
+        let data = Bytes::from_static(b"and then silence");
+        stalled.push(announce(server.address(), dataset, 64 << 20, data).await?);
     }
     let id = libdiesel::ChunkId::from_bytes(id_bytes(&parts));
     let object = chunk(id, dataset, [(&b"a"[..], &b"bytes"[..])])?;
-    let mut tries = 0;
-    while let Err(status) = honest.put(dataset, &object).await {
-        ensure!(status.code() == tonic::Code::Unavailable, "{status}");
-        tries += 1;
-        ensure!(tries < 10, "an honest writer never gets its turn");
-    }
-    for answer in stalled {
+    put_patiently(&honest, dataset, &object).await?;
+    for (send, answer) in stalled {
         let status = answer.await?.err().context("a chunk that was never sent is stored")?;
-        let code = status.code();
-        let is_expected = matches!(code, tonic::Code::DeadlineExceeded | tonic::Code::Unavailable);
+        let is_expected = matches!(status.code(), Code::DeadlineExceeded | Code::Unavailable);
         ensure!(is_expected, "{status}");
+        drop(send);
     }
     ensure!(honest.files(dataset).await?.len() == 1, "the honest file is there");
+    Ok(())
+}
+
+/// Keeps S-16: never does nothing come for as long as the server is patient.
+#[tokio::test(flavor = "multi_thread")]
+async fn writers_that_send_a_byte_at_a_time_lose_their_memory_to_others() -> Result<()> {
+    let (server, parts) = impatient().await?;
+    let honest = Wire::connect(server.address()).await?;
+    let dataset = create_large(&honest).await?;
+    let mut trickling = Vec::new();
+    for _ in 0..5 {
+        let data = Bytes::from_static(b"a byte at a time");
+        let (send, answer) = announce(server.address(), dataset, 64 << 20, data).await?;
+        trickle(send, vec![0; 1_000].into(), Duration::from_millis(100));
+        trickling.push(answer);
+    }
+    clock().sleep(Duration::from_millis(100)).await;
+    let id = libdiesel::ChunkId::from_bytes(id_bytes(&parts));
+    let object = chunk(id, dataset, [(&b"a"[..], &b"bytes"[..])])?;
+    put_patiently(&honest, dataset, &object).await?;
+    clock().sleep(Duration::from_millis(500)).await;
+    let mut given_up = 0;
+    for answer in trickling.into_iter().filter(JoinHandle::is_finished) {
+        let status = answer.await?.err().context("a chunk that was never sent is stored")?;
+        match status.code() {
+            Code::DeadlineExceeded => given_up += 1,
+            code => ensure!(code == Code::Unavailable, "{status}"),
+        }
+        let is_told =
+            ["it came slowly", "are in use"].iter().any(|why| status.message().contains(why));
+        ensure!(is_told, "{status}");
+    }
+    ensure!(given_up > 0, "who had the memory has it still");
+    Ok(())
+}
+
+/// Keeps S-16: it takes several times as long as it may when others wait.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_writer_beside_whom_nobody_waits_is_waited_for() -> Result<()> {
+    let (server, parts) = impatient().await?;
+    let client = Wire::connect(server.address()).await?;
+    let dataset = create_large(&client).await?;
+    let id = libdiesel::ChunkId::from_bytes(id_bytes(&parts));
+    let object = Bytes::from(chunk(id, dataset, [(&b"a"[..], &b"bytes"[..])])?);
+    let (first, rest) = (object.slice(..object.len() - 20), object.slice(object.len() - 20..));
+    let (send, answer) = announce(server.address(), dataset, object.len() as u64, first).await?;
+    trickle(send, rest, Duration::from_millis(150));
+    answer.await??;
+    ensure!(client.files(dataset).await?.len() == 1, "the file is not there");
+    Ok(())
+}
+
+/// Keeps S-16.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chunk_larger_than_those_of_its_dataset_is_refused_before_it_is_sent() -> Result<()> {
+    let (server, _) = impatient().await?;
+    let client = Wire::connect(server.address()).await?;
+    let dataset = client.create("ds").await?;
+    for length in [(1 << 20) + 1, 64 << 20, u64::MAX] {
+        let (_send, answer) = announce(server.address(), dataset, length, Bytes::new()).await?;
+        let status = answer.await?.err().context("it is stored")?;
+        ensure!(status.code() == Code::InvalidArgument, "{length}: {status}");
+    }
     Ok(())
 }
 
@@ -245,18 +342,18 @@ async fn objects_that_are_not_what_they_say_are_refused_and_leave_nothing() -> R
             _ => bad.extend(dice.bytes(1 + dice.below(100))),
         }
         if let Err(status) = client.put(dataset, &bad).await {
-            ensure!(status.code() == tonic::Code::InvalidArgument, "{status}");
+            ensure!(status.code() == Code::InvalidArgument, "{status}");
         } else {
             anyhow::bail!("a damaged object was stored");
         }
     }
     let moved = client.put(other, &good).await.err().context("stored in another dataset")?;
-    ensure!(moved.code() == tonic::Code::InvalidArgument, "{moved}");
+    ensure!(moved.code() == Code::InvalidArgument, "{moved}");
     ensure!(client.files(dataset).await?.is_empty(), "refused objects are seen");
     client.put(dataset, &good).await?;
     ensure!(client.files(dataset).await?.len() == 2, "the good one is not");
     let rival = chunk(id, dataset, [(&b"a"[..], &b"others"[..])])?;
     let conflict = client.put(dataset, &rival).await.err().context("one id, two objects")?;
-    ensure!(conflict.code() == tonic::Code::AlreadyExists, "{conflict}");
+    ensure!(conflict.code() == Code::AlreadyExists, "{conflict}");
     Ok(())
 }

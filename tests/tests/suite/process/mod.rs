@@ -22,6 +22,7 @@ mod recover;
 mod redis;
 mod secrets;
 mod settings;
+mod slow;
 mod stalled;
 mod start;
 mod tied;

@@ -1,5 +1,5 @@
-//! Clients that announce large requests on many streams and never end them, spoken in HTTP/2
-//! frames by hand, since no client library stops in the middle of a message.
+//! Clients that announce large requests on many streams and never end them, or send them a byte at a
+//! time, spoken in HTTP/2 frames by hand, since no client library does that in the middle of a message.
 
 #![expect(clippy::big_endian_bytes, reason = "the numbers in HTTP/2 frames are big-endian")]
 
@@ -20,6 +20,7 @@ use dl_tests::folder;
 use dl_tests::program::{Server, dl, run};
 use dl_tests::rounds;
 use dl_tests::wire::Wire;
+use tonic::Code;
 
 const STREAMS: u32 = 100;
 
@@ -81,6 +82,15 @@ impl Flood {
                     self.sent += u64::from(PIECE);
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// Sends a byte on each stream.
+    fn trickle(&mut self) -> Result<()> {
+        for stream in self.open.clone() {
+            self.send(0, 0, stream, &[0])?;
+            self.listen()?;
         }
         Ok(())
     }
@@ -193,6 +203,38 @@ async fn requests_that_stop_in_the_middle_are_given_up_and_others_get_their_turn
             .map_err(|_| anyhow::anyhow!("the flood panicked"))?
             .with_context(|| format!("{announced} bytes announced"))?;
     }
+    Ok(())
+}
+
+/// Keeps S-16: never does nothing come for as long as the server is patient.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_come_a_byte_at_a_time_lose_their_places_to_others() -> Result<()> {
+    let store = dl_store::open("memory:").await?;
+    let limits = Limits { patience: Duration::from_secs(2), ..Limits::default() };
+    let parts = Parts { limits, ..parts(store, Arc::new(Memory::new())) };
+    prepare(&parts, Stop::Fresh).await?;
+    let server = Running::start(parts).await?;
+    let client = Wire::connect(server.address()).await?;
+    client.create("ds").await?;
+    let (address, stop) = (server.address(), Arc::<AtomicBool>::default());
+    let stopped = Arc::clone(&stop);
+    let trickling = std::thread::spawn(move || {
+        let mut flood = Flood::start(address, "Stat", 1_000_000)?;
+        while !stopped.load(Ordering::Relaxed) && flood.trickle().is_ok() {}
+        anyhow::Ok(STREAMS as usize - flood.open.len())
+    });
+    clock().sleep(Duration::from_millis(500)).await;
+    let mut tries = 0;
+    while let Err(status) = client.dataset("ds").await {
+        let is_expected = matches!(status.code(), Code::DeadlineExceeded | Code::Unavailable);
+        ensure!(is_expected, "{status}");
+        tries += 1;
+        ensure!(tries < 5, "an honest client never gets its turn");
+    }
+    stop.store(true, Ordering::Relaxed);
+    let given_up = blocking::run(move || trickling.join()).await?;
+    let given_up = given_up.map_err(|_| anyhow::anyhow!("the flood panicked"))??;
+    ensure!(given_up > 0, "all of them are still open");
     Ok(())
 }
 

@@ -1,0 +1,98 @@
+//! When bytes last went to a server or came from it.
+//!
+//! Must hold: what is sent counts when the connection takes it, not when it is ready; what a server
+//! sends counts for all that it is asked, as it comes in turns.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use dl_runtime::Clock;
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use tonic::Status;
+use tonic::body::Body;
+
+/// A point of monotonic time, in milliseconds; 0 for never.
+#[derive(Debug, Default)]
+pub(crate) struct Moment(AtomicU64);
+
+impl Moment {
+    pub(crate) fn set(&self, time: Duration) {
+        self.0.store(u64::try_from(time.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> Duration {
+        Duration::from_millis(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// What moves for one try of a request, and for all that its server is asked; among the extensions
+/// of the request.
+#[derive(Debug, Clone)]
+pub(crate) struct Flow {
+    clock: Arc<dyn Clock>,
+    sent: Arc<Moment>,
+    server: Arc<Moment>,
+}
+
+impl Flow {
+    /// Nothing of the try has moved yet; `server` is told of what does.
+    pub(crate) fn new(clock: Arc<dyn Clock>, server: Arc<Moment>) -> Self {
+        Self { clock, sent: Arc::default(), server }
+    }
+
+    /// A piece of the request was taken.
+    pub(crate) fn goes(&self) {
+        self.sent.set(self.clock.monotonic());
+        self.comes();
+    }
+
+    fn comes(&self) {
+        self.server.set(self.clock.monotonic());
+    }
+
+    /// When the last piece of the request was taken.
+    pub(crate) fn sent(&self) -> Duration {
+        self.sent.get()
+    }
+
+    /// When anything went to the server or came from it.
+    pub(crate) fn moved(&self) -> Duration {
+        self.server.get()
+    }
+
+    /// An answer that counts as it comes.
+    pub(crate) fn watch(self, body: Body) -> Body {
+        Body::new(Watched { body, flow: self })
+    }
+}
+
+struct Watched {
+    body: Body,
+    flow: Flow,
+}
+
+impl HttpBody for Watched {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        self.flow.comes();
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

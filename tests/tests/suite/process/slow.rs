@@ -1,0 +1,148 @@
+//! Honest clients on a slow line, and clients that make the server wait.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_format::{Attributes, ChunkShape, DatasetName, FilePath};
+use dl_meta::{Memory, Stop};
+use dl_runtime::OsRandom;
+use dl_runtime::fault::{CutPoint, Fault, Faults};
+use dl_server::{Limits, Parts, prepare};
+use dl_store::FaultStore;
+use dl_tests::cluster::{Cluster, clock, parts};
+use dl_tests::dice::Dice;
+use dl_tests::line::SlowLine;
+use libdiesel::{Client, ConnectOptions};
+
+const PLAIN: Attributes = Attributes { mode: 0o644, mtime: 1 };
+
+/// A server, and where it is.
+fn server(parts: &Parts) -> Result<(Cluster, String)> {
+    let mut cluster = Cluster::new()?;
+    cluster.run(prepare(parts, Stop::Fresh))?;
+    cluster.start(parts, 1)?;
+    let address = cluster.addresses().pop().context("it was started")?;
+    Ok((cluster, address))
+}
+
+fn in_memory() -> Parts {
+    parts(dl_store::memory(), Arc::new(Memory::new()))
+}
+
+fn file(number: u8) -> Result<FilePath> {
+    Ok(FilePath::new(format!("file-{number}"))?)
+}
+
+/// What a client says while it waits.
+type Said = Arc<Mutex<Vec<String>>>;
+
+fn said(said: &Said) -> String {
+    said.lock().unwrap_or_else(PoisonError::into_inner).join("\n")
+}
+
+/// A client at this address whose request takes so long.
+fn client(address: &str, seconds: u64) -> Result<(Client, Said)> {
+    let said = Said::default();
+    let notes = Arc::clone(&said);
+    let options = ConnectOptions {
+        servers: vec![address.to_owned()],
+        request_timeout: Duration::from_secs(seconds),
+        on_retry: Some(Arc::new(move |retry| {
+            let note = format!("{} {}: {}", retry.action, retry.subject, retry.reason);
+            notes.lock().unwrap_or_else(PoisonError::into_inner).push(note);
+        })),
+        ..ConnectOptions::default()
+    };
+    Ok((Client::connect(options)?, said))
+}
+
+/// Keeps S-11: each chunk takes longer than a try and than a request, as eight share the line.
+#[test]
+fn a_put_over_a_slow_line_goes_on_while_bytes_flow_and_nothing_is_told() -> Result<()> {
+    let (_cluster, address) = server(&in_memory())?;
+    let line = SlowLine::start(address.parse()?, 2_000_000)?;
+    let (slow, notes) = client(&line.address().to_string(), 4)?;
+    let name = DatasetName::new("ds")?;
+    let dataset = slow.create_dataset(&name, ChunkShape::new(2 << 20, 64)?)?;
+    let dice = Dice::new(1);
+    let files: Vec<_> = (0..8).map(|_| dice.bytes(1_900_000)).collect();
+    for (number, bytes) in (0..).zip(&files) {
+        dataset.put(&file(number)?, PLAIN, bytes)?;
+    }
+    let flushed = dataset.flush()?.check()?;
+    ensure!(flushed.files == 8, "{} files", flushed.files);
+    ensure!(said(&notes).is_empty(), "{}", said(&notes));
+    let (fast, _) = client(&address, 60)?;
+    let dataset = fast.dataset(&name)?;
+    for (number, bytes) in (0..).zip(&files) {
+        ensure!(dataset.get(&file(number)?)? == *bytes, "file {number}");
+    }
+    Ok(())
+}
+
+/// Keeps S-11: each waits for longer than that for its first bytes, while others get theirs.
+#[test]
+fn of_reads_over_a_slow_line_none_is_told_to_be_without_an_answer() -> Result<()> {
+    let (_cluster, address) = server(&in_memory())?;
+    let (fast, _) = client(&address, 60)?;
+    let name = DatasetName::new("ds")?;
+    let dataset = fast.create_dataset(&name, ChunkShape::new(1 << 20, 64)?)?;
+    let dice = Dice::new(2);
+    let files: Vec<_> = (0..12).map(|_| dice.bytes(250_000)).collect();
+    for (number, bytes) in (0..).zip(&files) {
+        dataset.put(&file(number)?, PLAIN, bytes)?;
+    }
+    ensure!(dataset.flush()?.check()?.files == 12, "some are missing");
+    let line = SlowLine::start(address.parse()?, 400_000)?;
+    let (slow, notes) = client(&line.address().to_string(), 60)?;
+    let dataset = slow.dataset(&name)?;
+    std::thread::scope(|scope| {
+        let reads: Vec<_> = (0..)
+            .zip(&files)
+            .map(|(number, bytes)| {
+                let dataset = &dataset;
+                scope.spawn(move || {
+                    ensure!(dataset.get(&file(number)?)? == *bytes, "file {number}");
+                    Ok(())
+                })
+            })
+            .collect();
+        reads.into_iter().try_for_each(|read| {
+            read.join().map_err(|_| anyhow::anyhow!("a reader panicked")).flatten()
+        })
+    })?;
+    ensure!(said(&notes).is_empty(), "{}", said(&notes));
+    Ok(())
+}
+
+/// Keeps S-12: the server waits for less time than its client.
+#[test]
+fn a_put_that_waits_for_memory_in_vain_hears_the_reason_of_the_server() -> Result<()> {
+    let faults = Faults::new(Arc::new(OsRandom));
+    let store = FaultStore::new(dl_store::memory(), clock(), faults.clone(), CutPoint::new());
+    let patience = Duration::from_secs(3);
+    let limits = Limits { write_bytes: 512 << 10, patience, ..Limits::default() };
+    let parts = Parts { limits, ..parts(Arc::new(store), Arc::new(Memory::new())) };
+    let (_cluster, address) = server(&parts)?;
+    let (client, _) = client(&address, 6)?;
+    let name = DatasetName::new("ds")?;
+    let dataset = client.create_dataset(&name, ChunkShape::new(1 << 20, 64)?)?;
+    // The first chunk has all the memory, and stays in the store.
+    faults.script("create", [Some(Fault::Delay(Duration::from_secs(20)))]);
+    let waiting = client.dataset(&name)?;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            dataset.put(&file(0)?, PLAIN, b"bytes")?;
+            // Whatever becomes of it.
+            let _ = dataset.flush();
+            anyhow::Ok(())
+        });
+        std::thread::sleep(Duration::from_millis(500));
+        waiting.put(&file(1)?, PLAIN, b"bytes")?;
+        let why = waiting.flush()?.check().err().context("it was stored")?;
+        let why = format!("{:#}", anyhow::Error::from(why));
+        ensure!(why.contains("524288 bytes are in use"), "{why}");
+        Ok(())
+    })
+}
