@@ -118,7 +118,7 @@ impl Kind {
             | Self::NeedsRecovery
             | Self::Denied => None,
             Self::Full => Some("free space or raise the quota, then write again"),
-            Self::Corrupt => Some("write the file again from its source"),
+            Self::Corrupt => Some("put it again from its source with `dlcmd put --checksum`"),
             Self::Unavailable => Some("try again later"),
             Self::TimedOut => Some("try again later, or allow more time"),
             Self::Cancelled => Some("try again"),

@@ -150,11 +150,19 @@ fn execute(command: Command, context: &Context, out: &mut Output<'_>) -> Result<
     }
 }
 
+/// More are no use, and a system may not give them.
+const THREADS_MAX: usize = 1_024;
+
 /// Threads for the files of this machine: as given, or one for each core, at least two, so that
 /// one works while the other waits.
-fn threads(given: Option<NonZeroUsize>) -> usize {
+fn threads(given: Option<NonZeroUsize>) -> Result<usize, Failure> {
     let cores = || thread::available_parallelism().map_or(1, NonZeroUsize::get).max(2);
-    given.map_or_else(cores, NonZeroUsize::get)
+    match given.map_or_else(cores, NonZeroUsize::get) {
+        threads @ ..=THREADS_MAX => Ok(threads),
+        more => Err(Failure::usage(format!(
+            "--threads can't be {more}: give a number from 1 to {THREADS_MAX}"
+        ))),
+    }
 }
 
 /// A command line may name more folders than a process may have open by default; every process

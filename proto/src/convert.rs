@@ -4,7 +4,7 @@ use bytes::Bytes;
 use dl_format::layout::CHUNK_SIZE_MAX;
 use dl_format::{
     Attributes, ChunkId, Crc32c, DatasetId, DatasetName, Deletions, DirPath, EntrySet,
-    EntryVersion, FilePath, FileRecord, Stamp,
+    EntryVersion, Extent, FilePath, FileRecord, Stamp,
 };
 
 use crate::error::WireError;
@@ -169,6 +169,8 @@ pub struct ReadPiece {
     pub length: u64,
     /// Checksum of the whole file; in the last piece.
     pub crc: Crc32c,
+    /// The part of a large file that ends with these bytes.
+    pub extent: Option<Extent>,
 }
 
 impl From<ReadPiece> for pb::ReadPiece {
@@ -177,6 +179,11 @@ impl From<ReadPiece> for pb::ReadPiece {
             Ok(data) => (pb::ItemStatus::Ok, String::new(), data),
             Err((kind, problem)) => (item_status(kind), problem, Bytes::new()),
         };
+        let extent = piece.extent.map(|extent| pb::Extent {
+            part: id_bytes(extent.part.as_bytes()),
+            length: extent.length,
+            crc: extent.crc.value(),
+        });
         Self {
             item: piece.item,
             status: status.into(),
@@ -185,12 +192,15 @@ impl From<ReadPiece> for pb::ReadPiece {
             last: piece.last,
             length: piece.length,
             crc: piece.crc.value(),
+            extent,
         }
     }
 }
 
-impl From<pb::ReadPiece> for ReadPiece {
-    fn from(wire: pb::ReadPiece) -> Self {
+impl TryFrom<pb::ReadPiece> for ReadPiece {
+    type Error = WireError;
+
+    fn try_from(wire: pb::ReadPiece) -> Result<Self, WireError> {
         let kind = match wire.status() {
             pb::ItemStatus::Ok => None,
             pb::ItemStatus::NotFound => Some(Kind::NotFound),
@@ -199,13 +209,18 @@ impl From<pb::ReadPiece> for ReadPiece {
             pb::ItemStatus::Unavailable => Some(Kind::Unavailable),
             pb::ItemStatus::Invalid => Some(Kind::Invalid),
         };
-        Self {
+        let extent = |wire: pb::Extent| {
+            let (part, crc) = (chunk_id(&wire.part)?, Crc32c::from_value(wire.crc));
+            Ok::<_, WireError>(Extent { part, length: wire.length, crc })
+        };
+        Ok(Self {
             item: wire.item,
+            extent: wire.extent.map(extent).transpose()?,
             data: kind.map_or(Ok(wire.data), |kind| Err((kind, wire.problem))),
             last: wire.last,
             length: wire.length,
             crc: Crc32c::from_value(wire.crc),
-        }
+        })
     }
 }
 

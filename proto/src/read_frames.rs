@@ -46,6 +46,7 @@ impl ReadFrames {
                 last: std::mem::take(&mut piece.last),
                 length: std::mem::take(&mut piece.length),
                 crc: std::mem::take(&mut piece.crc),
+                extent: std::mem::take(&mut piece.extent),
                 ..ReadPiece::default()
             };
             encode(&piece, &mut spelled);
@@ -84,12 +85,15 @@ mod tests {
     use bytes::Buf;
 
     use super::*;
+    use crate::pb::Extent;
 
     fn piece(item: u32, length: usize) -> ReadPiece {
         let data = (0..length).map(|byte| byte as u8).collect();
         let last = item % 2 == 1;
+        let extent = Extent { part: Bytes::from_static(&[7; 16]), length: item, crc: 1 };
+        let extent = item.is_multiple_of(3).then_some(extent);
         let length = if last { length as u64 } else { 0 };
-        ReadPiece { item, data, last, length, crc: item, ..ReadPiece::default() }
+        ReadPiece { item, data, last, length, crc: item, extent, ..ReadPiece::default() }
     }
 
     #[test]

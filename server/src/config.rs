@@ -219,7 +219,13 @@ impl Config {
     pub fn load(flags: Flags, text: Option<&str>) -> Result<Self, ConfigError> {
         let file = text.map_or(Ok(File::default()), file)?;
         let data = flags.data.or(file.data).unwrap_or_else(|| PathBuf::from("diesel-data"));
-        let under = |name: &str| data.join(name).to_string_lossy().into_owned();
+        let Some(under_data) = data.to_str() else {
+            let problem = "give a folder whose name is UTF-8";
+            return Err(refused("data", data.display().to_string(), problem));
+        };
+        // A folder may hold a colon, which of an address would end the name of its kind.
+        let here = if under_data.contains(':') && data.is_relative() { "./" } else { "" };
+        let under = |name: &str| format!("{here}{}", Path::new(under_data).join(name).display());
         let listen = flags.listen.or(file.listen).unwrap_or_else(|| "127.0.0.1:7420".to_owned());
         let problem = "give an address and a port, as in 127.0.0.1:7420";
         let listen = socket("listen", &listen, problem)?;

@@ -10,12 +10,12 @@ mod layout;
 use std::collections::VecDeque;
 
 use bytes::Bytes;
-use dl_format::{ChunkId, Crc32c, DatasetId, FilePath, FileRecord, ObjectKind};
+use dl_format::{ChunkId, Crc32c, DatasetId, Extent, FilePath, FileRecord, ObjectKind};
 use dl_meta::Found;
 use dl_proto::{Kind, REPLY_BYTES, ReadItem, ReadPiece, ReadRequest, ReadSource};
 use dl_store::Key;
 
-use self::layout::{Layout, Layouts};
+use self::layout::{Layout, Layouts, Part};
 use crate::error::Error;
 use crate::executor::{Span, cost};
 use crate::parts::{Budget, Parts, object_key};
@@ -45,6 +45,8 @@ pub(crate) struct Segment {
     pub(crate) last: bool,
     pub(crate) length: u64,
     pub(crate) crc: Crc32c,
+    /// The part of a large file that ends with it.
+    pub(crate) extent: Option<Extent>,
 }
 
 /// What is read at once; the segments of an item next to each other.
@@ -281,6 +283,7 @@ impl Plan {
                     last: true,
                     length: place.length,
                     crc: place.crc,
+                    extent: None,
                 });
                 self.pop();
                 continue;
@@ -298,6 +301,7 @@ impl Plan {
                 last: run.is_last,
                 length: place.length,
                 crc: place.crc,
+                extent: run.extent,
             };
             wave.segments.push(segment);
             if run.is_last {
@@ -440,6 +444,8 @@ struct Run {
     span: Span,
     /// Nothing that is wanted follows.
     is_last: bool,
+    /// The part that ends with it.
+    extent: Option<Extent>,
 }
 
 impl Place {
@@ -459,8 +465,10 @@ impl Place {
         if next >= to {
             return None;
         }
-        let (object, start, end) = match layout.and_then(|layout| layout.part(next)) {
-            Some(part) => (part.object, part.start, part.end),
+        let part = layout.and_then(|layout| layout.part(next));
+        let extent = part.as_ref().map(|part| part.extent);
+        let (object, start, end) = match part {
+            Some(Part { extent, start, end }) => (extent.part, start, end),
             None => {
                 let offset = u64::from(self.offset).saturating_add(next.saturating_sub(parts));
                 (self.chunk, offset, to)
@@ -468,7 +476,7 @@ impl Place {
         };
         let stop = to.min(end).min(next.saturating_add(piece));
         let span = Span { start, end: start.saturating_add(stop.saturating_sub(next)) };
-        Some(Run { object, span, is_last: stop == to })
+        Some(Run { object, span, is_last: stop == to, extent: extent.filter(|_| stop == end) })
     }
 }
 
@@ -493,7 +501,8 @@ impl Keys {
 
 /// The answer of an item that failed.
 pub(crate) fn problem(item: u32, kind: Kind, why: String) -> ReadPiece {
-    ReadPiece { item, data: Err((kind, why)), last: true, length: 0, crc: Crc32c::default() }
+    let data = Err((kind, why));
+    ReadPiece { item, data, last: true, length: 0, crc: Crc32c::default(), extent: None }
 }
 
 #[cfg(test)]

@@ -135,14 +135,14 @@ async fn send(
 }
 
 fn piece(segment: Segment, body: Result<Bytes, Failure>) -> ReadPiece {
-    let Segment { item, key, last, length, crc, .. } = segment;
+    let Segment { item, key, last, length, crc, extent, .. } = segment;
     let data = body.map_err(|failure| {
         let error = Error::store("read", &key, shared(&failure));
         // The index named the object, so its absence is damage and not an answer.
         let kind = if error.kind == Kind::NotFound { Kind::Corrupt } else { error.kind };
         (kind, error.chain())
     });
-    ReadPiece { item, last: last || data.is_err(), data, length, crc }
+    ReadPiece { item, last: last || data.is_err(), data, length, crc, extent }
 }
 
 /// The same failure for one of those who share it.

@@ -5,11 +5,15 @@
 
 use std::error::Error;
 
+use dl_format::ChunkId;
 use dl_proto::WireError;
 use rustls::CertificateError;
 use tonic::{Code, Status};
 
 use crate::error::Kind;
+
+/// What is wrong with bytes that are not what was written.
+pub(crate) const DAMAGED: &str = "its checksum does not match its bytes";
 
 /// One failed try.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -19,16 +23,33 @@ pub(crate) struct Failure {
     problem: String,
     /// Nothing came: what this side has to say of it.
     silence: Option<String>,
+    /// Whether the words say which object of the chunk store it is about.
+    names_object: bool,
 }
 
 impl Failure {
     pub(crate) fn new(kind: Kind, problem: impl Into<String>) -> Self {
-        Self { kind, problem: problem.into(), silence: None }
+        Self { kind, problem: problem.into(), silence: None, names_object: false }
+    }
+
+    /// In words that say which object of the chunk store it is about.
+    pub(crate) fn of_object(kind: Kind, problem: impl Into<String>) -> Self {
+        Self { names_object: true, ..Self::new(kind, problem) }
+    }
+
+    /// Bytes of a chunk that are not what was written.
+    pub(crate) fn damaged(chunk: ChunkId) -> Self {
+        Self::of_object(Kind::Corrupt, format!("chunk {chunk}: {DAMAGED}"))
+    }
+
+    /// Whether the words say which object of the chunk store it is about.
+    pub(crate) fn names_object(&self) -> bool {
+        self.names_object
     }
 
     /// That a server said nothing.
     pub(crate) fn silence(problem: String) -> Self {
-        Self { kind: Kind::TimedOut, silence: Some(problem.clone()), problem }
+        Self { silence: Some(problem.clone()), ..Self::new(Kind::TimedOut, problem) }
     }
 
     /// Whether a server said nothing.

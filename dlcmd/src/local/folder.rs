@@ -1,7 +1,8 @@
 //! The roots that `put` reads from, and their folders.
 //!
 //! Must hold: a link is followed only to a file inside its root, except for a link that the user
-//! named; opening never waits for a pipe or a device; a message names what the user would type.
+//! named; also one that takes a folder's place meanwhile; opening never waits for a pipe or a
+//! device; a message names what the user would type.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::fs;
@@ -21,6 +22,9 @@ use super::file::{OpenFile, attributes, size};
 const OPEN: OFlags =
     OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
 const OPEN_FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+/// What folders are opened with on the way to what lies below them.
+const PASS: OFlags =
+    OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 /// Bytes of a path from which on the kernel refuses it.
 const PATH_MAX: usize = 4096;
 
@@ -75,7 +79,7 @@ impl Root {
     pub(crate) fn folder(self: &Arc<Self>, path: &[u8]) -> io::Result<Folder> {
         let name = if path.is_empty() { b"." } else { path };
         let flags = OPEN_FOLDER.union(OFlags::NOFOLLOW);
-        let descriptor = openat(&self.descriptor, name, flags, Mode::empty())?;
+        let descriptor = open_straight(&self.descriptor, name, flags)?;
         Ok(Folder { root: Arc::clone(self), path: path.into(), descriptor })
     }
 
@@ -154,7 +158,7 @@ impl Root {
             }));
         };
         let inside = if inside.as_os_str().is_empty() { Path::new(".") } else { inside };
-        match openat(&self.descriptor, inside, OPEN, Mode::empty()) {
+        match open_straight(&self.descriptor, inside.as_os_str().as_bytes(), OPEN) {
             Err(Errno::NXIO) => Err(Problem::Skipped("it is a link to a socket or a device")),
             opened => opened.map_err(|why| Problem::Failed(why.into())),
         }
@@ -220,6 +224,18 @@ impl Folder {
         let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
         is_regular.then(|| (size(&stat), attributes(&stat).mtime))
     }
+}
+
+/// Opens a path through folders none of which is a link: one by one, as a kernel that looks at all of
+/// them at once looks for links at the last one only.
+fn open_straight(folder: &OwnedFd, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+    let (mut rest, mut parent) = (path, None);
+    while let Some(slash) = rest.iter().position(|byte| *byte == b'/') {
+        let (name, behind) = rest.split_at(slash);
+        parent = Some(openat(parent.as_ref().unwrap_or(folder), name, PASS, Mode::empty())?);
+        rest = behind.get(1..).unwrap_or_default();
+    }
+    openat(parent.as_ref().unwrap_or(folder), rest, flags, Mode::empty())
 }
 
 /// Opens a path that leads through folders, none of them outside of `folder`. The kernel takes no

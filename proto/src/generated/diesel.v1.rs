@@ -167,7 +167,7 @@ pub struct ReadRequest {
     #[prost(message, repeated, tag = "2")]
     pub items: ::prost::alloc::vec::Vec<ReadItem>,
     /// Checks copies in a fast store also where they were found whole lately: bytes came damaged
-    /// before, or their checksum is known only after they were handed on.
+    /// before, or no more than a range of a file is wanted.
     #[prost(bool, tag = "3")]
     pub check_copies: bool,
 }
@@ -218,6 +218,18 @@ pub struct ReadPiece {
     #[prost(uint64, tag = "6")]
     pub length: u64,
     #[prost(fixed32, tag = "7")]
+    pub crc: u32,
+    /// The part of a large file that ends with these bytes.
+    #[prost(message, optional, tag = "8")]
+    pub extent: ::core::option::Option<Extent>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Extent {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub part: ::prost::bytes::Bytes,
+    #[prost(uint32, tag = "2")]
+    pub length: u32,
+    #[prost(fixed32, tag = "3")]
     pub crc: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -20,6 +20,21 @@ fn without_settings_everything_is_under_one_folder() {
 }
 
 #[test]
+fn a_folder_for_everything_may_have_any_name_that_is_text() {
+    use std::os::unix::ffi::OsStrExt;
+    for (data, store) in
+        [("a:b", "./a:b/chunks"), ("s3://b", "./s3://b/chunks"), ("/a:b", "/a:b/chunks")]
+    {
+        let config = load(&["--data", data]).unwrap();
+        assert_eq!(config.store, store);
+        assert_eq!(config.folders().first(), Some(&PathBuf::from(store)));
+    }
+    let data = Some(PathBuf::from(std::ffi::OsStr::from_bytes(b"d\xff")));
+    let refused = Config::load(Flags { data, ..Flags::default() }, None).unwrap_err().to_string();
+    assert!(refused.starts_with("data can't be") && refused.contains("UTF-8"), "{refused}");
+}
+
+#[test]
 fn flags_override_the_file_and_the_file_the_defaults() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("dlserver.toml");

@@ -1,10 +1,10 @@
 //! Which parts the bytes of a large file are in, as the header of its last one says.
 //!
 //! Must hold: a header is read once for all items that need it one after the other, in memory that
-//! is bounded whatever the header says; what is kept of it is 24 bytes for each part.
+//! is bounded whatever the header says; what is kept of it is 32 bytes for each part.
 
 use dl_format::layout::PAGE;
-use dl_format::{ChunkId, DatasetId, Header, ObjectKind};
+use dl_format::{ChunkId, DatasetId, Extent, Header, ObjectKind};
 use dl_proto::Kind;
 use dl_store::Key;
 use tokio::sync::OwnedSemaphorePermit;
@@ -27,13 +27,13 @@ pub(super) fn at_once(wave_bytes: u64) -> usize {
 pub(super) struct Layout {
     /// Where each part ends in the file.
     ends: Vec<u64>,
-    objects: Vec<ChunkId>,
+    extents: Vec<Extent>,
 }
 
 /// Bytes of a part from a place in the file on.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Part {
-    pub(super) object: ChunkId,
+    pub(super) extent: Extent,
     /// Where in the object that place is.
     pub(super) start: u64,
     /// Where in the file the part ends.
@@ -43,15 +43,12 @@ pub(super) struct Part {
 impl Layout {
     fn of(header: &Header) -> Self {
         let mut end = 0u64;
-        let extents = header.extents();
-        let (mut ends, mut objects) =
-            (Vec::with_capacity(extents.len()), Vec::with_capacity(extents.len()));
-        for extent in extents {
+        let extents = header.extents().to_vec();
+        let ends = extents.iter().map(|extent| {
             end = end.saturating_add(extent.length.into());
-            ends.push(end);
-            objects.push(extent.part);
-        }
-        Self { ends, objects }
+            end
+        });
+        Self { ends: ends.collect(), extents }
     }
 
     /// Bytes of all parts.
@@ -62,10 +59,10 @@ impl Layout {
     /// The part that a byte of the file is in; none behind the last.
     pub(super) fn part(&self, at: u64) -> Option<Part> {
         let index = self.ends.partition_point(|end| *end <= at);
-        let (object, end) = (*self.objects.get(index)?, *self.ends.get(index)?);
+        let (extent, end) = (*self.extents.get(index)?, *self.ends.get(index)?);
         let before = index.checked_sub(1).and_then(|index| self.ends.get(index)).copied();
         let start = (PAGE as u64).saturating_add(at.saturating_sub(before.unwrap_or_default()));
-        Some(Part { object, start, end })
+        Some(Part { extent, start, end })
     }
 }
 
@@ -96,7 +93,7 @@ impl Layouts {
 
     /// Bytes that they take of a wave.
     pub(super) fn bytes(&self) -> u64 {
-        let each = size_of::<ChunkId>() + size_of::<u64>();
+        let each = size_of::<Extent>() + size_of::<u64>();
         let parts = |layout: &Result<Layout, _>| layout.as_ref().map_or(0, |all| all.ends.len());
         let parts: usize = self.known.iter().map(|(_, layout)| parts(layout)).sum();
         (parts * each) as u64
@@ -146,13 +143,20 @@ impl Layouts {
 
 #[cfg(test)]
 mod tests {
+    use dl_format::Crc32c;
+
     use super::*;
 
     #[test]
     fn a_byte_is_found_in_its_part_and_what_is_behind_them_in_none() {
-        let id = |byte| ChunkId::from_bytes([byte; 16]);
-        let layout = Layout { ends: vec![10, 10, 30], objects: vec![id(1), id(2), id(3)] };
-        let part = |object, start, end| Some(Part { object: id(object), start, end });
+        let extent = |byte, length| {
+            let part = ChunkId::from_bytes([byte; 16]);
+            Extent { part, length, crc: Crc32c::default() }
+        };
+        let extents = vec![extent(1, 10), extent(2, 0), extent(3, 20)];
+        let layout = Layout { ends: vec![10, 10, 30], extents: extents.clone() };
+        let part =
+            |number: usize, start, end| Some(Part { extent: extents[number - 1], start, end });
         let page = PAGE as u64;
         assert_eq!(layout.part(0), part(1, page, 10));
         assert_eq!(layout.part(9), part(1, page + 9, 10));

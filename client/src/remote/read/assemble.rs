@@ -1,16 +1,22 @@
 //! From the pieces of an answer to whole files.
 //!
 //! Must hold: what comes out is complete and, when it is a whole file, has the checksum that was
-//! written with it.
+//! written with it. Of a range it is told which parts of a large file end in it, for who checks them.
 
 use bytes::Bytes;
-use dl_format::Crc32c;
+use dl_format::{Crc32c, Extent};
 use dl_proto::ReadPiece;
 
 use crate::error::Kind;
-use crate::remote::failure::Failure;
+use crate::remote::failure::{DAMAGED, Failure};
 use crate::remote::read::runs::Run;
 use crate::remote::read::wanted::Wanted;
+
+/// The parts of a large file that end in some of its bytes, each with where in them it does.
+pub(super) type Extents = Vec<(usize, Extent)>;
+
+/// The bytes of a file or a range, and the parts that end in them.
+pub(super) type Came = (Bytes, Extents);
 
 /// The files of one answer, as far as they are there.
 #[derive(Debug)]
@@ -21,7 +27,7 @@ pub(super) struct Assembly<'a> {
     /// The items of the request.
     runs: &'a [Run],
     /// What came of the items in several pieces.
-    partial: Vec<Vec<u8>>,
+    partial: Vec<(Vec<u8>, Extents)>,
 }
 
 impl<'a> Assembly<'a> {
@@ -34,7 +40,7 @@ impl<'a> Assembly<'a> {
     pub(super) fn add(
         &mut self,
         piece: ReadPiece,
-        mut settle: impl FnMut(usize, Result<Bytes, Failure>),
+        mut settle: impl FnMut(usize, Result<Came, Failure>),
     ) -> Result<(), Failure> {
         let item = piece.item as usize;
         let found = self.runs.get(item).and_then(|run| {
@@ -48,34 +54,43 @@ impl<'a> Assembly<'a> {
         let data = match piece.data {
             Ok(data) => data,
             Err((kind, problem)) => {
-                let failure = Failure::new(kind.into(), problem);
+                let failure = Failure::of_object(kind.into(), problem);
                 files.iter().for_each(|number| settle(*number, Err(failure.clone())));
                 return Ok(());
             }
         };
-        let begun = self.partial.get_mut(item).filter(|begun| !begun.is_empty());
-        let bytes = match begun {
-            None if piece.last => data,
+        let ended = |end| piece.extent.map(|extent| (end, extent));
+        let begun = self.partial.get_mut(item).filter(|(begun, _)| !begun.is_empty());
+        let (bytes, extents) = match begun {
+            None if piece.last => {
+                let extents = ended(data.len()).into_iter().collect();
+                (data, extents)
+            }
             None => {
-                self.begin(item, run.expected(first), &data);
+                self.begin(item, run.expected(first), &data, ended(data.len()));
                 return Ok(());
             }
-            Some(begun) => {
+            Some((begun, extents)) => {
                 begun.extend_from_slice(&data);
+                extents.extend(ended(begun.len()));
                 if !piece.last {
                     return Ok(());
                 }
-                std::mem::take(begun).into()
+                (std::mem::take(begun).into(), std::mem::take(extents))
             }
         };
         for number in files {
             let Some(wanted) = self.wanted.get(*number) else { continue };
             let file = match run.part(wanted) {
-                None => verify(wanted, bytes.clone(), piece.length, piece.crc),
+                None => {
+                    let came = (bytes.clone(), extents.clone());
+                    verify(wanted, came, piece.length, piece.crc)
+                }
                 // Of one that came short, what is missing is no file's fault but the last ones'.
                 Some(part) => {
                     let part = part.start.min(bytes.len())..part.end.min(bytes.len());
-                    verify(wanted, bytes.slice(part), piece.length, piece.crc)
+                    let came = (bytes.slice(part), Extents::new());
+                    verify(wanted, came, piece.length, piece.crc)
                 }
             };
             settle(*number, file);
@@ -83,19 +98,27 @@ impl<'a> Assembly<'a> {
         Ok(())
     }
 
-    fn begin(&mut self, item: usize, expected: Option<usize>, data: &[u8]) {
+    fn begin(
+        &mut self,
+        item: usize,
+        expected: Option<usize>,
+        data: &[u8],
+        ended: Option<(usize, Extent)>,
+    ) {
         if self.partial.is_empty() {
-            self.partial.resize_with(self.runs.len(), Vec::new);
+            self.partial.resize_with(self.runs.len(), Default::default);
         }
-        if let Some(begun) = self.partial.get_mut(item) {
+        if let Some((begun, extents)) = self.partial.get_mut(item) {
             begun.reserve_exact(expected.unwrap_or(data.len()));
             begun.extend_from_slice(data);
+            extents.extend(ended);
         }
     }
 }
 
 /// `length` and `crc` are what the server says of the whole file.
-fn verify(wanted: &Wanted<'_>, bytes: Bytes, length: u64, crc: Crc32c) -> Result<Bytes, Failure> {
+fn verify(wanted: &Wanted<'_>, came: Came, length: u64, crc: Crc32c) -> Result<Came, Failure> {
+    let (bytes, extents) = &came;
     // What was said when the file was looked up holds.
     let (length, crc) = match &wanted.item.record {
         Some(record) => (record.length, record.crc),
@@ -106,8 +129,20 @@ fn verify(wanted: &Wanted<'_>, bytes: Bytes, length: u64, crc: Crc32c) -> Result
         let problem = format!("{} bytes came instead of {expected}", bytes.len());
         return Err(Failure::new(Kind::Corrupt, problem));
     }
-    if expected == length && Crc32c::of(&bytes) != crc {
-        return Err(Failure::new(Kind::Corrupt, "its checksum does not match its bytes"));
+    if expected == length && Crc32c::of(bytes) != crc {
+        return Err(damage(bytes, extents));
     }
-    Ok(bytes)
+    Ok(came)
+}
+
+/// Which part of a file is damaged; when it is none of them, its last chunk.
+fn damage(bytes: &Bytes, extents: &Extents) -> Failure {
+    let is_damaged = |(end, extent): &&(usize, Extent)| {
+        let start = end.checked_sub(extent.length as usize);
+        start.and_then(|start| bytes.get(start..*end)).map(Crc32c::of) != Some(extent.crc)
+    };
+    match extents.iter().find(is_damaged) {
+        Some((_, extent)) => Failure::damaged(extent.part),
+        None => Failure::new(Kind::Corrupt, DAMAGED),
+    }
 }

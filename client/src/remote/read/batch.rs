@@ -14,7 +14,7 @@ use crate::error::{Error, Kind};
 use crate::remote::connections::{Connection, Try};
 use crate::remote::failure::Failure;
 use crate::remote::read::ReadItem;
-use crate::remote::read::assemble::Assembly;
+use crate::remote::read::assemble::{Assembly, Came, Extents};
 use crate::remote::read::runs::Run;
 use crate::remote::read::wanted::Wanted;
 use crate::remote::session::Session;
@@ -30,6 +30,8 @@ const SLICE_SHARE: usize = 4;
 #[derive(Debug)]
 pub(crate) struct Arrived {
     pub(crate) bytes: Bytes,
+    /// The parts of a large file that end in them.
+    extents: Extents,
     /// Bytes that came in the same message.
     message: usize,
 }
@@ -37,7 +39,7 @@ pub(crate) struct Arrived {
 impl Arrived {
     /// Bytes out of a message of so many.
     pub(crate) fn with_message(bytes: Bytes, message: usize) -> Self {
-        Self { bytes, message }
+        Self { bytes, extents: Extents::new(), message }
     }
 
     /// The bytes for a caller who may keep them.
@@ -187,9 +189,19 @@ pub(crate) async fn read_whole(
     dataset: &DatasetInfo,
     wanted: Vec<Wanted<'_>>,
 ) -> Result<Vec<Result<Bytes, Error>>, Error> {
-    let files = Mutex::new(vec![None; wanted.len()]);
+    read_each(session, dataset, wanted, Arrived::into_kept).await
+}
+
+/// Reads all of `wanted` and makes something of each.
+async fn read_each<T>(
+    session: &Session,
+    dataset: &DatasetInfo,
+    wanted: Vec<Wanted<'_>>,
+    make: impl Fn(Arrived) -> T,
+) -> Result<Vec<Result<T, Error>>, Error> {
+    let files = Mutex::new(wanted.iter().map(|_| None).collect::<Vec<_>>());
     let keep = |number, file: Result<Arrived, Error>| {
-        let file = file.map(Arrived::into_kept);
+        let file = file.map(&make);
         let mut files = files.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(slot) = files.get_mut(number) {
             *slot = Some(file);
@@ -212,6 +224,17 @@ pub(super) async fn read_one(
 ) -> Result<Bytes, Error> {
     let mut files = read_whole(session, dataset, vec![wanted]).await?;
     files.pop().expect("one answer for each wanted file")
+}
+
+/// Reads a range of one file; also gives the parts of it that end there.
+pub(super) async fn read_range(
+    session: &Session,
+    dataset: &DatasetInfo,
+    wanted: Wanted<'_>,
+) -> Result<Came, Error> {
+    let came = |arrived: Arrived| (arrived.bytes, arrived.extents);
+    let mut ranges = read_each(session, dataset, vec![wanted], came).await?;
+    ranges.pop().expect("one answer for each wanted range")
 }
 
 /// One try: asks for what is missing, keeps what comes.
@@ -258,9 +281,9 @@ async fn attempt(
         let mut progress = lock(progress);
         progress.moved |= size > 0;
         for piece in message.pieces {
-            assembly.add(ReadPiece::from(piece), |number, came| {
-                if let Some(bytes) = progress.settle(number, came) {
-                    hand_over(number, Ok(Arrived::with_message(bytes, size)));
+            assembly.add(ReadPiece::try_from(piece)?, |number, came| {
+                if let Some((bytes, extents)) = progress.settle(number, came) {
+                    hand_over(number, Ok(Arrived { bytes, extents, message: size }));
                 }
             })?;
         }
@@ -275,15 +298,15 @@ impl Progress {
     }
 
     /// Gives the bytes of a file that came as it should and was not handed over before.
-    fn settle(&mut self, number: usize, came: Result<Bytes, Failure>) -> Option<Bytes> {
+    fn settle(&mut self, number: usize, came: Result<Came, Failure>) -> Option<Came> {
         let item = self.files.get_mut(number)?;
         let Item::Missing(before) = item else { return None };
         // Damage on the way, or in one server's copy, is worth one more look.
         let damaged_before = matches!(before, Some(Failure { kind: Kind::Corrupt, .. }));
         let failure = match came {
-            Ok(bytes) => {
+            Ok(came) => {
                 *item = Item::HandedOver;
-                return Some(bytes);
+                return Some(came);
             }
             Err(failure) => failure,
         };
@@ -326,7 +349,7 @@ async fn explain(
                    given back; connect again, or load a newer snapshot";
         return Error::new(failure.kind, "read", subject, Failure::new(failure.kind, why));
     }
-    if failure.kind != Kind::Corrupt {
+    if failure.kind != Kind::Corrupt || failure.names_object() {
         return Error::new(failure.kind, "read", subject, failure);
     }
     let record = match &wanted.item.record {

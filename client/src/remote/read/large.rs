@@ -1,10 +1,12 @@
 //! Files of any size, read piece by piece.
 //!
-//! Must hold: memory is bounded whatever the file's size; all pieces are of one version.
+//! Must hold: memory is bounded whatever the file's size; all pieces are of one version; no byte is
+//! handed over before the checksum of its part of the file was found right.
 
 use std::io::Write;
 
-use dl_format::{Crc32c, FileRecord};
+use bytes::Bytes;
+use dl_format::{ChunkId, Crc32c, FileRecord};
 use dl_proto::StatItem;
 use futures::{StreamExt, stream};
 
@@ -12,18 +14,18 @@ use crate::error::{Error, Kind};
 use crate::remote::dataset::Dataset;
 use crate::remote::failure::Failure;
 use crate::remote::read::ReadItem;
-use crate::remote::read::batch::read_one;
+use crate::remote::read::batch::{read_one, read_range};
 use crate::remote::read::wanted::Wanted;
+use crate::remote::session::Session;
 
-/// Bytes asked for at once. Files up to this size are verified before a byte is handed over.
+/// Most bytes asked for at once; a file that has no more is verified as a whole.
 const WINDOW: u64 = 8 << 20;
 /// So that the next comes while one is written.
 const WINDOWS_AHEAD: usize = 2;
 
 impl Dataset {
     /// Reads a file of any size with bounded memory; gives its length in bytes. When it fails,
-    /// what was written is the beginning of the file, or, after
-    /// [`Kind::Corrupt`], bytes not to be trusted.
+    /// what was written is the beginning of the file.
     ///
     /// # Errors
     /// As [`get`](Self::get), and [`Kind::Local`] when `writer` fails.
@@ -35,27 +37,70 @@ impl Dataset {
         };
         item.record = Some(record);
         let session = self.session()?;
-        let windows = windows(record.length).map(|(offset, length)| {
-            let wanted = Wanted { item: &item, offset, length: Some(length) };
-            read_one(&session, self.info(), wanted)
-        });
-        let mut windows = Box::pin(stream::iter(windows).buffered(WINDOWS_AHEAD));
-        let mut crc = None;
-        while let Some(window) = session.wait(windows.next()) {
-            let bytes = window?;
-            let own = Crc32c::of(&bytes);
-            crc = Some(crc.map_or(own, |crc: Crc32c| crc.then(own, bytes.len() as u64)));
-            writer
-                .write_all(&bytes)
-                .map_err(|why| Error::new(Kind::Local, "write", self.subject(&item), why))?;
-        }
-        if crc.unwrap_or(Crc32c::of(&[])) == record.crc {
+        let mut write = |bytes: &[u8]| {
+            let written = writer.write_all(bytes);
+            written.map_err(|why| Error::new(Kind::Local, "write", self.subject(&item), why))
+        };
+        if record.length <= WINDOW {
+            let whole = Wanted { item: &item, offset: 0, length: None };
+            write(&session.wait(read_one(&session, self.info(), whole))?)?;
             return Ok(record.length);
         }
-        let problem =
-            format!("chunk {}: its checksum does not match its bytes", record.holder.chunk);
-        let why = Failure::new(Kind::Corrupt, problem);
-        Err(Error::new(Kind::Corrupt, "read", self.subject(&item), why))
+        let shape = self.info().shape;
+        let windows = windows(record.length, shape.part_length().into()).map(|(offset, length)| {
+            let wanted = Wanted { item: &item, offset, length: Some(length) };
+            read_range(&session, self.info(), wanted)
+        });
+        let mut windows = Box::pin(stream::iter(windows).buffered(WINDOWS_AHEAD));
+        let mut part = Part::default();
+        while let Some(window) = session.wait(windows.next()) {
+            let (bytes, extents) = window?;
+            let mut start = 0;
+            for (end, extent) in extents {
+                part.push(bytes.slice(start..end));
+                start = end;
+                if part.length != u64::from(extent.length) {
+                    let why =
+                        "an answer that makes no sense: parts that are not next to each other";
+                    return Err(self.failed(&item, Failure::new(Kind::Internal, why)));
+                }
+                let is_whole = |crc| crc == extent.crc;
+                let crc = self.checked(&session, &item, &mut part, is_whole, extent.part)?;
+                part.end(crc, &mut write)?;
+            }
+            part.push(bytes.slice(start..));
+            if part.length > shape.size().into() {
+                let why =
+                    "the servers do not say where its parts end: they may be of an older version";
+                return Err(self.failed(&item, Failure::new(Kind::Internal, why)));
+            }
+        }
+        // The last part lies in the chunk that names the others.
+        let (before, length) = (part.before, part.length);
+        let is_whole = |crc| before.then(crc, length) == record.crc;
+        let crc = self.checked(&session, &item, &mut part, is_whole, record.holder.chunk)?;
+        part.end(crc, &mut write)?;
+        Ok(record.length)
+    }
+
+    /// Checks a part, which lies in `chunk`, and gives its checksum. A damaged one is read once more:
+    /// it may have been damaged on the way, or in one server's copy.
+    fn checked(
+        &self,
+        session: &Session,
+        item: &ReadItem,
+        part: &mut Part,
+        is_whole: impl Fn(Crc32c) -> bool,
+        chunk: ChunkId,
+    ) -> Result<Crc32c, Error> {
+        let came = part.crc();
+        if is_whole(came) {
+            return Ok(came);
+        }
+        let wanted = Wanted { item, offset: part.start, length: Some(part.length) };
+        part.pieces = vec![session.wait(read_one(session, self.info(), wanted))?];
+        let came = part.crc();
+        if is_whole(came) { Ok(came) } else { Err(self.failed(item, Failure::damaged(chunk))) }
     }
 
     fn find(&self, item: &ReadItem) -> Result<FileRecord, Error> {
@@ -64,7 +109,11 @@ impl Dataset {
             StatItem::Folder => (Kind::Conflict, "it is a folder"),
             StatItem::Missing => (Kind::NotFound, "no such file"),
         };
-        Err(Error::new(kind, "read", self.subject(item), Failure::new(kind, problem)))
+        Err(self.failed(item, Failure::new(kind, problem)))
+    }
+
+    fn failed(&self, item: &ReadItem, why: Failure) -> Error {
+        Error::new(why.kind, "read", self.subject(item), why)
     }
 
     fn subject(&self, item: &ReadItem) -> String {
@@ -72,11 +121,52 @@ impl Dataset {
     }
 }
 
-/// Offsets and lengths that together are the file.
-fn windows(length: u64) -> impl Iterator<Item = (u64, u64)> {
+/// What came of the part that is being read; the checksums of those before it were right.
+#[derive(Debug, Default)]
+struct Part {
+    /// Where in the file it begins.
+    start: u64,
+    /// The checksum of all before that.
+    before: Crc32c,
+    pieces: Vec<Bytes>,
+    length: u64,
+}
+
+impl Part {
+    fn push(&mut self, piece: Bytes) {
+        self.length = self.length.saturating_add(piece.len() as u64);
+        if !piece.is_empty() {
+            self.pieces.push(piece);
+        }
+    }
+
+    fn crc(&self) -> Crc32c {
+        let add = |crc: Crc32c, piece: &Bytes| crc.then(Crc32c::of(piece), piece.len() as u64);
+        self.pieces.iter().fold(Crc32c::default(), add)
+    }
+
+    /// Hands it over, whose checksum is `crc`, and begins the next one.
+    fn end(
+        &mut self,
+        crc: Crc32c,
+        write: &mut impl FnMut(&[u8]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let before = self.before.then(crc, self.length);
+        let start = self.start.saturating_add(self.length);
+        let Self { pieces, .. } =
+            std::mem::replace(self, Self { start, before, ..Self::default() });
+        pieces.iter().try_for_each(|piece| write(piece))
+    }
+}
+
+/// Offsets and lengths that together are the file, each but the last of as many parts of this length
+/// as a window has room for, so that parts are not cut.
+fn windows(length: u64, part_length: u64) -> impl Iterator<Item = (u64, u64)> {
+    let parts = WINDOW.checked_div(part_length).unwrap_or_default();
+    let window = if parts > 0 { parts * part_length } else { WINDOW };
     let mut offset = 0;
     std::iter::from_fn(move || {
-        let (start, next) = (offset, WINDOW.min(length.saturating_sub(offset)));
+        let (start, next) = (offset, window.min(length.saturating_sub(offset)));
         offset = start.saturating_add(next);
         (next > 0).then_some((start, next))
     })

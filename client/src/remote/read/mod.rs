@@ -1,7 +1,8 @@
 //! The read half by request: many files in one, each verified before it is handed out.
 //!
-//! Must hold: bytes of a whole file are handed out only when its checksum matches; a damaged
-//! answer is asked for once more, elsewhere; a small file never keeps a large message alive.
+//! Must hold: bytes of a file, or of a part of a large one, are handed out only when its checksum
+//! matches; a damaged answer is asked for once more, elsewhere; a small file never keeps a large
+//! message alive.
 
 mod assemble;
 mod batch;

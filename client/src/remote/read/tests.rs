@@ -1,19 +1,21 @@
 //! Batch and large reads against servers that follow a script: each item is had whole, asked for
 //! again where that helps, or named with why it can't be had.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use dl_format::{Crc32c, FilePath};
+use dl_format::{ChunkId, Crc32c, Extent, FilePath};
 use dl_proto::{ReadPiece, ReadRequest, ReadSource, StatItem, pb};
 use tonic::Status;
 
-use crate::error::Kind;
+use crate::error::{Error, Kind};
 use crate::remote::ReadItem;
 use crate::remote::read::batch::Arrived;
 use crate::remote::read::batches;
 use crate::remote::testing::{Script, chunk_id, data, dataset, path, record};
+
+type Messages = Vec<Result<pb::ReadReply, Status>>;
 
 /// Pieces of at most `cut` bytes.
 fn pieces(item: u32, bytes: &[u8], cut: usize) -> Vec<pb::ReadPiece> {
@@ -27,6 +29,7 @@ fn pieces(item: u32, bytes: &[u8], cut: usize) -> Vec<pb::ReadPiece> {
             last: number == last,
             length: bytes.len() as u64,
             crc: Crc32c::of(bytes),
+            extent: None,
         };
         piece.into()
     };
@@ -35,7 +38,7 @@ fn pieces(item: u32, bytes: &[u8], cut: usize) -> Vec<pb::ReadPiece> {
 
 fn failed(item: u32, kind: dl_proto::Kind) -> pb::ReadPiece {
     let data = Err((kind, "on purpose".to_owned()));
-    ReadPiece { item, data, last: true, length: 0, crc: Crc32c::default() }.into()
+    ReadPiece { item, data, last: true, length: 0, crc: Crc32c::default(), extent: None }.into()
 }
 
 fn reply(pieces: Vec<pb::ReadPiece>) -> Result<pb::ReadReply, Status> {
@@ -179,32 +182,123 @@ fn bytes_that_stay_damaged_are_refused_naming_file_and_chunk() {
     assert_eq!(tries.load(Ordering::SeqCst), 2);
 }
 
-#[test]
-fn a_large_file_is_read_in_windows_and_checked_at_its_end() {
-    let whole = data((20 << 20) + 5, 1);
-    for damaged in [false, true] {
-        let stored = whole.clone();
+/// A file of parts of this length, whose last bytes are in the chunk of its record.
+#[derive(Clone)]
+struct Large {
+    bytes: Vec<u8>,
+    part: usize,
+    names_parts: bool,
+}
+
+impl Large {
+    fn new(part: usize) -> Self {
+        Self { bytes: data((20 << 20) + 5, 1), part, names_parts: true }
+    }
+
+    fn part_id(number: usize) -> ChunkId {
+        ChunkId::from_bytes([number as u8 + 100; 16])
+    }
+
+    /// Pieces of a range, whose bytes `damage` may change by where in the file they begin.
+    fn pieces(&self, item: &dl_proto::ReadItem, damage: impl Fn(usize, &mut [u8])) -> Messages {
+        let (mut start, length) = (item.offset as usize, item.length.unwrap() as usize);
+        let end = start + length;
+        let mut messages = Vec::new();
+        while start < end {
+            let number = start / self.part;
+            let part = number * self.part..(number + 1) * self.part;
+            let stop = end.min(part.end).min(start + (1 << 19));
+            let mut bytes = self.bytes[start..stop].to_vec();
+            damage(start, &mut bytes);
+            let extent = (stop == part.end && self.names_parts).then(|| Extent {
+                part: Self::part_id(number),
+                length: self.part as u32,
+                crc: Crc32c::of(&self.bytes[part]),
+            });
+            let (length, crc) = (self.bytes.len() as u64, Crc32c::of(b"not of the range"));
+            let data = Ok(bytes.into());
+            let piece = ReadPiece { item: 0, data, last: stop == end, length, crc, extent };
+            messages.push(reply(vec![piece.into()]));
+            start = stop;
+        }
+        messages
+    }
+
+    /// Reads it; what was written, and how it ended.
+    fn read(
+        &self,
+        damage: impl Fn(usize, &mut [u8]) + Send + Sync + 'static,
+    ) -> (Vec<u8>, Result<u64, Error>) {
+        let stored = self.clone();
         let dataset = dataset(reading(move |request| {
             let item = &request.items[0];
             assert!(matches!(item.source, ReadSource::File(_)) && request.check_copies);
-            let (start, length) = (item.offset as usize, item.length.unwrap() as usize);
-            let mut range = stored[start..start + length].to_vec();
-            range[0] ^= u8::from(damaged);
-            let mut pieces = pieces(0, &range, 1 << 20);
-            for piece in &mut pieces {
-                (piece.length, piece.crc) = (stored.len() as u64, Crc32c::of(&stored).value());
-            }
-            pieces.into_iter().map(|piece| reply(vec![piece])).collect()
+            stored.pieces(item, &damage)
         }));
         let mut written = Vec::new();
-        let read = dataset.read_to((path("large"), record(&whole)), &mut written);
-        if damaged {
-            assert_eq!(read.unwrap_err().kind(), Kind::Corrupt);
-        } else {
-            assert_eq!(read.unwrap(), whole.len() as u64);
-            assert!(written == whole);
-        }
+        let read = dataset.read_to((path("large"), record(&self.bytes)), &mut written);
+        (written, read)
     }
+
+    /// Its parts before the one with this number, and that their chunk is named.
+    fn assert_ends_before(
+        &self,
+        number: usize,
+        chunk: ChunkId,
+        read: (Vec<u8>, Result<u64, Error>),
+    ) {
+        let (written, read) = (read.0, read.1.unwrap_err());
+        assert_eq!(read.kind(), Kind::Corrupt);
+        assert!(written == self.bytes[..number * self.part], "{} bytes", written.len());
+        let why = std::error::Error::source(&read).unwrap().to_string();
+        assert!(why.contains(&chunk.to_string()), "{why}");
+    }
+}
+
+/// As long as those of a writer; longer and shorter ones, cut by requests.
+const PARTS: [usize; 3] = [(1 << 20) - 4096, 1 << 20, 300_001];
+
+#[test]
+fn a_large_file_is_read_in_windows_wherever_its_parts_end() {
+    for part in PARTS {
+        let large = Large::new(part);
+        let (written, read) = large.read(|_, _| ());
+        assert_eq!(read.unwrap(), large.bytes.len() as u64);
+        assert!(written == large.bytes, "parts of {part} bytes");
+    }
+}
+
+#[test]
+fn a_damaged_part_of_a_large_file_is_named_and_nothing_from_there_on_is_handed_over() {
+    for part in PARTS {
+        let large = Large::new(part);
+        let read = large.read(move |start, bytes| bytes[0] ^= u8::from(start / part == 9));
+        large.assert_ends_before(9, Large::part_id(9), read);
+        let last = large.bytes.len() / part;
+        let read = large.read(move |start, bytes| bytes[0] ^= u8::from(start / part == last));
+        large.assert_ends_before(last, chunk_id(), read);
+    }
+}
+
+#[test]
+fn a_part_that_came_damaged_once_is_read_again() {
+    for part in PARTS {
+        let (large, is_done) = (Large::new(part), AtomicBool::new(false));
+        let (written, read) = large.read(move |start, bytes| {
+            if start / part == 9 && !is_done.swap(true, Ordering::SeqCst) {
+                bytes[0] ^= 1;
+            }
+        });
+        assert_eq!(read.unwrap(), large.bytes.len() as u64);
+        assert!(written == large.bytes, "parts of {part} bytes");
+    }
+}
+
+#[test]
+fn a_large_file_of_which_nobody_says_where_parts_end_is_not_kept_in_memory() {
+    let large = Large { names_parts: false, ..Large::new(PARTS[0]) };
+    let (written, read) = large.read(|_, _| ());
+    assert_eq!((written.len(), read.unwrap_err().kind()), (0, Kind::Internal));
 }
 
 #[test]

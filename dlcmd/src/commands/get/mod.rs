@@ -70,7 +70,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     sync: bool,
 
-    /// Threads that write files [default: one for each core, at least 2]
+    /// Threads that write files, at most 1024 [default: one for each core, at least 2]
     #[arg(long, value_name = "COUNT")]
     threads: Option<NonZeroUsize>,
 }
@@ -95,7 +95,7 @@ impl Arguments {
                 "DEST is an address; get writes to this machine, and put writes to a dataset",
             ));
         }
-        Ok(Plan { source, target, sync, threads: crate::threads(threads) })
+        Ok(Plan { source, target, sync, threads: crate::threads(threads)? })
     }
 }
 

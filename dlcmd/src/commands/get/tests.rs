@@ -33,6 +33,8 @@ fn an_address_or_nothing_as_target_is_wrong_usage() {
         assert!(matches!(plan(target), Err(Failure::Because { exit: Exit::Usage, .. })));
     }
     assert!(plan("out").expect("legal").threads >= 2);
+    let refused = crate::threads(NonZeroUsize::new(60_000)).expect_err("too many").to_string();
+    assert!(refused.contains("60000") && refused.contains("1024"), "{refused}");
 }
 
 #[test]

@@ -69,7 +69,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     checksum: bool,
 
-    /// Threads that read files [default: one for each core, at least 2]
+    /// Threads that read files, at most 1024 [default: one for each core, at least 2]
     #[arg(long, value_name = "COUNT")]
     threads: Option<NonZeroUsize>,
 }
@@ -108,7 +108,7 @@ impl Arguments {
         } else {
             Sources::Named(self.sources.into_iter().map(PathBuf::from).collect())
         };
-        let threads = crate::threads(self.threads);
+        let threads = crate::threads(self.threads)?;
         Ok(Plan { sources, target: self.target, checksum: self.checksum, threads })
     }
 }
@@ -238,6 +238,9 @@ fn open(paths: &[PathBuf], prefix: &[u8]) -> Result<Vec<Input>, Failure> {
     // Files of one folder share it: a shell may name thousands of them.
     let mut parents: HashMap<&Path, Arc<Root>> = HashMap::new();
     for path in paths {
+        if path.as_os_str().is_empty() {
+            return Err(Failure::usage("SRC is empty; type . for the current folder"));
+        }
         if path.as_os_str().as_bytes().starts_with(b"dl://") {
             return Err(Failure::usage(format!(
                 "{} is an address; put reads files of this machine: dlcmd get brings a dataset here",

@@ -27,6 +27,14 @@ fn a_list_stands_alone_and_its_names_end_as_asked() {
     assert!(is_usage(&plan(&["a"], true)));
 }
 
+#[test]
+fn an_empty_name_is_wrong_usage_with_what_to_type() {
+    let refused = open(&["".into()], b"");
+    assert!(is_usage(&refused));
+    let refused = refused.expect_err("empty").to_string();
+    assert!(refused.contains("type ."), "{refused}");
+}
+
 /// What the check of several sources says.
 fn checked(folder: &TempDir, sources: &[&str]) -> Result<Vec<String>, Failure> {
     let paths: Vec<_> = sources.iter().map(|source| folder.path().join(source)).collect();

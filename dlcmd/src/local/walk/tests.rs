@@ -102,6 +102,35 @@ fn links_are_followed_to_files_inside_and_nowhere_else() {
 }
 
 #[test]
+fn a_folder_that_a_link_replaces_meanwhile_is_not_followed_out() {
+    let outside = TempDir::new().unwrap();
+    fs::create_dir_all(outside.path().join("sub/deep")).unwrap();
+    fs::write(outside.path().join("sub/deep/secret"), "secret").unwrap();
+    let folder = TempDir::new().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir_all(at("a/sub/deep")).unwrap();
+    fs::write(at("a/sub/file"), "between what is listed and what is opened").unwrap();
+    let root = Root::open(folder.path(), Vec::new()).unwrap();
+    let walk = Walk::default();
+    walk.add_tree(&root);
+    let (mut files, mut problems) = (0, Vec::new());
+    let walked = walk.join(|event| -> Result<(), ()> {
+        match event {
+            Event::File { .. } => {
+                files += 1;
+                fs::rename(at("a"), at("moved")).unwrap();
+                symlink(outside.path(), at("a")).unwrap();
+            }
+            Event::Problem { path, .. } => problems.push(path.to_vec()),
+            Event::Folder(_) => {}
+        }
+        Ok(())
+    });
+    assert_eq!((walked, files), (Ok(()), 1));
+    assert_eq!(problems, [b"a/sub/deep"]);
+}
+
+#[test]
 fn a_listed_path_is_followed_through_folder_links_inside_and_not_out() {
     let outside = TempDir::new().unwrap();
     fs::write(outside.path().join("secret"), "secret").unwrap();

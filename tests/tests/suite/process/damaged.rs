@@ -40,16 +40,22 @@ impl Scene {
     fn damage(&self, path: &str) -> Result<()> {
         let source = fs::read(self.path("src").join(path))?;
         let begin = source.get(..source.len().min(64)).context("it has a beginning")?;
+        self.damage_at(begin).map(drop)
+    }
+
+    /// Changes the first of these bytes where an object has them; gives the object.
+    fn damage_at(&self, begin: &[u8]) -> Result<PathBuf> {
         let chunks = self.path("data/chunks");
         for name in folder::read(&chunks)?.into_keys() {
             let object = chunks.join(OsStr::from_bytes(&name));
             let mut bytes = fs::read(&object)?;
             if let Some(at) = bytes.windows(begin.len()).position(|window| window == begin) {
                 *bytes.get_mut(at).context("it is there")? ^= 1;
-                return Ok(fs::write(object, bytes)?);
+                fs::write(&object, bytes)?;
+                return Ok(object);
             }
         }
-        anyhow::bail!("{path} is not in the store")
+        anyhow::bail!("they are not in the store")
     }
 
     /// Runs the commands that verify prints, in their order; gives its findings.
@@ -249,4 +255,40 @@ fn the_command_that_verify_prints_mends_a_chunk_that_is_lost() -> Result<()> {
     ensure!(!left.contains("is lost") && left.contains("dlcmd purge"), "{left}");
     dl(&server, VERIFY)?.code(0)?;
     scene.compare(&server, "ds")
+}
+
+/// Keeps S-14.
+#[test]
+fn a_large_file_ends_before_its_damaged_part_which_is_named_with_what_heals_it() -> Result<()> {
+    // All parts but the last are of one length.
+    const PART: usize = (4 << 20) - 4096;
+    let whole = Dice::new(1).bytes(20_000_000);
+    for number in [0, 2, whole.len() / PART] {
+        let scene = Scene { folder: tempfile::tempdir()? };
+        folder::write(&scene.path("src"), "large", &whole)?;
+        folder::write(&scene.path("src"), "small", "and a small one")?;
+        let server = scene.start()?;
+        let put = |options: &[&str]| {
+            let mut put = server.dlcmd()?;
+            run(put.arg("put").args(options).arg(scene.path("src")).arg("dl://ds"))?.code(0)
+        };
+        put(&[])?;
+        let (before, from) = whole.split_at(number * PART);
+        let damaged = scene.damage_at(from.get(..64).context("it is longer")?)?;
+        let id = damaged.file_stem().context("it has a name")?.to_string_lossy().into_owned();
+
+        let cat = dl(&server, ["cat", "dl://ds/large"])?.code(1)?;
+        ensure!(cat.stdout == before, "part {number}: {} bytes", cat.stdout.len());
+        let got = scene.path("got");
+        let get = run(server.dlcmd()?.args(["get", "dl://ds"]).arg(&got))?.code(4)?;
+        ensure!(!got.join("large").exists() && got.join("small").exists(), "{get:?}");
+        for told in [&cat.stderr, &get.stderr] {
+            let is_told = told.contains(&id) && told.contains("dlcmd put --checksum");
+            ensure!(is_told, "part {number}, {id}: {told}");
+        }
+        fs::remove_dir_all(got)?;
+        put(&["--checksum"])?;
+        scene.compare(&server, "ds")?;
+    }
+    Ok(())
 }

@@ -135,6 +135,7 @@ fn damaged_bytes_are_named_and_all_other_files_are_served() -> Result<()> {
     for restarted in [false, true] {
         let damaged = dl(&server, ["cat", "dl://ds/f07"])?.code(1)?;
         ensure!(damaged.stdout.is_empty() && damaged.stderr.contains("f07"), "{damaged:?}");
+        ensure!(damaged.stderr.contains("dlcmd put --checksum"), "{damaged:?}");
         let good = dl(&server, ["cat", "dl://ds/f08"])?.code(0)?;
         ensure!(good.text() == "contents of file 08", "{good:?}");
         let got = scene.path().join(format!("got{restarted}"));

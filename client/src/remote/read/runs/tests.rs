@@ -52,7 +52,7 @@ fn serving(
             let data = answer(turn, (offset, length), bytes).map(Bytes::from);
             let data = data.map_err(|kind| (kind, "on purpose".to_owned()));
             let crc = Crc32c::default();
-            ReadPiece { item, data, last: true, length: length.into(), crc }.into()
+            ReadPiece { item, data, last: true, length: length.into(), crc, extent: None }.into()
         });
         vec![Ok::<_, Status>(pb::ReadReply { pieces: pieces.collect() })]
     };
@@ -164,7 +164,8 @@ fn paths_without_records_stay_single() {
         *seen.lock().unwrap() += request.items.len();
         let pieces = (0..request.items.len() as u32).map(|item| {
             let data = Ok(Bytes::from_static(b"x"));
-            ReadPiece { item, data, last: true, length: 1, crc: Crc32c::of(b"x") }.into()
+            let crc = Crc32c::of(b"x");
+            ReadPiece { item, data, last: true, length: 1, crc, extent: None }.into()
         });
         vec![Ok(pb::ReadReply { pieces: pieces.collect() })]
     };
