@@ -27,8 +27,9 @@ use crate::error::Error;
 const PARTS: u32 = 30;
 
 /// How many times patience a sender may take to send as much as it has room for: a chunk of 4 MiB
-/// comes with 70 kB/s in time.
-const WHOLE: u32 = 2;
+/// comes with 17 kB/s in time, so that a client whose own chunks wait for each other on a slow line is
+/// left alone.
+const WHOLE: u32 = 8;
 
 /// All who have room of one kind.
 #[derive(Debug, Clone, Default)]
@@ -218,7 +219,7 @@ mod tests {
     async fn the_slowest_goes_when_somebody_waits_and_who_keeps_the_pace_never_does() {
         let clock = ManualClock::new(UNIX_EPOCH);
         let senders = Senders::default();
-        let [mut trickling, mut slow, mut good] = [(); 3].map(|()| senders.begin(&clock, 60_000));
+        let [mut trickling, mut slow, mut good] = [(); 3].map(|()| senders.begin(&clock, 240_000));
         let is_given_up = |sending: &mut Sending| sending.given_up("it").now_or_never().is_some();
         // Nobody waits, whatever the time.
         clock.advance(Duration::from_secs(10));
@@ -246,7 +247,7 @@ mod tests {
     async fn who_has_just_begun_is_not_slow_and_who_has_ended_is_not_looked_for() {
         let clock = ManualClock::new(UNIX_EPOCH);
         let senders = Senders::default();
-        let mut begun = senders.begin(&clock, 60_000);
+        let mut begun = senders.begin(&clock, 240_000);
         clock.advance(PATIENCE / PARTS);
         senders.give_up_slowest(clock.monotonic(), PATIENCE);
         assert!(begun.given_up("it").now_or_never().is_none());
