@@ -45,6 +45,13 @@ pub(crate) struct Patience {
     is_short: bool,
 }
 
+impl Patience {
+    /// What is left of it when some of the time has passed in silence.
+    pub(crate) fn less(self, waited: Duration) -> Self {
+        Self { total: self.total.saturating_sub(waited), ..self }
+    }
+}
+
 /// The servers of a client, seen from one process.
 pub(crate) struct Connections {
     servers: Vec<Server>,

@@ -2,6 +2,8 @@
 //!
 //! Must hold: no entry is left out or given twice, however often the stream breaks.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use dl_format::DirPath;
 use dl_proto::{ListEntry, ListRequest, pb};
@@ -68,7 +70,7 @@ impl Dataset {
             page: Vec::new().into_iter(),
             ended: false,
         };
-        pages.open()?;
+        pages.open(Duration::ZERO)?;
         Ok(Listing(Source::Servers(Box::new(pages))))
     }
 }
@@ -111,26 +113,32 @@ impl Pages {
             std::mem::forget(std::mem::replace(&mut self.session, self.dataset.session()?));
             self.pid = std::process::id();
         }
-        let Some((stream, this)) = &mut self.stream else { return self.open() };
+        let Some((stream, this)) = &mut self.stream else {
+            return self.open(Duration::ZERO);
+        };
+        let clock = &self.session.process.clock;
+        let began = clock.monotonic();
         match self.session.process.runtime.block_on(this.message(stream)) {
             Ok(page) => {
                 self.take(page);
                 Ok(())
             }
-            Err(failure) if failure.kind.is_retryable() => self.open(),
+            Err(failure) if failure.kind.is_retryable() => {
+                self.open(clock.monotonic().saturating_sub(began))
+            }
             Err(failure) => Err(self.fail(failure)),
         }
     }
 
     /// Asks for what comes after the last entry; a stream that breaks before its first page is
-    /// tried again.
-    fn open(&mut self) -> Result<(), Error> {
+    /// tried again. `waited` is how long the page has been waited for already.
+    fn open(&mut self, waited: Duration) -> Result<(), Error> {
         let connections = &self.session.connections;
         let message = pb::ListRequest::from(self.request.clone());
         let opened = connections.call(
             "list",
             || self.subject(),
-            connections.usual(),
+            connections.usual().less(waited),
             |mut server, this| {
                 let request = this.request(message.clone());
                 async move {
