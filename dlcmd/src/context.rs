@@ -2,7 +2,7 @@
 //!
 //! Must hold: the key is in no text and no debug output; nothing else reads the environment.
 
-use std::env;
+use std::env::{self, VarError};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -92,17 +92,27 @@ pub(crate) struct Environment {
 
 impl Environment {
     /// That of this process.
-    pub(crate) fn of_process() -> Self {
-        let text = |name| env::var(name).ok();
+    ///
+    /// # Errors
+    /// Wrong usage, when a variable is no text.
+    pub(crate) fn of_process() -> Result<Self, Failure> {
+        let text = |name| match env::var(name) {
+            Ok(text) => Ok(Some(text)),
+            Err(VarError::NotPresent) => Ok(None),
+            // Without its value, which may be a key.
+            Err(VarError::NotUnicode(_)) => {
+                Err(Failure::usage(format!("the environment variable {name} is not UTF-8")))
+            }
+        };
         let file = |name| env::var_os(name).filter(|file| !file.is_empty()).map(PathBuf::from);
-        Self {
-            servers: text("DIESEL_SERVER"),
-            user: text("DIESEL_USER"),
-            key: text("DIESEL_KEY"),
+        Ok(Self {
+            servers: text("DIESEL_SERVER")?,
+            user: text("DIESEL_USER")?,
+            key: text("DIESEL_KEY")?,
             ca: file("DIESEL_CA"),
             client_cert: file("DIESEL_CLIENT_CERT"),
             client_key: file("DIESEL_CLIENT_KEY"),
-        }
+        })
     }
 }
 

@@ -106,7 +106,7 @@ fn run(cli: Cli, notes: Arc<Notes>, out: &mut Output<'_>) -> Result<Exit, Failur
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let options = ConnectOptions {
         on_retry: Some(waiting::told_to(&notes, &clock)),
-        ..cli.global.connect_options(Environment::of_process())?
+        ..cli.global.connect_options(Environment::of_process()?)?
     };
     let snapshot = cli.global.snapshot;
     if snapshot.is_some() && !cli.command.takes_snapshot() {

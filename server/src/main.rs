@@ -8,14 +8,14 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Parser;
-use dl_meta::{MetaStore, Stop};
+use dl_meta::{MetaStore, Redis, Stop};
 use dl_runtime::{Clock, OsRandom, Shutdown, SystemClock, telemetry};
 use dl_server::config::{self, Config, FastStore, Flags, Http};
 use dl_server::{
     Certificate, Doors, Followed, HttpPort, Live, Parts, People, Roll, Room, Settings, prepare,
     start,
 };
-use dl_store::{Store, TierStore};
+use dl_store::{Served, Servers, Store, TierStore};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 
@@ -109,6 +109,8 @@ async fn run(
         () = shutdown.requested() => return Ok(()),
     };
     let (meta, last_stop, store) = (opened.meta, opened.last_stop, opened.store);
+    // Until the end: nobody with other metadata comes in between.
+    let _served = opened.served;
     doors.fast_store = opened.fast_store;
     let random = Arc::new(OsRandom);
     let room = Room::of(config.folders()).with_scratch(&config.scratch);
@@ -145,6 +147,7 @@ async fn run(
 /// The stores, and how the server before stopped.
 struct Opened {
     store: Arc<dyn Store>,
+    served: Served,
     fast_store: Option<Arc<TierStore>>,
     meta: Arc<dyn MetaStore>,
     last_stop: Stop,
@@ -157,6 +160,9 @@ async fn open_stores(
 ) -> anyhow::Result<Opened> {
     starting("opening the chunk store");
     let (store, fast_store) = open_store(config, clock).await?;
+    // A Redis is for all servers of a chunk store; all other metadata belongs to its process.
+    let servers = Redis::check(&config.meta).map_or(Servers::One, |_| Servers::Several);
+    let served = dl_store::serve(&config.store, servers).await?;
     starting("opening the metadata store");
     let opened = dl_meta::open(&config.meta, Arc::clone(clock)).await;
     let (meta, last_stop) = opened.map_err(|error| match error.kind {
@@ -165,7 +171,7 @@ async fn open_stores(
         ),
         _ => error.into(),
     })?;
-    Ok(Opened { store, fast_store, meta, last_stop })
+    Ok(Opened { store, served, fast_store, meta, last_stop })
 }
 
 /// The ports.

@@ -18,6 +18,7 @@ mod object;
 mod open;
 mod profile;
 mod range;
+mod served;
 mod throttle;
 mod tier;
 
@@ -36,6 +37,7 @@ pub use key::{InvalidKey, Key, Prefix};
 pub use local::VolatileDisk;
 pub use open::{check, memory, open, open_with};
 pub use range::{ByteRange, InvalidRange, ObjectRange};
+pub use served::{Served, Servers, serve};
 pub use throttle::{Throttle, ThrottleStore};
 pub use tier::{Kept, TierCounts, TierStore};
 

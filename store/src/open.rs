@@ -41,6 +41,14 @@ pub fn check(url: &str) -> Result<(), &'static str> {
     Place::parse(url).map(|_| ()).ok_or(SUPPORTED)
 }
 
+/// The folder that `url` names, if it names one.
+pub(crate) fn folder_of(url: &str) -> Option<&Path> {
+    match Place::parse(url)? {
+        Place::Folder(path) => Some(Path::new(path)),
+        Place::Memory | Place::Bucket(_) => None,
+    }
+}
+
 /// Opens the store at `url`: a directory (`DIR`, `file:///DIR`; made when it is not there), a
 /// bucket, which must be there (`s3://`, `gs://`, `az://`), or `memory:`, which is empty and ends
 /// with the process. A path is taken as it is written, without percent-decoding.

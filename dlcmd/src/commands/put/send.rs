@@ -43,6 +43,7 @@ pub(super) struct Shared<'a> {
     skipped: AtomicU64,
     failed: AtomicU64,
     has_ended: AtomicBool,
+    has_told_time: AtomicBool,
 }
 
 /// How it went, beside what was stored.
@@ -75,6 +76,7 @@ impl<'a> Shared<'a> {
             skipped: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             has_ended: AtomicBool::new(false),
+            has_told_time: AtomicBool::new(false),
         }
     }
 
@@ -157,6 +159,16 @@ impl<'a> Shared<'a> {
              remove that one (dlcmd rm -r)",
             shown(&from)
         ));
+    }
+
+    /// Says once that times are stored as others than they are.
+    fn tell_time(&self, path: &FilePath) {
+        if !self.has_told_time.swap(true, Ordering::Relaxed) {
+            self.context.notes.note(format_args!(
+                "{path}: a dataset has times from 1677 to 2262; this one, and any other beyond \
+                 them, is stored as the nearest"
+            ));
+        }
     }
 
     fn passed_over(&self, root: &Root, path: &[u8], problem: &Problem) {
@@ -407,6 +419,9 @@ impl<'a> Sender<'a> {
 
     fn send_once(&self, path: &FilePath, file: &mut OpenFile) -> Result<(), libdiesel::Error> {
         let (attributes, size) = (file.attributes(), file.size());
+        if matches!(attributes.mtime, i64::MIN | i64::MAX) {
+            self.shared.tell_time(path);
+        }
         let mut file = Stoppable { file, shutdown: &self.shared.context.shutdown };
         self.shared.dataset.put_reader(path, attributes, size, &mut file)
     }

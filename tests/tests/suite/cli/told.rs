@@ -1,12 +1,15 @@
 //! What is said when something other was meant.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::os::unix::ffi::OsStrExt;
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, ensure};
+use dl_tests::folder;
 use dl_tests::program::{Process, dlcmd, run, run_with_stdin};
 
 use super::common::Scene;
@@ -30,6 +33,34 @@ fn put_of_an_address_is_wrong_usage_and_says_what_reads_a_dataset() -> Result<()
     let refused = scene.dl(["put", "dl://ds", "dl://copy"])?.code(2)?;
     ensure!(refused.stderr.contains("dlcmd get"), "{}", refused.stderr);
     scene.dl(["ls", "dl://copy"])?.code(3)?;
+    Ok(())
+}
+
+#[test]
+fn a_variable_that_is_no_text_is_refused_by_name_and_not_passed_over() -> Result<()> {
+    for name in ["DIESEL_SERVER", "DIESEL_USER", "DIESEL_KEY"] {
+        let value = OsStr::from_bytes(b"127.0.0.1:1\xff");
+        let refused = run(dlcmd()?.args(["ls", "dl://ds"]).env(name, value))?.code(2)?;
+        ensure!(refused.stderr.contains(name), "{}", refused.stderr);
+        ensure!(!refused.stderr.contains("127.0.0.1"), "{}", refused.stderr);
+    }
+    Ok(())
+}
+
+#[test]
+fn that_a_time_can_not_be_kept_is_said_once() -> Result<()> {
+    let scene = Scene::with(&[("a", "1")])?;
+    let year_2300 = SystemTime::UNIX_EPOCH + Duration::from_secs(330 * 365 * 24 * 60 * 60);
+    for name in ["far/b", "far/c"] {
+        folder::write(&scene.path(""), name, name)?;
+        fs::File::open(scene.path(name))?.set_modified(year_2300)?;
+        if fs::metadata(scene.path(name))?.modified()? != year_2300 {
+            println!("not tested: the file system keeps no such time either");
+            return Ok(());
+        }
+    }
+    let put = scene.dl(["put", "far", "dl://far"])?.code(0)?;
+    ensure!(put.stderr.matches("2262").count() == 1, "{}", put.stderr);
     Ok(())
 }
 

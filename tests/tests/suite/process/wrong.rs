@@ -223,6 +223,32 @@ fn a_second_server_on_the_same_folder_is_refused_with_the_reason() -> Result<()>
     Ok(())
 }
 
+/// Keeps S-15.
+#[test]
+fn a_chunk_folder_is_not_served_from_the_metadata_of_two_servers() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let (data, other) = (scene.path().join("data"), scene.path().join("other"));
+    let chunks = data.join("chunks");
+    folder::write(scene.path(), "src/a", "a")?;
+    let server = Server::start(&data)?;
+    run(server.dlcmd()?.arg("put").arg(scene.path().join("src")).arg("dl://ds"))?.code(0)?;
+    for meta in [format!("embedded:{}", other.join("meta").display()), "memory:".to_owned()] {
+        let mut second = server_command()?;
+        second.args(["--listen", "127.0.0.1:0", "--meta", &meta, "--data"]).arg(&other);
+        let refused = run(second.arg("--store").arg(&chunks))?.code(1)?;
+        for told in ["another server", "--meta", &chunks.to_string_lossy()] {
+            ensure!(refused.stderr.contains(told), "{told} is not in {}", refused.stderr);
+        }
+    }
+    server.kill()?;
+    // Metadata elsewhere takes over by being recovered.
+    let chunks = chunks.to_string_lossy();
+    let server = Server::start_among(&other, "127.0.0.1:0", &["--store", &chunks], &[])?;
+    dl(&server, ["recover", "--all"])?.code(0)?;
+    ensure!(dl(&server, ["cat", "dl://ds/a"])?.code(0)?.text() == "a", "it was recovered");
+    Ok(())
+}
+
 /// Keeps S-05.
 #[test]
 fn metadata_with_another_chunk_store_is_refused_naming_both() -> Result<()> {

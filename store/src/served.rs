@@ -1,0 +1,122 @@
+//! Who serves a folder: one server whose metadata is its own, or several that share theirs.
+//!
+//! Must hold: two servers whose answers would differ never serve one folder at once; the lock ends
+//! with its process, however that ends.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use dl_runtime::{blocking, masked};
+
+use crate::open::folder_of;
+use crate::{Error, Kind};
+
+/// No key begins with a dot.
+const LOCK: &str = ".lock";
+
+/// Whether others may serve the same store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Servers {
+    /// The metadata is this server's alone.
+    One,
+    /// All of them have the same metadata.
+    Several,
+}
+
+/// Kept while a store is served.
+#[derive(Debug)]
+pub struct Served {
+    _lock: Option<File>,
+}
+
+/// Takes the store at `url` to be served, when it is a folder; of others nobody can tell whether
+/// they are.
+///
+/// # Errors
+/// [`Kind::Unsupported`] when others serve it who have other metadata.
+pub async fn serve(url: &str, servers: Servers) -> Result<Served, Error> {
+    let Some(folder) = folder_of(url).map(Path::to_path_buf) else {
+        return Ok(Served { _lock: None });
+    };
+    let shown = masked(&folder.to_string_lossy()).into_owned();
+    let failed = |kind, why: Box<dyn std::error::Error + Send + Sync>| {
+        Error::because(kind, "serve chunk store", &shown, why)
+    };
+    match blocking::run(move || lock(folder, servers)).await {
+        Ok(Ok(lock)) => Ok(Served { _lock: Some(lock) }),
+        Ok(Err(TryLockError::WouldBlock)) => Err(failed(
+            Kind::Unsupported,
+            "another server has it, and embedded metadata is for one server: stop the other one, \
+             or give both of them the same Redis (--meta)"
+                .into(),
+        )),
+        Ok(Err(TryLockError::Error(error))) if goes_without(error.kind()) => {
+            tracing::warn!(
+                store = shown,
+                %error,
+                "its file .lock can't be locked: no other server may serve it with metadata of its own"
+            );
+            Ok(Served { _lock: None })
+        }
+        Ok(Err(TryLockError::Error(error))) => {
+            Err(Error::from_io(error, "serve chunk store", &shown))
+        }
+        Err(stopped) => Err(failed(Kind::Unavailable, stopped.into())),
+    }
+}
+
+fn lock(folder: PathBuf, servers: Servers) -> Result<File, TryLockError> {
+    let path = folder.join(LOCK);
+    let mut options = OpenOptions::new();
+    // NFS locks only what is open for writing; one that is there may still be read on a full disk.
+    let opened = options.read(true).write(true).create(true).truncate(false).open(&path);
+    let file = opened.or_else(|why| File::open(&path).map_err(|_| why));
+    let file = file.map_err(TryLockError::Error)?;
+    match servers {
+        Servers::One => file.try_lock()?,
+        Servers::Several => file.try_lock_shared()?,
+    }
+    Ok(file)
+}
+
+/// Whether a store can be served all the same: chunks of a full or read-only disk can be read.
+fn goes_without(kind: ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::Unsupported
+            | ErrorKind::InvalidInput
+            | ErrorKind::PermissionDenied
+            | ErrorKind::ReadOnlyFilesystem
+            | ErrorKind::StorageFull
+            | ErrorKind::QuotaExceeded
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn one_server_with_metadata_of_its_own_or_several_that_share_theirs() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, other) = (folder.path().display().to_string(), tempfile::tempdir().unwrap());
+        let url = format!("file://{path}");
+        let alone = serve(&path, Servers::One).await.unwrap();
+        for servers in [Servers::One, Servers::Several] {
+            let refused = serve(&url, servers).await.unwrap_err();
+            assert_eq!(refused.kind, Kind::Unsupported);
+        }
+        serve(&other.path().display().to_string(), Servers::One).await.unwrap();
+        drop(alone);
+        let several = [Servers::Several; 3].map(|servers| serve(&url, servers));
+        let several = futures::future::try_join_all(several).await.unwrap();
+        assert!(serve(&path, Servers::One).await.is_err());
+        drop(several);
+        serve(&path, Servers::One).await.unwrap();
+        for url in ["memory:", "s3://bucket/prefix"] {
+            let _both =
+                [serve(url, Servers::One).await.unwrap(), serve(url, Servers::One).await.unwrap()];
+        }
+    }
+}
