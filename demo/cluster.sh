@@ -48,6 +48,15 @@ while True:
 PY
 }
 
+# Shows what a command says that is to be refused for a reason, and ends if it is not.
+refused() {
+    local reason=$1
+    shift
+    if "$@" >"$work/refused" 2>&1; then fail "it was not refused" "$work/refused"; fi
+    grep -q -- "$reason" "$work/refused" || fail "it was refused for another reason" "$work/refused"
+    sed 's/^/    /' "$work/refused"
+}
+
 until_ok() {
     local what=$1
     shift
@@ -160,8 +169,8 @@ export DIESEL_SERVER
 
 echo "  Nobody without a key, and nobody in plain text:"
 plain=${servers[0]#https://}
-(env -u DIESEL_USER -u DIESEL_KEY "$dlcmd" datasets 2>&1 || true) | sed 's/^/    /'
-("$dlcmd" --server "$plain" datasets 2>&1 || true) | sed 's/^/    /'
+refused "key" env -u DIESEL_USER -u DIESEL_KEY "$dlcmd" datasets
+refused "https://" "$dlcmd" --server "$plain" datasets
 
 say "5. Pack $src through all of them; one is killed in the middle"
 echo "  \$ dlcmd put $src dl://demo"
@@ -196,14 +205,16 @@ kill -KILL "${started[0]}"
 say "8. All of Redis is wiped"
 start 0
 DIESEL_SERVER=$(join)
+# A replica takes no such command, and one node is dead.
 for port in "${redis[@]}"; do redis-cli -p "$port" flushall >/dev/null 2>&1 || true; done
 echo "  That is noticed, not taken for an empty store:"
-"$dlcmd" ls dl://demo 2>&1 | sed 's/^/    /' || true
+refused "dlcmd recover" "$dlcmd" ls dl://demo
 run "$dlcmd" recover --all
 "$bin/examples/read_shuffled" "$DIESEL_SERVER" demo "$src" "$files" | sed 's/^/  /'
 
 echo "  To bob, who may read others, it is not even there:"
-(DIESEL_USER=bob DIESEL_KEY=$(cat "$work/bob.key") "$dlcmd" ls dl://demo 2>&1 || true) | sed 's/^/    /'
+refused "none of that name" \
+    env DIESEL_USER=bob DIESEL_KEY="$(cat "$work/bob.key")" "$dlcmd" ls dl://demo
 
 say "9. Clean up"
 run "$dlcmd" delete-dataset dl://demo

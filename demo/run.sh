@@ -89,7 +89,11 @@ stop KILL
 rm -r "$work/data/meta"
 start
 echo "  An emptied metadata store is noticed, not taken for an empty dataset:"
-"$dlcmd" ls dl://demo 2>&1 | sed 's/^/    /' || true
+if "$dlcmd" ls dl://demo >"$work/refused" 2>&1; then
+    echo "it was not noticed" >&2
+    exit 1
+fi
+sed 's/^/    /' "$work/refused"
 
 say "6. The chunks describe themselves: rebuild the metadata from them"
 run "$dlcmd" recover --all

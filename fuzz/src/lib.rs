@@ -134,6 +134,14 @@ fn read_snapshot(bytes: &[u8]) {
             assert_eq!(found, Ok(Some(number)), "a whole snapshot finds its files");
         }
     }
+    let mut found = Vec::new();
+    let asked = [&path[..], b"none", b""];
+    let looked = snapshot.lookup_many(asked, &mut found, |_| {});
+    assert!(looked.is_ok() || !is_whole);
+    for directory in 0..snapshot.directories().min(100) {
+        let (runs, below) = (snapshot.runs_of(directory), snapshot.subdirectories(directory));
+        assert!(runs.is_ok() && below.is_ok() || !is_whole);
+    }
     let folder = b"train/n01440764";
     if let Ok(Some(directory)) = snapshot.directory(folder) {
         let listed = snapshot.entries(directory, folder).and_then(|mut entries| {

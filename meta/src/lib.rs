@@ -127,8 +127,9 @@ pub trait MetaStore: Debug + Display + Send + Sync + 'static {
     /// [`Kind::Missing`] when the dataset is not known.
     async fn stamp(&self, dataset: DatasetId, now: Stamp) -> Result<Stamp, Error>;
 
-    /// Adds an object to the log of its dataset: the commit point. The header's bytes may be kept
-    /// for a while, so they should not be a view into a larger buffer.
+    /// Adds an object to the log of its dataset: the commit point. What the log knows already is
+    /// brought into the index again, where a row of it may be gone or damaged. The header's bytes
+    /// may be kept for a while, so they should not be a view into a larger buffer.
     ///
     /// # Errors
     /// [`Kind::Missing`] when the dataset is not known: nothing was written.

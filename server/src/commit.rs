@@ -214,7 +214,18 @@ async fn append(parts: &Parts, object: &Committed) -> Result<Stamp, Error> {
 /// A large file is published only when each of its parts was committed.
 async fn check_parts(parts: &Parts, header: &Header) -> Result<(), Error> {
     for extent in header.extents() {
-        if !is_committed(parts, header.dataset(), extent).await? {
+        let dataset = header.dataset();
+        if is_committed(parts, dataset, extent).await? {
+            continue;
+        }
+        let damage = parts.meta.damage().await;
+        let damage = damage.map_err(|error| Error::meta("find part", extent.part, error))?;
+        if damage.is_some() {
+            let why = "the metadata may lack its last writes; try again when they are back";
+            return Err(Error::new(Kind::Unavailable, "find part", extent.part, why));
+        }
+        // Now that nothing is missing.
+        if !is_committed(parts, dataset, extent).await? {
             let why = format!("its part {} was never committed", extent.part);
             return Err(Error::new(Kind::Invalid, ACTION, header.id(), why));
         }

@@ -36,6 +36,11 @@ const AT_ONCE: usize = 48;
 /// before a byte of it is looked at.
 const IN_LINE: usize = 4_096;
 
+/// The same of requests about the server and not about datasets, which nobody needs a key for: they
+/// take no place of others.
+const OTHERS_AT_ONCE: usize = 4;
+const OTHERS_IN_LINE: usize = 64;
+
 /// Takes its pieces one by one, out of a budget and with a patience of its own.
 const STREAMED: &str = "/PutChunk";
 
@@ -49,14 +54,27 @@ pub(crate) struct Admitted {
 /// Puts a [`Guard`] before a service.
 #[derive(Debug, Clone)]
 pub(crate) struct GuardLayer {
-    room: Arc<Semaphore>,
+    datasets: Places,
+    others: Places,
     senders: Senders,
-    line: Arc<Semaphore>,
     patience: Duration,
     clock: Arc<dyn Clock>,
     auth: Arc<Auth>,
     settings: Settings,
     metrics: Arc<Metrics>,
+}
+
+/// Where requests wait, and where they are.
+#[derive(Debug, Clone)]
+struct Places {
+    line: Arc<Semaphore>,
+    room: Arc<Semaphore>,
+}
+
+impl Places {
+    fn new(line: usize, room: usize) -> Self {
+        Self { line: Arc::new(Semaphore::new(line)), room: Arc::new(Semaphore::new(room)) }
+    }
 }
 
 impl GuardLayer {
@@ -69,9 +87,10 @@ impl GuardLayer {
         settings: Settings,
         metrics: Arc<Metrics>,
     ) -> Self {
-        let (room, line) = (Arc::new(Semaphore::new(AT_ONCE)), Arc::new(Semaphore::new(IN_LINE)));
+        let datasets = Places::new(IN_LINE, AT_ONCE);
+        let others = Places::new(OTHERS_IN_LINE, OTHERS_AT_ONCE);
         let senders = Senders::default();
-        Self { room, senders, line, patience, clock, auth, settings, metrics }
+        Self { datasets, others, senders, patience, clock, auth, settings, metrics }
     }
 
     /// Lets a request through to its method, or gives the answer to who may not ask.
@@ -149,8 +168,10 @@ where
         let limits = self.limits.clone();
         Box::pin(async move {
             let path = request.uri().path();
-            let measured = limits.metrics.begin(path.strip_prefix(auth::SERVICE));
-            let is_streamed = path.ends_with(STREAMED);
+            let method = path.strip_prefix(auth::SERVICE);
+            let measured = limits.metrics.begin(method);
+            let places = if method.is_some() { &limits.datasets } else { &limits.others };
+            let (is_other, is_streamed) = (method.is_none(), path.ends_with(STREAMED));
             let share = request.extensions().get::<Ticket>().map(Ticket::share);
             // Also of those that are refused: what nobody reads is no longer unread.
             let (mut parts, body) = request.into_parts();
@@ -161,7 +182,7 @@ where
                 parts.extensions.insert(intake);
             }
             let request = Request::from_parts(parts, Body::new(body));
-            let Ok(_turn) = limits.line.try_acquire() else {
+            let Ok(_turn) = places.line.try_acquire() else {
                 let status = Status::unavailable("too many requests wait here; try again");
                 return Ok(measured.answer(status.into_http()));
             };
@@ -173,7 +194,13 @@ where
                 return inner.call(request).await.map(|response| measured.answer(response));
             }
             let (clock, patience, senders) = (&*limits.clock, limits.patience, &limits.senders);
-            let place = senders.press(clock, patience, limits.room.acquire());
+            let place = async {
+                if is_other {
+                    // Who sends slowly to the others keeps nothing from it.
+                    return places.room.acquire().await;
+                }
+                senders.press(clock, patience, places.room.acquire()).await
+            };
             let Ok(place) = Deadline::after(clock, patience).bound(clock, place).await else {
                 let status = Status::unavailable("this server is busy with others; try again");
                 return Ok(measured.answer(status.into_http()));
@@ -225,14 +252,14 @@ mod tests {
         let metrics = Arc::new(Metrics::new(Arc::clone(&time)));
         let guard = GuardLayer::new(patience, time, auth, Settings::default(), metrics);
         let mut guard = guard.layer(Stuck);
-        let mut ask = || {
-            let path = format!("{}GetDataset", auth::SERVICE);
+        let mut ask = |path: &str| {
             guard.call(Request::builder().uri(path).body(Body::empty()).expect("a request"))
         };
+        let get = format!("{}GetDataset", auth::SERVICE);
         // Their places are taken, and nothing is waited for.
-        let mut stuck: Vec<_> = (0..AT_ONCE).map(|_| ask()).collect();
+        let mut stuck: Vec<_> = (0..AT_ONCE).map(|_| ask(&get)).collect();
         assert!(stuck.iter_mut().all(|request| request.now_or_never().is_none()));
-        let mut waiting: Vec<_> = (0..20).map(|_| ask()).collect();
+        let mut waiting: Vec<_> = (0..20).map(|_| ask(&get)).collect();
         assert!(waiting.iter_mut().all(|request| request.now_or_never().is_none()));
         clock.advance(patience);
         let answers = tokio::time::timeout(patience, future::join_all(waiting)).await;
@@ -241,5 +268,28 @@ mod tests {
             let status = answer.headers().get("grpc-status").expect("a status");
             assert_eq!(status, "14", "unavailable");
         }
+    }
+
+    #[tokio::test]
+    async fn questions_that_need_no_key_take_no_places_of_others() {
+        let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
+        let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
+        let auth = Arc::new(Auth::new(None, Arc::clone(&time)));
+        let metrics = Arc::new(Metrics::new(Arc::clone(&time)));
+        let patience = Duration::from_secs(30);
+        let layer = GuardLayer::new(patience, time, auth, Settings::default(), metrics);
+        let mut guard = layer.layer(Stuck);
+        let mut ask = |path: &str| {
+            guard.call(Request::builder().uri(path).body(Body::empty()).expect("a request"))
+        };
+        let health = "/grpc.health.v1.Health/Check";
+        let mut stuck: Vec<_> = (0..OTHERS_IN_LINE).map(|_| ask(health)).collect();
+        assert!(stuck.iter_mut().all(|request| request.now_or_never().is_none()));
+        assert!(ask(health).now_or_never().is_some(), "it is refused");
+        assert_eq!(layer.datasets.line.available_permits(), IN_LINE);
+        assert_eq!(layer.datasets.room.available_permits(), AT_ONCE);
+        let mut user = ask(&format!("{}GetDataset", auth::SERVICE));
+        assert!((&mut user).now_or_never().is_none());
+        assert_eq!(layer.datasets.room.available_permits(), AT_ONCE - 1);
     }
 }

@@ -118,7 +118,11 @@ impl Verify<'_> {
 
     /// What mends rows that are not what the chunks say.
     fn rebuild(&self) -> String {
-        "stop the servers, empty the metadata store, start them, run `dlcmd recover --all`".into()
+        format!(
+            "{}; if that does not mend it, stop the servers, empty the metadata store, start them, \
+             run `dlcmd recover --all`",
+            self.recover()
+        )
     }
 
     /// What mends a file whose bytes are not what was put.

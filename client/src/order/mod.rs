@@ -28,8 +28,8 @@ pub use worker::Worker;
 /// The version of docs/ORDER.md that this is.
 pub const ORDER_VERSION: u32 = 1;
 
-/// Chunks whose files are shuffled together, unless somebody says otherwise: docs/ORDER.md has the
-/// evidence for it.
+/// Chunks whose files are shuffled together, unless somebody says otherwise: docs/SHUFFLING.md has
+/// the evidence for it.
 pub const DEFAULT_GROUP: u32 = 100;
 
 /// Most ranks of a task, and most nodes.

@@ -83,7 +83,7 @@ impl Client {
         let info = session.wait(get_dataset(&session.connections, name, false))?;
         let dataset = Dataset::new(Arc::clone(&self.shared), info);
         let Some(cache) = &self.shared.options.snapshots else { return Ok(dataset) };
-        dataset.with_snapshot(cache).or_else(|error| {
+        dataset.with_snapshot_of(dataset.info().version, cache).or_else(|error| {
             tracing::warn!(%name, why = error.chain(), "reading without a snapshot");
             Ok(dataset)
         })
@@ -106,8 +106,7 @@ impl Client {
         file: &Path,
         cache: Option<&SnapshotCache>,
     ) -> Result<Dataset, Error> {
-        let clock = &self.shared.session()?.process.clock;
-        let snapshot = load(file, cache, clock.as_ref())?;
+        let snapshot = load(file, cache, &self.shared.session()?)?;
         let info = DatasetInfo {
             name: name.clone(),
             id: snapshot.dataset(),

@@ -214,7 +214,7 @@ impl Connections {
                 let request = this.request(GetDatasetRequest::default());
                 match this.limit().bound(this.clock.as_ref(), server.get_dataset(request)).await {
                     Ok(Err(status)) if is_refused(&status) || !is_answer(&status) => {
-                        Err(status.into())
+                        Err(Failure::from(status).at_first())
                     }
                     Ok(_) => Ok(()),
                     Err(_) => Err(this.silence()),

@@ -66,6 +66,7 @@ impl Dataset {
     /// The same dataset, answering from a snapshot of it.
     pub(crate) fn answering(&self, snapshot: Snapshot) -> Self {
         let (shared, info) = (Arc::clone(&self.0.shared), self.0.info.clone());
+        let info = DatasetInfo { version: snapshot.version(), ..info };
         Self::with(shared, info, Some(Arc::new(snapshot)))
     }
 
@@ -87,7 +88,13 @@ impl Dataset {
         Some((slot.as_ref()?.upgrade()?, self.snapshot()?))
     }
 
-    /// What the servers said of it when the handle was made, without its counts.
+    /// Whether anything was written through this handle.
+    pub(crate) fn is_written(&self) -> bool {
+        self.0.is_written.load(Ordering::Relaxed)
+    }
+
+    /// What the servers said of it when the handle was made, without its counts; the version is that
+    /// of the snapshot it answers from.
     pub fn info(&self) -> &DatasetInfo {
         &self.0.info
     }

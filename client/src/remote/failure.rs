@@ -62,6 +62,14 @@ impl Failure {
         self.silence.as_deref().unwrap_or(&self.problem)
     }
 
+    /// The same, of a server that has never answered.
+    pub(crate) fn at_first(mut self) -> Self {
+        if self.kind == Kind::Unreachable && BROKEN.iter().any(|end| self.problem.ends_with(end)) {
+            self.problem += CLOSED;
+        }
+        self
+    }
+
     /// The same, saying which server it was.
     pub(crate) fn at(self, server: &str) -> Self {
         let mut problem = format!("{server}: {}", self.problem);
@@ -72,6 +80,9 @@ impl Failure {
         Self { problem, ..self }
     }
 }
+
+/// What can be done about a connection that was closed before any answer.
+const CLOSED: &str = "; clients are served at the port of --listen, not at that of --http";
 
 /// Whether a server sent the status; else the transport on this side made it up.
 pub(crate) fn is_answer(status: &Status) -> bool {

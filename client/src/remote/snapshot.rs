@@ -9,9 +9,8 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dl_format::{FilePath, Version};
+use dl_format::{DatasetId, FilePath, Version};
 use dl_proto::{GetSnapshotRequest, SnapshotPiece, StatItem, pb};
-use dl_runtime::Clock;
 
 use crate::error::{Error, Kind};
 use crate::remote::dataset::Dataset;
@@ -42,19 +41,33 @@ impl Dataset {
     /// this process holds it in memory: as many bytes as it has
     /// ([`Snapshot::is_shared`], [`Snapshot::length`]).
     ///
-    /// What is put or deleted through the handle shows: from then on it asks the servers again.
+    /// What is put or deleted through the handle shows: from then on it asks the servers again. While
+    /// no server answers, a handle through which nothing was written is given the version it knows.
     ///
     /// # Errors
     /// Those of the servers and of the way to them, and [`Kind::Local`] when it fits nowhere.
     pub fn with_snapshot(&self, cache: &SnapshotCache) -> Result<Self, Error> {
+        let version = match self.refresh() {
+            Ok(info) => info.version,
+            Err(error) if error.kind().is_retryable() && !self.is_written() => self.info().version,
+            Err(error) => return Err(error),
+        };
+        self.with_snapshot_of(version, cache)
+    }
+
+    /// The same, where `version` was just said to be what the dataset holds.
+    pub(crate) fn with_snapshot_of(
+        &self,
+        version: Version,
+        cache: &SnapshotCache,
+    ) -> Result<Self, Error> {
         let session = self.session()?;
-        let find = || cache.find(self.key(self.info().version), session.process.clock.now());
+        let find = || cache.find(self.key(version), session.process.clock.now());
         if let Some(snapshot) = find() {
             return Ok(self.answering(snapshot));
         }
         // Somebody else may have fetched it meanwhile.
-        let kept = self
-            .lock(&session, cache)
+        let kept = lock(self.info().id, &session, cache)
             .and_then(|lock| find().map_or_else(|| self.fetch(&session, cache, &lock), Ok));
         let snapshot = match kept {
             Err(error) if error.kind() == Kind::Local => {
@@ -83,8 +96,7 @@ impl Dataset {
     /// [`Kind::Local`] when the file can't be read or is no regular file, [`Kind::Corrupt`] when it
     /// is no snapshot or a damaged one, [`Kind::Conflict`] when it is one of another dataset.
     pub fn load_meta(&self, file: &Path, cache: Option<&SnapshotCache>) -> Result<Self, Error> {
-        let clock = &self.session()?.process.clock;
-        let snapshot = load(file, cache, clock.as_ref())?;
+        let snapshot = load(file, cache, &self.session()?)?;
         if snapshot.dataset() == self.info().id {
             return Ok(self.answering(snapshot));
         }
@@ -112,28 +124,6 @@ impl Dataset {
         })?;
         target.end().map_err(failed)?;
         Ok(snapshot)
-    }
-
-    /// Waits for the right to fetch this dataset's snapshots.
-    fn lock(&self, session: &Session, cache: &SnapshotCache) -> Result<Lock, Error> {
-        let (id, clock) = (self.info().id, &session.process.clock);
-        let (mut seen, mut until) = (None, clock.monotonic().saturating_add(PATIENCE));
-        loop {
-            if let Some(lock) = cache.lock(id).map_err(|why| cache.failed(why))? {
-                return Ok(lock);
-            }
-            let sign = Some(cache.sign_of_life(id));
-            if sign != seen {
-                (seen, until) = (sign, clock.monotonic().saturating_add(PATIENCE));
-            }
-            if clock.monotonic() >= until {
-                let why = format!("another process has been fetching it for {PATIENCE:?}");
-                let folder = cache.folder().display();
-                return Err(Error::new(Kind::TimedOut, "keep a snapshot in", folder, why));
-            }
-            // Sleeps begin inside of the runtime.
-            session.wait(async { clock.sleep(LOOK).await });
-        }
     }
 
     /// Fetches the newest snapshot into the cache.
@@ -320,54 +310,84 @@ impl Dataset {
     }
 }
 
+/// Waits for the right to write snapshots of a dataset into a cache.
+fn lock(dataset: DatasetId, session: &Session, cache: &SnapshotCache) -> Result<Lock, Error> {
+    let clock = &session.process.clock;
+    let (mut seen, mut until) = (None, clock.monotonic().saturating_add(PATIENCE));
+    loop {
+        if let Some(lock) = cache.lock(dataset).map_err(|why| cache.failed(why))? {
+            return Ok(lock);
+        }
+        let sign = Some(cache.sign_of_life(dataset));
+        if sign != seen {
+            (seen, until) = (sign, clock.monotonic().saturating_add(PATIENCE));
+        }
+        if clock.monotonic() >= until {
+            let why = format!("another process has been fetching it for {PATIENCE:?}");
+            let folder = cache.folder().display();
+            return Err(Error::new(Kind::TimedOut, "keep a snapshot in", folder, why));
+        }
+        // Sleeps begin inside of the runtime.
+        session.wait(async { clock.sleep(LOOK).await });
+    }
+}
+
 /// A snapshot in a file, checked: that of the cache where it is there.
 pub(crate) fn load(
     file: &Path,
     cache: Option<&SnapshotCache>,
-    clock: &dyn Clock,
+    session: &Session,
 ) -> Result<Snapshot, Error> {
     let given = Given::open(file)?;
     let Some(cache) = cache else { return given.read() };
-    let of = given.of();
-    for source in [Source::Servers, Source::File] {
-        let key = Key { source, dataset: of.dataset, version: of.version };
-        if let Some(kept) = cache.find(key, clock.now()).filter(|kept| given.is(kept)) {
-            return Ok(kept);
-        }
+    if let Some(kept) = kept(&given, cache, session) {
+        return Ok(kept);
     }
-    match keep(&given, cache, clock) {
-        Ok(Some(kept)) => kept,
-        // Somebody else is about to keep it: in memory it is as good, for one process.
-        Ok(None) => given.read(),
+    match keep(&given, cache, session) {
+        Ok(kept) => kept,
         Err(why) => {
-            tracing::warn!(%why, "a snapshot is not kept");
+            let why = why.chain();
+            tracing::warn!(why, "a snapshot is held in the memory of this process");
             given.read()
         }
     }
 }
 
-/// A copy of a snapshot in the cache, or what is wrong with it; none while another process has the
-/// right to that.
+/// What the cache has of a snapshot in a file.
+fn kept(given: &Given, cache: &SnapshotCache, session: &Session) -> Option<Snapshot> {
+    let (of, now) = (given.of(), session.process.clock.now());
+    [Source::Servers, Source::File].into_iter().find_map(|source| {
+        let key = Key { source, dataset: of.dataset, version: of.version };
+        cache.find(key, now).filter(|kept| given.is(kept))
+    })
+}
+
+/// A copy of a snapshot in the cache, or what is wrong with it.
 fn keep(
     given: &Given,
     cache: &SnapshotCache,
-    clock: &dyn Clock,
-) -> io::Result<Option<Result<Snapshot, Error>>> {
+    session: &Session,
+) -> Result<Result<Snapshot, Error>, Error> {
     let of = given.of();
-    let Some(lock) = cache.lock(of.dataset)? else { return Ok(None) };
+    let lock = lock(of.dataset, session, cache)?;
+    // Another process may have kept it meanwhile.
+    if let Some(kept) = kept(given, cache, session) {
+        return Ok(Ok(kept));
+    }
+    let failed = |why| cache.failed(why);
     let key = Key { source: Source::File, dataset: of.dataset, version: of.version };
-    let (mut file, path) = cache.begin(&lock, key)?;
+    let (mut file, path) = cache.begin(&lock, key).map_err(failed)?;
     let copied = file.set_len(0).and_then(|()| given.copy(&mut file));
     let checked = copied.map(|()| {
         let snapshot = Snapshot::map(&file, given.path(), cache.marker(key))?;
         snapshot.verify().map(|()| snapshot)
     });
     if let Ok(Ok(snapshot)) = checked {
-        cache.end(&lock, key, &file, clock.now());
-        return Ok(Some(Ok(snapshot)));
+        cache.end(&lock, key, &file, session.process.clock.now());
+        return Ok(Ok(snapshot));
     }
     let _ = std::fs::remove_file(&path);
-    checked.map(Some)
+    checked.map_err(failed)
 }
 
 /// Asks again, a few times, when what came was for nothing.

@@ -19,6 +19,7 @@ use crate::snapshot::file;
 use crate::snapshot::index::Snapshot;
 use crate::snapshot::lock::Lock;
 use crate::snapshot::marker::{MARKER, Marker};
+use crate::snapshot::place;
 
 /// Most bytes of a user's snapshots, unless something else is said.
 const QUOTA: u64 = 16 << 30;
@@ -70,12 +71,16 @@ impl SnapshotCache {
     }
 
     /// That of the user who runs this process: `diesel/snapshots` in the folder that the environment
-    /// variable `XDG_CACHE_HOME` names, or else in `.cache` in the one that `HOME` names. None where
-    /// neither does.
+    /// variable `XDG_CACHE_HOME` names, or else in `.cache` in the one that `HOME` names. A home on a
+    /// file system that several machines share is no place for it: there it is the user's own folder
+    /// below that for temporary files. None where there is none of these.
     pub fn of_user() -> Option<Self> {
         let folder = |name| std::env::var_os(name).map(PathBuf::from);
         let absolute = |folder: &PathBuf| folder.is_absolute();
-        let home = || folder("HOME").filter(absolute).map(|home| home.join(".cache"));
+        let home = || {
+            let home = folder("HOME").filter(absolute)?;
+            if place::is_shared(&home) { place::own_temporary() } else { Some(home.join(".cache")) }
+        };
         let cache = folder("XDG_CACHE_HOME").filter(absolute).or_else(home)?;
         Some(Self::new(cache.join("diesel/snapshots"), QUOTA))
     }

@@ -257,24 +257,45 @@ impl Snapshot {
             return Ok(None);
         };
         let (mut files, mut folders) = (Vec::new(), vec![top]);
+        let (mut seen_files, mut seen_folders) = (0u64, 0u64);
         while let Some(number) = folders.pop() {
-            files.extend(self.files_in(number)?);
+            seen_folders += 1;
+            for run in self.files_in(number)? {
+                seen_files += run.len() as u64;
+                files.push(run);
+            }
+            self.check_seen(seen_files, seen_folders)?;
             folders.extend(self.folders_in(number)?);
         }
         Ok(Some(files))
     }
 
-    /// The files below some folders, such as an [`Order`](crate::Order) reads. Those of a folder that
-    /// lies in another one count once.
+    /// Refuses a walk that has met more than there is: folders that lie in one another would never
+    /// end.
+    fn check_seen(&self, files: u64, folders: u64) -> Result<(), Error> {
+        if files <= self.files().into() && folders <= self.folders().into() {
+            return Ok(());
+        }
+        Err(self.lacks("an end of its folders"))
+    }
+
+    /// The files at some paths and below them, such as an [`Order`](crate::Order) reads: a path is
+    /// that of a folder or of a file. What lies below two of them counts once.
     ///
     /// # Errors
-    /// [`Kind::NotFound`] for a folder that is not there, and those of [`Snapshot::number`].
-    pub fn select(&self, folders: &[DirPath]) -> Result<Selection, Error> {
+    /// [`Kind::NotFound`] for a path where nothing is, and those of [`Snapshot::number`].
+    pub fn select(&self, paths: &[DirPath]) -> Result<Selection, Error> {
         let mut files = Vec::new();
-        for folder in folders {
+        for path in paths {
+            if let Some(below) = self.below(path)? {
+                files.extend(below);
+                continue;
+            }
+            let file = self.format.lookup(path.as_bytes()).map_err(self.damaged())?;
             let nothing =
-                || Error::new(Kind::NotFound, "select", folder, "there is no such folder");
-            files.extend(self.below(folder)?.ok_or_else(nothing)?);
+                || Error::new(Kind::NotFound, "select", path, "there is no such file or folder");
+            let FileNumber(number) = file.ok_or_else(nothing)?;
+            files.push(number..number + 1);
         }
         let selected = Selection::of(self.files(), files.into_iter().flatten());
         selected.map_err(|why| Error::new(Kind::Corrupt, "read the snapshot", &self.name, why))
@@ -337,7 +358,8 @@ impl Snapshot {
         };
         let entries = self.format.entries(number, path).map_err(self.damaged())?;
         let levels = vec![entries];
-        Ok(Walk { snapshot: Arc::clone(self), levels, recursive, names_only })
+        let (files, folders) = (0, 1);
+        Ok(Walk { snapshot: Arc::clone(self), levels, recursive, names_only, files, folders })
     }
 
     fn entry(
@@ -361,6 +383,9 @@ pub(crate) struct Walk {
     levels: Vec<Entries>,
     recursive: bool,
     names_only: bool,
+    /// How many it has met.
+    files: u64,
+    folders: u64,
 }
 
 impl Iterator for Walk {
@@ -371,15 +396,22 @@ impl Iterator for Walk {
         loop {
             let found = match self.levels.last_mut()?.next(&snapshot.format) {
                 Ok(Some(SnapshotEntry::File(number, path))) => {
-                    snapshot.entry(number, path, self.names_only)
+                    self.files += 1;
+                    let checked = snapshot.check_seen(self.files, self.folders);
+                    checked.and_then(|()| snapshot.entry(number, path, self.names_only))
                 }
                 Ok(Some(SnapshotEntry::Directory(number, path))) if self.recursive => {
-                    match snapshot.format.entries(number, path) {
+                    self.folders += 1;
+                    let checked = snapshot.check_seen(self.files, self.folders);
+                    let entries = checked.and_then(|()| {
+                        snapshot.format.entries(number, path).map_err(snapshot.damaged())
+                    });
+                    match entries {
                         Ok(entries) => {
                             self.levels.push(entries);
                             continue;
                         }
-                        Err(why) => Err(snapshot.damaged()(why)),
+                        Err(why) => Err(why),
                     }
                 }
                 Ok(Some(SnapshotEntry::Directory(_, path))) => {

@@ -12,10 +12,11 @@ use std::sync::Arc;
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use libdiesel::{
-    Cursor, DEFAULT_GROUP, DirPath, Order, OrderSettings, ReportOptions, Selection, Snapshot,
+    Cursor, DEFAULT_GROUP, DirPath, Kind, Order, OrderError, OrderSettings, Partition,
+    ReportOptions, ResumeToken, Selection, Snapshot, Stage, Tail,
 };
 
-use super::not_there;
+use super::{not_a_folder, not_there};
 use crate::address::Address;
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
@@ -28,6 +29,11 @@ use crate::text::write_escaped;
 /// Chunks are shuffled and cut into groups, and the files of each group are shuffled. The same seed,
 /// epoch and group size give the same order everywhere, for the same version of the dataset.
 ///
+/// With --world and --rank, prints what one rank of a task reads; with --nodes, of a task that shares
+/// the chunks among its nodes. --resume goes on where a resume token says, also with other ranks; one
+/// may be edited to skip files (docs/ORDER.md). --token prints the token of a task of which each rank
+/// has read so many files.
+///
 /// With --report, says instead how random that order is beside a full shuffle: how far files move, how
 /// well mixed their classes are, which are the folders that hold them, and how much memory the groups
 /// take; names the smallest group that mixes well enough; and warns when files were put sorted by class
@@ -37,9 +43,11 @@ use crate::text::write_escaped;
   dlcmd shuffle dl://imagenet --seed 7 --epoch 3
   dlcmd shuffle dl://imagenet/train --report --group-size 200
   dlcmd shuffle dl://imagenet/train/n01440764 dl://imagenet/train/n01443537
+  dlcmd shuffle dl://imagenet --world 8 --nodes 2 --rank 3
+  dlcmd shuffle dl://imagenet --world 4 --resume $(cat token)
   dlcmd shuffle dl://imagenet/train --group-size 50 --snapshot imagenet.snapshot")]
 pub(crate) struct Arguments {
-    /// The dataset, or folders of it
+    /// The dataset, or folders and files of it
     #[arg(
         required = true,
         value_name = "dl://DS[/DIR]",
@@ -58,6 +66,30 @@ pub(crate) struct Arguments {
     /// Chunks whose files are shuffled together
     #[arg(long, value_name = "CHUNKS", default_value_t = DEFAULT)]
     group_size: NonZeroU32,
+
+    /// Ranks of the task
+    #[arg(long, value_name = "RANKS", default_value_t = 1)]
+    world: u32,
+
+    /// Print the files of this rank, counted from 0
+    #[arg(long, value_name = "NUMBER", default_value_t = 0, conflicts_with = "report")]
+    rank: u32,
+
+    /// Share the chunks among so many nodes, and not the files among all ranks
+    #[arg(long, value_name = "NODES")]
+    nodes: Option<u32>,
+
+    /// Read some files twice, so that each rank has as many and none is left out
+    #[arg(long)]
+    pad: bool,
+
+    /// Go on where this resume token says, with its seed, epoch and group size
+    #[arg(long, value_name = "TOKEN", conflicts_with_all = ["seed", "epoch", "group_size", "report"])]
+    resume: Option<ResumeToken>,
+
+    /// Print the resume token of a task of which each rank has read so many of its files
+    #[arg(long, value_name = "FILES", conflicts_with_all = ["null", "report"])]
+    token: Option<u64>,
 
     /// Print names as they are, each ended by NUL
     #[arg(short = '0', long)]
@@ -82,6 +114,21 @@ const DEFAULT: NonZeroU32 = match NonZeroU32::new(DEFAULT_GROUP) {
     None => NonZeroU32::MIN,
 };
 
+impl Arguments {
+    fn settings(&self) -> OrderSettings {
+        let partition = match self.nodes {
+            Some(nodes) => Partition::Local { nodes },
+            None => Partition::Global,
+        };
+        let tail = if self.pad { Tail::Pad } else { Tail::Drop };
+        let (seed, epoch, group) = match &self.resume {
+            Some(token) => (token.seed, token.epoch, token.group),
+            None => (self.seed, self.epoch, self.group_size.get()),
+        };
+        OrderSettings { seed, epoch, group, world: self.world, partition, tail }
+    }
+}
+
 /// What is shuffled together.
 #[derive(Debug)]
 struct Folders(Vec<Address>);
@@ -100,16 +147,22 @@ impl Folders {
     }
 
     fn select(&self, snapshot: &Snapshot) -> Result<Selection, Failure> {
-        for folder in &self.0 {
-            if snapshot.below(&folder.folder())?.is_none() {
-                return Err(not_there("shuffle", folder));
+        let folders: Vec<_> = self.0.iter().map(Address::folder).collect();
+        if folders.contains(&DirPath::ROOT) {
+            return Ok(Selection::all(snapshot.files()));
+        }
+        for (path, address) in folders.iter().zip(&self.0) {
+            match snapshot.select(std::slice::from_ref(path)) {
+                Err(error) if error.kind() == Kind::NotFound => {
+                    return Err(not_there("shuffle", address));
+                }
+                Ok(_) if address.is_folder && snapshot.below(path)?.is_none() => {
+                    return Err(not_a_folder("shuffle", address));
+                }
+                found => _ = found?,
             }
         }
-        let folders: Vec<_> = self.0.iter().map(Address::folder).collect();
-        Ok(match folders.contains(&DirPath::ROOT) {
-            true => Selection::all(snapshot.files()),
-            false => snapshot.select(&folders)?,
-        })
+        Ok(snapshot.select(&folders)?)
     }
 }
 
@@ -128,26 +181,43 @@ pub(crate) fn run(
     context: &Context,
     out: &mut Output<'_>,
 ) -> Result<Exit, Failure> {
-    let Arguments { folders, seed, epoch, group_size, null, report, window, class_depth } =
-        arguments;
-    let folders = Folders(folders);
+    let folders = Folders(arguments.folders.clone());
     let dataset = context.with_snapshot(folders.of_one_dataset()?)?;
     let Some(snapshot) = dataset.snapshot() else {
         return Err(Failure::failed(format!("shuffle {folders}: there is no snapshot of it")));
     };
-    let selection = folders.select(snapshot)?;
-    let group = group_size.get();
-    if report {
-        let window = window.map(NonZeroU32::get);
+    let selection = Arc::new(folders.select(snapshot)?);
+    let settings = arguments.settings();
+    let OrderSettings { seed, epoch, group, .. } = settings;
+    if arguments.report {
+        let (window, class_depth) = (arguments.window.map(NonZeroU32::get), arguments.class_depth);
         let options =
             ReportOptions { seed, epoch, group, window, class_depth, ..ReportOptions::default() };
-        return report::run(&folders, snapshot, Arc::new(selection), options, out);
+        return report::run(&folders, snapshot, selection, options, out);
     }
-    let settings = OrderSettings::new(seed, epoch, group);
-    let failed = |why| Failure::failed(format!("shuffle {folders}: {why}"));
-    let order =
-        Order::new(snapshot.first_files()?, Arc::new(selection), settings).map_err(failed)?;
-    for number in Cursor::new(Arc::new(order), 0).map_err(failed)? {
+    let wrong = |why: &dyn fmt::Display| Failure::usage(format!("shuffle {folders}: {why}"));
+    let failed = |why: OrderError| match why.kind() {
+        Kind::Invalid => wrong(&why),
+        _ => Failure::failed(format!("shuffle {folders}: {why}")),
+    };
+    let (id, version) = (snapshot.dataset().to_string(), snapshot.version().to_string());
+    let label = selection.label();
+    let mut stages: &[Stage] = &[];
+    if let Some(token) = &arguments.resume {
+        token.check(&id, &version, &label).map_err(|why| wrong(&why))?;
+        stages = &token.stages;
+    }
+    let order = Order::resumed(snapshot.first_files()?, selection, settings, stages);
+    let order = Arc::new(order.map_err(failed)?);
+    if let Some(read) = arguments.token {
+        let stages = order.stages_after(read);
+        let (dataset, selection) = (id, label);
+        let token = ResumeToken { dataset, version, selection, seed, epoch, group, stages };
+        out.line(format_args!("{token}"))?;
+        return Ok(Exit::Done);
+    }
+    let null = arguments.null;
+    for number in Cursor::new(order, arguments.rank).map_err(failed)? {
         let path = snapshot.path(number)?;
         if out.is_json() {
             out.json("file", &json::Name::new(path.as_bytes()))?;

@@ -1,5 +1,5 @@
-//! Writing a snapshot, chunk by chunk, in memory that goes with the directories and not with the
-//! files.
+//! Writing a snapshot, chunk by chunk, in memory that goes with the directories and with the runs,
+//! the files of one directory in one chunk.
 //!
 //! Must hold: the bytes are a pure function of what is added; nothing of how the caller buffers
 //! them shows.

@@ -76,16 +76,18 @@ impl<'t, 'r> Dataset<'t, 'r> {
     }
 
     fn apply(mut self, objects: &[&Committed]) -> Result<(), Error> {
-        let mut files = Vec::new();
+        let (mut files, mut is_again) = (Vec::new(), false);
         for object in objects {
             let record = ObjectRecord::of(object);
             let key = record.id.as_bytes().as_slice();
+            // One that is here already is applied all the same: rows of it may be damaged.
             if self.objects.get(key)?.is_some() {
-                continue;
+                is_again = true;
+            } else {
+                self.objects.insert(key, encode_object(&record)?.as_slice())?;
+                self.row.objects = self.row.objects.saturating_add(1);
+                self.row.version.add(record.id, record.stamp);
             }
-            self.objects.insert(key, encode_object(&record)?.as_slice())?;
-            self.row.objects = self.row.objects.saturating_add(1);
-            self.row.version.add(record.id, record.stamp);
             for (chunk, entries) in object.header().deletions().iter() {
                 self.delete(chunk, entries)?;
             }
@@ -97,7 +99,7 @@ impl<'t, 'r> Dataset<'t, 'r> {
             a_path.cmp(b_path).then_with(|| (b.version, b.holder).cmp(&(a.version, a.holder)))
         });
         files.dedup_by(|(_, later), (_, first)| later == first);
-        self.insert(&files)
+        self.insert(&files, is_again)
     }
 
     fn delete(&mut self, chunk: ChunkId, entries: &EntrySet) -> Result<(), Error> {
@@ -112,7 +114,7 @@ impl<'t, 'r> Dataset<'t, 'r> {
         Ok(())
     }
 
-    fn insert(&mut self, files: &[(FileRecord, FilePath)]) -> Result<(), Error> {
+    fn insert(&mut self, files: &[(FileRecord, FilePath)], is_again: bool) -> Result<(), Error> {
         let mut value = Vec::new();
         let mut counts = self.row.counts;
         let mut dead = Dead::of(&self.deleted)?;
@@ -122,11 +124,19 @@ impl<'t, 'r> Dataset<'t, 'r> {
             let before = self.paths.insert(path.as_bytes(), value.as_slice())?;
             let before = before.map(|before| before.value().to_vec());
             let old = before.as_deref().map(decode_file).transpose()?;
-            if let (Some(before), Some(old)) = (&before, &old)
-                && !record.supersedes(old)
-            {
-                self.paths.insert(path.as_bytes(), before.as_slice())?;
-                continue;
+            if let (Some(before), Some(old)) = (&before, &old) {
+                if old == record {
+                    continue;
+                }
+                let is_damaged = (old.version, old.holder) == (record.version, record.holder);
+                if !is_damaged && !record.supersedes(old) {
+                    self.paths.insert(path.as_bytes(), before.as_slice())?;
+                    continue;
+                }
+            }
+            if is_again {
+                // Whether a row that was damaged has been counted, nobody knows.
+                counts = None;
             }
             if let Some(counts) = &mut counts {
                 if let Some(old) = old

@@ -414,7 +414,7 @@ impl MetaStore for Embedded {
         let action = "append to dataset";
         let (dataset, id) = (object.header().dataset(), object.header().id());
         let mut progress = self.shared.progress.subscribe();
-        let mut absent_at = None;
+        let (mut absent_at, mut is_known) = (None, false);
         loop {
             let wait = {
                 let mut state = self.shared.state();
@@ -431,9 +431,13 @@ impl MetaStore for Embedded {
                     false
                 } else if state.bytes() < self.shared.options.tail_bytes {
                     state.push(object, self.shared.clock.monotonic());
+                    if let Some(known) = state.datasets.get_mut(&dataset).filter(|_| is_known) {
+                        // Rows that it brings back were not counted.
+                        known.counted = None;
+                    }
                     drop(state);
                     self.shared.wake.notify_one();
-                    return Ok(Appended::New);
+                    return Ok(if is_known { Appended::Known } else { Appended::New });
                 } else if let Some(failure) = &state.failure {
                     let why = failure.why.clone();
                     return Err(Error::because(failure.kind, action, dataset, why));
@@ -451,9 +455,7 @@ impl MetaStore for Embedded {
                 // Whether the file has it; asked again when a batch came in between.
                 let read =
                     move |transaction: &ReadTransaction| read::has_object(transaction, dataset, id);
-                if self.read(action, dataset, read).await? {
-                    return Ok(Appended::Known);
-                }
+                is_known = self.read(action, dataset, read).await?;
             }
         }
     }

@@ -31,6 +31,10 @@ use super::scripts::{COUNTED, KILL, PUT, REPLACE, STAMP};
 use super::tree::Walk;
 use crate::{DatasetInfo, DatasetRecord, Error, Outline};
 
+/// How far the clocks of two servers may be apart: each may be that of a client, give or take 15
+/// minutes.
+const AHEAD_MICROS: u64 = 30 * 60 * 1_000_000;
+
 /// How long to try to keep a count.
 const KEEPS: Duration = Duration::from_millis(500);
 
@@ -245,16 +249,32 @@ impl Shared {
         if now.get() > STAMP_MAX {
             return Err(Failure::corrupt("the time is later than Redis can count"));
         }
-        // Also above what a Redis that lost its last writes has forgotten.
-        let now = now.max(self.floor(dataset));
-        let ask = Ask::script(&STAMP, &keys::home(dataset), &[]).arg(now.get());
-        let answer = self.router.ask_one(ask).await?;
-        if let Value::Int(_) = answer {
-            return Err(Failure::missing());
+        let mut rounds = self.router.rounds();
+        loop {
+            self.router.again(&mut rounds)?;
+            let changes = self.router.changes();
+            let is_whole = match self.assure().await {
+                Ok(_) => true,
+                Err(_) if self.health().damage().is_some() => false,
+                Err(failure) => return Err(failure),
+            };
+            // Also above what a Redis that lost its last writes has forgotten: what this server
+            // gave, and what others did whose clocks are ahead.
+            let ahead = if is_whole { 0 } else { AHEAD_MICROS };
+            let now = Stamp::new(now.get().saturating_add(ahead).min(STAMP_MAX));
+            let now = now.max(self.floor(dataset));
+            let ask = Ask::script(&STAMP, &keys::home(dataset), &[]).arg(now.get());
+            let answer = self.router.ask_one(ask).await?;
+            if !self.is_as(changes) {
+                continue;
+            }
+            if let Value::Int(_) = answer {
+                return Err(Failure::missing());
+            }
+            let stamp = Stamp::new(decimal(bytes(answer)?.as_ref())?);
+            self.raise_floor(dataset, stamp);
+            return Ok(stamp);
         }
-        let stamp = Stamp::new(decimal(bytes(answer)?.as_ref())?);
-        self.raise_floor(dataset, stamp);
-        Ok(stamp)
     }
 
     pub(super) async fn put(&self, record: &DatasetRecord) -> Result<Result<(), Error>, Failure> {

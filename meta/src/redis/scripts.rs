@@ -38,7 +38,10 @@ if home[2] ~= ARGV[1] then return -2 end
 local id = ARGV[2]
 local found = redis.call('ZRANGEBYLEX', KEYS[2], '[' .. id, '+', 'LIMIT', 0, 1)[1]
 if found and string.sub(found, 1, 16) == id then
-    return redis.call('HGET', KEYS[3], id) == ARGV[4] and 1 or 0
+    if redis.call('HGET', KEYS[3], id) == ARGV[4] then return 1 end
+    redis.call('HDEL', KEYS[1], 'counted')
+    redis.call('HSET', KEYS[3], id, ARGV[4])
+    return 0
 end
 if ARGV[6] == '1' then redis.call('PERSIST', KEYS[1]) end
 redis.call('ZADD', KEYS[2], 0, ARGV[3])
@@ -189,14 +192,17 @@ return 1
 });
 
 /// Whose shard this is. The mark; the run that it must name or nothing when there is none, the
-/// chunk store, the run that it shall name, the time. A time never goes back.
+/// chunk store, the run that it shall name, the time. A time goes back only when it is
+/// ahead of this process.
 pub(super) static MARK: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
 local mark = redis.call('HMGET', KEYS[1], 'run', 'seen')
 if (mark[1] or '') ~= ARGV[1] then return 0 end
-local seen = ARGV[4]
-if tonumber(mark[2] or 0) > tonumber(seen) then seen = mark[2] end
+local seen = math.max(tonumber(mark[2] or 0), tonumber(ARGV[4]))
+local time = string.match(redis.call('INFO', 'server'), 'server_time_usec:(%d+)')
+if time then seen = math.min(seen, math.floor(time / 1000)) end
+seen = string.format('%.0f', seen)
 redis.call('PERSIST', KEYS[1])
 redis.call('HSET', KEYS[1], 'id', ARGV[2], 'run', ARGV[3], 'seen', seen)
 return 1
@@ -251,8 +257,10 @@ local run = string.match(info, 'run_id:(%w+)') .. ':' .. string.match(info, 'mas
 if began ~= run and not string.find(ARGV[5], ' ' .. began .. ' ', 1, true) then return 0 end
 if ARGV[4] == '1' then
     if (mark[1] or '') ~= marked and mark[1] ~= run then return 0 end
-    local seen = ARGV[3]
-    if tonumber(mark[2] or 0) > tonumber(seen) then seen = mark[2] end
+    local seen = math.max(tonumber(mark[2] or 0), tonumber(ARGV[3]))
+    local time = string.match(info, 'server_time_usec:(%d+)')
+    if time then seen = math.min(seen, math.floor(time / 1000)) end
+    seen = string.format('%.0f', seen)
     redis.call('HSET', KEYS[1], 'id', ARGV[2], 'run', run, 'seen', seen)
 end
 if tonumber(ARGV[6]) < tonumber(since) then since = ARGV[6] end

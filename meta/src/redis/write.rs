@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::{Duration, UNIX_EPOCH};
 
 use bytes::Bytes;
-use dl_format::{ChunkId, Committed, DatasetId, FileRecord, Header, ObjectKind};
+use dl_format::{ChunkId, Committed, DatasetId, FileRecord, Header, ObjectKind, Stamp, StoreId};
 
 use super::Shared;
 use super::command::{Ask, bytes, number, pairs};
@@ -17,10 +17,12 @@ use super::keys::{Key, Keys, LARGE_ROWS, bucket_of};
 use super::records::encode_object;
 use super::rows::{self, file, folder, range_of};
 use super::scripts::{APPEND, APPLY, IS_LARGE, LARGE, MISSING, ROOM, STALE};
-use crate::{Appended, Kind, ObjectRecord};
+use crate::{Appended, Brought, Kind, Mending, ObjectRecord};
 
 /// Rows that whoever appended them should have brought by now are brought by others.
 const OVERDUE: Duration = Duration::from_secs(2);
+/// After that an object is too old to be looked for after every loss.
+const RECENT: Duration = Duration::from_secs(10 * 60);
 /// How often a dataset is looked over for those.
 const LOOK: Duration = Duration::from_secs(1);
 /// Objects that one call brings after.
@@ -165,8 +167,28 @@ impl Shared {
         };
         let overdue = todo.into_iter().filter(|(_, who)| is_overdue(who)).map(|(id, _)| id);
         let overdue = overdue.filter_map(|id| id.try_into().ok().map(ChunkId::from_bytes));
+        let overdue: Vec<ChunkId> = overdue.take(ROLLED_AT_ONCE).collect();
+        let late = self.begin_late(&overdue).await?;
+        let rolled = self.roll(keys, &overdue).await?;
+        if let Some((mending, store)) = late {
+            // What another one binds or brings back meanwhile doesn't matter here.
+            let _ = self.mended(&mending, Brought::Some, store).await?;
+        }
+        Ok(rolled)
+    }
+
+    /// Says in the marks that rows come which are older than what a loss is looked for.
+    async fn begin_late(&self, objects: &[ChunkId]) -> Result<Option<(Mending, StoreId)>, Failure> {
+        let recent = self.clock.now().checked_sub(RECENT).map_or(0, |at| Stamp::at(at).get());
+        let oldest = objects.iter().map(|id| u64::from(id.seconds()) * 1_000_000).min();
+        let Some(oldest) = oldest.filter(|oldest| *oldest < recent) else { return Ok(None) };
+        let Some(store) = self.identity().await? else { return Ok(None) };
+        Ok(Some((self.mending(Some(Stamp::new(oldest))).await?, store)))
+    }
+
+    async fn roll(&self, keys: Keys, objects: &[ChunkId]) -> Result<bool, Failure> {
         let mut rolled = false;
-        for id in overdue.take(ROLLED_AT_ONCE) {
+        for &id in objects {
             let raw = bytes(self.router.ask_one(Ask::to(&keys.header(id), "GET")).await?)?;
             let Some(raw) = raw else {
                 // Lost with its shard. A recovery appends the object again.

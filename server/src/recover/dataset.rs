@@ -4,16 +4,16 @@
 //! so that a recovery which was cut off goes on from there; until all is back, its contents are not
 //! taken for all there is.
 
-use dl_format::{ChunkId, DatasetName, Header};
+use dl_format::{DatasetName, Header};
 use dl_meta::{Appended, DatasetRecord, DatasetState};
 use dl_proto::{Kind, RecoverProgress};
-use dl_store::ObjectInfo;
 use futures::FutureExt;
 use futures::future::FusedFuture;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-use super::found::{Doubt, Lot, Search};
+use super::Log;
+use super::found::{Doubt, Listed, Lot, Search};
 use super::shares::Shares;
 use crate::catalog;
 use crate::error::Error;
@@ -41,8 +41,10 @@ pub(super) struct Recovery<'a> {
     /// From which seconds of ids on what the log knows is read again, if its word is doubted; all
     /// of it where there is none.
     pub(super) since: Option<u64>,
-    /// From which on its word is doubted.
-    pub(super) doubted: Option<u64>,
+    /// From which on the metadata lost something.
+    pub(super) damaged: Option<u64>,
+    /// Whether its word holds where nothing was lost.
+    pub(super) log: Log,
     pub(super) progress: &'a Listener<'a, RecoverProgress>,
     pub(super) shares: &'a Shares,
 }
@@ -68,9 +70,9 @@ enum Step {
     /// How much a lot holds.
     Lot { listed: u64, to_read: u64, problems: Vec<String> },
     /// One of its objects.
-    Found(ChunkId, ObjectInfo),
+    Found(Listed),
     /// One that was read, and the place of its header in memory.
-    Read(Box<(ChunkId, ObjectInfo, Result<Header, Error>)>, OwnedSemaphorePermit),
+    Read(Box<(Listed, Result<Header, Error>)>, OwnedSemaphorePermit),
     /// One that is done.
     Done(Done),
 }
@@ -142,12 +144,14 @@ impl Recovery<'_> {
         if !whole && !put(DatasetState::Recovering).await? {
             return Ok(self.ended(name).await);
         }
-        if whole && self.doubted.is_some() && !put(DatasetState::Live).await? {
+        if whole && self.damaged.is_some() && !put(DatasetState::Live).await? {
             return Ok(self.ended(name).await);
         }
-        // What a log that was lost knows is doubted from its beginning, whatever was asked for.
+        // What a log that was lost knows is doubted from its beginning, whatever was asked for; if
+        // all that it knows was brought back by a recovery which was cut off, it is not.
         let since = self.since.filter(|_| whole).unwrap_or(0);
-        let doubt = Doubt { from: self.doubted.map(|doubted| doubted.max(since)) };
+        let asked = (whole && self.log == Log::Doubted).then_some(0);
+        let doubt = Doubt { from: self.damaged.or(asked).map(|doubted| doubted.max(since)) };
         let search = Search { parts: self.parts, name, id, doubt, shares: self.shares };
         let mut progress = Progress::of(name, self.progress);
         let (mut unread, mut read) = (false, Read::Whole);
@@ -223,7 +227,7 @@ impl Recovery<'_> {
     /// Has a dataset refused that can't be recovered, if some of it may be missing: it does not keep
     /// the others from being served. False when that can't be written down.
     pub(super) async fn set_aside(&self, name: &DatasetName) -> bool {
-        if self.doubted.is_none() {
+        if self.damaged.is_none() {
             return true;
         }
         let record = match self.parts.meta.record_named(name).await {
@@ -259,10 +263,10 @@ impl Recovery<'_> {
 
     async fn read(&self, step: Step) -> Result<Step, Error> {
         Ok(match step {
-            Step::Found(chunk, object) => {
+            Step::Found(listed) => {
                 let place = self.shares.header().await;
-                let header = read_header(self.parts, &object.key).await;
-                Step::Read(Box::new((chunk, object, header)), place)
+                let header = read_header(self.parts, &listed.object.key).await;
+                Step::Read(Box::new((listed, header)), place)
             }
             step => step,
         })
@@ -270,7 +274,7 @@ impl Recovery<'_> {
 
     async fn adopt(&self, named: Named, step: Step) -> Result<Step, Error> {
         let Step::Read(read, _place) = step else { return Ok(step) };
-        let (chunk, object, header) = *read;
+        let (Listed { chunk, object, is_known }, header) = *read;
         let header = match header {
             Ok(header) => header,
             // Removed since it was listed: with its dataset, or by a purge.
@@ -294,7 +298,10 @@ impl Recovery<'_> {
             Ok(committed) => committed,
             Err(error) => return problem(format!("{}: {error}", object.key)),
         };
-        self.late.append(chunk).await?;
+        // Where nothing was lost, what is appended again changes nothing, or what nobody noticed.
+        if !is_known || self.damaged.is_some() {
+            self.late.append(chunk).await?;
+        }
         match self.parts.meta.append(&committed).await {
             Ok(Appended::New) => Ok(Step::Done(Done::New(files))),
             Ok(Appended::Known) => Ok(Step::Done(Done::Passed)),
@@ -307,6 +314,6 @@ impl Recovery<'_> {
 fn steps(lot: Lot) -> impl Iterator<Item = Step> {
     let to_read = lot.objects.len() as u64;
     let first = Step::Lot { listed: lot.listed, to_read, problems: lot.problems };
-    let objects = lot.objects.into_iter().map(|(chunk, object)| Step::Found(chunk, object));
+    let objects = lot.objects.into_iter().map(Step::Found);
     std::iter::once(first).chain(objects)
 }

@@ -33,13 +33,22 @@ pub(super) struct Doubt {
     pub(super) from: Option<u64>,
 }
 
+/// An object that has to be read.
+#[derive(Debug)]
+pub(super) struct Listed {
+    pub(super) chunk: ChunkId,
+    pub(super) object: ObjectInfo,
+    /// Whether the log has it.
+    pub(super) is_known: bool,
+}
+
 /// Some objects of a dataset, or what was found in one folder.
 #[derive(Debug)]
 pub(super) struct Lot {
     /// How many objects it holds.
     pub(super) listed: u64,
     /// Those that have to be read, by id: by the time of writing.
-    pub(super) objects: Vec<(ChunkId, ObjectInfo)>,
+    pub(super) objects: Vec<Listed>,
     /// What lies there and is no object.
     pub(super) problems: Vec<String>,
 }
@@ -172,17 +181,18 @@ impl<'a> Search<'a> {
                 Some((dataset, chunk, _)) if dataset == self.id => {
                     let from = self.doubt.from;
                     let is_doubted = from.is_some_and(|from| u64::from(chunk.seconds()) >= from);
-                    if is_doubted || !known.contains(chunk) {
-                        lot.objects.push((chunk, object));
+                    let is_known = known.contains(chunk);
+                    if is_doubted || !is_known {
+                        lot.objects.push(Listed { chunk, object, is_known });
                     }
                 }
                 _ if parse_snapshot_key(object.key.as_str()).is_some() => lot.listed -= 1,
                 _ => lot.problems.push(format!("{} is no object of a dataset", object.key)),
             }
         }
-        lot.objects.sort_unstable_by_key(|(chunk, _)| *chunk);
+        lot.objects.sort_unstable_by_key(|listed| listed.chunk);
         // The metadata names them from now on.
-        let keys: Vec<Key> = lot.objects.iter().map(|(_, object)| object.key.clone()).collect();
+        let keys: Vec<Key> = lot.objects.iter().map(|listed| listed.object.key.clone()).collect();
         let settled = self.parts.store.settle(&keys).await;
         settled.map_err(|error| Error::store("settle the objects of dataset", self.name, error))?;
         Ok(lot)

@@ -36,8 +36,18 @@ const DATASETS_AT_ONCE: usize = 8;
 /// Ids are looked at from this long before the asked time: writers' clocks may be off by half.
 const SLACK: Duration = Duration::from_secs(30 * 60);
 
-/// Rebuilds what a request names; tells how far it is through `progress`. The caller may do that
-/// and is told of no other dataset.
+/// Whether the metadata has what its log says it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Log {
+    /// Unless the metadata knows that it lost something.
+    Trusted,
+    /// Whoever asks for a recovery may know more than the metadata does.
+    Doubted,
+}
+
+/// Rebuilds what a request names, and appends again what the log has already: rows of it may be
+/// gone. Tells how far it is through `progress`. The caller may do that and is told of no other
+/// dataset.
 pub(crate) async fn recover(
     parts: &Parts,
     request: RecoverRequest,
@@ -45,7 +55,11 @@ pub(crate) async fn recover(
     progress: &mpsc::Sender<Reply<RecoverProgress>>,
 ) -> Result<(), Error> {
     let progress = Listener::new(parts, progress);
-    rebuild(parts, request, caller, &progress).await?;
+    let bound = parts.meta.identity().await;
+    let bound = bound.map_err(|error| Error::meta("look into", &parts.meta, error))?;
+    // Metadata that is filled from nothing has what was brought in since: what was cut off goes on.
+    let log = bound.map_or(Log::Trusted, |_| Log::Doubted);
+    rebuild(parts, request, caller, log, &progress).await?;
     progress.end()
 }
 
@@ -53,6 +67,7 @@ async fn rebuild(
     parts: &Parts,
     request: RecoverRequest,
     caller: &Caller,
+    log: Log,
     progress: &Listener<'_, RecoverProgress>,
 ) -> Result<(), Error> {
     if let Some(name) = &request.dataset {
@@ -61,7 +76,7 @@ async fn rebuild(
     let damage = parts.meta.damage().await;
     let damage = damage.map_err(|error| Error::meta("look for damage in", &parts.meta, error))?;
     let since = request.since.map(seconds_of);
-    // Without damage few objects are appended, if any: those that are old are told of one by one.
+    // Without damage few objects are new, if any: those that are old are told of one by one.
     let (from, late) = match damage {
         Some(_) => (request.since, Late::before_seconds(parts, since.unwrap_or(0))),
         None => (Some(Stamp::at(parts.clock.now())), Late::usual(parts)),
@@ -69,9 +84,11 @@ async fn rebuild(
     let mending = parts.meta.mending(from).await;
     let mending = mending.map_err(|error| Error::meta("begin to mend", &parts.meta, error))?;
     let damage = mending.damage;
-    let doubted = damage.map(|damage| damage.since.map_or(0, seconds_of));
+    let damaged = damage.map(|damage| damage.since.map_or(0, seconds_of));
     let shares = Shares::default();
-    let recovery = Recovery { parts, late: &late, since, doubted, progress, shares: &shares };
+    let late_ones = &late;
+    let recovery =
+        Recovery { parts, late: late_ones, since, damaged, log, progress, shares: &shares };
     // Not before: of what is created from now on nothing is missing.
     let mut names = names::all(parts).await?;
     names.retain(|name| caller.may(Role::Read, name));
@@ -175,7 +192,10 @@ async fn quietly(parts: &Parts, since: Option<Stamp>) -> (Result<(), Error>, u64
         adopted
     };
     let recovered = async {
-        let recovered = recover(parts, everything, &Caller::Everybody, &progress).await;
+        let listener = Listener::new(parts, &progress);
+        let recovered =
+            rebuild(parts, everything, &Caller::Everybody, Log::Trusted, &listener).await;
+        let recovered = recovered.and_then(|()| listener.end());
         drop(progress);
         recovered
     };
@@ -199,11 +219,16 @@ pub(crate) async fn bring_in(parts: &Parts, name: &DatasetName) -> Result<Vec<St
     };
     let brought = async {
         let late = Late::usual(parts);
-        let (since, doubted) = (None, None);
         let (shares, listener) = (Shares::default(), Listener::new(parts, &progress));
-        let progress_to = &listener;
-        let recovery =
-            Recovery { parts, late: &late, since, doubted, progress: progress_to, shares: &shares };
+        let recovery = Recovery {
+            parts,
+            late: &late,
+            since: None,
+            damaged: None,
+            log: Log::Trusted,
+            progress: &listener,
+            shares: &shares,
+        };
         let brought = recovery.dataset(name, named).await;
         drop(progress);
         let brought = brought?;

@@ -58,7 +58,8 @@ async fn a_dataset_that_is_deleted_while_it_is_set_aside_stays_deleted() {
         parts: &rig.parts,
         late: &late,
         since: None,
-        doubted: Some(0),
+        damaged: Some(0),
+        log: Log::Trusted,
         progress: &progress,
         shares: &shares,
     };
@@ -78,4 +79,32 @@ async fn a_dataset_that_is_deleted_while_it_is_set_aside_stays_deleted() {
     let record = rig.memory.record(id).await.unwrap().unwrap();
     assert_eq!(record.state, DatasetState::Recovering);
     assert!(record.created > Stamp::new(0));
+}
+
+#[tokio::test]
+async fn only_a_recovery_that_is_asked_for_reads_again_what_the_log_has() {
+    let rig = rig().await;
+    let id = rig.create("ds").await;
+    for number in 0..8 {
+        rig.store_chunk(id, number).await;
+    }
+    let ranges = || rig.counters.counts().ranges;
+    let (adopted, _) = rig.run(roll_forward(&rig.parts)).await;
+    assert_eq!(adopted.unwrap(), 8);
+    let read = ranges();
+    rig.run(roll_forward(&rig.parts)).await.0.unwrap();
+    // The name.
+    let names = ranges() - read;
+    assert!(names < 8, "{names}");
+    let (progress, mut told) = mpsc::channel(64);
+    let request = RecoverRequest { dataset: None, since: None };
+    let asked = recover(&rig.parts, request, &Caller::Everybody, &progress);
+    rig.run(asked).await.0.unwrap();
+    drop(progress);
+    assert!(ranges() >= read + 2 * names + 8, "{} after {read}", ranges());
+    let mut last = None;
+    while let Some(Reply::More(end) | Reply::Last(end)) = told.recv().await {
+        last = Some((end.listed, end.checked, end.adopted));
+    }
+    assert_eq!(last, Some((8, 8, 0)));
 }

@@ -1,7 +1,8 @@
 //! From live files, chunk by chunk, to the bytes of a snapshot.
 //!
 //! Must hold: the bytes are those that `dl_format::snapshot` says, whatever went through a disk on
-//! the way; memory goes with the directories, and there are not too many of them.
+//! the way; memory goes with the directories, of which there are not too many, and with the runs: files
+//! of one directory in one chunk.
 
 use std::io::{self, Read};
 

@@ -130,7 +130,7 @@ impl Snapshots {
         {
             return Ok(Arc::new(manifest));
         }
-        for _ in 0..TIMES {
+        for round in 0..TIMES {
             let info = parts.meta.dataset(dataset).await;
             let info = info.map_err(|error| Error::meta(ACTION, dataset, error))?;
             let gone = || {
@@ -154,8 +154,8 @@ impl Snapshots {
                 Error::new(Kind::Unavailable, ACTION, dataset, "its build was cut off; try again")
             })?;
             match ended.as_ref() {
-                // One that began before this request came may be of an older version.
-                Some(Ok(manifest)) if is_own || manifest.version == newest => {
+                // Only the first may have begun before this request came, and be of an older version.
+                Some(Ok(manifest)) if is_own || round > 0 || manifest.version == newest => {
                     if wanted.is_none_or(|wanted| wanted == manifest.version) {
                         return Ok(Arc::clone(manifest));
                     }

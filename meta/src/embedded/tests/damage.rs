@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use dl_format::DirPath;
+use dl_format::{DirPath, FileRecord};
 use dl_runtime::{Random, SeededRandom};
 
+use super::super::tables::{Tables, encode_file};
 use super::*;
 
 const SIZE: usize = 4_096;
@@ -108,5 +109,44 @@ async fn a_panic_over_a_page_is_answered_and_the_store_goes_on() {
         assert!(tries < 10, "it never recovers");
     }
     assert_eq!(store.append(&object).await.unwrap(), Appended::Known);
+    store.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_append_of_what_is_known_brings_back_rows_that_are_gone_or_damaged() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = open(dir.path()).await.unwrap();
+    store.put_dataset(&record()).await.unwrap();
+    let mut maker = Maker::new(DATASET, 4);
+    let objects =
+        [maker.chunk([(&b"gone"[..], 1), (b"kept", 2)]), maker.chunk([(&b"wrong"[..], 3)])];
+    for object in &objects {
+        store.append(object).await.unwrap();
+    }
+    let paths = ["gone", "kept", "wrong"].map(|path| FilePath::new(path).unwrap());
+    let found = store.lookup(DATASET, &paths).await.unwrap();
+    let counts = store.dataset(DATASET).await.unwrap().unwrap();
+    store.close().await.unwrap();
+
+    let database = redb::Database::open(dir.path().join("meta.redb")).unwrap();
+    let transaction = database.begin_write().unwrap();
+    let tables = Tables::of(DATASET);
+    let mut rows = transaction.open_table(tables.paths()).unwrap();
+    rows.remove(&b"gone"[..]).unwrap();
+    let Found::File(right) = found[2] else { panic!("it is a file") };
+    let mut value = Vec::new();
+    encode_file(&FileRecord { length: right.length + 1, ..right }, &mut value).unwrap();
+    rows.insert(&b"wrong"[..], value.as_slice()).unwrap();
+    drop(rows);
+    transaction.commit().unwrap();
+    drop(database);
+
+    let (store, _) = open(dir.path()).await.unwrap();
+    assert_ne!(store.lookup(DATASET, &paths).await.unwrap(), found);
+    for object in &objects {
+        assert_eq!(store.append(object).await.unwrap(), Appended::Known);
+    }
+    assert_eq!(store.lookup(DATASET, &paths).await.unwrap(), found);
+    assert_eq!(store.dataset(DATASET).await.unwrap().unwrap(), counts);
     store.close().await.unwrap();
 }

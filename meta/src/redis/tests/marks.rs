@@ -1,8 +1,10 @@
 //! How much the marks hold, and how often they are written.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use dl_format::Stamp;
+use dl_runtime::ManualClock;
 use redis::Value;
 
 use super::{STORE, id, open, record};
@@ -10,7 +12,7 @@ use crate::conformance::history::Maker;
 use crate::redis::keys;
 use crate::redis::slots::Shard;
 use crate::redis::testing::Server;
-use crate::{Brought, Damage, MetaStore, Redis};
+use crate::{Brought, Damage, MetaStore, Redis, RedisOptions};
 
 const HOUR: u64 = 3_600_000_000;
 
@@ -104,4 +106,58 @@ async fn marks_are_written_by_one_server_of_those_that_append_and_seldom_when_no
     assert_eq!(seen().await, written, "by one that has appended nothing since");
     others[0].damage().await.unwrap();
     assert_ne!(seen().await, written, "its writer may be gone");
+}
+
+/// A server of which the clock is an hour ahead.
+async fn hasty_clock(server: &Server, store: &Redis) -> Redis {
+    let ahead = store.shared.clock.now() + Duration::from_secs(3_600);
+    let clock = Arc::new(ManualClock::new(ahead));
+    Redis::open(&server.url(), RedisOptions::default(), clock).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_whose_clock_is_ahead_hides_no_later_loss() {
+    let server = Server::start(&[]).await;
+    let store = bound(&server).await;
+    store.put_dataset(&record()).await.unwrap();
+    let ahead = hasty_clock(&server, &store).await;
+    ahead.append(&Maker::new(id(), 1).chunk([(&b"a"[..], 1)])).await.unwrap();
+    ahead.damage().await.unwrap();
+    let mending = ahead.mending(Some(Stamp::new(now(&ahead)))).await.unwrap();
+    ahead.mended(&mending, Brought::All, STORE).await.unwrap();
+    let mark = String::from_utf8(keys::mark(Shard::FIRST).bytes).unwrap();
+    let seen: u64 = server.text(&["HGET", &mark, "seen"]).await.parse().unwrap();
+    assert!(seen <= now(&store) / 1_000, "{seen}");
+    // What an earlier version wrote comes down, too.
+    let later = (seen + 3_600_000).to_string();
+    server.ask(&["HSET", &mark, "seen", &later]).await;
+    let mut object = Maker::new(id(), 2);
+    store.append(&object.chunk([(&b"b"[..], 1)])).await.unwrap();
+    for shard in Shard::all().skip(1) {
+        let mark = String::from_utf8(keys::mark(shard).bytes).unwrap();
+        server.ask(&["HSET", &mark, "seen", "1"]).await;
+    }
+    store.damage().await.unwrap();
+    let seen: u64 = server.text(&["HGET", &mark, "seen"]).await.parse().unwrap();
+    assert!(seen <= now(&store) / 1_000, "{seen}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stamps_given_while_something_is_lost_are_above_those_that_were() {
+    let server = Server::start(&[]).await;
+    let store = bound(&server).await;
+    store.put_dataset(&record()).await.unwrap();
+    let usual = store.stamp(id(), Stamp::new(now(&store))).await.unwrap();
+    // By a server whose clock is ahead; then it is lost, as by a replica that took over too early.
+    let minutes = 10 * 60 * 1_000_000;
+    let lost = open(&server.url()).await;
+    let lost = lost.stamp(id(), Stamp::new(now(&store) + minutes)).await.unwrap();
+    assert!(lost > usual);
+    let home = String::from_utf8(keys::home(id()).bytes).unwrap();
+    server.ask(&["HSET", &home, "given", &usual.get().to_string()]).await;
+    let mark = String::from_utf8(keys::mark(Shard::FIRST).bytes).unwrap();
+    server.ask(&["HSET", &mark, "run", "other:other"]).await;
+    assert!(store.damage().await.unwrap().is_some());
+    let now = Stamp::new(now(&store));
+    assert!(store.stamp(id(), now).await.unwrap() > lost, "an overwrite would be older");
 }

@@ -13,7 +13,7 @@ use dl_store::{FaultStore, Kind};
 use dl_tests::cluster::{Running, clock, parts};
 use dl_tests::folder;
 use dl_tests::http::get;
-use dl_tests::program::{Process, Server, dl, run, server_command};
+use dl_tests::program::{Process, Server, dl, dlcmd, run, server_command};
 use dl_tests::s3;
 use dl_tests::wire::Wire;
 use tokio::net::TcpListener;
@@ -174,6 +174,16 @@ fn a_server_that_waits_for_its_bucket_says_that_it_starts() -> Result<()> {
 }
 
 /// Keeps S-12: the port of an address that nobody asked for is done without.
+#[test]
+fn a_client_at_the_http_port_is_told_of_the_other_one() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let server = Server::start_with(scene.path(), "127.0.0.1:0", &["--http", "127.0.0.1:0"])?;
+    let asked = run(dlcmd()?.args(["--server", server.http(), "datasets"]))?.code(5)?;
+    ensure!(asked.stderr.contains("--listen"), "{}", asked.stderr);
+    server.stop()?;
+    Ok(())
+}
+
 #[test]
 fn a_taken_http_port_stops_a_server_only_when_it_was_asked_for() -> Result<()> {
     let scene = tempfile::tempdir()?;

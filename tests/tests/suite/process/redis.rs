@@ -87,6 +87,39 @@ async fn what_redis_lost_is_refused_and_recover_brings_it_back() -> Result<()> {
     Ok(())
 }
 
+/// Keeps S-02: rows that are gone while nothing tells of a loss.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recovery_that_is_asked_for_brings_back_what_nobody_noticed() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let (data, source) = (scene.path().join("data"), scene.path().join("src"));
+    let got = scene.path().join("got");
+    folder::fill(&source, 300, 2_000, &Dice::new(1))?;
+    let cluster = Cluster::start(3, 0).await;
+    let server = start(&cluster, &data)?;
+    run(server.dlcmd()?.arg("put").arg(&source).arg("dl://all"))?.code(0)?;
+    for lost in ["}:d:", "}:x:"] {
+        dl(&server, ["rm", "dl://all/000/000000.bin"])?;
+        let mut removed = 0;
+        for redis in cluster.servers() {
+            let all = "return table.concat(redis.call('KEYS', '*'), '\\n')";
+            let keys = redis.text(&["EVAL", all, "0"]).await;
+            for key in keys.lines().filter(|key| key.contains(lost)) {
+                redis.text(&["DEL", key]).await;
+                removed += 1;
+            }
+        }
+        ensure!(removed > 0, "there is no key of {lost}");
+        let found = dl(&server, ["verify", "dl://all"])?.code(4)?;
+        ensure!(found.text().contains("run `dlcmd recover dl://all`"), "{}", found.text());
+        dl(&server, ["recover", "dl://all"])?.code(0)?;
+        dl(&server, ["verify", "dl://all"])?.code(0)?;
+    }
+    fs::remove_file(source.join("000/000000.bin"))?;
+    compare(&server, "dl://all", &source, &got)?;
+    server.stop()?;
+    Ok(())
+}
+
 /// Keeps S-32 and S-05: who watches a server hears of a loss, how large it is, and what mends it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_loss_of_metadata_is_told_to_who_watches_with_the_command_that_mends_it() -> Result<()> {

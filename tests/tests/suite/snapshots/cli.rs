@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use dl_tests::cluster::clock;
 use dl_tests::folder;
 use dl_tests::program::{Ended, Server, dlcmd, run};
@@ -176,6 +176,46 @@ fn shuffle_prints_each_file_once_in_an_order_of_the_seed_and_the_epoch() -> Resu
         .env_remove("XDG_CACHE_HOME")
         .args(["shuffle", "dl://ds"]))?;
     ensure!(nowhere.code(1).context("no cache")?.stderr.contains("XDG_CACHE_HOME"), "told");
+    Ok(())
+}
+
+#[test]
+fn shuffle_prints_what_each_rank_reads_and_goes_on_at_a_token() -> Result<()> {
+    let scene = Scene::new()?;
+    let lines = |words: &[&str]| -> Result<Vec<String>> {
+        let order = ["shuffle", "dl://ds", "--group-size", "3"];
+        let shuffled = scene.dl(&[&order, words].concat())?.code(0)?.text();
+        Ok(shuffled.lines().map(str::to_owned).collect())
+    };
+    let alone = lines(&[])?;
+    let ranks = |nodes: &[&str]| -> Result<Vec<Vec<String>>> {
+        let of = |rank| lines(&[&["--world", "4", "--rank", rank], nodes].concat());
+        ["0", "1", "2", "3"].into_iter().map(of).collect()
+    };
+    let dealt = ranks(&[])?;
+    for (place, file) in alone.iter().enumerate() {
+        ensure!(dealt[place % 4][place / 4] == *file, "{file} is at {place}");
+    }
+    let stretches = ranks(&["--nodes", "2"])?;
+    let all = |lines: &[Vec<String>]| lines.concat().into_iter().collect::<BTreeSet<_>>();
+    ensure!(all(&stretches) == all(&dealt) && stretches != dealt, "{stretches:?}");
+    // Four ranks have read six each; two go on.
+    let [token] = &lines(&["--world", "4", "--token", "6"])?[..] else { bail!("one line") };
+    for rank in ["0", "1"] {
+        let words = ["shuffle", "dl://ds", "--world", "2", "--rank", rank, "--resume", token];
+        let rest = scene.dl(&words)?.code(0)?.text();
+        let expected = alone[24..].iter().skip(rank.parse()?).step_by(2);
+        ensure!(rest.lines().eq(expected), "{rest}");
+    }
+    let token = token.replace("version=", "version=x");
+    let other = scene.dl(&["shuffle", "dl://ds", "--resume", &token])?.code(2)?;
+    ensure!(other.stderr.contains("has changed since"), "{}", other.stderr);
+    for wrong in [["--world", "0"], ["--rank", "1"], ["--nodes", "2"], ["--resume", "order"]] {
+        scene.dl(&[&["shuffle", "dl://ds"][..], &wrong].concat())?.code(2)?;
+    }
+    let one = scene.dl(&["shuffle", &format!("dl://ds/{}", alone[0])])?.code(0)?.text();
+    ensure!(one == format!("{}\n", alone[0]), "{one}");
+    scene.dl(&["shuffle", &format!("dl://ds/{}/", alone[0])])?;
     Ok(())
 }
 

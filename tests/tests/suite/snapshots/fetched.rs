@@ -120,6 +120,48 @@ fn a_snapshot_is_fetched_once_for_all_readers_of_a_user() -> Result<()> {
     Ok(())
 }
 
+/// Keeps S-40: what was acknowledged before it was asked for is in it.
+#[test]
+fn a_handle_that_wrote_gets_a_snapshot_with_what_it_wrote() -> Result<()> {
+    let scene = Scene::new()?;
+    put(&scene.dataset, &[("a", b"1"), ("b", b"2")])?;
+    let cache = scene.cache("cache");
+    let handle = scene.reader("cache")?;
+    for (name, files) in [("c", ["a", "b", "c"].as_slice()), ("d", &["a", "b", "c", "d"])] {
+        put(&handle, &[(name, b"3")])?;
+        let newest = handle.with_snapshot(&cache)?;
+        ensure!(newest.snapshot().is_some() && listed(&newest)? == files, "{:?}", listed(&newest)?);
+        let version = handle.refresh()?.version;
+        ensure!(newest.info().version == version, "it says which version it answers from");
+    }
+    Ok(())
+}
+
+/// Keeps S-41: of those that are handed one file at once, one copies it for all.
+#[test]
+fn a_file_that_is_handed_in_is_in_memory_once() -> Result<()> {
+    let scene = Scene::new()?;
+    put(&scene.dataset, &[("a", b"1"), ("b/c", b"2")])?;
+    let file = scene.folder.path().join("ds.snapshot");
+    scene.dataset.save_meta(&file)?;
+    let (cache, dataset) = (scene.cache("cache"), &scene.dataset);
+    std::thread::scope(|scope| {
+        let load = || {
+            let loaded = dataset.load_meta(&file, Some(&cache))?;
+            let snapshot = loaded.snapshot().context("it was loaded")?;
+            ensure!(snapshot.is_shared(), "it is in the memory of one reader");
+            Ok(())
+        };
+        let readers: Vec<_> = (0..8).map(|_| scope.spawn(load)).collect();
+        for reader in readers {
+            reader.join().map_err(|_| anyhow::anyhow!("a reader ended early"))??;
+        }
+        anyhow::Ok(())
+    })?;
+    ensure!(files_in(cache.folder(), "given")? == 1, "one file");
+    Ok(())
+}
+
 /// Keeps S-41: the snapshot is in memory then.
 #[test]
 fn a_full_or_forbidden_cache_costs_memory_and_nothing_else() -> Result<()> {
