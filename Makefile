@@ -15,6 +15,9 @@ export PATH := $(PATH):$(TOOLS)/bin
 # Each fuzz target runs for this long.
 FUZZ_SECONDS ?= 60
 
+# Tests that can't run on this machine add a line each.
+SKIPPED = $(abspath $(CARGO_TARGET_DIR))/skipped-tests
+
 # The tools are pinned, as the crates are. Their own build output is thrown away: it would
 # only fill the cached target folder.
 NEXTEST := cargo-nextest@0.9.143 --no-default-features --features default-no-update
@@ -43,7 +46,7 @@ lint: clone fmt clippy deny doc ## Format, clippy, licences and bans, documentat
 
 torture: clone programs redis etcd buckets azurite training ## The tests with long loops and large sizes, then the fuzz targets.
 	@$(call install,cargo-nextest,$(NEXTEST))
-	DIESEL_TORTURE=1 cargo nextest run --locked --workspace --profile torture
+	$(call counted,DIESEL_TORTURE=1 cargo nextest run --locked --workspace --profile torture)
 	@$(MAKE) --no-print-directory fuzz
 
 bench: clone memcached redis buckets ## Measure everything beside something known (BENCH='get --runs 5' for a part).
@@ -98,7 +101,7 @@ doctest:
 
 nextest: programs redis etcd buckets azurite training
 	@$(call install,cargo-nextest,$(NEXTEST))
-	cargo nextest run --locked --workspace
+	$(call counted,cargo nextest run --locked --workspace)
 
 # The S3 servers of the tests: one in Rust, one in Python, which knows nothing of the other.
 buckets:
@@ -130,6 +133,16 @@ training:
 			--requirement benches/training/requirements.txt && \
 		cp benches/training/requirements.txt $(TOOLS)/training; \
 	}
+
+# Runs the tests with $(1), and says how many of them were skipped and why, whether or not others
+# failed.
+define counted
+	@mkdir -p $(dir $(SKIPPED)) && : > $(SKIPPED); \
+	code=0; DIESEL_SKIPPED=$(SKIPPED) $(1) || code=$$?; \
+	echo "$$(wc -l < $(SKIPPED)) tests were skipped"; \
+	sort $(SKIPPED); \
+	exit $$code
+endef
 
 # Advisories are left out: their database is fetched from outside at every run.
 deny:

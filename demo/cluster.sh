@@ -194,13 +194,13 @@ echo "  there are $(objects) objects now"
 if [ "$put" != 0 ] && [ "$put" != 4 ]; then fail "the put failed" "$work/skipped"; fi
 files=$("$dlcmd" ls -R -0 dl://demo | tr -cd '\0' | wc -c)
 
-say "6. Read everything in a random order, comparing every byte, through the two that live"
-"$bin/examples/read_shuffled" "${servers[1]},${servers[2]}" demo "$src" "$files" | sed 's/^/  /'
+say "6. Read everything shuffled, comparing every byte, through the two that live"
+XDG_CACHE_HOME=$work/cache "$bin/examples/read_shuffled" "${servers[1]},${servers[2]}" demo "$src" "$files" | sed 's/^/  /'
 
 say "7. A Redis primary dies; its replica takes over, and the servers put back what that may lack"
 echo "  kill -KILL ${started[0]} (Redis on ${primaries[0]})"
 kill -KILL "${started[0]}"
-"$bin/examples/read_shuffled" "${servers[1]},${servers[2]}" demo "$src" "$files" | sed 's/^/  /'
+XDG_CACHE_HOME=$work/cache "$bin/examples/read_shuffled" "${servers[1]},${servers[2]}" demo "$src" "$files" | sed 's/^/  /'
 
 say "8. All of Redis is wiped"
 start 0
@@ -210,7 +210,7 @@ for port in "${redis[@]}"; do redis-cli -p "$port" flushall >/dev/null 2>&1 || t
 echo "  That is noticed, not taken for an empty store:"
 refused "dlcmd recover" "$dlcmd" ls dl://demo
 run "$dlcmd" recover --all
-"$bin/examples/read_shuffled" "$DIESEL_SERVER" demo "$src" "$files" | sed 's/^/  /'
+XDG_CACHE_HOME=$work/cache "$bin/examples/read_shuffled" "$DIESEL_SERVER" demo "$src" "$files" | sed 's/^/  /'
 
 echo "  To bob, who may read others, it is not even there:"
 refused "none of that name" \

@@ -13,7 +13,7 @@ unset "${!DIESEL_@}"
 export DIESEL_SERVER=
 
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
-run() { printf '  $ %s\n' "$*"; "$@" | sed 's/^/    /'; }
+run() { printf '  $ dlcmd %s\n' "$*"; "$dlcmd" "$@" | sed 's/^/    /'; }
 
 stop() {
     if [ -n "$server" ]; then
@@ -57,7 +57,7 @@ dlcmd=$bin/dlcmd
 say "1. One command starts a server: embedded metadata, chunks in a folder"
 start
 
-say "2. Pack $src ($(find "$src" -type f 2>/dev/null | wc -l) files) into chunks of at most 4 MiB"
+say "2. Pack $src ($(find "$src" -type f 2>/dev/null | wc -l) files, and links to them) into chunks of at most 4 MiB"
 began=$(date +%s.%N)
 put=0
 "$dlcmd" put "$src" dl://demo >"$work/put" 2>"$work/skipped" || put=$?
@@ -75,13 +75,13 @@ awk -v f="$files" -v c="$chunks" -v s="$(echo "$ended $began" | awk '{print $1-$
     'BEGIN { printf "  %d files are now %d objects; durable in %.2f s, %.0f files/s\n", f, c, s, f/s }'
 
 say "3. Look around"
-run "$dlcmd" datasets
-run "$dlcmd" du dl://demo
+run datasets
+run du dl://demo
 echo "  \$ dlcmd ls -l dl://demo | head -n 4"
 ("$dlcmd" ls -l dl://demo || true) | head -n 4 | sed 's/^/    /'
 
-say "4. Read everything back in a random order, comparing every byte with the originals"
-"$bin/examples/read_shuffled" "$DIESEL_SERVER" demo "$src" "$files" | sed 's/^/  /'
+say "4. Read everything back shuffled, comparing every byte with the originals"
+XDG_CACHE_HOME=$work/cache "$bin/examples/read_shuffled" "$DIESEL_SERVER" demo "$src" "$files" | sed 's/^/  /'
 
 say "5. kill -9 the server, and lose all of its metadata"
 echo "  kill -KILL $server; rm -r data/meta"
@@ -96,12 +96,12 @@ fi
 sed 's/^/    /' "$work/refused"
 
 say "6. The chunks describe themselves: rebuild the metadata from them"
-run "$dlcmd" recover --all
+run recover --all
 
 say "7. Read everything again"
-"$bin/examples/read_shuffled" "$DIESEL_SERVER" demo "$src" "$files" | sed 's/^/  /'
+XDG_CACHE_HOME=$work/cache "$bin/examples/read_shuffled" "$DIESEL_SERVER" demo "$src" "$files" | sed 's/^/  /'
 
 say "8. Clean up"
-run "$dlcmd" delete-dataset dl://demo
+run delete-dataset dl://demo
 stop TERM
 echo "  Done. Nothing is left behind."

@@ -1,6 +1,6 @@
-//! Reads every file of a dataset once, in a random order, in batches, from two threads; compares
-//! each with the file that it was made from; says how fast that was. With FILES, as many are to be
-//! there.
+//! Reads every file of a dataset twice, from two threads: in a random order, in batches; and as one
+//! epoch in the chunk-wise shuffled order. Compares each with the file that it was made from, and
+//! says how fast that was. With FILES, as many are to be there.
 //!
 //! `cargo run --release -p libdiesel --example read_shuffled -- 127.0.0.1:7420 DATASET FOLDER FILES`
 //!
@@ -11,15 +11,22 @@ use std::ffi::OsStr;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use dl_runtime::{Clock, OsRandom, Random, SystemClock};
-use libdiesel::{Client, ConnectOptions, Dataset, DatasetName, DirPath, FilePath, ListEntry};
+use libdiesel::{
+    Client, ConnectOptions, Dataset, DatasetName, DirPath, Epoch, FilePath, ListEntry,
+    ShuffleOptions,
+};
 
 const BATCH: usize = 256;
 const THREADS: usize = 2;
+/// Chunks whose files are shuffled together.
+const GROUP: u32 = 16;
 
-fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
+type Failed = Box<dyn Error + Send + Sync>;
+
+fn main() -> Result<(), Failed> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let (servers, name, folder, wanted) = match arguments.as_slice() {
         [servers, name, folder] => (servers, name, folder, None),
@@ -48,14 +55,41 @@ fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     }
     shuffle(&mut paths);
 
-    let bytes = AtomicU64::new(0);
+    let folder = Path::new(folder);
+    let share = paths.len().div_ceil(THREADS).max(1);
+    let shares: Vec<&[FilePath]> = paths.chunks(share).collect();
+    let batches = |read: &Read| {
+        shares.get(read.thread).map_or(Ok(()), |share| {
+            share.chunks(BATCH).try_for_each(|batch| read.batch(&dataset, batch))
+        })
+    };
+    tell("any order, in batches of 256", paths.len(), folder, batches)?;
+    let epoch = dataset.shuffle(ShuffleOptions::new(OsRandom.u64(), 0, GROUP))?;
+    tell("one epoch, shuffled chunk-wise", paths.len(), folder, |read| read.epoch(&epoch))
+}
+
+/// One thread that reads, and what all of them have read.
+struct Read<'a> {
+    thread: usize,
+    folder: &'a Path,
+    files: &'a AtomicUsize,
+    bytes: &'a AtomicU64,
+}
+
+/// Has several threads read, and says how many files that were, and how fast.
+fn tell(
+    what: &str,
+    wanted: usize,
+    folder: &Path,
+    work: impl Fn(&Read) -> Result<(), Failed> + Sync,
+) -> Result<(), Failed> {
+    let (files, bytes) = (&AtomicUsize::new(0), &AtomicU64::new(0));
     let clock = SystemClock::new();
     let began = clock.monotonic();
-    std::thread::scope(|scope| -> Result<(), Box<dyn Error + Send + Sync>> {
-        let share = paths.len().div_ceil(THREADS).max(1);
-        let readers: Vec<_> = paths
-            .chunks(share)
-            .map(|share| scope.spawn(|| read(&dataset, share, Path::new(folder), &bytes)))
+    std::thread::scope(|scope| -> Result<(), Failed> {
+        let work = &work;
+        let readers: Vec<_> = (0..THREADS)
+            .map(|thread| scope.spawn(move || work(&Read { thread, folder, files, bytes })))
             .collect();
         for reader in readers {
             reader.join().map_err(|_| "a reader panicked")??;
@@ -63,35 +97,45 @@ fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
         Ok(())
     })?;
     let seconds = (clock.monotonic() - began).as_secs_f64();
-    let (files, bytes) = (paths.len(), bytes.into_inner());
+    let files = files.load(Ordering::Relaxed);
+    if files != wanted {
+        return Err(format!("{files} files were read, and {wanted} are there").into());
+    }
+    let megabytes = bytes.load(Ordering::Relaxed) as f64 / 1e6;
     writeln!(
         std::io::stdout(),
-        "{files} files, {:.0} MB, each compared with its original: {seconds:.2} s, \
-         {:.0} files/s, {:.0} MB/s (reading the originals included)",
-        bytes as f64 / 1e6,
+        "{what}: {files} files, {megabytes:.0} MB, each compared with its original: \
+         {seconds:.2} s, {:.0} files/s, {:.0} MB/s (reading the originals included)",
         files as f64 / seconds,
-        bytes as f64 / 1e6 / seconds,
+        megabytes / seconds,
     )?;
     Ok(())
 }
 
-fn read(
-    dataset: &Dataset,
-    paths: &[FilePath],
-    folder: &Path,
-    bytes: &AtomicU64,
-) -> Result<(), Box<dyn Error + Send + Sync>> {
-    for batch in paths.chunks(BATCH) {
+impl Read<'_> {
+    fn batch(&self, dataset: &Dataset, batch: &[FilePath]) -> Result<(), Failed> {
         for (path, file) in batch.iter().zip(dataset.get_many(batch)?) {
-            let file = file?;
-            let original = std::fs::read(folder.join(OsStr::from_bytes(path.as_bytes())))?;
-            if file != original {
-                return Err(format!("{path} is not what was put").into());
-            }
-            bytes.fetch_add(file.len() as u64, Ordering::Relaxed);
+            self.compare(path, &file?)?;
         }
+        Ok(())
     }
-    Ok(())
+
+    fn epoch(&self, epoch: &Epoch) -> Result<(), Failed> {
+        while let Some(file) = epoch.next()? {
+            self.compare(&file.path, &file.bytes?)?;
+        }
+        Ok(())
+    }
+
+    fn compare(&self, path: &FilePath, file: &[u8]) -> Result<(), Failed> {
+        let original = std::fs::read(self.folder.join(OsStr::from_bytes(path.as_bytes())))?;
+        if file != original {
+            return Err(format!("{path} is not what was put").into());
+        }
+        self.files.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(file.len() as u64, Ordering::Relaxed);
+        Ok(())
+    }
 }
 
 /// Fisher and Yates, with a fresh seed each time.

@@ -220,9 +220,18 @@ async fn check_parts(parts: &Parts, header: &Header) -> Result<(), Error> {
         }
         let damage = parts.meta.damage().await;
         let damage = damage.map_err(|error| Error::meta("find part", extent.part, error))?;
-        if damage.is_some() {
-            let why = "the metadata may lack its last writes; try again when they are back";
-            return Err(Error::new(Kind::Unavailable, "find part", extent.part, why));
+        if let Some(damage) = damage {
+            let (kind, why) = match damage.since {
+                Some(_) => (
+                    Kind::Unavailable,
+                    "the metadata may lack its last writes; try again when they are back",
+                ),
+                None => (
+                    Kind::NeedsRecovery,
+                    "the metadata lost some or all of its data; run `dlcmd recover --all`",
+                ),
+            };
+            return Err(Error::new(kind, "find part", extent.part, why));
         }
         // Now that nothing is missing.
         if !is_committed(parts, dataset, extent).await? {

@@ -56,7 +56,6 @@ pub(crate) struct Admitted {
 pub(crate) struct GuardLayer {
     datasets: Places,
     others: Places,
-    senders: Senders,
     patience: Duration,
     clock: Arc<dyn Clock>,
     auth: Arc<Auth>,
@@ -64,16 +63,19 @@ pub(crate) struct GuardLayer {
     metrics: Arc<Metrics>,
 }
 
-/// Where requests wait, and where they are.
+/// Where requests wait, where they are, and who of them is being received: the slow ones among these
+/// make room for those that wait.
 #[derive(Debug, Clone)]
 struct Places {
     line: Arc<Semaphore>,
     room: Arc<Semaphore>,
+    senders: Senders,
 }
 
 impl Places {
     fn new(line: usize, room: usize) -> Self {
-        Self { line: Arc::new(Semaphore::new(line)), room: Arc::new(Semaphore::new(room)) }
+        let [line, room] = [line, room].map(|places| Arc::new(Semaphore::new(places)));
+        Self { line, room, senders: Senders::default() }
     }
 }
 
@@ -89,8 +91,7 @@ impl GuardLayer {
     ) -> Self {
         let datasets = Places::new(IN_LINE, AT_ONCE);
         let others = Places::new(OTHERS_IN_LINE, OTHERS_AT_ONCE);
-        let senders = Senders::default();
-        Self { datasets, others, senders, patience, clock, auth, settings, metrics }
+        Self { datasets, others, patience, clock, auth, settings, metrics }
     }
 
     /// Lets a request through to its method, or gives the answer to who may not ask.
@@ -171,7 +172,7 @@ where
             let method = path.strip_prefix(auth::SERVICE);
             let measured = limits.metrics.begin(method);
             let places = if method.is_some() { &limits.datasets } else { &limits.others };
-            let (is_other, is_streamed) = (method.is_none(), path.ends_with(STREAMED));
+            let is_streamed = path.ends_with(STREAMED);
             let share = request.extensions().get::<Ticket>().map(Ticket::share);
             // Also of those that are refused: what nobody reads is no longer unread.
             let (mut parts, body) = request.into_parts();
@@ -193,14 +194,8 @@ where
             if is_streamed {
                 return inner.call(request).await.map(|response| measured.answer(response));
             }
-            let (clock, patience, senders) = (&*limits.clock, limits.patience, &limits.senders);
-            let place = async {
-                if is_other {
-                    // Who sends slowly to the others keeps nothing from it.
-                    return places.room.acquire().await;
-                }
-                senders.press(clock, patience, places.room.acquire()).await
-            };
+            let (clock, patience, senders) = (&*limits.clock, limits.patience, &places.senders);
+            let place = senders.press(clock, patience, places.room.acquire());
             let Ok(place) = Deadline::after(clock, patience).bound(clock, place).await else {
                 let status = Status::unavailable("this server is busy with others; try again");
                 return Ok(measured.answer(status.into_http()));

@@ -56,7 +56,7 @@ mod verify;
 pub use auth::People;
 pub use error::Error;
 pub use http::HttpPort;
-pub use parts::{Limits, Parts};
+pub use parts::{Limits, Parts, dataset_of};
 pub use roll::Roll;
 pub use room::Room;
 pub use serve::{Doors, prepare, start};

@@ -12,8 +12,8 @@ use dl_meta::{MetaStore, Redis, Stop};
 use dl_runtime::{Clock, OsRandom, Shutdown, SystemClock, telemetry};
 use dl_server::config::{self, Config, FastStore, Flags, Http};
 use dl_server::{
-    Certificate, Doors, Followed, HttpPort, Live, Parts, People, Roll, Room, Settings, prepare,
-    start,
+    Certificate, Doors, Followed, HttpPort, Live, Parts, People, Roll, Room, Settings, dataset_of,
+    prepare, start,
 };
 use dl_store::{Served, Servers, Store, TierStore};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -221,7 +221,8 @@ async fn open_store(
     let Some(FastStore { url, quota }) = &config.fast_store else { return Ok((store, None)) };
     match dl_store::open(url).await {
         Ok(fast) => {
-            let tier = Arc::new(TierStore::new(store, fast, *quota, Arc::clone(clock)));
+            let clock = Arc::clone(clock);
+            let tier = Arc::new(TierStore::of_groups(store, fast, *quota, clock, dataset_of));
             Ok((Arc::<TierStore>::clone(&tier), Some(tier)))
         }
         // What may pass costs speed only, until the next start.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use dl_format::{ChunkId, DatasetId, ObjectKind};
+use dl_format::{ChunkId, DatasetId, ObjectKind, dataset_prefix, parse_object_key};
 use dl_meta::MetaStore;
 use dl_proto::Kind;
 use dl_runtime::{Clock, Random};
@@ -174,6 +174,12 @@ pub(crate) fn key(text: String) -> Key {
 /// A prefix that `dl_format` spelled.
 pub(crate) fn prefix(text: String) -> Prefix {
     Prefix::new(text).expect("the format's keys are plain segments")
+}
+
+/// Where the other chunks lie of the dataset that a chunk is of: a fast store takes them together.
+pub fn dataset_of(chunk: &Key) -> Option<Prefix> {
+    let (dataset, _, is_tombstone) = parse_object_key(chunk.as_str())?;
+    (!is_tombstone).then(|| prefix(dataset_prefix(dataset)))
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! Who serves a folder: one server whose metadata is its own, or several that share theirs.
 //!
-//! Must hold: two servers whose answers would differ never serve one folder at once; the lock ends
-//! with its process, however that ends.
+//! Must hold: a server whose metadata is its own serves a folder alone, where locks work; those with
+//! a Redis share it, and are not told apart by which. The lock ends with its process, however that
+//! ends.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::ErrorKind;

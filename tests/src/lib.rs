@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod azure;
+pub mod book;
 pub mod cluster;
 pub mod dice;
 pub mod etcd;
@@ -17,18 +18,22 @@ pub mod program;
 pub mod proxy;
 pub mod relay;
 pub mod s3;
+mod skipped;
 pub mod wire;
 pub mod workspace;
 
 use std::fmt::Display;
 use std::io::Write;
 
+pub use self::skipped::skip;
+
 /// Whether the long loops and large sizes were asked for (`make torture`).
 pub fn is_torture() -> bool {
     std::env::var_os("DIESEL_TORTURE").is_some()
 }
 
-/// Tells whoever reads the output of a test: what was measured, or what was skipped and why.
+/// Tells whoever reads the output of a test, such as what was measured. nextest shows that of tests
+/// which pass where their name says `heavy`.
 pub fn tell(text: impl Display) {
     // A test does not fail because nobody listens.
     let _ = writeln!(std::io::stdout(), "{text}");

@@ -16,7 +16,7 @@ use dl_format::{
 use dl_proto::pb::diesel_client::DieselClient;
 use dl_proto::{
     DeleteRequest, Finding, ListEntry, MESSAGE_BYTES_MAX, PurgeProgress, PurgeRequest,
-    RecoverProgress, VerifyProgress, pb,
+    RecoverProgress, StatItem, StatRequest, VerifyProgress, pb,
 };
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
@@ -192,13 +192,32 @@ impl Wire {
         Ok(files)
     }
 
-    /// All files with their bytes, read by path and checked against their checksums.
+    /// What stands at each of the paths, in their order.
     ///
     /// # Errors
-    /// As the server answers, or when a file is not what the listing says.
-    pub async fn files(&self, dataset: DatasetId) -> Result<Files> {
-        let listed = self.list(dataset).await?;
-        let items = listed.iter().map(|(path, _)| pb::ReadItem {
+    /// As the server answers, or when the answer makes no sense.
+    pub async fn stat(&self, dataset: DatasetId, paths: &[FilePath]) -> Result<Vec<StatItem>> {
+        let request = StatRequest { dataset, paths: paths.to_vec() };
+        let reply = self.stub().stat(pb::StatRequest::from(request)).await?.into_inner();
+        let count = reply.items.len();
+        ensure!(count == paths.len(), "{count} of {} paths were answered", paths.len());
+        let items = reply.items.into_iter().map(StatItem::try_from);
+        Ok(items.collect::<Result<_, _>>()?)
+    }
+
+    /// The bytes of the files at these paths, in their order; none where nothing is.
+    ///
+    /// # Errors
+    /// As the server answers, or when one of them can't be read.
+    pub async fn read(
+        &self,
+        dataset: DatasetId,
+        paths: &[FilePath],
+    ) -> Result<Vec<Option<Vec<u8>>>> {
+        if paths.is_empty() {
+            return Ok(Vec::new());
+        }
+        let items = paths.iter().map(|path| pb::ReadItem {
             source: Some(pb::read_item::Source::Path(path.clone().into_bytes())),
             ..pb::ReadItem::default()
         });
@@ -207,21 +226,37 @@ impl Wire {
             items: items.collect(),
             check_copies: false,
         };
-        let mut found = vec![Vec::new(); listed.len()];
+        let mut found = vec![Some(Vec::new()); paths.len()];
         let mut ended = 0;
-        if !listed.is_empty() {
-            let mut replies = self.stub().read(request).await?.into_inner();
-            while let Some(reply) = replies.message().await? {
-                for piece in reply.pieces {
-                    ensure!(piece.status() == pb::ItemStatus::Ok, "read: {}", piece.problem);
-                    ended += usize::from(piece.last);
-                    found[piece.item as usize].extend_from_slice(&piece.data);
+        let mut replies = self.stub().read(request).await?.into_inner();
+        while let Some(reply) = replies.message().await? {
+            for piece in reply.pieces {
+                let slot = found.get_mut(piece.item as usize).context("another item")?;
+                match piece.status() {
+                    pb::ItemStatus::Ok => {
+                        slot.get_or_insert_default().extend_from_slice(&piece.data);
+                    }
+                    pb::ItemStatus::NotFound => *slot = None,
+                    status => anyhow::bail!("read: {status:?}: {}", piece.problem),
                 }
+                ended += usize::from(piece.last);
             }
         }
-        ensure!(ended == listed.len(), "{ended} of {} items were answered", listed.len());
+        ensure!(ended == paths.len(), "{ended} of {} items were answered", paths.len());
+        Ok(found)
+    }
+
+    /// All files with their bytes, read by path and checked against their checksums.
+    ///
+    /// # Errors
+    /// As the server answers, or when a file is not what the listing says.
+    pub async fn files(&self, dataset: DatasetId) -> Result<Files> {
+        let listed = self.list(dataset).await?;
+        let paths: Vec<FilePath> = listed.iter().map(|(path, _)| path.clone()).collect();
+        let found = self.read(dataset, &paths).await?;
         let mut files = Files::new();
         for ((path, record), bytes) in listed.into_iter().zip(found) {
+            let bytes = bytes.with_context(|| format!("{path} was listed and is not there"))?;
             ensure!(Crc32c::of(&bytes) == record.crc, "{path} has another checksum");
             files.insert(path.as_bytes().to_vec(), bytes);
         }

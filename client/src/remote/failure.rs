@@ -25,11 +25,14 @@ pub(crate) struct Failure {
     silence: Option<String>,
     /// Whether the words say which object of the chunk store it is about.
     names_object: bool,
+    /// Whether the server has never answered.
+    is_first: bool,
 }
 
 impl Failure {
     pub(crate) fn new(kind: Kind, problem: impl Into<String>) -> Self {
-        Self { kind, problem: problem.into(), silence: None, names_object: false }
+        let (silence, names_object, is_first) = (None, false, false);
+        Self { kind, problem: problem.into(), silence, names_object, is_first }
     }
 
     /// In words that say which object of the chunk store it is about.
@@ -63,19 +66,20 @@ impl Failure {
     }
 
     /// The same, of a server that has never answered.
-    pub(crate) fn at_first(mut self) -> Self {
-        if self.kind == Kind::Unreachable && BROKEN.iter().any(|end| self.problem.ends_with(end)) {
-            self.problem += CLOSED;
-        }
-        self
+    pub(crate) fn at_first(self) -> Self {
+        Self { is_first: true, ..self }
     }
 
     /// The same, saying which server it was.
     pub(crate) fn at(self, server: &str) -> Self {
         let mut problem = format!("{server}: {}", self.problem);
         let is_broken = BROKEN.iter().any(|end| problem.contains(end));
-        if self.kind == Kind::Unreachable && is_broken && server.starts_with("https://") {
-            problem += "; it may want to see a certificate (--client-cert)";
+        if self.kind == Kind::Unreachable && is_broken {
+            problem += match server.starts_with("https://") {
+                true => "; it may want to see a certificate (--client-cert)",
+                false if self.is_first => CLOSED,
+                false => "",
+            };
         }
         Self { problem, ..self }
     }

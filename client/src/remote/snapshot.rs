@@ -117,7 +117,7 @@ impl Dataset {
         let failed = |why| Error::new(Kind::Local, "write", file.display(), why);
         let mut target = Target::begin(file).map_err(failed)?;
         let snapshot = anew(|| {
-            let head = self.head(&session, None)?;
+            let head = self.head(&session, &|| ())?;
             target.clear().map_err(failed)?;
             self.download(&session, head, 0, target.file()).map_err(|why| why.told(failed))?;
             Snapshot::check(target.partial())
@@ -135,7 +135,7 @@ impl Dataset {
     ) -> Result<Snapshot, Error> {
         let failed = |why| cache.failed(why);
         anew(|| {
-            let head = self.head(session, None)?;
+            let head = self.head(session, &|| lock.show_life(session.process.clock.now()))?;
             let (key, now) = (self.key(head.version), session.process.clock.now());
             if let Some(snapshot) = cache.find(key, now) {
                 return Ok(snapshot);
@@ -169,7 +169,7 @@ impl Dataset {
         let subject = dataset_address(&self.info().name);
         let failed = |why| Error::new(Kind::Local, "hold the snapshot in memory of", &subject, why);
         anew(|| {
-            let head = self.head(session, None)?;
+            let head = self.head(session, &|| ())?;
             let mut bytes = room(head.length).map_err(failed)?;
             self.download(session, head, 0, &mut bytes).map_err(|why| why.told(failed))?;
             let snapshot = Snapshot::in_memory(bytes, Path::new(&subject))?;
@@ -179,17 +179,22 @@ impl Dataset {
         })
     }
 
-    /// Which snapshot the servers have; it is built when there is none.
-    fn head(&self, session: &Session, version: Option<Version>) -> Result<Head, Error> {
+    /// Which snapshot the servers have; it is built when there is none, and `building` is called
+    /// now and then meanwhile.
+    fn head(&self, session: &Session, building: &(impl Fn() + ?Sized)) -> Result<Head, Error> {
         let dataset = self.info().id;
-        let request = GetSnapshotRequest { dataset, version, offset: 0, head_only: true };
+        let request = GetSnapshotRequest { dataset, version: None, offset: 0, head_only: true };
         let head = Mutex::new(None);
         self.ask(
             session,
             || request,
             |piece| {
-                if let SnapshotPiece::Head { version, length } = piece {
-                    *locked(&head) = Some(Head { version, length });
+                match piece {
+                    SnapshotPiece::Head { version, length } => {
+                        *locked(&head) = Some(Head { version, length });
+                    }
+                    SnapshotPiece::Waiting => building(),
+                    SnapshotPiece::Data(_) => {}
                 }
                 Ok(())
             },

@@ -63,6 +63,9 @@ pub(crate) fn snapshot(chunks: &[Vec<String>]) -> Snapshot {
         hashes.extend(writer.chunk(&SnapshotChunk { id, stamp, object_length: OBJECT }, files));
     }
     writer.end_files();
+    let runs = writer.runs().into_iter();
+    let runs: BTreeSet<_> = runs.map(|run| writer.placed(run)).collect();
+    runs.into_iter().for_each(|run| writer.run(run));
     hashes.sort_unstable();
     hashes.into_iter().for_each(|(hash, number)| writer.index(hash, number));
     let folder = tempfile::tempdir().unwrap();

@@ -149,14 +149,20 @@ impl SnapshotCache {
     /// thread has it.
     pub(crate) fn lock(&self, dataset: DatasetId) -> io::Result<Option<Lock>> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
-        Lock::take(&self.folder.join(format!("{dataset}.{LOCK}")))
+        Lock::take(&self.lock_path(dataset))
     }
 
-    /// What changes while somebody fetches a snapshot of a dataset.
-    pub(crate) fn sign_of_life(&self, dataset: DatasetId) -> u64 {
+    fn lock_path(&self, dataset: DatasetId) -> PathBuf {
+        self.folder.join(format!("{dataset}.{LOCK}"))
+    }
+
+    /// What changes while somebody fetches a snapshot of a dataset, or waits for it to be built.
+    pub(crate) fn sign_of_life(&self, dataset: DatasetId) -> impl PartialEq + use<> {
         let files = self.files().unwrap_or_default();
         let partials = files.into_iter().filter(|file| file.is_of(dataset) && file.is_partial());
-        partials.map(|file| file.length.saturating_add(1)).sum()
+        let bytes: u64 = partials.map(|file| file.length.saturating_add(1)).sum();
+        let shown = fs::metadata(self.lock_path(dataset)).and_then(|lock| lock.modified());
+        (bytes, shown.ok())
     }
 
     /// The file for a snapshot that is about to be written, with what is there of it already. Of
@@ -236,12 +242,10 @@ impl SnapshotCache {
     fn evict(&self, file: &Kept) -> bool {
         // Nobody may be writing it.
         let _lock = match file.dataset() {
-            Some(dataset) if file.is_partial() => {
-                match Lock::take(&self.folder.join(format!("{dataset}.{LOCK}"))) {
-                    Ok(Some(lock)) => Some(lock),
-                    Ok(None) | Err(_) => return false,
-                }
-            }
+            Some(dataset) if file.is_partial() => match Lock::take(&self.lock_path(dataset)) {
+                Ok(Some(lock)) => Some(lock),
+                Ok(None) | Err(_) => return false,
+            },
             _ => None,
         };
         Marker::of(&file.path).remove();

@@ -257,23 +257,22 @@ impl Snapshot {
             return Ok(None);
         };
         let (mut files, mut folders) = (Vec::new(), vec![top]);
-        let (mut seen_files, mut seen_folders) = (0u64, 0u64);
+        let mut seen = 0;
         while let Some(number) = folders.pop() {
-            seen_folders += 1;
             for run in self.files_in(number)? {
-                seen_files += run.len() as u64;
+                seen += run.len() as u64;
                 files.push(run);
             }
-            self.check_seen(seen_files, seen_folders)?;
+            self.check_seen(seen)?;
             folders.extend(self.folders_in(number)?);
         }
         Ok(Some(files))
     }
 
-    /// Refuses a walk that has met more than there is: folders that lie in one another would never
-    /// end.
-    fn check_seen(&self, files: u64, folders: u64) -> Result<(), Error> {
-        if files <= self.files().into() && folders <= self.folders().into() {
+    /// Refuses a walk that has met more files than there are: a damaged snapshot may hold the same
+    /// ones again and again.
+    fn check_seen(&self, files: u64) -> Result<(), Error> {
+        if files <= self.files().into() {
             return Ok(());
         }
         Err(self.lacks("an end of its folders"))
@@ -358,8 +357,7 @@ impl Snapshot {
         };
         let entries = self.format.entries(number, path).map_err(self.damaged())?;
         let levels = vec![entries];
-        let (files, folders) = (0, 1);
-        Ok(Walk { snapshot: Arc::clone(self), levels, recursive, names_only, files, folders })
+        Ok(Walk { snapshot: Arc::clone(self), levels, recursive, names_only, files: 0 })
     }
 
     fn entry(
@@ -385,7 +383,6 @@ pub(crate) struct Walk {
     names_only: bool,
     /// How many it has met.
     files: u64,
-    folders: u64,
 }
 
 impl Iterator for Walk {
@@ -397,21 +394,16 @@ impl Iterator for Walk {
             let found = match self.levels.last_mut()?.next(&snapshot.format) {
                 Ok(Some(SnapshotEntry::File(number, path))) => {
                     self.files += 1;
-                    let checked = snapshot.check_seen(self.files, self.folders);
+                    let checked = snapshot.check_seen(self.files);
                     checked.and_then(|()| snapshot.entry(number, path, self.names_only))
                 }
                 Ok(Some(SnapshotEntry::Directory(number, path))) if self.recursive => {
-                    self.folders += 1;
-                    let checked = snapshot.check_seen(self.files, self.folders);
-                    let entries = checked.and_then(|()| {
-                        snapshot.format.entries(number, path).map_err(snapshot.damaged())
-                    });
-                    match entries {
+                    match snapshot.format.entries(number, path) {
                         Ok(entries) => {
                             self.levels.push(entries);
                             continue;
                         }
-                        Err(why) => Err(why),
+                        Err(why) => Err(snapshot.damaged()(why)),
                     }
                 }
                 Ok(Some(SnapshotEntry::Directory(_, path))) => {

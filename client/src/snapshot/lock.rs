@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -41,6 +42,12 @@ impl Lock {
     /// The file that is locked.
     pub(crate) fn file(&mut self) -> &mut File {
         &mut self.file
+    }
+
+    /// Shows who waits for it that whoever has it goes on.
+    pub(crate) fn show_life(&self, now: SystemTime) {
+        // Where that can't be shown, others give up earlier.
+        let _ = self.file.set_modified(now);
     }
 
     /// Gives the right back, and leaves the file where it is.

@@ -4,13 +4,15 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::{FileTypeExt, symlink};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use dl_format::layout::SNAPSHOT_PRELUDE_LEN;
 use dl_format::snapshot::{
     Observed, SnapshotOf, SnapshotSection, SnapshotWriter, snapshot_padding,
 };
-use dl_format::{ChunkId, ChunkShape, DatasetId, FilePath, Stamp, Version};
+use dl_format::{ChunkId, ChunkShape, DatasetId, DirPath, FilePath, Stamp, Version};
 use dl_proto::StatItem;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
@@ -131,7 +133,10 @@ fn what_was_begun_is_gone_on_with_and_what_is_of_no_use_goes() {
     let (mut file, path) = cache.begin(&lock, key(1)).unwrap();
     let before = cache.sign_of_life(DATASET);
     file.write_all(b"some").unwrap();
-    assert_ne!(cache.sign_of_life(DATASET), before);
+    let written = cache.sign_of_life(DATASET);
+    assert!(written != before && cache.sign_of_life(DATASET) == written);
+    lock.show_life(at(1));
+    assert!(cache.sign_of_life(DATASET) != written, "it waits for the servers");
     drop((file, lock));
     let lock = cache.lock(DATASET).unwrap().expect("nobody has it any more");
     // What somebody hands in is another file.
@@ -347,4 +352,22 @@ fn many_paths_are_answered_as_each_of_them_is() {
     assert_eq!(count(|item| matches!(item, StatItem::File(_))), 201);
     assert_eq!(count(|item| matches!(item, StatItem::Folder)), 2);
     assert_eq!(snapshot.stat_many(&[]).unwrap(), []);
+}
+
+#[test]
+fn a_walk_ends_where_runs_hold_the_same_files_again_and_again() {
+    let chunk = |chunk| (0..10).map(|n| format!("folder/{chunk}-{n}")).collect();
+    let chunks: Vec<Vec<String>> = (0..8).map(chunk).collect();
+    let mut bytes = crate::report::tests::snapshot(&chunks).bytes().to_vec();
+    let row = SNAPSHOT_PRELUDE_LEN + 32 * (SnapshotSection::Runs as usize - 1);
+    let start = u64::from_le_bytes(bytes[row + 8..row + 16].try_into().unwrap()) as usize;
+    for run in 0..8 {
+        let all = [0_u32.to_le_bytes(), 80_u32.to_le_bytes()].concat();
+        bytes[start + 8 * run..][..8].copy_from_slice(&all);
+    }
+    let snapshot = Arc::new(Snapshot::in_memory(bytes, Path::new("damaged")).unwrap());
+    assert_eq!(snapshot.below(&DirPath::ROOT).unwrap_err().kind(), Kind::Corrupt);
+    let listed: Vec<_> = snapshot.list(&DirPath::ROOT, true, true).unwrap().collect();
+    assert!(listed.len() <= 81, "{} entries", listed.len());
+    assert_eq!(listed.last().unwrap().as_ref().unwrap_err().kind(), Kind::Corrupt);
 }

@@ -13,7 +13,7 @@ use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use libdiesel::{
     Cursor, DEFAULT_GROUP, DirPath, Kind, Order, OrderError, OrderSettings, Partition,
-    ReportOptions, ResumeToken, Selection, Snapshot, Stage, Tail,
+    ReportOptions, ResumeToken, Selection, Snapshot, Stage, StatItem, Tail,
 };
 
 use super::{not_a_folder, not_there};
@@ -151,15 +151,13 @@ impl Folders {
         if folders.contains(&DirPath::ROOT) {
             return Ok(Selection::all(snapshot.files()));
         }
-        for (path, address) in folders.iter().zip(&self.0) {
-            match snapshot.select(std::slice::from_ref(path)) {
-                Err(error) if error.kind() == Kind::NotFound => {
-                    return Err(not_there("shuffle", address));
-                }
-                Ok(_) if address.is_folder && snapshot.below(path)?.is_none() => {
+        for address in &self.0 {
+            match address.path.as_ref().map(|path| snapshot.stat(path)).transpose()? {
+                Some(StatItem::Missing) => return Err(not_there("shuffle", address)),
+                Some(StatItem::File(_)) if address.is_folder => {
                     return Err(not_a_folder("shuffle", address));
                 }
-                found => _ = found?,
+                _ => {}
             }
         }
         Ok(snapshot.select(&folders)?)

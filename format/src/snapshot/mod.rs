@@ -24,4 +24,4 @@ pub use list::Names;
 pub use manifest::Manifest;
 pub use read::{FileNumber, Snapshot, SnapshotFile};
 pub use section::{SnapshotSection, snapshot_padding};
-pub use write::{LiveFile, SnapshotChunk, SnapshotOf, SnapshotWriter, snapshot_hash};
+pub use write::{LiveFile, SnapshotChunk, SnapshotOf, SnapshotRun, SnapshotWriter, snapshot_hash};

@@ -54,6 +54,9 @@ fn build(chunks: &Chunks) -> Vec<u8> {
         }
     }
     writer.end_files();
+    let runs = writer.runs().into_iter();
+    let runs: BTreeSet<_> = runs.map(|run| writer.placed(run)).collect();
+    runs.into_iter().for_each(|run| writer.run(run));
     hashes.sort_unstable();
     hashes.into_iter().for_each(|(hash, number)| writer.index(hash, number));
     let (rest, mut snapshot) = writer.finish();

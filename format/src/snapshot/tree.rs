@@ -9,7 +9,7 @@ use std::ops::Range;
 use crate::layout::{SNAPSHOT_DIRECTORY_LEN, SNAPSHOT_RUN_LEN};
 
 /// Collects directories while files are written. Memory goes with them, some seventy bytes and the
-/// name of each, and with runs, twelve bytes.
+/// name of each.
 #[derive(Debug)]
 pub(super) struct TreeWriter {
     /// Each behind the one that it is in; the root comes first.
@@ -19,23 +19,16 @@ pub(super) struct TreeWriter {
     /// keys behind that.
     numbers: HashMap<u64, u32>,
     hasher: RandomState,
-    runs: Vec<Run>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Directory {
     parent: u32,
+    /// How many runs of files are in it.
+    runs: u32,
     /// Where its name begins, and how long it is.
     name: usize,
     length: u16,
-}
-
-/// Files of one directory that follow each other.
-#[derive(Debug, Clone, Copy)]
-struct Run {
-    directory: u32,
-    first: u32,
-    count: u32,
 }
 
 /// The sections that say which directories there are.
@@ -43,9 +36,12 @@ struct Run {
 pub(super) struct Tree {
     /// The root included.
     pub(super) directories: u32,
+    /// Runs in all of them.
+    pub(super) runs: u32,
     pub(super) rows: Vec<u8>,
     pub(super) names: Vec<u8>,
-    pub(super) runs: Vec<u8>,
+    /// For each directory, as they were added, its number in the snapshot.
+    pub(super) numbers: Vec<u32>,
 }
 
 impl Default for TreeWriter {
@@ -55,7 +51,6 @@ impl Default for TreeWriter {
             names: Vec::new(),
             numbers: HashMap::new(),
             hasher: RandomState::new(),
-            runs: Vec::new(),
         }
     }
 }
@@ -66,12 +61,19 @@ impl TreeWriter {
         self.directories.len()
     }
 
-    /// Adds files of one directory that follow each other and are sorted by name. Runs come in the
-    /// order of their files.
-    pub(super) fn run(&mut self, directory: &[u8], first: u32, count: u32) {
+    /// Bytes of the names of all directories.
+    pub(super) fn name_bytes(&self) -> usize {
+        self.names.len()
+    }
+
+    /// Adds a run of files to a directory, and gives the number that this has here.
+    pub(super) fn run(&mut self, directory: &[u8]) -> u32 {
         let components = directory.split(|byte| *byte == b'/').filter(|name| !name.is_empty());
-        let directory = components.fold(0, |parent, name| self.number(parent, name));
-        self.runs.push(Run { directory, first, count });
+        let number = components.fold(0, |parent, name| self.number(parent, name));
+        if let Some(found) = self.directories.get_mut(number as usize) {
+            found.runs = found.runs.saturating_add(1);
+        }
+        number
     }
 
     /// The number of a directory in another one.
@@ -88,7 +90,7 @@ impl TreeWriter {
         self.numbers.insert(key, number);
         // A path has at most 4096 bytes.
         let length = u16::try_from(name.len()).unwrap_or(u16::MAX);
-        self.directories.push(Directory { parent, name: self.names.len(), length });
+        self.directories.push(Directory { parent, runs: 0, name: self.names.len(), length });
         self.names.extend_from_slice(name);
         number
     }
@@ -101,10 +103,10 @@ impl TreeWriter {
     /// Everything that was added.
     pub(super) fn encode(mut self) -> Tree {
         self.numbers = HashMap::new();
-        let mut runs = std::mem::take(&mut self.runs);
-        runs.sort_unstable_by_key(|run| (run.directory, run.first));
         let children = self.children();
-        let mut tree = Tree { directories: narrow(self.directories.len()), ..Tree::default() };
+        let directories = self.directories.len();
+        let mut tree = Tree { directories: narrow(directories), ..Tree::default() };
+        tree.numbers = vec![0; directories];
         // By level, and there as their parents are: those in one directory become neighbours.
         let mut levels: Vec<u32> = Vec::with_capacity(self.directories.len());
         levels.push(0);
@@ -113,10 +115,9 @@ impl TreeWriter {
             tree.row(narrow(levels.len()));
             let directory = self.directories.get(number as usize).copied().unwrap_or_default();
             tree.names.extend_from_slice(self.name(directory));
-            let first = runs.partition_point(|run| run.directory < number);
-            let own = runs.get(first..).unwrap_or_default().iter();
-            for run in own.take_while(|run| run.directory == number) {
-                tree.runs.extend([run.first, run.count].into_iter().flat_map(u32::to_le_bytes));
+            tree.runs = tree.runs.saturating_add(directory.runs);
+            if let Some(placed) = tree.numbers.get_mut(number as usize) {
+                *placed = narrow(place);
             }
             levels.extend_from_slice(children.of(number));
         }
@@ -181,13 +182,8 @@ impl Children {
 }
 
 impl Tree {
-    /// How many runs there are.
-    pub(super) fn run_count(&self) -> u32 {
-        narrow(self.runs.len().checked_div(SNAPSHOT_RUN_LEN).unwrap_or_default())
-    }
-
     fn row(&mut self, child: u32) {
-        let fields = [narrow(self.names.len()), child, self.run_count()];
+        let fields = [narrow(self.names.len()), child, self.runs];
         self.rows.extend(fields.into_iter().flat_map(u32::to_le_bytes));
     }
 }

@@ -1,5 +1,4 @@
-//! Writing a snapshot, chunk by chunk, in memory that goes with the directories and with the runs,
-//! the files of one directory in one chunk.
+//! Writing a snapshot, chunk by chunk, in memory that goes with the directories.
 //!
 //! Must hold: the bytes are a pure function of what is added; nothing of how the caller buffers
 //! them shows.
@@ -56,14 +55,28 @@ pub struct LiveFile {
     pub extents: Vec<FileExtent>,
 }
 
+/// Files of one directory in one chunk; they are neighbours, sorted by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SnapshotRun {
+    /// The number of the directory: in the order in which directories came, until it is
+    /// [placed](SnapshotWriter::placed).
+    pub directory: u32,
+    /// The number of the first file.
+    pub first: u32,
+    /// How many files.
+    pub count: u32,
+}
+
 /// The hash that a path has in the index.
 pub fn snapshot_hash(path: &[u8]) -> u64 {
     xxh3_64(path)
 }
 
 /// Writes one snapshot: [`SnapshotWriter::chunk`] for each chunk, by id, then
-/// [`SnapshotWriter::end_files`], then [`SnapshotWriter::index`] for each file, by hash and number,
-/// then [`SnapshotWriter::finish`]. [`SnapshotWriter::drain`] gives what is written in between.
+/// [`SnapshotWriter::end_files`], then [`SnapshotWriter::run`] for each run of files, placed and
+/// sorted, then [`SnapshotWriter::index`] for each file, by hash and number, then
+/// [`SnapshotWriter::finish`]. [`SnapshotWriter::drain`] gives what is written in between, and
+/// [`SnapshotWriter::runs`] the runs of the chunks that were added.
 #[derive(Debug)]
 pub struct SnapshotWriter {
     of: SnapshotOf,
@@ -72,6 +85,9 @@ pub struct SnapshotWriter {
     origins: Vec<Stamp>,
     names: NameWriter,
     tree: TreeWriter,
+    runs: Vec<SnapshotRun>,
+    /// For each directory, in the order in which they came, its number in the snapshot.
+    places: Vec<u32>,
     /// How many directories there are, and how many runs of files in them.
     counts: (u32, u32),
     index: Option<IndexWriter>,
@@ -92,6 +108,8 @@ impl SnapshotWriter {
             observed,
             names: NameWriter::default(),
             tree: TreeWriter::default(),
+            runs: Vec::new(),
+            places: Vec::new(),
             counts: (0, 0),
             index: Some(IndexWriter::new(files)),
             chunks: 0,
@@ -125,7 +143,8 @@ impl SnapshotWriter {
         for run in files.chunk_by(|a, b| split(a.path.as_bytes()).0 == split(b.path.as_bytes()).0) {
             let count = u32::try_from(run.len()).unwrap_or(u32::MAX);
             if let Some(file) = run.first() {
-                self.tree.run(split(file.path.as_bytes()).0, start, count);
+                let directory = self.tree.run(split(file.path.as_bytes()).0);
+                self.runs.push(SnapshotRun { directory, first: start, count });
             }
             start = start.saturating_add(count);
         }
@@ -173,6 +192,16 @@ impl SnapshotWriter {
         self.tree.directories()
     }
 
+    /// Bytes of the names of these directories.
+    pub fn directory_name_bytes(&self) -> usize {
+        self.tree.name_bytes()
+    }
+
+    /// The runs of files in chunks that were added since the last call.
+    pub fn runs(&mut self) -> Vec<SnapshotRun> {
+        std::mem::take(&mut self.runs)
+    }
+
     /// Says that all chunks were added.
     pub fn end_files(&mut self) {
         self.put(SnapshotSection::Records, &[0; SNAPSHOT_RECORD_PAD]);
@@ -180,13 +209,27 @@ impl SnapshotWriter {
         self.names.end(&mut end);
         self.put(SnapshotSection::Blocks, &end);
         let tree = std::mem::take(&mut self.tree).encode();
-        self.counts = (tree.directories, tree.run_count());
+        self.counts = (tree.directories, tree.runs);
+        self.places = tree.numbers;
         self.put(SnapshotSection::Directories, &tree.rows);
         self.put(SnapshotSection::DirectoryNames, &tree.names);
-        self.put(SnapshotSection::Runs, &tree.runs);
         let stamps: Vec<u8> =
             self.origins.iter().flat_map(|stamp| stamp.get().to_le_bytes()).collect();
         self.put(SnapshotSection::Stamps, &stamps);
+    }
+
+    /// A run by the number that its directory has in the snapshot: known when all chunks were added.
+    pub fn placed(&self, run: SnapshotRun) -> SnapshotRun {
+        let place = self.places.get(run.directory as usize).copied();
+        SnapshotRun { directory: place.unwrap_or(u32::MAX), ..run }
+    }
+
+    /// Adds a run that was placed; they come sorted.
+    pub fn run(&mut self, run: SnapshotRun) {
+        let row = [run.first, run.count].into_iter().flat_map(u32::to_le_bytes);
+        if let Some(pending) = self.pending.get_mut(SnapshotSection::Runs.place()) {
+            pending.extend(row);
+        }
     }
 
     /// Adds a file to the index; they come in the order of their hashes, then of their numbers.

@@ -1,6 +1,6 @@
 //! Snapshots of what the fold says.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use bytes::Bytes;
 use dl_format::snapshot::{
@@ -45,6 +45,9 @@ pub(crate) fn of(objects: &[Committed]) -> Vec<u8> {
         }
     }
     writer.end_files();
+    let runs = writer.runs().into_iter();
+    let runs: BTreeSet<_> = runs.map(|run| writer.placed(run)).collect();
+    runs.into_iter().for_each(|run| writer.run(run));
     hashes.sort_unstable();
     hashes.into_iter().for_each(|(hash, number)| writer.index(hash, number));
     let (rest, mut snapshot) = writer.finish();

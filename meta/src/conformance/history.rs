@@ -66,15 +66,22 @@ impl Maker {
     }
 
     fn commit(&mut self, object: Vec<u8>) -> Committed {
-        let stamp = self.stamp();
-        let verified = Verified::check(object).expect("what the suite packs is whole");
-        let (committed, _) = verified.commit(stamp).expect("it was not committed yet");
-        committed
+        commit_at(self.stamp(), object)
     }
 
     /// A chunk of the given files, by path and length.
     pub(crate) fn chunk<'a>(
         &mut self,
+        files: impl IntoIterator<Item = (&'a [u8], usize)>,
+    ) -> Committed {
+        let stamp = self.stamp();
+        self.chunk_at(stamp, files)
+    }
+
+    /// The same, with a stamp of the caller's.
+    pub(super) fn chunk_at<'a>(
+        &mut self,
+        stamp: Stamp,
         files: impl IntoIterator<Item = (&'a [u8], usize)>,
     ) -> Committed {
         let mut writer = ChunkWriter::new(ChunkShape::default(), Vec::new());
@@ -85,7 +92,7 @@ impl Maker {
                 .expect("it fits into a chunk");
         }
         let sealed = writer.seal(self.id(), self.dataset);
-        self.commit(sealed.as_slice().to_vec())
+        commit_at(stamp, sealed.as_slice().to_vec())
     }
 
     /// A tombstone of the given versions.
@@ -175,6 +182,12 @@ impl Maker {
         objects.extend(again);
         objects
     }
+}
+
+fn commit_at(stamp: Stamp, object: Vec<u8>) -> Committed {
+    let verified = Verified::check(object).expect("what the suite packs is whole");
+    let (committed, _) = verified.commit(stamp).expect("it was not committed yet");
+    committed
 }
 
 /// The object as a recovery reads it: decoded anew from the bytes of its header.

@@ -3,6 +3,7 @@
 //! Must hold: each sentence of the contract that a program can see has a check here, and a store
 //! that breaks it fails the suite. What a dataset holds is compared with `dl_format::Fold`.
 
+pub(crate) mod contest;
 pub(crate) mod history;
 pub(crate) mod model;
 mod retire;
@@ -47,6 +48,11 @@ pub async fn run(make: impl AsyncFn() -> Arc<dyn MetaStore>) {
         any_history_is_answered_like_the_fold(&*make().await, seed).await;
     }
     questions_during_appends_see_all_that_returned(make().await).await;
+    for seed in 0..4 {
+        contest::of_appends_at_once_the_same_ones_win_everywhere(&[make().await], seed).await;
+        contest::any_history_appended_at_once_is_answered_like_the_fold(&[make().await], seed)
+            .await;
+    }
     a_log_is_that_of_one_moment(make().await).await;
     for seed in 0..12 {
         retire::retired_objects_are_as_if_they_had_never_been(&*make().await, seed).await;

@@ -12,7 +12,7 @@ use crate::{Appended, Kind, MetaStore};
 /// The versions of each path, the winner first.
 type Versions = HashMap<FilePath, Vec<FileRecord>>;
 
-fn versions(objects: &[Committed]) -> Versions {
+pub(super) fn versions(objects: &[Committed]) -> Versions {
     let mut versions = Versions::new();
     for object in objects {
         for entry in object.header().entries() {

@@ -266,11 +266,13 @@ impl Embedded {
 
     async fn info(&self, id: DatasetId) -> Result<Option<DatasetInfo>, Error> {
         let action = "describe dataset";
-        let counted = match self.applied(action, id).await {
+        match self.applied(action, id).await {
             Err(error) if error.kind == Kind::Missing => return Ok(None),
-            answer => answer
-                .map(|()| self.shared.state().datasets.get(&id).and_then(|known| known.counted))?,
-        };
+            applied => applied?,
+        }
+        let known =
+            self.shared.state().datasets.get(&id).map(|known| (known.appended, known.counted));
+        let Some((appended, counted)) = known else { return Ok(None) };
         let read = move |transaction: &ReadTransaction| {
             let Some(row) = read::dataset(transaction, id)? else { return Ok(None) };
             let counted = counted.filter(|(version, _)| *version == row.version);
@@ -283,7 +285,10 @@ impl Embedded {
         let Some((row, counts)) = self.read(action, id, read).await? else { return Ok(None) };
         let mut state = self.shared.state();
         let Some(known) = state.datasets.get_mut(&id) else { return Ok(None) };
-        known.counted = Some((row.version, counts));
+        // Also what the log has may have been appended again meanwhile, for rows that were missing.
+        if known.appended == appended {
+            known.counted = Some((row.version, counts));
+        }
         Ok(Some(DatasetInfo {
             record: known.record.clone(),
             files: counts.files,

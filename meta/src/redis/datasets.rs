@@ -219,7 +219,7 @@ impl Shared {
                 .arg(version.to_bytes().as_slice())
                 .arg(files)
                 .arg(size)
-                .arg(home.retired);
+                .arg(home.changes);
             // Who asks wants the count: a Redis that takes no writes is no reason to refuse it.
             let clock = &*self.clock;
             let kept = Deadline::after(clock, KEEPS).bound(clock, self.router.ask_one(ask)).await;

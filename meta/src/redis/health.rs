@@ -42,6 +42,8 @@ pub(super) struct Health {
     at: Duration,
     /// The oldest time in any mark.
     seen: u64,
+    /// The clock of the Redis process that is behind all others, which no mark is ahead of.
+    time_ms: Option<u64>,
     damage: Option<Damage>,
     bound: Option<StoreId>,
     /// What stands for the run in the marks while metadata is bound to no chunk store: the recovery
@@ -89,6 +91,19 @@ pub(super) struct Held {
     pub(super) shard: Shard,
     pub(super) mark: Mark,
     pub(super) run: String,
+}
+
+/// The field of a mark that is there as long as its shard has lost nothing.
+#[derive(Debug)]
+pub(super) struct Sign {
+    field: String,
+    is_bound: bool,
+}
+
+impl Sign {
+    pub(super) fn ask(&self, shard: Shard) -> Ask {
+        Ask::to(&keys::mark(shard), "HGET").arg(&self.field)
+    }
 }
 
 /// What the marks say together.
@@ -235,25 +250,29 @@ impl Shared {
 
     /// Fails when one of these shards, in which something was not found, lost its mark.
     pub(super) async fn confirm(&self, shards: &BTreeSet<Shard>) -> Result<(), Failure> {
-        let (bound, filling) = {
-            let health = self.health();
-            (health.bound, health.filling)
+        let Some(sign) = self.sign().filter(|_| !shards.is_empty()) else { return Ok(()) };
+        let marks = self.router.ask(shards.iter().map(|shard| sign.ask(*shard)).collect()).await?;
+        self.check_signs(&sign, marks).await
+    }
+
+    /// What to look for in marks; none as long as there may be none.
+    pub(super) fn sign(&self) -> Option<Sign> {
+        let health = self.health();
+        let (field, is_bound) = match (health.bound, health.filling) {
+            (Some(_), _) => ("run".to_owned(), true),
+            (None, Some(token)) => (mend_field(token), false),
+            (None, None) => return None,
         };
-        let field = match (bound, filling) {
-            (Some(_), _) => "run".to_owned(),
-            (None, Some(token)) => mend_field(token),
-            (None, None) => return Ok(()),
-        };
-        if shards.is_empty() {
-            return Ok(());
-        }
-        let asks = shards.iter().map(|shard| Ask::to(&keys::mark(*shard), "HGET").arg(&field));
-        let marks = self.router.ask(asks.collect()).await?;
+        Some(Sign { field, is_bound })
+    }
+
+    /// Fails when any shard has lost the sign that was asked for.
+    pub(super) async fn check_signs(&self, sign: &Sign, marks: Vec<Value>) -> Result<(), Failure> {
         for mark in marks {
             let mark = bytes(mark)?.map(|mark| String::from_utf8_lossy(&mark).into_owned());
-            let run = mark.as_deref().map(|mark| match bound {
-                Some(_) => mark,
-                None => mark.split(' ').nth(1).unwrap_or_default(),
+            let run = mark.as_deref().map(|mark| match sign.is_bound {
+                true => mark,
+                false => mark.split(' ').nth(1).unwrap_or_default(),
             });
             if !run.is_some_and(|run| self.health().runs.contains(run)) {
                 self.survey().await?;
@@ -279,7 +298,7 @@ impl Shared {
         let mut shards = Vec::new();
         for (shard, answer) in Shard::all().zip(answers) {
             let owner = self.router.owner(shard).and_then(|node| runs.get(&node));
-            let Some(run) = owner.map(|run| run.to_string()) else { continue };
+            let Some(run) = owner.map(|process| process.run.to_string()) else { continue };
             shards.push(Held { shard, mark: Mark::read(answer)?, run });
         }
         let Judgement { damage, filling } = judge(&shards, bound.is_some());
@@ -296,9 +315,11 @@ impl Shared {
         if damage.is_some() && health.damage != damage {
             tracing::error!(store = %self.router.address, ?damage, "metadata may be missing");
         }
-        let runs = runs.values().map(|run| run.to_string()).collect();
+        let time_ms = runs.values().filter_map(|process| process.time_ms).min();
+        let runs = runs.values().map(|process| process.run.to_string()).collect();
         let seen = shards.iter().map(|held| held.mark.seen).min().unwrap_or_default();
-        *health = Health { checked: Some(changes), at, seen, damage, bound, filling, runs };
+        let checked = Some(changes);
+        *health = Health { checked, at, seen, time_ms, damage, bound, filling, runs };
         Ok(())
     }
 
@@ -344,13 +365,15 @@ impl Shared {
             if appended == self.marked.load(Ordering::Acquire) { IDLE_AGE_MS } else { AGE_MS };
         let (damage, bound, is_old) = {
             let health = self.health();
-            (health.damage, health.bound, now.saturating_sub(health.seen) >= age)
+            // By the clock that the marks go by, where this one is ahead of it.
+            let by_redis = health.time_ms.map_or(now, |time| time.min(now));
+            (health.damage, health.bound, by_redis.saturating_sub(health.seen) >= age)
         };
         if let (None, Some(id), true) = (damage, bound, is_old) {
             let runs = self.router.runs().await?;
             let whole: Vec<Marking> = Shard::all()
                 .filter_map(|shard| {
-                    let run = runs.get(&self.router.owner(shard)?)?.to_string();
+                    let run = runs.get(&self.router.owner(shard)?)?.run.to_string();
                     Some(Marking { shard, marked: run.clone(), run })
                 })
                 .collect();

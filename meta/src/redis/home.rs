@@ -26,8 +26,8 @@ pub(super) struct Home {
     pub(super) objects: u64,
     /// How many were ever appended: what they named may still be marked in the index.
     pub(super) tombstones: u64,
-    /// How many objects were taken off the log.
-    pub(super) retired: u64,
+    /// How often anything but a new object changed the log or its rows.
+    pub(super) changes: u64,
     /// Some folder is large.
     pub(super) is_large: bool,
     /// What was counted last.
@@ -53,7 +53,7 @@ const FIELDS: [&str; 10] = [
     "version",
     "files",
     "bytes",
-    "retired",
+    "changes",
 ];
 
 /// What to ask for [`read_home`].
@@ -62,7 +62,7 @@ pub(super) fn ask_home(id: DatasetId) -> Ask {
 }
 
 pub(super) fn read_home(id: DatasetId, answer: Value) -> Result<Option<Home>, Failure> {
-    let [stored, epoch, objects, tombstones, large, counted, version, files, size, retired] =
+    let [stored, epoch, objects, tombstones, large, counted, version, files, size, changes] =
         fields::<10>(answer)?;
     let Some(stored) = stored else { return Ok(None) };
     let epoch = epoch.as_deref().and_then(Epoch::parse);
@@ -84,7 +84,7 @@ pub(super) fn read_home(id: DatasetId, answer: Value) -> Result<Option<Home>, Fa
         keys: Keys { dataset: id, epoch },
         objects: decimal(objects.as_ref())?,
         tombstones: decimal(tombstones.as_ref())?,
-        retired: decimal(retired.as_ref())?,
+        changes: decimal(changes.as_ref())?,
         is_large: large.is_some(),
         counted,
     }))

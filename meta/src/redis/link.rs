@@ -31,6 +31,15 @@ pub(super) struct Link {
     pub(super) run: Arc<str>,
 }
 
+/// What a node says of itself.
+#[derive(Debug, Clone)]
+pub(super) struct Process {
+    /// Which life of which process.
+    pub(super) run: Arc<str>,
+    /// Its clock, in milliseconds; none where it does not say.
+    pub(super) time_ms: Option<u64>,
+}
+
 /// How many keys each node had dropped when it was last looked at.
 #[derive(Debug, Default)]
 pub(super) struct Dropped(Mutex<HashMap<Node, Look>>);
@@ -78,6 +87,11 @@ impl Info {
         let most = bytes("maxmemory");
         (most > 0 && used > most)
             .then(|| format!("it uses {used} bytes, and its maxmemory is {most}"))
+    }
+
+    /// Its clock, in milliseconds; none where it does not say.
+    fn time_ms(&self) -> Option<u64> {
+        Some(self.get("server_time_usec").parse::<u64>().ok()? / 1_000)
     }
 
     /// The process, and how often it changed from replica to primary.
@@ -144,10 +158,10 @@ impl Link {
         address: &Address,
         node: &Node,
         dropped: &Dropped,
-    ) -> Result<Arc<str>, Verdict> {
+    ) -> Result<Process, Verdict> {
         let info = info(&mut self.connection.clone(), node).await?;
         self.check(&info, address, node, dropped).await?;
-        Ok(info.run())
+        Ok(Process { run: info.run(), time_ms: info.time_ms() })
     }
 
     /// Why the process takes no writes that need memory, if it is so.

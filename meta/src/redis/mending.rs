@@ -190,8 +190,8 @@ impl Shared {
         let covered = mending.covered.iter().filter(|_| is_whole);
         let others: Vec<_> = mending.over.iter().chain(covered).map(|t| mend_field(*t)).collect();
         let mut live = " ".to_owned();
-        for run in self.router.runs().await?.values() {
-            let _ = write!(live, "{run} ");
+        for process in self.router.runs().await?.values() {
+            let _ = write!(live, "{} ", process.run);
         }
         let now = self.now_ms();
         let asks = Shard::all().map(|shard| {

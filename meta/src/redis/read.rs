@@ -46,6 +46,8 @@ struct Named {
 pub(super) struct Rows {
     home: Arc<Home>,
     named: Vec<Named>,
+    /// What [`Shared::is_as`] wants to hear.
+    changes: u64,
 }
 
 impl Shared {
@@ -58,14 +60,20 @@ impl Shared {
         if paths.len() > TOGETHER_MAX {
             return self.lookup(dataset, paths).await;
         }
-        let (waiting, is_runner) = self.lookups.join(dataset, paths.to_vec());
-        if is_runner {
-            let shared = Arc::clone(self);
-            tokio::spawn(async move {
-                shared.lookups.run(dataset, |calls| shared.rows_of_all(dataset, calls)).await;
-            });
+        let mut rounds = self.router.rounds();
+        loop {
+            self.router.again(&mut rounds)?;
+            let (waiting, is_runner) = self.lookups.join(dataset, paths.to_vec());
+            if is_runner {
+                let shared = Arc::clone(self);
+                tokio::spawn(async move {
+                    shared.lookups.run(dataset, |calls| shared.rows_of_all(dataset, calls)).await;
+                });
+            }
+            if let Some(found) = self.found(&waiting.answer().await?, paths).await? {
+                return Ok(found);
+            }
         }
-        self.found(&waiting.answer().await?, paths).await
     }
 
     pub(super) async fn lookup(
@@ -74,7 +82,14 @@ impl Shared {
         paths: &[FilePath],
     ) -> Result<Vec<Found>, Failure> {
         let paths_of: Vec<&FilePath> = paths.iter().collect();
-        self.found(&self.rows(dataset, &paths_of).await?, paths).await
+        let mut rounds = self.router.rounds();
+        loop {
+            self.router.again(&mut rounds)?;
+            let rows = self.rows(dataset, &paths_of).await?;
+            if let Some(found) = self.found(&rows, paths).await? {
+                return Ok(found);
+            }
+        }
     }
 
     /// The rows of the names of several calls, of each by itself.
@@ -84,11 +99,11 @@ impl Shared {
         calls: Vec<Vec<FilePath>>,
     ) -> Result<Vec<Rows>, Failure> {
         let paths: Vec<&FilePath> = calls.iter().flatten().collect();
-        let Rows { home, named } = self.rows(dataset, &paths).await?;
+        let Rows { home, named, changes } = self.rows(dataset, &paths).await?;
         let mut named = named.into_iter();
         let rows = calls.iter().map(|paths| {
             let named = named.by_ref().take(paths.len()).collect();
-            Rows { home: Arc::clone(&home), named }
+            Rows { home: Arc::clone(&home), named, changes }
         });
         Ok(rows.collect())
     }
@@ -127,13 +142,18 @@ impl Shared {
             }
             let named = answers.as_slice().chunks(per_path).zip(shards.chunks(per_path));
             let named = named.map(|(rows, shards)| Named::of(rows, shards));
-            return Ok(Rows { home: Arc::new(home), named: named.collect::<Result<_, _>>()? });
+            let named = named.collect::<Result<_, _>>()?;
+            return Ok(Rows { home: Arc::new(home), named, changes });
         }
     }
 
-    /// Takes deletions into account.
-    async fn found(&self, rows: &Rows, paths: &[FilePath]) -> Result<Vec<Found>, Failure> {
-        let Rows { home, named } = rows;
+    /// Takes deletions into account. None when a process or shard changed its place since the rows
+    /// were read: what was read then may lack what was written before them.
+    async fn found(
+        &self,
+        Rows { home, named, changes }: &Rows,
+        paths: &[FilePath],
+    ) -> Result<Option<Vec<Found>>, Failure> {
         let mut found = Vec::with_capacity(paths.len());
         let mut deletions = Deletions::of(home);
         let winners = named.iter().filter_map(|named| named.winner.as_ref());
@@ -154,7 +174,7 @@ impl Shared {
             });
         }
         self.confirm(&doubted).await?;
-        Ok(found)
+        Ok(self.is_as(*changes).then_some(found))
     }
 
     pub(super) async fn list(
@@ -189,7 +209,8 @@ impl Shared {
         limit: usize,
     ) -> Result<Vec<ObjectRecord>, Failure> {
         let home = self.home(dataset).await?.ok_or_else(Failure::missing)?;
-        let mut deletions = Deletions::of(&home);
+        // A recovery reads the log, too.
+        let mut deletions = Deletions::as_they_are(&home);
         let mut objects: Vec<ObjectRecord> = Vec::new();
         let mut after = after;
         while objects.len() < limit {

@@ -18,7 +18,7 @@ use super::RedisOptions;
 use super::address::{Address, Node};
 use super::command::{Ask, list};
 use super::failure::{Failure, Verdict};
-use super::link::{Dropped, Link};
+use super::link::{Dropped, Link, Process};
 use super::slots::{SHARDS, Shard};
 use crate::Kind;
 
@@ -343,7 +343,7 @@ impl Router {
     }
 
     /// In which run the process of every primary is now.
-    pub(super) async fn runs(&self) -> Result<HashMap<Node, Arc<str>>, Failure> {
+    pub(super) async fn runs(&self) -> Result<HashMap<Node, Process>, Failure> {
         let deadline = Deadline::after(&*self.clock, self.options.patience);
         for failures in 0.. {
             let asked = join_all(self.primaries().into_iter().map(|node| self.run_of(node)));
@@ -381,10 +381,10 @@ impl Router {
         }
     }
 
-    async fn run_of(&self, node: Node) -> Result<(Node, Arc<str>), Verdict> {
+    async fn run_of(&self, node: Node) -> Result<(Node, Process), Verdict> {
         let link = self.link(&node).await?;
         match link.current_run(&self.address, &node, &self.dropped).await {
-            Ok(run) => Ok((node, run)),
+            Ok(process) => Ok((node, process)),
             Err(verdict) => {
                 // One that became unfit is asked nothing more until it is connected to anew.
                 if let Verdict::Lost(_) | Verdict::Fatal(_) = &verdict {

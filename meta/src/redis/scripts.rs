@@ -40,12 +40,13 @@ local found = redis.call('ZRANGEBYLEX', KEYS[2], '[' .. id, '+', 'LIMIT', 0, 1)[
 if found and string.sub(found, 1, 16) == id then
     if redis.call('HGET', KEYS[3], id) == ARGV[4] then return 1 end
     redis.call('HDEL', KEYS[1], 'counted')
+    redis.call('HINCRBY', KEYS[1], 'changes', 1)
     redis.call('HSET', KEYS[3], id, ARGV[4])
     return 0
 end
 if ARGV[6] == '1' then redis.call('PERSIST', KEYS[1]) end
 redis.call('ZADD', KEYS[2], 0, ARGV[3])
-redis.call('HINCRBY', KEYS[1], 'objects', 1)
+redis.call('HSET', KEYS[1], 'objects', redis.call('ZCARD', KEYS[2]))
 if ARGV[6] == '1' then redis.call('HINCRBY', KEYS[1], 'tombstones', 1) end
 if tonumber(home[3] or 0) < tonumber(ARGV[5]) then redis.call('HSET', KEYS[1], 'last', ARGV[5]) end
 redis.call('HSET', KEYS[3], id, ARGV[4])
@@ -158,19 +159,19 @@ redis.call('HDEL', KEYS[3], id)
 local found = redis.call('ZRANGEBYLEX', KEYS[2], '[' .. id, '+', 'LIMIT', 0, 1)[1]
 if not found or string.sub(found, 1, 16) ~= id then return 0 end
 redis.call('ZREM', KEYS[2], found)
-redis.call('HINCRBY', KEYS[1], 'objects', -1)
-redis.call('HINCRBY', KEYS[1], 'retired', 1)
+redis.call('HSET', KEYS[1], 'objects', redis.call('ZCARD', KEYS[2]))
+redis.call('HINCRBY', KEYS[1], 'changes', 1)
 redis.call('HDEL', KEYS[1], 'counted')
 return 1
 ",
     )
 });
 
-/// What was counted, if it still holds. Home, todo; epoch, objects, version, files, bytes, retired.
+/// What was counted, if it still holds. Home, todo; epoch, objects, version, files, bytes, changes.
 pub(super) static COUNTED: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
-local home = redis.call('HMGET', KEYS[1], 'epoch', 'objects', 'retired')
+local home = redis.call('HMGET', KEYS[1], 'epoch', 'objects', 'changes')
 if home[1] ~= ARGV[1] or (home[2] or '0') ~= ARGV[2] or (home[3] or '0') ~= ARGV[6] then return 0 end
 if redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
 redis.call('HSET', KEYS[1], 'counted', ARGV[2], 'version', ARGV[3], 'files', ARGV[4],

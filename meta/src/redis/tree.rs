@@ -38,19 +38,28 @@ const SEEN_MAX: usize = 4_096;
 pub(super) struct Deletions {
     keys: Keys,
     none: bool,
+    /// Whether what is not deleted has to be known for sure.
+    assured: bool,
     seen: HashMap<ChunkId, EntrySet>,
 }
 
 impl Deletions {
     pub(super) fn of(home: &Home) -> Self {
-        Self { keys: home.keys, none: home.tombstones == 0, seen: HashMap::new() }
+        let (none, seen) = (home.tombstones == 0, HashMap::new());
+        Self { keys: home.keys, none, assured: true, seen }
+    }
+
+    /// As far as they are there: for who may ask while some of them may be gone.
+    pub(super) fn as_they_are(home: &Home) -> Self {
+        Self { assured: false, ..Self::of(home) }
     }
 
     pub(super) fn are_none(&self) -> bool {
         self.none
     }
 
-    /// Reads what the questions about `chunks` need.
+    /// Reads what the questions about `chunks` need. Fails when a shard in which some of it lies lost
+    /// its mark: that nothing is deleted would be said of what may be gone.
     pub(super) async fn load(
         &mut self,
         shared: &Shared,
@@ -65,7 +74,16 @@ impl Deletions {
         let new: BTreeSet<ChunkId> =
             chunks.into_iter().filter(|chunk| !self.seen.contains_key(chunk)).collect();
         let asks = new.iter().map(|chunk| Ask::to(&self.keys.deletions(*chunk), "SMEMBERS"));
-        let answers = shared.router.ask(asks.collect()).await?;
+        let mut asks: Vec<Ask> = asks.collect();
+        let shards: BTreeSet<Shard> = asks.iter().map(|ask| ask.shard).collect();
+        let sign = shared.sign().filter(|_| self.assured);
+        // Behind them, on the same connections.
+        asks.extend(sign.iter().flat_map(|sign| shards.iter().map(|shard| sign.ask(*shard))));
+        let mut answers = shared.router.ask(asks).await?;
+        let marks = answers.split_off(new.len());
+        if let Some(sign) = sign {
+            shared.check_signs(&sign, marks).await?;
+        }
         for (chunk, answer) in new.into_iter().zip(answers) {
             let mut entries = EntrySet::default();
             for bits in strings(answer)? {

@@ -168,7 +168,14 @@ impl Shared {
         let overdue = todo.into_iter().filter(|(_, who)| is_overdue(who)).map(|(id, _)| id);
         let overdue = overdue.filter_map(|id| id.try_into().ok().map(ChunkId::from_bytes));
         let overdue: Vec<ChunkId> = overdue.take(ROLLED_AT_ONCE).collect();
-        let late = self.begin_late(&overdue).await?;
+        let late = match self.begin_late(&overdue).await {
+            // As in `roll`: who reads is answered without them.
+            Err(full) if full.kind == Kind::Full => {
+                tracing::debug!(dataset = %keys.dataset, why = %full, "late rows have to wait");
+                return Ok(false);
+            }
+            begun => begun?,
+        };
         let rolled = self.roll(keys, &overdue).await?;
         if let Some((mending, store)) = late {
             // What another one binds or brings back meanwhile doesn't matter here.

@@ -147,11 +147,16 @@ impl Recovery<'_> {
         if whole && self.damaged.is_some() && !put(DatasetState::Live).await? {
             return Ok(self.ended(name).await);
         }
-        // What a log that was lost knows is doubted from its beginning, whatever was asked for; if
-        // all that it knows was brought back by a recovery which was cut off, it is not.
+        // What is not whole is doubted from its beginning, whatever was asked for.
         let since = self.since.filter(|_| whole).unwrap_or(0);
-        let asked = (whole && self.log == Log::Doubted).then_some(0);
-        let doubt = Doubt { from: self.damaged.or(asked).map(|doubted| doubted.max(since)) };
+        let from = match self.log {
+            Log::Doubted => Some(self.damaged.map_or(since, |damaged| damaged.min(since))),
+            // It was set aside: of what its log knows, rows may be missing that were lost then.
+            Log::Trusted if !whole => Some(0),
+            // A recovery that was cut off goes on.
+            Log::Trusted | Log::Fresh => self.damaged.map(|damaged| damaged.max(since)),
+        };
+        let doubt = Doubt { from };
         let search = Search { parts: self.parts, name, id, doubt, shares: self.shares };
         let mut progress = Progress::of(name, self.progress);
         let (mut unread, mut read) = (false, Read::Whole);
@@ -274,7 +279,7 @@ impl Recovery<'_> {
 
     async fn adopt(&self, named: Named, step: Step) -> Result<Step, Error> {
         let Step::Read(read, _place) = step else { return Ok(step) };
-        let (Listed { chunk, object, is_known }, header) = *read;
+        let (Listed { chunk, object }, header) = *read;
         let header = match header {
             Ok(header) => header,
             // Removed since it was listed: with its dataset, or by a purge.
@@ -298,10 +303,8 @@ impl Recovery<'_> {
             Ok(committed) => committed,
             Err(error) => return problem(format!("{}: {error}", object.key)),
         };
-        // Where nothing was lost, what is appended again changes nothing, or what nobody noticed.
-        if !is_known || self.damaged.is_some() {
-            self.late.append(chunk).await?;
-        }
+        // Also of what the log knows: rows that come back now may be lost right after.
+        self.late.append(chunk).await?;
         match self.parts.meta.append(&committed).await {
             Ok(Appended::New) => Ok(Step::Done(Done::New(files))),
             Ok(Appended::Known) => Ok(Step::Done(Done::Passed)),

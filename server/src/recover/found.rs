@@ -38,8 +38,6 @@ pub(super) struct Doubt {
 pub(super) struct Listed {
     pub(super) chunk: ChunkId,
     pub(super) object: ObjectInfo,
-    /// Whether the log has it.
-    pub(super) is_known: bool,
 }
 
 /// Some objects of a dataset, or what was found in one folder.
@@ -181,9 +179,8 @@ impl<'a> Search<'a> {
                 Some((dataset, chunk, _)) if dataset == self.id => {
                     let from = self.doubt.from;
                     let is_doubted = from.is_some_and(|from| u64::from(chunk.seconds()) >= from);
-                    let is_known = known.contains(chunk);
-                    if is_doubted || !is_known {
-                        lot.objects.push(Listed { chunk, object, is_known });
+                    if is_doubted || !known.contains(chunk) {
+                        lot.objects.push(Listed { chunk, object });
                     }
                 }
                 _ if parse_snapshot_key(object.key.as_str()).is_some() => lot.listed -= 1,

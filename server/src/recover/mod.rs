@@ -39,6 +39,8 @@ const SLACK: Duration = Duration::from_secs(30 * 60);
 /// Whether the metadata has what its log says it has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Log {
+    /// All that it knows was brought in since the metadata was empty.
+    Fresh,
     /// Unless the metadata knows that it lost something.
     Trusted,
     /// Whoever asks for a recovery may know more than the metadata does.
@@ -58,7 +60,7 @@ pub(crate) async fn recover(
     let bound = parts.meta.identity().await;
     let bound = bound.map_err(|error| Error::meta("look into", &parts.meta, error))?;
     // Metadata that is filled from nothing has what was brought in since: what was cut off goes on.
-    let log = bound.map_or(Log::Trusted, |_| Log::Doubted);
+    let log = bound.map_or(Log::Fresh, |_| Log::Doubted);
     rebuild(parts, request, caller, log, &progress).await?;
     progress.end()
 }

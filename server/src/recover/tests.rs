@@ -1,7 +1,7 @@
 //! Recoveries of many datasets, and beside deletions.
 
 use dl_format::Stamp;
-use dl_meta::{DatasetState, MetaStore};
+use dl_meta::{DatasetRecord, DatasetState, MetaStore};
 use dl_runtime::fault::Fault;
 
 use super::*;
@@ -98,7 +98,7 @@ async fn only_a_recovery_that_is_asked_for_reads_again_what_the_log_has() {
     assert!(names < 8, "{names}");
     let (progress, mut told) = mpsc::channel(64);
     let request = RecoverRequest { dataset: None, since: None };
-    let asked = recover(&rig.parts, request, &Caller::Everybody, &progress);
+    let asked = recover(&rig.parts, request.clone(), &Caller::Everybody, &progress);
     rig.run(asked).await.0.unwrap();
     drop(progress);
     assert!(ranges() >= read + 2 * names + 8, "{} after {read}", ranges());
@@ -107,4 +107,21 @@ async fn only_a_recovery_that_is_asked_for_reads_again_what_the_log_has() {
         last = Some((end.listed, end.checked, end.adopted));
     }
     assert_eq!(last, Some((8, 8, 0)));
+    // Whoever recovers a dataset that was set aside reads all of it: some may never have come back.
+    let record = rig.memory.record(id).await.unwrap().unwrap();
+    for is_asked in [true, false] {
+        let aside = DatasetRecord { state: DatasetState::Recovering, ..record.clone() };
+        rig.memory.put_dataset(&aside).await.unwrap();
+        let read = ranges();
+        if is_asked {
+            let (progress, _told) = mpsc::channel(64);
+            let asked = recover(&rig.parts, request.clone(), &Caller::Everybody, &progress);
+            rig.run(asked).await.0.unwrap();
+        } else {
+            rig.run(roll_forward(&rig.parts)).await.0.unwrap();
+        }
+        assert!(ranges() >= read + 8, "{} after {read}, asked: {is_asked}", ranges());
+        let state = rig.memory.record(id).await.unwrap().unwrap().state;
+        assert_eq!(state, DatasetState::Live);
+    }
 }

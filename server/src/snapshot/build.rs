@@ -23,7 +23,7 @@ use super::emit::{Chunks, Emitter};
 use super::winners::{Folders, Found, Hasher, Live, Scan, Scanned, observe, of_kind};
 use crate::error::Error;
 use crate::parts::{Parts, object_key};
-use crate::spill::{Scratch, thread};
+use crate::spill::{Scratch, Sizes, thread};
 
 /// Headers that are read with one call to the store and worked on by one thread, at most.
 const BATCH: usize = 256;
@@ -107,7 +107,8 @@ pub(super) async fn build(parts: &Parts, record: &DatasetRecord) -> Result<Built
         }
     };
     let files = observed.files();
-    let emitter = Emitter::new(SnapshotOf { dataset, version, shape }, observed, scratch);
+    let of = SnapshotOf { dataset, version, shape };
+    let emitter = Emitter::new(of, observed, scratch, Sizes::USUAL);
     let emitter = emitter.ok_or_else(|| {
         let why = format!("it has {files} files, and a snapshot holds at most {}", u32::MAX - 1);
         Error::new(Kind::Invalid, ACTION, dataset, why)

@@ -44,6 +44,10 @@ const PIECES: u64 = 4;
 /// Those of an answer whose client takes each before the next is read.
 const PIECES_LEAST: u64 = 2;
 
+/// For so long a lost or damaged object, which keeps a snapshot from being built, is not looked for
+/// again while the dataset is as it was.
+const DAMAGED_FOR: Duration = Duration::from_secs(10);
+
 /// How often a snapshot is begun anew because its objects went away, or asked for again because
 /// the dataset changed.
 const TIMES: u32 = 4;
@@ -57,8 +61,18 @@ type Ended = Option<Result<Arc<Manifest>, (Kind, String)>>;
 #[derive(Debug, Clone)]
 pub(crate) struct Snapshots {
     building: Arc<Mutex<HashMap<DatasetId, watch::Receiver<Ended>>>>,
+    damaged: Arc<Mutex<HashMap<DatasetId, Damaged>>>,
     turn: Arc<Semaphore>,
     metrics: Arc<SnapshotMetrics>,
+}
+
+/// Why a version has no snapshot.
+#[derive(Debug)]
+struct Damaged {
+    version: Version,
+    why: String,
+    /// On the monotonic clock.
+    until: Duration,
 }
 
 /// Answers a request through `replies`.
@@ -115,7 +129,7 @@ pub(crate) async fn get(
 impl Snapshots {
     pub(crate) fn new(metrics: Arc<SnapshotMetrics>) -> Self {
         let turn = Arc::new(Semaphore::new(BUILDS_AT_ONCE));
-        Self { building: Arc::default(), turn, metrics }
+        Self { building: Arc::default(), damaged: Arc::default(), turn, metrics }
     }
 
     /// What is stored of a version, or of the newest one, which is built when it isn't there.
@@ -148,6 +162,9 @@ impl Snapshots {
             if let Some(manifest) = stored::find(parts, dataset, newest).await? {
                 return Ok(Arc::new(manifest));
             }
+            if let Some(why) = self.known_damage(parts, dataset, newest) {
+                return Err(Error::new(Kind::Corrupt, ACTION, dataset, why));
+            }
             let (mut build, is_own) = self.build(parts, dataset);
             let ended = build.wait_for(Option::is_some).await;
             let ended = ended.map_err(|_| {
@@ -172,6 +189,46 @@ impl Snapshots {
         };
         let kind = if wanted.is_some() { Kind::NotFound } else { Kind::Unavailable };
         Err(Error::new(kind, ACTION, dataset, why))
+    }
+
+    fn damaged(&self) -> MutexGuard<'_, HashMap<DatasetId, Damaged>> {
+        self.damaged.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What kept this version from being built a moment ago.
+    fn known_damage(&self, parts: &Parts, dataset: DatasetId, version: Version) -> Option<String> {
+        let (now, damaged) = (parts.clock.monotonic(), self.damaged());
+        let known = damaged.get(&dataset)?;
+        (known.version == version && now < known.until).then(|| known.why.clone())
+    }
+
+    fn remember(&self, parts: &Parts, dataset: DatasetId, version: Version, error: &Error) {
+        let now = parts.clock.monotonic();
+        let mut damaged = self.damaged();
+        damaged.retain(|_, known| now < known.until);
+        let until = now.saturating_add(DAMAGED_FOR);
+        damaged.insert(dataset, Damaged { version, why: error.chain(), until });
+    }
+
+    /// Builds what a dataset holds now.
+    async fn build_newest(&self, parts: &Parts, record: &DatasetRecord) -> Result<Built, Error> {
+        let mut times = 0;
+        loop {
+            times += 1;
+            let before = version_of(parts, record.id).await?;
+            let error = match build::build(parts, record).await {
+                Err(error) if error.kind == Kind::Corrupt => error,
+                ended => return ended,
+            };
+            // A purge may have removed what was in the log: the newest cut is without it.
+            let is_same = version_of(parts, record.id).await? == before;
+            if is_same && let Some(version) = before {
+                self.remember(parts, record.id, version, &error);
+            }
+            if is_same || times >= TIMES {
+                return Err(error);
+            }
+        }
     }
 
     fn building(&self) -> MutexGuard<'_, HashMap<DatasetId, watch::Receiver<Ended>>> {
@@ -204,7 +261,7 @@ impl Snapshots {
         let _turn = self.turn.acquire().await.expect("the semaphore is never closed");
         let record = catalog::by_id(parts, dataset).await?;
         let began = parts.clock.monotonic();
-        let building = Box::pin(build_newest(parts, &record));
+        let building = Box::pin(self.build_newest(parts, &record));
         let built = self.metrics.build(&parts.clock, building).await?;
         let (version, files, bytes) = (built.version, built.files, built.length);
         let took = parts.clock.monotonic().saturating_sub(began);
@@ -224,22 +281,6 @@ impl Snapshots {
             tracing::warn!(%dataset, why = error.chain(), "older snapshots are left for later");
         }
         Ok(manifest)
-    }
-}
-
-/// Builds what a dataset holds now.
-async fn build_newest(parts: &Parts, record: &DatasetRecord) -> Result<Built, Error> {
-    let mut times = 0;
-    loop {
-        times += 1;
-        let before = version_of(parts, record.id).await?;
-        let built = build::build(parts, record).await;
-        let is_damaged = built.as_ref().is_err_and(|error| error.kind == Kind::Corrupt);
-        // A purge may have removed what was in the log: the newest cut is without it.
-        if is_damaged && times < TIMES && version_of(parts, record.id).await? != before {
-            continue;
-        }
-        return built;
     }
 }
 

@@ -60,6 +60,11 @@ pub(super) fn object_length(stored: u64) -> Option<u64> {
     (length.div_ceil(PAGE) == pages).then_some(length)
 }
 
+/// Bytes of the copy of an object that has so many.
+pub(super) fn length_of(object: u64) -> u64 {
+    object.saturating_add(object.div_ceil(PAGE).saturating_mul(SUM))
+}
+
 /// Some bytes of an object that has a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Cut {

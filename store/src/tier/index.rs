@@ -207,6 +207,11 @@ impl Index {
         self.copies.get(key).is_some_and(|copy| copy.state == State::Whole)
     }
 
+    /// Whether there is a copy, on its way here or out as well.
+    pub(super) fn knows(&self, key: &Key) -> bool {
+        self.copies.contains_key(key)
+    }
+
     /// A copy that an earlier process left, or that is known already. False when it is none: no
     /// copy has so many bytes.
     pub(super) fn found(&mut self, object: ObjectInfo, name: Key) -> bool {
@@ -302,6 +307,12 @@ impl Index {
     /// An object is on its way no more, whether it arrived or not.
     pub(super) fn end(&mut self) {
         self.coming = self.coming.saturating_sub(1);
+    }
+
+    /// Whether there is room for so many bytes without giving up any copy, beside those of all
+    /// that come.
+    pub(super) fn has_free(&self, size: u64) -> bool {
+        self.used.checked_add(size).is_some_and(|used| used <= self.quota)
     }
 
     /// Makes room for an object that is coming. Gives the copies that the caller has to remove

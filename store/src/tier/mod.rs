@@ -1,11 +1,12 @@
 //! A fast store in front of a slow one (paper, Figure 4): what is read is brought over, whole, in
-//! the background, and read from there the next time.
+//! the background, with what belongs to it, and read from there the next time.
 //!
 //! Must hold: the slow store is the truth, and says what is created, deleted and listed; the fast
 //! one holds copies and its failures cost time only. Bytes that it did not get are not given out,
 //! but for those that nobody doubts and that change within the minute after they were checked
 //! (`marks`). Only exact ranges come from copies, and keys have other bytes only through this layer.
 
+mod along;
 mod copy;
 mod index;
 mod marks;
@@ -27,6 +28,8 @@ use futures::{StreamExt, TryStreamExt};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::JoinHandle;
 
+use self::along::Along;
+pub use self::along::Group;
 use self::copy::COPIES;
 use self::index::Index;
 use crate::range::Span;
@@ -89,6 +92,7 @@ struct Tier {
     clock: Arc<dyn Clock>,
     index: Mutex<Index>,
     bringing: Semaphore,
+    along: Along,
     health: Mutex<Health>,
     hits: AtomicU64,
     misses: AtomicU64,
@@ -121,12 +125,25 @@ impl TierStore {
         quota: u64,
         clock: Arc<dyn Clock>,
     ) -> Self {
+        Self::of_groups(slow, fast, quota, clock, |_| None)
+    }
+
+    /// The same; what is in one group with an object that was read is brought over as well, as far as
+    /// there is room.
+    pub fn of_groups(
+        slow: Arc<dyn Store>,
+        fast: Arc<dyn Store>,
+        quota: u64,
+        clock: Arc<dyn Clock>,
+        group: Group,
+    ) -> Self {
         let tier = Arc::new(Tier {
             slow,
             fast,
             clock,
             index: Mutex::new(Index::new(quota)),
             bringing: Semaphore::new(BROUGHT_AT_ONCE),
+            along: Along::new(group),
             health: Mutex::new(Health { rests_until: Duration::ZERO, stock: Stock::Unknown }),
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
@@ -327,6 +344,7 @@ impl Tier {
             {
                 self.send_for(key.clone(), name);
             }
+            self.bring_along(key);
         }
     }
 

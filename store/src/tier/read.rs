@@ -84,7 +84,11 @@ impl Tier {
     }
 
     async fn read_slow(&self, wanted: &[ObjectRange]) -> Vec<Read> {
-        if wanted.is_empty() { Vec::new() } else { self.slow.read(wanted).await }
+        if wanted.is_empty() {
+            return Vec::new();
+        }
+        let _reading = self.along.reading();
+        self.slow.read(wanted).await
     }
 
     /// What was read, put in order; with what copies did not give, from the slow store.

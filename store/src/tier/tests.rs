@@ -1,5 +1,6 @@
 //! The tier over stores in memory, with faults before the fast one, by a clock that is set.
 
+mod along;
 mod rot;
 mod slow;
 

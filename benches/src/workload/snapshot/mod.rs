@@ -1,7 +1,8 @@
 //! Snapshots: building one from the embedded store and from Redis, opening it, and asking it
 //! (paper, Figures 10b and 10c), beside the simplest thing that holds the same in memory.
 //!
-//! Names are like those of ImageNet; files have one byte, so that there are many to a chunk.
+//! Names are like those of ImageNet; files have one byte, so that there are many to a chunk. They are
+//! put folder by folder, or in random order, where each file is a run of its own.
 
 mod reader;
 
@@ -14,7 +15,7 @@ use dl_format::{Attributes, ChunkShape, FilePath};
 use libdiesel::{Client, ConnectOptions, Dataset, SnapshotCache};
 
 use crate::measure::{Bar, Bench, Side, Stopwatch};
-use crate::setup::{Redis, Server, Settings, dlcmd, finish};
+use crate::setup::{Redis, Server, Settings, dlcmd, finish, shuffle};
 use reader::{Asking, Task};
 pub use reader::{Reader, read};
 
@@ -22,17 +23,29 @@ const FILES: u32 = 1_281_167;
 const MANY_FILES: u32 = 10_000_000;
 const PER_FOLDER: u32 = 1_281;
 const DATASET: &str = "imagenet";
+const EMBEDDED: &str = "the embedded store";
 
 fn path(file: u32) -> String {
     let folder = 1_440_764 + file / PER_FOLDER * 7;
     format!("train/n{folder:08}/n{folder:08}_{}.JPEG", 10_026 + file % PER_FOLDER)
 }
 
-fn fill(server: &Server, files: u32) -> Result<Client> {
+/// In which order files are put.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Put {
+    Sorted,
+    Random,
+}
+
+fn fill(server: &Server, files: u32, put: Put) -> Result<Client> {
     let options = ConnectOptions { servers: vec![server.address.clone()], ..Default::default() };
     let client = Client::connect(options)?;
     let dataset = client.create_dataset(&DATASET.parse()?, ChunkShape::default())?;
-    for file in 0..files {
+    let mut order: Vec<u32> = (0..files).collect();
+    if put == Put::Random {
+        shuffle(&mut order, 1);
+    }
+    for file in order {
         let attributes = Attributes { mode: 0o644, mtime: 1_600_000_000_000_000_000 };
         dataset.put(&FilePath::new(path(file))?, attributes, b"x")?;
     }
@@ -56,13 +69,15 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let embedded = Server::start(&settings.on_disk("snapshot-embedded"))?;
     let cache = settings.on_disk("snapshots");
     let mut benches = Vec::new();
-    benches.extend(build(settings, &over_redis, &cache, ("Redis", files, Bar::AtLeast(400e3)))?);
-    let from = ("the embedded store", files, Bar::AtLeast(1e6));
+    let from = ("Redis", files, Put::Sorted, Bar::AtLeast(400e3));
+    benches.extend(build(settings, &over_redis, &cache, from)?);
+    let from = (EMBEDDED, files, Put::Sorted, Bar::AtLeast(1e6));
     benches.extend(build(settings, &embedded, &cache, from)?);
     benches.extend(ask(settings, &embedded, &cache, files, 2e6)?);
-    benches.push(list(settings, &over_redis, "-lR", 2.0)?);
-    benches.push(list(settings, &over_redis, "-R", 1.0)?);
+    benches.push(list(settings, &over_redis, "-lR", Bar::AtMost(2.0))?);
+    benches.push(list(settings, &over_redis, "-R", Bar::AtMost(1.0))?);
     benches.push(report(settings, &over_redis)?);
+    benches.extend(put_at_random(settings, &cache, files)?);
     Ok(benches)
 }
 
@@ -70,8 +85,22 @@ pub(super) fn run_large(settings: &Settings) -> Result<Vec<Bench>> {
     let files = settings.scaled(MANY_FILES);
     let server = Server::start(&settings.on_disk("snapshot-large"))?;
     let cache = settings.on_disk("snapshots-large");
-    let mut benches = build(settings, &server, &cache, ("the embedded store", files, Bar::None))?;
+    let from = (EMBEDDED, files, Put::Sorted, Bar::None);
+    let mut benches = build(settings, &server, &cache, from)?;
     benches.extend(ask(settings, &server, &cache, files, 1.5e6)?);
+    benches.extend(put_at_random(settings, &cache, files)?);
+    Ok(benches)
+}
+
+/// The same paths, put in random order, on a server of their own.
+fn put_at_random(settings: &Settings, cache: &Path, files: u32) -> Result<Vec<Bench>> {
+    let server = Server::start(&settings.on_disk(&format!("snapshot-random-{files}")))?;
+    let from = ("the embedded store, put in random order", files, Put::Random, Bar::None);
+    let mut benches = build(settings, &server, cache, from)?;
+    benches.push(list(settings, &server, "-R", Bar::None)?);
+    for bench in &mut benches {
+        bench.name.push_str(", random order");
+    }
     Ok(benches)
 }
 
@@ -80,9 +109,9 @@ fn build(
     settings: &Settings,
     server: &Server,
     cache: &Path,
-    (name, files, bar): (&str, u32, Bar),
+    (name, files, put, bar): (&str, u32, Put, Bar),
 ) -> Result<Vec<Bench>> {
-    let client = fill(server, files)?;
+    let client = fill(server, files, put)?;
     let before = peak(server.id()).unwrap_or_default() >> 20;
     let cache = SnapshotCache::new(cache.to_owned(), 4 << 30);
     let mut ours = Side::new(format!("build from {name}, store, fetch, check and map"));
@@ -130,7 +159,7 @@ fn build(
                 (0..files).map(|file| path(file).len()).sum::<usize>() as f64 / f64::from(files),
             ],
         },
-        bar: Bar::AtMost(40.0),
+        bar: if put == Put::Sorted { Bar::AtMost(40.0) } else { Bar::None },
     };
     Ok(vec![built, size])
 }
@@ -198,8 +227,8 @@ fn ask(
 }
 
 /// `dlcmd ls`, with the snapshot and by the server.
-fn list(settings: &Settings, server: &Server, flags: &str, most: f64) -> Result<Bench> {
-    let file = settings.on_disk(&format!("saved{flags}.snapshot"));
+fn list(settings: &Settings, server: &Server, flags: &str, bar: Bar) -> Result<Bench> {
+    let file = settings.on_disk(&format!("saved{flags}-{}.snapshot", server.id()));
     finish(dlcmd(server)?.args(["snapshot", "save", "dl://imagenet"]).arg(&file))?;
     let mut ours = Side::new(format!("dlcmd ls {flags} --snapshot"));
     let mut theirs = Side::new(format!("dlcmd ls {flags}"));
@@ -216,8 +245,8 @@ fn list(settings: &Settings, server: &Server, flags: &str, most: f64) -> Result<
             theirs.samples.push(by_server);
         }
     }
-    let settings = "1.28 million files at full scale".to_owned();
-    let (name, bar) = (format!("snapshot ls {flags}"), Bar::AtMost(most));
+    let settings = "all files of the dataset".to_owned();
+    let name = format!("snapshot ls {flags}");
     Ok(Bench { name, settings, unit: "s", ours, theirs, bar })
 }
 

@@ -52,6 +52,41 @@ fn a_download_goes_on_where_it_broke_off() {
     assert!(std::fs::read(&file).unwrap() == bytes);
 }
 
+/// Its version is gone from the servers after some bytes of it, and from then on there is a newer one.
+#[test]
+fn a_download_whose_version_goes_is_begun_anew_with_the_newest() {
+    let of = |number| empty(info().id, version(number));
+    let is_gone = std::sync::atomic::AtomicBool::new(false);
+    let snapshot = move |request: GetSnapshotRequest| {
+        let newest = if is_gone.load(Ordering::SeqCst) { 2 } else { 1 };
+        if request.version.is_some_and(|wanted| wanted != version(newest)) {
+            return vec![Err(Status::not_found("there is none of it any more"))];
+        }
+        let bytes = of(newest);
+        let head = SnapshotPiece::Head { version: version(newest), length: bytes.len() as u64 };
+        let mut pieces = vec![Ok(head.into())];
+        if !request.head_only {
+            let rest = bytes.get(request.offset as usize..).unwrap();
+            let is_cut = !is_gone.swap(true, Ordering::SeqCst);
+            let rest = if is_cut { &rest[..150] } else { rest };
+            pieces.push(Ok(SnapshotPiece::Data(Bytes::copy_from_slice(rest)).into()));
+            if is_cut {
+                pieces.push(Err(Status::unavailable("stopping")));
+            }
+        }
+        pieces
+    };
+    let dataset = dataset(Script { snapshot: Box::new(snapshot), ..Script::default() });
+    let folder = tempfile::tempdir().unwrap();
+    let cache = SnapshotCache::new(folder.path(), 1 << 20);
+    let reader = dataset.with_snapshot(&cache).unwrap();
+    assert_eq!(reader.snapshot().unwrap().version(), version(2));
+    assert!(reader.snapshot().unwrap().bytes() == of(2));
+    let left = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    let left: Vec<_> = left.filter(|name| name.to_string_lossy().contains("partial")).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
 #[test]
 fn another_process_goes_on_with_what_one_left() {
     let bytes = empty(info().id, version(1));

@@ -6,6 +6,7 @@ use dl_runtime::fault::{CutPoint, Faults};
 use dl_runtime::{SeededRandom, SystemClock};
 
 use super::open;
+use crate::conformance::contest;
 use crate::redis::testing::{Cluster, Server};
 use crate::{FaultMeta, MetaStore, conformance};
 
@@ -49,4 +50,15 @@ async fn behind_the_fault_layer_they_keep_it_too() {
         faulty(Arc::new(open(&cluster.url()).await))
     })
     .await;
+}
+
+/// Keeps S-04 (I4): two servers over one Redis, or over one cluster.
+#[tokio::test(flavor = "multi_thread")]
+async fn handles_that_append_at_once_agree_on_the_winners() {
+    let (server, cluster) = (Server::start(&[]).await, Cluster::start(3, 0).await);
+    for url in [server.url(), cluster.url()] {
+        let handle = |store| Arc::new(store) as Arc<dyn MetaStore>;
+        let handles = [open(&url).await, open(&url).await].map(handle);
+        contest::of_appends_at_once_the_same_ones_win_everywhere(&handles, 1).await;
+    }
 }

@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 use super::{STORE, hasty, id, open, record};
 use crate::conformance::history::Maker;
 use crate::conformance::model::Model;
+use crate::redis::command::Ask;
 use crate::redis::slots::Shard;
 use crate::redis::testing::{Cluster, Server, eventually};
 use crate::{Brought, DatasetRecord, DatasetState, Error, Kind, MetaStore, Redis};
@@ -157,6 +158,10 @@ async fn without_room_it_is_read_as_before_and_datasets_end() {
     let object = Maker::new(id(), 1).chunk([(&b"a"[..], 1)]);
     store.append(&object).await.unwrap();
     assert_eq!(store.refusal().await.unwrap(), None);
+    // Whoever appended it a long time ago did not get to its rows.
+    let keys = store.shared.keys_of(id()).await.unwrap();
+    let todo = Ask::to(&keys.todo(), "HSET").arg(object.header().id().as_bytes()).arg("who 0");
+    store.shared.router.ask_one(todo).await.unwrap();
     server.ask(&["CONFIG", "SET", "maxmemory", "100kb"]).await;
     let why = store.refusal().await.unwrap().expect("it is full");
     assert!(why.contains("maxmemory is 102400"), "{why}");

@@ -3,6 +3,7 @@
 use super::{STORE, hasty, id, open, path, reason, record};
 use crate::conformance::history::Maker;
 use crate::conformance::model::Model;
+use crate::redis::command::Ask;
 use crate::redis::testing::{Cluster, Server, eventually};
 use crate::{Brought, Damage, Error, Found, Kind, MetaStore, Redis};
 
@@ -312,4 +313,19 @@ async fn what_was_appended_late_is_told_by_the_shards_that_still_know_of_it() {
 fn now() -> u64 {
     use dl_runtime::Clock;
     Stamp::at(SystemClock::new().now()).get()
+}
+
+/// Keeps S-02: as when somebody removes a key by hand, which leaves no sign.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_is_gone_counts_right_when_its_objects_were_appended_again() {
+    let server = Server::start(&[]).await;
+    let (store, objects) = filled(&server.url()).await;
+    let keys = store.shared.keys_of(id()).await.unwrap();
+    store.shared.router.ask_one(Ask::to(&keys.log(), "DEL")).await.unwrap();
+    assert!(store.log(id()).await.unwrap().is_empty());
+    recover(&store, &objects).await;
+    let info = store.dataset(id()).await.unwrap().unwrap();
+    assert_eq!((info.objects, info.files), (objects.len() as u64, 600));
+    let home = store.shared.home(id()).await.unwrap().unwrap();
+    assert!(home.counted.is_some(), "it is counted again and again");
 }

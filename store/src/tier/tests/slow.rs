@@ -26,7 +26,7 @@ fn faulty(first: impl IntoIterator<Item = Option<Fault<Kind>>>) -> Faulty {
 }
 
 /// Lets everything go on that waits for no clock.
-async fn go_on() {
+pub(super) async fn go_on() {
     for _ in 0..200 {
         tokio::task::yield_now().await;
     }

@@ -2,25 +2,29 @@
 //! writers that overwrite and delete.
 //!
 //! Must hold: after at most one recovery every acknowledged file is there with its bytes, and
-//! nothing is there that was deleted.
+//! nothing is there that was deleted. Of what several wrote at once one write is there, the same
+//! one through every server and after another recovery.
 
 mod clocks;
 mod lag;
 mod network;
+mod reader;
 mod writer;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use bytes::Bytes;
 use dl_format::{ChunkShape, DatasetName, FilePath};
 use dl_meta::redis_testing::Cluster;
 use dl_runtime::fault::Rates;
 use dl_runtime::{Deadline, SeededRandom};
 use dl_store::Throttle;
+use dl_tests::book::{Book, Content};
 use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
 use dl_tests::program::{Ended, Server, dlcmd, run};
@@ -30,10 +34,14 @@ use dl_tests::s3::{Kind, S3, settings};
 use libdiesel::{Client, ConnectOptions, DirPath, ListEntry};
 use tokio::runtime::Runtime;
 
-use self::writer::{Allowed, Writer};
+use self::reader::Reader;
+use self::writer::Writer;
 
-/// What may be at each path.
-type Files = BTreeMap<FilePath, Allowed>;
+/// The files that a server has.
+type Files = BTreeMap<FilePath, Bytes>;
+
+/// Adds up what is done again and again.
+type Counting = JoinHandle<Result<u32>>;
 
 const NAME: &str = "chaos";
 const WRITERS: u8 = 2;
@@ -45,6 +53,12 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a request to the bucket takes while a recovery is to take long.
 const SLOWLY: Duration = Duration::from_millis(200);
 
+/// How long an answer of the bucket stops in its middle: longer than anybody waits for the rest.
+const STALLED: Duration = Duration::from_secs(30);
+
+/// How long a reader asks for the same before it asks for something else.
+const HASTE: Duration = Duration::from_secs(5);
+
 struct Stage {
     scene: tempfile::TempDir,
     runtime: Runtime,
@@ -55,6 +69,7 @@ struct Stage {
     servers: Vec<Option<Server>>,
     addresses: Vec<String>,
     dice: Dice,
+    book: Arc<Book>,
 }
 
 impl Stage {
@@ -72,12 +87,14 @@ impl Stage {
             servers: Vec::new(),
             addresses: Vec::new(),
             dice: Dice::new(seed),
+            book: Arc::default(),
         };
         for number in 0..3 {
             let server = stage.start(number, "127.0.0.1:0")?;
             stage.addresses.push(server.address().to_owned());
             stage.servers.push(Some(server));
         }
+        stage.client()?.create_dataset(&DatasetName::new(NAME)?, ChunkShape::default())?;
         Ok(stage)
     }
 
@@ -105,7 +122,7 @@ impl Stage {
     }
 
     /// Has writers write before, while and after something happens to them.
-    fn under_writers(&mut self, event: Event) -> Result<Files> {
+    fn under_writers(&mut self, event: Event) -> Result<()> {
         let stop = Arc::new(AtomicBool::new(false));
         let writers = self.writers(&stop)?;
         let pause = Duration::from_millis(500 + self.dice.below(1_000) as u64);
@@ -113,31 +130,35 @@ impl Stage {
         let happened = self.happen(event);
         std::thread::sleep(Duration::from_secs(2));
         stop.store(true, Ordering::Relaxed);
-        let mut all = BTreeMap::new();
         for writer in writers {
-            let written = writer.join();
-            all.extend(written.expect("a writer gives its errors back")?);
+            ensure!(counted(writer)? > 0, "a writer overwrote nothing that the others write");
         }
         happened?;
-        ensure!(all.len() > 50, "only {} files were written", all.len());
-        Ok(all)
+        let written = self.book.paths().len();
+        ensure!(written > 50, "only {written} files were written");
+        Ok(())
     }
 
-    fn writers(&self, stop: &Arc<AtomicBool>) -> Result<Vec<JoinHandle<Result<Files>>>> {
+    fn writers(&self, stop: &Arc<AtomicBool>) -> Result<Vec<Counting>> {
         let name = DatasetName::new(NAME)?;
-        self.client()?.create_dataset(&name, ChunkShape::default())?;
         let mut writers = Vec::new();
         for number in 0..WRITERS {
-            let (dataset, stop) = (self.client()?.dataset(&name)?, Arc::clone(stop));
-            let mut writer = Writer::new(dataset, number, Dice::new(u64::from(number)));
-            writers.push(std::thread::spawn(move || {
-                while !stop.load(Ordering::Relaxed) {
-                    writer.step()?;
-                }
-                Ok(writer.end())
-            }));
+            let (dataset, book) = (self.client()?.dataset(&name)?, Arc::clone(&self.book));
+            let mut writer = Writer::new(dataset, book, number, Dice::new(u64::from(number)));
+            writers.push(again(stop, move || writer.step()));
         }
         Ok(writers)
+    }
+
+    /// One who reads what is written, and counts the answers.
+    fn reader(&self, stop: &Arc<AtomicBool>) -> Result<Counting> {
+        let servers = self.addresses.clone();
+        let options =
+            ConnectOptions { servers, request_timeout: HASTE, ..ConnectOptions::default() };
+        let dataset = Client::connect(options)?.dataset(&DatasetName::new(NAME)?)?;
+        let dice = Dice::new(u64::from(WRITERS));
+        let reader = Reader::new(dataset, Arc::clone(&self.book), dice);
+        Ok(again(stop, move || reader.step()))
     }
 
     fn happen(&mut self, event: Event) -> Result<()> {
@@ -193,26 +214,19 @@ impl Stage {
         let (stop, servers) = (Arc::new(AtomicBool::new(false)), self.addresses.join(","));
         let shown = arguments.join(" ");
         let arguments: Vec<String> = arguments.iter().map(|&argument| argument.into()).collect();
-        let again = std::thread::spawn({
-            let stop = Arc::clone(&stop);
-            move || {
-                let mut done = 0;
-                while !stop.load(Ordering::Relaxed) {
-                    let ended = run(dlcmd()?.args(["--server", &servers]).args(&arguments))?;
-                    done += u32::from(ended.code == 0);
-                }
-                anyhow::Ok(done)
-            }
+        let running = again(&stop, move || {
+            let ended = run(dlcmd()?.args(["--server", &servers]).args(&arguments))?;
+            Ok(u32::from(ended.code == 0))
         });
         let happened = happens(self);
         stop.store(true, Ordering::Relaxed);
-        let done = again.join().ok().context("it gives its errors back")??;
+        let done = counted(running)?;
         ensure!(done > 0, "dlcmd {shown} never came to its end");
         happened
     }
 
     /// Recovers, if the servers ask for that, and compares what each of them holds.
-    fn check(&self, written: &Files) -> Result<()> {
+    fn check(&self) -> Result<()> {
         let deadline = Deadline::after(&*clock(), PATIENCE);
         loop {
             let listed = self.ask(&["ls", "-R", "dl://chaos"])?;
@@ -225,8 +239,28 @@ impl Stage {
             }
             ensure!(!deadline.remaining(&*clock()).is_zero(), "it is never well: {listed:?}");
         }
-        compare(&self.addresses, written)
+        compare(&self.addresses, &self.book)
     }
+}
+
+/// Does something again and again, on a thread of its own, until it is to stop.
+fn again(
+    stop: &Arc<AtomicBool>,
+    mut step: impl FnMut() -> Result<u32> + Send + 'static,
+) -> Counting {
+    let stop = Arc::clone(stop);
+    std::thread::spawn(move || {
+        let mut count = 0;
+        while !stop.load(Ordering::Relaxed) {
+            count += step()?;
+        }
+        anyhow::Ok(count)
+    })
+}
+
+/// What was counted until the end.
+fn counted(counting: Counting) -> Result<u32> {
+    counting.join().ok().context("it gives its errors back")?
 }
 
 fn connect(servers: &[String]) -> Result<Client> {
@@ -234,33 +268,66 @@ fn connect(servers: &[String]) -> Result<Client> {
     Ok(Client::connect(ConnectOptions { servers, ..ConnectOptions::default() })?)
 }
 
-/// Compares what each server holds with what was written.
-fn compare(servers: &[String], written: &Files) -> Result<()> {
+/// Compares what each server holds with what was written, before a recovery and after it.
+fn compare(servers: &[String], book: &Book) -> Result<()> {
+    let before = compare_each(servers, book, None)?;
+    let all = servers.join(",");
+    run(dlcmd()?.args(["--server", &all, "recover", "--all"]))?.code(0)?;
+    compare_each(servers, book, before).context("after another recovery")?;
+    Ok(())
+}
+
+/// The same with what was there `before`, at the servers in turn: it stays, unless something joins
+/// that was never acknowledged.
+fn compare_each(
+    servers: &[String],
+    book: &Book,
+    mut before: Option<Files>,
+) -> Result<Option<Files>> {
+    let (now, written) = (book.now(), book.paths());
     for address in servers {
-        let client = connect(std::slice::from_ref(address))?;
-        let dataset = client.dataset(&DatasetName::new(NAME)?)?;
-        let mut there = Vec::new();
-        for entry in dataset.list(&DirPath::ROOT, true, true)? {
-            if let ListEntry::File(path, _) = entry? {
-                there.push(path);
-            }
+        let files = files_at(&connect(std::slice::from_ref(address))?)?;
+        let paths: BTreeSet<&FilePath> = written.iter().chain(files.keys()).collect();
+        for path in paths {
+            let bytes = files.get(path);
+            let content = bytes.map(|bytes| Content::of(bytes));
+            let shown = || format!("{address}: {}", beginning(bytes));
+            book.check(path, content, now).with_context(shown)?;
+            let is_same = before.as_ref().is_none_or(|before| before.get(path) == bytes);
+            let is_right = is_same || book.may_come(path, content);
+            ensure!(is_right, "{path} is another one than before at {}", shown());
         }
-        let mut found = BTreeMap::new();
-        for paths in there.chunks(256) {
-            for (path, bytes) in paths.iter().zip(dataset.get_many(paths)?) {
-                found.insert(path.clone(), bytes.with_context(|| format!("read {path}"))?);
-            }
-        }
-        for (path, bytes) in &found {
-            let allowed = written.get(path);
-            let is_allowed = allowed.is_some_and(|allowed| allowed.is(Some(bytes)));
-            ensure!(is_allowed, "{address}: {path} holds {} wrong bytes", bytes.len());
-        }
-        for (path, allowed) in written {
-            ensure!(found.contains_key(path) || allowed.is(None), "{address}: {path} is gone");
+        before = Some(files);
+    }
+    Ok(before)
+}
+
+fn files_at(client: &Client) -> Result<Files> {
+    let dataset = client.dataset(&DatasetName::new(NAME)?)?;
+    let mut there = Vec::new();
+    for entry in dataset.list(&DirPath::ROOT, true, true)? {
+        if let ListEntry::File(path, _) = entry? {
+            there.push(path);
         }
     }
-    Ok(())
+    let mut files = Files::new();
+    for paths in there.chunks(256) {
+        for (path, bytes) in paths.iter().zip(dataset.get_many(paths)?) {
+            files.insert(path.clone(), bytes.with_context(|| format!("read {path}"))?);
+        }
+    }
+    Ok(files)
+}
+
+/// Enough of what was found to see whose it is.
+fn beginning(bytes: Option<&Bytes>) -> String {
+    match bytes {
+        Some(bytes) => {
+            let first = bytes.get(..40).unwrap_or(bytes);
+            format!("{} bytes that begin with {}", bytes.len(), first.escape_ascii())
+        }
+        None => "nothing".to_owned(),
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -277,65 +344,71 @@ enum Event {
 fn survive(event: Event, replicas: usize) -> Result<()> {
     for round in 0..rounds(1, 10) {
         let mut stage = Stage::new(round, replicas)?;
-        let written = stage.under_writers(event)?;
-        let checked = stage.check(&written);
-        checked.with_context(|| format!("round {round}, {event:?}"))?;
+        stage.under_writers(event)?;
+        stage.check().with_context(|| format!("round {round}, {event:?}"))?;
     }
     Ok(())
 }
 
-/// Keeps S-01, S-03, S-06 and S-07.
+/// Keeps S-01, S-03, S-04 (I4), S-06 and S-07.
 #[test]
 fn a_server_is_killed() -> Result<()> {
     survive(Event::ServerDies, 0)
 }
 
-/// Keeps S-01 and S-02.
+/// Keeps S-01, S-02 and S-04 (I4).
 #[test]
 fn a_redis_primary_with_a_replica_is_killed() -> Result<()> {
     survive(Event::PrimaryDies, 1)
 }
 
-/// Keeps S-01, S-02 and S-05.
+/// Keeps S-01, S-02, S-04 (I4) and S-05.
 #[test]
 fn a_redis_primary_without_a_replica_is_killed_and_comes_back_empty() -> Result<()> {
     survive(Event::PrimaryIsEmptied, 0)
 }
 
-/// Keeps S-01, S-02, S-05 and S-21.
+/// Keeps S-01, S-02, S-04 (I4), S-05 and S-21.
 #[test]
 fn all_of_redis_is_flushed() -> Result<()> {
     survive(Event::AllIsFlushed, 0)
 }
 
-/// Keeps S-01, S-03 and S-06.
+/// Keeps S-01, S-03, S-04 (I4) and S-06.
 #[test]
 fn the_bucket_answers_with_errors_slowly_or_in_part() -> Result<()> {
-    for error in [Instead::SlowDown, Instead::Internal, Instead::Dropped, Instead::Cut] {
+    let stalled = Instead::Stalled(STALLED);
+    for error in [Instead::SlowDown, Instead::Internal, Instead::Dropped, Instead::Cut, stalled] {
         survive(Event::BucketFails(error), 0)?;
     }
     Ok(())
 }
 
+/// The same beside a command that is given again and again, and a reader.
 fn survive_beside(arguments: &[&str], event: Event, replicas: usize) -> Result<()> {
     for round in 0..rounds(1, 10) {
         let mut stage = Stage::new(round, replicas)?;
-        let written = stage.beside(arguments, |stage| stage.under_writers(event))?;
-        let checked = stage.check(&written);
-        checked.with_context(|| format!("round {round}, {event:?}"))?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let reader = stage.reader(&stop)?;
+        let happened = stage.beside(arguments, |stage| stage.under_writers(event));
+        stop.store(true, Ordering::Relaxed);
+        let answers = counted(reader).context("read")?;
+        happened?;
+        ensure!(answers > 0, "the reader had no answer");
+        stage.check().with_context(|| format!("round {round}, {event:?}"))?;
     }
     Ok(())
 }
 
 const PURGE: [&str; 4] = ["purge", "--grace", "0s", "dl://chaos"];
 
-/// Keeps S-01, S-07 and S-27.
+/// Keeps S-01, S-03, S-07, S-27 and S-28.
 #[test]
 fn a_server_is_killed_while_purges_run() -> Result<()> {
     survive_beside(&PURGE, Event::ServerDies, 0)
 }
 
-/// Keeps S-01, S-02 and S-27.
+/// Keeps S-01, S-02, S-05, S-27 and S-28.
 #[test]
 fn a_redis_primary_comes_back_empty_while_purges_run() -> Result<()> {
     survive_beside(&PURGE, Event::PrimaryIsEmptied, 0)
@@ -359,7 +432,7 @@ fn redis_loses_something_again_while_it_is_recovered() -> Result<()> {
     for first in [Event::AllIsFlushed, Event::PrimaryIsEmptied] {
         for number in 0..3 {
             let mut stage = Stage::new(number as u64, 0)?;
-            let written = stage.under_writers(first)?;
+            stage.under_writers(first)?;
             stage.ask(&["ls", "dl://chaos"])?.code(1)?;
             // Each header takes a while, so that the recovery is under way for a second or two.
             stage.proxy.set_throttle(Throttle { latency: SLOWLY, ..Throttle::default() });
@@ -374,8 +447,7 @@ fn redis_loses_something_again_while_it_is_recovered() -> Result<()> {
             if ended.code != 0 {
                 ensure!(ended.stderr.contains("recover --all"), "{ended:?}");
             }
-            let checked = stage.check(&written);
-            checked.with_context(|| format!("{first:?}, then {number}: {ended:?}"))?;
+            stage.check().with_context(|| format!("{first:?}, then {number}: {ended:?}"))?;
             if dl_tests::is_torture() {
                 continue;
             }

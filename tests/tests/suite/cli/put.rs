@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 use dl_tests::program::{run, run_with_stdin};
-use dl_tests::tell;
+use dl_tests::skip;
 
 use super::common::Scene;
 
@@ -171,8 +171,7 @@ fn put_of_an_unreadable_file_stores_the_rest_and_ends_with_4() -> Result<()> {
         match run(&mut other) {
             Ok(put) if !put.stderr.contains("setpriv") => put,
             refused => {
-                tell(format_args!("skipped: this can't be tried as another user: {refused:?}"));
-                return Ok(());
+                return skip(format_args!("this can't be tried as another user: {refused:?}"));
             }
         }
     };

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dl_tests::dice::Dice;
+use dl_tests::folder;
 use dl_tests::program::{Process, Server, dlcmd, run};
-use dl_tests::{folder, tell};
 use rustix::process::Signal;
 
 use super::common::Scene;
@@ -70,7 +70,6 @@ fn one_client_sends_and_reads_on_several_connections() -> Result<()> {
         let most = sent.iter().max().copied().unwrap_or(0);
         // Not only opened: each has its share of the work.
         let busy = sent.iter().filter(|sent| **sent > most / 4).count();
-        tell(format_args!("{}: {sent:?} bytes", arguments[0]));
         ensure!(busy >= 2, "{}: {sent:?} bytes on each connection", arguments[0]);
     }
     folder::compare(&scene.path("src"), &scene.path("got"))

@@ -1,18 +1,21 @@
-//! Readers that never look at their sockets, spoken in HTTP/2 frames by hand: a client library takes
-//! what comes, if only to lay it aside.
+//! Clients that never look at their sockets, spoken in HTTP/2 frames by hand: a client library takes
+//! what comes, if only to lay it aside, and answers pings.
 
 #![expect(clippy::big_endian_bytes, reason = "the numbers in HTTP/2 frames are big-endian")]
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use dl_format::DatasetId;
 use dl_proto::pb::{self, read_item::Source};
 use dl_server::Limits;
 use dl_tests::cluster::clock;
+use dl_tests::folder;
+use dl_tests::http::get;
+use dl_tests::program::{Server, dl, run};
 use prost::Message;
 
 use super::readers::impatient;
@@ -20,6 +23,11 @@ use super::stalled::headers;
 
 /// Less than the time after which HTTP/2 gives up who answers no ping.
 const PATIENCE: Duration = Duration::from_secs(15);
+
+/// After so long without a word a client is asked for one, and after as long again it is given up.
+const PING: Duration = Duration::from_secs(20);
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = (payload.len() as u32).to_be_bytes();
@@ -41,7 +49,7 @@ fn ask(address: SocketAddr, dataset: DatasetId) -> Result<TcpStream> {
     let message = [&[0][..], &(request.len() as u32).to_be_bytes(), &request].concat();
     let window = [&[0, 4][..], &0x7fff_ffff_u32.to_be_bytes()].concat();
     let frames = [
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
+        PREFACE.to_vec(),
         frame(4, 0, 0, &window),
         frame(8, 0, 0, &0x7fff_0000_u32.to_be_bytes()),
         frame(1, 4, 1, &headers("/diesel.v1.Diesel/Read")),
@@ -76,5 +84,58 @@ async fn readers_that_never_look_at_their_sockets_lose_their_memory_to_others() 
         came += reply.pieces.iter().map(|piece| piece.data.len()).sum::<usize>();
     }
     ensure!(came == bytes.len(), "{came} bytes");
+    Ok(())
+}
+
+/// How many connections have asked something and are open.
+fn known(server: &Server) -> Result<u64> {
+    let (_, metrics) = get(server.http(), "/metrics")?;
+    let sample = "diesel_connections{state=\"known\"} ";
+    let known = metrics.lines().find_map(|line| line.strip_prefix(sample));
+    Ok(known.context("the metrics don't say it")?.trim().parse()?)
+}
+
+/// Keeps S-16: as when its host was switched off, so that not even an end comes from it. It takes 40
+/// seconds, in which nothing is to be done.
+#[test]
+fn a_client_that_answers_no_ping_is_given_up_while_others_are_served() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let flags = ["--http", "127.0.0.1:0"];
+    let server = Server::start_with(&scene.path().join("data"), "127.0.0.1:0", &flags)?;
+    folder::write(scene.path(), "src/a", "a file")?;
+    run(server.dlcmd()?.arg("put").arg(scene.path().join("src")).arg("dl://ds"))?.code(0)?;
+    let mut silent = TcpStream::connect(server.address())?;
+    silent.set_read_timeout(Some(Duration::from_secs(5)))?;
+    // It has asked something, so that it may stay.
+    let frames = [
+        PREFACE.to_vec(),
+        frame(4, 0, 0, &[]),
+        frame(1, 4, 1, &headers("/diesel.v1.Diesel/ListDatasets")),
+        frame(0, 1, 1, &[0; 5]),
+    ];
+    let (clock, pause) = (clock(), Duration::from_millis(500));
+    let began = clock.monotonic();
+    silent.write_all(&frames.concat())?;
+    while known(&server)? == 0 {
+        ensure!(clock.monotonic() - began < PATIENCE, "it is not let in");
+        std::thread::sleep(pause);
+    }
+    let took = loop {
+        ensure!(dl(&server, ["cat", "dl://ds/a"])?.code(0)?.text() == "a file", "cat");
+        // That one has gone again.
+        std::thread::sleep(pause);
+        let (open, took) = (known(&server)?, clock.monotonic() - began);
+        if open == 0 {
+            break took;
+        }
+        ensure!(took < 3 * PING, "{open} connections after {took:?}");
+    };
+    ensure!(took > 3 * PING / 2, "it was closed after {took:?}, for something else");
+    let mut came = Vec::new();
+    silent.read_to_end(&mut came).context("read to the end of the connection")?;
+    // How the frame of a ping begins.
+    let ping = [0_u8, 0, 8, 6, 0, 0, 0, 0, 0];
+    ensure!(came.windows(ping.len()).any(|bytes| bytes == ping), "it was never asked: {came:?}");
+    server.stop()?;
     Ok(())
 }

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
 use dl_tests::program::{Ended, Server, dl, run};
-use dl_tests::{folder, tell};
+use dl_tests::{folder, skip};
 
 /// A small file system in memory, gone with this.
 struct SmallDisk(PathBuf);
@@ -24,9 +24,7 @@ impl SmallDisk {
         match run(&mut mount) {
             Ok(ended) if ended.code == 0 => Ok(Some(Self(at.to_owned()))),
             refused => {
-                tell(format_args!(
-                    "skipped: no small file system can be mounted here: {refused:?}"
-                ));
+                skip(format_args!("no small file system can be mounted here: {refused:?}"))?;
                 Ok(None)
             }
         }

@@ -20,7 +20,10 @@ use dl_tests::folder;
 use dl_tests::program::{Server, dl, run};
 use dl_tests::rounds;
 use dl_tests::wire::Wire;
-use tonic::Code;
+use tonic::transport::Endpoint;
+use tonic::{Code, Status};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
 
 const STREAMS: u32 = 100;
 
@@ -49,7 +52,7 @@ impl Flood {
         flood.send(4, 0, 0, &[])?;
         for stream in (0..STREAMS).map(|number| 2 * number + 1) {
             flood.open.insert(stream);
-            flood.send(1, 4, stream, &headers(&format!("/diesel.v1.Diesel/{method}")))?;
+            flood.send(1, 4, stream, &headers(method))?;
             let prefix = [&[0][..], &announced.to_be_bytes()].concat();
             flood.send(0, 0, stream, &prefix)?;
         }
@@ -165,7 +168,7 @@ fn requests_that_are_announced_and_never_sent_take_no_memory_to_speak_of() -> Re
     let address = server.address().parse()?;
     let mut floods = Vec::new();
     for announced in [15 << 20, 2_000_000] {
-        let mut flood = Flood::start(address, "Stat", announced)?;
+        let mut flood = Flood::start(address, "/diesel.v1.Diesel/Stat", announced)?;
         // The server may have had enough of this connection.
         let _ = flood.fill(announced - PIECE);
         floods.push(flood);
@@ -192,7 +195,7 @@ async fn requests_that_stop_in_the_middle_are_given_up_and_others_get_their_turn
     for announced in [15 << 20, 1_000_000] {
         let address = server.address();
         let flooded = std::thread::spawn(move || {
-            let mut flood = Flood::start(address, "Stat", announced)?;
+            let mut flood = Flood::start(address, "/diesel.v1.Diesel/Stat", announced)?;
             let _ = flood.fill(announced / 2);
             flood.wait_until_given_up(Duration::from_secs(20))
         });
@@ -214,27 +217,37 @@ async fn requests_that_come_a_byte_at_a_time_lose_their_places_to_others() -> Re
     let parts = Parts { limits, ..parts(store, Arc::new(Memory::new())) };
     prepare(&parts, Stop::Fresh).await?;
     let server = Running::start(parts).await?;
-    let client = Wire::connect(server.address()).await?;
+    let address = server.address();
+    let client = Wire::connect(address).await?;
     client.create("ds").await?;
-    let (address, stop) = (server.address(), Arc::<AtomicBool>::default());
-    let stopped = Arc::clone(&stop);
-    let trickling = std::thread::spawn(move || {
-        let mut flood = Flood::start(address, "Stat", 1_000_000)?;
-        while !stopped.load(Ordering::Relaxed) && flood.trickle().is_ok() {}
-        anyhow::Ok(STREAMS as usize - flood.open.len())
-    });
-    clock().sleep(Duration::from_millis(500)).await;
-    let mut tries = 0;
-    while let Err(status) = client.dataset("ds").await {
-        let is_expected = matches!(status.code(), Code::DeadlineExceeded | Code::Unavailable);
-        ensure!(is_expected, "{status}");
-        tries += 1;
-        ensure!(tries < 5, "an honest client never gets its turn");
+    let channel = Endpoint::from_shared(format!("http://{address}"))?.connect().await?;
+    for method in ["/diesel.v1.Diesel/Stat", "/grpc.health.v1.Health/Check"] {
+        let stop = Arc::<AtomicBool>::default();
+        let stopped = Arc::clone(&stop);
+        let trickling = std::thread::spawn(move || {
+            let mut flood = Flood::start(address, method, 1_000_000)?;
+            while !stopped.load(Ordering::Relaxed) && flood.trickle().is_ok() {}
+            anyhow::Ok(STREAMS as usize - flood.open.len())
+        });
+        clock().sleep(Duration::from_millis(500)).await;
+        let mut tries = 0;
+        loop {
+            let answered = client.dataset("ds").await.map(drop);
+            let mut health = HealthClient::new(channel.clone());
+            let asked = health.check(HealthCheckRequest::default());
+            let asked = tokio::time::timeout(Duration::from_secs(5), asked).await;
+            let asked = asked.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer")));
+            let Err(status) = answered.and(asked.map(drop)) else { break };
+            let is_expected = matches!(status.code(), Code::DeadlineExceeded | Code::Unavailable);
+            ensure!(is_expected, "{status}");
+            tries += 1;
+            ensure!(tries < 5, "an honest client never gets its turn beside {method}");
+        }
+        stop.store(true, Ordering::Relaxed);
+        let given_up = blocking::run(move || trickling.join()).await?;
+        let given_up = given_up.map_err(|_| anyhow::anyhow!("the flood panicked"))??;
+        ensure!(given_up > 0, "all of {method} are still open");
     }
-    stop.store(true, Ordering::Relaxed);
-    let given_up = blocking::run(move || trickling.join()).await?;
-    let given_up = given_up.map_err(|_| anyhow::anyhow!("the flood panicked"))??;
-    ensure!(given_up > 0, "all of them are still open");
     Ok(())
 }
 
@@ -250,7 +263,10 @@ fn first_messages_of_writers_that_never_end_take_no_memory_to_speak_of_heavy() -
         let mut floods = Vec::new();
         for _ in 0..rounds(20, 100) {
             floods.push(scope.spawn(|| {
-                let Ok(mut flood) = Flood::start(address, "PutChunk", 2_000_000) else { return 0 };
+                let Ok(mut flood) = Flood::start(address, "/diesel.v1.Diesel/PutChunk", 2_000_000)
+                else {
+                    return 0;
+                };
                 // The server may have had enough of this connection.
                 let _ = flood.fill(2_000_000 - PIECE);
                 while !stop.load(Ordering::Relaxed) {

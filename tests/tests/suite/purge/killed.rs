@@ -148,9 +148,14 @@ impl World {
     async fn kill_everywhere(&self, purges: u32, step: usize, least: u64) -> Result<()> {
         let stage = self.stage(purges).await?;
         let end = self.end(&stage).await.context("undisturbed")?;
-        // After a write there is what there is before the next one.
+        // With so many writes done, in turns before the next one and after the last one: what is
+        // stored is the same. An odd step meets odd and even numbers of them, and both sides.
         let sides = [Side::Before, Side::After].into_iter().cycle();
-        for (number, side) in (1..).step_by(step).zip(sides) {
+        for (done, side) in (0_u64..).step_by(step).zip(sides) {
+            let number = match side {
+                Side::Before => done + 1,
+                Side::After => done,
+            };
             let killed = self.kill_and_go_on(purges, number, side, end).await;
             if !killed.with_context(|| format!("{side:?} write {number}"))? {
                 ensure!(number > least, "only {number} writes: it does too little");

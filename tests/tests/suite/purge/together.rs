@@ -1,14 +1,17 @@
-//! Purges beside writers, deletes and each other, through two servers.
+//! Purges beside writers, deletes, readers and each other, through two servers.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use dl_format::{DatasetId, FilePath};
 use dl_meta::redis_testing::Server;
 use dl_meta::{Memory, MetaStore, Redis, RedisOptions, Stop};
 use dl_runtime::{Clock, ManualClock};
 use dl_store::Store;
+use dl_tests::book::{Begun, Book, Content};
 use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
 use dl_tests::wire::Wire;
@@ -23,6 +26,32 @@ const FASTER: u32 = 200;
 /// Objects that the purges remove at least while others write.
 const REMOVED: u64 = 10;
 const PAUSE: Duration = Duration::from_millis(30);
+/// Between two questions of a reader.
+const SHORT_PAUSE: Duration = Duration::from_millis(3);
+/// Who writes; each below a folder of its own.
+const ORIGINS: [u8; 2] = [1, 2];
+/// Paths in such a folder.
+const PATHS: usize = 25;
+/// Files of one question of a reader.
+const ASKED: usize = 8;
+/// Answers that a reader has at least.
+const ANSWERS: usize = 1_000;
+
+/// Tells the book that these are written now, or, with none, deleted.
+fn begin<'a>(
+    book: &Book,
+    writes: impl Iterator<Item = (&'a [u8], Option<Content>)>,
+) -> Result<Vec<Begun>> {
+    let begun = writes.map(|(path, content)| {
+        let path = FilePath::new(path.to_vec())?;
+        anyhow::Ok(book.begin(&path, content))
+    });
+    begun.collect()
+}
+
+fn acknowledge(book: &Book, begun: Vec<Begun>) {
+    begun.into_iter().for_each(|begun| book.acknowledge(begun));
+}
 
 /// One of several writers: only it writes below its folder.
 async fn write(
@@ -30,6 +59,7 @@ async fn write(
     clock: Arc<ManualClock>,
     origin: u8,
     removed: Arc<AtomicU64>,
+    book: Arc<Book>,
 ) -> Result<Writer> {
     let dice = Dice::new(u64::from(origin));
     let mut writer = Writer::create(&client, origin).await?;
@@ -41,17 +71,24 @@ async fn write(
         let count = 1 + dice.below(8);
         let files: Vec<_> = (0..count)
             .map(|n| {
-                (format!("{origin}/{}", dice.below(25)), data(step * 31 + n, dice.below(40_000)))
+                (format!("{origin}/{}", dice.below(PATHS)), data(step * 31 + n, dice.below(40_000)))
             })
             .collect();
         // Of one path, the last one holds.
+        let last: BTreeMap<_, _> =
+            files.iter().map(|(path, bytes)| (path.as_bytes(), Content::of(bytes))).collect();
+        let begun = begin(&book, last.into_iter().map(|(path, content)| (path, Some(content))))?;
         writer.put(&client, clock.now(), &files).await?;
+        acknowledge(&book, begun);
         if dice.once_in(3) {
             let (prefix, digit) = (format!("{origin}/"), b'0' + dice.below(10) as u8);
             let is_wanted =
                 |path: &[u8]| path.starts_with(prefix.as_bytes()) && path.ends_with(&[digit]);
-            if writer.files.keys().any(|path| is_wanted(path)) {
+            let gone = writer.files.keys().map(Vec::as_slice).filter(|path| is_wanted(path));
+            let begun = begin(&book, gone.map(|path| (path, None)))?;
+            if !begun.is_empty() {
                 writer.delete(&client, clock.now(), is_wanted).await?;
+                acknowledge(&book, begun);
             }
         }
         self::clock().sleep(PAUSE).await;
@@ -59,14 +96,46 @@ async fn write(
     Ok(writer)
 }
 
-async fn purge(client: Wire, writers: Arc<()>, removed: Arc<AtomicU64>) -> Result<()> {
-    while Arc::strong_count(&writers) > 3 {
+async fn purge(client: Wire, writers: Weak<()>, removed: Arc<AtomicU64>) -> Result<()> {
+    while writers.strong_count() > 0 {
         let done = client.purge(NAME, Duration::ZERO).await?;
         ensure!(done.problems.is_empty(), "{done:?}");
         removed.fetch_add(done.removed, Ordering::Relaxed);
         clock().sleep(PAUSE).await;
     }
     Ok(())
+}
+
+/// One who reads what the writers write, or looks it up: each answer is what stood there at some
+/// moment meanwhile. Gives how many answers there were.
+async fn read(
+    client: Wire,
+    dataset: DatasetId,
+    writers: Weak<()>,
+    book: Arc<Book>,
+) -> Result<usize> {
+    let (dice, mut answers) = (Dice::new(3), 0);
+    while writers.strong_count() > 0 {
+        let mut paths = Vec::new();
+        for _ in 0..ASKED {
+            let (origin, number) = (dice.pick(&ORIGINS), dice.below(PATHS));
+            paths.push(FilePath::new(format!("{origin}/{number}"))?);
+        }
+        let since = book.now();
+        let found: Vec<Option<Content>> = if dice.once_in(2) {
+            let files = client.read(dataset, &paths).await?;
+            files.iter().map(|bytes| bytes.as_deref().map(Content::of)).collect()
+        } else {
+            let items = client.stat(dataset, &paths).await?;
+            items.iter().map(Content::told).collect::<Result<_>>()?
+        };
+        for (path, content) in paths.iter().zip(found) {
+            book.check(path, content, since)?;
+            answers += 1;
+        }
+        clock().sleep(SHORT_PAUSE).await;
+    }
+    Ok(answers)
 }
 
 /// Time goes by for ids and stamps, so many times faster, and not for whoever waits.
@@ -82,22 +151,29 @@ async fn beside_each_other(store: &Arc<dyn Store>, meta: &Arc<dyn MetaStore>) ->
     let time = new_clock();
     let (_one, first) = serve(store, meta, &time, Stop::Fresh).await?;
     let (_two, second) = serve(store, meta, &time, Stop::Clean).await?;
-    first.create(NAME).await?;
+    let dataset = first.create(NAME).await?;
     let passing = tokio::spawn(pass(Arc::clone(&time)));
-    // Held by both purges and by whoever still writes.
+    let (removed, book) = (Arc::new(AtomicU64::new(0)), Arc::<Book>::default());
+    // Held by whoever still writes: purges and readers go on for as long as that.
     let running = Arc::new(());
-    let removed = Arc::new(AtomicU64::new(0));
-    // First, at once: a purge ends when it sees no writers.
-    let writers = [(&first, 1), (&second, 2)].map(|(client, origin)| {
+    let writers = [&first, &second].into_iter().zip(ORIGINS).map(|(client, origin)| {
         let (client, time, running) = (client.clone(), Arc::clone(&time), Arc::clone(&running));
-        let removed = Arc::clone(&removed);
+        let (removed, book) = (Arc::clone(&removed), Arc::clone(&book));
         tokio::spawn(async move {
             let _running = running;
-            write(client, time, origin, removed).await
+            write(client, time, origin, removed, book).await
         })
     });
+    // Now: whoever goes on for as long as there are some ends when there are none.
+    let writers: Vec<_> = writers.collect();
+    let writing = Arc::downgrade(&running);
+    drop(running);
     let purges = [&first, &second].map(|client| {
-        tokio::spawn(purge(client.clone(), Arc::clone(&running), Arc::clone(&removed)))
+        tokio::spawn(purge(client.clone(), Weak::clone(&writing), Arc::clone(&removed)))
+    });
+    let readers = [&first, &second].map(|client| {
+        let (client, writers, book) = (client.clone(), Weak::clone(&writing), Arc::clone(&book));
+        tokio::spawn(read(client, dataset, writers, book))
     });
     let mut all: Option<Writer> = None;
     for writer in writers {
@@ -110,6 +186,10 @@ async fn beside_each_other(store: &Arc<dyn Store>, meta: &Arc<dyn MetaStore>) ->
     let writer = all.context("nobody wrote")?;
     for purge in purges {
         purge.await??;
+    }
+    for reader in readers {
+        let answers = reader.await?.context("read")?;
+        ensure!(answers > ANSWERS, "a reader had only {answers} answers beside the writers");
     }
     passing.abort();
     let removed = removed.load(Ordering::Relaxed);
@@ -128,16 +208,16 @@ async fn beside_each_other(store: &Arc<dyn Store>, meta: &Arc<dyn MetaStore>) ->
     Ok(())
 }
 
-/// Keeps S-27, S-17 and S-19: Rule 4.
+/// Keeps S-03, S-17, S-19, S-27 and S-28: Rule 4.
 #[tokio::test(flavor = "multi_thread")]
-async fn two_purges_beside_writers_and_deletes_lose_and_revive_nothing() -> Result<()> {
+async fn two_purges_beside_writers_deletes_and_readers_lose_and_revive_nothing() -> Result<()> {
     let store = dl_store::open("memory:").await?;
     beside_each_other(&store, &(Arc::new(Memory::new()) as Arc<dyn MetaStore>)).await
 }
 
-/// Keeps S-27.
+/// Keeps S-03, S-27 and S-28.
 #[tokio::test(flavor = "multi_thread")]
-async fn two_purges_beside_writers_lose_nothing_on_redis() -> Result<()> {
+async fn two_purges_beside_writers_and_readers_lose_nothing_on_redis() -> Result<()> {
     let server = Server::start(&[]).await;
     let store = dl_store::open("memory:").await?;
     let meta = Redis::open(&server.url(), RedisOptions::default(), clock()).await?;

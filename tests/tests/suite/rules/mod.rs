@@ -4,6 +4,7 @@
 //! that a planted breach of it is found. A breach says where, which rule, and what to do.
 
 mod circles;
+mod commands;
 mod configuration;
 mod edges;
 mod lints;

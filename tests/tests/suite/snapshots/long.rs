@@ -11,7 +11,7 @@ use super::{Scene, name, path, put};
 
 /// Keeps S-10 and S-41: what a listing holds is of each chunk, not of each file.
 #[test]
-fn a_long_folder_is_listed_from_a_snapshot_in_order_and_in_little_memory() -> Result<()> {
+fn heavy_a_long_folder_is_listed_from_a_snapshot_in_order_and_in_little_memory() -> Result<()> {
     let scene = Scene::new()?;
     let (count, step) = (rounds(50_000_u64, 1_000_000), 999_983);
     let padding = "x".repeat(200);
@@ -46,32 +46,37 @@ fn a_long_folder_is_listed_from_a_snapshot_in_order_and_in_little_memory() -> Re
     Ok(())
 }
 
-/// Keeps S-10: a build holds no more for more files.
+/// Keeps S-10: a build holds no more for more files, in whatever order they were put.
 #[test]
 fn heavy_a_snapshot_of_very_many_files_is_built_in_less_than_256_mib() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let mut server = Server::start(&scene.path().join("data"))?;
-    let servers = vec![server.address().to_owned()];
-    let client = Client::connect(ConnectOptions { servers, ..Default::default() })?;
-    let dataset = client.create_dataset(&name()?, ChunkShape::default())?;
     let file = |number: u32| {
         let class = 1_440_764 + number / 1_300 * 7;
         path(&format!("train/n{class:08}/n{class:08}_{}.JPEG", 10_026 + number % 1_300))
     };
     let count = rounds(200_000, 10_000_000);
-    for number in 0..count {
-        dataset.put(&file(number)?, Attributes::default(), b"x")?;
-    }
-    let _ = dataset.flush()?.check()?;
-    let saved = dataset.save_meta(&scene.path().join("saved"))?;
-    ensure!(saved.files() == count, "{} files", saved.files());
-    let bytes = saved.length() as f64 / f64::from(count);
-    let peak = server.process().peak_memory().context("the server is gone")?;
-    tell(format_args!("{count} files: {bytes:.1} bytes each, at most {} MiB", peak >> 20));
-    ensure!(bytes < 40.0 && peak < 256 << 20, "{bytes:.1} bytes a file, {} MiB", peak >> 20);
-    for number in (0..count).step_by(997) {
-        let found = saved.stat(&file(number)?)?;
-        ensure!(matches!(&found, StatItem::File(record) if record.length == 1), "{found:?}");
+    // A step that comes by every file: next to each other are none of one folder.
+    for (step, most) in [(1, 40.0), (1_999_993, 60.0)] {
+        let scene = tempfile::tempdir()?;
+        let mut server = Server::start(&scene.path().join("data"))?;
+        let servers = vec![server.address().to_owned()];
+        let client = Client::connect(ConnectOptions { servers, ..Default::default() })?;
+        let dataset = client.create_dataset(&name()?, ChunkShape::default())?;
+        for number in 0..u64::from(count) {
+            let number = u32::try_from(number * step % u64::from(count))?;
+            dataset.put(&file(number)?, Attributes::default(), b"x")?;
+        }
+        let _ = dataset.flush()?.check()?;
+        let saved = dataset.save_meta(&scene.path().join("saved"))?;
+        ensure!(saved.files() == count, "{} files", saved.files());
+        let bytes = saved.length() as f64 / f64::from(count);
+        let peak = server.process().peak_memory().context("the server is gone")?;
+        let figures = format!("{bytes:.1} bytes each, at most {} MiB", peak >> 20);
+        tell(format_args!("{count} files, every {step}. next: {figures}"));
+        ensure!(bytes < most && peak < 256 << 20, "{figures}");
+        for number in (0..count).step_by(997) {
+            let found = saved.stat(&file(number)?)?;
+            ensure!(matches!(&found, StatItem::File(record) if record.length == 1), "{found:?}");
+        }
     }
     Ok(())
 }

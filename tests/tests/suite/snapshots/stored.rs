@@ -258,6 +258,43 @@ fn a_lost_chunk_is_named_with_what_brings_snapshots_back() -> Result<()> {
 
 /// The clock is the servers'.
 #[test]
+fn a_lost_chunk_is_not_looked_for_again_at_once_by_everybody_who_connects() -> Result<()> {
+    let cluster = Cluster::new()?;
+    let inner = cluster.run(dl_store::open("memory:"))?;
+    let (store, counters) = CountStore::new(Arc::clone(&inner));
+    let store: Arc<dyn Store> = Arc::new(store);
+    let time = Arc::new(ManualClock::new(SystemClock::new().now()));
+    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
+    let parts =
+        Parts { clock: Arc::<ManualClock>::clone(&time), ..parts(Arc::clone(&store), meta) };
+    let scene = Scene::over(cluster, 1, inner, parts)?;
+    for number in 0..20 {
+        put(&scene.dataset, &[(&format!("{number}"), b"1")])?;
+    }
+    let below = Prefix::new(dataset_prefix(scene.dataset.info().id))?;
+    let objects = scene.cluster.run(scene.store.list_sorted(&below))?;
+    let lost = objects.into_iter().rfind(|object| object.key.as_str().ends_with(".c"));
+    let lost = lost.context("there are chunks")?.key;
+    let bytes = scene.cluster.run(scene.store.read_all(&lost))?;
+    scene.cluster.run(scene.store.delete(&lost))?;
+    let reads = || counters.counts().ranges;
+    let refused = |file| -> Result<(String, u64)> {
+        let before = reads();
+        let refused = scene.saved(file).err().context("it was built")?;
+        Ok((format!("{refused:#}"), reads() - before))
+    };
+    let (first, many) = refused("first")?;
+    let (again, few) = refused("again")?;
+    ensure!(again == first && many >= 20 && few < 20, "{many} and {few} reads: {again}");
+    // It may be there again, without anything that tells.
+    scene.cluster.run(scene.store.create(&lost, bytes))?;
+    time.advance(Duration::from_secs(11));
+    scene.saved("restored")?;
+    Ok(())
+}
+
+/// The clock is the servers'.
+#[test]
 fn snapshots_of_older_versions_go_after_an_hour() -> Result<()> {
     let cluster = Cluster::new()?;
     let store = cluster.run(dl_store::open("memory:"))?;
