@@ -143,6 +143,10 @@ impl Store for CountStore {
         self.inner.doubt(key);
     }
 
+    fn foresee(&self, key: &Key) {
+        self.inner.foresee(key);
+    }
+
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
         let counters = &self.counters;
         add(&counters.lists, 1);

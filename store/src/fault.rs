@@ -127,6 +127,10 @@ impl Store for FaultStore {
         self.inner.doubt(key);
     }
 
+    fn foresee(&self, key: &Key) {
+        self.inner.foresee(key);
+    }
+
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
         let prefix = prefix.clone();
         let listing = async move {

@@ -94,6 +94,9 @@ pub trait Store: Debug + Display + Send + Sync + 'static {
     /// Bytes of this object, as a read gave them, may not be what was stored.
     fn doubt(&self, key: &Key);
 
+    /// Files of this object are read now, and others of its dataset probably soon.
+    fn foresee(&self, key: &Key);
+
     /// The objects below `prefix`, unordered.
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>>;
 }

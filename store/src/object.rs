@@ -260,6 +260,10 @@ impl Store for RemoteStore {
         // Nothing is kept of what was read.
     }
 
+    fn foresee(&self, _: &Key) {
+        // Nothing is nearer than here.
+    }
+
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
         let (below, prefix) = (Path::from(prefix.as_str()), prefix.clone());
         let asked = prefix.clone();

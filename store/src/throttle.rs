@@ -143,6 +143,10 @@ impl Store for ThrottleStore {
         self.inner.doubt(key);
     }
 
+    fn foresee(&self, key: &Key) {
+        self.inner.foresee(key);
+    }
+
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
         let prefix = prefix.clone();
         let listing =

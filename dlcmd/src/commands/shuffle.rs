@@ -68,7 +68,7 @@ pub(crate) struct Arguments {
     group_size: NonZeroU32,
 
     /// Ranks of the task
-    #[arg(long, value_name = "RANKS", default_value_t = 1)]
+    #[arg(long, value_name = "RANKS", default_value_t = 1, conflicts_with = "report")]
     world: u32,
 
     /// Print the files of this rank, counted from 0
@@ -76,11 +76,11 @@ pub(crate) struct Arguments {
     rank: u32,
 
     /// Share the chunks among so many nodes, and not the files among all ranks
-    #[arg(long, value_name = "NODES")]
+    #[arg(long, value_name = "NODES", conflicts_with = "report")]
     nodes: Option<u32>,
 
     /// Read some files twice, so that each rank has as many and none is left out
-    #[arg(long)]
+    #[arg(long, conflicts_with = "report")]
     pad: bool,
 
     /// Go on where this resume token says, with its seed, epoch and group size

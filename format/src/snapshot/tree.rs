@@ -42,6 +42,8 @@ pub(super) struct Tree {
     pub(super) names: Vec<u8>,
     /// For each directory, as they were added, its number in the snapshot.
     pub(super) numbers: Vec<u32>,
+    /// For each number, and for one more, the runs before those in its directory.
+    pub(super) runs_before: Vec<u32>,
 }
 
 impl Default for TreeWriter {
@@ -183,6 +185,7 @@ impl Children {
 
 impl Tree {
     fn row(&mut self, child: u32) {
+        self.runs_before.push(self.runs);
         let fields = [narrow(self.names.len()), child, self.runs];
         self.rows.extend(fields.into_iter().flat_map(u32::to_le_bytes));
     }

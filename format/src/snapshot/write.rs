@@ -88,6 +88,8 @@ pub struct SnapshotWriter {
     runs: Vec<SnapshotRun>,
     /// For each directory, in the order in which they came, its number in the snapshot.
     places: Vec<u32>,
+    /// For each of these numbers, and for one more, the runs before those in its directory.
+    runs_before: Vec<u32>,
     /// How many directories there are, and how many runs of files in them.
     counts: (u32, u32),
     index: Option<IndexWriter>,
@@ -110,6 +112,7 @@ impl SnapshotWriter {
             tree: TreeWriter::default(),
             runs: Vec::new(),
             places: Vec::new(),
+            runs_before: Vec::new(),
             counts: (0, 0),
             index: Some(IndexWriter::new(files)),
             chunks: 0,
@@ -211,6 +214,7 @@ impl SnapshotWriter {
         let tree = std::mem::take(&mut self.tree).encode();
         self.counts = (tree.directories, tree.runs);
         self.places = tree.numbers;
+        self.runs_before = tree.runs_before;
         self.put(SnapshotSection::Directories, &tree.rows);
         self.put(SnapshotSection::DirectoryNames, &tree.names);
         let stamps: Vec<u8> =
@@ -222,6 +226,21 @@ impl SnapshotWriter {
     pub fn placed(&self, run: SnapshotRun) -> SnapshotRun {
         let place = self.places.get(run.directory as usize).copied();
         SnapshotRun { directory: place.unwrap_or(u32::MAX), ..run }
+    }
+
+    /// A number for a run that was placed: those that come later have greater ones, and all of them
+    /// are about evenly far from each other.
+    pub fn key(&self, run: SnapshotRun) -> u64 {
+        let before = |number: usize| self.runs_before.get(number).copied().unwrap_or_default();
+        let number = run.directory as usize;
+        let (first, end) = (before(number), before(number.saturating_add(1)));
+        let (_, all) = self.counts;
+        let step = u64::MAX.checked_div(all.into()).unwrap_or_default();
+        // Files of a directory may lie anywhere among all.
+        let room = u128::from(end.saturating_sub(first)).saturating_mul(step.into());
+        let within = room.saturating_mul(run.first.into()).checked_div(self.files.into());
+        let within = u64::try_from(within.unwrap_or_default()).unwrap_or(u64::MAX);
+        u64::from(first).saturating_mul(step).saturating_add(within)
     }
 
     /// Adds a run that was placed; they come sorted.

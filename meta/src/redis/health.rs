@@ -277,6 +277,11 @@ impl Shared {
             if !run.is_some_and(|run| self.health().runs.contains(run)) {
                 self.survey().await?;
                 self.assure().await?;
+                // Metadata that was bound and is not has lost everything.
+                if sign.is_bound && self.health().bound.is_none() {
+                    return Err(refused(Damage { since: None }));
+                }
+                return Ok(());
             }
         }
         Ok(())

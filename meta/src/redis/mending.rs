@@ -79,7 +79,17 @@ impl Shared {
         }
         let token = self.random.u64();
         let since = since.map_or(0, |since| (since.get() / 1_000).max(1));
-        let (mut shards, is_bound) = self.begin(token, since, false).await?;
+        let (mut shards, is_bound) = match self.begin(token, since, false).await {
+            // Some shards had no room for it: those that had don't keep it.
+            Err(full) if full.kind == Kind::Full => {
+                let field = mend_field(token);
+                let asks =
+                    Shard::all().map(|shard| Ask::to(&keys::mark(shard), "HDEL").arg(&field));
+                self.router.ask(asks.collect()).await?;
+                return Err(full);
+            }
+            begun => begun?,
+        };
         for held in &mut shards {
             held.mark.mends.retain(|mend| mend.token != token);
         }

@@ -47,6 +47,7 @@ end
 if ARGV[6] == '1' then redis.call('PERSIST', KEYS[1]) end
 redis.call('ZADD', KEYS[2], 0, ARGV[3])
 redis.call('HSET', KEYS[1], 'objects', redis.call('ZCARD', KEYS[2]))
+redis.call('HDEL', KEYS[1], 'counted')
 if ARGV[6] == '1' then redis.call('HINCRBY', KEYS[1], 'tombstones', 1) end
 if tonumber(home[3] or 0) < tonumber(ARGV[5]) then redis.call('HSET', KEYS[1], 'last', ARGV[5]) end
 redis.call('HSET', KEYS[3], id, ARGV[4])
@@ -271,7 +272,9 @@ else
     local said = since .. ' ' .. began .. ' ' .. marked .. ' ' .. begun .. ' ' .. ARGV[3]
     redis.call('HSET', KEYS[1], field, said)
 end
-if ARGV[8] then redis.call('HDEL', KEYS[1], unpack(ARGV, 8)) end
+for i = 8, #ARGV, 1000 do
+    redis.call('HDEL', KEYS[1], unpack(ARGV, i, math.min(i + 999, #ARGV)))
+end
 return 1
 ",
     )

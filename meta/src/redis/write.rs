@@ -190,6 +190,9 @@ impl Shared {
         let oldest = objects.iter().map(|id| u64::from(id.seconds()) * 1_000_000).min();
         let Some(oldest) = oldest.filter(|oldest| *oldest < recent) else { return Ok(None) };
         let Some(store) = self.identity().await? else { return Ok(None) };
+        if let Some(why) = self.router.full().await? {
+            return Err(Failure::because(Kind::Full, why));
+        }
         Ok(Some((self.mending(Some(Stamp::new(oldest))).await?, store)))
     }
 

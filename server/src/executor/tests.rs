@@ -229,6 +229,8 @@ impl Store for Zeroes {
     }
 
     fn doubt(&self, _: &Key) {}
+
+    fn foresee(&self, _: &Key) {}
 }
 
 #[tokio::test]

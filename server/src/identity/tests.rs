@@ -52,6 +52,10 @@ impl Store for Careless {
     fn doubt(&self, key: &Key) {
         self.inner.doubt(key);
     }
+
+    fn foresee(&self, key: &Key) {
+        self.inner.foresee(key);
+    }
 }
 
 async fn parts(store: Arc<dyn Store>, meta: Arc<dyn MetaStore>) -> Parts {

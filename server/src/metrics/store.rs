@@ -101,6 +101,10 @@ impl Store for MeteredStore {
         self.inner.doubt(key);
     }
 
+    fn foresee(&self, key: &Key) {
+        self.inner.foresee(key);
+    }
+
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
         let timer = Timer::start(&self.metrics.list, &self.clock);
         let checked = move |result: &Result<ObjectInfo, Error>| {

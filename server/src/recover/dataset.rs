@@ -154,7 +154,7 @@ impl Recovery<'_> {
             // It was set aside: of what its log knows, rows may be missing that were lost then.
             Log::Trusted if !whole => Some(0),
             // A recovery that was cut off goes on.
-            Log::Trusted | Log::Fresh => self.damaged.map(|damaged| damaged.max(since)),
+            Log::Trusted | Log::Sound => self.damaged.map(|damaged| damaged.max(since)),
         };
         let doubt = Doubt { from };
         let search = Search { parts: self.parts, name, id, doubt, shares: self.shares };

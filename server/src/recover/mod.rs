@@ -39,8 +39,9 @@ const SLACK: Duration = Duration::from_secs(30 * 60);
 /// Whether the metadata has what its log says it has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Log {
-    /// All that it knows was brought in since the metadata was empty.
-    Fresh,
+    /// What it knows is there, whatever became of the rest: it was brought in since the metadata was
+    /// empty, or is written together with its rows.
+    Sound,
     /// Unless the metadata knows that it lost something.
     Trusted,
     /// Whoever asks for a recovery may know more than the metadata does.
@@ -60,7 +61,7 @@ pub(crate) async fn recover(
     let bound = parts.meta.identity().await;
     let bound = bound.map_err(|error| Error::meta("look into", &parts.meta, error))?;
     // Metadata that is filled from nothing has what was brought in since: what was cut off goes on.
-    let log = bound.map_or(Log::Fresh, |_| Log::Doubted);
+    let log = bound.map_or(Log::Sound, |_| Log::Doubted);
     rebuild(parts, request, caller, log, &progress).await?;
     progress.end()
 }
@@ -115,7 +116,8 @@ async fn rebuild(
     let recovered = recovered.buffer_unordered(DATASETS_AT_ONCE);
     incomplete |= recovered.fold(false, |all, one| ready(all | one)).await;
     late.end().await?;
-    let covers = damage.is_none_or(|damage| covers(request.since, damage));
+    // One that doubts the log goes back as far as the damage does.
+    let covers = log == Log::Doubted || damage.is_none_or(|damage| covers(request.since, damage));
     let brought = match request.dataset.is_none() && !incomplete && covers {
         true => Brought::All,
         false => Brought::Some,
@@ -163,7 +165,7 @@ fn seconds_of(since: Stamp) -> u64 {
 
 /// Adopts whatever the logs of all datasets lack, after a metadata store lost their ends.
 pub(crate) async fn roll_forward(parts: &Parts) -> Result<u64, Error> {
-    match quietly(parts, None).await {
+    match quietly(parts, None, Log::Sound).await {
         // Those datasets are refused until they are recovered; the others are served.
         (Err(error), adopted) if error.kind == Kind::Unavailable => {
             tracing::error!(error = error.chain(), "some datasets are not whole");
@@ -175,12 +177,12 @@ pub(crate) async fn roll_forward(parts: &Parts) -> Result<u64, Error> {
 
 /// Appends all objects again that were sealed since then, or shortly before.
 pub(crate) async fn append_again(parts: &Parts, since: Stamp) -> Result<u64, Error> {
-    let (recovered, adopted) = quietly(parts, Some(since)).await;
+    let (recovered, adopted) = quietly(parts, Some(since), Log::Trusted).await;
     recovered.map(|()| adopted)
 }
 
 /// Recovers all datasets; what is wrong goes into the log. Gives how many objects were adopted.
-async fn quietly(parts: &Parts, since: Option<Stamp>) -> (Result<(), Error>, u64) {
+async fn quietly(parts: &Parts, since: Option<Stamp>, log: Log) -> (Result<(), Error>, u64) {
     let (progress, mut done) = mpsc::channel::<Reply<RecoverProgress>>(16);
     let everything = RecoverRequest { dataset: None, since };
     let adopted = async {
@@ -195,8 +197,7 @@ async fn quietly(parts: &Parts, since: Option<Stamp>) -> (Result<(), Error>, u64
     };
     let recovered = async {
         let listener = Listener::new(parts, &progress);
-        let recovered =
-            rebuild(parts, everything, &Caller::Everybody, Log::Trusted, &listener).await;
+        let recovered = rebuild(parts, everything, &Caller::Everybody, log, &listener).await;
         let recovered = recovered.and_then(|()| listener.end());
         drop(progress);
         recovered

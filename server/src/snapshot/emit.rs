@@ -94,18 +94,13 @@ impl Emitter {
     fn end_runs(&mut self) -> io::Result<()> {
         let mut spool = std::mem::replace(&mut self.runs, Spool::new(self.scratch.clone(), 0));
         let mut sorted = Partitions::new(self.scratch.clone(), spool.length(), self.sizes);
-        // Runs that come later have higher keys: by directory first, and there by file.
-        let of_directory = u64::MAX / (self.writer.directories() as u64).max(1);
-        let of_file = of_directory >> u32::BITS;
         let mut some = vec![0; DRAIN_EVERY * RUN];
         loop {
             let length = fill(&mut spool, &mut some)?;
             let read = some.get(..length).unwrap_or_default();
             for run in read.as_chunks().0 {
                 let run = self.writer.placed(run_of_bytes(*run));
-                let key = u64::from(run.directory).saturating_mul(of_directory);
-                let key = key.saturating_add(u64::from(run.first).saturating_mul(of_file));
-                sorted.push(key, &run_to_bytes(run))?;
+                sorted.push(self.writer.key(run), &run_to_bytes(run))?;
             }
             if length < some.len() {
                 break;

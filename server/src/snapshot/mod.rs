@@ -1,8 +1,9 @@
 //! Snapshots: all metadata of a dataset at one version as one file, built when it is first asked
 //! for, kept beside the chunks, and handed out in ranges (paper, 4.1.3).
 //!
-//! Must hold: a snapshot is one cut of the log and never changes; it is built once however many
-//! ask; whoever asks for the newest gets one that was cut after they asked.
+//! Must hold: a snapshot is one cut of the log and never changes; a server builds it once however
+//! many ask, and it is stored once; whoever asks for the newest gets one that was cut after they
+//! asked.
 
 mod build;
 mod emit;

@@ -152,6 +152,10 @@ impl<F: Files> Store for LocalStore<F> {
         // Nothing is kept of what was read.
     }
 
+    fn foresee(&self, _: &Key) {
+        // Nothing is nearer than here.
+    }
+
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
         let (top, prefix) = (vec![prefix.as_str().to_owned()], prefix.clone());
         stream::try_unfold(top, move |mut dirs| {

@@ -1,8 +1,8 @@
-//! What lies with an object that was missed is brought over too (paper, Figure 4): a job that reads
-//! some of a dataset reads all of it.
+//! What lies with an object whose files are read, and that is not there, is brought over too (paper,
+//! Figure 4): a job that reads some of a dataset reads all of it.
 //!
-//! Must hold: it takes room that is free, and gives up no copy for it; one object at a time, and
-//! while somebody waits for the slow store one a second at most.
+//! Must hold: it takes room that is free, gives up no copy for it, and goes before any copy that
+//! was read; one object at a time, and while somebody waits for the slow store one a second at most.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -78,8 +78,11 @@ impl Along {
 }
 
 impl Tier {
-    /// Has the group of an object that was missed brought over, in the background.
+    /// Has the group of an object that is read brought over in the background, if it is not there.
     pub(super) fn bring_along(self: &Arc<Self>, key: &Key) {
+        if !self.is_ready() || self.index().knows(key) {
+            return;
+        }
         let Some(group) = self.along.begin(key, self.clock.monotonic()) else { return };
         let tier = Arc::clone(self);
         tokio::spawn(async move {
@@ -103,7 +106,7 @@ impl Tier {
             if !self.is_ready() || !self.index().has_free(copy::length_of(size)) {
                 return;
             }
-            if self.index().begin(&key, name.clone()) {
+            if self.index().begin_along(&key, name.clone()) {
                 // It goes on when nobody waits for it any more.
                 let _ = self.send_for(key, name).await;
             }

@@ -98,8 +98,11 @@ struct Copy {
     size: u64,
     /// Of the object.
     length: u64,
+    /// Nothing for one that nobody has read.
     read_at: Duration,
     slot: Slot,
+    /// Whether it is only brought because others of its group are read.
+    along: bool,
 }
 
 impl Copy {
@@ -229,7 +232,7 @@ impl Index {
     fn numbered(&mut self, name: Key, state: State) -> Copy {
         self.last_number += 1;
         let (number, read_at) = (self.last_number, Duration::ZERO);
-        Copy { state, name, number, size: 0, length: 0, read_at, slot: 0 }
+        Copy { state, name, number, size: 0, length: 0, read_at, slot: 0, along: false }
     }
 
     /// Where to read ranges, at `now`.
@@ -295,7 +298,12 @@ impl Index {
 
     /// Whether to bring an object over; it is coming then.
     pub(super) fn begin(&mut self, key: &Key, name: Key) -> bool {
-        if self.coming >= BROUGHT_AT_ONCE || self.copies.contains_key(key) {
+        if let Some(copy) = self.copies.get_mut(key) {
+            // Somebody asked for it by now.
+            copy.along = false;
+            return false;
+        }
+        if self.coming >= BROUGHT_AT_ONCE {
             return false;
         }
         self.coming += 1;
@@ -304,13 +312,21 @@ impl Index {
         true
     }
 
+    /// The same for one that nobody asked for: no copy is given up for it, and it is the first to go.
+    pub(super) fn begin_along(&mut self, key: &Key, name: Key) -> bool {
+        let begins = self.begin(key, name);
+        if let Some(copy) = self.copies.get_mut(key).filter(|_| begins) {
+            copy.along = true;
+        }
+        begins
+    }
+
     /// An object is on its way no more, whether it arrived or not.
     pub(super) fn end(&mut self) {
         self.coming = self.coming.saturating_sub(1);
     }
 
-    /// Whether there is room for so many bytes without giving up any copy, beside those of all
-    /// that come.
+    /// Whether there is room for so many bytes without giving up any copy.
     pub(super) fn has_free(&self, size: u64) -> bool {
         self.used.checked_add(size).is_some_and(|used| used <= self.quota)
     }
@@ -325,6 +341,9 @@ impl Index {
         let size_of = |key: &Key| self.copies.get(key).map_or(0, |copy| copy.size);
         // What others remove is there until they have done it.
         let mut left = self.used - self.going.iter().map(size_of).sum::<u64>();
+        if left > goal && self.copies.get(key).is_some_and(|copy| copy.along) {
+            return None;
+        }
         let (mut given_up, mut aside) = (Vec::new(), Vec::new());
         for (read_at, other) in self.by_age.iter().take(STEPS) {
             let is_read = *read_at != Duration::ZERO && now.saturating_sub(*read_at) < KEPT;
@@ -362,10 +381,10 @@ impl Index {
     /// The copy is there. False when its object was deleted meanwhile: remove it.
     pub(super) fn arrive(&mut self, key: &Key, now: Duration) -> bool {
         let Some(copy) = self.copies.get_mut(key) else { return false };
-        copy.read_at = now;
+        copy.read_at = if copy.along { Duration::ZERO } else { now };
         if copy.state == State::Coming {
             copy.state = State::Whole;
-            self.by_age.insert((now, key.clone()));
+            self.by_age.insert((copy.read_at, key.clone()));
             return true;
         }
         copy.state = State::Going;

@@ -128,8 +128,8 @@ impl TierStore {
         Self::of_groups(slow, fast, quota, clock, |_| None)
     }
 
-    /// The same; what is in one group with an object that was read is brought over as well, as far as
-    /// there is room.
+    /// The same; what is in one group with an object whose files are read is brought over as well, as
+    /// far as there is room.
     pub fn of_groups(
         slow: Arc<dyn Store>,
         fast: Arc<dyn Store>,
@@ -344,7 +344,6 @@ impl Tier {
             {
                 self.send_for(key.clone(), name);
             }
-            self.bring_along(key);
         }
     }
 
@@ -470,6 +469,11 @@ impl Store for TierStore {
     fn doubt(&self, key: &Key) {
         self.tier.index().doubt(key);
         self.tier.slow.doubt(key);
+    }
+
+    fn foresee(&self, key: &Key) {
+        self.tier.bring_along(key);
+        self.tier.slow.foresee(key);
     }
 
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {

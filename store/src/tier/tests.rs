@@ -54,6 +54,10 @@ impl Store for Twice {
         self.0.doubt(key);
     }
 
+    fn foresee(&self, key: &Key) {
+        self.0.foresee(key);
+    }
+
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
         self.0.list(prefix)
     }

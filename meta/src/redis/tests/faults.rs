@@ -169,6 +169,8 @@ async fn without_room_it_is_read_as_before_and_datasets_end() {
     model.add(&object);
     // What it adds up to was never counted before.
     model.check(&store, id(), 9).await;
+    let mark = server.text(&["HKEYS", "dl:{9}:mark"]).await;
+    assert!(mark.contains("run") && !mark.contains("mend:"), "{mark}");
     store.shared.clock.sleep(Duration::from_millis(1_100)).await;
     assert_eq!(store.damage().await.unwrap(), None);
     store.stamp(id(), dl_format::Stamp::new(1)).await.unwrap();

@@ -329,3 +329,18 @@ async fn a_log_that_is_gone_counts_right_when_its_objects_were_appended_again() 
     let home = store.shared.home(id()).await.unwrap().unwrap();
     assert!(home.counted.is_some(), "it is counted again and again");
 }
+
+/// Keeps S-05: of metadata that was bound, what is gone was lost, though it looks like new.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_flushed_while_it_was_read_is_not_called_missing() {
+    let server = Server::start(&[]).await;
+    let (store, _) = filled(&server.url()).await;
+    let sign = store.shared.sign().unwrap();
+    let shard = store.shared.keys_of(id()).await.unwrap().log().shard;
+    let mark = store.shared.router.ask(vec![sign.ask(shard)]).await.unwrap();
+    store.shared.check_signs(&sign, mark).await.unwrap();
+    server.ask(&["FLUSHALL"]).await;
+    let mark = store.shared.router.ask(vec![sign.ask(shard)]).await.unwrap();
+    let failure = store.shared.check_signs(&sign, mark).await.unwrap_err();
+    assert_eq!(failure.kind, Kind::Lost, "{failure}");
+}

@@ -85,6 +85,10 @@ impl Store for Many {
         self.inner.doubt(key);
     }
 
+    fn foresee(&self, key: &Key) {
+        self.inner.foresee(key);
+    }
+
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
         let (Some(dataset), Some(size)) = (self.dataset.get(), self.length.get()) else {
             return self.inner.list(prefix);

@@ -36,14 +36,16 @@ fn a_server_that_is_killed_while_it_builds_or_sends_costs_time_only() -> Result<
     fill(&server, files)?;
     let dice = Dice::new(7);
     let file = folder.path().join("saved");
-    for round in 0..rounds(4, 40) {
+    let mut met = 0;
+    for round in 0..rounds(6, 60) {
         let one = folder.path().join(format!("one-{round}"));
         std::fs::write(&one, b"x")?;
         run(server.dlcmd()?.arg("put").arg(&one).arg("dl://ds"))?.code(0)?;
         let mut save = server.dlcmd()?;
         save.args(["snapshot", "save", "dl://ds"]).arg(&file);
         let saving = std::thread::spawn(move || run(&mut save));
-        std::thread::sleep(Duration::from_millis(dice.below(600) as u64));
+        std::thread::sleep(Duration::from_millis(dice.below(300) as u64));
+        met += u32::from(!saving.is_finished());
         server.kill()?;
         server = Server::start_with(&data, &address, &[])?;
         let saved = saving.join().map_err(|_| anyhow::anyhow!("it ended early"))??;
@@ -54,6 +56,7 @@ fn a_server_that_is_killed_while_it_builds_or_sends_costs_time_only() -> Result<
         run(server.dlcmd()?.args(["snapshot", "save", "dl://ds"]).arg(&again))?.code(0)?;
         ensure!(std::fs::read(&file)? == std::fs::read(&again)?, "round {round}: not the same");
     }
+    ensure!(met > 0, "each snapshot was there before its server was killed");
     ensure!(left_in(&data.join("scratch"))? == 0, "files without a name are gone with a process");
     Ok(())
 }

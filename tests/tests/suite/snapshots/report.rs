@@ -195,6 +195,9 @@ fn every_field_of_a_report_is_in_the_document_and_wrong_usage_is_told() -> Resul
         &["--report", "-0"],
         &["--report", "--window", "0"],
         &["--report", "--group-size", "0"],
+        &["--report", "--world", "8"],
+        &["--report", "--nodes", "2"],
+        &["--report", "--pad"],
     ] {
         scene.dl(&[&["shuffle", "dl://sorted"][..], words].concat())?.code(2)?;
     }
