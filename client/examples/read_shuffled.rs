@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use dl_runtime::{Clock, OsRandom, Random, SystemClock};
 use libdiesel::{
     Client, ConnectOptions, Dataset, DatasetName, DirPath, Epoch, FilePath, ListEntry,
-    ShuffleOptions,
+    ShuffleOptions, SnapshotCache,
 };
 
 const BATCH: usize = 256;
@@ -64,6 +64,8 @@ fn main() -> Result<(), Failed> {
         })
     };
     tell("any order, in batches of 256", paths.len(), folder, batches)?;
+    let cache = SnapshotCache::of_user().ok_or("set HOME or XDG_CACHE_HOME for its snapshot")?;
+    let dataset = dataset.with_snapshot(&cache)?;
     let epoch = dataset.shuffle(ShuffleOptions::new(OsRandom.u64(), 0, GROUP))?;
     tell("one epoch, shuffled chunk-wise", paths.len(), folder, |read| read.epoch(&epoch))
 }

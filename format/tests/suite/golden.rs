@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use bytes::Bytes;
 use dl_format::snapshot::{Manifest, Snapshot};
 use dl_format::{
-    Attributes, ChunkShape, ChunkWriter, Crc32c, Deletions, Entry, EntryVersion, Header,
+    Attributes, ChunkShape, ChunkWriter, Crc32c, Deletions, Entry, EntryVersion, FilePath, Header,
     IdentityRecord, NameRecord, NameState, Sealed, Stamp, StoreId, Verified, encode_tombstone,
 };
 
@@ -86,7 +86,35 @@ fn snapshot() -> Vec<u8> {
     crate::snapshot::of(&objects.collect::<Vec<_>>())
 }
 
-/// Of that snapshot, as it is stored.
+/// More files than a bucket of the index, a block of names or a run has room for, of which some have
+/// long paths; each with its bytes.
+fn many() -> Vec<(FilePath, Attributes, usize)> {
+    let file = |number: usize| {
+        let (folder, long) = (number % 7, "long".repeat(50));
+        let text = match number % 10 {
+            0 => format!("{folder}/{long}/{number}"),
+            _ => format!("{folder}/n{folder:08}_{number}.JPEG"),
+        };
+        let mtime = 1_700_000_000_000_000_000 + 40 * i64::try_from(number).expect("few");
+        (path(text), Attributes { mode: 0o644, mtime }, number)
+    };
+    (0..300).map(file).collect()
+}
+
+fn snapshot_many() -> Vec<u8> {
+    let files = many();
+    let chunks = files.chunks(150).zip(6..).map(|(files, number)| {
+        let mut writer = ChunkWriter::new(small(), Vec::new());
+        for (path, attributes, length) in files {
+            let content = data(*length as u64, *length);
+            writer.append(path, *attributes, &content).expect("it has room");
+        }
+        committed(bytes_of(&writer.seal(id(number), DATASET)), STAMP + u64::from(number)).0
+    });
+    crate::snapshot::of(&chunks.collect::<Vec<_>>())
+}
+
+/// Of the first snapshot, as it is stored.
 fn manifest() -> Manifest {
     let snapshot = snapshot();
     let opened = Snapshot::open(&snapshot).expect("a good snapshot");
@@ -117,6 +145,7 @@ pub(crate) fn files() -> Vec<(&'static str, Vec<u8>)> {
         ("rewritten.bin", rewritten()),
         ("rewritten-committed.bin", stored(rewritten())),
         ("snapshot.bin", snapshot()),
+        ("snapshot-many.bin", snapshot_many()),
         ("tombstone.bin", tombstone.clone()),
         ("tombstone-committed.bin", stored(tombstone)),
     ]
@@ -216,6 +245,26 @@ fn the_golden_large_file_is_its_part_and_its_tail() {
     let entry = tail.entry(0).unwrap();
     assert_eq!((entry.length, entry.stored, entry.crc), (350, 50, Crc32c::of(&whole)));
     assert!(entry.has_extents);
+}
+
+#[test]
+fn the_golden_snapshots_read_as_what_went_in() {
+    let few = FILES.iter().map(|(name, attributes, length)| (path(name), *attributes, *length));
+    for (name, files) in [("snapshot.bin", few.collect()), ("snapshot-many.bin", many())] {
+        let bytes = golden(name);
+        let snapshot = Snapshot::open(&bytes).unwrap();
+        snapshot.verify().unwrap();
+        for (path, attributes, length) in files {
+            let number = snapshot.lookup(path.as_bytes()).unwrap().expect("it is there");
+            let file = snapshot.file(number).unwrap();
+            assert_eq!((file.attributes, file.length), (attributes, length as u64), "{path}");
+            let mut found = Vec::new();
+            snapshot.path(number, &mut found).unwrap();
+            assert_eq!(found, path.as_bytes());
+        }
+        assert_eq!(snapshot.lookup(b"0/none").unwrap(), None);
+    }
+    assert_eq!(Snapshot::open(&golden("snapshot-many.bin")).unwrap().files(), 300);
 }
 
 #[test]

@@ -196,7 +196,21 @@ impl Embedded {
         work: impl FnOnce(&ReadTransaction) -> Result<T, redb::Error> + Send + 'static,
     ) -> Result<T, Error> {
         self.applied(action, dataset).await?;
-        self.read(action, dataset, work).await
+        self.read_of(action, dataset, work).await
+    }
+
+    /// Reads of one dataset; one that was dropped meanwhile is missing.
+    async fn read_of<T: Send + 'static>(
+        &self,
+        action: &'static str,
+        dataset: DatasetId,
+        work: impl FnOnce(&ReadTransaction) -> Result<T, redb::Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let answer = self.read(action, dataset, work).await;
+        if answer.is_err() {
+            self.shared.state().known(dataset, action)?;
+        }
+        answer
     }
 
     /// Asks the file what paths are.
@@ -210,7 +224,7 @@ impl Embedded {
             let index = Index::open(transaction, dataset)?;
             Ok(paths.iter().map(|path| walk::find(&index, path)).collect())
         };
-        self.read(action, dataset, read).await?
+        self.read_of(action, dataset, read).await?
     }
 
     /// Waits until all that was appended to a dataset is applied.

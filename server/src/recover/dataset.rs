@@ -183,7 +183,14 @@ impl Recovery<'_> {
             let step = tokio::select! {
                 biased;
                 () = &mut list, if !list.is_terminated() => continue,
-                step = steps.try_next() => step?,
+                step = steps.try_next() => step,
+            };
+            let step = match step {
+                // Deleted between the steps.
+                Err(error) if error.kind == Kind::NotFound && self.is_gone(named).await? => {
+                    return Ok(self.ended(name).await);
+                }
+                step => step?,
             };
             let Some(step) = step else { break };
             let state = &mut progress.state;
@@ -258,6 +265,12 @@ impl Recovery<'_> {
             Ok(_) => true,
             Err(_) => false,
         }
+    }
+
+    async fn is_gone(&self, named: Named) -> Result<bool, Error> {
+        let id = named.record.dataset;
+        let record = self.parts.meta.record(id).await;
+        Ok(record.map_err(|error| Error::meta("recover dataset", id, error))?.is_none())
     }
 
     /// The dataset was deleted meanwhile: nothing is left to recover.

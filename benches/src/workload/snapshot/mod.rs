@@ -2,7 +2,8 @@
 //! (paper, Figures 10b and 10c), beside the simplest thing that holds the same in memory.
 //!
 //! Names are like those of ImageNet; files have one byte, so that there are many to a chunk. They are
-//! put folder by folder, or in random order, where each file is a run of its own.
+//! put folder by folder; or in random order, of 1,000 bytes into chunks of 1 MiB, so that hardly two
+//! of a folder are in one chunk.
 
 mod reader;
 
@@ -40,14 +41,18 @@ enum Put {
 fn fill(server: &Server, files: u32, put: Put) -> Result<Client> {
     let options = ConnectOptions { servers: vec![server.address.clone()], ..Default::default() };
     let client = Client::connect(options)?;
-    let dataset = client.create_dataset(&DATASET.parse()?, ChunkShape::default())?;
     let mut order: Vec<u32> = (0..files).collect();
+    let (shape, bytes) = match put {
+        Put::Sorted => (ChunkShape::default(), 1),
+        Put::Random => (ChunkShape::new(1 << 20, 64)?, 1_000),
+    };
     if put == Put::Random {
         shuffle(&mut order, 1);
     }
+    let (dataset, bytes) = (client.create_dataset(&DATASET.parse()?, shape)?, vec![b'x'; bytes]);
     for file in order {
         let attributes = Attributes { mode: 0o644, mtime: 1_600_000_000_000_000_000 };
-        dataset.put(&FilePath::new(path(file))?, attributes, b"x")?;
+        dataset.put(&FilePath::new(path(file))?, attributes, &bytes)?;
     }
     dataset.close()?;
     Ok(client)

@@ -2,6 +2,7 @@
 //!
 //! Must hold: a snapshot is one cut of the log, and never changes.
 
+mod asked;
 mod cli;
 mod fetched;
 mod killed;
