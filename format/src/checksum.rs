@@ -1,7 +1,7 @@
 //! CRC-32C, the checksum of every file and every header section.
 
-/// Half of a first-level data cache.
-const BLOCK: usize = 16_384;
+/// What is copied at a time: with its copy half of a first-level data cache.
+const BLOCK: usize = 8_192;
 
 /// CRC-32C (Castagnoli) of some bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -27,7 +27,8 @@ impl Crc32c {
     }
 
     /// Appends `data` to `copy` and gives its checksum. It goes block by block, so that large data
-    /// is brought into the cache once for both.
+    /// is brought into the cache once for both; the copy, which waits for memory less than a
+    /// checksum does, goes first.
     pub(crate) fn of_copied(data: &[u8], copy: &mut Vec<u8>) -> Self {
         if data.len() <= BLOCK {
             let crc = Self::of(data);
@@ -36,8 +37,8 @@ impl Crc32c {
         }
         let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
         for block in data.chunks(BLOCK) {
-            digest.update(block);
             copy.extend_from_slice(block);
+            digest.update(block);
         }
         Self::from_wide(digest.finalize())
     }
