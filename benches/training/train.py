@@ -125,7 +125,7 @@ def main():
     parser.add_argument("--programs", required=True, help="folder of dlserver and dlcmd")
     parser.add_argument("--small", action="store_true", help="digits, few seeds and epochs")
     parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--out", help="folder for the results, a table and a figure; otherwise the results go to stdout")
+    parser.add_argument("--out", help="folder for the results, two tables and a figure; otherwise the results go to stdout")
     arguments = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, Store(arguments.programs, folder) as store:

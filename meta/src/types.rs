@@ -129,6 +129,9 @@ pub struct Damage {
 pub struct Mending {
     /// What may be missing.
     pub damage: Option<Damage>,
+    /// Whether what the log has is there with all of its rows: they are written together, or this
+    /// goes on with one that brought both in and was cut off.
+    pub has_rows: bool,
     /// What tells it from others that are under way; none where nothing is ever lost.
     pub(crate) token: Option<u64>,
     /// Others that were cut off, or are under way, and that bring back nothing that this one

@@ -1,7 +1,7 @@
 """The order of an epoch, written from docs/ORDER.md alone.
 
-Reads cases from stdin, one JSON object a line, and prints what each worker of each rank reads, one list of
-lists of lists a line.
+Reads cases from stdin, one JSON object a line, and prints for each what each worker of each rank reads, and
+the resume token when each rank has read as many files as the case says.
 """
 
 import json
@@ -55,18 +55,32 @@ class Generator:
             values[i], values[j] = values[j], values[i]
 
 
+def crc32c(data):
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
 def cut(values, parts):
     n = len(values)
     return [values[m * n // parts : (m + 1) * n // parts] for m in range(parts)]
 
 
+def selection(case):
+    if case["selected"] is None:
+        return set(range(sum(case["counts"])))
+    return {f for a, b in case["selected"] for f in range(a, b)}
+
+
 def epoch_sequence(case, nodes):
     seed, epoch = case["seed"], case["epoch"]
-    ranges = case["selected"]
-    selected = None if ranges is None else {f for a, b in ranges for f in range(a, b)}
+    selected = selection(case)
     chunks, first = [], 0
     for count in case["counts"]:
-        files = [f for f in range(first, first + count) if selected is None or f in selected]
+        files = [f for f in range(first, first + count) if f in selected]
         if files:
             chunks.append(files)
         first += count
@@ -88,13 +102,26 @@ def epoch_sequence(case, nodes):
     return sequence
 
 
+def stages_of(case):
+    """What was read, and last the stage that the case's nodes go on in."""
+    stages = [tuple(stage) for stage in case["stages"]]
+    if not stages or stages[-1][0] != case["nodes"]:
+        stages.append((case["nodes"], 0, []))
+    return stages
+
+
+def stays(index, skips):
+    return not any(a <= index < b for a, b in skips)
+
+
 def merged(skips):
-    """The same indexes, no one in two of them."""
+    """The same indexes in order, what touches or overlaps as one."""
     apart = []
     for a, b in sorted(skips):
-        a = max([a] + [end for _, end in apart])
-        if a < b:
-            apart.append((a, b))
+        if apart and a <= apart[-1][1]:
+            start, end = apart.pop()
+            a, b = start, max(b, end)
+        apart.append((a, b))
     return apart
 
 
@@ -105,17 +132,11 @@ def parts(values, batch):
 def ranks(case):
     """For each rank the files of each of its workers."""
     world, nodes = case["world"], case["nodes"]
-    stages = [tuple(stage) for stage in case["stages"]]
-    if not stages or stages[-1][0] != nodes:
-        stages.append((nodes, 0, []))
+    stages = stages_of(case)
     sequence = epoch_sequence(case, stages[0][0])
     for stage_nodes, position, skips in stages:
-
-        def stays(index):
-            return not any(a <= index < b for a, b in skips)
-
         kept = [
-            [file for index, file in enumerate(stretch) if stays(index)]
+            [file for index, file in enumerate(stretch) if stays(index, skips)]
             for stretch in cut(sequence, stage_nodes)
         ]
         before = position - sum(max(0, min(b, position) - a) for a, b in merged(skips))
@@ -137,6 +158,41 @@ def ranks(case):
     return read
 
 
+def label(case):
+    """The selection, as a token names it."""
+    files, selected = sum(case["counts"]), selection(case)
+    if len(selected) == files:
+        return "all"
+    bits = bytearray(-(-files // 8))
+    for file in selected:
+        bits[file // 8] |= 1 << file % 8
+    return f"{len(selected)}-{crc32c(bits):08x}"
+
+
+def moved(position, skips, files):
+    """Where a position comes to when so many files of a stretch are read."""
+    while files > 0 or not stays(position, skips):
+        files -= stays(position, skips)
+        position += 1
+    return min(position, MASK)
+
+
+def token(case):
+    """When each rank has read as many files as the case says."""
+    stages = stages_of(case)
+    nodes, position, skips = stages[-1]
+    stages[-1] = nodes, moved(position, skips, case["read"] * (case["world"] // nodes)), skips
+    at = ",".join(
+        f"{nodes}@{position}" + "".join(f"!{a}-{b}" for a, b in merged(skips))
+        for nodes, position, skips in stages
+    )
+    return (
+        f"order=1;dataset=ID;version=VERSION;selection={label(case)};seed={case['seed']};"
+        f"epoch={case['epoch']};group={case['group']};at={at}"
+    )
+
+
 if __name__ == "__main__":
     for line in sys.stdin:
-        print(json.dumps(ranks(json.loads(line)), separators=(",", ":")))
+        case = json.loads(line)
+        print(json.dumps({"ranks": ranks(case), "token": token(case)}, separators=(",", ":")))

@@ -1,6 +1,6 @@
 """Prints vectors of docs/ORDER.md, one JSON object a line: a case, and what order.py makes of it.
 
-`python3 tests/order/vectors.py > tests/order/vectors.jsonl`: a difference means another order version.
+`python3 tests/order/vectors.py > tests/order/vectors.jsonl`: a line that changes means another order version.
 """
 
 import json
@@ -9,15 +9,6 @@ import order
 
 # As JSON, in characters: what is longer is kept as a checksum.
 LONGEST = 2000
-
-
-def crc32c(data):
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
 
 
 def selection(below, files, longest):
@@ -52,6 +43,32 @@ def drawn(below, chunks, most, position, group, ranks):
     }
 
 
+def tokens(plain):
+    """Selections, and places that a token comes to."""
+    # The last byte of the set has one file, eight of them, and four.
+    for counts in [63, 2], [64, 64], [5, 0, 7]:
+        last = sum(counts) - 1
+        for selected in None, [[0, last + 1]], [], [[last, last + 1]], [[0, 3], [2, 5], [last - 1, last]]:
+            yield plain | {"counts": counts, "selected": selected, "read": 1}
+    # A position that comes to a skip goes behind it, also where nothing is read; skips passed, and ahead.
+    shared = plain | {"counts": [9, 8, 8, 7, 8], "selected": [[1, 30], [33, 40]], "nodes": 2}
+    for read in range(5):
+        yield shared | {"stages": [[2, 2, [[4, 6], [10, 13]]]], "read": read}
+    yield shared | {"stages": [[2, 4, [[4, 6], [10, 13]]]], "read": 0}
+    yield shared | {"stages": [[2, 11, [[4, 6], [10, 13]]]], "read": 0}
+    # Skips out of order, that touch and overlap.
+    yield shared | {"stages": [[2, 3, [[10, 12], [5, 8], [8, 9], [11, 13], [5, 6]]]], "read": 3}
+    # Earlier stages of other nodes and of the same; partition global.
+    before = [[3, 1, [[2, 4]]], [1, 5, [[9, 11], [0, 2]]]]
+    yield shared | {"stages": before, "read": 2}
+    yield shared | {"stages": before + [[2, 1, [[3, 4]]]], "read": 2}
+    yield shared | {"stages": before + [[2, 1, []], [2, 1, [[2, 3]]]], "read": 1}
+    for stages in [], before, before[1:]:
+        yield plain | {"counts": [9, 8, 8, 7, 8], "stages": stages, "read": 3}
+    # As far as a position goes.
+    yield shared | {"stages": [[2, order.MASK - 3, []]], "read": 2}
+
+
 def cases():
     plain = {"selected": None, "seed": 1, "epoch": 0, "group": 1, "world": 4, "nodes": 1, "tail": "pad"}
     plain |= {"counts": [4, 3, 3], "workers": [1, 1], "stages": []}
@@ -80,10 +97,13 @@ def cases():
         if sum(len(files) for rank in order.ranks(case) for files in rank) >= 2000:
             large += 1
             yield case
+    yield from tokens(plain)
 
 
 for case in cases():
     ranks = order.ranks(case)
+    # Half of the files, unless the case says how many.
+    case = case | {"read": case.get("read", sum(len(files) for files in ranks[0]) // 2)}
     text = json.dumps(ranks, separators=(",", ":"))
-    kept = {"ranks": ranks} if len(text) <= LONGEST else {"crc32c": f"{crc32c(text.encode()):08x}"}
-    print(json.dumps({"case": case} | kept, separators=(",", ":")))
+    kept = {"ranks": ranks} if len(text) <= LONGEST else {"crc32c": f"{order.crc32c(text.encode()):08x}"}
+    print(json.dumps({"case": case} | kept | {"token": order.token(case)}, separators=(",", ":")))

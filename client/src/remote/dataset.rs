@@ -107,6 +107,15 @@ impl Dataset {
         self.described(false)
     }
 
+    /// Whether it has changed since the snapshot that this handle answers from, or since the handle
+    /// was made when it has none.
+    ///
+    /// # Errors
+    /// Those of [`refresh`](Self::refresh).
+    pub fn is_stale(&self) -> Result<bool, Error> {
+        Ok(self.refresh()?.version != self.info().version)
+    }
+
     /// What the servers say of it now, with its counts, for which they may have to look at every
     /// file.
     ///

@@ -90,7 +90,8 @@ impl Dataset {
     /// [`save_meta`](Self::save_meta) writes them. It is checked, and copied into `cache` unless it
     /// is there, for a file elsewhere may change or vanish; without a cache, or when it can't be kept
     /// there, into memory. Only a handle from this call, for a file that begins as this one does,
-    /// ever answers from the copy: never one from [`with_snapshot`](Self::with_snapshot).
+    /// ever answers from the copy: never one from [`with_snapshot`](Self::with_snapshot). It may be of
+    /// an older version: [`is_stale`](Self::is_stale) tells.
     ///
     /// # Errors
     /// [`Kind::Local`] when the file can't be read or is no regular file, [`Kind::Corrupt`] when it
@@ -119,7 +120,8 @@ impl Dataset {
         let snapshot = anew(|| {
             let head = self.head(&session, &|| ())?;
             target.clear().map_err(failed)?;
-            self.download(&session, head, 0, target.file()).map_err(|why| why.told(failed))?;
+            let done = self.download(&session, head, 0, target.file(), &|| ());
+            done.map_err(|why| why.told(failed))?;
             Snapshot::check(target.partial())
         })?;
         target.end().map_err(failed)?;
@@ -135,7 +137,8 @@ impl Dataset {
     ) -> Result<Snapshot, Error> {
         let failed = |why| cache.failed(why);
         anew(|| {
-            let head = self.head(session, &|| lock.show_life(session.process.clock.now()))?;
+            let waits = || lock.show_life(session.process.clock.now());
+            let head = self.head(session, &waits)?;
             let (key, now) = (self.key(head.version), session.process.clock.now());
             if let Some(snapshot) = cache.find(key, now) {
                 return Ok(snapshot);
@@ -145,7 +148,7 @@ impl Dataset {
             // More than there should be is none of it.
             let from = if there > head.length { 0 } else { there };
             file.set_len(from).and_then(|()| file.seek(SeekFrom::Start(from))).map_err(failed)?;
-            let done = self.download(session, head, from, &mut file);
+            let done = self.download(session, head, from, &mut file, &waits);
             let checked = done.map_err(|why| why.told(failed)).and_then(|()| {
                 let snapshot = Snapshot::map(&file, &path, cache.marker(key))?;
                 snapshot.verify_checksums()?;
@@ -171,7 +174,8 @@ impl Dataset {
         anew(|| {
             let head = self.head(session, &|| ())?;
             let mut bytes = room(head.length).map_err(failed)?;
-            self.download(session, head, 0, &mut bytes).map_err(|why| why.told(failed))?;
+            let done = self.download(session, head, 0, &mut bytes, &|| ());
+            done.map_err(|why| why.told(failed))?;
             let snapshot = Snapshot::in_memory(bytes, Path::new(&subject))?;
             snapshot.verify_checksums()?;
             snapshot.check_is(self.info().id, head.version)?;
@@ -209,13 +213,15 @@ impl Dataset {
         })
     }
 
-    /// Writes the bytes of a snapshot from an offset on, and no more of them than it has.
+    /// Writes the bytes of a snapshot from an offset on, and no more of them than it has; `building` is
+    /// called now and then when it has to be built anew.
     fn download(
         &self,
         session: &Session,
         head: Head,
         from: u64,
         target: &mut dyn Write,
+        building: &(impl Fn() + ?Sized),
     ) -> Result<(), Broken> {
         if from == head.length {
             return Ok(());
@@ -231,7 +237,14 @@ impl Dataset {
         loop {
             let before = *locked(&at);
             let asked = self.ask(session, request, |piece| {
-                let SnapshotPiece::Data(bytes) = piece else { return Ok(()) };
+                let bytes = match piece {
+                    SnapshotPiece::Data(bytes) => bytes,
+                    SnapshotPiece::Waiting => {
+                        building();
+                        return Ok(());
+                    }
+                    SnapshotPiece::Head { .. } => return Ok(()),
+                };
                 let mut at = locked(&at);
                 let left = usize::try_from(head.length.saturating_sub(*at)).unwrap_or(usize::MAX);
                 let bytes = bytes.get(..left).unwrap_or(&bytes);

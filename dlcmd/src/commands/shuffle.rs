@@ -29,10 +29,11 @@ use crate::text::write_escaped;
 /// Chunks are shuffled and cut into groups, and the files of each group are shuffled. The same seed,
 /// epoch and group size give the same order everywhere, for the same version of the dataset.
 ///
-/// With --world and --rank, prints what one rank of a task reads; with --nodes, of a task that shares
-/// the chunks among its nodes. --resume goes on where a resume token says, also with other ranks; one
-/// may be edited to skip files (docs/ORDER.md). --token prints the token of a task of which each rank
-/// has read so many files.
+/// With --world and --rank, prints what one rank of a task reads. Each rank has chunks of its own, as
+/// in libdiesel; with --nodes, the ranks of a node share theirs, and with --global all ranks share all
+/// chunks. --resume goes on where a resume token says, also with other ranks; one may be edited to
+/// skip files (docs/ORDER.md). --token prints the token of a task of which each rank has read so many
+/// files.
 ///
 /// With --report, says instead how random that order is beside a full shuffle: how far files move, how
 /// well mixed their classes are, which are the folders that hold them, and how much memory the groups
@@ -75,9 +76,13 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "NUMBER", default_value_t = 0, conflicts_with = "report")]
     rank: u32,
 
-    /// Share the chunks among so many nodes, and not the files among all ranks
+    /// Share the chunks among so many nodes [default: one for each rank]
     #[arg(long, value_name = "NODES", conflicts_with = "report")]
     nodes: Option<u32>,
+
+    /// Share the files of every group among all ranks, and not the chunks
+    #[arg(long, conflicts_with_all = ["nodes", "report"])]
+    global: bool,
 
     /// Read some files twice, so that each rank has as many and none is left out
     #[arg(long, conflicts_with = "report")]
@@ -116,9 +121,10 @@ const DEFAULT: NonZeroU32 = match NonZeroU32::new(DEFAULT_GROUP) {
 
 impl Arguments {
     fn settings(&self) -> OrderSettings {
-        let partition = match self.nodes {
-            Some(nodes) => Partition::Local { nodes },
-            None => Partition::Global,
+        let partition = if self.global {
+            Partition::Global
+        } else {
+            Partition::Local { nodes: self.nodes.unwrap_or(self.world) }
         };
         let tail = if self.pad { Tail::Pad } else { Tail::Drop };
         let (seed, epoch, group) = match &self.resume {

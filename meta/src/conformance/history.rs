@@ -96,7 +96,7 @@ impl Maker {
     }
 
     /// A tombstone of the given versions.
-    pub(super) fn tombstone(&mut self, versions: &[EntryVersion]) -> Committed {
+    pub(crate) fn tombstone(&mut self, versions: &[EntryVersion]) -> Committed {
         let mut deletions = Deletions::default();
         for version in versions {
             deletions.insert(version);

@@ -210,7 +210,7 @@ impl Shared {
             files = files.saturating_add(1);
             size = size.saturating_add(record.length);
         }
-        self.confirm(walk.shards()).await?;
+        self.confirm(home.keys, walk.shards()).await?;
         let (objects, version) = self.version(home.keys).await?;
         if was_settled && objects == home.objects {
             let ask = Ask::script(&COUNTED, &home.keys.home(), &[&home.keys.todo()])

@@ -16,7 +16,8 @@ use redis::Value;
 use super::Shared;
 use super::command::{Ask, bytes, decimal, number, pairs};
 use super::failure::Failure;
-use super::keys;
+use super::home::ask_epoch;
+use super::keys::{self, Keys};
 use super::scripts::MARK;
 use super::slots::Shard;
 use crate::types::bound_elsewhere;
@@ -243,16 +244,31 @@ impl Shared {
         }
     }
 
-    /// Whether no process and no shard changed its place since `changes`.
+    /// Whether no process and no shard changed its place since `changes`, and nothing that was read
+    /// is gone.
     pub(super) fn is_as(&self, changes: u64) -> bool {
         self.router.changes() == changes
     }
 
-    /// Fails when one of these shards, in which something was not found, lost its mark.
-    pub(super) async fn confirm(&self, shards: &BTreeSet<Shard>) -> Result<(), Failure> {
-        let Some(sign) = self.sign().filter(|_| !shards.is_empty()) else { return Ok(()) };
-        let marks = self.router.ask(shards.iter().map(|shard| sign.ask(*shard)).collect()).await?;
-        self.check_signs(&sign, marks).await
+    /// Fails when one of these shards, in which something of a dataset was not found, lost its mark;
+    /// [`Shared::is_as`] tells when the dataset was dropped.
+    pub(super) async fn confirm(
+        &self,
+        keys: Keys,
+        shards: &BTreeSet<Shard>,
+    ) -> Result<(), Failure> {
+        if shards.is_empty() {
+            return Ok(());
+        }
+        let mut asks = vec![ask_epoch(keys)];
+        let sign = self.sign();
+        asks.extend(sign.iter().flat_map(|sign| shards.iter().map(|shard| sign.ask(*shard))));
+        let mut marks = self.router.ask(asks).await?;
+        let epoch = marks.remove(0);
+        if let Some(sign) = sign {
+            self.check_signs(&sign, marks).await?;
+        }
+        self.check_epoch(keys, epoch)
     }
 
     /// What to look for in marks; none as long as there may be none.
@@ -323,6 +339,10 @@ impl Shared {
         let time_ms = runs.values().filter_map(|process| process.time_ms).min();
         let runs = runs.values().map(|process| process.run.to_string()).collect();
         let seen = shards.iter().map(|held| held.mark.seen).min().unwrap_or_default();
+        if health.bound.is_some() && health.bound != bound {
+            // All of it was flushed: what calls have read until now is doubtful, and they begin anew.
+            self.router.changed();
+        }
         let checked = Some(changes);
         *health = Health { checked, at, seen, time_ms, damage, bound, filling, runs };
         Ok(())

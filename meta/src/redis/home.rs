@@ -7,7 +7,7 @@ use dl_format::{DatasetId, Version};
 use redis::Value;
 
 use super::Shared;
-use super::command::{Ask, decimal, fields};
+use super::command::{Ask, bytes, decimal, fields};
 use super::failure::Failure;
 use super::keys::{self, Epoch, Keys};
 use super::records::decode_dataset;
@@ -61,6 +61,11 @@ pub(super) fn ask_home(id: DatasetId) -> Ask {
     Ask::to(&keys::home(id), "HMGET").arg(&FIELDS)
 }
 
+/// What to ask for [`Shared::check_epoch`].
+pub(super) fn ask_epoch(keys: Keys) -> Ask {
+    Ask::to(&keys.home(), "HGET").arg("epoch")
+}
+
 pub(super) fn read_home(id: DatasetId, answer: Value) -> Result<Option<Home>, Failure> {
     let [stored, epoch, objects, tombstones, large, counted, version, files, size, changes] =
         fields::<10>(answer)?;
@@ -98,6 +103,16 @@ impl Shared {
             None => self.forget(id),
         }
         Ok(home)
+    }
+
+    /// Has calls begin anew, [`Shared::is_as`], unless a dataset is still the one of these keys: of one
+    /// that was dropped some may be gone already.
+    pub(super) fn check_epoch(&self, keys: Keys, answer: Value) -> Result<(), Failure> {
+        if bytes(answer)?.as_deref().and_then(Epoch::parse) != Some(keys.epoch) {
+            self.forget(keys.dataset);
+            self.router.changed();
+        }
+        Ok(())
     }
 
     /// The keys of a dataset, as this process knew them last.

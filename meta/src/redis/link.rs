@@ -183,7 +183,9 @@ impl Link {
             tracing::error!(%node, "this Redis has dropped keys: some metadata may be lost");
             let mut pipeline = redis::Pipeline::with_capacity(SHARDS);
             for shard in Shard::all() {
-                pipeline.cmd("UNLINK").arg(keys::mark(shard).bytes);
+                // By its text: the node may not know it yet.
+                let script = pipeline.cmd("EVAL").arg(scripts::DROPPED.code);
+                script.arg(1).arg(keys::mark(shard).bytes);
             }
             // Shards of other nodes are refused one by one. A database without marks is not ours.
             self.send(&pipeline).await?;

@@ -74,7 +74,8 @@ impl Shared {
         if let Some(token) = filling {
             let (shards, is_bound) = self.begin(token, 0, true).await?;
             if !is_bound && judge(&shards, false).filling == Some(token) {
-                return Ok(Mending { token: Some(token), ..Mending::default() });
+                let token = Some(token);
+                return Ok(Mending { token, has_rows: true, ..Mending::default() });
             }
         }
         let token = self.random.u64();
@@ -114,7 +115,7 @@ impl Shared {
         self.survey().await?;
         let tokens = |all: Vec<Told>| all.into_iter().map(|one| one.token).collect();
         let (covered, over) = (tokens(covered), tokens(over));
-        Ok(Mending { damage, token: Some(token), covered, over, told })
+        Ok(Mending { damage, has_rows: false, token: Some(token), covered, over, told })
     }
 
     /// Says in all marks that it begins, or only reads them where it `goes_on`; gives them, and

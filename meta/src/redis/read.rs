@@ -173,7 +173,7 @@ impl Shared {
                 }
             });
         }
-        self.confirm(&doubted).await?;
+        self.confirm(home.keys, &doubted).await?;
         Ok(self.is_as(*changes).then_some(found))
     }
 
@@ -195,7 +195,7 @@ impl Shared {
                 bytes += entry.path().as_bytes().len();
                 entries.push(entry);
             }
-            self.confirm(walk.shards()).await?;
+            self.confirm(home.keys, walk.shards()).await?;
             if self.is_as(changes) {
                 return Ok(entries);
             }
@@ -251,10 +251,10 @@ impl Shared {
                 return Err(Failure::missing());
             };
             self.learn(home.keys);
+            self.confirm(keys, &BTreeSet::from([keys.log().shard])).await?;
             if home.keys != keys || !self.is_as(changes) {
                 continue;
             }
-            self.confirm(&BTreeSet::from([keys.log().shard])).await?;
             return strings(members)?.iter().map(|member| decode_object(member)).collect();
         }
     }

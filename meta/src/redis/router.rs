@@ -365,20 +365,28 @@ impl Router {
         Err(self.gave_up(None))
     }
 
-    /// Which primary takes no writes that need memory, and why.
+    /// Which primary takes no writes that need memory, and why; those that don't answer are passed
+    /// over.
     pub(super) async fn full(&self) -> Result<Option<String>, Failure> {
         let deadline = Deadline::after(&*self.clock, self.options.patience);
         let asked = join_all(self.primaries().into_iter().map(|node| async move {
-            let full = self.link(&node).await?.full(&node).await?;
-            Ok::<_, Verdict>(full.map(|full| format!("the Redis at {node} is full: {full}")))
+            let link = match self.link(&node).await {
+                Ok(link) => link,
+                Err(Verdict::Fatal(failure)) => return Err(failure),
+                Err(_) => return Ok(None),
+            };
+            match link.full(&node).await {
+                Ok(full) => Ok(full.map(|full| format!("the Redis at {node} is full: {full}"))),
+                Err(Verdict::Fatal(failure)) => Err(failure),
+                Err(_) => {
+                    self.unlink(&node, &link);
+                    Ok(None)
+                }
+            }
         }));
         let asked = deadline.bound(&*self.clock, asked).await;
         let asked = asked.map_err(|_| self.gave_up(None))?;
-        match asked.into_iter().collect::<Result<Vec<_>, _>>() {
-            Ok(all) => Ok(all.into_iter().flatten().next()),
-            Err(Verdict::Fatal(failure)) => Err(failure),
-            Err(verdict) => Err(self.gave_up(Some(text_of(verdict)))),
-        }
+        Ok(asked.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().next())
     }
 
     async fn run_of(&self, node: Node) -> Result<(Node, Process), Verdict> {

@@ -212,6 +212,20 @@ return 1
     )
 });
 
+/// That Redis has dropped keys of its own accord. The mark, which then names no run at all and no
+/// time, so that everything counts as lost, also where the rest of the metadata went with it.
+pub(super) static DROPPED: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        r"
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+redis.call('PERSIST', KEYS[1])
+redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[1], 'run', 'dropped', 'seen', 0)
+return 1
+",
+    )
+});
+
 /// A command about one key, also when memory is full: what a delete writes. The key; the command and
 /// its other arguments.
 pub(super) static ROOM: LazyLock<Script> = LazyLock::new(|| {
@@ -254,6 +268,7 @@ local mark = redis.call('HMGET', KEYS[1], 'run', 'seen', field)
 if not mark[3] then return 0 end
 local since, began, marked, begun = string.match(mark[3], '^(%d+) (%S+) (%S*) (%d+)')
 if not began then return 0 end
+redis.call('PERSIST', KEYS[1])
 local info = redis.call('INFO', 'server') .. redis.call('INFO', 'replication')
 local run = string.match(info, 'run_id:(%w+)') .. ':' .. string.match(info, 'master_replid:(%w+)')
 if began ~= run and not string.find(ARGV[5], ' ' .. began .. ' ', 1, true) then return 0 end

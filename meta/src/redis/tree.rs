@@ -14,7 +14,7 @@ use redis::Value;
 use super::Shared;
 use super::command::{Ask, bytes, strings};
 use super::failure::Failure;
-use super::home::Home;
+use super::home::{Home, ask_epoch};
 use super::keys::{BUCKETS, Key, Keys};
 use super::rows::{LARGE, Member};
 use super::slots::Shard;
@@ -73,14 +73,22 @@ impl Deletions {
         }
         let new: BTreeSet<ChunkId> =
             chunks.into_iter().filter(|chunk| !self.seen.contains_key(chunk)).collect();
+        if new.is_empty() {
+            return Ok(());
+        }
         let asks = new.iter().map(|chunk| Ask::to(&self.keys.deletions(*chunk), "SMEMBERS"));
         let mut asks: Vec<Ask> = asks.collect();
         let shards: BTreeSet<Shard> = asks.iter().map(|ask| ask.shard).collect();
         let sign = shared.sign().filter(|_| self.assured);
         // Behind them, on the same connections.
         asks.extend(sign.iter().flat_map(|sign| shards.iter().map(|shard| sign.ask(*shard))));
+        asks.push(ask_epoch(self.keys));
         let mut answers = shared.router.ask(asks).await?;
+        let epoch = answers.pop().unwrap_or(Value::Nil);
         let marks = answers.split_off(new.len());
+        if self.assured {
+            shared.check_epoch(self.keys, epoch)?;
+        }
         if let Some(sign) = sign {
             shared.check_signs(&sign, marks).await?;
         }
@@ -96,23 +104,33 @@ impl Deletions {
         Ok(())
     }
 
-    /// Whether a version of a chunk that was loaded is deleted.
+    /// Whether a version of a chunk that was loaded last is deleted.
     pub(super) fn contain(&self, version: &EntryVersion) -> bool {
         let entries = self.seen.get(&version.chunk);
         entries.is_some_and(|entries| entries.contains(version.entry))
     }
 
-    /// The deleted entries of a chunk that was loaded.
+    /// The deleted entries of a chunk that was loaded last.
     pub(super) fn entries(&self, chunk: ChunkId) -> Option<&EntrySet> {
         self.seen.get(&chunk)
     }
+}
+
+/// A row, and whether it is of a file that is deleted: known as soon as it was read, for bitmaps are
+/// not kept for as long as rows wait.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Row {
+    bytes: Vec<u8>,
+    is_deleted: bool,
 }
 
 /// One bucket of an open folder.
 #[derive(Debug)]
 struct Stream {
     key: Key,
-    rows: VecDeque<Vec<u8>>,
+    rows: VecDeque<Row>,
+    /// Whether it isn't known yet which of them are deleted.
+    is_new: bool,
     /// Where the range begins that was not read yet; none when all was.
     from: Option<Vec<u8>>,
     page: usize,
@@ -120,7 +138,7 @@ struct Stream {
 
 impl Stream {
     fn new(key: Key, from: Vec<u8>, page: usize) -> Self {
-        Self { key, rows: VecDeque::new(), from: Some(from), page }
+        Self { key, rows: VecDeque::new(), is_new: false, from: Some(from), page }
     }
 
     /// Whether there is more to read before it can be gone on with.
@@ -140,7 +158,21 @@ impl Stream {
         let rows = strings(answer)?;
         let last = rows.last().filter(|_| rows.len() >= self.page);
         self.from = last.map(|last| [b"(", last.as_slice()].concat());
-        self.rows.extend(rows);
+        self.rows.extend(rows.into_iter().map(|bytes| Row { bytes, is_deleted: false }));
+        self.is_new = true;
+        Ok(())
+    }
+
+    /// Takes note of what is deleted of the rows that were read last.
+    fn judge(&mut self, deletions: &Deletions) -> Result<(), Failure> {
+        if !std::mem::take(&mut self.is_new) || deletions.are_none() {
+            return Ok(());
+        }
+        for row in &mut self.rows {
+            if let Member::File(_, record) = Member::decode(&row.bytes)? {
+                row.is_deleted = deletions.contain(&record.version);
+            }
+        }
         Ok(())
     }
 }
@@ -252,7 +284,7 @@ impl<'a> Walk<'a> {
             };
             let (recursive, with_hidden) = (self.recursive, self.with_hidden);
             let Some(folder) = self.open.last_mut() else { return Ok(None) };
-            match Member::decode(&row)? {
+            match Member::decode(&row.bytes)? {
                 Member::Large => {}
                 Member::Marker(name) => folder.marked = name.to_vec(),
                 Member::File(name, record) => {
@@ -262,7 +294,7 @@ impl<'a> Walk<'a> {
                     folder.file = Some(name.to_vec());
                     let is_marked = folder.marked == name;
                     let path = joined(&folder.path, name);
-                    if self.deletions.contain(&record.version) {
+                    if row.is_deleted {
                         continue;
                     }
                     if with_hidden || !is_marked || !self.is_live(&path).await? {
@@ -325,7 +357,8 @@ impl<'a> Walk<'a> {
         if let Some(parent) = self.open.last() {
             let room = AHEAD_ALL.saturating_sub(self.ahead.len()).min(self.ahead_max);
             let rows = parent.streams.iter().flat_map(|stream| &stream.rows);
-            let places = rows.filter_map(|row| row.strip_suffix(b"/").filter(|n| !n.contains(&0)));
+            let rows = rows.map(|row| row.bytes.strip_suffix(b"/"));
+            let places = rows.flatten().filter(|name| !name.contains(&0));
             let paths = places.map(|name| joined(&parent.path, name));
             next.extend(paths.filter(|path| !self.ahead.contains_key(path)).take(room));
         }
@@ -375,7 +408,7 @@ impl<'a> Walk<'a> {
                 stream.take(answers.next().unwrap_or(Value::Nil))?;
                 if !self.deletions.are_none() {
                     for row in &stream.rows {
-                        if let Member::File(_, record) = Member::decode(row)? {
+                        if let Member::File(_, record) = Member::decode(&row.bytes)? {
                             chunks.insert(record.version.chunk);
                         }
                     }
@@ -389,11 +422,13 @@ impl<'a> Walk<'a> {
                 }));
             }
         }
-        self.deletions.load(self.shared, chunks).await
+        self.deletions.load(self.shared, chunks).await?;
+        let streams = folders.iter_mut().flat_map(|folder| &mut folder.streams);
+        streams.into_iter().try_for_each(|stream| stream.judge(&self.deletions))
     }
 
     /// The next row of the innermost folder, over all its buckets.
-    async fn row(&mut self) -> Result<Option<Vec<u8>>, Failure> {
+    async fn row(&mut self) -> Result<Option<Row>, Failure> {
         let Some(mut folder) = self.open.pop() else { return Ok(None) };
         if folder.streams.iter().any(Stream::is_empty) {
             self.fill(std::slice::from_mut(&mut folder)).await?;

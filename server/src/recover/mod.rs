@@ -86,6 +86,8 @@ async fn rebuild(
     };
     let mending = parts.meta.mending(from).await;
     let mending = mending.map_err(|error| Error::meta("begin to mend", &parts.meta, error))?;
+    // What else is there in metadata of no chunk store is what Redis left of it.
+    let log = if log == Log::Sound && !mending.has_rows { Log::Doubted } else { log };
     let damage = mending.damage;
     let damaged = damage.map(|damage| damage.since.map_or(0, seconds_of));
     let shares = Shares::default();

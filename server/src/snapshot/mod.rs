@@ -226,8 +226,12 @@ impl Snapshots {
             if is_same && let Some(version) = before {
                 self.remember(parts, record.id, version, &error);
             }
-            if is_same || times >= TIMES {
+            if is_same {
                 return Err(error);
+            }
+            if times >= TIMES {
+                let why = "objects of it are removed faster than they are read; try again";
+                return Err(Error::new(Kind::Unavailable, ACTION, record.id, why));
             }
         }
     }
@@ -260,6 +264,12 @@ impl Snapshots {
 
     async fn build_and_store(&self, parts: &Parts, dataset: DatasetId) -> Result<Manifest, Error> {
         let _turn = self.turn.acquire().await.expect("the semaphore is never closed");
+        // Another server may have stored it while this one waited for its turn.
+        if let Some(newest) = version_of(parts, dataset).await?
+            && let Some(manifest) = stored::find(parts, dataset, newest).await?
+        {
+            return Ok(manifest);
+        }
         let record = catalog::by_id(parts, dataset).await?;
         let began = parts.clock.monotonic();
         let building = Box::pin(self.build_newest(parts, &record));

@@ -3,7 +3,8 @@
 //!
 //! Names are like those of ImageNet; files have one byte, so that there are many to a chunk. They are
 //! put folder by folder; or in random order, of 1,000 bytes into chunks of 1 MiB, so that hardly two
-//! of a folder are in one chunk.
+//! of a folder are in one chunk. For the size alone, fewer of them have as many files to a chunk as
+//! ImageNet has in chunks of 4 MiB, and each a time of its own.
 
 mod reader;
 
@@ -13,7 +14,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use dl_format::{Attributes, ChunkShape, FilePath};
-use libdiesel::{Client, ConnectOptions, Dataset, SnapshotCache};
+use libdiesel::{Client, ConnectOptions, Dataset, Snapshot, SnapshotCache};
 
 use crate::measure::{Bar, Bench, Side, Stopwatch};
 use crate::setup::{Redis, Server, Settings, dlcmd, finish, shuffle};
@@ -22,8 +23,12 @@ pub use reader::{Reader, read};
 
 const FILES: u32 = 1_281_167;
 const MANY_FILES: u32 = 10_000_000;
+/// Files of 28 KiB, 36 of which go into a chunk of 1 MiB, as of ImageNet's into one of 4 MiB.
+const LIKE_IMAGENET: u32 = 128_000;
 const PER_FOLDER: u32 = 1_281;
 const DATASET: &str = "imagenet";
+/// Nanoseconds since 1970.
+const WRITTEN: i64 = 1_600_000_000_000_000_000;
 const EMBEDDED: &str = "the embedded store";
 
 fn path(file: u32) -> String {
@@ -51,11 +56,42 @@ fn fill(server: &Server, files: u32, put: Put) -> Result<Client> {
     }
     let (dataset, bytes) = (client.create_dataset(&DATASET.parse()?, shape)?, vec![b'x'; bytes]);
     for file in order {
-        let attributes = Attributes { mode: 0o644, mtime: 1_600_000_000_000_000_000 };
+        let attributes = Attributes { mode: 0o644, mtime: WRITTEN };
         dataset.put(&FilePath::new(path(file))?, attributes, &bytes)?;
     }
     dataset.close()?;
     Ok(client)
+}
+
+/// How large a snapshot of a dataset like ImageNet is.
+fn like_imagenet(settings: &Settings, put: Put) -> Result<Bench> {
+    let server = Server::start(&settings.on_disk(&format!("snapshot-like-imagenet-{put:?}")))?;
+    let options = ConnectOptions { servers: vec![server.address.clone()], ..Default::default() };
+    let dataset = Client::connect(options)?
+        .create_dataset(&DATASET.parse()?, ChunkShape::new(1 << 20, 64)?)?;
+    // As many folders as there are classes, and files of each.
+    let files = settings.scaled(LIKE_IMAGENET);
+    let step = FILES / files;
+    let mut order: Vec<u32> = (0..files).map(|file| file * step).collect();
+    let mut seconds: Vec<i64> = (0..i64::from(files)).map(|second| second * 97).collect();
+    shuffle(&mut seconds, 2);
+    if put == Put::Random {
+        shuffle(&mut order, 1);
+    }
+    let bytes = vec![b'x'; 28 << 10];
+    for (file, second) in order.into_iter().zip(seconds) {
+        let attributes = Attributes { mode: 0o644, mtime: WRITTEN + second * 1_000_000_000 };
+        dataset.put(&FilePath::new(path(file))?, attributes, &bytes)?;
+    }
+    let _ = dataset.flush()?.check()?;
+    let saved = dataset.save_meta(&settings.on_disk(&format!("like-imagenet-{put:?}")))?;
+    let bar = if put == Put::Sorted { Bar::AtMost(40.0) } else { Bar::None };
+    let mut bench = size(&saved, step, bar);
+    let order = if put == Put::Sorted { "folder by folder" } else { "in random order" };
+    bench.name = format!("snapshot size, like ImageNet, put {order}");
+    bench.settings =
+        format!("{files} files of 1,000 folders, 36 to a chunk, each with a time of its own");
+    Ok(bench)
 }
 
 /// Adds a file, so that the next snapshot is another one.
@@ -83,6 +119,8 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     benches.push(list(settings, &over_redis, "-R", Bar::AtMost(1.0))?);
     benches.push(report(settings, &over_redis)?);
     benches.extend(put_at_random(settings, &cache, files)?);
+    benches.push(like_imagenet(settings, Put::Sorted)?);
+    benches.push(like_imagenet(settings, Put::Random)?);
     Ok(benches)
 }
 
@@ -150,23 +188,28 @@ fn build(
         theirs,
         bar,
     };
-    let size = Bench {
+    let bar = if put == Put::Sorted { Bar::AtMost(40.0) } else { Bar::None };
+    Ok(vec![built, size(snapshot, 1, bar)])
+}
+
+/// Of a snapshot of every `step`th path.
+fn size(snapshot: &Snapshot, step: u32, bar: Bar) -> Bench {
+    let files = snapshot.files();
+    let paths: usize = (0..files).map(|file| path(file * step).len()).sum();
+    Bench {
         name: "snapshot size".to_owned(),
         settings: format!("{files} files"),
         unit: "bytes a file",
         ours: Side {
             what: "bytes of the snapshot for each file".to_owned(),
-            samples: vec![snapshot.length() as f64 / f64::from(snapshot.files())],
+            samples: vec![snapshot.length() as f64 / f64::from(files)],
         },
         theirs: Side {
             what: "bytes of the paths".to_owned(),
-            samples: vec![
-                (0..files).map(|file| path(file).len()).sum::<usize>() as f64 / f64::from(files),
-            ],
+            samples: vec![paths as f64 / f64::from(files)],
         },
-        bar: if put == Put::Sorted { Bar::AtMost(40.0) } else { Bar::None },
-    };
-    Ok(vec![built, size])
+        bar,
+    }
 }
 
 /// Processes open the newest snapshot and ask it: one, and two at once.
@@ -192,6 +235,10 @@ fn ask(
     for round in 0..=settings.runs() {
         let (one, other) = (first.run(Task::Open)?, second.run(Task::Open)?);
         let fill = first.run(Task::Fill)?;
+        // Both have asked before what is measured.
+        for process in [&mut first, &mut second] {
+            process.run(Task::Ask)?;
+        }
         let rates = [Task::Ask, Task::Batches, Task::Numbers, Task::Map]
             .map(|task| first.run(task).map(|[rate, _]| rate));
         first.tell(Task::Ask)?;

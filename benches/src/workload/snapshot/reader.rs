@@ -10,7 +10,10 @@ use std::process::ChildStdout;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use dl_format::FilePath;
-use libdiesel::{Client, ConnectOptions, Snapshot, SnapshotCache, StatItem};
+use libdiesel::{
+    Client, ConnectOptions, DEFAULT_GROUP, Dataset, ShuffleOptions, Snapshot, SnapshotCache,
+    StatItem,
+};
 
 use super::{DATASET, path};
 use crate::measure::Stopwatch;
@@ -37,12 +40,12 @@ pub struct Reader {
 pub(super) enum Task {
     /// Opens the snapshot: milliseconds, and bytes of memory that the process has more.
     Open,
-    /// Random paths one by one: records a second, and bytes of the process's own memory that it has
-    /// more than before it opened the snapshot.
+    /// Random paths one by one: records a second, and bytes of the process's own memory, tables of
+    /// pages included, that it has more than before it opened the snapshot.
     Ask,
     /// The same paths 256 at a time.
     Batches,
-    /// Files by number, in order.
+    /// Files by number, as an epoch with the usual groups gives them.
     Numbers,
     /// Makes a hash map of all paths: milliseconds, and bytes of memory that the process has more.
     Fill,
@@ -113,11 +116,12 @@ pub fn read(reader: &Reader) -> Result<()> {
         if task == Task::Open {
             drop(opened.take());
             let dataset = client.dataset(&DATASET.parse()?)?;
-            let (before, own) = (memory("VmRSS:")?, memory("RssAnon:")?);
+            let (before, own) = (memory("VmRSS:")?, own_memory()?);
             let (dataset, seconds) =
                 Stopwatch::new().time(|| Ok(dataset.with_snapshot(&cache)?))?;
             let added = memory("VmRSS:")?.saturating_sub(before);
-            opened = Some((dataset, own));
+            let epoch = epoch(&dataset)?;
+            opened = Some((dataset, own, epoch));
             writeln!(stdout(), "{} {added}", seconds * 1e3)?;
             continue;
         }
@@ -131,14 +135,20 @@ pub fn read(reader: &Reader) -> Result<()> {
             writeln!(stdout(), "{} {added}", seconds * 1e3)?;
             continue;
         }
-        let (dataset, own) = opened.as_ref().context("the snapshot is opened first")?;
+        let (dataset, own, epoch) = opened.as_ref().context("the snapshot is opened first")?;
         let snapshot = dataset.snapshot().context("it has a snapshot")?;
         let stopwatch = Stopwatch::new();
-        let (count, seconds) = stopwatch.time(|| ask(task, snapshot, &questions, &map))?;
-        let added = memory("RssAnon:")?.saturating_sub(*own);
+        let (count, seconds) = stopwatch.time(|| ask(task, snapshot, &questions, epoch, &map))?;
+        let added = own_memory()?.saturating_sub(*own);
         writeln!(stdout(), "{} {added}", count as f64 / seconds)?;
     }
     Ok(())
+}
+
+/// The numbers of the first files of an epoch.
+fn epoch(dataset: &Dataset) -> Result<Vec<u32>> {
+    let epoch = dataset.shuffle(ShuffleOptions::new(7, 0, DEFAULT_GROUP))?;
+    Ok(epoch.cursor()?.take(LOOKUPS).collect())
 }
 
 /// Random paths, in memory one behind the other as for a loader that has just made them.
@@ -153,6 +163,7 @@ fn ask(
     task: Task,
     snapshot: &Snapshot,
     questions: &[FilePath],
+    epoch: &[u32],
     map: &HashMap<Vec<u8>, u64>,
 ) -> Result<usize> {
     match task {
@@ -172,8 +183,8 @@ fn ask(
             }
         }
         Task::Numbers => {
-            for number in (0..snapshot.files()).cycle().take(LOOKUPS) {
-                black_box(snapshot.record(number)?.length);
+            for number in epoch.iter().cycle().take(LOOKUPS) {
+                black_box(snapshot.record(*number)?.length);
             }
         }
         Task::Map => {
@@ -183,6 +194,11 @@ fn ask(
         }
     }
     Ok(LOOKUPS)
+}
+
+/// What this process shares with no other, in bytes.
+fn own_memory() -> Result<u64> {
+    Ok(memory("RssAnon:")? + memory("VmPTE:")?)
 }
 
 /// A figure of this process's memory, in bytes.

@@ -90,6 +90,7 @@ pub struct EpochFile {
 /// answered from the chunks that it fetches. A process that is forked off begins where its parent
 /// was; its reads go to the servers.
 #[derive(Debug, Clone)]
+#[must_use = "reads go along the order only while the epoch lives"]
 pub struct Epoch(Arc<Inner>);
 
 #[derive(Debug)]

@@ -173,6 +173,12 @@ async fn without_room_it_is_read_as_before_and_datasets_end() {
     assert!(mark.contains("run") && !mark.contains("mend:"), "{mark}");
     store.shared.clock.sleep(Duration::from_millis(1_100)).await;
     assert_eq!(store.damage().await.unwrap(), None);
+    // What has begun ends all the same.
+    server.ask(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    let mending = store.mending(Some(dl_format::Stamp::new(1))).await.unwrap();
+    server.ask(&["CONFIG", "SET", "maxmemory", "100kb"]).await;
+    store.mended(&mending, Brought::Some, STORE).await.unwrap();
+    assert_eq!(store.damage().await.unwrap(), None);
     store.stamp(id(), dl_format::Stamp::new(1)).await.unwrap();
     let ending = DatasetRecord { state: DatasetState::Ending, ..record() };
     store.put_dataset(&ending).await.unwrap();

@@ -9,6 +9,7 @@ mod loss;
 mod marks;
 mod together;
 mod unfit;
+mod walks;
 
 use std::sync::Arc;
 use std::time::Duration;

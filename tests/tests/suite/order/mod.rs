@@ -16,11 +16,15 @@ use dl_format::Crc32c;
 use dl_tests::dice::Dice;
 use dl_tests::workspace;
 use libdiesel::{
-    Cursor, Order, OrderError, OrderSettings, Partition, Selection, Stage, Tail, Worker,
+    Cursor, Order, OrderError, OrderSettings, Partition, ResumeToken, Selection, Stage, Tail,
+    Worker,
 };
 use serde_json::{Value, json};
 
-/// One set of arguments of an order.
+/// The nodes of a stage, its position, and its skips in any order.
+type RawStage = (u32, u64, Vec<[u64; 2]>);
+
+/// One set of arguments of an order, and of a token.
 #[derive(Debug, Clone)]
 struct Case {
     counts: Vec<u32>,
@@ -29,7 +33,9 @@ struct Case {
     settings: OrderSettings,
     /// Workers of each rank, and files of a batch.
     workers: [u32; 2],
-    stages: Vec<Stage>,
+    stages: Vec<RawStage>,
+    /// Files that each rank has read when the token is made.
+    read: u64,
 }
 
 impl Case {
@@ -39,12 +45,6 @@ impl Case {
         let number =
             |name: &'static str| field(name)?.as_u64().with_context(|| format!("{name} in {json}"));
         let small = |name: &'static str| anyhow::Ok(u32::try_from(number(name)?)?);
-        let stages: Vec<(u32, u64, Vec<[u64; 2]>)> =
-            serde_json::from_value(field("stages")?.clone())?;
-        let stages = stages.into_iter().map(|(nodes, position, skips)| {
-            let skips = skips.iter().map(|[from, to]| format!("!{from}-{to}"));
-            anyhow::Ok(format!("{nodes}@{position}{}", skips.collect::<String>()).parse::<Stage>()?)
-        });
         let settings = OrderSettings {
             seed: number("seed")?,
             epoch: number("epoch")?,
@@ -65,15 +65,12 @@ impl Case {
             selected: serde_json::from_value(field("selected")?.clone())?,
             settings,
             workers: serde_json::from_value(field("workers")?.clone())?,
-            stages: stages.collect::<Result<_>>()?,
+            stages: serde_json::from_value(field("stages")?.clone())?,
+            read: number("read")?,
         })
     }
 
     fn json(&self) -> Value {
-        let stages = self.stages.iter().map(|stage| {
-            let skips: Vec<_> = stage.skips().iter().map(|skip| [skip.start, skip.end]).collect();
-            json!([stage.nodes(), stage.position(), skips])
-        });
         let OrderSettings { seed, epoch, group, world, partition, tail } = self.settings;
         json!({
             "counts": self.counts,
@@ -85,12 +82,21 @@ impl Case {
             "nodes": match partition { Partition::Global => 1, Partition::Local { nodes } => nodes },
             "tail": match tail { Tail::Drop => "drop", Tail::Pad => "pad" },
             "workers": self.workers,
-            "stages": stages.collect::<Vec<_>>(),
+            "stages": self.stages,
+            "read": self.read,
         })
     }
 
-    /// What each worker of each rank reads.
-    fn ranks(&self) -> Result<Value> {
+    fn stages(&self) -> Result<Vec<Stage>> {
+        let stages = self.stages.iter().map(|(nodes, position, skips)| {
+            let skips = skips.iter().map(|[from, to]| format!("!{from}-{to}"));
+            anyhow::Ok(format!("{nodes}@{position}{}", skips.collect::<String>()).parse::<Stage>()?)
+        });
+        stages.collect()
+    }
+
+    /// What each worker of each rank reads, and the token.
+    fn result(&self) -> Result<Value> {
         let mut first_files = vec![0];
         for count in &self.counts {
             first_files.push(first_files.last().copied().unwrap_or(0) + count);
@@ -100,8 +106,9 @@ impl Case {
             None => Selection::all(files),
             Some(ranges) => Selection::of(files, ranges.iter().flat_map(|[from, to]| *from..*to))?,
         };
-        let (settings, selection) = (self.settings, Arc::new(selection));
-        let order = Order::resumed(first_files.into(), selection, settings, &self.stages)?;
+        let (label, settings) = (selection.label(), self.settings);
+        let (selection, stages) = (Arc::new(selection), self.stages()?);
+        let order = Order::resumed(first_files.into(), selection, settings, &stages)?;
         let order = Arc::new(order);
         let [workers, batch] = self.workers;
         let files = |rank, number| {
@@ -111,12 +118,21 @@ impl Case {
         let ranks = (0..settings.world)
             .map(|rank| (0..workers).map(|number| files(rank, number)).collect())
             .collect::<Result<Vec<Vec<_>>, OrderError>>()?;
-        Ok(json!(ranks))
+        let token = ResumeToken {
+            dataset: "ID".to_owned(),
+            version: "VERSION".to_owned(),
+            selection: label,
+            seed: settings.seed,
+            epoch: settings.epoch,
+            group: settings.group,
+            stages: order.stages_after(self.read),
+        };
+        Ok(json!({ "ranks": ranks, "token": token.to_string() }))
     }
 }
 
 /// As many cases, of all kinds.
-fn cases(dice: &Dice, count: usize) -> Result<Vec<Case>> {
+fn cases(dice: &Dice, count: usize) -> Vec<Case> {
     let number = |below: usize| dice.below(below) as u32;
     let mut cases = Vec::new();
     for _ in 0..count {
@@ -125,16 +141,13 @@ fn cases(dice: &Dice, count: usize) -> Result<Vec<Case>> {
         let some = || (0..files).filter(|_| dice.once_in(2)).map(|file| [file, file + 1]).collect();
         let selected = dice.once_in(3).then(some);
         let nodes = 1 + number(4);
-        let stages = (0..number(3)).map(|_| {
-            let (nodes, position) = (1 + number(4), number(9));
-            let mut text = format!("{nodes}@{position}");
-            if dice.once_in(2) {
-                let from = number(20);
-                text.push_str(&format!("!{from}-{}", from + 1 + number(9)));
-            }
-            anyhow::Ok(text.parse::<Stage>()?)
-        });
-        let stages = stages.collect::<Result<_>>()?;
+        let large = |below: usize| u64::from(number(below));
+        let skip = || {
+            let from = large(20);
+            [from, from + 1 + large(9)]
+        };
+        let skips = || (0..number(4)).map(|_| skip()).collect::<Vec<_>>();
+        let stages = (0..number(3)).map(|_| (1 + number(4), large(9), skips())).collect();
         let settings = OrderSettings {
             seed: if dice.once_in(2) { u64::MAX - u64::from(number(9)) } else { number(9).into() },
             epoch: number(5).into(),
@@ -144,9 +157,9 @@ fn cases(dice: &Dice, count: usize) -> Result<Vec<Case>> {
             tail: if dice.once_in(2) { Tail::Drop } else { Tail::Pad },
         };
         let workers = if dice.once_in(2) { [1 + number(3), 1 + number(5)] } else { [1, 1] };
-        cases.push(Case { counts, selected, settings, workers, stages });
+        cases.push(Case { counts, selected, settings, workers, stages, read: large(9) });
     }
-    Ok(cases)
+    cases
 }
 
 /// What `tests/order/order.py` makes of these cases.
@@ -169,10 +182,10 @@ fn order_py<'a>(cases: impl Iterator<Item = &'a Value>) -> Result<Vec<Value>> {
 
 #[test]
 fn a_program_written_from_the_document_alone_gives_the_same_order() -> Result<()> {
-    let cases = cases(&Dice::new(20), 600)?;
+    let cases = cases(&Dice::new(20), 600);
     let lines: Vec<Value> = cases.iter().map(Case::json).collect();
     for (case, theirs) in cases.iter().zip(order_py(lines.iter())?) {
-        let ours = case.ranks()?;
+        let ours = case.result()?;
         ensure!(ours == theirs, "{}\n  ours   {ours}\n  theirs {theirs}", case.json());
     }
     Ok(())
@@ -182,6 +195,7 @@ fn a_program_written_from_the_document_alone_gives_the_same_order() -> Result<()
 struct Vector {
     case: Value,
     ranks: Frozen,
+    token: String,
 }
 
 enum Frozen {
@@ -199,17 +213,22 @@ impl Vector {
             (None, Some(checksum)) => Frozen::Checksum(checksum.to_owned()),
             _ => anyhow::bail!("neither ranks nor a checksum: {line}"),
         };
-        Ok(Self { case, ranks })
+        let token = json.get("token").and_then(Value::as_str).context("a token")?.to_owned();
+        Ok(Self { case, ranks, token })
     }
 
     fn check(&self, found: &Value) -> Result<()> {
+        let found_ranks = found.get("ranks").context("ranks")?;
         let is_same = match &self.ranks {
-            Frozen::Ranks(ranks) => ranks == found,
+            Frozen::Ranks(ranks) => ranks == found_ranks,
             Frozen::Checksum(checksum) => {
-                *checksum == format!("{:08x}", Crc32c::of(found.to_string().as_bytes()).value())
+                let text = found_ranks.to_string();
+                *checksum == format!("{:08x}", Crc32c::of(text.as_bytes()).value())
             }
         };
-        ensure!(is_same, "{} has another order: {found}", self.case);
+        ensure!(is_same, "{} has another order: {found_ranks}", self.case);
+        let token = found.get("token").and_then(Value::as_str).context("a token")?;
+        ensure!(token == self.token, "{}\n  frozen {}\n  found  {token}", self.case, self.token);
         Ok(())
     }
 }
@@ -224,11 +243,13 @@ fn vectors() -> Result<Vec<Vector>> {
 #[test]
 fn the_order_of_version_1_never_changes() -> Result<()> {
     let vectors = vectors()?;
-    ensure!(vectors.len() == 74, "{} vectors", vectors.len());
+    ensure!(vectors.len() == 104, "{} vectors", vectors.len());
     for vector in &vectors {
         let case = Case::of(&vector.case)?;
         ensure!(case.json() == vector.case, "{} was read as {}", vector.case, case.json());
-        vector.check(&case.ranks()?)?;
+        vector.check(&case.result()?)?;
+        let token: ResumeToken = vector.token.parse()?;
+        ensure!(token.to_string() == vector.token, "{} was read as {token}", vector.token);
     }
     Ok(())
 }

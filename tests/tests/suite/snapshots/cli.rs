@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use dl_tests::cluster::clock;
 use dl_tests::folder;
 use dl_tests::program::{Ended, Server, dlcmd, run};
+use libdiesel::{Client, ConnectOptions, ShuffleOptions, SnapshotCache};
 
 struct Scene {
     server: Server,
@@ -192,7 +193,7 @@ fn shuffle_prints_what_each_rank_reads_and_goes_on_at_a_token() -> Result<()> {
         let of = |rank| lines(&[&["--world", "4", "--rank", rank], nodes].concat());
         ["0", "1", "2", "3"].into_iter().map(of).collect()
     };
-    let dealt = ranks(&[])?;
+    let dealt = ranks(&["--global"])?;
     for (place, file) in alone.iter().enumerate() {
         ensure!(dealt[place % 4][place / 4] == *file, "{file} is at {place}");
     }
@@ -200,10 +201,11 @@ fn shuffle_prints_what_each_rank_reads_and_goes_on_at_a_token() -> Result<()> {
     let all = |lines: &[Vec<String>]| lines.concat().into_iter().collect::<BTreeSet<_>>();
     ensure!(all(&stretches) == all(&dealt) && stretches != dealt, "{stretches:?}");
     // Four ranks have read six each; two go on.
-    let [token] = &lines(&["--world", "4", "--token", "6"])?[..] else { bail!("one line") };
+    let dealt = ["--global", "--world", "4", "--token", "6"];
+    let [token] = &lines(&dealt)?[..] else { bail!("one line") };
     for rank in ["0", "1"] {
-        let words = ["shuffle", "dl://ds", "--world", "2", "--rank", rank, "--resume", token];
-        let rest = scene.dl(&words)?.code(0)?.text();
+        let words = ["--global", "--world", "2", "--rank", rank, "--resume", token];
+        let rest = scene.dl(&[&["shuffle", "dl://ds"][..], &words].concat())?.code(0)?.text();
         let expected = alone[24..].iter().skip(rank.parse()?).step_by(2);
         ensure!(rest.lines().eq(expected), "{rest}");
     }
@@ -216,6 +218,31 @@ fn shuffle_prints_what_each_rank_reads_and_goes_on_at_a_token() -> Result<()> {
     let one = scene.dl(&["shuffle", &format!("dl://ds/{}", alone[0])])?.code(0)?.text();
     ensure!(one == format!("{}\n", alone[0]), "{one}");
     scene.dl(&["shuffle", &format!("dl://ds/{}/", alone[0])])?;
+    Ok(())
+}
+
+#[test]
+fn shuffle_prints_what_ranks_of_libdiesel_read_and_their_tokens() -> Result<()> {
+    let scene = Scene::new()?;
+    let servers = vec![scene.server.address().to_owned()];
+    let client = Client::connect(ConnectOptions { servers, ..ConnectOptions::default() })?;
+    let cache = SnapshotCache::new(scene.path().join("own"), 1 << 30);
+    let dataset = client.dataset(&"ds".parse()?)?.with_snapshot(&cache)?;
+    let printed = |words: &str| -> Result<String> {
+        let words = format!("shuffle dl://ds --seed 5 --epoch 2 --group-size 3 {words}");
+        Ok(scene.dl(&words.split(' ').collect::<Vec<_>>())?.code(0)?.text())
+    };
+    for (rank, world) in [(0, 1), (0, 4), (2, 4), (3, 4)] {
+        let epoch = dataset.shuffle(ShuffleOptions::new(5, 2, 3).of_rank(rank, world))?;
+        let mut read = String::new();
+        for number in epoch.cursor()? {
+            read.push_str(&format!("{}\n", epoch.snapshot().path(number)?));
+        }
+        let words = format!("--world {world} --rank {rank}");
+        ensure!(printed(&words)? == read, "{words}");
+        let token = printed(&format!("--world {world} --token 4"))?;
+        ensure!(token.trim_end() == epoch.token(4).to_string(), "{words}: {token}");
+    }
     Ok(())
 }
 

@@ -286,5 +286,9 @@ fn a_snapshot_in_a_file_is_checked_and_each_fault_has_its_answer() -> Result<()>
     fs::write(&file, &bytes)?;
     let error = other.load_meta(&file, Some(&cache)).err().context("of another dataset")?;
     ensure!(error.kind() == Kind::Conflict, "{error:?}");
+    ensure!(!loaded.is_stale()?, "nothing has changed");
+    put(&scene.dataset, &[("c", b"3")])?;
+    ensure!(loaded.is_stale()? && listed(&loaded)? == ["a", "b/c"], "of the version before");
+    ensure!(!scene.reader("cache")?.is_stale()?, "the newest");
     Ok(())
 }

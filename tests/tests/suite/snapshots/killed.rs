@@ -6,7 +6,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
-use dl_tests::program::{Server, run};
+use dl_tests::line::SlowLine;
+use dl_tests::program::{Server, dlcmd, run};
 use dl_tests::{rounds, tell};
 use libdiesel::{Attributes, ChunkShape, Client, ConnectOptions, Dataset, FilePath, Snapshot};
 
@@ -25,6 +26,9 @@ fn fill(server: &Server, files: u32) -> Result<Dataset> {
     Ok(dataset)
 }
 
+/// Bytes a second that a snapshot comes with: one of 40,000 files takes a quarter of a second.
+const LINE: u32 = 4 << 20;
+
 /// Keeps S-40 and S-11.
 #[test]
 fn a_server_that_is_killed_while_it_builds_or_sends_costs_time_only() -> Result<()> {
@@ -32,20 +36,32 @@ fn a_server_that_is_killed_while_it_builds_or_sends_costs_time_only() -> Result<
     let data = folder.path().join("data");
     let mut server = Server::start(&data)?;
     let address = server.address().to_owned();
+    let line = SlowLine::start(address.parse()?, LINE)?;
     let files = rounds(40_000, 200_000);
     fill(&server, files)?;
     let dice = Dice::new(7);
     let file = folder.path().join("saved");
-    let mut met = 0;
-    for round in 0..rounds(6, 60) {
+    let (mut building, mut sending) = (0, 0);
+    for round in 0..rounds(8, 60) {
         let one = folder.path().join(format!("one-{round}"));
         std::fs::write(&one, b"x")?;
         run(server.dlcmd()?.arg("put").arg(&one).arg("dl://ds"))?.code(0)?;
-        let mut save = server.dlcmd()?;
+        let mut save = dlcmd()?;
+        save.arg("--server").arg(line.address().to_string());
         save.args(["snapshot", "save", "dl://ds"]).arg(&file);
         let saving = std::thread::spawn(move || run(&mut save));
-        std::thread::sleep(Duration::from_millis(dice.below(300) as u64));
-        met += u32::from(!saving.is_finished());
+        // It is there once the snapshot is asked for, and grows once that is built.
+        let received = || file.with_added_extension("partial").metadata().map(|file| file.len());
+        let wanted = if round % 2 == 0 { 0..1 } else { 1..u64::MAX };
+        while !saving.is_finished() && !received().is_ok_and(|bytes| wanted.contains(&bytes)) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_millis(dice.below(30) as u64));
+        match received() {
+            Ok(0) => building += 1,
+            Ok(_) => sending += 1,
+            Err(_) => {}
+        }
         server.kill()?;
         server = Server::start_with(&data, &address, &[])?;
         let saved = saving.join().map_err(|_| anyhow::anyhow!("it ended early"))??;
@@ -56,7 +72,7 @@ fn a_server_that_is_killed_while_it_builds_or_sends_costs_time_only() -> Result<
         run(server.dlcmd()?.args(["snapshot", "save", "dl://ds"]).arg(&again))?.code(0)?;
         ensure!(std::fs::read(&file)? == std::fs::read(&again)?, "round {round}: not the same");
     }
-    ensure!(met > 0, "each snapshot was there before its server was killed");
+    ensure!(building > 0 && sending > 0, "killed {building} times at one, {sending} at the other");
     ensure!(left_in(&data.join("scratch"))? == 0, "files without a name are gone with a process");
     Ok(())
 }

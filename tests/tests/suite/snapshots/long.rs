@@ -3,20 +3,30 @@
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use dl_tests::dice::Dice;
 use dl_tests::program::{Server, dlcmd, peak_of, run};
 use dl_tests::{rounds, tell};
 use libdiesel::{Attributes, ChunkShape, Client, ConnectOptions, StatItem};
 
 use super::{Scene, name, path, put};
 
+/// The numbers below `count`, shuffled.
+fn mixed(count: u32) -> Vec<u32> {
+    let (dice, mut numbers) = (Dice::new(1), (0..count).collect::<Vec<_>>());
+    for end in (1..numbers.len()).rev() {
+        numbers.swap(end, dice.below(end + 1));
+    }
+    numbers
+}
+
 /// Keeps S-10 and S-41: what a listing holds is of each chunk, not of each file.
 #[test]
 fn heavy_a_long_folder_is_listed_from_a_snapshot_in_order_and_in_little_memory() -> Result<()> {
     let scene = Scene::new()?;
-    let (count, step) = (rounds(50_000_u64, 1_000_000), 999_983);
+    let count = rounds(50_000, 1_000_000);
     let padding = "x".repeat(200);
-    // In no order, so that the names of each chunk are spread over the folder.
-    for number in (0..count).map(|number| number * step % count) {
+    // The names of each chunk are spread over the folder.
+    for number in mixed(count) {
         let file = path(&format!("long/{padding}{number:07}"))?;
         scene.dataset.put(&file, Attributes::default(), b"")?;
     }
@@ -34,7 +44,7 @@ fn heavy_a_long_folder_is_listed_from_a_snapshot_in_order_and_in_little_memory()
     };
     let listed = run(&mut command(&["ls", "dl://ds/long"])?)?.code(0)?.text();
     ensure!(listed.lines().is_sorted(), "in byte order");
-    ensure!(listed.lines().count() as u64 == count + 1, "{} lines", listed.lines().count());
+    ensure!(listed.lines().count() as u32 == count + 1, "{} lines", listed.lines().count());
     ensure!(listed.lines().nth(4) == Some(folder.as_str()), "{:?}", listed.lines().nth(4));
     // It has the whole snapshot in memory, too.
     let least = peak_of(&mut command(&["stat", "dl://ds/long"])?)?;
@@ -54,15 +64,15 @@ fn heavy_a_snapshot_of_very_many_files_is_built_in_less_than_256_mib() -> Result
         path(&format!("train/n{class:08}/n{class:08}_{}.JPEG", 10_026 + number % 1_300))
     };
     let count = rounds(200_000, 10_000_000);
-    // A step that comes by every file: next to each other are none of one folder.
-    for (step, most) in [(1, 40.0), (1_999_993, 60.0)] {
+    // Folder by folder; and mixed, where nearly each file is a run of its own.
+    for (is_mixed, most) in [(false, 40.0), (true, 60.0)] {
+        let order = if is_mixed { mixed(count) } else { (0..count).collect() };
         let scene = tempfile::tempdir()?;
         let mut server = Server::start(&scene.path().join("data"))?;
         let servers = vec![server.address().to_owned()];
         let client = Client::connect(ConnectOptions { servers, ..Default::default() })?;
         let dataset = client.create_dataset(&name()?, ChunkShape::default())?;
-        for number in 0..u64::from(count) {
-            let number = u32::try_from(number * step % u64::from(count))?;
+        for number in order {
             dataset.put(&file(number)?, Attributes::default(), b"x")?;
         }
         let _ = dataset.flush()?.check()?;
@@ -71,7 +81,7 @@ fn heavy_a_snapshot_of_very_many_files_is_built_in_less_than_256_mib() -> Result
         let bytes = saved.length() as f64 / f64::from(count);
         let peak = server.process().peak_memory().context("the server is gone")?;
         let figures = format!("{bytes:.1} bytes each, at most {} MiB", peak >> 20);
-        tell(format_args!("{count} files, every {step}. next: {figures}"));
+        tell(format_args!("{count} files, mixed {is_mixed}: {figures}"));
         ensure!(bytes < most && peak < 256 << 20, "{figures}");
         for number in (0..count).step_by(997) {
             let found = saved.stat(&file(number)?)?;

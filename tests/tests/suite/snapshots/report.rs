@@ -197,6 +197,8 @@ fn every_field_of_a_report_is_in_the_document_and_wrong_usage_is_told() -> Resul
         &["--report", "--group-size", "0"],
         &["--report", "--world", "8"],
         &["--report", "--nodes", "2"],
+        &["--report", "--global"],
+        &["--global", "--nodes", "2"],
         &["--report", "--pad"],
     ] {
         scene.dl(&[&["shuffle", "dl://sorted"][..], words].concat())?.code(2)?;
