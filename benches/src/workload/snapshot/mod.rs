@@ -225,7 +225,8 @@ fn ask(
     let mut map = Side::new("the same paths in a hash map in memory");
     let mut alone = Side::new("path to record, name verified, one core");
     let mut batches = Side::new("the same, 256 paths a question");
-    let mut numbers = Side::new("record by number, one core");
+    let mut numbers = Side::new("record by number, in order, one core");
+    let mut epoch = Side::new("record by number, as an epoch gives them, one core");
     let mut two = Side::new("path to record, two processes at once");
     let mut opening = Side::new("open the snapshot of the cache, a process that knows the version");
     let mut added = Side::new("memory of the process that opening adds");
@@ -239,7 +240,7 @@ fn ask(
         for process in [&mut first, &mut second] {
             process.run(Task::Ask)?;
         }
-        let rates = [Task::Ask, Task::Batches, Task::Numbers, Task::Map]
+        let rates = [Task::Ask, Task::Batches, Task::Numbers, Task::Epoch, Task::Map]
             .map(|task| first.run(task).map(|[rate, _]| rate));
         first.tell(Task::Ask)?;
         second.tell(Task::Ask)?;
@@ -254,7 +255,7 @@ fn ask(
         further.samples.push(own / 1024.0);
         two.samples.push(both[0] + rate);
         for (side, rate) in
-            [&mut alone, &mut batches, &mut numbers, &mut map].into_iter().zip(rates)
+            [&mut alone, &mut batches, &mut numbers, &mut epoch, &mut map].into_iter().zip(rates)
         {
             side.samples.push(rate?);
         }
@@ -275,6 +276,7 @@ fn ask(
         bench("lookup", "files/s", alone, &map, Bar::AtLeast(bar)),
         bench("lookup in batches", "files/s", batches, &map, Bar::AtLeast(3e6)),
         bench("by number", "files/s", numbers, &map, Bar::AtLeast(30e6)),
+        bench("by number along an epoch", "files/s", epoch, &map, Bar::None),
     ])
 }
 
