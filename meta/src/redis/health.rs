@@ -244,21 +244,20 @@ impl Shared {
         }
     }
 
-    /// Whether no process and no shard changed its place since `changes`, and nothing that was read
-    /// is gone.
+    /// Whether no process and no shard changed its place since `changes`, and not all was flushed.
     pub(super) fn is_as(&self, changes: u64) -> bool {
         self.router.changes() == changes
     }
 
-    /// Fails when one of these shards, in which something of a dataset was not found, lost its mark;
-    /// [`Shared::is_as`] tells when the dataset was dropped.
+    /// Fails when one of these shards, in which something of a dataset was not found, lost its mark.
+    /// Whether the dataset is still the one that was read: otherwise the call begins anew.
     pub(super) async fn confirm(
         &self,
         keys: Keys,
         shards: &BTreeSet<Shard>,
-    ) -> Result<(), Failure> {
+    ) -> Result<bool, Failure> {
         if shards.is_empty() {
-            return Ok(());
+            return Ok(true);
         }
         let mut asks = vec![ask_epoch(keys)];
         let sign = self.sign();
@@ -268,7 +267,7 @@ impl Shared {
         if let Some(sign) = sign {
             self.check_signs(&sign, marks).await?;
         }
-        self.check_epoch(keys, epoch)
+        self.is_still(keys, epoch)
     }
 
     /// What to look for in marks; none as long as there may be none.

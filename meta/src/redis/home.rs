@@ -61,7 +61,7 @@ pub(super) fn ask_home(id: DatasetId) -> Ask {
     Ask::to(&keys::home(id), "HMGET").arg(&FIELDS)
 }
 
-/// What to ask for [`Shared::check_epoch`].
+/// What to ask for [`Shared::is_still`].
 pub(super) fn ask_epoch(keys: Keys) -> Ask {
     Ask::to(&keys.home(), "HGET").arg("epoch")
 }
@@ -105,14 +105,14 @@ impl Shared {
         Ok(home)
     }
 
-    /// Has calls begin anew, [`Shared::is_as`], unless a dataset is still the one of these keys: of one
-    /// that was dropped some may be gone already.
-    pub(super) fn check_epoch(&self, keys: Keys, answer: Value) -> Result<(), Failure> {
-        if bytes(answer)?.as_deref().and_then(Epoch::parse) != Some(keys.epoch) {
+    /// Whether a dataset is still the one of these keys. Of one that was dropped some may be gone
+    /// already: who has read of it begins anew.
+    pub(super) fn is_still(&self, keys: Keys, answer: Value) -> Result<bool, Failure> {
+        let is_still = bytes(answer)?.as_deref().and_then(Epoch::parse) == Some(keys.epoch);
+        if !is_still {
             self.forget(keys.dataset);
-            self.router.changed();
         }
-        Ok(())
+        Ok(is_still)
     }
 
     /// The keys of a dataset, as this process knew them last.

@@ -2,7 +2,7 @@
 //!
 //! Must hold: a process that could drop keys, or that is not what the address promised, is refused
 //! before anything is asked of it, and as soon as it becomes one. Where one may have dropped some,
-//! the marks of its shards go, so that every server takes them for lost.
+//! the marks of its shards say so, so that every server takes them for lost.
 
 use std::collections::HashMap;
 use std::fs;

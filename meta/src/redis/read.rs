@@ -148,7 +148,7 @@ impl Shared {
     }
 
     /// Takes deletions into account. None when a process or shard changed its place since the rows
-    /// were read: what was read then may lack what was written before them.
+    /// were read, or the dataset was dropped: what was read then may lack what was written before them.
     async fn found(
         &self,
         Rows { home, named, changes }: &Rows,
@@ -158,6 +158,9 @@ impl Shared {
         let mut deletions = Deletions::of(home);
         let winners = named.iter().filter_map(|named| named.winner.as_ref());
         deletions.load(self, winners.map(|record| record.version.chunk)).await?;
+        if deletions.is_stale() {
+            return Ok(None);
+        }
         let mut doubted = BTreeSet::new();
         for (path, named) in paths.iter().zip(named) {
             let is_folder = named.is_folder
@@ -173,8 +176,8 @@ impl Shared {
                 }
             });
         }
-        self.confirm(home.keys, &doubted).await?;
-        Ok(self.is_as(*changes).then_some(found))
+        let is_still = self.confirm(home.keys, &doubted).await?;
+        Ok((is_still && self.is_as(*changes)).then_some(found))
     }
 
     pub(super) async fn list(
@@ -195,8 +198,7 @@ impl Shared {
                 bytes += entry.path().as_bytes().len();
                 entries.push(entry);
             }
-            self.confirm(home.keys, walk.shards()).await?;
-            if self.is_as(changes) {
+            if self.confirm(home.keys, walk.shards()).await? && self.is_as(changes) {
                 return Ok(entries);
             }
         }
@@ -251,8 +253,11 @@ impl Shared {
                 return Err(Failure::missing());
             };
             self.learn(home.keys);
-            self.confirm(keys, &BTreeSet::from([keys.log().shard])).await?;
-            if home.keys != keys || !self.is_as(changes) {
+            if home.keys != keys {
+                continue;
+            }
+            let is_still = self.confirm(keys, &BTreeSet::from([keys.log().shard])).await?;
+            if !is_still || !self.is_as(changes) {
                 continue;
             }
             return strings(members)?.iter().map(|member| decode_object(member)).collect();

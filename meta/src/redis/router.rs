@@ -370,23 +370,22 @@ impl Router {
     pub(super) async fn full(&self) -> Result<Option<String>, Failure> {
         let deadline = Deadline::after(&*self.clock, self.options.patience);
         let asked = join_all(self.primaries().into_iter().map(|node| async move {
-            let link = match self.link(&node).await {
-                Ok(link) => link,
-                Err(Verdict::Fatal(failure)) => return Err(failure),
-                Err(_) => return Ok(None),
-            };
-            match link.full(&node).await {
-                Ok(full) => Ok(full.map(|full| format!("the Redis at {node} is full: {full}"))),
-                Err(Verdict::Fatal(failure)) => Err(failure),
-                Err(_) => {
-                    self.unlink(&node, &link);
-                    Ok(None)
-                }
+            match deadline.bound(&*self.clock, self.full_of(&node)).await {
+                Ok(Err(Verdict::Fatal(failure))) => Err(failure),
+                Ok(Ok(Some(full))) => Ok(Some(format!("the Redis at {node} is full: {full}"))),
+                _ => Ok(None),
             }
         }));
-        let asked = deadline.bound(&*self.clock, asked).await;
-        let asked = asked.map_err(|_| self.gave_up(None))?;
-        Ok(asked.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().next())
+        Ok(asked.await.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().next())
+    }
+
+    async fn full_of(&self, node: &Node) -> Result<Option<String>, Verdict> {
+        let link = self.link(node).await?;
+        let full = link.full(node).await;
+        if let Err(Verdict::Lost(_)) = &full {
+            self.unlink(node, &link);
+        }
+        full
     }
 
     async fn run_of(&self, node: Node) -> Result<(Node, Process), Verdict> {

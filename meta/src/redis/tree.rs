@@ -40,18 +40,25 @@ pub(super) struct Deletions {
     none: bool,
     /// Whether what is not deleted has to be known for sure.
     assured: bool,
+    /// Whether the dataset was dropped meanwhile, so that nothing is known.
+    is_stale: bool,
     seen: HashMap<ChunkId, EntrySet>,
 }
 
 impl Deletions {
     pub(super) fn of(home: &Home) -> Self {
         let (none, seen) = (home.tombstones == 0, HashMap::new());
-        Self { keys: home.keys, none, assured: true, seen }
+        Self { keys: home.keys, none, assured: true, is_stale: false, seen }
     }
 
     /// As far as they are there: for who may ask while some of them may be gone.
     pub(super) fn as_they_are(home: &Home) -> Self {
         Self { assured: false, ..Self::of(home) }
+    }
+
+    /// Whether who asks has to begin anew.
+    pub(super) fn is_stale(&self) -> bool {
+        self.is_stale
     }
 
     pub(super) fn are_none(&self) -> bool {
@@ -82,13 +89,13 @@ impl Deletions {
         let sign = shared.sign().filter(|_| self.assured);
         // Behind them, on the same connections.
         asks.extend(sign.iter().flat_map(|sign| shards.iter().map(|shard| sign.ask(*shard))));
-        asks.push(ask_epoch(self.keys));
+        asks.extend(self.assured.then(|| ask_epoch(self.keys)));
         let mut answers = shared.router.ask(asks).await?;
-        let epoch = answers.pop().unwrap_or(Value::Nil);
-        let marks = answers.split_off(new.len());
         if self.assured {
-            shared.check_epoch(self.keys, epoch)?;
+            let epoch = answers.pop().unwrap_or(Value::Nil);
+            self.is_stale |= !shared.is_still(self.keys, epoch)?;
         }
+        let marks = answers.split_off(new.len());
         if let Some(sign) = sign {
             shared.check_signs(&sign, marks).await?;
         }
@@ -268,13 +275,17 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The next line of the listing.
+    /// The next line of the listing; none, too, when the dataset was dropped meanwhile, which
+    /// [`Shared::confirm`] tells.
     pub(super) async fn next(&mut self) -> Result<Option<ListEntry>, Failure> {
         if let Some((path, after)) = self.start.take() {
             let folder = self.folder(path, &after);
             self.enter(folder).await?;
         }
         loop {
+            if self.deletions.is_stale() {
+                return Ok(None);
+            }
             let Some(row) = self.row().await? else {
                 // What was read ahead for it was used, or is in no folder any more.
                 if self.open.pop().is_none() {

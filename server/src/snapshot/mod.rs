@@ -213,7 +213,7 @@ impl Snapshots {
 
     /// Builds what a dataset holds now.
     async fn build_newest(&self, parts: &Parts, record: &DatasetRecord) -> Result<Built, Error> {
-        let mut times = 0;
+        let (mut times, mut last) = (0, None);
         loop {
             times += 1;
             let before = version_of(parts, record.id).await?;
@@ -221,14 +221,18 @@ impl Snapshots {
                 Err(error) if error.kind == Kind::Corrupt => error,
                 ended => return ended,
             };
-            // A purge may have removed what was in the log: the newest cut is without it.
-            let is_same = version_of(parts, record.id).await? == before;
-            if is_same && let Some(version) = before {
-                self.remember(parts, record.id, version, &error);
-            }
-            if is_same {
+            // A purge may have removed what was in the log: the newest cut is without it, so that what
+            // is wrong with that is wrong with another object.
+            let why = error.chain();
+            let is_damage =
+                last.as_ref() == Some(&why) || version_of(parts, record.id).await? == before;
+            if is_damage {
+                if let Some(version) = before {
+                    self.remember(parts, record.id, version, &error);
+                }
                 return Err(error);
             }
+            last = Some(why);
             if times >= TIMES {
                 let why = "objects of it are removed faster than they are read; try again";
                 return Err(Error::new(Kind::Unavailable, ACTION, record.id, why));

@@ -61,12 +61,12 @@ async fn what_was_read_before_a_flush_or_of_what_was_dropped_is_not_taken_for_al
     };
     let (changes, keys) = begun().await;
     let read = BTreeSet::from([keys.log().shard]);
-    shared.confirm(keys, &read).await.unwrap();
+    assert!(shared.confirm(keys, &read).await.unwrap(), "nothing has changed");
     assert!(shared.is_as(changes), "nothing has changed");
     store.put_dataset(&DatasetRecord { state: DatasetState::Ending, ..record() }).await.unwrap();
     store.drop_dataset(id()).await.unwrap();
-    shared.confirm(keys, &read).await.unwrap();
-    assert!(!shared.is_as(changes), "it was dropped");
+    assert!(!shared.confirm(keys, &read).await.unwrap(), "it was dropped");
+    assert!(shared.is_as(changes), "others go on");
 
     store.put_dataset(&record()).await.unwrap();
     store.append(&object).await.unwrap();

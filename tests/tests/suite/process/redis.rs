@@ -97,8 +97,7 @@ async fn a_recovery_that_is_asked_for_brings_back_what_nobody_noticed() -> Resul
     let cluster = Cluster::start(3, 0).await;
     let server = start(&cluster, &data)?;
     run(server.dlcmd()?.arg("put").arg(&source).arg("dl://all"))?.code(0)?;
-    for lost in ["}:d:", "}:x:"] {
-        dl(&server, ["rm", "dl://all/000/000000.bin"])?;
+    let remove = async |lost: &str| -> Result<()> {
         let mut removed = 0;
         for redis in cluster.servers() {
             let all = "return table.concat(redis.call('KEYS', '*'), '\\n')";
@@ -109,11 +108,22 @@ async fn a_recovery_that_is_asked_for_brings_back_what_nobody_noticed() -> Resul
             }
         }
         ensure!(removed > 0, "there is no key of {lost}");
+        Ok(())
+    };
+    for lost in ["}:d:", "}:x:"] {
+        dl(&server, ["rm", "dl://all/000/000000.bin"])?;
+        remove(lost).await?;
         let found = dl(&server, ["verify", "dl://all"])?.code(4)?;
         ensure!(found.text().contains("run `dlcmd recover dl://all`"), "{}", found.text());
         dl(&server, ["recover", "dl://all"])?.code(0)?;
         dl(&server, ["verify", "dl://all"])?.code(0)?;
     }
+    // With all that would tell of it, and the name of the chunk store.
+    for lost in ["}:d:", "}:identity", "}:mark"] {
+        remove(lost).await?;
+    }
+    dl(&server, ["recover", "--all"])?.code(0)?;
+    dl(&server, ["verify", "dl://all"])?.code(0)?;
     fs::remove_file(source.join("000/000000.bin"))?;
     compare(&server, "dl://all", &source, &got)?;
     server.stop()?;
