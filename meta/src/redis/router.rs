@@ -87,7 +87,7 @@ impl Router {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Another number after every new connection and every move of a shard.
+    /// Another number after every new connection, every move of a shard, and when all was flushed.
     pub(super) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
