@@ -46,8 +46,8 @@ lint: clone fmt clippy deny doc ## Format, clippy, licences and bans, documentat
 
 torture: clone programs redis etcd buckets azurite training ## The tests with long loops and large sizes, then the fuzz targets.
 	@$(call install,cargo-nextest,$(NEXTEST))
-	$(call counted,DIESEL_TORTURE=1 cargo nextest run --locked --workspace --profile torture)
-	@$(MAKE) --no-print-directory fuzz
+	$(call counted,DIESEL_TORTURE=1 cargo nextest run --locked --workspace --profile torture \
+		&& $(MAKE) --no-print-directory fuzz)
 
 bench: clone memcached redis buckets ## Measure everything beside something known (BENCH='get --runs 5' for a part).
 	cargo build --locked --release --bins -p dl-server -p dlcmd -p dl-benches
@@ -59,10 +59,11 @@ bench-training: clone training ## Train small models with a full, a chunk-wise a
 		--programs $(CARGO_TARGET_DIR)/release --out $(or $(OUT),$(CACHE)/training)
 
 # The sanitizers of cargo-fuzz need a nightly compiler, which nothing else here does; so a machine
-# without one is told, and not failed.
+# without one is told, and not failed; it counts as a test that was skipped.
 fuzz: ## Run every fuzz target for FUZZ_SECONDS from the golden files on (needs a nightly toolchain).
 	@if ! rustup toolchain list | grep -q '^nightly'; then \
-		echo "fuzz: not run, cargo-fuzz needs a nightly compiler: rustup toolchain install nightly"; \
+		echo "fuzz: cargo-fuzz needs a nightly compiler: rustup toolchain install nightly" \
+			| tee -a $${DIESEL_SKIPPED:-/dev/null}; \
 		exit 0; \
 	fi; \
 	$(call install,cargo-fuzz,$(FUZZ)); \
@@ -138,7 +139,7 @@ training:
 # failed.
 define counted
 	@mkdir -p $(dir $(SKIPPED)) && : > $(SKIPPED); \
-	code=0; DIESEL_SKIPPED=$(SKIPPED) $(1) || code=$$?; \
+	export DIESEL_SKIPPED=$(SKIPPED); code=0; $(1) || code=$$?; \
 	echo "$$(wc -l < $(SKIPPED)) tests were skipped"; \
 	sort $(SKIPPED); \
 	exit $$code

@@ -151,6 +151,11 @@ impl<K: Copy + Debug> Faults<K> {
         self.plan(operation, |plan| plan.script.extend(faults));
     }
 
+    /// Whether every call in the script of `operation` was made.
+    pub fn is_used_up(&self, operation: &'static str) -> bool {
+        self.plan(operation, |plan| plan.script.is_empty())
+    }
+
     /// From now on calls of `operation` fail at these rates; `None` ends that.
     pub fn set_rates(&self, operation: &'static str, rates: Option<Rates<K>>) {
         self.plan(operation, |plan| plan.rates = rates);
@@ -215,9 +220,10 @@ mod tests {
     fn a_script_is_followed_exactly_then_used_up() {
         let faults = Faults::new(Arc::new(SeededRandom::new(0)));
         faults.script("put", [None, Some(Fault::AnswerLost('x'))]);
-        assert_eq!(faults.next("get"), None);
+        assert_eq!((faults.next("get"), faults.is_used_up("put")), (None, false));
         let met = [faults.next("put"), faults.next("put"), faults.next("put")];
         assert_eq!(met, [None, Some(Fault::AnswerLost('x')), None]);
+        assert!(faults.is_used_up("put"));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use futures::stream::{self, BoxStream};
 use crate::{Error, Key, Kind, ObjectInfo, ObjectRange, Prefix, Store};
 
 /// Faults before `inner`. Operations are named `create`, `read` (asked once for each range),
-/// `delete` and `list`; to a read or a listing, a lost answer is an error like any other.
+/// `delete`, `settle` and `list`; to a read or a listing, a lost answer is an error like any other.
 #[derive(Debug)]
 pub struct FaultStore {
     inner: Arc<dyn Store>,

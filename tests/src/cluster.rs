@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use dl_meta::MetaStore;
 use dl_runtime::{Clock, OsRandom, Shutdown, SystemClock};
-use dl_server::{Doors, Limits, Parts, Roll, Room, Settings};
+use dl_server::{Doors, HttpPort, Limits, Parts, Roll, Room, Settings};
 use dl_store::Store;
 use libdiesel::{Client, ConnectOptions};
 use tokio::net::TcpListener;
@@ -30,8 +30,7 @@ impl Running {
     /// # Errors
     /// When there is no port.
     pub async fn start(parts: Parts) -> Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").await.context("listen on a free port")?;
-        Self::behind(Doors::open(listener), parts).await
+        Self::behind(Doors::open(free().await?), parts).await
     }
 
     /// The same, behind doors of the caller's.
@@ -68,6 +67,11 @@ impl Drop for Running {
     }
 }
 
+/// A port that nobody has.
+async fn free() -> Result<TcpListener> {
+    TcpListener::bind("127.0.0.1:0").await.context("listen on a free port")
+}
+
 /// Usual parts over these stores.
 pub fn parts(store: Arc<dyn Store>, meta: Arc<dyn MetaStore>) -> Parts {
     Parts {
@@ -91,6 +95,8 @@ pub fn clock() -> Arc<dyn Clock> {
 #[derive(Debug)]
 pub struct Cluster {
     servers: Vec<Running>,
+    /// Where each of them answers HTTP.
+    http: Vec<SocketAddr>,
     runtime: Runtime,
 }
 
@@ -105,7 +111,7 @@ impl Cluster {
             .enable_all()
             .build()
             .context("start the threads of the servers")?;
-        Ok(Self { servers: Vec::new(), runtime })
+        Ok(Self { servers: Vec::new(), http: Vec::new(), runtime })
     }
 
     /// Runs `work` on the threads of the servers.
@@ -119,7 +125,15 @@ impl Cluster {
     /// As [`Running::start`].
     pub fn start(&mut self, parts: &Parts, count: usize) -> Result<()> {
         for _ in 0..count {
-            self.servers.push(self.runtime.block_on(Running::start(parts.clone()))?);
+            let start = async {
+                let http = HttpPort::open(free().await?, Arc::clone(&parts.clock))?;
+                let address = http.address();
+                let doors = Doors { http: Some(http), ..Doors::open(free().await?) };
+                anyhow::Ok((Running::behind(doors, parts.clone()).await?, address))
+            };
+            let (server, http) = self.runtime.block_on(start)?;
+            self.servers.push(server);
+            self.http.push(http);
         }
         Ok(())
     }
@@ -127,11 +141,17 @@ impl Cluster {
     /// Cuts all servers off.
     pub fn kill(&mut self) {
         self.servers.clear();
+        self.http.clear();
     }
 
     /// Where the servers listen.
     pub fn addresses(&self) -> Vec<String> {
         self.servers.iter().map(|server| server.address().to_string()).collect()
+    }
+
+    /// Where they answer HTTP.
+    pub fn http(&self) -> Vec<String> {
+        self.http.iter().map(ToString::to_string).collect()
     }
 
     /// A client of all servers, which sends each request to the next one.

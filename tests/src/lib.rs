@@ -18,6 +18,7 @@ pub mod program;
 pub mod proxy;
 pub mod relay;
 pub mod s3;
+pub mod shift;
 mod skipped;
 pub mod wire;
 pub mod workspace;

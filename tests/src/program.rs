@@ -341,6 +341,16 @@ pub fn run(command: &mut Command) -> Result<Ended> {
     output.with_context(|| format!("run {command:?}"))?.try_into()
 }
 
+/// How many objects a purge of one dataset, with `--json`, says that it moved or removed.
+///
+/// # Errors
+/// When it says something else.
+pub fn purged(ended: &Ended) -> Result<u64> {
+    let told: serde_json::Value = serde_json::from_slice(&ended.stdout)?;
+    let number = |name: &str| told[name].as_u64().with_context(|| format!("{name} of {told}"));
+    Ok(number("rewritten")? + number("removed")?)
+}
+
 /// Runs a command to its end; gives the most memory it was seen with, in bytes.
 ///
 /// # Errors

@@ -51,11 +51,23 @@ impl S3 {
         Self::start_on(kind, "127.0.0.1")
     }
 
+    /// The same with more variables.
+    ///
+    /// # Errors
+    /// As [`S3::start`].
+    pub fn start_among(kind: Kind, variables: &[(String, String)]) -> Result<Self> {
+        Self::run(kind, "127.0.0.1", variables)
+    }
+
     /// The same on an address of this machine, for those who are elsewhere.
     ///
     /// # Errors
     /// As [`S3::start`].
     pub fn start_on(kind: Kind, host: &str) -> Result<Self> {
+        Self::run(kind, host, &[])
+    }
+
+    fn run(kind: Kind, host: &str, variables: &[(String, String)]) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let (root, log) = (folder.path().join("objects"), folder.path().join("log"));
         std::fs::create_dir_all(root.join(BUCKET))?;
@@ -72,6 +84,7 @@ impl S3 {
                 command
             }
         };
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
         command.env("RUST_LOG", "s3s_fs=info").env("MOTO_S3_DEFAULT_KEY_BUFFER_SIZE", "80000000");
         let (process, address) = run(&mut command, &log)?;
         let server = Self { process, address, prefixes: AtomicU64::new(0), folder };

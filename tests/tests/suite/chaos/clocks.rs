@@ -5,72 +5,72 @@
 //! clock.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use dl_format::ChunkShape;
 use dl_meta::redis_testing::Cluster;
 use dl_tests::program::{Server, dlcmd, run};
 use dl_tests::rounds;
 use dl_tests::s3::{Kind, S3, settings};
+use dl_tests::shift::Shift;
 use tokio::runtime::Runtime;
 
-/// Shifts what a process is told of the time of day.
-const SHIFT: &str = r#"
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdlib.h>
-#include <time.h>
-int clock_gettime(clockid_t clock, struct timespec *at) {
-    static int (*next)(clockid_t, struct timespec *);
-    if (!next) next = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
-    int ended = next(clock, at);
-    const char *off = getenv("CLOCK_OFF");
-    if (!ended && clock == CLOCK_REALTIME && off) at->tv_sec += atol(off);
-    return ended;
-}
-"#;
+use super::{Event, Stage, shifts};
 
 /// Seconds by which the clocks of the servers and of the clients are off. Client and server may be
 /// 15 minutes apart.
-const SERVERS: [i32; 2] = [420, -400];
-const CLIENTS: [i32; 2] = [-440, 430];
+const SERVERS: [i64; 2] = [420, -400];
+const CLIENTS: [i64; 2] = [-440, 430];
 
-/// The shift as a library; it needs the C compiler that the build needs, too.
-fn shift(folder: &Path) -> Result<PathBuf> {
-    let (source, library) = (folder.join("shift.c"), folder.join("shift.so"));
-    fs::write(&source, SHIFT)?;
-    let mut compiler = Command::new("cc");
-    compiler.args(["-shared", "-fPIC", "-O2", "-o"]).arg(&library).arg(&source).arg("-ldl");
-    run(&mut compiler)?.code(0)?;
-    Ok(library)
+/// Servers and writers, each by its own clock.
+fn survive_apart(event: Event, replicas: usize) -> Result<()> {
+    for round in 0..rounds(1, 10) {
+        let mut stage = Stage::with(round, replicas, ChunkShape::default(), &SERVERS)?;
+        stage.writers = shifts(stage.scene.path(), "writer", &CLIENTS)?;
+        stage.under_writers(event)?;
+        stage.check_after(event).with_context(|| format!("round {round}, {event:?}"))?;
+    }
+    Ok(())
 }
 
-fn off(library: &Path, seconds: i32) -> Vec<(String, String)> {
-    let variables =
-        [("LD_PRELOAD", library.display().to_string()), ("CLOCK_OFF", seconds.to_string())];
-    variables.map(|(name, value)| (name.to_owned(), value)).to_vec()
+/// Keeps S-17, S-22, S-01, S-02 and S-04 (I4).
+#[test]
+fn clocks_are_minutes_apart_while_all_of_redis_is_flushed_under_writers() -> Result<()> {
+    survive_apart(Event::AllIsFlushed, 0)
+}
+
+/// Keeps S-17, S-22, S-01, S-02 and S-04 (I4).
+#[test]
+fn clocks_are_minutes_apart_while_a_primary_comes_back_empty_under_writers() -> Result<()> {
+    survive_apart(Event::PrimaryIsEmptied, 0)
+}
+
+/// Keeps S-17, S-22, S-01, S-02 and S-04 (I4).
+#[test]
+fn clocks_are_minutes_apart_while_a_replica_takes_over_under_writers() -> Result<()> {
+    survive_apart(Event::PrimaryDies, 1)
 }
 
 /// Keeps S-17, S-22, S-01 and S-02.
 #[test]
-fn clocks_of_servers_and_clients_are_minutes_apart_while_redis_is_emptied() -> Result<()> {
+fn clients_minutes_apart_overwrite_and_delete_one_file_while_redis_is_emptied() -> Result<()> {
     let scene = tempfile::tempdir()?;
-    let library = shift(scene.path())?;
+    let server_clocks = shifts(scene.path(), "server", &SERVERS)?;
+    let client_clocks = shifts(scene.path(), "client", &CLIENTS)?;
     let runtime = Runtime::new()?;
     let redis = runtime.block_on(Cluster::start(3, 0));
     let bucket = S3::start(Kind::S3sFs)?;
     let store = bucket.fresh();
-    let start = |(number, seconds): (usize, i32)| {
+    let start = |(number, clock): (usize, &Shift)| {
         let data = scene.path().join(format!("data{number}"));
         let flags = ["--meta", &redis.url(), "--store", &store];
-        let set = [settings(bucket.address()), off(&library, seconds)].concat();
+        let set = [settings(bucket.address()), clock.variables()].concat();
         Server::start_among(&data, "127.0.0.1:0", &flags, &set)
     };
-    let servers = SERVERS.into_iter().enumerate().map(start).collect::<Result<Vec<_>>>()?;
+    let servers = server_clocks.iter().enumerate().map(start).collect::<Result<Vec<_>>>()?;
     let told = |number: usize, arguments: &[&str]| {
         let mut command = dlcmd()?;
-        command.envs(off(&library, CLIENTS[number % 2]));
+        command.envs(client_clocks[number % 2].variables());
         // Each client asks each server in turn.
         run(command.args(["--server", servers[number / 2 % 2].address()]).args(arguments))
     };

@@ -8,10 +8,12 @@
 mod clocks;
 mod lag;
 mod network;
+mod purges;
 mod reader;
 mod writer;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -31,11 +33,12 @@ use dl_tests::program::{Ended, Server, dlcmd, run};
 use dl_tests::proxy::{Instead, Proxy};
 use dl_tests::rounds;
 use dl_tests::s3::{Kind, S3, settings};
+use dl_tests::shift::Shift;
 use libdiesel::{Client, ConnectOptions, DirPath, ListEntry};
 use tokio::runtime::Runtime;
 
 use self::reader::Reader;
-use self::writer::Writer;
+use self::writer::{Hand, Programs, Writer};
 
 /// The files that a server has.
 type Files = BTreeMap<FilePath, Bytes>;
@@ -70,15 +73,29 @@ struct Stage {
     addresses: Vec<String>,
     dice: Dice,
     book: Arc<Book>,
+    /// How far the clock of each server is off, and that of the bucket's server; of those that are
+    /// left out it is not.
+    clocks: Vec<Shift>,
+    /// The same for each writer, who then writes by dlcmd and otherwise by libdiesel.
+    writers: Vec<Shift>,
 }
 
 impl Stage {
     fn new(seed: u64, replicas: usize) -> Result<Self> {
+        Self::with(seed, replicas, ChunkShape::default(), &[])
+    }
+
+    /// With chunks of this shape. The clocks of the three servers, and of the bucket's, are so many
+    /// seconds off.
+    fn with(seed: u64, replicas: usize, shape: ChunkShape, off: &[i64]) -> Result<Self> {
         let runtime = Runtime::new()?;
-        let bucket = S3::start(Kind::S3sFs)?;
+        let scene = tempfile::tempdir()?;
+        let clocks = shifts(scene.path(), "server", off)?;
+        let of_bucket = clocks.get(3).map(Shift::variables).unwrap_or_default();
+        let bucket = S3::start_among(Kind::S3sFs, &of_bucket)?;
         let proxy = Proxy::start(bucket.address(), Arc::new(SeededRandom::new(seed)))?;
         let mut stage = Self {
-            scene: tempfile::tempdir()?,
+            scene,
             redis: runtime.block_on(Cluster::start(3, replicas)),
             runtime,
             url: bucket.fresh(),
@@ -88,20 +105,24 @@ impl Stage {
             addresses: Vec::new(),
             dice: Dice::new(seed),
             book: Arc::default(),
+            clocks,
+            writers: Vec::new(),
         };
         for number in 0..3 {
             let server = stage.start(number, "127.0.0.1:0")?;
             stage.addresses.push(server.address().to_owned());
             stage.servers.push(Some(server));
         }
-        stage.client()?.create_dataset(&DatasetName::new(NAME)?, ChunkShape::default())?;
+        stage.client()?.create_dataset(&DatasetName::new(NAME)?, shape)?;
         Ok(stage)
     }
 
     fn start(&self, number: usize, listen: &str) -> Result<Server> {
         let data = self.scene.path().join(format!("data{number}"));
         let flags = ["--meta", &self.redis.url(), "--store", &self.url];
-        Server::start_among(&data, listen, &flags, &settings(self.proxy.address()))
+        let mut variables = settings(self.proxy.address());
+        variables.extend(self.clocks.get(number).map(Shift::variables).unwrap_or_default());
+        Server::start_among(&data, listen, &flags, &variables)
     }
 
     fn client(&self) -> Result<Client> {
@@ -123,11 +144,22 @@ impl Stage {
 
     /// Has writers write before, while and after something happens to them.
     fn under_writers(&mut self, event: Event) -> Result<()> {
+        let pause = Duration::from_millis(500 + self.dice.below(1_000) as u64);
+        self.under_writers_after(event, || {
+            std::thread::sleep(pause);
+            Ok(())
+        })
+    }
+
+    /// The same at the moment that is waited for.
+    fn under_writers_after(
+        &mut self,
+        event: Event,
+        wait: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         let stop = Arc::new(AtomicBool::new(false));
         let writers = self.writers(&stop)?;
-        let pause = Duration::from_millis(500 + self.dice.below(1_000) as u64);
-        std::thread::sleep(pause);
-        let happened = self.happen(event);
+        let happened = wait().and_then(|()| self.happen(event));
         std::thread::sleep(Duration::from_secs(2));
         stop.store(true, Ordering::Relaxed);
         for writer in writers {
@@ -143,8 +175,15 @@ impl Stage {
         let name = DatasetName::new(NAME)?;
         let mut writers = Vec::new();
         for number in 0..WRITERS {
-            let (dataset, book) = (self.client()?.dataset(&name)?, Arc::clone(&self.book));
-            let mut writer = Writer::new(dataset, book, number, Dice::new(u64::from(number)));
+            let hand = match self.writers.get(usize::from(number)) {
+                None => Hand::Library(self.client()?.dataset(&name)?),
+                Some(shift) => {
+                    let folder = self.scene.path().join(format!("writer{number}"));
+                    Hand::Programs(Programs::new(&self.addresses, shift, folder))
+                }
+            };
+            let book = Arc::clone(&self.book);
+            let mut writer = Writer::new(hand, book, number, Dice::new(u64::from(number)));
             writers.push(again(stop, move || writer.step()));
         }
         Ok(writers)
@@ -227,20 +266,39 @@ impl Stage {
 
     /// Recovers, if the servers ask for that, and compares what each of them holds.
     fn check(&self) -> Result<()> {
+        self.recover_if_asked()?;
+        compare(&self.addresses, &self.book)
+    }
+
+    /// The same; they have to ask for it once all that a primary held is gone.
+    fn check_after(&self, event: Event) -> Result<()> {
+        let is_asked = self.recover_if_asked()?;
+        ensure!(is_asked || !event.is_loss(), "nobody was told that metadata is gone");
+        compare(&self.addresses, &self.book)
+    }
+
+    /// Waits until all is well, or recovery is asked for; whether it was.
+    fn recover_if_asked(&self) -> Result<bool> {
         let deadline = Deadline::after(&*clock(), PATIENCE);
         loop {
             let listed = self.ask(&["ls", "-R", "dl://chaos"])?;
             if listed.code == 0 {
-                break;
+                return Ok(false);
             }
             if listed.stderr.contains("recover --all") && listed.code == 1 {
                 self.ask(&["recover", "--all"])?.code(0)?;
-                break;
+                return Ok(true);
             }
             ensure!(!deadline.remaining(&*clock()).is_zero(), "it is never well: {listed:?}");
         }
-        compare(&self.addresses, &self.book)
     }
+}
+
+/// Clocks of programs that are so many seconds off.
+fn shifts(folder: &Path, name: &str, off: &[i64]) -> Result<Vec<Shift>> {
+    let shift =
+        |(number, seconds): (usize, &i64)| Shift::new(folder, &format!("{name}{number}"), *seconds);
+    off.iter().enumerate().map(shift).collect()
 }
 
 /// Does something again and again, on a thread of its own, until it is to stop.
@@ -341,11 +399,18 @@ enum Event {
     BucketFails(Instead),
 }
 
+impl Event {
+    /// Whether metadata are gone for good by it.
+    fn is_loss(self) -> bool {
+        matches!(self, Self::PrimaryIsEmptied | Self::AllIsFlushed)
+    }
+}
+
 fn survive(event: Event, replicas: usize) -> Result<()> {
     for round in 0..rounds(1, 10) {
         let mut stage = Stage::new(round, replicas)?;
         stage.under_writers(event)?;
-        stage.check().with_context(|| format!("round {round}, {event:?}"))?;
+        stage.check_after(event).with_context(|| format!("round {round}, {event:?}"))?;
     }
     Ok(())
 }
@@ -395,23 +460,9 @@ fn survive_beside(arguments: &[&str], event: Event, replicas: usize) -> Result<(
         let answers = counted(reader).context("read")?;
         happened?;
         ensure!(answers > 0, "the reader had no answer");
-        stage.check().with_context(|| format!("round {round}, {event:?}"))?;
+        stage.check_after(event).with_context(|| format!("round {round}, {event:?}"))?;
     }
     Ok(())
-}
-
-const PURGE: [&str; 4] = ["purge", "--grace", "0s", "dl://chaos"];
-
-/// Keeps S-01, S-03, S-07, S-27 and S-28.
-#[test]
-fn a_server_is_killed_while_purges_run() -> Result<()> {
-    survive_beside(&PURGE, Event::ServerDies, 0)
-}
-
-/// Keeps S-01, S-02, S-05, S-27 and S-28.
-#[test]
-fn a_redis_primary_comes_back_empty_while_purges_run() -> Result<()> {
-    survive_beside(&PURGE, Event::PrimaryIsEmptied, 0)
 }
 
 /// Keeps S-01, S-02 and S-07.

@@ -20,7 +20,7 @@ use dl_tests::s3::{Kind, S3, settings};
 use dl_tests::{rounds, skip};
 use tokio::runtime::Runtime;
 
-use super::writer::Writer;
+use super::writer::{Hand, Writer};
 use super::{NAME, again, compare, connect, counted};
 
 /// How long the line is cut: longer than a command may take.
@@ -131,7 +131,8 @@ fn the_line_between_a_server_and_redis_is_cut_and_comes_back() -> Result<()> {
             .map(|(servers, number)| {
                 let dice = Dice::new(round * 2 + u64::from(number));
                 let dataset = connect(servers)?.dataset(&name)?;
-                let mut writer = Writer::new(dataset, Arc::clone(&book), number, dice);
+                let mut writer =
+                    Writer::new(Hand::Library(dataset), Arc::clone(&book), number, dice);
                 anyhow::Ok(again(&stop, move || writer.step()))
             })
             .collect::<Result<_>>()?;

@@ -4,19 +4,76 @@
 //! is changed again. What all write is deleted by nobody, and its bytes say whose they are.
 
 use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use dl_format::{Attributes, FilePath};
 use dl_tests::book::{Begun, Book, Content};
 use dl_tests::dice::Dice;
+use dl_tests::program::{Ended, dlcmd, run};
+use dl_tests::shift::Shift;
 use libdiesel::Dataset;
 
 /// Files that all write: so few that writers meet there all the time.
 const SHARED: usize = 3;
 
+/// How somebody writes.
+pub(super) enum Hand {
+    /// By libdiesel, in this process.
+    Library(Dataset),
+    /// By dlcmd.
+    Programs(Programs),
+}
+
+/// Runs dlcmd by a clock of its own.
+pub(super) struct Programs {
+    servers: String,
+    variables: Vec<(String, String)>,
+    folder: PathBuf,
+    count: u64,
+}
+
+impl Programs {
+    /// With files in a folder of its own.
+    pub(super) fn new(servers: &[String], clock: &Shift, folder: PathBuf) -> Self {
+        Self { servers: servers.join(","), variables: clock.variables(), folder, count: 0 }
+    }
+
+    fn run(&self, arguments: &[&str]) -> Result<Ended> {
+        let mut command = dlcmd()?;
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        run(command.args(["--server", &self.servers]).args(arguments))
+    }
+
+    /// Whether all of them were acknowledged.
+    fn put(&mut self, files: &[(FilePath, Vec<u8>)]) -> Result<bool> {
+        // No two writes of a path look alike to dlcmd, which passes over what is there already.
+        self.count += 1;
+        let modified = SystemTime::UNIX_EPOCH + Duration::from_secs(self.count);
+        for (path, bytes) in files {
+            let file = self.folder.join(path.to_string());
+            fs::create_dir_all(file.parent().context("it is in the folder")?)?;
+            fs::write(&file, bytes)?;
+            File::options().write(true).open(&file)?.set_modified(modified)?;
+        }
+        let ended = self.run(&["put", &self.folder.display().to_string(), "dl://chaos"])?;
+        fs::remove_dir_all(&self.folder)?;
+        Ok(ended.code == 0)
+    }
+
+    /// Whether it was deleted, or was not there.
+    fn delete(&self, path: &FilePath) -> Result<bool> {
+        let ended = self.run(&["rm", &format!("dl://chaos/{path}")])?;
+        ensure!(ended.code != 2, "{ended:?}");
+        Ok(ended.code == 0 || ended.code == 3)
+    }
+}
+
 pub(super) struct Writer {
-    dataset: Dataset,
+    hand: Hand,
     book: Arc<Book>,
     folder: u8,
     dice: Dice,
@@ -26,8 +83,12 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn new(dataset: Dataset, book: Arc<Book>, folder: u8, dice: Dice) -> Self {
-        Self { dataset, book, folder, dice, own: BTreeSet::new(), made: 0, round: 0 }
+    /// What the book has in its folder is its own already.
+    pub(super) fn new(hand: Hand, book: Arc<Book>, folder: u8, dice: Dice) -> Self {
+        let below = format!("{folder}/");
+        let mut own: BTreeSet<FilePath> = book.paths().into_iter().collect();
+        own.retain(|path| path.as_bytes().starts_with(below.as_bytes()));
+        Self { hand, book, folder, dice, own, made: 0, round: 0 }
     }
 
     /// Puts some files, or deletes some; gives how many were acknowledged of those that all write.
@@ -35,7 +96,7 @@ impl Writer {
         self.round += 1;
         let paths = self.choose()?;
         if self.dice.once_in(4) {
-            self.delete(&paths);
+            self.delete(&paths)?;
             return Ok(0);
         }
         let mut files = Vec::new();
@@ -71,19 +132,17 @@ impl Writer {
         Ok((path, line.repeat(1 + self.dice.below(500)).into_bytes()))
     }
 
-    fn put(&self, files: &[(FilePath, Vec<u8>)]) -> Result<u32> {
-        let mut taken = Vec::new();
-        for (path, bytes) in files {
-            let begun = self.book.begin(path, Some(Content::of(bytes)));
-            if self.dataset.put(path, Attributes::default(), bytes).is_ok() {
-                taken.push(begun);
-            }
-        }
-        let flushed = self.dataset.flush()?;
+    fn put(&mut self, files: &[(FilePath, Vec<u8>)]) -> Result<u32> {
+        let begin =
+            |(path, bytes): &(FilePath, Vec<u8>)| self.book.begin(path, Some(Content::of(bytes)));
+        let begun: Vec<Begun> = files.iter().map(begin).collect();
+        let acknowledged = match &mut self.hand {
+            Hand::Library(dataset) => put(dataset, files)?,
+            Hand::Programs(programs) => vec![programs.put(files)?; files.len()],
+        };
         let mut shared = 0;
-        for begun in taken {
-            let is_failed = flushed.failed.iter().any(|write| write.paths.contains(begun.path()));
-            if !is_failed {
+        for (begun, is_acknowledged) in begun.into_iter().zip(acknowledged) {
+            if is_acknowledged {
                 shared += u32::from(!self.own.contains(begun.path()));
                 self.book.acknowledge(begun);
             }
@@ -91,12 +150,38 @@ impl Writer {
         Ok(shared)
     }
 
-    fn delete(&self, paths: &[FilePath]) {
+    fn delete(&self, paths: &[FilePath]) -> Result<()> {
         let known: Vec<FilePath> =
             paths.iter().filter(|path| self.own.contains(*path)).cloned().collect();
-        let begun: Vec<Begun> = known.iter().map(|path| self.book.begin(path, None)).collect();
-        if self.dataset.delete(&known).is_ok() {
-            begun.into_iter().for_each(|begun| self.book.acknowledge(begun));
+        let begin = |path| self.book.begin(path, None);
+        match &self.hand {
+            Hand::Library(dataset) => {
+                let begun: Vec<Begun> = known.iter().map(begin).collect();
+                if dataset.delete(&known).is_ok() {
+                    begun.into_iter().for_each(|begun| self.book.acknowledge(begun));
+                }
+            }
+            Hand::Programs(programs) => {
+                for path in &known {
+                    let begun = begin(path);
+                    if programs.delete(path)? {
+                        self.book.acknowledge(begun);
+                    }
+                }
+            }
         }
+        Ok(())
     }
+}
+
+/// Which of the files were acknowledged.
+fn put(dataset: &Dataset, files: &[(FilePath, Vec<u8>)]) -> Result<Vec<bool>> {
+    let mut taken = Vec::new();
+    for (path, bytes) in files {
+        taken.push(dataset.put(path, Attributes::default(), bytes).is_ok());
+    }
+    let flushed = dataset.flush()?;
+    let is_failed = |path| flushed.failed.iter().any(|write| write.paths.contains(path));
+    let files = files.iter().zip(taken);
+    Ok(files.map(|((path, _), is_taken)| is_taken && !is_failed(path)).collect())
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use dl_meta::{EmbeddedOptions, FaultMeta, Memory, MetaStore, Stop, VolatileFile};
+use dl_meta::{self as meta, EmbeddedOptions, FaultMeta, Memory, MetaStore, Stop, VolatileFile};
 use dl_runtime::SeededRandom;
 use dl_runtime::fault::{CutPoint, Faults};
 use dl_server::prepare;
-use dl_store::VolatileDisk;
+use dl_store::{self as store, FaultStore, VolatileDisk};
 use dl_tests::cluster::{Running, clock, parts};
 use dl_tests::dice::Dice;
 use dl_tests::wire::{Files, Wire};
@@ -29,6 +29,10 @@ pub(super) enum Metadata {
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) cut: CutPoint,
+    pub(super) store_faults: Faults<store::Kind>,
+    pub(super) meta_faults: Faults<meta::Kind>,
+    /// Whether clients ask a server again that answered with an error.
+    pub(super) asks_again: bool,
     disk: VolatileDisk,
     metadata: Metadata,
     memory: Arc<Memory>,
@@ -44,8 +48,11 @@ struct Life {
 
 impl World {
     pub(super) fn new(metadata: Metadata) -> Self {
-        let cut = CutPoint::new();
+        let (cut, random) = (CutPoint::new(), Arc::new(SeededRandom::new(0)));
         Self {
+            store_faults: Faults::new(Arc::<SeededRandom>::clone(&random)),
+            meta_faults: Faults::new(random),
+            asks_again: false,
             disk: VolatileDisk::new(cut.clone()),
             metadata,
             memory: Arc::new(Memory::new()),
@@ -56,12 +63,11 @@ impl World {
 
     /// Starts a server, as each new process does.
     async fn start(&self) -> Result<Life> {
-        let (meta, stop): (Arc<dyn MetaStore>, Stop) = match self.metadata {
+        self.wait_until_dead().await;
+        // What is on a disk is cut at the writes of the disk.
+        let (meta, stop, cut): (Arc<dyn MetaStore>, Stop, CutPoint) = match self.metadata {
             Metadata::Survives => {
-                let faults = Faults::new(Arc::new(SeededRandom::new(0)));
-                let memory = Arc::<Memory>::clone(&self.memory);
-                let meta = FaultMeta::new(memory, clock(), faults, self.cut.clone());
-                (Arc::new(meta), Stop::Clean)
+                (Arc::<Memory>::clone(&self.memory), Stop::Clean, self.cut.clone())
             }
             Metadata::OnDisk => {
                 // Some batches get durable while the history goes on, some are lost whole.
@@ -71,10 +77,14 @@ impl World {
                     ..EmbeddedOptions::default()
                 };
                 let (meta, stop) = self.file.open(options, clock()).await?;
-                (Arc::new(meta), stop)
+                (Arc::new(meta), stop, CutPoint::new())
             }
         };
-        let parts = parts(self.disk.open()?, Arc::clone(&meta));
+        let meta = FaultMeta::new(meta, clock(), self.meta_faults.clone(), cut);
+        let meta: Arc<dyn MetaStore> = Arc::new(meta);
+        let store = self.disk.open()?;
+        let store = FaultStore::new(store, clock(), self.store_faults.clone(), CutPoint::new());
+        let parts = parts(Arc::new(store), Arc::clone(&meta));
         prepare(&parts, stop).await?;
         let server = Running::start(parts).await?;
         let client = Wire::connect(server.address()).await?;
@@ -116,7 +126,15 @@ impl World {
                     journal.done();
                     life = self.start().await?;
                 }
-                step => journal.send(&life.client, step).await?,
+                step => {
+                    let answer = journal.send(&life.client, step).await;
+                    if answer.is_err() && self.asks_again {
+                        compare(&life.client, journal).await.context("before it is asked again")?;
+                        journal.send(&life.client, step).await?;
+                    } else {
+                        answer?;
+                    }
+                }
             }
         }
         self.stop(life).await

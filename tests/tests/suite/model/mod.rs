@@ -4,11 +4,12 @@
 
 mod plain;
 mod run;
+mod servers;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use dl_meta::{FaultMeta, MetaStore};
 use dl_runtime::SeededRandom;
 use dl_runtime::fault::{CutPoint, Faults, Rates};
@@ -17,29 +18,49 @@ use dl_store::{FaultStore, Store};
 use dl_tests::cluster::{clock, parts};
 use dl_tests::rounds;
 
-use self::run::{Chaos, Metadata, Run};
+use self::run::Run;
+use self::servers::{Chaos, Metadata};
 
 const STEPS: usize = 60;
 
-/// Keeps S-04 (I4), S-07 (I6) and S-41: each request of the client goes to the next of two servers.
+/// Each request of the client goes to the next of two servers.
+fn compare_with_a_map(metadata: Metadata, count: u64) -> Result<()> {
+    let mut purged = 0;
+    for seed in 0..count {
+        let mut run = Run::start(seed, metadata, None)?;
+        run.steps(STEPS).with_context(|| format!("seed {seed}"))?;
+        purged += run.end().with_context(|| format!("seed {seed}"))?;
+    }
+    ensure!(purged > 0, "purges had nothing to do");
+    Ok(())
+}
+
+/// Keeps S-04 (I4), S-07 (I6) and S-41.
 #[test]
 fn a_dataset_holds_what_a_plain_map_holds_whichever_server_is_asked() -> Result<()> {
-    for seed in 0..rounds(3, 100) {
-        for metadata in [Metadata::Memory, Metadata::Embedded] {
-            let mut run = Run::start(seed, metadata, None)?;
-            run.steps(STEPS).with_context(|| format!("seed {seed}, {metadata:?}"))?;
-        }
-    }
-    Ok(())
+    compare_with_a_map(Metadata::Memory, rounds(3, 60))
+}
+
+/// Keeps S-04 (I4), S-07 (I6) and S-41.
+#[test]
+fn a_dataset_with_embedded_metadata_holds_what_a_plain_map_holds() -> Result<()> {
+    compare_with_a_map(Metadata::Embedded, rounds(3, 60))
+}
+
+/// Keeps S-04 (I4), S-07 (I6), S-21 and S-41: each server with a handle of its own.
+#[test]
+fn a_dataset_with_metadata_in_redis_holds_what_a_plain_map_holds() -> Result<()> {
+    compare_with_a_map(Metadata::Redis, rounds(3, 60))
 }
 
 /// Keeps S-01 (I1) and S-06 (I6): errors and lost answers from both stores.
 #[test]
 fn failing_stores_and_lost_answers_lose_and_double_nothing() -> Result<()> {
     for seed in 100..100 + rounds(2, 50) {
-        for metadata in [Metadata::Memory, Metadata::Embedded] {
+        for metadata in [Metadata::Memory, Metadata::Embedded, Metadata::Redis] {
             let mut run = Run::start(seed, metadata, Some(chaos(seed)))?;
             run.steps(STEPS / 2).with_context(|| format!("seed {seed}, {metadata:?}"))?;
+            run.end().with_context(|| format!("seed {seed}, {metadata:?}"))?;
         }
     }
     Ok(())
@@ -65,7 +86,7 @@ fn chaos(seed: u64) -> Chaos {
                 longest_delay: Duration::from_millis(5),
                 error: dl_store::Kind::Unavailable,
             };
-            for operation in ["create", "read", "delete", "list"] {
+            for operation in ["create", "read", "delete", "settle", "list"] {
                 for_store.set_rates(operation, is_on.then_some(rates));
             }
             let rates = Rates {

@@ -1,24 +1,19 @@
 //! One random history: two servers, one client, one map.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dl_format::layout;
-use dl_meta::{Embedded, EmbeddedOptions, Memory, MetaStore, Stop};
-use dl_server::{Parts, prepare};
-use dl_store::Store;
-use dl_tests::cluster::{Cluster, clock, parts};
 use dl_tests::dice::Dice;
 use libdiesel::{
-    Attributes, ChunkShape, Client, Dataset, DatasetName, Deletions, DirPath, FilePath, Kind,
-    ListEntry, RecoverRequest, SnapshotCache, StatItem,
+    Attributes, ChunkShape, Client, Dataset, DatasetName, Deletions, DirPath, FilePath, Finding,
+    Kind, ListEntry, PurgeRequest, RecoverRequest, SnapshotCache, StatItem, VerifyRequest,
 };
 use tempfile::TempDir;
 
 use super::plain::{Plain, Stands};
-
-const SERVERS: usize = 2;
+use super::servers::{Chaos, Metadata, SETTLED, Servers};
 
 /// Few paths, so that histories meet the same ones again; some are folders of others.
 const PATHS: [&[u8]; 22] = [
@@ -46,77 +41,49 @@ const PATHS: [&[u8]; 22] = [
     b"~",
 ];
 
-/// Stores that fail, and the switch for that.
-pub(super) struct Chaos {
-    pub(super) wrap: Wrap,
-    pub(super) set: Box<dyn Fn(bool)>,
-}
-
-/// From stores that work to parts with stores that fail.
-type Wrap = Box<dyn Fn(Arc<dyn Store>, Arc<dyn MetaStore>) -> Parts>;
-
-/// Which metadata store the servers share.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Metadata {
-    Memory,
-    Embedded,
-}
-
 pub(super) struct Run {
-    cluster: Cluster,
-    store: Arc<dyn Store>,
-    metadata: Metadata,
-    /// Of the metadata that is not in memory.
-    folder: Option<TempDir>,
-    chaos: Option<Chaos>,
+    servers: Servers,
     client: Client,
     dataset: Dataset,
     name: DatasetName,
     plain: Plain,
     dice: Dice,
     snapshots: TempDir,
+    /// Objects that purges moved or removed.
+    purged: u64,
 }
 
 impl Run {
     pub(super) fn start(seed: u64, metadata: Metadata, chaos: Option<Chaos>) -> Result<Self> {
-        let mut cluster = Cluster::new()?;
-        let store = cluster.run(dl_store::open("memory:"))?;
-        let folder = serve(&mut cluster, &store, metadata, chaos.as_ref())?;
-        let client = cluster.client()?;
+        let servers = Servers::start(metadata, chaos)?;
+        let client = servers.client()?;
         let name = DatasetName::new("model")?;
         let dataset = client.create_dataset(&name, shape()?)?;
         let (plain, dice) = (Plain::default(), Dice::new(seed));
         let snapshots = tempfile::tempdir()?;
-        Ok(Self {
-            cluster,
-            store,
-            metadata,
-            folder,
-            chaos,
-            client,
-            dataset,
-            name,
-            plain,
-            dice,
-            snapshots,
-        })
+        Ok(Self { servers, client, dataset, name, plain, dice, snapshots, purged: 0 })
+    }
+
+    /// Objects that purges moved or removed, once each server has answered its part of it all.
+    pub(super) fn end(self) -> Result<u64> {
+        let answered = self.servers.answered()?;
+        let (least, most) = (answered.iter().min(), answered.iter().max());
+        let (least, most) = least.zip(most).context("there are servers")?;
+        // One that fails is passed over for a moment.
+        let is_even = self.servers.fail() || least * 4 > *most;
+        ensure!(*least > 0 && is_even, "the servers answered {answered:?}");
+        Ok(self.purged)
     }
 
     pub(super) fn steps(&mut self, count: usize) -> Result<()> {
         for number in 0..count {
-            self.set_chaos(true);
+            self.servers.set_chaos(true);
             let what = self.step();
-            self.set_chaos(false);
+            self.servers.set_chaos(false);
             let what = what.with_context(|| format!("step {number}"))?;
             self.compare().with_context(|| format!("after step {number}, {what}"))?;
         }
         Ok(())
-    }
-
-    fn set_chaos(&self, is_on: bool) {
-        if let Some(chaos) = &self.chaos {
-            (chaos.set)(is_on);
-        }
     }
 
     fn step(&mut self) -> Result<&'static str> {
@@ -126,7 +93,8 @@ impl Run {
             60..66 => self.delete_folder().map(|()| "delete a folder"),
             66..76 => self.stat(&self.dataset).map(|()| "stat"),
             76..86 => self.get().map(|()| "get"),
-            86..92 => self.list(&self.dataset).map(|()| "list"),
+            86..90 => self.list(&self.dataset).map(|()| "list"),
+            90..92 => self.purge().map(|()| "purge"),
             92..95 => self.recover().map(|()| "recover"),
             95..98 => self.lose_metadata().map(|()| "lose the metadata"),
             _ => self.start_over().map(|()| "delete the dataset"),
@@ -264,16 +232,36 @@ impl Run {
 
     /// All servers die, and so does the metadata; others come.
     fn lose_metadata(&mut self) -> Result<()> {
-        self.set_chaos(false);
-        self.cluster.kill();
-        self.folder = serve(&mut self.cluster, &self.store, self.metadata, self.chaos.as_ref())?;
-        self.client = self.cluster.client()?;
-        self.set_chaos(true);
+        self.servers.set_chaos(false);
+        self.servers.begin_anew()?;
+        self.client = self.servers.client()?;
+        self.servers.set_chaos(true);
         if let Err(error) = self.client.dataset(&self.name) {
             ensure!(error.kind() == Kind::NeedsRecovery, "{error:?}");
         }
         self.client.recover(RecoverRequest { dataset: None, since: None }, &mut |_| ())?;
         self.dataset = self.client.dataset(&self.name)?;
+        Ok(())
+    }
+
+    /// Of what is old enough; then nothing is wrong.
+    fn purge(&mut self) -> Result<()> {
+        self.servers.set_chaos(false);
+        if !self.servers.fail() {
+            std::thread::sleep(SETTLED);
+        }
+        let request = PurgeRequest { dataset: Some(self.name.clone()), grace: Duration::ZERO };
+        let purged = self.client.purge(request, &mut |_| ())?;
+        ensure!(purged.iter().all(|one| one.problems.is_empty()), "{purged:?}");
+        self.purged += purged.iter().map(|one| one.rewritten + one.removed).sum::<u64>();
+        let (request, mut found) =
+            (VerifyRequest { dataset: self.name.clone(), checksums: true }, Vec::new());
+        self.client.verify(&request, &mut |_| (), &mut |one| found.push(one))?;
+        let hidden = self.plain.files.len() - self.plain.visible().len();
+        let is_hidden = |one: &Finding| one.problem.contains(" is a file and a folder;");
+        ensure!(found.iter().all(is_hidden), "{found:?}");
+        ensure!(found.len() == hidden, "{hidden} files are hidden, not {found:?}");
+        self.servers.set_chaos(true);
         Ok(())
     }
 
@@ -331,30 +319,4 @@ fn shape() -> Result<ChunkShape> {
 
 fn file(path: &[u8]) -> Result<FilePath> {
     Ok(FilePath::new(path.to_vec())?)
-}
-
-/// Servers over new metadata; gives the folder of those that have one.
-fn serve(
-    cluster: &mut Cluster,
-    store: &Arc<dyn Store>,
-    metadata: Metadata,
-    chaos: Option<&Chaos>,
-) -> Result<Option<TempDir>> {
-    let (meta, folder): (Arc<dyn MetaStore>, _) = match metadata {
-        Metadata::Memory => (Arc::new(Memory::new()), None),
-        Metadata::Embedded => {
-            let folder = tempfile::tempdir()?;
-            let options = EmbeddedOptions::default();
-            let opened = cluster.run(Embedded::open(folder.path(), options, clock()))?;
-            (Arc::new(opened.0), Some(folder))
-        }
-    };
-    let plain = parts(Arc::clone(store), Arc::clone(&meta));
-    cluster.run(prepare(&plain, Stop::Fresh))?;
-    let parts = match chaos {
-        Some(chaos) => (chaos.wrap)(Arc::clone(store), meta),
-        None => plain,
-    };
-    cluster.start(&parts, SERVERS)?;
-    Ok(folder)
 }

@@ -1,5 +1,7 @@
 //! Housekeeping through several servers over one Redis and one folder, each command through the next
 //! of them, with one that is killed and started again on the way.
+//!
+//! Must hold: hours go by between two steps, so that each purge has something to do.
 
 use std::fs;
 
@@ -7,10 +9,15 @@ use anyhow::{Context, Result, ensure};
 use dl_meta::redis_testing::Server as Redis;
 use dl_tests::dice::Dice;
 use dl_tests::folder;
-use dl_tests::program::{Ended, Server, dl, run};
+use dl_tests::program::{Ended, Server, purged, run};
 use dl_tests::rounds;
+use dl_tests::shift::Shift;
 
 const SERVERS: usize = 3;
+
+/// How long ago it begins, and how much later each step is, in seconds.
+const AGE: i64 = 10 * 86_400;
+const STEP: i64 = 3 * 3_600;
 
 /// Keeps S-07, S-02, S-21, S-27 and S-29.
 #[tokio::test(flavor = "multi_thread")]
@@ -19,33 +26,41 @@ async fn each_step_of_housekeeping_may_go_to_another_server() -> Result<()> {
         let scene = tempfile::tempdir()?;
         let (data, source) = (scene.path().join("data"), scene.path().join("src"));
         let redis = Redis::start(&[]).await;
-        let start = || Server::start_with(&data, "127.0.0.1:0", &["--meta", &redis.url()]);
+        let past = Shift::new(scene.path(), "past", -AGE)?;
+        let start = || {
+            let meta = ["--meta", &redis.url()];
+            Server::start_among(&data, "127.0.0.1:0", &meta, &past.variables())
+        };
         let mut servers = (0..SERVERS).map(|_| start()).collect::<Result<Vec<_>>>()?;
         folder::fill(&source, 300, 20_000, &Dice::new(round))?;
         let mut turn = round as usize;
         for step in 0..rounds(3, 12) {
+            past.set(i64::from(step) * STEP - AGE)?;
             let mut ask = |arguments: &[&str]| -> Result<Ended> {
                 turn += 1;
                 let server = servers.get(turn % SERVERS).context("a server")?;
-                let ended = dl(server, arguments)?;
+                let mut command = server.dlcmd()?;
+                let ended = run(command.envs(past.variables()).args(arguments))?;
                 ensure!(ended.code == 0, "{arguments:?}: {ended:?}");
                 Ok(ended)
             };
             let from = source.display().to_string();
-            for number in (step..300).step_by(5) {
+            for number in (step as usize..300).step_by(5) {
                 let path = format!("{:03}/{number:06}.bin", number / 100);
                 folder::write(&source, path, format!("step {step}"))?;
             }
             ask(&["put", &from, "dl://ds"])?;
             ask(&["put", &from, "dl://passing"])?;
-            for number in (step..300).step_by(7) {
+            for number in (step as usize..300).step_by(7) {
                 let path = format!("{:03}/{number:06}.bin", number / 100);
                 if source.join(&path).exists() {
                     fs::remove_file(source.join(&path))?;
                     ask(&["rm", &format!("dl://ds/{path}")])?;
                 }
             }
-            ask(&["purge", "--grace", "0s", "dl://ds"])?;
+            // What was put before this step.
+            let done = purged(&ask(&["--json", "purge", "--grace", "0s", "dl://ds"])?)?;
+            ensure!(step == 0 || done > 0, "step {step}: nothing to purge");
             ask(&["verify", "--checksums", "dl://ds"])?;
             if step % 2 == 0 {
                 redis.ask(&["FLUSHALL"]).await;
@@ -57,7 +72,7 @@ async fn each_step_of_housekeeping_may_go_to_another_server() -> Result<()> {
             ask(&["recover", "dl://ds", "--since", "1h"])?;
             ask(&["verify", "--checksums", "dl://ds"])?;
             for server in &servers {
-                let datasets = dl(server, ["datasets"])?.code(0)?.text();
+                let datasets = run(server.dlcmd()?.arg("datasets"))?.code(0)?.text();
                 ensure!(datasets == "ds\n", "step {step}: {datasets}");
                 let got = scene.path().join("got");
                 run(server.dlcmd()?.args(["get", "dl://ds"]).arg(&got))?.code(0)?;

@@ -5,7 +5,6 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use dl_meta::redis_testing::Cluster;
 use dl_tests::cluster::clock;
 use dl_tests::http::get;
 use dl_tests::program::{Server, peak_of, run};
@@ -13,13 +12,13 @@ use dl_tests::{folder, rounds, tell};
 
 const MOST: u64 = 256 << 20;
 
-fn check(what: &str, peak: u64) -> Result<()> {
+pub(super) fn check(what: &str, peak: u64) -> Result<()> {
     tell(format_args!("{what}: at most {} MiB", peak >> 20));
     ensure!(peak > 0 && peak < MOST, "{what} took {} MiB", peak >> 20);
     Ok(())
 }
 
-fn check_server(what: &str, server: &mut Server) -> Result<()> {
+pub(super) fn check_server(what: &str, server: &mut Server) -> Result<()> {
     check(what, server.process().peak_memory().context("the server is gone")?)
 }
 
@@ -123,64 +122,6 @@ fn heavy_very_many_tiny_files_take_less_than_256_mib_at_both_ends() -> Result<()
     check("recover", peak_of(server.dlcmd()?.args(["recover", "--all"]))?)?;
     check("rm", peak_of(server.dlcmd()?.args(["rm", "-r", "dl://tiny"]))?)?;
     check_server("server after recover and rm", &mut server)
-}
-
-/// Bytes that all primaries use.
-async fn used(cluster: &Cluster) -> Result<u64> {
-    let mut used = 0;
-    for server in cluster.servers() {
-        let info = server.text(&["INFO", "memory"]).await;
-        let bytes = info.lines().find_map(|line| line.strip_prefix("used_memory:"));
-        used += bytes.context("Redis says what it uses")?.trim().parse::<u64>()?;
-    }
-    Ok(used)
-}
-
-/// Keeps S-10, with the metadata in a Redis Cluster: thirty thousand files named as ImageNet's, in
-/// torture 1.3 million.
-#[tokio::test(flavor = "multi_thread")]
-async fn heavy_very_many_tiny_files_in_a_redis_cluster_take_less_than_256_mib() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let source = scene.path().join("src");
-    let count = rounds(30_000, 1_300_000);
-    for number in 0..count {
-        let class = format!("n{:08}", 1_440_764 + number / 1_300 * 17);
-        let folder = source.join("train").join(&class);
-        if number % 1_300 == 0 {
-            fs::create_dir_all(&folder)?;
-        }
-        fs::write(folder.join(format!("{class}_{}.JPEG", number % 1_300)), number.to_string())?;
-    }
-    let cluster = Cluster::start(3, 0).await;
-    let meta = ["--meta", &cluster.url()];
-    let mut server = Server::start_with(&scene.path().join("data"), "127.0.0.1:0", &meta)?;
-    let empty = used(&cluster).await?;
-    let clock = clock();
-    let mut step = |arguments: &[&str]| -> Result<()> {
-        let began = clock.monotonic();
-        let what = arguments.join(" ");
-        check(&what, peak_of(server.dlcmd()?.args(arguments))?)?;
-        tell(format_args!("{what}: {:?}", clock.monotonic() - began));
-        check_server("server", &mut server)
-    };
-    step(&["put", &source.display().to_string(), "dl://tiny"])?;
-    let per_file = (used(&cluster).await? - empty) as f64 / f64::from(count);
-    tell(format_args!("Redis: {per_file:.0} bytes a file"));
-    ensure!(per_file < 400.0, "{per_file:.0} bytes a file");
-    step(&["ls", "-R", "dl://tiny"])?;
-    step(&["datasets"])?;
-    cluster.flush().await;
-    step(&["recover", "--all"])?;
-    step(&["rm", "-r", "dl://tiny/train/n01440764"])?;
-    step(&["purge", "--grace", "0s", "dl://tiny"])?;
-    step(&["verify", "dl://tiny"])?;
-    step(&["rm", "-r", "dl://tiny/train"])?;
-    step(&["purge", "--grace", "0s", "dl://tiny"])?;
-    step(&["delete-dataset", "dl://tiny"])?;
-    let left = used(&cluster).await?.saturating_sub(empty);
-    tell(format_args!("Redis, after its end: {} KiB", left >> 10));
-    server.stop()?;
-    Ok(())
 }
 
 /// Keeps S-16 and S-10: what those who wait for memory send meanwhile neither fills it nor keeps the

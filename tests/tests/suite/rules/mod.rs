@@ -7,6 +7,7 @@ mod circles;
 mod commands;
 mod configuration;
 mod edges;
+mod fuzzed;
 mod lints;
 mod metrics;
 mod openings;
@@ -14,6 +15,7 @@ mod paths;
 mod promises;
 mod sizes;
 mod source;
+mod spans;
 mod words;
 mod wrappers;
 

@@ -1,0 +1,136 @@
+//! Something goes wrong under writers and a reader while a purge moves and removes what was
+//! overwritten two days ago.
+//!
+//! Must hold: that the purge is in the middle of its work is seen, not hoped for, and that it comes
+//! to its end afterwards.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_format::{ChunkShape, DatasetName, FilePath};
+use dl_runtime::Deadline;
+use dl_store::Throttle;
+use dl_tests::book::Content;
+use dl_tests::cluster::clock;
+use dl_tests::program::{dlcmd, run};
+use dl_tests::rounds;
+use dl_tests::shift::Shift;
+use libdiesel::{Client, Kind, PurgeProgress, PurgeRequest};
+
+use super::{Event, NAME, PATIENCE, Stage, WRITERS, again, counted};
+
+/// Two days, in seconds.
+const AGE: i64 = 2 * 86_400;
+
+/// Files of each writer that are there from the start, in bytes each; of every other one, a first
+/// version lies below it.
+const FILES: usize = 240;
+const LENGTH: usize = 60_000;
+
+/// Chunks that have to move: half of what was put at first.
+const MOVED: u32 = 8;
+
+/// How long a request to the bucket takes, so that a purge takes a while.
+const SLOWLY: Duration = Duration::from_millis(40);
+
+impl Stage {
+    /// Puts files of the writers two days ago, every other one twice.
+    fn fill_two_days_ago(&self) -> Result<()> {
+        self.clocks.iter().try_for_each(|clock| clock.set(-AGE))?;
+        let then = Shift::new(self.scene.path(), "then", -AGE)?;
+        let source = self.scene.path().join("old");
+        let mut files = BTreeMap::new();
+        for round in 0..2 {
+            for writer in 0..WRITERS {
+                for number in (0..FILES).step_by(1 + round) {
+                    let path = format!("{writer}/old/{number}");
+                    let bytes = self.dice.bytes(LENGTH + round);
+                    let file = source.join(&path);
+                    fs::create_dir_all(file.parent().context("it is in a folder")?)?;
+                    fs::write(file, &bytes)?;
+                    files.insert(FilePath::new(path)?, bytes);
+                }
+            }
+            let mut put = dlcmd()?;
+            put.envs(then.variables()).args(["--server", &self.addresses.join(","), "put"]);
+            run(put.arg(&source).arg("dl://chaos"))?.code(0)?;
+        }
+        for (path, bytes) in &files {
+            let begun = self.book.begin(path, Some(Content::of(bytes)));
+            self.book.acknowledge(begun);
+        }
+        self.clocks.iter().try_for_each(|clock| clock.set(0))
+    }
+}
+
+/// Purges once; gives how many objects were moved or removed. `is_working` is set while it does.
+fn purge(client: &Client, is_working: &AtomicBool) -> Result<u32> {
+    let done = |step: &PurgeProgress| step.rewritten + step.removed;
+    let request = PurgeRequest { dataset: Some(DatasetName::new(NAME)?), grace: Duration::ZERO };
+    let ended = client.purge(request, &mut |step| {
+        is_working.fetch_or(done(step) > 0, Ordering::Relaxed);
+    });
+    match ended {
+        Ok(ended) => Ok(u32::try_from(ended.iter().map(done).sum::<u64>())?),
+        Err(error) => {
+            let kind = error.kind();
+            ensure!(kind.is_retryable() || kind == Kind::NeedsRecovery, "{error:?}");
+            Ok(0)
+        }
+    }
+}
+
+fn survive(event: Event, replicas: usize) -> Result<()> {
+    for round in 0..rounds(1, 10) {
+        let shape = ChunkShape::new(1 << 20, 64)?;
+        let mut stage = Stage::with(round, replicas, shape, &[0; 4])?;
+        stage.fill_two_days_ago()?;
+        stage.proxy.set_throttle(Throttle { latency: SLOWLY, ..Throttle::default() });
+        let stop = Arc::new(AtomicBool::new(false));
+        let reader = stage.reader(&stop)?;
+        let (client, is_working) = (stage.client()?, Arc::new(AtomicBool::new(false)));
+        let watched = Arc::clone(&is_working);
+        let purges = again(&stop, move || purge(&client, &watched));
+        let happened = stage.under_writers_after(event, || {
+            let deadline = Deadline::after(&*clock(), PATIENCE);
+            while !is_working.load(Ordering::Relaxed) {
+                ensure!(!deadline.remaining(&*clock()).is_zero(), "no purge has anything to do");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(())
+        });
+        stop.store(true, Ordering::Relaxed);
+        let (answers, moved) = (counted(reader).context("read")?, counted(purges)?);
+        happened?;
+        ensure!(answers > 0, "the reader had no answer");
+        stage.proxy.set_throttle(Throttle::default());
+        stage.check_after(event).with_context(|| format!("round {round}, {event:?}"))?;
+        let last = purge(&stage.client()?, &is_working)?;
+        ensure!(moved + last > MOVED, "{moved} and {last} objects were moved or removed");
+        stage.ask(&["verify", "--checksums", "dl://chaos"])?.code(0)?;
+        super::compare(&stage.addresses, &stage.book).context("after the last purge")?;
+    }
+    Ok(())
+}
+
+/// Keeps S-01, S-03, S-07, S-27 and S-28.
+#[test]
+fn a_server_is_killed_while_purges_run() -> Result<()> {
+    survive(Event::ServerDies, 0)
+}
+
+/// Keeps S-01, S-02, S-05, S-27 and S-28.
+#[test]
+fn a_redis_primary_comes_back_empty_while_purges_run() -> Result<()> {
+    survive(Event::PrimaryIsEmptied, 0)
+}
+
+/// Keeps S-01, S-02, S-27 and S-28.
+#[test]
+fn a_redis_primary_with_a_replica_is_killed_while_purges_run() -> Result<()> {
+    survive(Event::PrimaryDies, 1)
+}

@@ -1,0 +1,64 @@
+//! What a request costs the chunk store, by the server's own count.
+
+use anyhow::{Context, Result, ensure};
+use dl_tests::dice::Dice;
+use dl_tests::http::get;
+use dl_tests::program::Server;
+use libdiesel::{Attributes, ChunkShape, Client, ConnectOptions, Dataset, DatasetName, FilePath};
+
+const FILES: usize = 256;
+const LENGTH: usize = 4_096;
+
+fn open(server: &Server) -> Result<Client> {
+    let servers = vec![server.address().to_owned()];
+    Ok(Client::connect(ConnectOptions { servers, ..ConnectOptions::default() })?)
+}
+
+fn dataset(server: &Server) -> Result<Dataset> {
+    Ok(open(server)?.dataset(&DatasetName::new("ds")?)?)
+}
+
+/// Reads of the chunk store so far.
+fn reads(server: &Server) -> Result<u64> {
+    const SAMPLE: &str = "diesel_store_operation_seconds_count{operation=\"read\"}";
+    let (_, text) = get(server.http(), "/metrics")?;
+    let count = text.lines().find_map(|line| line.strip_prefix(SAMPLE));
+    Ok(count.with_context(|| format!("find {SAMPLE} in {text}"))?.trim().parse()?)
+}
+
+/// By a server that has not read the chunk before.
+#[test]
+fn all_files_of_a_chunk_cost_one_read_of_the_store() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let data = scene.path().join("data");
+    let start = || Server::start_with(&data, "127.0.0.1:0", &["--http", "127.0.0.1:0"]);
+    let server = start()?;
+    let dice = Dice::new(1);
+    let mut files = Vec::new();
+    for number in 0..FILES {
+        files.push((FilePath::new(format!("{}/{number}", number % 9))?, dice.bytes(LENGTH)));
+    }
+    let created = open(&server)?.create_dataset(&DatasetName::new("ds")?, ChunkShape::default())?;
+    for (path, bytes) in &files {
+        created.put(path, Attributes::default(), bytes)?;
+    }
+    let flushed = created.flush()?.check()?;
+    ensure!(flushed.files == FILES as u64, "{flushed:?}");
+    server.stop()?;
+
+    let server = start()?;
+    let dataset = dataset(&server)?;
+    for _ in 0..FILES {
+        files.swap(dice.below(FILES), dice.below(FILES));
+    }
+    let paths: Vec<FilePath> = files.iter().map(|(path, _)| path.clone()).collect();
+    let before = reads(&server)?;
+    let got = dataset.get_many(&paths)?;
+    let after = reads(&server)?;
+    for ((path, bytes), got) in files.iter().zip(got) {
+        ensure!(got? == bytes[..], "{path} has other bytes");
+    }
+    ensure!(after - before == 1, "{} reads of the store", after - before);
+    server.stop()?;
+    Ok(())
+}

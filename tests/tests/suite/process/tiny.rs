@@ -1,0 +1,126 @@
+//! Very many tiny files, with their metadata in a Redis Cluster: all that dlcmd does to them, days
+//! apart, so that what is purged is old enough to be moved and removed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use dl_meta::redis_testing::Cluster;
+use dl_tests::cluster::clock;
+use dl_tests::program::{Server, peak_of, purged, run};
+use dl_tests::shift::Shift;
+use dl_tests::{rounds, tell};
+
+use super::memory::{check, check_server};
+
+/// A day, in seconds.
+const DAY: i64 = 86_400;
+
+/// Files of one class of ImageNet.
+const CLASS: u32 = 1_300;
+
+const PURGE: [&str; 5] = ["--json", "purge", "--grace", "0s", "dl://tiny"];
+
+/// A server whose clock is days behind.
+struct Past {
+    server: Server,
+    day: i64,
+    shift: Shift,
+}
+
+impl Past {
+    fn start(folder: &Path, cluster: &Cluster, day: i64) -> Result<Self> {
+        let shift = Shift::new(folder, "past", day * DAY)?;
+        let (data, meta) = (folder.join("data"), ["--meta", &cluster.url()]);
+        let server = Server::start_among(&data, "127.0.0.1:0", &meta, &shift.variables())?;
+        Ok(Self { server, day, shift })
+    }
+
+    fn pass_a_day(&mut self) -> Result<()> {
+        self.day += 1;
+        self.shift.set(self.day * DAY)
+    }
+
+    /// A command, with the most memory of both programs.
+    fn run(&mut self, arguments: &[&str]) -> Result<()> {
+        let (clock, what) = (clock(), arguments.join(" "));
+        let began = clock.monotonic();
+        let mut command = self.server.dlcmd()?;
+        check(&what, peak_of(command.envs(self.shift.variables()).args(arguments))?)?;
+        tell(format_args!("{what}: {:?}", clock.monotonic() - began));
+        check_server("server", &mut self.server)
+    }
+
+    /// A purge that has something to do.
+    fn purge(&mut self) -> Result<()> {
+        let clock = clock();
+        let began = clock.monotonic();
+        let mut command = self.server.dlcmd()?;
+        let ended = run(command.envs(self.shift.variables()).args(PURGE))?.code(0)?;
+        tell(format_args!("{}: {:?}", ended.text().trim(), clock.monotonic() - began));
+        ensure!(purged(&ended)? > 0, "nothing to do: {ended:?}");
+        check_server("server", &mut self.server)
+    }
+}
+
+/// Where a file is, named as ImageNet's.
+fn file(source: &Path, number: u32) -> PathBuf {
+    let class = format!("n{:08}", 1_440_764 + number / CLASS * 17);
+    let name = format!("{class}_{}.JPEG", number % CLASS);
+    source.join("train").join(class).join(name)
+}
+
+/// Bytes that all primaries use.
+async fn used(cluster: &Cluster) -> Result<u64> {
+    let mut used = 0;
+    for server in cluster.servers() {
+        let info = server.text(&["INFO", "memory"]).await;
+        let bytes = info.lines().find_map(|line| line.strip_prefix("used_memory:"));
+        used += bytes.context("Redis says what it uses")?.trim().parse::<u64>()?;
+    }
+    Ok(used)
+}
+
+/// Keeps S-10 and S-27: thirty thousand files, in torture 1.3 million.
+#[tokio::test(flavor = "multi_thread")]
+async fn heavy_very_many_tiny_files_in_a_redis_cluster_take_less_than_256_mib() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let source = scene.path().join("src");
+    let count = rounds(30_000, 1_300_000);
+    for number in 0..count {
+        let file = file(&source, number);
+        if number % CLASS == 0 {
+            fs::create_dir_all(file.parent().context("it is in a folder")?)?;
+        }
+        fs::write(file, number.to_string())?;
+    }
+    let cluster = Cluster::start(3, 0).await;
+    let mut past = Past::start(scene.path(), &cluster, -4)?;
+    let empty = used(&cluster).await?;
+    let from = source.display().to_string();
+    past.run(&["put", &from, "dl://tiny"])?;
+    let per_file = (used(&cluster).await? - empty) as f64 / f64::from(count);
+    tell(format_args!("Redis: {per_file:.0} bytes a file"));
+    ensure!(per_file < 400.0, "{per_file:.0} bytes a file");
+    past.run(&["ls", "-R", "dl://tiny"])?;
+    past.run(&["datasets"])?;
+    cluster.flush().await;
+    past.run(&["recover", "--all"])?;
+    // Half of each chunk is overwritten.
+    for number in (0..count).step_by(2) {
+        fs::write(file(&source, number), format!("{number} again"))?;
+    }
+    past.run(&["put", &from, "dl://tiny"])?;
+    past.run(&["rm", "-r", "dl://tiny/train/n01440764"])?;
+    past.pass_a_day()?;
+    past.purge()?;
+    past.run(&["verify", "--checksums", "dl://tiny"])?;
+    past.run(&["rm", "-r", "dl://tiny/train"])?;
+    past.pass_a_day()?;
+    past.purge()?;
+    past.run(&["delete-dataset", "dl://tiny"])?;
+    let left = used(&cluster).await?.saturating_sub(empty);
+    tell(format_args!("Redis, after its end: {} KiB", left >> 10));
+    past.server.stop()?;
+    Ok(())
+}

@@ -1,0 +1,94 @@
+//! What the fuzzers run and what the tests of format run are the same decoders. The targets are
+//! built by nothing else than cargo-fuzz, so here they are read.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use dl_tests::workspace;
+use regex::Regex;
+
+use super::hold;
+
+const RULE: &str = "Every decoder has a fuzz target, and every target calls its decoder:";
+
+/// The texts that have to agree.
+struct Fuzz {
+    library: String,
+    manifest: String,
+    /// By file name without its ending.
+    targets: BTreeMap<String, String>,
+}
+
+fn read() -> Result<Fuzz> {
+    let text = |file: &Path| -> Result<String> {
+        workspace::text(file)?.with_context(|| format!("{} is text", file.display()))
+    };
+    let mut targets = BTreeMap::new();
+    for file in workspace::files()? {
+        if file.starts_with("fuzz/fuzz_targets") {
+            let name = file.file_stem().context("a file has a name")?;
+            targets.insert(name.to_string_lossy().into_owned(), text(&file)?);
+        }
+    }
+    Ok(Fuzz {
+        library: text(Path::new("fuzz/src/lib.rs"))?,
+        manifest: text(Path::new("fuzz/Cargo.toml"))?,
+        targets,
+    })
+}
+
+#[test]
+fn decoders_targets_and_their_entries_agree() -> Result<()> {
+    let fuzz = read()?;
+    ensure!(fuzz.targets.len() > 5, "only {} targets were found", fuzz.targets.len());
+    hold(RULE, &breaches(&fuzz)?);
+    Ok(())
+}
+
+#[test]
+fn what_does_not_agree_is_found() -> Result<()> {
+    let planted = |change: &dyn Fn(&mut Fuzz)| -> Result<Vec<String>> {
+        let mut fuzz = read()?;
+        change(&mut fuzz);
+        breaches(&fuzz)
+    };
+    let without_target = planted(&|fuzz| drop(fuzz.targets.remove("text")))?;
+    ensure!(without_target.len() == 1, "{without_target:?}");
+    let without_entry = planted(&|fuzz| {
+        fuzz.manifest = fuzz.manifest.replace("name = \"text\"", "name = \"texts\"");
+    })?;
+    ensure!(without_entry.len() == 2, "{without_entry:?}");
+    let of_another = planted(&|fuzz| {
+        for target in fuzz.targets.get_mut("text").into_iter() {
+            *target = target.replace("dl_fuzz::text(bytes)", "dl_fuzz::object(bytes)");
+        }
+    })?;
+    ensure!(of_another.len() == 1, "{of_another:?}");
+    Ok(())
+}
+
+fn breaches(fuzz: &Fuzz) -> Result<Vec<String>> {
+    let names = |text: &str, pattern: &str| -> Result<Vec<String>> {
+        let pattern = Regex::new(pattern)?;
+        let found = pattern.captures_iter(text).filter_map(|found| found.get(1));
+        Ok(found.map(|name| name.as_str().to_owned()).collect())
+    };
+    let decoders = names(&fuzz.library, r#"\n    \("([a-z_]+)", [a-z_]+\),"#)?;
+    let entries = names(&fuzz.manifest, r#"\[\[bin\]\]\nname = "([a-z_]+)"\n"#)?;
+    let mut found = Vec::new();
+    for name in &decoders {
+        let calls = format!("libfuzzer_sys::fuzz_target!(|bytes: &[u8]| dl_fuzz::{name}(bytes));");
+        match fuzz.targets.get(name) {
+            None => found.push(format!("fuzz/fuzz_targets/{name}.rs is missing")),
+            Some(target) if target.contains(&calls) => {}
+            Some(_) => found.push(format!("fuzz/fuzz_targets/{name}.rs: calls another decoder")),
+        }
+        if !entries.contains(name) {
+            found.push(format!("fuzz/Cargo.toml: {name} has no entry"));
+        }
+    }
+    let stray = fuzz.targets.keys().chain(&entries).filter(|name| !decoders.contains(name));
+    found.extend(stray.map(|name| format!("fuzz/src/lib.rs: {name} is none of DECODERS")));
+    Ok(found)
+}

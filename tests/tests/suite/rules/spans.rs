@@ -1,0 +1,79 @@
+//! Every request to a server has a span, which everything that is logged for it stands in.
+
+use anyhow::{Context, Result, ensure};
+use dl_tests::workspace;
+use regex::Regex;
+
+use super::hold;
+
+const RULE: &str = "Every method of the service stands below a span of its own name:";
+
+const SERVICE: &str = "server/src/service.rs";
+const METHODS: &str = "proto/diesel.proto";
+
+#[test]
+fn each_method_of_the_service_has_a_span() -> Result<()> {
+    let text = |file: &str| -> Result<String> {
+        workspace::text(file.as_ref())?.with_context(|| format!("{file} is text"))
+    };
+    let methods = methods(&text(METHODS)?)?;
+    ensure!(methods.len() > 10, "only {methods:?} were found");
+    hold(RULE, &breaches(&text(SERVICE)?, &methods)?);
+    Ok(())
+}
+
+#[test]
+fn a_method_without_a_span_is_found() -> Result<()> {
+    let methods = methods("service A {\n  rpc PutChunk(stream B) returns (C);\n  rpc Get(D) ")?;
+    ensure!(methods == ["put_chunk", "get"], "{methods:?}");
+    let whole = "\
+impl A for B {
+    #[tracing::instrument(name = \"put_chunk\", skip_all, fields(dataset))]
+    async fn put_chunk(
+        &self,
+    ) {}
+
+    #[tracing::instrument(name = \"get\", skip_all)]
+    async fn get(
+";
+    ensure!(breaches(whole, &methods)?.is_empty(), "a span is not seen");
+    for planted in [
+        whole.replace("    #[tracing::instrument(name = \"get\", skip_all)]\n", ""),
+        whole.replace("\"get\"", "\"put\""),
+        whole.replace("async fn get(", "async fn other("),
+    ] {
+        let found = breaches(&planted, &methods)?;
+        ensure!(found.len() == 1 && found.iter().all(|one| one.contains("get")), "{found:?}");
+    }
+    Ok(())
+}
+
+/// The methods of a service, in the names that they have in Rust.
+fn methods(proto: &str) -> Result<Vec<String>> {
+    let rpc = Regex::new(r"\n *rpc ([A-Za-z]+)\(")?;
+    let snake = |name: &str| {
+        let mut text = String::new();
+        for letter in name.chars() {
+            if letter.is_ascii_uppercase() && !text.is_empty() {
+                text.push('_');
+            }
+            text.push(letter.to_ascii_lowercase());
+        }
+        text
+    };
+    Ok(rpc.captures_iter(proto).filter_map(|found| Some(snake(found.get(1)?.as_str()))).collect())
+}
+
+fn breaches(service: &str, methods: &[String]) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for method in methods {
+        let span = format!(
+            r#"#\[tracing::instrument\(name = "{method}", [^\n]*\)\]\n    async fn {method}\("#
+        );
+        if !Regex::new(&span)?.is_match(service) {
+            found
+                .push(format!("{SERVICE}: {method} has none; put #[tracing::instrument] above it"));
+        }
+    }
+    Ok(found)
+}
