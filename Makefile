@@ -28,7 +28,7 @@ install = command -v $(1) >/dev/null || \
 	env -u CARGO_TARGET_DIR cargo install --locked --root $(TOOLS) $(2)
 
 .NOTPARALLEL:
-.PHONY: help demo cluster-demo test bench lint torture fuzz clone fmt clippy programs doctest nextest deny doc buckets azurite memcached redis etcd openssl training bench-training
+.PHONY: help demo cluster-demo test bench lint torture fuzz clone fmt clippy programs doctest nextest deny doc buckets azurite memcached redis etcd rsync openssl training bench-training
 
 help: ## Show this list.
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -44,7 +44,7 @@ test: clone fmt clippy doctest nextest ## What has to pass before a commit: form
 
 lint: clone fmt clippy deny doc ## Format, clippy, licences and bans, documentation.
 
-torture: clone programs redis etcd buckets azurite training ## The tests with long loops and large sizes, then the fuzz targets.
+torture: clone programs redis etcd buckets azurite training rsync openssl ## The tests with long loops and large sizes, then the fuzz targets.
 	@$(call install,cargo-nextest,$(NEXTEST))
 	$(call counted,DIESEL_TORTURE=1 cargo nextest run --locked --workspace --profile torture \
 		&& $(MAKE) --no-print-directory fuzz)
@@ -100,7 +100,7 @@ programs:
 doctest:
 	cargo test --locked --workspace --doc --quiet
 
-nextest: programs redis etcd buckets azurite training
+nextest: programs redis etcd buckets azurite training rsync openssl
 	@$(call install,cargo-nextest,$(NEXTEST))
 	$(call counted,cargo nextest run --locked --workspace)
 
@@ -172,6 +172,9 @@ memcached:
 
 openssl:
 	$(call system,command -v openssl,openssl)
+
+rsync:
+	$(call system,command -v rsync,rsync)
 
 redis:
 	$(call system,command -v redis-server,redis-server redis-tools)

@@ -79,7 +79,7 @@ pub enum Kind {
     Denied,
     /// The servers can't do it now; try again later.
     Unavailable,
-    /// No server answered in time; try again later, or allow more time.
+    /// No server answered in time; try again later.
     TimedOut,
     /// Given up by a server that stops.
     Cancelled,
@@ -118,9 +118,10 @@ impl Kind {
             | Self::NeedsRecovery
             | Self::Denied => None,
             Self::Full => Some("free space or raise the quota, then write again"),
-            Self::Corrupt => Some("put it again from its source with `dlcmd put --checksum`"),
-            Self::Unavailable => Some("try again later"),
-            Self::TimedOut => Some("try again later, or allow more time"),
+            Self::Corrupt => {
+                Some("put damaged files again from their source with `dlcmd put --checksum`")
+            }
+            Self::Unavailable | Self::TimedOut => Some("try again later"),
             Self::Cancelled => Some("try again"),
             Self::Internal => Some("report it, with the logs of client and server"),
             Self::Unreachable => Some("check the addresses and that a server runs there"),

@@ -24,8 +24,9 @@ pub use dl_format::{
 };
 pub use dl_proto::{
     Counts, Dataset as DatasetInfo, Finding, Grant, InvalidGrant, InvalidUserName, InvalidUsers,
-    Key, KeyHash, ListEntry, Pattern, PurgeProgress, PurgeRequest, RecoverProgress, RecoverRequest,
-    Role, StatItem, USERS_FILE_BYTES_MAX, User, UserName, Users, VerifyProgress, VerifyRequest,
+    Key, KeyHash, ListEntry, Listed, Pattern, PurgeProgress, PurgeRequest, RecoverProgress,
+    RecoverRequest, Role, StatItem, USERS_FILE_BYTES_MAX, UnreadName, User, UserName, Users,
+    VerifyProgress, VerifyRequest,
 };
 pub use error::{Error, Kind};
 pub use order::{

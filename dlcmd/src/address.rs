@@ -56,8 +56,9 @@ impl Address {
         if path.is_empty() && !is_folder {
             return Ok(Self { dataset, path: None, is_folder: true });
         }
-        let path = FilePath::new(path.to_vec())
-            .map_err(|why| InvalidAddress(format!("{} is no path: {why}", escaped(path))))?;
+        let path = FilePath::new(path.to_vec()).map_err(|why| {
+            InvalidAddress(format!("{} has no legal path: {why}", escaped(typed)))
+        })?;
         Ok(Self { dataset, path: Some(path), is_folder })
     }
 

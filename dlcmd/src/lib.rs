@@ -85,7 +85,12 @@ pub fn main() -> ExitCode {
 /// What the parser of arguments has against the command line, with all names in it safe for a
 /// terminal.
 fn safe(error: clap::Error) -> clap::Error {
-    let arguments = env::args_os().map(|argument| text::escaped(argument.as_bytes()).to_string());
+    let is_safe = |text: &str| !text.contains(char::is_control);
+    let arguments =
+        env::args_os().map(|argument| match argument.to_str().filter(|text| is_safe(text)) {
+            Some(text) => text.to_owned(),
+            None => text::escaped(argument.as_bytes()).to_string(),
+        });
     Cli::try_parse_from(arguments).err().filter(clap::Error::use_stderr).unwrap_or(error)
 }
 

@@ -43,6 +43,52 @@ pub enum Counts {
     Unknown(String),
 }
 
+/// What a server lists: what it found, and names of which it can't say what they point to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed<T> {
+    /// In the order of their names.
+    pub found: Vec<T>,
+    /// In their order.
+    pub unread: Vec<UnreadName>,
+}
+
+/// A name of which nobody can say what it points to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnreadName {
+    /// The name.
+    pub name: DatasetName,
+    /// Why, and what to do.
+    pub problem: String,
+}
+
+impl From<Listed<Dataset>> for pb::ListDatasetsReply {
+    fn from(listed: Listed<Dataset>) -> Self {
+        let unread = listed.unread.into_iter().map(|unread| pb::UnreadName {
+            name: unread.name.as_str().to_owned(),
+            problem: unread.problem,
+        });
+        let datasets = listed.found.into_iter().map(Into::into).collect();
+        Self { datasets, unread: unread.collect() }
+    }
+}
+
+impl TryFrom<pb::ListDatasetsReply> for Listed<Dataset> {
+    type Error = WireError;
+
+    fn try_from(wire: pb::ListDatasetsReply) -> Result<Self, WireError> {
+        let unread = wire.unread.into_iter().map(|unread| {
+            let name = DatasetName::new(unread.name);
+            let name = name.map_err(|why| WireError::invalid("name", why))?;
+            Ok(UnreadName { name, problem: unread.problem })
+        });
+        let found = wire.datasets.into_iter().map(Dataset::try_from);
+        Ok(Self {
+            found: found.collect::<Result<_, _>>()?,
+            unread: unread.collect::<Result<_, _>>()?,
+        })
+    }
+}
+
 impl From<Dataset> for pb::Dataset {
     fn from(dataset: Dataset) -> Self {
         let (files, bytes, uncounted) = match dataset.counts {

@@ -1,8 +1,9 @@
 //! What the world does to a process, behind doors that tests can hold: time, randomness,
 //! blocking work, memory, the request to stop, retries, logs and injected faults.
 //!
-//! Must hold: no other crate reads a clock, draws randomness or blocks a thread by itself, so
-//! that a test which owns these doors gives the same result every time.
+//! Must hold: no other crate reads a clock, blocks a thread or draws randomness by itself (the keys
+//! of hash maps aside, which nobody sees), so that a test which owns these doors gives the same
+//! result every time.
 
 pub mod allocator;
 pub mod blocking;

@@ -10,7 +10,7 @@ use dl_format::{
     parse_snapshot_key,
 };
 use dl_meta::{DatasetInfo, DatasetRecord, DatasetState, Outline};
-use dl_proto::{Counts, Dataset, Kind, Role};
+use dl_proto::{Counts, Dataset, Kind, Listed, Role, UnreadName};
 use dl_runtime::blocking;
 use futures::{StreamExt, TryStreamExt, stream};
 
@@ -112,12 +112,13 @@ pub(crate) async fn by_name(
 }
 
 /// All datasets that the caller may read, by name. The others are neither counted nor looked at:
-/// how long that takes, and that it fails, would tell of them.
+/// how long that takes, and that it fails, would tell of them. A name that can't be read costs
+/// nothing else.
 pub(crate) async fn list(
     parts: &Parts,
     caller: &Caller,
     told: Told,
-) -> Result<Vec<Dataset>, Error> {
+) -> Result<Listed<Dataset>, Error> {
     refuse_lost(parts, "all datasets").await?;
     let found = parts.meta.records().await;
     let mut found = found.map_err(|error| Error::meta("list", "datasets", error))?;
@@ -142,13 +143,19 @@ pub(crate) async fn list(
         }
     }
     let known: HashSet<&DatasetName> = found.iter().map(|record| &record.name).collect();
-    let mut unread = names.unread.iter().filter(|(name, _)| is_seen(name) && !known.contains(name));
-    if let Some((name, error)) = unread.next() {
-        return Err(Error::new(error.kind, "list dataset", name, error.chain()));
+    let mut unread = Vec::new();
+    for (name, error) in &names.unread {
+        if !is_seen(name) || known.contains(name) {
+            continue;
+        }
+        if error.kind.is_retryable() {
+            return Err(Error::new(error.kind, "list dataset", name, error.chain()));
+        }
+        unread.push(UnreadName { name: name.clone(), problem: error.chain() });
     }
     let rows = stream::iter(found).map(|record| row(parts, record, told));
     let rows = rows.buffered(COUNTED_AT_ONCE);
-    rows.try_filter_map(async |row| Ok(row)).try_collect().await
+    Ok(Listed { found: rows.try_filter_map(async |row| Ok(row)).try_collect().await?, unread })
 }
 
 /// A dataset among others; none when it was dropped meanwhile. Damaged metadata of one costs what
@@ -218,7 +225,11 @@ pub(crate) async fn create(
     }
 }
 
-async fn has_objects(parts: &Parts, name: &DatasetName, id: DatasetId) -> Result<bool, Error> {
+pub(crate) async fn has_objects(
+    parts: &Parts,
+    name: &DatasetName,
+    id: DatasetId,
+) -> Result<bool, Error> {
     let objects = prefix(dataset_prefix(id));
     let mut objects = parts.store.list(&objects);
     loop {

@@ -139,8 +139,15 @@ async fn commit(
         );
         return Err(Error::new(Kind::Invalid, ACTION, id, why));
     }
-    let stamp = parts.meta.stamp(dataset, Stamp::at(now)).await;
-    let stamp = stamp.map_err(|error| Error::meta("stamp object", id, error))?;
+    let stamp = match parts.meta.stamp(dataset, Stamp::at(now)).await {
+        Ok(stamp) => stamp,
+        Err(error) if error.kind == dl_meta::Kind::Missing => {
+            // It ended; or the metadata lost it, which is another answer.
+            catalog::by_id(parts, dataset).await?;
+            return Err(Error::meta("stamp object", id, error));
+        }
+        Err(error) => return Err(Error::meta("stamp object", id, error)),
+    };
     let (committed, object) =
         verified.commit(stamp).map_err(|error| Error::new(Kind::Internal, ACTION, id, error))?;
     match parts.store.create(&object_key(dataset, id, kind), share(object)).await {
@@ -242,7 +249,12 @@ async fn check_parts(parts: &Parts, header: &Header) -> Result<(), Error> {
     Ok(())
 }
 
-async fn is_committed(parts: &Parts, dataset: DatasetId, extent: &Extent) -> Result<bool, Error> {
+/// Whether the log has a part of a large file.
+pub(crate) async fn is_committed(
+    parts: &Parts,
+    dataset: DatasetId,
+    extent: &Extent,
+) -> Result<bool, Error> {
     let found = parts.meta.objects(dataset, extent.part.before(), 1).await;
     let found = found.map_err(|error| Error::meta("find part", extent.part, error))?;
     Ok(found.first().is_some_and(|object| {

@@ -72,7 +72,8 @@ impl Again {
                 return Next::Tell(*number, Kind::Corrupt, why);
             }
             let kind = if has_path(*number) { Kind::Unavailable } else { Kind::NotFound };
-            let why = "its chunk was purged since it was looked up; look it up again";
+            let why = "its chunk, or a part of it, was purged since it was looked up, or is lost; look it \
+                       up again, and run `dlcmd verify` when that gives the same";
             Next::Tell(*number, kind, why.to_owned())
         }));
         Ok(next)

@@ -227,9 +227,8 @@ impl Diesel for Service {
     ) -> Result<Response<pb::ListDatasetsReply>, Status> {
         let caller = Admitted::of(&request)?.caller;
         let told = if request.get_ref().names_only { Told::Record } else { Told::Counts };
-        let datasets = catalog::list(&self.parts, &caller, told).await?;
-        let datasets = datasets.into_iter().map(Into::into).collect();
-        Ok(Response::new(pb::ListDatasetsReply { datasets }))
+        let listed = catalog::list(&self.parts, &caller, told).await?;
+        Ok(Response::new(listed.into()))
     }
 
     #[tracing::instrument(name = "delete_dataset", skip_all, fields(name = %Shown(&request.get_ref().name)))]

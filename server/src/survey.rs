@@ -150,8 +150,12 @@ impl Survey {
 
     /// How many objects of the store the log lacks.
     pub(crate) fn unlogged(&self) -> usize {
-        let is_logged = |id: &ChunkId| self.objects.binary_search_by_key(id, |o| o.id).is_ok();
-        self.stored.keys().filter(|id| !is_logged(id)).count()
+        self.stored.keys().filter(|id| !self.is_logged(id)).count()
+    }
+
+    /// Whether the log had it.
+    pub(crate) fn is_logged(&self, id: &ChunkId) -> bool {
+        self.objects.binary_search_by_key(id, |object| object.id).is_ok()
     }
 
     /// Which objects the log has.

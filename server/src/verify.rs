@@ -6,7 +6,9 @@
 use std::collections::{HashMap, HashSet};
 
 use bytes::Bytes;
-use dl_format::{ChunkId, Crc32c, DatasetId, FilePath, FileRecord, Header, ObjectKind};
+use dl_format::{
+    ChunkId, Crc32c, DatasetId, DatasetName, FilePath, FileRecord, Header, ObjectKind,
+};
 use dl_meta::{DatasetInfo, Found, ListEntry, ListQuery, ObjectRecord};
 use dl_proto::{Finding, Kind, VerifyProgress, VerifyRequest};
 use dl_store::{Key, StoreExt};
@@ -17,6 +19,7 @@ use crate::answer::{Reply, hand_over};
 use crate::auth::Caller;
 use crate::catalog::{self, Told};
 use crate::error::Error;
+use crate::names;
 use crate::parts::{Budget, Parts, prefix};
 use crate::survey::{Rows, Survey, is_logged};
 
@@ -59,6 +62,7 @@ pub(crate) async fn verify(
         verify.state.files = files;
         verify.tell().await?;
     }
+    verify.named(&request.dataset).await?;
     verify.objects(&survey).await?;
     if request.checksums {
         verify.checksums(&survey, memory).await?;
@@ -218,10 +222,34 @@ impl Verify<'_> {
                 self.find(problem, "make the object readable, then verify again");
             }
         }
+        for (number, extent) in &survey.extents {
+            if survey.is_logged(&extent.part) || survey.stored.contains_key(&extent.part) {
+                continue;
+            }
+            // Unless all of the file was purged meanwhile.
+            if let Some(chunk) = survey.objects.get(*number)
+                && is_logged(self.parts, self.id, chunk.id).await?
+            {
+                lost.insert(extent.part, Lost { number: *number, damage: None });
+            }
+        }
         if !lost.is_empty() {
             self.name_lost(survey, &lost).await?;
         }
         self.tell().await
+    }
+
+    /// Compares the name with what stands for it in the chunk store.
+    async fn named(&mut self, name: &DatasetName) -> Result<(), Error> {
+        let problem = match names::newest(self.parts, name).await {
+            Ok(Some(named)) if named.record.dataset == self.id => return Ok(()),
+            Ok(Some(_)) => "its name stands for another dataset in the chunk store".to_owned(),
+            Ok(None) => "its name is not in the chunk store".to_owned(),
+            Err(error) if error.kind == Kind::Corrupt => error.chain(),
+            Err(error) => return Err(error),
+        };
+        self.doubt(problem, self.recover());
+        Ok(())
     }
 
     /// Whether it was removed neither by a purge meanwhile, nor made after the listing.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use dl_format::{ChunkShape, DatasetName, Stamp};
 use dl_proto::pb;
-use dl_proto::{Counts, Dataset as DatasetInfo, RecoverProgress, RecoverRequest};
+use dl_proto::{Counts, Dataset as DatasetInfo, Listed, RecoverProgress, RecoverRequest};
 
 use crate::error::{Error, Kind};
 use crate::remote::connections::{Connection, Try};
@@ -45,7 +45,7 @@ impl Client {
     ///
     /// # Errors
     /// Those of the servers and of the way to them.
-    pub fn datasets(&self) -> Result<Vec<DatasetInfo>, Error> {
+    pub fn datasets(&self) -> Result<Listed<DatasetInfo>, Error> {
         self.listed(false)
     }
 
@@ -53,11 +53,12 @@ impl Client {
     ///
     /// # Errors
     /// Those of the servers and of the way to them.
-    pub fn dataset_names(&self) -> Result<Vec<DatasetName>, Error> {
-        Ok(self.listed(true)?.into_iter().map(|info| info.name).collect())
+    pub fn dataset_names(&self) -> Result<Listed<DatasetName>, Error> {
+        let Listed { found, unread } = self.listed(true)?;
+        Ok(Listed { found: found.into_iter().map(|info| info.name).collect(), unread })
     }
 
-    fn listed(&self, names_only: bool) -> Result<Vec<DatasetInfo>, Error> {
+    fn listed(&self, names_only: bool) -> Result<Listed<DatasetInfo>, Error> {
         let session = self.shared.session()?;
         let subject = || "the datasets".to_owned();
         let usual = session.connections.usual();
@@ -67,8 +68,7 @@ impl Client {
             usual,
             |mut server, this| async move {
                 let request = this.request(pb::ListDatasetsRequest { names_only });
-                let found = this.answer(server.list_datasets(request)).await?.datasets;
-                Ok(found.into_iter().map(DatasetInfo::try_from).collect::<Result<_, _>>()?)
+                Ok(Listed::try_from(this.answer(server.list_datasets(request)).await?)?)
             },
         ))
     }
@@ -334,8 +334,8 @@ mod tests {
     fn datasets_are_listed_created_deleted_and_recovered() {
         let client = Client::connect(options(&[start(Script::default())])).unwrap();
         let name = info().name;
-        assert_eq!(client.datasets().unwrap(), [info()]);
-        assert_eq!(client.dataset_names().unwrap(), std::slice::from_ref(&name));
+        assert_eq!(client.datasets().unwrap().found, [info()]);
+        assert_eq!(client.dataset_names().unwrap().found, std::slice::from_ref(&name));
         assert_eq!(client.create_dataset(&name, shape()).unwrap().info(), &info());
         assert_eq!(client.delete_dataset(&name).unwrap(), 1);
         let mut steps = 0;

@@ -182,7 +182,10 @@ impl Diesel for Fake {
         &self,
         _: Request<pb::ListDatasetsRequest>,
     ) -> Result<Response<pb::ListDatasetsReply>, Status> {
-        Ok(Response::new(pb::ListDatasetsReply { datasets: vec![info().into()] }))
+        Ok(Response::new(pb::ListDatasetsReply {
+            datasets: vec![info().into()],
+            unread: Vec::new(),
+        }))
     }
 
     async fn delete_dataset(

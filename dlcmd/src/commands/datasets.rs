@@ -1,9 +1,10 @@
 //! `dlcmd datasets`: the names of the datasets, one a line.
 //!
-//! Must hold: none is no output, and no error; one that can't be counted costs the others nothing.
+//! Must hold: none is no output, and no error; one that can't be counted, or whose name can't be
+//! read, costs the others nothing.
 
 use clap::Args;
-use libdiesel::Counts;
+use libdiesel::{Counts, UnreadName};
 
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
@@ -21,17 +22,27 @@ pub(crate) fn run(_: Arguments, context: &Context, out: &mut Output<'_>) -> Resu
     let client = context.client()?;
     let mut exit = Exit::Done;
     if !out.is_json() {
-        for name in client.dataset_names()? {
+        let listed = client.dataset_names()?;
+        for name in &listed.found {
             out.line(format_args!("{name}"))?;
         }
-        return Ok(exit);
+        return Ok(tell_unread(&listed.unread, context).unwrap_or(exit));
     }
-    for info in client.datasets()? {
+    let listed = client.datasets()?;
+    for info in &listed.found {
         if let Counts::Unknown(problem) = &info.counts {
             context.notes.error(format_args!("count dl://{}: {problem}", info.name));
             exit = Exit::Partly;
         }
-        out.json("dataset", &json::Dataset::from(&info))?;
+        out.json("dataset", &json::Dataset::from(info))?;
     }
-    Ok(exit)
+    Ok(tell_unread(&listed.unread, context).unwrap_or(exit))
+}
+
+/// Names what can't be read; that it did, if there is something.
+fn tell_unread(unread: &[UnreadName], context: &Context) -> Option<Exit> {
+    for UnreadName { name, problem } in unread {
+        context.notes.error(format_args!("list dl://{name}: {problem}"));
+    }
+    (!unread.is_empty()).then_some(Exit::Partly)
 }

@@ -1,6 +1,6 @@
 //! `dlcmd stat`: everything that is known of a dataset, folder or file.
 //!
-//! Must hold: one `name: value` a line, the names those of the JSON fields.
+//! Must hold: one `name: value` a line, the names those of the JSON fields, with spaces.
 
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};

@@ -9,12 +9,12 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use dl_format::{Attributes, FilePath, FileRecord};
+use dl_runtime::{OsRandom, Random};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, fchmod, futimens,
@@ -40,6 +40,9 @@ pub(crate) struct Target {
     path: PathBuf,
     umask: u16,
     folders: Mutex<HashMap<Bytes, Arc<Folder>>>,
+    /// What the names of temporary files begin with: those of no other process, also of another
+    /// machine or one that was killed, are the same.
+    prefix: String,
     names: AtomicU64,
     /// Whether the file system can make files without a name.
     makes_anonymous: AtomicBool,
@@ -88,11 +91,14 @@ impl Target {
 
     fn open(path: &Path, umask: u16, is_new: bool) -> io::Result<Self> {
         let descriptor = openat(CWD, path, OPEN_FOLDER, Mode::empty())?;
+        let mut drawn = [0; 8];
+        OsRandom.fill(&mut drawn);
         Ok(Self {
             root: Arc::new(Folder { descriptor, is_new }),
             path: path.to_owned(),
             umask,
             folders: Mutex::default(),
+            prefix: format!(".dlcmd-{:016x}", u64::from_le_bytes(drawn)),
             names: AtomicU64::new(0),
             makes_anonymous: AtomicBool::new(true),
             links_descriptors: AtomicBool::new(true),
@@ -190,7 +196,7 @@ impl Target {
 
     fn temporary_name(&self) -> String {
         let number = self.names.fetch_add(1, Ordering::Relaxed);
-        format!(".dlcmd-{}-{number}.tmp", process::id())
+        format!("{}-{number}.tmp", self.prefix)
     }
 
     fn folders(&self) -> std::sync::MutexGuard<'_, HashMap<Bytes, Arc<Folder>>> {

@@ -282,18 +282,25 @@ impl Shared {
 
 /// Writes the record of a dataset; whoever had its name is gone with that.
 fn put(transaction: &WriteTransaction, record: &DatasetRecord) -> Result<DatasetRow, redb::Error> {
-    let (mut before, mut others) = (None, Vec::new());
-    for row in transaction.open_table(DATASETS)?.iter()? {
-        let (key, row) = row?;
-        let row = DatasetRow::decode(key.value(), row.value())?;
-        if row.record.id == record.id {
-            before = Some(row);
-        } else if row.record.name == record.name {
-            others.push(row.record.id);
+    let key = record.id.as_bytes().as_slice();
+    let before = {
+        let datasets = transaction.open_table(DATASETS)?;
+        let row = datasets.get(key)?.map(|row| DatasetRow::decode(key, row.value()));
+        row.transpose()?
+    };
+    // Who has the name already has it alone; the others are not looked at for each of many records.
+    if before.as_ref().is_none_or(|row| row.record.name != record.name) {
+        let mut others = Vec::new();
+        for row in transaction.open_table(DATASETS)?.iter()? {
+            let (key, row) = row?;
+            let row = DatasetRow::decode(key.value(), row.value())?;
+            if row.record.id != record.id && row.record.name == record.name {
+                others.push(row.record.id);
+            }
         }
-    }
-    for other in others {
-        remove(transaction, other)?;
+        for other in others {
+            remove(transaction, other)?;
+        }
     }
     let mut row = before.unwrap_or_else(|| DatasetRow::new(record.clone()));
     row.record = record.clone();
@@ -301,9 +308,7 @@ fn put(transaction: &WriteTransaction, record: &DatasetRecord) -> Result<Dataset
     transaction.open_table(tables.objects())?;
     transaction.open_table(tables.deleted())?;
     transaction.open_table(tables.paths())?;
-    transaction
-        .open_table(DATASETS)?
-        .insert(record.id.as_bytes().as_slice(), row.encode()?.as_slice())?;
+    transaction.open_table(DATASETS)?.insert(key, row.encode()?.as_slice())?;
     Ok(row)
 }
 

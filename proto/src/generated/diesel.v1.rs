@@ -63,6 +63,17 @@ pub struct ListDatasetsRequest {
 pub struct ListDatasetsReply {
     #[prost(message, repeated, tag = "1")]
     pub datasets: ::prost::alloc::vec::Vec<Dataset>,
+    /// Names of which nobody can say what they point to.
+    #[prost(message, repeated, tag = "2")]
+    pub unread: ::prost::alloc::vec::Vec<UnreadName>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnreadName {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Why, and what to do.
+    #[prost(string, tag = "2")]
+    pub problem: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DeleteDatasetRequest {

@@ -22,7 +22,7 @@ async fn a_listing_looks_for_the_objects_of_many_unknown_datasets_at_once() {
     let second = Some(Fault::Delay(Duration::from_secs(1)));
     rig.store.script("list", vec![second; 65]);
     let (listed, seconds) = rig.run(list(&rig.parts, &Caller::Everybody, Told::Counts)).await;
-    assert_eq!(listed.unwrap(), [], "none of them has objects");
+    assert_eq!(listed.unwrap().found, [], "none of them has objects");
     assert!(seconds <= 6, "{seconds} s");
     let last = names::newest(&rig.parts, &dataset("cut-short-63")).await.unwrap().unwrap();
     rig.store_chunk(last.record.dataset, 1).await;
@@ -70,11 +70,13 @@ async fn a_listing_counts_what_its_caller_may_read_and_nothing_else() {
     // The second one that is counted, and the metadata of it is damaged.
     rig.meta.script("dataset", [None, Some(Fault::Before(dl_meta::Kind::Corrupt))]);
     let listed = list(&rig.parts, &reader("apples"), Told::Counts).await.unwrap();
-    assert_eq!(counts(&listed), [("apples", true)]);
+    assert_eq!(counts(&listed.found), [("apples", true)]);
     // Whoever may read it is told what is wrong, and the counts of the others.
     let listed = list(&rig.parts, &Caller::Everybody, Told::Counts).await.unwrap();
-    assert_eq!(counts(&listed), [("apples", false), ("big", true)]);
-    assert!(matches!(&listed[0].counts, Counts::Unknown(why) if why.contains("describe dataset")));
+    assert_eq!(counts(&listed.found), [("apples", false), ("big", true)]);
+    assert!(
+        matches!(&listed.found[0].counts, Counts::Unknown(why) if why.contains("describe dataset"))
+    );
     // What may pass is tried again by who asked.
     rig.meta.script("dataset", [Some(Fault::Before(dl_meta::Kind::Unavailable))]);
     let failed = list(&rig.parts, &Caller::Everybody, Told::Counts).await.unwrap_err();
@@ -91,7 +93,7 @@ async fn nothing_is_counted_for_who_opens_a_dataset_or_asks_for_names() {
     assert_eq!((opened.id, opened.counts), (id, Counts::Unasked));
     assert_eq!(rig.create("pets").await, id);
     let listed = list(&rig.parts, &Caller::Everybody, Told::Record).await.unwrap();
-    assert_eq!(counts(&listed), [("pets", false)]);
+    assert_eq!(counts(&listed.found), [("pets", false)]);
     let counted = by_name(&rig.parts, &dataset("pets"), &Caller::Everybody, Told::Counts).await;
     assert_eq!(counted.unwrap_err().kind, Kind::Corrupt);
 }

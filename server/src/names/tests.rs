@@ -167,7 +167,7 @@ async fn a_listing_reads_only_names_that_are_new() {
         rig.clock.advance(RECENT * 2);
         let before = rig.counters.counts().ranges;
         let listed = crate::catalog::list(&rig.parts, &caller, told).await.unwrap();
-        (listed.len(), rig.counters.counts().ranges - before)
+        (listed.found.len(), rig.counters.counts().ranges - before)
     };
     assert_eq!(reads().await, (1, 60));
     assert_eq!(reads().await, (1, 0));

@@ -142,10 +142,10 @@ impl<'a> Purge<'a> {
         while self.round(&record, &mut ids, with_tombstones).await? {
             with_tombstones = false;
         }
-        let info = self.parts.meta.dataset(id).await;
-        let info = info.map_err(|error| Error::meta("describe dataset", id, error))?;
-        if let Some(info) = info {
-            snapshot::sweep(self.parts, id, info.version).await?;
+        let outline = self.parts.meta.outline(id).await;
+        let outline = outline.map_err(|error| Error::meta("describe dataset", id, error))?;
+        if let Some(outline) = outline {
+            snapshot::sweep(self.parts, id, outline.version).await?;
         }
         self.state.done = true;
         self.tell().await;

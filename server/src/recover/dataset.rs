@@ -2,9 +2,12 @@
 //!
 //! Must hold: many headers and appends are in flight, and a bounded number; what was appended stays,
 //! so that a recovery which was cut off goes on from there; until all is back, its contents are not
-//! taken for all there is.
+//! taken for all there is. What the log has and the chunk store hasn't is told, and so are large files
+//! without all of their parts.
 
-use dl_format::{DatasetName, Header};
+use std::sync::{Mutex, PoisonError};
+
+use dl_format::{ChunkId, DatasetName, Header, ObjectKind, Stamp};
 use dl_meta::{Appended, DatasetRecord, DatasetState};
 use dl_proto::{Kind, RecoverProgress};
 use futures::FutureExt;
@@ -12,16 +15,17 @@ use futures::future::FusedFuture;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-use super::Log;
 use super::found::{Doubt, Listed, Lot, Search};
 use super::shares::Shares;
+use super::{Log, seconds_of};
 use crate::catalog;
+use crate::commit::is_committed;
 use crate::error::Error;
 use crate::headers::read_header;
 use crate::late::Late;
 use crate::listener::Listener;
 use crate::names::{self, Named};
-use crate::parts::Parts;
+use crate::parts::{Parts, object_key};
 
 /// Headers of one dataset that are read at once, as far as all of them together leave it any.
 const READS_AT_ONCE: usize = 64;
@@ -29,6 +33,8 @@ const READS_AT_ONCE: usize = 64;
 const LOTS_AHEAD: usize = 2;
 /// Appends in flight.
 const APPENDS_AT_ONCE: usize = 32;
+/// Of the time that ids may be off a clock: a purge removes what is older.
+const SETTLED_TIMES: u32 = 2;
 /// After so many objects it is told how far it is.
 const TELL_EVERY: u64 = 64;
 
@@ -45,6 +51,8 @@ pub(super) struct Recovery<'a> {
     pub(super) damaged: Option<u64>,
     /// Whether its word holds where nothing was lost.
     pub(super) log: Log,
+    /// Whether what is missing is told, and not left to who looks at everything anyway.
+    pub(super) tells_missing: bool,
     pub(super) progress: &'a Listener<'a, RecoverProgress>,
     pub(super) shares: &'a Shares,
 }
@@ -68,7 +76,7 @@ pub(super) struct Progress<'a> {
 /// What was found, on its way through the steps.
 enum Step {
     /// How much a lot holds.
-    Lot { listed: u64, to_read: u64, problems: Vec<String> },
+    Lot { listed: u64, to_read: u64, problems: Vec<String>, lost: Option<(u64, ChunkId)> },
     /// One of its objects.
     Found(Listed),
     /// One that was read, and the place of its header in memory.
@@ -144,7 +152,9 @@ impl Recovery<'_> {
         if !whole && !put(DatasetState::Recovering).await? {
             return Ok(self.ended(name).await);
         }
-        if whole && self.damaged.is_some() && !put(DatasetState::Live).await? {
+        // Also when nobody noticed a loss: of the rows that are written anew, its own is one.
+        let is_doubted = self.damaged.is_some() || self.log == Log::Doubted;
+        if whole && is_doubted && !put(DatasetState::Live).await? {
             return Ok(self.ended(name).await);
         }
         // What is not whole is doubted from its beginning, whatever was asked for.
@@ -160,6 +170,8 @@ impl Recovery<'_> {
         let search = Search { parts: self.parts, name, id, doubt, shares: self.shares };
         let mut progress = Progress::of(name, self.progress);
         let (mut unread, mut read) = (false, Read::Whole);
+        let (mut lost, large) = (None, Mutex::new(Vec::new()));
+        let large_ones = &large;
         let (sender, mut lots) = mpsc::channel(LOTS_AHEAD);
         // Beside the reads, which would wait for each page of a listing otherwise.
         let list = async move {
@@ -176,7 +188,7 @@ impl Recovery<'_> {
         let steps = found
             .map_ok(|step| self.read(step))
             .try_buffer_unordered(READS_AT_ONCE)
-            .map_ok(|step| self.adopt(named, step))
+            .map_ok(|step| self.adopt(named, step, large_ones))
             .try_buffer_unordered(APPENDS_AT_ONCE);
         let mut steps = std::pin::pin!(steps);
         loop {
@@ -195,7 +207,11 @@ impl Recovery<'_> {
             let Some(step) = step else { break };
             let state = &mut progress.state;
             match step {
-                Step::Lot { listed, to_read, problems } => {
+                Step::Lot { listed, to_read, problems, lost: of_lot } => {
+                    lost = match (lost, of_lot) {
+                        (Some((count, first)), Some((more, _))) => Some((count + more, first)),
+                        (before, of_lot) => before.or(of_lot),
+                    };
                     state.listed += listed;
                     state.checked += listed.saturating_sub(to_read);
                     state.problems.extend(problems);
@@ -222,6 +238,23 @@ impl Recovery<'_> {
                 Step::Found(..) | Step::Read(..) => {}
             }
             progress.tell_now_and_then().await;
+        }
+        if let Some((count, first)) = lost {
+            if self.is_set_back() {
+                tracing::warn!(%name, count, "metadata of before a purge is made anew");
+                catalog::forget(self.parts, id).await?;
+                return Box::pin(self.dataset(name, named)).await;
+            }
+            if self.tells_missing {
+                progress.state.problems.push(format!(
+                    "{count} objects that the metadata knows are not in the chunk store, such as \
+                     {first}; `dlcmd verify dl://{name}` says what that costs and what to do"
+                ));
+            }
+        }
+        if self.tells_missing {
+            let large = std::mem::take(&mut *large.lock().unwrap_or_else(PoisonError::into_inner));
+            progress.state.problems.extend(self.lacking(named, large).await?);
         }
         if unread {
             let problem = "some objects could not be read; run recover again".to_owned();
@@ -290,7 +323,46 @@ impl Recovery<'_> {
         })
     }
 
-    async fn adopt(&self, named: Named, step: Step) -> Result<Step, Error> {
+    /// Whether the metadata is of so long ago that tombstones which it never knew may be gone: what
+    /// they deleted is then in its rows and nowhere else.
+    fn is_set_back(&self) -> bool {
+        let now = Stamp::at(self.parts.clock.now());
+        let settled = self.parts.limits.clock_skew * SETTLED_TIMES;
+        let since = now.time().checked_sub(settled).map(|time| seconds_of(Stamp::at(time)));
+        self.damaged.zip(since).is_some_and(|(damaged, since)| damaged < since)
+    }
+
+    /// What to say of large files, by the chunks that name their parts, of which the log lacks some.
+    async fn lacking(&self, named: Named, large: Vec<ChunkId>) -> Result<Vec<String>, Error> {
+        let (parts, dataset) = (self.parts, named.record.dataset);
+        let looked_at = stream::iter(large).map(|chunk| async move {
+            let header = read_header(parts, &object_key(dataset, chunk, ObjectKind::Chunk)).await;
+            let header = match header {
+                Ok(header) => header,
+                // Purged meanwhile; or told already.
+                Err(_) => return Ok(None),
+            };
+            for extent in header.extents() {
+                if !is_committed(parts, dataset, extent).await? {
+                    let part = extent.part;
+                    return Ok(Some(format!(
+                        "chunk {chunk}: its file lacks the part {part}, which is not in the chunk \
+                         store; `dlcmd verify` names the file"
+                    )));
+                }
+            }
+            Ok(None)
+        });
+        let looked_at = looked_at.buffer_unordered(READS_AT_ONCE);
+        looked_at.try_filter_map(async |problem| Ok(problem)).try_collect().await
+    }
+
+    async fn adopt(
+        &self,
+        named: Named,
+        step: Step,
+        large: &Mutex<Vec<ChunkId>>,
+    ) -> Result<Step, Error> {
         let Step::Read(read, _place) = step else { return Ok(step) };
         let (Listed { chunk, object }, header) = *read;
         let header = match header {
@@ -312,6 +384,9 @@ impl Recovery<'_> {
             ));
         }
         let files = u64::from(header.entry_count());
+        if !header.extents().is_empty() {
+            large.lock().unwrap_or_else(PoisonError::into_inner).push(chunk);
+        }
         let committed = match header.committed() {
             Ok(committed) => committed,
             Err(error) => return problem(format!("{}: {error}", object.key)),
@@ -329,7 +404,8 @@ impl Recovery<'_> {
 
 fn steps(lot: Lot) -> impl Iterator<Item = Step> {
     let to_read = lot.objects.len() as u64;
-    let first = Step::Lot { listed: lot.listed, to_read, problems: lot.problems };
-    let objects = lot.objects.into_iter().map(Step::Found);
+    let Lot { listed, problems, lost, objects } = lot;
+    let first = Step::Lot { listed, to_read, problems, lost };
+    let objects = objects.into_iter().map(Step::Found);
     std::iter::once(first).chain(objects)
 }

@@ -2,10 +2,12 @@
 //! log knows.
 //!
 //! Must hold: memory is bounded by the share of the dataset and by what lies in a few folders,
-//! however many objects there are; that the log lacks an object is never overlooked.
+//! however many objects there are; that the log lacks an object is never overlooked, and neither is
+//! that the chunk store lacks one that the log knows.
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use dl_format::{
     ChunkId, DatasetId, DatasetName, dataset_prefix, hash_byte, hash_prefix, parse_object_key,
@@ -17,6 +19,7 @@ use futures::stream::{self, Stream, StreamExt, TryStreamExt};
 use super::shares::{Room, Shares};
 use crate::error::Error;
 use crate::parts::{Parts, prefix};
+use crate::survey::is_logged;
 
 /// Objects asked of the log at once.
 const LOG_PAGE: usize = 10_000;
@@ -49,6 +52,8 @@ pub(super) struct Lot {
     pub(super) objects: Vec<Listed>,
     /// What lies there and is no object.
     pub(super) problems: Vec<String>,
+    /// Objects that the log has and the chunk store hasn't: how many, and the first of them.
+    pub(super) lost: Option<(u64, ChunkId)>,
 }
 
 /// A dataset of which the objects are looked for.
@@ -66,15 +71,28 @@ pub(super) struct Search<'a> {
 struct Known {
     /// By hash byte, each in order.
     ids: Vec<Vec<ChunkId>>,
+    /// Whether they were listed.
+    met: Vec<Vec<AtomicBool>>,
     /// The hash byte before which all are here.
     until: usize,
     room: Room,
 }
 
 impl Known {
-    fn contains(&self, id: ChunkId) -> bool {
-        let ids = self.ids.get(usize::from(hash_byte(id)));
-        ids.is_some_and(|ids| ids.binary_search(&id).is_ok())
+    /// Whether it knows an object that was listed.
+    fn meet(&self, id: ChunkId) -> bool {
+        let hash = usize::from(hash_byte(id));
+        let (Some(ids), Some(met)) = (self.ids.get(hash), self.met.get(hash)) else { return false };
+        let place = ids.binary_search(&id).ok().and_then(|place| met.get(place));
+        place.inspect(|met| met.store(true, Ordering::Relaxed)).is_some()
+    }
+
+    /// Those in these folders that were not listed.
+    fn unmet(&self, folders: Range<usize>) -> impl Iterator<Item = ChunkId> {
+        let folders = self.ids.iter().zip(&self.met).take(folders.end).skip(folders.start);
+        let unmet =
+            |(id, met): (&ChunkId, &AtomicBool)| (!met.load(Ordering::Relaxed)).then_some(*id);
+        folders.flat_map(move |(ids, met)| ids.iter().zip(met).filter_map(unmet))
     }
 }
 
@@ -93,10 +111,15 @@ impl<'a> Search<'a> {
     fn whole(self, known: Known) -> impl Stream<Item = Result<Lot, Error>> + Send + 'a {
         let (all, known) = (prefix(dataset_prefix(self.id)), Arc::new(known));
         let objects = self.list(all).try_chunks(LOT).map_err(|cut| cut.1);
-        objects.and_then(move |objects| {
-            let known = Arc::clone(&known);
+        let listed = Arc::clone(&known);
+        let lots = objects.and_then(move |objects| {
+            let known = Arc::clone(&listed);
             async move { self.lot(objects, &known).await }
-        })
+        });
+        lots.chain(stream::once(async move {
+            let lost = self.lost(&known, 0..FOLDERS).await?;
+            Ok(Lot { listed: 0, objects: Vec::new(), problems: Vec::new(), lost })
+        }))
     }
 
     /// The lots of a dataset with a long log, as many folders in one pass as its ids fit into memory.
@@ -129,7 +152,9 @@ impl<'a> Search<'a> {
                     let hash = u8::try_from(folder).unwrap_or(u8::MAX);
                     let below = prefix(hash_prefix(self.id, hash));
                     let objects = self.list(below).try_collect().await?;
-                    self.lot(objects, &known).await
+                    let mut lot = self.lot(objects, &known).await?;
+                    lot.lost = self.lost(&known, folder..folder + 1).await?;
+                    Ok(lot)
                 }
             })
             .buffered(LISTED_AHEAD)
@@ -143,7 +168,8 @@ impl<'a> Search<'a> {
     /// What the log knows, from a hash byte on as far as there is room.
     async fn known(self, first: usize) -> Result<Known, Error> {
         let room = self.shares.room();
-        let mut known = Known { ids: vec![Vec::new(); FOLDERS], until: FOLDERS, room };
+        let (ids, met) = (vec![Vec::new(); FOLDERS], Vec::new());
+        let mut known = Known { ids, met, until: FOLDERS, room };
         let (mut after, mut count) = (None, 0);
         loop {
             let page = self.parts.meta.objects(self.id, after, LOG_PAGE).await;
@@ -165,21 +191,45 @@ impl<'a> Search<'a> {
                 count -= dropped.map_or(0, |ids| ids.len());
             }
             if page.len() < LOG_PAGE {
+                let unmet =
+                    |ids: &Vec<ChunkId>| ids.iter().map(|_| AtomicBool::new(false)).collect();
+                known.met = known.ids.iter().map(unmet).collect();
                 return Ok(known);
             }
         }
     }
 
+    /// Objects in these folders that the log had before they were listed, and has still: a purge takes
+    /// them off the log first.
+    async fn lost(
+        self,
+        known: &Known,
+        folders: Range<usize>,
+    ) -> Result<Option<(u64, ChunkId)>, Error> {
+        let mut lost: Option<(u64, ChunkId)> = None;
+        for id in known.unmet(folders) {
+            if is_logged(self.parts, self.id, id).await? {
+                lost = lost.map(|(count, first)| (count + 1, first)).or(Some((1, id)));
+            }
+        }
+        Ok(lost)
+    }
+
     /// Of objects that were listed, those that have to be read; they outlast a power cut then.
     async fn lot(self, listed: Vec<ObjectInfo>, known: &Known) -> Result<Lot, Error> {
-        let mut lot =
-            Lot { listed: listed.len() as u64, objects: Vec::new(), problems: Vec::new() };
+        let mut lot = Lot {
+            listed: listed.len() as u64,
+            objects: Vec::new(),
+            problems: Vec::new(),
+            lost: None,
+        };
         for object in listed {
             match parse_object_key(object.key.as_str()) {
                 Some((dataset, chunk, _)) if dataset == self.id => {
                     let from = self.doubt.from;
                     let is_doubted = from.is_some_and(|from| u64::from(chunk.seconds()) >= from);
-                    if is_doubted || !known.contains(chunk) {
+                    let is_known = known.meet(chunk);
+                    if is_doubted || !is_known {
                         lot.objects.push(Listed { chunk, object });
                     }
                 }

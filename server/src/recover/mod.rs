@@ -6,6 +6,7 @@
 
 mod dataset;
 mod found;
+mod living;
 mod shares;
 #[cfg(test)]
 mod tests;
@@ -73,6 +74,9 @@ async fn rebuild(
     log: Log,
     progress: &Listener<'_, RecoverProgress>,
 ) -> Result<(), Error> {
+    if log == Log::Doubted {
+        living::restore_names(parts, request.dataset.as_ref(), caller).await?;
+    }
     if let Some(name) = &request.dataset {
         is_there(parts, name, caller).await?;
     }
@@ -92,8 +96,19 @@ async fn rebuild(
     let damaged = damage.map(|damage| damage.since.map_or(0, seconds_of));
     let shares = Shares::default();
     let late_ones = &late;
-    let recovery =
-        Recovery { parts, late: late_ones, since, damaged, log, progress, shares: &shares };
+    let tells_missing = true;
+    let recovery = Recovery {
+        parts,
+        late: late_ones,
+        since,
+        damaged,
+        log,
+        tells_missing,
+        progress,
+        shares: &shares,
+    };
+    // Metadata that lost its last writes may have datasets that were deleted since.
+    living::end_deleted(parts).await?;
     // Not before: of what is created from now on nothing is missing.
     let mut names = names::all(parts).await?;
     names.retain(|name| caller.may(Role::Read, name));
@@ -231,6 +246,7 @@ pub(crate) async fn bring_in(parts: &Parts, name: &DatasetName) -> Result<Vec<St
             since: None,
             damaged: None,
             log: Log::Trusted,
+            tells_missing: false,
             progress: &listener,
             shares: &shares,
         };

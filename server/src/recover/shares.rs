@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// Headers of all datasets that are read or appended: 512 KiB each at the most, and some KiB mostly.
 const HEADERS: usize = 64;
 
-/// Ids of its log that each may have in memory, 16 bytes each.
+/// Ids of its log that each may have in memory, 17 bytes each.
 const IDS_EACH: usize = 128 << 10;
 /// Ids that those with longer logs may have besides, all together.
 const IDS_BESIDES: usize = 1 << 20;

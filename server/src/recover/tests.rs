@@ -55,6 +55,7 @@ async fn a_dataset_that_is_deleted_while_it_is_set_aside_stays_deleted() {
     let (late, shares) = (Late::usual(&rig.parts), Shares::default());
     let progress = Listener::new(&rig.parts, &progress);
     let recovery = Recovery {
+        tells_missing: true,
         parts: &rig.parts,
         late: &late,
         since: None,

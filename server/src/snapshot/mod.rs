@@ -146,8 +146,8 @@ impl Snapshots {
             return Ok(Arc::new(manifest));
         }
         for round in 0..TIMES {
-            let info = parts.meta.dataset(dataset).await;
-            let info = info.map_err(|error| Error::meta(ACTION, dataset, error))?;
+            let outline = parts.meta.outline(dataset).await;
+            let outline = outline.map_err(|error| Error::meta(ACTION, dataset, error))?;
             let gone = || {
                 Error::new(
                     Kind::NotFound,
@@ -156,7 +156,7 @@ impl Snapshots {
                     "it was deleted; connect again by its name",
                 )
             };
-            let newest = info.ok_or_else(gone)?.version;
+            let newest = outline.ok_or_else(gone)?.version;
             if wanted.is_some_and(|wanted| wanted != newest) {
                 break;
             }

@@ -211,6 +211,12 @@ impl<'a> Fetcher<'a> {
         self.shared.target.begin(&folder, file.record.attributes.mode)
     }
 
+    /// Whether the dataset is there no more.
+    fn is_gone(&self) -> bool {
+        let answer = self.shared.dataset.refresh();
+        answer.is_err_and(|error| error.kind() == Kind::NotFound)
+    }
+
     /// Counts a file; ends the command when the next ones can't fare better.
     fn settle(
         &self,
@@ -236,7 +242,8 @@ impl<'a> Fetcher<'a> {
             }
             Trouble::There(error) => {
                 let kind = error.kind();
-                (Failure::from(error), Exit::of(kind), ends_all(kind))
+                let is_general = ends_all(kind) || kind == Kind::NotFound && self.is_gone();
+                (Failure::from(error), Exit::of(kind), is_general)
             }
         };
         if is_general {

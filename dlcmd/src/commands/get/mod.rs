@@ -315,12 +315,20 @@ fn transfer(
             .map_err(|why| Failure::local(format!("sync {}", shown(&plan.target)), why))?;
     }
     let tally = shared.into_tally();
+    let (files, unchanged, failed) = (tally.files, tally.unchanged, tally.failed);
+    report(&Summary { files, bytes: tally.bytes, unchanged, failed }, out)?;
     if context.shutdown.is_requested() {
         return Ok(Exit::Interrupted);
     }
-    ended?;
-    let (files, unchanged, failed) = (tally.files, tally.unchanged, tally.failed);
-    report(&Summary { files, bytes: tally.bytes, unchanged, failed }, out)?;
+    if let Err(failure) = ended {
+        if files == 0 {
+            return Err(failure);
+        }
+        context.notes.error(format_args!("stopped, the rest was not tried: {failure}"));
+        let there = counted(files, "file");
+        context.notes.note(format_args!("{there} got; the same command goes on from there"));
+        return Ok(Exit::Partly);
+    }
     Ok(match tally.first {
         None => Exit::Done,
         Some(exit) if files == 0 && unchanged == 0 && failed == 1 => exit,

@@ -8,7 +8,7 @@ mod contents;
 mod list;
 mod send;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, hash_map};
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, Read};
@@ -236,7 +236,8 @@ fn put_all(
 fn open(paths: &[PathBuf], prefix: &[u8]) -> Result<Vec<Input>, Failure> {
     let mut inputs = Vec::new();
     // Files of one folder share it: a shell may name thousands of them.
-    let mut parents: HashMap<&Path, Arc<Root>> = HashMap::new();
+    let mut parents: HashMap<&Path, (Arc<Root>, Paths)> = HashMap::new();
+    let mut named = HashSet::new();
     for path in paths {
         if path.as_os_str().is_empty() {
             return Err(Failure::usage("SRC is empty; type . for the current folder"));
@@ -259,16 +260,22 @@ fn open(paths: &[PathBuf], prefix: &[u8]) -> Result<Vec<Input>, Failure> {
             continue;
         }
         let parent = path.parent().unwrap_or(Path::new(""));
-        let root = match parents.get(parent) {
-            Some(root) => Arc::clone(root),
-            None => Root::open(parent, prefix.to_vec()).map_err(failed)?,
+        let (_, names) = match parents.entry(parent) {
+            hash_map::Entry::Occupied(known) => known.into_mut(),
+            hash_map::Entry::Vacant(new) => {
+                let root = Root::open(parent, prefix.to_vec()).map_err(failed)?;
+                new.insert((root, Paths::default()))
+            }
         };
-        parents.insert(parent, Arc::clone(&root));
-        let name = path.file_name().unwrap_or(OsStr::new("")).as_bytes();
-        let mut names = Paths::default();
-        names.push(name);
-        inputs.push(Input::Files(root, Arc::new(names), Entry::Named));
+        let name = path.file_name().unwrap_or(OsStr::new(""));
+        if !named.insert((parent, name)) {
+            return Err(Failure::usage(format!("{} is named twice", shown(path))));
+        }
+        names.push(name.as_bytes());
     }
+    let files = parents.into_values();
+    let files = files.map(|(root, names)| Input::Files(root, Arc::new(names), Entry::Named));
+    inputs.extend(files);
     Ok(inputs)
 }
 

@@ -2,11 +2,13 @@
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use dl_tests::folder;
-use dl_tests::program::run;
+use dl_tests::program::{Process, run};
+use rustix::process::Signal;
 
 use super::common::Scene;
 
@@ -167,5 +169,29 @@ fn cat_writes_the_bytes_and_nothing_else() -> Result<()> {
     let bytes = scene.dl(["cat", "dl://ds/a"])?.code(0)?;
     ensure!(bytes.stdout == b"no newline" && bytes.stderr.is_empty(), "{bytes:?}");
     scene.dl(["cat", "dl://ds/none"])?.code(3)?;
+    Ok(())
+}
+
+#[test]
+fn get_ends_with_one_line_when_its_dataset_is_deleted_meanwhile() -> Result<()> {
+    let scene = Scene::new()?;
+    for number in 0..6_000 {
+        folder::write(&scene.path("src"), format!("{:02}/{number}", number / 100), [7; 2_000])?;
+    }
+    scene.dl(["put", "src", "dl://ds"])?.code(0)?;
+    let mut get = scene.command(["get", "--threads", "1", "dl://ds", "got"])?;
+    let told = scene.path("told");
+    get.stdout(Stdio::null()).stderr(fs::File::create(&told)?);
+    let mut get = Process::start(&mut get)?;
+    while !scene.path("got/00").exists() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    get.signal(Signal::STOP)?;
+    scene.dl(["delete-dataset", "dl://ds"])?.code(0)?;
+    get.signal(Signal::CONT)?;
+    let code = get.wait(Duration::from_secs(60))?;
+    let told = fs::read_to_string(told)?;
+    ensure!(code == 4 || code == 3, "ended with {code}: {told}");
+    ensure!(told.contains("it was deleted") && told.lines().count() < 5, "{told}");
     Ok(())
 }

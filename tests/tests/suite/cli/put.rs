@@ -5,6 +5,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::Command;
 
 use anyhow::{Result, ensure};
+use dl_tests::folder;
 use dl_tests::program::{run, run_with_stdin};
 use dl_tests::skip;
 
@@ -196,5 +197,21 @@ fn put_keeps_no_empty_folders() -> Result<()> {
     fs::create_dir_all(scene.path("src/empty/below"))?;
     scene.dl(["put", "src", "dl://ds"])?.code(0)?;
     ensure!(scene.dl(["ls", "dl://ds"])?.code(0)?.text() == "a\n", "ls");
+    Ok(())
+}
+
+#[test]
+fn put_takes_more_named_files_than_it_may_have_open() -> Result<()> {
+    let scene = Scene::new()?;
+    let names: Vec<String> = (0..600).map(|number| format!("src/{number}")).collect();
+    for name in &names {
+        folder::write(&scene.path(""), name, name)?;
+    }
+    let put = scene.command(["put"])?;
+    let mut few = Command::new("sh");
+    few.args(["-c", "ulimit -n 128; exec \"$@\"", "sh"]).arg(put.get_program());
+    few.args(put.get_args()).args(&names).arg("dl://ds").current_dir(scene.path(""));
+    run(&mut few)?.code(0)?;
+    ensure!(scene.listed("dl://ds")?.lines().count() == names.len(), "all of them");
     Ok(())
 }

@@ -170,6 +170,13 @@ fn a_damaged_name_costs_its_dataset_and_no_other() -> Result<()> {
         }
         let refused = dl(&server, ["ls", "dl://k"])?.code(1)?;
         ensure!(refused.stderr.contains("dataset k"), "{}", refused.stderr);
+        for words in [&["datasets"][..], &["--json", "datasets"]] {
+            // What the metadata has of it is there to be told.
+            let listed = dl(&server, words)?.code(if wiped { 4 } else { 0 })?;
+            let is_listed = |name: &str| listed.text().lines().any(|line| line.contains(name));
+            ensure!(is_listed("a") && is_listed("z"), "{listed:?}");
+            ensure!(listed.stderr.contains("restore that object") == wiped, "{listed:?}");
+        }
         let refused = run(server.dlcmd()?.arg("put").arg(scene.path("src")).arg("dl://k"))?;
         ensure!(refused.code == 1, "wiped {wiped}: {refused:?}");
         server.stop()?;
@@ -196,7 +203,54 @@ fn verify_finds_a_chunk_that_is_gone_though_the_server_has_it_open() -> Result<(
     fs::rename(chunks.join(OsStr::from_bytes(chunk)), scene.path("away"))?;
     let found = dl(&server, ["verify", "dl://ds"])?.code(4)?;
     ensure!(found.text().contains("is lost"), "{found:?}");
+    let recovered = dl(&server, ["recover", "dl://ds"])?.code(4)?;
+    ensure!(recovered.stderr.contains("not in the chunk store"), "{recovered:?}");
     Ok(())
+}
+
+/// Keeps S-14 and S-29: as long as the metadata knows what it stood for.
+#[test]
+fn a_name_that_the_chunk_store_lost_is_found_and_written_again() -> Result<()> {
+    let scene = Scene::new(&["a", "k"])?;
+    let server = scene.start()?;
+    fs::remove_dir_all(scene.path("data/chunks/names/k"))?;
+    let found = dl(&server, ["verify", "dl://k"])?.code(4)?;
+    ensure!(found.text().contains("its name is not in the chunk store"), "{found:?}");
+    ensure!(found.text().contains("dlcmd recover dl://k"), "{found:?}");
+    dl(&server, ["recover", "dl://k"])?.code(0)?;
+    dl(&server, ["verify", "dl://k"])?.code(0)?;
+    server.stop()?;
+    fs::remove_dir_all(scene.path("data/meta"))?;
+    let server = scene.start()?;
+    dl(&server, ["recover", "--all"])?.code(0)?;
+    scene.compare(&server, "k")?;
+    scene.compare(&server, "a")
+}
+
+/// Keeps S-03 (I3) and S-29: one part is gone, and then all that told of it.
+#[test]
+fn a_large_file_without_all_of_its_parts_is_told_by_recover_and_by_verify() -> Result<()> {
+    let (scene, server) = with_files(&["one"], true)?;
+    let chunks = scene.path("data/chunks");
+    let objects = folder::read(&chunks)?;
+    // The last chunk of it holds less.
+    let part = objects.iter().max_by_key(|(_, (bytes, ..))| bytes.len()).context("objects")?.0;
+    fs::remove_file(chunks.join(OsStr::from_bytes(part)))?;
+    server.stop()?;
+    for _ in 0..2 {
+        fs::remove_dir_all(scene.path("data/meta"))?;
+        let server = scene.start()?;
+        let recovered = dl(&server, ["recover", "--all"])?.code(4)?;
+        ensure!(recovered.stderr.contains("its file lacks the part"), "{recovered:?}");
+        let found = dl(&server, ["verify", "dl://ds"])?.code(4)?;
+        ensure!(found.text().contains("large is lost"), "{found:?}");
+        let get = dl(&server, ["cat", "dl://ds/large"])?;
+        ensure!(get.code != 0 && get.stderr.contains("or is lost"), "{get:?}");
+        server.stop()?;
+    }
+    let server = scene.start()?;
+    scene.obey(&server, &["verify", "dl://ds"])?;
+    scene.compare(&server, "ds")
 }
 
 const VERIFY: [&str; 3] = ["verify", "--checksums", "dl://ds"];

@@ -118,6 +118,11 @@ async fn a_recovery_that_is_asked_for_brings_back_what_nobody_noticed() -> Resul
         dl(&server, ["recover", "dl://all"])?.code(0)?;
         dl(&server, ["verify", "dl://all"])?.code(0)?;
     }
+    // What all names stand for.
+    remove("}:names").await?;
+    dl(&server, ["ls", "dl://all"])?.code(1)?;
+    dl(&server, ["recover", "dl://all"])?.code(0)?;
+    dl(&server, ["verify", "dl://all"])?.code(0)?;
     // With all that would tell of it, and the name of the chunk store.
     for lost in ["}:d:", "}:identity", "}:mark"] {
         remove(lost).await?;

@@ -11,6 +11,7 @@ mod fuzzed;
 mod lints;
 mod metrics;
 mod openings;
+mod packages;
 mod paths;
 mod promises;
 mod sizes;

@@ -40,13 +40,13 @@ fn only_who_asks_for_counts_makes_a_server_count() -> Result<()> {
         ensure!(opened.info() == &opened.refresh()?, "{:?}", opened.info());
         ensure!(opened.get(&path)? == b"cat"[..], "a file");
         ensure!(opened.list(&DirPath::ROOT, true, false)?.count() == 1, "a listing");
-        ensure!(client.dataset_names()? == [name.clone()], "the names");
+        ensure!(client.dataset_names()?.found == [name.clone()], "the names");
         ensure!(opened.count().is_err() && client.datasets().is_err(), "it is not counted");
     }
     faults.set_rates("dataset", None);
     let counts = Counts::Known { files: 1, bytes: 3 };
     ensure!(client.dataset(&name)?.count()?.counts == counts, "of one");
-    ensure!(client.datasets()?.iter().all(|info| info.counts == counts), "of all");
+    ensure!(client.datasets()?.found.iter().all(|info| info.counts == counts), "of all");
     faults.set_rates("dataset", Some(refused));
     ensure!(client.delete_dataset(&name)? == 2, "the objects of both puts");
     Ok(())

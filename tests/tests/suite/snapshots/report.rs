@@ -168,7 +168,8 @@ fn a_report_is_of_the_order_that_shuffle_prints() -> Result<()> {
     let words = ["shuffle", "--report", "--json", "dl://sorted"];
     let mut alone = dlcmd()?;
     alone.args(["--server", "127.0.0.1:1", "--snapshot", "saved"]).args(words);
-    let saved = run(alone.current_dir(scene.path()))?.code(0)?.text();
+    let cache = scene.path().join("cache");
+    let saved = run(alone.current_dir(scene.path()).env("XDG_CACHE_HOME", cache))?.code(0)?.text();
     ensure!(saved == scene.dl(&words)?.code(0)?.text(), "{saved}");
     Ok(())
 }

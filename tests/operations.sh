@@ -1,0 +1,147 @@
+#!/usr/bin/env bash
+# Runs the commands of docs/OPERATIONS.md in their order, as they stand there, on three machines for
+# Redis, two for servers and one box, which are addresses of this one. A test starts it in a network, a
+# file system and a set of processes of its own: nothing of it is left when it ends.
+#
+# $1: the page; $2: a folder with the programs; $3: s3s-fs; $4: an empty folder.
+#
+# What differs from the page: a bucket of s3s-fs for Amazon's, folders below /var/lib for /nvme, /diesel
+# and another machine's disk, and what takes minutes (`cargo install`) is left to `make demo`.
+set -euo pipefail
+page=$(realpath "$1") programs=$2 bucket=$3 work=$4
+
+fail() {
+    echo "operations: $*" >&2
+    exit 1
+}
+
+# The block for a shell that holds this text.
+block() {
+    awk -v wanted="$1" '
+        /^```sh$/ { inside = 1; text = ""; next }
+        /^```$/ { if (inside && index(text, wanted)) { printf "%s", text; found = 1; exit } inside = 0 }
+        inside { text = text $0 "\n" }
+        END { if (!found) exit 1 }' "$page" |
+        sed -e 's#/nvme/#/var/lib/nvme/#; s#backup:/diesel/#/var/lib/backup/#' \
+            -e 's#--store /diesel/#--store /var/lib/backup/#; s#embedded:/diesel/#embedded:/var/lib/backup/#' \
+            -e "s#AWS_ACCESS_KEY_ID=\.\.\.#AWS_ACCESS_KEY_ID=key#" \
+            -e "s#AWS_SECRET_ACCESS_KEY=\.\.\.#AWS_SECRET_ACCESS_KEY=secret#" \
+            -e "s#AWS_REGION=\.\.\.#AWS_REGION=us-east-1#" ||
+        fail "no block of $page holds '$1'"
+}
+
+# Runs what is on stdin.
+commands() {
+    cat > "$work/commands"
+    echo "--- $1"
+    bash -euo pipefail "$work/commands" || fail "$1 ended with $?"
+}
+
+# Runs what is on stdin, which ends with a server, and waits until it listens.
+serve() {
+    local log="$work/$1.log"
+    cat > "$work/$1.commands"
+    echo "--- $1"
+    bash -euo pipefail "$work/$1.commands" > "$log" 2>&1 &
+    for _ in $(seq 300); do
+        grep -q '^listening on' "$log" && return
+        sleep 0.1
+    done
+    fail "$1 does not listen: $(cat "$log")"
+}
+
+# Ends all servers, as their admin does.
+stop() {
+    local ids
+    ids=$(pidof dlserver)
+    kill -TERM $ids
+    for _ in $(seq 300); do
+        pidof dlserver > "$work/running" || return 0
+        sleep 0.1
+    done
+    fail "servers go on"
+}
+
+# These processes see other files than the machine does.
+mount -t tmpfs tmpfs /var/lib
+cp -a /etc /var/lib/etc
+mount --bind /var/lib/etc /etc
+rm -rf /etc/redis /etc/diesel
+mkdir -p /etc/redis /var/lib/redis
+mount -t tmpfs tmpfs /usr/local/bin
+cp "$programs/dlserver" "$programs/dlcmd" /usr/local/bin
+export PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=$work
+ip link set lo up
+for host in 1 2 3 5 6; do
+    ip addr add "10.0.0.$host/32" dev lo
+done
+mkdir -p "$work/source/folder" "$work/admin"
+for number in $(seq 40); do
+    head -c 3000 /dev/urandom > "$work/source/folder/$number"
+done
+
+# One box, as whoever is there and as a user of its own.
+block 'dlserver --data /var/lib/diesel' | serve one-box
+dlcmd put "$work/source" dl://imagenet
+stop
+rm -rf /var/lib/diesel
+block 'useradd --system' | serve one-box-of-a-user
+[ "$(stat -c '%U %a' /var/lib/diesel)" = 'diesel 700' ] || fail "the folder is somebody else's"
+dlcmd put "$work/source" dl://imagenet
+block 'dlcmd purge --all' | commands maintenance
+block 'rsync -a' | commands backup
+stop
+block '--meta embedded:' | head -n 1 | serve restored
+block '--meta embedded:' | tail -n +2 | commands recover
+dlcmd get dl://imagenet "$work/got"
+diff -r "$work/source" "$work/got" || fail "the copy has other files"
+stop
+
+# A cluster: each machine has folders of its own.
+cd "$work/admin"
+for host in 1 2 3; do
+    block 'requirepass' | sed "s/10\.0\.0\.1/10.0.0.$host/" > "$work/redis$host.commands"
+    unshare --mount bash -euo pipefail -c "mount -t tmpfs tmpfs /etc/redis
+        mount -t tmpfs tmpfs /var/lib/redis
+        . '$work/redis$host.commands'" || fail "Redis on 10.0.0.$host"
+done
+for _ in $(seq 100); do
+    up=0
+    for host in 1 2 3; do
+        for port in 7001 7002; do
+            REDISCLI_AUTH=SECRET redis-cli -h 10.0.0.$host -p $port ping 2>&1 | grep -q PONG && up=$((up + 1))
+        done
+    done
+    [ $up = 6 ] && break
+    sleep 0.1
+done
+block '--cluster create' | commands cluster
+block 'openssl req -x509' | commands certificates
+mkdir -p "$work/bucket/training-data"
+"$bucket" --host 127.0.0.1 --port 9000 --access-key key --secret-key secret "$work/bucket" \
+    > "$work/bucket.log" 2>&1 &
+export AWS_ENDPOINT=http://127.0.0.1:9000 AWS_ALLOW_HTTP=true
+for host in 5 6; do
+    block '--tls-cert' | sed "s/10\.0\.0\.5/10.0.0.$host/g" | serve "server-$host"
+done
+cd /etc/diesel
+block 'datasets' | commands client
+[ "$(curl --silent --show-error http://10.0.0.5:7421/healthz)" = ok ] || fail "not well"
+export DIESEL_SERVER=https://10.0.0.5:7420,https://10.0.0.6:7420 DIESEL_CA=/etc/diesel/ca.pem
+DIESEL_KEY=$(cat admin.key)
+export DIESEL_USER=admin DIESEL_KEY
+dlcmd put "$work/source" dl://imagenet
+block 'dlcmd purge --all' | commands maintenance-of-the-cluster
+REDISCLI_AUTH=SECRET redis-cli -h 10.0.0.1 -p 7001 config set maxmemory 1gb | grep -q OK || fail "maxmemory"
+dlcmd user --users users rekey admin --keep-old > new.key
+DIESEL_KEY=$(cat new.key)
+for _ in $(seq 100); do
+    dlcmd datasets > "$work/datasets" 2>&1 && break
+    sleep 0.2
+done
+dlcmd user --users users drop-old admin
+[ "$(cat "$work/datasets")" = imagenet ] || fail "by the new key: $(cat "$work/datasets")"
+dlcmd get dl://imagenet "$work/from-cluster"
+diff -r "$work/source" "$work/from-cluster" || fail "the cluster has other files"
+stop
+echo "operations: done"

@@ -1,0 +1,137 @@
+//! A Redis that comes back with what it had saved a while ago.
+//!
+//! Must hold: what was put since is there again without being asked for, and nothing that was
+//! deleted since.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_meta::redis_testing::Server as Redis;
+use dl_runtime::Deadline;
+use dl_tests::cluster::clock;
+use dl_tests::dice::Dice;
+use dl_tests::folder;
+use dl_tests::program::{Ended, Server, purged, run};
+use dl_tests::shift::Shift;
+
+/// How long servers may take to put everything back.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const HOUR: i64 = 3_600;
+
+/// How long ago it begins.
+const AGO: i64 = -100 * HOUR;
+
+struct Scene {
+    folder: tempfile::TempDir,
+    redis: Redis,
+    past: Shift,
+    server: Option<Server>,
+}
+
+impl Scene {
+    async fn new() -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let past = Shift::new(folder.path(), "past", AGO)?;
+        let mut scene = Self { redis: Redis::start(&[]).await, past, server: None, folder };
+        folder::fill(&scene.source(), 60, 20_000, &Dice::new(1))?;
+        scene.start()?;
+        Ok(scene)
+    }
+
+    fn source(&self) -> PathBuf {
+        self.folder.path().join("src")
+    }
+
+    fn start(&mut self) -> Result<()> {
+        if let Some(server) = self.server.take() {
+            server.stop()?;
+        }
+        let meta = ["--meta", &self.redis.url()];
+        let data = self.folder.path().join("data");
+        let server = Server::start_among(&data, "127.0.0.1:0", &meta, &self.past.variables())?;
+        self.server = Some(server);
+        Ok(())
+    }
+
+    fn dl(&self, arguments: &[&str]) -> Result<Ended> {
+        let server = self.server.as_ref().context("it runs")?;
+        run(server.dlcmd()?.envs(self.past.variables()).args(arguments))
+    }
+
+    fn put(&self, dataset: &str) -> Result<()> {
+        self.dl(&["put", &self.source().display().to_string(), dataset])?.code(0)?;
+        Ok(())
+    }
+
+    /// Redis dies, comes back with what it had saved, and the server has noticed and mended it.
+    async fn set_back(&self) -> Result<()> {
+        self.redis.kill();
+        self.redis.run().await;
+        let deadline = Deadline::after(&*clock(), PATIENCE);
+        loop {
+            std::thread::sleep(Duration::from_secs(2));
+            let listed = self.dl(&["datasets"])?;
+            if listed.code == 0 {
+                return Ok(());
+            }
+            ensure!(!deadline.remaining(&*clock()).is_zero(), "it is never well: {listed:?}");
+        }
+    }
+
+    fn compare(&self, dataset: &str) -> Result<()> {
+        let got = self.folder.path().join("got");
+        self.dl(&["get", dataset, &got.display().to_string()])?.code(0)?;
+        folder::compare(&self.source(), &got)?;
+        fs::remove_dir_all(got).context("remove what was got")
+    }
+}
+
+/// Keeps S-01, S-02 and S-21.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dataset_that_was_deleted_since_stays_deleted_and_its_name_can_be_used() -> Result<()> {
+    let mut scene = Scene::new().await?;
+    scene.put("dl://ds")?;
+    scene.redis.ask(&["SAVE"]).await;
+    scene.put("dl://other")?;
+    scene.dl(&["delete-dataset", "dl://ds"])?.code(0)?;
+    scene.set_back().await?;
+    let datasets = scene.dl(&["datasets"])?.code(0)?.text();
+    ensure!(datasets == "other\n", "{datasets}");
+    scene.dl(&["ls", "dl://ds"])?.code(3)?;
+    scene.compare("dl://other")?;
+    // A start, and a purge of everything, end what is left of deletions.
+    scene.put("dl://ds")?;
+    scene.start()?;
+    scene.dl(&["purge", "--all", "--grace", "0s"])?.code(0)?;
+    scene.compare("dl://ds")
+}
+
+/// Keeps S-01, S-02 and S-28: the tombstone is gone as well, so that nothing but metadata of before
+/// knows of the file that it deleted.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_was_deleted_and_purged_since_stays_deleted() -> Result<()> {
+    let scene = Scene::new().await?;
+    scene.put("dl://ds")?;
+    scene.redis.ask(&["SAVE"]).await;
+    for number in 0..30 {
+        let path = format!("000/{number:06}.bin");
+        fs::remove_file(scene.source().join(&path))?;
+        scene.dl(&["rm", &format!("dl://ds/{path}")])?.code(0)?;
+    }
+    let mut done = 0;
+    for hours in 1..5 {
+        scene.past.set(AGO + hours * HOUR)?;
+        let ended = scene.dl(&["--json", "purge", "--grace", "0s", "dl://ds"])?.code(0)?;
+        done += purged(&ended)?;
+    }
+    ensure!(done > 30, "only {done} objects were moved or removed");
+    scene.set_back().await?;
+    scene.compare("dl://ds")?;
+    scene.dl(&["verify", "--checksums", "dl://ds"])?.code(0)?;
+    scene.dl(&["recover", "--all"])?.code(0)?;
+    scene.dl(&["purge", "--grace", "0s", "dl://ds"])?.code(0)?;
+    scene.compare("dl://ds")
+}
