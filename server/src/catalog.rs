@@ -4,6 +4,7 @@
 //! the name it was made for. A dataset whose metadata was lost is noticed and refused.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use dl_format::{
     ChunkShape, DatasetId, DatasetName, NameRecord, NameState, Stamp, Version, dataset_prefix,
@@ -11,7 +12,7 @@ use dl_format::{
 };
 use dl_meta::{DatasetInfo, DatasetRecord, DatasetState, Outline};
 use dl_proto::{Counts, Dataset, Kind, Listed, Role, UnreadName};
-use dl_runtime::blocking;
+use dl_runtime::{Deadline, blocking};
 use futures::{StreamExt, TryStreamExt, stream};
 
 use crate::auth::Caller;
@@ -20,6 +21,8 @@ use crate::identity::refuse_lost;
 use crate::names::{self, Deleted, Named, Past};
 use crate::parts::{Parts, prefix};
 
+/// A recovery that comes upon a dataset which was just made is through with it in a moment.
+const REBUILT_WITHIN: Duration = Duration::from_secs(2);
 /// Deleted datasets that are swept at once.
 const DATASETS_AT_ONCE: usize = 8;
 
@@ -180,9 +183,15 @@ pub(crate) async fn create(
     name: &DatasetName,
     shape: ChunkShape,
 ) -> Result<Dataset, Error> {
+    let deadline = Deadline::after(&*parts.clock, REBUILT_WITHIN);
     loop {
         let known = parts.meta.record_named(name).await;
         if let Some(record) = known.map_err(|error| Error::meta("create dataset", name, error))? {
+            let is_rebuilt = record.state == DatasetState::Recovering;
+            if is_rebuilt && !deadline.remaining(&*parts.clock).is_zero() {
+                parts.clock.sleep(REBUILT_WITHIN / 20).await;
+                continue;
+            }
             let record = trusted(record)?;
             match describe(parts, record, Told::Outline).await? {
                 Some(dataset) => return Ok(dataset),

@@ -50,6 +50,7 @@ mod survey;
 #[cfg(test)]
 mod testing;
 mod tls;
+mod turns;
 mod unread;
 mod verify;
 

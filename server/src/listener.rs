@@ -45,6 +45,11 @@ impl<'a, T> Listener<'a, T> {
         let _ = self.to.try_send(Reply::More(message));
     }
 
+    /// Whether nobody listens any more.
+    pub(crate) fn is_deserted(&self) -> bool {
+        self.to.is_closed()
+    }
+
     /// To be called at the end: fails when the last messages were not taken, so that nobody takes
     /// what came before them for all there is.
     pub(crate) fn end(&self) -> Result<(), Error> {

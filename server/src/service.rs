@@ -28,6 +28,7 @@ use crate::metrics::{Gauges, SnapshotMetrics};
 use crate::parts::{Budget, Parts};
 use crate::shown::Shown;
 use crate::snapshot::{self, Snapshots};
+use crate::turns::Turns;
 use crate::unread::Intake;
 use crate::{browse, catalog, commit, purge, read, recover, spelled, verify};
 
@@ -70,6 +71,7 @@ pub(crate) struct Service {
     lookups: Budget,
     listings: Budget,
     snapshots: Snapshots,
+    turns: Turns,
 }
 
 impl Service {
@@ -84,6 +86,7 @@ impl Service {
             lookups: Budget::new(LOOKUP_BYTES, "look files up"),
             listings: Budget::new(LISTING_BYTES, "list files"),
             snapshots: Snapshots::new(snapshots),
+            turns: Turns::new(),
             parts,
         }
     }
@@ -375,8 +378,11 @@ impl Diesel for Service {
         }
         let (progress, told) = mpsc::channel(REPLIES_AHEAD);
         let parts = self.parts.clone();
-        let caller = admitted.caller;
-        let work = async move { recover::recover(&parts, request, &caller, &progress).await };
+        let (caller, place) = (admitted.caller, self.turns.recovery()?);
+        let work = async move {
+            let _place = place;
+            recover::recover(&parts, request, &caller, &progress).await
+        };
         answer(&self.parts, work, told, pb::RecoverProgress::from).await
     }
 
@@ -393,8 +399,8 @@ impl Diesel for Service {
         }
         let caller = admitted.caller;
         let (progress, told) = mpsc::channel(REPLIES_AHEAD);
-        let Self { parts, writes, .. } = self.clone();
-        let work = async move { purge::purge(&parts, &writes, request, &caller, &progress).await };
+        let Self { parts, turns, .. } = self.clone();
+        let work = async move { purge::purge(&parts, &turns, request, &caller, &progress).await };
         answer(&self.parts, work, told, pb::PurgeProgress::from).await
     }
 
@@ -408,8 +414,10 @@ impl Diesel for Service {
         admitted.named("verify dataset", &request.dataset)?;
         let caller = admitted.caller;
         let (progress, found) = mpsc::channel(REPLIES_AHEAD);
-        let Self { parts, reads, .. } = self.clone();
-        let work = async move { verify::verify(&parts, &reads, request, &caller, &progress).await };
+        let Self { parts, reads, turns, .. } = self.clone();
+        let work = async move {
+            verify::verify(&parts, (&reads, &turns), request, &caller, &progress).await
+        };
         answer(&self.parts, work, found, pb::VerifyProgress::from).await
     }
 }

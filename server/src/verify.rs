@@ -22,6 +22,7 @@ use crate::error::Error;
 use crate::names;
 use crate::parts::{Budget, Parts, prefix};
 use crate::survey::{Rows, Survey, is_logged};
+use crate::turns::Turns;
 
 /// Paths that are looked up at once.
 const PATHS_AT_ONCE: usize = 4_096;
@@ -39,7 +40,7 @@ type Progress = mpsc::Sender<Reply<VerifyProgress>>;
 /// Compares what a request names; tells what it finds through `progress`.
 pub(crate) async fn verify(
     parts: &Parts,
-    memory: &Budget,
+    (memory, turns): (&Budget, &Turns),
     request: VerifyRequest,
     caller: &Caller,
     progress: &Progress,
@@ -47,6 +48,12 @@ pub(crate) async fn verify(
     let id = catalog::by_name(parts, &request.dataset, caller, Told::Record).await?.id;
     let shape = catalog::by_id(parts, id).await?.shape;
     let state = VerifyProgress { dataset: request.dataset.to_string(), ..Default::default() };
+    let _turn = turns
+        .survey(parts, || match progress.try_send(Reply::More(state.clone())) {
+            Ok(()) | Err(mpsc::error::TrySendError::Full(_)) => true,
+            Err(mpsc::error::TrySendError::Closed(_)) => false,
+        })
+        .await?;
     let mut verify = Verify { parts, id, progress, state, doubted: Vec::new(), uncompared: 0 };
     let before = verify.info().await?;
     let mut survey = Survey::read(parts, id).await?;

@@ -28,6 +28,9 @@ pub(super) const BUCKETS: u8 = 64;
 /// A folder with more rows in its first bucket goes on in hashed ones.
 pub(super) const LARGE_ROWS: u64 = 4_096;
 
+/// Letters of an epoch in a key.
+const EPOCH_LETTERS: usize = 16;
+
 /// Sets the life of a dataset under its id apart from the ones before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Epoch(u64);
@@ -38,7 +41,7 @@ impl Epoch {
     }
 
     pub(super) fn parse(text: &[u8]) -> Option<Self> {
-        let text = str::from_utf8(text).ok().filter(|text| text.len() == 16)?;
+        let text = str::from_utf8(text).ok().filter(|text| text.len() == EPOCH_LETTERS)?;
         u64::from_str_radix(text, 16).ok().map(Self)
     }
 }
@@ -80,13 +83,29 @@ pub(super) fn home(dataset: DatasetId) -> Key {
     key(Shard::of(&[dataset.as_bytes()]), format_args!("ds:{dataset}"))
 }
 
-/// What all keys of a dataset match but its home.
-pub(super) fn all_of(dataset: DatasetId, epoch: Epoch) -> String {
-    format!("dl:{{*}}:*:{dataset}:{epoch}*")
+/// What all keys of all datasets match, and some others.
+pub(super) const OF_DATASETS: &str = "dl:{*}:*:*:*";
+
+/// The key and the dataset of what a node has, and the life of it; none of a home, nor of what is no
+/// dataset's.
+pub(super) fn read(bytes: Vec<u8>) -> Option<(Key, Keys)> {
+    let (tag, rest) = bytes.strip_prefix(b"dl:{").and_then(|rest| split(rest, b"}:"))?;
+    let (_, rest) = split(rest, b":")?;
+    let (dataset, rest) = split(rest, b":")?;
+    let keys = Keys {
+        dataset: str::from_utf8(dataset).ok()?.parse().ok()?,
+        epoch: Epoch::parse(rest.get(..EPOCH_LETTERS)?)?,
+    };
+    Some((Key { shard: Shard::tagged(tag)?, bytes }, keys))
+}
+
+fn split<'a>(bytes: &'a [u8], at: &[u8]) -> Option<(&'a [u8], &'a [u8])> {
+    let found = bytes.windows(at.len()).position(|window| window == at)?;
+    Some((bytes.get(..found)?, bytes.get(found + at.len()..)?))
 }
 
 /// The keys of one dataset in one epoch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Keys {
     pub(super) dataset: DatasetId,
     pub(super) epoch: Epoch,
@@ -158,4 +177,33 @@ impl AllRows {
 pub(super) fn bucket_of(name: &[u8]) -> u8 {
     let [a, b, c, d] = dl_format::Crc32c::of(name).value().to_le_bytes();
     1 + (a ^ b ^ c ^ d) % BUCKETS
+}
+
+#[cfg(test)]
+mod tests {
+    use dl_format::ChunkIdMaker;
+
+    use super::*;
+
+    #[test]
+    fn a_key_that_was_found_says_whose_it_is() {
+        let keys = Keys { dataset: DatasetId::from_bytes([7; 16]), epoch: Epoch::new(0xAB) };
+        let chunk = ChunkIdMaker::new([1; 9]).next(std::time::UNIX_EPOCH);
+        for key in [
+            keys.log(),
+            keys.todo(),
+            keys.header(chunk),
+            keys.deletions(chunk),
+            keys.rows(0, b""),
+            keys.rows(64, b"a:b}:c/\xff"),
+        ] {
+            assert_eq!(read(key.bytes.clone()), Some((key, keys)));
+        }
+        for other in [identity(), names(), dropped(), mark(Shard::FIRST), keys.home()] {
+            assert_eq!(read(other.bytes), None);
+        }
+        for strange in ["", "dl:{", "dl:{0}:c:", "x:{0}:c:a:b", "dl:{none}:log:a:b"] {
+            assert_eq!(read(strange.into()), None);
+        }
+    }
 }

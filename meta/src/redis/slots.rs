@@ -63,6 +63,11 @@ impl Shard {
         self.0.into()
     }
 
+    /// The one of a tag.
+    pub(super) fn tagged(tag: &[u8]) -> Option<Self> {
+        Self::all().find(|shard| shard.tag().as_bytes() == tag)
+    }
+
     /// What stands between the braces in all its keys.
     pub(super) fn tag(self) -> &'static str {
         TAGS.get(self.index()).map_or("", |(tag, _)| tag)

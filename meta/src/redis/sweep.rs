@@ -4,6 +4,7 @@
 //! kept until a sweep that began long after it found everything gone, so that what was still on
 //! its way then is removed too. Any server sweeps for any other.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -18,8 +19,9 @@ use super::failure::Failure;
 use super::keys::{self, Epoch, Keys};
 use super::scripts::ROOM;
 
-/// How long after a drop something of the dataset may still be written.
-const LATE: Duration = Duration::from_secs(120);
+/// How long after a drop something of the dataset may still be written: for two minutes, by clocks of
+/// servers that may be half an hour apart.
+const LATE: Duration = Duration::from_secs(32 * 60);
 /// How often it is looked for what others left.
 const PAUSE: Duration = Duration::from_secs(300);
 /// Keys that are looked at in one step.
@@ -43,29 +45,37 @@ pub(super) async fn run(shared: Weak<Shared>, clock: Arc<dyn Clock>) {
 impl Shared {
     /// Leaves word that a dataset is about to end.
     pub(super) async fn to_sweep(&self, keys: Keys) -> Result<(), Failure> {
-        let now = self.clock.now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let field = format!("{}:{}", keys.dataset, keys.epoch);
         let ask = Ask::script(&ROOM, &keys::dropped(), &[]).arg("HSET");
-        self.router.ask_one(ask.arg(field).arg(now)).await?;
+        self.router.ask_one(ask.arg(field).arg(self.seconds())).await?;
         Ok(())
+    }
+
+    fn seconds(&self) -> u64 {
+        self.clock.now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
     }
 
     async fn sweep(&self) -> Result<(), Failure> {
         let dropped = pairs(self.router.ask_one(Ask::to(&keys::dropped(), "HGETALL")).await?)?;
+        let mut ended = HashMap::new();
         for (field, since) in dropped {
             let Some(keys) = read(&field) else { continue };
             let epoch = Ask::to(&keys.home(), "HGET").arg("epoch");
             let epoch = bytes(self.router.ask_one(epoch).await?)?;
-            if epoch.as_deref().and_then(Epoch::parse) == Some(keys.epoch) {
-                continue;
+            if epoch.as_deref().and_then(Epoch::parse) != Some(keys.epoch) {
+                let since = str::from_utf8(&since).ok().and_then(|since| since.parse::<u64>().ok());
+                ended.insert(keys, (field, since));
             }
-            let changes = self.router.changes();
-            let now = self.clock.now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-            for node in self.router.primaries() {
-                self.sweep_node(&node, keys).await?;
-            }
-            let since = str::from_utf8(&since).ok().and_then(|since| since.parse::<u64>().ok());
-            let is_late = since.is_none_or(|since| now.abs_diff(since) > LATE.as_secs());
+        }
+        if ended.is_empty() {
+            return Ok(());
+        }
+        let (changes, now) = (self.router.changes(), self.seconds());
+        for node in self.router.primaries() {
+            self.sweep_node(&node, |keys| ended.contains_key(keys)).await?;
+        }
+        for (field, since) in ended.into_values() {
+            let is_late = since.is_none_or(|since| now.saturating_sub(since) > LATE.as_secs());
             if is_late && self.router.changes() == changes {
                 let done = Ask::to(&keys::dropped(), "HDEL").arg(&field);
                 self.router.ask_one(done).await?;
@@ -74,19 +84,22 @@ impl Shared {
         Ok(())
     }
 
-    async fn sweep_node(&self, node: &Node, keys: Keys) -> Result<(), Failure> {
+    /// Removes all keys of a node whose dataset has ended, in one pass over them.
+    async fn sweep_node(
+        &self,
+        node: &Node,
+        has_ended: impl Fn(&Keys) -> bool,
+    ) -> Result<(), Failure> {
         let mut cursor = b"0".to_vec();
         loop {
             let mut scan = redis::cmd("SCAN");
-            scan.arg(&cursor).arg("MATCH").arg(keys::all_of(keys.dataset, keys.epoch));
-            scan.arg("COUNT").arg(STEP);
+            scan.arg(&cursor).arg("MATCH").arg(keys::OF_DATASETS).arg("COUNT").arg(STEP);
             let mut answer = list(self.router.ask_node(node, scan).await?, Ok)?.into_iter();
             let next = bytes(answer.next().unwrap_or(Value::Nil))?;
-            for key in strings(answer.next().unwrap_or(Value::Nil))? {
-                let mut unlink = redis::cmd("UNLINK");
-                unlink.arg(key);
-                self.router.ask_node(node, unlink).await?;
-            }
+            let found = strings(answer.next().unwrap_or(Value::Nil))?.into_iter();
+            let found = found.filter_map(keys::read).filter(|(_, keys)| has_ended(keys));
+            let unlink = found.map(|(key, _)| Ask::to(&key, "UNLINK"));
+            self.router.ask(unlink.collect()).await?;
             cursor = next.ok_or_else(Failure::unexpected)?;
             if cursor == b"0" {
                 return Ok(());

@@ -6,7 +6,6 @@ use dl_proto::{PurgeRequest, RecoverRequest};
 
 use super::*;
 use crate::auth::Caller;
-use crate::parts::Budget;
 use crate::testing::rig;
 
 #[tokio::test]
@@ -19,9 +18,9 @@ async fn a_purge_and_a_recovery_wait_once_for_a_client_that_takes_nothing_and_th
     let patience = rig.parts.limits.patience.as_secs() as u32;
     // The channels are full from the first message on, and nobody reads them.
     let (progress, _unread) = mpsc::channel(1);
-    let memory = Budget::new(64 << 20, "test");
+    let turns = crate::turns::Turns::new();
     let request = PurgeRequest { dataset: None, grace: Duration::ZERO };
-    let purge = crate::purge::purge(&rig.parts, &memory, request, &Caller::Everybody, &progress);
+    let purge = crate::purge::purge(&rig.parts, &turns, request, &Caller::Everybody, &progress);
     let (ended, seconds) = rig.run(purge).await;
     assert_eq!(ended.unwrap_err().kind, Kind::TimedOut);
     assert!((patience..2 * patience).contains(&seconds), "{seconds} s");

@@ -28,10 +28,11 @@ use crate::error::Error;
 use crate::headers::read_header;
 use crate::listener::Listener;
 use crate::names;
-use crate::parts::{Budget, Parts};
+use crate::parts::Parts;
 use crate::recover;
 use crate::snapshot;
 use crate::survey::{Survey, writer};
+use crate::turns::Turns;
 
 /// Of the time that ids may be off a clock: how long what was seen alive is moved, and how old the
 /// id of what is removed must have been when the survey began. Whatever ends a file after it was
@@ -51,19 +52,19 @@ type Progress<'a> = Listener<'a, PurgeProgress>;
 /// Purges what a request names; tells how far it is through `progress`.
 pub(crate) async fn purge(
     parts: &Parts,
-    memory: &Budget,
+    turns: &Turns,
     request: PurgeRequest,
     caller: &Caller,
     progress: &mpsc::Sender<Reply<PurgeProgress>>,
 ) -> Result<(), Error> {
     let progress = Listener::new(parts, progress);
-    purge_all(parts, memory, request, caller, &progress).await?;
+    purge_all(parts, turns, request, caller, &progress).await?;
     progress.end()
 }
 
 async fn purge_all(
     parts: &Parts,
-    memory: &Budget,
+    turns: &Turns,
     request: PurgeRequest,
     caller: &Caller,
     progress: &Progress<'_>,
@@ -76,17 +77,17 @@ async fn purge_all(
     }
     if let Some(name) = &request.dataset {
         let id = catalog::by_name(parts, name, caller, Told::Record).await?.id;
-        return Purge::new(parts, memory, name, request.grace, progress).dataset(id).await;
+        return Purge::new(parts, turns, name, request.grace, progress).dataset(id).await;
     }
     let names = names::all(parts).await?;
     let mut incomplete = names.unread.first().map(|(_, error)| error.kind);
     for (name, error) in &names.unread {
-        let mut purge = Purge::new(parts, memory, name, request.grace, progress);
+        let mut purge = Purge::new(parts, turns, name, request.grace, progress);
         purge.end_with(error).await;
     }
     for (name, named) in names.live() {
         parts.settings.refuse_read_only(ACTION, name)?;
-        let mut purge = Purge::new(parts, memory, name, request.grace, progress);
+        let mut purge = Purge::new(parts, turns, name, request.grace, progress);
         // One dataset that can't be purged doesn't keep the others from it.
         if let Err(error) = purge.dataset(named.record.dataset).await {
             incomplete = Some(error.kind);
@@ -107,7 +108,7 @@ async fn purge_all(
 /// The purge of one dataset.
 struct Purge<'a> {
     parts: &'a Parts,
-    memory: &'a Budget,
+    turns: &'a Turns,
     name: &'a DatasetName,
     grace: Duration,
     progress: &'a Progress<'a>,
@@ -121,17 +122,24 @@ struct Purge<'a> {
 impl<'a> Purge<'a> {
     fn new(
         parts: &'a Parts,
-        memory: &'a Budget,
+        turns: &'a Turns,
         name: &'a DatasetName,
         grace: Duration,
         progress: &'a Progress<'a>,
     ) -> Self {
         let state = PurgeProgress { dataset: name.to_string(), ..PurgeProgress::default() };
         let (told, damaged) = (HashSet::new(), HashSet::new());
-        Self { parts, memory, name, grace, progress, state, told, damaged }
+        Self { parts, turns, name, grace, progress, state, told, damaged }
     }
 
     async fn dataset(&mut self, id: DatasetId) -> Result<(), Error> {
+        let _turn = self
+            .turns
+            .survey(self.parts, || {
+                self.progress.mention(self.state.clone());
+                !self.progress.is_deserted()
+            })
+            .await?;
         let record = catalog::by_id(self.parts, id).await?;
         let mut origin = [0; 9];
         self.parts.random.fill(&mut origin);
@@ -261,7 +269,7 @@ impl<'a> Purge<'a> {
         if plan.rewrite.is_empty() {
             return Ok(moved);
         }
-        let _room = self.memory.take(rewrite::memory(record.shape), self.parts).await?;
+        let _room = self.turns.rewrites.take(rewrite::memory(record.shape), self.parts).await?;
         let mut rewriter = Rewriter::new(self.parts, record, ids, self.fresh(), began);
         let written = self.state.written;
         for number in &plan.rewrite {

@@ -11,6 +11,7 @@ use dl_runtime::{Buffers, Clock};
 
 use super::*;
 use crate::testing::{Rig, dataset, rig};
+use crate::turns::Turns;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 const ATTRIBUTES: Attributes = Attributes { mode: 0o644, mtime: 1 };
@@ -94,10 +95,10 @@ impl Scene {
     }
 
     async fn purge(&self) -> PurgeProgress {
-        let (parts, memory) = (&self.rig.parts, Budget::new(64 << 20, "test"));
+        let (parts, turns) = (&self.rig.parts, Turns::new());
         let request = PurgeRequest { dataset: Some(dataset("ds")), grace: Duration::ZERO };
         let (told, mut heard) = mpsc::channel(1_000);
-        purge(parts, &memory, request, &Caller::Everybody, &told).await.unwrap();
+        purge(parts, &turns, request, &Caller::Everybody, &told).await.unwrap();
         drop(told);
         let (mut last, mut problems) = (PurgeProgress::default(), Vec::new());
         while let Some(Reply::More(step) | Reply::Last(step)) = heard.recv().await {
@@ -195,8 +196,8 @@ async fn what_was_seen_alive_too_long_ago_is_not_committed() {
     scene.script([None, None, None, Some(slow)]).await;
     let (told, _heard) = mpsc::channel(1_000);
     let request = PurgeRequest { dataset: Some(dataset("ds")), grace: Duration::ZERO };
-    let (parts, memory) = (&scene.rig.parts, Budget::new(64 << 20, "test"));
-    let (done, _) = scene.rig.run(purge(parts, &memory, request, &Caller::Everybody, &told)).await;
+    let (parts, turns) = (&scene.rig.parts, Turns::new());
+    let (done, _) = scene.rig.run(purge(parts, &turns, request, &Caller::Everybody, &told)).await;
     assert_eq!(done.unwrap_err().kind, Kind::TimedOut);
     let objects = scene.rig.parts.meta.log(scene.id).await.unwrap();
     assert_eq!(objects.len(), 2, "nothing was moved, and nothing removed");
