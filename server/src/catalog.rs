@@ -234,11 +234,7 @@ pub(crate) async fn create(
     }
 }
 
-pub(crate) async fn has_objects(
-    parts: &Parts,
-    name: &DatasetName,
-    id: DatasetId,
-) -> Result<bool, Error> {
+async fn has_objects(parts: &Parts, name: &DatasetName, id: DatasetId) -> Result<bool, Error> {
     let objects = prefix(dataset_prefix(id));
     let mut objects = parts.store.list(&objects);
     loop {

@@ -144,7 +144,8 @@ async fn commit(
         Err(error) if error.kind == dl_meta::Kind::Missing => {
             // It ended; or the metadata lost it, which is another answer.
             catalog::by_id(parts, dataset).await?;
-            return Err(Error::meta("stamp object", id, error));
+            let why = "its dataset was gone for a moment; try again";
+            return Err(Error::new(Kind::Unavailable, "stamp object", id, why));
         }
         Err(error) => return Err(Error::meta("stamp object", id, error)),
     };

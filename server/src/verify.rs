@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 use bytes::Bytes;
 use dl_format::{
-    ChunkId, Crc32c, DatasetId, DatasetName, FilePath, FileRecord, Header, ObjectKind,
+    ChunkId, Crc32c, DatasetId, DatasetName, FilePath, FileRecord, Header, NameState, ObjectKind,
 };
 use dl_meta::{DatasetInfo, Found, ListEntry, ListQuery, ObjectRecord};
 use dl_proto::{Finding, Kind, VerifyProgress, VerifyRequest};
@@ -85,8 +85,8 @@ pub(crate) async fn verify(
 
 /// An object of the log whose files are lost.
 struct Lost {
-    /// In the log.
-    number: usize,
+    /// In the log; none of a part that only a chunk names.
+    number: Option<usize>,
     /// Why its header can't be used; of an object that is gone, nothing.
     damage: Option<String>,
 }
@@ -221,23 +221,22 @@ impl Verify<'_> {
         for (number, object) in survey.objects.iter().enumerate() {
             let unread = survey.unread.get(&number);
             if !survey.stored.contains_key(&object.id) && self.is_gone(survey, object).await? {
-                lost.insert(object.id, Lost { number, damage: None });
+                lost.insert(object.id, Lost { number: Some(number), damage: None });
             } else if let Some(error) = unread.filter(|error| error.kind == Kind::Corrupt) {
-                lost.insert(object.id, Lost { number, damage: Some(error.chain()) });
+                lost.insert(object.id, Lost { number: Some(number), damage: Some(error.chain()) });
             } else if let Some(error) = unread {
                 let problem = format!("{}; its files can't be read", error.chain());
                 self.find(problem, "make the object readable, then verify again");
             }
         }
-        for (number, extent) in &survey.extents {
-            if survey.is_logged(&extent.part) || survey.stored.contains_key(&extent.part) {
+        for (_, extent) in &survey.extents {
+            let part = extent.part;
+            if survey.is_logged(&part) || survey.stored.contains_key(&part) {
                 continue;
             }
-            // Unless all of the file was purged meanwhile.
-            if let Some(chunk) = survey.objects.get(*number)
-                && is_logged(self.parts, self.id, chunk.id).await?
-            {
-                lost.insert(extent.part, Lost { number: *number, damage: None });
+            // Unless it came after the log was read.
+            if !is_logged(self.parts, self.id, part).await? {
+                lost.insert(part, Lost { number: None, damage: None });
             }
         }
         if !lost.is_empty() {
@@ -249,13 +248,19 @@ impl Verify<'_> {
     /// Compares the name with what stands for it in the chunk store.
     async fn named(&mut self, name: &DatasetName) -> Result<(), Error> {
         let problem = match names::newest(self.parts, name).await {
-            Ok(Some(named)) if named.record.dataset == self.id => return Ok(()),
-            Ok(Some(_)) => "its name stands for another dataset in the chunk store".to_owned(),
-            Ok(None) => "its name is not in the chunk store".to_owned(),
-            Err(error) if error.kind == Kind::Corrupt => error.chain(),
+            Ok(Some(named)) if named.record.dataset == self.id => match named.record.state {
+                NameState::Live => return Ok(()),
+                NameState::Deleted => "its name says that it was deleted",
+            },
+            Ok(Some(_)) => "its name stands for another dataset in the chunk store",
+            Ok(None) => "its name is not in the chunk store",
+            Err(error) if error.kind == Kind::Corrupt => {
+                self.doubt(error.chain(), "restore it from a copy".to_owned());
+                return Ok(());
+            }
             Err(error) => return Err(error),
         };
-        self.doubt(problem, self.recover());
+        self.doubt(problem.to_owned(), self.recover());
         Ok(())
     }
 
@@ -331,8 +336,11 @@ impl Verify<'_> {
         let mut lost: Vec<(&ChunkId, &Lost)> = lost.iter().collect();
         lost.sort_unstable_by_key(|(id, _)| **id);
         for (id, Lost { number, damage }) in lost {
-            let object = survey.objects.get(*number);
-            let is_tombstone = object.is_some_and(|object| object.kind == ObjectKind::Tombstone);
+            // A purge removes parts before the chunks that name them.
+            let Some(object) = number.and_then(|number| survey.objects.get(number)) else {
+                continue;
+            };
+            let is_tombstone = object.kind == ObjectKind::Tombstone;
             let (problem, remedy) = match damage {
                 Some(damage) if is_tombstone => (
                     format!("{damage}; what it deleted comes back when the metadata is rebuilt"),

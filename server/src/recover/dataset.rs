@@ -7,17 +7,17 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use dl_format::{ChunkId, DatasetName, Header, ObjectKind, Stamp};
-use dl_meta::{Appended, DatasetRecord, DatasetState};
+use dl_format::{ChunkId, DatasetName, FilePath, Header, ObjectKind};
+use dl_meta::{Appended, DatasetRecord, DatasetState, Found};
 use dl_proto::{Kind, RecoverProgress};
 use futures::FutureExt;
 use futures::future::FusedFuture;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
+use super::Log;
 use super::found::{Doubt, Listed, Lot, Search};
 use super::shares::Shares;
-use super::{Log, seconds_of};
 use crate::catalog;
 use crate::commit::is_committed;
 use crate::error::Error;
@@ -33,8 +33,6 @@ const READS_AT_ONCE: usize = 64;
 const LOTS_AHEAD: usize = 2;
 /// Appends in flight.
 const APPENDS_AT_ONCE: usize = 32;
-/// Of the time that ids may be off a clock: a purge removes what is older.
-const SETTLED_TIMES: u32 = 2;
 /// After so many objects it is told how far it is.
 const TELL_EVERY: u64 = 64;
 
@@ -152,9 +150,9 @@ impl Recovery<'_> {
         if !whole && !put(DatasetState::Recovering).await? {
             return Ok(self.ended(name).await);
         }
-        // Also when nobody noticed a loss: of the rows that are written anew, its own is one.
-        let is_doubted = self.damaged.is_some() || self.log == Log::Doubted;
-        if whole && is_doubted && !put(DatasetState::Live).await? {
+        // Nobody may have noticed that what its name stands for is lost.
+        let is_unnamed = self.log == Log::Doubted && !self.is_named(name, named).await?;
+        if whole && (self.damaged.is_some() || is_unnamed) && !put(DatasetState::Live).await? {
             return Ok(self.ended(name).await);
         }
         // What is not whole is doubted from its beginning, whatever was asked for.
@@ -205,6 +203,10 @@ impl Recovery<'_> {
                 step => step?,
             };
             let Some(step) = step else { break };
+            if self.progress.is_deserted() {
+                let why = "nobody waits for it any more; run it again to go on";
+                return Err(Error::new(Kind::Unavailable, "recover dataset", name, why));
+            }
             let state = &mut progress.state;
             match step {
                 Step::Lot { listed, to_read, problems, lost: of_lot } => {
@@ -239,20 +241,14 @@ impl Recovery<'_> {
             }
             progress.tell_now_and_then().await;
         }
-        if let Some((count, first)) = lost {
-            if self.is_set_back() {
-                tracing::warn!(%name, count, "metadata of before a purge is made anew");
-                catalog::forget(self.parts, id).await?;
-                return Box::pin(self.dataset(name, named)).await;
-            }
-            if self.tells_missing {
-                progress.state.problems.push(format!(
+        if self.tells_missing {
+            let problem = |(count, first)| {
+                format!(
                     "{count} objects that the metadata knows are not in the chunk store, such as \
                      {first}; `dlcmd verify dl://{name}` says what that costs and what to do"
-                ));
-            }
-        }
-        if self.tells_missing {
+                )
+            };
+            progress.state.problems.extend(lost.map(problem));
             let large = std::mem::take(&mut *large.lock().unwrap_or_else(PoisonError::into_inner));
             progress.state.problems.extend(self.lacking(named, large).await?);
         }
@@ -300,6 +296,12 @@ impl Recovery<'_> {
         }
     }
 
+    async fn is_named(&self, name: &DatasetName, named: Named) -> Result<bool, Error> {
+        let record = self.parts.meta.record_named(name).await;
+        let record = record.map_err(|error| Error::meta("recover dataset", name, error))?;
+        Ok(record.is_some_and(|record| record.id == named.record.dataset))
+    }
+
     async fn is_gone(&self, named: Named) -> Result<bool, Error> {
         let id = named.record.dataset;
         let record = self.parts.meta.record(id).await;
@@ -323,38 +325,34 @@ impl Recovery<'_> {
         })
     }
 
-    /// Whether the metadata is of so long ago that tombstones which it never knew may be gone: what
-    /// they deleted is then in its rows and nowhere else.
-    fn is_set_back(&self) -> bool {
-        let now = Stamp::at(self.parts.clock.now());
-        let settled = self.parts.limits.clock_skew * SETTLED_TIMES;
-        let since = now.time().checked_sub(settled).map(|time| seconds_of(Stamp::at(time)));
-        self.damaged.zip(since).is_some_and(|(damaged, since)| damaged < since)
-    }
-
     /// What to say of large files, by the chunks that name their parts, of which the log lacks some.
-    async fn lacking(&self, named: Named, large: Vec<ChunkId>) -> Result<Vec<String>, Error> {
+    async fn lacking(&self, named: Named, large: Vec<ChunkId>) -> Result<Option<String>, Error> {
         let (parts, dataset) = (self.parts, named.record.dataset);
         let looked_at = stream::iter(large).map(|chunk| async move {
             let header = read_header(parts, &object_key(dataset, chunk, ObjectKind::Chunk)).await;
-            let header = match header {
-                Ok(header) => header,
-                // Purged meanwhile; or told already.
-                Err(_) => return Ok(None),
-            };
+            // One that can't be read was purged meanwhile, or is told of already.
+            let Ok(header) = header else { return Ok(None) };
             for extent in header.extents() {
                 if !is_committed(parts, dataset, extent).await? {
-                    let part = extent.part;
-                    return Ok(Some(format!(
-                        "chunk {chunk}: its file lacks the part {part}, which is not in the chunk \
-                         store; `dlcmd verify` names the file"
-                    )));
+                    // A purge removes parts before the chunks that name them.
+                    let is_live = is_live(parts, &header).await?;
+                    return Ok(is_live.then_some((1u64, chunk)));
                 }
             }
             Ok(None)
         });
-        let looked_at = looked_at.buffer_unordered(READS_AT_ONCE);
-        looked_at.try_filter_map(async |problem| Ok(problem)).try_collect().await
+        let lacking = looked_at.buffer_unordered(READS_AT_ONCE).try_fold(None, async |all, one| {
+            let (Some((count, first)), Some((more, _))) = (all, one) else {
+                return Ok(all.or(one));
+            };
+            Ok(Some((count + more, first)))
+        });
+        Ok(lacking.await?.map(|(count, first): (u64, ChunkId)| {
+            format!(
+                "{count} large files lack parts, which are not in the chunk store, such as that of \
+                 chunk {first}; `dlcmd verify` names them"
+            )
+        }))
     }
 
     async fn adopt(
@@ -400,6 +398,16 @@ impl Recovery<'_> {
             Err(error) => Err(Error::meta("adopt object", chunk, error)),
         }
     }
+}
+
+/// Whether the metadata still names a file of this chunk.
+async fn is_live(parts: &Parts, header: &Header) -> Result<bool, Error> {
+    let paths: Vec<FilePath> = header.entries().map(|entry| entry.path).collect();
+    let found = parts.meta.lookup(header.dataset(), &paths).await;
+    let found = found.map_err(|error| Error::meta("look up files of", header.id(), error))?;
+    let is_here =
+        |found: &Found| matches!(found, Found::File(file) if file.holder.chunk == header.id());
+    Ok(found.iter().any(is_here))
 }
 
 fn steps(lot: Lot) -> impl Iterator<Item = Step> {

@@ -25,6 +25,8 @@ use crate::survey::is_logged;
 const LOG_PAGE: usize = 10_000;
 /// Objects of a lot, as many as a bucket lists at once.
 const LOT: usize = 1_000;
+/// Objects that were not listed and are looked for in the log at once.
+const LOOKED_AT_ONCE: usize = 64;
 /// Folders that are listed ahead of the reads.
 const LISTED_AHEAD: usize = 4;
 const FOLDERS: usize = 256;
@@ -206,13 +208,14 @@ impl<'a> Search<'a> {
         known: &Known,
         folders: Range<usize>,
     ) -> Result<Option<(u64, ChunkId)>, Error> {
-        let mut lost: Option<(u64, ChunkId)> = None;
-        for id in known.unmet(folders) {
-            if is_logged(self.parts, self.id, id).await? {
-                lost = lost.map(|(count, first)| (count + 1, first)).or(Some((1, id)));
-            }
-        }
-        Ok(lost)
+        let looked_at = stream::iter(known.unmet(folders)).map(|id| async move {
+            Ok::<_, Error>(is_logged(self.parts, self.id, id).await?.then_some(id))
+        });
+        let lost = looked_at.buffered(LOOKED_AT_ONCE).try_fold(None, async |lost, id| {
+            let one = |id| lost.map_or((1, id), |(count, first)| (count + 1, first));
+            Ok(id.map(one).or(lost))
+        });
+        lost.await
     }
 
     /// Of objects that were listed, those that have to be read; they outlast a power cut then.

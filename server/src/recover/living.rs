@@ -2,7 +2,7 @@
 //! right.
 //!
 //! Must hold: a dataset whose name says that it was deleted never comes back; one whose name is gone
-//! while its objects are there gets it back; nothing is decided by a store that does not answer.
+//! gets it back as long as the metadata has it; nothing is decided by a store that does not answer.
 
 use dl_format::{DatasetName, NameRecord, NameState};
 use dl_meta::DatasetRecord;
@@ -24,42 +24,51 @@ pub(super) async fn end_deleted(parts: &Parts) -> Result<(), Error> {
     let ended = deleted.map(|deleted| async move {
         let id = deleted.named.record.dataset;
         let record = parts.meta.record(id).await;
-        let record = record.map_err(|error| Error::meta("find deleted dataset", id, error))?;
-        if record.is_some() {
-            tracing::warn!(name = %deleted.name, "metadata had a dataset that was deleted");
-            catalog::forget(parts, id).await?;
+        match record.map_err(|error| Error::meta("find deleted dataset", id, error)) {
+            Ok(None) => Ok(()),
+            Ok(Some(_)) => {
+                tracing::warn!(name = %deleted.name, "metadata had a dataset that was deleted");
+                catalog::forget(parts, id).await
+            }
+            Err(error) if error.kind.is_retryable() => Err(error),
+            // It keeps none of the others from being recovered.
+            Err(error) => {
+                tracing::error!(error = error.chain(), "a deleted dataset can't be looked for");
+                Ok(())
+            }
         }
-        Ok(())
     });
     ended.buffer_unordered(LOOKED_AT_ONCE).try_collect().await
 }
 
-/// Writes the names again that the chunk store lost and the metadata has. A dataset of which the chunk
-/// store has neither a name nor an object is none.
+/// Writes the names again that the chunk store lost and the metadata has.
 pub(super) async fn restore_names(
     parts: &Parts,
     wanted: Option<&DatasetName>,
     caller: &Caller,
 ) -> Result<(), Error> {
-    // Metadata that lost something is no witness.
-    let Ok(records) = parts.meta.records().await else { return Ok(()) };
+    let records = match parts.meta.records().await {
+        Ok(records) => records,
+        // Metadata that lost something is no witness.
+        Err(error) => {
+            tracing::warn!(%error, "names of datasets are not looked after");
+            return Ok(());
+        }
+    };
     let is_wanted = |record: &DatasetRecord| {
         wanted.is_none_or(|wanted| *wanted == record.name) && caller.may(Role::Read, &record.name)
     };
     for record in records.into_iter().filter(is_wanted) {
-        if names::newest_generation(parts, &record.name).await?.is_some() {
+        let DatasetRecord { name, id, shape, created, generation, .. } = record;
+        // A name is written before its record, and deleted by a generation above.
+        let is_there = names::newest_generation(parts, &name).await? >= Some(generation);
+        if is_there || parts.settings.refuse_read_only("name", &name).is_err() {
             continue;
         }
-        let DatasetRecord { name, id, shape, created, generation, .. } = record;
-        if catalog::has_objects(parts, &name, id).await? {
-            tracing::warn!(%name, "the chunk store had lost the name of a dataset");
-            let named = NameRecord { state: NameState::Live, dataset: id, shape, created };
-            // False: somebody else was faster, which is as good.
-            names::create(parts, &name, generation, &named).await?;
-        } else {
-            tracing::warn!(%name, "the chunk store has nothing of a dataset in the metadata");
-            catalog::forget(parts, id).await?;
-        }
+        tracing::warn!(%name, "the chunk store had lost the name of a dataset");
+        let named = NameRecord { state: NameState::Live, dataset: id, shape, created };
+        // False: somebody else was faster, which is as good.
+        names::create(parts, &name, generation, &named).await?;
     }
     Ok(())
 }

@@ -320,15 +320,7 @@ fn transfer(
     if context.shutdown.is_requested() {
         return Ok(Exit::Interrupted);
     }
-    if let Err(failure) = ended {
-        if files == 0 {
-            return Err(failure);
-        }
-        context.notes.error(format_args!("stopped, the rest was not tried: {failure}"));
-        let there = counted(files, "file");
-        context.notes.note(format_args!("{there} got; the same command goes on from there"));
-        return Ok(Exit::Partly);
-    }
+    ended?;
     Ok(match tally.first {
         None => Exit::Done,
         Some(exit) if files == 0 && unchanged == 0 && failed == 1 => exit,

@@ -8,7 +8,8 @@ mod contents;
 mod list;
 mod send;
 
-use std::collections::{HashMap, HashSet, hash_map};
+use std::collections::HashSet;
+use std::collections::btree_map::{self, BTreeMap};
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, Read};
@@ -236,7 +237,7 @@ fn put_all(
 fn open(paths: &[PathBuf], prefix: &[u8]) -> Result<Vec<Input>, Failure> {
     let mut inputs = Vec::new();
     // Files of one folder share it: a shell may name thousands of them.
-    let mut parents: HashMap<&Path, (Arc<Root>, Paths)> = HashMap::new();
+    let mut parents: BTreeMap<&Path, (Arc<Root>, Paths)> = BTreeMap::new();
     let mut named = HashSet::new();
     for path in paths {
         if path.as_os_str().is_empty() {
@@ -261,8 +262,8 @@ fn open(paths: &[PathBuf], prefix: &[u8]) -> Result<Vec<Input>, Failure> {
         }
         let parent = path.parent().unwrap_or(Path::new(""));
         let (_, names) = match parents.entry(parent) {
-            hash_map::Entry::Occupied(known) => known.into_mut(),
-            hash_map::Entry::Vacant(new) => {
+            btree_map::Entry::Occupied(known) => known.into_mut(),
+            btree_map::Entry::Vacant(new) => {
                 let root = Root::open(parent, prefix.to_vec()).map_err(failed)?;
                 new.insert((root, Paths::default()))
             }

@@ -95,7 +95,7 @@ fn on_a_terminal(command: &str, folder: &Path) -> Result<String> {
 #[test]
 fn put_on_a_terminal_shows_bytes_files_a_second_and_the_time_left() -> Result<()> {
     let scene = Scene::new()?;
-    let count = dl_tests::rounds(8_000, 200_000);
+    let count = dl_tests::rounds(30_000, 200_000);
     for number in 0..count {
         scene.write(&format!("{}/{number}", number / 1_000), "some bytes of a file")?;
     }

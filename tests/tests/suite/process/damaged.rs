@@ -241,7 +241,7 @@ fn a_large_file_without_all_of_its_parts_is_told_by_recover_and_by_verify() -> R
         fs::remove_dir_all(scene.path("data/meta"))?;
         let server = scene.start()?;
         let recovered = dl(&server, ["recover", "--all"])?.code(4)?;
-        ensure!(recovered.stderr.contains("its file lacks the part"), "{recovered:?}");
+        ensure!(recovered.stderr.contains("1 large files lack parts"), "{recovered:?}");
         let found = dl(&server, ["verify", "dl://ds"])?.code(4)?;
         ensure!(found.text().contains("large is lost"), "{found:?}");
         let get = dl(&server, ["cat", "dl://ds/large"])?;

@@ -134,7 +134,7 @@ fn a_get_onto_a_full_disk_ends_at_once() -> Result<()> {
     let server = Server::start(&scene.path().join("data"))?;
     run(server.dlcmd()?.arg("put").arg(&source).arg("dl://ds"))?.code(0)?;
     let full = at_once(server.dlcmd()?.arg("get").arg("dl://ds").arg(disk.0.join("got")))?;
-    let full = full.code(4)?;
+    let full = full.code(1)?;
     ensure!(full.stderr.contains("space left"), "{}", full.stderr);
     ensure!(full.text().contains(" files got, "), "what there is is not told: {}", full.text());
     server.stop()?;
