@@ -68,6 +68,21 @@ pub(crate) async fn not_known(parts: &Parts, id: DatasetId, caller: &Caller) -> 
     Error::new(Kind::NotFound, "find dataset", id, why)
 }
 
+/// What there is to say when a dataset that was there is not: it ended; or the metadata lost it, which is
+/// another answer.
+pub(crate) async fn explained(parts: &Parts, id: DatasetId, error: Error) -> Error {
+    if error.kind != Kind::NotFound {
+        return error;
+    }
+    match by_id(parts, id).await {
+        Err(explained) => explained,
+        Ok(_) => {
+            let why = format!("it was gone for a moment; try again: {}", error.chain());
+            Error::new(Kind::Unavailable, "find dataset", id, why)
+        }
+    }
+}
+
 /// What is told of a dataset beside its record, in the order of what it costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Told {

@@ -141,13 +141,10 @@ async fn commit(
     }
     let stamp = match parts.meta.stamp(dataset, Stamp::at(now)).await {
         Ok(stamp) => stamp,
-        Err(error) if error.kind == dl_meta::Kind::Missing => {
-            // It ended; or the metadata lost it, which is another answer.
-            catalog::by_id(parts, dataset).await?;
-            let why = "its dataset was gone for a moment; try again";
-            return Err(Error::new(Kind::Unavailable, "stamp object", id, why));
+        Err(error) => {
+            let error = Error::meta("stamp object", id, error);
+            return Err(catalog::explained(parts, dataset, error).await);
         }
-        Err(error) => return Err(Error::meta("stamp object", id, error)),
     };
     let (committed, object) =
         verified.commit(stamp).map_err(|error| Error::new(Kind::Internal, ACTION, id, error))?;

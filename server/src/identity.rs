@@ -7,6 +7,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use dl_format::{DatasetId, IDENTITY_KEY, IdentityRecord, StoreId};
+use dl_meta::Damage;
 use dl_proto::Kind;
 use dl_store::StoreExt;
 
@@ -68,14 +69,25 @@ pub(crate) async fn of_recovered(parts: &Parts) -> Result<StoreId, Error> {
     }
 }
 
-/// Fails when the metadata was emptied.
+/// Fails when the metadata was emptied, or lacks something: what it doesn't know may be what it lost.
 pub(crate) async fn refuse_lost(parts: &Parts, what: impl std::fmt::Display) -> Result<(), Error> {
-    if of_meta(parts).await?.is_some() {
-        return Ok(());
+    if of_meta(parts).await?.is_none() {
+        let why = "the metadata store is empty but the chunk store is not; \
+                   run `dlcmd recover --all` to rebuild it from the chunks";
+        return Err(Error::new(Kind::NeedsRecovery, "find", what, why));
     }
-    let why = "the metadata store is empty but the chunk store is not; \
-               run `dlcmd recover --all` to rebuild it from the chunks";
-    Err(Error::new(Kind::NeedsRecovery, "find", what, why))
+    let damage = parts.meta.damage().await;
+    match damage.map_err(|error| Error::meta("look for damage in", &parts.meta, error))? {
+        None => Ok(()),
+        Some(Damage { since: Some(_) }) => {
+            let why = "the metadata may lack its last writes; try again when they are back";
+            Err(Error::new(Kind::Unavailable, "find", what, why))
+        }
+        Some(Damage { since: None }) => {
+            let why = "the metadata lost some or all of its data; run `dlcmd recover --all`";
+            Err(Error::new(Kind::NeedsRecovery, "find", what, why))
+        }
+    }
 }
 
 /// Whether the metadata knows datasets, and the chunk store has all of them.

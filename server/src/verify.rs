@@ -46,6 +46,19 @@ pub(crate) async fn verify(
     progress: &Progress,
 ) -> Result<(), Error> {
     let id = catalog::by_name(parts, &request.dataset, caller, Told::Record).await?.id;
+    match compare(parts, (memory, turns), request, id, progress).await {
+        Err(error) => Err(catalog::explained(parts, id, error).await),
+        done => done,
+    }
+}
+
+async fn compare(
+    parts: &Parts,
+    (memory, turns): (&Budget, &Turns),
+    request: VerifyRequest,
+    id: DatasetId,
+    progress: &Progress,
+) -> Result<(), Error> {
     let shape = catalog::by_id(parts, id).await?.shape;
     let state = VerifyProgress { dataset: request.dataset.to_string(), ..Default::default() };
     let _turn = turns
@@ -255,12 +268,17 @@ impl Verify<'_> {
             Ok(Some(_)) => "its name stands for another dataset in the chunk store",
             Ok(None) => "its name is not in the chunk store",
             Err(error) if error.kind == Kind::Corrupt => {
-                self.doubt(error.chain(), "restore it from a copy".to_owned());
+                self.find(error.chain(), "restore it from a copy");
                 return Ok(());
             }
             Err(error) => return Err(error),
         };
-        self.doubt(problem.to_owned(), self.recover());
+        // Unless it was deleted meanwhile: first its name says so.
+        let record = self.parts.meta.record(self.id).await;
+        let record = record.map_err(|error| Error::meta("find dataset", self.id, error))?;
+        if record.is_some() {
+            self.find(problem, self.recover());
+        }
         Ok(())
     }
 
@@ -312,9 +330,12 @@ impl Verify<'_> {
                 in_use.insert(chunk);
                 in_use.extend(parts);
                 let damage = lost.get(&chunk).and_then(|lost| lost.damage.as_ref());
-                let problem = match damage {
-                    Some(_) => format!("{path} is lost: its chunk {chunk} is damaged"),
-                    None => format!("{path} is lost: its chunk {chunk} is not in the store"),
+                let problem = match (damage, parts.first()) {
+                    (Some(_), _) => format!("{path} is lost: its chunk {chunk} is damaged"),
+                    (None, Some(part)) if !lost.contains_key(&chunk) => {
+                        format!("{path} is lost: its part {part} is missing or damaged")
+                    }
+                    (None, _) => format!("{path} is lost: its chunk {chunk} is not in the store"),
                 };
                 let remedy = match record.length {
                     // Of no bytes there is nothing to compare.

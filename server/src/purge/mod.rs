@@ -77,7 +77,11 @@ async fn purge_all(
     }
     if let Some(name) = &request.dataset {
         let id = catalog::by_name(parts, name, caller, Told::Record).await?.id;
-        return Purge::new(parts, turns, name, request.grace, progress).dataset(id).await;
+        let mut purge = Purge::new(parts, turns, name, request.grace, progress);
+        return match purge.dataset(id).await {
+            Err(error) => Err(catalog::explained(parts, id, error).await),
+            done => done,
+        };
     }
     let names = names::all(parts).await?;
     let mut incomplete = names.unread.first().map(|(_, error)| error.kind);

@@ -11,7 +11,7 @@ use dl_format::{ChunkId, DatasetName, FilePath, Header, ObjectKind};
 use dl_meta::{Appended, DatasetRecord, DatasetState, Found};
 use dl_proto::{Kind, RecoverProgress};
 use futures::FutureExt;
-use futures::future::FusedFuture;
+use futures::future::{FusedFuture, ready};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
@@ -250,7 +250,7 @@ impl Recovery<'_> {
             };
             progress.state.problems.extend(lost.map(problem));
             let large = std::mem::take(&mut *large.lock().unwrap_or_else(PoisonError::into_inner));
-            progress.state.problems.extend(self.lacking(named, large).await?);
+            progress.state.problems.extend(self.lacking(named, large).await);
         }
         if unread {
             let problem = "some objects could not be read; run recover again".to_owned();
@@ -326,33 +326,41 @@ impl Recovery<'_> {
     }
 
     /// What to say of large files, by the chunks that name their parts, of which the log lacks some.
-    async fn lacking(&self, named: Named, large: Vec<ChunkId>) -> Result<Option<String>, Error> {
-        let (parts, dataset) = (self.parts, named.record.dataset);
+    async fn lacking(&self, named: Named, large: Vec<ChunkId>) -> Option<String> {
         let looked_at = stream::iter(large).map(|chunk| async move {
-            let header = read_header(parts, &object_key(dataset, chunk, ObjectKind::Chunk)).await;
-            // One that can't be read was purged meanwhile, or is told of already.
-            let Ok(header) = header else { return Ok(None) };
-            for extent in header.extents() {
-                if !is_committed(parts, dataset, extent).await? {
-                    // A purge removes parts before the chunks that name them.
-                    let is_live = is_live(parts, &header).await?;
-                    return Ok(is_live.then_some((1u64, chunk)));
-                }
-            }
-            Ok(None)
+            let lacked = self.lacked(named, chunk).await;
+            // What can't be learnt keeps nothing from being recovered.
+            lacked.inspect_err(|error| tracing::debug!(%chunk, %error, "its parts")).ok().flatten()
         });
-        let lacking = looked_at.buffer_unordered(READS_AT_ONCE).try_fold(None, async |all, one| {
-            let (Some((count, first)), Some((more, _))) = (all, one) else {
-                return Ok(all.or(one));
-            };
-            Ok(Some((count + more, first)))
+        let looked_at = looked_at.buffer_unordered(READS_AT_ONCE).filter_map(ready);
+        let lacking = looked_at.fold(None, |all: Option<(u64, _)>, one| {
+            ready(Some(all.map_or((1, one), |(count, first)| (count + 1, first))))
         });
-        Ok(lacking.await?.map(|(count, first): (u64, ChunkId)| {
+        lacking.await.map(|(count, (chunk, part))| {
             format!(
-                "{count} large files lack parts, which are not in the chunk store, such as that of \
-                 chunk {first}; `dlcmd verify` names them"
+                "{count} large files lack parts, such as that of chunk {chunk} the part {part}, which \
+                 is not in the chunk store; `dlcmd verify` names the files"
             )
-        }))
+        })
+    }
+
+    /// The chunk, and a part that a file in it lacks.
+    async fn lacked(
+        &self,
+        named: Named,
+        chunk: ChunkId,
+    ) -> Result<Option<(ChunkId, ChunkId)>, Error> {
+        let (parts, dataset) = (self.parts, named.record.dataset);
+        let header = read_header(parts, &object_key(dataset, chunk, ObjectKind::Chunk)).await?;
+        for extent in header.extents() {
+            if !is_committed(parts, dataset, extent).await? {
+                // A purge removes parts before the chunks that name them. Metadata that lost something
+                // answers no question about files.
+                let is_live = self.damaged.is_some() || is_live(parts, &header).await?;
+                return Ok(is_live.then_some((chunk, extent.part)));
+            }
+        }
+        Ok(None)
     }
 
     async fn adopt(

@@ -28,7 +28,7 @@ use crate::error::Error;
 use crate::identity;
 use crate::late::Late;
 use crate::listener::Listener;
-use crate::names;
+use crate::names::{self, Named};
 use crate::parts::Parts;
 
 /// Datasets that are recovered at once: most are small, and what they cost is latency.
@@ -74,6 +74,8 @@ async fn rebuild(
     log: Log,
     progress: &Listener<'_, RecoverProgress>,
 ) -> Result<(), Error> {
+    // Metadata that lost its last writes may have datasets that were deleted since.
+    living::end_deleted(parts).await?;
     if log == Log::Doubted {
         living::restore_names(parts, request.dataset.as_ref(), caller).await?;
     }
@@ -107,8 +109,6 @@ async fn rebuild(
         progress,
         shares: &shares,
     };
-    // Metadata that lost its last writes may have datasets that were deleted since.
-    living::end_deleted(parts).await?;
     // Not before: of what is created from now on nothing is missing.
     let mut names = names::all(parts).await?;
     names.retain(|name| caller.may(Role::Read, name));
@@ -119,7 +119,9 @@ async fn rebuild(
         Progress::of(name, progress).fail(error).await;
     }
     names.read.retain(|(name, named)| named.record.state == NameState::Live && wanted(name));
-    let recovered = stream::iter(names.read).map(|(name, named)| async move {
+    let is_awaited = |_: &(DatasetName, Named)| ready(!progress.is_deserted());
+    let living = stream::iter(names.read).take_while(is_awaited);
+    let recovered = living.map(|(name, named)| async move {
         // One dataset that can't be recovered now doesn't keep the others from it.
         match recovery.dataset(&name, named).await {
             Ok(read) => read == Read::Interrupted,
@@ -133,6 +135,12 @@ async fn rebuild(
     let recovered = recovered.buffer_unordered(DATASETS_AT_ONCE);
     incomplete |= recovered.fold(false, |all, one| ready(all | one)).await;
     late.end().await?;
+    incomplete |= progress.is_deserted();
+    if progress.is_deserted() && log == Log::Sound {
+        // Bound to no store, metadata that is filled from nothing goes on where this one ends.
+        let why = "nobody waits for it any more; run it again to go on";
+        return Err(Error::new(Kind::Unavailable, "recover", "datasets", why));
+    }
     // One that doubts the log goes back as far as the damage does.
     let covers = log == Log::Doubted || damage.is_none_or(|damage| covers(request.since, damage));
     let brought = match request.dataset.is_none() && !incomplete && covers {

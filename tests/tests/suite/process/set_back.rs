@@ -3,7 +3,9 @@
 //! Must hold: what was put since is there again without being asked for, no dataset is there that was
 //! deleted since, and what only an administrator can decide is told.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -136,4 +138,28 @@ async fn metadata_of_before_a_purge_is_told_and_made_anew_without_what_was_delet
     scene.compare("dl://ds")?;
     scene.dl(&["verify", "--checksums", "dl://ds"])?.code(0)?;
     scene.compare("dl://ds")
+}
+
+/// Keeps S-02 and S-14: a part of a large file is lost, and then all that the metadata knew of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_part_that_is_lost_keeps_nothing_else_from_being_put_back() -> Result<()> {
+    let scene = Scene::new().await?;
+    scene.put("dl://before")?;
+    scene.redis.ask(&["SAVE"]).await;
+    let large = scene.folder.path().join("large");
+    fs::write(&large, Dice::new(2).bytes(10_000_000))?;
+    scene.dl(&["put", &large.display().to_string(), "dl://large"])?.code(0)?;
+    scene.put("dl://since")?;
+    let chunks = scene.folder.path().join("data/chunks");
+    let objects = folder::read(&chunks)?;
+    let part = objects.iter().max_by_key(|(_, (bytes, ..))| bytes.len()).context("objects")?.0;
+    fs::remove_file(chunks.join(OsStr::from_bytes(part)))?;
+    scene.set_back().await?;
+    for dataset in ["dl://before", "dl://since"] {
+        scene.compare(dataset)?;
+    }
+    let told = scene.dl(&["verify", "dl://large"])?.code(4)?.text();
+    ensure!(told.contains("large is lost: its part"), "{told}");
+    ensure!(scene.dl(&["cat", "dl://large/large"])?.code != 0, "it is read");
+    Ok(())
 }
