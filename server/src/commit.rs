@@ -19,6 +19,7 @@ use dl_store::Key;
 use crate::catalog;
 use crate::error::Error;
 use crate::headers::read_header;
+use crate::identity;
 use crate::late::Late;
 use crate::parts::{Parts, object_key};
 use crate::room::Taken;
@@ -223,21 +224,7 @@ async fn check_parts(parts: &Parts, header: &Header) -> Result<(), Error> {
         if is_committed(parts, dataset, extent).await? {
             continue;
         }
-        let damage = parts.meta.damage().await;
-        let damage = damage.map_err(|error| Error::meta("find part", extent.part, error))?;
-        if let Some(damage) = damage {
-            let (kind, why) = match damage.since {
-                Some(_) => (
-                    Kind::Unavailable,
-                    "the metadata may lack its last writes; try again when they are back",
-                ),
-                None => (
-                    Kind::NeedsRecovery,
-                    "the metadata lost some or all of its data; run `dlcmd recover --all`",
-                ),
-            };
-            return Err(Error::new(kind, "find part", extent.part, why));
-        }
+        identity::refuse_damaged(parts, "find part", extent.part).await?;
         // Now that nothing is missing.
         if !is_committed(parts, dataset, extent).await? {
             let why = format!("its part {} was never committed", extent.part);

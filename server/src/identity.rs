@@ -76,18 +76,29 @@ pub(crate) async fn refuse_lost(parts: &Parts, what: impl std::fmt::Display) -> 
                    run `dlcmd recover --all` to rebuild it from the chunks";
         return Err(Error::new(Kind::NeedsRecovery, "find", what, why));
     }
+    refuse_damaged(parts, "find", what).await
+}
+
+/// Fails while the metadata lacks something.
+pub(crate) async fn refuse_damaged(
+    parts: &Parts,
+    action: &'static str,
+    what: impl std::fmt::Display,
+) -> Result<(), Error> {
     let damage = parts.meta.damage().await;
-    match damage.map_err(|error| Error::meta("look for damage in", &parts.meta, error))? {
-        None => Ok(()),
-        Some(Damage { since: Some(_) }) => {
-            let why = "the metadata may lack its last writes; try again when they are back";
-            Err(Error::new(Kind::Unavailable, "find", what, why))
-        }
-        Some(Damage { since: None }) => {
-            let why = "the metadata lost some or all of its data; run `dlcmd recover --all`";
-            Err(Error::new(Kind::NeedsRecovery, "find", what, why))
-        }
-    }
+    let damage = damage.map_err(|error| Error::meta("look for damage in", &parts.meta, error))?;
+    let (kind, why) = match damage {
+        None => return Ok(()),
+        Some(Damage { since: Some(_) }) => (
+            Kind::Unavailable,
+            "the metadata may lack its last writes; try again when they are back",
+        ),
+        Some(Damage { since: None }) => (
+            Kind::NeedsRecovery,
+            "the metadata lost some or all of its data; run `dlcmd recover --all`",
+        ),
+    };
+    Err(Error::new(kind, action, what, why))
 }
 
 /// Whether the metadata knows datasets, and the chunk store has all of them.

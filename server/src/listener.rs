@@ -1,8 +1,8 @@
 //! Whoever asked for long work and is told how far it is.
 //!
-//! Must hold: the work goes on when nobody listens, unless it asks for that, and never waits for long for somebody who takes
-//! nothing: once for the patience of a request, and not again before that one takes something. What
-//! was not told is not taken for told.
+//! Must hold: the work goes on when nobody listens, unless it asks for that, and never waits for long
+//! for somebody who takes nothing: once for the patience of a request, and not again before that one
+//! takes something. What was not told is not taken for told.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -6,7 +6,7 @@
 
 use std::fs;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use dl_format::ChunkShape;
 use dl_meta::redis_testing::Cluster;
 use dl_tests::program::{Server, dlcmd, run};
@@ -15,7 +15,7 @@ use dl_tests::s3::{Kind, S3, settings};
 use dl_tests::shift::Shift;
 use tokio::runtime::Runtime;
 
-use super::{Event, Stage, shifts};
+use super::{Event, Stage, shifts, survive_on};
 
 /// Seconds by which the clocks of the servers and of the clients are off. Client and server may be
 /// 15 minutes apart.
@@ -24,13 +24,11 @@ const CLIENTS: [i64; 2] = [-440, 430];
 
 /// Servers and writers, each by its own clock.
 fn survive_apart(event: Event, replicas: usize) -> Result<()> {
-    for round in 0..rounds(1, 10) {
+    survive_on(event, |round| {
         let mut stage = Stage::with(round, replicas, ChunkShape::default(), &SERVERS)?;
         stage.writers = shifts(stage.scene.path(), "writer", &CLIENTS)?;
-        stage.under_writers(event)?;
-        stage.check_after(event).with_context(|| format!("round {round}, {event:?}"))?;
-    }
-    Ok(())
+        Ok(stage)
+    })
 }
 
 /// Keeps S-17, S-22, S-01, S-02 and S-04 (I4).

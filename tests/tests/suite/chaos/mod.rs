@@ -407,8 +407,13 @@ impl Event {
 }
 
 fn survive(event: Event, replicas: usize) -> Result<()> {
+    survive_on(event, |round| Stage::new(round, replicas))
+}
+
+/// The same on a stage that is set for each round.
+fn survive_on(event: Event, set: impl Fn(u64) -> Result<Stage>) -> Result<()> {
     for round in 0..rounds(1, 10) {
-        let mut stage = Stage::new(round, replicas)?;
+        let mut stage = set(round)?;
         stage.under_writers(event)?;
         stage.check_after(event).with_context(|| format!("round {round}, {event:?}"))?;
     }
