@@ -30,6 +30,9 @@ use crate::remote::wire::Wire;
 const PASS_OVER: Duration = Duration::from_secs(2);
 /// A server that has been silent for this long is told of, and again after each.
 const SILENCE: Duration = Duration::from_secs(5);
+/// For how long one try waits at least, where that leaves time for another one: a server that has no
+/// room says so after 10 s.
+const TRY_AT_LEAST: Duration = Duration::from_secs(12);
 /// How many times longer than others a request may take that makes the server work through a
 /// whole dataset.
 const LONG: u32 = 60;
@@ -46,9 +49,26 @@ pub(crate) struct Patience {
 }
 
 impl Patience {
+    /// Shared among so many servers, so that a silent one costs a part of it.
+    fn among(servers: usize, total: Duration) -> Self {
+        let servers = u32::try_from(servers).unwrap_or(u32::MAX);
+        let attempt = total / servers.saturating_add(1);
+        Self { total, attempt, is_short: true }
+    }
+
+    /// With tries that are long enough for a busy server to say so.
+    fn patient(self) -> Self {
+        Self { attempt: self.attempt.max(TRY_AT_LEAST.min(self.total / 2)), ..self }
+    }
+
     /// What is left of it when some of the time has passed in silence.
     pub(crate) fn less(self, waited: Duration) -> Self {
         Self { total: self.total.saturating_sub(waited), ..self }
+    }
+
+    /// The same; none when nothing is left.
+    pub(crate) fn left(self, waited: Duration) -> Option<Self> {
+        Some(self.less(waited)).filter(|left| !left.total.is_zero())
     }
 }
 
@@ -148,8 +168,7 @@ impl Connections {
         if let Some(key) = &mut key {
             key.set_sensitive(true);
         }
-        let share = |total: Duration| total / (options.servers.len() as u32).saturating_add(1);
-        let patience = |total| Patience { total, attempt: share(total), is_short: true };
+        let patience = |total| Patience::among(options.servers.len(), total);
         // Connections start tasks.
         let _inside = process.runtime.enter();
         let mut servers = Vec::with_capacity(options.servers.len());
@@ -179,7 +198,7 @@ impl Connections {
             random: Arc::clone(&process.random),
             on_retry: options.on_retry.clone(),
             connect: patience(options.connect_timeout),
-            usual: patience(options.request_timeout),
+            usual: patience(options.request_timeout).patient(),
             is_met,
         })
     }
@@ -399,6 +418,11 @@ impl Try {
         }
     }
 
+    /// The time by the clock of its process.
+    pub(crate) fn now(&self) -> Duration {
+        self.clock.monotonic()
+    }
+
     /// From now on the server is waited for.
     fn listen(&self, limit: Deadline) {
         let now = self.clock.monotonic();
@@ -465,5 +489,21 @@ impl Word {
             Some(answer) => format!("{answer}; then {}", self.last.bare()),
             None => self.last.to_string(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_try_waits_for_a_busy_server_however_many_there_are() {
+        let tried_for = |servers| {
+            let patience = Patience::among(servers, Duration::from_secs(60));
+            (patience.attempt.as_secs(), patience.patient().attempt.as_secs())
+        };
+        assert_eq!([1, 2, 3, 100].map(tried_for), [(30, 30), (20, 20), (15, 15), (0, 12)]);
+        let short = Patience::among(100, Duration::from_secs(2)).patient();
+        assert_eq!(short.attempt, Duration::from_secs(1));
     }
 }

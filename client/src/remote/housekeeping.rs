@@ -4,7 +4,8 @@
 //! is the last word, with all that was told before.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::hash::{BuildHasher, RandomState};
 
 use dl_proto::{Finding, PurgeProgress, PurgeRequest, VerifyProgress, VerifyRequest, pb};
 
@@ -76,8 +77,8 @@ impl Client {
         let session = self.shared.session()?;
         let message = pb::VerifyRequest::from(request.clone());
         let (progress, found) = (RefCell::new(progress), RefCell::new(found));
-        // A second try finds again what the first one told.
-        let told = RefCell::new(0usize);
+        // A second try finds again what the first one told: by its hash.
+        let (told, hasher) = (RefCell::new(HashSet::new()), RandomState::new());
         let last = RefCell::new(VerifyProgress::default());
         session.wait(session.connections.call(
             "verify",
@@ -85,16 +86,14 @@ impl Client {
             session.connections.long(),
             |mut server, this| {
                 let request = this.request(message.clone());
-                let (told, last, progress, found) = (&told, &last, &progress, &found);
+                let (told, hasher, last) = (&told, &hasher, &last);
+                let (progress, found) = (&progress, &found);
                 async move {
-                    let mut seen = 0;
                     let mut stream = this.answer(server.verify(request)).await?;
                     while let Some(message) = this.message(&mut stream).await? {
                         let mut step = VerifyProgress::from(message);
                         for finding in step.findings.drain(..) {
-                            seen += 1;
-                            if seen > *told.borrow() {
-                                *told.borrow_mut() = seen;
+                            if told.borrow_mut().insert(hasher.hash_one(&finding.problem)) {
                                 (found.borrow_mut())(finding);
                             }
                         }

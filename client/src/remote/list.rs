@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::remote::connections::Try;
 use crate::remote::dataset::Dataset;
 use crate::remote::failure::Failure;
-use crate::remote::session::Session;
+use crate::remote::process::{Owned, Process};
 use crate::snapshot::Walk;
 
 /// The entries of a folder, in the byte order of their paths; a folder sorts as its name and a
@@ -29,10 +29,8 @@ enum Source {
 /// A listing by the servers.
 struct Pages {
     dataset: Dataset,
-    session: Session,
-    pid: u32,
     request: ListRequest,
-    stream: Option<(Streaming<pb::ListReply>, Try)>,
+    stream: Option<Owned<(Streaming<pb::ListReply>, Try)>>,
     page: std::vec::IntoIter<pb::ListEntry>,
     ended: bool,
 }
@@ -57,8 +55,6 @@ impl Dataset {
         }
         let mut pages = Pages {
             dataset: self.clone(),
-            session: self.session()?,
-            pid: std::process::id(),
             request: ListRequest {
                 dataset: self.info().id,
                 dir: dir.clone(),
@@ -107,24 +103,19 @@ impl Pages {
 
 impl Pages {
     fn turn_page(&mut self) -> Result<(), Error> {
-        if self.pid != std::process::id() {
-            // The stream is the parent's, and so are the threads that move it.
-            std::mem::forget(self.stream.take());
-            std::mem::forget(std::mem::replace(&mut self.session, self.dataset.session()?));
-            self.pid = std::process::id();
-        }
-        let Some((stream, this)) = &mut self.stream else {
+        // That of a parent is not touched.
+        let Some((stream, this)) = self.stream.as_mut().and_then(Owned::get_mut) else {
             return self.open(Duration::ZERO);
         };
-        let clock = &self.session.process.clock;
-        let began = clock.monotonic();
-        match self.session.process.runtime.block_on(this.message(stream)) {
+        let process = Process::current()?;
+        let began = process.clock.monotonic();
+        match process.runtime.block_on(this.message(stream)) {
             Ok(page) => {
                 self.take(page);
                 Ok(())
             }
             Err(failure) if failure.kind.is_retryable() => {
-                self.open(clock.monotonic().saturating_sub(began))
+                self.open(process.clock.monotonic().saturating_sub(began))
             }
             Err(failure) => Err(self.fail(failure)),
         }
@@ -133,7 +124,8 @@ impl Pages {
     /// Asks for what comes after the last entry; a stream that breaks before its first page is
     /// tried again. `waited` is how long the page has been waited for already.
     fn open(&mut self, waited: Duration) -> Result<(), Error> {
-        let connections = &self.session.connections;
+        let session = self.dataset.session()?;
+        let connections = &session.connections;
         let message = pb::ListRequest::from(self.request.clone());
         let opened = connections.call(
             "list",
@@ -148,8 +140,8 @@ impl Pages {
                 }
             },
         );
-        let (stream, this, page) = self.session.wait(opened)?;
-        self.stream = Some((stream, this));
+        let (stream, this, page) = session.wait(opened)?;
+        self.stream = Some(Owned::new((stream, this)));
         self.take(page);
         Ok(())
     }

@@ -26,10 +26,16 @@ pub(crate) struct PerProcess<T>(OnceLock<Box<Link<T>>>);
 
 #[derive(Debug)]
 struct Link<T> {
+    value: Owned<T>,
+    next: PerProcess<T>,
+}
+
+/// What one process made: a child of it neither uses nor drops it.
+#[derive(Debug)]
+pub(crate) struct Owned<T> {
     pid: u32,
     /// Always there, until the drop.
     value: Option<T>,
-    next: PerProcess<T>,
 }
 
 impl<T> PerProcess<T> {
@@ -45,20 +51,20 @@ impl<T> PerProcess<T> {
 
     /// This process's value, if it has asked for one.
     pub(crate) fn get(&self) -> Option<&T> {
-        let link = self.last()?;
-        link.value.as_ref().filter(|_| link.pid == std::process::id())
+        self.last()?.value.get_as(std::process::id())
     }
 
     fn get_or_make_as<E>(&self, pid: u32, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
         let end = match self.last() {
-            Some(link) if link.pid == pid => return Ok(link.value()),
+            Some(link) if link.value.pid == pid => return Ok(link.value.made()),
             Some(link) => &link.next,
             None => self,
         };
-        let made = Box::new(Link { pid, value: Some(make()?), next: Self::new() });
+        let value = Owned { pid, value: Some(make()?) };
+        let made = Box::new(Link { value, next: Self::new() });
         // When another thread was faster, its value holds.
         drop(end.0.set(made));
-        Ok(end.0.get().expect("it was set by this thread or by a faster one").value())
+        Ok(end.0.get().expect("it was set by this thread or by a faster one").value.made())
     }
 
     fn last(&self) -> Option<&Link<T>> {
@@ -70,13 +76,28 @@ impl<T> PerProcess<T> {
     }
 }
 
-impl<T> Link<T> {
-    fn value(&self) -> &T {
+impl<T> Owned<T> {
+    /// Of the process that runs now.
+    pub(crate) fn new(value: T) -> Self {
+        Self { pid: std::process::id(), value: Some(value) }
+    }
+
+    /// None in a child of the process that made it.
+    pub(crate) fn get_mut(&mut self) -> Option<&mut T> {
+        self.value.as_mut().filter(|_| self.pid == std::process::id())
+    }
+
+    fn get_as(&self, pid: u32) -> Option<&T> {
+        self.value.as_ref().filter(|_| self.pid == pid)
+    }
+
+    /// In any process.
+    fn made(&self) -> &T {
         self.value.as_ref().expect("taken only by the drop")
     }
 }
 
-impl<T> Drop for Link<T> {
+impl<T> Drop for Owned<T> {
     fn drop(&mut self) {
         if self.pid != std::process::id() {
             // Its threads are in the parent, and so may be the holders of its locks.

@@ -98,6 +98,12 @@ impl<'a> Assembly<'a> {
         Ok(())
     }
 
+    /// How many bytes there are of an item that is not whole, by the number of its first file.
+    pub(super) fn begun(&self, item: usize) -> Option<(usize, usize)> {
+        let (bytes, _) = self.partial.get(item).filter(|(bytes, _)| !bytes.is_empty())?;
+        Some((*self.asked.get(self.runs.get(item)?.files.start)?, bytes.len()))
+    }
+
     fn begin(
         &mut self,
         item: usize,

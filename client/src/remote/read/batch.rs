@@ -2,9 +2,11 @@
 //!
 //! Must hold: each file is handed over once, as soon as it is there; what came in a try that broke
 //! is not asked for again; a damaged file is asked for once more, so that copies of it are checked, and
-//! then given up.
+//! then given up. It ends: only what had not come before makes it go on for longer.
 
+use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use dl_format::{EntryVersion, FileRecord};
@@ -56,8 +58,10 @@ impl Arrived {
 #[derive(Debug, Default)]
 struct Progress {
     files: Vec<Item>,
-    /// Whether something came since that was last looked at.
-    moved: bool,
+    /// Bytes that came of files which are not there as a whole, in the try that got furthest.
+    begun: HashMap<usize, usize>,
+    /// When something came that had not come before, if so since that was last looked at.
+    moved: Option<Duration>,
     /// Whether the last try was answered to its end.
     answered: bool,
 }
@@ -129,13 +133,20 @@ async fn tries(
         [one] => format!("dl://{}/{}", dataset.name, one.item.path),
         many => format!("{} files of dl://{}", many.len(), dataset.name),
     };
+    let mut patience = connections.usual();
     let error = loop {
         let attempt = |server, this| attempt(server, this, dataset, wanted, &shared, hand_over);
-        match connections.call("read", subject, connections.usual(), attempt).await {
+        let error = match connections.call("read", subject, patience, attempt).await {
             Ok(()) => break None,
-            // Time counts from the last bytes that came.
-            Err(error) if error.kind().is_retryable() && take_moved(&shared) => {}
-            Err(error) => break Some(error),
+            Err(error) => error,
+        };
+        // Time counts from the last bytes that came.
+        let moved = lock(&shared).moved.take().filter(|_| error.kind().is_retryable());
+        let now = session.process.clock.monotonic();
+        let left = moved.and_then(|at| connections.usual().left(now.saturating_sub(at)));
+        match left {
+            Some(left) => patience = left,
+            None => break Some(error),
         }
     };
     *progress = shared.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -278,14 +289,18 @@ async fn attempt(
     while let Some(shown) = this.message(&mut stream).await? {
         let message = replies.next().unwrap_or(shown);
         let size = message.pieces.iter().map(|piece| piece.data.len()).sum();
-        let mut progress = lock(progress);
-        progress.moved |= size > 0;
+        let (mut progress, now) = (lock(progress), this.now());
         for piece in message.pieces {
+            let item = piece.item as usize;
             assembly.add(ReadPiece::try_from(piece)?, |number, came| {
                 if let Some((bytes, extents)) = progress.settle(number, came) {
+                    progress.moved = Some(now);
                     hand_over(number, Ok(Arrived { bytes, extents, message: size }));
                 }
             })?;
+            if let Some((number, bytes)) = assembly.begun(item) {
+                progress.begin(number, bytes, now);
+            }
         }
     }
     lock(progress).end()
@@ -294,7 +309,16 @@ async fn attempt(
 impl Progress {
     fn of(wanted: &[Wanted<'_>]) -> Self {
         let files = wanted.iter().map(|_| Item::Missing(None)).collect();
-        Self { files, moved: false, answered: false }
+        Self { files, begun: HashMap::new(), moved: None, answered: false }
+    }
+
+    /// So many bytes of a file have come in this try.
+    fn begin(&mut self, number: usize, bytes: usize, now: Duration) {
+        let before = self.begun.entry(number).or_default();
+        if bytes > *before {
+            *before = bytes;
+            self.moved = Some(now);
+        }
     }
 
     /// Gives the bytes of a file that came as it should and was not handed over before.
@@ -367,10 +391,6 @@ async fn explain(
         None => failure.to_string(),
     };
     Error::new(Kind::Corrupt, "read", subject, Failure::new(Kind::Corrupt, problem))
-}
-
-fn take_moved(progress: &Mutex<Progress>) -> bool {
-    std::mem::take(&mut lock(progress).moved)
 }
 
 fn lock(progress: &Mutex<Progress>) -> MutexGuard<'_, Progress> {

@@ -3,17 +3,19 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use bytes::Bytes;
 use dl_format::{ChunkId, Crc32c, Extent, FilePath};
 use dl_proto::{ReadPiece, ReadRequest, ReadSource, StatItem, pb};
+use dl_runtime::{Clock, SystemClock};
 use tonic::Status;
 
 use crate::error::{Error, Kind};
-use crate::remote::ReadItem;
 use crate::remote::read::batch::Arrived;
 use crate::remote::read::batches;
-use crate::remote::testing::{Script, chunk_id, data, dataset, path, record};
+use crate::remote::testing::{Script, chunk_id, data, dataset, open, options, path, record, start};
+use crate::remote::{ConnectOptions, ReadItem};
 
 type Messages = Vec<Result<pb::ReadReply, Status>>;
 
@@ -145,6 +147,26 @@ fn what_came_before_a_connection_broke_is_not_asked_for_again() {
     let files = dataset.get_many(&paths).unwrap();
     assert!(files.iter().zip(&paths).all(|(file, path)| *file.as_ref().unwrap() == content(path)));
     assert_eq!(*requests.lock().unwrap(), [paths.to_vec(), paths[2..].to_vec()]);
+}
+
+#[test]
+fn an_answer_that_breaks_at_the_same_place_every_time_ends_within_the_time_of_a_request() {
+    let breaks: [fn(pb::ReadPiece) -> Messages; 2] = [
+        |piece| vec![reply(vec![piece]), Err(Status::unavailable("stopping"))],
+        |piece| vec![reply(vec![piece]), reply(vec![failed(0, dl_proto::Kind::Unavailable)])],
+    ];
+    for broken in breaks {
+        let server = start(reading(move |request| {
+            broken(pieces(0, &content(&asked(&request)[0]), 100).swap_remove(0))
+        }));
+        let request_timeout = Duration::from_secs(3);
+        let dataset = open(ConnectOptions { request_timeout, ..options(&[server]) });
+        let (clock, path) = (SystemClock::new(), path("a"));
+        let began = clock.monotonic();
+        assert_eq!(dataset.get(&path).unwrap_err().kind(), Kind::Unavailable);
+        let took = clock.monotonic() - began;
+        assert!(took < 2 * request_timeout, "{took:?}");
+    }
 }
 
 #[test]

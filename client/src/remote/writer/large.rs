@@ -29,8 +29,7 @@ impl Writer {
             return Err(self.error(Kind::Invalid, path, PackError::TooManyParts));
         }
         self.await_path(path);
-        let token = self.ledger.begin_checked()?;
-        self.ledger.place(path, token);
+        let token = self.ledger.begin_reading(path)?;
         let written = self.put_parts(path, attributes, length, reader, token);
         if written.is_err() {
             // The caller hears of it now, so the flush need not tell it again.
@@ -75,6 +74,7 @@ impl Writer {
         }
         let id = self.session.process.next_id();
         let (buffer, start) = chunk.seal(id, self.dataset).into_parts();
+        let token = self.ledger.end_reading(token);
         self.send_chunk(token, id, self.buffers.lend(buffer, start), (1, length));
         Ok(())
     }

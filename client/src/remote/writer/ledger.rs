@@ -1,10 +1,11 @@
 //! What was put and became of it.
 //!
 //! Must hold: a chunk has a token from its first file until it is acknowledged or has failed, so
-//! that a flush knows what to wait for; nobody waits here for what nobody works on. Once no server
-//! answers, all that is under way is given up at the same time, until a flush has told so.
+//! that a flush knows what to wait for; nobody waits here for what nobody works on. A failure is told
+//! by every flush that waited for its chunk. Once no server answers, all that is under way is given up
+//! at the same time, until a flush has told so.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -14,7 +15,8 @@ use tokio::sync::watch;
 use crate::error::Error;
 use crate::remote::writer::Open;
 
-/// What became of the files put since the last flush.
+/// What became of the files put since the last flush. Of flushes that go on at the same time each
+/// tells every failure among the files that were put before it, and one of them counts the others.
 #[derive(Debug, Default)]
 #[must_use = "some files may have failed"]
 pub struct Flushed {
@@ -27,7 +29,7 @@ pub struct Flushed {
 }
 
 /// Files that were put and not acknowledged.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct FailedWrite {
     /// Where they were put.
     pub paths: Vec<FilePath>,
@@ -69,6 +71,8 @@ struct State {
     next: Token,
     /// Chunks that are open, held by a thread, or under way.
     unsettled: BTreeSet<Token>,
+    /// Large files whose source is being read: no flush waits for those.
+    reading: BTreeSet<Token>,
     /// The unsettled chunk that each path was put into last.
     places: HashMap<Place, Token>,
     /// Places of each unsettled chunk.
@@ -77,9 +81,22 @@ struct State {
     /// Chunks before this one are sent when the thread that holds one lets go of it.
     send_before: Token,
     in_flight: usize,
+    /// What became of chunks that no flush has waited for yet.
     done: Flushed,
-    /// Of the first chunk that failed since the last flush.
-    broken: Option<Error>,
+    /// Flushes under way, in the order in which they began, which is that of their horizons.
+    flushes: BTreeMap<u64, Flush>,
+    next_flush: u64,
+    /// Chunks that failed, until a flush has told so.
+    broken: BTreeMap<Token, Error>,
+}
+
+/// A flush under way.
+#[derive(Debug)]
+struct Flush {
+    /// It waits for the chunks before this one.
+    horizon: Token,
+    /// What became of them.
+    done: Flushed,
 }
 
 impl Ledger {
@@ -100,9 +117,7 @@ impl Ledger {
     pub(crate) fn take(&self, path: &FilePath) -> Result<Result<Open, Token>, Error> {
         let mut state = self.state();
         loop {
-            if let Some(error) = &state.broken {
-                return Err(error.clone());
-            }
+            state.refuse_broken()?;
             let Some(place) = state.place_of(path) else {
                 return Ok(state.open.pop().ok_or_else(|| state.begin()));
             };
@@ -125,21 +140,34 @@ impl Ledger {
         }
     }
 
-    /// The path was put into this unsettled chunk.
-    pub(crate) fn place(&self, path: &FilePath, token: Token) {
-        self.state().place(path, token);
-    }
-
-    /// The token of a chunk that is written apart from the others.
+    /// The token of a large file while its source is read, which may take any time.
     ///
     /// # Errors
     /// As [`Ledger::take`].
-    pub(crate) fn begin_checked(&self) -> Result<Token, Error> {
+    pub(crate) fn begin_reading(&self, path: &FilePath) -> Result<Token, Error> {
         let mut state = self.state();
-        match &state.broken {
-            Some(error) => Err(error.clone()),
-            None => Ok(state.begin()),
+        state.refuse_broken()?;
+        let token = state.next;
+        state.next += 1;
+        state.reading.insert(token);
+        state.place(path, token);
+        Ok(token)
+    }
+
+    /// The source was read: gives the token of the chunk that publishes the file, for which flushes
+    /// wait that begin from now on.
+    pub(crate) fn end_reading(&self, token: Token) -> Token {
+        let mut state = self.state();
+        state.reading.remove(&token);
+        let chunk = state.begin();
+        let places = state.within.remove(&token).unwrap_or_default();
+        for place in &places {
+            if state.places.get(place) == Some(&token) {
+                state.places.insert(*place, chunk);
+            }
         }
+        state.within.insert(chunk, places);
+        chunk
     }
 
     /// Lets other threads use the chunk, to which `added` was added; gives it back when a flush
@@ -209,17 +237,9 @@ impl Ledger {
     /// A chunk was acknowledged with so many files and bytes, or has failed.
     pub(crate) fn settle(&self, token: Token, became: Result<(u64, u64), FailedWrite>) {
         let mut state = self.state();
-        match became {
-            Ok((files, bytes)) => {
-                state.done.files += files;
-                state.done.bytes += bytes;
-            }
-            Err(failed) => {
-                state.broken.get_or_insert_with(|| failed.error.clone());
-                state.done.failed.push(failed);
-            }
-        }
+        state.tell(token, became);
         state.unsettled.remove(&token);
+        state.reading.remove(&token);
         for place in state.within.remove(&token).unwrap_or_default() {
             if state.places.get(&place) == Some(&token) {
                 state.places.remove(&place);
@@ -228,22 +248,30 @@ impl Ledger {
         self.changed.notify_all();
     }
 
-    /// From here on chunks are sent when threads let go of them; gives those that nobody holds.
-    pub(crate) fn start_flush(&self) -> (Token, Vec<Open>) {
+    /// From here on chunks are sent when threads let go of them; gives the number of the flush, and
+    /// those that nobody holds.
+    pub(crate) fn start_flush(&self) -> (u64, Vec<Open>) {
         let mut state = self.state();
-        state.send_before = state.next;
-        (state.next, std::mem::take(&mut state.open))
+        let (number, horizon) = (state.next_flush, state.next);
+        state.next_flush += 1;
+        state.send_before = horizon;
+        let done = std::mem::take(&mut state.done);
+        state.flushes.insert(number, Flush { horizon, done });
+        (number, std::mem::take(&mut state.open))
     }
 
-    /// Waits for all chunks before `horizon`.
-    pub(crate) fn finish_flush(&self, horizon: Token) -> Flushed {
+    /// Waits for all chunks that were begun before the flush was.
+    pub(crate) fn finish_flush(&self, number: u64) -> Flushed {
         let mut state = self.state();
+        let horizon = state.flushes.get(&number).map_or(0, |flush| flush.horizon);
         while state.unsettled.first().is_some_and(|token| *token < horizon) {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.broken = None;
-        self.given_up.send_replace(None);
-        std::mem::take(&mut state.done)
+        state.broken = state.broken.split_off(&horizon);
+        if state.broken.is_empty() {
+            self.given_up.send_replace(None);
+        }
+        state.flushes.remove(&number).map(|flush| flush.done).unwrap_or_default()
     }
 
     /// Files in chunks that were not sent.
@@ -264,6 +292,29 @@ impl State {
         token
     }
 
+    /// Fails while a chunk has failed and no flush has told so.
+    fn refuse_broken(&self) -> Result<(), Error> {
+        self.broken.first_key_value().map_or(Ok(()), |(_, error)| Err(error.clone()))
+    }
+
+    /// Tells the flushes that wait for a chunk what became of it, or the next flush.
+    fn tell(&mut self, token: Token, became: Result<(u64, u64), FailedWrite>) {
+        let waiting = self.flushes.values_mut().filter(|flush| token < flush.horizon);
+        let mut waiting = waiting.map(|flush| &mut flush.done);
+        let first = waiting.next().unwrap_or(&mut self.done);
+        match became {
+            Ok((files, bytes)) => {
+                first.files += files;
+                first.bytes += bytes;
+            }
+            Err(failed) => {
+                self.broken.insert(token, failed.error.clone());
+                waiting.for_each(|other| other.failed.push(failed.clone()));
+                first.failed.push(failed);
+            }
+        }
+    }
+
     /// The unsettled chunk that the path was put into last.
     fn place_of(&self, path: &FilePath) -> Option<Token> {
         self.places.get(&self.hasher.hash_one(path)).copied()
@@ -275,7 +326,7 @@ impl State {
     }
 
     fn place(&mut self, path: &FilePath, token: Token) {
-        if self.unsettled.contains(&token) {
+        if self.unsettled.contains(&token) || self.reading.contains(&token) {
             let place = self.hasher.hash_one(path);
             self.places.insert(place, token);
             self.within.entry(token).or_default().push(place);

@@ -132,11 +132,11 @@ impl Writer {
 
     /// Sends what is open, and waits for all that was put before.
     pub(crate) fn flush(&self) -> Flushed {
-        let (horizon, open) = self.ledger.start_flush();
+        let (number, open) = self.ledger.start_flush();
         for open in open {
             self.send_open(open);
         }
-        self.ledger.finish_flush(horizon)
+        self.ledger.finish_flush(number)
     }
 
     /// Gives up all that is under way, and what is put until the next flush.

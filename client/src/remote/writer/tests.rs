@@ -153,6 +153,75 @@ fn a_flush_tells_exactly_which_files_failed() {
     assert_eq!(dataset.flush().unwrap().check().unwrap().files, 1);
 }
 
+/// Keeps S-01 among threads that flush for themselves.
+#[test]
+fn flushes_that_go_on_at_the_same_time_each_tell_what_failed_of_what_was_put_before_them() {
+    let (first, second) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let doors = [("a", Arc::clone(&first), false), ("b", Arc::clone(&second), true)];
+    let (arrived, count) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let came = Arc::clone(&arrived);
+    let put = move |object: Bytes| {
+        let name = header(&object).entry(0).unwrap().path;
+        let (_, door, refuse) = doors.iter().find(|door| path(door.0) == name).unwrap();
+        let (door, refuse) = (Arc::clone(door), *refuse);
+        came.fetch_add(1, Ordering::SeqCst);
+        Box::pin(async move {
+            door.acquire().await.unwrap().forget();
+            if refuse { Err(Status::resource_exhausted("full")) } else { Ok(()) }
+        }) as _
+    };
+    let dataset = dataset(Script { put: Box::new(put), ..Script::default() });
+    let arrive = |number| {
+        while arrived.load(Ordering::SeqCst) < number {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    let flush = || {
+        let flushed = dataset.flush().unwrap();
+        count.fetch_add(1, Ordering::SeqCst);
+        (flushed.files, flushed.failed.len())
+    };
+    std::thread::scope(|threads| {
+        dataset.put(&path("a"), PLAIN, b"slow").unwrap();
+        let of_a = threads.spawn(flush);
+        arrive(1);
+        dataset.put(&path("b"), PLAIN, b"refused").unwrap();
+        let of_b = threads.spawn(flush);
+        arrive(2);
+        // It fails while both flushes wait, and belongs to the second one.
+        second.add_permits(1);
+        while dataset.put(&path("a"), PLAIN, b"not taken").is_ok() {}
+        first.add_permits(1);
+        assert_eq!((of_a.join().unwrap(), of_b.join().unwrap()), ((1, 0), (0, 1)));
+    });
+    assert_eq!(count.load(Ordering::SeqCst), 2);
+    // All was told.
+    assert_eq!(dataset.flush().unwrap().check().unwrap().files, 0);
+}
+
+#[test]
+fn a_flush_does_not_wait_for_a_large_file_whose_source_is_slow() {
+    let objects = Objects::default();
+    let dataset = dataset(keeping(&objects));
+    let (mut sink, source) = std::io::pipe().map(|(source, sink)| (sink, source)).unwrap();
+    let whole = data(5 << 20, 3);
+    std::thread::scope(|threads| {
+        let mut source = source;
+        let slow = threads.spawn({
+            let (dataset, length) = (&dataset, whole.len() as u64);
+            move || dataset.put_reader(&path("large"), PLAIN, length, &mut source)
+        });
+        std::io::Write::write_all(&mut sink, &whole[..1 << 20]).unwrap();
+        dataset.put(&path("small"), PLAIN, b"bytes").unwrap();
+        assert_eq!(dataset.flush().unwrap().check().unwrap().files, 1);
+        assert!(!slow.is_finished());
+        std::io::Write::write_all(&mut sink, &whole[1 << 20..]).unwrap();
+        slow.join().unwrap().unwrap();
+    });
+    assert_eq!(dataset.flush().unwrap().check().unwrap().files, 1);
+    assert!(files(&objects)[&path("large")] == whole);
+}
+
 #[test]
 fn all_that_is_under_way_is_given_up_when_no_server_answers_for_one() {
     const PATIENCE: Duration = Duration::from_secs(2);

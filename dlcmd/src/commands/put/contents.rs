@@ -84,11 +84,10 @@ fn judge(read: Result<(), libdiesel::Error>) -> Result<Stored, Failure> {
     let Err(error) = read else { return Ok(Stored::Whole) };
     match error.kind() {
         Kind::Corrupt | Kind::NotFound => Ok(Stored::Broken),
-        Kind::Unavailable | Kind::Internal | Kind::Invalid | Kind::Conflict => {
+        Kind::Unavailable | Kind::Internal | Kind::Invalid | Kind::Conflict | Kind::Denied => {
             Ok(Stored::Unknown(error))
         }
         Kind::Unreachable
-        | Kind::Denied
         | Kind::NeedsRecovery
         | Kind::Cancelled
         | Kind::TimedOut
