@@ -4,11 +4,12 @@
 //! Must hold: a metadata store that tells its losses by time is told of them before the first one,
 //! or what it loses right after them would be looked for among newer objects only.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dl_format::{ChunkId, Stamp};
 use dl_meta::{Brought, Mending};
-use tokio::sync::Mutex;
+use tokio::sync::Semaphore;
 
 use crate::error::Error;
 use crate::parts::Parts;
@@ -21,6 +22,8 @@ const TOGETHER: Duration = Duration::from_secs(24 * 60 * 60);
 pub(crate) struct Late<'a> {
     parts: &'a Parts,
     told: Mutex<Told>,
+    /// The turn of the one that tells for all that wait.
+    turn: Semaphore,
 }
 
 #[derive(Debug)]
@@ -39,28 +42,38 @@ impl<'a> Late<'a> {
 
     /// Appends of which those are late whose ids are from before `from`, in seconds.
     pub(crate) fn before_seconds(parts: &'a Parts, from: u64) -> Self {
-        Self { parts, told: Mutex::new(Told { from, begun: Vec::new() }) }
+        let told = Mutex::new(Told { from, begun: Vec::new() });
+        Self { parts, told, turn: Semaphore::new(1) }
     }
 
     /// To be called before an object is appended.
     pub(crate) async fn append(&self, id: ChunkId) -> Result<(), Error> {
-        let mut told = self.told.lock().await;
-        if u64::from(id.seconds()) >= told.from {
+        let is_told = || u64::from(id.seconds()) >= self.told().from;
+        if is_told() {
+            return Ok(());
+        }
+        let _turn = self.turn.acquire().await.expect("the semaphore is never closed");
+        if is_told() {
             return Ok(());
         }
         let since = u64::from(id.seconds()).saturating_sub(TOGETHER.as_secs());
         let mending = self.parts.meta.mending(Some(Stamp::new(since * 1_000_000))).await;
         let mending =
             mending.map_err(|error| Error::meta("append late to", &self.parts.meta, error))?;
+        let mut told = self.told();
         told.begun.push(mending);
         told.from = since;
         Ok(())
     }
 
+    fn told(&self) -> MutexGuard<'_, Told> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// To be called when all were appended. Where that is not, as after an error, the word stays.
     pub(crate) async fn end(self) -> Result<(), Error> {
         let failed = |error| Error::meta("append late to", &self.parts.meta, error);
-        let begun = self.told.into_inner().begun;
+        let begun = self.told.into_inner().unwrap_or_else(PoisonError::into_inner).begun;
         if begun.is_empty() {
             return Ok(());
         }

@@ -16,6 +16,7 @@ use dl_runtime::{Clock, Random, SystemClock};
 use dl_store::Throttle;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 
 use crate::listen::Listening;
 use crate::point::KillPoint;
@@ -63,7 +64,7 @@ impl Proxy {
             point: point.clone(),
             clock: SystemClock::new(),
             line: Mutex::default(),
-            writes: tokio::sync::Mutex::default(),
+            writes: Semaphore::new(1),
         });
         let listening = Listening::start(move |client| {
             let passing = Arc::clone(&passing);
@@ -110,7 +111,7 @@ struct Passing {
     point: KillPoint,
     clock: SystemClock,
     line: Mutex<Duration>,
-    writes: tokio::sync::Mutex<()>,
+    writes: Semaphore,
 }
 
 impl Passing {
@@ -150,7 +151,7 @@ impl Passing {
         if method == "GET" {
             return self.exchange(request).await;
         }
-        let _alone = self.writes.lock().await;
+        let _alone = self.writes.acquire().await?;
         let number = self.point.begin().context("nobody asks any more")?;
         let answer = self.exchange(request).await?;
         ensure!(self.point.end(number), "nobody is left to be answered");

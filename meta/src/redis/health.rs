@@ -217,19 +217,20 @@ impl Shared {
         if let Some(verdict) = self.verdict(began) {
             return verdict;
         }
-        let (mut failed, mut rounds) = (self.surveys.lock().await, self.router.rounds());
+        let _turn = self.surveys.acquire().await.expect("the semaphore is never closed");
+        let mut rounds = self.router.rounds();
         loop {
             self.router.again(&mut rounds)?;
             if let Some(verdict) = self.verdict(began) {
                 return verdict;
             }
-            if let Some((at, failure)) = &*failed
+            if let Some((at, failure)) = &*self.failed()
                 && *at >= began
             {
                 return Err(failure.clone());
             }
             if let Err(failure) = self.survey().await {
-                *failed = Some((self.clock.monotonic(), failure));
+                *self.failed() = Some((self.clock.monotonic(), failure));
             }
         }
     }

@@ -5,14 +5,18 @@
 //! served around. No server keeps anything that another one needs.
 
 mod address;
+mod batches;
 mod command;
 mod datasets;
+mod deletions;
 mod failure;
+mod folders;
 mod gather;
 mod health;
 mod home;
 mod keys;
 mod link;
+mod live;
 mod mending;
 mod read;
 mod records;
@@ -38,7 +42,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use dl_format::{ChunkId, Committed, DatasetId, DatasetName, FilePath, Stamp, StoreId};
 use dl_runtime::{Clock, OsRandom, Random};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinHandle;
 
 use self::address::Address;
@@ -106,8 +110,12 @@ struct Shared {
     appended: AtomicU64,
     /// What that was when this process last wrote the marks.
     marked: AtomicU64,
-    /// Held by the call that surveys for all that wait; when and why the last one failed.
-    surveys: tokio::sync::Mutex<Option<(Duration, Failure)>>,
+    /// The turn of the call that surveys for all that wait.
+    surveys: Semaphore,
+    /// When and why the last survey failed.
+    failed: Mutex<Option<(Duration, Failure)>>,
+    /// Turns of searches that read much at a time.
+    searches: Semaphore,
     sweep_now: Arc<Notify>,
 }
 
@@ -169,7 +177,9 @@ impl Redis {
             health: Mutex::default(),
             appended: AtomicU64::default(),
             marked: AtomicU64::default(),
-            surveys: tokio::sync::Mutex::default(),
+            surveys: Semaphore::new(1),
+            failed: Mutex::default(),
+            searches: Semaphore::new(live::TURNS),
             sweep_now: Arc::new(Notify::new()),
         });
         let opened = shared.open().await;
@@ -193,6 +203,10 @@ impl Shared {
 
     fn health(&self) -> MutexGuard<'_, Health> {
         self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn failed(&self) -> MutexGuard<'_, Option<(Duration, Failure)>> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn large(&self) -> MutexGuard<'_, LargeFolders> {

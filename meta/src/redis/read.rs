@@ -11,14 +11,17 @@ use redis::Value;
 
 use super::Shared;
 use super::command::{Ask, number, parts, string, strings};
+use super::deletions::Deletions;
 use super::failure::Failure;
+use super::folders::Reader;
 use super::gather::Gathering;
 use super::home::{Home, ask_home, read_home};
 use super::keys::{AllRows, Key, Keys, bucket_of};
+use super::live::hold_live;
 use super::records::decode_object;
 use super::rows::{Member, spell_range};
 use super::slots::Shard;
-use super::tree::{Deletions, Walk, holds_live};
+use super::tree::Walk;
 use crate::types::deleted_entries;
 use crate::{Found, ListEntry, ListQuery, ObjectRecord};
 
@@ -154,20 +157,22 @@ impl Shared {
         Rows { home, named, changes }: &Rows,
         paths: &[FilePath],
     ) -> Result<Option<Vec<Found>>, Failure> {
-        let mut found = Vec::with_capacity(paths.len());
-        let mut deletions = Deletions::of(home);
+        let mut reader = Reader::new(self, home);
         let winners = named.iter().filter_map(|named| named.winner.as_ref());
-        deletions.load(self, winners.map(|record| record.version.chunk)).await?;
-        if deletions.is_stale() {
+        reader.deletions.load(self, winners.map(|record| record.version.chunk)).await?;
+        // Before others are read: bitmaps are not kept.
+        let is_there = |record: &FileRecord| !reader.deletions.contain(&record.version);
+        let files: Vec<_> = named.iter().map(|named| named.winner.filter(is_there)).collect();
+        let folders = paths.iter().zip(named).filter(|(_, named)| named.is_folder);
+        let folders: Vec<_> = folders.map(|(path, _)| path.as_bytes().to_vec()).collect();
+        let mut are_live = hold_live(&mut reader, &folders).await?.into_iter();
+        if reader.deletions.is_stale() {
             return Ok(None);
         }
-        let mut doubted = BTreeSet::new();
-        for (path, named) in paths.iter().zip(named) {
-            let is_folder = named.is_folder
-                && (deletions.are_none()
-                    || holds_live(self, home, path.as_bytes().to_vec(), &mut doubted).await?);
-            let winner = named.winner.filter(|record| !deletions.contain(&record.version));
-            found.push(match winner {
+        let (mut found, mut doubted) = (Vec::with_capacity(paths.len()), reader.shards);
+        for (named, file) in named.iter().zip(files) {
+            let is_folder = named.is_folder && are_live.next().unwrap_or_default();
+            found.push(match file {
                 _ if is_folder => Found::Folder,
                 Some(record) => Found::File(record),
                 None => {

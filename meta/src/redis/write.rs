@@ -1,22 +1,24 @@
 //! Appends: the header, the log, then the rows of the index.
 //!
 //! Must hold: the step of the log is the commit point, and the header is there before it, so that
-//! any server can bring the rows after it. Each part may be done again, by anybody, in any order.
+//! any server can bring the rows after it. Each part may be done again, by anybody, in any order; an
+//! object stands in `todo` until all of them are done.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::time::{Duration, UNIX_EPOCH};
 
 use bytes::Bytes;
-use dl_format::{ChunkId, Committed, DatasetId, FileRecord, Header, ObjectKind, Stamp, StoreId};
+use dl_format::{ChunkId, Committed, DatasetId, Header, ObjectKind, Stamp, StoreId};
 
 use super::Shared;
+use super::batches::{Batch, Batches};
 use super::command::{Ask, bytes, number, pairs};
 use super::failure::Failure;
 use super::home::STAMP_MAX;
-use super::keys::{Key, Keys, LARGE_ROWS, bucket_of};
+use super::keys::{Keys, LARGE_ROWS};
 use super::records::encode_object;
-use super::rows::{self, file, folder, range_of};
-use super::scripts::{APPEND, APPLY, IS_LARGE, LARGE, MISSING, ROOM, STALE};
+use super::rows;
+use super::scripts::{APPEND, IS_LARGE, LARGE, MISSING, ROOM, STALE};
 use crate::{Appended, Brought, Kind, Mending, ObjectRecord};
 
 /// Rows that whoever appended them should have brought by now are brought by others.
@@ -29,15 +31,8 @@ const LOOK: Duration = Duration::from_secs(1);
 const ROLLED_AT_ONCE: usize = 64;
 /// Large folders that are remembered.
 const LARGE_MAX: usize = 10_000;
-
-/// What an object puts into one folder.
-#[derive(Debug, Default)]
-struct Batch {
-    /// Folders in it, by name.
-    folders: BTreeSet<Vec<u8>>,
-    /// Rows of files, in their order, one of each name.
-    files: Vec<Vec<u8>>,
-}
+/// Chunks whose deleted entries are marked at once.
+const MARKED_AT_ONCE: usize = 4_096;
 
 impl Shared {
     pub(super) async fn append(&self, object: &Committed) -> Result<Appended, Failure> {
@@ -87,17 +82,31 @@ impl Shared {
         }
     }
 
-    /// Brings the rows of an object into the index.
+    /// Brings the rows of an object into the index, one piece after the other.
     async fn apply(&self, keys: Keys, object: &Committed) -> Result<(), Failure> {
-        let mut asks = Vec::new();
-        for (chunk, entries) in object.header().deletions().iter() {
-            let ask = Ask::script(&ROOM, &keys.deletions(chunk), &[]).arg("SADD");
-            asks.push(ask.arg(entries.bits()));
+        let deletions: Vec<_> = object.header().deletions().iter().collect();
+        for deletions in deletions.chunks(MARKED_AT_ONCE) {
+            let asks = deletions.iter().map(|(chunk, entries)| {
+                let ask = Ask::script(&ROOM, &keys.deletions(*chunk), &[]).arg("SADD");
+                ask.arg(entries.bits())
+            });
+            self.router.ask(asks.collect()).await?;
         }
+        let mut batches = Batches::of(object);
+        loop {
+            let piece = batches.piece();
+            if piece.is_empty() {
+                return Ok(());
+            }
+            self.apply_piece(keys, piece).await?;
+        }
+    }
+
+    async fn apply_piece(&self, keys: Keys, piece: Vec<(Vec<u8>, Batch)>) -> Result<(), Failure> {
         let (mut small, mut large) = (Vec::new(), Vec::new());
         {
             let known = self.large();
-            for (path, batch) in batches(object) {
+            for (path, batch) in piece {
                 if known.contains(&(keys.dataset, path.clone())) {
                     large.push((path, batch));
                 } else {
@@ -105,13 +114,11 @@ impl Shared {
                 }
             }
         }
-        let first = asks.len();
-        for (path, batch) in &small {
-            asks.push(batch.ask(&keys.rows(0, path), true));
-        }
-        let answers = self.router.ask(asks).await?;
+        let all_rows = keys.all_rows();
+        let asks = small.iter().map(|(path, batch)| batch.ask(&all_rows.of(0, path), true));
+        let answers = self.router.ask(asks.collect()).await?;
         let mut full = Vec::new();
-        for ((path, batch), answer) in small.into_iter().zip(answers.iter().skip(first)) {
+        for ((path, batch), answer) in small.into_iter().zip(&answers) {
             match number(answer)? {
                 IS_LARGE => large.push((path, batch)),
                 rows if u64::try_from(rows).is_ok_and(|rows| rows > LARGE_ROWS) => full.push(path),
@@ -223,82 +230,6 @@ impl Shared {
             rolled = true;
         }
         Ok(rolled)
-    }
-}
-
-/// What an object puts into which folder: its files, and the folders on the way to them.
-fn batches(object: &Committed) -> BTreeMap<Vec<u8>, Batch> {
-    let mut batches: BTreeMap<Vec<u8>, Batch> = BTreeMap::new();
-    for entry in object.header().entries() {
-        let (path, name) = (entry.path.as_bytes(), entry.path.name());
-        let end = path.len().saturating_sub(name.len() + 1);
-        let parent = path.get(..end).unwrap_or_default();
-        let row = file(name, &FileRecord::of(object, &entry));
-        if let Some(batch) = batches.get_mut(parent) {
-            batch.files.push(row);
-        } else {
-            batches.entry(parent.to_vec()).or_default().files.push(row);
-        }
-    }
-    for path in batches.keys().cloned().collect::<Vec<_>>() {
-        let mut rest = path.as_slice();
-        while !rest.is_empty() {
-            let (parent, name) = split(rest);
-            batches.entry(parent.to_vec()).or_default().folders.insert(name.to_vec());
-            rest = parent;
-        }
-    }
-    for batch in batches.values_mut() {
-        batch.files.sort_unstable();
-        // The winner of each name came first.
-        batch.files.dedup_by(|later, first| name_of(later) == name_of(first));
-    }
-    batches
-}
-
-/// The folder that something lies in, and its name there.
-fn split(path: &[u8]) -> (&[u8], &[u8]) {
-    match path.iter().rposition(|byte| *byte == b'/') {
-        Some(slash) => (&path[..slash], &path[slash + 1..]),
-        None => (&[], path),
-    }
-}
-
-fn name_of(row: &[u8]) -> &[u8] {
-    row.split(|byte| *byte == 0).next().unwrap_or_default()
-}
-
-impl Batch {
-    fn ask(&self, key: &Key, is_first: bool) -> Ask {
-        let [low, high] = match (self.files.first(), self.files.last()) {
-            (Some(first), Some(last)) => {
-                let ([low, _], [_, high]) = (range_of(name_of(first)), range_of(name_of(last)));
-                [low, high]
-            }
-            _ => [Vec::new(), Vec::new()],
-        };
-        let first_file = 5 + 2 * self.folders.len();
-        let mut ask = Ask::script(&APPLY, key, &[]).arg(u8::from(is_first)).arg(first_file);
-        ask = ask.arg(low).arg(high);
-        for row in self.folders.iter().flat_map(|name| folder(name)) {
-            ask = ask.arg(row);
-        }
-        for row in &self.files {
-            ask = ask.arg(row);
-        }
-        ask
-    }
-
-    /// By hashed bucket.
-    fn parts(&self) -> BTreeMap<u8, Self> {
-        let mut parts: BTreeMap<u8, Self> = BTreeMap::new();
-        for name in &self.folders {
-            parts.entry(bucket_of(name)).or_default().folders.insert(name.clone());
-        }
-        for row in &self.files {
-            parts.entry(bucket_of(name_of(row))).or_default().files.push(row.clone());
-        }
-        parts
     }
 }
 

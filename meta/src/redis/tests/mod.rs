@@ -2,6 +2,7 @@
 
 mod address;
 mod bind;
+mod bounds;
 mod contract;
 mod faults;
 mod layout;

@@ -1,0 +1,229 @@
+//! What an object puts into which folder, some folders at a time.
+//!
+//! Must hold: each folder on the way to a file comes once, with all that the object puts into it. What
+//! is held at a time is the rows of one header and one piece, though the paths of all the folders
+//! together may be a thousand times as long as that header.
+
+use std::collections::BTreeMap;
+use std::iter::Peekable;
+use std::vec::IntoIter;
+
+use bytes::Bytes;
+use dl_format::{Committed, Entry, FileRecord};
+
+use super::command::Ask;
+use super::keys::{Key, bucket_of};
+use super::rows::{file, folder, range_of};
+use super::scripts::APPLY;
+
+/// Bytes of questions after which a piece takes no more folders.
+const PIECE: usize = 1 << 20;
+/// Bytes that a question takes beside its key and its rows, about.
+const QUESTION: usize = 256;
+/// Bytes that a row takes in a question beside its own, about.
+const ARGUMENT: usize = 32;
+
+/// What an object puts into one folder.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    /// Names of folders in it, each once.
+    folders: Vec<Vec<u8>>,
+    /// Rows of files, in their order, one of each name.
+    files: Vec<Vec<u8>>,
+}
+
+/// The batches of an object, each with the path of its folder, and behind those of what lies in it.
+#[derive(Debug)]
+pub(super) struct Batches<'a> {
+    object: &'a Committed,
+    /// By path, so that all that lies below a folder comes together.
+    entries: Peekable<IntoIter<Entry>>,
+    /// The path that was met last.
+    path: Bytes,
+    /// The folders on the way to it, which may still get something: where the path of each ends, and
+    /// what it got.
+    open: Vec<(usize, Batch)>,
+}
+
+impl<'a> Batches<'a> {
+    pub(super) fn of(object: &'a Committed) -> Self {
+        let mut entries: Vec<Entry> = object.header().entries().collect();
+        entries.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+        let open = if entries.is_empty() { Vec::new() } else { vec![(0, Batch::default())] };
+        Self { object, entries: entries.into_iter().peekable(), path: Bytes::new(), open }
+    }
+
+    /// Those that go to Redis together; none when all have gone. A usual object is one piece.
+    pub(super) fn piece(&mut self) -> Vec<(Vec<u8>, Batch)> {
+        let (mut piece, mut size) = (Vec::new(), 0);
+        while size < PIECE
+            && let Some((path, batch)) = self.next()
+        {
+            size += QUESTION + path.len() + batch.size();
+            piece.push((path, batch));
+        }
+        piece
+    }
+
+    /// Takes a file that lies somewhere below the innermost folder, whose path ends at `end`; gives
+    /// where that of the file's own folder ends, which is the innermost one then.
+    fn add(&mut self, entry: Entry, mut end: usize) -> usize {
+        let record = FileRecord::of(self.object, &entry);
+        self.path = entry.path.into_bytes();
+        while let Some((_, innermost)) = self.open.last_mut() {
+            let start = if end == 0 { 0 } else { end + 1 };
+            let rest = self.path.get(start..).unwrap_or_default();
+            let Some(length) = rest.iter().position(|byte| *byte == b'/') else {
+                innermost.files.push(file(rest, &record));
+                break;
+            };
+            innermost.folders.push(rest.get(..length).unwrap_or_default().to_vec());
+            end = start + length;
+            self.open.push((end, Batch::default()));
+        }
+        end
+    }
+}
+
+impl Iterator for Batches<'_> {
+    type Item = (Vec<u8>, Batch);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let mut end = self.open.last()?.0;
+        loop {
+            let folder = self.path.get(..end).unwrap_or_default();
+            let entry = self.entries.next_if(|next| is_below(next.path.as_bytes(), folder));
+            let Some(entry) = entry else { break };
+            end = self.add(entry, end);
+        }
+        let (_, mut batch) = self.open.pop()?;
+        batch.files.sort_unstable();
+        // The winner of each name came first.
+        batch.files.dedup_by(|later, first| name_of(later) == name_of(first));
+        Some((self.path.get(..end).unwrap_or_default().to_vec(), batch))
+    }
+}
+
+fn is_below(path: &[u8], folder: &[u8]) -> bool {
+    folder.is_empty() || path.strip_prefix(folder).is_some_and(|rest| rest.starts_with(b"/"))
+}
+
+fn name_of(row: &[u8]) -> &[u8] {
+    row.split(|byte| *byte == 0).next().unwrap_or_default()
+}
+
+impl Batch {
+    /// What its rows take in a question.
+    fn size(&self) -> usize {
+        let folders = self.folders.iter().map(|name| 2 * (name.len() + ARGUMENT));
+        folders.chain(self.files.iter().map(|row| row.len() + ARGUMENT)).sum()
+    }
+
+    pub(super) fn ask(&self, key: &Key, is_first: bool) -> Ask {
+        let [low, high] = match (self.files.first(), self.files.last()) {
+            (Some(first), Some(last)) => {
+                let ([low, _], [_, high]) = (range_of(name_of(first)), range_of(name_of(last)));
+                [low, high]
+            }
+            _ => [Vec::new(), Vec::new()],
+        };
+        let first_file = 5 + 2 * self.folders.len();
+        let mut ask = Ask::script(&APPLY, key, &[]).arg(u8::from(is_first)).arg(first_file);
+        ask = ask.arg(low).arg(high);
+        for row in self.folders.iter().flat_map(|name| folder(name)) {
+            ask = ask.arg(row);
+        }
+        for row in &self.files {
+            ask = ask.arg(row);
+        }
+        ask
+    }
+
+    /// By hashed bucket.
+    pub(super) fn parts(&self) -> BTreeMap<u8, Self> {
+        let mut parts: BTreeMap<u8, Self> = BTreeMap::new();
+        for name in &self.folders {
+            parts.entry(bucket_of(name)).or_default().folders.push(name.clone());
+        }
+        for row in &self.files {
+            parts.entry(bucket_of(name_of(row))).or_default().files.push(row.clone());
+        }
+        parts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dl_format::layout::PATH_MAX;
+    use dl_format::{DatasetId, FilePath};
+
+    use super::*;
+    use crate::conformance::history::Maker;
+
+    /// Rows of files by folder and name; of a folder in it, under its name and a slash, none.
+    type Rows = BTreeMap<(Vec<u8>, Vec<u8>), Vec<u8>>;
+
+    fn maker(seed: u64) -> Maker {
+        Maker::new(DatasetId::from_bytes([1; 16]), seed)
+    }
+
+    fn place(name: &[u8]) -> Vec<u8> {
+        [name, b"/"].concat()
+    }
+
+    #[test]
+    fn each_folder_on_the_way_to_a_file_comes_once_with_all_that_is_put_into_it() {
+        for object in (0..30).flat_map(|seed| maker(seed).history(20)) {
+            let mut wanted = Rows::new();
+            for entry in object.header().entries() {
+                let (mut dir, name) = (entry.path.parent(), entry.path.name().to_vec());
+                let row = file(&name, &FileRecord::of(&object, &entry));
+                let winner = wanted.entry((dir.as_bytes().to_vec(), name)).or_insert(row.clone());
+                *winner = row.min(winner.clone());
+                while !dir.is_root() {
+                    let folder = FilePath::new(dir.as_bytes().to_vec()).unwrap();
+                    dir = folder.parent();
+                    wanted.insert((dir.as_bytes().to_vec(), place(folder.name())), Vec::new());
+                }
+            }
+            let mut rows = Rows::new();
+            for (path, batch) in Batches::of(&object) {
+                assert!(batch.files.is_sorted());
+                let folders = batch.folders.iter().map(|name| (place(name), Vec::new()));
+                let files = batch.files.iter().map(|row| (name_of(row).to_vec(), row.clone()));
+                for (name, row) in folders.chain(files) {
+                    assert_eq!(rows.insert((path.clone(), name), row), None, "it comes twice");
+                }
+            }
+            assert_eq!(rows, wanted);
+        }
+    }
+
+    #[test]
+    fn a_piece_is_bounded_however_deep_the_paths_are() {
+        let paths: Vec<_> = (10..50).map(|n| format!("{n}{}/f", "/x".repeat(2_000))).collect();
+        let object = maker(1).chunk(paths.iter().map(|path| (path.as_bytes(), 1)));
+        let mut batches = Batches::of(&object);
+        let (mut folders, mut most) = (0, 0usize);
+        loop {
+            let piece = batches.piece();
+            if piece.is_empty() {
+                break;
+            }
+            folders += piece.len();
+            let bytes = piece.iter().map(|(path, batch)| path.len() + batch.size()).sum();
+            most = most.max(bytes);
+            assert!(batches.open.len() <= 2_002);
+        }
+        assert_eq!(folders, 40 * 2_001 + 1);
+        assert!(most < PIECE + PATH_MAX, "{most} bytes");
+    }
+
+    #[test]
+    fn a_usual_object_is_one_piece() {
+        let names: Vec<_> = (0..1_000).map(|n| format!("train/n{:08}/{n}.JPEG", n % 8)).collect();
+        let object = maker(1).chunk(names.iter().map(|name| (name.as_bytes(), 1)));
+        let mut batches = Batches::of(&object);
+        assert_eq!((batches.piece().len(), batches.piece().len()), (10, 0));
+    }
+}

@@ -1,0 +1,257 @@
+//! Folders that are being read: the rows of their buckets in one order, some at a time.
+//!
+//! Must hold: rows come as listings sort, whichever bucket they lie in, so that the first of a name is
+//! the one that holds; of a file's row it is known by then whether that version is deleted. However
+//! many folders are read on, each primary is asked once.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+use dl_format::EntryVersion;
+use redis::Value;
+
+use super::Shared;
+use super::command::{Ask, bytes, strings};
+use super::deletions::Deletions;
+use super::failure::Failure;
+use super::home::Home;
+use super::keys::{AllRows, BUCKETS, Key};
+use super::rows::{LARGE, Member};
+use super::slots::Shard;
+
+/// Rows that are read from a folder at once, at most.
+pub(super) const PAGE: usize = 1_000;
+/// Rows that are enough to see whether there are any, most often.
+pub(super) const GLANCE: usize = 16;
+/// The range of all rows begins there.
+pub(super) const BEGIN: &[u8] = b"-";
+
+/// How many rows of a folder are read at once.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pages {
+    /// From its first bucket.
+    pub(super) first: usize,
+    /// From each hashed one.
+    pub(super) hashed: usize,
+}
+
+/// A row, and whether it is of a file that is deleted: known as soon as it was read, for bitmaps are
+/// not kept for as long as rows wait.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Row {
+    pub(super) bytes: Vec<u8>,
+    pub(super) is_deleted: bool,
+}
+
+/// One bucket of a folder.
+#[derive(Debug)]
+struct Stream {
+    key: Key,
+    rows: VecDeque<Row>,
+    /// Rows of which it isn't known yet whether they are deleted, and what versions they are of.
+    unjudged: Vec<(usize, EntryVersion)>,
+    /// Where the range begins that was not read yet; none when all was.
+    from: Option<Vec<u8>>,
+    page: usize,
+}
+
+impl Stream {
+    fn new(key: Key, from: Vec<u8>, page: usize) -> Self {
+        Self { key, rows: VecDeque::new(), unjudged: Vec::new(), from: Some(from), page }
+    }
+
+    /// Whether there is more to read before it can be gone on with.
+    fn is_empty(&self) -> bool {
+        self.rows.is_empty() && self.from.is_some()
+    }
+
+    /// Whether it goes with others of its folder that are read on: names are spread evenly, so hashed
+    /// buckets run empty at about the same time, and each by itself would be a round of its own.
+    fn is_low(&self) -> bool {
+        self.from.is_some() && self.rows.len() <= self.page / 2
+    }
+
+    fn ask(&self) -> Option<Ask> {
+        let from = self.from.as_ref().filter(|_| self.is_low())?;
+        let ask = Ask::to(&self.key, "ZRANGEBYLEX").arg(from).arg("+");
+        Some(ask.arg("LIMIT").arg(0).arg(self.page))
+    }
+
+    /// Takes what was read. Nothing is to be judged where nothing is deleted.
+    fn take(&mut self, answer: Value, to_judge: bool) -> Result<(), Failure> {
+        let rows = strings(answer)?;
+        let last = rows.last().filter(|_| rows.len() >= self.page);
+        self.from = last.map(|last| [b"(", last.as_slice()].concat());
+        for bytes in rows {
+            if to_judge && let Member::File(_, record) = Member::decode(&bytes)? {
+                self.unjudged.push((self.rows.len(), record.version));
+            }
+            self.rows.push_back(Row { bytes, is_deleted: false });
+        }
+        Ok(())
+    }
+
+    /// Takes note of what is deleted of the rows that were read last.
+    fn judge(&mut self, deletions: &Deletions) {
+        for (index, version) in std::mem::take(&mut self.unjudged) {
+            if let Some(row) = self.rows.get_mut(index) {
+                row.is_deleted = deletions.contain(&version);
+            }
+        }
+    }
+}
+
+/// A folder that is being read.
+#[derive(Debug)]
+pub(super) struct Folder {
+    pub(super) path: Vec<u8>,
+    streams: Vec<Stream>,
+    pages: Pages,
+    /// Where hashed buckets are to be read from, as long as it is not known whether it has any.
+    large_from: Option<Vec<u8>>,
+    /// The file that was met last; what follows of that name are older versions.
+    file: Option<Vec<u8>>,
+    /// The folder that was met last: two buckets may show it.
+    folder: Option<Vec<u8>>,
+    /// A name that is a folder; its file comes next, if there is one.
+    pub(super) marked: Vec<u8>,
+    /// Whether a live file lies below some of the folders in it that come next.
+    pub(super) lives: HashMap<Vec<u8>, bool>,
+    /// A folder in it that is not read from its beginning, and what is behind its slash.
+    pub(super) resume: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Folder {
+    /// How much of it is read from now on.
+    pub(super) fn set_pages(&mut self, pages: Pages) {
+        self.pages = pages;
+        for (bucket, stream) in self.streams.iter_mut().enumerate() {
+            stream.page = if bucket == 0 { pages.first } else { pages.hashed };
+        }
+    }
+
+    /// Whether it has to be read on before its next row is known.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.streams.iter().any(Stream::is_empty)
+    }
+
+    /// The next row, over all its buckets; none when it is waiting, or over.
+    pub(super) fn next_row(&mut self) -> Option<Row> {
+        if self.is_waiting() {
+            return None;
+        }
+        let least = self.streams.iter_mut().filter(|stream| !stream.rows.is_empty());
+        let least = least.min_by(|a, b| a.rows.front().cmp(&b.rows.front()));
+        least.and_then(|stream| stream.rows.pop_front())
+    }
+
+    /// Whether the row of a file is the first of its name, and so the one that holds.
+    pub(super) fn is_first(&mut self, name: &[u8]) -> bool {
+        let is_first = self.file.as_deref() != Some(name);
+        if is_first {
+            self.file = Some(name.to_vec());
+        }
+        is_first
+    }
+
+    /// Whether a folder in it was not met before.
+    pub(super) fn is_new(&mut self, name: &[u8]) -> bool {
+        let is_new = self.folder.as_deref() != Some(name);
+        if is_new {
+            self.folder = Some(name.to_vec());
+        }
+        is_new
+    }
+
+    /// Names of folders in it that come next, as far as it was read.
+    pub(super) fn coming(&self) -> impl Iterator<Item = &[u8]> {
+        let rows = self.streams.iter().flat_map(|stream| &stream.rows);
+        let names = rows.filter_map(|row| row.bytes.strip_suffix(b"/"));
+        names.filter(|name| !name.contains(&0))
+    }
+
+    /// The path of what has this name in it.
+    pub(super) fn inside(&self, name: &[u8]) -> Vec<u8> {
+        match self.path.as_slice() {
+            [] => name.to_vec(),
+            path => [path, b"/", name].concat(),
+        }
+    }
+}
+
+/// Reads the folders of a dataset, for one call.
+#[derive(Debug)]
+pub(super) struct Reader<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) home: &'a Home,
+    all_rows: AllRows,
+    pub(super) deletions: Deletions,
+    /// What was read, and so what has to be whole for the answer to be.
+    pub(super) shards: BTreeSet<Shard>,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(shared: &'a Shared, home: &'a Home) -> Self {
+        let (all_rows, deletions) = (home.keys.all_rows(), Deletions::of(home));
+        Self { shared, home, all_rows, deletions, shards: BTreeSet::new() }
+    }
+
+    /// A folder, to be read from `from` on.
+    pub(super) fn folder(&self, path: Vec<u8>, from: &[u8], pages: Pages) -> Folder {
+        let first = Stream::new(self.all_rows.of(0, &path), from.to_vec(), pages.first);
+        Folder {
+            path,
+            streams: vec![first],
+            pages,
+            large_from: self.home.is_large.then(|| from.to_vec()),
+            file: None,
+            folder: None,
+            marked: Vec::new(),
+            lives: HashMap::new(),
+            resume: None,
+        }
+    }
+
+    /// Reads a page of every bucket that has run empty, or soon will.
+    pub(super) async fn fill(&mut self, folders: &mut [Folder]) -> Result<(), Failure> {
+        let to_judge = !self.deletions.are_none();
+        let mut chunks = BTreeSet::new();
+        loop {
+            let mut asks = Vec::new();
+            for folder in folders.iter().filter(|folder| folder.large_from.is_some()) {
+                let first = self.all_rows.of(0, &folder.path);
+                asks.push(Ask::to(&first, "ZSCORE").arg(LARGE));
+            }
+            let streams = folders.iter().flat_map(|folder| &folder.streams);
+            asks.extend(streams.filter_map(Stream::ask));
+            if asks.is_empty() {
+                break;
+            }
+            self.shards.extend(asks.iter().map(|ask| ask.shard));
+            let mut answers = self.shared.router.ask(asks).await?.into_iter();
+            let mut large = Vec::new();
+            for folder in folders.iter_mut() {
+                large.push(match folder.large_from.take() {
+                    Some(from) => bytes(answers.next().unwrap_or(Value::Nil))?.map(|_| from),
+                    None => None,
+                });
+            }
+            let streams = folders.iter_mut().flat_map(|folder| &mut folder.streams);
+            for stream in streams.filter(|stream| stream.is_low()) {
+                stream.take(answers.next().unwrap_or(Value::Nil), to_judge)?;
+                chunks.extend(stream.unjudged.iter().map(|(_, version)| version.chunk));
+            }
+            for (folder, from) in folders.iter_mut().zip(large) {
+                let Some(from) = from else { continue };
+                folder.streams.extend((1..=BUCKETS).map(|bucket| {
+                    let key = self.all_rows.of(bucket, &folder.path);
+                    Stream::new(key, from.clone(), folder.pages.hashed)
+                }));
+            }
+        }
+        self.deletions.load(self.shared, chunks).await?;
+        for stream in folders.iter_mut().flat_map(|folder| &mut folder.streams) {
+            stream.judge(&self.deletions);
+        }
+        Ok(())
+    }
+}

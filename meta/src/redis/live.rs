@@ -1,0 +1,150 @@
+//! Whether live files lie below folders: all that was ever written there may be deleted.
+//!
+//! Must hold: it finds what a walk over each of them would. It asks about many folders at once, in no
+//! order, and ends at the first file: what lives costs a few rows, and what is dead few rounds. A
+//! round reads a bounded number of rows; few of them while many search, for nobody waits.
+
+use std::iter::repeat_n;
+use std::ops::RangeInclusive;
+
+use futures::future::BoxFuture;
+
+use super::failure::Failure;
+use super::folders::{BEGIN, Folder, GLANCE, PAGE, Pages, Reader};
+use super::keys::BUCKETS;
+use super::rows::Member;
+
+/// Searches of this process that read much in a round.
+pub(super) const TURNS: usize = 16;
+/// Rows of such a round, about.
+const MANY: usize = 8 * PAGE;
+/// Rows of a round of the others.
+const FEW: usize = 32 * GLANCE;
+/// Folders that are asked about together: a first round has room for a glance at each.
+const TOGETHER: usize = MANY / GLANCE;
+
+/// Which of these folders hold a live file at any depth; not to be relied on when the deletions are
+/// stale by then. Boxed: most calls never need it.
+pub(super) fn hold_live<'a>(
+    reader: &'a mut Reader<'_>,
+    paths: &'a [Vec<u8>],
+) -> BoxFuture<'a, Result<Vec<bool>, Failure>> {
+    Box::pin(async move {
+        if reader.deletions.are_none() {
+            return Ok(vec![true; paths.len()]);
+        }
+        let mut are_live = Vec::with_capacity(paths.len());
+        for paths in paths.chunks(TOGETHER) {
+            are_live.extend(search(reader, paths).await?);
+        }
+        Ok(are_live)
+    })
+}
+
+async fn search(reader: &mut Reader<'_>, paths: &[Vec<u8>]) -> Result<Vec<bool>, Failure> {
+    let shared = reader.shared;
+    let shares = shares(reader.home.is_large);
+    let searches = paths.iter().map(|path| Search::of(path, *shares.start(), reader));
+    let mut searches: Vec<Search> = searches.collect();
+    while !reader.deletions.is_stale() {
+        let wanted: usize = searches.iter().map(Search::wanted).sum();
+        if wanted == 0 {
+            break;
+        }
+        let turn = if wanted > FEW { shared.searches.try_acquire().ok() } else { None };
+        let mut room = if turn.is_some() { MANY } else { FEW };
+        let (mut owners, mut folders) = (Vec::new(), Vec::new());
+        for (owner, search) in searches.iter_mut().enumerate() {
+            let next = search.begin(&shares, &mut room);
+            owners.extend(repeat_n(owner, next.len()));
+            folders.extend(next);
+        }
+        reader.fill(&mut folders).await?;
+        for (owner, folder) in owners.into_iter().zip(folders) {
+            if let Some(search) = searches.get_mut(owner) {
+                search.look(folder, *shares.start(), reader)?;
+            }
+        }
+    }
+    Ok(searches.iter().map(|search| search.is_live).collect())
+}
+
+/// How many rows of a folder are worth a question, and how many it can be asked for at once. A large
+/// one is asked in all of its buckets.
+fn shares(is_large: bool) -> RangeInclusive<usize> {
+    if is_large { 2 * usize::from(BUCKETS)..=MANY } else { GLANCE..=PAGE }
+}
+
+fn pages(share: usize) -> Pages {
+    Pages { first: share.min(PAGE), hashed: (share / usize::from(BUCKETS)).max(1) }
+}
+
+/// The search for a live file below one folder.
+#[derive(Debug)]
+struct Search {
+    /// Folders of which something was not read yet; those met last are at the end, and come first:
+    /// so there are never many more than some levels of the tree hold.
+    open: Vec<Folder>,
+    /// Rows that the next round reads: twice as many each time.
+    rows: usize,
+    is_live: bool,
+}
+
+impl Search {
+    fn of(path: &[u8], least: usize, reader: &Reader<'_>) -> Self {
+        let folder = reader.folder(path.to_vec(), BEGIN, pages(least));
+        Self { open: vec![folder], rows: least, is_live: false }
+    }
+
+    /// Rows that the next round would read for it.
+    fn wanted(&self) -> usize {
+        if self.open.is_empty() { 0 } else { self.rows }
+    }
+
+    /// The folders that are read for it in this round, as far as there is room.
+    fn begin(&mut self, shares: &RangeInclusive<usize>, room: &mut usize) -> Vec<Folder> {
+        let rows = self.rows.min(*room);
+        let count = self.open.len().min(rows / shares.start());
+        let Some(share) = rows.checked_div(count) else { return Vec::new() };
+        let share = share.min(*shares.end());
+        *room = room.saturating_sub(count * share);
+        self.rows = (self.rows * 2).min(MANY);
+        let mut folders = self.open.split_off(self.open.len() - count);
+        for folder in &mut folders {
+            folder.set_pages(pages(share));
+        }
+        folders
+    }
+
+    /// Takes what was read of a folder.
+    fn look(
+        &mut self,
+        mut folder: Folder,
+        least: usize,
+        reader: &Reader<'_>,
+    ) -> Result<(), Failure> {
+        let mut below = Vec::new();
+        while !self.is_live
+            && let Some(row) = folder.next_row()
+        {
+            match Member::decode(&row.bytes)? {
+                Member::Large | Member::Marker(_) => {}
+                Member::File(name, _) => self.is_live = folder.is_first(name) && !row.is_deleted,
+                Member::Folder(name) => {
+                    let is_new = folder.is_new(name);
+                    below.extend(is_new.then(|| folder.inside(name)));
+                }
+            }
+        }
+        if self.is_live {
+            self.open.clear();
+            return Ok(());
+        }
+        if folder.is_waiting() {
+            self.open.push(folder);
+        }
+        let below = below.into_iter().map(|path| reader.folder(path, BEGIN, pages(least)));
+        self.open.extend(below);
+        Ok(())
+    }
+}
