@@ -158,10 +158,14 @@ fn execute(command: Command, context: &Context, out: &mut Output<'_>) -> Result<
 /// More are no use, and a system may not give them.
 const THREADS_MAX: usize = 1_024;
 
+/// Unless more are asked for: each may hold 24 MiB of a large file.
+const THREADS_USUAL: usize = 8;
+
 /// Threads for the files of this machine: as given, or one for each core, at least two, so that
 /// one works while the other waits.
 fn threads(given: Option<NonZeroUsize>) -> Result<usize, Failure> {
-    let cores = || thread::available_parallelism().map_or(1, NonZeroUsize::get).max(2);
+    let cores = || thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let cores = || cores().clamp(2, THREADS_USUAL);
     match given.map_or_else(cores, NonZeroUsize::get) {
         threads @ ..=THREADS_MAX => Ok(threads),
         more => Err(Failure::usage(format!(

@@ -208,6 +208,8 @@ impl TryFrom<pb::ReadPiece> for ReadPiece {
             pb::ItemStatus::Corrupt => Some(Kind::Corrupt),
             pb::ItemStatus::Unavailable => Some(Kind::Unavailable),
             pb::ItemStatus::Invalid => Some(Kind::Invalid),
+            pb::ItemStatus::Denied => Some(Kind::Denied),
+            pb::ItemStatus::NeedsRecovery => Some(Kind::NeedsRecovery),
         };
         let extent = |wire: pb::Extent| {
             let (part, crc) = (chunk_id(&wire.part)?, Crc32c::from_value(wire.crc));
@@ -229,7 +231,9 @@ fn item_status(kind: Kind) -> pb::ItemStatus {
         Kind::NotFound => pb::ItemStatus::NotFound,
         Kind::Conflict => pb::ItemStatus::IsFolder,
         Kind::Corrupt => pb::ItemStatus::Corrupt,
-        Kind::Invalid | Kind::Denied | Kind::NeedsRecovery => pb::ItemStatus::Invalid,
+        Kind::Invalid => pb::ItemStatus::Invalid,
+        Kind::Denied => pb::ItemStatus::Denied,
+        Kind::NeedsRecovery => pb::ItemStatus::NeedsRecovery,
         Kind::Full | Kind::Unavailable | Kind::TimedOut | Kind::Cancelled | Kind::Internal => {
             pb::ItemStatus::Unavailable
         }

@@ -24,6 +24,11 @@ use crate::parts::Parts;
 /// wakes up once.
 const TOGETHER: Duration = Duration::from_millis(2);
 
+/// Findings of long work that are told together, at most, and about how many bytes of them: a message
+/// has room for more, and not for all that can be wrong with a dataset.
+pub(crate) const TOLD_TOGETHER: usize = 1_000;
+const TOLD_BYTES: usize = 1 << 20;
+
 /// Messages of an answer.
 pub(crate) type Replies<W> = Pin<Box<dyn Stream<Item = Result<W, Status>> + Send>>;
 
@@ -57,6 +62,19 @@ pub(crate) async fn hand_over<T>(
             Err(Error::new(Kind::TimedOut, "send", "an answer", why))
         }
     }
+}
+
+/// How many of these findings, from the first one on, one message tells: all of none, and otherwise one
+/// at least. `bytes` is what one of them takes.
+pub(crate) fn told_together<T>(found: &[T], bytes: impl Fn(&T) -> usize) -> usize {
+    let mut sum = 0usize;
+    for (count, one) in found.iter().enumerate() {
+        sum = sum.saturating_add(bytes(one));
+        if count > 0 && (count >= TOLD_TOGETHER || sum > TOLD_BYTES) {
+            return count;
+        }
+    }
+    found.len()
 }
 
 /// Answers as messages come from `work`, which is a task of its own.
@@ -128,5 +146,21 @@ impl<T> Answer<T> {
         };
         self.work = None;
         failure.map(|error| Err(error.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_message_tells_too_many_findings_or_too_many_bytes_of_them() {
+        let told = |length: usize, count: usize| {
+            told_together(&vec!["x".repeat(length); count], String::len)
+        };
+        assert_eq!((told(1, 0), told(1, 1), told(1, 5_000)), (0, 1, TOLD_TOGETHER));
+        // Paths are long, at the most.
+        assert_eq!((told(8 << 10, 128), told(8 << 10, 5_000)), (128, 128));
+        assert_eq!(told(2 * TOLD_BYTES, 3), 1, "one that is longer than all of it");
     }
 }

@@ -303,7 +303,10 @@ pub(crate) async fn delete(parts: &Parts, name: &DatasetName, id: DatasetId) -> 
             return Err(Error::new(Kind::NotFound, "delete dataset", name, why));
         };
         if named.record.dataset != id {
-            if is_of_other_name(parts, name, id).await? {
+            let record = parts.meta.record(id).await;
+            let record = record.map_err(|error| Error::meta("find dataset", name, error))?;
+            let is_other = record.is_some_and(|record| record.name != *name);
+            if is_other || is_of_other_name(parts, name, id).await? {
                 // As of an id that stands for nothing any more.
                 return Ok(0);
             }
@@ -371,7 +374,7 @@ async fn sweep(parts: &Parts, id: DatasetId) -> Result<u64, Error> {
 /// Removes what is left of datasets whose names say that they are deleted; gives how many objects
 /// those were.
 pub(crate) async fn sweep_deleted(parts: &Parts, past: Past) -> Result<u64, Error> {
-    let deleted = stream::iter(names::deleted(parts, past).await?);
+    let deleted = stream::iter(names::deleted(parts, past).await?.found);
     let swept = deleted.map(|deleted| async move { finish(parts, &deleted).await });
     let swept = swept.buffer_unordered(DATASETS_AT_ONCE);
     swept.try_fold(0, |sum, removed| async move { Ok(sum + removed) }).await

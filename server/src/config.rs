@@ -264,8 +264,7 @@ impl Config {
         let meta = meta.unwrap_or_else(|| format!("embedded:{}", under("meta")));
         let store = store.unwrap_or_else(|| under("chunks"));
         meta_store(&meta)?;
-        chunk_store("store", &store)?;
-        if !matches!(scheme(&store), None | Some("file" | "memory")) {
+        if chunk_store("store", &store)?.is_none() && store != "memory:" {
             limits.settle = SETTLE;
         }
         let quota = flags.fast_store_quota.or(file.fast_store_quota);
@@ -290,12 +289,9 @@ impl Config {
 
     /// The folders that the stores lie in; none for those in memory or in buckets.
     pub fn folders(&self) -> Vec<PathBuf> {
-        let store = match self.store.strip_prefix("file://") {
-            Some(folder) => Some(folder),
-            None => scheme(&self.store).is_none().then_some(self.store.as_str()),
-        };
-        let meta = self.meta.strip_prefix("embedded:");
-        store.into_iter().chain(meta).map(PathBuf::from).collect()
+        let store = dl_store::check(&self.store).ok().flatten();
+        let meta = self.meta.strip_prefix("embedded:").map(Path::new);
+        store.into_iter().chain(meta).map(Path::to_path_buf).collect()
     }
 }
 
@@ -404,16 +400,10 @@ fn meta_store(url: &str) -> Result<(), ConfigError> {
     })
 }
 
-/// Refuses what can be no chunk store, before anything is opened or made.
-fn chunk_store(setting: &'static str, url: &str) -> Result<(), ConfigError> {
+/// Refuses what can be no chunk store, before anything is opened or made; gives its folder, if it
+/// lies in one.
+fn chunk_store<'a>(setting: &'static str, url: &'a str) -> Result<Option<&'a Path>, ConfigError> {
     dl_store::check(url).map_err(|problem| refused(setting, url, problem))
-}
-
-/// What stands before the first colon, if it can name a kind of store; a folder may hold colons.
-fn scheme(url: &str) -> Option<&str> {
-    let (scheme, _) = url.split_once(':')?;
-    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
-    (!scheme.is_empty() && scheme.bytes().all(is_name)).then_some(scheme)
 }
 
 fn fast_store_at(url: String, quota: u64, store: &str) -> Result<FastStore, ConfigError> {

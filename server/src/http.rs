@@ -29,6 +29,7 @@ use tokio::task::JoinSet;
 use crate::door::{Door, Guest, Stalls};
 use crate::error::causes;
 use crate::identity;
+use crate::memory;
 use crate::metrics::{self, Loss, Metrics, Watched};
 use crate::parts::{Parts, key};
 
@@ -179,7 +180,9 @@ impl Stage {
             ("/livez", _, _) => response(StatusCode::OK, TEXT, "ok\n".to_owned()),
             ("/metrics", Some(site), _) => {
                 // Of an earlier moment when nobody knows better.
-                let text = site.metrics.text(&site.watched, site.health().await.loss);
+                let (health, resident) =
+                    futures::future::join(site.health(), site.resident()).await;
+                let text = site.metrics.text(&site.watched, health.loss, resident);
                 response(StatusCode::OK, metrics::CONTENT_TYPE, text)
             }
             ("/healthz" | "/metrics", _, Some(pending)) => unwell(pending),
@@ -209,6 +212,13 @@ impl Site {
             }
             Err(error) => Some(format!("the chunk store's `{IDENTITY_KEY}` is damaged: {error}")),
         }
+    }
+
+    /// Bytes of memory that are in use; none while all threads that may wait for disks do.
+    async fn resident(&self) -> u64 {
+        let clock = &*self.parts.clock;
+        let resident = Deadline::after(clock, PATIENCE).bound(clock, memory::resident());
+        resident.await.ok().flatten().unwrap_or_default()
     }
 
     /// How the stores are; what keeps the server from answering, if anything does.

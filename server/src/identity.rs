@@ -69,6 +69,11 @@ pub(crate) async fn of_recovered(parts: &Parts) -> Result<StoreId, Error> {
     }
 }
 
+/// Whether the chunk store can be read at all.
+pub(crate) async fn answers(parts: &Parts) -> bool {
+    !of_store(parts).await.is_err_and(|error| error.kind.is_retryable())
+}
+
 /// Fails when the metadata was emptied, or lacks something: what it doesn't know may be what it lost.
 pub(crate) async fn refuse_lost(parts: &Parts, what: impl std::fmt::Display) -> Result<(), Error> {
     if of_meta(parts).await?.is_none() {

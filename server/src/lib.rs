@@ -25,6 +25,7 @@ mod late;
 mod lease;
 mod listener;
 mod live;
+mod memory;
 mod mend;
 mod metrics;
 mod moved;

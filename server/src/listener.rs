@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use dl_proto::Kind;
 use tokio::sync::mpsc;
 
-use crate::answer::{Reply, hand_over};
+use crate::answer::{Reply, hand_over, told_together};
 use crate::error::Error;
 use crate::parts::Parts;
 
@@ -38,6 +38,27 @@ impl<'a, T> Listener<'a, T> {
         };
         self.is_deaf.store(!is_told, Ordering::Relaxed);
         is_told
+    }
+
+    /// Tells what was found, in as many messages as that takes, one at least: `message` makes them, of
+    /// findings and of whether they are the last ones. What was not taken stays in `found`.
+    pub(crate) async fn tell_found(
+        &self,
+        found: &mut Vec<String>,
+        message: impl Fn(Vec<String>, bool) -> T,
+    ) {
+        loop {
+            let count = told_together(found, String::len);
+            let mut rest = found.split_off(count);
+            if !self.tell(message(found.clone(), rest.is_empty())).await {
+                found.append(&mut rest);
+                return;
+            }
+            *found = rest;
+            if found.is_empty() {
+                return;
+            }
+        }
     }
 
     /// Tells something of which more will follow, if that can be done at once.

@@ -138,7 +138,7 @@ async fn bring(
     before: Option<Seen>,
 ) -> Option<Seen> {
     // Whoever asks for it is told what is wrong with it.
-    let version = parts.meta.dataset(id).await.ok()??.version;
+    let version = parts.meta.outline(id).await.ok()??.version;
     let before = before.filter(|seen| seen.version == version);
     if let Some(seen) = before
         && parts.clock.monotonic() < seen.again_at

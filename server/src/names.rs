@@ -23,6 +23,10 @@ const READS_AT_ONCE: usize = 64;
 /// A server that began to create or write something before a deletion has ended it by then.
 const SPENT_AFTER: Duration = Duration::from_secs(60 * 60);
 
+/// Between the tries to read what much hangs on.
+pub(crate) const PAUSES: [Duration; 3] =
+    [Duration::from_secs(1), Duration::from_secs(3), Duration::from_secs(9)];
+
 /// For hints, and for what to keep in the fast store, names may be so old.
 const RECENT: Duration = Duration::from_secs(1);
 
@@ -118,8 +122,18 @@ async fn all_but(parts: &Parts, known: Option<&Names>) -> Result<Names, Error> {
 pub(crate) struct Deleted {
     pub(crate) name: DatasetName,
     pub(crate) named: Named,
-    /// The generations before it, and itself unless it is the one that holds.
+    /// The generations since the deletion before it, which has those before for itself; and itself
+    /// unless it is the one that holds.
     spent: Vec<u32>,
+}
+
+/// What there is of deletions.
+#[derive(Debug, Default)]
+pub(crate) struct Deletions {
+    pub(crate) found: Vec<Deleted>,
+    /// Names that were used more than once, each with the generation that holds: what they stood for
+    /// before is deleted, whether that can be read or not.
+    pub(crate) used_again: Vec<(DatasetName, u32)>,
 }
 
 /// Which deletions are looked for.
@@ -135,36 +149,70 @@ pub(crate) enum Past {
 }
 
 /// Deletions of which something may be left.
-pub(crate) async fn deleted(parts: &Parts, past: Past) -> Result<Vec<Deleted>, Error> {
+pub(crate) async fn deleted(parts: &Parts, past: Past) -> Result<Deletions, Error> {
     let found = list(parts, &prefix(dl_format::NAMES_PREFIX.to_owned())).await?;
     let mut all: BTreeMap<DatasetName, Vec<u32>> = BTreeMap::new();
     for (name, generation) in found {
         all.entry(name).or_default().push(generation);
     }
+    let newest = |(name, generations): (&DatasetName, &Vec<u32>)| {
+        let newest = generations.last().copied().filter(|newest| *newest > 1)?;
+        Some((name.clone(), newest))
+    };
+    let used_again = all.iter().filter_map(newest).collect();
     all.retain(|_, generations| past == Past::All || generations.len() > 1);
-    let mut each = Vec::new();
-    for (name, generations) in &all {
-        each.extend(generations.iter().map(|generation| (name.clone(), *generation)));
-    }
-    let read = stream::iter(each).map(|(name, generation)| async move {
-        let named = read(parts, &name, generation).await;
-        (name, named)
+    let read = stream::iter(all).map(|(name, generations)| async move {
+        let read = stream::iter(&generations).then(|one| read_patiently(parts, &name, *one));
+        let read: Vec<_> = read.collect().await;
+        of_name(&name, &generations, read)
     });
-    let mut deleted = Vec::new();
-    let mut read = std::pin::pin!(read.buffered(READS_AT_ONCE));
-    while let Some((name, named)) = read.next().await {
-        match named {
-            Ok(named) if named.record.state == NameState::Deleted => {
-                let mut spent = all.get(&name).cloned().unwrap_or_default();
-                let newest = spent.pop();
-                spent.retain(|one| *one <= named.generation && Some(*one) != newest);
-                deleted.push(Deleted { name, named, spent });
+    let found = read.buffered(READS_AT_ONCE).concat().await;
+    Ok(Deletions { found, used_again })
+}
+
+/// The deletions among the generations of a name.
+fn of_name(
+    name: &DatasetName,
+    generations: &[u32],
+    read: Vec<Result<Named, Error>>,
+) -> Vec<Deleted> {
+    let (mut deleted, mut spent) = (Vec::new(), Vec::new());
+    for (generation, named) in generations.iter().zip(read) {
+        let named = match named {
+            Ok(named) => named,
+            Err(error) => {
+                tracing::error!(error = error.chain(), "a name can't be read");
+                // It may say that something is deleted that is still there.
+                spent.clear();
+                continue;
             }
-            Ok(_) => {}
-            Err(error) => tracing::error!(error = error.chain(), "a name can't be read"),
+        };
+        if generations.last() != Some(generation) {
+            spent.push(*generation);
+        }
+        if named.record.state == NameState::Deleted {
+            let spent = std::mem::take(&mut spent);
+            deleted.push(Deleted { name: name.clone(), named, spent });
         }
     }
-    Ok(deleted)
+    deleted
+}
+
+/// Reads a generation; once more after a pause, and again, while the store fails.
+pub(crate) async fn read_patiently(
+    parts: &Parts,
+    name: &DatasetName,
+    generation: u32,
+) -> Result<Named, Error> {
+    let mut pauses = PAUSES.iter();
+    loop {
+        match (read(parts, name, generation).await, pauses.next()) {
+            (Err(error), Some(pause)) if error.kind.is_retryable() => {
+                parts.clock.sleep(*pause).await;
+            }
+            (read, _) => return read,
+        }
+    }
 }
 
 impl Deleted {

@@ -3,7 +3,8 @@
 //!
 //! Must hold: the same rows as `dl_format::Fold`; the header of a chunk is read once. Memory is
 //! bounded by [`SIZES`] and about a hundred bytes for each object. The store is listed before the
-//! log is read: what is in the log then is not missed.
+//! log is read: what is in the log then is not missed. An object that can't be read ends nothing, a
+//! store that is away everything.
 
 mod rows;
 
@@ -37,6 +38,10 @@ const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 const BATCH: usize = 64;
 const BATCH_BYTES: u64 = 1 << 20;
 const BATCHES_AT_ONCE: usize = 4;
+
+/// After so many headers one after the other that the store could not give now, it is away: the others
+/// would take hours, each with its own tries.
+const AWAY_AFTER: usize = 64;
 
 /// Objects asked of the log at once.
 const LOG_PAGE: usize = 10_000;
@@ -113,6 +118,29 @@ impl Named {
     }
 }
 
+/// Whether the store is away, by how many reads one after the other it could not answer.
+#[derive(Debug, Default)]
+pub(crate) struct Away(usize);
+
+impl Away {
+    /// Takes note of what the next read gave, and gives it back.
+    ///
+    /// # Errors
+    /// Why that one failed, once so many did that the others are not to be tried.
+    pub(crate) fn note<T>(&mut self, read: Result<T, Error>) -> Result<Result<T, Error>, Error> {
+        match read {
+            Err(error) if error.kind.is_retryable() => {
+                self.0 += 1;
+                if self.0 >= AWAY_AFTER { Err(error) } else { Ok(Err(error)) }
+            }
+            answered => {
+                self.0 = 0;
+                Ok(answered)
+            }
+        }
+    }
+}
+
 impl Survey {
     /// Lists the store, reads the log, and what the tombstones say.
     pub(crate) async fn read(parts: &Parts, dataset: DatasetId) -> Result<Self, Error> {
@@ -128,11 +156,11 @@ impl Survey {
             extents: Vec::new(),
             sizes: SIZES,
         };
-        let (mut named, mut unread) = (Named::default(), Vec::new());
+        let (mut named, mut unread, mut away) = (Named::default(), Vec::new(), Away::default());
         {
             let mut headers = std::pin::pin!(survey.headers(parts, survey.tombstones()));
             while let Some((number, header)) = headers.next().await {
-                match header {
+                match away.note(header)? {
                     Ok(header) => named.add(&header),
                     Err(error) => unread.push((number, error)),
                 }
@@ -252,11 +280,13 @@ impl Survey {
         if header.dataset() != self.dataset || found != known {
             return Some("it is another object than the metadata says".to_owned());
         }
-        let size = *self.stored.get(&object.id)?;
-        let (wanted, cut) = (
-            object.object_length,
-            if size < object.object_length { "cut short" } else { "too long" },
-        );
+        self.cut(object)
+    }
+
+    /// In what the length of an object in the store is not that of the log.
+    pub(crate) fn cut(&self, object: &ObjectRecord) -> Option<String> {
+        let (size, wanted) = (*self.stored.get(&object.id)?, object.object_length);
+        let cut = if size < wanted { "cut short" } else { "too long" };
         (size != wanted).then(|| format!("it is {cut}: {size} bytes, written with {wanted}"))
     }
 
@@ -271,7 +301,7 @@ impl Survey {
     ) -> Result<Shares, Error> {
         let scratch = Scratch::new(parts.room.scratch());
         let mut shares = Shares::new(self.dataset, &self.objects, alignment, scratch, self.sizes);
-        let (mut unread, mut extents) = (Vec::new(), Vec::new());
+        let (mut unread, mut extents, mut away) = (Vec::new(), Vec::new(), Away::default());
         let numbers = self.of_kind(ObjectKind::Chunk);
         let (mut looked_at, mut told) = (self.objects.len() - numbers.len(), Duration::ZERO);
         {
@@ -280,7 +310,7 @@ impl Survey {
                 looked_at += batch.len();
                 let mut chunks = Vec::with_capacity(batch.len());
                 for (number, header) in batch {
-                    let chunk = header.and_then(|header| {
+                    let chunk = away.note(header)?.and_then(|header| {
                         let committed = header.committed();
                         committed.map_err(|error| {
                             Error::new(Kind::Corrupt, "read header of object", number, error)

@@ -78,7 +78,7 @@ impl Rig {
 
     /// Runs work to its end, a second at a time; gives how many seconds it took.
     pub(crate) async fn run<T>(&self, work: impl Future<Output = T>) -> (T, u32) {
-        let (mut work, mut seconds) = (std::pin::pin!(work), 0);
+        let (mut work, mut seconds) = (Box::pin(work), 0);
         loop {
             for _ in 0..200 {
                 if let std::task::Poll::Ready(done) = futures::poll!(&mut work) {

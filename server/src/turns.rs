@@ -1,6 +1,7 @@
 //! Work that looks at all objects of datasets: so much of it at once, however many ask for it.
 //!
-//! Must hold: who waits for a turn is told so all the time; who is gone takes none.
+//! Must hold: who waits for a turn, or then for memory, is told so all the time; who is gone takes
+//! none.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use dl_proto::Kind;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::Error;
-use crate::parts::{Budget, Parts};
+use crate::parts::Parts;
 
 /// Purges and verifications of datasets that go on at once: each takes memory for every object.
 const SURVEYS: usize = 2;
@@ -25,8 +26,8 @@ const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
 pub(crate) struct Turns {
     surveys: Arc<Semaphore>,
     recoveries: Arc<Semaphore>,
-    /// Memory for chunks that are written anew.
-    pub(crate) rewrites: Budget,
+    /// Bytes for chunks that are written anew.
+    rewrites: Arc<Semaphore>,
 }
 
 impl Turns {
@@ -34,7 +35,7 @@ impl Turns {
         Self {
             surveys: Arc::new(Semaphore::new(SURVEYS)),
             recoveries: Arc::new(Semaphore::new(RECOVERIES)),
-            rewrites: Budget::new(REWRITE_BYTES, "write chunks anew"),
+            rewrites: Arc::new(Semaphore::new(REWRITE_BYTES as usize)),
         }
     }
 
@@ -48,19 +49,25 @@ impl Turns {
         parts: &Parts,
         tell: impl Fn() -> bool,
     ) -> Result<OwnedSemaphorePermit, Error> {
-        let mut turn = std::pin::pin!(Arc::clone(&self.surveys).acquire_owned());
-        loop {
-            tokio::select! {
-                biased;
-                turn = &mut turn => return Ok(turn.expect("the semaphore is never closed")),
-                () = parts.clock.sleep(SIGN_OF_LIFE) => {
-                    if !tell() {
-                        let why = "nobody waits for it any more";
-                        return Err(Error::new(Kind::Unavailable, "look at", "a dataset", why));
-                    }
-                }
-            }
-        }
+        let turn = wait(parts, tell, Arc::clone(&self.surveys).acquire_owned()).await?;
+        Ok(turn.expect("the semaphore is never closed"))
+    }
+
+    /// Waits for the memory to write chunks anew, for as long as others have it: whoever has looked at
+    /// everything is not to begin again. What is larger than all of it takes all of it; `tell` as for
+    /// a turn.
+    ///
+    /// # Errors
+    /// [`Kind::Unavailable`] when whoever asked is gone.
+    pub(crate) async fn rewrite(
+        &self,
+        parts: &Parts,
+        bytes: u64,
+        tell: impl Fn() -> bool,
+    ) -> Result<OwnedSemaphorePermit, Error> {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(REWRITE_BYTES);
+        let room = Arc::clone(&self.rewrites).acquire_many_owned(bytes);
+        Ok(wait(parts, tell, room).await?.expect("the semaphore is never closed"))
     }
 
     /// The place of a recovery.
@@ -75,9 +82,32 @@ impl Turns {
     }
 }
 
+/// Waits for `turn`; `tell` says so all the time, and is false when nobody hears it.
+async fn wait<T>(
+    parts: &Parts,
+    tell: impl Fn() -> bool,
+    turn: impl Future<Output = T>,
+) -> Result<T, Error> {
+    let mut turn = std::pin::pin!(turn);
+    loop {
+        tokio::select! {
+            biased;
+            turn = &mut turn => return Ok(turn),
+            () = parts.clock.sleep(SIGN_OF_LIFE) => {
+                if !tell() {
+                    let why = "nobody waits for it any more";
+                    return Err(Error::new(Kind::Unavailable, "look at", "a dataset", why));
+                }
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
+
+    use dl_runtime::Clock;
 
     use super::*;
     use crate::testing::rig;
@@ -93,6 +123,22 @@ mod tests {
         assert_eq!((told.into_inner(), seconds), (4, 20));
         drop(first);
         drop(turns.survey(&rig.parts, || true).await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn who_has_looked_at_everything_waits_for_memory_for_as_long_as_others_have_it() {
+        let (rig, turns, told) = (rig().await, Turns::new(), AtomicU32::new(0));
+        let first = turns.rewrite(&rig.parts, u64::MAX, || true).await.unwrap();
+        assert_eq!(first.num_permits(), REWRITE_BYTES as usize);
+        let others = async {
+            rig.clock.sleep(Duration::from_secs(120)).await;
+            drop(first);
+        };
+        let tell = || told.fetch_add(1, Ordering::Relaxed) < u32::MAX;
+        let second = turns.rewrite(&rig.parts, 1, tell);
+        let ((second, ()), seconds) = rig.run(futures::future::join(second, others)).await;
+        assert_eq!((second.unwrap().num_permits(), seconds), (1, 120));
+        assert!(told.into_inner() >= 20, "it is told every {SIGN_OF_LIFE:?}");
     }
 
     #[test]

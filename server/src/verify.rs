@@ -3,25 +3,27 @@
 //! Must hold: it changes nothing and holds a share of the paths at a time; each finding says what
 //! is wrong and what to do; what changes while it looks is not taken for wrong.
 
+mod damaged;
+mod objects;
+
 use std::collections::{HashMap, HashSet};
 
 use bytes::Bytes;
-use dl_format::{
-    ChunkId, Crc32c, DatasetId, DatasetName, FilePath, FileRecord, Header, NameState, ObjectKind,
-};
+use dl_format::{ChunkId, DatasetId, DatasetName, FilePath, FileRecord, NameState, ObjectKind};
 use dl_meta::{DatasetInfo, Found, ListEntry, ListQuery, ObjectRecord};
 use dl_proto::{Finding, Kind, VerifyProgress, VerifyRequest};
 use dl_store::{Key, StoreExt};
 use futures::stream::{self, StreamExt};
 use tokio::sync::mpsc;
 
-use crate::answer::{Reply, hand_over};
+use self::damaged::Damaged;
+use crate::answer::{Reply, TOLD_TOGETHER, hand_over, told_together};
 use crate::auth::Caller;
 use crate::catalog::{self, Told};
 use crate::error::Error;
 use crate::names;
-use crate::parts::{Budget, Parts, prefix};
-use crate::survey::{Rows, Survey, is_logged};
+use crate::parts::{Budget, Parts};
+use crate::survey::{Away, Rows, Survey};
 use crate::turns::Turns;
 
 /// Paths that are looked up at once.
@@ -91,7 +93,7 @@ async fn compare(
     // Of what was not settled before, files may have been found as they were without it.
     let is_same = before.is_settled && before.version == after.version;
     if is_same {
-        verify.counts(&survey, &after, files, bytes);
+        verify.counts(&survey, &after, files, bytes).await?;
     }
     verify.end(is_same).await
 }
@@ -127,9 +129,12 @@ impl Verify<'_> {
         info.ok_or_else(|| Error::new(Kind::NotFound, "find dataset", self.id, why))
     }
 
-    fn find(&mut self, problem: impl Into<String>, remedy: impl Into<String>) {
-        let finding = Finding { problem: problem.into(), remedy: remedy.into() };
-        self.state.findings.push(finding);
+    async fn find(&mut self, problem: String, remedy: impl Into<String>) -> Result<(), Error> {
+        self.state.findings.push(Finding { problem, remedy: remedy.into() });
+        if self.state.findings.len() < TOLD_TOGETHER {
+            return Ok(());
+        }
+        self.tell().await
     }
 
     fn doubt(&mut self, problem: String, remedy: String) {
@@ -219,45 +224,6 @@ impl Verify<'_> {
         Ok(())
     }
 
-    /// Compares the log with the store.
-    async fn objects(&mut self, survey: &Survey) -> Result<(), Error> {
-        for key in &survey.strays {
-            let problem = format!("{key} in the chunk store is no object of a dataset");
-            self.find(problem, "move it away, if nobody else needs it");
-        }
-        let unlogged = survey.unlogged();
-        if unlogged > 0 {
-            let problem = format!("{unlogged} objects in the chunk store are not in the metadata");
-            self.doubt(problem, self.recover());
-        }
-        let mut lost = HashMap::new();
-        for (number, object) in survey.objects.iter().enumerate() {
-            let unread = survey.unread.get(&number);
-            if !survey.stored.contains_key(&object.id) && self.is_gone(survey, object).await? {
-                lost.insert(object.id, Lost { number: Some(number), damage: None });
-            } else if let Some(error) = unread.filter(|error| error.kind == Kind::Corrupt) {
-                lost.insert(object.id, Lost { number: Some(number), damage: Some(error.chain()) });
-            } else if let Some(error) = unread {
-                let problem = format!("{}; its files can't be read", error.chain());
-                self.find(problem, "make the object readable, then verify again");
-            }
-        }
-        for (_, extent) in &survey.extents {
-            let part = extent.part;
-            if survey.is_logged(&part) || survey.stored.contains_key(&part) {
-                continue;
-            }
-            // Unless it came after the log was read.
-            if !is_logged(self.parts, self.id, part).await? {
-                lost.insert(part, Lost { number: None, damage: None });
-            }
-        }
-        if !lost.is_empty() {
-            self.name_lost(survey, &lost).await?;
-        }
-        self.tell().await
-    }
-
     /// Compares the name with what stands for it in the chunk store.
     async fn named(&mut self, name: &DatasetName) -> Result<(), Error> {
         let problem = match names::newest(self.parts, name).await {
@@ -268,31 +234,17 @@ impl Verify<'_> {
             Ok(Some(_)) => "its name stands for another dataset in the chunk store",
             Ok(None) => "its name is not in the chunk store",
             Err(error) if error.kind == Kind::Corrupt => {
-                self.find(error.chain(), "restore it from a copy");
-                return Ok(());
+                return self.find(error.chain(), "restore it from a copy").await;
             }
             Err(error) => return Err(error),
         };
         // Unless it was deleted meanwhile: first its name says so.
         let record = self.parts.meta.record(self.id).await;
         let record = record.map_err(|error| Error::meta("find dataset", self.id, error))?;
-        if record.is_some() {
-            self.find(problem, self.recover());
+        match record {
+            Some(_) => self.find(problem.to_owned(), self.recover()).await,
+            None => Ok(()),
         }
-        Ok(())
-    }
-
-    /// Whether it was removed neither by a purge meanwhile, nor made after the listing.
-    async fn is_gone(&self, survey: &Survey, object: &ObjectRecord) -> Result<bool, Error> {
-        let key = survey.key(object);
-        // By its name: what this process has open can be read also when the name is gone.
-        let folder = key.as_str().rsplit_once('/').map_or("", |(folder, _)| folder);
-        let listed = self.parts.store.list_sorted(&prefix(folder.to_owned())).await;
-        let listed = listed.map_err(|error| Error::store("list objects beside", &key, error))?;
-        if listed.iter().any(|other| other.key == key) {
-            return Ok(false);
-        }
-        is_logged(self.parts, self.id, object.id).await
     }
 
     /// Names the files whose bytes are gone, by what the metadata says of them.
@@ -346,7 +298,7 @@ impl Verify<'_> {
                     ),
                     _ => self.put_again(path),
                 };
-                self.find(problem, format!("restore the object, or {remedy}"));
+                self.find(problem, format!("restore the object, or {remedy}")).await?;
             }
             self.tell().await?;
             query.after = page.last().map(ListEntry::key);
@@ -392,7 +344,7 @@ impl Verify<'_> {
                     format!("run `dlcmd purge {}`", self.name()),
                 ),
             };
-            self.find(problem, remedy);
+            self.find(problem, remedy).await?;
         }
         Ok(())
     }
@@ -403,37 +355,42 @@ impl Verify<'_> {
         let stored: Vec<(ObjectRecord, Key)> = survey
             .objects
             .iter()
-            .filter(|object| survey.stored.contains_key(&object.id))
+            // Of one that has not its length it is known that it is damaged.
+            .filter(|object| survey.stored.get(&object.id) == Some(&object.object_length))
             .map(|object| (*object, survey.key(object)))
             .collect();
         let mut checked = stream::iter(stored)
             .map(move |(object, key)| async move {
                 let room = memory.take(object.object_length, parts).await?;
                 let body = parts.store.read_all(&key).await;
-                let damaged = body.map(|body| damaged(&body));
+                let damaged = body.map(|body| Damaged::of(&body));
                 drop(room);
-                Ok::<_, Error>((object, key, damaged))
+                let damaged = damaged.map_err(|error| Error::store("read object", &key, error));
+                Ok::<_, Error>((object, damaged))
             })
             .buffered(OBJECTS_AT_ONCE);
+        let mut away = Away::default();
         self.state.checked = 0;
         while let Some(one) = checked.next().await {
-            let (object, key, damaged) = one?;
+            let (object, damaged) = one?;
             self.state.checked += 1;
             self.state.bytes = self.state.bytes.saturating_add(object.object_length);
-            match damaged {
+            match away.note(damaged)? {
                 Ok(Ok(Damaged::Nothing)) => {}
                 Ok(Ok(Damaged::Part)) => self.name_damaged_part(survey, object.id).await?,
                 Ok(Ok(Damaged::Files(paths))) => {
                     let place = format!("chunk {}", object.id);
                     self.name_damaged(object.id, &place, &paths).await?;
                 }
+                Ok(Err(_)) if object.kind == ObjectKind::Part => {
+                    self.name_damaged_part(survey, object.id).await?;
+                }
                 // Its header was found to be damaged before.
                 Ok(Err(_)) => {}
                 // By a purge, or told before.
-                Err(error) if error.kind == dl_store::Kind::Missing => {}
+                Err(error) if error.kind == Kind::NotFound => {}
                 Err(error) => {
-                    let error = Error::store("read object", &key, error);
-                    self.find(error.chain(), "make the object readable, then verify again");
+                    self.find(error.chain(), "make the object readable, then verify again").await?;
                 }
             }
             if self.state.checked.is_multiple_of(64) || !self.state.findings.is_empty() {
@@ -475,13 +432,20 @@ impl Verify<'_> {
             found.map_err(|error| Error::meta("look up files of dataset", self.id, error))?;
         for (path, found) in paths.iter().zip(found) {
             if matches!(found, Found::File(record) if record.holder.chunk == chunk) {
-                self.find(format!("{path} is damaged in {place}"), self.put_again(path));
+                let problem = format!("{path} is damaged in {place}");
+                self.find(problem, self.put_again(path)).await?;
             }
         }
         Ok(())
     }
 
-    fn counts(&mut self, survey: &Survey, info: &DatasetInfo, files: u64, bytes: u64) {
+    async fn counts(
+        &mut self,
+        survey: &Survey,
+        info: &DatasetInfo,
+        files: u64,
+        bytes: u64,
+    ) -> Result<(), Error> {
         let version = survey.version();
         if (info.objects, info.version) != (survey.objects.len() as u64, version) {
             let problem = format!(
@@ -491,7 +455,7 @@ impl Verify<'_> {
                 info.version,
                 survey.objects.len()
             );
-            self.find(problem, self.rebuild());
+            self.find(problem, self.rebuild()).await?;
         }
         if survey.is_whole() && (info.files, info.bytes) != (files, bytes) {
             let problem = format!(
@@ -499,27 +463,27 @@ impl Verify<'_> {
                  bytes",
                 info.files, info.bytes
             );
-            self.find(problem, self.rebuild());
+            self.find(problem, self.rebuild()).await?;
         }
+        Ok(())
     }
 
     async fn end(mut self, is_same: bool) -> Result<(), Error> {
         let doubted = std::mem::take(&mut self.doubted);
         if is_same {
-            for chunk in doubted.chunks(1_000) {
-                self.state.findings.extend_from_slice(chunk);
-                self.tell().await?;
+            for Finding { problem, remedy } in doubted {
+                self.find(problem, remedy).await?;
             }
             if self.uncompared > 0 {
                 let problem = format!("{} more files are not as they should be", self.uncompared);
-                self.find(problem, self.rebuild());
+                self.find(problem, self.rebuild()).await?;
             }
         } else if !doubted.is_empty() {
             let count = doubted.len() as u64 + self.uncompared;
             let problem = format!(
                 "the dataset was being written to, and {count} files or objects could not be compared"
             );
-            self.find(problem, format!("run `dlcmd verify {}` again", self.name()));
+            self.find(problem, format!("run `dlcmd verify {}` again", self.name())).await?;
         }
         self.state.done = true;
         self.tell().await
@@ -537,44 +501,22 @@ impl Verify<'_> {
         }
     }
 
-    /// Says what was found since.
+    /// Says how far it is, and what was found since.
     async fn tell(&mut self) -> Result<(), Error> {
-        let message = self.state.clone();
-        self.state.findings.clear();
-        hand_over(self.parts, self.progress, Reply::More(message)).await
+        let mut findings = std::mem::take(&mut self.state.findings);
+        loop {
+            let length = |one: &Finding| one.problem.len() + one.remedy.len();
+            let rest = findings.split_off(told_together(&findings, length));
+            let done = self.state.done && rest.is_empty();
+            let message = VerifyProgress { findings, done, ..self.state.clone() };
+            hand_over(self.parts, self.progress, Reply::More(message)).await?;
+            if rest.is_empty() {
+                return Ok(());
+            }
+            findings = rest;
+        }
     }
 }
 
-/// What is damaged in an object whose header is not.
-#[derive(Debug)]
-enum Damaged {
-    Nothing,
-    Part,
-    Files(Vec<FilePath>),
-}
-
-fn damaged(object: &Bytes) -> Result<Damaged, dl_format::DecodeError> {
-    let length = Header::length(object)?;
-    let header = Header::decode(&object.slice(..length.min(object.len())))?;
-    let bytes = |start: usize, length: u32| {
-        object.get(start..start.checked_add(length as usize)?).map(Crc32c::of)
-    };
-    if let Some((length, crc)) = header.part() {
-        let is_whole = bytes(header.header_length(), length) == Some(crc);
-        return Ok(if is_whole { Damaged::Nothing } else { Damaged::Part });
-    }
-    let mut extents = header.extents().iter();
-    let earlier = extents.next().map(|first| {
-        extents.fold(first.crc, |whole, next| whole.then(next.crc, next.length.into()))
-    });
-    let is_damaged = |entry: &dl_format::Entry| {
-        let own = bytes(entry.offset as usize, entry.stored);
-        let whole = own.map(|own| match earlier {
-            Some(earlier) => earlier.then(own, entry.stored.into()),
-            None => own,
-        });
-        whole != Some(entry.crc)
-    };
-    let paths: Vec<_> = header.entries().filter(is_damaged).map(|entry| entry.path).collect();
-    Ok(if paths.is_empty() { Damaged::Nothing } else { Damaged::Files(paths) })
-}
+#[cfg(test)]
+mod tests;

@@ -33,20 +33,21 @@ impl<'a> Place<'a> {
     }
 }
 
-/// Whether `url` names a store, there or not, without a look at it.
+/// Whether `url` names a store, there or not, without a look at it: gives the folder that the store
+/// lies in; none for a bucket, and for memory.
 ///
 /// # Errors
-/// What would.
-pub fn check(url: &str) -> Result<(), &'static str> {
-    Place::parse(url).map(|_| ()).ok_or(SUPPORTED)
+/// What would name one.
+pub fn check(url: &str) -> Result<Option<&Path>, &'static str> {
+    match Place::parse(url).ok_or(SUPPORTED)? {
+        Place::Folder(path) => Ok(Some(Path::new(path))),
+        Place::Memory | Place::Bucket(_) => Ok(None),
+    }
 }
 
 /// The folder that `url` names, if it names one.
 pub(crate) fn folder_of(url: &str) -> Option<&Path> {
-    match Place::parse(url)? {
-        Place::Folder(path) => Some(Path::new(path)),
-        Place::Memory | Place::Bucket(_) => None,
-    }
+    check(url).ok().flatten()
 }
 
 /// Opens the store at `url`: a directory (`DIR`, `file:///DIR`; made when it is not there), a
@@ -108,7 +109,11 @@ mod tests {
         let path = directory.path().join("a:b").to_str().unwrap().to_owned();
         let key = crate::Key::new("x/y").unwrap();
         open(&path).await.unwrap().create(&key, "z".into()).await.unwrap();
-        let again = open(&format!("file://{path}")).await.unwrap();
+        let url = format!("file://{path}");
+        for address in [&path, &url] {
+            assert_eq!(check(address), Ok(Some(Path::new(&path))), "{address}");
+        }
+        let again = open(&url).await.unwrap();
         assert_eq!(crate::StoreExt::read_all(&*again, &key).await.unwrap(), "z");
     }
 

@@ -2,6 +2,7 @@
 //!
 //! Must hold: every problem is named; a recovery with problems is only partly done.
 
+use std::collections::BTreeSet;
 use std::time::SystemTime;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
@@ -78,11 +79,19 @@ pub(crate) fn run(
 ) -> Result<Exit, Failure> {
     let request = arguments.plan(context.clock.now())?;
     let bar = context.notes.bar();
+    let mut told = BTreeSet::new();
     let recovered = context.client()?.recover(request, &mut |step| {
-        let RecoverProgress { dataset, listed, checked, .. } = step;
+        let RecoverProgress { dataset, listed, checked, problems, .. } = step;
+        told.extend(problems.iter().map(|problem| (dataset.clone(), problem.clone())));
         bar.set_message(format!("{dataset}: {checked} of {listed} objects checked"));
     });
     bar.finish_and_clear();
+    let recovered = recovered.inspect_err(|_| {
+        // What kept it from its end may be among them.
+        for (dataset, problem) in &told {
+            context.notes.error(format_args!("recover {dataset}: {problem}"));
+        }
+    });
     let mut exit = Exit::Done;
     for done in recovered? {
         report(&done, out)?;

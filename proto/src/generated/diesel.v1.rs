@@ -444,6 +444,10 @@ pub enum ItemStatus {
     Corrupt = 3,
     Unavailable = 4,
     Invalid = 5,
+    /// The server may not read it.
+    Denied = 6,
+    /// Run recover first.
+    NeedsRecovery = 7,
 }
 impl ItemStatus {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -458,6 +462,8 @@ impl ItemStatus {
             Self::Corrupt => "ITEM_STATUS_CORRUPT",
             Self::Unavailable => "ITEM_STATUS_UNAVAILABLE",
             Self::Invalid => "ITEM_STATUS_INVALID",
+            Self::Denied => "ITEM_STATUS_DENIED",
+            Self::NeedsRecovery => "ITEM_STATUS_NEEDS_RECOVERY",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -469,6 +475,8 @@ impl ItemStatus {
             "ITEM_STATUS_CORRUPT" => Some(Self::Corrupt),
             "ITEM_STATUS_UNAVAILABLE" => Some(Self::Unavailable),
             "ITEM_STATUS_INVALID" => Some(Self::Invalid),
+            "ITEM_STATUS_DENIED" => Some(Self::Denied),
+            "ITEM_STATUS_NEEDS_RECOVERY" => Some(Self::NeedsRecovery),
             _ => None,
         }
     }

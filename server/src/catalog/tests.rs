@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use dl_meta::MetaStore;
-use dl_proto::{KeyHash, User, Users};
+use dl_proto::{KeyHash, RecoverRequest, User, Users};
 use dl_runtime::fault::Fault;
 use dl_store::StoreExt;
+use tokio::sync::mpsc;
 
 use super::*;
 use crate::auth::People;
@@ -40,7 +41,7 @@ async fn what_is_written_behind_the_end_of_a_deletion_goes_with_the_next_purge_o
     rig.clock.advance(Duration::from_secs(2 * 3600));
     finish_deletions(&rig.parts).await.unwrap();
     let deletions = names::deleted(&rig.parts, Past::Untidied).await.unwrap();
-    assert!(deletions.is_empty(), "it is tidied up: {deletions:?}");
+    assert!(deletions.found.is_empty(), "it is tidied up: {deletions:?}");
     // By a server that hung for two hours and then died.
     rig.store_chunk(id, 1).await;
     assert_eq!(sweep_deleted(&rig.parts, Past::All).await.unwrap(), 1);
@@ -96,4 +97,39 @@ async fn nothing_is_counted_for_who_opens_a_dataset_or_asks_for_names() {
     assert_eq!(counts(&listed.found), [("pets", false)]);
     let counted = by_name(&rig.parts, &dataset("pets"), &Caller::Everybody, Told::Counts).await;
     assert_eq!(counted.unwrap_err().kind, Kind::Corrupt);
+}
+
+#[tokio::test]
+async fn a_dataset_whose_name_is_lost_is_not_deleted_by_the_name_of_another_one() {
+    let rig = rig().await;
+    let (id, _) = (rig.create("foo").await, rig.create("bar").await);
+    rig.store_chunk(id, 1).await;
+    let lost = crate::parts::key(dl_format::name_key(&dataset("foo"), 1));
+    rig.parts.store.delete(&lost).await.unwrap();
+    assert_eq!(delete(&rig.parts, &dataset("bar"), id).await.unwrap(), 0);
+    assert!(rig.memory.record(id).await.unwrap().is_some());
+    assert!(has_objects(&rig.parts, &dataset("foo"), id).await.unwrap());
+}
+
+/// Keeps S-30.
+#[tokio::test]
+async fn a_recovery_that_fails_for_a_deleted_dataset_tells_nobody_which_it_was() {
+    let rig = rig().await;
+    rig.create("apples").await;
+    let id = rig.create("secret").await;
+    let record = rig.memory.record(id).await.unwrap().unwrap();
+    delete(&rig.parts, &dataset("secret"), id).await.unwrap();
+    for operation in ["record", "drop_dataset"] {
+        // As a Redis does that is set back.
+        rig.memory.put_dataset(&record).await.unwrap();
+        rig.meta.script(operation, [Some(Fault::Before(dl_meta::Kind::Unavailable))]);
+        let (progress, _told) = mpsc::channel(64);
+        let request = RecoverRequest { dataset: Some(dataset("apples")), since: None };
+        let caller = reader("apples");
+        let recovered = crate::recover::recover(&rig.parts, request, &caller, &progress);
+        let error = rig.run(recovered).await.0.unwrap_err();
+        assert!(error.kind.is_retryable() && rig.meta.is_used_up(operation), "{operation}");
+        let told = error.chain();
+        assert!(!told.contains("secret") && !told.contains(&id.to_string()), "{told}");
+    }
 }

@@ -60,6 +60,21 @@ fn stores_in_memory_lie_in_no_folder() {
 }
 
 #[test]
+fn a_chunk_store_is_in_the_folder_that_the_store_opens_for_its_address() {
+    let placed = |store: &str| {
+        let config = load(&["--meta", "memory:", "--store", store]).unwrap();
+        (config.folders(), config.limits.settle.is_zero())
+    };
+    // A scheme begins with a letter.
+    for folder in ["1:a", "a_b:c", "./a:b", "a b", "/a"] {
+        assert_eq!(placed(folder), (vec![PathBuf::from(folder)], true), "{folder}");
+    }
+    assert_eq!(placed("file:///a:b"), (vec![PathBuf::from("/a:b")], true));
+    assert_eq!(placed("memory:"), (Vec::new(), true));
+    assert_eq!(placed("s3://bucket/a"), (Vec::new(), false));
+}
+
+#[test]
 fn a_fast_store_has_a_quota() {
     assert_eq!(load(&[]).unwrap().fast_store, None);
     let fast = |flags: &[&str]| load(flags).unwrap().fast_store.unwrap().quota;

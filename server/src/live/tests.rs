@@ -78,3 +78,22 @@ async fn a_kept_dataset_that_could_not_be_listed_is_looked_through_again_soon() 
     }
     assert_eq!(kept, [false, true]);
 }
+
+#[tokio::test]
+async fn nothing_is_counted_to_learn_whether_a_kept_dataset_changed() {
+    let rig = crate::testing::rig().await;
+    let fast = TierStore::new(
+        Arc::clone(&rig.parts.store),
+        dl_store::memory(),
+        1 << 30,
+        Arc::clone(&rig.parts.clock),
+    );
+    let id = rig.create("kept").await;
+    rig.store_chunk(id, 1).await;
+    let keep = ["kept".parse::<Pattern>().unwrap()];
+    let counted = dl_runtime::fault::Fault::Before(dl_meta::Kind::Unavailable);
+    rig.meta.script("dataset", [Some(counted)]);
+    let mut seen = HashMap::new();
+    let (kept, _) = rig.run(look_after(&rig.parts, &fast, &keep, &mut seen)).await;
+    assert!(kept.unwrap().bytes > 0 && !rig.meta.is_used_up("dataset"));
+}

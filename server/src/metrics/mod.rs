@@ -111,15 +111,15 @@ impl Metrics {
         self.refused_keys.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Everything, as Prometheus reads it.
-    pub(crate) fn text(&self, watched: &Watched, loss: Loss) -> String {
+    /// Everything, as Prometheus reads it; `resident` are the bytes of memory that are in use.
+    pub(crate) fn text(&self, watched: &Watched, loss: Loss, resident: u64) -> String {
         let mut text = Text::default();
         let name = "diesel_build_info";
         text.metric(name, Kind::Gauge, "Always 1; the version of dlserver is its label.");
         text.sample(&[("version", env!("CARGO_PKG_VERSION"))], 1);
         let help = "Memory of the process that is in use.";
         text.metric("process_resident_memory_bytes", Kind::Gauge, help);
-        text.sample(&[], resident_bytes().unwrap_or_default());
+        text.sample(&[], resident);
         self.write_requests(&mut text);
         write_door(&mut text, &watched.door);
         let help = "Requests that were refused for their user or key.";
@@ -279,11 +279,4 @@ fn write_sources(text: &mut Text, sources: &Sources) {
 
 fn read(counter: &AtomicU64) -> u64 {
     counter.load(Ordering::Relaxed)
-}
-
-/// What the kernel says of this process.
-fn resident_bytes() -> Option<u64> {
-    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
-    let pages: u64 = statm.split(' ').nth(1)?.parse().ok()?;
-    Some(pages * rustix::param::page_size() as u64)
 }

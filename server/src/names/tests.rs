@@ -213,3 +213,23 @@ async fn all_who_ask_for_names_while_the_store_is_silent_are_told_so_at_the_same
     assert!(answers.into_iter().all(|answer| answer.unwrap_err().kind == Kind::Denied));
     assert!(rig.run(shared(&rig.parts)).await.0.is_ok());
 }
+
+#[tokio::test]
+async fn each_deletion_of_a_name_keeps_what_says_that_another_one_is_not_through() {
+    let rig = rig().await;
+    let name = crate::testing::dataset("ds");
+    for _ in 0..2 {
+        let id = rig.create("ds").await;
+        crate::catalog::delete(&rig.parts, &name, id).await.unwrap();
+    }
+    rig.clock.advance(SPENT_AFTER + Duration::from_secs(1));
+    let deletions = deleted(&rig.parts, Past::Untidied).await.unwrap();
+    assert_eq!(deletions.used_again, [(name.clone(), 4)]);
+    let [first, second] = &deletions.found[..] else { panic!("{:?}", deletions.found) };
+    second.tidy(&rig.parts).await.unwrap();
+    let left = || async { list(&rig.parts, &prefix(name_prefix(&name))).await.unwrap() };
+    let of = |all: &[u32]| all.iter().map(|one| (name.clone(), *one)).collect::<Vec<_>>();
+    assert_eq!(left().await, of(&[1, 2, 4]));
+    first.tidy(&rig.parts).await.unwrap();
+    assert_eq!(left().await, of(&[4]));
+}

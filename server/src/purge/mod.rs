@@ -20,18 +20,19 @@ use tokio::sync::mpsc;
 
 use self::plan::{Ledger, Plan, Rules};
 use self::rewrite::{Moved, Rewriter};
-use crate::answer::Reply;
+use crate::answer::{Reply, TOLD_TOGETHER};
 use crate::auth::Caller;
 use crate::catalog::{self, Told};
 use crate::commit;
 use crate::error::Error;
 use crate::headers::read_header;
+use crate::identity;
 use crate::listener::Listener;
 use crate::names;
 use crate::parts::Parts;
 use crate::recover;
 use crate::snapshot;
-use crate::survey::{Survey, writer};
+use crate::survey::{Away, Survey, writer};
 use crate::turns::Turns;
 
 /// Of the time that ids may be off a clock: how long what was seen alive is moved, and how old the
@@ -69,12 +70,7 @@ async fn purge_all(
     caller: &Caller,
     progress: &Progress<'_>,
 ) -> Result<(), Error> {
-    let damage = parts.meta.damage().await;
-    let damage = damage.map_err(|error| Error::meta("look for damage in", &parts.meta, error))?;
-    if damage.is_some() {
-        let why = "the metadata may lack something; run `dlcmd recover --all` first";
-        return Err(Error::new(Kind::NeedsRecovery, "purge", "datasets", why));
-    }
+    identity::refuse_damaged(parts, "purge", "datasets").await?;
     if let Some(name) = &request.dataset {
         let id = catalog::by_name(parts, name, caller, Told::Record).await?.id;
         let mut purge = Purge::new(parts, turns, name, request.grace, progress);
@@ -137,13 +133,7 @@ impl<'a> Purge<'a> {
     }
 
     async fn dataset(&mut self, id: DatasetId) -> Result<(), Error> {
-        let _turn = self
-            .turns
-            .survey(self.parts, || {
-                self.progress.mention(self.state.clone());
-                !self.progress.is_deserted()
-            })
-            .await?;
+        let _turn = self.turns.survey(self.parts, || self.is_awaited()).await?;
         let record = catalog::by_id(self.parts, id).await?;
         let mut origin = [0; 9];
         self.parts.random.fill(&mut origin);
@@ -165,7 +155,7 @@ impl<'a> Purge<'a> {
     }
 
     async fn end_with(&mut self, error: &Error) {
-        self.problem(error.chain());
+        self.problem(error.chain()).await;
         self.state.done = true;
         self.tell().await;
     }
@@ -179,12 +169,14 @@ impl<'a> Purge<'a> {
     ) -> Result<bool, Error> {
         let (began, now) = (self.parts.clock.monotonic(), self.parts.clock.now());
         for problem in recover::bring_in(self.parts, self.name).await? {
-            self.problem(problem);
+            self.problem(problem).await;
         }
         let mut survey = Survey::read(self.parts, record.id).await?;
         let (ledger, held) = self.look(&mut survey, record).await?;
-        for error in survey.unread.values().filter(|error| error.kind != Kind::NotFound) {
-            self.problem(error.chain());
+        for error in survey.unread.values() {
+            if error.kind != Kind::NotFound {
+                self.problem(error.chain()).await;
+            }
         }
         let rules = Rules {
             now,
@@ -220,8 +212,7 @@ impl<'a> Purge<'a> {
         let mut ledger = Ledger::new(survey);
         self.state.objects = survey.objects.len() as u64;
         let heard = |checked| {
-            let problems = Vec::new();
-            self.progress.mention(PurgeProgress { checked, problems, ..self.state.clone() });
+            self.mention(checked);
             self.refuse_read_only()
         };
         let mut shares = survey.shares(self.parts, record.shape.alignment(), heard).await?;
@@ -233,11 +224,11 @@ impl<'a> Purge<'a> {
             }
             self.tell().await;
         }
-        let mut held = HashSet::new();
+        let (mut held, mut away) = (HashSet::new(), Away::default());
         let mut tombstones = std::pin::pin!(survey.headers(self.parts, survey.tombstones()));
         while let Some((number, header)) = tombstones.next().await {
             // One that can't be read this time may name what is held.
-            if header.map_or(true, |header| ledger.is_held(header.deletions())) {
+            if away.note(header)?.map_or(true, |header| ledger.is_held(header.deletions())) {
                 held.insert(number);
             }
         }
@@ -273,7 +264,8 @@ impl<'a> Purge<'a> {
         if plan.rewrite.is_empty() {
             return Ok(moved);
         }
-        let _room = self.turns.rewrites.take(rewrite::memory(record.shape), self.parts).await?;
+        let bytes = rewrite::memory(record.shape);
+        let _room = self.turns.rewrite(self.parts, bytes, || self.is_awaited()).await?;
         let mut rewriter = Rewriter::new(self.parts, record, ids, self.fresh(), began);
         let written = self.state.written;
         for number in &plan.rewrite {
@@ -291,7 +283,9 @@ impl<'a> Purge<'a> {
                 Moved::NotHidden => {}
                 Moved::NotDamaged(problems) => {
                     self.damaged.insert(object.id);
-                    problems.into_iter().for_each(|problem| self.problem(problem));
+                    for problem in problems {
+                        self.problem(problem).await;
+                    }
                 }
             }
             self.state.written = written + rewriter.written;
@@ -367,10 +361,14 @@ impl<'a> Purge<'a> {
                 Ok(()) => {
                     retired.insert(*id);
                 }
-                Err(error) if error.kind == dl_meta::Kind::Conflict => self.problem(format!(
-                    "object {id}: the metadata still names files in it; run `dlcmd verify dl://{}`",
-                    self.name
-                )),
+                Err(error) if error.kind == dl_meta::Kind::Conflict => {
+                    let name = self.name;
+                    let problem = format!(
+                        "object {id}: the metadata still names files in it; run `dlcmd verify \
+                         dl://{name}`"
+                    );
+                    self.problem(problem).await;
+                }
                 Err(error) => return Err(failed(error)),
             }
         }
@@ -387,6 +385,11 @@ impl<'a> Purge<'a> {
         ledger: &Ledger,
     ) -> Result<bool, Error> {
         let (mut unneeded, mut tombstones) = (Vec::new(), Vec::new());
+        let is_needed = |(chunk, _): &&(usize, Extent)| {
+            ledger.states.get(*chunk).is_none_or(|state| state.kept.count() > 0)
+        };
+        let needed = survey.extents.iter().filter(is_needed).map(|(_, extent)| extent.part);
+        let needed: HashSet<ChunkId> = needed.collect();
         for (number, object) in survey.objects.iter().enumerate() {
             if survey.stored.contains_key(&object.id) {
                 continue;
@@ -398,14 +401,10 @@ impl<'a> Purge<'a> {
                 }
                 None => false,
             };
-            let is_needed = |(chunk, extent): &(usize, Extent)| {
-                let state = ledger.states.get(*chunk);
-                extent.part == object.id && state.is_none_or(|state| state.kept.count() > 0)
-            };
             match object.kind {
                 _ if !is_gone => {}
                 ObjectKind::Tombstone => tombstones.push(object.id),
-                ObjectKind::Part if survey.extents.iter().any(is_needed) => {}
+                ObjectKind::Part if needed.contains(&object.id) => {}
                 ObjectKind::Chunk | ObjectKind::Part => unneeded.push(object.id),
             }
         }
@@ -435,14 +434,16 @@ impl<'a> Purge<'a> {
             // Written to, or purged by others, since it was looked at: the next purge will tell.
             return Ok(false);
         };
-        let are_unneeded = info.files == ledger.files;
-        for id in tombstones.iter().filter(|_| !are_unneeded) {
-            self.problem(format!(
-                "tombstone {id} is not in the store; run `dlcmd verify dl://{}`",
-                self.name
-            ));
+        if info.files == ledger.files {
+            return Ok(true);
         }
-        Ok(are_unneeded)
+        for id in tombstones {
+            let name = self.name;
+            let problem =
+                format!("tombstone {id} is not in the store; run `dlcmd verify dl://{name}`");
+            self.problem(problem).await;
+        }
+        Ok(false)
     }
 
     fn wait_for<'b>(&mut self, survey: &Survey, waiting: impl Iterator<Item = &'b usize>) {
@@ -463,17 +464,39 @@ impl<'a> Purge<'a> {
         self.parts.limits.clock_skew / FRESH_PART
     }
 
-    fn problem(&mut self, problem: String) {
-        if self.told.insert(problem.clone()) {
-            self.state.problems.push(problem);
+    /// Says that it waits for others; whether anybody hears it.
+    fn is_awaited(&self) -> bool {
+        self.mention(self.state.checked);
+        !self.progress.is_deserted()
+    }
+
+    /// Says how many objects were looked at, if that can be said at once.
+    fn mention(&self, checked: u64) {
+        let problems = Vec::new();
+        self.progress.mention(PurgeProgress { checked, problems, ..self.state.clone() });
+    }
+
+    async fn problem(&mut self, problem: String) {
+        if !self.told.insert(problem.clone()) {
+            return;
+        }
+        self.state.problems.push(problem);
+        if self.state.problems.len().is_multiple_of(TOLD_TOGETHER) {
+            self.tell().await;
         }
     }
 
-    /// Says how far it is.
+    /// Says how far it is, and what was found since.
     async fn tell(&mut self) {
-        if self.progress.tell(self.state.clone()).await {
-            self.state.problems.clear();
-        }
+        let mut problems = std::mem::take(&mut self.state.problems);
+        let state = &self.state;
+        let message = |problems, is_last| PurgeProgress {
+            problems,
+            done: state.done && is_last,
+            ..state.clone()
+        };
+        self.progress.tell_found(&mut problems, message).await;
+        self.state.problems = problems;
     }
 }
 

@@ -94,18 +94,25 @@ impl Scene {
         done.0
     }
 
+    /// The last word of a purge, with all problems.
     async fn purge(&self) -> PurgeProgress {
+        let steps = self.steps().await;
+        let problems = steps.iter().flat_map(|step| step.problems.clone()).collect();
+        PurgeProgress { problems, ..steps.last().unwrap().clone() }
+    }
+
+    /// What a purge tells.
+    async fn steps(&self) -> Vec<PurgeProgress> {
         let (parts, turns) = (&self.rig.parts, Turns::new());
         let request = PurgeRequest { dataset: Some(dataset("ds")), grace: Duration::ZERO };
         let (told, mut heard) = mpsc::channel(1_000);
-        purge(parts, &turns, request, &Caller::Everybody, &told).await.unwrap();
+        Box::pin(purge(parts, &turns, request, &Caller::Everybody, &told)).await.unwrap();
         drop(told);
-        let (mut last, mut problems) = (PurgeProgress::default(), Vec::new());
+        let mut steps = Vec::new();
         while let Some(Reply::More(step) | Reply::Last(step)) = heard.recv().await {
-            problems.extend(step.problems.clone());
-            last = step;
+            steps.push(step);
         }
-        PurgeProgress { problems, ..last }
+        steps
     }
 }
 
@@ -202,4 +209,42 @@ async fn what_was_seen_alive_too_long_ago_is_not_committed() {
     let objects = scene.rig.parts.meta.log(scene.id).await.unwrap();
     assert_eq!(objects.len(), 2, "nothing was moved, and nothing removed");
     assert!(scene.find("7").await.is_some_and(|record| record.length == 1_000));
+}
+
+#[tokio::test]
+async fn problems_of_a_damaged_dataset_come_in_messages_that_are_not_too_large() {
+    let scene = Scene::new().await;
+    let mut ids = ids(1);
+    for _ in 0..2_500 {
+        let id = ids.next(scene.rig.clock.now());
+        let key = crate::parts::object_key(scene.id, id, ObjectKind::Chunk);
+        scene.rig.parts.store.create(&key, "no chunk".into()).await.unwrap();
+    }
+    let steps = scene.steps().await;
+    let told: Vec<usize> = steps.iter().map(|step| step.problems.len()).collect();
+    assert!(told.iter().sum::<usize>() >= 2_500, "{told:?}");
+    assert!(told.iter().all(|told| *told <= TOLD_TOGETHER), "{told:?}");
+    let done: Vec<_> = steps.iter().map(|step| step.done).collect();
+    assert_eq!(done.iter().position(|done| *done), Some(steps.len() - 1), "and only the last one");
+}
+
+#[tokio::test]
+async fn a_purge_waits_for_memory_that_others_write_with_and_looks_once() {
+    let scene = Scene::new().await;
+    let first = scene.put(1, (0..20).map(|n| format!("{n}"))).await;
+    scene.put(2, (0..10).map(|n| format!("{n}"))).await;
+    scene.rig.clock.advance(HOUR);
+    let (parts, turns) = (&scene.rig.parts, Turns::new());
+    let memory = turns.rewrite(parts, u64::MAX, || true).await.unwrap();
+    let others = async {
+        scene.rig.clock.sleep(Duration::from_secs(120)).await;
+        drop(memory);
+    };
+    let (told, _heard) = mpsc::channel(1_000);
+    let request = PurgeRequest { dataset: Some(dataset("ds")), grace: Duration::ZERO };
+    let purge = Box::pin(purge(parts, &turns, request, &Caller::Everybody, &told));
+    let ((done, ()), seconds) = scene.rig.run(futures::future::join(purge, others)).await;
+    done.unwrap();
+    assert!(seconds >= 120, "{seconds} s");
+    assert_ne!(scene.find("15").await.unwrap().holder.chunk, first);
 }

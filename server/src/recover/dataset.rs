@@ -22,6 +22,7 @@ use crate::catalog;
 use crate::commit::is_committed;
 use crate::error::Error;
 use crate::headers::read_header;
+use crate::identity;
 use crate::late::Late;
 use crate::listener::Listener;
 use crate::names::{self, Named};
@@ -33,6 +34,8 @@ const READS_AT_ONCE: usize = 64;
 const LOTS_AHEAD: usize = 2;
 /// Appends in flight.
 const APPENDS_AT_ONCE: usize = 32;
+/// Objects that the store fails for and that are tried again: of more, the store is at fault.
+const LATER_MAX: usize = 64;
 /// After so many objects it is told how far it is.
 const TELL_EVERY: u64 = 64;
 
@@ -71,6 +74,16 @@ pub(super) struct Progress<'a> {
     to: &'a Listener<'a, RecoverProgress>,
 }
 
+/// What came of the objects of a dataset.
+#[derive(Debug)]
+struct Outcome {
+    /// Whether some can't be read.
+    unread: bool,
+    read: Read,
+    /// Those that the store failed for, to be tried again.
+    later: Vec<(Listed, Error)>,
+}
+
 /// What was found, on its way through the steps.
 enum Step {
     /// How much a lot holds.
@@ -92,9 +105,38 @@ enum Done {
     /// It can't be adopted.
     Problem(String),
     /// It can't be read.
-    Unread(Error),
+    Unread(Listed, Error),
     /// The dataset was deleted meanwhile.
     Ended,
+}
+
+impl Outcome {
+    /// Takes one into account; false when the dataset has ended.
+    fn add(&mut self, done: Done, state: &mut RecoverProgress) -> bool {
+        match done {
+            Done::New(files) => {
+                state.adopted += 1;
+                state.files += files;
+            }
+            Done::Passed => {}
+            Done::Problem(problem) => state.problems.push(problem),
+            Done::Unread(listed, error) if error.kind.is_retryable() => {
+                if self.later.len() < LATER_MAX {
+                    self.later.push((listed, error));
+                } else {
+                    self.read = Read::Interrupted;
+                    self.unread = true;
+                    state.problems.push(error.chain());
+                }
+            }
+            Done::Unread(_, error) => {
+                self.unread |= error.kind != Kind::Corrupt;
+                state.problems.push(error.chain());
+            }
+            Done::Ended => return false,
+        }
+        true
+    }
 }
 
 impl<'a> Progress<'a> {
@@ -124,9 +166,15 @@ impl<'a> Progress<'a> {
 
     /// Says how far it is. Problems are told once.
     async fn tell(&mut self) {
-        if self.to.tell(self.state.clone()).await {
-            self.state.problems.clear();
-        }
+        let mut problems = std::mem::take(&mut self.state.problems);
+        let state = &self.state;
+        let message = |problems, is_last| RecoverProgress {
+            problems,
+            done: state.done && is_last,
+            ..state.clone()
+        };
+        self.to.tell_found(&mut problems, message).await;
+        self.state.problems = problems;
     }
 
     /// The same, unless there is nothing new but numbers and the last ones are still on their way.
@@ -167,7 +215,7 @@ impl Recovery<'_> {
         let doubt = Doubt { from };
         let search = Search { parts: self.parts, name, id, doubt, shares: self.shares };
         let mut progress = Progress::of(name, self.progress);
-        let (mut unread, mut read) = (false, Read::Whole);
+        let mut outcome = Outcome { unread: false, read: Read::Whole, later: Vec::new() };
         let (mut lost, large) = (None, Mutex::new(Vec::new()));
         let large_ones = &large;
         let (sender, mut lots) = mpsc::channel(LOTS_AHEAD);
@@ -220,27 +268,18 @@ impl Recovery<'_> {
                 }
                 Step::Done(done) => {
                     state.checked += 1;
-                    match done {
-                        Done::New(files) => {
-                            state.adopted += 1;
-                            state.files += files;
-                        }
-                        Done::Passed => {}
-                        Done::Problem(problem) => state.problems.push(problem),
-                        Done::Unread(error) => {
-                            unread |= error.kind != Kind::Corrupt;
-                            if error.kind.is_retryable() {
-                                read = Read::Interrupted;
-                            }
-                            state.problems.push(error.chain());
-                        }
-                        Done::Ended => return Ok(self.ended(name).await),
+                    if !outcome.add(done, state) {
+                        return Ok(self.ended(name).await);
                     }
                 }
                 Step::Found(..) | Step::Read(..) => {}
             }
             progress.tell_now_and_then().await;
         }
+        if !self.read_later(named, &mut outcome, &mut progress.state, large_ones).await? {
+            return Ok(self.ended(name).await);
+        }
+        let Outcome { unread, mut read, .. } = outcome;
         if self.tells_missing {
             let problem = |(count, first)| {
                 format!(
@@ -253,8 +292,14 @@ impl Recovery<'_> {
             progress.state.problems.extend(self.lacking(named, large).await);
         }
         if unread {
-            let problem = "some objects could not be read; run recover again".to_owned();
-            progress.state.problems.push(problem);
+            let problem = match read {
+                Read::Interrupted => "some objects could not be read; run recover again",
+                Read::Whole => {
+                    "some objects can't be read: make them readable, or move them away for good, then \
+                     run recover again"
+                }
+            };
+            progress.state.problems.push(problem.to_owned());
             if read == Read::Whole && !self.set_aside(name).await {
                 read = Read::Interrupted;
             }
@@ -263,6 +308,40 @@ impl Recovery<'_> {
         }
         progress.end().await;
         Ok(read)
+    }
+
+    /// Reads those again that the store failed for, after pauses. What it still fails for while it answers
+    /// for others is taken for unreadable. False when the dataset has ended.
+    async fn read_later(
+        &self,
+        named: Named,
+        outcome: &mut Outcome,
+        state: &mut RecoverProgress,
+        large: &Mutex<Vec<ChunkId>>,
+    ) -> Result<bool, Error> {
+        for pause in names::PAUSES {
+            if outcome.later.is_empty() || outcome.read == Read::Interrupted {
+                break;
+            }
+            self.parts.clock.sleep(pause).await;
+            for (listed, _) in std::mem::take(&mut outcome.later) {
+                let read = self.read(Step::Found(listed)).await?;
+                if let Step::Done(done) = self.adopt(named, read, large).await?
+                    && !outcome.add(done, state)
+                {
+                    return Ok(false);
+                }
+            }
+        }
+        if !outcome.later.is_empty() {
+            outcome.unread = true;
+            if !identity::answers(self.parts).await {
+                outcome.read = Read::Interrupted;
+            }
+        }
+        let later = std::mem::take(&mut outcome.later);
+        state.problems.extend(later.into_iter().map(|(_, error)| error.chain()));
+        Ok(true)
     }
 
     /// Has a dataset refused that can't be recovered, if some of it may be missing: it does not keep
@@ -339,7 +418,7 @@ impl Recovery<'_> {
         lacking.await.map(|(count, (chunk, part))| {
             format!(
                 "{count} large files lack parts, such as that of chunk {chunk} the part {part}, which \
-                 is not in the chunk store; `dlcmd verify` names the files"
+                 is not in the chunk store or can't be adopted; `dlcmd verify` names the files"
             )
         })
     }
@@ -375,7 +454,9 @@ impl Recovery<'_> {
             Ok(header) => header,
             // Removed since it was listed: with its dataset, or by a purge.
             Err(error) if error.kind == Kind::NotFound => return Ok(Step::Done(Done::Passed)),
-            Err(error) => return Ok(Step::Done(Done::Unread(error))),
+            Err(error) => {
+                return Ok(Step::Done(Done::Unread(Listed { chunk, object }, error)));
+            }
         };
         let problem = |problem| Ok(Step::Done(Done::Problem(problem)));
         if header.dataset() != named.record.dataset || header.id() != chunk {

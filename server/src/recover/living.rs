@@ -2,72 +2,80 @@
 //! right.
 //!
 //! Must hold: a dataset whose name says that it was deleted never comes back; one whose name is gone
-//! gets it back as long as the metadata has it; nothing is decided by a store that does not answer.
+//! gets it back as long as the metadata has it. A name that can't be read is not taken for one that is
+//! not there.
 
 use dl_format::{DatasetName, NameRecord, NameState};
 use dl_meta::DatasetRecord;
 use dl_proto::Role;
-use futures::stream::{self, StreamExt, TryStreamExt};
+use futures::stream::{self, StreamExt};
 
 use crate::auth::Caller;
 use crate::catalog;
 use crate::error::Error;
-use crate::names::{self, Deleted, Past};
+use crate::names::{self, Deleted, Names, Past};
 use crate::parts::Parts;
 
 /// Deleted datasets that are looked for in the metadata at once.
 const LOOKED_AT_ONCE: usize = 64;
 
-/// Ends the datasets in the metadata that were deleted.
+/// Ends the datasets in the metadata that were deleted. Whoever asked for a recovery may not know of
+/// all of them: none is named but in the log.
 pub(super) async fn end_deleted(parts: &Parts) -> Result<(), Error> {
-    let deleted = stream::iter(names::deleted(parts, Past::All).await?);
-    let ended = deleted.map(|deleted| async move {
-        match end(parts, &deleted).await {
-            Ok(()) => Ok(()),
-            Err(error) if error.kind.is_retryable() => Err(error),
-            // It keeps none of the others from being recovered.
-            Err(error) => {
-                tracing::error!(error = error.chain(), "a deleted dataset can't be looked for");
-                Ok(())
-            }
-        }
+    let names::Deletions { found, used_again } = names::deleted(parts, Past::All).await?;
+    let by_id = stream::iter(found).map(|Deleted { name, named, .. }| async move {
+        let record = parts.meta.record(named.record.dataset).await;
+        (name, record)
     });
-    ended.buffer_unordered(LOOKED_AT_ONCE).try_collect().await
-}
-
-/// By its id; and whatever the metadata has under its name that is older than the deletion, as ids of
-/// what was deleted before are not kept.
-async fn end(parts: &Parts, deleted: &Deleted) -> Result<(), Error> {
-    let Deleted { name, named, .. } = deleted;
-    let failed = |error| Error::meta("find deleted dataset", name, error);
-    let by_id = parts.meta.record(named.record.dataset).await.map_err(failed)?;
-    let by_name = parts.meta.record_named(name).await.map_err(failed)?;
-    let by_name = by_name.filter(|record| record.generation < named.generation);
-    for record in by_id.into_iter().chain(by_name) {
-        tracing::warn!(%name, id = %record.id, "metadata had a dataset that was deleted");
-        catalog::forget(parts, record.id).await?;
+    // Ids of what was deleted before are not kept, and those that are may not be readable.
+    let by_name = stream::iter(used_again).map(|(name, newest)| async move {
+        let record = parts.meta.record_named(&name).await;
+        let record = record.map(|record| record.filter(|record| record.generation < newest));
+        (name, record)
+    });
+    let by_id = by_id.buffer_unordered(LOOKED_AT_ONCE);
+    let mut found = std::pin::pin!(by_id.chain(by_name.buffer_unordered(LOOKED_AT_ONCE)));
+    while let Some((name, record)) = found.next().await {
+        let ended = match record {
+            Ok(None) => continue,
+            Ok(Some(record)) => {
+                tracing::warn!(%name, id = %record.id, "metadata had a dataset that was deleted");
+                catalog::forget(parts, record.id).await
+            }
+            Err(error) => Err(Error::meta("find deleted dataset", &name, error)),
+        };
+        let Err(error) = ended else { continue };
+        tracing::error!(%name, error = error.chain(), "a deleted dataset can't be ended");
+        // One that is damaged keeps none of the others from being recovered.
+        if error.kind.is_retryable() {
+            let why = "the metadata store did not answer for one of them; run recover again";
+            return Err(Error::new(error.kind, "end", "deleted datasets", why));
+        }
     }
     Ok(())
 }
 
-/// Writes the names again that the chunk store lost and the metadata has.
+/// Writes the names again that the chunk store lost and the metadata has; gives those that it can't
+/// write.
 pub(super) async fn restore_names(
     parts: &Parts,
     wanted: Option<&DatasetName>,
     caller: &Caller,
-) -> Result<(), Error> {
+) -> Result<Vec<(DatasetName, Error)>, Error> {
     let records = match parts.meta.records().await {
         Ok(records) => records,
         // Metadata that lost something is no witness.
-        Err(error) => {
+        Err(error) if parts.meta.damage().await.is_ok_and(|damage| damage.is_some()) => {
             tracing::warn!(%error, "names of datasets are not looked after");
-            return Ok(());
+            return Ok(Vec::new());
         }
+        Err(error) => return Err(Error::meta("list", "datasets", error)),
     };
     let is_wanted = |record: &DatasetRecord| {
         wanted.is_none_or(|wanted| *wanted == record.name) && caller.may(Role::Read, &record.name)
     };
     let names = names::all(parts).await?;
+    let mut failed = Vec::new();
     for record in records.into_iter().filter(is_wanted) {
         let DatasetRecord { name, id, shape, created, generation, .. } = record;
         // A name is written before its record, and deleted by a generation above.
@@ -77,7 +85,7 @@ pub(super) async fn restore_names(
             continue;
         }
         let named = NameRecord { state: NameState::Live, dataset: id, shape, created };
-        let written = match parts.settings.refuse_read_only("name", &name) {
+        let written = match parts.settings.refuse_read_only("restore the name of dataset", &name) {
             // False: somebody else was faster, which is as good.
             Ok(()) => names::create(parts, &name, generation, &named).await.map(drop),
             Err(refused) => Err(refused),
@@ -85,10 +93,34 @@ pub(super) async fn restore_names(
         match written {
             Ok(()) => tracing::warn!(%name, "the chunk store had lost the name of a dataset"),
             // It keeps none of the others from being recovered.
-            Err(error) => {
-                tracing::error!(%name, error = error.chain(), "a lost name can't be written again");
-            }
+            Err(error) => failed.push((name, error)),
         }
     }
-    Ok(())
+    Ok(failed)
+}
+
+/// The names of all datasets. One that can't be read is tried for a while, as what it stands for is
+/// served no more then.
+pub(super) async fn names(parts: &Parts) -> Result<Names, Error> {
+    let mut names = names::all(parts).await?;
+    let unread = stream::iter(std::mem::take(&mut names.unread)).map(|(name, error)| async move {
+        if !error.kind.is_retryable() {
+            return (name, Err(error));
+        }
+        let named = match names::newest_generation(parts, &name).await {
+            Ok(Some(newest)) => names::read_patiently(parts, &name, newest).await,
+            Ok(None) => Err(error),
+            Err(error) => Err(error),
+        };
+        (name, named)
+    });
+    let mut read = std::pin::pin!(unread.buffer_unordered(LOOKED_AT_ONCE));
+    while let Some((name, named)) = read.next().await {
+        match named {
+            Ok(named) => names.read.push((name, named)),
+            Err(error) => names.unread.push((name, error)),
+        }
+    }
+    names.read.sort_by(|(name, _), (other, _)| name.cmp(other));
+    Ok(names)
 }

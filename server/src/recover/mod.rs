@@ -14,7 +14,7 @@ mod tests;
 use std::time::Duration;
 
 use dl_format::{DatasetName, NameState, Stamp};
-use dl_meta::{Brought, Damage};
+use dl_meta::{Brought, Damage, DatasetState};
 use dl_proto::{Kind, RecoverProgress, RecoverRequest, Role};
 use futures::future::ready;
 use futures::stream::{self, StreamExt};
@@ -63,6 +63,8 @@ pub(crate) async fn recover(
     let bound = bound.map_err(|error| Error::meta("look into", &parts.meta, error))?;
     // Metadata that is filled from nothing has what was brought in since: what was cut off goes on.
     let log = bound.map_or(Log::Sound, |_| Log::Doubted);
+    // Nothing is written into the store of others.
+    identity::Tie::default().check(parts).await?;
     rebuild(parts, request, caller, log, &progress).await?;
     progress.end()
 }
@@ -74,13 +76,15 @@ async fn rebuild(
     log: Log,
     progress: &Listener<'_, RecoverProgress>,
 ) -> Result<(), Error> {
-    // Metadata that lost its last writes may have datasets that were deleted since.
-    living::end_deleted(parts).await?;
-    if log == Log::Doubted {
-        living::restore_names(parts, request.dataset.as_ref(), caller).await?;
-    }
+    let mut unnamed = match log {
+        Log::Doubted => living::restore_names(parts, request.dataset.as_ref(), caller).await?,
+        Log::Trusted | Log::Sound => Vec::new(),
+    };
     if let Some(name) = &request.dataset {
-        is_there(parts, name, caller).await?;
+        match unnamed.pop() {
+            Some((_, error)) => return Err(error),
+            None => is_there(parts, name, caller).await?,
+        }
     }
     let damage = parts.meta.damage().await;
     let damage = damage.map_err(|error| Error::meta("look for damage in", &parts.meta, error))?;
@@ -96,6 +100,9 @@ async fn rebuild(
     let log = if log == Log::Sound && !mending.has_rows { Log::Doubted } else { log };
     let damage = mending.damage;
     let damaged = damage.map(|damage| damage.since.map_or(0, seconds_of));
+    // Metadata that lost its last writes may have datasets that were deleted since. Not before: what
+    // comes back from now on comes with a loss of its own.
+    living::end_deleted(parts).await?;
     let shares = Shares::default();
     let late_ones = &late;
     let tells_missing = true;
@@ -110,12 +117,18 @@ async fn rebuild(
         shares: &shares,
     };
     // Not before: of what is created from now on nothing is missing.
-    let mut names = names::all(parts).await?;
+    let mut names = living::names(parts).await?;
     names.retain(|name| caller.may(Role::Read, name));
     let wanted = |name: &DatasetName| request.dataset.as_ref().is_none_or(|wanted| wanted == name);
     let mut incomplete = false;
+    for (name, error) in &unnamed {
+        Progress::of(name, progress).fail(error).await;
+    }
+    // What can't be read while the rest can will not be there the next time either.
+    let answers = names.unread.is_empty() || identity::answers(parts).await;
     for (name, error) in names.unread.iter().filter(|(name, _)| wanted(name)) {
-        incomplete |= error.kind.is_retryable() || !recovery.set_aside(name).await;
+        let may_pass = error.kind.is_retryable() && !answers;
+        incomplete |= may_pass || !recovery.set_aside(name).await;
         Progress::of(name, progress).fail(error).await;
     }
     names.read.retain(|(name, named)| named.record.state == NameState::Live && wanted(name));
@@ -151,7 +164,8 @@ async fn rebuild(
     let mended = parts.meta.mended(&mending, brought, store).await;
     mended.map_err(|error| Error::meta("take for mended", &parts.meta, error))?;
     if incomplete {
-        let why = "the chunk store did not answer for all objects; run recover again";
+        let why =
+            "the chunk store or the metadata store did not answer for all of it; run recover again";
         return Err(Error::new(Kind::Unavailable, "recover", "datasets", why));
     }
     if damage.is_some() && brought == Brought::Some {
@@ -234,8 +248,7 @@ async fn quietly(parts: &Parts, since: Option<Stamp>, log: Log) -> (Result<(), E
 pub(crate) async fn bring_in(parts: &Parts, name: &DatasetName) -> Result<Vec<String>, Error> {
     let named = names::newest(parts, name).await?;
     let Some(named) = named.filter(|named| named.record.state == NameState::Live) else {
-        let why = "it was deleted";
-        return Err(Error::new(Kind::NotFound, "find dataset", name, why));
+        return Err(no_name(parts, name).await);
     };
     let (progress, mut done) = mpsc::channel::<Reply<RecoverProgress>>(16);
     let problems = async {
@@ -272,4 +285,21 @@ pub(crate) async fn bring_in(parts: &Parts, name: &DatasetName) -> Result<Vec<St
             Err(Error::new(Kind::Unavailable, "look at dataset", name, why))
         }
     }
+}
+
+/// What there is to say of a dataset that has no name in the chunk store.
+async fn no_name(parts: &Parts, name: &DatasetName) -> Error {
+    let (kind, why) = match parts.meta.record_named(name).await {
+        Err(error) => return Error::meta("find dataset", name, error),
+        // Of one that is deleted, the name goes first.
+        Ok(Some(record)) if record.state != DatasetState::Ending => (
+            Kind::NeedsRecovery,
+            format!(
+                "the metadata has it and its name is not in the chunk store, or says that it was \
+                 deleted; run `dlcmd recover dl://{name}`"
+            ),
+        ),
+        Ok(_) => (Kind::NotFound, "it was deleted".to_owned()),
+    };
+    Error::new(kind, "find dataset", name, why)
 }

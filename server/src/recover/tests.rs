@@ -1,12 +1,12 @@
 //! Recoveries of many datasets, and beside deletions.
 
-use dl_format::Stamp;
+use dl_format::{DatasetId, Stamp};
 use dl_meta::{DatasetRecord, DatasetState, MetaStore};
 use dl_runtime::fault::Fault;
 
 use super::*;
 use crate::catalog;
-use crate::testing::{dataset, rig};
+use crate::testing::{Rig, dataset, rig};
 
 #[tokio::test]
 async fn an_unclean_stop_costs_many_small_datasets_their_latency_together() {
@@ -128,4 +128,108 @@ async fn only_a_recovery_that_is_asked_for_reads_again_what_the_log_has() {
         let state = rig.memory.record(id).await.unwrap().unwrap().state;
         assert_eq!(state, DatasetState::Live);
     }
+}
+
+/// The store can't be read so often: as often as a name is tried.
+fn failing() -> [Option<Fault<dl_store::Kind>>; 4] {
+    [Some(Fault::Before(dl_store::Kind::Unavailable)); 4]
+}
+
+/// Deletes a dataset, and gives the metadata back what it knew of it, as a Redis does that is set back.
+async fn delete_and_set_back(rig: &Rig, name: &str) -> DatasetId {
+    let id = rig.create(name).await;
+    let record = rig.memory.record(id).await.unwrap().unwrap();
+    catalog::delete(&rig.parts, &dataset(name), id).await.unwrap();
+    rig.memory.put_dataset(&record).await.unwrap();
+    id
+}
+
+#[tokio::test]
+async fn a_deleted_dataset_that_came_back_ends_also_when_what_says_so_can_not_be_read() {
+    let rig = rig().await;
+    let id = delete_and_set_back(&rig, "ds").await;
+    let used_again = rig.create("other").await;
+    // Both generations of the name, and the one of the other.
+    rig.store.script("read", failing().into_iter().chain(failing()).chain(failing()));
+    rig.run(append_again(&rig.parts, Stamp::new(1))).await.0.unwrap();
+    assert!(rig.store.is_used_up("read"), "the names were not tried again");
+    assert_eq!(rig.memory.record(id).await.unwrap(), None);
+    assert!(rig.memory.record(used_again).await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_deleted_dataset_that_comes_back_while_a_recovery_begins_ends_with_it() {
+    let rig = rig().await;
+    rig.meta.script("mending", [Some(Fault::Delay(Duration::from_secs(5)))]);
+    let mut again = Box::pin(append_again(&rig.parts, Stamp::new(1)));
+    while !rig.meta.is_used_up("mending") {
+        assert!(futures::poll!(&mut again).is_pending());
+        tokio::task::yield_now().await;
+    }
+    let id = delete_and_set_back(&rig, "ds").await;
+    rig.run(again).await.0.unwrap();
+    assert_eq!(rig.memory.record(id).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn an_object_that_the_store_always_fails_for_is_told_and_the_others_are_recovered() {
+    let rig = rig().await;
+    let names = ["a", "b"];
+    for (name, number) in names.iter().zip(0..) {
+        let id = rig.create(name).await;
+        rig.store_chunk(id, number).await;
+    }
+    let request = RecoverRequest { dataset: None, since: None };
+    let before = rig.counters.counts().ranges;
+    // The identity, and each name three times; then the headers, of which the first one always fails.
+    let [first, again @ ..] = failing();
+    let reads = [None; 7].into_iter().chain([first, None]).chain(again);
+    rig.store.script("read", reads);
+    let (progress, mut told) = mpsc::channel(64);
+    let asked = recover(&rig.parts, request, &Caller::Everybody, &progress);
+    let (recovered, seconds) = rig.run(asked).await;
+    recovered.unwrap();
+    assert!(rig.store.is_used_up("read") && rig.counters.counts().ranges > before);
+    assert!((13..30).contains(&seconds), "{seconds} s");
+    drop(progress);
+    let (mut adopted, mut problems) = (0, Vec::new());
+    while let Some(Reply::More(step) | Reply::Last(step)) = told.recv().await {
+        adopted += if step.done { step.adopted } else { 0 };
+        problems.extend(step.problems);
+    }
+    assert_eq!((adopted, problems.len()), (1, 2), "{problems:?}");
+    assert!(problems[1].contains("can't be read: make them readable"), "{problems:?}");
+}
+
+#[tokio::test]
+async fn a_name_that_can_not_be_written_again_is_told() {
+    let rig = rig().await;
+    let (name, id) = (dataset("ds"), rig.create("ds").await);
+    let lose = || async {
+        let lost = crate::parts::key(dl_format::name_key(&name, 1));
+        rig.parts.store.delete(&lost).await.unwrap();
+        let full = Some(Fault::Before(dl_store::Kind::Full));
+        rig.store.script("create", [full]);
+    };
+    let (progress, mut told) = mpsc::channel(64);
+    let ask = |dataset| recover(&rig.parts, dataset, &Caller::Everybody, &progress);
+    lose().await;
+    let one = RecoverRequest { dataset: Some(name.clone()), since: None };
+    let refused = rig.run(ask(one.clone())).await.0.unwrap_err();
+    assert_eq!(refused.kind, Kind::Full, "{}", refused.chain());
+    // Who purges it is told what to do.
+    let purged = rig.run(bring_in(&rig.parts, &name)).await.0.unwrap_err();
+    assert_eq!(purged.kind, Kind::NeedsRecovery, "{}", purged.chain());
+    assert!(purged.chain().contains("dlcmd recover dl://ds"), "{}", purged.chain());
+    rig.store.script("create", [Some(Fault::Before(dl_store::Kind::Full))]);
+    rig.run(ask(RecoverRequest { dataset: None, since: None })).await.0.unwrap();
+    rig.run(ask(one)).await.0.unwrap();
+    drop(progress);
+    let mut problems = Vec::new();
+    while let Some(Reply::More(step) | Reply::Last(step)) = told.recv().await {
+        problems.extend(step.problems);
+    }
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    let named = names::newest(&rig.parts, &name).await.unwrap().unwrap();
+    assert_eq!((named.generation, named.record.dataset), (1, id));
 }

@@ -20,7 +20,6 @@ use dl_format::snapshot::Manifest;
 use dl_format::{DatasetId, Version};
 use dl_meta::DatasetRecord;
 use dl_proto::{GetSnapshotRequest, Kind, REPLY_BYTES, SnapshotPiece};
-use dl_runtime::blocking;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tracing::Instrument;
 
@@ -29,6 +28,7 @@ use crate::answer::{Reply, hand_over};
 use crate::catalog;
 use crate::error::Error;
 use crate::lease::Lease;
+use crate::memory;
 use crate::metrics::SnapshotMetrics;
 use crate::parts::{Budget, Parts};
 
@@ -283,7 +283,7 @@ impl Snapshots {
         let storing = Box::pin(stored::store(parts, dataset, built));
         let manifest = self.metrics.store(&parts.clock, bytes, storing).await?;
         let stored = parts.clock.monotonic().saturating_sub(began + took);
-        let peak_mib = blocking::run(peak_memory).await.ok().flatten().unwrap_or(0) >> 20;
+        let peak_mib = memory::peak().await.unwrap_or(0) >> 20;
         tracing::info!(%dataset, %version, files, bytes, ?took, ?stored, peak_mib, "built a snapshot");
         let record = parts.meta.record(dataset).await;
         if let Ok(None) = record {
@@ -315,11 +315,4 @@ impl Drop for Begun {
     fn drop(&mut self) {
         self.snapshots.building().remove(&self.dataset);
     }
-}
-
-/// The most memory that this process ever had.
-fn peak_memory() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1 << 10)
 }

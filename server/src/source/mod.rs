@@ -1,6 +1,7 @@
 //! A text that an admin changes while servers run: files, or a key in etcd (paper, Figure 2).
 //!
-//! Must hold: what can't be read or used leaves the last good text in force; that is logged once.
+//! Must hold: what can't be read or used leaves the last good text in force; that is logged once for
+//! each reason, also where the nodes of etcd give theirs in turns.
 //! A file that is just being written is not taken at its word.
 
 mod etcd;
@@ -26,6 +27,9 @@ const SETTLED: Duration = Duration::from_millis(200);
 
 /// Longer texts are cut, and then refused for what that makes of them.
 const BYTES_MAX: u64 = 4 << 20;
+
+/// Reasons that are told before a text is good again.
+const REASONS_MAX: usize = 16;
 
 /// How long the first text may take to come.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -75,6 +79,26 @@ impl fmt::Display for Source {
             }
             Self::Etcd(address) => address.fmt(f),
         }
+    }
+}
+
+/// What was wrong since a text was good for the last time.
+#[derive(Debug, Default)]
+struct Told(Vec<String>);
+
+impl Told {
+    /// Keeps a reason; whether it is to be told.
+    fn add(&mut self, why: &str) -> bool {
+        let is_new = self.0.len() < REASONS_MAX && !self.0.iter().any(|told| told == why);
+        if is_new {
+            self.0.push(why.to_owned());
+        }
+        is_new
+    }
+
+    /// A text is good; whether none was before.
+    fn end(&mut self) -> bool {
+        !std::mem::take(&mut self.0).is_empty()
     }
 }
 
@@ -169,7 +193,7 @@ impl<T: Send + Sync + 'static> Followed<T> {
     pub async fn follow(&self) -> Infallible {
         let taken = self.following.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some((mut stream, mut held)) = taken else { return std::future::pending().await };
-        let mut told = None;
+        let mut told = Told::default();
         loop {
             let found = stream.next(&*self.clock, PERIOD).await;
             self.take(found, &mut held, &mut told);
@@ -177,19 +201,15 @@ impl<T: Send + Sync + 'static> Followed<T> {
     }
 
     /// Puts what was found in force if it is new and can be used. `held` is the text in force,
-    /// `told` what was wrong the last time.
-    fn take(&self, found: Result<String, String>, held: &mut String, told: &mut Option<String>) {
+    /// `told` what was wrong since that was there.
+    fn take(&self, found: Result<String, String>, held: &mut String, told: &mut Told) {
         self.take_text(found, held, told);
         let mut since = self.stale_since.lock().unwrap_or_else(PoisonError::into_inner);
-        *since = told.as_ref().map(|_| since.unwrap_or_else(|| self.clock.monotonic()));
+        let is_stale = !told.0.is_empty();
+        *since = is_stale.then(|| since.unwrap_or_else(|| self.clock.monotonic()));
     }
 
-    fn take_text(
-        &self,
-        found: Result<String, String>,
-        held: &mut String,
-        told: &mut Option<String>,
-    ) {
+    fn take_text(&self, found: Result<String, String>, held: &mut String, told: &mut Told) {
         let used = found.and_then(|text| {
             if text == *held {
                 return Ok(false);
@@ -202,16 +222,13 @@ impl<T: Send + Sync + 'static> Followed<T> {
         let (what, source) = (self.what, &self.source);
         match used {
             Ok(true) => {
-                *told = None;
+                told.end();
                 tracing::info!(%source, "{what} changed");
             }
-            Ok(false) if told.take().is_some() => {
-                tracing::info!(%source, "{what}: as before");
-            }
+            Ok(false) if told.end() => tracing::info!(%source, "{what}: as before"),
             Ok(false) => {}
-            Err(why) if told.as_ref() != Some(&why) => {
+            Err(why) if told.add(&why) => {
                 tracing::error!(%source, why, "{what} can't be used: the last good ones hold");
-                *told = Some(why);
             }
             Err(_) => {}
         }
@@ -283,7 +300,7 @@ mod tests {
         std::fs::write(&path, "1").unwrap();
         let followed = open().await.unwrap();
         let (mut stream, mut held) = followed.following.lock().unwrap().take().unwrap();
-        let mut told = None;
+        let mut told = Told::default();
         for (text, now, is_told) in [
             (Some("2"), 2, false),
             (Some("three"), 2, true),
@@ -297,9 +314,35 @@ mod tests {
             }
             let found = stream.next(&SystemClock::new(), Duration::ZERO).await;
             followed.take(found, &mut held, &mut told);
-            assert_eq!((*followed.now(), told.is_some()), (now, is_told), "{text:?}");
+            assert_eq!((*followed.now(), !told.0.is_empty()), (now, is_told), "{text:?}");
             assert_eq!(followed.stale_for().is_zero(), !is_told, "{text:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn what_is_wrong_with_each_node_is_told_once_until_all_is_well() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "1").unwrap();
+        let source = Source::parse(file.path().to_str().unwrap()).unwrap();
+        let clock = Arc::new(SystemClock::new());
+        let followed = Followed::open("the number", source, clock, number).await.unwrap();
+        let (mut held, mut told) = ("1".to_owned(), Told::default());
+        let mut take = |found: Result<&str, String>| {
+            let before = told.0.len();
+            followed.take(found.map(str::to_owned), &mut held, &mut told);
+            told.0.len().saturating_sub(before)
+        };
+        for _ in 0..2 {
+            let nodes = ["a: refused", "b: no answer", "c: no leader"].into_iter().cycle().take(60);
+            let news = nodes.map(|why| take(Err(why.to_owned())));
+            assert_eq!(news.sum::<usize>(), 3);
+            assert!(followed.stale_since.lock().unwrap().is_some());
+            take(Ok("1"));
+            assert!(followed.stale_for().is_zero());
+        }
+        // Whatever etcd says, the log doesn't fill.
+        let news = (0..1_000).map(|turn| take(Err(format!("reason {turn}"))));
+        assert_eq!(news.sum::<usize>(), REASONS_MAX);
     }
 
     #[tokio::test]

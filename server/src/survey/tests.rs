@@ -6,7 +6,7 @@ use dl_format::{
     Attributes, ChunkIdMaker, ChunkShape, ChunkWriter, Deletions, FilePath, FileRecord, Fold,
 };
 use dl_runtime::Clock;
-use dl_runtime::fault::Fault;
+use dl_runtime::fault::{Fault, Rates};
 use dl_store::StoreExt;
 
 use super::*;
@@ -121,6 +121,33 @@ async fn what_cannot_be_read_is_kept_with_its_reason_and_the_rest_is_there() {
     assert_eq!(rows, (CHUNKS - 2) * FILES);
     assert!(!survey.is_whole());
     assert!(rig.parts.store.read_all(&gone).await.is_err());
+}
+
+#[tokio::test]
+async fn a_store_that_is_away_ends_a_survey_and_many_objects_that_cannot_be_read_do_not() {
+    let rig = rig().await;
+    let mut dataset = fill(&rig).await;
+    for _ in 0..3 {
+        rig.clock.advance(Duration::from_secs(60));
+        dataset = fill(&rig).await;
+    }
+    let unavailable = Some(Fault::Before(dl_store::Kind::Unavailable));
+    let few = || std::iter::repeat_n(unavailable, AWAY_AFTER - 1);
+    rig.store.script("read", few().chain([None]).chain(few()));
+    let mut survey = Survey::read(&rig.parts, dataset).await.unwrap();
+    assert_eq!(survey.unread.len(), 2 * (AWAY_AFTER - 1));
+    let away = Rates {
+        before: 1.0,
+        answer_lost: 0.0,
+        delay: 0.0,
+        longest_delay: Duration::ZERO,
+        error: dl_store::Kind::Unavailable,
+    };
+    rig.store.set_rates("read", Some(away));
+    let ended = survey.shares(&rig.parts, 64, |_| Ok(())).await;
+    assert_eq!(ended.unwrap_err().kind, Kind::Unavailable, "the chunks");
+    let ended = Survey::read(&rig.parts, dataset).await;
+    assert_eq!(ended.unwrap_err().kind, Kind::Unavailable, "the tombstones");
 }
 
 #[tokio::test]

@@ -70,7 +70,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     checksum: bool,
 
-    /// Threads that read files, at most 1024 [default: one for each core, at least 2]
+    /// Threads that read files, at most 1024 [default: one for each core, 2 to 8]
     #[arg(long, value_name = "COUNT")]
     threads: Option<NonZeroUsize>,
 }

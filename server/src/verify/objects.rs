@@ -1,0 +1,159 @@
+//! What the log has and the store hasn't, and the other way round.
+//!
+//! Must hold: what a purge removes or a writer adds meanwhile is not taken for wrong; each folder of the
+//! store is listed once more at the most, however much is missing in it, and who asked hears of it all
+//! the time.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use dl_format::{ChunkId, Header, ObjectKind, hash_byte, hash_prefix, parse_object_key};
+use dl_proto::Kind;
+use dl_store::{Key, StoreExt};
+use futures::stream::{self, StreamExt, TryStreamExt};
+
+use super::{Lost, Verify};
+use crate::error::Error;
+use crate::headers::read_header;
+use crate::parts::prefix;
+use crate::survey::{Survey, is_logged};
+
+/// Objects that the log lacks and of which the headers are read: of more, most can be recovered.
+const LOOKED_INTO: usize = 1_000;
+/// Objects that are asked of the log at once.
+const ASKED_AT_ONCE: usize = 16;
+
+impl Verify<'_> {
+    /// Compares the log with the store.
+    pub(super) async fn objects(&mut self, survey: &Survey) -> Result<(), Error> {
+        for key in &survey.strays {
+            let problem = format!("{key} in the chunk store is no object of a dataset");
+            self.find(problem, "move it away, if nobody else needs it").await?;
+        }
+        let mut lost = self.unlogged(survey).await?;
+        for (number, object) in survey.objects.iter().enumerate() {
+            let damage = match survey.unread.get(&number) {
+                Some(error) if error.kind == Kind::Corrupt => error.chain(),
+                // Removed since it was listed: looked for below.
+                Some(error) if error.kind == Kind::NotFound => continue,
+                Some(error) => {
+                    let problem = format!("{}; its files can't be read", error.chain());
+                    self.find(problem, "make the object readable, then verify again").await?;
+                    continue;
+                }
+                // The headers of parts are not read.
+                None if object.kind == ObjectKind::Part => match survey.cut(object) {
+                    Some(cut) => Error::new(Kind::Corrupt, "read", survey.key(object), cut).chain(),
+                    None => continue,
+                },
+                None => continue,
+            };
+            lost.insert(object.id, Lost { number: Some(number), damage: Some(damage) });
+        }
+        for number in self.gone(survey).await? {
+            if let Some(object) = survey.objects.get(number) {
+                lost.insert(object.id, Lost { number: Some(number), damage: None });
+            }
+        }
+        for (_, extent) in &survey.extents {
+            let part = extent.part;
+            if survey.is_logged(&part) || survey.stored.contains_key(&part) {
+                continue;
+            }
+            // Unless it came after the log was read.
+            if !is_logged(self.parts, self.id, part).await? {
+                lost.insert(part, Lost { number: None, damage: None });
+            }
+        }
+        if !lost.is_empty() {
+            self.name_lost(survey, &lost).await?;
+        }
+        self.tell().await
+    }
+
+    /// Tells of objects that the log lacks; gives those that no recovery brings back.
+    async fn unlogged(&mut self, survey: &Survey) -> Result<HashMap<ChunkId, Lost>, Error> {
+        let unlogged = survey.stored.keys().filter(|id| !survey.is_logged(id));
+        let unlogged: HashSet<ChunkId> = unlogged.copied().collect();
+        let mut damaged = HashMap::new();
+        if unlogged.len() <= LOOKED_INTO {
+            let folders: HashSet<u8> = unlogged.iter().map(|id| hash_byte(*id)).collect();
+            for folder in folders {
+                for key in self.listed(folder).await? {
+                    let named = parse_object_key(key.as_str());
+                    let Some((_, id, _)) = named.filter(|(_, id, _)| unlogged.contains(id)) else {
+                        continue;
+                    };
+                    let damage = match read_header(self.parts, &key).await {
+                        Ok(header) => {
+                            if self.can_be_adopted(survey, id, header) {
+                                continue;
+                            }
+                            format!("{key} is another object than its key and length say")
+                        }
+                        Err(error) if error.kind == Kind::Corrupt => error.chain(),
+                        // A recovery says what it can't read.
+                        Err(_) => continue,
+                    };
+                    let problem = format!("{damage}; no recovery brings it back");
+                    let remedy = "restore the object; or move it away, if no file needs it";
+                    self.find(problem, remedy).await?;
+                    damaged.insert(id, Lost { number: None, damage: Some(damage) });
+                }
+            }
+        }
+        let others = unlogged.len() - damaged.len();
+        if others > 0 {
+            let problem = format!("{others} objects in the chunk store are not in the metadata");
+            self.doubt(problem, self.recover());
+        }
+        Ok(damaged)
+    }
+
+    fn can_be_adopted(&self, survey: &Survey, id: ChunkId, header: Header) -> bool {
+        let is_it = (header.dataset(), header.id()) == (self.id, id);
+        let size = survey.stored.get(&id).copied();
+        is_it && size == Some(header.object_length()) && header.committed().is_ok()
+    }
+
+    /// The numbers of the objects that the store lacks: that were removed neither by a purge meanwhile,
+    /// nor made after the listing.
+    async fn gone(&self, survey: &Survey) -> Result<Vec<usize>, Error> {
+        let mut missed: BTreeMap<u8, Vec<usize>> = BTreeMap::new();
+        for (number, object) in survey.objects.iter().enumerate() {
+            let unread = survey.unread.get(&number);
+            if !survey.stored.contains_key(&object.id)
+                || unread.is_some_and(|error| error.kind == Kind::NotFound)
+            {
+                missed.entry(hash_byte(object.id)).or_default().push(number);
+            }
+        }
+        let mut gone = Vec::new();
+        for (folder, missed) in missed {
+            // By their names: what this process has open can be read also when the name is gone.
+            let listed: HashSet<Key> = self.listed(folder).await?.into_iter().collect();
+            let missed = missed.into_iter().filter_map(|number| {
+                let object = survey.objects.get(number)?;
+                (!listed.contains(&survey.key(object))).then_some((number, object.id))
+            });
+            let missed: Vec<(usize, ChunkId)> = missed.collect();
+            let asked = stream::iter(missed).map(|(number, id)| async move {
+                let is_logged = is_logged(self.parts, self.id, id).await?;
+                Ok::<_, Error>(is_logged.then_some(number))
+            });
+            let mut asked = std::pin::pin!(asked.buffered(ASKED_AT_ONCE));
+            while let Some(number) = asked.try_next().await? {
+                gone.extend(number);
+            }
+        }
+        Ok(gone)
+    }
+
+    /// What lies in a folder of the dataset now.
+    async fn listed(&self, folder: u8) -> Result<Vec<Key>, Error> {
+        self.mention(self.state.checked)?;
+        let below = prefix(hash_prefix(self.id, folder));
+        let listed = self.parts.store.list_sorted(&below).await;
+        let listed = listed.map_err(|error| Error::store("list objects below", &below, error))?;
+        Ok(listed.into_iter().map(|object| object.key).collect())
+    }
+}
