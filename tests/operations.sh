@@ -5,8 +5,8 @@
 #
 # $1: the page; $2: a folder with the programs; $3: s3s-fs; $4: an empty folder.
 #
-# What differs from the page: a bucket of s3s-fs for Amazon's, folders below /var/lib for /nvme, /diesel
-# and another machine's disk, and what takes minutes (`cargo install`) is left to `make demo`.
+# What differs from the page: a bucket of s3s-fs for Amazon's, and folders below /var/lib for /nvme,
+# /diesel and another machine's disk. The test says which blocks are left out, and why.
 set -euo pipefail
 page=$(realpath "$1") programs=$2 bucket=$3 work=$4
 

@@ -19,6 +19,8 @@ pub struct Package {
     pub manifest: PathBuf,
     /// The first source file of each library, binary, test and example, relative to the root.
     pub roots: Vec<PathBuf>,
+    /// The names of its programs.
+    pub programs: Vec<String>,
     /// What it asks for of the other packages in the workspace.
     pub edges: Vec<Edge>,
 }
@@ -110,6 +112,11 @@ fn package(from: &Value) -> Result<Package> {
         Ok(path.context("place a path of cargo metadata in the repository")?.to_owned())
     };
     let roots = list(from, "targets")?.iter().map(|target| in_root(string(target, "src_path")?));
+    let is_program = |target: &&Value| {
+        list(target, "kind").is_ok_and(|kinds| kinds.contains(&Value::from("bin")))
+    };
+    let name = |target: &Value| -> Result<String> { Ok(string(target, "name")?.to_owned()) };
+    let programs = list(from, "targets")?.iter().filter(is_program).map(name);
     let local = |dependency: &&Value| dependency.get("path").is_some_and(Value::is_string);
     let edge = |dependency: &Value| -> Result<Edge> {
         let need = match dependency.get("kind").and_then(Value::as_str) {
@@ -123,6 +130,7 @@ fn package(from: &Value) -> Result<Package> {
         name: string(from, "name")?.to_owned(),
         manifest: in_root(string(from, "manifest_path")?)?,
         roots: roots.collect::<Result<_>>()?,
+        programs: programs.collect::<Result<_>>()?,
         edges: list(from, "dependencies")?.iter().filter(local).map(edge).collect::<Result<_>>()?,
     })
 }

@@ -1,19 +1,22 @@
 //! Reads of a warm fast store before a slow one, beside the fast store alone.
 //!
 //! At the level of the store, where nothing hides what the layer costs: random ranges of 4 KiB in
-//! requests of 64, as a server asks for what several clients want.
+//! requests of 64, as a server asks for what several clients want. Once where most pages were found
+//! whole less than a minute before, and once where none was, as in epochs that take longer.
 
 use std::num::NonZeroU64;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, ensure};
-use dl_runtime::{Clock, Random, SeededRandom, SystemClock};
+use dl_runtime::{BoxFuture, Clock, Random, SeededRandom, SystemClock};
 use dl_store::{ByteRange, Key, ObjectRange, Store, Throttle, ThrottleStore, TierStore};
+use tokio::runtime::Runtime;
 
 use crate::measure::{Bar, Bench, Side, Stopwatch};
-use crate::setup::{Settings, bytes};
+use crate::setup::{Settings, bytes, shuffle};
 
 const CHUNK: u64 = 4 << 20;
 const RANGE: u64 = 4096;
@@ -25,44 +28,140 @@ const SLOW: Throttle = Throttle {
     requests_per_second: None,
 };
 
+/// Seconds after which a page that was found whole is checked again when it is read.
+const TRUSTED: u64 = 60;
+/// How many times a run reads every page once.
+const EPOCHS: u64 = 4;
+
+/// What is asked for at once.
+type Request = Vec<ObjectRange>;
+
 pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .context("start the threads of the stores")?;
-    let chunks = settings.scaled(64);
-    let requests = settings.scaled(4_000);
-    let mut ours = Side::new("fast store, warm, before a store of 20 ms and 50 MB/s");
-    let mut theirs = Side::new("the fast store alone");
-    let stopwatch = Stopwatch::new();
-    let (tier, alone) = runtime.block_on(stores(settings, chunks))?;
-    let warmed = tier.counts().misses;
-    for round in 0..=settings.runs() {
-        let wanted = wanted(chunks, requests, round as u64)?;
-        let read = |store: &dyn Store| runtime.block_on(read(store, &wanted));
-        let (_, from_tier) = stopwatch.time(|| read(&tier))?;
-        let (_, from_alone) = stopwatch.time(|| read(&*alone))?;
-        if round > 0 {
-            let ranges = f64::from(requests) * TOGETHER as f64;
-            ours.samples.push(ranges / from_tier);
-            theirs.samples.push(ranges / from_alone);
-        }
-    }
-    let misses = tier.counts().misses - warmed;
+    let (chunks, requests) = (settings.scaled(64), settings.scaled(4_000));
+    let rig = Rig::new(settings, chunks)?;
+    let warmed = rig.tier.counts().misses;
+    let marked =
+        rig.compare(settings.runs(), 0, |round| Ok(vec![wanted(chunks, requests, round)?]))?;
+    let run_out = rig.compare(settings.runs(), TRUSTED, |round| {
+        (0..EPOCHS).map(|number| epoch(chunks, round * EPOCHS + number)).collect()
+    })?;
+    let misses = rig.tier.counts().misses - warmed;
     ensure!(misses == 0, "{misses} ranges came from the slow store");
-    let settings = format!(
+    let bench = |name: &str, what: &str, settings, [ours, theirs]: [Vec<f64>; 2]| Bench {
+        name: name.to_owned(),
+        settings,
+        unit: "ranges/s",
+        ours: Side { what: what.to_owned(), samples: ours },
+        theirs: Side { what: "the fast store alone".to_owned(), samples: theirs },
+        bar: Bar::AtLeastTimes(0.9),
+    };
+    let random = format!(
         "{requests} requests of {TOGETHER} random ranges of 4 KiB in {chunks} chunks of 4 MiB, \
          one after the other"
     );
-    let (name, bar) = ("tier".to_owned(), Bar::AtLeastTimes(0.9));
-    Ok(vec![Bench { name, settings, unit: "ranges/s", ours, theirs, bar }])
+    let every = format!(
+        "{EPOCHS} times every page of 4 KiB in {chunks} chunks of 4 MiB, {TOGETHER} random ones a \
+         request, one after the other; a minute later each time"
+    );
+    let before = "fast store, warm, before a store of 20 ms and 50 MB/s";
+    let checked = "the same fast store, with all that is read checked";
+    Ok(vec![
+        bench("tier", before, random, marked),
+        bench("tier, marks run out", checked, every, run_out),
+    ])
+}
+
+/// The machine's clock, which can be moved on.
+#[derive(Debug, Default)]
+struct Movable {
+    machine: SystemClock,
+    /// Seconds.
+    ahead: AtomicU64,
+}
+
+impl Movable {
+    fn move_on(&self, seconds: u64) {
+        self.ahead.fetch_add(seconds, Ordering::Relaxed);
+    }
+
+    fn ahead(&self) -> Duration {
+        Duration::from_secs(self.ahead.load(Ordering::Relaxed))
+    }
+}
+
+impl Clock for Movable {
+    fn now(&self) -> SystemTime {
+        self.machine.now() + self.ahead()
+    }
+
+    fn monotonic(&self) -> Duration {
+        self.machine.monotonic() + self.ahead()
+    }
+
+    // Nobody sleeps while it is moved on.
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        self.machine.sleep(duration)
+    }
 }
 
 /// A tier that has all chunks in its fast store, and another such store.
-async fn stores(settings: &Settings, chunks: u32) -> Result<(TierStore, Arc<dyn Store>)> {
+struct Rig {
+    tier: TierStore,
+    alone: Arc<dyn Store>,
+    clock: Arc<Movable>,
+    /// Dropped after what runs on it.
+    runtime: Runtime,
+}
+
+impl Rig {
+    fn new(settings: &Settings, chunks: u32) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .context("start the threads of the stores")?;
+        let clock = Arc::new(Movable::default());
+        let (tier, alone) =
+            runtime.block_on(stores(settings, chunks, Arc::<Movable>::clone(&clock)))?;
+        Ok(Self { tier, alone, clock, runtime })
+    }
+
+    /// Lets both stores read in turns what `wanted` gives for each round, part by part, before each
+    /// of which the clock is moved on; gives how many ranges each of them read in a second.
+    fn compare(
+        &self,
+        runs: usize,
+        pause: u64,
+        wanted: impl Fn(u64) -> Result<Vec<Vec<Request>>>,
+    ) -> Result<[Vec<f64>; 2]> {
+        let (stopwatch, mut rates) = (Stopwatch::new(), [Vec::new(), Vec::new()]);
+        for round in 0..=runs {
+            let parts = wanted(round as u64)?;
+            let ranges: usize = parts.iter().flatten().map(Vec::len).sum();
+            let sides: [&dyn Store; 2] = [&self.tier, &*self.alone];
+            for (store, rates) in sides.into_iter().zip(&mut rates) {
+                let ((), seconds) = stopwatch.time(|| {
+                    parts.iter().try_for_each(|requests| {
+                        self.clock.move_on(pause);
+                        self.runtime.block_on(read(store, requests))
+                    })
+                })?;
+                // The first round warms up.
+                if round > 0 {
+                    rates.push(ranges as f64 / seconds);
+                }
+            }
+        }
+        Ok(rates)
+    }
+}
+
+async fn stores(
+    settings: &Settings,
+    chunks: u32,
+    clock: Arc<dyn Clock>,
+) -> Result<(TierStore, Arc<dyn Store>)> {
     let open = async |path: &Path| dl_store::open(&path.to_string_lossy()).await;
-    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let slow = open(&settings.on_disk("slow")).await?;
     let alone = open(&settings.on_disk("alone")).await?;
     for number in 0..chunks {
@@ -93,22 +192,32 @@ fn range(chunk: u32, start: u64) -> Result<ObjectRange> {
     Ok(ObjectRange { key: key(chunk)?, range: ByteRange::exact(start, start + RANGE)? })
 }
 
-/// Requests, the same for one seed, each in the order of its objects as a server sends them.
-fn wanted(chunks: u32, requests: u32, seed: u64) -> Result<Vec<Vec<ObjectRange>>> {
+/// Requests, the same for one seed.
+fn wanted(chunks: u32, requests: u32, seed: u64) -> Result<Vec<Request>> {
     let random = SeededRandom::new(seed);
     let one = || {
         let chunk = u32::try_from(random.u64() % u64::from(chunks))?;
         Ok((chunk, random.u64() % (CHUNK / RANGE) * RANGE))
     };
-    let request = |_| {
-        let mut places = (0..TOGETHER).map(|_| one()).collect::<Result<Vec<_>>>()?;
-        places.sort_unstable();
-        places.into_iter().map(|(chunk, start)| range(chunk, start)).collect()
-    };
-    (0..requests).map(request).collect()
+    let several = |_| request(&mut (0..TOGETHER).map(|_| one()).collect::<Result<Vec<_>>>()?);
+    (0..requests).map(several).collect()
 }
 
-async fn read(store: &dyn Store, wanted: &[Vec<ObjectRange>]) -> Result<()> {
+/// Requests for every page once, the same for one seed.
+fn epoch(chunks: u32, seed: u64) -> Result<Vec<Request>> {
+    let pages = |chunk| (0..CHUNK / RANGE).map(move |page| (chunk, page * RANGE));
+    let mut places: Vec<(u32, u64)> = (0..chunks).flat_map(pages).collect();
+    shuffle(&mut places, seed);
+    places.chunks_mut(TOGETHER).map(request).collect()
+}
+
+/// These ranges, in the order of their objects as a server sends them.
+fn request(places: &mut [(u32, u64)]) -> Result<Request> {
+    places.sort_unstable();
+    places.iter().map(|(chunk, start)| range(*chunk, *start)).collect()
+}
+
+async fn read(store: &dyn Store, wanted: &[Request]) -> Result<()> {
     for request in wanted {
         for read in store.read(request).await {
             ensure!(read?.len() as u64 == RANGE, "a range has another length");

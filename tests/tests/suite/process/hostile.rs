@@ -1,5 +1,6 @@
 //! Clients that send what no client of ours would: the server refuses it and serves the others.
 
+use std::fmt::Display;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -7,9 +8,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
-use dl_format::DatasetId;
+use dl_format::{ChunkShape, DatasetId, DatasetName};
 use dl_meta::{Memory, Stop};
-use dl_proto::pb;
+use dl_proto::{
+    DeleteRequest, GetSnapshotRequest, ListRequest, PurgeRequest, PutHead, ReadRequest,
+    RecoverRequest, StatRequest, VerifyRequest, pb,
+};
 use dl_server::{Limits, Parts, prepare};
 use dl_tests::cluster::{Running, clock, parts};
 use dl_tests::dice::Dice;
@@ -17,10 +21,12 @@ use dl_tests::folder;
 use dl_tests::program::{Server, dl, run};
 use dl_tests::rounds;
 use dl_tests::wire::{Wire, chunk};
+use prost::Message;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
+use tonic::client::Grpc;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
-use tonic::transport::Endpoint;
+use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 
 /// Messages as they are given, whatever they are.
@@ -62,21 +68,79 @@ impl Decoder for Raw {
     }
 }
 
-const METHODS: [&str; 13] = [
-    "CreateDataset",
-    "GetDataset",
-    "ListDatasets",
-    "DeleteDataset",
-    "PutChunk",
-    "Delete",
-    "Read",
-    "Stat",
-    "List",
-    "GetSnapshot",
-    "Recover",
-    "Purge",
-    "Verify",
+/// How a message is refused for what it says; none where it makes sense.
+type Refusal = fn(&Bytes) -> Option<Code>;
+
+const METHODS: [(&str, Refusal); 13] = [
+    ("CreateDataset", |message| refusal(message, can_be_made)),
+    ("GetDataset", |message| {
+        refusal(message, |wire: pb::GetDatasetRequest| DatasetName::new(wire.name).is_ok())
+    }),
+    ("ListDatasets", |message| refusal(message, |_: pb::ListDatasetsRequest| true)),
+    ("DeleteDataset", |message| {
+        refusal(message, |wire: pb::DeleteDatasetRequest| {
+            DatasetName::new(wire.name).is_ok() && wire.id.len() == 16
+        })
+    }),
+    (PUT_CHUNK, |message| {
+        refusal(message, |wire: pb::PutChunkRequest| PutHead::try_from(&wire).is_ok())
+    }),
+    ("Delete", |message| refusal(message, converts::<pb::DeleteRequest, DeleteRequest>)),
+    ("Read", |message| refusal(message, converts::<pb::ReadRequest, ReadRequest>)),
+    ("Stat", |message| refusal(message, converts::<pb::StatRequest, StatRequest>)),
+    ("List", |message| refusal(message, converts::<pb::ListRequest, ListRequest>)),
+    ("GetSnapshot", |message| {
+        refusal(message, converts::<pb::GetSnapshotRequest, GetSnapshotRequest>)
+    }),
+    ("Recover", |message| refusal(message, converts::<pb::RecoverRequest, RecoverRequest>)),
+    ("Purge", |message| refusal(message, converts::<pb::PurgeRequest, PurgeRequest>)),
+    ("Verify", |message| refusal(message, converts::<pb::VerifyRequest, VerifyRequest>)),
 ];
+
+/// The one whose messages are looked at one by one.
+const PUT_CHUNK: &str = "PutChunk";
+
+fn refusal<M: Message + Default>(message: &Bytes, makes_sense: impl Fn(M) -> bool) -> Option<Code> {
+    match M::decode(message.clone()) {
+        // As gRPC has it for bytes that are no message.
+        Err(_) => Some(Code::Internal),
+        Ok(wire) => (!makes_sense(wire)).then_some(Code::InvalidArgument),
+    }
+}
+
+fn converts<M, T: TryFrom<M>>(wire: M) -> bool {
+    T::try_from(wire).is_ok()
+}
+
+fn can_be_made(wire: pb::CreateDatasetRequest) -> bool {
+    let or = |number, default| if number == 0 { default } else { number };
+    let default = ChunkShape::default();
+    let alignment = or(wire.alignment, default.alignment());
+    let shape = ChunkShape::new(or(wire.chunk_size, default.size()), alignment);
+    DatasetName::new(wire.name).is_ok() && shape.is_ok()
+}
+
+async fn raw(address: impl Display) -> Result<Grpc<Channel>> {
+    Ok(Grpc::new(Endpoint::from_shared(format!("http://{address}"))?.connect().await?))
+}
+
+/// Sends messages, and takes all of the answer; gives how it ended.
+async fn ask(stub: &mut Grpc<Channel>, method: &str, messages: Vec<Bytes>) -> Result<Code> {
+    let path = format!("/diesel.v1.Diesel/{method}").parse()?;
+    stub.ready().await?;
+    let request = Request::new(tokio_stream::iter(messages));
+    let mut answer = match stub.streaming(request, path, Raw).await {
+        Ok(answer) => answer.into_inner(),
+        Err(status) => return Ok(status.code()),
+    };
+    loop {
+        match answer.message().await {
+            Ok(Some(_)) => {}
+            Ok(None) => return Ok(Code::Ok),
+            Err(status) => return Ok(status.code()),
+        }
+    }
+}
 
 /// Keeps S-16.
 #[test]
@@ -124,21 +188,29 @@ fn messages_that_make_no_sense_are_refused_one_by_one() -> Result<()> {
     run(server.dlcmd()?.arg("put").arg(scene.path().join("src")).arg("dl://ds"))?.code(0)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let endpoint = Endpoint::from_shared(format!("http://{}", server.address()))?;
-        let mut stub = tonic::client::Grpc::new(endpoint.connect().await?);
+        let mut stub = raw(server.address()).await?;
         let dice = Dice::new(2);
+        let (mut refused, mut asked) = (0, 0);
         for round in 0..rounds(1_000, 50_000) {
-            let method = METHODS[round % METHODS.len()];
-            let path = format!("/diesel.v1.Diesel/{method}").parse()?;
+            let (method, refusal) = METHODS[round % METHODS.len()];
             let messages: Vec<_> = (0..1 + dice.below(3)).map(|_| nonsense(&dice)).collect();
-            stub.ready().await?;
-            let request = Request::new(tokio_stream::iter(messages));
-            // Some nonsense is a legal question, such as ListDatasets with unknown fields.
-            let answer = stub.streaming(request, path, Raw).await;
-            if let Ok(mut answer) = answer.map(|answer| answer.into_inner()) {
-                while let Ok(Some(_)) = answer.message().await {}
-            }
+            let what = format!("{method} {messages:?}");
+            let refusals: Vec<_> = messages.iter().map(refusal).collect();
+            // Where one message is asked for, those behind it have to be messages as well.
+            let is_broken = method != PUT_CHUNK && refusals.contains(&Some(Code::Internal));
+            let first = refusals.first().copied().flatten();
+            let expected = if is_broken { Some(Code::Internal) } else { first };
+            let code = ask(&mut stub, method, messages).await?;
+            let is_right = match expected {
+                Some(expected) => code == expected,
+                // A legal question, such as ListDatasets with unknown fields.
+                None => ![Code::Internal, Code::Unknown, Code::DataLoss].contains(&code),
+            };
+            ensure!(is_right, "{what}: {code:?}, not {expected:?}");
+            refused += usize::from(expected == Some(Code::InvalidArgument));
+            asked += usize::from(expected.is_none());
         }
+        ensure!(refused > 0 && asked > 0, "{refused} refused for what they say, {asked} legal");
         anyhow::Ok(())
     })?;
     // With it goes the connection.
@@ -149,6 +221,74 @@ fn messages_that_make_no_sense_are_refused_one_by_one() -> Result<()> {
     ensure!(peak < 256 << 20, "it took {} MiB", peak >> 20);
     let log = server.stop()?;
     ensure!(!log.contains("panicked"), "{log}");
+    Ok(())
+}
+
+/// Keeps S-16.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_break_the_contract_in_one_thing_are_refused_for_it() -> Result<()> {
+    let (server, _) = impatient().await?;
+    let client = Wire::connect(server.address()).await?;
+    let id = client.create("ds").await?;
+    let dataset = Bytes::copy_from_slice(id.as_bytes());
+    let (short, up) = (dataset.slice(1..), Bytes::from_static(b"../a"));
+    let create = |name: &str, chunk_size, alignment| {
+        pb::CreateDatasetRequest { name: name.to_owned(), chunk_size, alignment }.encode_to_vec()
+    };
+    let delete_dataset = pb::DeleteDatasetRequest { name: "ds".to_owned(), id: short.clone() };
+    let put = |dataset: &Bytes, length| {
+        let (dataset, data) = (dataset.clone(), Bytes::new());
+        pb::PutChunkRequest { dataset, length, data }.encode_to_vec()
+    };
+    let delete = pb::DeleteRequest {
+        dataset: dataset.clone(),
+        tombstone: dataset.clone(),
+        deletions: Vec::new(),
+    };
+    let read = |source| {
+        let items = vec![pb::ReadItem { source, ..pb::ReadItem::default() }];
+        pb::ReadRequest { dataset: dataset.clone(), items, check_copies: false }.encode_to_vec()
+    };
+    let by_path = pb::read_item::Source::Path(up.clone());
+    let stat = pb::StatRequest { dataset: dataset.clone(), paths: vec![up.clone()] };
+    let list = pb::ListRequest { dataset: dataset.clone(), dir: up, ..pb::ListRequest::default() };
+    let snapshot = pb::GetSnapshotRequest {
+        dataset: dataset.clone(),
+        version: short.clone(),
+        ..pb::GetSnapshotRequest::default()
+    };
+    let recover = pb::RecoverRequest { dataset: "a/b".to_owned(), since: 0 };
+    let purge = pb::PurgeRequest { dataset: "a/b".to_owned(), grace: 0 };
+    let broken = [
+        ("CreateDataset", create("a/b", 0, 0)),
+        ("CreateDataset", create("new", 1, 0)),
+        ("CreateDataset", create("new", 0, 3)),
+        ("GetDataset", pb::GetDatasetRequest::default().encode_to_vec()),
+        ("DeleteDataset", delete_dataset.encode_to_vec()),
+        (PUT_CHUNK, put(&dataset, 0)),
+        (PUT_CHUNK, put(&short, 7)),
+        ("Delete", delete.encode_to_vec()),
+        ("Read", read(None)),
+        ("Read", read(Some(by_path))),
+        ("Stat", stat.encode_to_vec()),
+        ("List", list.encode_to_vec()),
+        ("GetSnapshot", snapshot.encode_to_vec()),
+        ("Recover", recover.encode_to_vec()),
+        ("Purge", purge.encode_to_vec()),
+        ("Verify", pb::VerifyRequest::default().encode_to_vec()),
+    ];
+    let mut stub = raw(server.address()).await?;
+    for (method, message) in broken {
+        let code = ask(&mut stub, method, vec![message.into()]).await?;
+        ensure!(code == Code::InvalidArgument, "{method}: {code:?}");
+    }
+    for (method, _) in METHODS {
+        // Its first field is longer than the message.
+        let code = ask(&mut stub, method, vec![Bytes::from_static(&[0x0a, 0x7f])]).await?;
+        ensure!(code == Code::Internal, "{method}: {code:?}");
+    }
+    ensure!(client.dataset("new").await?.is_none(), "one of a wrong shape was made");
+    ensure!(client.files(id).await?.is_empty(), "there are files");
     Ok(())
 }
 

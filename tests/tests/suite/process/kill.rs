@@ -1,11 +1,17 @@
 //! Processes killed at random moments of a `dlcmd put`, restarted, and the put run again.
+//!
+//! Must hold: a test passes only where at least half as many strikes as were asked for came upon a
+//! put that was running, with some of its chunks stored.
 
+use std::cell::Cell;
 use std::fs;
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use dl_runtime::Clock;
 use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
 use dl_tests::program::{Process, Server, dl, run};
@@ -16,32 +22,106 @@ const FILES: usize = 3_000;
 const LONGEST: usize = 20_000;
 const PATIENCE: Duration = Duration::from_secs(100);
 
+/// So many times as many strikes as were asked for are tried before too few have hit.
+const TRIED: usize = 5;
+
 /// A folder of files, and one for the server.
 struct Scene {
     folder: tempfile::TempDir,
     dice: Dice,
+    /// How long an undisturbed put takes here, so that strikes come in the middle of it.
+    usual: Cell<Duration>,
+}
+
+/// A put that was started.
+struct Put {
+    process: Process,
+    /// Chunks that were stored before.
+    before: usize,
+    clock: Arc<dyn Clock>,
+    began: Duration,
+}
+
+impl Put {
+    fn lasts(&self) -> Duration {
+        self.clock.monotonic().saturating_sub(self.began)
+    }
 }
 
 impl Scene {
     fn new(seed: u64) -> Result<Self> {
         let (folder, dice) = (tempfile::tempdir()?, Dice::new(seed));
         folder::fill(&folder.path().join("src"), FILES, LONGEST, &dice)?;
-        Ok(Self { folder, dice })
+        let scene = Self { folder, dice, usual: Cell::default() };
+        let server = scene.start()?;
+        let mut put = scene.put(&server, "dl://measure", Stdio::null())?;
+        ensure!(put.process.wait(PATIENCE)? == 0, "put failed");
+        scene.usual.set(put.lasts());
+        dl(&server, ["delete-dataset", "dl://measure"])?.code(0)?;
+        server.kill()?;
+        Ok(scene)
     }
 
     fn path(&self, name: &str) -> std::path::PathBuf {
         self.folder.path().join(name)
     }
 
-    /// Starts `dlcmd put` of the whole folder.
-    fn put(&self, server: &Server, dataset: &str) -> Result<Process> {
-        let mut put = server.dlcmd()?;
-        put.arg("put").arg(self.path("src")).arg(dataset);
-        Process::start(put.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()))
+    fn start(&self) -> Result<Server> {
+        Server::start(&self.path("data"))
     }
 
-    fn pause(&self, longest: Duration) {
-        std::thread::sleep(longest.mul_f64(self.dice.below(1000) as f64 / 1000.0));
+    /// Starts it where another one was, so that a put that is still running finds it again.
+    fn start_again(&self, address: &str) -> Result<Server> {
+        Server::start_with(&self.path("data"), address, &[])
+    }
+
+    /// Starts `dlcmd put` of the whole folder; `told` is where it reports. Each thread fills a chunk
+    /// of its own: of many threads, all chunks would be stored at the end, and at once.
+    fn put(&self, server: &Server, dataset: &str, told: Stdio) -> Result<Put> {
+        let mut put = server.dlcmd()?;
+        put.args(["--json", "put", "--threads", "2"]).arg(self.path("src")).arg(dataset);
+        put.stdin(Stdio::null()).stdout(told).stderr(Stdio::null());
+        let (before, clock) = (self.chunks(), clock());
+        let began = clock.monotonic();
+        Ok(Put { process: Process::start(&mut put)?, before, clock, began })
+    }
+
+    /// Chunks that are stored now.
+    fn chunks(&self) -> usize {
+        chunks_below(&self.path("data/chunks"))
+    }
+
+    /// Waits for a random moment of a put; two of three times for one with some of it stored.
+    fn await_moment(&self, put: &mut Put) -> Result<()> {
+        if !self.dice.once_in(3) {
+            self.await_chunk(put)?;
+        }
+        self.pause(put)
+    }
+
+    /// Waits until something of a put is stored, or the put has ended.
+    fn await_chunk(&self, put: &mut Put) -> Result<()> {
+        while put.process.ended()?.is_none() && self.chunks() <= put.before {
+            ensure!(put.lasts() < PATIENCE, "it stores nothing");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// Waits for a random part of what is usually left of a put.
+    fn pause(&self, put: &mut Put) -> Result<()> {
+        let left = self.usual.get().saturating_sub(put.lasts());
+        std::thread::sleep(left.mul_f64(self.dice.below(1000) as f64 / 1000.0));
+        if put.process.ended()?.is_some() {
+            // They have become faster: the machine was busier when the first one was measured.
+            self.usual.set(put.lasts());
+        }
+        Ok(())
+    }
+
+    /// Whether a strike would hit: the put runs, with something of it stored.
+    fn is_under_way(&self, put: &mut Put) -> Result<bool> {
+        Ok(put.process.ended()?.is_none() && self.chunks() > put.before)
     }
 
     /// Puts until it is done, gets it into a fresh folder, and compares.
@@ -76,57 +156,77 @@ impl Scene {
     }
 }
 
-/// How long an undisturbed put takes here, so that the kills come in the middle of it.
-fn usual_time(scene: &Scene, data: &Path) -> Result<Duration> {
-    let (server, clock) = (Server::start(data)?, clock());
-    let began = clock.monotonic();
-    ensure!(scene.put(&server, "dl://measure")?.wait(PATIENCE)? == 0, "put failed");
-    let took = clock.monotonic() - began;
-    dl(&server, ["delete-dataset", "dl://measure"])?.code(0)?;
-    server.kill()?;
-    Ok(took)
+/// Chunks below a folder, in which they come and go.
+fn chunks_below(folder: &Path) -> usize {
+    let Ok(entries) = fs::read_dir(folder) else { return 0 };
+    let mut count = 0;
+    for entry in entries.map_while(Result::ok) {
+        let path = entry.path();
+        count += match entry.file_type() {
+            Ok(kind) if kind.is_dir() => chunks_below(&path),
+            _ => usize::from(path.extension().is_some_and(|ending| ending == "c")),
+        };
+    }
+    count
+}
+
+/// Strikes so many times, each time another put, and goes on until half as many have hit. A strike
+/// says whether it did.
+fn strike(times: usize, mut once: impl FnMut(usize) -> Result<bool>) -> Result<()> {
+    let wanted = times.div_ceil(2);
+    let (mut struck, mut hit) = (0, 0);
+    while struck < times || (hit < wanted && struck < TRIED * times) {
+        hit += usize::from(once(struck).with_context(|| format!("round {struck}"))?);
+        struck += 1;
+    }
+    ensure!(
+        hit >= wanted,
+        "{hit} of {struck} strikes came while a put ran with a part of its files stored; {wanted} \
+         have to"
+    );
+    Ok(())
 }
 
 /// Keeps S-01 (I1) and S-03 (I3).
 #[test]
 fn a_put_goes_on_over_kills_of_the_server_and_every_byte_comes_back() -> Result<()> {
     let scene = Scene::new(1)?;
-    let data = scene.path("data");
-    let usual = usual_time(&scene, &data)?;
-    for round in 0..rounds(5, 60) {
+    strike(rounds(5, 60), |round| {
         let dataset = format!("dl://round{round}");
-        let server = Server::start(&data)?;
+        let server = scene.start()?;
         let address = server.address().to_owned();
-        let mut put = scene.put(&server, &dataset)?;
-        scene.pause(usual);
+        let mut put = scene.put(&server, &dataset, Stdio::null())?;
+        scene.await_moment(&mut put)?;
+        let is_hit = scene.is_under_way(&mut put)?;
         server.kill()?;
-        // On the same port, so that a put that is still running finds it again.
-        let server = Server::start_with(&data, &address, &[])?;
-        let ended = put.wait(PATIENCE)?;
-        ensure!(ended == 0, "round {round}: the put ended with {ended}");
-        scene.compare(&server, &dataset).with_context(|| format!("round {round}, one put"))?;
-        scene.put_and_compare(&server, &dataset).with_context(|| format!("round {round}"))?;
+        let server = scene.start_again(&address)?;
+        let ended = put.process.wait(PATIENCE)?;
+        ensure!(ended == 0, "the put ended with {ended}");
+        scene.compare(&server, &dataset).context("one put")?;
+        scene.put_and_compare(&server, &dataset).context("another put")?;
         dl(&server, ["delete-dataset", &dataset])?.code(0)?;
         server.kill()?;
-    }
-    Ok(())
+        Ok(is_hit)
+    })
 }
 
 /// Keeps S-03.
 #[test]
 fn a_killed_put_leaves_only_whole_files_and_the_next_one_goes_on() -> Result<()> {
     let scene = Scene::new(2)?;
-    let data = scene.path("data");
-    let usual = usual_time(&scene, &data)?;
-    let server = Server::start(&data)?;
-    for round in 0..rounds(3, 30) {
+    let server = scene.start()?;
+    strike(rounds(3, 30), |round| {
         let dataset = format!("dl://round{round}");
-        let mut put = scene.put(&server, &dataset)?;
-        scene.pause(usual);
-        put.kill()?;
-        scene.check_part(&server, &dataset).with_context(|| format!("round {round}"))?;
-        scene.put_and_compare(&server, &dataset).with_context(|| format!("round {round}"))?;
-    }
+        let mut put = scene.put(&server, &dataset, Stdio::null())?;
+        scene.await_moment(&mut put)?;
+        let ended = put.process.ended()?;
+        put.process.kill()?;
+        let there = scene.check_part(&server, &dataset)?;
+        let is_right = ended.is_none_or(|code| code == 0 && there == FILES);
+        ensure!(is_right, "the put ended with {ended:?}, and {there} files are there");
+        scene.put_and_compare(&server, &dataset)?;
+        Ok((1..FILES).contains(&there))
+    })?;
     server.stop()?;
     Ok(())
 }
@@ -135,51 +235,50 @@ fn a_killed_put_leaves_only_whole_files_and_the_next_one_goes_on() -> Result<()>
 #[test]
 fn a_server_that_is_asked_to_stop_finishes_what_is_in_flight() -> Result<()> {
     let scene = Scene::new(3)?;
-    let data = scene.path("data");
-    let usual = usual_time(&scene, &data)?;
-    for round in 0..rounds(3, 30) {
+    strike(rounds(3, 30), |round| {
         let dataset = format!("dl://round{round}");
-        let server = Server::start(&data)?;
+        let server = scene.start()?;
         let address = server.address().to_owned();
-        let mut put = scene.put(&server, &dataset)?;
-        scene.pause(usual);
-        server.stop().with_context(|| format!("round {round}"))?;
-        let server = Server::start_with(&data, &address, &[])?;
-        let ended = put.wait(PATIENCE)?;
-        ensure!(ended == 0, "round {round}: the put ended with {ended} over a restart");
-        scene.compare(&server, &dataset).with_context(|| format!("round {round}"))?;
+        let mut put = scene.put(&server, &dataset, Stdio::null())?;
+        scene.await_moment(&mut put)?;
+        let is_hit = scene.is_under_way(&mut put)?;
         server.stop()?;
-    }
-    Ok(())
+        let server = scene.start_again(&address)?;
+        let ended = put.process.wait(PATIENCE)?;
+        ensure!(ended == 0, "the put ended with {ended} over a restart");
+        scene.compare(&server, &dataset)?;
+        server.stop()?;
+        Ok(is_hit)
+    })
 }
 
 /// Keeps S-13.
 #[test]
 fn an_interrupted_put_leaves_a_whole_dataset_as_far_as_it_went() -> Result<()> {
     let scene = Scene::new(4)?;
-    let data = scene.path("data");
-    let usual = usual_time(&scene, &data)?;
-    let server = Server::start(&data)?;
-    for round in 1..4 {
+    let server = scene.start()?;
+    strike(rounds(3, 30), |round| {
         let dataset = format!("dl://round{round}");
-        let mut command = server.dlcmd()?;
-        command.args(["--json", "put"]).arg(scene.path("src")).arg(&dataset);
         let told = scene.path("told");
-        let (out, notes) = (fs::File::create(&told)?, Stdio::null());
-        let mut put = Process::start(command.stdin(Stdio::null()).stdout(out).stderr(notes))?;
-        std::thread::sleep(usual * round / 6);
-        put.signal(Signal::INT)?;
-        let code = put.wait(PATIENCE)?;
-        ensure!(code == 130 || code == 0, "ended with {code} after Ctrl-C");
+        let mut put = scene.put(&server, &dataset, fs::File::create(&told)?.into())?;
+        // Before it has begun, Ctrl-C ends it as it ends any program.
+        scene.await_chunk(&mut put)?;
+        scene.pause(&mut put)?;
+        if put.process.ended()?.is_none() {
+            put.process.signal(Signal::INT)?;
+        }
+        let code = put.process.wait(PATIENCE)?;
         let there = scene.check_part(&server, &dataset)?;
+        let is_right = code == 130 || (code == 0 && there == FILES);
+        ensure!(is_right, "ended with {code} after Ctrl-C, and {there} files are there");
         // What it reports is there, and nothing else.
         let told = fs::read_to_string(&told)?;
-        let last =
-            told.lines().last().with_context(|| format!("round {round}: it said nothing"))?;
-        let told: serde_json::Value = serde_json::from_str(last)?;
-        ensure!(told["files"] == there, "round {round}: {there} are there: {told}");
+        let told: serde_json::Value =
+            serde_json::from_str(told.lines().last().context("it said nothing")?)?;
+        ensure!(told["files"] == there, "{there} are there: {told}");
         scene.put_and_compare(&server, &dataset)?;
-    }
+        Ok(code == 130 && (1..FILES).contains(&there))
+    })?;
     server.stop()?;
     Ok(())
 }

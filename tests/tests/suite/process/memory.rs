@@ -5,10 +5,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use dl_meta::redis_testing::Server as Redis;
 use dl_tests::cluster::clock;
 use dl_tests::http::get;
 use dl_tests::program::{Server, peak_of, run};
 use dl_tests::{folder, rounds, tell};
+use libdiesel::{Attributes, ChunkShape, Client, ConnectOptions, DatasetName, FilePath};
 
 const MOST: u64 = 256 << 20;
 
@@ -122,6 +124,39 @@ fn heavy_very_many_tiny_files_take_less_than_256_mib_at_both_ends() -> Result<()
     check("recover", peak_of(server.dlcmd()?.args(["recover", "--all"]))?)?;
     check("rm", peak_of(server.dlcmd()?.args(["rm", "-r", "dl://tiny"]))?)?;
     check_server("server after recover and rm", &mut server)
+}
+
+/// Keeps S-10: thirty paths as long as a path may be, in torture three hundred, each through two
+/// thousand folders, all of which have rows in a Redis.
+#[test]
+fn heavy_the_deepest_folders_in_a_redis_take_less_than_256_mib() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let redis = runtime.block_on(Redis::start(&[]));
+    let flags = ["--meta", &redis.url()];
+    let mut server = Server::start_with(&scene.path().join("data"), "127.0.0.1:0", &flags)?;
+    let options =
+        ConnectOptions { servers: vec![server.address().to_owned()], ..Default::default() };
+    let name = DatasetName::new("deep")?;
+    let dataset = Client::connect(options)?.create_dataset(&name, ChunkShape::default())?;
+    let clock = clock();
+    let began = clock.monotonic();
+    for file in 0..rounds(30, 300) {
+        let path = format!("{file:04}/{}f", "x/".repeat(2_000));
+        dataset.put(&FilePath::new(path)?, Attributes::default(), b"")?;
+    }
+    let _ = dataset.flush()?.check()?;
+    tell(format_args!("put: {:?}", clock.monotonic() - began));
+    check_server("server after put", &mut server)?;
+    for arguments in [["ls", "-R", "dl://deep"], ["rm", "-r", "dl://deep"]] {
+        let (began, what) = (clock.monotonic(), arguments.join(" "));
+        check(&what, peak_of(server.dlcmd()?.args(arguments))?)?;
+        tell(format_args!("{what}: {:?}", clock.monotonic() - began));
+        check_server(&format!("server after {what}"), &mut server)?;
+    }
+    let left = run(server.dlcmd()?.args(["ls", "-R", "dl://deep"]))?.code(0)?;
+    ensure!(left.stdout.is_empty(), "{left:?}");
+    check_server("server", &mut server)
 }
 
 /// Keeps S-16 and S-10: what those who wait for memory send meanwhile neither fills it nor keeps the

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dl_meta::redis_testing::Cluster;
@@ -18,6 +19,9 @@ const DAY: i64 = 86_400;
 
 /// Files of one class of ImageNet.
 const CLASS: u32 = 1_300;
+
+/// What a question about a folder may take at most, whatever was deleted below it.
+const PROMPT: Duration = Duration::from_secs(10);
 
 const PURGE: [&str; 5] = ["--json", "purge", "--grace", "0s", "dl://tiny"];
 
@@ -48,6 +52,21 @@ impl Past {
         let mut command = self.server.dlcmd()?;
         check(&what, peak_of(command.envs(self.shift.variables()).args(arguments))?)?;
         tell(format_args!("{what}: {:?}", clock.monotonic() - began));
+        check_server("server", &mut self.server)
+    }
+
+    /// Deletes a folder; what is left around it is told at once, however many files it had.
+    fn remove(&mut self, folder: &str) -> Result<()> {
+        self.run(&["rm", "-r", folder])?;
+        let clock = clock();
+        for (arguments, code) in [(["ls", "dl://tiny"], 0), (["stat", folder], 3)] {
+            let (began, what) = (clock.monotonic(), arguments.join(" "));
+            let mut command = self.server.dlcmd()?;
+            run(command.envs(self.shift.variables()).args(arguments))?.code(code)?;
+            let took = clock.monotonic() - began;
+            tell(format_args!("{what}, after it: {took:?}"));
+            ensure!(took < PROMPT, "{what} took {took:?}");
+        }
         check_server("server", &mut self.server)
     }
 
@@ -111,11 +130,11 @@ async fn heavy_very_many_tiny_files_in_a_redis_cluster_take_less_than_256_mib() 
         fs::write(file(&source, number), format!("{number} again"))?;
     }
     past.run(&["put", &from, "dl://tiny"])?;
-    past.run(&["rm", "-r", "dl://tiny/train/n01440764"])?;
+    past.remove("dl://tiny/train/n01440764")?;
     past.pass_a_day()?;
     past.purge()?;
     past.run(&["verify", "--checksums", "dl://tiny"])?;
-    past.run(&["rm", "-r", "dl://tiny/train"])?;
+    past.remove("dl://tiny/train")?;
     past.pass_a_day()?;
     past.purge()?;
     past.run(&["delete-dataset", "dl://tiny"])?;

@@ -1,21 +1,26 @@
-//! The commands that README.md and docs/*.md show are ones that the programs understand.
+//! The commands that README.md and docs/*.md show are ones that the programs understand, and what
+//! they install is there.
 //!
 //! Must hold: none of them is carried out. dlcmd is asked for its help behind each, which it prints
 //! only where it knows the commands, flags and values before it: not seen is what is left out or
 //! doesn't go together. The settings of dlserver are put together, and nothing of it is opened.
 
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use clap::Parser;
 use dl_server::config::{self, Config, Flags};
 use dl_tests::program::{dlcmd, run};
-use dl_tests::workspace;
+use dl_tests::workspace::{self, Package};
 use regex::Regex;
 
 use super::hold;
 
 const RULE: &str = "Every dlserver and dlcmd in a block for a shell is understood by the program:";
+
+const INSTALLED: &str =
+    "What a page has cargo install is all programs, of packages of this workspace:";
 
 /// A command and where it stands.
 type Shown = (String, Vec<String>);
@@ -23,11 +28,8 @@ type Shown = (String, Vec<String>);
 #[test]
 fn the_commands_in_the_documents_are_understood() -> Result<()> {
     let mut shown = Vec::new();
-    for file in workspace::files()? {
-        let is_page = file.starts_with("docs") && file.extension().is_some_and(|end| end == "md");
-        if is_page || file == Path::new("README.md") {
-            shown.extend(commands_of(&file, &workspace::text(&file)?.unwrap_or_default())?);
-        }
+    for (file, text) in documents()? {
+        shown.extend(commands_of(&file, &text, ours)?);
     }
     ensure!(shown.len() > 20, "only {} commands were found", shown.len());
     hold(RULE, &breaches(&shown)?);
@@ -55,7 +57,7 @@ $ dlcmd shuffle dl://ds --seed x
 dlcmd says this
 ```
 ";
-    let found = breaches(&commands_of(Path::new("page.md"), text)?)?;
+    let found = breaches(&commands_of(Path::new("page.md"), text, ours)?)?;
     let expected = [
         (3, "unrecognized subcommand"),
         (4, "unexpected argument"),
@@ -72,6 +74,74 @@ dlcmd says this
         ensure!(breach.contains(told), "{told} is not in {breach}");
     }
     Ok(())
+}
+
+#[test]
+fn what_the_documents_install_is_there() -> Result<()> {
+    let (packages, mut pages, mut found) = (workspace::packages()?, 0, Vec::new());
+    for (file, text) in documents()? {
+        let installs = commands_of(&file, &text, installs)?;
+        pages += usize::from(!installs.is_empty());
+        found.extend(missing(&installs, &packages));
+    }
+    ensure!(pages > 1, "{pages} pages say how to install it");
+    hold(INSTALLED, &found);
+    Ok(())
+}
+
+#[test]
+fn an_installation_of_what_is_not_there_is_found() -> Result<()> {
+    let packages = workspace::packages()?;
+    let found = |commands: &str| -> Result<String> {
+        let text = format!("```sh\n{commands}\n```\n");
+        let installs = commands_of(Path::new("page.md"), &text, installs)?;
+        Ok(missing(&installs, &packages).join("\n"))
+    };
+    let both = "cargo install --locked --path server && cargo install --path dlcmd    # both";
+    ensure!(found(both)?.is_empty(), "{}", found(both)?);
+    ensure!(found("cargo build && dlcmd datasets")?.is_empty(), "nothing is installed");
+    for (commands, told) in [
+        ("cargo install --path dlcmd", "page.md:2: {\"dlcmd\"}"),
+        ("cargo install --path server; cargo install --path dlcmds", "--path dlcmds: there is no"),
+        ("cargo install --path server; cargo install dlcmd", "dlcmd: there is no such package"),
+        ("cargo install --path server; cargo install --path format", "{\"dlserver\"}"),
+    ] {
+        let found = found(commands)?;
+        ensure!(found.contains(told), "{told} is not in {found:?}");
+    }
+    Ok(())
+}
+
+/// README.md and the pages of docs/, with their text.
+fn documents() -> Result<Vec<(PathBuf, String)>> {
+    let mut documents = Vec::new();
+    for file in workspace::files()? {
+        let is_page = file.starts_with("docs") && file.extension().is_some_and(|end| end == "md");
+        if is_page || file == Path::new("README.md") {
+            let text = workspace::text(&file)?.unwrap_or_default();
+            documents.push((file, text));
+        }
+    }
+    Ok(documents)
+}
+
+/// What of a page's installations is not there.
+fn missing(installs: &[Shown], packages: &[Package]) -> Vec<String> {
+    let (mut found, mut programs) = (Vec::new(), BTreeSet::new());
+    for (place, words) in installs {
+        let folder = words.iter().skip_while(|word| *word != "--path").nth(1);
+        let manifest = folder.map(|folder| Path::new(folder).join("Cargo.toml"));
+        match packages.iter().find(|package| Some(&package.manifest) == manifest.as_ref()) {
+            Some(package) => programs.extend(package.programs.iter().map(String::as_str)),
+            None => found.push(format!("{place}: {}: there is no such package", words.join(" "))),
+        }
+    }
+    if let Some((place, _)) = installs.first()
+        && programs != BTreeSet::from(["dlcmd", "dlserver"])
+    {
+        found.push(format!("{place}: {programs:?} are all the programs that it installs"));
+    }
+    found
 }
 
 fn breaches(shown: &[Shown]) -> Result<Vec<String>> {
@@ -109,13 +179,17 @@ fn first_line(text: &str) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }
 
-/// The commands of ours in the blocks of a page that are for a shell.
-fn commands_of(file: &Path, text: &str) -> Result<Vec<Shown>> {
+/// The commands in the blocks of a page that are for a shell, as far as they are wanted.
+fn commands_of(
+    file: &Path,
+    text: &str,
+    wanted: fn(&[String]) -> Option<&[String]>,
+) -> Result<Vec<Shown>> {
     let mut shown = Vec::new();
     for (number, line) in shell_lines(text) {
         for words in commands(&line)? {
-            if let Some(ours) = ours(&words) {
-                shown.push((format!("{}:{number}", file.display()), ours.to_vec()));
+            if let Some(wanted) = wanted(&words) {
+                shown.push((format!("{}:{number}", file.display()), wanted.to_vec()));
             }
         }
     }
@@ -173,4 +247,12 @@ fn ours(words: &[String]) -> Option<&[String]> {
     let at = command.iter().position(|word| word == "dlserver" || word == "dlcmd")?;
     let is_as_user = command.first().is_some_and(|first| first == "sudo" || first == "runuser");
     if at == 0 || is_as_user { command.get(at..) } else { None }
+}
+
+/// What cargo is told to install.
+fn installs(words: &[String]) -> Option<&[String]> {
+    match words {
+        [cargo, install, what @ ..] if cargo == "cargo" && install == "install" => Some(what),
+        _ => None,
+    }
 }

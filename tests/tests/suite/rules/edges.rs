@@ -40,6 +40,7 @@ fn an_edge_outside_the_table_is_found() {
         name: name.to_owned(),
         manifest: format!("{name}/Cargo.toml").into(),
         roots: Vec::new(),
+        programs: Vec::new(),
         edges: edges.iter().map(|&(to, need)| Edge { to: to.to_owned(), need }).collect(),
     };
     let mut packages: Vec<_> = EDGES.iter().map(|(name, _)| needs(name, &[])).collect();
