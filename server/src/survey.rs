@@ -23,6 +23,7 @@ use futures::TryStreamExt;
 use futures::stream::{self, Stream, StreamExt};
 
 use crate::error::Error;
+use crate::identity;
 use crate::parts::{Parts, object_key, prefix};
 use crate::spill::{Scratch, Sizes};
 
@@ -126,17 +127,26 @@ impl Away {
     /// Takes note of what the next read gave, and gives it back.
     ///
     /// # Errors
-    /// Why that one failed, once so many did that the others are not to be tried.
-    pub(crate) fn note<T>(&mut self, read: Result<T, Error>) -> Result<Result<T, Error>, Error> {
-        match read {
+    /// Why that one failed, when so many did that the store was asked for something else and did not
+    /// answer either.
+    pub(crate) async fn note<T>(
+        &mut self,
+        parts: &Parts,
+        read: Result<T, Error>,
+    ) -> Result<Result<T, Error>, Error> {
+        let is_away = match &read {
             Err(error) if error.kind.is_retryable() => {
                 self.0 += 1;
-                if self.0 >= AWAY_AFTER { Err(error) } else { Ok(Err(error)) }
+                self.0.is_multiple_of(AWAY_AFTER) && !identity::answers(parts).await
             }
-            answered => {
+            Ok(_) | Err(_) => {
                 self.0 = 0;
-                Ok(answered)
+                false
             }
+        };
+        match read {
+            Err(error) if is_away => Err(error),
+            read => Ok(read),
         }
     }
 }
@@ -160,7 +170,7 @@ impl Survey {
         {
             let mut headers = std::pin::pin!(survey.headers(parts, survey.tombstones()));
             while let Some((number, header)) = headers.next().await {
-                match away.note(header)? {
+                match away.note(parts, header).await? {
                     Ok(header) => named.add(&header),
                     Err(error) => unread.push((number, error)),
                 }
@@ -310,7 +320,7 @@ impl Survey {
                 looked_at += batch.len();
                 let mut chunks = Vec::with_capacity(batch.len());
                 for (number, header) in batch {
-                    let chunk = away.note(header)?.and_then(|header| {
+                    let chunk = away.note(parts, header).await?.and_then(|header| {
                         let committed = header.committed();
                         committed.map_err(|error| {
                             Error::new(Kind::Corrupt, "read header of object", number, error)

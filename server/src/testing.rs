@@ -5,13 +5,15 @@
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
+use bytes::Bytes;
 use dl_format::{
     Attributes, ChunkId, ChunkIdMaker, ChunkShape, ChunkWriter, DatasetId, DatasetName, FilePath,
+    Sealed,
 };
 use dl_meta::{FaultMeta, Memory, MetaStore};
 use dl_runtime::fault::{CutPoint, Faults};
 use dl_runtime::{Clock, ManualClock, OsRandom, SeededRandom};
-use dl_store::{CountStore, Counters, FaultStore, Kind};
+use dl_store::{CountStore, Counters, FaultStore, Key, Kind};
 
 use crate::parts::{Parts, object_key};
 use crate::{Limits, Roll, Room, Settings};
@@ -67,13 +69,19 @@ impl Rig {
         let path = FilePath::new(format!("file-{number}")).unwrap();
         writer.append(&path, Attributes { mode: 0o644, mtime: 1 }, b"bytes").unwrap();
         let id = ChunkIdMaker::new([number; 9]).next(self.parts.clock.now());
-        let sealed = writer.seal(id, dataset).as_slice().to_vec();
-        let verified = dl_format::Verified::check(sealed).unwrap();
-        let kind = verified.header().kind();
-        let stamp = dl_format::Stamp::at(self.parts.clock.now());
-        let (_, object) = verified.commit(stamp).unwrap();
-        self.parts.store.create(&object_key(dataset, id, kind), object.into()).await.unwrap();
+        self.store_sealed(&writer.seal(id, dataset)).await;
         id
+    }
+
+    /// The same for an object of any kind; gives its key and what is stored there.
+    pub(crate) async fn store_sealed(&self, sealed: &Sealed) -> (Key, Bytes) {
+        let verified = dl_format::Verified::check(sealed.as_slice().to_vec()).unwrap();
+        let header = verified.header();
+        let key = object_key(header.dataset(), header.id(), header.kind());
+        let stamp = dl_format::Stamp::at(self.parts.clock.now());
+        let object = Bytes::from(verified.commit(stamp).unwrap().1);
+        self.parts.store.create(&key, object.clone()).await.unwrap();
+        (key, object)
     }
 
     /// Runs work to its end, a second at a time; gives how many seconds it took.

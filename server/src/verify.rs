@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 
 use bytes::Bytes;
 use dl_format::{ChunkId, DatasetId, DatasetName, FilePath, FileRecord, NameState, ObjectKind};
-use dl_meta::{DatasetInfo, Found, ListEntry, ListQuery, ObjectRecord};
+use dl_meta::{DatasetInfo, DatasetState, Found, ListEntry, ListQuery, ObjectRecord};
 use dl_proto::{Finding, Kind, VerifyProgress, VerifyRequest};
 use dl_store::{Key, StoreExt};
 use futures::stream::{self, StreamExt};
@@ -242,8 +242,10 @@ impl Verify<'_> {
         let record = self.parts.meta.record(self.id).await;
         let record = record.map_err(|error| Error::meta("find dataset", self.id, error))?;
         match record {
-            Some(_) => self.find(problem.to_owned(), self.recover()).await,
-            None => Ok(()),
+            Some(record) if record.state != DatasetState::Ending => {
+                self.find(problem.to_owned(), self.recover()).await
+            }
+            Some(_) | None => Ok(()),
         }
     }
 
@@ -375,7 +377,7 @@ impl Verify<'_> {
             let (object, damaged) = one?;
             self.state.checked += 1;
             self.state.bytes = self.state.bytes.saturating_add(object.object_length);
-            match away.note(damaged)? {
+            match away.note(self.parts, damaged).await? {
                 Ok(Ok(Damaged::Nothing)) => {}
                 Ok(Ok(Damaged::Part)) => self.name_damaged_part(survey, object.id).await?,
                 Ok(Ok(Damaged::Files(paths))) => {

@@ -17,7 +17,7 @@ use super::rows::{file, folder, range_of};
 use super::scripts::APPLY;
 
 /// Bytes of questions after which a piece takes no more folders.
-const PIECE: usize = 1 << 20;
+const PIECE: usize = 256 << 10;
 /// Bytes that a question takes beside its key and its rows, about.
 const QUESTION: usize = 256;
 /// Bytes that a row takes in a question beside its own, about.

@@ -20,6 +20,8 @@ pub(super) const TURNS: usize = 16;
 const MANY: usize = 8 * PAGE;
 /// Rows of a round of the others.
 const FEW: usize = 32 * GLANCE;
+/// Folders that wait in a search, as long as they are taken many at a time.
+const OPEN_MAX: usize = 2_000;
 /// Folders that are asked about together: a first round has room for a glance at each.
 const TOGETHER: usize = MANY / GLANCE;
 
@@ -82,8 +84,8 @@ fn pages(share: usize) -> Pages {
 /// The search for a live file below one folder.
 #[derive(Debug)]
 struct Search {
-    /// Folders of which something was not read yet; those met last are at the end, and come first:
-    /// so there are never many more than some levels of the tree hold.
+    /// Folders of which something was not read yet; those met last are at the end, and come first.
+    /// Beyond [`OPEN_MAX`] they are read one at a time, so that few are met for each level.
     open: Vec<Folder>,
     /// Rows that the next round reads: twice as many each time.
     rows: usize,
@@ -103,7 +105,10 @@ impl Search {
 
     /// The folders that are read for it in this round, as far as there is room.
     fn begin(&mut self, shares: &RangeInclusive<usize>, room: &mut usize) -> Vec<Folder> {
-        let rows = self.rows.min(*room);
+        let mut rows = self.rows.min(*room);
+        if self.open.len() > OPEN_MAX {
+            rows = rows.min(*shares.start());
+        }
         let count = self.open.len().min(rows / shares.start());
         let Some(share) = rows.checked_div(count) else { return Vec::new() };
         let share = share.min(*shares.end());

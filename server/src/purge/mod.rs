@@ -228,7 +228,11 @@ impl<'a> Purge<'a> {
         let mut tombstones = std::pin::pin!(survey.headers(self.parts, survey.tombstones()));
         while let Some((number, header)) = tombstones.next().await {
             // One that can't be read this time may name what is held.
-            if away.note(header)?.map_or(true, |header| ledger.is_held(header.deletions())) {
+            if away
+                .note(self.parts, header)
+                .await?
+                .map_or(true, |header| ledger.is_held(header.deletions()))
+            {
                 held.insert(number);
             }
         }

@@ -310,8 +310,8 @@ impl Recovery<'_> {
         Ok(read)
     }
 
-    /// Reads those again that the store failed for, after pauses. What it still fails for while it answers
-    /// for others is taken for unreadable. False when the dataset has ended.
+    /// Reads those again that the store failed for, after pauses. What it fails for while it answers for
+    /// others is taken for unreadable. False when the dataset has ended.
     async fn read_later(
         &self,
         named: Named,
@@ -323,10 +323,20 @@ impl Recovery<'_> {
             if outcome.later.is_empty() || outcome.read == Read::Interrupted {
                 break;
             }
+            self.progress.mention(state.clone());
             self.parts.clock.sleep(pause).await;
-            for (listed, _) in std::mem::take(&mut outcome.later) {
+            if self.progress.is_deserted() || !identity::answers(self.parts).await {
+                outcome.read = Read::Interrupted;
+                break;
+            }
+            let again = std::mem::take(&mut outcome.later).into_iter().map(|(listed, _)| listed);
+            let again = stream::iter(again).map(|listed| async move {
                 let read = self.read(Step::Found(listed)).await?;
-                if let Step::Done(done) = self.adopt(named, read, large).await?
+                self.adopt(named, read, large).await
+            });
+            let mut again = std::pin::pin!(again.buffer_unordered(READS_AT_ONCE));
+            while let Some(step) = again.try_next().await? {
+                if let Step::Done(done) = step
                     && !outcome.add(done, state)
                 {
                     return Ok(false);
@@ -478,6 +488,7 @@ impl Recovery<'_> {
             Ok(committed) => committed,
             Err(error) => return problem(format!("{}: {error}", object.key)),
         };
+        let _rows = self.shares.rows(committed.header().entry_count()).await;
         // Also of what the log knows: rows that come back now may be lost right after.
         self.late.append(chunk).await?;
         match self.parts.meta.append(&committed).await {

@@ -13,6 +13,7 @@ use futures::stream::{self, StreamExt};
 use crate::auth::Caller;
 use crate::catalog;
 use crate::error::Error;
+use crate::identity;
 use crate::names::{self, Deleted, Names, Past};
 use crate::parts::Parts;
 
@@ -69,7 +70,12 @@ pub(super) async fn restore_names(
             tracing::warn!(%error, "names of datasets are not looked after");
             return Ok(Vec::new());
         }
-        Err(error) => return Err(Error::meta("list", "datasets", error)),
+        Err(error) if error.is_retryable() => return Err(Error::meta("list", "datasets", error)),
+        // A damaged row costs its own dataset.
+        Err(error) => {
+            tracing::error!(%error, "names of datasets can't be looked after");
+            return Ok(Vec::new());
+        }
     };
     let is_wanted = |record: &DatasetRecord| {
         wanted.is_none_or(|wanted| *wanted == record.name) && caller.may(Role::Read, &record.name)
@@ -99,10 +105,24 @@ pub(super) async fn restore_names(
     Ok(failed)
 }
 
-/// The names of all datasets. One that can't be read is tried for a while, as what it stands for is
-/// served no more then.
-pub(super) async fn names(parts: &Parts) -> Result<Names, Error> {
+/// The names of all datasets, and whether those that can't be read may only be away with the store. They
+/// are tried for a while, as what they stand for is served no more then.
+pub(super) async fn names(parts: &Parts) -> Result<(Names, bool), Error> {
     let mut names = names::all(parts).await?;
+    read_again(parts, &mut names).await;
+    if !names.unread.iter().any(|(_, error)| error.kind.is_retryable()) {
+        return Ok((names, false));
+    }
+    let answers = identity::answers(parts).await;
+    if answers {
+        // It may have come back a moment ago.
+        read_again(parts, &mut names).await;
+    }
+    Ok((names, !answers || !identity::answers(parts).await))
+}
+
+/// Tries again to read those that the store failed for.
+async fn read_again(parts: &Parts, names: &mut Names) {
     let unread = stream::iter(std::mem::take(&mut names.unread)).map(|(name, error)| async move {
         if !error.kind.is_retryable() {
             return (name, Err(error));
@@ -122,5 +142,4 @@ pub(super) async fn names(parts: &Parts) -> Result<Names, Error> {
         }
     }
     names.read.sort_by(|(name, _), (other, _)| name.cmp(other));
-    Ok(names)
 }

@@ -117,17 +117,16 @@ async fn rebuild(
         shares: &shares,
     };
     // Not before: of what is created from now on nothing is missing.
-    let mut names = living::names(parts).await?;
+    let (mut names, may_pass) = living::names(parts).await?;
     names.retain(|name| caller.may(Role::Read, name));
     let wanted = |name: &DatasetName| request.dataset.as_ref().is_none_or(|wanted| wanted == name);
     let mut incomplete = false;
     for (name, error) in &unnamed {
         Progress::of(name, progress).fail(error).await;
     }
-    // What can't be read while the rest can will not be there the next time either.
-    let answers = names.unread.is_empty() || identity::answers(parts).await;
     for (name, error) in names.unread.iter().filter(|(name, _)| wanted(name)) {
-        let may_pass = error.kind.is_retryable() && !answers;
+        // What can't be read while the rest can will not be there the next time either.
+        let may_pass = error.kind.is_retryable() && may_pass;
         incomplete |= may_pass || !recovery.set_aside(name).await;
         Progress::of(name, progress).fail(error).await;
     }

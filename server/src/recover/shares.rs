@@ -5,10 +5,14 @@
 
 use std::sync::Arc;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 /// Headers of all datasets that are read or appended: 512 KiB each at the most, and some KiB mostly.
 const HEADERS: usize = 64;
+
+/// Rows of all datasets that are appended at once, and so copied for the metadata store: some 600 bytes
+/// each. As many as an object has at the most, and half as many more.
+const ROWS: u32 = 96 << 10;
 
 /// Ids of its log that each may have in memory, 17 bytes each.
 const IDS_EACH: usize = 128 << 10;
@@ -21,6 +25,7 @@ const IDS_TOGETHER: u32 = 64 << 10;
 #[derive(Debug)]
 pub(super) struct Shares {
     headers: Arc<Semaphore>,
+    rows: Semaphore,
     ids: Arc<Semaphore>,
     passes: Arc<Semaphore>,
 }
@@ -36,6 +41,7 @@ impl Default for Shares {
     fn default() -> Self {
         Self {
             headers: Arc::new(Semaphore::new(HEADERS)),
+            rows: Semaphore::new(ROWS as usize),
             ids: Arc::new(Semaphore::new(IDS_BESIDES)),
             passes: Arc::new(Semaphore::new(1)),
         }
@@ -46,6 +52,12 @@ impl Shares {
     /// Waits for the place of a header.
     pub(super) async fn header(&self) -> OwnedSemaphorePermit {
         Arc::clone(&self.headers).acquire_owned().await.expect("the semaphore is never closed")
+    }
+
+    /// Waits until an object with so many rows may be appended.
+    pub(super) async fn rows(&self, count: u32) -> SemaphorePermit<'_> {
+        let rows = self.rows.acquire_many(count.min(ROWS)).await;
+        rows.expect("the semaphore is never closed")
     }
 
     /// Waits until no other dataset is gone through in passes: of those, whole folders are listed.

@@ -181,10 +181,11 @@ async fn an_object_that_the_store_always_fails_for_is_told_and_the_others_are_re
     }
     let request = RecoverRequest { dataset: None, since: None };
     let before = rig.counters.counts().ranges;
-    // The identity, and each name three times; then the headers, of which the first one always fails.
-    let [first, again @ ..] = failing();
-    let reads = [None; 7].into_iter().chain([first, None]).chain(again);
-    rig.store.script("read", reads);
+    // The identity, and each name three times; then the headers, of which the first one fails, and fails
+    // again behind the identity each time.
+    let fails = Some(Fault::Before(dl_store::Kind::Unavailable));
+    let reads = [None; 7].into_iter().chain([fails, None]);
+    rig.store.script("read", reads.chain([[None, fails]; 3].into_iter().flatten()));
     let (progress, mut told) = mpsc::channel(64);
     let asked = recover(&rig.parts, request, &Caller::Everybody, &progress);
     let (recovered, seconds) = rig.run(asked).await;

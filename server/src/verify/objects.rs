@@ -74,34 +74,25 @@ impl Verify<'_> {
     async fn unlogged(&mut self, survey: &Survey) -> Result<HashMap<ChunkId, Lost>, Error> {
         let unlogged = survey.stored.keys().filter(|id| !survey.is_logged(id));
         let unlogged: HashSet<ChunkId> = unlogged.copied().collect();
-        let mut damaged = HashMap::new();
-        if unlogged.len() <= LOOKED_INTO {
-            let folders: HashSet<u8> = unlogged.iter().map(|id| hash_byte(*id)).collect();
-            for folder in folders {
-                for key in self.listed(folder).await? {
-                    let named = parse_object_key(key.as_str());
-                    let Some((_, id, _)) = named.filter(|(_, id, _)| unlogged.contains(id)) else {
-                        continue;
-                    };
-                    let damage = match read_header(self.parts, &key).await {
-                        Ok(header) => {
-                            if self.can_be_adopted(survey, id, header) {
-                                continue;
-                            }
-                            format!("{key} is another object than its key and length say")
-                        }
-                        Err(error) if error.kind == Kind::Corrupt => error.chain(),
-                        // A recovery says what it can't read.
-                        Err(_) => continue,
-                    };
-                    let problem = format!("{damage}; no recovery brings it back");
-                    let remedy = "restore the object; or move it away, if no file needs it";
-                    self.find(problem, remedy).await?;
-                    damaged.insert(id, Lost { number: None, damage: Some(damage) });
-                }
+        let folders: HashSet<u8> = unlogged.iter().map(|id| hash_byte(*id)).collect();
+        let (mut damaged, mut others) = (HashMap::new(), 0);
+        for folder in folders {
+            // What a purge has taken off the log is about to be removed, or was by now.
+            for key in self.listed(folder).await? {
+                let named = parse_object_key(key.as_str());
+                let Some((_, id, _)) = named.filter(|(_, id, _)| unlogged.contains(id)) else {
+                    continue;
+                };
+                let Some(damage) = self.damage(survey, unlogged.len(), id, &key).await else {
+                    others += 1;
+                    continue;
+                };
+                let problem = format!("{damage}; no recovery brings it back");
+                let remedy = "restore the object; or move it away, if no file needs it";
+                self.find(problem, remedy).await?;
+                damaged.insert(id, Lost { number: None, damage: Some(damage) });
             }
         }
-        let others = unlogged.len() - damaged.len();
         if others > 0 {
             let problem = format!("{others} objects in the chunk store are not in the metadata");
             self.doubt(problem, self.recover());
@@ -109,10 +100,28 @@ impl Verify<'_> {
         Ok(damaged)
     }
 
-    fn can_be_adopted(&self, survey: &Survey, id: ChunkId, header: Header) -> bool {
+    /// Why no recovery brings back an object of so many that the log lacks.
+    async fn damage(
+        &self,
+        survey: &Survey,
+        unlogged: usize,
+        id: ChunkId,
+        key: &Key,
+    ) -> Option<String> {
+        if unlogged > LOOKED_INTO {
+            return None;
+        }
+        match read_header(self.parts, key).await {
+            Ok(header) if self.can_be_adopted(survey, id, &header) => None,
+            Ok(_) => Some(format!("{key} is another object than its key and length say")),
+            Err(error) => (error.kind == Kind::Corrupt).then(|| error.chain()),
+        }
+    }
+
+    fn can_be_adopted(&self, survey: &Survey, id: ChunkId, header: &Header) -> bool {
         let is_it = (header.dataset(), header.id()) == (self.id, id);
         let size = survey.stored.get(&id).copied();
-        is_it && size == Some(header.object_length()) && header.committed().is_ok()
+        is_it && size == Some(header.object_length()) && header.clone().committed().is_ok()
     }
 
     /// The numbers of the objects that the store lacks: that were removed neither by a purge meanwhile,

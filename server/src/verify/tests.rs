@@ -1,5 +1,7 @@
 //! What is told of datasets with which much is wrong.
 
+use dl_format::{Attributes, ChunkIdMaker, ChunkShape, ChunkWriter, Sealed};
+use dl_meta::MetaStore;
 use dl_runtime::fault::Fault;
 
 use super::*;
@@ -60,5 +62,74 @@ async fn objects_whose_bytes_cannot_be_read_are_told_one_by_one_unless_the_store
         let (told, ended) = steps(&rig, true).await;
         assert_eq!(findings(&told), found, "{told:?}");
         assert_eq!(ended.is_err_and(|error| error.kind == Kind::Unavailable), is_away);
+    }
+}
+
+#[tokio::test]
+async fn what_a_purge_removes_meanwhile_is_not_missed() {
+    let rig = rig().await;
+    let id = rig.create("ds").await;
+    let mut chunks = Vec::new();
+    for number in 0..4 {
+        chunks.push(rig.store_chunk(id, number).await);
+    }
+    // The first one is needed no more.
+    rig.clock.advance(std::time::Duration::from_secs(1));
+    chunks.push(rig.store_chunk(id, 0).await);
+    rig.run(crate::recover::roll_forward(&rig.parts)).await.0.unwrap();
+    let before = rig.counters.counts().ranges;
+    assert_eq!(findings(&steps(&rig, false).await.0), 0);
+    let reads = usize::try_from(rig.counters.counts().ranges - before).unwrap();
+    // All is listed, and the headers are about to be read.
+    let slow = Some(Fault::Delay(std::time::Duration::from_secs(5)));
+    rig.store.script("read", std::iter::repeat_n(None, reads - chunks.len()).chain([slow]));
+    let mut verified = Box::pin(steps(&rig, false));
+    while !rig.store.is_used_up("read") {
+        assert!(futures::poll!(&mut verified).is_pending());
+        tokio::task::yield_now().await;
+    }
+    rig.memory.retire(id, &chunks[..1]).await.unwrap();
+    let key = crate::parts::object_key(id, chunks[0], ObjectKind::Chunk);
+    rig.parts.store.delete(&key).await.unwrap();
+    let (told, ended) = verified.await;
+    ended.unwrap();
+    let wrong = told.iter().flat_map(|step| &step.findings);
+    let wrong: Vec<_> = wrong.filter(|one| !one.problem.contains("was being written to")).collect();
+    assert!(wrong.is_empty(), "{wrong:?}");
+}
+
+#[tokio::test]
+async fn a_large_file_with_a_damaged_part_is_named_whether_the_part_is_known_or_not() {
+    for is_known in [true, false] {
+        let rig = rig().await;
+        let id = rig.create("ds").await;
+        let (shape, mut ids) = (ChunkShape::default(), ChunkIdMaker::new([7; 9]));
+        let mut next = || ids.next(rig.parts.clock.now());
+        let (part, extent) = Sealed::part(shape, next(), id, &[1; 1_000]).unwrap();
+        let (key, object) = rig.store_sealed(&part).await;
+        let mut last = ChunkWriter::new(shape, Vec::new());
+        let (path, attributes) = (FilePath::new("large").unwrap(), Attributes::default());
+        last.append_tail(&path, attributes, vec![extent], b"tail").unwrap();
+        rig.store_sealed(&last.seal(next(), id)).await;
+        let recover = || async { rig.run(crate::recover::roll_forward(&rig.parts)).await.0 };
+        if is_known {
+            recover().await.unwrap();
+        }
+        rig.parts.store.delete(&key).await.unwrap();
+        let damaged = if is_known { object.slice(..object.len() - 1) } else { object.slice(8..) };
+        rig.parts.store.create(&key, damaged).await.unwrap();
+        if !is_known {
+            recover().await.unwrap();
+        }
+        let (told, ended) = steps(&rig, false).await;
+        ended.unwrap();
+        let found: Vec<_> = told.iter().flat_map(|step| &step.findings).collect();
+        let says = |text: &str| found.iter().any(|one| one.problem.contains(text));
+        assert!(says("large is lost"), "{found:?}");
+        assert!(
+            says(if is_known { "cut short" } else { "no recovery brings it back" }),
+            "{found:?}"
+        );
+        assert!(!says("are not in the metadata"), "{found:?}");
     }
 }

@@ -7,14 +7,15 @@
 use std::ops::Range;
 use std::time::Duration;
 
-/// A page that was found whole is not checked again for less than this: what was checked is what
-/// the page cache still holds, and checking it again would cost as much as reading it.
-pub(super) const TRUSTED: Duration = Duration::from_secs(60);
+/// A page that was found whole is not checked again for less than this: an epoch of a job. Checking it
+/// again would cost as much as reading it, and whoever reads looks at the checksums of files anyway, and
+/// has a copy checked that does not match them.
+pub(super) const TRUSTED: Duration = Duration::from_secs(15 * 60);
 
 /// Marks of one such time are dropped together, when the one after the next begins.
 const TURN: Duration = Duration::from_secs(TRUSTED.as_secs() / 2);
 
-/// Memory for all marks: enough for some 25,000 copies of 4 MiB that are read within a minute.
+/// Memory for all marks: enough for some 25,000 copies of 4 MiB that are read within that time.
 const BYTES_MAX: usize = 8 << 20;
 
 /// Places that one call looks at for one whose marks have run out.
@@ -162,28 +163,29 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_counts_for_less_than_a_minute_and_for_its_copy_and_page_alone() {
-        for checked_at in 0..61 {
+    fn a_mark_counts_for_its_time_at_most_and_for_its_copy_and_page_alone() {
+        let half = TRUSTED.as_secs() / 2;
+        for checked_at in 0..=TRUSTED.as_secs() {
             let mut marks = Marks::default();
             let slot = marks.set(0, 7, (62..66, PAGES), seconds(checked_at));
-            assert!(marks.has(slot, 7, 62..66, seconds(checked_at + 30)), "{checked_at}");
+            assert!(marks.has(slot, 7, 62..66, seconds(checked_at + half)), "{checked_at}");
             assert!(!marks.has(slot, 7, 62..66, seconds(checked_at) + TRUSTED), "{checked_at}");
             assert!(!marks.has(slot, 7, 62..67, seconds(checked_at)));
             assert!(!marks.has(slot, 8, 62..66, seconds(checked_at)));
             assert!(!marks.has(slot, 7, PAGES..PAGES + 1, seconds(checked_at)));
             // One of a later turn makes it no younger.
-            assert_eq!(marks.set(slot, 7, (1..2, PAGES), seconds(checked_at + 30)), slot);
+            assert_eq!(marks.set(slot, 7, (1..2, PAGES), seconds(checked_at + half)), slot);
             assert!(!marks.has(slot, 7, 62..66, seconds(checked_at) + TRUSTED), "{checked_at}");
             // Nor does one that comes late.
             marks.set(slot, 7, (3..4, PAGES), seconds(checked_at));
             assert!(!marks.has(slot, 7, 3..4, seconds(checked_at) + TRUSTED), "{checked_at}");
             marks.forget(slot, 8);
-            assert!(marks.has(slot, 7, 1..2, seconds(checked_at + 30)));
+            assert!(marks.has(slot, 7, 1..2, seconds(checked_at + half)));
             marks.forget(slot, 7);
-            assert!(!marks.has(slot, 7, 1..2, seconds(checked_at + 30)));
-            marks.set(slot, 7, (1..2, PAGES), seconds(checked_at + 30));
+            assert!(!marks.has(slot, 7, 1..2, seconds(checked_at + half)));
+            marks.set(slot, 7, (1..2, PAGES), seconds(checked_at + half));
             marks.clear();
-            assert!(!marks.has(slot, 7, 1..2, seconds(checked_at + 30)));
+            assert!(!marks.has(slot, 7, 1..2, seconds(checked_at + half)));
         }
     }
 
@@ -201,8 +203,8 @@ mod tests {
         };
         let marked = fill(&mut marks, seconds(0));
         assert!((20_000..30_000).contains(&marked), "{marked}");
-        assert_eq!(fill(&mut marks, seconds(59)), 0);
-        assert_eq!(fill(&mut marks, seconds(60)), marked);
+        assert_eq!(fill(&mut marks, TRUSTED - seconds(1)), 0);
+        assert_eq!(fill(&mut marks, TRUSTED), marked);
         let bytes: usize = marks.places.iter().map(Place::size).sum();
         assert!(bytes == marks.bytes && bytes <= BYTES_MAX);
         let mut small = Marks::default();

@@ -255,7 +255,11 @@ impl Ledger {
         let (number, horizon) = (state.next_flush, state.next);
         state.next_flush += 1;
         state.send_before = horizon;
-        let done = std::mem::take(&mut state.done);
+        let mut done = std::mem::take(&mut state.done);
+        // What failed and is not told yet was put before this one, too: the last one has all of it.
+        if let Some((_, last)) = state.flushes.last_key_value() {
+            done.failed.extend_from_slice(&last.done.failed);
+        }
         state.flushes.insert(number, Flush { horizon, done });
         (number, std::mem::take(&mut state.open))
     }

@@ -191,10 +191,14 @@ fn flushes_that_go_on_at_the_same_time_each_tell_what_failed_of_what_was_put_bef
         // It fails while both flushes wait, and belongs to the second one.
         second.add_permits(1);
         while dataset.put(&path("a"), PLAIN, b"not taken").is_ok() {}
+        // So it does to one that begins now.
+        let of_all = threads.spawn(flush);
+        std::thread::sleep(Duration::from_millis(100));
         first.add_permits(1);
-        assert_eq!((of_a.join().unwrap(), of_b.join().unwrap()), ((1, 0), (0, 1)));
+        let told = (of_a.join().unwrap(), of_b.join().unwrap(), of_all.join().unwrap());
+        assert_eq!(told, ((1, 0), (0, 1), (0, 1)));
     });
-    assert_eq!(count.load(Ordering::SeqCst), 2);
+    assert_eq!(count.load(Ordering::SeqCst), 3);
     // All was told.
     assert_eq!(dataset.flush().unwrap().check().unwrap().files, 0);
 }
