@@ -84,6 +84,8 @@ pub struct ReadRequest {
     pub items: Vec<ReadItem>,
     /// Whether copies in a fast store are checked that were found whole lately, too.
     pub check_copies: bool,
+    /// Whether copies are given up, and what they were made of is read.
+    pub pass_copies: bool,
 }
 
 impl ReadRequest {
@@ -131,6 +133,7 @@ impl From<ReadRequest> for pb::ReadRequest {
             dataset: id_bytes(request.dataset.as_bytes()),
             items: items.collect(),
             check_copies: request.check_copies,
+            pass_copies: request.pass_copies,
         }
     }
 }
@@ -152,7 +155,7 @@ impl TryFrom<pb::ReadRequest> for ReadRequest {
             items.push(ReadItem { source, offset: item.offset, length });
         }
         let (dataset, check_copies) = (dataset_id(&wire.dataset)?, wire.check_copies);
-        Ok(Self { dataset, items, check_copies })
+        Ok(Self { dataset, items, check_copies, pass_copies: wire.pass_copies })
     }
 }
 

@@ -16,11 +16,10 @@ pub(crate) async fn read_header(parts: &Parts, key: &Key) -> Result<Header, Erro
     let failed = |error| Error::store("read header", key, error);
     let range = ByteRange::up_to(FIRST_READ).expect("more than nothing");
     let mut head = parts.store.read_one(key, range).await.map_err(failed)?;
-    if let Some(length) = longer(&head)
-        && let Ok(range) = ByteRange::exact(FIRST_READ, length)
-    {
-        let tail = parts.store.read_one(key, range).await.map_err(failed)?;
-        head = [head, tail].concat().into();
+    if let Some(length) = longer(&head) {
+        // From its beginning: so it is the object that is read, and not a copy of it.
+        let range = ByteRange::up_to(length).expect("more than nothing");
+        head = parts.store.read_one(key, range).await.map_err(failed)?;
     }
     decode(key, &head)
 }

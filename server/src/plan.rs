@@ -129,13 +129,24 @@ pub(crate) struct Plan {
     named: Vec<Named>,
     keys: Keys,
     /// Whether copies are checked that were found whole lately, too.
-    pub(crate) check_copies: bool,
+    check_copies: bool,
+    /// Whether none is read.
+    pass_copies: bool,
 }
 
 impl Plan {
+    /// To be called before an object is read.
+    pub(crate) fn distrust(&self, parts: &Parts, key: &Key) {
+        if self.pass_copies {
+            parts.store.forsake(key);
+        } else if self.check_copies {
+            parts.store.doubt(key);
+        }
+    }
+
     /// Looks up what is asked for by path.
     pub(crate) async fn new(parts: &Parts, request: ReadRequest) -> Result<Self, Error> {
-        let ReadRequest { dataset, items, check_copies } = request;
+        let ReadRequest { dataset, items, check_copies, pass_copies } = request;
         let mut named = Vec::new();
         let mut found = Vec::with_capacity(items.len());
         for (number, item) in (0u32..).zip(items) {
@@ -155,6 +166,7 @@ impl Plan {
             named,
             keys: Keys { dataset, last: None },
             check_copies,
+            pass_copies,
         };
         sort(&mut found);
         plan.add(found);
@@ -339,8 +351,9 @@ impl Plan {
                 chunks.push(*chunk);
             }
         }
-        if self.check_copies {
-            chunks.iter().for_each(|chunk| parts.store.doubt(&self.keys.of(*chunk)));
+        for chunk in &chunks {
+            let key = self.keys.of(*chunk);
+            self.distrust(parts, &key);
         }
         self.layouts.read(parts, budget, self.dataset, &chunks).await;
     }

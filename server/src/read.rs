@@ -59,10 +59,8 @@ pub(crate) async fn read(
         if !segments.is_empty() {
             let wanted: Vec<_> =
                 segments.iter().map(|segment| (segment.key.clone(), segment.span)).collect();
-            if plan.check_copies {
-                for (key, _) in wanted.chunk_by(|(a, _), (b, _)| a == b).filter_map(<[_]>::first) {
-                    parts.store.doubt(key);
-                }
+            for (key, _) in wanted.chunk_by(|(a, _), (b, _)| a == b).filter_map(<[_]>::first) {
+                plan.distrust(parts, key);
             }
             let bodies = executor.read(&wanted).await;
             for (segment, body) in segments.into_iter().zip(bodies) {
@@ -212,6 +210,7 @@ mod tests {
             dataset,
             items: vec![ReadItem { source: path, offset: 0, length: None }],
             check_copies: false,
+            pass_copies: false,
         };
         let (parts, executor) = (rig.parts.clone(), Executor::new(Arc::clone(&rig.parts.store)));
         let reading = {

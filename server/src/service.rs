@@ -53,6 +53,8 @@ const BUFFER_LENGTH_MIN: usize = 64 << 10;
 /// Room that is taken for an object, at least: what else its connection may send meanwhile, and
 /// the message that is received, count for something.
 const ROOM_MIN: u64 = 512 << 10;
+/// What a chunk that a tombstone names takes of it, beside its entries, in bytes.
+const DELETION_ROOM: u64 = 256;
 
 /// One of so many parts of patience is how long a chunk waits for memory: less than its client waits
 /// for an answer, which hears why.
@@ -180,6 +182,12 @@ fn room_of(object_length: usize) -> u64 {
     ROOM_MIN.max(buffer_length(object_length) as u64)
 }
 
+/// What a tombstone takes of it: the sets of the request and of the header, and the object.
+fn room_to_delete(wire: &pb::DeleteRequest) -> u64 {
+    let of_one = |one: &pb::ChunkDeletions| DELETION_ROOM + 4 * one.entries.len() as u64;
+    ROOM_MIN.max(wire.deletions.iter().map(of_one).sum())
+}
+
 #[tonic::async_trait]
 impl Diesel for Service {
     type ReadStream = Replies<pb::ReadReply>;
@@ -283,10 +291,18 @@ impl Diesel for Service {
         request: Request<pb::DeleteRequest>,
     ) -> Result<Response<pb::DeleteReply>, Status> {
         let admitted = Admitted::of(&request)?;
-        let request = DeleteRequest::try_from(request.into_inner()).map_err(invalid)?;
+        let wire = request.into_inner();
+        let limit = self.parts.limits.patience / WRITE_WAIT_PART;
+        let room = self.writes.take_within(limit, room_to_delete(&wire), &self.parts).await?;
+        let request = DeleteRequest::try_from(wire).map_err(invalid)?;
         self.gate.by_id(&admitted, request.dataset).await?;
         let parts = self.parts.clone();
-        let stamp = whole(async move { commit::delete(&parts, &request).await }).await?;
+        let commit = async move {
+            // As of a chunk: until the commit has ended.
+            let _room = room;
+            commit::delete(&parts, &request).await
+        };
+        let stamp = whole(commit).await?;
         Ok(Response::new(pb::DeleteReply { stamp: stamp.get() }))
     }
 

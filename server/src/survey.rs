@@ -259,7 +259,8 @@ impl Survey {
             .iter()
             .map(|(_, object)| {
                 let end = u64::from(object.header_length).max(1);
-                let range = ByteRange::exact(0, end).expect("more than nothing");
+                // Of the object itself: an exact range may come from a copy.
+                let range = ByteRange::up_to(end).expect("more than nothing");
                 ObjectRange { key: self.key(object), range }
             })
             .collect();

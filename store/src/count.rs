@@ -143,6 +143,10 @@ impl Store for CountStore {
         self.inner.doubt(key);
     }
 
+    fn forsake(&self, key: &Key) {
+        self.inner.forsake(key);
+    }
+
     fn foresee(&self, key: &Key) {
         self.inner.foresee(key);
     }

@@ -127,6 +127,10 @@ impl Store for FaultStore {
         self.inner.doubt(key);
     }
 
+    fn forsake(&self, key: &Key) {
+        self.inner.forsake(key);
+    }
+
     fn foresee(&self, key: &Key) {
         self.inner.foresee(key);
     }

@@ -260,6 +260,10 @@ impl Store for RemoteStore {
         // Nothing is kept of what was read.
     }
 
+    fn forsake(&self, _: &Key) {
+        // There are no copies.
+    }
+
     fn foresee(&self, _: &Key) {
         // Nothing is nearer than here.
     }

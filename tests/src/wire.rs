@@ -225,6 +225,7 @@ impl Wire {
             dataset: Bytes::copy_from_slice(dataset.as_bytes()),
             items: items.collect(),
             check_copies: false,
+            pass_copies: false,
         };
         let mut found = vec![Some(Vec::new()); paths.len()];
         let mut ended = 0;

@@ -318,7 +318,7 @@ impl Dataset {
         };
         let (kind, why) = match snapshot.stat(&item.path)? {
             StatItem::File(record) => {
-                return Ok(ReadItem { path: item.path, record: Some(record) });
+                return Ok(ReadItem { record: Some(record), ..item });
             }
             StatItem::Folder => (Kind::Conflict, format!("{} is a folder", item.path)),
             StatItem::Missing => (Kind::NotFound, format!("there is no file {}", item.path)),

@@ -16,6 +16,9 @@ use crate::{DatasetRecord, Error, Kind};
 /// Entries applied in one transaction: what bounds the memory of a batch.
 const BATCH_ENTRIES: u32 = 50_000;
 
+/// Bytes of memory for each chunk that a tombstone names.
+const DELETION: usize = 128;
+
 /// A change that is not an append; the writer makes them one by one.
 #[derive(Debug)]
 pub(super) enum Command {
@@ -180,7 +183,7 @@ impl State {
     pub(super) fn batch(&self) -> Vec<Committed> {
         let (mut batch, mut entries) = (Vec::new(), 0u32);
         for Queued { object, .. } in &self.pending {
-            entries = entries.saturating_add(object.header().entry_count());
+            entries = entries.saturating_add(entries_of(object));
             if !batch.is_empty() && entries > BATCH_ENTRIES {
                 break;
             }
@@ -241,6 +244,13 @@ impl State {
     }
 }
 
+/// Entries that it holds, or chunks of which it deletes some.
+fn entries_of(object: &Committed) -> u32 {
+    let deletions = object.header().deletions().iter().count();
+    object.header().entry_count().saturating_add(u32::try_from(deletions).unwrap_or(u32::MAX))
+}
+
+/// Memory that it takes, about: what a tombstone deletes is kept in sets.
 fn size(object: &Committed) -> usize {
-    object.header().header_length()
+    object.header().header_length() + object.header().deletions().iter().count() * DELETION
 }

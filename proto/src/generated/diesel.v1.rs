@@ -181,6 +181,9 @@ pub struct ReadRequest {
     /// before, or no more than a range of a file is wanted.
     #[prost(bool, tag = "3")]
     pub check_copies: bool,
+    /// Whether copies in a fast store are given up, and the objects themselves read.
+    #[prost(bool, tag = "4")]
+    pub pass_copies: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReadItem {

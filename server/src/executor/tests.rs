@@ -230,6 +230,8 @@ impl Store for Zeroes {
 
     fn doubt(&self, _: &Key) {}
 
+    fn forsake(&self, _: &Key) {}
+
     fn foresee(&self, _: &Key) {}
 }
 

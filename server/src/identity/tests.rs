@@ -53,6 +53,10 @@ impl Store for Careless {
         self.inner.doubt(key);
     }
 
+    fn forsake(&self, key: &Key) {
+        self.inner.forsake(key);
+    }
+
     fn foresee(&self, key: &Key) {
         self.inner.foresee(key);
     }

@@ -101,6 +101,10 @@ impl Store for MeteredStore {
         self.inner.doubt(key);
     }
 
+    fn forsake(&self, key: &Key) {
+        self.inner.forsake(key);
+    }
+
     fn foresee(&self, key: &Key) {
         self.inner.foresee(key);
     }

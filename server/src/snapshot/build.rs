@@ -216,7 +216,8 @@ impl Cut {
             .collect();
         let wanted = objects.iter().map(|(_, object, key)| {
             let end = u64::from(object.header_length).max(1);
-            let range = ByteRange::exact(0, end).expect("more than nothing");
+            // Of the object itself: an exact range may come from a copy.
+            let range = ByteRange::up_to(end).expect("more than nothing");
             ObjectRange { key: key.clone(), range }
         });
         let wanted: Vec<ObjectRange> = wanted.collect();

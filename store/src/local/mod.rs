@@ -152,6 +152,10 @@ impl<F: Files> Store for LocalStore<F> {
         // Nothing is kept of what was read.
     }
 
+    fn forsake(&self, _: &Key) {
+        // There are no copies.
+    }
+
     fn foresee(&self, _: &Key) {
         // Nothing is nearer than here.
     }

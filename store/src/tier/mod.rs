@@ -471,6 +471,11 @@ impl Store for TierStore {
         self.tier.slow.doubt(key);
     }
 
+    fn forsake(&self, key: &Key) {
+        self.tier.drop_copy(key);
+        self.tier.slow.forsake(key);
+    }
+
     fn foresee(&self, key: &Key) {
         self.tier.bring_along(key);
         self.tier.slow.foresee(key);

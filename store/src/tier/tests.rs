@@ -54,6 +54,10 @@ impl Store for Twice {
         self.0.doubt(key);
     }
 
+    fn forsake(&self, key: &Key) {
+        self.0.forsake(key);
+    }
+
     fn foresee(&self, key: &Key) {
         self.0.foresee(key);
     }

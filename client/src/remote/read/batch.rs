@@ -179,8 +179,7 @@ async fn elsewhere(
                 && is_same_version(before, &now)
                 && now.holder != before.holder
             {
-                let path = wanted.item.path.clone();
-                moved.push((*number, ReadItem { path, record: Some(now) }));
+                moved.push((*number, ReadItem { record: Some(now), ..wanted.item.clone() }));
             }
         }
     }
@@ -278,11 +277,14 @@ async fn attempt(
         (Run::of(wanted, &mut asked, failed), is_damaged)
     };
     let check_copies = is_damaged || wanted.iter().any(Wanted::is_part);
+    // A copy may be one of damaged bytes, and the object whole by now.
+    let pass_copies = is_damaged || wanted.iter().any(|wanted| wanted.item.pass_copies);
     let items = runs.iter().filter_map(|run| {
         let first = asked.get(run.files.start).and_then(|number| wanted.get(*number))?;
         Some(run.request(first))
     });
-    let message = ReadRequest { dataset: dataset.id, items: items.collect(), check_copies };
+    let items = items.collect();
+    let message = ReadRequest { dataset: dataset.id, items, check_copies, pass_copies };
     let mut request = this.request(pb::ReadRequest::from(message));
     let replies = Replies::default();
     request.extensions_mut().insert(replies.clone());

@@ -97,7 +97,8 @@ impl Dataset {
         if is_whole(came) {
             return Ok(came);
         }
-        let wanted = Wanted { item, offset: part.start, length: Some(part.length) };
+        let again = ReadItem { pass_copies: true, ..item.clone() };
+        let wanted = Wanted { item: &again, offset: part.start, length: Some(part.length) };
         part.pieces = vec![session.wait(read_one(session, self.info(), wanted))?];
         let came = part.crc();
         if is_whole(came) { Ok(came) } else { Err(self.failed(item, Failure::damaged(chunk))) }

@@ -51,11 +51,14 @@ pub struct ReadItem {
     pub path: FilePath,
     /// What [`Dataset::stat`] or [`Dataset::list`] said of it.
     pub record: Option<FileRecord>,
+    /// Whether it is read from the chunk store itself, and no copy of it in a fast store: that gives up
+    /// the copy, and is as slow as that store.
+    pub pass_copies: bool,
 }
 
 impl From<FilePath> for ReadItem {
     fn from(path: FilePath) -> Self {
-        Self { path, record: None }
+        Self { path, record: None, pass_copies: false }
     }
 }
 
@@ -67,7 +70,7 @@ impl From<&FilePath> for ReadItem {
 
 impl From<(FilePath, FileRecord)> for ReadItem {
     fn from((path, record): (FilePath, FileRecord)) -> Self {
-        Self { path, record: Some(record) }
+        Self { path, record: Some(record), pass_copies: false }
     }
 }
 

@@ -49,7 +49,11 @@ pub(super) fn read_back(
 ) -> Result<Vec<Stored>, Failure> {
     let mut stored: Vec<Stored> = files.iter().map(|_| Stored::Whole).collect();
     let mut small: Vec<usize> = Vec::new();
-    let item = |file: &Alike| ReadItem::from((file.path.clone(), file.record));
+    // What a copy in a fast store says is not what there will be when that copy is gone.
+    let item = |file: &Alike| {
+        let (path, record) = (file.path.clone(), Some(file.record));
+        ReadItem { path, record, pass_copies: true }
+    };
     let mut ended = Ok(());
     for (number, (file, stored)) in files.iter().zip(&mut stored).enumerate() {
         match file.record.length {

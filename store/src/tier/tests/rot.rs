@@ -137,3 +137,20 @@ async fn a_copy_that_an_earlier_process_left_cut_off_is_replaced() {
     second.read(&key).await.unwrap();
     assert_eq!((second.rotten(&key).await, second.tier.counts().hits), (1, 1));
 }
+
+#[tokio::test]
+async fn a_copy_of_other_bytes_than_the_object_has_is_given_up_for_who_asks() {
+    let rig = rig(1000).await;
+    let key = rig.copied().await;
+    // As of an object that was damaged then, and restored since.
+    rig.replace(&key, copy::of(&key, &[7; 100])).await;
+    rig.tier.doubt(&key);
+    assert_eq!(rig.read(&key).await.unwrap(), vec![7; 10], "its checksums are right");
+    rig.tier.forsake(&key);
+    assert_eq!(rig.rotten(&key).await, 0);
+    rig.tier.quiet().await;
+    assert_eq!(rig.rotten(&key).await, 0);
+    let before = rig.tier.counts();
+    assert_eq!(rig.rotten(&key).await, 0);
+    assert_eq!(rig.tier.counts().hits, before.hits + 1, "there is a copy again");
+}

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
-use dl_format::{ChunkShape, DatasetId, DatasetName};
+use dl_format::{ChunkIdMaker, ChunkShape, DatasetId, DatasetName};
 use dl_meta::{Memory, Stop};
+use dl_proto::pb::diesel_client::DieselClient;
 use dl_proto::{
     DeleteRequest, GetSnapshotRequest, ListRequest, PurgeRequest, PutHead, ReadRequest,
     RecoverRequest, StatRequest, VerifyRequest, pb,
@@ -19,8 +20,8 @@ use dl_tests::cluster::{Running, clock, parts};
 use dl_tests::dice::Dice;
 use dl_tests::folder;
 use dl_tests::program::{Server, dl, run};
-use dl_tests::rounds;
 use dl_tests::wire::{Wire, chunk};
+use dl_tests::{rounds, tell};
 use prost::Message;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -179,6 +180,53 @@ fn garbage_on_the_port_harms_nobody() -> Result<()> {
     Ok(())
 }
 
+/// As large a tombstone as there is, over chunks that never were.
+fn large_delete(dataset: &Bytes, ids: &mut ChunkIdMaker, dice: &Dice) -> pb::DeleteRequest {
+    let deletion = |_| {
+        let (chunk, entries) = (dice.bytes(16).into(), Bytes::from_static(&[1]));
+        pb::ChunkDeletions { chunk, entries }
+    };
+    let tombstone = Bytes::copy_from_slice(ids.next(clock().now()).as_bytes());
+    let deletions = (0..24_000).map(deletion).collect();
+    pb::DeleteRequest { dataset: dataset.clone(), tombstone, deletions }
+}
+
+/// Keeps S-16: what a request takes is in use until its commit has ended, whoever waits for it.
+#[test]
+fn large_deletes_that_nobody_waits_for_hold_bounded_memory_heavy() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let mut server = Server::start(&scene.path().join("data"))?;
+    folder::write(scene.path(), "src/a", "a file")?;
+    run(server.dlcmd()?.arg("put").arg(scene.path().join("src")).arg("dl://ds"))?.code(0)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut client = DieselClient::connect(format!("http://{}", server.address())).await?;
+        let wanted = pb::GetDatasetRequest { name: "ds".to_owned(), ..Default::default() };
+        let dataset = client.get_dataset(wanted).await?.into_inner().id;
+        let (mut ids, dice) = (ChunkIdMaker::new([3; 9]), Dice::new(3));
+        for _ in 0..rounds(4, 40) {
+            let deletes = (0..32).map(|_| {
+                let (mut client, request) =
+                    (client.clone(), large_delete(&dataset, &mut ids, &dice));
+                async move {
+                    let answer = client.delete(request);
+                    tokio::time::timeout(Duration::from_millis(100), answer).await.is_ok()
+                }
+            });
+            let deletes: Vec<_> = deletes.collect();
+            futures::future::join_all(deletes).await;
+        }
+        anyhow::Ok(())
+    })?;
+    drop(runtime);
+    ensure!(dl(&server, ["cat", "dl://ds/a"])?.code(0)?.text() == "a file", "cat");
+    let peak = server.process().peak_memory().context("the server is gone")?;
+    tell(format_args!("server: at most {} MiB", peak >> 20));
+    ensure!(peak < 256 << 20, "it took {} MiB", peak >> 20);
+    server.stop()?;
+    Ok(())
+}
+
 /// Keeps S-16.
 #[test]
 fn messages_that_make_no_sense_are_refused_one_by_one() -> Result<()> {
@@ -247,7 +295,8 @@ async fn requests_that_break_the_contract_in_one_thing_are_refused_for_it() -> R
     };
     let read = |source| {
         let items = vec![pb::ReadItem { source, ..pb::ReadItem::default() }];
-        pb::ReadRequest { dataset: dataset.clone(), items, check_copies: false }.encode_to_vec()
+        pb::ReadRequest { dataset: dataset.clone(), items, check_copies: false, pass_copies: false }
+            .encode_to_vec()
     };
     let by_path = pb::read_item::Source::Path(up.clone());
     let stat = pb::StatRequest { dataset: dataset.clone(), paths: vec![up.clone()] };
@@ -461,7 +510,7 @@ async fn a_chunk_larger_than_those_of_its_dataset_is_refused_before_it_is_sent()
 
 /// An id of now.
 fn id_bytes(parts: &Parts) -> [u8; 16] {
-    *dl_format::ChunkIdMaker::new([7; 9]).next(parts.clock.now()).as_bytes()
+    *ChunkIdMaker::new([7; 9]).next(parts.clock.now()).as_bytes()
 }
 
 /// Keeps S-16 and S-18: Rule 2.

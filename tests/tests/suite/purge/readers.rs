@@ -40,6 +40,7 @@ async fn read(
             .map(|(of, _)| pb::ReadItem { source: Some(path(of)), ..Default::default() })
             .collect(),
         check_copies: false,
+        pass_copies: false,
     };
     let mut found = vec![(pb::ItemStatus::Ok, Vec::new()); files.len()];
     let mut replies = client.stub().read(request).await?.into_inner();

@@ -85,6 +85,10 @@ impl Store for Many {
         self.inner.doubt(key);
     }
 
+    fn forsake(&self, key: &Key) {
+        self.inner.forsake(key);
+    }
+
     fn foresee(&self, key: &Key) {
         self.inner.foresee(key);
     }
