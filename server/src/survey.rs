@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dl_format::{
-    ChunkId, DatasetId, EntrySet, EntryVersion, Extent, Header, ObjectKind, Stamp, Version,
-    dataset_prefix, parse_object_key, parse_snapshot_key,
+    ChunkId, Committed, DatasetId, EntrySet, EntryVersion, Extent, FileRecord, Header, ObjectKind,
+    Stamp, Version, dataset_prefix, parse_object_key, parse_snapshot_key,
 };
 use dl_meta::ObjectRecord;
 use dl_proto::Kind;
@@ -62,7 +62,8 @@ pub(crate) struct Survey {
     pub(crate) strays: Vec<Key>,
     /// Why headers can't be read, by the number of the object in the log.
     pub(crate) unread: BTreeMap<usize, Error>,
-    /// What the tombstones say.
+    /// What the tombstones say of chunks in the log, and once the shares were read of all that rows
+    /// come from.
     pub(crate) named: Named,
     /// The parts of large files, and the number of the chunk that names each.
     pub(crate) extents: Vec<(usize, Extent)>,
@@ -109,9 +110,10 @@ impl Named {
         self.0.get(&chunk).map_or(Stamp::default(), |(_, since)| *since)
     }
 
-    fn add(&mut self, tombstone: &Header) {
+    /// Takes what a tombstone names of chunks that rows may come from; it may name others, however many.
+    fn add(&mut self, tombstone: &Header, is_known: impl Fn(&ChunkId) -> bool) {
         let stamp = tombstone.stamp().unwrap_or_default();
-        for (chunk, entries) in tombstone.deletions().iter() {
+        for (chunk, entries) in tombstone.deletions().iter().filter(|(id, _)| is_known(id)) {
             let (known, since) = self.0.entry(chunk).or_default();
             known.union(entries);
             *since = stamp.max(*since);
@@ -171,7 +173,7 @@ impl Survey {
             let mut headers = std::pin::pin!(survey.headers(parts, survey.tombstones()));
             while let Some((number, header)) = headers.next().await {
                 match away.note(parts, header).await? {
-                    Ok(header) => named.add(&header),
+                    Ok(header) => named.add(&header, |id| survey.is_logged(id)),
                     Err(error) => unread.push((number, error)),
                 }
             }
@@ -313,6 +315,7 @@ impl Survey {
         let scratch = Scratch::new(parts.room.scratch());
         let mut shares = Shares::new(self.dataset, &self.objects, alignment, scratch, self.sizes);
         let (mut unread, mut extents, mut away) = (Vec::new(), Vec::new(), Away::default());
+        let mut origins = HashSet::new();
         let numbers = self.of_kind(ObjectKind::Chunk);
         let (mut looked_at, mut told) = (self.objects.len() - numbers.len(), Duration::ZERO);
         {
@@ -331,6 +334,7 @@ impl Survey {
                         Ok(chunk) => {
                             let of_file = chunk.header().extents().iter();
                             extents.extend(of_file.map(|extent| (number, *extent)));
+                            origins.extend(self.origins(&chunk));
                             chunks.push((number, chunk));
                         }
                         Err(error) => unread.push((number, error)),
@@ -346,7 +350,40 @@ impl Survey {
         }
         self.unread.extend(unread);
         self.extents = extents;
+        self.name_origins(parts, origins).await?;
         Ok(shares)
+    }
+
+    /// The chunks that versions in this one were first committed in, and that are gone.
+    fn origins<'a>(&'a self, chunk: &'a Committed) -> impl Iterator<Item = ChunkId> + 'a {
+        let entries = chunk.header().is_rewrite().then(|| chunk.header().entries());
+        let origins = entries.into_iter().flatten().map(|entry| FileRecord::of(chunk, &entry));
+        origins.map(|record| record.version.chunk).filter(|id| !self.is_logged(id))
+    }
+
+    /// Takes what the tombstones say of these chunks.
+    async fn name_origins(
+        &mut self,
+        parts: &Parts,
+        origins: HashSet<ChunkId>,
+    ) -> Result<(), Error> {
+        if origins.is_empty() {
+            return Ok(());
+        }
+        let (mut named, mut unread) = (std::mem::take(&mut self.named), Vec::new());
+        let mut away = Away::default();
+        {
+            let mut headers = std::pin::pin!(self.headers(parts, self.tombstones()));
+            while let Some((number, header)) = headers.next().await {
+                match away.note(parts, header).await? {
+                    Ok(header) => named.add(&header, |id| origins.contains(id)),
+                    Err(error) => unread.push((number, error)),
+                }
+            }
+        }
+        self.named = named;
+        self.unread.extend(unread);
+        Ok(())
     }
 
     /// Who has committed something since the log was read.

@@ -3,7 +3,7 @@
 //! Must hold: the cut is read at one moment; memory is bounded but for a word or two for each
 //! object and directory and a bit for each file; the same cut gives the same bytes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -69,7 +69,6 @@ pub(super) async fn build(parts: &Parts, record: &DatasetRecord) -> Result<Built
     cut.log.iter().for_each(|object| version.add(object.id, object.stamp));
     let scratch = Scratch::new(parts.room.scratch());
     let chunks = || of_kind(&cut.log, ObjectKind::Chunk);
-    let deleted = cut.deleted().await?;
     let hasher = Hasher::default();
     let scan = Scan::new(&cut.log, scratch.clone());
     let work = {
@@ -77,6 +76,7 @@ pub(super) async fn build(parts: &Parts, record: &DatasetRecord) -> Result<Built
         move |chunks: Numbered| Scanned::of(&hasher, numbered(&chunks))
     };
     let scan = cut.pass(chunks(), work, scan, Scan::add).await?;
+    let deleted = cut.deleted(scan.others()).await?;
     let found = thread(ACTION, dataset, move || scan.find(&deleted)).await?;
     let Found { mut live, observed, doubted } = found;
     if !doubted.is_empty() {
@@ -143,18 +143,29 @@ fn live_files(live: &Live, chunks: &Numbered) -> Chunks {
 }
 
 impl Cut {
-    /// What tombstones name.
-    async fn deleted(&self) -> Result<HashMap<ChunkId, EntrySet>, Error> {
-        let add = |deleted: &mut HashMap<ChunkId, EntrySet>, tombstones: Numbered| {
+    /// What tombstones name of chunks that versions come from: those of the log, and `others`. They may
+    /// name any number of chunks that never were.
+    async fn deleted(&self, others: HashSet<ChunkId>) -> Result<HashMap<ChunkId, EntrySet>, Error> {
+        let (log, others) = (Arc::clone(&self.log), Arc::new(others));
+        let work = move |tombstones: Numbered| {
+            let is_known = |id: &ChunkId| {
+                others.contains(id) || log.binary_search_by_key(id, |object| object.id).is_ok()
+            };
+            let mut named: Vec<(ChunkId, EntrySet)> = Vec::new();
             for (_, tombstone) in &tombstones {
-                for (chunk, entries) in tombstone.header().deletions().iter() {
-                    deleted.entry(chunk).or_default().union(entries);
-                }
+                let known = tombstone.header().deletions().iter().filter(|(id, _)| is_known(id));
+                named.extend(known.map(|(id, entries)| (id, entries.clone())));
+            }
+            named
+        };
+        let add = |deleted: &mut HashMap<ChunkId, EntrySet>, named: Vec<(ChunkId, EntrySet)>| {
+            for (chunk, entries) in named {
+                deleted.entry(chunk).or_default().union(&entries);
             }
             Ok(())
         };
         let tombstones = of_kind(&self.log, ObjectKind::Tombstone);
-        self.pass(tombstones, |tombstones| tombstones, HashMap::new(), add).await
+        self.pass(tombstones, work, HashMap::new(), add).await
     }
 
     /// Reads the headers of objects; several threads do `work` with them, and one at a time takes

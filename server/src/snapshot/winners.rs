@@ -227,6 +227,11 @@ impl Scan {
         Ok(())
     }
 
+    /// The chunks that versions come from and that are not in the log.
+    pub(super) fn others(&self) -> HashSet<ChunkId> {
+        self.others.iter().copied().collect()
+    }
+
     /// The number of a chunk that a version was first committed in.
     fn number(&mut self, chunk: ChunkId) -> u32 {
         if let Ok(number) = self.log.binary_search_by_key(&chunk, |object| object.id) {

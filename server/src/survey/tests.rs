@@ -2,9 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use dl_format::{
-    Attributes, ChunkIdMaker, ChunkShape, ChunkWriter, Deletions, FilePath, FileRecord, Fold,
-};
+use dl_format::{Attributes, ChunkIdMaker, ChunkShape, ChunkWriter, Deletions, FilePath, Fold};
 use dl_runtime::Clock;
 use dl_runtime::fault::{Fault, Rates};
 use dl_store::StoreExt;
@@ -204,4 +202,20 @@ async fn without_room_for_the_shares_it_ends_and_says_what_to_do() {
     survey.sizes = SMALL;
     let error = survey.shares(&rig.parts, 64, |_| Ok(())).await.unwrap_err();
     assert!(error.chain().contains("--scratch"), "{}", error.chain());
+}
+
+#[tokio::test]
+async fn tombstones_over_chunks_that_never_were_take_no_memory() {
+    let rig = rig().await;
+    let dataset = fill(&rig).await;
+    let (mut ids, mut never) = (ChunkIdMaker::new([8; 9]), Deletions::default());
+    for _ in 0..10_000 {
+        let chunk = ids.next(rig.clock.now());
+        never.insert(&EntryVersion { stamp: Stamp::default(), chunk, entry: 0 });
+    }
+    let tombstone = ids.next(rig.clock.now());
+    crate::commit::put_tombstone(&rig.parts, dataset, tombstone, &never).await.unwrap();
+    let (survey, ..) = fold(&rig, dataset, SIZES).await;
+    assert_eq!(survey.named.0.len(), CHUNKS);
+    assert!(survey.is_whole());
 }
