@@ -64,10 +64,11 @@ impl Programs {
         Ok(ended.code == 0)
     }
 
-    /// Whether it was deleted, or was not there.
-    fn delete(&self, path: &FilePath) -> Result<bool> {
+    /// Whether it was deleted, or was not there; that is only believed of one that may not be there.
+    fn delete(&self, path: &FilePath, is_there: bool) -> Result<bool> {
         let ended = self.run(&["rm", &format!("dl://chaos/{path}")])?;
         ensure!(ended.code != 2, "{ended:?}");
+        ensure!(ended.code != 3 || !is_there, "{path} is there: {ended:?}");
         Ok(ended.code == 0 || ended.code == 3)
     }
 }
@@ -163,8 +164,9 @@ impl Writer {
             }
             Hand::Programs(programs) => {
                 for path in &known {
+                    let is_there = self.book.check(path, None, self.book.now()).is_err();
                     let begun = begin(path);
-                    if programs.delete(path)? {
+                    if programs.delete(path, is_there)? {
                         self.book.acknowledge(begun);
                     }
                 }
