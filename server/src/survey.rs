@@ -168,16 +168,8 @@ impl Survey {
             extents: Vec::new(),
             sizes: SIZES,
         };
-        let (mut named, mut unread, mut away) = (Named::default(), Vec::new(), Away::default());
-        {
-            let mut headers = std::pin::pin!(survey.headers(parts, survey.tombstones()));
-            while let Some((number, header)) = headers.next().await {
-                match away.note(parts, header).await? {
-                    Ok(header) => named.add(&header, |id| survey.is_logged(id)),
-                    Err(error) => unread.push((number, error)),
-                }
-            }
-        }
+        let mut named = Named::default();
+        let unread = survey.name(parts, &mut named, |id| survey.is_logged(id)).await?;
         survey.named = named;
         survey.unread.extend(unread);
         Ok(survey)
@@ -361,6 +353,24 @@ impl Survey {
         origins.map(|record| record.version.chunk).filter(|id| !self.is_logged(id))
     }
 
+    /// Takes what the tombstones say of known chunks; gives those that can't be read.
+    async fn name(
+        &self,
+        parts: &Parts,
+        named: &mut Named,
+        is_known: impl Fn(&ChunkId) -> bool,
+    ) -> Result<Vec<(usize, Error)>, Error> {
+        let (mut unread, mut away) = (Vec::new(), Away::default());
+        let mut headers = std::pin::pin!(self.headers(parts, self.tombstones()));
+        while let Some((number, header)) = headers.next().await {
+            match away.note(parts, header).await? {
+                Ok(header) => named.add(&header, &is_known),
+                Err(error) => unread.push((number, error)),
+            }
+        }
+        Ok(unread)
+    }
+
     /// Takes what the tombstones say of these chunks.
     async fn name_origins(
         &mut self,
@@ -370,17 +380,8 @@ impl Survey {
         if origins.is_empty() {
             return Ok(());
         }
-        let (mut named, mut unread) = (std::mem::take(&mut self.named), Vec::new());
-        let mut away = Away::default();
-        {
-            let mut headers = std::pin::pin!(self.headers(parts, self.tombstones()));
-            while let Some((number, header)) = headers.next().await {
-                match away.note(parts, header).await? {
-                    Ok(header) => named.add(&header, |id| origins.contains(id)),
-                    Err(error) => unread.push((number, error)),
-                }
-            }
-        }
+        let mut named = std::mem::take(&mut self.named);
+        let unread = self.name(parts, &mut named, |id| origins.contains(id)).await?;
         self.named = named;
         self.unread.extend(unread);
         Ok(())

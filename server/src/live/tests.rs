@@ -8,6 +8,7 @@ use dl_runtime::{Clock, ManualClock, OsRandom};
 use dl_store::{CountStore, StoreExt};
 
 use super::*;
+use crate::testing::{Rig, rig};
 use crate::{Limits, Roll, Room, prepare};
 
 #[tokio::test]
@@ -54,9 +55,9 @@ async fn a_kept_dataset_is_looked_through_when_it_changes_and_not_all_the_time()
     assert_eq!(fast.counts().hits, 1);
 }
 
-#[tokio::test]
-async fn a_kept_dataset_that_could_not_be_listed_is_looked_through_again_soon() {
-    let rig = crate::testing::rig().await;
+/// A dataset with a chunk, a fast store, and what keeps it there.
+async fn kept() -> (Rig, TierStore, [Pattern; 1]) {
+    let rig = rig().await;
     let fast = TierStore::new(
         Arc::clone(&rig.parts.store),
         dl_store::memory(),
@@ -65,7 +66,12 @@ async fn a_kept_dataset_that_could_not_be_listed_is_looked_through_again_soon() 
     );
     let id = rig.create("kept").await;
     rig.store_chunk(id, 1).await;
-    let keep = ["kept".parse::<Pattern>().unwrap()];
+    (rig, fast, ["kept".parse().unwrap()])
+}
+
+#[tokio::test]
+async fn a_kept_dataset_that_could_not_be_listed_is_looked_through_again_soon() {
+    let (rig, fast, keep) = kept().await;
     let mut seen = HashMap::new();
     let refused = dl_runtime::fault::Fault::Before(dl_store::Kind::Unavailable);
     // The names can be listed, and the dataset can't.
@@ -81,16 +87,7 @@ async fn a_kept_dataset_that_could_not_be_listed_is_looked_through_again_soon() 
 
 #[tokio::test]
 async fn nothing_is_counted_to_learn_whether_a_kept_dataset_changed() {
-    let rig = crate::testing::rig().await;
-    let fast = TierStore::new(
-        Arc::clone(&rig.parts.store),
-        dl_store::memory(),
-        1 << 30,
-        Arc::clone(&rig.parts.clock),
-    );
-    let id = rig.create("kept").await;
-    rig.store_chunk(id, 1).await;
-    let keep = ["kept".parse::<Pattern>().unwrap()];
+    let (rig, fast, keep) = kept().await;
     let counted = dl_runtime::fault::Fault::Before(dl_meta::Kind::Unavailable);
     rig.meta.script("dataset", [Some(counted)]);
     let mut seen = HashMap::new();
