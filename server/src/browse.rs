@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use dl_format::layout::PATH_MAX;
-use dl_format::{DirPath, FilePath};
+use dl_format::{DatasetId, DirPath, FilePath};
 use dl_meta::{Found, ListQuery};
 use dl_proto::{Kind, ListEntry, ListRequest, StatItem, StatRequest};
 use tokio::sync::mpsc;
@@ -71,10 +71,29 @@ pub(crate) async fn room(
 
 pub(crate) async fn stat(parts: &Parts, request: &StatRequest) -> Result<Vec<StatItem>, Error> {
     catalog::by_id(parts, request.dataset).await?;
-    let found = parts.meta.lookup(request.dataset, &request.paths).await;
-    let found =
-        found.map_err(|error| Error::meta("look up files of dataset", request.dataset, error))?;
+    let found = look_up(parts, request.dataset, &request.paths).await?;
     Ok(found.into_iter().map(item).collect())
+}
+
+/// What stands at some paths. What is missing is only told of a dataset that is there as a whole when
+/// that was seen.
+pub(crate) async fn look_up(
+    parts: &Parts,
+    dataset: DatasetId,
+    paths: &[FilePath],
+) -> Result<Vec<Found>, Error> {
+    match parts.meta.lookup(dataset, paths).await {
+        Ok(found) => {
+            if found.contains(&Found::Missing) {
+                catalog::by_id(parts, dataset).await?;
+            }
+            Ok(found)
+        }
+        Err(error) => {
+            let error = Error::meta("look up files of dataset", dataset, error);
+            Err(catalog::explained(parts, dataset, error).await)
+        }
+    }
 }
 
 fn item(found: Found) -> StatItem {
@@ -102,8 +121,15 @@ pub(crate) async fn list(
     };
     let mut query = ListQuery { dir, recursive, after, limit, bytes };
     loop {
-        let page = parts.meta.list(dataset, &query).await;
-        let page = page.map_err(|error| Error::meta("list dataset", dataset, error))?;
+        let page = match parts.meta.list(dataset, &query).await {
+            Ok(page) => page,
+            Err(error) => {
+                let error = Error::meta("list dataset", dataset, error);
+                return Err(catalog::explained(parts, dataset, error).await);
+            }
+        };
+        // A page may come long after the one before: by now all may be lost and on its way back.
+        catalog::by_id(parts, dataset).await?;
         if page.is_empty() && query.after.is_none() && !query.dir.is_root() {
             return Err(not_a_folder(parts, &query.dir, dataset).await?);
         }
@@ -123,18 +149,67 @@ pub(crate) async fn list(
     }
 }
 
-async fn not_a_folder(
-    parts: &Parts,
-    dir: &DirPath,
-    dataset: dl_format::DatasetId,
-) -> Result<Error, Error> {
+async fn not_a_folder(parts: &Parts, dir: &DirPath, dataset: DatasetId) -> Result<Error, Error> {
     let bytes = Bytes::copy_from_slice(dir.as_bytes());
     let path =
         FilePath::new(bytes).map_err(|error| Error::new(Kind::Invalid, "list", dir, error))?;
-    let found = parts.meta.lookup(dataset, std::slice::from_ref(&path)).await;
-    let found = found.map_err(|error| Error::meta("list dataset", dataset, error))?;
+    let found = look_up(parts, dataset, std::slice::from_ref(&path)).await?;
     Ok(match found.first() {
         Some(Found::File(_)) => Error::new(Kind::Invalid, "list", dir, "it is a file"),
         _ => Error::new(Kind::NotFound, "list", dir, "there is no such folder"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use dl_meta::{DatasetRecord, DatasetState, MetaStore};
+    use dl_runtime::fault::Fault;
+
+    use super::*;
+    use crate::testing::rig;
+
+    fn path(name: &str) -> FilePath {
+        FilePath::new(name.to_owned()).unwrap()
+    }
+
+    /// Keeps S-05: all was lost and began to come back between two pages, or two questions.
+    #[tokio::test]
+    async fn a_dataset_that_is_lost_under_a_call_is_not_taken_for_what_came_back_of_it_until_then()
+    {
+        let rig = rig().await;
+        let id = rig.create("pets").await;
+        for number in 0..3 {
+            rig.store_chunk(id, number).await;
+        }
+        rig.run(crate::recover::roll_forward(&rig.parts)).await.0.unwrap();
+        let live = rig.memory.record(id).await.unwrap().unwrap();
+        let rebuilt = DatasetRecord { state: DatasetState::Recovering, ..live.clone() };
+        for is_lost in [false, true] {
+            let (replies, mut pages) = mpsc::channel(8);
+            let budget = Budget::new(64 << 20, "test");
+            let lease = Lease::of(budget.take(1, &rig.parts).await.unwrap());
+            let (dir, recursive, after) = (DirPath::ROOT, true, None);
+            let request = ListRequest { dataset: id, dir, recursive, after, names_only: true };
+            // The dataset is looked for before, and takes a while.
+            rig.meta.script("list", [Some(Fault::Delay(std::time::Duration::from_secs(1)))]);
+            let mut listed = Box::pin(list(&rig.parts, &budget, &lease, request, replies));
+            while !rig.meta.is_used_up("list") {
+                assert!(futures::poll!(&mut listed).is_pending());
+                tokio::task::yield_now().await;
+            }
+            if is_lost {
+                rig.memory.put_dataset(&rebuilt).await.unwrap();
+            }
+            let (ended, _) = rig.run(listed).await;
+            let page = pages.recv().await;
+            assert_eq!((ended.is_err(), page.is_none()), (is_lost, is_lost), "{ended:?}");
+        }
+        for (name, is_told) in [("file-1", true), ("file-9", false)] {
+            rig.memory.put_dataset(&live).await.unwrap();
+            look_up(&rig.parts, id, &[path(name)]).await.unwrap();
+            rig.memory.put_dataset(&rebuilt).await.unwrap();
+            let found = look_up(&rig.parts, id, &[path(name)]).await;
+            assert_eq!(found.is_ok(), is_told, "{name}: {found:?}");
+        }
+    }
 }

@@ -58,7 +58,15 @@ pub(crate) async fn not_known(parts: &Parts, id: DatasetId, caller: &Caller) -> 
     let is_seen = |name: &DatasetName| caller.may(Role::Read, name);
     let is_it = |(name, named): &&(DatasetName, Named)| named.record.dataset == id && is_seen(name);
     if let Some((name, _)) = names.live().find(is_it) {
-        return lost(name);
+        // It may have been made since the metadata was asked.
+        return match parts.meta.record(id).await {
+            Ok(None) => lost(name),
+            Ok(Some(_)) => {
+                let why = "it was made just now; try again";
+                Error::new(Kind::Unavailable, "find dataset", name, why)
+            }
+            Err(error) => Error::meta("find dataset", name, error),
+        };
     }
     if let Some((_, error)) = names.unread.iter().find(|(name, _)| is_seen(name)) {
         // That name may stand for it: nobody can tell that it was deleted.
@@ -94,7 +102,8 @@ pub(crate) enum Told {
     Counts,
 }
 
-/// The dataset of a name. One that the caller may not read is not there.
+/// The dataset of a name. One that the caller may not read is not there. The counts of one whose
+/// contents can't be trusted are refused; anything else is told of it, so that it can be deleted.
 pub(crate) async fn by_name(
     parts: &Parts,
     name: &DatasetName,
@@ -102,14 +111,10 @@ pub(crate) async fn by_name(
     told: Told,
 ) -> Result<Dataset, Error> {
     // Otherwise not even looked up: how long that takes tells whether it is there.
-    if caller.may(Role::Read, name) {
-        let found = parts.meta.record_named(name).await;
-        // In whatever state, so that it can be deleted; what asks for its contents is refused.
-        if let Some(record) = found.map_err(|error| Error::meta("find dataset", name, error))?
-            && let Some(dataset) = describe(parts, record, told).await?
-        {
-            return Ok(dataset);
-        }
+    if caller.may(Role::Read, name)
+        && let Some(dataset) = known_by_name(parts, name, told).await?
+    {
+        return Ok(dataset);
     }
     refuse_lost(parts, name).await?;
     if caller.may(Role::Read, name)
@@ -117,7 +122,8 @@ pub(crate) async fn by_name(
         && named.record.state == NameState::Live
         && has_objects(parts, name, named.record.dataset).await?
     {
-        return Err(lost(name));
+        // It may have been made since the metadata was asked.
+        return known_by_name(parts, name, told).await?.ok_or_else(|| lost(name));
     }
     let names = names::recent(parts).await?;
     let is_other = |other: &&DatasetName| *other != name && caller.may(Role::Read, other);
@@ -127,6 +133,20 @@ pub(crate) async fn by_name(
         None => "there is none of that name".to_owned(),
     };
     Err(Error::new(Kind::NotFound, "find dataset", name, why))
+}
+
+/// What the metadata knows of a name.
+async fn known_by_name(
+    parts: &Parts,
+    name: &DatasetName,
+    told: Told,
+) -> Result<Option<Dataset>, Error> {
+    let found = parts.meta.record_named(name).await;
+    let Some(record) = found.map_err(|error| Error::meta("find dataset", name, error))? else {
+        return Ok(None);
+    };
+    let record = if told == Told::Counts { trusted(record)? } else { record };
+    describe(parts, record, told).await
 }
 
 /// All datasets that the caller may read, by name. The others are neither counted nor looked at:
@@ -151,14 +171,22 @@ pub(crate) async fn list(
         }
     }
     let looked_at = stream::iter(unknown).map(|(name, id)| async move {
-        let is_lost = has_objects(parts, &name, id).await?;
-        Ok::<_, Error>(is_lost.then_some(name))
+        if !has_objects(parts, &name, id).await? {
+            return Ok(None);
+        }
+        // It may have been made since the metadata was asked.
+        let found = parts.meta.record_named(&name).await;
+        let found = found.map_err(|error| Error::meta("find dataset", &name, error))?;
+        found.map(Some).ok_or_else(|| lost(&name))
     });
     let mut looked_at = std::pin::pin!(looked_at.buffered(LOOKED_AT_ONCE));
-    while let Some(lost_one) = looked_at.try_next().await? {
-        if let Some(name) = lost_one {
-            return Err(lost(&name));
-        }
+    let mut made_since: Vec<DatasetRecord> = Vec::new();
+    while let Some(made) = looked_at.try_next().await? {
+        made_since.extend(made);
+    }
+    if !made_since.is_empty() {
+        found.append(&mut made_since);
+        found.sort_by(|a, b| a.name.cmp(&b.name));
     }
     let known: HashSet<&DatasetName> = found.iter().map(|record| &record.name).collect();
     let mut unread = Vec::new();
@@ -219,7 +247,11 @@ pub(crate) async fn create(
             Some(named) if named.record.state == NameState::Live => {
                 // A creation that was cut short has no objects; lost metadata has.
                 if has_objects(parts, name, named.record.dataset).await? {
-                    return Err(lost(name));
+                    // It may have been made since the metadata was asked.
+                    match known_by_name(parts, name, Told::Record).await? {
+                        Some(_) => continue,
+                        None => return Err(lost(name)),
+                    }
                 }
                 named
             }
@@ -459,32 +491,41 @@ fn trusted(record: DatasetRecord) -> Result<DatasetRecord, Error> {
     }
 }
 
-/// A dataset with what is to be told of it; none when it was dropped meanwhile.
+/// A dataset with what is to be told of it; none when it was dropped meanwhile. What the contents are
+/// is not told of one that can't be trusted, but why.
 async fn describe(
     parts: &Parts,
     record: DatasetRecord,
     told: Told,
 ) -> Result<Option<Dataset>, Error> {
+    if told == Told::Record {
+        return Ok(Some(bare(record)));
+    }
+    if let Some(dataset) = untold(&record) {
+        return Ok(Some(dataset));
+    }
     let id = record.id;
-    let described = match told {
-        Told::Record => return Ok(Some(bare(record))),
-        Told::Outline => parts.meta.outline(id).await.map(|outline| {
-            outline.map(|Outline { record, objects, version }| Dataset {
-                objects,
-                version,
-                ..bare(record)
-            })
-        }),
-        Told::Counts => parts.meta.dataset(id).await.map(|info| {
-            info.map(|DatasetInfo { record, objects, version, files, bytes, .. }| Dataset {
-                objects,
-                version,
-                counts: Counts::Known { files, bytes },
-                ..bare(record)
-            })
-        }),
+    let failed = |error| Error::meta("describe dataset", id, error);
+    let (record, objects, version, counts) = if told == Told::Outline {
+        let outline = parts.meta.outline(id).await.map_err(failed)?;
+        let Some(Outline { record, objects, version }) = outline else { return Ok(None) };
+        (record, objects, version, Counts::Unasked)
+    } else {
+        let info = parts.meta.dataset(id).await.map_err(failed)?;
+        let Some(DatasetInfo { record, objects, version, files, bytes, .. }) = info else {
+            return Ok(None);
+        };
+        (record, objects, version, Counts::Known { files, bytes })
     };
-    described.map_err(|error| Error::meta("describe dataset", id, error))
+    // It may have become another one since.
+    let dataset = untold(&record);
+    Ok(Some(dataset.unwrap_or_else(|| Dataset { objects, version, counts, ..bare(record) })))
+}
+
+/// Of a dataset whose contents can't be trusted, why; none of any other one.
+fn untold(record: &DatasetRecord) -> Option<Dataset> {
+    let why = trusted(record.clone()).err()?.chain();
+    Some(Dataset { counts: Counts::Unknown(why), ..bare(record.clone()) })
 }
 
 fn bare(record: DatasetRecord) -> Dataset {

@@ -23,6 +23,7 @@ use crate::identity;
 use crate::late::Late;
 use crate::parts::{Parts, object_key};
 use crate::room::Taken;
+use crate::survey::{is_logged, logged_from};
 
 const ACTION: &str = "commit object";
 
@@ -182,19 +183,13 @@ async fn committed_before(
     let committed = header.committed();
     let committed = committed.map_err(|error| Error::new(Kind::Corrupt, ACTION, id, error))?;
     let late = Late::usual(parts);
-    if !is_in_log(parts, dataset, id).await? {
+    if !is_logged(parts, dataset, id).await? {
         late.append(id).await?;
     }
     let appended = append(parts, &committed).await;
     // Also where it failed: what is not acknowledged need not be looked for.
     late.end().await?;
     appended
-}
-
-async fn is_in_log(parts: &Parts, dataset: DatasetId, id: ChunkId) -> Result<bool, Error> {
-    let found = parts.meta.objects(dataset, id.before(), 1).await;
-    let found = found.map_err(|error| Error::meta("look for object", id, error))?;
-    Ok(found.first().is_some_and(|object| object.id == id))
 }
 
 /// The commit point.
@@ -240,9 +235,8 @@ pub(crate) async fn is_committed(
     dataset: DatasetId,
     extent: &Extent,
 ) -> Result<bool, Error> {
-    let found = parts.meta.objects(dataset, extent.part.before(), 1).await;
-    let found = found.map_err(|error| Error::meta("find part", extent.part, error))?;
-    Ok(found.first().is_some_and(|object| {
+    let found = logged_from(parts, dataset, extent.part).await?;
+    Ok(found.is_some_and(|object| {
         object.id == extent.part
             && object.kind == ObjectKind::Part
             && object.file_bytes == u64::from(extent.length)

@@ -51,12 +51,12 @@ impl Error {
         let kind = match error.kind {
             dl_meta::Kind::Missing => Kind::NotFound,
             dl_meta::Kind::Conflict | dl_meta::Kind::InUse => Kind::Conflict,
-            dl_meta::Kind::Unavailable => Kind::Unavailable,
+            // What it is unfit for, an administrator can mend while callers try again.
+            dl_meta::Kind::Unavailable | dl_meta::Kind::Unsupported => Kind::Unavailable,
             dl_meta::Kind::Full => Kind::Full,
             dl_meta::Kind::Corrupt => Kind::Corrupt,
             dl_meta::Kind::Lost => Kind::NeedsRecovery,
             dl_meta::Kind::Denied => Kind::Denied,
-            dl_meta::Kind::Unsupported => Kind::Invalid,
         };
         Self::of_store(kind, action, what, error)
     }

@@ -5,11 +5,12 @@ use std::io::{ErrorKind, Write};
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
 use dl_meta::{MetaStore, Redis, Stop};
-use dl_runtime::{Clock, OsRandom, Shutdown, SystemClock, telemetry};
+use dl_runtime::{Clock, Deadline, OsRandom, Shutdown, SystemClock, telemetry};
 use dl_server::config::{self, Config, FastStore, Flags, Http};
 use dl_server::{
     Certificate, Doors, Followed, HttpPort, Live, Parts, People, Roll, Room, Settings, dataset_of,
@@ -18,6 +19,10 @@ use dl_server::{
 use dl_store::{Served, Servers, Store, TierStore};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+
+/// How long a file call that hangs may hold up the end of the process.
+const LAST_CALLS: Duration = Duration::from_secs(2);
 
 fn main() -> ExitCode {
     dl_runtime::allocator::bound();
@@ -28,6 +33,13 @@ fn main() -> ExitCode {
             return fail(&anyhow::Error::from(error).context("start"), ExitCode::FAILURE);
         }
     };
+    let exit = serve(&runtime);
+    // Not by its drop, which waits for them however long they hang.
+    runtime.shutdown_timeout(LAST_CALLS);
+    exit
+}
+
+fn serve(runtime: &Runtime) -> ExitCode {
     if rustls::crypto::aws_lc_rs::default_provider().install_default().is_err() {
         return fail(&anyhow::anyhow!("start TLS: it was started before"), ExitCode::FAILURE);
     }
@@ -121,8 +133,16 @@ async fn run(
     });
     let settings = Settings::of(doors.settings.as_deref());
     let roll = Roll::default();
-    let parts =
-        Parts { store, meta: Arc::clone(&meta), clock, random, limits, room, settings, roll };
+    let parts = Parts {
+        store,
+        meta: Arc::clone(&meta),
+        clock: Arc::clone(&clock),
+        random,
+        limits,
+        room,
+        settings,
+        roll,
+    };
     starting("comparing the metadata with the chunk store");
     let prepared = tokio::select! {
         prepared = prepare(&parts, last_stop) => Some(prepared.map_err(anyhow::Error::from)),
@@ -138,7 +158,8 @@ async fn run(
         following.abort();
     }
     // Also after a failure: the next start has nothing to look for then.
-    meta.close().await?;
+    let closed = Deadline::after(&*clock, config.grace).bound(&*clock, meta.close()).await;
+    closed.map_err(|_| anyhow::anyhow!("close {meta}: it took longer than --grace"))??;
     ended?;
     tracing::info!("stopped");
     Ok(())

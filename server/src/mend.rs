@@ -7,10 +7,10 @@
 
 use std::time::Duration;
 
-use dl_meta::Damage;
+use dl_meta::{Damage, Kind};
 use dl_runtime::{Backoff, Random};
 
-use crate::error::Error;
+use crate::error::{Error, causes};
 use crate::identity::Tie;
 use crate::parts::Parts;
 use crate::recover;
@@ -25,7 +25,7 @@ const BACKOFF: Backoff =
 /// Looks after the metadata for as long as it is that of the chunk store; otherwise the server has
 /// to end. Of several servers each does: what one of them appends again, the others find there.
 pub(crate) async fn watch(parts: &Parts) -> Error {
-    let (mut tries, mut tie) = (Tries::default(), Tie::default());
+    let (mut tries, mut tie, mut unfit) = (Tries::default(), Tie::default(), String::new());
     loop {
         parts.clock.sleep(PERIOD).await;
         if let Err(foreign) = tie.check(parts).await {
@@ -33,12 +33,22 @@ pub(crate) async fn watch(parts: &Parts) -> Error {
         }
         let damage = match parts.meta.damage().await {
             Ok(damage) => damage,
+            // What doesn't pass by itself.
+            Err(error) if matches!(error.kind, Kind::Unsupported | Kind::Denied) => {
+                let why = causes(&error);
+                if why != unfit {
+                    tracing::error!(error = why, "metadata can't be looked at");
+                }
+                unfit = why;
+                continue;
+            }
             // It is told to everybody who asks anything.
             Err(error) => {
                 tracing::debug!(%error, "metadata can't be looked at");
                 continue;
             }
         };
+        unfit.clear();
         let is_new = tries.meet(damage);
         match damage {
             Some(Damage { since: Some(since) }) if tries.may(parts.clock.monotonic()) => {

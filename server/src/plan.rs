@@ -16,6 +16,7 @@ use dl_proto::{Kind, REPLY_BYTES, ReadItem, ReadPiece, ReadRequest, ReadSource};
 use dl_store::Key;
 
 use self::layout::{Layout, Layouts, Part};
+use crate::browse::look_up as look_up_paths;
 use crate::error::Error;
 use crate::executor::{Span, cost};
 use crate::parts::{Budget, Parts, object_key};
@@ -402,9 +403,7 @@ async fn look_up(
 ) -> Result<(), Error> {
     for group in named.chunks(PATHS_AT_ONCE) {
         let paths: Vec<_> = group.iter().map(|named| named.path.clone()).collect();
-        let found = parts.meta.lookup(dataset, &paths).await;
-        let found =
-            found.map_err(|error| Error::meta("look up files of dataset", dataset, error))?;
+        let found = look_up_paths(parts, dataset, &paths).await?;
         for (Named { number, from, to, .. }, found) in group.iter().zip(found) {
             let (number, from, to) = (*number, *from, *to);
             into.push(match found {

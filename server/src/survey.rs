@@ -22,6 +22,7 @@ use dl_store::{ByteRange, Key, ObjectRange};
 use futures::TryStreamExt;
 use futures::stream::{self, Stream, StreamExt};
 
+use crate::catalog;
 use crate::error::Error;
 use crate::identity;
 use crate::parts::{Parts, object_key, prefix};
@@ -43,9 +44,6 @@ const BATCHES_AT_ONCE: usize = 4;
 /// After so many headers one after the other that the store could not give now, it is away: the others
 /// would take hours, each with its own tries.
 const AWAY_AFTER: usize = 64;
-
-/// Objects asked of the log at once.
-const LOG_PAGE: usize = 10_000;
 
 /// The header of an object, with its number in the log.
 type NumberedHeader = (usize, Result<Header, Error>);
@@ -433,25 +431,28 @@ pub(crate) async fn is_logged(
     dataset: DatasetId,
     id: ChunkId,
 ) -> Result<bool, Error> {
-    let found = parts.meta.objects(dataset, id.before(), 1).await;
-    let found = found.map_err(|error| Error::meta("find object", id, error))?;
-    Ok(found.first().is_some_and(|object| object.id == id))
+    Ok(logged_from(parts, dataset, id).await?.is_some_and(|object| object.id == id))
 }
 
-/// The whole log of a dataset, by id.
-async fn log(parts: &Parts, dataset: DatasetId) -> Result<Vec<ObjectRecord>, Error> {
-    let mut objects: Vec<ObjectRecord> = Vec::new();
-    loop {
-        let after = objects.last().map(|object| object.id);
-        let page = parts.meta.objects(dataset, after, LOG_PAGE).await;
-        let page = page.map_err(|error| Error::meta("read the log of dataset", dataset, error))?;
-        let is_last = page.len() < LOG_PAGE;
-        objects.extend(page);
-        if is_last {
-            objects.shrink_to_fit();
-            return Ok(objects);
+/// The first object of the log from an id on.
+pub(crate) async fn logged_from(
+    parts: &Parts,
+    dataset: DatasetId,
+    id: ChunkId,
+) -> Result<Option<ObjectRecord>, Error> {
+    match parts.meta.objects(dataset, id.before(), 1).await {
+        Ok(found) => Ok(found.into_iter().next()),
+        Err(error) => {
+            let error = Error::meta("find object", id, error);
+            Err(catalog::explained(parts, dataset, error).await)
         }
     }
+}
+
+/// The whole log of a dataset, by id, from metadata that lacks nothing.
+async fn log(parts: &Parts, dataset: DatasetId) -> Result<Vec<ObjectRecord>, Error> {
+    let log = parts.meta.log(dataset).await;
+    log.map_err(|error| Error::meta("read the log of dataset", dataset, error))
 }
 
 #[cfg(test)]

@@ -69,7 +69,8 @@ async fn compare(
             Err(mpsc::error::TrySendError::Closed(_)) => false,
         })
         .await?;
-    let mut verify = Verify { parts, id, progress, state, doubted: Vec::new(), uncompared: 0 };
+    let mut verify =
+        Verify { parts, id, progress, state, doubted: Vec::new(), uncompared: 0, hidden: (0, 0) };
     let before = verify.info().await?;
     let mut survey = Survey::read(parts, id).await?;
     verify.state.objects = survey.objects.len() as u64;
@@ -89,13 +90,25 @@ async fn compare(
     if request.checksums {
         verify.checksums(&survey, memory).await?;
     }
+    let listed = if survey.is_whole() { Some(verify.shown().await?) } else { None };
     let after = verify.info().await?;
     // Of what was not settled before, files may have been found as they were without it.
     let is_same = before.is_settled && before.version == after.version;
     if is_same {
-        verify.counts(&survey, &after, files, bytes).await?;
+        verify.counts(&survey, &after, listed, (files, bytes)).await?;
     }
     verify.end(is_same).await
+}
+
+/// Pages of all that a dataset lists.
+fn everything() -> ListQuery {
+    ListQuery {
+        dir: dl_format::DirPath::ROOT,
+        recursive: true,
+        after: None,
+        limit: PAGE_ENTRIES,
+        bytes: PAGE_BYTES,
+    }
 }
 
 /// An object of the log whose files are lost.
@@ -115,6 +128,8 @@ struct Verify<'a> {
     doubted: Vec<Finding>,
     /// Beyond [`DOUBTED_MAX`].
     uncompared: u64,
+    /// Files that folders of the same path hide, and their bytes.
+    hidden: (u64, u64),
 }
 
 impl Verify<'_> {
@@ -196,7 +211,9 @@ impl Verify<'_> {
             match (expected, found) {
                 (Some(expected), Found::File(found)) if expected == found => {}
                 (None, Found::Missing | Found::Folder) => {}
-                (Some(_), Found::Folder) => {
+                (Some(file), Found::Folder) => {
+                    self.hidden.0 += 1;
+                    self.hidden.1 = self.hidden.1.saturating_add(file.length);
                     let problem = format!("{path} is a file and a folder; the folder holds");
                     let remedy = format!(
                         "put the file under another name, or run `dlcmd rm -r {}/{path}`",
@@ -264,13 +281,7 @@ impl Verify<'_> {
                 parts_of.entry(chunk.id).or_default().push(extent.part);
             }
         }
-        let mut query = ListQuery {
-            dir: dl_format::DirPath::ROOT,
-            recursive: true,
-            after: None,
-            limit: PAGE_ENTRIES,
-            bytes: PAGE_BYTES,
-        };
+        let mut query = everything();
         loop {
             let page = self.parts.meta.list(self.id, &query).await;
             let page = page.map_err(|error| Error::meta("list dataset", self.id, error))?;
@@ -441,12 +452,34 @@ impl Verify<'_> {
         Ok(())
     }
 
+    /// How many files a listing of everything shows, and their bytes: what the metadata counts may be
+    /// older than a loss that nobody noticed, and a folder without its row has files that are found by
+    /// their paths.
+    async fn shown(&mut self) -> Result<(u64, u64), Error> {
+        let (mut query, mut files, mut bytes) = (everything(), 0u64, 0u64);
+        loop {
+            let page = self.parts.meta.list(self.id, &query).await;
+            let page = page.map_err(|error| Error::meta("list dataset", self.id, error))?;
+            for entry in &page {
+                if let ListEntry::File(_, record) = entry {
+                    files += 1;
+                    bytes = bytes.saturating_add(record.length);
+                }
+            }
+            self.tell().await?;
+            query.after = page.last().map(ListEntry::key);
+            if query.is_last(&page) {
+                return Ok((files, bytes));
+            }
+        }
+    }
+
     async fn counts(
         &mut self,
         survey: &Survey,
         info: &DatasetInfo,
-        files: u64,
-        bytes: u64,
+        listed: Option<(u64, u64)>,
+        (files, bytes): (u64, u64),
     ) -> Result<(), Error> {
         let version = survey.version();
         if (info.objects, info.version) != (survey.objects.len() as u64, version) {
@@ -459,13 +492,18 @@ impl Verify<'_> {
             );
             self.find(problem, self.rebuild()).await?;
         }
-        if survey.is_whole() && (info.files, info.bytes) != (files, bytes) {
-            let problem = format!(
-                "the metadata has {} files of {} bytes, and the chunks hold {files} of {bytes} \
-                 bytes",
-                info.files, info.bytes
-            );
-            self.find(problem, self.rebuild()).await?;
+        let Some(listed) = listed else { return Ok(()) };
+        let in_sight = (files - self.hidden.0.min(files), bytes - self.hidden.1.min(bytes));
+        let counted = (info.files, info.bytes);
+        for (what, has, hold) in [("counts", counted, (files, bytes)), ("lists", listed, in_sight)]
+        {
+            if has != hold {
+                let problem = format!(
+                    "the metadata {what} {} files of {} bytes, and the chunks hold {} of {} bytes",
+                    has.0, has.1, hold.0, hold.1
+                );
+                self.find(problem, self.rebuild()).await?;
+            }
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 //! Must hold: any number of them run over the same stores; each has a free port of its own.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -88,7 +88,8 @@ pub fn parts(store: Arc<dyn Store>, meta: Arc<dyn MetaStore>) -> Parts {
 
 /// The clock of tests that wait for the world outside.
 pub fn clock() -> Arc<dyn Clock> {
-    Arc::new(SystemClock::new())
+    static CLOCK: LazyLock<Arc<SystemClock>> = LazyLock::new(Arc::default);
+    Arc::<SystemClock>::clone(&CLOCK)
 }
 
 /// Several servers over the same stores, and the threads they run on, for tests that block.

@@ -14,6 +14,7 @@ use crate::error::{Error, Kind};
 use crate::remote::connections::{Connection, Try};
 use crate::remote::dataset::Dataset;
 use crate::remote::lookup::{dataset_address, get_dataset, info};
+use crate::remote::once::Once;
 use crate::remote::options::ConnectOptions;
 use crate::remote::session::Shared;
 use crate::remote::snapshot::load;
@@ -186,7 +187,8 @@ impl Client {
             None => "all datasets".to_owned(),
         };
         let message = pb::RecoverRequest::from(request.clone());
-        let (told, progress) = (RefCell::new(BTreeMap::new()), RefCell::new(progress));
+        let told = RefCell::new((BTreeMap::new(), Once::default()));
+        let progress = RefCell::new(progress);
         session.wait(session.connections.call(
             "recover",
             subject,
@@ -199,22 +201,23 @@ impl Client {
                     while let Some(message) = this.message(&mut stream).await? {
                         let step = RecoverProgress::from(message);
                         (progress.borrow_mut())(&step);
-                        add(&mut told.borrow_mut(), step);
+                        let (told, once) = &mut *told.borrow_mut();
+                        add(told, once, step);
                     }
                     Ok(())
                 }
             },
         ))?;
-        Ok(told.into_inner().into_values().collect())
+        Ok(told.into_inner().0.into_values().collect())
     }
 }
 
 /// The last word on a dataset, with all its problems: a server tells each of them once, another
 /// one after a broken connection tells them again.
-fn add(told: &mut BTreeMap<String, RecoverProgress>, mut step: RecoverProgress) {
+fn add(told: &mut BTreeMap<String, RecoverProgress>, once: &mut Once, mut step: RecoverProgress) {
+    step.problems.retain(|problem| once.is_new((&step.dataset, problem)));
     if let Some(before) = told.remove(&step.dataset) {
         let mut problems = before.problems;
-        step.problems.retain(|problem| !problems.contains(problem));
         problems.append(&mut step.problems);
         step.problems = problems;
     }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use dl_format::{Attributes, Deletions, FilePath};
-use dl_proto::{Dataset as DatasetInfo, DeleteRequest, StatItem, pb};
+use dl_proto::{Counts, Dataset as DatasetInfo, DeleteRequest, StatItem, pb};
 
 use crate::error::{Error, Kind};
 use crate::remote::ahead::Ahead;
@@ -102,7 +102,8 @@ impl Dataset {
     /// What the servers say of it now, without its counts.
     ///
     /// # Errors
-    /// [`Kind::NotFound`] when it was deleted, also when its name was used again.
+    /// [`Kind::NotFound`] when it was deleted, also when its name was used again;
+    /// [`Kind::NeedsRecovery`] while its metadata is being rebuilt.
     pub fn refresh(&self) -> Result<DatasetInfo, Error> {
         self.described(false)
     }
@@ -128,11 +129,17 @@ impl Dataset {
     fn described(&self, counts: bool) -> Result<DatasetInfo, Error> {
         let session = self.session()?;
         let info = session.wait(get_dataset(&session.connections, &self.0.info.name, counts))?;
-        if info.id == self.0.info.id {
-            return Ok(info);
+        if info.id != self.0.info.id {
+            let why = "it was deleted, and its name was used again";
+            return Err(Error::new(Kind::NotFound, "open", self.address(), why));
         }
-        let why = "it was deleted, and its name was used again";
-        Err(Error::new(Kind::NotFound, "open", self.address(), why))
+        match info.counts {
+            // Nobody asked for them: nothing of what it holds can be told.
+            Counts::Unknown(why) if !counts => {
+                Err(Error::new(Kind::NeedsRecovery, "open", self.address(), why))
+            }
+            _ => Ok(info),
+        }
     }
 
     /// Writes a file from memory (paper, DL_put). It is acknowledged by the next

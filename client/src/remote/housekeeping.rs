@@ -4,14 +4,14 @@
 //! is the last word, with all that was told before.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashSet};
-use std::hash::{BuildHasher, RandomState};
+use std::collections::BTreeMap;
 
 use dl_proto::{Finding, PurgeProgress, PurgeRequest, VerifyProgress, VerifyRequest, pb};
 
 use crate::error::Error;
 use crate::remote::client::Client;
 use crate::remote::lookup::dataset_address;
+use crate::remote::once::Once;
 
 impl Client {
     /// Gives back the space of what was overwritten and deleted (paper, DL_purge), while readers
@@ -33,7 +33,7 @@ impl Client {
             None => "all datasets".to_owned(),
         };
         let message = pb::PurgeRequest::from(request.clone());
-        let told = RefCell::new(BTreeMap::<String, PurgeProgress>::new());
+        let told = RefCell::new((BTreeMap::<String, PurgeProgress>::new(), Once::default()));
         let progress = RefCell::new(progress);
         session.wait(session.connections.call(
             "purge",
@@ -47,9 +47,9 @@ impl Client {
                     while let Some(message) = this.message(&mut stream).await? {
                         let mut step = PurgeProgress::from(message);
                         (progress.borrow_mut())(&step);
-                        let mut told = told.borrow_mut();
+                        let (told, once) = &mut *told.borrow_mut();
+                        step.problems.retain(|problem| once.is_new((&step.dataset, problem)));
                         if let Some(mut before) = told.remove(&step.dataset) {
-                            step.problems.retain(|problem| !before.problems.contains(problem));
                             before.problems.append(&mut step.problems);
                             step.problems = before.problems;
                         }
@@ -59,7 +59,7 @@ impl Client {
                 }
             },
         ))?;
-        Ok(told.into_inner().into_values().collect())
+        Ok(told.into_inner().0.into_values().collect())
     }
 
     /// Compares a dataset's metadata with the chunk store; changes nothing. `found` is told what is
@@ -77,8 +77,7 @@ impl Client {
         let session = self.shared.session()?;
         let message = pb::VerifyRequest::from(request.clone());
         let (progress, found) = (RefCell::new(progress), RefCell::new(found));
-        // A second try finds again what the first one told: by its hash.
-        let (told, hasher) = (RefCell::new(HashSet::new()), RandomState::new());
+        let once = RefCell::new(Once::default());
         let last = RefCell::new(VerifyProgress::default());
         session.wait(session.connections.call(
             "verify",
@@ -86,14 +85,14 @@ impl Client {
             session.connections.long(),
             |mut server, this| {
                 let request = this.request(message.clone());
-                let (told, hasher, last) = (&told, &hasher, &last);
+                let (once, last) = (&once, &last);
                 let (progress, found) = (&progress, &found);
                 async move {
                     let mut stream = this.answer(server.verify(request)).await?;
                     while let Some(message) = this.message(&mut stream).await? {
                         let mut step = VerifyProgress::from(message);
                         for finding in step.findings.drain(..) {
-                            if told.borrow_mut().insert(hasher.hash_one(&finding.problem)) {
+                            if once.borrow_mut().is_new(&finding.problem) {
                                 (found.borrow_mut())(finding);
                             }
                         }

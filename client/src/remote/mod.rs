@@ -15,6 +15,7 @@ mod flow;
 mod housekeeping;
 mod list;
 mod lookup;
+mod once;
 mod options;
 mod process;
 mod read;

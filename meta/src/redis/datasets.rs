@@ -29,7 +29,7 @@ use super::read::LOG_PAGE;
 use super::records::{Named, encode_dataset};
 use super::scripts::{COUNTED, KILL, PUT, REPLACE, STAMP};
 use super::tree::Walk;
-use crate::{DatasetInfo, DatasetRecord, Error, Outline};
+use crate::{DatasetInfo, DatasetRecord, DatasetState, Error, Outline};
 
 /// How far the clocks of two servers may be apart: each may be that of a client, give or take 15
 /// minutes.
@@ -112,10 +112,7 @@ impl Shared {
             let shared = Arc::clone(self);
             tokio::spawn(async move {
                 let read = async |calls: Vec<()>| {
-                    let outline = match shared.home(id).await? {
-                        Some(home) => shared.outline(home).await?,
-                        None => None,
-                    };
+                    let outline = shared.outline(id).await?;
                     Ok(vec![outline; calls.len()])
                 };
                 shared.outlines.run(id, read).await;
@@ -124,25 +121,34 @@ impl Shared {
         waiting.answer().await
     }
 
-    /// Which objects a log holds; none when the dataset was dropped meanwhile.
-    async fn outline(&self, mut home: Home) -> Result<Option<Outline>, Failure> {
+    /// Which objects a log holds; none when the dataset was dropped.
+    async fn outline(&self, id: DatasetId) -> Result<Option<Outline>, Failure> {
         let mut rounds = self.router.rounds();
         loop {
             self.router.again(&mut rounds)?;
             let changes = self.assure().await?;
+            let Some(home) = self.home(id).await? else {
+                if self.is_gone(id, changes).await? {
+                    return Ok(None);
+                }
+                continue;
+            };
             if let Some(counted) = home.counted
                 && counted.objects == home.objects
+                && self.is_as(changes)
             {
                 let Counted { objects, version, .. } = counted;
                 return Ok(Some(Outline { record: home.record, objects, version }));
             }
             let (objects, version) = self.version(home.keys).await?;
-            let Some(again) = self.home(home.keys.dataset).await? else { return Ok(None) };
+            let again = self.home(id).await?;
             // What was read must not be a part of it, nor of a life of the dataset that is over.
-            if again.keys == home.keys && self.is_as(changes) {
+            if let Some(again) =
+                again.filter(|again| again.keys == home.keys && self.is_as(changes))
+            {
+                home.check_log(&again, objects)?;
                 return Ok(Some(Outline { record: again.record, objects, version }));
             }
-            home = again;
         }
     }
 
@@ -156,10 +162,7 @@ impl Shared {
             let shared = Arc::clone(self);
             tokio::spawn(async move {
                 let count = async |calls: Vec<()>| {
-                    let info = match shared.home(id).await? {
-                        Some(home) => Box::pin(shared.info(home)).await?,
-                        None => None,
-                    };
+                    let info = Box::pin(shared.info(id)).await?;
                     Ok(vec![info; calls.len()])
                 };
                 Box::pin(shared.infos.run(id, count)).await;
@@ -168,31 +171,36 @@ impl Shared {
         waiting.answer().await
     }
 
-    /// What a dataset adds up to; none when it was dropped meanwhile.
-    async fn info(&self, mut home: Home) -> Result<Option<DatasetInfo>, Failure> {
+    /// What a dataset adds up to; none when it was dropped.
+    async fn info(&self, id: DatasetId) -> Result<Option<DatasetInfo>, Failure> {
         let mut rounds = self.router.rounds();
-        let (counted, is_settled) = loop {
+        let (record, counted, is_settled) = loop {
             self.router.again(&mut rounds)?;
             let changes = self.assure().await?;
+            let Some(home) = self.home(id).await? else {
+                if self.is_gone(id, changes).await? {
+                    return Ok(None);
+                }
+                continue;
+            };
             if let Some(counted) = home.counted
                 && counted.objects == home.objects
+                && self.is_as(changes)
             {
-                break (counted, true);
+                break (home.record, counted, true);
             }
             self.roll_forward(home.keys).await?;
-            let counts = Box::pin(self.count(&home)).await?;
-            let Some(again) = self.home(home.keys.dataset).await? else { return Ok(None) };
+            let (counted, is_settled) = Box::pin(self.count(&home)).await?;
+            let Some(again) = self.home(id).await? else { continue };
             // Deletions must not be left out, nor a life of the dataset that is over be counted.
             let has_deletions = again.tombstones == 0 || home.tombstones > 0;
-            let same = again.keys == home.keys && has_deletions;
-            let has_moved = !self.is_as(changes);
-            home = again;
-            if same && !has_moved {
-                break counts;
+            if again.keys == home.keys && has_deletions && self.is_as(changes) {
+                home.check_log(&again, counted.objects)?;
+                break (again.record, counted, is_settled);
             }
         };
         let Counted { objects, version, files, bytes } = counted;
-        Ok(Some(DatasetInfo { record: home.record, files, bytes, objects, version, is_settled }))
+        Ok(Some(DatasetInfo { record, files, bytes, objects, version, is_settled }))
     }
 
     /// Whether the log holds nothing whose rows may be missing.
@@ -301,6 +309,10 @@ impl Shared {
                 self.kill(&home).await?;
             }
             let before = known.as_ref().map(|known| known.stored.as_slice()).unwrap_or_default();
+            if known.is_none() && record.state == DatasetState::Recovering {
+                // Its home may have been lost with one shard, and the others have what it named.
+                self.to_sweep_others(record.id).await?;
+            }
             let epoch = Epoch::new(self.random.u64()).to_string();
             let ask = Ask::script(&PUT, &keys::home(record.id), &[]);
             let put = self.router.ask_one(ask.arg(before).arg(&stored).arg(epoch)).await?;

@@ -82,7 +82,7 @@ impl Deletions {
         }
         let marks = answers.split_off(new.len());
         if let Some(sign) = sign {
-            shared.check_signs(&sign, marks).await?;
+            self.is_stale |= !shared.are_whole(&sign, marks).await?;
         }
         for (chunk, answer) in new.into_iter().zip(answers) {
             let mut entries = EntrySet::default();

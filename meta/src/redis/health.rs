@@ -47,6 +47,8 @@ pub(super) struct Health {
     time_ms: Option<u64>,
     damage: Option<Damage>,
     bound: Option<StoreId>,
+    /// Whether it was ever seen to be bound.
+    was_bound: bool,
     /// What stands for the run in the marks while metadata is bound to no chunk store: the recovery
     /// that fills it.
     filling: Option<u64>,
@@ -265,13 +267,14 @@ impl Shared {
         asks.extend(sign.iter().flat_map(|sign| shards.iter().map(|shard| sign.ask(*shard))));
         let mut marks = self.router.ask(asks).await?;
         let epoch = marks.remove(0);
-        if let Some(sign) = sign {
-            self.check_signs(&sign, marks).await?;
-        }
-        self.is_still(keys, epoch)
+        let is_whole = match sign {
+            Some(sign) => self.are_whole(&sign, marks).await?,
+            None => true,
+        };
+        Ok(self.is_still(keys, epoch)? && is_whole)
     }
 
-    /// What to look for in marks; none as long as there may be none.
+    /// What to look for in marks; none as long as there may be none, or once all of them are gone.
     pub(super) fn sign(&self) -> Option<Sign> {
         let health = self.health();
         let (field, is_bound) = match (health.bound, health.filling) {
@@ -282,8 +285,16 @@ impl Shared {
         Some(Sign { field, is_bound })
     }
 
-    /// Fails when any shard has lost the sign that was asked for.
-    pub(super) async fn check_signs(&self, sign: &Sign, marks: Vec<Value>) -> Result<(), Failure> {
+    /// Fails when metadata that was bound to a chunk store is not any more: all of it was lost.
+    pub(super) fn refuse_unbound(&self) -> Result<(), Failure> {
+        let health = self.health();
+        let is_lost = health.was_bound && health.bound.is_none();
+        if is_lost { Err(refused(Damage { since: None })) } else { Ok(()) }
+    }
+
+    /// Whether all shards have the sign that was asked for. Fails when any has lost it, and false when
+    /// that is mended already: what was read before is to be read again.
+    pub(super) async fn are_whole(&self, sign: &Sign, marks: Vec<Value>) -> Result<bool, Failure> {
         for mark in marks {
             let mark = bytes(mark)?.map(|mark| String::from_utf8_lossy(&mark).into_owned());
             let run = mark.as_deref().map(|mark| match sign.is_bound {
@@ -297,10 +308,10 @@ impl Shared {
                 if sign.is_bound && self.health().bound.is_none() {
                     return Err(refused(Damage { since: None }));
                 }
-                return Ok(());
+                return Ok(false);
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     pub(super) fn now_ms(&self) -> u64 {
@@ -339,12 +350,13 @@ impl Shared {
         let time_ms = runs.values().filter_map(|process| process.time_ms).min();
         let runs = runs.values().map(|process| process.run.to_string()).collect();
         let seen = shards.iter().map(|held| held.mark.seen).min().unwrap_or_default();
-        if health.bound.is_some() && health.bound != bound {
-            // All of it was flushed: what calls have read until now is doubtful, and they begin anew.
+        let is_unbound = health.bound.is_some() && health.bound != bound;
+        if is_unbound || health.damage.is_none() && damage.is_some() {
+            // Something was flushed: what calls have read until now is doubtful, and they begin anew.
             self.router.changed();
         }
-        let checked = Some(changes);
-        *health = Health { checked, at, seen, time_ms, damage, bound, filling, runs };
+        let (checked, was_bound) = (Some(changes), health.was_bound || bound.is_some());
+        *health = Health { checked, at, seen, time_ms, damage, bound, was_bound, filling, runs };
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use super::command::{Ask, bytes, decimal, fields};
 use super::failure::Failure;
 use super::keys::{self, Epoch, Keys};
 use super::records::decode_dataset;
-use crate::DatasetRecord;
+use crate::{DatasetRecord, Kind};
 
 /// Redis counts in doubles: what lies above is not a whole number any more.
 pub(super) const STAMP_MAX: u64 = (1 << 53) - 1;
@@ -95,6 +95,23 @@ pub(super) fn read_home(id: DatasetId, answer: Value) -> Result<Option<Home>, Fa
     }))
 }
 
+impl Home {
+    /// Fails when a log that was read of so many objects, between this home and the one that it was
+    /// `then`, is not all that was appended. What was taken off it meanwhile can't be told from that.
+    pub(super) fn check_log(&self, then: &Self, objects: u64) -> Result<(), Failure> {
+        let is_same = self.keys == then.keys && self.changes == then.changes;
+        let appended = self.objects..=then.objects;
+        if !is_same || appended.is_empty() || appended.contains(&objects) {
+            return Ok(());
+        }
+        let why = format!(
+            "the log has {objects} objects, and {} were appended; run `dlcmd recover --all`",
+            then.objects
+        );
+        Err(Failure::because(Kind::Lost, why))
+    }
+}
+
 impl Shared {
     pub(super) async fn home(&self, id: DatasetId) -> Result<Option<Home>, Failure> {
         let home = read_home(id, self.router.ask_one(ask_home(id)).await?)?;
@@ -115,11 +132,31 @@ impl Shared {
         Ok(is_still)
     }
 
-    /// The keys of a dataset, as this process knew them last.
-    pub(super) async fn keys_of(&self, id: DatasetId) -> Result<Keys, Failure> {
-        if let Some(keys) = self.known(id) {
-            return Ok(keys);
+    /// Whether a dataset whose home was not found is not there. Fails when its shard may have lost
+    /// it. False when it was made again since, or by `changes` asked for in another place: the call
+    /// begins anew.
+    pub(super) async fn is_gone(&self, id: DatasetId, changes: u64) -> Result<bool, Failure> {
+        self.forget(id);
+        let mut asks = vec![ask_home(id)];
+        let sign = self.sign();
+        asks.extend(sign.iter().map(|sign| sign.ask(keys::home(id).shard)));
+        let mut marks = self.router.ask(asks).await?;
+        let home = read_home(id, marks.remove(0))?;
+        let is_whole = match sign {
+            Some(sign) => self.are_whole(&sign, marks).await?,
+            None => {
+                self.refuse_unbound()?;
+                true
+            }
+        };
+        Ok(home.is_none() && is_whole && self.is_as(changes))
+    }
+
+    /// The keys of a dataset, as this process knew them last; none when it has no home.
+    pub(super) async fn keys_of(&self, id: DatasetId) -> Result<Option<Keys>, Failure> {
+        match self.known(id) {
+            None => Ok(self.home(id).await?.map(|home| home.keys)),
+            known => Ok(known),
         }
-        Ok(self.home(id).await?.ok_or_else(Failure::missing)?.keys)
     }
 }

@@ -17,7 +17,7 @@ use super::command::{Ask, bytes, number};
 use super::failure::Failure;
 use super::health::{Held, Judgement, Mark, Mend, judge, mend_field};
 use super::keys;
-use super::scripts::{MEND, MENDED};
+use super::scripts::{BEGIN_GONE, MEND, MENDED, OTHER_MARK, OTHER_PROCESS};
 use super::slots::Shard;
 use crate::types::bound_elsewhere;
 use crate::{Brought, Error, Kind, Mending};
@@ -211,8 +211,16 @@ impl Shared {
             ask.arg(mending.told.unwrap_or(u64::MAX)).arg(now.saturating_sub(SOON_MS)).arg(&others)
         });
         let mut is_mended = true;
-        for answer in self.router.ask(asks.collect()).await? {
-            is_mended &= number(&answer)? == 1;
+        for (shard, answer) in Shard::all().zip(self.router.ask(asks.collect()).await?) {
+            let why = match number(&answer)? {
+                1 => continue,
+                BEGIN_GONE => "nothing says any more that it began",
+                OTHER_PROCESS => "another process has it",
+                OTHER_MARK => "it was marked as lost, or by a process that is gone",
+                _ => return Err(Failure::unexpected()),
+            };
+            is_mended = false;
+            tracing::warn!(slot = shard.slot(), why, "a shard lost something while it was mended");
         }
         Ok(is_mended)
     }

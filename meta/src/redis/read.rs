@@ -117,7 +117,10 @@ impl Shared {
         loop {
             self.router.again(&mut rounds)?;
             let changes = self.assure().await?;
-            let keys = self.keys_of(dataset).await?;
+            let Some(keys) = self.keys_of(dataset).await? else {
+                self.gone(dataset, changes).await?;
+                continue;
+            };
             // What was read is only taken when the home, read with it, says that it is all.
             let per_path = if with_buckets { 2 } else { 1 };
             let mut asks = Vec::with_capacity(2 + paths.len() * per_path);
@@ -132,8 +135,8 @@ impl Shared {
             let mut answers = self.router.ask(asks).await?.into_iter();
             let home = read_home(dataset, answers.next().unwrap_or(Value::Nil))?;
             let Some(home) = home else {
-                self.forget(dataset);
-                return Err(Failure::missing());
+                self.gone(dataset, changes).await?;
+                continue;
             };
             let todo = number(&answers.next().unwrap_or(Value::Nil))?;
             self.learn(home.keys);
@@ -194,7 +197,10 @@ impl Shared {
         loop {
             self.router.again(&mut rounds)?;
             let changes = self.assure().await?;
-            let home = self.home(dataset).await?.ok_or_else(Failure::missing)?;
+            let Some(home) = self.home(dataset).await? else {
+                self.gone(dataset, changes).await?;
+                continue;
+            };
             self.roll_forward(home.keys).await?;
             let (mut entries, mut bytes) = (Vec::new(), 0);
             let Some(mut walk) = Walk::of_list(self, &home, query) else { return Ok(entries) };
@@ -247,15 +253,20 @@ impl Shared {
         loop {
             self.router.again(&mut rounds)?;
             let changes = self.assure().await?;
-            let keys = self.keys_of(dataset).await?;
+            let Some(keys) = self.keys_of(dataset).await? else {
+                self.gone(dataset, changes).await?;
+                continue;
+            };
             let all = Ask::to(&keys.log(), "ZRANGEBYLEX").arg("-").arg("+");
-            let mut answers = self.router.ask(vec![all, ask_home(dataset)]).await?.into_iter();
+            let asks = vec![ask_home(dataset), all, ask_home(dataset)];
+            let mut answers = self.router.ask(asks).await?.into_iter();
+            let before = read_home(dataset, answers.next().unwrap_or(Value::Nil))?;
             let members = answers.next().unwrap_or(Value::Nil);
             // Read behind it: if the dataset is still the same one, it was then.
             let home = read_home(dataset, answers.next().unwrap_or(Value::Nil))?;
             let Some(home) = home else {
-                self.forget(dataset);
-                return Err(Failure::missing());
+                self.gone(dataset, changes).await?;
+                continue;
             };
             self.learn(home.keys);
             if home.keys != keys {
@@ -265,8 +276,18 @@ impl Shared {
             if !is_still || !self.is_as(changes) {
                 continue;
             }
-            return strings(members)?.iter().map(|member| decode_object(member)).collect();
+            let members = strings(members)?;
+            if let Some(before) = before {
+                before.check_log(&home, members.len() as u64)?;
+            }
+            return members.iter().map(|member| decode_object(member)).collect();
         }
+    }
+
+    /// Fails unless the call is to begin anew.
+    async fn gone(&self, dataset: DatasetId, changes: u64) -> Result<(), Failure> {
+        let is_gone = self.is_gone(dataset, changes).await?;
+        if is_gone { Err(Failure::missing()) } else { Ok(()) }
     }
 
     /// At most `limit` objects of a log, by id, from the first one after `after`; none as deleted.

@@ -32,7 +32,7 @@ impl Shared {
         ids: &[ChunkId],
     ) -> Result<bool, Failure> {
         for ids in ids.chunks(AT_ONCE) {
-            let keys = self.keys_of(dataset).await?;
+            let keys = self.keys_of(dataset).await?.ok_or_else(Failure::missing)?;
             if self.hold_files(dataset, &self.headers(keys, ids).await?).await? {
                 return Ok(true);
             }

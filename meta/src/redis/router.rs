@@ -271,10 +271,12 @@ impl Router {
     }
 
     fn moved(&self, shard: Shard, to: Node) {
-        if let Some(owner) = self.state().owners.get_mut(shard.index()) {
+        let mut state = self.state();
+        // Before anybody asks the other one.
+        self.changed();
+        if let Some(owner) = state.owners.get_mut(shard.index()) {
             *owner = Some(to);
         }
-        self.changed();
     }
 
     async fn reload(&self, node: &Node) {
@@ -444,12 +446,11 @@ impl Router {
         if state.owners == owners {
             return;
         }
+        self.changed();
         state.owners = owners;
         let State { owners, links, .. } = &mut *state;
         // A node that serves again later is another one by then: connected to anew, it says so.
         links.retain(|node, _| owners.iter().flatten().any(|owner| owner == node));
-        drop(state);
-        self.changed();
     }
 
     /// What a node says about who serves each shard.

@@ -27,12 +27,20 @@ pub(super) const STALE: i64 = -2;
 /// The folder is large: its rows go to hashed buckets.
 pub(super) const IS_LARGE: i64 = -3;
 
+/// The mark says nothing of that recovery.
+pub(super) const BEGIN_GONE: i64 = -1;
+/// Another process has the shard.
+pub(super) const OTHER_PROCESS: i64 = -2;
+/// Something else changed the mark.
+pub(super) const OTHER_MARK: i64 = -3;
+
 /// The commit point. Home, log, todo; epoch, object id, member of the log, who and when, stamp,
-/// 1 for a tombstone. Answers 1 when the object is new, 0 when it was known.
+/// 1 for a tombstone. The home goes on to count what a log has lost, until that is appended again.
+/// Answers 1 when the object is new, 0 when it was known.
 pub(super) static APPEND: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
-local home = redis.call('HMGET', KEYS[1], 'record', 'epoch', 'last')
+local home = redis.call('HMGET', KEYS[1], 'record', 'epoch', 'last', 'objects')
 if not home[1] then return -1 end
 if home[2] ~= ARGV[1] then return -2 end
 local id = ARGV[2]
@@ -46,7 +54,8 @@ if found and string.sub(found, 1, 16) == id then
 end
 if ARGV[6] == '1' then redis.call('PERSIST', KEYS[1]) end
 redis.call('ZADD', KEYS[2], 0, ARGV[3])
-redis.call('HSET', KEYS[1], 'objects', redis.call('ZCARD', KEYS[2]))
+local objects = redis.call('ZCARD', KEYS[2])
+if objects > tonumber(home[4] or 0) then redis.call('HSET', KEYS[1], 'objects', objects) end
 redis.call('HDEL', KEYS[1], 'counted')
 if ARGV[6] == '1' then redis.call('HINCRBY', KEYS[1], 'tombstones', 1) end
 if tonumber(home[3] or 0) < tonumber(ARGV[5]) then redis.call('HSET', KEYS[1], 'last', ARGV[5]) end
@@ -160,7 +169,7 @@ redis.call('HDEL', KEYS[3], id)
 local found = redis.call('ZRANGEBYLEX', KEYS[2], '[' .. id, '+', 'LIMIT', 0, 1)[1]
 if not found or string.sub(found, 1, 16) ~= id then return 0 end
 redis.call('ZREM', KEYS[2], found)
-redis.call('HSET', KEYS[1], 'objects', redis.call('ZCARD', KEYS[2]))
+redis.call('HINCRBY', KEYS[1], 'objects', -1)
 redis.call('HINCRBY', KEYS[1], 'changes', 1)
 redis.call('HDEL', KEYS[1], 'counted')
 return 1
@@ -258,22 +267,23 @@ return {run, redis.call('HGETALL', KEYS[1])}
 /// That it was brought back, and when. The mark; who, the chunk store, the time, 1 when all was and
 /// the shard is whole, the runs of all primaries, each between blanks, since when the objects were
 /// sealed of which it tells from now on, the last time of that which need not be told, then the
-/// other beginnings that end with it. Answers 0 when something was lost in between: the process is
-/// neither the one in which it began, nor has the shard from that one.
+/// other beginnings that end with it. Answers 1, or what tells that something was lost in between:
+/// [`BEGIN_GONE`], [`OTHER_PROCESS`] when it is neither the one in which it began, nor has the shard
+/// from that one, or [`OTHER_MARK`].
 pub(super) static MENDED: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
 local field = 'mend:' .. ARGV[1]
 local mark = redis.call('HMGET', KEYS[1], 'run', 'seen', field)
-if not mark[3] then return 0 end
+if not mark[3] then return -1 end
 local since, began, marked, begun = string.match(mark[3], '^(%d+) (%S+) (%S*) (%d+)')
-if not began then return 0 end
+if not began then return -1 end
 redis.call('PERSIST', KEYS[1])
 local info = redis.call('INFO', 'server') .. redis.call('INFO', 'replication')
 local run = string.match(info, 'run_id:(%w+)') .. ':' .. string.match(info, 'master_replid:(%w+)')
-if began ~= run and not string.find(ARGV[5], ' ' .. began .. ' ', 1, true) then return 0 end
+if began ~= run and not string.find(ARGV[5], ' ' .. began .. ' ', 1, true) then return -2 end
 if ARGV[4] == '1' then
-    if (mark[1] or '') ~= marked and mark[1] ~= run then return 0 end
+    if (mark[1] or '') ~= marked and mark[1] ~= run then return -3 end
     local seen = math.max(tonumber(mark[2] or 0), tonumber(ARGV[3]))
     local time = string.match(info, 'server_time_usec:(%d+)')
     if time then seen = math.min(seen, math.floor(time / 1000)) end

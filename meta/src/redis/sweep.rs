@@ -4,7 +4,7 @@
 //! kept until a sweep that began long after it found everything gone, so that what was still on
 //! its way then is removed too. Any server sweeps for any other.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -51,30 +51,47 @@ impl Shared {
         Ok(())
     }
 
+    /// Leaves word that of a dataset which is about to get a home anew, all that other epochs left is to
+    /// be removed.
+    pub(super) async fn to_sweep_others(&self, dataset: DatasetId) -> Result<(), Failure> {
+        let ask = Ask::to(&keys::dropped(), "HSET").arg(format!("{dataset}:"));
+        self.router.ask_one(ask.arg(self.seconds())).await?;
+        self.sweep_now.notify_one();
+        Ok(())
+    }
+
     fn seconds(&self) -> u64 {
         self.clock.now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
     }
 
     async fn sweep(&self) -> Result<(), Failure> {
         let dropped = pairs(self.router.ask_one(Ask::to(&keys::dropped(), "HGETALL")).await?)?;
-        let mut ended = HashMap::new();
+        let (mut ended, mut doubted, mut words) = (HashSet::new(), HashSet::new(), Vec::new());
         for (field, since) in dropped {
-            let Some(keys) = read(&field) else { continue };
-            let epoch = Ask::to(&keys.home(), "HGET").arg("epoch");
-            let epoch = bytes(self.router.ask_one(epoch).await?)?;
-            if epoch.as_deref().and_then(Epoch::parse) != Some(keys.epoch) {
-                let since = str::from_utf8(&since).ok().and_then(|since| since.parse::<u64>().ok());
-                ended.insert(keys, (field, since));
+            match read(&field) {
+                Some(Left::Epoch(keys)) => {
+                    let epoch = self.epochs(&[keys.dataset]).await?;
+                    if epoch.get(&keys.dataset) == Some(&keys.epoch) {
+                        continue;
+                    }
+                    ended.insert(keys);
+                }
+                Some(Left::Others(dataset)) => {
+                    doubted.insert(dataset);
+                }
+                None => continue,
             }
+            let since = str::from_utf8(&since).ok().and_then(|since| since.parse::<u64>().ok());
+            words.push((field, since));
         }
-        if ended.is_empty() {
+        if words.is_empty() {
             return Ok(());
         }
         let (changes, now) = (self.router.changes(), self.seconds());
         for node in self.router.primaries() {
-            self.sweep_node(&node, |keys| ended.contains_key(keys)).await?;
+            self.sweep_node(&node, &ended, &doubted).await?;
         }
-        for (field, since) in ended.into_values() {
+        for (field, since) in words {
             let is_late = since.is_none_or(|since| now.saturating_sub(since) > LATE.as_secs());
             if is_late && self.router.changes() == changes {
                 let done = Ask::to(&keys::dropped(), "HDEL").arg(&field);
@@ -84,11 +101,13 @@ impl Shared {
         Ok(())
     }
 
-    /// Removes all keys of a node whose dataset has ended, in one pass over them.
+    /// Removes all keys of a node whose dataset has ended, in one pass over them; of the `doubted`
+    /// datasets those of other epochs than that of their home.
     async fn sweep_node(
         &self,
         node: &Node,
-        has_ended: impl Fn(&Keys) -> bool,
+        ended: &HashSet<Keys>,
+        doubted: &HashSet<DatasetId>,
     ) -> Result<(), Failure> {
         let mut cursor = b"0".to_vec();
         loop {
@@ -97,7 +116,16 @@ impl Shared {
             let mut answer = list(self.router.ask_node(node, scan).await?, Ok)?.into_iter();
             let next = bytes(answer.next().unwrap_or(Value::Nil))?;
             let found = strings(answer.next().unwrap_or(Value::Nil))?.into_iter();
-            let found = found.filter_map(keys::read).filter(|(_, keys)| has_ended(keys));
+            let found: Vec<_> = found.filter_map(keys::read).collect();
+            // Behind the keys: a home names its epoch before there is anything else of it.
+            let of = found.iter().map(|(_, keys)| keys.dataset).filter(|of| doubted.contains(of));
+            let of: BTreeSet<DatasetId> = of.collect();
+            let live = self.epochs(&of.into_iter().collect::<Vec<_>>()).await?;
+            let is_over = |keys: &Keys| {
+                ended.contains(keys)
+                    || live.get(&keys.dataset).is_some_and(|live| *live != keys.epoch)
+            };
+            let found = found.into_iter().filter(|(_, keys)| is_over(keys));
             let unlink = found.map(|(key, _)| Ask::to(&key, "UNLINK"));
             self.router.ask(unlink.collect()).await?;
             cursor = next.ok_or_else(Failure::unexpected)?;
@@ -106,10 +134,33 @@ impl Shared {
             }
         }
     }
+
+    /// The epochs that the homes of datasets name, of those that have one.
+    async fn epochs(&self, datasets: &[DatasetId]) -> Result<HashMap<DatasetId, Epoch>, Failure> {
+        let ask = |dataset: &DatasetId| Ask::to(&keys::home(*dataset), "HGET").arg("epoch");
+        let answers = self.router.ask(datasets.iter().map(ask).collect()).await?;
+        let mut epochs = HashMap::new();
+        for (dataset, answer) in datasets.iter().zip(answers) {
+            let epoch = bytes(answer)?.as_deref().and_then(Epoch::parse);
+            epochs.extend(epoch.map(|epoch| (*dataset, epoch)));
+        }
+        Ok(epochs)
+    }
 }
 
-fn read(field: &[u8]) -> Option<Keys> {
+/// What somebody left word of.
+enum Left {
+    /// This one has ended.
+    Epoch(Keys),
+    /// All but the one that the home names.
+    Others(DatasetId),
+}
+
+fn read(field: &[u8]) -> Option<Left> {
     let (dataset, epoch) = str::from_utf8(field).ok()?.split_once(':')?;
     let dataset: DatasetId = dataset.parse().ok()?;
-    Some(Keys { dataset, epoch: Epoch::parse(epoch.as_bytes())? })
+    match epoch {
+        "" => Some(Left::Others(dataset)),
+        epoch => Some(Left::Epoch(Keys { dataset, epoch: Epoch::parse(epoch.as_bytes())? })),
+    }
 }

@@ -1,8 +1,10 @@
 //! Redis servers for tests: processes on free ports of this machine, alone or as a cluster.
 //!
 //! Must hold: nothing of them stays: they are killed by their process id and their files go with
-//! the handle. A machine without redis-server is told what to install.
+//! the handle. A machine without redis-server is told what to install; another program that takes its
+//! arguments, as Valkey's, is taken by REDIS_SERVER=PROGRAM.
 
+use std::env;
 use std::fmt::Write as _;
 use std::net::TcpListener;
 use std::path::Path;
@@ -82,7 +84,8 @@ impl Server {
 
     /// Starts the process: whether it answers, or has ended because its port was taken.
     async fn comes_up(&self) -> bool {
-        let mut command = Command::new("redis-server");
+        let program = env::var_os("REDIS_SERVER").unwrap_or_else(|| "redis-server".into());
+        let mut command = Command::new(program);
         command.args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"]);
         command.args(["--save", "", "--appendonly", "no", "--daemonize", "no"]);
         command.args(["--enable-debug-command", "local", "--dir"]).arg(self.folder.path());

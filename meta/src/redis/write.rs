@@ -46,7 +46,7 @@ impl Shared {
         let mut rounds = self.router.rounds();
         loop {
             self.router.again(&mut rounds)?;
-            let keys = self.keys_of(header.dataset()).await?;
+            let keys = self.keys_of(header.dataset()).await?.ok_or_else(Failure::missing)?;
             let key = keys.header(record.id);
             let stored = match record.kind {
                 ObjectKind::Tombstone => Ask::script(&ROOM, &key, &[]).arg("SET"),

@@ -133,3 +133,60 @@ async fn a_recovery_that_fails_for_a_deleted_dataset_tells_nobody_which_it_was()
         assert!(!told.contains("secret") && !told.contains(&id.to_string()), "{told}");
     }
 }
+
+/// Keeps S-05: what a dataset holds is not told while its metadata is being rebuilt.
+#[tokio::test]
+async fn a_dataset_that_is_being_rebuilt_has_neither_a_version_nor_counts() {
+    let rig = rig().await;
+    let id = rig.create("pets").await;
+    rig.store_chunk(id, 1).await;
+    rig.run(crate::recover::roll_forward(&rig.parts)).await.0.unwrap();
+    let record = rig.memory.record(id).await.unwrap().unwrap();
+    let rebuilt = DatasetRecord { state: DatasetState::Recovering, ..record };
+    rig.memory.put_dataset(&rebuilt).await.unwrap();
+    let told = async |told| by_name(&rig.parts, &dataset("pets"), &Caller::Everybody, told).await;
+    assert_eq!(told(Told::Counts).await.unwrap_err().kind, Kind::NeedsRecovery);
+    // It can be deleted.
+    let opened = told(Told::Outline).await.unwrap();
+    assert_eq!((opened.id, opened.objects, opened.version), (id, 0, Version::default()));
+    assert!(matches!(&opened.counts, Counts::Unknown(why) if why.contains("being rebuilt")));
+    let listed = list(&rig.parts, &Caller::Everybody, Told::Counts).await.unwrap();
+    assert_eq!(counts(&listed.found), [("pets", false)]);
+}
+
+#[tokio::test]
+async fn a_dataset_that_is_made_while_it_is_looked_for_is_not_called_lost() {
+    let rig = rig().await;
+    let id = rig.create("pets").await;
+    rig.store_chunk(id, 1).await;
+    let record = rig.memory.record(id).await.unwrap().unwrap();
+    let (name, shape) = (dataset("pets"), ChunkShape::default());
+    for call in 0..3 {
+        for is_made in [true, false] {
+            rig.memory.drop_dataset(id).await.unwrap();
+            // Names that were listed before are too old.
+            rig.clock.advance(Duration::from_secs(60));
+            rig.store.script("list", [Some(Fault::Delay(Duration::from_secs(1)))]);
+            let mut found = Box::pin(async {
+                match call {
+                    0 => by_name(&rig.parts, &name, &Caller::Everybody, Told::Outline).await,
+                    1 => create(&rig.parts, &name, shape).await,
+                    _ => {
+                        let listed = list(&rig.parts, &Caller::Everybody, Told::Record).await;
+                        listed.map(|mut listed| listed.found.remove(0))
+                    }
+                }
+            });
+            while !rig.store.is_used_up("list") {
+                assert!(futures::poll!(&mut found).is_pending());
+                tokio::task::yield_now().await;
+            }
+            if is_made {
+                rig.memory.put_dataset(&record).await.unwrap();
+            }
+            let (found, _) = rig.run(found).await;
+            assert_eq!(found.as_ref().ok().map(|found| found.id), is_made.then_some(id), "{call}");
+            assert!(is_made || found.is_err_and(|error| error.kind == Kind::NeedsRecovery));
+        }
+    }
+}

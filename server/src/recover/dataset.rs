@@ -11,7 +11,7 @@ use dl_format::{ChunkId, DatasetName, FilePath, Header, ObjectKind};
 use dl_meta::{Appended, DatasetRecord, DatasetState, Found};
 use dl_proto::{Kind, RecoverProgress};
 use futures::FutureExt;
-use futures::future::{FusedFuture, ready};
+use futures::future::FusedFuture;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
@@ -196,12 +196,12 @@ impl Recovery<'_> {
         let put = async |state| catalog::index(self.parts, name, named, state).await;
         // Until all is back, its contents must not be taken for all there is.
         if !whole && !put(DatasetState::Recovering).await? {
-            return Ok(self.ended(name).await);
+            return self.ended(name, named).await;
         }
         // Nobody may have noticed that what its name stands for is lost.
         let is_unnamed = self.log == Log::Doubted && !self.is_named(name, named).await?;
         if whole && (self.damaged.is_some() || is_unnamed) && !put(DatasetState::Live).await? {
-            return Ok(self.ended(name).await);
+            return self.ended(name, named).await;
         }
         // What is not whole is doubted from its beginning, whatever was asked for.
         let since = self.since.filter(|_| whole).unwrap_or(0);
@@ -246,7 +246,7 @@ impl Recovery<'_> {
             let step = match step {
                 // Deleted between the steps.
                 Err(error) if error.kind == Kind::NotFound && self.is_gone(named).await? => {
-                    return Ok(self.ended(name).await);
+                    return self.ended(name, named).await;
                 }
                 step => step?,
             };
@@ -269,7 +269,7 @@ impl Recovery<'_> {
                 Step::Done(done) => {
                     state.checked += 1;
                     if !outcome.add(done, state) {
-                        return Ok(self.ended(name).await);
+                        return self.ended(name, named).await;
                     }
                 }
                 Step::Found(..) | Step::Read(..) => {}
@@ -277,7 +277,7 @@ impl Recovery<'_> {
             progress.tell_now_and_then().await;
         }
         if !self.read_later(named, &mut outcome, &mut progress.state, large_ones).await? {
-            return Ok(self.ended(name).await);
+            return self.ended(name, named).await;
         }
         let Outcome { unread, mut read, .. } = outcome;
         if self.tells_missing {
@@ -289,7 +289,8 @@ impl Recovery<'_> {
             };
             progress.state.problems.extend(lost.map(problem));
             let large = std::mem::take(&mut *large.lock().unwrap_or_else(PoisonError::into_inner));
-            progress.state.problems.extend(self.lacking(named, large).await);
+            let told = self.lacking(named, large).await;
+            progress.state.problems.extend(told.into_iter().flatten());
         }
         if unread {
             let problem = match read {
@@ -304,7 +305,7 @@ impl Recovery<'_> {
                 read = Read::Interrupted;
             }
         } else if !whole && !put(DatasetState::Live).await? {
-            return Ok(self.ended(name).await);
+            return self.ended(name, named).await;
         }
         progress.end().await;
         Ok(read)
@@ -397,10 +398,16 @@ impl Recovery<'_> {
         Ok(record.map_err(|error| Error::meta("recover dataset", id, error))?.is_none())
     }
 
-    /// The dataset was deleted meanwhile: nothing is left to recover.
-    async fn ended(&self, name: &DatasetName) -> Read {
+    /// The dataset was deleted meanwhile: nothing is left to recover. Fails when its name says otherwise:
+    /// the metadata lost it.
+    async fn ended(&self, name: &DatasetName, named: Named) -> Result<Read, Error> {
+        let newest = names::newest(self.parts, name).await?;
+        if newest.is_some_and(|newest| newest.generation == named.generation) {
+            let why = "the metadata lost it while it was recovered; run `dlcmd recover --all`";
+            return Err(Error::new(Kind::Unavailable, "recover dataset", name, why));
+        }
         Progress::of(name, self.progress).end().await;
-        Read::Whole
+        Ok(Read::Whole)
     }
 
     async fn read(&self, step: Step) -> Result<Step, Error> {
@@ -415,30 +422,46 @@ impl Recovery<'_> {
     }
 
     /// What to say of large files, by the chunks that name their parts, of which the log lacks some.
-    async fn lacking(&self, named: Named, large: Vec<ChunkId>) -> Option<String> {
-        let looked_at = stream::iter(large).map(|chunk| async move {
-            let lacked = self.lacked(named, chunk).await;
-            // What can't be learnt keeps nothing from being recovered.
-            lacked.inspect_err(|error| tracing::debug!(%chunk, %error, "its parts")).ok().flatten()
-        });
-        let looked_at = looked_at.buffer_unordered(READS_AT_ONCE).filter_map(ready);
-        let lacking = looked_at.fold(None, |all: Option<(u64, _)>, one| {
-            ready(Some(all.map_or((1, one), |(count, first)| (count + 1, first))))
-        });
-        lacking.await.map(|(count, (chunk, part))| {
+    async fn lacking(&self, named: Named, large: Vec<ChunkId>) -> [Option<String>; 2] {
+        let looked_at = stream::iter(large)
+            .map(|chunk| async move { (chunk, self.lacked(named, chunk).await) })
+            .buffer_unordered(READS_AT_ONCE);
+        let mut looked_at = std::pin::pin!(looked_at);
+        let (mut lacking, mut unknown) = ((0, None), (0, None));
+        while let Some((chunk, lacked)) = looked_at.next().await {
+            match lacked {
+                Ok(None) => {}
+                Ok(Some(part)) => {
+                    lacking.0 += 1;
+                    lacking.1.get_or_insert((chunk, part));
+                }
+                // What can't be learnt keeps nothing from being recovered.
+                Err(error) => {
+                    unknown.0 += 1;
+                    unknown.1.get_or_insert((chunk, error));
+                }
+            }
+        }
+        let (count, first) = lacking;
+        let lacking = first.map(|(chunk, part)| {
             format!(
                 "{count} large files lack parts, such as that of chunk {chunk} the part {part}, which \
                  is not in the chunk store or can't be adopted; `dlcmd verify` names the files"
             )
-        })
+        });
+        let (count, first) = unknown;
+        let unknown = first.map(|(chunk, error)| {
+            format!(
+                "whether {count} large files have all of their parts is not known, such as that of \
+                 chunk {chunk}; `dlcmd verify` looks again: {}",
+                error.chain()
+            )
+        });
+        [lacking, unknown]
     }
 
-    /// The chunk, and a part that a file in it lacks.
-    async fn lacked(
-        &self,
-        named: Named,
-        chunk: ChunkId,
-    ) -> Result<Option<(ChunkId, ChunkId)>, Error> {
+    /// A part that a file in a chunk lacks.
+    async fn lacked(&self, named: Named, chunk: ChunkId) -> Result<Option<ChunkId>, Error> {
         let (parts, dataset) = (self.parts, named.record.dataset);
         let header = read_header(parts, &object_key(dataset, chunk, ObjectKind::Chunk)).await?;
         for extent in header.extents() {
@@ -446,7 +469,7 @@ impl Recovery<'_> {
                 // A purge removes parts before the chunks that name them. Metadata that lost something
                 // answers no question about files.
                 let is_live = self.damaged.is_some() || is_live(parts, &header).await?;
-                return Ok(is_live.then_some((chunk, extent.part)));
+                return Ok(is_live.then_some(extent.part));
             }
         }
         Ok(None)

@@ -172,6 +172,10 @@ async fn rebuild(
                    run `dlcmd recover --all`";
         return Err(Error::new(Kind::NeedsRecovery, "recover", "datasets", why));
     }
+    if brought == Brought::Some {
+        // Without marks of its own in all that was there, what was lost meanwhile is told here.
+        identity::refuse_damaged(parts, "recover", "datasets").await?;
+    }
     Ok(())
 }
 

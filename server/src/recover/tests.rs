@@ -234,3 +234,17 @@ async fn a_name_that_can_not_be_written_again_is_told() {
     let named = names::newest(&rig.parts, &name).await.unwrap().unwrap();
     assert_eq!((named.generation, named.record.dataset), (1, id));
 }
+
+/// Keeps S-02: a dataset that the metadata lost while it was recovered was not deleted.
+#[tokio::test]
+async fn a_dataset_that_is_lost_again_under_its_recovery_is_not_taken_for_a_deleted_one() {
+    let rig = rig().await;
+    let id = rig.create("ds").await;
+    rig.store_chunk(id, 1).await;
+    rig.meta.script("append", [Some(Fault::Before(dl_meta::Kind::Missing))]);
+    let (progress, _told) = mpsc::channel(64);
+    let request = RecoverRequest { dataset: Some(dataset("ds")), since: None };
+    let recovered = recover(&rig.parts, request, &Caller::Everybody, &progress);
+    let error = rig.run(recovered).await.0.unwrap_err();
+    assert!(rig.meta.is_used_up("append") && error.kind == Kind::Unavailable, "{error:?}");
+}

@@ -285,12 +285,12 @@ impl Snapshots {
         let stored = parts.clock.monotonic().saturating_sub(began + took);
         let peak_mib = memory::peak().await.unwrap_or(0) >> 20;
         tracing::info!(%dataset, %version, files, bytes, ?took, ?stored, peak_mib, "built a snapshot");
-        let record = parts.meta.record(dataset).await;
-        if let Ok(None) = record {
-            // Deleted meanwhile, and swept before all of this was there.
-            stored::discard(parts, dataset, version).await?;
-            let why = "it was deleted; connect again by its name";
-            return Err(Error::new(Kind::NotFound, ACTION, dataset, why));
+        if let Err(error) = catalog::by_id(parts, dataset).await {
+            if error.kind == Kind::NotFound {
+                // Deleted meanwhile, and swept before all of this was there.
+                stored::discard(parts, dataset, version).await?;
+            }
+            return Err(error);
         }
         if let Err(error) = sweep(parts, dataset, version).await {
             tracing::warn!(%dataset, why = error.chain(), "older snapshots are left for later");

@@ -9,6 +9,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use dl_format::{DatasetId, SnapshotObject, Stamp, Version};
+use dl_meta::DatasetState;
 
 use super::stored;
 use crate::error::Error;
@@ -125,6 +126,8 @@ async fn sweep_one(
 ) -> Result<Option<Version>, Error> {
     let outline = parts.meta.outline(dataset).await;
     let outline = outline.map_err(|error| Error::meta("describe dataset", dataset, error))?;
+    // While one is being rebuilt nobody knows which version is its newest.
+    let outline = outline.filter(|outline| outline.record.state == DatasetState::Live);
     let Some(version) = outline.map(|outline| outline.version) else { return Ok(None) };
     if swept == Some(version) {
         return Ok(swept);
@@ -139,6 +142,8 @@ async fn sweep_one(
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+
+    use dl_meta::{DatasetRecord, MetaStore};
 
     use super::*;
     use crate::settings::Settings;
@@ -208,6 +213,22 @@ mod tests {
         let newest = build(&rig, dataset).await;
         assert!(!sweep(&rig.parts, dataset, newest).await.unwrap(), "something is left");
         assert_eq!(stored(&rig, dataset).await.len(), 2);
+    }
+
+    #[tokio::test]
+    async fn while_a_dataset_is_being_rebuilt_its_newest_version_is_not_taken_for_an_older_one() {
+        let rig = rig().await;
+        let dataset = rig.create("pets").await;
+        change(&rig, dataset, 0).await;
+        let newest = build(&rig, dataset).await;
+        rig.clock.advance(KEPT);
+        // All of the metadata was lost, and nothing is back yet.
+        let record = rig.memory.record(dataset).await.unwrap().unwrap();
+        rig.memory.drop_dataset(dataset).await.unwrap();
+        let rebuilt = DatasetRecord { state: DatasetState::Recovering, ..record };
+        rig.memory.put_dataset(&rebuilt).await.unwrap();
+        sweep_all(&rig.parts, &mut HashMap::new()).await.unwrap();
+        assert_eq!(stored(&rig, dataset).await, HashSet::from([newest]));
     }
 
     #[tokio::test]

@@ -128,7 +128,7 @@ async fn very_deep_paths_are_found_from_their_first_folder_to_their_last() {
     };
     all_are_found().await;
     // As it would be, had its maker died between two pieces.
-    let keys = store.shared.keys_of(id()).await.unwrap();
+    let keys = store.shared.keys_of(id()).await.unwrap().unwrap();
     let todo = Ask::to(&keys.todo(), "HSET").arg(object.header().id().as_bytes());
     let mut asks = vec![todo.arg("x 1")];
     for name in names.iter().skip(3) {

@@ -159,7 +159,7 @@ async fn without_room_it_is_read_as_before_and_datasets_end() {
     store.append(&object).await.unwrap();
     assert_eq!(store.refusal().await.unwrap(), None);
     // Whoever appended it a long time ago did not get to its rows.
-    let keys = store.shared.keys_of(id()).await.unwrap();
+    let keys = store.shared.keys_of(id()).await.unwrap().unwrap();
     let todo = Ask::to(&keys.todo(), "HSET").arg(object.header().id().as_bytes()).arg("who 0");
     store.shared.router.ask_one(todo).await.unwrap();
     server.ask(&["CONFIG", "SET", "maxmemory", "100kb"]).await;

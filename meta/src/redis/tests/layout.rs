@@ -71,7 +71,7 @@ async fn an_object_whose_maker_died_behind_the_commit_point_is_brought_after_it(
     let object = Maker::new(id(), 1).chunk([(&b"a/b"[..], 1)]);
     dying.append(&object).await.unwrap();
     // As it would be, had it died between the two steps.
-    let keys = store.shared.keys_of(id()).await.unwrap();
+    let keys = store.shared.keys_of(id()).await.unwrap().unwrap();
     let todo = Ask::to(&keys.todo(), "HSET").arg(object.header().id().as_bytes()).arg("x 1");
     let asks =
         vec![todo, Ask::to(&keys.rows(0, b""), "UNLINK"), Ask::to(&keys.rows(0, b"a"), "UNLINK")];
@@ -90,7 +90,7 @@ async fn a_dataset_is_settled_when_the_rows_of_all_its_objects_are_there() {
     let object = Maker::new(id(), 1).chunk([(&b"a"[..], 1)]);
     store.append(&object).await.unwrap();
     // As it would be, had its maker died a moment ago.
-    let keys = store.shared.keys_of(id()).await.unwrap();
+    let keys = store.shared.keys_of(id()).await.unwrap().unwrap();
     let now = SystemClock::new().now().duration_since(UNIX_EPOCH).unwrap().as_millis();
     let todo = Ask::to(&keys.todo(), "HSET").arg(object.header().id().as_bytes());
     let asks = vec![todo.arg(format!("x {now}")), Ask::to(&keys.rows(0, b""), "UNLINK")];

@@ -5,7 +5,7 @@ use crate::conformance::history::Maker;
 use crate::conformance::model::Model;
 use crate::redis::command::Ask;
 use crate::redis::testing::{Cluster, Server, eventually};
-use crate::{Brought, Damage, Error, Found, Kind, MetaStore, Redis};
+use crate::{Brought, Damage, DatasetRecord, DatasetState, Error, Found, Kind, MetaStore, Redis};
 
 use dl_format::{Committed, DirPath, Stamp};
 use dl_runtime::SystemClock;
@@ -75,12 +75,13 @@ async fn a_primary_that_was_flushed_is_noticed_and_nothing_is_called_missing() {
         for asked in &paths {
             match store.lookup(id(), std::slice::from_ref(asked)).await {
                 Ok(found) => assert!(matches!(found[..], [Found::File(_)]), "{asked}: {found:?}"),
-                Err(error) => {
-                    let is_home = error.kind == Kind::Missing;
-                    assert!(is_home || reason(&error).contains("dlcmd recover"), "{error:?}");
-                }
+                Err(error) => assert_eq!(error.kind, Kind::Lost, "{error:?}"),
             }
         }
+        // In whichever shard its home is, the dataset is not called missing either.
+        store.outline(id()).await.unwrap_err();
+        store.dataset(id()).await.unwrap_err();
+        assert_eq!(store.log(id()).await.unwrap_err().kind, Kind::Lost);
         store.list(id(), &whole()).await.unwrap_err();
         assert_eq!(store.damage().await.unwrap(), Some(Damage { since: None }));
         recover(&store, &objects).await;
@@ -321,12 +322,23 @@ fn now() -> u64 {
 async fn a_log_that_is_gone_counts_right_when_its_objects_were_appended_again() {
     let server = Server::start(&[]).await;
     let (store, objects) = filled(&server.url()).await;
-    let keys = store.shared.keys_of(id()).await.unwrap();
+    let keys = store.shared.keys_of(id()).await.unwrap().unwrap();
     store.shared.router.ask_one(Ask::to(&keys.log(), "DEL")).await.unwrap();
-    assert!(store.log(id()).await.unwrap().is_empty());
+    // Neither as it is nor with what comes next is it taken for all there is.
+    let mut maker = Maker::new(id(), 2);
+    let made = (0..=objects.len()).map(|_| maker.chunk([(b"next".as_slice(), 1)]));
+    let next = made.last().unwrap();
+    for _ in 0..2 {
+        assert_eq!(store.log(id()).await.unwrap_err().kind, Kind::Lost);
+        store.append(&next).await.unwrap();
+    }
+    assert_eq!(store.outline(id()).await.unwrap_err().kind, Kind::Lost);
+    assert_eq!(store.dataset(id()).await.unwrap_err().kind, Kind::Lost);
+    let objects: Vec<_> = objects.into_iter().chain([next]).collect();
     recover(&store, &objects).await;
+    assert_eq!(store.log(id()).await.unwrap().len(), objects.len());
     let info = store.dataset(id()).await.unwrap().unwrap();
-    assert_eq!((info.objects, info.files), (objects.len() as u64, 600));
+    assert_eq!((info.objects, info.files), (objects.len() as u64, 601));
     let home = store.shared.home(id()).await.unwrap().unwrap();
     assert!(home.counted.is_some(), "it is counted again and again");
 }
@@ -337,11 +349,54 @@ async fn what_was_flushed_while_it_was_read_is_not_called_missing() {
     let server = Server::start(&[]).await;
     let (store, _) = filled(&server.url()).await;
     let sign = store.shared.sign().unwrap();
-    let shard = store.shared.keys_of(id()).await.unwrap().log().shard;
+    let shard = store.shared.keys_of(id()).await.unwrap().unwrap().log().shard;
     let mark = store.shared.router.ask(vec![sign.ask(shard)]).await.unwrap();
-    store.shared.check_signs(&sign, mark).await.unwrap();
+    assert!(store.shared.are_whole(&sign, mark).await.unwrap());
     server.ask(&["FLUSHALL"]).await;
     let mark = store.shared.router.ask(vec![sign.ask(shard)]).await.unwrap();
-    let failure = store.shared.check_signs(&sign, mark).await.unwrap_err();
+    let failure = store.shared.are_whole(&sign, mark).await.unwrap_err();
     assert_eq!(failure.kind, Kind::Lost, "{failure}");
+    // Nor is it once that is known: by then no mark is looked for any more.
+    assert!(store.shared.sign().is_none());
+    let calls = [
+        store.lookup(id(), &[path("1/1")]).await.unwrap_err(),
+        store.list(id(), &whole()).await.unwrap_err(),
+        store.log(id()).await.unwrap_err(),
+        store.outline(id()).await.unwrap_err(),
+        store.dataset(id()).await.unwrap_err(),
+    ];
+    for error in calls {
+        assert_eq!(error.kind, Kind::Lost, "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_other_shards_had_of_a_home_that_was_lost_is_removed_after_a_recovery() {
+    let cluster = Cluster::start(3, 0).await;
+    let (store, objects) = filled(&cluster.url()).await;
+    let lost = store.shared.keys_of(id()).await.unwrap().unwrap();
+    let owner = store.shared.router.owner(lost.home().shard).unwrap();
+    let owner = cluster.servers().iter().find(|server| server.port() == owner.port).unwrap();
+    owner.ask(&["FLUSHALL"]).await;
+    let mending = store.mending(None).await.unwrap();
+    let rebuilt = DatasetRecord { state: DatasetState::Recovering, ..record() };
+    store.put_dataset(&rebuilt).await.unwrap();
+    append(&store, &objects).await;
+    store.mended(&mending, Brought::All, STORE).await.unwrap();
+    let epoch = lost.epoch.to_string();
+    eventually("the rows of its first epoch are gone", || async {
+        let mut left = 0;
+        for server in cluster.servers() {
+            let all = "return table.concat(redis.call('KEYS', 'dl:{*}:*:*:*'), '\\n')";
+            let keys = server.text(&["EVAL", all, "0"]).await;
+            left += keys.lines().filter(|key| key.contains(&epoch)).count();
+        }
+        left == 0
+    })
+    .await;
+    let mut model = Model::default();
+    for object in &objects {
+        model.add(object);
+    }
+    model.check(&store, id(), 100).await;
 }

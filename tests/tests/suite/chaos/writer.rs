@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, ensure};
@@ -33,13 +34,15 @@ pub(super) struct Programs {
     servers: String,
     variables: Vec<(String, String)>,
     folder: PathBuf,
-    count: u64,
 }
+
+/// How often anybody has put something by dlcmd.
+static PUTS: AtomicU64 = AtomicU64::new(0);
 
 impl Programs {
     /// With files in a folder of its own.
     pub(super) fn new(servers: &[String], clock: &Shift, folder: PathBuf) -> Self {
-        Self { servers: servers.join(","), variables: clock.variables(), folder, count: 0 }
+        Self { servers: servers.join(","), variables: clock.variables(), folder }
     }
 
     fn run(&self, arguments: &[&str]) -> Result<Ended> {
@@ -49,10 +52,10 @@ impl Programs {
     }
 
     /// Whether all of them were acknowledged.
-    fn put(&mut self, files: &[(FilePath, Vec<u8>)]) -> Result<bool> {
+    fn put(&self, files: &[(FilePath, Vec<u8>)]) -> Result<bool> {
         // No two writes of a path look alike to dlcmd, which passes over what is there already.
-        self.count += 1;
-        let modified = SystemTime::UNIX_EPOCH + Duration::from_secs(self.count);
+        let count = PUTS.fetch_add(1, Ordering::Relaxed);
+        let modified = SystemTime::UNIX_EPOCH + Duration::from_secs(count);
         for (path, bytes) in files {
             let file = self.folder.join(path.to_string());
             fs::create_dir_all(file.parent().context("it is in the folder")?)?;
@@ -137,7 +140,7 @@ impl Writer {
         let begin =
             |(path, bytes): &(FilePath, Vec<u8>)| self.book.begin(path, Some(Content::of(bytes)));
         let begun: Vec<Begun> = files.iter().map(begin).collect();
-        let acknowledged = match &mut self.hand {
+        let acknowledged = match &self.hand {
             Hand::Library(dataset) => put(dataset, files)?,
             Hand::Programs(programs) => vec![programs.put(files)?; files.len()],
         };

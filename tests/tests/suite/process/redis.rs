@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use dl_meta::redis_testing::Cluster;
 use dl_tests::dice::Dice;
 use dl_tests::folder;
@@ -97,19 +97,20 @@ async fn a_recovery_that_is_asked_for_brings_back_what_nobody_noticed() -> Resul
     let cluster = Cluster::start(3, 0).await;
     let server = start(&cluster, &data)?;
     run(server.dlcmd()?.arg("put").arg(&source).arg("dl://all"))?.code(0)?;
-    let remove = async |lost: &str| -> Result<()> {
+    let remove_all = async |is_lost: &dyn Fn(&str) -> bool| -> Result<()> {
         let mut removed = 0;
         for redis in cluster.servers() {
             let all = "return table.concat(redis.call('KEYS', '*'), '\\n')";
             let keys = redis.text(&["EVAL", all, "0"]).await;
-            for key in keys.lines().filter(|key| key.contains(lost)) {
+            for key in keys.lines().filter(|key| is_lost(key)) {
                 redis.text(&["DEL", key]).await;
                 removed += 1;
             }
         }
-        ensure!(removed > 0, "there is no key of {lost}");
+        ensure!(removed > 0, "there is no such key");
         Ok(())
     };
+    let remove = async |lost: &str| remove_all(&|key| key.contains(lost)).await;
     for lost in ["}:d:", "}:x:"] {
         dl(&server, ["rm", "dl://all/000/000000.bin"])?;
         remove(lost).await?;
@@ -118,6 +119,21 @@ async fn a_recovery_that_is_asked_for_brings_back_what_nobody_noticed() -> Resul
         dl(&server, ["recover", "dl://all"])?.code(0)?;
         dl(&server, ["verify", "dl://all"])?.code(0)?;
     }
+    // The row that says that there is a folder at all, once the files are counted; what is in it is
+    // still found by its path.
+    let folder = scene.path().join("deep/a/b");
+    folder::fill(&folder, 10, 100, &Dice::new(2))?;
+    run(server.dlcmd()?.arg("put").arg(scene.path().join("deep")).arg("dl://deep"))?.code(0)?;
+    dl(&server, ["verify", "dl://deep"])?.code(0)?;
+    let id = dl(&server, ["--json", "stat", "dl://deep"])?.code(0)?;
+    let id: serde_json::Value = serde_json::from_slice(&id.stdout)?;
+    let id = id["id"].as_str().context("it has an id")?.to_owned();
+    remove_all(&|key| key.contains(&format!(":d:{id}:")) && key.ends_with(":0:")).await?;
+    let found = dl(&server, ["verify", "dl://deep"])?.code(4)?;
+    ensure!(found.text().contains("lists 0 files"), "{}", found.text());
+    dl(&server, ["recover", "dl://deep"])?.code(0)?;
+    dl(&server, ["verify", "dl://deep"])?.code(0)?;
+    dl(&server, ["delete-dataset", "dl://deep"])?.code(0)?;
     // What all names stand for.
     remove("}:names").await?;
     dl(&server, ["ls", "dl://all"])?.code(1)?;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dl_meta::redis_testing::Cluster;
+use dl_runtime::Deadline;
 use dl_tests::cluster::clock;
 use dl_tests::program::{Server, peak_of, purged, run};
 use dl_tests::shift::Shift;
@@ -22,6 +23,9 @@ const CLASS: u32 = 1_300;
 
 /// What a question about a folder may take at most, whatever was deleted below it.
 const PROMPT: Duration = Duration::from_secs(10);
+
+/// How long Redis may keep what a deleted dataset had there.
+const EMPTIED: Duration = Duration::from_secs(60);
 
 const PURGE: [&str; 5] = ["--json", "purge", "--grace", "0s", "dl://tiny"];
 
@@ -137,7 +141,21 @@ async fn heavy_very_many_tiny_files_in_a_redis_cluster_take_less_than_256_mib() 
     past.remove("dl://tiny/train")?;
     past.pass_a_day()?;
     past.purge()?;
+    past.run(&["put", &from, "dl://tiny"])?;
     past.run(&["delete-dataset", "dl://tiny"])?;
+    let deadline = Deadline::after(&*clock(), EMPTIED);
+    loop {
+        let mut keys = 0;
+        for server in cluster.servers() {
+            let count = ["EVAL", "return tostring(#redis.call('KEYS', 'dl:{*}:*:*:*'))", "0"];
+            keys += server.text(&count).await.trim().parse::<u64>()?;
+        }
+        if keys == 0 {
+            break;
+        }
+        ensure!(!deadline.remaining(&*clock()).is_zero(), "Redis keeps {keys} keys of it");
+        clock().sleep(Duration::from_millis(100)).await;
+    }
     let left = used(&cluster).await?.saturating_sub(empty);
     tell(format_args!("Redis, after its end: {} KiB", left >> 10));
     past.server.stop()?;

@@ -4,13 +4,15 @@
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
 use dl_tests::folder;
-use dl_tests::program::{Ended, Server, dl, dlcmd, run, server_command};
+use dl_tests::program::{Ended, Process, Server, dl, dlcmd, run, server_command};
+use rustix::process::Signal;
 
 /// What a server that is not there may cost, with a second for starting the program.
 const PATIENCE: Duration = Duration::from_secs(6);
@@ -125,17 +127,24 @@ fn damaged_bytes_are_named_and_all_other_files_are_served() -> Result<()> {
     for number in 0..20 {
         folder::write(&source, format!("f{number:02}"), format!("contents of file {number:02}"))?;
     }
-    let server = Server::start(&data)?;
+    let mut server = Server::start(&data)?;
     run(server.dlcmd()?.arg("put").arg(&source).arg("dl://ds"))?.code(0)?;
-    let mut flipped = 0;
+    let mut flipped = Vec::new();
     for object in objects(&data, "c")? {
-        flipped += usize::from(flip(&object, b"contents of file 07")?);
+        if flip(&object, b"contents of file 07")? {
+            flipped.push(object.file_stem().context("it has a name")?.display().to_string());
+        }
     }
-    ensure!(flipped == 1, "{flipped} objects hold one file");
+    ensure!(flipped.len() == 1, "one file is in {flipped:?}");
     for restarted in [false, true] {
+        if restarted {
+            server.stop()?;
+            server = Server::start(&data)?;
+        }
         let damaged = dl(&server, ["cat", "dl://ds/f07"])?.code(1)?;
         ensure!(damaged.stdout.is_empty() && damaged.stderr.contains("f07"), "{damaged:?}");
         ensure!(damaged.stderr.contains("dlcmd put --checksum"), "{damaged:?}");
+        ensure!(damaged.stderr.contains(&flipped[0]), "{flipped:?}: {damaged:?}");
         let good = dl(&server, ["cat", "dl://ds/f08"])?.code(0)?;
         ensure!(good.text() == "contents of file 08", "{good:?}");
         let got = scene.path().join(format!("got{restarted}"));
@@ -270,4 +279,33 @@ fn metadata_with_another_chunk_store_is_refused_naming_both() -> Result<()> {
     }
     Server::start(&one)?.stop()?;
     Ok(())
+}
+
+/// A pipe that nobody writes to, in a chunk's place, hangs whoever opens it as a file server does that
+/// went away.
+#[test]
+fn a_server_ends_in_time_though_a_file_call_hangs() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let (data, source) = (scene.path().join("data"), scene.path().join("src"));
+    folder::fill(&source, 3, 1_000, &Dice::new(1))?;
+    let server = Server::start(&data)?;
+    run(server.dlcmd()?.arg("put").arg(&source).arg("dl://ds"))?.code(0)?;
+    server.stop()?;
+    let chunk = objects(&data, "c")?.pop().context("there is a chunk")?;
+    fs::remove_file(&chunk)?;
+    let made = Command::new("mkfifo").arg(&chunk).status()?;
+    ensure!(made.success(), "mkfifo: {made}");
+    let grace = Duration::from_secs(2);
+    let mut server = Server::start_with(&data, "127.0.0.1:0", &["--grace", "2s"])?;
+    let mut reader = server.dlcmd()?;
+    let reader = reader.args(["get", "dl://ds"]).arg(scene.path().join("got"));
+    let mut reader = Process::start(reader.stdout(Stdio::null()).stderr(Stdio::null()))?;
+    std::thread::sleep(Duration::from_secs(1));
+    ensure!(reader.ended()?.is_none(), "it has read a pipe");
+    let clock = clock();
+    let began = clock.monotonic();
+    server.process().signal(Signal::TERM)?;
+    server.process().wait(10 * grace)?;
+    ensure!(clock.monotonic() - began < 5 * grace, "it took {:?}", clock.monotonic() - began);
+    reader.kill()
 }
