@@ -1,0 +1,110 @@
+//! Which snapshots go, and which stay.
+
+use std::sync::Arc;
+
+use dl_meta::{DatasetRecord, MetaStore};
+
+use super::*;
+use crate::settings::Settings;
+use crate::snapshot::Snapshots;
+use crate::source::{Followed, Source};
+use crate::testing::{self, Rig, rig};
+use crate::{config, recover};
+
+/// Stores the snapshot of what a dataset holds now.
+async fn build(rig: &Rig, dataset: DatasetId) -> Version {
+    let snapshots = Snapshots::new(Arc::default());
+    snapshots.find(&rig.parts, dataset, None).await.unwrap().version
+}
+
+/// Adds a file.
+async fn change(rig: &Rig, dataset: DatasetId, number: u8) {
+    rig.store_chunk(dataset, number).await;
+    recover::bring_in(&rig.parts, &testing::dataset("pets")).await.unwrap();
+}
+
+async fn stored(rig: &Rig, dataset: DatasetId) -> HashSet<Version> {
+    stored::list(&rig.parts, dataset).await.unwrap().into_keys().collect()
+}
+
+#[tokio::test]
+async fn of_a_dataset_that_changes_all_the_time_few_versions_are_kept() {
+    let rig = rig().await;
+    let dataset = rig.create("pets").await;
+    let mut versions = Vec::new();
+    for number in 0..8 {
+        change(&rig, dataset, number).await;
+        versions.push(build(&rig, dataset).await);
+        rig.clock.advance(KEPT_OTHERS);
+    }
+    let newest: HashSet<Version> = versions.iter().rev().take(FEW).copied().collect();
+    assert_eq!(stored(&rig, dataset).await, newest);
+}
+
+#[tokio::test]
+async fn what_was_young_when_it_was_replaced_stays_for_those_who_fetch_it() {
+    let rig = rig().await;
+    let dataset = rig.create("pets").await;
+    for number in 0..8 {
+        change(&rig, dataset, number).await;
+        build(&rig, dataset).await;
+        rig.clock.advance(Duration::from_secs(1));
+    }
+    assert_eq!(stored(&rig, dataset).await.len(), 8);
+}
+
+#[tokio::test]
+async fn while_the_servers_are_read_only_none_goes() {
+    let mut rig = rig().await;
+    let dataset = rig.create("pets").await;
+    for number in 0..2 {
+        change(&rig, dataset, number).await;
+        build(&rig, dataset).await;
+    }
+    rig.clock.advance(KEPT);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&file, "[live]\nread_only = true\n").unwrap();
+    let source = Source::parse(file.path().to_str().unwrap()).unwrap();
+    let live = |text: &str| config::live(text).map_err(|error| error.to_string());
+    let time = Arc::new(dl_runtime::SystemClock::new());
+    let followed = Followed::open("it", source, time, live).await.unwrap();
+    rig.parts.settings = Settings::of(Some(&followed));
+    let newest = build(&rig, dataset).await;
+    assert!(!sweep(&rig.parts, dataset, newest).await.unwrap(), "something is left");
+    assert_eq!(stored(&rig, dataset).await.len(), 2);
+}
+
+#[tokio::test]
+async fn while_a_dataset_is_being_rebuilt_its_newest_version_is_not_taken_for_an_older_one() {
+    let rig = rig().await;
+    let dataset = rig.create("pets").await;
+    change(&rig, dataset, 0).await;
+    let newest = build(&rig, dataset).await;
+    rig.clock.advance(KEPT);
+    // All of the metadata was lost, and nothing is back yet.
+    let record = rig.memory.record(dataset).await.unwrap().unwrap();
+    rig.memory.drop_dataset(dataset).await.unwrap();
+    let rebuilt = DatasetRecord { state: DatasetState::Recovering, ..record };
+    rig.memory.put_dataset(&rebuilt).await.unwrap();
+    sweep_all(&rig.parts, &mut HashMap::new()).await.unwrap();
+    assert_eq!(stored(&rig, dataset).await, HashSet::from([newest]));
+}
+
+#[tokio::test]
+async fn a_dataset_that_nobody_asks_for_keeps_its_newest_version_only() {
+    let rig = rig().await;
+    let dataset = rig.create("pets").await;
+    for number in 0..3 {
+        change(&rig, dataset, number).await;
+        build(&rig, dataset).await;
+    }
+    let mut swept = HashMap::new();
+    sweep_all(&rig.parts, &mut swept).await.unwrap();
+    assert_eq!((stored(&rig, dataset).await.len(), swept.len()), (3, 0));
+    rig.clock.advance(KEPT);
+    sweep_all(&rig.parts, &mut swept).await.unwrap();
+    assert_eq!((stored(&rig, dataset).await.len(), swept.len()), (1, 1));
+    let lists = rig.counters.counts().lists;
+    sweep_all(&rig.parts, &mut swept).await.unwrap();
+    assert!(rig.counters.counts().lists <= lists + 1, "only names were looked for");
+}
