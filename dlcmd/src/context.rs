@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use clap::Args;
 use dl_runtime::{Clock, Shutdown};
-use libdiesel::{Client, ClientCertificate, ConnectOptions, Dataset, Kind, SnapshotCache};
+use libdiesel::{Client, ClientCertificate, ConnectOptions, Counts, Dataset, Kind, SnapshotCache};
 
 use crate::address::Address;
 use crate::exit::Failure;
@@ -266,6 +266,11 @@ impl Context {
                 "{file} is a snapshot of another dataset than dl://{}",
                 address.dataset
             ))),
+            Ok(now) if matches!(now.info().counts, Counts::Unknown(_)) => {
+                let why = "its metadata is being rebuilt";
+                self.notes.note(format_args!("whether {file} is stale is not known: {why}"));
+                Ok(dataset)
+            }
             Ok(now) if now.info().version != dataset.info().version => {
                 self.notes.note(format_args!(
                     "{file} is stale: dl://{} has changed since it was saved",

@@ -21,6 +21,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
+/// How long the metadata may take to be closed.
+const CLOSING: Duration = Duration::from_secs(30);
+
 /// How long a file call that hangs may hold up the end of the process.
 const LAST_CALLS: Duration = Duration::from_secs(2);
 
@@ -158,9 +161,9 @@ async fn run(
         following.abort();
     }
     // Also after a failure: the next start has nothing to look for then.
-    let closed = Deadline::after(&*clock, config.grace).bound(&*clock, meta.close()).await;
-    closed.map_err(|_| anyhow::anyhow!("close {meta}: it took longer than --grace"))??;
+    let closed = Deadline::after(&*clock, CLOSING).bound(&*clock, meta.close()).await;
     ended?;
+    closed.map_err(|_| anyhow::anyhow!("close {meta}: gave up after {CLOSING:?}"))??;
     tracing::info!("stopped");
     Ok(())
 }

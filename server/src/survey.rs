@@ -45,6 +45,9 @@ const BATCHES_AT_ONCE: usize = 4;
 /// would take hours, each with its own tries.
 const AWAY_AFTER: usize = 64;
 
+/// Objects asked of the log at once.
+const LOG_PAGE: usize = 10_000;
+
 /// The header of an object, with its number in the log.
 type NumberedHeader = (usize, Result<Header, Error>);
 
@@ -451,8 +454,21 @@ pub(crate) async fn logged_from(
 
 /// The whole log of a dataset, by id, from metadata that lacks nothing.
 async fn log(parts: &Parts, dataset: DatasetId) -> Result<Vec<ObjectRecord>, Error> {
-    let log = parts.meta.log(dataset).await;
-    log.map_err(|error| Error::meta("read the log of dataset", dataset, error))
+    let mut objects: Vec<ObjectRecord> = Vec::new();
+    loop {
+        let after = objects.last().map(|object| object.id);
+        let page = parts.meta.objects(dataset, after, LOG_PAGE).await;
+        let page = page.map_err(|error| Error::meta("read the log of dataset", dataset, error))?;
+        let is_last = page.len() < LOG_PAGE;
+        objects.extend(page);
+        if is_last {
+            break;
+        }
+    }
+    // Pages are read of whatever there is.
+    identity::refuse_damaged(parts, "read the log of dataset", dataset).await?;
+    objects.shrink_to_fit();
+    Ok(objects)
 }
 
 #[cfg(test)]

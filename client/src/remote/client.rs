@@ -82,8 +82,11 @@ impl Client {
     pub fn dataset(&self, name: &DatasetName) -> Result<Dataset, Error> {
         let session = self.shared.session()?;
         let info = session.wait(get_dataset(&session.connections, name, false))?;
+        // Of one that is being rebuilt no version is known.
+        let is_known = !matches!(info.counts, Counts::Unknown(_));
         let dataset = Dataset::new(Arc::clone(&self.shared), info);
-        let Some(cache) = &self.shared.options.snapshots else { return Ok(dataset) };
+        let cache = self.shared.options.snapshots.as_ref().filter(|_| is_known);
+        let Some(cache) = cache else { return Ok(dataset) };
         dataset.with_snapshot_of(dataset.info().version, cache).or_else(|error| {
             tracing::warn!(%name, why = error.chain(), "reading without a snapshot");
             Ok(dataset)

@@ -23,7 +23,7 @@ use redis::Value;
 use super::Shared;
 use super::command::{Ask, bytes, decimal, number, pairs};
 use super::failure::Failure;
-use super::home::{Counted, Home, STAMP_MAX};
+use super::home::{Counted, Doubts, Home, STAMP_MAX};
 use super::keys::{self, Epoch, Keys};
 use super::read::LOG_PAGE;
 use super::records::{Named, encode_dataset};
@@ -123,7 +123,7 @@ impl Shared {
 
     /// Which objects a log holds; none when the dataset was dropped.
     async fn outline(&self, id: DatasetId) -> Result<Option<Outline>, Failure> {
-        let mut rounds = self.router.rounds();
+        let (mut rounds, mut doubts) = (self.router.rounds(), Doubts::default());
         loop {
             self.router.again(&mut rounds)?;
             let changes = self.assure().await?;
@@ -146,7 +146,10 @@ impl Shared {
             if let Some(again) =
                 again.filter(|again| again.keys == home.keys && self.is_as(changes))
             {
-                home.check_log(&again, objects)?;
+                if let Err(short) = home.check_log(&again, objects) {
+                    doubts.meet(short)?;
+                    continue;
+                }
                 return Ok(Some(Outline { record: again.record, objects, version }));
             }
         }
@@ -173,7 +176,7 @@ impl Shared {
 
     /// What a dataset adds up to; none when it was dropped.
     async fn info(&self, id: DatasetId) -> Result<Option<DatasetInfo>, Failure> {
-        let mut rounds = self.router.rounds();
+        let (mut rounds, mut doubts) = (self.router.rounds(), Doubts::default());
         let (record, counted, is_settled) = loop {
             self.router.again(&mut rounds)?;
             let changes = self.assure().await?;
@@ -190,12 +193,15 @@ impl Shared {
                 break (home.record, counted, true);
             }
             self.roll_forward(home.keys).await?;
-            let (counted, is_settled) = Box::pin(self.count(&home)).await?;
+            let (counted, is_settled) = Box::pin(self.count(&home, changes)).await?;
             let Some(again) = self.home(id).await? else { continue };
             // Deletions must not be left out, nor a life of the dataset that is over be counted.
             let has_deletions = again.tombstones == 0 || home.tombstones > 0;
             if again.keys == home.keys && has_deletions && self.is_as(changes) {
-                home.check_log(&again, counted.objects)?;
+                if let Err(short) = home.check_log(&again, counted.objects) {
+                    doubts.meet(short)?;
+                    continue;
+                }
                 break (again.record, counted, is_settled);
             }
         };
@@ -210,7 +216,7 @@ impl Shared {
 
     /// Walks over all files, and keeps the result unless something was appended meanwhile. Says as well
     /// whether everything is settled that was appended until then.
-    async fn count(&self, home: &Home) -> Result<(Counted, bool), Failure> {
+    async fn count(&self, home: &Home, changes: u64) -> Result<(Counted, bool), Failure> {
         let was_settled = self.is_settled(home.keys).await?;
         let (mut files, mut size) = (0u64, 0u64);
         let mut walk = Walk::of_everything(self, home);
@@ -218,10 +224,10 @@ impl Shared {
             files = files.saturating_add(1);
             size = size.saturating_add(record.length);
         }
-        // Of a dataset that was dropped nothing is kept, and the caller looks at its home again.
-        let _ = self.confirm(home.keys, walk.shards()).await?;
+        // Otherwise nothing is kept, and the caller looks at its home again.
+        let is_whole = self.confirm(home.keys, walk.shards()).await? && self.is_as(changes);
         let (objects, version) = self.version(home.keys).await?;
-        if was_settled && objects == home.objects {
+        if was_settled && is_whole && objects == home.objects {
             let ask = Ask::script(&COUNTED, &home.keys.home(), &[&home.keys.todo()])
                 .arg(home.keys.epoch.to_string())
                 .arg(objects)

@@ -308,6 +308,8 @@ impl Shared {
                 if sign.is_bound && self.health().bound.is_none() {
                     return Err(refused(Damage { since: None }));
                 }
+                // Nothing that was read until now is taken, by whomever.
+                self.router.changed();
                 return Ok(false);
             }
         }

@@ -112,6 +112,17 @@ impl Home {
     }
 }
 
+/// Whether a log was short before: a slot that moves may make it look so once.
+#[derive(Debug, Default)]
+pub(super) struct Doubts(bool);
+
+impl Doubts {
+    /// Lets a call begin anew once.
+    pub(super) fn meet(&mut self, short: Failure) -> Result<(), Failure> {
+        if std::mem::replace(&mut self.0, true) { Err(short) } else { Ok(()) }
+    }
+}
+
 impl Shared {
     pub(super) async fn home(&self, id: DatasetId) -> Result<Option<Home>, Failure> {
         let home = read_home(id, self.router.ask_one(ask_home(id)).await?)?;

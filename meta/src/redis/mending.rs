@@ -165,6 +165,8 @@ impl Shared {
             (Brought::Some, Some(_), _) => false,
         };
         let is_mended = self.end(mending, token, is_whole, store).await?;
+        // What it has left of other epochs.
+        self.sweep_now.notify_one();
         if !is_whole {
             return Ok(Ok(()));
         }

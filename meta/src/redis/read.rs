@@ -15,7 +15,7 @@ use super::deletions::Deletions;
 use super::failure::Failure;
 use super::folders::Reader;
 use super::gather::Gathering;
-use super::home::{Home, ask_home, read_home};
+use super::home::{Doubts, Home, ask_home, read_home};
 use super::keys::{AllRows, Key, Keys, bucket_of};
 use super::live::hold_live;
 use super::records::decode_object;
@@ -249,7 +249,7 @@ impl Shared {
 
     /// All of a log, read with one command, and so at one moment.
     pub(super) async fn log(&self, dataset: DatasetId) -> Result<Vec<ObjectRecord>, Failure> {
-        let mut rounds = self.router.rounds();
+        let (mut rounds, mut doubts) = (self.router.rounds(), Doubts::default());
         loop {
             self.router.again(&mut rounds)?;
             let changes = self.assure().await?;
@@ -277,8 +277,10 @@ impl Shared {
                 continue;
             }
             let members = strings(members)?;
-            if let Some(before) = before {
-                before.check_log(&home, members.len() as u64)?;
+            let is_short = before.map(|before| before.check_log(&home, members.len() as u64));
+            if let Some(Err(short)) = is_short {
+                doubts.meet(short)?;
+                continue;
             }
             return members.iter().map(|member| decode_object(member)).collect();
         }

@@ -35,12 +35,11 @@ pub(super) const OTHER_PROCESS: i64 = -2;
 pub(super) const OTHER_MARK: i64 = -3;
 
 /// The commit point. Home, log, todo; epoch, object id, member of the log, who and when, stamp,
-/// 1 for a tombstone. The home goes on to count what a log has lost, until that is appended again.
-/// Answers 1 when the object is new, 0 when it was known.
+/// 1 for a tombstone. Answers 1 when the object is new, 0 when it was known.
 pub(super) static APPEND: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
-local home = redis.call('HMGET', KEYS[1], 'record', 'epoch', 'last', 'objects')
+local home = redis.call('HMGET', KEYS[1], 'record', 'epoch', 'last')
 if not home[1] then return -1 end
 if home[2] ~= ARGV[1] then return -2 end
 local id = ARGV[2]
@@ -54,8 +53,7 @@ if found and string.sub(found, 1, 16) == id then
 end
 if ARGV[6] == '1' then redis.call('PERSIST', KEYS[1]) end
 redis.call('ZADD', KEYS[2], 0, ARGV[3])
-local objects = redis.call('ZCARD', KEYS[2])
-if objects > tonumber(home[4] or 0) then redis.call('HSET', KEYS[1], 'objects', objects) end
+redis.call('HSET', KEYS[1], 'objects', redis.call('ZCARD', KEYS[2]))
 redis.call('HDEL', KEYS[1], 'counted')
 if ARGV[6] == '1' then redis.call('HINCRBY', KEYS[1], 'tombstones', 1) end
 if tonumber(home[3] or 0) < tonumber(ARGV[5]) then redis.call('HSET', KEYS[1], 'last', ARGV[5]) end
@@ -169,7 +167,7 @@ redis.call('HDEL', KEYS[3], id)
 local found = redis.call('ZRANGEBYLEX', KEYS[2], '[' .. id, '+', 'LIMIT', 0, 1)[1]
 if not found or string.sub(found, 1, 16) ~= id then return 0 end
 redis.call('ZREM', KEYS[2], found)
-redis.call('HINCRBY', KEYS[1], 'objects', -1)
+redis.call('HSET', KEYS[1], 'objects', redis.call('ZCARD', KEYS[2]))
 redis.call('HINCRBY', KEYS[1], 'changes', 1)
 redis.call('HDEL', KEYS[1], 'counted')
 return 1

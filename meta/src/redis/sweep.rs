@@ -17,7 +17,7 @@ use super::address::Node;
 use super::command::{Ask, bytes, list, pairs, strings};
 use super::failure::Failure;
 use super::keys::{self, Epoch, Keys};
-use super::scripts::ROOM;
+use super::scripts::{REPLACE, ROOM};
 
 /// How long after a drop something of the dataset may still be written: for two minutes, by clocks of
 /// servers that may be half an hour apart.
@@ -56,7 +56,6 @@ impl Shared {
     pub(super) async fn to_sweep_others(&self, dataset: DatasetId) -> Result<(), Failure> {
         let ask = Ask::to(&keys::dropped(), "HSET").arg(format!("{dataset}:"));
         self.router.ask_one(ask.arg(self.seconds())).await?;
-        self.sweep_now.notify_one();
         Ok(())
     }
 
@@ -81,7 +80,6 @@ impl Shared {
                 }
                 None => continue,
             }
-            let since = str::from_utf8(&since).ok().and_then(|since| since.parse::<u64>().ok());
             words.push((field, since));
         }
         if words.is_empty() {
@@ -92,10 +90,12 @@ impl Shared {
             self.sweep_node(&node, &ended, &doubted).await?;
         }
         for (field, since) in words {
-            let is_late = since.is_none_or(|since| now.saturating_sub(since) > LATE.as_secs());
+            let left = str::from_utf8(&since).ok().and_then(|since| since.parse::<u64>().ok());
+            let is_late = left.is_none_or(|since| now.saturating_sub(since) > LATE.as_secs());
             if is_late && self.router.changes() == changes {
-                let done = Ask::to(&keys::dropped(), "HDEL").arg(&field);
-                self.router.ask_one(done).await?;
+                // Unless somebody has left it anew.
+                let done = Ask::script(&REPLACE, &keys::dropped(), &[]).arg(field);
+                self.router.ask_one(done.arg(since).arg("")).await?;
             }
         }
         Ok(())
@@ -109,7 +109,7 @@ impl Shared {
         ended: &HashSet<Keys>,
         doubted: &HashSet<DatasetId>,
     ) -> Result<(), Failure> {
-        let mut cursor = b"0".to_vec();
+        let (mut cursor, mut known) = (b"0".to_vec(), HashMap::new());
         loop {
             let mut scan = redis::cmd("SCAN");
             scan.arg(&cursor).arg("MATCH").arg(keys::OF_DATASETS).arg("COUNT").arg(STEP);
@@ -117,10 +117,14 @@ impl Shared {
             let next = bytes(answer.next().unwrap_or(Value::Nil))?;
             let found = strings(answer.next().unwrap_or(Value::Nil))?.into_iter();
             let found: Vec<_> = found.filter_map(keys::read).collect();
+            let is_odd = |keys: &Keys| {
+                doubted.contains(&keys.dataset) && known.get(&keys.dataset) != Some(&keys.epoch)
+            };
+            let odd = found.iter().map(|(_, keys)| keys).filter(|keys| is_odd(keys));
+            let odd: BTreeSet<DatasetId> = odd.map(|keys| keys.dataset).collect();
             // Behind the keys: a home names its epoch before there is anything else of it.
-            let of = found.iter().map(|(_, keys)| keys.dataset).filter(|of| doubted.contains(of));
-            let of: BTreeSet<DatasetId> = of.collect();
-            let live = self.epochs(&of.into_iter().collect::<Vec<_>>()).await?;
+            let live = self.epochs(&odd.into_iter().collect::<Vec<_>>()).await?;
+            known.extend(&live);
             let is_over = |keys: &Keys| {
                 ended.contains(keys)
                     || live.get(&keys.dataset).is_some_and(|live| *live != keys.epoch)

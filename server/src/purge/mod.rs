@@ -12,7 +12,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use dl_format::{ChunkId, ChunkIdMaker, DatasetId, DatasetName, Deletions, Extent, ObjectKind};
-use dl_meta::DatasetRecord;
+use dl_meta::{DatasetRecord, DatasetState};
 use dl_proto::{Kind, PurgeProgress, PurgeRequest};
 use dl_store::Key;
 use futures::stream::{self, StreamExt, TryStreamExt};
@@ -146,7 +146,7 @@ impl<'a> Purge<'a> {
         }
         let outline = self.parts.meta.outline(id).await;
         let outline = outline.map_err(|error| Error::meta("describe dataset", id, error))?;
-        if let Some(outline) = outline {
+        if let Some(outline) = outline.filter(|now| now.record.state == DatasetState::Live) {
             snapshot::sweep(self.parts, id, outline.version).await?;
         }
         self.state.done = true;

@@ -398,11 +398,14 @@ impl Recovery<'_> {
         Ok(record.map_err(|error| Error::meta("recover dataset", id, error))?.is_none())
     }
 
-    /// The dataset was deleted meanwhile: nothing is left to recover. Fails when its name says otherwise:
-    /// the metadata lost it.
+    /// The dataset was deleted meanwhile: nothing is left to recover. Fails when its name says otherwise
+    /// and the metadata has none: it lost it.
     async fn ended(&self, name: &DatasetName, named: Named) -> Result<Read, Error> {
         let newest = names::newest(self.parts, name).await?;
-        if newest.is_some_and(|newest| newest.generation == named.generation) {
+        let is_live = newest.is_some_and(|newest| newest.generation == named.generation);
+        let record = self.parts.meta.record_named(name).await;
+        let record = record.map_err(|error| Error::meta("recover dataset", name, error))?;
+        if is_live && record.is_none() {
             let why = "the metadata lost it while it was recovered; run `dlcmd recover --all`";
             return Err(Error::new(Kind::Unavailable, "recover dataset", name, why));
         }

@@ -241,10 +241,15 @@ async fn a_dataset_that_is_lost_again_under_its_recovery_is_not_taken_for_a_dele
     let rig = rig().await;
     let id = rig.create("ds").await;
     rig.store_chunk(id, 1).await;
-    rig.meta.script("append", [Some(Fault::Before(dl_meta::Kind::Missing))]);
+    rig.meta.script("append", [Some(Fault::Delay(Duration::from_secs(1)))]);
     let (progress, _told) = mpsc::channel(64);
     let request = RecoverRequest { dataset: Some(dataset("ds")), since: None };
-    let recovered = recover(&rig.parts, request, &Caller::Everybody, &progress);
+    let mut recovered = Box::pin(recover(&rig.parts, request, &Caller::Everybody, &progress));
+    while !rig.meta.is_used_up("append") {
+        assert!(futures::poll!(&mut recovered).is_pending());
+        tokio::task::yield_now().await;
+    }
+    rig.memory.drop_dataset(id).await.unwrap();
     let error = rig.run(recovered).await.0.unwrap_err();
-    assert!(rig.meta.is_used_up("append") && error.kind == Kind::Unavailable, "{error:?}");
+    assert_eq!(error.kind, Kind::Unavailable, "{error:?}");
 }

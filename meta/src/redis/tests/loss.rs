@@ -7,12 +7,12 @@ use crate::redis::command::Ask;
 use crate::redis::testing::{Cluster, Server, eventually};
 use crate::{Brought, Damage, DatasetRecord, DatasetState, Error, Found, Kind, MetaStore, Redis};
 
-use dl_format::{Committed, DirPath, Stamp};
+use dl_format::{Committed, DirPath, EntryVersion, Stamp};
 use dl_runtime::SystemClock;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::ListQuery;
+use crate::{ListEntry, ListQuery};
 
 /// Files in many folders, so that all shards have some.
 fn objects() -> Vec<Committed> {
@@ -324,21 +324,13 @@ async fn a_log_that_is_gone_counts_right_when_its_objects_were_appended_again() 
     let (store, objects) = filled(&server.url()).await;
     let keys = store.shared.keys_of(id()).await.unwrap().unwrap();
     store.shared.router.ask_one(Ask::to(&keys.log(), "DEL")).await.unwrap();
-    // Neither as it is nor with what comes next is it taken for all there is.
-    let mut maker = Maker::new(id(), 2);
-    let made = (0..=objects.len()).map(|_| maker.chunk([(b"next".as_slice(), 1)]));
-    let next = made.last().unwrap();
-    for _ in 0..2 {
-        assert_eq!(store.log(id()).await.unwrap_err().kind, Kind::Lost);
-        store.append(&next).await.unwrap();
-    }
+    assert_eq!(store.log(id()).await.unwrap_err().kind, Kind::Lost);
     assert_eq!(store.outline(id()).await.unwrap_err().kind, Kind::Lost);
     assert_eq!(store.dataset(id()).await.unwrap_err().kind, Kind::Lost);
-    let objects: Vec<_> = objects.into_iter().chain([next]).collect();
     recover(&store, &objects).await;
     assert_eq!(store.log(id()).await.unwrap().len(), objects.len());
     let info = store.dataset(id()).await.unwrap().unwrap();
-    assert_eq!((info.objects, info.files), (objects.len() as u64, 601));
+    assert_eq!((info.objects, info.files), (objects.len() as u64, 600));
     let home = store.shared.home(id()).await.unwrap().unwrap();
     assert!(home.counted.is_some(), "it is counted again and again");
 }
@@ -399,4 +391,35 @@ async fn what_other_shards_had_of_a_home_that_was_lost_is_removed_after_a_recove
         model.add(object);
     }
     model.check(&store, id(), 100).await;
+}
+
+/// Another server has seen the recovery begin, and not yet that it has ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_looked_while_all_was_filled_in_lists_and_counts_all_of_it_afterwards() {
+    let server = Server::start(&[]).await;
+    let (store, objects) = filled(&server.url()).await;
+    let mut maker = Maker::new(id(), 3);
+    for _ in &objects {
+        maker.chunk([(b"1/1".as_slice(), 1)]);
+    }
+    let (stamp, chunk) = (objects[0].stamp(), objects[0].header().id());
+    let deleted = maker.tombstone(&[EntryVersion { stamp, chunk, entry: 0 }]);
+    let objects: Vec<_> = objects.into_iter().chain([deleted]).collect();
+    for counts in [false, true] {
+        server.ask(&["FLUSHALL"]).await;
+        let other = open(&server.url()).await;
+        let mending = store.mending(None).await.unwrap();
+        append(&store, &objects).await;
+        assert_eq!(other.damage().await.unwrap(), None);
+        assert!(other.shared.health().filling().is_some(), "it has not seen the recovery");
+        other.lookup(id(), &[path("1/1")]).await.unwrap();
+        store.mended(&mending, Brought::All, STORE).await.unwrap();
+        if counts {
+            assert_eq!(other.dataset(id()).await.unwrap().unwrap().files, 599);
+        } else {
+            let listed = other.list(id(), &whole()).await.unwrap();
+            let files = listed.iter().filter(|entry| matches!(entry, ListEntry::File(..)));
+            assert_eq!(files.count(), 599);
+        }
+    }
 }
