@@ -14,7 +14,6 @@ use crate::error::{Error, Kind};
 use crate::remote::connections::{Connection, Try};
 use crate::remote::dataset::Dataset;
 use crate::remote::lookup::{dataset_address, get_dataset, info};
-use crate::remote::once::Once;
 use crate::remote::options::ConnectOptions;
 use crate::remote::session::Shared;
 use crate::remote::snapshot::load;
@@ -174,7 +173,7 @@ impl Client {
     }
 
     /// Rebuilds metadata from the chunk store, while readers and writers go on. `progress` is told
-    /// how far it is; the last word on each dataset comes back, with all problems of it.
+    /// how far it is; the last word on each dataset comes back, with all problems that are left of it.
     ///
     /// # Errors
     /// Those of the servers and of the way to them. What could not be repaired is no error: it is
@@ -190,8 +189,7 @@ impl Client {
             None => "all datasets".to_owned(),
         };
         let message = pb::RecoverRequest::from(request.clone());
-        let told = RefCell::new((BTreeMap::new(), Once::default()));
-        let progress = RefCell::new(progress);
+        let (told, progress) = (RefCell::new(BTreeMap::new()), RefCell::new(progress));
         session.wait(session.connections.call(
             "recover",
             subject,
@@ -200,25 +198,24 @@ impl Client {
                 let request = this.request(message.clone());
                 let (told, progress) = (&told, &progress);
                 async move {
+                    // What an earlier try met, this one meets again, if it is still so.
+                    told.borrow_mut().clear();
                     let mut stream = this.answer(server.recover(request)).await?;
                     while let Some(message) = this.message(&mut stream).await? {
                         let step = RecoverProgress::from(message);
                         (progress.borrow_mut())(&step);
-                        let (told, once) = &mut *told.borrow_mut();
-                        add(told, once, step);
+                        add(&mut told.borrow_mut(), step);
                     }
                     Ok(())
                 }
             },
         ))?;
-        Ok(told.into_inner().0.into_values().collect())
+        Ok(told.into_inner().into_values().collect())
     }
 }
 
-/// The last word on a dataset, with all its problems: a server tells each of them once, another
-/// one after a broken connection tells them again.
-fn add(told: &mut BTreeMap<String, RecoverProgress>, once: &mut Once, mut step: RecoverProgress) {
-    step.problems.retain(|problem| once.is_new((&step.dataset, problem)));
+/// The last word on a dataset, with all its problems, of which a server tells each once.
+fn add(told: &mut BTreeMap<String, RecoverProgress>, mut step: RecoverProgress) {
     if let Some(before) = told.remove(&step.dataset) {
         let mut problems = before.problems;
         problems.append(&mut step.problems);
