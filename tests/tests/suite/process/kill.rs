@@ -23,7 +23,7 @@ const LONGEST: usize = 20_000;
 const PATIENCE: Duration = Duration::from_secs(100);
 
 /// So many times as many strikes as were asked for are tried before too few have hit.
-const TRIED: usize = 5;
+const TRIED: usize = 15;
 
 /// A folder of files, and one for the server.
 struct Scene {
