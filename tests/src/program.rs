@@ -251,6 +251,16 @@ impl Server {
     }
 }
 
+/// What it logged goes to stderr, which is shown of a test that fails.
+impl Drop for Server {
+    fn drop(&mut self) {
+        let Some(log) = self.log.take() else { return };
+        let _ = self.process.kill();
+        let log = log.join().unwrap_or_default();
+        let _ = write!(std::io::stderr(), "dlserver on {}:\n{log}", self.address);
+    }
+}
+
 /// Keeps a pipe empty, and what came through it.
 fn follow(mut stderr: ChildStderr) -> JoinHandle<String> {
     std::thread::spawn(move || {

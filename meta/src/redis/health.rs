@@ -30,9 +30,9 @@ const AGE_MS: u64 = 1_000;
 /// lost is older.
 const IDLE_AGE_MS: u64 = 60_000;
 
-/// How often and after which pause metadata is bound again that others bind at the same time.
-const BIND_TRIES: u32 = 20;
-const BIND_PAUSE: Duration = Duration::from_millis(50);
+/// How often and after which pause is looked again at metadata that others bind at the same time.
+pub(super) const BIND_TRIES: u32 = 20;
+pub(super) const BIND_PAUSE: Duration = Duration::from_millis(50);
 
 /// What this process knows about the health of Redis.
 #[derive(Debug, Default)]

@@ -15,7 +15,7 @@ use redis::Value;
 use super::Shared;
 use super::command::{Ask, bytes, number};
 use super::failure::Failure;
-use super::health::{Held, Judgement, Mark, Mend, judge, mend_field};
+use super::health::{BIND_PAUSE, BIND_TRIES, Held, Judgement, Mark, Mend, judge, mend_field};
 use super::keys;
 use super::scripts::{BEGIN_GONE, MEND, MENDED, OTHER_MARK, OTHER_PROCESS};
 use super::slots::Shard;
@@ -174,17 +174,21 @@ impl Shared {
             let bind = Ask::to(&keys::identity(), "SETNX").arg(store.as_bytes());
             self.router.ask_one(bind).await?;
         }
-        self.survey().await?;
-        let (damage, bound) = {
-            let health = self.health();
-            (health.damage(), health.bound())
-        };
-        match bound {
-            // Another server may have bound it meanwhile: what is stored holds.
-            Some(bound) if bound != store => return Ok(Err(bound_elsewhere(store, bound))),
-            // Somebody else may have mended the same meanwhile.
-            Some(_) if is_mended || damage.is_none() => return Ok(Ok(())),
-            _ => {}
+        // Another one that brought back the same may have ended in all marks and not have bound it yet.
+        for tries in 0.. {
+            self.survey().await?;
+            let (damage, bound) = {
+                let health = self.health();
+                (health.damage(), health.bound())
+            };
+            match bound {
+                // Another server may have bound it meanwhile: what is stored holds.
+                Some(bound) if bound != store => return Ok(Err(bound_elsewhere(store, bound))),
+                // Somebody else may have mended the same meanwhile.
+                Some(_) if is_mended || damage.is_none() => return Ok(Ok(())),
+                _ if tries == BIND_TRIES => break,
+                _ => self.clock.sleep(BIND_PAUSE).await,
+            }
         }
         let why = "Redis lost something again while it was brought back; run `dlcmd recover --all` \
                    again";

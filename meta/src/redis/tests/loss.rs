@@ -4,6 +4,7 @@ use super::{STORE, hasty, id, open, path, reason, record};
 use crate::conformance::history::Maker;
 use crate::conformance::model::Model;
 use crate::redis::command::Ask;
+use crate::redis::keys;
 use crate::redis::testing::{Cluster, Server, eventually};
 use crate::{Brought, Damage, DatasetRecord, DatasetState, Error, Found, Kind, MetaStore, Redis};
 
@@ -254,6 +255,29 @@ async fn a_recovery_that_was_cut_off_goes_on_unless_something_was_lost_since() {
     other.mended(&third, Brought::All, STORE).await.unwrap();
     // Whoever was slower is told that all is well, as it is.
     store.mended(&first, Brought::All, STORE).await.unwrap();
+    assert_eq!(store.damage().await.unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recovery_whose_work_another_one_has_ended_waits_until_that_one_binds_the_metadata() {
+    let cluster = Cluster::start(3, 0).await;
+    let (store, objects) = filled(&cluster.url()).await;
+    let other = open(&cluster.url()).await;
+    cluster.servers()[0].ask(&["FLUSHALL"]).await;
+    let first = store.mending(None).await.unwrap();
+    let second = other.mending(None).await.unwrap();
+    assert!(second.covered.contains(&first.token.unwrap()), "it ends the other one");
+    append(&other, &objects).await;
+    other.mended(&second, Brought::All, STORE).await.unwrap();
+    // Its marks are everywhere, and the last thing that it did is yet to come.
+    let ask = |command: &str| Ask::to(&keys::identity(), command);
+    other.shared.router.ask_one(ask("DEL")).await.unwrap();
+    let later = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        other.shared.router.ask_one(ask("SET").arg(STORE.as_bytes())).await.unwrap();
+    };
+    let (ended, ()) = tokio::join!(store.mended(&first, Brought::All, STORE), later);
+    ended.unwrap();
     assert_eq!(store.damage().await.unwrap(), None);
 }
 
