@@ -9,7 +9,7 @@ use crate::redis::testing::{Cluster, Server, eventually};
 use crate::{Brought, Damage, DatasetRecord, DatasetState, Error, Found, Kind, MetaStore, Redis};
 
 use dl_format::{Committed, DirPath, EntryVersion, Stamp};
-use dl_runtime::SystemClock;
+use dl_runtime::{Clock, SystemClock};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -273,7 +273,7 @@ async fn a_recovery_whose_work_another_one_has_ended_waits_until_that_one_binds_
     let ask = |command: &str| Ask::to(&keys::identity(), command);
     other.shared.router.ask_one(ask("DEL")).await.unwrap();
     let later = async {
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        SystemClock::new().sleep(Duration::from_millis(300)).await;
         other.shared.router.ask_one(ask("SET").arg(STORE.as_bytes())).await.unwrap();
     };
     let (ended, ()) = tokio::join!(store.mended(&first, Brought::All, STORE), later);
