@@ -17,6 +17,9 @@ use crate::exit::Failure;
 use crate::output::Notes;
 use crate::text::{counted, shown};
 
+/// In the text of a key.
+const KEY_DIGITS: usize = 64;
+
 /// The flags of every command, before or after its name.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
@@ -129,8 +132,12 @@ impl Global {
         let key = match &self.key_file {
             Some(file) => {
                 let reading = || format!("read the key from {}", shown(file));
-                let text =
-                    fs::read_to_string(file).map_err(|why| Failure::local(reading(), why))?;
+                let text = fs::read_to_string(file).map_err(|why| match is_like_key(file) {
+                    true => Failure::usage(
+                        "--key-file names a file that holds the key, and there is none of that name",
+                    ),
+                    false => Failure::local(reading(), why),
+                })?;
                 let key = text.trim_end_matches(['\r', '\n']);
                 if key.is_empty() {
                     return Err(Failure::failed(format!("{}: the file is empty", reading())));
@@ -174,6 +181,12 @@ fn server(typed: &str) -> Result<String, &'static str> {
         "" => Err("an address is empty; write HOST:PORT, separated by commas"),
         address => Ok(address.to_owned()),
     }
+}
+
+/// Whether somebody may have typed the key itself in the place of its file: it is not repeated.
+fn is_like_key(file: &Path) -> bool {
+    let typed = file.as_os_str().as_encoded_bytes();
+    typed.len() == KEY_DIGITS && typed.iter().all(u8::is_ascii_hexdigit) && !file.exists()
 }
 
 /// What is in a file, if one is given.

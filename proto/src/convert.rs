@@ -86,6 +86,8 @@ pub struct ReadRequest {
     pub check_copies: bool,
     /// Whether copies are given up, and what they were made of is read.
     pub pass_copies: bool,
+    /// Whether files are told as corrupt of which an object's header is damaged.
+    pub check_headers: bool,
 }
 
 impl ReadRequest {
@@ -134,6 +136,7 @@ impl From<ReadRequest> for pb::ReadRequest {
             items: items.collect(),
             check_copies: request.check_copies,
             pass_copies: request.pass_copies,
+            check_headers: request.check_headers,
         }
     }
 }
@@ -154,8 +157,13 @@ impl TryFrom<pb::ReadRequest> for ReadRequest {
             let length = (item.length > 0).then_some(item.length);
             items.push(ReadItem { source, offset: item.offset, length });
         }
-        let (dataset, check_copies) = (dataset_id(&wire.dataset)?, wire.check_copies);
-        Ok(Self { dataset, items, check_copies, pass_copies: wire.pass_copies })
+        Ok(Self {
+            dataset: dataset_id(&wire.dataset)?,
+            items,
+            check_copies: wire.check_copies,
+            pass_copies: wire.pass_copies,
+            check_headers: wire.check_headers,
+        })
     }
 }
 

@@ -243,7 +243,7 @@ pub(crate) async fn create(
         }
         refuse_lost(parts, name).await?;
         let newest = names::newest(parts, name).await?;
-        let named = match newest {
+        let generation = match newest {
             Some(named) if named.record.state == NameState::Live => {
                 // A creation that was cut short has no objects; lost metadata has.
                 if has_objects(parts, name, named.record.dataset).await? {
@@ -253,7 +253,7 @@ pub(crate) async fn create(
                         None => return Err(lost(name)),
                     }
                 }
-                named
+                named.generation
             }
             newest => {
                 let room = parts.room.clone();
@@ -273,15 +273,24 @@ pub(crate) async fn create(
                 if !names::create(parts, name, generation, &record).await? {
                     continue;
                 }
-                Named { generation, record }
+                generation
             }
         };
+        let named = names::held(parts, name, generation).await?;
+        if named.record.state != NameState::Live {
+            continue;
+        }
         // Its record is there now, or the name moved on: look again.
         index(parts, name, named, DatasetState::Live).await?;
     }
 }
 
-async fn has_objects(parts: &Parts, name: &DatasetName, id: DatasetId) -> Result<bool, Error> {
+/// Whether a dataset has any object but snapshots.
+pub(crate) async fn has_objects(
+    parts: &Parts,
+    name: &DatasetName,
+    id: DatasetId,
+) -> Result<bool, Error> {
     let objects = prefix(dataset_prefix(id));
     let mut objects = parts.store.list(&objects);
     loop {
@@ -319,7 +328,10 @@ pub(crate) async fn index(
     }
     // Whoever deletes first changes the name and then the metadata, so that one of us sees it.
     let holds = names::newest(parts, name).await?;
-    if holds.is_some_and(|holds| holds.generation == named.generation) {
+    let is_same = |holds: &Named| {
+        (holds.generation, holds.record.dataset) == (named.generation, named.record.dataset)
+    };
+    if holds.as_ref().is_some_and(is_same) {
         return Ok(true);
     }
     forget(parts, named.record.dataset).await?;

@@ -14,7 +14,8 @@ use crate::parts::Limits;
 use crate::settings::Live;
 use crate::source::Source;
 
-/// For how long a bucket is given the benefit of the doubt that two servers start on it at once.
+/// For how long a bucket is given the benefit of the doubt that two servers start on it at once, or
+/// create one dataset.
 const SETTLE: Duration = Duration::from_millis(500);
 
 /// The DIESEL server: stores datasets of millions of small files and serves them to training jobs.

@@ -246,6 +246,17 @@ pub(crate) async fn create(
     }
 }
 
+/// A generation as it stays: a store that creates in two steps may have taken it from two servers, of
+/// which the last one holds.
+pub(crate) async fn held(
+    parts: &Parts,
+    name: &DatasetName,
+    generation: u32,
+) -> Result<Named, Error> {
+    parts.clock.sleep(parts.limits.settle).await;
+    read(parts, name, generation).await
+}
+
 /// Makes a generation that was found outlast a power cut; whoever made it may have died first.
 pub(crate) async fn settle(
     parts: &Parts,

@@ -29,8 +29,8 @@ pub struct Limits {
     pub patience: Duration,
     /// How far the seconds of a chunk id may be off the server's clock.
     pub clock_skew: Duration,
-    /// How long the identity of a fresh chunk store is left alone before it is read back; nothing
-    /// where a create is atomic.
+    /// How long the identity of a fresh chunk store, or a new name, is left alone before it is read
+    /// back; nothing where a create is atomic.
     pub settle: Duration,
 }
 

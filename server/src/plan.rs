@@ -1,9 +1,9 @@
 //! What a read has to do, wave by wave: a few bytes for each item of the request, and what to read
 //! next made from them when it is to be read.
 //!
-//! Must hold: memory grows with the items and not with their files; the headers of large files are
-//! read once for neighbours, few at a time, and dropped when their items are done; a wave costs the
-//! chunk store and the memory no more than it may.
+//! Must hold: memory grows with the items and not with their files; headers, those of large files and
+//! those that are checked, are read once for neighbours, few at a time, and dropped when their items
+//! are done; a wave costs the chunk store and the memory no more than it may.
 
 mod layout;
 
@@ -133,6 +133,10 @@ pub(crate) struct Plan {
     check_copies: bool,
     /// Whether none is read.
     pass_copies: bool,
+    /// Whether the headers of all files are read, and of all parts.
+    check_headers: bool,
+    /// That of the last part.
+    part: Layouts,
 }
 
 impl Plan {
@@ -147,7 +151,7 @@ impl Plan {
 
     /// Looks up what is asked for by path.
     pub(crate) async fn new(parts: &Parts, request: ReadRequest) -> Result<Self, Error> {
-        let ReadRequest { dataset, items, check_copies, pass_copies } = request;
+        let ReadRequest { dataset, items, check_copies, pass_copies, check_headers } = request;
         let mut named = Vec::new();
         let mut found = Vec::with_capacity(items.len());
         for (number, item) in (0u32..).zip(items) {
@@ -168,6 +172,8 @@ impl Plan {
             keys: Keys { dataset, last: None },
             check_copies,
             pass_copies,
+            check_headers,
+            part: Layouts::default(),
         };
         sort(&mut found);
         plan.add(found);
@@ -232,7 +238,8 @@ impl Plan {
 
     /// What the reads of all items take of memory, as far as that is less than `most`.
     pub(crate) fn cost(&self, most: u64) -> u64 {
-        cost_of(&self.items, most)
+        let headers = if self.check_headers { layout::BYTES_AT_ONCE } else { 0 };
+        cost_of(&self.items, most).saturating_add(headers).min(most)
     }
 
     /// What to read next; nothing when all items are answered.
@@ -259,12 +266,12 @@ impl Plan {
                     continue;
                 }
             };
-            let layout = if place.has_extents {
+            let layout = if place.has_extents || self.check_headers {
                 if !self.layouts.have(place.chunk) {
                     self.read_layouts(parts, budget, size).await;
                 }
                 match self.layouts.get(place.chunk) {
-                    Some(Ok(layout)) => Some(layout),
+                    Some(Ok(layout)) => Some(layout).filter(|_| place.has_extents),
                     Some(Err(layout::Failure { key, kind: Kind::NotFound, .. })) => {
                         wave.missing.push((number, key.clone()));
                         self.pop();
@@ -301,6 +308,22 @@ impl Plan {
                 self.pop();
                 continue;
             };
+            if self.check_headers && run.object != place.chunk && !self.part.have(run.object) {
+                if !wave.segments.is_empty() {
+                    break;
+                }
+                let key = self.keys.of(run.object);
+                self.distrust(parts, &key);
+                self.part.read(parts, budget, self.dataset, &[run.object]).await;
+            }
+            if let Some(Err(failure)) = self.part.get(run.object) {
+                match failure.kind {
+                    Kind::NotFound => wave.missing.push((number, failure.key.clone())),
+                    kind => wave.done.push(problem(number, kind, failure.why.clone())),
+                }
+                self.pop();
+                continue;
+            }
             let more = cost(end_of(last, run.object), run.span);
             if !wave.segments.is_empty() && bytes.saturating_add(more) > room {
                 break;
@@ -343,7 +366,8 @@ impl Plan {
         let mut chunks: Vec<ChunkId> = Vec::new();
         let ahead = layout::at_once(size.bytes);
         for item in self.items.iter().take(ITEMS_AHEAD) {
-            if let Lookup::File(Place { chunk, has_extents: true, .. }) = &item.found
+            if let Lookup::File(Place { chunk, has_extents, .. }) = &item.found
+                && (*has_extents || self.check_headers)
                 && chunks.last() != Some(chunk)
             {
                 if chunks.len() >= ahead {

@@ -211,6 +211,7 @@ mod tests {
             items: vec![ReadItem { source: path, offset: 0, length: None }],
             check_copies: false,
             pass_copies: false,
+            check_headers: false,
         };
         let (parts, executor) = (rig.parts.clone(), Executor::new(Arc::clone(&rig.parts.store)));
         let reading = {

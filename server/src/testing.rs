@@ -2,9 +2,11 @@
 //!
 //! Must hold: what waits for a store or for a patience waits for that clock and for nothing else.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use dl_format::{
     Attributes, ChunkId, ChunkIdMaker, ChunkShape, ChunkWriter, DatasetId, DatasetName, FilePath,
@@ -13,7 +15,10 @@ use dl_format::{
 use dl_meta::{FaultMeta, Memory, MetaStore};
 use dl_runtime::fault::{CutPoint, Faults};
 use dl_runtime::{Clock, ManualClock, OsRandom, SeededRandom};
-use dl_store::{CountStore, Counters, FaultStore, Key, Kind};
+use dl_store::{
+    CountStore, Counters, FaultStore, Key, Kind, ObjectInfo, ObjectRange, Prefix, Store,
+};
+use futures::stream::BoxStream;
 
 use crate::parts::{Parts, object_key};
 use crate::{Limits, Roll, Room, Settings};
@@ -100,6 +105,55 @@ impl Rig {
             self.clock.advance(Duration::from_secs(1));
             seconds += 1;
         }
+    }
+}
+
+/// A bucket that takes an object from each of two that create it at once; the last one stays.
+#[derive(Debug)]
+pub(crate) struct Careless {
+    pub(crate) inner: Arc<dyn Store>,
+}
+
+impl fmt::Display for Careless {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "careless({})", self.inner)
+    }
+}
+
+#[deny(clippy::missing_trait_methods, reason = "a layer may not forget a method")]
+#[async_trait]
+impl Store for Careless {
+    async fn create(&self, key: &Key, body: Bytes) -> Result<(), dl_store::Error> {
+        self.inner.delete(key).await?;
+        self.inner.create(key, body).await
+    }
+
+    async fn read(&self, wanted: &[ObjectRange]) -> Vec<Result<Bytes, dl_store::Error>> {
+        self.inner.read(wanted).await
+    }
+
+    async fn delete(&self, key: &Key) -> Result<(), dl_store::Error> {
+        self.inner.delete(key).await
+    }
+
+    async fn settle(&self, keys: &[Key]) -> Result<(), dl_store::Error> {
+        self.inner.settle(keys).await
+    }
+
+    fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, dl_store::Error>> {
+        self.inner.list(prefix)
+    }
+
+    fn doubt(&self, key: &Key) {
+        self.inner.doubt(key);
+    }
+
+    fn forsake(&self, key: &Key) {
+        self.inner.forsake(key);
+    }
+
+    fn foresee(&self, key: &Key) {
+        self.inner.foresee(key);
     }
 }
 

@@ -521,7 +521,8 @@ impl Verify<'_> {
         } else if !doubted.is_empty() {
             let count = doubted.len() as u64 + self.uncompared;
             let problem = format!(
-                "the dataset was being written to, and {count} files or objects could not be compared"
+                "the dataset was being written to, or its metadata had not taken in all of it, \
+                 and {count} files or objects could not be compared"
             );
             self.find(problem, format!("run `dlcmd verify {}` again", self.name())).await?;
         }

@@ -226,6 +226,7 @@ impl Wire {
             items: items.collect(),
             check_copies: false,
             pass_copies: false,
+            check_headers: false,
         };
         let mut found = vec![Some(Vec::new()); paths.len()];
         let mut ended = 0;

@@ -254,6 +254,7 @@ impl Dataset {
 mod tests {
     use std::error::Error as _;
     use std::sync::Mutex;
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
     use std::time::Duration;
 
     use dl_runtime::{Clock, SystemClock};
@@ -311,6 +312,28 @@ mod tests {
         let dataset = open(options(&[refusing(), start(Script::default())]));
         for _ in 0..10 {
             assert_eq!(dataset.refresh().unwrap(), info());
+        }
+    }
+
+    #[test]
+    fn a_server_that_hangs_costs_one_try_and_is_passed_over_then() {
+        let (_listener, hangs) = silent();
+        let tries = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&tries);
+        let on_retry: OnRetry = Arc::new(move |_| {
+            counted.fetch_add(1, Relaxed);
+        });
+        let request_timeout = Duration::from_secs(2);
+        let options = options(&[hangs, start(Script::default())]);
+        let options = ConnectOptions { request_timeout, on_retry: Some(on_retry), ..options };
+        let dataset = open(options);
+        for _ in 0..2 {
+            for _ in 0..4 {
+                dataset.refresh().unwrap();
+            }
+            assert_eq!(tries.load(Relaxed), 1, "the one that hangs was asked again");
+            // Longer than one that answers with an error is passed over.
+            std::thread::sleep(Duration::from_millis(2_200));
         }
     }
 

@@ -19,15 +19,17 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::error::{Error, Kind};
-use crate::remote::endpoint::endpoint;
+use crate::remote::endpoint::{endpoint, masked};
 use crate::remote::failure::{Failure, is_answer, is_refused};
 use crate::remote::flow::{Flow, Moment};
 use crate::remote::options::{ConnectOptions, OnRetry, Retry};
 use crate::remote::process::Process;
 use crate::remote::wire::Wire;
 
-/// How long a server that failed is passed over while there are others.
+/// How long a server that failed is passed over while there are others,
 const PASS_OVER: Duration = Duration::from_secs(2);
+/// and one that was silent, which costs a try all of its time.
+const PASS_OVER_SILENT: Duration = Duration::from_secs(30);
 /// A server that has been silent for this long is told of, and again after each.
 const SILENCE: Duration = Duration::from_secs(5);
 /// For how long one try waits at least, where that leaves time for another one: a server that has no
@@ -61,6 +63,14 @@ impl Patience {
         Self { attempt: self.attempt.max(TRY_AT_LEAST.min(self.total / 2)), ..self }
     }
 
+    /// How long a try waits: where there are others, less for a server that is new, as it may hang.
+    fn attempt(self, is_new: bool, servers: usize) -> Duration {
+        match self.is_short && is_new && servers > 1 {
+            true => self.attempt.min(SILENCE),
+            false => self.attempt,
+        }
+    }
+
     /// What is left of it when some of the time has passed in silence.
     pub(crate) fn less(self, waited: Duration) -> Self {
         Self { total: self.total.saturating_sub(waited), ..self }
@@ -89,6 +99,8 @@ struct Server {
     address: Arc<str>,
     channels: Vec<Connection>,
     turn: AtomicUsize,
+    /// Whether no try has ended there.
+    is_new: AtomicBool,
     /// Passed over until then.
     avoid_until: Moment,
     /// When bytes last went there or came from it.
@@ -157,7 +169,8 @@ impl Connections {
         }
         let text = |name: &'static str, value: &str| {
             let why = format!("the {name} has characters that can't be sent; use ASCII text");
-            value.parse().map_err(|_| invalid(&options.servers.join(", "), why))
+            let servers: Vec<_> = options.servers.iter().map(|server| masked(server)).collect();
+            value.parse().map_err(|_| invalid(&servers.join(", "), why))
         };
         let user = match options.user.as_str() {
             "" => None,
@@ -173,7 +186,8 @@ impl Connections {
         let _inside = process.runtime.enter();
         let mut servers = Vec::with_capacity(options.servers.len());
         for address in &options.servers {
-            let endpoint = endpoint(address, options).map_err(|why| invalid(address, why))?;
+            let endpoint =
+                endpoint(address, options).map_err(|why| invalid(&masked(address), why))?;
             let channels = (0..options.connections_per_server.max(1))
                 .map(|_| {
                     DieselClient::new(Wire(endpoint.connect_lazy()))
@@ -185,6 +199,7 @@ impl Connections {
                 address: address.as_str().into(),
                 channels,
                 turn: AtomicUsize::new(0),
+                is_new: AtomicBool::new(true),
                 avoid_until: Moment::default(),
                 moved: Arc::default(),
             });
@@ -300,7 +315,8 @@ impl Connections {
                 let this = Try {
                     identity: Arc::clone(&self.identity),
                     clock: Arc::clone(&self.clock),
-                    attempt: patience.attempt,
+                    attempt: patience
+                        .attempt(server.is_new.load(Ordering::Relaxed), self.servers.len()),
                     deadline: deadline(),
                     awaited: Arc::clone(&awaited),
                     flow: flow.clone(),
@@ -320,12 +336,15 @@ impl Connections {
                     } else {
                         attempted.await
                     };
+                    server.is_new.store(false, Ordering::Relaxed);
                     let failure = match ended {
                         Ok(done) => return Ok(done),
                         Err(failure) => failure.at(&server.address),
                     };
                     if failure.kind.is_retryable() {
-                        server.avoid_until.set(clock.monotonic().saturating_add(PASS_OVER));
+                        let silent = failure.is_silence();
+                        let pass_over = if silent { PASS_OVER_SILENT } else { PASS_OVER };
+                        server.avoid_until.set(clock.monotonic().saturating_add(pass_over));
                     }
                     let sent_for = flow.sent().saturating_sub(started);
                     let mut deadline = moving.lock().unwrap_or_else(PoisonError::into_inner);
@@ -505,5 +524,12 @@ mod tests {
         assert_eq!([1, 2, 3, 100].map(tried_for), [(30, 30), (20, 20), (15, 15), (0, 12)]);
         let short = Patience::among(100, Duration::from_secs(2)).patient();
         assert_eq!(short.attempt, Duration::from_secs(1));
+    }
+
+    #[test]
+    fn a_new_server_is_waited_for_less_where_there_are_others() {
+        let patience = Patience::among(2, Duration::from_secs(60)).patient();
+        let waits = |is_new, servers| patience.attempt(is_new, servers).as_secs();
+        assert_eq!([waits(true, 2), waits(false, 2), waits(true, 1)], [5, 20, 20]);
     }
 }

@@ -24,6 +24,20 @@ const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_PATIENCE: Duration = Duration::from_secs(20);
 
 const NO_ADDRESS: &str = "not an address; write it as host:port";
+const NO_LOGIN: &str =
+    "an address has no login; give user and key with --user and --key-file (ConnectOptions)";
+
+/// An address as it may be told: a login in it may be a key.
+pub(crate) fn masked(address: &str) -> String {
+    match address.rsplit_once('@') {
+        Some((login, host)) => {
+            let scheme = login.split_once("://").map_or("", |(scheme, _)| scheme);
+            let between = if scheme.is_empty() { "" } else { "://" };
+            format!("{scheme}{between}***@{host}")
+        }
+        None => address.to_owned(),
+    }
+}
 
 /// How to reach one of the servers. Without a scheme it is plain text.
 pub(crate) fn endpoint(address: &str, options: &ConnectOptions) -> Result<Endpoint, String> {
@@ -33,7 +47,10 @@ pub(crate) fn endpoint(address: &str, options: &ConnectOptions) -> Result<Endpoi
         None => ("http", address),
     };
     let host = rest.strip_suffix('/').unwrap_or(rest);
-    if host.is_empty() || host.contains(['/', '@']) {
+    if host.contains('@') {
+        return Err(NO_LOGIN.to_owned());
+    }
+    if host.is_empty() || host.contains('/') {
         return Err(NO_ADDRESS.to_owned());
     }
     // A colon inside of brackets is no port's.
@@ -108,6 +125,19 @@ mod tests {
 
     fn uri(address: &str) -> Result<String, String> {
         endpoint(address, &ConnectOptions::default()).map(|endpoint| endpoint.uri().to_string())
+    }
+
+    #[test]
+    fn what_may_be_a_key_in_an_address_is_not_repeated() {
+        for (address, shown) in [
+            ("https://ann:sesame@node1:9000", "https://***@node1:9000"),
+            ("ann:sesame@node1", "***@node1"),
+            ("node1:9000", "node1:9000"),
+        ] {
+            assert_eq!(masked(address), shown);
+        }
+        let why = endpoint("ann:sesame@node1", &ConnectOptions::default()).unwrap_err();
+        assert!(why.contains("--key-file") && !why.contains("sesame"), "{why}");
     }
 
     #[test]

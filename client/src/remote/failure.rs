@@ -76,7 +76,9 @@ impl Failure {
         let is_broken = BROKEN.iter().any(|end| problem.contains(end));
         if self.kind == Kind::Unreachable && is_broken {
             problem += match server.starts_with("https://") {
-                true => "; it may want to see a certificate (--client-cert)",
+                true => {
+                    "; it may want to see a certificate (--client-cert), of a CA that it trusts"
+                }
                 false if self.is_first => CLOSED,
                 false => "",
             };

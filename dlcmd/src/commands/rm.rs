@@ -107,10 +107,13 @@ fn delete_tree(dataset: &Dataset, address: &Address, context: &Context) -> Resul
     // until nothing older than the command is left.
     loop {
         let deleted = delete_visible(dataset, address, last, context)?;
-        if deleted == 0 || context.shutdown.is_requested() {
+        files += deleted;
+        if context.shutdown.is_requested() {
+            return Ok(files);
+        }
+        if deleted == 0 {
             break;
         }
-        files += deleted;
     }
     match &address.path {
         Some(_) if files == 0 => Err(not_there("rm", address)),

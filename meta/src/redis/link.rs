@@ -31,6 +31,11 @@ pub(super) struct Link {
     pub(super) run: Arc<str>,
 }
 
+/// Whether the other end took a connection and closed it.
+fn is_cut(error: &redis::RedisError) -> bool {
+    error.is_connection_dropped() && !error.is_connection_refusal()
+}
+
 /// What a node says of itself.
 #[derive(Debug, Clone)]
 pub(super) struct Process {
@@ -113,7 +118,16 @@ impl Link {
             .set_connection_timeout(Some(options.connect_timeout))
             .set_response_timeout(Some(options.command_timeout));
         let connected = client.get_multiplexed_async_connection_with_config(&config).await;
-        let mut connection = connected.map_err(|error| Verdict::of(&error))?;
+        let mut connection = connected.map_err(|error| match Verdict::of(&error) {
+            // As it is where one end speaks TLS and the other doesn't.
+            Verdict::Lost(why) if address.is_tls && error.is_timeout() => Verdict::Lost(format!(
+                "{why}; if that port speaks plain text, write redis or redis-cluster before ://"
+            )),
+            Verdict::Lost(why) if !address.is_tls && is_cut(&error) => Verdict::Lost(format!(
+                "{why}; if that port speaks TLS, write rediss or rediss-cluster before ://"
+            )),
+            verdict => verdict,
+        })?;
         let info = info(&mut connection, node).await?;
         let link = Self { connection: connection.clone(), run: info.run() };
         link.check(&info, address, node, dropped).await?;

@@ -123,9 +123,11 @@ impl Router {
             .map(|(index, Ask { shard, cmd })| Pending { index, cmd, shard, ask: None })
             .collect();
         let (mut failures, mut hops, mut reason) = (0, 0, None);
+        // Why nobody says which node serves what.
+        let mut unmapped = None;
         while !pending.is_empty() {
             let round = deadline.bound(&*self.clock, self.round(pending, &mut answers)).await;
-            let Ok(round) = round else { return Err(self.gave_up(reason)) };
+            let Ok(round) = round else { return Err(self.gave_up(unmapped.or(reason))) };
             let (left, waits) = round?;
             pending = left;
             if pending.is_empty() {
@@ -138,16 +140,16 @@ impl Router {
             reason = waits.or(reason);
             let wait = BACKOFF.wait(failures, &*self.random);
             if wait >= deadline.remaining(&*self.clock) {
-                return Err(self.gave_up(reason));
+                return Err(self.gave_up(unmapped.or(reason)));
             }
             self.clock.sleep(wait).await;
             (failures, hops) = (failures.saturating_add(1), 0);
             let refreshed = deadline.bound(&*self.clock, self.refresh()).await;
             match refreshed {
-                Ok(Ok(())) => {}
+                Ok(Ok(())) => unmapped = None,
                 Ok(Err(Verdict::Fatal(failure))) => return Err(failure),
-                Ok(Err(verdict)) => reason = Some(text_of(verdict)),
-                Err(_) => return Err(self.gave_up(reason)),
+                Ok(Err(verdict)) => unmapped = Some(text_of(verdict)),
+                Err(_) => return Err(self.gave_up(unmapped.or(reason))),
             }
         }
         Ok(answers)
@@ -434,7 +436,10 @@ impl Router {
                     return Ok(());
                 }
                 // Another node may do; what can't be mended by waiting is told rather.
-                Err(verdict) if !matches!(refused, Verdict::Fatal(_)) => refused = verdict,
+                Err(Verdict::Fatal(failure)) => refused = Verdict::Fatal(failure),
+                Err(verdict) if !matches!(refused, Verdict::Fatal(_)) => {
+                    refused = Verdict::Wait(format!("{node}: {}", text_of(verdict)));
+                }
                 Err(_) => {}
             }
         }

@@ -184,6 +184,10 @@ pub struct ReadRequest {
     /// Whether copies in a fast store are given up, and the objects themselves read.
     #[prost(bool, tag = "4")]
     pub pass_copies: bool,
+    /// Whether files are told as corrupt of which an object's header is damaged, without which they are
+    /// lost when the metadata is.
+    #[prost(bool, tag = "5")]
+    pub check_headers: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReadItem {

@@ -1,16 +1,18 @@
 //! Listing datasets whose metadata is missing, and what is left of deleted ones.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use dl_meta::MetaStore;
 use dl_proto::{KeyHash, RecoverRequest, User, Users};
+use dl_runtime::SystemClock;
 use dl_runtime::fault::Fault;
 use dl_store::StoreExt;
 use tokio::sync::mpsc;
 
 use super::*;
 use crate::auth::People;
-use crate::testing::{dataset, rig};
+use crate::testing::{Careless, dataset, rig};
 
 #[tokio::test]
 async fn a_listing_looks_for_the_objects_of_many_unknown_datasets_at_once() {
@@ -188,5 +190,29 @@ async fn a_dataset_that_is_made_while_it_is_looked_for_is_not_called_lost() {
             assert_eq!(found.as_ref().ok().map(|found| found.id), is_made.then_some(id), "{call}");
             assert!(is_made || found.is_err_and(|error| error.kind == Kind::NeedsRecovery));
         }
+    }
+}
+
+/// Keeps S-02: what is put into the one that loses would be gone with the metadata.
+#[tokio::test]
+async fn of_a_name_that_two_servers_create_at_once_in_a_careless_bucket_one_dataset_is_made() {
+    for round in 0..20 {
+        let rig = rig().await;
+        let store = Arc::new(Careless { inner: Arc::clone(&rig.parts.store) });
+        let limits = crate::Limits { settle: Duration::from_millis(50), ..rig.parts.limits };
+        let clock = Arc::new(SystemClock::new());
+        let first = Parts { store, limits, clock, ..rig.parts.clone() };
+        let second = Parts { roll: crate::Roll::default(), ..first.clone() };
+        let name = dataset("ds");
+        let later = async {
+            // Also when the name is there already, and its record is not.
+            first.clock.sleep(Duration::from_millis(round)).await;
+            create(&second, &name, ChunkShape::default()).await
+        };
+        let made = create(&first, &name, ChunkShape::default());
+        let (one, other) = futures::future::join(made, later).await;
+        let (one, other) = (one.unwrap().id, other.unwrap().id);
+        let named = names::newest(&first, &name).await.unwrap().unwrap();
+        assert_eq!((one, other), (named.record.dataset, named.record.dataset), "{round} ms");
     }
 }

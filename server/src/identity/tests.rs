@@ -2,65 +2,13 @@
 
 use std::sync::Arc;
 
-use async_trait::async_trait;
-use bytes::Bytes;
 use dl_meta::{Memory, MetaStore};
 use dl_runtime::SystemClock;
-use dl_store::{Error as StoreError, Key, ObjectInfo, ObjectRange, Prefix, Store};
-use futures::stream::BoxStream;
+use dl_store::Store;
 
 use super::*;
 use crate::Limits;
-use crate::testing::rig;
-
-/// A bucket that takes an object from each of two that create it at once; the last one stays.
-#[derive(Debug)]
-struct Careless {
-    inner: Arc<dyn Store>,
-}
-
-impl std::fmt::Display for Careless {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "careless({})", self.inner)
-    }
-}
-
-#[deny(clippy::missing_trait_methods, reason = "a layer may not forget a method")]
-#[async_trait]
-impl Store for Careless {
-    async fn create(&self, key: &Key, body: Bytes) -> Result<(), StoreError> {
-        self.inner.delete(key).await?;
-        self.inner.create(key, body).await
-    }
-
-    async fn read(&self, wanted: &[ObjectRange]) -> Vec<Result<Bytes, StoreError>> {
-        self.inner.read(wanted).await
-    }
-
-    async fn delete(&self, key: &Key) -> Result<(), StoreError> {
-        self.inner.delete(key).await
-    }
-
-    async fn settle(&self, keys: &[Key]) -> Result<(), StoreError> {
-        self.inner.settle(keys).await
-    }
-
-    fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, StoreError>> {
-        self.inner.list(prefix)
-    }
-
-    fn doubt(&self, key: &Key) {
-        self.inner.doubt(key);
-    }
-
-    fn forsake(&self, key: &Key) {
-        self.inner.forsake(key);
-    }
-
-    fn foresee(&self, key: &Key) {
-        self.inner.foresee(key);
-    }
-}
+use crate::testing::{Careless, rig};
 
 async fn parts(store: Arc<dyn Store>, meta: Arc<dyn MetaStore>) -> Parts {
     let limits = Limits { settle: Duration::from_millis(50), ..Limits::default() };

@@ -17,6 +17,9 @@ use crate::parts::{Budget, Parts, object_key};
 /// Headers that are read at once, at most.
 const AT_ONCE: u64 = 32;
 
+/// What they are, unless they are longer than usual.
+pub(super) const BYTES_AT_ONCE: u64 = AT_ONCE * FIRST_READ;
+
 /// How many headers are read at once where a wave reads so many bytes: half as many.
 pub(super) fn at_once(wave_bytes: u64) -> usize {
     (wave_bytes / 2 / FIRST_READ).clamp(1, AT_ONCE) as usize

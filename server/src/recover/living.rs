@@ -1,12 +1,12 @@
 //! Which datasets live: the chunk store's names say so, and metadata that says something else is put
 //! right.
 //!
-//! Must hold: a dataset whose name says that it was deleted never comes back; one whose name is gone
-//! gets it back as long as the metadata has it. A name that can't be read is not taken for one that is
+//! Must hold: a dataset whose name says that it was deleted never comes back; one whose name is gone,
+//! or stands for one without objects, gets it back as long as the metadata has it. A name that can't be read is not taken for one that is
 //! not there.
 
-use dl_format::{DatasetName, NameRecord, NameState};
-use dl_meta::DatasetRecord;
+use dl_format::{DatasetId, DatasetName, NameRecord, NameState, name_key};
+use dl_meta::{DatasetRecord, DatasetState};
 use dl_proto::Role;
 use futures::stream::{self, StreamExt};
 
@@ -14,8 +14,8 @@ use crate::auth::Caller;
 use crate::catalog;
 use crate::error::Error;
 use crate::identity;
-use crate::names::{self, Deleted, Names, Past};
-use crate::parts::Parts;
+use crate::names::{self, Deleted, Named, Names, Past};
+use crate::parts::{Parts, key};
 
 /// Deleted datasets that are looked for in the metadata at once.
 const LOOKED_AT_ONCE: usize = 64;
@@ -83,26 +83,54 @@ pub(super) async fn restore_names(
     let names = names::all(parts).await?;
     let mut failed = Vec::new();
     for record in records.into_iter().filter(is_wanted) {
-        let DatasetRecord { name, id, shape, created, generation, .. } = record;
+        let DatasetRecord { name, id, shape, created, generation, state } = record;
         // A name is written before its record, and deleted by a generation above.
-        let is_there = names.of(&name).is_some_and(|named| named.generation >= generation)
-            || names.unread.iter().any(|(unread, _)| *unread == name);
-        if is_there {
+        let named = names.of(&name).filter(|named| named.generation >= generation);
+        let is_other = |named: &Named| {
+            (named.generation, named.record.state) == (generation, NameState::Live)
+                && named.record.dataset != id
+                && state == DatasetState::Live
+        };
+        let other = named.filter(|named| is_other(named)).map(|named| named.record.dataset);
+        let is_unread = names.unread.iter().any(|(unread, _)| *unread == name);
+        if is_unread || named.is_some() && other.is_none() {
             continue;
         }
-        let named = NameRecord { state: NameState::Live, dataset: id, shape, created };
-        let written = match parts.settings.refuse_read_only("restore the name of dataset", &name) {
-            // False: somebody else was faster, which is as good.
-            Ok(()) => names::create(parts, &name, generation, &named).await.map(drop),
-            Err(refused) => Err(refused),
-        };
-        match written {
-            Ok(()) => tracing::warn!(%name, "the chunk store had lost the name of a dataset"),
+        let record = NameRecord { state: NameState::Live, dataset: id, shape, created };
+        match restore_name(parts, &name, generation, &record, other).await {
+            Ok(false) => {}
+            Ok(true) => tracing::warn!(%name, "the chunk store had lost the name of a dataset"),
             // It keeps none of the others from being recovered.
             Err(error) => failed.push((name, error)),
         }
     }
     Ok(failed)
+}
+
+/// Writes a name again, also in the place of one that stands for an `other` dataset without objects:
+/// of two that were created at once, that one is not the one that has files. Whether it did.
+async fn restore_name(
+    parts: &Parts,
+    name: &DatasetName,
+    generation: u32,
+    record: &NameRecord,
+    other: Option<DatasetId>,
+) -> Result<bool, Error> {
+    const ACTION: &str = "restore the name of dataset";
+    if let Some(other) = other
+        && (catalog::has_objects(parts, name, other).await?
+            || !catalog::has_objects(parts, name, record.dataset).await?)
+    {
+        return Ok(false);
+    }
+    parts.settings.refuse_read_only(ACTION, name)?;
+    if other.is_some() {
+        // Cut off here, it is a name that was lost.
+        let removed = parts.store.delete(&key(name_key(name, generation))).await;
+        removed.map_err(|error| Error::store(ACTION, name, error))?;
+    }
+    // False: somebody else was faster, which is as good.
+    names::create(parts, name, generation, record).await
 }
 
 /// The names of all datasets, and whether those that can't be read may only be away with the store. They

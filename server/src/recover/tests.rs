@@ -253,3 +253,31 @@ async fn a_dataset_that_is_lost_again_under_its_recovery_is_not_taken_for_a_dele
     let error = rig.run(recovered).await.0.unwrap_err();
     assert_eq!(error.kind, Kind::Unavailable, "{error:?}");
 }
+
+#[tokio::test]
+async fn a_name_that_stands_for_a_dataset_without_objects_is_given_back_to_the_one_with_files() {
+    let rig = rig().await;
+    let (name, id) = (dataset("ds"), rig.create("ds").await);
+    let stored = crate::parts::key(dl_format::name_key(&name, 1));
+    let named = names::newest(&rig.parts, &name).await.unwrap().unwrap();
+    let dataset = DatasetId::from_bytes([9; 16]);
+    let other = dl_format::NameRecord { dataset, ..named.record };
+    for (has_files, holds) in [(false, dataset), (true, id)] {
+        rig.parts.store.delete(&stored).await.unwrap();
+        rig.parts.store.create(&stored, other.encode().into()).await.unwrap();
+        if has_files {
+            rig.store_chunk(id, 1).await;
+        }
+        let caller = Caller::Everybody;
+        living::restore_names(&rig.parts, None, &caller).await.unwrap();
+        let named = names::newest(&rig.parts, &name).await.unwrap().unwrap();
+        assert_eq!(named.record.dataset, holds, "with files: {has_files}");
+    }
+    // Where both have some, nobody can tell.
+    rig.store_chunk(dataset, 2).await;
+    rig.parts.store.delete(&stored).await.unwrap();
+    rig.parts.store.create(&stored, other.encode().into()).await.unwrap();
+    living::restore_names(&rig.parts, None, &Caller::Everybody).await.unwrap();
+    let named = names::newest(&rig.parts, &name).await.unwrap().unwrap();
+    assert_eq!(named.record.dataset, dataset);
+}

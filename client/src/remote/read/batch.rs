@@ -278,13 +278,15 @@ async fn attempt(
     };
     let check_copies = is_damaged || wanted.iter().any(Wanted::is_part);
     // A copy may be one of damaged bytes, and the object whole by now.
-    let pass_copies = is_damaged || wanted.iter().any(|wanted| wanted.item.pass_copies);
+    let check_headers = wanted.iter().any(|wanted| wanted.item.pass_copies);
+    let pass_copies = is_damaged || check_headers;
     let items = runs.iter().filter_map(|run| {
         let first = asked.get(run.files.start).and_then(|number| wanted.get(*number))?;
         Some(run.request(first))
     });
     let items = items.collect();
-    let message = ReadRequest { dataset: dataset.id, items, check_copies, pass_copies };
+    let message =
+        ReadRequest { dataset: dataset.id, items, check_copies, pass_copies, check_headers };
     let mut request = this.request(pb::ReadRequest::from(message));
     let replies = Replies::default();
     request.extensions_mut().insert(replies.clone());

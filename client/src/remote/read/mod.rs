@@ -51,8 +51,9 @@ pub struct ReadItem {
     pub path: FilePath,
     /// What [`Dataset::stat`] or [`Dataset::list`] said of it.
     pub record: Option<FileRecord>,
-    /// Whether it is read from the chunk store itself, and no copy of it in a fast store: that gives up
-    /// the copy, and is as slow as that store.
+    /// Whether it is read from the chunk store itself, and no copy of it in a fast store, and is corrupt
+    /// also when no more than a header of its objects is damaged, without which nothing brings it back
+    /// when the metadata is lost. That gives up the copy, and is as slow as that store.
     pub pass_copies: bool,
 }
 

@@ -237,8 +237,12 @@ impl<'a> Fetcher<'a> {
         };
         let (failure, exit, is_general) = match trouble {
             Trouble::Here(why) => {
-                let is_general = is_general(why.kind());
-                (Failure::local("write it", why), Exit::Failed, is_general)
+                let advice = advice(why.kind());
+                let failure = match advice {
+                    Some(advice) => Failure::failed(format_args!("write it: {why}; {advice}")),
+                    None => Failure::local("write it", why),
+                };
+                (failure, Exit::Failed, advice.is_some())
             }
             Trouble::There(error) => {
                 let kind = error.kind();
@@ -299,14 +303,15 @@ impl From<libdiesel::Error> for Trouble {
     }
 }
 
-/// Whether the next file will fail in the same way.
-fn is_general(kind: io::ErrorKind) -> bool {
-    matches!(
-        kind,
-        io::ErrorKind::StorageFull
-            | io::ErrorKind::QuotaExceeded
-            | io::ErrorKind::ReadOnlyFilesystem
-    )
+/// What to do about an error that the next file would meet as well.
+fn advice(kind: io::ErrorKind) -> Option<&'static str> {
+    match kind {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            Some("free space there; the same command then goes on")
+        }
+        io::ErrorKind::ReadOnlyFilesystem => Some("name a folder that can be written to"),
+        _ => None,
+    }
 }
 
 /// Whether the servers will say the same of the next file. Exhaustive on purpose.

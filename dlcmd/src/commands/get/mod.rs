@@ -7,6 +7,7 @@ mod fetch;
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::ErrorKind;
 use std::num::NonZeroUsize;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -196,8 +197,13 @@ fn file_target(target: &Path, path: &FilePath, umask: u16) -> Result<(Target, Fi
         (parent.unwrap_or(Path::new(".")), name)
     };
     refuse_special(path, &parent.join(name))?;
-    let opened = Target::existing(parent, umask)
-        .map_err(|why| Failure::local(format!("open the folder {}", shown(parent)), why))?;
+    let opened = Target::existing(parent, umask).map_err(|why| match why.kind() {
+        ErrorKind::NotFound => {
+            let parent = shown(parent);
+            Failure::failed(format!("get {path}: the folder {parent} is not there; make it first"))
+        }
+        _ => Failure::local(format!("get {path}: open the folder {}", shown(parent)), why),
+    })?;
     let name = FilePath::new(name.as_bytes().to_vec())
         .map_err(|why| Failure::usage(format!("DEST {}: {why}", shown(target))))?;
     Ok((opened, name))

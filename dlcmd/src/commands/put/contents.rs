@@ -57,9 +57,7 @@ pub(super) fn read_back(
     let mut ended = Ok(());
     for (number, (file, stored)) in files.iter().zip(&mut stored).enumerate() {
         match file.record.length {
-            // It has no bytes.
-            0 => {}
-            1..=WHOLE_BYTES => small.push(number),
+            0..=WHOLE_BYTES => small.push(number),
             _ => {
                 let read = dataset.read_to(item(file), &mut Nowhere { shutdown }).map(|_| ());
                 *stored = judge(read)?;

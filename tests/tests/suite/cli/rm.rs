@@ -1,8 +1,17 @@
 //! Sentences about `rm`.
 
-use anyhow::{Result, ensure};
+use std::fs;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use dl_tests::program::Process;
+use rustix::process::Signal;
+use serde_json::Value;
 
 use super::common::Scene;
+
+const PATIENCE: Duration = Duration::from_secs(30);
 
 const FILES: [(&str, &str); 4] = [("a", "1"), ("d/x", "2"), ("d/y/z", "3"), ("dd", "4")];
 
@@ -35,4 +44,47 @@ fn a_deleted_file_can_be_put_again() -> Result<()> {
     scene.dl(["put", "src", "dl://ds"])?.code(0)?;
     ensure!(scene.listed("dl://ds")?.lines().count() == 4, "and is there again");
     Ok(())
+}
+
+#[test]
+fn an_interrupted_rm_says_how_many_files_it_deleted() -> Result<()> {
+    let scene = Scene::new()?;
+    for number in 0..20_000 {
+        scene.write(&format!("all/{}/{number}", number / 1_000), "")?;
+    }
+    let count = || -> Result<u64> {
+        let du = scene.dl(["--json", "du", "dl://ds"])?.code(0)?;
+        serde_json::from_str::<Value>(&du.text())?["files"].as_u64().context("a count")
+    };
+    let mut delay = Duration::from_millis(1);
+    for _ in 0..40 {
+        scene.dl(["put", "src", "dl://ds"])?.code(0)?;
+        let before = count()?;
+        let out = scene.path("out");
+        let mut rm = scene.command(["--json", "rm", "-r", "dl://ds/all"])?;
+        rm.stdout(fs::File::create(&out)?).stderr(Stdio::null());
+        let mut rm = Process::start(&mut rm)?;
+        std::thread::sleep(delay);
+        if rm.ended()?.is_none() {
+            rm.signal(Signal::INT)?;
+        }
+        // Before it has begun, Ctrl-C ends it as it ends any program.
+        let code = rm.wait(PATIENCE).unwrap_or(130);
+        let deleted = before - count()?;
+        if code == 0 {
+            // That was too late.
+            delay /= 2;
+            continue;
+        }
+        ensure!(code == 130, "it ended with {code}");
+        if deleted == 0 {
+            delay += delay / 2;
+            continue;
+        }
+        let told = fs::read_to_string(&out)?;
+        let told: Value = serde_json::from_str(told.lines().last().context("it said nothing")?)?;
+        ensure!(told["files"] == deleted, "{deleted} were deleted: {told}");
+        return Ok(());
+    }
+    bail!("Ctrl-C never came in the middle")
 }

@@ -78,7 +78,13 @@ async fn ask(client: &mut Client, method: &str, name: &str, id: DatasetId) -> Re
         "Read" => {
             let source = Some(pb::read_item::Source::Path(Bytes::from("a")));
             let items = vec![pb::ReadItem { source, ..Default::default() }];
-            let request = pb::ReadRequest { dataset, items, check_copies: true, pass_copies: true };
+            let request = pb::ReadRequest {
+                dataset,
+                items,
+                check_copies: true,
+                pass_copies: true,
+                check_headers: true,
+            };
             first(client.read(request).await).await
         }
         "Stat" => {

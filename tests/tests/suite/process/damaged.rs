@@ -312,6 +312,31 @@ fn the_command_that_verify_prints_mends_a_chunk_that_is_lost() -> Result<()> {
     scene.compare(&server, "ds")
 }
 
+/// Keeps S-29 and S-02: nothing shows of it until the metadata is lost, and then it is too late.
+#[test]
+fn the_command_that_verify_prints_mends_damaged_headers_of_whole_bytes() -> Result<()> {
+    for has_large in [false, true] {
+        let (scene, server) = with_files(&["one", "two"], has_large)?;
+        let chunks = scene.path("data/chunks");
+        for name in folder::read(&chunks)?.into_keys().filter(|name| name.ends_with(b".c")) {
+            let object = chunks.join(OsStr::from_bytes(&name));
+            let mut bytes = fs::read(&object)?;
+            *bytes.get_mut(100).context("a header is longer")? ^= 1;
+            fs::write(&object, bytes)?;
+        }
+        scene.compare(&server, "ds")?;
+        scene.obey(&server, &VERIFY)?;
+        let left = scene.obey(&server, &VERIFY)?;
+        ensure!(!left.contains("is lost") && !left.contains("--checksum"), "{left}");
+        server.kill()?;
+        fs::remove_dir_all(scene.path("data/meta"))?;
+        let server = scene.start()?;
+        dl(&server, ["recover", "--all"])?;
+        scene.compare(&server, "ds").with_context(|| format!("large: {has_large}; {left}"))?;
+    }
+    Ok(())
+}
+
 /// Keeps S-14.
 #[test]
 fn a_large_file_ends_before_its_damaged_part_which_is_named_with_what_heals_it() -> Result<()> {

@@ -70,7 +70,13 @@ async fn ask(
     let dataset = Bytes::copy_from_slice(dataset.as_bytes());
     Ok(client
         .stub()
-        .read(pb::ReadRequest { dataset, items, check_copies: false, pass_copies: false })
+        .read(pb::ReadRequest {
+            dataset,
+            items,
+            check_copies: false,
+            pass_copies: false,
+            check_headers: false,
+        })
         .await?
         .into_inner())
 }
@@ -122,7 +128,13 @@ async fn requests_of_very_many_empty_items_are_refused_before_they_take_memory_h
         let mut stub = Wire::connect(server.address().parse()?).await?.stub();
         let items = vec![pb::ReadItem::default(); 1_000_000];
         let dataset = Bytes::from(vec![7; 16]);
-        let request = pb::ReadRequest { dataset, items, check_copies: false, pass_copies: false };
+        let request = pb::ReadRequest {
+            dataset,
+            items,
+            check_copies: false,
+            pass_copies: false,
+            check_headers: false,
+        };
         asked.push(tokio::spawn(async move { stub.read(request).await.map(drop) }));
     }
     for asked in asked {
@@ -150,6 +162,7 @@ async fn heavy_the_header_of_a_large_file_is_not_held_for_each_range_of_it() -> 
         items: ranges.collect(),
         check_copies: false,
         pass_copies: false,
+        check_headers: false,
     });
     let mut answer = ask(&client, dataset, request.items).await?;
     ensure!(take(&mut answer, usize::MAX).await? == 200_000, "it ended early");

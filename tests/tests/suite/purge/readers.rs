@@ -41,6 +41,7 @@ async fn read(
             .collect(),
         check_copies: false,
         pass_copies: false,
+        check_headers: false,
     };
     let mut found = vec![(pb::ItemStatus::Ok, Vec::new()); files.len()];
     let mut replies = client.stub().read(request).await?.into_inner();
