@@ -302,15 +302,7 @@ impl Verify<'_> {
                     }
                     (None, _) => format!("{path} is lost: its chunk {chunk} is not in the store"),
                 };
-                let remedy = match record.length {
-                    // Of no bytes there is nothing to compare.
-                    0 => format!(
-                        "run `dlcmd rm {}/{path}`, then {}",
-                        self.name(),
-                        self.put_again(path)
-                    ),
-                    _ => self.put_again(path),
-                };
+                let remedy = self.put_again(path);
                 self.find(problem, format!("restore the object, or {remedy}")).await?;
             }
             self.tell().await?;
