@@ -354,6 +354,12 @@ pub(crate) async fn delete(parts: &Parts, name: &DatasetName, id: DatasetId) -> 
                 // As of an id that stands for nothing any more.
                 return Ok(0);
             }
+            forget(parts, id).await?;
+            // A recovery may give the name back meanwhile.
+            let newest = names::newest(parts, name).await?;
+            if newest.is_some_and(|newest| newest.record.dataset == id) {
+                continue;
+            }
             break named.generation;
         }
         if named.record.state == NameState::Deleted {

@@ -32,6 +32,8 @@ const PASS_OVER: Duration = Duration::from_secs(2);
 const PASS_OVER_SILENT: Duration = Duration::from_secs(30);
 /// A server that has been silent for this long is told of, and again after each.
 const SILENCE: Duration = Duration::from_secs(5);
+/// Within this a server that is new shows that it lives, where there are others.
+const MET_WITHIN: Duration = Duration::from_secs(4);
 /// For how long one try waits at least, where that leaves time for another one: a server that has no
 /// room says so after 10 s.
 const TRY_AT_LEAST: Duration = Duration::from_secs(12);
@@ -61,14 +63,6 @@ impl Patience {
     /// With tries that are long enough for a busy server to say so.
     fn patient(self) -> Self {
         Self { attempt: self.attempt.max(TRY_AT_LEAST.min(self.total / 2)), ..self }
-    }
-
-    /// How long a try waits: where there are others, less for a server that is new, as it may hang.
-    fn attempt(self, is_new: bool, servers: usize) -> Duration {
-        match self.is_short && is_new && servers > 1 {
-            true => self.attempt.min(SILENCE),
-            false => self.attempt,
-        }
     }
 
     /// What is left of it when some of the time has passed in silence.
@@ -242,18 +236,8 @@ impl Connections {
             let addresses: Vec<_> = self.servers.iter().map(|server| &*server.address).collect();
             addresses.join(", ")
         };
-        let met =
-            self.tried("connect to", addresses, self.connect, |mut server, this| async move {
-                // No dataset has an empty name: refused at once, which is the answer wanted here.
-                let request = this.request(GetDatasetRequest::default());
-                match this.limit().bound(this.clock.as_ref(), server.get_dataset(request)).await {
-                    Ok(Err(status)) if is_refused(&status) || !is_answer(&status) => {
-                        Err(Failure::from(status).at_first())
-                    }
-                    Ok(_) => Ok(()),
-                    Err(_) => Err(this.silence()),
-                }
-            });
+        let met = self
+            .tried("connect to", addresses, self.connect, false, |server, this| this.meet(server));
         met.await?;
         self.is_met.store(true, Ordering::Relaxed);
         Ok(())
@@ -271,7 +255,8 @@ impl Connections {
         if !self.is_met.load(Ordering::Relaxed) {
             Box::pin(self.check()).await?;
         }
-        self.tried(action, subject, patience, attempt).await
+        // One of several that hangs is found out by a question that costs nothing.
+        self.tried(action, subject, patience, self.servers.len() > 1, attempt).await
     }
 
     async fn tried<T, Attempt: Future<Output = Result<T, Failure>>>(
@@ -279,6 +264,7 @@ impl Connections {
         action: &'static str,
         subject: impl Fn() -> String,
         patience: Patience,
+        meets: bool,
         attempt: impl Fn(Connection, Try) -> Attempt,
     ) -> Result<T, Error> {
         let clock = self.clock.as_ref();
@@ -312,17 +298,25 @@ impl Connections {
                 let awaited = Arc::<Awaited>::default();
                 awaited.since.set(started);
                 let flow = Flow::new(Arc::clone(&self.clock), Arc::clone(&server.moved));
-                let this = Try {
+                let this = |attempt: Duration| Try {
                     identity: Arc::clone(&self.identity),
                     clock: Arc::clone(&self.clock),
-                    attempt: patience
-                        .attempt(server.is_new.load(Ordering::Relaxed), self.servers.len()),
+                    attempt,
                     deadline: deadline(),
                     awaited: Arc::clone(&awaited),
                     flow: flow.clone(),
                 };
+                let is_new = meets && server.is_new.load(Ordering::Relaxed);
+                let first =
+                    is_new.then(|| (connection.clone(), this(MET_WITHIN.min(patience.attempt))));
+                let attempted = attempt(connection, this(patience.attempt));
                 // On the heap, as it would be here twice, in futures of callers that are large already.
-                let attempted = Box::pin(attempt(connection, this));
+                let attempted = Box::pin(async move {
+                    if let Some((server, first)) = first {
+                        first.meet(server).await?;
+                    }
+                    attempted.await
+                });
                 let (said, tell, moving) = (&said, &tell, &moving);
                 async move {
                     let silent = |silent: Duration| {
@@ -387,6 +381,19 @@ impl Connections {
 }
 
 impl Try {
+    /// Waits for a sign of life, to somebody whom the server knows.
+    async fn meet(self, mut server: Connection) -> Result<(), Failure> {
+        // No dataset has an empty name: refused at once, which is the answer wanted here.
+        let request = self.request(GetDatasetRequest::default());
+        match self.limit().bound(self.clock.as_ref(), server.get_dataset(request)).await {
+            Ok(Err(status)) if is_refused(&status) || !is_answer(&status) => {
+                Err(Failure::from(status).at_first())
+            }
+            Ok(_) => Ok(()),
+            Err(_) => Err(self.silence()),
+        }
+    }
+
     /// The message, saying who is asking.
     pub(crate) fn request<M>(&self, message: M) -> Request<M> {
         let mut request = Request::new(message);
@@ -524,12 +531,5 @@ mod tests {
         assert_eq!([1, 2, 3, 100].map(tried_for), [(30, 30), (20, 20), (15, 15), (0, 12)]);
         let short = Patience::among(100, Duration::from_secs(2)).patient();
         assert_eq!(short.attempt, Duration::from_secs(1));
-    }
-
-    #[test]
-    fn a_new_server_is_waited_for_less_where_there_are_others() {
-        let patience = Patience::among(2, Duration::from_secs(60)).patient();
-        let waits = |is_new, servers| patience.attempt(is_new, servers).as_secs();
-        assert_eq!([waits(true, 2), waits(false, 2), waits(true, 1)], [5, 20, 20]);
     }
 }

@@ -6,6 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::remote::endpoint::masked;
 use crate::snapshot::SnapshotCache;
 
 /// Is told of every request right before it is tried again, and of one that a server leaves without
@@ -100,7 +101,7 @@ impl fmt::Debug for ConnectOptions {
         f.debug_struct("ConnectOptions")
             .field("user", &self.user)
             .field("key", &self.key.as_ref().map(|_| "(not shown)"))
-            .field("servers", &self.servers)
+            .field("servers", &self.servers.iter().map(|server| masked(server)).collect::<Vec<_>>())
             .field("certificate", &self.certificate)
             .field("plain_text_key", &self.plain_text_key)
             .field("connect_timeout", &self.connect_timeout)

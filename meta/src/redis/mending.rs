@@ -186,7 +186,7 @@ impl Shared {
                 Some(bound) if bound != store => return Ok(Err(bound_elsewhere(store, bound))),
                 // Somebody else may have mended the same meanwhile.
                 Some(_) if is_mended || damage.is_none() => return Ok(Ok(())),
-                _ if tries == BIND_TRIES => break,
+                _ if bound.is_some() || tries == BIND_TRIES => break,
                 _ => self.clock.sleep(BIND_PAUSE).await,
             }
         }

@@ -473,7 +473,7 @@ impl Router {
         }
         let ranges = list(answer, |range| read_range(range, node)).map_err(Verdict::Fatal)?;
         if ranges.is_empty() {
-            return Err(Verdict::Wait(format!("{node} knows of no node that serves slots")));
+            return Err(Verdict::Wait("it knows of no node that serves slots".to_owned()));
         }
         let owner = |shard: Shard| {
             let slot = i64::from(shard.slot());

@@ -139,8 +139,12 @@ impl Layouts {
             let why = format!("{length} bytes, for which there is no memory now; try again");
             Error::new(Kind::Unavailable, "read header", key, why)
         })?;
-        self.rooms.push(room);
-        read_header(parts, key).await
+        let header = read_header(parts, key).await?;
+        // Of others nothing is kept.
+        if !header.extents().is_empty() {
+            self.rooms.push(room);
+        }
+        Ok(header)
     }
 }
 

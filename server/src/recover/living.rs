@@ -7,7 +7,7 @@
 
 use dl_format::{DatasetId, DatasetName, NameRecord, NameState, name_key};
 use dl_meta::{DatasetRecord, DatasetState};
-use dl_proto::Role;
+use dl_proto::{Kind, Role};
 use futures::stream::{self, StreamExt};
 
 use crate::auth::Caller;
@@ -99,7 +99,7 @@ pub(super) async fn restore_names(
         let record = NameRecord { state: NameState::Live, dataset: id, shape, created };
         match restore_name(parts, &name, generation, &record, other).await {
             Ok(false) => {}
-            Ok(true) => tracing::warn!(%name, "the chunk store had lost the name of a dataset"),
+            Ok(true) => tracing::warn!(%name, "wrote the name of a dataset again"),
             // It keeps none of the others from being recovered.
             Err(error) => failed.push((name, error)),
         }
@@ -117,11 +117,15 @@ async fn restore_name(
     other: Option<DatasetId>,
 ) -> Result<bool, Error> {
     const ACTION: &str = "restore the name of dataset";
-    if let Some(other) = other
-        && (catalog::has_objects(parts, name, other).await?
-            || !catalog::has_objects(parts, name, record.dataset).await?)
-    {
-        return Ok(false);
+    if let Some(other) = other {
+        if !catalog::has_objects(parts, name, record.dataset).await? {
+            return Ok(false);
+        }
+        if catalog::has_objects(parts, name, other).await? {
+            let why = "it stands for another dataset, and both have files: restore that object from a \
+                       copy, or read those that are to be kept, put them elsewhere, and delete it";
+            return Err(Error::new(Kind::Conflict, ACTION, name, why));
+        }
     }
     parts.settings.refuse_read_only(ACTION, name)?;
     if other.is_some() {
@@ -130,7 +134,18 @@ async fn restore_name(
         removed.map_err(|error| Error::store(ACTION, name, error))?;
     }
     // False: somebody else was faster, which is as good.
-    names::create(parts, name, generation, record).await
+    if !names::create(parts, name, generation, record).await? {
+        return Ok(false);
+    }
+    // Whoever deletes it meanwhile looks at the name once the metadata has forgotten it, so that one of
+    // us sees it.
+    let known = parts.meta.record(record.dataset).await;
+    let known = known.map_err(|error| Error::meta(ACTION, name, error))?;
+    if known.is_none_or(|known| known.state == DatasetState::Ending) {
+        let deleted = NameRecord { state: NameState::Deleted, ..*record };
+        names::create(parts, name, generation.saturating_add(1), &deleted).await?;
+    }
+    Ok(true)
 }
 
 /// The names of all datasets, and whether those that can't be read may only be away with the store. They

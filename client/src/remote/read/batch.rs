@@ -278,8 +278,8 @@ async fn attempt(
     };
     let check_copies = is_damaged || wanted.iter().any(Wanted::is_part);
     // A copy may be one of damaged bytes, and the object whole by now.
-    let check_headers = wanted.iter().any(|wanted| wanted.item.pass_copies);
-    let pass_copies = is_damaged || check_headers;
+    let pass_copies = is_damaged || wanted.iter().any(|wanted| wanted.item.pass_copies);
+    let check_headers = wanted.iter().any(|wanted| wanted.item.check_headers);
     let items = runs.iter().filter_map(|run| {
         let first = asked.get(run.files.start).and_then(|number| wanted.get(*number))?;
         Some(run.request(first))

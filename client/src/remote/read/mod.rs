@@ -51,15 +51,17 @@ pub struct ReadItem {
     pub path: FilePath,
     /// What [`Dataset::stat`] or [`Dataset::list`] said of it.
     pub record: Option<FileRecord>,
-    /// Whether it is read from the chunk store itself, and no copy of it in a fast store, and is corrupt
-    /// also when no more than a header of its objects is damaged, without which nothing brings it back
-    /// when the metadata is lost. That gives up the copy, and is as slow as that store.
+    /// Whether it is read from the chunk store itself, and no copy of it in a fast store: that gives up
+    /// the copy, and is as slow as that store.
     pub pass_copies: bool,
+    /// Whether it is corrupt also when no more than a header of its objects is damaged, without which
+    /// nothing brings it back when the metadata is lost.
+    pub check_headers: bool,
 }
 
 impl From<FilePath> for ReadItem {
     fn from(path: FilePath) -> Self {
-        Self { path, record: None, pass_copies: false }
+        Self { path, record: None, pass_copies: false, check_headers: false }
     }
 }
 
@@ -71,7 +73,7 @@ impl From<&FilePath> for ReadItem {
 
 impl From<(FilePath, FileRecord)> for ReadItem {
     fn from((path, record): (FilePath, FileRecord)) -> Self {
-        Self { path, record: Some(record), pass_copies: false }
+        Self { path, record: Some(record), pass_copies: false, check_headers: false }
     }
 }
 

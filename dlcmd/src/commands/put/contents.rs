@@ -52,7 +52,7 @@ pub(super) fn read_back(
     // What a copy in a fast store says is not what there will be when that copy is gone.
     let item = |file: &Alike| {
         let (path, record) = (file.path.clone(), Some(file.record));
-        ReadItem { path, record, pass_copies: true }
+        ReadItem { path, record, pass_copies: true, check_headers: true }
     };
     let mut ended = Ok(());
     for (number, (file, stored)) in files.iter().zip(&mut stored).enumerate() {
