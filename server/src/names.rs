@@ -93,19 +93,19 @@ pub(crate) async fn all(parts: &Parts) -> Result<Names, Error> {
 }
 
 /// What every name points to. A generation that was read before is not read again: names of deleted
-/// datasets stay for ever. But for young ones, which a store that creates in two steps may have taken
+/// datasets stay for ever. But for young live ones, which a store that creates in two steps may have taken
 /// from two servers, it never changes, unless a recovery puts it right.
 async fn all_but(parts: &Parts, known: Option<&Names>) -> Result<Names, Error> {
     let found = list(parts, &prefix(dl_format::NAMES_PREFIX.to_owned())).await?;
     // In order: the last generation of a name stays.
     let newest: BTreeMap<_, _> = found.into_iter().collect();
     let now = parts.clock.now();
-    let is_old = move |named: &Named| {
+    let is_final = move |named: &Named| {
         let age = now.duration_since(named.record.created.time());
-        age.is_ok_and(|age| age > SPENT_AFTER)
+        named.record.state == NameState::Deleted || age.is_ok_and(|age| age > SPENT_AFTER)
     };
     let read = stream::iter(newest).map(|(name, generation)| async move {
-        let known = known.and_then(|known| known.of(&name)).filter(|known| is_old(known));
+        let known = known.and_then(|known| known.of(&name)).filter(|known| is_final(known));
         let named = match known.filter(|known| known.generation == generation) {
             Some(known) => Ok(*known),
             None => read(parts, &name, generation).await,

@@ -19,10 +19,10 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::error::{Error, Kind};
-use crate::remote::endpoint::{endpoint, masked};
+use crate::remote::endpoint::endpoint;
 use crate::remote::failure::{Failure, is_answer, is_refused};
 use crate::remote::flow::{Flow, Moment};
-use crate::remote::options::{ConnectOptions, OnRetry, Retry};
+use crate::remote::options::{ConnectOptions, OnRetry, Retry, masked};
 use crate::remote::process::Process;
 use crate::remote::wire::Wire;
 

@@ -27,18 +27,6 @@ const NO_ADDRESS: &str = "not an address; write it as host:port";
 const NO_LOGIN: &str =
     "an address has no login; give user and key with --user and --key-file (ConnectOptions)";
 
-/// An address as it may be told: a login in it may be a key.
-pub(crate) fn masked(address: &str) -> String {
-    match address.rsplit_once('@') {
-        Some((login, host)) => {
-            let scheme = login.split_once("://").map_or("", |(scheme, _)| scheme);
-            let between = if scheme.is_empty() { "" } else { "://" };
-            format!("{scheme}{between}***@{host}")
-        }
-        None => address.to_owned(),
-    }
-}
-
 /// How to reach one of the servers. Without a scheme it is plain text.
 pub(crate) fn endpoint(address: &str, options: &ConnectOptions) -> Result<Endpoint, String> {
     let (scheme, rest) = match address.split_once("://") {
@@ -122,6 +110,7 @@ fn is_loopback(host: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::remote::options::masked;
 
     fn uri(address: &str) -> Result<String, String> {
         endpoint(address, &ConnectOptions::default()).map(|endpoint| endpoint.uri().to_string())

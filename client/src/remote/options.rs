@@ -6,7 +6,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::remote::endpoint::masked;
 use crate::snapshot::SnapshotCache;
 
 /// Is told of every request right before it is tried again, and of one that a server leaves without
@@ -93,6 +92,18 @@ impl Default for ConnectOptions {
             snapshots: None,
             on_retry: None,
         }
+    }
+}
+
+/// An address as it may be told: a login in it may be a key.
+pub(crate) fn masked(address: &str) -> String {
+    match address.rsplit_once('@') {
+        Some((login, host)) => {
+            let scheme = login.split_once("://").map_or("", |(scheme, _)| scheme);
+            let between = if scheme.is_empty() { "" } else { "://" };
+            format!("{scheme}{between}***@{host}")
+        }
+        None => address.to_owned(),
     }
 }
 
