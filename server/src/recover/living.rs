@@ -2,8 +2,8 @@
 //! right.
 //!
 //! Must hold: a dataset whose name says that it was deleted never comes back; one whose name is gone,
-//! or stands for one without objects, gets it back as long as the metadata has it. A name that can't be read is not taken for one that is
-//! not there.
+//! or stands for one without objects, gets it back as long as the metadata has it. A name that can't
+//! be read is not taken for one that is not there.
 
 use dl_format::{DatasetId, DatasetName, NameRecord, NameState, name_key};
 use dl_meta::{DatasetRecord, DatasetState};
@@ -128,10 +128,13 @@ async fn restore_name(
         }
     }
     parts.settings.refuse_read_only(ACTION, name)?;
+    let remove = async || {
+        let removed = parts.store.delete(&key(name_key(name, generation))).await;
+        removed.map_err(|error| Error::store(ACTION, name, error))
+    };
     if other.is_some() {
         // Cut off here, it is a name that was lost.
-        let removed = parts.store.delete(&key(name_key(name, generation))).await;
-        removed.map_err(|error| Error::store(ACTION, name, error))?;
+        remove().await?;
     }
     // False: somebody else was faster, which is as good.
     if !names::create(parts, name, generation, record).await? {
@@ -141,11 +144,10 @@ async fn restore_name(
     // us sees it.
     let known = parts.meta.record(record.dataset).await;
     let known = known.map_err(|error| Error::meta(ACTION, name, error))?;
-    if known.is_none_or(|known| known.state == DatasetState::Ending) {
-        let deleted = NameRecord { state: NameState::Deleted, ..*record };
-        names::create(parts, name, generation.saturating_add(1), &deleted).await?;
+    if known.is_none() {
+        remove().await?;
     }
-    Ok(true)
+    Ok(known.is_some())
 }
 
 /// The names of all datasets, and whether those that can't be read may only be away with the store. They

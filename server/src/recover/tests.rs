@@ -281,3 +281,20 @@ async fn a_name_that_stands_for_a_dataset_without_objects_is_given_back_to_the_o
     let named = names::newest(&rig.parts, &name).await.unwrap().unwrap();
     assert_eq!(named.record.dataset, dataset);
 }
+
+#[tokio::test]
+async fn a_name_is_not_given_back_to_a_dataset_that_is_deleted_meanwhile() {
+    let rig = rig().await;
+    let (name, id) = (dataset("ds"), rig.create("ds").await);
+    rig.store_chunk(id, 1).await;
+    let stored = crate::parts::key(dl_format::name_key(&name, 1));
+    rig.parts.store.delete(&stored).await.unwrap();
+    rig.store.script("create", [Some(Fault::Delay(Duration::from_secs(1)))]);
+    let caller = Caller::Everybody;
+    let restoring = living::restore_names(&rig.parts, None, &caller);
+    let both = futures::future::join(restoring, rig.memory.drop_dataset(id));
+    let (restored, dropped) = rig.run(both).await.0;
+    dropped.unwrap();
+    assert!(restored.unwrap().is_empty() && rig.store.is_used_up("create"));
+    assert!(names::newest(&rig.parts, &name).await.unwrap().is_none());
+}
