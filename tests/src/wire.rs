@@ -224,9 +224,7 @@ impl Wire {
         let request = pb::ReadRequest {
             dataset: Bytes::copy_from_slice(dataset.as_bytes()),
             items: items.collect(),
-            check_copies: false,
-            pass_copies: false,
-            check_headers: false,
+            ..Default::default()
         };
         let mut found = vec![Some(Vec::new()); paths.len()];
         let mut ended = 0;

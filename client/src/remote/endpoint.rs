@@ -121,6 +121,7 @@ mod tests {
         for (address, shown) in [
             ("https://ann:sesame@node1:9000", "https://***@node1:9000"),
             ("ann:sesame@node1", "***@node1"),
+            ("ann:ses://ame@node1", "***@node1"),
             ("node1:9000", "node1:9000"),
         ] {
             assert_eq!(masked(address), shown);

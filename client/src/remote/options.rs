@@ -98,10 +98,10 @@ impl Default for ConnectOptions {
 /// An address as it may be told: a login in it may be a key.
 pub(crate) fn masked(address: &str) -> String {
     match address.rsplit_once('@') {
-        Some((login, host)) => {
-            let scheme = login.split_once("://").map_or("", |(scheme, _)| scheme);
-            let between = if scheme.is_empty() { "" } else { "://" };
-            format!("{scheme}{between}***@{host}")
+        Some((_, host)) => {
+            let schemes = ["https://", "http://"];
+            let scheme = schemes.into_iter().find(|scheme| address.starts_with(scheme));
+            format!("{}***@{host}", scheme.unwrap_or_default())
         }
         None => address.to_owned(),
     }

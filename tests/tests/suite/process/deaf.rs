@@ -45,14 +45,7 @@ fn ask(address: SocketAddr, dataset: DatasetId) -> Result<TcpStream> {
     stream.set_write_timeout(Some(Duration::from_secs(5)))?;
     let dataset = Bytes::copy_from_slice(dataset.as_bytes());
     let items = vec![whole_file("a"); 100];
-    let request = pb::ReadRequest {
-        dataset,
-        items,
-        check_copies: false,
-        pass_copies: false,
-        check_headers: false,
-    }
-    .encode_to_vec();
+    let request = pb::ReadRequest { dataset, items, ..Default::default() }.encode_to_vec();
     let message = [&[0][..], &(request.len() as u32).to_be_bytes(), &request].concat();
     let window = [&[0, 4][..], &0x7fff_ffff_u32.to_be_bytes()].concat();
     let frames = [
@@ -83,9 +76,7 @@ async fn readers_that_never_look_at_their_sockets_lose_their_memory_to_others() 
     let request = pb::ReadRequest {
         dataset: Bytes::copy_from_slice(dataset.as_bytes()),
         items: vec![whole_file("a")],
-        check_copies: false,
-        pass_copies: false,
-        check_headers: false,
+        ..Default::default()
     };
     let mut answer = honest.stub().read(request).await?.into_inner();
     let mut came = 0;

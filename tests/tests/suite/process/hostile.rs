@@ -295,14 +295,7 @@ async fn requests_that_break_the_contract_in_one_thing_are_refused_for_it() -> R
     };
     let read = |source| {
         let items = vec![pb::ReadItem { source, ..pb::ReadItem::default() }];
-        pb::ReadRequest {
-            dataset: dataset.clone(),
-            items,
-            check_copies: false,
-            pass_copies: false,
-            check_headers: false,
-        }
-        .encode_to_vec()
+        pb::ReadRequest { dataset: dataset.clone(), items, ..Default::default() }.encode_to_vec()
     };
     let by_path = pb::read_item::Source::Path(up.clone());
     let stat = pb::StatRequest { dataset: dataset.clone(), paths: vec![up.clone()] };

@@ -70,13 +70,7 @@ async fn ask(
     let dataset = Bytes::copy_from_slice(dataset.as_bytes());
     Ok(client
         .stub()
-        .read(pb::ReadRequest {
-            dataset,
-            items,
-            check_copies: false,
-            pass_copies: false,
-            check_headers: false,
-        })
+        .read(pb::ReadRequest { dataset, items, ..Default::default() })
         .await?
         .into_inner())
 }
@@ -128,13 +122,7 @@ async fn requests_of_very_many_empty_items_are_refused_before_they_take_memory_h
         let mut stub = Wire::connect(server.address().parse()?).await?.stub();
         let items = vec![pb::ReadItem::default(); 1_000_000];
         let dataset = Bytes::from(vec![7; 16]);
-        let request = pb::ReadRequest {
-            dataset,
-            items,
-            check_copies: false,
-            pass_copies: false,
-            check_headers: false,
-        };
+        let request = pb::ReadRequest { dataset, items, ..Default::default() };
         asked.push(tokio::spawn(async move { stub.read(request).await.map(drop) }));
     }
     for asked in asked {
