@@ -3,6 +3,10 @@
 /// What is copied at a time: with its copy half of a first-level data cache.
 const BLOCK: usize = 8_192;
 
+/// Appends bytes to a buffer and gives their CRC-32C: for a copy that does both at once, which
+/// takes instructions of the processor that this crate doesn't use.
+pub type CopyChecked = fn(&[u8], &mut Vec<u8>) -> u32;
+
 /// CRC-32C (Castagnoli) of some bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Crc32c(u32);

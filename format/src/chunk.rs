@@ -6,7 +6,7 @@
 
 use std::io;
 
-use crate::checksum::Crc32c;
+use crate::checksum::{CopyChecked, Crc32c};
 use crate::encode::{FieldWriter, HeadWriter, head_length, narrow};
 use crate::entry::{Attributes, Extent, Origin};
 use crate::error::PackError;
@@ -37,6 +37,7 @@ pub struct ChunkWriter {
     extents: Vec<Extent>,
     count: u32,
     file_bytes: u64,
+    copy: Option<CopyChecked>,
 }
 
 impl ChunkWriter {
@@ -57,7 +58,16 @@ impl ChunkWriter {
             extents: Vec::new(),
             count: 0,
             file_bytes: 0,
+            copy: None,
         }
+    }
+
+    /// Files will be brought in by `copy` where there is one: it must give the CRC-32C of what it
+    /// appends.
+    #[must_use]
+    pub fn copied_by(mut self, copy: Option<CopyChecked>) -> Self {
+        self.copy = copy;
+        self
     }
 
     /// The memory that packing a chunk takes, in bytes.
@@ -305,7 +315,10 @@ impl ChunkWriter {
         origin: Option<Origin>,
     ) {
         let start = self.begin();
-        let crc = Crc32c::of_copied(data, &mut self.buffer);
+        let crc = match self.copy {
+            Some(copy) => Crc32c::from_value(copy(data, &mut self.buffer)),
+            None => Crc32c::of_copied(data, &mut self.buffer),
+        };
         self.push(path, attributes, crc, start, origin);
     }
 

@@ -32,7 +32,7 @@ pub mod snapshot;
 mod tombstone;
 mod version;
 
-pub use checksum::Crc32c;
+pub use checksum::{CopyChecked, Crc32c};
 pub use chunk::{ChunkWriter, Sealed};
 pub use entry::{Attributes, Entry, EntryVersion, Extent, Origin};
 pub use error::{DecodeError, PackError};

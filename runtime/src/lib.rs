@@ -1,5 +1,6 @@
 //! What the world does to a process, behind doors that tests can hold: time, randomness,
-//! blocking work, memory, the request to stop, retries, logs and injected faults.
+//! blocking work, memory, the processor's own copy, the request to stop, retries, logs and
+//! injected faults.
 //!
 //! Must hold: no other crate reads a clock, blocks a thread or draws randomness by itself (the keys
 //! of hash maps aside, which nobody sees), so that a test which owns these doors gives the same
@@ -9,6 +10,7 @@ pub mod allocator;
 pub mod blocking;
 mod buffers;
 mod clock;
+mod copying;
 pub mod fault;
 mod masked;
 mod random;
@@ -18,6 +20,7 @@ pub mod telemetry;
 
 pub use buffers::Buffers;
 pub use clock::{BoxFuture, Clock, ManualClock, SystemClock};
+pub use copying::{CopyChecked, copy_checked};
 pub use masked::masked;
 pub use random::{OsRandom, Random, SeededRandom};
 pub use retry::{Backoff, Deadline, Elapsed, retry};

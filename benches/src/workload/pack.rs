@@ -4,6 +4,7 @@ use std::hint::black_box;
 
 use anyhow::Result;
 use dl_format::{Attributes, ChunkId, ChunkShape, ChunkWriter, DatasetId, FilePath};
+use dl_runtime::copy_checked;
 
 use crate::measure::{Bar, Bench, Side, Stopwatch};
 use crate::setup::{Settings, bytes};
@@ -61,13 +62,18 @@ fn bench(settings: &Settings, total: usize, length: usize, bar: Bar) -> Result<B
 
 fn pack(files: &[(FilePath, &[u8])], shape: ChunkShape, buffer: Vec<u8>) -> Result<Vec<u8>> {
     let (id, dataset) = (ChunkId::from_bytes([1; 16]), DatasetId::from_bytes([2; 16]));
-    let mut chunk = ChunkWriter::new(shape, buffer);
+    let mut chunk = fresh_chunk(shape, buffer);
     for (path, data) in files {
         if !chunk.fits(path, data.len() as u64) {
             let (buffer, _) = chunk.seal(id, dataset).into_parts();
-            chunk = ChunkWriter::new(shape, black_box(buffer));
+            chunk = fresh_chunk(shape, black_box(buffer));
         }
         chunk.append(path, Attributes::default(), data)?;
     }
     Ok(chunk.seal(id, dataset).into_parts().0)
+}
+
+/// As libdiesel packs.
+fn fresh_chunk(shape: ChunkShape, buffer: Vec<u8>) -> ChunkWriter {
+    ChunkWriter::new(shape, buffer).copied_by(copy_checked())
 }

@@ -13,6 +13,7 @@ use dl_format::{
 };
 use dl_meta::{DatasetRecord, Found};
 use dl_proto::Kind;
+use dl_runtime::copy_checked;
 use dl_store::{ByteRange, Key, ObjectRange};
 
 use crate::commit;
@@ -68,7 +69,7 @@ impl<'a> Rewriter<'a> {
         fresh: Duration,
         surveyed: Duration,
     ) -> Self {
-        let open = ChunkWriter::new(record.shape, Vec::new());
+        let open = fresh_chunk(record);
         Self { parts, record, ids, fresh, surveyed, open, seen: None, written: 0 }
     }
 
@@ -230,7 +231,7 @@ impl<'a> Rewriter<'a> {
                        look at the chunk store, and run purge again";
             return Err(Error::new(Kind::TimedOut, "move files of dataset", self.record.id, why));
         }
-        let next = ChunkWriter::new(self.record.shape, Vec::new());
+        let next = fresh_chunk(self.record);
         let id = self.ids.next(self.parts.clock.now());
         let sealed = std::mem::replace(&mut self.open, next).seal(id, self.record.id);
         let object = sealed.as_slice().to_vec();
@@ -252,4 +253,8 @@ struct Alive {
 
 fn fits(bytes: u64, next: &Entry) -> bool {
     bytes + u64::from(next.stored) <= READ_BYTES
+}
+
+fn fresh_chunk(record: &DatasetRecord) -> ChunkWriter {
+    ChunkWriter::new(record.shape, Vec::new()).copied_by(copy_checked())
 }

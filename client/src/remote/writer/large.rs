@@ -7,7 +7,7 @@ use std::io::Read;
 use std::sync::mpsc::{self, Sender, TryRecvError};
 
 use dl_format::layout::{EXTENT_LEN, HEADER_MAX, PATH_MAX};
-use dl_format::{Attributes, ChunkWriter, Extent, FilePath, PackError, Sealed};
+use dl_format::{Attributes, Extent, FilePath, PackError, Sealed};
 
 use crate::error::{Error, Kind};
 use crate::remote::writer::{Token, Writer};
@@ -54,7 +54,7 @@ impl Writer {
             let data = self.fill(path, &mut buffer, rest.min(part_length), reader)?;
             rest = rest.saturating_sub(data.len() as u64);
             if rest == 0 {
-                let mut chunk = ChunkWriter::new(self.shape, self.chunk_buffer());
+                let mut chunk = self.fresh_chunk();
                 match chunk.append_tail(path, attributes, extents.clone(), data) {
                     Ok(()) => break chunk,
                     // Then it is a part as the others, and the chunk holds only the list.

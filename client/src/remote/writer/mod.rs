@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use dl_format::{Attributes, ChunkShape, ChunkWriter, DatasetId, FilePath, PackError};
 use dl_proto::Dataset as DatasetInfo;
-use dl_runtime::Buffers;
+use dl_runtime::{Buffers, copy_checked};
 use rustix::fs::OFlags;
 
 use crate::error::{Error, Kind};
@@ -187,7 +187,11 @@ impl Writer {
     }
 
     fn fresh(&self, token: Token) -> Open {
-        Open { token, chunk: ChunkWriter::new(self.shape, self.chunk_buffer()) }
+        Open { token, chunk: self.fresh_chunk() }
+    }
+
+    fn fresh_chunk(&self) -> ChunkWriter {
+        ChunkWriter::new(self.shape, self.chunk_buffer()).copied_by(copy_checked())
     }
 
     fn chunk_buffer(&self) -> Vec<u8> {

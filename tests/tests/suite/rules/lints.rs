@@ -11,7 +11,8 @@ const RULE: &str = "A crate takes the lints of the workspace and forbids unsafe 
 const INHERITED: &str = "[lints]\nworkspace = true\n";
 const FORBIDDEN: &str = "#![forbid(unsafe_code)]";
 /// Roots that have a module with unsafe code; the lints of the workspace still deny it elsewhere.
-/// The runtime sets the C allocator up; the client library maps snapshots.
+/// The runtime sets the C allocator up, and copies with wide registers; the client library maps
+/// snapshots.
 const UNSAFE: [&str; 2] = ["runtime/src/lib.rs", "client/src/lib.rs"];
 
 #[test]
