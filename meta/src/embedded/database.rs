@@ -5,14 +5,15 @@
 //! back the last durable commit. It panics over some damaged pages: that is an error here, and
 //! the file is opened again.
 
+use std::cell::Cell;
 use std::fmt;
 use std::fs::{self, DirBuilder, OpenOptions, TryLockError};
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{self, AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Once, PoisonError, RwLock};
 
 use redb::{Database, Durability, ReadTransaction, ReadableDatabase, WriteTransaction};
 
@@ -152,12 +153,35 @@ impl File {
     }
 }
 
+thread_local! {
+    /// Whether a panic on this thread becomes an error in [`caught`].
+    static IS_CAUGHT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Has nothing printed of a panic that becomes an error: whoever reads that is told what to do,
+/// not where redb gave up. All others go to the hook that was there.
+fn print_no_caught_panic() {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let before = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if !IS_CAUGHT.get() {
+                before(info);
+            }
+        }));
+    });
+}
+
 /// Runs `work` of redb; a panic in it says that the file is damaged.
 ///
 /// Sound as far as unwinding goes: after an error from here the database is only let go, in
 /// [`let_go`], and the file is opened again, so nobody sees what a panic left half changed.
 fn caught<T>(work: impl FnOnce() -> Result<T, redb::Error>) -> Result<T, redb::Error> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+    print_no_caught_panic();
+    IS_CAUGHT.set(true);
+    let worked = catch_unwind(AssertUnwindSafe(work));
+    IS_CAUGHT.set(false);
+    worked.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
         let why = text.unwrap_or("a page makes no sense");
@@ -216,6 +240,14 @@ pub(super) fn failed(
             let why = "another server has it open; stop that one, or give this one its own folder";
             Error::because(Kind::InUse, action, what, why)
         }
-        error => Error::because(kind_of(&error), action, what, error),
+        error => {
+            let kind = kind_of(&error);
+            if kind == Kind::Full {
+                let why =
+                    format!("{error}; free some, or give the server a folder on another disk");
+                return Error::because(kind, action, what, why);
+            }
+            Error::because(kind, action, what, error)
+        }
     }
 }

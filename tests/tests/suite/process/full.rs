@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
-use dl_tests::program::{Ended, Server, dl, run};
+use dl_tests::program::{Ended, Server, dl, run, server_command};
 use dl_tests::{folder, skip};
 
 /// A small file system in memory, gone with this.
@@ -74,6 +74,26 @@ fn a_full_disk_is_said_to_the_client_and_loses_nothing_acknowledged() -> Result<
         folder::compare(&small, &got).with_context(|| dataset.to_owned())?;
     }
     server.stop()?;
+    Ok(())
+}
+
+/// Keeps S-12.
+#[test]
+fn a_server_that_begins_on_a_full_disk_says_what_to_do() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let Some(disk) = SmallDisk::mount(&scene.path().join("disk"))? else { return Ok(()) };
+    let filler = disk.0.join("filler");
+    let mut file = File::create(&filler)?;
+    while file.write(&[1; 4_096]).is_ok_and(|written| written > 0) {}
+    drop(file);
+    let data = disk.0.join("data");
+    let mut server = server_command()?;
+    let refused = run(server.args(["--listen", "127.0.0.1:0", "--data"]).arg(&data))?.code(1)?;
+    for told in ["space left", "free some", &disk.0.to_string_lossy()] {
+        ensure!(refused.stderr.contains(told), "{told} is not in {}", refused.stderr);
+    }
+    fs::remove_file(&filler)?;
+    Server::start(&data)?.stop()?;
     Ok(())
 }
 

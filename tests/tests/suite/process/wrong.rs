@@ -207,6 +207,7 @@ fn damaged_metadata_is_refused_with_the_way_out_of_it() -> Result<()> {
         let refused =
             run(server.args(["--listen", "127.0.0.1:0", "--data"]).arg(&data))?.code(1)?;
         ensure!(refused.stderr.contains("dlcmd recover --all"), "{}", refused.stderr);
+        ensure!(!refused.stderr.contains("panicked"), "{}", refused.stderr);
     }
     fs::rename(data.join("meta"), scene.path().join("damaged"))?;
     let server = Server::start(&data)?;
