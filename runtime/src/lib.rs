@@ -20,7 +20,7 @@ pub mod telemetry;
 
 pub use buffers::Buffers;
 pub use clock::{BoxFuture, Clock, ManualClock, SystemClock};
-pub use copying::{CopyChecked, copy_checked};
+pub use copying::copy_checked;
 pub use masked::masked;
 pub use random::{OsRandom, Random, SeededRandom};
 pub use retry::{Backoff, Deadline, Elapsed, retry};

@@ -23,7 +23,7 @@ use crate::identity;
 use crate::late::Late;
 use crate::parts::{Parts, object_key};
 use crate::room::Taken;
-use crate::survey::{is_logged, logged_from};
+use crate::survey::logged_from;
 
 const ACTION: &str = "commit object";
 
@@ -183,9 +183,8 @@ async fn committed_before(
     let committed = header.committed();
     let committed = committed.map_err(|error| Error::new(Kind::Corrupt, ACTION, id, error))?;
     let late = Late::usual(parts);
-    if !is_logged(parts, dataset, id).await? {
-        late.append(id).await?;
-    }
+    // Also of one that is logged: who logged it may have ended before its rows were written.
+    late.append(id).await?;
     let appended = append(parts, &committed).await;
     // Also where it failed: what is not acknowledged need not be looked for.
     late.end().await?;

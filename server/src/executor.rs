@@ -1,9 +1,9 @@
 //! Reads ranges of chunks for many requests at once (paper, section 4).
 //!
 //! Must hold: wanted ranges of one chunk that lie close become one read; who wants more of a chunk
-//! that is being read shares the next read of it; each is answered once, whoever else gives up. No
-//! answer keeps more than twice of what [`cost`] said; what lies between ranges of different callers
-//! is bounded for all together.
+//! that is being read shares the next read of it; each is answered once, whoever else gives up, and
+//! fails only by what is wrong with its own bytes. No answer keeps more than twice of what [`cost`]
+//! said; what lies between ranges of different callers is bounded for all together.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use dl_store::{ByteRange, Key, ObjectRange, Store};
 use futures::StreamExt;
+use futures::future::join_all;
 use futures::stream;
 use tokio::sync::{Semaphore, oneshot};
 
@@ -27,6 +28,9 @@ const ROUND_BYTES: u64 = 4 << 20;
 
 /// Bytes between ranges of different callers that are in memory at once.
 const GAPS_BYTES: u32 = 16 << 20;
+
+/// A read that failed is divided into so many, and again those of them that fail.
+const PARTS: usize = 8;
 
 /// Bytes `start..end` of an object; never empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -206,9 +210,60 @@ impl Executor {
         }
     }
 
-    /// One call to the store for all the reads that the ranges need. Also gives the bytes of these:
-    /// each range may keep all of them in memory.
+    /// Reads ranges; those of an object next to each other. Also gives the bytes of all reads that
+    /// became of them: each range may keep all of these in memory.
     async fn fetch(&self, wanted: &[(Key, Span)]) -> (Answer, u64) {
+        let (answers, read) = self.fetch_together(wanted).await;
+        let failed = failed_together(&answers);
+        if failed.is_empty() {
+            return (answers, read);
+        }
+        Box::pin(self.fetch_apart(wanted, answers, failed, read)).await
+    }
+
+    /// Reads again, in ever smaller parts, what failed together: a damaged place, or a range that
+    /// ends past its object, which only a broken or hostile caller asks for, fails no other.
+    async fn fetch_apart(
+        &self,
+        wanted: &[(Key, Span)],
+        mut answers: Answer,
+        mut failed: Vec<Vec<usize>>,
+        mut read: u64,
+    ) -> (Answer, u64) {
+        while let Some(mut members) = failed.pop() {
+            members.sort_by_key(|number| wanted.get(*number).map(|(_, span)| *span));
+            let length = members.len().div_ceil(PARTS).max(1);
+            let parts = members.chunks(length).map(|part| async move {
+                let wanted: Vec<_> =
+                    part.iter().filter_map(|number| wanted.get(*number).cloned()).collect();
+                (part, self.fetch_together(&wanted).await)
+            });
+            let parts = join_all(parts).await;
+            // A disk that fails in all places is not asked for each of them.
+            let is_away = |answer: &Result<Bytes, Failure>| {
+                answer.as_ref().is_err_and(|why| why.kind != dl_store::Kind::Corrupt)
+            };
+            let is_away = parts.iter().all(|(_, (again, _))| again.iter().all(is_away));
+            for (part, (again, bytes)) in parts {
+                read = read.saturating_add(bytes);
+                if !is_away {
+                    let places = |members: Vec<usize>| {
+                        members.into_iter().filter_map(|number| part.get(number).copied()).collect()
+                    };
+                    failed.extend(failed_together(&again).into_iter().map(places));
+                }
+                for (number, answer) in part.iter().zip(again) {
+                    if let Some(slot) = answers.get_mut(*number) {
+                        *slot = answer;
+                    }
+                }
+            }
+        }
+        (answers, read)
+    }
+
+    /// One call to the store for all the reads that the ranges need. Also gives the bytes of these.
+    async fn fetch_together(&self, wanted: &[(Key, Span)]) -> (Answer, u64) {
         let mut ranges = Vec::with_capacity(wanted.len());
         let mut reads = Vec::with_capacity(wanted.len());
         let mut ends = Vec::with_capacity(wanted.len());
@@ -394,6 +449,25 @@ fn set_apart(answer: &mut Answer, read: u64) {
         *bytes = copy.slice(from..end);
         from = end;
     }
+}
+
+/// The ranges of each read that failed for several and may be good for some of them.
+fn failed_together(answers: &[Result<Bytes, Failure>]) -> Vec<Vec<usize>> {
+    let mut reads: HashMap<*const dl_store::Error, usize> = HashMap::new();
+    let mut failed: Vec<Vec<usize>> = Vec::new();
+    for (number, answer) in answers.iter().enumerate() {
+        let Err(why) = answer else { continue };
+        if why.kind != dl_store::Kind::Corrupt && !why.is_of_disk() {
+            continue;
+        }
+        let read = *reads.entry(Arc::as_ptr(why)).or_insert(failed.len());
+        match failed.get_mut(read) {
+            Some(members) => members.push(number),
+            None => failed.push(vec![number]),
+        }
+    }
+    failed.retain(|members| members.len() > 1);
+    failed
 }
 
 /// The bytes of a span out of the read that covers it.

@@ -97,6 +97,13 @@ impl Error {
         self.kind.is_retryable()
     }
 
+    /// Whether a disk said that it could not read or write: what lies elsewhere on it may be
+    /// readable.
+    pub fn is_of_disk(&self) -> bool {
+        let source = self.source.as_deref().and_then(|source| source.downcast_ref::<io::Error>());
+        source.and_then(Errno::from_io_error) == Some(Errno::IO)
+    }
+
     pub(crate) fn from_errno(errno: Errno, action: &'static str, key: impl Display) -> Self {
         Self::because(kind_of(errno), action, key, io::Error::from(errno))
     }
@@ -137,6 +144,14 @@ mod tests {
         ] {
             assert_eq!(Error::from_errno(errno, "read", "k").kind, kind);
         }
+    }
+
+    #[test]
+    fn an_error_of_the_disk_is_told_from_others_that_may_pass() {
+        assert!(Error::from_errno(Errno::IO, "read", "k").is_of_disk());
+        assert!(Error::from_io(Errno::IO.into(), "read", "k").is_of_disk());
+        assert!(!Error::from_errno(Errno::MFILE, "read", "k").is_of_disk());
+        assert!(!Error::new(Kind::Unavailable, "read", "k").is_of_disk());
     }
 
     #[test]

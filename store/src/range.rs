@@ -59,7 +59,7 @@ impl ByteRange {
     }
 
     /// The bytes to read of an object of `size` bytes; none when it ends too early.
-    pub(crate) fn within(self, size: u64) -> Option<std::ops::Range<u64>> {
+    pub fn within(self, size: u64) -> Option<std::ops::Range<u64>> {
         match self.0 {
             Span::Exact { end, .. } if end > size => None,
             Span::Exact { start, end } => Some(start..end),

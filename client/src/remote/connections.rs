@@ -32,7 +32,7 @@ const PASS_OVER: Duration = Duration::from_secs(2);
 const PASS_OVER_SILENT: Duration = Duration::from_secs(30);
 /// A server that has been silent for this long is told of, and again after each.
 const SILENCE: Duration = Duration::from_secs(5);
-/// Within this a server that is new shows that it lives, where there are others.
+/// Within this a server that is new, or was silent, shows that it lives, where there are others.
 const MET_WITHIN: Duration = Duration::from_secs(4);
 /// For how long one try waits at least, where that leaves time for another one: a server that has no
 /// room says so after 10 s.
@@ -93,7 +93,7 @@ struct Server {
     address: Arc<str>,
     channels: Vec<Connection>,
     turn: AtomicUsize,
-    /// Whether no try has ended there.
+    /// Whether it has to show that it lives: no try has ended there, or the last one was silent.
     is_new: AtomicBool,
     /// Passed over until then.
     avoid_until: Moment,
@@ -330,14 +330,15 @@ impl Connections {
                     } else {
                         attempted.await
                     };
-                    server.is_new.store(false, Ordering::Relaxed);
+                    // One that was silent has to show again that it lives.
+                    let is_silent = ended.as_ref().is_err_and(Failure::is_silence);
+                    server.is_new.store(is_silent, Ordering::Relaxed);
                     let failure = match ended {
                         Ok(done) => return Ok(done),
                         Err(failure) => failure.at(&server.address),
                     };
                     if failure.kind.is_retryable() {
-                        let silent = failure.is_silence();
-                        let pass_over = if silent { PASS_OVER_SILENT } else { PASS_OVER };
+                        let pass_over = if is_silent { PASS_OVER_SILENT } else { PASS_OVER };
                         server.avoid_until.set(clock.monotonic().saturating_add(pass_over));
                     }
                     let sent_for = flow.sent().saturating_sub(started);

@@ -158,14 +158,17 @@ thread_local! {
     static IS_CAUGHT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Has nothing printed of a panic that becomes an error: whoever reads that is told what to do,
-/// not where redb gave up. All others go to the hook that was there.
-fn print_no_caught_panic() {
+/// Of a panic that becomes an error the log says in a line where it was: whoever reads that error is
+/// told what to do. All others go to the hook that was there.
+fn log_caught_panics() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
-            if !IS_CAUGHT.get() {
+            if IS_CAUGHT.get() {
+                let at = info.location().map(ToString::to_string).unwrap_or_default();
+                tracing::error!(at, "panicked over the metadata file, which is taken for damaged");
+            } else {
                 before(info);
             }
         }));
@@ -177,7 +180,7 @@ fn print_no_caught_panic() {
 /// Sound as far as unwinding goes: after an error from here the database is only let go, in
 /// [`let_go`], and the file is opened again, so nobody sees what a panic left half changed.
 fn caught<T>(work: impl FnOnce() -> Result<T, redb::Error>) -> Result<T, redb::Error> {
-    print_no_caught_panic();
+    log_caught_panics();
     IS_CAUGHT.set(true);
     let worked = catch_unwind(AssertUnwindSafe(work));
     IS_CAUGHT.set(false);

@@ -177,7 +177,13 @@ impl Shared {
             let is_folder = named.is_folder && are_live.next().unwrap_or_default();
             found.push(match file {
                 _ if is_folder => Found::Folder,
-                Some(record) => Found::File(record),
+                Some(record) => {
+                    // A newer row may have been lost with the other of two shards.
+                    if named.shards.iter().all(Option::is_some) {
+                        doubted.extend(named.shards.iter().flatten());
+                    }
+                    Found::File(record)
+                }
                 None => {
                     doubted.extend(named.shards.iter().flatten());
                     Found::Missing

@@ -52,6 +52,15 @@ impl Shared {
             let keys = home.keys;
             self.learn(keys);
             let objects = self.headers(keys, ids).await?;
+            // One that is not there was taken off before, or its shard has lost it: its rows in other
+            // shards would then stay, and nobody knew any more that they are to go.
+            let there: HashSet<ChunkId> =
+                objects.iter().map(|object| object.header().id()).collect();
+            let lacking = ids.iter().filter(|id| !there.contains(id));
+            let lacking = lacking.map(|id| keys.header(*id).shard).collect();
+            if !self.confirm(keys, &lacking).await? {
+                continue;
+            }
             let asks = ids.iter().map(|id| {
                 let ask = Ask::script(&RETIRE, &keys.home(), &[&keys.log(), &keys.todo()]);
                 ask.arg(keys.epoch.to_string()).arg(id.as_bytes())

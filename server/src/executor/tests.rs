@@ -108,7 +108,7 @@ async fn requests_that_wait_for_a_chunk_share_the_next_read() {
         let executor = executor.clone();
         async move { executor.read(&wanted).await.remove(0).unwrap().len() }
     });
-    let lengths = futures::future::join_all(requests).await;
+    let lengths = join_all(requests).await;
     assert_eq!(lengths, vec![100; 256]);
     assert_eq!(counters.counts().ranges, 2, "the first one's, and one for all others");
     assert!(executor.lock().is_empty());
@@ -142,7 +142,7 @@ async fn callers_that_wait_for_each_other_and_for_themselves_are_answered() {
         let executor = executor.clone();
         tokio::spawn(async move { executor.read(&wanted).await })
     });
-    for (n, answers) in futures::future::join_all(requests).await.into_iter().enumerate() {
+    for (n, answers) in join_all(requests).await.into_iter().enumerate() {
         let answers: Vec<_> = answers.unwrap().into_iter().map(Result::unwrap).collect();
         assert!(answers.len() == 3 && answers.iter().all(|answer| **answer == [(n % 251) as u8]));
     }
@@ -156,6 +156,90 @@ async fn a_missing_object_fails_its_ranges_only() {
     let answers = executor.read(&[(gone, span(0, 1)), (there, span(5, 8))]).await;
     assert_eq!(answers[0].as_ref().unwrap_err().kind, dl_store::Kind::Missing);
     assert_eq!(answers[1].as_ref().unwrap().as_ref(), [5, 6, 7]);
+}
+
+#[tokio::test]
+async fn a_range_past_the_end_of_its_object_fails_no_other() {
+    let key = Key::new("cut").unwrap();
+    let store = filled(std::slice::from_ref(&key)).await;
+    let executor = Executor::new(store);
+    let whole = 1 << 20;
+    let mut wanted: Vec<_> =
+        (0..250).map(|n| (key.clone(), span(n * 4096, n * 4096 + 4000))).collect();
+    wanted.insert(100, (key.clone(), span(whole - 10, whole + 1)));
+    for (number, answer) in executor.read(&wanted).await.into_iter().enumerate() {
+        match answer {
+            Ok(bytes) => assert_eq!(bytes.len(), 4000),
+            Err(why) => assert_eq!((number, why.kind), (100, dl_store::Kind::Corrupt)),
+        }
+    }
+}
+
+#[tokio::test]
+async fn who_asks_for_what_is_not_there_fails_nobody_that_waits_beside_it() {
+    let key = Key::new("chunk").unwrap();
+    let clock = Arc::new(SystemClock::new());
+    let slow = Throttle { latency: Duration::from_millis(50), ..Throttle::default() };
+    let inner = filled(std::slice::from_ref(&key)).await;
+    let (store, _) = ThrottleStore::new(inner, clock, slow, 64);
+    let executor = Executor::new(Arc::new(store));
+    let ask = |spans: Vec<Span>| {
+        let wanted: Vec<_> = spans.into_iter().map(|span| (key.clone(), span)).collect();
+        let executor = executor.clone();
+        tokio::spawn(async move { executor.read(&wanted).await })
+    };
+    let leading = ask(vec![span(0, 10)]);
+    while executor.lock().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    let hostile = ask(vec![span((1 << 20) - 100, 3 << 20)]);
+    let honest = ask(vec![span((1 << 20) - 4096, 1 << 20)]);
+    while executor.counts().waits.load(Ordering::Relaxed) < 2 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(leading.await.unwrap()[0].as_ref().unwrap().len(), 10);
+    assert_eq!(hostile.await.unwrap()[0].as_ref().unwrap_err().kind, dl_store::Kind::Corrupt);
+    assert_eq!(honest.await.unwrap()[0].as_ref().unwrap().len(), 4096);
+    assert_eq!(executor.counts().waits.load(Ordering::Relaxed), 2, "they waited together");
+}
+
+/// A disk with places that can't be read.
+#[derive(Debug)]
+struct Scratched {
+    places: Vec<u64>,
+    reads: AtomicU64,
+}
+
+impl std::fmt::Display for Scratched {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("scratched")
+    }
+}
+
+impl Scratched {
+    async fn read(places: &[u64]) -> (Answer, u64) {
+        let store = Arc::new(Self { places: places.to_vec(), reads: AtomicU64::new(0) });
+        let executor = Executor::new(Arc::<Self>::clone(&store));
+        let key = Key::new("chunk").unwrap();
+        let wanted: Vec<_> =
+            (0..256).rev().map(|n| (key.clone(), span(n * 100, n * 100 + 100))).collect();
+        (executor.read(&wanted).await, store.reads.load(Ordering::Relaxed))
+    }
+}
+
+#[tokio::test]
+async fn places_that_a_disk_can_not_read_fail_their_own_files_only() {
+    let (answers, reads) = Scratched::read(&[150, 151, 9_999, 25_599]).await;
+    let failed: Vec<_> =
+        (0..256).rev().zip(&answers).filter(|(_, answer)| answer.is_err()).collect();
+    let failed: Vec<u64> = failed.into_iter().map(|(number, _)| number).collect();
+    assert_eq!(failed, [255, 99, 1]);
+    assert!(answers.iter().flatten().all(|bytes| bytes.len() == 100));
+    assert!(reads < 64, "{reads} reads");
+    let everywhere: Vec<_> = (0..256).map(|n| n * 100).collect();
+    let (answers, reads) = Scratched::read(&everywhere).await;
+    assert!(answers.iter().all(Result::is_err));
+    assert_eq!(reads, 1 + PARTS as u64, "a disk that is gone is not asked for each file");
 }
 
 /// Gives zeroes as soon as it is open, and knows how many of them are still in memory.
@@ -210,6 +294,45 @@ impl Store for Zeroes {
             tokio::task::yield_now().await;
         }
         bodies
+    }
+
+    async fn create(&self, _: &Key, _: Bytes) -> Result<(), dl_store::Error> {
+        unreachable!("it is only read")
+    }
+
+    async fn delete(&self, _: &Key) -> Result<(), dl_store::Error> {
+        unreachable!("it is only read")
+    }
+
+    async fn settle(&self, _: &[Key]) -> Result<(), dl_store::Error> {
+        unreachable!("it is only read")
+    }
+
+    fn list(&self, _: &Prefix) -> BoxStream<'_, Result<ObjectInfo, dl_store::Error>> {
+        unreachable!("it is only read")
+    }
+
+    fn doubt(&self, _: &Key) {}
+
+    fn forsake(&self, _: &Key) {}
+
+    fn foresee(&self, _: &Key) {}
+}
+
+#[async_trait]
+impl Store for Scratched {
+    async fn read(&self, wanted: &[ObjectRange]) -> Vec<Result<Bytes, dl_store::Error>> {
+        self.reads.fetch_add(wanted.len() as u64, Ordering::Relaxed);
+        let read = |wanted: &ObjectRange| {
+            let range = wanted.range.within(u64::MAX).unwrap();
+            if self.places.iter().any(|place| range.contains(place)) {
+                let kind = dl_store::Kind::Unavailable;
+                let why = std::io::Error::from_raw_os_error(5);
+                return Err(dl_store::Error::because(kind, "read", &wanted.key, why));
+            }
+            Ok(vec![0; (range.end - range.start) as usize].into())
+        };
+        wanted.iter().map(read).collect()
     }
 
     async fn create(&self, _: &Key, _: Bytes) -> Result<(), dl_store::Error> {

@@ -5,6 +5,7 @@
 mod buckets;
 mod chaos;
 mod cli;
+mod copying;
 mod crash;
 mod doors;
 mod model;

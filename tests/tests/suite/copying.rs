@@ -1,0 +1,25 @@
+//! The copy that takes a checksum with it gives what a copy and a checksum give one after the other.
+
+use anyhow::{Result, ensure};
+use dl_format::Crc32c;
+use dl_runtime::copy_checked;
+use dl_tests::dice::Dice;
+use dl_tests::skip;
+
+#[test]
+fn copy_and_checksum_are_those_of_two_passes_at_any_length_and_place() -> Result<()> {
+    let Some(copy) = copy_checked() else {
+        return skip("this processor has no copy that takes a checksum with it");
+    };
+    let bytes = Dice::new(1).bytes(70_000);
+    for length in (0..=1_100).chain([4_095, 4_096, 4_097, 65_536, 69_900]) {
+        for (from, before) in [(0, 0), (1, 3), (63, 64)] {
+            let data = &bytes[from..from + length];
+            let mut to = bytes[..before].to_vec();
+            let crc = copy(data, &mut to);
+            ensure!(crc == Crc32c::of(data).value(), "the checksum of {length} bytes from {from}");
+            ensure!(to == [&bytes[..before], data].concat(), "{length} bytes from {from}");
+        }
+    }
+    Ok(())
+}
