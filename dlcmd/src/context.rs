@@ -3,7 +3,8 @@
 //! Must hold: the key is in no text and no debug output; nothing else reads the environment.
 
 use std::env::{self, VarError};
-use std::fs;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +20,12 @@ use crate::text::{counted, shown};
 
 /// In the text of a key.
 const KEY_DIGITS: usize = 64;
+
+/// A longer file holds something else than a key.
+const KEY_FILE_MAX: usize = 4_096;
+
+/// As does a longer file than this, instead of certificates.
+const PEM_MAX: usize = 1 << 20;
 
 /// The flags of every command, before or after its name.
 #[derive(Debug, Args)]
@@ -132,12 +139,18 @@ impl Global {
         let key = match &self.key_file {
             Some(file) => {
                 let reading = || format!("read the key from {}", shown(file));
-                let text = fs::read_to_string(file).map_err(|why| match is_like_key(file) {
+                let bytes = read_start(file, KEY_FILE_MAX).map_err(|why| match is_like_key(file) {
                     true => Failure::usage(
                         "--key-file names a file that holds the key, and there is none of that name",
                     ),
                     false => Failure::local(reading(), why),
                 })?;
+                if bytes.len() > KEY_FILE_MAX {
+                    let why = format!("it is longer than {KEY_FILE_MAX} bytes: that is no key");
+                    return Err(Failure::failed(format!("{}: {why}", reading())));
+                }
+                let text =
+                    String::from_utf8(bytes).map_err(|why| Failure::local(reading(), why))?;
                 let key = text.trim_end_matches(['\r', '\n']);
                 if key.is_empty() {
                     return Err(Failure::failed(format!("{}: the file is empty", reading())));
@@ -189,11 +202,22 @@ fn is_like_key(file: &Path) -> bool {
     typed.len() == KEY_DIGITS && typed.iter().all(u8::is_ascii_hexdigit) && !file.exists()
 }
 
+/// What is in a file, or of a long one no more than shows that it is longer than `most` bytes.
+fn read_start(file: &Path, most: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(file)?.take(most as u64 + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// What is in a file, if one is given.
 fn read(what: &str, file: Option<&PathBuf>) -> Result<Option<Vec<u8>>, Failure> {
     file.map(|file| {
         let reading = || format!("read {what} from {}", shown(file));
-        fs::read(file).map_err(|why| Failure::local(reading(), why))
+        let bytes = read_start(file, PEM_MAX).map_err(|why| Failure::local(reading(), why))?;
+        if bytes.len() > PEM_MAX {
+            return Err(Failure::failed(format!("{}: it is longer than 1 MiB", reading())));
+        }
+        Ok(bytes)
     })
     .transpose()
 }

@@ -116,11 +116,10 @@ impl From<libdiesel::Error> for Failure {
     }
 }
 
-/// Whether a text already ends with an advice, in these words or the first of them.
+/// Whether a text already ends with an advice of this kind: to put, to free, to check something.
 fn says(text: &str, advice: &str) -> bool {
-    let told = text.rsplit("; ").next().unwrap_or_default();
-    let first: Vec<&str> = advice.split(' ').take(2).collect();
-    told.starts_with(&first.join(" "))
+    let first = |text: &str| text.split(' ').next().map(str::to_owned);
+    first(text.rsplit("; ").next().unwrap_or_default()) == first(advice)
 }
 
 /// The whole chain, in one line.

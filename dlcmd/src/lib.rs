@@ -71,10 +71,12 @@ pub fn main() -> ExitCode {
     // What was printed before a failure is still a result.
     let flushed = out.flush();
     notes.bar().finish_and_clear();
-    let exit = match ended.and_then(|exit| flushed.map(|()| exit)) {
-        Ok(exit) => exit,
-        Err(Failure::StdoutClosed) => Exit::Done,
-        Err(failure @ Failure::Because { exit, .. }) => {
+    let exit = match (ended, flushed) {
+        // Who reads stdout no more has seen enough of the results, and the exit code still tells.
+        (Ok(exit), Ok(()) | Err(Failure::StdoutClosed)) => exit,
+        (Err(Failure::StdoutClosed), _) => Exit::Done,
+        (Err(failure @ Failure::Because { exit, .. }), _)
+        | (Ok(_), Err(failure @ Failure::Because { exit, .. })) => {
             notes.error(&failure);
             exit
         }

@@ -366,7 +366,16 @@ pub(crate) async fn delete(parts: &Parts, name: &DatasetName, id: DatasetId) -> 
             break named.generation;
         }
         // First nobody may write into it any more: what is acknowledged is never swept.
-        index(parts, name, named, DatasetState::Ending).await?;
+        match index(parts, name, named, DatasetState::Ending).await {
+            Ok(_) => {}
+            Err(full) if full.kind == Kind::Full => {
+                // It may have been written all the same. Where this fails as well, the dataset says
+                // itself that it is being deleted.
+                let _ = index(parts, name, named, DatasetState::Live).await;
+                return Err(full);
+            }
+            Err(error) => return Err(error),
+        }
         let generation = named.generation.saturating_add(1);
         let created = Stamp::at(parts.clock.now());
         let record = NameRecord { state: NameState::Deleted, created, ..named.record };
@@ -383,7 +392,14 @@ pub(crate) async fn delete(parts: &Parts, name: &DatasetName, id: DatasetId) -> 
     };
     // Or a power cut could bring a dataset back whose objects are gone.
     names::settle(parts, name, ended).await?;
-    forget(parts, id).await?;
+    forget(parts, id).await.map_err(|error| match error.kind {
+        Kind::Full => {
+            let why = "it is deleted, but there is no space to remove what is left of it; free some, \
+                       and `dlcmd purge` removes it";
+            Error::new(Kind::Full, "delete dataset", name, why)
+        }
+        _ => error,
+    })?;
     sweep(parts, id).await
 }
 

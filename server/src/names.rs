@@ -286,7 +286,10 @@ async fn read(parts: &Parts, name: &DatasetName, generation: u32) -> Result<Name
     let bytes = parts.store.read_all(&object).await;
     let bytes = bytes.map_err(|error| Error::store("read the name of dataset", name, error))?;
     let record = NameRecord::decode(&bytes).map_err(|error| {
-        let why = format!("{error}; {object} in the chunk store is damaged: restore that object");
+        let why = format!(
+            "{error}; {object} in the chunk store is damaged; put it back from a copy, or, as long \
+             as the metadata has the dataset, remove it and run `dlcmd recover dl://{name}`"
+        );
         Error::new(Kind::Corrupt, "read the name of dataset", name, why)
     })?;
     Ok(Named { generation, record })

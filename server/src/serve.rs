@@ -135,10 +135,14 @@ pub async fn start(
     let kept = live::keep(settings.clone(), parts.clone(), doors.fast_store.clone());
     let service = service.into_server();
     reporter.set_serving::<DieselServer<Service>>().await;
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(DESCRIPTORS)
-        .build_v1()
-        .map_err(|error| Error::new(Kind::Internal, "describe", "the service", error))?;
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(DESCRIPTORS)
+    };
+    let indescribable = |error| Error::new(Kind::Internal, "describe", "the service", error);
+    let described = reflection().build_v1().map_err(indescribable)?;
+    // Of the version that older tools ask for, and newer ones first.
+    let described_before = reflection().build_v1alpha().map_err(indescribable)?;
     let server = Server::builder()
         .max_frame_size(SERVER_FRAME_BYTES)
         .initial_stream_window_size(SERVER_STREAM_WINDOW_BYTES)
@@ -156,7 +160,8 @@ pub async fn start(
         .layer(HeldLayer)
         .add_service(service)
         .add_service(health)
-        .add_service(reflection);
+        .add_service(described)
+        .add_service(described_before);
     let sources = Sources {
         settings: doors.settings.clone(),
         users: doors.users.clone(),

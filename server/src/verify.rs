@@ -69,8 +69,9 @@ async fn compare(
             Err(mpsc::error::TrySendError::Closed(_)) => false,
         })
         .await?;
+    let (doubted, lost) = (Vec::new(), HashSet::new());
     let mut verify =
-        Verify { parts, id, progress, state, doubted: Vec::new(), uncompared: 0, hidden: (0, 0) };
+        Verify { parts, id, progress, state, doubted, uncompared: 0, hidden: (0, 0), lost };
     let before = verify.info().await?;
     let mut survey = Survey::read(parts, id).await?;
     verify.state.objects = survey.objects.len() as u64;
@@ -125,11 +126,22 @@ struct Verify<'a> {
     progress: &'a Progress,
     state: VerifyProgress,
     /// What is only true if nothing was written meanwhile.
-    doubted: Vec<Finding>,
+    doubted: Vec<Doubt>,
     /// Beyond [`DOUBTED_MAX`].
     uncompared: u64,
     /// Files that folders of the same path hide, and their bytes.
     hidden: (u64, u64),
+    /// Objects that were told as lost or damaged.
+    lost: HashSet<ChunkId>,
+}
+
+/// A row that is not what the chunks say.
+struct Doubt {
+    problem: String,
+    /// The chunk that the metadata has the file in.
+    holder: Option<ChunkId>,
+    /// Where it is not to write the rows anew.
+    remedy: Option<String>,
 }
 
 impl Verify<'_> {
@@ -152,9 +164,9 @@ impl Verify<'_> {
         self.tell().await
     }
 
-    fn doubt(&mut self, problem: String, remedy: String) {
+    fn doubt(&mut self, doubt: Doubt) {
         if self.doubted.len() < DOUBTED_MAX {
-            self.doubted.push(Finding { problem, remedy });
+            self.doubted.push(doubt);
         } else {
             self.uncompared += 1;
         }
@@ -162,6 +174,14 @@ impl Verify<'_> {
 
     /// What mends rows that are not what the chunks say.
     fn rebuild(&self) -> String {
+        if !self.lost.is_empty() {
+            // Metadata that is made anew would lack what they held.
+            return format!(
+                "mend first what is said to be damaged or lost, then run `dlcmd verify {}` again; \
+                 until then keep the metadata, which alone has what those objects said",
+                self.name()
+            );
+        }
         format!(
             "{}; if that does not mend it, stop the servers, empty the metadata store, start them, \
              run `dlcmd recover --all`",
@@ -219,22 +239,23 @@ impl Verify<'_> {
                         "put the file under another name, or run `dlcmd rm -r {}/{path}`",
                         self.name()
                     );
-                    self.doubt(problem, remedy);
+                    self.doubt(Doubt { problem, holder: None, remedy: Some(remedy) });
                 }
                 (Some(expected), Found::Missing) => {
                     let chunk = expected.holder.chunk;
                     let problem = format!("{path} of chunk {chunk} is not in the metadata");
-                    self.doubt(problem, self.rebuild());
+                    self.doubt(Doubt { problem, holder: None, remedy: None });
                 }
                 (Some(_), Found::File(found)) => {
                     let chunk = found.holder.chunk;
                     let problem =
                         format!("{path}: the metadata has another version, of chunk {chunk}");
-                    self.doubt(problem, self.rebuild());
+                    self.doubt(Doubt { problem, holder: Some(chunk), remedy: None });
                 }
-                (None, Found::File(_)) => {
+                (None, Found::File(found)) => {
                     let problem = format!("{path} is deleted, and the metadata still has it");
-                    self.doubt(problem, self.rebuild());
+                    let holder = Some(found.holder.chunk);
+                    self.doubt(Doubt { problem, holder, remedy: None });
                 }
             }
         }
@@ -251,7 +272,8 @@ impl Verify<'_> {
             Ok(Some(_)) => "its name stands for another dataset in the chunk store",
             Ok(None) => "its name is not in the chunk store",
             Err(error) if error.kind == Kind::Corrupt => {
-                return self.find(error.chain(), "restore it from a copy").await;
+                let remedy = format!("put it back, or remove it and {}", self.recover());
+                return self.find(error.chain(), remedy).await;
             }
             Err(error) => return Err(error),
         };
@@ -272,6 +294,7 @@ impl Verify<'_> {
         survey: &Survey,
         lost: &HashMap<ChunkId, Lost>,
     ) -> Result<(), Error> {
+        self.lost = lost.keys().copied().collect();
         let mut in_use: HashSet<ChunkId> = HashSet::new();
         let mut parts_of: HashMap<ChunkId, Vec<ChunkId>> = HashMap::new();
         for (number, extent) in &survey.extents {
@@ -296,7 +319,10 @@ impl Verify<'_> {
                 in_use.extend(parts);
                 let damage = lost.get(&chunk).and_then(|lost| lost.damage.as_ref());
                 let problem = match (damage, parts.first()) {
-                    (Some(_), _) => format!("{path} is lost: its chunk {chunk} is damaged"),
+                    // What is left of it may be read for as long as the metadata knows where.
+                    (Some(_), _) => format!(
+                        "{path} is lost, or will be with the metadata: its chunk {chunk} is damaged"
+                    ),
                     (None, Some(part)) if !lost.contains_key(&chunk) => {
                         format!("{path} is lost: its part {part} is missing or damaged")
                     }
@@ -325,7 +351,9 @@ impl Verify<'_> {
                     "restore the object; or delete these files again after a recovery".to_owned(),
                 ),
                 Some(damage) if in_use.contains(id) => (
-                    format!("{damage}; the files that need it are lost"),
+                    format!(
+                        "{damage}; the files that need it are lost, or will be with the metadata"
+                    ),
                     "restore the object, or put these files again".to_owned(),
                 ),
                 Some(damage) => (
@@ -503,8 +531,12 @@ impl Verify<'_> {
     async fn end(mut self, is_same: bool) -> Result<(), Error> {
         let doubted = std::mem::take(&mut self.doubted);
         if is_same {
-            for Finding { problem, remedy } in doubted {
-                self.find(problem, remedy).await?;
+            for Doubt { problem, holder, remedy } in doubted {
+                // Of a chunk that can't be read it was told what lies in it.
+                if holder.is_none_or(|holder| !self.lost.contains(&holder)) {
+                    let remedy = remedy.unwrap_or_else(|| self.rebuild());
+                    self.find(problem, remedy).await?;
+                }
             }
             if self.uncompared > 0 {
                 let problem = format!("{} more files are not as they should be", self.uncompared);

@@ -232,6 +232,10 @@ impl Address {
         let bucket = &self.bucket;
         let kind = kind_of(&error);
         let hint = match kind {
+            Kind::Denied if error.to_string().contains("RequestTimeTooSkewed") => format!(
+                "bucket {bucket} at {endpoint} finds the clock of this machine too far off: mend the \
+                 clock (NTP)"
+            ),
             Kind::Missing => format!(
                 "there is no bucket {bucket} at {endpoint}: create it, or mend the address or {what}"
             ),

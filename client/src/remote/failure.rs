@@ -97,7 +97,9 @@ pub(crate) fn is_answer(status: &Status) -> bool {
 
 /// Whether what answered speaks HTTP and no gRPC; the words are those of the gRPC library.
 fn is_foreign(status: &Status) -> bool {
-    status.message().starts_with("grpc-status header missing")
+    let is_no_message = status.message().contains("invalid compression flag")
+        && status.message().contains("while receiving response with status: 4");
+    status.message().starts_with("grpc-status header missing") || is_no_message
 }
 
 /// Whether a server refused to hear who is asking.
@@ -211,10 +213,15 @@ mod tests {
 
     #[test]
     fn another_server_that_speaks_http_is_told_from_ours() {
-        let words = "grpc-status header missing, mapped from HTTP status code 404";
-        let failure = Failure::from(Status::unimplemented(words));
-        assert_eq!(failure.kind, Kind::Unreachable);
-        assert!(failure.to_string().contains("no dlserver"), "{failure}");
+        for words in [
+            "grpc-status header missing, mapped from HTTP status code 404",
+            "protocol error: received message with invalid compression flag: 60 (valid flags are 0 \
+             and 1) while receiving response with status: 400 Bad Request",
+        ] {
+            let failure = Failure::from(Status::internal(words));
+            assert_eq!(failure.kind, Kind::Unreachable);
+            assert!(failure.to_string().contains("no dlserver"), "{failure}");
+        }
     }
 
     #[test]

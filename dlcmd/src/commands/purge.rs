@@ -93,7 +93,7 @@ pub(crate) fn run(
         report(&done, out)?;
         if done.waiting > 0 {
             context.notes.note(format_args!(
-                "purge {}: {} ({}) can go later; run purge again {}",
+                "purge {}: {} ({}) can go later, {} at the latest; run purge again then",
                 done.dataset,
                 counted(done.waiting, "object"),
                 bytes(done.waiting_bytes),

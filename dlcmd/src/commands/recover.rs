@@ -111,6 +111,12 @@ fn report(done: &RecoverProgress, out: &mut Output<'_>) -> Result<(), Failure> {
             .json("recovered", &Recovered { dataset, listed, checked, adopted, files, problems });
     }
     let (objects, files) = (counted(listed, "object"), counted(files, "file"));
+    if adopted == 0 && listed > 0 {
+        // Also where rows of theirs were lost, which it has written again.
+        return out.line(format_args!(
+            "{dataset}: {objects}, all known; what was lost of their rows is back"
+        ));
+    }
     out.line(format_args!("{dataset}: {objects}, {adopted} of them recovered with {files}"))
 }
 

@@ -79,7 +79,11 @@ pub(crate) fn run(
         },
     );
     bar.finish_and_clear();
-    printed?;
+    match printed {
+        // Whoever saw enough of them still gets the exit code.
+        Err(Failure::StdoutClosed) => return Ok(Exit::Partly),
+        printed => printed?,
+    }
     let VerifyProgress { objects, files, bytes, .. } = verified?;
     if out.is_json() {
         out.json("verified", &Verified { dataset: name, objects, files, bytes, findings })?;

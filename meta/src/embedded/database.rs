@@ -175,6 +175,13 @@ fn log_caught_panics() {
     });
 }
 
+/// However it ends: redb may meet damage also while it is let go.
+impl Drop for File {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
 /// Runs `work` of redb; a panic in it says that the file is damaged.
 ///
 /// Sound as far as unwinding goes: after an error from here the database is only let go, in

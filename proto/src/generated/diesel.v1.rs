@@ -714,7 +714,8 @@ pub mod diesel_client {
             self.inner.unary(req, path, codec).await
         }
         /// Reads many files: one answer for each item, in any order; large ones come in pieces.
-        /// A stream, so that one bad item doesn't fail the others.
+        /// A stream, so that a file that can't be read doesn't fail the others. A request with an item that
+        /// makes no sense, as one without a source or with an illegal path, is refused whole.
         pub async fn read(
             &mut self,
             request: impl tonic::IntoRequest<super::ReadRequest>,
@@ -926,7 +927,8 @@ pub mod diesel_server {
             + std::marker::Send
             + 'static;
         /// Reads many files: one answer for each item, in any order; large ones come in pieces.
-        /// A stream, so that one bad item doesn't fail the others.
+        /// A stream, so that a file that can't be read doesn't fail the others. A request with an item that
+        /// makes no sense, as one without a source or with an illegal path, is refused whole.
         async fn read(
             &self,
             request: tonic::Request<super::ReadRequest>,

@@ -11,7 +11,7 @@ use dl_proto::Kind;
 use dl_store::{Key, StoreExt};
 use futures::stream::{self, StreamExt, TryStreamExt};
 
-use super::{Lost, Verify};
+use super::{Doubt, Lost, Verify};
 use crate::error::Error;
 use crate::headers::read_header;
 use crate::parts::prefix;
@@ -95,7 +95,8 @@ impl Verify<'_> {
         }
         if others > 0 {
             let problem = format!("{others} objects in the chunk store are not in the metadata");
-            self.doubt(problem, self.recover());
+            let remedy = Some(self.recover());
+            self.doubt(Doubt { problem, holder: None, remedy });
         }
         Ok(damaged)
     }

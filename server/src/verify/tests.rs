@@ -99,6 +99,27 @@ async fn what_a_purge_removes_meanwhile_is_not_missed() {
 }
 
 #[tokio::test]
+async fn beside_damage_nobody_is_told_to_throw_the_metadata_away() {
+    let rig = rig().await;
+    let id = rig.create("ds").await;
+    rig.store_chunk(id, 0).await;
+    rig.clock.advance(std::time::Duration::from_secs(1));
+    let newer = rig.store_chunk(id, 0).await;
+    rig.run(crate::recover::roll_forward(&rig.parts)).await.0.unwrap();
+    let key = crate::parts::object_key(id, newer, ObjectKind::Chunk);
+    let mut object = rig.parts.store.read_all(&key).await.unwrap().to_vec();
+    object[100] ^= 0xff;
+    rig.parts.store.delete(&key).await.unwrap();
+    rig.parts.store.create(&key, object.into()).await.unwrap();
+    let (told, ended) = steps(&rig, false).await;
+    ended.unwrap();
+    let found: Vec<_> = told.iter().flat_map(|step| &step.findings).collect();
+    assert!(found.iter().any(|one| one.remedy.contains("dlcmd put --checksum")), "{found:?}");
+    assert!(!found.iter().any(|one| one.problem.contains("another version")), "{found:?}");
+    assert!(!found.iter().any(|one| one.remedy.contains("empty the metadata")), "{found:?}");
+}
+
+#[tokio::test]
 async fn a_large_file_with_a_damaged_part_is_named_whether_the_part_is_known_or_not() {
     for is_known in [true, false] {
         let rig = rig().await;

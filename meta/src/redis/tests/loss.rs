@@ -4,11 +4,11 @@ use super::{STORE, hasty, id, open, path, reason, record};
 use crate::conformance::history::Maker;
 use crate::conformance::model::Model;
 use crate::redis::command::Ask;
-use crate::redis::keys;
+use crate::redis::keys::{self, LARGE_ROWS};
 use crate::redis::testing::{Cluster, Server, eventually};
 use crate::{Brought, Damage, DatasetRecord, DatasetState, Error, Found, Kind, MetaStore, Redis};
 
-use dl_format::{Committed, DirPath, EntryVersion, Stamp};
+use dl_format::{ChunkId, Committed, DirPath, EntryVersion, Stamp};
 use dl_runtime::{Clock, SystemClock};
 use std::sync::Arc;
 use std::time::Duration;
@@ -87,6 +87,64 @@ async fn a_primary_that_was_flushed_is_noticed_and_nothing_is_called_missing() {
         assert_eq!(store.damage().await.unwrap(), Some(Damage { since: None }));
         recover(&store, &objects).await;
     }
+}
+
+/// A folder so large that new rows lie elsewhere than old ones, a part of it put again; gives the old
+/// objects and the new ones.
+async fn overwritten(url: &str) -> (Redis, Vec<ChunkId>, Vec<ChunkId>) {
+    let store = open(url).await;
+    store.bind(STORE).await.unwrap();
+    store.put_dataset(&record()).await.unwrap();
+    let mut maker = Maker::new(id(), 1);
+    let names: Vec<_> = (0..LARGE_ROWS + 2_000).map(|number| format!("{number:05}")).collect();
+    let mut ids = Vec::new();
+    for names in names.chunks(500).chain(names[..2_000].chunks(500)) {
+        let object = maker.chunk(names.iter().map(|name| (name.as_bytes(), 1)));
+        store.append(&object).await.unwrap();
+        ids.push(object.header().id());
+    }
+    let new = ids.split_off(ids.len() - 4);
+    ids.truncate(4);
+    (store, ids, new)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_older_row_is_not_given_for_one_that_another_primary_lost() {
+    let cluster = Cluster::start(3, 0).await;
+    for flushed in 0..3 {
+        cluster.flush().await;
+        let (store, _, new) = overwritten(&cluster.url()).await;
+        cluster.servers()[flushed].ask(&["FLUSHALL"]).await;
+        for number in 0..2_000 {
+            match store.lookup(id(), &[path(format!("{number:05}"))]).await.as_deref() {
+                Ok([Found::File(record)]) => {
+                    assert!(new.contains(&record.holder.chunk), "{number}")
+                }
+                Ok(found) => panic!("{number}: {found:?}"),
+                Err(error) => assert_eq!(error.kind, Kind::Lost, "{error:?}"),
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_whose_header_was_lost_is_not_taken_off() {
+    let cluster = Cluster::start(3, 0).await;
+    let mut lost = 0;
+    for flushed in 0..3 {
+        cluster.flush().await;
+        let (store, old, _) = overwritten(&cluster.url()).await;
+        let keys = store.shared.keys_of(id()).await.unwrap().unwrap();
+        cluster.servers()[flushed].ask(&["FLUSHALL"]).await;
+        for object in old {
+            let header = Ask::to(&keys.header(object), "GET");
+            if store.shared.router.ask_one(header).await.unwrap() == redis::Value::Nil {
+                lost += 1;
+                store.retire(id(), &[object]).await.unwrap_err();
+            }
+        }
+    }
+    assert!(lost > 0, "no header was lost");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -128,6 +128,14 @@ fn a_list_of_which_nothing_is_there_makes_no_dataset() -> Result<()> {
     let partly = run_with_stdin(&mut put, b"src/none\nsrc/a\n")?.code(4)?;
     ensure!(partly.stderr.contains("src/none"), "{}", partly.stderr);
     ensure!(scene.listed("dl://ds")? == "src/a\n", "the rest");
+    // Also to whoever wants to hear no more of it.
+    let mut put = scene.command(["put", "-", "dl://ds"])?;
+    put.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut put = put.spawn()?;
+    drop(put.stdout.take());
+    put.stdin.take().context("stdin is a pipe")?.write_all(b"src/none\nsrc/a\n")?;
+    let ended = put.wait()?;
+    ensure!(ended.code() == Some(4), "{ended:?}");
     Ok(())
 }
 

@@ -101,6 +101,10 @@ fn wrong_keys_unknown_users_and_none_are_refused_and_no_key_is_told() -> Result<
     ensure!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
     let none = run(scene.server.dlcmd()?.args(["ls", "dl://apples"]))?.code(1)?;
     ensure!(none.stderr.contains("--user and --key-file"), "{}", none.stderr);
+    let mut endless = scene.server.dlcmd()?;
+    endless.args(["--user", "ann", "--key-file", "/dev/zero", "ls", "dl://apples"]);
+    let endless = run(&mut endless)?.code(1)?;
+    ensure!(endless.stderr.contains("that is no key"), "{}", endless.stderr);
     let good = scene.as_user("ann", &["--json", "stat", "dl://apples"])?.code(0)?;
     texts += &(good.text() + &good.stderr + &none.stderr + &scene.server.stop()?);
     ensure!(!texts.contains(&key) && !texts.contains(&wrong), "a key is in: {texts}");

@@ -176,7 +176,7 @@ fn a_damaged_name_costs_its_dataset_and_no_other() -> Result<()> {
             let listed = dl(&server, words)?.code(if is_partly { 4 } else { 0 })?;
             let is_listed = |name: &str| listed.text().lines().any(|line| line.contains(name));
             ensure!(is_listed("a") && is_listed("z"), "{listed:?}");
-            ensure!(listed.stderr.contains("restore that object") == wiped, "{listed:?}");
+            ensure!(listed.stderr.contains("put it back from a copy") == wiped, "{listed:?}");
         }
         let refused = run(server.dlcmd()?.arg("put").arg(scene.path("src")).arg("dl://k"))?;
         ensure!(refused.code == 1, "wiped {wiped}: {refused:?}");

@@ -10,6 +10,7 @@ use tonic_reflection::pb::v1::ServerReflectionRequest;
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+use tonic_reflection::pb::v1alpha as before;
 
 const SERVICE: &str = "diesel.v1.Diesel";
 
@@ -28,7 +29,7 @@ async fn a_server_says_that_it_serves_and_describes_itself() -> Result<()> {
         host: String::new(),
         message_request: Some(MessageRequest::FileContainingSymbol(SERVICE.to_owned())),
     };
-    let mut described = ServerReflectionClient::new(channel)
+    let mut described = ServerReflectionClient::new(channel.clone())
         .server_reflection_info(tokio_stream::once(request))
         .await?
         .into_inner();
@@ -38,6 +39,20 @@ async fn a_server_says_that_it_serves_and_describes_itself() -> Result<()> {
     };
     let names_it = |file: &Vec<u8>| file.windows(9).any(|window| window == b"PutChunk\x12");
     ensure!(files.file_descriptor_proto.iter().any(names_it), "PutChunk is not described");
+
+    // As tools ask that know nothing newer.
+    let request = before::ServerReflectionRequest {
+        host: String::new(),
+        message_request: Some(before::server_reflection_request::MessageRequest::ListServices(
+            String::new(),
+        )),
+    };
+    let mut services = before::server_reflection_client::ServerReflectionClient::new(channel)
+        .server_reflection_info(tokio_stream::once(request))
+        .await?
+        .into_inner();
+    let answer = services.message().await?.context("no answer")?;
+    ensure!(format!("{answer:?}").contains(SERVICE), "{answer:?}");
     server.stop()?;
     Ok(())
 }
