@@ -365,16 +365,18 @@ pub(crate) async fn delete(parts: &Parts, name: &DatasetName, id: DatasetId) -> 
         if named.record.state == NameState::Deleted {
             break named.generation;
         }
+        let record = parts.meta.record(id).await;
+        let record = record.map_err(|error| Error::meta("find dataset", name, error))?;
+        // Metadata that lacks it is to be recovered, before and after.
+        let before = record.map_or(DatasetState::Recovering, |record| record.state);
         // First nobody may write into it any more: what is acknowledged is never swept.
-        match index(parts, name, named, DatasetState::Ending).await {
-            Ok(_) => {}
-            Err(full) if full.kind == Kind::Full => {
+        if let Err(error) = index(parts, name, named, DatasetState::Ending).await {
+            if error.kind == Kind::Full {
                 // It may have been written all the same. Where this fails as well, the dataset says
                 // itself that it is being deleted.
-                let _ = index(parts, name, named, DatasetState::Live).await;
-                return Err(full);
+                let _ = index(parts, name, named, before).await;
             }
-            Err(error) => return Err(error),
+            return Err(error);
         }
         let generation = named.generation.saturating_add(1);
         let created = Stamp::at(parts.clock.now());
@@ -383,8 +385,8 @@ pub(crate) async fn delete(parts: &Parts, name: &DatasetName, id: DatasetId) -> 
             Ok(true) => break generation,
             Ok(false) => {}
             Err(full) if full.kind == Kind::Full => {
-                // Nothing is deleted yet, and until there is space it is to be read as before.
-                index(parts, name, named, DatasetState::Live).await?;
+                // Nothing is deleted yet, and until there is space it is what it was before.
+                index(parts, name, named, before).await?;
                 return Err(full);
             }
             Err(error) => return Err(error),
@@ -395,7 +397,7 @@ pub(crate) async fn delete(parts: &Parts, name: &DatasetName, id: DatasetId) -> 
     forget(parts, id).await.map_err(|error| match error.kind {
         Kind::Full => {
             let why = "it is deleted, but there is no space to remove what is left of it; free some, \
-                       and `dlcmd purge` removes it";
+                       and `dlcmd purge --all` removes it";
             Error::new(Kind::Full, "delete dataset", name, why)
         }
         _ => error,

@@ -29,8 +29,11 @@ const ROUND_BYTES: u64 = 4 << 20;
 /// Bytes between ranges of different callers that are in memory at once.
 const GAPS_BYTES: u32 = 16 << 20;
 
-/// A read that failed is divided into so many, and again those of them that fail.
+/// A read that failed is divided into so many, and again those of them that fail,
 const PARTS: usize = 8;
+
+/// until so many have failed: a disk that is gone is not asked for each file.
+const FAILURES: usize = 256;
 
 /// Bytes `start..end` of an object; never empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -123,9 +126,10 @@ impl Executor {
         add(&self.counts.wanted, wanted.len());
         add(&self.counts.waits, waits.len());
         if waits.is_empty() {
-            let (answers, _) = self.fetch(wanted).await;
+            let fetched = self.fetch(wanted).await;
+            // Nobody else waits for what is wrong with these.
             leading.pass_on();
-            return answers;
+            return Box::pin(self.apart(wanted, fetched)).await.0;
         }
         let mut results: Vec<Option<Result<Bytes, Failure>>> = vec![None; wanted.len()];
         let own: Vec<_> = led
@@ -133,9 +137,10 @@ impl Executor {
             .flat_map(|run| wanted.get(run.clone()).unwrap_or_default())
             .cloned()
             .collect();
-        let (answers, _) = self.fetch(&own).await;
+        let fetched = self.fetch(&own).await;
         // Before the wait: what others lead may wait for what is led here.
         leading.pass_on();
+        let (answers, _) = Box::pin(self.apart(&own, fetched)).await;
         for (index, answer) in led.into_iter().flatten().zip(answers) {
             put(&mut results, index, answer);
         }
@@ -202,56 +207,58 @@ impl Executor {
         let wanted: Vec<(Key, Span)> = wants.iter().flat_map(spans).collect();
         let (answers, read) = self.fetch(&wanted).await;
         let mut answers = answers.into_iter();
-        for (_, want) in wants {
+        let is_shared = wants.len() > 1;
+        for (key, want) in wants {
             let mut answer: Answer = answers.by_ref().take(want.spans.len()).collect();
+            if is_shared && answer.iter().any(|answer| answer.as_ref().is_err_and(is_of_a_place)) {
+                // By itself, as it may be at fault, or another one: who is not waits for nobody.
+                tokio::spawn(self.clone().answer_alone(key, want));
+                continue;
+            }
             set_apart(&mut answer, read);
             // Whoever asked may have gone.
             let _ = want.answer.send(answer);
         }
     }
 
-    /// Reads ranges; those of an object next to each other. Also gives the bytes of all reads that
-    /// became of them: each range may keep all of these in memory.
-    async fn fetch(&self, wanted: &[(Key, Span)]) -> (Answer, u64) {
-        let (answers, read) = self.fetch_together(wanted).await;
-        let failed = failed_together(&answers);
-        if failed.is_empty() {
-            return (answers, read);
-        }
-        Box::pin(self.fetch_apart(wanted, answers, failed, read)).await
+    /// Reads for one of those who waited.
+    async fn answer_alone(self, key: Key, want: Want) {
+        let wanted: Vec<_> = want.spans.iter().map(|span| (key.clone(), *span)).collect();
+        let fetched = self.fetch(&wanted).await;
+        let (mut answer, read) = self.apart(&wanted, fetched).await;
+        set_apart(&mut answer, read);
+        // Whoever asked may have gone.
+        let _ = want.answer.send(answer);
     }
 
     /// Reads again, in ever smaller parts, what failed together: a damaged place, or a range that
-    /// ends past its object, which only a broken or hostile caller asks for, fails no other.
-    async fn fetch_apart(
+    /// ends past its object, which only a broken or hostile caller asks for, fails no other. Also
+    /// gives the bytes of all reads that became of them: each range may keep all of these in memory.
+    async fn apart(
         &self,
         wanted: &[(Key, Span)],
-        mut answers: Answer,
-        mut failed: Vec<Vec<usize>>,
-        mut read: u64,
+        (mut answers, mut read): (Answer, u64),
     ) -> (Answer, u64) {
-        while let Some(mut members) = failed.pop() {
-            members.sort_by_key(|number| wanted.get(*number).map(|(_, span)| *span));
+        let mut failed = failed_together(&answers, |number| wanted.get(number));
+        let mut failures = 0;
+        // The lowest first, as what is cut short is whole before the cut.
+        while let Some(members) = failed.pop()
+            && failures < FAILURES
+        {
             let length = members.len().div_ceil(PARTS).max(1);
             let parts = members.chunks(length).map(|part| async move {
                 let wanted: Vec<_> =
                     part.iter().filter_map(|number| wanted.get(*number).cloned()).collect();
-                (part, self.fetch_together(&wanted).await)
+                (part, wanted.clone(), self.fetch(&wanted).await)
             });
-            let parts = join_all(parts).await;
-            // A disk that fails in all places is not asked for each of them.
-            let is_away = |answer: &Result<Bytes, Failure>| {
-                answer.as_ref().is_err_and(|why| why.kind != dl_store::Kind::Corrupt)
-            };
-            let is_away = parts.iter().all(|(_, (again, _))| again.iter().all(is_away));
-            for (part, (again, bytes)) in parts {
+            for (part, wanted, (again, bytes)) in join_all(parts).await.into_iter().rev() {
                 read = read.saturating_add(bytes);
-                if !is_away {
-                    let places = |members: Vec<usize>| {
-                        members.into_iter().filter_map(|number| part.get(number).copied()).collect()
-                    };
-                    failed.extend(failed_together(&again).into_iter().map(places));
-                }
+                failures += usize::from(again.iter().any(Result::is_err));
+                let places = |members: Vec<usize>| {
+                    members.into_iter().filter_map(|number| part.get(number).copied()).collect()
+                };
+                let smaller = failed_together(&again, |number| wanted.get(number));
+                failed.extend(smaller.into_iter().map(places));
                 for (number, answer) in part.iter().zip(again) {
                     if let Some(slot) = answers.get_mut(*number) {
                         *slot = answer;
@@ -262,8 +269,9 @@ impl Executor {
         (answers, read)
     }
 
-    /// One call to the store for all the reads that the ranges need. Also gives the bytes of these.
-    async fn fetch_together(&self, wanted: &[(Key, Span)]) -> (Answer, u64) {
+    /// One call to the store for all the reads that the ranges need. Also gives the bytes of these:
+    /// each range may keep all of them in memory.
+    async fn fetch(&self, wanted: &[(Key, Span)]) -> (Answer, u64) {
         let mut ranges = Vec::with_capacity(wanted.len());
         let mut reads = Vec::with_capacity(wanted.len());
         let mut ends = Vec::with_capacity(wanted.len());
@@ -451,13 +459,22 @@ fn set_apart(answer: &mut Answer, read: u64) {
     }
 }
 
-/// The ranges of each read that failed for several and may be good for some of them.
-fn failed_together(answers: &[Result<Bytes, Failure>]) -> Vec<Vec<usize>> {
+/// Whether a failure may be that of some bytes of a read only.
+fn is_of_a_place(why: &Failure) -> bool {
+    why.kind == dl_store::Kind::Corrupt || why.is_of_disk()
+}
+
+/// The ranges of each read that failed for several and may be good for some of them: from the last
+/// in their object to the first, and those of each read from the first to the last.
+fn failed_together<'a>(
+    answers: &[Result<Bytes, Failure>],
+    wanted: impl Fn(usize) -> Option<&'a (Key, Span)>,
+) -> Vec<Vec<usize>> {
     let mut reads: HashMap<*const dl_store::Error, usize> = HashMap::new();
     let mut failed: Vec<Vec<usize>> = Vec::new();
     for (number, answer) in answers.iter().enumerate() {
         let Err(why) = answer else { continue };
-        if why.kind != dl_store::Kind::Corrupt && !why.is_of_disk() {
+        if !is_of_a_place(why) {
             continue;
         }
         let read = *reads.entry(Arc::as_ptr(why)).or_insert(failed.len());
@@ -467,6 +484,10 @@ fn failed_together(answers: &[Result<Bytes, Failure>]) -> Vec<Vec<usize>> {
         }
     }
     failed.retain(|members| members.len() > 1);
+    for members in &mut failed {
+        members.sort_by_key(|number| wanted(*number).map(|(_, span)| *span));
+    }
+    failed.reverse();
     failed
 }
 

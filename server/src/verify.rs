@@ -131,7 +131,7 @@ struct Verify<'a> {
     uncompared: u64,
     /// Files that folders of the same path hide, and their bytes.
     hidden: (u64, u64),
-    /// Objects that were told as lost or damaged.
+    /// Objects that were told as lost, damaged or unreadable.
     lost: HashSet<ChunkId>,
 }
 
@@ -272,7 +272,7 @@ impl Verify<'_> {
             Ok(Some(_)) => "its name stands for another dataset in the chunk store",
             Ok(None) => "its name is not in the chunk store",
             Err(error) if error.kind == Kind::Corrupt => {
-                let remedy = format!("put it back, or remove it and {}", self.recover());
+                let remedy = format!("run `dlcmd verify {}` again then", self.name());
                 return self.find(error.chain(), remedy).await;
             }
             Err(error) => return Err(error),
@@ -294,7 +294,7 @@ impl Verify<'_> {
         survey: &Survey,
         lost: &HashMap<ChunkId, Lost>,
     ) -> Result<(), Error> {
-        self.lost = lost.keys().copied().collect();
+        self.lost.extend(lost.keys());
         let mut in_use: HashSet<ChunkId> = HashSet::new();
         let mut parts_of: HashMap<ChunkId, Vec<ChunkId>> = HashMap::new();
         for (number, extent) in &survey.extents {

@@ -78,6 +78,7 @@ pub(crate) fn run(
     out: &mut Output<'_>,
 ) -> Result<Exit, Failure> {
     let request = arguments.plan(context.clock.now())?;
+    let is_whole = request.since.is_none();
     let bar = context.notes.bar();
     let mut told = BTreeSet::new();
     let recovered = context.client()?.recover(request, &mut |step| {
@@ -94,7 +95,7 @@ pub(crate) fn run(
     });
     let mut exit = Exit::Done;
     for done in recovered? {
-        report(&done, out)?;
+        report(&done, is_whole, out)?;
         for problem in &done.problems {
             exit = Exit::Partly;
             context.notes.error(format_args!("recover {}: {problem}", done.dataset));
@@ -103,7 +104,7 @@ pub(crate) fn run(
     Ok(exit)
 }
 
-fn report(done: &RecoverProgress, out: &mut Output<'_>) -> Result<(), Failure> {
+fn report(done: &RecoverProgress, is_whole: bool, out: &mut Output<'_>) -> Result<(), Failure> {
     let RecoverProgress { dataset, listed, checked, adopted, files, problems, .. } = done;
     let (listed, checked, adopted, files) = (*listed, *checked, *adopted, *files);
     if out.is_json() {
@@ -111,7 +112,7 @@ fn report(done: &RecoverProgress, out: &mut Output<'_>) -> Result<(), Failure> {
             .json("recovered", &Recovered { dataset, listed, checked, adopted, files, problems });
     }
     let (objects, files) = (counted(listed, "object"), counted(files, "file"));
-    if adopted == 0 && listed > 0 {
+    if is_whole && problems.is_empty() && adopted == 0 && listed > 0 {
         // Also where rows of theirs were lost, which it has written again.
         return out.line(format_args!(
             "{dataset}: {objects}, all known; what was lost of their rows is back"

@@ -79,12 +79,12 @@ pub(crate) fn run(
         },
     );
     bar.finish_and_clear();
-    match printed {
-        // Whoever saw enough of them still gets the exit code.
-        Err(Failure::StdoutClosed) => return Ok(Exit::Partly),
-        printed => printed?,
-    }
     let VerifyProgress { objects, files, bytes, .. } = verified?;
+    if matches!(printed, Err(Failure::StdoutClosed)) {
+        // Whoever saw enough of them still gets the exit code.
+        return Ok(Exit::Partly);
+    }
+    printed?;
     if out.is_json() {
         out.json("verified", &Verified { dataset: name, objects, files, bytes, findings })?;
     } else {

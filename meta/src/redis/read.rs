@@ -42,6 +42,8 @@ struct Named {
     winner: Option<FileRecord>,
     /// Where the rows were asked for.
     shards: [Option<Shard>; 2],
+    /// Where a newer row would be than the one that was found.
+    newer: Option<Shard>,
 }
 
 /// What the rows of some names say, read with this home.
@@ -178,10 +180,7 @@ impl Shared {
             found.push(match file {
                 _ if is_folder => Found::Folder,
                 Some(record) => {
-                    // A newer row may have been lost with the other of two shards.
-                    if named.shards.iter().all(Option::is_some) {
-                        doubted.extend(named.shards.iter().flatten());
-                    }
+                    doubted.extend(named.newer);
                     Found::File(record)
                 }
                 None => {
@@ -317,14 +316,15 @@ impl Shared {
 impl Named {
     /// By rows of one name from one or two buckets, and where these are.
     fn of(buckets: &[Value], shards: &[Shard]) -> Result<Self, Failure> {
-        let (mut is_folder, mut winner) = (false, None);
-        for bucket in buckets {
+        let (mut is_folder, mut winner, mut newer) = (false, None, None);
+        for (number, bucket) in buckets.iter().enumerate() {
             for row in parts(bucket)? {
                 let row = string(row)?;
                 if row.ends_with(&[0, 0]) && !row[..row.len() - 2].contains(&0) {
                     is_folder = true;
                 } else if winner.is_none_or(|winner| row < winner) {
-                    winner = Some(row);
+                    // Of a folder that is large by now new rows are not in the first bucket.
+                    (winner, newer) = (Some(row), shards.get(number + 1).copied());
                 }
             }
         }
@@ -333,7 +333,7 @@ impl Named {
             _ => None,
         };
         let shards = [shards.first().copied(), shards.get(1).copied()];
-        Ok(Self { is_folder, winner, shards })
+        Ok(Self { is_folder, winner, shards, newer })
     }
 }
 

@@ -235,11 +235,16 @@ async fn places_that_a_disk_can_not_read_fail_their_own_files_only() {
     let failed: Vec<u64> = failed.into_iter().map(|(number, _)| number).collect();
     assert_eq!(failed, [255, 99, 1]);
     assert!(answers.iter().flatten().all(|bytes| bytes.len() == 100));
-    assert!(reads < 64, "{reads} reads");
+    assert!(reads < 80, "{reads} reads");
+    // One in each part.
+    let scattered: Vec<_> = (0..PARTS as u64).map(|part| part * 3_200).collect();
+    let (answers, _) = Scratched::read(&scattered).await;
+    assert_eq!(answers.iter().filter(|answer| answer.is_err()).count(), PARTS);
     let everywhere: Vec<_> = (0..256).map(|n| n * 100).collect();
     let (answers, reads) = Scratched::read(&everywhere).await;
     assert!(answers.iter().all(Result::is_err));
-    assert_eq!(reads, 1 + PARTS as u64, "a disk that is gone is not asked for each file");
+    let most = (1 + FAILURES + PARTS) as u64;
+    assert!(reads <= most, "a disk that is gone is not asked for each file: {reads} reads");
 }
 
 /// Gives zeroes as soon as it is open, and knows how many of them are still in memory.

@@ -398,8 +398,8 @@ impl Recovery<'_> {
         Ok(record.map_err(|error| Error::meta("recover dataset", id, error))?.is_none())
     }
 
-    /// The dataset was deleted meanwhile: nothing is left to recover. Fails when its name says otherwise,
-    /// and the metadata has none, which it lost, or another one of that name.
+    /// The dataset was deleted meanwhile: nothing is left to recover. Fails when its name says otherwise
+    /// and the metadata has none: it lost it.
     async fn ended(&self, name: &DatasetName, named: Named) -> Result<Read, Error> {
         let newest = names::newest(self.parts, name).await?;
         let is_live = newest.is_some_and(|newest| newest.generation == named.generation);
@@ -412,16 +412,10 @@ impl Recovery<'_> {
         let is_other = |record: &DatasetRecord| {
             record.generation == named.generation && record.id != named.record.dataset
         };
-        // Otherwise names were looked after before, and what is wrong with this one was told.
-        let is_looked_after = self.log == Log::Doubted;
-        if is_live
-            && !is_looked_after
-            && let Some(other) = record.filter(is_other)
-            && catalog::has_objects(self.parts, name, other.id).await?
-        {
-            let why = "its name in the chunk store stands for another dataset than the metadata \
-                       has; run `dlcmd recover --all`";
-            return Err(Error::new(Kind::Unavailable, "recover dataset", name, why));
+        if is_live && record.is_some_and(|record| is_other(&record)) {
+            // One name keeps no other dataset from being served.
+            let why = "stands for another dataset than the metadata has; run `dlcmd recover --all`";
+            tracing::error!(%name, "the name in the chunk store {why}");
         }
         Progress::of(name, self.progress).end().await;
         Ok(Read::Whole)

@@ -36,6 +36,7 @@ impl Verify<'_> {
                 // Removed since it was listed: looked for below.
                 Some(error) if error.kind == Kind::NotFound => continue,
                 Some(error) => {
+                    self.lost.insert(object.id);
                     let problem = format!("{}; its files can't be read", error.chain());
                     self.find(problem, "make the object readable, then verify again").await?;
                     continue;
