@@ -203,6 +203,50 @@ async fn who_asks_for_what_is_not_there_fails_nobody_that_waits_beside_it() {
     assert_eq!(executor.counts().waits.load(Ordering::Relaxed), 2, "they waited together");
 }
 
+/// What is read, of a store that is only read.
+#[async_trait]
+trait Reads: std::fmt::Debug + Send + Sync + 'static {
+    async fn read(&self, wanted: &[ObjectRange]) -> Vec<Result<Bytes, dl_store::Error>>;
+}
+
+#[derive(Debug)]
+struct ReadOnly<R>(R);
+
+impl<R> std::fmt::Display for ReadOnly<R> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("read only")
+    }
+}
+
+#[async_trait]
+impl<R: Reads> Store for ReadOnly<R> {
+    async fn read(&self, wanted: &[ObjectRange]) -> Vec<Result<Bytes, dl_store::Error>> {
+        self.0.read(wanted).await
+    }
+
+    async fn create(&self, _: &Key, _: Bytes) -> Result<(), dl_store::Error> {
+        unreachable!("it is only read")
+    }
+
+    async fn delete(&self, _: &Key) -> Result<(), dl_store::Error> {
+        unreachable!("it is only read")
+    }
+
+    async fn settle(&self, _: &[Key]) -> Result<(), dl_store::Error> {
+        unreachable!("it is only read")
+    }
+
+    fn list(&self, _: &Prefix) -> BoxStream<'_, Result<ObjectInfo, dl_store::Error>> {
+        unreachable!("it is only read")
+    }
+
+    fn doubt(&self, _: &Key) {}
+
+    fn forsake(&self, _: &Key) {}
+
+    fn foresee(&self, _: &Key) {}
+}
+
 /// A disk with places that can't be read.
 #[derive(Debug)]
 struct Scratched {
@@ -210,20 +254,15 @@ struct Scratched {
     reads: AtomicU64,
 }
 
-impl std::fmt::Display for Scratched {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("scratched")
-    }
-}
-
 impl Scratched {
     async fn read(places: &[u64]) -> (Answer, u64) {
-        let store = Arc::new(Self { places: places.to_vec(), reads: AtomicU64::new(0) });
-        let executor = Executor::new(Arc::<Self>::clone(&store));
+        let store = Self { places: places.to_vec(), reads: AtomicU64::new(0) };
+        let store = Arc::new(ReadOnly(store));
+        let executor = Executor::new(Arc::<ReadOnly<Self>>::clone(&store));
         let key = Key::new("chunk").unwrap();
         let wanted: Vec<_> =
             (0..256).rev().map(|n| (key.clone(), span(n * 100, n * 100 + 100))).collect();
-        (executor.read(&wanted).await, store.reads.load(Ordering::Relaxed))
+        (executor.read(&wanted).await, store.0.reads.load(Ordering::Relaxed))
     }
 }
 
@@ -282,14 +321,8 @@ impl Drop for Body {
     }
 }
 
-impl std::fmt::Display for Zeroes {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("zeroes")
-    }
-}
-
 #[async_trait]
-impl Store for Zeroes {
+impl Reads for Zeroes {
     async fn read(&self, wanted: &[ObjectRange]) -> Vec<Result<Bytes, dl_store::Error>> {
         // Closed for good once it may be read.
         let _ = self.closed.acquire().await;
@@ -300,32 +333,10 @@ impl Store for Zeroes {
         }
         bodies
     }
-
-    async fn create(&self, _: &Key, _: Bytes) -> Result<(), dl_store::Error> {
-        unreachable!("it is only read")
-    }
-
-    async fn delete(&self, _: &Key) -> Result<(), dl_store::Error> {
-        unreachable!("it is only read")
-    }
-
-    async fn settle(&self, _: &[Key]) -> Result<(), dl_store::Error> {
-        unreachable!("it is only read")
-    }
-
-    fn list(&self, _: &Prefix) -> BoxStream<'_, Result<ObjectInfo, dl_store::Error>> {
-        unreachable!("it is only read")
-    }
-
-    fn doubt(&self, _: &Key) {}
-
-    fn forsake(&self, _: &Key) {}
-
-    fn foresee(&self, _: &Key) {}
 }
 
 #[async_trait]
-impl Store for Scratched {
+impl Reads for Scratched {
     async fn read(&self, wanted: &[ObjectRange]) -> Vec<Result<Bytes, dl_store::Error>> {
         self.reads.fetch_add(wanted.len() as u64, Ordering::Relaxed);
         let read = |wanted: &ObjectRange| {
@@ -339,28 +350,6 @@ impl Store for Scratched {
         };
         wanted.iter().map(read).collect()
     }
-
-    async fn create(&self, _: &Key, _: Bytes) -> Result<(), dl_store::Error> {
-        unreachable!("it is only read")
-    }
-
-    async fn delete(&self, _: &Key) -> Result<(), dl_store::Error> {
-        unreachable!("it is only read")
-    }
-
-    async fn settle(&self, _: &[Key]) -> Result<(), dl_store::Error> {
-        unreachable!("it is only read")
-    }
-
-    fn list(&self, _: &Prefix) -> BoxStream<'_, Result<ObjectInfo, dl_store::Error>> {
-        unreachable!("it is only read")
-    }
-
-    fn doubt(&self, _: &Key) {}
-
-    fn forsake(&self, _: &Key) {}
-
-    fn foresee(&self, _: &Key) {}
 }
 
 #[tokio::test]
@@ -368,8 +357,8 @@ async fn what_lies_between_the_ranges_of_those_who_wait_is_bounded_for_all_of_th
     const STEP: u64 = 16 << 10;
     let live = Arc::new(Live::default());
     let store = Zeroes { closed: Semaphore::new(0), live: Arc::clone(&live) };
-    let store = Arc::new(store);
-    let executor = Executor::new(Arc::<Zeroes>::clone(&store));
+    let store = Arc::new(ReadOnly(store));
+    let executor = Executor::new(Arc::<ReadOnly<Zeroes>>::clone(&store));
     let keys: Vec<_> = (0..32).map(|n| Key::new(format!("chunk-{n}")).unwrap()).collect();
     let mut asked = Vec::new();
     let mut ask = |wanted: Vec<(Key, Span)>| {
@@ -390,7 +379,7 @@ async fn what_lies_between_the_ranges_of_those_who_wait_is_bounded_for_all_of_th
     while executor.counts().waits.load(Ordering::Relaxed) < 2 * keys.len() as u64 {
         tokio::task::yield_now().await;
     }
-    store.closed.close();
+    store.0.closed.close();
     let lengths = |answer: Answer| answer.into_iter().map(|bytes| bytes.unwrap().len()).collect();
     for (number, answer) in asked.into_iter().enumerate() {
         let lengths: Vec<_> = lengths(answer.await.unwrap());
