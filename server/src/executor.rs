@@ -129,7 +129,7 @@ impl Executor {
             let fetched = self.fetch(wanted).await;
             // Nobody else waits for what is wrong with these.
             leading.pass_on();
-            return Box::pin(self.apart(wanted, fetched)).await.0;
+            return self.settled(wanted, fetched).await.0;
         }
         let mut results: Vec<Option<Result<Bytes, Failure>>> = vec![None; wanted.len()];
         let own: Vec<_> = led
@@ -140,7 +140,7 @@ impl Executor {
         let fetched = self.fetch(&own).await;
         // Before the wait: what others lead may wait for what is led here.
         leading.pass_on();
-        let (answers, _) = Box::pin(self.apart(&own, fetched)).await;
+        let (answers, _) = self.settled(&own, fetched).await;
         for (index, answer) in led.into_iter().flatten().zip(answers) {
             put(&mut results, index, answer);
         }
@@ -210,7 +210,8 @@ impl Executor {
         let is_shared = wants.len() > 1;
         for (key, want) in wants {
             let mut answer: Answer = answers.by_ref().take(want.spans.len()).collect();
-            if is_shared && answer.iter().any(|answer| answer.as_ref().is_err_and(is_of_a_place)) {
+            let is_alone = !is_shared && want.spans.len() == 1;
+            if !is_alone && answer.iter().any(|answer| answer.as_ref().is_err_and(is_of_a_place)) {
                 // By itself, as it may be at fault, or another one: who is not waits for nobody.
                 tokio::spawn(self.clone().answer_alone(key, want));
                 continue;
@@ -225,21 +226,30 @@ impl Executor {
     async fn answer_alone(self, key: Key, want: Want) {
         let wanted: Vec<_> = want.spans.iter().map(|span| (key.clone(), *span)).collect();
         let fetched = self.fetch(&wanted).await;
-        let (mut answer, read) = self.apart(&wanted, fetched).await;
+        let (mut answer, read) = self.settled(&wanted, fetched).await;
         set_apart(&mut answer, read);
         // Whoever asked may have gone.
         let _ = want.answer.send(answer);
     }
 
-    /// Reads again, in ever smaller parts, what failed together: a damaged place, or a range that
-    /// ends past its object, which only a broken or hostile caller asks for, fails no other. Also
-    /// gives the bytes of all reads that became of them: each range may keep all of these in memory.
+    /// What was read, and again apart what failed together. Also gives the bytes of all reads that
+    /// became of them: each range may keep all of these in memory.
+    async fn settled(&self, wanted: &[(Key, Span)], fetched: (Answer, u64)) -> (Answer, u64) {
+        let failed = failed_together(&fetched.0, |number| wanted.get(number));
+        if failed.is_empty() {
+            return fetched;
+        }
+        Box::pin(self.apart(wanted, fetched, failed)).await
+    }
+
+    /// Reads again in ever smaller parts: a damaged place, or a range that ends past its object, which
+    /// only a broken or hostile caller asks for, fails no other.
     async fn apart(
         &self,
         wanted: &[(Key, Span)],
         (mut answers, mut read): (Answer, u64),
+        mut failed: Vec<Vec<usize>>,
     ) -> (Answer, u64) {
-        let mut failed = failed_together(&answers, |number| wanted.get(number));
         let mut failures = 0;
         // The lowest first, as what is cut short is whole before the cut.
         while let Some(members) = failed.pop()
