@@ -314,7 +314,7 @@ impl Plan {
                 }
                 let key = self.keys.of(run.object);
                 self.distrust(parts, &key);
-                self.part.read(parts, budget, self.dataset, &[run.object]).await;
+                self.part.read(parts, budget, self.dataset, &[run.object], true).await;
             }
             if let Some(Err(failure)) = self.part.get(run.object) {
                 match failure.kind {
@@ -380,7 +380,7 @@ impl Plan {
             let key = self.keys.of(*chunk);
             self.distrust(parts, &key);
         }
-        self.layouts.read(parts, budget, self.dataset, &chunks).await;
+        self.layouts.read(parts, budget, self.dataset, &chunks, self.check_headers).await;
     }
 }
 

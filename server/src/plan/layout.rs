@@ -6,7 +6,7 @@
 use dl_format::layout::PAGE;
 use dl_format::{ChunkId, DatasetId, Extent, Header, ObjectKind};
 use dl_proto::Kind;
-use dl_store::Key;
+use dl_store::{ByteRange, Key, ObjectRange};
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::error::Error;
@@ -77,6 +77,12 @@ pub(super) struct Failure {
     pub(super) why: String,
 }
 
+impl Failure {
+    fn of(key: Key, error: &Error) -> Self {
+        Self { key, kind: error.kind, why: error.chain() }
+    }
+}
+
 /// Those of the large files that come next.
 #[derive(Debug, Default)]
 pub(super) struct Layouts {
@@ -102,27 +108,44 @@ impl Layouts {
         (parts * each) as u64
     }
 
-    /// Reads those of these chunks instead of what was known.
+    /// Reads those of these chunks instead of what was known; with `to_their_ends`, objects that are
+    /// cut short are damaged as well, whatever the cut has left of them.
     pub(super) async fn read(
         &mut self,
         parts: &Parts,
         budget: &Budget,
         dataset: DatasetId,
         chunks: &[ChunkId],
+        to_their_ends: bool,
     ) {
         *self = Self::default();
         let keys: Vec<Key> =
             chunks.iter().map(|chunk| object_key(dataset, *chunk, ObjectKind::Chunk)).collect();
         let headers = read_headers(parts, &keys).await;
+        let mut ends = Vec::new();
         for ((chunk, key), header) in chunks.iter().zip(keys).zip(headers) {
             let header = match header {
                 Ok(Ok(header)) => Ok(header),
                 Ok(Err(length)) => self.read_long(parts, budget, &key, length).await,
                 Err(error) => Err(error),
             };
-            let failed = |error: Error| Failure { key, kind: error.kind, why: error.chain() };
-            let layout = header.map(|header| Layout::of(&header)).map_err(failed);
-            self.known.push((*chunk, layout));
+            if let (true, Ok(header)) = (to_their_ends, &header) {
+                let length = header.object_length();
+                if let Ok(range) = ByteRange::exact(length.saturating_sub(1), length) {
+                    ends.push((self.known.len(), ObjectRange { key: key.clone(), range }));
+                }
+            }
+            let layout = header.map(|header| Layout::of(&header));
+            self.known.push((*chunk, layout.map_err(|error| Failure::of(key, &error))));
+        }
+        let ranges: Vec<_> = ends.iter().map(|(_, range)| range.clone()).collect();
+        let last_bytes =
+            if ranges.is_empty() { Vec::new() } else { parts.store.read(&ranges).await };
+        for ((number, ObjectRange { key, .. }), last_byte) in ends.into_iter().zip(last_bytes) {
+            if let (Err(error), Some((_, layout))) = (last_byte, self.known.get_mut(number)) {
+                let error = Error::store("read the end of", &key, error);
+                *layout = Err(Failure::of(key, &error));
+            }
         }
     }
 

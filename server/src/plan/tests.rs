@@ -3,6 +3,7 @@
 use dl_format::{
     Attributes, ChunkIdMaker, ChunkShape, ChunkWriter, EntryVersion, Extent, Stamp, Verified,
 };
+use dl_store::StoreExt;
 
 use super::*;
 use crate::testing::rig;
@@ -94,4 +95,31 @@ async fn a_wave_finds_no_more_missing_files_than_it_may_have_answers() {
         missing += wave.missing.len();
     }
     assert_eq!(missing, 1_000);
+}
+
+#[tokio::test]
+async fn of_an_object_that_was_cut_short_files_are_damaged_where_headers_are_checked() {
+    let rig = rig().await;
+    let dataset = rig.create("ds").await;
+    let id = rig.store_chunk(dataset, 1).await;
+    rig.run(crate::recover::roll_forward(&rig.parts)).await.0.unwrap();
+    let key = object_key(dataset, id, ObjectKind::Chunk);
+    let object = rig.parts.store.read_all(&key).await.unwrap();
+    for (cut, is_damaged) in [(0, false), (1, true)] {
+        rig.parts.store.delete(&key).await.unwrap();
+        rig.parts.store.create(&key, object.slice(..object.len() - cut)).await.unwrap();
+        let source = ReadSource::Path(FilePath::new("file-1").unwrap());
+        let request = ReadRequest {
+            dataset,
+            items: vec![ReadItem { source, offset: 0, length: Some(1) }],
+            check_copies: false,
+            pass_copies: true,
+            check_headers: true,
+        };
+        let mut plan = Plan::new(&rig.parts, request).await.unwrap();
+        let (size, budget) = (WaveSize::of(256 << 10), Budget::new(1 << 20, "test"));
+        let wave = plan.next(&rig.parts, &budget, size).await;
+        assert_eq!(wave.segments.is_empty(), is_damaged, "{cut} bytes cut off");
+        assert_eq!(wave.done.len(), usize::from(is_damaged));
+    }
 }
