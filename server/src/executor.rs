@@ -2,8 +2,9 @@
 //!
 //! Must hold: wanted ranges of one chunk that lie close become one read; who wants more of a chunk
 //! that is being read shares the next read of it; each is answered once, whoever else gives up, and
-//! fails only by what is wrong with its own bytes. No answer keeps more than twice of what [`cost`]
-//! said; what lies between ranges of different callers is bounded for all together.
+//! fails only by what is wrong with its own bytes, unless [`FAILURES`] are met. No answer keeps more
+//! than twice of what [`cost`] said; what lies between ranges of different callers is bounded for all
+//! together.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
