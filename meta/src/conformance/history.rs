@@ -105,7 +105,8 @@ impl Maker {
         self.commit(object.expect("it fits into a header"))
     }
 
-    fn rewrite(&mut self, live: &[(FilePath, EntryVersion, u64)]) -> Committed {
+    /// What a purge writes of live files, by path, version and length.
+    pub(crate) fn rewrite(&mut self, live: &[(FilePath, EntryVersion, u64)]) -> Committed {
         let mut writer = ChunkWriter::new(ChunkShape::default(), Vec::new());
         let mut replaces: Vec<_> = live.iter().map(|(_, version, _)| version.chunk).collect();
         replaces.sort_unstable();

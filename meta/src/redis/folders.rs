@@ -1,18 +1,19 @@
 //! Folders that are being read: the rows of their buckets in one order, some at a time.
 //!
-//! Must hold: rows come as listings sort, whichever bucket they lie in, so that the first of a name is
-//! the one that holds; of a file's row it is known by then whether that version is deleted. However
-//! many folders are read on, each primary is asked once.
+//! Must hold: rows come as listings sort, whichever bucket they lie in, so that the first of a name that
+//! counts is the one that holds; of a file's row it is known by then whether it counts, and whether
+//! that version is deleted. However many folders are read on, each primary is asked once.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
-use dl_format::EntryVersion;
+use dl_format::{ChunkId, EntryVersion};
 use redis::Value;
 
 use super::Shared;
 use super::command::{Ask, bytes, strings};
 use super::deletions::Deletions;
 use super::failure::Failure;
+use super::holders::Holders;
 use super::home::Home;
 use super::keys::{AllRows, BUCKETS, Key};
 use super::rows::{LARGE, Member};
@@ -40,6 +41,16 @@ pub(super) struct Pages {
 pub(super) struct Row {
     pub(super) bytes: Vec<u8>,
     pub(super) is_deleted: bool,
+    /// Its object was taken off the log: as if it were not there.
+    pub(super) is_void: bool,
+}
+
+/// The row of a file that was read last and not looked into yet.
+#[derive(Debug)]
+struct Unjudged {
+    row: usize,
+    version: EntryVersion,
+    holder: ChunkId,
 }
 
 /// One bucket of a folder.
@@ -47,8 +58,9 @@ pub(super) struct Row {
 struct Stream {
     key: Key,
     rows: VecDeque<Row>,
-    /// Rows of which it isn't known yet whether they are deleted, and what versions they are of.
-    unjudged: Vec<(usize, EntryVersion)>,
+    unjudged: Vec<Unjudged>,
+    /// How many rows there were before those, and where it was to be read from.
+    before: Option<(usize, Option<Vec<u8>>)>,
     /// Where the range begins that was not read yet; none when all was.
     from: Option<Vec<u8>>,
     page: usize,
@@ -56,7 +68,8 @@ struct Stream {
 
 impl Stream {
     fn new(key: Key, from: Vec<u8>, page: usize) -> Self {
-        Self { key, rows: VecDeque::new(), unjudged: Vec::new(), from: Some(from), page }
+        let (rows, unjudged, before) = (VecDeque::new(), Vec::new(), None);
+        Self { key, rows, unjudged, before, from: Some(from), page }
     }
 
     /// Whether there is more to read before it can be gone on with.
@@ -80,22 +93,36 @@ impl Stream {
     fn take(&mut self, answer: Value, to_judge: bool) -> Result<(), Failure> {
         let rows = strings(answer)?;
         let last = rows.last().filter(|_| rows.len() >= self.page);
-        self.from = last.map(|last| [b"(", last.as_slice()].concat());
+        let next = last.map(|last| [b"(", last.as_slice()].concat());
+        let from = std::mem::replace(&mut self.from, next);
+        self.before.get_or_insert((self.rows.len(), from));
         for bytes in rows {
             if to_judge && let Member::File(_, record) = Member::decode(&bytes)? {
-                self.unjudged.push((self.rows.len(), record.version));
+                let (version, holder) = (record.version, record.holder.chunk);
+                self.unjudged.push(Unjudged { row: self.rows.len(), version, holder });
             }
-            self.rows.push_back(Row { bytes, is_deleted: false });
+            self.rows.push_back(Row { bytes, is_deleted: false, is_void: false });
         }
         Ok(())
     }
 
-    /// Takes note of what is deleted of the rows that were read last.
-    fn judge(&mut self, deletions: &Deletions) {
-        for (index, version) in std::mem::take(&mut self.unjudged) {
-            if let Some(row) = self.rows.get_mut(index) {
+    /// Takes note of what is deleted of the rows that were read last, and of what is none.
+    fn judge(&mut self, deletions: &Deletions, holders: &Holders) {
+        self.before = None;
+        for Unjudged { row, version, holder } in std::mem::take(&mut self.unjudged) {
+            if let Some(row) = self.rows.get_mut(row) {
                 row.is_deleted = deletions.contain(&version);
+                row.is_void = holders.lack(holder);
             }
+        }
+    }
+
+    /// Lets go of the rows that were read last, to read them again.
+    fn undo(&mut self) {
+        self.unjudged.clear();
+        if let Some((rows, from)) = self.before.take() {
+            self.rows.truncate(rows);
+            self.from = from;
         }
     }
 }
@@ -185,6 +212,7 @@ pub(super) struct Reader<'a> {
     pub(super) home: &'a Home,
     all_rows: AllRows,
     pub(super) deletions: Deletions,
+    holders: Holders,
     /// What was read, and so what has to be whole for the answer to be.
     pub(super) shards: BTreeSet<Shard>,
 }
@@ -192,7 +220,13 @@ pub(super) struct Reader<'a> {
 impl<'a> Reader<'a> {
     pub(super) fn new(shared: &'a Shared, home: &'a Home) -> Self {
         let (all_rows, deletions) = (home.keys.all_rows(), Deletions::of(home));
-        Self { shared, home, all_rows, deletions, shards: BTreeSet::new() }
+        let (holders, shards) = (Holders::after(home), BTreeSet::new());
+        Self { shared, home, all_rows, deletions, holders, shards }
+    }
+
+    /// Whether the dataset was dropped meanwhile, so that who asks has to begin anew.
+    pub(super) fn is_stale(&self) -> bool {
+        self.deletions.is_stale() || self.holders.are_stale()
     }
 
     /// A folder, to be read from `from` on.
@@ -213,8 +247,27 @@ impl<'a> Reader<'a> {
 
     /// Reads a page of every bucket that has run empty, or soon will.
     pub(super) async fn fill(&mut self, folders: &mut [Folder]) -> Result<(), Failure> {
-        let to_judge = !self.deletions.are_none();
-        let mut chunks = BTreeSet::new();
+        let mut rounds = self.shared.router.rounds();
+        loop {
+            self.shared.router.again(&mut rounds)?;
+            self.read(folders).await?;
+            let streams = folders.iter().flat_map(|folder| &folder.streams);
+            let unjudged: Vec<_> = streams.flat_map(|stream| &stream.unjudged).collect();
+            self.holders.load(self.shared, unjudged.iter().map(|row| row.holder)).await?;
+            let versions = unjudged.iter().map(|row| row.version.chunk);
+            self.deletions.load(self.shared, versions).await?;
+            let streams = folders.iter_mut().flat_map(|folder| &mut folder.streams);
+            if !self.holders.are_uncertain() {
+                self.shards.extend(self.holders.doubted());
+                streams.for_each(|stream| stream.judge(&self.deletions, &self.holders));
+                return Ok(());
+            }
+            streams.for_each(Stream::undo);
+        }
+    }
+
+    async fn read(&mut self, folders: &mut [Folder]) -> Result<(), Failure> {
+        let to_judge = !self.deletions.are_none() || !self.holders.are_none();
         loop {
             let mut asks = Vec::new();
             for folder in folders.iter().filter(|folder| folder.large_from.is_some()) {
@@ -224,7 +277,7 @@ impl<'a> Reader<'a> {
             let streams = folders.iter().flat_map(|folder| &folder.streams);
             asks.extend(streams.filter_map(Stream::ask));
             if asks.is_empty() {
-                break;
+                return Ok(());
             }
             self.shards.extend(asks.iter().map(|ask| ask.shard));
             let mut answers = self.shared.router.ask(asks).await?.into_iter();
@@ -238,7 +291,6 @@ impl<'a> Reader<'a> {
             let streams = folders.iter_mut().flat_map(|folder| &mut folder.streams);
             for stream in streams.filter(|stream| stream.is_low()) {
                 stream.take(answers.next().unwrap_or(Value::Nil), to_judge)?;
-                chunks.extend(stream.unjudged.iter().map(|(_, version)| version.chunk));
             }
             for (folder, from) in folders.iter_mut().zip(large) {
                 let Some(from) = from else { continue };
@@ -248,10 +300,5 @@ impl<'a> Reader<'a> {
                 }));
             }
         }
-        self.deletions.load(self.shared, chunks).await?;
-        for stream in folders.iter_mut().flat_map(|folder| &mut folder.streams) {
-            stream.judge(&self.deletions);
-        }
-        Ok(())
     }
 }

@@ -48,7 +48,7 @@ async fn search(reader: &mut Reader<'_>, paths: &[Vec<u8>]) -> Result<Vec<bool>,
     let shares = shares(reader.home.is_large);
     let searches = paths.iter().map(|path| Search::of(path, *shares.start(), reader));
     let mut searches: Vec<Search> = searches.collect();
-    while !reader.deletions.is_stale() {
+    while !reader.is_stale() {
         let wanted: usize = searches.iter().map(Search::wanted).sum();
         if wanted == 0 {
             break;
@@ -134,6 +134,7 @@ impl Search {
         {
             match Member::decode(&row.bytes)? {
                 Member::Large | Member::Marker(_) => {}
+                Member::File(_, _) if row.is_void => {}
                 Member::File(name, _) => self.is_live = folder.is_first(name) && !row.is_deleted,
                 Member::Folder(name) => {
                     let is_new = folder.is_new(name);

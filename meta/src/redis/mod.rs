@@ -13,6 +13,7 @@ mod failure;
 mod folders;
 mod gather;
 mod health;
+mod holders;
 mod home;
 mod keys;
 mod link;
@@ -51,6 +52,7 @@ pub use self::address::without_login;
 use self::failure::{Failure, Verdict};
 use self::gather::Gathering;
 use self::health::Health;
+use self::holders::Held;
 use self::keys::Keys;
 use self::read::Lookups;
 use self::router::Router;
@@ -101,6 +103,7 @@ struct Shared {
     /// The highest stamp that this process was given, by dataset.
     stamps: Mutex<HashMap<DatasetId, Stamp>>,
     large: Mutex<LargeFolders>,
+    held: Mutex<Held>,
     lookups: Lookups,
     records: Gathering<DatasetId, (), Option<DatasetRecord>>,
     outlines: Gathering<DatasetId, (), Option<Outline>>,
@@ -170,6 +173,7 @@ impl Redis {
             known: Mutex::default(),
             stamps: Mutex::default(),
             large: Mutex::default(),
+            held: Mutex::default(),
             lookups: Lookups::default(),
             records: Gathering::default(),
             outlines: Gathering::default(),

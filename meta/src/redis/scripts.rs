@@ -175,6 +175,23 @@ return 1
     )
 });
 
+/// Which objects a log has. Home, log; epoch, object ids. Answers how often the log has changed but
+/// for new objects, as text, then 1 or 0 for each.
+pub(super) static HELD: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        r"
+local home = redis.call('HMGET', KEYS[1], 'epoch', 'changes')
+if home[1] ~= ARGV[1] then return -2 end
+local said = {home[2] or '0'}
+for i = 2, #ARGV do
+    local found = redis.call('ZRANGEBYLEX', KEYS[2], '[' .. ARGV[i], '+', 'LIMIT', 0, 1)[1]
+    said[i] = found and string.sub(found, 1, 16) == ARGV[i] and 1 or 0
+end
+return said
+",
+    )
+});
+
 /// What was counted, if it still holds. Home, todo; epoch, objects, version, files, bytes, changes.
 pub(super) static COUNTED: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
@@ -304,9 +321,9 @@ return 1
 });
 
 /// All of them: a node is given them when it is connected to.
-pub(super) fn all() -> [&'static Script; 13] {
+pub(super) fn all() -> [&'static Script; 14] {
     [
-        &APPEND, &APPLY, &STAMP, &PUT, &KILL, &REPLACE, &RETIRE, &COUNTED, &LARGE, &MARK, &MEND,
-        &MENDED, &ROOM,
+        &APPEND, &APPLY, &STAMP, &PUT, &KILL, &REPLACE, &RETIRE, &HELD, &COUNTED, &LARGE, &MARK,
+        &MEND, &MENDED, &ROOM,
     ]
 }

@@ -96,7 +96,7 @@ impl<'a> Walk<'a> {
             self.enter(folder).await?;
         }
         loop {
-            if self.reader.deletions.is_stale() {
+            if self.reader.is_stale() {
                 return Ok(None);
             }
             let Some(row) = self.row().await? else {
@@ -112,7 +112,7 @@ impl<'a> Walk<'a> {
                 Member::Large => {}
                 Member::Marker(name) => folder.marked = name.to_vec(),
                 Member::File(name, record) => {
-                    if !folder.is_first(name) || row.is_deleted {
+                    if row.is_void || !folder.is_first(name) || row.is_deleted {
                         continue;
                     }
                     let (is_marked, path) = (folder.marked == name, folder.inside(name));

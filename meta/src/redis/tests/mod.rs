@@ -10,6 +10,7 @@ mod loss;
 mod marks;
 mod together;
 mod unfit;
+mod void;
 mod walks;
 
 use std::sync::Arc;

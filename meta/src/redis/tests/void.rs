@@ -1,0 +1,216 @@
+//! Rows that are there though their object was taken off the log.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use dl_format::{Committed, DirPath, EntryVersion, FileRecord};
+use futures::future::join_all;
+
+use super::{STORE, id, open, path, record};
+use crate::conformance::history::Maker;
+use crate::redis::command::Ask;
+use crate::redis::holders::Holders;
+use crate::redis::keys::LARGE_ROWS;
+use crate::redis::rows::file;
+use crate::redis::testing::{Cluster, Server};
+use crate::{DatasetRecord, DatasetState, Found, ListEntry, ListQuery, MetaStore, Redis};
+
+fn query(dir: DirPath, recursive: bool) -> ListQuery {
+    ListQuery { dir, recursive, after: None, limit: 10_000, bytes: usize::MAX }
+}
+
+async fn empty(url: &str) -> Redis {
+    let store = open(url).await;
+    store.bind(STORE).await.unwrap();
+    store.put_dataset(&record()).await.unwrap();
+    store
+}
+
+fn records(object: &Committed) -> Vec<(Vec<u8>, FileRecord)> {
+    let entries = object.header().entries();
+    entries.map(|entry| (entry.path.name().to_vec(), FileRecord::of(object, &entry))).collect()
+}
+
+fn versions(object: &Committed) -> Vec<EntryVersion> {
+    records(object).iter().map(|(_, record)| record.version).collect()
+}
+
+/// Puts the rows of an object back, as a primary does that died before its replica, or the disk, had
+/// heard of their removal.
+async fn bring_back(store: &Redis, object: &Committed) {
+    let keys = store.shared.keys_of(id()).await.unwrap().unwrap();
+    let asks = records(object).into_iter().map(|(name, record)| {
+        Ask::to(&keys.rows(0, b"d"), "ZADD").arg(0).arg(file(&name, &record))
+    });
+    for added in store.shared.router.ask(asks.collect()).await.unwrap() {
+        assert_eq!(added, redis::Value::Int(1), "it was there");
+    }
+}
+
+/// Everything that tells what is there says that these files of folder d are not, and others are.
+async fn has(store: &Redis, live: &[String], gone: &[String]) {
+    let listed = store.list(id(), &query(DirPath::ROOT, true)).await.unwrap();
+    let listed: Vec<_> = listed.iter().map(|entry| entry.path().clone()).collect();
+    let wanted: Vec<_> = live.iter().map(path).collect();
+    assert_eq!(listed, wanted);
+    for names in gone.chunks(20) {
+        let paths: Vec<_> = names.iter().map(path).collect();
+        let found = store.lookup(id(), &paths).await.unwrap();
+        assert!(found.iter().all(|found| *found == Found::Missing), "{names:?}: {found:?}");
+    }
+    let found = store.lookup(id(), &live.iter().map(path).collect::<Vec<_>>()).await.unwrap();
+    assert!(found.iter().all(|found| matches!(found, Found::File(_))), "{found:?}");
+    let info = store.dataset(id()).await.unwrap().unwrap();
+    assert_eq!(info.files, live.len() as u64);
+    let root = store.list(id(), &query(DirPath::ROOT, false)).await.unwrap();
+    let folders = if live.is_empty() { vec![] } else { vec![ListEntry::Folder(path("d"))] };
+    assert_eq!(root, folders);
+}
+
+/// The older versions lie in the first bucket, the newer ones in hashed ones: what the newer ones are
+/// written into does not drop the older ones.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_older_row_that_came_back_is_no_file_once_the_newer_one_was_deleted_and_purged() {
+    let cluster = Cluster::start(3, 0).await;
+    let store = empty(&cluster.url()).await;
+    let mut maker = Maker::new(id(), 1);
+    let names: Vec<_> = (0..LARGE_ROWS + 500).map(|number| format!("d/{number:05}")).collect();
+    let mut objects = Vec::new();
+    for names in names.chunks(500).chain([&names[..500]]) {
+        objects.push(maker.chunk(names.iter().map(|name| (name.as_bytes(), 1))));
+        store.append(objects.last().unwrap()).await.unwrap();
+    }
+    let (older, newer) = (objects.remove(0), objects.pop().unwrap());
+    store.retire(id(), &[older.header().id()]).await.unwrap();
+    bring_back(&store, &older).await;
+    has(&store, &names, &[]).await;
+
+    let deleted = maker.tombstone(&versions(&newer));
+    store.append(&deleted).await.unwrap();
+    has(&store, &names[500..], &names[..500]).await;
+    store.retire(id(), &[newer.header().id(), deleted.header().id()]).await.unwrap();
+    has(&store, &names[500..], &names[..500]).await;
+
+    let rest: Vec<_> = objects.iter().flat_map(versions).collect();
+    let deleted = maker.tombstone(&rest);
+    store.append(&deleted).await.unwrap();
+    has(&store, &[], &names).await;
+    let objects: Vec<_> = objects.iter().map(|object| object.header().id()).collect();
+    store.retire(id(), &objects).await.unwrap();
+    has(&store, &[], &names).await;
+    // Another server, which remembers nothing.
+    has(&open(&cluster.url()).await, &[], &names).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_row_behind_one_that_came_back_holds() {
+    let server = Server::start(&[]).await;
+    let store = empty(&server.url()).await;
+    let mut maker = Maker::new(id(), 1);
+    let files = [(&b"d/a"[..], 1), (&b"d/b"[..], 1)];
+    let (first, second) = (maker.chunk(files), maker.chunk(files));
+    // The one that comes back was never in this log.
+    store.append(&first).await.unwrap();
+    let other = maker.chunk([(&b"x"[..], 1)]);
+    store.append(&other).await.unwrap();
+    store.append(&maker.tombstone(&versions(&other))).await.unwrap();
+    store.retire(id(), &[other.header().id()]).await.unwrap();
+    bring_back(&store, &second).await;
+    let names = ["d/a".to_owned(), "d/b".to_owned()];
+    has(&store, &names, &["x".to_owned()]).await;
+    for name in names {
+        let found = store.lookup(id(), &[path(name)]).await.unwrap();
+        let [Found::File(record)] = found[..] else { panic!("{found:?}") };
+        assert_eq!(record.holder.chunk, first.header().id());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_that_are_moved_all_the_time_are_found_and_listed_all_the_time() {
+    let server = Server::start(&[]).await;
+    let store = empty(&server.url()).await;
+    let mut maker = Maker::new(id(), 1);
+    let names: Vec<_> = (0..50).map(|number| format!("d/{number:02}")).collect();
+    let mut chunk = maker.chunk(names.iter().map(|name| (name.as_bytes(), 1)));
+    store.append(&chunk).await.unwrap();
+    let is_over = AtomicBool::new(false);
+    let move_all = async {
+        for _ in 0..200 {
+            let live = records(&chunk).into_iter().map(|(name, record)| {
+                (path([b"d/", name.as_slice()].concat()), record.version, record.length)
+            });
+            let moved = maker.rewrite(&live.collect::<Vec<_>>());
+            store.append(&moved).await.unwrap();
+            store.retire(id(), &[chunk.header().id()]).await.unwrap();
+            chunk = moved;
+        }
+        is_over.store(true, Ordering::Relaxed);
+    };
+    // A server that moves nothing itself, many calls of which are on their way.
+    let other = open(&server.url()).await;
+    let paths: Vec<_> = names.iter().map(path).collect();
+    let read_all = async |number: usize| {
+        let mut rounds = 0;
+        while !is_over.load(Ordering::Relaxed) {
+            if number.is_multiple_of(2) {
+                let found = other.lookup(id(), &paths[number..=number]).await.unwrap();
+                assert!(matches!(found[..], [Found::File(_)]), "{number}: {found:?}");
+            } else {
+                let listed = other.list(id(), &query(DirPath::ROOT, true)).await.unwrap();
+                assert_eq!(listed.len(), names.len());
+            }
+            rounds += 1;
+        }
+        assert!(rounds > 10, "{rounds} rounds");
+    };
+    tokio::join!(move_all, join_all((0..16).map(read_all)));
+    has(&other, &names, &[]).await;
+}
+
+/// A file that was moved meanwhile would be missed: neither its old row would count, nor was its new
+/// one there to be read.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_were_read_before_their_object_left_the_log_are_read_again() {
+    let server = Server::start(&[]).await;
+    let store = empty(&server.url()).await;
+    let mut maker = Maker::new(id(), 1);
+    let objects: Vec<_> = (0..4).map(|_| maker.chunk([(&b"d/a"[..], 1)])).collect();
+    let ids: Vec<_> = objects.iter().map(|object| object.header().id()).collect();
+    for object in &objects {
+        store.append(object).await.unwrap();
+    }
+    let shared = &store.shared;
+    let home = async || shared.home(id()).await.unwrap().unwrap();
+    let mut before_all = Holders::after(&home().await);
+    before_all.load(shared, ids.clone()).await.unwrap();
+    assert!(before_all.are_none() && !before_all.lack(ids[0]), "nothing ever left the log");
+
+    store.retire(id(), &ids[..1]).await.unwrap();
+    let (mut after, mut beside) = (Holders::after(&home().await), Holders::beside(&home().await));
+    store.retire(id(), &ids[1..2]).await.unwrap();
+    for holders in [&mut after, &mut beside] {
+        for is_uncertain in [true, false] {
+            holders.load(shared, ids.clone()).await.unwrap();
+            assert_eq!(holders.are_uncertain(), is_uncertain);
+            let lacking: Vec<_> = ids.iter().map(|id| holders.lack(*id)).collect();
+            assert_eq!(lacking, [true, true, false, false]);
+        }
+    }
+    // What the log has is remembered until something leaves it.
+    let asked = async || server.text(&["INFO", "commandstats"]).await;
+    let (held, before) = (&ids[2..], asked().await);
+    let mut again = Holders::beside(&home().await);
+    again.load(shared, held.to_vec()).await.unwrap();
+    let scripts =
+        |stats: &str| stats.lines().find(|line| line.contains("evalsha")).map(str::to_owned);
+    assert_eq!(scripts(&asked().await), scripts(&before));
+    store.retire(id(), &ids[2..3]).await.unwrap();
+    let mut then = Holders::after(&home().await);
+    then.load(shared, held.to_vec()).await.unwrap();
+    assert!(then.lack(ids[2]) && !then.lack(ids[3]) && !then.are_uncertain());
+
+    store.put_dataset(&DatasetRecord { state: DatasetState::Ending, ..record() }).await.unwrap();
+    store.drop_dataset(id()).await.unwrap();
+    store.put_dataset(&record()).await.unwrap();
+    then.load(shared, ids).await.unwrap();
+    assert!(then.are_stale(), "it was made again");
+}
