@@ -3,7 +3,8 @@
 //! All are ready before any begins, and each has as many files of its own; the time ends when the
 //! last has them all acknowledged, which dlserver does when they are on disk. memcached gets one
 //! set per request, as its usual client sends them, and makes nothing durable; ext4 gets open,
-//! write and close, timed as that ends and as a sync after it ends.
+//! write and close, timed as that ends and as a sync after it ends. How much of that the disk allows
+//! is told by processes that do no more than to write and sync the same bytes, 4 MiB a file.
 
 use std::ffi::OsStr;
 use std::fs::{File, create_dir_all, remove_dir_all};
@@ -20,6 +21,7 @@ use crate::measure::{Bar, Bench, Side, Stopwatch};
 use crate::setup::{Memcached, Server, Settings, bytes, start_own};
 
 const LENGTH: usize = 4096;
+const CHUNK: usize = 4 << 20;
 const PROCESSES: [usize; 3] = [1, 2, 4];
 
 /// Where a process puts its files.
@@ -28,6 +30,8 @@ enum Into {
     Diesel,
     Memcached,
     Files,
+    /// Files of a chunk's size, each synced.
+    Chunks,
 }
 
 /// One process that puts files.
@@ -47,10 +51,12 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let server = Server::start(&settings.on_disk("memory"))?;
     let memcached = Memcached::start()?;
     let folder = settings.on_disk("created");
+    let chunks = settings.on_disk("written");
     let places = [
         (Into::Diesel, PathBuf::from(&server.address)),
         (Into::Memcached, memcached.address.to_string().into()),
         (Into::Files, folder.clone()),
+        (Into::Chunks, chunks.clone()),
     ];
     let files = settings.scaled(100_000);
     // For each place, for each number of processes, the files/s of each run.
@@ -62,7 +68,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
                 let name = match into {
                     // Set again: its memory holds the files of one round.
                     Into::Memcached => format!("p{processes}"),
-                    Into::Diesel | Into::Files => format!("r{round}p{processes}"),
+                    Into::Diesel | Into::Files | Into::Chunks => format!("r{round}p{processes}"),
                 };
                 rustix::fs::sync();
                 let seconds = together(*into, at, &name, processes, files)?;
@@ -79,13 +85,20 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
         }
     }
     remove_dir_all(&folder)?;
+    remove_dir_all(&chunks)?;
     rates.push(synced);
-    let names = ["DL_put, durable", "memcached set", "ext4 create", "ext4 create and sync"];
+    let names = [
+        "DL_put, durable",
+        "memcached set",
+        "ext4 create",
+        "the same bytes in files of 4 MiB, each synced",
+        "ext4 create and sync",
+    ];
     let mut sides = rates.into_iter().zip(names);
     let mut side = || sides.next().map(|(rates, what)| best(rates, what));
-    let (ours, memcached, created, synced) = (side(), side(), side(), side());
+    let (ours, memcached, created, written, synced) = (side(), side(), side(), side(), side());
     let ours = ours.context("one side for each place")?;
-    let against = |name: &str, theirs: Option<Side>, bar| -> Result<Bench> {
+    let against = |name: &str, theirs: Option<Side>, bar: Bar| -> Result<Bench> {
         Ok(Bench {
             name: format!("put-memory beside {name}"),
             settings: format!(
@@ -94,13 +107,14 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
             unit: "files/s",
             ours: ours.clone(),
             theirs: theirs.context("one side for each place")?,
-            bar: Bar::AtLeastTimes(bar),
+            bar,
         })
     };
     Ok(vec![
-        against("memcached", memcached, 2.0)?,
-        against("ext4", created, 5.0)?,
-        against("ext4, both durable", synced, 5.0)?,
+        against("memcached", memcached, Bar::AtLeastTimes(2.0))?,
+        against("ext4", created, Bar::AtLeastTimes(5.0))?,
+        against("ext4, both durable", synced, Bar::AtLeastTimes(5.0))?,
+        against("what the disk takes", written, Bar::None)?,
     ])
 }
 
@@ -166,6 +180,7 @@ pub fn work(worker: &Worker) -> Result<()> {
         Into::Diesel => put_diesel(worker, &paths, &data),
         Into::Memcached => put_memcached(worker, &paths, &data),
         Into::Files => put_files(worker, &paths, &data),
+        Into::Chunks => put_chunks(worker),
     }
 }
 
@@ -217,5 +232,24 @@ fn put_files(worker: &Worker, paths: &[String], data: &[u8]) -> Result<()> {
     for path in paths {
         File::create_new(worker.at.join(path))?.write_all(data)?;
     }
+    done()
+}
+
+fn put_chunks(worker: &Worker) -> Result<()> {
+    let (folder, data) = (worker.at.join(&worker.name), bytes(CHUNK));
+    create_dir_all(&folder)?;
+    wait_for_go()?;
+    let mut left = usize::try_from(worker.files)? * LENGTH;
+    for number in 0.. {
+        if left == 0 {
+            break;
+        }
+        let length = left.min(CHUNK);
+        let mut file = File::create_new(folder.join(format!("{number}")))?;
+        file.write_all(&data[..length])?;
+        file.sync_all()?;
+        left -= length;
+    }
+    File::open(&folder)?.sync_all()?;
     done()
 }

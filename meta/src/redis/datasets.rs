@@ -8,7 +8,7 @@
 //! Files are counted by a walk over the rows, once for all who ask at the same time, and the home
 //! keeps the result until an object joins the log or leaves it. A counter can't be kept up instead:
 //! whether a row adds a file depends on the other rows of its name, on the bitmaps of deleted
-//! entries and on hashed buckets, which lie in three shards that no step changes together; each
+//! entries, on hashed buckets and on the log, which lie in four shards that no step changes together; each
 //! step may be done again, by anybody, in any order, so one that adds to a number elsewhere may
 //! add twice; and a delete would have to visit every row that its bitmaps kill.
 
@@ -193,7 +193,9 @@ impl Shared {
                 break (home.record, counted, true);
             }
             self.roll_forward(home.keys).await?;
-            let (counted, is_settled) = Box::pin(self.count(&home, changes)).await?;
+            let Some((counted, is_settled)) = Box::pin(self.count(&home, changes)).await? else {
+                continue;
+            };
             let Some(again) = self.home(id).await? else { continue };
             // Deletions must not be left out, nor a life of the dataset that is over be counted.
             let has_deletions = again.tombstones == 0 || home.tombstones > 0;
@@ -215,14 +217,17 @@ impl Shared {
     }
 
     /// Walks over all files, and keeps the result unless something was appended meanwhile. Says as well
-    /// whether everything is settled that was appended until then.
-    async fn count(&self, home: &Home, changes: u64) -> Result<(Counted, bool), Failure> {
+    /// whether everything is settled that was appended until then. None when it has to begin anew.
+    async fn count(&self, home: &Home, changes: u64) -> Result<Option<(Counted, bool)>, Failure> {
         let was_settled = self.is_settled(home.keys).await?;
         let (mut files, mut size) = (0u64, 0u64);
         let mut walk = Walk::of_everything(self, home);
         while let Some((_, record)) = walk.next_file().await? {
             files = files.saturating_add(1);
             size = size.saturating_add(record.length);
+        }
+        if walk.is_stale() {
+            return Ok(None);
         }
         // Otherwise nothing is kept, and the caller looks at its home again.
         let is_whole = self.confirm(home.keys, walk.shards()).await? && self.is_as(changes);
@@ -243,7 +248,7 @@ impl Shared {
             }
         }
         let is_settled = self.is_settled(home.keys).await?;
-        Ok((Counted { objects, version, files, bytes: size }, is_settled))
+        Ok(Some((Counted { objects, version, files, bytes: size }, is_settled)))
     }
 
     /// How many objects the log holds, and which.

@@ -1,12 +1,13 @@
 //! Folders that are being read: the rows of their buckets in one order, some at a time.
 //!
-//! Must hold: rows come as listings sort, whichever bucket they lie in, so that the first of a name that
-//! counts is the one that holds; of a file's row it is known by then whether it counts, and whether
-//! that version is deleted. However many folders are read on, each primary is asked once.
+//! Must hold: rows come as listings sort, whichever bucket they lie in, so that the first of a name is
+//! the one that holds; of a file's row it is known by then whether it is dead. However many folders are
+//! read on, each primary is asked once.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use dl_format::{ChunkId, EntryVersion};
+use futures::try_join;
 use redis::Value;
 
 use super::Shared;
@@ -35,17 +36,15 @@ pub(super) struct Pages {
     pub(super) hashed: usize,
 }
 
-/// A row, and whether it is of a file that is deleted: known as soon as it was read, for bitmaps are
-/// not kept for as long as rows wait.
+/// A row, and whether it is of a file that is deleted, or of an object that was taken off the log: known
+/// as soon as it was read, for bitmaps are not kept for as long as rows wait.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Row {
     pub(super) bytes: Vec<u8>,
-    pub(super) is_deleted: bool,
-    /// Its object was taken off the log: as if it were not there.
-    pub(super) is_void: bool,
+    pub(super) is_dead: bool,
 }
 
-/// The row of a file that was read last and not looked into yet.
+/// The row of a file of which it isn't known yet whether it is dead.
 #[derive(Debug)]
 struct Unjudged {
     row: usize,
@@ -59,8 +58,6 @@ struct Stream {
     key: Key,
     rows: VecDeque<Row>,
     unjudged: Vec<Unjudged>,
-    /// How many rows there were before those, and where it was to be read from.
-    before: Option<(usize, Option<Vec<u8>>)>,
     /// Where the range begins that was not read yet; none when all was.
     from: Option<Vec<u8>>,
     page: usize,
@@ -68,8 +65,7 @@ struct Stream {
 
 impl Stream {
     fn new(key: Key, from: Vec<u8>, page: usize) -> Self {
-        let (rows, unjudged, before) = (VecDeque::new(), Vec::new(), None);
-        Self { key, rows, unjudged, before, from: Some(from), page }
+        Self { key, rows: VecDeque::new(), unjudged: Vec::new(), from: Some(from), page }
     }
 
     /// Whether there is more to read before it can be gone on with.
@@ -89,40 +85,27 @@ impl Stream {
         Some(ask.arg("LIMIT").arg(0).arg(self.page))
     }
 
-    /// Takes what was read. Nothing is to be judged where nothing is deleted.
+    /// Takes what was read. Nothing is to be judged where nothing was ever deleted or taken off the log.
     fn take(&mut self, answer: Value, to_judge: bool) -> Result<(), Failure> {
         let rows = strings(answer)?;
         let last = rows.last().filter(|_| rows.len() >= self.page);
-        let next = last.map(|last| [b"(", last.as_slice()].concat());
-        let from = std::mem::replace(&mut self.from, next);
-        self.before.get_or_insert((self.rows.len(), from));
+        self.from = last.map(|last| [b"(", last.as_slice()].concat());
         for bytes in rows {
             if to_judge && let Member::File(_, record) = Member::decode(&bytes)? {
                 let (version, holder) = (record.version, record.holder.chunk);
                 self.unjudged.push(Unjudged { row: self.rows.len(), version, holder });
             }
-            self.rows.push_back(Row { bytes, is_deleted: false, is_void: false });
+            self.rows.push_back(Row { bytes, is_dead: false });
         }
         Ok(())
     }
 
-    /// Takes note of what is deleted of the rows that were read last, and of what is none.
+    /// Takes note of what is dead of the rows that were read last.
     fn judge(&mut self, deletions: &Deletions, holders: &Holders) {
-        self.before = None;
         for Unjudged { row, version, holder } in std::mem::take(&mut self.unjudged) {
             if let Some(row) = self.rows.get_mut(row) {
-                row.is_deleted = deletions.contain(&version);
-                row.is_void = holders.lack(holder);
+                row.is_dead = deletions.contain(&version) || holders.lack(holder);
             }
-        }
-    }
-
-    /// Lets go of the rows that were read last, to read them again.
-    fn undo(&mut self) {
-        self.unjudged.clear();
-        if let Some((rows, from)) = self.before.take() {
-            self.rows.truncate(rows);
-            self.from = from;
         }
     }
 }
@@ -220,13 +203,14 @@ pub(super) struct Reader<'a> {
 impl<'a> Reader<'a> {
     pub(super) fn new(shared: &'a Shared, home: &'a Home) -> Self {
         let (all_rows, deletions) = (home.keys.all_rows(), Deletions::of(home));
-        let (holders, shards) = (Holders::after(home), BTreeSet::new());
+        let (holders, shards) = (Holders::after(home.retired), BTreeSet::new());
         Self { shared, home, all_rows, deletions, holders, shards }
     }
 
-    /// Whether the dataset was dropped meanwhile, so that who asks has to begin anew.
+    /// Whether who asks has to begin anew: the dataset was dropped meanwhile, or an object taken off the
+    /// log whose rows were read.
     pub(super) fn is_stale(&self) -> bool {
-        self.deletions.is_stale() || self.holders.are_stale()
+        self.deletions.is_stale() || self.holders.are_uncertain()
     }
 
     /// A folder, to be read from `from` on.
@@ -247,27 +231,9 @@ impl<'a> Reader<'a> {
 
     /// Reads a page of every bucket that has run empty, or soon will.
     pub(super) async fn fill(&mut self, folders: &mut [Folder]) -> Result<(), Failure> {
-        let mut rounds = self.shared.router.rounds();
-        loop {
-            self.shared.router.again(&mut rounds)?;
-            self.read(folders).await?;
-            let streams = folders.iter().flat_map(|folder| &folder.streams);
-            let unjudged: Vec<_> = streams.flat_map(|stream| &stream.unjudged).collect();
-            self.holders.load(self.shared, unjudged.iter().map(|row| row.holder)).await?;
-            let versions = unjudged.iter().map(|row| row.version.chunk);
-            self.deletions.load(self.shared, versions).await?;
-            let streams = folders.iter_mut().flat_map(|folder| &mut folder.streams);
-            if !self.holders.are_uncertain() {
-                self.shards.extend(self.holders.doubted());
-                streams.for_each(|stream| stream.judge(&self.deletions, &self.holders));
-                return Ok(());
-            }
-            streams.for_each(Stream::undo);
-        }
-    }
-
-    async fn read(&mut self, folders: &mut [Folder]) -> Result<(), Failure> {
-        let to_judge = !self.deletions.are_none() || !self.holders.are_none();
+        let to_judge = !self.deletions.are_none() || self.home.retired > 0;
+        let (mut chunks, mut objects) = (BTreeSet::new(), BTreeSet::new());
+        let mut retired = None;
         loop {
             let mut asks = Vec::new();
             for folder in folders.iter().filter(|folder| folder.large_from.is_some()) {
@@ -277,10 +243,13 @@ impl<'a> Reader<'a> {
             let streams = folders.iter().flat_map(|folder| &folder.streams);
             asks.extend(streams.filter_map(Stream::ask));
             if asks.is_empty() {
-                return Ok(());
+                break;
             }
             self.shards.extend(asks.iter().map(|ask| ask.shard));
-            let mut answers = self.shared.router.ask(asks).await?.into_iter();
+            asks.extend(Holders::ask(self.home));
+            let mut answers = self.shared.router.ask(asks).await?;
+            retired = if self.home.retired > 0 { answers.pop() } else { None };
+            let mut answers = answers.into_iter();
             let mut large = Vec::new();
             for folder in folders.iter_mut() {
                 large.push(match folder.large_from.take() {
@@ -291,6 +260,8 @@ impl<'a> Reader<'a> {
             let streams = folders.iter_mut().flat_map(|folder| &mut folder.streams);
             for stream in streams.filter(|stream| stream.is_low()) {
                 stream.take(answers.next().unwrap_or(Value::Nil), to_judge)?;
+                chunks.extend(stream.unjudged.iter().map(|row| row.version.chunk));
+                objects.extend(stream.unjudged.iter().map(|row| row.holder));
             }
             for (folder, from) in folders.iter_mut().zip(large) {
                 let Some(from) = from else { continue };
@@ -300,5 +271,13 @@ impl<'a> Reader<'a> {
                 }));
             }
         }
+        let holders = Box::pin(self.holders.load(self.shared, self.home, objects));
+        try_join!(holders, self.deletions.load(self.shared, chunks))?;
+        self.shards.extend(self.holders.doubted(self.home));
+        retired.map_or(Ok(()), |retired| self.holders.hear(retired))?;
+        for stream in folders.iter_mut().flat_map(|folder| &mut folder.streams) {
+            stream.judge(&self.deletions, &self.holders);
+        }
+        Ok(())
     }
 }

@@ -28,6 +28,8 @@ pub(super) struct Home {
     pub(super) tombstones: u64,
     /// How often anything but a new object changed the log or its rows.
     pub(super) changes: u64,
+    /// How many objects were ever taken off the log.
+    pub(super) retired: u64,
     /// Some folder is large.
     pub(super) is_large: bool,
     /// What was counted last.
@@ -43,7 +45,7 @@ pub(super) struct Counted {
     pub(super) bytes: u64,
 }
 
-const FIELDS: [&str; 10] = [
+const FIELDS: [&str; 11] = [
     "record",
     "epoch",
     "objects",
@@ -54,6 +56,7 @@ const FIELDS: [&str; 10] = [
     "files",
     "bytes",
     "changes",
+    "retired",
 ];
 
 /// What to ask for [`read_home`].
@@ -67,8 +70,19 @@ pub(super) fn ask_epoch(keys: Keys) -> Ask {
 }
 
 pub(super) fn read_home(id: DatasetId, answer: Value) -> Result<Option<Home>, Failure> {
-    let [stored, epoch, objects, tombstones, large, counted, version, files, size, changes] =
-        fields::<10>(answer)?;
+    let [
+        stored,
+        epoch,
+        objects,
+        tombstones,
+        large,
+        counted,
+        version,
+        files,
+        size,
+        changes,
+        retired,
+    ] = fields::<11>(answer)?;
     let Some(stored) = stored else { return Ok(None) };
     let epoch = epoch.as_deref().and_then(Epoch::parse);
     let epoch = epoch.ok_or_else(|| Failure::corrupt("the epoch of a dataset can't be read"))?;
@@ -90,6 +104,7 @@ pub(super) fn read_home(id: DatasetId, answer: Value) -> Result<Option<Home>, Fa
         objects: decimal(objects.as_ref())?,
         tombstones: decimal(tombstones.as_ref())?,
         changes: decimal(changes.as_ref())?,
+        retired: decimal(retired.as_ref())?,
         is_large: large.is_some(),
         counted,
     }))

@@ -12,7 +12,7 @@
 //! | `dl:{t}:names`, first | hash | name: generation and dataset id |
 //! | `dl:{t}:dropped`, first | set | dataset and epoch whose keys are still to be removed |
 //! | `dl:{t}:mark`, each | hash | id: the chunk store; run: the process that had the shard, or `dropped` where Redis removed keys of its own accord; seen: until when (ms) nothing is missing; mend:T: since when (ms) sealed objects recovery T appends again, the process and the run before it |
-//! | `dl:{t}:ds:D`, D | hash | record, epoch, objects, tombstones, changes, given, last, large, counted, version, files, bytes |
+//! | `dl:{t}:ds:D`, D | hash | record, epoch, objects, tombstones, changes, retired, given, last, large, counted, version, files, bytes |
 //! | `dl:{t}:log:D:E`, D | zset | object id and record |
 //! | `dl:{t}:todo:D:E`, D | hash | object id: who appended it and when; its rows may be missing |
 //! | `dl:{t}:c:D:E:C`, C | string | the header of object C |

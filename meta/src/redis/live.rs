@@ -25,8 +25,8 @@ const OPEN_MAX: usize = 2_000;
 /// Folders that are asked about together: a first round has room for a glance at each.
 const TOGETHER: usize = MANY / GLANCE;
 
-/// Which of these folders hold a live file at any depth; not to be relied on when the deletions are
-/// stale by then. Boxed: most calls never need it.
+/// Which of these folders hold a live file at any depth; not to be relied on when the reader is stale
+/// by then. Boxed: most calls never need it.
 pub(super) fn hold_live<'a>(
     reader: &'a mut Reader<'_>,
     paths: &'a [Vec<u8>],
@@ -134,8 +134,7 @@ impl Search {
         {
             match Member::decode(&row.bytes)? {
                 Member::Large | Member::Marker(_) => {}
-                Member::File(_, _) if row.is_void => {}
-                Member::File(name, _) => self.is_live = folder.is_first(name) && !row.is_deleted,
+                Member::File(name, _) => self.is_live = folder.is_first(name) && !row.is_dead,
                 Member::Folder(name) => {
                     let is_new = folder.is_new(name);
                     below.extend(is_new.then(|| folder.inside(name)));

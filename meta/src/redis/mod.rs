@@ -52,7 +52,7 @@ pub use self::address::without_login;
 use self::failure::{Failure, Verdict};
 use self::gather::Gathering;
 use self::health::Health;
-use self::holders::Held;
+use self::holders::Logged;
 use self::keys::Keys;
 use self::read::Lookups;
 use self::router::Router;
@@ -103,7 +103,7 @@ struct Shared {
     /// The highest stamp that this process was given, by dataset.
     stamps: Mutex<HashMap<DatasetId, Stamp>>,
     large: Mutex<LargeFolders>,
-    held: Mutex<Held>,
+    logged: Mutex<Logged>,
     lookups: Lookups,
     records: Gathering<DatasetId, (), Option<DatasetRecord>>,
     outlines: Gathering<DatasetId, (), Option<Outline>>,
@@ -173,7 +173,7 @@ impl Redis {
             known: Mutex::default(),
             stamps: Mutex::default(),
             large: Mutex::default(),
-            held: Mutex::default(),
+            logged: Mutex::default(),
             lookups: Lookups::default(),
             records: Gathering::default(),
             outlines: Gathering::default(),

@@ -36,25 +36,17 @@ const TOGETHER_MAX: usize = 32;
 pub(super) type Lookups = Gathering<DatasetId, Vec<FilePath>, Rows>;
 
 /// What the rows of one name say.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 struct Named {
     is_folder: bool,
     /// The first row of a file, which is its winner.
-    winner: Option<FileVersion>,
-    /// The others, in their order, where the first one may not count.
-    others: Vec<FileVersion>,
+    winner: Option<FileRecord>,
     /// Where the rows were asked for.
     shards: [Option<Shard>; 2],
-    /// What has to be whole for the first row not to count.
-    log: Option<Shard>,
-}
-
-/// The row of a version of a file.
-#[derive(Debug, Clone, Copy)]
-struct FileVersion {
-    record: FileRecord,
-    /// Where a newer row would be.
+    /// Where a newer row would be than the one that was found.
     newer: Option<Shard>,
+    /// The log that has not what holds the first row, which is none then.
+    log: Option<Shard>,
 }
 
 /// What the rows of some names say, read with this home.
@@ -127,7 +119,7 @@ impl Shared {
     /// Reads what tells what stands at each path.
     async fn rows(&self, dataset: DatasetId, paths: &[&FilePath]) -> Result<Rows, Failure> {
         let (mut with_buckets, mut rounds) = (false, self.router.rounds());
-        let mut holders: Option<Holders> = None;
+        let mut holders = Holders::beside();
         loop {
             self.router.again(&mut rounds)?;
             let changes = self.assure().await?;
@@ -135,6 +127,7 @@ impl Shared {
                 self.gone(dataset, changes).await?;
                 continue;
             };
+            holders.begin(self, keys);
             // What was read is only taken when the home, read with it, says that it is all.
             let per_path = if with_buckets { 2 } else { 1 };
             let mut asks = Vec::with_capacity(2 + paths.len() * per_path);
@@ -160,17 +153,16 @@ impl Shared {
             if has_moved || lacks_buckets || todo > 0 && self.roll_forward(keys).await? {
                 continue;
             }
-            let holders = holders.get_or_insert_with(|| Holders::beside(&home));
-            holders.again(&home);
             let named = answers.as_slice().chunks(per_path).zip(shards.chunks(per_path));
-            let named = named.map(|(rows, shards)| Named::of(rows, shards, !holders.are_none()));
+            let named = named.map(|(rows, shards)| Named::of(rows, shards));
             let mut named = named.collect::<Result<Vec<_>, _>>()?;
-            holders.load(self, named.iter().flat_map(Named::holders)).await?;
-            if holders.are_uncertain() || holders.are_stale() {
+            let winners = named.iter().filter_map(|named| named.winner.as_ref());
+            holders.load(self, &home, winners.map(|winner| winner.holder.chunk)).await?;
+            if holders.are_uncertain() {
                 continue;
             }
-            if holders.doubted().is_some() {
-                named.iter_mut().for_each(|named| named.drop_void(holders));
+            if let Some(log) = holders.doubted(&home) {
+                named.iter_mut().for_each(|named| named.judge(&holders, log));
             }
             return Ok(Rows { home: Arc::new(home), named, changes });
         }
@@ -185,9 +177,9 @@ impl Shared {
     ) -> Result<Option<Vec<Found>>, Failure> {
         let mut reader = Reader::new(self, home);
         let winners = named.iter().filter_map(|named| named.winner.as_ref());
-        reader.deletions.load(self, winners.map(|winner| winner.record.version.chunk)).await?;
+        reader.deletions.load(self, winners.map(|record| record.version.chunk)).await?;
         // Before others are read: bitmaps are not kept.
-        let is_there = |file: &FileVersion| !reader.deletions.contain(&file.record.version);
+        let is_there = |record: &FileRecord| !reader.deletions.contain(&record.version);
         let files: Vec<_> = named.iter().map(|named| named.winner.filter(is_there)).collect();
         let folders = paths.iter().zip(named).filter(|(_, named)| named.is_folder);
         let folders: Vec<_> = folders.map(|(path, _)| path.as_bytes().to_vec()).collect();
@@ -201,8 +193,8 @@ impl Shared {
             doubted.extend(named.log);
             found.push(match file {
                 _ if is_folder => Found::Folder,
-                Some(FileVersion { record, newer }) => {
-                    doubted.extend(newer);
+                Some(record) => {
+                    doubted.extend(named.newer);
                     Found::File(record)
                 }
                 None => {
@@ -236,7 +228,8 @@ impl Shared {
                 bytes += entry.path().as_bytes().len();
                 entries.push(entry);
             }
-            if self.confirm(home.keys, walk.shards()).await? && self.is_as(changes) {
+            let is_whole = !walk.is_stale() && self.confirm(home.keys, walk.shards()).await?;
+            if is_whole && self.is_as(changes) {
                 return Ok(entries);
             }
         }
@@ -337,53 +330,32 @@ impl Shared {
 
 impl Named {
     /// By rows of one name from one or two buckets, and where these are.
-    fn of(buckets: &[Value], shards: &[Shard], with_others: bool) -> Result<Self, Failure> {
-        let (mut is_folder, mut winner, mut others) = (false, None, Vec::new());
+    fn of(buckets: &[Value], shards: &[Shard]) -> Result<Self, Failure> {
+        let (mut is_folder, mut winner, mut newer) = (false, None, None);
         for (number, bucket) in buckets.iter().enumerate() {
-            // Of a folder that is large by now new rows are not in the first bucket.
-            let newer = shards.get(number + 1).copied();
             for row in parts(bucket)? {
                 let row = string(row)?;
                 if row.ends_with(&[0, 0]) && !row[..row.len() - 2].contains(&0) {
                     is_folder = true;
-                    continue;
+                } else if winner.is_none_or(|winner| row < winner) {
+                    // Of a folder that is large by now new rows are not in the first bucket.
+                    (winner, newer) = (Some(row), shards.get(number + 1).copied());
                 }
-                let before = match winner {
-                    Some((first, _)) if first <= row => Some((row, newer)),
-                    _ => winner.replace((row, newer)),
-                };
-                others.extend(before.filter(|_| with_others));
             }
         }
-        others.sort_unstable();
-        let winner = winner.map(FileVersion::decode).transpose()?.flatten();
-        let others = others.into_iter().filter_map(|row| FileVersion::decode(row).transpose());
-        let others = others.collect::<Result<_, _>>()?;
-        let shards = [shards.first().copied(), shards.get(1).copied()];
-        Ok(Self { is_folder, winner, others, shards, log: None })
-    }
-
-    /// The objects that hold the versions.
-    fn holders(&self) -> impl Iterator<Item = ChunkId> {
-        self.winner.iter().chain(&self.others).map(|version| version.record.holder.chunk)
-    }
-
-    /// Lets go of rows that don't count.
-    fn drop_void(&mut self, holders: &Holders) {
-        let is_void = |version: &FileVersion| holders.lack(version.record.holder.chunk);
-        if self.winner.as_ref().is_some_and(is_void) {
-            self.winner = self.others.drain(..).find(|version| !is_void(version));
-            self.log = holders.doubted();
-        }
-    }
-}
-
-impl FileVersion {
-    fn decode((row, newer): (&[u8], Option<Shard>)) -> Result<Option<Self>, Failure> {
-        Ok(match Member::decode(row)? {
-            Member::File(_, record) => Some(Self { record, newer }),
+        let winner = match winner.map(Member::decode).transpose()? {
+            Some(Member::File(_, record)) => Some(record),
             _ => None,
-        })
+        };
+        let shards = [shards.first().copied(), shards.get(1).copied()];
+        Ok(Self { is_folder, winner, shards, newer, log: None })
+    }
+
+    /// Lets go of the winner when this log has not what holds it.
+    fn judge(&mut self, holders: &Holders, log: Shard) {
+        if self.winner.take_if(|winner| holders.lack(winner.holder.chunk)).is_some() {
+            self.log = Some(log);
+        }
     }
 }
 

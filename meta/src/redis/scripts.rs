@@ -169,25 +169,9 @@ if not found or string.sub(found, 1, 16) ~= id then return 0 end
 redis.call('ZREM', KEYS[2], found)
 redis.call('HSET', KEYS[1], 'objects', redis.call('ZCARD', KEYS[2]))
 redis.call('HINCRBY', KEYS[1], 'changes', 1)
+redis.call('HINCRBY', KEYS[1], 'retired', 1)
 redis.call('HDEL', KEYS[1], 'counted')
 return 1
-",
-    )
-});
-
-/// Which objects a log has. Home, log; epoch, object ids. Answers how often the log has changed but
-/// for new objects, as text, then 1 or 0 for each.
-pub(super) static HELD: LazyLock<Script> = LazyLock::new(|| {
-    Script::new(
-        r"
-local home = redis.call('HMGET', KEYS[1], 'epoch', 'changes')
-if home[1] ~= ARGV[1] then return -2 end
-local said = {home[2] or '0'}
-for i = 2, #ARGV do
-    local found = redis.call('ZRANGEBYLEX', KEYS[2], '[' .. ARGV[i], '+', 'LIMIT', 0, 1)[1]
-    said[i] = found and string.sub(found, 1, 16) == ARGV[i] and 1 or 0
-end
-return said
 ",
     )
 });
@@ -321,9 +305,9 @@ return 1
 });
 
 /// All of them: a node is given them when it is connected to.
-pub(super) fn all() -> [&'static Script; 14] {
+pub(super) fn all() -> [&'static Script; 13] {
     [
-        &APPEND, &APPLY, &STAMP, &PUT, &KILL, &REPLACE, &RETIRE, &HELD, &COUNTED, &LARGE, &MARK,
-        &MEND, &MENDED, &ROOM,
+        &APPEND, &APPLY, &STAMP, &PUT, &KILL, &REPLACE, &RETIRE, &COUNTED, &LARGE, &MARK, &MEND,
+        &MENDED, &ROOM,
     ]
 }

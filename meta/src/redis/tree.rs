@@ -77,6 +77,11 @@ impl<'a> Walk<'a> {
         &self.reader.shards
     }
 
+    /// Whether it has to begin anew.
+    pub(super) fn is_stale(&self) -> bool {
+        self.reader.is_stale()
+    }
+
     /// The next file of a walk that goes into folders.
     pub(super) async fn next_file(&mut self) -> Result<Option<(FilePath, FileRecord)>, Failure> {
         loop {
@@ -88,8 +93,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The next line of the listing; none, too, when the dataset was dropped meanwhile, which
-    /// [`Shared::confirm`] tells.
+    /// The next line of the listing; none, too, when it has to begin anew.
     pub(super) async fn next(&mut self) -> Result<Option<ListEntry>, Failure> {
         if let Some((path, after)) = self.start.take() {
             let folder = self.folder(path, &after);
@@ -112,7 +116,7 @@ impl<'a> Walk<'a> {
                 Member::Large => {}
                 Member::Marker(name) => folder.marked = name.to_vec(),
                 Member::File(name, record) => {
-                    if row.is_void || !folder.is_first(name) || row.is_deleted {
+                    if !folder.is_first(name) || row.is_dead {
                         continue;
                     }
                     let (is_marked, path) = (folder.marked == name, folder.inside(name));

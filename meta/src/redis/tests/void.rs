@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use dl_format::{Committed, DirPath, EntryVersion, FileRecord};
 use futures::future::join_all;
 
-use super::{STORE, id, open, path, record};
+use super::{STORE, id, open, path, reason, record};
 use crate::conformance::history::Maker;
 use crate::redis::command::Ask;
 use crate::redis::holders::Holders;
 use crate::redis::keys::LARGE_ROWS;
 use crate::redis::rows::file;
 use crate::redis::testing::{Cluster, Server};
-use crate::{DatasetRecord, DatasetState, Found, ListEntry, ListQuery, MetaStore, Redis};
+use crate::{DatasetRecord, DatasetState, Found, Kind, ListEntry, ListQuery, MetaStore, Redis};
 
 fn query(dir: DirPath, recursive: bool) -> ListQuery {
     ListQuery { dir, recursive, after: None, limit: 10_000, bytes: usize::MAX }
@@ -102,26 +102,25 @@ async fn an_older_row_that_came_back_is_no_file_once_the_newer_one_was_deleted_a
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_row_behind_one_that_came_back_holds() {
+async fn rows_whose_log_was_removed_are_not_taken_for_those_of_purged_objects() {
     let server = Server::start(&[]).await;
     let store = empty(&server.url()).await;
     let mut maker = Maker::new(id(), 1);
-    let files = [(&b"d/a"[..], 1), (&b"d/b"[..], 1)];
-    let (first, second) = (maker.chunk(files), maker.chunk(files));
-    // The one that comes back was never in this log.
-    store.append(&first).await.unwrap();
-    let other = maker.chunk([(&b"x"[..], 1)]);
-    store.append(&other).await.unwrap();
-    store.append(&maker.tombstone(&versions(&other))).await.unwrap();
-    store.retire(id(), &[other.header().id()]).await.unwrap();
-    bring_back(&store, &second).await;
-    let names = ["d/a".to_owned(), "d/b".to_owned()];
-    has(&store, &names, &["x".to_owned()]).await;
-    for name in names {
-        let found = store.lookup(id(), &[path(name)]).await.unwrap();
-        let [Found::File(record)] = found[..] else { panic!("{found:?}") };
-        assert_eq!(record.holder.chunk, first.header().id());
+    let objects: Vec<_> = (0..2).map(|_| maker.chunk([(&b"d/a"[..], 1)])).collect();
+    for object in &objects {
+        store.append(object).await.unwrap();
     }
+    store.retire(id(), &[objects[0].header().id()]).await.unwrap();
+    has(&store, &["d/a".to_owned()], &[]).await;
+    let log = store.shared.keys_of(id()).await.unwrap().unwrap().log();
+    server.ask(&["DEL", str::from_utf8(&log.bytes).unwrap()]).await;
+    let other = open(&server.url()).await;
+    let lost = [
+        other.lookup(id(), &[path("d/a")]).await.unwrap_err(),
+        other.list(id(), &query(DirPath::ROOT, true)).await.unwrap_err(),
+    ];
+    assert!(lost.iter().all(|error| error.kind == Kind::Lost), "{lost:?}");
+    assert!(lost.iter().all(|error| reason(error).contains("recover --all")), "{lost:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -180,37 +179,52 @@ async fn rows_that_were_read_before_their_object_left_the_log_are_read_again() {
     }
     let shared = &store.shared;
     let home = async || shared.home(id()).await.unwrap().unwrap();
-    let mut before_all = Holders::after(&home().await);
-    before_all.load(shared, ids.clone()).await.unwrap();
-    assert!(before_all.are_none() && !before_all.lack(ids[0]), "nothing ever left the log");
+    let lacking = |holders: &Holders| ids.iter().map(|id| holders.lack(*id)).collect::<Vec<_>>();
 
     store.retire(id(), &ids[..1]).await.unwrap();
-    let (mut after, mut beside) = (Holders::after(&home().await), Holders::beside(&home().await));
+    let old = home().await;
+    let (mut after, mut beside) = (Holders::after(old.retired), Holders::beside());
     store.retire(id(), &ids[1..2]).await.unwrap();
     for holders in [&mut after, &mut beside] {
         for is_uncertain in [true, false] {
-            holders.load(shared, ids.clone()).await.unwrap();
+            holders.load(shared, &old, ids.clone()).await.unwrap();
             assert_eq!(holders.are_uncertain(), is_uncertain);
-            let lacking: Vec<_> = ids.iter().map(|id| holders.lack(*id)).collect();
-            assert_eq!(lacking, [true, true, false, false]);
+            assert_eq!(lacking(holders), [true, true, false, false]);
         }
+        // However much leaves it all the time, what is known to lack is.
+        store.retire(id(), &ids[2..3]).await.unwrap();
+        holders.load(shared, &old, ids[..2].to_vec()).await.unwrap();
+        assert!(!holders.are_uncertain());
+        store.append(&objects[2]).await.unwrap();
     }
-    // What the log has is remembered until something leaves it.
-    let asked = async || server.text(&["INFO", "commandstats"]).await;
-    let (held, before) = (&ids[2..], asked().await);
-    let mut again = Holders::beside(&home().await);
-    again.load(shared, held.to_vec()).await.unwrap();
-    let scripts =
-        |stats: &str| stats.lines().find(|line| line.contains("evalsha")).map(str::to_owned);
-    assert_eq!(scripts(&asked().await), scripts(&before));
+    // What was heard of the log is remembered until more leaves it.
+    let asked = async || {
+        let stats = server.text(&["INFO", "commandstats"]).await;
+        let line = stats.lines().find(|line| line.contains("zrangebylex")).map(str::to_owned);
+        line.expect("logs are asked with it")
+    };
+    let (new, held) = (home().await, ids[2..].to_vec());
+    let mut counts = Vec::new();
+    for _ in 0..2 {
+        let mut holders = Holders::beside();
+        holders.begin(shared, new.keys);
+        holders.load(shared, &new, held.clone()).await.unwrap();
+        counts.push(asked().await);
+    }
+    assert_eq!(counts[0], counts[1]);
     store.retire(id(), &ids[2..3]).await.unwrap();
-    let mut then = Holders::after(&home().await);
-    then.load(shared, held.to_vec()).await.unwrap();
-    assert!(then.lack(ids[2]) && !then.lack(ids[3]) && !then.are_uncertain());
+    let mut then = Holders::beside();
+    then.begin(shared, new.keys);
+    then.load(shared, &home().await, held.clone()).await.unwrap();
+    assert!(then.lack(ids[2]) && !then.lack(ids[3]));
+    let mut then = Holders::beside();
+    then.begin(shared, new.keys);
+    then.load(shared, &home().await, held).await.unwrap();
+    assert!(then.lack(ids[2]) && !then.are_uncertain(), "nothing left it since it was heard of");
 
     store.put_dataset(&DatasetRecord { state: DatasetState::Ending, ..record() }).await.unwrap();
     store.drop_dataset(id()).await.unwrap();
     store.put_dataset(&record()).await.unwrap();
-    then.load(shared, ids).await.unwrap();
-    assert!(then.are_stale(), "it was made again");
+    then.load(shared, &new, ids).await.unwrap();
+    assert!(then.are_uncertain(), "it was made again");
 }
