@@ -11,10 +11,10 @@ use futures::try_join;
 use redis::Value;
 
 use super::Shared;
-use super::command::{Ask, bytes, strings};
+use super::command::{Ask, bytes, decimal, strings};
 use super::deletions::Deletions;
 use super::failure::Failure;
-use super::holders::Holders;
+use super::holders::{Count, Holders};
 use super::home::Home;
 use super::keys::{AllRows, BUCKETS, Key};
 use super::rows::{LARGE, Member};
@@ -100,13 +100,19 @@ impl Stream {
         Ok(())
     }
 
-    /// Takes note of what is dead of the rows that were read last.
-    fn judge(&mut self, deletions: &Deletions, holders: &Holders) {
+    /// Takes note of what is dead of the rows that were read last; whether something that was not
+    /// deleted is.
+    fn judge(&mut self, deletions: &Deletions, holders: &Holders) -> bool {
+        let mut lacks_more = false;
         for Unjudged { row, version, holder } in std::mem::take(&mut self.unjudged) {
             if let Some(row) = self.rows.get_mut(row) {
-                row.is_dead = deletions.contain(&version) || holders.lack(holder);
+                let is_deleted = deletions.contain(&version);
+                let is_lacking = holders.lack(holder);
+                row.is_dead = is_deleted || is_lacking;
+                lacks_more |= is_lacking && !is_deleted;
             }
         }
+        lacks_more
     }
 }
 
@@ -196,6 +202,8 @@ pub(super) struct Reader<'a> {
     all_rows: AllRows,
     pub(super) deletions: Deletions,
     holders: Holders,
+    /// Whether an object may have been taken off the log behind rows of it that hold files.
+    is_unsure: bool,
     /// What was read, and so what has to be whole for the answer to be.
     pub(super) shards: BTreeSet<Shard>,
 }
@@ -203,14 +211,15 @@ pub(super) struct Reader<'a> {
 impl<'a> Reader<'a> {
     pub(super) fn new(shared: &'a Shared, home: &'a Home) -> Self {
         let (all_rows, deletions) = (home.keys.all_rows(), Deletions::of(home));
-        let (holders, shards) = (Holders::after(home.retired), BTreeSet::new());
-        Self { shared, home, all_rows, deletions, holders, shards }
+        let holders = Holders::after(home, shared.router.changes());
+        let (is_unsure, shards) = (false, BTreeSet::new());
+        Self { shared, home, all_rows, deletions, holders, is_unsure, shards }
     }
 
-    /// Whether who asks has to begin anew: the dataset was dropped meanwhile, or an object taken off the
-    /// log whose rows were read.
+    /// Whether who asks has to begin anew: the dataset was dropped meanwhile, or files were moved away
+    /// while their rows were read.
     pub(super) fn is_stale(&self) -> bool {
-        self.deletions.is_stale() || self.holders.are_uncertain()
+        self.deletions.is_stale() || self.holders.are_stale() || self.is_unsure
     }
 
     /// A folder, to be read from `from` on.
@@ -231,9 +240,10 @@ impl<'a> Reader<'a> {
 
     /// Reads a page of every bucket that has run empty, or soon will.
     pub(super) async fn fill(&mut self, folders: &mut [Folder]) -> Result<(), Failure> {
-        let to_judge = !self.deletions.are_none() || self.home.retired > 0;
+        let may_lack = self.home.retired > 0;
+        let to_judge = may_lack || !self.deletions.are_none();
         let (mut chunks, mut objects) = (BTreeSet::new(), BTreeSet::new());
-        let mut retired = None;
+        let mut beside = Count { places: self.shared.router.changes(), ..Count::default() };
         loop {
             let mut asks = Vec::new();
             for folder in folders.iter().filter(|folder| folder.large_from.is_some()) {
@@ -246,9 +256,12 @@ impl<'a> Reader<'a> {
                 break;
             }
             self.shards.extend(asks.iter().map(|ask| ask.shard));
-            asks.extend(Holders::ask(self.home));
+            let count = || Ask::to(&self.home.keys.home(), "HGET").arg("retired");
+            asks.extend(may_lack.then(count));
             let mut answers = self.shared.router.ask(asks).await?;
-            retired = if self.home.retired > 0 { answers.pop() } else { None };
+            if let Some(retired) = may_lack.then(|| answers.pop()).flatten() {
+                beside.retired = decimal(bytes(retired)?.as_ref())?;
+            }
             let mut answers = answers.into_iter();
             let mut large = Vec::new();
             for folder in folders.iter_mut() {
@@ -271,12 +284,12 @@ impl<'a> Reader<'a> {
                 }));
             }
         }
-        let holders = Box::pin(self.holders.load(self.shared, self.home, objects));
+        let holders = Box::pin(self.holders.load(self.shared, self.home, beside, objects));
         try_join!(holders, self.deletions.load(self.shared, chunks))?;
         self.shards.extend(self.holders.doubted(self.home));
-        retired.map_or(Ok(()), |retired| self.holders.hear(retired))?;
         for stream in folders.iter_mut().flat_map(|folder| &mut folder.streams) {
-            stream.judge(&self.deletions, &self.holders);
+            let lacks_more = stream.judge(&self.deletions, &self.holders);
+            self.is_unsure |= lacks_more && self.holders.are_uncertain();
         }
         Ok(())
     }

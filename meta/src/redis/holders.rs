@@ -3,7 +3,8 @@
 //! Must hold: a row whose object was taken off the log tells of no file, whatever brought it back: a
 //! primary that died with its removal, or an append that was under way. That the log lacks an object is
 //! taken only where none left it since before its row was read: otherwise the row is read again, for its
-//! file may have been moved. One that was lacking before a row was read is not asked about again.
+//! file may have been moved. One that was lacking before a row was read is not asked about again. (Not
+//! covered: a walk of a large folder that takes longer than a purge waits with what it moved.)
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{MutexGuard, PoisonError};
@@ -12,7 +13,7 @@ use dl_format::{ChunkId, DatasetId};
 use redis::Value;
 
 use super::Shared;
-use super::command::{Ask, bytes, decimal, number, strings};
+use super::command::{Ask, number, strings};
 use super::failure::Failure;
 use super::home::{Doubts, Home, ask_home, read_home};
 use super::keys::Keys;
@@ -24,47 +25,54 @@ const KNOWN_MAX: usize = 1 << 19;
 /// What the log says to one call about the objects that hold the rows which it reads.
 #[derive(Debug)]
 pub(super) struct Holders {
+    keys: Keys,
+    /// What [`Shared::is_as`] wanted to hear when the call began.
+    places: u64,
     /// How many objects had left the log before the rows were read, if that is known.
     before: Option<u64>,
     gone: HashSet<ChunkId>,
     is_uncertain: bool,
+    is_stale: bool,
+}
+
+/// How many objects had left a log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Count {
+    pub(super) retired: u64,
+    /// What [`Shared::is_as`] wants to hear, taken before that was asked for: a log may lose its last
+    /// changes with its primary.
+    pub(super) places: u64,
 }
 
 impl Holders {
-    /// For rows that are read after a home which told of so many objects that had left the log.
-    pub(super) fn after(retired: u64) -> Self {
-        Self { before: Some(retired), ..Self::beside() }
+    fn new(keys: Keys, places: u64, before: Option<u64>) -> Self {
+        let (is_uncertain, is_stale) = (false, false);
+        Self { keys, places, before, gone: HashSet::new(), is_uncertain, is_stale }
     }
 
-    /// For rows that are read beside the home.
-    pub(super) fn beside() -> Self {
-        Self { before: None, gone: HashSet::new(), is_uncertain: false }
+    /// For a call that reads rows behind this home.
+    pub(super) fn after(home: &Home, places: u64) -> Self {
+        Self::new(home.keys, places, Some(home.retired))
     }
 
-    /// Begins to read rows beside the home, with what this process heard last.
-    pub(super) fn begin(&mut self, shared: &Shared, keys: Keys) {
-        let places = shared.router.changes();
-        let logged = shared.logged();
-        let log = logged.logs.get(&keys.dataset);
-        let heard = log.filter(|log| log.keys == keys && log.places == places);
-        self.before = self.before.max(heard.map(|log| log.retired));
+    /// For a call that reads rows beside the home, with what this process heard last.
+    pub(super) fn heard(shared: &Shared, keys: Keys, places: u64) -> Self {
+        Self::new(keys, places, shared.logged().heard(keys, places))
     }
 
-    /// What to ask before the next rows are read, for [`Self::hear`]; nothing where it never matters.
-    pub(super) fn ask(home: &Home) -> Option<Ask> {
-        (home.retired > 0).then(|| Ask::to(&home.keys.home(), "HGET").arg("retired"))
+    pub(super) fn are_of(&self, keys: Keys, places: u64) -> bool {
+        (self.keys, self.places) == (keys, places)
     }
 
-    /// Takes the answer, once nothing is left to be loaded of rows that were read with the question.
-    pub(super) fn hear(&mut self, answer: Value) -> Result<(), Failure> {
-        self.before = self.before.max(Some(decimal(bytes(answer)?.as_ref())?));
-        Ok(())
-    }
-
-    /// Whether the rows have to be read again: an object that holds some left the log meanwhile, or the
-    /// dataset was dropped.
+    /// Whether objects that are lacking since the rows were loaded last may have left the log behind the
+    /// rows, which then have to be read again.
     pub(super) fn are_uncertain(&self) -> bool {
         self.is_uncertain
+    }
+
+    /// Whether the dataset was dropped meanwhile, so that nothing is known.
+    pub(super) fn are_stale(&self) -> bool {
+        self.is_stale
     }
 
     pub(super) fn lack(&self, object: ChunkId) -> bool {
@@ -76,79 +84,91 @@ impl Holders {
         (!self.gone.is_empty()).then(|| home.keys.log().shard)
     }
 
-    /// Asks the log about the objects that hold rows which were read. Fails when it is shorter than the
-    /// home says.
+    /// Asks the log about the objects that hold rows which were read beside this count. Fails when it is
+    /// shorter than the home says.
     pub(super) async fn load(
         &mut self,
         shared: &Shared,
         home: &Home,
+        beside: Count,
         objects: impl IntoIterator<Item = ChunkId>,
     ) -> Result<(), Failure> {
         self.is_uncertain = false;
         if home.retired == 0 {
             return Ok(());
         }
-        let places = shared.router.changes();
         let objects: BTreeSet<ChunkId> = objects.into_iter().collect();
         let unknown: Vec<ChunkId> = {
             let logged = shared.logged();
-            let has = |id: &ChunkId| logged.has(home, places, *id) || self.gone.contains(id);
+            let has = |id: &ChunkId| logged.has(home.keys, beside, id) || self.gone.contains(id);
             objects.into_iter().filter(|id| !has(id)).collect()
         };
         let mut doubts = Doubts::default();
         while !unknown.is_empty() {
-            let (held, lacking, count) = shared.ask_log(home.keys, &unknown).await?;
-            shared.logged().keep(home, places, held);
-            if lacking.is_empty() {
-                return Ok(());
+            let asked = shared.ask_log(home.keys, &unknown).await?;
+            shared.logged().keep(home.keys, beside, asked.held);
+            if asked.lacking.is_empty() {
+                break;
             }
             // Behind the answer: what left the log until then is counted there.
-            let dataset = home.keys.dataset;
+            let (dataset, places) = (home.keys.dataset, shared.router.changes());
             let again = read_home(dataset, shared.router.ask_one(ask_home(dataset)).await?)?;
-            let Some(again) = again.filter(|again| again.keys == home.keys) else {
+            let is_same = |home_then: &Home| home_then.keys == home.keys;
+            let homes = asked.home.filter(is_same).zip(again.filter(is_same));
+            let Some((then, again)) = homes else {
                 shared.forget(dataset);
-                self.is_uncertain = true;
+                self.is_stale = true;
                 return Ok(());
             };
-            if let Err(short) = home.check_log(&again, count) {
+            if let Err(short) = then.check_log(&again, asked.count) {
                 doubts.meet(short)?;
                 continue;
             }
-            shared.logged().keep(&again, places, Vec::new());
-            self.gone.extend(lacking);
-            self.is_uncertain = self.before != Some(again.retired);
-            self.before = Some(again.retired);
-            return Ok(());
+            let retired = again.retired;
+            shared.logged().keep(home.keys, Count { retired, places }, Vec::new());
+            self.gone.extend(asked.lacking);
+            self.is_uncertain = self.before != Some(retired);
+            self.before = Some(retired);
+            break;
         }
+        // What is read from now on is read behind that.
+        self.before = self.before.max(Some(beside.retired));
         Ok(())
     }
 }
 
+/// What a log said.
+struct Asked {
+    home: Option<Home>,
+    /// How many objects it has.
+    count: u64,
+    held: Vec<ChunkId>,
+    lacking: Vec<ChunkId>,
+}
+
 impl Shared {
-    /// Which objects the log has, which not, and how many it has.
-    async fn ask_log(
-        &self,
-        keys: Keys,
-        objects: &[ChunkId],
-    ) -> Result<(Vec<ChunkId>, Vec<ChunkId>, u64), Failure> {
+    /// Asks a log whether it has these objects.
+    async fn ask_log(&self, keys: Keys, objects: &[ChunkId]) -> Result<Asked, Failure> {
         let log = keys.log();
-        let mut asks = vec![Ask::to(&log, "ZCARD")];
+        let mut asks = vec![ask_home(keys.dataset), Ask::to(&log, "ZCARD")];
         asks.extend(objects.iter().map(|id| {
             let from = [b"[", id.as_bytes().as_slice()].concat();
             Ask::to(&log, "ZRANGEBYLEX").arg(from).arg("+").arg("LIMIT").arg(0).arg(1)
         }));
         let mut answers = self.router.ask(asks).await?.into_iter();
+        let home = read_home(keys.dataset, answers.next().unwrap_or(Value::Nil))?;
         let count = number(&answers.next().unwrap_or(Value::Nil))?;
+        let count = u64::try_from(count).unwrap_or_default();
         let (mut held, mut lacking) = (Vec::with_capacity(objects.len()), Vec::new());
         for (id, answer) in objects.iter().zip(answers) {
             let found = strings(answer)?;
             let is_held = found.first().is_some_and(|member| member.starts_with(id.as_bytes()));
             if is_held { held.push(*id) } else { lacking.push(*id) }
         }
-        Ok((held, lacking, u64::try_from(count).unwrap_or_default()))
+        Ok(Asked { home, count, held, lacking })
     }
 
-    fn logged(&self) -> MutexGuard<'_, Logged> {
+    pub(super) fn logged(&self) -> MutexGuard<'_, Logged> {
         self.logged.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -157,44 +177,52 @@ impl Shared {
 #[derive(Debug, Default)]
 pub(super) struct Logged {
     logs: HashMap<DatasetId, Log>,
-    count: usize,
+    objects: usize,
 }
 
 #[derive(Debug)]
 struct Log {
     keys: Keys,
-    /// How many objects had left it: what it had then, it has until another one does.
-    retired: u64,
-    /// What [`Shared::is_as`] wants to hear: a log may lose its last changes with its primary.
-    places: u64,
+    /// What it had then, it has until another one leaves it.
+    count: Count,
     objects: HashSet<ChunkId>,
 }
 
 impl Logged {
-    fn has(&self, home: &Home, places: u64, object: ChunkId) -> bool {
-        self.logs.get(&home.keys.dataset).is_some_and(|log| {
-            (log.keys, log.retired, log.places) == (home.keys, home.retired, places)
-                && log.objects.contains(&object)
-        })
+    /// How many objects had left a log, as far as that was heard in these places.
+    fn heard(&self, keys: Keys, places: u64) -> Option<u64> {
+        let log = self.logs.get(&keys.dataset)?;
+        (log.keys == keys && log.count.places == places).then_some(log.count.retired)
     }
 
-    /// Keeps what the log was heard to have after this home had been read.
-    fn keep(&mut self, home: &Home, places: u64, objects: Vec<ChunkId>) {
-        if self.count > KNOWN_MAX {
+    fn has(&self, keys: Keys, count: Count, object: &ChunkId) -> bool {
+        let log = self.logs.get(&keys.dataset).filter(|log| (log.keys, log.count) == (keys, count));
+        log.is_some_and(|log| log.objects.contains(object))
+    }
+
+    /// Lets go of what is known of a log.
+    pub(super) fn forget(&mut self, dataset: DatasetId) {
+        let log = self.logs.remove(&dataset);
+        self.objects -= log.map_or(0, |log| log.objects.len());
+    }
+
+    /// Keeps what a log was heard to have after so many had left it.
+    fn keep(&mut self, keys: Keys, count: Count, objects: Vec<ChunkId>) {
+        if self.objects > KNOWN_MAX {
             *self = Self::default();
         }
-        let new =
-            || Log { keys: home.keys, retired: home.retired, places, objects: HashSet::new() };
-        let log = self.logs.entry(home.keys.dataset).or_insert_with(new);
-        if (log.keys, log.places) == (home.keys, places) && log.retired > home.retired {
+        let new = || Log { keys, count, objects: HashSet::new() };
+        let log = self.logs.entry(keys.dataset).or_insert_with(new);
+        let is_older = log.keys == keys
+            && (log.count.places, log.count.retired) > (count.places, count.retired);
+        if is_older {
             return;
         }
-        if (log.keys, log.retired, log.places) != (home.keys, home.retired, places) {
-            self.count -= log.objects.len();
+        self.objects -= log.objects.len();
+        if (log.keys, log.count) != (keys, count) {
             *log = new();
         }
-        self.count -= log.objects.len();
         log.objects.extend(objects);
-        self.count += log.objects.len();
+        self.objects += log.objects.len();
     }
 }

@@ -249,6 +249,7 @@ impl Shared {
 
     fn forget(&self, id: DatasetId) {
         self.all_known().remove(&id);
+        self.logged().forget(id);
     }
 
     /// Whether a dataset was not looked over for `pause`; from now on it was.

@@ -15,7 +15,7 @@ use super::deletions::Deletions;
 use super::failure::Failure;
 use super::folders::Reader;
 use super::gather::Gathering;
-use super::holders::Holders;
+use super::holders::{Count, Holders};
 use super::home::{Doubts, Home, ask_home, read_home};
 use super::keys::{AllRows, Key, Keys, bucket_of};
 use super::live::hold_live;
@@ -119,7 +119,7 @@ impl Shared {
     /// Reads what tells what stands at each path.
     async fn rows(&self, dataset: DatasetId, paths: &[&FilePath]) -> Result<Rows, Failure> {
         let (mut with_buckets, mut rounds) = (false, self.router.rounds());
-        let mut holders = Holders::beside();
+        let mut heard: Option<Holders> = None;
         loop {
             self.router.again(&mut rounds)?;
             let changes = self.assure().await?;
@@ -127,7 +127,9 @@ impl Shared {
                 self.gone(dataset, changes).await?;
                 continue;
             };
-            holders.begin(self, keys);
+            // What another life of the dataset had, or other places have heard, says nothing.
+            heard = heard.filter(|heard| heard.are_of(keys, changes));
+            let holders = heard.get_or_insert_with(|| Holders::heard(self, keys, changes));
             // What was read is only taken when the home, read with it, says that it is all.
             let per_path = if with_buckets { 2 } else { 1 };
             let mut asks = Vec::with_capacity(2 + paths.len() * per_path);
@@ -157,12 +159,13 @@ impl Shared {
             let named = named.map(|(rows, shards)| Named::of(rows, shards));
             let mut named = named.collect::<Result<Vec<_>, _>>()?;
             let winners = named.iter().filter_map(|named| named.winner.as_ref());
-            holders.load(self, &home, winners.map(|winner| winner.holder.chunk)).await?;
-            if holders.are_uncertain() {
+            let beside = Count { retired: home.retired, places: changes };
+            holders.load(self, &home, beside, winners.map(|winner| winner.holder.chunk)).await?;
+            if holders.are_uncertain() || holders.are_stale() {
                 continue;
             }
             if let Some(log) = holders.doubted(&home) {
-                named.iter_mut().for_each(|named| named.judge(&holders, log));
+                named.iter_mut().for_each(|named| named.judge(holders, log));
             }
             return Ok(Rows { home: Arc::new(home), named, changes });
         }

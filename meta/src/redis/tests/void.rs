@@ -8,10 +8,14 @@ use futures::future::join_all;
 use super::{STORE, id, open, path, reason, record};
 use crate::conformance::history::Maker;
 use crate::redis::command::Ask;
-use crate::redis::holders::Holders;
+use crate::redis::folders::PAGE;
+use crate::redis::holders::{Count, Holders};
+use crate::redis::home::Home;
 use crate::redis::keys::LARGE_ROWS;
 use crate::redis::rows::file;
+use crate::redis::scripts::RETIRE;
 use crate::redis::testing::{Cluster, Server};
+use crate::redis::tree::Walk;
 use crate::{DatasetRecord, DatasetState, Found, Kind, ListEntry, ListQuery, MetaStore, Redis};
 
 fn query(dir: DirPath, recursive: bool) -> ListQuery {
@@ -179,21 +183,24 @@ async fn rows_that_were_read_before_their_object_left_the_log_are_read_again() {
     }
     let shared = &store.shared;
     let home = async || shared.home(id()).await.unwrap().unwrap();
+    let places = shared.router.changes();
+    let count = |home: &Home| Count { retired: home.retired, places };
     let lacking = |holders: &Holders| ids.iter().map(|id| holders.lack(*id)).collect::<Vec<_>>();
 
     store.retire(id(), &ids[..1]).await.unwrap();
     let old = home().await;
-    let (mut after, mut beside) = (Holders::after(old.retired), Holders::beside());
+    let (mut after, mut beside) =
+        (Holders::after(&old, places), Holders::heard(shared, old.keys, places));
     store.retire(id(), &ids[1..2]).await.unwrap();
     for holders in [&mut after, &mut beside] {
         for is_uncertain in [true, false] {
-            holders.load(shared, &old, ids.clone()).await.unwrap();
+            holders.load(shared, &old, count(&old), ids.clone()).await.unwrap();
             assert_eq!(holders.are_uncertain(), is_uncertain);
             assert_eq!(lacking(holders), [true, true, false, false]);
         }
         // However much leaves it all the time, what is known to lack is.
         store.retire(id(), &ids[2..3]).await.unwrap();
-        holders.load(shared, &old, ids[..2].to_vec()).await.unwrap();
+        holders.load(shared, &old, count(&old), ids[..2].to_vec()).await.unwrap();
         assert!(!holders.are_uncertain());
         store.append(&objects[2]).await.unwrap();
     }
@@ -206,25 +213,65 @@ async fn rows_that_were_read_before_their_object_left_the_log_are_read_again() {
     let (new, held) = (home().await, ids[2..].to_vec());
     let mut counts = Vec::new();
     for _ in 0..2 {
-        let mut holders = Holders::beside();
-        holders.begin(shared, new.keys);
-        holders.load(shared, &new, held.clone()).await.unwrap();
+        let mut holders = Holders::heard(shared, new.keys, places);
+        holders.load(shared, &new, count(&new), held.clone()).await.unwrap();
         counts.push(asked().await);
     }
     assert_eq!(counts[0], counts[1]);
     store.retire(id(), &ids[2..3]).await.unwrap();
-    let mut then = Holders::beside();
-    then.begin(shared, new.keys);
-    then.load(shared, &home().await, held.clone()).await.unwrap();
+    let mut then = Holders::heard(shared, new.keys, places);
+    let new = home().await;
+    then.load(shared, &new, count(&new), held.clone()).await.unwrap();
     assert!(then.lack(ids[2]) && !then.lack(ids[3]));
-    let mut then = Holders::beside();
-    then.begin(shared, new.keys);
-    then.load(shared, &home().await, held).await.unwrap();
+    let mut then = Holders::heard(shared, new.keys, places);
+    then.load(shared, &new, count(&new), held).await.unwrap();
     assert!(then.lack(ids[2]) && !then.are_uncertain(), "nothing left it since it was heard of");
 
     store.put_dataset(&DatasetRecord { state: DatasetState::Ending, ..record() }).await.unwrap();
     store.drop_dataset(id()).await.unwrap();
     store.put_dataset(&record()).await.unwrap();
-    then.load(shared, &new, ids).await.unwrap();
-    assert!(then.are_uncertain(), "it was made again");
+    then.load(shared, &new, count(&new), ids).await.unwrap();
+    assert!(then.are_stale(), "it was made again");
+}
+
+/// What deletes left is dead either way: a walk beside a purge of it does not begin anew.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_walk_whose_next_rows_left_the_log_begins_anew_unless_they_were_deleted() {
+    let server = Server::start(&[]).await;
+    let store = empty(&server.url()).await;
+    let mut maker = Maker::new(id(), 1);
+    let names: Vec<_> = (0..3 * PAGE).map(|number| format!("d/{number:05}")).collect();
+    let mut objects = Vec::new();
+    for names in names.chunks(PAGE) {
+        objects.push(maker.chunk(names.iter().map(|name| (name.as_bytes(), 1))));
+        store.append(objects.last().unwrap()).await.unwrap();
+    }
+    let gone = maker.chunk([(&b"gone"[..], 1)]);
+    store.append(&gone).await.unwrap();
+    store.append(&maker.tombstone(&versions(&gone))).await.unwrap();
+    store.retire(id(), &[gone.header().id()]).await.unwrap();
+    let home = store.shared.home(id()).await.unwrap().unwrap();
+    let mut walk = Walk::of_everything(&store.shared, &home);
+    for _ in 0..=PAGE {
+        assert!(walk.next_file().await.unwrap().is_some());
+    }
+    // As a purge does, when a copy of its files is there.
+    let keys = home.keys;
+    let taken = Ask::script(&RETIRE, &keys.home(), &[&keys.log(), &keys.todo()]);
+    let taken = taken.arg(keys.epoch.to_string()).arg(objects[2].header().id().as_bytes());
+    store.shared.router.ask_one(taken).await.unwrap();
+    while walk.next_file().await.unwrap().is_some() {}
+    assert!(walk.is_stale());
+
+    store.append(&maker.tombstone(&versions(&objects[1]))).await.unwrap();
+    let home = store.shared.home(id()).await.unwrap().unwrap();
+    let mut walk = Walk::of_everything(&store.shared, &home);
+    assert!(walk.next_file().await.unwrap().is_some());
+    store.retire(id(), &[objects[1].header().id()]).await.unwrap();
+    bring_back(&store, &objects[1]).await;
+    let mut files = 1;
+    while walk.next_file().await.unwrap().is_some() {
+        files += 1;
+    }
+    assert_eq!((files, walk.is_stale()), (PAGE, false));
 }
