@@ -208,7 +208,7 @@ pub(crate) async fn list(
 /// there is to tell of that one.
 async fn row(parts: &Parts, record: DatasetRecord, told: Told) -> Result<Option<Dataset>, Error> {
     let damaged = match describe(parts, record.clone(), told).await {
-        Err(error) if matches!(error.kind, Kind::Corrupt | Kind::NeedsRecovery) => error.chain(),
+        Err(error) if error.kind == Kind::NeedsRecovery => error.chain(),
         described => return described,
     };
     tracing::error!(name = %record.name, error = damaged, "a dataset can't be counted");

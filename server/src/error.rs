@@ -54,7 +54,13 @@ impl Error {
             // What it is unfit for, an administrator can mend while callers try again.
             dl_meta::Kind::Unavailable | dl_meta::Kind::Unsupported => Kind::Unavailable,
             dl_meta::Kind::Full => Kind::Full,
-            dl_meta::Kind::Corrupt => Kind::Corrupt,
+            dl_meta::Kind::Corrupt => {
+                // The chunks are not, and have all of it.
+                let advice = "the metadata is damaged; stop the servers, remove it, start again, and \
+                              run `dlcmd recover --all`";
+                let why = format!("{}; {advice}", causes(&error));
+                return Self::new(Kind::NeedsRecovery, action, what, why);
+            }
             dl_meta::Kind::Lost => Kind::NeedsRecovery,
             dl_meta::Kind::Denied => Kind::Denied,
         };

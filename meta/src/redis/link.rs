@@ -18,6 +18,7 @@ use redis::{
 };
 
 use super::address::{Address, ClientFiles, Node};
+use super::command::strings;
 use super::failure::{Failure, Verdict};
 use super::slots::{SHARDS, Shard};
 use super::{RedisOptions, keys, scripts};
@@ -296,12 +297,10 @@ async fn warn_of_loss(connection: &mut MultiplexedConnection, info: &Info, node:
     if info.get("aof_enabled") != "0" {
         return;
     }
-    let mut cmd = redis::cmd("CONFIG");
-    let answer = connection.send_packed_command(cmd.arg("GET").arg("save")).await;
-    let no_save = match answer {
-        Ok(Value::Array(pair)) => matches!(pair.get(1), Some(Value::BulkString(v)) if v.is_empty()),
-        _ => false,
-    };
+    // One that takes its data from another one writes none for that time, whatever it is set to.
+    let is_set = |value: Option<Vec<u8>>, to: &[u8]| value.is_some_and(|value| value == to);
+    let no_save = is_set(setting(connection, "save").await, b"")
+        && is_set(setting(connection, "appendonly").await, b"no");
     if no_save {
         tracing::warn!(
             %node,
@@ -309,6 +308,12 @@ async fn warn_of_loss(connection: &mut MultiplexedConnection, info: &Info, node:
              recovered from the chunks; set `appendonly yes`"
         );
     }
+}
+
+async fn setting(connection: &mut MultiplexedConnection, name: &str) -> Option<Vec<u8>> {
+    let mut cmd = redis::cmd("CONFIG");
+    let answer = connection.send_packed_command(cmd.arg("GET").arg(name)).await;
+    strings(answer.ok()?).ok()?.into_iter().nth(1)
 }
 
 #[cfg(test)]

@@ -98,7 +98,9 @@ async fn nothing_is_counted_for_who_opens_a_dataset_or_asks_for_names() {
     let listed = list(&rig.parts, &Caller::Everybody, Told::Record).await.unwrap();
     assert_eq!(counts(&listed.found), [("pets", false)]);
     let counted = by_name(&rig.parts, &dataset("pets"), &Caller::Everybody, Told::Counts).await;
-    assert_eq!(counted.unwrap_err().kind, Kind::Corrupt);
+    let damaged = counted.unwrap_err();
+    assert_eq!(damaged.kind, Kind::NeedsRecovery);
+    assert!(damaged.chain().contains("remove it, start again"), "{}", damaged.chain());
 }
 
 #[tokio::test]
