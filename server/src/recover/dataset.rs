@@ -5,6 +5,7 @@
 //! taken for all there is. What the log has and the chunk store hasn't is told, and so are large files
 //! without all of their parts.
 
+use std::fmt::Display;
 use std::sync::{Mutex, PoisonError};
 
 use dl_format::{ChunkId, DatasetName, FilePath, Header, ObjectKind};
@@ -140,7 +141,7 @@ impl Outcome {
 }
 
 impl<'a> Progress<'a> {
-    pub(super) fn of(name: &DatasetName, to: &'a Listener<'a, RecoverProgress>) -> Self {
+    pub(super) fn of(name: &impl Display, to: &'a Listener<'a, RecoverProgress>) -> Self {
         let state = RecoverProgress {
             dataset: name.to_string(),
             listed: 0,
@@ -151,6 +152,13 @@ impl<'a> Progress<'a> {
             done: false,
         };
         Self { state, to }
+    }
+
+    /// Nothing can be done for a dataset of so many objects.
+    pub(super) async fn tell_problem(mut self, objects: u64, problem: String) {
+        self.state.listed = objects;
+        self.state.problems.push(problem);
+        self.end().await;
     }
 
     /// Nothing can be done for the dataset now.

@@ -11,6 +11,7 @@ mod living;
 mod shares;
 #[cfg(test)]
 mod tests;
+mod unnamed;
 
 use std::time::Duration;
 
@@ -66,7 +67,11 @@ pub(crate) async fn recover(
     let log = bound.map_or(Log::Sound, |_| Log::Doubted);
     // Nothing is written into the store of others.
     identity::Tie::default().check(parts).await?;
+    let is_all = request.dataset.is_none() && caller.may_all(Role::Read);
     rebuild(parts, request, caller, log, &progress).await?;
+    if is_all {
+        unnamed::tell(parts, &progress).await?;
+    }
     progress.end()
 }
 

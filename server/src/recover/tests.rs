@@ -300,3 +300,33 @@ async fn a_name_is_not_given_back_to_a_dataset_that_is_deleted_meanwhile() {
     assert!(restored.unwrap().is_empty() && rig.store.is_used_up("create"));
     assert!(names::newest(&rig.parts, &name).await.unwrap().is_none());
 }
+
+/// Keeps S-02: both its name and the metadata are lost; nobody may take it for one that never was.
+#[tokio::test]
+async fn a_dataset_that_nobody_knows_any_more_is_told_by_its_id() {
+    let rig = rig().await;
+    let (lost, kept, gone) =
+        (rig.create("lost").await, rig.create("kept").await, rig.create("gone").await);
+    catalog::delete(&rig.parts, &dataset("gone"), gone).await.unwrap();
+    for (number, id) in [lost, kept, gone].into_iter().enumerate() {
+        rig.store_chunk(id, u8::try_from(number).unwrap()).await;
+    }
+    let name = crate::parts::key(dl_format::name_key(&dataset("lost"), 1));
+    rig.parts.store.delete(&name).await.unwrap();
+    rig.memory.drop_dataset(lost).await.unwrap();
+    let mut told_of = Vec::new();
+    for one in [None, Some(dataset("kept"))] {
+        let (progress, mut told) = mpsc::channel(64);
+        let request = RecoverRequest { dataset: one, since: None };
+        let asked = recover(&rig.parts, request, &Caller::Everybody, &progress);
+        rig.run(asked).await.0.unwrap();
+        drop(progress);
+        while let Some(Reply::More(step) | Reply::Last(step)) = told.recv().await {
+            let problems = step.problems.into_iter();
+            told_of.extend(problems.map(|problem| (step.dataset.clone(), step.listed, problem)));
+        }
+    }
+    let [(dataset, objects, problem)] = &told_of[..] else { panic!("{told_of:?}") };
+    assert_eq!((dataset, *objects), (&lost.to_string(), 1));
+    assert!(problem.contains("put its name back"), "{problem}");
+}
