@@ -23,13 +23,14 @@ use redis::Value;
 use super::Shared;
 use super::command::{Ask, bytes, decimal, number, pairs};
 use super::failure::Failure;
+use super::holders::Holders;
 use super::home::{Counted, Doubts, Home, STAMP_MAX};
 use super::keys::{self, Epoch, Keys};
 use super::read::LOG_PAGE;
 use super::records::{Named, encode_dataset};
 use super::scripts::{COUNTED, KILL, PUT, REPLACE, STAMP};
 use super::tree::Walk;
-use crate::{DatasetInfo, DatasetRecord, DatasetState, Error, Outline};
+use crate::{DatasetInfo, DatasetRecord, DatasetState, Error, Kind, Outline};
 
 /// How far the clocks of two servers may be apart: each may be that of a client, give or take 15
 /// minutes.
@@ -177,6 +178,7 @@ impl Shared {
     /// What a dataset adds up to; none when it was dropped.
     async fn info(&self, id: DatasetId) -> Result<Option<DatasetInfo>, Failure> {
         let (mut rounds, mut doubts) = (self.router.rounds(), Doubts::default());
+        let mut told = None;
         let (record, counted, is_settled) = loop {
             self.router.again(&mut rounds)?;
             let changes = self.assure().await?;
@@ -193,9 +195,14 @@ impl Shared {
                 break (home.record, counted, true);
             }
             self.roll_forward(home.keys).await?;
-            let Some((counted, is_settled)) = Box::pin(self.count(&home, changes)).await? else {
-                continue;
-            };
+            let (counted, is_settled) =
+                match Box::pin(self.count(&home, changes, told.take())).await? {
+                    Ok(counted) => counted,
+                    Err(stale) => {
+                        told = Some(stale);
+                        continue;
+                    }
+                };
             let Some(again) = self.home(id).await? else { continue };
             // Deletions must not be left out, nor a life of the dataset that is over be counted.
             let has_deletions = again.tombstones == 0 || home.tombstones > 0;
@@ -217,17 +224,24 @@ impl Shared {
     }
 
     /// Walks over all files, and keeps the result unless something was appended meanwhile. Says as well
-    /// whether everything is settled that was appended until then. None when it has to begin anew.
-    async fn count(&self, home: &Home, changes: u64) -> Result<Option<(Counted, bool)>, Failure> {
+    /// whether everything is settled that was appended until then. When it has to begin anew, what the
+    /// walk was told.
+    async fn count(
+        &self,
+        home: &Home,
+        changes: u64,
+        told: Option<Holders>,
+    ) -> Result<Result<(Counted, bool), Holders>, Failure> {
         let was_settled = self.is_settled(home.keys).await?;
         let (mut files, mut size) = (0u64, 0u64);
         let mut walk = Walk::of_everything(self, home);
+        walk.go_by(told);
         while let Some((_, record)) = walk.next_file().await? {
             files = files.saturating_add(1);
             size = size.saturating_add(record.length);
         }
         if walk.is_stale() {
-            return Ok(None);
+            return Ok(Err(walk.into_told()));
         }
         // Otherwise nothing is kept, and the caller looks at its home again.
         let is_whole = self.confirm(home.keys, walk.shards()).await? && self.is_as(changes);
@@ -248,7 +262,7 @@ impl Shared {
             }
         }
         let is_settled = self.is_settled(home.keys).await?;
-        Ok(Some((Counted { objects, version, files, bytes: size }, is_settled)))
+        Ok(Ok((Counted { objects, version, files, bytes: size }, is_settled)))
     }
 
     /// How many objects the log holds, and which.
@@ -267,7 +281,8 @@ impl Shared {
 
     pub(super) async fn stamp(&self, dataset: DatasetId, now: Stamp) -> Result<Stamp, Failure> {
         if now.get() > STAMP_MAX {
-            return Err(Failure::corrupt("the time is later than Redis can count"));
+            let why = "the time is later than Redis can count; set the clock of the server";
+            return Err(Failure::because(Kind::Unsupported, why));
         }
         let mut rounds = self.router.rounds();
         loop {

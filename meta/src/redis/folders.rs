@@ -100,19 +100,17 @@ impl Stream {
         Ok(())
     }
 
-    /// Takes note of what is dead of the rows that were read last; whether something that was not
-    /// deleted is.
+    /// Takes note of what is dead of the rows that were read last; whether that is sure.
     fn judge(&mut self, deletions: &Deletions, holders: &Holders) -> bool {
-        let mut lacks_more = false;
+        let mut is_sure = true;
         for Unjudged { row, version, holder } in std::mem::take(&mut self.unjudged) {
             if let Some(row) = self.rows.get_mut(row) {
                 let is_deleted = deletions.contain(&version);
-                let is_lacking = holders.lack(holder);
-                row.is_dead = is_deleted || is_lacking;
-                lacks_more |= is_lacking && !is_deleted;
+                row.is_dead = is_deleted || holders.lack(holder);
+                is_sure &= is_deleted || !holders.doubt(holder);
             }
         }
-        lacks_more
+        is_sure
     }
 }
 
@@ -216,6 +214,18 @@ impl<'a> Reader<'a> {
         Self { shared, home, all_rows, deletions, holders, is_unsure, shards }
     }
 
+    /// Goes by what a call was told that began before.
+    pub(super) fn go_by(&mut self, told: Option<Holders>) {
+        if let Some(told) = told {
+            self.holders = told.again(self.home, self.shared.router.changes());
+        }
+    }
+
+    /// What it was told, for the call when it begins anew.
+    pub(super) fn into_told(self) -> Holders {
+        self.holders
+    }
+
     /// Whether who asks has to begin anew: the dataset was dropped meanwhile, or files were moved away
     /// while their rows were read.
     pub(super) fn is_stale(&self) -> bool {
@@ -288,8 +298,7 @@ impl<'a> Reader<'a> {
         try_join!(holders, self.deletions.load(self.shared, chunks))?;
         self.shards.extend(self.holders.doubted(self.home));
         for stream in folders.iter_mut().flat_map(|folder| &mut folder.streams) {
-            let lacks_more = stream.judge(&self.deletions, &self.holders);
-            self.is_unsure |= lacks_more && self.holders.are_uncertain();
+            self.is_unsure |= !stream.judge(&self.deletions, &self.holders);
         }
         Ok(())
     }

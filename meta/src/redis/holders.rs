@@ -31,7 +31,8 @@ pub(super) struct Holders {
     /// How many objects had left the log before the rows were read, if that is known.
     before: Option<u64>,
     gone: HashSet<ChunkId>,
-    is_uncertain: bool,
+    /// Those of them that may have left the log behind the rows that were loaded last.
+    doubtful: HashSet<ChunkId>,
     is_stale: bool,
 }
 
@@ -46,13 +47,19 @@ pub(super) struct Count {
 
 impl Holders {
     fn new(keys: Keys, places: u64, before: Option<u64>) -> Self {
-        let (is_uncertain, is_stale) = (false, false);
-        Self { keys, places, before, gone: HashSet::new(), is_uncertain, is_stale }
+        let (gone, doubtful) = (HashSet::new(), HashSet::new());
+        Self { keys, places, before, gone, doubtful, is_stale: false }
     }
 
     /// For a call that reads rows behind this home.
     pub(super) fn after(home: &Home, places: u64) -> Self {
         Self::new(home.keys, places, Some(home.retired))
+    }
+
+    /// The same for a call that began before and begins anew: what was lacking by then still is.
+    pub(super) fn again(self, home: &Home, places: u64) -> Self {
+        let after = Self::after(home, places);
+        if self.are_of(home.keys, places) { Self { gone: self.gone, ..after } } else { after }
     }
 
     /// For a call that reads rows beside the home, with what this process heard last.
@@ -64,10 +71,14 @@ impl Holders {
         (self.keys, self.places) == (keys, places)
     }
 
-    /// Whether objects that are lacking since the rows were loaded last may have left the log behind the
-    /// rows, which then have to be read again.
+    /// Whether rows that were loaded last have to be read again.
     pub(super) fn are_uncertain(&self) -> bool {
-        self.is_uncertain
+        !self.doubtful.is_empty()
+    }
+
+    /// Whether those that this object holds have to.
+    pub(super) fn doubt(&self, object: ChunkId) -> bool {
+        self.doubtful.contains(&object)
     }
 
     /// Whether the dataset was dropped meanwhile, so that nothing is known.
@@ -93,7 +104,7 @@ impl Holders {
         beside: Count,
         objects: impl IntoIterator<Item = ChunkId>,
     ) -> Result<(), Failure> {
-        self.is_uncertain = false;
+        self.doubtful.clear();
         if home.retired == 0 {
             return Ok(());
         }
@@ -126,8 +137,10 @@ impl Holders {
             }
             let retired = again.retired;
             shared.logged().keep(home.keys, Count { retired, places }, Vec::new());
+            if self.before != Some(retired) {
+                self.doubtful.extend(&asked.lacking);
+            }
             self.gone.extend(asked.lacking);
-            self.is_uncertain = self.before != Some(retired);
             self.before = Some(retired);
             break;
         }

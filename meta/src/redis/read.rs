@@ -215,7 +215,7 @@ impl Shared {
         dataset: DatasetId,
         query: &ListQuery,
     ) -> Result<Vec<ListEntry>, Failure> {
-        let mut rounds = self.router.rounds();
+        let (mut rounds, mut told) = (self.router.rounds(), None);
         loop {
             self.router.again(&mut rounds)?;
             let changes = self.assure().await?;
@@ -226,6 +226,7 @@ impl Shared {
             self.roll_forward(home.keys).await?;
             let (mut entries, mut bytes) = (Vec::new(), 0);
             let Some(mut walk) = Walk::of_list(self, &home, query) else { return Ok(entries) };
+            walk.go_by(told.take());
             while !query.is_full(entries.len(), bytes) {
                 let Some(entry) = walk.next().await? else { break };
                 bytes += entry.path().as_bytes().len();
@@ -235,6 +236,7 @@ impl Shared {
             if is_whole && self.is_as(changes) {
                 return Ok(entries);
             }
+            told = Some(walk.into_told());
         }
     }
 

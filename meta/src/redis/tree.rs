@@ -12,6 +12,7 @@ use dl_format::{FilePath, FileRecord};
 use super::Shared;
 use super::failure::Failure;
 use super::folders::{BEGIN, Folder, GLANCE, PAGE, Pages, Reader, Row};
+use super::holders::Holders;
 use super::home::Home;
 use super::live::hold_live;
 use super::rows::Member;
@@ -75,6 +76,16 @@ impl<'a> Walk<'a> {
     /// What was read, and so what has to be whole for the answer to be.
     pub(super) fn shards(&self) -> &BTreeSet<Shard> {
         &self.reader.shards
+    }
+
+    /// Goes by what a walk was told that had to begin anew.
+    pub(super) fn go_by(&mut self, told: Option<Holders>) {
+        self.reader.go_by(told);
+    }
+
+    /// What it was told, for the one that begins anew.
+    pub(super) fn into_told(self) -> Holders {
+        self.reader.into_told()
     }
 
     /// Whether it has to begin anew.

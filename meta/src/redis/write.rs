@@ -38,7 +38,8 @@ impl Shared {
     pub(super) async fn append(&self, object: &Committed) -> Result<Appended, Failure> {
         let (header, record) = (object.header(), ObjectRecord::of(object));
         if record.stamp.get() > STAMP_MAX {
-            return Err(Failure::corrupt("its stamp is later than Redis can count"));
+            let why = "its stamp is later than Redis can count";
+            return Err(Failure::because(Kind::Conflict, why));
         }
         let member = encode_object(&record)?;
         let now = self.clock.now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();

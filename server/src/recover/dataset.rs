@@ -154,16 +154,14 @@ impl<'a> Progress<'a> {
         Self { state, to }
     }
 
-    /// Nothing can be done for a dataset of so many objects.
-    pub(super) async fn tell_problem(mut self, objects: u64, problem: String) {
-        self.state.listed = objects;
-        self.state.problems.push(problem);
-        self.end().await;
+    /// Nothing can be done for the dataset now.
+    pub(super) async fn fail(self, error: &Error) {
+        self.tell_problem(error.chain()).await;
     }
 
-    /// Nothing can be done for the dataset now.
-    pub(super) async fn fail(mut self, error: &Error) {
-        self.state.problems.push(error.chain());
+    /// The same, for another reason.
+    pub(super) async fn tell_problem(mut self, problem: String) {
+        self.state.problems.push(problem);
         self.end().await;
     }
 

@@ -69,8 +69,8 @@ pub(crate) async fn recover(
     identity::Tie::default().check(parts).await?;
     let is_all = request.dataset.is_none() && caller.may_all(Role::Read);
     rebuild(parts, request, caller, log, &progress).await?;
-    if is_all {
-        unnamed::tell(parts, &progress).await?;
+    if is_all && !progress.is_deserted() {
+        unnamed::tell(parts, &progress).await;
     }
     progress.end()
 }

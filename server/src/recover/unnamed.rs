@@ -1,12 +1,15 @@
 //! What lies in the chunk store under no name: nobody knows what it is called, once the metadata is
 //! gone too.
 //!
-//! Must hold: nothing is told of that was made, or deleted, meanwhile; and nothing is removed.
+//! Must hold: nothing is told of that was made, or deleted, meanwhile; and nothing is removed. It takes
+//! bounded time: a recovery that brought everything back does not wait for it, nor fail by it.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::time::Duration;
 
-use dl_format::{DatasetId, parse_object_key};
+use dl_format::{DatasetId, dataset_prefix, parse_object_key};
 use dl_proto::RecoverProgress;
+use dl_runtime::Deadline;
 use dl_store::Prefix;
 use futures::TryStreamExt;
 
@@ -14,43 +17,69 @@ use super::dataset::Progress;
 use crate::error::Error;
 use crate::listener::Listener;
 use crate::names::{self, Deleted, Past};
-use crate::parts::Parts;
+use crate::parts::{Parts, prefix};
 
-/// Tells of each dataset of which there are objects, and neither a name nor a deletion.
-pub(super) async fn tell(
-    parts: &Parts,
-    progress: &Listener<'_, RecoverProgress>,
-) -> Result<(), Error> {
-    let mut found: BTreeMap<DatasetId, u64> = BTreeMap::new();
+/// How long it is looked for. A chunk store is listed as a whole for it.
+const AT_MOST: Duration = Duration::from_secs(30);
+
+/// Tells of datasets of which there are objects, and neither a name nor a deletion.
+pub(super) async fn tell(parts: &Parts, progress: &Listener<'_, RecoverProgress>) {
+    let mut found = BTreeSet::new();
+    let deadline = Deadline::after(&*parts.clock, AT_MOST);
+    let searched = deadline.bound(&*parts.clock, search(parts, &mut found)).await;
+    match searched {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            tracing::warn!(error = error.chain(), "could not look for datasets without names");
+            return;
+        }
+        Err(_) => tracing::info!("not all objects were looked at for datasets without names"),
+    }
+    if let Err(error) = explain(parts, &mut found).await {
+        tracing::warn!(error = error.chain(), "could not look for datasets without names");
+        return;
+    }
+    for dataset in found {
+        let Some(problem) = problem(parts, dataset).await else { continue };
+        Progress::of(&dataset, progress).tell_problem(problem).await;
+    }
+}
+
+async fn search(parts: &Parts, found: &mut BTreeSet<DatasetId>) -> Result<(), Error> {
     let mut all = parts.store.list(&Prefix::ROOT);
-    let listed = |error| Error::store("list objects of", "all datasets", error);
-    while let Some(object) = all.try_next().await.map_err(listed)? {
-        if let Some((dataset, _, _)) = parse_object_key(object.key.as_str()) {
-            *found.entry(dataset).or_default() += 1;
-        }
-    }
-    // Behind the objects: a dataset has a name before it has any.
-    let names = names::all(parts).await?;
-    for (_, named) in &names.read {
-        found.remove(&named.record.dataset);
-    }
-    if found.is_empty() {
-        return Ok(());
-    }
-    for Deleted { named, .. } in names::deleted(parts, Past::All).await?.found {
-        found.remove(&named.record.dataset);
-    }
-    for (dataset, objects) in found {
-        let record = parts.meta.record(dataset).await;
-        if record.map_err(|error| Error::meta("find dataset", dataset, error))?.is_some() {
-            continue;
-        }
-        let problem = format!(
-            "no name that can be read stands for it, and the metadata does not have it: put its \
-             name back (names/NAME/ in the chunk store) from a copy, then run `dlcmd recover --all`; \
-             its {objects} objects stay as they are"
-        );
-        Progress::of(&dataset, progress).tell_problem(objects, problem).await;
+    let failed = |error| Error::store("list objects of", "all datasets", error);
+    while let Some(object) = all.try_next().await.map_err(failed)? {
+        found.extend(parse_object_key(object.key.as_str()).map(|(dataset, _, _)| dataset));
     }
     Ok(())
+}
+
+/// Leaves those of which a name tells. It is read behind the objects: a dataset has one before.
+async fn explain(parts: &Parts, found: &mut BTreeSet<DatasetId>) -> Result<(), Error> {
+    for (_, named) in &names::all(parts).await?.read {
+        found.remove(&named.record.dataset);
+    }
+    if !found.is_empty() {
+        for Deleted { named, .. } in names::deleted(parts, Past::All).await?.found {
+            found.remove(&named.record.dataset);
+        }
+    }
+    Ok(())
+}
+
+/// What is wrong with a dataset that no name tells of, if it is not just being deleted.
+async fn problem(parts: &Parts, dataset: DatasetId) -> Option<String> {
+    match parts.meta.record(dataset).await {
+        Ok(None) => {}
+        Ok(Some(_)) => return None,
+        Err(error) => return Some(Error::meta("find dataset", dataset, error).chain()),
+    }
+    let mut objects = parts.store.list(&prefix(dataset_prefix(dataset)));
+    if let Ok(None) = objects.try_next().await {
+        return None;
+    }
+    let why = "there are objects of it, and neither a name nor a deletion that can be read, and the \
+               metadata does not have it; unless it was deleted, put its name back (names/NAME/ in the \
+               chunk store) from a copy, and run `dlcmd recover --all`; its objects stay as they are";
+    Some(why.to_owned())
 }
