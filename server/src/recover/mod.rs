@@ -13,12 +13,13 @@ mod shares;
 mod tests;
 mod unnamed;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use dl_format::{DatasetName, NameState, Stamp};
 use dl_meta::{Brought, Damage, DatasetState};
 use dl_proto::{Kind, RecoverProgress, RecoverRequest, Role};
-use futures::future::ready;
+use futures::future::{join, ready};
 use futures::stream::{self, StreamExt};
 use tokio::sync::mpsc;
 
@@ -68,10 +69,11 @@ pub(crate) async fn recover(
     // Nothing is written into the store of others.
     identity::Tie::default().check(parts).await?;
     let is_all = request.dataset.is_none() && caller.may_all(Role::Read);
-    rebuild(parts, request, caller, log, &progress).await?;
-    if is_all && !progress.is_deserted() {
-        unnamed::tell(parts, &progress).await;
-    }
+    let unnamed = async { if is_all { unnamed::find(parts).await } else { BTreeSet::new() } };
+    let rebuilt = rebuild(parts, request, caller, log, &progress);
+    let (unnamed, rebuilt) = join(unnamed, rebuilt).await;
+    rebuilt?;
+    unnamed::tell(parts, unnamed, &progress).await;
     progress.end()
 }
 
