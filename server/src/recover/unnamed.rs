@@ -22,35 +22,33 @@ use crate::parts::{Parts, prefix};
 /// How long it is looked for. A chunk store is listed as a whole for it.
 const AT_MOST: Duration = Duration::from_secs(30);
 
-/// Finds datasets of which there are objects, and neither a name nor a deletion; goes on beside a
-/// recovery.
+/// Finds datasets of which there are objects; goes on beside a recovery.
 pub(super) async fn find(parts: &Parts) -> BTreeSet<DatasetId> {
     let mut found = BTreeSet::new();
     let deadline = Deadline::after(&*parts.clock, AT_MOST);
-    let searched = deadline.bound(&*parts.clock, search(parts, &mut found)).await;
-    if searched.is_err() {
-        tracing::info!("not all objects were looked at for datasets without names");
-    }
-    let searched = searched.unwrap_or(Ok(()));
-    let explained = match searched {
-        Ok(()) => explain(parts, &mut found).await,
-        failed => failed,
-    };
-    match explained {
-        Ok(()) => found,
-        Err(error) => {
+    match deadline.bound(&*parts.clock, search(parts, &mut found)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
             tracing::warn!(error = error.chain(), "could not look for datasets without names");
-            BTreeSet::new()
         }
+        Err(_) => tracing::info!("not all objects were looked at for datasets without names"),
     }
+    found
 }
 
-/// Tells of those that were found, once the others are recovered.
+/// Tells of those that neither a name nor a deletion explains, once the others are recovered.
 pub(super) async fn tell(
     parts: &Parts,
-    found: BTreeSet<DatasetId>,
+    mut found: BTreeSet<DatasetId>,
     progress: &Listener<'_, RecoverProgress>,
 ) {
+    if found.is_empty() {
+        return;
+    }
+    if let Err(error) = explain(parts, &mut found).await {
+        tracing::warn!(error = error.chain(), "could not look for datasets without names");
+        return;
+    }
     for dataset in found {
         let Some(problem) = problem(parts, dataset).await else { continue };
         Progress::of(&dataset, progress).tell_problem(problem).await;
