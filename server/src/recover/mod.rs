@@ -19,7 +19,7 @@ use std::time::Duration;
 use dl_format::{DatasetName, NameState, Stamp};
 use dl_meta::{Brought, Damage, DatasetState};
 use dl_proto::{Kind, RecoverProgress, RecoverRequest, Role};
-use futures::future::{join, ready};
+use futures::future::{ready, try_join};
 use futures::stream::{self, StreamExt};
 use tokio::sync::mpsc;
 
@@ -69,10 +69,9 @@ pub(crate) async fn recover(
     // Nothing is written into the store of others.
     identity::Tie::default().check(parts).await?;
     let is_all = request.dataset.is_none() && caller.may_all(Role::Read);
-    let unnamed = async { if is_all { unnamed::find(parts).await } else { BTreeSet::new() } };
+    let unnamed = async { Ok(if is_all { unnamed::find(parts).await } else { BTreeSet::new() }) };
     let rebuilt = rebuild(parts, request, caller, log, &progress);
-    let (unnamed, rebuilt) = join(unnamed, rebuilt).await;
-    rebuilt?;
+    let (unnamed, ()) = try_join(unnamed, rebuilt).await?;
     unnamed::tell(parts, unnamed, &progress).await;
     progress.end()
 }

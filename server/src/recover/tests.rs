@@ -294,7 +294,7 @@ async fn a_name_is_not_given_back_to_a_dataset_that_is_deleted_meanwhile() {
     rig.store.script("create", [Some(Fault::Delay(Duration::from_secs(1)))]);
     let caller = Caller::Everybody;
     let restoring = living::restore_names(&rig.parts, None, &caller);
-    let both = join(restoring, rig.memory.drop_dataset(id));
+    let both = futures::future::join(restoring, rig.memory.drop_dataset(id));
     let (restored, dropped) = rig.run(both).await.0;
     dropped.unwrap();
     assert!(restored.unwrap().is_empty() && rig.store.is_used_up("create"));

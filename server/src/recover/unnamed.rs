@@ -1,8 +1,8 @@
 //! What lies in the chunk store under no name: nobody knows what it is called, once the metadata is
 //! gone too.
 //!
-//! Must hold: nothing is told of that was made, or deleted, meanwhile; and nothing is removed. It takes
-//! bounded time: a recovery that brought everything back does not wait for it, nor fail by it.
+//! Must hold: nothing is told of that was made, or deleted, meanwhile; and nothing is removed. A recovery
+//! that brought everything back waits for it for a bounded time, and does not fail by it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
