@@ -117,6 +117,10 @@ impl MetaStore for FaultMeta {
         self.read("records", "metadata", self.inner.records()).await
     }
 
+    async fn remnants(&self) -> Result<Vec<DatasetRecord>, Error> {
+        self.read("remnants", "metadata", self.inner.remnants()).await
+    }
+
     async fn outline(&self, id: DatasetId) -> Result<Option<Outline>, Error> {
         self.read("outline", id, self.inner.outline(id)).await
     }

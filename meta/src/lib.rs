@@ -99,6 +99,15 @@ pub trait MetaStore: Debug + Display + Send + Sync + 'static {
     /// As the store fails.
     async fn records(&self) -> Result<Vec<DatasetRecord>, Error>;
 
+    /// What is left of [`MetaStore::records`] while the metadata lacks something: there may be others,
+    /// and some of these may have been deleted.
+    ///
+    /// # Errors
+    /// As the store fails.
+    async fn remnants(&self) -> Result<Vec<DatasetRecord>, Error> {
+        self.records().await
+    }
+
     /// A dataset and which objects its log holds; none when the id is not known. May cost a walk over
     /// the log, never one over the paths.
     ///

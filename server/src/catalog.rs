@@ -120,7 +120,7 @@ pub(crate) async fn by_name(
     if caller.may(Role::Read, name)
         && let Some(named) = names::newest(parts, name).await?
         && named.record.state == NameState::Live
-        && has_objects(parts, name, named.record.dataset).await?
+        && names::has_objects(parts, name, named.record.dataset).await?
     {
         // It may have been made since the metadata was asked.
         return known_by_name(parts, name, told).await?.ok_or_else(|| lost(name));
@@ -171,7 +171,7 @@ pub(crate) async fn list(
         }
     }
     let looked_at = stream::iter(unknown).map(|(name, id)| async move {
-        if !has_objects(parts, &name, id).await? {
+        if !names::has_objects(parts, &name, id).await? {
             return Ok(None);
         }
         // It may have been made since the metadata was asked.
@@ -246,7 +246,7 @@ pub(crate) async fn create(
         let generation = match newest {
             Some(named) if named.record.state == NameState::Live => {
                 // A creation that was cut short has no objects; lost metadata has.
-                if has_objects(parts, name, named.record.dataset).await? {
+                if names::has_objects(parts, name, named.record.dataset).await? {
                     // It may have been made since the metadata was asked.
                     match known_by_name(parts, name, Told::Record).await? {
                         Some(_) => continue,
@@ -282,25 +282,6 @@ pub(crate) async fn create(
         }
         // Its record is there now, or the name moved on: look again.
         index(parts, name, named, DatasetState::Live).await?;
-    }
-}
-
-/// Whether a dataset has any object but snapshots.
-pub(crate) async fn has_objects(
-    parts: &Parts,
-    name: &DatasetName,
-    id: DatasetId,
-) -> Result<bool, Error> {
-    let objects = prefix(dataset_prefix(id));
-    let mut objects = parts.store.list(&objects);
-    loop {
-        let next = objects.try_next().await;
-        let next =
-            next.map_err(|error| Error::store("list the objects of dataset", name, error))?;
-        match next {
-            Some(object) if parse_snapshot_key(object.key.as_str()).is_some() => {}
-            next => return Ok(next.is_some()),
-        }
     }
 }
 

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use dl_format::{DatasetId, IDENTITY_KEY, IdentityRecord, StoreId};
-use dl_meta::Damage;
+use dl_meta::{Damage, DatasetRecord};
 use dl_proto::Kind;
 use dl_store::StoreExt;
 
@@ -106,18 +106,21 @@ pub(crate) async fn refuse_damaged(
     Err(Error::new(kind, action, what, why))
 }
 
-/// Whether the metadata knows datasets, and the chunk store has all of them.
+/// Whether the metadata knows datasets, and the chunk store has all of them: by name, or where a name
+/// is lost or damaged, by its objects. Nobody draws the id of a dataset twice.
 async fn is_indexed(parts: &Parts) -> Result<bool, Error> {
     let names = names::all(parts).await?;
     let stored: HashSet<DatasetId> = names.live().map(|(_, named)| named.record.dataset).collect();
     let known = parts.meta.records().await;
     let known = known.map_err(|error| Error::meta("list", "datasets", error))?;
-    let is_indexed = !known.is_empty() && known.iter().all(|record| stored.contains(&record.id));
-    match names.unread.into_iter().next() {
-        // The datasets that seem to lack may be those of that name.
-        Some((_, error)) if !is_indexed => Err(error),
-        _ => Ok(is_indexed),
+    for DatasetRecord { id, name, .. } in &known {
+        if !stored.contains(id) && !names::has_objects(parts, name, *id).await? {
+            // It may be that of a name that can't be read.
+            let unread = names.unread.into_iter().next();
+            return unread.map_or(Ok(false), |(_, error)| Err(error));
+        }
     }
+    Ok(!known.is_empty())
 }
 
 /// What the metadata was bound to, compared with the chunk store again and again: what another

@@ -4,14 +4,18 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dl_format::{DatasetName, NameRecord, NameState, name_key, name_prefix, parse_name_key};
+use dl_format::{
+    DatasetId, DatasetName, NameRecord, NameState, dataset_prefix, name_key, name_prefix,
+    parse_name_key, parse_snapshot_key,
+};
 use dl_proto::Kind;
 use dl_runtime::Deadline;
 use dl_store::{Prefix, StoreExt};
-use futures::{StreamExt, stream};
+use futures::{StreamExt, TryStreamExt, stream};
 
 use crate::error::Error;
 use crate::parts::{Parts, key, prefix};
@@ -121,6 +125,25 @@ async fn all_but(parts: &Parts, known: Option<&Names>) -> Result<Names, Error> {
         }
     }
     Ok(names)
+}
+
+/// Whether a dataset has any object but snapshots; `what` it is called in errors.
+pub(crate) async fn has_objects(
+    parts: &Parts,
+    what: impl Display,
+    id: DatasetId,
+) -> Result<bool, Error> {
+    let objects = prefix(dataset_prefix(id));
+    let mut objects = parts.store.list(&objects);
+    loop {
+        let next = objects.try_next().await;
+        let next =
+            next.map_err(|error| Error::store("list the objects of dataset", &what, error))?;
+        match next {
+            Some(object) if parse_snapshot_key(object.key.as_str()).is_some() => {}
+            next => return Ok(next.is_some()),
+        }
+    }
 }
 
 /// A deletion of which something may be left.

@@ -111,6 +111,10 @@ fn report(done: &RecoverProgress, is_whole: bool, out: &mut Output<'_>) -> Resul
         return out
             .json("recovered", &Recovered { dataset, listed, checked, adopted, files, problems });
     }
+    if listed == 0 && !problems.is_empty() {
+        // What there is of it was not come to.
+        return Ok(());
+    }
     let (objects, files) = (counted(listed, "object"), counted(files, "file"));
     if is_whole && problems.is_empty() && adopted == 0 && listed > 0 {
         // Also where rows of theirs were lost, which it has written again.

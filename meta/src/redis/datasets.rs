@@ -82,25 +82,27 @@ impl Shared {
         let mut rounds = self.router.rounds();
         loop {
             self.router.again(&mut rounds)?;
-            let names = self.names().await?;
-            if names.is_empty() {
-                return Ok(Vec::new());
-            }
             let changes = self.assure().await?;
-            let homes = try_join_all(names.iter().map(|(_, named)| self.home(named.id))).await?;
-            if !self.is_as(changes) {
-                continue;
+            let records = self.records_there().await?;
+            if self.is_as(changes) {
+                return Ok(records);
             }
-            let mut records = Vec::new();
-            for ((name, _), home) in names.iter().zip(homes) {
-                records.extend(
-                    home.map(|home| home.record)
-                        .filter(|record| record.name.as_str().as_bytes() == name),
-                );
-            }
-            records.sort_by(|a, b| a.name.cmp(&b.name));
-            return Ok(records);
         }
+    }
+
+    /// Those of them that are there, whatever may be missing.
+    pub(super) async fn records_there(&self) -> Result<Vec<DatasetRecord>, Failure> {
+        let names = self.names().await?;
+        let homes = try_join_all(names.iter().map(|(_, named)| self.home(named.id))).await?;
+        let mut records = Vec::new();
+        for ((name, _), home) in names.iter().zip(homes) {
+            records.extend(
+                home.map(|home| home.record)
+                    .filter(|record| record.name.as_str().as_bytes() == name),
+            );
+        }
+        records.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(records)
     }
 
     /// Which objects the log of a dataset holds, read once for all who ask at the same time.
@@ -339,9 +341,12 @@ impl Shared {
                 // Its home may have been lost with one shard, and the others have what it named.
                 self.to_sweep_others(record.id).await?;
             }
-            let epoch = Epoch::new(self.random.u64()).to_string();
-            let ask = Ask::script(&PUT, &keys::home(record.id), &[]);
-            let put = self.router.ask_one(ask.arg(before).arg(&stored).arg(epoch)).await?;
+            let new_epoch = || Epoch::new(self.random.u64());
+            let epoch = known.as_ref().map_or_else(new_epoch, |known| known.keys.epoch);
+            let keys = Keys { dataset: record.id, epoch };
+            let ask = Ask::script(&PUT, &keys.home(), &[&keys.log()]);
+            let ask = ask.arg(before).arg(&stored).arg(epoch.to_string());
+            let put = self.router.ask_one(ask).await?;
             if number(&put)? == 0 {
                 continue;
             }

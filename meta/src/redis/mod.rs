@@ -310,6 +310,11 @@ impl MetaStore for Redis {
         records.map_err(|failure| failure.during("list datasets of", self))
     }
 
+    async fn remnants(&self) -> Result<Vec<DatasetRecord>, Error> {
+        let records = self.shared.records_there().await;
+        records.map_err(|failure| failure.during("list datasets of", self))
+    }
+
     async fn outline(&self, id: DatasetId) -> Result<Option<Outline>, Error> {
         let outline = self.shared.outline_together(id).await;
         outline.map_err(|failure| failure.during("describe dataset", id))

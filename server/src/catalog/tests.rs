@@ -112,7 +112,7 @@ async fn a_dataset_whose_name_is_lost_is_not_deleted_by_the_name_of_another_one(
     rig.parts.store.delete(&lost).await.unwrap();
     assert_eq!(delete(&rig.parts, &dataset("bar"), id).await.unwrap(), 0);
     assert!(rig.memory.record(id).await.unwrap().is_some());
-    assert!(has_objects(&rig.parts, &dataset("foo"), id).await.unwrap());
+    assert!(names::has_objects(&rig.parts, &dataset("foo"), id).await.unwrap());
 }
 
 /// Keeps S-30.

@@ -108,6 +108,10 @@ impl MetaStore for MeteredMeta {
         self.timed(&self.metrics.dataset, self.inner.records()).await
     }
 
+    async fn remnants(&self) -> Result<Vec<DatasetRecord>, Error> {
+        self.timed(&self.metrics.dataset, self.inner.remnants()).await
+    }
+
     async fn outline(&self, id: DatasetId) -> Result<Option<Outline>, Error> {
         self.timed(&self.metrics.dataset, self.inner.outline(id)).await
     }

@@ -94,7 +94,7 @@ async fn many_who_ask_for_what_is_not_there_share_one_reading_of_the_names() {
     let after = counters.counts();
     assert!(after.listed - before.listed <= 40, "{before:?}, {after:?}");
     assert!(after.ranges - before.ranges <= 40, "{before:?}, {after:?}");
-    let unknown = dl_format::DatasetId::from_bytes([9; 16]);
+    let unknown = DatasetId::from_bytes([9; 16]);
     let asked = (0..100).map(|_| crate::catalog::not_known(&parts, unknown, &caller));
     futures::future::join_all(asked).await;
     let last = counters.counts();

@@ -198,7 +198,8 @@ impl Recovery<'_> {
         let id = named.record.dataset;
         let record = self.parts.meta.record(id).await;
         let record = record.map_err(|error| Error::meta("recover dataset", name, error))?;
-        let whole = record.is_some_and(|record| record.state == DatasetState::Live);
+        let is_live = record.is_some_and(|record| record.state == DatasetState::Live);
+        let whole = is_live && !self.is_cut_short(id).await;
         let put = async |state| catalog::index(self.parts, name, named, state).await;
         // Until all is back, its contents must not be taken for all there is.
         if !whole && !put(DatasetState::Recovering).await? {
@@ -390,6 +391,19 @@ impl Recovery<'_> {
             Ok(_) => true,
             Err(_) => false,
         }
+    }
+
+    /// Whether the log is known to lack what was appended: while that comes back, what is not back yet
+    /// is not there to be found.
+    async fn is_cut_short(&self, id: dl_format::DatasetId) -> bool {
+        let is_asked = self.log == Log::Doubted && self.damaged.is_none();
+        is_asked
+            && self
+                .parts
+                .meta
+                .outline(id)
+                .await
+                .is_err_and(|error| error.kind == dl_meta::Kind::Lost)
     }
 
     async fn is_named(&self, name: &DatasetName, named: Named) -> Result<bool, Error> {

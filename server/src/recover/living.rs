@@ -6,7 +6,7 @@
 //! be read is not taken for one that is not there.
 
 use dl_format::{DatasetId, DatasetName, NameRecord, NameState, name_key};
-use dl_meta::{DatasetRecord, DatasetState};
+use dl_meta::{Damage, DatasetRecord, DatasetState};
 use dl_proto::{Kind, Role};
 use futures::stream::{self, StreamExt};
 
@@ -83,28 +83,62 @@ pub(super) async fn restore_names(
     let names = names::all(parts).await?;
     let mut failed = Vec::new();
     for record in records.into_iter().filter(is_wanted) {
-        let DatasetRecord { name, id, shape, created, generation, state } = record;
-        // A name is written before its record, and deleted by a generation above.
-        let named = names.of(&name).filter(|named| named.generation >= generation);
-        let is_other = |named: &Named| {
-            (named.generation, named.record.state) == (generation, NameState::Live)
-                && named.record.dataset != id
-                && state == DatasetState::Live
-        };
-        let other = named.filter(|named| is_other(named)).map(|named| named.record.dataset);
-        let is_unread = names.unread.iter().any(|(unread, _)| *unread == name);
-        if is_unread || named.is_some() && other.is_none() {
-            continue;
-        }
-        let record = NameRecord { state: NameState::Live, dataset: id, shape, created };
-        match restore_name(parts, &name, generation, &record, other).await {
-            Ok(false) => {}
-            Ok(true) => tracing::warn!(%name, "wrote the name of a dataset again"),
-            // It keeps none of the others from being recovered.
-            Err(error) => failed.push((name, error)),
+        // It keeps none of the others from being recovered.
+        if let Err(error) = restore(parts, &names, &record).await {
+            failed.push((record.name, error));
         }
     }
     Ok(failed)
+}
+
+/// Writes the name of a dataset again where it is gone, or stands for one without objects. Whether it
+/// did.
+pub(super) async fn restore(
+    parts: &Parts,
+    names: &Names,
+    dataset: &DatasetRecord,
+) -> Result<bool, Error> {
+    let DatasetRecord { name, id, shape, created, generation, state } = dataset;
+    let is_other = |named: &&Named| {
+        (named.generation, named.record.state) == (*generation, NameState::Live)
+            && named.record.dataset != *id
+            && *state == DatasetState::Live
+    };
+    let other = names.of(name).filter(is_other).map(|named| named.record.dataset);
+    if other.is_none() && !is_nameless(names, dataset) {
+        return Ok(false);
+    }
+    let record =
+        NameRecord { state: NameState::Live, dataset: *id, shape: *shape, created: *created };
+    let is_restored = restore_name(parts, name, *generation, &record, other).await?;
+    if is_restored {
+        tracing::warn!(%name, "wrote the name of a dataset again");
+    }
+    Ok(is_restored)
+}
+
+/// Whether a dataset of the metadata has lost its name. It is written before the record, and deleted by
+/// a generation above.
+pub(super) fn is_nameless(names: &Names, dataset: &DatasetRecord) -> bool {
+    let is_unread = names.unread.iter().any(|(unread, _)| *unread == dataset.name);
+    let named = names.of(&dataset.name).filter(|named| named.generation >= dataset.generation);
+    !is_unread && named.is_none()
+}
+
+/// What is left in metadata that lacks something, and has lost its name: no recovery brings back what it
+/// lacks before it has one again.
+pub(super) async fn nameless(
+    parts: &Parts,
+    names: &Names,
+    damage: Option<Damage>,
+) -> Result<Vec<DatasetName>, Error> {
+    if damage.is_none() {
+        return Ok(Vec::new());
+    }
+    let left = parts.meta.remnants().await;
+    let left = left.map_err(|error| Error::meta("list", "datasets", error))?;
+    let left = left.into_iter().filter(|dataset| is_nameless(names, dataset));
+    Ok(left.map(|dataset| dataset.name).collect())
 }
 
 /// Writes a name again, also in the place of one that stands for an `other` dataset without objects:
@@ -118,10 +152,10 @@ async fn restore_name(
 ) -> Result<bool, Error> {
     const ACTION: &str = "restore the name of dataset";
     if let Some(other) = other {
-        if !catalog::has_objects(parts, name, record.dataset).await? {
+        if !names::has_objects(parts, name, record.dataset).await? {
             return Ok(false);
         }
-        if catalog::has_objects(parts, name, other).await? {
+        if names::has_objects(parts, name, other).await? {
             let why = "it stands for another dataset, and both have files: restore that object from a \
                        copy, or read those that are to be kept, put them elsewhere, and delete it";
             return Err(Error::new(Kind::Conflict, ACTION, name, why));

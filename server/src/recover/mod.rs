@@ -137,6 +137,14 @@ async fn rebuild(
         incomplete |= may_pass || !recovery.set_aside(name).await;
         Progress::of(name, progress).fail(error).await;
     }
+    for name in living::nameless(parts, &names, damage).await?.iter().filter(|name| wanted(name)) {
+        incomplete |= !recovery.set_aside(name).await;
+        if caller.may(Role::Read, name) {
+            let why = "the chunk store has lost its name, and nothing of it is brought back before it has \
+                       it again; run `dlcmd recover --all` once more";
+            Progress::of(name, progress).tell_problem(why.to_owned()).await;
+        }
+    }
     names.read.retain(|(name, named)| named.record.state == NameState::Live && wanted(name));
     let is_awaited = |_: &(DatasetName, Named)| ready(!progress.is_deserted());
     let living = stream::iter(names.read).take_while(is_awaited);

@@ -7,17 +7,19 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use dl_format::{DatasetId, dataset_prefix, parse_object_key};
+use dl_format::{DatasetId, parse_object_key};
+use dl_meta::DatasetRecord;
 use dl_proto::RecoverProgress;
 use dl_runtime::Deadline;
 use dl_store::Prefix;
 use futures::TryStreamExt;
 
 use super::dataset::Progress;
+use super::living;
 use crate::error::Error;
 use crate::listener::Listener;
-use crate::names::{self, Deleted, Past};
-use crate::parts::{Parts, prefix};
+use crate::names::{self, Deleted, Names, Past};
+use crate::parts::Parts;
 
 /// How long it is looked for. A chunk store is listed as a whole for it.
 const AT_MOST: Duration = Duration::from_secs(30);
@@ -39,19 +41,19 @@ pub(super) async fn find(parts: &Parts) -> BTreeSet<DatasetId> {
 /// Tells of those that neither a name nor a deletion explains, once the others are recovered.
 pub(super) async fn tell(
     parts: &Parts,
-    mut found: BTreeSet<DatasetId>,
+    found: BTreeSet<DatasetId>,
     progress: &Listener<'_, RecoverProgress>,
 ) {
     if found.is_empty() {
         return;
     }
-    if let Err(error) = explain(parts, &mut found).await {
-        tracing::warn!(error = error.chain(), "could not look for datasets without names");
-        return;
-    }
-    for dataset in found {
-        let Some(problem) = problem(parts, dataset).await else { continue };
-        Progress::of(&dataset, progress).tell_problem(problem).await;
+    let deadline = Deadline::after(&*parts.clock, AT_MOST);
+    match deadline.bound(&*parts.clock, explain(parts, found, progress)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            tracing::warn!(error = error.chain(), "could not look for datasets without names");
+        }
+        Err(_) => tracing::info!("not all datasets without names were told of"),
     }
 }
 
@@ -64,9 +66,14 @@ async fn search(parts: &Parts, found: &mut BTreeSet<DatasetId>) -> Result<(), Er
     Ok(())
 }
 
-/// Leaves those of which a name tells. It is read behind the objects: a dataset has one before.
-async fn explain(parts: &Parts, found: &mut BTreeSet<DatasetId>) -> Result<(), Error> {
-    for (_, named) in &names::all(parts).await?.read {
+/// Tells of those that no name tells of. It is read behind the objects: a dataset has one before.
+async fn explain(
+    parts: &Parts,
+    mut found: BTreeSet<DatasetId>,
+    progress: &Listener<'_, RecoverProgress>,
+) -> Result<(), Error> {
+    let names = names::all(parts).await?;
+    for (_, named) in &names.read {
         found.remove(&named.record.dataset);
     }
     if !found.is_empty() {
@@ -74,22 +81,33 @@ async fn explain(parts: &Parts, found: &mut BTreeSet<DatasetId>) -> Result<(), E
             found.remove(&named.record.dataset);
         }
     }
+    for dataset in found {
+        let Some(problem) = problem(parts, &names, dataset).await? else { continue };
+        Progress::of(&dataset, progress).tell_problem(problem).await;
+    }
     Ok(())
 }
 
 /// What is wrong with a dataset that no name tells of, if it is not just being deleted.
-async fn problem(parts: &Parts, dataset: DatasetId) -> Option<String> {
-    match parts.meta.record(dataset).await {
-        Ok(None) => {}
-        Ok(Some(_)) => return None,
-        Err(error) => return Some(Error::meta("find dataset", dataset, error).chain()),
-    }
-    let mut objects = parts.store.list(&prefix(dataset_prefix(dataset)));
-    if let Ok(None) = objects.try_next().await {
-        return None;
-    }
-    let why = "there are objects of it, and neither a name nor a deletion that can be read, and the \
-               metadata does not have it; unless it was deleted, put its name back (names/NAME/ in the \
-               chunk store) from a copy, and run `dlcmd recover --all`; its objects stay as they are";
-    Some(why.to_owned())
+async fn problem(
+    parts: &Parts,
+    names: &Names,
+    dataset: DatasetId,
+) -> Result<Option<String>, Error> {
+    let known = parts.meta.record(dataset).await;
+    let known = known.map_err(|error| Error::meta("find dataset", dataset, error))?;
+    let why = match known {
+        Some(record) if !living::restore(parts, names, &record).await? => return Ok(None),
+        Some(DatasetRecord { name, .. }) => format!(
+            "the chunk store had lost its name, {name}, and has it again from the metadata; run \
+             `dlcmd recover dl://{name}` to bring back what it may lack"
+        ),
+        None if !names::has_objects(parts, dataset, dataset).await? => return Ok(None),
+        None => "there are objects of it, and neither a name nor a deletion that can be read, and the \
+                 metadata does not have it; unless it was deleted, put its name back (names/NAME/ in \
+                 the chunk store) from a copy, and run `dlcmd recover --all`; its objects stay as they \
+                 are"
+        .to_owned(),
+    };
+    Ok(Some(why))
 }

@@ -109,6 +109,37 @@ fn a_lost_identity_object_is_written_again_from_the_metadata_that_indexes_the_st
     Ok(())
 }
 
+/// Keeps S-05 and S-14: what is damaged is removed, as each start says; the objects tell whose they are.
+#[test]
+fn a_damaged_identity_beside_a_damaged_name_costs_nothing_that_the_metadata_has() -> Result<()> {
+    let scene = Scene::new(&["a", "k"])?;
+    let data = scene.path("data");
+    let object = identity(&data);
+    let (before, name) = (fs::read(&object)?, data.join("chunks/names/k/00000001"));
+    fs::write(&object, "no identity")?;
+    fs::write(&name, "no name record")?;
+    let mut server = server_command()?;
+    server.args(["--listen", "127.0.0.1:0", "--data"]).arg(&data);
+    let refused = run(&mut server)?.code(1)?;
+    ensure!(refused.stderr.contains("`identity` is damaged: remove it"), "{}", refused.stderr);
+    fs::remove_file(&object)?;
+    let server = scene.start()?;
+    ensure!(fs::read(&object)? == before, "the store became another one");
+    for dataset in ["a", "k"] {
+        scene.compare(&server, dataset)?;
+    }
+    server.stop()?;
+    fs::remove_file(&name)?;
+    fs::remove_file(&object)?;
+    let server = scene.start()?;
+    dl(&server, ["recover", "dl://k"])?.code(0)?;
+    dl(&server, ["verify", "dl://k"])?.code(0)?;
+    for dataset in ["a", "k"] {
+        scene.compare(&server, dataset)?;
+    }
+    Ok(())
+}
+
 /// Keeps S-05: Rule 6.
 #[test]
 fn a_store_without_identity_and_metadata_is_recovered_and_not_taken_for_a_fresh_one() -> Result<()>
@@ -226,6 +257,20 @@ fn a_name_that_the_chunk_store_lost_is_found_and_written_again() -> Result<()> {
     dl(&server, ["recover", "--all"])?.code(0)?;
     scene.compare(&server, "k")?;
     scene.compare(&server, "a")
+}
+
+/// Keeps S-02: of a dataset without a name nothing is brought back, so it is not taken for whole.
+#[test]
+fn what_lost_its_name_and_its_last_writes_is_refused_until_it_is_recovered() -> Result<()> {
+    let scene = Scene::new(&["a", "k"])?;
+    scene.start()?.kill()?;
+    fs::remove_dir_all(scene.path("data/chunks/names/k"))?;
+    let server = scene.start()?;
+    scene.compare(&server, "a")?;
+    let refused = dl(&server, ["ls", "dl://k"])?.code(1)?;
+    ensure!(refused.stderr.contains("dlcmd recover"), "{}", refused.stderr);
+    dl(&server, ["recover", "--all"])?.code(0)?;
+    scene.compare(&server, "k")
 }
 
 /// Keeps S-03 (I3) and S-29: one part is gone, and then all that told of it.
