@@ -330,3 +330,24 @@ async fn a_dataset_that_nobody_knows_any_more_is_told_by_its_id() {
     assert_eq!(*dataset, lost.to_string());
     assert!(problem.contains("put its name back"), "{problem}");
 }
+
+/// Keeps S-02: what the chunk store is slow to tell keeps no recovery from ending.
+#[tokio::test]
+async fn a_search_that_takes_long_is_waited_for_in_bounded_time_and_not_by_what_failed() {
+    for fails in [false, true] {
+        let rig = rig().await;
+        rig.create("ds").await;
+        // The search lists first.
+        rig.store.script("list", [Some(Fault::Delay(Duration::from_secs(3_600)))]);
+        if fails {
+            rig.meta.script("damage", [Some(Fault::Before(dl_meta::Kind::Unavailable))]);
+        }
+        let (progress, _told) = mpsc::channel(64);
+        let request = RecoverRequest { dataset: None, since: None };
+        let asked = recover(&rig.parts, request, &Caller::Everybody, &progress);
+        let (recovered, seconds) = rig.run(asked).await;
+        assert_eq!(recovered.is_err(), fails, "{recovered:?}");
+        let bounds = if fails { 0..5 } else { 25..60 };
+        assert!(bounds.contains(&seconds), "{seconds} s");
+    }
+}
