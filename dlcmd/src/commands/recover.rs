@@ -112,7 +112,7 @@ fn report(done: &RecoverProgress, is_whole: bool, out: &mut Output<'_>) -> Resul
             .json("recovered", &Recovered { dataset, listed, checked, adopted, files, problems });
     }
     if listed == 0 && !problems.is_empty() {
-        // What there is of it was not come to.
+        // They are what there is to tell.
         return Ok(());
     }
     let (objects, files) = (counted(listed, "object"), counted(files, "file"));

@@ -341,12 +341,9 @@ impl Shared {
                 // Its home may have been lost with one shard, and the others have what it named.
                 self.to_sweep_others(record.id).await?;
             }
-            let new_epoch = || Epoch::new(self.random.u64());
-            let epoch = known.as_ref().map_or_else(new_epoch, |known| known.keys.epoch);
-            let keys = Keys { dataset: record.id, epoch };
-            let ask = Ask::script(&PUT, &keys.home(), &[&keys.log()]);
-            let ask = ask.arg(before).arg(&stored).arg(epoch.to_string());
-            let put = self.router.ask_one(ask).await?;
+            let epoch = Epoch::new(self.random.u64()).to_string();
+            let ask = Ask::script(&PUT, &keys::home(record.id), &[]);
+            let put = self.router.ask_one(ask.arg(before).arg(&stored).arg(epoch)).await?;
             if number(&put)? == 0 {
                 continue;
             }

@@ -32,8 +32,6 @@ pub(super) struct Home {
     pub(super) retired: u64,
     /// Some folder is large.
     pub(super) is_large: bool,
-    /// The log was found to lack what was appended, and was not recovered since.
-    pub(super) is_short: bool,
     /// What was counted last.
     pub(super) counted: Option<Counted>,
 }
@@ -47,7 +45,7 @@ pub(super) struct Counted {
     pub(super) bytes: u64,
 }
 
-const FIELDS: [&str; 12] = [
+const FIELDS: [&str; 11] = [
     "record",
     "epoch",
     "objects",
@@ -59,7 +57,6 @@ const FIELDS: [&str; 12] = [
     "bytes",
     "changes",
     "retired",
-    "short",
 ];
 
 /// What to ask for [`read_home`].
@@ -85,14 +82,12 @@ pub(super) fn read_home(id: DatasetId, answer: Value) -> Result<Option<Home>, Fa
         size,
         changes,
         retired,
-        short,
-    ] = fields::<12>(answer)?;
+    ] = fields::<11>(answer)?;
     let Some(stored) = stored else { return Ok(None) };
     let epoch = epoch.as_deref().and_then(Epoch::parse);
     let epoch = epoch.ok_or_else(|| Failure::corrupt("the epoch of a dataset can't be read"))?;
     let record = decode_dataset(id, &stored)?;
-    let is_short = short.is_some();
-    let counted = match counted.filter(|_| !is_short) {
+    let counted = match counted {
         Some(counted) => Some(Counted {
             objects: decimal(Some(&counted))?,
             version: Version::from_bytes(&version.unwrap_or_default())
@@ -111,7 +106,6 @@ pub(super) fn read_home(id: DatasetId, answer: Value) -> Result<Option<Home>, Fa
         changes: decimal(changes.as_ref())?,
         retired: decimal(retired.as_ref())?,
         is_large: large.is_some(),
-        is_short,
         counted,
     }))
 }
@@ -120,10 +114,6 @@ impl Home {
     /// Fails when a log that was read of so many objects, between this home and the one that it was
     /// `then`, is not all that was appended. What was taken off it meanwhile can't be told from that.
     pub(super) fn check_log(&self, then: &Self, objects: u64) -> Result<(), Failure> {
-        if then.is_short {
-            let why = "the log lacks some of what was appended; run `dlcmd recover --all`";
-            return Err(Failure::because(Kind::Lost, why));
-        }
         let is_same = self.keys == then.keys && self.changes == then.changes;
         let appended = self.objects..=then.objects;
         if !is_same || appended.is_empty() || appended.contains(&objects) {

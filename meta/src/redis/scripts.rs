@@ -35,12 +35,11 @@ pub(super) const OTHER_PROCESS: i64 = -2;
 pub(super) const OTHER_MARK: i64 = -3;
 
 /// The commit point. Home, log, todo; epoch, object id, member of the log, who and when, stamp,
-/// 1 for a tombstone. A log that lacks what was appended is said to from then on: its length will not
-/// tell. Answers 1 when the object is new, 0 when it was known.
+/// 1 for a tombstone. Answers 1 when the object is new, 0 when it was known.
 pub(super) static APPEND: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
-local home = redis.call('HMGET', KEYS[1], 'record', 'epoch', 'last', 'objects')
+local home = redis.call('HMGET', KEYS[1], 'record', 'epoch', 'last')
 if not home[1] then return -1 end
 if home[2] ~= ARGV[1] then return -2 end
 local id = ARGV[2]
@@ -53,10 +52,8 @@ if found and string.sub(found, 1, 16) == id then
     return 0
 end
 if ARGV[6] == '1' then redis.call('PERSIST', KEYS[1]) end
-local is_short = redis.call('ZCARD', KEYS[2]) < tonumber(home[4] or 0)
 redis.call('ZADD', KEYS[2], 0, ARGV[3])
 redis.call('HSET', KEYS[1], 'objects', redis.call('ZCARD', KEYS[2]))
-if is_short then redis.call('HSET', KEYS[1], 'short', 1) end
 redis.call('HDEL', KEYS[1], 'counted')
 if ARGV[6] == '1' then redis.call('HINCRBY', KEYS[1], 'tombstones', 1) end
 if tonumber(home[3] or 0) < tonumber(ARGV[5]) then redis.call('HSET', KEYS[1], 'last', ARGV[5]) end
@@ -113,9 +110,8 @@ return stamp
     )
 });
 
-/// A dataset's record in place of another. Home, log; the record that was read or nothing, the new one,
-/// its epoch. What its log lacked until then is expected no more: a dataset that is not whole is said to
-/// be so, and one that was recovered has what can be had. Answers 1, or 0 when another record was there.
+/// A dataset's record in place of another. Home; the record that was read or nothing, the new one,
+/// an epoch. Answers 1, or 0 when another record was there.
 pub(super) static PUT: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
@@ -124,10 +120,6 @@ if record ~= ARGV[2] then
     if record ~= ARGV[1] then return 0 end
     if record ~= '' then redis.call('PERSIST', KEYS[1]) end
     redis.call('HSET', KEYS[1], 'record', ARGV[2])
-    if redis.call('HGET', KEYS[1], 'epoch') == ARGV[3] then
-        redis.call('HSET', KEYS[1], 'objects', redis.call('ZCARD', KEYS[2]))
-        redis.call('HDEL', KEYS[1], 'short')
-    end
 end
 redis.call('HSETNX', KEYS[1], 'epoch', ARGV[3])
 return 1
@@ -167,17 +159,15 @@ return 1
 pub(super) static RETIRE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
-local home = redis.call('HMGET', KEYS[1], 'record', 'epoch', 'objects')
+local home = redis.call('HMGET', KEYS[1], 'record', 'epoch')
 if not home[1] then return -1 end
 if home[2] ~= ARGV[1] then return -2 end
 local id = ARGV[2]
 redis.call('HDEL', KEYS[3], id)
 local found = redis.call('ZRANGEBYLEX', KEYS[2], '[' .. id, '+', 'LIMIT', 0, 1)[1]
 if not found or string.sub(found, 1, 16) ~= id then return 0 end
-local is_short = redis.call('ZCARD', KEYS[2]) < tonumber(home[3] or 0)
 redis.call('ZREM', KEYS[2], found)
 redis.call('HSET', KEYS[1], 'objects', redis.call('ZCARD', KEYS[2]))
-if is_short then redis.call('HSET', KEYS[1], 'short', 1) end
 redis.call('HINCRBY', KEYS[1], 'changes', 1)
 redis.call('HINCRBY', KEYS[1], 'retired', 1)
 redis.call('HDEL', KEYS[1], 'counted')

@@ -8,7 +8,7 @@
 use std::fmt::Display;
 use std::sync::{Mutex, PoisonError};
 
-use dl_format::{ChunkId, DatasetName, FilePath, Header, ObjectKind};
+use dl_format::{ChunkId, DatasetId, DatasetName, FilePath, Header, ObjectKind};
 use dl_meta::{Appended, DatasetRecord, DatasetState, Found};
 use dl_proto::{Kind, RecoverProgress};
 use futures::FutureExt;
@@ -193,6 +193,26 @@ impl<'a> Progress<'a> {
     }
 }
 
+/// Has a dataset refused until it is recovered. False when that can't be written down.
+pub(super) async fn set_aside(parts: &Parts, record: DatasetRecord) -> bool {
+    let aside = DatasetRecord { state: DatasetState::Recovering, ..record };
+    match parts.meta.put_dataset(&aside).await {
+        Ok(()) => {}
+        // The name stands for another dataset by now.
+        Err(error) if error.kind == dl_meta::Kind::Conflict => return true,
+        Err(_) => return false,
+    }
+    // Whoever deletes first changes the name and then the metadata, so that one of us sees it: the next
+    // generation of a name that stood for a dataset is its deletion, also one that can't be read.
+    match names::newest_generation(parts, &aside.name).await {
+        Ok(Some(newest)) if newest > aside.generation => {
+            catalog::forget(parts, aside.id).await.is_ok()
+        }
+        Ok(_) => true,
+        Err(_) => false,
+    }
+}
+
 impl Recovery<'_> {
     pub(super) async fn dataset(&self, name: &DatasetName, named: Named) -> Result<Read, Error> {
         let id = named.record.dataset;
@@ -373,29 +393,12 @@ impl Recovery<'_> {
             Ok(None) => return true,
             Err(_) => return false,
         };
-        let id = record.id;
-        let aside = DatasetRecord { state: DatasetState::Recovering, ..record };
-        match self.parts.meta.put_dataset(&aside).await {
-            Ok(()) => {}
-            // The name stands for another dataset by now.
-            Err(error) if error.kind == dl_meta::Kind::Conflict => return true,
-            Err(_) => return false,
-        }
-        // Whoever deletes first changes the name and then the metadata, so that one of us sees it:
-        // the next generation of a name that stood for a dataset is its deletion, also one that
-        // can't be read.
-        match names::newest_generation(self.parts, name).await {
-            Ok(Some(newest)) if newest > aside.generation => {
-                catalog::forget(self.parts, id).await.is_ok()
-            }
-            Ok(_) => true,
-            Err(_) => false,
-        }
+        set_aside(self.parts, record).await
     }
 
-    /// Whether the log is known to lack what was appended: while that comes back, what is not back yet
-    /// is not there to be found.
-    async fn is_cut_short(&self, id: dl_format::DatasetId) -> bool {
+    /// Whether the log lacks what was appended, and nothing else tells of it: while that comes back, what
+    /// is not back yet is not there to be found.
+    async fn is_cut_short(&self, id: DatasetId) -> bool {
         let is_asked = self.log == Log::Doubted && self.damaged.is_none();
         is_asked
             && self

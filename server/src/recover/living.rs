@@ -125,20 +125,17 @@ pub(super) fn is_nameless(names: &Names, dataset: &DatasetRecord) -> bool {
     !is_unread && named.is_none()
 }
 
-/// What is left in metadata that lacks something, and has lost its name: no recovery brings back what it
-/// lacks before it has one again.
-pub(super) async fn nameless(
+/// The datasets that are left in metadata which lacks something, if it does. Of one that lost its name
+/// no recovery brings back what it lacks before it has one again.
+pub(super) async fn remnants(
     parts: &Parts,
-    names: &Names,
     damage: Option<Damage>,
-) -> Result<Vec<DatasetName>, Error> {
+) -> Result<Vec<DatasetRecord>, Error> {
     if damage.is_none() {
         return Ok(Vec::new());
     }
     let left = parts.meta.remnants().await;
-    let left = left.map_err(|error| Error::meta("list", "datasets", error))?;
-    let left = left.into_iter().filter(|dataset| is_nameless(names, dataset));
-    Ok(left.map(|dataset| dataset.name).collect())
+    left.map_err(|error| Error::meta("list", "datasets", error))
 }
 
 /// Writes a name again, also in the place of one that stands for an `other` dataset without objects:

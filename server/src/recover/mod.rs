@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use dl_format::{DatasetName, NameState, Stamp};
-use dl_meta::{Brought, Damage, DatasetState};
+use dl_meta::{Brought, Damage, DatasetRecord, DatasetState};
 use dl_proto::{Kind, RecoverProgress, RecoverRequest, Role};
 use futures::future::{ready, try_join};
 use futures::stream::{self, StreamExt};
@@ -123,6 +123,8 @@ async fn rebuild(
         progress,
         shares: &shares,
     };
+    // Before the names: each is written before the metadata has its dataset.
+    let left = living::remnants(parts, damage).await?;
     // Not before: of what is created from now on nothing is missing.
     let (mut names, may_pass) = living::names(parts).await?;
     names.retain(|name| caller.may(Role::Read, name));
@@ -137,13 +139,15 @@ async fn rebuild(
         incomplete |= may_pass || !recovery.set_aside(name).await;
         Progress::of(name, progress).fail(error).await;
     }
-    for name in living::nameless(parts, &names, damage).await?.iter().filter(|name| wanted(name)) {
+    let is_nameless = |dataset: &&DatasetRecord| {
+        let is_asked = wanted(&dataset.name) && caller.may(Role::Read, &dataset.name);
+        is_asked && living::is_nameless(&names, dataset)
+    };
+    for DatasetRecord { name, .. } in left.iter().filter(is_nameless) {
         incomplete |= !recovery.set_aside(name).await;
-        if caller.may(Role::Read, name) {
-            let why = "the chunk store has lost its name, and nothing of it is brought back before it has \
-                       it again; run `dlcmd recover --all` once more";
-            Progress::of(name, progress).tell_problem(why.to_owned()).await;
-        }
+        let why = "the chunk store has lost its name, and nothing of it is brought back before it has it \
+                   again; run `dlcmd recover --all` once more";
+        Progress::of(name, progress).tell_problem(why.to_owned()).await;
     }
     names.read.retain(|(name, named)| named.record.state == NameState::Live && wanted(name));
     let is_awaited = |_: &(DatasetName, Named)| ready(!progress.is_deserted());

@@ -8,13 +8,12 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use dl_format::{DatasetId, parse_object_key};
-use dl_meta::DatasetRecord;
 use dl_proto::RecoverProgress;
 use dl_runtime::Deadline;
 use dl_store::Prefix;
 use futures::TryStreamExt;
 
-use super::dataset::Progress;
+use super::dataset::{self, Progress};
 use super::living;
 use crate::error::Error;
 use crate::listener::Listener;
@@ -41,19 +40,36 @@ pub(super) async fn find(parts: &Parts) -> BTreeSet<DatasetId> {
 /// Tells of those that neither a name nor a deletion explains, once the others are recovered.
 pub(super) async fn tell(
     parts: &Parts,
-    found: BTreeSet<DatasetId>,
+    mut found: BTreeSet<DatasetId>,
     progress: &Listener<'_, RecoverProgress>,
 ) {
     if found.is_empty() {
         return;
     }
     let deadline = Deadline::after(&*parts.clock, AT_MOST);
-    match deadline.bound(&*parts.clock, explain(parts, found, progress)).await {
-        Ok(Ok(())) => {}
+    let explained = deadline.bound(&*parts.clock, explain(parts, &mut found)).await;
+    let names = match explained {
+        Ok(Ok(names)) => names,
         Ok(Err(error)) => {
             tracing::warn!(error = error.chain(), "could not look for datasets without names");
+            return;
         }
-        Err(_) => tracing::info!("not all datasets without names were told of"),
+        Err(_) => {
+            tracing::info!("names were not all told in time to look for datasets without them");
+            return;
+        }
+    };
+    for dataset in found {
+        if deadline.remaining(&*parts.clock).is_zero() || progress.is_deserted() {
+            tracing::info!("not all datasets without names were told of");
+            return;
+        }
+        let told = Progress::of(&dataset, progress);
+        match problem(parts, &names, dataset).await {
+            Ok(None) => {}
+            Ok(Some(problem)) => told.tell_problem(problem).await,
+            Err(error) => told.fail(&error).await,
+        }
     }
 }
 
@@ -66,12 +82,9 @@ async fn search(parts: &Parts, found: &mut BTreeSet<DatasetId>) -> Result<(), Er
     Ok(())
 }
 
-/// Tells of those that no name tells of. It is read behind the objects: a dataset has one before.
-async fn explain(
-    parts: &Parts,
-    mut found: BTreeSet<DatasetId>,
-    progress: &Listener<'_, RecoverProgress>,
-) -> Result<(), Error> {
+/// Leaves those of which no name tells; gives the names. They are read behind the objects: a dataset has
+/// one before.
+async fn explain(parts: &Parts, found: &mut BTreeSet<DatasetId>) -> Result<Names, Error> {
     let names = names::all(parts).await?;
     for (_, named) in &names.read {
         found.remove(&named.record.dataset);
@@ -81,11 +94,7 @@ async fn explain(
             found.remove(&named.record.dataset);
         }
     }
-    for dataset in found {
-        let Some(problem) = problem(parts, &names, dataset).await? else { continue };
-        Progress::of(&dataset, progress).tell_problem(problem).await;
-    }
-    Ok(())
+    Ok(names)
 }
 
 /// What is wrong with a dataset that no name tells of, if it is not just being deleted.
@@ -96,18 +105,29 @@ async fn problem(
 ) -> Result<Option<String>, Error> {
     let known = parts.meta.record(dataset).await;
     let known = known.map_err(|error| Error::meta("find dataset", dataset, error))?;
-    let why = match known {
-        Some(record) if !living::restore(parts, names, &record).await? => return Ok(None),
-        Some(DatasetRecord { name, .. }) => format!(
-            "the chunk store had lost its name, {name}, and has it again from the metadata; run \
-             `dlcmd recover dl://{name}` to bring back what it may lack"
-        ),
-        None if !names::has_objects(parts, dataset, dataset).await? => return Ok(None),
-        None => "there are objects of it, and neither a name nor a deletion that can be read, and the \
-                 metadata does not have it; unless it was deleted, put its name back (names/NAME/ in \
-                 the chunk store) from a copy, and run `dlcmd recover --all`; its objects stay as they \
-                 are"
-        .to_owned(),
+    let Some(record) = known else {
+        if !names::has_objects(parts, dataset, dataset).await? {
+            return Ok(None);
+        }
+        let why = "there are objects of it, and neither a name nor a deletion that can be read, and the \
+                   metadata does not have it; unless it was deleted, put its name back (names/NAME/ in \
+                   the chunk store) from a copy, and run `dlcmd recover --all`; its objects stay as they \
+                   are";
+        return Ok(Some(why.to_owned()));
     };
-    Ok(Some(why))
+    if !living::is_nameless(names, &record) {
+        return Ok(None);
+    }
+    let name = record.name.clone();
+    // It was not recovered with the others: they go by names.
+    let is_aside = dataset::set_aside(parts, record.clone()).await;
+    if !is_aside || !living::restore(parts, names, &record).await? {
+        let why =
+            format!("the chunk store has lost its name, {name}; run `dlcmd recover --all` again");
+        return Ok(Some(why));
+    }
+    Ok(Some(format!(
+        "the chunk store had lost its name, {name}, and has it again from the metadata; run \
+         `dlcmd recover dl://{name}` to bring back the rest"
+    )))
 }

@@ -409,11 +409,7 @@ async fn a_log_that_is_gone_counts_right_when_its_objects_were_appended_again() 
     assert_eq!(store.log(id()).await.unwrap_err().kind, Kind::Lost);
     assert_eq!(store.outline(id()).await.unwrap_err().kind, Kind::Lost);
     assert_eq!(store.dataset(id()).await.unwrap_err().kind, Kind::Lost);
-    let record = store.record(id()).await.unwrap().unwrap();
-    let put = async |state| store.put_dataset(&DatasetRecord { state, ..record.clone() }).await;
-    put(DatasetState::Recovering).await.unwrap();
     recover(&store, &objects).await;
-    put(DatasetState::Live).await.unwrap();
     assert_eq!(store.log(id()).await.unwrap().len(), objects.len());
     let info = store.dataset(id()).await.unwrap().unwrap();
     assert_eq!((info.objects, info.files), (objects.len() as u64, 600));

@@ -128,43 +128,6 @@ async fn rows_whose_log_was_removed_are_not_taken_for_those_of_purged_objects() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_log_that_was_removed_is_short_until_it_was_recovered_whatever_is_appended() {
-    let server = Server::start(&[]).await;
-    let store = empty(&server.url()).await;
-    let mut maker = Maker::new(id(), 1);
-    let names = ["d/a", "d/b"].map(str::to_owned);
-    let chunk = |name: &str| maker.chunk([(name.as_bytes(), 1)]);
-    let objects: Vec<_> = ["d/a", "d/a", "d/b", "d/a"].map(chunk).into();
-    let log = store.shared.keys_of(id()).await.unwrap().unwrap().log();
-    let log = str::from_utf8(&log.bytes).unwrap().to_owned();
-    for object in &objects[..3] {
-        store.append(object).await.unwrap();
-    }
-    store.retire(id(), &[objects[0].header().id()]).await.unwrap();
-    server.ask(&["DEL", &log]).await;
-    // A write, as of somebody who knows nothing of it, and a purge of what is there again.
-    for object in [&objects[3], &objects[1]] {
-        let lost = open(&server.url()).await.lookup(id(), &[path("d/b")]).await;
-        assert_eq!(lost.unwrap_err().kind, Kind::Lost);
-        store.append(object).await.unwrap();
-    }
-    store.retire(id(), &[objects[1].header().id()]).await.unwrap();
-    let other = open(&server.url()).await;
-    assert_eq!(other.lookup(id(), &[path("d/b")]).await.unwrap_err().kind, Kind::Lost);
-    assert_eq!(other.outline(id()).await.unwrap_err().kind, Kind::Lost);
-    assert_eq!(other.dataset(id()).await.unwrap_err().kind, Kind::Lost);
-
-    let record = store.record(id()).await.unwrap().unwrap();
-    let put = async |state| store.put_dataset(&DatasetRecord { state, ..record.clone() }).await;
-    put(DatasetState::Recovering).await.unwrap();
-    store.append(&objects[2]).await.unwrap();
-    put(DatasetState::Live).await.unwrap();
-    assert_eq!(other.outline(id()).await.unwrap().unwrap().objects, 2);
-    has(&other, &names, &[]).await;
-    assert_eq!(other.dataset(id()).await.unwrap().unwrap().files, 2);
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn files_that_are_moved_all_the_time_are_found_and_listed_all_the_time() {
     let server = Server::start(&[]).await;
     let store = empty(&server.url()).await;
