@@ -113,14 +113,22 @@ async fn is_indexed(parts: &Parts) -> Result<bool, Error> {
     let stored: HashSet<DatasetId> = names.live().map(|(_, named)| named.record.dataset).collect();
     let known = parts.meta.records().await;
     let known = known.map_err(|error| Error::meta("list", "datasets", error))?;
+    let mut is_known = false;
     for DatasetRecord { id, name, .. } in &known {
-        if !stored.contains(id) && !names::has_objects(parts, name, *id).await? {
-            // It may be that of a name that can't be read.
-            let unread = names.unread.into_iter().next();
-            return unread.map_or(Ok(false), |(_, error)| Err(error));
+        if stored.contains(id) || names::has_objects(parts, name, *id).await? {
+            is_known = true;
+            continue;
         }
+        let outline = parts.meta.outline(*id).await;
+        if outline.is_ok_and(|outline| outline.is_none_or(|outline| outline.objects == 0)) {
+            // Nothing but its name would be there.
+            continue;
+        }
+        // It may be that of a name that can't be read.
+        let unread = names.unread.into_iter().find(|(unread, _)| unread == name);
+        return unread.map_or(Ok(false), |(_, error)| Err(error));
     }
-    Ok(!known.is_empty())
+    Ok(is_known)
 }
 
 /// What the metadata was bound to, compared with the chunk store again and again: what another

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use dl_format::{DatasetId, DatasetName, Stamp, Version};
 use dl_runtime::Deadline;
-use futures::future::try_join_all;
+use futures::future::join_all;
 use redis::Value;
 
 use super::Shared;
@@ -85,24 +85,35 @@ impl Shared {
             let changes = self.assure().await?;
             let records = self.records_there().await?;
             if self.is_as(changes) {
-                return Ok(records);
+                return records.into_iter().collect();
             }
         }
     }
 
-    /// Those of them that are there, whatever may be missing.
-    pub(super) async fn records_there(&self) -> Result<Vec<DatasetRecord>, Failure> {
-        let names = self.names().await?;
-        let homes = try_join_all(names.iter().map(|(_, named)| self.home(named.id))).await?;
+    /// Those of them that are there, whatever may be missing; one that is damaged costs no other.
+    pub(super) async fn remnants(&self) -> Result<Vec<DatasetRecord>, Failure> {
         let mut records = Vec::new();
-        for ((name, _), home) in names.iter().zip(homes) {
-            records.extend(
-                home.map(|home| home.record)
-                    .filter(|record| record.name.as_str().as_bytes() == name),
-            );
+        for record in self.records_there().await? {
+            match record {
+                Ok(record) => records.push(record),
+                Err(failure) if failure.kind.is_retryable() => return Err(failure),
+                Err(failure) => tracing::error!(%failure, "the record of a dataset can't be read"),
+            }
         }
-        records.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(records)
+    }
+
+    /// What the names stand for, in their order.
+    async fn records_there(&self) -> Result<Vec<Result<DatasetRecord, Failure>>, Failure> {
+        let mut names = pairs(self.router.ask_one(Ask::to(&keys::names(), "HGETALL")).await?)?;
+        names.sort_unstable();
+        let records = names.into_iter().map(|(name, named)| async move {
+            let home = self.home(Named::decode(&named)?.id).await?;
+            let record = home.map(|home| home.record);
+            Ok(record.filter(|record| record.name.as_str().as_bytes() == name))
+        });
+        let records = join_all(records).await;
+        Ok(records.into_iter().filter_map(Result::transpose).collect())
     }
 
     /// Which objects the log of a dataset holds, read once for all who ask at the same time.
@@ -138,6 +149,7 @@ impl Shared {
             };
             if let Some(counted) = home.counted
                 && counted.objects == home.objects
+                && counted.objects == self.length(home.keys).await?
                 && self.is_as(changes)
             {
                 let Counted { objects, version, .. } = counted;
@@ -156,6 +168,12 @@ impl Shared {
                 return Ok(Some(Outline { record: again.record, objects, version }));
             }
         }
+    }
+
+    /// How many objects a log has.
+    async fn length(&self, keys: Keys) -> Result<u64, Failure> {
+        let length = number(&self.router.ask_one(Ask::to(&keys.log(), "ZCARD")).await?)?;
+        Ok(u64::try_from(length).unwrap_or_default())
     }
 
     /// What a dataset adds up to, counted once for all who ask at the same time.

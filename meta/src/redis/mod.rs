@@ -311,7 +311,7 @@ impl MetaStore for Redis {
     }
 
     async fn remnants(&self) -> Result<Vec<DatasetRecord>, Error> {
-        let records = self.shared.records_there().await;
+        let records = self.shared.remnants().await;
         records.map_err(|failure| failure.during("list datasets of", self))
     }
 

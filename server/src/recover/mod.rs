@@ -16,10 +16,10 @@ mod unnamed;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use dl_format::{DatasetName, NameState, Stamp};
+use dl_format::{DatasetId, DatasetName, NameState, Stamp};
 use dl_meta::{Brought, Damage, DatasetRecord, DatasetState};
 use dl_proto::{Kind, RecoverProgress, RecoverRequest, Role};
-use futures::future::{ready, try_join};
+use futures::future::{FutureExt, ready, try_join};
 use futures::stream::{self, StreamExt};
 use tokio::sync::mpsc;
 
@@ -69,10 +69,11 @@ pub(crate) async fn recover(
     // Nothing is written into the store of others.
     identity::Tie::default().check(parts).await?;
     let is_all = request.dataset.is_none() && caller.may_all(Role::Read);
-    let unnamed = async { Ok(if is_all { unnamed::find(parts).await } else { BTreeSet::new() }) };
-    let rebuilt = rebuild(parts, request, caller, log, &progress);
-    let (unnamed, ()) = try_join(unnamed, rebuilt).await?;
-    unnamed::tell(parts, unnamed, &progress).await;
+    let found = async { if is_all { unnamed::find(parts).await } else { BTreeSet::new() } };
+    let found = found.boxed().shared();
+    let rebuilt = rebuild(parts, request, caller, log, &progress, found.clone());
+    let (found, ()) = try_join(found.map(Ok), rebuilt).await?;
+    unnamed::tell(parts, found, &progress).await;
     progress.end()
 }
 
@@ -82,6 +83,7 @@ async fn rebuild(
     caller: &Caller,
     log: Log,
     progress: &Listener<'_, RecoverProgress>,
+    found: impl Future<Output = BTreeSet<DatasetId>>,
 ) -> Result<(), Error> {
     let mut unnamed = match log {
         Log::Doubted => living::restore_names(parts, request.dataset.as_ref(), caller).await?,
@@ -166,6 +168,10 @@ async fn rebuild(
     let recovered = recovered.buffer_unordered(DATASETS_AT_ONCE);
     incomplete |= recovered.fold(false, |all, one| ready(all | one)).await;
     late.end().await?;
+    if damage.is_some() {
+        // Before what is empty now is taken for whole.
+        incomplete |= !unnamed::set_aside(parts, found.await).await;
+    }
     incomplete |= progress.is_deserted();
     if progress.is_deserted() && log == Log::Sound {
         // Bound to no store, metadata that is filled from nothing goes on where this one ends.
@@ -258,7 +264,8 @@ async fn quietly(parts: &Parts, since: Option<Stamp>, log: Log) -> (Result<(), E
     };
     let recovered = async {
         let listener = Listener::new(parts, &progress);
-        let recovered = rebuild(parts, everything, &Caller::Everybody, log, &listener).await;
+        let none = ready(BTreeSet::new());
+        let recovered = rebuild(parts, everything, &Caller::Everybody, log, &listener, none).await;
         let recovered = recovered.and_then(|()| listener.end());
         drop(progress);
         recovered

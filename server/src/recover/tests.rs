@@ -235,6 +235,27 @@ async fn a_name_that_can_not_be_written_again_is_told() {
     assert_eq!((named.generation, named.record.dataset), (1, id));
 }
 
+/// Keeps S-14: what a full chunk store keeps from being mended is read as before.
+#[tokio::test]
+async fn a_dataset_whose_name_can_not_be_written_again_is_served() {
+    let rig = rig().await;
+    let id = rig.create("ds").await;
+    rig.store_chunk(id, 1).await;
+    rig.run(roll_forward(&rig.parts)).await.0.unwrap();
+    let name = crate::parts::key(dl_format::name_key(&dataset("ds"), 1));
+    rig.parts.store.delete(&name).await.unwrap();
+    rig.store.script("create", [Some(Fault::Before(dl_store::Kind::Full)); 2]);
+    let (progress, mut told) = mpsc::channel(64);
+    let request = RecoverRequest { dataset: None, since: None };
+    let asked = recover(&rig.parts, request, &Caller::Everybody, &progress);
+    rig.run(asked).await.0.unwrap();
+    assert!(rig.store.is_used_up("create"));
+    let Some(Reply::More(step) | Reply::Last(step)) = told.recv().await else { panic!("nothing") };
+    assert!(step.problems[0].contains("write the name"), "{:?}", step.problems);
+    let record = rig.memory.record(id).await.unwrap().unwrap();
+    assert_eq!(record.state, DatasetState::Live);
+}
+
 /// Keeps S-02: a dataset that the metadata lost while it was recovered was not deleted.
 #[tokio::test]
 async fn a_dataset_that_is_lost_again_under_its_recovery_is_not_taken_for_a_deleted_one() {

@@ -2,7 +2,7 @@
 //! gone too.
 //!
 //! Must hold: nothing is told of that was made, or deleted, meanwhile; and nothing is removed. A recovery
-//! that brought everything back waits for it for a bounded time, and does not fail by it.
+//! that brought everything back begins nothing of it after a bounded time, and does not fail by it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::parts::Parts;
 /// How long it is looked for. A chunk store is listed as a whole for it.
 const AT_MOST: Duration = Duration::from_secs(30);
 
-/// Finds datasets of which there are objects; goes on beside a recovery.
+/// Finds datasets of which there are objects, in bounded time; goes on beside a recovery.
 pub(super) async fn find(parts: &Parts) -> BTreeSet<DatasetId> {
     let mut found = BTreeSet::new();
     let deadline = Deadline::after(&*parts.clock, AT_MOST);
@@ -35,6 +35,33 @@ pub(super) async fn find(parts: &Parts) -> BTreeSet<DatasetId> {
         Err(_) => tracing::info!("not all objects were looked at for datasets without names"),
     }
     found
+}
+
+/// Has those refused that have lost their names, where the metadata may lack some of what it had of them:
+/// the others are recovered by their names, and taken for whole then. False when that can't be done now.
+pub(super) async fn set_aside(parts: &Parts, mut found: BTreeSet<DatasetId>) -> bool {
+    if found.is_empty() {
+        return true;
+    }
+    let names = match explain(parts, &mut found).await {
+        Ok(names) => names,
+        Err(error) => {
+            tracing::warn!(error = error.chain(), "could not look for datasets without names");
+            return !error.kind.is_retryable();
+        }
+    };
+    let mut is_done = true;
+    for dataset in found {
+        is_done &= match parts.meta.record(dataset).await {
+            Ok(Some(record)) if living::is_nameless(&names, &record) => {
+                dataset::set_aside(parts, record).await
+            }
+            Ok(_) => true,
+            // One that is damaged is refused as it is.
+            Err(error) => !error.is_retryable(),
+        };
+    }
+    is_done
 }
 
 /// Tells of those that neither a name nor a deletion explains, once the others are recovered.
@@ -118,14 +145,11 @@ async fn problem(
     if !living::is_nameless(names, &record) {
         return Ok(None);
     }
-    let name = record.name.clone();
-    // It was not recovered with the others: they go by names.
-    let is_aside = dataset::set_aside(parts, record.clone()).await;
-    if !is_aside || !living::restore(parts, names, &record).await? {
-        let why =
-            format!("the chunk store has lost its name, {name}; run `dlcmd recover --all` again");
-        return Ok(Some(why));
+    // Somebody else may be faster, or delete it.
+    if !living::restore(parts, names, &record).await? {
+        return Ok(None);
     }
+    let name = record.name;
     Ok(Some(format!(
         "the chunk store had lost its name, {name}, and has it again from the metadata; run \
          `dlcmd recover dl://{name}` to bring back the rest"
