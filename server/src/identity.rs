@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use dl_format::{DatasetId, IDENTITY_KEY, IdentityRecord, StoreId};
+use dl_format::{DatasetId, DatasetName, IDENTITY_KEY, IdentityRecord, StoreId};
 use dl_meta::{Damage, DatasetRecord};
 use dl_proto::Kind;
 use dl_store::StoreExt;
@@ -128,7 +128,11 @@ async fn is_indexed(parts: &Parts) -> Result<bool, Error> {
         let unread = names.unread.into_iter().find(|(unread, _)| unread == name);
         return unread.map_or(Ok(false), |(_, error)| Err(error));
     }
-    Ok(is_known)
+    let is_one = |unread: &DatasetName| known.iter().any(|record| record.name == *unread);
+    match names.unread.into_iter().find(|(unread, _)| !is_known && is_one(unread)) {
+        Some((_, error)) => Err(error),
+        None => Ok(is_known),
+    }
 }
 
 /// What the metadata was bound to, compared with the chunk store again and again: what another

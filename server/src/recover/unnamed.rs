@@ -47,7 +47,7 @@ pub(super) async fn set_aside(parts: &Parts, mut found: BTreeSet<DatasetId>) -> 
         Ok(names) => names,
         Err(error) => {
             tracing::warn!(error = error.chain(), "could not look for datasets without names");
-            return !error.kind.is_retryable();
+            return false;
         }
     };
     let mut is_done = true;
@@ -149,7 +149,11 @@ async fn problem(
     if !living::restore(parts, names, &record).await? {
         return Ok(None);
     }
-    let name = record.name;
+    // It was not recovered with the others: they go by names.
+    let name = record.name.clone();
+    if !dataset::set_aside(parts, record).await {
+        return Ok(Some(format!("it has lost its name, {name}; run `dlcmd recover --all` again")));
+    }
     Ok(Some(format!(
         "the chunk store had lost its name, {name}, and has it again from the metadata; run \
          `dlcmd recover dl://{name}` to bring back the rest"
