@@ -2,7 +2,8 @@
 //! gone too.
 //!
 //! Must hold: nothing is told of that was made, or deleted, meanwhile; and nothing is removed. A recovery
-//! that brought everything back begins nothing of it after a bounded time, and does not fail by it.
+//! begins nothing of it after a bounded time, and fails by it only where metadata that lacks something would
+//! be taken for whole with a dataset that could not be set aside.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
