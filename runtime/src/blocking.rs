@@ -57,7 +57,7 @@ mod tests {
         let jobs: Vec<_> = (0..3 * AT_ONCE)
             .map(|_| {
                 let (running, most) = (Arc::clone(&running), Arc::clone(&most));
-                tokio::spawn(run(move || {
+                crate::spawn(run(move || {
                     most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                     std::thread::sleep(Duration::from_millis(2));
                     running.fetch_sub(1, Ordering::SeqCst);
@@ -72,7 +72,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_in_the_work_goes_on_in_the_caller() {
-        let caller = tokio::spawn(run(|| assert_eq!(1, 2, "on purpose")));
+        let caller = crate::spawn(run(|| assert_eq!(1, 2, "on purpose")));
         assert!(caller.await.unwrap_err().is_panic());
     }
 
@@ -81,7 +81,7 @@ mod tests {
         let (began, begun) = std::sync::mpsc::channel();
         let (leave, left) = std::sync::mpsc::channel();
         let (end, ended) = tokio::sync::oneshot::channel();
-        let caller = tokio::spawn(run(move || {
+        let caller = crate::spawn(run(move || {
             began.send(()).unwrap();
             left.recv().unwrap();
             end.send(()).unwrap();

@@ -144,7 +144,7 @@ mod tests {
     #[tokio::test]
     async fn a_sleep_ends_when_the_clock_has_moved_far_enough_and_not_before() {
         let clock = ManualClock::new(UNIX_EPOCH);
-        let sleep = tokio::spawn(clock.sleep(Duration::from_secs(2)));
+        let sleep = crate::spawn(clock.sleep(Duration::from_secs(2)));
         clock.advance(Duration::from_secs(1));
         tokio::task::yield_now().await;
         assert!(!sleep.is_finished());

@@ -1,5 +1,5 @@
 //! What the world does to a process, behind doors that tests can hold: time, randomness,
-//! blocking work, memory, the processor's own copy, the request to stop, retries, logs and
+//! tasks, blocking work, memory, the processor's own copy, the request to stop, retries, logs and
 //! injected faults.
 //!
 //! Must hold: no other crate reads a clock, blocks a thread or draws randomness by itself (the keys
@@ -16,6 +16,7 @@ mod masked;
 mod random;
 mod retry;
 mod shutdown;
+mod tasks;
 pub mod telemetry;
 
 pub use buffers::Buffers;
@@ -25,3 +26,4 @@ pub use masked::masked;
 pub use random::{OsRandom, Random, SeededRandom};
 pub use retry::{Backoff, Deadline, Elapsed, retry};
 pub use shutdown::Shutdown;
+pub use tasks::{spawn, spawn_on};

@@ -45,7 +45,7 @@ impl Shutdown {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let asked = self.clone();
-        tokio::spawn(async move {
+        crate::spawn(async move {
             while !asked.hurry.is_cancelled() {
                 tokio::select! {
                     _ = terminate.recv() => tracing::info!("stopping: SIGTERM"),
@@ -113,7 +113,7 @@ mod tests {
         let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
         let shutdown = Shutdown::new().with_grace(Duration::from_secs(3));
         let (waiting, time) = (shutdown.clone(), Arc::clone(&clock));
-        let expired = tokio::spawn(async move { waiting.expired(&*time).await });
+        let expired = crate::spawn(async move { waiting.expired(&*time).await });
         clock.advance(Duration::from_secs(60));
         shutdown.request();
         tokio::task::yield_now().await;

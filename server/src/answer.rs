@@ -14,7 +14,6 @@ use futures::{Stream, StreamExt, stream};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tonic::{Response, Status};
-use tracing::Instrument;
 
 use crate::error::Error;
 use crate::lease::Lease;
@@ -84,7 +83,7 @@ pub(crate) async fn answer<T: Send + 'static, W: Send + 'static>(
     replies: mpsc::Receiver<Reply<T>>,
     to_wire: impl Fn(T) -> W + Send + 'static,
 ) -> Result<Response<Replies<W>>, Status> {
-    let state = Answer { work: Some(tokio::spawn(work.in_current_span())), replies };
+    let state = Answer { work: Some(dl_runtime::spawn(work)), replies };
     let messages = stream::unfold(state, |mut state| async move {
         let message = state.next().await?;
         Some((message, state))

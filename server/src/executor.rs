@@ -214,7 +214,7 @@ impl Executor {
             let is_alone = !is_shared && want.spans.len() == 1;
             if !is_alone && answer.iter().any(|answer| answer.as_ref().is_err_and(is_of_a_place)) {
                 // By itself, as it may be at fault, or another one: who is not waits for nobody.
-                tokio::spawn(self.clone().answer_alone(key, want));
+                dl_runtime::spawn(self.clone().answer_alone(key, want));
                 continue;
             }
             set_apart(&mut answer, read);
@@ -353,7 +353,7 @@ impl Leading {
         let executor = self.executor.clone();
         let waiting = self.release();
         if !waiting.is_empty() {
-            tokio::spawn(executor.follow(waiting));
+            dl_runtime::spawn(executor.follow(waiting));
         }
     }
 }

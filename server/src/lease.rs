@@ -135,6 +135,7 @@ mod tests {
             random: Arc::new(OsRandom),
             limits: Limits::default(),
             room: Room::default(),
+            refusals: crate::Refusals::default(),
             settings: Settings::default(),
             roll: Roll::default(),
         }
@@ -155,7 +156,7 @@ mod tests {
         let next = Arc::new(Lease::default());
         let waiting = {
             let (next, parts, budget) = (Arc::clone(&next), parts.clone(), budget.clone());
-            tokio::spawn(async move { next.reserve(&parts, &budget, &sizes).await })
+            dl_runtime::spawn(async move { next.reserve(&parts, &budget, &sizes).await })
         };
         tokio::task::yield_now().await;
         assert!(!waiting.is_finished());
@@ -169,7 +170,9 @@ mod tests {
         let slow = Lease::of_items(&parts, &items, 1, 700).await.unwrap();
         let ask = || {
             let (parts, items) = (parts.clone(), items.clone());
-            tokio::spawn(async move { Lease::of_items(&parts, &items, 1, 700).await.map(drop) })
+            dl_runtime::spawn(
+                async move { Lease::of_items(&parts, &items, 1, 700).await.map(drop) },
+            )
         };
         let waiting: Vec<_> = (0..WAITING_MAX).map(|_| ask()).collect();
         tokio::task::yield_now().await;

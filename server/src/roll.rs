@@ -102,7 +102,7 @@ impl Roll {
             return reading.clone();
         }
         let (roll, read) = (self.clone(), read());
-        let read = tokio::spawn(async move {
+        let read = dl_runtime::spawn(async move {
             let names = read.await?;
             roll.readings().last = Some((now, Arc::new(names)));
             Ok(())

@@ -15,7 +15,6 @@ use dl_proto::{
 use dl_runtime::Buffers;
 use tokio::sync::mpsc;
 use tonic::{Request, Response, Status, Streaming};
-use tracing::Instrument;
 
 use crate::answer::{Replies, answer, answer_with};
 use crate::catalog::Told;
@@ -442,7 +441,7 @@ impl Diesel for Service {
 async fn whole<T: Send + 'static>(
     change: impl Future<Output = Result<T, Error>> + Send + 'static,
 ) -> Result<T, Error> {
-    let changed = tokio::spawn(change.in_current_span()).await;
+    let changed = dl_runtime::spawn(change).await;
     changed.unwrap_or_else(|error| Err(Error::new(Kind::Internal, "finish", "a change", error)))
 }
 

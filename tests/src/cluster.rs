@@ -41,7 +41,7 @@ impl Running {
         let address = doors.grpc.local_addr().context("ask for the port")?;
         let shutdown = Shutdown::new().with_grace(Duration::from_secs(10));
         let serving = dl_server::start(doors, parts, shutdown.clone()).await?;
-        let task = tokio::spawn(serving);
+        let task = dl_runtime::spawn(serving);
         Ok(Self { address, shutdown, task })
     }
 
@@ -81,6 +81,7 @@ pub fn parts(store: Arc<dyn Store>, meta: Arc<dyn MetaStore>) -> Parts {
         random: Arc::new(OsRandom),
         limits: Limits::default(),
         room: Room::default(),
+        refusals: dl_server::Refusals::default(),
         settings: Settings::default(),
         roll: Roll::default(),
     }

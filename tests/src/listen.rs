@@ -34,7 +34,7 @@ impl Listening {
             let accept = async move {
                 let Ok(listener) = TcpListener::from_std(listener) else { return };
                 while let Ok((client, _)) = listener.accept().await {
-                    tokio::spawn(serve(client));
+                    dl_runtime::spawn(serve(client));
                 }
             };
             runtime.block_on(async {

@@ -114,7 +114,10 @@ impl Stats {
             if begins {
                 let turn = Turn { gathering: Arc::clone(&self.gathering), is_over: false };
                 let connections = Arc::clone(&session.connections);
-                session.process.runtime.spawn(turn.run(connections, dataset.clone()));
+                dl_runtime::spawn_on(
+                    session.process.runtime.handle(),
+                    turn.run(connections, dataset.clone()),
+                );
             }
             if let Some(answer) = lock(&asker.answer).take() {
                 return answer;

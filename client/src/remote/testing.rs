@@ -105,7 +105,7 @@ pub(crate) fn start(script: Script) -> SocketAddr {
     let server = tonic::transport::Server::builder()
         .add_service(DieselServer::new(Fake(Arc::new(script))).max_decoding_message_size(1 << 24))
         .serve_with_incoming(TcpListenerStream::new(listener));
-    runtime.spawn(server);
+    dl_runtime::spawn_on(runtime.handle(), server);
     address
 }
 

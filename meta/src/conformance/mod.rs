@@ -421,7 +421,7 @@ async fn a_log_is_that_of_one_moment(store: Arc<dyn MetaStore>) {
     objects.reverse();
     let order: Vec<_> = objects.iter().map(|object| object.header().id()).collect();
     let reader = Arc::clone(&store);
-    let read = tokio::spawn(async move {
+    let read = dl_runtime::spawn(async move {
         let mut seen = 0;
         while seen < order.len() {
             let log = reader.log(id(1)).await.expect("read the log");

@@ -170,7 +170,7 @@ mod tests {
         let (waiting, is_runner) = gathering.join((), number);
         if is_runner {
             let gathering = Arc::clone(gathering);
-            tokio::spawn(async move {
+            dl_runtime::spawn(async move {
                 let ask = async |numbers: Vec<u32>| {
                     tokio::task::yield_now().await;
                     assert!(numbers.iter().all(|number| *number > 0), "a fault");

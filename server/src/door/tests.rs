@@ -62,7 +62,7 @@ async fn a_connection_that_is_let_through_while_it_waits_for_more_is_not_closed(
     for _ in 0..2_000 {
         let (mut client, mut guest) = rig.connect().await;
         let ticket = guest.ticket.clone();
-        let reading = tokio::spawn(async move { guest.read_u8().await });
+        let reading = dl_runtime::spawn(async move { guest.read_u8().await });
         tokio::task::yield_now().await;
         assert!(ticket.keep());
         client.write_u8(7).await.unwrap();
@@ -91,7 +91,7 @@ async fn a_plain_client_at_a_port_with_tls_is_told_in_its_own_language() {
     let rig = rig(8, true).await;
     let (mut client, mut guest) = rig.connect().await;
     client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
-    let reading = tokio::spawn(async move { guest.read_u8().await.unwrap_err().kind() });
+    let reading = dl_runtime::spawn(async move { guest.read_u8().await.unwrap_err().kind() });
     let mut told = vec![0; SPEAK_TLS.len()];
     client.read_exact(&mut told).await.unwrap();
     assert_eq!(told, SPEAK_TLS);
@@ -133,7 +133,7 @@ async fn a_connection_that_takes_nothing_is_closed_once_memory_is_short_and_no_o
 
 /// Writes until it is told that it may not; the kind of that error.
 fn write_on(mut guest: Guest) -> tokio::task::JoinHandle<io::ErrorKind> {
-    tokio::spawn(async move {
+    dl_runtime::spawn(async move {
         loop {
             if let Err(error) = guest.write(&[7; 64 << 10]).await {
                 return error.kind();

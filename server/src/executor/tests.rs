@@ -140,7 +140,7 @@ async fn callers_that_wait_for_each_other_and_for_themselves_are_answered() {
         // The first object twice, not next to each other.
         let wanted: Vec<_> = [first, second, first].map(|key| (key.clone(), span(n, n + 1))).into();
         let executor = executor.clone();
-        tokio::spawn(async move { executor.read(&wanted).await })
+        dl_runtime::spawn(async move { executor.read(&wanted).await })
     });
     for (n, answers) in join_all(requests).await.into_iter().enumerate() {
         let answers: Vec<_> = answers.unwrap().into_iter().map(Result::unwrap).collect();
@@ -186,7 +186,7 @@ async fn who_asks_for_what_is_not_there_fails_nobody_that_waits_beside_it() {
     let ask = |spans: Vec<Span>| {
         let wanted: Vec<_> = spans.into_iter().map(|span| (key.clone(), span)).collect();
         let executor = executor.clone();
-        tokio::spawn(async move { executor.read(&wanted).await })
+        dl_runtime::spawn(async move { executor.read(&wanted).await })
     };
     let leading = ask(vec![span(0, 10)]);
     while executor.lock().is_empty() {
@@ -378,7 +378,7 @@ async fn what_lies_between_the_ranges_of_those_who_wait_is_bounded_for_all_of_th
     let mut asked = Vec::new();
     let mut ask = |wanted: Vec<(Key, Span)>| {
         let executor = executor.clone();
-        asked.push(tokio::spawn(async move { executor.read(&wanted).await }));
+        asked.push(dl_runtime::spawn(async move { executor.read(&wanted).await }));
     };
     ask(keys.iter().map(|key| (key.clone(), span(0, 1))).collect());
     while executor.lock().len() < keys.len() {

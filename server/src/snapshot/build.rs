@@ -179,7 +179,7 @@ impl Cut {
     ) -> Result<S, Error> {
         let done = stream::iter(self.batches(&numbers)).map(|batch| {
             let (cut, work) = (self.clone(), work.clone());
-            tokio::spawn(async move { cut.load(batch, work).await })
+            dl_runtime::spawn(async move { cut.load(batch, work).await })
         });
         let mut done = done.buffered(BATCHES_AT_ONCE);
         while let Some(one) = done.next().await {

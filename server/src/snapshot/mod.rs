@@ -21,7 +21,6 @@ use dl_format::{DatasetId, Version};
 use dl_meta::DatasetRecord;
 use dl_proto::{GetSnapshotRequest, Kind, REPLY_BYTES, SnapshotPiece};
 use tokio::sync::{Semaphore, mpsc, watch};
-use tracing::Instrument;
 
 use self::build::Built;
 use crate::answer::{Reply, hand_over};
@@ -262,7 +261,7 @@ impl Snapshots {
             drop(begun);
             let _ = end.send(Some(built));
         };
-        tokio::spawn(work.in_current_span());
+        dl_runtime::spawn(work);
         (ended, true)
     }
 

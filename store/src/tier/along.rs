@@ -85,7 +85,7 @@ impl Tier {
         }
         let Some(group) = self.along.begin(key, self.clock.monotonic()) else { return };
         let tier = Arc::clone(self);
-        tokio::spawn(async move {
+        dl_runtime::spawn(async move {
             let _turn = tier.along.turn.acquire().await.expect("the semaphore is never closed");
             tier.bring_group(&group).await;
             tier.along.end(group, tier.clock.monotonic());

@@ -235,7 +235,7 @@ impl Tier {
         if health.stock == Stock::Unknown {
             health.stock = Stock::Counting;
             let tier = Arc::clone(self);
-            tokio::spawn(async move { tier.take_stock().await });
+            dl_runtime::spawn(async move { tier.take_stock().await });
         }
         health.stock == Stock::Known
     }
@@ -319,7 +319,7 @@ impl Tier {
             return None;
         }
         let (tier, key) = (Arc::clone(self), key.clone());
-        Some(tokio::spawn(async move { tier.remove(&key).await }))
+        Some(dl_runtime::spawn(async move { tier.remove(&key).await }))
     }
 
     /// Has the objects of these ranges brought over.
@@ -350,7 +350,7 @@ impl Tier {
     /// Brings over an object that was said to be coming, in the background.
     fn send_for(self: &Arc<Self>, key: Key, name: Key) -> JoinHandle<()> {
         let tier = Arc::clone(self);
-        tokio::spawn(async move {
+        dl_runtime::spawn(async move {
             tier.fetch(&key, &name).await;
             tier.index().end();
         })

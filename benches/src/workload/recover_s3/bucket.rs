@@ -78,10 +78,10 @@ impl Line {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"))?;
         let address = listener.local_addr()?;
-        runtime.spawn(async move {
+        dl_runtime::spawn_on(runtime.handle(), async move {
             while let Ok((client, _)) = listener.accept().await {
                 // A connection that fails ends.
-                tokio::spawn(carry(client, upstream, delay));
+                dl_runtime::spawn(carry(client, upstream, delay));
             }
         });
         Ok(Self { _runtime: runtime, address })

@@ -57,7 +57,7 @@ impl Reader {
             let start = move || {
                 let (window, source, mut closed) =
                     (Weak::clone(&window), Arc::clone(&source), closed.clone());
-                source.session.process.runtime.spawn(async move {
+                dl_runtime::spawn_on(source.session.process.runtime.handle(), async move {
                     let Some(window) = window.upgrade() else { return };
                     tokio::select! {
                         () = fetch_all(window, &source) => {}

@@ -85,7 +85,7 @@ impl Writer {
         let connections = Arc::clone(&self.session.connections);
         let dataset = self.dataset;
         let ledger = Arc::clone(&self.ledger);
-        self.session.process.runtime.spawn(async move {
+        dl_runtime::spawn_on(self.session.process.runtime.handle(), async move {
             let became = tokio::select! {
                 became = put_chunk(&connections, dataset, &subject, object) => became,
                 given_up = ledger.given_up() => Err(given_up),

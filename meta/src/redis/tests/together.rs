@@ -103,9 +103,9 @@ async fn a_call_that_is_given_up_takes_no_other_one_with_it() {
     for number in 0..CALLS {
         let (first, second) = (Arc::clone(&store), Arc::clone(&store));
         let given_up =
-            tokio::spawn(async move { first.lookup(id(), &[path("1/1")]).await.map(|_| ()) });
+            dl_runtime::spawn(async move { first.lookup(id(), &[path("1/1")]).await.map(|_| ()) });
         let asked = path(format!("{}/{number}", number % 7));
-        let kept = tokio::spawn(async move { second.lookup(id(), &[asked]).await });
+        let kept = dl_runtime::spawn(async move { second.lookup(id(), &[asked]).await });
         tokio::task::yield_now().await;
         given_up.abort();
         assert!(matches!(kept.await.unwrap().unwrap()[..], [Found::File(_)]), "{number}");

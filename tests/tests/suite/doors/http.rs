@@ -136,9 +136,9 @@ async fn a_server_lives_but_is_not_well_while_it_starts_and_while_it_stops() -> 
     let dataset = dataset.as_bytes().to_vec().into();
     pieces.send(PutChunkRequest { dataset, length: 9, data: Default::default() }).await?;
     let mut stub = wire.stub();
-    let put = tokio::spawn(async move { stub.put_chunk(ReceiverStream::new(sent)).await });
+    let put = dl_runtime::spawn(async move { stub.put_chunk(ReceiverStream::new(sent)).await });
     until("/metrics", "diesel_memory_used_bytes{budget=\"write\"} 5").await?;
-    let stopping = tokio::spawn(server.stop());
+    let stopping = dl_runtime::spawn(server.stop());
     let status = watched.message().await?.context("another status")?.status();
     ensure!(status == ServingStatus::NotServing, "{status:?}");
     ensure!(watched.message().await?.is_none(), "the watching ends");

@@ -112,7 +112,7 @@ async fn floods_of_large_lookups_and_listings_keep_nobody_out_and_take_less_than
     let floods: Vec<_> = (0..CONNECTIONS)
         .map(|number| {
             let paths = paths[number % 2].clone();
-            tokio::spawn(flood(address, dataset, paths, until, Arc::clone(&counts)))
+            dl_runtime::spawn(flood(address, dataset, paths, until, Arc::clone(&counts)))
         })
         .collect();
     let honest = dl(&server, ["cat", "dl://ds/0000/0000001"])?;

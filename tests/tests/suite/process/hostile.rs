@@ -392,12 +392,12 @@ async fn announce(
     let (send, pieces) = mpsc::channel(1);
     send.send(pb::PutChunkRequest { dataset, length, data }).await?;
     let pieces = tokio_stream::wrappers::ReceiverStream::new(pieces);
-    Ok((send, tokio::spawn(async move { stub.put_chunk(pieces).await.map(drop) })))
+    Ok((send, dl_runtime::spawn(async move { stub.put_chunk(pieces).await.map(drop) })))
 }
 
 /// Sends these bytes, one at a time, until there are no more or nobody takes them.
 fn trickle(send: mpsc::Sender<pb::PutChunkRequest>, data: Bytes, pause: Duration) {
-    tokio::spawn(async move {
+    dl_runtime::spawn(async move {
         for at in 0..data.len() {
             clock().sleep(pause).await;
             let data = data.slice(at..=at);

@@ -123,7 +123,7 @@ async fn requests_of_very_many_empty_items_are_refused_before_they_take_memory_h
         let items = vec![pb::ReadItem::default(); 1_000_000];
         let dataset = Bytes::from(vec![7; 16]);
         let request = pb::ReadRequest { dataset, items, ..Default::default() };
-        asked.push(tokio::spawn(async move { stub.read(request).await.map(drop) }));
+        asked.push(dl_runtime::spawn(async move { stub.read(request).await.map(drop) }));
     }
     for asked in asked {
         let status = timeout(MOMENT, asked).await??.err().context("it was answered")?;
@@ -306,7 +306,8 @@ async fn heavy_lookups_whose_answers_nobody_takes_hold_bounded_memory() -> Resul
     let address = server.address().parse()?;
     let dataset = Wire::connect(address).await?.dataset("ds").await?.context("it was created")?;
     let times = std::iter::repeat_n(STAT_PATHS_MAX, 60).chain(std::iter::repeat_n(8_192, 200));
-    let asked: Vec<_> = times.map(|times| tokio::spawn(look_up(address, dataset, times))).collect();
+    let asked: Vec<_> =
+        times.map(|times| dl_runtime::spawn(look_up(address, dataset, times))).collect();
     // All could be answered in that time, if there were no bound.
     clock().sleep(Duration::from_secs(8)).await;
     check("lookups that nobody takes", &mut server)?;

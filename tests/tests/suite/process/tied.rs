@@ -122,6 +122,13 @@ async fn a_full_redis_is_read_as_before_and_deletes_make_room() -> Result<()> {
     let (status, text) = get(server.http(), "/healthz")?;
     ensure!(status == 503 && text.contains("takes no writes but deletes"), "{status} {text}");
 
+    // What is refused leaves nothing that a recovery would bring in after the file is deleted.
+    let newer = scene.path().join("newer");
+    fs::create_dir(&newer)?;
+    fs::write(newer.join("newer"), "refused")?;
+    dl(&server, ["rm", "-r", "dl://two"])?.code(0)?;
+    run(server.dlcmd()?.arg("put").arg(&newer).arg("dl://two"))?.code(1)?;
+
     dl(&server, ["rm", &file])?.code(0)?;
     dl(&server, ["cat", &file])?.code(3)?;
     dl(&server, ["delete-dataset", "dl://one"])?.code(0)?;
@@ -130,6 +137,8 @@ async fn a_full_redis_is_read_as_before_and_deletes_make_room() -> Result<()> {
     std::thread::sleep(Duration::from_millis(1_500));
     ensure!(get(server.http(), "/healthz")? == (200, "ok\n".to_owned()), "not well again");
     run(server.dlcmd()?.arg("put").arg(&source).arg("dl://three"))?.code(0)?;
+    dl(&server, ["recover", "dl://two"])?.code(0)?;
+    ensure!(dl(&server, ["ls", "-R", "dl://two"])?.code(0)?.text().is_empty(), "it came back");
     server.stop()?;
     Ok(fs::remove_dir_all(got)?)
 }

@@ -46,14 +46,14 @@ async fn a_purge_stops_when_the_servers_become_read_only_and_can_be_run_again() 
     let server = Running::start(parts).await?;
     let client = Wire::connect(server.address()).await?;
     let following = Arc::clone(&followed);
-    let following = tokio::spawn(async move { following.follow().await });
+    let following = dl_runtime::spawn(async move { following.follow().await });
     let writer = history(&client, &time).await?;
     let before = stored(&inner, writer.dataset).await?;
 
     // Its first chunk takes a while to write, and there is more to do after it.
     faults.script("create", [Some(Fault::Delay(Duration::from_secs(3)))]);
     let purging = client.clone();
-    let purge = tokio::spawn(async move { purging.purge(NAME, Duration::ZERO).await });
+    let purge = dl_runtime::spawn(async move { purging.purge(NAME, Duration::ZERO).await });
     clock().sleep(Duration::from_millis(200)).await;
     std::fs::write(&config, "[live]\nread_only = true\n")?;
     soon("read-only", || followed.now().read_only).await?;

@@ -152,14 +152,14 @@ async fn beside_each_other(store: &Arc<dyn Store>, meta: &Arc<dyn MetaStore>) ->
     let (_one, first) = serve(store, meta, &time, Stop::Fresh).await?;
     let (_two, second) = serve(store, meta, &time, Stop::Clean).await?;
     let dataset = first.create(NAME).await?;
-    let passing = tokio::spawn(pass(Arc::clone(&time)));
+    let passing = dl_runtime::spawn(pass(Arc::clone(&time)));
     let (removed, book) = (Arc::new(AtomicU64::new(0)), Arc::<Book>::default());
     // Held by whoever still writes: purges and readers go on for as long as that.
     let running = Arc::new(());
     let writers = [&first, &second].into_iter().zip(ORIGINS).map(|(client, origin)| {
         let (client, time, running) = (client.clone(), Arc::clone(&time), Arc::clone(&running));
         let (removed, book) = (Arc::clone(&removed), Arc::clone(&book));
-        tokio::spawn(async move {
+        dl_runtime::spawn(async move {
             let _running = running;
             write(client, time, origin, removed, book).await
         })
@@ -169,11 +169,11 @@ async fn beside_each_other(store: &Arc<dyn Store>, meta: &Arc<dyn MetaStore>) ->
     let writing = Arc::downgrade(&running);
     drop(running);
     let purges = [&first, &second].map(|client| {
-        tokio::spawn(purge(client.clone(), Weak::clone(&writing), Arc::clone(&removed)))
+        dl_runtime::spawn(purge(client.clone(), Weak::clone(&writing), Arc::clone(&removed)))
     });
     let readers = [&first, &second].map(|client| {
         let (client, writers, book) = (client.clone(), Weak::clone(&writing), Arc::clone(&book));
-        tokio::spawn(read(client, dataset, writers, book))
+        dl_runtime::spawn(read(client, dataset, writers, book))
     });
     let mut all: Option<Writer> = None;
     for writer in writers {

@@ -39,7 +39,7 @@ async fn a_recovery_among_writers_and_readers_loses_nothing_of_either() -> Resul
         let mut writers = Vec::new();
         for writer in 0..4u8 {
             let client = Wire::connect(server.address()).await?;
-            writers.push(tokio::spawn(async move {
+            writers.push(dl_runtime::spawn(async move {
                 let mut ids = ChunkIdMaker::new([writer + 10 * (round % 20); 9]);
                 let mut files = Files::new();
                 for number in 0..15 {
@@ -79,7 +79,7 @@ async fn a_dataset_deleted_under_its_writers_leaves_no_object_behind() -> Result
         let mut writers = Vec::new();
         for writer in 0..4u8 {
             let client = Wire::connect(server.address()).await?;
-            writers.push(tokio::spawn(async move {
+            writers.push(dl_runtime::spawn(async move {
                 let mut ids = ChunkIdMaker::new([writer; 9]);
                 for number in 0..1_000u32 {
                     let path = format!("{writer}/{number}").into_bytes();

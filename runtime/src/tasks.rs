@@ -1,0 +1,26 @@
+//! Tasks of the async runtime.
+//!
+//! Must hold: what a task logs stands in the span of whoever began it, so that the work of a request
+//! that goes on in other tasks is found under that request.
+
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+use tracing::Instrument;
+
+/// Runs `work` as a task of its own, in the span of its caller. It goes on when the handle is
+/// dropped. Panics outside of an async runtime.
+pub fn spawn<F>(work: F) -> JoinHandle<F::Output>
+where
+    F: Future<Output: Send> + Send + 'static,
+{
+    spawn_on(&Handle::current(), work)
+}
+
+/// The same on another runtime than the caller's, or from a thread that has none.
+pub fn spawn_on<F>(runtime: &Handle, work: F) -> JoinHandle<F::Output>
+where
+    F: Future<Output: Send> + Send + 'static,
+{
+    #[expect(clippy::disallowed_methods, reason = "this is the door")]
+    runtime.spawn(work.in_current_span())
+}
