@@ -91,6 +91,13 @@ impl ChunkId {
         u32::from_be_bytes([a, b, c, d])
     }
 
+    /// The least id of that second, or of any later one.
+    pub fn first_of(seconds: u32) -> Self {
+        #[expect(clippy::big_endian_bytes, reason = "ids sort by time")]
+        let [s0, s1, s2, s3] = seconds.to_be_bytes();
+        Self([s0, s1, s2, s3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])
+    }
+
     /// The greatest id below this one: what to continue after, to see this one first.
     pub fn before(self) -> Option<Self> {
         #[expect(clippy::big_endian_bytes, reason = "ids sort by their bytes")]
@@ -149,6 +156,13 @@ impl ChunkIdMaker {
         Self { origin, last: (0, 0) }
     }
 
+    /// Whether its last id is further ahead of `now` than by as much: the clock was wrong then, and
+    /// ids would go on from there. Another origin may begin at any time.
+    pub fn is_ahead(&self, now: SystemTime, by: Duration) -> bool {
+        let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+        u64::from(self.last.0) > now.saturating_add(by).as_secs()
+    }
+
     /// The next id. A clock that steps back, or 16.7 million ids in one second,
     /// borrows from the next second rather than repeat a pair.
     pub fn next(&mut self, now: SystemTime) -> ChunkId {
@@ -182,6 +196,16 @@ mod tests {
         let mut maker = ChunkIdMaker::new([7; 9]);
         let ids = [at(100), at(40), at(100), at(101), at(101)].map(|now| maker.next(now));
         assert!(ids.is_sorted_by(|a, b| a < b), "{ids:?}");
+    }
+
+    #[test]
+    fn a_clock_that_was_far_ahead_is_told_from_one_that_steps_back() {
+        let mut maker = ChunkIdMaker::new([7; 9]);
+        let minute = Duration::from_secs(60);
+        assert!(!maker.is_ahead(UNIX_EPOCH, minute), "no id was made");
+        maker.next(at(1_000));
+        assert!(!maker.is_ahead(at(940), minute) && !maker.is_ahead(at(5_000), minute));
+        assert!(maker.is_ahead(at(939), minute));
     }
 
     #[test]

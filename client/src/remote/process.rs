@@ -6,6 +6,7 @@
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use dl_format::{ChunkId, ChunkIdMaker};
 use dl_runtime::{Clock, OsRandom, Random, SystemClock};
@@ -16,6 +17,10 @@ use crate::error::{Error, Kind};
 /// One thread of the runtime for so many processors: it only moves bytes between connections and
 /// the threads that call, and each more is one more to wake.
 const PROCESSORS_PER_THREAD: usize = 4;
+
+/// How far the ids may be ahead of the clock after it was set back. Servers refuse those that are a
+/// quarter of an hour off theirs.
+const AHEAD_MAX: Duration = Duration::from_secs(60);
 
 /// A value of which every process has its own, made when it first asks.
 ///
@@ -135,28 +140,41 @@ impl Process {
             .thread_name("libdiesel")
             .enable_all()
             .build()?;
-        let random = OsRandom;
-        let mut origin = [0; 9];
-        random.fill(&mut origin);
-        Ok(Self {
-            runtime,
-            clock: Arc::new(SystemClock::new()),
-            random: Arc::new(random),
-            ids: Mutex::new(ChunkIdMaker::new(origin)),
-        })
+        let (clock, random) = (Arc::new(SystemClock::new()), Arc::new(OsRandom));
+        let ids = Mutex::new(ids(&*random));
+        Ok(Self { runtime, clock, random, ids })
     }
 
     /// An id that no other chunk has.
     pub(crate) fn next_id(&self) -> ChunkId {
         let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
-        ids.next(self.clock.now())
+        next_id(&mut ids, &*self.clock, &*self.random)
     }
+}
+
+fn ids(random: &dyn Random) -> ChunkIdMaker {
+    let mut origin = [0; 9];
+    random.fill(&mut origin);
+    ChunkIdMaker::new(origin)
+}
+
+/// The next id; of a new origin once a clock that was far ahead is right again, as no server takes one
+/// of that time.
+fn next_id(maker: &mut ChunkIdMaker, clock: &dyn Clock, random: &dyn Random) -> ChunkId {
+    let now = clock.now();
+    if maker.is_ahead(now, AHEAD_MAX) {
+        *maker = ids(random);
+    }
+    maker.next(now)
 }
 
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::UNIX_EPOCH;
+
+    use dl_runtime::{ManualClock, SeededRandom};
 
     use super::*;
 
@@ -203,6 +221,20 @@ mod tests {
         assert!(values.get_or_make(|| Ok::<_, Infallible>(Counted)).is_ok());
         drop(values);
         assert_eq!(DROPPED.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn ids_follow_a_clock_that_was_far_ahead_back() {
+        let now = UNIX_EPOCH + Duration::from_secs(1_000);
+        let (clock, random) = (ManualClock::new(now), SeededRandom::new(1));
+        let mut maker = ids(&random);
+        let right = next_id(&mut maker, &clock, &random);
+        clock.set(now + Duration::from_secs(24 * 60 * 60));
+        let ahead = next_id(&mut maker, &clock, &random);
+        clock.set(now);
+        let again = next_id(&mut maker, &clock, &random);
+        assert!(ahead > right && again.seconds() == right.seconds());
+        assert_ne!(again, right, "another origin");
     }
 
     #[test]
