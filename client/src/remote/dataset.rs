@@ -308,7 +308,7 @@ impl Dataset {
     fn writer(&self) -> Result<&Arc<Writer>, Error> {
         self.0.is_written.store(true, Ordering::Relaxed);
         self.0.writer.get_or_make(|| {
-            let in_flight = self.0.shared.options.in_flight_chunks;
+            let in_flight = self.0.shared.options.in_flight(self.0.info.shape.size());
             Ok(Writer::new(self.session()?, &self.0.info, in_flight))
         })
     }

@@ -6,6 +6,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dl_format::ChunkShape;
+
 use crate::snapshot::SnapshotCache;
 
 /// Is told of every request right before it is tried again, and of one that a server leaves without
@@ -51,8 +53,9 @@ pub struct ConnectOptions {
     pub request_timeout: Duration,
     /// Connections kept to each server, at least one.
     pub connections_per_server: usize,
-    /// Chunks that may be under way to the servers, per dataset handle, at least one: bounds the
-    /// memory of a writer.
+    /// Chunks of the usual 4 MiB that may be under way to the servers, per dataset handle, at least
+    /// one: bounds the memory of a writer. Of larger ones as many as take no more together, of smaller
+    /// ones no more than this.
     pub in_flight_chunks: usize,
     /// Where datasets that are opened find a snapshot, or keep the one they fetch, to answer from.
     /// None to ask the servers instead, as is best for writers and for few questions.
@@ -95,6 +98,15 @@ impl Default for ConnectOptions {
     }
 }
 
+impl ConnectOptions {
+    /// Chunks of up to `size` bytes that may be under way at once.
+    pub(crate) fn in_flight(&self, size: u32) -> usize {
+        let usual = ChunkShape::default().size();
+        let times = usize::try_from(size.div_ceil(usual)).unwrap_or(usize::MAX);
+        self.in_flight_chunks.checked_div(times).unwrap_or_default().max(1)
+    }
+}
+
 /// An address as it may be told: a login in it may be a key.
 pub(crate) fn masked(address: &str) -> String {
     match address.rsplit_once('@') {
@@ -127,6 +139,14 @@ impl fmt::Debug for ConnectOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_under_way_is_bounded_whatever_the_size_of_chunks() {
+        let options = ConnectOptions::default();
+        let in_flight = [1, 1 << 20, 4 << 20, (4 << 20) + 1, 16 << 20, 64 << 20]
+            .map(|size| options.in_flight(size));
+        assert_eq!(in_flight, [8, 8, 8, 4, 2, 1]);
+    }
 
     #[test]
     fn the_key_is_never_shown() {

@@ -1,7 +1,7 @@
 //! Walks trees with several threads.
 //!
-//! Must hold: each file is given to one thread, once; memory grows with the folders that wait, not
-//! with the files; one folder with a million files keeps all threads busy.
+//! Must hold: each file is given to one thread, once; memory grows with the names of the folders that
+//! wait, not with the files; one folder with a million files keeps all threads busy.
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
@@ -52,7 +52,7 @@ pub(crate) struct Walk {
 
 #[derive(Debug, Default)]
 struct State {
-    waiting: Vec<Task>,
+    waiting: Vec<Waiting>,
     /// Threads that may still add tasks.
     busy: usize,
     /// Threads with nothing to do.
@@ -62,7 +62,8 @@ struct State {
 
 #[derive(Debug)]
 enum Task {
-    Folder(Arc<Root>, Box<[u8]>),
+    /// The root itself where the path is empty.
+    Folder(Arc<Root>, Vec<u8>),
     Files(Arc<Folder>, Names),
     /// Those that stand here among the paths.
     Listed(Arc<Folder>, Arc<Paths>, Range<usize>, Entry),
@@ -100,6 +101,40 @@ impl Paths {
     }
 }
 
+#[derive(Debug)]
+enum Waiting {
+    Task(Task),
+    Folders(Folders),
+}
+
+/// Folders that lie in one, by their names: there may be a million.
+#[derive(Debug)]
+struct Folders {
+    root: Arc<Root>,
+    /// The path of the folder that they are in; with a slash, unless it is the root.
+    inside: Arc<[u8]>,
+    names: Vec<u8>,
+}
+
+impl Folders {
+    fn are_in(&self, root: &Arc<Root>, inside: &Arc<[u8]>) -> bool {
+        Arc::ptr_eq(&self.root, root) && Arc::ptr_eq(&self.inside, inside)
+    }
+
+    fn push(&mut self, name: &CStr) {
+        self.names.extend_from_slice(name.to_bytes_with_nul());
+    }
+
+    /// Takes the path of the last one; whether there are more.
+    fn pop(&mut self) -> (Vec<u8>, bool) {
+        self.names.pop();
+        let start = self.names.iter().rposition(|byte| *byte == 0).map_or(0, |end| end + 1);
+        let path = [&self.inside, self.names.get(start..).unwrap_or_default()].concat();
+        self.names.truncate(start);
+        (path, start > 0)
+    }
+}
+
 /// Names of one folder, each with how to take it.
 #[derive(Debug, Default)]
 struct Names {
@@ -112,7 +147,7 @@ struct Names {
 impl Walk {
     /// Everything below `root`.
     pub(crate) fn add_tree(&self, root: &Arc<Root>) {
-        self.give(Task::Folder(Arc::clone(root), Box::default()));
+        self.give(Task::Folder(Arc::clone(root), Vec::new()));
     }
 
     /// The files at these paths below `root`.
@@ -176,6 +211,8 @@ impl Walk {
         let mut buffer = [MaybeUninit::uninit(); DIRECTORY_BUFFER];
         let mut entries = RawDir::new(folder.descriptor(), &mut buffer);
         let mut names = Names::default();
+        let inside: Arc<[u8]> =
+            if path.is_empty() { Arc::default() } else { [path, b"/"].concat().into() };
         while let Some(entry) = entries.next() {
             let entry = match entry {
                 Ok(entry) => entry,
@@ -189,10 +226,7 @@ impl Walk {
             let name = entry.file_name();
             match file_type(&folder, name, entry.file_type()) {
                 _ if matches!(name.to_bytes(), b"." | b"..") => {}
-                FileType::Directory => {
-                    let path = folder.path_of(name).into_boxed_slice();
-                    self.give(Task::Folder(Arc::clone(root), path));
-                }
+                FileType::Directory => self.give_folder(root, &inside, name),
                 _ => {
                     names.push(name, Entry::Found);
                     if names.count == HANDED_OVER {
@@ -208,7 +242,23 @@ impl Walk {
     }
 
     fn give(&self, task: Task) {
-        self.state().waiting.push(task);
+        self.state().waiting.push(Waiting::Task(task));
+        self.changed.notify_one();
+    }
+
+    /// Gives a folder, to those of the same folder if they were given last.
+    fn give_folder(&self, root: &Arc<Root>, inside: &Arc<[u8]>, name: &CStr) {
+        let mut state = self.state();
+        match state.waiting.last_mut() {
+            Some(Waiting::Folders(folders)) if folders.are_in(root, inside) => folders.push(name),
+            _ => {
+                let (root, inside) = (Arc::clone(root), Arc::clone(inside));
+                let mut folders = Folders { root, inside, names: Vec::new() };
+                folders.push(name);
+                state.waiting.push(Waiting::Folders(folders));
+            }
+        }
+        drop(state);
         self.changed.notify_one();
     }
 
@@ -218,7 +268,7 @@ impl Walk {
         if state.idle <= state.waiting.len() {
             return Some(names);
         }
-        state.waiting.push(Task::Files(Arc::clone(folder), names));
+        state.waiting.push(Waiting::Task(Task::Files(Arc::clone(folder), names)));
         drop(state);
         self.changed.notify_one();
         None
@@ -231,7 +281,7 @@ impl Walk {
                 return None;
             }
             // The newest first, so that a deep tree is walked before a wide one is queued.
-            if let Some(task) = state.waiting.pop() {
+            if let Some(task) = state.next() {
                 state.busy += 1;
                 return Some(task);
             }
@@ -246,6 +296,22 @@ impl Walk {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// The last task, or the last folder of those that wait together.
+    fn next(&mut self) -> Option<Task> {
+        match self.waiting.pop()? {
+            Waiting::Task(task) => Some(task),
+            Waiting::Folders(mut folders) => {
+                let (root, (path, more)) = (Arc::clone(&folders.root), folders.pop());
+                if more {
+                    self.waiting.push(Waiting::Folders(folders));
+                }
+                Some(Task::Folder(root, path))
+            }
+        }
     }
 }
 

@@ -39,6 +39,8 @@ const PAGE: usize = 8_192;
 const BATCH_FILES: usize = 4_096;
 /// Bytes after which a batch is full.
 const BATCH_BYTES: u64 = 16 << 20;
+/// The same of paths: batches wait for threads with them.
+const BATCH_PATHS: usize = 1 << 20;
 /// A file of more bytes is streamed, alone.
 const WHOLE_BYTES: u64 = 4 << 20;
 
@@ -225,20 +227,25 @@ fn refuse_special(path: &FilePath, target: &Path) -> Result<(), Failure> {
 
 /// Cuts files into batches, one chunk after the other.
 fn batches(files: Vec<Wanted>) -> Vec<Batch> {
-    let mut batches: Vec<Batch> = Vec::new();
+    let (mut batches, mut paths) = (Vec::<Batch>::new(), 0);
     for file in files {
-        let length = file.record.length;
+        let (length, path) = (file.record.length, file.path.as_bytes().len());
         match batches.last_mut() {
             Some(last)
                 if length <= WHOLE_BYTES
                     && !last.is_streamed()
                     && last.files.len() < BATCH_FILES
-                    && last.bytes.saturating_add(length) <= BATCH_BYTES =>
+                    && last.bytes.saturating_add(length) <= BATCH_BYTES
+                    && paths + path <= BATCH_PATHS =>
             {
                 last.bytes += length;
                 last.files.push(file);
+                paths += path;
             }
-            _ => batches.push(file.into()),
+            _ => {
+                batches.push(file.into());
+                paths = path;
+            }
         }
     }
     batches

@@ -63,3 +63,19 @@ fn batches_are_bounded_in_files_and_bytes_and_a_large_file_is_alone() {
     let counts: Vec<_> = batches(mixed).iter().map(|batch| batch.files.len()).collect();
     assert_eq!(counts, [1, 1, 5, 1]);
 }
+
+#[test]
+fn batches_are_bounded_in_bytes_of_paths() {
+    let path = FilePath::new([b'x'; 255].as_slice()).expect("legal");
+    let long = |_| Wanted { path: path.clone(), ..wanted(1) };
+    let counts: Vec<_> =
+        batches((0..8_000).map(long).collect()).iter().map(|batch| batch.files.len()).collect();
+    assert_eq!(counts, [BATCH_FILES, 8_000 - BATCH_FILES]);
+    let deep = [[b'x'; 255].as_slice(); 8].join(&b'/');
+    let path = FilePath::new(deep).expect("legal");
+    let long = |_| Wanted { path: path.clone(), ..wanted(1) };
+    let batches = batches((0..2_000).map(long).collect());
+    let bytes = batches.iter().map(|batch| batch.files.len() * path.as_bytes().len());
+    assert!(bytes.clone().all(|bytes| bytes <= BATCH_PATHS), "{:?}", bytes.collect::<Vec<_>>());
+    assert_eq!(batches.iter().map(|batch| batch.files.len()).sum::<usize>(), 2_000);
+}

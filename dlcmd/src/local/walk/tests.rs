@@ -1,6 +1,7 @@
 //! A walk over real folders, by several threads.
 
 use std::collections::BTreeMap;
+use std::ffi::CString;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -61,6 +62,51 @@ fn every_file_is_visited_once_by_any_number_of_threads() {
     assert_eq!(alone.values().filter(|what| *what == "2 bytes").count(), 200);
     assert_eq!(alone.values().filter(|what| *what == "folder").count(), 7 + 400);
     assert_eq!(walked(folder.path(), 4), alone);
+}
+
+#[test]
+fn folders_that_wait_take_little_more_than_their_names() {
+    let folder = TempDir::new().unwrap();
+    let root = Root::open(folder.path(), Vec::new()).expect("it exists");
+    let (walk, inside) =
+        (Walk::default(), Arc::from(b"a long path of the folder they are in/".as_slice()));
+    let name = |number: u32| CString::new(format!("{number:08}")).unwrap();
+    for number in 0..100_000 {
+        walk.give_folder(&root, &inside, &name(number));
+    }
+    let bytes = |waiting: &Waiting| match waiting {
+        Waiting::Folders(folders) => folders.names.len(),
+        Waiting::Task(_) => usize::MAX,
+    };
+    assert_eq!(walk.state().waiting.iter().map(bytes).collect::<Vec<_>>(), [900_000]);
+    let taken = (0..100_000).map(|_| match walk.take() {
+        Some(Task::Folder(_, path)) => path,
+        other => panic!("{other:?}"),
+    });
+    let expected =
+        (0..100_000).rev().map(|number| [inside.as_ref(), name(number).as_bytes()].concat());
+    assert!(taken.eq(expected), "each comes once, the newest first");
+}
+
+#[test]
+fn folders_of_two_roots_are_told_apart() {
+    let both = [TempDir::new().unwrap(), TempDir::new().unwrap()];
+    let walk = Walk::default();
+    for (folder, name) in both.iter().zip(["one", "two"]) {
+        fs::create_dir(folder.path().join(name)).unwrap();
+        walk.add_tree(&Root::open(folder.path(), Vec::new()).expect("it exists"));
+    }
+    let mut seen = Vec::new();
+    let visit = |event: Event<'_>| -> Result<(), ()> {
+        match event {
+            Event::Folder(folder) => seen.push(folder.path().to_vec()),
+            other => panic!("{other:?}"),
+        }
+        Ok(())
+    };
+    walk.join(visit).unwrap();
+    seen.sort_unstable();
+    assert_eq!(seen, [b"one", b"two"]);
 }
 
 #[test]
