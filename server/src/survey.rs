@@ -203,7 +203,7 @@ impl Survey {
         self.of_kind(ObjectKind::Tombstone)
     }
 
-    fn of_kind(&self, kind: ObjectKind) -> Vec<usize> {
+    pub(crate) fn of_kind(&self, kind: ObjectKind) -> Vec<usize> {
         let numbered = self.objects.iter().enumerate();
         numbered.filter(|(_, object)| object.kind == kind).map(|(number, _)| number).collect()
     }

@@ -88,6 +88,7 @@ async fn compare(
     }
     verify.named(&request.dataset).await?;
     verify.objects(&survey).await?;
+    verify.part_headers(&survey).await?;
     if request.checksums {
         verify.checksums(&survey, memory).await?;
     }
@@ -390,6 +391,7 @@ impl Verify<'_> {
             .iter()
             // Of one that has not its length it is known that it is damaged.
             .filter(|object| survey.stored.get(&object.id) == Some(&object.object_length))
+            .filter(|object| object.kind != ObjectKind::Part || !self.lost.contains(&object.id))
             .map(|object| (*object, survey.key(object)))
             .collect();
         let mut checked = stream::iter(stored)

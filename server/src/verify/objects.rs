@@ -11,7 +11,7 @@ use dl_proto::Kind;
 use dl_store::{Key, StoreExt};
 use futures::stream::{self, StreamExt, TryStreamExt};
 
-use super::{Doubt, Lost, Verify};
+use super::{Away, Doubt, Finding, Lost, Verify};
 use crate::error::Error;
 use crate::headers::read_header;
 use crate::parts::prefix;
@@ -41,7 +41,7 @@ impl Verify<'_> {
                     self.find(problem, "make the object readable, then verify again").await?;
                     continue;
                 }
-                // The headers of parts are not read.
+                // Their headers are looked at apart.
                 None if object.kind == ObjectKind::Part => match survey.cut(object) {
                     Some(cut) => Error::new(Kind::Corrupt, "read", survey.key(object), cut).chain(),
                     None => continue,
@@ -71,6 +71,41 @@ impl Verify<'_> {
         self.tell().await
     }
 
+    /// Reads the headers of the parts of large files: of those of other objects the survey knows.
+    pub(super) async fn part_headers(&mut self, survey: &Survey) -> Result<(), Error> {
+        let numbers = survey.of_kind(ObjectKind::Part);
+        let numbers = numbers.into_iter().filter(|number| {
+            let object = survey.objects.get(*number);
+            // Of others it is told already.
+            object.is_some_and(|object| !self.lost.contains(&object.id))
+        });
+        let (mut away, mut damaged) = (Away::default(), Vec::new());
+        {
+            let mut headers = std::pin::pin!(survey.headers(self.parts, numbers.collect()));
+            while let Some((number, header)) = headers.next().await {
+                let Some(object) = survey.objects.get(number) else { continue };
+                match away.note(self.parts, header).await? {
+                    Ok(header) if self.can_be_adopted(survey, object.id, &header) => {}
+                    // Removed since it was listed, or told before.
+                    Err(error) if error.kind == Kind::NotFound => {}
+                    Err(error) if error.kind != Kind::Corrupt => {
+                        let remedy = "make the object readable, then verify again";
+                        self.state
+                            .findings
+                            .push(Finding { problem: error.chain(), remedy: remedy.to_owned() });
+                    }
+                    Ok(_) | Err(_) => damaged.push(object.id),
+                }
+                self.mention(self.state.checked)?;
+            }
+        }
+        for part in damaged {
+            self.lost.insert(part);
+            self.name_damaged_part(survey, part).await?;
+        }
+        self.tell().await
+    }
+
     /// Tells of objects that the log lacks; gives those that no recovery brings back.
     async fn unlogged(&mut self, survey: &Survey) -> Result<HashMap<ChunkId, Lost>, Error> {
         let unlogged = survey.stored.keys().filter(|id| !survey.is_logged(id));
@@ -89,7 +124,10 @@ impl Verify<'_> {
                     continue;
                 };
                 let problem = format!("{damage}; no recovery brings it back");
-                let remedy = "restore the object; or move it away, if no file needs it";
+                let remedy = match survey.extents.iter().any(|(_, extent)| extent.part == id) {
+                    true => "restore the object; or put the file again that it is a part of",
+                    false => "restore the object; or move it away, if no file needs it",
+                };
                 self.find(problem, remedy).await?;
                 damaged.insert(id, Lost { number: None, damage: Some(damage) });
             }

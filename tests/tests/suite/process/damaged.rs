@@ -391,6 +391,31 @@ fn the_command_that_verify_prints_mends_damaged_headers_of_whole_bytes() -> Resu
     Ok(())
 }
 
+/// Keeps S-29: a part with such a header is not adopted once the metadata is lost.
+#[test]
+fn verify_reads_the_headers_of_the_parts_of_large_files() -> Result<()> {
+    let (scene, server) = with_files(&["one"], true)?;
+    let chunks = scene.path("data/chunks");
+    let mut damaged = 0;
+    for (name, (mut bytes, ..)) in folder::read(&chunks)? {
+        // FORMAT, the kind of an object.
+        if name.ends_with(b".c") && bytes.get(10..12) == Some(&[2, 0]) {
+            *bytes.get_mut(100).context("a header is longer")? ^= 1;
+            fs::write(chunks.join(OsStr::from_bytes(&name)), bytes)?;
+            damaged += 1;
+        }
+    }
+    ensure!(damaged > 0, "it has no parts");
+    scene.compare(&server, "ds")?;
+    let found = scene.obey(&server, &["verify", "dl://ds"])?;
+    ensure!(found.contains("large is damaged in part") && !found.contains("one is"), "{found}");
+    server.kill()?;
+    fs::remove_dir_all(scene.path("data/meta"))?;
+    let server = scene.start()?;
+    dl(&server, ["recover", "--all"])?.code(4)?;
+    scene.compare(&server, "ds")
+}
+
 /// Keeps S-14.
 #[test]
 fn a_large_file_ends_before_its_damaged_part_which_is_named_with_what_heals_it() -> Result<()> {
