@@ -70,6 +70,11 @@ pub(crate) async fn put_chunk(
     }
     check_parts(parts, header).await?;
     let _taken = take_room(parts, header).await?;
+    if let Some(why) = parts.refusals.check(&*parts.meta, &*parts.clock).await
+        && !is_stored(parts, &object_key(dataset, header.id(), header.kind())).await?
+    {
+        return Err(Error::new(Kind::Full, ACTION, header.id(), why));
+    }
     commit(parts, verified, |object| buffers.lend(object, 0)).await
 }
 
@@ -207,7 +212,12 @@ async fn append(parts: &Parts, object: &Committed) -> Result<Stamp, Error> {
             ended?;
             Err(Error::meta(ACTION, header.id(), error))
         }
-        Err(error) => Err(Error::meta(ACTION, header.id(), error)),
+        Err(error) => {
+            if error.kind == dl_meta::Kind::Full {
+                parts.refusals.refused();
+            }
+            Err(Error::meta(ACTION, header.id(), error))
+        }
     }
 }
 

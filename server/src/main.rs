@@ -13,8 +13,8 @@ use dl_meta::{MetaStore, Redis, Stop};
 use dl_runtime::{Clock, Deadline, OsRandom, Shutdown, SystemClock, telemetry};
 use dl_server::config::{self, Config, FastStore, Flags, Http};
 use dl_server::{
-    Certificate, Doors, Followed, HttpPort, Live, Parts, People, Roll, Room, Settings, dataset_of,
-    prepare, start,
+    Certificate, Doors, Followed, HttpPort, Live, Parts, People, Refusals, Roll, Room, Settings,
+    dataset_of, prepare, start,
 };
 use dl_store::{Served, Servers, Store, TierStore};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -132,7 +132,7 @@ async fn run(
     let limits = config.limits;
     let following = doors.settings.clone().map(|settings| {
         // From now on: what the preparation does may have to stop, too.
-        tokio::spawn(async move { settings.follow().await })
+        dl_runtime::spawn(async move { settings.follow().await })
     });
     let settings = Settings::of(doors.settings.as_deref());
     let roll = Roll::default();
@@ -143,6 +143,7 @@ async fn run(
         random,
         limits,
         room,
+        refusals: Refusals::default(),
         settings,
         roll,
     };

@@ -13,6 +13,7 @@ use dl_store::{Key, Prefix, Store};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::Error;
+use crate::refusals::Refusals;
 use crate::roll::Roll;
 use crate::room::Room;
 use crate::senders::Senders;
@@ -61,6 +62,8 @@ pub struct Parts {
     pub limits: Limits,
     /// What puts leave to deletes.
     pub room: Room,
+    /// Whether the index takes new objects.
+    pub refusals: Refusals,
     /// What may change meanwhile.
     pub settings: Settings,
     /// What dataset names point to.
@@ -107,7 +110,7 @@ impl Budget {
             Some(more) => self.room.add_permits(more as usize),
             None => {
                 let room = Arc::clone(&self.room);
-                tokio::spawn(async move {
+                dl_runtime::spawn(async move {
                     if let Ok(taken) = room.acquire_many_owned(before - total).await {
                         taken.forget();
                     }

@@ -55,6 +55,7 @@ pub(crate) async fn rig() -> Rig {
         random: Arc::new(OsRandom),
         limits: Limits::default(),
         room: Room::default(),
+        refusals: crate::Refusals::default(),
         settings: Settings::default(),
         roll: Roll::default(),
     };

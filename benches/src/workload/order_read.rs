@@ -110,6 +110,7 @@ impl Scene {
             random: Arc::new(OsRandom),
             limits: Limits::default(),
             room: Room::default(),
+            refusals: dl_server::Refusals::default(),
             settings: dl_server::Settings::default(),
             roll: Roll::default(),
         };
@@ -118,7 +119,7 @@ impl Scene {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
             let address = listener.local_addr()?;
             let serving = dl_server::start(Doors::open(listener), parts, Shutdown::new());
-            tokio::spawn(serving.await?);
+            dl_runtime::spawn(serving.await?);
             anyhow::Ok(address)
         })?;
         let options =

@@ -20,6 +20,9 @@ fn the_nearest_name_is_the_one_that_was_meant() {
         // One of two letters.
         ("t2", &["s1", "t1"], Some("t1")),
         ("t", &["t1"], Some("t1")),
+        // It goes on.
+        ("nam", &["names", "imagenet"], Some("names")),
+        ("img", &["img-train-2012"], Some("img-train-2012")),
         // Too far from any.
         ("nope", &["one"], None),
         ("voices", &["imagenet", "cifar10"], None),
@@ -72,6 +75,7 @@ async fn many_who_ask_for_what_is_not_there_share_one_reading_of_the_names() {
         random: Arc::new(dl_runtime::OsRandom),
         limits: crate::Limits::default(),
         room: crate::Room::default(),
+        refusals: crate::Refusals::default(),
         settings: crate::Settings::default(),
         roll: crate::Roll::default(),
     };
@@ -119,6 +123,7 @@ async fn a_start_reads_no_name_whose_past_is_tidied_up_and_tidies_the_others() {
         random: Arc::new(dl_runtime::OsRandom),
         limits: crate::Limits::default(),
         room: crate::Room::default(),
+        refusals: crate::Refusals::default(),
         settings: crate::Settings::default(),
         roll: crate::Roll::default(),
     };
