@@ -319,8 +319,8 @@ async fn read(parts: &Parts, name: &DatasetName, generation: u32) -> Result<Name
 }
 
 /// The one of `names` that is nearest to what somebody typed, when it is near at all: at most a
-/// third of its letters are others, or one letter where they begin alike. Of several, the one that
-/// begins like it for longest.
+/// third of its letters are others, or one letter where they begin alike, or it goes on where at least
+/// three letters were typed. Of several, the one that begins like it for longest.
 pub(crate) fn nearest<'a>(
     typed: &DatasetName,
     names: impl Iterator<Item = &'a DatasetName>,
@@ -331,7 +331,8 @@ pub(crate) fn nearest<'a>(
         let distance = distance(typed.as_bytes(), letters.as_bytes());
         let begins = typed.bytes().zip(letters.bytes()).take_while(|(a, b)| a == b).count();
         let most = (typed.len().max(letters.len()) / 3).max(usize::from(begins > 0));
-        let is_near = distance <= most;
+        let goes_on = typed.len() >= 3 && letters.starts_with(&typed);
+        let is_near = distance <= most || goes_on;
         is_near.then_some((distance, Reverse(begins), name))
     });
     near.min().map(|(_, _, name)| name)

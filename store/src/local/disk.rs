@@ -32,7 +32,8 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    /// Opens the directory `root`. One that is not there is made, durably, with all above it.
+    /// Opens the directory `root`. One that is not there is made, durably, with all above it; one that
+    /// is there may have been made by a process that ended before it was durable.
     pub(super) fn open(root: &Path) -> io::Result<Self> {
         let root = std::path::absolute(root)?;
         let missing: Vec<PathBuf> =
@@ -42,8 +43,13 @@ impl Disk {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
                 Ok(()) | Err(_) => {}
             }
-            if let Some(parent) = dir.parent() {
-                fs::File::open(parent)?.sync_all()?;
+            sync_above(dir)?;
+        }
+        if missing.is_empty() {
+            match sync_above(&root) {
+                // Where this process could not have made it, nor another one like it.
+                Err(error) if is_out_of_reach(&error) => {}
+                synced => synced?,
             }
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -58,6 +64,16 @@ impl Disk {
     fn open_dir(&self, dir: &str) -> Result<OwnedFd> {
         self.open_at(dir, OFlags::RDONLY | OFlags::DIRECTORY)
     }
+}
+
+fn sync_above(dir: &Path) -> io::Result<()> {
+    dir.parent().map_or(Ok(()), |parent| fs::File::open(parent)?.sync_all())
+}
+
+/// Whether a directory is closed to this process, or of a file system that has nothing to sync there.
+fn is_out_of_reach(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidInput, PermissionDenied, ReadOnlyFilesystem, Unsupported};
+    matches!(error.kind(), InvalidInput | PermissionDenied | ReadOnlyFilesystem | Unsupported)
 }
 
 fn lock(file: &OwnedFd) -> Result<bool> {
