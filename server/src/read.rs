@@ -216,7 +216,7 @@ mod tests {
         let (parts, executor) = (rig.parts.clone(), Executor::new(Arc::clone(&rig.parts.store)));
         let reading = {
             let (budget, lease) = (budget.clone(), Arc::clone(&lease));
-            tokio::spawn(async move {
+            dl_runtime::spawn(async move {
                 read(&parts, &executor, &budget, &lease, request, replies).await.unwrap();
             })
         };
