@@ -7,7 +7,6 @@
 //! whose mark came back lacks nothing from before that time.
 
 use std::collections::{BTreeSet, HashSet};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -162,11 +161,9 @@ impl Mend {
     }
 }
 
-/// What is missing by what the marks say; `bound` where metadata is bound to a chunk store, `renamed`
-/// the runs that go on under another name.
-pub(super) fn judge(shards: &[Held], bound: bool, renamed: &HashSet<Arc<str>>) -> Judgement {
-    let runs = shards.iter().map(|held| held.run.as_str());
-    let live: HashSet<&str> = runs.chain(renamed.iter().map(AsRef::as_ref)).collect();
+/// What is missing by what the marks say; `bound` where metadata is bound to a chunk store.
+pub(super) fn judge(shards: &[Held], bound: bool) -> Judgement {
+    let live: HashSet<&str> = shards.iter().map(|held| held.run.as_str()).collect();
     // One that is not everywhere was there before something was lost.
     let begun = |held: &Held| -> BTreeSet<u64> {
         let mends = held.mark.mends.iter().filter(|mend| live.contains(mend.run.as_str()));
@@ -338,8 +335,7 @@ impl Shared {
             let Some(run) = owner.map(|process| process.run.to_string()) else { continue };
             shards.push(Held { shard, mark: Mark::read(answer)?, run });
         }
-        let renamed = self.router.renamed();
-        let Judgement { damage, filling } = judge(&shards, bound.is_some(), &renamed);
+        let Judgement { damage, filling } = judge(&shards, bound.is_some());
         if let (Some(id), None) = (bound, damage) {
             let moved = shards.iter().filter(|held| held.mark.run != held.run);
             let moved = moved.map(|Held { shard, mark, run }| Marking {
@@ -354,8 +350,7 @@ impl Shared {
             tracing::error!(store = %self.router.address, ?damage, "metadata may be missing");
         }
         let time_ms = runs.values().filter_map(|process| process.time_ms).min();
-        let runs = runs.values().map(|process| &process.run).chain(&renamed);
-        let runs = runs.map(|run| run.to_string()).collect();
+        let runs = runs.values().map(|process| process.run.to_string()).collect();
         let seen = shards.iter().map(|held| held.mark.seen).min().unwrap_or_default();
         let is_unbound = health.bound.is_some() && health.bound != bound;
         if is_unbound || health.damage.is_none() && damage.is_some() {

@@ -42,26 +42,8 @@ fn is_cut(error: &redis::RedisError) -> bool {
 pub(super) struct Process {
     /// Which life of which process.
     pub(super) run: Arc<str>,
-    /// Whether it is a primary.
-    pub(super) is_primary: bool,
-    /// Whether it follows on no other primary's history, as one does that was a replica.
-    pub(super) is_origin: bool,
     /// Its clock, in milliseconds; none where it does not say.
     pub(super) time_ms: Option<u64>,
-}
-
-impl Process {
-    /// Whether it is what it was a moment before, under another name: the same process, a primary then
-    /// and now. In between it would have to be made a replica, take over, and lose what tells of that,
-    /// for which it has to be without replicas for `repl-backlog-ttl` seconds.
-    pub(super) fn goes_on_from(&self, before: &Self) -> bool {
-        let process = |run: &str| run.split(':').next().map(str::to_owned);
-        self.run != before.run
-            && process(&self.run) == process(&before.run)
-            && before.is_primary
-            && self.is_primary
-            && self.is_origin
-    }
 }
 
 /// How many keys each node had dropped when it was last looked at.
@@ -118,18 +100,7 @@ impl Info {
         Some(self.get("server_time_usec").parse::<u64>().ok()? / 1_000)
     }
 
-    fn process(&self) -> Process {
-        let before = self.get("master_replid2");
-        Process {
-            run: self.run(),
-            is_primary: self.get("role") == "master",
-            is_origin: !before.is_empty() && before.bytes().all(|digit| digit == b'0'),
-            time_ms: self.time_ms(),
-        }
-    }
-
-    /// The process, and the history of its data: a replica that takes over begins another one. So does
-    /// a primary when it sends its data to a first replica, or has had none for an hour.
+    /// The process, and how often it changed from replica to primary.
     fn run(&self) -> Arc<str> {
         format!("{}:{}", self.get("run_id"), self.get("master_replid")).into()
     }
@@ -205,7 +176,7 @@ impl Link {
     ) -> Result<Process, Verdict> {
         let info = info(&mut self.connection.clone(), node).await?;
         self.check(&info, address, node, dropped).await?;
-        Ok(info.process())
+        Ok(Process { run: info.run(), time_ms: info.time_ms() })
     }
 
     /// Why the process takes no writes that need memory, if it is so.
@@ -353,29 +324,6 @@ mod tests {
     fn info_is_read_by_whole_names() {
         let info = Info("# Server\r\nrun_id:abc\r\nrun_idx:no\r\nmaster_replid:def\r\n".to_owned());
         assert_eq!((&*info.run(), info.get("run"), info.get("nothing")), ("abc:def", "", ""));
-    }
-
-    #[test]
-    fn a_primary_that_begins_another_history_goes_on_unless_it_was_a_replica_or_another_process() {
-        let process = |run: &str, history: &str, role: &str, before: &str| {
-            let text = format!(
-                "role:{role}\r\nrun_id:{run}\r\nmaster_replid:{history}\r\nmaster_replid2:{before}\r\n"
-            );
-            Info(text).process()
-        };
-        let first = process("a", "h1", "master", "000");
-        assert!(process("a", "h2", "master", "000").goes_on_from(&first));
-        for other in [
-            process("a", "h1", "master", "000"),
-            process("b", "h2", "master", "000"),
-            process("a", "h2", "master", "h9"),
-            process("a", "h2", "slave", "000"),
-            process("a", "h2", "master", ""),
-        ] {
-            assert!(!other.goes_on_from(&first), "{other:?}");
-        }
-        let replica = process("a", "h1", "slave", "000");
-        assert!(!process("a", "h2", "master", "000").goes_on_from(&replica));
     }
 
     #[test]

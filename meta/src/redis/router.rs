@@ -4,7 +4,7 @@
 //! moves, dies or is elected meanwhile; so it may be done twice. Nothing waits longer. A single
 //! Redis is a cluster of one node.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -30,10 +30,6 @@ const HOPS: u32 = 3;
 const ROUNDS_MIN: u32 = 3;
 /// A map of the cluster that was asked for again is at least this old.
 const REFRESH: Duration = Duration::from_millis(50);
-/// Looks that are no further apart show a process that went on meanwhile.
-const LOOKS_APART: Duration = Duration::from_secs(10);
-/// Runs that are remembered: servers mark what they find under another name within a second.
-const RENAMED_MAX: usize = 1_000;
 
 #[derive(Debug)]
 pub(super) struct Router {
@@ -47,15 +43,11 @@ pub(super) struct Router {
     dropped: Dropped,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     owners: Vec<Option<Node>>,
     links: HashMap<Node, Arc<OnceCell<Link>>>,
     refreshed: Option<Duration>,
-    /// Which primaries there were when all were asked last, and when that was.
-    lives: HashMap<Node, (Duration, Process)>,
-    /// Runs that go on under another name, and lost nothing.
-    renamed: HashSet<Arc<str>>,
     /// Where the next refresh begins to ask, so that one node with an old map is not asked alone.
     turn: usize,
 }
@@ -84,7 +76,8 @@ impl Router {
         random: Arc<dyn Random>,
     ) -> Self {
         let single = address.nodes.first().filter(|_| !address.is_cluster).cloned();
-        let state = State { owners: vec![single; SHARDS], ..State::default() };
+        let state =
+            State { owners: vec![single; SHARDS], links: HashMap::new(), refreshed: None, turn: 0 };
         let state = Mutex::new(state);
         let (changes, dropped) = (AtomicU64::new(0), Dropped::default());
         Self { address, options, clock, random, state, changes, dropped }
@@ -361,10 +354,7 @@ impl Router {
             let asked = deadline.bound(&*self.clock, asked).await;
             let asked = asked.map_err(|_| self.gave_up(None))?;
             let verdict = match asked.into_iter().collect::<Result<_, _>>() {
-                Ok(runs) => {
-                    self.compare(&runs);
-                    return Ok(runs);
-                }
+                Ok(runs) => return Ok(runs),
                 Err(Verdict::Fatal(failure)) => return Err(failure),
                 Err(verdict) => verdict,
             };
@@ -377,30 +367,6 @@ impl Router {
             let _ = deadline.bound(&*self.clock, self.refresh()).await;
         }
         Err(self.gave_up(None))
-    }
-
-    /// Finds out which processes began another history without a loss.
-    fn compare(&self, runs: &HashMap<Node, Process>) {
-        let now = self.clock.monotonic();
-        let mut state = self.state();
-        for (node, process) in runs {
-            let before = state.lives.insert(node.clone(), (now, process.clone()));
-            if let Some((at, before)) = before
-                && now.saturating_sub(at) < LOOKS_APART
-                && process.goes_on_from(&before)
-            {
-                if state.renamed.len() >= RENAMED_MAX {
-                    state.renamed.clear();
-                }
-                tracing::info!(%node, "this Redis began another history of its data, and lost nothing");
-                state.renamed.insert(before.run);
-            }
-        }
-    }
-
-    /// Runs that are over by their names, of which nothing was lost: this process saw them go on.
-    pub(super) fn renamed(&self) -> HashSet<Arc<str>> {
-        self.state().renamed.clone()
     }
 
     /// Which primary takes no writes that need memory, and why; those that don't answer are passed

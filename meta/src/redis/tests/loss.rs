@@ -181,44 +181,6 @@ async fn after_a_restart_nothing_is_served_until_it_is_mended() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_replica_that_comes_and_goes_loses_nothing() {
-    let server = Server::start(&["--repl-backlog-ttl", "1"]).await;
-    let (store, objects) = filled(&server.url()).await;
-    let history = || async {
-        let info = server.text(&["INFO", "replication"]).await;
-        let line = info.lines().find(|line| line.starts_with("master_replid:"));
-        line.map(str::to_owned).expect("it says so")
-    };
-    let changes = async |from: &str| {
-        eventually("it begins another history", || async {
-            assert_eq!(store.damage().await.unwrap(), None);
-            assert!(matches!(
-                store.lookup(id(), &[path("1/1")]).await.unwrap()[..],
-                [Found::File(_)]
-            ));
-            history().await != from
-        })
-        .await;
-    };
-    let first = history().await;
-    let replica = Server::start(&[]).await;
-    replica.ask(&["REPLICAOF", "127.0.0.1", &server.best_port().to_string()]).await;
-    changes(&first).await;
-    let second = history().await;
-    replica.kill();
-    changes(&second).await;
-    assert_eq!(store.damage().await.unwrap(), None);
-    // One that saw nothing of it finds it told.
-    let other = open(&server.url()).await;
-    assert_eq!(other.damage().await.unwrap(), None);
-    let mut model = Model::default();
-    for object in &objects {
-        model.add(object);
-    }
-    model.check(&other, id(), 100).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_redis_that_comes_back_empty_is_as_good_as_new() {
     let server = Server::start(&[]).await;
     let (store, objects) = filled(&server.url()).await;
