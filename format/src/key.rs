@@ -42,12 +42,6 @@ pub fn hash_prefix(dataset: DatasetId, hash: u8) -> String {
     format!("{dataset}/{hash:02x}")
 }
 
-/// Sorts behind the keys of the objects in that folder that were named before that second, and before
-/// those of all others.
-pub fn hash_prefix_since(dataset: DatasetId, hash: u8, seconds: u32) -> String {
-    format!("{}/{}", hash_prefix(dataset, hash), ChunkId::first_of(seconds))
-}
-
 /// The dataset and id that a key names, and whether it is a tombstone's; `None` for a key that
 /// [`object_key`] never gives.
 pub fn parse_object_key(key: &str) -> Option<(DatasetId, ChunkId, bool)> {
@@ -129,11 +123,6 @@ mod tests {
         let chunk = object_key(dataset, id, ObjectKind::Chunk);
         assert_eq!(parse_object_key(&chunk), Some((dataset, id, false)));
         assert!(chunk.starts_with(&format!("{}/", hash_prefix(dataset, hash_byte(id)))));
-        let since = |seconds| hash_prefix_since(dataset, hash_byte(id), seconds);
-        assert!(since(id.seconds()) < chunk && since(0) < chunk && chunk < since(id.seconds() + 1));
-        let first = ChunkId::first_of(id.seconds());
-        let first_key = object_key(dataset, first, ObjectKind::Chunk);
-        assert!(hash_prefix_since(dataset, hash_byte(first), first.seconds()) < first_key);
         let tombstone = object_key(dataset, id, ObjectKind::Tombstone);
         assert_eq!(parse_object_key(&tombstone), Some((dataset, id, true)));
         let name = DatasetName::new("a.b").expect("legal");

@@ -39,7 +39,6 @@ pub use error::{DecodeError, PackError};
 pub use fold::{FileRecord, Fold};
 pub use header::{Committed, Digest, Header, Verified};
 pub use id::{ChunkId, ChunkIdMaker, DatasetId, InvalidId, Stamp, StoreId};
-pub use key::hash_prefix_since;
 pub use key::{IDENTITY_KEY, NAMES_PREFIX, SnapshotObject, dataset_prefix, hash_byte, hash_prefix};
 pub use key::{name_key, name_prefix, object_key, parse_name_key, parse_object_key};
 pub use key::{parse_snapshot_key, snapshot_key, snapshots_prefix};

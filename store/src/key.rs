@@ -70,53 +70,38 @@ impl fmt::Debug for Key {
     }
 }
 
-/// Whole leading segments of keys; the root is above all keys. It may leave out those that sort first.
+/// Whole leading segments of keys; the root is above all keys.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Prefix {
-    segments: Option<Key>,
-    after: Option<Key>,
-}
+pub struct Prefix(Option<Key>);
 
 impl Prefix {
     /// Above every key.
-    pub const ROOT: Self = Self { segments: None, after: None };
+    pub const ROOT: Self = Self(None);
 
     /// The leading segments `prefix`, without a `/` at the end.
     ///
     /// # Errors
     /// When they are no key.
     pub fn new(prefix: impl Into<Arc<str>>) -> Result<Self, InvalidKey> {
-        Key::new(prefix).map(Self::from)
+        Key::new(prefix).map(|key| Self(Some(key)))
     }
 
-    /// Of the keys below, those that sort behind `key` as text, whether there is such a key or not.
-    #[must_use]
-    pub fn after(self, key: Key) -> Self {
-        Self { after: Some(key), ..self }
-    }
-
-    /// What keys sort behind, if some are left out.
-    pub(crate) fn start(&self) -> Option<&Key> {
-        self.after.as_ref()
-    }
-
-    /// Whether `key` lies strictly below, and is not left out.
+    /// Whether `key` lies strictly below.
     pub fn contains(&self, key: &Key) -> bool {
-        let is_below = self.segments.as_ref().is_none_or(|prefix| {
+        self.0.as_ref().is_none_or(|prefix| {
             key.0.strip_prefix(prefix.as_str()).is_some_and(|rest| rest.starts_with('/'))
-        });
-        is_below && self.after.as_ref().is_none_or(|after| key.0 > after.0)
+        })
     }
 
     /// The segments as text; empty for the root.
     pub fn as_str(&self) -> &str {
-        self.segments.as_ref().map_or("", Key::as_str)
+        self.0.as_ref().map_or("", Key::as_str)
     }
 }
 
 impl From<Key> for Prefix {
     fn from(key: Key) -> Self {
-        Self { segments: Some(key), after: None }
+        Self(Some(key))
     }
 }
 
@@ -155,10 +140,6 @@ mod tests {
         assert!(below("a/b/c") && below("a/b/c/d"));
         assert!(!below("a/b") && !below("a/bc") && !below("a") && !below("b/a/b"));
         assert!(Prefix::ROOT.contains(&Key::new("a").unwrap()));
-        let prefix = prefix.after(Key::new("a/b/m").unwrap());
-        let contained = ["a/b/c", "a/b/m", "a/b/m.c", "a/b/m/n", "a/b/n", "a/c/n"]
-            .map(|key| prefix.contains(&Key::new(key).unwrap()));
-        assert_eq!(contained, [false, false, true, true, true, false]);
     }
 
     proptest! {

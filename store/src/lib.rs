@@ -54,8 +54,8 @@ pub use tier::{Group, Kept, TierCounts, TierStore};
 ///   One failed range fails no other.
 /// - `delete` is durable when it returns. Deleting a missing key succeeds. A read or list that
 ///   begins afterwards does not find the object; the key may be created anew.
-/// - `list` gives each object strictly below the prefix once, with its size, in any order, and none
-///   that the prefix leaves out; it may or may not give objects created or deleted while it runs. After an error it ends.
+/// - `list` gives each object strictly below the prefix once, with its size, in any order; it
+///   may or may not give objects created or deleted while it runs. After an error it ends.
 /// - `settle` makes objects durable that a read or list has found, whose makers may have died
 ///   before they were: those of `keys` that are there when it begins are durable when it returns.
 ///   A key without an object is passed over.
@@ -101,8 +101,7 @@ pub trait Store: Debug + Display + Send + Sync + 'static {
     /// Files of this object are read now, and others of its dataset probably soon.
     fn foresee(&self, key: &Key);
 
-    /// The objects below `prefix`, unordered. Where the store can begin behind a key, what the prefix
-    /// leaves out costs nothing.
+    /// The objects below `prefix`, unordered.
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>>;
 }
 

@@ -271,11 +271,8 @@ impl Store for RemoteStore {
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
         let (below, prefix) = (Path::from(prefix.as_str()), prefix.clone());
         let asked = prefix.clone();
-        let listed = match prefix.start() {
-            Some(after) => self.inner.list_with_offset(Some(&below), &Path::from(after.as_str())),
-            None => self.inner.list(Some(&below)),
-        };
-        listed
+        self.inner
+            .list(Some(&below))
             .map_err(move |error| translated(error, "list objects below", &asked))
             .try_filter_map(move |object| {
                 // A name that is no key was put there by somebody else.

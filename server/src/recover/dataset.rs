@@ -17,7 +17,7 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::Log;
-use super::found::{Doubt, LISTED_WHOLE, Listed, Lot, Search};
+use super::found::{Doubt, Listed, Lot, Search};
 use super::shares::Shares;
 use crate::catalog;
 use crate::commit::is_committed;
@@ -246,14 +246,9 @@ impl Recovery<'_> {
         let (mut lost, large) = (None, Mutex::new(Vec::new()));
         let large_ones = &large;
         let (sender, mut lots) = mpsc::channel(LOTS_AHEAD);
-        // What a loss of known time took was sealed since, or told of: see `Late`.
-        let loss = from.filter(|_| self.log == Log::Trusted && whole && self.damaged.is_some());
-        let mut found = match loss {
-            Some(seconds) => search.lots_since(seconds, LISTED_WHOLE).boxed(),
-            None => search.lots().boxed(),
-        };
         // Beside the reads, which would wait for each page of a listing otherwise.
         let list = async move {
+            let mut found = std::pin::pin!(search.lots());
             while let Some(lot) = found.next().await {
                 if sender.send(lot).await.is_err() {
                     break;

@@ -1,17 +1,17 @@
 //! Which objects of a dataset a recovery has to read: what the chunk store holds, beside what the
-//! log knows, or what was sealed since a loss.
+//! log knows.
 //!
 //! Must hold: memory is bounded by the share of the dataset and by what lies in a few folders,
-//! however many objects there are; but for a loss of which the time is known, that the log lacks an
-//! object is never overlooked, and neither is that the chunk store lacks one that the log knows.
+//! however many objects there are; that the log lacks an object is never overlooked, and neither is
+//! that the chunk store lacks one that the log knows.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dl_format::{
-    ChunkId, DatasetId, DatasetName, dataset_prefix, hash_byte, hash_prefix, hash_prefix_since,
-    parse_object_key, parse_snapshot_key,
+    ChunkId, DatasetId, DatasetName, dataset_prefix, hash_byte, hash_prefix, parse_object_key,
+    parse_snapshot_key,
 };
 use dl_store::{Key, ObjectInfo, Prefix};
 use futures::stream::{self, Stream, StreamExt, TryStreamExt};
@@ -29,10 +29,6 @@ const LOT: usize = 1_000;
 const LOOKED_AT_ONCE: usize = 64;
 /// Folders that are listed ahead of the reads.
 const LISTED_AHEAD: usize = 4;
-/// The same where only their ends are listed.
-const ENDS_AHEAD: usize = 16;
-/// Objects up to which a dataset is listed in one go to find those at the ends of its folders.
-pub(super) const LISTED_WHOLE: usize = 16 * LOT;
 const FOLDERS: usize = 256;
 
 /// Which objects are to be read though the log knows them, by the seconds of their ids.
@@ -111,35 +107,6 @@ impl<'a> Search<'a> {
             _ => self.passes().boxed(),
         });
         lots.try_flatten()
-    }
-
-    /// The objects that were sealed at that second or later, whatever the log knows: of a large dataset
-    /// no others are listed, where the chunk store can begin behind a key. `at_once` objects are
-    /// listed in one go.
-    pub(super) fn lots_since(
-        self,
-        seconds: u64,
-        at_once: usize,
-    ) -> impl Stream<Item = Result<Lot, Error>> + Send + 'a {
-        // No id is from after what its four bytes can say.
-        let seconds = u32::try_from(seconds).unwrap_or(u32::MAX);
-        let is_late = move |chunk: ChunkId| chunk.seconds() >= seconds;
-        let begin = async move {
-            let all = self.list(prefix(dataset_prefix(self.id)));
-            let listed: Vec<_> = all.take(at_once + 1).try_collect().await?;
-            if listed.len() <= at_once {
-                let lot = self.lot_of(listed, is_late).await;
-                return Ok(stream::iter([lot]).boxed());
-            }
-            let ends = stream::iter(0..=u8::MAX).map(move |hash| async move {
-                let key = Key::new(hash_prefix_since(self.id, hash, seconds));
-                let key = key.expect("the format's keys are plain segments");
-                let below = prefix(hash_prefix(self.id, hash)).after(key);
-                self.lot_of(self.list(below).try_collect().await?, is_late).await
-            });
-            Ok::<_, Error>(ends.buffered(ENDS_AHEAD).boxed())
-        };
-        stream::once(begin).try_flatten()
     }
 
     /// The lots of a dataset of which the log is known.
@@ -251,22 +218,8 @@ impl<'a> Search<'a> {
         lost.await
     }
 
-    async fn lot(self, listed: Vec<ObjectInfo>, known: &Known) -> Result<Lot, Error> {
-        let is_to_read = |chunk: ChunkId| {
-            let from = self.doubt.from;
-            let is_doubted = from.is_some_and(|from| u64::from(chunk.seconds()) >= from);
-            let is_known = known.meet(chunk);
-            is_doubted || !is_known
-        };
-        self.lot_of(listed, is_to_read).await
-    }
-
     /// Of objects that were listed, those that have to be read; they outlast a power cut then.
-    async fn lot_of(
-        self,
-        listed: Vec<ObjectInfo>,
-        is_to_read: impl Fn(ChunkId) -> bool,
-    ) -> Result<Lot, Error> {
+    async fn lot(self, listed: Vec<ObjectInfo>, known: &Known) -> Result<Lot, Error> {
         let mut lot = Lot {
             listed: listed.len() as u64,
             objects: Vec::new(),
@@ -276,7 +229,10 @@ impl<'a> Search<'a> {
         for object in listed {
             match parse_object_key(object.key.as_str()) {
                 Some((dataset, chunk, _)) if dataset == self.id => {
-                    if is_to_read(chunk) {
+                    let from = self.doubt.from;
+                    let is_doubted = from.is_some_and(|from| u64::from(chunk.seconds()) >= from);
+                    let is_known = known.meet(chunk);
+                    if is_doubted || !is_known {
                         lot.objects.push(Listed { chunk, object });
                     }
                 }

@@ -3,9 +3,7 @@
 use dl_format::{DatasetId, Stamp};
 use dl_meta::{DatasetRecord, DatasetState, MetaStore};
 use dl_runtime::fault::Fault;
-use futures::TryStreamExt;
 
-use super::found::{Doubt, Search};
 use super::*;
 use crate::catalog;
 use crate::testing::{Rig, dataset, rig};
@@ -47,32 +45,6 @@ async fn a_recovery_of_many_large_datasets_holds_no_more_headers_than_that_of_on
     assert!(rig.counters.counts().ranges - reads >= appends as u64);
     // 64 at a time.
     assert!((4..=6).contains(&seconds), "{seconds} s for {appends} appends");
-}
-
-#[tokio::test]
-async fn after_a_loss_of_known_time_what_is_older_is_not_even_listed_in_large_datasets() {
-    let rig = rig().await;
-    let (name, id) = (dataset("ds"), rig.create("ds").await);
-    let mut made = Vec::new();
-    for number in 0..40 {
-        rig.clock.advance(Duration::from_secs(1));
-        made.push(rig.store_chunk(id, number).await);
-    }
-    made.sort_unstable();
-    let shares = Shares::default();
-    let search =
-        Search { parts: &rig.parts, name: &name, id, doubt: Doubt { from: None }, shares: &shares };
-    let since = made[25].seconds();
-    for (at_once, listings, listed) in [(100, 1, 40), (39, 257, 15)] {
-        let before = rig.counters.counts();
-        let lots: Vec<_> = search.lots_since(since.into(), at_once).try_collect().await.unwrap();
-        let mut found: Vec<_> =
-            lots.iter().flat_map(|lot| &lot.objects).map(|listed| listed.chunk).collect();
-        found.sort_unstable();
-        assert_eq!(found, made[25..], "{at_once} at once");
-        assert_eq!(lots.iter().map(|lot| lot.listed).sum::<u64>(), listed);
-        assert_eq!(rig.counters.counts().lists - before.lists, listings);
-    }
 }
 
 #[tokio::test]

@@ -162,7 +162,6 @@ impl<F: Files> Store for LocalStore<F> {
 
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
         let (top, prefix) = (vec![prefix.as_str().to_owned()], prefix.clone());
-        let asked = prefix.clone();
         stream::try_unfold(top, move |mut dirs| {
             let prefix = prefix.clone();
             async move {
@@ -183,7 +182,6 @@ impl<F: Files> Store for LocalStore<F> {
             }
         })
         .try_flatten()
-        .try_filter(move |object| std::future::ready(asked.contains(&object.key)))
         .boxed()
     }
 }
