@@ -26,4 +26,4 @@ pub use masked::masked;
 pub use random::{OsRandom, Random, SeededRandom};
 pub use retry::{Backoff, Deadline, Elapsed, retry};
 pub use shutdown::Shutdown;
-pub use tasks::{spawn, spawn_on};
+pub use tasks::{spawn, spawn_for_all, spawn_on};

@@ -1,7 +1,7 @@
 //! Tasks of the async runtime.
 //!
 //! Must hold: what a task logs stands in the span of whoever began it, so that the work of a request
-//! that goes on in other tasks is found under that request.
+//! that goes on in other tasks is found under that request; what a task does for many stands in none.
 
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
@@ -16,7 +16,16 @@ where
     spawn_on(&Handle::current(), work)
 }
 
-/// The same on another runtime than the caller's, or from a thread that has none.
+/// The same in no span: for work that goes on for others than its caller.
+pub fn spawn_for_all<F>(work: F) -> JoinHandle<F::Output>
+where
+    F: Future<Output: Send> + Send + 'static,
+{
+    #[expect(clippy::disallowed_methods, reason = "this is the door")]
+    tokio::spawn(work)
+}
+
+/// The same as [`spawn`] on another runtime than the caller's, or from a thread that has none.
 pub fn spawn_on<F>(runtime: &Handle, work: F) -> JoinHandle<F::Output>
 where
     F: Future<Output: Send> + Send + 'static,

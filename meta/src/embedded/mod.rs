@@ -164,7 +164,7 @@ impl Embedded {
             wake: Notify::new(),
             progress: watch::Sender::default(),
         });
-        dl_runtime::spawn(writer::run(Arc::clone(&shared)));
+        dl_runtime::spawn_for_all(writer::run(Arc::clone(&shared)));
         Ok((Self { shared }, stop))
     }
 

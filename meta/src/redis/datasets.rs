@@ -48,7 +48,7 @@ impl Shared {
         let (waiting, is_runner) = self.records.join(id, ());
         if is_runner {
             let shared = Arc::clone(self);
-            dl_runtime::spawn(async move {
+            dl_runtime::spawn_for_all(async move {
                 let read = async |calls: Vec<()>| {
                     let record = shared.home(id).await?.map(|home| home.record);
                     Ok(vec![record; calls.len()])
@@ -124,7 +124,7 @@ impl Shared {
         let (waiting, is_runner) = self.outlines.join(id, ());
         if is_runner {
             let shared = Arc::clone(self);
-            dl_runtime::spawn(async move {
+            dl_runtime::spawn_for_all(async move {
                 let read = async |calls: Vec<()>| {
                     let outline = shared.outline(id).await?;
                     Ok(vec![outline; calls.len()])
@@ -184,7 +184,7 @@ impl Shared {
         let (waiting, is_runner) = self.infos.join(id, ());
         if is_runner {
             let shared = Arc::clone(self);
-            dl_runtime::spawn(async move {
+            dl_runtime::spawn_for_all(async move {
                 let count = async |calls: Vec<()>| {
                     let info = Box::pin(shared.info(id)).await?;
                     Ok(vec![info; calls.len()])

@@ -188,7 +188,7 @@ impl Redis {
         });
         let opened = shared.open().await;
         opened.map_err(|failure| failure.during(action, &name))?;
-        let sweeper = dl_runtime::spawn(sweep::run(Arc::downgrade(&shared), clock));
+        let sweeper = dl_runtime::spawn_for_all(sweep::run(Arc::downgrade(&shared), clock));
         Ok(Self { shared, sweeper })
     }
 }

@@ -74,7 +74,7 @@ impl Shared {
             let (waiting, is_runner) = self.lookups.join(dataset, paths.to_vec());
             if is_runner {
                 let shared = Arc::clone(self);
-                dl_runtime::spawn(async move {
+                dl_runtime::spawn_for_all(async move {
                     shared.lookups.run(dataset, |calls| shared.rows_of_all(dataset, calls)).await;
                 });
             }

@@ -176,10 +176,9 @@ impl Shared {
         let overdue = todo.into_iter().filter(|(_, who)| is_overdue(who)).map(|(id, _)| id);
         let overdue = overdue.filter_map(|id| id.try_into().ok().map(ChunkId::from_bytes));
         let overdue: Vec<ChunkId> = overdue.collect();
-        // Some may not get on: every other look begins with others.
-        let first = usize::try_from(now / LOOK.as_millis()).unwrap_or_default() * ROLLED_AT_ONCE;
-        let first = first.checked_rem(overdue.len()).unwrap_or_default();
-        let (before, from) = overdue.split_at(first);
+        // Some may not get on, and hold up no others.
+        let first = usize::try_from(self.random.u64() >> 1).unwrap_or_default();
+        let (before, from) = overdue.split_at(first.checked_rem(overdue.len()).unwrap_or_default());
         let overdue: Vec<ChunkId> =
             from.iter().chain(before).copied().take(ROLLED_AT_ONCE).collect();
         let late = match self.begin_late(&overdue).await {
@@ -219,14 +218,10 @@ impl Shared {
                 tracing::warn!(object = %id, dataset = %keys.dataset, "its header is gone");
                 continue;
             };
-            let object = match Header::decode(&Bytes::from(raw)).and_then(Header::committed) {
-                Ok(object) => object,
-                // The same.
-                Err(error) => {
-                    tracing::error!(object = %id, dataset = %keys.dataset, %error, "its header is damaged");
-                    continue;
-                }
-            };
+            let object = Header::decode(&Bytes::from(raw)).and_then(Header::committed);
+            let object = object.map_err(|error| {
+                Failure::because(Kind::Corrupt, format!("the header of {id}: {error}"))
+            })?;
             match self.apply(keys, &object).await {
                 Ok(()) => {}
                 // Its append is not acknowledged before that: nobody has to find it yet.

@@ -109,7 +109,7 @@ impl Layouts {
     }
 
     /// Reads those of these chunks instead of what was known; with `to_their_ends`, objects that are
-    /// cut short are damaged as well, whatever the cut has left of them, and so are those that go on.
+    /// cut short are damaged as well, whatever the cut has left of them.
     pub(super) async fn read(
         &mut self,
         parts: &Parts,
@@ -131,33 +131,19 @@ impl Layouts {
             };
             if let (true, Ok(header)) = (to_their_ends, &header) {
                 let length = header.object_length();
-                let last_byte = ByteRange::exact(length.saturating_sub(1), length);
-                let behind = ByteRange::exact(length, length.saturating_add(1));
-                for (range, is_there) in [(last_byte, true), (behind, false)] {
-                    let Ok(range) = range else { continue };
-                    ends.push((
-                        self.known.len(),
-                        is_there,
-                        ObjectRange { key: key.clone(), range },
-                    ));
+                if let Ok(range) = ByteRange::exact(length.saturating_sub(1), length) {
+                    ends.push((self.known.len(), ObjectRange { key: key.clone(), range }));
                 }
             }
             let layout = header.map(|header| Layout::of(&header));
             self.known.push((*chunk, layout.map_err(|error| Failure::of(key, &error))));
         }
-        let ranges: Vec<_> = ends.iter().map(|(_, _, range)| range.clone()).collect();
-        let bytes = if ranges.is_empty() { Vec::new() } else { parts.store.read(&ranges).await };
-        for ((number, is_there, ObjectRange { key, .. }), byte) in ends.into_iter().zip(bytes) {
-            let error = match byte {
-                Ok(_) if is_there => continue,
-                Err(error) if !is_there && error.kind == dl_store::Kind::Corrupt => continue,
-                Ok(_) => {
-                    let why = "it is longer than its header says";
-                    Error::new(Kind::Corrupt, "read the end of", &key, why)
-                }
-                Err(error) => Error::store("read the end of", &key, error),
-            };
-            if let Some((_, layout)) = self.known.get_mut(number) {
+        let ranges: Vec<_> = ends.iter().map(|(_, range)| range.clone()).collect();
+        let last_bytes =
+            if ranges.is_empty() { Vec::new() } else { parts.store.read(&ranges).await };
+        for ((number, ObjectRange { key, .. }), last_byte) in ends.into_iter().zip(last_bytes) {
+            if let (Err(error), Some((_, layout))) = (last_byte, self.known.get_mut(number)) {
+                let error = Error::store("read the end of", &key, error);
                 *layout = Err(Failure::of(key, &error));
             }
         }

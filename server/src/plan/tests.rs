@@ -98,19 +98,16 @@ async fn a_wave_finds_no_more_missing_files_than_it_may_have_answers() {
 }
 
 #[tokio::test]
-async fn of_an_object_that_is_too_short_or_too_long_files_are_damaged_where_headers_are_checked() {
+async fn of_an_object_that_was_cut_short_files_are_damaged_where_headers_are_checked() {
     let rig = rig().await;
     let dataset = rig.create("ds").await;
     let id = rig.store_chunk(dataset, 1).await;
     rig.run(crate::recover::roll_forward(&rig.parts)).await.0.unwrap();
     let key = object_key(dataset, id, ObjectKind::Chunk);
     let object = rig.parts.store.read_all(&key).await.unwrap();
-    let longer: Bytes = [&object[..], b"x"].concat().into();
-    let (whole, shorter) = (object.clone(), object.slice(..object.len() - 1));
-    for (bytes, is_damaged) in [(whole, false), (shorter, true), (longer, true)] {
-        let length = bytes.len();
+    for (cut, is_damaged) in [(0, false), (1, true)] {
         rig.parts.store.delete(&key).await.unwrap();
-        rig.parts.store.create(&key, bytes).await.unwrap();
+        rig.parts.store.create(&key, object.slice(..object.len() - cut)).await.unwrap();
         let source = ReadSource::Path(FilePath::new("file-1").unwrap());
         let request = ReadRequest {
             dataset,
@@ -122,7 +119,7 @@ async fn of_an_object_that_is_too_short_or_too_long_files_are_damaged_where_head
         let mut plan = Plan::new(&rig.parts, request).await.unwrap();
         let (size, budget) = (WaveSize::of(256 << 10), Budget::new(1 << 20, "test"));
         let wave = plan.next(&rig.parts, &budget, size).await;
-        assert_eq!(wave.segments.is_empty(), is_damaged, "{length} bytes");
+        assert_eq!(wave.segments.is_empty(), is_damaged, "{cut} bytes cut off");
         assert_eq!(wave.done.len(), usize::from(is_damaged));
     }
 }

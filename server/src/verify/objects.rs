@@ -79,7 +79,7 @@ impl Verify<'_> {
             // Of others it is told already.
             object.is_some_and(|object| !self.lost.contains(&object.id))
         });
-        let (mut away, mut damaged) = (Away::default(), Vec::new());
+        let (mut away, mut damaged, mut unreadable) = (Away::default(), Vec::new(), Vec::new());
         {
             let mut headers = std::pin::pin!(survey.headers(self.parts, numbers.collect()));
             while let Some((number, header)) = headers.next().await {
@@ -89,6 +89,7 @@ impl Verify<'_> {
                     // Removed since it was listed, or told before.
                     Err(error) if error.kind == Kind::NotFound => {}
                     Err(error) if error.kind != Kind::Corrupt => {
+                        unreadable.push(object.id);
                         let remedy = "make the object readable, then verify again";
                         self.state
                             .findings
@@ -99,8 +100,10 @@ impl Verify<'_> {
                 self.mention(self.state.checked)?;
             }
         }
+        self.lost.extend(unreadable);
         for part in damaged {
             self.lost.insert(part);
+            self.mention(self.state.checked)?;
             self.name_damaged_part(survey, part).await?;
         }
         self.tell().await
