@@ -91,13 +91,6 @@ impl ChunkId {
         u32::from_be_bytes([a, b, c, d])
     }
 
-    /// The least id of that second, or of any later one.
-    pub fn first_of(seconds: u32) -> Self {
-        #[expect(clippy::big_endian_bytes, reason = "ids sort by time")]
-        let [s0, s1, s2, s3] = seconds.to_be_bytes();
-        Self([s0, s1, s2, s3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])
-    }
-
     /// The greatest id below this one: what to continue after, to see this one first.
     pub fn before(self) -> Option<Self> {
         #[expect(clippy::big_endian_bytes, reason = "ids sort by their bytes")]

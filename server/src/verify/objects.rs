@@ -11,7 +11,7 @@ use dl_proto::Kind;
 use dl_store::{Key, StoreExt};
 use futures::stream::{self, StreamExt, TryStreamExt};
 
-use super::{Away, Doubt, Finding, Lost, Verify};
+use super::{Away, Doubt, Lost, Verify};
 use crate::error::Error;
 use crate::headers::read_header;
 use crate::parts::prefix;
@@ -79,28 +79,23 @@ impl Verify<'_> {
             // Of others it is told already.
             object.is_some_and(|object| !self.lost.contains(&object.id))
         });
-        let (mut away, mut damaged, mut unreadable) = (Away::default(), Vec::new(), Vec::new());
-        {
-            let mut headers = std::pin::pin!(survey.headers(self.parts, numbers.collect()));
-            while let Some((number, header)) = headers.next().await {
-                let Some(object) = survey.objects.get(number) else { continue };
-                match away.note(self.parts, header).await? {
-                    Ok(header) if self.can_be_adopted(survey, object.id, &header) => {}
-                    // Removed since it was listed, or told before.
-                    Err(error) if error.kind == Kind::NotFound => {}
-                    Err(error) if error.kind != Kind::Corrupt => {
-                        unreadable.push(object.id);
-                        let remedy = "make the object readable, then verify again";
-                        self.state
-                            .findings
-                            .push(Finding { problem: error.chain(), remedy: remedy.to_owned() });
-                    }
-                    Ok(_) | Err(_) => damaged.push(object.id),
+        let (parts, mut away, mut damaged) = (self.parts, Away::default(), Vec::new());
+        let mut headers = std::pin::pin!(survey.headers(parts, numbers.collect()));
+        while let Some((number, header)) = headers.next().await {
+            let Some(object) = survey.objects.get(number) else { continue };
+            match away.note(parts, header).await? {
+                Ok(header) if self.can_be_adopted(survey, object.id, &header) => {}
+                // Removed since it was listed, or told before.
+                Err(error) if error.kind == Kind::NotFound => {}
+                Err(error) if error.kind != Kind::Corrupt => {
+                    self.lost.insert(object.id);
+                    let remedy = "make the object readable, then verify again";
+                    self.find(error.chain(), remedy).await?;
                 }
-                self.mention(self.state.checked)?;
+                Ok(_) | Err(_) => damaged.push(object.id),
             }
+            self.mention(self.state.checked)?;
         }
-        self.lost.extend(unreadable);
         for part in damaged {
             self.lost.insert(part);
             self.mention(self.state.checked)?;
