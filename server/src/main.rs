@@ -16,7 +16,7 @@ use dl_server::{
     Certificate, Doors, Followed, HttpPort, Live, Parts, People, Refusals, Roll, Room, Settings,
     dataset_of, prepare, start,
 };
-use dl_store::{Served, Servers, Store, TierStore};
+use dl_store::{DeferredStore, Served, Servers, Store, TierStore};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -244,20 +244,14 @@ async fn open_store(
 ) -> anyhow::Result<(Arc<dyn Store>, Option<Arc<TierStore>>)> {
     let store = dl_store::open(&config.store).await?;
     let Some(FastStore { url, quota }) = &config.fast_store else { return Ok((store, None)) };
-    match dl_store::open(url).await {
-        Ok(fast) => {
-            let clock = Arc::clone(clock);
-            let tier = Arc::new(TierStore::of_groups(store, fast, *quota, clock, dataset_of));
-            Ok((Arc::<TierStore>::clone(&tier), Some(tier)))
-        }
-        // What may pass costs speed only, until the next start.
-        Err(error) if error.is_retryable() => {
-            let error = anyhow::Error::new(error);
-            tracing::warn!("serving without the fast store: {error:#}");
-            Ok((store, None))
-        }
-        Err(error) => Err(error).context("open the fast store"),
+    let fast = Arc::new(DeferredStore::new(url));
+    if let Err(error) = fast.reach().await {
+        let error = anyhow::Error::new(error);
+        tracing::warn!("serving without the fast store until it can be opened: {error:#}");
     }
+    let tier = TierStore::of_groups(store, fast, *quota, Arc::clone(clock), dataset_of);
+    let tier = Arc::new(tier);
+    Ok((Arc::<TierStore>::clone(&tier), Some(tier)))
 }
 
 async fn answer(

@@ -8,6 +8,7 @@ mod cloud;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 mod count;
+mod deferred;
 mod error;
 mod fault;
 mod http;
@@ -30,6 +31,7 @@ use futures::TryStreamExt;
 use futures::stream::BoxStream;
 
 pub use count::{CountStore, Counters, Counts};
+pub use deferred::DeferredStore;
 pub use error::{Error, Kind};
 pub use fault::FaultStore;
 pub use key::{InvalidKey, Key, Prefix};

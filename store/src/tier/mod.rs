@@ -3,7 +3,7 @@
 //!
 //! Must hold: the slow store is the truth, and says what is created, deleted and listed; the fast
 //! one holds copies and its failures cost time only. Bytes that it did not get are not given out,
-//! but for those that nobody doubts and that change within the minute after they were checked
+//! but for those that nobody doubts and that change within a quarter of an hour after a check
 //! (`marks`). Only exact ranges come from copies, and keys have other bytes only through this layer.
 
 mod along;

@@ -182,6 +182,30 @@ fn what_is_to_be_kept_is_in_the_fast_store_before_it_is_read() -> Result<()> {
     Ok(())
 }
 
+/// Keeps S-14: a fast store costs speed, and no start.
+#[test]
+fn a_fast_store_that_can_not_be_opened_at_the_start_is_used_once_it_can() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let (config, source) = (scene.path().join("dlserver.toml"), scene.path().join("src"));
+    let disk = scene.path().join("disk");
+    fs::write(&disk, "no folder yet")?;
+    fs::write(&config, "[live]\nkeep = [\"*\"]\n")?;
+    folder::fill(&source, 30, 20_000, &Dice::new(1))?;
+    let fast = disk.join("fast");
+    let path = |path: &Path| path.to_string_lossy().into_owned();
+    let flags = ["--config".to_owned(), path(&config), "--fast-store".to_owned(), path(&fast)];
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let server = Server::start_with(&scene.path().join("data"), "127.0.0.1:0", &flags)?;
+    run(server.dlcmd()?.arg("put").arg(&source).arg("dl://kept"))?.code(0)?;
+    let back = scene.path().join("back");
+    run(server.dlcmd()?.args(["get", "dl://kept"]).arg(&back))?.code(0)?;
+    ensure!(folder::read(&source)? == folder::read(&back)?, "read without the fast store");
+    fs::remove_file(&disk)?;
+    soon("the dataset is copied", || Ok(folder::bytes_under(&fast.join("copies"))? > 0))?;
+    server.stop()?;
+    Ok(())
+}
+
 #[test]
 fn a_place_that_does_not_answer_ends_the_start_with_the_reason() -> Result<()> {
     let scene = tempfile::tempdir()?;

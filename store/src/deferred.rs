@@ -1,0 +1,140 @@
+//! A store that is opened by the first call, and by each one after it until that succeeds.
+//!
+//! Must hold: what can't be opened fails the calls and not whoever was handed the store; once it is
+//! open, it is that store and no other.
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use dl_runtime::masked;
+use futures::stream::{self, BoxStream};
+use futures::{StreamExt, TryStreamExt};
+use tokio::sync::OnceCell;
+
+use crate::{Error, Key, ObjectInfo, ObjectRange, Prefix, Store, open};
+
+/// The store at an address, for callers that can do without it.
+#[derive(Debug)]
+pub struct DeferredStore {
+    url: String,
+    inner: OnceCell<Arc<dyn Store>>,
+}
+
+impl DeferredStore {
+    /// As [`open`] opens `url`, but later.
+    pub fn new(url: impl Into<String>) -> Self {
+        Self { url: url.into(), inner: OnceCell::new() }
+    }
+
+    /// Opens it now, for whoever wants to tell that it can't be opened.
+    ///
+    /// # Errors
+    /// As [`open`].
+    pub async fn reach(&self) -> Result<(), Error> {
+        self.inner().await.map(drop)
+    }
+
+    async fn inner(&self) -> Result<&Arc<dyn Store>, Error> {
+        self.inner.get_or_try_init(|| open(&self.url)).await
+    }
+}
+
+impl fmt::Display for DeferredStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.inner.get() {
+            Some(inner) => inner.fmt(f),
+            None => f.write_str(&masked(&self.url)),
+        }
+    }
+}
+
+#[deny(clippy::missing_trait_methods, reason = "a layer may not forget a method")]
+#[async_trait]
+impl Store for DeferredStore {
+    async fn create(&self, key: &Key, body: Bytes) -> Result<(), Error> {
+        self.inner().await?.create(key, body).await
+    }
+
+    async fn read(&self, wanted: &[ObjectRange]) -> Vec<Result<Bytes, Error>> {
+        match self.inner().await {
+            Ok(inner) => inner.read(wanted).await,
+            Err(error) => {
+                let why = Arc::new(error);
+                let failed = |range: &ObjectRange| {
+                    Err(Error::because(why.kind, "read object", &range.key, Arc::clone(&why)))
+                };
+                wanted.iter().map(failed).collect()
+            }
+        }
+    }
+
+    async fn delete(&self, key: &Key) -> Result<(), Error> {
+        self.inner().await?.delete(key).await
+    }
+
+    async fn settle(&self, keys: &[Key]) -> Result<(), Error> {
+        self.inner().await?.settle(keys).await
+    }
+
+    fn doubt(&self, key: &Key) {
+        if let Some(inner) = self.inner.get() {
+            inner.doubt(key);
+        }
+    }
+
+    fn forsake(&self, key: &Key) {
+        if let Some(inner) = self.inner.get() {
+            inner.forsake(key);
+        }
+    }
+
+    fn foresee(&self, key: &Key) {
+        if let Some(inner) = self.inner.get() {
+            inner.foresee(key);
+        }
+    }
+
+    fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
+        let prefix = prefix.clone();
+        let listing = async move { Ok::<_, Error>(self.inner().await?.list(&prefix)) };
+        stream::once(listing).try_flatten().boxed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Kind, StoreExt, conformance};
+
+    #[tokio::test]
+    async fn a_store_that_is_opened_late_keeps_the_contract() {
+        let make = async || Arc::new(DeferredStore::new("memory:")) as Arc<dyn Store>;
+        conformance::run(make).await;
+    }
+
+    #[tokio::test]
+    async fn a_store_that_can_not_be_opened_fails_each_call_until_it_can() {
+        let directory = tempfile::tempdir().unwrap();
+        let in_the_way = directory.path().join("disk");
+        std::fs::write(&in_the_way, "").unwrap();
+        let store = DeferredStore::new(in_the_way.join("fast").to_str().unwrap());
+        let (key, all) = (Key::new("x/y").unwrap(), Prefix::new("x").unwrap());
+        for _ in 0..2 {
+            let kinds = [
+                store.reach().await.unwrap_err().kind,
+                store.create(&key, "z".into()).await.unwrap_err().kind,
+                store.read_all(&key).await.unwrap_err().kind,
+                store.list_sorted(&all).await.unwrap_err().kind,
+                store.delete(&key).await.unwrap_err().kind,
+                store.settle(std::slice::from_ref(&key)).await.unwrap_err().kind,
+            ];
+            assert_eq!(kinds, [Kind::Unsupported; 6]);
+        }
+        std::fs::remove_file(&in_the_way).unwrap();
+        store.create(&key, "z".into()).await.unwrap();
+        assert_eq!(store.read_all(&key).await.unwrap(), "z");
+        assert_eq!(store.list_sorted(&all).await.unwrap().len(), 1);
+    }
+}
