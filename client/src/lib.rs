@@ -23,10 +23,10 @@ pub use dl_format::{
     EntryVersion, FilePath, FileRecord, InvalidName, InvalidPath, PackError, Stamp, Version,
 };
 pub use dl_proto::{
-    Counts, Dataset as DatasetInfo, Finding, Grant, InvalidGrant, InvalidUserName, InvalidUsers,
-    Key, KeyHash, ListEntry, Listed, Pattern, PurgeProgress, PurgeRequest, RecoverProgress,
-    RecoverRequest, Role, StatItem, USERS_FILE_BYTES_MAX, UnreadName, User, UserName, Users,
-    VerifyProgress, VerifyRequest,
+    Counts, Dataset as DatasetInfo, DeletedDataset, Finding, Grant, InvalidGrant, InvalidUserName,
+    InvalidUsers, Key, KeyHash, ListEntry, Listed, Pattern, PurgeProgress, PurgeRequest,
+    RecoverProgress, RecoverRequest, Role, StatItem, USERS_FILE_BYTES_MAX, UnreadName, User,
+    UserName, Users, VerifyProgress, VerifyRequest,
 };
 pub use error::{Error, Kind};
 pub use order::{

@@ -43,6 +43,15 @@ pub enum Counts {
     Unknown(String),
 }
 
+/// A dataset that was deleted: what of it the call has removed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DeletedDataset {
+    /// Objects but snapshots, by this call alone.
+    pub removed: u64,
+    /// Whether there are more, which the server goes on to remove.
+    pub more_left: bool,
+}
+
 /// What a server lists: what it found, and names of which it can't say what they point to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed<T> {
@@ -86,6 +95,20 @@ impl TryFrom<pb::ListDatasetsReply> for Listed<Dataset> {
             found: found.collect::<Result<_, _>>()?,
             unread: unread.collect::<Result<_, _>>()?,
         })
+    }
+}
+
+impl From<DeletedDataset> for pb::DeleteDatasetReply {
+    fn from(deleted: DeletedDataset) -> Self {
+        let DeletedDataset { removed, more_left } = deleted;
+        Self { removed, more_left }
+    }
+}
+
+impl From<pb::DeleteDatasetReply> for DeletedDataset {
+    fn from(wire: pb::DeleteDatasetReply) -> Self {
+        let pb::DeleteDatasetReply { removed, more_left } = wire;
+        Self { removed, more_left }
     }
 }
 

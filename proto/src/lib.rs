@@ -25,7 +25,7 @@ pub use convert::{
     DeleteRequest, ListEntry, ListRequest, PutHead, ReadItem, ReadPiece, ReadRequest, ReadSource,
     RecoverProgress, RecoverRequest, StatItem, StatRequest,
 };
-pub use dataset::{Counts, Dataset, Listed, UnreadName};
+pub use dataset::{Counts, Dataset, DeletedDataset, Listed, UnreadName};
 pub use error::WireError;
 pub use grant::{Grant, InvalidGrant, Pattern, Role};
 pub use housekeeping::{Finding, PurgeProgress, PurgeRequest, VerifyProgress, VerifyRequest};

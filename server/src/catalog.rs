@@ -6,34 +6,27 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use dl_format::{
-    ChunkShape, DatasetId, DatasetName, NameRecord, NameState, Stamp, Version, dataset_prefix,
-    parse_snapshot_key,
-};
+use dl_format::{ChunkShape, DatasetId, DatasetName, NameRecord, NameState, Stamp, Version};
 use dl_meta::{DatasetInfo, DatasetRecord, DatasetState, Outline};
-use dl_proto::{Counts, Dataset, Kind, Listed, Role, UnreadName};
+use dl_proto::{Counts, Dataset, DeletedDataset, Kind, Listed, Role, UnreadName};
 use dl_runtime::{Deadline, blocking};
 use futures::{StreamExt, TryStreamExt, stream};
 
 use crate::auth::Caller;
 use crate::error::Error;
 use crate::identity::refuse_lost;
-use crate::names::{self, Deleted, Named, Past};
-use crate::parts::{Parts, prefix};
+use crate::leftovers::{self, Leftovers, forget};
+use crate::names::{self, Named};
+use crate::parts::Parts;
 
 /// A recovery that comes upon a dataset which was just made is through with it in a moment.
 const REBUILT_WITHIN: Duration = Duration::from_secs(2);
-/// Deleted datasets that are swept at once.
-const DATASETS_AT_ONCE: usize = 8;
 
 /// Datasets that are counted at once for one who asks.
 const COUNTED_AT_ONCE: usize = 4;
 
 /// Datasets without metadata whose objects are looked for at once.
 const LOOKED_AT_ONCE: usize = 16;
-
-/// Deletions of objects that are in flight at once while a dataset is swept.
-const SWEEPS_AT_ONCE: usize = 16;
 
 /// The record of a dataset that requests name by id, if its contents can be trusted.
 pub(crate) async fn by_id(parts: &Parts, id: DatasetId) -> Result<DatasetRecord, Error> {
@@ -319,9 +312,15 @@ pub(crate) async fn index(
     Ok(false)
 }
 
-/// Ends a dataset for everybody, then removes its objects; gives how many those were. `id` is the
-/// dataset that the caller means: one that was created since under the same name is left alone.
-pub(crate) async fn delete(parts: &Parts, name: &DatasetName, id: DatasetId) -> Result<u64, Error> {
+/// Ends a dataset for everybody, then removes its objects, or leaves them to the job; gives how many
+/// those were. `id` is the dataset that the caller means: one that was created since under the same name
+/// is left alone.
+pub(crate) async fn delete(
+    parts: &Parts,
+    leftovers: &Leftovers,
+    name: &DatasetName,
+    id: DatasetId,
+) -> Result<DeletedDataset, Error> {
     let ended = loop {
         let Some(named) = names::newest(parts, name).await? else {
             let why = "there is none of that name";
@@ -333,7 +332,7 @@ pub(crate) async fn delete(parts: &Parts, name: &DatasetName, id: DatasetId) -> 
             let is_other = record.is_some_and(|record| record.name != *name);
             if is_other || is_of_other_name(parts, name, id).await? {
                 // As of an id that stands for nothing any more.
-                return Ok(0);
+                return Ok(DeletedDataset::default());
             }
             forget(parts, id).await?;
             // A recovery may give the name back meanwhile.
@@ -378,12 +377,12 @@ pub(crate) async fn delete(parts: &Parts, name: &DatasetName, id: DatasetId) -> 
     forget(parts, id).await.map_err(|error| match error.kind {
         Kind::Full => {
             let why = "it is deleted, but there is no space to remove what is left of it; free some, \
-                       and `dlcmd purge --all` removes it";
+                       and the servers or `dlcmd purge --all` remove it";
             Error::new(Kind::Full, "delete dataset", name, why)
         }
         _ => error,
     })?;
-    sweep(parts, id).await
+    leftovers.remove(parts, name, id).await
 }
 
 /// Whether a dataset lives under another name than the one it is to be deleted by, which alone says
@@ -400,57 +399,15 @@ async fn is_of_other_name(parts: &Parts, name: &DatasetName, id: DatasetId) -> R
     }
 }
 
-pub(crate) async fn forget(parts: &Parts, id: DatasetId) -> Result<(), Error> {
-    let dropped = parts.meta.drop_dataset(id).await;
-    dropped.map_err(|error| Error::meta("forget dataset", id, error))
-}
-
-/// Removes the objects of a dataset that no name points to.
-async fn sweep(parts: &Parts, id: DatasetId) -> Result<u64, Error> {
-    let objects = prefix(dataset_prefix(id));
-    const ACTION: &str = "remove the objects of dataset";
-    let found = parts.store.list(&objects).map_err(|error| Error::store(ACTION, id, error));
-    let removed = found.map_ok(|object| async move {
-        parts.settings.refuse_read_only(ACTION, id)?;
-        let removed = parts.store.delete(&object.key).await;
-        let count = u64::from(parse_snapshot_key(object.key.as_str()).is_none());
-        removed.map(|()| count).map_err(|error| Error::store(ACTION, id, error))
-    });
-    let removed = removed.try_buffer_unordered(SWEEPS_AT_ONCE);
-    removed.try_fold(0u64, |sum, one| async move { Ok(sum + one) }).await
-}
-
-/// Removes what is left of datasets whose names say that they are deleted; gives how many objects
-/// those were.
-pub(crate) async fn sweep_deleted(parts: &Parts, past: Past) -> Result<u64, Error> {
-    let deleted = stream::iter(names::deleted(parts, past).await?.found);
-    let swept = deleted.map(|deleted| async move { finish(parts, &deleted).await });
-    let swept = swept.buffer_unordered(DATASETS_AT_ONCE);
-    swept.try_fold(0, |sum, removed| async move { Ok(sum + removed) }).await
-}
-
-async fn finish(parts: &Parts, deleted: &Deleted) -> Result<u64, Error> {
-    let Deleted { name, named, .. } = deleted;
-    parts.settings.refuse_read_only("remove the objects of dataset", name)?;
-    names::settle(parts, name, named.generation).await?;
-    forget(parts, named.record.dataset).await?;
-    let removed = sweep(parts, named.record.dataset).await?;
-    if removed > 0 {
-        tracing::info!(%name, removed, "finished deleting a dataset");
-    }
-    deleted.tidy(parts).await?;
-    Ok(removed)
-}
-
-/// Ends what a crash left half done: datasets whose names say that they are deleted go, those
-/// that were about to be deleted stay.
-pub(crate) async fn finish_deletions(parts: &Parts) -> Result<(), Error> {
-    match sweep_deleted(parts, Past::Untidied).await {
+/// Makes certain what a crash left half done: datasets whose names say that they are deleted are gone
+/// for everybody, those that were about to be deleted stay. Objects are removed later.
+pub(crate) async fn settle_deletions(parts: &Parts) -> Result<(), Error> {
+    match leftovers::settle_all(parts).await {
         Err(error) if parts.settings.is_read_only() => {
             let why = error.chain();
-            tracing::warn!(why, "deletions that were cut off are left for a later start");
+            tracing::warn!(why, "deletions that were cut off are left for later");
         }
-        swept => drop(swept?),
+        settled => settled?,
     }
     let known = match parts.meta.records().await {
         Ok(known) => known,

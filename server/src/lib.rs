@@ -23,6 +23,7 @@ mod http;
 mod identity;
 mod late;
 mod lease;
+mod leftovers;
 mod listener;
 mod live;
 mod memory;

@@ -29,6 +29,7 @@ use crate::guard::GuardLayer;
 use crate::held::HeldLayer;
 use crate::http::{HttpPort, Site};
 use crate::identity::{self, Bound};
+use crate::leftovers;
 use crate::live;
 use crate::mend;
 use crate::metrics::{Metrics, Sources, Watched};
@@ -47,7 +48,7 @@ const STREAMS_PER_CONNECTION: u32 = 128;
 const KEEPALIVE: Duration = Duration::from_secs(20);
 
 /// Puts the stores together before the first request: checks that they belong to each other,
-/// ends deletions that were cut off, and rolls the metadata forward when the last stop was not
+/// makes deletions certain that were cut off, and rolls the metadata forward when the last stop was not
 /// clean. Done once by whoever owns the metadata store.
 ///
 /// # Errors
@@ -59,7 +60,7 @@ pub async fn prepare(parts: &Parts, last_stop: Stop) -> Result<(), Error> {
         );
         return Ok(());
     }
-    catalog::finish_deletions(parts).await?;
+    catalog::settle_deletions(parts).await?;
     match last_stop {
         Stop::Clean | Stop::Fresh => {}
         Stop::Unclean => {
@@ -126,7 +127,7 @@ pub async fn start(
     let auth = Arc::new(Auth::new(doors.users.clone(), Arc::clone(&parts.clock)));
     let (reporter, health) = tonic_health::server::health_reporter();
     let service = Service::new(parts.clone(), metrics.snapshots());
-    let gauges = service.gauges();
+    let (gauges, left) = (service.gauges(), service.leftovers());
     let stalls = Stalls { patience: parts.limits.patience, memory: service.answers() };
     let clock = Arc::clone(&parts.clock);
     let door = Door::new(doors.connections_max, doors.tls.is_some(), stalls, clock);
@@ -193,6 +194,7 @@ pub async fn start(
             never = bounds => match never {},
             never = kept => match never {},
             never = snapshot::watch(&parts) => match never {},
+            never = leftovers::watch(&parts, &left) => match never {},
             ended = running => {
                 ended.map_err(|error| Error::new(Kind::Internal, "serve", "requests", error))
             }

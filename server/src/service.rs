@@ -23,6 +23,7 @@ use crate::executor::Executor;
 use crate::gate::Gate;
 use crate::guard::Admitted;
 use crate::lease::{Items, Lease};
+use crate::leftovers::Leftovers;
 use crate::metrics::{Gauges, SnapshotMetrics};
 use crate::parts::{Budget, Parts};
 use crate::shown::Shown;
@@ -73,6 +74,7 @@ pub(crate) struct Service {
     listings: Budget,
     snapshots: Snapshots,
     turns: Turns,
+    leftovers: Leftovers,
 }
 
 impl Service {
@@ -88,6 +90,7 @@ impl Service {
             listings: Budget::new(LISTING_BYTES, "list files"),
             snapshots: Snapshots::new(snapshots),
             turns: Turns::new(),
+            leftovers: Leftovers::default(),
             parts,
         }
     }
@@ -99,6 +102,11 @@ impl Service {
             writes: self.writes.clone(),
             reads: self.reads.clone(),
         }
+    }
+
+    /// What its requests leave to be removed later.
+    pub(crate) fn leftovers(&self) -> Leftovers {
+        self.leftovers.clone()
     }
 
     /// Memory that answers take until they are sent.
@@ -250,9 +258,9 @@ impl Diesel for Service {
         let wire = request.into_inner();
         let (name, id) = (dataset_name(wire.name)?, dataset_id(&wire.id)?);
         admitted.named("delete dataset", &name)?;
-        let parts = self.parts.clone();
-        let removed = whole(async move { catalog::delete(&parts, &name, id).await }).await?;
-        Ok(Response::new(pb::DeleteDatasetReply { removed }))
+        let Self { parts, leftovers, .. } = self.clone();
+        let deletion = async move { catalog::delete(&parts, &leftovers, &name, id).await };
+        Ok(Response::new(whole(deletion).await?.into()))
     }
 
     #[tracing::instrument(name = "put_chunk", skip_all, fields(dataset, bytes))]

@@ -13,6 +13,7 @@ use dl_format::{
     Sealed,
 };
 use dl_meta::{FaultMeta, Memory, MetaStore};
+use dl_proto::DeletedDataset;
 use dl_runtime::fault::{CutPoint, Faults};
 use dl_runtime::{Clock, ManualClock, OsRandom, SeededRandom};
 use dl_store::{
@@ -20,6 +21,8 @@ use dl_store::{
 };
 use futures::stream::BoxStream;
 
+use crate::error::Error;
+use crate::leftovers::Leftovers;
 use crate::parts::{Parts, object_key};
 use crate::{Limits, Roll, Room, Settings};
 
@@ -67,6 +70,11 @@ impl Rig {
     pub(crate) async fn create(&self, name: &str) -> DatasetId {
         let shape = ChunkShape::default();
         crate::catalog::create(&self.parts, &dataset(name), shape).await.unwrap().id
+    }
+
+    /// Deletes it, and no job goes on with what is left.
+    pub(crate) async fn delete(&self, name: &str, id: DatasetId) -> Result<DeletedDataset, Error> {
+        crate::catalog::delete(&self.parts, &Leftovers::default(), &dataset(name), id).await
     }
 
     /// Stores a sealed and stamped chunk behind the metadata's back.

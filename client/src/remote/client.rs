@@ -8,7 +8,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use dl_format::{ChunkShape, DatasetName, Stamp};
 use dl_proto::pb;
-use dl_proto::{Counts, Dataset as DatasetInfo, Listed, RecoverProgress, RecoverRequest};
+use dl_proto::{
+    Counts, Dataset as DatasetInfo, DeletedDataset, Listed, RecoverProgress, RecoverRequest,
+};
 
 use crate::error::{Error, Kind};
 use crate::remote::connections::{Connection, Try};
@@ -149,12 +151,13 @@ impl Client {
         Ok(Dataset::new(Arc::clone(&self.shared), info))
     }
 
-    /// Deletes a dataset with all its files (paper, DL_delete_dataset); gives how many objects
-    /// were removed. Its name can be used again at once.
+    /// Deletes a dataset with all its files (paper, DL_delete_dataset), for good when this returns. Its
+    /// name can be used again at once. Gives how many objects were removed, by the last try where there
+    /// were several: after some 20 seconds the servers go on with the others by themselves.
     ///
     /// # Errors
     /// [`Kind::NotFound`] when there is none of that name.
-    pub fn delete_dataset(&self, name: &DatasetName) -> Result<u64, Error> {
+    pub fn delete_dataset(&self, name: &DatasetName) -> Result<DeletedDataset, Error> {
         let session = self.shared.session()?;
         let connections = &session.connections;
         session.wait(async {
@@ -166,7 +169,7 @@ impl Client {
             };
             let attempt = |mut server: Connection, this: Try| {
                 let request = this.request(message.clone());
-                async move { Ok(this.answer(server.delete_dataset(request)).await?.removed) }
+                async move { Ok(this.answer(server.delete_dataset(request)).await?.into()) }
             };
             connections.call("delete", || dataset_address(name), connections.long(), attempt).await
         })

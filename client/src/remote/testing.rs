@@ -193,7 +193,7 @@ impl Diesel for Fake {
         request: Request<pb::DeleteDatasetRequest>,
     ) -> Result<Response<pb::DeleteDatasetReply>, Status> {
         let removed = u64::from(request.get_ref().id == info().id.as_bytes()[..]);
-        Ok(Response::new(pb::DeleteDatasetReply { removed }))
+        Ok(Response::new(pb::DeleteDatasetReply { removed, more_left: false }))
     }
 
     async fn put_chunk(

@@ -4,6 +4,7 @@
 
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
+use libdiesel::DeletedDataset;
 use serde::Serialize;
 
 use super::whole_dataset;
@@ -15,7 +16,8 @@ use crate::text::counted;
 
 /// Delete a dataset with all its files
 ///
-/// This can't be undone. The name can be used again at once.
+/// This can't be undone. The name can be used again at once. What takes longer than some 20 seconds to
+/// remove, the servers go on to remove by themselves.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:
   dlcmd delete-dataset dl://imagenet")]
@@ -33,6 +35,7 @@ pub(crate) struct Arguments {
 struct Summary<'a> {
     dataset: &'a str,
     objects: u64,
+    more_left: bool,
 }
 
 /// Deletes it.
@@ -43,12 +46,17 @@ pub(crate) fn run(
 ) -> Result<Exit, Failure> {
     let address = arguments.dataset;
     whole_dataset("delete-dataset", &address)?;
-    let objects = context.client()?.delete_dataset(&address.dataset)?;
+    let DeletedDataset { removed: objects, more_left } =
+        context.client()?.delete_dataset(&address.dataset)?;
     if out.is_json() {
-        out.json("delete-dataset", &Summary { dataset: address.dataset.as_str(), objects })?;
+        out.json(
+            "delete-dataset",
+            &Summary { dataset: address.dataset.as_str(), objects, more_left },
+        )?;
     } else {
         let objects = counted(objects, "object");
-        out.line(format_args!("{address} deleted, {objects} removed"))?;
+        let rest = if more_left { ", the rest is being removed" } else { "" };
+        out.line(format_args!("{address} deleted, {objects} removed{rest}"))?;
     }
     Ok(Exit::Done)
 }

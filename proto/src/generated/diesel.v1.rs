@@ -88,6 +88,9 @@ pub struct DeleteDatasetReply {
     /// Objects that were removed by this call.
     #[prost(uint64, tag = "1")]
     pub removed: u64,
+    /// Whether there are more, which the server goes on to remove.
+    #[prost(bool, tag = "2")]
+    pub more_left: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PutChunkRequest {

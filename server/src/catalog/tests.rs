@@ -1,4 +1,4 @@
-//! Listing datasets whose metadata is missing, and what is left of deleted ones.
+//! Listing datasets whose metadata is missing, and deleting them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +7,6 @@ use dl_meta::MetaStore;
 use dl_proto::{KeyHash, RecoverRequest, User, Users};
 use dl_runtime::SystemClock;
 use dl_runtime::fault::Fault;
-use dl_store::StoreExt;
 use tokio::sync::mpsc;
 
 use super::*;
@@ -32,23 +31,6 @@ async fn a_listing_looks_for_the_objects_of_many_unknown_datasets_at_once() {
     let (listed, _) = rig.run(list(&rig.parts, &Caller::Everybody, Told::Counts)).await;
     let error = listed.unwrap_err();
     assert_eq!((error.kind, error.what.as_str()), (Kind::NeedsRecovery, "cut-short-63"));
-}
-
-#[tokio::test]
-async fn what_is_written_behind_the_end_of_a_deletion_goes_with_the_next_purge_of_all() {
-    let rig = rig().await;
-    let name = dataset("gone");
-    let id = rig.create("gone").await;
-    delete(&rig.parts, &name, id).await.unwrap();
-    rig.clock.advance(Duration::from_secs(2 * 3600));
-    finish_deletions(&rig.parts).await.unwrap();
-    let deletions = names::deleted(&rig.parts, Past::Untidied).await.unwrap();
-    assert!(deletions.found.is_empty(), "it is tidied up: {deletions:?}");
-    // By a server that hung for two hours and then died.
-    rig.store_chunk(id, 1).await;
-    assert_eq!(sweep_deleted(&rig.parts, Past::All).await.unwrap(), 1);
-    let left = rig.parts.store.list_sorted(&prefix(dataset_prefix(id))).await.unwrap();
-    assert!(left.is_empty());
 }
 
 /// Somebody who may read these datasets.
@@ -110,7 +92,7 @@ async fn a_dataset_whose_name_is_lost_is_not_deleted_by_the_name_of_another_one(
     rig.store_chunk(id, 1).await;
     let lost = crate::parts::key(dl_format::name_key(&dataset("foo"), 1));
     rig.parts.store.delete(&lost).await.unwrap();
-    assert_eq!(delete(&rig.parts, &dataset("bar"), id).await.unwrap(), 0);
+    assert_eq!(rig.delete("bar", id).await.unwrap(), DeletedDataset::default());
     assert!(rig.memory.record(id).await.unwrap().is_some());
     assert!(names::has_objects(&rig.parts, &dataset("foo"), id).await.unwrap());
 }
@@ -122,7 +104,7 @@ async fn a_recovery_that_fails_for_a_deleted_dataset_tells_nobody_which_it_was()
     rig.create("apples").await;
     let id = rig.create("secret").await;
     let record = rig.memory.record(id).await.unwrap().unwrap();
-    delete(&rig.parts, &dataset("secret"), id).await.unwrap();
+    rig.delete("secret", id).await.unwrap();
     for operation in ["record", "drop_dataset"] {
         // As a Redis does that is set back.
         rig.memory.put_dataset(&record).await.unwrap();

@@ -3,6 +3,7 @@
 use dl_runtime::fault::Fault;
 
 use super::*;
+use crate::leftovers::Leftovers;
 use crate::testing::rig;
 
 #[test]
@@ -112,7 +113,7 @@ async fn many_who_ask_for_what_is_not_there_share_one_reading_of_the_names() {
 }
 
 #[tokio::test]
-async fn a_start_reads_no_name_whose_past_is_tidied_up_and_tidies_the_others() {
+async fn a_start_tidies_no_name_up_and_reads_none_whose_past_is_tidied_up() {
     let (store, counters) = dl_store::CountStore::new(dl_store::memory());
     let start = std::time::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
     let clock = Arc::new(dl_runtime::ManualClock::new(start));
@@ -134,16 +135,19 @@ async fn a_start_reads_no_name_whose_past_is_tidied_up_and_tidies_the_others() {
         let name = DatasetName::new(format!("used-{}", number % 10)).unwrap();
         let id = crate::catalog::create(&parts, &name, shape).await.unwrap().id;
         if number < 15 {
-            crate::catalog::delete(&parts, &name, id).await.unwrap();
+            crate::catalog::delete(&parts, &Leftovers::default(), &name, id).await.unwrap();
         }
         created.push((name, id));
     }
     let generations = || async { list(&parts, &prefix("names".to_owned())).await.unwrap() };
     let before = generations().await;
-    crate::prepare(&parts, dl_meta::Stop::Clean).await.unwrap();
+    let sweep = async || crate::leftovers::sweep_deleted(&parts, Past::Untidied).await.unwrap();
+    sweep().await;
     assert_eq!(generations().await, before, "somebody may still be at work");
     clock.advance(SPENT_AFTER + Duration::from_secs(1));
     crate::prepare(&parts, dl_meta::Stop::Clean).await.unwrap();
+    assert_eq!(generations().await, before, "a start does not wait for that");
+    sweep().await;
     assert_eq!(generations().await.len(), 10, "one for each name");
     let quiet = counters.counts();
     crate::prepare(&parts, dl_meta::Stop::Clean).await.unwrap();
@@ -165,7 +169,7 @@ async fn a_listing_reads_only_names_that_are_new() {
         let id = rig.create(&format!("ds-{number}")).await;
         if number > 0 {
             let name = crate::testing::dataset(&format!("ds-{number}"));
-            crate::catalog::delete(&rig.parts, &name, id).await.unwrap();
+            rig.delete(name.as_str(), id).await.unwrap();
         }
     }
     let reads = async || {
@@ -182,7 +186,7 @@ async fn a_listing_reads_only_names_that_are_new() {
     // One that is used again has another generation.
     let id = rig.create("ds-7").await;
     assert_eq!(reads().await, (2, 1));
-    crate::catalog::delete(&rig.parts, &crate::testing::dataset("ds-7"), id).await.unwrap();
+    rig.delete("ds-7", id).await.unwrap();
     assert_eq!(reads().await, (1, 1));
     // What can't be read is tried again each time.
     rig.create("new").await;
@@ -229,7 +233,7 @@ async fn each_deletion_of_a_name_keeps_what_says_that_another_one_is_not_through
     let name = crate::testing::dataset("ds");
     for _ in 0..2 {
         let id = rig.create("ds").await;
-        crate::catalog::delete(&rig.parts, &name, id).await.unwrap();
+        rig.delete(name.as_str(), id).await.unwrap();
     }
     rig.clock.advance(SPENT_AFTER + Duration::from_secs(1));
     let deletions = deleted(&rig.parts, Past::Untidied).await.unwrap();

@@ -27,6 +27,7 @@ use crate::commit;
 use crate::error::Error;
 use crate::headers::read_header;
 use crate::identity;
+use crate::leftovers;
 use crate::listener::Listener;
 use crate::names;
 use crate::parts::Parts;
@@ -94,7 +95,7 @@ async fn purge_all(
             purge.end_with(&error).await;
         }
     }
-    let swept = catalog::sweep_deleted(parts, names::Past::All).await?;
+    let swept = leftovers::sweep_deleted(parts, names::Past::All).await?;
     tracing::debug!(swept, "removed what deleted datasets had left");
     match incomplete {
         Some(kind) if kind.is_retryable() => {

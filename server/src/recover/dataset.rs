@@ -25,6 +25,7 @@ use crate::error::Error;
 use crate::headers::read_header;
 use crate::identity;
 use crate::late::Late;
+use crate::leftovers;
 use crate::listener::Listener;
 use crate::names::{self, Named};
 use crate::parts::{Parts, object_key};
@@ -206,7 +207,7 @@ pub(super) async fn set_aside(parts: &Parts, record: DatasetRecord) -> bool {
     // generation of a name that stood for a dataset is its deletion, also one that can't be read.
     match names::newest_generation(parts, &aside.name).await {
         Ok(Some(newest)) if newest > aside.generation => {
-            catalog::forget(parts, aside.id).await.is_ok()
+            leftovers::forget(parts, aside.id).await.is_ok()
         }
         Ok(_) => true,
         Err(_) => false,

@@ -11,9 +11,9 @@ use dl_proto::{Kind, Role};
 use futures::stream::{self, StreamExt};
 
 use crate::auth::Caller;
-use crate::catalog;
 use crate::error::Error;
 use crate::identity;
+use crate::leftovers;
 use crate::names::{self, Deleted, Named, Names, Past};
 use crate::parts::{Parts, key};
 
@@ -41,7 +41,7 @@ pub(super) async fn end_deleted(parts: &Parts) -> Result<(), Error> {
             Ok(None) => continue,
             Ok(Some(record)) => {
                 tracing::warn!(%name, id = %record.id, "metadata had a dataset that was deleted");
-                catalog::forget(parts, record.id).await
+                leftovers::forget(parts, record.id).await
             }
             Err(error) => Err(Error::meta("find deleted dataset", &name, error)),
         };

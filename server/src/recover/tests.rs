@@ -5,7 +5,6 @@ use dl_meta::{DatasetRecord, DatasetState, MetaStore};
 use dl_runtime::fault::Fault;
 
 use super::*;
-use crate::catalog;
 use crate::testing::{Rig, dataset, rig};
 
 #[tokio::test]
@@ -68,7 +67,7 @@ async fn a_dataset_that_is_deleted_while_it_is_set_aside_stays_deleted() {
     rig.meta.script("put_dataset", [Some(Fault::Delay(Duration::from_secs(5)))]);
     let mut aside = std::pin::pin!(recovery.set_aside(&name));
     assert!(futures::poll!(&mut aside).is_pending());
-    catalog::delete(&rig.parts, &name, id).await.unwrap();
+    rig.delete(name.as_str(), id).await.unwrap();
     assert_eq!(rig.memory.record(id).await.unwrap(), None);
     let (is_aside, _) = rig.run(aside).await;
     assert!(is_aside);
@@ -139,7 +138,7 @@ fn failing() -> [Option<Fault<dl_store::Kind>>; 4] {
 async fn delete_and_set_back(rig: &Rig, name: &str) -> DatasetId {
     let id = rig.create(name).await;
     let record = rig.memory.record(id).await.unwrap().unwrap();
-    catalog::delete(&rig.parts, &dataset(name), id).await.unwrap();
+    rig.delete(name, id).await.unwrap();
     rig.memory.put_dataset(&record).await.unwrap();
     id
 }
@@ -328,7 +327,7 @@ async fn a_dataset_that_nobody_knows_any_more_is_told_by_its_id() {
     let rig = rig().await;
     let (lost, kept, gone) =
         (rig.create("lost").await, rig.create("kept").await, rig.create("gone").await);
-    catalog::delete(&rig.parts, &dataset("gone"), gone).await.unwrap();
+    rig.delete("gone", gone).await.unwrap();
     for (number, id) in [lost, kept, gone].into_iter().enumerate() {
         rig.store_chunk(id, u8::try_from(number).unwrap()).await;
     }

@@ -129,7 +129,7 @@ fn datasets_are_listed_created_deleted_and_recovered() {
     assert_eq!(client.datasets().unwrap().found, [info()]);
     assert_eq!(client.dataset_names().unwrap().found, std::slice::from_ref(&name));
     assert_eq!(client.create_dataset(&name, shape()).unwrap().info(), &info());
-    assert_eq!(client.delete_dataset(&name).unwrap(), 1);
+    assert_eq!(client.delete_dataset(&name).unwrap().removed, 1);
     let mut steps = 0;
     let request = RecoverRequest { dataset: None, since: None };
     let done = client.recover(request, &mut |_| steps += 1).unwrap();

@@ -48,6 +48,6 @@ fn only_who_asks_for_counts_makes_a_server_count() -> Result<()> {
     ensure!(client.dataset(&name)?.count()?.counts == counts, "of one");
     ensure!(client.datasets()?.found.iter().all(|info| info.counts == counts), "of all");
     faults.set_rates("dataset", Some(refused));
-    ensure!(client.delete_dataset(&name)? == 2, "the objects of both puts");
+    ensure!(client.delete_dataset(&name)?.removed == 2, "the objects of both puts");
     Ok(())
 }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use dl_format::ChunkIdMaker;
 use dl_meta::{Memory, MetaStore, Stop};
 use dl_runtime::SeededRandom;
-use dl_runtime::fault::{CutPoint, Fault, Faults};
+use dl_runtime::fault::{CutPoint, Fault, Faults, Rates};
 use dl_server::prepare;
 use dl_store::{FaultStore, Prefix, Store, StoreExt};
 use dl_tests::cluster::{clock, parts};
@@ -132,4 +132,48 @@ async fn a_change_whose_client_goes_away_is_done_to_its_end() -> Result<()> {
     let late = client.put(dataset, &object).await.err().context("a dead dataset took a chunk")?;
     ensure!(late.code() == Code::NotFound, "{late}");
     Ok(())
+}
+
+/// Keeps S-24.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_with_an_object_that_can_not_be_removed_serves_and_it_goes_when_it_can()
+-> Result<()> {
+    let faults = Faults::new(Arc::new(SeededRandom::new(0)));
+    let memory = dl_store::open("memory:").await?;
+    let before = FaultStore::new(memory, clock(), faults.clone(), CutPoint::new());
+    let store: Arc<dyn Store> = Arc::new(before);
+    let behind: Arc<dyn MetaStore> = Arc::new(Memory::new());
+    let mut writer = ChunkIdMaker::new([9; 9]);
+    let refuse = |before| {
+        let error = dl_store::Kind::Denied;
+        let (answer_lost, delay, longest_delay) = (0.0, 0.0, Duration::ZERO);
+        faults
+            .set_rates("delete", Some(Rates { before, answer_lost, delay, longest_delay, error }));
+    };
+    {
+        let (_server, client) = serve_with(&store, Arc::clone(&behind)).await?;
+        let dataset = client.create("gone").await?;
+        let object = chunk(id(&mut writer, 0), dataset, [(&b"path"[..], &b"x"[..])])?;
+        client.put(dataset, &object).await?;
+        refuse(1.0);
+        let refused =
+            client.delete_dataset("gone", dataset).await.err().context("it is removed")?;
+        ensure!(refused.code() == Code::PermissionDenied, "{refused}");
+    }
+    let (_server, client) = serve_with(&store, behind).await?;
+    ensure!(client.dataset("gone").await?.is_none(), "it is still there");
+    client.create("new").await?;
+    let is_left = async || {
+        let all = store.list_sorted(&Prefix::ROOT).await?;
+        anyhow::Ok(all.iter().any(|object| object.key.as_str().ends_with(".c")))
+    };
+    ensure!(is_left().await?, "it could be removed");
+    refuse(0.0);
+    for _ in 0..600 {
+        if !is_left().await? {
+            return Ok(());
+        }
+        clock().sleep(Duration::from_millis(100)).await;
+    }
+    anyhow::bail!("it is never removed")
 }

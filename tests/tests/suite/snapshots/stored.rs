@@ -223,7 +223,7 @@ fn snapshots_are_no_objects_of_a_dataset_and_go_with_it() -> Result<()> {
     ensure!(purged.iter().all(|one| one.problems.is_empty()), "{purged:?}");
     ensure!(scene.manifests()?.len() == 2, "both are young");
 
-    ensure!(scene.client.delete_dataset(&name()?)? == 1, "one chunk");
+    ensure!(scene.client.delete_dataset(&name()?)?.removed == 1, "one chunk");
     ensure!(scene.stored()?.is_empty(), "{:?}", scene.stored()?);
     Ok(())
 }

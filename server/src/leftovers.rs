@@ -1,0 +1,218 @@
+//! What is left of deleted datasets: objects that no name points to, and names that say nothing any
+//! more. Removed while the server serves, as it may take hours.
+//!
+//! Must hold: only what belongs to a deletion that outlasts a power cut is removed, and nothing while
+//! the servers are read-only. What can't be removed of one dataset keeps no other from it.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dl_format::{DatasetId, DatasetName, dataset_prefix, parse_snapshot_key};
+use dl_proto::DeletedDataset;
+use dl_runtime::{Backoff, Deadline, blocking};
+use futures::{Stream, StreamExt, stream};
+use tokio::sync::{Notify, Semaphore};
+
+use crate::error::Error;
+use crate::identity;
+use crate::names::{self, Deleted, Past};
+use crate::parts::{Parts, prefix};
+
+/// Deleted datasets that are looked at, at once.
+const DATASETS_AT_ONCE: usize = 8;
+
+/// Objects that are removed at once, of all these datasets: in a folder each takes one of the places for
+/// blocking work, and reads and puts need some as well.
+const REMOVALS_AT_ONCE: usize = blocking::AT_ONCE / 2;
+
+/// After so many objects of a dataset that can't be removed the others are left for later: it is the
+/// store.
+const FAILURES_MAX: usize = 2 * REMOVALS_AT_ONCE;
+
+/// Whoever deletes a dataset waits for so long until its objects are removed.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(20);
+
+/// How often is looked for deletions that another server did not finish, and for names to tidy up.
+const PERIOD: Duration = Duration::from_secs(60 * 60);
+
+/// How long what could not be removed is left alone.
+const BACKOFF: Backoff =
+    Backoff { first: Duration::from_secs(10), factor: 2, max: Duration::from_secs(10 * 60) };
+
+const ACTION: &str = "remove the objects of dataset";
+
+/// The deleted datasets that requests have left to the job. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Leftovers {
+    told: Arc<Mutex<BTreeMap<DatasetId, DatasetName>>>,
+    more: Arc<Notify>,
+}
+
+impl Leftovers {
+    fn told(&self) -> MutexGuard<'_, BTreeMap<DatasetId, DatasetName>> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Removes the objects of a dataset that was deleted just now, for as long as its caller waits. The
+    /// job has the rest, also when this fails.
+    pub(crate) async fn remove(
+        &self,
+        parts: &Parts,
+        name: &DatasetName,
+        id: DatasetId,
+    ) -> Result<DeletedDataset, Error> {
+        let (mut removed, room) = (0, Semaphore::new(REMOVALS_AT_ONCE));
+        let deadline = Deadline::after(&*parts.clock, ANSWERED_WITHIN);
+        let swept = sweep(parts, id, &room, &mut removed);
+        let swept = deadline.bound(&*parts.clock, swept).await;
+        if !matches!(swept, Ok(Ok(()))) {
+            self.told().insert(id, name.clone());
+            self.more.notify_one();
+        }
+        let more_left = swept.is_err();
+        swept.unwrap_or(Ok(())).map(|()| DeletedDataset { removed, more_left })
+    }
+}
+
+/// Removes what is left of deleted datasets: of those that were deleted before the start, of those that
+/// requests leave, and of what other servers have not finished.
+pub(crate) async fn watch(parts: &Parts, leftovers: &Leftovers) -> Infallible {
+    let (mut settings, mut failures) = (parts.settings.clone(), 0);
+    loop {
+        let pause = if settings.next().read_only {
+            PERIOD
+        } else if let Err(error) = round(parts, leftovers).await {
+            let why = error.chain();
+            tracing::warn!(why, "objects of deleted datasets are left for later");
+            let pause = BACKOFF.wait(failures, &*parts.random);
+            failures = failures.saturating_add(1);
+            pause
+        } else {
+            failures = 0;
+            PERIOD
+        };
+        tokio::select! {
+            () = parts.clock.sleep(pause) => {}
+            () = leftovers.more.notified() => {}
+            () = settings.changed() => {}
+        }
+    }
+}
+
+/// Goes through all of them once; gives the first error, when it is through.
+async fn round(parts: &Parts, leftovers: &Leftovers) -> Result<(), Error> {
+    identity::refuse_damaged(parts, "remove what is left of", "deleted datasets").await?;
+    let (told, room) = (leftovers.told().clone(), Semaphore::new(REMOVALS_AT_ONCE));
+    let room = &room;
+    let told = stream::iter(told).map(|(id, name)| async move {
+        let removed = finish(parts, &name, id, room).await?;
+        leftovers.told().remove(&id);
+        Ok(removed)
+    });
+    let told = all_of(told).await;
+    let named = sweep_deleted(parts, Past::Untidied).await;
+    told.and(named).map(drop)
+}
+
+/// Removes what is left of datasets whose names say that they are deleted; gives how many objects
+/// those were, or the first error, when it is through with all of them.
+pub(crate) async fn sweep_deleted(parts: &Parts, past: Past) -> Result<u64, Error> {
+    let (deleted, room) =
+        (names::deleted(parts, past).await?.found, Semaphore::new(REMOVALS_AT_ONCE));
+    let room = &room;
+    let swept = stream::iter(deleted).map(|deleted| async move {
+        let Deleted { name, named, .. } = &deleted;
+        parts.settings.refuse_read_only(ACTION, name)?;
+        settle(parts, &deleted).await?;
+        let removed = finish(parts, name, named.record.dataset, room).await?;
+        deleted.tidy(parts).await?;
+        Ok(removed)
+    });
+    all_of(swept).await
+}
+
+async fn all_of(
+    work: impl Stream<Item = impl Future<Output = Result<u64, Error>>>,
+) -> Result<u64, Error> {
+    let mut work = std::pin::pin!(work.buffer_unordered(DATASETS_AT_ONCE));
+    let mut all = Ok(0);
+    while let Some(one) = work.next().await {
+        all = all.and_then(|sum| Ok(sum + one?));
+    }
+    all
+}
+
+/// Makes the deletions certain that were cut off; gives the first error, when it is through with all of
+/// them.
+pub(crate) async fn settle_all(parts: &Parts) -> Result<(), Error> {
+    let deleted = names::deleted(parts, Past::Untidied).await?.found;
+    let settled = stream::iter(deleted)
+        .map(|deleted| async move { settle(parts, &deleted).await.map(|()| 0) });
+    all_of(settled).await.map(drop)
+}
+
+/// Has a deletion outlast a power cut, and ends the dataset in the metadata.
+async fn settle(parts: &Parts, deleted: &Deleted) -> Result<(), Error> {
+    let Deleted { name, named, .. } = deleted;
+    names::settle(parts, name, named.generation).await?;
+    forget(parts, named.record.dataset).await
+}
+
+/// Takes a dataset that does not live any more out of the metadata.
+pub(crate) async fn forget(parts: &Parts, id: DatasetId) -> Result<(), Error> {
+    let dropped = parts.meta.drop_dataset(id).await;
+    dropped.map_err(|error| Error::meta("forget dataset", id, error))
+}
+
+async fn finish(
+    parts: &Parts,
+    name: &DatasetName,
+    id: DatasetId,
+    room: &Semaphore,
+) -> Result<u64, Error> {
+    let mut removed = 0;
+    let swept = sweep(parts, id, room, &mut removed).await;
+    if removed > 0 {
+        tracing::info!(%name, removed, "removed objects of a deleted dataset");
+    }
+    swept.map(|()| removed)
+}
+
+/// Removes the objects of a dataset that no name points to, and counts them.
+async fn sweep(
+    parts: &Parts,
+    id: DatasetId,
+    room: &Semaphore,
+    removed: &mut u64,
+) -> Result<(), Error> {
+    let objects = prefix(dataset_prefix(id));
+    let failed = |error| Error::store(ACTION, id, error);
+    let removals = parts.store.list(&objects).map(|object| async move {
+        let _place = room.acquire().await.expect("the semaphore is never closed");
+        parts.settings.refuse_read_only(ACTION, id)?;
+        let object = object.map_err(failed)?;
+        parts.store.delete(&object.key).await.map_err(failed)?;
+        Ok(u64::from(parse_snapshot_key(object.key.as_str()).is_none()))
+    });
+    let removals = removals.buffer_unordered(REMOVALS_AT_ONCE);
+    let mut removals = std::pin::pin!(removals);
+    let (mut failures, mut first) = (0, Ok(()));
+    while let Some(one) = removals.next().await {
+        match one {
+            Ok(count) => *removed += count,
+            Err(error) => {
+                failures += 1;
+                first = first.and(Err(error));
+                if failures == FAILURES_MAX {
+                    break;
+                }
+            }
+        }
+    }
+    first
+}
+
+#[cfg(test)]
+mod tests;
