@@ -129,8 +129,8 @@ impl MetaStore for FaultMeta {
         self.read("dataset", id, self.inner.dataset(id)).await
     }
 
-    async fn drop_dataset(&self, id: DatasetId) -> Result<(), Error> {
-        self.write("drop_dataset", id, self.inner.drop_dataset(id)).await
+    async fn drop_dataset(&self, name: &DatasetName, id: DatasetId) -> Result<(), Error> {
+        self.write("drop_dataset", id, self.inner.drop_dataset(name, id)).await
     }
 
     async fn stamp(&self, dataset: DatasetId, now: Stamp) -> Result<Stamp, Error> {

@@ -123,11 +123,12 @@ pub trait MetaStore: Debug + Display + Send + Sync + 'static {
     async fn dataset(&self, id: DatasetId) -> Result<Option<DatasetInfo>, Error>;
 
     /// Forgets a dataset: record, name, log and index, in one step for everybody who asks. An id
-    /// that is not known is none already.
+    /// that is not known is none already; where its record is lost, `name` says what may still point
+    /// to it.
     ///
     /// # Errors
     /// As the store fails.
-    async fn drop_dataset(&self, id: DatasetId) -> Result<(), Error>;
+    async fn drop_dataset(&self, name: &DatasetName, id: DatasetId) -> Result<(), Error>;
 
     /// The next stamp of a dataset: max(`now`, last + 1), where last is the highest that was given
     /// or appended. Never the same twice, never a lower one later, however many ask at once.

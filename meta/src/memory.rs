@@ -168,7 +168,7 @@ impl MetaStore for Memory {
         Ok(self.state().datasets.get_mut(&id).map(Dataset::info))
     }
 
-    async fn drop_dataset(&self, id: DatasetId) -> Result<(), Error> {
+    async fn drop_dataset(&self, _: &DatasetName, id: DatasetId) -> Result<(), Error> {
         self.state().forget(id);
         Ok(())
     }

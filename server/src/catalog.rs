@@ -308,7 +308,7 @@ pub(crate) async fn index(
     if holds.as_ref().is_some_and(is_same) {
         return Ok(true);
     }
-    forget(parts, named.record.dataset).await?;
+    forget(parts, name, named.record.dataset).await?;
     Ok(false)
 }
 
@@ -334,7 +334,7 @@ pub(crate) async fn delete(
                 // As of an id that stands for nothing any more.
                 return Ok(DeletedDataset::default());
             }
-            forget(parts, id).await?;
+            forget(parts, name, id).await?;
             // A recovery may give the name back meanwhile.
             let newest = names::newest(parts, name).await?;
             if newest.is_some_and(|newest| newest.record.dataset == id) {
@@ -374,7 +374,7 @@ pub(crate) async fn delete(
     };
     // Or a power cut could bring a dataset back whose objects are gone.
     names::settle(parts, name, ended).await?;
-    forget(parts, id).await.map_err(|error| match error.kind {
+    forget(parts, name, id).await.map_err(|error| match error.kind {
         Kind::Full => {
             let why = "it is deleted, but there is no space to remove what is left of it; free some, \
                        and the servers or `dlcmd purge --all` remove it";

@@ -157,12 +157,12 @@ pub(crate) async fn settle_all(parts: &Parts) -> Result<(), Error> {
 async fn settle(parts: &Parts, deleted: &Deleted) -> Result<(), Error> {
     let Deleted { name, named, .. } = deleted;
     names::settle(parts, name, named.generation).await?;
-    forget(parts, named.record.dataset).await
+    forget(parts, name, named.record.dataset).await
 }
 
 /// Takes a dataset that does not live any more out of the metadata.
-pub(crate) async fn forget(parts: &Parts, id: DatasetId) -> Result<(), Error> {
-    let dropped = parts.meta.drop_dataset(id).await;
+pub(crate) async fn forget(parts: &Parts, name: &DatasetName, id: DatasetId) -> Result<(), Error> {
+    let dropped = parts.meta.drop_dataset(name, id).await;
     dropped.map_err(|error| Error::meta("forget dataset", id, error))
 }
 

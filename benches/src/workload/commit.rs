@@ -51,10 +51,11 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
         let setting = alone.rate("SET", &["-P", "64", "-n", &sets, "-r", "1000000"])?;
         alone.tell(&["FLUSHALL"])?;
         let record = runtime.block_on(other(&*metadata, &name))?;
-        let objects = packed(files, record)?.iter().map(header_of).collect::<Result<Vec<_>>>()?;
+        let objects =
+            packed(files, record.id)?.iter().map(header_of).collect::<Result<Vec<_>>>()?;
         let ((), appending) = Stopwatch::new()
             .time(|| at_once(&runtime, &objects, |mine| append(Arc::clone(&metadata), mine)))?;
-        runtime.block_on(metadata.drop_dataset(record))?;
+        runtime.block_on(metadata.drop_dataset(&record.name, record.id))?;
         if round > 0 {
             whole.samples.push(f64::from(files) / committing);
             rows.samples.push(f64::from(files) / appending);
@@ -95,7 +96,7 @@ where
 }
 
 /// A dataset that no server knows.
-async fn other(metadata: &dyn MetaStore, name: &str) -> Result<DatasetId> {
+async fn other(metadata: &dyn MetaStore, name: &str) -> Result<DatasetRecord> {
     let mut id = [0; 16];
     OsRandom.fill(&mut id);
     let record = DatasetRecord {
@@ -107,7 +108,7 @@ async fn other(metadata: &dyn MetaStore, name: &str) -> Result<DatasetId> {
         state: DatasetState::Live,
     };
     metadata.put_dataset(&record).await?;
-    Ok(record.id)
+    Ok(record)
 }
 
 /// What the metadata is given of a chunk.

@@ -189,7 +189,7 @@ async fn a_dropped_dataset_is_gone_and_can_come_back_empty(store: &dyn MetaStore
     let found = store.lookup(id(1), &[path(b"x")]).await.expect("look up");
     assert!(matches!(found.as_slice(), [Found::File(_)]), "{store}: {found:?}");
     for _ in 0..2 {
-        store.drop_dataset(id(1)).await.expect("drop, twice");
+        store.drop_dataset(&name("a"), id(1)).await.expect("drop, twice");
         assert_eq!(store.dataset(id(1)).await.expect("ask"), None);
         assert_eq!(store.outline(id(1)).await.expect("ask"), None);
         assert_eq!(store.record_named(&name("a")).await.expect("ask"), None);

@@ -413,7 +413,7 @@ impl MetaStore for Embedded {
         self.info(id).await
     }
 
-    async fn drop_dataset(&self, id: DatasetId) -> Result<(), Error> {
+    async fn drop_dataset(&self, _: &DatasetName, id: DatasetId) -> Result<(), Error> {
         self.command(Command::Drop(id), "drop dataset from").await
     }
 

@@ -71,12 +71,6 @@ impl Shared {
         Ok(home.filter(|home| home.record.name == *name))
     }
 
-    /// All names and what they stand for.
-    async fn names(&self) -> Result<Vec<(Vec<u8>, Named)>, Failure> {
-        let names = pairs(self.router.ask_one(Ask::to(&keys::names(), "HGETALL")).await?)?;
-        names.into_iter().map(|(name, named)| Ok((name, Named::decode(&named)?))).collect()
-    }
-
     /// The records of all datasets, by name.
     pub(super) async fn all_records(&self) -> Result<Vec<DatasetRecord>, Failure> {
         let mut rounds = self.router.rounds();
@@ -403,13 +397,19 @@ impl Shared {
         Ok(())
     }
 
-    pub(super) async fn drop_dataset(&self, id: DatasetId) -> Result<(), Failure> {
-        if let Some(home) = self.home(id).await? {
-            self.kill(&home).await?;
+    pub(super) async fn drop_dataset(
+        &self,
+        name: &DatasetName,
+        id: DatasetId,
+    ) -> Result<(), Failure> {
+        let home = self.home(id).await?;
+        if let Some(home) = &home {
+            self.kill(home).await?;
         }
-        for (name, named) in self.names().await?.into_iter().filter(|(_, named)| named.id == id) {
+        let name = home.as_ref().map_or(name, |home| &home.record.name);
+        if let Some(named) = self.named(name).await?.filter(|named| named.id == id) {
             let ask = Ask::script(&REPLACE, &keys::names(), &[]);
-            self.router.ask_one(ask.arg(name).arg(named.encode()).arg("")).await?;
+            self.router.ask_one(ask.arg(name.as_str()).arg(named.encode()).arg("")).await?;
         }
         Ok(())
     }

@@ -325,8 +325,8 @@ impl MetaStore for Redis {
         counted.map_err(|failure| failure.during("describe dataset", id))
     }
 
-    async fn drop_dataset(&self, id: DatasetId) -> Result<(), Error> {
-        let dropped = self.shared.drop_dataset(id).await;
+    async fn drop_dataset(&self, name: &DatasetName, id: DatasetId) -> Result<(), Error> {
+        let dropped = self.shared.drop_dataset(name, id).await;
         dropped.map_err(|failure| failure.during("drop dataset", id))
     }
 

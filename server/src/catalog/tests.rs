@@ -17,8 +17,9 @@ use crate::testing::{Careless, dataset, rig};
 async fn a_listing_looks_for_the_objects_of_many_unknown_datasets_at_once() {
     let rig = rig().await;
     for number in 0..64 {
-        let id = rig.create(&format!("cut-short-{number:02}")).await;
-        rig.memory.drop_dataset(id).await.unwrap();
+        let name = format!("cut-short-{number:02}");
+        let id = rig.create(&name).await;
+        rig.memory.drop_dataset(&dataset(&name), id).await.unwrap();
     }
     // The names, then the objects of each.
     let second = Some(Fault::Delay(Duration::from_secs(1)));
@@ -149,7 +150,7 @@ async fn a_dataset_that_is_made_while_it_is_looked_for_is_not_called_lost() {
     let (name, shape) = (dataset("pets"), ChunkShape::default());
     for call in 0..3 {
         for is_made in [true, false] {
-            rig.memory.drop_dataset(id).await.unwrap();
+            rig.memory.drop_dataset(&name, id).await.unwrap();
             // Names that were listed before are too old.
             rig.clock.advance(Duration::from_secs(60));
             rig.store.script("list", [Some(Fault::Delay(Duration::from_secs(1)))]);

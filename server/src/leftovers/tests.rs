@@ -90,7 +90,7 @@ async fn what_no_name_tells_of_goes_as_well_when_its_deletion_was_answered_befor
     // The chunk store has lost the name, which stands for another one by now, and the metadata is lost.
     let lost = crate::parts::key(dl_format::name_key(&dataset("ds"), 1));
     rig.parts.store.delete(&lost).await.unwrap();
-    rig.memory.drop_dataset(id).await.unwrap();
+    rig.memory.drop_dataset(&dataset("ds"), id).await.unwrap();
     rig.create("ds").await;
     rig.store.script("delete", [Some(Fault::Delay(2 * ANSWERED_WITHIN))]);
     let left = Leftovers::default();

@@ -120,8 +120,8 @@ impl MetaStore for MeteredMeta {
         self.timed(&self.metrics.dataset, self.inner.dataset(id)).await
     }
 
-    async fn drop_dataset(&self, id: DatasetId) -> Result<(), Error> {
-        self.timed(&self.metrics.change, self.inner.drop_dataset(id)).await
+    async fn drop_dataset(&self, name: &DatasetName, id: DatasetId) -> Result<(), Error> {
+        self.timed(&self.metrics.change, self.inner.drop_dataset(name, id)).await
     }
 
     async fn stamp(&self, dataset: DatasetId, now: Stamp) -> Result<Stamp, Error> {

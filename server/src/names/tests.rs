@@ -107,7 +107,7 @@ async fn many_who_ask_for_what_is_not_there_share_one_reading_of_the_names() {
     // What is created counts at once.
     let name = DatasetName::new("new").unwrap();
     let new = crate::catalog::create(&parts, &name, shape).await.unwrap().id;
-    parts.meta.drop_dataset(new).await.unwrap();
+    parts.meta.drop_dataset(&name, new).await.unwrap();
     let told = crate::catalog::not_known(&parts, new, &caller).await;
     assert_eq!(told.kind, Kind::NeedsRecovery, "{}", told.chain());
 }

@@ -207,7 +207,7 @@ pub(super) async fn set_aside(parts: &Parts, record: DatasetRecord) -> bool {
     // generation of a name that stood for a dataset is its deletion, also one that can't be read.
     match names::newest_generation(parts, &aside.name).await {
         Ok(Some(newest)) if newest > aside.generation => {
-            leftovers::forget(parts, aside.id).await.is_ok()
+            leftovers::forget(parts, &aside.name, aside.id).await.is_ok()
         }
         Ok(_) => true,
         Err(_) => false,

@@ -41,7 +41,7 @@ pub(super) async fn end_deleted(parts: &Parts) -> Result<(), Error> {
             Ok(None) => continue,
             Ok(Some(record)) => {
                 tracing::warn!(%name, id = %record.id, "metadata had a dataset that was deleted");
-                leftovers::forget(parts, record.id).await
+                leftovers::forget(parts, &record.name, record.id).await
             }
             Err(error) => Err(Error::meta("find deleted dataset", &name, error)),
         };

@@ -269,7 +269,7 @@ async fn a_dataset_that_is_lost_again_under_its_recovery_is_not_taken_for_a_dele
         assert!(futures::poll!(&mut recovered).is_pending());
         tokio::task::yield_now().await;
     }
-    rig.memory.drop_dataset(id).await.unwrap();
+    rig.memory.drop_dataset(&dataset("ds"), id).await.unwrap();
     let error = rig.run(recovered).await.0.unwrap_err();
     assert_eq!(error.kind, Kind::Unavailable, "{error:?}");
 }
@@ -314,7 +314,7 @@ async fn a_name_is_not_given_back_to_a_dataset_that_is_deleted_meanwhile() {
     rig.store.script("create", [Some(Fault::Delay(Duration::from_secs(1)))]);
     let caller = Caller::Everybody;
     let restoring = living::restore_names(&rig.parts, None, &caller);
-    let both = futures::future::join(restoring, rig.memory.drop_dataset(id));
+    let both = futures::future::join(restoring, rig.memory.drop_dataset(&name, id));
     let (restored, dropped) = rig.run(both).await.0;
     dropped.unwrap();
     assert!(restored.unwrap().is_empty() && rig.store.is_used_up("create"));
@@ -333,7 +333,7 @@ async fn a_dataset_that_nobody_knows_any_more_is_told_by_its_id() {
     }
     let name = crate::parts::key(dl_format::name_key(&dataset("lost"), 1));
     rig.parts.store.delete(&name).await.unwrap();
-    rig.memory.drop_dataset(lost).await.unwrap();
+    rig.memory.drop_dataset(&dataset("lost"), lost).await.unwrap();
     let mut told_of = Vec::new();
     for one in [None, Some(dataset("kept"))] {
         let (progress, mut told) = mpsc::channel(64);

@@ -219,8 +219,9 @@ async fn a_question_about_a_dataset_that_is_dropped_meanwhile_is_answered() {
     for seed in 0..200 {
         store.put_dataset(&record()).await.unwrap();
         store.append(&Maker::new(DATASET, seed).chunk([(&b"x"[..], 1)])).await.unwrap();
+        let name = record().name;
         let (objects, dropped) =
-            tokio::join!(store.objects(DATASET, None, 1), store.drop_dataset(DATASET));
+            tokio::join!(store.objects(DATASET, None, 1), store.drop_dataset(&name, DATASET));
         dropped.unwrap();
         assert!(
             objects.as_ref().is_ok_and(|found| found.len() == 1)
@@ -282,7 +283,7 @@ async fn a_file_that_was_looked_up_is_known_until_its_dataset_changes() {
             assert_eq!(store.shared.rows.find(DATASET, &paths).found, [Some(found[0])]);
         }
     }
-    store.drop_dataset(DATASET).await.unwrap();
+    store.drop_dataset(&record().name, DATASET).await.unwrap();
     assert_eq!(store.shared.rows.find(DATASET, &paths).found, [None]);
     store.close().await.unwrap();
 }

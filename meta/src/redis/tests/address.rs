@@ -70,7 +70,7 @@ async fn a_user_with_no_more_rights_than_needed_can_do_everything() {
     }
     model.check(&store, id(), 5).await;
     assert_eq!(store.damage().await.unwrap(), None);
-    store.drop_dataset(id()).await.unwrap();
+    store.drop_dataset(&record().name, id()).await.unwrap();
     eventually("the sweep is done", || async {
         matches!(server.ask(&["KEYS", "dl:*:d:*"]).await, redis::Value::Array(keys) if keys.is_empty())
     })

@@ -182,7 +182,7 @@ async fn without_room_it_is_read_as_before_and_datasets_end() {
     store.stamp(id(), dl_format::Stamp::new(1)).await.unwrap();
     let ending = DatasetRecord { state: DatasetState::Ending, ..record() };
     store.put_dataset(&ending).await.unwrap();
-    store.drop_dataset(id()).await.unwrap();
+    store.drop_dataset(&record().name, id()).await.unwrap();
     assert_eq!(store.record(id()).await.unwrap(), None);
 }
 

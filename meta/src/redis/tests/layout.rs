@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
-use dl_format::{DirPath, FilePath};
+use dl_format::{DatasetId, DatasetName, DirPath, FilePath};
 use dl_runtime::{Clock, SystemClock};
 use redis::Value;
 
@@ -11,9 +11,9 @@ use super::{id, open, path, record};
 use crate::conformance::history::Maker;
 use crate::conformance::model::Model;
 use crate::redis::command::Ask;
-use crate::redis::keys::LARGE_ROWS;
+use crate::redis::keys::{self, LARGE_ROWS};
 use crate::redis::testing::{Cluster, Server, eventually};
-use crate::{Found, ListQuery, MetaStore, Redis};
+use crate::{DatasetRecord, Found, ListQuery, MetaStore, Redis};
 
 fn query(recursive: bool, limit: usize) -> ListQuery {
     ListQuery { dir: DirPath::ROOT, recursive, after: None, limit, bytes: usize::MAX }
@@ -111,7 +111,7 @@ async fn nothing_but_marks_and_word_of_it_stays_of_a_dropped_dataset() {
         let object = maker.chunk([(format!("{number}/x").as_bytes(), 1)]);
         store.append(&object).await.unwrap();
     }
-    store.drop_dataset(id()).await.unwrap();
+    store.drop_dataset(&record().name, id()).await.unwrap();
     let left = async || {
         let mut left = 0;
         for server in cluster.servers() {
@@ -151,4 +151,28 @@ async fn a_listing_reads_its_own_folder_only() {
     let paths: Vec<FilePath> = entries.iter().map(|entry| entry.path().clone()).collect();
     assert_eq!(paths, [path("7/107"), path("7/207"), path("7/7")]);
     assert_eq!(ranges().await - before, 1);
+}
+
+/// Also what is left of one whose home is lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dataset_is_dropped_by_its_name_and_no_other_name_is_looked_at() {
+    let server = Server::start(&[]).await;
+    let store = open(&server.url()).await;
+    let (name, other) = (record().name, DatasetName::new("b").unwrap());
+    let second =
+        DatasetRecord { name: other.clone(), id: DatasetId::from_bytes([2; 16]), ..record() };
+    store.put_dataset(&second).await.unwrap();
+    // Whoever looks at all names fails.
+    let unreadable = Ask::to(&keys::names(), "HSET").arg("c").arg("x");
+    store.shared.router.ask_one(unreadable).await.unwrap();
+    for is_lost in [false, true] {
+        store.put_dataset(&record()).await.unwrap();
+        if is_lost {
+            store.shared.router.ask_one(Ask::to(&keys::home(id()), "UNLINK")).await.unwrap();
+        }
+        store.drop_dataset(&name, id()).await.unwrap();
+        assert!(store.shared.named(&name).await.unwrap().is_none(), "{is_lost}");
+    }
+    store.drop_dataset(&other, id()).await.unwrap();
+    assert_eq!(store.record_named(&other).await.unwrap(), Some(second), "it is of another id");
 }

@@ -228,7 +228,7 @@ async fn rows_that_were_read_before_their_object_left_the_log_are_read_again() {
     assert!(then.lack(ids[2]) && !then.are_uncertain(), "nothing left it since it was heard of");
 
     store.put_dataset(&DatasetRecord { state: DatasetState::Ending, ..record() }).await.unwrap();
-    store.drop_dataset(id()).await.unwrap();
+    store.drop_dataset(&record().name, id()).await.unwrap();
     store.put_dataset(&record()).await.unwrap();
     then.load(shared, &new, count(&new), ids).await.unwrap();
     assert!(then.are_stale(), "it was made again");

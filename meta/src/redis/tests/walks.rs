@@ -64,7 +64,7 @@ async fn what_was_read_before_a_flush_or_of_what_was_dropped_is_not_taken_for_al
     assert!(shared.confirm(keys, &read).await.unwrap(), "nothing has changed");
     assert!(shared.is_as(changes), "nothing has changed");
     store.put_dataset(&DatasetRecord { state: DatasetState::Ending, ..record() }).await.unwrap();
-    store.drop_dataset(id()).await.unwrap();
+    store.drop_dataset(&record().name, id()).await.unwrap();
     assert!(!shared.confirm(keys, &read).await.unwrap(), "it was dropped");
     assert!(shared.is_as(changes), "others go on");
 

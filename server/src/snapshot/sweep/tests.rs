@@ -83,7 +83,7 @@ async fn while_a_dataset_is_being_rebuilt_its_newest_version_is_not_taken_for_an
     rig.clock.advance(KEPT);
     // All of the metadata was lost, and nothing is back yet.
     let record = rig.memory.record(dataset).await.unwrap().unwrap();
-    rig.memory.drop_dataset(dataset).await.unwrap();
+    rig.memory.drop_dataset(&testing::dataset("pets"), dataset).await.unwrap();
     let rebuilt = DatasetRecord { state: DatasetState::Recovering, ..record };
     rig.memory.put_dataset(&rebuilt).await.unwrap();
     sweep_all(&rig.parts, &mut HashMap::new()).await.unwrap();
