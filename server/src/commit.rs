@@ -5,7 +5,7 @@
 //! in the same state and the same answer.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use dl_format::{
@@ -38,13 +38,14 @@ pub(crate) async fn admit(parts: &Parts, dataset: DatasetId, length: u64) -> Res
     Ok(())
 }
 
-/// Commits a chunk or part as its client sealed it; gives the stamp it has for ever. The memory of
-/// the object goes back to `buffers`.
+/// Commits a chunk or part as its client sealed it; gives the stamp it has for ever. It began to
+/// come at `arrived`. The memory of the object goes back to `buffers`.
 pub(crate) async fn put_chunk(
     parts: &Parts,
     buffers: &Arc<Buffers>,
     dataset: DatasetId,
     object: Vec<u8>,
+    arrived: SystemTime,
 ) -> Result<Stamp, Error> {
     let record = catalog::by_id(parts, dataset).await?;
     let verified = blocking::run(move || Verified::check(object)).await;
@@ -75,7 +76,7 @@ pub(crate) async fn put_chunk(
     {
         return Err(Error::new(Kind::Full, ACTION, header.id(), why));
     }
-    commit(parts, verified, |object| buffers.lend(object, 0)).await
+    commit(parts, verified, arrived, |object| buffers.lend(object, 0)).await
 }
 
 /// Room for an object, until that is dropped; none when it needs no more, as it is stored already.
@@ -113,7 +114,7 @@ pub(crate) async fn put_tombstone(
         .map_err(|error| Error::new(Kind::Invalid, "delete by", id, error))?;
     let verified = Verified::check(object)
         .map_err(|error| Error::new(Kind::Internal, "delete by", id, error))?;
-    commit(parts, verified, Bytes::from).await
+    commit(parts, verified, parts.clock.now(), Bytes::from).await
 }
 
 /// Commits a chunk of files that other chunks held.
@@ -124,12 +125,13 @@ pub(crate) async fn put_rewritten(parts: &Parts, object: Vec<u8>) -> Result<Stam
         .map_err(|error| Error::new(Kind::Unavailable, action, "chunk", error))?
         .map_err(|error| Error::new(Kind::Internal, action, "chunk", error))?;
     let _taken = take_room(parts, verified.header()).await?;
-    commit(parts, verified, Bytes::from).await
+    commit(parts, verified, parts.clock.now(), Bytes::from).await
 }
 
 async fn commit(
     parts: &Parts,
     verified: Verified,
+    arrived: SystemTime,
     share: impl FnOnce(Vec<u8>) -> Bytes,
 ) -> Result<Stamp, Error> {
     let (id, kind) = (verified.header().id(), verified.header().kind());
@@ -137,13 +139,9 @@ async fn commit(
     let now = parts.clock.now();
     // A late retry of what is there already is still answered, on the same way as any: that an
     // object can be read does not make it durable, and to create it again does.
-    if let Some(off) = skew(id, now).filter(|off| *off > parts.limits.clock_skew)
+    if let Some(why) = untimely(parts, id, arrived, now)
         && !is_stored(parts, &object_key(dataset, id, kind)).await?
     {
-        let why = format!(
-            "its id is {} s off this server's clock; set the clocks of client and server",
-            off.as_secs()
-        );
         return Err(Error::new(Kind::Invalid, ACTION, id, why));
     }
     let stamp = match parts.meta.stamp(dataset, Stamp::at(now)).await {
@@ -156,7 +154,7 @@ async fn commit(
     let (committed, object) =
         verified.commit(stamp).map_err(|error| Error::new(Kind::Internal, ACTION, id, error))?;
     match parts.store.create(&object_key(dataset, id, kind), share(object)).await {
-        Ok(()) => append(parts, &committed).await,
+        Ok(()) => append_told(parts, &committed).await,
         Err(error) if error.kind == dl_store::Kind::Exists => {
             committed_before(parts, dataset, id, kind, digest).await
         }
@@ -187,10 +185,15 @@ async fn committed_before(
     }
     let committed = header.committed();
     let committed = committed.map_err(|error| Error::new(Kind::Corrupt, ACTION, id, error))?;
-    let late = Late::usual(parts);
     // Also of one that is logged: who logged it may have ended before its rows were written.
-    late.append(id).await?;
-    let appended = append(parts, &committed).await;
+    append_told(parts, &committed).await
+}
+
+/// The same as [`append`], of an object that may be late.
+async fn append_told(parts: &Parts, object: &Committed) -> Result<Stamp, Error> {
+    let late = Late::usual(parts);
+    late.append(object.header().id()).await?;
+    let appended = append(parts, object).await;
     // Also where it failed: what is not acknowledged need not be looked for.
     late.end().await?;
     appended
@@ -252,8 +255,22 @@ pub(crate) async fn is_committed(
     }))
 }
 
-/// How far the seconds of an id are off.
-fn skew(id: ChunkId, now: SystemTime) -> Option<Duration> {
-    let sealed = id.sealed_at();
-    now.duration_since(sealed).or_else(|_| sealed.duration_since(now)).ok()
+/// Why an object is not taken that began to come at `arrived`: not by when its last piece came, as
+/// the clocks of those on a slow line are right.
+fn untimely(parts: &Parts, id: ChunkId, arrived: SystemTime, now: SystemTime) -> Option<String> {
+    let (sealed, limits) = (id.sealed_at(), &parts.limits);
+    let off = arrived.duration_since(sealed).or_else(|_| sealed.duration_since(arrived));
+    let off = off.unwrap_or_default();
+    let took = now.duration_since(arrived).unwrap_or_default();
+    if off > limits.clock_skew {
+        let seconds = off.as_secs();
+        Some(format!(
+            "its id is {seconds} s off this server's clock; set the clocks of client and server"
+        ))
+    } else if took > limits.whole() {
+        let (took, most) = (took.as_secs(), limits.whole().as_secs());
+        Some(format!("it took {took} s to come, and may take {most}; send fewer at a time"))
+    } else {
+        None
+    }
 }

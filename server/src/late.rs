@@ -1,5 +1,5 @@
 //! Appends of objects that were sealed long ago: by a recovery, by a purge that finds one which the
-//! log lacks, by a retry that comes late.
+//! log lacks, by a retry that comes late, by a put over a slow line.
 //!
 //! Must hold: a metadata store that tells its losses by time is told of them before the first one,
 //! or what it loses right after them would be looked for among newer objects only.

@@ -28,7 +28,8 @@ pub struct Limits {
     pub read_bytes: u32,
     /// How long a request waits for memory, and for the next piece from its client.
     pub patience: Duration,
-    /// How far the seconds of a chunk id may be off the server's clock.
+    /// How far the seconds of a chunk id may be off the server's clock when its first piece comes.
+    /// The last one comes within twice as much.
     pub clock_skew: Duration,
     /// How long the identity of a fresh chunk store, or a new name, is left alone before it is read
     /// back; nothing where a create is atomic.
@@ -44,6 +45,19 @@ impl Default for Limits {
             clock_skew: Duration::from_secs(15 * 60),
             settle: Duration::ZERO,
         }
+    }
+}
+
+impl Limits {
+    /// How long all of a chunk may take to come.
+    pub(crate) fn whole(&self) -> Duration {
+        self.clock_skew * 2
+    }
+
+    /// How old an id is once no server takes a put of it any more: the clock of its writer may be
+    /// behind, and so may that of the server.
+    pub(crate) fn settled(&self) -> Duration {
+        self.whole() + self.clock_skew * 2
     }
 }
 

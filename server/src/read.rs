@@ -192,7 +192,15 @@ mod tests {
         writer.append(&path, Attributes { mode: 0, mtime: 1 }, bytes).unwrap();
         let id = ChunkIdMaker::new([number; 9]).next(rig.parts.clock.now());
         let object = writer.seal(id, dataset).as_slice().to_vec();
-        crate::commit::put_chunk(&rig.parts, &Arc::default(), dataset, object).await.unwrap();
+        crate::commit::put_chunk(
+            &rig.parts,
+            &Arc::default(),
+            dataset,
+            object,
+            rig.parts.clock.now(),
+        )
+        .await
+        .unwrap();
         object_key(dataset, id, ObjectKind::Chunk)
     }
 

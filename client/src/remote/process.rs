@@ -126,13 +126,14 @@ impl Process {
     /// This process's own.
     pub(crate) fn current() -> Result<&'static Self, Error> {
         PROCESS.get_or_make(|| {
-            Self::start().map_err(|why| {
+            Self::start(Arc::new(SystemClock::new())).map_err(|why| {
                 Error::new(Kind::Local, "start", "the threads of the client library", why)
             })
         })
     }
 
-    fn start() -> std::io::Result<Self> {
+    /// By this clock; its waits and ids are of that time.
+    pub(crate) fn start(clock: Arc<dyn Clock>) -> std::io::Result<Self> {
         let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         let threads = processors.div_ceil(PROCESSORS_PER_THREAD);
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -140,7 +141,7 @@ impl Process {
             .thread_name("libdiesel")
             .enable_all()
             .build()?;
-        let (clock, random) = (Arc::new(SystemClock::new()), Arc::new(OsRandom));
+        let random = Arc::new(OsRandom);
         let ids = Mutex::new(ids(&*random));
         Ok(Self { runtime, clock, random, ids })
     }

@@ -36,11 +36,10 @@ use crate::snapshot;
 use crate::survey::{Away, Survey, writer};
 use crate::turns::Turns;
 
-/// Of the time that ids may be off a clock: how long what was seen alive is moved, and how old the
-/// id of what is removed must have been when the survey began. Whatever ends a file after it was
-/// seen is then still there when its copy is seen by any purge that might remove it.
+/// Of the time that ids may be off a clock: how long what was seen alive is moved. Whatever ends a
+/// file after it was seen is then still there when its copy is seen by any purge that might remove
+/// it, as what is removed was settled when the survey began.
 const FRESH_PART: u32 = 3;
-const SETTLED_TIMES: u32 = 2;
 
 /// Objects that are taken off the log in one step, and removed from the store at once.
 const REMOVED_TOGETHER: usize = 512;
@@ -182,7 +181,7 @@ impl<'a> Purge<'a> {
         let rules = Rules {
             now,
             grace: self.grace,
-            settled: self.parts.limits.clock_skew * SETTLED_TIMES,
+            settled: self.parts.limits.settled(),
             chunk_size: record.shape.size().into(),
             with_tombstones,
         };

@@ -39,7 +39,9 @@ impl Scene {
 
     async fn commit(&self, sealed: &Sealed) -> Stamp {
         let (buffers, object) = (Arc::new(Buffers::default()), sealed.as_slice().to_vec());
-        commit::put_chunk(&self.rig.parts, &buffers, self.id, object).await.unwrap()
+        commit::put_chunk(&self.rig.parts, &buffers, self.id, object, self.rig.parts.clock.now())
+            .await
+            .unwrap()
     }
 
     /// Puts files of 1,000 bytes.

@@ -72,10 +72,8 @@ impl Writer {
         for became in landings {
             became?;
         }
-        let id = self.session.process.next_id();
-        let (buffer, start) = chunk.seal(id, self.dataset).into_parts();
         let token = self.ledger.end_reading(token);
-        self.send_chunk(token, id, self.buffers.lend(buffer, start), (1, length));
+        self.send_chunk(token, chunk, (1, length));
         Ok(())
     }
 
@@ -85,11 +83,12 @@ impl Writer {
         data: &[u8],
         landed: &Sender<Result<(), Error>>,
     ) -> Result<Extent, Error> {
+        let under_way = self.ledger.take_off()?;
         let id = self.session.process.next_id();
         let (sealed, extent) = Sealed::part(self.shape, id, self.dataset, data)
             .map_err(|why| self.error(Kind::Invalid, path, why))?;
         let landed = landed.clone();
-        self.send(id, sealed.into_parts().0.into(), move |became| {
+        self.send(under_way, id, sealed.into_parts().0.into(), move |became| {
             // Nobody listens when the file was given up.
             drop(landed.send(became));
         });

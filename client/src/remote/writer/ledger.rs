@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use dl_format::FilePath;
 use tokio::sync::watch;
@@ -53,6 +53,17 @@ type Place = u64;
 
 /// Names a chunk while it is packed and sent. Ascending.
 pub(crate) type Token = u64;
+
+/// Leave to send an object, which counts as under way until this is dropped.
+#[derive(Debug)]
+pub(crate) struct UnderWay(Arc<Ledger>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.state().in_flight -= 1;
+        self.0.changed.notify_all();
+    }
+}
 
 /// The account of one writer.
 #[derive(Debug)]
@@ -190,7 +201,7 @@ impl Ledger {
     ///
     /// # Errors
     /// Why everything is given up.
-    pub(crate) fn take_off(&self) -> Result<(), Error> {
+    pub(crate) fn take_off(self: &Arc<Self>) -> Result<UnderWay, Error> {
         let mut state = self.state();
         loop {
             if let Some(error) = &*self.given_up.borrow() {
@@ -198,7 +209,7 @@ impl Ledger {
             }
             if state.in_flight < self.in_flight_max {
                 state.in_flight += 1;
-                return Ok(());
+                return Ok(UnderWay(Arc::clone(self)));
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -226,12 +237,6 @@ impl Ledger {
                 std::future::pending::<()>().await;
             }
         }
-    }
-
-    /// An object is no longer under way.
-    pub(crate) fn land(&self) {
-        self.state().in_flight -= 1;
-        self.changed.notify_all();
     }
 
     /// A chunk was acknowledged with so many files and bytes, or has failed.

@@ -1,27 +1,27 @@
 //! Sending sealed objects in the background.
 //!
 //! Must hold: the same object is sent in every try, so that a try whose answer was lost is
-//! harmless; whatever happens to a try, the ledger hears of it. When no server takes one object,
-//! none waits for longer than that one did.
+//! harmless; its id is drawn when it may leave, as servers refuse old ones; whatever happens to a
+//! try, the ledger hears of it. When no server takes one object, none waits for longer than it did.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-use dl_format::{ChunkId, DatasetId, FilePath, Header};
+use dl_format::{ChunkId, ChunkWriter, DatasetId, FilePath, Header};
 use dl_proto::PutFrames;
 use futures::stream;
 
 use crate::error::{Error, Kind};
 use crate::remote::connections::Connections;
 use crate::remote::wire::ChunkBody;
-use crate::remote::writer::ledger::{FailedWrite, Ledger};
+use crate::remote::writer::ledger::{FailedWrite, UnderWay};
 use crate::remote::writer::{Open, Token, Writer};
 
 type Landed = Box<dyn FnOnce(Result<(), Error>) + Send>;
 
-/// An object under way. When it is dropped, it is no longer, and what became of it is told.
+/// An object under way. When it is dropped, what became of it is told, and it is no longer.
 pub(super) struct Flight {
-    ledger: Arc<Ledger>,
+    _under_way: UnderWay,
     landed: Option<Landed>,
     became: Result<(), Error>,
 }
@@ -34,7 +34,6 @@ impl Flight {
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        self.ledger.land();
         if let Some(landed) = self.landed.take() {
             landed(std::mem::replace(&mut self.became, Ok(())));
         }
@@ -49,39 +48,40 @@ impl Writer {
             return self.ledger.settle(token, Ok((0, 0)));
         }
         let holds = (u64::from(chunk.count()), chunk.file_bytes());
-        let id = self.session.process.next_id();
-        let (buffer, start) = chunk.seal(id, self.dataset).into_parts();
-        self.send_chunk(token, id, self.buffers.lend(buffer, start), holds);
+        self.send_chunk(token, chunk, holds);
     }
 
-    /// Sends a sealed chunk and settles it with the files and bytes it holds.
-    pub(super) fn send_chunk(&self, token: Token, id: ChunkId, object: Bytes, holds: (u64, u64)) {
+    /// Seals a chunk and sends it; settles it with the files and bytes it holds.
+    pub(super) fn send_chunk(&self, token: Token, chunk: ChunkWriter, holds: (u64, u64)) {
+        let under_way = self.ledger.take_off();
+        let id = self.session.process.next_id();
+        let (buffer, start) = chunk.seal(id, self.dataset).into_parts();
+        let object = self.buffers.lend(buffer, start);
         let ledger = Arc::clone(&self.ledger);
         let sent = Bytes::clone(&object);
-        self.send(id, object, move |became| {
+        let landed = move |became: Result<(), Error>| {
             let became = became.map(|()| holds);
             let failed = |error| FailedWrite { paths: paths_of(&sent), error };
             ledger.settle(token, became.map_err(failed));
-        });
+        };
+        match under_way {
+            Ok(under_way) => self.send(under_way, id, object, landed),
+            Err(given_up) => landed(Err(given_up)),
+        }
     }
 
-    /// Sends an object as soon as one more may be under way; `landed` hears what became of it.
+    /// Sends an object; `landed` hears what became of it.
     pub(super) fn send(
         &self,
+        under_way: UnderWay,
         id: ChunkId,
         object: Bytes,
         landed: impl FnOnce(Result<(), Error>) + Send + 'static,
     ) {
-        if let Err(given_up) = self.ledger.take_off() {
-            return landed(Err(given_up));
-        }
         let subject = format!("chunk {id} of dl://{}", self.name);
         let lost = Error::new(Kind::Internal, "write", &subject, "the task that sends it ended");
-        let flight = Flight {
-            ledger: Arc::clone(&self.ledger),
-            landed: Some(Box::new(landed)),
-            became: Err(lost),
-        };
+        let flight =
+            Flight { _under_way: under_way, landed: Some(Box::new(landed)), became: Err(lost) };
         let connections = Arc::clone(&self.session.connections);
         let dataset = self.dataset;
         let ledger = Arc::clone(&self.ledger);

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io::Read;
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,15 +12,18 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use bytes::Bytes;
 use dl_format::{Attributes, ChunkId, FilePath, Header, ObjectKind};
-use dl_runtime::{Clock, SystemClock};
+use dl_runtime::{Clock, ManualClock, SystemClock};
 use tokio::sync::Semaphore;
 use tonic::Status;
 
 use crate::error::Kind;
+use crate::remote::connections::Connections;
+use crate::remote::process::Process;
+use crate::remote::session::Session;
 use crate::remote::testing::{
-    Answer, Script, data, dataset, open, options, path, shape, silent, start,
+    Answer, Script, data, dataset, info, open, options, path, shape, silent, start,
 };
-use crate::remote::writer::Exact;
+use crate::remote::writer::{Exact, Writer};
 use crate::remote::{ConnectOptions, Dataset};
 
 const PLAIN: Attributes = Attributes { mode: 0o644, mtime: 0 };
@@ -297,6 +301,57 @@ fn a_put_waits_while_as_many_chunks_are_under_way_as_allowed() {
         gate.add_permits(1000);
     });
     assert_eq!(dataset.flush().unwrap().check().unwrap().files, 100);
+}
+
+/// A writer with one object under way at most, by a clock that stands still.
+fn one_at_a_time(server: SocketAddr) -> (Arc<Writer>, Arc<ManualClock>) {
+    let clock = Arc::new(ManualClock::new(UNIX_EPOCH + Duration::from_secs(1_800_000_000)));
+    let process = Process::start(Arc::<ManualClock>::clone(&clock)).unwrap();
+    let process: &Process = Box::leak(Box::new(process));
+    let options =
+        ConnectOptions { request_timeout: Duration::from_secs(36_000), ..options(&[server]) };
+    let connections = Arc::new(Connections::new(&options, process, Arc::default()).unwrap());
+    (Writer::new(Session { process, connections }, &info(), 1), clock)
+}
+
+#[test]
+fn what_waited_for_the_line_gets_an_id_of_the_time_at_which_it_leaves() {
+    for length in [5, 5 << 20] {
+        let (gate, objects) = (Arc::new(Semaphore::new(0)), Objects::default());
+        let (door, kept) = (Arc::clone(&gate), Arc::clone(&objects));
+        let put = move |object| {
+            let door = Arc::clone(&door);
+            kept.lock().unwrap().push(object);
+            Box::pin(async move {
+                door.acquire().await.unwrap().forget();
+                Ok(())
+            }) as _
+        };
+        let (writer, clock) =
+            one_at_a_time(start(Script { put: Box::new(put), ..Script::default() }));
+        let before = clock.now();
+        let put = |name, length| {
+            writer.put(&path(name), PLAIN, &data(length, 1))?;
+            writer.flush().check()
+        };
+        std::thread::scope(|threads| {
+            let first = threads.spawn(move || put("first", 5));
+            while objects.lock().unwrap().is_empty() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let second = threads.spawn(move || put("second", length));
+            std::thread::sleep(Duration::from_millis(300));
+            clock.advance(Duration::from_secs(20 * 60));
+            gate.add_permits(100);
+            assert_eq!(first.join().unwrap().unwrap().files, 1);
+            assert_eq!(second.join().unwrap().unwrap().files, 1);
+        });
+        let objects = objects.lock().unwrap();
+        let ids: Vec<_> = objects.iter().map(|object| header(object).id()).collect();
+        assert!(ids.is_sorted_by(|a, b| a < b));
+        let sealed: Vec<_> = ids.into_iter().map(ChunkId::sealed_at).collect();
+        assert!(sealed[0] == before && sealed[1..].iter().all(|time| *time == clock.now()));
+    }
 }
 
 /// Keeps S-23: chunks are sent side by side, so the first one must have landed before the second

@@ -1,12 +1,21 @@
 //! Which of two changes holds.
 
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 use dl_format::{ChunkIdMaker, Deletions};
-use dl_meta::Memory;
+use dl_meta::{Memory, Stop};
+use dl_proto::pb::PutChunkRequest;
+use dl_runtime::{Clock, ManualClock, blocking};
+use dl_server::{Doors, HttpPort, Limits, Parts, prepare};
+use dl_tests::cluster::{Running, parts};
+use dl_tests::http::get;
 use dl_tests::rounds;
 use dl_tests::wire::{Files, Wire, chunk};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 
 use super::{id, serve, serve_with};
@@ -54,6 +63,52 @@ async fn an_id_a_quarter_of_an_hour_off_is_refused_unless_it_is_stored() -> Resu
         ensure!(refused.message().contains("clock"), "{refused}");
     }
     ensure!(client.files(dataset).await?.is_empty(), "something was stored");
+    Ok(())
+}
+
+/// Keeps S-22: Rule 8. The second one takes longer than a chunk may.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chunk_that_comes_slowly_is_judged_by_when_its_first_piece_came() -> Result<()> {
+    let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+    let time = Arc::new(ManualClock::new(now));
+    let clock: Arc<dyn Clock> = Arc::<ManualClock>::clone(&time);
+    let limits = Limits { patience: Duration::from_secs(100_000), ..Limits::default() };
+    let working = parts(dl_store::open("memory:").await?, Arc::new(Memory::new()));
+    let parts = Parts { limits, clock: Arc::clone(&clock), ..working };
+    prepare(&parts, Stop::Fresh).await?;
+    let http = HttpPort::open(TcpListener::bind("127.0.0.1:0").await?, clock)?;
+    let address = http.address().to_string();
+    let grpc = TcpListener::bind("127.0.0.1:0").await?;
+    let server = Running::behind(Doors { http: Some(http), ..Doors::open(grpc) }, parts).await?;
+    let client = Wire::connect(server.address()).await?;
+    let dataset = client.create("ds").await?;
+    let mut writer = ChunkIdMaker::new([9; 9]);
+    for minutes in [20, 31] {
+        let object = chunk(writer.next(time.now()), dataset, [(&b"path"[..], &b"x"[..])])?;
+        let (pieces, sent) = mpsc::channel(1);
+        let (dataset, length) = (dataset.as_bytes().to_vec().into(), object.len() as u64);
+        pieces.send(PutChunkRequest { dataset, length, ..Default::default() }).await?;
+        let mut stub = client.stub();
+        let put = dl_runtime::spawn(async move { stub.put_chunk(ReceiverStream::new(sent)).await });
+        let is_begun = async || {
+            let address = address.clone();
+            let (_, text) = blocking::run(move || get(&address, "/metrics")).await??;
+            anyhow::Ok(text.contains("diesel_memory_used_bytes{budget=\"write\"} 5"))
+        };
+        while !is_begun().await? {
+            dl_tests::cluster::clock().sleep(Duration::from_millis(20)).await;
+        }
+        time.advance(Duration::from_secs(minutes * 60));
+        pieces.send(PutChunkRequest { data: object.into(), ..Default::default() }).await?;
+        drop(pieces);
+        match put.await? {
+            Ok(_) => ensure!(minutes == 20, "it took {minutes} minutes"),
+            Err(status) => {
+                ensure!(minutes == 31 && status.code() == Code::InvalidArgument, "{status}");
+                ensure!(status.message().contains("may take 1800"), "{status}");
+            }
+        }
+    }
     Ok(())
 }
 
