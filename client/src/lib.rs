@@ -1,8 +1,8 @@
 //! The client library of DIESEL: datasets of many small files, written in packed chunks and read
 //! in batches (paper, 4 and 5).
 //!
-//! Must hold: every call blocks, may be made from any thread, and ends within its timeout. A call
-//! made again after a failure has the effect of one. After a fork the child has connections, ids
+//! Must hold: every call blocks, may be made from any thread, and ends within its timeout, not
+//! counting what a source takes that it reads. A call made again after a failure has the effect of one. After a fork the child has connections, ids
 //! and unsent writes of its own.
 //!
 //! Calls block their thread: never make them inside of an async runtime.

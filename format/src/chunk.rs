@@ -4,8 +4,6 @@
 //! Must hold: a file is added whole or not at all, and what is sealed passes
 //! [`Verified::check`](crate::Verified::check).
 
-use std::io;
-
 use crate::checksum::{CopyChecked, Crc32c};
 use crate::encode::{FieldWriter, HeadWriter, head_length, narrow};
 use crate::entry::{Attributes, Extent, Origin};
@@ -143,36 +141,6 @@ impl ChunkWriter {
         }
         self.replaces.push(chunk);
         Ok(())
-    }
-
-    /// Adds a file of `length` bytes that `fill` appends to the buffer it is given; what is in the
-    /// buffer already is not its business.
-    ///
-    /// # Errors
-    /// The outer one is the source's. The inner ones are [`ChunkWriter::append`]'s, and
-    /// [`PackError::LengthChanged`] when `fill` did not append exactly `length` bytes; nothing is
-    /// added then.
-    pub fn append_with(
-        &mut self,
-        path: &FilePath,
-        attributes: Attributes,
-        length: u64,
-        fill: impl FnOnce(&mut Vec<u8>) -> io::Result<()>,
-    ) -> io::Result<Result<(), PackError>> {
-        if let Err(error) = self.make_room(path, length, false) {
-            return Ok(Err(error));
-        }
-        let before = self.buffer.len();
-        let start = self.begin();
-        let filled = fill(&mut self.buffer);
-        let got = self.buffer.len().checked_sub(start);
-        if filled.is_err() || got.map(|got| got as u64) != Some(length) {
-            self.buffer.resize(before, 0);
-            return filled.map(|()| Err(PackError::LengthChanged));
-        }
-        let crc = Crc32c::of(self.buffer.get(start..).unwrap_or_default());
-        self.push(path, attributes, crc, start, None);
-        Ok(Ok(()))
     }
 
     /// Makes this the last chunk of a large file: `tail` are its last bytes, `extents` the parts

@@ -158,8 +158,8 @@ impl Dataset {
     /// length in bytes. A link is followed.
     ///
     /// # Errors
-    /// [`Kind::Local`] when it can't be read, is no regular file, or became shorter meanwhile; and
-    /// those of [`put`](Self::put).
+    /// [`Kind::Local`] when it can't be read, is no regular file, or changed meanwhile; and those of
+    /// [`put`](Self::put).
     pub fn put_file(&self, path: &FilePath, source: &Path) -> Result<u64, Error> {
         self.writer()?.put_file(path, source)
     }

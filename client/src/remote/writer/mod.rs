@@ -10,7 +10,7 @@ mod send;
 #[cfg(test)]
 mod tests;
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read, Seek};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -72,7 +72,7 @@ impl Writer {
         if self.is_large(path, data.len() as u64) {
             return self.put_large(path, attributes, data.len() as u64, &mut &*data);
         }
-        self.pack(path, |chunk| Ok(chunk.append(path, attributes, data)))
+        self.pack(path, attributes, data)
     }
 
     pub(crate) fn put_file(&self, path: &FilePath, source: &Path) -> Result<u64, Error> {
@@ -93,21 +93,10 @@ impl Writer {
         file.rewind().map_err(local)?;
         let attributes = Attributes {
             mode: u16::try_from(metadata.mode() & PERMISSIONS).unwrap_or_default(),
-            mtime: metadata.mtime().saturating_mul(NANOS).saturating_add(metadata.mtime_nsec()),
+            mtime: modified(&metadata),
         };
-        let mut file = Exact { file, left: length };
-        if self.is_large(path, length) {
-            self.put_large(path, attributes, length, &mut file)?;
-        } else {
-            self.pack(path, |chunk| {
-                chunk.append_with(path, attributes, length, |buffer| {
-                    let read = file.read_to_end(buffer);
-                    read.map(|_| ()).map_err(|why| {
-                        io::Error::new(why.kind(), format!("read {}: {why}", source.display()))
-                    })
-                })
-            })?;
-        }
+        let mut file = Exact { source, file, metadata, left: length };
+        self.put_reader(path, attributes, length, &mut file)?;
         Ok(length)
     }
 
@@ -124,8 +113,7 @@ impl Writer {
         // Read before a chunk is taken: a slow source must not hold up a flush.
         let mut scratch = self.scratch.take(self.shape.size() as usize);
         let filled = self.fill(path, &mut scratch, length, reader);
-        let packed = filled
-            .and_then(|data| self.pack(path, |chunk| Ok(chunk.append(path, attributes, data))));
+        let packed = filled.and_then(|data| self.pack(path, attributes, data));
         self.scratch.give_back(scratch);
         packed
     }
@@ -156,34 +144,25 @@ impl Writer {
         length > self.shape.largest_file(path)
     }
 
-    /// Lets `add` add a file to an open chunk, or to a fresh one when it is full.
-    fn pack(
-        &self,
-        path: &FilePath,
-        mut add: impl FnMut(&mut ChunkWriter) -> io::Result<Result<(), PackError>>,
-    ) -> Result<(), Error> {
+    /// Adds a file to an open chunk, or to a fresh one when it is full.
+    fn pack(&self, path: &FilePath, attributes: Attributes, data: &[u8]) -> Result<(), Error> {
         let added = loop {
             let (mut open, is_fresh) = match self.ledger.take(path)? {
                 Ok(open) => (open, false),
                 Err(token) => (self.fresh(token), true),
             };
-            let added = add(&mut open.chunk);
-            if matches!(added, Ok(Err(PackError::Full))) && !is_fresh {
+            let added = open.chunk.append(path, attributes, data);
+            if matches!(added, Err(PackError::Full)) && !is_fresh {
                 self.send_open(open);
                 continue;
             }
-            let new = matches!(added, Ok(Ok(()))).then_some(path);
+            let new = added.is_ok().then_some(path);
             if let Some(open) = self.ledger.give_back(open, new) {
                 self.send_open(open);
             }
             break added;
         };
-        match added {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(why @ PackError::LengthChanged)) => Err(self.error(Kind::Local, path, why)),
-            Ok(Err(why)) => Err(self.error(Kind::Invalid, path, why)),
-            Err(why) => Err(self.error(Kind::Local, path, why)),
-        }
+        added.map_err(|why| self.error(Kind::Invalid, path, why))
     }
 
     fn fresh(&self, token: Token) -> Open {
@@ -245,21 +224,49 @@ impl Drop for Writer {
 }
 
 /// A file of which so many bytes are still to be read, and of which there may be no more.
-struct Exact {
+struct Exact<'a> {
+    source: &'a Path,
     file: File,
+    /// What was said of it when it was opened.
+    metadata: Metadata,
     left: u64,
 }
 
-impl Read for Exact {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+impl Exact<'_> {
+    fn read_on(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(buffer.len());
         let read = self.file.read(buffer.get_mut(..most).unwrap_or_default())?;
         self.left = self.left.saturating_sub(read as u64);
-        if read > 0 && self.left == 0 && io::copy(&mut (&self.file).take(1), &mut io::sink())? > 0 {
+        if read > 0 && self.left == 0 {
+            self.check_end()?;
+        }
+        Ok(read)
+    }
+
+    /// Refuses a file that somebody wrote to meanwhile: what was read may be half of each.
+    fn check_end(&self) -> io::Result<()> {
+        if io::copy(&mut (&self.file).take(1), &mut io::sink())? > 0 {
             return Err(io::Error::other(
                 "it has more bytes than it said: it grew while it was read",
             ));
         }
-        Ok(read)
+        let now = self.file.metadata()?;
+        if now.len() != self.metadata.len() || modified(&now) != modified(&self.metadata) {
+            return Err(io::Error::other("it changed while it was read"));
+        }
+        Ok(())
     }
+}
+
+impl Read for Exact<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.read_on(buffer).map_err(|why| {
+            io::Error::new(why.kind(), format!("read {}: {why}", self.source.display()))
+        })
+    }
+}
+
+/// Nanoseconds since 1970; times beyond 64 bits become the nearest.
+fn modified(metadata: &Metadata) -> i64 {
+    metadata.mtime().saturating_mul(NANOS).saturating_add(metadata.mtime_nsec())
 }

@@ -469,15 +469,18 @@ fn a_file_keeps_its_time_and_mode_and_what_is_no_file_is_refused() {
     assert_eq!((entry.path, entry.attributes), (path("a"), wanted));
 }
 
+fn exact(source: &Path, left: u64) -> Exact<'_> {
+    let file = std::fs::File::open(source).unwrap();
+    Exact { source, metadata: file.metadata().unwrap(), file, left }
+}
+
 #[test]
 fn a_file_that_has_more_bytes_than_it_said_is_refused_and_one_that_says_0_is_put_whole() {
     let folder = tempfile::tempdir().unwrap();
     let grown = folder.path().join("grown");
     std::fs::write(&grown, "12345678").unwrap();
-    let mut exact = Exact { file: std::fs::File::open(&grown).unwrap(), left: 3 };
-    assert!(exact.read_to_end(&mut Vec::new()).is_err());
-    let mut exact = Exact { file: std::fs::File::open(&grown).unwrap(), left: 8 };
-    assert_eq!(exact.read_to_end(&mut Vec::new()).unwrap(), 8);
+    assert!(exact(&grown, 3).read_to_end(&mut Vec::new()).is_err());
+    assert_eq!(exact(&grown, 8).read_to_end(&mut Vec::new()).unwrap(), 8);
 
     let objects = Objects::default();
     let dataset = dataset(keeping(&objects));
@@ -485,6 +488,47 @@ fn a_file_that_has_more_bytes_than_it_said_is_refused_and_one_that_says_0_is_put
     let contents = std::fs::read(made_up).unwrap();
     assert_eq!(dataset.put_file(&path("v"), made_up).unwrap(), contents.len() as u64);
     assert_eq!(dataset.flush().unwrap().check().unwrap().bytes, contents.len() as u64);
+}
+
+#[test]
+fn a_file_that_is_written_to_while_it_is_read_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("source");
+    let touch = |file: &std::fs::File| file.set_modified(UNIX_EPOCH);
+    let shrink = |file: &std::fs::File| file.set_len(6);
+    for (change, left) in [(touch as fn(&std::fs::File) -> std::io::Result<()>, 8), (shrink, 6)] {
+        std::fs::write(&source, "12345678").unwrap();
+        let mut exact = exact(&source, left);
+        assert_eq!(exact.read(&mut [0; 3]).unwrap(), 3);
+        change(&std::fs::File::options().write(true).open(&source).unwrap()).unwrap();
+        let why = exact.read_to_end(&mut Vec::new()).unwrap_err().to_string();
+        assert!(why.starts_with("read /") && why.contains("changed while it was read"), "{why}");
+    }
+}
+
+/// A source that gives a byte whenever all that was put before is acknowledged.
+struct Flushing<'a> {
+    dataset: &'a Dataset,
+    files: u64,
+}
+
+impl Read for Flushing<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        self.files += self.dataset.flush().unwrap().check().unwrap().files;
+        buffer[0] = 1;
+        Ok(1)
+    }
+}
+
+#[test]
+fn a_flush_does_not_wait_for_a_small_file_whose_source_is_slow() {
+    let objects = Objects::default();
+    let dataset = dataset(keeping(&objects));
+    dataset.put(&path("first"), PLAIN, b"bytes").unwrap();
+    let mut source = Flushing { dataset: &dataset, files: 0 };
+    dataset.put_reader(&path("slow"), PLAIN, 4, &mut source).unwrap();
+    assert_eq!(source.files, 1);
+    assert_eq!(dataset.flush().unwrap().check().unwrap().files, 1);
 }
 
 #[test]
