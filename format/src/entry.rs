@@ -1,16 +1,40 @@
 //! What a chunk says of one file: its attributes, where its bytes lie, and which version it is.
 
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
 use crate::checksum::Crc32c;
 use crate::id::{ChunkId, Stamp};
 use crate::path::FilePath;
 
+/// Everybody may read, the owner may write.
+const MODE: u16 = 0o644;
+
 /// What a file's owner set: kept as given, restored by `get`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attributes {
     /// Permission bits, at most 0o7777.
     pub mode: u16,
     /// Modification time, nanoseconds since 1970.
     pub mtime: i64,
+}
+
+impl Attributes {
+    /// Of a file that was made at `time`: everybody may read it, and its owner write it.
+    pub fn at(time: SystemTime) -> Self {
+        let nanos = |time: Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
+        let mtime = match time.duration_since(UNIX_EPOCH) {
+            Ok(since) => nanos(since),
+            Err(until) => nanos(until.duration()).saturating_neg(),
+        };
+        Self { mode: MODE, mtime }
+    }
+}
+
+/// As of [`Attributes::at`], of 1970.
+impl Default for Attributes {
+    fn default() -> Self {
+        Self { mode: MODE, mtime: 0 }
+    }
 }
 
 /// Names one written version of one file for ever, also after its chunk was rewritten.
@@ -67,4 +91,22 @@ pub struct Entry {
     pub has_extents: bool,
     /// The version it was first written as, when the chunk is a rewrite.
     pub origin: Option<Origin>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_a_time_has_that_time_and_can_be_opened() {
+        let second = Duration::new(1, 5);
+        for (time, mtime) in [
+            (UNIX_EPOCH + second, 1_000_000_005),
+            (UNIX_EPOCH - second, -1_000_000_005),
+            (UNIX_EPOCH, 0),
+        ] {
+            assert_eq!(Attributes::at(time), Attributes { mode: 0o644, mtime });
+        }
+        assert_eq!(Attributes::default(), Attributes::at(UNIX_EPOCH));
+    }
 }

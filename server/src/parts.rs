@@ -29,7 +29,7 @@ pub struct Limits {
     /// How long a request waits for memory, and for the next piece from its client.
     pub patience: Duration,
     /// How far the seconds of a chunk id may be off the server's clock when its first piece comes.
-    /// The last one comes within twice as much.
+    /// The last one comes within as much again.
     pub clock_skew: Duration,
     /// How long the identity of a fresh chunk store, or a new name, is left alone before it is read
     /// back; nothing where a create is atomic.
@@ -51,7 +51,7 @@ impl Default for Limits {
 impl Limits {
     /// How long all of a chunk may take to come.
     pub(crate) fn whole(&self) -> Duration {
-        self.clock_skew * 2
+        self.clock_skew
     }
 
     /// How old an id is once no server takes a put of it any more: the clock of its writer may be

@@ -3,7 +3,6 @@
 //!
 //! Must hold: nothing is said of a dataset before the gate has let its caller through.
 
-use std::pin::pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -123,26 +122,18 @@ impl Service {
             .max_encoding_message_size(MESSAGE_BYTES_MAX)
     }
 
-    /// The next message of a client that must not keep memory for nothing: some of it comes within
-    /// each patience.
+    /// The next message of a client that must not keep memory for nothing.
     async fn next_piece(
         &self,
         pieces: &mut Streaming<pb::PutChunkRequest>,
-        intake: &Intake,
     ) -> Result<Option<pb::PutChunkRequest>, Status> {
         let patience = self.parts.limits.patience;
-        let mut piece = pin!(pieces.message());
-        let mut came = intake.came();
-        loop {
-            tokio::select! {
-                piece = &mut piece => return piece,
-                () = self.parts.clock.sleep(patience) => {}
-            }
-            if intake.came() == came {
+        tokio::select! {
+            piece = pieces.message() => piece,
+            () = self.parts.clock.sleep(patience) => {
                 let why = format!("nothing came for {patience:?}; send it again");
-                return Err(Error::new(Kind::TimedOut, "receive", "a chunk", why).into());
+                Err(Error::new(Kind::TimedOut, "receive", "a chunk", why).into())
             }
-            came = intake.came();
         }
     }
 
@@ -167,7 +158,7 @@ impl Service {
             let piece = tokio::select! {
                 biased;
                 given_up = sending.given_up("a chunk") => return Err(given_up.into()),
-                piece = self.next_piece(pieces, intake) => piece?,
+                piece = self.next_piece(pieces) => piece?,
             };
             let Some(piece) = piece else { break };
             if object.len().saturating_add(piece.data.len()) > length {
@@ -280,8 +271,7 @@ impl Diesel for Service {
         let admitted = Admitted::of(&request)?;
         let intake = request.extensions().get().cloned().unwrap_or_else(Intake::uncounted);
         let mut pieces = request.into_inner();
-        // Of the first one all comes within that time: nobody presses those who have no memory yet.
-        let first = self.next_piece(&mut pieces, &Intake::uncounted()).await?;
+        let first = self.next_piece(&mut pieces).await?;
         let arrived = self.parts.clock.now();
         let first = first.ok_or(WireError::Missing("its first message")).map_err(invalid)?;
         let head = PutHead::try_from(&first).map_err(invalid)?;

@@ -95,19 +95,12 @@ pub(crate) struct Intake(Arc<Held>);
 struct Held {
     share: Option<Arc<Share>>,
     bytes: AtomicU64,
-    /// All that the body gave.
-    came: AtomicU64,
 }
 
 impl Intake {
     /// Where nothing is counted.
     pub(crate) fn uncounted() -> Self {
-        Self(Arc::new(Held::new(None)))
-    }
-
-    /// How much has come, whole messages or not.
-    pub(crate) fn came(&self) -> u64 {
-        self.0.came.load(Ordering::Relaxed)
+        Self(Arc::new(Held { share: None, bytes: AtomicU64::new(0) }))
     }
 
     /// What came so far is in the memory of the request.
@@ -137,10 +130,6 @@ impl Drop for Expected {
 }
 
 impl Held {
-    fn new(share: Option<Arc<Share>>) -> Self {
-        Self { share, bytes: AtomicU64::new(0), came: AtomicU64::new(0) }
-    }
-
     /// So many bytes of the body, and those that were held, are elsewhere now.
     fn give_back(&self, bytes: u64) {
         let bytes = bytes.saturating_add(self.bytes.swap(0, Ordering::Relaxed));
@@ -164,7 +153,8 @@ impl Counted {
         if let Some(share) = &share {
             share.bodies.fetch_add(1, Ordering::Relaxed);
         }
-        Self { body, held: Arc::new(Held::new(share)), is_held: false }
+        let held = Arc::new(Held { share, bytes: AtomicU64::new(0) });
+        Self { body, held, is_held: false }
     }
 
     /// Has its bytes count until the intake says otherwise.
@@ -177,7 +167,6 @@ impl Counted {
     fn count(&self, frame: &Frame<Bytes>) {
         let bytes = frame.data_ref().map_or(0, Bytes::len) as u64;
         let bytes = bytes.saturating_add(bytes / OVERHEAD_PART).saturating_add(OVERHEAD);
-        self.held.came.fetch_add(bytes, Ordering::Relaxed);
         if self.is_held {
             self.held.bytes.fetch_add(bytes, Ordering::Relaxed);
         } else {

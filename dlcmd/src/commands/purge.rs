@@ -20,7 +20,7 @@ use crate::time;
 /// Give back the space of overwritten and deleted files
 ///
 /// Moves what is left of chunks with many such files into full chunks, and removes what nothing
-/// needs any more, while the dataset is read and written. What was written in the last half hour is
+/// needs any more, while the dataset is read and written. What was written in the last 45 minutes is
 /// left alone, and what was needed until a moment ago waits for --grace: run purge again after that.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("which").args(["dataset", "all"]).required(true), after_help = "Examples:

@@ -30,6 +30,8 @@ const fn origin(chunk: u8, entry: u32) -> EntryVersion {
     EntryVersion { stamp: Stamp::new(1_600_000_000_000_000 + entry as u64), chunk, entry }
 }
 
+const BARE: Attributes = Attributes { mode: 0, mtime: 0 };
+
 fn chunk() -> Vec<u8> {
     let mut writer = ChunkWriter::new(small(), Vec::new());
     for (number, (name, attributes, length)) in FILES.iter().enumerate() {
@@ -42,11 +44,11 @@ fn chunk() -> Vec<u8> {
 fn rewritten() -> Vec<u8> {
     let shape = ChunkShape::new(1 << 20, 4_096).expect("a legal shape");
     let mut writer = ChunkWriter::new(shape, Vec::new());
-    writer.append(&path("fresh"), Attributes::default(), b"new").expect("it has room");
+    writer.append(&path("fresh"), BARE, b"new").expect("it has room");
     for (number, origin) in ORIGINS.into_iter().enumerate() {
         let name = path(format!("old/{number}"));
         let content = data(number as u64, 100);
-        writer.rewrite(&name, Attributes::default(), &content, origin).expect("it has room");
+        writer.rewrite(&name, BARE, &content, origin).expect("it has room");
     }
     for origin in ORIGINS {
         writer.replace(origin.chunk).expect("it has room");
@@ -58,9 +60,7 @@ fn large_file() -> (Vec<u8>, Vec<u8>) {
     let first = data(1, 300);
     let (part, extent) = Sealed::part(small(), id(3), DATASET, &first).expect("it has room");
     let mut writer = ChunkWriter::new(small(), Vec::new());
-    writer
-        .append_tail(&path("large"), Attributes::default(), vec![extent], &data(2, 50))
-        .expect("it has room");
+    writer.append_tail(&path("large"), BARE, vec![extent], &data(2, 50)).expect("it has room");
     (bytes_of(&part), bytes_of(&writer.seal(id(4), DATASET)))
 }
 

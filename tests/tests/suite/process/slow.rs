@@ -81,20 +81,6 @@ fn a_put_over_a_slow_line_goes_on_while_bytes_flow_and_nothing_is_told() -> Resu
     Ok(())
 }
 
-/// Keeps S-16: each message takes longer than the server is patient, and some of it comes meanwhile.
-#[test]
-fn a_put_of_which_bytes_come_is_waited_for_also_in_the_middle_of_a_message() -> Result<()> {
-    let limits = Limits { patience: Duration::from_millis(600), ..Limits::default() };
-    let (_cluster, address) = server(&Parts { limits, ..in_memory() })?;
-    let line = SlowLine::start(address.parse()?, 60_000)?;
-    let (slow, notes) = client(&line.address().to_string(), 60)?;
-    let dataset = slow.create_dataset(&DatasetName::new("ds")?, ChunkShape::new(1 << 20, 64)?)?;
-    dataset.put(&file(0)?, PLAIN, &Dice::new(1).bytes(300_000))?;
-    ensure!(dataset.flush()?.check()?.files == 1, "it is not there");
-    ensure!(said(&notes).is_empty(), "{}", said(&notes));
-    Ok(())
-}
-
 /// Keeps S-11: each waits for longer than that for its first bytes, while others get theirs.
 #[test]
 fn of_reads_over_a_slow_line_none_is_told_to_be_without_an_answer() -> Result<()> {

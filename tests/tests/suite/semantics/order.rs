@@ -83,8 +83,12 @@ async fn a_chunk_that_comes_slowly_is_judged_by_when_its_first_piece_came() -> R
     let client = Wire::connect(server.address()).await?;
     let dataset = client.create("ds").await?;
     let mut writer = ChunkIdMaker::new([9; 9]);
-    for minutes in [20, 31] {
-        let object = chunk(writer.next(time.now()), dataset, [(&b"path"[..], &b"x"[..])])?;
+    for minutes in [14, 16] {
+        let object = chunk(
+            writer.next(time.now() - Duration::from_secs(600)),
+            dataset,
+            [(&b"path"[..], &b"x"[..])],
+        )?;
         let (pieces, sent) = mpsc::channel(1);
         let (dataset, length) = (dataset.as_bytes().to_vec().into(), object.len() as u64);
         pieces.send(PutChunkRequest { dataset, length, ..Default::default() }).await?;
@@ -102,10 +106,10 @@ async fn a_chunk_that_comes_slowly_is_judged_by_when_its_first_piece_came() -> R
         pieces.send(PutChunkRequest { data: object.into(), ..Default::default() }).await?;
         drop(pieces);
         match put.await? {
-            Ok(_) => ensure!(minutes == 20, "it took {minutes} minutes"),
+            Ok(_) => ensure!(minutes == 14, "it took {minutes} minutes"),
             Err(status) => {
-                ensure!(minutes == 31 && status.code() == Code::InvalidArgument, "{status}");
-                ensure!(status.message().contains("may take 1800"), "{status}");
+                ensure!(minutes == 16 && status.code() == Code::InvalidArgument, "{status}");
+                ensure!(status.message().contains("may take 900"), "{status}");
             }
         }
     }
