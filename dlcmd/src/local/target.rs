@@ -17,8 +17,8 @@ use dl_format::{Attributes, FilePath, FileRecord};
 use dl_runtime::{OsRandom, Random};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, fchmod, futimens,
-    linkat, mkdirat, openat, renameat, statat, syncfs, unlinkat,
+    AtFlags, CWD, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, fchmod, fgetxattr,
+    futimens, linkat, mkdirat, openat, renameat, statat, syncfs, unlinkat,
 };
 use rustix::io::Errno;
 
@@ -56,6 +56,8 @@ pub(crate) struct Folder {
     descriptor: OwnedFd,
     /// Made just now, so that none of the names to come is taken.
     is_new: bool,
+    /// What files in it may be is not up to the umask, but to an ACL of the folder.
+    has_default_acl: bool,
 }
 
 /// A file that has no final name yet; without one it vanishes.
@@ -94,7 +96,7 @@ impl Target {
         let mut drawn = [0; 8];
         OsRandom.fill(&mut drawn);
         Ok(Self {
-            root: Arc::new(Folder { descriptor, is_new }),
+            root: Arc::new(Folder::new(descriptor, is_new)),
             path: path.to_owned(),
             umask,
             folders: Mutex::default(),
@@ -154,7 +156,7 @@ impl Target {
             ),
             other => other.into(),
         })?;
-        let folder = Arc::new(Folder { descriptor, is_new });
+        let folder = Arc::new(Folder::new(descriptor, is_new));
         let mut folders = self.folders();
         if folders.len() >= FOLDERS_MAX {
             folders.clear();
@@ -205,6 +207,12 @@ impl Target {
 }
 
 impl Folder {
+    fn new(descriptor: OwnedFd, is_new: bool) -> Self {
+        // Into no room: only whether there is one.
+        let acl = fgetxattr(&descriptor, c"system.posix_acl_default", &mut [0; 0]);
+        Self { descriptor, is_new, has_default_acl: acl.is_ok() }
+    }
+
     /// Whether a file of that name is there and is what `record` describes.
     pub(crate) fn holds(&self, name: &[u8], record: &FileRecord) -> bool {
         !self.is_new
@@ -255,7 +263,7 @@ impl NewFile<'_> {
     /// # Errors
     /// Also when what has that name is no regular file: it is left as it is.
     pub(crate) fn finish(mut self, name: &[u8], attributes: Attributes) -> io::Result<()> {
-        if self.mode & self.target.umask != 0 {
+        if self.mode & self.target.umask != 0 || self.folder.has_default_acl {
             fchmod(&self.file, Mode::from_raw_mode(self.mode.into()))?;
         }
         let omit = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };

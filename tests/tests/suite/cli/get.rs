@@ -8,6 +8,8 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use dl_tests::folder;
 use dl_tests::program::{Process, run};
+use dl_tests::skip;
+use rustix::fs::{XattrFlags, setxattr};
 use rustix::process::Signal;
 
 use super::common::Scene;
@@ -51,6 +53,42 @@ fn get_keeps_times_and_permissions_without_setuid_setgid_and_sticky() -> Result<
     let (put, got) = (fs::metadata(scene.path("src/a"))?, fs::metadata(scene.path("got/a"))?);
     ensure!(got.mode() & 0o7777 == 0o751, "{:o}", got.mode());
     ensure!((put.mtime(), put.mtime_nsec()) == (got.mtime(), got.mtime_nsec()), "times");
+    Ok(())
+}
+
+/// A default ACL as Linux keeps it: version 2, then tag, permissions and nobody's id of each entry.
+fn only_for_the_owner() -> Vec<u8> {
+    let [owner, group, others] = [(0x01u16, 7u16), (0x04, 0), (0x20, 0)];
+    let mut acl = 2u32.to_le_bytes().to_vec();
+    for (tag, permissions) in [owner, group, others] {
+        acl.extend(tag.to_le_bytes());
+        acl.extend(permissions.to_le_bytes());
+        acl.extend(u32::MAX.to_le_bytes());
+    }
+    acl
+}
+
+/// There the kernel asks no umask what a new file may be.
+#[test]
+fn get_keeps_permissions_below_a_folder_with_a_default_acl() -> Result<()> {
+    let scene = Scene::with(&[("a", "1"), ("d/b", "2")])?;
+    fs::create_dir(scene.path("got"))?;
+    let (name, acl) = ("system.posix_acl_default", only_for_the_owner());
+    if let Err(why) = setxattr(scene.path("got"), name, &acl, XattrFlags::empty()) {
+        return skip(format_args!("no default ACL can be set here: {why}"));
+    }
+    let mut before = None;
+    for _ in 0..2 {
+        scene.dl(["get", "dl://ds", "got"])?.code(0)?;
+        let mut inodes = Vec::new();
+        for file in ["a", "d/b"] {
+            let put = fs::metadata(scene.path("src").join(file))?;
+            let got = fs::metadata(scene.path("got").join(file))?;
+            ensure!(got.mode() & 0o777 == put.mode() & 0o777, "{file}: {:o}", got.mode());
+            inodes.push(got.ino());
+        }
+        ensure!(before.replace(inodes.clone()).is_none_or(|before| before == inodes), "again");
+    }
     Ok(())
 }
 
