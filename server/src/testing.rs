@@ -79,12 +79,24 @@ impl Rig {
 
     /// Stores a sealed and stamped chunk behind the metadata's back.
     pub(crate) async fn store_chunk(&self, dataset: DatasetId, number: u8) -> ChunkId {
+        let id = ChunkIdMaker::new([number; 9]).next(self.parts.clock.now());
+        self.store_file(dataset, id, usize::from(number)).await;
+        id
+    }
+
+    /// Stores so many.
+    pub(crate) async fn store_chunks(&self, dataset: DatasetId, count: usize) {
+        let mut ids = ChunkIdMaker::new([1; 9]);
+        for number in 0..count {
+            self.store_file(dataset, ids.next(self.parts.clock.now()), number).await;
+        }
+    }
+
+    async fn store_file(&self, dataset: DatasetId, id: ChunkId, number: usize) {
         let mut writer = ChunkWriter::new(ChunkShape::default(), Vec::new());
         let path = FilePath::new(format!("file-{number}")).unwrap();
         writer.append(&path, Attributes { mode: 0o644, mtime: 1 }, b"bytes").unwrap();
-        let id = ChunkIdMaker::new([number; 9]).next(self.parts.clock.now());
         self.store_sealed(&writer.seal(id, dataset)).await;
-        id
     }
 
     /// The same for an object of any kind; gives its key and what is stored there.

@@ -1,9 +1,9 @@
 //! Which objects of a dataset a recovery has to read: what the chunk store holds, beside what the
 //! log knows.
 //!
-//! Must hold: memory is bounded by the share of the dataset and by what lies in a few folders,
-//! however many objects there are; that the log lacks an object is never overlooked, and neither is
-//! that the chunk store lacks one that the log knows.
+//! Must hold: memory is bounded by the share of the dataset and by some lots, however many objects
+//! there are; that the log lacks an object is never overlooked, and neither is that the chunk store
+//! lacks one that the log knows.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,9 +14,10 @@ use dl_format::{
     parse_snapshot_key,
 };
 use dl_store::{Key, ObjectInfo, Prefix};
+use futures::future::FutureExt;
 use futures::stream::{self, Stream, StreamExt, TryStreamExt};
 
-use super::shares::{Room, Shares};
+use super::shares::{FOLDERS_AT_ONCE, Room, Shares};
 use crate::error::Error;
 use crate::parts::{Parts, prefix};
 use crate::survey::is_logged;
@@ -27,9 +28,10 @@ const LOG_PAGE: usize = 10_000;
 const LOT: usize = 1_000;
 /// Objects that were not listed and are looked for in the log at once.
 const LOOKED_AT_ONCE: usize = 64;
-/// Folders that are listed ahead of the reads.
-const LISTED_AHEAD: usize = 4;
 const FOLDERS: usize = 256;
+/// Objects of a log from which on folders are listed at once: about as many as one listing gives while
+/// all folders take their turns.
+pub(super) const MANY: usize = FOLDERS / FOLDERS_AT_ONCE * LOT;
 
 /// Which objects are to be read though the log knows them, by the seconds of their ids.
 #[derive(Debug, Clone, Copy)]
@@ -45,7 +47,7 @@ pub(super) struct Listed {
     pub(super) object: ObjectInfo,
 }
 
-/// Some objects of a dataset, or what was found in one folder.
+/// Some objects of a dataset.
 #[derive(Debug)]
 pub(super) struct Lot {
     /// How many objects it holds.
@@ -73,6 +75,8 @@ pub(super) struct Search<'a> {
 struct Known {
     /// By hash byte, each in order.
     ids: Vec<Vec<ChunkId>>,
+    /// How many these are.
+    count: usize,
     /// Whether they were listed.
     met: Vec<Vec<AtomicBool>>,
     /// The hash byte before which all are here.
@@ -102,24 +106,32 @@ impl<'a> Search<'a> {
     /// All objects that have to be read, a lot at a time. Where the log is so long that folders are
     /// listed, what lies beside them is not seen: `verify` names it.
     pub(super) fn lots(self) -> impl Stream<Item = Result<Lot, Error>> + Send + 'a {
+        // By the log alone: what it lacks has to be read, which takes longer than any listing.
         let lots = stream::once(self.known(0)).map_ok(move |known| match known.until {
-            FOLDERS => self.whole(known).boxed(),
+            FOLDERS if known.count < MANY => {
+                self.below(prefix(dataset_prefix(self.id)), 0..FOLDERS, Arc::new(known)).boxed()
+            }
+            FOLDERS => self.pass(0..FOLDERS, known).boxed(),
             _ => self.passes().boxed(),
         });
         lots.try_flatten()
     }
 
-    /// The lots of a dataset of which the log is known.
-    fn whole(self, known: Known) -> impl Stream<Item = Result<Lot, Error>> + Send + 'a {
-        let (all, known) = (prefix(dataset_prefix(self.id)), Arc::new(known));
-        let objects = self.list(all).try_chunks(LOT).map_err(|cut| cut.1);
+    /// The lots of what lies below a prefix, which is all that these folders hold.
+    fn below(
+        self,
+        prefix: Prefix,
+        folders: Range<usize>,
+        known: Arc<Known>,
+    ) -> impl Stream<Item = Result<Lot, Error>> + Send + 'a {
+        let objects = self.list(prefix).try_chunks(LOT).map_err(|cut| cut.1);
         let listed = Arc::clone(&known);
         let lots = objects.and_then(move |objects| {
             let known = Arc::clone(&listed);
             async move { self.lot(objects, &known).await }
         });
         lots.chain(stream::once(async move {
-            let lost = self.lost(&known, 0..FOLDERS).await?;
+            let lost = self.lost(&known, folders).await?;
             Ok(Lot { listed: 0, objects: Vec::new(), problems: Vec::new(), lost })
         }))
     }
@@ -141,25 +153,27 @@ impl<'a> Search<'a> {
         passes.map_ok(move |(folders, known)| self.pass(folders, known)).try_flatten()
     }
 
+    /// The lots of these folders, of which many are listed at once.
     fn pass(
         self,
         folders: Range<usize>,
         known: Known,
     ) -> impl Stream<Item = Result<Lot, Error>> + Send + 'a {
         let known = Arc::new(known);
-        stream::iter(folders)
-            .map(move |folder| {
-                let known = Arc::clone(&known);
-                async move {
-                    let hash = u8::try_from(folder).unwrap_or(u8::MAX);
-                    let below = prefix(hash_prefix(self.id, hash));
-                    let objects = self.list(below).try_collect().await?;
-                    let mut lot = self.lot(objects, &known).await?;
-                    lot.lost = self.lost(&known, folder..folder + 1).await?;
-                    Ok(lot)
-                }
-            })
-            .buffered(LISTED_AHEAD)
+        let lots = stream::iter(folders).map(move |folder| {
+            let known = Arc::clone(&known);
+            let lots = async move {
+                let turn = self.shares.folder().await;
+                let hash = u8::try_from(folder).unwrap_or(u8::MAX);
+                let below = prefix(hash_prefix(self.id, hash));
+                let lots = self.below(below, folder..folder + 1, known);
+                lots.inspect(move |_| {
+                    let _until_it_ends = &turn;
+                })
+            };
+            lots.flatten_stream().boxed()
+        });
+        lots.flatten_unordered(FOLDERS_AT_ONCE)
     }
 
     fn list(self, below: Prefix) -> impl Stream<Item = Result<ObjectInfo, Error>> + Send + 'a {
@@ -171,8 +185,8 @@ impl<'a> Search<'a> {
     async fn known(self, first: usize) -> Result<Known, Error> {
         let room = self.shares.room();
         let (ids, met) = (vec![Vec::new(); FOLDERS], Vec::new());
-        let mut known = Known { ids, met, until: FOLDERS, room };
-        let (mut after, mut count) = (None, 0);
+        let mut known = Known { ids, count: 0, met, until: FOLDERS, room };
+        let mut after = None;
         loop {
             let page = self.parts.meta.objects(self.id, after, LOG_PAGE).await;
             let page =
@@ -184,13 +198,13 @@ impl<'a> Search<'a> {
                     && let Some(ids) = known.ids.get_mut(hash)
                 {
                     ids.push(object.id);
-                    count += 1;
+                    known.count += 1;
                 }
             }
-            while known.until > first + 1 && !known.room.holds(count) {
+            while known.until > first + 1 && !known.room.holds(known.count) {
                 known.until -= 1;
                 let dropped = known.ids.get_mut(known.until).map(std::mem::take);
-                count -= dropped.map_or(0, |ids| ids.len());
+                known.count -= dropped.map_or(0, |ids| ids.len());
             }
             if page.len() < LOG_PAGE {
                 let unmet =

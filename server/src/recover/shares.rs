@@ -21,12 +21,17 @@ const IDS_BESIDES: usize = 1 << 20;
 /// Ids that are given out together.
 const IDS_TOGETHER: u32 = 64 << 10;
 
+/// Folders of all datasets that are listed at once, with two lots of each in memory at the most: a part of
+/// the blocking work that goes on at once in a process.
+pub(super) const FOLDERS_AT_ONCE: usize = 32;
+
 /// The shares.
 #[derive(Debug)]
 pub(super) struct Shares {
     headers: Arc<Semaphore>,
     rows: Semaphore,
     ids: Arc<Semaphore>,
+    folders: Arc<Semaphore>,
     passes: Arc<Semaphore>,
 }
 
@@ -43,6 +48,7 @@ impl Default for Shares {
             headers: Arc::new(Semaphore::new(HEADERS)),
             rows: Semaphore::new(ROWS as usize),
             ids: Arc::new(Semaphore::new(IDS_BESIDES)),
+            folders: Arc::new(Semaphore::new(FOLDERS_AT_ONCE)),
             passes: Arc::new(Semaphore::new(1)),
         }
     }
@@ -60,7 +66,12 @@ impl Shares {
         rows.expect("the semaphore is never closed")
     }
 
-    /// Waits until no other dataset is gone through in passes: of those, whole folders are listed.
+    /// Waits until a folder may be listed.
+    pub(super) async fn folder(&self) -> OwnedSemaphorePermit {
+        Arc::clone(&self.folders).acquire_owned().await.expect("the semaphore is never closed")
+    }
+
+    /// Waits until no other dataset is gone through in passes, each of which reads its whole log.
     pub(super) async fn passes(&self) -> OwnedSemaphorePermit {
         Arc::clone(&self.passes).acquire_owned().await.expect("the semaphore is never closed")
     }

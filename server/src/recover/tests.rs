@@ -28,6 +28,32 @@ async fn an_unclean_stop_costs_many_small_datasets_their_latency_together() {
 }
 
 #[tokio::test]
+async fn folders_of_a_large_dataset_are_listed_at_once_and_a_small_one_costs_one_listing() {
+    let mut took = Vec::new();
+    for count in [found::MANY - 1, found::MANY] {
+        let rig = rig().await;
+        let id = rig.create("ds").await;
+        rig.store_chunks(id, count).await;
+        let lists = || rig.counters.counts().lists;
+        // What the log lacks has to be read, however much it is.
+        let before = lists();
+        assert_eq!(rig.run(roll_forward(&rig.parts)).await.0.unwrap(), count as u64);
+        let of_empty_log = lists() - before;
+        rig.store.script("list", vec![Some(Fault::Delay(Duration::from_secs(1))); 300]);
+        let (before, read) = (lists(), rig.counters.counts().ranges);
+        let (adopted, seconds) = rig.run(roll_forward(&rig.parts)).await;
+        assert_eq!(adopted.unwrap(), 0);
+        assert!(rig.counters.counts().ranges - read < 10, "headers were read");
+        took.push((lists() - before - of_empty_log, seconds));
+    }
+    let [(small, one_by_one), (large, at_once)] = took[..] else { panic!("{took:?}") };
+    assert_eq!((small, large), (0, 255));
+    // 32 at a time.
+    let more = at_once - one_by_one;
+    assert!((7..=9).contains(&more), "{more} s for 256 folders");
+}
+
+#[tokio::test]
 async fn a_recovery_of_many_large_datasets_holds_no_more_headers_than_that_of_one() {
     let rig = rig().await;
     for number in 0..8 {
