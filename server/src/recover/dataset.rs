@@ -1,9 +1,9 @@
 //! The recovery of one dataset: headers are read and appended as its objects are found.
 //!
-//! Must hold: many headers and appends are in flight, and a bounded number; what was appended stays,
-//! so that a recovery which was cut off goes on from there; until all is back, its contents are not
-//! taken for all there is. What the log has and the chunk store hasn't is told, and so are large files
-//! without all of their parts.
+//! Must hold: many headers and appends are in flight, and a bounded number; what was appended stays, but
+//! only where metadata is filled from nothing is it not read again after a cut; until all is back, its
+//! contents are not taken for all there is. What the log has and the chunk store hasn't is told, and so
+//! are large files without all of their parts.
 
 use std::fmt::Display;
 use std::sync::{Mutex, PoisonError};
@@ -12,7 +12,7 @@ use dl_format::{ChunkId, DatasetId, DatasetName, FilePath, Header, ObjectKind};
 use dl_meta::{Appended, DatasetRecord, DatasetState, Found};
 use dl_proto::{Kind, RecoverProgress};
 use futures::FutureExt;
-use futures::future::FusedFuture;
+use futures::future::{FusedFuture, ready};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
@@ -258,7 +258,10 @@ impl Recovery<'_> {
         };
         let lots = stream::poll_fn(move |context| lots.poll_recv(context));
         let mut list = list.boxed().fuse();
+        // What is under way is not cut off: it would be in the log without all of its rows.
+        let is_awaited = |_: &Result<Step, Error>| ready(!self.progress.is_deserted());
         let found = lots.map_ok(|lot| stream::iter(steps(lot)).map(Ok)).try_flatten();
+        let found = found.take_while(is_awaited);
         let steps = found
             .map_ok(|step| self.read(step))
             .try_buffer_unordered(READS_AT_ONCE)
@@ -279,10 +282,6 @@ impl Recovery<'_> {
                 step => step?,
             };
             let Some(step) = step else { break };
-            if self.progress.is_deserted() {
-                let why = "nobody waits for it any more; run it again to go on";
-                return Err(Error::new(Kind::Unavailable, "recover dataset", name, why));
-            }
             let state = &mut progress.state;
             match step {
                 Step::Lot { listed, to_read, problems, lost: of_lot } => {
@@ -303,6 +302,10 @@ impl Recovery<'_> {
                 Step::Found(..) | Step::Read(..) => {}
             }
             progress.tell_now_and_then().await;
+        }
+        if self.progress.is_deserted() {
+            let why = "nobody waits for it any more; run it again to go on";
+            return Err(Error::new(Kind::Unavailable, "recover dataset", name, why));
         }
         if !self.read_later(named, &mut outcome, &mut progress.state, large_ones).await? {
             return self.ended(name, named).await;

@@ -105,7 +105,9 @@ async fn rebuild(
     };
     let mending = parts.meta.mending(from).await;
     let mending = mending.map_err(|error| Error::meta("begin to mend", &parts.meta, error))?;
-    // What else is there in metadata of no chunk store is what Redis left of it.
+    // Metadata that is filled from nothing goes on where this one ends. What else is there in metadata of
+    // no chunk store is what Redis left of it, and the next one would take it for brought in.
+    let goes_on = log == Log::Sound && (mending.has_rows || is_empty(parts).await?);
     let log = if log == Log::Sound && !mending.has_rows { Log::Doubted } else { log };
     let damage = mending.damage;
     let damaged = damage.map(|damage| damage.since.map_or(0, seconds_of));
@@ -173,8 +175,8 @@ async fn rebuild(
         incomplete |= !unnamed::set_aside(parts, found.await).await;
     }
     incomplete |= progress.is_deserted();
-    if progress.is_deserted() && log == Log::Sound {
-        // Bound to no store, metadata that is filled from nothing goes on where this one ends.
+    if progress.is_deserted() && goes_on {
+        // As long as it is bound to no store.
         let why = "nobody waits for it any more; run it again to go on";
         return Err(Error::new(Kind::Unavailable, "recover", "datasets", why));
     }
@@ -202,6 +204,12 @@ async fn rebuild(
         identity::refuse_damaged(parts, "recover", "datasets").await?;
     }
     Ok(())
+}
+
+/// Whether the metadata has no dataset.
+async fn is_empty(parts: &Parts) -> Result<bool, Error> {
+    let left = parts.meta.remnants().await;
+    Ok(left.map_err(|error| Error::meta("list", "datasets", error))?.is_empty())
 }
 
 /// Fails when the chunk store has no dataset of that name.
