@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dl_format::{IDENTITY_KEY, IdentityRecord, StoreId};
-use dl_meta::Damage;
+use dl_meta::{Damage, DatasetRecord, DatasetState};
 use dl_runtime::{Clock, Deadline};
 use dl_store::StoreExt;
 use http_body_util::Full;
@@ -63,7 +63,10 @@ pub(crate) struct Site {
 #[derive(Debug, Clone)]
 pub(crate) struct Health {
     at: Duration,
+    /// As it was last known.
     loss: Loss,
+    /// Datasets that are refused until they are recovered, as it was last known.
+    recovering: u64,
     /// None when all is well.
     problem: Option<String>,
 }
@@ -182,13 +185,22 @@ impl Stage {
                 // Of an earlier moment when nobody knows better.
                 let (health, resident) =
                     futures::future::join(site.health(), site.resident()).await;
-                let text = site.metrics.text(&site.watched, health.loss, resident);
+                let Health { loss, recovering, .. } = health;
+                let text = site.metrics.text(&site.watched, loss, recovering, resident);
                 response(StatusCode::OK, metrics::CONTENT_TYPE, text)
             }
             ("/healthz" | "/metrics", _, Some(pending)) => unwell(pending),
-            ("/healthz", Some(site), None) => match site.health().await.problem {
-                None => response(StatusCode::OK, TEXT, "ok\n".to_owned()),
-                Some(problem) => unwell(&problem),
+            ("/healthz", Some(site), None) => match site.health().await {
+                Health { problem: Some(problem), .. } => unwell(&problem),
+                Health { recovering: 0, .. } => response(StatusCode::OK, TEXT, "ok\n".to_owned()),
+                // The others are served.
+                Health { recovering, .. } => {
+                    let text = format!(
+                        "ok\ndatasets that are refused until they are recovered: {recovering}; run \
+                         `dlcmd recover --all`, unless one is under way\n"
+                    );
+                    response(StatusCode::OK, TEXT, text)
+                }
             },
             _ => {
                 let what = "this is dlserver: /healthz, /livez and /metrics are here\n";
@@ -221,13 +233,25 @@ impl Site {
         resident.await.ok().flatten().unwrap_or_default()
     }
 
+    /// How many datasets are refused until they are recovered; none where that can't be learnt now.
+    async fn recovering(&self) -> Option<u64> {
+        let clock = &*self.parts.clock;
+        let records = Deadline::after(clock, PATIENCE).bound(clock, self.parts.meta.records());
+        let records = records.await.ok()?.ok()?;
+        let is_refused = |record: &&DatasetRecord| record.state == DatasetState::Recovering;
+        Some(records.iter().filter(is_refused).count() as u64)
+    }
+
     /// How the stores are; what keeps the server from answering, if anything does.
     async fn health(&self) -> Health {
         let clock = &*self.parts.clock;
-        let held = self.health.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(health) = held.filter(|health| clock.monotonic() < health.at + HOLDS) {
-            return health;
+        let last = self.health.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(health) = &last
+            && clock.monotonic() < health.at + HOLDS
+        {
+            return health.clone();
         }
+        let (lost, refused) = last.map_or((Loss::None, 0), |last| (last.loss, last.recovering));
         let deadline = Deadline::after(clock, PATIENCE);
         let identity = key(IDENTITY_KEY.to_owned());
         let meta = &*self.parts.meta;
@@ -244,9 +268,14 @@ impl Site {
             Ok(Ok((None, ..) | (_, Some(Damage { since: None }), _))) => Loss::All,
             Ok(Ok((_, Some(Damage { since: Some(_) }), _))) => Loss::Last,
             Ok(Ok((Some(_), None, _))) => Loss::None,
-            // Nobody can tell.
             Ok(Err(error)) if error.kind == dl_meta::Kind::Lost => Loss::All,
-            Err(_) | Ok(Err(_)) => Loss::None,
+            // Nobody can tell.
+            Err(_) | Ok(Err(_)) => lost,
+        };
+        // Metadata that lost something, or is silent, can't tell.
+        let recovering = match &meta {
+            Ok(Ok(_)) if loss == Loss::None => self.recovering().await,
+            _ => None,
         };
         let problem = match (meta, store) {
             (Err(_), _) => silent("metadata"),
@@ -273,7 +302,8 @@ impl Site {
                 ),
             },
         };
-        let health = Health { at: clock.monotonic(), loss, problem };
+        let recovering = recovering.unwrap_or(refused);
+        let health = Health { at: clock.monotonic(), loss, recovering, problem };
         *self.health.lock().unwrap_or_else(PoisonError::into_inner) = Some(health.clone());
         health
     }

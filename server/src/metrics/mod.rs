@@ -111,8 +111,15 @@ impl Metrics {
         self.refused_keys.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Everything, as Prometheus reads it; `resident` are the bytes of memory that are in use.
-    pub(crate) fn text(&self, watched: &Watched, loss: Loss, resident: u64) -> String {
+    /// Everything, as Prometheus reads it; `recovering` datasets are refused until they are recovered,
+    /// `resident` are the bytes of memory that are in use.
+    pub(crate) fn text(
+        &self,
+        watched: &Watched,
+        loss: Loss,
+        recovering: u64,
+        resident: u64,
+    ) -> String {
         let mut text = Text::default();
         let name = "diesel_build_info";
         text.metric(name, Kind::Gauge, "Always 1; the version of dlserver is its label.");
@@ -139,6 +146,9 @@ impl Metrics {
         text.metric("diesel_meta_losses", Kind::Gauge, help);
         text.sample(&[("extent", "last")], u8::from(loss == Loss::Last));
         text.sample(&[("extent", "all")], u8::from(loss == Loss::All));
+        let help = "Datasets that are refused until they are recovered.";
+        text.metric("diesel_recovering_datasets", Kind::Gauge, help);
+        text.sample(&[], recovering);
         write_gauges(&mut text, &watched.gauges);
         write_fast_store(&mut text, watched.fast_store.as_deref());
         write_sources(&mut text, &watched.sources);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use dl_meta::{Memory, Stop};
+use dl_meta::{DatasetRecord, DatasetState, Memory, MetaStore, Stop};
 use dl_proto::pb::PutChunkRequest;
 use dl_runtime::fault::{CutPoint, Fault, Faults};
 use dl_runtime::{Deadline, SeededRandom, blocking};
@@ -94,6 +94,40 @@ async fn a_server_whose_stores_fail_or_are_silent_says_that_it_is_not_well() -> 
     }
     clock().sleep(Duration::from_millis(1_200)).await;
     ensure!(ask().await?.0 == 200, "not well again");
+    server.stop().await
+}
+
+/// Keeps S-32.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_refuses_single_datasets_is_well_and_says_how_many() -> Result<()> {
+    let meta = Arc::new(Memory::new());
+    let parts = parts(dl_store::memory(), Arc::<Memory>::clone(&meta));
+    prepare(&parts, Stop::Fresh).await?;
+    let http = HttpPort::open(TcpListener::bind("127.0.0.1:0").await?, clock())?;
+    let address = http.address().to_string();
+    let grpc = TcpListener::bind("127.0.0.1:0").await?;
+    let server = Running::behind(Doors { http: Some(http), ..Doors::open(grpc) }, parts).await?;
+    let wire = Wire::connect(server.address()).await?;
+    wire.create("served").await?;
+    let record = meta.record(wire.create("secret-set").await?).await?.context("a dataset")?;
+    let ask = async || {
+        // What was said before holds for a second.
+        clock().sleep(Duration::from_millis(1_200)).await;
+        let address = address.clone();
+        let both = move || anyhow::Ok((get(&address, "/healthz")?, get(&address, "/metrics")?));
+        blocking::run(both).await?
+    };
+    for (state, count) in
+        [(DatasetState::Live, 0), (DatasetState::Recovering, 1), (DatasetState::Live, 0)]
+    {
+        meta.put_dataset(&DatasetRecord { state, ..record.clone() }).await?;
+        let ((status, health), (_, metrics)) = ask().await?;
+        ensure!(status == 200 && health.starts_with("ok\n"), "{status} {health}");
+        let told = health.contains(&format!("{count}; run `dlcmd recover --all`"));
+        ensure!(told == (count > 0) && !health.contains("secret"), "{health}");
+        let gauge = format!("\ndiesel_recovering_datasets {count}\n");
+        ensure!(metrics.contains(&gauge), "{metrics}");
+    }
     server.stop().await
 }
 

@@ -183,6 +183,15 @@ async fn a_loss_of_metadata_is_told_to_who_watches_with_the_command_that_mends_i
         dl(&server, ["recover", "--all"])?.code(0)?;
         ensure!(watch()? == (200, "ok\n".to_owned(), false), "not well again");
     }
+    // An alert does not end because nobody can tell any more.
+    for redis in cluster.servers() {
+        redis.text(&["FLUSHALL"]).await;
+    }
+    ensure!(watch()?.2, "it is not in the metrics");
+    cluster.servers().iter().for_each(|redis| redis.kill());
+    let (status, text, is_counted) = watch()?;
+    ensure!(status == 503 && text.starts_with("the metadata store"), "{status} {text}");
+    ensure!(is_counted, "it is not in the metrics any more");
     server.stop()?;
     Ok(())
 }

@@ -17,8 +17,8 @@ use super::hold;
 const RULE: &str = "docs/METRICS.md has a row for each metric, with its kind and labels:";
 
 /// Endings that say what is counted.
-const UNITS: [&str; 7] =
-    ["_total", "_seconds", "_bytes", "_info", "_in_flight", "_connections", "_losses"];
+const UNITS: [&str; 8] =
+    ["_total", "_seconds", "_bytes", "_info", "_in_flight", "_connections", "_datasets", "_losses"];
 
 /// Metrics, each with its kind and its labels.
 type Metrics = BTreeMap<String, (String, BTreeSet<String>)>;
