@@ -110,3 +110,24 @@ async fn a_second_crash_while_rolling_forward_changes_nothing() {
         }
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_was_not_closed_is_opened_without_a_walk_through_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let opened = Embedded::open(dir.path(), EmbeddedOptions::default(), clock()).await;
+    let (store, _) = opened.unwrap();
+    store.put_dataset(&record()).await.unwrap();
+    for object in Maker::new(DATASET, 8).history(20) {
+        store.append(&object).await.unwrap();
+    }
+    while store.shared.state().bytes() > 0 {
+        clock().sleep(Duration::from_millis(10)).await;
+    }
+    // What a crash leaves, as nothing writes now.
+    let left = dir.path().join("left.redb");
+    std::fs::copy(dir.path().join("meta.redb"), &left).unwrap();
+    let mut builder = redb::Database::builder();
+    builder.set_repair_callback(|repair| repair.abort());
+    builder.open(&left).unwrap();
+    store.close().await.unwrap();
+}
