@@ -3,6 +3,7 @@
 //! Must hold: no key is in any log or text, and nobody keeps the others out.
 
 mod flood;
+mod frames;
 mod http;
 mod keys;
 mod large;
