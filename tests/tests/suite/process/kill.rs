@@ -231,27 +231,6 @@ fn a_killed_put_leaves_only_whole_files_and_the_next_one_goes_on() -> Result<()>
     Ok(())
 }
 
-/// Keeps S-11.
-#[test]
-fn a_server_that_is_asked_to_stop_finishes_what_is_in_flight() -> Result<()> {
-    let scene = Scene::new(3)?;
-    strike(rounds(3, 30), |round| {
-        let dataset = format!("dl://round{round}");
-        let server = scene.start()?;
-        let address = server.address().to_owned();
-        let mut put = scene.put(&server, &dataset, Stdio::null())?;
-        scene.await_moment(&mut put)?;
-        let is_hit = scene.is_under_way(&mut put)?;
-        server.stop()?;
-        let server = scene.start_again(&address)?;
-        let ended = put.process.wait(PATIENCE)?;
-        ensure!(ended == 0, "the put ended with {ended} over a restart");
-        scene.compare(&server, &dataset)?;
-        server.stop()?;
-        Ok(is_hit)
-    })
-}
-
 /// Keeps S-13.
 #[test]
 fn an_interrupted_put_leaves_a_whole_dataset_as_far_as_it_went() -> Result<()> {

@@ -28,6 +28,7 @@ mod settings;
 mod slow;
 mod stalled;
 mod start;
+mod stopping;
 mod tied;
 mod tiny;
 mod wrong;

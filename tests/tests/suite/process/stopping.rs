@@ -1,0 +1,108 @@
+//! What is in flight when a server is asked to stop.
+//!
+//! Must hold: every request here is sent once, so that only the server that began it can have
+//! answered it.
+
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use anyhow::{Context, Result, ensure};
+use dl_format::ChunkIdMaker;
+use dl_meta::{Memory, Stop};
+use dl_proto::pb;
+use dl_runtime::fault::{CutPoint, Fault, Faults};
+use dl_runtime::{Clock, ManualClock, OsRandom};
+use dl_server::prepare;
+use dl_store::{FaultStore, Kind, Store};
+use dl_tests::cluster::{Running, clock, parts};
+use dl_tests::dice::Dice;
+use dl_tests::wire::{self, Wire};
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+
+async fn start(store: Arc<dyn Store>) -> Result<Running> {
+    let parts = parts(store, Arc::new(Memory::new()));
+    prepare(&parts, Stop::Fresh).await?;
+    Running::start(parts).await
+}
+
+/// Asks a server to stop, and waits until it takes nobody in any more.
+async fn begin_to_stop(server: Running) -> JoinHandle<Result<()>> {
+    let address = server.address();
+    let stopping = dl_runtime::spawn(server.stop());
+    while TcpStream::connect(address).await.is_ok() {
+        clock().sleep(Duration::from_millis(5)).await;
+    }
+    stopping
+}
+
+fn faults() -> Faults<Kind> {
+    Faults::new(Arc::new(OsRandom))
+}
+
+/// Keeps S-11.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_asked_to_stop_answers_the_put_it_has_begun_and_ends_after_it()
+-> Result<()> {
+    let (held, faults) = (Arc::new(ManualClock::new(UNIX_EPOCH)), faults());
+    let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&held);
+    let store = FaultStore::new(dl_store::memory(), time, faults.clone(), CutPoint::new());
+    let server = start(Arc::new(store)).await?;
+    let client = Wire::connect(server.address()).await?;
+    let dataset = client.create("ds").await?;
+    let id = ChunkIdMaker::new([1; 9]).next(clock().now());
+    let object = wire::chunk(id, dataset, [(&b"a"[..], &b"bytes"[..])])?;
+    faults.script("create", [Some(Fault::Delay(Duration::from_secs(1)))]);
+    let put = dl_runtime::spawn(async move { client.put(dataset, &object).await });
+    while !faults.is_used_up("create") {
+        clock().sleep(Duration::from_millis(5)).await;
+    }
+
+    let stopping = begin_to_stop(server).await;
+    ensure!(!put.is_finished(), "it was answered before it was stored");
+    ensure!(!stopping.is_finished(), "the server has ended before the put");
+    held.advance(Duration::from_secs(1));
+    put.await?.context("the put that was in flight")?;
+    stopping.await?
+}
+
+/// Keeps S-11.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_asked_to_stop_sends_the_rest_of_a_read_and_ends_after_it() -> Result<()> {
+    let server = start(dl_store::memory()).await?;
+    let client = Wire::connect(server.address()).await?;
+    let dataset = client.create("ds").await?;
+    // More than a client takes from the connection before the first of it was read.
+    let dice = Dice::new(1);
+    let files: Vec<_> = (0..8).map(|_| dice.bytes(1_000_000)).collect();
+    let mut ids = ChunkIdMaker::new([1; 9]);
+    for (number, bytes) in files.iter().enumerate() {
+        let file = (number.to_string(), bytes.as_slice());
+        let object = wire::chunk(ids.next(clock().now()), dataset, [(file.0.as_bytes(), file.1)])?;
+        client.put(dataset, &object).await?;
+    }
+    let items = (0..files.len()).map(|number| pb::ReadItem {
+        source: Some(pb::read_item::Source::Path(number.to_string().into_bytes().into())),
+        ..pb::ReadItem::default()
+    });
+    let request = pb::ReadRequest {
+        dataset: dataset.as_bytes().to_vec().into(),
+        items: items.collect(),
+        ..pb::ReadRequest::default()
+    };
+    let mut replies = client.stub().read(request).await?.into_inner();
+    let mut reply = replies.message().await?;
+
+    let stopping = begin_to_stop(server).await;
+    ensure!(!stopping.is_finished(), "the server has ended before the read");
+    let mut found = vec![Vec::<u8>::new(); files.len()];
+    while let Some(pieces) = reply {
+        for piece in pieces.pieces {
+            ensure!(piece.status() == pb::ItemStatus::Ok, "{}", piece.problem);
+            found.get_mut(piece.item as usize).context("another item")?.extend(&piece.data);
+        }
+        reply = replies.message().await.context("the read that was in flight")?;
+    }
+    ensure!(found == files, "other bytes");
+    stopping.await?
+}
