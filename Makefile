@@ -92,9 +92,9 @@ fmt:
 clippy:
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 
-# What the end-to-end tests start. Cargo builds no binaries for the tests of another package.
+# What the end-to-end tests and the demos in them start. Cargo builds no binaries for the tests of another package.
 programs:
-	cargo build --locked --workspace --bins
+	cargo build --locked --workspace --bins --examples
 
 # nextest runs no doctests.
 doctest:

@@ -2,7 +2,8 @@
 # The tour on a cluster: a Redis Cluster of three primaries with a replica each, an S3 server, and
 # three dlservers with users and TLS. On the way a server is killed in the middle of a put, a Redis
 # primary dies, and all of Redis is wiped (SRC=..., by default /usr/share/doc).
-# Uses a fresh temporary folder and free ports of 127.0.0.1, and leaves nothing behind.
+# Uses a fresh temporary folder and free ports of 127.0.0.1, and leaves nothing behind. With
+# PROGRAMS=folder it runs the programs of a target folder, such as target/debug, and builds none.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -73,9 +74,11 @@ if [ ! -d "$src" ]; then
     exit 2
 fi
 
-say "Building (release)"
-cargo build --locked --release -p dl-server -p dlcmd -p libdiesel --bins --examples
-bin=${CARGO_TARGET_DIR:-target}/release
+bin=${PROGRAMS:-${CARGO_TARGET_DIR:-target}/release}
+if [ -z "${PROGRAMS:-}" ]; then
+    say "Building (release)"
+    cargo build --locked --release -p dl-server -p dlcmd -p libdiesel --bins --examples
+fi
 dlcmd=$bin/dlcmd
 
 say "1. A Redis Cluster for the metadata: three primaries, a replica behind each"
@@ -190,8 +193,11 @@ put=0
 wait "$putting" || put=$?
 sed 's/^/  /' "$work/put"
 echo "  there are $(objects) objects now"
-# 4: files that can't be read were left out, and the rest is there.
-if [ "$put" != 0 ] && [ "$put" != 4 ]; then fail "the put failed" "$work/skipped"; fi
+# 4: all was tried, and what is not there is listed. A file that can't be read is none of the demo's
+# faults; one that could not be stored is.
+if { [ "$put" != 0 ] && [ "$put" != 4 ]; } || grep -qE ' not stored: | is not stored$' "$work/skipped"; then
+    fail "the put failed" "$work/skipped"
+fi
 files=$("$dlcmd" ls -R -0 dl://demo | tr -cd '\0' | wc -c)
 
 say "6. Read everything shuffled, comparing every byte, through the two that live"

@@ -402,10 +402,10 @@ fn finish(
         if summary.files == 0 {
             return Err(failure);
         }
-        context.notes.error(format_args!("stopped, the rest was not tried: {failure}"));
         let stored = counted(summary.files, "file");
         context.notes.note(format_args!("{stored} stored; the same command goes on from there"));
-        return Ok(Exit::Partly);
+        // Not in part: nobody lists the rest.
+        return Err(failure.while_doing("stopped, the rest was not tried"));
     }
     Ok(match first {
         Some(kind) if summary.files == 0 => Exit::of(kind),

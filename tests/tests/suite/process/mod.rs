@@ -6,6 +6,7 @@
 mod away;
 mod damaged;
 mod deaf;
+mod demo;
 mod full;
 mod half;
 mod hostile;

@@ -1,0 +1,99 @@
+//! The tours of demo/, on small folders and with the programs of the tests.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use dl_tests::dice::Dice;
+use dl_tests::program::{program, run, tool};
+use dl_tests::{folder, workspace};
+
+/// A folder to pack, and one in which the tour may work.
+struct Scene {
+    folder: tempfile::TempDir,
+}
+
+impl Scene {
+    fn new(files: usize, longest: usize) -> Result<Self> {
+        let scene = Self { folder: tempfile::tempdir()? };
+        folder::fill(&scene.path("src"), files, longest, &Dice::new(1))?;
+        fs::create_dir(scene.path("tmp"))?;
+        Ok(scene)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn tour(&self, script: &str, programs: &Path) -> Command {
+        let mut tour = Command::new(workspace::root().join("demo").join(script));
+        tour.env("SRC", self.path("src")).env("PROGRAMS", programs);
+        tour.env("TMPDIR", self.path("tmp"));
+        tour
+    }
+
+    /// Nothing but the sources is left.
+    fn check_left(&self) -> Result<()> {
+        let left: Vec<_> = fs::read_dir(self.path("tmp"))?.collect::<Result<_, _>>()?;
+        ensure!(left.is_empty(), "{left:?} is left");
+        Ok(())
+    }
+}
+
+/// The folder with the programs of the tests.
+fn programs() -> Result<PathBuf> {
+    program("examples/read_shuffled")?;
+    Ok(program("dlserver")?.parent().context("a program is in a folder")?.to_owned())
+}
+
+#[test]
+fn the_demo_packs_a_folder_loses_its_metadata_and_reads_every_byte_again() -> Result<()> {
+    let scene = Scene::new(300, 20_000)?;
+    symlink("nowhere", scene.path("src").join("link"))?;
+    let said = run(&mut scene.tour("run.sh", &programs()?))?.code(0)?.text();
+    ensure!(said.contains("1 links, special files and unreadable files were left out"), "{said}");
+    ensure!(said.ends_with("Done. Nothing is left behind.\n"), "{said}");
+    scene.check_left()
+}
+
+#[test]
+fn the_demo_fails_where_a_part_of_its_files_was_not_stored() -> Result<()> {
+    let (scene, programs) = (Scene::new(10, 1_000)?, programs()?);
+    let others = scene.path("programs");
+    fs::create_dir(&others)?;
+    symlink(programs.join("dlserver"), others.join("dlserver"))?;
+    symlink(programs.join("examples"), others.join("examples"))?;
+    let real = programs.join("dlcmd").display().to_string();
+    for (code, told) in [
+        (1, "stopped, the rest was not tried: no space left"),
+        (4, "1 file not stored: no space left"),
+        (4, "a is not stored"),
+    ] {
+        let dlcmd = others.join("dlcmd");
+        let text = format!(
+            "#!/bin/sh\n'{real}' \"$@\" || exit\nif [ \"$1\" = put ]; then\n\
+             echo 'dlcmd: {told}' >&2\nexit {code}\nfi\n"
+        );
+        fs::write(&dlcmd, text)?;
+        fs::set_permissions(&dlcmd, fs::Permissions::from_mode(0o755))?;
+        let ended = run(&mut scene.tour("run.sh", &others))?.code(1)?;
+        ensure!(ended.stderr.contains(told), "{}", ended.stderr);
+        scene.check_left()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_demo_of_a_cluster_goes_through_with_all_that_is_killed_and_wiped() -> Result<()> {
+    // The put has to last until a server is killed in the middle of it.
+    let scene = Scene::new(2_000, 100_000)?;
+    let mut tour = scene.tour("cluster.sh", &programs()?);
+    let tools = tool("bin/s3s-fs", "buckets")?;
+    let tools = tools.parent().context("a program is in a folder")?.display().to_string();
+    tour.env("PATH", format!("{}:{tools}", std::env::var("PATH")?));
+    let said = run(&mut tour)?.code(0)?.text();
+    ensure!(said.ends_with("Done. Nothing is left behind.\n"), "{said}");
+    scene.check_left()
+}
