@@ -6,7 +6,8 @@
 # $1: the page; $2: a folder with the programs; $3: s3s-fs; $4: an empty folder.
 #
 # What differs from the page: a bucket of s3s-fs for Amazon's, and folders below /var/lib for /nvme,
-# /diesel and another machine's disk. The test says which blocks are left out, and why.
+# /diesel, another machine's disk and where a dataset came from. The test says which blocks are left
+# out, and why.
 set -euo pipefail
 page=$(realpath "$1") programs=$2 bucket=$3 work=$4
 
@@ -26,15 +27,18 @@ block() {
             -e 's#--store /diesel/#--store /var/lib/backup/#; s#embedded:/diesel/#embedded:/var/lib/backup/#' \
             -e "s#AWS_ACCESS_KEY_ID=\.\.\.#AWS_ACCESS_KEY_ID=key#" \
             -e "s#AWS_SECRET_ACCESS_KEY=\.\.\.#AWS_SECRET_ACCESS_KEY=secret#" \
+            -e "s#/data/imagenet#$work/source#" \
             -e "s#AWS_REGION=\.\.\.#AWS_REGION=us-east-1#" ||
         fail "no block of $page holds '$1'"
 }
 
-# Runs what is on stdin.
+# Runs what is on stdin, which ends with $2, or else with 0.
 commands() {
+    local code=0
     cat > "$work/commands"
     echo "--- $1"
-    bash -euo pipefail "$work/commands" || fail "$1 ended with $?"
+    bash -euo pipefail "$work/commands" || code=$?
+    [ "$code" = "${2:-0}" ] || fail "$1 ended with $code"
 }
 
 # Runs what is on stdin, which ends with a server, and waits until it listens.
@@ -48,6 +52,28 @@ serve() {
         sleep 0.1
     done
     fail "$1 does not listen: $(cat "$log")"
+}
+
+# Runs a command that is to end with an error that says this.
+refused() {
+    local told=$1
+    shift
+    if "$@" > "$work/refused" 2>&1; then fail "$* was not refused"; fi
+    grep -q -- "$told" "$work/refused" || fail "$*: $(cat "$work/refused")"
+}
+
+# Runs a command until it succeeds.
+until_ok() {
+    for _ in $(seq 600); do
+        "$@" > "$work/tried" 2>&1 && return
+        sleep 0.1
+    done
+    fail "$*: $(cat "$work/tried")"
+}
+
+# How many files the dataset has.
+listed() {
+    dlcmd ls -R dl://imagenet | wc -l
 }
 
 # Ends all servers, as their admin does.
@@ -91,6 +117,11 @@ dlcmd put "$work/source" dl://imagenet
 block 'dlcmd purge --all' | commands maintenance
 block 'rsync -a' | commands backup
 stop
+block 'rm -rf /var/lib/diesel/meta' | serve one-box-without-metadata
+refused 'recover --all' dlcmd ls dl://imagenet
+block '# on the box itself' | commands recover-one-box
+[ "$(listed)" = 40 ] || fail "$(listed) files are on the box"
+stop
 block '--meta embedded:' | head -n 1 | serve restored
 block '--meta embedded:' | tail -n +2 | commands recover
 dlcmd get dl://imagenet "$work/got"
@@ -132,7 +163,43 @@ DIESEL_KEY=$(cat admin.key)
 export DIESEL_USER=admin DIESEL_KEY
 dlcmd put "$work/source" dl://imagenet
 block 'dlcmd purge --all' | commands maintenance-of-the-cluster
-REDISCLI_AUTH=SECRET redis-cli -h 10.0.0.1 -p 7001 config set maxmemory 1gb | grep -q OK || fail "maxmemory"
+
+# What can be lost, each with what mends it.
+cd "$work/admin"
+block 'DIESEL_CA=/etc/diesel/ca.pem' > "$work/variables"
+. "$work/variables"
+kill -KILL "$(pgrep -f 'dlserver --listen 10.0.0.5')"
+[ "$(listed)" = 40 ] || fail "the other server has $(listed) files"
+block '--tls-cert' | serve server-5-again
+block 'curl --fail' | commands well
+redis-cli --cluster call 10.0.0.1:7001 flushall --cluster-only-masters > "$work/flushed"
+refused 'recover --all' dlcmd ls dl://imagenet
+block '# of all datasets' | commands recover-redis
+[ "$(listed)" = 40 ] || fail "$(listed) files are back in Redis"
+block 'flushall' | commands redis-set-back
+[ "$(listed)" = 40 ] || fail "$(listed) files are back in an emptied Redis"
+redis-cli --cluster call 10.0.0.1:7001 config set maxmemory 1mb > "$work/full"
+refused maxmemory dlcmd put "$work/source" dl://other
+block 'config set maxmemory' | commands redis-full
+until_ok dlcmd put "$work/source" dl://other
+dlcmd delete-dataset dl://other
+rm -r "$work/bucket/training-data/diesel/names/imagenet"
+block 'dlcmd recover dl://imagenet' | commands name
+[ -d "$work/bucket/training-data/diesel/names/imagenet" ] || fail "the name is not there again"
+find "$work/bucket/training-data/diesel" -name '*.c' | while read -r chunk; do
+    head -c 64 /dev/urandom |
+        dd of="$chunk" bs=1 seek=$(($(stat -c %s "$chunk") / 2)) conv=notrunc status=none
+done
+block 'verify --checksums' | commands damaged 4
+block 'put --checksum /data' | commands put-again
+dlcmd verify --checksums dl://imagenet > "$work/left" || true
+grep -q 'put --checksum' "$work/left" && fail "still damaged: $(cat "$work/left")"
+kill -KILL "$(pgrep -f 'redis-server 10.0.0.1:7001')"
+until_ok sh -c 'redis-cli -h 10.0.0.2 -p 7001 cluster nodes | grep 10.0.0.1:7001 | grep -q "fail "'
+until_ok sh -c 'redis-cli -h 10.0.0.2 -p 7001 cluster info | grep cluster_state:ok'
+until_ok curl --fail --silent http://10.0.0.5:7421/healthz
+block 'recover --since 1h' | commands look-again
+cd /etc/diesel
 dlcmd user --users users rekey admin --keep-old > new.key
 DIESEL_KEY=$(cat new.key)
 for _ in $(seq 100); do
