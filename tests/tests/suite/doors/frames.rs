@@ -39,6 +39,7 @@ struct Sizes {
 }
 
 /// Reads what the other end announces.
+#[expect(clippy::big_endian_bytes, reason = "so HTTP/2 has it")]
 fn announced(from: &mut TcpStream) -> Result<Sizes> {
     let (mut settings, mut window) = (BTreeMap::new(), None);
     while settings.is_empty() || window.is_none() {
