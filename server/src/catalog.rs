@@ -340,7 +340,10 @@ pub(crate) async fn delete(
             if newest.is_some_and(|newest| newest.record.dataset == id) {
                 continue;
             }
-            break named.generation;
+            // The name says nothing of it, so that nobody could go on with the rest.
+            names::settle(parts, name, named.generation).await?;
+            forget_deleted(parts, name, id).await?;
+            return leftovers.remove_all(parts, id).await;
         }
         if named.record.state == NameState::Deleted {
             break named.generation;
@@ -374,6 +377,11 @@ pub(crate) async fn delete(
     };
     // Or a power cut could bring a dataset back whose objects are gone.
     names::settle(parts, name, ended).await?;
+    forget_deleted(parts, name, id).await?;
+    Ok(leftovers.remove(parts, name, id).await)
+}
+
+async fn forget_deleted(parts: &Parts, name: &DatasetName, id: DatasetId) -> Result<(), Error> {
     forget(parts, name, id).await.map_err(|error| match error.kind {
         Kind::Full => {
             let why = "it is deleted, but there is no space to remove what is left of it; free some, \
@@ -381,8 +389,7 @@ pub(crate) async fn delete(
             Error::new(Kind::Full, "delete dataset", name, why)
         }
         _ => error,
-    })?;
-    leftovers.remove(parts, name, id).await
+    })
 }
 
 /// Whether a dataset lives under another name than the one it is to be deleted by, which alone says

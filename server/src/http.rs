@@ -259,7 +259,8 @@ impl Site {
             async { Ok((meta.identity().await?, meta.damage().await?, meta.refusal().await?)) };
         let meta = deadline.bound::<Result<_, dl_meta::Error>>(clock, meta);
         let store = deadline.bound(clock, self.parts.store.read_all(&identity));
-        let (meta, store) = futures::future::join(meta, store).await;
+        let (meta, store, recovering) =
+            futures::future::join3(meta, store, self.recovering()).await;
         let silent = |what| Some(format!("the {what} store did not answer within {PATIENCE:?}"));
         let failed = |what, error: &dyn std::error::Error| {
             Some(format!("the {what} store can't be asked: {}", causes(error)))
@@ -273,10 +274,7 @@ impl Site {
             Err(_) | Ok(Err(_)) => lost,
         };
         // Metadata that lost something, or is silent, can't tell.
-        let recovering = match &meta {
-            Ok(Ok(_)) if loss == Loss::None => self.recovering().await,
-            _ => None,
-        };
+        let recovering = recovering.filter(|_| loss == Loss::None && matches!(meta, Ok(Ok(_))));
         let problem = match (meta, store) {
             (Err(_), _) => silent("metadata"),
             (Ok(Err(error)), _) => failed("metadata", &error),

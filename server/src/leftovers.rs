@@ -4,9 +4,8 @@
 //! Must hold: only what belongs to a deletion that outlasts a power cut is removed, and nothing while
 //! the servers are read-only. What can't be removed of one dataset keeps no other from it.
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use dl_format::{DatasetId, DatasetName, dataset_prefix, parse_snapshot_key};
@@ -23,12 +22,11 @@ use crate::parts::{Parts, prefix};
 /// Deleted datasets that are looked at, at once.
 const DATASETS_AT_ONCE: usize = 8;
 
-/// Objects that are removed at once, of all these datasets: in a folder each takes one of the places for
-/// blocking work, and reads and puts need some as well.
+/// Objects that a server removes at once: in a folder each takes one of the places for blocking work, and
+/// reads and puts need some as well.
 const REMOVALS_AT_ONCE: usize = blocking::AT_ONCE / 2;
 
-/// After so many objects of a dataset that can't be removed the others are left for later: it is the
-/// store.
+/// After so many failures one behind the other the rest of a dataset is left for later: it is the store.
 const FAILURES_MAX: usize = 2 * REMOVALS_AT_ONCE;
 
 /// Whoever deletes a dataset waits for so long until its objects are removed.
@@ -43,41 +41,110 @@ const BACKOFF: Backoff =
 
 const ACTION: &str = "remove the objects of dataset";
 
-/// The deleted datasets that requests have left to the job. Clones share them.
-#[derive(Debug, Clone, Default)]
+/// What all that removes in a server shares. Clones share it, too.
+#[derive(Debug, Clone)]
 pub(crate) struct Leftovers {
-    told: Arc<Mutex<BTreeMap<DatasetId, DatasetName>>>,
+    room: Arc<Semaphore>,
+    /// There is something for the job.
     more: Arc<Notify>,
 }
 
-impl Leftovers {
-    fn told(&self) -> MutexGuard<'_, BTreeMap<DatasetId, DatasetName>> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+impl Default for Leftovers {
+    fn default() -> Self {
+        Self { room: Arc::new(Semaphore::new(REMOVALS_AT_ONCE)), more: Arc::default() }
     }
+}
 
+impl Leftovers {
     /// Removes the objects of a dataset that was deleted just now, for as long as its caller waits. The
-    /// job has the rest, also when this fails.
+    /// job finds the rest by the name, which says that it is deleted.
     pub(crate) async fn remove(
         &self,
         parts: &Parts,
         name: &DatasetName,
         id: DatasetId,
-    ) -> Result<DeletedDataset, Error> {
-        let (mut removed, room) = (0, Semaphore::new(REMOVALS_AT_ONCE));
+    ) -> DeletedDataset {
+        let mut removed = 0;
         let deadline = Deadline::after(&*parts.clock, ANSWERED_WITHIN);
-        let swept = sweep(parts, id, &room, &mut removed);
+        let swept = self.sweep(parts, id, &mut removed);
         let swept = deadline.bound(&*parts.clock, swept).await;
-        if !matches!(swept, Ok(Ok(()))) {
-            self.told().insert(id, name.clone());
+        let more_left = !matches!(swept, Ok(Ok(())));
+        if let Ok(Err(error)) = swept {
+            let why = error.chain();
+            tracing::warn!(%name, why, "objects of a deleted dataset are left for later");
+        }
+        if more_left {
             self.more.notify_one();
         }
-        let more_left = swept.is_err();
-        swept.unwrap_or(Ok(())).map(|()| DeletedDataset { removed, more_left })
+        DeletedDataset { removed, more_left }
+    }
+
+    /// Removes all objects of a dataset that is gone and of which no name tells that it was deleted, so
+    /// that nobody would go on with it.
+    pub(crate) async fn remove_all(
+        &self,
+        parts: &Parts,
+        id: DatasetId,
+    ) -> Result<DeletedDataset, Error> {
+        let mut removed = 0;
+        self.sweep(parts, id, &mut removed).await?;
+        Ok(DeletedDataset { removed, more_left: false })
+    }
+
+    /// Removes what is left of datasets whose names say that they are deleted; gives how many objects
+    /// those were, or the first error, when it is through with all of them.
+    pub(crate) async fn sweep_deleted(&self, parts: &Parts, past: Past) -> Result<u64, Error> {
+        let deleted = names::deleted(parts, past).await?.found;
+        let swept = stream::iter(deleted).map(|deleted| async move {
+            let Deleted { name, named, .. } = &deleted;
+            parts.settings.refuse_read_only(ACTION, name)?;
+            settle(parts, &deleted).await?;
+            let mut removed = 0;
+            let swept = self.sweep(parts, named.record.dataset, &mut removed).await;
+            if removed > 0 {
+                tracing::info!(%name, removed, "removed objects of a deleted dataset");
+            }
+            swept?;
+            deleted.tidy(parts).await?;
+            Ok(removed)
+        });
+        all_of(swept).await
+    }
+
+    /// Removes the objects of a dataset that no name points to, and counts them.
+    async fn sweep(&self, parts: &Parts, id: DatasetId, removed: &mut u64) -> Result<(), Error> {
+        let objects = prefix(dataset_prefix(id));
+        let failed = |error| Error::store(ACTION, id, error);
+        let removals = parts.store.list(&objects).map(|object| async move {
+            let _place = self.room.acquire().await.expect("the semaphore is never closed");
+            parts.settings.refuse_read_only(ACTION, id)?;
+            let object = object.map_err(failed)?;
+            parts.store.delete(&object.key).await.map_err(failed)?;
+            Ok(u64::from(parse_snapshot_key(object.key.as_str()).is_none()))
+        });
+        let mut removals = std::pin::pin!(removals.buffer_unordered(REMOVALS_AT_ONCE));
+        let (mut failures, mut first) = (0, Ok(()));
+        while let Some(one) = removals.next().await {
+            match one {
+                Ok(count) => {
+                    *removed += count;
+                    failures = 0;
+                }
+                Err(error) => {
+                    failures += 1;
+                    first = first.and(Err(error));
+                    if failures == FAILURES_MAX {
+                        break;
+                    }
+                }
+            }
+        }
+        first
     }
 }
 
 /// Removes what is left of deleted datasets: of those that were deleted before the start, of those that
-/// requests leave, and of what other servers have not finished.
+/// requests leave, and of those that other servers have not finished.
 pub(crate) async fn watch(parts: &Parts, leftovers: &Leftovers) -> Infallible {
     let (mut settings, mut failures) = (parts.settings.clone(), 0);
     loop {
@@ -101,36 +168,9 @@ pub(crate) async fn watch(parts: &Parts, leftovers: &Leftovers) -> Infallible {
     }
 }
 
-/// Goes through all of them once; gives the first error, when it is through.
 async fn round(parts: &Parts, leftovers: &Leftovers) -> Result<(), Error> {
     identity::refuse_damaged(parts, "remove what is left of", "deleted datasets").await?;
-    let (told, room) = (leftovers.told().clone(), Semaphore::new(REMOVALS_AT_ONCE));
-    let room = &room;
-    let told = stream::iter(told).map(|(id, name)| async move {
-        let removed = finish(parts, &name, id, room).await?;
-        leftovers.told().remove(&id);
-        Ok(removed)
-    });
-    let told = all_of(told).await;
-    let named = sweep_deleted(parts, Past::Untidied).await;
-    told.and(named).map(drop)
-}
-
-/// Removes what is left of datasets whose names say that they are deleted; gives how many objects
-/// those were, or the first error, when it is through with all of them.
-pub(crate) async fn sweep_deleted(parts: &Parts, past: Past) -> Result<u64, Error> {
-    let (deleted, room) =
-        (names::deleted(parts, past).await?.found, Semaphore::new(REMOVALS_AT_ONCE));
-    let room = &room;
-    let swept = stream::iter(deleted).map(|deleted| async move {
-        let Deleted { name, named, .. } = &deleted;
-        parts.settings.refuse_read_only(ACTION, name)?;
-        settle(parts, &deleted).await?;
-        let removed = finish(parts, name, named.record.dataset, room).await?;
-        deleted.tidy(parts).await?;
-        Ok(removed)
-    });
-    all_of(swept).await
+    leftovers.sweep_deleted(parts, Past::Untidied).await.map(drop)
 }
 
 async fn all_of(
@@ -164,54 +204,6 @@ async fn settle(parts: &Parts, deleted: &Deleted) -> Result<(), Error> {
 pub(crate) async fn forget(parts: &Parts, name: &DatasetName, id: DatasetId) -> Result<(), Error> {
     let dropped = parts.meta.drop_dataset(name, id).await;
     dropped.map_err(|error| Error::meta("forget dataset", id, error))
-}
-
-async fn finish(
-    parts: &Parts,
-    name: &DatasetName,
-    id: DatasetId,
-    room: &Semaphore,
-) -> Result<u64, Error> {
-    let mut removed = 0;
-    let swept = sweep(parts, id, room, &mut removed).await;
-    if removed > 0 {
-        tracing::info!(%name, removed, "removed objects of a deleted dataset");
-    }
-    swept.map(|()| removed)
-}
-
-/// Removes the objects of a dataset that no name points to, and counts them.
-async fn sweep(
-    parts: &Parts,
-    id: DatasetId,
-    room: &Semaphore,
-    removed: &mut u64,
-) -> Result<(), Error> {
-    let objects = prefix(dataset_prefix(id));
-    let failed = |error| Error::store(ACTION, id, error);
-    let removals = parts.store.list(&objects).map(|object| async move {
-        let _place = room.acquire().await.expect("the semaphore is never closed");
-        parts.settings.refuse_read_only(ACTION, id)?;
-        let object = object.map_err(failed)?;
-        parts.store.delete(&object.key).await.map_err(failed)?;
-        Ok(u64::from(parse_snapshot_key(object.key.as_str()).is_none()))
-    });
-    let removals = removals.buffer_unordered(REMOVALS_AT_ONCE);
-    let mut removals = std::pin::pin!(removals);
-    let (mut failures, mut first) = (0, Ok(()));
-    while let Some(one) = removals.next().await {
-        match one {
-            Ok(count) => *removed += count,
-            Err(error) => {
-                failures += 1;
-                first = first.and(Err(error));
-                if failures == FAILURES_MAX {
-                    break;
-                }
-            }
-        }
-    }
-    first
 }
 
 #[cfg(test)]

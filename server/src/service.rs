@@ -423,8 +423,10 @@ impl Diesel for Service {
         }
         let caller = admitted.caller;
         let (progress, told) = mpsc::channel(REPLIES_AHEAD);
-        let Self { parts, turns, .. } = self.clone();
-        let work = async move { purge::purge(&parts, &turns, request, &caller, &progress).await };
+        let Self { parts, turns, leftovers, .. } = self.clone();
+        let work = async move {
+            purge::purge(&parts, &turns, &leftovers, request, &caller, &progress).await
+        };
         answer(&self.parts, work, told, pb::PurgeProgress::from).await
     }
 

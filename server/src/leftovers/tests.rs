@@ -43,8 +43,8 @@ async fn objects_that_can_not_be_removed_keep_no_server_from_serving_and_no_othe
         for number in 0..chunks {
             rig.store_chunk(id, number).await;
         }
-        let failed = rig.delete(name, id).await.unwrap_err();
-        assert_eq!(failed.kind, dl_proto::Kind::Denied);
+        let deleted = rig.delete(name, id).await.unwrap();
+        assert_eq!(deleted, DeletedDataset { removed: 0, more_left: true });
     }
     // The server that was asked is gone.
     rig.store.script("delete", [refused]);
@@ -83,7 +83,7 @@ async fn who_deletes_a_large_dataset_is_answered_in_time_and_the_rest_goes_witho
 }
 
 #[tokio::test]
-async fn what_no_name_tells_of_goes_as_well_when_its_deletion_was_answered_before() {
+async fn who_deletes_what_no_name_tells_of_waits_for_all_of_it_and_is_told_of_failures() {
     let rig = rig().await;
     let id = rig.create("ds").await;
     rig.store_chunk(id, 1).await;
@@ -92,12 +92,12 @@ async fn what_no_name_tells_of_goes_as_well_when_its_deletion_was_answered_befor
     rig.parts.store.delete(&lost).await.unwrap();
     rig.memory.drop_dataset(&dataset("ds"), id).await.unwrap();
     rig.create("ds").await;
+    rig.store.script("delete", [Some(Fault::Before(dl_store::Kind::Denied))]);
+    let failed = rig.delete("ds", id).await.unwrap_err();
+    assert_eq!(failed.kind, dl_proto::Kind::Denied);
     rig.store.script("delete", [Some(Fault::Delay(2 * ANSWERED_WITHIN))]);
-    let left = Leftovers::default();
-    let name = dataset("ds");
-    let (deleted, _) = rig.run(crate::catalog::delete(&rig.parts, &left, &name, id)).await;
-    assert!(deleted.unwrap().more_left);
-    until(&rig, 0, &mut pin!(watch(&rig.parts, &left))).await;
+    let (deleted, _) = rig.run(rig.delete("ds", id)).await;
+    assert_eq!(deleted.unwrap(), DeletedDataset { removed: 1, more_left: false });
 }
 
 #[tokio::test]
@@ -106,12 +106,13 @@ async fn what_is_written_behind_the_end_of_a_deletion_goes_with_the_next_purge_o
     let id = rig.create("gone").await;
     rig.delete("gone", id).await.unwrap();
     rig.clock.advance(Duration::from_secs(2 * 3600));
-    sweep_deleted(&rig.parts, Past::Untidied).await.unwrap();
+    let left = Leftovers::default();
+    left.sweep_deleted(&rig.parts, Past::Untidied).await.unwrap();
     let deletions = names::deleted(&rig.parts, Past::Untidied).await.unwrap();
     assert!(deletions.found.is_empty(), "it is tidied up: {deletions:?}");
     // By a server that hung for two hours and then died.
     rig.store_chunk(id, 1).await;
-    assert_eq!(sweep_deleted(&rig.parts, Past::All).await.unwrap(), 1);
-    let left = rig.parts.store.list_sorted(&prefix(dataset_prefix(id))).await.unwrap();
-    assert!(left.is_empty());
+    assert_eq!(left.sweep_deleted(&rig.parts, Past::All).await.unwrap(), 1);
+    let objects = rig.parts.store.list_sorted(&prefix(dataset_prefix(id))).await.unwrap();
+    assert!(objects.is_empty());
 }

@@ -18,9 +18,10 @@ async fn a_purge_and_a_recovery_wait_once_for_a_client_that_takes_nothing_and_th
     let patience = rig.parts.limits.patience.as_secs() as u32;
     // The channels are full from the first message on, and nobody reads them.
     let (progress, _unread) = mpsc::channel(1);
-    let turns = crate::turns::Turns::new();
+    let (turns, left) = (crate::turns::Turns::new(), crate::leftovers::Leftovers::default());
     let request = PurgeRequest { dataset: None, grace: Duration::ZERO };
-    let purge = crate::purge::purge(&rig.parts, &turns, request, &Caller::Everybody, &progress);
+    let purge =
+        crate::purge::purge(&rig.parts, &turns, &left, request, &Caller::Everybody, &progress);
     let (ended, seconds) = rig.run(purge).await;
     assert_eq!(ended.unwrap_err().kind, Kind::TimedOut);
     assert!((patience..2 * patience).contains(&seconds), "{seconds} s");

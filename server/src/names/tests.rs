@@ -141,7 +141,8 @@ async fn a_start_tidies_no_name_up_and_reads_none_whose_past_is_tidied_up() {
     }
     let generations = || async { list(&parts, &prefix("names".to_owned())).await.unwrap() };
     let before = generations().await;
-    let sweep = async || crate::leftovers::sweep_deleted(&parts, Past::Untidied).await.unwrap();
+    let left = Leftovers::default();
+    let sweep = async || left.sweep_deleted(&parts, Past::Untidied).await.unwrap();
     sweep().await;
     assert_eq!(generations().await, before, "somebody may still be at work");
     clock.advance(SPENT_AFTER + Duration::from_secs(1));

@@ -27,7 +27,7 @@ use crate::commit;
 use crate::error::Error;
 use crate::headers::read_header;
 use crate::identity;
-use crate::leftovers;
+use crate::leftovers::Leftovers;
 use crate::listener::Listener;
 use crate::names;
 use crate::parts::Parts;
@@ -54,18 +54,20 @@ type Progress<'a> = Listener<'a, PurgeProgress>;
 pub(crate) async fn purge(
     parts: &Parts,
     turns: &Turns,
+    leftovers: &Leftovers,
     request: PurgeRequest,
     caller: &Caller,
     progress: &mpsc::Sender<Reply<PurgeProgress>>,
 ) -> Result<(), Error> {
     let progress = Listener::new(parts, progress);
-    purge_all(parts, turns, request, caller, &progress).await?;
+    purge_all(parts, turns, leftovers, request, caller, &progress).await?;
     progress.end()
 }
 
 async fn purge_all(
     parts: &Parts,
     turns: &Turns,
+    leftovers: &Leftovers,
     request: PurgeRequest,
     caller: &Caller,
     progress: &Progress<'_>,
@@ -94,7 +96,7 @@ async fn purge_all(
             purge.end_with(&error).await;
         }
     }
-    let swept = leftovers::sweep_deleted(parts, names::Past::All).await?;
+    let swept = leftovers.sweep_deleted(parts, names::Past::All).await?;
     tracing::debug!(swept, "removed what deleted datasets had left");
     match incomplete {
         Some(kind) if kind.is_retryable() => {

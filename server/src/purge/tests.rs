@@ -105,10 +105,10 @@ impl Scene {
 
     /// What a purge tells.
     async fn steps(&self) -> Vec<PurgeProgress> {
-        let (parts, turns) = (&self.rig.parts, Turns::new());
+        let (parts, turns, left) = (&self.rig.parts, Turns::new(), Leftovers::default());
         let request = PurgeRequest { dataset: Some(dataset("ds")), grace: Duration::ZERO };
         let (told, mut heard) = mpsc::channel(1_000);
-        Box::pin(purge(parts, &turns, request, &Caller::Everybody, &told)).await.unwrap();
+        Box::pin(purge(parts, &turns, &left, request, &Caller::Everybody, &told)).await.unwrap();
         drop(told);
         let mut steps = Vec::new();
         while let Some(Reply::More(step) | Reply::Last(step)) = heard.recv().await {
@@ -205,8 +205,9 @@ async fn what_was_seen_alive_too_long_ago_is_not_committed() {
     scene.script([None, None, None, Some(slow)]).await;
     let (told, _heard) = mpsc::channel(1_000);
     let request = PurgeRequest { dataset: Some(dataset("ds")), grace: Duration::ZERO };
-    let (parts, turns) = (&scene.rig.parts, Turns::new());
-    let (done, _) = scene.rig.run(purge(parts, &turns, request, &Caller::Everybody, &told)).await;
+    let (parts, turns, left) = (&scene.rig.parts, Turns::new(), Leftovers::default());
+    let (done, _) =
+        scene.rig.run(purge(parts, &turns, &left, request, &Caller::Everybody, &told)).await;
     assert_eq!(done.unwrap_err().kind, Kind::TimedOut);
     let objects = scene.rig.parts.meta.log(scene.id).await.unwrap();
     assert_eq!(objects.len(), 2, "nothing was moved, and nothing removed");
@@ -236,7 +237,7 @@ async fn a_purge_waits_for_memory_that_others_write_with_and_looks_once() {
     let first = scene.put(1, (0..20).map(|n| format!("{n}"))).await;
     scene.put(2, (0..10).map(|n| format!("{n}"))).await;
     scene.rig.clock.advance(HOUR);
-    let (parts, turns) = (&scene.rig.parts, Turns::new());
+    let (parts, turns, left) = (&scene.rig.parts, Turns::new(), Leftovers::default());
     let memory = turns.rewrite(parts, u64::MAX, || true).await.unwrap();
     let others = async {
         scene.rig.clock.sleep(Duration::from_secs(120)).await;
@@ -244,7 +245,7 @@ async fn a_purge_waits_for_memory_that_others_write_with_and_looks_once() {
     };
     let (told, _heard) = mpsc::channel(1_000);
     let request = PurgeRequest { dataset: Some(dataset("ds")), grace: Duration::ZERO };
-    let purge = Box::pin(purge(parts, &turns, request, &Caller::Everybody, &told));
+    let purge = Box::pin(purge(parts, &turns, &left, request, &Caller::Everybody, &told));
     let ((done, ()), seconds) = scene.rig.run(futures::future::join(purge, others)).await;
     done.unwrap();
     assert!(seconds >= 120, "{seconds} s");

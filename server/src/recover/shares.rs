@@ -1,7 +1,7 @@
 //! What recoveries of datasets that go on at once may have in memory together.
 //!
-//! Must hold: none waits for what another one holds until its own end, and each has a share that
-//! nobody takes from it; so each gets on.
+//! Must hold: none waits for what another one holds until its own end, and each has a share of headers,
+//! rows and ids that nobody takes from it; so each gets on.
 
 use std::sync::Arc;
 
@@ -21,8 +21,8 @@ const IDS_BESIDES: usize = 1 << 20;
 /// Ids that are given out together.
 const IDS_TOGETHER: u32 = 64 << 10;
 
-/// Folders of all datasets that are listed at once, with two lots of each in memory at the most: a part of
-/// the blocking work that goes on at once in a process.
+/// Folders of all datasets that are listed at once, each with two lots in memory, or with all of its names
+/// where it is one of a disk: a part of the blocking work that goes on at once in a process.
 pub(super) const FOLDERS_AT_ONCE: usize = 32;
 
 /// The shares.

@@ -105,6 +105,8 @@ struct Tier {
 struct Health {
     /// When a fast store that failed is tried again.
     rests_until: Duration,
+    /// Why it failed, which is told once until a copy was made again.
+    told: Option<String>,
     stock: Stock,
 }
 
@@ -144,7 +146,11 @@ impl TierStore {
             index: Mutex::new(Index::new(quota)),
             bringing: Semaphore::new(BROUGHT_AT_ONCE),
             along: Along::new(group),
-            health: Mutex::new(Health { rests_until: Duration::ZERO, stock: Stock::Unknown }),
+            health: Mutex::new(Health {
+                rests_until: Duration::ZERO,
+                told: None,
+                stock: Stock::Unknown,
+            }),
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
             brought: AtomicU64::new(0),
@@ -244,9 +250,10 @@ impl Tier {
         self.failures.fetch_add(1, Ordering::Relaxed);
         let now = self.clock.monotonic();
         let mut health = self.health();
-        if now >= health.rests_until {
-            let why = error.source.as_deref().map(ToString::to_string).unwrap_or_default();
-            tracing::warn!(store = %self.fast, %error, why, "the fast store failed; it is left alone for {RESTED:?}");
+        let why = error.source.as_deref().map(ToString::to_string).unwrap_or_default();
+        if now >= health.rests_until && health.told.as_ref() != Some(&why) {
+            tracing::warn!(store = %self.fast, %error, why, "the fast store failed; it is left alone for {RESTED:?}, and tried again");
+            health.told = Some(why);
         }
         health.rests_until = now + RESTED;
         drop(health);
@@ -407,6 +414,7 @@ impl Tier {
         let is_wanted = self.index().arrive(key, self.clock.monotonic());
         if is_wanted {
             self.brought.fetch_add(1, Ordering::Relaxed);
+            self.health().told = None;
         } else {
             self.send_away(key);
         }
