@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use dl_runtime::fault::Rates;
 use dl_runtime::{Deadline, SeededRandom};
 use dl_tests::cluster::clock;
@@ -186,22 +186,27 @@ fn what_is_to_be_kept_is_in_the_fast_store_before_it_is_read() -> Result<()> {
 #[test]
 fn a_fast_store_that_can_not_be_opened_at_the_start_is_used_once_it_can() -> Result<()> {
     let scene = tempfile::tempdir()?;
-    let (config, source) = (scene.path().join("dlserver.toml"), scene.path().join("src"));
-    let disk = scene.path().join("disk");
+    let (disk, source) = (scene.path().join("disk"), scene.path().join("src"));
     fs::write(&disk, "no folder yet")?;
-    fs::write(&config, "[live]\nkeep = [\"*\"]\n")?;
     folder::fill(&source, 30, 20_000, &Dice::new(1))?;
     let fast = disk.join("fast");
-    let path = |path: &Path| path.to_string_lossy().into_owned();
-    let flags = ["--config".to_owned(), path(&config), "--fast-store".to_owned(), path(&fast)];
-    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let flags = ["--fast-store", fast.to_str().context("a temporary folder has a name")?];
     let server = Server::start_with(&scene.path().join("data"), "127.0.0.1:0", &flags)?;
-    run(server.dlcmd()?.arg("put").arg(&source).arg("dl://kept"))?.code(0)?;
-    let back = scene.path().join("back");
-    run(server.dlcmd()?.args(["get", "dl://kept"]).arg(&back))?.code(0)?;
-    ensure!(folder::read(&source)? == folder::read(&back)?, "read without the fast store");
+    run(server.dlcmd()?.arg("put").arg(&source).arg("dl://ds"))?.code(0)?;
+    let mut round = 0;
+    let mut read = || {
+        round += 1;
+        let back = scene.path().join(format!("back-{round}"));
+        run(server.dlcmd()?.args(["get", "dl://ds"]).arg(&back))?.code(0)?;
+        ensure!(folder::read(&source)? == folder::read(&back)?, "other bytes came back");
+        anyhow::Ok(())
+    };
+    read()?;
     fs::remove_file(&disk)?;
-    soon("the dataset is copied", || Ok(folder::bytes_under(&fast.join("copies"))? > 0))?;
+    soon("what is read is copied", || {
+        read()?;
+        Ok(folder::bytes_under(&fast.join("copies"))? > 0)
+    })?;
     server.stop()?;
     Ok(())
 }
