@@ -110,7 +110,7 @@ pub(crate) fn run(
 
 /// Also what is not old enough to be removed at all has come of age by then.
 fn when(grace: Duration) -> String {
-    let minutes = grace.as_secs().div_ceil(60).max(60);
+    let minutes = grace.as_secs().div_ceil(60).max(45);
     format!("in {minutes} min")
 }
 
