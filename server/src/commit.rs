@@ -71,7 +71,7 @@ pub(crate) async fn put_chunk(
     }
     check_parts(parts, header).await?;
     let _taken = take_room(parts, header).await?;
-    if let Some(why) = parts.refusals.check(&*parts.meta, &*parts.clock).await
+    if let Some(why) = parts.refusals.check(&*parts.clock, parts.meta.refusal()).await
         && !is_stored(parts, &object_key(dataset, header.id(), header.kind())).await?
     {
         return Err(Error::new(Kind::Full, ACTION, header.id(), why));

@@ -2,12 +2,12 @@
 //!
 //! Must hold: what is refused here left nothing in the chunk store. An object that is stored, and whose
 //! append is refused, joins its dataset with the next recovery, also after its files were deleted:
-//! so its put is refused before. No put waits while another one asks.
+//! so its put is refused before. Nobody is refused for what was true before: who knows of a refusal
+//! that is old waits for the one that asks. No other put waits while one asks.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dl_meta::MetaStore;
 use dl_runtime::Clock;
 use tokio::sync::Semaphore;
 
@@ -36,14 +36,28 @@ impl Default for Refusals {
 }
 
 impl Refusals {
-    /// Why nothing new is taken, if so. What can't be learnt is left to the append.
-    pub(crate) async fn check(&self, meta: &dyn MetaStore, clock: &dyn Clock) -> Option<String> {
+    /// Why nothing new is taken, if so; `ask` is what the metadata store says. What can't be learnt is
+    /// left to the append.
+    pub(crate) async fn check<Asked>(&self, clock: &dyn Clock, ask: Asked) -> Option<String>
+    where
+        Asked: Future<Output = Result<Option<String>, dl_meta::Error>>,
+    {
         let now = clock.monotonic();
-        let holds = |at: Duration| now.saturating_sub(at) < HOLDS;
-        if !self.said().at.is_some_and(holds)
-            && let Ok(_turn) = self.turn.try_acquire()
-        {
-            let why = meta.refusal().await.ok().flatten();
+        let holds = |said: &Said| said.at.is_some_and(|at| now.saturating_sub(at) < HOLDS);
+        let (is_known, was_refused) = {
+            let said = self.said();
+            (holds(&said), said.why.is_some())
+        };
+        if is_known {
+            return self.said().why.clone();
+        }
+        let turn = match was_refused {
+            true => self.turn.acquire().await.ok(),
+            false => self.turn.try_acquire().ok(),
+        };
+        // Another one may have asked while this one waited for its turn.
+        if turn.is_some() && !holds(&self.said()) {
+            let why = ask.await.ok().flatten();
             *self.said() = Said { at: Some(now), why };
         }
         self.said().why.clone()
@@ -56,5 +70,41 @@ impl Refusals {
 
     fn said(&self) -> MutexGuard<'_, Said> {
         self.said.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use dl_runtime::ManualClock;
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn nobody_is_refused_for_what_was_true_before() {
+        let (clock, refusals) = (ManualClock::new(UNIX_EPOCH), Refusals::default());
+        let full = async { Ok(Some("full".to_owned())) };
+        assert_eq!(refusals.check(&clock, full).await.as_deref(), Some("full"));
+        clock.advance(HOLDS);
+        let (say, said) = oneshot::channel();
+        let asks = refusals.check(&clock, async { Ok(said.await.unwrap()) });
+        let waits = refusals.check(&clock, async { unreachable!("it is asked once") });
+        let says = async { say.send(None).unwrap() };
+        assert_eq!(tokio::join!(biased; asks, waits, says), (None, None, ()));
+    }
+
+    #[tokio::test]
+    async fn where_there_was_room_no_put_waits_while_another_one_asks() {
+        let (clock, refusals) = (ManualClock::new(UNIX_EPOCH), Refusals::default());
+        let (say, said) = oneshot::channel();
+        let asks = refusals.check(&clock, async { Ok(said.await.unwrap()) });
+        let goes_on = async {
+            let known = refusals.check(&clock, async { unreachable!("it is asked once") }).await;
+            say.send(Some("full".to_owned())).unwrap();
+            known
+        };
+        assert_eq!(tokio::join!(biased; asks, goes_on), (Some("full".to_owned()), None));
     }
 }

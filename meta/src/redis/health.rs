@@ -46,6 +46,8 @@ pub(super) struct Health {
     /// The clock of the Redis process that is behind all others, which no mark is ahead of.
     time_ms: Option<u64>,
     damage: Option<Damage>,
+    /// The damage that the log tells of.
+    told: Option<Damage>,
     bound: Option<StoreId>,
     /// Whether it was ever seen to be bound.
     was_bound: bool,
@@ -321,8 +323,21 @@ impl Shared {
         u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Reads all marks and compares them with the processes that have them.
+    /// Looks whether anything is missing, and tells of it in the log.
     pub(super) async fn survey(&self) -> Result<(), Failure> {
+        self.look().await?;
+        let mut health = self.health();
+        if health.damage.is_some() && health.told != health.damage {
+            let damage = health.damage;
+            tracing::error!(store = %self.router.address, ?damage, "metadata may be missing");
+        }
+        health.told = health.damage;
+        Ok(())
+    }
+
+    /// Reads all marks and compares them with the processes that have them. Says nothing: where several
+    /// servers bind or mend the same at once, what each finds halfway is no loss.
+    pub(super) async fn look(&self) -> Result<(), Failure> {
         let (changes, at) = (self.router.changes(), self.clock.monotonic());
         let mut asks = vec![Ask::to(&keys::identity(), "GET")];
         asks.extend(Shard::all().map(|shard| Ask::to(&keys::mark(shard), "HGETALL")));
@@ -346,9 +361,6 @@ impl Shared {
             self.mark(id, &moved.collect::<Vec<_>>(), 0).await?;
         }
         let mut health = self.health();
-        if damage.is_some() && health.damage != damage {
-            tracing::error!(store = %self.router.address, ?damage, "metadata may be missing");
-        }
         let time_ms = runs.values().filter_map(|process| process.time_ms).min();
         let runs = runs.values().map(|process| process.run.to_string()).collect();
         let seen = shards.iter().map(|held| held.mark.seen).min().unwrap_or_default();
@@ -358,7 +370,9 @@ impl Shared {
             self.router.changed();
         }
         let (checked, was_bound) = (Some(changes), health.was_bound || bound.is_some());
-        *health = Health { checked, at, seen, time_ms, damage, bound, was_bound, filling, runs };
+        let told = health.told;
+        *health =
+            Health { checked, at, seen, time_ms, damage, told, bound, was_bound, filling, runs };
         Ok(())
     }
 
@@ -435,9 +449,15 @@ fn store_id(value: Value) -> Result<Option<StoreId>, Failure> {
 }
 
 fn refused(damage: Damage) -> Failure {
-    let (kind, what) = match damage.since {
-        Some(_) => (Kind::Unavailable, "lost its last writes when it restarted or failed over"),
-        None => (Kind::Lost, "lost some or all of its data"),
-    };
-    Failure::because(kind, format!("Redis may have {what}; run `dlcmd recover --all`"))
+    match damage.since {
+        Some(_) => Failure::because(
+            Kind::Unavailable,
+            "Redis may have lost its last writes when it restarted or failed over: the servers are \
+             putting them back; try again, and where that does not help, see what they log",
+        ),
+        None => Failure::because(
+            Kind::Lost,
+            "Redis may have lost some or all of its data; run `dlcmd recover --all`",
+        ),
+    }
 }

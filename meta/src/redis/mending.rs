@@ -68,7 +68,7 @@ impl Told {
 
 impl Shared {
     pub(super) async fn mending(&self, since: Option<Stamp>) -> Result<Mending, Failure> {
-        self.survey().await?;
+        self.look().await?;
         let filling = self.health().filling();
         // What was filled in before it was cut off is not filled in again.
         if let Some(token) = filling {
@@ -112,7 +112,7 @@ impl Shared {
             over.extend(beyond);
         }
         // So that what is lost from now on is not called missing.
-        self.survey().await?;
+        self.look().await?;
         let tokens = |all: Vec<Told>| all.into_iter().map(|one| one.token).collect();
         let (covered, over) = (tokens(covered), tokens(over));
         Ok(Mending { damage, has_rows: false, token: Some(token), covered, over, told })
@@ -164,7 +164,8 @@ impl Shared {
             (Brought::Some, None, Some(_)) => return Ok(Ok(())),
             (Brought::Some, Some(_), _) => false,
         };
-        let is_mended = self.end(mending, token, is_whole, store).await?;
+        let lost = self.end(mending, token, is_whole, store).await?;
+        let is_mended = lost.is_none();
         // What it has left of other epochs.
         self.sweep_now.notify_one();
         if !is_whole {
@@ -176,7 +177,7 @@ impl Shared {
         }
         // Another one that brought back the same may have ended in all marks and not have bound it yet.
         for tries in 0.. {
-            self.survey().await?;
+            self.look().await?;
             let (damage, bound) = {
                 let health = self.health();
                 (health.damage(), health.bound())
@@ -190,20 +191,23 @@ impl Shared {
                 _ => self.clock.sleep(BIND_PAUSE).await,
             }
         }
-        let why = "Redis lost something again while it was brought back; run `dlcmd recover --all` \
-                   again";
+        let lost = lost.unwrap_or_else(|| "it is bound to no chunk store any more".to_owned());
+        let why = format!(
+            "Redis lost something again while it was brought back ({lost}); run `dlcmd recover --all` \
+             again"
+        );
         Err(Failure::because(Kind::Lost, why))
     }
 
-    /// Says in all marks that it has ended; whether every shard is as it was when it began, so that
-    /// it `is_whole` now.
+    /// Says in all marks that it has ended; tells of a shard that is not as it was when it began, if
+    /// one is not. All of them are whole now otherwise, if it `is_whole`.
     async fn end(
         &self,
         mending: &Mending,
         token: u64,
         is_whole: bool,
         store: StoreId,
-    ) -> Result<bool, Failure> {
+    ) -> Result<Option<String>, Failure> {
         let covered = mending.covered.iter().filter(|_| is_whole);
         let others: Vec<_> = mending.over.iter().chain(covered).map(|t| mend_field(*t)).collect();
         let mut live = " ".to_owned();
@@ -216,7 +220,6 @@ impl Shared {
             let ask = ask.arg(store.as_bytes()).arg(now).arg(u8::from(is_whole)).arg(&live);
             ask.arg(mending.told.unwrap_or(u64::MAX)).arg(now.saturating_sub(SOON_MS)).arg(&others)
         });
-        let mut is_mended = true;
         for (shard, answer) in Shard::all().zip(self.router.ask(asks.collect()).await?) {
             let why = match number(&answer)? {
                 1 => continue,
@@ -225,9 +228,8 @@ impl Shared {
                 OTHER_MARK => "it was marked as lost, or by a process that is gone",
                 _ => return Err(Failure::unexpected()),
             };
-            is_mended = false;
-            tracing::warn!(slot = shard.slot(), why, "a shard lost something while it was mended");
+            return Ok(Some(format!("the shard of slot {}: {why}", shard.slot())));
         }
-        Ok(is_mended)
+        Ok(None)
     }
 }

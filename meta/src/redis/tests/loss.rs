@@ -166,7 +166,7 @@ async fn after_a_restart_nothing_is_served_until_it_is_mended() {
     server.run().await;
     let error = store.lookup(id(), &[path("1/1")]).await.unwrap_err();
     assert!(
-        error.kind == Kind::Unavailable && reason(&error).contains("dlcmd recover"),
+        error.kind == Kind::Unavailable && reason(&error).contains("are putting them back"),
         "{error:?}"
     );
     let Some(Damage { since: Some(since) }) = store.damage().await.unwrap() else {
