@@ -409,11 +409,20 @@ fn chunk_store<'a>(setting: &'static str, url: &'a str) -> Result<Option<&'a Pat
 
 fn fast_store_at(url: String, quota: u64, store: &str) -> Result<FastStore, ConfigError> {
     chunk_store("fast_store", &url)?;
-    if url == store {
+    if place_of(&url).starts_with(place_of(store)) {
         let problem = "give another place than that of the chunk store itself";
         return Err(refused("fast_store", url, problem));
     }
     Ok(FastStore { url, quota })
+}
+
+/// Where a store lies, however its address spells it: a folder without links as far as it is there.
+fn place_of(url: &str) -> PathBuf {
+    let Ok(Some(folder)) = dl_store::check(url) else { return PathBuf::from(url) };
+    let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_path_buf());
+    let there = folder.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)));
+    let Some((above, real)) = there else { return folder };
+    folder.strip_prefix(above).map_or(real.clone(), |rest| real.join(rest))
 }
 
 /// Memory for chunks: the largest chunk must fit.

@@ -33,20 +33,10 @@ pub(crate) async fn bind(parts: &Parts) -> Result<Bound, Error> {
     match (meta, store) {
         (Some(meta), Some(store)) if meta == store => Ok(Bound::Known),
         (Some(meta), Some(store)) => Err(of_another(parts, meta, store)),
-        (Some(meta), None) => {
-            if !is_indexed(parts).await? {
-                let why = format!(
-                    "indexes the chunk store {meta}, and this one has no identity and not its \
-                     datasets"
-                );
-                return Err(foreign(parts, why));
-            }
-            tracing::warn!(%meta, "the chunk store has lost its identity object: written again");
-            match create(parts, meta).await? {
-                store if store == meta => Ok(Bound::Known),
-                store => Err(of_another(parts, meta, store)),
-            }
-        }
+        (Some(meta), None) => match restored(parts, meta).await? {
+            store if store == meta => Ok(Bound::Known),
+            store => Err(of_another(parts, meta, store)),
+        },
         (None, store) => {
             let store = match store {
                 Some(store) => store,
@@ -61,12 +51,27 @@ pub(crate) async fn bind(parts: &Parts) -> Result<Bound, Error> {
     }
 }
 
-/// The identity of the chunk store from which metadata is recovered; made where it is missing.
+/// The identity of the chunk store from which metadata is recovered. Where it is missing, it is that of
+/// the metadata; a new one is drawn only where that has none either.
 pub(crate) async fn of_recovered(parts: &Parts) -> Result<StoreId, Error> {
-    match of_store(parts).await? {
-        Some(store) => Ok(store),
-        None => create(parts, drawn(parts)).await,
+    match (of_store(parts).await?, of_meta(parts).await?) {
+        (Some(store), _) => Ok(store),
+        (None, Some(meta)) => restored(parts, meta).await,
+        (None, None) => create(parts, drawn(parts)).await,
     }
+}
+
+/// Writes the identity of a chunk store again that has lost it: that of the metadata, if this is its
+/// index. Gives what is stored then.
+async fn restored(parts: &Parts, meta: StoreId) -> Result<StoreId, Error> {
+    if !is_indexed(parts).await? {
+        let why = format!(
+            "indexes the chunk store {meta}, and this one has no identity and not its datasets"
+        );
+        return Err(foreign(parts, why));
+    }
+    tracing::warn!(%meta, "the chunk store has lost its identity object: written again");
+    create(parts, meta).await
 }
 
 /// Whether the chunk store can be read at all.
@@ -141,6 +146,8 @@ async fn is_indexed(parts: &Parts) -> Result<bool, Error> {
 pub(crate) struct Tie {
     /// What the chunk store says, and when it was asked.
     store: Option<(StoreId, Duration)>,
+    /// When its identity was looked for that it has lost, and could not be written again.
+    lost: Option<Duration>,
 }
 
 impl Tie {
@@ -151,11 +158,23 @@ impl Tie {
         let Ok(Some(meta)) = of_meta(parts).await else { return Ok(()) };
         let now = parts.clock.monotonic();
         let is_known = |(store, at): (StoreId, Duration)| store == meta && now < at + STORE_HOLDS;
-        if self.store.is_some_and(is_known) {
+        if self.store.is_some_and(is_known) || self.lost.is_some_and(|at| now < at + STORE_HOLDS) {
             return Ok(());
         }
-        let Ok(Some(store)) = of_store(parts).await else { return Ok(()) };
-        self.store = Some((store, now));
+        let Ok(store) = of_store(parts).await else { return Ok(()) };
+        let store = match store {
+            Some(store) => store,
+            None => match restored(parts, meta).await {
+                Ok(store) => store,
+                Err(error) => {
+                    // All of it may be away for a while, and be mounted again.
+                    tracing::error!(error = error.chain(), "the chunk store has no identity");
+                    self.lost = Some(now);
+                    return Ok(());
+                }
+            },
+        };
+        *self = Self { store: Some((store, now)), lost: None };
         compare(parts, meta, store)
     }
 }

@@ -139,7 +139,8 @@ impl Leftovers {
                 }
             }
         }
-        first
+        first?;
+        parts.store.prune(&objects).await.map_err(failed)
     }
 }
 

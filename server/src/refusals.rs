@@ -2,8 +2,8 @@
 //!
 //! Must hold: what is refused here left nothing in the chunk store. An object that is stored, and whose
 //! append is refused, joins its dataset with the next recovery, also after its files were deleted:
-//! so its put is refused before. Nobody is refused for what was true before: who knows of a refusal
-//! that is old waits for the one that asks. No other put waits while one asks.
+//! so its put is refused before. Nobody is refused for what was true before it came: where there was no
+//! room, each is asked for, or waits for one that asks for all who came before. No other put waits.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use dl_runtime::Clock;
 use tokio::sync::Semaphore;
 
-/// How long an answer holds.
+/// How long it is taken for granted that there is room.
 const HOLDS: Duration = Duration::from_millis(100);
 
 /// What the metadata store said last. Clones share it.
@@ -42,23 +42,28 @@ impl Refusals {
     where
         Asked: Future<Output = Result<Option<String>, dl_meta::Error>>,
     {
-        let now = clock.monotonic();
-        let holds = |said: &Said| said.at.is_some_and(|at| now.saturating_sub(at) < HOLDS);
-        let (is_known, was_refused) = {
-            let said = self.said();
-            (holds(&said), said.why.is_some())
+        let came = clock.monotonic();
+        let holds = |said: &Said| match (said.at, &said.why) {
+            (Some(at), None) => came.saturating_sub(at) < HOLDS,
+            (Some(at), Some(_)) => came <= at,
+            (None, _) => false,
         };
-        if is_known {
-            return self.said().why.clone();
-        }
+        let was_refused = {
+            let said = self.said();
+            if holds(&said) {
+                return said.why.clone();
+            }
+            said.why.is_some()
+        };
         let turn = match was_refused {
             true => self.turn.acquire().await.ok(),
             false => self.turn.try_acquire().ok(),
         };
         // Another one may have asked while this one waited for its turn.
         if turn.is_some() && !holds(&self.said()) {
+            let at = Some(clock.monotonic());
             let why = ask.await.ok().flatten();
-            *self.said() = Said { at: Some(now), why };
+            *self.said() = Said { at, why };
         }
         self.said().why.clone()
     }
@@ -87,10 +92,10 @@ mod tests {
         let (clock, refusals) = (ManualClock::new(UNIX_EPOCH), Refusals::default());
         let full = async { Ok(Some("full".to_owned())) };
         assert_eq!(refusals.check(&clock, full).await.as_deref(), Some("full"));
-        clock.advance(HOLDS);
+        clock.advance(Duration::from_millis(1));
         let (say, said) = oneshot::channel();
         let asks = refusals.check(&clock, async { Ok(said.await.unwrap()) });
-        let waits = refusals.check(&clock, async { unreachable!("it is asked once") });
+        let waits = refusals.check(&clock, async { unreachable!("it holds for who waited") });
         let says = async { say.send(None).unwrap() };
         assert_eq!(tokio::join!(biased; asks, waits, says), (None, None, ()));
     }

@@ -161,6 +161,10 @@ impl Store for Careless {
         self.inner.settle(keys).await
     }
 
+    async fn prune(&self, prefix: &Prefix) -> Result<(), dl_store::Error> {
+        self.inner.prune(prefix).await
+    }
+
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, dl_store::Error>> {
         self.inner.list(prefix)
     }

@@ -26,6 +26,7 @@ pub async fn run(make: impl AsyncFn() -> Arc<dyn Store>) {
     what_is_deleted_is_gone_and_can_come_back(&*make().await).await;
     a_listing_gives_each_object_below_its_prefix_once(&*make().await).await;
     objects_are_settled_whether_they_are_there_or_not(&*make().await).await;
+    a_pruned_prefix_keeps_its_objects(&*make().await).await;
     what_is_doubted_is_read_as_it_is(&*make().await).await;
     a_dropped_create_leaves_all_or_nothing(&*make().await).await;
     the_store_says_what_it_is(&*make().await);
@@ -243,6 +244,22 @@ async fn objects_are_settled_whether_they_are_there_or_not(store: &dyn Store) {
         .create(&keys[4], "now".into())
         .await
         .expect("create what was settled before it was there");
+}
+
+async fn a_pruned_prefix_keeps_its_objects(store: &dyn Store) {
+    let (kept, gone, late) = (key("x/a/1"), key("x/b/2"), key("x/b/3"));
+    for key in [&kept, &gone] {
+        store.create(key, "bytes".into()).await.expect("create a new key");
+    }
+    store.delete(&gone).await.expect("delete an object");
+    for prefix in ["x", "x/b", "y"] {
+        let prefix = Prefix::new(prefix).expect("the prefixes of the suite are prefixes");
+        store.prune(&prefix).await.expect("prune a prefix");
+    }
+    store.create(&late, "bytes".into()).await.expect("create after all");
+    for key in [&kept, &late] {
+        assert_eq!(store.read_all(key).await.expect("read what is there"), "bytes", "{store}");
+    }
 }
 
 async fn what_is_doubted_is_read_as_it_is(store: &dyn Store) {

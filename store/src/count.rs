@@ -139,6 +139,14 @@ impl Store for CountStore {
         result
     }
 
+    async fn prune(&self, prefix: &Prefix) -> Result<(), Error> {
+        let result = self.inner.prune(prefix).await;
+        if result.is_err() {
+            add(&self.counters.errors, 1);
+        }
+        result
+    }
+
     fn doubt(&self, key: &Key) {
         self.inner.doubt(key);
     }

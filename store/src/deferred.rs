@@ -78,6 +78,10 @@ impl Store for DeferredStore {
         self.inner().await?.settle(keys).await
     }
 
+    async fn prune(&self, prefix: &Prefix) -> Result<(), Error> {
+        self.inner().await?.prune(prefix).await
+    }
+
     fn doubt(&self, key: &Key) {
         if let Some(inner) = self.inner.get() {
             inner.doubt(key);

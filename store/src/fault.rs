@@ -123,6 +123,10 @@ impl Store for FaultStore {
         self.write("settle", &what, self.inner.settle(keys)).await
     }
 
+    async fn prune(&self, prefix: &Prefix) -> Result<(), Error> {
+        self.write("prune", prefix, self.inner.prune(prefix)).await
+    }
+
     fn doubt(&self, key: &Key) {
         self.inner.doubt(key);
     }

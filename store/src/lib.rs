@@ -61,6 +61,7 @@ pub use tier::{Group, Kept, TierCounts, TierStore};
 /// - `settle` makes objects durable that a read or list has found, whose makers may have died
 ///   before they were: those of `keys` that are there when it begins are durable when it returns.
 ///   A key without an object is passed over.
+/// - `prune` changes no object. What a store keeps of a prefix without objects, as empty folders, goes.
 /// - `doubt` changes no object: what a store keeps of one to answer faster, it checks before it gives
 ///   it out again.
 /// - A dropped future leaves the object absent or whole, never a part of it.
@@ -92,6 +93,12 @@ pub trait Store: Debug + Display + Send + Sync + 'static {
     /// # Errors
     /// As the store fails; a missing object is none.
     async fn settle(&self, keys: &[Key]) -> Result<(), Error>;
+
+    /// Takes away what is left of a prefix without objects; nothing is created below it any more.
+    ///
+    /// # Errors
+    /// As the store fails; objects below it are none.
+    async fn prune(&self, prefix: &Prefix) -> Result<(), Error>;
 
     /// Bytes of this object, as a read gave them, may not be what was stored.
     fn doubt(&self, key: &Key);

@@ -256,6 +256,11 @@ impl Store for RemoteStore {
         Ok(())
     }
 
+    async fn prune(&self, _: &Prefix) -> Result<(), Error> {
+        // There is nothing but objects.
+        Ok(())
+    }
+
     fn doubt(&self, _: &Key) {
         // Nothing is kept of what was read.
     }

@@ -139,6 +139,10 @@ impl Store for ThrottleStore {
         self.slowly(0, self.inner.settle(keys), |_| 0).await
     }
 
+    async fn prune(&self, prefix: &Prefix) -> Result<(), Error> {
+        self.slowly(0, self.inner.prune(prefix), |_| 0).await
+    }
+
     fn doubt(&self, key: &Key) {
         self.inner.doubt(key);
     }

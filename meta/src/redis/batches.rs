@@ -139,6 +139,12 @@ impl Batch {
         ask
     }
 
+    /// Leaves the files out; whether anything is left.
+    pub(super) fn keep_folders(&mut self) -> bool {
+        self.files.clear();
+        !self.folders.is_empty()
+    }
+
     /// By hashed bucket.
     pub(super) fn parts(&self) -> BTreeMap<u8, Self> {
         let mut parts: BTreeMap<u8, Self> = BTreeMap::new();

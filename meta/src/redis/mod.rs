@@ -32,6 +32,7 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod ways;
 mod write;
 
 use std::collections::HashMap;
@@ -56,6 +57,7 @@ use self::holders::Logged;
 use self::keys::Keys;
 use self::read::Lookups;
 use self::router::Router;
+use self::ways::Ways;
 use self::write::LargeFolders;
 use crate::types::still_in_use;
 use crate::{
@@ -103,6 +105,7 @@ struct Shared {
     /// The highest stamp that this process was given, by dataset.
     stamps: Mutex<HashMap<DatasetId, Stamp>>,
     large: Mutex<LargeFolders>,
+    ways: Mutex<Ways>,
     logged: Mutex<Logged>,
     lookups: Lookups,
     records: Gathering<DatasetId, (), Option<DatasetRecord>>,
@@ -173,6 +176,7 @@ impl Redis {
             known: Mutex::default(),
             stamps: Mutex::default(),
             large: Mutex::default(),
+            ways: Mutex::default(),
             logged: Mutex::default(),
             lookups: Lookups::default(),
             records: Gathering::default(),
@@ -215,6 +219,10 @@ impl Shared {
 
     fn large(&self) -> MutexGuard<'_, LargeFolders> {
         self.large.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ways(&self) -> MutexGuard<'_, Ways> {
+        self.ways.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn all_known(&self) -> MutexGuard<'_, HashMap<DatasetId, Known>> {

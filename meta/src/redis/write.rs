@@ -2,7 +2,8 @@
 //!
 //! Must hold: the step of the log is the commit point, and the header is there before it, so that
 //! any server can bring the rows after it. Each part may be done again, by anybody, in any order; an
-//! object stands in `todo` until all of them are done.
+//! object stands in `todo` until all of them are done. No file has a row before the folders above it
+//! have theirs.
 
 use std::collections::HashSet;
 use std::time::{Duration, UNIX_EPOCH};
@@ -93,6 +94,7 @@ impl Shared {
             });
             self.router.ask(asks.collect()).await?;
         }
+        self.lead(keys, object).await?;
         let mut batches = Batches::of(object);
         loop {
             let piece = batches.piece();
@@ -101,6 +103,26 @@ impl Shared {
             }
             self.apply_piece(keys, piece).await?;
         }
+    }
+
+    /// Brings the rows of the folders on the way to files before those of the files: what is found by
+    /// its path, and so not put again, is in listings as well, also where the other rows have to wait.
+    async fn lead(&self, keys: Keys, object: &Committed) -> Result<(), Failure> {
+        let unknown = self.ways().unknown(keys, object, self.clock.monotonic());
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        let mut batches = Batches::of(object);
+        loop {
+            let mut piece = batches.piece();
+            if piece.is_empty() {
+                break;
+            }
+            piece.retain_mut(|(_, batch)| batch.keep_folders());
+            self.apply_piece(keys, piece).await?;
+        }
+        self.ways().learn(unknown);
+        Ok(())
     }
 
     async fn apply_piece(&self, keys: Keys, piece: Vec<(Vec<u8>, Batch)>) -> Result<(), Failure> {

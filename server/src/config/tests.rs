@@ -83,6 +83,24 @@ fn a_fast_store_has_a_quota() {
 }
 
 #[test]
+fn a_fast_store_lies_in_no_folder_of_the_chunk_store_however_it_is_spelled() {
+    let scene = tempfile::tempdir().unwrap();
+    let store = scene.path().join("chunks");
+    std::fs::create_dir(&store).unwrap();
+    std::os::unix::fs::symlink(&store, scene.path().join("link")).unwrap();
+    let store = store.to_str().unwrap();
+    let link = format!("{}/link", scene.path().display());
+    let fast = |fast: &str| load(&["--store", store, "--fast-store", fast]);
+    for same in
+        [store, &format!("{store}/"), &format!("file://{store}"), &link, &format!("{link}/a/b")]
+    {
+        let refused = fast(same).unwrap_err().to_string();
+        assert!(refused.contains("another place"), "{same}: {refused}");
+    }
+    assert!(fast(&format!("{store}-fast")).is_ok() && fast("/nowhere/fast").is_ok());
+}
+
+#[test]
 fn an_open_address_must_be_asked_for_by_name() {
     let refused = load(&["--listen", "0.0.0.0:7420"]).unwrap_err().to_string();
     assert!(refused.contains("--without-keys") && refused.contains("--users"), "{refused}");

@@ -251,6 +251,10 @@ impl<R: Reads> Store for ReadOnly<R> {
         unreachable!("it is only read")
     }
 
+    async fn prune(&self, _: &Prefix) -> Result<(), dl_store::Error> {
+        unreachable!("it is only read")
+    }
+
     fn list(&self, _: &Prefix) -> BoxStream<'_, Result<ObjectInfo, dl_store::Error>> {
         unreachable!("it is only read")
     }

@@ -44,3 +44,27 @@ async fn metadata_of_another_chunk_store_is_noticed_at_the_start_and_later() {
     }
     tie.check(&first).await.unwrap();
 }
+
+#[tokio::test]
+async fn an_identity_that_was_lost_is_written_again_by_a_recovery_and_by_servers_that_run() {
+    let mut rig = rig().await;
+    rig.create("ds").await;
+    let bound = of_meta(&rig.parts).await.unwrap();
+    let lost = key(IDENTITY_KEY.to_owned());
+    let mut tie = Tie::default();
+    for by_recovery in [true, false] {
+        rig.parts.store.delete(&lost).await.unwrap();
+        if by_recovery {
+            rig.run(of_recovered(&rig.parts)).await.0.unwrap();
+        } else {
+            rig.run(tie.check(&rig.parts)).await.0.unwrap();
+        }
+        assert_eq!(of_store(&rig.parts).await.unwrap(), bound, "{by_recovery}");
+        bind(&rig.parts).await.unwrap();
+    }
+    // Of one that was emptied, or is not mounted, nobody makes another one.
+    rig.parts.store = dl_store::memory();
+    assert_eq!(of_recovered(&rig.parts).await.unwrap_err().kind, Kind::Conflict);
+    Tie::default().check(&rig.parts).await.unwrap();
+    assert_eq!(of_store(&rig.parts).await.unwrap(), None);
+}

@@ -1,8 +1,9 @@
 //! A layer that measures what reaches the chunk store.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -12,6 +13,11 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 
 use super::histogram::{Operation, Timer};
+
+/// A call that takes longer is told of in the log: its caller may have gone by then, and tell nothing.
+const SLOW: Duration = Duration::from_secs(10);
+/// For so long after one was told of, no other is.
+const TOLD_EVERY: Duration = Duration::from_secs(10);
 
 /// What a [`MeteredStore`] has seen.
 #[derive(Debug, Default)]
@@ -23,6 +29,32 @@ pub(crate) struct StoreMetrics {
     pub(crate) list: Arc<Operation>,
     pub(crate) created_bytes: AtomicU64,
     pub(crate) read_bytes: AtomicU64,
+    /// When a slow call was last told of, if one was.
+    told: Mutex<Option<Duration>>,
+}
+
+/// Tells of a call that was slow when it ends, or when nobody waits for it any more.
+#[derive(Debug)]
+struct Watch<'a> {
+    store: &'a MeteredStore,
+    operation: &'static str,
+    began: Duration,
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        let now = self.store.clock.monotonic();
+        let took = now.saturating_sub(self.began);
+        if took < SLOW {
+            return;
+        }
+        let mut told = self.store.metrics.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.is_none_or(|at| now.saturating_sub(at) >= TOLD_EVERY) {
+            *told = Some(now);
+            let (store, operation) = (&self.store.inner, self.operation);
+            tracing::warn!(%store, operation, ?took, "the chunk store is slow, or does not answer");
+        }
+    }
 }
 
 impl StoreMetrics {
@@ -46,6 +78,12 @@ pub(crate) struct MeteredStore {
     pub(crate) clock: Arc<dyn Clock>,
 }
 
+impl MeteredStore {
+    fn watch(&self, operation: &'static str) -> Watch<'_> {
+        Watch { store: self, operation, began: self.clock.monotonic() }
+    }
+}
+
 /// Whether a call went wrong: that an object is there, or isn't, is an answer.
 fn check(timer: &Timer, error: Option<&Error>) {
     if error.is_some_and(|error| !matches!(error.kind, Kind::Missing | Kind::Exists)) {
@@ -64,6 +102,7 @@ impl fmt::Display for MeteredStore {
 impl Store for MeteredStore {
     async fn create(&self, key: &Key, body: Bytes) -> Result<(), Error> {
         let (timer, length) = (Timer::start(&self.metrics.create, &self.clock), body.len() as u64);
+        let _watch = self.watch("create");
         let result = self.inner.create(key, body).await;
         check(&timer, result.as_ref().err());
         if result.is_ok() {
@@ -74,6 +113,7 @@ impl Store for MeteredStore {
 
     async fn read(&self, wanted: &[ObjectRange]) -> Vec<Result<Bytes, Error>> {
         let timer = Timer::start(&self.metrics.read, &self.clock);
+        let _watch = self.watch("read");
         let results = self.inner.read(wanted).await;
         let lengths = results.iter().flatten().map(|bytes| bytes.len() as u64);
         self.metrics.read_bytes.fetch_add(lengths.sum::<u64>(), Ordering::Relaxed);
@@ -85,6 +125,7 @@ impl Store for MeteredStore {
 
     async fn delete(&self, key: &Key) -> Result<(), Error> {
         let timer = Timer::start(&self.metrics.delete, &self.clock);
+        let _watch = self.watch("delete");
         let result = self.inner.delete(key).await;
         check(&timer, result.as_ref().err());
         result
@@ -92,9 +133,14 @@ impl Store for MeteredStore {
 
     async fn settle(&self, keys: &[Key]) -> Result<(), Error> {
         let timer = Timer::start(&self.metrics.settle, &self.clock);
+        let _watch = self.watch("settle");
         let result = self.inner.settle(keys).await;
         check(&timer, result.as_ref().err());
         result
+    }
+
+    async fn prune(&self, prefix: &Prefix) -> Result<(), Error> {
+        self.inner.prune(prefix).await
     }
 
     fn doubt(&self, key: &Key) {
@@ -120,7 +166,7 @@ impl Store for MeteredStore {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, UNIX_EPOCH};
+    use std::time::UNIX_EPOCH;
 
     use dl_runtime::ManualClock;
     use dl_store::{ByteRange, StoreExt, conformance};

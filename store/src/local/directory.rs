@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use dl_runtime::{Buffers, OsRandom, Random};
 
 use super::descriptors::Descriptors;
-use super::files::{Errno, Files, Node, Result};
+use super::files::{Entry, Errno, Files, Node, Result};
 use crate::{Error, Key, Kind, ObjectInfo};
 
 /// Files in the making, where the file system has no unnamed files. No key begins with a dot.
@@ -232,6 +232,36 @@ impl<F: Files> Directory<F> {
         Ok(())
     }
 
+    /// Removes the empty directories below `dir`, and `dir` itself. None of them is durable for sure any
+    /// more: what is created there after all makes them anew.
+    pub(super) fn prune(&self, dir: &str) -> std::result::Result<(), Error> {
+        let pruned = self.remove_empty(dir);
+        self.known().retain(|known| !is_within(known, dir));
+        pruned.map_err(|errno| Error::from_errno(errno, "remove empty folders below", dir))
+    }
+
+    fn remove_empty(&self, dir: &str) -> Result<()> {
+        let entries = match self.files.entries(dir) {
+            Err(Errno::NOENT | Errno::NOTDIR) => return Ok(()),
+            entries => entries?,
+        };
+        for Entry { name, .. } in entries.iter().filter(|entry| entry.node == Node::Dir) {
+            self.remove_empty(&if dir.is_empty() {
+                name.clone()
+            } else {
+                format!("{dir}/{name}")
+            })?;
+        }
+        if dir.is_empty() {
+            return Ok(());
+        }
+        match self.files.remove_dir(dir) {
+            // Somebody is faster, or creates something.
+            Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
+            Err(errno) => Err(errno),
+        }
+    }
+
     /// Lists one directory: objects into `objects`, directories below it into `dirs`.
     pub(super) fn list(
         &self,
@@ -258,6 +288,11 @@ impl<F: Files> Directory<F> {
         }
         Ok(())
     }
+}
+
+fn is_within(path: &str, dir: &str) -> bool {
+    dir.is_empty()
+        || path.strip_prefix(dir).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 fn parent(path: &str) -> &str {

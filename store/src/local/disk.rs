@@ -159,6 +159,10 @@ impl Files for Disk {
         rustix::fs::unlinkat(&self.root, path, AtFlags::empty())
     }
 
+    fn remove_dir(&self, dir: &str) -> Result<()> {
+        rustix::fs::unlinkat(&self.root, dir, AtFlags::REMOVEDIR)
+    }
+
     fn write(&self, file: &OwnedFd, body: &[u8]) -> Result<()> {
         let mut left = body;
         while !left.is_empty() {

@@ -43,6 +43,9 @@ pub(super) trait Files: Debug + Send + Sync + 'static {
     /// Removes the name of a file.
     fn remove(&self, path: &str) -> Result<()>;
 
+    /// Removes a directory; `NOTEMPTY` or `EXIST` where it holds anything.
+    fn remove_dir(&self, dir: &str) -> Result<()>;
+
     /// Writes the whole of `body` into an empty file.
     fn write(&self, file: &Self::File, body: &[u8]) -> Result<()>;
 

@@ -148,6 +148,11 @@ impl<F: Files> Store for LocalStore<F> {
         self.run("settle", what, move |directory| directory.settle(&owned)).await
     }
 
+    async fn prune(&self, prefix: &Prefix) -> Result<(), Error> {
+        let dir = prefix.as_str().to_owned();
+        self.run("remove empty folders below", prefix, move |directory| directory.prune(&dir)).await
+    }
+
     fn doubt(&self, _: &Key) {
         // Nothing is kept of what was read.
     }

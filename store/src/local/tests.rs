@@ -382,3 +382,24 @@ fn an_unnamed_file_is_readable_only_under_its_name() {
     fs::File::open(root.path().join("name")).unwrap().read_to_string(&mut read).unwrap();
     assert_eq!(read, "whole");
 }
+
+#[tokio::test]
+async fn of_a_pruned_prefix_no_folder_is_left_and_what_holds_an_object_stays() {
+    let root = TempDir::new().unwrap();
+    let store = open(root.path()).await.unwrap();
+    let keys = ["chunks/one/aa/1", "chunks/one/bb/2", "chunks/two/aa/3"].map(key);
+    for key in &keys {
+        store.create(key, "1".into()).await.unwrap();
+    }
+    store.delete(&keys[0]).await.unwrap();
+    let one = Prefix::new("chunks/one").unwrap();
+    store.prune(&one).await.unwrap();
+    assert!(!root.path().join("chunks/one/aa").exists());
+    assert_eq!(store.read_all(&keys[1]).await.unwrap(), "1");
+    store.delete(&keys[1]).await.unwrap();
+    store.prune(&one).await.unwrap();
+    assert!(!root.path().join("chunks/one").exists());
+    assert_eq!(store.read_all(&keys[2]).await.unwrap(), "1");
+    store.create(&keys[0], "again".into()).await.unwrap();
+    assert_eq!(store.read_all(&keys[0]).await.unwrap(), "again");
+}

@@ -283,6 +283,17 @@ impl Files for Volatile {
         })
     }
 
+    fn remove_dir(&self, dir: &str) -> Result<()> {
+        self.step(|images| {
+            images.dir(dir)?;
+            if images.live.keys().any(|path| parent(path) == dir) {
+                return Err(Errno::NOTEMPTY);
+            }
+            images.live.remove(dir);
+            Ok(())
+        })
+    }
+
     fn write(&self, file: &Handle, body: &[u8]) -> Result<()> {
         let (first, second) = body.split_at(body.len() / 2);
         for half in [first, second] {

@@ -215,14 +215,18 @@ impl Index {
         self.copies.contains_key(key)
     }
 
-    /// A copy that an earlier process left, or that is known already. False when it is none: no
-    /// copy has so many bytes.
+    /// A copy that an earlier process left, or that is known already. False when it is none, as no
+    /// copy has so many bytes, or too much: the quota may have been larger then.
     pub(super) fn found(&mut self, object: ObjectInfo, name: Key) -> bool {
         let Some(length) = copy::object_length(object.size) else { return false };
         if self.copies.contains_key(&object.key) {
             return true;
         }
-        self.used = self.used.saturating_add(object.size);
+        let used = self.used.saturating_add(object.size);
+        if used > self.quota {
+            return false;
+        }
+        self.used = used;
         let copy = Copy { size: object.size, length, ..self.numbered(name, State::Unproven) };
         self.by_age.insert((copy.read_at, object.key.clone()));
         self.copies.insert(object.key, copy);

@@ -474,6 +474,10 @@ impl Store for TierStore {
         self.tier.slow.settle(keys).await
     }
 
+    async fn prune(&self, prefix: &Prefix) -> Result<(), Error> {
+        self.tier.slow.prune(prefix).await
+    }
+
     fn doubt(&self, key: &Key) {
         self.tier.index().doubt(key);
         self.tier.slow.doubt(key);

@@ -50,6 +50,10 @@ impl Store for Twice {
         self.0.settle(keys).await
     }
 
+    async fn prune(&self, prefix: &Prefix) -> Result<(), Error> {
+        self.0.prune(prefix).await
+    }
+
     fn doubt(&self, key: &Key) {
         self.0.doubt(key);
     }
@@ -427,6 +431,20 @@ async fn what_is_no_copy_of_this_form_is_removed_and_not_served() {
         assert_eq!(second.fast.read_all(name).await.unwrap_err().kind, Kind::Missing, "{name}");
     }
     assert_eq!(second.tier.counts().used, 104);
+}
+
+#[tokio::test]
+async fn copies_of_a_larger_quota_are_removed_at_the_start() {
+    let first = rig(1000).await;
+    let names = keys(["a", "b", "c", "d"]);
+    first.create(&names).await;
+    for name in &names {
+        first.read(name).await.unwrap();
+    }
+    let (slow, fast) = (Arc::clone(&first.slow), Arc::clone(&first.fast));
+    let second = TierStore::new(slow, fast, 250, clock());
+    second.quiet().await;
+    assert_eq!((first.copies().await.len(), second.counts().used), (2, 208));
 }
 
 #[tokio::test]

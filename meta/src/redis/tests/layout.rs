@@ -83,6 +83,28 @@ async fn an_object_whose_maker_died_behind_the_commit_point_is_brought_after_it(
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_file_has_no_row_before_the_folders_above_it_have_theirs() {
+    let server = Server::start(&[]).await;
+    let store = open(&server.url()).await;
+    store.put_dataset(&record()).await.unwrap();
+    let keys = store.shared.keys_of(id()).await.unwrap().unwrap();
+    let above = keys.rows(0, b"").bytes;
+    let above = str::from_utf8(&above).unwrap();
+    let mut maker = Maker::new(id(), 1);
+    let objects = [maker.chunk([(&b"a/b/c"[..], 1)]), maker.chunk([(&b"a/b/d"[..], 1)])];
+    // What refuses the rows there, as a full Redis would.
+    server.ask(&["SET", above, "no rows"]).await;
+    store.append(&objects[0]).await.unwrap_err();
+    server.ask(&["DEL", above]).await;
+    let found = store.lookup(id(), &[path("a/b/c")]).await.unwrap();
+    assert!(matches!(found[..], [Found::Missing]), "{found:?}");
+    store.append(&objects[1]).await.unwrap();
+    let found = store.lookup(id(), &[path("a/b/d")]).await.unwrap();
+    assert!(matches!(found[..], [Found::File(_)]), "{found:?}");
+    assert_eq!(store.list(id(), &query(true, 9)).await.unwrap().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_dataset_is_settled_when_the_rows_of_all_its_objects_are_there() {
     let server = Server::start(&[]).await;
     let store = open(&server.url()).await;

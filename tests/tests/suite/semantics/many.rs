@@ -81,6 +81,10 @@ impl Store for Many {
         Ok(())
     }
 
+    async fn prune(&self, prefix: &Prefix) -> Result<(), Error> {
+        self.inner.prune(prefix).await
+    }
+
     fn doubt(&self, key: &Key) {
         self.inner.doubt(key);
     }
