@@ -217,7 +217,7 @@ async fn append(parts: &Parts, object: &Committed) -> Result<Stamp, Error> {
         }
         Err(error) => {
             if error.kind == dl_meta::Kind::Full {
-                parts.refusals.refused();
+                parts.refusals.refused(error.to_string());
             }
             Err(Error::meta(ACTION, header.id(), error))
         }

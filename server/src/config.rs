@@ -409,7 +409,9 @@ fn chunk_store<'a>(setting: &'static str, url: &'a str) -> Result<Option<&'a Pat
 
 fn fast_store_at(url: String, quota: u64, store: &str) -> Result<FastStore, ConfigError> {
     chunk_store("fast_store", &url)?;
-    if place_of(&url).starts_with(place_of(store)) {
+    let (fast, slow) = (place_of(&url), place_of(store));
+    // Neither among the objects of the other.
+    if fast.starts_with(&slow) || slow.starts_with(fast.join(dl_store::COPIES)) {
         let problem = "give another place than that of the chunk store itself";
         return Err(refused("fast_store", url, problem));
     }

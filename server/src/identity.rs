@@ -9,6 +9,7 @@ use std::time::Duration;
 use dl_format::{DatasetId, DatasetName, IDENTITY_KEY, IdentityRecord, StoreId};
 use dl_meta::{Damage, DatasetRecord};
 use dl_proto::Kind;
+use dl_runtime::Deadline;
 use dl_store::StoreExt;
 
 use crate::error::Error;
@@ -17,6 +18,9 @@ use crate::parts::{Parts, key};
 
 /// How long it is not looked whether the chunk store is still the same.
 const STORE_HOLDS: Duration = Duration::from_secs(60);
+
+/// How long whoever looks after the metadata looks for the datasets of a chunk store without identity.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What was found when the stores were put together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,8 +74,9 @@ async fn restored(parts: &Parts, meta: StoreId) -> Result<StoreId, Error> {
         );
         return Err(foreign(parts, why));
     }
-    tracing::warn!(%meta, "the chunk store has lost its identity object: written again");
-    create(parts, meta).await
+    let store = create(parts, meta).await?;
+    tracing::warn!(%store, "the chunk store had lost its identity object: written again");
+    Ok(store)
 }
 
 /// Whether the chunk store can be read at all.
@@ -116,7 +121,8 @@ pub(crate) async fn refuse_damaged(
 async fn is_indexed(parts: &Parts) -> Result<bool, Error> {
     let names = names::all(parts).await?;
     let stored: HashSet<DatasetId> = names.live().map(|(_, named)| named.record.dataset).collect();
-    let known = parts.meta.records().await;
+    // A recovery asks before what was lost is taken for whole.
+    let known = parts.meta.remnants().await;
     let known = known.map_err(|error| Error::meta("list", "datasets", error))?;
     let mut is_known = false;
     for DatasetRecord { id, name, .. } in &known {
@@ -164,17 +170,22 @@ impl Tie {
         let Ok(store) = of_store(parts).await else { return Ok(()) };
         let store = match store {
             Some(store) => store,
-            None => match restored(parts, meta).await {
-                Ok(store) => store,
-                Err(error) => {
-                    // All of it may be away for a while, and be mounted again.
-                    tracing::error!(error = error.chain(), "the chunk store has no identity");
-                    self.lost = Some(now);
-                    return Ok(());
-                }
-            },
+            None => {
+                let clock = &*parts.clock;
+                let restored =
+                    Deadline::after(clock, PATIENCE).bound(clock, restored(parts, meta)).await;
+                let why = match restored {
+                    Ok(Ok(store)) => return compare(parts, meta, store),
+                    Ok(Err(error)) => error.chain(),
+                    Err(_) => format!("its datasets were not found within {PATIENCE:?}"),
+                };
+                // All of it may be away for a while, and be mounted again.
+                tracing::error!(why, "the chunk store has no identity");
+                self.lost = Some(now);
+                return Ok(());
+            }
         };
-        *self = Self { store: Some((store, now)), lost: None };
+        self.store = Some((store, now));
         compare(parts, meta, store)
     }
 }

@@ -140,7 +140,11 @@ impl Leftovers {
             }
         }
         first?;
-        parts.store.prune(&objects).await.map_err(failed)
+        if let Err(error) = parts.store.prune(&objects).await {
+            let why = Error::store("remove the folders of dataset", id, error).chain();
+            tracing::warn!(why, "empty folders of a deleted dataset are left");
+        }
+        Ok(())
     }
 }
 

@@ -27,6 +27,8 @@ struct Said {
     /// When, on the clock that only goes forward.
     at: Option<Duration>,
     why: Option<String>,
+    /// How many objects the store itself refused.
+    refused: u64,
 }
 
 impl Default for Refusals {
@@ -61,16 +63,21 @@ impl Refusals {
         };
         // Another one may have asked while this one waited for its turn.
         if turn.is_some() && !holds(&self.said()) {
-            let at = Some(clock.monotonic());
+            let (at, refused) = (Some(clock.monotonic()), self.said().refused);
             let why = ask.await.ok().flatten();
-            *self.said() = Said { at, why };
+            let mut said = self.said();
+            // An object that was refused meanwhile says more than that there was room.
+            if why.is_some() || said.refused == refused {
+                *said = Said { at, why, ..*said };
+            }
         }
         self.said().why.clone()
     }
 
     /// The store refused an object just now: it is asked before the next one.
-    pub(crate) fn refused(&self) {
-        self.said().at = None;
+    pub(crate) fn refused(&self, why: String) {
+        let mut said = self.said();
+        *said = Said { at: None, why: Some(why), refused: said.refused + 1 };
     }
 
     fn said(&self) -> MutexGuard<'_, Said> {
@@ -98,6 +105,20 @@ mod tests {
         let waits = refusals.check(&clock, async { unreachable!("it holds for who waited") });
         let says = async { say.send(None).unwrap() };
         assert_eq!(tokio::join!(biased; asks, waits, says), (None, None, ()));
+    }
+
+    #[tokio::test]
+    async fn what_the_store_itself_refused_is_not_forgotten_by_one_that_asked_before() {
+        let (clock, refusals) = (ManualClock::new(UNIX_EPOCH), Refusals::default());
+        let (say, said) = oneshot::channel();
+        let asks = refusals.check(&clock, async { Ok(said.await.unwrap()) });
+        let refused = async {
+            refusals.refused("full".to_owned());
+            say.send(None).unwrap();
+        };
+        assert_eq!(tokio::join!(biased; asks, refused), (Some("full".to_owned()), ()));
+        let asked = refusals.check(&clock, async { Ok(None) });
+        assert_eq!(asked.await, None);
     }
 
     #[tokio::test]

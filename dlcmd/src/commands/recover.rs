@@ -117,9 +117,7 @@ fn report(done: &RecoverProgress, is_whole: bool, out: &mut Output<'_>) -> Resul
     }
     let (objects, files) = (counted(listed, "object"), counted(files, "file"));
     if is_whole && problems.is_empty() && adopted == 0 && listed > 0 {
-        // Also where rows of theirs were lost.
-        return out
-            .line(format_args!("{dataset}: {objects}, all known; their rows are written anew"));
+        return out.line(format_args!("{dataset}: {objects}, all of them in the metadata"));
     }
     out.line(format_args!("{dataset}: {objects}, {adopted} of them recovered with {files}"))
 }

@@ -325,19 +325,18 @@ impl Shared {
 
     /// Looks whether anything is missing, and tells of it in the log.
     pub(super) async fn survey(&self) -> Result<(), Failure> {
-        self.look().await?;
+        let damage = self.look().await?;
         let mut health = self.health();
-        if health.damage.is_some() && health.told != health.damage {
-            let damage = health.damage;
+        if damage.is_some() && health.told != damage {
             tracing::error!(store = %self.router.address, ?damage, "metadata may be missing");
         }
-        health.told = health.damage;
+        health.told = damage;
         Ok(())
     }
 
     /// Reads all marks and compares them with the processes that have them. Says nothing: where several
     /// servers bind or mend the same at once, what each finds halfway is no loss.
-    pub(super) async fn look(&self) -> Result<(), Failure> {
+    pub(super) async fn look(&self) -> Result<Option<Damage>, Failure> {
         let (changes, at) = (self.router.changes(), self.clock.monotonic());
         let mut asks = vec![Ask::to(&keys::identity(), "GET")];
         asks.extend(Shard::all().map(|shard| Ask::to(&keys::mark(shard), "HGETALL")));
@@ -373,7 +372,7 @@ impl Shared {
         let told = health.told;
         *health =
             Health { checked, at, seen, time_ms, damage, told, bound, was_bound, filling, runs };
-        Ok(())
+        Ok(damage)
     }
 
     async fn mark(&self, id: StoreId, shards: &[Marking], now_ms: u64) -> Result<(), Failure> {

@@ -105,7 +105,7 @@ struct Shared {
     /// The highest stamp that this process was given, by dataset.
     stamps: Mutex<HashMap<DatasetId, Stamp>>,
     large: Mutex<LargeFolders>,
-    ways: Mutex<Ways>,
+    ways: Ways,
     logged: Mutex<Logged>,
     lookups: Lookups,
     records: Gathering<DatasetId, (), Option<DatasetRecord>>,
@@ -176,7 +176,7 @@ impl Redis {
             known: Mutex::default(),
             stamps: Mutex::default(),
             large: Mutex::default(),
-            ways: Mutex::default(),
+            ways: Ways::default(),
             logged: Mutex::default(),
             lookups: Lookups::default(),
             records: Gathering::default(),
@@ -219,10 +219,6 @@ impl Shared {
 
     fn large(&self) -> MutexGuard<'_, LargeFolders> {
         self.large.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn ways(&self) -> MutexGuard<'_, Ways> {
-        self.ways.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn all_known(&self) -> MutexGuard<'_, HashMap<DatasetId, Known>> {

@@ -6,6 +6,7 @@
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dl_format::Committed;
@@ -20,42 +21,67 @@ const HOLDS: Duration = Duration::from_secs(60);
 /// Hashes of datasets and folders.
 #[derive(Debug, Default)]
 pub(super) struct Ways {
-    known: HashSet<u64>,
     hasher: RandomState,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    ways: HashSet<u64>,
     began: Duration,
 }
 
 impl Ways {
     /// The folders of an object's files to which the way is not known.
-    pub(super) fn unknown(
-        &mut self,
-        keys: Keys,
-        object: &Committed,
-        now: Duration,
-    ) -> HashSet<u64> {
-        if now.saturating_sub(self.began) > HOLDS || self.known.len() > MAX {
-            self.known.clear();
-            self.began = now;
-        }
-        let (mut unknown, mut last) = (HashSet::new(), Vec::new());
+    pub(super) fn unknown(&self, keys: Keys, object: &Committed, now: Duration) -> HashSet<u64> {
+        let (mut wanted, mut last) = (HashSet::new(), None);
         for entry in object.header().entries() {
-            let path = entry.path.as_bytes();
-            let end = path.iter().rposition(|byte| *byte == b'/').unwrap_or_default();
-            let folder = path.get(..end).unwrap_or_default();
-            if folder == last.as_slice() {
-                continue;
+            let folder = entry.path.parent();
+            if last.as_ref() != Some(&folder) {
+                wanted.insert(self.hasher.hash_one((keys, folder.as_bytes())));
+                last = Some(folder);
             }
-            let way = self.hasher.hash_one((keys, folder));
-            if !self.known.contains(&way) {
-                unknown.insert(way);
-            }
-            last.clear();
-            last.extend_from_slice(folder);
         }
-        unknown
+        let mut known = self.known();
+        if now.saturating_sub(known.began) > HOLDS || known.ways.len() > MAX {
+            *known = Known { ways: HashSet::new(), began: now };
+        }
+        wanted.retain(|way| !known.ways.contains(way));
+        wanted
     }
 
-    pub(super) fn learn(&mut self, ways: HashSet<u64>) {
-        self.known.extend(ways);
+    pub(super) fn learn(&self, ways: HashSet<u64>) {
+        self.known().ways.extend(ways);
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dl_format::DatasetId;
+
+    use super::super::keys::Epoch;
+    use super::*;
+    use crate::conformance::history::Maker;
+
+    #[test]
+    fn a_way_is_known_for_a_while_to_the_life_of_the_dataset_that_has_it() {
+        let dataset = DatasetId::from_bytes([1; 16]);
+        let keys = |epoch| Keys { dataset, epoch: Epoch::new(epoch) };
+        let mut maker = Maker::new(dataset, 1);
+        let [first, second] = [[&b"a/b/1"[..], b"2"], [b"a/b/3", b"a/c/4"]]
+            .map(|paths| maker.chunk(paths.map(|path| (path, 1))));
+        let (ways, now) = (Ways::default(), Duration::from_secs(100));
+        let unknown = ways.unknown(keys(1), &first, now);
+        assert_eq!(unknown.len(), 2);
+        assert_eq!(ways.unknown(keys(1), &first, now).len(), 2, "nothing was written yet");
+        ways.learn(unknown);
+        assert_eq!(ways.unknown(keys(1), &first, now + HOLDS).len(), 0);
+        assert_eq!(ways.unknown(keys(1), &second, now).len(), 1);
+        assert_eq!(ways.unknown(keys(2), &first, now).len(), 2);
+        assert_eq!(ways.unknown(keys(1), &first, now + 2 * HOLDS).len(), 2);
     }
 }

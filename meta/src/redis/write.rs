@@ -108,7 +108,7 @@ impl Shared {
     /// Brings the rows of the folders on the way to files before those of the files: what is found by
     /// its path, and so not put again, is in listings as well, also where the other rows have to wait.
     async fn lead(&self, keys: Keys, object: &Committed) -> Result<(), Failure> {
-        let unknown = self.ways().unknown(keys, object, self.clock.monotonic());
+        let unknown = self.ways.unknown(keys, object, self.clock.monotonic());
         if unknown.is_empty() {
             return Ok(());
         }
@@ -121,7 +121,7 @@ impl Shared {
             piece.retain_mut(|(_, batch)| batch.keep_folders());
             self.apply_piece(keys, piece).await?;
         }
-        self.ways().learn(unknown);
+        self.ways.learn(unknown);
         Ok(())
     }
 

@@ -98,6 +98,8 @@ fn a_fast_store_lies_in_no_folder_of_the_chunk_store_however_it_is_spelled() {
         assert!(refused.contains("another place"), "{same}: {refused}");
     }
     assert!(fast(&format!("{store}-fast")).is_ok() && fast("/nowhere/fast").is_ok());
+    assert!(load(&["--store", "/nowhere/copies/a", "--fast-store", "/nowhere"]).is_err());
+    assert!(load(&["--store", "/nowhere/chunks", "--fast-store", "/nowhere"]).is_ok());
 }
 
 #[test]

@@ -14,7 +14,8 @@ use futures::stream::BoxStream;
 
 use super::histogram::{Operation, Timer};
 
-/// A call that takes longer is told of in the log: its caller may have gone by then, and tell nothing.
+/// A call that is away for longer is told of in the log: its caller may have gone by then, and tell
+/// nothing.
 const SLOW: Duration = Duration::from_secs(10);
 /// For so long after one was told of, no other is.
 const TOLD_EVERY: Duration = Duration::from_secs(10);
@@ -33,7 +34,7 @@ pub(crate) struct StoreMetrics {
     told: Mutex<Option<Duration>>,
 }
 
-/// Tells of a call that was slow when it ends, or when nobody waits for it any more.
+/// Tells of a call to an object that was slow when it ends, or when nobody waits for it any more.
 #[derive(Debug)]
 struct Watch<'a> {
     store: &'a MeteredStore,
@@ -52,7 +53,10 @@ impl Drop for Watch<'_> {
         if told.is_none_or(|at| now.saturating_sub(at) >= TOLD_EVERY) {
             *told = Some(now);
             let (store, operation) = (&self.store.inner, self.operation);
-            tracing::warn!(%store, operation, ?took, "the chunk store is slow, or does not answer");
+            tracing::warn!(
+                %store, operation, ?took,
+                "a call to the chunk store took long: that, or what its caller did meanwhile, is slow"
+            );
         }
     }
 }

@@ -246,11 +246,11 @@ impl<F: Files> Directory<F> {
             entries => entries?,
         };
         for Entry { name, .. } in entries.iter().filter(|entry| entry.node == Node::Dir) {
-            self.remove_empty(&if dir.is_empty() {
-                name.clone()
-            } else {
-                format!("{dir}/{name}")
-            })?;
+            let below = if dir.is_empty() { name.clone() } else { format!("{dir}/{name}") };
+            // Others are none of this store's.
+            if Key::new(below.as_str()).is_ok() {
+                self.remove_empty(&below)?;
+            }
         }
         if dir.is_empty() {
             return Ok(());

@@ -132,10 +132,14 @@ impl Files for Disk {
     fn link_unnamed(&self, file: &OwnedFd, to: &str) -> Result<()> {
         // Without a capability that servers lack, only /proc leads from a descriptor to a name.
         let from = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let linked = rustix::fs::linkat(CWD, from, &self.root, to, AtFlags::SYMLINK_FOLLOW);
+        let linked = rustix::fs::linkat(CWD, &*from, &self.root, to, AtFlags::SYMLINK_FOLLOW);
         linked.map_err(|errno| match errno {
-            // /proc isn't mounted, or the file system links no unnamed files.
-            Errno::NOENT | Errno::XDEV | Errno::PERM => Errno::OPNOTSUPP,
+            // /proc isn't mounted. Otherwise the directory was removed.
+            Errno::NOENT if rustix::fs::statat(CWD, &*from, AtFlags::SYMLINK_NOFOLLOW).is_err() => {
+                Errno::OPNOTSUPP
+            }
+            // The file system links no unnamed files.
+            Errno::XDEV | Errno::PERM => Errno::OPNOTSUPP,
             errno => errno,
         })
     }

@@ -10,6 +10,7 @@ use dl_runtime::fault::CutPoint;
 use dl_runtime::{Random, SeededRandom};
 use tempfile::TempDir;
 
+use super::files::Errno;
 use super::volatile::Volatile;
 use super::*;
 use crate::{ByteRange, StoreExt, conformance};
@@ -402,4 +403,15 @@ async fn of_a_pruned_prefix_no_folder_is_left_and_what_holds_an_object_stays() {
     assert_eq!(store.read_all(&keys[2]).await.unwrap(), "1");
     store.create(&keys[0], "again".into()).await.unwrap();
     assert_eq!(store.read_all(&keys[0]).await.unwrap(), "again");
+}
+
+#[test]
+fn a_folder_that_is_removed_below_a_file_in_the_making_is_told_from_a_file_system_without_such_files()
+ {
+    let root = TempDir::new().unwrap();
+    let disk = Disk::open(root.path()).unwrap();
+    disk.make_dir("a").unwrap();
+    let file = disk.create_unnamed("a").unwrap();
+    disk.remove_dir("a").unwrap();
+    assert_eq!(disk.link_unnamed(&file, "a/1").unwrap_err(), Errno::NOENT);
 }

@@ -13,7 +13,7 @@ use crate::range::Span;
 use crate::{ByteRange, Key};
 
 /// Copies lie below it, and nothing else in the fast store is looked at or removed.
-pub(super) const COPIES: &str = "copies";
+pub const COPIES: &str = "copies";
 
 /// At the end of the names of copies of this form; what else lies there is of no use.
 const FORM: &str = ".s";

@@ -215,18 +215,14 @@ impl Index {
         self.copies.contains_key(key)
     }
 
-    /// A copy that an earlier process left, or that is known already. False when it is none, as no
-    /// copy has so many bytes, or too much: the quota may have been larger then.
+    /// A copy that an earlier process left, or that is known already. False when it is none: no
+    /// copy has so many bytes.
     pub(super) fn found(&mut self, object: ObjectInfo, name: Key) -> bool {
         let Some(length) = copy::object_length(object.size) else { return false };
         if self.copies.contains_key(&object.key) {
             return true;
         }
-        let used = self.used.saturating_add(object.size);
-        if used > self.quota {
-            return false;
-        }
-        self.used = used;
+        self.used = self.used.saturating_add(object.size);
         let copy = Copy { size: object.size, length, ..self.numbered(name, State::Unproven) };
         self.by_age.insert((copy.read_at, object.key.clone()));
         self.copies.insert(object.key, copy);
@@ -425,6 +421,13 @@ impl Index {
             }
             State::Going | State::Removing => false,
         }
+    }
+
+    /// A copy beyond the quota, which was larger when it was made; the caller removes it.
+    pub(super) fn beyond(&mut self) -> Option<Key> {
+        let (_, oldest) = self.by_age.first().filter(|_| self.used > self.quota)?;
+        let oldest = oldest.clone();
+        (self.give_up(&oldest) && self.claim(&oldest)).then_some(oldest)
     }
 
     /// Whether the caller is to remove a copy; nobody else does then.

@@ -30,7 +30,7 @@ use tokio::task::JoinHandle;
 
 use self::along::Along;
 pub use self::along::Group;
-use self::copy::COPIES;
+pub use self::copy::COPIES;
 use self::index::Index;
 use crate::range::Span;
 use crate::{ByteRange, Error, Key, Kind, ObjectInfo, ObjectRange, Prefix, Store, StoreExt};
@@ -302,6 +302,14 @@ impl Tier {
         self.health().stock = stock;
         if let Err(error) = counted {
             self.failed(&error);
+        }
+        loop {
+            let beyond = self.index().beyond();
+            match beyond {
+                Some(key) if self.remove(&key).await => {}
+                // The rest goes as other objects come.
+                _ => break,
+            }
         }
     }
 

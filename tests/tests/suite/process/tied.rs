@@ -142,3 +142,29 @@ async fn a_full_redis_is_read_as_before_and_deletes_make_room() -> Result<()> {
     server.stop()?;
     Ok(fs::remove_dir_all(got)?)
 }
+
+/// Keeps S-05: a chunk store that lost its identity while Redis lost something gets the same one again.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_identity_that_is_lost_together_with_metadata_is_written_again_by_recover() -> Result<()>
+{
+    let redis = Redis::start(&[]).await;
+    let scene = tempfile::tempdir()?;
+    let (data, source) = (scene.path().join("data"), scene.path().join("src"));
+    folder::fill(&source, 20, 1_000, &Dice::new(1))?;
+    let meta = ["--meta", &redis.url()];
+    let server = Server::start_with(&data, "127.0.0.1:0", &meta)?;
+    run(server.dlcmd()?.arg("put").arg(&source).arg("dl://ds"))?.code(0)?;
+    let identity = data.join("chunks/identity");
+    let lost = fs::read(&identity)?;
+    fs::remove_file(&identity)?;
+    redis.ask(&["DEL", "dl:{9}:mark"]).await;
+    dl(&server, ["recover", "--all"])?.code(0)?;
+    ensure!(fs::read(&identity)? == lost, "it is another one");
+    server.stop()?;
+    let server = Server::start_with(&data, "127.0.0.1:0", &meta)?;
+    let got = scene.path().join("got");
+    run(server.dlcmd()?.arg("get").arg("dl://ds").arg(&got))?.code(0)?;
+    folder::compare(&source, &got)?;
+    server.stop()?;
+    Ok(())
+}
