@@ -14,7 +14,7 @@ use dl_runtime::fault::{Cut, CutPoint, Fault, Faults};
 
 use crate::{
     Appended, Brought, Damage, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry,
-    ListQuery, Mending, MetaStore, ObjectRecord, Outline,
+    ListQuery, Mending, MetaStore, ObjectRecord, Outline, Refusal,
 };
 
 /// Faults before `inner`. Operations have the names of the methods. `bind`, `put_dataset`,
@@ -170,7 +170,7 @@ impl MetaStore for FaultMeta {
         self.read("damage", "metadata", self.inner.damage()).await
     }
 
-    async fn refusal(&self) -> Result<Option<String>, Error> {
+    async fn refusal(&self) -> Result<Option<Refusal>, Error> {
         self.read("refusal", "metadata", self.inner.refusal()).await
     }
 

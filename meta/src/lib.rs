@@ -32,7 +32,7 @@ pub use redis::testing as redis_testing;
 pub use redis::{Redis, RedisOptions, without_login};
 pub use types::{
     Appended, Brought, Damage, DatasetInfo, DatasetRecord, DatasetState, Found, ListEntry,
-    ListQuery, Mending, ObjectRecord, Outline,
+    ListQuery, Mending, ObjectRecord, Outline, Refusal,
 };
 
 /// Datasets, their logs, and answers from what the logs say.
@@ -200,12 +200,11 @@ pub trait MetaStore: Debug + Display + Send + Sync + 'static {
     /// As the store fails.
     async fn damage(&self) -> Result<Option<Damage>, Error>;
 
-    /// Why the store takes no new objects at the moment, where it knows that; reads and deletes may
-    /// go on.
+    /// Why the store takes no new objects at the moment, where it knows that; reads go on.
     ///
     /// # Errors
     /// As the store fails.
-    async fn refusal(&self) -> Result<Option<String>, Error>;
+    async fn refusal(&self) -> Result<Option<Refusal>, Error>;
 
     /// Begins to bring back what may be missing. To be called before the first append of an object
     /// that was sealed long ago: those since `since` will be appended, all of them without it. Of

@@ -17,7 +17,7 @@ use crate::types::{bound_elsewhere, deleted_entries, still_in_use};
 use crate::walk::{self, Visit, Winners};
 use crate::{
     Appended, Brought, Damage, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry,
-    ListQuery, Mending, MetaStore, ObjectRecord, Outline,
+    ListQuery, Mending, MetaStore, ObjectRecord, Outline, Refusal,
 };
 
 /// A metadata store in memory. An append survives as long as the store does.
@@ -249,7 +249,7 @@ impl MetaStore for Memory {
         Ok(None)
     }
 
-    async fn refusal(&self) -> Result<Option<String>, Error> {
+    async fn refusal(&self) -> Result<Option<Refusal>, Error> {
         Ok(None)
     }
 

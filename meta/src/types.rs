@@ -1,5 +1,7 @@
 //! What goes into a metadata store and what comes out of it.
 
+use std::fmt::{self, Display};
+
 use bytes::Bytes;
 use dl_format::{
     ChunkId, ChunkShape, Committed, DatasetId, DatasetName, DirPath, EntrySet, FilePath,
@@ -122,6 +124,32 @@ pub enum Appended {
 pub struct Damage {
     /// All that was acknowledged before then is there; none when anything may be missing.
     pub since: Option<Stamp>,
+}
+
+/// Why a metadata store takes no new objects at the moment. It reads as a sentence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refusal {
+    /// Its memory is full. Deletes go on.
+    Full(String),
+    /// It takes no writes at all, which may pass by itself.
+    All(String),
+}
+
+impl Refusal {
+    /// The kind of error with which an object is refused.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Full(_) => Kind::Full,
+            Self::All(_) => Kind::Unavailable,
+        }
+    }
+}
+
+impl Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self::Full(why) | Self::All(why)) = self;
+        f.write_str(why)
+    }
 }
 
 /// The bringing back of what a metadata store may have lost, from its begin to its end.

@@ -12,6 +12,7 @@ use dl_format::{
     ChunkId, Committed, DatasetId, Deletions, Digest, Extent, Header, ObjectKind, Stamp, Verified,
     encode_tombstone,
 };
+use dl_meta::Refusal;
 use dl_proto::{DeleteRequest, Kind};
 use dl_runtime::{Buffers, blocking};
 use dl_store::Key;
@@ -71,10 +72,14 @@ pub(crate) async fn put_chunk(
     }
     check_parts(parts, header).await?;
     let _taken = take_room(parts, header).await?;
-    if let Some(why) = parts.refusals.check(&*parts.clock, parts.meta.refusal()).await
+    if let Some(refusal) = parts.refusals.check(&*parts.clock, parts.meta.refusal()).await
         && !is_stored(parts, &object_key(dataset, header.id(), header.kind())).await?
     {
-        return Err(Error::new(Kind::Full, ACTION, header.id(), why));
+        let kind = match refusal {
+            Refusal::Full(_) => Kind::Full,
+            Refusal::All(_) => Kind::Unavailable,
+        };
+        return Err(Error::new(kind, ACTION, header.id(), refusal.to_string()));
     }
     commit(parts, verified, arrived, |object| buffers.lend(object, 0)).await
 }
@@ -217,7 +222,7 @@ async fn append(parts: &Parts, object: &Committed) -> Result<Stamp, Error> {
         }
         Err(error) => {
             if error.kind == dl_meta::Kind::Full {
-                parts.refusals.refused(error.to_string());
+                parts.refusals.refused(Refusal::Full(error.to_string()));
             }
             Err(Error::meta(ACTION, header.id(), error))
         }

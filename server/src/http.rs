@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dl_format::{IDENTITY_KEY, IdentityRecord, StoreId};
-use dl_meta::{Damage, DatasetRecord, DatasetState};
+use dl_meta::{Damage, DatasetRecord, DatasetState, Refusal};
 use dl_runtime::{Clock, Deadline};
 use dl_store::StoreExt;
 use http_body_util::Full;
@@ -282,11 +282,13 @@ impl Site {
             (_, Ok(Err(error))) => failed("chunk", &error),
             (Ok(Ok((bound, _, refusal))), Ok(Ok(identity))) => match loss {
                 Loss::None => self.of_another(bound, &identity).or_else(|| {
-                    let why = refusal?;
-                    Some(format!(
-                        "the metadata store takes no writes but deletes ({why}): give it more memory, \
-                         or delete something and run `dlcmd purge`"
-                    ))
+                    Some(match refusal? {
+                        Refusal::Full(why) => format!(
+                            "the metadata store takes no writes but deletes ({why}): give it more \
+                             memory, or delete something and run `dlcmd purge`"
+                        ),
+                        Refusal::All(why) => format!("the metadata store takes no writes: {why}"),
+                    })
                 }),
                 Loss::Last => Some(
                     "the metadata store may have lost its last writes: the servers are putting \

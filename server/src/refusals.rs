@@ -8,6 +8,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use dl_meta::Refusal;
 use dl_runtime::Clock;
 use tokio::sync::Semaphore;
 
@@ -26,7 +27,7 @@ pub struct Refusals {
 struct Said {
     /// When, on the clock that only goes forward.
     at: Option<Duration>,
-    why: Option<String>,
+    why: Option<Refusal>,
     /// How many objects the store itself refused.
     refused: u64,
 }
@@ -40,9 +41,9 @@ impl Default for Refusals {
 impl Refusals {
     /// Why nothing new is taken, if so; `ask` is what the metadata store says. What can't be learnt is
     /// left to the append.
-    pub(crate) async fn check<Asked>(&self, clock: &dyn Clock, ask: Asked) -> Option<String>
+    pub(crate) async fn check<Asked>(&self, clock: &dyn Clock, ask: Asked) -> Option<Refusal>
     where
-        Asked: Future<Output = Result<Option<String>, dl_meta::Error>>,
+        Asked: Future<Output = Result<Option<Refusal>, dl_meta::Error>>,
     {
         let came = clock.monotonic();
         let holds = |said: &Said| match (said.at, &said.why) {
@@ -75,7 +76,7 @@ impl Refusals {
     }
 
     /// The store refused an object just now: it is asked before the next one.
-    pub(crate) fn refused(&self, why: String) {
+    pub(crate) fn refused(&self, why: Refusal) {
         let mut said = self.said();
         *said = Said { at: None, why: Some(why), refused: said.refused + 1 };
     }
@@ -94,11 +95,14 @@ mod tests {
 
     use super::*;
 
+    fn full() -> Option<Refusal> {
+        Some(Refusal::Full("full".to_owned()))
+    }
+
     #[tokio::test]
     async fn nobody_is_refused_for_what_was_true_before() {
         let (clock, refusals) = (ManualClock::new(UNIX_EPOCH), Refusals::default());
-        let full = async { Ok(Some("full".to_owned())) };
-        assert_eq!(refusals.check(&clock, full).await.as_deref(), Some("full"));
+        assert_eq!(refusals.check(&clock, async { Ok(full()) }).await, full());
         clock.advance(Duration::from_millis(1));
         let (say, said) = oneshot::channel();
         let asks = refusals.check(&clock, async { Ok(said.await.unwrap()) });
@@ -113,10 +117,10 @@ mod tests {
         let (say, said) = oneshot::channel();
         let asks = refusals.check(&clock, async { Ok(said.await.unwrap()) });
         let refused = async {
-            refusals.refused("full".to_owned());
+            refusals.refused(Refusal::Full("full".to_owned()));
             say.send(None).unwrap();
         };
-        assert_eq!(tokio::join!(biased; asks, refused), (Some("full".to_owned()), ()));
+        assert_eq!(tokio::join!(biased; asks, refused), (full(), ()));
         let asked = refusals.check(&clock, async { Ok(None) });
         assert_eq!(asked.await, None);
     }
@@ -128,9 +132,9 @@ mod tests {
         let asks = refusals.check(&clock, async { Ok(said.await.unwrap()) });
         let goes_on = async {
             let known = refusals.check(&clock, async { unreachable!("it is asked once") }).await;
-            say.send(Some("full".to_owned())).unwrap();
+            say.send(full()).unwrap();
             known
         };
-        assert_eq!(tokio::join!(biased; asks, goes_on), (Some("full".to_owned()), None));
+        assert_eq!(tokio::join!(biased; asks, goes_on), (full(), None));
     }
 }

@@ -21,7 +21,8 @@ use crate::time;
 ///
 /// Moves what is left of chunks with many such files into full chunks, and removes what nothing
 /// needs any more, while the dataset is read and written. What was written in the last 45 minutes is
-/// left alone, and what was needed until a moment ago waits for --grace: run purge again after that.
+/// left alone. What was needed until a moment ago waits for --grace, and as long as a server keeps a
+/// snapshot that names it, up to an hour; with --grace 0s for neither. Run purge again after that.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("which").args(["dataset", "all"]).required(true), after_help = "Examples:
   dlcmd purge dl://imagenet
@@ -108,9 +109,11 @@ pub(crate) fn run(
     Ok(exit)
 }
 
-/// Also what is not old enough to be removed at all has come of age by then.
+/// Also what is not old enough to be removed at all has come of age by then, and snapshots of older
+/// versions are gone.
 fn when(grace: Duration) -> String {
-    let minutes = grace.as_secs().div_ceil(60).max(45);
+    let least = if grace.is_zero() { 45 } else { 60 };
+    let minutes = grace.as_secs().div_ceil(60).max(least);
     format!("in {minutes} min")
 }
 

@@ -37,7 +37,7 @@ use self::tail::{Command, Known, State};
 pub use self::volatile::VolatileFile;
 use crate::{
     Appended, Brought, Damage, DatasetInfo, DatasetRecord, DatasetState, Error, Found, Kind,
-    ListEntry, ListQuery, Mending, MetaStore, ObjectRecord, Outline, walk,
+    ListEntry, ListQuery, Mending, MetaStore, ObjectRecord, Outline, Refusal, walk,
 };
 
 /// Paths that are looked up where they are asked for, when memory has their rows. More would keep
@@ -537,7 +537,7 @@ impl MetaStore for Embedded {
         Ok(None)
     }
 
-    async fn refusal(&self) -> Result<Option<String>, Error> {
+    async fn refusal(&self) -> Result<Option<Refusal>, Error> {
         Ok(None)
     }
 

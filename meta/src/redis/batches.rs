@@ -1,11 +1,10 @@
 //! What an object puts into which folder, some folders at a time.
 //!
 //! Must hold: each folder on the way to a file comes once, with all that the object puts into it. What
-//! is held at a time is the rows of one header and one piece, though the paths of all the folders
+//! is held at a time is the rows of one header and one piece or two, though the paths of all the folders
 //! together may be a thousand times as long as that header.
 
 use std::collections::BTreeMap;
-use std::iter::Peekable;
 use std::vec::IntoIter;
 
 use bytes::Bytes;
@@ -24,7 +23,7 @@ const QUESTION: usize = 256;
 const ARGUMENT: usize = 32;
 
 /// What an object puts into one folder.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Batch {
     /// Names of folders in it, each once.
     folders: Vec<Vec<u8>>,
@@ -33,11 +32,11 @@ pub(super) struct Batch {
 }
 
 /// The batches of an object, each with the path of its folder, and behind those of what lies in it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Batches<'a> {
     object: &'a Committed,
     /// By path, so that all that lies below a folder comes together.
-    entries: Peekable<IntoIter<Entry>>,
+    entries: IntoIter<Entry>,
     /// The path that was met last.
     path: Bytes,
     /// The folders on the way to it, which may still get something: where the path of each ends, and
@@ -50,7 +49,12 @@ impl<'a> Batches<'a> {
         let mut entries: Vec<Entry> = object.header().entries().collect();
         entries.sort_unstable_by(|a, b| a.path.cmp(&b.path));
         let open = if entries.is_empty() { Vec::new() } else { vec![(0, Batch::default())] };
-        Self { object, entries: entries.into_iter().peekable(), path: Bytes::new(), open }
+        Self { object, entries: entries.into_iter(), path: Bytes::new(), open }
+    }
+
+    /// The entries that are in no batch yet, by path.
+    pub(super) fn entries(&self) -> &[Entry] {
+        self.entries.as_slice()
     }
 
     /// Those that go to Redis together; none when all have gone. A usual object is one piece.
@@ -92,8 +96,11 @@ impl Iterator for Batches<'_> {
         let mut end = self.open.last()?.0;
         loop {
             let folder = self.path.get(..end).unwrap_or_default();
-            let entry = self.entries.next_if(|next| is_below(next.path.as_bytes(), folder));
-            let Some(entry) = entry else { break };
+            let is_next = |next: &Entry| is_below(next.path.as_bytes(), folder);
+            if !self.entries().first().is_some_and(is_next) {
+                break;
+            }
+            let Some(entry) = self.entries.next() else { break };
             end = self.add(entry, end);
         }
         let (_, mut batch) = self.open.pop()?;
@@ -139,10 +146,10 @@ impl Batch {
         ask
     }
 
-    /// Leaves the files out; whether anything is left.
-    pub(super) fn keep_folders(&mut self) -> bool {
-        self.files.clear();
-        !self.folders.is_empty()
+    /// The same without its files; none when nothing is left.
+    pub(super) fn folders(&self) -> Option<Self> {
+        let (folders, files) = (self.folders.clone(), Vec::new());
+        (!folders.is_empty()).then_some(Self { folders, files })
     }
 
     /// By hashed bucket.

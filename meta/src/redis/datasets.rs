@@ -208,7 +208,7 @@ impl Shared {
             {
                 break (home.record, counted, true);
             }
-            self.roll_forward(home.keys).await?;
+            self.roll_forward(home.keys).await;
             let (counted, is_settled) =
                 match Box::pin(self.count(&home, changes, told.take())).await? {
                     Ok(counted) => counted,

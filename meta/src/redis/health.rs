@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, UNIX_EPOCH};
 
 use dl_format::{Stamp, StoreId};
+use dl_runtime::Deadline;
 use redis::Value;
 
 use super::Shared;
@@ -29,6 +30,9 @@ const AGE_MS: u64 = 1_000;
 /// The same for a server that has appended nothing since it last wrote them: what it might have
 /// lost is older.
 const IDLE_AGE_MS: u64 = 60_000;
+
+/// How long to try to write marks: who looks for damage is not to wait for a Redis that takes none.
+const MARKS: Duration = Duration::from_millis(500);
 
 /// How often and after which pause is looked again at metadata that others bind at the same time.
 pub(super) const BIND_TRIES: u32 = 20;
@@ -357,7 +361,7 @@ impl Shared {
                 marked: mark.run.clone(),
                 run: run.clone(),
             });
-            self.mark(id, &moved.collect::<Vec<_>>(), 0).await?;
+            let _ = self.mark_soon(id, &moved.collect::<Vec<_>>(), 0).await;
         }
         let mut health = self.health();
         let time_ms = runs.values().filter_map(|process| process.time_ms).min();
@@ -373,6 +377,16 @@ impl Shared {
         *health =
             Health { checked, at, seen, time_ms, damage, told, bound, was_bound, filling, runs };
         Ok(damage)
+    }
+
+    /// Writes marks, and does not wait where Redis takes no writes: older ones name more than was lost,
+    /// and it is tried again in a second.
+    async fn mark_soon(&self, id: StoreId, shards: &[Marking], now_ms: u64) -> Result<(), Failure> {
+        let deadline = Deadline::after(&*self.clock, MARKS);
+        let marked = Box::pin(self.mark(id, shards, now_ms));
+        let marked = deadline.bound(&*self.clock, marked).await;
+        marked
+            .unwrap_or_else(|elapsed| Err(Failure::because(Kind::Unavailable, elapsed.to_string())))
     }
 
     async fn mark(&self, id: StoreId, shards: &[Marking], now_ms: u64) -> Result<(), Failure> {
@@ -429,8 +443,14 @@ impl Shared {
                     Some(Marking { shard, marked: run.clone(), run })
                 })
                 .collect();
-            self.mark(id, &whole, now).await?;
-            self.marked.store(appended, Ordering::Release);
+            let marked = self.mark_soon(id, &whole, now).await;
+            if marked.is_ok() {
+                self.marked.store(appended, Ordering::Release);
+            }
+            let was_unmarked = self.is_unmarked.swap(marked.is_err(), Ordering::AcqRel);
+            if let (Err(why), false) = (marked, was_unmarked) {
+                tracing::warn!(store = %self.router.address, %why, "Redis takes no marks");
+            }
         }
         Ok(damage)
     }

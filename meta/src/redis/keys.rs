@@ -79,6 +79,11 @@ pub(super) fn mark(shard: Shard) -> Key {
     key(shard, "mark")
 }
 
+/// What nobody ever puts there.
+pub(super) fn nothing(shard: Shard) -> Key {
+    key(shard, "nothing")
+}
+
 pub(super) fn home(dataset: DatasetId) -> Key {
     key(Shard::of(&[dataset.as_bytes()]), format_args!("ds:{dataset}"))
 }

@@ -22,7 +22,7 @@ use super::command::strings;
 use super::failure::{Failure, Verdict};
 use super::slots::{SHARDS, Shard};
 use super::{RedisOptions, keys, scripts};
-use crate::Kind;
+use crate::{Kind, Refusal};
 
 /// A connection. Clones share it.
 #[derive(Debug, Clone)]
@@ -179,9 +179,28 @@ impl Link {
         Ok(Process { run: info.run(), time_ms: info.time_ms() })
     }
 
-    /// Why the process takes no writes that need memory, if it is so.
-    pub(super) async fn full(&self, node: &Node) -> Result<Option<String>, Verdict> {
-        Ok(info(&mut self.connection.clone(), node).await?.full())
+    /// Why the process takes no new objects, if it is so; `shard` is one that it has. Whether it takes
+    /// writes at all, one that does nothing tells: Redis refuses it as any other, after a snapshot or a
+    /// log that could not be written (MISCONF) and without enough replicas (NOREPLICAS).
+    pub(super) async fn refusal(
+        &self,
+        node: &Node,
+        shard: Option<Shard>,
+    ) -> Result<Option<Refusal>, Verdict> {
+        if let Some(full) = info(&mut self.connection.clone(), node).await?.full() {
+            return Ok(Some(Refusal::Full(format!("the Redis at {node} is full: {full}"))));
+        }
+        let Some(shard) = shard else { return Ok(None) };
+        let mut pipeline = redis::Pipeline::with_capacity(1);
+        pipeline.cmd("UNLINK").arg(keys::nothing(shard).bytes);
+        Ok(self.send(&pipeline).await?.into_iter().find_map(|answer| match answer {
+            Value::ServerError(error) if matches!(error.code(), "MISCONF" | "NOREPLICAS") => {
+                let (code, details) = (error.code(), error.details().unwrap_or_default());
+                let why = format!("the Redis at {node} takes no writes: {code} {details}");
+                Some(Refusal::All(why))
+            }
+            _ => None,
+        }))
     }
 
     /// Refuses what would lose keys or answer for the wrong ones.

@@ -37,7 +37,7 @@ mod write;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -62,7 +62,7 @@ use self::write::LargeFolders;
 use crate::types::still_in_use;
 use crate::{
     Appended, Brought, Damage, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry,
-    ListQuery, Mending, MetaStore, ObjectRecord, Outline,
+    ListQuery, Mending, MetaStore, ObjectRecord, Outline, Refusal,
 };
 
 /// Settings of a [`Redis`] store.
@@ -116,6 +116,8 @@ struct Shared {
     appended: AtomicU64,
     /// What that was when this process last wrote the marks.
     marked: AtomicU64,
+    /// Whether the marks could not be written when this process last tried.
+    is_unmarked: AtomicBool,
     /// The turn of the call that surveys for all that wait.
     surveys: Semaphore,
     /// When and why the last survey failed.
@@ -185,6 +187,7 @@ impl Redis {
             health: Mutex::default(),
             appended: AtomicU64::default(),
             marked: AtomicU64::default(),
+            is_unmarked: AtomicBool::default(),
             surveys: Semaphore::new(1),
             failed: Mutex::default(),
             searches: Semaphore::new(live::TURNS),
@@ -254,6 +257,14 @@ impl Shared {
     fn forget(&self, id: DatasetId) {
         self.all_known().remove(&id);
         self.logged().forget(id);
+    }
+
+    /// Lets a dataset not be looked over before `pause` has passed.
+    fn look_later(&self, id: DatasetId, pause: Duration) {
+        let then = self.clock.monotonic() + pause;
+        if let Some(known) = self.all_known().get_mut(&id) {
+            known.looked = Some(then);
+        }
     }
 
     /// Whether a dataset was not looked over for `pause`; from now on it was.
@@ -382,9 +393,9 @@ impl MetaStore for Redis {
         damage.map_err(|failure| failure.during("look for damage in", self))
     }
 
-    async fn refusal(&self) -> Result<Option<String>, Error> {
-        let refusal = self.shared.router.full().await;
-        refusal.map_err(|failure| failure.during("look for memory in", self))
+    async fn refusal(&self) -> Result<Option<Refusal>, Error> {
+        let refusal = self.shared.router.refusal().await;
+        refusal.map_err(|failure| failure.during("look for room in", self))
     }
 
     async fn mending(&self, since: Option<Stamp>) -> Result<Mending, Error> {

@@ -152,7 +152,7 @@ impl Shared {
             let lacks_buckets = home.is_large && !with_buckets;
             with_buckets = home.is_large;
             let has_moved = home.keys != keys || !self.is_as(changes);
-            if has_moved || lacks_buckets || todo > 0 && self.roll_forward(keys).await? {
+            if has_moved || lacks_buckets || todo > 0 && self.roll_forward(keys).await {
                 continue;
             }
             let named = answers.as_slice().chunks(per_path).zip(shards.chunks(per_path));
@@ -223,7 +223,7 @@ impl Shared {
                 self.gone(dataset, changes).await?;
                 continue;
             };
-            self.roll_forward(home.keys).await?;
+            self.roll_forward(home.keys).await;
             let (mut entries, mut bytes) = (Vec::new(), 0);
             let Some(mut walk) = Walk::of_list(self, &home, query) else { return Ok(entries) };
             walk.go_by(told.take());

@@ -20,7 +20,7 @@ use super::command::{Ask, list};
 use super::failure::{Failure, Verdict};
 use super::link::{Dropped, Link, Process};
 use super::slots::{SHARDS, Shard};
-use crate::Kind;
+use crate::{Kind, Refusal};
 
 const BACKOFF: Backoff =
     Backoff { first: Duration::from_millis(20), factor: 2, max: Duration::from_millis(400) };
@@ -369,27 +369,27 @@ impl Router {
         Err(self.gave_up(None))
     }
 
-    /// Which primary takes no writes that need memory, and why; those that don't answer are passed
-    /// over.
-    pub(super) async fn full(&self) -> Result<Option<String>, Failure> {
+    /// Why a primary takes no new objects; those that don't answer are passed over.
+    pub(super) async fn refusal(&self) -> Result<Option<Refusal>, Failure> {
         let deadline = Deadline::after(&*self.clock, self.options.patience);
         let asked = join_all(self.primaries().into_iter().map(|node| async move {
-            match deadline.bound(&*self.clock, self.full_of(&node)).await {
+            match deadline.bound(&*self.clock, self.refusal_of(&node)).await {
                 Ok(Err(Verdict::Fatal(failure))) => Err(failure),
-                Ok(Ok(Some(full))) => Ok(Some(format!("the Redis at {node} is full: {full}"))),
+                Ok(Ok(refusal)) => Ok(refusal),
                 _ => Ok(None),
             }
         }));
         Ok(asked.await.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().next())
     }
 
-    async fn full_of(&self, node: &Node) -> Result<Option<String>, Verdict> {
+    async fn refusal_of(&self, node: &Node) -> Result<Option<Refusal>, Verdict> {
         let link = self.link(node).await?;
-        let full = link.full(node).await;
-        if let Err(Verdict::Lost(_)) = &full {
+        let shard = Shard::all().find(|shard| self.owner(*shard).as_ref() == Some(node));
+        let refusal = link.refusal(node, shard).await;
+        if let Err(Verdict::Lost(_)) = &refusal {
             self.unlink(node, &link);
         }
-        full
+        refusal
     }
 
     async fn run_of(&self, node: Node) -> Result<(Node, Process), Verdict> {

@@ -9,7 +9,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dl_format::Committed;
+use dl_format::Entry;
 
 use super::keys::Keys;
 
@@ -32,10 +32,10 @@ struct Known {
 }
 
 impl Ways {
-    /// The folders of an object's files to which the way is not known.
-    pub(super) fn unknown(&self, keys: Keys, object: &Committed, now: Duration) -> HashSet<u64> {
+    /// The folders of files to which the way is not known.
+    pub(super) fn unknown(&self, keys: Keys, files: &[Entry], now: Duration) -> HashSet<u64> {
         let (mut wanted, mut last) = (HashSet::new(), None);
-        for entry in object.header().entries() {
+        for entry in files {
             let folder = entry.path.parent();
             if last.as_ref() != Some(&folder) {
                 wanted.insert(self.hasher.hash_one((keys, folder.as_bytes())));
@@ -72,8 +72,9 @@ mod tests {
         let dataset = DatasetId::from_bytes([1; 16]);
         let keys = |epoch| Keys { dataset, epoch: Epoch::new(epoch) };
         let mut maker = Maker::new(dataset, 1);
-        let [first, second] = [[&b"a/b/1"[..], b"2"], [b"a/b/3", b"a/c/4"]]
-            .map(|paths| maker.chunk(paths.map(|path| (path, 1))));
+        let [first, second] = [[&b"a/b/1"[..], b"2"], [b"a/b/3", b"a/c/4"]].map(|paths| {
+            maker.chunk(paths.map(|path| (path, 1))).header().entries().collect::<Vec<_>>()
+        });
         let (ways, now) = (Ways::default(), Duration::from_secs(100));
         let unknown = ways.unknown(keys(1), &first, now);
         assert_eq!(unknown.len(), 2);

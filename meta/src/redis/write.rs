@@ -10,6 +10,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use bytes::Bytes;
 use dl_format::{ChunkId, Committed, DatasetId, Header, ObjectKind, Stamp, StoreId};
+use dl_runtime::Deadline;
 
 use super::Shared;
 use super::batches::{Batch, Batches};
@@ -30,6 +31,10 @@ const RECENT: Duration = Duration::from_secs(10 * 60);
 const LOOK: Duration = Duration::from_secs(1);
 /// Objects that one call brings after.
 const ROLLED_AT_ONCE: usize = 64;
+/// How long who reads waits for rows that are overdue.
+const ROLLS: Duration = Duration::from_secs(2);
+/// After that it is tried again where it did not get on.
+const REST: Duration = Duration::from_secs(10);
 /// Large folders that are remembered.
 const LARGE_MAX: usize = 10_000;
 /// Chunks whose deleted entries are marked at once.
@@ -94,35 +99,40 @@ impl Shared {
             });
             self.router.ask(asks.collect()).await?;
         }
-        self.lead(keys, object).await?;
         let mut batches = Batches::of(object);
-        loop {
-            let piece = batches.piece();
-            if piece.is_empty() {
-                return Ok(());
-            }
-            self.apply_piece(keys, piece).await?;
+        let unknown = self.ways.unknown(keys, batches.entries(), self.clock.monotonic());
+        let mut piece = batches.piece();
+        if !unknown.is_empty() {
+            self.lead(keys, &piece, batches.clone()).await?;
+            self.ways.learn(unknown);
         }
+        while !piece.is_empty() {
+            self.apply_piece(keys, piece).await?;
+            piece = batches.piece();
+        }
+        Ok(())
     }
 
     /// Brings the rows of the folders on the way to files before those of the files: what is found by
     /// its path, and so not put again, is in listings as well, also where the other rows have to wait.
-    async fn lead(&self, keys: Keys, object: &Committed) -> Result<(), Failure> {
-        let unknown = self.ways.unknown(keys, object, self.clock.monotonic());
-        if unknown.is_empty() {
-            return Ok(());
-        }
-        let mut batches = Batches::of(object);
+    async fn lead(
+        &self,
+        keys: Keys,
+        first: &[(Vec<u8>, Batch)],
+        mut rest: Batches<'_>,
+    ) -> Result<(), Failure> {
+        let folders = |piece: &[(Vec<u8>, Batch)]| {
+            let folders = piece.iter().filter_map(|(path, batch)| Some((path, batch.folders()?)));
+            folders.map(|(path, batch)| (path.clone(), batch)).collect()
+        };
+        self.apply_piece(keys, folders(first)).await?;
         loop {
-            let mut piece = batches.piece();
+            let piece = rest.piece();
             if piece.is_empty() {
-                break;
+                return Ok(());
             }
-            piece.retain_mut(|(_, batch)| batch.keep_folders());
-            self.apply_piece(keys, piece).await?;
+            self.apply_piece(keys, folders(&piece)).await?;
         }
-        self.ways.learn(unknown);
-        Ok(())
     }
 
     async fn apply_piece(&self, keys: Keys, piece: Vec<(Vec<u8>, Batch)>) -> Result<(), Failure> {
@@ -182,11 +192,24 @@ impl Shared {
         Ok(())
     }
 
-    /// Brings the rows of objects whose maker did not, when it is time to look; true when it did.
-    pub(super) async fn roll_forward(&self, keys: Keys) -> Result<bool, Failure> {
+    /// Brings the rows of objects whose maker did not, when it is time to look; true when it did. None
+    /// of them is acknowledged before: who reads is answered without them where they have to wait.
+    pub(super) async fn roll_forward(&self, keys: Keys) -> bool {
         if !self.may_look(keys.dataset, LOOK) {
-            return Ok(false);
+            return false;
         }
+        match Box::pin(self.roll_overdue(keys)).await {
+            Ok(rolled) => rolled,
+            Err(failure) => {
+                tracing::debug!(dataset = %keys.dataset, why = %failure, "late rows have to wait");
+                // At the cost of some reads only.
+                self.look_later(keys.dataset, REST);
+                false
+            }
+        }
+    }
+
+    async fn roll_overdue(&self, keys: Keys) -> Result<bool, Failure> {
         let todo = pairs(self.router.ask_one(Ask::to(&keys.todo(), "HGETALL")).await?)?;
         let now = self.clock.now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
         let is_overdue = |who: &[u8]| {
@@ -203,20 +226,13 @@ impl Shared {
         let (before, from) = overdue.split_at(first.checked_rem(overdue.len()).unwrap_or_default());
         let overdue: Vec<ChunkId> =
             from.iter().chain(before).copied().take(ROLLED_AT_ONCE).collect();
-        let late = match self.begin_late(&overdue).await {
-            // As in `roll`: who reads is answered without them.
-            Err(full) if full.kind == Kind::Full => {
-                tracing::debug!(dataset = %keys.dataset, why = %full, "late rows have to wait");
-                return Ok(false);
-            }
-            begun => begun?,
-        };
-        let rolled = self.roll(keys, &overdue).await?;
+        let late = self.begin_late(&overdue).await?;
+        let rolled = self.roll(keys, &overdue).await;
         if let Some((mending, store)) = late {
             // What another one binds or brings back meanwhile doesn't matter here.
             let _ = self.mended(&mending, Brought::Some, store).await?;
         }
-        Ok(rolled)
+        rolled
     }
 
     /// Says in the marks that rows come which are older than what a loss is looked for.
@@ -225,39 +241,50 @@ impl Shared {
         let oldest = objects.iter().map(|id| u64::from(id.seconds()) * 1_000_000).min();
         let Some(oldest) = oldest.filter(|oldest| *oldest < recent) else { return Ok(None) };
         let Some(store) = self.identity().await? else { return Ok(None) };
-        if let Some(why) = self.router.full().await? {
-            return Err(Failure::because(Kind::Full, why));
+        if let Some(refusal) = self.router.refusal().await? {
+            return Err(Failure::because(refusal.kind(), refusal.to_string()));
         }
         Ok(Some((self.mending(Some(Stamp::new(oldest))).await?, store)))
     }
 
+    /// Those whose header is lost or damaged, or for whose rows there is no room, are passed over.
     async fn roll(&self, keys: Keys, objects: &[ChunkId]) -> Result<bool, Failure> {
-        let mut rolled = false;
+        let (deadline, mut rolled) = (Deadline::after(&*self.clock, ROLLS), false);
         for &id in objects {
-            let raw = bytes(self.router.ask_one(Ask::to(&keys.header(id), "GET")).await?)?;
-            let Some(raw) = raw else {
-                // Lost with its shard. A recovery appends the object again.
-                tracing::warn!(object = %id, dataset = %keys.dataset, "its header is gone");
-                continue;
-            };
-            let object = Header::decode(&Bytes::from(raw)).and_then(Header::committed);
-            let object = object.map_err(|error| {
-                Failure::because(Kind::Corrupt, format!("the header of {id}: {error}"))
-            })?;
-            match self.apply(keys, &object).await {
-                Ok(()) => {}
-                // Its append is not acknowledged before that: nobody has to find it yet.
-                Err(full) if full.kind == Kind::Full => {
-                    tracing::debug!(object = %id, why = %full, "its rows have to wait");
-                    continue;
+            let failure =
+                match deadline.bound(&*self.clock, Box::pin(self.roll_one(keys, id))).await {
+                    Ok(Ok(())) => {
+                        rolled = true;
+                        continue;
+                    }
+                    Ok(Err(failure)) => failure,
+                    Err(elapsed) => {
+                        return Err(Failure::because(Kind::Unavailable, elapsed.to_string()));
+                    }
+                };
+            match failure.kind {
+                Kind::Missing | Kind::Corrupt => {
+                    tracing::warn!(object = %id, dataset = %keys.dataset, why = %failure, "no rows");
                 }
-                Err(failure) => return Err(failure),
+                Kind::Full => {
+                    tracing::debug!(object = %id, why = %failure, "its rows have to wait");
+                }
+                _ => return Err(failure),
             }
-            let done = Ask::to(&keys.todo(), "HDEL").arg(id.as_bytes());
-            self.router.ask_one(done).await?;
-            rolled = true;
         }
         Ok(rolled)
+    }
+
+    async fn roll_one(&self, keys: Keys, id: ChunkId) -> Result<(), Failure> {
+        let raw = bytes(self.router.ask_one(Ask::to(&keys.header(id), "GET")).await?)?;
+        // Where it was lost with its shard, a recovery appends the object again.
+        let raw = raw.ok_or_else(|| Failure::because(Kind::Missing, "its header is gone"))?;
+        let object = Header::decode(&Bytes::from(raw)).and_then(Header::committed);
+        let object = object.map_err(|error| Failure::corrupt(format!("its header: {error}")))?;
+        self.apply(keys, &object).await?;
+        let done = Ask::to(&keys.todo(), "HDEL").arg(id.as_bytes());
+        self.router.ask_one(done).await?;
+        Ok(())
     }
 }
 

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use dl_format::{ChunkId, Committed, DatasetId, DatasetName, FilePath, Stamp, StoreId};
 use dl_meta::{
     Appended, Brought, Damage, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry,
-    ListQuery, Mending, MetaStore, ObjectRecord, Outline,
+    ListQuery, Mending, MetaStore, ObjectRecord, Outline, Refusal,
 };
 use dl_runtime::Clock;
 
@@ -157,7 +157,7 @@ impl MetaStore for MeteredMeta {
         self.timed(&self.metrics.state, self.inner.damage()).await
     }
 
-    async fn refusal(&self) -> Result<Option<String>, Error> {
+    async fn refusal(&self) -> Result<Option<Refusal>, Error> {
         self.timed(&self.metrics.state, self.inner.refusal()).await
     }
 

@@ -11,7 +11,9 @@ mod rewrite;
 use std::collections::HashSet;
 use std::time::Duration;
 
-use dl_format::{ChunkId, ChunkIdMaker, DatasetId, DatasetName, Deletions, Extent, ObjectKind};
+use dl_format::{
+    ChunkId, ChunkIdMaker, DatasetId, DatasetName, Deletions, Extent, ObjectKind, Stamp,
+};
 use dl_meta::{DatasetRecord, DatasetState};
 use dl_proto::{Kind, PurgeProgress, PurgeRequest};
 use dl_store::Key;
@@ -146,14 +148,21 @@ impl<'a> Purge<'a> {
         while self.round(&record, &mut ids, with_tombstones).await? {
             with_tombstones = false;
         }
-        let outline = self.parts.meta.outline(id).await;
-        let outline = outline.map_err(|error| Error::meta("describe dataset", id, error))?;
-        if let Some(outline) = outline.filter(|now| now.record.state == DatasetState::Live) {
-            snapshot::sweep(self.parts, id, outline.version).await?;
-        }
+        self.sweep_snapshots(id).await?;
         self.state.done = true;
         self.tell().await;
         Ok(())
+    }
+
+    /// Removes stored snapshots that nobody asks for any more; gives the last stamp of the oldest
+    /// version of which one is left.
+    async fn sweep_snapshots(&self, id: DatasetId) -> Result<Option<Stamp>, Error> {
+        let outline = self.parts.meta.outline(id).await;
+        let outline = outline.map_err(|error| Error::meta("describe dataset", id, error))?;
+        match outline.filter(|now| now.record.state == DatasetState::Live) {
+            Some(outline) => snapshot::sweep(self.parts, id, outline.version).await,
+            None => Ok(None),
+        }
     }
 
     async fn end_with(&mut self, error: &Error) {
@@ -173,6 +182,11 @@ impl<'a> Purge<'a> {
         for problem in recover::bring_in(self.parts, self.name).await? {
             self.problem(problem).await;
         }
+        // Who waits for no reader waits for none of an older version.
+        let oldest = match self.grace.is_zero() {
+            true => None,
+            false => self.sweep_snapshots(record.id).await?,
+        };
         let mut survey = Survey::read(self.parts, record.id).await?;
         let (ledger, held) = self.look(&mut survey, record).await?;
         for error in survey.unread.values() {
@@ -183,6 +197,7 @@ impl<'a> Purge<'a> {
         let rules = Rules {
             now,
             grace: self.grace,
+            oldest,
             settled: self.parts.limits.settled(),
             chunk_size: record.shape.size().into(),
             with_tombstones,

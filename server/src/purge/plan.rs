@@ -26,6 +26,8 @@ pub(super) struct Rules {
     pub(super) now: SystemTime,
     /// How long nothing must have needed it, for readers that looked it up before.
     pub(super) grace: Duration,
+    /// The last stamp of the oldest version that is still read by a snapshot.
+    pub(super) oldest: Option<Stamp>,
     /// How old its id must be: until then its put may be repeated, or somebody may be about to
     /// write what depends on it.
     pub(super) settled: Duration,
@@ -202,11 +204,11 @@ impl Ledger {
 }
 
 impl Rules {
-    /// Everything that keeps an object that no path needs. Snapshots that are pinned and leases of
-    /// tasks are to be asked for here.
+    /// Everything that keeps an object that no path needs since then.
     fn fate(self, object: &ObjectRecord, since: Stamp) -> Fate {
         let is_over = since.time().checked_add(self.grace).is_some_and(|until| until <= self.now);
-        if is_over && self.is_settled(object) { Fate::Goes } else { Fate::Waits }
+        let is_named = self.oldest.is_some_and(|oldest| since > oldest);
+        if is_over && !is_named && self.is_settled(object) { Fate::Goes } else { Fate::Waits }
     }
 
     fn is_settled(self, object: &ObjectRecord) -> bool {

@@ -103,10 +103,14 @@ impl Scene {
         PurgeProgress { problems, ..steps.last().unwrap().clone() }
     }
 
-    /// What a purge tells.
+    /// What a purge tells that waits for nobody.
     async fn steps(&self) -> Vec<PurgeProgress> {
+        self.steps_with(Duration::ZERO).await
+    }
+
+    async fn steps_with(&self, grace: Duration) -> Vec<PurgeProgress> {
         let (parts, turns, left) = (&self.rig.parts, Turns::new(), Leftovers::default());
-        let request = PurgeRequest { dataset: Some(dataset("ds")), grace: Duration::ZERO };
+        let request = PurgeRequest { dataset: Some(dataset("ds")), grace };
         let (told, mut heard) = mpsc::channel(1_000);
         Box::pin(purge(parts, &turns, &left, request, &Caller::Everybody, &told)).await.unwrap();
         drop(told);
@@ -176,6 +180,32 @@ async fn parts_of_an_upload_that_goes_on_while_a_purge_looks_stay() {
         let is_stored = !is_gone(&scene.rig.parts, &key).await.unwrap();
         assert_eq!((is_stored, scene.is_logged(extent.part).await), (!is_ended, !is_ended));
         assert_eq!(done.removed, u64::from(is_ended), "{done:?}");
+    }
+}
+
+/// Keeps S-27: Rule 4, for who reads by an older version.
+#[tokio::test]
+async fn what_a_stored_snapshot_names_stays_until_that_goes() {
+    const MINUTE: Duration = Duration::from_secs(60);
+    for (is_stored, grace, is_left) in
+        [(true, MINUTE, true), (true, Duration::ZERO, false), (false, MINUTE, false)]
+    {
+        let scene = Scene::new().await;
+        let first = scene.put(1, ["a".to_owned()]).await;
+        if is_stored {
+            let snapshots = snapshot::Snapshots::new(Arc::default());
+            snapshots.find(&scene.rig.parts, scene.id, None).await.unwrap();
+        }
+        scene.rig.clock.advance(HOUR);
+        scene.put(2, ["a".to_owned()]).await;
+        scene.rig.clock.advance(2 * MINUTE);
+        let done = scene.steps_with(grace).await;
+        let why = format!("{is_stored} {grace:?}: {done:?}");
+        assert_eq!(scene.is_logged(first).await, is_left, "{why}");
+        assert_eq!(done.last().unwrap().waiting, u64::from(is_left), "{why}");
+        scene.rig.clock.advance(HOUR);
+        scene.steps_with(grace).await;
+        assert!(!scene.is_logged(first).await, "{why}");
     }
 }
 

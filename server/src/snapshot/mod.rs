@@ -133,7 +133,7 @@ impl Snapshots {
     }
 
     /// What is stored of a version, or of the newest one, which is built when it isn't there.
-    async fn find(
+    pub(crate) async fn find(
         &self,
         parts: &Parts,
         dataset: DatasetId,

@@ -38,30 +38,29 @@ struct Old {
     is_whole: bool,
 }
 
-/// Removes the snapshots of other versions than the newest that are kept no longer; true when none
-/// is left.
+/// Removes the snapshots of other versions than the newest that are kept no longer. Gives the last
+/// stamp of the oldest version of which one is left.
 pub(crate) async fn sweep(
     parts: &Parts,
     dataset: DatasetId,
     newest: Version,
-) -> Result<bool, Error> {
-    if parts.settings.is_read_only() {
-        return Ok(false);
-    }
-    let now = parts.clock.now();
-    let (mut few, mut is_over) = (1, true);
+) -> Result<Option<Stamp>, Error> {
+    let (now, is_read_only) = (parts.clock.now(), parts.settings.is_read_only());
+    let (mut few, mut oldest) = (1, None::<Stamp>);
     for old in old(parts, dataset, newest).await? {
         // What was begun only is being stored, or its server was killed.
         few += usize::from(old.is_whole);
         let kept = if old.is_whole && few > FEW { KEPT_OTHERS } else { KEPT };
-        if old.since.time().checked_add(kept).is_some_and(|until| until <= now) {
+        let is_over = old.since.time().checked_add(kept).is_some_and(|until| until <= now);
+        if is_over && !is_read_only {
             stored::remove(parts, dataset, old.version, old.objects).await?;
             tracing::info!(%dataset, version = %old.version, "removed a snapshot of an older version");
         } else {
-            is_over = false;
+            let last = old.version.last_stamp().unwrap_or_default();
+            oldest = Some(oldest.map_or(last, |oldest| oldest.min(last)));
         }
     }
-    Ok(is_over)
+    Ok(oldest)
 }
 
 /// The stored versions besides the newest one, the youngest first.
@@ -135,8 +134,8 @@ async fn sweep_one(
     // Builds of older versions, begun before the last change, have ended by then.
     let until = version.last_stamp().unwrap_or_default().time().checked_add(KEPT);
     let is_settled = until.is_some_and(|until| until <= parts.clock.now());
-    let is_over = sweep(parts, dataset, version).await?;
-    Ok((is_over && is_settled).then_some(version))
+    let left = sweep(parts, dataset, version).await?;
+    Ok((left.is_none() && is_settled).then_some(version))
 }
 
 #[cfg(test)]

@@ -15,7 +15,9 @@ use crate::conformance::model::Model;
 use crate::redis::command::Ask;
 use crate::redis::slots::Shard;
 use crate::redis::testing::{Cluster, Server, eventually};
-use crate::{Brought, DatasetRecord, DatasetState, Error, Kind, MetaStore, Redis};
+use crate::{
+    Brought, DatasetRecord, DatasetState, Error, Kind, MetaStore, Redis, RedisOptions, Refusal,
+};
 
 /// Appends objects from several tasks until `changed` is over and then some; gives those that were
 /// acknowledged, and the errors.
@@ -163,7 +165,8 @@ async fn without_room_it_is_read_as_before_and_datasets_end() {
     let todo = Ask::to(&keys.todo(), "HSET").arg(object.header().id().as_bytes()).arg("who 0");
     store.shared.router.ask_one(todo).await.unwrap();
     server.ask(&["CONFIG", "SET", "maxmemory", "100kb"]).await;
-    let why = store.refusal().await.unwrap().expect("it is full");
+    let refusal = store.refusal().await.unwrap().expect("it is full");
+    let Refusal::Full(why) = &refusal else { panic!("{refusal:?}") };
     assert!(why.contains("maxmemory is 102400"), "{why}");
     let mut model = Model::default();
     model.add(&object);
@@ -186,6 +189,60 @@ async fn without_room_it_is_read_as_before_and_datasets_end() {
     assert_eq!(store.record(id()).await.unwrap(), None);
 }
 
+/// A snapshot that can't be written, and replicas that are not there: Redis refuses all writes then.
+#[tokio::test(flavor = "multi_thread")]
+async fn where_no_writes_are_taken_it_is_read_as_before_and_said_why() {
+    for [code, refuse, allow] in [
+        ["NOREPLICAS", "min-replicas-to-write 1", "min-replicas-to-write 0"],
+        ["MISCONF", "save 3600 1", "stop-writes-on-bgsave-error no"],
+    ] {
+        let server = Server::start(&["--maxmemory-policy", "noeviction"]).await;
+        let clock = Arc::new(SystemClock::new());
+        let store = Redis::open(&server.url(), RedisOptions::default(), clock).await.unwrap();
+        store.bind(STORE).await.unwrap();
+        store.put_dataset(&record()).await.unwrap();
+        let mut maker = Maker::new(id(), 1);
+        let (first, second) = (maker.chunk([(&b"a"[..], 1)]), maker.chunk([(&b"b"[..], 1)]));
+        store.append(&first).await.unwrap();
+        assert_eq!(store.refusal().await.unwrap(), None);
+        // Whoever appended it a while ago did not get to its rows.
+        let keys = store.shared.keys_of(id()).await.unwrap().unwrap();
+        let overdue = format!("who {}", store.shared.now_ms() - 60_000);
+        let todo = Ask::to(&keys.todo(), "HSET").arg(first.header().id().as_bytes()).arg(overdue);
+        store.shared.router.ask_one(todo).await.unwrap();
+        let set = async |setting: &str| {
+            let (name, value) = setting.split_once(' ').unwrap();
+            server.ask(&["CONFIG", "SET", name, value]).await;
+        };
+        // Its snapshot can't take the place of a folder.
+        std::fs::create_dir(server.folder().join("dump.rdb")).unwrap();
+        set(refuse).await;
+        server.ask(&["BGSAVE"]).await;
+        eventually("it refuses writes", || async { store.refusal().await.unwrap().is_some() })
+            .await;
+        let refusal = store.refusal().await.unwrap().unwrap();
+        assert!(matches!(&refusal, Refusal::All(why) if why.contains(code)), "{refusal}");
+        let mut model = Model::default();
+        model.add(&first);
+        let began = store.shared.clock.monotonic();
+        model.check(&store, id(), 9).await;
+        store.shared.clock.sleep(Duration::from_millis(1_100)).await;
+        assert_eq!(store.damage().await.unwrap(), None);
+        let took = store.shared.clock.monotonic() - began;
+        assert!(took < Duration::from_secs(8), "{code}: {took:?}");
+        set(allow).await;
+        store.append(&second).await.unwrap();
+        model.add(&second);
+        model.check(&store, id(), 9).await;
+        // They are brought once they are looked for again.
+        store.shared.look_later(id(), Duration::ZERO);
+        store.shared.clock.sleep(Duration::from_millis(1_100)).await;
+        model.check(&store, id(), 9).await;
+        let left = store.shared.router.ask_one(Ask::to(&keys.todo(), "HLEN")).await.unwrap();
+        assert_eq!(left, Value::Int(0), "{code}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn scripts_that_a_server_forgot_are_given_to_it_again() {
     let server = Server::start(&[]).await;
@@ -198,7 +255,7 @@ async fn scripts_that_a_server_forgot_are_given_to_it_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_stops_answering_is_given_up_in_time() {
     let server = Server::start(&[]).await;
-    let options = crate::RedisOptions { command_timeout: Duration::from_millis(300), ..hasty() };
+    let options = RedisOptions { command_timeout: Duration::from_millis(300), ..hasty() };
     let store = Redis::open(&server.url(), options, Arc::new(SystemClock::new())).await.unwrap();
     store.put_dataset(&record()).await.unwrap();
     server.ask(&["CLIENT", "PAUSE", "60000", "ALL"]).await;

@@ -1,4 +1,5 @@
-//! Several servers that start on one Redis, on one chunk store or on several, and a Redis that is full.
+//! Several servers that start on one Redis, on one chunk store or on several, and a Redis that is full
+//! or takes no writes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use dl_meta::redis_testing::Server as Redis;
 use dl_tests::dice::Dice;
 use dl_tests::folder;
 use dl_tests::http::get;
-use dl_tests::program::{Server, dl, run};
+use dl_tests::program::{Process, Server, dl, run};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -141,6 +142,39 @@ async fn a_full_redis_is_read_as_before_and_deletes_make_room() -> Result<()> {
     ensure!(dl(&server, ["ls", "-R", "dl://two"])?.code(0)?.text().is_empty(), "it came back");
     server.stop()?;
     Ok(fs::remove_dir_all(got)?)
+}
+
+/// Keeps S-02, S-11 and S-32.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_takes_no_writes_is_read_as_before_and_puts_wait_until_it_does() -> Result<()>
+{
+    let redis = Redis::start(&["--maxmemory-policy", "noeviction"]).await;
+    let scene = tempfile::tempdir()?;
+    let (data, source) = (scene.path().join("data"), scene.path().join("src"));
+    folder::fill(&source, 20, 1_000, &Dice::new(1))?;
+    let flags = ["--meta", &redis.url(), "--http", "127.0.0.1:0"];
+    let server = Server::start_with(&data, "127.0.0.1:0", &flags)?;
+    run(server.dlcmd()?.arg("put").arg(&source).arg("dl://ds"))?.code(0)?;
+    let stored = || folder::bytes_under(&data.join("chunks"));
+    let before = stored()?;
+    redis.ask(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await;
+    std::thread::sleep(Duration::from_millis(1_500));
+    let (status, text) = get(server.http(), "/healthz")?;
+    ensure!(status == 503 && text.contains("takes no writes: NOREPLICAS"), "{status} {text}");
+    let mut put = Process::start(server.dlcmd()?.arg("put").arg(&source).arg("dl://ds/more"))?;
+    for read in [["stat", "dl://ds"], ["ls", "dl://ds"]] {
+        dl(&server, read)?.code(0)?;
+    }
+    std::thread::sleep(Duration::from_secs(3));
+    ensure!(stored()? == before, "something was stored that the log can't take");
+    redis.ask(&["CONFIG", "SET", "min-replicas-to-write", "0"]).await;
+    ensure!(put.wait(PATIENCE)? == 0, "the put failed");
+    let got = scene.path().join("got");
+    run(server.dlcmd()?.args(["get", "dl://ds/more"]).arg(&got))?.code(0)?;
+    folder::compare(&source, &got)?;
+    ensure!(get(server.http(), "/healthz")? == (200, "ok\n".to_owned()), "not well again");
+    server.stop()?;
+    Ok(())
 }
 
 /// Keeps S-05: a chunk store that lost its identity while Redis lost something gets the same one again.
