@@ -61,9 +61,17 @@ pub(crate) async fn not_known(parts: &Parts, id: DatasetId, caller: &Caller) -> 
             Err(error) => Error::meta("find dataset", name, error),
         };
     }
-    if let Some((_, error)) = names.unread.iter().find(|(name, _)| is_seen(name)) {
-        // That name may stand for it: nobody can tell that it was deleted.
-        return Error::new(error.kind, "find dataset", id, error.chain());
+    let is_ended = |(_, named): &(DatasetName, Named)| {
+        named.record.dataset == id && named.record.state == NameState::Deleted
+    };
+    if !names.read.iter().any(is_ended)
+        && let Some((_, error)) = names.unread.iter().find(|(name, _)| is_seen(name))
+    {
+        // That name may stand for it: nobody can tell that it was deleted. Which one it is is not said
+        // here: who was let in for a dataset of before may not know of it.
+        let why = "a name in the chunk store can't be read, and may be that of this id; `dlcmd \
+                   datasets` says which, to who may read it";
+        return Error::new(error.kind, "find dataset", id, why);
     }
     let why = "it was deleted; connect again by its name";
     Error::new(Kind::NotFound, "find dataset", id, why)

@@ -147,7 +147,7 @@ async fn commit(
     if let Some(why) = untimely(parts, id, arrived, now)
         && !is_stored(parts, &object_key(dataset, id, kind)).await?
     {
-        return Err(Error::new(Kind::Invalid, ACTION, id, why));
+        return Err(Error::new(Kind::Denied, ACTION, id, why));
     }
     let stamp = match parts.meta.stamp(dataset, Stamp::at(now)).await {
         Ok(stamp) => stamp,
@@ -158,9 +158,16 @@ async fn commit(
     };
     let (committed, object) =
         verified.commit(stamp).map_err(|error| Error::new(Kind::Internal, ACTION, id, error))?;
-    match parts.store.create(&object_key(dataset, id, kind), share(object)).await {
+    let key = object_key(dataset, id, kind);
+    match parts.store.create(&key, share(object)).await {
         Ok(()) => append_told(parts, &committed).await,
         Err(error) if error.kind == dl_store::Kind::Exists => {
+            committed_before(parts, dataset, id, kind, digest).await
+        }
+        // What is there already needs no room.
+        Err(error) if error.kind == dl_store::Kind::Full && is_stored(parts, &key).await? => {
+            let settled = parts.store.settle(std::slice::from_ref(&key)).await;
+            settled.map_err(|error| Error::store(ACTION, id, error))?;
             committed_before(parts, dataset, id, kind, digest).await
         }
         Err(error) => Err(Error::store(ACTION, id, error)),
@@ -279,3 +286,6 @@ fn untimely(parts: &Parts, id: ChunkId, arrived: SystemTime, now: SystemTime) ->
         None
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -237,7 +237,9 @@ impl Verify<'_> {
                     self.hidden.1 = self.hidden.1.saturating_add(file.length);
                     let problem = format!("{path} is a file and a folder; the folder holds");
                     let remedy = format!(
-                        "put the file under another name, or run `dlcmd rm -r {}/{path}`",
+                        "`dlcmd rm -r {}/{path}/` deletes the files of the folder, and the file is \
+                         back; without the last slash it is deleted with them. To keep the folder, \
+                         get it before, and put it again",
                         self.name()
                     );
                     self.doubt(Doubt { problem, holder: None, remedy: Some(remedy) });

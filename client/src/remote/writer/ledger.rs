@@ -24,7 +24,8 @@ pub struct Flushed {
     pub files: u64,
     /// Bytes of these files.
     pub bytes: u64,
-    /// What was not acknowledged. It may have been written all the same: put it again.
+    /// What was not acknowledged. It may have been written all the same, or be written within the next
+    /// 15 minutes by a server that was silent, and hide what was put since: put it again then.
     pub failed: Vec<FailedWrite>,
 }
 

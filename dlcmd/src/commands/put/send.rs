@@ -6,6 +6,7 @@
 use std::collections::HashSet;
 use std::error::Error as _;
 use std::ffi::CStr;
+use std::hash::{BuildHasher, RandomState};
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,6 +24,8 @@ use crate::text::shown;
 
 /// Paths that are compared with the dataset in one request.
 const COMPARED: usize = 1024;
+/// Folders of a list that a thread remembers.
+const FOLDERS: usize = 1 << 16;
 
 /// What the threads share.
 #[derive(Debug)]
@@ -192,6 +195,9 @@ impl<'a> Shared<'a> {
 pub(super) struct Sender<'a> {
     shared: &'a Shared<'a>,
     waiting: Vec<Waiting>,
+    /// Hashes of folders that lie on the way to listed files and were looked at, with all above them.
+    folders: HashSet<u64>,
+    hasher: RandomState,
 }
 
 /// A path that is to be compared with the dataset.
@@ -211,7 +217,8 @@ impl Waiting {
 
 impl<'a> Sender<'a> {
     pub(super) fn new(shared: &'a Shared<'a>) -> Self {
-        Self { shared, waiting: Vec::new() }
+        let (folders, hasher) = (HashSet::new(), RandomState::new());
+        Self { shared, waiting: Vec::new(), folders, hasher }
     }
 
     /// Takes what the walk came upon.
@@ -261,6 +268,23 @@ impl<'a> Sender<'a> {
         }
     }
 
+    /// The folders on the way to a file that a list names; a walk comes upon them before their files.
+    fn take_way(&mut self, path: &FilePath) -> Result<(), Failure> {
+        let mut folder = path.parent();
+        while !folder.is_root() {
+            if self.folders.len() >= FOLDERS {
+                self.folders.clear();
+            }
+            if !self.folders.insert(self.hasher.hash_one(folder.as_bytes())) {
+                return Ok(());
+            }
+            let Ok(path) = FilePath::new(folder.as_bytes().to_vec()) else { return Ok(()) };
+            folder = path.parent();
+            self.wait(Waiting::Folder(path))?;
+        }
+        Ok(())
+    }
+
     fn take_file(&mut self, folder: &Folder, name: &CStr, entry: Entry) -> Result<(), Failure> {
         let root = folder.root();
         let problem = |problem| {
@@ -285,6 +309,9 @@ impl<'a> Sender<'a> {
                 Err(why) => return problem(why),
             },
         };
+        if name.to_bytes().contains(&b'/') {
+            self.take_way(&path)?;
+        }
         let file = Waiting::File { root: Arc::clone(root), path, entry, size, mtime };
         if is_late {
             self.shared.late().push(file);

@@ -105,3 +105,24 @@ fn clients_minutes_apart_overwrite_and_delete_one_file_while_redis_is_emptied() 
     }
     Ok(())
 }
+
+/// Keeps S-22 and S-12.
+#[test]
+fn a_client_whose_clock_is_a_quarter_of_an_hour_off_is_told_so_and_stores_nothing() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let off = shifts(scene.path(), "client", &[1_000])?;
+    let server = Server::start(&scene.path().join("data"))?;
+    let file = scene.path().join("file");
+    fs::write(&file, "bytes")?;
+    let told = |arguments: &[&str]| run(server.dlcmd()?.envs(off[0].variables()).args(arguments));
+    let path = file.display().to_string();
+    run(server.dlcmd()?.arg("put").arg(&file).arg("dl://ds/there"))?.code(0)?;
+    for arguments in [["put", &path, "dl://ds/file"], ["rm", "-r", "dl://ds/there"]] {
+        let refused = told(&arguments)?.code(1)?;
+        ensure!(refused.stderr.contains("set the clocks"), "{refused:?}");
+    }
+    let listed = run(server.dlcmd()?.args(["ls", "-R", "dl://ds"]))?.code(0)?.text();
+    ensure!(listed == "there/file\n" || listed == "there\n", "{listed}");
+    server.stop()?;
+    Ok(())
+}

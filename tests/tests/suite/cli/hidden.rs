@@ -3,6 +3,7 @@
 use std::fs;
 
 use anyhow::{Result, ensure};
+use dl_tests::program::run_with_stdin;
 
 use super::common::Scene;
 
@@ -50,6 +51,39 @@ fn a_file_of_the_dataset_that_a_put_hides_is_named_and_quiet_says_so() -> Result
         put.stderr.contains("dl://other/p:") || put.stderr.contains("dl://other/p "),
         "{put:?}"
     );
+    Ok(())
+}
+
+/// Keeps S-09: Rule 9. The files come from a list, which names no folders.
+#[test]
+fn a_file_of_the_dataset_that_a_listed_one_hides_is_named_as_well() -> Result<()> {
+    let scene = scene(&["y/p", "y/other"])?;
+    scene.dl(["put", "src/y", "dl://ds/src/y"])?.code(0)?;
+    fs::remove_file(scene.path("src/y/p"))?;
+    for path in ["y/p/q/r", "y/p/q/s", "y/p/t"] {
+        scene.write(path, "1")?;
+    }
+    let list = b"src/y/p/q/r\nsrc/y/p/q/s\nsrc/y/other\nsrc/y/p/t\n";
+    for hidden in [1, 0] {
+        let arguments = ["--quiet", "--json", "put", "-", "dl://ds"];
+        let put = run_with_stdin(&mut scene.command(arguments)?, list)?.code(0)?;
+        ensure!(put.stderr.matches("dl://ds/src/y/p:").count() == hidden, "{put:?}");
+        ensure!(json(&put.text())?["hidden"] == hidden, "{put:?}");
+    }
+    Ok(())
+}
+
+/// Keeps S-09 and S-29: Rule 9.
+#[test]
+fn what_verify_advises_about_a_hidden_file_brings_it_back() -> Result<()> {
+    let scene = scene(&["x/p/q", "y/p"])?;
+    scene.dl(["put", "src/y", "dl://ds"])?.code(0)?;
+    scene.dl(["put", "src/x", "dl://ds"])?.code(0)?;
+    let told = scene.dl(["verify", "dl://ds"])?.code(4)?;
+    ensure!(told.text().contains("`dlcmd rm -r dl://ds/p/` deletes"), "{told:?}");
+    scene.dl(["rm", "-r", "dl://ds/p/"])?.code(0)?;
+    ensure!(scene.listed("dl://ds")? == "p\n", "{}", scene.listed("dl://ds")?);
+    scene.dl(["verify", "dl://ds"])?.code(0)?;
     Ok(())
 }
 

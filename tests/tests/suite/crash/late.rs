@@ -53,7 +53,7 @@ async fn a_late_retry_is_acknowledged_only_for_what_outlasts_a_power_cut() -> Re
                 acknowledged += 1;
             }
             Err(status) => {
-                ensure!(status.code() == Code::InvalidArgument, "point {point}: {status}");
+                ensure!(status.code() == Code::PermissionDenied, "point {point}: {status}");
                 ensure!(files.is_empty(), "point {point}: refused, and there");
                 refused += 1;
             }

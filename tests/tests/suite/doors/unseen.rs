@@ -1,5 +1,6 @@
 //! To somebody who may not read a dataset it is one that is not there, whatever is asked.
 
+use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -168,6 +169,38 @@ async fn a_dataset_that_one_may_not_read_answers_like_one_that_is_not_there() ->
         .await?;
     let found = ask(&mut root, "List", "bananas", bananas).await?;
     ensure!(!found.contains("NotFound"), "{found}");
+    server.stop()?;
+    Ok(())
+}
+
+/// Keeps S-30: every method there is, for who was let in before the dataset was deleted.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_had_a_dataset_is_told_that_it_was_deleted_and_of_no_other_one() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let users = UsersFile::new(folder.path());
+    let (root, ann) = (users.add("root", &["admin:*"])?, users.add("ann", &["admin:apples"])?);
+    let server = start(folder.path(), &users)?;
+    let mut root = client(&server, "root", root).await?;
+    let mut ann = client(&server, "ann", ann).await?;
+    let deleted = create(&mut root, "apples").await?;
+    create(&mut root, "bananas").await?;
+    ask(&mut ann, "Stat", "apples", deleted).await?;
+    ask(&mut root, "DeleteDataset", "apples", deleted).await?;
+    fs::write(folder.path().join("data/chunks/names/bananas/1"), "damaged")?;
+    let unknown = DatasetId::from_bytes([9; 16]);
+    let by_id = methods()?.into_iter().filter(|method| {
+        ["PutChunk", "Read", "Stat", "List", "Delete", "GetSnapshot"].contains(&method.as_str())
+    });
+    let mut asked = 0;
+    for method in by_id {
+        let told = ask(&mut ann, &method, "apples", deleted).await?;
+        ensure!(!told.contains("anana"), "{method}: {told}");
+        ensure!(told.contains("NotFound: ") && told.contains("it was deleted"), "{method}: {told}");
+        let other = ask(&mut ann, &method, "apples", unknown).await?;
+        ensure!(!other.contains("anana"), "{method}: {other}");
+        asked += 1;
+    }
+    ensure!(asked == 6, "{asked} methods");
     server.stop()?;
     Ok(())
 }

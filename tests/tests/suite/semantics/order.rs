@@ -59,7 +59,7 @@ async fn an_id_a_quarter_of_an_hour_off_is_refused_unless_it_is_stored() -> Resu
     for seconds in [-16 * MINUTE, 16 * MINUTE] {
         let object = chunk(id(&mut writer, seconds), dataset, [(&b"path"[..], &b"x"[..])])?;
         let refused = client.put(dataset, &object).await.err().context("it was stored")?;
-        ensure!(refused.code() == Code::InvalidArgument, "{refused}");
+        ensure!(refused.code() == Code::PermissionDenied, "{refused}");
         ensure!(refused.message().contains("clock"), "{refused}");
     }
     ensure!(client.files(dataset).await?.is_empty(), "something was stored");
@@ -108,7 +108,7 @@ async fn a_chunk_that_comes_slowly_is_judged_by_when_its_first_piece_came() -> R
         match put.await? {
             Ok(_) => ensure!(minutes == 14, "it took {minutes} minutes"),
             Err(status) => {
-                ensure!(minutes == 16 && status.code() == Code::InvalidArgument, "{status}");
+                ensure!(minutes == 16 && status.code() == Code::PermissionDenied, "{status}");
                 ensure!(status.message().contains("may take 900"), "{status}");
             }
         }
