@@ -1,4 +1,7 @@
 //! `dl-bench`: runs the workloads that are asked for and prints what came out.
+//!
+//! Must hold: a bar that is missed ends the program with 1 only where `--check` asks for it; a
+//! program that is missing or fails always does.
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,7 @@
 //! What every command is given: the servers, where to say things, and how to be stopped.
 //!
-//! Must hold: the key is in no text and no debug output; nothing else reads the environment.
+//! Must hold: the key is in no text and no debug output; nothing else reads the environment, but for
+//! where the user's cache is ([`SnapshotCache::of_user`]).
 
 use std::env::{self, VarError};
 use std::fs::File;

@@ -1,4 +1,6 @@
 //! The `dlcmd` program. All it does is in the library beside it, where tests reach it.
+//!
+//! Must hold: nothing is decided here: its exit code is that of the library.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,7 @@
 //! CRC-32C, the checksum of every file and every header section.
+//!
+//! Must hold: the checksum of two parts together is that of their bytes one after the other, however it
+//! was computed.
 
 /// What is copied at a time: with its copy half of a first-level data cache.
 const BLOCK: usize = 8_192;

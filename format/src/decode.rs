@@ -1,4 +1,6 @@
 //! A cursor over bytes nobody has checked yet: every read is bounded, every failure is located.
+//!
+//! Must hold: no length that the bytes tell is taken before that many bytes are there.
 
 use crate::error::{DecodeError, NEWER_VERSION};
 use crate::layout::FORMAT_VERSION;

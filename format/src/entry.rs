@@ -1,4 +1,6 @@
 //! What a chunk says of one file: its attributes, where its bytes lie, and which version it is.
+//!
+//! Must hold: a version is never given to another file, and keeps its name when its chunk is rewritten.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

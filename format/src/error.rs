@@ -1,4 +1,7 @@
 //! What can be wrong with bytes, and with what a caller asks to be packed.
+//!
+//! Must hold: no error repeats the bytes that are wrong; what a newer version may be able to read is
+//! told apart from what is damaged.
 
 use crate::path::InvalidPath;
 

@@ -1,4 +1,6 @@
 //! What kinds of objects there are.
+//!
+//! Must hold: a number keeps its kind for ever, and an unknown one is refused.
 
 use crate::layout::{KIND_CHUNK, KIND_PART, KIND_TOMBSTONE};
 

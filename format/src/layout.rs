@@ -1,4 +1,7 @@
 //! The numbers of the formats, as docs/FORMAT.md lists them. A test holds the two together.
+//!
+//! Must hold: a number that stored objects carry never changes its meaning within a format version;
+//! writers and readers take it from here, both the same.
 
 /// Begins every chunk, part and tombstone. Like PNG's, it shows damage by text-mode transfers.
 pub const MAGIC: [u8; 8] = *b"\x89DLC\r\n\x1a\n";

@@ -1,4 +1,6 @@
 //! Names of datasets: safe in an object key, a URL and a file name.
+//!
+//! Must hold: no name leaves the folder that it stands in, or needs an escape.
 
 use std::fmt;
 use std::str::FromStr;

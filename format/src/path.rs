@@ -1,4 +1,6 @@
 //! Paths inside a dataset: bytes, checked once, so that no later code has to wonder.
+//!
+//! Must hold: there is no path that breaks the rules of docs/FORMAT.md, wherever its bytes came from.
 
 use std::fmt;
 

@@ -1,4 +1,7 @@
 //! The size and alignment of a dataset's chunks, and what follows from them.
+//!
+//! Must hold: a dataset keeps its shape, and a file that fits into a chunk alone also fits when it is
+//! rewritten.
 
 use crate::encode::head_length;
 use crate::error::PackError;

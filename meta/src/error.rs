@@ -1,4 +1,7 @@
 //! What went wrong in the metadata store, and what the caller can do about it.
+//!
+//! Must hold: each kind says by name whether another try may help, none by default. After `Missing` and
+//! `Conflict` nothing was written; after `Unavailable` it may have been.
 
 use std::error::Error as StdError;
 use std::fmt::{self, Display};

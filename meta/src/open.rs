@@ -1,4 +1,6 @@
 //! From an address to a metadata store.
+//!
+//! Must hold: an address is understood without a look at the store, and no error repeats its password.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,4 +1,7 @@
 //! What goes into a metadata store and what comes out of it.
+//!
+//! Must hold: the generation of a name never goes back, and an id keeps its name. Listings are sorted
+//! by key, a folder's with its slash; a page with room left is the last one.
 
 use std::fmt::{self, Display};
 

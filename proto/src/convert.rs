@@ -1,4 +1,7 @@
 //! Domain types of the requests and answers, and the checked way to and from the wire.
+//!
+//! Must hold: ids have 16 bytes, paths keep their rules, files lie within what a chunk can hold, and
+//! requests have no more items than they may: else the field is named and nothing taken.
 
 use bytes::Bytes;
 use dl_format::layout::CHUNK_SIZE_MAX;

@@ -1,4 +1,7 @@
 //! A dataset as the server describes it, and what its objects add up to.
+//!
+//! Must hold: zeros in the place of counts that nobody made are marked as such on the wire, and are
+//! never read as counts.
 
 use bytes::Bytes;
 use dl_format::{ChunkShape, DatasetId, DatasetName, Stamp, Version};

@@ -1,4 +1,6 @@
 //! What can be wrong with a message.
+//!
+//! Must hold: an error names the field of diesel.proto that is wrong, never what was in it.
 
 /// A message that breaks the contract.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

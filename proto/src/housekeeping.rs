@@ -1,4 +1,7 @@
 //! Domain types of purge and verify, and the checked way to and from the wire.
+//!
+//! Must hold: no name means every dataset to a purge, and is refused by a verify. A grace goes as
+//! microseconds; one that is too long for them becomes the longest there is.
 
 use std::time::Duration;
 

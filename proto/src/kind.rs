@@ -1,4 +1,6 @@
 //! What a caller can do about a failed request, and how that crosses the wire.
+//!
+//! Must hold: the table is exhaustive, and every kind comes back from its code as it went.
 
 use tonic::Code;
 

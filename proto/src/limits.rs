@@ -1,4 +1,7 @@
 //! Sizes that both ends agree on.
+//!
+//! Must hold: a request whose paths are cut at [`REQUEST_PATH_BYTES`] fits into what a server takes,
+//! and an answer that is sent after [`REPLY_BYTES`] into what a client takes.
 
 /// Largest HTTP/2 frame that a client takes: the default of 16 KiB costs two thirds of the
 /// throughput of large messages.

@@ -1,4 +1,7 @@
 //! Domain types of a snapshot's download, and the checked way to and from the wire.
+//!
+//! Must hold: a message is either a wait, the head or bytes, told apart by what it holds, and what is
+//! two of them is refused; a version is absent or whole.
 
 use bytes::Bytes;
 use dl_format::{DatasetId, Version};

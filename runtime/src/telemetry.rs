@@ -1,4 +1,6 @@
 //! Logs of a process, on stderr: stdout carries results and nothing else.
+//!
+//! Must hold: a stderr that nobody reads any more stops no process.
 
 use std::error::Error;
 

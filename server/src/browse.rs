@@ -1,4 +1,7 @@
 //! Looking without reading: what stands at a path, and what lies in a folder.
+//!
+//! Must hold: memory is reserved before it is taken, and a page goes on behind the last path of the one
+//! before it.
 
 use std::sync::Arc;
 

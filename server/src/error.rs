@@ -1,4 +1,7 @@
 //! What went wrong with a request, and how that is told to the client.
+//!
+//! Must hold: each kind of the stores gets its own by name, none by default. Damaged metadata asks for
+//! a recovery, and is never told as damaged files: the chunks have all of it.
 
 use std::error::Error as StdError;
 use std::fmt::Display;

@@ -1,4 +1,6 @@
 //! Headers read from the chunk store: at most two ranged reads each.
+//!
+//! Must hold: no header is given that was not checked as a whole.
 
 use bytes::Bytes;
 use dl_format::Header;

@@ -1,4 +1,7 @@
 //! `dlserver`: reads its configuration, opens its stores, serves until SIGTERM.
+//!
+//! Must hold: a server that can't listen leaves the stores as they are, and none answers requests over
+//! gRPC before its stores are open and belong together.
 #![forbid(unsafe_code)]
 
 use std::io::{ErrorKind, Write};

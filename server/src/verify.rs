@@ -239,7 +239,7 @@ impl Verify<'_> {
                     let remedy = format!(
                         "`dlcmd rm -r {}/{path}/` deletes the files of the folder, and the file is \
                          back; without the last slash it is deleted with them. To keep the folder, \
-                         get it before, and put it again",
+                         get it before, and put it again: elsewhere, if the file is to stay",
                         self.name()
                     );
                     self.doubt(Doubt { problem, holder: None, remedy: Some(remedy) });

@@ -1,4 +1,7 @@
 //! A layer that counts what reaches a store.
+//!
+//! Must hold: each call and its answer go through as they are, hints too. Calls count also when they
+//! fail, bytes only when they arrived, and no counter goes back.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,4 +1,7 @@
 //! What went wrong with an object, and what the caller can do about it.
+//!
+//! Must hold: what nobody has given a meaning is `Unavailable`, which may have been done: never
+//! `Missing` or `Exists`, from which a caller concludes what is stored.
 
 use std::error::Error as StdError;
 use std::fmt::Display;

@@ -1,4 +1,6 @@
 //! From an address to a store.
+//!
+//! Must hold: an address is understood without a look at the store.
 
 use std::ffi::OsString;
 use std::path::Path;

@@ -1,4 +1,7 @@
 //! Which bytes of which object to read.
+//!
+//! Must hold: no range is empty; an exact one is given whole or not at all, and one up to a length
+//! never goes behind the end of its object.
 
 use crate::Key;
 

@@ -1,4 +1,7 @@
 //! What the figures were taken on.
+//!
+//! Must hold: it says of the machine only what the kernel says, and means the file system of
+//! the data.
 
 use std::fmt;
 use std::fs::read_to_string;

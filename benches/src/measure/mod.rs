@@ -1,4 +1,7 @@
 //! Figures: samples of two sides taken in turns, their medians, and the bar they are held to.
+//!
+//! Must hold: the sides take turns, and a ratio is the median of those of neighbouring runs: a machine
+//! that becomes slower does not decide.
 
 mod machine;
 mod plot;

@@ -1,4 +1,6 @@
 //! A curve of two sides as an SVG, which a browser and a page of documentation show.
+//!
+//! Must hold: both sides have one scale, which begins at zero.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,6 @@
 //! Figures as text, and as one JSON object a line.
+//!
+//! Must hold: every sample of both sides is given, with the bar and whether it is met.
 
 use std::io::{self, Write};
 

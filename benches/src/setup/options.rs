@@ -1,4 +1,6 @@
 //! What a person can choose.
+//!
+//! Must hold: folders for data and for what is read back are fresh, and go with the settings.
 
 use std::path::{Path, PathBuf};
 

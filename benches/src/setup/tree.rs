@@ -1,4 +1,7 @@
 //! Source trees, named as ImageNet's: `n01440764/n01440764_10026.JPEG`.
+//!
+//! Must hold: a shape gives the same names, sizes and bytes on every machine; all of it is written
+//! back before anything is measured, so that no side pays for it.
 
 use std::fs::{File, create_dir_all, read};
 use std::io::Write;

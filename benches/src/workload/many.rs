@@ -1,4 +1,6 @@
 //! Every file once, in random batches: what a training job without a cache does.
+//!
+//! Must hold: both sides read the same files in the same order with as many threads.
 
 use std::path::Path;
 use std::thread;

@@ -1,4 +1,7 @@
 //! The workloads. Each makes what it needs, lets both sides take turns and gives the figures.
+//!
+//! Must hold: the workload that measures how fast files are made comes before those that delete many,
+//! which slow it down.
 
 mod commit;
 mod many;

@@ -1,4 +1,6 @@
 //! Packing from memory on one core: header, checksums and copy, beside memcpy of the same bytes.
+//!
+//! Must hold: both sides copy the same bytes into memory that was touched before.
 
 use std::hint::black_box;
 

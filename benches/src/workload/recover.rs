@@ -1,4 +1,6 @@
 //! Metadata rebuilt from the chunks, beside an insert of as many rows into the embedded database.
+//!
+//! Must hold: both sides begin with nothing, and have done when every row can be asked for.
 
 use std::fs::remove_dir_all;
 use std::path::Path;

@@ -1,4 +1,7 @@
 //! Whole trees through `dlcmd`, beside tar and ls.
+//!
+//! Must hold: both sides handle the same tree, warm, and have done when its bytes are durable, or in the
+//! same tmpfs.
 
 use std::fs::{File, create_dir, remove_dir_all, remove_file};
 use std::path::Path;

@@ -1,4 +1,6 @@
 //! Places in the sequence of an epoch, as intervals, and how they are cut among nodes.
+//!
+//! Must hold: no place is lost and none comes twice, wherever a sequence is cut (docs/ORDER.md).
 
 use std::ops::Range;
 

@@ -1,4 +1,7 @@
 //! What was read ahead, as single reads see it.
+//!
+//! Must hold: none is no failure: the file is read as usual then. That a file can't be had is told
+//! apart from that no server can be reached.
 
 use bytes::Bytes;
 

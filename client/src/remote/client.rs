@@ -1,4 +1,6 @@
 //! What can be done without a dataset at hand: find, create and delete datasets, rebuild metadata.
+//!
+//! Must hold: what is done can be asked for again, through any server, with the effect of one.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -143,7 +143,9 @@ impl Dataset {
     }
 
     /// Writes a file from memory (paper, DL_put). It is acknowledged by the next
-    /// [`flush`](Self::flush). Of two puts of one path, one after the other, the second holds.
+    /// [`flush`](Self::flush). Of two puts of one path, one after the other, the second holds, unless
+    /// the first one was named as failed: that one may still be written within 15 minutes, and then
+    /// it is the newer one.
     ///
     /// Blocks while as many chunks are under way as the options allow.
     ///

@@ -1,4 +1,7 @@
 //! What was told already: another try after a broken connection tells it again.
+//!
+//! Must hold: what was told is never told again; only hashes are kept, so that memory does not grow
+//! with how long things are.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, Hash, RandomState};

@@ -1,4 +1,7 @@
 //! Cutting long requests into several: servers take no message that is too long.
+//!
+//! Must hold: nothing is left out and the order stays; what is too long for any request goes
+//! alone.
 
 use dl_format::FilePath;
 use dl_proto::REQUEST_PATH_BYTES;

@@ -1,4 +1,7 @@
 //! The rows of the entries and the origins sections.
+//!
+//! Must hold: a type, a codec or a flag that this version doesn't know is refused, never passed over;
+//! the origin of an entry without a stamp is zeros.
 
 use crate::checksum::Crc32c;
 use crate::decode::{Cursor, range};

@@ -1,4 +1,7 @@
 //! Whole objects: that the payload is what the header says, and the commit.
+//!
+//! Must hold: a [`Verified`] exists only for an object all of whose bytes were checked; a commit
+//! changes its commit block alone, in the header and in the object alike.
 
 use bytes::Bytes;
 

@@ -1,4 +1,7 @@
 //! Paths of files by number, and the tree of directories.
+//!
+//! Must hold: what the sections say is checked where it is used, and an error says where it lies;
+//! children come behind their directory, so that every walk down ends, whatever the bytes.
 
 use std::cmp::Ordering;
 use std::ops::Range;

@@ -1,4 +1,6 @@
 //! The sections of a snapshot and the table that finds them.
+//!
+//! Must hold: sections stand in one order, each aligned, with nothing but zeros between them.
 
 use crate::checksum::Crc32c;
 use crate::layout::round_up;

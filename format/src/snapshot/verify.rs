@@ -1,4 +1,6 @@
 //! Checks all of a snapshot: before it is trusted that came from somewhere else.
+//!
+//! Must hold: what passes answers every question without an error and as the fold would.
 
 use crate::checksum::Crc32c;
 use crate::decode::is_zero;

@@ -1,4 +1,7 @@
 //! What a store should answer: `dl_format::Fold` over the log, and listings by brute force.
+//!
+//! Must hold: no index and no walk of the stores is used here, so that a fault of theirs can't hide
+//! itself; lookups, counts, the log and listings page by page are compared with it.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,7 @@
 //! Checks of `retire`: what is taken off the log is as if it had never been appended.
+//!
+//! Must hold: what is picked at random is what a caller may vouch for: no live file lies in it, nor a
+//! deleted one that hides an older version; a tombstone goes after all that it names.
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,4 +1,7 @@
 //! Answers from one consistent view of the file.
+//!
+//! Must hold: nothing here begins a transaction: what is read with the one that is handed in is all
+//! of one commit.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

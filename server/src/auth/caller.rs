@@ -1,4 +1,6 @@
 //! Who asks, and what that one may do.
+//!
+//! Must hold: what a caller may depends on the name of a dataset alone, not on whether there is one.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,4 +1,6 @@
 //! The users, as their text says.
+//!
+//! Must hold: an error repeats nothing of the text, which may hold keys.
 
 use std::collections::HashMap;
 use std::sync::Arc;

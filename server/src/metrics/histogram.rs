@@ -1,4 +1,6 @@
 //! Operations by name: how many, how long they took, how many failed.
+//!
+//! Must hold: counts only grow, and a call counts once, also when nobody waits for it any more.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

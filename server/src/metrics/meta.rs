@@ -1,4 +1,7 @@
 //! A layer that measures what reaches the metadata store.
+//!
+//! Must hold: each call and its answer go through as they are; that something is missing or in the way
+//! is an answer, not a failure.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,4 +1,7 @@
 //! What a server did with snapshots, counted.
+//!
+//! Must hold: bytes count once they are stored, times also when it failed; that the dataset is gone is
+//! no failure.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

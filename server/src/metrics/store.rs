@@ -1,4 +1,7 @@
 //! A layer that measures what reaches the chunk store.
+//!
+//! Must hold: each call and its answer go through as they are; that an object is missing or there
+//! already is an answer, not a failure. Of slow calls the log is told of one in ten seconds at most.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,7 @@
 //! Metadata rebuilt from a bucket far away, beside a plain client that fetches the same ranges.
+//!
+//! Must hold: both sides go through the same line with as many requests in flight, and get the
+//! same ranges.
 
 mod bucket;
 

@@ -1,4 +1,7 @@
 //! Processes that open a snapshot of the cache and ask it, each timing itself.
+//!
+//! Must hold: a process times only what it was asked for: questions are made, and memory is looked at,
+//! before and after.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;

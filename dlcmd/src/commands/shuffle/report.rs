@@ -1,4 +1,6 @@
 //! `dlcmd shuffle --report`: how random an order is, as a table or as one JSON line.
+//!
+//! Must hold: table and JSON tell the same figures (docs/JSON.md, docs/SHUFFLING.md).
 
 use std::sync::Arc;
 
