@@ -75,7 +75,7 @@ pub enum Kind {
     Full,
     /// Stored bytes are not what was written.
     Corrupt,
-    /// Not allowed: another user, key or role is needed.
+    /// Not allowed: another user, key or role is needed, or clocks that are together.
     Denied,
     /// The servers can't do it now; try again later.
     Unavailable,

@@ -201,3 +201,26 @@ async fn of_a_name_that_two_servers_create_at_once_in_a_careless_bucket_one_data
         assert_eq!((one, other), (named.record.dataset, named.record.dataset), "{round} ms");
     }
 }
+
+/// Keeps S-30.
+#[tokio::test]
+async fn an_id_of_before_is_refused_without_the_name_that_can_not_be_read() {
+    let rig = rig().await;
+    let before = rig.create("pets").await;
+    rig.delete("pets", before).await.unwrap();
+    let told = by_id(&rig.parts, before).await.unwrap_err();
+    assert_eq!(told.kind, Kind::NotFound, "{}", told.chain());
+    rig.create("secret").await;
+    let object = crate::parts::key(dl_format::name_key(&dataset("secret"), 1));
+    rig.parts.store.delete(&object).await.unwrap();
+    rig.parts.store.create(&object, bytes::Bytes::from("damaged")).await.unwrap();
+    rig.clock.advance(Duration::from_secs(1));
+    let told = by_id(&rig.parts, before).await.unwrap_err();
+    assert_eq!(told.kind, Kind::NotFound, "{}", told.chain());
+    // Now its name says nothing of it any more: it may be the other one.
+    rig.create("pets").await;
+    rig.clock.advance(Duration::from_secs(1));
+    let told = by_id(&rig.parts, before).await.unwrap_err();
+    assert_eq!(told.kind, Kind::Corrupt, "{}", told.chain());
+    assert!(!told.chain().contains("secret"), "{}", told.chain());
+}

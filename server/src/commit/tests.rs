@@ -32,3 +32,23 @@ async fn a_put_of_what_is_stored_gets_the_same_answer_while_the_disk_is_full() {
     rig.store.script("create", full());
     assert_eq!(put(&rig, dataset, &new).await.unwrap_err().kind, Kind::Full);
 }
+
+/// Keeps S-21. The dataset ends between the object and the log.
+#[tokio::test]
+async fn an_object_of_an_ended_dataset_is_removed_while_another_name_is_damaged() {
+    let rig = rig().await;
+    let dataset = rig.create("pets").await;
+    rig.create("other").await;
+    let sealed = chunk(&rig, dataset, 1);
+    let (object, bytes) = rig.store_sealed(&sealed).await;
+    let committed = read_header(&rig.parts, &object).await.unwrap().committed().unwrap();
+    rig.delete("pets", dataset).await.unwrap();
+    // What the sweep has missed.
+    rig.parts.store.create(&object, bytes).await.unwrap();
+    let name = crate::parts::key(dl_format::name_key(&"other".parse().unwrap(), 1));
+    rig.parts.store.delete(&name).await.unwrap();
+    rig.parts.store.create(&name, Bytes::from("damaged")).await.unwrap();
+    rig.clock.advance(std::time::Duration::from_secs(1));
+    assert_eq!(append(&rig.parts, &committed).await.unwrap_err().kind, Kind::NotFound);
+    assert!(!is_stored(&rig.parts, &object).await.unwrap());
+}
