@@ -6,9 +6,10 @@
 use std::fmt::{self, Display};
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use dl_runtime::{OsRandom, Random, SystemClock, blocking, masked};
+use dl_runtime::{Clock, OsRandom, Random, SystemClock, blocking, masked};
+use futures::{StreamExt, TryStreamExt};
 use object_store::aws::AmazonS3Builder;
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
@@ -28,6 +29,13 @@ const ACTION: &str = "open store";
 /// Ranges of an object that lie at most so far apart are read as one: about what a bucket sends in
 /// the time of another request.
 const GAP: u64 = 512 << 10;
+
+/// What the names of probes begin with, and no key does; 32 hexadecimal digits follow.
+const PROBE: &str = ".probe-";
+/// A probe of this age is nobody's any more.
+const PROBE_LEFT: Duration = Duration::from_secs(24 * 60 * 60);
+/// Probes that are looked at by one start.
+const PROBES_MAX: usize = 100;
 
 /// A training job waits behind each read: try again soon, and give up while whoever asked the
 /// server still listens (its clients wait 60 s).
@@ -109,6 +117,9 @@ impl Address {
         }
         let store = self.connect(settings).map_err(|error| self.refusal(settings, error))?;
         self.probe(&*store, &*random).await.map_err(|error| self.refusal(settings, error))?;
+        if let Err(error) = sweep(&*store, SystemClock::new().now()).await {
+            tracing::warn!(store = %self, %error, "probes that killed starts left are not removed");
+        }
         Ok(Arc::new(RemoteStore::new(store, self.to_string(), random, GAP)))
     }
 
@@ -171,7 +182,7 @@ impl Address {
     /// Creates an object twice under a fresh name that is no key, and removes it. An error says
     /// why the bucket is of no use.
     async fn probe(&self, store: &dyn ObjectStore, random: &dyn Random) -> Result<(), ObjectError> {
-        let name = Path::from(format!(".probe-{:016x}{:016x}", random.u64(), random.u64()));
+        let name = Path::from(format!("{PROBE}{:016x}{:016x}", random.u64(), random.u64()));
         let create = async |body: &'static str| {
             let mode = PutOptions { mode: PutMode::Create, ..Default::default() };
             store.put_opts(&name, body.into(), mode).await
@@ -277,6 +288,21 @@ async fn remove(store: &dyn ObjectStore, name: &Path) -> Result<(), ObjectError>
     }
 }
 
+/// Removes probes that were left by starts that were killed.
+async fn sweep(store: &dyn ObjectStore, now: SystemTime) -> Result<(), ObjectError> {
+    let mut listed = store.list_with_offset(None, &Path::from(PROBE)).take(PROBES_MAX);
+    while let Some(object) = listed.try_next().await? {
+        // Names come in order, and others share the bucket.
+        let Some(drawn) = object.location.as_ref().strip_prefix(PROBE) else { break };
+        let is_probe = drawn.len() == 32 && drawn.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let age = now.duration_since(object.last_modified.into()).unwrap_or_default();
+        if is_probe && age >= PROBE_LEFT {
+            remove(store, &object.location).await?;
+        }
+    }
+    Ok(())
+}
+
 #[derive(Debug, thiserror::Error)]
 #[error(
     "it replaced an object that was to be created only if it did not exist (If-None-Match: *); \
@@ -309,7 +335,30 @@ fn given<'a, Name: FromStr>(
 
 #[cfg(test)]
 mod tests {
+    use object_store::memory::InMemory;
+
     use super::*;
+
+    #[tokio::test]
+    async fn a_start_removes_probes_that_are_a_day_old_and_nothing_else() {
+        let left = format!("{PROBE}{:032x}", 7);
+        let others = [".a", ".probe-of-somebody-else", ".probe-1/2", "names/ds/00000001"];
+        let below = PrefixStore::new(InMemory::new(), "p");
+        let stores: [&dyn ObjectStore; 2] = [&InMemory::new(), &below];
+        for store in stores {
+            for name in others.into_iter().chain([left.as_str()]) {
+                store.put(&name.into(), "first".into()).await.unwrap();
+            }
+            let now = SystemClock::new().now();
+            let hour = Duration::from_secs(60 * 60);
+            for (hours, count) in [(23, 5), (25, 4)] {
+                sweep(store, now + hour * hours).await.unwrap();
+                let names: Vec<_> = store.list(None).try_collect().await.unwrap();
+                assert_eq!(names.len(), count, "{names:?}");
+            }
+            assert!(is_missing(&store.head(&left.as_str().into()).await.unwrap_err()));
+        }
+    }
 
     #[tokio::test]
     async fn an_endpoint_that_is_no_address_is_refused() {

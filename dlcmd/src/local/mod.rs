@@ -6,11 +6,13 @@
 mod file;
 mod folder;
 mod target;
+mod temporary;
 mod walk;
 
 pub(crate) use file::{OpenFile, Trouble};
 pub(crate) use folder::{Entry, Folder, Problem, Root};
 pub(crate) use target::{NewFile, Target, own_umask, special};
+pub(crate) use temporary::is_temporary;
 pub(crate) use walk::{Event, Paths, Walk};
 
 /// Whether a file of this size and time is the one that a record describes: nanoseconds since

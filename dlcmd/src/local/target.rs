@@ -2,10 +2,11 @@
 //!
 //! Must hold: nothing outside it is touched whatever the names are, also when somebody plants
 //! links in it; a file has its final name only once it is whole; after an error nothing of it is
-//! left.
+//! left, and after a kill nothing where a later `get` writes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use dl_format::{Attributes, FilePath, FileRecord};
-use dl_runtime::{OsRandom, Random};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, fchmod, fgetxattr,
@@ -23,7 +23,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::file::{attributes, size};
-use super::is_unchanged;
+use super::{is_unchanged, temporary};
 use crate::text::shown;
 
 const OPEN_FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
@@ -31,6 +31,8 @@ const OPEN_FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags
 const PERMISSIONS: u16 = 0o777;
 /// Open folders that are remembered.
 const FOLDERS_MAX: usize = 128;
+/// Folders that are looked through for what killed processes left.
+const SWEPT_MAX: usize = 1 << 16;
 const NANOS: i64 = 1_000_000_000;
 
 /// A folder to write into. Threads share it.
@@ -40,8 +42,10 @@ pub(crate) struct Target {
     path: PathBuf,
     umask: u16,
     folders: Mutex<HashMap<Bytes, Arc<Folder>>>,
-    /// What the names of temporary files begin with: those of no other process, also of another
-    /// machine or one that was killed, are the same.
+    /// Hashes of the folders that were looked through for what killed processes left.
+    swept: Mutex<HashSet<u64>>,
+    hasher: RandomState,
+    /// What the names of temporary files begin with.
     prefix: String,
     names: AtomicU64,
     /// Whether the file system can make files without a name.
@@ -54,6 +58,8 @@ pub(crate) struct Target {
 #[derive(Debug)]
 pub(crate) struct Folder {
     descriptor: OwnedFd,
+    /// Of its path.
+    hash: u64,
     /// Made just now, so that none of the names to come is taken.
     is_new: bool,
     /// What files in it may be is not up to the umask, but to an ACL of the folder.
@@ -93,14 +99,15 @@ impl Target {
 
     fn open(path: &Path, umask: u16, is_new: bool) -> io::Result<Self> {
         let descriptor = openat(CWD, path, OPEN_FOLDER, Mode::empty())?;
-        let mut drawn = [0; 8];
-        OsRandom.fill(&mut drawn);
+        let hasher = RandomState::new();
         Ok(Self {
-            root: Arc::new(Folder::new(descriptor, is_new)),
+            root: Arc::new(Folder::new(descriptor, hasher.hash_one(b""), is_new)),
             path: path.to_owned(),
             umask,
             folders: Mutex::default(),
-            prefix: format!(".dlcmd-{:016x}", u64::from_le_bytes(drawn)),
+            swept: Mutex::default(),
+            hasher,
+            prefix: temporary::prefix(),
             names: AtomicU64::new(0),
             makes_anonymous: AtomicBool::new(true),
             links_descriptors: AtomicBool::new(true),
@@ -156,7 +163,7 @@ impl Target {
             ),
             other => other.into(),
         })?;
-        let folder = Arc::new(Folder::new(descriptor, is_new));
+        let folder = Arc::new(Folder::new(descriptor, self.hasher.hash_one(&path), is_new));
         let mut folders = self.folders();
         if folders.len() >= FOLDERS_MAX {
             folders.clear();
@@ -166,6 +173,7 @@ impl Target {
 
     /// Begins a file in `folder` with these permission bits.
     pub(crate) fn begin(&self, folder: &Arc<Folder>, mode: u16) -> io::Result<NewFile<'_>> {
+        self.sweep(folder);
         let mode = mode & PERMISSIONS;
         let raw = Mode::from_raw_mode(mode.into());
         let flags = OFlags::WRONLY.union(OFlags::CLOEXEC);
@@ -185,10 +193,24 @@ impl Target {
                 Err(why) => return Err(why.into()),
             }
         }
-        let name = self.temporary_name();
-        let flags = flags.union(OFlags::CREATE).union(OFlags::EXCL);
-        let descriptor = openat(&folder.descriptor, &*name, flags, raw)?;
-        Ok(new(descriptor, Some(name)))
+        loop {
+            let name = self.temporary_name();
+            if let Some(descriptor) = temporary::create(&folder.descriptor, &name, flags)? {
+                return Ok(new(descriptor, Some(name)));
+            }
+        }
+    }
+
+    /// Removes what killed processes left in a folder, before the first file is written into it.
+    fn sweep(&self, folder: &Folder) {
+        if folder.is_new {
+            return;
+        }
+        // Others wait, so that what they write is not taken for such.
+        let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
+        if swept.len() < SWEPT_MAX && swept.insert(folder.hash) {
+            temporary::sweep(&folder.descriptor);
+        }
     }
 
     /// Makes everything written so far durable.
@@ -197,8 +219,7 @@ impl Target {
     }
 
     fn temporary_name(&self) -> String {
-        let number = self.names.fetch_add(1, Ordering::Relaxed);
-        format!("{}-{number}.tmp", self.prefix)
+        temporary::name(&self.prefix, self.names.fetch_add(1, Ordering::Relaxed))
     }
 
     fn folders(&self) -> std::sync::MutexGuard<'_, HashMap<Bytes, Arc<Folder>>> {
@@ -207,15 +228,16 @@ impl Target {
 }
 
 impl Folder {
-    fn new(descriptor: OwnedFd, is_new: bool) -> Self {
+    fn new(descriptor: OwnedFd, hash: u64, is_new: bool) -> Self {
         // Into no room: only whether there is one.
         let acl = fgetxattr(&descriptor, c"system.posix_acl_default", &mut [0; 0]);
-        Self { descriptor, is_new, has_default_acl: acl.is_ok() }
+        Self { descriptor, hash, is_new, has_default_acl: acl.is_ok() }
     }
 
-    /// Whether a file of that name is there and is what `record` describes.
+    /// Whether a file of that name is there, to stay, and is what `record` describes.
     pub(crate) fn holds(&self, name: &[u8], record: &FileRecord) -> bool {
         !self.is_new
+            && !temporary::is_temporary(name)
             && statat(&self.descriptor, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| {
                 let has = attributes(&stat);
                 FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
@@ -263,7 +285,8 @@ impl NewFile<'_> {
     /// # Errors
     /// Also when what has that name is no regular file: it is left as it is.
     pub(crate) fn finish(mut self, name: &[u8], attributes: Attributes) -> io::Result<()> {
-        if self.mode & self.target.umask != 0 || self.folder.has_default_acl {
+        let is_as_made = self.temporary.is_none() && !self.folder.has_default_acl;
+        if !is_as_made || self.mode & self.target.umask != 0 {
             fchmod(&self.file, Mode::from_raw_mode(self.mode.into()))?;
         }
         let omit = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
@@ -280,6 +303,8 @@ impl NewFile<'_> {
             self.folder.may_replace(name)?;
             // Taken: rename replaces it in one step, which linking can't.
             let temporary = self.target.temporary_name();
+            // Without locks, nothing that was left is removed.
+            let _ = temporary::lock(&self.file);
             self.link(temporary.as_bytes())?;
             self.temporary = Some(temporary);
         } else {

@@ -41,8 +41,8 @@ use crate::text::{counted, shown};
 /// The dataset is created when it is new. Files that are there already, with the same size and
 /// modification time, are skipped: after an interruption, run the same command again.
 ///
-/// A link to a file inside SRC is stored as that file. Other links, pipes, sockets and devices are
-/// skipped and named on stderr.
+/// A link to a file inside SRC is stored as that file. Other links, pipes, sockets, devices and what
+/// a get that was killed left (.dlcmd-*.tmp) are skipped and named on stderr.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dlcmd put train/ dl://imagenet/train

@@ -18,7 +18,9 @@ use libdiesel::{Dataset, PackError, StatItem};
 use super::contents::{Alike, Stored, has_checksum, read_back};
 use crate::context::Context;
 use crate::exit::Failure;
-use crate::local::{Entry, Event, Folder, OpenFile, Problem, Root, Trouble, is_unchanged};
+use crate::local::{
+    Entry, Event, Folder, OpenFile, Problem, Root, Trouble, is_temporary, is_unchanged,
+};
 use crate::progress::Progress;
 use crate::text::shown;
 
@@ -295,6 +297,11 @@ impl<'a> Sender<'a> {
             Ok(path) => path,
             Err(why) => return problem(Problem::Failed(std::io::Error::other(why))),
         };
+        if entry == Entry::Found && is_temporary(path.name()) {
+            return problem(Problem::Skipped(
+                "it is half of a file, of a get that lasts or was killed",
+            ));
+        }
         let is_late = self.shared.both.contains(&path);
         if self.shared.is_empty && !is_late {
             return match folder.open(name, entry) {

@@ -138,6 +138,54 @@ fn a_file_that_is_not_finished_leaves_nothing() {
 }
 
 #[test]
+fn what_killed_processes_left_goes_where_one_writes_and_what_others_write_stays() {
+    for makes_anonymous in [true, false] {
+        let folder = TempDir::new().unwrap();
+        let others = target(&folder);
+        others.makes_anonymous.store(false, Ordering::Relaxed);
+        let deep = others.folder_of(&path("deep/file")).unwrap();
+        let living = [&others.root, &deep].map(|folder| others.begin(folder, 0o444).unwrap());
+        let left = temporary::name(&temporary::prefix(), 7);
+        for name in [left.as_str(), "notes.tmp", &format!("deep/{left}"), &format!("other/{left}")]
+        {
+            fs::create_dir_all(folder.path().join("other")).unwrap();
+            fs::write(folder.path().join(name), "half").unwrap();
+        }
+        let target = target(&folder);
+        target.makes_anonymous.store(makes_anonymous, Ordering::Relaxed);
+        for name in ["deep/file", "file", "deep/file"] {
+            write(&target, name, b"whole").unwrap();
+        }
+        let of_living = living.each_ref().map(|file| file.temporary.clone().unwrap());
+        assert_eq!(
+            names(folder.path()),
+            [of_living[0].as_str(), "deep", "file", "notes.tmp", "other"]
+        );
+        assert_eq!(names(&folder.path().join("deep")), [of_living[1].as_str(), "file"]);
+        assert_eq!(names(&folder.path().join("other")), [left]);
+        for file in living {
+            file.finish(b"theirs", ATTRIBUTES).unwrap();
+        }
+        assert_eq!(names(&folder.path().join("deep")), ["file", "theirs"]);
+        let mode = fs::metadata(folder.path().join("theirs")).unwrap().mode();
+        assert_eq!(mode & 0o777, 0o444);
+    }
+}
+
+#[test]
+fn a_file_of_the_dataset_with_a_temporary_name_is_written_each_time_and_is_there() {
+    let folder = TempDir::new().unwrap();
+    let name = temporary::name(&temporary::prefix(), 7);
+    for _ in 0..2 {
+        let target = target(&folder);
+        assert!(!target.root.holds(name.as_bytes(), &record(5)));
+        write(&target, &name, b"bytes").unwrap();
+        write(&target, "file", b"bytes").unwrap();
+        assert_eq!(names(folder.path()), [name.as_str(), "file"]);
+    }
+}
+
+#[test]
 fn only_a_file_with_the_same_size_time_and_permissions_is_left_alone() {
     let folder = TempDir::new().unwrap();
     write(&target(&folder), "file", b"12345").unwrap();

@@ -153,6 +153,30 @@ fn put_stores_a_link_to_a_file_inside_as_that_file_and_names_the_others() -> Res
 }
 
 #[test]
+fn put_names_and_skips_what_a_get_left_that_was_killed_and_a_get_removes_it() -> Result<()> {
+    let scene = Scene::with(&[("d/a", "1")])?;
+    let left = ".dlcmd-0123456789abcdef-7.tmp";
+    scene.write(&format!("d/{left}"), "half")?;
+    let list = format!("src/d/{left}\nsrc/d/a\n");
+    let mut from_list = scene.command(["--json", "put", "-", "dl://ds"])?;
+    let puts = [
+        run_with_stdin(&mut from_list, list.as_bytes())?,
+        scene.dl(["--json", "put", "src", "dl://new"])?,
+        scene.dl(["--json", "put", "src", "dl://ds"])?,
+    ];
+    for put in puts {
+        let put = put.code(0)?;
+        ensure!(put.stderr.contains(left) && put.text().contains("\"skipped\":1,"), "{put:?}");
+    }
+    let listed = scene.listed("dl://ds")?;
+    ensure!(listed == "d/a\nsrc/d/a\n", "{listed}");
+    fs::remove_file(scene.path("src/d/a"))?;
+    scene.dl(["get", "dl://ds/d", "src/d"])?.code(0)?;
+    ensure!(!scene.path("src/d").join(left).exists(), "it is still there");
+    Ok(())
+}
+
+#[test]
 fn put_of_an_unreadable_file_stores_the_rest_and_ends_with_4() -> Result<()> {
     let scene = Scene::new()?;
     scene.write("a", "1")?;
