@@ -72,16 +72,21 @@ pub(crate) async fn put_chunk(
     }
     check_parts(parts, header).await?;
     let _taken = take_room(parts, header).await?;
-    if let Some(refusal) = parts.refusals.check(&*parts.clock, parts.meta.refusal()).await
-        && !is_stored(parts, &object_key(dataset, header.id(), header.kind())).await?
-    {
-        let kind = match refusal {
-            Refusal::Full(_) => Kind::Full,
-            Refusal::All(_) => Kind::Unavailable,
-        };
-        return Err(Error::new(kind, ACTION, header.id(), refusal.to_string()));
+    match parts.refusals.check(&*parts.clock, parts.meta.refusal()).await {
+        Some(Refusal::Full(why)) => refuse_new(parts, header, Kind::Full, why).await?,
+        Some(Refusal::All(why)) => refuse_new(parts, header, Kind::Unavailable, why).await?,
+        None => {}
     }
     commit(parts, verified, arrived, |object| buffers.lend(object, 0)).await
+}
+
+/// Refuses an object, unless it is stored already.
+async fn refuse_new(parts: &Parts, header: &Header, kind: Kind, why: String) -> Result<(), Error> {
+    let key = object_key(header.dataset(), header.id(), header.kind());
+    if is_stored(parts, &key).await? {
+        return Ok(());
+    }
+    Err(Error::new(kind, ACTION, header.id(), why))
 }
 
 /// Room for an object, until that is dropped; none when it needs no more, as it is stored already.
@@ -91,13 +96,8 @@ async fn take_room(parts: &Parts, header: &Header) -> Result<Option<Taken>, Erro
     match taken.map_err(|error| Error::new(Kind::Unavailable, ACTION, header.id(), error))? {
         Ok(taken) => Ok(Some(taken)),
         Err(full) => {
-            let key = object_key(header.dataset(), header.id(), header.kind());
-            let is_stored = is_stored(parts, &key).await?;
-            if is_stored {
-                Ok(None)
-            } else {
-                Err(Error::new(Kind::Full, ACTION, header.id(), full))
-            }
+            refuse_new(parts, header, Kind::Full, full.to_string()).await?;
+            Ok(None)
         }
     }
 }
@@ -119,6 +119,11 @@ pub(crate) async fn put_tombstone(
         .map_err(|error| Error::new(Kind::Invalid, "delete by", id, error))?;
     let verified = Verified::check(object)
         .map_err(|error| Error::new(Kind::Internal, "delete by", id, error))?;
+    // A full one takes deletes.
+    if let Some(Refusal::All(why)) = parts.refusals.check(&*parts.clock, parts.meta.refusal()).await
+    {
+        refuse_new(parts, verified.header(), Kind::Unavailable, why).await?;
+    }
     commit(parts, verified, parts.clock.now(), Bytes::from).await
 }
 

@@ -255,8 +255,7 @@ impl Site {
         let deadline = Deadline::after(clock, PATIENCE);
         let identity = key(IDENTITY_KEY.to_owned());
         let meta = &*self.parts.meta;
-        let meta =
-            async { Ok((meta.identity().await?, meta.damage().await?, meta.refusal().await?)) };
+        let meta = futures::future::try_join3(meta.identity(), meta.damage(), meta.refusal());
         let meta = deadline.bound::<Result<_, dl_meta::Error>>(clock, meta);
         let store = deadline.bound(clock, self.parts.store.read_all(&identity));
         let (meta, store, recovering) =

@@ -2,7 +2,7 @@
 //!
 //! Must hold: nothing outside it is touched whatever the names are, also when somebody plants
 //! links in it; a file has its final name only once it is whole; after an error nothing of it is
-//! left, and after a kill nothing where a later `get` writes.
+//! left, and after a kill nothing for long where a later `get` writes.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use dl_format::{Attributes, FilePath, FileRecord};
+use dl_runtime::{Clock, SystemClock};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, fchmod, fgetxattr,
@@ -23,7 +24,8 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::file::{attributes, size};
-use super::{is_unchanged, temporary};
+use super::is_unchanged;
+use super::temporary::{self, Names, is_temporary};
 use crate::text::shown;
 
 const OPEN_FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
@@ -45,9 +47,9 @@ pub(crate) struct Target {
     /// Hashes of the folders that were looked through for what killed processes left.
     swept: Mutex<HashSet<u64>>,
     hasher: RandomState,
-    /// What the names of temporary files begin with.
-    prefix: String,
-    names: AtomicU64,
+    /// The names of temporary files, and how many were given.
+    names: Names,
+    named: AtomicU64,
     /// Whether the file system can make files without a name.
     makes_anonymous: AtomicBool,
     /// Whether a file can be named by its descriptor alone.
@@ -107,8 +109,8 @@ impl Target {
             folders: Mutex::default(),
             swept: Mutex::default(),
             hasher,
-            prefix: temporary::prefix(),
-            names: AtomicU64::new(0),
+            names: Names::new(),
+            named: AtomicU64::new(0),
             makes_anonymous: AtomicBool::new(true),
             links_descriptors: AtomicBool::new(true),
         })
@@ -122,8 +124,14 @@ impl Target {
     /// The folder that `path` lies in, made when it is missing.
     ///
     /// # Errors
-    /// Also when something on the way is no folder: links are not followed.
+    /// Also when something on the way is no folder, as links are not followed; and for a file that is
+    /// called as those are that are not whole.
     pub(crate) fn folder_of(&self, path: &FilePath) -> io::Result<Arc<Folder>> {
+        if is_temporary(path.name()) {
+            return Err(io::Error::other(
+                "get calls half of a file so, and would take it for one later: `dlcmd cat` reads it",
+            ));
+        }
         let parent = path.parent();
         if parent.is_root() {
             return Ok(Arc::clone(&self.root));
@@ -209,7 +217,7 @@ impl Target {
         // Others wait, so that what they write is not taken for such.
         let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
         if swept.len() < SWEPT_MAX && swept.insert(folder.hash) {
-            temporary::sweep(&folder.descriptor);
+            self.names.sweep(&folder.descriptor, SystemClock::new().now());
         }
     }
 
@@ -219,7 +227,7 @@ impl Target {
     }
 
     fn temporary_name(&self) -> String {
-        temporary::name(&self.prefix, self.names.fetch_add(1, Ordering::Relaxed))
+        self.names.name(self.named.fetch_add(1, Ordering::Relaxed))
     }
 
     fn folders(&self) -> std::sync::MutexGuard<'_, HashMap<Bytes, Arc<Folder>>> {
@@ -234,10 +242,9 @@ impl Folder {
         Self { descriptor, hash, is_new, has_default_acl: acl.is_ok() }
     }
 
-    /// Whether a file of that name is there, to stay, and is what `record` describes.
+    /// Whether a file of that name is there and is what `record` describes.
     pub(crate) fn holds(&self, name: &[u8], record: &FileRecord) -> bool {
         !self.is_new
-            && !temporary::is_temporary(name)
             && statat(&self.descriptor, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| {
                 let has = attributes(&stat);
                 FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile

@@ -1,9 +1,12 @@
 //! Files that `get` writes under a name of its own before they get theirs.
 //!
 //! Must hold: such a file is locked while somebody writes it, so that one whose process is gone is
-//! told from the others, also from another process; nothing without such a name is ever removed.
+//! told from the others, also from another process. Of another machine locks may tell nothing: its
+//! files stay until nobody has written them for a day. Nothing without such a name is ever removed.
 
 use std::ffi::CStr;
+use std::fs;
+use std::time::{Duration, SystemTime};
 
 use dl_runtime::{OsRandom, Random};
 use rustix::fd::{AsFd, OwnedFd};
@@ -15,64 +18,102 @@ use rustix::path::Arg;
 
 const START: &str = ".dlcmd-";
 const END: &str = ".tmp";
-/// Hexadecimal digits of what a process draws.
-const DRAWN: usize = 16;
+/// Hexadecimal digits that name the run of a machine, and as many that a process draws.
+const DIGITS: usize = 8;
+/// A new one at each start of a machine, for all that share its locks.
+const RUN: &str = "/proc/sys/kernel/random/boot_id";
+/// What nobody has written for so long was left, on whatever machine.
+const LEFT: Duration = Duration::from_secs(24 * 60 * 60);
 /// The owner's alone: who looks whether it is locked has to open it.
 const MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// What names begin with: those of no other process, also of another machine or one that was killed,
-/// are the same.
-pub(super) fn prefix() -> String {
-    let mut drawn = [0; DRAWN / 2];
-    OsRandom.fill(&mut drawn);
-    format!("{START}{:016x}", u64::from_le_bytes(drawn))
+/// What the names of a process begin with.
+#[derive(Debug)]
+pub(super) struct Names {
+    /// Digits of the run of this machine; none where that can't be learnt.
+    run: Option<String>,
+    prefix: String,
 }
 
-/// One of the names that begin with `prefix`.
-pub(super) fn name(prefix: &str, number: u64) -> String {
-    format!("{prefix}-{number}{END}")
+impl Names {
+    pub(super) fn new() -> Self {
+        let is_digits = |run: &String| run.bytes().all(is_digit);
+        let run = fs::read_to_string(RUN).ok();
+        let run = run.and_then(|id| Some(id.get(..DIGITS)?.to_owned())).filter(is_digits);
+        let of_nobody = || drawn();
+        let prefix = format!("{START}{}{}", run.clone().unwrap_or_else(of_nobody), drawn());
+        Self { run, prefix }
+    }
+
+    /// One of them.
+    pub(super) fn name(&self, number: u64) -> String {
+        format!("{}-{number}{END}", self.prefix)
+    }
+
+    /// Removes those in a folder whose processes are gone, as far as that can be told.
+    pub(super) fn sweep(&self, folder: &OwnedFd, now: SystemTime) {
+        let Ok(entries) = Dir::read_from(folder) else { return };
+        for entry in entries.map_while(Result::ok) {
+            let name = entry.file_name();
+            if is_temporary(name.to_bytes())
+                && (self.are_locked_here(name.to_bytes()) || is_old(folder, name, now))
+                && let Some(_locked) = claim(folder, name)
+            {
+                // Its name may be gone already, and is given to no other file.
+                let _ = unlinkat(folder, name, AtFlags::empty());
+            }
+        }
+    }
+
+    /// Whether a lock of who writes a file of this name would be met here.
+    fn are_locked_here(&self, name: &[u8]) -> bool {
+        let digits = name.strip_prefix(START.as_bytes());
+        let run = self.run.as_ref().map(String::as_bytes);
+        run.is_some_and(|run| digits.is_some_and(|digits| digits.starts_with(run)))
+    }
+}
+
+fn drawn() -> String {
+    let mut drawn = [0; DIGITS / 2];
+    OsRandom.fill(&mut drawn);
+    format!("{:08x}", u32::from_le_bytes(drawn))
+}
+
+fn is_digit(byte: u8) -> bool {
+    matches!(byte, b'0'..=b'9' | b'a'..=b'f')
 }
 
 /// Whether a file is called so.
 pub(crate) fn is_temporary(name: &[u8]) -> bool {
     let inner =
         name.strip_prefix(START.as_bytes()).and_then(|name| name.strip_suffix(END.as_bytes()));
-    let Some((drawn, [b'-', number @ ..])) = inner.and_then(|name| name.split_at_checked(DRAWN))
+    let Some((digits, [b'-', number @ ..])) =
+        inner.and_then(|name| name.split_at_checked(2 * DIGITS))
     else {
         return false;
     };
-    let is_drawn = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-    drawn.iter().all(is_drawn) && !number.is_empty() && number.iter().all(u8::is_ascii_digit)
+    let is_number = !number.is_empty() && number.iter().all(u8::is_ascii_digit);
+    is_number && digits.iter().copied().all(is_digit)
 }
 
-/// Creates a file, open for writing and locked; none when somebody who removes what is left was faster.
+/// Creates a file, open for writing and locked; none when the name is taken, or somebody who removes
+/// what is left was faster.
 pub(super) fn create(
     folder: &OwnedFd,
     name: &str,
     flags: OFlags,
 ) -> Result<Option<OwnedFd>, Errno> {
-    let file = openat(folder, name, flags.union(OFlags::CREATE).union(OFlags::EXCL), MODE)?;
+    let file = match openat(folder, name, flags.union(OFlags::CREATE | OFlags::EXCL), MODE) {
+        Err(Errno::EXIST) => return Ok(None),
+        file => file?,
+    };
     let is_ours = lock(&file) != Err(Errno::WOULDBLOCK) && is_file(folder, name);
     Ok(is_ours.then_some(file))
 }
 
-/// Locks a file until it is closed. Where a file system has no locks, nothing is removed either.
+/// Locks a file until it is closed.
 pub(super) fn lock(file: impl AsFd) -> Result<(), Errno> {
     retry_on_intr(|| flock(&file, FlockOperation::NonBlockingLockExclusive))
-}
-
-/// Removes those in a folder whose processes are gone, as far as that can be told.
-pub(super) fn sweep(folder: &OwnedFd) {
-    let Ok(entries) = Dir::read_from(folder) else { return };
-    for entry in entries.map_while(Result::ok) {
-        let name = entry.file_name();
-        if is_temporary(name.to_bytes())
-            && let Some(_locked) = claim(folder, name)
-        {
-            // Its name may be gone already, and is given to no other file.
-            let _ = unlinkat(folder, name, AtFlags::empty());
-        }
-    }
 }
 
 /// Locks a file that nobody writes.
@@ -89,6 +130,14 @@ fn claim(folder: &OwnedFd, name: &CStr) -> Option<OwnedFd> {
     lock(&file).ok().map(|()| file)
 }
 
+/// Whether nobody has written a file for long, by the clock of whoever keeps it.
+fn is_old(folder: &OwnedFd, name: &CStr, now: SystemTime) -> bool {
+    let Ok(stat) = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) else { return false };
+    let written = u64::try_from(stat.st_mtime.max(stat.st_ctime)).unwrap_or_default();
+    let written = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(written));
+    written.is_some_and(|at| now.duration_since(at).unwrap_or_default() >= LEFT)
+}
+
 fn is_file(folder: &OwnedFd, name: impl Arg) -> bool {
     statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)
         .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
@@ -96,11 +145,13 @@ fn is_file(folder: &OwnedFd, name: impl Arg) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use dl_runtime::{Clock, SystemClock};
+
     use super::*;
 
     #[test]
     fn only_names_that_get_makes_are_temporary() {
-        assert!(is_temporary(name(&prefix(), 0).as_bytes()));
+        assert!(is_temporary(Names::new().name(0).as_bytes()));
         assert!(is_temporary(b".dlcmd-0123456789abcdef-4711.tmp"));
         for other in [
             ".dlcmd-.tmp",
@@ -113,5 +164,24 @@ mod tests {
         ] {
             assert!(!is_temporary(other.as_bytes()), "{other}");
         }
+    }
+
+    #[test]
+    fn what_other_machines_write_stays_for_a_day_though_nobody_here_has_locked_it() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let opened = OwnedFd::from(fs::File::open(folder.path()).unwrap());
+        let (here, of_nobody) = (Names::new(), Names { run: None, prefix: drawn() });
+        let left = ["00000000", &here.run.clone().unwrap()]
+            .map(|run| format!("{START}{run}01234567-1{END}"));
+        let now = SystemClock::new().now();
+        let names = |names: &Names, hours: u64| {
+            for name in &left {
+                fs::write(folder.path().join(name), "half").unwrap();
+            }
+            names.sweep(&opened, now + Duration::from_secs(hours * 60 * 60));
+            fs::read_dir(folder.path()).unwrap().count()
+        };
+        assert_eq!((names(&here, 23), names(&here, 25)), (1, 0));
+        assert_eq!((names(&of_nobody, 23), names(&of_nobody, 25)), (2, 0));
     }
 }

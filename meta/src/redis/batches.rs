@@ -1,8 +1,8 @@
 //! What an object puts into which folder, some folders at a time.
 //!
 //! Must hold: each folder on the way to a file comes once, with all that the object puts into it. What
-//! is held at a time is the rows of one header and one piece or two, though the paths of all the folders
-//! together may be a thousand times as long as that header.
+//! is held at a time is the rows of one header, twice at most, and one piece or two, though the paths
+//! of all the folders together may be a thousand times as long as that header.
 
 use std::collections::BTreeMap;
 use std::vec::IntoIter;

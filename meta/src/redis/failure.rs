@@ -13,6 +13,10 @@ use redis::{RedisError, ServerError};
 use super::address::Node;
 use crate::{Error, Kind};
 
+/// What a script may have met that passes, as a Redis before version 7 says it: inside an error of
+/// the script's own.
+const WAITS: [&str; 4] = ["-READONLY ", "-TRYAGAIN ", "-MISCONF ", "-NOREPLICAS "];
+
 /// Why a call failed for good.
 #[derive(Debug, Clone)]
 pub(super) struct Failure {
@@ -79,9 +83,8 @@ impl Verdict {
             "OOM" => Self::full(),
             "NOAUTH" | "WRONGPASS" | "NOPERM" => Self::Fatal(Failure::because(Kind::Denied, text)),
             "WRONGTYPE" => Self::Fatal(Failure::corrupt(text)),
-            // Before version 7, what a script met stands inside its own error.
             _ if text.contains("-OOM ") => Self::full(),
-            _ if text.contains("-READONLY ") || text.contains("-TRYAGAIN ") => Self::Wait(text),
+            _ if WAITS.iter().any(|code| text.contains(code)) => Self::Wait(text),
             _ if text.contains("max number of clients") => Self::Wait(text),
             _ => Self::Fatal(Failure::because(Kind::Unsupported, text)),
         }
@@ -132,5 +135,33 @@ impl Display for Failure {
             Some(why) => f.write_str(why),
             None => write!(f, "{}", self.kind),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::Value;
+
+    use super::*;
+
+    fn verdict(answer: &str) -> Verdict {
+        let Ok(Value::ServerError(error)) = redis::parse_redis_value(answer.as_bytes()) else {
+            panic!("{answer} is no error");
+        };
+        Verdict::on(&error, &Node::parse("127.0.0.1:6379", None).unwrap())
+    }
+
+    #[test]
+    fn what_a_script_met_counts_as_if_a_command_had_met_it() {
+        for code in ["READONLY", "TRYAGAIN", "MISCONF", "NOREPLICAS"] {
+            let inside = format!("-ERR Error running script: @user_script:1: -{code} later.\r\n");
+            for answer in [format!("-{code} later.\r\n"), inside] {
+                assert!(matches!(verdict(&answer), Verdict::Wait(_)), "{answer}");
+            }
+        }
+        for answer in ["-OOM no\r\n", "-ERR Error running script: @user_script:1: -OOM no\r\n"] {
+            assert!(matches!(verdict(answer), Verdict::Fatal(Failure { kind: Kind::Full, .. })));
+        }
+        assert!(matches!(verdict("-ERR no\r\n"), Verdict::Fatal(_)));
     }
 }

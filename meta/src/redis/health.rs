@@ -361,7 +361,12 @@ impl Shared {
                 marked: mark.run.clone(),
                 run: run.clone(),
             });
-            let _ = self.mark_soon(id, &moved.collect::<Vec<_>>(), 0).await;
+            // Until they are written, nobody could tell a loss of what is written there from the move.
+            let marked = self.mark_soon(id, &moved.collect::<Vec<_>>(), 0).await;
+            marked.map_err(|why| {
+                let why = format!("the marks of shards that moved can't be written: {why}");
+                Failure::because(Kind::Unavailable, why)
+            })?;
         }
         let mut health = self.health();
         let time_ms = runs.values().filter_map(|process| process.time_ms).min();
@@ -379,8 +384,7 @@ impl Shared {
         Ok(damage)
     }
 
-    /// Writes marks, and does not wait where Redis takes no writes: older ones name more than was lost,
-    /// and it is tried again in a second.
+    /// Writes marks, and does not wait where Redis takes no writes: it is tried again in a moment.
     async fn mark_soon(&self, id: StoreId, shards: &[Marking], now_ms: u64) -> Result<(), Failure> {
         let deadline = Deadline::after(&*self.clock, MARKS);
         let marked = Box::pin(self.mark(id, shards, now_ms));
@@ -443,6 +447,7 @@ impl Shared {
                     Some(Marking { shard, marked: run.clone(), run })
                 })
                 .collect();
+            // Older times name more than was lost.
             let marked = self.mark_soon(id, &whole, now).await;
             if marked.is_ok() {
                 self.marked.store(appended, Ordering::Release);

@@ -38,7 +38,7 @@ mod write;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -98,6 +98,8 @@ pub struct Redis {
 /// What calls and background work share.
 #[derive(Debug)]
 struct Shared {
+    /// Itself, for what goes on after the call that began it.
+    me: Weak<Self>,
     router: Router,
     clock: Arc<dyn Clock>,
     random: Arc<dyn Random>,
@@ -132,8 +134,8 @@ struct Shared {
 #[derive(Debug, Clone, Copy)]
 struct Known {
     keys: Keys,
-    /// When it was last looked over for objects without rows.
-    looked: Option<Duration>,
+    /// From when on it may be looked over for objects without rows.
+    looks: Duration,
 }
 
 impl Redis {
@@ -171,7 +173,8 @@ impl Redis {
         let name = address.to_string();
         let random: Arc<dyn Random> = Arc::new(OsRandom);
         let router = Router::new(address, options, Arc::clone(&clock), Arc::clone(&random));
-        let shared = Arc::new(Shared {
+        let shared = Arc::new_cyclic(|me| Shared {
+            me: Weak::clone(me),
             router,
             clock: Arc::clone(&clock),
             random,
@@ -235,7 +238,7 @@ impl Shared {
     fn learn(&self, keys: Keys) {
         let mut known = self.all_known();
         if known.get(&keys.dataset).is_none_or(|known| known.keys != keys) {
-            known.insert(keys.dataset, Known { keys, looked: None });
+            known.insert(keys.dataset, Known { keys, looks: Duration::ZERO });
         }
     }
 
@@ -259,24 +262,23 @@ impl Shared {
         self.logged().forget(id);
     }
 
-    /// Lets a dataset not be looked over before `pause` has passed.
-    fn look_later(&self, id: DatasetId, pause: Duration) {
-        let then = self.clock.monotonic() + pause;
-        if let Some(known) = self.all_known().get_mut(&id) {
-            known.looked = Some(then);
-        }
-    }
-
-    /// Whether a dataset was not looked over for `pause`; from now on it was.
-    fn may_look(&self, id: DatasetId, pause: Duration) -> bool {
-        let now = self.clock.monotonic();
+    /// Whether a dataset may be looked over for objects without rows: nobody else may then, until
+    /// [`Shared::looked`].
+    fn may_look(&self, id: DatasetId) -> bool {
         let mut known = self.all_known();
         let Some(known) = known.get_mut(&id) else { return false };
-        let may = known.looked.is_none_or(|at| now.saturating_sub(at) >= pause);
+        let may = self.clock.monotonic() >= known.looks;
         if may {
-            known.looked = Some(now);
+            known.looks = Duration::MAX;
         }
         may
+    }
+
+    /// It was, and may be again after `pause`.
+    fn looked(&self, id: DatasetId, pause: Duration) {
+        if let Some(known) = self.all_known().get_mut(&id) {
+            known.looks = self.clock.monotonic() + pause;
+        }
     }
 }
 

@@ -6,11 +6,13 @@
 //! have theirs.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use bytes::Bytes;
 use dl_format::{ChunkId, Committed, DatasetId, Header, ObjectKind, Stamp, StoreId};
 use dl_runtime::Deadline;
+use tokio::sync::oneshot;
 
 use super::Shared;
 use super::batches::{Batch, Batches};
@@ -33,7 +35,7 @@ const LOOK: Duration = Duration::from_secs(1);
 const ROLLED_AT_ONCE: usize = 64;
 /// How long who reads waits for rows that are overdue.
 const ROLLS: Duration = Duration::from_secs(2);
-/// After that it is tried again where it did not get on.
+/// After that it is tried again where nothing got on.
 const REST: Duration = Duration::from_secs(10);
 /// Large folders that are remembered.
 const LARGE_MAX: usize = 10_000;
@@ -193,23 +195,34 @@ impl Shared {
     }
 
     /// Brings the rows of objects whose maker did not, when it is time to look; true when it did. None
-    /// of them is acknowledged before: who reads is answered without them where they have to wait.
+    /// of them counts as there yet: who reads is answered without those that have to wait, and without
+    /// those that take longer, which goes on.
     pub(super) async fn roll_forward(&self, keys: Keys) -> bool {
-        if !self.may_look(keys.dataset, LOOK) {
+        let Some(shared) = self.me.upgrade().filter(|_| self.may_look(keys.dataset)) else {
             return false;
-        }
-        match Box::pin(self.roll_overdue(keys)).await {
-            Ok(rolled) => rolled,
-            Err(failure) => {
-                tracing::debug!(dataset = %keys.dataset, why = %failure, "late rows have to wait");
-                // At the cost of some reads only.
-                self.look_later(keys.dataset, REST);
-                false
+        };
+        let (tell, told) = oneshot::channel();
+        let mut look = Look { shared, dataset: keys.dataset, rest: REST };
+        dl_runtime::spawn_for_all(async move {
+            let rolled = look.shared.roll_overdue(keys).await;
+            match &rolled {
+                Ok(Rolled { count: 0, left: 1.. }) => {}
+                Ok(_) => look.rest = LOOK,
+                Err(failure) if matches!(failure.kind, Kind::Full | Kind::Unavailable) => {
+                    tracing::debug!(dataset = %keys.dataset, why = %failure, "late rows have to wait");
+                }
+                Err(failure) => {
+                    tracing::warn!(dataset = %keys.dataset, why = %failure, "late rows don't come");
+                }
             }
-        }
+            drop(look);
+            let _ = tell.send(rolled.is_ok_and(|rolled| rolled.count > 0));
+        });
+        let in_time = Deadline::after(&*self.clock, ROLLS).bound(&*self.clock, told).await;
+        matches!(in_time, Ok(Ok(true)))
     }
 
-    async fn roll_overdue(&self, keys: Keys) -> Result<bool, Failure> {
+    async fn roll_overdue(&self, keys: Keys) -> Result<Rolled, Failure> {
         let todo = pairs(self.router.ask_one(Ask::to(&keys.todo(), "HGETALL")).await?)?;
         let now = self.clock.now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
         let is_overdue = |who: &[u8]| {
@@ -248,20 +261,14 @@ impl Shared {
     }
 
     /// Those whose header is lost or damaged, or for whose rows there is no room, are passed over.
-    async fn roll(&self, keys: Keys, objects: &[ChunkId]) -> Result<bool, Failure> {
-        let (deadline, mut rolled) = (Deadline::after(&*self.clock, ROLLS), false);
+    async fn roll(&self, keys: Keys, objects: &[ChunkId]) -> Result<Rolled, Failure> {
+        let mut rolled = Rolled::default();
         for &id in objects {
-            let failure =
-                match deadline.bound(&*self.clock, Box::pin(self.roll_one(keys, id))).await {
-                    Ok(Ok(())) => {
-                        rolled = true;
-                        continue;
-                    }
-                    Ok(Err(failure)) => failure,
-                    Err(elapsed) => {
-                        return Err(Failure::because(Kind::Unavailable, elapsed.to_string()));
-                    }
-                };
+            let Err(failure) = self.roll_one(keys, id).await else {
+                rolled.count += 1;
+                continue;
+            };
+            rolled.left += 1;
             match failure.kind {
                 Kind::Missing | Kind::Corrupt => {
                     tracing::warn!(object = %id, dataset = %keys.dataset, why = %failure, "no rows");
@@ -286,6 +293,29 @@ impl Shared {
         self.router.ask_one(done).await?;
         Ok(())
     }
+}
+
+/// A look over a dataset for objects without rows. Ends with this value, however that ends.
+struct Look {
+    shared: Arc<Shared>,
+    dataset: DatasetId,
+    /// How long to wait before the next one.
+    rest: Duration,
+}
+
+impl Drop for Look {
+    fn drop(&mut self) {
+        self.shared.looked(self.dataset, self.rest);
+    }
+}
+
+/// How far objects got that had no rows.
+#[derive(Debug, Default)]
+struct Rolled {
+    /// Those that have them now.
+    count: usize,
+    /// Those that were passed over.
+    left: usize,
 }
 
 /// Large folders that this process has met.

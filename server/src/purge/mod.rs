@@ -12,7 +12,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use dl_format::{
-    ChunkId, ChunkIdMaker, DatasetId, DatasetName, Deletions, Extent, ObjectKind, Stamp,
+    ChunkId, ChunkIdMaker, DatasetId, DatasetName, Deletions, Extent, ObjectKind, Stamp, Version,
 };
 use dl_meta::{DatasetRecord, DatasetState};
 use dl_proto::{Kind, PurgeProgress, PurgeRequest};
@@ -154,14 +154,14 @@ impl<'a> Purge<'a> {
         Ok(())
     }
 
-    /// Removes stored snapshots that nobody asks for any more; gives the last stamp of the oldest
-    /// version of which one is left.
-    async fn sweep_snapshots(&self, id: DatasetId) -> Result<Option<Stamp>, Error> {
+    /// Removes stored snapshots that nobody asks for any more; gives the older versions of which one is
+    /// left.
+    async fn sweep_snapshots(&self, id: DatasetId) -> Result<Vec<Version>, Error> {
         let outline = self.parts.meta.outline(id).await;
         let outline = outline.map_err(|error| Error::meta("describe dataset", id, error))?;
         match outline.filter(|now| now.record.state == DatasetState::Live) {
             Some(outline) => snapshot::sweep(self.parts, id, outline.version).await,
-            None => Ok(None),
+            None => Ok(Vec::new()),
         }
     }
 
@@ -183,9 +183,9 @@ impl<'a> Purge<'a> {
             self.problem(problem).await;
         }
         // Who waits for no reader waits for none of an older version.
-        let oldest = match self.grace.is_zero() {
-            true => None,
-            false => self.sweep_snapshots(record.id).await?,
+        let older = match self.grace.is_zero() {
+            true => Ok(Vec::new()),
+            false => self.sweep_snapshots(record.id).await,
         };
         let mut survey = Survey::read(self.parts, record.id).await?;
         let (ledger, held) = self.look(&mut survey, record).await?;
@@ -194,10 +194,17 @@ impl<'a> Purge<'a> {
                 self.problem(error.chain()).await;
             }
         }
+        let read_until = match older {
+            Ok(older) => plan::read_until(&survey.objects, &older),
+            Err(error) => {
+                self.problem(error.chain()).await;
+                Some(Stamp::default())
+            }
+        };
         let rules = Rules {
             now,
             grace: self.grace,
-            oldest,
+            read_until,
             settled: self.parts.limits.settled(),
             chunk_size: record.shape.size().into(),
             with_tombstones,

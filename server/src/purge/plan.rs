@@ -8,7 +8,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, SystemTime};
 
-use dl_format::{ChunkId, Deletions, EntrySet, EntryVersion, ObjectKind, Stamp};
+use dl_format::{ChunkId, Deletions, EntrySet, EntryVersion, ObjectKind, Stamp, Version};
 use dl_meta::ObjectRecord;
 
 use crate::survey::{Named, Row, Survey, Writer, writer};
@@ -26,8 +26,8 @@ pub(super) struct Rules {
     pub(super) now: SystemTime,
     /// How long nothing must have needed it, for readers that looked it up before.
     pub(super) grace: Duration,
-    /// The last stamp of the oldest version that is still read by a snapshot.
-    pub(super) oldest: Option<Stamp>,
+    /// What was needed after that may still be read, by a snapshot of an older version.
+    pub(super) read_until: Option<Stamp>,
     /// How old its id must be: until then its put may be repeated, or somebody may be about to
     /// write what depends on it.
     pub(super) settled: Duration,
@@ -69,6 +69,20 @@ pub(super) struct Plan {
     pub(super) remove: Vec<usize>,
     /// What goes when its time has come.
     pub(super) waiting: Vec<usize>,
+}
+
+/// Until when snapshots of these versions need nothing that is needed no more. A version is all objects
+/// up to its last stamp, unless one came into the log after others with later stamps, or has left it:
+/// then that version may need anything.
+pub(super) fn read_until(objects: &[ObjectRecord], versions: &[Version]) -> Option<Stamp> {
+    let until = |version: &Version| {
+        let last = version.last_stamp()?;
+        let mut before = Version::default();
+        let is_before = |object: &&ObjectRecord| object.stamp <= last;
+        objects.iter().filter(is_before).for_each(|object| before.add(object.id, object.stamp));
+        Some(if before == *version { last } else { Stamp::default() })
+    };
+    versions.iter().filter_map(until).min()
 }
 
 /// What becomes of an object.
@@ -207,7 +221,7 @@ impl Rules {
     /// Everything that keeps an object that no path needs since then.
     fn fate(self, object: &ObjectRecord, since: Stamp) -> Fate {
         let is_over = since.time().checked_add(self.grace).is_some_and(|until| until <= self.now);
-        let is_named = self.oldest.is_some_and(|oldest| since > oldest);
+        let is_named = self.read_until.is_some_and(|until| since > until);
         if is_over && !is_named && self.is_settled(object) { Fate::Goes } else { Fate::Waits }
     }
 

@@ -38,15 +38,15 @@ struct Old {
     is_whole: bool,
 }
 
-/// Removes the snapshots of other versions than the newest that are kept no longer. Gives the last
-/// stamp of the oldest version of which one is left.
+/// Removes the snapshots of other versions than the newest that are kept no longer. Gives the versions
+/// of which one is left.
 pub(crate) async fn sweep(
     parts: &Parts,
     dataset: DatasetId,
     newest: Version,
-) -> Result<Option<Stamp>, Error> {
+) -> Result<Vec<Version>, Error> {
     let (now, is_read_only) = (parts.clock.now(), parts.settings.is_read_only());
-    let (mut few, mut oldest) = (1, None::<Stamp>);
+    let (mut few, mut left) = (1, Vec::new());
     for old in old(parts, dataset, newest).await? {
         // What was begun only is being stored, or its server was killed.
         few += usize::from(old.is_whole);
@@ -56,11 +56,10 @@ pub(crate) async fn sweep(
             stored::remove(parts, dataset, old.version, old.objects).await?;
             tracing::info!(%dataset, version = %old.version, "removed a snapshot of an older version");
         } else {
-            let last = old.version.last_stamp().unwrap_or_default();
-            oldest = Some(oldest.map_or(last, |oldest| oldest.min(last)));
+            left.push(old.version);
         }
     }
-    Ok(oldest)
+    Ok(left)
 }
 
 /// The stored versions besides the newest one, the youngest first.
@@ -135,7 +134,7 @@ async fn sweep_one(
     let until = version.last_stamp().unwrap_or_default().time().checked_add(KEPT);
     let is_settled = until.is_some_and(|until| until <= parts.clock.now());
     let left = sweep(parts, dataset, version).await?;
-    Ok((left.is_none() && is_settled).then_some(version))
+    Ok((left.is_empty() && is_settled).then_some(version))
 }
 
 #[cfg(test)]

@@ -145,7 +145,7 @@ fn what_killed_processes_left_goes_where_one_writes_and_what_others_write_stays(
         others.makes_anonymous.store(false, Ordering::Relaxed);
         let deep = others.folder_of(&path("deep/file")).unwrap();
         let living = [&others.root, &deep].map(|folder| others.begin(folder, 0o444).unwrap());
-        let left = temporary::name(&temporary::prefix(), 7);
+        let left = Names::new().name(7);
         for name in [left.as_str(), "notes.tmp", &format!("deep/{left}"), &format!("other/{left}")]
         {
             fs::create_dir_all(folder.path().join("other")).unwrap();
@@ -173,15 +173,12 @@ fn what_killed_processes_left_goes_where_one_writes_and_what_others_write_stays(
 }
 
 #[test]
-fn a_file_of_the_dataset_with_a_temporary_name_is_written_each_time_and_is_there() {
+fn a_file_of_the_dataset_with_a_temporary_name_is_refused() {
     let folder = TempDir::new().unwrap();
-    let name = temporary::name(&temporary::prefix(), 7);
-    for _ in 0..2 {
-        let target = target(&folder);
-        assert!(!target.root.holds(name.as_bytes(), &record(5)));
-        write(&target, &name, b"bytes").unwrap();
-        write(&target, "file", b"bytes").unwrap();
-        assert_eq!(names(folder.path()), [name.as_str(), "file"]);
+    let name = Names::new().name(7);
+    for name in [&name, &format!("deep/{name}")] {
+        write(&target(&folder), name, b"bytes").unwrap_err();
+        assert!(names(folder.path()).is_empty());
     }
 }
 

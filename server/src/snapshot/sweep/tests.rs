@@ -71,7 +71,7 @@ async fn while_the_servers_are_read_only_none_goes() {
     rig.parts.settings = Settings::of(Some(&followed));
     let newest = build(&rig, dataset).await;
     let left = sweep(&rig.parts, dataset, newest).await.unwrap();
-    assert!(left.is_some(), "something is left");
+    assert_eq!(left.len(), 1);
     assert_eq!(stored(&rig, dataset).await.len(), 2);
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::Command;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use dl_tests::folder;
 use dl_tests::program::{run, run_with_stdin};
 use dl_tests::skip;
@@ -155,7 +155,8 @@ fn put_stores_a_link_to_a_file_inside_as_that_file_and_names_the_others() -> Res
 #[test]
 fn put_names_and_skips_what_a_get_left_that_was_killed_and_a_get_removes_it() -> Result<()> {
     let scene = Scene::with(&[("d/a", "1")])?;
-    let left = ".dlcmd-0123456789abcdef-7.tmp";
+    let run = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let left = format!(".dlcmd-{}89abcdef-7.tmp", run.get(..8).context("it is a UUID")?);
     scene.write(&format!("d/{left}"), "half")?;
     let list = format!("src/d/{left}\nsrc/d/a\n");
     let mut from_list = scene.command(["--json", "put", "-", "dl://ds"])?;
@@ -166,13 +167,13 @@ fn put_names_and_skips_what_a_get_left_that_was_killed_and_a_get_removes_it() ->
     ];
     for put in puts {
         let put = put.code(0)?;
-        ensure!(put.stderr.contains(left) && put.text().contains("\"skipped\":1,"), "{put:?}");
+        ensure!(put.stderr.contains(&left) && put.text().contains("\"skipped\":1,"), "{put:?}");
     }
     let listed = scene.listed("dl://ds")?;
     ensure!(listed == "d/a\nsrc/d/a\n", "{listed}");
     fs::remove_file(scene.path("src/d/a"))?;
     scene.dl(["get", "dl://ds/d", "src/d"])?.code(0)?;
-    ensure!(!scene.path("src/d").join(left).exists(), "it is still there");
+    ensure!(!scene.path("src/d").join(&left).exists(), "it is still there");
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use dl_meta::redis_testing::Server as Redis;
+use dl_meta::redis_testing::{Cluster, Server as Redis};
 use dl_tests::dice::Dice;
 use dl_tests::folder;
 use dl_tests::http::get;
@@ -173,6 +173,50 @@ async fn a_redis_that_takes_no_writes_is_read_as_before_and_puts_wait_until_it_d
     run(server.dlcmd()?.args(["get", "dl://ds/more"]).arg(&got))?.code(0)?;
     folder::compare(&source, &got)?;
     ensure!(get(server.http(), "/healthz")? == (200, "ok\n".to_owned()), "not well again");
+    server.stop()?;
+    Ok(())
+}
+
+/// Keeps S-02: of a put or a delete that the log of a dataset can't take. Two of the primaries have no
+/// part of the dataset's home, so that its stamps are given.
+#[tokio::test(flavor = "multi_thread")]
+async fn while_one_primary_of_a_cluster_takes_no_writes_puts_and_deletes_store_nothing()
+-> Result<()> {
+    let cluster = Cluster::start(3, 0).await;
+    let scene = tempfile::tempdir()?;
+    let (data, source) = (scene.path().join("data"), scene.path().join("src"));
+    folder::fill(&source, 20, 1_000, &Dice::new(1))?;
+    let server = Server::start_with(&data, "127.0.0.1:0", &["--meta", &cluster.url()])?;
+    let put = |to: &str| -> Result<_> {
+        let mut command = server.dlcmd()?;
+        command.arg("put").arg(&source).arg(to);
+        Ok(command)
+    };
+    for folder in ["dl://ds", "dl://ds/old0", "dl://ds/old1", "dl://ds/old2"] {
+        run(&mut put(folder)?)?.code(0)?;
+    }
+    let stored = || folder::bytes_under(&data.join("chunks"));
+    for (number, primary) in cluster.servers().iter().enumerate() {
+        let before = stored()?;
+        primary.ask(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await;
+        // What was said before holds for a moment.
+        std::thread::sleep(Duration::from_millis(500));
+        let (new, old) = (format!("dl://ds/new{number}"), format!("dl://ds/old{number}"));
+        let mut writers = [
+            Process::start(&mut put(&new)?)?,
+            Process::start(server.dlcmd()?.args(["rm", "-r", &old]))?,
+        ];
+        std::thread::sleep(Duration::from_secs(3));
+        ensure!(stored()? == before, "{number}: something was stored that the log can't take");
+        primary.ask(&["CONFIG", "SET", "min-replicas-to-write", "0"]).await;
+        for writer in &mut writers {
+            ensure!(writer.wait(PATIENCE)? == 0, "{number}: a put or a delete failed");
+        }
+        let got = scene.path().join(format!("got{number}"));
+        run(server.dlcmd()?.args(["get", &new]).arg(&got))?.code(0)?;
+        folder::compare(&source, &got)?;
+        ensure!(dl(&server, ["ls", &old])?.code != 0, "{number}: it was not deleted");
+    }
     server.stop()?;
     Ok(())
 }
