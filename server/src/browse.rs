@@ -4,6 +4,7 @@
 //! before it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use dl_format::layout::PATH_MAX;
@@ -40,6 +41,9 @@ const PAGES: u64 = 3;
 
 /// While many list, pages are smaller by this.
 const SMALLER: usize = 4;
+
+/// How often a client hears from a page that takes long, as where very many files were deleted.
+const HEARD: Duration = Duration::from_secs(10);
 
 /// What a page takes at most: the last path may be a long one.
 const fn page_cost(entries: usize, bytes: usize) -> u64 {
@@ -124,7 +128,7 @@ pub(crate) async fn list(
     };
     let mut query = ListQuery { dir, recursive, after, limit, bytes };
     loop {
-        let page = match parts.meta.list(dataset, &query).await {
+        let page = match heard(parts, parts.meta.list(dataset, &query), &replies).await? {
             Ok(page) => page,
             Err(error) => {
                 let error = Error::meta("list dataset", dataset, error);
@@ -152,6 +156,23 @@ pub(crate) async fn list(
     }
 }
 
+/// What comes of work whose client hears meanwhile that it goes on.
+async fn heard<T, E>(
+    parts: &Parts,
+    mut work: impl Future<Output = T> + Unpin,
+    replies: &mpsc::Sender<Reply<Vec<E>>>,
+) -> Result<T, Error> {
+    loop {
+        tokio::select! {
+            biased;
+            done = &mut work => return Ok(done),
+            () = parts.clock.sleep(HEARD) => {
+                hand_over(parts, replies, Reply::More(Vec::new())).await?;
+            }
+        }
+    }
+}
+
 async fn not_a_folder(parts: &Parts, dir: &DirPath, dataset: DatasetId) -> Result<Error, Error> {
     let bytes = Bytes::copy_from_slice(dir.as_bytes());
     let path =
@@ -175,6 +196,26 @@ mod tests {
         FilePath::new(name.to_owned()).unwrap()
     }
 
+    /// Keeps S-12.
+    #[tokio::test]
+    async fn of_a_page_that_takes_long_is_heard_until_it_comes() {
+        let rig = rig().await;
+        let id = rig.create("pets").await;
+        rig.store_chunk(id, 1).await;
+        rig.run(crate::recover::roll_forward(&rig.parts)).await.0.unwrap();
+        let (replies, mut pages) = mpsc::channel(8);
+        let budget = Budget::new(64 << 20, "test");
+        let lease = Lease::of(budget.take(1, &rig.parts).await.unwrap());
+        let (dir, recursive, after) = (DirPath::ROOT, true, None);
+        let request = ListRequest { dataset: id, dir, recursive, after, names_only: true };
+        rig.meta.script("list", [Some(Fault::Delay(Duration::from_secs(35)))]);
+        rig.run(list(&rig.parts, &budget, &lease, request, replies)).await.0.unwrap();
+        for _ in 0..3 {
+            assert!(matches!(pages.recv().await, Some(Reply::More(none)) if none.is_empty()));
+        }
+        assert!(matches!(pages.recv().await, Some(Reply::Last(all)) if all.len() == 1));
+    }
+
     /// Keeps S-05: all was lost and began to come back between two pages, or two questions.
     #[tokio::test]
     async fn a_dataset_that_is_lost_under_a_call_is_not_taken_for_what_came_back_of_it_until_then()
@@ -194,7 +235,7 @@ mod tests {
             let (dir, recursive, after) = (DirPath::ROOT, true, None);
             let request = ListRequest { dataset: id, dir, recursive, after, names_only: true };
             // The dataset is looked for before, and takes a while.
-            rig.meta.script("list", [Some(Fault::Delay(std::time::Duration::from_secs(1)))]);
+            rig.meta.script("list", [Some(Fault::Delay(Duration::from_secs(1)))]);
             let mut listed = Box::pin(list(&rig.parts, &budget, &lease, request, replies));
             while !rig.meta.is_used_up("list") {
                 assert!(futures::poll!(&mut listed).is_pending());

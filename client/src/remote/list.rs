@@ -33,6 +33,8 @@ struct Pages {
     stream: Option<Owned<(Streaming<pb::ListReply>, Try)>>,
     page: std::vec::IntoIter<pb::ListEntry>,
     ended: bool,
+    /// How long the next entry has been waited for: pages without any may go on for long.
+    waited: Duration,
 }
 
 /// The page and the stream would fill screens.
@@ -65,8 +67,9 @@ impl Dataset {
             stream: None,
             page: Vec::new().into_iter(),
             ended: false,
+            waited: Duration::ZERO,
         };
-        pages.open(Duration::ZERO)?;
+        pages.open()?;
         Ok(Listing(Source::Servers(Box::new(pages))))
     }
 }
@@ -105,32 +108,35 @@ impl Pages {
     fn turn_page(&mut self) -> Result<(), Error> {
         // That of a parent is not touched.
         let Some((stream, this)) = self.stream.as_mut().and_then(Owned::get_mut) else {
-            return self.open(Duration::ZERO);
+            return self.open();
         };
         let process = Process::current()?;
         let began = process.clock.monotonic();
         match process.runtime.block_on(this.message(stream)) {
             Ok(page) => {
-                self.take(page);
+                self.take(page, process.clock.monotonic().saturating_sub(began));
                 Ok(())
             }
             Err(failure) if failure.kind.is_retryable() => {
-                self.open(process.clock.monotonic().saturating_sub(began))
+                self.waited += process.clock.monotonic().saturating_sub(began);
+                self.open()
             }
             Err(failure) => Err(self.fail(failure)),
         }
     }
 
     /// Asks for what comes after the last entry; a stream that breaks before its first page is
-    /// tried again. `waited` is how long the page has been waited for already.
-    fn open(&mut self, waited: Duration) -> Result<(), Error> {
+    /// tried again.
+    fn open(&mut self) -> Result<(), Error> {
+        let process = Process::current()?;
+        let began = process.clock.monotonic();
         let session = self.dataset.session()?;
         let connections = &session.connections;
         let message = pb::ListRequest::from(self.request.clone());
         let opened = connections.call(
             "list",
             || self.subject(),
-            connections.usual().less(waited),
+            connections.usual().less(self.waited),
             |mut server, this| {
                 let request = this.request(message.clone());
                 async move {
@@ -142,13 +148,16 @@ impl Pages {
         );
         let (stream, this, page) = session.wait(opened)?;
         self.stream = Some(Owned::new((stream, this)));
-        self.take(page);
+        self.take(page, process.clock.monotonic().saturating_sub(began));
         Ok(())
     }
 
-    fn take(&mut self, page: Option<pb::ListReply>) {
+    /// Takes a page that was waited for so long.
+    fn take(&mut self, page: Option<pb::ListReply>, waited: Duration) {
         self.ended = page.is_none();
         self.page = page.map(|page| page.entries).unwrap_or_default().into_iter();
+        let has_none = self.page.as_slice().is_empty();
+        self.waited = if has_none { self.waited + waited } else { Duration::ZERO };
     }
 
     fn fail(&mut self, failure: Failure) -> Error {
@@ -205,6 +214,21 @@ mod tests {
             dataset.list(&DirPath::ROOT, false, false).unwrap().collect();
         assert_eq!(listed.unwrap(), all);
         assert!(opened.load(Ordering::SeqCst) > 2);
+    }
+
+    /// Keeps S-12.
+    #[test]
+    fn pages_without_entries_are_waited_through_and_one_that_breaks_each_time_is_given_up() {
+        for breaks in [false, true] {
+            let list = move |_: ListRequest| match breaks {
+                true => vec![page(&[]), Err(Status::unavailable("stopping"))],
+                false => vec![page(&[]), page(&[]), page(&numbered(3)), page(&[])],
+            };
+            let dataset = dataset(Script { list: Box::new(list), ..Script::default() });
+            let listed: Result<Vec<_>, _> =
+                dataset.list(&DirPath::ROOT, true, false).unwrap().collect();
+            assert_eq!(listed.ok().map(|all| all.len()), (!breaks).then_some(3));
+        }
     }
 
     #[test]

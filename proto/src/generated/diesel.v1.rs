@@ -300,6 +300,7 @@ pub struct ListRequest {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListReply {
+    /// None while those that come next take long to find.
     #[prost(message, repeated, tag = "1")]
     pub entries: ::prost::alloc::vec::Vec<ListEntry>,
 }
