@@ -196,6 +196,11 @@ mod tests {
         FilePath::new(name.to_owned()).unwrap()
     }
 
+    fn everything(dataset: DatasetId) -> ListRequest {
+        let (dir, recursive, after) = (DirPath::ROOT, true, None);
+        ListRequest { dataset, dir, recursive, after, names_only: true }
+    }
+
     /// Keeps S-12.
     #[tokio::test]
     async fn of_a_page_that_takes_long_is_heard_until_it_comes() {
@@ -206,10 +211,8 @@ mod tests {
         let (replies, mut pages) = mpsc::channel(8);
         let budget = Budget::new(64 << 20, "test");
         let lease = Lease::of(budget.take(1, &rig.parts).await.unwrap());
-        let (dir, recursive, after) = (DirPath::ROOT, true, None);
-        let request = ListRequest { dataset: id, dir, recursive, after, names_only: true };
         rig.meta.script("list", [Some(Fault::Delay(Duration::from_secs(35)))]);
-        rig.run(list(&rig.parts, &budget, &lease, request, replies)).await.0.unwrap();
+        rig.run(list(&rig.parts, &budget, &lease, everything(id), replies)).await.0.unwrap();
         for _ in 0..3 {
             assert!(matches!(pages.recv().await, Some(Reply::More(none)) if none.is_empty()));
         }
@@ -232,11 +235,9 @@ mod tests {
             let (replies, mut pages) = mpsc::channel(8);
             let budget = Budget::new(64 << 20, "test");
             let lease = Lease::of(budget.take(1, &rig.parts).await.unwrap());
-            let (dir, recursive, after) = (DirPath::ROOT, true, None);
-            let request = ListRequest { dataset: id, dir, recursive, after, names_only: true };
             // The dataset is looked for before, and takes a while.
             rig.meta.script("list", [Some(Fault::Delay(Duration::from_secs(1)))]);
-            let mut listed = Box::pin(list(&rig.parts, &budget, &lease, request, replies));
+            let mut listed = Box::pin(list(&rig.parts, &budget, &lease, everything(id), replies));
             while !rig.meta.is_used_up("list") {
                 assert!(futures::poll!(&mut listed).is_pending());
                 tokio::task::yield_now().await;

@@ -40,8 +40,7 @@ impl Names {
         let is_digits = |run: &String| run.bytes().all(is_digit);
         let run = fs::read_to_string(RUN).ok();
         let run = run.and_then(|id| Some(id.get(..DIGITS)?.to_owned())).filter(is_digits);
-        let of_nobody = || drawn();
-        let prefix = format!("{START}{}{}", run.clone().unwrap_or_else(of_nobody), drawn());
+        let prefix = format!("{START}{}{}", run.clone().unwrap_or_else(drawn), drawn());
         Self { run, prefix }
     }
 
