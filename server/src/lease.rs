@@ -136,6 +136,7 @@ mod tests {
             limits: Limits::default(),
             room: Room::default(),
             refusals: crate::Refusals::default(),
+            replaced: crate::Replaced::default(),
             settings: Settings::default(),
             roll: Roll::default(),
         }

@@ -14,6 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::Error;
 use crate::refusals::Refusals;
+use crate::replaced::Replaced;
 use crate::roll::Roll;
 use crate::room::Room;
 use crate::senders::Senders;
@@ -78,6 +79,8 @@ pub struct Parts {
     pub room: Room,
     /// Whether the index takes new objects.
     pub refusals: Refusals,
+    /// Which stored snapshots there are newer versions of.
+    pub replaced: Replaced,
     /// What may change meanwhile.
     pub settings: Settings,
     /// What dataset names point to.

@@ -59,6 +59,7 @@ pub(crate) async fn rig() -> Rig {
         limits: Limits::default(),
         room: Room::default(),
         refusals: crate::Refusals::default(),
+        replaced: crate::Replaced::default(),
         settings: Settings::default(),
         roll: Roll::default(),
     };

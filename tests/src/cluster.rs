@@ -82,6 +82,7 @@ pub fn parts(store: Arc<dyn Store>, meta: Arc<dyn MetaStore>) -> Parts {
         limits: Limits::default(),
         room: Room::default(),
         refusals: dl_server::Refusals::default(),
+        replaced: dl_server::Replaced::default(),
         settings: Settings::default(),
         roll: Roll::default(),
     }

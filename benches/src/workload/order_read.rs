@@ -111,6 +111,7 @@ impl Scene {
             limits: Limits::default(),
             room: Room::default(),
             refusals: dl_server::Refusals::default(),
+            replaced: dl_server::Replaced::default(),
             settings: dl_server::Settings::default(),
             roll: Roll::default(),
         };

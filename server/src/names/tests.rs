@@ -77,6 +77,7 @@ async fn many_who_ask_for_what_is_not_there_share_one_reading_of_the_names() {
         limits: crate::Limits::default(),
         room: crate::Room::default(),
         refusals: crate::Refusals::default(),
+        replaced: crate::Replaced::default(),
         settings: crate::Settings::default(),
         roll: crate::Roll::default(),
     };
@@ -125,6 +126,7 @@ async fn a_start_tidies_no_name_up_and_reads_none_whose_past_is_tidied_up() {
         limits: crate::Limits::default(),
         room: crate::Room::default(),
         refusals: crate::Refusals::default(),
+        replaced: crate::Replaced::default(),
         settings: crate::Settings::default(),
         roll: crate::Roll::default(),
     };

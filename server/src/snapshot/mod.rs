@@ -291,11 +291,19 @@ impl Snapshots {
             }
             return Err(error);
         }
-        if let Err(error) = sweep(parts, dataset, version).await {
+        if let Err(error) = sweep_now(parts, dataset).await {
             tracing::warn!(%dataset, why = error.chain(), "older snapshots are left for later");
         }
         Ok(manifest)
     }
+}
+
+/// What was built may be an older version by now.
+async fn sweep_now(parts: &Parts, dataset: DatasetId) -> Result<(), Error> {
+    if let Some(newest) = version_of(parts, dataset).await? {
+        sweep(parts, dataset, newest).await?;
+    }
+    Ok(())
 }
 
 async fn version_of(parts: &Parts, dataset: DatasetId) -> Result<Option<Version>, Error> {

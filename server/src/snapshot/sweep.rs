@@ -32,10 +32,10 @@ const PERIOD: Duration = Duration::from_secs(10 * 60);
 struct Old {
     version: Version,
     objects: Vec<SnapshotObject>,
-    /// When there was a newer one, and this one was stored.
-    since: Stamp,
-    /// Whether it was stored to its end.
-    is_whole: bool,
+    /// Since when there is known to be a newer one, on the monotonic clock.
+    since: Duration,
+    /// When it was stored to its end.
+    built: Option<Stamp>,
 }
 
 /// Removes the snapshots of other versions than the newest that are kept no longer. Gives the versions
@@ -49,9 +49,10 @@ pub(crate) async fn sweep(
     let (mut few, mut left) = (1, Vec::new());
     for old in old(parts, dataset, newest).await? {
         // What was begun only is being stored, or its server was killed.
-        few += usize::from(old.is_whole);
-        let kept = if old.is_whole && few > FEW { KEPT_OTHERS } else { KEPT };
-        let is_over = old.since.time().checked_add(kept).is_some_and(|until| until <= now);
+        few += usize::from(old.built.is_some());
+        let kept = if old.built.is_some() && few > FEW { KEPT_OTHERS } else { KEPT };
+        let is_over = parts.clock.monotonic().saturating_sub(old.since) >= kept
+            && old.built.unwrap_or_default().time().checked_add(kept).is_some_and(|end| end <= now);
         if is_over && !is_read_only {
             stored::remove(parts, dataset, old.version, old.objects).await?;
             tracing::info!(%dataset, version = %old.version, "removed a snapshot of an older version");
@@ -64,21 +65,17 @@ pub(crate) async fn sweep(
 
 /// The stored versions besides the newest one, the youngest first.
 async fn old(parts: &Parts, dataset: DatasetId, newest: Version) -> Result<Vec<Old>, Error> {
-    let stored = stored::list(parts, dataset).await?;
-    let stamps = stored.keys().chain([&newest]).filter_map(|version| version.last_stamp());
-    let stamps: Vec<Stamp> = stamps.collect();
+    let mut stored = stored::list(parts, dataset).await?;
+    stored.remove(&newest);
+    let now = parts.clock.monotonic();
+    let replaced = parts.replaced.note(dataset, stored.keys().copied(), now);
     let mut all = Vec::new();
     for (version, objects) in stored {
-        if version == newest {
-            continue;
-        }
         let built = stored::built(parts, dataset, version).await?;
-        let newer = stamps.iter().copied().filter(|stamp| Some(*stamp) > version.last_stamp());
-        let since = built.max(newer.min()).or_else(|| version.last_stamp());
-        let (since, is_whole) = (since.unwrap_or_default(), built.is_some());
-        all.push(Old { version, objects, since, is_whole });
+        let since = replaced.get(&version).copied().unwrap_or(now);
+        all.push(Old { version, objects, since, built });
     }
-    all.sort_by_key(|old| Reverse(old.since));
+    all.sort_by_key(|old| Reverse((old.since, old.built)));
     Ok(all)
 }
 
@@ -103,6 +100,7 @@ async fn sweep_all(parts: &Parts, swept: &mut HashMap<DatasetId, Version>) -> Re
     let names = names::recent(parts).await?;
     let live: HashSet<DatasetId> = names.live().map(|(_, named)| named.record.dataset).collect();
     swept.retain(|dataset, _| live.contains(dataset));
+    parts.replaced.retain(&live);
     let mut failed = None;
     for dataset in live {
         match sweep_one(parts, dataset, swept.get(&dataset).copied()).await {
@@ -127,7 +125,7 @@ async fn sweep_one(
     // While one is being rebuilt nobody knows which version is its newest.
     let outline = outline.filter(|outline| outline.record.state == DatasetState::Live);
     let Some(version) = outline.map(|outline| outline.version) else { return Ok(None) };
-    if swept == Some(version) {
+    if swept == Some(version) && !parts.replaced.is_any(dataset) {
         return Ok(swept);
     }
     // Builds of older versions, begun before the last change, have ended by then.

@@ -61,6 +61,8 @@ async fn while_the_servers_are_read_only_none_goes() {
         change(&rig, dataset, number).await;
         build(&rig, dataset).await;
     }
+    let newest = build(&rig, dataset).await;
+    assert_eq!(sweep(&rig.parts, dataset, newest).await.unwrap().len(), 1);
     rig.clock.advance(KEPT);
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(&file, "[live]\nread_only = true\n").unwrap();
@@ -69,7 +71,6 @@ async fn while_the_servers_are_read_only_none_goes() {
     let time = Arc::new(dl_runtime::SystemClock::new());
     let followed = Followed::open("it", source, time, live).await.unwrap();
     rig.parts.settings = Settings::of(Some(&followed));
-    let newest = build(&rig, dataset).await;
     let left = sweep(&rig.parts, dataset, newest).await.unwrap();
     assert_eq!(left.len(), 1);
     assert_eq!(stored(&rig, dataset).await.len(), 2);
@@ -89,6 +90,23 @@ async fn while_a_dataset_is_being_rebuilt_its_newest_version_is_not_taken_for_an
     rig.memory.put_dataset(&rebuilt).await.unwrap();
     sweep_all(&rig.parts, &mut HashMap::new()).await.unwrap();
     assert_eq!(stored(&rig, dataset).await, HashSet::from([newest]));
+}
+
+/// Keeps S-27.
+#[tokio::test]
+async fn one_that_was_stored_long_ago_stays_for_an_hour_from_when_it_was_replaced() {
+    let rig = rig().await;
+    let dataset = rig.create("pets").await;
+    change(&rig, dataset, 0).await;
+    let first = build(&rig, dataset).await;
+    rig.clock.advance(KEPT * 30);
+    // As where a purge took something off the log.
+    let other = Version::default();
+    assert_eq!(sweep(&rig.parts, dataset, other).await.unwrap(), [first]);
+    rig.clock.advance(KEPT - Duration::from_secs(1));
+    assert_eq!(sweep(&rig.parts, dataset, other).await.unwrap(), [first]);
+    rig.clock.advance(Duration::from_secs(1));
+    assert_eq!(sweep(&rig.parts, dataset, other).await.unwrap(), []);
 }
 
 #[tokio::test]

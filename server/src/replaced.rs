@@ -1,0 +1,74 @@
+//! Since when stored versions are known to be replaced by newer ones.
+//!
+//! Must hold: none is taken for replaced before it was. Stamps can't tell: what replaces a version may
+//! have been stamped long before it came into the log, or be a purge that took something off it. So a
+//! version was replaced, for a server, when that server first saw another one in its place; after a
+//! restart it sees that anew.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dl_format::{DatasetId, Version};
+
+/// Since when each version is known to be replaced, on the monotonic clock.
+type Since = HashMap<Version, Duration>;
+
+/// What this server saw. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct Replaced {
+    seen: Arc<Mutex<HashMap<DatasetId, Since>>>,
+}
+
+impl Replaced {
+    /// Takes note that these versions of a dataset are stored and replaced, and others are not; gives
+    /// since when each of them is known to be.
+    pub(crate) fn note(
+        &self,
+        dataset: DatasetId,
+        versions: impl Iterator<Item = Version>,
+        now: Duration,
+    ) -> Since {
+        let mut seen = self.seen();
+        let known = seen.remove(&dataset).unwrap_or_default();
+        let since = |version| (version, known.get(&version).copied().unwrap_or(now));
+        let all: Since = versions.map(since).collect();
+        if !all.is_empty() {
+            seen.insert(dataset, all.clone());
+        }
+        all
+    }
+
+    /// Whether any version of a dataset was seen to be.
+    pub(crate) fn is_any(&self, dataset: DatasetId) -> bool {
+        self.seen().contains_key(&dataset)
+    }
+
+    /// Forgets all datasets but these.
+    pub(crate) fn retain(&self, datasets: &HashSet<DatasetId>) {
+        self.seen().retain(|dataset, _| datasets.contains(dataset));
+    }
+
+    fn seen(&self) -> MutexGuard<'_, HashMap<DatasetId, Since>> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_that_was_the_newest_again_is_replaced_since_it_was_not() {
+        let (replaced, dataset) = (Replaced::default(), DatasetId::from_bytes([1; 16]));
+        let at = |version: Option<Version>, now| {
+            let since = replaced.note(dataset, version.into_iter(), Duration::from_secs(now));
+            since.into_values().next().map(|since| since.as_secs())
+        };
+        let version = Some(Version::default());
+        assert_eq!((at(version, 1), at(version, 2)), (Some(1), Some(1)));
+        assert_eq!((at(None, 3), at(version, 4)), (None, Some(4)));
+        replaced.retain(&HashSet::new());
+        assert_eq!(at(version, 5), Some(5));
+    }
+}
