@@ -11,7 +11,6 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, UNIX_EPOCH};
 
 use dl_format::{Stamp, StoreId};
-use dl_runtime::Deadline;
 use redis::Value;
 
 use super::Shared;
@@ -362,9 +361,10 @@ impl Shared {
                 run: run.clone(),
             });
             // Until they are written, nobody could tell a loss of what is written there from the move.
-            let marked = self.mark_soon(id, &moved.collect::<Vec<_>>(), 0).await;
+            let marked = self.mark(id, &moved.collect::<Vec<_>>(), 0).await;
             marked.map_err(|why| {
-                let why = format!("the marks of shards that moved can't be written: {why}");
+                let why =
+                    format!("slots moved, and all waits until their marks can be written: {why}");
                 Failure::because(Kind::Unavailable, why)
             })?;
         }
@@ -385,20 +385,12 @@ impl Shared {
     }
 
     /// Writes marks, and does not wait where Redis takes no writes: it is tried again in a moment.
-    async fn mark_soon(&self, id: StoreId, shards: &[Marking], now_ms: u64) -> Result<(), Failure> {
-        let deadline = Deadline::after(&*self.clock, MARKS);
-        let marked = Box::pin(self.mark(id, shards, now_ms));
-        let marked = deadline.bound(&*self.clock, marked).await;
-        marked
-            .unwrap_or_else(|elapsed| Err(Failure::because(Kind::Unavailable, elapsed.to_string())))
-    }
-
     async fn mark(&self, id: StoreId, shards: &[Marking], now_ms: u64) -> Result<(), Failure> {
         let asks = shards.iter().map(|Marking { shard, marked, run }| {
             let ask = Ask::script(&MARK, &keys::mark(*shard), &[]);
             ask.arg(marked).arg(id.as_bytes()).arg(run).arg(now_ms)
         });
-        for answer in self.router.ask(asks.collect()).await? {
+        for answer in self.router.ask_within(MARKS, asks.collect()).await? {
             number(&answer)?;
         }
         Ok(())
@@ -448,7 +440,7 @@ impl Shared {
                 })
                 .collect();
             // Older times name more than was lost.
-            let marked = self.mark_soon(id, &whole, now).await;
+            let marked = self.mark(id, &whole, now).await;
             if marked.is_ok() {
                 self.marked.store(appended, Ordering::Release);
             }

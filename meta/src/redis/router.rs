@@ -107,7 +107,7 @@ impl Router {
         let is_over = rounds.deadline.remaining(&*self.clock).is_zero();
         if is_over && rounds.count >= ROUNDS_MIN {
             let why = "what is read changes all the time";
-            return Err(self.gave_up(Some(why.to_owned())));
+            return Err(self.gave_up(self.options.patience, Some(why.to_owned())));
         }
         rounds.count += 1;
         Ok(())
@@ -115,7 +115,17 @@ impl Router {
 
     /// The answers to all questions, in their order.
     pub(super) async fn ask(&self, asks: Vec<Ask>) -> Result<Vec<Value>, Failure> {
-        let deadline = Deadline::after(&*self.clock, self.options.patience);
+        self.ask_within(self.options.patience, asks).await
+    }
+
+    /// The same, given up after so long.
+    pub(super) async fn ask_within(
+        &self,
+        patience: Duration,
+        asks: Vec<Ask>,
+    ) -> Result<Vec<Value>, Failure> {
+        let deadline = Deadline::after(&*self.clock, patience);
+        let gave_up = |reason| self.gave_up(patience, reason);
         let mut answers: Vec<Value> = vec![Value::Nil; asks.len()];
         let mut pending: Vec<Pending> = asks
             .into_iter()
@@ -127,7 +137,7 @@ impl Router {
         let mut unmapped = None;
         while !pending.is_empty() {
             let round = deadline.bound(&*self.clock, self.round(pending, &mut answers)).await;
-            let Ok(round) = round else { return Err(self.gave_up(unmapped.or(reason))) };
+            let Ok(round) = round else { return Err(gave_up(unmapped.or(reason))) };
             let (left, waits) = round?;
             pending = left;
             if pending.is_empty() {
@@ -140,7 +150,7 @@ impl Router {
             reason = waits.or(reason);
             let wait = BACKOFF.wait(failures, &*self.random);
             if wait >= deadline.remaining(&*self.clock) {
-                return Err(self.gave_up(unmapped.or(reason)));
+                return Err(gave_up(unmapped.or(reason)));
             }
             self.clock.sleep(wait).await;
             (failures, hops) = (failures.saturating_add(1), 0);
@@ -149,7 +159,7 @@ impl Router {
                 Ok(Ok(())) => unmapped = None,
                 Ok(Err(Verdict::Fatal(failure))) => return Err(failure),
                 Ok(Err(verdict)) => unmapped = Some(text_of(verdict)),
-                Err(_) => return Err(self.gave_up(unmapped.or(reason))),
+                Err(_) => return Err(gave_up(unmapped.or(reason))),
             }
         }
         Ok(answers)
@@ -161,8 +171,8 @@ impl Router {
         answers.into_iter().next().ok_or_else(Failure::unexpected)
     }
 
-    fn gave_up(&self, reason: Option<String>) -> Failure {
-        let patience = self.options.patience.as_secs_f32();
+    fn gave_up(&self, patience: Duration, reason: Option<String>) -> Failure {
+        let patience = patience.as_secs_f32();
         let reason = reason.unwrap_or_else(|| "no answer".to_owned());
         Failure::because(
             Kind::Unavailable,
@@ -341,8 +351,8 @@ impl Router {
         match deadline.bound(&*self.clock, asked).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(Verdict::Fatal(failure))) => Err(failure),
-            Ok(Err(verdict)) => Err(self.gave_up(Some(text_of(verdict)))),
-            Err(_) => Err(self.gave_up(None)),
+            Ok(Err(verdict)) => Err(self.gave_up(self.options.patience, Some(text_of(verdict)))),
+            Err(_) => Err(self.gave_up(self.options.patience, None)),
         }
     }
 
@@ -352,7 +362,7 @@ impl Router {
         for failures in 0.. {
             let asked = join_all(self.primaries().into_iter().map(|node| self.run_of(node)));
             let asked = deadline.bound(&*self.clock, asked).await;
-            let asked = asked.map_err(|_| self.gave_up(None))?;
+            let asked = asked.map_err(|_| self.gave_up(self.options.patience, None))?;
             let verdict = match asked.into_iter().collect::<Result<_, _>>() {
                 Ok(runs) => return Ok(runs),
                 Err(Verdict::Fatal(failure)) => return Err(failure),
@@ -360,13 +370,13 @@ impl Router {
             };
             let wait = BACKOFF.wait(failures, &*self.random);
             if wait >= deadline.remaining(&*self.clock) {
-                return Err(self.gave_up(Some(text_of(verdict))));
+                return Err(self.gave_up(self.options.patience, Some(text_of(verdict))));
             }
             self.clock.sleep(wait).await;
             // What it could not learn shows in the next try.
             let _ = deadline.bound(&*self.clock, self.refresh()).await;
         }
-        Err(self.gave_up(None))
+        Err(self.gave_up(self.options.patience, None))
     }
 
     /// Why a primary takes no new objects; those that don't answer are passed over.

@@ -233,7 +233,14 @@ async fn where_no_writes_are_taken_it_is_read_as_before_and_said_why() {
         assert!(matches!(&refusal, Refusal::All(why) if why.contains(code)), "{refusal}");
         let began = store.shared.clock.monotonic();
         let dir = DirPath::ROOT;
-        let root = ListQuery { dir, recursive: true, after: None, limit: 9, bytes: 999 };
+        let root = ListQuery {
+            dir,
+            recursive: true,
+            after: None,
+            limit: 9,
+            bytes: 999,
+            steps: crate::Steps::default(),
+        };
         assert!(store.list(id(), &root).await.unwrap().is_empty(), "{code}");
         let path = [FilePath::new("a").unwrap()];
         assert_eq!(store.lookup(id(), &path).await.unwrap(), [Found::Missing], "{code}");
@@ -266,7 +273,8 @@ async fn a_shard_that_moved_to_where_no_marks_are_taken_is_not_taken_for_whole()
     to.ask(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await;
     for _ in 0..2 {
         let refused = format!("{:?}", store.damage().await.unwrap_err());
-        assert!(refused.contains("shards that moved"), "{refused}");
+        let named = [&*format!("127.0.0.1:{}: NOREPLICAS", to.port()), "slots moved"];
+        assert!(named.iter().all(|part| refused.contains(part)), "{refused}");
     }
     to.ask(&["CONFIG", "SET", "min-replicas-to-write", "0"]).await;
     assert_eq!(store.damage().await.unwrap(), None);
