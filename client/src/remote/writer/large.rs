@@ -10,10 +10,26 @@ use dl_format::layout::{EXTENT_LEN, HEADER_MAX, PATH_MAX};
 use dl_format::{Attributes, Extent, FilePath, PackError, Sealed};
 
 use crate::error::{Error, Kind};
-use crate::remote::writer::{Token, Writer};
+use crate::remote::writer::Writer;
+use crate::remote::writer::ledger::{Ledger, Token};
 
 /// More parts than this fit no header, whatever else is in it.
 const PARTS_MAX: u64 = ((HEADER_MAX - PATH_MAX) / EXTENT_LEN) as u64;
+
+/// A file that is given up unless it gets a chunk, also where the caller's reader panics.
+struct Reading<'a> {
+    ledger: &'a Ledger,
+    token: Option<Token>,
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        if let Some(token) = self.token {
+            // The caller hears of it now, so the flush need not tell it again.
+            self.ledger.settle(token, Ok((0, 0)));
+        }
+    }
+}
 
 impl Writer {
     /// Writes a file of any size with the memory of the chunks under way. The parts are
@@ -30,12 +46,10 @@ impl Writer {
         }
         self.await_path(path);
         let token = self.ledger.begin_reading(path)?;
-        let written = self.put_parts(path, attributes, length, reader, token);
-        if written.is_err() {
-            // The caller hears of it now, so the flush need not tell it again.
-            self.ledger.settle(token, Ok((0, 0)));
-        }
-        written
+        let mut reading = Reading { ledger: &self.ledger, token: Some(token) };
+        self.put_parts(path, attributes, length, reader, token)?;
+        reading.token = None;
+        Ok(())
     }
 
     fn put_parts(

@@ -448,6 +448,21 @@ fn a_source_that_ends_early_puts_nothing() {
 }
 
 #[test]
+fn a_source_that_panics_holds_nobody_up() {
+    struct Panics;
+    impl Read for Panics {
+        fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
+            panic!("as a caller's may")
+        }
+    }
+    let dataset = dataset(keeping(&Objects::default()));
+    let put = || dataset.put_reader(&path("a"), PLAIN, 5 << 20, &mut Panics);
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(put)).unwrap_err();
+    dataset.put(&path("a"), PLAIN, b"content").unwrap();
+    assert_eq!(dataset.flush().unwrap().check().unwrap().files, 1);
+}
+
+#[test]
 fn a_file_keeps_its_time_and_mode_and_what_is_no_file_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let source = folder.path().join("source");
