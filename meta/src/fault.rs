@@ -163,6 +163,8 @@ impl MetaStore for FaultMeta {
     }
 
     async fn list(&self, dataset: DatasetId, query: &ListQuery) -> Result<Vec<ListEntry>, Error> {
+        // What is delayed has been begun.
+        query.steps.step();
         self.read("list", dataset, self.inner.list(dataset, query)).await
     }
 

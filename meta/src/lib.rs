@@ -32,7 +32,7 @@ pub use redis::testing as redis_testing;
 pub use redis::{Redis, RedisOptions, without_login};
 pub use types::{
     Appended, Brought, Damage, DatasetInfo, DatasetRecord, DatasetState, Found, ListEntry,
-    ListQuery, Mending, ObjectRecord, Outline, Refusal,
+    ListQuery, Mending, ObjectRecord, Outline, Refusal, Steps,
 };
 
 /// Datasets, their logs, and answers from what the logs say.
@@ -185,7 +185,8 @@ pub trait MetaStore: Debug + Display + Send + Sync + 'static {
 
     /// One page of a folder, sorted by [`ListEntry::key`]: as many entries as there are, until it
     /// has [`ListQuery::limit`] or their paths [`ListQuery::bytes`]. Empty folders don't exist: no entry at
-    /// all without [`ListQuery::after`] says that the folder doesn't.
+    /// all without [`ListQuery::after`] says that the folder doesn't. [`ListQuery::steps`] counts up as long
+    /// as it gets on.
     ///
     /// # Errors
     /// [`Kind::Missing`] when the dataset is not known.

@@ -4,6 +4,8 @@
 //! by key, a folder's with its slash; a page with room left is the last one.
 
 use std::fmt::{self, Display};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use dl_format::{
@@ -235,8 +237,24 @@ pub enum Found {
     Missing,
 }
 
+/// Counts what is looked at for an answer: whoever waits for it can tell that it gets on. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct Steps(Arc<AtomicU64>);
+
+impl Steps {
+    /// Counts one.
+    pub fn step(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many were counted.
+    pub fn count(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// Which part of a dataset to list.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct ListQuery {
     /// The folder.
     pub dir: DirPath,
@@ -248,6 +266,8 @@ pub struct ListQuery {
     pub limit: usize,
     /// Bytes of paths after which no more entries are given. One is given all the same.
     pub bytes: usize,
+    /// Where what is looked at is counted, such as deleted files, of which a page may pass over many.
+    pub steps: Steps,
 }
 
 impl ListQuery {

@@ -9,7 +9,7 @@ use std::ops::{Bound, ControlFlow};
 use bytes::Bytes;
 use dl_format::{FilePath, FileRecord};
 
-use crate::{Error, Found, Kind, ListEntry, ListQuery};
+use crate::{Error, Found, Kind, ListEntry, ListQuery, Steps};
 
 /// Reads a winner, which costs more than its path: its record, and whether it is deleted.
 pub(crate) type Read<'a> = dyn Fn() -> Result<(FileRecord, bool), Error> + 'a;
@@ -45,7 +45,7 @@ pub(crate) fn find(winners: &impl Winners, path: &FilePath) -> Result<Found, Err
         }
         Ok(if is_folder { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     })?;
-    if is_folder || (is_cut && holds_live(winners, &inside(path))?) {
+    if is_folder || (is_cut && holds_live(winners, &inside(path), &Steps::default())?) {
         return Ok(Found::Folder);
     }
     Ok(file.map_or(Found::Missing, Found::File))
@@ -109,6 +109,7 @@ impl<W: Winners> Page<'_, W> {
         let Some(rest) = path.strip_prefix(self.prefix) else {
             return Ok(ControlFlow::Break(()));
         };
+        self.query.steps.step();
         let (record, deleted) = read()?;
         self.settle(Some((path, deleted)))?;
         if !self.has_room() {
@@ -140,22 +141,27 @@ impl<W: Winners> Page<'_, W> {
             match next.and_then(|(next, dead)| Some((next.strip_prefix(path.as_bytes())?, dead))) {
                 None => false,
                 Some(([b'/', ..], false)) => true,
-                Some(_) => holds_live(self.winners, &inside(path.as_bytes()))?,
+                Some(_) => self.holds_live(path.as_bytes())?,
             };
         if !hidden {
             self.push(ListEntry::File(path, record));
         }
         Ok(())
     }
+
+    fn holds_live(&self, path: &[u8]) -> Result<bool, Error> {
+        holds_live(self.winners, &inside(path), &self.query.steps)
+    }
 }
 
 /// Whether a live file lies below `prefix`, which ends in a slash.
-fn holds_live(winners: &impl Winners, prefix: &[u8]) -> Result<bool, Error> {
+fn holds_live(winners: &impl Winners, prefix: &[u8], steps: &Steps) -> Result<bool, Error> {
     let mut found = false;
     winners.scan(Bound::Excluded(prefix), &mut |path, read| {
         if !path.starts_with(prefix) {
             return Ok(ControlFlow::Break(()));
         }
+        steps.step();
         found = !read()?.1;
         Ok(if found { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     })?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use dl_format::layout::PATH_MAX;
 use dl_format::{DatasetId, DirPath, FilePath};
-use dl_meta::{Found, ListQuery};
+use dl_meta::{Found, ListQuery, Steps};
 use dl_proto::{Kind, ListEntry, ListRequest, StatItem, StatRequest};
 use tokio::sync::mpsc;
 
@@ -42,7 +42,8 @@ const PAGES: u64 = 3;
 /// While many list, pages are smaller by this.
 const SMALLER: usize = 4;
 
-/// How often a client hears from a page that takes long, as where very many files were deleted.
+/// How often a client hears from a page that takes long and gets on, as where very many files were
+/// deleted.
 const HEARD: Duration = Duration::from_secs(10);
 
 /// What a page takes at most: the last path may be a long one.
@@ -126,9 +127,11 @@ pub(crate) async fn list(
         true => (PAGE_ENTRIES / SMALLER, PAGE_BYTES / SMALLER),
         false => (PAGE_ENTRIES, PAGE_BYTES),
     };
-    let mut query = ListQuery { dir, recursive, after, limit, bytes };
+    let steps = Steps::default();
+    let mut query = ListQuery { dir, recursive, after, limit, bytes, steps: steps.clone() };
     loop {
-        let page = match heard(parts, parts.meta.list(dataset, &query), &replies).await? {
+        let page = parts.meta.list(dataset, &query);
+        let page = match heard(parts, page, &steps, &replies).await? {
             Ok(page) => page,
             Err(error) => {
                 let error = Error::meta("list dataset", dataset, error);
@@ -156,19 +159,23 @@ pub(crate) async fn list(
     }
 }
 
-/// What comes of work whose client hears meanwhile that it goes on.
+/// What comes of work whose client hears meanwhile that it gets on, when it does.
 async fn heard<T, E>(
     parts: &Parts,
     mut work: impl Future<Output = T> + Unpin,
+    steps: &Steps,
     replies: &mpsc::Sender<Reply<Vec<E>>>,
 ) -> Result<T, Error> {
+    let mut told = steps.count();
     loop {
         tokio::select! {
             biased;
             done = &mut work => return Ok(done),
-            () = parts.clock.sleep(HEARD) => {
-                hand_over(parts, replies, Reply::More(Vec::new())).await?;
-            }
+            () = parts.clock.sleep(HEARD) => {}
+        }
+        if told != steps.count() {
+            told = steps.count();
+            hand_over(parts, replies, Reply::More(Vec::new())).await?;
         }
     }
 }
@@ -203,8 +210,25 @@ mod tests {
 
     /// Keeps S-12.
     #[tokio::test]
-    async fn of_a_page_that_takes_long_is_heard_until_it_comes() {
+    async fn of_a_page_that_takes_long_is_heard_as_long_as_it_gets_on() {
         let rig = rig().await;
+        let (steps, (replies, mut pages)) = (Steps::default(), mpsc::channel(8));
+        let clock = Arc::clone(&rig.parts.clock);
+        let work = Box::pin(async {
+            for _ in 0..7 {
+                clock.sleep(Duration::from_secs(5)).await;
+                steps.step();
+            }
+            clock.sleep(Duration::from_secs(120)).await;
+        });
+        rig.run(heard(&rig.parts, work, &steps, &replies)).await.0.unwrap();
+        drop(replies);
+        let mut count = 0;
+        while let Some(Reply::<Vec<ListEntry>>::More(none)) = pages.recv().await {
+            assert!(none.is_empty());
+            count += 1;
+        }
+        assert_eq!(count, 4, "one each ten seconds, and none while nothing was looked at");
         let id = rig.create("pets").await;
         rig.store_chunk(id, 1).await;
         rig.run(crate::recover::roll_forward(&rig.parts)).await.0.unwrap();
@@ -213,9 +237,7 @@ mod tests {
         let lease = Lease::of(budget.take(1, &rig.parts).await.unwrap());
         rig.meta.script("list", [Some(Fault::Delay(Duration::from_secs(35)))]);
         rig.run(list(&rig.parts, &budget, &lease, everything(id), replies)).await.0.unwrap();
-        for _ in 0..3 {
-            assert!(matches!(pages.recv().await, Some(Reply::More(none)) if none.is_empty()));
-        }
+        assert!(matches!(pages.recv().await, Some(Reply::More(none)) if none.is_empty()));
         assert!(matches!(pages.recv().await, Some(Reply::Last(all)) if all.len() == 1));
     }
 

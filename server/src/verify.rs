@@ -110,6 +110,7 @@ fn everything() -> ListQuery {
         after: None,
         limit: PAGE_ENTRIES,
         bytes: PAGE_BYTES,
+        steps: dl_meta::Steps::default(),
     }
 }
 

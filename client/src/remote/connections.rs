@@ -123,6 +123,7 @@ pub(crate) type Connection = DieselClient<Wire>;
 
 /// One try: who is asking, and how long to wait.
 pub(crate) struct Try {
+    server: Arc<str>,
     identity: Arc<Identity>,
     clock: Arc<dyn Clock>,
     attempt: Duration,
@@ -299,6 +300,7 @@ impl Connections {
                 awaited.since.set(started);
                 let flow = Flow::new(Arc::clone(&self.clock), Arc::clone(&server.moved));
                 let this = |attempt: Duration| Try {
+                    server: Arc::clone(&server.address),
                     identity: Arc::clone(&self.identity),
                     clock: Arc::clone(&self.clock),
                     attempt,
@@ -341,9 +343,9 @@ impl Connections {
                         let pass_over = if is_silent { PASS_OVER_SILENT } else { PASS_OVER };
                         server.avoid_until.set(clock.monotonic().saturating_add(pass_over));
                     }
-                    let sent_for = flow.sent().saturating_sub(started);
+                    let got_on_for = flow.got_on().saturating_sub(started);
                     let mut deadline = moving.lock().unwrap_or_else(PoisonError::into_inner);
-                    *deadline = deadline.later(sent_for).min(last);
+                    *deadline = deadline.later(got_on_for).min(last);
                     drop(deadline);
                     hear(said, index, failure.clone());
                     Err(failure)
@@ -364,6 +366,28 @@ impl Connections {
             };
             Error::new(kind, action, subject(), Failure::new(kind, reason))
         })
+    }
+
+    /// Waits for what comes next of an answer, and tells of silence as in a call.
+    pub(crate) async fn next_of<T>(
+        &self,
+        this: &Try,
+        action: &'static str,
+        subject: &str,
+        stream: &mut Streaming<T>,
+    ) -> Result<Option<T>, Failure> {
+        let tell = |waited: Duration| {
+            if let Some(on_retry) = &self.on_retry {
+                let why = format!("no answer for {} s", waited.as_secs());
+                let reason = Failure::silence(why).at(&this.server).to_string();
+                let left = self.usual.total.saturating_sub(waited);
+                let subject = subject.to_owned();
+                on_retry(&Retry { action, subject, reason, waited, left });
+            }
+        };
+        this.awaited.since.set(this.now());
+        let heard = || this.awaited.since.get().max(this.flow.moved());
+        attended(&*self.clock, heard, Box::pin(this.message(stream)), tell).await
     }
 
     fn next(&self) -> (usize, &Server, Connection) {
@@ -424,7 +448,7 @@ impl Try {
             if let Ok(answer) = limit.bound(clock, answer.as_mut()).await {
                 return Ok(answer?.into_inner());
             }
-            let until = self.flow.sent().saturating_add(patience);
+            let until = self.flow.got_on().saturating_add(patience);
             let left = until.saturating_sub(clock.monotonic());
             if left.is_zero() {
                 return Err(self.silence());
@@ -443,6 +467,16 @@ impl Try {
             Ok(message) => Ok(message?),
             Err(_) => Err(self.silence()),
         }
+    }
+
+    /// The failure, with the server that it was tried at.
+    pub(crate) fn at_server(&self, failure: Failure) -> Failure {
+        failure.at(&self.server)
+    }
+
+    /// The server told that it works on the request: that time doesn't count.
+    pub(crate) fn works(&self) {
+        self.flow.goes();
     }
 
     /// The time by the clock of its process.

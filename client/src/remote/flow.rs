@@ -34,19 +34,19 @@ impl Moment {
 #[derive(Debug, Clone)]
 pub(crate) struct Flow {
     clock: Arc<dyn Clock>,
-    sent: Arc<Moment>,
+    got_on: Arc<Moment>,
     server: Arc<Moment>,
 }
 
 impl Flow {
     /// Nothing of the try has moved yet; `server` is told of what does.
     pub(crate) fn new(clock: Arc<dyn Clock>, server: Arc<Moment>) -> Self {
-        Self { clock, sent: Arc::default(), server }
+        Self { clock, got_on: Arc::default(), server }
     }
 
-    /// A piece of the request was taken.
+    /// A piece of the request was taken, or the server told that it works on it.
     pub(crate) fn goes(&self) {
-        self.sent.set(self.clock.monotonic());
+        self.got_on.set(self.clock.monotonic());
         self.comes();
     }
 
@@ -54,9 +54,9 @@ impl Flow {
         self.server.set(self.clock.monotonic());
     }
 
-    /// When the last piece of the request was taken.
-    pub(crate) fn sent(&self) -> Duration {
-        self.sent.get()
+    /// When that was last.
+    pub(crate) fn got_on(&self) -> Duration {
+        self.got_on.get()
     }
 
     /// When anything went to the server or came from it.

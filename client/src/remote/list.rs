@@ -9,12 +9,17 @@ use dl_format::DirPath;
 use dl_proto::{ListEntry, ListRequest, pb};
 use tonic::Streaming;
 
-use crate::error::Error;
+use crate::error::{Error, Kind};
 use crate::remote::connections::Try;
 use crate::remote::dataset::Dataset;
 use crate::remote::failure::Failure;
-use crate::remote::process::{Owned, Process};
+use crate::remote::process::Owned;
 use crate::snapshot::Walk;
+
+const ACTION: &str = "list";
+
+/// For how long a server may look for the next entry, as where very many files were deleted.
+const LONGEST: Duration = Duration::from_secs(60 * 60);
 
 /// The entries of a folder, in the byte order of their paths; a folder sorts as its name and a
 /// slash. Ends after the first error.
@@ -33,8 +38,6 @@ struct Pages {
     stream: Option<Owned<(Streaming<pb::ListReply>, Try)>>,
     page: std::vec::IntoIter<pb::ListEntry>,
     ended: bool,
-    /// How long the next entry has been waited for: pages without any may go on for long.
-    waited: Duration,
 }
 
 /// The page and the stream would fill screens.
@@ -67,9 +70,8 @@ impl Dataset {
             stream: None,
             page: Vec::new().into_iter(),
             ended: false,
-            waited: Duration::ZERO,
         };
-        pages.open()?;
+        pages.open(Duration::ZERO)?;
         Ok(Listing(Source::Servers(Box::new(pages))))
     }
 }
@@ -106,69 +108,96 @@ impl Pages {
 
 impl Pages {
     fn turn_page(&mut self) -> Result<(), Error> {
+        let (session, subject) = (self.dataset.session()?, self.subject());
         // That of a parent is not touched.
         let Some((stream, this)) = self.stream.as_mut().and_then(Owned::get_mut) else {
-            return self.open();
+            return self.open(Duration::ZERO);
         };
-        let process = Process::current()?;
-        let began = process.clock.monotonic();
-        match process.runtime.block_on(this.message(stream)) {
+        let began = this.now();
+        let mut heard = began;
+        let page = loop {
+            let next = session.connections.next_of(this, ACTION, &subject, stream);
+            match session.wait(next) {
+                Ok(Some(page)) if page.entries.is_empty() => {
+                    heard = this.now();
+                    if let Err(failure) = goes_on(this, began) {
+                        let failure = this.at_server(failure);
+                        return Err(self.fail(failure));
+                    }
+                }
+                page => break page,
+            }
+        };
+        let silent = this.now().saturating_sub(heard);
+        match page {
             Ok(page) => {
-                self.take(page, process.clock.monotonic().saturating_sub(began));
+                self.take(page);
                 Ok(())
             }
-            Err(failure) if failure.kind.is_retryable() => {
-                self.waited += process.clock.monotonic().saturating_sub(began);
-                self.open()
+            Err(failure) if failure.kind.is_retryable() => self.open(silent),
+            Err(failure) => {
+                let failure = this.at_server(failure);
+                Err(self.fail(failure))
             }
-            Err(failure) => Err(self.fail(failure)),
         }
     }
 
     /// Asks for what comes after the last entry; a stream that breaks before its first page is
-    /// tried again.
-    fn open(&mut self) -> Result<(), Error> {
-        let process = Process::current()?;
-        let began = process.clock.monotonic();
+    /// tried again. `waited` is how long the page has been waited for in silence already.
+    fn open(&mut self, waited: Duration) -> Result<(), Error> {
         let session = self.dataset.session()?;
         let connections = &session.connections;
         let message = pb::ListRequest::from(self.request.clone());
         let opened = connections.call(
-            "list",
+            ACTION,
             || self.subject(),
-            connections.usual().less(self.waited),
+            connections.usual().less(waited),
             |mut server, this| {
                 let request = this.request(message.clone());
                 async move {
                     let mut stream = this.answer(server.list(request)).await?;
-                    let page = this.message(&mut stream).await?;
+                    let began = this.now();
+                    let page = loop {
+                        match this.message(&mut stream).await? {
+                            Some(page) if page.entries.is_empty() => goes_on(&this, began)?,
+                            page => break page,
+                        }
+                    };
                     Ok((stream, this, page))
                 }
             },
         );
         let (stream, this, page) = session.wait(opened)?;
         self.stream = Some(Owned::new((stream, this)));
-        self.take(page, process.clock.monotonic().saturating_sub(began));
+        self.take(page);
         Ok(())
     }
 
-    /// Takes a page that was waited for so long.
-    fn take(&mut self, page: Option<pb::ListReply>, waited: Duration) {
+    fn take(&mut self, page: Option<pb::ListReply>) {
         self.ended = page.is_none();
         self.page = page.map(|page| page.entries).unwrap_or_default().into_iter();
-        let has_none = self.page.as_slice().is_empty();
-        self.waited = if has_none { self.waited + waited } else { Duration::ZERO };
     }
 
     fn fail(&mut self, failure: Failure) -> Error {
         self.ended = true;
         self.page = Vec::new().into_iter();
-        Error::new(failure.kind, "list", self.subject(), failure)
+        Error::new(failure.kind, ACTION, self.subject(), failure)
     }
 
     fn subject(&self) -> String {
         format!("dl://{}/{}", self.dataset.info().name, self.request.dir)
     }
+}
+
+/// The server told with a page without entries that it works on the next one.
+fn goes_on(this: &Try, began: Duration) -> Result<(), Failure> {
+    this.works();
+    if this.now().saturating_sub(began) < LONGEST {
+        return Ok(());
+    }
+    let why =
+        format!("it worked for {} s and found no entry; `dlcmd purge` may help", LONGEST.as_secs());
+    Err(Failure::new(Kind::TimedOut, why))
 }
 
 #[cfg(test)]
@@ -178,8 +207,8 @@ mod tests {
     use tonic::Status;
 
     use super::*;
-    use crate::error::Kind;
-    use crate::remote::testing::{Script, dataset, path, record};
+    use crate::remote::options::ConnectOptions;
+    use crate::remote::testing::{Script, dataset, open, options, path, record, start};
 
     fn numbered(count: u32) -> Vec<ListEntry> {
         let file = |n| ListEntry::File(path(&format!("file{n:04}")), Some(record(b"x")));
@@ -218,17 +247,28 @@ mod tests {
 
     /// Keeps S-12.
     #[test]
-    fn pages_without_entries_are_waited_through_and_one_that_breaks_each_time_is_given_up() {
-        for breaks in [false, true] {
-            let list = move |_: ListRequest| match breaks {
-                true => vec![page(&[]), Err(Status::unavailable("stopping"))],
-                false => vec![page(&[]), page(&[]), page(&numbered(3)), page(&[])],
+    fn pages_without_entries_are_waited_through_and_what_a_server_says_then_is_told() {
+        let listed = |end: Status, ends: usize| {
+            let asked = AtomicUsize::new(0);
+            let list = move |_: ListRequest| match asked.fetch_add(1, Ordering::SeqCst) < ends {
+                true => vec![page(&[]), page(&[]), Err(end.clone())],
+                false => vec![page(&[]), page(&numbered(3)), page(&[]), page(&numbered(2))],
             };
-            let dataset = dataset(Script { list: Box::new(list), ..Script::default() });
-            let listed: Result<Vec<_>, _> =
-                dataset.list(&DirPath::ROOT, true, false).unwrap().collect();
-            assert_eq!(listed.ok().map(|all| all.len()), (!breaks).then_some(3));
-        }
+            let script = Script { list: Box::new(list), ..Script::default() };
+            let options = options(&[start(script)]);
+            let dataset =
+                open(ConnectOptions { request_timeout: Duration::from_secs(1), ..options });
+            let listing =
+                dataset.list(&DirPath::ROOT, true, false).map_err(|e| format!("{e:?}"))?;
+            listing.collect::<Result<Vec<_>, _>>().map_err(|e| format!("{e:?}"))
+        };
+        let stopping = || Status::unavailable("stopping");
+        assert_eq!(listed(stopping(), 0).map(|all| all.len()), Ok(5));
+        assert_eq!(listed(stopping(), 2).map(|all| all.len()), Ok(5));
+        let never = listed(stopping(), usize::MAX).unwrap_err();
+        assert!(never.contains("stopping"), "{never}");
+        let at_once = listed(Status::data_loss("torn"), 1).unwrap_err();
+        assert!(at_once.contains("torn"), "{at_once}");
     }
 
     #[test]

@@ -144,9 +144,20 @@ async fn list(
 ) -> Vec<ListEntry> {
     let (mut entries, mut after, mut is_last) = (Vec::new(), None, false);
     loop {
-        let query = ListQuery { dir: dir.clone(), recursive, after, limit, bytes: limit * 6 };
+        let query = ListQuery {
+            dir: dir.clone(),
+            recursive,
+            after,
+            limit,
+            bytes: limit * 6,
+            steps: crate::Steps::default(),
+        };
         let page = store.list(dataset, &query).await.expect("list");
         assert!(!is_last || page.is_empty(), "{store}: more after the last page");
+        assert!(
+            page.is_empty() || query.steps.count() > 0,
+            "{store}: what is looked at is counted"
+        );
         assert!(page.len() <= limit, "{store}: a page of {} for {limit}", page.len());
         let but_one = page.split_last().map(|(_, others)| others).unwrap_or_default();
         assert!(query.is_last(but_one), "{store}: a page that was full before its end");

@@ -19,6 +19,7 @@ use super::home::Home;
 use super::keys::{AllRows, BUCKETS, Key};
 use super::rows::{LARGE, Member};
 use super::slots::Shard;
+use crate::Steps;
 
 /// Rows that are read from a folder at once, at most.
 pub(super) const PAGE: usize = 1_000;
@@ -204,14 +205,16 @@ pub(super) struct Reader<'a> {
     is_unsure: bool,
     /// What was read, and so what has to be whole for the answer to be.
     pub(super) shards: BTreeSet<Shard>,
+    /// Told of each round that was answered.
+    pub(super) steps: Steps,
 }
 
 impl<'a> Reader<'a> {
     pub(super) fn new(shared: &'a Shared, home: &'a Home) -> Self {
         let (all_rows, deletions) = (home.keys.all_rows(), Deletions::of(home));
         let holders = Holders::after(home, shared.router.changes());
-        let (is_unsure, shards) = (false, BTreeSet::new());
-        Self { shared, home, all_rows, deletions, holders, is_unsure, shards }
+        let (is_unsure, shards, steps) = (false, BTreeSet::new(), Steps::default());
+        Self { shared, home, all_rows, deletions, holders, is_unsure, shards, steps }
     }
 
     /// Goes by what a call was told that began before.
@@ -269,6 +272,7 @@ impl<'a> Reader<'a> {
             let count = || Ask::to(&self.home.keys.home(), "HGET").arg("retired");
             asks.extend(may_lack.then(count));
             let mut answers = self.shared.router.ask(asks).await?;
+            self.steps.step();
             if let Some(retired) = may_lack.then(|| answers.pop()).flatten() {
                 beside.retired = decimal(bytes(retired)?.as_ref())?;
             }

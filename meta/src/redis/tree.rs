@@ -56,7 +56,8 @@ impl<'a> Walk<'a> {
         };
         let page = query.limit.clamp(GLANCE, PAGE);
         let path = query.dir.as_bytes().to_vec();
-        let walk = Self::new(shared, home, path, after.to_vec(), page);
+        let mut walk = Self::new(shared, home, path, after.to_vec(), page);
+        walk.reader.steps = query.steps.clone();
         Some(Self { recursive: query.recursive, ..walk })
     }
 

@@ -39,6 +39,7 @@ async fn use_all_of(store: &Embedded) -> Vec<Error> {
         after: None,
         limit: 10_000,
         bytes: usize::MAX,
+        steps: crate::Steps::default(),
     };
     errors.extend(store.list(DATASET, &all).await.err());
     let late = Maker::new(DATASET, 7).chunk([(&b"late"[..], 1)]);

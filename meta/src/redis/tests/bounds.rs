@@ -12,7 +12,14 @@ use crate::redis::testing::Server;
 use crate::{Found, ListEntry, ListQuery, MetaStore, Redis};
 
 fn query(dir: DirPath, recursive: bool) -> ListQuery {
-    ListQuery { dir, recursive, after: None, limit: 10_000, bytes: usize::MAX }
+    ListQuery {
+        dir,
+        recursive,
+        after: None,
+        limit: 10_000,
+        bytes: usize::MAX,
+        steps: crate::Steps::default(),
+    }
 }
 
 async fn filled(server: &Server, objects: &[Committed]) -> Redis {

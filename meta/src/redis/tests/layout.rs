@@ -16,7 +16,14 @@ use crate::redis::testing::{Cluster, Server, eventually};
 use crate::{DatasetRecord, Found, ListQuery, MetaStore, Redis};
 
 fn query(recursive: bool, limit: usize) -> ListQuery {
-    ListQuery { dir: DirPath::ROOT, recursive, after: None, limit, bytes: usize::MAX }
+    ListQuery {
+        dir: DirPath::ROOT,
+        recursive,
+        after: None,
+        limit,
+        bytes: usize::MAX,
+        steps: crate::Steps::default(),
+    }
 }
 
 /// Bytes of all keys of a node.

@@ -35,7 +35,14 @@ async fn filled(url: &str) -> (Redis, Vec<Committed>) {
 }
 
 fn whole() -> ListQuery {
-    ListQuery { dir: DirPath::ROOT, recursive: true, after: None, limit: 10_000, bytes: usize::MAX }
+    ListQuery {
+        dir: DirPath::ROOT,
+        recursive: true,
+        after: None,
+        limit: 10_000,
+        bytes: usize::MAX,
+        steps: crate::Steps::default(),
+    }
 }
 
 async fn append(store: &Redis, objects: &[Committed]) {

@@ -123,6 +123,7 @@ async fn a_replica_that_drops_keys_is_refused_when_it_takes_over() {
         after: None,
         limit: 1_000,
         bytes: usize::MAX,
+        steps: crate::Steps::default(),
     };
     names_the_policy(&store.list(id(), &whole).await.unwrap_err());
 }
@@ -165,6 +166,7 @@ async fn calls_end_in_time_when_everything_changes_all_the_time() {
         after: None,
         limit: 1_000,
         bytes: usize::MAX,
+        steps: crate::Steps::default(),
     };
     let calls = async {
         tokio::join!(

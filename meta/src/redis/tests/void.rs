@@ -19,7 +19,14 @@ use crate::redis::tree::Walk;
 use crate::{DatasetRecord, DatasetState, Found, Kind, ListEntry, ListQuery, MetaStore, Redis};
 
 fn query(dir: DirPath, recursive: bool) -> ListQuery {
-    ListQuery { dir, recursive, after: None, limit: 10_000, bytes: usize::MAX }
+    ListQuery {
+        dir,
+        recursive,
+        after: None,
+        limit: 10_000,
+        bytes: usize::MAX,
+        steps: crate::Steps::default(),
+    }
 }
 
 async fn empty(url: &str) -> Redis {
