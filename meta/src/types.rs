@@ -271,6 +271,11 @@ pub struct ListQuery {
 }
 
 impl ListQuery {
+    /// A folder from its beginning, in pages of so many entries, however long their paths.
+    pub fn of(dir: DirPath, recursive: bool, limit: usize) -> Self {
+        Self { dir, recursive, after: None, limit, bytes: usize::MAX, steps: Steps::default() }
+    }
+
     /// Whether a page of so many entries, with so many bytes of paths, takes no more.
     pub(crate) fn is_full(&self, entries: usize, bytes: usize) -> bool {
         entries >= self.limit || bytes >= self.bytes

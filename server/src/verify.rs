@@ -104,14 +104,8 @@ async fn compare(
 
 /// Pages of all that a dataset lists.
 fn everything() -> ListQuery {
-    ListQuery {
-        dir: dl_format::DirPath::ROOT,
-        recursive: true,
-        after: None,
-        limit: PAGE_ENTRIES,
-        bytes: PAGE_BYTES,
-        steps: dl_meta::Steps::default(),
-    }
+    let root = ListQuery::of(dl_format::DirPath::ROOT, true, PAGE_ENTRIES);
+    ListQuery { bytes: PAGE_BYTES, ..root }
 }
 
 /// An object of the log whose files are lost.

@@ -209,14 +209,7 @@ async fn a_dropped_dataset_is_gone_and_can_come_back_empty(store: &dyn MetaStore
 
 async fn unknown_datasets_are_refused(store: &dyn MetaStore) {
     let object = Maker::new(id(1), 0).chunk([(&b"x"[..], 1)]);
-    let query = ListQuery {
-        dir: DirPath::ROOT,
-        recursive: true,
-        after: None,
-        limit: 5,
-        bytes: usize::MAX,
-        steps: crate::Steps::default(),
-    };
+    let query = ListQuery::of(DirPath::ROOT, true, 5);
     let errors = [
         store.append(&object).await.expect_err("append").kind,
         store.stamp(id(1), Stamp::new(1)).await.expect_err("stamp").kind,

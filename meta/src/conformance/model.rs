@@ -144,14 +144,8 @@ async fn list(
 ) -> Vec<ListEntry> {
     let (mut entries, mut after, mut is_last) = (Vec::new(), None, false);
     loop {
-        let query = ListQuery {
-            dir: dir.clone(),
-            recursive,
-            after,
-            limit,
-            bytes: limit * 6,
-            steps: crate::Steps::default(),
-        };
+        let query =
+            ListQuery { after, bytes: limit * 6, ..ListQuery::of(dir.clone(), recursive, limit) };
         let page = store.list(dataset, &query).await.expect("list");
         assert!(!is_last || page.is_empty(), "{store}: more after the last page");
         assert!(

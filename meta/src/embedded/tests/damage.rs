@@ -33,14 +33,7 @@ async fn use_all_of(store: &Embedded) -> Vec<Error> {
     errors.extend(store.objects(DATASET, None, 1_000).await.err());
     let paths = [FilePath::new("a").unwrap(), FilePath::new("d0/f1").unwrap()];
     errors.extend(store.lookup(DATASET, &paths).await.err());
-    let all = ListQuery {
-        dir: DirPath::ROOT,
-        recursive: true,
-        after: None,
-        limit: 10_000,
-        bytes: usize::MAX,
-        steps: crate::Steps::default(),
-    };
+    let all = ListQuery::of(DirPath::ROOT, true, 10_000);
     errors.extend(store.list(DATASET, &all).await.err());
     let late = Maker::new(DATASET, 7).chunk([(&b"late"[..], 1)]);
     errors.extend(store.append(&late).await.err());

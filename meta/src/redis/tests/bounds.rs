@@ -12,14 +12,7 @@ use crate::redis::testing::Server;
 use crate::{Found, ListEntry, ListQuery, MetaStore, Redis};
 
 fn query(dir: DirPath, recursive: bool) -> ListQuery {
-    ListQuery {
-        dir,
-        recursive,
-        after: None,
-        limit: 10_000,
-        bytes: usize::MAX,
-        steps: crate::Steps::default(),
-    }
+    ListQuery::of(dir, recursive, 10_000)
 }
 
 async fn filled(server: &Server, objects: &[Committed]) -> Redis {

@@ -232,15 +232,7 @@ async fn where_no_writes_are_taken_it_is_read_as_before_and_said_why() {
         let refusal = store.refusal().await.unwrap().unwrap();
         assert!(matches!(&refusal, Refusal::All(why) if why.contains(code)), "{refusal}");
         let began = store.shared.clock.monotonic();
-        let dir = DirPath::ROOT;
-        let root = ListQuery {
-            dir,
-            recursive: true,
-            after: None,
-            limit: 9,
-            bytes: 999,
-            steps: crate::Steps::default(),
-        };
+        let root = ListQuery { bytes: 999, ..ListQuery::of(DirPath::ROOT, true, 9) };
         assert!(store.list(id(), &root).await.unwrap().is_empty(), "{code}");
         let path = [FilePath::new("a").unwrap()];
         assert_eq!(store.lookup(id(), &path).await.unwrap(), [Found::Missing], "{code}");

@@ -16,14 +16,7 @@ use crate::redis::testing::{Cluster, Server, eventually};
 use crate::{DatasetRecord, Found, ListQuery, MetaStore, Redis};
 
 fn query(recursive: bool, limit: usize) -> ListQuery {
-    ListQuery {
-        dir: DirPath::ROOT,
-        recursive,
-        after: None,
-        limit,
-        bytes: usize::MAX,
-        steps: crate::Steps::default(),
-    }
+    ListQuery::of(DirPath::ROOT, recursive, limit)
 }
 
 /// Bytes of all keys of a node.

@@ -35,14 +35,7 @@ async fn filled(url: &str) -> (Redis, Vec<Committed>) {
 }
 
 fn whole() -> ListQuery {
-    ListQuery {
-        dir: DirPath::ROOT,
-        recursive: true,
-        after: None,
-        limit: 10_000,
-        bytes: usize::MAX,
-        steps: crate::Steps::default(),
-    }
+    ListQuery::of(DirPath::ROOT, true, 10_000)
 }
 
 async fn append(store: &Redis, objects: &[Committed]) {

@@ -117,14 +117,7 @@ async fn a_replica_that_drops_keys_is_refused_when_it_takes_over() {
         error.is_some_and(|error| reason(&error).contains("maxmemory-policy noeviction"))
     })
     .await;
-    let whole = ListQuery {
-        dir: DirPath::ROOT,
-        recursive: true,
-        after: None,
-        limit: 1_000,
-        bytes: usize::MAX,
-        steps: crate::Steps::default(),
-    };
+    let whole = ListQuery::of(DirPath::ROOT, true, 1_000);
     names_the_policy(&store.list(id(), &whole).await.unwrap_err());
 }
 
@@ -160,14 +153,7 @@ async fn calls_end_in_time_when_everything_changes_all_the_time() {
     let clock = Arc::new(Restless::default());
     let store = Redis::open(&server.url(), hasty(), Arc::<Restless>::clone(&clock)).await.unwrap();
     clock.shared.set(Arc::downgrade(&store.shared)).unwrap();
-    let whole = ListQuery {
-        dir: DirPath::ROOT,
-        recursive: true,
-        after: None,
-        limit: 1_000,
-        bytes: usize::MAX,
-        steps: crate::Steps::default(),
-    };
+    let whole = ListQuery::of(DirPath::ROOT, true, 1_000);
     let calls = async {
         tokio::join!(
             async { store.lookup(id(), &[path("1/1")]).await.map(|_| ()) },

@@ -19,14 +19,7 @@ use crate::redis::tree::Walk;
 use crate::{DatasetRecord, DatasetState, Found, Kind, ListEntry, ListQuery, MetaStore, Redis};
 
 fn query(dir: DirPath, recursive: bool) -> ListQuery {
-    ListQuery {
-        dir,
-        recursive,
-        after: None,
-        limit: 10_000,
-        bytes: usize::MAX,
-        steps: crate::Steps::default(),
-    }
+    ListQuery::of(dir, recursive, 10_000)
 }
 
 async fn empty(url: &str) -> Redis {

@@ -14,14 +14,7 @@ use crate::redis::testing::Server;
 use crate::{Appended, DatasetRecord, DatasetState, Found, ListQuery, MetaStore, Redis};
 
 fn everything() -> ListQuery {
-    ListQuery {
-        dir: DirPath::ROOT,
-        recursive: true,
-        after: None,
-        limit: 10_000,
-        bytes: usize::MAX,
-        steps: crate::Steps::default(),
-    }
+    ListQuery::of(DirPath::ROOT, true, 10_000)
 }
 
 async fn filled(url: &str, objects: &[Committed]) -> Redis {
