@@ -154,13 +154,16 @@ impl<'a> Purge<'a> {
         Ok(())
     }
 
-    /// Removes stored snapshots that nobody asks for any more; gives the older versions of which one is
-    /// left.
+    /// Removes stored snapshots that nobody asks for any more; gives the versions of which one is left, or
+    /// may be by now: what joins the log until it is read may replace the newest one.
     async fn sweep_snapshots(&self, id: DatasetId) -> Result<Vec<Version>, Error> {
         let outline = self.parts.meta.outline(id).await;
         let outline = outline.map_err(|error| Error::meta("describe dataset", id, error))?;
         match outline.filter(|now| now.record.state == DatasetState::Live) {
-            Some(outline) => snapshot::sweep(self.parts, id, outline.version).await,
+            Some(outline) => {
+                let older = snapshot::sweep(self.parts, id, outline.version).await?;
+                Ok(older.into_iter().chain([outline.version]).collect())
+            }
             None => Ok(Vec::new()),
         }
     }
@@ -182,8 +185,8 @@ impl<'a> Purge<'a> {
         for problem in recover::bring_in(self.parts, self.name).await? {
             self.problem(problem).await;
         }
-        // Who waits for no reader waits for none of an older version.
-        let older = match self.grace.is_zero() {
+        // Who waits for no reader waits for none of another version.
+        let stored = match self.grace.is_zero() {
             true => Ok(Vec::new()),
             false => self.sweep_snapshots(record.id).await,
         };
@@ -194,8 +197,8 @@ impl<'a> Purge<'a> {
                 self.problem(error.chain()).await;
             }
         }
-        let read_until = match older {
-            Ok(older) => plan::read_until(&survey.objects, &older),
+        let read_until = match stored {
+            Ok(stored) => plan::read_until(&survey.objects, &stored),
             Err(error) => {
                 self.problem(error.chain()).await;
                 Some(Stamp::default())

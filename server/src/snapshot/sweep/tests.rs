@@ -109,6 +109,25 @@ async fn one_that_was_stored_long_ago_stays_for_an_hour_from_when_it_was_replace
     assert_eq!(sweep(&rig.parts, dataset, other).await.unwrap(), []);
 }
 
+/// Keeps S-27: as where a build took longer than it was of the newest version.
+#[tokio::test]
+async fn one_that_was_stored_after_it_was_replaced_goes_too() {
+    let rig = rig().await;
+    let dataset = rig.create("pets").await;
+    change(&rig, dataset, 0).await;
+    let newest = build(&rig, dataset).await;
+    let mut swept = HashMap::new();
+    rig.clock.advance(KEPT);
+    sweep_all(&rig.parts, &mut swept).await.unwrap();
+    assert_eq!(swept.len(), 1);
+    let part = dl_format::snapshot_key(dataset, Version::default(), SnapshotObject::Part(0));
+    rig.parts.store.create(&crate::parts::key(part), "late".into()).await.unwrap();
+    assert_eq!(sweep(&rig.parts, dataset, newest).await.unwrap(), [Version::default()]);
+    rig.clock.advance(KEPT);
+    sweep_all(&rig.parts, &mut swept).await.unwrap();
+    assert_eq!(stored(&rig, dataset).await, HashSet::from([newest]));
+}
+
 #[tokio::test]
 async fn a_dataset_that_nobody_asks_for_keeps_its_newest_version_only() {
     let rig = rig().await;
