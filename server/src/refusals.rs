@@ -3,7 +3,8 @@
 //! Must hold: what is refused here left nothing in the chunk store. An object that is stored, and whose
 //! append is refused, joins its dataset with the next recovery, also after its files were deleted:
 //! so its put is refused before. Nobody is refused for what was true before it came: where there was no
-//! room, each is asked for, or waits for one that asks for all who came before. No other put waits.
+//! room, each is asked for, or waits for one that asks for all who came before. Where there was room a
+//! moment ago, no put waits while another one asks; what was said longer ago holds for nobody.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,6 +15,8 @@ use tokio::sync::Semaphore;
 
 /// How long it is taken for granted that there is room.
 const HOLDS: Duration = Duration::from_millis(100);
+/// The same while another put asks whether it still is so.
+const LASTS: Duration = Duration::from_millis(300);
 
 /// What the metadata store said last. Clones share it.
 #[derive(Debug, Clone)]
@@ -51,16 +54,17 @@ impl Refusals {
             (Some(at), Some(_)) => came <= at,
             (None, _) => false,
         };
-        let was_refused = {
+        let goes_on = {
             let said = self.said();
             if holds(&said) {
                 return said.why.clone();
             }
-            said.why.is_some()
+            let lasts = |at| came.saturating_sub(at) < LASTS;
+            said.why.is_none() && said.at.is_some_and(lasts)
         };
-        let turn = match was_refused {
-            true => self.turn.acquire().await.ok(),
-            false => self.turn.try_acquire().ok(),
+        let turn = match goes_on {
+            true => self.turn.try_acquire().ok(),
+            false => self.turn.acquire().await.ok(),
         };
         // Another one may have asked while this one waited for its turn.
         if turn.is_some() && !holds(&self.said()) {
@@ -128,6 +132,8 @@ mod tests {
     #[tokio::test]
     async fn where_there_was_room_no_put_waits_while_another_one_asks() {
         let (clock, refusals) = (ManualClock::new(UNIX_EPOCH), Refusals::default());
+        assert_eq!(refusals.check(&clock, async { Ok(None) }).await, None);
+        clock.advance(HOLDS);
         let (say, said) = oneshot::channel();
         let asks = refusals.check(&clock, async { Ok(said.await.unwrap()) });
         let goes_on = async {
@@ -136,5 +142,17 @@ mod tests {
             known
         };
         assert_eq!(tokio::join!(biased; asks, goes_on), (full(), None));
+    }
+
+    #[tokio::test]
+    async fn room_that_there_was_long_ago_lets_no_put_go_on_while_another_one_asks() {
+        let (clock, refusals) = (ManualClock::new(UNIX_EPOCH), Refusals::default());
+        assert_eq!(refusals.check(&clock, async { Ok(None) }).await, None);
+        clock.advance(LASTS);
+        let (say, said) = oneshot::channel();
+        let asks = refusals.check(&clock, async { Ok(said.await.unwrap()) });
+        let waits = refusals.check(&clock, async { unreachable!("it holds for who waited") });
+        let says = async { say.send(full()).unwrap() };
+        assert_eq!(tokio::join!(biased; asks, waits, says), (full(), full(), ()));
     }
 }

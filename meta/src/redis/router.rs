@@ -30,6 +30,8 @@ const HOPS: u32 = 3;
 const ROUNDS_MIN: u32 = 3;
 /// A map of the cluster that was asked for again is at least this old.
 const REFRESH: Duration = Duration::from_millis(50);
+/// How long a primary is asked whether it takes new objects.
+const REFUSAL: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub(super) struct Router {
@@ -379,9 +381,10 @@ impl Router {
         Err(self.gave_up(self.options.patience, None))
     }
 
-    /// Why a primary takes no new objects; those that don't answer are passed over.
+    /// Why a primary takes no new objects; those that don't answer at once are passed over, whatever is
+    /// wrong with them.
     pub(super) async fn refusal(&self) -> Result<Option<Refusal>, Failure> {
-        let deadline = Deadline::after(&*self.clock, self.options.patience);
+        let deadline = Deadline::after(&*self.clock, self.options.patience.min(REFUSAL));
         let asked = join_all(self.primaries().into_iter().map(|node| async move {
             match deadline.bound(&*self.clock, self.refusal_of(&node)).await {
                 Ok(Err(Verdict::Fatal(failure))) => Err(failure),
@@ -389,7 +392,10 @@ impl Router {
                 _ => Ok(None),
             }
         }));
-        Ok(asked.await.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().next())
+        let mut said = asked.await;
+        // Who refuses is heard, also beside one that is unfit.
+        said.sort_by_key(|said| !matches!(said, Ok(Some(_))));
+        Ok(said.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().next())
     }
 
     async fn refusal_of(&self, node: &Node) -> Result<Option<Refusal>, Verdict> {

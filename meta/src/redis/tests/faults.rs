@@ -1,7 +1,7 @@
 //! Appends while the cluster changes under them, and while memory is short.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use dl_format::{Committed, DirPath, FilePath};
@@ -32,14 +32,19 @@ async fn appended_while(
         .map(|number| maker.chunk([(format!("{}/{number}", number % 97).as_bytes(), 1)]))
         .collect();
     let stop = Arc::new(AtomicBool::new(false));
+    let (count, ended) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let mut tasks = JoinSet::new();
     for part in all.chunks(500).map(<[_]>::to_vec) {
         let (store, stop) = (Arc::clone(store), Arc::clone(&stop));
+        let (count, ended) = (Arc::clone(&count), Arc::clone(&ended));
         tasks.spawn(async move {
             let (mut done, mut failed) = (Vec::new(), Vec::new());
             for object in part {
                 match store.append(&object).await {
-                    Ok(_) => done.push(object),
+                    Ok(_) => {
+                        done.push(object);
+                        count.fetch_add(1, Ordering::Relaxed);
+                    }
                     Err(error) => failed.push(error),
                 }
                 if stop.load(Ordering::Relaxed) {
@@ -47,11 +52,21 @@ async fn appended_while(
                 }
                 store.shared.clock.sleep(Duration::from_millis(5)).await;
             }
+            ended.fetch_add(1, Ordering::Relaxed);
             (done, failed)
         });
     }
+    let more = async || {
+        let before = count.load(Ordering::Relaxed);
+        eventually("some more are appended, or all were", || async {
+            let more = count.load(Ordering::Relaxed) - before;
+            more >= 60 || ended.load(Ordering::Relaxed) > 0
+        })
+        .await;
+    };
+    more().await;
     changed.await;
-    store.shared.clock.sleep(Duration::from_millis(300)).await;
+    more().await;
     stop.store(true, Ordering::Relaxed);
     let (mut done, mut failed) = (Vec::new(), Vec::new());
     for (appended, errors) in tasks.join_all().await {
@@ -142,7 +157,7 @@ async fn a_primary_that_dies_under_appends_is_replaced_and_what_it_lost_is_mende
 #[tokio::test(flavor = "multi_thread")]
 async fn without_room_appends_fail_as_full_and_go_on_when_there_is_some() {
     let server = Server::start(&["--maxmemory-policy", "noeviction"]).await;
-    let store = Redis::open(&server.url(), hasty(), Arc::new(SystemClock::new())).await.unwrap();
+    let store = open(&server.url()).await;
     store.put_dataset(&record()).await.unwrap();
     let mut maker = Maker::new(id(), 1);
     let (first, second) = (maker.chunk([(&b"a"[..], 1)]), maker.chunk([(&b"b"[..], 1)]));
@@ -161,7 +176,7 @@ async fn without_room_appends_fail_as_full_and_go_on_when_there_is_some() {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_room_it_is_read_as_before_and_datasets_end() {
     let server = Server::start(&["--maxmemory-policy", "noeviction"]).await;
-    let store = Redis::open(&server.url(), hasty(), Arc::new(SystemClock::new())).await.unwrap();
+    let store = open(&server.url()).await;
     store.bind(STORE).await.unwrap();
     store.put_dataset(&record()).await.unwrap();
     let object = Maker::new(id(), 1).chunk([(&b"a"[..], 1)]);
@@ -252,6 +267,24 @@ async fn where_no_writes_are_taken_it_is_read_as_before_and_said_why() {
     }
 }
 
+/// Beside one that hangs, so that nobody stores what the log can't take.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_takes_no_writes_is_heard_before_one_that_hangs_is_given_up() {
+    let cluster = Cluster::start(3, 0).await;
+    let minute = Duration::from_secs(60);
+    let patient =
+        RedisOptions { command_timeout: minute, patience: minute, ..RedisOptions::default() };
+    let clock = Arc::new(SystemClock::new());
+    let store = Redis::open(&cluster.url(), patient, clock).await.unwrap();
+    assert_eq!(store.refusal().await.unwrap(), None);
+    let [hangs, refuses, _] = cluster.servers() else { panic!("three primaries") };
+    refuses.ask(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await;
+    hangs.ask(&["CLIENT", "PAUSE", "60000", "ALL"]).await;
+    let asked = tokio::time::timeout(minute / 2, store.refusal()).await;
+    let refusal = asked.expect("it waits for the other").unwrap();
+    assert!(matches!(&refusal, Some(Refusal::All(why)) if why.contains("NOREPLICAS")));
+}
+
 /// Otherwise a loss of what is written there next would be taken for the move.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shard_that_moved_to_where_no_marks_are_taken_is_not_taken_for_whole() {
@@ -291,8 +324,8 @@ async fn scripts_that_a_server_forgot_are_given_to_it_again() {
 async fn a_server_that_stops_answering_is_given_up_in_time() {
     let server = Server::start(&[]).await;
     let options = RedisOptions { command_timeout: Duration::from_millis(300), ..hasty() };
+    open(&server.url()).await.put_dataset(&record()).await.unwrap();
     let store = Redis::open(&server.url(), options, Arc::new(SystemClock::new())).await.unwrap();
-    store.put_dataset(&record()).await.unwrap();
     server.ask(&["CLIENT", "PAUSE", "60000", "ALL"]).await;
     let error = store.record(id()).await.unwrap_err();
     assert_eq!(error.kind, Kind::Unavailable, "{error:?}");
