@@ -360,7 +360,7 @@ pub(crate) async fn delete(
         let record = record.map_err(|error| Error::meta("find dataset", name, error))?;
         // Metadata that lacks it is to be recovered, before and after.
         let before = record.map_or(DatasetState::Recovering, |record| record.state);
-        // First nobody may write into it any more: what is acknowledged is never swept.
+        // First nobody may begin to write into it any more.
         if let Err(error) = index(parts, name, named, DatasetState::Ending).await {
             if error.kind == Kind::Full {
                 // It may have been written all the same. Where this fails as well, the dataset says

@@ -154,16 +154,13 @@ impl<'a> Purge<'a> {
         Ok(())
     }
 
-    /// Removes stored snapshots that nobody asks for any more; gives the versions of which one is left, or
-    /// may be by now: what joins the log until it is read may replace the newest one.
+    /// Removes stored snapshots that nobody asks for any more; gives the older versions of which one is
+    /// left.
     async fn sweep_snapshots(&self, id: DatasetId) -> Result<Vec<Version>, Error> {
         let outline = self.parts.meta.outline(id).await;
         let outline = outline.map_err(|error| Error::meta("describe dataset", id, error))?;
         match outline.filter(|now| now.record.state == DatasetState::Live) {
-            Some(outline) => {
-                let older = snapshot::sweep(self.parts, id, outline.version).await?;
-                Ok(older.into_iter().chain([outline.version]).collect())
-            }
+            Some(outline) => snapshot::sweep(self.parts, id, outline.version).await,
             None => Ok(Vec::new()),
         }
     }
@@ -185,20 +182,21 @@ impl<'a> Purge<'a> {
         for problem in recover::bring_in(self.parts, self.name).await? {
             self.problem(problem).await;
         }
-        // Who waits for no reader waits for none of another version.
-        let stored = match self.grace.is_zero() {
+        let mut survey = Survey::read(self.parts, record.id).await?;
+        // Once the log is read: the newest version then knows all of it, and needs nothing that is not
+        // needed by it. Who waits for no reader waits for none of an older version.
+        let older = match self.grace.is_zero() {
             true => Ok(Vec::new()),
             false => self.sweep_snapshots(record.id).await,
         };
-        let mut survey = Survey::read(self.parts, record.id).await?;
         let (ledger, held) = self.look(&mut survey, record).await?;
         for error in survey.unread.values() {
             if error.kind != Kind::NotFound {
                 self.problem(error.chain()).await;
             }
         }
-        let read_until = match stored {
-            Ok(stored) => plan::read_until(&survey.objects, &stored),
+        let read_until = match older {
+            Ok(older) => plan::read_until(&survey.objects, &older),
             Err(error) => {
                 self.problem(error.chain()).await;
                 Some(Stamp::default())
