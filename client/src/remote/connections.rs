@@ -213,6 +213,11 @@ impl Connections {
         })
     }
 
+    /// The monotonic time of the process.
+    pub(crate) fn now(&self) -> Duration {
+        self.clock.monotonic()
+    }
+
     /// For requests that are answered at once.
     pub(crate) fn usual(&self) -> Patience {
         self.usual

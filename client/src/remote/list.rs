@@ -37,6 +37,8 @@ struct Pages {
     request: ListRequest,
     stream: Option<Owned<(Streaming<pb::ListReply>, Try)>>,
     page: std::vec::IntoIter<pb::ListEntry>,
+    /// Since when the next entry is waited for, on the monotonic clock, by whichever server.
+    since: Option<Duration>,
     ended: bool,
 }
 
@@ -69,6 +71,7 @@ impl Dataset {
             },
             stream: None,
             page: Vec::new().into_iter(),
+            since: None,
             ended: false,
         };
         pages.open(Duration::ZERO)?;
@@ -109,18 +112,18 @@ impl Pages {
 impl Pages {
     fn turn_page(&mut self) -> Result<(), Error> {
         let (session, subject) = (self.dataset.session()?, self.subject());
+        let since = *self.since.get_or_insert_with(|| session.connections.now());
         // That of a parent is not touched.
         let Some((stream, this)) = self.stream.as_mut().and_then(Owned::get_mut) else {
             return self.open(Duration::ZERO);
         };
-        let began = this.now();
-        let mut heard = began;
+        let mut heard = this.now();
         let page = loop {
             let next = session.connections.next_of(this, ACTION, &subject, stream);
             match session.wait(next) {
                 Ok(Some(page)) if page.entries.is_empty() => {
                     heard = this.now();
-                    if let Err(failure) = goes_on(this, began) {
+                    if let Err(failure) = goes_on(this, since) {
                         let failure = this.at_server(failure);
                         return Err(self.fail(failure));
                     }
@@ -147,6 +150,7 @@ impl Pages {
     fn open(&mut self, waited: Duration) -> Result<(), Error> {
         let session = self.dataset.session()?;
         let connections = &session.connections;
+        let since = *self.since.get_or_insert_with(|| connections.now());
         let message = pb::ListRequest::from(self.request.clone());
         let opened = connections.call(
             ACTION,
@@ -156,10 +160,9 @@ impl Pages {
                 let request = this.request(message.clone());
                 async move {
                     let mut stream = this.answer(server.list(request)).await?;
-                    let began = this.now();
                     let page = loop {
                         match this.message(&mut stream).await? {
-                            Some(page) if page.entries.is_empty() => goes_on(&this, began)?,
+                            Some(page) if page.entries.is_empty() => goes_on(&this, since)?,
                             page => break page,
                         }
                     };
@@ -175,6 +178,7 @@ impl Pages {
 
     fn take(&mut self, page: Option<pb::ListReply>) {
         self.ended = page.is_none();
+        self.since = None;
         self.page = page.map(|page| page.entries).unwrap_or_default().into_iter();
     }
 
@@ -189,10 +193,11 @@ impl Pages {
     }
 }
 
-/// The server told with a page without entries that it works on the next one.
-fn goes_on(this: &Try, began: Duration) -> Result<(), Failure> {
+/// The server told with a page without entries that it works on the next one, which is waited for since
+/// then.
+fn goes_on(this: &Try, since: Duration) -> Result<(), Failure> {
     this.works();
-    if this.now().saturating_sub(began) < LONGEST {
+    if this.now().saturating_sub(since) < LONGEST {
         return Ok(());
     }
     let why =
@@ -207,7 +212,6 @@ mod tests {
     use tonic::Status;
 
     use super::*;
-    use crate::remote::options::ConnectOptions;
     use crate::remote::testing::{Script, dataset, open, options, path, record, start};
 
     fn numbered(count: u32) -> Vec<ListEntry> {
@@ -255,9 +259,11 @@ mod tests {
                 false => vec![page(&[]), page(&numbered(3)), page(&[]), page(&numbered(2))],
             };
             let script = Script { list: Box::new(list), ..Script::default() };
-            let options = options(&[start(script)]);
-            let dataset =
-                open(ConnectOptions { request_timeout: Duration::from_secs(1), ..options });
+            let mut options = options(&[start(script)]);
+            if ends == usize::MAX {
+                options.request_timeout = Duration::from_secs(1);
+            }
+            let dataset = open(options);
             let listing =
                 dataset.list(&DirPath::ROOT, true, false).map_err(|e| format!("{e:?}"))?;
             listing.collect::<Result<Vec<_>, _>>().map_err(|e| format!("{e:?}"))
