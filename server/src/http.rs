@@ -255,40 +255,45 @@ impl Site {
         let deadline = Deadline::after(clock, PATIENCE);
         let identity = key(IDENTITY_KEY.to_owned());
         let meta = &*self.parts.meta;
-        let meta = futures::future::try_join3(meta.identity(), meta.damage(), meta.refusal());
+        // Apart: where marks can't be written, which is waited for, the reason is known.
+        let refusal = deadline.bound(clock, meta.refusal());
+        let meta = futures::future::try_join(meta.identity(), meta.damage());
         let meta = deadline.bound::<Result<_, dl_meta::Error>>(clock, meta);
         let store = deadline.bound(clock, self.parts.store.read_all(&identity));
-        let (meta, store, recovering) =
-            futures::future::join3(meta, store, self.recovering()).await;
+        let (meta, refusal, store, recovering) =
+            futures::future::join4(meta, refusal, store, self.recovering()).await;
         let silent = |what| Some(format!("the {what} store did not answer within {PATIENCE:?}"));
         let failed = |what, error: &dyn std::error::Error| {
             Some(format!("the {what} store can't be asked: {}", causes(error)))
         };
         let loss = match &meta {
-            Ok(Ok((None, ..) | (_, Some(Damage { since: None }), _))) => Loss::All,
-            Ok(Ok((_, Some(Damage { since: Some(_) }), _))) => Loss::Last,
-            Ok(Ok((Some(_), None, _))) => Loss::None,
+            Ok(Ok((None, _) | (_, Some(Damage { since: None })))) => Loss::All,
+            Ok(Ok((_, Some(Damage { since: Some(_) })))) => Loss::Last,
+            Ok(Ok((Some(_), None))) => Loss::None,
             Ok(Err(error)) if error.kind == dl_meta::Kind::Lost => Loss::All,
             // Nobody can tell.
             Err(_) | Ok(Err(_)) => lost,
         };
         // Metadata that lost something, or is silent, can't tell.
         let recovering = recovering.filter(|_| loss == Loss::None && matches!(meta, Ok(Ok(_))));
+        let writes = match refusal {
+            Ok(Ok(refusal)) => refusal.map(|refusal| match refusal {
+                Refusal::Full(why) => format!(
+                    "the metadata store takes no writes but deletes ({why}): give it more memory, \
+                     or delete something and run `dlcmd purge`"
+                ),
+                Refusal::All(why) => format!("the metadata store takes no writes: {why}"),
+            }),
+            Ok(Err(error)) => failed("metadata", &error),
+            Err(_) => silent("metadata"),
+        };
         let problem = match (meta, store) {
-            (Err(_), _) => silent("metadata"),
+            (Err(_), _) => writes.or_else(|| silent("metadata")),
             (Ok(Err(error)), _) => failed("metadata", &error),
             (_, Err(_)) => silent("chunk"),
             (_, Ok(Err(error))) => failed("chunk", &error),
-            (Ok(Ok((bound, _, refusal))), Ok(Ok(identity))) => match loss {
-                Loss::None => self.of_another(bound, &identity).or_else(|| {
-                    Some(match refusal? {
-                        Refusal::Full(why) => format!(
-                            "the metadata store takes no writes but deletes ({why}): give it more \
-                             memory, or delete something and run `dlcmd purge`"
-                        ),
-                        Refusal::All(why) => format!("the metadata store takes no writes: {why}"),
-                    })
-                }),
+            (Ok(Ok((bound, _))), Ok(Ok(identity))) => match loss {
+                Loss::None => self.of_another(bound, &identity).or(writes),
                 Loss::Last => Some(
                     "the metadata store may have lost its last writes: the servers are putting \
                      them back, which takes a moment"
