@@ -12,6 +12,11 @@ pub const AT_ONCE: usize = 64;
 
 static ROOM: Semaphore = Semaphore::const_new(AT_ONCE);
 
+/// How many pieces run at the moment.
+pub fn running() -> usize {
+    AT_ONCE - ROOM.available_permits()
+}
+
 /// The runtime shut down before the work could run.
 #[derive(Debug, thiserror::Error)]
 #[error("run blocking work: the runtime is shutting down")]

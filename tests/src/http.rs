@@ -4,7 +4,13 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use dl_runtime::Deadline;
+
+use crate::cluster::clock;
+
+/// How long an answer may take to become another one.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The status and the body that a GET is answered with.
 ///
@@ -20,4 +26,29 @@ pub fn get(address: &str, path: &str) -> Result<(u16, String)> {
     let (head, body) = answer.split_once("\r\n\r\n").context("an answer has a head")?;
     let status = head.split(' ').nth(1).context("an answer has a status")?.parse()?;
     Ok((status, body.to_owned()))
+}
+
+/// Asks how a server is until it says so: what it said before holds for a second, and on a machine that is
+/// busy a store may not answer in time once.
+///
+/// # Errors
+/// With what it says when that does not happen within half a minute.
+pub fn becomes(address: &str, is_so: impl Fn(u16, &str) -> bool) -> Result<()> {
+    let deadline = Deadline::after(&*clock(), PATIENCE);
+    loop {
+        let (status, text) = get(address, "/healthz")?;
+        if is_so(status, &text) {
+            return Ok(());
+        }
+        ensure!(!deadline.remaining(&*clock()).is_zero(), "it says {status} {text}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// The same for a server that is to be well.
+///
+/// # Errors
+/// As [`becomes`].
+pub fn becomes_well(address: &str) -> Result<()> {
+    becomes(address, |status, text| (status, text) == (200, "ok\n"))
 }

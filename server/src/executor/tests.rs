@@ -1,9 +1,9 @@
 //! What becomes of ranges that several callers want.
 
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use async_trait::async_trait;
-use dl_runtime::SystemClock;
+use dl_runtime::{ManualClock, SystemClock};
 use dl_store::{CountStore, ObjectInfo, Prefix, Throttle, ThrottleStore};
 use futures::stream::BoxStream;
 
@@ -97,10 +97,10 @@ async fn many_files_of_one_chunk_cost_one_store_read() {
 #[tokio::test]
 async fn requests_that_wait_for_a_chunk_share_the_next_read() {
     let key = Key::new("chunk").unwrap();
-    let clock = Arc::new(SystemClock::new());
+    let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
     let slow = Throttle { latency: Duration::from_millis(100), ..Throttle::default() };
     let inner = filled(std::slice::from_ref(&key)).await;
-    let (store, _) = ThrottleStore::new(inner, clock, slow, 64);
+    let (store, _) = ThrottleStore::new(inner, Arc::<ManualClock>::clone(&clock), slow, 64);
     let (store, counters) = CountStore::new(Arc::new(store));
     let executor = Executor::new(Arc::new(store));
     let requests = (0..256u64).map(|n| {
@@ -108,7 +108,19 @@ async fn requests_that_wait_for_a_chunk_share_the_next_read() {
         let executor = executor.clone();
         async move { executor.read(&wanted).await.remove(0).unwrap().len() }
     });
-    let lengths = join_all(requests).await;
+    let all_wait = async {
+        while executor.counts().waits.load(Ordering::Relaxed) < 255 {
+            tokio::task::yield_now().await;
+        }
+    };
+    let passes = async {
+        all_wait.await;
+        pass(&clock, slow.latency).await
+    };
+    let lengths = tokio::select! {
+        lengths = join_all(requests) => lengths,
+        () = passes => unreachable!("time passes for ever"),
+    };
     assert_eq!(lengths, vec![100; 256]);
     assert_eq!(counters.counts().ranges, 2, "the first one's, and one for all others");
     assert!(executor.lock().is_empty());
@@ -117,15 +129,28 @@ async fn requests_that_wait_for_a_chunk_share_the_next_read() {
 #[tokio::test]
 async fn a_caller_that_gives_up_leaves_nobody_waiting() {
     let key = Key::new("chunk").unwrap();
-    let clock = Arc::new(SystemClock::new());
+    let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
     let slow = Throttle { latency: Duration::from_millis(50), ..Throttle::default() };
     let inner = filled(std::slice::from_ref(&key)).await;
-    let (store, _) = ThrottleStore::new(inner, clock, slow, 64);
+    let (store, _) = ThrottleStore::new(inner, Arc::<ManualClock>::clone(&clock), slow, 64);
     let executor = Executor::new(Arc::new(store));
     let wanted = [(key.clone(), span(0, 10))];
-    let given_up = executor.read(&wanted);
-    assert!(tokio::time::timeout(Duration::from_millis(5), given_up).await.is_err());
-    assert_eq!(executor.read(&wanted).await.remove(0).unwrap().len(), 10);
+    let mut given_up = Box::pin(executor.read(&wanted));
+    assert!(futures::poll!(&mut given_up).is_pending());
+    drop(given_up);
+    let mut answers = tokio::select! {
+        answers = executor.read(&wanted) => answers,
+        () = pass(&clock, slow.latency) => unreachable!("time passes for ever"),
+    };
+    assert_eq!(answers.remove(0).unwrap().len(), 10);
+}
+
+/// Lets time pass, step by step.
+async fn pass(clock: &ManualClock, step: Duration) {
+    loop {
+        clock.advance(step);
+        tokio::task::yield_now().await;
+    }
 }
 
 #[tokio::test]

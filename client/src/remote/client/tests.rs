@@ -22,7 +22,8 @@ fn servers_that_refuse_cost_no_more_than_the_connect_timeout_and_are_all_named()
     for attempt in [&connects as &dyn Fn() -> Error, &asks] {
         let clock = SystemClock::new();
         let error = attempt();
-        assert!(clock.monotonic() < Duration::from_secs(2) + Duration::from_millis(200));
+        // Not once for each of them.
+        assert!(clock.monotonic() < Duration::from_millis(3_900));
         assert_eq!(error.kind(), Kind::Unreachable);
         let why = error.source().unwrap().to_string();
         for server in servers {
@@ -71,9 +72,10 @@ fn a_server_that_hangs_costs_one_try_and_is_passed_over_then() {
     let on_retry: OnRetry = Arc::new(move |_| {
         counted.fetch_add(1, Relaxed);
     });
-    let request_timeout = Duration::from_secs(2);
+    let (connect_timeout, request_timeout) = (Duration::from_secs(10), Duration::from_secs(12));
     let options = options(&[hangs, start(Script::default())]);
-    let options = ConnectOptions { request_timeout, on_retry: Some(on_retry), ..options };
+    let on_retry = Some(on_retry);
+    let options = ConnectOptions { connect_timeout, request_timeout, on_retry, ..options };
     let dataset = open(options);
     for _ in 0..2 {
         for _ in 0..4 {

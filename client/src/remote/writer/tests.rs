@@ -185,6 +185,7 @@ fn flushes_that_go_on_at_the_same_time_each_tell_what_failed_of_what_was_put_bef
         count.fetch_add(1, Ordering::SeqCst);
         (flushed.files, flushed.failed.len())
     };
+    let begins = AtomicBool::new(false);
     std::thread::scope(|threads| {
         dataset.put(&path("a"), PLAIN, b"slow").unwrap();
         let of_a = threads.spawn(flush);
@@ -196,8 +197,15 @@ fn flushes_that_go_on_at_the_same_time_each_tell_what_failed_of_what_was_put_bef
         second.add_permits(1);
         while dataset.put(&path("a"), PLAIN, b"not taken").is_ok() {}
         // So it does to one that begins now.
-        let of_all = threads.spawn(flush);
-        std::thread::sleep(Duration::from_millis(100));
+        let of_all = threads.spawn(|| {
+            begins.store(true, Ordering::SeqCst);
+            flush()
+        });
+        while !begins.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // From there on it does not wait for anything before it counts as one that waits.
+        std::thread::sleep(Duration::from_secs(1));
         first.add_permits(1);
         let told = (of_a.join().unwrap(), of_b.join().unwrap(), of_all.join().unwrap());
         assert_eq!(told, ((1, 0), (0, 1), (0, 1)));
@@ -232,7 +240,7 @@ fn a_flush_does_not_wait_for_a_large_file_whose_source_is_slow() {
 
 #[test]
 fn all_that_is_under_way_is_given_up_when_no_server_answers_for_one() {
-    const PATIENCE: Duration = Duration::from_secs(2);
+    const PATIENCE: Duration = Duration::from_secs(5);
     let put = |_| Box::pin(std::future::pending()) as _;
     let server = start(Script { put: Box::new(put), ..Script::default() });
     let options = ConnectOptions { in_flight_chunks: 2, ..options(&[server]) };
@@ -291,13 +299,14 @@ fn a_put_waits_while_as_many_chunks_are_under_way_as_allowed() {
                 accepted.fetch_add(1, Ordering::SeqCst);
             }
         });
-        let mut before = usize::MAX;
-        while accepted.load(Ordering::SeqCst) != before {
-            before = accepted.load(Ordering::SeqCst);
-            std::thread::sleep(Duration::from_millis(300));
-        }
         // Five files fit a chunk: three chunks under way, one that waits with its thread.
-        assert_eq!((arrived.load(Ordering::SeqCst), before), (3, 20));
+        let counts = || (arrived.load(Ordering::SeqCst), accepted.load(Ordering::SeqCst));
+        let clock = SystemClock::new();
+        while counts() != (3, 20) && clock.monotonic() < Duration::from_secs(30) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!(counts(), (3, 20));
         gate.add_permits(1000);
     });
     assert_eq!(dataset.flush().unwrap().check().unwrap().files, 100);
@@ -551,7 +560,7 @@ fn a_silent_server_is_passed_over() {
     let objects = Objects::default();
     let (_listener, silent) = silent();
     let servers = [silent, start(keeping(&objects))];
-    let patience = Duration::from_secs(3);
+    let patience = Duration::from_secs(9);
     let dataset = open(ConnectOptions { request_timeout: patience, ..options(&servers) });
     for number in 0..4 {
         put_numbered(&dataset, number..number + 1, 10);
@@ -572,12 +581,12 @@ fn why_a_server_failed_is_told_also_when_it_has_been_silent_since() {
         Box::pin(std::future::pending())
     };
     let server = start(Script { put: Box::new(put), ..Script::default() });
-    let patience = Duration::from_secs(1);
+    let patience = Duration::from_secs(4);
     let dataset = open(ConnectOptions { request_timeout: patience, ..options(&[server]) });
     dataset.put(&path("a"), PLAIN, b"bytes").unwrap();
     let error = dataset.close().unwrap_err();
     let why = std::error::Error::source(&error).unwrap().to_string();
-    assert_eq!(why, format!("{server}: Redis is away; then no answer within 500ms"));
+    assert_eq!(why, format!("{server}: Redis is away; then no answer within 2s"));
 }
 
 #[test]
@@ -589,7 +598,7 @@ fn when_all_servers_fall_silent_a_write_fails_in_time_and_says_who_was() {
     dataset.put(&path("a"), PLAIN, b"bytes").unwrap();
     let clock = SystemClock::new();
     let error = dataset.close().unwrap_err();
-    assert!(clock.monotonic() < patience * 2);
+    assert!(clock.monotonic() < patience * 5);
     assert_eq!(error.kind(), Kind::TimedOut);
     let why = std::error::Error::source(&error).unwrap().to_string();
     assert_eq!(why, format!("{server}: no answer within 500ms"));

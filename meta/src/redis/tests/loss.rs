@@ -6,7 +6,10 @@ use crate::conformance::model::Model;
 use crate::redis::command::Ask;
 use crate::redis::keys::{self, LARGE_ROWS};
 use crate::redis::testing::{Cluster, Server, eventually};
-use crate::{Brought, Damage, DatasetRecord, DatasetState, Error, Found, Kind, MetaStore, Redis};
+use crate::{
+    Brought, Damage, DatasetRecord, DatasetState, Error, Found, Kind, MetaStore, Redis,
+    RedisOptions,
+};
 
 use dl_format::{ChunkId, Committed, DirPath, EntryVersion, Stamp};
 use dl_runtime::{Clock, SystemClock};
@@ -214,11 +217,16 @@ async fn while_it_is_away_calls_fail_in_time_and_go_on_when_it_is_back() {
     }
     let waited = clock.monotonic() - began;
     assert!(waited < hasty().patience * 3, "they wait for each other: {waited:?}");
+    let patient = RedisOptions { patience: Duration::from_secs(30), ..RedisOptions::default() };
     let later = async {
-        store.shared.clock.sleep(Duration::from_millis(500)).await;
+        clock.sleep(Duration::from_millis(500)).await;
         server.run().await;
     };
-    let (appended, ()) = tokio::join!(store.append(&objects[0]), later);
+    let appended = async {
+        let store = Redis::open(&server.url(), patient, Arc::new(SystemClock::new())).await?;
+        store.append(&objects[0]).await
+    };
+    let (appended, ()) = tokio::join!(appended, later);
     appended.unwrap();
 }
 

@@ -123,7 +123,7 @@ async fn while_redis_is_away_those_that_wait_fail_with_those_that_asked() {
     server.kill();
     let asked = [path("1/1")];
     let calls = (0..CALLS).map(|_| store.lookup(id(), &asked));
-    let ended = tokio::time::timeout(hasty().patience * 3, join_all(calls)).await;
+    let ended = tokio::time::timeout(hasty().patience * 6, join_all(calls)).await;
     for answer in ended.expect("they don't wait for each other") {
         assert_eq!(answer.unwrap_err().kind, Kind::Unavailable);
     }

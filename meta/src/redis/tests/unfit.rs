@@ -14,12 +14,13 @@ use crate::redis::testing::{Cluster, Server, eventually};
 use crate::{Damage, Error, Kind, ListQuery, MetaStore, Redis};
 
 async fn filled(url: &str) -> Redis {
-    let store = Redis::open(url, hasty(), Arc::new(SystemClock::new())).await.unwrap();
-    store.bind(STORE).await.unwrap();
-    store.put_dataset(&record()).await.unwrap();
+    let patient = open(url).await;
+    patient.bind(STORE).await.unwrap();
+    patient.put_dataset(&record()).await.unwrap();
     let names: Vec<_> = (0..600).map(|number| format!("{}/{number}", number % 200)).collect();
     let object = Maker::new(id(), 1).chunk(names.iter().map(|name| (name.as_bytes(), 1)));
-    store.append(&object).await.unwrap();
+    patient.append(&object).await.unwrap();
+    let store = Redis::open(url, hasty(), Arc::new(SystemClock::new())).await.unwrap();
     assert_eq!(store.damage().await.unwrap(), None);
     store
 }

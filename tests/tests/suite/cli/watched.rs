@@ -129,11 +129,16 @@ fn interrupted(scene: &Scene, before: impl FnOnce() -> Result<()>) -> Result<ser
     let mut put = scene.command(["--json", "put", "src", "dl://ds"])?;
     put.stdout(std::fs::File::create(&out)?).stderr(std::fs::File::create(&errors)?);
     let mut put = Process::start(&mut put)?;
-    std::thread::sleep(Duration::from_millis(700));
+    let mut tries = 0;
+    while folder::bytes_under(&scene.path("data/chunks"))? < 1 << 20 {
+        std::thread::sleep(Duration::from_millis(10));
+        tries += 1;
+        ensure!(tries < 3_000, "nothing is put");
+    }
     before()?;
     std::thread::sleep(Duration::from_millis(300));
     put.signal(Signal::INT)?;
-    let code = put.wait(Duration::from_secs(5))?;
+    let code = put.wait(Duration::from_secs(10))?;
     let (said, errors) = (std::fs::read_to_string(&out)?, std::fs::read_to_string(&errors)?);
     ensure!(code == 130, "it ended with {code}: {said}{errors}");
     let last = said.lines().last().with_context(|| format!("no last line: {errors}"))?;

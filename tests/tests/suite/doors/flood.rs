@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use dl_tests::cluster::clock;
 use dl_tests::folder;
-use dl_tests::http::get;
+use dl_tests::http::{becomes_well, get};
 use dl_tests::program::{Server, dl, run};
 use dl_tests::rounds;
 
@@ -76,7 +76,7 @@ fn ask_all(server: &Server) -> Result<Duration> {
     for _ in 0..10 {
         let began = clock.monotonic();
         ensure!(dl(server, ["cat", "dl://ds/a"])?.code(0)?.text() == "a file", "cat");
-        ensure!(get(server.http(), "/healthz")?.0 == 200, "not well");
+        becomes_well(server.http())?;
         slowest = slowest.max(clock.monotonic() - began);
         std::thread::sleep(Duration::from_millis(300));
     }

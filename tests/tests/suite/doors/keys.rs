@@ -131,7 +131,7 @@ fn a_change_of_the_users_counts_within_seconds_and_a_broken_file_changes_nothing
     becomes("ann", 1)?;
     let good = std::fs::read(&file)?;
     std::fs::write(&file, "no users file\n")?;
-    std::thread::sleep(Duration::from_secs(3));
+    std::thread::sleep(Duration::from_secs(6));
     scene.as_user("eve", &["cat", "dl://apples/a"])?.code(0)?;
     std::fs::write(&file, good)?;
     scene.users.remove("eve")?;

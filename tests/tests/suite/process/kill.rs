@@ -246,7 +246,10 @@ fn an_interrupted_put_leaves_a_whole_dataset_as_far_as_it_went() -> Result<()> {
         if put.process.ended()?.is_none() {
             put.process.signal(Signal::INT)?;
         }
+        let interrupted = clock().monotonic();
         let code = put.process.wait(PATIENCE)?;
+        // What the server does not answer within a second is given up, and may be stored all the same.
+        let was_answered = clock().monotonic() - interrupted < Duration::from_millis(900);
         let there = scene.check_part(&server, &dataset)?;
         let is_right = code == 130 || (code == 0 && there == FILES);
         ensure!(is_right, "ended with {code} after Ctrl-C, and {there} files are there");
@@ -254,9 +257,11 @@ fn an_interrupted_put_leaves_a_whole_dataset_as_far_as_it_went() -> Result<()> {
         let told = fs::read_to_string(&told)?;
         let told: serde_json::Value =
             serde_json::from_str(told.lines().last().context("it said nothing")?)?;
-        ensure!(told["files"] == there, "{there} are there: {told}");
+        let files = told["files"].as_u64().context("a number")?;
+        let is_true = files == there as u64 || !was_answered && files < there as u64;
+        ensure!(is_true, "{there} are there: {told}");
         scene.put_and_compare(&server, &dataset)?;
-        Ok(code == 130 && (1..FILES).contains(&there))
+        Ok(code == 130 && was_answered && (1..FILES).contains(&there))
     })?;
     server.stop()?;
     Ok(())

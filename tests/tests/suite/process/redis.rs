@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use dl_meta::redis_testing::Cluster;
 use dl_tests::dice::Dice;
 use dl_tests::folder;
-use dl_tests::http::get;
+use dl_tests::http::{becomes, becomes_well, get};
 use dl_tests::program::{Process, Server, dl, dlcmd, run};
 
 const PATIENCE: Duration = Duration::from_secs(100);
@@ -165,33 +165,32 @@ async fn a_loss_of_metadata_is_told_to_who_watches_with_the_command_that_mends_i
     let flags = ["--meta", &cluster.url(), "--http", "127.0.0.1:0"];
     let server = Server::start_with(&data, "127.0.0.1:0", &flags)?;
     run(server.dlcmd()?.arg("put").arg(&source).arg("dl://all"))?.code(0)?;
-    let watch = || -> Result<(u16, String, bool)> {
-        // What was said before holds for a second.
-        std::thread::sleep(Duration::from_millis(1_500));
-        let (status, text) = get(server.http(), "/healthz")?;
+    let is_counted = || -> Result<bool> {
         let (_, metrics) = get(server.http(), "/metrics")?;
-        Ok((status, text, metrics.contains("diesel_meta_losses{extent=\"all\"} 1")))
+        Ok(metrics.contains("diesel_meta_losses{extent=\"all\"} 1"))
     };
-    ensure!(watch()? == (200, "ok\n".to_owned(), false), "not well from the start");
+    let is_lost = |status, text: &str| status == 503 && text.contains("run `dlcmd recover --all`");
+    becomes_well(server.http())?;
+    ensure!(!is_counted()?, "it is in the metrics from the start");
     for forgetful in [0..1, 0..3] {
         for redis in &cluster.servers()[forgetful] {
             redis.text(&["FLUSHALL"]).await;
         }
-        let (status, text, is_counted) = watch()?;
-        ensure!(status == 503 && text.contains("run `dlcmd recover --all`"), "{status} {text}");
-        ensure!(is_counted, "it is not in the metrics");
+        becomes(server.http(), is_lost)?;
+        ensure!(is_counted()?, "it is not in the metrics");
         dl(&server, ["recover", "--all"])?.code(0)?;
-        ensure!(watch()? == (200, "ok\n".to_owned(), false), "not well again");
+        becomes_well(server.http())?;
+        ensure!(!is_counted()?, "it is in the metrics still");
     }
     // An alert does not end because nobody can tell any more.
     for redis in cluster.servers() {
         redis.text(&["FLUSHALL"]).await;
     }
-    ensure!(watch()?.2, "it is not in the metrics");
+    becomes(server.http(), is_lost)?;
+    ensure!(is_counted()?, "it is not in the metrics");
     cluster.servers().iter().for_each(|redis| redis.kill());
-    let (status, text, is_counted) = watch()?;
-    ensure!(status == 503 && text.starts_with("the metadata store"), "{status} {text}");
-    ensure!(is_counted, "it is not in the metrics any more");
+    becomes(server.http(), |status, text| status == 503 && !is_lost(status, text))?;
+    ensure!(is_counted()?, "it is not in the metrics any more");
     server.stop()?;
     Ok(())
 }

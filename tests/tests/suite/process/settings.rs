@@ -67,7 +67,7 @@ fn a_file_that_changes_makes_a_server_read_only_and_back() -> Result<()> {
     dl(&server, ["recover", "--all"])?.code(0)?;
     for broken in ["[live]\nread_only = maybe\n", ""] {
         fs::write(&config, broken)?;
-        std::thread::sleep(Duration::from_secs(3));
+        std::thread::sleep(Duration::from_secs(6));
         ensure!(!writes()?, "a broken text is in force");
     }
     fs::write(&config, "[live]\nwrite_memory = \"8MiB\"\n")?;
@@ -253,7 +253,7 @@ fn a_deletion_stops_while_the_servers_are_read_only_and_goes_on_later() -> Resul
     let all = objects()?;
     ensure!(all >= 120, "{all} objects");
     // What is on its way to the bucket gets there.
-    let settled = || std::thread::sleep(LONGEST * 3 / 2);
+    let settled = || std::thread::sleep(LONGEST * 2);
     let slow = Rates {
         before: 0.0,
         answer_lost: 0.0,
@@ -266,7 +266,7 @@ fn a_deletion_stops_while_the_servers_are_read_only_and_goes_on_later() -> Resul
     delete.args(["delete-dataset", "dl://doomed"]);
     let deleted = std::thread::scope(|scope| {
         let deleting = scope.spawn(|| run(&mut delete));
-        std::thread::sleep(Duration::from_millis(500));
+        soon("it has begun", || Ok(objects()? < all))?;
         fs::write(&config, "[live]\nread_only = true\n")?;
         deleting.join().map_err(|_| anyhow::anyhow!("it panicked"))?
     })?;
@@ -283,7 +283,7 @@ fn a_deletion_stops_while_the_servers_are_read_only_and_goes_on_later() -> Resul
     // In the middle of what a server goes on with, too.
     fs::write(&config, "# nothing\n")?;
     let server = start()?;
-    std::thread::sleep(Duration::from_millis(500));
+    soon("it goes on", || Ok(objects()? < left))?;
     fs::write(&config, "[live]\nread_only = true\n")?;
     settled();
     let last = objects()?;

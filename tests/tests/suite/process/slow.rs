@@ -138,7 +138,9 @@ fn a_put_that_waits_for_memory_in_vain_hears_the_reason_of_the_server() -> Resul
             let _ = dataset.flush();
             anyhow::Ok(())
         });
-        std::thread::sleep(Duration::from_millis(500));
+        while !faults.is_used_up("create") {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         waiting.put(&file(1)?, PLAIN, b"bytes")?;
         let why = waiting.flush()?.check().err().context("it was stored")?;
         let why = format!("{:#}", anyhow::Error::from(why));

@@ -237,12 +237,18 @@ async fn requests_that_come_a_byte_at_a_time_lose_their_places_to_others() -> Re
     for method in ["/diesel.v1.Diesel/Stat", "/grpc.health.v1.Health/Check"] {
         let stop = Arc::<AtomicBool>::default();
         let stopped = Arc::clone(&stop);
+        let (start, mut started) = tokio::sync::mpsc::channel(1);
         let trickling = std::thread::spawn(move || {
             let mut flood = Flood::start(address, method, 1_000_000)?;
+            for _ in 0..3 {
+                flood.trickle()?;
+            }
+            start.blocking_send(())?;
             while !stopped.load(Ordering::Relaxed) && flood.trickle().is_ok() {}
             anyhow::Ok(STREAMS as usize - flood.open.len())
         });
-        clock().sleep(Duration::from_millis(500)).await;
+        // It holds all places that there are until somebody else wants one.
+        started.recv().await.context("the flood failed")?;
         let mut tries = 0;
         loop {
             let answered = client.dataset("ds").await.map(drop);

@@ -14,8 +14,9 @@ use dl_tests::folder;
 use dl_tests::program::{Ended, Process, Server, dl, dlcmd, run, server_command};
 use rustix::process::Signal;
 
-/// What a server that is not there may cost, with a second for starting the program.
-const PATIENCE: Duration = Duration::from_secs(6);
+/// What a server that is not there may cost, which is five seconds and the start of the program: less
+/// than twice that.
+const PATIENCE: Duration = Duration::from_secs(9);
 
 fn ask(address: &str) -> Result<Ended> {
     let clock = clock();

@@ -37,7 +37,9 @@ async fn a_purge_stops_when_the_servers_become_read_only_and_can_be_run_again() 
     let followed = Arc::new(followed);
     let faults: Faults<Kind> = Faults::new(Arc::new(SeededRandom::new(1)));
     let inner = dl_store::memory();
-    let store = FaultStore::new(Arc::clone(&inner), clock(), faults.clone(), CutPoint::new());
+    let slow = Arc::new(dl_runtime::ManualClock::new(std::time::UNIX_EPOCH));
+    let delays: Arc<dyn Clock> = Arc::<dl_runtime::ManualClock>::clone(&slow);
+    let store = FaultStore::new(Arc::clone(&inner), delays, faults.clone(), CutPoint::new());
     let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
     let wall: Arc<dyn Clock> = Arc::<dl_runtime::ManualClock>::clone(&time);
     let settings = Settings::of(Some(&*followed));
@@ -50,13 +52,14 @@ async fn a_purge_stops_when_the_servers_become_read_only_and_can_be_run_again() 
     let writer = history(&client, &time).await?;
     let before = stored(&inner, writer.dataset).await?;
 
-    // Its first chunk takes a while to write, and there is more to do after it.
+    // Its first chunk is not written before the servers are read-only, and there is more to do after it.
     faults.script("create", [Some(Fault::Delay(Duration::from_secs(3)))]);
     let purging = client.clone();
     let purge = dl_runtime::spawn(async move { purging.purge(NAME, Duration::ZERO).await });
-    clock().sleep(Duration::from_millis(200)).await;
+    soon("it writes", || faults.is_used_up("create")).await?;
     std::fs::write(&config, "[live]\nread_only = true\n")?;
     soon("read-only", || followed.now().read_only).await?;
+    slow.advance(Duration::from_secs(3));
     let stopped =
         tokio::time::timeout(Duration::from_secs(10), purge).await.context("it goes on")?;
     let stopped = stopped?.err().context("it ended as if nothing was")?;

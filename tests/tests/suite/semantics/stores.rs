@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use dl_format::ChunkIdMaker;
 use dl_meta::{Memory, MetaStore, Stop};
-use dl_runtime::SeededRandom;
 use dl_runtime::fault::{CutPoint, Fault, Faults, Rates};
+use dl_runtime::{Deadline, SeededRandom};
 use dl_server::prepare;
 use dl_store::{FaultStore, Prefix, Store, StoreExt};
 use dl_tests::cluster::{clock, parts};
@@ -106,31 +106,46 @@ async fn a_change_whose_client_goes_away_is_done_to_its_end() -> Result<()> {
     let slow = FaultStore::new(memory, clock(), faults.clone(), CutPoint::new());
     let store: Arc<dyn Store> = Arc::new(slow);
     let (_server, client) = serve(&store).await?;
-    let (short, long) = (Duration::from_millis(100), Duration::from_millis(400));
-    let slow = Some(Fault::Delay(Duration::from_millis(250)));
 
-    faults.script("create", [slow]);
-    let gone = tokio::time::timeout(short, client.create("ds")).await;
-    ensure!(gone.is_err(), "the store was not slow");
-    clock().sleep(long).await;
+    give_up(&faults, client.create("ds")).await?;
     // Found, and not in need of recovery.
-    let dataset = client.dataset("ds").await?.context("it was not created")?;
+    until("it was created", async || Ok(client.dataset("ds").await?.is_some())).await?;
+    let dataset = client.dataset("ds").await?.context("it was created")?;
 
-    faults.script("create", [slow]);
     let mut writer = ChunkIdMaker::new([9; 9]);
     let object = chunk(id(&mut writer, 0), dataset, [(&b"path"[..], &b"x"[..])])?;
-    let gone = tokio::time::timeout(short, client.put(dataset, &object)).await;
-    ensure!(gone.is_err(), "the store was not slow");
-    clock().sleep(long).await;
-    ensure!(client.files(dataset).await?.len() == 1, "the chunk is not there");
+    give_up(&faults, client.put(dataset, &object)).await?;
+    until("the chunk is there", async || Ok(client.files(dataset).await?.len() == 1)).await?;
 
-    faults.script("create", [slow]);
-    let gone = tokio::time::timeout(short, client.delete_dataset("ds", dataset)).await;
-    ensure!(gone.is_err(), "the store was not slow");
-    clock().sleep(long).await;
-    ensure!(client.dataset("ds").await?.is_none(), "it is still there");
+    give_up(&faults, client.delete_dataset("ds", dataset)).await?;
+    until("it is not there", async || Ok(client.dataset("ds").await?.is_none())).await?;
     let late = client.put(dataset, &object).await.err().context("a dead dataset took a chunk")?;
     ensure!(late.code() == Code::NotFound, "{late}");
+    Ok(())
+}
+
+/// Asks for a change, and goes away once the store, which is slow, is to create an object for it.
+async fn give_up<T>(faults: &Faults<dl_store::Kind>, asked: impl Future<Output = T>) -> Result<()> {
+    faults.script("create", [Some(Fault::Delay(Duration::from_millis(500)))]);
+    let begins = async {
+        while !faults.is_used_up("create") {
+            clock().sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::select! {
+        biased;
+        _ = asked => anyhow::bail!("it was done before its client could go"),
+        () = begins => Ok(()),
+    }
+}
+
+/// Waits until it is so.
+async fn until(what: &str, is_so: impl AsyncFn() -> Result<bool>) -> Result<()> {
+    let deadline = Deadline::after(&*clock(), Duration::from_secs(20));
+    while !is_so().await? {
+        ensure!(!deadline.remaining(&*clock()).is_zero(), "not so within 20 s: {what}");
+        clock().sleep(Duration::from_millis(20)).await;
+    }
     Ok(())
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use dl_format::{ChunkIdMaker, dataset_prefix};
 use dl_meta::{Embedded, EmbeddedOptions, MetaStore};
+use dl_runtime::Deadline;
 use dl_store::{Prefix, StoreExt};
 use dl_tests::cluster::clock;
 use dl_tests::rounds;
@@ -81,7 +82,9 @@ async fn a_dataset_deleted_under_its_writers_leaves_no_object_behind() -> Result
             let client = Wire::connect(server.address()).await?;
             writers.push(dl_runtime::spawn(async move {
                 let mut ids = ChunkIdMaker::new([writer; 9]);
-                for number in 0..1_000u32 {
+                let deadline = Deadline::after(&*clock(), std::time::Duration::from_secs(60));
+                let left = |_: &u32| !deadline.remaining(&*clock()).is_zero();
+                for number in (0u32..).take_while(left) {
                     let path = format!("{writer}/{number}").into_bytes();
                     let object = chunk(id(&mut ids, 0), dataset, [(&path[..], &b"x"[..])])?;
                     if let Err(status) = client.put(dataset, &object).await {
