@@ -1,7 +1,9 @@
 //! The writer against servers that follow a script: what is acknowledged is exactly what arrived,
 //! whatever becomes of a try.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+mod silence;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -20,9 +22,7 @@ use crate::error::Kind;
 use crate::remote::connections::Connections;
 use crate::remote::process::Process;
 use crate::remote::session::Session;
-use crate::remote::testing::{
-    Answer, Script, data, dataset, info, open, options, path, shape, silent, start,
-};
+use crate::remote::testing::{Script, data, dataset, info, open, options, path, shape, start};
 use crate::remote::writer::{Exact, Writer};
 use crate::remote::{ConnectOptions, Dataset};
 
@@ -553,53 +553,4 @@ fn a_flush_does_not_wait_for_a_small_file_whose_source_is_slow() {
     dataset.put_reader(&path("slow"), PLAIN, 4, &mut source).unwrap();
     assert_eq!(source.files, 1);
     assert_eq!(dataset.flush().unwrap().check().unwrap().files, 1);
-}
-
-#[test]
-fn a_silent_server_is_passed_over() {
-    let objects = Objects::default();
-    let (_listener, silent) = silent();
-    let servers = [silent, start(keeping(&objects))];
-    let patience = Duration::from_secs(9);
-    let dataset = open(ConnectOptions { request_timeout: patience, ..options(&servers) });
-    for number in 0..4 {
-        put_numbered(&dataset, number..number + 1, 10);
-        assert_eq!(dataset.flush().unwrap().check().unwrap().files, 1);
-    }
-    let ids: HashSet<_> =
-        objects.lock().unwrap().iter().map(|object| header(object).id()).collect();
-    assert_eq!(ids.len(), 4);
-}
-
-#[test]
-fn why_a_server_failed_is_told_also_when_it_has_been_silent_since() {
-    let is_first = AtomicBool::new(true);
-    let put = move |_| -> Answer<()> {
-        if is_first.swap(false, Ordering::Relaxed) {
-            return Box::pin(async { Err(Status::unavailable("Redis is away")) });
-        }
-        Box::pin(std::future::pending())
-    };
-    let server = start(Script { put: Box::new(put), ..Script::default() });
-    let patience = Duration::from_secs(4);
-    let dataset = open(ConnectOptions { request_timeout: patience, ..options(&[server]) });
-    dataset.put(&path("a"), PLAIN, b"bytes").unwrap();
-    let error = dataset.close().unwrap_err();
-    let why = std::error::Error::source(&error).unwrap().to_string();
-    assert_eq!(why, format!("{server}: Redis is away; then no answer within 2s"));
-}
-
-#[test]
-fn when_all_servers_fall_silent_a_write_fails_in_time_and_says_who_was() {
-    let put = |_| Box::pin(std::future::pending()) as _;
-    let server = start(Script { put: Box::new(put), ..Script::default() });
-    let patience = Duration::from_secs(1);
-    let dataset = open(ConnectOptions { request_timeout: patience, ..options(&[server]) });
-    dataset.put(&path("a"), PLAIN, b"bytes").unwrap();
-    let clock = SystemClock::new();
-    let error = dataset.close().unwrap_err();
-    assert!(clock.monotonic() < patience * 5);
-    assert_eq!(error.kind(), Kind::TimedOut);
-    let why = std::error::Error::source(&error).unwrap().to_string();
-    assert_eq!(why, format!("{server}: no answer within 500ms"));
 }
