@@ -24,6 +24,7 @@ use std::io::{self, BufWriter, IsTerminal, Write};
 use std::num::NonZeroUsize;
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::thread;
 
@@ -155,6 +156,11 @@ fn execute(command: Command, context: &Context, out: &mut Output<'_>) -> Result<
         }
         Command::Man(_) => commands::man::run(Cli::command(), out),
     }
+}
+
+/// A number of things of which there is at least one.
+fn from_one<Number: FromStr>(text: &str) -> Result<Number, &'static str> {
+    text.parse().map_err(|_| "give a whole number, from 1 on")
 }
 
 /// More are no use, and a system may not give them.

@@ -176,6 +176,10 @@ impl MetaStore for FaultMeta {
         self.read("refusal", "metadata", self.inner.refusal()).await
     }
 
+    fn trouble(&self) -> Option<String> {
+        self.inner.trouble()
+    }
+
     async fn mending(&self, since: Option<Stamp>) -> Result<Mending, Error> {
         self.write("mending", "metadata", self.inner.mending(since)).await
     }

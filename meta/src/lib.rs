@@ -207,6 +207,10 @@ pub trait MetaStore: Debug + Display + Send + Sync + 'static {
     /// As the store fails.
     async fn refusal(&self) -> Result<Option<Refusal>, Error>;
 
+    /// What a question had to wait for in the last half minute, to be told where one is not answered:
+    /// who waits for it no longer can't know.
+    fn trouble(&self) -> Option<String>;
+
     /// Begins to bring back what may be missing. To be called before the first append of an object
     /// that was sealed long ago: those since `since` will be appended, all of them without it. Of
     /// what is lost from now on, `damage` tells also these.

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use dl_format::{ChunkShape, DatasetId, DatasetName, NameRecord, NameState, Stamp, Version};
-use dl_meta::{DatasetInfo, DatasetRecord, DatasetState, Outline};
+use dl_meta::{DatasetInfo, DatasetRecord, DatasetState, Outline, Refusal};
 use dl_proto::{Counts, Dataset, DeletedDataset, Kind, Listed, Role, UnreadName};
 use dl_runtime::{Deadline, blocking};
 use futures::{StreamExt, TryStreamExt, stream};
@@ -360,6 +360,11 @@ pub(crate) async fn delete(
         let record = record.map_err(|error| Error::meta("find dataset", name, error))?;
         // Metadata that lacks it is to be recovered, before and after.
         let before = record.map_or(DatasetState::Recovering, |record| record.state);
+        // A full one takes this.
+        let refusal = parts.refusals.check(&*parts.clock, parts.meta.refusal()).await;
+        if let Some(Refusal::All(why)) = refusal {
+            return Err(Error::new(Kind::Unavailable, "delete dataset", name, why));
+        }
         // First nobody may begin to write into it any more.
         if let Err(error) = index(parts, name, named, DatasetState::Ending).await {
             if error.kind == Kind::Full {

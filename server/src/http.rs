@@ -263,6 +263,10 @@ impl Site {
         let (meta, refusal, store, recovering) =
             futures::future::join4(meta, refusal, store, self.recovering()).await;
         let silent = |what| Some(format!("the {what} store did not answer within {PATIENCE:?}"));
+        let silent_meta = || {
+            let trouble = self.parts.meta.trouble().map(|why| format!(": {why}"));
+            silent("metadata").map(|silent| silent + &trouble.unwrap_or_default())
+        };
         let failed = |what, error: &dyn std::error::Error| {
             Some(format!("the {what} store can't be asked: {}", causes(error)))
         };
@@ -285,12 +289,16 @@ impl Site {
                 Refusal::All(why) => format!("the metadata store takes no writes: {why}"),
             }),
             Ok(Err(error)) => failed("metadata", &error),
-            Err(_) => silent("metadata"),
+            Err(_) => silent_meta(),
         };
         let problem = match (meta, store) {
-            (Err(_), _) => writes.or_else(|| silent("metadata")),
+            (Err(_), _) => writes.or_else(silent_meta),
             (Ok(Err(error)), _) => failed("metadata", &error),
             (_, Err(_)) => silent("chunk"),
+            (_, Ok(Err(error))) if error.kind == dl_store::Kind::Missing => Some(format!(
+                "the chunk store has no `{IDENTITY_KEY}`: where it is the right one, the servers write \
+                 it again within a minute; otherwise check --store"
+            )),
             (_, Ok(Err(error))) => failed("chunk", &error),
             (Ok(Ok((bound, _))), Ok(Ok(identity))) => match loss {
                 Loss::None => self.of_another(bound, &identity).or(writes),

@@ -34,13 +34,16 @@ pub(crate) struct Taken {
 /// No room is left for a put.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
 #[error(
-    "no space left: {} MiB are free, of which {} MiB are kept so that datasets can still be deleted",
+    "no space left: {} MiB are free, of which {} MiB are kept so that datasets can still be deleted, and {} \
+     MiB are for chunks that came before",
     free >> 20,
-    kept >> 20
+    kept >> 20,
+    others >> 20
 )]
 pub(crate) struct Full {
     free: u64,
     kept: u64,
+    others: u64,
 }
 
 impl Room {
@@ -73,7 +76,7 @@ impl Room {
             let free = disk.f_bavail.saturating_mul(disk.f_frsize);
             let kept = kept(disk.f_blocks.saturating_mul(disk.f_frsize));
             if free < kept.saturating_add(wanted) {
-                return Err(Full { free, kept });
+                return Err(Full { free, kept, others });
             }
         }
         Ok(taken)

@@ -61,7 +61,12 @@ pub(crate) fn endpoint(address: &str, options: &ConnectOptions) -> Result<Endpoi
         .map_err(|why| format!("not an address ({why}); write it as host:port"))?;
     let endpoint = if scheme == "https" {
         let unusable = |error: tonic::transport::Error| {
-            format!("TLS can't be used with these certificates: {}", deepest(&error))
+            let why = deepest(&error).to_string();
+            let hint = match why.contains("UnsupportedCertVersion") {
+                true => "; it has to be of X.509 version 3, as openssl makes it with -extfile",
+                false => "",
+            };
+            format!("the client's certificate and key can't be used for TLS: {why}{hint}")
         };
         endpoint.tls_config(tls(options)?).map_err(unusable)?
     } else {

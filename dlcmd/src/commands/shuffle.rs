@@ -65,7 +65,7 @@ pub(crate) struct Arguments {
     epoch: u64,
 
     /// Chunks whose files are shuffled together
-    #[arg(long, value_name = "CHUNKS", default_value_t = DEFAULT)]
+    #[arg(long, value_name = "CHUNKS", default_value_t = DEFAULT, value_parser = crate::from_one::<NonZeroU32>)]
     group_size: NonZeroU32,
 
     /// Ranks of the task
@@ -106,7 +106,7 @@ pub(crate) struct Arguments {
 
     /// Files in a row among which classes are counted, such as a batch [default: 256, or an eighth
     /// of the files]
-    #[arg(long, value_name = "FILES", requires = "report")]
+    #[arg(long, value_name = "FILES", requires = "report", value_parser = crate::from_one::<NonZeroU32>)]
     window: Option<NonZeroU32>,
 
     /// Folders of a path, from the dataset's root, that name a class [default: all of them]

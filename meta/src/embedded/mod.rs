@@ -541,6 +541,10 @@ impl MetaStore for Embedded {
         Ok(None)
     }
 
+    fn trouble(&self) -> Option<String> {
+        None
+    }
+
     async fn mending(&self, _since: Option<Stamp>) -> Result<Mending, Error> {
         Ok(Mending { has_rows: true, ..Mending::default() })
     }

@@ -400,6 +400,10 @@ impl MetaStore for Redis {
         refusal.map_err(|failure| failure.during("look for room in", self))
     }
 
+    fn trouble(&self) -> Option<String> {
+        self.shared.router.trouble()
+    }
+
     async fn mending(&self, since: Option<Stamp>) -> Result<Mending, Error> {
         let mending = self.shared.mending(since).await;
         mending.map_err(|failure| failure.during("begin to mend", self))

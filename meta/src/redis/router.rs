@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use dl_runtime::{Backoff, Clock, Deadline, Random};
 use futures::future::join_all;
+use futures::stream::{FuturesUnordered, StreamExt};
 use redis::{Cmd, Value};
 use tokio::sync::OnceCell;
 
@@ -32,6 +33,8 @@ const ROUNDS_MIN: u32 = 3;
 const REFRESH: Duration = Duration::from_millis(50);
 /// How long a primary is asked whether it takes new objects.
 const REFUSAL: Duration = Duration::from_secs(2);
+/// How long it is told what a question had to wait for.
+const TROUBLE: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub(super) struct Router {
@@ -52,6 +55,8 @@ struct State {
     refreshed: Option<Duration>,
     /// Where the next refresh begins to ask, so that one node with an old map is not asked alone.
     turn: usize,
+    /// What a question had to wait for last, and when.
+    trouble: Option<(Duration, String)>,
 }
 
 /// How long a call has begun anew, and how often: what it read had changed meanwhile.
@@ -78,9 +83,13 @@ impl Router {
         random: Arc<dyn Random>,
     ) -> Self {
         let single = address.nodes.first().filter(|_| !address.is_cluster).cloned();
-        let state =
-            State { owners: vec![single; SHARDS], links: HashMap::new(), refreshed: None, turn: 0 };
-        let state = Mutex::new(state);
+        let state = Mutex::new(State {
+            owners: vec![single; SHARDS],
+            links: HashMap::new(),
+            refreshed: None,
+            turn: 0,
+            trouble: None,
+        });
         let (changes, dropped) = (AtomicU64::new(0), Dropped::default());
         Self { address, options, clock, random, state, changes, dropped }
     }
@@ -149,6 +158,9 @@ impl Router {
             if waits.is_none() && hops <= HOPS {
                 continue;
             }
+            if let Some(waits) = &waits {
+                self.state().trouble = Some((self.clock.monotonic(), waits.clone()));
+            }
             reason = waits.or(reason);
             let wait = BACKOFF.wait(failures, &*self.random);
             if wait >= deadline.remaining(&*self.clock) {
@@ -171,6 +183,12 @@ impl Router {
     pub(super) async fn ask_one(&self, ask: Ask) -> Result<Value, Failure> {
         let answers = self.ask(vec![ask]).await?;
         answers.into_iter().next().ok_or_else(Failure::unexpected)
+    }
+
+    /// What a question had to wait for in the last half minute.
+    pub(super) fn trouble(&self) -> Option<String> {
+        let (at, why) = self.state().trouble.clone()?;
+        (self.clock.monotonic().saturating_sub(at) < TROUBLE).then_some(why)
     }
 
     fn gave_up(&self, patience: Duration, reason: Option<String>) -> Failure {
@@ -381,21 +399,22 @@ impl Router {
         Err(self.gave_up(self.options.patience, None))
     }
 
-    /// Why a primary takes no new objects; those that don't answer at once are passed over, whatever is
-    /// wrong with them.
+    /// Why a primary takes no new objects: the first that says so. Those that don't answer at once are
+    /// passed over, whatever is wrong with them.
     pub(super) async fn refusal(&self) -> Result<Option<Refusal>, Failure> {
         let deadline = Deadline::after(&*self.clock, self.options.patience.min(REFUSAL));
-        let asked = join_all(self.primaries().into_iter().map(|node| async move {
-            match deadline.bound(&*self.clock, self.refusal_of(&node)).await {
-                Ok(Err(Verdict::Fatal(failure))) => Err(failure),
-                Ok(Ok(refusal)) => Ok(refusal),
-                _ => Ok(None),
+        let ask =
+            |node: Node| async move { deadline.bound(&*self.clock, self.refusal_of(&node)).await };
+        let mut asked: FuturesUnordered<_> = self.primaries().into_iter().map(ask).collect();
+        let mut unfit = None;
+        while let Some(said) = asked.next().await {
+            match said {
+                Ok(Ok(Some(refusal))) => return Ok(Some(refusal)),
+                Ok(Err(Verdict::Fatal(failure))) => unfit = Some(failure),
+                _ => {}
             }
-        }));
-        let mut said = asked.await;
-        // Who refuses is heard, also beside one that is unfit.
-        said.sort_by_key(|said| !matches!(said, Ok(Some(_))));
-        Ok(said.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().next())
+        }
+        unfit.map_or(Ok(None), Err)
     }
 
     async fn refusal_of(&self, node: &Node) -> Result<Option<Refusal>, Verdict> {

@@ -164,6 +164,10 @@ impl MetaStore for MeteredMeta {
         self.timed(&self.metrics.state, self.inner.refusal()).await
     }
 
+    fn trouble(&self) -> Option<String> {
+        self.inner.trouble()
+    }
+
     async fn retire(&self, dataset: DatasetId, ids: &[ChunkId]) -> Result<(), Error> {
         self.timed(&self.metrics.change, self.inner.retire(dataset, ids)).await
     }

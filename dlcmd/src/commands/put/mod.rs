@@ -71,7 +71,7 @@ pub(crate) struct Arguments {
     checksum: bool,
 
     /// Threads that read files, at most 1024 [default: one for each core, 2 to 8]
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = crate::from_one::<NonZeroUsize>)]
     threads: Option<NonZeroUsize>,
 }
 

@@ -327,6 +327,9 @@ async fn a_server_that_stops_answering_is_given_up_in_time() {
     open(&server.url()).await.put_dataset(&record()).await.unwrap();
     let store = Redis::open(&server.url(), options, Arc::new(SystemClock::new())).await.unwrap();
     server.ask(&["CLIENT", "PAUSE", "60000", "ALL"]).await;
+    assert_eq!(store.trouble(), None);
     let error = store.record(id()).await.unwrap_err();
     assert_eq!(error.kind, Kind::Unavailable, "{error:?}");
+    let trouble = store.trouble().expect("something was waited for");
+    assert!(trouble.contains(&server.port().to_string()), "{trouble}");
 }

@@ -193,19 +193,27 @@ async fn while_one_primary_of_a_cluster_takes_no_writes_puts_and_deletes_store_n
     for folder in ["dl://ds", "dl://ds/old0", "dl://ds/old1", "dl://ds/old2"] {
         run(&mut put(folder)?)?.code(0)?;
     }
+    let notes = scene.path().join("notes");
     let stored = || folder::bytes_under(&data.join("chunks"));
     for (number, primary) in cluster.servers().iter().enumerate() {
+        let (new, old) = (format!("dl://ds/new{number}"), format!("dl://ds/old{number}"));
+        let ended = format!("dl://ended{number}");
+        run(&mut put(&ended)?)?.code(0)?;
         let before = stored()?;
         primary.ask(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await;
         // Before, the server may take it for granted that there is room.
         std::thread::sleep(Duration::from_millis(500));
-        let (new, old) = (format!("dl://ds/new{number}"), format!("dl://ds/old{number}"));
+        let mut delete = server.dlcmd()?;
+        delete.args(["delete-dataset", &ended]).stderr(fs::File::create(&notes)?);
         let mut writers = [
             Process::start(&mut put(&new)?)?,
             Process::start(server.dlcmd()?.args(["rm", "-r", &old]))?,
+            Process::start(&mut delete)?,
         ];
         std::thread::sleep(Duration::from_secs(3));
         ensure!(stored()? == before, "{number}: something was stored that the log can't take");
+        let said = fs::read_to_string(&notes)?;
+        ensure!(said.contains("takes no writes: NOREPLICAS"), "{number}: {said}");
         primary.ask(&["CONFIG", "SET", "min-replicas-to-write", "0"]).await;
         for writer in &mut writers {
             ensure!(writer.wait(PATIENCE)? == 0, "{number}: a put or a delete failed");
@@ -213,7 +221,9 @@ async fn while_one_primary_of_a_cluster_takes_no_writes_puts_and_deletes_store_n
         let got = scene.path().join(format!("got{number}"));
         run(server.dlcmd()?.args(["get", &new]).arg(&got))?.code(0)?;
         folder::compare(&source, &got)?;
-        ensure!(dl(&server, ["ls", &old])?.code != 0, "{number}: it was not deleted");
+        for gone in [&old, &ended] {
+            ensure!(dl(&server, ["ls", gone])?.code != 0, "{number}: {gone} was not deleted");
+        }
     }
     server.stop()?;
     Ok(())
