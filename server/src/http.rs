@@ -280,6 +280,10 @@ impl Site {
         };
         // Metadata that lost something, or is silent, can't tell.
         let recovering = recovering.filter(|_| loss == Loss::None && matches!(meta, Ok(Ok(_))));
+        // Where the metadata has one, it is written again.
+        let is_lost = |error: &dl_store::Error| {
+            error.kind == dl_store::Kind::Missing && matches!(loss, Loss::None)
+        };
         let writes = match refusal {
             Ok(Ok(refusal)) => refusal.map(|refusal| match refusal {
                 Refusal::Full(why) => format!(
@@ -295,7 +299,7 @@ impl Site {
             (Err(_), _) => writes.or_else(silent_meta),
             (Ok(Err(error)), _) => failed("metadata", &error),
             (_, Err(_)) => silent("chunk"),
-            (_, Ok(Err(error))) if error.kind == dl_store::Kind::Missing => Some(format!(
+            (_, Ok(Err(error))) if is_lost(&error) => Some(format!(
                 "the chunk store has no `{IDENTITY_KEY}`: where it is the right one, the servers write \
                  it again within a minute; otherwise check --store"
             )),

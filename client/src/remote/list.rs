@@ -162,15 +162,22 @@ impl Pages {
                     let mut stream = this.answer(server.list(request)).await?;
                     let page = loop {
                         match this.message(&mut stream).await? {
-                            Some(page) if page.entries.is_empty() => goes_on(&this, since)?,
+                            // That time is over, for whichever server.
+                            Some(page) if page.entries.is_empty() => match goes_on(&this, since) {
+                                Ok(()) => {}
+                                Err(failure) => return Ok(Err(this.at_server(failure))),
+                            },
                             page => break page,
                         }
                     };
-                    Ok((stream, this, page))
+                    Ok(Ok((stream, this, page)))
                 }
             },
         );
-        let (stream, this, page) = session.wait(opened)?;
+        let (stream, this, page) = match session.wait(opened)? {
+            Ok(opened) => opened,
+            Err(failure) => return Err(self.fail(failure)),
+        };
         self.stream = Some(Owned::new((stream, this)));
         self.take(page);
         Ok(())

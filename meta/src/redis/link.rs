@@ -187,20 +187,20 @@ impl Link {
         node: &Node,
         shard: Option<Shard>,
     ) -> Result<Option<Refusal>, Verdict> {
-        if let Some(full) = info(&mut self.connection.clone(), node).await?.full() {
-            return Ok(Some(Refusal::Full(format!("the Redis at {node} is full: {full}"))));
-        }
-        let Some(shard) = shard else { return Ok(None) };
+        let full = info(&mut self.connection.clone(), node).await?.full();
+        let full = full.map(|why| Refusal::Full(format!("the Redis at {node} is full: {why}")));
+        let Some(shard) = shard else { return Ok(full) };
         let mut pipeline = redis::Pipeline::with_capacity(1);
         pipeline.cmd("UNLINK").arg(keys::nothing(shard).bytes);
-        Ok(self.send(&pipeline).await?.into_iter().find_map(|answer| match answer {
+        let refused = self.send(&pipeline).await?.into_iter().find_map(|answer| match answer {
             Value::ServerError(error) if matches!(error.code(), "MISCONF" | "NOREPLICAS") => {
                 let (code, details) = (error.code(), error.details().unwrap_or_default());
                 let why = format!("the Redis at {node} takes no writes: {code} {details}");
                 Some(Refusal::All(why))
             }
             _ => None,
-        }))
+        });
+        Ok(refused.or(full))
     }
 
     /// Refuses what would lose keys or answer for the wrong ones.

@@ -399,22 +399,26 @@ impl Router {
         Err(self.gave_up(self.options.patience, None))
     }
 
-    /// Why a primary takes no new objects: the first that says so. Those that don't answer at once are
-    /// passed over, whatever is wrong with them.
+    /// Why a primary takes no new objects: the first that takes no writes at all, or else one that is full.
+    /// Those that don't answer at once are passed over, whatever is wrong with them.
     pub(super) async fn refusal(&self) -> Result<Option<Refusal>, Failure> {
         let deadline = Deadline::after(&*self.clock, self.options.patience.min(REFUSAL));
         let ask =
             |node: Node| async move { deadline.bound(&*self.clock, self.refusal_of(&node)).await };
         let mut asked: FuturesUnordered<_> = self.primaries().into_iter().map(ask).collect();
-        let mut unfit = None;
+        let (mut full, mut unfit) = (None, None);
         while let Some(said) = asked.next().await {
             match said {
-                Ok(Ok(Some(refusal))) => return Ok(Some(refusal)),
+                Ok(Ok(Some(refusal @ Refusal::All(_)))) => return Ok(Some(refusal)),
+                Ok(Ok(Some(refusal @ Refusal::Full(_)))) => full = Some(refusal),
                 Ok(Err(Verdict::Fatal(failure))) => unfit = Some(failure),
                 _ => {}
             }
         }
-        unfit.map_or(Ok(None), Err)
+        match (full, unfit) {
+            (None, Some(failure)) => Err(failure),
+            (full, _) => Ok(full),
+        }
     }
 
     async fn refusal_of(&self, node: &Node) -> Result<Option<Refusal>, Verdict> {

@@ -267,6 +267,25 @@ async fn where_no_writes_are_taken_it_is_read_as_before_and_said_why() {
     }
 }
 
+/// Deletes go on where one is full, and don't where it, or another one, takes no writes at all.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_takes_no_writes_is_named_before_one_that_is_full() {
+    let cluster = Cluster::start(3, 0).await;
+    let store = open(&cluster.url()).await;
+    let [one, other, _] = cluster.servers() else { panic!("three primaries") };
+    for (full, refuses) in [(one, other), (other, one), (one, one)] {
+        full.ask(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await;
+        full.ask(&["CONFIG", "SET", "maxmemory", "100kb"]).await;
+        assert!(matches!(store.refusal().await.unwrap(), Some(Refusal::Full(_))));
+        refuses.ask(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await;
+        for _ in 0..5 {
+            assert!(matches!(store.refusal().await.unwrap(), Some(Refusal::All(_))));
+        }
+        refuses.ask(&["CONFIG", "SET", "min-replicas-to-write", "0"]).await;
+        full.ask(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    }
+}
+
 /// Beside one that hangs, so that nobody stores what the log can't take.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_takes_no_writes_is_heard_before_one_that_hangs_is_given_up() {

@@ -202,6 +202,9 @@ async fn while_it_is_away_calls_fail_in_time_and_go_on_when_it_is_back() {
         Server::start(&["--appendonly", "yes", "--appendfsync", "always", "--dir", &dir]).await;
     let store = Redis::open(&server.url(), hasty(), Arc::new(SystemClock::new())).await.unwrap();
     store.put_dataset(&record()).await.unwrap();
+    let patient = RedisOptions { patience: Duration::from_secs(30), ..RedisOptions::default() };
+    let clock = Arc::new(SystemClock::new());
+    let patient = Redis::open(&server.url(), patient, clock).await.unwrap();
     server.kill();
     let objects = objects();
     let error = store.append(&objects[0]).await.unwrap_err();
@@ -217,16 +220,11 @@ async fn while_it_is_away_calls_fail_in_time_and_go_on_when_it_is_back() {
     }
     let waited = clock.monotonic() - began;
     assert!(waited < hasty().patience * 3, "they wait for each other: {waited:?}");
-    let patient = RedisOptions { patience: Duration::from_secs(30), ..RedisOptions::default() };
     let later = async {
         clock.sleep(Duration::from_millis(500)).await;
         server.run().await;
     };
-    let appended = async {
-        let store = Redis::open(&server.url(), patient, Arc::new(SystemClock::new())).await?;
-        store.append(&objects[0]).await
-    };
-    let (appended, ()) = tokio::join!(appended, later);
+    let (appended, ()) = tokio::join!(patient.append(&objects[0]), later);
     appended.unwrap();
 }
 

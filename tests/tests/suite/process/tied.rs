@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use dl_meta::redis_testing::{Cluster, Server as Redis};
+use dl_runtime::Deadline;
+use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
 use dl_tests::folder;
 use dl_tests::http::{becomes, becomes_well};
@@ -211,9 +213,13 @@ async fn while_one_primary_of_a_cluster_takes_no_writes_puts_and_deletes_store_n
             Process::start(&mut delete)?,
         ];
         std::thread::sleep(Duration::from_secs(3));
+        let deadline = Deadline::after(&*clock(), PATIENCE / 2);
+        while !fs::read_to_string(&notes)?.contains("takes no writes: NOREPLICAS") {
+            let said = fs::read_to_string(&notes)?;
+            ensure!(!deadline.remaining(&*clock()).is_zero(), "{number}: {said}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
         ensure!(stored()? == before, "{number}: something was stored that the log can't take");
-        let said = fs::read_to_string(&notes)?;
-        ensure!(said.contains("takes no writes: NOREPLICAS"), "{number}: {said}");
         primary.ask(&["CONFIG", "SET", "min-replicas-to-write", "0"]).await;
         for writer in &mut writers {
             ensure!(writer.wait(PATIENCE)? == 0, "{number}: a put or a delete failed");
