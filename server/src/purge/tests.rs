@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use dl_format::{
     Attributes, ChunkShape, ChunkWriter, EntryVersion, FilePath, FileRecord, Sealed, Stamp,
 };
@@ -53,6 +54,16 @@ impl Scene {
         let id = ids(writer).next(self.rig.clock.now());
         self.commit(&chunk.seal(id, self.id)).await;
         id
+    }
+
+    /// Stores a chunk with a file of 1,000 bytes that the log does not have; gives its id, its key and what
+    /// is there.
+    async fn store(&self, name: &str) -> (ChunkId, Key, Bytes) {
+        let mut chunk = ChunkWriter::new(ChunkShape::default(), Vec::new());
+        chunk.append(&path(name), ATTRIBUTES, &[2; 1_000]).unwrap();
+        let id = ids(2).next(self.rig.clock.now());
+        let (key, object) = self.rig.store_sealed(&chunk.seal(id, self.id)).await;
+        (id, key, object)
     }
 
     async fn find(&self, name: &str) -> Option<FileRecord> {
@@ -222,10 +233,7 @@ async fn what_ended_by_a_put_that_came_into_the_log_late_stays_for_a_snapshot_of
         let scene = Scene::new().await;
         let first = scene.put(1, ["a".to_owned()]).await;
         scene.rig.clock.advance(Duration::from_secs(1));
-        let mut late = ChunkWriter::new(ChunkShape::default(), Vec::new());
-        late.append(&path("a"), ATTRIBUTES, &[2; 1_000]).unwrap();
-        let id = ids(2).next(scene.rig.clock.now());
-        scene.rig.store_sealed(&late.seal(id, scene.id)).await;
+        let (id, ..) = scene.store("a").await;
         if !is_last {
             scene.rig.clock.advance(Duration::from_secs(1));
             scene.put(3, ["b".to_owned()]).await;
@@ -250,10 +258,7 @@ async fn what_ended_by_a_put_that_comes_late_while_a_purge_looks_stays_for_a_sna
         let scene = Scene::new().await;
         let first = scene.put(1, ["a".to_owned()]).await;
         scene.rig.clock.advance(Duration::from_secs(1));
-        let mut late = ChunkWriter::new(ChunkShape::default(), Vec::new());
-        late.append(&path("a"), ATTRIBUTES, &[2; 1_000]).unwrap();
-        let id = ids(2).next(scene.rig.clock.now());
-        let (key, object) = scene.rig.store_sealed(&late.seal(id, scene.id)).await;
+        let (id, key, object) = scene.store("a").await;
         // It is stamped, and still on its way.
         scene.rig.parts.store.delete(&key).await.unwrap();
         scene.rig.clock.advance(Duration::from_secs(1));
