@@ -21,7 +21,7 @@ mod waiting;
 
 use std::env;
 use std::io::{self, BufWriter, IsTerminal, Write};
-use std::num::NonZeroUsize;
+use std::num::{IntErrorKind, NonZeroUsize, ParseIntError};
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -159,8 +159,14 @@ fn execute(command: Command, context: &Context, out: &mut Output<'_>) -> Result<
 }
 
 /// A number of things of which there is at least one.
-fn from_one<Number: FromStr>(text: &str) -> Result<Number, &'static str> {
-    text.parse().map_err(|_| "give a whole number, from 1 on")
+fn from_one<Number>(text: &str) -> Result<Number, &'static str>
+where
+    Number: FromStr<Err = ParseIntError>,
+{
+    text.parse().map_err(|error: ParseIntError| match error.kind() {
+        IntErrorKind::PosOverflow => "that is too large a number",
+        _ => "give a whole number, from 1 on",
+    })
 }
 
 /// More are no use, and a system may not give them.

@@ -207,8 +207,8 @@ pub trait MetaStore: Debug + Display + Send + Sync + 'static {
     /// As the store fails.
     async fn refusal(&self) -> Result<Option<Refusal>, Error>;
 
-    /// What a question had to wait for in the last half minute, to be told where one is not answered:
-    /// who waits for it no longer can't know.
+    /// What a question had to wait for in the last half minute, and how long ago, to be told where one is
+    /// not answered: who waits for it no longer can't know.
     fn trouble(&self) -> Option<String>;
 
     /// Begins to bring back what may be missing. To be called before the first append of an object

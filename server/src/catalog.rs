@@ -244,19 +244,26 @@ pub(crate) async fn create(
         }
         refuse_lost(parts, name).await?;
         let newest = names::newest(parts, name).await?;
-        let generation = match newest {
-            Some(named) if named.record.state == NameState::Live => {
-                // A creation that was cut short has no objects; lost metadata has.
-                if names::has_objects(parts, name, named.record.dataset).await? {
-                    // It may have been made since the metadata was asked.
-                    match known_by_name(parts, name, Told::Record).await? {
-                        Some(_) => continue,
-                        None => return Err(lost(name)),
-                    }
-                }
-                named.generation
+        let live = newest.as_ref().filter(|named| named.record.state == NameState::Live);
+        // A creation that was cut short has no objects; lost metadata has.
+        if let Some(named) = live
+            && names::has_objects(parts, name, named.record.dataset).await?
+        {
+            // It may have been made since the metadata was asked.
+            match known_by_name(parts, name, Told::Record).await? {
+                Some(_) => continue,
+                None => return Err(lost(name)),
             }
-            newest => {
+        }
+        let refused = |kind, why| Err(Error::new(kind, "create dataset", name, why));
+        match parts.refusals.check(&*parts.clock, parts.meta.refusal()).await {
+            Some(Refusal::Full(why)) => return refused(Kind::Full, why),
+            Some(Refusal::All(why)) => return refused(Kind::Unavailable, why),
+            None => {}
+        }
+        let generation = match live {
+            Some(named) => named.generation,
+            None => {
                 let room = parts.room.clone();
                 let taken = blocking::run(move || room.take(0)).await;
                 taken

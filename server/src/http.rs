@@ -251,7 +251,7 @@ impl Site {
         {
             return health.clone();
         }
-        let (lost, refused) = last.map_or((Loss::None, 0), |last| (last.loss, last.recovering));
+        let (before, refused) = last.map_or((Loss::None, 0), |last| (last.loss, last.recovering));
         let deadline = Deadline::after(clock, PATIENCE);
         let identity = key(IDENTITY_KEY.to_owned());
         let meta = &*self.parts.meta;
@@ -264,7 +264,8 @@ impl Site {
             futures::future::join4(meta, refusal, store, self.recovering()).await;
         let silent = |what| Some(format!("the {what} store did not answer within {PATIENCE:?}"));
         let silent_meta = || {
-            let trouble = self.parts.meta.trouble().map(|why| format!(": {why}"));
+            let trouble = self.parts.meta.trouble();
+            let trouble = trouble.map(|why| format!("; last waited for: {why}"));
             silent("metadata").map(|silent| silent + &trouble.unwrap_or_default())
         };
         let failed = |what, error: &dyn std::error::Error| {
@@ -276,13 +277,19 @@ impl Site {
             Ok(Ok((Some(_), None))) => Loss::None,
             Ok(Err(error)) if error.kind == dl_meta::Kind::Lost => Loss::All,
             // Nobody can tell.
-            Err(_) | Ok(Err(_)) => lost,
+            Err(_) | Ok(Err(_)) => before,
         };
         // Metadata that lost something, or is silent, can't tell.
         let recovering = recovering.filter(|_| loss == Loss::None && matches!(meta, Ok(Ok(_))));
-        // Where the metadata has one, it is written again.
-        let is_lost = |error: &dl_store::Error| {
-            error.kind == dl_store::Kind::Missing && matches!(loss, Loss::None)
+        let lost = match loss {
+            Loss::None => None,
+            Loss::Last => Some(
+                "the metadata store may have lost its last writes: the servers are putting them \
+                 back, which takes a moment",
+            ),
+            Loss::All => Some(
+                "the metadata store lost what it held, or a part of it: run `dlcmd recover --all`",
+            ),
         };
         let writes = match refusal {
             Ok(Ok(refusal)) => refusal.map(|refusal| match refusal {
@@ -299,23 +306,17 @@ impl Site {
             (Err(_), _) => writes.or_else(silent_meta),
             (Ok(Err(error)), _) => failed("metadata", &error),
             (_, Err(_)) => silent("chunk"),
-            (_, Ok(Err(error))) if is_lost(&error) => Some(format!(
-                "the chunk store has no `{IDENTITY_KEY}`: where it is the right one, the servers write \
-                 it again within a minute; otherwise check --store"
+            (_, Ok(Err(error))) if error.kind == dl_store::Kind::Missing => Some(format!(
+                "the chunk store has no `{IDENTITY_KEY}`: check --store; {}",
+                lost.unwrap_or(
+                    "where it has all datasets that the metadata knows, the servers write it again \
+                     within two minutes, or their logs say why not"
+                )
             )),
             (_, Ok(Err(error))) => failed("chunk", &error),
-            (Ok(Ok((bound, _))), Ok(Ok(identity))) => match loss {
-                Loss::None => self.of_another(bound, &identity).or(writes),
-                Loss::Last => Some(
-                    "the metadata store may have lost its last writes: the servers are putting \
-                     them back, which takes a moment"
-                        .to_owned(),
-                ),
-                Loss::All => Some(
-                    "the metadata store lost what it held, or a part of it: run `dlcmd recover \
-                     --all`"
-                        .to_owned(),
-                ),
+            (Ok(Ok((bound, _))), Ok(Ok(identity))) => match lost {
+                None => self.of_another(bound, &identity).or(writes),
+                Some(lost) => Some(lost.to_owned()),
             },
         };
         let recovering = recovering.unwrap_or(refused);

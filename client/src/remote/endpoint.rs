@@ -60,15 +60,8 @@ pub(crate) fn endpoint(address: &str, options: &ConnectOptions) -> Result<Endpoi
     let endpoint = Endpoint::from_shared(format!("{scheme}://{host}{port}"))
         .map_err(|why| format!("not an address ({why}); write it as host:port"))?;
     let endpoint = if scheme == "https" {
-        let unusable = |error: tonic::transport::Error| {
-            let why = deepest(&error).to_string();
-            let hint = match why.contains("UnsupportedCertVersion") {
-                true => "; it has to be of X.509 version 3, as openssl makes it with -extfile",
-                false => "",
-            };
-            format!("the client's certificate and key can't be used for TLS: {why}{hint}")
-        };
-        endpoint.tls_config(tls(options)?).map_err(unusable)?
+        let tls = endpoint.tls_config(tls(options)?);
+        tls.map_err(|error| unusable(&deepest(&error).to_string(), options))?
     } else {
         endpoint
     };
@@ -80,6 +73,24 @@ pub(crate) fn endpoint(address: &str, options: &ConnectOptions) -> Result<Endpoi
         .initial_connection_window_size(CLIENT_WINDOW_BYTES)
         .http2_keep_alive_interval(KEEP_ALIVE_AFTER)
         .keep_alive_timeout(KEEP_ALIVE_PATIENCE))
+}
+
+/// Why TLS can't be used with what the options and this machine have for it.
+fn unusable(why: &str, options: &ConnectOptions) -> String {
+    if options.ca.is_none() && why.contains("native certs") {
+        return format!(
+            "{why}: this machine trusts no certificates; name the server's (--ca, \
+             ConnectOptions::ca)"
+        );
+    }
+    if options.certificate.is_none() {
+        return format!("TLS can't be used: {why}");
+    }
+    let hint = match why.contains("UnsupportedCertVersion") {
+        true => "; it has to be of X.509 version 3, as openssl makes it with -extfile",
+        false => "",
+    };
+    format!("the client's certificate and key can't be used for TLS: {why}{hint}")
 }
 
 fn tls(options: &ConnectOptions) -> Result<ClientTlsConfig, String> {

@@ -179,28 +179,30 @@ impl Link {
         Ok(Process { run: info.run(), time_ms: info.time_ms() })
     }
 
-    /// Why the process takes no new objects, if it is so; `shard` is one that it has. Whether it takes
-    /// writes at all, one that does nothing tells: Redis refuses it as any other, after a snapshot or a
-    /// log that could not be written (MISCONF) and without enough replicas (NOREPLICAS).
-    pub(super) async fn refusal(
+    /// Why the process has no room for new objects, if it is so.
+    pub(super) async fn full(&self, node: &Node) -> Result<Option<Refusal>, Verdict> {
+        let full = info(&mut self.connection.clone(), node).await?.full();
+        Ok(full.map(|why| Refusal::Full(format!("the Redis at {node} is full: {why}"))))
+    }
+
+    /// Why the process takes no writes at all, if it is so; `shard` is one that it has. One that does
+    /// nothing tells: Redis refuses it as any other, after a snapshot or a log that could not be written
+    /// (MISCONF) and without enough replicas (NOREPLICAS).
+    pub(super) async fn takes_no_writes(
         &self,
         node: &Node,
-        shard: Option<Shard>,
+        shard: Shard,
     ) -> Result<Option<Refusal>, Verdict> {
-        let full = info(&mut self.connection.clone(), node).await?.full();
-        let full = full.map(|why| Refusal::Full(format!("the Redis at {node} is full: {why}")));
-        let Some(shard) = shard else { return Ok(full) };
         let mut pipeline = redis::Pipeline::with_capacity(1);
         pipeline.cmd("UNLINK").arg(keys::nothing(shard).bytes);
-        let refused = self.send(&pipeline).await?.into_iter().find_map(|answer| match answer {
+        Ok(self.send(&pipeline).await?.into_iter().find_map(|answer| match answer {
             Value::ServerError(error) if matches!(error.code(), "MISCONF" | "NOREPLICAS") => {
                 let (code, details) = (error.code(), error.details().unwrap_or_default());
                 let why = format!("the Redis at {node} takes no writes: {code} {details}");
                 Some(Refusal::All(why))
             }
             _ => None,
-        });
-        Ok(refused.or(full))
+        }))
     }
 
     /// Refuses what would lose keys or answer for the wrong ones.

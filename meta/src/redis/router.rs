@@ -185,10 +185,11 @@ impl Router {
         answers.into_iter().next().ok_or_else(Failure::unexpected)
     }
 
-    /// What a question had to wait for in the last half minute.
+    /// What a question had to wait for in the last half minute, and how long ago.
     pub(super) fn trouble(&self) -> Option<String> {
         let (at, why) = self.state().trouble.clone()?;
-        (self.clock.monotonic().saturating_sub(at) < TROUBLE).then_some(why)
+        let ago = self.clock.monotonic().saturating_sub(at);
+        (ago < TROUBLE).then(|| format!("{why} ({} s ago)", ago.as_secs()))
     }
 
     fn gave_up(&self, patience: Duration, reason: Option<String>) -> Failure {
@@ -388,9 +389,11 @@ impl Router {
                 Err(Verdict::Fatal(failure)) => return Err(failure),
                 Err(verdict) => verdict,
             };
+            let why = text_of(verdict);
+            self.state().trouble = Some((self.clock.monotonic(), why.clone()));
             let wait = BACKOFF.wait(failures, &*self.random);
             if wait >= deadline.remaining(&*self.clock) {
-                return Err(self.gave_up(self.options.patience, Some(text_of(verdict))));
+                return Err(self.gave_up(self.options.patience, Some(why)));
             }
             self.clock.sleep(wait).await;
             // What it could not learn shows in the next try.
@@ -403,14 +406,17 @@ impl Router {
     /// Those that don't answer at once are passed over, whatever is wrong with them.
     pub(super) async fn refusal(&self) -> Result<Option<Refusal>, Failure> {
         let deadline = Deadline::after(&*self.clock, self.options.patience.min(REFUSAL));
-        let ask =
-            |node: Node| async move { deadline.bound(&*self.clock, self.refusal_of(&node)).await };
+        let ask = |node: Node| async move {
+            let mut full = None;
+            let said = deadline.bound(&*self.clock, self.refusal_of(&node, &mut full)).await;
+            (full, said)
+        };
         let mut asked: FuturesUnordered<_> = self.primaries().into_iter().map(ask).collect();
         let (mut full, mut unfit) = (None, None);
-        while let Some(said) = asked.next().await {
+        while let Some((is_full, said)) = asked.next().await {
+            full = full.or(is_full);
             match said {
-                Ok(Ok(Some(refusal @ Refusal::All(_)))) => return Ok(Some(refusal)),
-                Ok(Ok(Some(refusal @ Refusal::Full(_)))) => full = Some(refusal),
+                Ok(Ok(Some(all))) => return Ok(Some(all)),
                 Ok(Err(Verdict::Fatal(failure))) => unfit = Some(failure),
                 _ => {}
             }
@@ -421,10 +427,22 @@ impl Router {
         }
     }
 
-    async fn refusal_of(&self, node: &Node) -> Result<Option<Refusal>, Verdict> {
+    /// Why a primary takes no writes at all. That it is full is told in `full`, also when it says nothing
+    /// after that.
+    async fn refusal_of(
+        &self,
+        node: &Node,
+        full: &mut Option<Refusal>,
+    ) -> Result<Option<Refusal>, Verdict> {
         let link = self.link(node).await?;
-        let shard = Shard::all().find(|shard| self.owner(*shard).as_ref() == Some(node));
-        let refusal = link.refusal(node, shard).await;
+        let asked = async {
+            *full = link.full(node).await?;
+            match Shard::all().find(|shard| self.owner(*shard).as_ref() == Some(node)) {
+                Some(shard) => link.takes_no_writes(node, shard).await,
+                None => Ok(None),
+            }
+        };
+        let refusal = asked.await;
         if let Err(Verdict::Lost(_)) = &refusal {
             self.unlink(node, &link);
         }

@@ -304,6 +304,20 @@ async fn one_that_takes_no_writes_is_heard_before_one_that_hangs_is_given_up() {
     assert!(matches!(&refusal, Some(Refusal::All(why)) if why.contains("NOREPLICAS")));
 }
 
+/// What it is told for need not be tried by a write: one that is held back.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_is_full_is_told_as_such_while_its_writes_are_held_back() {
+    let server = Server::start(&["--maxmemory-policy", "noeviction"]).await;
+    let store = open(&server.url()).await;
+    assert_eq!(store.refusal().await.unwrap(), None);
+    server.ask(&["CONFIG", "SET", "maxmemory", "100kb"]).await;
+    server.ask(&["CLIENT", "PAUSE", "60000", "WRITE"]).await;
+    let refusal = store.refusal().await.unwrap();
+    assert!(matches!(&refusal, Some(Refusal::Full(_))), "{refusal:?}");
+    server.ask(&["CLIENT", "UNPAUSE"]).await;
+    assert!(matches!(store.refusal().await.unwrap(), Some(Refusal::Full(_))));
+}
+
 /// Otherwise a loss of what is written there next would be taken for the move.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shard_that_moved_to_where_no_marks_are_taken_is_not_taken_for_whole() {

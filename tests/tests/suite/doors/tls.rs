@@ -130,6 +130,12 @@ fn a_certificate_that_nobody_trusts_is_refused_with_what_to_do() -> Result<()> {
     let none = ca.file("server.key");
     let told = ask(&server, "https", &["--ca", &none])?.code(2)?.stderr;
     ensure!(told.contains("the certificates to trust are none"), "{told}");
+    // A machine that trusts none itself.
+    std::fs::write(folder.path().join("no.pem"), "")?;
+    let mut bare = to(&server, "https")?;
+    bare.arg("datasets").env("SSL_CERT_FILE", folder.path().join("no.pem"));
+    let told = run(bare.env("SSL_CERT_DIR", folder.path().join("none")))?.code(2)?.stderr;
+    ensure!(told.contains("trusts no certificates") && told.contains("--ca"), "{told}");
     Ok(())
 }
 

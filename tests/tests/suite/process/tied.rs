@@ -118,8 +118,11 @@ async fn a_full_redis_is_read_as_before_and_deletes_make_room() -> Result<()> {
     }
     run(server.dlcmd()?.arg("get").arg("dl://two").arg(&got))?.code(0)?;
     folder::compare(&source, &got)?;
+    let stored = || folder::bytes_under(&data.join("chunks"));
+    let before = stored()?;
     let refused = run(server.dlcmd()?.arg("put").arg(&source).arg("dl://three"))?;
     ensure!(refused.code != 0 && refused.stderr.contains("maxmemory"), "{refused:?}");
+    ensure!(stored()? == before, "something of the new dataset was stored");
     becomes(server.http(), |status, text| {
         status == 503 && text.contains("takes no writes but deletes")
     })?;
@@ -177,10 +180,10 @@ async fn a_redis_that_takes_no_writes_is_read_as_before_and_puts_wait_until_it_d
     Ok(())
 }
 
-/// Keeps S-02: of a put or a delete that the log of a dataset can't take. Two of the primaries have no
+/// Keeps S-02: of a put, a new dataset or a delete that Redis can't take. Two of the primaries have no
 /// part of the dataset's home, so that its stamps are given.
 #[tokio::test(flavor = "multi_thread")]
-async fn while_one_primary_of_a_cluster_takes_no_writes_puts_and_deletes_store_nothing()
+async fn while_one_primary_of_a_cluster_takes_no_writes_puts_creates_and_deletes_store_nothing()
 -> Result<()> {
     let cluster = Cluster::start(3, 0).await;
     let scene = tempfile::tempdir()?;
@@ -195,38 +198,45 @@ async fn while_one_primary_of_a_cluster_takes_no_writes_puts_and_deletes_store_n
     for folder in ["dl://ds", "dl://ds/old0", "dl://ds/old1", "dl://ds/old2"] {
         run(&mut put(folder)?)?.code(0)?;
     }
-    let notes = scene.path().join("notes");
+    let notes = ["create", "delete"].map(|of| scene.path().join(of));
     let stored = || folder::bytes_under(&data.join("chunks"));
     for (number, primary) in cluster.servers().iter().enumerate() {
         let (new, old) = (format!("dl://ds/new{number}"), format!("dl://ds/old{number}"));
-        let ended = format!("dl://ended{number}");
+        let (begun, ended) = (format!("dl://begun{number}"), format!("dl://ended{number}"));
         run(&mut put(&ended)?)?.code(0)?;
         let before = stored()?;
         primary.ask(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await;
         // Before, the server may take it for granted that there is room.
         std::thread::sleep(Duration::from_millis(500));
+        let mut create = put(&begun)?;
+        create.stderr(fs::File::create(&notes[0])?);
         let mut delete = server.dlcmd()?;
-        delete.args(["delete-dataset", &ended]).stderr(fs::File::create(&notes)?);
+        delete.args(["delete-dataset", &ended]).stderr(fs::File::create(&notes[1])?);
         let mut writers = [
             Process::start(&mut put(&new)?)?,
             Process::start(server.dlcmd()?.args(["rm", "-r", &old]))?,
+            Process::start(&mut create)?,
             Process::start(&mut delete)?,
         ];
         std::thread::sleep(Duration::from_secs(3));
         let deadline = Deadline::after(&*clock(), PATIENCE / 2);
-        while !fs::read_to_string(&notes)?.contains("takes no writes: NOREPLICAS") {
-            let said = fs::read_to_string(&notes)?;
-            ensure!(!deadline.remaining(&*clock()).is_zero(), "{number}: {said}");
-            std::thread::sleep(Duration::from_millis(20));
+        for notes in &notes {
+            while !fs::read_to_string(notes)?.contains("takes no writes: NOREPLICAS") {
+                let said = fs::read_to_string(notes)?;
+                ensure!(!deadline.remaining(&*clock()).is_zero(), "{number}: {said}");
+                std::thread::sleep(Duration::from_millis(20));
+            }
         }
         ensure!(stored()? == before, "{number}: something was stored that the log can't take");
         primary.ask(&["CONFIG", "SET", "min-replicas-to-write", "0"]).await;
         for writer in &mut writers {
             ensure!(writer.wait(PATIENCE)? == 0, "{number}: a put or a delete failed");
         }
-        let got = scene.path().join(format!("got{number}"));
-        run(server.dlcmd()?.args(["get", &new]).arg(&got))?.code(0)?;
-        folder::compare(&source, &got)?;
+        for (kept, got) in [(&new, "new"), (&begun, "begun")] {
+            let got = scene.path().join(format!("{got}{number}"));
+            run(server.dlcmd()?.args(["get", kept]).arg(&got))?.code(0)?;
+            folder::compare(&source, &got)?;
+        }
         for gone in [&old, &ended] {
             ensure!(dl(&server, ["ls", gone])?.code != 0, "{number}: {gone} was not deleted");
         }
@@ -243,13 +253,17 @@ async fn an_identity_that_is_lost_together_with_metadata_is_written_again_by_rec
     let scene = tempfile::tempdir()?;
     let (data, source) = (scene.path().join("data"), scene.path().join("src"));
     folder::fill(&source, 20, 1_000, &Dice::new(1))?;
-    let meta = ["--meta", &redis.url()];
+    let meta = ["--meta", &redis.url(), "--http", "127.0.0.1:0"];
     let server = Server::start_with(&data, "127.0.0.1:0", &meta)?;
     run(server.dlcmd()?.arg("put").arg(&source).arg("dl://ds"))?.code(0)?;
     let identity = data.join("chunks/identity");
     let lost = fs::read(&identity)?;
     fs::remove_file(&identity)?;
     redis.ask(&["DEL", "dl:{9}:mark"]).await;
+    becomes(server.http(), |status, text| {
+        let both = ["no `identity`", "run `dlcmd recover --all`"];
+        status == 503 && both.iter().all(|part| text.contains(part))
+    })?;
     dl(&server, ["recover", "--all"])?.code(0)?;
     ensure!(fs::read(&identity)? == lost, "it is another one");
     server.stop()?;

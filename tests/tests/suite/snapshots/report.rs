@@ -204,6 +204,9 @@ fn every_field_of_a_report_is_in_the_document_and_wrong_usage_is_told() -> Resul
     ] {
         scene.dl(&[&["shuffle", "dl://sorted"][..], words].concat())?.code(2)?;
     }
+    let huge = ["shuffle", "--report", "--window", "5000000000", "dl://sorted"];
+    let huge = scene.dl(&huge)?.code(2)?;
+    ensure!(huge.stderr.contains("too large a number"), "{huge:?}");
     scene.dl(&["shuffle", "--report", "dl://sorted/none"])?.code(3)?;
     scene.dl(&["rm", "-r", "dl://mixed"])?.code(0)?;
     let empty = scene.dl(&["shuffle", "--report", "dl://mixed"])?.code(1)?;
