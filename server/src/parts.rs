@@ -55,10 +55,12 @@ impl Limits {
         self.clock_skew
     }
 
-    /// How old an id is once no server takes a put of it any more: the clock of its writer may be
-    /// behind, and so may that of the server.
+    /// How old an id is, by the clock of one server, once no server takes a put of it any more and what
+    /// was under way then has ended: the clock of its writer may be ahead of the server that takes it,
+    /// and behind this one, as far as is let pass. Two thirds of that again are for what is under way:
+    /// a commit, and a copy of what was looked up before.
     pub(crate) fn settled(&self) -> Duration {
-        self.whole() + self.clock_skew * 2
+        self.clock_skew * 3 + self.whole() + self.clock_skew * 2 / 3
     }
 }
 

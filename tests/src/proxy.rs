@@ -6,7 +6,7 @@
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -45,6 +45,7 @@ pub struct Proxy {
     faults: Faults<Instead>,
     throttle: Arc<Mutex<Throttle>>,
     forgets: Arc<AtomicBool>,
+    failed: Arc<AtomicU64>,
     point: KillPoint,
 }
 
@@ -56,11 +57,13 @@ impl Proxy {
     pub fn start(upstream: SocketAddr, random: Arc<dyn Random>) -> Result<Self> {
         let (faults, throttle) = (Faults::new(random), Arc::<Mutex<Throttle>>::default());
         let (forgets, point) = (Arc::<AtomicBool>::default(), KillPoint::default());
+        let failed = Arc::<AtomicU64>::default();
         let passing = Arc::new(Passing {
             upstream,
             faults: faults.clone(),
             throttle: Arc::clone(&throttle),
             forgets: Arc::clone(&forgets),
+            failed: Arc::clone(&failed),
             point: point.clone(),
             clock: SystemClock::new(),
             line: Mutex::default(),
@@ -73,7 +76,7 @@ impl Proxy {
                 let _ = passing.serve(client).await;
             }
         })?;
-        Ok(Self { listening, faults, throttle, forgets, point })
+        Ok(Self { listening, faults, throttle, forgets, failed, point })
     }
 
     /// Where it listens.
@@ -84,6 +87,11 @@ impl Proxy {
     /// What goes wrong.
     pub fn faults(&self) -> &Faults<Instead> {
         &self.faults
+    }
+
+    /// Requests that had something else instead of their answer.
+    pub fn failed(&self) -> u64 {
+        self.failed.load(Ordering::Relaxed)
     }
 
     /// Where writes can be made the last ones of a process.
@@ -108,6 +116,7 @@ struct Passing {
     faults: Faults<Instead>,
     throttle: Arc<Mutex<Throttle>>,
     forgets: Arc<AtomicBool>,
+    failed: Arc<AtomicU64>,
     point: KillPoint,
     clock: SystemClock,
     line: Mutex<Duration>,
@@ -141,6 +150,7 @@ impl Passing {
         self.transfer(throttle, (request.len() + answer.len()) as u64).await;
         match fault {
             Some(Fault::Before(instead) | Fault::AnswerLost(instead)) => {
+                self.failed.fetch_add(1, Ordering::Relaxed);
                 self.answer(&mut client, instead, &answer).await
             }
             Some(Fault::Delay(_)) | None => Ok(client.write_all(&answer).await?),

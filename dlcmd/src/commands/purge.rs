@@ -20,7 +20,7 @@ use crate::time;
 /// Give back the space of overwritten and deleted files
 ///
 /// Moves what is left of chunks with many such files into full chunks, and removes what nothing
-/// needs any more, while the dataset is read and written. What was written in the last 45 minutes is
+/// needs any more, while the dataset is read and written. What was written in the last 70 minutes is
 /// left alone. What was needed until a moment ago waits for --grace, and as long as a server keeps a
 /// snapshot that names it, up to an hour; with --grace 0s for neither. Run purge again after that.
 #[derive(Debug, Args)]

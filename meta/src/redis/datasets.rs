@@ -405,6 +405,9 @@ impl Shared {
         let home = self.home(id).await?;
         if let Some(home) = &home {
             self.kill(home).await?;
+        } else if self.damage().await.is_ok_and(|damage| damage.is_some()) {
+            // It may have had one, and the word that whoever ended it left may be lost.
+            self.to_sweep_all(id).await?;
         }
         let name = home.as_ref().map_or(name, |home| &home.record.name);
         if let Some(named) = self.named(name).await?.filter(|named| named.id == id) {

@@ -59,13 +59,23 @@ impl Shared {
         Ok(())
     }
 
+    /// Leaves word that of a dataset which ended all is to be removed, in whichever epoch it was, unless it
+    /// has a home.
+    pub(super) async fn to_sweep_all(&self, dataset: DatasetId) -> Result<(), Failure> {
+        let ask = Ask::script(&ROOM, &keys::dropped(), &[]).arg("HSET");
+        self.router.ask_one(ask.arg(format!("{dataset}:*")).arg(self.seconds())).await?;
+        self.sweep_now.notify_one();
+        Ok(())
+    }
+
     fn seconds(&self) -> u64 {
         self.clock.now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
     }
 
-    async fn sweep(&self) -> Result<(), Failure> {
+    /// Removes what there is word of.
+    pub(super) async fn sweep(&self) -> Result<(), Failure> {
         let dropped = pairs(self.router.ask_one(Ask::to(&keys::dropped(), "HGETALL")).await?)?;
-        let (mut ended, mut doubted, mut words) = (HashSet::new(), HashSet::new(), Vec::new());
+        let (mut ended, mut doubted, mut words) = (HashSet::new(), HashMap::new(), Vec::new());
         for (field, since) in dropped {
             match read(&field) {
                 Some(Left::Epoch(keys)) => {
@@ -76,7 +86,10 @@ impl Shared {
                     ended.insert(keys);
                 }
                 Some(Left::Others(dataset)) => {
-                    doubted.insert(dataset);
+                    doubted.entry(dataset).or_insert(false);
+                }
+                Some(Left::All(dataset)) => {
+                    doubted.insert(dataset, true);
                 }
                 None => continue,
             }
@@ -102,12 +115,12 @@ impl Shared {
     }
 
     /// Removes all keys of a node whose dataset has ended, in one pass over them; of the `doubted`
-    /// datasets those of other epochs than that of their home.
+    /// datasets those of other epochs than that of their home, and where it says so, all if they have none.
     async fn sweep_node(
         &self,
         node: &Node,
         ended: &HashSet<Keys>,
-        doubted: &HashSet<DatasetId>,
+        doubted: &HashMap<DatasetId, bool>,
     ) -> Result<(), Failure> {
         let (mut cursor, mut known) = (b"0".to_vec(), HashMap::new());
         loop {
@@ -118,16 +131,18 @@ impl Shared {
             let found = strings(answer.next().unwrap_or(Value::Nil))?.into_iter();
             let found: Vec<_> = found.filter_map(keys::read).collect();
             let is_odd = |keys: &Keys| {
-                doubted.contains(&keys.dataset) && known.get(&keys.dataset) != Some(&keys.epoch)
+                doubted.contains_key(&keys.dataset) && known.get(&keys.dataset) != Some(&keys.epoch)
             };
             let odd = found.iter().map(|(_, keys)| keys).filter(|keys| is_odd(keys));
             let odd: BTreeSet<DatasetId> = odd.map(|keys| keys.dataset).collect();
             // Behind the keys: a home names its epoch before there is anything else of it.
-            let live = self.epochs(&odd.into_iter().collect::<Vec<_>>()).await?;
-            known.extend(&live);
-            let is_over = |keys: &Keys| {
-                ended.contains(keys)
-                    || live.get(&keys.dataset).is_some_and(|live| *live != keys.epoch)
+            let odd: Vec<DatasetId> = odd.into_iter().collect();
+            known.retain(|dataset, _| !odd.contains(dataset));
+            known.extend(self.epochs(&odd).await?);
+            let is_over = |keys: &Keys| match known.get(&keys.dataset) {
+                _ if ended.contains(keys) => true,
+                Some(live) => doubted.contains_key(&keys.dataset) && *live != keys.epoch,
+                None => doubted.get(&keys.dataset) == Some(&true),
             };
             let found = found.into_iter().filter(|(_, keys)| is_over(keys));
             let unlink = found.map(|(key, _)| Ask::to(&key, "UNLINK"));
@@ -156,8 +171,10 @@ impl Shared {
 enum Left {
     /// This one has ended.
     Epoch(Keys),
-    /// All but the one that the home names.
+    /// All but the one that the home names, once there is one.
     Others(DatasetId),
+    /// All but the one that the home names, if there is one.
+    All(DatasetId),
 }
 
 fn read(field: &[u8]) -> Option<Left> {
@@ -165,6 +182,7 @@ fn read(field: &[u8]) -> Option<Left> {
     let dataset: DatasetId = dataset.parse().ok()?;
     match epoch {
         "" => Some(Left::Others(dataset)),
+        "*" => Some(Left::All(dataset)),
         epoch => Some(Left::Epoch(Keys { dataset, epoch: Epoch::parse(epoch.as_bytes())? })),
     }
 }

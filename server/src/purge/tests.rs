@@ -8,13 +8,15 @@ use dl_format::{
 };
 use dl_meta::Found;
 use dl_runtime::fault::Fault;
-use dl_runtime::{Buffers, Clock};
+use dl_runtime::{Buffers, Clock, ManualClock};
 
 use super::*;
 use crate::testing::{Rig, dataset, rig};
 use crate::turns::Turns;
 
 const HOUR: Duration = Duration::from_secs(3_600);
+/// More than the 70 minutes for which what was written is left alone.
+const SETTLED: Duration = Duration::from_secs(75 * 60);
 const ATTRIBUTES: Attributes = Attributes { mode: 0o644, mtime: 1 };
 
 /// A dataset, and somebody who writes.
@@ -144,7 +146,7 @@ async fn a_purge_that_looks_for_an_hour_moves_what_is_alive_then_and_nothing_els
     let scene = Scene::new().await;
     let first = scene.put(1, (0..20).map(|n| format!("{n}"))).await;
     let second = scene.put(2, (0..10).map(|n| format!("{n}"))).await;
-    scene.rig.clock.advance(HOUR);
+    scene.rig.clock.advance(SETTLED);
     let deleted = scene.find("0").await.unwrap().version;
     let meanwhile = async {
         scene.put(3, ["15".to_owned()]).await;
@@ -163,7 +165,7 @@ async fn a_purge_that_looks_for_an_hour_moves_what_is_alive_then_and_nothing_els
     let log = scene.rig.parts.meta.log(scene.id).await.unwrap();
     assert_eq!(log.iter().find(|object| object.id == moved).unwrap().entry_count, 18);
 
-    scene.rig.clock.advance(HOUR);
+    scene.rig.clock.advance(SETTLED);
     let done = scene.purge().await;
     assert!(!scene.is_logged(first).await && !scene.is_logged(second).await, "{done:?}");
     assert_eq!(scene.find("0").await, None, "it stays deleted");
@@ -212,14 +214,14 @@ async fn what_a_stored_snapshot_names_stays_until_that_goes() {
             let snapshots = snapshot::Snapshots::new(Arc::default());
             snapshots.find(&scene.rig.parts, scene.id, None).await.unwrap();
         }
-        scene.rig.clock.advance(HOUR);
+        scene.rig.clock.advance(SETTLED);
         scene.put(2, ["a".to_owned()]).await;
         scene.rig.clock.advance(2 * MINUTE);
         let done = scene.steps_with(grace).await;
         let why = format!("{is_stored} {grace:?}: {done:?}");
         assert_eq!(scene.is_logged(first).await, is_left, "{why}");
         assert_eq!(done.last().unwrap().waiting, u64::from(is_left), "{why}");
-        scene.rig.clock.advance(HOUR);
+        scene.rig.clock.advance(SETTLED);
         scene.steps_with(grace).await;
         assert!(!scene.is_logged(first).await, "{why}");
     }
@@ -243,7 +245,7 @@ async fn what_ended_by_a_put_that_came_into_the_log_late_stays_for_a_snapshot_of
         scene.rig.clock.advance(HOUR * 30);
         let steps = scene.steps_with(Duration::from_secs(60)).await;
         assert!(scene.is_logged(id).await && scene.is_logged(first).await, "{steps:?}");
-        scene.rig.clock.advance(HOUR);
+        scene.rig.clock.advance(SETTLED);
         let steps = scene.steps_with(Duration::from_secs(60)).await;
         assert!(!scene.is_logged(first).await, "{steps:?}");
     }
@@ -267,7 +269,7 @@ async fn what_ended_by_a_put_that_comes_late_while_a_purge_looks_stays_for_a_sna
             let snapshots = snapshot::Snapshots::new(Arc::default());
             snapshots.find(&scene.rig.parts, scene.id, None).await.unwrap();
         }
-        scene.rig.clock.advance(HOUR);
+        scene.rig.clock.advance(SETTLED);
         let before = std::iter::repeat_n(None, scene.begun(|counts| counts.lists).await);
         let slow = Some(Fault::Delay(Duration::from_secs(60)));
         scene.rig.store.script("list", before.chain([slow]));
@@ -280,7 +282,7 @@ async fn what_ended_by_a_put_that_comes_late_while_a_purge_looks_stays_for_a_sna
         let ((steps, ()), _) = scene.rig.run(futures::future::join(purge, comes)).await;
         assert!(scene.is_logged(id).await, "{steps:?}");
         assert_eq!(scene.is_logged(first).await, is_stored, "{steps:?}");
-        scene.rig.clock.advance(HOUR);
+        scene.rig.clock.advance(SETTLED);
         let steps = scene.steps_with(Duration::from_secs(60)).await;
         assert!(!scene.is_logged(first).await, "{steps:?}");
     }
@@ -291,7 +293,7 @@ async fn snapshots_that_can_not_be_looked_for_hold_up_what_may_be_read_and_nothi
     let scene = Scene::new().await;
     let first = scene.put(1, ["a".to_owned()]).await;
     scene.put(2, ["a".to_owned()]).await;
-    scene.rig.clock.advance(HOUR);
+    scene.rig.clock.advance(SETTLED);
     // One more lists the objects.
     let before = std::iter::repeat_n(None, scene.begun(|counts| counts.lists).await + 1);
     let denied = Some(Fault::Before(dl_store::Kind::Denied));
@@ -308,7 +310,7 @@ async fn a_tombstone_that_cannot_be_read_again_stays() {
     let scene = Scene::new().await;
     scene.put(1, (0..10).map(|n| format!("{n}"))).await;
     let tombstone = scene.delete(scene.find("3").await.unwrap().version).await;
-    scene.rig.clock.advance(HOUR);
+    scene.rig.clock.advance(SETTLED);
     let unavailable = Fault::Before(dl_store::Kind::Unavailable);
     // Read with the log, then a chunk, then to see whether something holds what it names.
     scene.script([None, None, Some(unavailable)]).await;
@@ -323,7 +325,7 @@ async fn what_was_seen_alive_too_long_ago_is_not_committed() {
     let scene = Scene::new().await;
     scene.put(1, (0..20).map(|n| format!("{n}"))).await;
     scene.put(2, (0..10).map(|n| format!("{n}"))).await;
-    scene.rig.clock.advance(HOUR);
+    scene.rig.clock.advance(SETTLED);
     // Headers of both chunks, then that of the first again, and then its files.
     let slow = Fault::Delay(Duration::from_secs(400));
     scene.script([None, None, None, Some(slow)]).await;
@@ -360,7 +362,7 @@ async fn a_purge_waits_for_memory_that_others_write_with_and_looks_once() {
     let scene = Scene::new().await;
     let first = scene.put(1, (0..20).map(|n| format!("{n}"))).await;
     scene.put(2, (0..10).map(|n| format!("{n}"))).await;
-    scene.rig.clock.advance(HOUR);
+    scene.rig.clock.advance(SETTLED);
     let (parts, turns, left) = (&scene.rig.parts, Turns::new(), Leftovers::default());
     let memory = turns.rewrite(parts, u64::MAX, || true).await.unwrap();
     let others = async {
@@ -374,4 +376,30 @@ async fn a_purge_waits_for_memory_that_others_write_with_and_looks_once() {
     done.unwrap();
     assert!(seconds >= 120, "{seconds} s");
     assert_ne!(scene.find("15").await.unwrap().holder.chunk, first);
+}
+
+/// Keeps S-27: of two servers that both take a client, one is 29 minutes behind.
+#[tokio::test]
+async fn what_a_server_that_is_behind_still_takes_stays() {
+    let scene = Scene::new().await;
+    let (parts, minutes) = (&scene.rig.parts, |count: u64| Duration::from_secs(60 * count));
+    let now = scene.rig.clock.now();
+    let of_client = ids(1).next(now - minutes(29) / 2);
+    let mut chunk = ChunkWriter::new(ChunkShape::default(), Vec::new());
+    chunk.append(&path("a"), ATTRIBUTES, &[1; 1_000]).unwrap();
+    let first = chunk.seal(of_client, scene.id);
+    let stamp = scene.commit(&first).await;
+    scene.put(2, ["a".to_owned()]).await;
+    // It is sent again, over the slowest line.
+    scene.rig.clock.advance(minutes(44));
+    let done = scene.purge().await;
+    assert_eq!((done.removed, done.waiting), (0, 1), "{done:?}");
+    let behind = Arc::new(ManualClock::new(scene.rig.clock.now() - minutes(29)));
+    let behind = Parts { clock: behind, ..parts.clone() };
+    let (buffers, began) = (Arc::new(Buffers::default()), behind.clock.now() - minutes(15));
+    let object = first.as_slice().to_vec();
+    let again = commit::put_chunk(&behind, &buffers, scene.id, object, began).await;
+    assert_eq!(again.unwrap(), stamp, "it came anew");
+    scene.rig.clock.advance(SETTLED);
+    assert_eq!(scene.purge().await.removed, 1);
 }

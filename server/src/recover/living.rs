@@ -20,30 +20,32 @@ use crate::parts::{Parts, key};
 /// Deleted datasets that are looked for in the metadata at once.
 const LOOKED_AT_ONCE: usize = 64;
 
-/// Ends the datasets in the metadata that were deleted. Whoever asked for a recovery may not know of
-/// all of them: none is named but in the log.
-pub(super) async fn end_deleted(parts: &Parts) -> Result<(), Error> {
+/// Ends the datasets in the metadata that were deleted; where it `lacks` something, also those that it does
+/// not know any more and may have rows of. Whoever asked for a recovery may not know of all of them: none
+/// is named but in the log.
+pub(super) async fn end_deleted(parts: &Parts, lacks: bool) -> Result<(), Error> {
     let names::Deletions { found, used_again } = names::deleted(parts, Past::All).await?;
     let by_id = stream::iter(found).map(|Deleted { name, named, .. }| async move {
         let record = parts.meta.record(named.record.dataset).await;
-        (name, record)
+        (name, Some(named.record.dataset), record)
     });
     // Ids of what was deleted before are not kept, and those that are may not be readable.
     let by_name = stream::iter(used_again).map(|(name, newest)| async move {
         let record = parts.meta.record_named(&name).await;
         let record = record.map(|record| record.filter(|record| record.generation < newest));
-        (name, record)
+        (name, None, record)
     });
     let by_id = by_id.buffer_unordered(LOOKED_AT_ONCE);
     let mut found = std::pin::pin!(by_id.chain(by_name.buffer_unordered(LOOKED_AT_ONCE)));
-    while let Some((name, record)) = found.next().await {
-        let ended = match record {
-            Ok(None) => continue,
-            Ok(Some(record)) => {
+    while let Some((name, id, record)) = found.next().await {
+        let ended = match (record, id) {
+            (Ok(None), Some(id)) if lacks => leftovers::forget(parts, &name, id).await,
+            (Ok(None), _) => continue,
+            (Ok(Some(record)), _) => {
                 tracing::warn!(%name, id = %record.id, "metadata had a dataset that was deleted");
                 leftovers::forget(parts, &record.name, record.id).await
             }
-            Err(error) => Err(Error::meta("find deleted dataset", &name, error)),
+            (Err(error), _) => Err(Error::meta("find deleted dataset", &name, error)),
         };
         let Err(error) = ended else { continue };
         tracing::error!(%name, error = error.chain(), "a deleted dataset can't be ended");
@@ -170,6 +172,10 @@ async fn restore_name(
     // False: somebody else was faster, which is as good.
     if !names::create(parts, name, generation, record).await? {
         return Ok(false);
+    }
+    if other.is_some() {
+        // The removal may have been sent twice.
+        names::held(parts, name, generation).await?;
     }
     // Whoever deletes it meanwhile looks at the name once the metadata has forgotten it, so that one of
     // us sees it.

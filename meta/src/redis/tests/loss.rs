@@ -5,14 +5,16 @@ use crate::conformance::history::Maker;
 use crate::conformance::model::Model;
 use crate::redis::command::Ask;
 use crate::redis::keys::{self, LARGE_ROWS};
+use crate::redis::slots::Shard;
 use crate::redis::testing::{Cluster, Server, eventually};
 use crate::{
     Brought, Damage, DatasetRecord, DatasetState, Error, Found, Kind, MetaStore, Redis,
     RedisOptions,
 };
 
-use dl_format::{ChunkId, Committed, DirPath, EntryVersion, Stamp};
+use dl_format::{ChunkId, Committed, DatasetId, DirPath, EntryVersion, Stamp};
 use dl_runtime::{Clock, SystemClock};
+use redis::Value;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -141,7 +143,7 @@ async fn an_object_whose_header_was_lost_is_not_taken_off() {
         cluster.servers()[flushed].ask(&["FLUSHALL"]).await;
         for object in old {
             let header = Ask::to(&keys.header(object), "GET");
-            if store.shared.router.ask_one(header).await.unwrap() == redis::Value::Nil {
+            if store.shared.router.ask_one(header).await.unwrap() == Value::Nil {
                 lost += 1;
                 store.retire(id(), &[object]).await.unwrap_err();
             }
@@ -515,4 +517,41 @@ async fn a_server_that_looked_while_all_was_filled_in_lists_and_counts_all_of_it
             assert_eq!(files.count(), 599);
         }
     }
+}
+
+/// Its home went, and the word of it was lost: by a replica that took over without it, or as it was flushed.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_left_of_a_dataset_that_ended_goes_also_without_word_of_it() {
+    let cluster = Cluster::start(3, 0).await;
+    let (store, objects) = filled(&cluster.url()).await;
+    let shared = &store.shared;
+    let left = async || {
+        let mut left = 0;
+        for server in cluster.servers() {
+            let Value::Array(keys) = server.ask(&["KEYS", &format!("*{}*", id())]).await else {
+                panic!("keys")
+            };
+            left += keys.len();
+        }
+        left
+    };
+    let before = left().await;
+    assert!(before > 100, "{before}");
+    // One that lives is not taken for one that ended.
+    shared.to_sweep_all(id()).await.unwrap();
+    shared.sweep().await.unwrap();
+    assert_eq!(left().await, before);
+    shared.router.ask_one(Ask::to(&keys::dropped(), "UNLINK")).await.unwrap();
+    store.drop_dataset(&record().name, DatasetId::from_bytes([3; 16])).await.unwrap();
+    let keys = shared.keys_of(id()).await.unwrap().unwrap();
+    for key in [keys.home(), keys.log(), keys.todo(), keys::names(), keys::mark(Shard::FIRST)] {
+        shared.router.ask_one(Ask::to(&key, "UNLINK")).await.unwrap();
+    }
+    let gone = open(&cluster.url()).await;
+    assert!(gone.damage().await.unwrap().is_some());
+    shared.sweep().await.unwrap();
+    assert!(left().await > 100, "nobody knows of it");
+    gone.drop_dataset(&record().name, id()).await.unwrap();
+    eventually("all of it is gone", || async { left().await == 0 }).await;
+    recover(&gone, &objects).await;
 }

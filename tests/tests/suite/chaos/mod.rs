@@ -234,6 +234,7 @@ impl Stage {
                     longest_delay: Duration::from_millis(300),
                     error,
                 };
+                let before = self.proxy.failed();
                 for method in ["GET", "PUT", "DELETE"] {
                     self.proxy.faults().set_rates(method, Some(rates));
                 }
@@ -241,6 +242,7 @@ impl Stage {
                 for method in ["GET", "PUT", "DELETE"] {
                     self.proxy.faults().set_rates(method, None);
                 }
+                ensure!(self.proxy.failed() > before, "nothing failed");
             }
         }
         Ok(())

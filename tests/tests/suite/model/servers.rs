@@ -21,7 +21,7 @@ const COUNT: usize = 2;
 /// How far ids may be off the clock of servers that don't fail, and how old they are once a purge
 /// may act on them.
 const SKEW: Duration = Duration::from_secs(3);
-pub(super) const SETTLED: Duration = Duration::from_secs(10);
+pub(super) const SETTLED: Duration = Duration::from_secs(15);
 
 /// Stores that fail, and the switch for that.
 pub(super) struct Chaos {

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dl_meta::redis_testing::Cluster;
+use dl_runtime::Deadline;
+use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
 use dl_tests::folder;
 use dl_tests::http::{becomes, becomes_well, get};
@@ -48,8 +50,13 @@ async fn any_of_several_servers_answers_and_one_may_die() -> Result<()> {
 
     let mut put = to(&[&first, &second])?;
     put.arg("put").arg(&source).arg("dl://two").stdin(Stdio::null());
+    let stored = || folder::bytes_under(&data.join("chunks"));
+    let (before, deadline) = (stored()?, Deadline::after(&*clock(), PATIENCE));
     let mut put = Process::start(put.stdout(Stdio::null()).stderr(Stdio::null()))?;
-    std::thread::sleep(Duration::from_millis(100));
+    while stored()? < before + (1 << 20) {
+        ensure!(!deadline.remaining(&*clock()).is_zero(), "it puts nothing");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     first.kill()?;
     ensure!(put.wait(PATIENCE)? == 0, "the put failed");
     compare(&second, "dl://two", &source, &got)?;

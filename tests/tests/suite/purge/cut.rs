@@ -14,7 +14,7 @@ use dl_tests::rounds;
 use dl_tests::wire::Wire;
 
 use super::scene::{
-    GRACE, HOUR, NAME, Writer, check, check_files, history, new_clock, purge_all, serve, stored,
+    GRACE, NAME, SETTLED, Writer, check, check_files, history, new_clock, purge_all, serve, stored,
 };
 
 /// Where the metadata is.
@@ -111,7 +111,7 @@ async fn prepare(metadata: Metadata, purges: u32) -> Result<(World, Writer)> {
     let writer = history(&life.client, &world.time).await?;
     for _ in 0..purges {
         life.client.purge(NAME, GRACE).await?;
-        world.time.advance(HOUR);
+        world.time.advance(SETTLED);
     }
     world.stop(life).await?;
     Ok((world, writer))

@@ -19,7 +19,7 @@ use dl_tests::s3::{Kind, S3, settings};
 use dl_tests::wire::Wire;
 
 use super::scene::{
-    GRACE, HOUR, NAME, Writer, check, check_files, history, purge_all, serve, stored,
+    GRACE, HOUR, NAME, SETTLED, Writer, check, check_files, history, purge_all, serve, stored,
 };
 
 /// For what takes a moment unless something is stuck.
@@ -51,18 +51,18 @@ impl World {
         Ok(Self { redis, bucket, proxy, relay, data: tempfile::tempdir()? })
     }
 
-    /// A dataset that was written two days ago, and purged so often since, an hour apart.
+    /// A dataset that was written two days ago, and purged so often since, each time once all is settled.
     async fn stage(&self, purges: u32) -> Result<Stage> {
         self.redis.ask(&["FLUSHALL"]).await;
         let url = self.bucket.fresh();
         let store = dl_store::open_with(&url, &settings(self.bucket.address())).await?;
         let (meta, _) = dl_meta::open(&self.redis.url(), clock()).await?;
-        let time = self.time_before(48 * HOUR + purges * HOUR)?;
+        let time = self.time_before(48 * HOUR + purges * SETTLED)?;
         let (server, client) = serve(&store, &meta, &time, Stop::Clean).await?;
         let writer = history(&client, &time).await?;
         for _ in 0..purges {
             client.purge(NAME, GRACE).await?;
-            time.advance(HOUR);
+            time.advance(SETTLED);
         }
         drop(client);
         server.stop().await?;
@@ -134,7 +134,7 @@ impl World {
     /// What is left when hours have gone by, in which nobody disturbed the purges.
     async fn end(&self, stage: &Stage) -> Result<[u64; 3]> {
         let time = self.time_before(Duration::ZERO)?;
-        time.advance(2 * HOUR);
+        time.advance(2 * SETTLED);
         let (server, client) = serve(&stage.store, &stage.meta, &time, Stop::Clean).await?;
         check_files(&stage.store, &client, &time, &stage.writer).await?;
         purge_all(&client, &time).await?;

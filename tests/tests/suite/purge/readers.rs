@@ -14,7 +14,7 @@ use dl_tests::cluster::Cluster;
 use dl_tests::wire::Wire;
 use libdiesel::{ReadItem, ShuffleOptions, SnapshotCache};
 
-use super::scene::{HOUR, NAME, Writer, data, new_clock, serve};
+use super::scene::{NAME, SETTLED, Writer, data, new_clock, serve};
 
 /// A dataset of which half was deleted, all of it old enough to be purged.
 async fn half_deleted(client: &Wire, clock: &ManualClock) -> Result<Writer> {
@@ -22,7 +22,7 @@ async fn half_deleted(client: &Wire, clock: &ManualClock) -> Result<Writer> {
     let files: Vec<_> = (0..20).map(|n| (format!("{n:02}"), data(n, 20_000))).collect();
     writer.put(client, clock.now(), &files).await?;
     writer.delete(client, clock.now(), |path| path.starts_with(b"0")).await?;
-    clock.advance(HOUR);
+    clock.advance(SETTLED);
     Ok(writer)
 }
 
@@ -83,7 +83,7 @@ async fn files_that_are_moved_while_they_are_read_are_read() -> Result<()> {
         // Two holes more, so that the next purge moves the rest once more.
         let last: Vec<_> = writer.files.keys().take(4).cloned().collect();
         writer.delete(&client, time.now(), |path| last.iter().any(|p| p == path)).await?;
-        time.advance(HOUR);
+        time.advance(SETTLED);
         if writer.files.is_empty() {
             break;
         }
@@ -161,7 +161,7 @@ fn an_epoch_that_was_begun_before_a_purge_reads_what_was_moved_and_names_what_is
     cluster.run(async {
         writer.delete(&client, time.now(), |path| path < b"6".as_slice()).await?;
         for _ in 0..2 {
-            time.advance(HOUR);
+            time.advance(SETTLED);
             let done = client.purge(NAME, Duration::ZERO).await?;
             ensure!(done.problems.is_empty(), "{done:?}");
         }

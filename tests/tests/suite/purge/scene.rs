@@ -16,6 +16,8 @@ use dl_tests::wire::{Files, Wire, chunk, shape};
 
 pub(super) const NAME: &str = "ds";
 pub(super) const HOUR: Duration = Duration::from_secs(3_600);
+/// More than the 70 minutes for which what was written is left alone.
+pub(super) const SETTLED: Duration = Duration::from_secs(75 * 60);
 pub(super) const GRACE: Duration = Duration::from_secs(900);
 
 /// When the history begins.
@@ -179,12 +181,12 @@ pub(super) async fn stored(store: &Arc<dyn Store>, dataset: DatasetId) -> Result
     Ok([objects.len() as u64 - tombstones, tombstones, bytes])
 }
 
-/// Purges until nothing is left to be done, an hour apart.
+/// Purges until nothing is left to be done, so far apart that what was written is settled.
 pub(super) async fn purge_all(client: &Wire, clock: &ManualClock) -> Result<()> {
     for _ in 0..12 {
         let done = client.purge(NAME, GRACE).await?;
         ensure!(done.problems.is_empty() && done.done, "{done:?}");
-        clock.advance(HOUR);
+        clock.advance(SETTLED);
         if done.rewritten + done.removed + done.waiting == 0 {
             return Ok(());
         }

@@ -10,7 +10,7 @@ use dl_runtime::Clock;
 use dl_tests::cluster::clock;
 
 use super::scene::{
-    GRACE, HOUR, NAME, Writer, check, history, new_clock, purge_all, serve, stored,
+    GRACE, HOUR, NAME, SETTLED, Writer, check, history, new_clock, purge_all, serve, stored,
 };
 
 async fn gives_space_back(meta: Arc<dyn MetaStore>) -> Result<()> {
@@ -98,7 +98,7 @@ async fn what_may_still_be_repeated_stays() -> Result<()> {
     ensure!((done.removed, done.waiting) == (0, 1), "{done:?}");
     ensure!(client.put(dataset, &old).await? == stamp, "the same answer");
     ensure!(client.files(dataset).await?.get(&b"a"[..]).is_some_and(|a| a == b"new"), "revived");
-    time.advance(HOUR);
+    time.advance(SETTLED);
     let done = client.purge(NAME, Duration::ZERO).await?;
     ensure!(done.removed == 1, "{done:?}");
     ensure!(client.put(dataset, &old).await.is_err(), "it is too late");
@@ -136,10 +136,10 @@ async fn small_chunks_are_put_together_once() -> Result<()> {
         let file = (format!("{number}"), super::scene::data(number, 50_000));
         writer.put(&client, time.now(), &[file]).await?;
     }
-    time.advance(HOUR);
+    time.advance(SETTLED);
     let done = client.purge(NAME, Duration::ZERO).await?;
     ensure!((done.rewritten, done.written) == (30, 2), "{done:?}");
-    time.advance(HOUR);
+    time.advance(SETTLED);
     let rest = client.purge(NAME, Duration::ZERO).await?;
     ensure!((rest.rewritten, done.removed + rest.removed) == (0, 30), "{done:?}, {rest:?}");
     let again = client.purge(NAME, Duration::ZERO).await?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dl_format::{DatasetId, FilePath};
-use dl_meta::redis_testing::Server;
+use dl_meta::redis_testing::Cluster;
 use dl_meta::{Memory, MetaStore, Redis, RedisOptions, Stop};
 use dl_runtime::{Clock, ManualClock};
 use dl_store::Store;
@@ -17,7 +17,7 @@ use dl_tests::dice::Dice;
 use dl_tests::wire::Wire;
 
 use super::scene::{
-    HOUR, NAME, Writer, check, check_files, data, new_clock, purge_all, serve, stored,
+    HOUR, NAME, SETTLED, Writer, check, check_files, data, new_clock, purge_all, serve, stored,
 };
 
 /// How much faster time goes by: a purge of less than a second and a half acts on what it saw in
@@ -63,7 +63,7 @@ async fn write(
 ) -> Result<Writer> {
     let dice = Dice::new(u64::from(origin));
     let mut writer = Writer::create(&client, origin).await?;
-    let (until, mut step) = (clock.now() + HOUR + HOUR / 6, 0);
+    let (until, mut step) = (clock.now() + SETTLED + HOUR / 6, 0);
     // On a busy machine the purges need longer before there is something to compare.
     let is_enough = || removed.load(Ordering::Relaxed) > REMOVED;
     while clock.now() < until || (!is_enough() && clock.now() < until + 3 * HOUR) {
@@ -147,10 +147,11 @@ async fn pass(time: Arc<ManualClock>) {
     }
 }
 
-async fn beside_each_other(store: &Arc<dyn Store>, meta: &Arc<dyn MetaStore>) -> Result<()> {
+/// Two servers, each with its own way to the metadata.
+async fn beside_each_other(store: &Arc<dyn Store>, metas: [Arc<dyn MetaStore>; 2]) -> Result<()> {
     let time = new_clock();
-    let (_one, first) = serve(store, meta, &time, Stop::Fresh).await?;
-    let (_two, second) = serve(store, meta, &time, Stop::Clean).await?;
+    let (_one, first) = serve(store, &metas[0], &time, Stop::Fresh).await?;
+    let (_two, second) = serve(store, &metas[1], &time, Stop::Clean).await?;
     let dataset = first.create(NAME).await?;
     let passing = dl_runtime::spawn(pass(Arc::clone(&time)));
     let (removed, book) = (Arc::new(AtomicU64::new(0)), Arc::<Book>::default());
@@ -197,7 +198,7 @@ async fn beside_each_other(store: &Arc<dyn Store>, meta: &Arc<dyn MetaStore>) ->
     // What one purge was about to remove the other one may have found and adopted: the next one
     // sees that it is gone.
     check_files(store, &second, &time, &writer).await.context("when all is quiet")?;
-    time.advance(HOUR);
+    time.advance(SETTLED);
     purge_all(&first, &time).await?;
     check(store, &second, &time, &writer).await.context("purged")?;
     ensure!(first.verify(NAME, true).await?.is_empty(), "verify finds something");
@@ -212,14 +213,16 @@ async fn beside_each_other(store: &Arc<dyn Store>, meta: &Arc<dyn MetaStore>) ->
 #[tokio::test(flavor = "multi_thread")]
 async fn two_purges_beside_writers_deletes_and_readers_lose_and_revive_nothing() -> Result<()> {
     let store = dl_store::open("memory:").await?;
-    beside_each_other(&store, &(Arc::new(Memory::new()) as Arc<dyn MetaStore>)).await
+    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
+    beside_each_other(&store, [Arc::clone(&meta), meta]).await
 }
 
 /// Keeps S-03, S-27 and S-28.
 #[tokio::test(flavor = "multi_thread")]
-async fn two_purges_beside_writers_and_readers_lose_nothing_on_redis() -> Result<()> {
-    let server = Server::start(&[]).await;
+async fn two_purges_beside_writers_and_readers_lose_nothing_on_a_redis_cluster() -> Result<()> {
+    let cluster = Cluster::start(3, 0).await;
     let store = dl_store::open("memory:").await?;
-    let meta = Redis::open(&server.url(), RedisOptions::default(), clock()).await?;
-    beside_each_other(&store, &(Arc::new(meta) as Arc<dyn MetaStore>)).await
+    let url = cluster.url();
+    let open = || Redis::open(&url, RedisOptions::default(), clock());
+    beside_each_other(&store, [Arc::new(open().await?), Arc::new(open().await?)]).await
 }

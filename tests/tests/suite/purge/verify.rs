@@ -11,7 +11,7 @@ use dl_store::{Key, Store, StoreExt};
 use dl_tests::cluster::Running;
 use dl_tests::wire::Wire;
 
-use super::scene::{GRACE, HOUR, NAME, Writer, data, new_clock, serve};
+use super::scene::{GRACE, NAME, SETTLED, Writer, data, new_clock, serve};
 
 struct Scene {
     store: Arc<dyn Store>,
@@ -34,7 +34,7 @@ async fn scene() -> Result<Scene> {
         writer.put(&client, time.now(), &files).await?;
     }
     writer.delete(&client, time.now(), |path| path.ends_with(b"/0")).await?;
-    time.advance(HOUR);
+    time.advance(SETTLED);
     Ok(Scene { store, meta, time, _server: server, client, writer })
 }
 
@@ -124,7 +124,7 @@ async fn what_was_lost_is_found_no_more_once_it_is_put_again_and_the_object_is_g
     for chunk in [short, damaged] {
         scene.store.delete(&scene.key(chunk)?).await?;
     }
-    scene.time.advance(HOUR);
+    scene.time.advance(SETTLED);
     scene.client.purge(NAME, Duration::ZERO).await?;
     ensure!(scene.verify(true).await?.is_empty(), "{:?}", scene.verify(true).await?);
     ensure!(scene.client.files(scene.writer.dataset).await? == scene.writer.files, "the files");
@@ -170,12 +170,12 @@ async fn a_purge_names_damaged_files_and_leaves_them_where_they_are() -> Result<
     let (client, now) = (scene.client.clone(), scene.time.now());
     scene.writer.delete(&client, now, |path| path < &b"a/6"[..]).await?;
     scene.damage(chunk, |length| length - 10).await?;
-    scene.time.advance(HOUR);
+    scene.time.advance(SETTLED);
     for _ in 0..2 {
         let purged = scene.client.purge(NAME, Duration::ZERO).await?;
         let [problem] = purged.problems.as_slice() else { anyhow::bail!("{purged:?}") };
         ensure!(problem.contains("a/8 is damaged"), "{problem}");
-        scene.time.advance(HOUR);
+        scene.time.advance(SETTLED);
     }
     ensure!(scene.chunk_of("a/8").await? == chunk, "it was moved");
     ensure!(scene.chunk_of("a/7").await? != chunk, "the others were not");
@@ -191,7 +191,7 @@ async fn beside_a_damaged_header_deleted_files_are_kept_deleted() -> Result<()> 
     let (client, now) = (scene.client.clone(), scene.time.now());
     scene.writer.delete(&client, now, |path| path.starts_with(b"a/")).await?;
     scene.damage(chunk, |_| 200).await?;
-    scene.time.advance(HOUR);
+    scene.time.advance(SETTLED);
     for _ in 0..2 {
         let purged = scene.client.purge(NAME, Duration::ZERO).await?;
         ensure!(purged.removed == 0, "{purged:?}");
@@ -200,7 +200,7 @@ async fn beside_a_damaged_header_deleted_files_are_kept_deleted() -> Result<()> 
     scene.damage(chunk, |_| 200).await?;
     for _ in 0..3 {
         scene.client.purge(NAME, Duration::ZERO).await?;
-        scene.time.advance(HOUR);
+        scene.time.advance(SETTLED);
     }
     ensure!(scene.client.files(scene.writer.dataset).await? == scene.writer.files, "other files");
     ensure!(scene.verify(true).await?.is_empty(), "found something");
