@@ -11,10 +11,10 @@ use dl_runtime::{Deadline, SeededRandom};
 use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
 use dl_tests::etcd::Etcd;
-use dl_tests::folder;
 use dl_tests::program::{Server, dl, dlcmd, run, server_command};
 use dl_tests::proxy::{Instead, Proxy};
 use dl_tests::s3::{self, Kind, S3};
+use dl_tests::{folder, http};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -28,6 +28,17 @@ fn soon(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
         std::thread::sleep(Duration::from_millis(100));
     }
     Ok(())
+}
+
+/// The bounds of memory for reads and for writes in MiB, as the metrics tell them.
+fn bounds(server: &Server) -> Result<(u64, u64)> {
+    let (_, text) = http::get(server.http(), "/metrics")?;
+    let value = |budget: &str| -> Result<u64> {
+        let name = format!("diesel_memory_budget_bytes{{budget=\"{budget}\"}} ");
+        let value = text.lines().find_map(|line| line.strip_prefix(name.as_str()));
+        Ok(value.with_context(|| format!("find {name} in {text}"))?.parse::<u64>()? >> 20)
+    };
+    Ok((value("read")?, value("write")?))
 }
 
 /// Whether a put is let through, and refused for the right reason otherwise.
@@ -74,6 +85,63 @@ fn a_file_that_changes_makes_a_server_read_only_and_back() -> Result<()> {
     soon("read-write", writes)?;
     let log = server.stop()?;
     ensure!(log.contains("can't be used"), "{log}");
+    Ok(())
+}
+
+/// Keeps S-33.
+#[test]
+fn bounds_of_memory_that_change_count_and_those_of_the_start_when_left_out() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let config = scene.path().join("dlserver.toml");
+    fs::write(&config, "grace = \"5s\"\nread_memory = \"20MiB\"\n")?;
+    let config_flag = config.to_string_lossy().into_owned();
+    let flags = ["--config", &config_flag, "--http", "127.0.0.1:0"];
+    let first = ["--read-memory", "16MiB", "--write-memory", "12MiB"];
+    let flags = [&flags[..], &first].concat();
+    let server = Server::start_with(&scene.path().join("data"), "127.0.0.1:0", &flags)?;
+    ensure!(bounds(&server)? == (16, 12), "at the start: {:?}", bounds(&server)?);
+    for (live, now) in [
+        ("read_memory = \"32MiB\"\nwrite_memory = \"8MiB\"", (32, 8)),
+        ("write_memory = \"24MiB\"", (16, 24)),
+        ("", (16, 12)),
+    ] {
+        fs::write(&config, format!("[live]\n{live}\n"))?;
+        soon(live, || Ok(bounds(&server)? == now))?;
+        // They count for who reads and writes, too.
+        ensure!(may_write(&server, &file(scene.path(), live)?)?, "{live}: no put");
+        run(server.dlcmd()?.args(["cat", "dl://small/file"]))?.code(0)?;
+    }
+    server.stop()?;
+    Ok(())
+}
+
+/// Keeps S-33.
+#[test]
+fn bounds_of_memory_and_what_to_keep_follow_etcd() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let (source, fast) = (scene.path().join("src"), scene.path().join("fast"));
+    folder::fill(&source, 30, 20_000, &Dice::new(1))?;
+    let etcd = Etcd::start(1)?;
+    let set = |text: &str| etcd.control(&["put", "/diesel/config", text]);
+    set("# nothing yet")?;
+    let config = format!("etcd://{}/diesel/config", etcd.addresses());
+    let fast_flag = fast.to_string_lossy().into_owned();
+    let flags = ["--config", &config, "--fast-store", &fast_flag, "--http", "127.0.0.1:0"];
+    let server = Server::start_with(&scene.path().join("data"), "127.0.0.1:0", &flags)?;
+    for dataset in ["dl://kept-1", "dl://other"] {
+        run(server.dlcmd()?.arg("put").arg(&source).arg(dataset))?.code(0)?;
+    }
+    let first = bounds(&server)?;
+    let copies = || folder::bytes_under(&fast.join("copies"));
+    ensure!(copies()? == 0, "copied before anybody asked");
+    let objects = folder::bytes_under(&scene.path().join("data/chunks"))?;
+    set("[live]\nread_memory = \"16MiB\"\nwrite_memory = \"8MiB\"\nkeep = [\"kept-*\"]")?;
+    soon("the bounds count", || Ok(bounds(&server)? == (16, 8)))?;
+    soon("the dataset is copied", || Ok(copies()? > objects / 3))?;
+    ensure!(copies()? < objects * 2 / 3, "the other one, too");
+    set("[live]\nkeep = []")?;
+    soon("the bounds are those of the start", || Ok(bounds(&server)? == first))?;
+    server.stop()?;
     Ok(())
 }
 
