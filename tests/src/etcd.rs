@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use dl_runtime::Deadline;
 use tempfile::TempDir;
 
+use crate::ca::Ca;
 use crate::cluster::clock;
 use crate::program::{Process, run};
 
@@ -21,6 +22,16 @@ pub struct Etcd {
     nodes: Vec<Node>,
     folder: TempDir,
     all: String,
+    speech: Speech,
+}
+
+/// How clients speak to it.
+#[derive(Debug)]
+struct Speech {
+    scheme: &'static str,
+    /// What etcd and etcdctl are told of it.
+    flags: Vec<String>,
+    control: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -37,6 +48,26 @@ impl Etcd {
     /// # Errors
     /// When etcd is not installed (`make etcd`) or does not come up.
     pub fn start(count: usize) -> Result<Self> {
+        let speech = Speech { scheme: "http", flags: Vec::new(), control: Vec::new() };
+        Self::speaking(count, speech)
+    }
+
+    /// Starts one node whose clients speak TLS, trust this CA and, where it asks, show a
+    /// certificate of it. It is given more flags.
+    ///
+    /// # Errors
+    /// As [`Self::start`], or when its certificate can't be written.
+    pub fn start_tls(ca: &Ca, flags: &[&str]) -> Result<Self> {
+        ca.issue("etcd", "127.0.0.1", false)?;
+        let (trusted, cert, key) = (ca.file("ca.pem"), ca.file("etcd.pem"), ca.file("etcd.key"));
+        let shown = ["--cert-file", &cert, "--key-file", &key];
+        let control = ["--cacert", &trusted, "--cert", &cert, "--key", &key];
+        let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
+        let (flags, control) = (words(&[&shown, flags].concat()), words(&control));
+        Self::speaking(1, Speech { scheme: "https", flags, control })
+    }
+
+    fn speaking(count: usize, speech: Speech) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         // All are held until all are known, so that none is given twice.
         let held: Vec<_> =
@@ -58,7 +89,7 @@ impl Etcd {
             .iter()
             .map(|node| format!("{}=http://127.0.0.1:{}", node.name, node.peer))
             .collect();
-        let mut etcd = Self { nodes, folder, all: all.join(",") };
+        let mut etcd = Self { nodes, folder, all: all.join(","), speech };
         for number in 0..count {
             etcd.run(number)?;
         }
@@ -73,7 +104,7 @@ impl Etcd {
     pub fn run(&mut self, number: usize) -> Result<()> {
         let node = self.nodes.get_mut(number).context("no such node")?;
         let data: PathBuf = self.folder.path().join(&node.name);
-        let client = format!("http://127.0.0.1:{}", node.client);
+        let client = format!("{}://127.0.0.1:{}", self.speech.scheme, node.client);
         let peer = format!("http://127.0.0.1:{}", node.peer);
         let mut command = Command::new("etcd");
         command.args(["--name", &node.name, "--data-dir"]).arg(&data);
@@ -81,6 +112,7 @@ impl Etcd {
         command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
         command.args(["--initial-cluster", &self.all, "--initial-cluster-state", "new"]);
         command.args(["--logger", "zap", "--log-level", "error", "--unsafe-no-fsync"]);
+        command.args(&self.speech.flags);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         node.process = Some(Process::start(&mut command)?);
         Ok(())
@@ -122,7 +154,8 @@ impl Etcd {
     pub fn control(&self, arguments: &[&str]) -> Result<()> {
         let mut command = Command::new("etcdctl");
         command.env("ETCDCTL_API", "3").args(["--endpoints", &self.addresses()]);
-        run(command.args(["--command-timeout", "2s"]).args(arguments))?.code(0)?;
+        command.args(&self.speech.control).args(["--command-timeout", "2s"]);
+        run(command.args(arguments))?.code(0)?;
         Ok(())
     }
 }

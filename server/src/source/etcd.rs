@@ -4,8 +4,9 @@
 //! Must hold: nothing is given that a majority of etcd has not agreed on; a node that is away,
 //! hangs or lost its leader is left for the next one; no password is shown.
 
+use std::error::Error;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use prost::Message;
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::metadata::{Ascii, MetadataValue};
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
@@ -25,6 +26,13 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// A node that says nothing for so long, and then not to a ping either, is away.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 
+/// What is told of an address that names other files.
+const WRONG_FILES: &str =
+    "only ?ca=FILE&cert=FILE&key=FILE is known, cert and key together, and only with etcds://";
+
+/// How the reason begins why a connection is of no more use.
+const HUNG_UP: &str = "the connection ended";
+
 /// Where a key is.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Address {
@@ -32,23 +40,54 @@ pub struct Address {
     key: String,
     login: Option<(String, String)>,
     is_tls: bool,
+    files: Files,
+}
+
+/// The files that an address names behind `?`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Files {
+    /// Certificates to trust instead of those of the machine.
     ca: Option<PathBuf>,
+    /// The certificate by which etcd knows us, and its key.
+    cert: Option<PathBuf>,
+    key: Option<PathBuf>,
+}
+
+impl Files {
+    fn parse(query: &str) -> Option<Self> {
+        let mut files = Self::default();
+        for part in query.split('&') {
+            let (name, file) = part.split_once('=')?;
+            let place = match name {
+                "ca" => &mut files.ca,
+                "cert" => &mut files.cert,
+                "key" => &mut files.key,
+                _ => return None,
+            };
+            if file.is_empty() || place.replace(file.into()).is_some() {
+                return None;
+            }
+        }
+        (files.cert.is_some() == files.key.is_some()).then_some(files)
+    }
 }
 
 impl Address {
-    /// Understands `etcd[s]://[USER:PASSWORD@]HOST:PORT,.../KEY[?ca=FILE]`; none when it is no
-    /// address of etcd at all.
+    /// Understands `etcd[s]://[USER:PASSWORD@]HOST:PORT,.../KEY`, with
+    /// `?ca=FILE&cert=FILE&key=FILE` or some of them; none when it is no address of etcd at all.
     pub(super) fn parse(text: &str) -> Option<Result<Self, &'static str>> {
         let (is_tls, rest) = match text.strip_prefix("etcd://") {
             Some(rest) => (false, rest),
             None => (true, text.strip_prefix("etcds://")?),
         };
-        let (rest, ca) = match rest.split_once("?ca=") {
-            Some((rest, ca)) => (rest, Some(PathBuf::from(ca))),
-            None => (rest, None),
-        };
         let Some((nodes, key)) = rest.split_once('/') else {
             return Some(Err("give the key too, as in etcd://HOST:2379/diesel/config"));
+        };
+        let (key, query) = key.split_once('?').map_or((key, None), |(a, b)| (a, Some(b)));
+        let files = match query.map(Files::parse) {
+            None => Files::default(),
+            Some(Some(files)) if is_tls => files,
+            Some(_) => return Some(Err(WRONG_FILES)),
         };
         let (login, nodes) = match nodes.rsplit_once('@') {
             Some((login, nodes)) => match login.split_once(':') {
@@ -66,10 +105,8 @@ impl Address {
             Err("give hosts and ports, as in etcd://HOST:2379,HOST:2379/diesel/config")
         } else if key.is_empty() {
             Err("give the key too, as in etcd://HOST:2379/diesel/config")
-        } else if ca.is_some() && !is_tls {
-            Err("a certificate to trust needs TLS: etcds://")
         } else {
-            Ok(Self { nodes, key: format!("/{key}"), login, is_tls, ca })
+            Ok(Self { nodes, key: format!("/{key}"), login, is_tls, files })
         })
     }
 }
@@ -143,6 +180,16 @@ impl Etcd {
         let node = self.address.nodes.get(turn).cloned().unwrap_or_default();
         let deadline = Deadline::after(&*self.clock, PATIENCE);
         match deadline.bound(&*self.clock, self.begin_at(&node)).await {
+            // Mostly, a certificate is refused after the two ends have agreed on how to encrypt.
+            Ok(Err(why))
+                if self.address.is_tls
+                    && (why.starts_with(HUNG_UP) || why.contains("received fatal alert")) =>
+            {
+                Err(format!(
+                    "{node}: {why}; if it wants certificates of its clients, write \
+                     ?cert=FILE&key=FILE behind the key, with one that it trusts"
+                ))
+            }
             Ok(begun) => begun.map_err(|why| format!("{node}: {why}")),
             Err(_) => Err(format!("{node}: no answer in {PATIENCE:?}")),
         }
@@ -182,17 +229,19 @@ impl Etcd {
             .keep_alive_timeout(KEEPALIVE)
             .keep_alive_while_idle(true);
         if self.address.is_tls {
-            let trusted = match &self.address.ca {
-                Some(path) => {
-                    let path = path.clone();
-                    let pem = dl_runtime::blocking::run(move || std::fs::read(path)).await;
-                    let pem = pem.map_err(|stopped| stopped.to_string())?;
-                    let pem = pem.map_err(|error| format!("the certificate to trust: {error}"))?;
-                    ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem))
+            let Files { ca, cert, key } = &self.address.files;
+            let mut tls = match ca {
+                Some(ca) => {
+                    let ca = read("the certificate to trust", ca).await?;
+                    ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca))
                 }
                 None => ClientTlsConfig::new().with_native_roots(),
             };
-            endpoint = endpoint.tls_config(trusted).map_err(|error| causes(&error))?;
+            if let (Some(cert), Some(key)) = (cert, key) {
+                let cert = read("the certificate to show", cert).await?;
+                tls = tls.identity(Identity::from_pem(cert, read("its key", key).await?));
+            }
+            endpoint = endpoint.tls_config(tls).map_err(|error| causes(&error))?;
         }
         endpoint.connect().await.map_err(|error| causes(&error))
     }
@@ -207,6 +256,13 @@ impl Etcd {
     }
 }
 
+async fn read(what: &str, path: &Path) -> Result<Vec<u8>, String> {
+    let file = path.to_owned();
+    let read = dl_runtime::blocking::run(move || std::fs::read(file)).await;
+    let read = read.map_err(|stopped| stopped.to_string())?;
+    read.map_err(|error| format!("{what}: {}: {error}", path.display()))
+}
+
 type Token = MetadataValue<Ascii>;
 
 fn authorize<T>(request: &mut Request<T>, token: Option<&Token>) {
@@ -216,7 +272,7 @@ fn authorize<T>(request: &mut Request<T>, token: Option<&Token>) {
 }
 
 async fn ready(grpc: &mut Grpc<Channel>) -> Result<(), String> {
-    grpc.ready().await.map_err(|error| causes(&error))
+    grpc.ready().await.map_err(|error| format!("{HUNG_UP}: {}", causes(&error)))
 }
 
 async fn unary<Q, A>(
@@ -240,12 +296,16 @@ fn text(found: Option<KeyValue>) -> Result<String, String> {
     String::from_utf8(found.value).map_err(|_| "what is under this key is no text".to_owned())
 }
 
+/// What etcd says, or what became of the connection when it says nothing.
 fn why(status: &Status) -> String {
-    format!("{}: {}", status.code(), status.message())
+    match status.source() {
+        Some(cause) => format!("{HUNG_UP}: {}", causes(cause)),
+        None => format!("{}: {}", status.code(), status.message()),
+    }
 }
 
 /// An error and what lies under it.
-fn causes(error: &dyn std::error::Error) -> String {
+fn causes(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -340,10 +400,24 @@ mod tests {
         assert_eq!(address.key, "/diesel/config");
         assert_eq!(address.login, Some(("me".into(), "se:cr@t".into())));
         assert_eq!(format!("{address} {address:?}").matches("se:cr").count(), 0);
-        assert!(parse("etcds://a:1/k?ca=/x.pem").unwrap().is_tls);
-        for wrong in
-            ["etcd://a:2379", "etcd://a/k", "etcd:///k", "etcd://a:1/", "etcd://a:1/k?ca=f"]
-        {
+        let address = parse("etcds://me:a?b@a:1/k?ca=/x@y.pem").unwrap();
+        assert_eq!((address.is_tls, address.files.ca), (true, Some("/x@y.pem".into())));
+        assert_eq!((address.key.as_str(), address.files.cert), ("/k", None));
+        let files = parse("etcds://a:1/k?key=/k.pem&cert=/c.pem").unwrap().files;
+        assert_eq!((files.ca, files.cert), (None, Some("/c.pem".into())));
+        assert_eq!(files.key, Some("/k.pem".into()));
+        for wrong in [
+            "etcd://a:2379",
+            "etcd://a/k",
+            "etcd:///k",
+            "etcd://a:1/",
+            "etcd://a:1/k?ca=f",
+            "etcds://a:1/?ca=f",
+            "etcds://a:1/k?ca=",
+            "etcds://a:1/k?ca=f&ca=g",
+            "etcds://a:1/k?cert=f",
+            "etcds://a:1/k?other=f",
+        ] {
             parse(wrong).unwrap_err();
         }
         assert!(Address::parse("/etc/diesel.toml").is_none());

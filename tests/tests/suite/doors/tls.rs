@@ -1,69 +1,19 @@
 //! TLS, and every way in which the two ends can misunderstand each other.
 
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dl_runtime::Deadline;
+use dl_tests::ca::Ca;
 use dl_tests::cluster::clock;
 use dl_tests::program::{Ended, Server, dlcmd, run, server_command};
 use dl_tests::{folder, http};
-use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
-    date_time_ymd,
-};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
 use super::UsersFile;
-
-/// A CA, in files.
-struct Ca {
-    folder: PathBuf,
-    issuer: CertifiedIssuer<'static, KeyPair>,
-}
-
-impl Ca {
-    fn new(folder: &Path, name: &str) -> Result<Self> {
-        let mut params = CertificateParams::new(Vec::<String>::new())?;
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.distinguished_name.push(rcgen::DnType::CommonName, name);
-        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
-        let folder = folder.join(name);
-        std::fs::create_dir(&folder)?;
-        std::fs::write(folder.join("ca.pem"), issuer.pem())?;
-        Ok(Self { folder, issuer })
-    }
-
-    fn file(&self, name: &str) -> String {
-        self.folder.join(name).to_string_lossy().into_owned()
-    }
-
-    /// Makes NAME.pem and NAME.key for a host; expired, if it is.
-    fn issue(&self, name: &str, host: &str, is_expired: bool) -> Result<()> {
-        let key = KeyPair::generate()?;
-        let mut params = CertificateParams::new(vec![host.to_owned()])?;
-        params.extended_key_usages =
-            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        if is_expired {
-            params.not_before = date_time_ymd(2001, 1, 1);
-            params.not_after = date_time_ymd(2002, 1, 1);
-        }
-        let certificate = params.signed_by(&key, &self.issuer)?;
-        std::fs::write(self.file(&format!("{name}.pem")), certificate.pem())?;
-        std::fs::write(self.file(&format!("{name}.key")), key.serialize_pem())?;
-        Ok(())
-    }
-
-    /// A server with that certificate.
-    fn serve(&self, name: &str, more: &[&str]) -> Result<Server> {
-        let (cert, key) = (self.file(&format!("{name}.pem")), self.file(&format!("{name}.key")));
-        let flags = [&["--tls-cert", cert.as_str(), "--tls-key", key.as_str()], more].concat();
-        Server::start_with(&self.folder.join("data"), "127.0.0.1:0", &flags)
-    }
-}
 
 fn to(server: &Server, scheme: &str) -> Result<Command> {
     let mut command = dlcmd()?;

@@ -8,6 +8,7 @@ mod damaged;
 mod deaf;
 mod demo;
 mod full;
+mod guarded;
 mod half;
 mod hostile;
 mod in_turn;

@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Of a bucket that takes its time.
 const LONGEST: Duration = Duration::from_secs(6);
 
-fn soon(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+pub(super) fn soon(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
     let deadline = Deadline::after(&*clock(), PATIENCE);
     while !is_so()? {
         ensure!(!deadline.remaining(&*clock()).is_zero(), "{what}: not in {PATIENCE:?}");
@@ -31,7 +31,7 @@ fn soon(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
 }
 
 /// The bounds of memory for reads and for writes in MiB, as the metrics tell them.
-fn bounds(server: &Server) -> Result<(u64, u64)> {
+pub(super) fn bounds(server: &Server) -> Result<(u64, u64)> {
     let (_, text) = http::get(server.http(), "/metrics")?;
     let value = |budget: &str| -> Result<u64> {
         let name = format!("diesel_memory_budget_bytes{{budget=\"{budget}\"}} ");

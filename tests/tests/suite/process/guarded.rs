@@ -1,0 +1,96 @@
+//! An etcd that speaks TLS, and asks who comes.
+
+use std::time::Duration;
+
+use anyhow::{Result, anyhow, ensure};
+use dl_tests::ca::Ca;
+use dl_tests::etcd::Etcd;
+use dl_tests::program::{Server, run, server_command};
+
+use super::settings::{bounds, soon};
+
+/// What may be in no text.
+const SECRET: &str = "TOP:SE@CRET";
+
+/// How long etcd knows a login.
+const TOKEN: Duration = Duration::from_secs(1);
+
+/// Keeps S-33 and S-30.
+#[test]
+fn settings_come_from_an_etcd_with_tls_logins_and_certificates_of_clients() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let (ca, other) = (Ca::new(scene.path(), "ca")?, Ca::new(scene.path(), "other")?);
+    for ca in [&ca, &other] {
+        ca.issue("client", "diesel", false)?;
+    }
+    let (trusted, ttl) = (ca.file("ca.pem"), TOKEN.as_secs().to_string());
+    let wants = ["--client-cert-auth", "--trusted-ca-file", &trusted, "--auth-token-ttl", &ttl];
+    let mut etcd = Etcd::start_tls(&ca, &wants)?;
+    // A user of the one key, who may only read it.
+    let user = format!("diesel:{SECRET}");
+    for arguments in [
+        &["user", "add", "root:root"][..],
+        &["user", "add", &user],
+        &["role", "add", "settings"],
+        &["role", "grant-permission", "settings", "read", "/diesel/config"],
+        &["user", "grant-role", "diesel", "settings"],
+        &["auth", "enable"],
+    ] {
+        etcd.control(arguments)?;
+    }
+    let set = |etcd: &Etcd, mib: u64| {
+        let text = format!("[live]\nread_memory = \"{mib}MiB\"\n");
+        etcd.control(&["--user", "root:root", "put", "/diesel/config", &text])
+    };
+    set(&etcd, 16)?;
+    let config = |login: &str, files: &str| {
+        let place = format!("etcds://{login}@{}/diesel/config?{files}", etcd.addresses());
+        ("DIESEL_CONFIG".to_owned(), place)
+    };
+    let shown = |ca: &Ca| format!("cert={}&key={}", ca.file("client.pem"), ca.file("client.key"));
+    let (trusted, shown, unknown) = (format!("ca={trusted}"), shown(&ca), shown(&other));
+    let good = config(&user, &format!("{trusted}&{shown}"));
+
+    let refused = |login: &str, files: String, told: &str| -> Result<()> {
+        let mut command = server_command()?;
+        command.envs([config(login, &files)]).args(["--listen", "127.0.0.1:0", "--data"]);
+        let ended = run(command.arg(scene.path().join("refused")))?.code(2)?;
+        let said = format!("{}{}", ended.text(), ended.stderr);
+        ensure!(said.contains(told) && !said.contains("CRET"), "{files}: {said}");
+        Ok(())
+    };
+    let wrong = [
+        ("diesel:CRET", format!("{trusted}&{shown}"), "invalid user ID or password"),
+        (&user, format!("ca={}&{shown}", other.file("ca.pem")), "invalid peer certificate"),
+        (&user, shown.clone(), "invalid peer certificate"),
+        (&user, trusted.clone(), "?cert=FILE&key=FILE"),
+        (&user, format!("{trusted}&{unknown}"), "?cert=FILE&key=FILE"),
+        (&user, format!("{trusted}&cert=/no/cert&key=/no/key"), "/no/cert: No such file"),
+    ];
+    // Each takes as long as a server waits for its settings.
+    std::thread::scope(|scope| {
+        let refused = &refused;
+        let begun =
+            wrong.map(|(login, files, told)| scope.spawn(move || refused(login, files, told)));
+        begun.into_iter().try_for_each(|one| one.join().map_err(|_| anyhow!("it panicked"))?)
+    })?;
+
+    let flags = ["--http", "127.0.0.1:0"];
+    let server = Server::start_among(&scene.path().join("data"), "127.0.0.1:0", &flags, &[good])?;
+    let reads = |mib: u64| soon("news", || Ok(bounds(&server)?.0 == mib));
+    reads(16)?;
+    set(&etcd, 20)?;
+    reads(20)?;
+    // etcd has forgotten the login, and what is watched goes on.
+    std::thread::sleep(TOKEN * 4);
+    set(&etcd, 24)?;
+    reads(24)?;
+    // Whoever begins again logs in again.
+    etcd.kill(0)?;
+    etcd.run(0)?;
+    soon("etcd is back", || Ok(set(&etcd, 28).is_ok()))?;
+    reads(28)?;
+    let log = server.stop()?;
+    ensure!(!log.contains("CRET"), "{log}");
+    Ok(())
+}
