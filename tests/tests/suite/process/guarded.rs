@@ -53,7 +53,8 @@ fn settings_come_from_an_etcd_with_tls_logins_and_certificates_of_clients() -> R
 
     let refused = |login: &str, files: String, told: &str| -> Result<()> {
         let mut command = server_command()?;
-        command.envs([config(login, &files)]).args(["--listen", "127.0.0.1:0", "--data"]);
+        command.envs([config(login, &files)]).env("SSL_CERT_FILE", other.file("ca.pem"));
+        command.args(["--listen", "127.0.0.1:0", "--data"]);
         let ended = run(command.arg(scene.path().join("refused")))?.code(2)?;
         let said = format!("{}{}", ended.text(), ended.stderr);
         ensure!(said.contains(told) && !said.contains("CRET"), "{files}: {said}");
