@@ -3,8 +3,8 @@
 //! Must hold: a request that failed on the way, or whose answer stalls or is cut, comes out as one
 //! that may be sent again, whatever its method. That is sound because each of ours is: a create
 //! carries a mark of its own, and no key is used again once its object was deleted. But for two, which a
-//! late answer to a delete may take away again: a name that a recovery puts in the place of another one,
-//! which is read back, and the parts of a snapshot, which are made again where they are gone.
+//! delete that comes late may take away again: a name that a recovery puts in the place of another one,
+//! which the next recovery writes again, and the parts of a snapshot, which are made again.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
@@ -81,9 +82,12 @@ pub fn bytes_under(root: &Path) -> Result<u64> {
     let mut bytes = 0;
     for entry in fs::read_dir(root)? {
         let entry = entry?;
-        bytes += match entry.file_type()?.is_dir() {
-            true => bytes_under(&entry.path())?,
-            false => entry.metadata()?.len(),
+        bytes += match entry.metadata() {
+            Ok(found) if found.is_dir() => bytes_under(&entry.path())?,
+            Ok(found) => found.len(),
+            // It was renamed or removed meanwhile.
+            Err(error) if error.kind() == ErrorKind::NotFound => 0,
+            Err(error) => return Err(error.into()),
         };
     }
     Ok(bytes)

@@ -405,7 +405,7 @@ impl Shared {
         let home = self.home(id).await?;
         if let Some(home) = &home {
             self.kill(home).await?;
-        } else if self.damage().await.is_ok_and(|damage| damage.is_some()) {
+        } else if self.health().damage().is_some() {
             // It may have had one, and the word that whoever ended it left may be lost.
             self.to_sweep_all(id).await?;
         }

@@ -60,11 +60,10 @@ impl Shared {
     }
 
     /// Leaves word that of a dataset which ended all is to be removed, in whichever epoch it was, unless it
-    /// has a home.
+    /// has a home. The next sweep is soon enough: there may be many such, and mostly nothing is left.
     pub(super) async fn to_sweep_all(&self, dataset: DatasetId) -> Result<(), Failure> {
         let ask = Ask::script(&ROOM, &keys::dropped(), &[]).arg("HSET");
         self.router.ask_one(ask.arg(format!("{dataset}:*")).arg(self.seconds())).await?;
-        self.sweep_now.notify_one();
         Ok(())
     }
 

@@ -5,7 +5,9 @@
 //! or stands for one without objects, gets it back as long as the metadata has it. A name that can't
 //! be read is not taken for one that is not there.
 
-use dl_format::{DatasetId, DatasetName, NameRecord, NameState, name_key};
+use std::time::Duration;
+
+use dl_format::{DatasetId, DatasetName, NameRecord, NameState, Stamp, name_key};
 use dl_meta::{Damage, DatasetRecord, DatasetState};
 use dl_proto::{Kind, Role};
 use futures::stream::{self, StreamExt};
@@ -17,35 +19,51 @@ use crate::leftovers;
 use crate::names::{self, Deleted, Named, Names, Past};
 use crate::parts::{Parts, key};
 
+/// How long after a dataset was deleted, by clocks that are half an hour apart, something may still be
+/// left of it in metadata that lost nothing.
+const ENDS_WITHIN: Duration = Duration::from_secs(65 * 60);
+
 /// Deleted datasets that are looked for in the metadata at once.
 const LOOKED_AT_ONCE: usize = 64;
 
-/// Ends the datasets in the metadata that were deleted; where it `lacks` something, also those that it does
-/// not know any more and may have rows of. Whoever asked for a recovery may not know of all of them: none
-/// is named but in the log.
-pub(super) async fn end_deleted(parts: &Parts, lacks: bool) -> Result<(), Error> {
+/// Ends the datasets in the metadata that were deleted; of those that it does not know any more, it may
+/// have rows if what was lost in the `damage` is from after they ended. Whoever asked for a recovery may
+/// not know of all of them: none is named but in the log.
+pub(super) async fn end_deleted(parts: &Parts, damage: Option<Damage>) -> Result<(), Error> {
+    let may_have_rows = |ended: Stamp| {
+        damage.is_some_and(|damage| {
+            let ended = ended.time() + ENDS_WITHIN;
+            damage.since.is_none_or(|since| ended >= since.time())
+        })
+    };
     let names::Deletions { found, used_again } = names::deleted(parts, Past::All).await?;
     let by_id = stream::iter(found).map(|Deleted { name, named, .. }| async move {
-        let record = parts.meta.record(named.record.dataset).await;
-        (name, Some(named.record.dataset), record)
+        let (id, ended) = (named.record.dataset, named.record.created);
+        let record = match parts.meta.record(id).await {
+            Ok(None) if may_have_rows(ended) => {
+                leftovers::forget(parts, &name, id).await.map(|()| None)
+            }
+            record => record.map_err(|error| Error::meta("find deleted dataset", &name, error)),
+        };
+        (name, record)
     });
     // Ids of what was deleted before are not kept, and those that are may not be readable.
     let by_name = stream::iter(used_again).map(|(name, newest)| async move {
         let record = parts.meta.record_named(&name).await;
         let record = record.map(|record| record.filter(|record| record.generation < newest));
-        (name, None, record)
+        let record = record.map_err(|error| Error::meta("find deleted dataset", &name, error));
+        (name, record)
     });
     let by_id = by_id.buffer_unordered(LOOKED_AT_ONCE);
     let mut found = std::pin::pin!(by_id.chain(by_name.buffer_unordered(LOOKED_AT_ONCE)));
-    while let Some((name, id, record)) = found.next().await {
-        let ended = match (record, id) {
-            (Ok(None), Some(id)) if lacks => leftovers::forget(parts, &name, id).await,
-            (Ok(None), _) => continue,
-            (Ok(Some(record)), _) => {
+    while let Some((name, record)) = found.next().await {
+        let ended = match record {
+            Ok(None) => continue,
+            Ok(Some(record)) => {
                 tracing::warn!(%name, id = %record.id, "metadata had a dataset that was deleted");
                 leftovers::forget(parts, &record.name, record.id).await
             }
-            (Err(error), _) => Err(Error::meta("find deleted dataset", &name, error)),
+            Err(error) => Err(error),
         };
         let Err(error) = ended else { continue };
         tracing::error!(%name, error = error.chain(), "a deleted dataset can't be ended");
@@ -172,10 +190,6 @@ async fn restore_name(
     // False: somebody else was faster, which is as good.
     if !names::create(parts, name, generation, record).await? {
         return Ok(false);
-    }
-    if other.is_some() {
-        // The removal may have been sent twice.
-        names::held(parts, name, generation).await?;
     }
     // Whoever deletes it meanwhile looks at the name once the metadata has forgotten it, so that one of
     // us sees it.

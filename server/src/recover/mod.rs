@@ -113,7 +113,7 @@ async fn rebuild(
     let damaged = damage.map(|damage| damage.since.map_or(0, seconds_of));
     // Metadata that lost its last writes may have datasets that were deleted since. Not before: what
     // comes back from now on comes with a loss of its own.
-    living::end_deleted(parts, damage.is_some()).await?;
+    living::end_deleted(parts, damage).await?;
     let shares = Shares::default();
     let late_ones = &late;
     let tells_missing = true;

@@ -101,7 +101,9 @@ impl Address {
             let port = node.rsplit_once(':').filter(|(host, _)| !host.is_empty());
             port.is_some_and(|(_, port)| port.parse::<u16>().is_ok())
         };
-        Some(if !nodes.iter().all(is_node) {
+        Some(if key.contains('@') {
+            Err("etcd's key has an @: a password with a / can't be written here, nor such a key")
+        } else if !nodes.iter().all(is_node) {
             Err("give hosts and ports, as in etcd://HOST:2379,HOST:2379/diesel/config")
         } else if key.is_empty() {
             Err("give the key too, as in etcd://HOST:2379/diesel/config")
@@ -413,6 +415,7 @@ mod tests {
             "etcd://a:1/",
             "etcd://a:1/k?ca=f",
             "etcds://a:1/?ca=f",
+            "etcds://me:12/34@a:1/k",
             "etcds://a:1/k?ca=",
             "etcds://a:1/k?ca=f&ca=g",
             "etcds://a:1/k?cert=f",

@@ -239,10 +239,14 @@ impl Stage {
                     self.proxy.faults().set_rates(method, Some(rates));
                 }
                 std::thread::sleep(Duration::from_secs(4));
+                let deadline = Deadline::after(&*clock(), PATIENCE);
+                while self.proxy.failed() == before {
+                    ensure!(!deadline.remaining(&*clock()).is_zero(), "nothing fails");
+                    std::thread::sleep(Duration::from_millis(20));
+                }
                 for method in ["GET", "PUT", "DELETE"] {
                     self.proxy.faults().set_rates(method, None);
                 }
-                ensure!(self.proxy.failed() > before, "nothing failed");
             }
         }
         Ok(())

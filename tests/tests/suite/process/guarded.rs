@@ -13,7 +13,7 @@ use super::settings::{bounds, soon};
 const SECRET: &str = "TOP:SE@CRET";
 
 /// How long etcd knows a login.
-const TOKEN: Duration = Duration::from_secs(1);
+const TOKEN: Duration = Duration::from_secs(2);
 
 /// Keeps S-33 and S-30.
 #[test]
@@ -83,7 +83,7 @@ fn settings_come_from_an_etcd_with_tls_logins_and_certificates_of_clients() -> R
     set(&etcd, 20)?;
     reads(20)?;
     // etcd has forgotten the login, and what is watched goes on.
-    std::thread::sleep(TOKEN * 4);
+    std::thread::sleep(TOKEN * 3);
     set(&etcd, 24)?;
     reads(24)?;
     // Whoever begins again logs in again.
