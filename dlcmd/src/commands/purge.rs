@@ -109,11 +109,13 @@ pub(crate) fn run(
     Ok(exit)
 }
 
+/// How long servers leave alone what was written, in minutes.
+const SETTLES: u64 = 70;
+
 /// Also what is not old enough to be removed at all has come of age by then, and snapshots of older
-/// versions are gone.
+/// versions, which go after an hour, are gone.
 fn when(grace: Duration) -> String {
-    let least = if grace.is_zero() { 45 } else { 60 };
-    let minutes = grace.as_secs().div_ceil(60).max(least);
+    let minutes = grace.as_secs().div_ceil(60).max(SETTLES);
     format!("in {minutes} min")
 }
 

@@ -192,6 +192,9 @@ impl Etcd {
                      ?cert=FILE&key=FILE behind the key, with one that it trusts"
                 ))
             }
+            Ok(Err(why)) if !self.address.is_tls && why.starts_with(HUNG_UP) => {
+                Err(format!("{node}: {why}; if it speaks TLS, write etcds://"))
+            }
             Ok(begun) => begun.map_err(|why| format!("{node}: {why}")),
             Err(_) => Err(format!("{node}: no answer in {PATIENCE:?}")),
         }

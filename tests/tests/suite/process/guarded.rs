@@ -51,28 +51,30 @@ fn settings_come_from_an_etcd_with_tls_logins_and_certificates_of_clients() -> R
     let (trusted, shown, unknown) = (format!("ca={trusted}"), shown(&ca), shown(&other));
     let good = config(&user, &format!("{trusted}&{shown}"));
 
-    let refused = |login: &str, files: String, told: &str| -> Result<()> {
+    let refused = |place: (String, String), told: &str| -> Result<()> {
         let mut command = server_command()?;
-        command.envs([config(login, &files)]).env("SSL_CERT_FILE", other.file("ca.pem"));
+        command.envs([place]).env("SSL_CERT_FILE", other.file("ca.pem"));
         command.args(["--listen", "127.0.0.1:0", "--data"]);
         let ended = run(command.arg(scene.path().join("refused")))?.code(2)?;
         let said = format!("{}{}", ended.text(), ended.stderr);
-        ensure!(said.contains(told) && !said.contains("CRET"), "{files}: {said}");
+        ensure!(said.contains(told) && !said.contains("CRET"), "{told}: {said}");
         Ok(())
     };
+    let (with, other) = (|files: String| config(&user, &files), other.file("ca.pem"));
+    let plain = format!("etcd://{}/diesel/config", etcd.addresses());
     let wrong = [
-        ("diesel:CRET", format!("{trusted}&{shown}"), "invalid user ID or password"),
-        (&user, format!("ca={}&{shown}", other.file("ca.pem")), "invalid peer certificate"),
-        (&user, shown.clone(), "invalid peer certificate"),
-        (&user, trusted.clone(), "?cert=FILE&key=FILE"),
-        (&user, format!("{trusted}&{unknown}"), "?cert=FILE&key=FILE"),
-        (&user, format!("{trusted}&cert=/no/cert&key=/no/key"), "/no/cert: No such file"),
+        (config("diesel:CRET", &format!("{trusted}&{shown}")), "invalid user ID or password"),
+        (with(format!("ca={other}&{shown}")), "invalid peer certificate"),
+        (with(shown.clone()), "invalid peer certificate"),
+        (with(trusted.clone()), "?cert=FILE&key=FILE"),
+        (with(format!("{trusted}&{unknown}")), "?cert=FILE&key=FILE"),
+        (with(format!("{trusted}&cert=/no/cert&key=/no/key")), "/no/cert: No such file"),
+        (("DIESEL_CONFIG".to_owned(), plain), "write etcds://"),
     ];
     // Each takes as long as a server waits for its settings.
     std::thread::scope(|scope| {
         let refused = &refused;
-        let begun =
-            wrong.map(|(login, files, told)| scope.spawn(move || refused(login, files, told)));
+        let begun = wrong.map(|(place, told)| scope.spawn(move || refused(place, told)));
         begun.into_iter().try_for_each(|one| one.join().map_err(|_| anyhow!("it panicked"))?)
     })?;
 
