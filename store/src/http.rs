@@ -4,7 +4,8 @@
 //! that may be sent again, whatever its method. That is sound because each of ours is: a create
 //! carries a mark of its own, and no key is used again once its object was deleted. But for two, which a
 //! delete that comes late may take away again: a name that a recovery puts in the place of another one,
-//! which the next recovery writes again, and the parts of a snapshot, which are made again.
+//! which the next `dlcmd recover` writes again as long as the metadata has its dataset, and the parts of a
+//! snapshot, which are made again.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -76,11 +76,12 @@ pub fn read(root: &Path) -> Result<BTreeMap<Vec<u8>, File>> {
 /// # Errors
 /// When it can't be read.
 pub fn bytes_under(root: &Path) -> Result<u64> {
-    if !root.exists() {
-        return Ok(0);
-    }
+    let entries = match fs::read_dir(root) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(0),
+        entries => entries?,
+    };
     let mut bytes = 0;
-    for entry in fs::read_dir(root)? {
+    for entry in entries {
         let entry = entry?;
         bytes += match entry.metadata() {
             Ok(found) if found.is_dir() => bytes_under(&entry.path())?,

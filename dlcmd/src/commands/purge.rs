@@ -109,8 +109,9 @@ pub(crate) fn run(
     Ok(exit)
 }
 
-/// How long servers leave alone what was written, in minutes.
-const SETTLES: u64 = 70;
+/// How long servers leave alone what was written, in minutes: 70, and the clock of who wrote it may be 15
+/// ahead of theirs.
+const SETTLES: u64 = 85;
 
 /// Also what is not old enough to be removed at all has come of age by then, and snapshots of older
 /// versions, which go after an hour, are gone.
