@@ -1,11 +1,10 @@
 //! How requests to a cloud travel: an answer counts when all of it has come.
 //!
-//! Must hold: a request that failed on the way, or whose answer stalls or is cut, comes out as one
-//! that may be sent again, whatever its method. That is sound because each of ours is: a create
-//! carries a mark of its own, and no key is used again once its object was deleted. But for two, which a
-//! delete that comes late may take away again: a name that a recovery puts in the place of another one,
-//! which the next `dlcmd recover` writes again as long as the metadata has its dataset, and the parts of a
-//! snapshot, which are made again.
+//! Must hold: a request that failed on the way, or whose answer stalls or is cut, comes out as one that may be
+//! sent again, whatever its method. That is sound because each of ours is: a create carries a mark of its own,
+//! and no key is used again once its object was deleted. But for two that a late delete may take away: a name
+//! that a recovery puts in the place of another one, which the next `dlcmd recover` writes again while the
+//! metadata has its dataset, and the parts of a snapshot, which are made again.
 
 use std::pin::Pin;
 use std::sync::Arc;
