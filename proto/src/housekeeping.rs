@@ -1,7 +1,7 @@
 //! Domain types of purge and verify, and the checked way to and from the wire.
 //!
-//! Must hold: no name means every dataset to a purge, and is refused by a verify. A grace goes as
-//! microseconds; one that is too long for them becomes the longest there is.
+//! Must hold: no name means every dataset to a purge, and is refused by a verify. A duration goes
+//! as microseconds; one that is too long for them becomes the longest there is.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ impl From<PurgeRequest> for pb::PurgeRequest {
     fn from(request: PurgeRequest) -> Self {
         Self {
             dataset: request.dataset.map_or(String::new(), |name| name.as_str().to_owned()),
-            grace: u64::try_from(request.grace.as_micros()).unwrap_or(u64::MAX),
+            grace: microseconds(request.grace),
         }
     }
 }
@@ -61,6 +61,8 @@ pub struct PurgeProgress {
     pub waiting: u64,
     /// Their bytes.
     pub waiting_bytes: u64,
+    /// In how long all of them may go, at most.
+    pub waiting_for: Duration,
     /// What could not be read or removed, each with its object.
     pub problems: Vec<String>,
     /// Whether this dataset is finished.
@@ -79,6 +81,7 @@ impl From<PurgeProgress> for pb::PurgeProgress {
             removed_bytes: progress.removed_bytes,
             waiting: progress.waiting,
             waiting_bytes: progress.waiting_bytes,
+            waiting_for: microseconds(progress.waiting_for),
             problems: progress.problems,
             done: progress.done,
         }
@@ -97,6 +100,7 @@ impl From<pb::PurgeProgress> for PurgeProgress {
             removed_bytes: wire.removed_bytes,
             waiting: wire.waiting,
             waiting_bytes: wire.waiting_bytes,
+            waiting_for: Duration::from_micros(wire.waiting_for),
             problems: wire.problems,
             done: wire.done,
         }
@@ -184,6 +188,10 @@ impl From<pb::VerifyProgress> for VerifyProgress {
             done: wire.done,
         }
     }
+}
+
+fn microseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 fn dataset_name(text: &str) -> Result<DatasetName, WireError> {

@@ -1,11 +1,12 @@
 //! What the world does to a process, behind doors that tests can hold: time, randomness,
-//! tasks, blocking work, memory, the processor's own copy, the request to stop, retries, logs and
-//! injected faults.
+//! tasks, blocking work, memory, the processor's own copy, the request to stop, retries, logs,
+//! texts of addresses and injected faults.
 //!
 //! Must hold: no other crate reads a clock, blocks a thread or draws randomness by itself (the keys
 //! of hash maps aside, which nobody sees), so that a test which owns these doors gives the same
 //! result every time.
 
+pub mod address;
 pub mod allocator;
 pub mod blocking;
 mod buffers;

@@ -69,6 +69,7 @@ struct Purged<'a> {
     removed_bytes: u64,
     waiting: u64,
     waiting_bytes: u64,
+    waiting_seconds: u64,
     problems: &'a [String],
 }
 
@@ -79,7 +80,6 @@ pub(crate) fn run(
     out: &mut Output<'_>,
 ) -> Result<Exit, Failure> {
     let request = arguments.plan()?;
-    let grace = request.grace;
     let bar = context.notes.bar();
     let purged = context.client()?.purge(request, &mut |step| {
         let PurgeProgress { dataset, checked, objects, rewritten, removed, .. } = step;
@@ -94,11 +94,11 @@ pub(crate) fn run(
         report(&done, out)?;
         if done.waiting > 0 {
             context.notes.note(format_args!(
-                "purge {}: {} ({}) can go later, {} at the latest; run purge again then",
+                "purge {}: {} ({}) can go later, in {} min at the latest; run purge again then",
                 done.dataset,
                 counted(done.waiting, "object"),
                 bytes(done.waiting_bytes),
-                when(grace)
+                seconds(done.waiting_for).div_ceil(60)
             ));
         }
         for problem in &done.problems {
@@ -109,15 +109,9 @@ pub(crate) fn run(
     Ok(exit)
 }
 
-/// How long servers leave alone what was written, in minutes: 70, and the clock of who wrote it may be 15
-/// ahead of theirs.
-const SETTLES: u64 = 85;
-
-/// Also what is not old enough to be removed at all has come of age by then, and snapshots of older
-/// versions, which go after an hour, are gone.
-fn when(grace: Duration) -> String {
-    let minutes = grace.as_secs().div_ceil(60).max(SETTLES);
-    format!("in {minutes} min")
+/// Never too few.
+fn seconds(time: Duration) -> u64 {
+    time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
 fn bytes(bytes: u64) -> String {
@@ -136,6 +130,7 @@ fn report(done: &PurgeProgress, out: &mut Output<'_>) -> Result<(), Failure> {
             removed_bytes: *removed_bytes,
             waiting: done.waiting,
             waiting_bytes: done.waiting_bytes,
+            waiting_seconds: seconds(done.waiting_for),
             problems: &done.problems,
         };
         return out.json("purged", &line);

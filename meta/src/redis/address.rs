@@ -3,8 +3,9 @@
 //! Must hold: no text made here, and no error about an address, shows a password.
 
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::Arc;
+
+use dl_runtime::address::{self, TlsFiles};
 
 /// One Redis process.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -44,44 +45,7 @@ pub(super) struct Address {
     pub(super) user: Option<String>,
     pub(super) password: Option<String>,
     pub(super) database: i64,
-    /// Certificates to trust instead of those of the machine.
-    pub(super) ca_file: Option<PathBuf>,
-    /// The certificate by which Redis knows us, and its key.
-    pub(super) client: Option<ClientFiles>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct ClientFiles {
-    pub(super) cert: PathBuf,
-    pub(super) key: PathBuf,
-}
-
-/// The files that an address names behind `?`.
-#[derive(Debug, Default)]
-struct Files {
-    ca: Option<PathBuf>,
-    cert: Option<PathBuf>,
-    key: Option<PathBuf>,
-}
-
-impl Files {
-    fn read(query: &str) -> Option<Self> {
-        let mut files = Self::default();
-        for (name, file) in
-            query.split('&').map(|part| part.split_once('=')).collect::<Option<Vec<_>>>()?
-        {
-            let place = match name {
-                "ca" => &mut files.ca,
-                "cert" => &mut files.cert,
-                "key" => &mut files.key,
-                _ => return None,
-            };
-            if file.is_empty() || place.replace(file.into()).is_some() {
-                return None;
-            }
-        }
-        Some(files)
-    }
+    pub(super) files: TlsFiles,
 }
 
 /// What an address may look like.
@@ -129,45 +93,11 @@ impl Address {
                 _ => return Err(format!("{path:?} is not the number of a database")),
             },
         };
-        let files = match query.map(Files::read) {
-            None => Files::default(),
-            Some(Some(files)) if is_tls => files,
-            Some(_) => {
-                let why = "only ?ca=FILE&cert=FILE&key=FILE is known, and only with TLS";
-                return Err(why.to_owned());
-            }
-        };
-        let client = match (files.cert, files.key) {
-            (Some(cert), Some(key)) => Some(ClientFiles { cert, key }),
-            (None, None) => None,
-            _ => return Err("cert=FILE and key=FILE go together".to_owned()),
-        };
-        let ca_file = files.ca;
-        let (user, password) = match login.map(|login| login.split_once(':')) {
-            None => (None, None),
-            Some(Some((user, password))) => (unescape(user)?, unescape(password)?),
-            Some(None) => return Err("a login is USER:PASSWORD, or :PASSWORD".to_owned()),
-        };
-        Ok(Self { nodes, is_cluster, is_tls, user, password, database, ca_file, client })
+        let files = TlsFiles::read(query, is_tls)?;
+        let (user, password) = login.map(address::login).transpose()?.unwrap_or_default();
+        let [user, password] = [user, password].map(|text| Some(text).filter(|t| !t.is_empty()));
+        Ok(Self { nodes, is_cluster, is_tls, user, password, database, files })
     }
-}
-
-/// Reads `%HH`; nothing at all is none. Its errors don't repeat the text: it may be a password.
-fn unescape(text: &str) -> Result<Option<String>, String> {
-    let mut bytes = Vec::new();
-    let mut rest = text.as_bytes().iter();
-    while let Some(byte) = rest.next() {
-        let digit = |byte: Option<&u8>| char::from(*byte?).to_digit(16);
-        match byte {
-            b'%' => match (digit(rest.next()), digit(rest.next())) {
-                (Some(high), Some(low)) => bytes.extend(u8::try_from(high * 16 + low)),
-                _ => return Err("a % in a login is followed by two hexadecimal digits".to_owned()),
-            },
-            byte => bytes.push(*byte),
-        }
-    }
-    let text = String::from_utf8(bytes).map_err(|_| "a login is not UTF-8".to_owned())?;
-    Ok(Some(text).filter(|text| !text.is_empty()))
 }
 
 /// The URL, with `***` for the password.
@@ -223,10 +153,8 @@ mod tests {
             (Some("user"), Some("p@s:s@w0rd"))
         );
         assert_eq!((address.is_tls, address.is_cluster, address.database), (true, false, 3));
-        assert_eq!((address.ca_file, address.client), (Some("/etc/ca.pem".into()), None));
-        let address = read("rediss://h:1?key=/k.pem&cert=/c.pem").unwrap();
-        let client = ClientFiles { cert: "/c.pem".into(), key: "/k.pem".into() };
-        assert_eq!((address.ca_file, address.client), (None, Some(client)));
+        assert_eq!(address.files, TlsFiles { ca: Some("/etc/ca.pem".into()), client: None });
+        assert!(read("rediss://h:1?key=/k.pem&cert=/c.pem").unwrap().files.client.is_some());
         let address = read("redis-cluster://:secret@a:1,b:2,[::1]:3").unwrap();
         let nodes: Vec<_> = address.nodes.iter().map(Node::to_string).collect();
         assert_eq!(
@@ -272,7 +200,6 @@ mod tests {
             "redis://h:1?ca=x",
             "redis://h:1?cert=x&key=y",
             "rediss://h:1?cert=x",
-            "rediss://h:1?ca=x&ca=y",
             "rediss://h:1?ca=x&other=y",
         ] {
             assert!(read(url).is_err(), "{url}");

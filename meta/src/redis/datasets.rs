@@ -29,6 +29,7 @@ use super::keys::{self, Epoch, Keys};
 use super::read::LOG_PAGE;
 use super::records::{Named, encode_dataset};
 use super::scripts::{COUNTED, KILL, PUT, REPLACE, STAMP};
+use super::sweep::Left;
 use super::tree::Walk;
 use crate::{DatasetInfo, DatasetRecord, DatasetState, Error, Kind, Outline};
 
@@ -351,7 +352,7 @@ impl Shared {
             let before = known.as_ref().map(|known| known.stored.as_slice()).unwrap_or_default();
             if known.is_none() && record.state == DatasetState::Recovering {
                 // Its home may have been lost with one shard, and the others have what it named.
-                self.to_sweep_others(record.id).await?;
+                self.to_sweep(Left::Others(record.id)).await?;
             }
             let epoch = Epoch::new(self.random.u64()).to_string();
             let ask = Ask::script(&PUT, &keys::home(record.id), &[]);
@@ -389,7 +390,7 @@ impl Shared {
     /// Ends a dataset, and leaves word that its keys are to be removed.
     async fn kill(&self, home: &Home) -> Result<(), Failure> {
         let keys = home.keys;
-        self.to_sweep(keys).await?;
+        self.to_sweep(Left::Epoch(keys)).await?;
         let ask = Ask::script(&KILL, &keys.home(), &[&keys.log(), &keys.todo()]);
         self.router.ask_one(ask.arg(keys.epoch.to_string())).await?;
         self.forget(keys.dataset);
@@ -407,7 +408,7 @@ impl Shared {
             self.kill(home).await?;
         } else if self.health().damage().is_some() {
             // It may have had one, and the word that whoever ended it left may be lost.
-            self.to_sweep_all(id).await?;
+            self.to_sweep(Left::All(id)).await?;
         }
         let name = home.as_ref().map_or(name, |home| &home.record.name);
         if let Some(named) = self.named(name).await?.filter(|named| named.id == id) {

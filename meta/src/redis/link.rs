@@ -9,6 +9,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use dl_runtime::address::ClientFiles;
 use dl_runtime::blocking;
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
@@ -17,7 +18,7 @@ use redis::{
     RedisConnectionInfo, TlsCertificates, Value,
 };
 
-use super::address::{Address, ClientFiles, Node};
+use super::address::{Address, Node};
 use super::command::strings;
 use super::failure::{Failure, Verdict};
 use super::slots::{SHARDS, Shard};
@@ -252,7 +253,7 @@ async fn client(node: &Node, address: &Address) -> Result<Client, Verdict> {
     let information = information
         .set_redis_settings(login)
         .set_tcp_settings(TcpSettings::default().set_nodelay(true));
-    let client = match (&address.ca_file, &address.client) {
+    let client = match (&address.files.ca, &address.files.client) {
         (None, None) => Client::open(information),
         (ca, client) => {
             let root_cert = match ca {

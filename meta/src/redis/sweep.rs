@@ -5,6 +5,7 @@
 //! its way then is removed too. Any server sweeps for any other.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -43,27 +44,11 @@ pub(super) async fn run(shared: Weak<Shared>, clock: Arc<dyn Clock>) {
 }
 
 impl Shared {
-    /// Leaves word that a dataset is about to end.
-    pub(super) async fn to_sweep(&self, keys: Keys) -> Result<(), Failure> {
-        let field = format!("{}:{}", keys.dataset, keys.epoch);
+    /// Leaves word that something is about to be left, or may have been; also when memory is full. The
+    /// next sweep is soon enough: there may be many such words, and mostly nothing is there.
+    pub(super) async fn to_sweep(&self, left: Left) -> Result<(), Failure> {
         let ask = Ask::script(&ROOM, &keys::dropped(), &[]).arg("HSET");
-        self.router.ask_one(ask.arg(field).arg(self.seconds())).await?;
-        Ok(())
-    }
-
-    /// Leaves word that of a dataset which is about to get a home anew, all that other epochs left is to
-    /// be removed.
-    pub(super) async fn to_sweep_others(&self, dataset: DatasetId) -> Result<(), Failure> {
-        let ask = Ask::to(&keys::dropped(), "HSET").arg(format!("{dataset}:"));
-        self.router.ask_one(ask.arg(self.seconds())).await?;
-        Ok(())
-    }
-
-    /// Leaves word that of a dataset which ended all is to be removed, in whichever epoch it was, unless it
-    /// has a home. The next sweep is soon enough: there may be many such, and mostly nothing is left.
-    pub(super) async fn to_sweep_all(&self, dataset: DatasetId) -> Result<(), Failure> {
-        let ask = Ask::script(&ROOM, &keys::dropped(), &[]).arg("HSET");
-        self.router.ask_one(ask.arg(format!("{dataset}:*")).arg(self.seconds())).await?;
+        self.router.ask_one(ask.arg(left.to_string()).arg(self.seconds())).await?;
         Ok(())
     }
 
@@ -76,7 +61,7 @@ impl Shared {
         let dropped = pairs(self.router.ask_one(Ask::to(&keys::dropped(), "HGETALL")).await?)?;
         let (mut ended, mut doubted, mut words) = (HashSet::new(), HashMap::new(), Vec::new());
         for (field, since) in dropped {
-            match read(&field) {
+            match Left::read(&field) {
                 Some(Left::Epoch(keys)) => {
                     let epoch = self.epochs(&[keys.dataset]).await?;
                     if epoch.get(&keys.dataset) == Some(&keys.epoch) {
@@ -167,8 +152,9 @@ impl Shared {
 }
 
 /// What somebody left word of.
-enum Left {
-    /// This one has ended.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Left {
+    /// This one is about to end.
     Epoch(Keys),
     /// All but the one that the home names, once there is one.
     Others(DatasetId),
@@ -176,12 +162,25 @@ enum Left {
     All(DatasetId),
 }
 
-fn read(field: &[u8]) -> Option<Left> {
-    let (dataset, epoch) = str::from_utf8(field).ok()?.split_once(':')?;
-    let dataset: DatasetId = dataset.parse().ok()?;
-    match epoch {
-        "" => Some(Left::Others(dataset)),
-        "*" => Some(Left::All(dataset)),
-        epoch => Some(Left::Epoch(Keys { dataset, epoch: Epoch::parse(epoch.as_bytes())? })),
+impl Left {
+    fn read(field: &[u8]) -> Option<Self> {
+        let (dataset, epoch) = str::from_utf8(field).ok()?.split_once(':')?;
+        let dataset: DatasetId = dataset.parse().ok()?;
+        match epoch {
+            "" => Some(Self::Others(dataset)),
+            "*" => Some(Self::All(dataset)),
+            epoch => Some(Self::Epoch(Keys { dataset, epoch: Epoch::parse(epoch.as_bytes())? })),
+        }
+    }
+}
+
+/// The field of the hash of words.
+impl fmt::Display for Left {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Epoch(Keys { dataset, epoch }) => write!(f, "{dataset}:{epoch}"),
+            Self::Others(dataset) => write!(f, "{dataset}:"),
+            Self::All(dataset) => write!(f, "{dataset}:*"),
+        }
     }
 }

@@ -408,6 +408,9 @@ pub struct PurgeProgress {
     /// Whether this dataset is finished.
     #[prost(bool, tag = "11")]
     pub done: bool,
+    /// In how long all that waits may be removed or rewritten, microseconds.
+    #[prost(uint64, tag = "12")]
+    pub waiting_for: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct VerifyRequest {

@@ -223,7 +223,8 @@ impl<'a> Purge<'a> {
         let written = self.state.written;
         let moved = self.rewrite(record, &survey, &ledger, &plan, ids, began).await?;
         let were_absent = self.retire_absent(record.id, &survey, &ledger).await?;
-        self.wait_for(&survey, plan.waiting.iter().chain(&moved));
+        let may_be_read = !self.grace.is_zero() && (read_until.is_some() || !moved.is_empty());
+        self.wait_for(&survey, plan.waiting.iter().chain(&moved), may_be_read);
         // What was moved may go at once when nobody is to be waited for.
         Ok(were_absent || self.state.written > written && self.grace.is_zero())
     }
@@ -475,12 +476,26 @@ impl<'a> Purge<'a> {
         Ok(false)
     }
 
-    fn wait_for<'b>(&mut self, survey: &Survey, waiting: impl Iterator<Item = &'b usize>) {
-        (self.state.waiting, self.state.waiting_bytes) = (0, 0);
+    /// Says what has to wait, and how long at most; `may_be_read`: snapshots of older versions may name
+    /// some of it.
+    fn wait_for<'b>(
+        &mut self,
+        survey: &Survey,
+        waiting: impl Iterator<Item = &'b usize>,
+        may_be_read: bool,
+    ) {
+        let (now, settled) = (self.parts.clock.now(), self.parts.limits.settled());
+        let kept = if may_be_read { snapshot::KEPT_AT_MOST } else { Duration::ZERO };
+        let (mut count, mut bytes, mut longest) = (0, 0, self.grace.max(kept));
         for object in waiting.filter_map(|number| survey.objects.get(*number)) {
-            self.state.waiting += 1;
-            self.state.waiting_bytes += object.object_length;
+            count += 1;
+            bytes += object.object_length;
+            let settles = object.id.sealed_at().checked_add(settled);
+            let left = settles.and_then(|settles| settles.duration_since(now).ok());
+            longest = longest.max(left.unwrap_or_default());
         }
+        (self.state.waiting, self.state.waiting_bytes) = (count, bytes);
+        self.state.waiting_for = if count == 0 { Duration::ZERO } else { longest };
     }
 
     /// Stops it when an admin says so, at once and not at its end.

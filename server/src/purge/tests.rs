@@ -220,8 +220,10 @@ async fn what_a_stored_snapshot_names_stays_until_that_goes() {
         let done = scene.steps_with(grace).await;
         let why = format!("{is_stored} {grace:?}: {done:?}");
         assert_eq!(scene.is_logged(first).await, is_left, "{why}");
-        assert_eq!(done.last().unwrap().waiting, u64::from(is_left), "{why}");
-        scene.rig.clock.advance(SETTLED);
+        let PurgeProgress { waiting, waiting_for, .. } = done.last().unwrap();
+        let kept = Duration::from_secs(if is_left { 70 * 60 } else { 0 });
+        assert_eq!((*waiting, *waiting_for), (u64::from(is_left), kept), "{why}");
+        scene.rig.clock.advance(kept);
         scene.steps_with(grace).await;
         assert!(!scene.is_logged(first).await, "{why}");
     }
@@ -400,6 +402,10 @@ async fn what_a_server_that_is_behind_still_takes_stays() {
     let object = first.as_slice().to_vec();
     let again = commit::put_chunk(&behind, &buffers, scene.id, object, began).await;
     assert_eq!(again.unwrap(), stamp, "it came anew");
-    scene.rig.clock.advance(SETTLED);
+    let settles = of_client.sealed_at() + minutes(70);
+    assert_eq!(done.waiting_for, settles.duration_since(scene.rig.clock.now()).unwrap());
+    scene.rig.clock.advance(done.waiting_for - Duration::from_millis(1));
+    assert_eq!(scene.purge().await.removed, 0);
+    scene.rig.clock.advance(Duration::from_millis(1));
     assert_eq!(scene.purge().await.removed, 1);
 }

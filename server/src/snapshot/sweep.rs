@@ -28,6 +28,9 @@ const KEPT_OTHERS: Duration = Duration::from_secs(2 * 60);
 /// How often is looked for what nobody asks for any more.
 const PERIOD: Duration = Duration::from_secs(10 * 60);
 
+/// How long who wants to remove what only older versions need may have to wait for them.
+pub(crate) const KEPT_AT_MOST: Duration = KEPT.saturating_add(PERIOD);
+
 /// A stored version that is not the newest one.
 struct Old {
     version: Version,

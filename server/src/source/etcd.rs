@@ -6,10 +6,11 @@
 
 use std::error::Error;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dl_runtime::address::{self, ClientFiles, TlsFiles};
 use dl_runtime::{Backoff, Clock, Deadline, Random};
 use futures::{StreamExt, stream};
 use prost::Message;
@@ -26,10 +27,6 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// A node that says nothing for so long, and then not to a ping either, is away.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 
-/// What is told of an address that names other files.
-const WRONG_FILES: &str =
-    "only ?ca=FILE&cert=FILE&key=FILE is known, cert and key together, and only with etcds://";
-
 /// How the reason begins why a connection is of no more use.
 const HUNG_UP: &str = "the connection ended";
 
@@ -40,36 +37,7 @@ pub struct Address {
     key: String,
     login: Option<(String, String)>,
     is_tls: bool,
-    files: Files,
-}
-
-/// The files that an address names behind `?`.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Files {
-    /// Certificates to trust instead of those of the machine.
-    ca: Option<PathBuf>,
-    /// The certificate by which etcd knows us, and its key.
-    cert: Option<PathBuf>,
-    key: Option<PathBuf>,
-}
-
-impl Files {
-    fn parse(query: &str) -> Option<Self> {
-        let mut files = Self::default();
-        for part in query.split('&') {
-            let (name, file) = part.split_once('=')?;
-            let place = match name {
-                "ca" => &mut files.ca,
-                "cert" => &mut files.cert,
-                "key" => &mut files.key,
-                _ => return None,
-            };
-            if file.is_empty() || place.replace(file.into()).is_some() {
-                return None;
-            }
-        }
-        (files.cert.is_some() == files.key.is_some()).then_some(files)
-    }
+    files: TlsFiles,
 }
 
 impl Address {
@@ -84,15 +52,14 @@ impl Address {
             return Some(Err("give the key too, as in etcd://HOST:2379/diesel/config"));
         };
         let (key, query) = key.split_once('?').map_or((key, None), |(a, b)| (a, Some(b)));
-        let files = match query.map(Files::parse) {
-            None => Files::default(),
-            Some(Some(files)) if is_tls => files,
-            Some(_) => return Some(Err(WRONG_FILES)),
+        let files = match TlsFiles::read(query, is_tls) {
+            Ok(files) => files,
+            Err(why) => return Some(Err(why)),
         };
         let (login, nodes) = match nodes.rsplit_once('@') {
-            Some((login, nodes)) => match login.split_once(':') {
-                Some((user, password)) => (Some((user.to_owned(), password.to_owned())), nodes),
-                None => return Some(Err("give etcd's user and password as USER:PASSWORD@")),
+            Some((login, nodes)) => match address::login(login) {
+                Ok(login) => (Some(login), nodes),
+                Err(why) => return Some(Err(why)),
             },
             None => (None, nodes),
         };
@@ -102,7 +69,7 @@ impl Address {
             port.is_some_and(|(_, port)| port.parse::<u16>().is_ok())
         };
         Some(if key.contains('@') {
-            Err("etcd's key has an @: a password with a / can't be written here, nor such a key")
+            Err("write a / of etcd's password as %2F; a key with an @ can't be read")
         } else if !nodes.iter().all(is_node) {
             Err("give hosts and ports, as in etcd://HOST:2379,HOST:2379/diesel/config")
         } else if key.is_empty() {
@@ -234,7 +201,7 @@ impl Etcd {
             .keep_alive_timeout(KEEPALIVE)
             .keep_alive_while_idle(true);
         if self.address.is_tls {
-            let Files { ca, cert, key } = &self.address.files;
+            let TlsFiles { ca, client } = &self.address.files;
             let mut tls = match ca {
                 Some(ca) => {
                     let ca = read("the certificate to trust", ca).await?;
@@ -242,7 +209,7 @@ impl Etcd {
                 }
                 None => ClientTlsConfig::new().with_native_roots(),
             };
-            if let (Some(cert), Some(key)) = (cert, key) {
+            if let Some(ClientFiles { cert, key }) = client {
                 let cert = read("the certificate to show", cert).await?;
                 tls = tls.identity(Identity::from_pem(cert, read("its key", key).await?));
             }
@@ -400,17 +367,15 @@ mod tests {
     #[test]
     fn addresses_name_nodes_and_a_key_and_hide_the_password() {
         let parse = |text| Address::parse(text).unwrap();
-        let address = parse("etcd://me:se:cr@t@a:2379,[::1]:2380/diesel/config").unwrap();
+        let address = parse("etcd://me:se:cr@t%2F%25@a:2379,[::1]:2380/diesel/config").unwrap();
         assert_eq!(address.nodes, ["a:2379", "[::1]:2380"]);
         assert_eq!(address.key, "/diesel/config");
-        assert_eq!(address.login, Some(("me".into(), "se:cr@t".into())));
+        assert_eq!(address.login, Some(("me".into(), "se:cr@t/%".into())));
         assert_eq!(format!("{address} {address:?}").matches("se:cr").count(), 0);
         let address = parse("etcds://me:a?b@a:1/k?ca=/x@y.pem").unwrap();
         assert_eq!((address.is_tls, address.files.ca), (true, Some("/x@y.pem".into())));
-        assert_eq!((address.key.as_str(), address.files.cert), ("/k", None));
-        let files = parse("etcds://a:1/k?key=/k.pem&cert=/c.pem").unwrap().files;
-        assert_eq!((files.ca, files.cert), (None, Some("/c.pem".into())));
-        assert_eq!(files.key, Some("/k.pem".into()));
+        assert_eq!(address.key, "/k");
+        assert!(parse("etcds://a:1/k?key=/k.pem&cert=/c.pem").unwrap().files.client.is_some());
         for wrong in [
             "etcd://a:2379",
             "etcd://a/k",
@@ -419,10 +384,9 @@ mod tests {
             "etcd://a:1/k?ca=f",
             "etcds://a:1/?ca=f",
             "etcds://me:12/34@a:1/k",
-            "etcds://a:1/k?ca=",
-            "etcds://a:1/k?ca=f&ca=g",
+            "etcds://me:12%3@a:1/k",
+            "etcds://me@a:1/k",
             "etcds://a:1/k?cert=f",
-            "etcds://a:1/k?other=f",
         ] {
             parse(wrong).unwrap_err();
         }

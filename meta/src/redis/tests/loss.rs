@@ -6,6 +6,7 @@ use crate::conformance::model::Model;
 use crate::redis::command::Ask;
 use crate::redis::keys::{self, LARGE_ROWS};
 use crate::redis::slots::Shard;
+use crate::redis::sweep::Left;
 use crate::redis::testing::{Cluster, Server, eventually};
 use crate::{
     Brought, Damage, DatasetRecord, DatasetState, Error, Found, Kind, MetaStore, Redis,
@@ -538,7 +539,7 @@ async fn what_is_left_of_a_dataset_that_ended_goes_also_without_word_of_it() {
     let before = left().await;
     assert!(before > 100, "{before}");
     // One that lives is not taken for one that ended.
-    shared.to_sweep_all(id()).await.unwrap();
+    shared.to_sweep(Left::All(id())).await.unwrap();
     shared.sweep().await.unwrap();
     assert_eq!(left().await, before);
     shared.router.ask_one(Ask::to(&keys::dropped(), "UNLINK")).await.unwrap();
