@@ -22,7 +22,7 @@ use crate::time;
 /// Moves what is left of chunks with many such files into full chunks, and removes what nothing
 /// needs any more, while the dataset is read and written. What was written in the last 70 minutes is
 /// left alone. What was needed until a moment ago waits for --grace, and as long as a server keeps a
-/// snapshot that names it, up to an hour; with --grace 0s for neither. Run purge again after that.
+/// snapshot that names it, an hour or so; with --grace 0s for neither. Run purge again after that.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("which").args(["dataset", "all"]).required(true), after_help = "Examples:
   dlcmd purge dl://imagenet
@@ -94,11 +94,11 @@ pub(crate) fn run(
         report(&done, out)?;
         if done.waiting > 0 {
             context.notes.note(format_args!(
-                "purge {}: {} ({}) can go later, in {} min at the latest; run purge again then",
+                "purge {}: {} ({}) must wait, {} min at most; run purge again then",
                 done.dataset,
                 counted(done.waiting, "object"),
                 bytes(done.waiting_bytes),
-                seconds(done.waiting_for).div_ceil(60)
+                seconds(done.waiting_for).div_ceil(60).max(1)
             ));
         }
         for problem in &done.problems {

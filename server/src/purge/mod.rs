@@ -12,7 +12,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use dl_format::{
-    ChunkId, ChunkIdMaker, DatasetId, DatasetName, Deletions, Extent, ObjectKind, Stamp, Version,
+    ChunkId, ChunkIdMaker, DatasetId, DatasetName, Deletions, Extent, ObjectKind, Stamp,
 };
 use dl_meta::{DatasetRecord, DatasetState};
 use dl_proto::{Kind, PurgeProgress, PurgeRequest};
@@ -34,7 +34,7 @@ use crate::listener::Listener;
 use crate::names;
 use crate::parts::Parts;
 use crate::recover;
-use crate::snapshot;
+use crate::snapshot::{self, Older};
 use crate::survey::{Away, Survey, writer};
 use crate::turns::Turns;
 
@@ -154,9 +154,9 @@ impl<'a> Purge<'a> {
         Ok(())
     }
 
-    /// Removes stored snapshots that nobody asks for any more; gives the older versions of which one is
+    /// Removes stored snapshots that nobody asks for any more; gives those of older versions that are
     /// left.
-    async fn sweep_snapshots(&self, id: DatasetId) -> Result<Vec<Version>, Error> {
+    async fn sweep_snapshots(&self, id: DatasetId) -> Result<Vec<Older>, Error> {
         let outline = self.parts.meta.outline(id).await;
         let outline = outline.map_err(|error| Error::meta("describe dataset", id, error))?;
         match outline.filter(|now| now.record.state == DatasetState::Live) {
@@ -195,11 +195,14 @@ impl<'a> Purge<'a> {
                 self.problem(error.chain()).await;
             }
         }
-        let read_until = match older {
-            Ok(older) => plan::read_until(&survey.objects, &older),
+        let (read_until, kept) = match older {
+            Ok(older) => {
+                let kept = older.iter().map(|older| older.kept).max();
+                (plan::read_until(&survey.objects, &older), kept.unwrap_or_default())
+            }
             Err(error) => {
                 self.problem(error.chain()).await;
-                Some(Stamp::default())
+                (Some(Stamp::default()), snapshot::KEPT_AT_MOST)
             }
         };
         let rules = Rules {
@@ -223,8 +226,13 @@ impl<'a> Purge<'a> {
         let written = self.state.written;
         let moved = self.rewrite(record, &survey, &ledger, &plan, ids, began).await?;
         let were_absent = self.retire_absent(record.id, &survey, &ledger).await?;
-        let may_be_read = !self.grace.is_zero() && (read_until.is_some() || !moved.is_empty());
-        self.wait_for(&survey, plan.waiting.iter().chain(&moved), may_be_read);
+        let has_changed = were_absent || !plan.rewrite.is_empty() || !plan.remove.is_empty();
+        // What was the newest version is an older one now.
+        let kept = match has_changed && !self.grace.is_zero() {
+            true => kept.max(snapshot::KEPT_AT_MOST),
+            false => kept,
+        };
+        self.wait_for(&survey, &plan, &moved, kept);
         // What was moved may go at once when nobody is to be waited for.
         Ok(were_absent || self.state.written > written && self.grace.is_zero())
     }
@@ -476,25 +484,24 @@ impl<'a> Purge<'a> {
         Ok(false)
     }
 
-    /// Says what has to wait, and how long at most; `may_be_read`: snapshots of older versions may name
-    /// some of it.
-    fn wait_for<'b>(
-        &mut self,
-        survey: &Survey,
-        waiting: impl Iterator<Item = &'b usize>,
-        may_be_read: bool,
-    ) {
-        let (now, settled) = (self.parts.clock.now(), self.parts.limits.settled());
-        let kept = if may_be_read { snapshot::KEPT_AT_MOST } else { Duration::ZERO };
-        let (mut count, mut bytes, mut longest) = (0, 0, self.grace.max(kept));
-        for object in waiting.filter_map(|number| survey.objects.get(*number)) {
+    /// Says what has to wait, and how long at most; snapshots of older versions are `kept` for so long.
+    fn wait_for(&mut self, survey: &Survey, plan: &Plan, moved: &[usize], kept: Duration) {
+        let waiting = plan.waiting.iter().chain(moved);
+        let waiting = waiting.filter_map(|number| survey.objects.get(*number));
+        let (mut count, mut bytes) = (0, 0);
+        for object in waiting {
             count += 1;
             bytes += object.object_length;
-            let settles = object.id.sealed_at().checked_add(settled);
-            let left = settles.and_then(|settles| settles.duration_since(now).ok());
-            longest = longest.max(left.unwrap_or_default());
         }
         (self.state.waiting, self.state.waiting_bytes) = (count, bytes);
+        let now = self.parts.clock.now();
+        let mut longest = plan.until.duration_since(now).unwrap_or_default().max(kept);
+        if !moved.is_empty() {
+            // Their copies have later stamps than all that is there, or the time.
+            let last = survey.version().last_stamp().unwrap_or_default().time();
+            let ahead = last.duration_since(now).unwrap_or_default();
+            longest = longest.max(self.grace.saturating_add(ahead));
+        }
         self.state.waiting_for = if count == 0 { Duration::ZERO } else { longest };
     }
 

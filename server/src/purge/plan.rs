@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime};
 use dl_format::{ChunkId, Deletions, EntrySet, EntryVersion, ObjectKind, Stamp, Version};
 use dl_meta::ObjectRecord;
 
+use crate::snapshot::Older;
 use crate::survey::{Named, Row, Survey, Writer, writer};
 
 /// A chunk of which more than this share is dead is rewritten, in percent.
@@ -62,34 +63,36 @@ pub(super) struct Ledger {
 }
 
 /// What to do, by numbers in the log.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Plan {
     pub(super) rewrite: Vec<usize>,
     /// In this order.
     pub(super) remove: Vec<usize>,
-    /// What goes when its time has come.
+    /// What goes, or is rewritten, when its time has come; and when that is, as far as the rows tell.
     pub(super) waiting: Vec<usize>,
+    pub(super) until: SystemTime,
 }
 
-/// Until when snapshots of these versions need nothing that is needed no more. A version is all objects
+/// Until when these snapshots need nothing that is needed no more. A version is all objects
 /// up to its last stamp, unless one came into the log after others with later stamps, or has left it:
 /// then that version may need anything.
-pub(super) fn read_until(objects: &[ObjectRecord], versions: &[Version]) -> Option<Stamp> {
-    let until = |version: &Version| {
-        let last = version.last_stamp()?;
+pub(super) fn read_until(objects: &[ObjectRecord], older: &[Older]) -> Option<Stamp> {
+    let until = |older: &Older| {
+        let last = older.version.last_stamp()?;
         let mut before = Version::default();
         let is_before = |object: &&ObjectRecord| object.stamp <= last;
         objects.iter().filter(is_before).for_each(|object| before.add(object.id, object.stamp));
-        Some(if before == *version { last } else { Stamp::default() })
+        Some(if before == older.version { last } else { Stamp::default() })
     };
-    versions.iter().filter_map(until).min()
+    older.iter().filter_map(until).min()
 }
 
 /// What becomes of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Stays,
-    Waits,
+    /// Until then at least.
+    Waits(SystemTime),
     Goes,
 }
 
@@ -146,20 +149,27 @@ impl Ledger {
             .collect();
         let parts = Parts::new(survey);
         let (rewrite, waiting) = self.rewrites(survey, rules, is_whole);
-        let mut plan = Plan { rewrite, remove: Vec::new(), waiting };
+        let young = waiting.iter().filter_map(|number| survey.objects.get(*number));
+        let until = young.map(|object| rules.settles(object)).max().unwrap_or(rules.now);
+        let mut plan = Plan { rewrite, remove: Vec::new(), waiting, until };
         for (number, object) in survey.objects.iter().enumerate() {
             let fate = match object.kind {
                 ObjectKind::Chunk => chunks.get(number).copied().unwrap_or(Fate::Stays),
                 ObjectKind::Part if !is_whole => Fate::Stays,
                 ObjectKind::Part => parts.fate(object, rules, &chunks),
                 ObjectKind::Tombstone if !is_whole || held.contains(&number) => Fate::Stays,
-                ObjectKind::Tombstone if !rules.with_tombstones => Fate::Waits,
+                ObjectKind::Tombstone if !rules.with_tombstones => {
+                    Fate::Waits(rules.until(object, object.stamp))
+                }
                 ObjectKind::Tombstone => rules.fate(object, object.stamp),
             };
             // What is not in the store any more is not there to be removed.
             match fate {
                 Fate::Goes if survey.stored.contains_key(&object.id) => plan.remove.push(number),
-                Fate::Waits => plan.waiting.push(number),
+                Fate::Waits(until) => {
+                    plan.waiting.push(number);
+                    plan.until = plan.until.max(until);
+                }
                 Fate::Goes | Fate::Stays => {}
             }
         }
@@ -202,7 +212,7 @@ impl Ledger {
             }
             let dead = state.cost.saturating_sub(state.kept_cost);
             let has_holes = dead.saturating_mul(100) > state.cost.saturating_mul(DEAD_PERCENT);
-            match (has_holes, rules.is_settled(object)) {
+            match (has_holes, rules.settles(object) <= rules.now) {
                 (true, true) => holes.push(number),
                 (true, false) => young.push(number),
                 (false, true) if state.kept_cost < rules.chunk_size / 2 => small.push(number),
@@ -220,15 +230,25 @@ impl Ledger {
 impl Rules {
     /// Everything that keeps an object that no path needs since then.
     fn fate(self, object: &ObjectRecord, since: Stamp) -> Fate {
-        let is_over = since.time().checked_add(self.grace).is_some_and(|until| until <= self.now);
+        let until = self.until(object, since);
         let is_named = self.read_until.is_some_and(|until| since > until);
-        if is_over && !is_named && self.is_settled(object) { Fate::Goes } else { Fate::Waits }
+        if until <= self.now && !is_named { Fate::Goes } else { Fate::Waits(until) }
     }
 
-    fn is_settled(self, object: &ObjectRecord) -> bool {
-        let settled = object.id.sealed_at().checked_add(self.settled);
-        settled.is_some_and(|settled| settled <= self.now)
+    /// Until when it stays, whatever snapshots name.
+    fn until(self, object: &ObjectRecord, since: Stamp) -> SystemTime {
+        later(since.time(), self.grace).max(self.settles(object))
     }
+
+    fn settles(self, object: &ObjectRecord) -> SystemTime {
+        later(object.id.sealed_at(), self.settled)
+    }
+}
+
+/// A time that can't be told is not reached for long.
+fn later(time: SystemTime, by: Duration) -> SystemTime {
+    const LONG: Duration = Duration::from_secs(1 << 40);
+    time.checked_add(by).unwrap_or(SystemTime::UNIX_EPOCH + LONG)
 }
 
 /// Who needs the parts of large files.
@@ -265,7 +285,10 @@ impl Parts {
         let fates = named_by.iter().map(|number| chunks.get(*number).copied());
         fates.fold(Fate::Goes, |least, fate| match (least, fate.unwrap_or(Fate::Stays)) {
             (Fate::Stays, _) | (_, Fate::Stays) => Fate::Stays,
-            (Fate::Waits, _) | (_, Fate::Waits) => Fate::Waits,
+            (Fate::Waits(one), Fate::Waits(other)) => Fate::Waits(one.max(other)),
+            (Fate::Waits(until), Fate::Goes) | (Fate::Goes, Fate::Waits(until)) => {
+                Fate::Waits(until)
+            }
             (Fate::Goes, Fate::Goes) => Fate::Goes,
         })
     }

@@ -41,10 +41,12 @@ impl Scene {
     }
 
     async fn commit(&self, sealed: &Sealed) -> Stamp {
+        self.commit_at(&self.rig.parts, sealed).await
+    }
+
+    async fn commit_at(&self, parts: &Parts, sealed: &Sealed) -> Stamp {
         let (buffers, object) = (Arc::new(Buffers::default()), sealed.as_slice().to_vec());
-        commit::put_chunk(&self.rig.parts, &buffers, self.id, object, self.rig.parts.clock.now())
-            .await
-            .unwrap()
+        commit::put_chunk(parts, &buffers, self.id, object, parts.clock.now()).await.unwrap()
     }
 
     /// Puts files of 1,000 bytes.
@@ -227,6 +229,51 @@ async fn what_a_stored_snapshot_names_stays_until_that_goes() {
         scene.steps_with(grace).await;
         assert!(!scene.is_logged(first).await, "{why}");
     }
+}
+
+/// Who purges again when the time is over that was told finds nothing that still waits.
+#[tokio::test]
+async fn what_waits_as_the_purge_itself_makes_a_version_older_is_told() {
+    let (scene, grace) = (Scene::new().await, Duration::from_secs(15 * 60));
+    let gone = scene.put(1, ["a".to_owned()]).await;
+    let waits = scene.put(2, ["b".to_owned()]).await;
+    scene.rig.clock.advance(SETTLED);
+    scene.put(3, ["a".to_owned()]).await;
+    scene.rig.clock.advance(grace * 2);
+    scene.put(4, ["b".to_owned()]).await;
+    let snapshots = snapshot::Snapshots::new(Arc::default());
+    snapshots.find(&scene.rig.parts, scene.id, None).await.unwrap();
+    let done = scene.steps_with(grace).await.pop().unwrap();
+    assert!(!scene.is_logged(gone).await && scene.is_logged(waits).await, "{done:?}");
+    assert_eq!((done.removed, done.waiting, done.waiting_for), (1, 1, snapshot::KEPT_AT_MOST));
+    scene.rig.clock.advance(grace);
+    let early = scene.steps_with(grace).await.pop().unwrap();
+    assert!(scene.is_logged(waits).await, "{early:?}");
+    scene.rig.clock.advance(done.waiting_for - grace);
+    let late = scene.steps_with(grace).await.pop().unwrap();
+    assert!(!scene.is_logged(waits).await, "{late:?}");
+}
+
+/// The server that took the last put is ahead of the one that purges.
+#[tokio::test]
+async fn what_was_needed_until_a_time_to_come_waits_until_then() {
+    let (scene, ahead) = (Scene::new().await, Duration::from_secs(14 * 60));
+    let first = scene.put(1, ["a".to_owned()]).await;
+    scene.rig.clock.advance(SETTLED);
+    let clock = Arc::new(ManualClock::new(scene.rig.clock.now() + ahead));
+    let server = Parts { clock, ..scene.rig.parts.clone() };
+    let mut chunk = ChunkWriter::new(ChunkShape::default(), Vec::new());
+    chunk.append(&path("a"), ATTRIBUTES, &[2; 1_000]).unwrap();
+    let second = chunk.seal(ids(2).next(scene.rig.clock.now()), scene.id);
+    scene.commit_at(&server, &second).await;
+    let done = scene.purge().await;
+    assert_eq!((done.removed, done.waiting), (0, 1), "{done:?}");
+    scene.rig.clock.advance(done.waiting_for - Duration::from_millis(1));
+    scene.purge().await;
+    assert!(scene.is_logged(first).await, "{done:?}");
+    scene.rig.clock.advance(Duration::from_millis(1));
+    scene.purge().await;
+    assert!(!scene.is_logged(first).await, "{done:?}");
 }
 
 /// Keeps S-27: the older version does not know of the put that ends what it names, and no stamp tells

@@ -27,7 +27,7 @@ const ENDS_WITHIN: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 const LOOKED_AT_ONCE: usize = 64;
 
 /// Ends the datasets in the metadata that were deleted; of those that it does not know any more, it may
-/// have rows if what was lost in the `damage` is from after they ended. Whoever asked for a recovery may
+/// have rows unless they ended long before what was lost in the `damage`. Whoever asked for a recovery may
 /// not know of all of them: none is named but in the log.
 pub(super) async fn end_deleted(parts: &Parts, damage: Option<Damage>) -> Result<(), Error> {
     let may_have_rows = |ended: Stamp| {

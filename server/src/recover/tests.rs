@@ -187,6 +187,23 @@ async fn a_deleted_dataset_that_came_back_ends_also_when_what_says_so_can_not_be
 }
 
 #[tokio::test]
+async fn what_may_be_left_of_deleted_datasets_is_ended_when_they_ended_not_long_before_a_loss() {
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+    let rig = rig().await;
+    let id = rig.create("ds").await;
+    rig.delete("ds", id).await.unwrap();
+    let ended = rig.clock.now();
+    let after = |days: u32| Some(Stamp::at(ended + DAY * days));
+    for (since, is_ended) in [(None, true), (after(6), true), (after(8), false)] {
+        rig.meta.script("drop_dataset", [Some(Fault::Before(dl_meta::Kind::Unavailable))]);
+        let done = living::end_deleted(&rig.parts, Some(Damage { since })).await;
+        assert_eq!((done.is_err(), rig.meta.is_used_up("drop_dataset")), (is_ended, is_ended));
+    }
+    living::end_deleted(&rig.parts, None).await.unwrap();
+    assert!(!rig.meta.is_used_up("drop_dataset"), "nothing is lost, and it was looked for");
+}
+
+#[tokio::test]
 async fn a_deleted_dataset_that_comes_back_while_a_recovery_begins_ends_with_it() {
     let rig = rig().await;
     rig.meta.script("mending", [Some(Fault::Delay(Duration::from_secs(5)))]);

@@ -31,7 +31,7 @@ use crate::memory;
 use crate::metrics::SnapshotMetrics;
 use crate::parts::{Budget, Parts};
 
-pub(crate) use sweep::{KEPT_AT_MOST, sweep, watch};
+pub(crate) use sweep::{KEPT_AT_MOST, Older, sweep, watch};
 
 /// Snapshots that are built at a time: each takes its memory.
 const BUILDS_AT_ONCE: usize = 1;

@@ -28,7 +28,8 @@ const KEPT_OTHERS: Duration = Duration::from_secs(2 * 60);
 /// How often is looked for what nobody asks for any more.
 const PERIOD: Duration = Duration::from_secs(10 * 60);
 
-/// How long who wants to remove what only older versions need may have to wait for them.
+/// How long a snapshot of the version that is the newest now may be kept once there is a newer one: each
+/// server counts from when it saw that.
 pub(crate) const KEPT_AT_MOST: Duration = KEPT.saturating_add(PERIOD);
 
 /// A stored version that is not the newest one.
@@ -41,26 +42,36 @@ struct Old {
     built: Option<Stamp>,
 }
 
-/// Removes the snapshots of other versions than the newest that are kept no longer. Gives the versions
-/// of which one is left.
+/// An older version of which there is a snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Older {
+    pub(crate) version: Version,
+    /// For how long yet, whichever server removes it.
+    pub(crate) kept: Duration,
+}
+
+/// Removes the snapshots of other versions than the newest that are kept no longer. Gives those that
+/// are left.
 pub(crate) async fn sweep(
     parts: &Parts,
     dataset: DatasetId,
     newest: Version,
-) -> Result<Vec<Version>, Error> {
+) -> Result<Vec<Older>, Error> {
     let (now, is_read_only) = (parts.clock.now(), parts.settings.is_read_only());
     let (mut few, mut left) = (1, Vec::new());
     for old in old(parts, dataset, newest).await? {
         // What was begun only is being stored, or its server was killed.
         few += usize::from(old.built.is_some());
         let kept = if old.built.is_some() && few > FEW { KEPT_OTHERS } else { KEPT };
-        let is_over = parts.clock.monotonic().saturating_sub(old.since) >= kept
-            && old.built.unwrap_or_default().time().checked_add(kept).is_some_and(|end| end <= now);
-        if is_over && !is_read_only {
+        let seen = kept.saturating_sub(parts.clock.monotonic().saturating_sub(old.since));
+        let built = old.built.unwrap_or_default().time().checked_add(kept);
+        let built = built.map_or(Duration::MAX, |end| end.duration_since(now).unwrap_or_default());
+        let left_for = seen.max(built);
+        if left_for.is_zero() && !is_read_only {
             stored::remove(parts, dataset, old.version, old.objects).await?;
             tracing::info!(%dataset, version = %old.version, "removed a snapshot of an older version");
         } else {
-            left.push(old.version);
+            left.push(Older { version: old.version, kept: left_for.saturating_add(PERIOD) });
         }
     }
     Ok(left)
