@@ -354,14 +354,10 @@ impl Verify<'_> {
                     ),
                     "restore the object, or put these files again".to_owned(),
                 ),
-                Some(damage) => (
-                    format!("{damage}; no file needs it"),
-                    format!(
-                        "restore the object; or remove it, then run `dlcmd purge {}`: what was \
-                         deleted from it may come back when the metadata is rebuilt",
-                        self.name()
-                    ),
-                ),
+                Some(damage) => {
+                    self.name_unneeded(damage).await?;
+                    continue;
+                }
                 None if is_tombstone => (
                     format!(
                         "tombstone {id} is not in the store: what it deleted comes back when the \
@@ -409,7 +405,9 @@ impl Verify<'_> {
             self.state.bytes = self.state.bytes.saturating_add(object.object_length);
             match away.note(self.parts, damaged).await? {
                 Ok(Ok(Damaged::Nothing)) => {}
-                Ok(Ok(Damaged::Part)) => self.name_damaged_part(survey, object.id).await?,
+                Ok(Ok(Damaged::Part)) => {
+                    self.name_damaged_part(survey, object.id).await?;
+                }
                 Ok(Ok(Damaged::Files(paths))) => {
                     let place = format!("chunk {}", object.id);
                     self.name_damaged(object.id, &place, &paths).await?;
@@ -432,8 +430,8 @@ impl Verify<'_> {
         Ok(())
     }
 
-    /// Names the large file that a damaged part belongs to, if it is in use.
-    async fn name_damaged_part(&mut self, survey: &Survey, part: ChunkId) -> Result<(), Error> {
+    /// Names the large file that a damaged part belongs to, if it is in use; whether it is.
+    async fn name_damaged_part(&mut self, survey: &Survey, part: ChunkId) -> Result<bool, Error> {
         let naming = survey.extents.iter().filter(|(_, extent)| extent.part == part);
         let numbers = naming.map(|(number, _)| *number).collect();
         let mut owners = Vec::new();
@@ -446,19 +444,21 @@ impl Verify<'_> {
                 owners.push((header.id(), paths));
             }
         }
+        let mut is_in_use = false;
         for (chunk, paths) in owners {
-            self.name_damaged(chunk, &format!("part {part}"), &paths).await?;
+            is_in_use |= self.name_damaged(chunk, &format!("part {part}"), &paths).await?;
         }
-        Ok(())
+        Ok(is_in_use)
     }
 
-    /// Names damaged files that are in use, as those of `chunk`.
+    /// Names damaged files that are in use, as those of `chunk`; whether there are any.
     async fn name_damaged(
         &mut self,
         chunk: ChunkId,
         place: &str,
         paths: &[FilePath],
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
+        let mut are_any = false;
         let found = self.parts.meta.lookup(self.id, paths).await;
         let found =
             found.map_err(|error| Error::meta("look up files of dataset", self.id, error))?;
@@ -466,9 +466,10 @@ impl Verify<'_> {
             if matches!(found, Found::File(record) if record.holder.chunk == chunk) {
                 let problem = format!("{path} is damaged in {place}");
                 self.find(problem, self.put_again(path)).await?;
+                are_any = true;
             }
         }
-        Ok(())
+        Ok(are_any)
     }
 
     /// How many files a listing of everything shows, and their bytes: what the metadata counts may be

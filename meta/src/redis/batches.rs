@@ -11,7 +11,7 @@ use bytes::Bytes;
 use dl_format::{Committed, Entry, FileRecord};
 
 use super::command::Ask;
-use super::keys::{Key, bucket_of};
+use super::keys::{Key, LARGE_ROWS, bucket_of};
 use super::rows::{file, folder, range_of};
 use super::scripts::APPLY;
 
@@ -144,6 +144,11 @@ impl Batch {
             ask = ask.arg(row);
         }
         ask
+    }
+
+    /// Whether it would make its folder a large one.
+    pub(super) fn is_large(&self) -> bool {
+        (self.folders.len() + self.files.len()) as u64 > LARGE_ROWS
     }
 
     /// The same without its files; none when nothing is left.

@@ -142,7 +142,7 @@ impl Shared {
         {
             let known = self.large();
             for (path, batch) in piece {
-                if known.contains(&(keys.dataset, path.clone())) {
+                if batch.is_large() || known.contains(&(keys.dataset, path.clone())) {
                     large.push((path, batch));
                 } else {
                     small.push((path, batch));

@@ -92,16 +92,31 @@ impl Verify<'_> {
                     let remedy = "make the object readable, then verify again";
                     self.find(error.chain(), remedy).await?;
                 }
-                Ok(_) | Err(_) => damaged.push(object.id),
+                Ok(_) => damaged.push((object.id, another(&survey.key(object)))),
+                Err(error) => damaged.push((object.id, error.chain())),
             }
             self.mention(self.state.checked)?;
         }
-        for part in damaged {
+        for (part, damage) in damaged {
             self.lost.insert(part);
             self.mention(self.state.checked)?;
-            self.name_damaged_part(survey, part).await?;
+            let is_told = self.name_damaged_part(survey, part).await?;
+            // A chunk that can't be read may name it, and is told of.
+            if !is_told && survey.is_whole() && is_logged(self.parts, self.id, part).await? {
+                self.name_unneeded(&damage).await?;
+            }
         }
         self.tell().await
+    }
+
+    /// Tells of a damaged object that no file needs: a recovery can't read it.
+    pub(super) async fn name_unneeded(&mut self, damage: &str) -> Result<(), Error> {
+        let remedy = format!(
+            "restore the object; or remove it, then run `dlcmd purge {}`: what was deleted from it \
+             may come back when the metadata is rebuilt",
+            self.name()
+        );
+        self.find(format!("{damage}; no file needs it"), remedy).await
     }
 
     /// Tells of objects that the log lacks; gives those that no recovery brings back.
@@ -151,7 +166,7 @@ impl Verify<'_> {
         }
         match read_header(self.parts, key).await {
             Ok(header) if self.can_be_adopted(survey, id, &header) => None,
-            Ok(_) => Some(format!("{key} is another object than its key and length say")),
+            Ok(_) => Some(another(key)),
             Err(error) => (error.kind == Kind::Corrupt).then(|| error.chain()),
         }
     }
@@ -203,4 +218,8 @@ impl Verify<'_> {
         let listed = listed.map_err(|error| Error::store("list objects below", &below, error))?;
         Ok(listed.into_iter().map(|object| object.key).collect())
     }
+}
+
+fn another(key: &Key) -> String {
+    format!("{key} is another object than its key and length say")
 }

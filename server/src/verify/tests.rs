@@ -154,3 +154,36 @@ async fn a_large_file_with_a_damaged_part_is_named_whether_the_part_is_known_or_
         assert!(!says("are not in the metadata"), "{found:?}");
     }
 }
+
+/// A recovery reads it, and says that it can't.
+#[tokio::test]
+async fn a_damaged_part_that_no_file_needs_any_more_is_told() {
+    let rig = rig().await;
+    let id = rig.create("ds").await;
+    let (shape, mut ids) = (ChunkShape::default(), ChunkIdMaker::new([7; 9]));
+    let mut next = || ids.next(rig.parts.clock.now());
+    let (part, extent) = Sealed::part(shape, next(), id, &[1; 1_000]).unwrap();
+    let (key, object) = rig.store_sealed(&part).await;
+    let (path, attributes) = (FilePath::new("large").unwrap(), Attributes::default());
+    let mut last = ChunkWriter::new(shape, Vec::new());
+    last.append_tail(&path, attributes, vec![extent], b"tail").unwrap();
+    rig.store_sealed(&last.seal(next(), id)).await;
+    let mut newer = ChunkWriter::new(shape, Vec::new());
+    newer.append(&path, attributes, b"small").unwrap();
+    rig.store_sealed(&newer.seal(next(), id)).await;
+    rig.run(crate::recover::roll_forward(&rig.parts)).await.0.unwrap();
+    let (told, _) = steps(&rig, false).await;
+    assert_eq!(findings(&told), 0, "{told:?}");
+    let mut damaged = object.to_vec();
+    damaged[0] ^= 1;
+    rig.parts.store.delete(&key).await.unwrap();
+    rig.parts.store.create(&key, damaged.into()).await.unwrap();
+    for checksums in [false, true] {
+        let (told, ended) = steps(&rig, checksums).await;
+        ended.unwrap();
+        let found: Vec<_> = told.iter().flat_map(|step| &step.findings).collect();
+        let [only] = found[..] else { panic!("{found:?}") };
+        assert!(only.problem.ends_with("no file needs it"), "{only:?}");
+        assert!(only.problem.contains(key.as_str()), "{only:?}");
+    }
+}

@@ -113,7 +113,12 @@ impl<F: Files> Directory<F> {
         ends.into_iter().map(|range| memory.slice(range)).collect()
     }
 
-    /// An object that this process has open, when it still has its name.
+    /// The next read opens the object by its key.
+    pub(super) fn forget(&self, key: &Key) {
+        self.open.remove(key);
+    }
+
+    /// An object that this process has open, when it still has a name.
     fn open_before(&self, key: &Key) -> Result<Option<Opened<F::File>>> {
         let Some(file) = self.open.get(key) else { return Ok(None) };
         // Another process may have deleted the object, and this one may have between its

@@ -63,6 +63,24 @@ async fn a_large_folder_is_spread_over_all_primaries_and_listed_in_order() {
     model.check(&open(&cluster.url()).await, id(), 5_000).await;
 }
 
+/// As tiny files are put, of which one chunk has many.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_folder_that_is_large_with_its_first_object_is_not_put_into_one_bucket() {
+    let server = Server::start(&[]).await;
+    let store = open(&server.url()).await;
+    store.put_dataset(&record()).await.unwrap();
+    let (mut maker, mut model) = (Maker::new(id(), 1), Model::default());
+    let names: Vec<_> = (0..2 * LARGE_ROWS).map(|number| format!("{number}")).collect();
+    let object = maker.chunk(names.iter().map(|name| (name.as_bytes(), 1)));
+    store.append(&object).await.unwrap();
+    model.add(&object);
+    model.check(&store, id(), 3_000).await;
+    model.check(&open(&server.url()).await, id(), 3_000).await;
+    let keys = store.shared.keys_of(id()).await.unwrap().unwrap();
+    let first = store.shared.router.ask_one(Ask::to(&keys.rows(0, b""), "ZCARD")).await.unwrap();
+    assert_eq!(first, Value::Int(1), "only that it is large");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_object_whose_maker_died_behind_the_commit_point_is_brought_after_it() {
     let server = Server::start(&[]).await;
