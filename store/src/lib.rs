@@ -103,8 +103,8 @@ pub trait Store: Debug + Display + Send + Sync + 'static {
     /// Bytes of this object, as a read gave them, may not be what was stored.
     fn doubt(&self, key: &Key);
 
-    /// From now on this object itself is read, by its key, and no copy of it: one may have been made of
-    /// other bytes than those that are stored now. Another copy may be made of what is read then.
+    /// From now on this object itself is read, and no copy of it: one may have been made of other bytes
+    /// than those that are stored now. Another copy may be made of what is read then.
     fn forsake(&self, key: &Key);
 
     /// Files of this object are read now, and others of its dataset probably soon.

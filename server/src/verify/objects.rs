@@ -101,9 +101,15 @@ impl Verify<'_> {
             self.lost.insert(part);
             self.mention(self.state.checked)?;
             let is_told = self.name_damaged_part(survey, part).await?;
-            // A chunk that can't be read may name it, and is told of.
-            if !is_told && survey.is_whole() && is_logged(self.parts, self.id, part).await? {
+            if is_told || !is_logged(self.parts, self.id, part).await? {
+                continue;
+            }
+            if survey.is_whole() {
                 self.name_unneeded(&damage).await?;
+            } else {
+                // A chunk that can't be read may name it.
+                let remedy = "restore the object; or mend what else is wrong, then verify again";
+                self.find(damage, remedy).await?;
             }
         }
         self.tell().await

@@ -1,7 +1,7 @@
 //! Open files, kept for the next read.
 //!
 //! Must hold: never more than the bound. A descriptor here may outlive its object; whoever
-//! takes one checks that it still has a name.
+//! takes one checks that the object's name still is that of its file.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use dl_runtime::{Buffers, OsRandom, Random};
 
 use super::descriptors::Descriptors;
-use super::files::{Entry, Errno, Files, Node, Result};
+use super::files::{Entry, Errno, Files, Named, Node, Result};
 use crate::{Error, Key, Kind, ObjectInfo};
 
 /// Files in the making, where the file system has no unnamed files. No key begins with a dot.
@@ -26,7 +26,7 @@ const KNOWN_DIRS: usize = 1 << 16;
 #[derive(Debug)]
 pub(super) struct Directory<F: Files> {
     pub(super) files: F,
-    pub(super) open: Descriptors<F::File>,
+    pub(super) open: Descriptors<Named<F::File>>,
     /// Directories whose own names are known to be durable, up to the root.
     durable: Mutex<HashSet<Box<str>>>,
     staged: AtomicBool,

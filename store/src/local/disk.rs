@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::{ReadWriteFlags, preadv2, retry_on_intr};
 
 use super::files::{Entry, Errno, Files, Node, Result, State};
@@ -81,6 +81,14 @@ fn lock(file: &OwnedFd) -> Result<bool> {
         Ok(()) => Ok(true),
         Err(Errno::WOULDBLOCK) => Ok(false),
         Err(errno) => Err(errno),
+    }
+}
+
+fn state(stat: Stat) -> State {
+    State {
+        id: (stat.st_dev, stat.st_ino),
+        size: stat.st_size.unsigned_abs(),
+        names: usize::try_from(stat.st_nlink).unwrap_or(usize::MAX),
     }
 }
 
@@ -186,11 +194,11 @@ impl Files for Disk {
     }
 
     fn state(&self, file: &OwnedFd) -> Result<State> {
-        let stat = rustix::fs::fstat(file)?;
-        Ok(State {
-            size: stat.st_size.unsigned_abs(),
-            names: usize::try_from(stat.st_nlink).unwrap_or(usize::MAX),
-        })
+        rustix::fs::fstat(file).map(state)
+    }
+
+    fn state_at(&self, path: &str) -> Result<State> {
+        rustix::fs::statat(&self.root, path, AtFlags::SYMLINK_NOFOLLOW).map(state)
     }
 
     fn read(&self, file: &OwnedFd, offset: u64, buffer: &mut [u8]) -> Result<usize> {

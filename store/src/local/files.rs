@@ -59,6 +59,9 @@ pub(super) trait Files: Debug + Send + Sync + 'static {
     /// file any more.
     fn state(&self, file: &Self::File) -> Result<State>;
 
+    /// The state of what has this name.
+    fn state_at(&self, path: &str) -> Result<State>;
+
     /// Fills `buffer` from `offset` on; gives how many bytes, fewer only where the file ends.
     fn read(&self, file: &Self::File, offset: u64, buffer: &mut [u8]) -> Result<usize>;
 
@@ -82,9 +85,20 @@ pub(super) enum Node {
     File(u64),
 }
 
-/// What an open file is now.
+/// Tells files apart for as long as both are open: a device, and a number on it.
+pub(super) type FileId = (u64, u64);
+
+/// An open file, and how it is told from what has its name later.
+#[derive(Debug)]
+pub(super) struct Named<F> {
+    pub(super) file: F,
+    pub(super) id: FileId,
+}
+
+/// What a file is now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct State {
+    pub(super) id: FileId,
     /// Bytes.
     pub(super) size: u64,
     /// How many names it has.

@@ -1,7 +1,7 @@
 //! Reading ranges of objects, into memory that the ranges of one call share.
 //!
-//! Must hold: an object that is gone is not read any more, whoever deleted it; a range is given
-//! whole or not at all.
+//! Must hold: an object that is gone is not read any more, whoever deleted it or moved it away; a
+//! range is given whole or not at all.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 
 use super::directory::Directory;
-use super::files::{Errno, Files, Result, State};
+use super::files::{Errno, Files, Named, Result, State};
 use crate::{Error, Key, Kind, ObjectRange};
 
 const READ: &str = "read object";
@@ -23,14 +23,14 @@ pub(super) type Read = std::result::Result<Bytes, Error>;
 /// An open object.
 #[derive(Debug)]
 struct Opened<F> {
-    file: Arc<F>,
+    file: Arc<Named<F>>,
     size: u64,
 }
 
 /// Where the bytes of a range are.
 #[derive(Debug)]
 struct Place<F> {
-    file: Arc<F>,
+    file: Arc<Named<F>>,
     offset: u64,
     length: usize,
 }
@@ -63,7 +63,7 @@ impl<F: Files> Directory<F> {
                 let Place { file, offset, length } = place?;
                 let end = start + length;
                 let buffer = memory.get_mut(start..end).unwrap_or_default();
-                match self.files.read(&file, offset, buffer) {
+                match self.files.read(&file.file, offset, buffer) {
                     Ok(count) if count == length => Ok(std::mem::replace(&mut start, end)..end),
                     Ok(count) => Err(too_short(wanted, offset + count as u64)),
                     Err(errno) => Err(Error::from_errno(errno, READ, &wanted.key)),
@@ -84,7 +84,7 @@ impl<F: Files> Directory<F> {
         for range in wanted {
             let opened = match last.take() {
                 Some((key, opened)) if *key == range.key => Some(opened),
-                _ => self.open_before(&range.key).unwrap_or_default(),
+                _ => self.open_before(&range.key),
             };
             let Some(opened) = opened else { break };
             let Ok(place) = place(&opened, range) else { break };
@@ -97,7 +97,7 @@ impl<F: Files> Directory<F> {
         for Place { file, offset, length } in places {
             let end = start + length;
             let buffer = memory.get_mut(start..end).unwrap_or_default();
-            match self.files.read_cached(&file, offset, buffer) {
+            match self.files.read_cached(&file.file, offset, buffer) {
                 Ok(count) if count == length => {}
                 Err(Errno::OPNOTSUPP) => {
                     self.waits_always.store(true, Ordering::Relaxed);
@@ -113,27 +113,23 @@ impl<F: Files> Directory<F> {
         ends.into_iter().map(|range| memory.slice(range)).collect()
     }
 
-    /// The next read opens the object by its key.
-    pub(super) fn forget(&self, key: &Key) {
-        self.open.remove(key);
-    }
-
-    /// An object that this process has open, when it still has a name.
-    fn open_before(&self, key: &Key) -> Result<Option<Opened<F::File>>> {
-        let Some(file) = self.open.get(key) else { return Ok(None) };
-        // Another process may have deleted the object, and this one may have between its
+    /// An object that this process has open, when it still has its name.
+    fn open_before(&self, key: &Key) -> Option<Opened<F::File>> {
+        let file = self.open.get(key)?;
+        // Others may have deleted the object or moved it away, and this process may have between its
         // look-up and its insert.
-        match self.files.state(&file) {
-            Ok(state) if state.names > 0 => return Ok(Some(Opened { file, size: state.size })),
-            Ok(_) | Err(Errno::STALE) => {}
-            Err(errno) => return Err(errno),
+        match self.files.state_at(key.as_str()) {
+            Ok(State { id, size, .. }) if id == file.id => Some(Opened { file, size }),
+            // Opening it tells.
+            Ok(_) | Err(_) => {
+                self.open.remove(key);
+                None
+            }
         }
-        self.open.remove(key);
-        Ok(None)
     }
 
     fn opened(&self, key: &Key) -> Result<Opened<F::File>> {
-        if let Some(opened) = self.open_before(key)? {
+        if let Some(opened) = self.open_before(key) {
             return Ok(opened);
         }
         let file = match self.files.open(key.as_str()) {
@@ -143,8 +139,8 @@ impl<F: Files> Directory<F> {
             }
             file => file?,
         };
-        let file = Arc::new(file);
-        let State { size, .. } = self.files.state(&file)?;
+        let State { id, size, .. } = self.files.state(&file)?;
+        let file = Arc::new(Named { file, id });
         self.open.insert(key, Arc::clone(&file));
         Ok(Opened { file, size })
     }

@@ -272,17 +272,18 @@ async fn an_object_deleted_by_another_process_is_missing_also_where_it_was_open(
 }
 
 #[tokio::test]
-async fn an_object_that_was_moved_away_is_missing_to_who_wants_it_itself() {
+async fn an_object_that_was_moved_away_is_missing_also_where_it_was_open() {
     let root = TempDir::new().unwrap();
     let (store, key) = (open(root.path()).await.unwrap(), key("a/b"));
     store.create(&key, "1".into()).await.unwrap();
     assert_eq!(store.read_all(&key).await.unwrap(), "1");
     fs::rename(root.path().join("a/b"), root.path().join("away")).unwrap();
-    store.forsake(&key);
     assert_eq!(store.read_all(&key).await.unwrap_err().kind, Kind::Missing);
     store.create(&key, "2".into()).await.unwrap();
-    store.forsake(&key);
     assert_eq!(store.read_all(&key).await.unwrap(), "2");
+    fs::write(root.path().join("other"), "3").unwrap();
+    fs::rename(root.path().join("other"), root.path().join("a/b")).unwrap();
+    assert_eq!(store.read_all(&key).await.unwrap(), "3", "another one in its place");
 }
 
 #[tokio::test]

@@ -184,6 +184,13 @@ impl Images {
         }
     }
 
+    fn state(&self, inode: &Arc<Inode>) -> State {
+        let this = Name::File(Arc::clone(inode));
+        let names = self.live.values().filter(|name| name.is(&this)).count();
+        let id = (0, Arc::as_ptr(inode) as u64);
+        State { id, size: lock(&inode.live).len() as u64, names }
+    }
+
     fn name(&mut self, path: &str, name: Name) -> Result<()> {
         self.dir(parent(path))?;
         if self.live.contains_key(path) {
@@ -318,13 +325,16 @@ impl Files for Volatile {
 
     fn state(&self, file: &Handle) -> Result<State> {
         self.look(|images| {
-            let this = Name::File(Arc::clone(&file.inode));
-            let names = images.live.values().filter(|name| name.is(&this)).count();
-            if names == 0 && self.loses_answers {
+            let state = images.state(&file.inode);
+            if state.names == 0 && self.loses_answers {
                 return Err(Errno::STALE);
             }
-            Ok(State { size: lock(&file.inode.live).len() as u64, names })
+            Ok(state)
         })
+    }
+
+    fn state_at(&self, path: &str) -> Result<State> {
+        self.look(|images| Ok(images.state(&images.file(path)?)))
     }
 
     fn read(&self, file: &Handle, offset: u64, buffer: &mut [u8]) -> Result<usize> {
