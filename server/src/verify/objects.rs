@@ -97,6 +97,7 @@ impl Verify<'_> {
             }
             self.mention(self.state.checked)?;
         }
+        let is_whole = damaged.is_empty() || survey.is_whole();
         for (part, damage) in damaged {
             self.lost.insert(part);
             self.mention(self.state.checked)?;
@@ -104,7 +105,7 @@ impl Verify<'_> {
             if is_told || !is_logged(self.parts, self.id, part).await? {
                 continue;
             }
-            if survey.is_whole() {
+            if is_whole {
                 self.name_unneeded(&damage).await?;
             } else {
                 // A chunk that can't be read may name it.

@@ -119,19 +119,24 @@ async fn beside_damage_nobody_is_told_to_throw_the_metadata_away() {
     assert!(!found.iter().any(|one| one.remedy.contains("empty the metadata")), "{found:?}");
 }
 
+/// Stores the file `large`, of one part and a tail; gives the key of the part and what is there.
+async fn store_large(rig: &Rig, id: DatasetId, ids: &mut ChunkIdMaker) -> (Key, Bytes) {
+    let (shape, mut next) = (ChunkShape::default(), || ids.next(rig.parts.clock.now()));
+    let (part, extent) = Sealed::part(shape, next(), id, &[1; 1_000]).unwrap();
+    let stored = rig.store_sealed(&part).await;
+    let mut last = ChunkWriter::new(shape, Vec::new());
+    let (path, attributes) = (FilePath::new("large").unwrap(), Attributes::default());
+    last.append_tail(&path, attributes, vec![extent], b"tail").unwrap();
+    rig.store_sealed(&last.seal(next(), id)).await;
+    stored
+}
+
 #[tokio::test]
 async fn a_large_file_with_a_damaged_part_is_named_whether_the_part_is_known_or_not() {
     for is_known in [true, false] {
         let rig = rig().await;
         let id = rig.create("ds").await;
-        let (shape, mut ids) = (ChunkShape::default(), ChunkIdMaker::new([7; 9]));
-        let mut next = || ids.next(rig.parts.clock.now());
-        let (part, extent) = Sealed::part(shape, next(), id, &[1; 1_000]).unwrap();
-        let (key, object) = rig.store_sealed(&part).await;
-        let mut last = ChunkWriter::new(shape, Vec::new());
-        let (path, attributes) = (FilePath::new("large").unwrap(), Attributes::default());
-        last.append_tail(&path, attributes, vec![extent], b"tail").unwrap();
-        rig.store_sealed(&last.seal(next(), id)).await;
+        let (key, object) = store_large(&rig, id, &mut ChunkIdMaker::new([7; 9])).await;
         let recover = || async { rig.run(crate::recover::roll_forward(&rig.parts)).await.0 };
         if is_known {
             recover().await.unwrap();
@@ -160,17 +165,11 @@ async fn a_large_file_with_a_damaged_part_is_named_whether_the_part_is_known_or_
 async fn a_damaged_part_that_no_file_needs_any_more_is_told() {
     let rig = rig().await;
     let id = rig.create("ds").await;
-    let (shape, mut ids) = (ChunkShape::default(), ChunkIdMaker::new([7; 9]));
-    let mut next = || ids.next(rig.parts.clock.now());
-    let (part, extent) = Sealed::part(shape, next(), id, &[1; 1_000]).unwrap();
-    let (key, object) = rig.store_sealed(&part).await;
-    let (path, attributes) = (FilePath::new("large").unwrap(), Attributes::default());
-    let mut last = ChunkWriter::new(shape, Vec::new());
-    last.append_tail(&path, attributes, vec![extent], b"tail").unwrap();
-    rig.store_sealed(&last.seal(next(), id)).await;
-    let mut newer = ChunkWriter::new(shape, Vec::new());
-    newer.append(&path, attributes, b"small").unwrap();
-    rig.store_sealed(&newer.seal(next(), id)).await;
+    let mut ids = ChunkIdMaker::new([7; 9]);
+    let (key, object) = store_large(&rig, id, &mut ids).await;
+    let mut newer = ChunkWriter::new(ChunkShape::default(), Vec::new());
+    newer.append(&FilePath::new("large").unwrap(), Attributes::default(), b"small").unwrap();
+    rig.store_sealed(&newer.seal(ids.next(rig.parts.clock.now()), id)).await;
     rig.run(crate::recover::roll_forward(&rig.parts)).await.0.unwrap();
     let (told, _) = steps(&rig, false).await;
     assert_eq!(findings(&told), 0, "{told:?}");
