@@ -194,6 +194,10 @@ block 'verify --checksums' | commands damaged 4
 block 'put --checksum /data' | commands put-again
 dlcmd verify --checksums dl://imagenet > "$work/left" || true
 grep -q 'put --checksum' "$work/left" && fail "still damaged: $(cat "$work/left")"
+# A replica that has no copy yet never takes its primary's place.
+for host in 1 2 3; do
+    until_ok sh -c "redis-cli -h 10.0.0.$host -p 7002 info replication | grep master_link_status:up"
+done
 kill -KILL "$(pgrep -f 'redis-server 10.0.0.1:7001')"
 until_ok sh -c 'redis-cli -h 10.0.0.2 -p 7001 cluster nodes | grep 10.0.0.1:7001 | grep -q "fail "'
 until_ok sh -c 'redis-cli -h 10.0.0.2 -p 7001 cluster info | grep cluster_state:ok'
