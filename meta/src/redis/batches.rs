@@ -135,8 +135,8 @@ impl Batch {
             _ => [Vec::new(), Vec::new()],
         };
         let first_file = 5 + 2 * self.folders.len();
-        let mut ask = Ask::script(&APPLY, key, &[]).arg(u8::from(is_first)).arg(first_file);
-        ask = ask.arg(low).arg(high);
+        let most = is_first.then(|| LARGE_ROWS.to_string()).unwrap_or_default();
+        let mut ask = Ask::script(&APPLY, key, &[]).arg(most).arg(first_file).arg(low).arg(high);
         for row in self.folders.iter().flat_map(|name| folder(name)) {
             ask = ask.arg(row);
         }
@@ -148,7 +148,7 @@ impl Batch {
 
     /// Whether it would make its folder a large one.
     pub(super) fn is_large(&self) -> bool {
-        (self.folders.len() + self.files.len()) as u64 > LARGE_ROWS
+        (2 * self.folders.len() + self.files.len()) as u64 > LARGE_ROWS
     }
 
     /// The same without its files; none when nothing is left.

@@ -25,8 +25,8 @@ use super::slots::Shard;
 
 /// Hashed buckets of a large folder.
 pub(super) const BUCKETS: u8 = 64;
-/// A folder with more rows in its first bucket goes on in hashed ones.
-pub(super) const LARGE_ROWS: u64 = 4_096;
+/// A folder that would have more rows in its first bucket goes on in hashed ones.
+pub(super) const LARGE_ROWS: u64 = 2_048;
 
 /// Letters of an epoch in a key.
 const EPOCH_LETTERS: usize = 16;

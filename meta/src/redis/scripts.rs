@@ -63,16 +63,21 @@ return 1
     )
 });
 
-/// Rows into one bucket. The bucket; 1 when it is the first one of its folder, the number of the
-/// argument that is the first file, the range of the files' names, then folders and files, in
-/// order. Answers how many rows it has, or [`IS_LARGE`].
+/// Rows into one bucket. The bucket; how many it takes when it is the first one of its folder, the
+/// number of the argument that is the first file, the range of the files' names, then folders and
+/// files, in order. Answers 0, or [`IS_LARGE`] where it took none.
 pub(super) static APPLY: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
 local key = KEYS[1]
-if ARGV[1] == '1' and redis.call('ZSCORE', key, '\0') then return -3 end
 local files = tonumber(ARGV[2])
-local is_new = files > #ARGV or redis.call('ZLEXCOUNT', key, ARGV[3], ARGV[4]) == 0
+local between = 0
+if files <= #ARGV then between = redis.call('ZLEXCOUNT', key, ARGV[3], ARGV[4]) end
+if ARGV[1] ~= '' then
+    local more = math.max(#ARGV - files + 1 - between, 0)
+    if redis.call('ZCARD', key) + more > tonumber(ARGV[1]) then return -3 end
+    if redis.call('ZSCORE', key, '\0') then return -3 end
+end
 local from = 5
 while from <= #ARGV do
     local rows = {}
@@ -83,14 +88,14 @@ while from <= #ARGV do
     redis.call('ZADD', key, unpack(rows))
     from = from + 1000
 end
-if not is_new then
+if between > 0 then
     for i = files, #ARGV do
         local name = string.sub(ARGV[i], 1, string.find(ARGV[i], '\0', 1, true))
         local found = redis.call('ZRANGEBYLEX', key, '[' .. name .. '\1', '(' .. name .. '\2')
         for j = 2, #found do redis.call('ZREM', key, found[j]) end
     end
 end
-return redis.call('ZCARD', key)
+return 0
 ",
     )
 });

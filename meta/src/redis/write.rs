@@ -19,7 +19,7 @@ use super::batches::{Batch, Batches};
 use super::command::{Ask, bytes, number, pairs};
 use super::failure::Failure;
 use super::home::STAMP_MAX;
-use super::keys::{Keys, LARGE_ROWS};
+use super::keys::Keys;
 use super::records::encode_object;
 use super::rows;
 use super::scripts::{APPEND, IS_LARGE, LARGE, MISSING, ROOM, STALE};
@@ -152,31 +152,23 @@ impl Shared {
         let all_rows = keys.all_rows();
         let asks = small.iter().map(|(path, batch)| batch.ask(&all_rows.of(0, path), true));
         let answers = self.router.ask(asks.collect()).await?;
-        let mut full = Vec::new();
-        for ((path, batch), answer) in small.into_iter().zip(&answers) {
-            match number(answer)? {
-                IS_LARGE => large.push((path, batch)),
-                rows if u64::try_from(rows).is_ok_and(|rows| rows > LARGE_ROWS) => full.push(path),
-                _ => {}
+        for (folder, answer) in small.into_iter().zip(&answers) {
+            if number(answer)? == IS_LARGE {
+                large.push(folder);
             }
         }
-        self.enlarge(keys, large, full).await
+        self.apply_hashed(keys, large).await
     }
 
-    /// Goes on in hashed buckets, and says so first where it is looked for.
-    async fn enlarge(
-        &self,
-        keys: Keys,
-        large: Vec<(Vec<u8>, Batch)>,
-        full: Vec<Vec<u8>>,
-    ) -> Result<(), Failure> {
-        if large.is_empty() && full.is_empty() {
+    /// Brings rows into hashed buckets, and says so first where it is looked for.
+    async fn apply_hashed(&self, keys: Keys, large: Vec<(Vec<u8>, Batch)>) -> Result<(), Failure> {
+        if large.is_empty() {
             return Ok(());
         }
         let told = Ask::script(&LARGE, &keys.home(), &[]).arg(keys.epoch.to_string());
         self.router.ask_one(told).await?;
         let mut asks = Vec::new();
-        for path in large.iter().map(|(path, _)| path).chain(&full) {
+        for (path, _) in &large {
             asks.push(Ask::to(&keys.rows(0, path), "ZADD").arg(0).arg(rows::LARGE));
         }
         for (path, batch) in &large {
@@ -189,7 +181,6 @@ impl Shared {
         if known.len() > LARGE_MAX {
             known.clear();
         }
-        known.extend(full.into_iter().map(|path| (keys.dataset, path)));
         known.extend(large.into_iter().map(|(path, _)| (keys.dataset, path)));
         Ok(())
     }

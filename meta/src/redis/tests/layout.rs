@@ -6,6 +6,7 @@ use std::time::UNIX_EPOCH;
 use dl_format::{DatasetId, DatasetName, DirPath, FilePath};
 use dl_runtime::{Clock, SystemClock};
 use redis::Value;
+use tokio::task::JoinSet;
 
 use super::{id, open, path, record};
 use crate::conformance::history::Maker;
@@ -61,6 +62,38 @@ async fn a_large_folder_is_spread_over_all_primaries_and_listed_in_order() {
         model.add(&object);
     }
     model.check(&open(&cluster.url()).await, id(), 5_000).await;
+}
+
+/// Files of 40 kB in one folder, put by several writers.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_a_few_thousand_files_in_one_folder_no_primary_holds_more_than_half() {
+    let cluster = Cluster::start(3, 0).await;
+    let store = Arc::new(open(&cluster.url()).await);
+    store.put_dataset(&record()).await.unwrap();
+    let (mut maker, mut model) = (Maker::new(id(), 1), Model::default());
+    let names: Vec<_> = (0..6_000).map(|number| format!("{number:08}.jpg")).collect();
+    let mut writers = JoinSet::new();
+    for names in names.chunks(100) {
+        let object = maker.chunk(names.iter().map(|name| (name.as_bytes(), 1)));
+        model.add(&object);
+        let store = Arc::clone(&store);
+        writers.spawn(async move { store.append(&object).await.unwrap() });
+    }
+    writers.join_all().await;
+    let mut bytes = Vec::new();
+    for server in cluster.servers() {
+        bytes.push(bytes_of(server).await);
+    }
+    let most = bytes.iter().max().copied().unwrap_or_default();
+    assert!(most * 2 < bytes.iter().sum(), "{bytes:?}");
+    let keys = store.shared.keys_of(id()).await.unwrap().unwrap();
+    let first = store.shared.router.ask_one(Ask::to(&keys.rows(0, b""), "ZCARD")).await.unwrap();
+    let Value::Int(first) = first else { panic!("{first:?}") };
+    assert!(
+        first.unsigned_abs() <= LARGE_ROWS + 1,
+        "{first} rows, of which one says that it is large"
+    );
+    model.check(&*store, id(), 3_000).await;
 }
 
 /// As tiny files are put, of which one chunk has many.

@@ -240,7 +240,8 @@ async fn a_walk_whose_next_rows_left_the_log_begins_anew_unless_they_were_delete
     let server = Server::start(&[]).await;
     let store = empty(&server.url()).await;
     let mut maker = Maker::new(id(), 1);
-    let names: Vec<_> = (0..3 * PAGE).map(|number| format!("d/{number:05}")).collect();
+    // Three pages of one bucket.
+    let names: Vec<_> = (0..2 * PAGE + 40).map(|number| format!("d/{number:05}")).collect();
     let mut objects = Vec::new();
     for names in names.chunks(PAGE) {
         objects.push(maker.chunk(names.iter().map(|name| (name.as_bytes(), 1))));

@@ -39,7 +39,8 @@ fn the_commands_of_the_operations_page_deploy_maintain_back_up_and_restore() -> 
     all.args(programs.parent()).arg(tool("bin/s3s-fs", "buckets")?).arg(scene.path());
     let ended = run(&mut all)?;
     // What went wrong comes last, behind much else.
-    let why = ended.stderr.lines().rfind(|line| line.starts_with("operations: ")).map(str::to_owned);
+    let why =
+        ended.stderr.lines().rfind(|line| line.starts_with("operations: ")).map(str::to_owned);
     let ended = ended.code(0).with_context(|| why.unwrap_or_default())?;
     ensure!(ended.text().ends_with("operations: done\n"), "{ended:?}");
     Ok(())
