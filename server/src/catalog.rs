@@ -257,7 +257,7 @@ pub(crate) async fn create(
         }
         let refused = |kind, why| Err(Error::new(kind, "create dataset", name, why));
         match parts.refusals.check(&*parts.clock, parts.meta.refusal()).await {
-            Some(Refusal::Full(why)) => return refused(Kind::Full, why),
+            Some(Refusal::Full(why) | Refusal::Over(why)) => return refused(Kind::Full, why),
             Some(Refusal::All(why)) => return refused(Kind::Unavailable, why),
             None => {}
         }

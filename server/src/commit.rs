@@ -73,7 +73,9 @@ pub(crate) async fn put_chunk(
     check_parts(parts, header).await?;
     let _taken = take_room(parts, header).await?;
     match parts.refusals.check(&*parts.clock, parts.meta.refusal()).await {
-        Some(Refusal::Full(why)) => refuse_new(parts, header, Kind::Full, why).await?,
+        Some(Refusal::Full(why) | Refusal::Over(why)) => {
+            refuse_new(parts, header, Kind::Full, why).await?;
+        }
         Some(Refusal::All(why)) => refuse_new(parts, header, Kind::Unavailable, why).await?,
         None => {}
     }
@@ -119,10 +121,13 @@ pub(crate) async fn put_tombstone(
         .map_err(|error| Error::new(Kind::Invalid, "delete by", id, error))?;
     let verified = Verified::check(object)
         .map_err(|error| Error::new(Kind::Internal, "delete by", id, error))?;
-    // A full one takes deletes.
-    if let Some(Refusal::All(why)) = parts.refusals.check(&*parts.clock, parts.meta.refusal()).await
-    {
-        refuse_new(parts, verified.header(), Kind::Unavailable, why).await?;
+    match parts.refusals.check(&*parts.clock, parts.meta.refusal()).await {
+        Some(Refusal::Over(why)) => refuse_new(parts, verified.header(), Kind::Full, why).await?,
+        Some(Refusal::All(why)) => {
+            refuse_new(parts, verified.header(), Kind::Unavailable, why).await?;
+        }
+        // A full one takes deletes.
+        Some(Refusal::Full(_)) | None => {}
     }
     commit(parts, verified, parts.clock.now(), Bytes::from).await
 }

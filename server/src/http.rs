@@ -297,6 +297,10 @@ impl Site {
                     "the metadata store takes no writes but deletes ({why}): give it more memory, \
                      or delete something and run `dlcmd purge`"
                 ),
+                Refusal::Over(why) => format!(
+                    "the metadata store takes no writes ({why}): give it more memory, or end a \
+                     dataset with `dlcmd delete-dataset`"
+                ),
                 Refusal::All(why) => format!("the metadata store takes no writes: {why}"),
             }),
             Ok(Err(error)) => failed("metadata", &error),

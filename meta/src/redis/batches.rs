@@ -135,7 +135,7 @@ impl Batch {
             _ => [Vec::new(), Vec::new()],
         };
         let first_file = 5 + 2 * self.folders.len();
-        let most = is_first.then(|| LARGE_ROWS.to_string()).unwrap_or_default();
+        let most = if is_first { LARGE_ROWS.to_string() } else { String::new() };
         let mut ask = Ask::script(&APPLY, key, &[]).arg(most).arg(first_file).arg(low).arg(high);
         for row in self.folders.iter().flat_map(|name| folder(name)) {
             ask = ask.arg(row);

@@ -9,7 +9,7 @@ use dl_format::{ChunkId, EntrySet, EntryVersion};
 use redis::Value;
 
 use super::Shared;
-use super::command::{Ask, strings};
+use super::command::{Ask, bytes};
 use super::failure::Failure;
 use super::home::{Home, ask_epoch};
 use super::keys::Keys;
@@ -68,7 +68,7 @@ impl Deletions {
         if new.is_empty() {
             return Ok(());
         }
-        let asks = new.iter().map(|chunk| Ask::to(&self.keys.deletions(*chunk), "SMEMBERS"));
+        let asks = new.iter().map(|chunk| Ask::to(&self.keys.deletions(*chunk), "GET"));
         let mut asks: Vec<Ask> = asks.collect();
         let shards: BTreeSet<Shard> = asks.iter().map(|ask| ask.shard).collect();
         let sign = shared.sign().filter(|_| self.assured);
@@ -85,12 +85,9 @@ impl Deletions {
             self.is_stale |= !shared.are_whole(&sign, marks).await?;
         }
         for (chunk, answer) in new.into_iter().zip(answers) {
-            let mut entries = EntrySet::default();
-            for bits in strings(answer)? {
-                let part = EntrySet::from_bits(&bits)
-                    .map_err(|_| Failure::corrupt("deleted entries can't be read"))?;
-                entries.union(&part);
-            }
+            let bits = bytes(answer)?.unwrap_or_default();
+            let entries = EntrySet::from_bits(&bits)
+                .map_err(|_| Failure::corrupt("deleted entries can't be read"))?;
             self.seen.insert(chunk, entries);
         }
         Ok(())

@@ -16,7 +16,7 @@
 //! | `dl:{t}:log:D:E`, D | zset | object id and record |
 //! | `dl:{t}:todo:D:E`, D | hash | object id: who appended it and when; its rows may be missing |
 //! | `dl:{t}:c:D:E:C`, C | string | the header of object C |
-//! | `dl:{t}:x:D:E:C`, C | set | bitmaps of deleted entries of chunk C; their union holds |
+//! | `dl:{t}:x:D:E:C`, C | string | the bitmap of deleted entries of chunk C |
 //! | `dl:{t}:d:D:E:B:P`, (D, P, B) | zset | rows of folder P: bucket 0, and 1 to 64 when large |
 
 use dl_format::{ChunkId, DatasetId};
@@ -79,7 +79,7 @@ pub(super) fn mark(shard: Shard) -> Key {
     key(shard, "mark")
 }
 
-/// What nobody ever puts there.
+/// What is there within a script at most.
 pub(super) fn nothing(shard: Shard) -> Key {
     key(shard, "nothing")
 }

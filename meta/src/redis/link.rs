@@ -47,6 +47,9 @@ pub(super) struct Process {
     pub(super) time_ms: Option<u64>,
 }
 
+/// What deletes may take where its maxmemory is reached, or a quarter of that where this is more.
+const FOR_DELETES: u64 = 64 << 20;
+
 /// How many keys each node had dropped when it was last looked at.
 #[derive(Debug, Default)]
 pub(super) struct Dropped(Mutex<HashMap<Node, Look>>);
@@ -88,12 +91,18 @@ impl Info {
     }
 
     /// Why it takes no writes that need memory, if it is so. By what Redis itself counts.
-    fn full(&self) -> Option<String> {
+    fn full(&self, node: &Node) -> Option<Refusal> {
         let bytes = |field: &str| self.get(field).parse::<u64>().unwrap_or_default();
         let used = bytes("used_memory").saturating_sub(bytes("mem_not_counted_for_evict"));
         let most = bytes("maxmemory");
-        (most > 0 && used > most)
-            .then(|| format!("it uses {used} bytes, and its maxmemory is {most}"))
+        if most == 0 || used <= most {
+            return None;
+        }
+        let why = format!(
+            "the Redis at {node} is full: it uses {used} bytes, and its maxmemory is {most}"
+        );
+        let is_over = used - most > FOR_DELETES.max(most / 4);
+        Some(if is_over { Refusal::Over(why) } else { Refusal::Full(why) })
     }
 
     /// Its clock, in milliseconds; none where it does not say.
@@ -182,8 +191,7 @@ impl Link {
 
     /// Why the process has no room for new objects, if it is so.
     pub(super) async fn full(&self, node: &Node) -> Result<Option<Refusal>, Verdict> {
-        let full = info(&mut self.connection.clone(), node).await?.full();
-        Ok(full.map(|why| Refusal::Full(format!("the Redis at {node} is full: {why}"))))
+        Ok(info(&mut self.connection.clone(), node).await?.full(node))
     }
 
     /// Why the process takes no writes at all, if it is so; `shard` is one that it has. One that does
@@ -346,6 +354,21 @@ mod tests {
     fn info_is_read_by_whole_names() {
         let info = Info("# Server\r\nrun_id:abc\r\nrun_idx:no\r\nmaster_replid:def\r\n".to_owned());
         assert_eq!((&*info.run(), info.get("run"), info.get("nothing")), ("abc:def", "", ""));
+    }
+
+    #[test]
+    fn deletes_may_take_a_part_of_the_memory_that_is_not_to_be_used() {
+        let address = Address::parse("redis://h:1").expect("of Redis").expect("an address");
+        let full = |used: u64, most: u64| {
+            let text = format!("used_memory:{used}\r\nmaxmemory:{most}\r\n");
+            Info(text).full(&address.nodes[0])
+        };
+        assert_eq!([full(9, 0), full(9, 9)], [None, None]);
+        for most in [1 << 20, FOR_DELETES, 1 << 40] {
+            let more = FOR_DELETES.max(most / 4);
+            assert!(matches!(full(most + more, most), Some(Refusal::Full(_))), "{most}");
+            assert!(matches!(full(most + more + 1, most), Some(Refusal::Over(_))), "{most}");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use dl_format::{ChunkId, DatasetId, FilePath, FileRecord};
 use redis::Value;
 
 use super::Shared;
-use super::command::{Ask, number, parts, string, strings};
+use super::command::{Ask, bytes, number, parts, string, strings};
 use super::deletions::Deletions;
 use super::failure::Failure;
 use super::folders::Reader;
@@ -207,7 +207,35 @@ impl Shared {
             });
         }
         let is_still = self.confirm(home.keys, &doubted).await?;
-        Ok((is_still && self.is_as(*changes)).then_some(found))
+        let mut missing = Vec::new();
+        if home.is_large {
+            let nothing = paths.iter().zip(named).filter(|(_, named)| named.is_nothing());
+            missing.extend(nothing.map(|(path, _)| path));
+        }
+        let have_moved = self.have_moved(home.keys, &missing).await?;
+        Ok((is_still && !have_moved && self.is_as(*changes)).then_some(found))
+    }
+
+    /// Whether any of the names of large folders for which no row was found has one by now. A purge
+    /// moves rows from the first bucket to the hashed ones, which lie in other nodes, and so may have
+    /// been read before.
+    pub(super) async fn have_moved(
+        &self,
+        keys: Keys,
+        missing: &[&FilePath],
+    ) -> Result<bool, Failure> {
+        if missing.is_empty() {
+            return Ok(false);
+        }
+        let retired = Ask::to(&keys.home(), "HGET").arg("retired");
+        if bytes(self.router.ask_one(retired).await?)?.is_none() {
+            return Ok(false);
+        }
+        let mut spelling = Spelling::of(keys);
+        let asks = missing.iter().map(|path| spelling.ask(bucket_of(path.name()), path)).collect();
+        let answers = self.router.ask(asks).await?;
+        let rows = answers.iter().map(parts).collect::<Result<Vec<_>, _>>()?;
+        Ok(rows.iter().any(|rows| !rows.is_empty()))
     }
 
     pub(super) async fn list(
@@ -354,6 +382,11 @@ impl Named {
         };
         let shards = [shards.first().copied(), shards.get(1).copied()];
         Ok(Self { is_folder, winner, shards, newer, log: None })
+    }
+
+    /// Whether no row was found.
+    fn is_nothing(&self) -> bool {
+        !self.is_folder && self.winner.is_none() && self.log.is_none()
     }
 
     /// Lets go of the winner when this log has not what holds it.

@@ -414,7 +414,10 @@ impl Router {
         let mut asked: FuturesUnordered<_> = self.primaries().into_iter().map(ask).collect();
         let (mut full, mut unfit) = (None, None);
         while let Some((is_full, said)) = asked.next().await {
-            full = full.or(is_full);
+            full = match (full, is_full) {
+                (_, over @ Some(Refusal::Over(_))) => over,
+                (full, is_full) => full.or(is_full),
+            };
             match said {
                 Ok(Ok(Some(all))) => return Ok(Some(all)),
                 Ok(Err(Verdict::Fatal(failure))) => unfit = Some(failure),

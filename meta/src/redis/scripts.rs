@@ -65,18 +65,29 @@ return 1
 
 /// Rows into one bucket. The bucket; how many it takes when it is the first one of its folder, the
 /// number of the argument that is the first file, the range of the files' names, then folders and
-/// files, in order. Answers 0, or [`IS_LARGE`] where it took none.
+/// files, in order. Answers 0, or [`IS_LARGE`] where it took none: it would have more than it takes, and
+/// not all of them are there already.
 pub(super) static APPLY: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
 local key = KEYS[1]
 local files = tonumber(ARGV[2])
-local between = 0
-if files <= #ARGV then between = redis.call('ZLEXCOUNT', key, ARGV[3], ARGV[4]) end
+local is_new = files > #ARGV or redis.call('ZLEXCOUNT', key, ARGV[3], ARGV[4]) == 0
+local function name_of(row) return string.sub(row, 1, string.find(row, '\0', 1, true)) end
+local function versions(row) return '[' .. name_of(row) .. '\1', '(' .. name_of(row) .. '\2' end
 if ARGV[1] ~= '' then
-    local more = math.max(#ARGV - files + 1 - between, 0)
-    if redis.call('ZCARD', key) + more > tonumber(ARGV[1]) then return -3 end
     if redis.call('ZSCORE', key, '\0') then return -3 end
+    local rows, most = redis.call('ZCARD', key), tonumber(ARGV[1])
+    if rows + #ARGV - 4 > most then
+        local more = 0
+        for i = 5, files - 1 do
+            if not redis.call('ZSCORE', key, ARGV[i]) then more = more + 1 end
+        end
+        for i = files, #ARGV do
+            if is_new or redis.call('ZLEXCOUNT', key, versions(ARGV[i])) == 0 then more = more + 1 end
+        end
+        if more > 0 and rows + more > most then return -3 end
+    end
 end
 local from = 5
 while from <= #ARGV do
@@ -88,10 +99,9 @@ while from <= #ARGV do
     redis.call('ZADD', key, unpack(rows))
     from = from + 1000
 end
-if between > 0 then
+if not is_new then
     for i = files, #ARGV do
-        local name = string.sub(ARGV[i], 1, string.find(ARGV[i], '\0', 1, true))
-        local found = redis.call('ZRANGEBYLEX', key, '[' .. name .. '\1', '(' .. name .. '\2')
+        local found = redis.call('ZRANGEBYLEX', key, versions(ARGV[i]))
         for j = 2, #found do redis.call('ZREM', key, found[j]) end
     end
 end
@@ -239,13 +249,27 @@ return 1
     )
 });
 
-/// A command about one key, also when memory is full: what a delete writes. The key; the command and
+/// A command about one key, also when memory is full: what a delete needs. The key; the command and
 /// its other arguments.
 pub(super) static ROOM: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
 redis.call('PERSIST', KEYS[1])
 return redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))
+",
+    )
+});
+
+/// Entries that are deleted beside others of their chunk, also when memory is full. The bitmap of the
+/// chunk, a key of nothing; a bitmap. Answers how long it is.
+pub(super) static DELETE: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        r"
+redis.call('PERSIST', KEYS[1])
+redis.call('SET', KEYS[2], ARGV[1])
+local length = redis.call('BITOP', 'OR', KEYS[1], KEYS[1], KEYS[2])
+redis.call('UNLINK', KEYS[2])
+return length
 ",
     )
 });
@@ -310,9 +334,9 @@ return 1
 });
 
 /// All of them: a node is given them when it is connected to.
-pub(super) fn all() -> [&'static Script; 13] {
+pub(super) fn all() -> [&'static Script; 14] {
     [
         &APPEND, &APPLY, &STAMP, &PUT, &KILL, &REPLACE, &RETIRE, &COUNTED, &LARGE, &MARK, &MEND,
-        &MENDED, &ROOM,
+        &MENDED, &ROOM, &DELETE,
     ]
 }

@@ -19,10 +19,10 @@ use super::batches::{Batch, Batches};
 use super::command::{Ask, bytes, number, pairs};
 use super::failure::Failure;
 use super::home::STAMP_MAX;
-use super::keys::Keys;
+use super::keys::{self, Keys};
 use super::records::encode_object;
 use super::rows;
-use super::scripts::{APPEND, IS_LARGE, LARGE, MISSING, ROOM, STALE};
+use super::scripts::{APPEND, DELETE, IS_LARGE, LARGE, MISSING, ROOM, STALE};
 use crate::{Appended, Brought, Kind, Mending, ObjectRecord};
 
 /// Rows that whoever appended them should have brought by now are brought by others.
@@ -96,8 +96,8 @@ impl Shared {
         let deletions: Vec<_> = object.header().deletions().iter().collect();
         for deletions in deletions.chunks(MARKED_AT_ONCE) {
             let asks = deletions.iter().map(|(chunk, entries)| {
-                let ask = Ask::script(&ROOM, &keys.deletions(*chunk), &[]).arg("SADD");
-                ask.arg(entries.bits())
+                let key = keys.deletions(*chunk);
+                Ask::script(&DELETE, &key, &[&keys::nothing(key.shard)]).arg(entries.bits())
             });
             self.router.ask(asks.collect()).await?;
         }

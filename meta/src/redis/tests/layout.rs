@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
-use dl_format::{DatasetId, DatasetName, DirPath, FilePath};
+use dl_format::{Committed, DatasetId, DatasetName, DirPath, EntryVersion, FilePath, FileRecord};
 use dl_runtime::{Clock, SystemClock};
 use redis::Value;
 use tokio::task::JoinSet;
@@ -13,8 +13,9 @@ use crate::conformance::history::Maker;
 use crate::conformance::model::Model;
 use crate::redis::command::Ask;
 use crate::redis::keys::{self, LARGE_ROWS};
+use crate::redis::rows::file;
 use crate::redis::testing::{Cluster, Server, eventually};
-use crate::{DatasetRecord, Found, ListQuery, MetaStore, Redis};
+use crate::{Appended, DatasetRecord, Found, ListQuery, MetaStore, Redis};
 
 fn query(recursive: bool, limit: usize) -> ListQuery {
     ListQuery::of(DirPath::ROOT, recursive, limit)
@@ -31,6 +32,19 @@ async fn bytes_of(server: &Server) -> u64 {
         total += bytes.unsigned_abs();
     }
     total
+}
+
+/// Rows in one bucket of the root.
+async fn rows_of(store: &Redis, bucket: u8) -> u64 {
+    let keys = store.shared.keys_of(id()).await.unwrap().unwrap();
+    let rows = Ask::to(&keys.rows(bucket, b""), "ZCARD");
+    let Value::Int(rows) = store.shared.router.ask_one(rows).await.unwrap() else { return 0 };
+    rows.unsigned_abs()
+}
+
+/// The first file of a chunk.
+fn first_of(object: &Committed) -> FileRecord {
+    FileRecord::of(object, &object.header().entries().next().unwrap())
 }
 
 /// One folder with more files than one bucket takes, in no order, some of them folders too.
@@ -54,6 +68,8 @@ async fn a_large_folder_is_spread_over_all_primaries_and_listed_in_order() {
     }
     let most = bytes.iter().max().copied().unwrap_or_default();
     assert!(most * 2 < bytes.iter().sum(), "{bytes:?}");
+    // One of them says that the folder is large.
+    assert!(rows_of(&store, 0).await <= LARGE_ROWS + 1);
     model.check(&store, id(), 3_000).await;
     // Overwritten: half of the old versions are in the first bucket, the new ones are not.
     for names in names.chunks(3_000).take(2) {
@@ -86,13 +102,7 @@ async fn of_a_few_thousand_files_in_one_folder_no_primary_holds_more_than_half()
     }
     let most = bytes.iter().max().copied().unwrap_or_default();
     assert!(most * 2 < bytes.iter().sum(), "{bytes:?}");
-    let keys = store.shared.keys_of(id()).await.unwrap().unwrap();
-    let first = store.shared.router.ask_one(Ask::to(&keys.rows(0, b""), "ZCARD")).await.unwrap();
-    let Value::Int(first) = first else { panic!("{first:?}") };
-    assert!(
-        first.unsigned_abs() <= LARGE_ROWS + 1,
-        "{first} rows, of which one says that it is large"
-    );
+    assert!(rows_of(&store, 0).await <= LARGE_ROWS + 1);
     model.check(&*store, id(), 3_000).await;
 }
 
@@ -109,9 +119,69 @@ async fn a_folder_that_is_large_with_its_first_object_is_not_put_into_one_bucket
     model.add(&object);
     model.check(&store, id(), 3_000).await;
     model.check(&open(&server.url()).await, id(), 3_000).await;
+    assert_eq!(rows_of(&store, 0).await, 1, "only that it is large");
+}
+
+/// Also one with more rows than that, as it may be when two wrote into it that had heard of none.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_folder_does_not_become_large_by_what_it_has() {
+    let server = Server::start(&[]).await;
+    let store = open(&server.url()).await;
+    store.put_dataset(&record()).await.unwrap();
+    let (mut maker, mut model) = (Maker::new(id(), 1), Model::default());
+    let names: Vec<_> = (0..LARGE_ROWS).map(|number| format!("{number:05}")).collect();
+    let mut objects = Vec::new();
+    for names in names.chunks(1_500) {
+        let object = maker.chunk(names.iter().map(|name| (name.as_bytes(), 1)));
+        store.append(&object).await.unwrap();
+        model.add(&object);
+        objects.push(object);
+    }
     let keys = store.shared.keys_of(id()).await.unwrap().unwrap();
-    let first = store.shared.router.ask_one(Ask::to(&keys.rows(0, b""), "ZCARD")).await.unwrap();
-    assert_eq!(first, Value::Int(1), "only that it is large");
+    for more in [0, 9] {
+        for number in 0..more {
+            let row = file(format!("x{number}").as_bytes(), &first_of(&objects[0]));
+            let row = Ask::to(&keys.rows(0, b""), "ZADD").arg(0).arg(row);
+            store.shared.router.ask_one(row).await.unwrap();
+        }
+        // Again, and other versions of the same names.
+        for object in &objects {
+            assert_eq!(store.append(object).await.unwrap(), Appended::Known);
+        }
+        let object = maker.chunk(names[..900].iter().map(|name| (name.as_bytes(), 2)));
+        store.append(&object).await.unwrap();
+        model.add(&object);
+        assert_eq!(rows_of(&store, 0).await, LARGE_ROWS + more);
+        assert!(!store.shared.home(id()).await.unwrap().unwrap().is_large);
+    }
+    let object = maker.chunk([(&b"y"[..], 1)]);
+    store.append(&object).await.unwrap();
+    assert!(store.shared.home(id()).await.unwrap().unwrap().is_large);
+}
+
+/// However many deletes there are.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_deleted_entries_of_a_chunk_are_one_bitmap() {
+    let server = Server::start(&[]).await;
+    let store = open(&server.url()).await;
+    store.put_dataset(&record()).await.unwrap();
+    let (mut maker, mut model) = (Maker::new(id(), 1), Model::default());
+    let names: Vec<_> = (0..300).map(|number| format!("{number}")).collect();
+    let object = maker.chunk(names.iter().map(|name| (name.as_bytes(), 1)));
+    store.append(&object).await.unwrap();
+    model.add(&object);
+    let chunk = object.header().id();
+    for entry in (0..300).filter(|entry| entry % 3 > 0) {
+        let tombstone = maker.tombstone(&[EntryVersion { entry, ..first_of(&object).version }]);
+        store.append(&tombstone).await.unwrap();
+        model.add(&tombstone);
+    }
+    let keys = store.shared.keys_of(id()).await.unwrap().unwrap();
+    let length = Ask::to(&keys.deletions(chunk), "STRLEN");
+    assert_eq!(store.shared.router.ask_one(length).await.unwrap(), Value::Int(38));
+    let beside = Ask::to(&keys::nothing(keys.deletions(chunk).shard), "EXISTS");
+    assert_eq!(store.shared.router.ask_one(beside).await.unwrap(), Value::Int(0));
+    model.check(&store, id(), 99).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
