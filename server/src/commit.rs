@@ -107,27 +107,46 @@ async fn take_room(parts: &Parts, header: &Header) -> Result<Option<Taken>, Erro
 /// Commits a tombstone over the versions that a client saw.
 pub(crate) async fn delete(parts: &Parts, request: &DeleteRequest) -> Result<Stamp, Error> {
     catalog::by_id(parts, request.dataset).await?;
-    put_tombstone(parts, request.dataset, request.tombstone, &request.deletions).await
+    let DeleteRequest { dataset, tombstone, ref deletions } = *request;
+    tombstone_unless(parts, dataset, tombstone, deletions, |refusal| match refusal {
+        Refusal::Full(_) => None,
+        Refusal::Over(_) => Some(Kind::Full),
+        Refusal::All(_) => Some(Kind::Unavailable),
+    })
+    .await
 }
 
-/// Commits a tombstone.
+/// Commits a tombstone of a purge, which gives memory back.
 pub(crate) async fn put_tombstone(
     parts: &Parts,
     dataset: DatasetId,
     id: ChunkId,
     deletions: &Deletions,
 ) -> Result<Stamp, Error> {
+    tombstone_unless(parts, dataset, id, deletions, |refusal| match refusal {
+        Refusal::Full(_) | Refusal::Over(_) => None,
+        Refusal::All(_) => Some(Kind::Unavailable),
+    })
+    .await
+}
+
+/// Commits a tombstone unless this refusal of the metadata store is one.
+async fn tombstone_unless(
+    parts: &Parts,
+    dataset: DatasetId,
+    id: ChunkId,
+    deletions: &Deletions,
+    is_refused: impl FnOnce(&Refusal) -> Option<Kind>,
+) -> Result<Stamp, Error> {
     let object = encode_tombstone(dataset, id, deletions)
         .map_err(|error| Error::new(Kind::Invalid, "delete by", id, error))?;
     let verified = Verified::check(object)
         .map_err(|error| Error::new(Kind::Internal, "delete by", id, error))?;
-    match parts.refusals.check(&*parts.clock, parts.meta.refusal()).await {
-        Some(Refusal::Over(why)) => refuse_new(parts, verified.header(), Kind::Full, why).await?,
-        Some(Refusal::All(why)) => {
-            refuse_new(parts, verified.header(), Kind::Unavailable, why).await?;
-        }
-        // A full one takes deletes.
-        Some(Refusal::Full(_)) | None => {}
+    let refusal = parts.refusals.check(&*parts.clock, parts.meta.refusal()).await;
+    if let Some(refusal) = refusal
+        && let Some(kind) = is_refused(&refusal)
+    {
+        refuse_new(parts, verified.header(), kind, refusal.to_string()).await?;
     }
     commit(parts, verified, parts.clock.now(), Bytes::from).await
 }

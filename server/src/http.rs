@@ -298,8 +298,8 @@ impl Site {
                      or delete something and run `dlcmd purge`"
                 ),
                 Refusal::Over(why) => format!(
-                    "the metadata store takes no writes ({why}): give it more memory, or end a \
-                     dataset with `dlcmd delete-dataset`"
+                    "the metadata store takes no writes, not even deletes ({why}): give it more \
+                     memory, run `dlcmd purge`, or end a dataset with `dlcmd delete-dataset`"
                 ),
                 Refusal::All(why) => format!("the metadata store takes no writes: {why}"),
             }),

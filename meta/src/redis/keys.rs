@@ -79,7 +79,7 @@ pub(super) fn mark(shard: Shard) -> Key {
     key(shard, "mark")
 }
 
-/// What is there within a script at most.
+/// What nobody ever puts there.
 pub(super) fn nothing(shard: Shard) -> Key {
     key(shard, "nothing")
 }

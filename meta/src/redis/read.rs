@@ -10,7 +10,7 @@ use dl_format::{ChunkId, DatasetId, FilePath, FileRecord};
 use redis::Value;
 
 use super::Shared;
-use super::command::{Ask, bytes, number, parts, string, strings};
+use super::command::{Ask, number, parts, string, strings};
 use super::deletions::Deletions;
 use super::failure::Failure;
 use super::folders::Reader;
@@ -47,6 +47,13 @@ struct Named {
     newer: Option<Shard>,
     /// The log that has not what holds the first row, which is none then.
     log: Option<Shard>,
+}
+
+/// Rows of some names, each from one bucket, read with this home.
+struct Buckets {
+    home: Home,
+    todo: i64,
+    rows: Vec<(Shard, Value)>,
 }
 
 /// What the rows of some names say, read with this home.
@@ -116,9 +123,11 @@ impl Shared {
         Ok(rows.collect())
     }
 
-    /// Reads what tells what stands at each path.
+    /// Reads what tells what stands at each path: the first bucket of its folder and then, where some
+    /// folder is large, the hashed one. A purge moves rows from the first to the hashed ones, in other
+    /// nodes: read in this order, they are found in one of them.
     async fn rows(&self, dataset: DatasetId, paths: &[&FilePath]) -> Result<Rows, Failure> {
-        let (mut with_buckets, mut rounds) = (false, self.router.rounds());
+        let mut rounds = self.router.rounds();
         let mut heard: Option<Holders> = None;
         loop {
             self.router.again(&mut rounds)?;
@@ -130,34 +139,29 @@ impl Shared {
             // What another life of the dataset had, or other places have heard, says nothing.
             heard = heard.filter(|heard| heard.are_of(keys, changes));
             let holders = heard.get_or_insert_with(|| Holders::heard(self, keys, changes));
-            // What was read is only taken when the home, read with it, says that it is all.
-            let per_path = if with_buckets { 2 } else { 1 };
-            let mut asks = Vec::with_capacity(2 + paths.len() * per_path);
-            asks.extend([ask_home(dataset), Ask::to(&keys.todo(), "HLEN")]);
-            let first = asks.len();
-            let mut spelling = Spelling::of(keys);
-            for path in paths {
-                asks.push(spelling.ask(0, path));
-                asks.extend(with_buckets.then(|| spelling.ask(bucket_of(path.name()), path)));
-            }
-            let shards: Vec<Shard> = asks.iter().skip(first).map(|ask| ask.shard).collect();
-            let mut answers = self.router.ask(asks).await?.into_iter();
-            let home = read_home(dataset, answers.next().unwrap_or(Value::Nil))?;
-            let Some(home) = home else {
+            let Some(first) = self.buckets(dataset, keys, paths, |_| 0).await? else {
                 self.gone(dataset, changes).await?;
                 continue;
             };
-            let todo = number(&answers.next().unwrap_or(Value::Nil))?;
-            self.learn(home.keys);
-            let lacks_buckets = home.is_large && !with_buckets;
-            with_buckets = home.is_large;
-            let has_moved = home.keys != keys || !self.is_as(changes);
-            if has_moved || lacks_buckets || todo > 0 && self.roll_forward(keys).await {
+            // What was read is only taken when the home, read with it, says that it is all.
+            let has_moved = |home: &Home| home.keys != keys || !self.is_as(changes);
+            if has_moved(&first.home) || first.todo > 0 && self.roll_forward(keys).await {
                 continue;
             }
-            let named = answers.as_slice().chunks(per_path).zip(shards.chunks(per_path));
-            let named = named.map(|(rows, shards)| Named::of(rows, shards));
-            let mut named = named.collect::<Result<Vec<_>, _>>()?;
+            let (mut home, mut buckets) = (first.home, vec![first.rows]);
+            if home.is_large {
+                let Some(hashed) = self.buckets(dataset, keys, paths, bucket_of).await? else {
+                    self.gone(dataset, changes).await?;
+                    continue;
+                };
+                if has_moved(&hashed.home) {
+                    continue;
+                }
+                home = hashed.home;
+                buckets.push(hashed.rows);
+            }
+            let of = |number| Named::of(buckets.iter().filter_map(|rows| rows.get(number)));
+            let mut named = (0..paths.len()).map(of).collect::<Result<Vec<_>, _>>()?;
             let winners = named.iter().filter_map(|named| named.winner.as_ref());
             let beside = Count { retired: home.retired, places: changes };
             holders.load(self, &home, beside, winners.map(|winner| winner.holder.chunk)).await?;
@@ -169,6 +173,27 @@ impl Shared {
             }
             return Ok(Rows { home: Arc::new(home), named, changes });
         }
+    }
+
+    /// Asks for the rows of each path in one bucket of its folder, by its name; none without a home.
+    async fn buckets(
+        &self,
+        dataset: DatasetId,
+        keys: Keys,
+        paths: &[&FilePath],
+        bucket: impl Fn(&[u8]) -> u8,
+    ) -> Result<Option<Buckets>, Failure> {
+        let mut asks = Vec::with_capacity(2 + paths.len());
+        asks.extend([ask_home(dataset), Ask::to(&keys.todo(), "HLEN")]);
+        let mut spelling = Spelling::of(keys);
+        asks.extend(paths.iter().map(|path| spelling.ask(bucket(path.name()), path)));
+        let shards: Vec<Shard> = asks.iter().skip(2).map(|ask| ask.shard).collect();
+        let mut answers = self.router.ask(asks).await?.into_iter();
+        let home = read_home(dataset, answers.next().unwrap_or(Value::Nil))?;
+        let Some(home) = home else { return Ok(None) };
+        let todo = number(&answers.next().unwrap_or(Value::Nil))?;
+        self.learn(home.keys);
+        Ok(Some(Buckets { home, todo, rows: shards.into_iter().zip(answers).collect() }))
     }
 
     /// Takes deletions into account. None when a process or shard changed its place since the rows
@@ -207,35 +232,7 @@ impl Shared {
             });
         }
         let is_still = self.confirm(home.keys, &doubted).await?;
-        let mut missing = Vec::new();
-        if home.is_large {
-            let nothing = paths.iter().zip(named).filter(|(_, named)| named.is_nothing());
-            missing.extend(nothing.map(|(path, _)| path));
-        }
-        let have_moved = self.have_moved(home.keys, &missing).await?;
-        Ok((is_still && !have_moved && self.is_as(*changes)).then_some(found))
-    }
-
-    /// Whether any of the names of large folders for which no row was found has one by now. A purge
-    /// moves rows from the first bucket to the hashed ones, which lie in other nodes, and so may have
-    /// been read before.
-    pub(super) async fn have_moved(
-        &self,
-        keys: Keys,
-        missing: &[&FilePath],
-    ) -> Result<bool, Failure> {
-        if missing.is_empty() {
-            return Ok(false);
-        }
-        let retired = Ask::to(&keys.home(), "HGET").arg("retired");
-        if bytes(self.router.ask_one(retired).await?)?.is_none() {
-            return Ok(false);
-        }
-        let mut spelling = Spelling::of(keys);
-        let asks = missing.iter().map(|path| spelling.ask(bucket_of(path.name()), path)).collect();
-        let answers = self.router.ask(asks).await?;
-        let rows = answers.iter().map(parts).collect::<Result<Vec<_>, _>>()?;
-        Ok(rows.iter().any(|rows| !rows.is_empty()))
+        Ok((is_still && self.is_as(*changes)).then_some(found))
     }
 
     pub(super) async fn list(
@@ -363,16 +360,20 @@ impl Shared {
 
 impl Named {
     /// By rows of one name from one or two buckets, and where these are.
-    fn of(buckets: &[Value], shards: &[Shard]) -> Result<Self, Failure> {
+    fn of<'a>(buckets: impl Iterator<Item = &'a (Shard, Value)>) -> Result<Self, Failure> {
         let (mut is_folder, mut winner, mut newer) = (false, None, None);
-        for (number, bucket) in buckets.iter().enumerate() {
-            for row in parts(bucket)? {
+        let mut shards = [None; 2];
+        let mut buckets = buckets.zip(&mut shards).peekable();
+        while let Some(((shard, rows), place)) = buckets.next() {
+            *place = Some(*shard);
+            for row in parts(rows)? {
                 let row = string(row)?;
                 if row.ends_with(&[0, 0]) && !row[..row.len() - 2].contains(&0) {
                     is_folder = true;
                 } else if winner.is_none_or(|winner| row < winner) {
                     // Of a folder that is large by now new rows are not in the first bucket.
-                    (winner, newer) = (Some(row), shards.get(number + 1).copied());
+                    let next = buckets.peek().map(|((shard, _), _)| *shard);
+                    (winner, newer) = (Some(row), next);
                 }
             }
         }
@@ -380,13 +381,7 @@ impl Named {
             Some(Member::File(_, record)) => Some(record),
             _ => None,
         };
-        let shards = [shards.first().copied(), shards.get(1).copied()];
         Ok(Self { is_folder, winner, shards, newer, log: None })
-    }
-
-    /// Whether no row was found.
-    fn is_nothing(&self) -> bool {
-        !self.is_folder && self.winner.is_none() && self.log.is_none()
     }
 
     /// Lets go of the winner when this log has not what holds it.
@@ -410,8 +405,7 @@ impl Spelling {
         Self { all_rows: keys.all_rows(), key, range: Vec::new() }
     }
 
-    /// Asks for the rows of the name of `path` in one of the buckets of its folder: the first one,
-    /// or its hashed one.
+    /// Asks for the rows of the name of `path` in one of the buckets of its folder.
     fn ask(&mut self, bucket: u8, path: &FilePath) -> Ask {
         let name = path.name();
         let end = path.as_bytes().len().saturating_sub(name.len() + 1);

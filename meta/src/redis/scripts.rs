@@ -261,15 +261,20 @@ return redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))
 });
 
 /// Entries that are deleted beside others of their chunk, also when memory is full. The bitmap of the
-/// chunk, a key of nothing; a bitmap. Answers how long it is.
+/// chunk; another one. Answers how long it is. (BITOP wants a second key, and while a slot moves Redis
+/// refuses commands with several.)
 pub(super) static DELETE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
 redis.call('PERSIST', KEYS[1])
-redis.call('SET', KEYS[2], ARGV[1])
-local length = redis.call('BITOP', 'OR', KEYS[1], KEYS[1], KEYS[2])
-redis.call('UNLINK', KEYS[2])
-return length
+local short, long = ARGV[1], redis.call('GET', KEYS[1]) or ''
+if #short > #long then short, long = long, short end
+local both = {}
+for i = 1, #short do
+    both[i] = string.char(bit.bor(string.byte(short, i), string.byte(long, i)))
+end
+redis.call('SET', KEYS[1], table.concat(both) .. string.sub(long, #short + 1))
+return #long
 ",
     )
 });

@@ -19,7 +19,7 @@ use super::batches::{Batch, Batches};
 use super::command::{Ask, bytes, number, pairs};
 use super::failure::Failure;
 use super::home::STAMP_MAX;
-use super::keys::{self, Keys};
+use super::keys::Keys;
 use super::records::encode_object;
 use super::rows;
 use super::scripts::{APPEND, DELETE, IS_LARGE, LARGE, MISSING, ROOM, STALE};
@@ -96,8 +96,7 @@ impl Shared {
         let deletions: Vec<_> = object.header().deletions().iter().collect();
         for deletions in deletions.chunks(MARKED_AT_ONCE) {
             let asks = deletions.iter().map(|(chunk, entries)| {
-                let key = keys.deletions(*chunk);
-                Ask::script(&DELETE, &key, &[&keys::nothing(key.shard)]).arg(entries.bits())
+                Ask::script(&DELETE, &keys.deletions(*chunk), &[]).arg(entries.bits())
             });
             self.router.ask(asks.collect()).await?;
         }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use dl_format::{Committed, DirPath, EntryVersion, FilePath, FileRecord};
+use dl_format::{Committed, DirPath, EntryVersion, FileRecord};
 use futures::future::join_all;
 
 use super::{STORE, id, open, path, reason, record};
@@ -275,28 +275,4 @@ async fn a_walk_whose_next_rows_left_the_log_begins_anew_unless_they_were_delete
         files += 1;
     }
     assert_eq!((files, walk.is_stale()), (PAGE, false));
-}
-
-/// Its old row may have been read behind its removal, and its new one, in another node, before it came.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_name_of_a_large_folder_is_missing_when_its_hashed_bucket_still_has_no_row_of_it() {
-    let server = Server::start(&[]).await;
-    let store = empty(&server.url()).await;
-    let mut maker = Maker::new(id(), 1);
-    let names: Vec<_> = (0..=LARGE_ROWS).map(|number| format!("d/{number:05}")).collect();
-    let object = maker.chunk(names.iter().map(|name| (name.as_bytes(), 1)));
-    store.append(&object).await.unwrap();
-    let (there, missing) = (path(&names[0]), path("d/none"));
-    let keys = store.shared.keys_of(id()).await.unwrap().unwrap();
-    let have_moved =
-        async |paths: &[&FilePath]| store.shared.have_moved(keys, paths).await.unwrap();
-    assert!(!have_moved(&[&there]).await, "nothing ever left the log");
-    let gone = maker.chunk([(&b"gone"[..], 1)]);
-    store.append(&gone).await.unwrap();
-    store.append(&maker.tombstone(&versions(&gone))).await.unwrap();
-    store.retire(id(), &[gone.header().id()]).await.unwrap();
-    assert!(have_moved(&[&missing, &there]).await);
-    assert!(!have_moved(&[&missing]).await);
-    let found = store.lookup(id(), &[missing, path("gone")]).await.unwrap();
-    assert_eq!(found, [Found::Missing, Found::Missing]);
 }
