@@ -13,6 +13,7 @@ use dl_proto::{Kind, Role};
 use futures::stream::{self, StreamExt};
 
 use crate::auth::Caller;
+use crate::catalog;
 use crate::error::Error;
 use crate::identity;
 use crate::leftovers;
@@ -215,6 +216,16 @@ pub(super) async fn names(parts: &Parts) -> Result<(Names, bool), Error> {
         read_again(parts, &mut names).await;
     }
     Ok((names, !answers || !identity::answers(parts).await))
+}
+
+/// Has a dataset refused that the metadata does not have. False where it does, or the dataset has ended.
+pub(super) async fn leave(parts: &Parts, name: &DatasetName, named: Named) -> Result<bool, Error> {
+    let known = parts.meta.record(named.record.dataset).await;
+    let known = known.map_err(|error| Error::meta("find dataset", name, error))?;
+    match known.map(|record| record.state) {
+        None => catalog::index(parts, name, named, DatasetState::Recovering).await,
+        Some(state) => Ok(state == DatasetState::Recovering),
+    }
 }
 
 /// Tries again to read those that the store failed for.

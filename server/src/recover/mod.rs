@@ -85,6 +85,7 @@ async fn rebuild(
     progress: &Listener<'_, RecoverProgress>,
     found: impl Future<Output = BTreeSet<DatasetId>>,
 ) -> Result<(), Error> {
+    let is_filled = log == Log::Sound;
     let mut unnamed = match log {
         Log::Doubted => living::restore_names(parts, request.dataset.as_ref(), caller).await?,
         Log::Trusted | Log::Sound => Vec::new(),
@@ -131,8 +132,11 @@ async fn rebuild(
     let left = living::remnants(parts, damage).await?;
     // Not before: of what is created from now on nothing is missing.
     let (mut names, may_pass) = living::names(parts).await?;
-    names.retain(|name| caller.may(Role::Read, name));
     let wanted = |name: &DatasetName| request.dataset.as_ref().is_none_or(|wanted| wanted == name);
+    let live = |named: &Named| named.record.state == NameState::Live;
+    let mut others = names.read.clone();
+    others.retain(|(name, named)| live(named) && !wanted(name) && is_filled);
+    names.retain(|name| caller.may(Role::Read, name));
     let mut incomplete = false;
     for (name, error) in &unnamed {
         Progress::of(name, progress).fail(error).await;
@@ -153,7 +157,7 @@ async fn rebuild(
                    again; run `dlcmd recover --all` once more";
         Progress::of(name, progress).tell_problem(why.to_owned()).await;
     }
-    names.read.retain(|(name, named)| named.record.state == NameState::Live && wanted(name));
+    names.read.retain(|(name, named)| live(named) && wanted(name));
     let is_awaited = |_: &(DatasetName, Named)| ready(!progress.is_deserted());
     let living = stream::iter(names.read).take_while(is_awaited);
     let recovered = living.map(|(name, named)| async move {
@@ -170,6 +174,16 @@ async fn rebuild(
     let recovered = recovered.buffer_unordered(DATASETS_AT_ONCE);
     incomplete |= recovered.fold(false, |all, one| ready(all | one)).await;
     late.end().await?;
+    // Of metadata that was empty nothing else tells that the others are missing, once it has a store.
+    let mut lacks_others = false;
+    if damage.is_none() {
+        let others = stream::iter(others);
+        let left =
+            others.map(|(name, named)| async move { living::leave(parts, &name, named).await });
+        let left: Vec<_> = left.buffer_unordered(DATASETS_AT_ONCE).collect().await;
+        incomplete |= left.iter().any(Result::is_err);
+        lacks_others = left.iter().any(|left| matches!(left, Ok(true)));
+    }
     if damage.is_some() {
         // Before what is empty now is taken for whole.
         incomplete |= !unnamed::set_aside(parts, found.await).await;
@@ -193,6 +207,11 @@ async fn rebuild(
         let why =
             "the chunk store or the metadata store did not answer for all of it; run recover again";
         return Err(Error::new(Kind::Unavailable, "recover", "datasets", why));
+    }
+    if lacks_others {
+        let why = "what was asked for is recovered, and the other datasets are still missing; run \
+                   `dlcmd recover --all`";
+        return Err(Error::new(Kind::NeedsRecovery, "recover", "datasets", why));
     }
     if damage.is_some() && brought == Brought::Some {
         let why = "what was asked for is recovered, but all of the metadata may lack something; \

@@ -483,6 +483,32 @@ async fn a_recovery_into_an_emptied_redis_that_was_cut_off_goes_on_where_it_ende
     assert!(rig.parts.meta.identity().await.unwrap().is_some());
 }
 
+/// Keeps S-02: nobody would know any more that the others are missing.
+#[tokio::test(flavor = "multi_thread")]
+async fn where_one_dataset_is_brought_into_an_emptied_redis_the_others_are_known_to_be_missing() {
+    let redis = Server::start(&[]).await;
+    let (rig, id) = on_redis(&redis).await;
+    let other = rig.create("other").await;
+    rig.store_chunks(other, 3).await;
+    recover_until(&rig, u64::MAX).await.0.unwrap();
+    let state = async |id| rig.parts.meta.record(id).await.unwrap().map(|record| record.state);
+    redis.ask(&["FLUSHALL"]).await;
+    for _ in 0..2 {
+        let (progress, _told) = mpsc::channel(1_000);
+        let request = RecoverRequest { dataset: Some("ds".parse().unwrap()), since: None };
+        let recovered = recover(&rig.parts, request, &Caller::Everybody, &progress).await;
+        if state(other).await == Some(DatasetState::Live) {
+            recovered.unwrap();
+            break;
+        }
+        assert_eq!(recovered.unwrap_err().kind, Kind::NeedsRecovery);
+        assert_eq!(state(id).await, Some(DatasetState::Live));
+        assert_eq!(state(other).await, Some(DatasetState::Recovering));
+        recover_until(&rig, u64::MAX).await.0.unwrap();
+    }
+    assert_eq!(state(other).await, Some(DatasetState::Live));
+}
+
 /// Keeps S-02: what Redis kept of a dataset is no word of what was brought in.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_left_in_a_redis_is_read_again_after_a_recovery_that_was_cut_off() {
