@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use dl_tests::dice::Dice;
 use dl_tests::folder;
+use dl_tests::http::becomes;
 use dl_tests::program::{Server, dl, run};
 
 /// A dataset with overwritten and deleted files, and a deleted and re-created one.
@@ -91,15 +92,15 @@ fn one_dataset_can_be_recovered_alone() -> Result<()> {
     history(&server, scene)?;
     server.kill()?;
     fs::remove_dir_all(data.join("meta"))?;
-    let server = Server::start(&data)?;
-    dl(&server, ["recover", "dl://one"])?.code(0)?;
+    let server = Server::start_with(&data, "127.0.0.1:0", &["--http", "127.0.0.1:0"])?;
+    let told = dl(&server, ["recover", "dl://one"])?.code(1)?;
+    ensure!(told.stderr.contains("run `dlcmd recover --all`"), "{}", told.stderr);
     compare(&server, scene, "dl://one", "src")?;
-    // A list that lacks one of them must not pass for all there is.
-    for arguments in [&["ls", "dl://two"][..], &["datasets"]] {
-        let refused = dl(&server, arguments)?;
-        ensure!(refused.code != 0, "{arguments:?}: {refused:?}");
-        ensure!(refused.stderr.contains("recover"), "{arguments:?}: {}", refused.stderr);
-    }
+    // What is there of the other one must not pass for all there is.
+    ensure!(dl(&server, ["datasets"])?.code(0)?.text() == "one\ntwo\n", "datasets differ");
+    let refused = dl(&server, ["ls", "dl://two"])?;
+    ensure!(refused.code != 0 && refused.stderr.contains("recover"), "{refused:?}");
+    becomes(server.http(), |status, text| status == 200 && text.contains("recovered: 1;"))?;
     dl(&server, ["recover", "dl://two"])?.code(0)?;
     compare(&server, scene, "dl://two", "src/002")?;
     ensure!(dl(&server, ["datasets"])?.code(0)?.text() == "one\ntwo\n", "datasets differ");
