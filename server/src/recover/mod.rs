@@ -20,7 +20,7 @@ use dl_format::{DatasetId, DatasetName, NameState, Stamp};
 use dl_meta::{Brought, Damage, DatasetRecord, DatasetState};
 use dl_proto::{Kind, RecoverProgress, RecoverRequest, Role};
 use futures::future::{FutureExt, ready, try_join};
-use futures::stream::{self, StreamExt};
+use futures::stream::{self, StreamExt, TryStreamExt};
 use tokio::sync::mpsc;
 
 use self::dataset::{Progress, Read, Recovery};
@@ -180,9 +180,8 @@ async fn rebuild(
         let others = stream::iter(others);
         let left =
             others.map(|(name, named)| async move { living::leave(parts, &name, named).await });
-        let left: Vec<_> = left.buffer_unordered(DATASETS_AT_ONCE).collect().await;
-        incomplete |= left.iter().any(Result::is_err);
-        lacks_others = left.iter().any(|left| matches!(left, Ok(true)));
+        let left: Vec<_> = left.buffer_unordered(DATASETS_AT_ONCE).try_collect().await?;
+        lacks_others = left.contains(&true);
     }
     if damage.is_some() {
         // Before what is empty now is taken for whole.
