@@ -18,6 +18,7 @@ use crate::identity::refuse_lost;
 use crate::leftovers::{self, Leftovers, forget};
 use crate::names::{self, Named};
 use crate::parts::Parts;
+use crate::refusals::kind_of;
 
 /// A recovery that comes upon a dataset which was just made is through with it in a moment.
 const REBUILT_WITHIN: Duration = Duration::from_secs(2);
@@ -256,10 +257,8 @@ pub(crate) async fn create(
             }
         }
         let refused = |kind, why| Err(Error::new(kind, "create dataset", name, why));
-        match parts.refusals.check(&*parts.clock, parts.meta.refusal()).await {
-            Some(Refusal::Full(why) | Refusal::Over(why)) => return refused(Kind::Full, why),
-            Some(Refusal::All(why)) => return refused(Kind::Unavailable, why),
-            None => {}
+        if let Some(refusal) = parts.refusals.check(&*parts.clock, parts.meta.refusal()).await {
+            return refused(kind_of(&refusal), refusal.to_string());
         }
         let generation = match live {
             Some(named) => named.generation,

@@ -23,6 +23,7 @@ use crate::headers::read_header;
 use crate::identity;
 use crate::late::Late;
 use crate::parts::{Parts, object_key};
+use crate::refusals::kind_of;
 use crate::room::Taken;
 use crate::survey::logged_from;
 
@@ -72,12 +73,8 @@ pub(crate) async fn put_chunk(
     }
     check_parts(parts, header).await?;
     let _taken = take_room(parts, header).await?;
-    match parts.refusals.check(&*parts.clock, parts.meta.refusal()).await {
-        Some(Refusal::Full(why) | Refusal::Over(why)) => {
-            refuse_new(parts, header, Kind::Full, why).await?;
-        }
-        Some(Refusal::All(why)) => refuse_new(parts, header, Kind::Unavailable, why).await?,
-        None => {}
+    if let Some(refusal) = parts.refusals.check(&*parts.clock, parts.meta.refusal()).await {
+        refuse_new(parts, header, kind_of(&refusal), refusal.to_string()).await?;
     }
     commit(parts, verified, arrived, |object| buffers.lend(object, 0)).await
 }
@@ -108,12 +105,8 @@ async fn take_room(parts: &Parts, header: &Header) -> Result<Option<Taken>, Erro
 pub(crate) async fn delete(parts: &Parts, request: &DeleteRequest) -> Result<Stamp, Error> {
     catalog::by_id(parts, request.dataset).await?;
     let DeleteRequest { dataset, tombstone, ref deletions } = *request;
-    tombstone_unless(parts, dataset, tombstone, deletions, |refusal| match refusal {
-        Refusal::Full(_) => None,
-        Refusal::Over(_) => Some(Kind::Full),
-        Refusal::All(_) => Some(Kind::Unavailable),
-    })
-    .await
+    let takes_none = |refusal: &Refusal| !matches!(refusal, Refusal::Full(_));
+    tombstone_unless(parts, dataset, tombstone, deletions, takes_none).await
 }
 
 /// Commits a tombstone of a purge, which gives memory back.
@@ -123,29 +116,25 @@ pub(crate) async fn put_tombstone(
     id: ChunkId,
     deletions: &Deletions,
 ) -> Result<Stamp, Error> {
-    tombstone_unless(parts, dataset, id, deletions, |refusal| match refusal {
-        Refusal::Full(_) | Refusal::Over(_) => None,
-        Refusal::All(_) => Some(Kind::Unavailable),
-    })
-    .await
+    let takes_none = |refusal: &Refusal| matches!(refusal, Refusal::All(_));
+    tombstone_unless(parts, dataset, id, deletions, takes_none).await
 }
 
-/// Commits a tombstone unless this refusal of the metadata store is one.
+/// Commits a tombstone, unless the metadata store refuses new objects for what `takes_none` names.
 async fn tombstone_unless(
     parts: &Parts,
     dataset: DatasetId,
     id: ChunkId,
     deletions: &Deletions,
-    is_refused: impl FnOnce(&Refusal) -> Option<Kind>,
+    takes_none: impl FnOnce(&Refusal) -> bool,
 ) -> Result<Stamp, Error> {
     let object = encode_tombstone(dataset, id, deletions)
         .map_err(|error| Error::new(Kind::Invalid, "delete by", id, error))?;
     let verified = Verified::check(object)
         .map_err(|error| Error::new(Kind::Internal, "delete by", id, error))?;
     let refusal = parts.refusals.check(&*parts.clock, parts.meta.refusal()).await;
-    if let Some(refusal) = refusal
-        && let Some(kind) = is_refused(&refusal)
-    {
+    if let Some(refusal) = refusal.filter(takes_none) {
+        let kind = kind_of(&refusal);
         refuse_new(parts, verified.header(), kind, refusal.to_string()).await?;
     }
     commit(parts, verified, parts.clock.now(), Bytes::from).await

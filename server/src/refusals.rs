@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dl_meta::Refusal;
+use dl_proto::Kind;
 use dl_runtime::Clock;
 use tokio::sync::Semaphore;
 
@@ -17,6 +18,14 @@ use tokio::sync::Semaphore;
 const HOLDS: Duration = Duration::from_millis(100);
 /// The same while another put asks whether it still is so.
 const LASTS: Duration = Duration::from_millis(300);
+
+/// The kind of error with which a request is refused.
+pub(crate) fn kind_of(refusal: &Refusal) -> Kind {
+    match refusal {
+        Refusal::Full(_) | Refusal::Over(_) => Kind::Full,
+        Refusal::All(_) => Kind::Unavailable,
+    }
+}
 
 /// What the metadata store said last. Clones share it.
 #[derive(Debug, Clone)]

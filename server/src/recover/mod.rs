@@ -134,8 +134,8 @@ async fn rebuild(
     let (mut names, may_pass) = living::names(parts).await?;
     let wanted = |name: &DatasetName| request.dataset.as_ref().is_none_or(|wanted| wanted == name);
     let live = |named: &Named| named.record.state == NameState::Live;
-    let mut others = names.read.clone();
-    others.retain(|(name, named)| live(named) && !wanted(name) && is_filled);
+    let is_left = |(name, named): &&(DatasetName, Named)| is_filled && live(named) && !wanted(name);
+    let others: Vec<_> = names.read.iter().filter(is_left).cloned().collect();
     names.retain(|name| caller.may(Role::Read, name));
     let mut incomplete = false;
     for (name, error) in &unnamed {
