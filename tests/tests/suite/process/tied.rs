@@ -120,7 +120,7 @@ async fn a_full_redis_is_read_as_before_and_deletes_make_room() -> Result<()> {
     folder::compare(&source, &got)?;
     let stored = || folder::bytes_under(&data.join("chunks"));
     // What the server heard of room before counts for a part of a second.
-    std::thread::sleep(std::time::Duration::from_millis(400));
+    std::thread::sleep(Duration::from_millis(400));
     let before = stored()?;
     let refused = run(server.dlcmd()?.arg("put").arg(&source).arg("dl://three"))?;
     ensure!(refused.code != 0 && refused.stderr.contains("maxmemory"), "{refused:?}");
