@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use dl_format::{ChunkId, Committed, DatasetId, DatasetName, FilePath, Stamp, StoreId};
+use dl_format::{ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Stamp, StoreId};
 use dl_runtime::Clock;
 use dl_runtime::fault::{Cut, CutPoint, Fault, Faults};
 
@@ -156,6 +156,14 @@ impl MetaStore for FaultMeta {
 
     async fn log(&self, dataset: DatasetId) -> Result<Vec<ObjectRecord>, Error> {
         self.read("log", dataset, self.inner.log(dataset)).await
+    }
+
+    async fn deleted(
+        &self,
+        dataset: DatasetId,
+        chunks: &[ChunkId],
+    ) -> Result<Vec<EntrySet>, Error> {
+        self.read("deleted", dataset, self.inner.deleted(dataset, chunks)).await
     }
 
     async fn lookup(&self, dataset: DatasetId, paths: &[FilePath]) -> Result<Vec<Found>, Error> {

@@ -18,7 +18,7 @@ mod walk;
 use std::fmt::{Debug, Display};
 
 use async_trait::async_trait;
-use dl_format::{ChunkId, Committed, DatasetId, DatasetName, FilePath, Stamp, StoreId};
+use dl_format::{ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Stamp, StoreId};
 
 #[cfg(any(test, feature = "conformance"))]
 pub use embedded::VolatileFile;
@@ -176,6 +176,15 @@ pub trait MetaStore: Debug + Display + Send + Sync + 'static {
     /// # Errors
     /// [`Kind::Missing`] when the dataset is not known.
     async fn log(&self, dataset: DatasetId) -> Result<Vec<ObjectRecord>, Error>;
+
+    /// Which entries of each of these chunks are deleted, in the order asked: of versions that were first
+    /// committed there, wherever they lie by now. Of those that no object of the log holds, some may be
+    /// missing.
+    ///
+    /// # Errors
+    /// [`Kind::Missing`] when the dataset is not known.
+    async fn deleted(&self, dataset: DatasetId, chunks: &[ChunkId])
+    -> Result<Vec<EntrySet>, Error>;
 
     /// What each path is, in the order asked.
     ///

@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use dl_format::{
-    ChunkId, Committed, DatasetId, DatasetName, FilePath, Fold, Stamp, StoreId, Version,
+    ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Fold, Stamp, StoreId, Version,
 };
 
 use crate::types::{bound_elsewhere, deleted_entries, still_in_use};
@@ -232,6 +232,17 @@ impl MetaStore for Memory {
         let mut state = self.state();
         let dataset = state.dataset(dataset, "read the log of dataset")?;
         Ok(dataset.objects.values().copied().collect())
+    }
+
+    async fn deleted(
+        &self,
+        dataset: DatasetId,
+        chunks: &[ChunkId],
+    ) -> Result<Vec<EntrySet>, Error> {
+        let mut state = self.state();
+        let fold = &state.dataset(dataset, "look up deleted entries of dataset")?.fold;
+        let deleted = chunks.iter().map(|chunk| fold.deleted_of(*chunk).cloned());
+        Ok(deleted.map(Option::unwrap_or_default).collect())
     }
 
     async fn lookup(&self, dataset: DatasetId, paths: &[FilePath]) -> Result<Vec<Found>, Error> {

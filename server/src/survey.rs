@@ -8,7 +8,7 @@
 
 mod rows;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,6 +44,9 @@ const BATCHES_AT_ONCE: usize = 4;
 /// After so many headers one after the other that the store could not give now, it is away: the others
 /// would take hours, each with its own tries.
 const AWAY_AFTER: usize = 64;
+
+/// Chunks whose deleted entries are held at once: up to 8 KiB each.
+const BITMAPS: usize = 1_024;
 
 /// Objects asked of the log at once.
 const LOG_PAGE: usize = 10_000;
@@ -386,6 +389,37 @@ impl Survey {
         self.named = named;
         self.unread.extend(unread);
         Ok(())
+    }
+
+    /// Whether tombstones are lost or damaged, so that of what they deleted only the metadata knows.
+    pub(crate) fn lacks_tombstones(&self) -> bool {
+        self.unread.iter().any(|(number, error)| {
+            let object = self.objects.get(*number);
+            let is_tombstone = object.is_some_and(|object| object.kind == ObjectKind::Tombstone);
+            is_tombstone && matches!(error.kind, Kind::NotFound | Kind::Corrupt)
+        })
+    }
+
+    /// Which of these versions the metadata has as deleted, in the order asked.
+    pub(crate) async fn are_deleted(
+        &self,
+        parts: &Parts,
+        versions: &[EntryVersion],
+    ) -> Result<Vec<bool>, Error> {
+        let chunks: BTreeSet<ChunkId> = versions.iter().map(|version| version.chunk).collect();
+        let chunks: Vec<ChunkId> = chunks.into_iter().collect();
+        let mut are_deleted = vec![false; versions.len()];
+        for chunks in chunks.chunks(BITMAPS) {
+            let deleted = parts.meta.deleted(self.dataset, chunks).await.map_err(|error| {
+                Error::meta("look up what is deleted of dataset", self.dataset, error)
+            })?;
+            let of_chunk: HashMap<&ChunkId, EntrySet> = chunks.iter().zip(deleted).collect();
+            for (version, is_deleted) in versions.iter().zip(&mut are_deleted) {
+                let entries = of_chunk.get(&version.chunk);
+                *is_deleted |= entries.is_some_and(|entries| entries.contains(version.entry));
+            }
+        }
+        Ok(are_deleted)
     }
 
     /// Who has committed something since the log was read.

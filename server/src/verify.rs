@@ -4,9 +4,10 @@
 //! is wrong and what to do; what changes while it looks is not taken for wrong.
 
 mod damaged;
+mod lost;
 mod objects;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use bytes::Bytes;
 use dl_format::{ChunkId, DatasetId, DatasetName, FilePath, FileRecord, NameState, ObjectKind};
@@ -70,8 +71,9 @@ async fn compare(
         })
         .await?;
     let (doubted, lost) = (Vec::new(), HashSet::new());
+    let (hidden, undone) = ((0, 0), (0, 0));
     let mut verify =
-        Verify { parts, id, progress, state, doubted, uncompared: 0, hidden: (0, 0), lost };
+        Verify { parts, id, progress, state, doubted, uncompared: 0, hidden, undone, lost };
     let before = verify.info().await?;
     let mut survey = Survey::read(parts, id).await?;
     verify.state.objects = survey.objects.len() as u64;
@@ -108,14 +110,6 @@ fn everything() -> ListQuery {
     ListQuery { bytes: PAGE_BYTES, ..root }
 }
 
-/// An object of the log whose files are lost.
-struct Lost {
-    /// In the log; none of a part that only a chunk names.
-    number: Option<usize>,
-    /// Why its header can't be used; of an object that is gone, nothing.
-    damage: Option<String>,
-}
-
 struct Verify<'a> {
     parts: &'a Parts,
     id: DatasetId,
@@ -127,6 +121,8 @@ struct Verify<'a> {
     uncompared: u64,
     /// Files that folders of the same path hide, and their bytes.
     hidden: (u64, u64),
+    /// Files that are deleted, and whose tombstones are lost or damaged; and their bytes.
+    undone: (u64, u64),
     /// Objects that were told as lost, damaged or unreadable.
     lost: HashSet<ChunkId>,
 }
@@ -208,23 +204,29 @@ impl Verify<'_> {
             }
             expected.push((path, is_file.then_some(winner.record)));
             if expected.len() >= PATHS_AT_ONCE {
-                self.look_up(std::mem::take(&mut expected)).await?;
+                self.look_up(survey, std::mem::take(&mut expected)).await?;
             }
         }
-        self.look_up(expected).await?;
+        self.look_up(survey, expected).await?;
         Ok((files, bytes))
     }
 
     async fn look_up(
         &mut self,
+        survey: &Survey,
         expected: Vec<(FilePath, Option<FileRecord>)>,
     ) -> Result<(), Error> {
         let paths: Vec<FilePath> = expected.iter().map(|(path, _)| path.clone()).collect();
         let found = self.parts.meta.lookup(self.id, &paths).await;
         let found =
             found.map_err(|error| Error::meta("look up files of dataset", self.id, error))?;
-        for ((path, expected), found) in expected.into_iter().zip(found) {
+        let undone = self.undone(survey, &expected, &found).await?;
+        for (((path, expected), found), is_undone) in expected.into_iter().zip(found).zip(undone) {
             match (expected, found) {
+                (Some(file), _) if is_undone => {
+                    self.undone.0 += 1;
+                    self.undone.1 = self.undone.1.saturating_add(file.length);
+                }
                 (Some(expected), Found::File(found)) if expected == found => {}
                 (None, Found::Missing | Found::Folder) => {}
                 (Some(file), Found::Folder) => {
@@ -284,96 +286,6 @@ impl Verify<'_> {
             }
             Some(_) | None => Ok(()),
         }
-    }
-
-    /// Names the files whose bytes are gone, by what the metadata says of them.
-    async fn name_lost(
-        &mut self,
-        survey: &Survey,
-        lost: &HashMap<ChunkId, Lost>,
-    ) -> Result<(), Error> {
-        self.lost.extend(lost.keys());
-        let mut in_use: HashSet<ChunkId> = HashSet::new();
-        let mut parts_of: HashMap<ChunkId, Vec<ChunkId>> = HashMap::new();
-        for (number, extent) in &survey.extents {
-            if let Some(chunk) = survey.objects.get(*number)
-                && lost.contains_key(&extent.part)
-            {
-                parts_of.entry(chunk.id).or_default().push(extent.part);
-            }
-        }
-        let mut query = everything();
-        loop {
-            let page = self.parts.meta.list(self.id, &query).await;
-            let page = page.map_err(|error| Error::meta("list dataset", self.id, error))?;
-            for entry in &page {
-                let ListEntry::File(path, record) = entry else { continue };
-                let chunk = record.holder.chunk;
-                let parts = parts_of.get(&chunk).map(Vec::as_slice).unwrap_or_default();
-                if !lost.contains_key(&chunk) && parts.is_empty() {
-                    continue;
-                }
-                in_use.insert(chunk);
-                in_use.extend(parts);
-                let damage = lost.get(&chunk).and_then(|lost| lost.damage.as_ref());
-                let problem = match (damage, parts.first()) {
-                    // What is left of it may be read for as long as the metadata knows where.
-                    (Some(_), _) => format!(
-                        "{path} is lost, or will be with the metadata: its chunk {chunk} is damaged"
-                    ),
-                    (None, Some(part)) if !lost.contains_key(&chunk) => {
-                        format!("{path} is lost: its part {part} is missing or damaged")
-                    }
-                    (None, _) => format!("{path} is lost: its chunk {chunk} is not in the store"),
-                };
-                let remedy = self.put_again(path);
-                self.find(problem, format!("restore the object, or {remedy}")).await?;
-            }
-            self.tell().await?;
-            query.after = page.last().map(ListEntry::key);
-            if query.is_last(&page) {
-                break;
-            }
-        }
-        let mut lost: Vec<(&ChunkId, &Lost)> = lost.iter().collect();
-        lost.sort_unstable_by_key(|(id, _)| **id);
-        for (id, Lost { number, damage }) in lost {
-            // A purge removes parts before the chunks that name them.
-            let Some(object) = number.and_then(|number| survey.objects.get(number)) else {
-                continue;
-            };
-            let is_tombstone = object.kind == ObjectKind::Tombstone;
-            let (problem, remedy) = match damage {
-                Some(damage) if is_tombstone => (
-                    format!("{damage}; what it deleted comes back when the metadata is rebuilt"),
-                    "restore the object; or delete these files again after a recovery".to_owned(),
-                ),
-                Some(damage) if in_use.contains(id) => (
-                    format!(
-                        "{damage}; the files that need it are lost, or will be with the metadata"
-                    ),
-                    "restore the object, or put these files again".to_owned(),
-                ),
-                Some(damage) => {
-                    self.name_unneeded(damage).await?;
-                    continue;
-                }
-                None if is_tombstone => (
-                    format!(
-                        "tombstone {id} is not in the store: what it deleted comes back when the \
-                         metadata is rebuilt"
-                    ),
-                    "restore the object; or delete these files again after a recovery".to_owned(),
-                ),
-                None if in_use.contains(id) => continue,
-                None => (
-                    format!("object {id} is not in the store; no file needs it"),
-                    format!("run `dlcmd purge {}`", self.name()),
-                ),
-            };
-            self.find(problem, remedy).await?;
-        }
-        Ok(())
     }
 
     /// Reads every byte of every object.
@@ -513,6 +425,7 @@ impl Verify<'_> {
             self.find(problem, self.rebuild()).await?;
         }
         let Some(listed) = listed else { return Ok(()) };
+        let (files, bytes) = (files - self.undone.0.min(files), bytes - self.undone.1.min(bytes));
         let in_sight = (files - self.hidden.0.min(files), bytes - self.hidden.1.min(bytes));
         let counted = (info.files, info.bytes);
         for (what, has, hold) in [("counts", counted, (files, bytes)), ("lists", listed, in_sight)]

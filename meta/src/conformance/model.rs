@@ -5,7 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dl_format::{ChunkId, Committed, DatasetId, DirPath, FilePath, Fold, Version};
+use dl_format::{
+    ChunkId, Committed, DatasetId, DirPath, EntrySet, EntryVersion, FilePath, FileRecord, Fold,
+    Version,
+};
 
 use crate::{Found, ListEntry, ListQuery, MetaStore, ObjectRecord};
 
@@ -128,6 +131,27 @@ impl Model {
         assert!(is_known && outline.record == info.record, "{store}: {outline:?}, {info:?}");
         let objects = store.objects(dataset, None, usize::MAX).await.expect("ask");
         assert_eq!(objects, self.objects(), "{store}");
+        self.check_deleted(store, dataset).await;
+    }
+
+    /// Compares what is deleted of all that the log holds.
+    async fn check_deleted(&self, store: &dyn MetaStore, dataset: DatasetId) {
+        let entries = |object: &Committed| {
+            let records = object.header().entries().map(|entry| FileRecord::of(object, &entry));
+            records.map(|record| record.version).collect::<Vec<_>>()
+        };
+        let versions: Vec<EntryVersion> = self.objects.values().flat_map(entries).collect();
+        let mut chunks: Vec<ChunkId> = versions.iter().map(|version| version.chunk).collect();
+        // Of one that never was, nothing; and of one twice, the same.
+        chunks.push(ChunkId::from_bytes([0xEE; 16]));
+        let deleted = store.deleted(dataset, &chunks).await.expect("ask");
+        assert_eq!(deleted.len(), chunks.len(), "{store}");
+        assert_eq!(deleted.last().map(EntrySet::count), Some(0), "{store}");
+        for (version, deleted) in versions.iter().zip(deleted) {
+            let wanted = self.fold.deleted_of(version.chunk);
+            let wanted = wanted.is_some_and(|entries| entries.contains(version.entry));
+            assert_eq!(deleted.contains(version.entry), wanted, "{store}: {version:?}");
+        }
     }
 }
 

@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dl_format::{ChunkId, Committed, DatasetId, DatasetName, FilePath, Stamp, StoreId};
+use dl_format::{ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Stamp, StoreId};
 use dl_runtime::{Clock, blocking};
 use redb::{ReadTransaction, ReadableTable};
 use tokio::sync::{Notify, oneshot, watch};
@@ -499,6 +499,17 @@ impl MetaStore for Embedded {
     async fn log(&self, dataset: DatasetId) -> Result<Vec<ObjectRecord>, Error> {
         let read = move |transaction: &ReadTransaction| read::log(transaction, dataset);
         self.ask("read the log of dataset", dataset, read).await
+    }
+
+    async fn deleted(
+        &self,
+        dataset: DatasetId,
+        chunks: &[ChunkId],
+    ) -> Result<Vec<EntrySet>, Error> {
+        let chunks = chunks.to_vec();
+        let read =
+            move |transaction: &ReadTransaction| read::deleted(transaction, dataset, &chunks);
+        self.ask("look up deleted entries of dataset", dataset, read).await
     }
 
     async fn lookup(&self, dataset: DatasetId, paths: &[FilePath]) -> Result<Vec<Found>, Error> {

@@ -79,6 +79,16 @@ pub(super) fn log(
     Ok(log)
 }
 
+/// Which entries of chunks are deleted.
+pub(super) fn deleted(
+    transaction: &ReadTransaction,
+    dataset: DatasetId,
+    chunks: &[ChunkId],
+) -> Result<Vec<EntrySet>, redb::Error> {
+    let deletions = Deletions::open(transaction, &Tables::of(dataset))?;
+    chunks.iter().map(|chunk| deletions.of(*chunk)).collect()
+}
+
 /// The index of one dataset.
 pub(super) struct Index {
     paths: Rows,

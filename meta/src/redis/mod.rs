@@ -42,7 +42,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dl_format::{ChunkId, Committed, DatasetId, DatasetName, FilePath, Stamp, StoreId};
+use dl_format::{ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Stamp, StoreId};
 use dl_runtime::{Clock, OsRandom, Random};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinHandle;
@@ -378,6 +378,15 @@ impl MetaStore for Redis {
     async fn log(&self, dataset: DatasetId) -> Result<Vec<ObjectRecord>, Error> {
         let log = self.shared.log(dataset).await;
         log.map_err(|failure| failure.during("read the log of dataset", dataset))
+    }
+
+    async fn deleted(
+        &self,
+        dataset: DatasetId,
+        chunks: &[ChunkId],
+    ) -> Result<Vec<EntrySet>, Error> {
+        let deleted = self.shared.deleted(dataset, chunks).await;
+        deleted.map_err(|failure| failure.during("look up deleted entries of dataset", dataset))
     }
 
     async fn lookup(&self, dataset: DatasetId, paths: &[FilePath]) -> Result<Vec<Found>, Error> {

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use dl_format::{ChunkId, DatasetId, FilePath, FileRecord};
+use dl_format::{ChunkId, DatasetId, EntrySet, FilePath, FileRecord};
 use redis::Value;
 
 use super::Shared;
@@ -295,6 +295,30 @@ impl Shared {
             return Err(Failure::missing());
         }
         Ok(objects)
+    }
+
+    /// Which entries of chunks are deleted.
+    pub(super) async fn deleted(
+        &self,
+        dataset: DatasetId,
+        chunks: &[ChunkId],
+    ) -> Result<Vec<EntrySet>, Failure> {
+        let mut rounds = self.router.rounds();
+        loop {
+            self.router.again(&mut rounds)?;
+            let changes = self.assure().await?;
+            let Some(home) = self.home(dataset).await? else {
+                self.gone(dataset, changes).await?;
+                continue;
+            };
+            self.roll_forward(home.keys).await;
+            let mut deletions = Deletions::of(&home);
+            deletions.load(self, chunks.iter().copied()).await?;
+            if !deletions.is_stale() && self.is_as(changes) {
+                let entries = chunks.iter().map(|chunk| deletions.entries(*chunk).cloned());
+                return Ok(entries.map(Option::unwrap_or_default).collect());
+            }
+        }
     }
 
     /// All of a log, read with one command, and so at one moment.

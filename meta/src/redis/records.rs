@@ -3,7 +3,10 @@
 //! Must hold: a record is a version byte and then bincode bytes, as wincode writes them; what
 //! can't be read is an error, never a guess.
 
-use dl_format::{ChunkId, ChunkShape, DatasetId, DatasetName, ObjectKind, Stamp};
+use bytes::Bytes;
+use dl_format::{
+    ChunkId, ChunkShape, Committed, DatasetId, DatasetName, Header, ObjectKind, Stamp,
+};
 use wincode::{SchemaRead, SchemaWrite};
 
 use super::failure::Failure;
@@ -85,6 +88,20 @@ pub(super) fn decode_dataset(id: DatasetId, bytes: &[u8]) -> Result<DatasetRecor
             _ => return Err(damaged(what)),
         },
     })
+}
+
+/// The copy of a header, without the zeros that fill its last page: a tombstone is mostly these.
+pub(super) fn encode_header(header: &Header) -> &[u8] {
+    let raw = header.raw();
+    let end = raw.iter().rposition(|byte| *byte != 0).map_or(0, |last| last.saturating_add(1));
+    raw.get(..end).unwrap_or_default()
+}
+
+pub(super) fn decode_header(id: ChunkId, mut copy: Vec<u8>) -> Result<Committed, Failure> {
+    let damaged = |error| Failure::corrupt(format!("the header of {id}: {error}"));
+    let length = Header::length(&copy).map_err(damaged)?;
+    copy.resize(length.max(copy.len()), 0);
+    Header::decode(&Bytes::from(copy)).and_then(Header::committed).map_err(damaged)
 }
 
 /// The member of an object in its log: its id, by which the log sorts, and its record, without how

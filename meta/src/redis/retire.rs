@@ -6,8 +6,7 @@
 
 use std::collections::HashSet;
 
-use bytes::Bytes;
-use dl_format::{ChunkId, Committed, DatasetId, FilePath, FileRecord, Header};
+use dl_format::{ChunkId, Committed, DatasetId, FilePath, FileRecord};
 
 use super::Shared;
 use super::command::{Ask, bytes, number};
@@ -15,9 +14,10 @@ use super::failure::Failure;
 use super::home::ask_home;
 use super::home::read_home;
 use super::keys::{Keys, bucket_of};
+use super::records::decode_header;
 use super::rows::file;
 use super::scripts::{MISSING, RETIRE, STALE};
-use crate::{Found, Kind};
+use crate::Found;
 
 /// Objects whose headers are held at a time.
 const AT_ONCE: usize = 16;
@@ -90,10 +90,7 @@ impl Shared {
         let mut headers = Vec::new();
         for (id, answer) in ids.iter().zip(self.router.ask(asks.collect()).await?) {
             let Some(raw) = bytes(answer)? else { continue };
-            let header = Header::decode(&Bytes::from(raw)).and_then(Header::committed);
-            headers.push(header.map_err(|error| {
-                Failure::because(Kind::Corrupt, format!("the header of {id}: {error}"))
-            })?);
+            headers.push(decode_header(*id, raw)?);
         }
         Ok(headers)
     }

@@ -9,8 +9,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use bytes::Bytes;
-use dl_format::{ChunkId, Committed, DatasetId, Header, ObjectKind, Stamp, StoreId};
+use dl_format::{ChunkId, Committed, DatasetId, ObjectKind, Stamp, StoreId};
 use dl_runtime::Deadline;
 use tokio::sync::oneshot;
 
@@ -20,7 +19,7 @@ use super::command::{Ask, bytes, number, pairs};
 use super::failure::Failure;
 use super::home::STAMP_MAX;
 use super::keys::Keys;
-use super::records::encode_object;
+use super::records::{decode_header, encode_header, encode_object};
 use super::rows;
 use super::scripts::{APPEND, DELETE, IS_LARGE, LARGE, MISSING, ROOM, STALE};
 use crate::{Appended, Brought, Kind, Mending, ObjectRecord};
@@ -61,7 +60,7 @@ impl Shared {
                 ObjectKind::Tombstone => Ask::script(&ROOM, &key, &[]).arg("SET"),
                 ObjectKind::Chunk | ObjectKind::Part => Ask::to(&key, "SET"),
             };
-            let stored = stored.arg(&header.raw()[..]);
+            let stored = stored.arg(encode_header(header));
             self.router.ask_one(stored).await?;
             let ask = Ask::script(&APPEND, &keys.home(), &[&keys.log(), &keys.todo()])
                 .arg(keys.epoch.to_string())
@@ -276,9 +275,7 @@ impl Shared {
         let raw = bytes(self.router.ask_one(Ask::to(&keys.header(id), "GET")).await?)?;
         // Where it was lost with its shard, a recovery appends the object again.
         let raw = raw.ok_or_else(|| Failure::because(Kind::Missing, "its header is gone"))?;
-        let object = Header::decode(&Bytes::from(raw)).and_then(Header::committed);
-        let object = object.map_err(|error| Failure::corrupt(format!("its header: {error}")))?;
-        self.apply(keys, &object).await?;
+        self.apply(keys, &decode_header(id, raw)?).await?;
         let done = Ask::to(&keys.todo(), "HDEL").arg(id.as_bytes());
         self.router.ask_one(done).await?;
         Ok(())

@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use dl_format::{ChunkId, Committed, DatasetId, DatasetName, FilePath, Stamp, StoreId};
+use dl_format::{ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Stamp, StoreId};
 use dl_meta::{
     Appended, Brought, Damage, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry,
     ListQuery, Mending, MetaStore, ObjectRecord, Outline, Refusal,
@@ -146,6 +146,14 @@ impl MetaStore for MeteredMeta {
 
     async fn log(&self, dataset: DatasetId) -> Result<Vec<ObjectRecord>, Error> {
         self.timed(&self.metrics.objects, self.inner.log(dataset)).await
+    }
+
+    async fn deleted(
+        &self,
+        dataset: DatasetId,
+        chunks: &[ChunkId],
+    ) -> Result<Vec<EntrySet>, Error> {
+        self.timed(&self.metrics.lookup, self.inner.deleted(dataset, chunks)).await
     }
 
     async fn lookup(&self, dataset: DatasetId, paths: &[FilePath]) -> Result<Vec<Found>, Error> {

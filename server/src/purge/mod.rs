@@ -5,15 +5,14 @@
 //! and removed by the next purge. A survey may take as long as it needs: what goes was old when it
 //! began, and what moves was looked up a moment ago (docs/decisions/0008-purge.md).
 
+mod absent;
 mod plan;
 mod rewrite;
 
 use std::collections::HashSet;
 use std::time::Duration;
 
-use dl_format::{
-    ChunkId, ChunkIdMaker, DatasetId, DatasetName, Deletions, Extent, ObjectKind, Stamp,
-};
+use dl_format::{ChunkId, ChunkIdMaker, DatasetId, DatasetName, Deletions, ObjectKind, Stamp};
 use dl_meta::{DatasetRecord, DatasetState};
 use dl_proto::{Kind, PurgeProgress, PurgeRequest};
 use dl_store::Key;
@@ -27,7 +26,6 @@ use crate::auth::Caller;
 use crate::catalog::{self, Told};
 use crate::commit;
 use crate::error::Error;
-use crate::headers::read_header;
 use crate::identity;
 use crate::leftovers::Leftovers;
 use crate::listener::Listener;
@@ -144,9 +142,9 @@ impl<'a> Purge<'a> {
         let mut ids = ChunkIdMaker::new(origin);
         // Tombstones only go by what was so before this purge: a recovery that is under way may
         // still bring back a chunk that it has read and that is removed meanwhile.
-        let mut with_tombstones = true;
-        while self.round(&record, &mut ids, with_tombstones).await? {
-            with_tombstones = false;
+        let mut is_first = true;
+        while self.round(&record, &mut ids, is_first).await? {
+            is_first = false;
         }
         self.sweep_snapshots(id).await?;
         self.state.done = true;
@@ -176,7 +174,7 @@ impl<'a> Purge<'a> {
         &mut self,
         record: &DatasetRecord,
         ids: &mut ChunkIdMaker,
-        with_tombstones: bool,
+        is_first: bool,
     ) -> Result<bool, Error> {
         let (began, now) = (self.parts.clock.monotonic(), self.parts.clock.now());
         for problem in recover::bring_in(self.parts, self.name).await? {
@@ -190,6 +188,10 @@ impl<'a> Purge<'a> {
             false => self.sweep_snapshots(record.id).await,
         };
         let (ledger, held) = self.look(&mut survey, record).await?;
+        if is_first && !ledger.undone.is_empty() {
+            self.delete_again(record.id, ledger.undone, ids).await?;
+            return Ok(true);
+        }
         for error in survey.unread.values() {
             if error.kind != Kind::NotFound {
                 self.problem(error.chain()).await;
@@ -211,7 +213,7 @@ impl<'a> Purge<'a> {
             read_until,
             settled: self.parts.limits.settled(),
             chunk_size: record.shape.size().into(),
-            with_tombstones,
+            with_tombstones: is_first,
         };
         let mut plan = ledger.plan(&survey, rules, &held);
         let is_damaged = |number: &usize| {
@@ -256,6 +258,9 @@ impl<'a> Purge<'a> {
             for (_, winner, others) in rows.paths() {
                 ledger.add(winner, others, &survey.named);
             }
+            if survey.lacks_tombstones() {
+                self.find_undone(survey, &rows, &mut ledger.undone).await?;
+            }
             self.tell().await;
         }
         let (mut held, mut away) = (HashSet::new(), Away::default());
@@ -280,7 +285,16 @@ impl<'a> Purge<'a> {
         hidden: Deletions,
         ids: &mut ChunkIdMaker,
     ) -> Result<(), Error> {
-        for deletions in hidden.split() {
+        self.put_tombstones(dataset, hidden, ids).await
+    }
+
+    async fn put_tombstones(
+        &self,
+        dataset: DatasetId,
+        deletions: Deletions,
+        ids: &mut ChunkIdMaker,
+    ) -> Result<(), Error> {
+        for deletions in deletions.split() {
             self.refuse_read_only()?;
             let id = ids.next(self.parts.clock.now());
             commit::put_tombstone(self.parts, dataset, id, &deletions).await?;
@@ -413,77 +427,6 @@ impl<'a> Purge<'a> {
         Ok(retired)
     }
 
-    /// Takes objects off the log that are not in the store any more and that no file needs: a
-    /// metadata store that lost its last writes may have brought them back, or somebody who had
-    /// read them before they were removed. Whether there were any.
-    async fn retire_absent(
-        &mut self,
-        dataset: DatasetId,
-        survey: &Survey,
-        ledger: &Ledger,
-    ) -> Result<bool, Error> {
-        let (mut unneeded, mut tombstones) = (Vec::new(), Vec::new());
-        let is_needed = |(chunk, _): &&(usize, Extent)| {
-            ledger.states.get(*chunk).is_none_or(|state| state.kept.count() > 0)
-        };
-        let needed = survey.extents.iter().filter(is_needed).map(|(_, extent)| extent.part);
-        let needed: HashSet<ChunkId> = needed.collect();
-        for (number, object) in survey.objects.iter().enumerate() {
-            if survey.stored.contains_key(&object.id) {
-                continue;
-            }
-            let is_gone = match survey.unread.get(&number) {
-                Some(why) => why.kind == Kind::NotFound,
-                None if object.kind == ObjectKind::Part => {
-                    is_gone(self.parts, &survey.key(object)).await?
-                }
-                None => false,
-            };
-            match object.kind {
-                _ if !is_gone => {}
-                ObjectKind::Tombstone => tombstones.push(object.id),
-                ObjectKind::Part if needed.contains(&object.id) => {}
-                ObjectKind::Chunk | ObjectKind::Part => unneeded.push(object.id),
-            }
-        }
-        if !tombstones.is_empty() && self.are_unneeded(dataset, &tombstones, survey, ledger).await?
-        {
-            unneeded.append(&mut tombstones);
-        }
-        if unneeded.is_empty() {
-            return Ok(false);
-        }
-        self.refuse_read_only()?;
-        Ok(!self.retire(dataset, &unneeded).await?.is_empty())
-    }
-
-    /// Whether all files that the metadata takes for deleted are so without these tombstones, which
-    /// nobody can read any more.
-    async fn are_unneeded(
-        &mut self,
-        dataset: DatasetId,
-        tombstones: &[ChunkId],
-        survey: &Survey,
-        ledger: &Ledger,
-    ) -> Result<bool, Error> {
-        let info = self.parts.meta.dataset(dataset).await;
-        let info = info.map_err(|error| Error::meta("describe dataset", dataset, error))?;
-        let Some(info) = info.filter(|info| info.version == survey.version()) else {
-            // Written to, or purged by others, since it was looked at: the next purge will tell.
-            return Ok(false);
-        };
-        if info.files == ledger.files {
-            return Ok(true);
-        }
-        for id in tombstones {
-            let name = self.name;
-            let problem =
-                format!("tombstone {id} is not in the store; run `dlcmd verify dl://{name}`");
-            self.problem(problem).await;
-        }
-        Ok(false)
-    }
-
     /// Says what has to wait, and how long at most; snapshots of older versions are `kept` for so long.
     fn wait_for(&mut self, survey: &Survey, plan: &Plan, moved: &[usize], kept: Duration) {
         let waiting = plan.waiting.iter().chain(moved);
@@ -548,14 +491,6 @@ impl<'a> Purge<'a> {
         };
         self.progress.tell_found(&mut problems, message).await;
         self.state.problems = problems;
-    }
-}
-
-async fn is_gone(parts: &Parts, key: &Key) -> Result<bool, Error> {
-    match read_header(parts, key).await {
-        Err(error) if error.kind == Kind::NotFound => Ok(true),
-        Err(error) if error.kind.is_retryable() => Err(error),
-        Ok(_) | Err(_) => Ok(false),
     }
 }
 

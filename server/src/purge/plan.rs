@@ -58,6 +58,8 @@ pub(super) struct Ledger {
     held: HashMap<ChunkId, EntrySet>,
     /// Versions that only a deleted winner hides.
     pub(super) hidden: Deletions,
+    /// Winners that are deleted, and that no tombstone names any more: it is lost or damaged.
+    pub(super) undone: Deletions,
     /// Winners that are not deleted.
     pub(super) files: u64,
 }
@@ -99,7 +101,13 @@ enum Fate {
 impl Ledger {
     pub(super) fn new(survey: &Survey) -> Self {
         let states = vec![State::default(); survey.objects.len()];
-        Self { states, held: HashMap::new(), hidden: Deletions::default(), files: 0 }
+        Self {
+            states,
+            held: HashMap::new(),
+            hidden: Deletions::default(),
+            undone: Deletions::default(),
+            files: 0,
+        }
     }
 
     /// Takes the rows of one path.

@@ -10,6 +10,7 @@ use dl_meta::Found;
 use dl_runtime::fault::Fault;
 use dl_runtime::{Buffers, Clock, ManualClock};
 
+use super::absent::is_gone;
 use super::*;
 use crate::testing::{Rig, dataset, rig};
 use crate::turns::Turns;

@@ -11,7 +11,8 @@ use dl_proto::Kind;
 use dl_store::{Key, StoreExt};
 use futures::stream::{self, StreamExt, TryStreamExt};
 
-use super::{Away, Doubt, Lost, Verify};
+use super::lost::Lost;
+use super::{Away, Doubt, Verify};
 use crate::error::Error;
 use crate::headers::read_header;
 use crate::parts::prefix;

@@ -316,3 +316,39 @@ async fn a_dataset_is_dropped_by_its_name_and_no_other_name_is_looked_at() {
     store.drop_dataset(&other, id()).await.unwrap();
     assert_eq!(store.record_named(&other).await.unwrap(), Some(second), "it is of another id");
 }
+
+/// A tombstone fills a page; what is kept of it is what it says. Copies that were kept whole are read, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn copies_of_headers_are_without_what_fills_them() {
+    let server = Server::start(&[]).await;
+    let store = open(&server.url()).await;
+    store.put_dataset(&record()).await.unwrap();
+    let mut maker = Maker::new(id(), 2);
+    let object = maker.chunk([(&b"x"[..], 1), (&b"y"[..], 1)]);
+    let tombstone = maker.tombstone(&[first_of(&object).version]);
+    let keys = store.shared.keys_of(id()).await;
+    let keys = keys.unwrap().unwrap();
+    for object in [&object, &tombstone] {
+        store.append(object).await.unwrap();
+        let length = Ask::to(&keys.header(object.header().id()), "STRLEN");
+        let Value::Int(length) = store.shared.router.ask_one(length).await.unwrap() else {
+            panic!()
+        };
+        assert!((64..512).contains(&length), "{length} bytes");
+    }
+    // A file lies in it.
+    let ids = [object.header().id(), tombstone.header().id()];
+    assert_eq!(store.retire(id(), &ids[..1]).await.unwrap_err().kind, crate::Kind::Conflict);
+    for object in [&object, &tombstone] {
+        let whole =
+            Ask::to(&keys.header(object.header().id()), "SET").arg(&object.header().raw()[..]);
+        store.shared.router.ask_one(whole).await.unwrap();
+    }
+    assert_eq!(store.retire(id(), &ids[..1]).await.unwrap_err().kind, crate::Kind::Conflict);
+    store
+        .append(&maker.tombstone(&[EntryVersion { entry: 1, ..first_of(&object).version }]))
+        .await
+        .unwrap();
+    store.retire(id(), &ids[..1]).await.unwrap();
+    assert_eq!(store.objects(id(), None, 9).await.unwrap().len(), 2);
+}

@@ -11,4 +11,5 @@ mod readers;
 mod scene;
 mod space;
 mod together;
+mod tombstones;
 mod verify;

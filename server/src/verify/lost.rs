@@ -1,0 +1,165 @@
+//! What is told of objects that are lost or damaged, and of the files that need them.
+//!
+//! Must hold: each finding says what to do now, not after the metadata is gone as well.
+
+use std::collections::{HashMap, HashSet};
+
+use dl_format::{ChunkId, EntryVersion, FilePath, FileRecord, ObjectKind};
+use dl_meta::{Found, ListEntry};
+
+use super::{Verify, everything};
+use crate::error::Error;
+use crate::survey::Survey;
+
+/// An object of the log whose files are lost.
+pub(super) struct Lost {
+    /// In the log; none of a part that only a chunk names.
+    pub(super) number: Option<usize>,
+    /// Why its header can't be used; of an object that is gone, nothing.
+    pub(super) damage: Option<String>,
+}
+
+impl Verify<'_> {
+    /// Which of these files are deleted by tombstones that are lost or damaged: the metadata has them as
+    /// deleted, and no tombstone that can be read does.
+    pub(super) async fn undone(
+        &self,
+        survey: &Survey,
+        expected: &[(FilePath, Option<FileRecord>)],
+        found: &[Found],
+    ) -> Result<Vec<bool>, Error> {
+        let mut undone = vec![false; expected.len()];
+        if !survey.lacks_tombstones() {
+            return Ok(undone);
+        }
+        let absent = expected.iter().zip(found).enumerate().filter_map(|(number, (one, found))| {
+            let version = one.1.as_ref()?.version;
+            (!matches!(found, Found::File(_))).then_some((number, version))
+        });
+        let (numbers, versions): (Vec<usize>, Vec<EntryVersion>) = absent.unzip();
+        let are_deleted = survey.are_deleted(self.parts, &versions).await?;
+        for (number, is_deleted) in numbers.into_iter().zip(are_deleted) {
+            if let Some(is_undone) = undone.get_mut(number) {
+                *is_undone = is_deleted;
+            }
+        }
+        Ok(undone)
+    }
+
+    /// Names the files whose bytes are gone, by what the metadata says of them.
+    pub(super) async fn name_lost(
+        &mut self,
+        survey: &Survey,
+        lost: &HashMap<ChunkId, Lost>,
+    ) -> Result<(), Error> {
+        self.lost.extend(lost.keys());
+        let mut in_use: HashSet<ChunkId> = HashSet::new();
+        let mut parts_of: HashMap<ChunkId, Vec<ChunkId>> = HashMap::new();
+        for (number, extent) in &survey.extents {
+            if let Some(chunk) = survey.objects.get(*number)
+                && lost.contains_key(&extent.part)
+            {
+                parts_of.entry(chunk.id).or_default().push(extent.part);
+            }
+        }
+        let mut query = everything();
+        loop {
+            let page = self.parts.meta.list(self.id, &query).await;
+            let page = page.map_err(|error| Error::meta("list dataset", self.id, error))?;
+            for entry in &page {
+                let ListEntry::File(path, record) = entry else { continue };
+                let chunk = record.holder.chunk;
+                let parts = parts_of.get(&chunk).map(Vec::as_slice).unwrap_or_default();
+                if !lost.contains_key(&chunk) && parts.is_empty() {
+                    continue;
+                }
+                in_use.insert(chunk);
+                in_use.extend(parts);
+                let damage = lost.get(&chunk).and_then(|lost| lost.damage.as_ref());
+                let problem = match (damage, parts.first()) {
+                    // What is left of it may be read for as long as the metadata knows where.
+                    (Some(_), _) => format!(
+                        "{path} is lost, or will be with the metadata: its chunk {chunk} is damaged"
+                    ),
+                    (None, Some(part)) if !lost.contains_key(&chunk) => {
+                        format!("{path} is lost: its part {part} is missing or damaged")
+                    }
+                    (None, _) => format!("{path} is lost: its chunk {chunk} is not in the store"),
+                };
+                let remedy = self.put_again(path);
+                self.find(problem, format!("restore the object, or {remedy}")).await?;
+            }
+            self.tell().await?;
+            query.after = page.last().map(ListEntry::key);
+            if query.is_last(&page) {
+                break;
+            }
+        }
+        let mut lost: Vec<(&ChunkId, &Lost)> = lost.iter().collect();
+        lost.sort_unstable_by_key(|(id, _)| **id);
+        for (id, Lost { number, damage }) in lost {
+            // A purge removes parts before the chunks that name them.
+            let Some(object) = number.and_then(|number| survey.objects.get(number)) else {
+                continue;
+            };
+            if object.kind == ObjectKind::Tombstone {
+                self.name_tombstone(survey, *id, damage.as_deref()).await?;
+                continue;
+            }
+            let (problem, remedy) = match damage {
+                Some(damage) if in_use.contains(id) => (
+                    format!(
+                        "{damage}; the files that need it are lost, or will be with the metadata"
+                    ),
+                    "restore the object, or put these files again".to_owned(),
+                ),
+                Some(damage) => {
+                    self.name_unneeded(damage).await?;
+                    continue;
+                }
+                None if in_use.contains(id) => continue,
+                None => (
+                    format!("object {id} is not in the store; no file needs it"),
+                    format!("run `dlcmd purge {}`", self.name()),
+                ),
+            };
+            self.find(problem, remedy).await?;
+        }
+        Ok(())
+    }
+
+    /// Tells of a tombstone that nobody can read any more.
+    async fn name_tombstone(
+        &mut self,
+        survey: &Survey,
+        id: ChunkId,
+        damage: Option<&str>,
+    ) -> Result<(), Error> {
+        let lost = format!("tombstone {id} is not in the store");
+        let (problem, purge) =
+            (damage.unwrap_or(&lost), format!("run `dlcmd purge {}`", self.name()));
+        let is_chunk = |number: &usize| {
+            survey.objects.get(*number).is_some_and(|object| object.kind == ObjectKind::Chunk)
+        };
+        let (files, _) = self.undone;
+        let (costs, remedy) = match damage {
+            _ if files > 0 => (
+                format!("{files} deleted files come back if the metadata is lost"),
+                format!(
+                    "restore the object; or {purge}, which deletes them again, then verify again"
+                ),
+            ),
+            // They may hold what it deleted.
+            _ if survey.unread.keys().any(is_chunk) => (
+                "which files it deleted is not known, as chunks can't be read".to_owned(),
+                "restore the object; or mend what else is wrong, then verify again".to_owned(),
+            ),
+            Some(_) => (
+                "no deleted file needs it".to_owned(),
+                format!("remove it from the chunk store, then {purge}"),
+            ),
+            None => ("no deleted file needs it".to_owned(), purge),
+        };
+        self.find(format!("{problem}; {costs}"), remedy).await
+    }
+}

@@ -1,0 +1,144 @@
+//! Tombstones that are lost or damaged: verify tells what that costs, a purge deletes again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_meta::{Memory, MetaStore, Stop};
+use dl_runtime::{Clock, ManualClock};
+use dl_store::{Key, Store, StoreExt};
+use dl_tests::cluster::Running;
+use dl_tests::wire::Wire;
+
+use super::scene::{GRACE, NAME, SETTLED, Writer, check, check_files, data, new_clock, serve};
+
+struct Scene {
+    store: Arc<dyn Store>,
+    time: Arc<ManualClock>,
+    _server: Running,
+    client: Wire,
+    writer: Writer,
+}
+
+/// Two chunks, one of them a copy that a purge wrote of a third one's files.
+async fn scene() -> Result<Scene> {
+    let (store, time) = (dl_store::open("memory:").await?, new_clock());
+    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
+    let (server, client) = serve(&store, &meta, &time, Stop::Fresh).await?;
+    let mut writer = Writer::create(&client, 9).await?;
+    for folder in ["a", "b"] {
+        let file = |n| (format!("{folder}/{n}"), data(n, 50_000));
+        let files: Vec<_> = (0..9).map(file).collect();
+        writer.put(&client, time.now(), &files).await?;
+    }
+    writer.delete(&client, time.now(), |path| path < &b"a/5"[..]).await?;
+    for _ in 0..4 {
+        time.advance(SETTLED);
+        client.purge(NAME, Duration::ZERO).await?;
+    }
+    let scene = Scene { store, time, _server: server, client, writer };
+    ensure!(scene.tombstones().await?.is_empty(), "nothing is deleted any more");
+    Ok(scene)
+}
+
+impl Scene {
+    async fn tombstones(&self) -> Result<Vec<Key>> {
+        let of_dataset = dl_store::Prefix::new(self.writer.dataset.to_string())?;
+        let keys = self.store.list_sorted(&of_dataset).await?.into_iter().map(|object| object.key);
+        Ok(keys.filter(|key| key.as_str().ends_with(".t")).collect())
+    }
+
+    /// Deletes a file of each chunk, and gives the tombstone that says so.
+    async fn delete(&mut self, end: &[u8]) -> Result<Key> {
+        let (client, now) = (self.client.clone(), self.time.now());
+        let before = self.tombstones().await?;
+        self.writer.delete(&client, now, |path| path.ends_with(end)).await?;
+        let after = self.tombstones().await?;
+        after.into_iter().find(|key| !before.contains(key)).context("no tombstone")
+    }
+
+    async fn damage(&self, key: &Key) -> Result<()> {
+        let mut bytes = self.store.read_all(key).await?.to_vec();
+        *bytes.get_mut(200).context("it is shorter")? ^= 1;
+        self.store.delete(key).await?;
+        Ok(self.store.create(key, bytes.into()).await?)
+    }
+
+    /// All that is found, as text.
+    async fn verify(&self) -> Result<Vec<String>> {
+        let found = self.client.verify(NAME, true).await?;
+        Ok(found.into_iter().map(|one| format!("{}: {}", one.problem, one.remedy)).collect())
+    }
+}
+
+/// Keeps S-29 and S-02: the remedy that is told mends, at once and for the metadata that come after.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_lost_tombstone_deleted_is_deleted_again() -> Result<()> {
+    let mut scene = scene().await?;
+    let lost = scene.delete(b"/7").await?;
+    scene.delete(b"/6").await?;
+    scene.store.delete(&lost).await?;
+    let found = scene.verify().await?;
+    let [found] = found.as_slice() else { anyhow::bail!("{found:?}") };
+    let told = ["2 deleted files come back", "run `dlcmd purge dl://ds`, which deletes them again"];
+    ensure!(told.iter().all(|told| found.contains(told)), "{found}");
+    let purged = scene.client.purge(NAME, GRACE).await?;
+    ensure!(purged.problems.is_empty(), "{purged:?}");
+    ensure!(scene.verify().await?.is_empty(), "{:?}", scene.verify().await?);
+    check(&scene.store, &scene.client, &scene.time, &scene.writer).await?;
+    for _ in 0..4 {
+        scene.time.advance(SETTLED);
+        scene.client.purge(NAME, Duration::ZERO).await?;
+    }
+    ensure!(scene.tombstones().await?.is_empty(), "they go as others do");
+    check(&scene.store, &scene.client, &scene.time, &scene.writer).await
+}
+
+/// Keeps S-29 and S-02: the damaged object is left to whoever may have a whole one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_tombstone_is_needed_by_nothing_once_its_files_are_deleted_again() -> Result<()> {
+    let mut scene = scene().await?;
+    let damaged = scene.delete(b"/7").await?;
+    scene.damage(&damaged).await?;
+    let found = scene.verify().await?;
+    let [found] = found.as_slice() else { anyhow::bail!("{found:?}") };
+    let told = [damaged.as_str(), "2 deleted files come back", "which deletes them again"];
+    ensure!(told.iter().all(|told| found.contains(told)), "{found}");
+    let purged = scene.client.purge(NAME, GRACE).await?;
+    ensure!(purged.problems.iter().all(|one| one.contains(damaged.as_str())), "{purged:?}");
+    ensure!(scene.tombstones().await?.len() == 2, "another one says it now");
+    let found = scene.verify().await?;
+    let [found] = found.as_slice() else { anyhow::bail!("{found:?}") };
+    ensure!(found.contains("no deleted file needs it: remove it from the chunk store"), "{found}");
+    // Purged again, nothing is said twice.
+    scene.client.purge(NAME, GRACE).await?;
+    ensure!(scene.tombstones().await?.len() == 2, "once is enough");
+    scene.store.delete(&damaged).await?;
+    check_files(&scene.store, &scene.client, &scene.time, &scene.writer).await?;
+    let purged = scene.client.purge(NAME, GRACE).await?;
+    ensure!(purged.problems.is_empty(), "{purged:?}");
+    ensure!(scene.verify().await?.is_empty(), "{:?}", scene.verify().await?);
+    check(&scene.store, &scene.client, &scene.time, &scene.writer).await
+}
+
+/// Keeps S-29: a file that the metadata lost is not taken for one that was deleted.
+#[tokio::test(flavor = "multi_thread")]
+async fn beside_a_lost_tombstone_what_is_missing_is_not_deleted() -> Result<()> {
+    let mut scene = scene().await?;
+    let lost = scene.delete(b"/7").await?;
+    scene.store.delete(&lost).await?;
+    // Another server with metadata of its own takes files, and a deletion, that these know nothing of.
+    let other: Arc<dyn MetaStore> = Arc::new(Memory::new());
+    {
+        let (_server, client) = serve(&scene.store, &other, &scene.time, Stop::Fresh).await?;
+        client.recover().await?;
+        let file = ("c".to_owned(), b"unknown".to_vec());
+        scene.writer.put(&client, scene.time.now(), &[file]).await?;
+    }
+    let found = scene.verify().await?;
+    ensure!(found.iter().any(|one| one.contains("1 objects in the chunk store")), "{found:?}");
+    let purged = scene.client.purge(NAME, GRACE).await?;
+    ensure!(purged.problems.is_empty(), "{purged:?}");
+    ensure!(scene.verify().await?.is_empty(), "{:?}", scene.verify().await?);
+    check(&scene.store, &scene.client, &scene.time, &scene.writer).await
+}
