@@ -328,12 +328,12 @@ pub(crate) async fn index(
 
 /// Ends a dataset for everybody, then removes its objects, or leaves them to the job; gives how many
 /// those were. `id` is the dataset that the caller means: one that was created since under the same name
-/// is left alone.
+/// is left alone, and so is one that nothing says ever had this name, but for who may delete any.
 pub(crate) async fn delete(
     parts: &Parts,
     leftovers: &Leftovers,
-    name: &DatasetName,
-    id: DatasetId,
+    (name, id): (&DatasetName, DatasetId),
+    caller: &Caller,
 ) -> Result<DeletedDataset, Error> {
     let ended = loop {
         let Some(named) = names::newest(parts, name).await? else {
@@ -343,8 +343,11 @@ pub(crate) async fn delete(
         if named.record.dataset != id {
             let record = parts.meta.record(id).await;
             let record = record.map_err(|error| Error::meta("find dataset", name, error))?;
-            let is_other = record.is_some_and(|record| record.name != *name);
-            if is_other || is_of_other_name(parts, name, id).await? {
+            let is_ours = match record {
+                Some(record) => record.name == *name,
+                None => caller.may_all(Role::Admin) || names::stood_for(parts, name, id).await?,
+            };
+            if !is_ours || is_of_other_name(parts, name, id).await? {
                 // As of an id that stands for nothing any more.
                 return Ok(DeletedDataset::default());
             }

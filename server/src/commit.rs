@@ -5,7 +5,7 @@
 //! in the same state and the same answer.
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use dl_format::{
@@ -30,6 +30,10 @@ use crate::survey::logged_from;
 const ACTION: &str = "commit object";
 
 const TOO_LARGE: &str = "it is larger than the chunks of this dataset";
+
+/// How long the upload of a large file may stand still. A purge removes parts that no file names a while
+/// after that, and asks nobody again.
+pub(crate) const STANDSTILL_MAX: Duration = Duration::from_secs(22 * 60 * 60);
 
 /// Refuses an object that can't be part of the dataset, before any of it is received.
 pub(crate) async fn admit(parts: &Parts, dataset: DatasetId, length: u64) -> Result<(), Error> {
@@ -70,6 +74,9 @@ pub(crate) async fn put_chunk(
     }
     if header.object_length() > u64::from(record.shape.size()) {
         return refuse(TOO_LARGE);
+    }
+    if let Some(why) = standstill(header) {
+        refuse_new(parts, header, Kind::Invalid, why).await?;
     }
     check_parts(parts, header).await?;
     let _taken = take_room(parts, header).await?;
@@ -252,6 +259,24 @@ async fn append(parts: &Parts, object: &Committed) -> Result<Stamp, Error> {
             Err(Error::meta(ACTION, header.id(), error))
         }
     }
+}
+
+/// Why the parts of a large file are not taken: while its upload stood still, a purge may have taken them
+/// for left over, and be about to remove them.
+fn standstill(header: &Header) -> Option<String> {
+    let mut sealed: Vec<SystemTime> =
+        header.extents().iter().map(|extent| extent.part.sealed_at()).collect();
+    sealed.push(header.id().sealed_at());
+    sealed.sort_unstable();
+    let pauses = sealed.iter().zip(sealed.iter().skip(1));
+    let pauses = pauses.map(|(one, next)| next.duration_since(*one).unwrap_or_default());
+    let longest = pauses.max().filter(|pause| *pause > STANDSTILL_MAX)?;
+    let hours = |time: Duration| time.as_secs() / 3_600;
+    Some(format!(
+        "the upload of its file stood still for {} hours, and may for {}; put the file again",
+        hours(longest),
+        hours(STANDSTILL_MAX)
+    ))
 }
 
 /// A large file is published only when each of its parts was committed.

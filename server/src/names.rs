@@ -91,6 +91,24 @@ pub(crate) async fn newest_generation(
     Ok(found.into_iter().next_back().map(|(_, generation)| generation))
 }
 
+/// Whether a name ever stood for a dataset, as far as its generations are still there.
+pub(crate) async fn stood_for(
+    parts: &Parts,
+    name: &DatasetName,
+    id: DatasetId,
+) -> Result<bool, Error> {
+    for (name, generation) in list(parts, &prefix(name_prefix(name))).await?.into_iter().rev() {
+        match read(parts, &name, generation).await {
+            Ok(named) if named.record.dataset == id => return Ok(true),
+            // Removed since, as nothing is left of what it stood for.
+            Err(error) if error.kind == Kind::NotFound => {}
+            Ok(_) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(false)
+}
+
 /// What every name points to, read anew.
 pub(crate) async fn all(parts: &Parts) -> Result<Names, Error> {
     all_but(parts, None).await

@@ -259,7 +259,9 @@ impl Diesel for Service {
         let (name, id) = (dataset_name(wire.name)?, dataset_id(&wire.id)?);
         admitted.named("delete dataset", &name)?;
         let Self { parts, leftovers, .. } = self.clone();
-        let deletion = async move { catalog::delete(&parts, &leftovers, &name, id).await };
+        let caller = admitted.caller;
+        let deletion =
+            async move { catalog::delete(&parts, &leftovers, (&name, id), &caller).await };
         Ok(Response::new(whole(deletion).await?.into()))
     }
 

@@ -421,15 +421,6 @@ impl Survey {
         }
         Ok(are_deleted)
     }
-
-    /// Who has committed something since the log was read.
-    pub(crate) async fn heard_of_since(&self, parts: &Parts) -> Result<HashSet<Writer>, Error> {
-        let log = log(parts, self.dataset).await?;
-        let is_new = |object: &&ObjectRecord| {
-            self.objects.binary_search_by_key(&object.id, |known| known.id).is_err()
-        };
-        Ok(log.iter().filter(is_new).map(|object| writer(object.id)).collect())
-    }
 }
 
 /// The machine and process of an id.

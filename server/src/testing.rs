@@ -21,6 +21,7 @@ use dl_store::{
 };
 use futures::stream::BoxStream;
 
+use crate::auth::Caller;
 use crate::error::Error;
 use crate::leftovers::Leftovers;
 use crate::parts::{Parts, object_key};
@@ -75,7 +76,8 @@ impl Rig {
 
     /// Deletes it, and no job goes on with what is left.
     pub(crate) async fn delete(&self, name: &str, id: DatasetId) -> Result<DeletedDataset, Error> {
-        crate::catalog::delete(&self.parts, &Leftovers::default(), &dataset(name), id).await
+        let (left, which) = (Leftovers::default(), (&dataset(name), id));
+        crate::catalog::delete(&self.parts, &left, which, &Caller::Everybody).await
     }
 
     /// Stores a sealed and stamped chunk behind the metadata's back.

@@ -36,7 +36,11 @@ async fn a_listing_looks_for_the_objects_of_many_unknown_datasets_at_once() {
 
 /// Somebody who may read these datasets.
 fn reader(pattern: &str) -> Caller {
-    let grants = vec![format!("read:{pattern}").parse().unwrap()];
+    known(&format!("read:{pattern}"))
+}
+
+fn known(grant: &str) -> Caller {
+    let grants = vec![grant.parse().unwrap()];
     let users = [("ann".parse().unwrap(), User::new(KeyHash::of_nobody(), grants))];
     let people = People::parse(&Users(users.into_iter().collect()).to_string()).unwrap();
     Caller::Known(people.person("ann").unwrap())
@@ -223,4 +227,21 @@ async fn an_id_of_before_is_refused_without_the_name_that_can_not_be_read() {
     let told = by_id(&rig.parts, before).await.unwrap_err();
     assert_eq!(told.kind, Kind::Corrupt, "{}", told.chain());
     assert!(!told.chain().contains("secret"), "{}", told.chain());
+}
+
+/// Keeps S-20: Rule 5. Of which only the objects are left, is not for the admin of another dataset.
+#[tokio::test]
+async fn objects_without_a_name_are_not_removed_by_who_may_delete_only_others() {
+    let rig = rig().await;
+    rig.create("apples").await;
+    let lost = rig.create("bananas").await;
+    rig.store_chunk(lost, 1).await;
+    let name = crate::parts::key(dl_format::name_key(&dataset("bananas"), 1));
+    rig.parts.store.delete(&name).await.unwrap();
+    rig.memory.drop_dataset(&dataset("bananas"), lost).await.unwrap();
+    let (left, apples) = (Leftovers::default(), dataset("apples"));
+    for (grant, removed) in [("admin:apples", 0), ("admin:*", 1)] {
+        let deleted = delete(&rig.parts, &left, (&apples, lost), &known(grant)).await.unwrap();
+        assert_eq!(deleted.removed, removed, "{grant}");
+    }
 }

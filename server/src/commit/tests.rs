@@ -48,7 +48,7 @@ async fn an_object_of_an_ended_dataset_is_removed_while_another_name_is_damaged(
     let name = crate::parts::key(dl_format::name_key(&"other".parse().unwrap(), 1));
     rig.parts.store.delete(&name).await.unwrap();
     rig.parts.store.create(&name, Bytes::from("damaged")).await.unwrap();
-    rig.clock.advance(std::time::Duration::from_secs(1));
+    rig.clock.advance(Duration::from_secs(1));
     assert_eq!(append(&rig.parts, &committed).await.unwrap_err().kind, Kind::NotFound);
     assert!(!is_stored(&rig.parts, &object).await.unwrap());
 }

@@ -9,6 +9,7 @@ use dl_store::{Prefix, StoreExt};
 use futures::future::{Either, select};
 
 use super::*;
+use crate::auth::Caller;
 use crate::testing::{Rig, dataset, rig};
 
 async fn objects(rig: &Rig) -> usize {
@@ -70,7 +71,7 @@ async fn who_deletes_a_large_dataset_is_answered_in_time_and_the_rest_goes_witho
     let slow = Some(Fault::Delay(Duration::from_secs(7)));
     rig.store.script("delete", [slow; 3 * REMOVALS_AT_ONCE]);
     let name = dataset("large");
-    let deletion = crate::catalog::delete(&rig.parts, &left, &name, id);
+    let deletion = crate::catalog::delete(&rig.parts, &left, (&name, id), &Caller::Everybody);
     let (deleted, seconds) = rig.run(deletion).await;
     // Twice so many, in 14 seconds; those that were under way then are not counted.
     let removed = 2 * REMOVALS_AT_ONCE as u64;

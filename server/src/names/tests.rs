@@ -137,7 +137,8 @@ async fn a_start_tidies_no_name_up_and_reads_none_whose_past_is_tidied_up() {
         let name = DatasetName::new(format!("used-{}", number % 10)).unwrap();
         let id = crate::catalog::create(&parts, &name, shape).await.unwrap().id;
         if number < 15 {
-            crate::catalog::delete(&parts, &Leftovers::default(), &name, id).await.unwrap();
+            let (left, caller) = (Leftovers::default(), crate::auth::Caller::Everybody);
+            crate::catalog::delete(&parts, &left, (&name, id), &caller).await.unwrap();
         }
         created.push((name, id));
     }

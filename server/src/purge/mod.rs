@@ -12,7 +12,7 @@ mod rewrite;
 use std::collections::HashSet;
 use std::time::Duration;
 
-use dl_format::{ChunkId, ChunkIdMaker, DatasetId, DatasetName, Deletions, ObjectKind, Stamp};
+use dl_format::{ChunkId, ChunkIdMaker, DatasetId, DatasetName, Deletions, Stamp};
 use dl_meta::{DatasetRecord, DatasetState};
 use dl_proto::{Kind, PurgeProgress, PurgeRequest};
 use dl_store::Key;
@@ -33,13 +33,16 @@ use crate::names;
 use crate::parts::Parts;
 use crate::recover;
 use crate::snapshot::{self, Older};
-use crate::survey::{Away, Survey, writer};
+use crate::survey::{Away, Survey};
 use crate::turns::Turns;
 
 /// Of the time that ids may be off a clock: how long what was seen alive is moved. Whatever ends a
 /// file after it was seen is then still there when its copy is seen by any purge that might remove
 /// it, as what is removed was settled when the survey began.
 const FRESH_PART: u32 = 3;
+
+/// Problems that are told one by one.
+const PROBLEMS_MAX: usize = 10_000;
 
 /// Objects that are taken off the log in one step, and removed from the store at once.
 const REMOVED_TOGETHER: usize = 512;
@@ -117,6 +120,8 @@ struct Purge<'a> {
     state: PurgeProgress,
     /// Problems are told once.
     told: HashSet<String>,
+    /// How often there was one beyond [`PROBLEMS_MAX`].
+    untold: u64,
     /// Chunks with damaged files, which can't be moved.
     damaged: HashSet<ChunkId>,
 }
@@ -131,7 +136,7 @@ impl<'a> Purge<'a> {
     ) -> Self {
         let state = PurgeProgress { dataset: name.to_string(), ..PurgeProgress::default() };
         let (told, damaged) = (HashSet::new(), HashSet::new());
-        Self { parts, turns, name, grace, progress, state, told, damaged }
+        Self { parts, turns, name, grace, progress, state, told, untold: 0, damaged }
     }
 
     async fn dataset(&mut self, id: DatasetId) -> Result<(), Error> {
@@ -147,6 +152,12 @@ impl<'a> Purge<'a> {
             is_first = false;
         }
         self.sweep_snapshots(id).await?;
+        if self.untold > 0 {
+            let (count, name) = (self.untold, self.name);
+            let more =
+                format!("{count} more; `dlcmd verify --checksums dl://{name}` names all files");
+            self.state.problems.push(more);
+        }
         self.state.done = true;
         self.tell().await;
         Ok(())
@@ -224,7 +235,7 @@ impl<'a> Purge<'a> {
             self.name_hidden(record.id, ledger.hidden.clone(), ids).await?;
         }
         // First, so that a full disk has room for what is written next.
-        self.remove(record.id, &survey, &plan, began).await?;
+        self.remove(record.id, &survey, &plan).await?;
         let written = self.state.written;
         let moved = self.rewrite(record, &survey, &ledger, &plan, ids, began).await?;
         let were_absent = self.retire_absent(record.id, &survey, &ledger).await?;
@@ -255,8 +266,8 @@ impl<'a> Purge<'a> {
         self.state.checked = self.state.objects;
         while let Some(rows) = shares.next().await? {
             self.refuse_read_only()?;
-            for (_, winner, others) in rows.paths() {
-                ledger.add(winner, others, &survey.named);
+            for (path, winner, others) in rows.paths() {
+                ledger.add(path.len(), winner, others, &survey.named);
             }
             if survey.lacks_tombstones() {
                 self.find_undone(survey, &rows, &mut ledger.undone).await?;
@@ -349,29 +360,17 @@ impl<'a> Purge<'a> {
         Ok(moved)
     }
 
-    /// Removes what the plan names; the survey began at `began`.
+    /// Removes what the plan names.
     async fn remove(
         &mut self,
         dataset: DatasetId,
         survey: &Survey,
         plan: &Plan,
-        began: Duration,
     ) -> Result<(), Error> {
-        let (mut seen, mut writing) = (began, HashSet::new());
         for numbers in plan.remove.chunks(REMOVED_TOGETHER) {
             self.refuse_read_only()?;
             let objects = numbers.iter().filter_map(|number| survey.objects.get(*number));
-            let mut objects: Vec<_> = objects.collect();
-            let now = self.parts.clock.monotonic();
-            let has_parts = objects.iter().any(|object| object.kind == ObjectKind::Part);
-            if has_parts && now.saturating_sub(seen) > self.fresh() {
-                writing = survey.heard_of_since(self.parts).await?;
-                seen = now;
-            }
-            // An upload that goes on after a day needs its parts again.
-            objects.retain(|object| {
-                object.kind != ObjectKind::Part || !writing.contains(&writer(object.id))
-            });
+            let objects: Vec<_> = objects.collect();
             let ids: Vec<ChunkId> = objects.iter().map(|object| object.id).collect();
             let retired = self.retire(dataset, &ids).await?;
             let gone: Vec<(Key, u64)> = objects
@@ -471,6 +470,10 @@ impl<'a> Purge<'a> {
     }
 
     async fn problem(&mut self, problem: String) {
+        if self.told.len() >= PROBLEMS_MAX && !self.told.contains(&problem) {
+            self.untold += 1;
+            return;
+        }
         if !self.told.insert(problem.clone()) {
             return;
         }

@@ -8,17 +8,25 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, SystemTime};
 
+use dl_format::layout::{ENTRY_LEN, HEADER_MAX, ID_LEN, ORIGIN_LEN, PAGE};
 use dl_format::{ChunkId, Deletions, EntrySet, EntryVersion, ObjectKind, Stamp, Version};
 use dl_meta::ObjectRecord;
 
+use crate::commit::STANDSTILL_MAX;
 use crate::snapshot::Older;
 use crate::survey::{Named, Row, Survey, Writer, writer};
 
 /// A chunk of which more than this share is dead is rewritten, in percent.
 const DEAD_PERCENT: u64 = 30;
 
-/// Parts that no file names are left for an upload that goes on, for so long after its last sign.
-const UPLOAD: Duration = Duration::from_secs(24 * 60 * 60);
+/// Parts that no file names are left for an upload that goes on, for so long after its last sign: two
+/// hours more than any upload may stand still, which is longer than it takes until what is sealed has come
+/// or is refused.
+const UPLOAD: Duration = STANDSTILL_MAX.saturating_add(Duration::from_secs(2 * 60 * 60));
+
+/// Bytes of an entry in the header of the chunk that it is moved to, beside its path: with the version
+/// that it keeps, and the chunk that this names.
+const MOVED_ENTRY: usize = ENTRY_LEN + ORIGIN_LEN + ID_LEN;
 
 /// When something may go.
 #[derive(Debug, Clone, Copy)]
@@ -43,6 +51,8 @@ pub(super) struct State {
     /// The entries that count.
     pub(super) kept: EntrySet,
     kept_cost: u64,
+    /// Bytes that they take in the header of the chunk that they are moved to.
+    kept_header: u64,
     cost: u64,
     /// Some entry is the winner of its path, and deleted.
     is_shadow: bool,
@@ -98,6 +108,15 @@ enum Fate {
     Goes,
 }
 
+impl State {
+    /// Whether two such chunks go into one of `size` bytes, so that of many that are put together only one
+    /// is left that is small.
+    fn is_small(&self, size: u64) -> bool {
+        let half = |whole: u64| (whole / 2).saturating_sub(PAGE as u64);
+        self.kept_cost < half(size) && self.kept_header < half(HEADER_MAX as u64)
+    }
+}
+
 impl Ledger {
     pub(super) fn new(survey: &Survey) -> Self {
         let states = vec![State::default(); survey.objects.len()];
@@ -110,8 +129,8 @@ impl Ledger {
         }
     }
 
-    /// Takes the rows of one path.
-    pub(super) fn add(&mut self, winner: &Row, others: &[Row], named: &Named) {
+    /// Takes the rows of one path, of so many bytes.
+    pub(super) fn add(&mut self, path: usize, winner: &Row, others: &[Row], named: &Named) {
         let version = winner.record.version;
         let is_deleted = named.contains(&version);
         self.files += u64::from(!is_deleted);
@@ -126,6 +145,7 @@ impl Ledger {
             if is_winner && !is_deleted {
                 state.kept.insert(row.record.holder.entry);
                 state.kept_cost += row.cost;
+                state.kept_header += (MOVED_ENTRY + path) as u64;
                 continue;
             }
             let is_version = row.record.version == version;
@@ -223,11 +243,12 @@ impl Ledger {
             match (has_holes, rules.settles(object) <= rules.now) {
                 (true, true) => holes.push(number),
                 (true, false) => young.push(number),
-                (false, true) if state.kept_cost < rules.chunk_size / 2 => small.push(number),
+                (false, true) if state.is_small(rules.chunk_size) => small.push(number),
                 (false, _) => {}
             }
         }
-        if holes.len() + small.len() > 1 {
+        // One alone would be written again by each purge, beside one that is damaged.
+        if small.len() > 1 {
             holes.append(&mut small);
         }
         holes.sort_unstable();

@@ -2,7 +2,7 @@
 //!
 //! Must hold: each file keeps the version it was first written as, so that a copy neither beats a
 //! newer write nor escapes a delete; what is committed was seen alive a moment before; only bytes
-//! with the right checksum are moved; at most one chunk and [`READ_BYTES`] are in memory.
+//! with the right checksum are moved; no more than [`memory`] says is in memory.
 
 use std::time::Duration;
 
@@ -28,9 +28,10 @@ const READ_BYTES: u64 = 4 << 20;
 const PATHS_AT_ONCE: usize = 4_096;
 
 /// The memory that rewriting takes, in bytes: the open chunk, the one that is being committed, and
-/// what is read.
+/// what is read, which is one file at least.
 pub(super) fn memory(shape: ChunkShape) -> u64 {
-    ChunkWriter::buffer_length(shape) as u64 + u64::from(shape.size()) + READ_BYTES
+    let size = u64::from(shape.size());
+    ChunkWriter::buffer_length(shape) as u64 + size + READ_BYTES.max(size)
 }
 
 /// Packs files into one chunk after the other.

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use dl_format::{
-    Attributes, ChunkShape, ChunkWriter, EntryVersion, FilePath, FileRecord, Sealed, Stamp,
+    Attributes, ChunkShape, ChunkWriter, EntryVersion, FilePath, FileRecord, ObjectKind, Sealed,
+    Stamp,
 };
 use dl_meta::Found;
 use dl_runtime::fault::Fault;
@@ -46,8 +47,12 @@ impl Scene {
     }
 
     async fn commit_at(&self, parts: &Parts, sealed: &Sealed) -> Stamp {
+        self.try_commit(parts, sealed).await.unwrap()
+    }
+
+    async fn try_commit(&self, parts: &Parts, sealed: &Sealed) -> Result<Stamp, Error> {
         let (buffers, object) = (Arc::new(Buffers::default()), sealed.as_slice().to_vec());
-        commit::put_chunk(parts, &buffers, self.id, object, parts.clock.now()).await.unwrap()
+        commit::put_chunk(parts, &buffers, self.id, object, parts.clock.now()).await
     }
 
     /// Puts files of 1,000 bytes.
@@ -149,6 +154,7 @@ async fn a_purge_that_looks_for_an_hour_moves_what_is_alive_then_and_nothing_els
     let scene = Scene::new().await;
     let first = scene.put(1, (0..20).map(|n| format!("{n}"))).await;
     let second = scene.put(2, (0..10).map(|n| format!("{n}"))).await;
+    scene.put(4, ["20".to_owned()]).await;
     scene.rig.clock.advance(SETTLED);
     let deleted = scene.find("0").await.unwrap().version;
     let meanwhile = async {
@@ -156,17 +162,17 @@ async fn a_purge_that_looks_for_an_hour_moves_what_is_alive_then_and_nothing_els
         scene.delete(deleted).await;
     };
     let done = Box::pin(scene.slow_purge(meanwhile)).await;
-    assert_eq!((done.rewritten, done.problems.len()), (2, 0), "{done:?}");
+    assert_eq!((done.rewritten, done.problems.len()), (3, 0), "{done:?}");
     assert_eq!(scene.find("0").await, None, "deleted meanwhile");
     let overwritten = scene.find("15").await.unwrap();
     let moved = scene.find("1").await.unwrap().holder.chunk;
     assert!(overwritten.holder.chunk != moved && overwritten.length == 1_000);
-    for name in (2..20).filter(|name| *name != 15) {
+    for name in (2..=20).filter(|name| *name != 15) {
         assert_eq!(scene.find(&name.to_string()).await.unwrap().holder.chunk, moved, "{name}");
     }
     // All but these two.
     let log = scene.rig.parts.meta.log(scene.id).await.unwrap();
-    assert_eq!(log.iter().find(|object| object.id == moved).unwrap().entry_count, 18);
+    assert_eq!(log.iter().find(|object| object.id == moved).unwrap().entry_count, 19);
 
     scene.rig.clock.advance(SETTLED);
     let done = scene.purge().await;
@@ -177,30 +183,42 @@ async fn a_purge_that_looks_for_an_hour_moves_what_is_alive_then_and_nothing_els
     }
 }
 
-/// Keeps S-27 and S-13.
+/// Keeps S-27 and S-13: an upload that stood still for as long as a purge waits is not let go on, also where
+/// that purge has only begun.
 #[tokio::test]
-async fn parts_of_an_upload_that_goes_on_while_a_purge_looks_stay() {
-    for is_ended in [false, true] {
+async fn parts_of_an_upload_that_goes_on_stay_and_one_that_stood_still_is_refused() {
+    for (hours, goes_on) in [(21, true), (26, false)] {
         let scene = Scene::new().await;
         let shape = ChunkShape::default();
         let (mut ids, now) = (ids(5), scene.rig.clock.now());
         let (part, extent) = Sealed::part(shape, ids.next(now), scene.id, &[1; 1_000]).unwrap();
         scene.commit(&part).await;
         scene.put(1, ["a".to_owned()]).await;
-        scene.rig.clock.advance(26 * HOUR);
+        scene.rig.clock.advance(hours * HOUR);
+        let mut put = None;
+        // The look of that purge takes no more than a moment.
+        scene.script([Some(Fault::Delay(Duration::from_secs(20)))]).await;
         let meanwhile = async {
-            if !is_ended {
-                let mut last = ChunkWriter::new(shape, Vec::new());
-                last.append_tail(&path("large"), ATTRIBUTES, vec![extent], b"tail").unwrap();
-                let id = ids.next(scene.rig.clock.now());
-                scene.commit(&last.seal(id, scene.id)).await;
-            }
+            scene.rig.clock.sleep(Duration::from_secs(10)).await;
+            let mut last = ChunkWriter::new(shape, Vec::new());
+            last.append_tail(&path("large"), ATTRIBUTES, vec![extent], b"tail").unwrap();
+            let id = ids.next(scene.rig.clock.now());
+            let last = last.seal(id, scene.id);
+            put = Some(scene.try_commit(&scene.rig.parts, &last).await);
         };
-        let done = Box::pin(scene.slow_purge(meanwhile)).await;
+        let ((done, ()), _) = scene.rig.run(futures::future::join(scene.purge(), meanwhile)).await;
         let key = crate::parts::object_key(scene.id, extent.part, ObjectKind::Part);
         let is_stored = !is_gone(&scene.rig.parts, &key).await.unwrap();
-        assert_eq!((is_stored, scene.is_logged(extent.part).await), (!is_ended, !is_ended));
-        assert_eq!(done.removed, u64::from(is_ended), "{done:?}");
+        assert_eq!((is_stored, scene.is_logged(extent.part).await), (goes_on, goes_on));
+        assert_eq!(done.removed, u64::from(!goes_on), "{done:?}");
+        match put.unwrap() {
+            Ok(_) => assert!(goes_on && scene.find("large").await.is_some()),
+            Err(error) => {
+                let told = error.chain();
+                assert!(!goes_on && error.kind == Kind::Invalid, "{told}");
+                assert!(told.contains("stood still for 26 hours, and may for 22"), "{told}");
+            }
+        }
     }
 }
 

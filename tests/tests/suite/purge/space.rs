@@ -147,3 +147,26 @@ async fn small_chunks_are_put_together_once() -> Result<()> {
     ensure!(stored(&store, writer.dataset).await?[0] == 2, "two chunks");
     check(&store, &client, &time, &writer).await
 }
+
+/// Keeps S-27: chunks of tiny files are full by their headers.
+#[tokio::test(flavor = "multi_thread")]
+async fn chunks_of_tiny_files_are_put_together_once() -> Result<()> {
+    let (store, time) = (dl_store::open("memory:").await?, new_clock());
+    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
+    let (_server, client) = serve(&store, &meta, &time, Stop::Fresh).await?;
+    let mut writer = Writer::create(&client, 9).await?;
+    for (chunk, files) in [6_000, 6_000, 6_000, 800, 800, 800].into_iter().enumerate() {
+        let file = |n| (format!("n{chunk:08}/n{chunk:08}_{n:05}.JPEG"), vec![7]);
+        let files: Vec<_> = (0..files).map(file).collect();
+        writer.put(&client, time.now(), &files).await?;
+    }
+    time.advance(SETTLED);
+    let done = client.purge(NAME, Duration::ZERO).await?;
+    ensure!((done.rewritten, done.written) == (3, 1), "{done:?}");
+    for _ in 0..2 {
+        time.advance(SETTLED);
+        let again = client.purge(NAME, Duration::ZERO).await?;
+        ensure!((again.rewritten, again.written) == (0, 0), "{again:?}");
+    }
+    check(&store, &client, &time, &writer).await
+}
