@@ -194,6 +194,14 @@ block 'verify --checksums' | commands damaged 4
 block 'put --checksum /data' | commands put-again
 dlcmd verify --checksums dl://imagenet > "$work/left" || true
 grep -q 'put --checksum' "$work/left" && fail "still damaged: $(cat "$work/left")"
+dlcmd rm dl://imagenet/folder/1
+find "$work/bucket/training-data/diesel" -name '*.t' > "$work/tombstones"
+[ -s "$work/tombstones" ] || fail "no tombstone is in the bucket"
+while read -r tombstone; do rm "$tombstone"; done < "$work/tombstones"
+block '# names it' | commands lost-tombstone 4
+block '# deletes them again' | commands deleted-again
+dlcmd verify dl://imagenet
+dlcmd put "$work/source" dl://imagenet
 # A replica that has no copy yet never takes its primary's place.
 for host in 1 2 3; do
     until_ok sh -c "redis-cli -h 10.0.0.$host -p 7002 info replication | grep master_link_status:up"
