@@ -1,20 +1,46 @@
 //! The one door for work that blocks a thread: file calls, fsync, long computation.
 //!
-//! Must hold: at most [`AT_ONCE`] pieces run at a time in the whole process, so that slow disks
-//! cost waiting callers rather than threads. A piece that has begun runs to its end, also when
-//! the future that asked for it is dropped.
+//! Must hold: at most [`AT_ONCE`] pieces run at a time in the whole process, and behind each
+//! [`Door`] at most as many as it has places, so that slow disks cost waiting callers rather than
+//! threads. A piece that has begun runs to its end, also when the future that asked for it is
+//! dropped.
+
+use std::sync::{Arc, LazyLock};
 
 use tokio::sync::Semaphore;
 use tokio::task::JoinError;
 
-/// Pieces of blocking work that run at once in one process; more wait their turn.
+/// Pieces of blocking work that run at once in one process; more wait their turn. Far below the
+/// 512 threads that tokio has for them.
 pub const AT_ONCE: usize = 64;
 
-static ROOM: Semaphore = Semaphore::const_new(AT_ONCE);
+static ROOM: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(AT_ONCE)));
 
-/// How many pieces run at the moment.
+tokio::task_local! {
+    /// The places of the door that the work of a task goes through.
+    static PLACES: Arc<Semaphore>;
+}
+
+/// How many pieces run at the moment, those behind doors of their own aside.
 pub fn running() -> usize {
     AT_ONCE - ROOM.available_permits()
+}
+
+/// A door of its own, for work that may hang: it takes no places from others, and no more threads
+/// are lost to it than there are places here.
+#[derive(Debug)]
+pub struct Door(Arc<Semaphore>);
+
+impl Door {
+    /// With so many places.
+    pub fn new(places: usize) -> Self {
+        Self(Arc::new(Semaphore::new(places)))
+    }
+
+    /// Does `work`; its blocking pieces take their places here. Those of tasks that it spawns don't.
+    pub async fn within<T>(&self, work: impl Future<Output = T>) -> T {
+        PLACES.scope(Arc::clone(&self.0), work).await
+    }
 }
 
 /// The runtime shut down before the work could run.
@@ -22,7 +48,8 @@ pub fn running() -> usize {
 #[error("run blocking work: the runtime is shutting down")]
 pub struct Stopped(#[source] JoinError);
 
-/// Runs `work` on a thread where it may block, and gives its result.
+/// Runs `work` on a thread where it may block, and gives its result. Within a [`Door`] it takes its
+/// place there.
 ///
 /// Never wait inside `work` for other blocking work: the places may all be taken by those
 /// who wait. A panic in `work` goes on in the caller.
@@ -35,7 +62,8 @@ pub struct Stopped(#[source] JoinError);
 pub async fn run<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Stopped> {
-    let place = ROOM.acquire().await.expect("the semaphore is never closed");
+    let places = PLACES.try_with(Arc::clone).unwrap_or_else(|_| Arc::clone(&ROOM));
+    let place = places.acquire_owned().await.expect("the semaphore is never closed");
     #[expect(clippy::disallowed_methods, reason = "this is the door that bounds blocking work")]
     let running = tokio::task::spawn_blocking(move || {
         // Held by the thread, not by the future: a dropped future frees no running thread.
@@ -50,7 +78,6 @@ pub async fn run<T: Send + 'static>(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
 
@@ -96,5 +123,27 @@ mod tests {
         assert!(caller.await.unwrap_err().is_cancelled());
         leave.send(()).unwrap();
         ended.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn work_that_hangs_behind_a_door_loses_its_places_and_no_others() {
+        let (leave, left) = std::sync::mpsc::channel::<()>();
+        let (door, left) = (Door::new(2), Arc::new(std::sync::Mutex::new(left)));
+        let begun = Arc::new(AtomicUsize::new(0));
+        let clock = crate::ManualClock::jumping(std::time::UNIX_EPOCH);
+        for _ in 0..AT_ONCE + 1 {
+            let (begun, left) = (Arc::clone(&begun), Arc::clone(&left));
+            let hung = door.within(run(move || {
+                begun.fetch_add(1, Ordering::SeqCst);
+                // Until the other end is gone.
+                left.lock().unwrap().recv().unwrap_err();
+            }));
+            let patience = crate::Deadline::after(&clock, Duration::from_secs(1));
+            patience.bound(&clock, hung).await.unwrap_err();
+        }
+        assert_eq!(run(|| 7).await.unwrap(), 7);
+        drop(leave);
+        assert_eq!(door.within(run(|| 7)).await.unwrap(), 7);
+        assert!(begun.load(Ordering::SeqCst) <= 2, "those that found no place never began");
     }
 }

@@ -1,31 +1,36 @@
 //! A store that is opened by the first call, and by each one after it until that succeeds.
 //!
 //! Must hold: what can't be opened fails the calls and not whoever was handed the store; once it is
-//! open, it is that store and no other.
+//! open, it is that store and no other. One opening is under way at a time, and one that nobody waits
+//! for any more is gone on with by the next call: a disk that hangs keeps one thread of it, not many.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use dl_runtime::masked;
+use dl_runtime::{BoxFuture, masked};
 use futures::stream::{self, BoxStream};
-use futures::{StreamExt, TryStreamExt};
+use futures::{FutureExt, StreamExt, TryStreamExt};
 use tokio::sync::OnceCell;
 
 use crate::{Error, Key, ObjectInfo, ObjectRange, Prefix, Store, open};
 
+type Opening = BoxFuture<'static, Result<Arc<dyn Store>, Error>>;
+
 /// The store at an address, for callers that can do without it.
-#[derive(Debug)]
 pub struct DeferredStore {
     url: String,
     inner: OnceCell<Arc<dyn Store>>,
+    /// Also while nobody waits for it.
+    opening: Mutex<Option<Opening>>,
 }
 
 impl DeferredStore {
     /// As [`open`] opens `url`, but later.
     pub fn new(url: impl Into<String>) -> Self {
-        Self { url: url.into(), inner: OnceCell::new() }
+        Self { url: url.into(), inner: OnceCell::new(), opening: Mutex::default() }
     }
 
     /// Opens it now, for whoever wants to tell that it can't be opened.
@@ -37,7 +42,28 @@ impl DeferredStore {
     }
 
     async fn inner(&self) -> Result<&Arc<dyn Store>, Error> {
-        self.inner.get_or_try_init(|| open(&self.url)).await
+        self.inner.get_or_try_init(|| std::future::poll_fn(|context| self.poll_open(context))).await
+    }
+
+    /// Goes on with the opening that is under way, or begins one.
+    fn poll_open(&self, context: &mut Context<'_>) -> Poll<Result<Arc<dyn Store>, Error>> {
+        let mut opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
+        let begin = || -> Opening {
+            let url = self.url.clone();
+            Box::pin(async move { open(&url).await })
+        };
+        let opened = opening.get_or_insert_with(begin).poll_unpin(context);
+        if opened.is_ready() {
+            *opening = None;
+        }
+        opened
+    }
+}
+
+impl fmt::Debug for DeferredStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("DeferredStore");
+        shown.field("url", &masked(&self.url)).field("inner", &self.inner).finish_non_exhaustive()
     }
 }
 
@@ -140,5 +166,23 @@ mod tests {
         store.create(&key, "z".into()).await.unwrap();
         assert_eq!(store.read_all(&key).await.unwrap(), "z");
         assert_eq!(store.list_sorted(&all).await.unwrap().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn an_opening_that_hangs_is_gone_on_with_by_the_next_call_and_not_begun_again() {
+        let store = DeferredStore::new("memory:");
+        let (there, key) = (crate::memory(), Key::new("x/y").unwrap());
+        there.create(&key, "z".into()).await.unwrap();
+        let (answer, answered) = tokio::sync::oneshot::channel::<()>();
+        let hangs = async move {
+            answered.await.unwrap();
+            Ok(there)
+        };
+        *store.opening.lock().unwrap() = Some(Box::pin(hangs));
+        for _ in 0..2 {
+            assert!(futures::poll!(std::pin::pin!(store.reach())).is_pending());
+        }
+        answer.send(()).unwrap();
+        assert_eq!(store.read_all(&key).await.unwrap(), "z");
     }
 }

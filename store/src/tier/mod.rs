@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use dl_runtime::blocking::Door;
 use dl_runtime::{Clock, Deadline};
 use futures::future::ready;
 use futures::stream::BoxStream;
@@ -49,6 +50,10 @@ const WRITE_PATIENCE: Duration = Duration::from_secs(30);
 
 /// After a failure the fast store is left alone for this long.
 const RESTED: Duration = Duration::from_secs(10);
+
+/// File calls of the fast store that run at once: enough to keep a fast disk busy. No more threads are
+/// lost to one that hangs.
+const PLACES: usize = 32;
 
 /// Objects of one prefix that are looked at at once.
 const LOOKED_AT_ONCE: usize = 8;
@@ -89,6 +94,8 @@ pub struct TierStore {
 struct Tier {
     slow: Arc<dyn Store>,
     fast: Arc<dyn Store>,
+    /// What every call of the fast store goes through, so that one that hangs holds up nobody else.
+    door: Door,
     clock: Arc<dyn Clock>,
     index: Mutex<Index>,
     bringing: Semaphore,
@@ -142,6 +149,7 @@ impl TierStore {
         let tier = Arc::new(Tier {
             slow,
             fast,
+            door: Door::new(PLACES),
             clock,
             index: Mutex::new(Index::new(quota)),
             bringing: Semaphore::new(BROUGHT_AT_ONCE),
@@ -260,6 +268,8 @@ impl Tier {
         self.index().distrust();
     }
 
+    /// Asks the fast store. All that is asked of it goes through here, also the opening of one that
+    /// is not open yet.
     async fn in_time<T>(
         &self,
         patience: Duration,
@@ -267,7 +277,7 @@ impl Tier {
         work: impl Future<Output = T>,
     ) -> Result<T, Error> {
         let deadline = Deadline::after(&*self.clock, patience);
-        let done = deadline.bound(&*self.clock, work).await;
+        let done = deadline.bound(&*self.clock, self.door.within(work)).await;
         done.map_err(|elapsed| Error::because(Kind::Unavailable, action, &self.fast, elapsed))
     }
 

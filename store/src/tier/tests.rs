@@ -1,6 +1,7 @@
 //! The tier over stores in memory, with faults before the fast one, by a clock that is set.
 
 mod along;
+mod hung;
 mod rot;
 mod slow;
 
