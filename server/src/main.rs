@@ -27,6 +27,9 @@ use tokio::runtime::Runtime;
 /// How long the metadata may take to be closed.
 const CLOSING: Duration = Duration::from_secs(30);
 
+/// How long a fast store may hold up the start.
+const FAST_STORE: Duration = Duration::from_secs(5);
+
 /// How long a file call that hangs may hold up the end of the process.
 const LAST_CALLS: Duration = Duration::from_secs(2);
 
@@ -188,10 +191,15 @@ async fn open_stores(
     starting: impl Fn(&'static str),
 ) -> anyhow::Result<Opened> {
     starting("opening the chunk store");
-    let (store, fast_store) = open_store(config, clock).await?;
+    let store = dl_store::open(&config.store).await?;
     // A Redis is for all servers of a chunk store; all other metadata belongs to its process.
     let servers = Redis::check(&config.meta).map_or(Servers::One, |_| Servers::Several);
     let served = dl_store::serve(&config.store, servers).await?;
+    if config.fast_store.is_some() {
+        starting("opening the fast store");
+    }
+    let fast_store = open_fast_store(config, &store, clock).await;
+    let store = fast_store.as_ref().map_or(store, |tier| Arc::<TierStore>::clone(tier));
     starting("opening the metadata store");
     let opened = dl_meta::open(&config.meta, Arc::clone(clock)).await;
     let (meta, last_stop) = opened.map_err(|error| match error.kind {
@@ -241,21 +249,25 @@ async fn open_doors(config: &Config, clock: &Arc<dyn Clock>) -> anyhow::Result<D
     Ok(doors)
 }
 
-/// The chunk store, behind the fast one where there is one.
-async fn open_store(
+/// The fast store in front of the chunk store, where there is one.
+async fn open_fast_store(
     config: &Config,
+    store: &Arc<dyn Store>,
     clock: &Arc<dyn Clock>,
-) -> anyhow::Result<(Arc<dyn Store>, Option<Arc<TierStore>>)> {
-    let store = dl_store::open(&config.store).await?;
-    let Some(FastStore { url, quota }) = &config.fast_store else { return Ok((store, None)) };
+) -> Option<Arc<TierStore>> {
+    let FastStore { url, quota } = config.fast_store.as_ref()?;
     let fast = Arc::new(DeferredStore::new(url));
-    if let Err(error) = fast.reach().await {
-        let error = anyhow::Error::new(error);
+    let reached = Deadline::after(&**clock, FAST_STORE).bound(&**clock, fast.reach()).await;
+    let reached = match reached {
+        Ok(reached) => reached.map_err(anyhow::Error::new),
+        // The opening goes on: the tier waits for the same one, as long as it takes.
+        Err(_) => Err(anyhow::anyhow!("open {fast}: no answer within {FAST_STORE:?}")),
+    };
+    if let Err(error) = reached {
         tracing::warn!("serving without the fast store until it can be opened: {error:#}");
     }
-    let tier = TierStore::of_groups(store, fast, *quota, Arc::clone(clock), dataset_of);
-    let tier = Arc::new(tier);
-    Ok((Arc::<TierStore>::clone(&tier), Some(tier)))
+    let (store, clock) = (Arc::clone(store), Arc::clone(clock));
+    Some(Arc::new(TierStore::of_groups(store, fast, *quota, clock, dataset_of)))
 }
 
 async fn answer(
