@@ -38,7 +38,7 @@ const PROBE_LEFT: Duration = Duration::from_secs(24 * 60 * 60);
 const PROBES_MAX: usize = 100;
 
 /// A training job waits behind each read: try again soon, and give up while whoever asked the
-/// server still listens (its clients wait 60 s).
+/// server still listens (its clients wait 60 s). A request that took all of its 30 s is not sent again.
 fn patience() -> RetryConfig {
     RetryConfig {
         backoff: BackoffConfig {

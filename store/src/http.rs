@@ -1,10 +1,10 @@
 //! How requests to a cloud travel: an answer counts when all of it has come.
 //!
 //! Must hold: a request that failed on the way, or whose answer stalls or is cut, comes out as one that may be
-//! sent again, whatever its method. That is sound because each of ours is: a create carries a mark of its own,
-//! and no key is used again once its object was deleted. But for two that a late delete may take away: a name
-//! that a recovery puts in the place of another one, which the next `dlcmd recover` writes again while the
-//! metadata has its dataset, and the parts of a snapshot, which are made again.
+//! sent again, whatever its method; a create or delete that stalled for all of its time is not, but told. It is
+//! sound as a create carries a mark of its own, and no key is used again once its object was deleted; but for two
+//! that a late delete may take away: a name that a recovery puts in the place of another one, which the next `dlcmd
+//! recover` writes again while the metadata has its dataset, and the parts of a snapshot, which are made again.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use dl_runtime::{Clock, Deadline};
+use futures::future;
 use http_body::Body;
 use object_store::ClientOptions;
 use object_store::client::{
@@ -23,6 +24,10 @@ use object_store::client::{
 /// How long the answer to a ranged read may keep silent, at its beginning or within. A healthy
 /// store begins in milliseconds; asking again elsewhere beats waiting for a stuck connection.
 const SILENCE: Duration = Duration::from_secs(5);
+
+/// A page of a listing that takes longer is asked for a second time, beside the first: that one may
+/// have stalled, or a large bucket takes its time.
+const LATE_PAGE: Duration = Duration::from_secs(10);
 
 /// Bytes reserved for an answer on its word alone.
 const TRUSTED_LENGTH: usize = 4 << 20;
@@ -68,15 +73,13 @@ impl WholeAnswer {
         let heard = deadline.bound(&*self.clock, work).await;
         heard.map_err(|_| HttpError::new(HttpErrorKind::Request, Silent(silence)))
     }
-}
 
-#[async_trait]
-impl HttpService for WholeAnswer {
-    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        // Listings of large buckets and the storing of chunks may take their time, up to the
-        // time-out of the whole request; reads of objects, which have no query, may not.
-        let is_read = matches!(request.method().as_str(), "GET" | "HEAD");
-        let silence = (is_read && request.uri().query().is_none()).then_some(SILENCE);
+    /// The whole answer to a request.
+    async fn whole(
+        &self,
+        request: HttpRequest,
+        silence: Option<Duration>,
+    ) -> Result<HttpResponse, HttpError> {
         let answer = self.heard(silence, self.inner.execute(request)).await?;
         let (parts, mut body) = answer.map_err(unsent)?.into_parts();
         let mut whole = Parts::default();
@@ -87,6 +90,34 @@ impl HttpService for WholeAnswer {
                 Some(Err(error)) => return Err(HttpError::new(HttpErrorKind::Request, error)),
                 None => return Ok(HttpResponse::from_parts(parts, whole.joined().into())),
             }
+        }
+    }
+
+    /// The first whole answer to a request, which is sent once more when it is late.
+    async fn listed(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let mut first = Box::pin(self.whole(request.clone(), None));
+        let in_time =
+            Deadline::after(&*self.clock, LATE_PAGE).bound(&*self.clock, &mut first).await;
+        match in_time {
+            Ok(answer) => answer,
+            Err(_) => {
+                let second = Box::pin(self.whole(request, None));
+                Ok(future::select_ok([first, second]).await?.0)
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl HttpService for WholeAnswer {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        // Reads of objects have no query. The storing of chunks may take its time, up to the time-out
+        // of the whole request.
+        let is_read = matches!(request.method().as_str(), "GET" | "HEAD");
+        match (is_read, request.uri().query()) {
+            (true, None) => self.whole(request, Some(SILENCE)).await,
+            (true, Some(_)) => self.listed(request).await,
+            (false, _) => self.whole(request, None).await,
         }
     }
 }
@@ -125,5 +156,55 @@ impl Parts {
 
     fn joined(self) -> Bytes {
         if self.joined.is_empty() { self.first } else { self.joined.freeze() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::task::Poll;
+    use std::time::UNIX_EPOCH;
+
+    use dl_runtime::ManualClock;
+
+    use super::*;
+
+    /// Takes so many seconds for each request, and answers with them.
+    #[derive(Debug)]
+    struct Slow {
+        takes: Mutex<std::vec::IntoIter<u64>>,
+        clock: Arc<dyn Clock>,
+    }
+
+    #[async_trait]
+    impl HttpService for Slow {
+        async fn call(&self, _: HttpRequest) -> Result<HttpResponse, HttpError> {
+            let takes = self.takes.lock().unwrap().next().expect("nobody asks so often");
+            self.clock.sleep(Duration::from_secs(takes)).await;
+            Ok(HttpResponse::new(Bytes::from(takes.to_string()).into()))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_page_that_stalls_is_asked_for_again_and_one_that_is_slow_is_waited_for() {
+        for (takes, answered, after) in
+            [(vec![9], "9", 9), (vec![60, 2], "2", 12), (vec![15, 60], "15", 15)]
+        {
+            let time = Arc::new(ManualClock::new(UNIX_EPOCH));
+            let clock: Arc<dyn Clock> = Arc::<ManualClock>::clone(&time);
+            let slow = Slow { takes: Mutex::new(takes.into_iter()), clock: Arc::clone(&clock) };
+            let client = WholeAnswer { inner: HttpClient::new(slow), clock };
+            let mut request = HttpRequest::new(Bytes::new().into());
+            *request.uri_mut() = "http://bucket/?list-type=2".parse().unwrap();
+            let mut answer = client.call(request);
+            let answer = loop {
+                match futures::poll!(&mut answer) {
+                    Poll::Ready(answer) => break answer.unwrap(),
+                    Poll::Pending => time.advance(Duration::from_secs(1)),
+                }
+            };
+            assert_eq!(answer.into_body().bytes().await.unwrap(), answered);
+            assert_eq!(time.monotonic(), Duration::from_secs(after));
+        }
     }
 }

@@ -80,6 +80,20 @@ async fn an_answer_that_stalls_is_cut_off_and_fetched_again() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_listing_that_stalls_is_asked_for_again() -> Result<()> {
+    let scene = Scene::new(s3::Kind::S3sFs)?;
+    let store = scene.open().await?;
+    store.create(&key("x/1")?, "here".into()).await?;
+    let stalled = Fault::AnswerLost(Instead::Stalled(Duration::from_secs(60)));
+    scene.proxy.faults().script("GET", [Some(stalled)]);
+    let (clock, begun) = (clock(), clock().monotonic());
+    ensure!(store.list_sorted(&dl_store::Prefix::ROOT).await?.len() == 1);
+    let took = clock.monotonic().saturating_sub(begun);
+    ensure!(took < Duration::from_secs(20), "it took {took:?}");
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_server_that_is_gone_is_told_and_not_waited_for() -> Result<()> {
     let mut scene = Scene::new(s3::Kind::S3sFs)?;
     let store = scene.open().await?;
