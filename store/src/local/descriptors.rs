@@ -61,7 +61,10 @@ impl<F> Descriptors<F> {
         };
         let Some(old) = ring.places.get_mut(place) else { return };
         let old = std::mem::replace(old, fresh);
-        ring.index.remove(&old.key);
+        // One whose file was removed may have come back in another place.
+        if ring.index.get(&old.key) == Some(&place) {
+            ring.index.remove(&old.key);
+        }
         ring.index.insert(key.clone(), place);
         drop(ring);
         drop(old);
@@ -153,5 +156,19 @@ mod tests {
         assert_eq!(files.get(&key(1)), None);
         files.insert(&key(1), Arc::new(3));
         assert_eq!(files.get(&key(1)), Some(Arc::new(3)));
+    }
+
+    #[test]
+    fn a_key_that_came_back_is_found_when_the_place_it_had_is_taken() {
+        let files = Descriptors::new(3);
+        for number in [0, 1, 2] {
+            files.insert(&key(number), Arc::new(number));
+        }
+        files.remove(&key(1));
+        files.insert(&key(1), Arc::new(1));
+        files.insert(&key(3), Arc::new(3));
+        assert_eq!(files.get(&key(1)), Some(Arc::new(1)));
+        files.remove(&key(1));
+        assert_eq!(files.get(&key(1)), None);
     }
 }
