@@ -10,8 +10,8 @@
 //! |---|---|---|
 //! | `dl:{t}:identity`, first | string | the chunk store's 16 bytes |
 //! | `dl:{t}:names`, first | hash | name: generation and dataset id |
-//! | `dl:{t}:dropped`, first | set | dataset and epoch whose keys are still to be removed |
-//! | `dl:{t}:mark`, each | hash | id: the chunk store; run: the process that had the shard, or `dropped` where Redis removed keys of its own accord; seen: until when (ms) nothing is missing; mend:T: since when (ms) sealed objects recovery T appends again, the process and the run before it |
+//! | `dl:{t}:dropped`, first | hash | whose keys are still to be removed: `D:E`, that epoch; `D:`, all but the one that the home names, once there is one; `D:*`, the same, and all where there is no home: since when (s) |
+//! | `dl:{t}:mark`, each | hash | id: the chunk store; run: the process that had the shard, or `dropped` where Redis removed keys of its own accord; seen: until when (ms) nothing is missing; mend:T: of recovery T, apart by blanks: since when (ms) the objects were sealed that it appends again, the process, the run that the mark named, when (ms) it began, when (ms) it ended if it has |
 //! | `dl:{t}:ds:D`, D | hash | record, epoch, objects, tombstones, changes, retired, given, last, large, counted, version, files, bytes |
 //! | `dl:{t}:log:D:E`, D | zset | object id and record |
 //! | `dl:{t}:todo:D:E`, D | hash | object id: who appended it and when; its rows may be missing |
