@@ -312,7 +312,7 @@ impl Shared {
             // gave, and what others did whose clocks are ahead.
             let ahead = if is_whole { 0 } else { AHEAD_MICROS };
             let now = Stamp::new(now.get().saturating_add(ahead).min(STAMP_MAX));
-            let now = now.max(self.floor(dataset));
+            let now = now.max(self.stamps().floor(dataset));
             let ask = Ask::script(&STAMP, &keys::home(dataset), &[]).arg(now.get());
             let answer = self.router.ask_one(ask).await?;
             if !self.is_as(changes) {
@@ -322,7 +322,7 @@ impl Shared {
                 return Err(Failure::missing());
             }
             let stamp = Stamp::new(decimal(bytes(answer)?.as_ref())?);
-            self.raise_floor(dataset, stamp);
+            self.stamps().raise(dataset, stamp, Stamp::at(self.clock.now()));
             return Ok(stamp);
         }
     }

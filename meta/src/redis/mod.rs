@@ -26,6 +26,7 @@ mod router;
 mod rows;
 mod scripts;
 mod slots;
+mod stamps;
 mod sweep;
 #[cfg(any(test, feature = "conformance"))]
 pub mod testing;
@@ -57,6 +58,7 @@ use self::holders::Logged;
 use self::keys::Keys;
 use self::read::Lookups;
 use self::router::Router;
+use self::stamps::Stamps;
 use self::ways::Ways;
 use self::write::LargeFolders;
 use crate::types::still_in_use;
@@ -104,8 +106,7 @@ struct Shared {
     clock: Arc<dyn Clock>,
     random: Arc<dyn Random>,
     known: Mutex<HashMap<DatasetId, Known>>,
-    /// The highest stamp that this process was given, by dataset.
-    stamps: Mutex<HashMap<DatasetId, Stamp>>,
+    stamps: Mutex<Stamps>,
     large: Mutex<LargeFolders>,
     ways: Ways,
     logged: Mutex<Logged>,
@@ -242,19 +243,8 @@ impl Shared {
         }
     }
 
-    fn stamps(&self) -> MutexGuard<'_, HashMap<DatasetId, Stamp>> {
+    fn stamps(&self) -> MutexGuard<'_, Stamps> {
         self.stamps.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The lowest stamp that may be given from now on.
-    fn floor(&self, id: DatasetId) -> Stamp {
-        self.stamps().get(&id).map_or(Stamp::default(), |last| Stamp::new(last.get() + 1))
-    }
-
-    fn raise_floor(&self, id: DatasetId, given: Stamp) {
-        let mut stamps = self.stamps();
-        let last = stamps.entry(id).or_default();
-        *last = given.max(*last);
     }
 
     fn forget(&self, id: DatasetId) {
