@@ -1,6 +1,6 @@
 //! What the world does to a process, behind doors that tests can hold: time, randomness,
 //! tasks, blocking work, memory, the processor's own copy, the request to stop, retries, logs,
-//! texts of addresses and injected faults.
+//! texts of addresses, PEM and injected faults.
 //!
 //! Must hold: no other crate reads a clock, blocks a thread or draws randomness by itself (the keys
 //! of hash maps aside, which nobody sees), so that a test which owns these doors gives the same
@@ -14,6 +14,7 @@ mod clock;
 mod copying;
 pub mod fault;
 mod masked;
+pub mod pem;
 mod random;
 mod retry;
 mod shutdown;

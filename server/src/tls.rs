@@ -9,9 +9,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use dl_runtime::Clock;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use dl_runtime::{Clock, pem};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -42,18 +40,19 @@ pub async fn open_tls(files: &Tls, clock: Arc<dyn Clock>) -> Result<Certificate,
 /// What the files say, in the order of the settings.
 fn understand(texts: &str) -> Result<ServerConfig, String> {
     let mut texts = texts.split(BETWEEN);
-    let chain = certificates(texts.next().unwrap_or_default());
+    let chain = pem::certificates(texts.next().unwrap_or_default().as_bytes());
     let chain = chain.map_err(|why| format!("the certificate: {why}"))?;
-    let key = PrivateKeyDer::from_pem_slice(texts.next().unwrap_or_default().as_bytes());
+    let key = pem::private_key(texts.next().unwrap_or_default().as_bytes());
     let key = key.map_err(|why| format!("the key: {why}"))?;
     let builder = ServerConfig::builder();
     let builder = match texts.next() {
         Some(cas) => {
-            let refused = |why: String| format!("the certificates of the clients' CAs: {why}");
+            let refused = |why: &str| format!("the certificates of the clients' CAs: {why}");
             let mut roots = RootCertStore::empty();
-            roots.add_parsable_certificates(certificates(cas).map_err(refused)?);
+            let cas = pem::certificates(cas.as_bytes()).map_err(refused)?;
+            roots.add_parsable_certificates(cas);
             let verifier = WebPkiClientVerifier::builder(Arc::new(roots)).build();
-            builder.with_client_cert_verifier(verifier.map_err(|why| refused(why.to_string()))?)
+            builder.with_client_cert_verifier(verifier.map_err(|why| refused(&why.to_string()))?)
         }
         None => builder.with_no_client_auth(),
     };
@@ -61,12 +60,6 @@ fn understand(texts: &str) -> Result<ServerConfig, String> {
     let mut config = config.map_err(|why| format!("they can't be used together: {why}"))?;
     config.alpn_protocols.push(HTTP2.to_vec());
     Ok(config)
-}
-
-fn certificates(text: &str) -> Result<Vec<CertificateDer<'static>>, String> {
-    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text.as_bytes()).collect();
-    let read = read.map_err(|why| why.to_string())?;
-    if read.is_empty() { Err("there is no certificate (PEM) in it".to_owned()) } else { Ok(read) }
 }
 
 /// A connection as its requests travel on it.

@@ -8,9 +8,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use dl_proto::{CLIENT_WINDOW_BYTES, FRAME_BYTES, STREAM_WINDOW_BYTES};
+use dl_runtime::pem;
 use rustls::RootCertStore;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, TrustAnchor};
+use rustls::pki_types::TrustAnchor;
 use tonic::transport::{ClientTlsConfig, Endpoint, Identity};
 
 use crate::remote::failure::deepest;
@@ -107,14 +107,13 @@ fn tls(options: &ConnectOptions) -> Result<ClientTlsConfig, String> {
 }
 
 /// What certificates say, each of which has to be one.
-fn trusted(pem: &[u8]) -> Result<Vec<TrustAnchor<'static>>, String> {
+fn trusted(text: &[u8]) -> Result<Vec<TrustAnchor<'static>>, String> {
     let refused = |why: &dyn Display| format!("the certificates to trust are none (PEM): {why}");
     let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(pem) {
-        let certificate = certificate.map_err(|why| refused(&why))?;
+    for certificate in pem::certificates(text).map_err(|why| refused(&why))? {
         roots.add(certificate).map_err(|why| refused(&why))?;
     }
-    if roots.is_empty() { Err(refused(&"there is no certificate in it")) } else { Ok(roots.roots) }
+    Ok(roots.roots)
 }
 
 /// Whether a host is this machine, whatever a resolver says.
@@ -184,14 +183,14 @@ mod tests {
 
     #[test]
     fn certificates_that_are_none_are_refused_before_anything_is_sent() {
-        for pem in
-            ["", "sesame", "-----BEGIN CERTIFICATE-----\nc2VzYW1l\n-----END CERTIFICATE-----\n"]
-        {
-            let ca = Some(pem.as_bytes().to_vec());
+        let whole = "-----BEGIN CERTIFICATE-----\nc2VzYW1l\n-----END CERTIFICATE-----\n";
+        for text in ["", "sesame", whole, &whole.replace('\n', ""), &whole.replace('\n', "\\n")] {
+            let ca = Some(text.as_bytes().to_vec());
             let options = ConnectOptions { ca, ..ConnectOptions::default() };
             let refused = endpoint("https://node1", &options).unwrap_err();
             assert!(refused.starts_with("the certificates to trust are none"), "{refused}");
-            assert!(!refused.contains("sesame"), "{refused}");
+            assert!(!refused.contains("sesame") && !refused.contains("c2VzYW1l"), "{refused}");
+            assert!(!refused.contains("[45, "), "{refused}");
         }
     }
 }

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dl_runtime::address::ClientFiles;
-use dl_runtime::blocking;
+use dl_runtime::{blocking, pem};
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
 use redis::{
@@ -265,12 +265,13 @@ async fn client(node: &Node, address: &Address) -> Result<Client, Verdict> {
         (None, None) => Client::open(information),
         (ca, client) => {
             let root_cert = match ca {
-                Some(file) => Some(pem(file).await?),
+                Some(file) => Some(read(file, certificates).await?),
                 None => None,
             };
             let client_tls = match client {
                 Some(ClientFiles { cert, key }) => {
-                    let (client_cert, client_key) = (pem(cert).await?, pem(key).await?);
+                    let client_cert = read(cert, certificates).await?;
+                    let client_key = read(key, |text| pem::private_key(text).map(drop)).await?;
                     Some(ClientTlsConfig { client_cert, client_key })
                 }
                 None => None,
@@ -285,11 +286,21 @@ fn unusable(why: String) -> Verdict {
     Verdict::Fatal(Failure::because(Kind::Unsupported, why))
 }
 
-async fn pem(file: &Path) -> Result<Vec<u8>, Verdict> {
+fn certificates(text: &[u8]) -> Result<(), &'static str> {
+    pem::certificates(text).map(drop)
+}
+
+/// What is in a file. What is none of what it is to be is refused here: `redis` would repeat it.
+async fn read(
+    file: &Path,
+    check: fn(&[u8]) -> Result<(), &'static str>,
+) -> Result<Vec<u8>, Verdict> {
     let (shown, file) = (file.display().to_string(), file.to_owned());
     let read = blocking::run(move || fs::read(file)).await;
     let read = read.map_err(|stopped| Verdict::Wait(stopped.to_string()))?;
-    read.map_err(|error| unusable(format!("can't read {shown}: {error}")))
+    let text = read.map_err(|error| unusable(format!("can't read {shown}: {error}")))?;
+    check(&text).map_err(|why| unusable(format!("can't use {shown}: {why}")))?;
+    Ok(text)
 }
 
 async fn info(connection: &mut MultiplexedConnection, node: &Node) -> Result<Info, Verdict> {

@@ -192,4 +192,20 @@ async fn a_redis_that_asks_for_a_certificate_is_shown_that_of_the_address() {
     let error = refused(&format!("{address}&cert=/no/file&key={key}")).await;
     assert_eq!(error.kind, Kind::Unsupported);
     assert!(reason(&error).contains("/no/file"), "{}", reason(&error));
+    // What has lost its line breaks.
+    let text = fs::read_to_string(&key).unwrap();
+    let secret = text.lines().nth(1).unwrap();
+    for between in ["", "\\n"] {
+        let broken = other.path().join("broken").display().to_string();
+        fs::write(&broken, text.replace('\n', between)).unwrap();
+        for files in [
+            format!("{address}&cert={cert}&key={broken}"),
+            format!("{address}&cert={broken}&key={key}"),
+            address.replace(&cert, &broken),
+        ] {
+            let told = format!("{:?}", refused(&files).await);
+            assert!(told.contains("lines of their own"), "{told}");
+            assert!(!told.contains(secret) && !told.contains("45, 45, "), "{told}");
+        }
+    }
 }

@@ -154,7 +154,7 @@ async fn a_new_certificate_counts_for_new_connections_and_a_broken_one_does_not(
     let replace = |what: &str, from: &Ca| std::fs::copy(from.file(what), old.file(what));
 
     // A key that does not belong to the certificate.
-    let kept = std::fs::read(old.file("server.key"))?;
+    let kept = std::fs::read_to_string(old.file("server.key"))?;
     replace("server.key", &new)?;
     eventually("the metric tells of it", stale)?;
     connect(&server, &old).await?;
@@ -172,13 +172,21 @@ async fn a_new_certificate_counts_for_new_connections_and_a_broken_one_does_not(
     std::fs::remove_file(old.file("server.pem"))?;
     eventually("the metric tells that it is gone", stale)?;
     connect(&server, &new).await?;
+    replace("server.pem", &new)?;
+    eventually("it is there again", || Ok(!stale()?))?;
+    // What has lost its line breaks.
+    let line = std::fs::read_to_string(new.file("server.key"))?.replace('\n', "");
+    std::fs::write(old.file("server.key"), line)?;
+    eventually("the metric tells of one line", stale)?;
     let log = server.stop()?;
     ensure!(
         log.contains("the certificate and its key can't be used: the last good ones hold"),
         "{log}"
     );
-    let key = String::from_utf8(kept)?;
-    ensure!(key.lines().all(|line| !log.contains(line)), "the key is in: {log}");
+    ensure!(log.contains("lines of their own") && !log.contains("45, 45, "), "{log}");
+    for key in [kept, std::fs::read_to_string(new.file("server.key"))?] {
+        ensure!(key.lines().all(|line| !log.contains(line)), "the key is in: {log}");
+    }
     Ok(())
 }
 
@@ -199,7 +207,18 @@ fn a_server_whose_certificate_is_of_no_use_does_not_start() -> Result<()> {
     for name in ["one", "other"] {
         ca.issue(name, "127.0.0.1", false)?;
     }
+    let text = std::fs::read_to_string(ca.file("one.key"))?;
+    let secret = text.lines().nth(1).context("a key")?;
+    std::fs::write(ca.file("line.key"), text.replace('\n', ""))?;
+    std::fs::write(ca.file("escaped.key"), text.replace('\n', "\\n"))?;
     for (cert, key, told) in [
+        (
+            "one.pem",
+            "line.key",
+            "the key: it is no PEM: each section needs its BEGIN and END lines",
+        ),
+        ("one.pem", "escaped.key", "the key: it is no PEM"),
+        ("line.key", "one.key", "the certificate: it is no PEM"),
         ("one.pem", "none.key", "none.key: "),
         ("one.pem", "other.key", "they can't be used together"),
         ("one.key", "one.key", "there is no certificate"),
@@ -209,7 +228,10 @@ fn a_server_whose_certificate_is_of_no_use_does_not_start() -> Result<()> {
         command.args(["--listen", "127.0.0.1:0", "--data"]).arg(folder.path().join("data"));
         command.args(["--tls-cert", &ca.file(cert), "--tls-key", &ca.file(key)]);
         let refused = run(&mut command)?.code(2)?.stderr;
-        ensure!(refused.contains(told) && !refused.contains("PRIVATE"), "{cert} {key}: {refused}");
+        ensure!(refused.contains(told), "{cert} {key}: {refused}");
+        for shown in ["PRIVATE", secret, "45, 45, "] {
+            ensure!(!refused.contains(shown), "{cert} {key}: {shown} is in {refused}");
+        }
     }
     Ok(())
 }
