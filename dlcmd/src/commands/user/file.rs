@@ -1,29 +1,51 @@
 //! Reading and replacing the users file.
 //!
 //! Must hold: a reader sees the old file or the new one; both are for their owner alone; of two who
-//! change it at once, the second starts from what the first has left.
+//! change it at once, the second starts from what the first has left. What a server would not read
+//! is not written.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use dl_runtime::{Deadline, SystemClock};
 use libdiesel::{InvalidUsers, USERS_FILE_BYTES_MAX, Users};
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 use crate::exit::Failure;
 use crate::text::shown;
 
 const OWNER_ALONE: u32 = 0o600;
 
+/// How long somebody else may change the file, which takes no longer than a disk.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Between two looks whether somebody still does.
+const PAUSE: Duration = Duration::from_millis(10);
+
 /// Reads a users file.
 pub(super) fn read(path: &Path) -> Result<Users, Failure> {
     let reading = || format!("read users {}", shown(path));
-    let mut text = String::new();
-    File::open(path)
-        .and_then(|file| file.take(USERS_FILE_BYTES_MAX).read_to_string(&mut text))
-        .map_err(|why| Failure::local(reading(), why))?;
+    let mut bytes = Vec::new();
+    // What is cut may let users do more than what is whole.
+    let read = File::open(path)
+        .and_then(|file| file.take(USERS_FILE_BYTES_MAX + 1).read_to_end(&mut bytes));
+    let length = read.map_err(|why| Failure::local(reading(), why))?;
+    checked(length).map_err(|why| Failure::local(reading(), why))?;
+    let text = String::from_utf8(bytes).map_err(|why| Failure::local(reading(), why))?;
     text.parse().map_err(|why: InvalidUsers| Failure::local(reading(), why))
+}
+
+/// Refuses more bytes than a server reads.
+fn checked(length: usize) -> io::Result<()> {
+    if length as u64 > USERS_FILE_BYTES_MAX {
+        let why = format!("longer than {} MiB", USERS_FILE_BYTES_MAX >> 20);
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
+    }
+    Ok(())
 }
 
 /// Puts a changed file in the place of the old one, or of none.
@@ -32,7 +54,7 @@ pub(super) fn change(
     change: impl FnOnce(&mut Users) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let writing = |why| Failure::local(format!("write users {}", shown(path)), why);
-    let mut next = Next::beside(path).map_err(writing)?;
+    let mut next = Next::beside(path, PATIENCE).map_err(writing)?;
     let mut users =
         if path.try_exists().map_err(writing)? { read(path)? } else { Users::default() };
     change(&mut users)?;
@@ -49,8 +71,10 @@ struct Next {
 }
 
 impl Next {
-    /// Waits until nobody else changes it.
-    fn beside(path: &Path) -> io::Result<Self> {
+    /// Waits until nobody else changes it, for so long.
+    fn beside(path: &Path, patience: Duration) -> io::Result<Self> {
+        let clock = SystemClock::new();
+        let deadline = Deadline::after(&clock, patience);
         let mut name = path.as_os_str().to_owned();
         name.push(".new");
         let path = PathBuf::from(name);
@@ -58,7 +82,20 @@ impl Next {
             let mut options = OpenOptions::new();
             options.write(true).create(true).truncate(false).mode(OWNER_ALONE);
             let file = options.open(&path)?;
-            flock(&file, FlockOperation::LockExclusive)?;
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) if deadline.remaining(&clock).is_zero() => {
+                    let path = shown(&path);
+                    let why =
+                        format!("{path} is locked by another `dlcmd user`: let that end first");
+                    return Err(io::Error::new(io::ErrorKind::WouldBlock, why));
+                }
+                Err(Errno::WOULDBLOCK) => {
+                    std::thread::sleep(PAUSE);
+                    continue;
+                }
+                Err(why) => return Err(why.into()),
+            }
             // The one who had the lock has given this file its place, or removed it.
             let is_there = fs::metadata(&path).is_ok_and(|there| {
                 file.metadata()
@@ -71,6 +108,8 @@ impl Next {
     }
 
     fn replace(&mut self, path: &Path, users: &Users) -> io::Result<()> {
+        let text = users.to_string();
+        checked(text.len())?;
         self.file.set_len(0)?;
         self.file.set_permissions(Permissions::from_mode(OWNER_ALONE))?;
         if let Ok(old) = fs::metadata(path) {
@@ -80,7 +119,7 @@ impl Next {
                 fchown(&self.file, Some(old.uid()), Some(old.gid()))?;
             }
         }
-        self.file.write_all(users.to_string().as_bytes())?;
+        self.file.write_all(text.as_bytes())?;
         self.file.sync_all()?;
         if let Some(next) = self.path.take() {
             fs::rename(next, path)?;
@@ -145,5 +184,41 @@ mod tests {
         assert_eq!(fs::read(&path).expect("there"), b"no users file\n");
         assert_ne!(before, b"no users file\n");
         assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1);
+    }
+
+    #[test]
+    fn what_no_server_would_read_is_neither_read_nor_written() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("users");
+        let most = usize::try_from(USERS_FILE_BYTES_MAX).expect("it fits");
+        // Cut before its last letter, it would be a good one.
+        fs::write(&path, "#".repeat(most)).expect("written");
+        assert!(read(&path).is_ok());
+        fs::write(&path, "#".repeat(most + 1)).expect("written");
+        let told = format!("{:?}", read(&path).expect_err("it is too long"));
+        assert!(told.contains("longer than 4 MiB"), "{told}");
+        fs::remove_file(&path).expect("removed");
+        add(&path, "ann").expect("added");
+        let before = fs::read(&path).expect("there");
+        let grants = vec!["read:*".parse().expect("a grant"); most / 4];
+        let many = User::new(KeyHash::of(&Key::from_random([1; 32]), [2; 16]), grants);
+        let refused = change(&path, |users| {
+            users.0.insert("bob".parse().expect("legal"), many);
+            Ok(())
+        });
+        let told = format!("{:?}", refused.expect_err("it is too long"));
+        assert!(told.contains("longer than 4 MiB"), "{told}");
+        assert_eq!(fs::read(&path).expect("there"), before);
+    }
+
+    #[test]
+    fn who_waits_for_another_one_is_told_after_a_while() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("users");
+        let held = Next::beside(&path, PATIENCE).expect("nobody has it");
+        let told = Next::beside(&path, PAUSE).expect_err("it is held").to_string();
+        assert!(told.contains("users.new is locked by another `dlcmd user`"), "{told}");
+        drop(held);
+        add(&path, "ann").expect("added");
     }
 }

@@ -94,6 +94,13 @@ pub(crate) fn run(
     let Some(path) = arguments.users else {
         return Err(Failure::usage("user: say which file: --users FILE"));
     };
+    // Without the address, which may hold a password.
+    if ["etcd:", "etcds:"].iter().any(|scheme| path.to_string_lossy().starts_with(scheme)) {
+        return Err(Failure::usage(
+            "user: users in etcd are changed in a file, whose text is then put under their key: \
+             --users FILE, then `etcdctl put KEY < FILE`",
+        ));
+    }
     match arguments.change {
         Change::Add { name, roles } => {
             file::change(&path, |users| {

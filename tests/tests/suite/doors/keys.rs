@@ -140,6 +140,9 @@ fn a_change_of_the_users_counts_within_seconds_and_a_broken_file_changes_nothing
     ensure!(mode & 0o777 == 0o600, "{mode:o}");
     let listed = run(dlcmd()?.args(["user", "list", "--users"]).arg(&file))?.code(0)?.text();
     ensure!(listed == "bob write:a*\nroot admin:*\n", "{listed}");
+    let etcd = "etcd://u:TOPSECRET@127.0.0.1:1/k";
+    let told = run(dlcmd()?.args(["user", "list", "--users", etcd]))?.code(2)?.stderr;
+    ensure!(told.contains("etcdctl put") && !told.contains("TOPSECRET"), "{told}");
     let again = run(dlcmd()?.args(["user", "remove", "eve", "--users"]).arg(&file))?.code(3)?;
     ensure!(again.stderr.contains("there is no user eve"), "{}", again.stderr);
     let log = scene.server.stop()?;
