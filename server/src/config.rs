@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Parser;
+use clap::error::ContextValue;
 use dl_runtime::masked;
 use serde::Deserialize;
 
@@ -23,6 +24,8 @@ const SETTLE: Duration = Duration::from_millis(500);
 /// With no flags it keeps everything under ./diesel-data and listens on 127.0.0.1:7420.
 #[derive(Debug, Clone, Default, Parser)]
 #[command(name = "dlserver", version, max_term_width = 100)]
+// A value may hold a password, and is not for whoever reads the help.
+#[command(mut_args(|flag| flag.hide_env_values(true)))]
 pub struct Flags {
     /// Read settings from this TOML file, or etcd://HOST:PORT/KEY; flags and variables override
     /// them, and what is in its table [live] counts as soon as it changes
@@ -84,6 +87,18 @@ pub struct Flags {
     /// Log JSON, one object a line
     #[arg(long, env = "DIESEL_LOG_JSON")]
     pub log_json: bool,
+}
+
+/// Why flags can't be, without a login that may stand in one or in a variable.
+pub fn without_logins(mut error: clap::Error) -> clap::Error {
+    let shown = error.context().filter_map(|(kind, value)| match value {
+        ContextValue::String(text) => Some((kind, masked(text).into_owned())),
+        _ => None,
+    });
+    for (kind, text) in shown.collect::<Vec<_>>() {
+        error.insert(kind, ContextValue::String(text));
+    }
+    error
 }
 
 /// The file's keys: the flags with underscores.

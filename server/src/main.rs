@@ -53,7 +53,8 @@ fn serve(runtime: &Runtime) -> ExitCode {
         return fail(&anyhow::anyhow!("start TLS: it was started before"), ExitCode::FAILURE);
     }
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-    let (config, settings) = match runtime.block_on(configure(Flags::parse(), &clock)) {
+    let flags = Flags::try_parse().unwrap_or_else(|error| config::without_logins(error).exit());
+    let (config, settings) = match runtime.block_on(configure(flags, &clock)) {
         Ok(configured) => configured,
         Err(error) => return fail(&error, ExitCode::from(2)),
     };

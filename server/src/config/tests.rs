@@ -111,6 +111,24 @@ fn an_open_address_must_be_asked_for_by_name() {
 }
 
 #[test]
+fn neither_the_help_nor_a_flag_that_is_none_shows_a_login() {
+    use clap::CommandFactory;
+    for flag in Flags::command().get_arguments() {
+        assert!(flag.get_env().is_none() || flag.is_hide_env_values_set(), "{flag}");
+    }
+    for (flag, told) in [
+        ("redis://:sesame@h", "unexpected argument 'redis://***@h'"),
+        ("--without-keys=redis://:sesame@h", "unexpected value 'redis://***@h'"),
+        ("--meat=redis://:sesame@h", "'--meat'"),
+        ("--lisen", "--listen"),
+    ] {
+        let refused = Flags::try_parse_from(["dlserver", flag]).unwrap_err();
+        let refused = without_logins(refused).to_string();
+        assert!(refused.contains(told) && !refused.contains("sesame"), "{refused}");
+    }
+}
+
+#[test]
 fn the_http_port_can_be_moved_and_left_out() {
     let http = |flags: &[&str]| load(flags).unwrap().http;
     let asked = |flags: &[&str]| http(flags).map(|http| (http.address.port(), http.is_asked));

@@ -38,6 +38,9 @@ fn no_mistake_in_a_setting_shows_its_password() -> Result<()> {
     }
     refused(&["--config", "u:TOPSECRET@host"], &[], 2, "No such file")?;
     refused(&["--store", "s3://KEY:TOPSECRET@bucket"], &[], 2, "s3://BUCKET/PREFIX")?;
+    let meta = ("DIESEL_META", "redis://:TOPSECRET@127.0.0.1:1");
+    refused(&["--help"], &[meta], 0, "[env: DIESEL_META]")?;
+    refused(&[], &[("DIESEL_WITHOUT_KEYS", meta.1)], 2, "invalid value 'redis://***@127.0.0.1:1'")?;
     let endpoint = [
         ("AWS_ENDPOINT", "http://KEY:TOPSECRET@127.0.0.1:1"),
         ("AWS_ALLOW_HTTP", "true"),
