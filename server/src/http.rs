@@ -16,6 +16,8 @@ use dl_format::{IDENTITY_KEY, IdentityRecord, StoreId};
 use dl_meta::{Damage, DatasetRecord, DatasetState, Refusal};
 use dl_runtime::{Clock, Deadline};
 use dl_store::StoreExt;
+use futures::FutureExt;
+use futures::future::{self, BoxFuture, Shared, WeakShared};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
@@ -36,7 +38,8 @@ use crate::parts::{Parts, key};
 /// How long each store may take to answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// For how long an answer of the stores holds, so that many who ask are no load.
+/// For how long an answer of the stores holds, so that many who ask are no load. Those who ask while
+/// the stores are being asked wait for the same answer.
 const HOLDS: Duration = Duration::from_secs(1);
 
 /// Most time for a connection, which is for one request.
@@ -56,12 +59,20 @@ pub(crate) struct Site {
     pub(crate) parts: Parts,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) watched: Watched,
-    pub(crate) health: Mutex<Option<Health>>,
+    pub(crate) looks: Mutex<Looks>,
+}
+
+/// How the stores were found.
+#[derive(Debug, Default)]
+pub(crate) struct Looks {
+    last: Option<Health>,
+    /// The one under way, which ends with the last of those who wait for it.
+    current: Option<WeakShared<BoxFuture<'static, Health>>>,
 }
 
 /// What the stores said.
 #[derive(Debug, Clone)]
-pub(crate) struct Health {
+struct Health {
     at: Duration,
     /// As it was last known.
     loss: Loss,
@@ -131,8 +142,8 @@ impl HttpPort {
     }
 }
 
-fn lock(stage: &Mutex<Stage>) -> MutexGuard<'_, Stage> {
-    stage.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {
+    held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 async fn serve(
@@ -183,8 +194,7 @@ impl Stage {
             ("/livez", _, _) => response(StatusCode::OK, TEXT, "ok\n".to_owned()),
             ("/metrics", Some(site), _) => {
                 // Of an earlier moment when nobody knows better.
-                let (health, resident) =
-                    futures::future::join(site.health(), site.resident()).await;
+                let (health, resident) = future::join(site.health(), site.resident()).await;
                 let Health { loss, recovering, .. } = health;
                 let text = site.metrics.text(&site.watched, loss, recovering, resident);
                 response(StatusCode::OK, metrics::CONTENT_TYPE, text)
@@ -243,25 +253,43 @@ impl Site {
     }
 
     /// How the stores are; what keeps the server from answering, if anything does.
-    async fn health(&self) -> Health {
-        let clock = &*self.parts.clock;
-        let last = self.health.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(health) = &last
-            && clock.monotonic() < health.at + HOLDS
-        {
-            return health.clone();
+    async fn health(self: &Arc<Self>) -> Health {
+        let look = self.look();
+        look.await
+    }
+
+    /// What was found a moment ago, or the one look that is under way.
+    fn look(self: &Arc<Self>) -> Shared<BoxFuture<'static, Health>> {
+        let mut looks = lock(&self.looks);
+        let now = self.parts.clock.monotonic();
+        if let Some(health) = looks.last.as_ref().filter(|last| now < last.at + HOLDS) {
+            return future::ready(health.clone()).boxed().shared();
         }
+        let current = looks.current.as_ref().and_then(WeakShared::upgrade);
+        // One that has ended is old.
+        if let Some(current) = current.filter(|current| current.peek().is_none()) {
+            return current;
+        }
+        let (site, last) = (Arc::clone(self), looks.last.clone());
+        let look = async move { site.ask(last).await }.boxed().shared();
+        looks.current = look.downgrade();
+        look
+    }
+
+    /// Asks the stores.
+    async fn ask(&self, last: Option<Health>) -> Health {
+        let clock = &*self.parts.clock;
         let (before, refused) = last.map_or((Loss::None, 0), |last| (last.loss, last.recovering));
         let deadline = Deadline::after(clock, PATIENCE);
         let identity = key(IDENTITY_KEY.to_owned());
         let meta = &*self.parts.meta;
         // Apart: where marks can't be written, which is waited for, the reason is known.
         let refusal = deadline.bound(clock, meta.refusal());
-        let meta = futures::future::try_join(meta.identity(), meta.damage());
+        let meta = future::try_join(meta.identity(), meta.damage());
         let meta = deadline.bound::<Result<_, dl_meta::Error>>(clock, meta);
         let store = deadline.bound(clock, self.parts.store.read_all(&identity));
         let (meta, refusal, store, recovering) =
-            futures::future::join4(meta, refusal, store, self.recovering()).await;
+            future::join4(meta, refusal, store, self.recovering()).await;
         let silent = |what| Some(format!("the {what} store did not answer within {PATIENCE:?}"));
         let silent_meta = || {
             let trouble = self.parts.meta.trouble();
@@ -325,7 +353,7 @@ impl Site {
         };
         let recovering = recovering.unwrap_or(refused);
         let health = Health { at: clock.monotonic(), loss, recovering, problem };
-        *self.health.lock().unwrap_or_else(PoisonError::into_inner) = Some(health.clone());
+        lock(&self.looks).last = Some(health.clone());
         health
     }
 }

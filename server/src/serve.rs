@@ -170,7 +170,7 @@ pub async fn start(
     };
     let watched = Watched { gauges, door: door.clone(), fast_store: doors.fast_store, sources };
     if let Some(http) = &doors.http {
-        http.serving(Site { parts: parts.clone(), metrics, watched, health: Mutex::default() });
+        http.serving(Site { parts: parts.clone(), metrics, watched, looks: Mutex::default() });
     }
     let (stop, http) = (shutdown.clone(), doors.http.clone());
     let running = server.serve_with_incoming_shutdown(

@@ -9,7 +9,7 @@ use dl_proto::pb::PutChunkRequest;
 use dl_runtime::fault::{CutPoint, Fault, Faults};
 use dl_runtime::{Deadline, SeededRandom, blocking};
 use dl_server::{Doors, HttpPort, prepare};
-use dl_store::{FaultStore, Kind};
+use dl_store::{CountStore, FaultStore, Kind};
 use dl_tests::cluster::{Running, clock, parts};
 use dl_tests::folder;
 use dl_tests::http::get;
@@ -94,6 +94,35 @@ async fn a_server_whose_stores_fail_or_are_silent_says_that_it_is_not_well() -> 
     }
     clock().sleep(Duration::from_millis(1_200)).await;
     ensure!(ask().await?.0 == 200, "not well again");
+    server.stop().await
+}
+
+/// Keeps S-32.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_who_ask_while_a_store_is_slow_wait_for_one_answer() -> Result<()> {
+    const ASKING: usize = 20;
+    let faults = Faults::new(Arc::new(SeededRandom::new(1)));
+    let store = FaultStore::new(dl_store::memory(), clock(), faults.clone(), CutPoint::new());
+    let (store, counters) = CountStore::new(Arc::new(store));
+    let parts = parts(Arc::new(store), Arc::new(Memory::new()));
+    prepare(&parts, Stop::Fresh).await?;
+    let http = HttpPort::open(TcpListener::bind("127.0.0.1:0").await?, clock())?;
+    let address = http.address().to_string();
+    let grpc = TcpListener::bind("127.0.0.1:0").await?;
+    let server = Running::behind(Doors { http: Some(http), ..Doors::open(grpc) }, parts).await?;
+    faults.script("read", vec![Some(Fault::Delay(Duration::from_secs(5))); ASKING]);
+    let (before, start) = (counters.counts().reads, clock().monotonic());
+    let asking = (0..ASKING).map(|_| {
+        let address = address.clone();
+        blocking::run(move || get(&address, "/healthz"))
+    });
+    for answer in futures::future::join_all(asking).await {
+        let (status, text) = answer??;
+        ensure!(status == 503 && text.contains("did not answer within 1s"), "{status} {text}");
+    }
+    let (reads, took) = (counters.counts().reads - before, clock().monotonic() - start);
+    ensure!(reads == 1, "{reads} reads for {ASKING} who asked");
+    ensure!(took < Duration::from_secs(4), "{took:?}");
     server.stop().await
 }
 
