@@ -10,7 +10,7 @@ CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/diesel
 TOOLS := $(CACHE)/tools
 CARGO_TARGET_DIR ?= $(CACHE)/target
 export CARGO_TARGET_DIR
-export PATH := $(PATH):$(TOOLS)/bin
+export PATH := $(TOOLS)/bin:$(PATH)
 
 # Each fuzz target runs for this long.
 FUZZ_SECONDS ?= 60
@@ -19,16 +19,16 @@ FUZZ_SECONDS ?= 60
 SKIPPED = $(abspath $(CARGO_TARGET_DIR))/skipped-tests
 
 # The tools are pinned, as the crates are. Their own build output is thrown away: it would
-# only fill the cached target folder.
+# only fill the cached target folder. One of the pinned version may lie anywhere in PATH.
 NEXTEST := cargo-nextest@0.9.143 --no-default-features --features default-no-update
 DENY := cargo-deny@0.20.2
 FUZZ := cargo-fuzz@0.13.2
 S3S := s3s-fs@0.14.1 --features binary
-install = command -v $(1) >/dev/null || \
+install = grep -qwF '$(word 2,$(subst @, ,$(2)))' <<< "$$($(1) --version 2>/dev/null)" || \
 	env -u CARGO_TARGET_DIR cargo install --locked --root $(TOOLS) $(2)
 
 .NOTPARALLEL:
-.PHONY: help demo cluster-demo test bench lint torture fuzz clone fmt clippy programs doctest nextest deny doc buckets azurite memcached redis etcd rsync openssl training bench-training
+.PHONY: help demo cluster-demo test bench lint torture fuzz clone fmt clippy programs doctest nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps training bench-training
 
 help: ## Show this list.
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -44,7 +44,7 @@ test: clone fmt clippy doctest nextest ## What has to pass before a commit: form
 
 lint: clone fmt clippy deny doc ## Format, clippy, licences and bans, documentation.
 
-torture: clone programs redis etcd buckets azurite training rsync openssl ## The tests with long loops and large sizes, then the fuzz targets.
+torture: clone programs redis etcd buckets azurite training rsync openssl curl procps ## The tests with long loops and large sizes, then the fuzz targets.
 	@$(call install,cargo-nextest,$(NEXTEST))
 	$(call counted,DIESEL_TORTURE=1 cargo nextest run --locked --workspace --profile torture \
 		&& $(MAKE) --no-print-directory fuzz)
@@ -100,18 +100,18 @@ programs:
 doctest:
 	cargo test --locked --workspace --doc --quiet
 
-nextest: programs redis etcd buckets azurite training rsync openssl
+nextest: programs redis etcd buckets azurite training rsync openssl curl procps
 	@$(call install,cargo-nextest,$(NEXTEST))
 	$(call counted,cargo nextest run --locked --workspace)
 
 # The S3 servers of the tests: one in Rust, one in Python, which knows nothing of the other.
 buckets:
-	@test -x $(TOOLS)/bin/s3s-fs || \
-		env -u CARGO_TARGET_DIR cargo install --locked --root $(TOOLS) $(S3S)
+	@$(call install,$(TOOLS)/bin/s3s-fs,$(S3S))
 	$(call system,python3 -c 'import ensurepip',python3-venv)
-	@test -x $(TOOLS)/moto/bin/moto_server || { \
+	@cmp -s tests/requirements.txt $(TOOLS)/moto/requirements.txt || { \
 		python3 -m venv $(TOOLS)/moto && \
-		$(TOOLS)/moto/bin/pip install --quiet --no-deps --requirement tests/requirements.txt; \
+		$(TOOLS)/moto/bin/pip install --quiet --no-deps --requirement tests/requirements.txt && \
+		cp tests/requirements.txt $(TOOLS)/moto; \
 	}
 
 # The server of the tests that speaks Azure's protocol. Its packages need no programs of their own to
@@ -175,6 +175,12 @@ openssl:
 
 rsync:
 	$(call system,command -v rsync,rsync)
+
+curl:
+	$(call system,command -v curl,curl)
+
+procps:
+	$(call system,command -v pgrep,procps)
 
 redis:
 	$(call system,command -v redis-server,redis-server redis-tools)
