@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use async_trait::async_trait;
 use dl_format::{ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Stamp, StoreId};
@@ -178,6 +179,10 @@ impl MetaStore for FaultMeta {
 
     async fn damage(&self) -> Result<Option<Damage>, Error> {
         self.read("damage", "metadata", self.inner.damage()).await
+    }
+
+    fn newest(&self) -> Option<SystemTime> {
+        self.inner.newest()
     }
 
     async fn refusal(&self) -> Result<Option<Refusal>, Error> {

@@ -16,6 +16,7 @@ mod types;
 mod walk;
 
 use std::fmt::{Debug, Display};
+use std::time::SystemTime;
 
 use async_trait::async_trait;
 use dl_format::{ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Stamp, StoreId};
@@ -209,6 +210,10 @@ pub trait MetaStore: Debug + Display + Send + Sync + 'static {
     /// # Errors
     /// As the store fails.
     async fn damage(&self) -> Result<Option<Damage>, Error>;
+
+    /// The time by which a loss may be told, where the store has one of its own: who is far behind it has
+    /// to say of what it appends that it is old, see [`MetaStore::mending`]. Cheap: as it was last seen.
+    fn newest(&self) -> Option<SystemTime>;
 
     /// Why the store takes no new objects at the moment, where it knows that; reads go on.
     ///

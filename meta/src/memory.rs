@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::ops::{Bound, ControlFlow};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
 
 use async_trait::async_trait;
 use dl_format::{
@@ -258,6 +259,10 @@ impl MetaStore for Memory {
 
     async fn damage(&self) -> Result<Option<Damage>, Error> {
         Ok(None)
+    }
+
+    fn newest(&self) -> Option<SystemTime> {
+        None
     }
 
     async fn refusal(&self) -> Result<Option<Refusal>, Error> {

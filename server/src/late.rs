@@ -17,6 +17,10 @@ use crate::parts::Parts;
 /// What is told of one late object holds for those that are older by no more than this.
 const TOGETHER: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// After a loss ids are looked for from half an hour before it; this leaves some of it for a put that is
+/// under way.
+const LOOKED_FOR: Duration = Duration::from_secs(25 * 60);
+
 /// Some appends, of which some may be late.
 #[derive(Debug)]
 pub(crate) struct Late<'a> {
@@ -34,9 +38,12 @@ struct Told {
 }
 
 impl<'a> Late<'a> {
-    /// Appends while all is as usual: what was sealed a while ago is late.
+    /// Appends while all is as usual: what was sealed a while ago is late, by this clock or by that of the
+    /// metadata store, whichever is ahead: a server whose own is far behind puts what is not looked for.
     pub(crate) fn usual(parts: &'a Parts) -> Self {
         let recent = parts.clock.now().checked_sub(parts.limits.clock_skew);
+        let looked_for = parts.meta.newest().and_then(|newest| newest.checked_sub(LOOKED_FOR));
+        let recent = recent.max(looked_for);
         Self::before_seconds(parts, recent.map_or(0, |recent| seconds(Stamp::at(recent))))
     }
 

@@ -20,7 +20,7 @@ mod writer;
 use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use dl_format::{ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Stamp, StoreId};
@@ -546,6 +546,10 @@ impl MetaStore for Embedded {
 
     async fn damage(&self) -> Result<Option<Damage>, Error> {
         Ok(None)
+    }
+
+    fn newest(&self) -> Option<SystemTime> {
+        None
     }
 
     async fn refusal(&self) -> Result<Option<Refusal>, Error> {

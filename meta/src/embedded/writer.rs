@@ -154,6 +154,10 @@ impl Shared {
             // Whoever asks hears why it can't be written, not that it is shut for that.
             self.reopen().await;
             self.check("write metadata of")?;
+            // What fell back may be what is to be taken off the log.
+            if let Command::Retire(..) = command {
+                self.drain().await?;
+            }
         }
         let shared = Arc::clone(self);
         blocking::run(move || match command {

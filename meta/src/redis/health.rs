@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::atomic::Ordering;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use dl_format::{Stamp, StoreId};
 use redis::Value;
@@ -29,6 +29,8 @@ const AGE_MS: u64 = 1_000;
 /// The same for a server that has appended nothing since it last wrote them: what it might have
 /// lost is older.
 const IDLE_AGE_MS: u64 = 60_000;
+/// A mark that is ahead of its process by this is set back, however old the others are.
+const AHEAD_MS: u64 = 5_000;
 
 /// How long to try to write marks: who looks for damage is not to wait for a Redis that takes none.
 const MARKS: Duration = Duration::from_millis(500);
@@ -44,8 +46,11 @@ pub(super) struct Health {
     checked: Option<u64>,
     /// When the last survey began.
     at: Duration,
-    /// The oldest time in any mark.
+    /// The oldest time in any mark, and the newest.
     seen: u64,
+    newest: u64,
+    /// How far a mark is ahead of the clock of its process, which was set back since.
+    ahead_ms: u64,
     /// The clock of the Redis process that is behind all others, which no mark is ahead of.
     time_ms: Option<u64>,
     damage: Option<Damage>,
@@ -346,11 +351,14 @@ impl Shared {
         let mut answers = self.router.ask(asks).await?.into_iter();
         let bound = store_id(answers.next().unwrap_or(Value::Nil))?;
         let runs = self.router.runs().await?;
-        let mut shards = Vec::new();
+        let (mut shards, mut ahead_ms) = (Vec::new(), 0);
         for (shard, answer) in Shard::all().zip(answers) {
             let owner = self.router.owner(shard).and_then(|node| runs.get(&node));
-            let Some(run) = owner.map(|process| process.run.to_string()) else { continue };
-            shards.push(Held { shard, mark: Mark::read(answer)?, run });
+            let Some(process) = owner else { continue };
+            let (mark, run) = (Mark::read(answer)?, process.run.to_string());
+            let time_ms = process.time_ms.unwrap_or(u64::MAX);
+            ahead_ms = ahead_ms.max(mark.seen.saturating_sub(time_ms));
+            shards.push(Held { shard, mark, run });
         }
         let Judgement { damage, filling } = judge(&shards, bound.is_some());
         if let (Some(id), None) = (bound, damage) {
@@ -371,7 +379,9 @@ impl Shared {
         let mut health = self.health();
         let time_ms = runs.values().filter_map(|process| process.time_ms).min();
         let runs = runs.values().map(|process| process.run.to_string()).collect();
-        let seen = shards.iter().map(|held| held.mark.seen).min().unwrap_or_default();
+        let times = shards.iter().map(|held| held.mark.seen);
+        let seen = times.clone().min().unwrap_or_default();
+        let newest = times.max().unwrap_or_default();
         let is_unbound = health.bound.is_some() && health.bound != bound;
         if is_unbound || health.damage.is_none() && damage.is_some() {
             // Something was flushed: what calls have read until now is doubtful, and they begin anew.
@@ -379,8 +389,20 @@ impl Shared {
         }
         let (checked, was_bound) = (Some(changes), health.was_bound || bound.is_some());
         let told = health.told;
-        *health =
-            Health { checked, at, seen, time_ms, damage, told, bound, was_bound, filling, runs };
+        *health = Health {
+            checked,
+            at,
+            seen,
+            newest,
+            ahead_ms,
+            time_ms,
+            damage,
+            told,
+            bound,
+            was_bound,
+            filling,
+            runs,
+        };
         Ok(damage)
     }
 
@@ -429,7 +451,10 @@ impl Shared {
             let health = self.health();
             // By the clock that the marks go by, where this one is ahead of it.
             let by_redis = health.time_ms.map_or(now, |time| time.min(now));
-            (health.damage, health.bound, by_redis.saturating_sub(health.seen) >= age)
+            let is_old = by_redis.saturating_sub(health.seen) >= age;
+            // Of what is lost before its clock is there again, nothing would be told.
+            let is_ahead = health.ahead_ms >= AHEAD_MS;
+            (health.damage, health.bound, is_old || is_ahead)
         };
         if let (None, Some(id), true) = (damage, bound, is_old) {
             let runs = self.router.runs().await?;
@@ -450,6 +475,14 @@ impl Shared {
             }
         }
         Ok(damage)
+    }
+}
+
+impl Shared {
+    /// The newest time in any mark, by which a loss may be told.
+    pub(super) fn newest(&self) -> Option<SystemTime> {
+        let newest = self.health().newest;
+        (newest > 0).then(|| UNIX_EPOCH + Duration::from_millis(newest))
     }
 }
 

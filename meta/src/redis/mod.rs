@@ -40,7 +40,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use dl_format::{ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Stamp, StoreId};
@@ -392,6 +392,10 @@ impl MetaStore for Redis {
     async fn damage(&self) -> Result<Option<Damage>, Error> {
         let damage = self.shared.damage().await;
         damage.map_err(|failure| failure.during("look for damage in", self))
+    }
+
+    fn newest(&self) -> Option<SystemTime> {
+        self.shared.newest()
     }
 
     async fn refusal(&self) -> Result<Option<Refusal>, Error> {

@@ -239,7 +239,8 @@ impl Shared {
 
     /// Says in the marks that rows come which are older than what a loss is looked for.
     async fn begin_late(&self, objects: &[ChunkId]) -> Result<Option<(Mending, StoreId)>, Failure> {
-        let recent = self.clock.now().checked_sub(RECENT).map_or(0, |at| Stamp::at(at).get());
+        let now = self.newest().map_or(self.clock.now(), |newest| newest.max(self.clock.now()));
+        let recent = now.checked_sub(RECENT).map_or(0, |at| Stamp::at(at).get());
         let oldest = objects.iter().map(|id| u64::from(id.seconds()) * 1_000_000).min();
         let Some(oldest) = oldest.filter(|oldest| *oldest < recent) else { return Ok(None) };
         let Some(store) = self.identity().await? else { return Ok(None) };

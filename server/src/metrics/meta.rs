@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use async_trait::async_trait;
 use dl_format::{ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Stamp, StoreId};
@@ -166,6 +167,10 @@ impl MetaStore for MeteredMeta {
 
     async fn damage(&self) -> Result<Option<Damage>, Error> {
         self.timed(&self.metrics.state, self.inner.damage()).await
+    }
+
+    fn newest(&self) -> Option<SystemTime> {
+        self.inner.newest()
     }
 
     async fn refusal(&self) -> Result<Option<Refusal>, Error> {

@@ -155,6 +155,29 @@ async fn a_server_whose_clock_is_ahead_hides_no_later_loss() {
     assert!(seen <= now(&store) / 1_000, "{seen}");
 }
 
+/// Clocks that were set back leave marks of a time to come: a loss before that would not be told.
+#[tokio::test(flavor = "multi_thread")]
+async fn marks_of_a_time_to_come_are_set_back() {
+    let server = Server::start(&[]).await;
+    let store = bound(&server).await;
+    store.put_dataset(&record()).await.unwrap();
+    let later = now(&store) / 1_000 + 7_200_000;
+    for shard in Shard::all() {
+        let mark = String::from_utf8(keys::mark(shard).bytes).unwrap();
+        server.ask(&["HSET", &mark, "seen", &later.to_string()]).await;
+    }
+    store.damage().await.unwrap();
+    // Who is far behind what the marks say tells of what it appends.
+    assert!(store.newest().unwrap() > store.shared.clock.now() + Duration::from_secs(3_600));
+    for shard in Shard::all() {
+        let mark = String::from_utf8(keys::mark(shard).bytes).unwrap();
+        let seen: u64 = server.text(&["HGET", &mark, "seen"]).await.parse().unwrap();
+        assert!(seen <= now(&store) / 1_000, "{seen}");
+    }
+    store.damage().await.unwrap();
+    assert!(store.newest().unwrap() <= store.shared.clock.now());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn stamps_given_while_something_is_lost_are_above_those_that_were() {
     let server = Server::start(&[]).await;
