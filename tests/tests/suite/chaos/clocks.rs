@@ -126,3 +126,40 @@ fn a_client_whose_clock_is_a_quarter_of_an_hour_off_is_told_so_and_stores_nothin
     server.stop()?;
     Ok(())
 }
+
+/// Keeps S-02: of servers that are further apart than is promised, each tells what it appends, by the clock of
+/// the other one where that is ahead.
+#[test]
+fn what_came_through_a_server_that_is_an_hour_behind_is_put_back_after_a_loss() -> Result<()> {
+    let scene = tempfile::tempdir()?;
+    let off = shifts(scene.path(), "behind", &[-3_000])?;
+    let runtime = Runtime::new()?;
+    let redis = runtime.block_on(Cluster::start(3, 0));
+    let store = format!("file://{}", scene.path().join("store").display());
+    let flags = ["--meta", &redis.url(), "--store", &store];
+    let data = |name| scene.path().join(name);
+    let right = Server::start_among(&data("right"), "127.0.0.1:0", &flags, &[])?;
+    let behind = Server::start_among(&data("behind"), "127.0.0.1:0", &flags, &off[0].variables())?;
+    let mut files = 0;
+    for (turn, primary) in redis.servers().iter().enumerate() {
+        // What comes back does so as it was before that put.
+        for server in redis.servers() {
+            runtime.block_on(server.ask(&["SAVE"]));
+        }
+        let source = scene.path().join(format!("source{turn}"));
+        fs::create_dir(&source)?;
+        for number in 0..60 {
+            fs::create_dir(source.join(format!("{number}")))?;
+            fs::write(source.join(format!("{number}/{turn}")), "bytes")?;
+        }
+        let mut put = dlcmd()?;
+        put.envs(off[0].variables()).args(["--server", behind.address(), "put"]);
+        run(put.arg(&source).arg("dl://ds"))?.code(0)?;
+        files += 60;
+        primary.kill();
+        runtime.block_on(primary.run());
+        let listed = run(right.dlcmd()?.args(["ls", "-R", "dl://ds"]))?.code(0)?.text();
+        ensure!(listed.lines().count() == files, "{turn}: {} files", listed.lines().count());
+    }
+    Ok(())
+}
