@@ -108,7 +108,8 @@ impl Environment {
     /// Wrong usage, when a variable is no text.
     pub(crate) fn of_process() -> Result<Self, Failure> {
         let text = |name| match env::var(name) {
-            Ok(text) => Ok(Some(text)),
+            // As of a variable that is set from another one that is not.
+            Ok(text) => Ok(Some(text).filter(|text| !text.is_empty())),
             Err(VarError::NotPresent) => Ok(None),
             // Without its value, which may be a key.
             Err(VarError::NotUnicode(_)) => {

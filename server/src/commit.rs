@@ -320,7 +320,8 @@ fn untimely(parts: &Parts, id: ChunkId, arrived: SystemTime, now: SystemTime) ->
     if off > limits.clock_skew {
         let seconds = off.as_secs();
         Some(format!(
-            "its id is {seconds} s off this server's clock; set the clocks of client and server"
+            "its id is {seconds} s off this server's clock; set the clocks of client and server, or put it \
+             again if it was on its way for that long"
         ))
     } else if took > limits.whole() {
         let (took, most) = (took.as_secs(), limits.whole().as_secs());

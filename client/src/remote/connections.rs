@@ -349,8 +349,10 @@ impl Connections {
                         server.avoid_until.set(clock.monotonic().saturating_add(pass_over));
                     }
                     let got_on_for = flow.got_on().saturating_sub(started);
+                    let limit = started.max(flow.got_on()).saturating_add(patience.attempt);
+                    let lost = overslept(limit, clock.monotonic());
                     let mut deadline = moving.lock().unwrap_or_else(PoisonError::into_inner);
-                    *deadline = deadline.later(got_on_for).min(last);
+                    *deadline = deadline.later(got_on_for).later(lost).min(last.later(lost));
                     drop(deadline);
                     hear(said, index, failure.clone());
                     Err(failure)
@@ -558,9 +560,22 @@ impl Word {
     }
 }
 
+/// By how much later a try ended than it was to, where this process was stopped meanwhile: nobody had a
+/// chance to answer it then.
+fn overslept(limit: Duration, ended: Duration) -> Duration {
+    let over = ended.saturating_sub(limit);
+    if over > SILENCE { over } else { Duration::ZERO }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_stopped_process_slept_through_is_not_time_that_it_had() {
+        let lost = |ended| overslept(Duration::from_secs(30), Duration::from_secs(ended)).as_secs();
+        assert_eq!([20, 30, 34, 36, 100].map(lost), [0, 0, 0, 6, 70]);
+    }
 
     #[test]
     fn a_try_waits_for_a_busy_server_however_many_there_are() {

@@ -87,15 +87,17 @@ impl Writer {
         let ledger = Arc::clone(&self.ledger);
         dl_runtime::spawn_on(self.session.process.runtime.handle(), async move {
             let became = tokio::select! {
-                became = put_chunk(&connections, dataset, &subject, object) => became,
+                became = put_chunk(&connections, dataset, &subject, object) => {
+                    if let Err(error) = &became
+                        && error.kind().is_retryable()
+                    {
+                        // It was tried for as long as a request may take; the others need not be.
+                        ledger.give_up(error);
+                    }
+                    became
+                }
                 given_up = ledger.given_up() => Err(given_up),
             };
-            if let Err(error) = &became
-                && error.kind().is_retryable()
-            {
-                // It was tried for as long as a request may take; the others need not be.
-                ledger.give_up(error);
-            }
             flight.end(became);
         });
     }
