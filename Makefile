@@ -109,7 +109,7 @@ buckets:
 	@$(call install,$(TOOLS)/bin/s3s-fs,$(S3S))
 	$(call system,python3 -c 'import ensurepip',python3-venv)
 	@cmp -s tests/requirements.txt $(TOOLS)/moto/requirements.txt || { \
-		python3 -m venv $(TOOLS)/moto && \
+		python3 -m venv --clear $(TOOLS)/moto && \
 		$(TOOLS)/moto/bin/pip install --quiet --no-deps --requirement tests/requirements.txt && \
 		cp tests/requirements.txt $(TOOLS)/moto; \
 	}

@@ -108,8 +108,7 @@ impl Environment {
     /// Wrong usage, when a variable is no text.
     pub(crate) fn of_process() -> Result<Self, Failure> {
         let text = |name| match env::var(name) {
-            // As of a variable that is set from another one that is not.
-            Ok(text) => Ok(Some(text).filter(|text| !text.is_empty())),
+            Ok(text) => Ok(Some(text)),
             Err(VarError::NotPresent) => Ok(None),
             // Without its value, which may be a key.
             Err(VarError::NotUnicode(_)) => {

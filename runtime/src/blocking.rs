@@ -1,7 +1,7 @@
 //! The one door for work that blocks a thread: file calls, fsync, long computation.
 //!
-//! Must hold: at most [`AT_ONCE`] pieces run at a time in the whole process, and behind each
-//! [`Door`] at most as many as it has places, so that slow disks cost waiting callers rather than
+//! Must hold: at most [`AT_ONCE`] pieces run at a time in the whole process, and beside them behind
+//! each [`Door`] at most as many as it has places, so that slow disks cost waiting callers rather than
 //! threads. A piece that has begun runs to its end, also when the future that asked for it is
 //! dropped.
 

@@ -271,7 +271,7 @@ fn standstill(header: &Header) -> Option<String> {
     let pauses = sealed.iter().zip(sealed.iter().skip(1));
     let pauses = pauses.map(|(one, next)| next.duration_since(*one).unwrap_or_default());
     let longest = pauses.max().filter(|pause| *pause > STANDSTILL_MAX)?;
-    let hours = |time: Duration| time.as_secs() / 3_600;
+    let hours = |time: Duration| time.as_secs().div_ceil(3_600);
     Some(format!(
         "the upload of its file stood still for {} hours, and may for {}; put the file again",
         hours(longest),

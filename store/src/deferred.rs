@@ -52,9 +52,10 @@ impl DeferredStore {
             let url = self.url.clone();
             Box::pin(async move { open(&url).await })
         };
-        let opened = opening.get_or_insert_with(begin).poll_unpin(context);
-        if opened.is_ready() {
-            *opening = None;
+        let mut current = opening.take().unwrap_or_else(begin);
+        let opened = current.poll_unpin(context);
+        if opened.is_pending() {
+            *opening = Some(current);
         }
         opened
     }

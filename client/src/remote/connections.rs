@@ -276,8 +276,9 @@ impl Connections {
         let clock = self.clock.as_ref();
         let began = clock.monotonic();
         let last = Deadline::after(clock, patience.total.saturating_mul(LONG));
-        let moving = Mutex::new(Deadline::after(clock, patience.total));
-        let deadline = || *moving.lock().unwrap_or_else(PoisonError::into_inner);
+        // It moves while bytes do, up to the last one.
+        let moving = Mutex::new((Deadline::after(clock, patience.total), last));
+        let deadline = || moving.lock().unwrap_or_else(PoisonError::into_inner).0;
         let said = Mutex::<Said>::default();
         // For how much longer it is tried: a stream on its way may go on when the time is over.
         let tell = |until: Duration| {
@@ -351,9 +352,11 @@ impl Connections {
                     let got_on_for = flow.got_on().saturating_sub(started);
                     let limit = started.max(flow.got_on()).saturating_add(patience.attempt);
                     let lost = overslept(limit, clock.monotonic());
-                    let mut deadline = moving.lock().unwrap_or_else(PoisonError::into_inner);
-                    *deadline = deadline.later(got_on_for).later(lost).min(last.later(lost));
-                    drop(deadline);
+                    let mut moving = moving.lock().unwrap_or_else(PoisonError::into_inner);
+                    let (deadline, last) = *moving;
+                    let last = last.later(lost);
+                    *moving = (deadline.later(got_on_for).later(lost).min(last), last);
+                    drop(moving);
                     hear(said, index, failure.clone());
                     Err(failure)
                 }

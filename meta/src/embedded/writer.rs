@@ -149,15 +149,16 @@ impl Shared {
 
     async fn command(self: &Arc<Self>, command: Command) -> Result<(), Error> {
         if let Command::Close = command {
-            self.drain().await?;
+            self.drain("close").await?;
         } else if self.file.is_broken() {
             // Whoever asks hears why it can't be written, not that it is shut for that.
             self.reopen().await;
             self.check("write metadata of")?;
-            // What fell back may be what is to be taken off the log.
-            if let Command::Retire(..) = command {
-                self.drain().await?;
-            }
+        }
+        // Since it was asked for, the file may have been opened again: what fell back then may be what is
+        // to be taken off the log, and would come into it afterwards.
+        if let Command::Retire(..) = command {
+            self.drain("write metadata of").await?;
         }
         let shared = Arc::clone(self);
         blocking::run(move || match command {
@@ -236,7 +237,7 @@ impl Shared {
     }
 
     /// Applies all that is pending.
-    async fn drain(self: &Arc<Self>) -> Result<(), Error> {
+    async fn drain(self: &Arc<Self>, action: &'static str) -> Result<(), Error> {
         self.state().failure = None;
         loop {
             if self.file.is_broken() {
@@ -246,7 +247,7 @@ impl Shared {
             } else {
                 return Ok(());
             }
-            self.check("close")?;
+            self.check(action)?;
         }
     }
 

@@ -1,7 +1,7 @@
 //! What the log has and the store has lost: taken off the log once nothing needs it any more.
 //!
 //! Must hold: a tombstone that can't be read is taken off only when all files that the metadata takes for
-//! deleted are so without it.
+//! deleted are so without it, and no chunk is left that may hold others.
 
 use std::collections::HashSet;
 
@@ -106,7 +106,14 @@ impl Purge<'_> {
             // Written to, or purged by others, since it was looked at: the next purge will tell.
             return Ok(false);
         };
-        if info.files == ledger.files {
+        // What can't be read now may hold what they deleted; what is gone holds nothing.
+        let is_held_back = |(number, error): (&usize, &Error)| {
+            let object = survey.objects.get(*number);
+            let is_chunk = object.is_some_and(|object| object.kind == ObjectKind::Chunk);
+            is_chunk && error.kind != Kind::NotFound
+        };
+        let is_known = survey.unlogged() == 0 && !survey.unread.iter().any(is_held_back);
+        if is_known && info.files == ledger.files {
             return Ok(true);
         }
         for id in tombstones {

@@ -120,8 +120,8 @@ struct Purge<'a> {
     state: PurgeProgress,
     /// Problems are told once.
     told: HashSet<String>,
-    /// How often there was one beyond [`PROBLEMS_MAX`].
-    untold: u64,
+    /// Whether there are problems beyond [`PROBLEMS_MAX`].
+    are_more: bool,
     /// Chunks with damaged files, which can't be moved.
     damaged: HashSet<ChunkId>,
 }
@@ -136,7 +136,7 @@ impl<'a> Purge<'a> {
     ) -> Self {
         let state = PurgeProgress { dataset: name.to_string(), ..PurgeProgress::default() };
         let (told, damaged) = (HashSet::new(), HashSet::new());
-        Self { parts, turns, name, grace, progress, state, told, untold: 0, damaged }
+        Self { parts, turns, name, grace, progress, state, told, are_more: false, damaged }
     }
 
     async fn dataset(&mut self, id: DatasetId) -> Result<(), Error> {
@@ -152,14 +152,7 @@ impl<'a> Purge<'a> {
             is_first = false;
         }
         self.sweep_snapshots(id).await?;
-        if self.untold > 0 {
-            let (count, name) = (self.untold, self.name);
-            let more =
-                format!("{count} more; `dlcmd verify --checksums dl://{name}` names all files");
-            self.state.problems.push(more);
-        }
-        self.state.done = true;
-        self.tell().await;
+        self.end().await;
         Ok(())
     }
 
@@ -175,7 +168,17 @@ impl<'a> Purge<'a> {
     }
 
     async fn end_with(&mut self, error: &Error) {
-        self.problem(error.chain()).await;
+        self.state.problems.push(error.chain());
+        self.end().await;
+    }
+
+    async fn end(&mut self) {
+        if self.are_more {
+            let name = self.name;
+            let more =
+                format!("there are more; `dlcmd verify --checksums dl://{name}` names all files");
+            self.state.problems.push(more);
+        }
         self.state.done = true;
         self.tell().await;
     }
@@ -471,7 +474,7 @@ impl<'a> Purge<'a> {
 
     async fn problem(&mut self, problem: String) {
         if self.told.len() >= PROBLEMS_MAX && !self.told.contains(&problem) {
-            self.untold += 1;
+            self.are_more = true;
             return;
         }
         if !self.told.insert(problem.clone()) {

@@ -113,7 +113,8 @@ impl State {
     /// is left that is small.
     fn is_small(&self, size: u64) -> bool {
         let half = |whole: u64| (whole / 2).saturating_sub(PAGE as u64);
-        self.kept_cost < half(size) && self.kept_header < half(HEADER_MAX as u64)
+        let more = u64::from(self.kept.count()) * (MOVED_ENTRY - ENTRY_LEN) as u64;
+        self.kept_cost + more < half(size) && self.kept_header < half(HEADER_MAX as u64)
     }
 }
 

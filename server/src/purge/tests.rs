@@ -216,7 +216,7 @@ async fn parts_of_an_upload_that_goes_on_stay_and_one_that_stood_still_is_refuse
             Err(error) => {
                 let told = error.chain();
                 assert!(!goes_on && error.kind == Kind::Invalid, "{told}");
-                assert!(told.contains("stood still for 26 hours, and may for 22"), "{told}");
+                assert!(told.contains("stood still for 27 hours, and may for 22"), "{told}");
             }
         }
     }

@@ -269,7 +269,7 @@ impl Tier {
     }
 
     /// Asks the fast store. All that is asked of it goes through here, also the opening of one that
-    /// is not open yet.
+    /// is not open yet, but for the first try to, which may be begun before.
     async fn in_time<T>(
         &self,
         patience: Duration,

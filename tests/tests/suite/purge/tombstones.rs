@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use dl_format::{ObjectKind, object_key};
 use dl_meta::{Memory, MetaStore, Stop};
 use dl_runtime::{Clock, ManualClock};
 use dl_store::{Key, Store, StoreExt};
@@ -121,13 +122,13 @@ async fn a_damaged_tombstone_is_needed_by_nothing_once_its_files_are_deleted_aga
     check(&scene.store, &scene.client, &scene.time, &scene.writer).await
 }
 
-/// Keeps S-29: a file that the metadata lost is not taken for one that was deleted.
+/// Keeps S-29 and S-20: an object that the metadata lacks is adopted, and its file is not taken for deleted.
 #[tokio::test(flavor = "multi_thread")]
-async fn beside_a_lost_tombstone_what_is_missing_is_not_deleted() -> Result<()> {
+async fn beside_a_lost_tombstone_what_the_metadata_lacks_is_adopted() -> Result<()> {
     let mut scene = scene().await?;
     let lost = scene.delete(b"/7").await?;
     scene.store.delete(&lost).await?;
-    // Another server with metadata of its own takes files, and a deletion, that these know nothing of.
+    // Another server with metadata of its own takes a file that these know nothing of.
     let other: Arc<dyn MetaStore> = Arc::new(Memory::new());
     {
         let (_server, client) = serve(&scene.store, &other, &scene.time, Stop::Fresh).await?;
@@ -139,6 +140,40 @@ async fn beside_a_lost_tombstone_what_is_missing_is_not_deleted() -> Result<()> 
     ensure!(found.iter().any(|one| one.contains("1 objects in the chunk store")), "{found:?}");
     let purged = scene.client.purge(NAME, GRACE).await?;
     ensure!(purged.problems.is_empty(), "{purged:?}");
+    ensure!(scene.verify().await?.is_empty(), "{:?}", scene.verify().await?);
+    check(&scene.store, &scene.client, &scene.time, &scene.writer).await
+}
+
+/// Keeps S-29 and S-02: a chunk that can't be read may hold what the lost tombstone deleted.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_tombstone_stays_in_the_log_as_long_as_a_chunk_cannot_be_read() -> Result<()> {
+    let mut scene = scene().await?;
+    let listed = scene.client.list(scene.writer.dataset).await?;
+    let of_b = listed.iter().find(|(path, _)| path.as_bytes() == b"b/1").context("b/1")?;
+    let held = of_b.1.holder.chunk;
+    let chunk = Key::new(object_key(scene.writer.dataset, held, ObjectKind::Chunk))?;
+    let (client, now) = (scene.client.clone(), scene.time.now());
+    // All of that chunk's files, so that as many are left as can be read.
+    let lies_there = |path: &[u8]| {
+        let found = listed.iter().find(|(listed, _)| listed.as_bytes() == path);
+        found.is_some_and(|(_, record)| record.holder.chunk == held)
+    };
+    scene.writer.delete(&client, now, lies_there).await?;
+    let tombstones = scene.tombstones().await?;
+    let [lost] = tombstones.as_slice() else { anyhow::bail!("{tombstones:?}") };
+    scene.store.delete(lost).await?;
+    scene.damage(&chunk).await?;
+    for _ in 0..2 {
+        let purged = scene.client.purge(NAME, Duration::ZERO).await?;
+        let told = purged.problems.iter().any(|one| one.contains("is not in the store"));
+        ensure!(told, "{purged:?}");
+        scene.time.advance(SETTLED);
+    }
+    let found = scene.verify().await?;
+    ensure!(found.iter().any(|one| one.contains("chunks can't be read")), "{found:?}");
+    // A whole one from a copy.
+    scene.damage(&chunk).await?;
+    scene.client.purge(NAME, GRACE).await?;
     ensure!(scene.verify().await?.is_empty(), "{:?}", scene.verify().await?);
     check(&scene.store, &scene.client, &scene.time, &scene.writer).await
 }
