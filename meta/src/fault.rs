@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use async_trait::async_trait;
-use dl_format::{ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Stamp, StoreId};
+use dl_format::{
+    ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, FileRecord, Stamp, StoreId,
+};
 use dl_runtime::Clock;
 use dl_runtime::fault::{Cut, CutPoint, Fault, Faults};
 
@@ -165,6 +167,14 @@ impl MetaStore for FaultMeta {
         chunks: &[ChunkId],
     ) -> Result<Vec<EntrySet>, Error> {
         self.read("deleted", dataset, self.inner.deleted(dataset, chunks)).await
+    }
+
+    async fn ended(
+        &self,
+        dataset: DatasetId,
+        paths: &[FilePath],
+    ) -> Result<Vec<Option<FileRecord>>, Error> {
+        self.read("ended", dataset, self.inner.ended(dataset, paths)).await
     }
 
     async fn lookup(&self, dataset: DatasetId, paths: &[FilePath]) -> Result<Vec<Found>, Error> {

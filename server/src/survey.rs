@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dl_format::{
-    ChunkId, Committed, DatasetId, EntrySet, EntryVersion, Extent, FileRecord, Header, ObjectKind,
-    Stamp, Version, dataset_prefix, parse_object_key, parse_snapshot_key,
+    ChunkId, Committed, DatasetId, EntrySet, EntryVersion, Extent, FilePath, FileRecord, Header,
+    ObjectKind, Stamp, Version, dataset_prefix, parse_object_key, parse_snapshot_key,
 };
 use dl_meta::ObjectRecord;
 use dl_proto::Kind;
@@ -47,6 +47,9 @@ const AWAY_AFTER: usize = 64;
 
 /// Chunks whose deleted entries are held at once: up to 8 KiB each.
 const BITMAPS: usize = 1_024;
+
+/// Paths asked of the metadata at once.
+const ASKED: usize = 4_096;
 
 /// Objects asked of the log at once.
 const LOG_PAGE: usize = 10_000;
@@ -391,17 +394,35 @@ impl Survey {
         Ok(())
     }
 
-    /// Whether tombstones are lost or damaged, so that of what they deleted only the metadata knows.
-    pub(crate) fn lacks_tombstones(&self) -> bool {
-        self.unread.iter().any(|(number, error)| {
-            let object = self.objects.get(*number);
-            let is_tombstone = object.is_some_and(|object| object.kind == ObjectKind::Tombstone);
-            is_tombstone && matches!(error.kind, Kind::NotFound | Kind::Corrupt)
-        })
+    /// Whether objects are lost or damaged, so that of what they deleted, or hid, only the metadata knows.
+    pub(crate) fn has_losses(&self) -> bool {
+        let is_lost = |error: &Error| matches!(error.kind, Kind::NotFound | Kind::Corrupt);
+        self.unread.values().any(is_lost)
+    }
+
+    /// Which of these files are deleted by what the metadata says, in the order asked: themselves, or a
+    /// newer version of theirs that lies in an object which can't be read.
+    pub(crate) async fn are_ended(
+        &self,
+        parts: &Parts,
+        files: &[(FilePath, EntryVersion)],
+    ) -> Result<Vec<bool>, Error> {
+        let versions: Vec<EntryVersion> = files.iter().map(|(_, version)| *version).collect();
+        let mut are_ended = self.are_deleted(parts, &versions).await?;
+        for (files, are_ended) in files.chunks(ASKED).zip(are_ended.chunks_mut(ASKED)) {
+            let paths: Vec<FilePath> = files.iter().map(|(path, _)| path.clone()).collect();
+            let newest = parts.meta.ended(self.dataset, &paths).await.map_err(|error| {
+                Error::meta("look up what stood in dataset", self.dataset, error)
+            })?;
+            for (((_, version), newest), is_ended) in files.iter().zip(newest).zip(are_ended) {
+                *is_ended |= newest.is_some_and(|newest| newest.version > *version);
+            }
+        }
+        Ok(are_ended)
     }
 
     /// Which of these versions the metadata has as deleted, in the order asked.
-    pub(crate) async fn are_deleted(
+    async fn are_deleted(
         &self,
         parts: &Parts,
         versions: &[EntryVersion],

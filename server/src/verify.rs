@@ -71,9 +71,18 @@ async fn compare(
         })
         .await?;
     let (doubted, lost) = (Vec::new(), HashSet::new());
-    let (hidden, undone) = ((0, 0), (0, 0));
-    let mut verify =
-        Verify { parts, id, progress, state, doubted, uncompared: 0, hidden, undone, lost };
+    let mut verify = Verify {
+        parts,
+        id,
+        progress,
+        state,
+        doubted,
+        uncompared: 0,
+        hidden: (0, 0),
+        undone: (0, 0),
+        is_undone_told: false,
+        lost,
+    };
     let before = verify.info().await?;
     let mut survey = Survey::read(parts, id).await?;
     verify.state.objects = survey.objects.len() as u64;
@@ -90,6 +99,7 @@ async fn compare(
     }
     verify.named(&request.dataset).await?;
     verify.objects(&survey).await?;
+    verify.name_undone().await?;
     verify.part_headers(&survey).await?;
     if request.checksums {
         verify.checksums(&survey, memory).await?;
@@ -121,8 +131,9 @@ struct Verify<'a> {
     uncompared: u64,
     /// Files that folders of the same path hide, and their bytes.
     hidden: (u64, u64),
-    /// Files that are deleted, and whose tombstones are lost or damaged; and their bytes.
+    /// Files that are deleted by what is lost or damaged, and their bytes; and whether it was told.
     undone: (u64, u64),
+    is_undone_told: bool,
     /// Objects that were told as lost, damaged or unreadable.
     lost: HashSet<ChunkId>,
 }

@@ -387,6 +387,7 @@ async fn any_history_is_answered_like_the_fold(store: &dyn MetaStore, seed: u64)
     for limit in [1, 2, 3, 1_000] {
         model.check(store, id(1), limit).await;
     }
+    model.check_ended(store, id(1)).await;
 }
 
 async fn questions_during_appends_see_all_that_returned(store: Arc<dyn MetaStore>) {

@@ -23,7 +23,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
-use dl_format::{ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Stamp, StoreId};
+use dl_format::{
+    ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, FileRecord, Stamp, StoreId,
+};
 use dl_runtime::{Clock, blocking};
 use redb::{ReadTransaction, ReadableTable};
 use tokio::sync::{Notify, oneshot, watch};
@@ -510,6 +512,19 @@ impl MetaStore for Embedded {
         let read =
             move |transaction: &ReadTransaction| read::deleted(transaction, dataset, &chunks);
         self.ask("look up deleted entries of dataset", dataset, read).await
+    }
+
+    async fn ended(
+        &self,
+        dataset: DatasetId,
+        paths: &[FilePath],
+    ) -> Result<Vec<Option<FileRecord>>, Error> {
+        let paths = paths.to_vec();
+        let read = move |transaction: &ReadTransaction| {
+            let index = Index::open(transaction, dataset)?;
+            paths.iter().map(|path| index.ended(path)).collect()
+        };
+        self.ask("look up what stood in dataset", dataset, read).await
     }
 
     async fn lookup(&self, dataset: DatasetId, paths: &[FilePath]) -> Result<Vec<Found>, Error> {

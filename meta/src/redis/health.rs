@@ -171,8 +171,9 @@ impl Mend {
     }
 }
 
-/// What is missing by what the marks say; `bound` where metadata is bound to a chunk store.
-pub(super) fn judge(shards: &[Held], bound: bool) -> Judgement {
+/// What is missing by what the marks say; `bound` where metadata is bound to a chunk store. It is `now_ms`
+/// by the clock of this process.
+pub(super) fn judge(shards: &[Held], bound: bool, now_ms: u64) -> Judgement {
     let live: HashSet<&str> = shards.iter().map(|held| held.run.as_str()).collect();
     // One that is not everywhere was there before something was lost.
     let begun = |held: &Held| -> BTreeSet<u64> {
@@ -194,6 +195,8 @@ pub(super) fn judge(shards: &[Held], bound: bool) -> Judgement {
     // The earliest of all; nothing at all is zero.
     let since = broken.map(|held| match held.mark.run.is_empty() {
         true => 0,
+        // Written before the clocks were set back: what was lost since may be of any time until then.
+        false if held.mark.seen > now_ms.saturating_add(AHEAD_MS) => 1,
         false => late(held, shards, &live).fold(held.mark.seen, u64::min),
     });
     let damage = since.min().map(|since| match since {
@@ -360,7 +363,7 @@ impl Shared {
             ahead_ms = ahead_ms.max(mark.seen.saturating_sub(time_ms));
             shards.push(Held { shard, mark, run });
         }
-        let Judgement { damage, filling } = judge(&shards, bound.is_some());
+        let Judgement { damage, filling } = judge(&shards, bound.is_some(), self.now_ms());
         if let (Some(id), None) = (bound, damage) {
             let moved = shards.iter().filter(|held| held.mark.run != held.run);
             let moved = moved.map(|Held { shard, mark, run }| Marking {

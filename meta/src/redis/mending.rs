@@ -73,7 +73,7 @@ impl Shared {
         // What was filled in before it was cut off is not filled in again.
         if let Some(token) = filling {
             let (shards, is_bound) = self.begin(token, 0, true).await?;
-            if !is_bound && judge(&shards, false).filling == Some(token) {
+            if !is_bound && judge(&shards, false, self.now_ms()).filling == Some(token) {
                 let token = Some(token);
                 return Ok(Mending { token, has_rows: true, ..Mending::default() });
             }
@@ -94,7 +94,7 @@ impl Shared {
         for held in &mut shards {
             held.mark.mends.retain(|mend| mend.token != token);
         }
-        let Judgement { damage, .. } = judge(&shards, is_bound);
+        let Judgement { damage, .. } = judge(&shards, is_bound, self.now_ms());
         let now = self.now_ms();
         let (mut over, others): (Vec<_>, Vec<_>) =
             Told::of(&shards).into_iter().partition(|one| one.is_past(now));

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use async_trait::async_trait;
-use dl_format::{ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Stamp, StoreId};
+use dl_format::{
+    ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, FileRecord, Stamp, StoreId,
+};
 use dl_meta::{
     Appended, Brought, Damage, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry,
     ListQuery, Mending, MetaStore, ObjectRecord, Outline, Refusal,
@@ -155,6 +157,14 @@ impl MetaStore for MeteredMeta {
         chunks: &[ChunkId],
     ) -> Result<Vec<EntrySet>, Error> {
         self.timed(&self.metrics.lookup, self.inner.deleted(dataset, chunks)).await
+    }
+
+    async fn ended(
+        &self,
+        dataset: DatasetId,
+        paths: &[FilePath],
+    ) -> Result<Vec<Option<FileRecord>>, Error> {
+        self.timed(&self.metrics.lookup, self.inner.ended(dataset, paths)).await
     }
 
     async fn lookup(&self, dataset: DatasetId, paths: &[FilePath]) -> Result<Vec<Found>, Error> {

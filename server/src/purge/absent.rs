@@ -5,7 +5,10 @@
 
 use std::collections::HashSet;
 
-use dl_format::{ChunkId, ChunkIdMaker, DatasetId, Deletions, EntryVersion, Extent, ObjectKind};
+use bytes::Bytes;
+use dl_format::{
+    ChunkId, ChunkIdMaker, DatasetId, Deletions, EntryVersion, Extent, FilePath, ObjectKind,
+};
 use dl_proto::Kind;
 use dl_store::Key;
 
@@ -17,25 +20,32 @@ use crate::parts::Parts;
 use crate::survey::{Rows, Survey};
 
 impl Purge<'_> {
-    /// Takes winners that no tombstone names any more and that the metadata has as deleted.
+    /// Takes winners that no tombstone names any more and that the metadata has as deleted, or as hidden
+    /// by what is: the last moment is before that goes off the log.
     pub(super) async fn find_undone(
         &self,
         survey: &Survey,
         rows: &Rows,
         undone: &mut Deletions,
     ) -> Result<(), Error> {
-        let winners = rows.paths().map(|(_, winner, _)| winner.record.version);
-        let winners: Vec<EntryVersion> =
-            winners.filter(|version| !survey.named.contains(version)).collect();
-        let are_deleted = survey.are_deleted(self.parts, &winners).await?;
-        let deleted = winners.iter().zip(are_deleted).filter(|(_, is_deleted)| *is_deleted);
-        deleted.for_each(|(version, _)| {
-            undone.insert(version);
+        let winners = rows.paths().map(|(path, winner, _)| (path, winner.record.version));
+        let winners = winners.filter(|(_, version)| !survey.named.contains(version));
+        let winners = winners.map(|(path, version)| {
+            let path = FilePath::new(Bytes::copy_from_slice(path));
+            path.map(|path| (path, version))
+                .map_err(|error| Error::new(Kind::Internal, "look up", "a path", error))
         });
+        let winners: Vec<(FilePath, EntryVersion)> = winners.collect::<Result<_, _>>()?;
+        let are_ended = survey.are_ended(self.parts, &winners).await?;
+        for ((_, version), is_ended) in winners.iter().zip(are_ended) {
+            if is_ended {
+                undone.insert(version);
+            }
+        }
         Ok(())
     }
 
-    /// Deletes again what only the metadata has as deleted: its tombstones are lost or damaged.
+    /// Deletes again what only the metadata has as deleted.
     pub(super) async fn delete_again(
         &self,
         dataset: DatasetId,
@@ -43,7 +53,7 @@ impl Purge<'_> {
         ids: &mut ChunkIdMaker,
     ) -> Result<(), Error> {
         let files = undone.count();
-        tracing::warn!(dataset = %self.name, files, "deleted again what lost tombstones had deleted");
+        tracing::warn!(dataset = %self.name, files, "deleted again what lost objects had deleted or hid");
         self.put_tombstones(dataset, undone, ids).await
     }
 

@@ -272,7 +272,7 @@ impl<'a> Purge<'a> {
             for (path, winner, others) in rows.paths() {
                 ledger.add(path.len(), winner, others, &survey.named);
             }
-            if survey.lacks_tombstones() {
+            if survey.has_losses() {
                 self.find_undone(survey, &rows, &mut ledger.undone).await?;
             }
             self.tell().await;

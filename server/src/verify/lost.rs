@@ -6,6 +6,7 @@ use std::collections::{HashMap, HashSet};
 
 use dl_format::{ChunkId, EntryVersion, FilePath, FileRecord, ObjectKind};
 use dl_meta::{Found, ListEntry};
+use dl_proto::Kind;
 
 use super::{Verify, everything};
 use crate::error::Error;
@@ -29,18 +30,19 @@ impl Verify<'_> {
         found: &[Found],
     ) -> Result<Vec<bool>, Error> {
         let mut undone = vec![false; expected.len()];
-        if !survey.lacks_tombstones() {
+        if !survey.has_losses() {
             return Ok(undone);
         }
         let absent = expected.iter().zip(found).enumerate().filter_map(|(number, (one, found))| {
             let version = one.1.as_ref()?.version;
-            (!matches!(found, Found::File(_))).then_some((number, version))
+            let is_absent = !matches!(found, Found::File(_));
+            is_absent.then(|| (number, (one.0.clone(), version)))
         });
-        let (numbers, versions): (Vec<usize>, Vec<EntryVersion>) = absent.unzip();
-        let are_deleted = survey.are_deleted(self.parts, &versions).await?;
-        for (number, is_deleted) in numbers.into_iter().zip(are_deleted) {
+        let (numbers, files): (Vec<usize>, Vec<(FilePath, EntryVersion)>) = absent.unzip();
+        let are_ended = survey.are_ended(self.parts, &files).await?;
+        for (number, is_ended) in numbers.into_iter().zip(are_ended) {
             if let Some(is_undone) = undone.get_mut(number) {
-                *is_undone = is_deleted;
+                *is_undone = is_ended;
             }
         }
         Ok(undone)
@@ -138,19 +140,24 @@ impl Verify<'_> {
         let lost = format!("tombstone {id} is not in the store");
         let (problem, purge) =
             (damage.unwrap_or(&lost), format!("run `dlcmd purge {}`", self.name()));
-        let is_chunk = |number: &usize| {
-            survey.objects.get(*number).is_some_and(|object| object.kind == ObjectKind::Chunk)
+        let is_held_back = |(number, error): (&usize, &Error)| {
+            let object = survey.objects.get(*number);
+            let is_chunk = object.is_some_and(|object| object.kind == ObjectKind::Chunk);
+            is_chunk && error.kind != Kind::NotFound
         };
         let (files, _) = self.undone;
         let (costs, remedy) = match damage {
-            _ if files > 0 => (
-                format!("{files} deleted files come back if the metadata is lost"),
-                format!(
-                    "restore the object; or {purge}, which deletes them again, then verify again"
-                ),
-            ),
+            _ if files > 0 => {
+                self.is_undone_told = true;
+                (
+                    format!("{files} deleted files come back if the metadata is lost"),
+                    format!(
+                        "restore the object; or {purge}, which deletes them again, then verify again"
+                    ),
+                )
+            }
             // They may hold what it deleted.
-            _ if survey.unread.keys().any(is_chunk) => (
+            _ if survey.unread.iter().any(is_held_back) => (
                 "which files it deleted is not known, as chunks can't be read".to_owned(),
                 "restore the object; or mend what else is wrong, then verify again".to_owned(),
             ),
@@ -161,5 +168,23 @@ impl Verify<'_> {
             None => ("no deleted file needs it".to_owned(), purge),
         };
         self.find(format!("{problem}; {costs}"), remedy).await
+    }
+
+    /// Tells of files that are deleted by what is lost, where no tombstone was told that they were
+    /// deleted by: a newer version, itself deleted, hid them.
+    pub(super) async fn name_undone(&mut self) -> Result<(), Error> {
+        let (files, _) = self.undone;
+        if files == 0 || self.is_undone_told {
+            return Ok(());
+        }
+        let problem = format!(
+            "{files} deleted files come back if the metadata is lost, as what was put over them is \
+             lost or damaged"
+        );
+        let remedy = format!(
+            "restore that; or run `dlcmd purge {}`, which deletes them again, then verify again",
+            self.name()
+        );
+        self.find(problem, remedy).await
     }
 }

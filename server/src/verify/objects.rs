@@ -120,8 +120,7 @@ impl Verify<'_> {
     /// Tells of a damaged object that no file needs: a recovery can't read it.
     pub(super) async fn name_unneeded(&mut self, damage: &str) -> Result<(), Error> {
         let remedy = format!(
-            "restore the object; or remove it, then run `dlcmd purge {}`: what was deleted from it \
-             may come back when the metadata is rebuilt",
+            "restore the object; or remove it from the chunk store, then run `dlcmd purge {}`",
             self.name()
         );
         self.find(format!("{damage}; no file needs it"), remedy).await
@@ -181,8 +180,10 @@ impl Verify<'_> {
 
     fn can_be_adopted(&self, survey: &Survey, id: ChunkId, header: &Header) -> bool {
         let is_it = (header.dataset(), header.id()) == (self.id, id);
-        let size = survey.stored.get(&id).copied();
-        is_it && size == Some(header.object_length()) && header.clone().committed().is_ok()
+        // What came after the listing has the length that its server took it with.
+        let size = survey.stored.get(&id);
+        let is_whole = size.is_none_or(|size| *size == header.object_length());
+        is_it && is_whole && header.clone().committed().is_ok()
     }
 
     /// The numbers of the objects that the store lacks: that were removed neither by a purge meanwhile,

@@ -178,6 +178,24 @@ async fn marks_of_a_time_to_come_are_set_back() {
     assert!(store.newest().unwrap() <= store.shared.clock.now());
 }
 
+/// A backup of before the clocks were set back says nothing of when what it lacks was written.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_comes_back_with_a_mark_of_a_time_to_come_may_lack_anything() {
+    let server = Server::start(&[]).await;
+    let store = bound(&server).await;
+    let (before, later) = (now(&store) / 1_000 - 60_000, now(&store) / 1_000 + 7_200_000);
+    for (seen, since) in [(before, before * 1_000), (later, 1_000)] {
+        let mark = String::from_utf8(keys::mark(Shard::FIRST).bytes).unwrap();
+        server.ask(&["HSET", &mark, "run", "of before", "seen", &seen.to_string()]).await;
+        let damage = Some(Damage { since: Some(Stamp::new(since)) });
+        assert_eq!(store.damage().await.unwrap(), damage);
+        let mending = store.mending(None).await.unwrap();
+        assert_eq!(mending.damage, damage);
+        store.mended(&mending, Brought::All, STORE).await.unwrap();
+        assert_eq!(store.damage().await.unwrap(), None);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn stamps_given_while_something_is_lost_are_above_those_that_were() {
     let server = Server::start(&[]).await;

@@ -44,9 +44,17 @@ async fn scene() -> Result<Scene> {
 
 impl Scene {
     async fn tombstones(&self) -> Result<Vec<Key>> {
+        self.keys(".t").await
+    }
+
+    async fn chunks(&self) -> Result<Vec<Key>> {
+        self.keys(".c").await
+    }
+
+    async fn keys(&self, end: &str) -> Result<Vec<Key>> {
         let of_dataset = dl_store::Prefix::new(self.writer.dataset.to_string())?;
         let keys = self.store.list_sorted(&of_dataset).await?.into_iter().map(|object| object.key);
-        Ok(keys.filter(|key| key.as_str().ends_with(".t")).collect())
+        Ok(keys.filter(|key| key.as_str().ends_with(end)).collect())
     }
 
     /// Deletes a file of each chunk, and gives the tombstone that says so.
@@ -176,4 +184,35 @@ async fn a_lost_tombstone_stays_in_the_log_as_long_as_a_chunk_cannot_be_read() -
     scene.client.purge(NAME, GRACE).await?;
     ensure!(scene.verify().await?.is_empty(), "{:?}", scene.verify().await?);
     check(&scene.store, &scene.client, &scene.time, &scene.writer).await
+}
+
+/// Keeps S-29 and S-02: what a lost chunk hid, and was deleted itself, stays deleted by what verify tells.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_lost_chunk_hid_stays_deleted() -> Result<()> {
+    for is_damaged in [false, true] {
+        let mut scene = scene().await?;
+        let (client, time) = (scene.client.clone(), Arc::clone(&scene.time));
+        let before = scene.chunks().await?;
+        let newer: Vec<_> = ["a/8", "b/8"].map(|path| (path.to_owned(), data(77, 9))).into();
+        scene.writer.put(&client, time.now(), &newer).await?;
+        let after = scene.chunks().await?;
+        let lost = after.into_iter().find(|key| !before.contains(key)).context("no chunk")?;
+        scene.delete(b"/8").await?;
+        match is_damaged {
+            true => scene.damage(&lost).await?,
+            false => scene.store.delete(&lost).await?,
+        }
+        let found = scene.verify().await?;
+        let told = ["no file needs it", "2 deleted files come back"];
+        let all_told = told.iter().all(|told| found.iter().any(|one| one.contains(told)));
+        ensure!(all_told && found.len() == 2, "{found:?}");
+        if is_damaged {
+            scene.store.delete(&lost).await?;
+        }
+        let purged = scene.client.purge(NAME, GRACE).await?;
+        ensure!(purged.problems.is_empty(), "{purged:?}");
+        ensure!(scene.verify().await?.is_empty(), "{:?}", scene.verify().await?);
+        check(&scene.store, &scene.client, &scene.time, &scene.writer).await?;
+    }
+    Ok(())
 }
