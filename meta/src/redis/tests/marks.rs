@@ -189,10 +189,7 @@ async fn what_comes_back_with_a_mark_of_a_time_to_come_may_lack_anything() {
         server.ask(&["HSET", &mark, "run", "of before", "seen", &seen.to_string()]).await;
         let damage = Some(Damage { since: Some(Stamp::new(since)) });
         assert_eq!(store.damage().await.unwrap(), damage);
-        let mending = store.mending(None).await.unwrap();
-        assert_eq!(mending.damage, damage);
-        store.mended(&mending, Brought::All, STORE).await.unwrap();
-        assert_eq!(store.damage().await.unwrap(), None);
+        assert_eq!(store.mending(None).await.unwrap().damage, damage);
     }
 }
 
