@@ -8,7 +8,7 @@ use dl_format::{ChunkIdMaker, DatasetId, Stamp};
 use dl_meta::redis_testing::Server;
 use dl_meta::{Memory, MetaStore, Redis, RedisOptions, Stop};
 use dl_proto::{RecoverProgress, RecoverRequest, pb};
-use dl_runtime::{Clock, ManualClock, SystemClock};
+use dl_runtime::{Clock, ManualClock};
 use dl_server::{Parts, prepare};
 use dl_store::Store;
 use dl_tests::cluster::{Running, parts};
@@ -69,15 +69,18 @@ async fn recover_since_a_time_brings_back_whatever_the_log_lacks() -> Result<()>
 async fn what_the_log_knows_is_read_again_from_half_an_hour_before_and_no_more() -> Result<()> {
     let store = dl_store::open("memory:").await?;
     let redis = Server::start(&[]).await;
-    let asked = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+    // No mark is ahead of the clock of Redis.
+    let asked = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
     let now = asked - Duration::from_secs(20 * 60);
-    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    let time = Arc::new(ManualClock::new(now));
+    let clock: Arc<dyn Clock> = Arc::<ManualClock>::clone(&time);
     let meta = Redis::open(&redis.url(), RedisOptions::default(), clock).await?;
     let (_server, client) = serve(&store, Arc::new(meta), now).await?;
     let dataset = client.create("ds").await?;
     put(&client, dataset, asked).await?;
     ensure!(client.files(dataset).await?.len() == 4, "they are there");
     // As after the restart of a Redis that has all from before that time.
+    time.advance(20 * MINUTE);
     let seen = asked.duration_since(SystemTime::UNIX_EPOCH)?.as_millis().to_string();
     let lose = "for _, key in ipairs(redis.call('KEYS', 'dl:*:d:*')) do redis.call('DEL', key) end
         for _, key in ipairs(redis.call('KEYS', 'dl:*:mark')) do
