@@ -400,6 +400,16 @@ impl Survey {
         self.unread.values().any(is_lost)
     }
 
+    /// Whether chunks can't be read that are there: they may hold what lost tombstones deleted. What is gone
+    /// holds nothing.
+    pub(crate) fn has_unread_chunks(&self) -> bool {
+        self.unread.iter().any(|(number, error)| {
+            let object = self.objects.get(*number);
+            let is_chunk = object.is_some_and(|object| object.kind == ObjectKind::Chunk);
+            is_chunk && error.kind != Kind::NotFound
+        })
+    }
+
     /// Which of these files are deleted by what the metadata says, in the order asked: themselves, or a
     /// newer version of theirs that lies in an object which can't be read.
     pub(crate) async fn are_ended(

@@ -479,9 +479,7 @@ impl Shared {
         }
         Ok(damage)
     }
-}
 
-impl Shared {
     /// The newest time in any mark, by which a loss may be told.
     pub(super) fn newest(&self) -> Option<SystemTime> {
         let newest = self.health().newest;

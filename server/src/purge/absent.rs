@@ -116,13 +116,7 @@ impl Purge<'_> {
             // Written to, or purged by others, since it was looked at: the next purge will tell.
             return Ok(false);
         };
-        // What can't be read now may hold what they deleted; what is gone holds nothing.
-        let is_held_back = |(number, error): (&usize, &Error)| {
-            let object = survey.objects.get(*number);
-            let is_chunk = object.is_some_and(|object| object.kind == ObjectKind::Chunk);
-            is_chunk && error.kind != Kind::NotFound
-        };
-        let is_known = survey.unlogged() == 0 && !survey.unread.iter().any(is_held_back);
+        let is_known = survey.unlogged() == 0 && !survey.has_unread_chunks();
         if is_known && info.files == ledger.files {
             return Ok(true);
         }

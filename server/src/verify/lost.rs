@@ -6,7 +6,6 @@ use std::collections::{HashMap, HashSet};
 
 use dl_format::{ChunkId, EntryVersion, FilePath, FileRecord, ObjectKind};
 use dl_meta::{Found, ListEntry};
-use dl_proto::Kind;
 
 use super::{Verify, everything};
 use crate::error::Error;
@@ -140,11 +139,6 @@ impl Verify<'_> {
         let lost = format!("tombstone {id} is not in the store");
         let (problem, purge) =
             (damage.unwrap_or(&lost), format!("run `dlcmd purge {}`", self.name()));
-        let is_held_back = |(number, error): (&usize, &Error)| {
-            let object = survey.objects.get(*number);
-            let is_chunk = object.is_some_and(|object| object.kind == ObjectKind::Chunk);
-            is_chunk && error.kind != Kind::NotFound
-        };
         let (files, _) = self.undone;
         let (costs, remedy) = match damage {
             _ if files > 0 => {
@@ -157,7 +151,7 @@ impl Verify<'_> {
                 )
             }
             // They may hold what it deleted.
-            _ if survey.unread.iter().any(is_held_back) => (
+            _ if survey.has_unread_chunks() => (
                 "which files it deleted is not known, as chunks can't be read".to_owned(),
                 "restore the object; or mend what else is wrong, then verify again".to_owned(),
             ),
