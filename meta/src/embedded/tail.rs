@@ -144,6 +144,16 @@ impl State {
         !self.pending.is_empty()
     }
 
+    /// Whether anything up to this number is not applied.
+    pub(super) fn is_pending(&self, last: u64) -> bool {
+        self.has_pending() && self.applied < last
+    }
+
+    /// The number of the last append.
+    pub(super) fn appended(&self) -> u64 {
+        self.appended
+    }
+
     pub(super) fn has_unsynced(&self) -> bool {
         !self.unsynced.is_empty()
     }

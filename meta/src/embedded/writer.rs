@@ -149,7 +149,7 @@ impl Shared {
 
     async fn command(self: &Arc<Self>, command: Command) -> Result<(), Error> {
         if let Command::Close = command {
-            self.drain("close").await?;
+            self.drain("close", u64::MAX).await?;
         } else if self.file.is_broken() {
             // Whoever asks hears why it can't be written, not that it is shut for that.
             self.reopen().await;
@@ -158,7 +158,8 @@ impl Shared {
         // Since it was asked for, the file may have been opened again: what fell back then may be what is
         // to be taken off the log, and would come into it afterwards.
         if let Command::Retire(..) = command {
-            self.drain("write metadata of").await?;
+            let appended = self.state().appended();
+            self.drain("write metadata of", appended).await?;
         }
         let shared = Arc::clone(self);
         blocking::run(move || match command {
@@ -236,13 +237,13 @@ impl Shared {
         }
     }
 
-    /// Applies all that is pending.
-    async fn drain(self: &Arc<Self>, action: &'static str) -> Result<(), Error> {
+    /// Applies what is pending, up to this number at least.
+    async fn drain(self: &Arc<Self>, action: &'static str, last: u64) -> Result<(), Error> {
         self.state().failure = None;
         loop {
             if self.file.is_broken() {
                 self.reopen().await;
-            } else if self.state().has_pending() {
+            } else if self.state().is_pending(last) {
                 self.apply(true).await;
             } else {
                 return Ok(());

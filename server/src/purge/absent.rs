@@ -1,7 +1,7 @@
 //! What the log has and the store has lost: taken off the log once nothing needs it any more.
 //!
-//! Must hold: a tombstone that can't be read is taken off only when all files that the metadata takes for
-//! deleted are so without it, and no chunk is left that may hold others.
+//! Must hold: what had files deleted or hid them is taken off only when all that the metadata takes for
+//! deleted are so without it, and no object is left that may hold others.
 
 use std::collections::HashSet;
 
@@ -72,6 +72,8 @@ impl Purge<'_> {
         };
         let needed = survey.extents.iter().filter(is_needed).map(|(_, extent)| extent.part);
         let needed: HashSet<ChunkId> = needed.collect();
+        let is_known =
+            survey.unlogged() == 0 && !survey.has_unread_chunks() && ledger.undone.is_empty();
         for (number, object) in survey.objects.iter().enumerate() {
             if survey.stored.contains_key(&object.id) {
                 continue;
@@ -87,10 +89,13 @@ impl Purge<'_> {
                 _ if !is_gone => {}
                 ObjectKind::Tombstone => tombstones.push(object.id),
                 ObjectKind::Part if needed.contains(&object.id) => {}
+                // The last trace of what it hid, which may be there and not be read this time.
+                ObjectKind::Chunk if !is_known => {}
                 ObjectKind::Chunk | ObjectKind::Part => unneeded.push(object.id),
             }
         }
-        if !tombstones.is_empty() && self.are_unneeded(dataset, &tombstones, survey, ledger).await?
+        if !tombstones.is_empty()
+            && self.are_unneeded(dataset, &tombstones, survey, is_known, ledger.files).await?
         {
             unneeded.append(&mut tombstones);
         }
@@ -102,13 +107,14 @@ impl Purge<'_> {
     }
 
     /// Whether all files that the metadata takes for deleted are so without these tombstones, which
-    /// nobody can read any more.
+    /// nobody can read any more; `files` are there by all that is left, if that `is_known`.
     async fn are_unneeded(
         &mut self,
         dataset: DatasetId,
         tombstones: &[ChunkId],
         survey: &Survey,
-        ledger: &Ledger,
+        is_known: bool,
+        files: u64,
     ) -> Result<bool, Error> {
         let info = self.parts.meta.dataset(dataset).await;
         let info = info.map_err(|error| Error::meta("describe dataset", dataset, error))?;
@@ -116,8 +122,7 @@ impl Purge<'_> {
             // Written to, or purged by others, since it was looked at: the next purge will tell.
             return Ok(false);
         };
-        let is_known = survey.unlogged() == 0 && !survey.has_unread_chunks();
-        if is_known && info.files == ledger.files {
+        if is_known && info.files == files {
             return Ok(true);
         }
         for id in tombstones {

@@ -119,10 +119,17 @@ impl Verify<'_> {
                     continue;
                 }
                 None if in_use.contains(id) => continue,
-                None => (
-                    format!("object {id} is not in the store; no file needs it"),
-                    format!("run `dlcmd purge {}`", self.name()),
-                ),
+                None => {
+                    let first = match survey.has_unread_chunks() {
+                        // They may hold what it hid.
+                        true => "mend what else is wrong, then ",
+                        false => "",
+                    };
+                    (
+                        format!("object {id} is not in the store; no file needs it"),
+                        format!("{first}run `dlcmd purge {}`", self.name()),
+                    )
+                }
             };
             self.find(problem, remedy).await?;
         }

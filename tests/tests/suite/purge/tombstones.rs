@@ -216,3 +216,35 @@ async fn what_a_lost_chunk_hid_stays_deleted() -> Result<()> {
     }
     Ok(())
 }
+
+/// Keeps S-29 and S-02: while a chunk that it may have hidden files of can't be read, a lost one stays in
+/// the log, as the last trace of that.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_lost_chunk_hid_is_not_forgotten_while_it_cannot_be_read() -> Result<()> {
+    let mut scene = scene().await?;
+    let (client, time) = (scene.client.clone(), Arc::clone(&scene.time));
+    let before = scene.chunks().await?;
+    let newer: Vec<_> = ["a/8", "b/8"].map(|path| (path.to_owned(), data(77, 9))).into();
+    scene.writer.put(&client, time.now(), &newer).await?;
+    let after = scene.chunks().await?;
+    let lost = after.into_iter().find(|key| !before.contains(key)).context("no chunk")?;
+    scene.delete(b"/8").await?;
+    scene.store.delete(&lost).await?;
+    for key in &before {
+        scene.damage(key).await?;
+    }
+    for _ in 0..2 {
+        scene.client.purge(NAME, Duration::ZERO).await?;
+        scene.time.advance(SETTLED);
+    }
+    let found = scene.verify().await?;
+    let told = "no file needs it: mend what else is wrong, then run `dlcmd purge dl://ds`";
+    ensure!(found.iter().any(|one| one.contains(told)), "{found:?}");
+    // Whole ones from a copy.
+    for key in &before {
+        scene.damage(key).await?;
+    }
+    scene.client.purge(NAME, GRACE).await?;
+    ensure!(scene.verify().await?.is_empty(), "{:?}", scene.verify().await?);
+    check(&scene.store, &scene.client, &scene.time, &scene.writer).await
+}
