@@ -3,7 +3,7 @@
 //! only indexes it.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +20,8 @@ use futures::{StreamExt, TryStreamExt, stream};
 use crate::error::Error;
 use crate::parts::{Parts, key, prefix};
 pub(crate) use crate::roll::{Named, Names};
+
+const READ: &str = "read the name of dataset";
 
 /// Names that are read at once.
 const READS_AT_ONCE: usize = 64;
@@ -142,7 +144,32 @@ async fn all_but(parts: &Parts, known: Option<&Names>) -> Result<Names, Error> {
             Err(error) => names.unread.push((name, error)),
         }
     }
+    part_copies(&mut names);
     Ok(names)
+}
+
+/// Of names that stand for one dataset no more than one is right, and nothing says which: none of them is
+/// taken for read. Others that stand for it are not named, as not everybody may know of them.
+fn part_copies(names: &mut Names) {
+    let mut count: HashMap<DatasetId, u32> = HashMap::new();
+    for (_, named) in &names.read {
+        *count.entry(named.record.dataset).or_default() += 1;
+    }
+    let is_alone = |named: &Named| count.get(&named.record.dataset).is_none_or(|names| *names < 2);
+    let (alone, copied) =
+        std::mem::take(&mut names.read).into_iter().partition(|(_, named)| is_alone(named));
+    names.read = alone;
+    let copied: Vec<(DatasetName, Named)> = copied;
+    for (name, Named { generation, .. }) in copied {
+        let object = name_key(&name, generation);
+        let why = format!(
+            "{object} in the chunk store stands for the same dataset as another name, so one is a copy \
+             of the other: remove that one; and put back what was there before, or, as long as the \
+             metadata has the dataset, run `dlcmd recover dl://{name}`"
+        );
+        names.unread.push((name.clone(), Error::new(Kind::Corrupt, READ, &name, why)));
+    }
+    names.unread.sort_by(|(name, _), (other, _)| name.cmp(other));
 }
 
 /// Whether a dataset has any object but snapshots; `what` it is called in errors.
@@ -325,13 +352,13 @@ async fn list(parts: &Parts, prefix: &Prefix) -> Result<Vec<(DatasetName, u32)>,
 async fn read(parts: &Parts, name: &DatasetName, generation: u32) -> Result<Named, Error> {
     let object = key(name_key(name, generation));
     let bytes = parts.store.read_all(&object).await;
-    let bytes = bytes.map_err(|error| Error::store("read the name of dataset", name, error))?;
+    let bytes = bytes.map_err(|error| Error::store(READ, name, error))?;
     let record = NameRecord::decode(&bytes).map_err(|error| {
         let why = format!(
             "{error}; {object} in the chunk store is damaged; put it back from a copy, or, as long \
              as the metadata has the dataset, remove it and run `dlcmd recover dl://{name}`"
         );
-        Error::new(Kind::Corrupt, "read the name of dataset", name, why)
+        Error::new(Kind::Corrupt, READ, name, why)
     })?;
     Ok(Named { generation, record })
 }

@@ -26,7 +26,7 @@ pub(crate) struct Named {
 pub(crate) struct Names {
     /// In order.
     pub(crate) read: Vec<(DatasetName, Named)>,
-    /// Names whose newest generation is damaged, or refuses to be read.
+    /// Names whose newest generation is damaged, refuses to be read, or stands for the dataset of another.
     pub(crate) unread: Vec<(DatasetName, Error)>,
 }
 

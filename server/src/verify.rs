@@ -280,7 +280,14 @@ impl Verify<'_> {
                 NameState::Live => return Ok(()),
                 NameState::Deleted => "its name says that it was deleted",
             },
-            Ok(Some(_)) => "its name stands for another dataset in the chunk store",
+            Ok(Some(_)) => {
+                let names = names::shared(self.parts).await?;
+                if let Some((_, error)) = names.unread.iter().find(|(unread, _)| unread == name) {
+                    let remedy = format!("run `dlcmd verify {}` again then", self.name());
+                    return self.find(error.chain(), remedy).await;
+                }
+                "its name stands for another dataset in the chunk store"
+            }
             Ok(None) => "its name is not in the chunk store",
             Err(error) if error.kind == Kind::Corrupt => {
                 let remedy = format!("run `dlcmd verify {}` again then", self.name());

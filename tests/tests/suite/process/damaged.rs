@@ -222,6 +222,56 @@ fn a_damaged_name_costs_its_dataset_and_no_other() -> Result<()> {
     Ok(())
 }
 
+/// Keeps S-14 and S-29: which of the two is right nobody can tell, so it is told, and not tried again.
+#[test]
+fn a_name_that_is_a_copy_of_another_is_told_and_costs_no_third_one() -> Result<()> {
+    let scene = Scene::new(&["a", "b", "c"])?;
+    let (data, names) = (scene.path("data"), scene.path("data/chunks/names"));
+    let of_a = fs::read(names.join("a/00000001"))?;
+    fs::create_dir(names.join("zz"))?;
+    for (copy, original, mended) in [("zz", "b", None), ("a", "b", Some(&of_a))] {
+        let copied = names.join(copy).join("00000001");
+        fs::copy(names.join(original).join("00000001"), &copied)?;
+        let server = scene.start()?;
+        let told = dl(&server, ["recover", "--all"])?.code(4)?;
+        let is_told = |name| {
+            let object = format!("names/{name}/00000001 in the chunk store stands for the same");
+            told.stderr.contains(&object)
+        };
+        ensure!(is_told(copy) && is_told(original), "{told:?}");
+        // The metadata knows.
+        for dataset in ["a", "b", "c"] {
+            scene.compare(&server, dataset)?;
+        }
+        let found =
+            dl(&server, ["verify", "dl://a"])?.code(if mended.is_some() { 4 } else { 0 })?;
+        ensure!(mended.is_none() || found.text().contains("one is a copy"), "{found:?}");
+        server.stop()?;
+
+        fs::remove_dir_all(data.join("meta"))?;
+        let server = scene.start()?;
+        dl(&server, ["recover", "--all"])?.code(4)?;
+        scene.compare(&server, "c")?;
+        let listed = dl(&server, ["datasets"])?.code(4)?;
+        ensure!(listed.stderr.contains("stands for the same dataset as another"), "{listed:?}");
+        let refused = dl(&server, ["ls", &format!("dl://{copy}")])?.code(1)?;
+        ensure!(refused.stderr.contains(copy), "{refused:?}");
+        let refused = run(server.dlcmd()?.arg("put").arg(scene.path("src")).arg("dl://zz"))?;
+        ensure!(refused.code == i32::from(mended.is_none()), "{refused:?}");
+        match mended {
+            Some(bytes) => fs::write(&copied, bytes)?,
+            None => fs::remove_file(&copied)?,
+        }
+        dl(&server, ["recover", "--all"])?.code(0)?;
+        for dataset in ["a", "b", "c"] {
+            scene.compare(&server, dataset)?;
+        }
+        dl(&server, ["verify", "dl://a"])?.code(0)?;
+        server.stop()?;
+    }
+    Ok(())
+}
+
 /// Keeps S-29: also a chunk that was moved away while the server has it open.
 #[test]
 fn verify_finds_a_chunk_that_is_gone_though_the_server_has_it_open() -> Result<()> {
