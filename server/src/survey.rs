@@ -302,6 +302,13 @@ impl Survey {
         (size != wanted).then(|| format!("it is {cut}: {size} bytes, written with {wanted}"))
     }
 
+    /// Whether this is said of an object that is whole, and has more bytes behind its own.
+    pub(crate) fn is_grown(&self, object: &ObjectRecord, damage: &str) -> bool {
+        let size = self.stored.get(&object.id);
+        size.is_some_and(|size| *size > object.object_length)
+            && self.cut(object).is_some_and(|cut| damage.ends_with(&cut))
+    }
+
     /// Reads the headers of all chunks, once: gives the rows of their entries, and keeps what can't
     /// be read and the parts of large files. `heard` is told how many objects were looked at, and
     /// ends it with an error.

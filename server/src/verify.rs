@@ -99,7 +99,7 @@ async fn compare(
     }
     verify.named(&request.dataset).await?;
     verify.objects(&survey).await?;
-    verify.name_undone().await?;
+    verify.name_undone(&survey).await?;
     verify.part_headers(&survey).await?;
     if request.checksums {
         verify.checksums(&survey, memory).await?;
@@ -131,7 +131,7 @@ struct Verify<'a> {
     uncompared: u64,
     /// Files that folders of the same path hide, and their bytes.
     hidden: (u64, u64),
-    /// Files that are deleted by what is lost or damaged, and their bytes; and whether it was told.
+    /// Files that are deleted by nothing that can be read, and their bytes; and whether it was told.
     undone: (u64, u64),
     is_undone_told: bool,
     /// Objects that were told as lost, damaged or unreadable.

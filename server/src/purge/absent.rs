@@ -45,6 +45,18 @@ impl Purge<'_> {
         Ok(())
     }
 
+    /// Whether the metadata has fewer files than the objects of the store say, of all that it knows.
+    pub(super) async fn has_fewer(
+        &self,
+        dataset: DatasetId,
+        survey: &Survey,
+        ledger: &Ledger,
+    ) -> Result<bool, Error> {
+        let info = self.parts.meta.dataset(dataset).await;
+        let info = info.map_err(|error| Error::meta("describe dataset", dataset, error))?;
+        Ok(info.is_some_and(|info| info.version == survey.version() && info.files < ledger.files))
+    }
+
     /// Deletes again what only the metadata has as deleted.
     pub(super) async fn delete_again(
         &self,

@@ -124,6 +124,9 @@ struct Purge<'a> {
     are_more: bool,
     /// Chunks with damaged files, which can't be moved.
     damaged: HashSet<ChunkId>,
+    /// Whether the metadata has files as deleted that no tombstone names, though nothing is lost: somebody
+    /// has put a chunk back that had been purged.
+    has_doubts: bool,
 }
 
 impl<'a> Purge<'a> {
@@ -136,7 +139,8 @@ impl<'a> Purge<'a> {
     ) -> Self {
         let state = PurgeProgress { dataset: name.to_string(), ..PurgeProgress::default() };
         let (told, damaged) = (HashSet::new(), HashSet::new());
-        Self { parts, turns, name, grace, progress, state, told, are_more: false, damaged }
+        let (are_more, has_doubts) = (false, false);
+        Self { parts, turns, name, grace, progress, state, told, are_more, damaged, has_doubts }
     }
 
     async fn dataset(&mut self, id: DatasetId) -> Result<(), Error> {
@@ -202,6 +206,10 @@ impl<'a> Purge<'a> {
             false => self.sweep_snapshots(record.id).await,
         };
         let (ledger, held) = self.look(&mut survey, record).await?;
+        if is_first && !self.has_doubts && self.has_fewer(record.id, &survey, &ledger).await? {
+            self.has_doubts = true;
+            return Box::pin(self.round(record, ids, is_first)).await;
+        }
         if is_first && !ledger.undone.is_empty() {
             self.delete_again(record.id, ledger.undone, ids).await?;
             return Ok(true);
@@ -272,7 +280,7 @@ impl<'a> Purge<'a> {
             for (path, winner, others) in rows.paths() {
                 ledger.add(path.len(), winner, others, &survey.named);
             }
-            if survey.has_losses() {
+            if survey.has_losses() || self.has_doubts {
                 self.find_undone(survey, &rows, &mut ledger.undone).await?;
             }
             self.tell().await;

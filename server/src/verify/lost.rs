@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use dl_format::{ChunkId, EntryVersion, FilePath, FileRecord, ObjectKind};
 use dl_meta::{Found, ListEntry};
 
-use super::{Verify, everything};
+use super::{Doubt, Verify, everything};
 use crate::error::Error;
 use crate::survey::Survey;
 
@@ -17,11 +17,12 @@ pub(super) struct Lost {
     pub(super) number: Option<usize>,
     /// Why its header can't be used; of an object that is gone, nothing.
     pub(super) damage: Option<String>,
+    /// Of one that only has more bytes than it was written with: how many are its own.
+    pub(super) whole: Option<u64>,
 }
 
 impl Verify<'_> {
-    /// Which of these files are deleted by tombstones that are lost or damaged: the metadata has them as
-    /// deleted, and no tombstone that can be read does.
+    /// Which of these files the metadata has as deleted, though no tombstone does that can be read.
     pub(super) async fn undone(
         &self,
         survey: &Survey,
@@ -29,9 +30,6 @@ impl Verify<'_> {
         found: &[Found],
     ) -> Result<Vec<bool>, Error> {
         let mut undone = vec![false; expected.len()];
-        if !survey.has_losses() {
-            return Ok(undone);
-        }
         let absent = expected.iter().zip(found).enumerate().filter_map(|(number, (one, found))| {
             let version = one.1.as_ref()?.version;
             let is_absent = !matches!(found, Found::File(_));
@@ -76,7 +74,10 @@ impl Verify<'_> {
                 }
                 in_use.insert(chunk);
                 in_use.extend(parts);
-                let damage = lost.get(&chunk).and_then(|lost| lost.damage.as_ref());
+                let holder = lost.get(&chunk);
+                let damage = holder.and_then(|lost| lost.damage.as_ref());
+                let part = parts.first().and_then(|part| lost.get(part));
+                let whole = holder.or(part).and_then(|lost| lost.whole);
                 let problem = match (damage, parts.first()) {
                     // What is left of it may be read for as long as the metadata knows where.
                     (Some(_), _) => format!(
@@ -87,7 +88,8 @@ impl Verify<'_> {
                     }
                     (None, _) => format!("{path} is lost: its chunk {chunk} is not in the store"),
                 };
-                let remedy = self.put_again(path);
+                // One that has the bytes already is not put again.
+                let remedy = whole.map_or_else(|| self.put_again(path), cut_off);
                 self.find(problem, format!("restore the object, or {remedy}")).await?;
             }
             self.tell().await?;
@@ -98,7 +100,7 @@ impl Verify<'_> {
         }
         let mut lost: Vec<(&ChunkId, &Lost)> = lost.iter().collect();
         lost.sort_unstable_by_key(|(id, _)| **id);
-        for (id, Lost { number, damage }) in lost {
+        for (id, Lost { number, damage, whole }) in lost {
             // A purge removes parts before the chunks that name them.
             let Some(object) = number.and_then(|number| survey.objects.get(number)) else {
                 continue;
@@ -112,7 +114,10 @@ impl Verify<'_> {
                     format!(
                         "{damage}; the files that need it are lost, or will be with the metadata"
                     ),
-                    "restore the object, or put these files again".to_owned(),
+                    match whole {
+                        Some(whole) => format!("restore the object, or {}", cut_off(*whole)),
+                        None => "restore the object, or put these files again".to_owned(),
+                    },
                 ),
                 Some(damage) => {
                     self.name_unneeded(damage).await?;
@@ -171,21 +176,30 @@ impl Verify<'_> {
         self.find(format!("{problem}; {costs}"), remedy).await
     }
 
-    /// Tells of files that are deleted by what is lost, where no tombstone was told that they were
-    /// deleted by: a newer version, itself deleted, hid them.
-    pub(super) async fn name_undone(&mut self) -> Result<(), Error> {
+    /// Tells of files that only the metadata has as deleted, where no tombstone was told that they were
+    /// deleted by.
+    pub(super) async fn name_undone(&mut self, survey: &Survey) -> Result<(), Error> {
         let (files, _) = self.undone;
         if files == 0 || self.is_undone_told {
             return Ok(());
         }
-        let problem = format!(
-            "{files} deleted files come back if the metadata is lost, as what was put over them is \
-             lost or damaged"
-        );
+        let problem = format!("{files} deleted files come back if the metadata is lost, as ");
+        if !survey.has_losses() {
+            let problem = problem + "a chunk of theirs that had been purged is in the store again";
+            let remedy = format!("run `dlcmd purge {}`, which deletes them again", self.name());
+            self.doubt(Doubt { problem, holder: None, remedy: Some(remedy) });
+            return Ok(());
+        }
+        // A newer version, itself deleted, hid them.
+        let problem = problem + "what was put over them is lost or damaged";
         let remedy = format!(
             "restore that; or run `dlcmd purge {}`, which deletes them again, then verify again",
             self.name()
         );
         self.find(problem, remedy).await
     }
+}
+
+fn cut_off(whole: u64) -> String {
+    format!("cut off what is behind its first {whole} bytes")
 }

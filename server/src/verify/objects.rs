@@ -49,11 +49,13 @@ impl Verify<'_> {
                 },
                 None => continue,
             };
-            lost.insert(object.id, Lost { number: Some(number), damage: Some(damage) });
+            let is_grown = survey.is_grown(object, &damage);
+            let whole = is_grown.then_some(object.object_length);
+            lost.insert(object.id, Lost { number: Some(number), damage: Some(damage), whole });
         }
         for number in self.gone(survey).await? {
             if let Some(object) = survey.objects.get(number) {
-                lost.insert(object.id, Lost { number: Some(number), damage: None });
+                lost.insert(object.id, Lost { number: Some(number), damage: None, whole: None });
             }
         }
         for (_, extent) in &survey.extents {
@@ -63,7 +65,7 @@ impl Verify<'_> {
             }
             // Unless it came after the log was read.
             if !is_logged(self.parts, self.id, part).await? {
-                lost.insert(part, Lost { number: None, damage: None });
+                lost.insert(part, Lost { number: None, damage: None, whole: None });
             }
         }
         if !lost.is_empty() {
@@ -149,7 +151,7 @@ impl Verify<'_> {
                     false => "restore the object; or move it away, if no file needs it",
                 };
                 self.find(problem, remedy).await?;
-                damaged.insert(id, Lost { number: None, damage: Some(damage) });
+                damaged.insert(id, Lost { number: None, damage: Some(damage), whole: None });
             }
         }
         if others > 0 {

@@ -160,6 +160,27 @@ async fn a_large_file_with_a_damaged_part_is_named_whether_the_part_is_known_or_
     }
 }
 
+#[tokio::test]
+async fn what_a_chunk_has_too_much_is_to_be_cut_off() {
+    let rig = rig().await;
+    let id = rig.create("ds").await;
+    let chunk = rig.store_chunk(id, 1).await;
+    rig.run(crate::recover::roll_forward(&rig.parts)).await.0.unwrap();
+    let key = crate::parts::object_key(id, chunk, ObjectKind::Chunk);
+    let object = rig.parts.store.read_all(&key).await.unwrap();
+    let (own, grown) = (object.len(), [&object[..], b"more"].concat());
+    for (bytes, is_told) in [(grown, true), (object.to_vec(), false)] {
+        rig.parts.store.delete(&key).await.unwrap();
+        rig.parts.store.create(&key, bytes.into()).await.unwrap();
+        let (told, ended) = steps(&rig, true).await;
+        ended.unwrap();
+        let remedies: Vec<_> = told.iter().flat_map(|step| &step.findings).collect();
+        let remedy = format!("restore the object, or cut off what is behind its first {own} bytes");
+        assert_eq!(!remedies.is_empty(), is_told, "{remedies:?}");
+        assert!(remedies.iter().all(|one| one.remedy == remedy), "{remedies:?}");
+    }
+}
+
 /// A recovery reads it, and says that it can't.
 #[tokio::test]
 async fn a_damaged_part_that_no_file_needs_any_more_is_told() {

@@ -248,3 +248,32 @@ async fn what_a_lost_chunk_hid_is_not_forgotten_while_it_cannot_be_read() -> Res
     ensure!(scene.verify().await?.is_empty(), "{:?}", scene.verify().await?);
     check(&scene.store, &scene.client, &scene.time, &scene.writer).await
 }
+
+/// Keeps S-29 and S-02: of a purged chunk that somebody puts back what was deleted stays deleted.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_deleted_of_a_chunk_that_is_put_back_is_deleted_again() -> Result<()> {
+    let mut scene = scene().await?;
+    let (client, time) = (scene.client.clone(), Arc::clone(&scene.time));
+    let before = scene.chunks().await?;
+    let more = [("c/1".to_owned(), data(1, 60_000)), ("c/2".to_owned(), data(2, 60_000))];
+    scene.writer.put(&client, time.now(), &more).await?;
+    let after = scene.chunks().await?;
+    let purged = after.into_iter().find(|key| !before.contains(key)).context("no chunk")?;
+    let bytes = scene.store.read_all(&purged).await?;
+    scene.writer.delete(&client, time.now(), |path| path.starts_with(b"c/")).await?;
+    for _ in 0..4 {
+        time.advance(SETTLED);
+        client.purge(NAME, Duration::ZERO).await?;
+    }
+    ensure!(scene.tombstones().await?.is_empty(), "all of it is gone");
+    ensure!(!scene.chunks().await?.contains(&purged), "the chunk is gone");
+    scene.store.create(&purged, bytes).await?;
+    client.recover().await?;
+    let found = scene.verify().await?;
+    let told = "2 deleted files come back if the metadata is lost, as a chunk of theirs";
+    ensure!(found.len() == 1 && found[0].contains(told), "{found:?}");
+    let purged = client.purge(NAME, GRACE).await?;
+    ensure!(purged.problems.is_empty(), "{purged:?}");
+    ensure!(scene.verify().await?.is_empty(), "{:?}", scene.verify().await?);
+    check(&scene.store, &client, &time, &scene.writer).await
+}
