@@ -339,7 +339,8 @@ impl Shared {
         let damage = self.look().await?;
         let mut health = self.health();
         if damage.is_some() && health.told != damage {
-            tracing::error!(store = %self.router.address, ?damage, "metadata may be missing");
+            let since_micros = damage.and_then(|damage| damage.since).map(Stamp::get);
+            tracing::error!(store = %self.router.address, since_micros, "metadata may be missing");
         }
         health.told = damage;
         Ok(())

@@ -284,10 +284,10 @@ impl Tier {
     async fn take_stock(&self) {
         let mut useless = Vec::new();
         let copies = Prefix::new(COPIES).expect("the name of the folder is a key");
-        let mut copies = self.fast.list(&copies);
+        let mut listed = self.fast.list(&copies);
         let counted = loop {
             // There may be very many: what must not take long is to hear of the next one.
-            let next = self.in_time(WRITE_PATIENCE, "list copies in", copies.try_next()).await;
+            let next = self.in_time(WRITE_PATIENCE, "list copies in", listed.try_next()).await;
             match next.and_then(|next| next) {
                 Ok(Some(ObjectInfo { key: name, size })) => {
                     let found = |key| self.index().found(ObjectInfo { key, size }, name.clone());
@@ -310,8 +310,8 @@ impl Tier {
         }
         let stock = if counted.is_ok() { Stock::Known } else { Stock::Unknown };
         self.health().stock = stock;
-        if let Err(error) = counted {
-            self.failed(&error);
+        if let Err(error) = &counted {
+            self.failed(error);
         }
         loop {
             let beyond = self.index().beyond();
@@ -320,6 +320,18 @@ impl Tier {
                 // The rest goes as other objects come.
                 _ => break,
             }
+        }
+        if counted.is_ok() {
+            // Of datasets that other servers deleted, too.
+            self.prune(&copies).await;
+        }
+    }
+
+    /// Removes the folders that have no copies.
+    async fn prune(&self, copies: &Prefix) {
+        let pruned = self.in_time(WRITE_PATIENCE, "remove folders of", self.fast.prune(copies));
+        if let Err(error) = pruned.await.and_then(|pruned| pruned) {
+            self.failed(&error);
         }
     }
 
@@ -493,7 +505,13 @@ impl Store for TierStore {
     }
 
     async fn prune(&self, prefix: &Prefix) -> Result<(), Error> {
-        self.tier.slow.prune(prefix).await
+        let pruned = self.tier.slow.prune(prefix).await;
+        if let Ok(copies) = Prefix::new(format!("{COPIES}/{}", prefix.as_str()))
+            && self.tier.is_rested()
+        {
+            self.tier.prune(&copies).await;
+        }
+        pruned
     }
 
     fn doubt(&self, key: &Key) {

@@ -310,6 +310,38 @@ async fn an_object_deleted_while_it_comes_leaves_no_copy() {
 }
 
 #[tokio::test]
+async fn folders_without_copies_go_with_their_prefix_and_with_the_next_start() {
+    let directory = tempfile::tempdir().unwrap();
+    let fast = crate::open(directory.path().to_str().unwrap()).await.unwrap();
+    let slow = memory();
+    let keys = keys(["one/00/a", "two/00/b"]);
+    let of_one = |name: &str| directory.path().join("copies/one").join(name).exists();
+    for restarts in [false, true] {
+        let tier = TierStore::new(Arc::clone(&slow), Arc::clone(&fast), 1000, clock());
+        for key in &keys {
+            tier.create(key, vec![1; 100].into()).await.unwrap();
+            tier.read_one(key, ByteRange::exact(0, 10).unwrap()).await.unwrap();
+            tier.quiet().await;
+            tier.read_one(key, ByteRange::exact(0, 10).unwrap()).await.unwrap();
+            tier.quiet().await;
+        }
+        assert!(of_one("00"));
+        for key in &keys {
+            tier.delete(key).await.unwrap();
+        }
+        match restarts {
+            true => {
+                let next = TierStore::new(Arc::clone(&slow), Arc::clone(&fast), 1000, clock());
+                next.tier.take_stock().await;
+            }
+            false => tier.prune(&Prefix::new("one").unwrap()).await.unwrap(),
+        }
+        assert!(!of_one(""), "restarts {restarts}");
+        assert_eq!(directory.path().join("copies/two").exists(), !restarts);
+    }
+}
+
+#[tokio::test]
 async fn a_fast_store_that_fails_is_left_alone_for_a_while_and_then_tried_again() {
     let rig = rig(1000).await;
     let [key] = keys(["a"]);
