@@ -117,7 +117,9 @@ impl Kind {
             | Self::Conflict
             | Self::NeedsRecovery
             | Self::Denied => None,
-            Self::Full => Some("free space or raise the quota, then write again"),
+            Self::Full => {
+                Some("free space, or raise what bounds it (a quota, maxmemory), then write again")
+            }
             Self::Corrupt => {
                 Some("put damaged files again from their source with `dlcmd put --checksum`")
             }

@@ -33,9 +33,12 @@ pub enum InitError {
 /// # Errors
 /// When `level` is no filter, or logging has been started before.
 pub fn init(level: &str, json: bool) -> Result<(), InitError> {
-    let filter = EnvFilter::builder()
-        .parse(level)
-        .map_err(|problem| InitError::Level { level: level.to_owned(), problem })?;
+    let refused = |problem| InitError::Level { level: level.to_owned(), problem };
+    for word in level.split(',').filter(|word| !word.contains(['=', '['])) {
+        // A word that is no level would be taken for a target, and nothing else be told of.
+        EnvFilter::builder().parse(format!("target={word}")).map_err(refused)?;
+    }
+    let filter = EnvFilter::builder().parse(level).map_err(refused)?;
     let events = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // It would tell of a stderr that nobody reads any more on that stderr, and panic.
     let events = events.log_internal_errors(false);
@@ -48,9 +51,11 @@ mod tests {
 
     #[test]
     fn a_level_that_is_no_filter_is_named_in_the_error() {
-        let error = init("dl=loud", false).unwrap_err();
-        assert!(error.to_string().contains("dl=loud"), "{error}");
-        assert!(error.source().is_none());
+        for level in ["dl=loud", "loud", "info,loud"] {
+            let error = init(level, false).unwrap_err();
+            assert!(error.to_string().contains(level), "{error}");
+            assert!(error.source().is_none());
+        }
     }
 
     #[test]

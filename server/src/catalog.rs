@@ -256,6 +256,13 @@ pub(crate) async fn create(
                 None => return Err(lost(name)),
             }
         }
+        if live.is_some() {
+            // It may be a copy, and what it stands for deleted.
+            let names = names::all(parts).await?;
+            if let Some((_, error)) = names.unread.into_iter().find(|(unread, _)| unread == name) {
+                return Err(error);
+            }
+        }
         let refused = |kind, why| Err(Error::new(kind, "create dataset", name, why));
         if let Some(refusal) = parts.refusals.check(&*parts.clock, parts.meta.refusal()).await {
             return refused(kind_of(&refusal), refusal.to_string());
@@ -421,8 +428,10 @@ async fn is_of_other_name(parts: &Parts, name: &DatasetName, id: DatasetId) -> R
     match names.unread.first() {
         // It may be the one: nobody can tell that it was deleted.
         Some((_, error)) => {
-            let why = "a name in the chunk store can't be read, and may be that of this id";
-            Err(Error::new(error.kind, "delete dataset", name, why))
+            let why = "a name in the chunk store can't be read, and may be that of this id; `dlcmd \
+                       datasets` says which, to who may read it";
+            let kind = if error.kind == Kind::Corrupt { Kind::Conflict } else { error.kind };
+            Err(Error::new(kind, "delete dataset", name, why))
         }
         None => Ok(names.live().any(|(_, named)| named.record.dataset == id)),
     }

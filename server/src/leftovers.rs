@@ -4,6 +4,7 @@
 //! Must hold: only what belongs to a deletion that outlasts a power cut is removed, and nothing while
 //! the servers are read-only. What can't be removed of one dataset keeps no other from it.
 
+use std::collections::HashSet;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -94,7 +95,20 @@ impl Leftovers {
     /// Removes what is left of datasets whose names say that they are deleted; gives how many objects
     /// those were, or the first error, when it is through with all of them.
     pub(crate) async fn sweep_deleted(&self, parts: &Parts, past: Past) -> Result<u64, Error> {
-        let deleted = names::deleted(parts, past).await?.found;
+        let mut deleted = names::deleted(parts, past).await?.found;
+        if !deleted.is_empty() {
+            // Somebody has copied a name of before.
+            let names = names::all(parts).await?;
+            let live: HashSet<DatasetId> =
+                names.live().map(|(_, named)| named.record.dataset).collect();
+            deleted.retain(|Deleted { name, named, .. }| {
+                let is_live = live.contains(&named.record.dataset);
+                if is_live {
+                    tracing::error!(%name, "a deleted dataset stays, as another name stands for it");
+                }
+                !is_live
+            });
+        }
         let swept = stream::iter(deleted).map(|deleted| async move {
             let Deleted { name, named, .. } = &deleted;
             parts.settings.refuse_read_only(ACTION, name)?;

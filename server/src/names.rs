@@ -149,23 +149,31 @@ async fn all_but(parts: &Parts, known: Option<&Names>) -> Result<Names, Error> {
 }
 
 /// Of names that stand for one dataset no more than one is right, and nothing says which: none of them is
-/// taken for read. Others that stand for it are not named, as not everybody may know of them.
+/// taken for read, but for one that says that the dataset is deleted. Others that stand for it are not named,
+/// as not everybody may know of them.
 fn part_copies(names: &mut Names) {
-    let mut count: HashMap<DatasetId, u32> = HashMap::new();
+    let mut stand: HashMap<DatasetId, (u32, bool)> = HashMap::new();
     for (_, named) in &names.read {
-        *count.entry(named.record.dataset).or_default() += 1;
+        let (count, is_deleted) = stand.entry(named.record.dataset).or_default();
+        *count += 1;
+        *is_deleted |= named.record.state == NameState::Deleted;
     }
-    let is_alone = |named: &Named| count.get(&named.record.dataset).is_none_or(|names| *names < 2);
-    let (alone, copied) =
-        std::mem::take(&mut names.read).into_iter().partition(|(_, named)| is_alone(named));
-    names.read = alone;
-    let copied: Vec<(DatasetName, Named)> = copied;
-    for (name, Named { generation, .. }) in copied {
-        let object = name_key(&name, generation);
+    for (name, named) in std::mem::take(&mut names.read) {
+        let (count, is_deleted) = stand.get(&named.record.dataset).copied().unwrap_or_default();
+        if count < 2 || named.record.state == NameState::Deleted {
+            names.read.push((name, named));
+            continue;
+        }
+        let object = name_key(&name, named.generation);
+        let whose = match is_deleted {
+            true => "a dataset that another name says is deleted, so it is a copy: remove it",
+            false => {
+                "the same dataset as another name, so one is a copy of the other: remove that one"
+            }
+        };
         let why = format!(
-            "{object} in the chunk store stands for the same dataset as another name, so one is a copy \
-             of the other: remove that one; and put back what was there before, or, as long as the \
-             metadata has the dataset, run `dlcmd recover dl://{name}`"
+            "{object} in the chunk store stands for {whose}; and put back what was there before, or, as \
+             long as the metadata has the dataset, run `dlcmd recover dl://{name}`"
         );
         names.unread.push((name.clone(), Error::new(Kind::Corrupt, READ, &name, why)));
     }

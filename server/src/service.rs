@@ -281,6 +281,10 @@ impl Diesel for Service {
         let span = tracing::Span::current();
         span.record("dataset", tracing::field::display(head.dataset)).record("bytes", head.length);
         commit::admit(&self.parts, head.dataset, head.length).await?;
+        if intake.is_over() {
+            let why = "too much waits here for memory; try again";
+            return Err(Error::new(Kind::Unavailable, "receive", "a chunk", why).into());
+        }
         let room = room_of(usize::try_from(head.length).unwrap_or(usize::MAX));
         let limit = self.parts.limits.patience / WRITE_WAIT_PART;
         let room = self.writes.take_within(limit, room, &self.parts).await?;

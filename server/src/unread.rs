@@ -11,12 +11,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
+use dl_proto::SERVER_WINDOW_BYTES;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tonic::Status;
 use tonic::body::Body;
 
 /// Most bytes of all connections before shares count.
 const UNREAD_MAX: u64 = 32 << 20;
+
+/// Most bytes of all connections before no more puts may wait for memory of their own: a connection is read
+/// from while any of its requests has some, and brings those of all others.
+const WAITING_MAX: u64 = 3 * UNREAD_MAX;
 
 /// Of so many bytes of a body, one was spent on frames and TLS around them, at least.
 const OVERHEAD_PART: u64 = 64;
@@ -80,6 +85,15 @@ impl Share {
     }
 }
 
+impl Share {
+    /// Whether all have so much, and this one more than its share, that no more can wait here.
+    fn is_over(&self) -> bool {
+        let connections = self.all.connections.load(Ordering::Relaxed).max(1);
+        let fair = (UNREAD_MAX / connections).max(SERVER_WINDOW_BYTES.into());
+        self.all.bytes() > WAITING_MAX && self.bytes.load(Ordering::Relaxed) > fair
+    }
+}
+
 impl Drop for Share {
     fn drop(&mut self) {
         self.remove(u64::MAX);
@@ -106,6 +120,11 @@ impl Intake {
     /// What came so far is in the memory of the request.
     pub(crate) fn taken(&self) {
         self.0.give_back(0);
+    }
+
+    /// Whether so much has come that its request can't wait for memory.
+    pub(crate) fn is_over(&self) -> bool {
+        self.0.share.as_ref().is_some_and(|share| share.is_over())
     }
 
     /// There is memory for all that comes, until the guard is dropped.
@@ -264,6 +283,8 @@ mod tests {
         let (_body, intake) = Counted::new(body(1), Some(Arc::clone(&greedy))).hold();
         let expected = intake.expect();
         assert!(!greedy.is_full(), "its request would wait for ever");
+        greedy.add(WAITING_MAX - UNREAD_MAX);
+        assert!(greedy.is_over() && !greedy.is_full(), "it may go on, and others not begin");
         drop(expected);
         assert!(greedy.is_full());
     }

@@ -250,3 +250,37 @@ async fn each_deletion_of_a_name_keeps_what_says_that_another_one_is_not_through
     first.tidy(&rig.parts).await.unwrap();
     assert_eq!(left().await, of(&[4]));
 }
+
+#[tokio::test]
+async fn a_name_copied_from_one_that_is_deleted_is_taken_by_nobody_and_loses_nothing() {
+    let rig = rig().await;
+    let (name, copy) = (crate::testing::dataset("ds"), crate::testing::dataset("zz"));
+    let id = rig.create("ds").await;
+    let record = newest(&rig.parts, &name).await.unwrap().unwrap().record;
+    create(&rig.parts, &copy, 1, &record).await.unwrap();
+    let unread = || async {
+        let names = all(&rig.parts).await.unwrap();
+        names.unread.into_iter().map(|(name, why)| (name, why.chain())).collect::<Vec<_>>()
+    };
+    assert_eq!(unread().await.len(), 2, "nobody knows which of them is right");
+    remove(&rig.parts, &copy).await;
+    rig.delete("ds", id).await.unwrap();
+    create(&rig.parts, &copy, 1, &record).await.unwrap();
+    let [(only, why)] = &unread().await[..] else { panic!("{:?}", unread().await) };
+    assert!(*only == copy && why.contains("another name says is deleted"), "{only}: {why}");
+    let put = crate::catalog::create(&rig.parts, &copy, record.shape).await;
+    assert_eq!(put.unwrap_err().kind, Kind::Corrupt);
+    // Once the name stands for something else, that says nothing more; what lies there is left alone.
+    rig.create("ds").await;
+    rig.store_chunk(id, 1).await;
+    assert_eq!(unread().await, []);
+    let swept = Leftovers::default().sweep_deleted(&rig.parts, Past::All).await;
+    assert_eq!(swept.unwrap(), 0);
+    remove(&rig.parts, &copy).await;
+    rig.clock.advance(RECENT * 2);
+    assert_eq!(Leftovers::default().sweep_deleted(&rig.parts, Past::All).await.unwrap(), 1);
+}
+
+async fn remove(parts: &Parts, name: &DatasetName) {
+    parts.store.delete(&key(name_key(name, 1))).await.unwrap();
+}

@@ -208,13 +208,13 @@ async fn rebuild(
         return Err(Error::new(Kind::Unavailable, "recover", "datasets", why));
     }
     if lacks_others {
-        let why = "what was asked for is recovered, and the other datasets are still missing; run \
-                   `dlcmd recover --all`";
+        let why = "what was asked for is recovered as far as it can be, and the other datasets are still \
+                   missing; run `dlcmd recover --all`";
         return Err(Error::new(Kind::NeedsRecovery, "recover", "datasets", why));
     }
     if damage.is_some() && brought == Brought::Some {
-        let why = "what was asked for is recovered, but all of the metadata may lack something; \
-                   run `dlcmd recover --all`";
+        let why = "what was asked for is recovered as far as it can be, but all of the metadata may lack \
+                   something; run `dlcmd recover --all`";
         return Err(Error::new(Kind::NeedsRecovery, "recover", "datasets", why));
     }
     if brought == Brought::Some {

@@ -200,6 +200,6 @@ impl Verify<'_> {
     }
 }
 
-fn cut_off(whole: u64) -> String {
+pub(super) fn cut_off(whole: u64) -> String {
     format!("cut off what is behind its first {whole} bytes")
 }

@@ -11,7 +11,7 @@ use dl_proto::Kind;
 use dl_store::{Key, StoreExt};
 use futures::stream::{self, StreamExt, TryStreamExt};
 
-use super::lost::Lost;
+use super::lost::{Lost, cut_off};
 use super::{Away, Doubt, Verify};
 use crate::error::Error;
 use crate::headers::read_header;
@@ -141,17 +141,24 @@ impl Verify<'_> {
                 let Some((_, id, _)) = named.filter(|(_, id, _)| unlogged.contains(id)) else {
                     continue;
                 };
-                let Some(damage) = self.damage(survey, unlogged.len(), id, &key).await else {
+                let Some((damage, whole)) = self.damage(survey, unlogged.len(), id, &key).await
+                else {
                     others += 1;
                     continue;
                 };
                 let problem = format!("{damage}; no recovery brings it back");
-                let remedy = match survey.extents.iter().any(|(_, extent)| extent.part == id) {
-                    true => "restore the object; or put the file again that it is a part of",
-                    false => "restore the object; or move it away, if no file needs it",
+                let is_part = survey.extents.iter().any(|(_, extent)| extent.part == id);
+                let remedy = match whole {
+                    Some(whole) => {
+                        format!("restore the object, or {}, and {}", cut_off(whole), self.recover())
+                    }
+                    None if is_part => {
+                        "restore the object; or put the file again that it is a part of".to_owned()
+                    }
+                    None => "restore the object; or move it away, if no file needs it".to_owned(),
                 };
                 self.find(problem, remedy).await?;
-                damaged.insert(id, Lost { number: None, damage: Some(damage), whole: None });
+                damaged.insert(id, Lost { number: None, damage: Some(damage), whole });
             }
         }
         if others > 0 {
@@ -162,21 +169,31 @@ impl Verify<'_> {
         Ok(damaged)
     }
 
-    /// Why no recovery brings back an object of so many that the log lacks.
+    /// Why no recovery brings back an object of so many that the log lacks, and of one that only has grown
+    /// how many bytes are its own.
     async fn damage(
         &self,
         survey: &Survey,
         unlogged: usize,
         id: ChunkId,
         key: &Key,
-    ) -> Option<String> {
+    ) -> Option<(String, Option<u64>)> {
         if unlogged > LOOKED_INTO {
             return None;
         }
         match read_header(self.parts, key).await {
             Ok(header) if self.can_be_adopted(survey, id, &header) => None,
-            Ok(_) => Some(another(key)),
-            Err(error) => (error.kind == Kind::Corrupt).then(|| error.chain()),
+            Ok(header) => {
+                let own = header.object_length();
+                let size = survey.stored.get(&id).copied().unwrap_or_default();
+                let is_it = (header.dataset(), header.id()) == (self.id, id);
+                if is_it && size > own && header.committed().is_ok() {
+                    let why = format!("{key} is too long: {size} bytes, written with {own}");
+                    return Some((why, Some(own)));
+                }
+                Some((another(key), None))
+            }
+            Err(error) => (error.kind == Kind::Corrupt).then(|| (error.chain(), None)),
         }
     }
 

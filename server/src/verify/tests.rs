@@ -179,6 +179,21 @@ async fn what_a_chunk_has_too_much_is_to_be_cut_off() {
         assert_eq!(!remedies.is_empty(), is_told, "{remedies:?}");
         assert!(remedies.iter().all(|one| one.remedy == remedy), "{remedies:?}");
     }
+    // Also of one that the metadata lacks.
+    let other = rig.store_chunk(id, 2).await;
+    let key = crate::parts::object_key(id, other, ObjectKind::Chunk);
+    let object = rig.parts.store.read_all(&key).await.unwrap();
+    rig.parts.store.delete(&key).await.unwrap();
+    rig.parts.store.create(&key, [&object[..], b"more"].concat().into()).await.unwrap();
+    let (told, ended) = steps(&rig, false).await;
+    ended.unwrap();
+    let remedies: Vec<_> = told.iter().flat_map(|step| &step.findings).collect();
+    let own = object.len();
+    let is_told = |one: &&Finding| {
+        let remedy = format!("cut off what is behind its first {own} bytes, and run");
+        one.remedy.contains(&remedy)
+    };
+    assert!(remedies.iter().any(is_told), "{remedies:?}");
 }
 
 /// A recovery reads it, and says that it can't.
