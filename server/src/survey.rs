@@ -103,6 +103,12 @@ impl Stored {
     }
 }
 
+/// In what a length is not the one that an object was written with.
+pub(crate) fn cut(size: u64, wanted: u64) -> Option<String> {
+    let cut = if size < wanted { "cut short" } else { "too long" };
+    (size != wanted).then(|| format!("it is {cut}: {size} bytes, written with {wanted}"))
+}
+
 /// The entries that tombstones name, and the stamp of the last tombstone about a chunk.
 #[derive(Debug, Default)]
 pub(crate) struct Named(HashMap<ChunkId, (EntrySet, Stamp)>);
@@ -297,9 +303,7 @@ impl Survey {
 
     /// In what the length of an object in the store is not that of the log.
     pub(crate) fn cut(&self, object: &ObjectRecord) -> Option<String> {
-        let (size, wanted) = (*self.stored.get(&object.id)?, object.object_length);
-        let cut = if size < wanted { "cut short" } else { "too long" };
-        (size != wanted).then(|| format!("it is {cut}: {size} bytes, written with {wanted}"))
+        cut(*self.stored.get(&object.id)?, object.object_length)
     }
 
     /// Whether this is said of an object that is whole, and has more bytes behind its own.

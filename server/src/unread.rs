@@ -83,9 +83,7 @@ impl Share {
             && self.bytes.load(Ordering::Relaxed) > UNREAD_MAX / connections
             && self.expected.load(Ordering::Relaxed) == 0
     }
-}
 
-impl Share {
     /// Whether all have so much, and this one more than its share, that no more can wait here.
     fn is_over(&self) -> bool {
         let connections = self.all.connections.load(Ordering::Relaxed).max(1);

@@ -94,8 +94,8 @@ impl Shared {
         for held in &mut shards {
             held.mark.mends.retain(|mend| mend.token != token);
         }
-        let Judgement { damage, .. } = judge(&shards, is_bound, self.now_ms());
         let now = self.now_ms();
+        let Judgement { damage, .. } = judge(&shards, is_bound, now);
         let (mut over, others): (Vec<_>, Vec<_>) =
             Told::of(&shards).into_iter().partition(|one| one.is_past(now));
         // Those that go back no further are told of by this one, too.

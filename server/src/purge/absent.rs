@@ -45,16 +45,15 @@ impl Purge<'_> {
         Ok(())
     }
 
-    /// Whether the metadata has fewer files than the objects of the store say, of all that it knows.
-    pub(super) async fn has_fewer(
+    /// How many files the metadata has; none where it was written to, or purged by others, since the survey.
+    pub(super) async fn counted(
         &self,
         dataset: DatasetId,
         survey: &Survey,
-        ledger: &Ledger,
-    ) -> Result<bool, Error> {
+    ) -> Result<Option<u64>, Error> {
         let info = self.parts.meta.dataset(dataset).await;
         let info = info.map_err(|error| Error::meta("describe dataset", dataset, error))?;
-        Ok(info.is_some_and(|info| info.version == survey.version() && info.files < ledger.files))
+        Ok(info.filter(|info| info.version == survey.version()).map(|info| info.files))
     }
 
     /// Deletes again what only the metadata has as deleted.
@@ -128,13 +127,11 @@ impl Purge<'_> {
         is_known: bool,
         files: u64,
     ) -> Result<bool, Error> {
-        let info = self.parts.meta.dataset(dataset).await;
-        let info = info.map_err(|error| Error::meta("describe dataset", dataset, error))?;
-        let Some(info) = info.filter(|info| info.version == survey.version()) else {
-            // Written to, or purged by others, since it was looked at: the next purge will tell.
+        let Some(counted) = self.counted(dataset, survey).await? else {
+            // The next purge will tell.
             return Ok(false);
         };
-        if is_known && info.files == files {
+        if is_known && counted == files {
             return Ok(true);
         }
         for id in tombstones {

@@ -206,7 +206,11 @@ impl<'a> Purge<'a> {
             false => self.sweep_snapshots(record.id).await,
         };
         let (ledger, held) = self.look(&mut survey, record).await?;
-        if is_first && !self.has_doubts && self.has_fewer(record.id, &survey, &ledger).await? {
+        if is_first
+            && !self.has_doubts
+            && !survey.has_losses()
+            && self.counted(record.id, &survey).await?.is_some_and(|files| files < ledger.files)
+        {
             self.has_doubts = true;
             return Box::pin(self.round(record, ids, is_first)).await;
         }

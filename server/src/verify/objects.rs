@@ -16,7 +16,7 @@ use super::{Away, Doubt, Verify};
 use crate::error::Error;
 use crate::headers::read_header;
 use crate::parts::prefix;
-use crate::survey::{Survey, is_logged};
+use crate::survey::{Survey, cut, is_logged};
 
 /// Objects that the log lacks and of which the headers are read: of more, most can be recovered.
 const LOOKED_INTO: usize = 1_000;
@@ -188,7 +188,8 @@ impl Verify<'_> {
                 let size = survey.stored.get(&id).copied().unwrap_or_default();
                 let is_it = (header.dataset(), header.id()) == (self.id, id);
                 if is_it && size > own && header.committed().is_ok() {
-                    let why = format!("{key} is too long: {size} bytes, written with {own}");
+                    let why = cut(size, own).unwrap_or_default();
+                    let why = Error::new(Kind::Corrupt, "read", key, why).chain();
                     return Some((why, Some(own)));
                 }
                 Some((another(key), None))

@@ -66,6 +66,19 @@ impl Scene {
         after.into_iter().find(|key| !before.contains(key)).context("no tombstone")
     }
 
+    /// Puts files, and gives the chunk that they are in.
+    async fn put(&mut self, files: &[(String, Vec<u8>)]) -> Result<Key> {
+        let before = self.chunks().await?;
+        self.writer.put(&self.client, self.time.now(), files).await?;
+        let after = self.chunks().await?;
+        after.into_iter().find(|key| !before.contains(key)).context("no chunk")
+    }
+
+    /// Puts a newer file over one of each chunk.
+    async fn put_newer(&mut self) -> Result<Key> {
+        self.put(&["a/8", "b/8"].map(|path| (path.to_owned(), data(77, 9)))).await
+    }
+
     async fn damage(&self, key: &Key) -> Result<()> {
         let mut bytes = self.store.read_all(key).await?.to_vec();
         *bytes.get_mut(200).context("it is shorter")? ^= 1;
@@ -191,12 +204,7 @@ async fn a_lost_tombstone_stays_in_the_log_as_long_as_a_chunk_cannot_be_read() -
 async fn what_a_lost_chunk_hid_stays_deleted() -> Result<()> {
     for is_damaged in [false, true] {
         let mut scene = scene().await?;
-        let (client, time) = (scene.client.clone(), Arc::clone(&scene.time));
-        let before = scene.chunks().await?;
-        let newer: Vec<_> = ["a/8", "b/8"].map(|path| (path.to_owned(), data(77, 9))).into();
-        scene.writer.put(&client, time.now(), &newer).await?;
-        let after = scene.chunks().await?;
-        let lost = after.into_iter().find(|key| !before.contains(key)).context("no chunk")?;
+        let lost = scene.put_newer().await?;
         scene.delete(b"/8").await?;
         match is_damaged {
             true => scene.damage(&lost).await?,
@@ -222,12 +230,8 @@ async fn what_a_lost_chunk_hid_stays_deleted() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_lost_chunk_hid_is_not_forgotten_while_it_cannot_be_read() -> Result<()> {
     let mut scene = scene().await?;
-    let (client, time) = (scene.client.clone(), Arc::clone(&scene.time));
     let before = scene.chunks().await?;
-    let newer: Vec<_> = ["a/8", "b/8"].map(|path| (path.to_owned(), data(77, 9))).into();
-    scene.writer.put(&client, time.now(), &newer).await?;
-    let after = scene.chunks().await?;
-    let lost = after.into_iter().find(|key| !before.contains(key)).context("no chunk")?;
+    let lost = scene.put_newer().await?;
     scene.delete(b"/8").await?;
     scene.store.delete(&lost).await?;
     for key in &before {
@@ -254,11 +258,8 @@ async fn what_a_lost_chunk_hid_is_not_forgotten_while_it_cannot_be_read() -> Res
 async fn what_was_deleted_of_a_chunk_that_is_put_back_is_deleted_again() -> Result<()> {
     let mut scene = scene().await?;
     let (client, time) = (scene.client.clone(), Arc::clone(&scene.time));
-    let before = scene.chunks().await?;
     let more = [("c/1".to_owned(), data(1, 60_000)), ("c/2".to_owned(), data(2, 60_000))];
-    scene.writer.put(&client, time.now(), &more).await?;
-    let after = scene.chunks().await?;
-    let purged = after.into_iter().find(|key| !before.contains(key)).context("no chunk")?;
+    let purged = scene.put(&more).await?;
     let bytes = scene.store.read_all(&purged).await?;
     scene.writer.delete(&client, time.now(), |path| path.starts_with(b"c/")).await?;
     for _ in 0..4 {
