@@ -72,7 +72,12 @@ pub(crate) async fn keep(
             Ok(kept) if kept != told => {
                 let Kept { bytes, left_out } = kept;
                 if left_out > 0 {
-                    tracing::warn!(bytes, left_out, "the fast store lacks room for all to keep");
+                    tracing::warn!(
+                        bytes,
+                        left_out,
+                        "the fast store lacks some of what it is to keep, for want of room or of an \
+                         answer; that is tried again"
+                    );
                 } else {
                     tracing::info!(bytes, "kept in the fast store");
                 }

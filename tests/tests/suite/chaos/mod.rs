@@ -13,7 +13,7 @@ mod reader;
 mod writer;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -48,6 +48,9 @@ type Counting = JoinHandle<Result<u32>>;
 
 const NAME: &str = "chaos";
 const WRITERS: u8 = 2;
+
+/// Of the fast stores of the first two servers.
+const QUOTAS: [&str; 2] = ["1GiB", "4MiB"];
 
 /// How long things may take to be as before, once nothing is wrong any more: a failover of Redis,
 /// and what the servers put back then.
@@ -117,12 +120,21 @@ impl Stage {
         Ok(stage)
     }
 
+    /// Two of the three have a fast store, and that of the second one is too small for everything.
     fn start(&self, number: usize, listen: &str) -> Result<Server> {
         let data = self.scene.path().join(format!("data{number}"));
-        let flags = ["--meta", &self.redis.url(), "--store", &self.url];
+        let (redis, fast) = (self.redis.url(), self.fast(number).display().to_string());
+        let mut flags = vec!["--meta", &redis, "--store", &self.url];
+        if let Some(quota) = QUOTAS.get(number) {
+            flags.extend(["--fast-store", &fast, "--fast-store-quota", quota]);
+        }
         let mut variables = settings(self.proxy.address());
         variables.extend(self.clocks.get(number).map(Shift::variables).unwrap_or_default());
         Server::start_among(&data, listen, &flags, &variables)
+    }
+
+    fn fast(&self, number: usize) -> PathBuf {
+        self.scene.path().join(format!("fast{number}"))
     }
 
     fn client(&self) -> Result<Client> {
@@ -498,6 +510,15 @@ fn a_server_is_killed_while_recoveries_run() -> Result<()> {
 #[test]
 fn a_redis_primary_with_a_replica_is_killed_while_recoveries_run() -> Result<()> {
     survive_beside(&["recover", "--all"], Event::PrimaryDies, 1)
+}
+
+/// Keeps S-01 and S-03.
+#[test]
+fn the_bucket_answers_with_errors_or_in_part_while_recoveries_run() -> Result<()> {
+    for error in [Instead::SlowDown, Instead::Internal, Instead::Cut] {
+        survive_beside(&["recover", "--all"], Event::BucketFails(error), 0)?;
+    }
+    Ok(())
 }
 
 /// Keeps S-01, S-02 and S-05: what is lost while other things are brought back.

@@ -16,12 +16,14 @@ use dl_runtime::Deadline;
 use dl_store::Throttle;
 use dl_tests::book::Content;
 use dl_tests::cluster::clock;
+use dl_tests::folder;
 use dl_tests::program::{dlcmd, run};
+use dl_tests::proxy::Instead;
 use dl_tests::rounds;
 use dl_tests::shift::Shift;
 use libdiesel::{Client, Kind, PurgeProgress, PurgeRequest};
 
-use super::{Event, NAME, PATIENCE, Stage, WRITERS, again, counted};
+use super::{Event, NAME, PATIENCE, QUOTAS, STALLED, Stage, WRITERS, again, counted};
 
 /// Two days, in seconds.
 const AGE: i64 = 2 * 86_400;
@@ -113,6 +115,10 @@ fn survive(event: Event, replicas: usize) -> Result<()> {
         ensure!(moved + last > MOVED, "{moved} and {last} objects were moved or removed");
         stage.ask(&["verify", "--checksums", "dl://chaos"])?.code(0)?;
         super::compare(&stage.addresses, &stage.book).context("after the last purge")?;
+        for number in 0..QUOTAS.len() {
+            let copies = folder::bytes_under(&stage.fast(number).join("copies"))?;
+            ensure!(copies > 0, "nothing was read through the fast store of server {number}");
+        }
     }
     Ok(())
 }
@@ -127,6 +133,21 @@ fn a_server_is_killed_while_purges_run() -> Result<()> {
 #[test]
 fn a_redis_primary_comes_back_empty_while_purges_run() -> Result<()> {
     survive(Event::PrimaryIsEmptied, 0)
+}
+
+/// Keeps S-01, S-02, S-05, S-27 and S-28.
+#[test]
+fn all_of_redis_is_flushed_while_purges_run() -> Result<()> {
+    survive(Event::AllIsFlushed, 0)
+}
+
+/// Keeps S-01, S-03, S-27 and S-28.
+#[test]
+fn the_bucket_answers_with_errors_or_in_part_while_purges_run() -> Result<()> {
+    for error in [Instead::Internal, Instead::Cut, Instead::Stalled(STALLED)] {
+        survive(Event::BucketFails(error), 0)?;
+    }
+    Ok(())
 }
 
 /// Keeps S-01, S-02, S-27 and S-28.

@@ -163,3 +163,30 @@ async fn a_part_that_is_lost_keeps_nothing_else_from_being_put_back() -> Result<
     ensure!(scene.dl(&["cat", "dl://large/large"])?.code != 0, "it is read");
     Ok(())
 }
+
+/// Keeps S-02: a loss that left no trace, of which only who caused it knows.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_nobody_noticed_comes_back_as_far_as_a_recovery_is_asked_to_look() -> Result<()> {
+    let scene = Scene::new().await?;
+    scene.put("dl://ds")?;
+    scene.past.set(AGO + 5 * HOUR)?;
+    let late = scene.folder.path().join("late");
+    folder::fill(&late, 30, 20_000, &Dice::new(3))?;
+    scene.dl(&["put", &late.display().to_string(), "dl://ds/late"])?.code(0)?;
+    let listed = |told: &str| -> Result<usize> {
+        let listed = scene.dl(&["ls", "-R", "dl://ds"])?.code(0)?.text();
+        Ok(listed.lines().filter(|path| path.contains(told)).count())
+    };
+    ensure!(listed(".bin")? == 90 && listed("late/")? >= 30, "they are there");
+    let lose = "for _, key in ipairs(redis.call('KEYS', 'dl:*:d:*')) do redis.call('DEL', key) end";
+    scene.redis.ask(&["EVAL", lose, "0"]).await;
+    ensure!(listed(".bin")? == 0, "nothing is lost");
+    let told = scene.dl(&["verify", "dl://ds"])?.code(4)?;
+    ensure!(told.text().contains("dlcmd recover"), "{told:?}");
+    scene.dl(&["recover", "--all", "--since", "1h"])?.code(0)?;
+    ensure!(listed(".bin")? == 30 && listed("late/")? >= 30, "the last hour and no more");
+    scene.dl(&["recover", "dl://ds"])?.code(0)?;
+    ensure!(listed(".bin")? == 90, "all of it");
+    scene.dl(&["verify", "--checksums", "dl://ds"])?.code(0)?;
+    Ok(())
+}

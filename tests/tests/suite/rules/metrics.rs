@@ -1,7 +1,7 @@
 //! docs/METRICS.md and what a server says at /metrics are the same.
 //!
 //! Must hold: each metric has a row with its kind and its labels, and no row is of one that is not
-//! there; names end in their unit.
+//! there; names end in their unit; each value of a label is explained in the section of its metric.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -15,6 +15,12 @@ use regex::Regex;
 use super::hold;
 
 const RULE: &str = "docs/METRICS.md has a row for each metric, with its kind and labels:";
+
+const VALUES_RULE: &str =
+    "docs/METRICS.md explains each value of a label in the section of its metric:";
+
+/// Labels whose values are explained at the beginning, for all.
+const EVERYWHERE: [&str; 4] = ["method", "code", "version", "le"];
 
 /// Endings that say what is counted.
 const UNITS: [&str; 8] =
@@ -32,6 +38,16 @@ fn the_metrics_written_are_those_of_a_server() -> Result<()> {
     server.stop()?;
     let document = workspace::text(Path::new("docs/METRICS.md"))?.unwrap_or_default();
     hold(RULE, &differences(&written(&document)?, &told(&text)?));
+    hold(VALUES_RULE, &Vec::from_iter(unexplained(&document, &text)?));
+    Ok(())
+}
+
+#[test]
+fn a_value_of_a_label_that_no_section_explains_is_found() -> Result<()> {
+    let told = "a_total{x=\"y\"} 1\na_total{x=\"z\",method=\"Get\"} 1\nb_total{x=\"y\"} 1\n";
+    let document = "## A\n\n`x` is `y`.\n\n| `a_total` |\n\n## B\n\n| `b_total` | | | |\n";
+    let found = unexplained(document, told)?;
+    ensure!(found.len() == 2, "{found:?}");
     Ok(())
 }
 
@@ -53,6 +69,29 @@ fn differences(written: &Metrics, told: &Metrics) -> Vec<String> {
     let unitless = told.keys().filter(|name| !UNITS.iter().any(|unit| name.ends_with(unit)));
     let unitless = unitless.map(|name| format!("{name} ends in no unit"));
     unlike.chain(gone).chain(unitless).collect()
+}
+
+/// Values of labels that the section of their metric doesn't name.
+fn unexplained(document: &str, text: &str) -> Result<BTreeSet<String>> {
+    let label = Regex::new("([a-z_]+)=\"([^\"]*)\"")?;
+    let mut found = BTreeSet::new();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let Some((name, labels)) = line.split_once('{') else { continue };
+        let name = ["_bucket", "_sum", "_count"]
+            .iter()
+            .find_map(|end| name.strip_suffix(end))
+            .unwrap_or(name);
+        let is_of = |section: &&str| section.contains(&format!("| `{name}` |"));
+        let section = document.split("\n## ").find(is_of).unwrap_or_default();
+        for value in label.captures_iter(labels) {
+            let is_explained =
+                EVERYWHERE.contains(&&value[1]) || section.contains(&format!("`{}`", &value[2]));
+            if !is_explained {
+                found.insert(format!("{name} has {}", &value[0]));
+            }
+        }
+    }
+    Ok(found)
 }
 
 /// The rows of the document.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use dl_format::{ChunkIdMaker, DatasetId, Stamp};
 use dl_meta::redis_testing::Server;
 use dl_meta::{Memory, MetaStore, Redis, RedisOptions, Stop};
@@ -64,31 +64,50 @@ async fn recover_since_a_time_brings_back_whatever_the_log_lacks() -> Result<()>
     Ok(())
 }
 
-/// Keeps S-02: Rule 8. Of what the log knows, rows may be lost that were written since then.
+/// Keeps S-02: Rule 8. Of what the log knows, rows may be lost that were written since then, or since the
+/// loss that is known where that came before.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_log_knows_is_read_again_from_half_an_hour_before_and_no_more() -> Result<()> {
-    let store = dl_store::open("memory:").await?;
+    let all = ["before", "edge", "within", "later"];
     let redis = Server::start(&[]).await;
     // No mark is ahead of the clock of Redis.
-    let asked = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
-    let now = asked - Duration::from_secs(20 * 60);
-    let time = Arc::new(ManualClock::new(now));
-    let clock: Arc<dyn Clock> = Arc::<ManualClock>::clone(&time);
-    let meta = Redis::open(&redis.url(), RedisOptions::default(), clock).await?;
-    let (_server, client) = serve(&store, Arc::new(meta), now).await?;
-    let dataset = client.create("ds").await?;
-    put(&client, dataset, asked).await?;
-    ensure!(client.files(dataset).await?.len() == 4, "they are there");
-    // As after the restart of a Redis that has all from before that time.
-    time.advance(20 * MINUTE);
-    let seen = asked.duration_since(SystemTime::UNIX_EPOCH)?.as_millis().to_string();
-    let lose = "for _, key in ipairs(redis.call('KEYS', 'dl:*:d:*')) do redis.call('DEL', key) end
-        for _, key in ipairs(redis.call('KEYS', 'dl:*:mark')) do
-            redis.call('HSET', key, 'run', 'other:other', 'seen', ARGV[1])
-        end";
-    redis.ask(&["EVAL", lose, "0", &seen]).await;
-    recover_since(&client, asked).await?;
-    ensure!(client.files(dataset).await? == files(&["edge", "within", "later"]), "half an hour");
+    let lost_at = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+    for (is_noticed, asked, there) in [
+        (true, lost_at, &all[1..]),
+        (true, lost_at - MINUTE, &all),
+        (true, lost_at + 40 * MINUTE, &all[1..]),
+        (false, lost_at, &all[1..]),
+        (false, lost_at - MINUTE, &all),
+        (false, lost_at + 20 * MINUTE, &all[3..]),
+    ] {
+        let shown = || format!("noticed: {is_noticed}, {asked:?}");
+        redis.ask(&["FLUSHALL"]).await;
+        let store = dl_store::open("memory:").await?;
+        let now = lost_at - Duration::from_secs(20 * 60);
+        let time = Arc::new(ManualClock::new(now));
+        let clock: Arc<dyn Clock> = Arc::<ManualClock>::clone(&time);
+        let meta = Redis::open(&redis.url(), RedisOptions::default(), clock).await?;
+        let (_server, client) = serve(&store, Arc::new(meta), now).await?;
+        let dataset = client.create("ds").await?;
+        put(&client, dataset, lost_at).await?;
+        ensure!(client.files(dataset).await? == files(&all), "they are there");
+        let rows =
+            "for _, key in ipairs(redis.call('KEYS', 'dl:*:d:*')) do redis.call('DEL', key) end";
+        redis.ask(&["EVAL", rows, "0"]).await;
+        if is_noticed {
+            // As after the restart of a Redis that has all from before that time.
+            time.advance(20 * MINUTE);
+            let seen = lost_at.duration_since(SystemTime::UNIX_EPOCH)?.as_millis().to_string();
+            let marks = "for _, key in ipairs(redis.call('KEYS', 'dl:*:mark')) do
+                    redis.call('HSET', key, 'run', 'other:other', 'seen', ARGV[1])
+                end";
+            redis.ask(&["EVAL", marks, "0", &seen]).await;
+        }
+        recover_since(&client, asked).await.with_context(shown)?;
+        ensure!(client.files(dataset).await? == files(there), "{}", shown());
+        client.recover().await?;
+        ensure!(client.files(dataset).await? == files(&all), "without a time, {}", shown());
+    }
     Ok(())
 }
 
