@@ -3,7 +3,7 @@
 //!
 //! Must hold: what has not changed is not looked at again and again.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,10 @@ use std::time::Duration;
 use dl_format::{DatasetId, Version};
 use dl_proto::Pattern;
 use dl_store::{Kept, TierStore};
-use futures::{StreamExt, stream};
+use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
+use tokio::sync::Semaphore;
 
 use crate::error::Error;
 use crate::names;
@@ -60,38 +63,28 @@ pub(crate) async fn keep(
     fast: Option<Arc<TierStore>>,
 ) -> Infallible {
     let Some(fast) = fast else { return std::future::pending().await };
-    let mut told = Kept::default();
-    let mut seen = HashMap::new();
+    let mut keeper = Keeper::new(&parts, &fast);
     loop {
         let live = settings.next();
-        let looked = tokio::select! {
-            looked = look_after(&parts, &fast, &live.keep, &mut seen) => looked,
-            () = settings.changed() => continue,
-        };
-        match looked {
-            Ok(kept) if kept != told => {
-                let Kept { bytes, left_out } = kept;
-                if left_out > 0 {
-                    tracing::warn!(
-                        bytes,
-                        left_out,
-                        "the fast store lacks some of what it is to keep, for want of room or of an \
-                         answer; that is tried again"
-                    );
-                } else {
-                    tracing::info!(bytes, "kept in the fast store");
+        if let Err(error) = keeper.look(&live.keep).await {
+            tracing::warn!(why = error.chain(), "the datasets to keep are not known");
+        }
+        let mut over = std::pin::pin!(parts.clock.sleep(PERIOD));
+        loop {
+            tokio::select! {
+                () = keeper.arrive() => {
+                    if keeper.under_way.is_empty() {
+                        keeper.tell();
+                    }
                 }
-                told = kept;
-            }
-            Ok(_) => {}
-            Err(error) => {
-                tracing::warn!(why = error.chain(), "the datasets to keep are not known");
+                () = &mut over => break,
+                () = settings.changed() => {
+                    keeper.let_go();
+                    break;
+                }
             }
         }
-        tokio::select! {
-            () = parts.clock.sleep(PERIOD) => {}
-            () = settings.changed() => {}
-        }
+        keeper.tell();
     }
 }
 
@@ -109,30 +102,98 @@ async fn wanted(parts: &Parts, keep: &[Pattern]) -> Result<Vec<DatasetId>, Error
         .collect())
 }
 
-/// Has the fast store keep these datasets, and brings over what it lacks of those that have changed
-/// or were not whole; gives what it has of all of them.
-async fn look_after(
-    parts: &Parts,
-    fast: &TierStore,
-    keep: &[Pattern],
-    seen: &mut HashMap<DatasetId, Seen>,
-) -> Result<Kept, Error> {
-    let datasets = wanted(parts, keep).await?;
-    let below = |id: &DatasetId| prefix(dl_format::dataset_prefix(*id));
-    fast.keep(datasets.iter().map(below).collect());
-    seen.retain(|id, _| datasets.contains(id));
-    let looked = stream::iter(datasets).map(|id| {
-        let before = seen.get(&id).copied();
-        async move { (id, bring(parts, fast, id, before).await) }
-    });
-    let looked: Vec<_> = looked.buffer_unordered(DATASETS_AT_ONCE).collect().await;
-    seen.extend(looked.into_iter().filter_map(|(id, now)| Some((id, now?))));
-    let mut all = Kept::default();
-    for Seen { kept, .. } in seen.values() {
-        all.bytes += kept.bytes;
-        all.left_out += kept.left_out;
+/// Has the fast store keep datasets, and brings over what it lacks of those that have changed or were
+/// not whole. What takes long holds up no look at the others.
+struct Keeper<'a> {
+    parts: &'a Parts,
+    fast: &'a TierStore,
+    seen: HashMap<DatasetId, Seen>,
+    /// Those that are looked at, or wait for their turn.
+    under_way: HashSet<DatasetId>,
+    looked: FuturesUnordered<BoxFuture<'a, (DatasetId, Option<Seen>)>>,
+    turns: Arc<Semaphore>,
+    /// What was told last.
+    told: Kept,
+}
+
+impl<'a> Keeper<'a> {
+    fn new(parts: &'a Parts, fast: &'a TierStore) -> Self {
+        Self {
+            parts,
+            fast,
+            seen: HashMap::new(),
+            under_way: HashSet::new(),
+            looked: FuturesUnordered::new(),
+            turns: Arc::new(Semaphore::new(DATASETS_AT_ONCE)),
+            told: Kept::default(),
+        }
     }
-    Ok(all)
+
+    /// Begins to look at what is to be kept now.
+    async fn look(&mut self, keep: &[Pattern]) -> Result<(), Error> {
+        let (parts, fast) = (self.parts, self.fast);
+        let datasets = wanted(parts, keep).await?;
+        let below = |id: &DatasetId| prefix(dl_format::dataset_prefix(*id));
+        fast.keep(datasets.iter().map(below).collect());
+        self.seen.retain(|id, _| datasets.contains(id));
+        for id in datasets {
+            if !self.under_way.insert(id) {
+                continue;
+            }
+            let (before, turns) = (self.seen.get(&id).copied(), Arc::clone(&self.turns));
+            let look = async move {
+                let _turn = turns.acquire().await.expect("the semaphore is never closed");
+                (id, bring(parts, fast, id, before).await)
+            };
+            self.looked.push(look.boxed());
+        }
+        Ok(())
+    }
+
+    /// Waits until one is there.
+    async fn arrive(&mut self) {
+        match self.looked.next().await {
+            Some((id, now)) => {
+                self.under_way.remove(&id);
+                self.seen.extend(now.map(|now| (id, now)));
+            }
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Waits for none of them any more: others may be to keep.
+    fn let_go(&mut self) {
+        self.looked.clear();
+        self.under_way.clear();
+    }
+
+    /// Tells what is there, when that has changed.
+    fn tell(&mut self) {
+        let kept @ Kept { bytes, left_out } = self.kept();
+        if kept == std::mem::replace(&mut self.told, kept) {
+            return;
+        }
+        if left_out > 0 {
+            tracing::warn!(
+                bytes,
+                left_out,
+                used = self.fast.counts().used,
+                "the fast store lacks some of what it is to keep, for want of room or of an answer; \
+                 that is tried again"
+            );
+        } else {
+            tracing::info!(bytes, "kept in the fast store");
+        }
+    }
+
+    /// What is there of all of them.
+    fn kept(&self) -> Kept {
+        let add = |all: Kept, Seen { kept, .. }: &Seen| Kept {
+            bytes: all.bytes + kept.bytes,
+            left_out: all.left_out + kept.left_out,
+        };
+        self.seen.values().fold(Kept::default(), add)
+    }
 }
 
 /// Brings a dataset over when there is a reason to; none when nothing is known of it now.

@@ -362,8 +362,9 @@ async fn read(parts: &Parts, name: &DatasetName, generation: u32) -> Result<Name
     let bytes = parts.store.read_all(&object).await;
     let bytes = bytes.map_err(|error| Error::store(READ, name, error))?;
     let record = NameRecord::decode(&bytes).map_err(|error| {
+        let unless = if error.is_unsupported() { "if no newer version wrote it, " } else { "" };
         let why = format!(
-            "{error}; {object} in the chunk store is damaged; put it back from a copy, or, as long \
+            "{error}; {unless}{object} in the chunk store is damaged; put it back from a copy, or, as long \
              as the metadata has the dataset, remove it and run `dlcmd recover dl://{name}`"
         );
         Error::new(Kind::Corrupt, READ, name, why)

@@ -52,3 +52,14 @@ pub fn becomes(address: &str, is_so: impl Fn(u16, &str) -> bool) -> Result<()> {
 pub fn becomes_well(address: &str) -> Result<()> {
     becomes(address, |status, text| (status, text) == (200, "ok\n"))
 }
+
+/// What a server's /metrics says of a sample, such as a counter without labels.
+///
+/// # Errors
+/// As [`get`], and when there is no such sample.
+pub fn sample(address: &str, name: &str) -> Result<f64> {
+    let (_, text) = get(address, "/metrics")?;
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    let value = value.with_context(|| format!("no {name} in {text}"))?;
+    value.parse().with_context(|| format!("{name} is {value}"))
+}

@@ -3,8 +3,8 @@
 //!
 //! The questions come from 64 threads of one process through libdiesel, each asking the next when
 //! it has its answer, as redis-benchmark's connections do; everything shares the cores of one
-//! machine. Threads of one handle share requests, two under way at a time; for several servers there
-//! are four handles, as of four processes.
+//! machine. Threads of one handle share requests, two under way at a time, so they are also asked with a
+//! handle each; for several servers there are four handles, as of four processes.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -140,19 +140,22 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let (ones, batches) = (settings.scaled(100_000), settings.scaled(10_000));
     let side = |what: &str| Side::new(what);
     let mut one = side("stat of one path, through one server");
+    let mut alone = side("the same from a handle each, as of processes of one thread");
     let mut many = side("stat of 64 paths, through one server");
     let mut theirs = side("redis-benchmark GET, 64 connections, no pipelining");
-    let mut told = (String::new(), String::new());
+    let mut told = (String::new(), String::new(), String::new());
     for round in 0..=settings.runs() {
         let singly = scene.ask((1, 1), 1, ones)?;
         let get = scene.get(settings)?;
+        let by_itself = scene.ask((1, IN_FLIGHT), 1, ones)?;
         let together = scene.ask((1, 1), BATCH, batches)?;
         if round > 0 {
             one.samples.push(singly.rate);
             theirs.samples.push(get);
+            alone.samples.push(by_itself.rate);
             many.samples.push(together.rate);
         }
-        told = (singly.cores(), together.cores());
+        told = (singly.cores(), by_itself.cores(), together.cores());
     }
     let files = scene.paths.len();
     let bench = |name: &str, ours, told, bar| Bench {
@@ -161,9 +164,13 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
         unit: "paths/s",
         ours,
         theirs: theirs.clone(),
-        bar: Bar::AtLeastTimes(bar),
+        bar,
     };
-    Ok(vec![bench("stat", one, told.0, 0.5), bench("stat in batches", many, told.1, 2.5)])
+    Ok(vec![
+        bench("stat", one, told.0, Bar::AtLeastTimes(0.5)),
+        bench("stat alone", alone, told.1, Bar::None),
+        bench("stat in batches", many, told.2, Bar::AtLeastTimes(2.5)),
+    ])
 }
 
 pub(super) fn servers(settings: &Settings) -> Result<Vec<Bench>> {

@@ -11,6 +11,17 @@ use super::*;
 use crate::testing::{Rig, rig};
 use crate::{Limits, Roll, Room, prepare};
 
+impl Keeper<'_> {
+    /// Looks at all of them, and waits for it.
+    async fn look_after(&mut self, keep: &[Pattern]) -> Kept {
+        self.look(keep).await.unwrap();
+        while !self.under_way.is_empty() {
+            self.arrive().await;
+        }
+        self.kept()
+    }
+}
+
 #[tokio::test]
 async fn a_kept_dataset_is_looked_through_when_it_changes_and_not_all_the_time() {
     let (store, counters) = CountStore::new(dl_store::memory());
@@ -38,20 +49,20 @@ async fn a_kept_dataset_is_looked_through_when_it_changes_and_not_all_the_time()
     let object = crate::parts::key(format!("{}/00/a", dl_format::dataset_prefix(dataset)));
     parts.store.create(&object, vec![7; 100].into()).await.unwrap();
     let keep = ["kept*".parse::<Pattern>().unwrap()];
-    let mut seen = HashMap::new();
-    let look = async |seen: &mut HashMap<DatasetId, Seen>| {
+    let mut keeper = Keeper::new(&parts, &fast);
+    let look = async |keeper: &mut Keeper<'_>| {
         clock.advance(PERIOD);
         let before = counters.counts().lists;
-        let kept = look_after(&parts, &fast, &keep, seen).await.unwrap();
+        let kept = keeper.look_after(&keep).await;
         (kept, counters.counts().lists - before)
     };
     // The names, then the dataset.
-    assert_eq!(look(&mut seen).await, (Kept { bytes: 100, left_out: 0 }, 2));
+    assert_eq!(look(&mut keeper).await, (Kept { bytes: 100, left_out: 0 }, 2));
     for _ in 0..5 {
-        assert_eq!(look(&mut seen).await, (Kept { bytes: 100, left_out: 0 }, 1));
+        assert_eq!(look(&mut keeper).await, (Kept { bytes: 100, left_out: 0 }, 1));
     }
     clock.advance(AGAIN);
-    assert_eq!(look(&mut seen).await.1, 2, "after a long time");
+    assert_eq!(look(&mut keeper).await.1, 2, "after a long time");
     let range = dl_store::ByteRange::exact(0, 9).unwrap();
     assert_eq!(fast.read_one(&object, range).await.unwrap(), vec![7; 9]);
     assert_eq!(fast.counts().hits, 1);
@@ -74,15 +85,14 @@ async fn kept() -> (Rig, TierStore, [Pattern; 1]) {
 #[tokio::test]
 async fn a_kept_dataset_that_could_not_be_listed_is_looked_through_again_soon() {
     let (rig, fast, keep) = kept().await;
-    let mut seen = HashMap::new();
+    let mut keeper = Keeper::new(&rig.parts, &fast);
     let refused = dl_runtime::fault::Fault::Before(dl_store::Kind::Unavailable);
     // The names can be listed, and the dataset can't.
     rig.store.script("list", [None, Some(refused)]);
     let mut kept = Vec::new();
     for _ in 0..2 {
         rig.clock.advance(PERIOD);
-        let (looked, _) = rig.run(look_after(&rig.parts, &fast, &keep, &mut seen)).await;
-        kept.push(looked.unwrap().bytes > 0);
+        kept.push(rig.run(keeper.look_after(&keep)).await.0.bytes > 0);
     }
     assert_eq!(kept, [false, true]);
 }
@@ -92,7 +102,30 @@ async fn nothing_is_counted_to_learn_whether_a_kept_dataset_changed() {
     let (rig, fast, keep) = kept().await;
     let counted = dl_runtime::fault::Fault::Before(dl_meta::Kind::Unavailable);
     rig.meta.script("dataset", [Some(counted)]);
-    let mut seen = HashMap::new();
-    let (kept, _) = rig.run(look_after(&rig.parts, &fast, &keep, &mut seen)).await;
-    assert!(kept.unwrap().bytes > 0 && !rig.meta.is_used_up("dataset"));
+    let mut keeper = Keeper::new(&rig.parts, &fast);
+    let (kept, _) = rig.run(keeper.look_after(&keep)).await;
+    assert!(kept.bytes > 0 && !rig.meta.is_used_up("dataset"));
+}
+
+#[tokio::test]
+async fn a_dataset_that_takes_long_to_come_holds_up_no_other_one() {
+    let (rig, fast, _) = kept().await;
+    let keep = ["kept*".parse().unwrap()];
+    let hour = dl_runtime::fault::Fault::Delay(Duration::from_secs(3_600));
+    let mut keeper = Keeper::new(&rig.parts, &fast);
+    // The names can be read, and the chunk takes long.
+    rig.store.script("read", [None, Some(hour)]);
+    rig.run(keeper.look(&keep)).await.0.unwrap();
+    let waits = rig.run(tokio::time::timeout(Duration::from_millis(500), keeper.arrive())).await;
+    assert!(waits.0.is_err() && rig.store.is_used_up("read"), "nothing waits");
+    let id = rig.create("kept-too").await;
+    rig.store_chunk(id, 2).await;
+    let ((), seconds) = rig
+        .run(async {
+            keeper.look(&keep).await.unwrap();
+            keeper.arrive().await;
+        })
+        .await;
+    assert!(keeper.seen.contains_key(&id) && seconds < 60, "{seconds} s");
+    assert!(keeper.kept().bytes > 0 && keeper.kept().left_out == 0);
 }

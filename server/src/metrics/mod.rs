@@ -166,7 +166,7 @@ impl Metrics {
                 }
             }
         }
-        let help = "Time from the first byte of a request to the last one of its answer.";
+        let help = "Time from the head of a request to the end of its answer.";
         text.metric("diesel_request_seconds", Kind::Histogram, help);
         for (name, method) in self.requests.methods() {
             text.histogram(("method", name), &method.took);

@@ -163,16 +163,20 @@ async fn rebuild(
     let recovered = living.map(|(name, named)| async move {
         // One dataset that can't be recovered now doesn't keep the others from it.
         match recovery.dataset(&name, named).await {
-            Ok(read) => read == Read::Interrupted,
+            Ok(read) => (read == Read::Interrupted, None),
+            // The next one may be small enough.
+            Err(error) if error.kind == Kind::Full => (true, Some(error)),
             Err(error) => {
                 let incomplete = error.kind.is_retryable() || !recovery.set_aside(&name).await;
                 Progress::of(&name, progress).fail(&error).await;
-                incomplete
+                (incomplete, None)
             }
         }
     });
     let recovered = recovered.buffer_unordered(DATASETS_AT_ONCE);
-    incomplete |= recovered.fold(false, |all, one| ready(all | one)).await;
+    let add = |(any, full): (bool, Option<Error>), (one, error)| ready((any | one, full.or(error)));
+    let (any, full) = recovered.fold((false, None), add).await;
+    incomplete |= any;
     late.end().await?;
     // Of metadata that was empty nothing else tells that the others are missing, once it has a store.
     let mut lacks_others = false;
@@ -202,6 +206,9 @@ async fn rebuild(
     let store = identity::of_recovered(parts).await?;
     let mended = parts.meta.mended(&mending, brought, store).await;
     mended.map_err(|error| Error::meta("take for mended", &parts.meta, error))?;
+    if let Some(full) = full {
+        return Err(full);
+    }
     if incomplete {
         let why =
             "the chunk store or the metadata store did not answer for all of it; run recover again";
@@ -220,6 +227,17 @@ async fn rebuild(
     if brought == Brought::Some {
         // Without marks of its own in all that was there, what was lost meanwhile is told here.
         identity::refuse_damaged(parts, "recover", "datasets").await?;
+    }
+    if let Some(name) = &request.dataset
+        && let Ok(Some(named)) = names::newest(parts, name).await
+        && named.record.state != NameState::Live
+    {
+        return Err(Error::new(
+            Kind::NotFound,
+            "recover dataset",
+            name,
+            "it was deleted meanwhile",
+        ));
     }
     Ok(())
 }
@@ -282,7 +300,7 @@ async fn quietly(parts: &Parts, since: Option<Stamp>, log: Log) -> (Result<(), E
         let mut adopted = 0;
         while let Some(Reply::More(progress) | Reply::Last(progress)) = done.recv().await {
             for problem in &progress.problems {
-                tracing::error!(dataset = progress.dataset, problem, "damaged object");
+                tracing::error!(dataset = progress.dataset, problem, "not all is recovered");
             }
             adopted += if progress.done { progress.adopted } else { 0 };
         }

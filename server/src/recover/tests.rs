@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dl_format::{DatasetId, FilePath, Stamp};
+use dl_format::{Attributes, ChunkIdMaker, ChunkShape, ChunkWriter, DatasetId, FilePath, Stamp};
 use dl_meta::redis_testing::Server;
 use dl_meta::{DatasetRecord, DatasetState, Found, MetaStore, Stop};
 use dl_runtime::fault::Fault;
@@ -55,6 +55,29 @@ async fn folders_of_a_large_dataset_are_listed_at_once_and_a_small_one_costs_one
     // 32 at a time.
     let more = at_once - one_by_one;
     assert!((7..=9).contains(&more), "{more} s for 256 folders");
+}
+
+#[tokio::test]
+async fn a_recovery_reads_the_beginning_of_a_chunk_and_no_more() {
+    let rig = rig().await;
+    let id = rig.create("ds").await;
+    let mut ids = ChunkIdMaker::new([1; 9]);
+    let mut stored = 0;
+    for number in 0..4 {
+        let mut writer = ChunkWriter::new(ChunkShape::default(), Vec::new());
+        for file in 0..7 {
+            let path = FilePath::new(format!("{number}/{file}")).unwrap();
+            writer.append(&path, Attributes { mode: 0o644, mtime: 1 }, &[7; 500_000]).unwrap();
+        }
+        let sealed = writer.seal(ids.next(rig.parts.clock.now()), id);
+        stored += rig.store_sealed(&sealed).await.1.len() as u64;
+    }
+    let read = || rig.counters.counts().read_bytes;
+    let before = read();
+    assert_eq!(rig.run(roll_forward(&rig.parts)).await.0.unwrap(), 4);
+    // With the name of the dataset.
+    let most = 4 * crate::headers::FIRST_READ + 1_000;
+    assert!(stored > 40 * most && (1..=most).contains(&(read() - before)), "{}", read() - before);
 }
 
 #[tokio::test]
@@ -300,6 +323,51 @@ async fn a_dataset_whose_name_can_not_be_written_again_is_served() {
     assert!(step.problems[0].contains("write the name"), "{:?}", step.problems);
     let record = rig.memory.record(id).await.unwrap().unwrap();
     assert_eq!(record.state, DatasetState::Live);
+}
+
+/// Keeps S-02 and S-26: metadata that is full keeps a server from starting, and a recovery from
+/// passing for a whole one, until there is room.
+#[tokio::test]
+async fn what_there_is_no_room_for_is_told_and_brought_back_later() {
+    let rig = rig().await;
+    for number in 0..3 {
+        let id = rig.create(&format!("ds-{number}")).await;
+        rig.store_chunk(id, number).await;
+    }
+    let full = || rig.meta.script("append", [Some(Fault::Before(dl_meta::Kind::Full))]);
+    full();
+    let refused = rig.run(crate::prepare(&rig.parts, Stop::Unclean)).await.0.unwrap_err();
+    assert_eq!(refused.kind, Kind::Full, "{}", refused.chain());
+    full();
+    let (progress, _told) = mpsc::channel(64);
+    let request = RecoverRequest { dataset: None, since: None };
+    let ask = || recover(&rig.parts, request.clone(), &Caller::Everybody, &progress);
+    // Of those that were brought back nothing is lost, and they are appended again.
+    assert_eq!(rig.run(ask()).await.0.unwrap_err().kind, Kind::Full);
+    rig.run(ask()).await.0.unwrap();
+    rig.run(crate::prepare(&rig.parts, Stop::Unclean)).await.0.unwrap();
+    let all = rig.parts.meta.remnants().await.unwrap();
+    assert!(all.len() == 3 && all.iter().all(|record| record.state == DatasetState::Live));
+    for record in all {
+        assert_eq!(rig.parts.meta.dataset(record.id).await.unwrap().unwrap().objects, 1);
+    }
+}
+
+#[tokio::test]
+async fn a_dataset_that_is_deleted_while_it_alone_is_recovered_is_not_there() {
+    let rig = rig().await;
+    let (name, id) = (dataset("ds"), rig.create("ds").await);
+    rig.store_chunk(id, 1).await;
+    let (progress, _told) = mpsc::channel(64);
+    let request = RecoverRequest { dataset: Some(name.clone()), since: None };
+    rig.meta.script("append", [Some(Fault::Delay(Duration::from_secs(5)))]);
+    let mut asked = Box::pin(recover(&rig.parts, request, &Caller::Everybody, &progress));
+    while !rig.meta.is_used_up("append") {
+        assert!(futures::poll!(&mut asked).is_pending());
+        tokio::task::yield_now().await;
+    }
+    rig.delete(name.as_str(), id).await.unwrap();
+    assert_eq!(rig.run(asked).await.0.unwrap_err().kind, Kind::NotFound);
 }
 
 /// Keeps S-02: a dataset that the metadata lost while it was recovered was not deleted.

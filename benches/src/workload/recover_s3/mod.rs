@@ -30,6 +30,8 @@ const IN_FLIGHT: usize = 64;
 const RANGE: u64 = 64 << 10;
 /// Files of a chunk, as of one with ImageNet's photographs.
 const FILES: usize = 36;
+/// Bytes of each: a chunk is somewhat longer than that first read, as real ones are by far.
+const LENGTH: usize = 2_000;
 const WRITERS: u32 = 4;
 
 pub(in crate::workload) fn run(bench: &Settings) -> Result<Vec<Bench>> {
@@ -61,8 +63,10 @@ pub(in crate::workload) fn run(bench: &Settings) -> Result<Vec<Bench>> {
         }
     }
     let settings = format!(
-        "{} chunks of {FILES} small files in s3s-fs behind 20 ms, all on the same cores",
-        keys.len()
+        "{} chunks of {FILES} files of {LENGTH} bytes in s3s-fs behind 20 ms, of each {} KiB read, all on \
+         the same cores",
+        keys.len(),
+        RANGE >> 10
     );
     let (name, bar) = ("recover-s3".to_owned(), Bar::AtLeastTimes(0.8));
     Ok(vec![Bench { name, settings, unit: "headers/s", ours, theirs, bar }])
@@ -73,14 +77,14 @@ fn connect(server: &Server) -> Result<Client> {
     Ok(Client::connect(ConnectOptions { servers, ..ConnectOptions::default() })?)
 }
 
-/// Chunks with long headers and little behind them, as a recovery reads nothing else.
+/// Puts so many chunks, each with a flush of its own.
 fn fill(bench: &Settings, bucket: &Bucket, store: &str, chunks: u32) -> Result<()> {
     let data = bench.on_disk("near");
     let server = Server::start_on(&data, &["--store", store], &settings(bucket.address))?;
     let client = connect(&server)?;
     let name = "far".parse()?;
     client.create_dataset(&name, ChunkShape::default())?;
-    let body = bytes(64);
+    let body = bytes(LENGTH);
     thread::scope(|scope| {
         let writers: Vec<_> = (0..WRITERS)
             .map(|writer| {

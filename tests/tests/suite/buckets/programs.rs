@@ -12,6 +12,7 @@ use dl_runtime::{Deadline, SeededRandom};
 use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
 use dl_tests::folder;
+use dl_tests::http::sample;
 use dl_tests::program::{Server, run, server_command};
 use dl_tests::proxy::{Instead, Proxy};
 use dl_tests::s3::{Kind, S3, settings};
@@ -120,7 +121,9 @@ fn a_fast_store_is_read_from_and_its_loss_costs_nothing_else() -> Result<()> {
     let (url, variables) = (bucket.fresh(), settings(bucket.address()));
     let fast_url = fast.to_str().context("a temporary folder has a name")?;
     let flags = ["--store", &url, "--fast-store", fast_url, "--fast-store-quota", "64MiB"];
+    let flags = [&flags[..], &["--http", "127.0.0.1:0"]].concat();
     let server = Server::start_among(&data, "127.0.0.1:0", &flags, &variables)?;
+    let hits = || sample(server.http(), "diesel_fast_store_hits_total");
     run(server.dlcmd()?.arg("put").arg(&source).arg("dl://ds"))?.code(0)?;
     let get = |name: &str| {
         let got = scene.path().join(name);
@@ -134,7 +137,9 @@ fn a_fast_store_is_read_from_and_its_loss_costs_nothing_else() -> Result<()> {
         ensure!(!deadline.remaining(&*clock()).is_zero(), "nothing was copied");
         std::thread::sleep(Duration::from_millis(10));
     }
+    let before = hits()?;
     get("from the copies")?;
+    ensure!(hits()? > before, "they are not read");
     std::fs::remove_dir_all(&fast)?;
     get("without the copies")?;
     run(server.dlcmd()?.args(["delete-dataset", "dl://ds"]))?.code(0)?;

@@ -29,6 +29,7 @@ use dl_store::Throttle;
 use dl_tests::book::{Book, Content};
 use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
+use dl_tests::http::sample;
 use dl_tests::program::{Ended, Server, dlcmd, run};
 use dl_tests::proxy::{Instead, Proxy};
 use dl_tests::rounds;
@@ -124,7 +125,7 @@ impl Stage {
     fn start(&self, number: usize, listen: &str) -> Result<Server> {
         let data = self.scene.path().join(format!("data{number}"));
         let (redis, fast) = (self.redis.url(), self.fast(number).display().to_string());
-        let mut flags = vec!["--meta", &redis, "--store", &self.url];
+        let mut flags = vec!["--meta", &redis, "--store", &self.url, "--http", "127.0.0.1:0"];
         if let Some(quota) = QUOTAS.get(number) {
             flags.extend(["--fast-store", &fast, "--fast-store-quota", quota]);
         }
@@ -135,6 +136,12 @@ impl Stage {
 
     fn fast(&self, number: usize) -> PathBuf {
         self.scene.path().join(format!("fast{number}"))
+    }
+
+    /// Ranges that the servers have read from fast stores since they started.
+    fn hits(&self) -> Result<f64> {
+        let hits = |server: &Server| sample(server.http(), "diesel_fast_store_hits_total");
+        self.servers.iter().flatten().map(hits).sum()
     }
 
     fn client(&self) -> Result<Client> {
@@ -537,6 +544,7 @@ fn redis_loses_something_again_while_it_is_recovered() -> Result<()> {
             });
             std::thread::sleep(SLOWLY * (2 + stage.dice.below(6) as u32));
             stage.runtime.block_on(stage.primary(number)?.ask(&["FLUSHALL"]));
+            ensure!(!recovery.is_finished(), "the recovery had ended: {:?}", recovery.join());
             let ended = recovery.join().ok().context("it gives its errors back")??;
             stage.proxy.set_throttle(Throttle::default());
             if ended.code != 0 {

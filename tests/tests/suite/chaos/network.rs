@@ -14,14 +14,17 @@ use anyhow::{Result, ensure};
 use dl_format::{ChunkShape, DatasetName};
 use dl_meta::redis_testing::Cluster;
 use dl_tests::book::Book;
+use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
+use dl_tests::http::{becomes, becomes_well};
 use dl_tests::program::{Server, program, run};
 use dl_tests::s3::{Kind, S3, settings};
 use dl_tests::{rounds, skip};
+use libdiesel::{Client, ConnectOptions};
 use tokio::runtime::Runtime;
 
 use super::writer::{Hand, Writer};
-use super::{NAME, again, compare, connect, counted};
+use super::{HASTE, NAME, PATIENCE, again, compare, connect, counted};
 
 /// How long the line is cut: longer than a command may take.
 const CUT: Duration = Duration::from_secs(7);
@@ -79,11 +82,11 @@ impl Network {
     fn serve(&self, data: &Path, flags: &[&str], set: &[(String, String)]) -> Result<Server> {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.name]).arg(program("dlserver")?);
-        command.env("DIESEL_HTTP", "none").arg("--data").arg(data);
+        command.arg("--data").arg(data);
         command.envs(set.iter().map(|(name, value)| (name, value)));
         let listen = format!("{}:0", self.address(1, 2));
-        command.args(["--without-keys", "--listen", &listen]).args(flags);
-        Server::run(command, 1)
+        command.args(["--without-keys", "--listen", &listen, "--http", &listen]).args(flags);
+        Server::run(command, 2)
     }
 }
 
@@ -138,8 +141,21 @@ fn the_line_between_a_server_and_redis_is_cut_and_comes_back() -> Result<()> {
             .collect::<Result<_>>()?;
         std::thread::sleep(Duration::from_secs(1));
         network.set("down")?;
-        std::thread::sleep(CUT);
+        let down_at = clock().monotonic();
+        becomes(inside.http(), |status, text| status == 503 && text.contains("metadata"))?;
+        let options = ConnectOptions {
+            servers: addresses[..1].to_vec(),
+            request_timeout: HASTE,
+            ..ConnectOptions::default()
+        };
+        let asked = Client::connect(options)?.dataset(&name);
+        let is_refused = asked.as_ref().is_err_and(|error| error.kind().is_retryable());
+        ensure!(is_refused, "it has a line: {asked:?}");
+        let felt = clock().monotonic() - down_at;
+        ensure!(felt < PATIENCE, "an answer took {felt:?}");
+        std::thread::sleep(CUT.saturating_sub(felt));
         network.set("up")?;
+        becomes_well(inside.http())?;
         std::thread::sleep(Duration::from_secs(2));
         stop.store(true, Ordering::Relaxed);
         for writer in writers {
