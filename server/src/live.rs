@@ -28,7 +28,7 @@ const PERIOD: Duration = Duration::from_secs(30);
 /// damaged or removed by hand; sooner and then later when it did not fit, or could not be listed.
 const AGAIN: Duration = Duration::from_secs(15 * 60);
 
-/// Datasets that are looked at, and brought over, at once.
+/// Datasets that are brought over at once.
 const DATASETS_AT_ONCE: usize = 4;
 
 /// What the fast store has of a dataset that is kept.
@@ -66,7 +66,14 @@ pub(crate) async fn keep(
     let mut keeper = Keeper::new(&parts, &fast);
     loop {
         let live = settings.next();
-        if let Err(error) = keeper.look(&live.keep).await {
+        let looked = tokio::select! {
+            looked = keeper.look(&live.keep) => looked,
+            () = settings.changed() => {
+                keeper.let_go();
+                continue;
+            }
+        };
+        if let Err(error) = looked {
             tracing::warn!(why = error.chain(), "the datasets to keep are not known");
         }
         let mut over = std::pin::pin!(parts.clock.sleep(PERIOD));
@@ -103,12 +110,12 @@ async fn wanted(parts: &Parts, keep: &[Pattern]) -> Result<Vec<DatasetId>, Error
 }
 
 /// Has the fast store keep datasets, and brings over what it lacks of those that have changed or were
-/// not whole. What takes long holds up no look at the others.
+/// not whole. One that takes long holds up no look at the others.
 struct Keeper<'a> {
     parts: &'a Parts,
     fast: &'a TierStore,
     seen: HashMap<DatasetId, Seen>,
-    /// Those that are looked at, or wait for their turn.
+    /// Those that are looked at, or wait for their turn to come.
     under_way: HashSet<DatasetId>,
     looked: FuturesUnordered<BoxFuture<'a, (DatasetId, Option<Seen>)>>,
     turns: Arc<Semaphore>,
@@ -141,10 +148,7 @@ impl<'a> Keeper<'a> {
                 continue;
             }
             let (before, turns) = (self.seen.get(&id).copied(), Arc::clone(&self.turns));
-            let look = async move {
-                let _turn = turns.acquire().await.expect("the semaphore is never closed");
-                (id, bring(parts, fast, id, before).await)
-            };
+            let look = async move { (id, bring(parts, fast, id, before, &turns).await) };
             self.looked.push(look.boxed());
         }
         Ok(())
@@ -202,6 +206,7 @@ async fn bring(
     fast: &TierStore,
     id: DatasetId,
     before: Option<Seen>,
+    turns: &Semaphore,
 ) -> Option<Seen> {
     // Whoever asks for it is told what is wrong with it.
     let version = parts.meta.outline(id).await.ok()??.version;
@@ -211,7 +216,9 @@ async fn bring(
     {
         return Some(seen);
     }
+    let turn = turns.acquire().await.expect("the semaphore is never closed");
     let brought = fast.bring(&prefix(dl_format::dataset_prefix(id))).await;
+    drop(turn);
     let is_whole = brought.as_ref().is_ok_and(|kept| kept.left_out == 0);
     let wait = match before {
         _ if is_whole => AGAIN,

@@ -337,12 +337,11 @@ async fn what_there_is_no_room_for_is_told_and_brought_back_later() {
     let full = || rig.meta.script("append", [Some(Fault::Before(dl_meta::Kind::Full))]);
     full();
     let refused = rig.run(crate::prepare(&rig.parts, Stop::Unclean)).await.0.unwrap_err();
-    assert_eq!(refused.kind, Kind::Full, "{}", refused.chain());
+    assert!(refused.kind == Kind::Full && refused.chain().contains("make room"));
     full();
     let (progress, _told) = mpsc::channel(64);
     let request = RecoverRequest { dataset: None, since: None };
     let ask = || recover(&rig.parts, request.clone(), &Caller::Everybody, &progress);
-    // Of those that were brought back nothing is lost, and they are appended again.
     assert_eq!(rig.run(ask()).await.0.unwrap_err().kind, Kind::Full);
     rig.run(ask()).await.0.unwrap();
     rig.run(crate::prepare(&rig.parts, Stop::Unclean)).await.0.unwrap();
@@ -362,10 +361,11 @@ async fn a_dataset_that_is_deleted_while_it_alone_is_recovered_is_not_there() {
     let request = RecoverRequest { dataset: Some(name.clone()), since: None };
     rig.meta.script("append", [Some(Fault::Delay(Duration::from_secs(5)))]);
     let mut asked = Box::pin(recover(&rig.parts, request, &Caller::Everybody, &progress));
-    while !rig.meta.is_used_up("append") {
+    for _ in 0..2_000 {
         assert!(futures::poll!(&mut asked).is_pending());
-        tokio::task::yield_now().await;
+        std::thread::sleep(Duration::from_millis(u64::from(!rig.meta.is_used_up("append"))));
     }
+    assert!(rig.meta.is_used_up("append"));
     rig.delete(name.as_str(), id).await.unwrap();
     assert_eq!(rig.run(asked).await.0.unwrap_err().kind, Kind::NotFound);
 }

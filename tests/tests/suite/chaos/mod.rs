@@ -542,9 +542,9 @@ fn redis_loses_something_again_while_it_is_recovered() -> Result<()> {
             let recovery = std::thread::spawn(move || {
                 run(dlcmd()?.args(["--server", &servers, "recover", "--all"]))
             });
-            std::thread::sleep(SLOWLY * (2 + stage.dice.below(6) as u32));
-            stage.runtime.block_on(stage.primary(number)?.ask(&["FLUSHALL"]));
+            std::thread::sleep(SLOWLY * (1 + stage.dice.below(4) as u32));
             ensure!(!recovery.is_finished(), "the recovery had ended: {:?}", recovery.join());
+            stage.runtime.block_on(stage.primary(number)?.ask(&["FLUSHALL"]));
             let ended = recovery.join().ok().context("it gives its errors back")??;
             stage.proxy.set_throttle(Throttle::default());
             if ended.code != 0 {
