@@ -233,7 +233,9 @@ impl Recovery<'_> {
         }
         // What is not whole is doubted from its beginning, whatever was asked for.
         let since = self.since.filter(|_| whole).unwrap_or(0);
+        let is_trusted = self.log != Log::Sound || whole || self.is_settled(id).await;
         let from = match self.log {
+            _ if !is_trusted => Some(0),
             Log::Doubted => Some(self.damaged.map_or(since, |damaged| damaged.min(since))),
             // It was set aside: of what its log knows, rows may be missing that were lost then.
             Log::Trusted if !whole => Some(0),
@@ -411,6 +413,12 @@ impl Recovery<'_> {
                 .outline(id)
                 .await
                 .is_err_and(|error| error.kind == dl_meta::Kind::Lost)
+    }
+
+    /// Whether all that the log has is in the rows as well.
+    async fn is_settled(&self, id: DatasetId) -> bool {
+        let counted = self.parts.meta.dataset(id).await;
+        counted.is_ok_and(|counted| counted.is_some_and(|counted| counted.is_settled))
     }
 
     async fn is_named(&self, name: &DatasetName, named: Named) -> Result<bool, Error> {

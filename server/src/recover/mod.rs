@@ -164,7 +164,8 @@ async fn rebuild(
         // One dataset that can't be recovered now doesn't keep the others from it.
         match recovery.dataset(&name, named).await {
             Ok(read) => (read == Read::Interrupted, None),
-            // What is whole stays so, and what is filled from nothing is not taken for whole.
+            // What is whole stays so. Of metadata that is filled from nothing the next one trusts no log:
+            // what there was no room for may be in it without its rows.
             Err(error) if error.kind == Kind::Full && damage.is_none() => {
                 Progress::of(&name, progress).fail(&error).await;
                 let why = format!("{}; make room, and recover again", error.chain());
@@ -180,9 +181,6 @@ async fn rebuild(
     let recovered = recovered.buffer_unordered(DATASETS_AT_ONCE);
     let add = |(any, full): (bool, Option<Error>), (one, error)| ready((any | one, full.or(error)));
     let (any, full) = recovered.fold((false, None), add).await;
-    if let Some(full) = full {
-        return Err(full);
-    }
     incomplete |= any;
     late.end().await?;
     // Of metadata that was empty nothing else tells that the others are missing, once it has a store.
@@ -213,6 +211,9 @@ async fn rebuild(
     let store = identity::of_recovered(parts).await?;
     let mended = parts.meta.mended(&mending, brought, store).await;
     mended.map_err(|error| Error::meta("take for mended", &parts.meta, error))?;
+    if let Some(full) = full {
+        return Err(full);
+    }
     if incomplete {
         let why =
             "the chunk store or the metadata store did not answer for all of it; run recover again";
