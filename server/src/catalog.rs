@@ -295,7 +295,12 @@ pub(crate) async fn create(
             continue;
         }
         // Its record is there now, or the name moved on: look again.
-        index(parts, name, named, DatasetState::Live).await?;
+        let is_there = index(parts, name, named, DatasetState::Live).await?;
+        if !is_there && deadline.remaining(&*parts.clock).is_zero() {
+            let why = "the metadata has another dataset of that name than the chunk store; run `dlcmd \
+                       recover --all`";
+            return refused(Kind::NeedsRecovery, why.to_owned());
+        }
     }
 }
 

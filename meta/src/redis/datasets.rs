@@ -336,7 +336,7 @@ impl Shared {
             let named = self.named(&record.name).await?;
             let known = self.home(record.id).await?;
             let holder = match named {
-                Some(named) => Some(self.holder(record, named).await?),
+                Some(named) => self.holder(record, named).await?,
                 None => None,
             };
             let known_record = known.as_ref().map(|known| &known.record);
@@ -378,13 +378,22 @@ impl Shared {
         }
     }
 
-    /// The record that a name stands for; when its home is gone, what the name itself says.
-    async fn holder(&self, record: &DatasetRecord, named: Named) -> Result<DatasetRecord, Failure> {
-        let home = self.home(named.id).await?.filter(|home| home.record.name == record.name);
-        Ok(home.map_or_else(
+    /// The record that a name stands for; when its home is gone, what the name itself says. One that was
+    /// lost holds its name against no other: which of them is right, the chunk store says.
+    async fn holder(
+        &self,
+        record: &DatasetRecord,
+        named: Named,
+    ) -> Result<Option<DatasetRecord>, Failure> {
+        let home = self.home(named.id).await?;
+        if home.is_none() && named.generation == record.generation && named.id != record.id {
+            return Ok(None);
+        }
+        let home = home.filter(|home| home.record.name == record.name);
+        Ok(Some(home.map_or_else(
             || DatasetRecord { generation: named.generation, id: named.id, ..record.clone() },
             |home| home.record,
-        ))
+        )))
     }
 
     /// Ends a dataset, and leaves word that its keys are to be removed.

@@ -263,8 +263,9 @@ async fn is_there(parts: &Parts, name: &DatasetName, caller: &Caller) -> Result<
     }
     let why = match names::nearest(name, names.live().map(|(live, _)| live)) {
         Some(near) => format!("the chunk store has none; did you mean {near}?"),
-        None => "the chunk store has none of that name".to_owned(),
+        None => "the chunk store has none of that name.".to_owned(),
     };
+    let why = format!("{why} What has lost its name is found by `dlcmd recover --all`");
     Err(Error::new(Kind::NotFound, "recover dataset", name, why))
 }
 

@@ -10,7 +10,7 @@ use dl_runtime::{Clock, SystemClock};
 use super::*;
 use crate::testing::{Rig, dataset, rig};
 
-mod cut;
+mod redis;
 
 #[tokio::test]
 async fn an_unclean_stop_costs_many_small_datasets_their_latency_together() {

@@ -143,10 +143,7 @@ async fn problem(
                    are";
         return Ok(Some(why.to_owned()));
     };
-    if !living::is_nameless(names, &record) {
-        return Ok(None);
-    }
-    // Somebody else may be faster, or delete it.
+    // It has its name, or somebody else is faster, or deletes it.
     if !living::restore(parts, names, &record).await? {
         return Ok(None);
     }

@@ -567,3 +567,19 @@ async fn what_is_left_of_a_dataset_that_ended_goes_also_without_word_of_it() {
     }
     model.check(&gone, id(), 100).await;
 }
+
+/// A name outlives its dataset where only the shard of the dataset was lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dataset_that_was_lost_holds_its_name_against_no_other() {
+    let server = Server::start(&[]).await;
+    let store = open(&server.url()).await;
+    store.put_dataset(&record()).await.unwrap();
+    let other = DatasetRecord { id: DatasetId::from_bytes([9; 16]), ..record() };
+    let refused = store.put_dataset(&other).await.unwrap_err();
+    assert_eq!(refused.kind, Kind::Conflict, "{refused:?}");
+    let lose =
+        "for _, key in ipairs(redis.call('KEYS', 'dl:*:ds:*')) do redis.call('DEL', key) end";
+    server.ask(&["EVAL", lose, "0"]).await;
+    store.put_dataset(&other).await.unwrap();
+    assert_eq!(store.record_named(&other.name).await.unwrap(), Some(other));
+}

@@ -1,4 +1,4 @@
-//! Recoveries into an emptied Redis that are cut off.
+//! Recoveries into a Redis that was emptied, or lost a part.
 
 use dl_meta::redis_testing::Server;
 
@@ -137,4 +137,29 @@ async fn files_there(rig: &Rig, id: DatasetId) -> usize {
         (0..CHUNKS).map(|number| FilePath::new(format!("file-{number}")).unwrap()).collect();
     let found = rig.parts.meta.lookup(id, &paths).await.unwrap();
     found.iter().filter(|found| matches!(found, Found::File(_))).count()
+}
+
+/// Keeps S-02: the row of its name was lost with one shard, and its name in the chunk store too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dataset_whose_name_was_taken_by_another_one_is_told() {
+    let redis = Server::start(&[]).await;
+    let (rig, id) = on_redis(&redis).await;
+    let (name, lost) = (dataset("ds"), crate::parts::key(dl_format::name_key(&dataset("ds"), 1)));
+    let lose = "for _, key in ipairs(redis.call('KEYS', 'dl:*')) do
+            if redis.call('TYPE', key).ok == 'hash' then redis.call('HDEL', key, 'ds') end
+        end";
+    redis.ask(&["EVAL", lose, "0"]).await;
+    rig.parts.store.delete(&lost).await.unwrap();
+    let other = crate::catalog::create(&rig.parts, &name, ChunkShape::default()).await.unwrap().id;
+    assert_ne!(other, id);
+    rig.store_chunk(other, 1).await;
+    let (progress, mut told) = mpsc::channel(1_000);
+    let request = RecoverRequest { dataset: None, since: None };
+    recover(&rig.parts, request, &Caller::Everybody, &progress).await.unwrap();
+    drop(progress);
+    let mut problems = Vec::new();
+    while let Some(Reply::More(step) | Reply::Last(step)) = told.recv().await {
+        problems.extend(step.problems);
+    }
+    assert!(problems.len() == 1 && problems[0].contains("both have files"), "{problems:?}");
 }
