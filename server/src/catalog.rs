@@ -23,6 +23,9 @@ use crate::refusals::kind_of;
 /// A recovery that comes upon a dataset which was just made is through with it in a moment.
 const REBUILT_WITHIN: Duration = Duration::from_secs(2);
 
+/// A name that moves on while its dataset is created does not do so for longer.
+const CREATED_WITHIN: Duration = Duration::from_secs(10);
+
 /// Datasets that are counted at once for one who asks.
 const COUNTED_AT_ONCE: usize = 4;
 
@@ -229,6 +232,7 @@ pub(crate) async fn create(
     shape: ChunkShape,
 ) -> Result<Dataset, Error> {
     let deadline = Deadline::after(&*parts.clock, REBUILT_WITHIN);
+    let created = Deadline::after(&*parts.clock, CREATED_WITHIN);
     loop {
         let known = parts.meta.record_named(name).await;
         if let Some(record) = known.map_err(|error| Error::meta("create dataset", name, error))? {
@@ -296,10 +300,13 @@ pub(crate) async fn create(
         }
         // Its record is there now, or the name moved on: look again.
         let is_there = index(parts, name, named, DatasetState::Live).await?;
-        if !is_there && deadline.remaining(&*parts.clock).is_zero() {
+        if !is_there && created.remaining(&*parts.clock).is_zero() {
             let why = "the metadata has another dataset of that name than the chunk store; run `dlcmd \
                        recover --all`";
             return refused(Kind::NeedsRecovery, why.to_owned());
+        }
+        if !is_there {
+            parts.clock.sleep(REBUILT_WITHIN / 20).await;
         }
     }
 }

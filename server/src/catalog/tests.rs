@@ -245,3 +245,21 @@ async fn objects_without_a_name_are_not_removed_by_who_may_delete_only_others() 
         assert_eq!(deleted.removed, removed, "{grant}");
     }
 }
+
+#[tokio::test]
+async fn a_create_that_the_metadata_never_lets_through_ends_with_what_to_do() {
+    for times in [3, 1_000] {
+        let rig = rig().await;
+        let conflict = Some(Fault::Before(dl_meta::Kind::Conflict));
+        rig.meta.script("put_dataset", vec![conflict; times]);
+        let name = dataset("pets");
+        let (created, seconds) = rig.run(create(&rig.parts, &name, ChunkShape::default())).await;
+        if times == 3 {
+            created.unwrap();
+            continue;
+        }
+        let error = created.unwrap_err();
+        assert!(error.kind == Kind::NeedsRecovery && error.chain().contains("recover --all"));
+        assert!((10..15).contains(&seconds), "{seconds} s");
+    }
+}
