@@ -233,12 +233,12 @@ impl Recovery<'_> {
         }
         // What is not whole is doubted from its beginning, whatever was asked for.
         let since = self.since.filter(|_| whole).unwrap_or(0);
-        let is_trusted = self.log != Log::Sound || whole || self.is_settled(id).await;
         let from = match self.log {
-            _ if !is_trusted => Some(0),
             Log::Doubted => Some(self.damaged.map_or(since, |damaged| damaged.min(since))),
             // It was set aside: of what its log knows, rows may be missing that were lost then.
             Log::Trusted if !whole => Some(0),
+            // Some of it may be in the log without its rows.
+            Log::Sound if !whole && !self.is_settled(id).await => Some(0),
             // A recovery that was cut off goes on.
             Log::Trusted | Log::Sound => self.damaged.map(|damaged| damaged.max(since)),
         };

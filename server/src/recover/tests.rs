@@ -12,6 +12,15 @@ use crate::testing::{Rig, dataset, rig};
 
 mod redis;
 
+/// All that is told to be wrong.
+async fn problems(told: &mut mpsc::Receiver<Reply<RecoverProgress>>) -> Vec<String> {
+    let mut problems = Vec::new();
+    while let Some(Reply::More(step) | Reply::Last(step)) = told.recv().await {
+        problems.extend(step.problems);
+    }
+    problems
+}
+
 #[tokio::test]
 async fn an_unclean_stop_costs_many_small_datasets_their_latency_together() {
     let rig = rig().await;
@@ -296,10 +305,7 @@ async fn a_name_that_can_not_be_written_again_is_told() {
     rig.run(ask(RecoverRequest { dataset: None, since: None })).await.0.unwrap();
     rig.run(ask(one)).await.0.unwrap();
     drop(progress);
-    let mut problems = Vec::new();
-    while let Some(Reply::More(step) | Reply::Last(step)) = told.recv().await {
-        problems.extend(step.problems);
-    }
+    let problems = problems(&mut told).await;
     assert_eq!(problems.len(), 1, "{problems:?}");
     let named = names::newest(&rig.parts, &name).await.unwrap().unwrap();
     assert_eq!((named.generation, named.record.dataset), (1, id));

@@ -157,9 +157,6 @@ async fn a_dataset_whose_name_was_taken_by_another_one_is_told() {
     let request = RecoverRequest { dataset: None, since: None };
     recover(&rig.parts, request, &Caller::Everybody, &progress).await.unwrap();
     drop(progress);
-    let mut problems = Vec::new();
-    while let Some(Reply::More(step) | Reply::Last(step)) = told.recv().await {
-        problems.extend(step.problems);
-    }
+    let problems = problems(&mut told).await;
     assert!(problems.len() == 1 && problems[0].contains("both have files"), "{problems:?}");
 }

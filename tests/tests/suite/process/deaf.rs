@@ -14,7 +14,7 @@ use dl_proto::pb::{self, read_item::Source};
 use dl_server::Limits;
 use dl_tests::cluster::clock;
 use dl_tests::folder;
-use dl_tests::http::get;
+use dl_tests::http::sample;
 use dl_tests::program::{Server, dl, run};
 use prost::Message;
 
@@ -88,11 +88,8 @@ async fn readers_that_never_look_at_their_sockets_lose_their_memory_to_others() 
 }
 
 /// How many connections have asked something and are open.
-fn known(server: &Server) -> Result<u64> {
-    let (_, metrics) = get(server.http(), "/metrics")?;
-    let sample = "diesel_connections{state=\"known\"} ";
-    let known = metrics.lines().find_map(|line| line.strip_prefix(sample));
-    Ok(known.context("the metrics don't say it")?.trim().parse()?)
+fn known(server: &Server) -> Result<f64> {
+    sample(server.http(), "diesel_connections{state=\"known\"}")
 }
 
 /// Keeps S-16: as when its host was switched off, so that not even an end comes from it. It takes 40
@@ -116,7 +113,7 @@ fn a_client_that_answers_no_ping_is_given_up_while_others_are_served() -> Result
     let (clock, pause) = (clock(), Duration::from_millis(500));
     let began = clock.monotonic();
     silent.write_all(&frames.concat())?;
-    while known(&server)? == 0 {
+    while known(&server)? == 0.0 {
         ensure!(clock.monotonic() - began < PATIENCE, "it is not let in");
         std::thread::sleep(pause);
     }
@@ -125,7 +122,7 @@ fn a_client_that_answers_no_ping_is_given_up_while_others_are_served() -> Result
         // That one has gone again.
         std::thread::sleep(pause);
         let (open, took) = (known(&server)?, clock.monotonic() - began);
-        if open == 0 {
+        if open == 0.0 {
             break took;
         }
         ensure!(took < 3 * PING, "{open} connections after {took:?}");

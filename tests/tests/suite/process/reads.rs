@@ -1,8 +1,8 @@
 //! What a request costs the chunk store, by the server's own count.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use dl_tests::dice::Dice;
-use dl_tests::http::get;
+use dl_tests::http::sample;
 use dl_tests::program::Server;
 use libdiesel::{Attributes, ChunkShape, Client, ConnectOptions, Dataset, DatasetName, FilePath};
 
@@ -19,11 +19,8 @@ fn dataset(server: &Server) -> Result<Dataset> {
 }
 
 /// Reads of the chunk store so far.
-fn reads(server: &Server) -> Result<u64> {
-    const SAMPLE: &str = "diesel_store_operation_seconds_count{operation=\"read\"}";
-    let (_, text) = get(server.http(), "/metrics")?;
-    let count = text.lines().find_map(|line| line.strip_prefix(SAMPLE));
-    Ok(count.with_context(|| format!("find {SAMPLE} in {text}"))?.trim().parse()?)
+fn reads(server: &Server) -> Result<f64> {
+    sample(server.http(), "diesel_store_operation_seconds_count{operation=\"read\"}")
 }
 
 /// By a server that has not read the chunk before.
@@ -58,7 +55,7 @@ fn all_files_of_a_chunk_cost_one_read_of_the_store() -> Result<()> {
     for ((path, bytes), got) in files.iter().zip(got) {
         ensure!(got? == bytes[..], "{path} has other bytes");
     }
-    ensure!(after - before == 1, "{} reads of the store", after - before);
+    ensure!(after - before == 1.0, "{} reads of the store", after - before);
     server.stop()?;
     Ok(())
 }
