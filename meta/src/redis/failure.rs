@@ -81,7 +81,12 @@ impl Verdict {
             "READONLY" | "CLUSTERDOWN" | "MASTERDOWN" | "LOADING" | "TRYAGAIN" | "BUSY"
             | "NOREPLICAS" | "MISCONF" => Self::Wait(text),
             "OOM" => Self::full(),
-            "NOAUTH" | "WRONGPASS" | "NOPERM" => Self::Fatal(Failure::because(Kind::Denied, text)),
+            "NOAUTH" => {
+                let why = "it asks for a password: write :PASSWORD@ or USER:PASSWORD@ before its host, \
+                           in the settings file or in DIESEL_META";
+                Self::Fatal(Failure::because(Kind::Denied, format!("{text} {why}")))
+            }
+            "WRONGPASS" | "NOPERM" => Self::Fatal(Failure::because(Kind::Denied, text)),
             "WRONGTYPE" => Self::Fatal(Failure::corrupt(text)),
             _ if text.contains("-OOM ") => Self::full(),
             _ if WAITS.iter().any(|code| text.contains(code)) => Self::Wait(text),

@@ -47,9 +47,6 @@ pub(super) struct Process {
     pub(super) time_ms: Option<u64>,
 }
 
-/// What deletes may take where its maxmemory is reached, or a quarter of that where this is more.
-const FOR_DELETES: u64 = 64 << 20;
-
 /// How many keys each node had dropped when it was last looked at.
 #[derive(Debug, Default)]
 pub(super) struct Dropped(Mutex<HashMap<Node, Look>>);
@@ -77,10 +74,10 @@ impl Dropped {
 }
 
 /// What INFO says, as far as it matters.
-struct Info(String);
+pub(super) struct Info(pub(super) String);
 
 impl Info {
-    fn get<'a>(&'a self, field: &str) -> &'a str {
+    pub(super) fn get<'a>(&'a self, field: &str) -> &'a str {
         let value = |line: &'a str| line.strip_prefix(field)?.strip_prefix(':');
         self.0.lines().find_map(value).unwrap_or_default().trim()
     }
@@ -90,28 +87,13 @@ impl Info {
         self.get("maxmemory_policy").starts_with("allkeys-")
     }
 
-    /// Why it takes no writes that need memory, if it is so. By what Redis itself counts.
-    fn full(&self, node: &Node) -> Option<Refusal> {
-        let bytes = |field: &str| self.get(field).parse::<u64>().unwrap_or_default();
-        let used = bytes("used_memory").saturating_sub(bytes("mem_not_counted_for_evict"));
-        let most = bytes("maxmemory");
-        if most == 0 || used <= most {
-            return None;
-        }
-        let why = format!(
-            "the Redis at {node} is full: it uses {used} bytes, and its maxmemory is {most}"
-        );
-        let is_over = used - most > FOR_DELETES.max(most / 4);
-        Some(if is_over { Refusal::Over(why) } else { Refusal::Full(why) })
-    }
-
     /// Its clock, in milliseconds; none where it does not say.
     fn time_ms(&self) -> Option<u64> {
         Some(self.get("server_time_usec").parse::<u64>().ok()? / 1_000)
     }
 
     /// The process, and how often it changed from replica to primary.
-    fn run(&self) -> Arc<str> {
+    pub(super) fn run(&self) -> Arc<str> {
         format!("{}:{}", self.get("run_id"), self.get("master_replid")).into()
     }
 }
@@ -189,9 +171,9 @@ impl Link {
         Ok(Process { run: info.run(), time_ms: info.time_ms() })
     }
 
-    /// Why the process has no room for new objects, if it is so.
-    pub(super) async fn full(&self, node: &Node) -> Result<Option<Refusal>, Verdict> {
-        Ok(info(&mut self.connection.clone(), node).await?.full(node))
+    /// What the process says of itself now.
+    pub(super) async fn info(&self, node: &Node) -> Result<Info, Verdict> {
+        info(&mut self.connection.clone(), node).await
     }
 
     /// Why the process takes no writes at all, if it is so; `shard` is one that it has. One that does
@@ -365,21 +347,6 @@ mod tests {
     fn info_is_read_by_whole_names() {
         let info = Info("# Server\r\nrun_id:abc\r\nrun_idx:no\r\nmaster_replid:def\r\n".to_owned());
         assert_eq!((&*info.run(), info.get("run"), info.get("nothing")), ("abc:def", "", ""));
-    }
-
-    #[test]
-    fn deletes_may_take_a_part_of_the_memory_that_is_not_to_be_used() {
-        let address = Address::parse("redis://h:1").expect("of Redis").expect("an address");
-        let full = |used: u64, most: u64| {
-            let text = format!("used_memory:{used}\r\nmaxmemory:{most}\r\n");
-            Info(text).full(&address.nodes[0])
-        };
-        assert_eq!([full(9, 0), full(9, 9)], [None, None]);
-        for most in [1 << 20, FOR_DELETES, 1 << 40] {
-            let more = FOR_DELETES.max(most / 4);
-            assert!(matches!(full(most + more, most), Some(Refusal::Full(_))), "{most}");
-            assert!(matches!(full(most + more + 1, most), Some(Refusal::Over(_))), "{most}");
-        }
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod home;
 mod keys;
 mod link;
 mod live;
+mod memory;
 mod mending;
 mod read;
 mod records;

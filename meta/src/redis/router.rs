@@ -20,6 +20,7 @@ use super::address::{Address, Node};
 use super::command::{Ask, list};
 use super::failure::{Failure, Verdict};
 use super::link::{Dropped, Link, Process};
+use super::memory::Memory;
 use super::slots::{SHARDS, Shard};
 use crate::{Kind, Refusal};
 
@@ -46,6 +47,7 @@ pub(super) struct Router {
     /// Counts new connections and new owners.
     changes: AtomicU64,
     dropped: Dropped,
+    memory: Memory,
 }
 
 #[derive(Debug)]
@@ -91,7 +93,8 @@ impl Router {
             trouble: None,
         });
         let (changes, dropped) = (AtomicU64::new(0), Dropped::default());
-        Self { address, options, clock, random, state, changes, dropped }
+        let memory = Memory::default();
+        Self { address, options, clock, random, state, changes, dropped, memory }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -266,7 +269,12 @@ impl Router {
                     Verdict::Moved(to) => self.moved(shard, to),
                     Verdict::Ask(to) => again.ask = Some(to),
                     Verdict::Reload => self.reload(&node).await,
-                    Verdict::Fatal(failure) => return Err(failure),
+                    Verdict::Fatal(failure) => {
+                        if failure.kind == Kind::Full {
+                            self.memory.refused(&node);
+                        }
+                        return Err(failure);
+                    }
                     verdict => waits = Some(format!("{node}: {}", text_of(verdict))),
                 }
                 left.push(again);
@@ -439,7 +447,7 @@ impl Router {
     ) -> Result<Option<Refusal>, Verdict> {
         let link = self.link(node).await?;
         let asked = async {
-            *full = link.full(node).await?;
+            *full = self.memory.refusal(node, &link.info(node).await?);
             match Shard::all().find(|shard| self.owner(*shard).as_ref() == Some(node)) {
                 Some(shard) => link.takes_no_writes(node, shard).await,
                 None => Ok(None),

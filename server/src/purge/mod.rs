@@ -93,8 +93,14 @@ async fn purge_all(
     for (name, named) in names.live() {
         parts.settings.refuse_read_only(ACTION, name)?;
         let mut purge = Purge::new(parts, turns, name, request.grace, progress);
+        let id = named.record.dataset;
         // One dataset that can't be purged doesn't keep the others from it.
-        if let Err(error) = purge.dataset(named.record.dataset).await {
+        if let Err(error) = purge.dataset(id).await {
+            let error = catalog::explained(parts, id, error).await;
+            if error.kind == Kind::NotFound {
+                // It was deleted meanwhile.
+                continue;
+            }
             incomplete = Some(error.kind);
             purge.end_with(&error).await;
         }

@@ -475,3 +475,30 @@ async fn what_a_server_that_is_behind_still_takes_stays() {
     scene.rig.clock.advance(Duration::from_millis(1));
     assert_eq!(scene.purge().await.removed, 1);
 }
+
+#[tokio::test]
+async fn a_dataset_that_is_deleted_meanwhile_is_no_problem_of_a_purge_of_all() {
+    let scene = Scene::new().await;
+    scene.put(1, ["a".to_owned()]).await;
+    let other = scene.rig.create("other").await;
+    scene.rig.store_chunk(other, 1).await;
+    let (parts, turns, left) = (&scene.rig.parts, Turns::new(), Leftovers::default());
+    let surveys = [turns.survey(parts, || true).await, turns.survey(parts, || true).await];
+    let deletes = async {
+        scene.rig.clock.sleep(Duration::from_secs(1)).await;
+        scene.rig.delete("ds", scene.id).await.unwrap();
+        drop(surveys);
+    };
+    let (told, mut heard) = mpsc::channel(1_000);
+    let request = PurgeRequest { dataset: None, grace: Duration::ZERO };
+    let purge = Box::pin(purge(parts, &turns, &left, request, &Caller::Everybody, &told));
+    let ((done, ()), _) = scene.rig.run(futures::future::join(purge, deletes)).await;
+    done.unwrap();
+    drop(told);
+    let mut done = Vec::new();
+    while let Some(Reply::More(step) | Reply::Last(step)) = heard.recv().await {
+        assert_eq!(step.problems, Vec::<String>::new(), "{}", step.dataset);
+        done.extend(step.done.then_some(step.dataset));
+    }
+    assert_eq!(done, ["other"]);
+}

@@ -434,12 +434,18 @@ impl Recovery<'_> {
     }
 
     /// The dataset was deleted meanwhile: nothing is left to recover. Fails when its name says otherwise
-    /// and the metadata has none: it lost it.
+    /// and the metadata has none: it lost it, or has it under another name, which it does not tell.
     async fn ended(&self, name: &DatasetName, named: Named) -> Result<Read, Error> {
         let newest = names::newest(self.parts, name).await?;
         let is_live = newest.is_some_and(|newest| newest.generation == named.generation);
         let record = self.parts.meta.record_named(name).await;
         let record = record.map_err(|error| Error::meta("recover dataset", name, error))?;
+        if is_live && record.is_none() && !self.is_gone(named).await? {
+            let why = "the metadata has its dataset under another name, so this one was copied or moved: \
+                       remove it from the chunk store, and run `dlcmd recover --all`, which writes the \
+                       other name again if it is gone";
+            return Err(Error::new(Kind::Conflict, "recover dataset", name, why));
+        }
         if is_live && record.is_none() {
             let why = "the metadata lost it while it was recovered; run `dlcmd recover --all`";
             return Err(Error::new(Kind::Unavailable, "recover dataset", name, why));

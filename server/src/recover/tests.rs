@@ -377,6 +377,35 @@ async fn a_dataset_that_is_deleted_while_it_alone_is_recovered_is_not_there() {
     assert_eq!(rig.run(asked).await.0.unwrap_err().kind, Kind::NotFound);
 }
 
+#[tokio::test]
+async fn a_name_that_was_moved_is_told_and_the_other_one_is_written_again() {
+    let rig = rig().await;
+    let (name, moved, id) = (dataset("ds"), dataset("moved"), rig.create("ds").await);
+    rig.store_chunk(id, 1).await;
+    let record = names::newest(&rig.parts, &name).await.unwrap().unwrap().record;
+    let remove = async |name: &DatasetName| {
+        let object = crate::parts::key(dl_format::name_key(name, 1));
+        rig.parts.store.delete(&object).await.unwrap();
+    };
+    remove(&name).await;
+    assert!(names::create(&rig.parts, &moved, 1, &record).await.unwrap());
+    let recovered = async |dataset: Option<&DatasetName>| {
+        let (progress, mut told) = mpsc::channel(64);
+        let request = RecoverRequest { dataset: dataset.cloned(), since: None };
+        let asked = recover(&rig.parts, request, &Caller::Everybody, &progress);
+        rig.run(asked).await.0.unwrap();
+        drop(progress);
+        problems(&mut told).await
+    };
+    let told = recovered(Some(&moved)).await;
+    assert!(told.len() == 1 && told[0].contains("copied or moved"), "{told:?}");
+    remove(&moved).await;
+    assert_eq!(recovered(None).await, Vec::<String>::new());
+    let named = names::newest(&rig.parts, &name).await.unwrap().unwrap();
+    assert_eq!(named.record, record);
+    assert_eq!(rig.parts.meta.record_named(&name).await.unwrap().map(|record| record.id), Some(id));
+}
+
 /// Keeps S-02: a dataset that the metadata lost while it was recovered was not deleted.
 #[tokio::test]
 async fn a_dataset_that_is_lost_again_under_its_recovery_is_not_taken_for_a_deleted_one() {

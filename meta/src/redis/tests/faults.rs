@@ -173,6 +173,39 @@ async fn without_room_appends_fail_as_full_and_go_on_when_there_is_some() {
     model.check(&store, id(), 9).await;
 }
 
+/// What an append brings takes memory while it is on its way, and gives it back when it is refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_had_no_room_for_an_append_is_full_until_there_is_more() {
+    let server = Server::start(&["--maxmemory-policy", "noeviction"]).await;
+    let store = open(&server.url()).await;
+    store.put_dataset(&record()).await.unwrap();
+    let mut maker = Maker::new(id(), 1);
+    let names: Vec<_> = (0..2_000).map(|number| format!("{number:0200}")).collect();
+    let mut large = || maker.chunk(names.iter().map(|name| (name.as_bytes(), 1)));
+    let used = async || -> u64 {
+        let memory = server.text(&["INFO", "memory"]).await;
+        let used = memory.lines().find_map(|line| line.strip_prefix("used_memory:"));
+        used.unwrap().trim().parse().unwrap()
+    };
+    let set = async |most: u64| {
+        server.ask(&["CONFIG", "SET", "maxmemory", &most.to_string()]).await;
+    };
+    server.ask(&["SETRANGE", "other", "8000000", "x"]).await;
+    let most = used().await + 300_000;
+    set(most).await;
+    assert_eq!(store.refusal().await.unwrap(), None);
+    let error = store.append(&large()).await.unwrap_err();
+    assert_eq!(error.kind, Kind::Full, "{error:?}");
+    eventually("it gives back what was refused", async || used().await < most - 150_000).await;
+    for _ in 0..3 {
+        let refusal = store.refusal().await.unwrap();
+        assert!(matches!(&refusal, Some(Refusal::Full(_))), "{refusal:?}");
+    }
+    set(most + 20_000_000).await;
+    assert_eq!(store.refusal().await.unwrap(), None);
+    store.append(&large()).await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn without_room_it_is_read_as_before_and_datasets_end() {
     let server = Server::start(&["--maxmemory-policy", "noeviction"]).await;

@@ -159,6 +159,41 @@ async fn a_full_redis_is_read_as_before_and_deletes_make_room() -> Result<()> {
     Ok(fs::remove_dir_all(got)?)
 }
 
+/// Keeps S-02 and S-32: what is refused uses memory while it is on its way, and gives it back.
+#[tokio::test(flavor = "multi_thread")]
+async fn puts_into_a_redis_that_is_nearly_full_leave_chunks_but_once() -> Result<()> {
+    let redis = Redis::start(&["--maxmemory-policy", "noeviction"]).await;
+    let scene = tempfile::tempdir()?;
+    let (data, source) = (scene.path().join("data"), scene.path().join("src"));
+    folder::fill(&source, 4_000, 10, &Dice::new(1))?;
+    let flags = ["--meta", &redis.url(), "--http", "127.0.0.1:0"];
+    let server = Server::start_with(&data, "127.0.0.1:0", &flags)?;
+    dl(&server, ["put", "Cargo.toml", "dl://one"])?.code(0)?;
+    redis.ask(&["SETRANGE", "other", "5000000", "x"]).await;
+    let memory = redis.text(&["INFO", "memory"]).await;
+    let used = memory.lines().find_map(|line| line.strip_prefix("used_memory:")).context("used")?;
+    let most = used.trim().parse::<u64>()? + 200_000;
+    redis.ask(&["CONFIG", "SET", "maxmemory", &most.to_string()]).await;
+    becomes_well(server.http())?;
+    let put = || run(server.dlcmd()?.arg("put").arg(&source).arg("dl://one/more"));
+    let refused = put()?;
+    ensure!(refused.code == 1 && refused.stderr.contains("maxmemory"), "{refused:?}");
+    let stored = folder::bytes_under(&data.join("chunks"))?;
+    for _ in 0..3 {
+        becomes(server.http(), |status, text| {
+            status == 503 && text.contains("takes no writes but deletes")
+        })?;
+        let refused = put()?;
+        ensure!(refused.code == 1 && refused.stderr.contains("maxmemory"), "{refused:?}");
+        ensure!(folder::bytes_under(&data.join("chunks"))? == stored, "more was stored");
+    }
+    redis.ask(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    becomes_well(server.http())?;
+    put()?.code(0)?;
+    server.stop()?;
+    Ok(())
+}
+
 /// Keeps S-02, S-11 and S-32.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redis_that_takes_no_writes_is_read_as_before_and_puts_wait_until_it_does() -> Result<()>
