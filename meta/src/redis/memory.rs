@@ -18,6 +18,8 @@ const UNDER_WAY: u64 = 64 << 20;
 const UNDER_WAY_PART: u64 = 64;
 /// No more than this part of it is left, whatever was refused.
 const LEFT_PART: u64 = 8;
+/// Where this part of it is left, what was refused before says nothing any more.
+const FREE_PART: u64 = 4;
 
 /// How much memory each node needs to have left, as far as that was learnt.
 #[derive(Debug, Default)]
@@ -25,33 +27,42 @@ pub(super) struct Memory(Mutex<HashMap<Node, Need>>);
 
 #[derive(Debug, Default)]
 struct Need {
-    /// Which life of which process, and its maxmemory, that this holds for.
+    /// Which life of which process, and its maxmemory, that this holds for; none before the first look.
     of: Option<(Arc<str>, u64)>,
-    /// It refused something since it was last looked at.
-    refused: bool,
     bytes: u64,
+    /// It had room when it was last looked at, and has refused nothing since.
+    had_room: bool,
 }
 
 impl Need {
+    /// What was refused needs its length twice, as its arguments and as what Redis reads them into. Where
+    /// there was room for that, others came with it.
+    fn refused(&mut self, length: u64) {
+        let more = if self.had_room { 2 } else { 1 };
+        self.bytes = self.bytes.saturating_mul(more).max(length.saturating_mul(2));
+        self.had_room = false;
+    }
+
     /// What has to be left of `most`, where `left` is now.
     fn look(&mut self, run: Arc<str>, most: u64, left: u64) -> u64 {
         let of = Some((run, most));
-        if self.of != of {
-            *self = Self { of, refused: self.refused, bytes: 0 };
+        if self.of.is_some() && self.of != of || left >= most / FREE_PART {
+            self.bytes = 0;
         }
-        if self.refused {
-            self.bytes = self.bytes.max(left.saturating_mul(2)).min(most / LEFT_PART);
-            self.refused = false;
-        }
-        self.bytes.max(UNDER_WAY.min(most / UNDER_WAY_PART))
+        self.of = of;
+        self.bytes = self.bytes.min(most / LEFT_PART);
+        let need = self.bytes.max(UNDER_WAY.min(most / UNDER_WAY_PART));
+        self.had_room = left >= need;
+        need
     }
 }
 
 impl Memory {
-    /// A node had no memory for something that was to be written.
-    pub(super) fn refused(&self, node: &Node) {
+    /// A node had no memory for what was to be written by so many bytes of commands.
+    pub(super) fn refused(&self, node: &Node, length: usize) {
+        let length = u64::try_from(length).unwrap_or(u64::MAX);
         let mut needs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        needs.entry(node.clone()).or_default().refused = true;
+        needs.entry(node.clone()).or_default().refused(length);
     }
 
     /// Why a node takes no writes that need memory, if it is so.
@@ -106,31 +117,41 @@ mod tests {
     }
 
     #[test]
-    fn after_it_refused_something_a_node_is_full_until_it_has_twice_what_was_left() {
+    fn after_it_refused_something_a_node_is_full_until_there_is_room_for_that() {
         let (memory, most) = (Memory::default(), 6_400);
-        let is_full = |used| memory.refusal(&node(), &info("a", used, most)).is_some();
-        for (refused, used, expected) in [
-            (false, 6_000, false),
-            (true, 6_100, true),
-            (false, 5_801, true),
-            (false, 5_800, false),
+        let is_full = |left| memory.refusal(&node(), &info("a", most - left, most)).is_some();
+        for (refused, left, expected) in [
+            (&[][..], 100, false),
+            (&[], 99, true),
+            (&[150], 299, true),
+            (&[], 0, true),
+            // Where there was none, it needs no more for that.
+            (&[20, 150], 300, false),
+            // Several at once, though there was room for one.
+            (&[150, 150], 599, true),
+            (&[], 600, false),
             // Never more than an eighth.
-            (true, 5_700, true),
-            (false, 5_601, true),
-            (true, 1_000, false),
-            (false, 5_600, false),
-            (false, 5_601, true),
+            (&[150], 799, true),
+            (&[], 800, false),
+            (&[], 1_599, false),
+            (&[], 799, true),
+            // A quarter is enough to forget it.
+            (&[], 1_600, false),
+            (&[], 100, false),
+            (&[2_000], 799, true),
         ] {
-            if refused {
-                memory.refused(&node());
+            for length in refused {
+                memory.refused(&node(), *length);
             }
-            assert_eq!(is_full(used), expected, "{used}");
+            assert_eq!(is_full(left), expected, "{refused:?}, {left} left");
         }
         // Of another process, and with another limit, nothing is known.
-        assert_eq!(memory.refusal(&node(), &info("b", 6_000, most)), None);
-        memory.refused(&node());
-        assert!(memory.refusal(&node(), &info("b", 6_000, most)).is_some());
-        assert_eq!(memory.refusal(&node(), &info("b", 6_000, most + 1)), None);
-        assert_eq!(memory.refusal(&node(), &info("b", 6_000, 0)), None);
+        for (run, most) in [("b", most), ("b", most + 1), ("b", 0)] {
+            let full = || memory.refusal(&node(), &info(run, most.saturating_sub(200), most));
+            assert_eq!(full(), None, "{run} {most}");
+            memory.refused(&node(), 200);
+            assert_eq!(full().is_some(), most > 0, "{run} {most}");
+            memory.refused(&node(), 200);
+        }
     }
 }

@@ -271,7 +271,8 @@ impl Router {
                     Verdict::Reload => self.reload(&node).await,
                     Verdict::Fatal(failure) => {
                         if failure.kind == Kind::Full {
-                            self.memory.refused(&node);
+                            let length = pipeline.get_packed_pipeline().len();
+                            self.memory.refused(&node, length);
                         }
                         return Err(failure);
                     }

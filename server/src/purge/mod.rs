@@ -85,7 +85,8 @@ async fn purge_all(
         };
     }
     let names = names::all(parts).await?;
-    let mut incomplete = names.unread.first().map(|(_, error)| error.kind);
+    let mut kinds = names.unread.iter().map(|(_, error)| error.kind);
+    let mut may_pass = kinds.find(|kind| kind.is_retryable());
     for (name, error) in &names.unread {
         let mut purge = Purge::new(parts, turns, name, request.grace, progress);
         purge.end_with(error).await;
@@ -101,18 +102,18 @@ async fn purge_all(
                 // It was deleted meanwhile.
                 continue;
             }
-            incomplete = Some(error.kind);
+            may_pass = may_pass.or(Some(error.kind).filter(|kind| kind.is_retryable()));
             purge.end_with(&error).await;
         }
     }
     let swept = leftovers.sweep_deleted(parts, names::Past::All).await?;
     tracing::debug!(swept, "removed what deleted datasets had left");
-    match incomplete {
-        Some(kind) if kind.is_retryable() => {
+    match may_pass {
+        Some(kind) => {
             let why = "not all of them could be worked on; run purge again";
             Err(Error::new(kind, "purge", "datasets", why))
         }
-        _ => Ok(()),
+        None => Ok(()),
     }
 }
 

@@ -176,13 +176,17 @@ async fn puts_into_a_redis_that_is_nearly_full_leave_chunks_but_once() -> Result
     redis.ask(&["CONFIG", "SET", "maxmemory", &most.to_string()]).await;
     becomes_well(server.http())?;
     let put = || run(server.dlcmd()?.arg("put").arg(&source).arg("dl://one/more"));
+    let empty = folder::bytes_under(&data.join("chunks"))?;
     let refused = put()?;
     ensure!(refused.code == 1 && refused.stderr.contains("maxmemory"), "{refused:?}");
     let stored = folder::bytes_under(&data.join("chunks"))?;
+    ensure!(stored > empty, "it was full before");
     for _ in 0..3 {
         becomes(server.http(), |status, text| {
             status == 503 && text.contains("takes no writes but deletes")
         })?;
+        // Until Redis has given all of it back.
+        std::thread::sleep(Duration::from_secs(1));
         let refused = put()?;
         ensure!(refused.code == 1 && refused.stderr.contains("maxmemory"), "{refused:?}");
         ensure!(folder::bytes_under(&data.join("chunks"))? == stored, "more was stored");
