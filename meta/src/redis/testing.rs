@@ -180,6 +180,16 @@ impl Server {
             other => format!("{other:?}"),
         }
     }
+
+    /// How many bytes of memory it uses, by its own count.
+    ///
+    /// # Panics
+    /// When it does not say.
+    pub async fn used_memory(&self) -> u64 {
+        let memory = self.text(&["INFO", "memory"]).await;
+        let used = memory.lines().find_map(|line| line.strip_prefix("used_memory:"));
+        used.and_then(|used| used.trim().parse().ok()).expect("Redis says what it uses")
+    }
 }
 
 impl Drop for Server {

@@ -79,10 +79,7 @@ async fn purge_all(
     if let Some(name) = &request.dataset {
         let id = catalog::by_name(parts, name, caller, Told::Record).await?.id;
         let mut purge = Purge::new(parts, turns, name, request.grace, progress);
-        return match purge.dataset(id).await {
-            Err(error) => Err(catalog::explained(parts, id, error).await),
-            done => done,
-        };
+        return purge.dataset(id).await;
     }
     let names = names::all(parts).await?;
     let mut kinds = names.unread.iter().map(|(_, error)| error.kind);
@@ -94,10 +91,8 @@ async fn purge_all(
     for (name, named) in names.live() {
         parts.settings.refuse_read_only(ACTION, name)?;
         let mut purge = Purge::new(parts, turns, name, request.grace, progress);
-        let id = named.record.dataset;
         // One dataset that can't be purged doesn't keep the others from it.
-        if let Err(error) = purge.dataset(id).await {
-            let error = catalog::explained(parts, id, error).await;
+        if let Err(error) = purge.dataset(named.record.dataset).await {
             if error.kind == Kind::NotFound {
                 // It was deleted meanwhile.
                 continue;
@@ -151,6 +146,13 @@ impl<'a> Purge<'a> {
     }
 
     async fn dataset(&mut self, id: DatasetId) -> Result<(), Error> {
+        match self.rounds(id).await {
+            Err(error) => Err(catalog::explained(self.parts, id, error).await),
+            done => done,
+        }
+    }
+
+    async fn rounds(&mut self, id: DatasetId) -> Result<(), Error> {
         let _turn = self.turns.survey(self.parts, || self.is_awaited()).await?;
         let record = catalog::by_id(self.parts, id).await?;
         let mut origin = [0; 9];

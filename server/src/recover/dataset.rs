@@ -440,15 +440,15 @@ impl Recovery<'_> {
         let is_live = newest.is_some_and(|newest| newest.generation == named.generation);
         let record = self.parts.meta.record_named(name).await;
         let record = record.map_err(|error| Error::meta("recover dataset", name, error))?;
-        let of_id = self.parts.meta.record(named.record.dataset).await;
-        let of_id = of_id.map_err(|error| Error::meta("recover dataset", name, error))?;
-        if is_live && record.is_none() && of_id.is_some_and(|record| record.name != *name) {
-            let why = "the metadata has its dataset under another name, so this one was copied or moved: \
-                       remove it from the chunk store, and run `dlcmd recover --all`, which writes the \
-                       other name again if it is gone";
-            return Err(Error::new(Kind::Conflict, "recover dataset", name, why));
-        }
         if is_live && record.is_none() {
+            let of_id = self.parts.meta.record(named.record.dataset).await;
+            let of_id = of_id.map_err(|error| Error::meta("recover dataset", name, error))?;
+            if of_id.is_some_and(|record| record.name != *name) {
+                let why = "the metadata has its dataset under another name, so this one was copied or \
+                           moved: remove it from the chunk store, and run `dlcmd recover --all`, which \
+                           writes the other name again if it is gone";
+                return Err(Error::new(Kind::Conflict, "recover dataset", name, why));
+            }
             let why = "the metadata lost it while it was recovered; run `dlcmd recover --all`";
             return Err(Error::new(Kind::Unavailable, "recover dataset", name, why));
         }

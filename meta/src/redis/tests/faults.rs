@@ -182,23 +182,21 @@ async fn one_that_had_no_room_for_an_append_is_full_until_there_is_more() {
     let mut maker = Maker::new(id(), 1);
     let names: Vec<_> = (0..2_000).map(|number| format!("{number:0200}")).collect();
     let mut large = || maker.chunk(names.iter().map(|name| (name.as_bytes(), 1)));
-    let used = async || -> u64 {
-        let memory = server.text(&["INFO", "memory"]).await;
-        let used = memory.lines().find_map(|line| line.strip_prefix("used_memory:"));
-        used.unwrap().trim().parse().unwrap()
-    };
     let set = async |most: u64| {
         server.ask(&["CONFIG", "SET", "maxmemory", &most.to_string()]).await;
     };
     server.ask(&["SETRANGE", "other", "8000000", "x"]).await;
-    let most = used().await + 300_000;
+    let most = server.used_memory().await + 300_000;
     set(most).await;
     assert_eq!(store.refusal().await.unwrap(), None);
     let error = store.append(&large()).await.unwrap_err();
     assert_eq!(error.kind, Kind::Full, "{error:?}");
     let is_full = async || matches!(store.refusal().await.unwrap(), Some(Refusal::Full(_)));
     assert!(is_full().await, "at once");
-    eventually("it gives back what was refused", async || used().await < most - 250_000).await;
+    eventually("it gives back what was refused", async || {
+        server.used_memory().await < most - 250_000
+    })
+    .await;
     assert!(is_full().await, "and as there is as much room as before");
     set(most + 20_000_000).await;
     assert_eq!(store.refusal().await.unwrap(), None);

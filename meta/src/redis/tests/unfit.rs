@@ -49,9 +49,7 @@ async fn a_redis_that_begins_to_drop_keys_is_refused_until_it_keeps_them_again()
 /// Has a server drop some keys, by a policy that lasts.
 async fn drop_keys(server: &Server) {
     server.ask(&["CONFIG", "SET", "maxmemory-policy", "allkeys-random"]).await;
-    let used = server.text(&["INFO", "memory"]).await;
-    let used = used.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap().to_owned();
-    let less = used.trim().parse::<u64>().unwrap() - 20_000;
+    let less = server.used_memory().await - 20_000;
     server.ask(&["CONFIG", "SET", "maxmemory", &less.to_string()]).await;
     eventually("some keys are dropped", || async {
         let stats = server.text(&["INFO", "stats"]).await;

@@ -170,9 +170,7 @@ async fn puts_into_a_redis_that_is_nearly_full_leave_chunks_but_once() -> Result
     let server = Server::start_with(&data, "127.0.0.1:0", &flags)?;
     dl(&server, ["put", "Cargo.toml", "dl://one"])?.code(0)?;
     redis.ask(&["SETRANGE", "other", "5000000", "x"]).await;
-    let memory = redis.text(&["INFO", "memory"]).await;
-    let used = memory.lines().find_map(|line| line.strip_prefix("used_memory:")).context("used")?;
-    let most = used.trim().parse::<u64>()? + 200_000;
+    let most = redis.used_memory().await + 200_000;
     redis.ask(&["CONFIG", "SET", "maxmemory", &most.to_string()]).await;
     becomes_well(server.http())?;
     let put = || run(server.dlcmd()?.arg("put").arg(&source).arg("dl://one/more"));
