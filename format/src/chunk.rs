@@ -183,7 +183,7 @@ impl ChunkWriter {
             );
         }
         let crc = crc.map_or(own, |crc| crc.then(own, tail.len() as u64));
-        let start = self.begin();
+        let start = self.begin(tail.len());
         self.buffer.extend_from_slice(tail);
         self.extents = extents;
         self.push(path, attributes, crc, start, None);
@@ -251,7 +251,7 @@ impl ChunkWriter {
         let header = self.header_length(ENTRY_LEN, name, rewritten, self.replaces.len());
         self.extents.is_empty()
             && (self.count as usize) < ENTRIES_MAX
-            && self.holds(header, self.aligned_end(), length)
+            && self.holds(header, self.start_of(length), length)
     }
 
     fn make_room(&self, path: &FilePath, length: u64, rewrite: bool) -> Result<(), PackError> {
@@ -264,13 +264,14 @@ impl ChunkWriter {
         }
     }
 
-    fn aligned_end(&self) -> usize {
-        round_up(self.buffer.len(), self.shape.alignment() as usize)
+    /// Where the bytes of a file of `length` bytes begin in the buffer.
+    fn start_of(&self, length: u64) -> usize {
+        round_up(self.buffer.len(), self.shape.alignment_of(length) as usize)
     }
 
     /// Pads to the alignment; gives where the file's bytes begin.
-    fn begin(&mut self) -> usize {
-        let start = self.aligned_end();
+    fn begin(&mut self, length: usize) -> usize {
+        let start = self.start_of(length as u64);
         self.buffer.resize(start, 0);
         start
     }
@@ -282,7 +283,7 @@ impl ChunkWriter {
         data: &[u8],
         origin: Option<Origin>,
     ) {
-        let start = self.begin();
+        let start = self.begin(data.len());
         let crc = match self.copy {
             Some(copy) => Crc32c::from_value(copy(data, &mut self.buffer)),
             None => Crc32c::of_copied(data, &mut self.buffer),

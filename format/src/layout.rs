@@ -57,10 +57,12 @@ pub const CHUNK_SIZE_MIN: u32 = 1 << 20;
 pub const CHUNK_SIZE_DEFAULT: u32 = 4 << 20;
 /// Largest size of a dataset's chunks, in bytes.
 pub const CHUNK_SIZE_MAX: u32 = 64 << 20;
-/// Files start at a multiple of this when nothing else is asked for, in bytes: a cache line.
-pub const ALIGNMENT_DEFAULT: u32 = 64;
+/// Files start at a multiple of this when nothing else is asked for, in bytes: a disk sector.
+pub const ALIGNMENT_DEFAULT: u32 = 512;
 /// Largest alignment of files, in bytes.
 pub const ALIGNMENT_MAX: u32 = 4_096;
+/// Files of at least this many bytes start at a multiple of [`PAGE`].
+pub const PAGED_FILE_MIN: u64 = 64 << 10;
 
 /// Most bytes of a path.
 pub const PATH_MAX: usize = 4_096;

@@ -7,7 +7,7 @@ use crate::encode::head_length;
 use crate::error::PackError;
 use crate::layout::{
     ALIGNMENT_DEFAULT, ALIGNMENT_MAX, CHUNK_SIZE_DEFAULT, CHUNK_SIZE_MAX, CHUNK_SIZE_MIN,
-    ENTRY_LEN, ID_LEN, ORIGIN_COUNT_LEN, ORIGIN_LEN, PAGE,
+    ENTRY_LEN, ID_LEN, ORIGIN_COUNT_LEN, ORIGIN_LEN, PAGE, PAGED_FILE_MIN,
 };
 use crate::path::FilePath;
 
@@ -19,7 +19,7 @@ pub struct ChunkShape {
 }
 
 impl ChunkShape {
-    /// Chunks of at most `size` bytes, header included, with files at multiples of `alignment`
+    /// Chunks of at most `size` bytes, header included, with small files at multiples of `alignment`
     /// bytes (paper, 4.1).
     ///
     /// # Errors
@@ -39,9 +39,15 @@ impl ChunkShape {
         self.size
     }
 
-    /// Files start at multiples of this many bytes.
+    /// Small files start at multiples of this many bytes.
     pub fn alignment(self) -> u32 {
         self.alignment
+    }
+
+    /// A file of `length` bytes starts at a multiple of this many bytes: a long file at a page, so
+    /// that the chunk can be mapped file by file.
+    pub fn alignment_of(self, length: u64) -> u32 {
+        if length >= PAGED_FILE_MIN { PAGE as u32 } else { self.alignment }
     }
 
     /// Most bytes of a file that is never cut: what one chunk holds beside a header for its path,

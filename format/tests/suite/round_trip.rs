@@ -102,7 +102,7 @@ proptest! {
             prop_assert_eq!(entry.attributes, file.attributes);
             prop_assert_eq!(entry.length, file.content.len() as u64);
             prop_assert_eq!(entry.crc, Crc32c::of(bytes));
-            prop_assert_eq!(entry.offset % shape.alignment(), 0);
+            prop_assert_eq!(entry.offset % shape.alignment_of(entry.length), 0);
             prop_assert_eq!(entry.origin, file.origin.filter(|_| rewrites));
         }
         let digest = header.digest();
@@ -141,6 +141,23 @@ proptest! {
         prop_assert_eq!(verified.header().extents(), extents.as_slice());
         prop_assert_eq!((entry.length, entry.crc), (whole.len() as u64, Crc32c::of(&whole)));
         prop_assert_eq!(entry.stored as usize, tail);
+    }
+
+    #[test]
+    fn long_files_start_at_a_page_and_short_ones_at_the_alignment(
+        lengths in prop::collection::vec(prop_oneof![0..900usize, 65_530..65_540usize], 1..12),
+    ) {
+        let shape = ChunkShape::default();
+        let mut writer = ChunkWriter::new(shape, Vec::new());
+        for (number, length) in lengths.iter().enumerate() {
+            let content = data(number as u64, *length);
+            writer.append(&path(number.to_string()), attributes(1), &content).unwrap();
+        }
+        let verified = Verified::check(bytes_of(&writer.seal(id(1), DATASET))).unwrap();
+        for entry in verified.header().entries() {
+            let wanted = if entry.length < 65_536 { 512 } else { 4_096 };
+            prop_assert_eq!(entry.offset % wanted, 0);
+        }
     }
 
     #[test]
