@@ -57,6 +57,14 @@ impl FileRecord {
     pub fn supersedes(&self, other: &Self) -> bool {
         (self.version, self.holder) > (other.version, other.holder)
     }
+
+    /// Whether an index that has `other` for the same path takes this record instead. A record of
+    /// the same entry of the same object always replaces the older record: the object's stamp may
+    /// differ from the stamp that was indexed first.
+    pub fn replaces(&self, other: &Self) -> bool {
+        let (holder, known) = (self.holder, other.holder);
+        (holder.chunk, holder.entry) == (known.chunk, known.entry) || self.supersedes(other)
+    }
 }
 
 /// Folds headers one by one. Costs memory for every path: for the tests, the in-memory store and
@@ -76,7 +84,7 @@ impl Fold {
         for entry in object.header().entries() {
             let record = FileRecord::of(object, &entry);
             match self.winners.get_mut(&entry.path) {
-                Some(winner) if !record.supersedes(winner) => {}
+                Some(winner) if !record.replaces(winner) => {}
                 Some(winner) => *winner = record,
                 None => {
                     self.winners.insert(entry.path, record);

@@ -43,8 +43,8 @@ pub use types::{
 /// # Contract
 ///
 /// - The log of a dataset is a set of objects, by id. `append` is the commit point of a write: one
-///   atomic step in which the dataset is known and the object joins. Appending an id again changes
-///   nothing. Only `retire` takes objects off again, each in one atomic step.
+///   atomic step in which the dataset is known and the object joins. Appending an object again changes
+///   nothing but a stamp that differs. Only `retire` takes objects off again, each in one atomic step.
 /// - Every answer about the contents of a dataset is that of `dl_format::Fold` over its log, which
 ///   includes all whose `append` had returned when the question was asked. Of an object whose
 ///   append has not returned yet, some files may be there and others not.
@@ -141,7 +141,10 @@ pub trait MetaStore: Debug + Display + Send + Sync + 'static {
     async fn stamp(&self, dataset: DatasetId, now: Stamp) -> Result<Stamp, Error>;
 
     /// Adds an object to the log of its dataset: the commit point. What the log knows already is
-    /// brought into the index again, where a row of it may be gone or damaged. The header's bytes
+    /// brought into the index again, where a row of it may be gone or damaged. Where the log has
+    /// another stamp for the object, log and rows take the stamp of the header: the object is the
+    /// truth. An older version of a path that the first stamp had hidden comes back when its own
+    /// object is appended again. The header's bytes
     /// may be kept for a while, so they should not be a view into a larger buffer.
     ///
     /// # Errors

@@ -70,6 +70,12 @@ impl State {
 }
 
 impl Dataset {
+    /// The version by all objects of the log.
+    fn recount(&mut self) {
+        self.version = Version::default();
+        self.objects.values().for_each(|object| self.version.add(object.id, object.stamp));
+    }
+
     fn info(&mut self) -> DatasetInfo {
         let fold = &self.fold;
         let (files, bytes) = *self.counted.get_or_insert_with(|| {
@@ -186,15 +192,22 @@ impl MetaStore for Memory {
         let mut state = self.state();
         let dataset = state.dataset(object.header().dataset(), "append to dataset")?;
         let record = ObjectRecord::of(object);
-        if dataset.objects.contains_key(&record.id) {
-            return Ok(Appended::Known);
-        }
-        dataset.objects.insert(record.id, record);
+        let known = dataset.objects.insert(record.id, record);
         dataset.fold.add(object);
         dataset.last = dataset.last.max(record.stamp);
-        dataset.version.add(record.id, record.stamp);
         dataset.counted = None;
-        Ok(Appended::New)
+        match known {
+            None => {
+                dataset.version.add(record.id, record.stamp);
+                Ok(Appended::New)
+            }
+            Some(known) => {
+                if known != record {
+                    dataset.recount();
+                }
+                Ok(Appended::Known)
+            }
+        }
     }
 
     async fn retire(&self, dataset: DatasetId, ids: &[ChunkId]) -> Result<(), Error> {
@@ -205,8 +218,7 @@ impl MetaStore for Memory {
             return Err(still_in_use(dataset));
         }
         known.objects.retain(|id, _| !retired.contains(id));
-        known.version = Version::default();
-        known.objects.values().for_each(|object| known.version.add(object.id, object.stamp));
+        known.recount();
         known.counted = None;
         Ok(())
     }

@@ -120,7 +120,7 @@ pub struct DatasetInfo {
 pub enum Appended {
     /// The object joined it.
     New,
-    /// An object of that id was in it; it is as it was.
+    /// An object of that id was in it.
     Known,
 }
 

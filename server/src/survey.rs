@@ -13,8 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dl_format::{
-    ChunkId, Committed, DatasetId, EntrySet, EntryVersion, Extent, FilePath, FileRecord, Header,
-    ObjectKind, Stamp, Version, dataset_prefix, parse_object_key, parse_snapshot_key,
+    ChunkId, ChunkShape, Committed, DatasetId, EntrySet, EntryVersion, Extent, FilePath,
+    FileRecord, Header, ObjectKind, Stamp, Version, dataset_prefix, parse_object_key,
+    parse_snapshot_key,
 };
 use dl_meta::ObjectRecord;
 use dl_proto::Kind;
@@ -74,6 +75,8 @@ pub(crate) struct Survey {
     pub(crate) named: Named,
     /// The parts of large files, and the number of the chunk that names each.
     pub(crate) extents: Vec<(usize, Extent)>,
+    /// Chunks whose header has another stamp than the metadata, by number. The header holds.
+    pub(crate) restamped: Vec<usize>,
     sizes: Sizes,
 }
 
@@ -179,6 +182,7 @@ impl Survey {
             unread: BTreeMap::new(),
             named: Named::default(),
             extents: Vec::new(),
+            restamped: Vec::new(),
             sizes: SIZES,
         };
         let mut named = Named::default();
@@ -291,11 +295,9 @@ impl Survey {
             .collect()
     }
 
-    /// In what an object in the store is not the one of the log.
+    /// In what an object in the store is not the one of the log. Its stamp may be another.
     fn differs(&self, object: &ObjectRecord, header: &Header) -> Option<String> {
-        let known = (object.id, object.kind, Some(object.stamp), object.object_length);
-        let found = (header.id(), header.kind(), header.stamp(), header.object_length());
-        if header.dataset() != self.dataset || found != known {
+        if header.dataset() != self.dataset || !is_object(object, header) {
             return Some("it is another object than the metadata says".to_owned());
         }
         self.cut(object)
@@ -319,13 +321,13 @@ impl Survey {
     pub(crate) async fn shares(
         &mut self,
         parts: &Parts,
-        alignment: u32,
+        shape: ChunkShape,
         heard: impl Fn(u64) -> Result<(), Error>,
     ) -> Result<Shares, Error> {
         let scratch = Scratch::new(parts.room.scratch());
-        let mut shares = Shares::new(self.dataset, &self.objects, alignment, scratch, self.sizes);
+        let mut shares = Shares::new(self.dataset, &self.objects, shape, scratch, self.sizes);
         let (mut unread, mut extents, mut away) = (Vec::new(), Vec::new(), Away::default());
-        let mut origins = HashSet::new();
+        let (mut origins, mut restamped) = (HashSet::new(), Vec::new());
         let numbers = self.of_kind(ObjectKind::Chunk);
         let (mut looked_at, mut told) = (self.objects.len() - numbers.len(), Duration::ZERO);
         {
@@ -342,6 +344,10 @@ impl Survey {
                     });
                     match chunk {
                         Ok(chunk) => {
+                            let known = self.objects.get(number).map(|object| object.stamp);
+                            if known != Some(chunk.stamp()) {
+                                restamped.push((number, chunk.stamp()));
+                            }
                             let of_file = chunk.header().extents().iter();
                             extents.extend(of_file.map(|extent| (number, *extent)));
                             origins.extend(self.origins(&chunk));
@@ -360,8 +366,22 @@ impl Survey {
         }
         self.unread.extend(unread);
         self.extents = extents;
+        self.take_stamps(restamped);
         self.name_origins(parts, origins).await?;
-        Ok(shares)
+        Ok(shares.with_log(&self.objects))
+    }
+
+    /// Judges by the stamps of the headers from now on.
+    fn take_stamps(&mut self, restamped: Vec<(usize, Stamp)>) {
+        if restamped.is_empty() {
+            return;
+        }
+        let mut objects = self.objects.to_vec();
+        for (number, stamp) in &restamped {
+            objects.get_mut(*number).into_iter().for_each(|object| object.stamp = *stamp);
+        }
+        self.objects = objects.into();
+        self.restamped = restamped.into_iter().map(|(number, _)| number).collect();
     }
 
     /// The chunks that versions in this one were first committed in, and that are gone.
@@ -463,6 +483,13 @@ impl Survey {
         }
         Ok(are_deleted)
     }
+}
+
+/// Whether a header is that of an object of the log: also where two tries to store it had two stamps,
+/// and a store that checks and writes in two steps kept the stamp that was not logged.
+pub(crate) fn is_object(object: &ObjectRecord, header: &Header) -> bool {
+    let known = (object.id, object.kind, object.object_length, object.entry_count);
+    known == (header.id(), header.kind(), header.object_length(), header.entry_count())
 }
 
 /// The machine and process of an id.

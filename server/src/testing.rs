@@ -3,7 +3,8 @@
 //! Must hold: what waits for a store or for a patience waits for that clock and for nothing else.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
 use async_trait::async_trait;
@@ -138,7 +139,27 @@ impl Rig {
 /// A bucket that takes an object from each of two that create it at once; the last one stays.
 #[derive(Debug)]
 pub(crate) struct Careless {
-    pub(crate) inner: Arc<dyn Store>,
+    inner: Arc<dyn Store>,
+    /// Whether the next create is held back.
+    holds: AtomicBool,
+    held: Mutex<Option<(Key, Bytes)>>,
+}
+
+impl Careless {
+    pub(crate) fn new(inner: Arc<dyn Store>) -> Self {
+        Self { inner, holds: AtomicBool::new(false), held: Mutex::default() }
+    }
+
+    /// The next create fails for its caller and is done by [`Careless::land`].
+    pub(crate) fn hold_next(&self) {
+        self.holds.store(true, Ordering::Relaxed);
+    }
+
+    /// Does the create that was held back, over whatever is there.
+    pub(crate) async fn land(&self) {
+        let (key, body) = self.held.lock().unwrap().take().unwrap();
+        self.create(&key, body).await.unwrap();
+    }
 }
 
 impl fmt::Display for Careless {
@@ -151,6 +172,10 @@ impl fmt::Display for Careless {
 #[async_trait]
 impl Store for Careless {
     async fn create(&self, key: &Key, body: Bytes) -> Result<(), dl_store::Error> {
+        if self.holds.swap(false, Ordering::Relaxed) {
+            *self.held.lock().unwrap() = Some((key.clone(), body));
+            return Err(dl_store::Error::new(Kind::Unavailable, "create object", key));
+        }
         self.inner.delete(key).await?;
         self.inner.create(key, body).await
     }

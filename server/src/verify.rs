@@ -88,7 +88,7 @@ async fn compare(
     verify.state.objects = survey.objects.len() as u64;
     let (mut files, mut bytes) = (0u64, 0u64);
     let heard = |checked| verify.mention(checked);
-    let mut shares = survey.shares(parts, shape.alignment(), heard).await?;
+    let mut shares = survey.shares(parts, shape, heard).await?;
     verify.state.checked = verify.state.objects;
     while let Some(rows) = shares.next().await? {
         let (more, more_bytes) = verify.compare(&survey, &rows).await?;

@@ -50,6 +50,11 @@ impl Maker {
         usize::try_from(self.random.u64() % (end.max(1) as u64)).unwrap_or(0)
     }
 
+    /// One of a few paths.
+    pub(super) fn path(&self) -> &'static [u8] {
+        PATHS.get(self.below(PATHS.len())).copied().unwrap_or(b"a")
+    }
+
     fn id(&mut self) -> ChunkId {
         self.ids += 1;
         let mut bytes = [7; 16];
@@ -144,10 +149,7 @@ impl Maker {
             let object = match self.below(10) {
                 0..=4 => {
                     let count = 1 + self.below(6);
-                    let files: Vec<_> = (0..count)
-                        .map(|_| (PATHS.get(self.below(PATHS.len())).copied(), self.below(50)))
-                        .map(|(path, length)| (path.unwrap_or(b"a"), length))
-                        .collect();
+                    let files: Vec<_> = (0..count).map(|_| (self.path(), self.below(50))).collect();
                     self.chunk(files)
                 }
                 5 | 6 if !live.is_empty() => {

@@ -47,6 +47,9 @@ pub async fn run(make: impl AsyncFn() -> Arc<dyn MetaStore>) {
     for seed in 0..16 {
         any_history_is_answered_like_the_fold(&*make().await, seed).await;
     }
+    for seed in 0..4 {
+        log_and_rows_take_the_stamps_of_the_objects(&*make().await, seed).await;
+    }
     questions_during_appends_see_all_that_returned(make().await).await;
     for seed in 0..4 {
         contest::of_appends_at_once_the_same_ones_win_everywhere(&[make().await], seed).await;
@@ -388,6 +391,31 @@ async fn any_history_is_answered_like_the_fold(store: &dyn MetaStore, seed: u64)
         model.check(store, id(1), limit).await;
     }
     model.check_ended(store, id(1)).await;
+}
+
+/// A chunk store that checks and writes in two steps may keep the other one of two creates.
+async fn log_and_rows_take_the_stamps_of_the_objects(store: &dyn MetaStore, seed: u64) {
+    put(store, &record("a", 1, 1)).await;
+    let (mut acknowledged, mut stored) = (Maker::new(id(1), seed), Maker::new(id(1), seed));
+    let mut objects = Vec::new();
+    for number in 0..12 {
+        let files: Vec<_> = (0..4).map(|_| (acknowledged.path(), acknowledged.below(9))).collect();
+        let other = if number % 3 == 0 { number } else { acknowledged.below(12) as u64 };
+        let object = acknowledged.chunk_at(Stamp::new(100 + number), files.clone());
+        let appended = store.append(&object).await.expect("append");
+        assert_eq!(appended, Appended::New, "{store}");
+        objects.push(stored.chunk_at(Stamp::new(100 + other), files));
+    }
+    // A stamp that falls lets older versions win, which come back with their own objects.
+    for _ in 0..2 {
+        for object in &objects {
+            let appended = store.append(object).await.expect("append again");
+            assert_eq!(appended, Appended::Known, "{store}");
+        }
+    }
+    let mut model = Model::default();
+    objects.iter().for_each(|object| _ = model.add(object));
+    model.check(store, id(1), 1_000).await;
 }
 
 async fn questions_during_appends_see_all_that_returned(store: Arc<dyn MetaStore>) {

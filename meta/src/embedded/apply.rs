@@ -7,12 +7,14 @@
 use std::collections::{BTreeMap, HashMap};
 
 use dl_format::{
-    ChunkId, Committed, DatasetId, EntrySet, EntryVersion, FilePath, FileRecord, Stamp, Version,
+    ChunkId, Committed, DatasetId, EntrySet, EntryVersion, FilePath, FileRecord, ObjectKind, Stamp,
+    Version,
 };
 use redb::{Error, ReadableTable, ReadableTableMetadata, Table, WriteTransaction};
 
 use super::tables::{
-    Counts, DATASETS, DatasetRow, Tables, decode_entries, decode_file, encode_file, encode_object,
+    Counts, DATASETS, DatasetRow, Tables, decode_entries, decode_file, decode_object, encode_file,
+    encode_object,
 };
 use crate::ObjectRecord;
 
@@ -77,16 +79,31 @@ impl<'t, 'r> Dataset<'t, 'r> {
 
     fn apply(mut self, objects: &[&Committed]) -> Result<(), Error> {
         let (mut files, mut is_again) = (Vec::new(), false);
-        for object in objects {
+        let last: HashMap<ChunkId, usize> = objects
+            .iter()
+            .enumerate()
+            .map(|(place, object)| (object.header().id(), place))
+            .collect();
+        for (place, object) in objects.iter().enumerate() {
             let record = ObjectRecord::of(object);
-            let key = record.id.as_bytes().as_slice();
-            // One that is here already is applied all the same: rows of it may be damaged.
-            if self.objects.get(key)?.is_some() {
-                is_again = true;
-            } else {
-                self.objects.insert(key, encode_object(&record)?.as_slice())?;
-                self.row.objects = self.row.objects.saturating_add(1);
-                self.row.version.add(record.id, record.stamp);
+            if last.get(&record.id) != Some(&place) {
+                continue;
+            }
+            let (key, encoded) = (record.id.as_bytes().as_slice(), encode_object(&record)?);
+            let known = self.objects.insert(key, encoded.as_slice())?;
+            let is_as_known = known.map(|known| known.value() == encoded);
+            match is_as_known {
+                None => {
+                    self.row.objects = self.row.objects.saturating_add(1);
+                    self.row.version.add(record.id, record.stamp);
+                }
+                // One that is here already is applied all the same: rows of it may be damaged.
+                Some(true) => is_again = true,
+                Some(false) => {
+                    is_again = true;
+                    recount(&self.objects, self.row)?;
+                    self.retract(object)?;
+                }
             }
             for (chunk, entries) in object.header().deletions().iter() {
                 self.delete(chunk, entries)?;
@@ -100,6 +117,19 @@ impl<'t, 'r> Dataset<'t, 'r> {
         });
         files.dedup_by(|(_, later), (_, first)| later == first);
         self.insert(&files, is_again)
+    }
+
+    /// Removes the rows of an object that was applied with another stamp.
+    fn retract(&mut self, object: &Committed) -> Result<(), Error> {
+        for entry in object.header().entries() {
+            let path = entry.path.as_bytes();
+            let row = self.paths.get(path)?.map(|row| decode_file(row.value())).transpose()?;
+            if row.is_some_and(|row| row.holder.chunk == object.header().id()) {
+                self.paths.remove(path)?;
+                self.row.counts = None;
+            }
+        }
+        Ok(())
     }
 
     fn delete(&mut self, chunk: ChunkId, entries: &EntrySet) -> Result<(), Error> {
@@ -152,6 +182,20 @@ impl<'t, 'r> Dataset<'t, 'r> {
         self.row.counts = counts;
         Ok(())
     }
+}
+
+/// Counts the log anew; tells whether tombstones are in it.
+pub(super) fn recount(objects: &Rows<'_>, row: &mut DatasetRow) -> Result<bool, Error> {
+    let (mut has_tombstones, mut count, mut version) = (false, 0u64, Version::default());
+    for object in objects.range::<&[u8]>(..)? {
+        let (id, bytes) = object?;
+        let record = decode_object(id.value(), bytes.value())?;
+        has_tombstones |= record.kind == ObjectKind::Tombstone;
+        count = count.saturating_add(1);
+        version.add(record.id, record.stamp);
+    }
+    (row.objects, row.version) = (count, version);
+    Ok(has_tombstones)
 }
 
 /// Which versions are deleted, each bitmap read once.

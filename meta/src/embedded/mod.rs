@@ -443,9 +443,7 @@ impl MetaStore for Embedded {
                     return Err(Error::new(Kind::Unavailable, action, dataset));
                 }
                 state.known(dataset, action)?;
-                if state.is_queued(object) {
-                    return Ok(Appended::Known);
-                }
+                is_known |= state.is_queued(object);
                 let applied = state.applied();
                 if absent_at != Some(applied) {
                     absent_at = Some(applied);
@@ -476,7 +474,7 @@ impl MetaStore for Embedded {
                 // Whether the file has it; asked again when a batch came in between.
                 let read =
                     move |transaction: &ReadTransaction| read::has_object(transaction, dataset, id);
-                is_known = self.read(action, dataset, read).await?;
+                is_known |= self.read(action, dataset, read).await?;
             }
         }
     }

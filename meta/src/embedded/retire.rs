@@ -5,11 +5,11 @@
 
 use std::collections::HashSet;
 
-use dl_format::{ChunkId, DatasetId, FileRecord, ObjectKind, Stamp, Version};
+use dl_format::{ChunkId, DatasetId, FileRecord, Stamp};
 use redb::{Error, ReadableTable, WriteTransaction};
 
-use super::apply::{Dead, Rows};
-use super::tables::{DATASETS, DatasetRow, Tables, decode_file, decode_object};
+use super::apply::{Dead, recount};
+use super::tables::{DATASETS, DatasetRow, Tables, decode_file};
 
 /// How it went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,25 +62,11 @@ pub(super) fn retire(
         objects.remove(id.as_bytes().as_slice())?;
     }
     row.given = row.given.max(given).max(row.last());
-    let has_tombstones = count(&objects, &mut row)?;
+    let has_tombstones = recount(&objects, &mut row)?;
     if !has_tombstones {
         // Whatever they named is gone, or they would not be.
         deleted.retain(|_, _| false)?;
     }
     datasets.insert(key, row.encode()?.as_slice())?;
     Ok(Retired::Done)
-}
-
-/// Counts the log anew; tells whether tombstones are in it.
-fn count(objects: &Rows<'_>, row: &mut DatasetRow) -> Result<bool, Error> {
-    let (mut has_tombstones, mut count, mut version) = (false, 0u64, Version::default());
-    for object in objects.range::<&[u8]>(..)? {
-        let (id, bytes) = object?;
-        let record = decode_object(id.value(), bytes.value())?;
-        has_tombstones |= record.kind == ObjectKind::Tombstone;
-        count = count.saturating_add(1);
-        version.add(record.id, record.stamp);
-    }
-    (row.objects, row.version) = (count, version);
-    Ok(has_tombstones)
 }

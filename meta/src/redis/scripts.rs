@@ -35,7 +35,8 @@ pub(super) const OTHER_PROCESS: i64 = -2;
 pub(super) const OTHER_MARK: i64 = -3;
 
 /// The commit point. Home, log, todo; epoch, object id, member of the log, who and when, stamp,
-/// 1 for a tombstone. Answers 1 when the object is new, 0 when it was known.
+/// 1 for a tombstone. Answers 1 when the object is new, 0 when it was known. A member that differs
+/// takes the place of the known one.
 pub(super) static APPEND: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
@@ -49,6 +50,10 @@ if found and string.sub(found, 1, 16) == id then
     redis.call('HDEL', KEYS[1], 'counted')
     redis.call('HINCRBY', KEYS[1], 'changes', 1)
     redis.call('HSET', KEYS[3], id, ARGV[4])
+    if found ~= ARGV[3] then
+        redis.call('ZADD', KEYS[2], 0, ARGV[3])
+        redis.call('ZREM', KEYS[2], found)
+    end
     return 0
 end
 if ARGV[6] == '1' then redis.call('PERSIST', KEYS[1]) end
@@ -63,7 +68,8 @@ return 1
     )
 });
 
-/// Rows into one bucket. The bucket; how many it takes when it is the first one of its folder, the
+/// Rows into one bucket. Of one name the first row stays, and no other row of the entry that its new row
+/// is of. The bucket; how many it takes when it is the first one of its folder, the
 /// number of the argument that is the first file, the range of the files' names, then folders and
 /// files, in order. Answers 0, or [`IS_LARGE`] where it took none: it would have more than it takes, and
 /// not all of them are there already.
@@ -75,6 +81,11 @@ local files = tonumber(ARGV[2])
 local is_new = files > #ARGV or redis.call('ZLEXCOUNT', key, ARGV[3], ARGV[4]) == 0
 local function name_of(row) return string.sub(row, 1, string.find(row, '\0', 1, true)) end
 local function versions(row) return '[' .. name_of(row) .. '\1', '(' .. name_of(row) .. '\2' end
+local function entry_of(row)
+    local holder = #name_of(row) + 2
+    if string.byte(row, holder + 28) ~= 1 then holder = holder + 29 end
+    return string.sub(row, holder + 8, holder + 27)
+end
 if ARGV[1] ~= '' then
     if redis.call('ZSCORE', key, '\0') then return -3 end
     local rows, most = redis.call('ZCARD', key), tonumber(ARGV[1])
@@ -101,8 +112,15 @@ while from <= #ARGV do
 end
 if not is_new then
     for i = files, #ARGV do
-        local found = redis.call('ZRANGEBYLEX', key, versions(ARGV[i]))
-        for j = 2, #found do redis.call('ZREM', key, found[j]) end
+        local found, is_first = redis.call('ZRANGEBYLEX', key, versions(ARGV[i])), true
+        for j = 1, #found do
+            local is_same = found[j] == ARGV[i]
+            if is_first and (is_same or #found == 1 or entry_of(found[j]) ~= entry_of(ARGV[i])) then
+                is_first = false
+            else
+                redis.call('ZREM', key, found[j])
+            end
+        end
     end
 end
 return 0

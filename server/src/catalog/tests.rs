@@ -187,7 +187,7 @@ async fn a_dataset_that_is_made_while_it_is_looked_for_is_not_called_lost() {
 async fn of_a_name_that_two_servers_create_at_once_in_a_careless_bucket_one_dataset_is_made() {
     for round in 0..20 {
         let rig = rig().await;
-        let store = Arc::new(Careless { inner: Arc::clone(&rig.parts.store) });
+        let store = Arc::new(Careless::new(Arc::clone(&rig.parts.store)));
         let limits = crate::Limits { settle: Duration::from_millis(50), ..rig.parts.limits };
         let clock = Arc::new(SystemClock::new());
         let first = Parts { store, limits, clock, ..rig.parts.clone() };

@@ -18,7 +18,7 @@ async fn parts(store: Arc<dyn Store>, meta: Arc<dyn MetaStore>) -> Parts {
 #[tokio::test]
 async fn servers_that_start_at_once_on_a_careless_bucket_agree_on_what_it_is() {
     for _ in 0..10 {
-        let bucket: Arc<dyn Store> = Arc::new(Careless { inner: dl_store::memory() });
+        let bucket: Arc<dyn Store> = Arc::new(Careless::new(dl_store::memory()));
         let first = parts(Arc::clone(&bucket), Arc::new(Memory::new())).await;
         let second = first.clone();
         let (one, other) = futures::future::join(bind(&first), bind(&second)).await;

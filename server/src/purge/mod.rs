@@ -215,6 +215,7 @@ impl<'a> Purge<'a> {
             false => self.sweep_snapshots(record.id).await,
         };
         let (ledger, held) = self.look(&mut survey, record).await?;
+        self.take_stamps(&survey).await?;
         if is_first
             && !self.has_doubts
             && !survey.has_losses()
@@ -286,7 +287,7 @@ impl<'a> Purge<'a> {
             self.mention(checked);
             self.refuse_read_only()
         };
-        let mut shares = survey.shares(self.parts, record.shape.alignment(), heard).await?;
+        let mut shares = survey.shares(self.parts, record.shape, heard).await?;
         self.state.checked = self.state.objects;
         while let Some(rows) = shares.next().await? {
             self.refuse_read_only()?;
@@ -311,6 +312,17 @@ impl<'a> Purge<'a> {
             }
         }
         Ok((ledger, held))
+    }
+
+    /// Has the metadata take the stamps of the objects where they differ.
+    async fn take_stamps(&self, survey: &Survey) -> Result<(), Error> {
+        let mut headers = std::pin::pin!(survey.headers(self.parts, survey.restamped.clone()));
+        while let Some((_, header)) = headers.next().await {
+            if let Some(object) = header.ok().and_then(|header| header.committed().ok()) {
+                commit::append_told(self.parts, &object).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Deletes what only a deleted winner hides, before that one may go.

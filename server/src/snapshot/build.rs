@@ -6,7 +6,8 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
 use std::io::{self, Read};
-use std::sync::Arc;
+use std::mem;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use dl_format::snapshot::{LiveFile, Observed, SnapshotChunk, SnapshotOf};
 use dl_format::{
@@ -21,9 +22,11 @@ use futures::stream::{self, StreamExt};
 
 use super::emit::{Chunks, Emitter};
 use super::winners::{Folders, Found, Hasher, Live, Scan, Scanned, observe, of_kind};
+use crate::commit;
 use crate::error::Error;
 use crate::parts::{Parts, object_key};
 use crate::spill::{Scratch, Sizes, thread};
+use crate::survey::is_object;
 
 /// Headers that are read with one call to the store and worked on by one thread, at most.
 const BATCH: usize = 256;
@@ -49,22 +52,26 @@ struct Cut {
     dataset: DatasetId,
     name: DatasetName,
     log: Arc<[ObjectRecord]>,
+    /// Objects whose header has another stamp than the log.
+    restamped: Arc<Mutex<Vec<Committed>>>,
 }
 
 /// Objects with their numbers in the log.
 type Numbered = Vec<(u32, Committed)>;
 
-/// Builds the snapshot of what a dataset holds now.
+/// Builds the snapshot of what a dataset holds now. None where the log had another stamp for an object
+/// than its header: the log has that of the header now, and its next cut can be built.
 ///
 /// # Errors
 /// [`Kind::Corrupt`] when an object of the log is lost or damaged: without what it says nobody knows
 /// which versions of its paths hold.
-pub(super) async fn build(parts: &Parts, record: &DatasetRecord) -> Result<Built, Error> {
+pub(super) async fn build(parts: &Parts, record: &DatasetRecord) -> Result<Option<Built>, Error> {
     let (dataset, shape) = (record.id, record.shape);
     let log = parts.meta.log(dataset).await;
     let log = log.map_err(|error| Error::meta("read the log of dataset", dataset, error))?;
     let name = record.name.clone();
-    let cut = Cut { parts: parts.clone(), dataset, name, log: log.into() };
+    let cut =
+        Cut { parts: parts.clone(), dataset, name, log: log.into(), restamped: Arc::default() };
     let mut version = Version::default();
     cut.log.iter().for_each(|object| version.add(object.id, object.stamp));
     let scratch = Scratch::new(parts.room.scratch());
@@ -77,6 +84,9 @@ pub(super) async fn build(parts: &Parts, record: &DatasetRecord) -> Result<Built
     };
     let scan = cut.pass(chunks(), work, scan, Scan::add).await?;
     let deleted = cut.deleted(scan.others()).await?;
+    if cut.take_stamps().await? {
+        return Ok(None);
+    }
     let found = thread(ACTION, dataset, move || scan.find(&deleted)).await?;
     let Found { mut live, observed, doubted } = found;
     if !doubted.is_empty() {
@@ -116,7 +126,7 @@ pub(super) async fn build(parts: &Parts, record: &DatasetRecord) -> Result<Built
     let work = move |chunks: Numbered| live_files(&live, &chunks);
     let emitter = cut.pass(chunks(), work, emitter, Emitter::add).await?;
     let (bytes, length) = thread(ACTION, dataset, move || emitter.finish()).await?;
-    Ok(Built { version, files, length, bytes })
+    Ok(Some(Built { version, files, length, bytes }))
 }
 
 fn numbered(chunks: &Numbered) -> impl Iterator<Item = (u32, &Committed)> {
@@ -143,6 +153,16 @@ fn live_files(live: &Live, chunks: &Numbered) -> Chunks {
 }
 
 impl Cut {
+    /// Has the metadata take the stamps of the objects where they differ; whether any did.
+    async fn take_stamps(&self) -> Result<bool, Error> {
+        let objects =
+            mem::take(&mut *self.restamped.lock().unwrap_or_else(PoisonError::into_inner));
+        for object in &objects {
+            commit::append_told(&self.parts, object).await?;
+        }
+        Ok(!objects.is_empty())
+    }
+
     /// What tombstones name of chunks that versions come from: those of the log, and `others`. They may
     /// name any number of chunks that never were.
     async fn deleted(&self, others: HashSet<ChunkId>) -> Result<HashMap<ChunkId, EntrySet>, Error> {
@@ -234,6 +254,7 @@ impl Cut {
         let wanted: Vec<ObjectRange> = wanted.collect();
         let heads = self.parts.store.read(&wanted).await;
         let (dataset, name) = (self.dataset, self.name.clone());
+        let restamped = Arc::clone(&self.restamped);
         let decoded = blocking::run(move || {
             let mut chunks = Vec::with_capacity(objects.len());
             for ((number, object, key), head) in objects.into_iter().zip(heads) {
@@ -248,15 +269,15 @@ impl Cut {
                     false => unusable(&format!("is damaged ({error})")),
                 };
                 let header = Header::decode(&head).map_err(damaged)?;
-                let known = (object.id, object.kind, Some(object.stamp), object.object_length);
-                let found = (header.id(), header.kind(), header.stamp(), header.object_length());
-                if header.dataset() != dataset
-                    || found != known
-                    || header.entry_count() != object.entry_count
-                {
+                if header.dataset() != dataset || !is_object(&object, &header) {
                     return Err(unusable(&"is another object than the metadata says"));
                 }
-                chunks.push((number, header.committed().map_err(damaged)?));
+                let committed = header.committed().map_err(damaged)?;
+                if committed.stamp() != object.stamp {
+                    let mut restamped = restamped.lock().unwrap_or_else(PoisonError::into_inner);
+                    restamped.push(committed.clone());
+                }
+                chunks.push((number, committed));
             }
             Ok(work(chunks))
         });

@@ -217,8 +217,14 @@ impl Snapshots {
             times += 1;
             let before = version_of(parts, record.id).await?;
             let error = match build::build(parts, record).await {
+                Ok(Some(built)) => return Ok(built),
+                Ok(None) if times < TIMES => continue,
+                Ok(None) => {
+                    let why = "the stamps of its objects change all the time; try again";
+                    return Err(Error::new(Kind::Unavailable, ACTION, record.id, why));
+                }
                 Err(error) if error.kind == Kind::Corrupt => error,
-                ended => return ended,
+                Err(error) => return Err(error),
             };
             // A purge may have removed what was in the log: the newest cut is without it, so that what
             // is wrong with that is wrong with another object.
@@ -323,3 +329,6 @@ impl Drop for Begun {
         self.snapshots.building().remove(&self.dataset);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 use dl_format::layout::ENTRY_LEN;
 use dl_format::{
-    Attributes, ChunkId, Committed, Crc32c, DatasetId, EntryVersion, FileRecord, ObjectKind, Stamp,
+    Attributes, ChunkId, ChunkShape, Committed, Crc32c, DatasetId, EntryVersion, FileRecord,
+    ObjectKind, Stamp,
 };
 use dl_meta::ObjectRecord;
 
@@ -30,7 +31,7 @@ pub(crate) struct Shares {
     dataset: DatasetId,
     /// The log.
     objects: Arc<[ObjectRecord]>,
-    alignment: u32,
+    shape: ChunkShape,
     rows: Partitions,
     hasher: RandomState,
     next: usize,
@@ -60,7 +61,7 @@ impl Shares {
     pub(super) fn new(
         dataset: DatasetId,
         objects: &Arc<[ObjectRecord]>,
-        alignment: u32,
+        shape: ChunkShape,
         scratch: Scratch,
         sizes: Sizes,
     ) -> Self {
@@ -73,7 +74,12 @@ impl Shares {
         let bytes = chunks.map(expected).fold(0, u64::saturating_add);
         let rows = Partitions::new(scratch, bytes, sizes);
         let (objects, hasher) = (Arc::clone(objects), RandomState::new());
-        Self { dataset, objects, alignment, rows, hasher, next: 0 }
+        Self { dataset, objects, shape, rows, hasher, next: 0 }
+    }
+
+    /// The same rows, by the stamps of this log.
+    pub(super) fn with_log(self, objects: &Arc<[ObjectRecord]>) -> Self {
+        Self { objects: Arc::clone(objects), ..self }
     }
 
     /// Adds what chunks say, with their numbers in the log.
@@ -101,8 +107,8 @@ impl Shares {
         }
         let share = self.rows.take(self.next);
         self.next += 1;
-        let (objects, alignment) = (Arc::clone(&self.objects), self.alignment);
-        let rows = move || Rows::of(share.read()?, &objects, alignment);
+        let (objects, shape) = (Arc::clone(&self.objects), self.shape);
+        let rows = move || Rows::of(share.read()?, &objects, shape);
         thread(ACTION, self.dataset, rows).await.map(Some)
     }
 }
@@ -121,11 +127,11 @@ impl Rows {
         self.bytes.get(row.name.clone()).unwrap_or_default()
     }
 
-    fn of(bytes: Vec<u8>, objects: &[ObjectRecord], alignment: u32) -> io::Result<Self> {
+    fn of(bytes: Vec<u8>, objects: &[ObjectRecord], shape: ChunkShape) -> io::Result<Self> {
         let mut rows = Vec::with_capacity(count(&bytes));
         let mut rest = Fields(&bytes);
         while !rest.0.is_empty() {
-            let row = rest.row(bytes.len(), objects, alignment);
+            let row = rest.row(bytes.len(), objects, shape);
             rows.push(row.ok_or_else(|| {
                 io::Error::new(io::ErrorKind::InvalidData, "a row of a share makes no sense")
             })?);
@@ -182,7 +188,7 @@ impl Fields<'_> {
     }
 
     /// The next row, in bytes of which these are the last.
-    fn row(&mut self, of: usize, objects: &[ObjectRecord], alignment: u32) -> Option<Row> {
+    fn row(&mut self, of: usize, objects: &[ObjectRecord], shape: ChunkShape) -> Option<Row> {
         let name = usize::from(u16::from_le_bytes(self.take()?));
         let object = u32::from_le_bytes(self.take()?) as usize;
         let in_log = objects.get(object)?;
@@ -203,7 +209,7 @@ impl Fields<'_> {
         let has_extents = has_extents != 0;
         let start = of.checked_sub(self.0.len())?;
         self.0 = self.0.get(name..)?;
-        let padded = stored.div_ceil(alignment).saturating_mul(alignment);
+        let padded = stored.next_multiple_of(shape.alignment_of(stored.into()));
         let cost = u64::from(padded) + (ENTRY_LEN + name) as u64;
         let record =
             FileRecord { version, holder, attributes, length, crc, offset, stored, has_extents };

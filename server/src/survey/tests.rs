@@ -49,7 +49,7 @@ async fn fill(rig: &Rig) -> DatasetId {
 async fn fold(rig: &Rig, dataset: DatasetId, sizes: Sizes) -> (Survey, Found, usize) {
     let mut survey = Survey::read(&rig.parts, dataset).await.unwrap();
     survey.sizes = sizes;
-    let mut shares = survey.shares(&rig.parts, 64, |_| Ok(())).await.unwrap();
+    let mut shares = survey.shares(&rig.parts, ChunkShape::default(), |_| Ok(())).await.unwrap();
     let (mut found, mut count) = (Found::new(), 0);
     while let Some(rows) = shares.next().await.unwrap() {
         count += 1;
@@ -87,7 +87,7 @@ async fn many_shares_give_the_rows_of_one_and_those_of_the_fold() {
     let rows: usize = many.values().map(|(_, _, others)| others.len() + 1).sum();
     assert_eq!(rows, CHUNKS * FILES);
     let (_, cost, _) = many.get(&b"folder/7"[..]).unwrap();
-    assert_eq!(*cost, 128 + 48 + 8);
+    assert_eq!(*cost, 512 + 48 + 8);
 }
 
 #[tokio::test]
@@ -144,7 +144,7 @@ async fn a_store_that_is_away_ends_a_survey_and_many_objects_that_cannot_be_read
         error: dl_store::Kind::Unavailable,
     };
     rig.store.set_rates("read", Some(away));
-    let ended = survey.shares(&rig.parts, 64, |_| Ok(())).await;
+    let ended = survey.shares(&rig.parts, ChunkShape::default(), |_| Ok(())).await;
     assert_eq!(ended.unwrap_err().kind, Kind::Unavailable, "the chunks");
     let ended = Survey::read(&rig.parts, dataset).await;
     assert_eq!(ended.unwrap_err().kind, Kind::Unavailable, "the tombstones");
@@ -190,7 +190,7 @@ async fn whoever_waits_is_told_how_far_it_is_and_may_end_it() {
         assert!(looked_at > CHUNKS as u64);
         Err(Error::new(Kind::Cancelled, "verify", "it", "the client is gone"))
     };
-    let ended = survey.shares(&rig.parts, 64, heard).await;
+    let ended = survey.shares(&rig.parts, ChunkShape::default(), heard).await;
     assert_eq!(ended.unwrap_err().kind, Kind::Cancelled);
 }
 
@@ -206,7 +206,7 @@ async fn without_room_for_the_shares_it_ends_and_says_what_to_do() {
     assert_eq!(fold(&rig, dataset, SIZES).await.2, 1);
     let mut survey = Survey::read(&rig.parts, dataset).await.unwrap();
     survey.sizes = SMALL;
-    let error = survey.shares(&rig.parts, 64, |_| Ok(())).await.unwrap_err();
+    let error = survey.shares(&rig.parts, ChunkShape::default(), |_| Ok(())).await.unwrap_err();
     assert!(error.chain().contains("--scratch"), "{}", error.chain());
 }
 
