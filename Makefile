@@ -28,7 +28,7 @@ install = grep -qwF '$(word 2,$(subst @, ,$(2)))' <<< "$$($(1) --version 2>/dev/
 	env -u CARGO_TARGET_DIR cargo install --locked --root $(TOOLS) $(2)
 
 .NOTPARALLEL:
-.PHONY: help demo cluster-demo test bench lint torture fuzz clone fmt clippy programs doctest nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps training bench-training
+.PHONY: help demo cluster-demo test test-lint test-doc test-unit test-end-to-end bench lint torture fuzz clone fmt clippy programs nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps training bench-training
 
 help: ## Show this list.
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -40,14 +40,23 @@ demo: clone ## Put a real folder, read it back, kill the server, lose the metada
 cluster-demo: clone redis buckets openssl ## The demo on a Redis Cluster, an S3 server and three servers.
 	@demo/cluster.sh
 
-test: clone fmt clippy doctest nextest ## What has to pass before a commit: format, clippy, all tests.
+test: test-lint test-doc test-unit test-end-to-end ## What has to pass before a commit: format, clippy, all tests.
+
+test-lint: clone fmt clippy ## Format and clippy.
+
+test-doc: clone ## The examples in the documentation.
+	cargo test --locked --workspace --doc --quiet
+
+test-unit: clone redis openssl nextest ## The tests of each crate, with a real Redis.
+	$(call counted,default,not package(dl-tests))
+
+test-end-to-end: clone programs redis etcd buckets azurite training rsync openssl curl procps nextest ## The real programs together, killed and cut off.
+	$(call counted,default,package(dl-tests))
 
 lint: clone fmt clippy deny doc ## Format, clippy, licences and bans, documentation.
 
-torture: clone programs redis etcd buckets azurite training rsync openssl curl procps ## The tests with long loops and large sizes, then the fuzz targets.
-	@$(call install,cargo-nextest,$(NEXTEST))
-	$(call counted,DIESEL_TORTURE=1 cargo nextest run --locked --workspace --profile torture \
-		&& $(MAKE) --no-print-directory fuzz)
+torture: clone programs redis etcd buckets azurite training rsync openssl curl procps nextest ## The tests with long loops and large sizes, then the fuzz targets.
+	$(call counted,torture,all(),DIESEL_TORTURE=1,&& $(MAKE) --no-print-directory fuzz)
 
 bench: clone memcached redis buckets ## Measure everything beside something known (BENCH='get --runs 5' for a part).
 	cargo build --locked --release --bins -p dl-server -p dlcmd -p dl-benches
@@ -96,13 +105,8 @@ clippy:
 programs:
 	cargo build --locked --workspace --bins --examples
 
-# nextest runs no doctests.
-doctest:
-	cargo test --locked --workspace --doc --quiet
-
-nextest: programs redis etcd buckets azurite training rsync openssl curl procps
+nextest:
 	@$(call install,cargo-nextest,$(NEXTEST))
-	$(call counted,cargo nextest run --locked --workspace)
 
 # The S3 servers of the tests: one in Rust, one in Python, which knows nothing of the other.
 buckets:
@@ -135,11 +139,18 @@ training:
 		cp benches/training/requirements.txt $(TOOLS)/training; \
 	}
 
-# Runs the tests with $(1), and says how many of them were skipped and why, whether or not others
-# failed.
+# Most tests wait for servers, so two run on each core.
+#
+# Runs the tests $(2) with the profile $(1), then $(4), in the environment $(3). Prints the ten slowest
+# tests and the skipped ones with their reasons, also when a test failed.
 define counted
 	@mkdir -p $(dir $(SKIPPED)) && : > $(SKIPPED); \
-	export DIESEL_SKIPPED=$(SKIPPED); code=0; $(1) || code=$$?; \
+	export DIESEL_SKIPPED=$(SKIPPED); code=0; \
+	$(3) cargo nextest run --locked --workspace --profile $(1) \
+		--test-threads $$((2 * $$(nproc))) -E '$(2)' $(4) || code=$$?; \
+	echo "The slowest tests, in seconds:"; \
+	sed -nE 's/.*<testcase name="([^"]*)" classname="([^"]*)".* time="([0-9.]+)".*/\3 \2 \1/p' \
+		$(CARGO_TARGET_DIR)/nextest/$(1)/junit.xml | sort -rn | sed -n 1,10p; \
 	echo "$$(wc -l < $(SKIPPED)) tests were skipped"; \
 	sort $(SKIPPED); \
 	exit $$code
