@@ -68,14 +68,14 @@ ended=$(date +%s.%N)
 sed 's/^/  /' "$work/put"
 # 4: all was tried, and what is not there is listed. A file that can't be read is none of the demo's
 # faults; one that could not be stored is.
-if { [ "$put" != 0 ] && [ "$put" != 4 ]; } || grep -qE ' not stored: | is not stored$' "$work/skipped"; then
+if { [ "$put" != 0 ] && [ "$put" != 4 ]; } || grep -q '^dlcmd: store ' "$work/skipped"; then
     echo "the put failed:" >&2
     tail -n 20 "$work/skipped" >&2
     exit 1
 fi
 if [ -s "$work/skipped" ]; then
-    echo "  $(wc -l <"$work/skipped") links, special files and unreadable files were left out, such as:"
-    head -n 2 "$work/skipped" | sed 's/^/    /'
+    echo "  links, special files and unreadable files were left out:"
+    head -n 3 "$work/skipped" | sed 's/^/    /'
 fi
 files=$("$dlcmd" ls -R -0 dl://demo | tr -cd '\0' | wc -c)
 chunks=$(find "$work/data/chunks" -name '*.c' | wc -l)

@@ -3,6 +3,7 @@
 //! Must hold: every kind has its code by decision, none by default; an error is printed once,
 //! with its causes, by whoever ends the program.
 
+use std::error::Error as _;
 use std::fmt;
 use std::process::ExitCode;
 
@@ -83,6 +84,11 @@ impl Failure {
         Self::Because { exit: Exit::Failed, error: anyhow::Error::msg(text.to_string()) }
     }
 
+    /// A refusal because something that was asked for can't be done beside the rest.
+    pub(crate) fn partly(text: impl fmt::Display) -> Self {
+        Self::Because { exit: Exit::Partly, error: anyhow::Error::msg(text.to_string()) }
+    }
+
     /// An error of this machine, while `action`.
     pub(crate) fn local(
         action: impl fmt::Display,
@@ -107,12 +113,26 @@ impl From<libdiesel::Error> for Failure {
     fn from(error: libdiesel::Error) -> Self {
         let kind = error.kind();
         // The reason comes last in a chain, and what to do about it after that.
-        let mut text = format!("{:#}", anyhow::Error::new(error));
-        let advice = kind.advice().filter(|advice| !says(&text, advice));
-        if let Some(advice) = advice {
-            text = format!("{text}; {advice}");
-        }
+        let text = advised(format!("{:#}", anyhow::Error::new(error)), kind);
         Self::Because { exit: Exit::of(kind), error: anyhow::Error::msg(text) }
+    }
+}
+
+/// The cause of an error and its remedy, without the object: the same for all files that share it.
+pub(crate) fn cause(error: &libdiesel::Error) -> String {
+    let Some(first) = error.source() else { return advised(error.to_string(), error.kind()) };
+    let (mut text, mut next) = (first.to_string(), first.source());
+    while let Some(why) = next {
+        text = format!("{text}: {why}");
+        next = why.source();
+    }
+    advised(text, error.kind())
+}
+
+fn advised(text: String, kind: Kind) -> String {
+    match kind.advice().filter(|advice| !says(&text, advice)) {
+        Some(advice) => format!("{text}; {advice}"),
+        None => text,
     }
 }
 

@@ -49,11 +49,12 @@ pub(crate) fn or_given_up<T>(
     })
 }
 
-/// From now on Ctrl-C requests a shutdown, and ends the process when that takes too long.
+/// From now on Ctrl-C calls `tell` once and requests a shutdown, and ends the process when that takes
+/// too long.
 ///
 /// # Errors
 /// When the kernel refuses a thread or the signal handler.
-pub(crate) fn watch() -> io::Result<Shutdown> {
+pub(crate) fn watch(tell: impl Fn() + Send + 'static) -> io::Result<Shutdown> {
     let shutdown = Shutdown::new().with_grace(GRACE);
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     let mut interrupt = {
@@ -66,6 +67,9 @@ pub(crate) fn watch() -> io::Result<Shutdown> {
             let clock = SystemClock::new();
             let ask = async {
                 while interrupt.recv().await.is_some() {
+                    if !asked.is_requested() {
+                        tell();
+                    }
                     asked.request();
                 }
             };

@@ -7,6 +7,7 @@
 
 mod address;
 mod args;
+mod causes;
 mod commands;
 mod context;
 mod exit;
@@ -109,8 +110,14 @@ fn print_help(help: &clap::Error) -> Exit {
 }
 
 fn run(cli: Cli, notes: Arc<Notes>, out: &mut Output<'_>) -> Result<Exit, Failure> {
-    let shutdown =
-        interrupt::watch().map_err(|why| Failure::local("prepare to be stopped by Ctrl-C", why))?;
+    let goes_on = matches!(cli.command, Command::Put(_) | Command::Get(_)).then(|| notes.clone());
+    let tell = move || {
+        if let Some(notes) = &goes_on {
+            notes.note("stopped by Ctrl-C; the same command goes on from here");
+        }
+    };
+    let shutdown = interrupt::watch(tell)
+        .map_err(|why| Failure::local("prepare to be stopped by Ctrl-C", why))?;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let options = ConnectOptions {
         on_retry: Some(waiting::told_to(&notes, &clock)),

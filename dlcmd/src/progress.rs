@@ -1,34 +1,35 @@
 //! How far a long command is: bytes, files a second and the time that is left, on stderr.
 //!
 //! Must hold: shown only on a terminal, and not with --quiet or --json; counting costs nothing
-//! that a transfer of many small files would feel.
+//! that a transfer of many small files would feel; a line never wraps.
 
 use std::fmt::Write;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use dl_runtime::Clock;
 use indicatif::{
     BinaryBytes, HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle,
 };
+use rustix::termios::tcgetwinsize;
 
 use crate::text::counted;
 
 /// Before any byte is done, and for commands that say themselves how far they are.
-const PLAIN: &str = "{msg}  {elapsed}";
-const KNOWN: &str = "{msg}  {wide_bar}  {bytes}/{total_bytes}{speed}{left}";
-const UNKNOWN: &str = "{msg}  {bytes}{speed}  {elapsed}";
+const PLAIN: &str = "{wide_msg} {elapsed}";
+const KNOWN: &str = "{line} {wide_bar}";
+const UNKNOWN: &str = "{line}";
 const REDRAWN: Duration = Duration::from_millis(100);
+/// Columns of a terminal that does not say how many it has.
+const COLUMNS: usize = 80;
 
-/// Counts what is done. Threads share it.
+/// Counts files and bytes that are done. Threads share it.
 #[derive(Debug)]
 pub(crate) struct Progress {
     bar: ProgressBar,
-    files: AtomicU64,
+    files: Arc<AtomicU64>,
     has_begun: AtomicBool,
-    clock: Arc<dyn Clock>,
-    started: Duration,
 }
 
 /// A bar, hidden unless it `is_shown`.
@@ -37,18 +38,16 @@ pub(crate) fn bar(is_shown: bool) -> ProgressBar {
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-    bar.set_style(style(PLAIN));
+    bar.set_style(style(PLAIN, &Arc::default()));
     bar.enable_steady_tick(REDRAWN);
     bar
 }
 
 impl Progress {
     /// Nothing is done yet.
-    pub(crate) fn new(bar: &ProgressBar, clock: &Arc<dyn Clock>) -> Self {
-        let (bar, clock) = (bar.clone(), Arc::clone(clock));
-        let started = clock.monotonic();
+    pub(crate) fn new(bar: &ProgressBar) -> Self {
         bar.reset_elapsed();
-        Self { bar, files: AtomicU64::new(0), has_begun: AtomicBool::new(false), clock, started }
+        Self { bar: bar.clone(), files: Arc::default(), has_begun: AtomicBool::new(false) }
     }
 
     /// Whether anybody sees it.
@@ -58,7 +57,7 @@ impl Progress {
 
     /// The bytes that there are in all.
     pub(crate) fn expect(&self, bytes: u64) {
-        self.bar.set_length(bytes);
+        self.bar.set_length(bytes.max(self.bar.position()));
         if self.has_begun.load(Ordering::Relaxed) {
             self.restyle();
         }
@@ -67,10 +66,10 @@ impl Progress {
     /// Asked for by two threads at once, it is known in the end.
     fn restyle(&self) {
         if self.bar.length().is_none() {
-            self.bar.set_style(style(UNKNOWN));
+            self.bar.set_style(style(UNKNOWN, &self.files));
         }
         if self.bar.length().is_some() {
-            self.bar.set_style(style(KNOWN));
+            self.bar.set_style(style(KNOWN, &self.files));
         }
     }
 
@@ -79,17 +78,15 @@ impl Progress {
         if !self.is_shown() {
             return;
         }
-        let is_first = !self.has_begun.swap(true, Ordering::Relaxed);
-        if is_first {
+        if !self.has_begun.swap(true, Ordering::Relaxed) {
             self.restyle();
         }
+        self.files.fetch_add(files, Ordering::Relaxed);
         self.bar.inc(bytes);
-        let done = self.files.fetch_add(files, Ordering::Relaxed) + files;
-        // A message is text made anew; files are too many to do so for each.
-        if is_first || files == 0 || done / 256 != (done - files) / 256 || files > 256 {
-            let seconds = (self.clock.monotonic() - self.started).as_secs_f64().max(0.001);
-            let (files, speed) = (counted(done, "file"), done as f64 / seconds);
-            self.bar.set_message(format!("{files}  {speed:.0} files/s"));
+        // Files may have grown since they were counted.
+        let done = self.bar.position();
+        if self.bar.length().is_some_and(|all| all < done) {
+            self.bar.set_length(done);
         }
     }
 
@@ -99,38 +96,146 @@ impl Progress {
     }
 }
 
-/// Bytes a second since the beginning; none before the first.
-fn rate(state: &ProgressState) -> Option<f64> {
-    let speed = state.pos() as f64 / state.elapsed().as_secs_f64().max(0.001);
-    (speed >= 1.0).then_some(speed)
+/// What is drawn before the bar itself, made anew each time.
+fn line(state: &ProgressState, files: u64, room: usize) -> String {
+    let (done, elapsed) = (state.pos(), state.elapsed().as_secs_f64().max(0.001));
+    let rate = done as f64 / elapsed;
+    let bytes = match state.len() {
+        Some(all) => format!("{}/{}", BinaryBytes(done), BinaryBytes(all)),
+        None => BinaryBytes(done).to_string(),
+    };
+    // Nothing is said of values that are not known yet.
+    let (mut speed, mut left) = (String::new(), String::new());
+    if rate >= 1.0 {
+        speed = format!("{}/s", BinaryBytes(rate as u64));
+        if let Some(all) = state.len() {
+            let seconds = all.saturating_sub(done) as f64 / rate;
+            let time = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+            left = format!("{:#} left", HumanDuration(time));
+        }
+    }
+    fitting(
+        [
+            (2, counted(files, "file")),
+            (5, format!("{:.0} files/s", files as f64 / elapsed)),
+            (1, bytes),
+            (4, speed),
+            (3, left),
+        ],
+        room,
+    )
 }
 
-fn style(template: &'static str) -> ProgressStyle {
-    // Of what is not known yet nothing is said. Nothing can be done about a terminal that is gone.
-    let speed = |state: &ProgressState, out: &mut dyn Write| {
-        if let Some(speed) = rate(state) {
-            let _ = write!(out, "  {}/s", BinaryBytes(speed as u64));
-        }
+/// The parts side by side, without those of lower ranks that do not fit into `room` columns.
+fn fitting(parts: [(usize, String); 5], room: usize) -> String {
+    let is_kept = |rank: usize| {
+        let upto = parts.iter().filter(|(other, text)| *other <= rank && !text.is_empty());
+        upto.map(|(_, text)| text.chars().count() + 2).sum::<usize>() <= room + 2
     };
-    let left = |state: &ProgressState, out: &mut dyn Write| {
-        if let (Some(speed), Some(all)) = (rate(state), state.len()) {
-            let left = all.saturating_sub(state.pos()) as f64 / speed;
-            let left = Duration::try_from_secs_f64(left).unwrap_or(Duration::MAX);
-            let _ = write!(out, "  {:#} left", HumanDuration(left));
-        }
+    let kept = parts.iter().filter(|(rank, text)| !text.is_empty() && is_kept(*rank));
+    kept.map(|(_, text)| text.as_str()).collect::<Vec<_>>().join("  ")
+}
+
+/// Columns of the terminal now: a window may be resized.
+fn columns() -> usize {
+    match tcgetwinsize(io::stderr()) {
+        Ok(size) if size.ws_col > 0 => size.ws_col.into(),
+        _ => COLUMNS,
+    }
+}
+
+fn style(template: &'static str, files: &Arc<AtomicU64>) -> ProgressStyle {
+    let files = Arc::clone(files);
+    let line = move |state: &ProgressState, out: &mut dyn Write| {
+        // The space before the bar takes one column. Nothing can be done about a terminal that is
+        // gone.
+        let line = line(state, files.load(Ordering::Relaxed), columns().saturating_sub(1));
+        let _ = out.write_str(&line);
     };
     let style = ProgressStyle::with_template(template).expect("the templates above are legal");
-    style.with_key("speed", speed).with_key("left", left)
+    style.with_key("line", line)
 }
 
 #[cfg(test)]
 mod tests {
+    use indicatif::TermLike;
+
     use super::*;
+
+    /// A terminal that shows nothing.
+    #[derive(Debug)]
+    struct Nowhere;
+
+    impl TermLike for Nowhere {
+        fn width(&self) -> u16 {
+            50
+        }
+
+        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn write_line(&self, _: &str) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn write_str(&self, _: &str) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn clear_line(&self) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
 
     #[test]
     fn the_templates_are_legal() {
         for template in [PLAIN, KNOWN, UNKNOWN] {
             assert!(ProgressStyle::with_template(template).is_ok(), "{template}");
         }
+    }
+
+    #[test]
+    fn a_narrow_terminal_shows_the_parts_of_the_first_ranks() {
+        let parts = [(2, "files"), (5, "pace"), (1, "bytes"), (4, ""), (3, "left")];
+        let parts = parts.map(|(rank, text)| (rank, text.to_owned()));
+        for (room, shown) in [
+            (80, "files  pace  bytes  left"),
+            (24, "files  pace  bytes  left"),
+            (23, "files  bytes  left"),
+            (17, "files  bytes"),
+            (11, "bytes"),
+            (4, ""),
+        ] {
+            assert_eq!(fitting(parts.clone(), room), shown, "{room}");
+        }
+    }
+
+    #[test]
+    fn no_more_is_done_than_there_is_in_all() {
+        let bar =
+            ProgressBar::with_draw_target(None, ProgressDrawTarget::term_like(Box::new(Nowhere)));
+        let progress = Progress::new(&bar);
+        progress.add(1, 10);
+        progress.expect(5);
+        assert_eq!(bar.length(), Some(10));
+        progress.add(1, 7);
+        assert_eq!((bar.length(), bar.position()), (Some(17), 17));
     }
 }

@@ -1,8 +1,8 @@
 //! The roots that `put` reads from, and their folders.
 //!
-//! Must hold: a link is followed only to a file inside its root, except for a link that the user
-//! named; also one that takes a folder's place meanwhile; opening never waits for a pipe or a
-//! device; a message names what the user would type.
+//! Must hold: without `--follow` a link is followed only to a file inside its root, except for a
+//! link that the user named; also a link that takes a folder's place meanwhile. Opening never waits
+//! for a pipe or a device; a message names paths as the user would type them.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::fs;
@@ -11,22 +11,23 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use dl_format::{FilePath, InvalidPath};
+use dl_format::{Attributes, FilePath, InvalidPath};
 use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, openat, openat2, statat};
 use rustix::io::Errno;
 
 use super::file::{OpenFile, attributes, size};
+use super::server_data;
 
-/// What entries of a folder are opened with: never through a link, never waiting.
-const OPEN: OFlags =
-    OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
+/// Flags to open entries of a folder, without waiting.
+const OPEN: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
 const OPEN_FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
-/// What folders are opened with on the way to what lies below them.
-const PASS: OFlags =
-    OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+/// Flags to open folders on the way to entries below them.
+const PASS: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 /// Bytes of a path from which on the kernel refuses it.
 const PATH_MAX: usize = 4096;
+const LINK_TO_NOTHING: &str = "it is a link to nothing";
+const LINK_IN_CIRCLE: &str = "it is a link that leads in a circle";
 
 /// A folder that the user named, and where its contents go.
 #[derive(Debug)]
@@ -35,8 +36,23 @@ pub(crate) struct Root {
     path: PathBuf,
     /// Without links: what a link's target must lie under.
     real: PathBuf,
-    /// What the path of everything in the dataset starts with: nothing, or `dir/`.
-    prefix: Vec<u8>,
+    place: Place,
+    /// All links are followed, also out of the folder.
+    follow: bool,
+}
+
+/// Where the contents of a root go in the dataset.
+#[derive(Debug, Clone)]
+pub(crate) enum Place {
+    /// Below this prefix, which is empty or ends in `/`.
+    Below(Vec<u8>),
+    /// The root gives a single file, of the name `source`, and `path` is its path.
+    File {
+        /// Name below the root.
+        source: Vec<u8>,
+        /// Path in the dataset.
+        path: FilePath,
+    },
 }
 
 /// An open folder below a root.
@@ -60,27 +76,84 @@ pub(crate) enum Entry {
 /// Why a file is not put.
 #[derive(Debug)]
 pub(crate) enum Problem {
-    /// It is nothing that a dataset keeps.
+    /// A dataset keeps nothing of this kind.
     Skipped(&'static str),
+    /// A link, and `--follow` was not given.
+    NotFollowed(&'static str),
     /// It can't be read.
     Failed(io::Error),
 }
 
 impl Root {
-    /// Opens `path`, whose contents go below `prefix`.
-    pub(crate) fn open(path: &Path, prefix: Vec<u8>) -> io::Result<Arc<Self>> {
+    /// Opens `path`, whose contents go to `place`.
+    pub(crate) fn open(path: &Path, place: Place, follow: bool) -> io::Result<Arc<Self>> {
         let here = if path.as_os_str().is_empty() { Path::new(".") } else { path };
         let descriptor = openat(CWD, here, OPEN_FOLDER, Mode::empty())?;
         let real = fs::canonicalize(here)?;
-        Ok(Arc::new(Self { descriptor, path: path.to_owned(), real, prefix }))
+        Ok(Arc::new(Self { descriptor, path: path.to_owned(), real, place, follow }))
+    }
+
+    /// The same folder, which gives the single file `source`, as `path` of the dataset.
+    pub(crate) fn of_file(&self, source: Vec<u8>, path: FilePath) -> io::Result<Arc<Self>> {
+        Self::open(&self.path, Place::File { source, path }, self.follow)
+    }
+
+    /// Whether all links are followed.
+    pub(super) fn follows(&self) -> bool {
+        self.follow
     }
 
     /// Opens the folder at `path` below the root; the root for an empty path.
     pub(crate) fn folder(self: &Arc<Self>, path: &[u8]) -> io::Result<Folder> {
         let name = if path.is_empty() { b"." } else { path };
-        let flags = OPEN_FOLDER.union(OFlags::NOFOLLOW);
-        let descriptor = open_straight(&self.descriptor, name, flags)?;
+        let descriptor = open_straight(&self.descriptor, name, OPEN_FOLDER, self.follow)?;
         Ok(Folder { root: Arc::clone(self), path: path.into(), descriptor })
+    }
+
+    /// Whether the folder at `path` below the root holds the data of a server.
+    pub(crate) fn holds_server_data(&self, path: &[u8]) -> bool {
+        let name = if path.is_empty() { b"." } else { path };
+        let folder = open_straight(&self.descriptor, name, OPEN_FOLDER, true);
+        folder.is_ok_and(|folder| server_data::is_in(&folder))
+    }
+
+    /// The folders of the dataset above everything that this root gives, the outermost first.
+    pub(crate) fn folders_above(&self) -> impl Iterator<Item = FilePath> {
+        let path = match &self.place {
+            Place::Below(prefix) => prefix.as_slice(),
+            Place::File { path, .. } => path.as_bytes(),
+        };
+        let ends = (0..path.len()).filter(|at| path.get(*at) == Some(&b'/'));
+        ends.filter_map(|end| FilePath::new(path.get(..end)?.to_vec()).ok())
+    }
+
+    /// The part of this root that goes into `folder` of the dataset: a path below the root, empty
+    /// for all of it.
+    pub(crate) fn part_in<'a>(&self, folder: &'a FilePath) -> Option<&'a [u8]> {
+        let is_inside = |path: &[u8]| {
+            path.strip_prefix(folder.as_bytes()).is_some_and(|rest| rest.starts_with(b"/"))
+        };
+        match &self.place {
+            Place::Below(prefix) if is_inside(prefix) => Some(b""),
+            Place::Below(prefix) => folder.as_bytes().strip_prefix(&**prefix),
+            Place::File { path, .. } => is_inside(path.as_bytes()).then_some(b""),
+        }
+    }
+
+    /// The path in the dataset of an entry of a folder below the root.
+    fn dataset_path(&self, folder: &[u8], name: &[u8]) -> Result<FilePath, InvalidPath> {
+        let prefix = match &self.place {
+            Place::Below(prefix) => prefix,
+            Place::File { path, .. } => return Ok(path.clone()),
+        };
+        let mut path = Vec::with_capacity(prefix.len() + folder.len() + 1 + name.len());
+        path.extend_from_slice(prefix);
+        if !folder.is_empty() {
+            path.extend_from_slice(folder);
+            path.push(b'/');
+        }
+        path.extend_from_slice(name);
+        FilePath::new(path)
     }
 
     /// As the user would type the file or folder at `path` below the root.
@@ -89,8 +162,11 @@ impl Root {
     }
 
     /// What a path in the dataset is below this root.
-    pub(crate) fn relative<'a>(&self, path: &'a FilePath) -> &'a [u8] {
-        path.as_bytes().strip_prefix(self.prefix.as_slice()).unwrap_or_default()
+    pub(crate) fn relative<'a>(&'a self, path: &'a FilePath) -> &'a [u8] {
+        match &self.place {
+            Place::Below(prefix) => path.as_bytes().strip_prefix(&**prefix).unwrap_or_default(),
+            Place::File { source, .. } => source,
+        }
     }
 
     /// Opens the file at `path` below the root, as [`Folder::open`] does.
@@ -107,19 +183,17 @@ impl Root {
         entry: Entry,
         path: impl FnOnce() -> Vec<u8>,
     ) -> Result<OpenFile, Problem> {
-        let flags = match entry {
-            Entry::Found => OPEN,
-            Entry::Named => OPEN.difference(OFlags::NOFOLLOW),
-        };
-        let is_found = entry == Entry::Found;
-        let opened = if is_found && has_folders(name) {
-            open_beneath(folder, name, flags)
+        let follows = self.follow || entry == Entry::Named;
+        let opened = if follows {
+            open_straight(folder, name.to_bytes(), OPEN, true)
+        } else if has_folders(name) {
+            open_beneath(folder, name, OPEN.union(OFlags::NOFOLLOW))
         } else {
-            openat(folder, name, flags, Mode::empty())
+            openat(folder, name, OPEN.union(OFlags::NOFOLLOW), Mode::empty())
         };
         let descriptor = match opened {
-            // What a link gives when links are not followed, one that may lead out, and a kernel
-            // or a sandbox that can't tell.
+            // Errors for a link when links are not followed, for a link that may lead out, and of
+            // a kernel or a sandbox that can't tell.
             Err(
                 Errno::LOOP
                 | Errno::XDEV
@@ -127,9 +201,13 @@ impl Root {
                 | Errno::NOSYS
                 | Errno::PERM
                 | Errno::INVAL,
-            ) if is_found => self.open_link(&path())?,
-            // What a socket gives.
+            ) if !follows => return self.open_link(&path()),
+            // The error for a socket.
             Err(Errno::NXIO) => return Err(Problem::Skipped("it is a socket or a device")),
+            Err(Errno::LOOP) => return Err(Problem::Skipped(LINK_IN_CIRCLE)),
+            Err(Errno::NOENT) if is_link(folder, name) => {
+                return Err(Problem::Skipped(LINK_TO_NOTHING));
+            }
             opened => opened.map_err(|why| Problem::Failed(why.into()))?,
         };
         let opened = OpenFile::new(descriptor).map_err(Problem::Failed)?;
@@ -137,31 +215,41 @@ impl Root {
     }
 
     /// Follows the links in `path` to a file below this root.
-    fn open_link(&self, path: &[u8]) -> Result<OwnedFd, Problem> {
+    fn open_link(&self, path: &[u8]) -> Result<OpenFile, Problem> {
         let path = self.real.join(OsStr::from_bytes(path));
+        let is_link = fs::symlink_metadata(&path).map_err(Problem::Failed)?.is_symlink();
         let target = match fs::canonicalize(&path) {
             Ok(target) => target,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                fs::symlink_metadata(&path).map_err(Problem::Failed)?;
-                return Err(Problem::Skipped("it is a link to nothing"));
+                return Err(Problem::Skipped(LINK_TO_NOTHING));
             }
             Err(error) if error.kind() == io::ErrorKind::InvalidFilename => {
                 return Err(Problem::Failed(error));
             }
+            Err(error) if error.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => {
+                return Err(Problem::Skipped(LINK_IN_CIRCLE));
+            }
             Err(_) => return Err(Problem::Skipped("it is a link that can't be followed")),
         };
         let Ok(inside) = target.strip_prefix(&self.real) else {
-            let is_link = fs::symlink_metadata(&path).is_ok_and(|it| it.is_symlink());
-            return Err(Problem::Skipped(match is_link {
+            return Err(Problem::NotFollowed(match is_link {
                 true => "it is a link out of the folder",
                 false => "it lies behind a link out of the folder",
             }));
         };
         let inside = if inside.as_os_str().is_empty() { Path::new(".") } else { inside };
-        match open_straight(&self.descriptor, inside.as_os_str().as_bytes(), OPEN) {
-            Err(Errno::NXIO) => Err(Problem::Skipped("it is a link to a socket or a device")),
-            opened => opened.map_err(|why| Problem::Failed(why.into())),
-        }
+        let opened =
+            match open_straight(&self.descriptor, inside.as_os_str().as_bytes(), OPEN, false) {
+                Err(Errno::NXIO) => {
+                    return Err(Problem::Skipped("it is a link to a socket or a device"));
+                }
+                opened => opened.map_err(|why| Problem::Failed(why.into()))?,
+            };
+        let opened = OpenFile::new(opened).map_err(Problem::Failed)?;
+        opened.map_err(|kind| match kind {
+            FileType::Directory if is_link => Problem::NotFollowed("it is a link to a folder"),
+            kind => Problem::Skipped(not_regular(kind)),
+        })
     }
 }
 
@@ -191,20 +279,12 @@ impl Folder {
 
     /// The path of an entry in the dataset.
     pub(crate) fn dataset_path(&self, name: &CStr) -> Result<FilePath, InvalidPath> {
-        let (prefix, name) = (&self.root.prefix, name.to_bytes());
-        let mut path = Vec::with_capacity(prefix.len() + self.path.len() + 1 + name.len());
-        path.extend_from_slice(prefix);
-        if !self.path.is_empty() {
-            path.extend_from_slice(&self.path);
-            path.push(b'/');
-        }
-        path.extend_from_slice(name);
-        FilePath::new(path)
+        self.root.dataset_path(&self.path, name.to_bytes())
     }
 
     /// Its own path in the dataset.
     pub(crate) fn own_dataset_path(&self) -> Result<FilePath, InvalidPath> {
-        FilePath::new([&*self.root.prefix, &self.path].concat())
+        self.root.dataset_path(b"", &self.path)
     }
 
     /// Opens an entry.
@@ -212,30 +292,43 @@ impl Folder {
         self.root.open_at(&self.descriptor, name, entry, || self.path_of(name))
     }
 
-    /// Size in bytes and modification time in nanoseconds since 1970 of an entry that is a regular
-    /// file; `None` when only opening it tells.
-    pub(crate) fn stat(&self, name: &CStr) -> Option<(u64, i64)> {
-        if has_folders(name) {
-            // Only opening looks where links on the way lead.
-            let file = self.open(name, Entry::Found).ok()?;
-            return Some((file.size(), file.attributes().mtime));
+    /// Size in bytes and attributes of an entry.
+    pub(crate) fn stat(&self, name: &CStr, entry: Entry) -> Result<(u64, Attributes), Problem> {
+        // Only opening looks where links lead.
+        if !has_folders(name)
+            && let Ok(stat) = statat(&self.descriptor, name, AtFlags::SYMLINK_NOFOLLOW)
+            && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+        {
+            return Ok((size(&stat), attributes(&stat)));
         }
-        let stat = statat(&self.descriptor, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
-        let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        is_regular.then(|| (size(&stat), attributes(&stat).mtime))
+        let file = self.open(name, entry)?;
+        Ok((file.size(), file.attributes()))
     }
 }
 
-/// Opens a path through folders none of which is a link: one by one, as a kernel that looks at all of
-/// them at once looks for links at the last one only.
-fn open_straight(folder: &OwnedFd, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+/// Opens a path folder by folder. Unless the call `follows` links, no part of the path may be a link:
+/// a kernel that takes the path as a whole looks for links at its last part only.
+fn open_straight(
+    folder: &OwnedFd,
+    path: &[u8],
+    flags: OFlags,
+    follows: bool,
+) -> Result<OwnedFd, Errno> {
+    let no_link = if follows { OFlags::empty() } else { OFlags::NOFOLLOW };
     let (mut rest, mut parent) = (path, None);
     while let Some(slash) = rest.iter().position(|byte| *byte == b'/') {
         let (name, behind) = rest.split_at(slash);
-        parent = Some(openat(parent.as_ref().unwrap_or(folder), name, PASS, Mode::empty())?);
+        let flags = PASS.union(no_link);
+        parent = Some(openat(parent.as_ref().unwrap_or(folder), name, flags, Mode::empty())?);
         rest = behind.get(1..).unwrap_or_default();
     }
-    openat(parent.as_ref().unwrap_or(folder), rest, flags, Mode::empty())
+    openat(parent.as_ref().unwrap_or(folder), rest, flags.union(no_link), Mode::empty())
+}
+
+/// Whether an entry is a link itself.
+fn is_link(folder: &OwnedFd, name: &CStr) -> bool {
+    statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)
+        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink)
 }
 
 /// Opens a path that leads through folders, none of them outside of `folder`. The kernel takes no
@@ -261,7 +354,7 @@ fn has_folders(name: &CStr) -> bool {
 /// Why something that is no regular file is skipped.
 fn not_regular(kind: FileType) -> &'static str {
     match kind {
-        FileType::Directory => "it is a folder, or a link to one",
+        FileType::Directory => "it is a folder",
         FileType::Fifo => "it is a named pipe",
         FileType::Socket => "it is a socket",
         FileType::CharacterDevice | FileType::BlockDevice => "it is a device",

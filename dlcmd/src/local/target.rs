@@ -24,7 +24,6 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::file::{attributes, size};
-use super::is_unchanged;
 use super::temporary::{self, Names, is_temporary};
 use crate::text::shown;
 
@@ -248,7 +247,8 @@ impl Folder {
             && statat(&self.descriptor, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| {
                 let has = attributes(&stat);
                 FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
-                    && is_unchanged(size(&stat), has.mtime, record)
+                    && size(&stat) == record.length
+                    && has.mtime == record.attributes.mtime
                     && has.mode == record.attributes.mode & PERMISSIONS
             })
     }

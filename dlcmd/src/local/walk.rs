@@ -1,17 +1,19 @@
 //! Walks trees with several threads.
 //!
 //! Must hold: each file is given to one thread, once; memory grows with the names of the folders that
-//! wait, not with the files; one folder with a million files keeps all threads busy.
+//! wait, not with the files; one folder with a million files keeps all threads busy. Where links are
+//! followed, no folder is entered below itself.
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::{AtFlags, FileType, RawDir, statat};
+use rustix::fs::{AtFlags, FileType, RawDir, fstat, statat};
 use rustix::io::Errno;
 
 use super::folder::{Entry, Folder, Problem, Root};
+use super::server_data;
 
 /// Bytes for the entries that the kernel gives at once.
 const DIRECTORY_BUFFER: usize = 32 << 10;
@@ -23,6 +25,8 @@ const HANDED_OVER: usize = 256;
 pub(crate) enum Event<'a> {
     /// A folder, before its entries; not for the roots.
     Folder(&'a Folder),
+    /// A folder without entries, also a root; comes after [`Event::Folder`].
+    Empty,
     /// A file, or a link that may lead to one.
     File {
         /// Where it is.
@@ -62,8 +66,8 @@ struct State {
 
 #[derive(Debug)]
 enum Task {
-    /// The root itself where the path is empty.
-    Folder(Arc<Root>, Vec<u8>),
+    /// The root itself where the path is empty, which has no parent.
+    Folder(Arc<Root>, Vec<u8>, Option<Arc<Parent>>),
     Files(Arc<Folder>, Names),
     /// Those that stand here among the paths.
     Listed(Arc<Folder>, Arc<Paths>, Range<usize>, Entry),
@@ -111,14 +115,41 @@ enum Waiting {
 #[derive(Debug)]
 struct Folders {
     root: Arc<Root>,
-    /// The path of the folder that they are in; with a slash, unless it is the root.
-    inside: Arc<[u8]>,
+    parent: Arc<Parent>,
     names: Vec<u8>,
 }
 
+/// A folder that was entered and has folders below it.
+#[derive(Debug)]
+struct Parent {
+    /// Its path; with a slash, unless it is the root.
+    path: Vec<u8>,
+    /// Device and inode, where links are followed.
+    id: Option<(u64, u64)>,
+    /// The folder it lies in, where links are followed.
+    above: Option<Arc<Parent>>,
+}
+
+impl Parent {
+    /// The folder, unless it is one of those above it: a link led back.
+    fn enter(folder: &Folder, path: &[u8], above: Option<Arc<Self>>) -> Result<Self, Problem> {
+        let path = if path.is_empty() { Vec::new() } else { [path, b"/"].concat() };
+        if !folder.root().follows() {
+            return Ok(Self { path, id: None, above: None });
+        }
+        let stat = fstat(folder.descriptor()).map_err(|why| Problem::Failed(why.into()))?;
+        let id = Some((stat.st_dev, stat.st_ino));
+        let mut parents = std::iter::successors(above.as_deref(), |parent| parent.above.as_deref());
+        if parents.any(|parent| parent.id == id) {
+            return Err(Problem::Skipped("it leads back to a folder that it lies in, in a loop"));
+        }
+        Ok(Self { path, id, above })
+    }
+}
+
 impl Folders {
-    fn are_in(&self, root: &Arc<Root>, inside: &Arc<[u8]>) -> bool {
-        Arc::ptr_eq(&self.root, root) && Arc::ptr_eq(&self.inside, inside)
+    fn are_in(&self, root: &Arc<Root>, parent: &Arc<Parent>) -> bool {
+        Arc::ptr_eq(&self.root, root) && Arc::ptr_eq(&self.parent, parent)
     }
 
     fn push(&mut self, name: &CStr) {
@@ -129,7 +160,7 @@ impl Folders {
     fn pop(&mut self) -> (Vec<u8>, bool) {
         self.names.pop();
         let start = self.names.iter().rposition(|byte| *byte == 0).map_or(0, |end| end + 1);
-        let path = [&self.inside, self.names.get(start..).unwrap_or_default()].concat();
+        let path = [&self.parent.path, self.names.get(start..).unwrap_or_default()].concat();
         self.names.truncate(start);
         (path, start > 0)
     }
@@ -145,9 +176,9 @@ struct Names {
 }
 
 impl Walk {
-    /// Everything below `root`.
-    pub(crate) fn add_tree(&self, root: &Arc<Root>) {
-        self.give(Task::Folder(Arc::clone(root), Vec::new()));
+    /// Everything in the folder at `path` below `root`; all of the root for an empty path.
+    pub(crate) fn add_tree(&self, root: &Arc<Root>, path: &[u8]) {
+        self.give(Task::Folder(Arc::clone(root), path.to_vec(), None));
     }
 
     /// The files at these paths below `root`.
@@ -174,7 +205,7 @@ impl Walk {
     ) -> Result<(), E> {
         while let Some(task) = self.take() {
             let done = match task {
-                Task::Folder(root, path) => self.read(&root, &path, &mut visit),
+                Task::Folder(root, path, above) => self.read(&root, &path, above, &mut visit),
                 Task::Files(folder, names) => names.visit(&folder, &mut visit),
                 Task::Listed(folder, paths, part, entry) => {
                     let mut names = named(paths.bytes.get(part).unwrap_or_default());
@@ -197,13 +228,13 @@ impl Walk {
         &self,
         root: &Arc<Root>,
         path: &[u8],
+        above: Option<Arc<Parent>>,
         visit: &mut impl FnMut(Event<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let folder = match root.folder(path) {
-            Ok(folder) => Arc::new(folder),
-            Err(why) => {
-                return visit(Event::Problem { root, path, problem: Problem::Failed(why) });
-            }
+        let entered = enter(root, path, above);
+        let (folder, parent) = match entered {
+            Ok((folder, parent)) => (Arc::new(folder), Arc::new(parent)),
+            Err(problem) => return visit(Event::Problem { root, path, problem }),
         };
         if !path.is_empty() {
             visit(Event::Folder(&folder))?;
@@ -211,22 +242,25 @@ impl Walk {
         let mut buffer = [MaybeUninit::uninit(); DIRECTORY_BUFFER];
         let mut entries = RawDir::new(folder.descriptor(), &mut buffer);
         let mut names = Names::default();
-        let inside: Arc<[u8]> =
-            if path.is_empty() { Arc::default() } else { [path, b"/"].concat().into() };
+        let mut is_empty = true;
         while let Some(entry) = entries.next() {
             let entry = match entry {
                 Ok(entry) => entry,
                 Err(Errno::INTR) => continue,
                 Err(why) => {
+                    is_empty = false;
                     let problem = Problem::Failed(why.into());
                     visit(Event::Problem { root, path, problem })?;
                     break;
                 }
             };
             let name = entry.file_name();
+            if matches!(name.to_bytes(), b"." | b"..") {
+                continue;
+            }
+            is_empty = false;
             match file_type(&folder, name, entry.file_type()) {
-                _ if matches!(name.to_bytes(), b"." | b"..") => {}
-                FileType::Directory => self.give_folder(root, &inside, name),
+                FileType::Directory => self.give_folder(root, &parent, name),
                 _ => {
                     names.push(name, Entry::Found);
                     if names.count == HANDED_OVER {
@@ -238,6 +272,9 @@ impl Walk {
                 }
             }
         }
+        if is_empty {
+            visit(Event::Empty)?;
+        }
         names.visit(&folder, visit)
     }
 
@@ -247,13 +284,13 @@ impl Walk {
     }
 
     /// Gives a folder, to those of the same folder if they were given last.
-    fn give_folder(&self, root: &Arc<Root>, inside: &Arc<[u8]>, name: &CStr) {
+    fn give_folder(&self, root: &Arc<Root>, parent: &Arc<Parent>, name: &CStr) {
         let mut state = self.state();
         match state.waiting.last_mut() {
-            Some(Waiting::Folders(folders)) if folders.are_in(root, inside) => folders.push(name),
+            Some(Waiting::Folders(folders)) if folders.are_in(root, parent) => folders.push(name),
             _ => {
-                let (root, inside) = (Arc::clone(root), Arc::clone(inside));
-                let mut folders = Folders { root, inside, names: Vec::new() };
+                let (root, parent) = (Arc::clone(root), Arc::clone(parent));
+                let mut folders = Folders { root, parent, names: Vec::new() };
                 folders.push(name);
                 state.waiting.push(Waiting::Folders(folders));
             }
@@ -306,10 +343,11 @@ impl State {
             Waiting::Task(task) => Some(task),
             Waiting::Folders(mut folders) => {
                 let (root, (path, more)) = (Arc::clone(&folders.root), folders.pop());
+                let parent = Arc::clone(&folders.parent);
                 if more {
                     self.waiting.push(Waiting::Folders(folders));
                 }
-                Some(Task::Folder(root, path))
+                Some(Task::Folder(root, path, Some(parent)))
             }
         }
     }
@@ -338,12 +376,29 @@ fn named(bytes: &[u8]) -> impl Iterator<Item = &CStr> {
     names.filter_map(|name| CStr::from_bytes_with_nul(name).ok())
 }
 
-/// Some file systems leave the type out of their folders.
-fn file_type(folder: &Folder, name: &CStr, given: FileType) -> FileType {
-    if given != FileType::Unknown {
-        return given;
+/// Opens a folder, unless it holds a server's data or leads back to a folder above it.
+fn enter(
+    root: &Arc<Root>,
+    path: &[u8],
+    above: Option<Arc<Parent>>,
+) -> Result<(Folder, Parent), Problem> {
+    let folder = root.folder(path).map_err(Problem::Failed)?;
+    if server_data::is_in(folder.descriptor()) {
+        return Err(Problem::Skipped(server_data::SKIPPED));
     }
-    statat(folder.descriptor(), name, AtFlags::SYMLINK_NOFOLLOW)
+    let parent = Parent::enter(&folder, path, above)?;
+    Ok((folder, parent))
+}
+
+/// The type of an entry, or of a link's target where links are followed.
+fn file_type(folder: &Folder, name: &CStr, given: FileType) -> FileType {
+    let flags = match folder.root().follows() {
+        true if matches!(given, FileType::Unknown | FileType::Symlink) => AtFlags::empty(),
+        // Some file systems leave the type out of their folders.
+        false if given == FileType::Unknown => AtFlags::SYMLINK_NOFOLLOW,
+        _ => return given,
+    };
+    statat(folder.descriptor(), name, flags)
         .map_or(FileType::Unknown, |stat| FileType::from_raw_mode(stat.st_mode))
 }
 

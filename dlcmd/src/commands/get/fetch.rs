@@ -10,8 +10,9 @@ use std::sync::{Mutex, PoisonError};
 use dl_format::{DirPath, FilePath, FileRecord};
 use libdiesel::{Dataset, Kind, ListEntry, ReadItem};
 
+use crate::causes::Causes;
 use crate::context::Context;
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, Failure, cause};
 use crate::local::{NewFile, Target};
 use crate::progress::Progress;
 use crate::text::shown;
@@ -44,6 +45,7 @@ pub(super) struct Shared<'a> {
     bytes: AtomicU64,
     unchanged: AtomicU64,
     failed: AtomicU64,
+    failures: Causes,
     first: Mutex<Option<Exit>>,
     is_stopped: AtomicBool,
 }
@@ -75,6 +77,7 @@ impl<'a> Shared<'a> {
             bytes: AtomicU64::new(0),
             unchanged: AtomicU64::new(0),
             failed: AtomicU64::new(0),
+            failures: Causes::default(),
             first: Mutex::new(None),
             is_stopped: AtomicBool::new(false),
         }
@@ -133,12 +136,16 @@ impl<'a> Shared<'a> {
         Some(bytes)
     }
 
-    fn fail(&self, file: &Wanted, failure: &Failure, exit: Exit) {
+    fn fail(&self, file: &Wanted, why: &str, exit: Exit) {
         self.failed.fetch_add(1, Ordering::Relaxed);
         self.first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(exit);
         let at = self.target.shown(file.at.as_bytes());
-        let at = shown(&at);
-        self.context.notes.error(format_args!("get {} as {at}: {failure}", file.path));
+        self.failures.add("get", format_args!("{} as {}", file.path, shown(&at)), why);
+    }
+
+    /// Tells of all files that failed.
+    pub(super) fn tell(&self) {
+        self.failures.tell(|text| self.context.notes.error(text));
     }
 }
 
@@ -235,25 +242,23 @@ impl<'a> Fetcher<'a> {
             Err(_) if self.shared.is_stopped() => return Ok(()),
             Err(trouble) => trouble,
         };
-        let (failure, exit, is_general) = match trouble {
-            Trouble::Here(why) => {
-                let advice = advice(why.kind());
-                let failure = match advice {
-                    Some(advice) => Failure::failed(format_args!("write it: {why}; {advice}")),
-                    None => Failure::local("write it", why),
-                };
-                (failure, Exit::Failed, advice.is_some())
-            }
+        match trouble {
+            Trouble::Here(why) => match advice(why.kind()) {
+                Some(advice) => {
+                    let failure = Failure::failed(format_args!("write it: {why}; {advice}"));
+                    return Err(failure.while_doing(format_args!("get {}", file.path)));
+                }
+                None => self.shared.fail(file, &format!("write it: {why}"), Exit::Failed),
+            },
             Trouble::There(error) => {
                 let kind = error.kind();
-                let is_general = ends_all(kind) || kind == Kind::NotFound && self.is_gone();
-                (Failure::from(error), Exit::of(kind), is_general)
+                if ends_all(kind) || kind == Kind::NotFound && self.is_gone() {
+                    let action = format_args!("get {}", file.path);
+                    return Err(Failure::from(error).while_doing(action));
+                }
+                self.shared.fail(file, &cause(&error), Exit::of(kind));
             }
-        };
-        if is_general {
-            return Err(failure.while_doing(format_args!("get {}", file.path)));
         }
-        self.shared.fail(file, &failure, exit);
         Ok(())
     }
 }

@@ -282,7 +282,7 @@ fn transfer(
     out: &mut Output<'_>,
     list: impl FnOnce(&Shared<'_>, &mut dyn FnMut(Batch) -> Result<(), Failure>) -> Result<(), Failure>,
 ) -> Result<Exit, Failure> {
-    let progress = Progress::new(context.notes.bar(), &context.clock);
+    let progress = Progress::new(context.notes.bar());
     let shared = Shared::new(dataset, target, context, &progress);
     let (give, taken) = sync_channel::<Batch>(plan.threads);
     let taken = Mutex::new(taken);
@@ -327,6 +327,7 @@ fn transfer(
             .sync()
             .map_err(|why| Failure::local(format!("sync {}", shown(&plan.target)), why))?;
     }
+    shared.tell();
     let tally = shared.into_tally();
     let (files, unchanged, failed) = (tally.files, tally.unchanged, tally.failed);
     report(&Summary { files, bytes: tally.bytes, unchanged, failed }, out)?;

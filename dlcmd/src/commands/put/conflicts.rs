@@ -1,4 +1,4 @@
-//! Whether several sources give one path twice.
+//! Paths that two sources give, and paths that would be a file and a folder.
 //!
 //! Must hold: found before anything is written; memory is a few bytes a file, whatever the names.
 
@@ -6,24 +6,29 @@ use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 
 use dl_format::FilePath;
 use dl_runtime::Shutdown;
+use libdiesel::{Dataset, StatItem};
 
+use super::send::{COMPARED, FOLDERS};
 use super::{Input, walk};
 use crate::exit::Failure;
-use crate::local::{Entry, Event, Problem};
+use crate::local::{Entry, Event, Folder, Problem, Walk, is_temporary};
 use crate::text::shown;
 
-/// The paths that are a file of one source and may be a folder of another: whether they are shows
-/// when that folder's files are there.
+/// Paths that a refusal names.
+const NAMED: usize = 10;
+
+/// Refuses sources of which two give one path, or one a file and another one a folder of that path.
 ///
 /// # Errors
-/// Wrong usage, naming both sources, when two give one path; and when it is asked to stop.
-pub(super) fn check(inputs: &[Input], shutdown: &Shutdown) -> Result<HashSet<FilePath>, Failure> {
+/// Wrong usage, naming both sources; and when the command is to stop.
+pub(super) fn among_sources(inputs: &[Input], shutdown: &Shutdown) -> Result<(), Failure> {
     let hasher = RandomState::new();
     let (mut files, mut folders) = (HashSet::new(), HashSet::new());
-    let mut both = HashSet::new();
     walk(inputs)?.join(|event| -> Result<(), Failure> {
         if shutdown.is_requested() {
             return Err(Failure::failed("stopped"));
@@ -34,26 +39,25 @@ pub(super) fn check(inputs: &[Input], shutdown: &Shutdown) -> Result<HashSet<Fil
         for above in folders_of(&path) {
             let hash = hasher.hash_one(above);
             if !folders.insert(hash) {
-                // So are those above it.
+                // The folders above it are known too.
                 break;
             }
             if files.contains(&hash)
                 && let Ok(above) = FilePath::new(above.to_vec())
             {
-                both.insert(above);
+                refuse_file_and_folder(inputs, &above)?;
             }
         }
         let hash = hasher.hash_one(path.as_bytes());
+        // Equal hashes are only a hint.
         if !files.insert(hash) {
-            // Equal hashes are only a hint.
             refuse_twice(inputs, &path)?;
         }
         if folders.contains(&hash) {
-            both.insert(path);
+            refuse_file_and_folder(inputs, &path)?;
         }
         Ok(())
-    })?;
-    Ok(both)
+    })
 }
 
 /// The folders that a path lies in, the nearest first.
@@ -75,6 +79,20 @@ fn refuse_twice(inputs: &[Input], path: &FilePath) -> Result<(), Failure> {
     }
 }
 
+fn refuse_file_and_folder(inputs: &[Input], path: &FilePath) -> Result<(), Failure> {
+    let file = inputs.iter().find_map(|input| input.gives(path));
+    let folder = inputs.iter().find_map(|input| input.gives_below(path));
+    match (file, folder) {
+        (Some(file), Some(folder)) => Err(Failure::usage(format!(
+            "{} would become the file {path}, and {} a folder of that name; put them into two \
+             folders of the dataset",
+            shown(&file),
+            shown(&folder)
+        ))),
+        _ => Ok(()),
+    }
+}
+
 impl Input {
     /// The file that becomes `path`, if this source has one.
     fn gives(&self, path: &FilePath) -> Option<PathBuf> {
@@ -88,9 +106,214 @@ impl Input {
         let below = root.relative(path);
         let is_there = match root.open_file(below, entry) {
             Ok(_) => true,
-            Err(Problem::Skipped(_)) => false,
+            Err(Problem::Skipped(_) | Problem::NotFollowed(_)) => false,
             Err(Problem::Failed(why)) => why.kind() == io::ErrorKind::PermissionDenied,
         };
         is_there.then(|| root.shown(below))
     }
+
+    /// The file or folder of this source from which files come below `folder` of the dataset, if
+    /// there is any such file.
+    fn gives_below(&self, folder: &FilePath) -> Option<PathBuf> {
+        match self {
+            Self::Tree(root) => {
+                let part = root.part_in(folder)?;
+                let walk = Walk::default();
+                walk.add_tree(root, part);
+                let found = walk.join(|event| match event {
+                    Event::File { folder, name, entry }
+                        if !is_temporary(name.to_bytes()) && folder.open(name, entry).is_ok() =>
+                    {
+                        Err(())
+                    }
+                    _ => Ok(()),
+                });
+                found.is_err().then(|| root.shown(part))
+            }
+            Self::Files(root, paths, entry) => {
+                let part = root.part_in(folder)?;
+                let is_inside = |path: &[u8]| match path.strip_prefix(part) {
+                    Some(rest) => part.is_empty() || rest.starts_with(b"/"),
+                    None => false,
+                };
+                let mut inside = paths.iter().map(|path| path.to_bytes());
+                let found =
+                    inside.find(|path| is_inside(path) && root.open_file(path, *entry).is_ok())?;
+                Some(root.shown(found))
+            }
+        }
+    }
+}
+
+/// A kind of entry of a dataset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Becomes {
+    File,
+    Folder,
+}
+
+/// Refuses sources that have a folder where the dataset has a file, or a named file where the dataset
+/// has a folder. Files that a walk or a list gives are looked at when it is their turn.
+///
+/// # Errors
+/// A refusal that names the paths; errors of the servers; and when the command is to stop.
+pub(super) fn with_dataset(
+    inputs: &[Input],
+    dataset: &Dataset,
+    threads: usize,
+    shutdown: &Shutdown,
+) -> Result<(), Failure> {
+    let found = Mutex::default();
+    let looker = || Looker::new(inputs, dataset, shutdown, &found);
+    let mut above = looker();
+    let mut paths: Vec<_> = inputs.iter().flat_map(|input| input.root().folders_above()).collect();
+    paths.dedup();
+    paths.into_iter().try_for_each(|path| above.take(path, Becomes::Folder))?;
+    above.ask()?;
+    let walk = walk(inputs)?;
+    let look = || {
+        let mut looker = looker();
+        walk.join(|event| looker.visit(event)).and_then(|()| looker.ask())
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(look)).collect();
+        let ends = threads.into_iter().map(|thread| thread.join());
+        ends.fold(Ok(()), |ended, end| ended.and(end.expect("a looker gives its failures back")))
+    })?;
+    refuse(dataset, found.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// One thread that asks for paths.
+#[derive(Debug)]
+struct Looker<'a> {
+    inputs: &'a [Input],
+    dataset: &'a Dataset,
+    shutdown: &'a Shutdown,
+    waiting: Vec<(FilePath, Becomes)>,
+    found: &'a Mutex<Vec<(FilePath, Becomes)>>,
+    /// Hashes of folders above listed files that were taken, with all above them.
+    folders: HashSet<u64>,
+    hasher: RandomState,
+}
+
+impl<'a> Looker<'a> {
+    fn new(
+        inputs: &'a [Input],
+        dataset: &'a Dataset,
+        shutdown: &'a Shutdown,
+        found: &'a Mutex<Vec<(FilePath, Becomes)>>,
+    ) -> Self {
+        let (folders, hasher) = (HashSet::new(), RandomState::new());
+        Self { inputs, dataset, shutdown, waiting: Vec::new(), found, folders, hasher }
+    }
+
+    fn visit(&mut self, event: Event<'_>) -> Result<(), Failure> {
+        if self.shutdown.is_requested() {
+            return Err(Failure::failed("stopped"));
+        }
+        // A path that no dataset can hold is reported when it is its turn.
+        match event {
+            Event::Folder(folder) => match folder.own_dataset_path() {
+                Ok(path) => self.take(path, Becomes::Folder),
+                Err(_) => Ok(()),
+            },
+            Event::File { folder, name, entry } => self.take_file(folder, name, entry),
+            Event::Empty | Event::Problem { .. } => Ok(()),
+        }
+    }
+
+    /// Takes a named file, or the folders above a listed file; a walk comes upon folders by itself.
+    fn take_file(
+        &mut self,
+        folder: &Folder,
+        name: &std::ffi::CStr,
+        entry: Entry,
+    ) -> Result<(), Failure> {
+        let is_listed = name.to_bytes().contains(&b'/');
+        if !is_listed && entry == Entry::Found {
+            return Ok(());
+        }
+        let Ok(path) = folder.dataset_path(name) else { return Ok(()) };
+        if is_listed {
+            for above in folders_of(&path) {
+                if self.folders.len() >= FOLDERS {
+                    self.folders.clear();
+                }
+                if !self.folders.insert(self.hasher.hash_one(above)) {
+                    break;
+                }
+                if let Ok(above) = FilePath::new(above.to_vec()) {
+                    self.take(above, Becomes::Folder)?;
+                }
+            }
+            return Ok(());
+        }
+        self.take(path, Becomes::File)
+    }
+
+    fn take(&mut self, path: FilePath, becomes: Becomes) -> Result<(), Failure> {
+        self.waiting.push((path, becomes));
+        if self.waiting.len() >= COMPARED { self.ask() } else { Ok(()) }
+    }
+
+    fn ask(&mut self) -> Result<(), Failure> {
+        let waiting = std::mem::take(&mut self.waiting);
+        let paths: Vec<_> = waiting.iter().map(|(path, _)| path.clone()).collect();
+        if paths.is_empty() {
+            return Ok(());
+        }
+        for ((path, becomes), item) in waiting.into_iter().zip(self.dataset.stat_many(&paths)?) {
+            // Sources without a file to store hide nothing.
+            let giver = |gives: fn(&Input, &FilePath) -> Option<PathBuf>| {
+                self.inputs.iter().any(|input| gives(input, &path).is_some())
+            };
+            let is_hidden = match (becomes, item) {
+                _ if self.found().len() > NAMED => false,
+                (Becomes::Folder, StatItem::File(_)) => giver(Input::gives_below),
+                (Becomes::File, StatItem::Folder) => giver(Input::gives),
+                _ => false,
+            };
+            if is_hidden {
+                self.found().push((path, becomes));
+            }
+        }
+        Ok(())
+    }
+
+    fn found(&self) -> std::sync::MutexGuard<'_, Vec<(FilePath, Becomes)>> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn refuse(dataset: &Dataset, mut found: Vec<(FilePath, Becomes)>) -> Result<(), Failure> {
+    if found.is_empty() {
+        return Ok(());
+    }
+    found.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+    found.dedup();
+    let name = &dataset.info().name;
+    let is_more = found.len() > NAMED;
+    let clauses = found.iter().take(NAMED).map(|(path, becomes)| match becomes {
+        Becomes::Folder => {
+            format!("dl://{name}/{path} is a file, and a folder of that name would hide it")
+        }
+        Becomes::File => {
+            format!(
+                "dl://{name}/{path} is a folder, and would hide the file that is to be put there"
+            )
+        }
+    });
+    let clauses = clauses.collect::<Vec<_>>().join("; ");
+    let more = if is_more { "; and more" } else { "" };
+    let rm = match found.first() {
+        Some((path, Becomes::File)) if found.len() == 1 => {
+            format!("dlcmd rm -r dl://{name}/{path}")
+        }
+        Some((path, Becomes::Folder)) if found.len() == 1 => format!("dlcmd rm dl://{name}/{path}"),
+        _ => "dlcmd rm, with -r for folders".to_owned(),
+    };
+    Err(Failure::partly(format!(
+        "put: {clauses}{more}; nothing was stored: remove what is there first ({rm}), or name \
+         another target"
+    )))
 }

@@ -6,6 +6,7 @@
 mod conflicts;
 mod contents;
 mod list;
+mod reports;
 mod send;
 
 use std::collections::HashSet;
@@ -21,31 +22,41 @@ use std::thread;
 
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use dl_format::{ChunkShape, DirPath, FilePath};
+use dl_format::ChunkShape;
 use libdiesel::{Dataset, FailedWrite, Flushed, Kind, StatItem};
 use serde::Serialize;
 
+use self::reports::Reports;
 use self::send::{Sender, Shared, Tally};
 use crate::address::Address;
 use crate::context::Context;
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, Failure, cause};
 use crate::interrupt;
-use crate::local::{Entry, Event, Paths, Problem, Root, Walk};
+use crate::local::{Entry, Event, Paths, Place, Problem, Root, Walk};
 use crate::output::Output;
 use crate::progress::Progress;
 use crate::text::{counted, shown};
 
 /// Put files and folders into a dataset
 ///
-/// A folder stands for its contents, a file keeps its last name, and all of them land under DIR.
-/// The dataset is created when it is new. Files that are there already, with the same size and
-/// modification time, are skipped: after an interruption, run the same command again.
+/// A folder stands for its contents. A single file gets the given path, and replaces a file there;
+/// it keeps its last name below a path that ends in `/` or is a folder of the dataset. Several
+/// sources land under DIR. The dataset is created when it is new. A put that would hide a file of
+/// the dataset below a folder of the same name, or the other way round, is refused.
 ///
-/// A link to a file inside SRC is stored as that file. Other links, pipes, sockets, devices and what
-/// a get that was killed left (.dlcmd-*.tmp) are skipped and named on stderr.
+/// Files that are there already, with the same size, modification time and mode, are skipped: after
+/// an interruption, run the same command again. Files that were put less than 2 seconds after they
+/// were modified are read again.
+///
+/// A link to a file inside SRC is stored as that file. Other links (without --follow), pipes,
+/// sockets, devices, the data of a dlserver and partial files of a get that was killed
+/// (.dlcmd-*.tmp) are skipped and counted on stderr, the first ten named. Exit code 4 says that a SRC
+/// itself was skipped, or that all files were. Empty folders and the modes of folders are not kept;
+/// the summary counts empty folders.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dlcmd put train/ dl://imagenet/train
+  dlcmd put labels.csv dl://imagenet/train.csv
   dlcmd put labels.csv README dl://imagenet
   find . -name '*.jpg' -print0 | dlcmd put -0 - dl://photos")]
 pub(crate) struct Arguments {
@@ -70,6 +81,11 @@ pub(crate) struct Arguments {
     #[arg(long)]
     checksum: bool,
 
+    /// Follow all links, also out of SRC and to folders; a link that leads back to a folder above it
+    /// is skipped
+    #[arg(long)]
+    follow: bool,
+
     /// Threads that read files, at most 1024 [default: one for each core, 2 to 8]
     #[arg(long, value_name = "COUNT", value_parser = crate::from_one::<NonZeroUsize>)]
     threads: Option<NonZeroUsize>,
@@ -81,6 +97,7 @@ struct Plan {
     sources: Sources,
     target: Address,
     checksum: bool,
+    follow: bool,
     threads: usize,
 }
 
@@ -110,7 +127,15 @@ impl Arguments {
             Sources::Named(self.sources.into_iter().map(PathBuf::from).collect())
         };
         let threads = crate::threads(self.threads)?;
-        Ok(Plan { sources, target: self.target, checksum: self.checksum, threads })
+        let Self { target, checksum, follow, .. } = self;
+        Ok(Plan { sources, target, checksum, follow, threads })
+    }
+}
+
+impl Plan {
+    /// Everything below the folder of the target.
+    fn below(&self) -> Place {
+        Place::Below(self.target.folder().prefix())
     }
 }
 
@@ -129,79 +154,84 @@ pub(crate) fn run(
     out: &mut Output<'_>,
 ) -> Result<Exit, Failure> {
     let plan = arguments.plan()?;
-    let folder = plan.target.folder();
-    let inputs = match &plan.sources {
-        Sources::Named(paths) => open(paths, &folder.prefix())?,
+    let mut inputs = match &plan.sources {
+        Sources::Named(paths) => open(paths, &plan)?,
         Sources::Listed(end) => {
             let paths = list::read(stdin, *end)?;
-            let root = Root::open(Path::new(""), folder.prefix())
+            let root = Root::open(Path::new(""), plan.below(), plan.follow)
                 .map_err(|why| Failure::local("open the current folder", why))?;
             vec![Input::Files(root, Arc::new(paths), Entry::Found)]
         }
     };
-    let both = match inputs.as_slice() {
-        [] | [_] => HashSet::new(),
-        inputs => match conflicts::check(inputs, &context.shutdown) {
-            Err(_) if context.shutdown.is_requested() => {
-                report(&Summary::default(), out)?;
-                return Ok(Exit::Interrupted);
-            }
-            checked => checked?,
-        },
-    };
-    if is_all_unreadable(&inputs) {
-        report(&Summary { failed: name_unreadable(&inputs, context), ..Summary::default() }, out)?;
+    if inputs.len() > 1
+        && let Err(failure) = conflicts::among_sources(&inputs, &context.shutdown)
+    {
+        return stopped_or(failure, context, out);
+    }
+    let reports = Reports::default();
+    if has_nothing(&inputs, &reports) {
+        reports.tell(context, false);
+        let (skipped, failed) = (reports.skipped(), reports.failed());
+        report(&Summary { skipped, failed, ..Summary::default() }, out)?;
         return Ok(Exit::Partly);
     }
 
     let dataset = context.client()?.create_dataset(&plan.target.dataset, ChunkShape::default())?;
+    name_single(&plan, &mut inputs, &dataset)?;
     let is_empty = dataset.info().objects == 0;
-    let progress = Progress::new(context.notes.bar(), &context.clock);
-    let shared = Shared::new(&dataset, context, &progress, is_empty, plan.checksum, both);
-    if !is_empty {
-        files_on_the_way(&dataset, &folder)?.into_iter().for_each(|path| shared.covers(path));
+    if !is_empty
+        && let Err(failure) =
+            conflicts::with_dataset(&inputs, &dataset, plan.threads, &context.shutdown)
+    {
+        return stopped_or(failure, context, out);
     }
+    let progress = Progress::new(context.notes.bar());
+    let shared = Shared::new(&dataset, context, &progress, is_empty, plan.checksum);
     let (ended, flushed) = interrupt::or_given_up(
         &context.shutdown,
-        || put_all(&inputs, &dataset, &shared, plan.threads),
+        || put_all(&inputs, &shared, plan.threads),
         || dataset.give_up(),
     );
     progress.end();
-    let hidden = shared.tell_hidden(ended.is_err() || flushed.is_err());
-    finish(ended, flushed, (shared.into_tally(), hidden), &dataset, context, out)
+    finish(ended, flushed, shared.into_tally(), &dataset, context, out)
 }
 
-/// Whether there is nothing but files that can't be read: nothing is made for them.
-fn is_all_unreadable(inputs: &[Input]) -> bool {
-    let mut found = inputs.iter().flat_map(Input::named).peekable();
-    let is_any = found.peek().is_some();
-    let is_tree = inputs.iter().any(|input| matches!(input, Input::Tree(_)));
-    let failed = |opened| matches!(opened, Err(Problem::Failed(_)));
-    is_any && !is_tree && found.all(|(root, path, entry)| failed(root.open_file(path, entry)))
-}
-
-/// Names these files with the reasons; gives how many.
-fn name_unreadable(inputs: &[Input], context: &Context) -> u64 {
-    let mut count = 0;
-    for (root, path, entry) in inputs.iter().flat_map(Input::named) {
-        count += 1;
-        let path_shown = root.shown(path);
-        let from = shown(&path_shown);
-        match root.open_file(path, entry) {
-            Err(Problem::Failed(why)) => {
-                context.notes.error(format_args!("read {from}: {why}"));
-            }
-            Ok(_) | Err(Problem::Skipped(_)) => {
-                context.notes.error(format_args!("read {from}: it was not there a moment ago"));
-            }
-        }
+/// The end of a command that has stored nothing: a failure, unless Ctrl-C was its reason.
+fn stopped_or(failure: Failure, context: &Context, out: &mut Output<'_>) -> Result<Exit, Failure> {
+    if context.shutdown.is_requested() {
+        report(&Summary::default(), out)?;
+        return Ok(Exit::Interrupted);
     }
-    count
+    Err(failure)
+}
+
+/// Whether there are only files, and none of them can be put: no dataset is made for them. Reports
+/// them then.
+fn has_nothing(inputs: &[Input], reports: &Reports) -> bool {
+    let mut files = inputs.iter().flat_map(Input::files).peekable();
+    if files.peek().is_none() || inputs.iter().any(|input| matches!(input, Input::Tree(_))) {
+        return false;
+    }
+    if files.any(|(root, path, entry)| root.open_file(path, entry).is_ok()) {
+        return false;
+    }
+    for (root, path, entry) in inputs.iter().flat_map(Input::files) {
+        let gone = || Problem::Failed(io::Error::other("it was not there a moment ago"));
+        let problem = root.open_file(path, entry).err().unwrap_or_else(gone);
+        reports.passed_over(root, path, entry, &problem);
+    }
+    true
 }
 
 impl Input {
-    /// The files that were named, each below its root.
-    fn named(&self) -> impl Iterator<Item = (&Arc<Root>, &[u8], Entry)> {
+    fn root(&self) -> &Arc<Root> {
+        match self {
+            Self::Tree(root) | Self::Files(root, ..) => root,
+        }
+    }
+
+    /// Named and listed files, each below its root.
+    fn files(&self) -> impl Iterator<Item = (&Arc<Root>, &[u8], Entry)> {
         let named = match self {
             Self::Tree(_) => None,
             Self::Files(root, paths, entry) => Some((root, paths, *entry)),
@@ -212,29 +242,37 @@ impl Input {
     }
 }
 
-/// Sends everything, and waits until it is acknowledged.
+/// A single file gets the path of the target, unless the target means a folder. The servers are
+/// asked whether it is one: a snapshot may be stale.
+fn name_single(plan: &Plan, inputs: &mut [Input], dataset: &Dataset) -> Result<(), Failure> {
+    let Sources::Named(sources) = &plan.sources else { return Ok(()) };
+    let ([_], [Input::Files(root, names, _)], false, Some(path)) =
+        (sources.as_slice(), inputs, plan.target.is_folder, &plan.target.path)
+    else {
+        return Ok(());
+    };
+    let Some(name) = names.iter().next() else { return Ok(()) };
+    if dataset.stat(path)? == StatItem::Folder {
+        return Ok(());
+    }
+    let named = root.of_file(name.to_bytes().to_vec(), path.clone());
+    *root = named.map_err(|why| Failure::local("open the folder of the source", why))?;
+    Ok(())
+}
+
+/// Sends everything, and waits until it is acknowledged: how sending ended, and the last flush.
 fn put_all(
     inputs: &[Input],
-    dataset: &Dataset,
     shared: &Shared<'_>,
     threads: usize,
-) -> (Result<(), Failure>, Result<Flushed, libdiesel::Error>) {
+) -> (Result<(), Failure>, Result<(), Failure>) {
     let ended = transfer(inputs, shared, threads);
-    let flushed = dataset.flush();
-    if ended.is_err() || !shared.has_late() {
-        return (ended, flushed);
-    }
-    // Whether these would be hidden shows now that the others are there.
-    let ended = Sender::new(shared).finish_late();
-    let both = |first: Flushed, mut last: Flushed| {
-        last.failed.extend(first.failed);
-        Flushed { files: first.files + last.files, bytes: first.bytes + last.bytes, ..last }
-    };
-    (ended, flushed.and_then(|first| dataset.flush().map(|last| both(first, last))))
+    let ended = ended.and_then(|()| shared.settle());
+    (ended, shared.flush())
 }
 
 /// Opens what was named; nothing is written before all of it is there.
-fn open(paths: &[PathBuf], prefix: &[u8]) -> Result<Vec<Input>, Failure> {
+fn open(paths: &[PathBuf], plan: &Plan) -> Result<Vec<Input>, Failure> {
     let mut inputs = Vec::new();
     // Files of one folder share it: a shell may name thousands of them.
     let mut parents: BTreeMap<&Path, (Arc<Root>, Paths)> = BTreeMap::new();
@@ -257,14 +295,15 @@ fn open(paths: &[PathBuf], prefix: &[u8]) -> Result<Vec<Input>, Failure> {
             }
         };
         if fs::metadata(path).map_err(failed)?.is_dir() {
-            inputs.push(Input::Tree(Root::open(path, prefix.to_vec()).map_err(failed)?));
+            let root = Root::open(path, plan.below(), plan.follow).map_err(failed)?;
+            inputs.push(Input::Tree(root));
             continue;
         }
         let parent = path.parent().unwrap_or(Path::new(""));
         let (_, names) = match parents.entry(parent) {
             btree_map::Entry::Occupied(known) => known.into_mut(),
             btree_map::Entry::Vacant(new) => {
-                let root = Root::open(parent, prefix.to_vec()).map_err(failed)?;
+                let root = Root::open(parent, plan.below(), plan.follow).map_err(failed)?;
                 new.insert((root, Paths::default()))
             }
         };
@@ -284,7 +323,7 @@ fn walk(inputs: &[Input]) -> Result<Walk, Failure> {
     let walk = Walk::default();
     for input in inputs {
         match input {
-            Input::Tree(root) => walk.add_tree(root),
+            Input::Tree(root) => walk.add_tree(root, b""),
             Input::Files(root, paths, entry) => walk
                 .add_files(root, paths, *entry)
                 .map_err(|why| Failure::local("open a source folder", why))?,
@@ -319,8 +358,8 @@ fn count(inputs: &[Input], shared: &Shared<'_>) {
     let mut bytes = 0u64;
     let counted = walk(inputs).and_then(|walk| {
         walk.join(|event| {
-            if let Event::File { folder, name, .. } = event {
-                bytes = bytes.saturating_add(folder.stat(name).map_or(0, |(size, _)| size));
+            if let Event::File { folder, name, entry } = event {
+                bytes = bytes.saturating_add(folder.stat(name, entry).map_or(0, |(size, _)| size));
             }
             if shared.has_ended() { Err(Failure::StdoutClosed) } else { Ok(()) }
         })
@@ -328,17 +367,6 @@ fn count(inputs: &[Input], shared: &Shared<'_>) {
     if counted.is_ok() {
         shared.progress().expect(bytes);
     }
-}
-
-/// The files among the folders that the target lies in.
-fn files_on_the_way(dataset: &Dataset, folder: &DirPath) -> Result<Vec<FilePath>, Failure> {
-    let bytes = folder.as_bytes();
-    let ends = (0..bytes.len()).filter(|at| bytes.get(*at) == Some(&b'/')).chain([bytes.len()]);
-    let paths = ends.filter_map(|end| FilePath::new(bytes.get(..end)?.to_vec()).ok());
-    let paths: Vec<_> = paths.collect();
-    let found = dataset.stat_many(&paths)?;
-    let files = paths.into_iter().zip(found);
-    Ok(files.filter(|(_, item)| matches!(item, StatItem::File(_))).map(|(path, _)| path).collect())
 }
 
 /// What `--json` says at the end.
@@ -349,22 +377,22 @@ struct Summary {
     unchanged: u64,
     skipped: u64,
     failed: u64,
-    hidden: u64,
+    empty_folders: u64,
 }
 
 fn finish(
     ended: Result<(), Failure>,
-    flushed: Result<Flushed, libdiesel::Error>,
-    (mut tally, hidden): (Tally, u64),
+    last: Result<(), Failure>,
+    tally: Tally,
     dataset: &Dataset,
     context: &Context,
     out: &mut Output<'_>,
 ) -> Result<Exit, Failure> {
+    let Tally { flushed, reports, unchanged, empty_folders } = tally;
     let is_interrupted = context.shutdown.is_requested();
-    let flushed = match flushed {
-        Ok(flushed) => flushed,
-        Err(error) => return Err(ended.err().unwrap_or_else(|| error.into())),
-    };
+    if let Err(failure) = last {
+        return Err(ended.err().unwrap_or(failure));
+    }
     if has_lost_it(&ended, &flushed) && is_gone(dataset) {
         report(&Summary::default(), out)?;
         return Err(Failure::not_found(format!(
@@ -373,26 +401,22 @@ fn finish(
         )));
     }
     let mut first = None;
-    // What was given up for Ctrl-C is part of the rest, which nobody counts.
+    // Files given up for Ctrl-C are among the files that were not tried, which nobody counts.
     let is_told = |write: &&FailedWrite| write.error.kind() != Kind::Cancelled || !is_interrupted;
     for write in flushed.failed.iter().filter(is_told) {
         first.get_or_insert(write.error.kind());
-        tally.failed += write.paths.len() as u64;
-        // The reason once, whatever the number of files that share a chunk.
-        let error = Failure::from(write.error.clone());
-        let files = counted(write.paths.len() as u64, "file");
-        context.notes.error(format_args!("{files} not stored: {error}"));
-        for path in &write.paths {
-            context.notes.error(format_args!("{path} is not stored"));
-        }
+        let why = cause(&write.error);
+        write.paths.iter().for_each(|path| reports.fail("store", path, &why));
     }
+    let is_stored = flushed.files + unchanged + reports.failed() > 0;
+    let is_refused = reports.tell(context, is_stored);
     let summary = Summary {
         files: flushed.files,
         bytes: flushed.bytes,
-        unchanged: tally.unchanged,
-        skipped: tally.skipped,
-        failed: tally.failed,
-        hidden,
+        unchanged,
+        skipped: reports.skipped(),
+        failed: reports.failed(),
+        empty_folders,
     };
     report(&summary, out)?;
     if is_interrupted {
@@ -409,7 +433,7 @@ fn finish(
     }
     Ok(match first {
         Some(kind) if summary.files == 0 => Exit::of(kind),
-        _ if summary.failed > 0 => Exit::Partly,
+        _ if summary.failed > 0 || is_refused => Exit::Partly,
         _ => Exit::Done,
     })
 }
@@ -429,14 +453,15 @@ fn report(summary: &Summary, out: &mut Output<'_>) -> Result<(), Failure> {
     if out.is_json() {
         return out.json("put", summary);
     }
-    let Summary { files, bytes, unchanged, skipped, failed, hidden } = *summary;
+    let Summary { files, bytes, unchanged, skipped, failed, empty_folders } = *summary;
     let mut line = format!("{} put, {}", counted(files, "file"), counted(bytes, "byte"));
-    for (count, what) in
-        [(unchanged, "unchanged"), (skipped, "skipped"), (failed, "failed"), (hidden, "hidden")]
-    {
+    for (count, what) in [(unchanged, "unchanged"), (skipped, "skipped"), (failed, "failed")] {
         if count > 0 {
             line.push_str(&format!(", {count} {what}"));
         }
+    }
+    if empty_folders > 0 {
+        line.push_str(&format!(", {} not kept", counted(empty_folders, "empty folder")));
     }
     out.line(format_args!("{line}"))
 }

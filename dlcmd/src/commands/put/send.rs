@@ -1,62 +1,68 @@
-//! One thread of `put`: takes files from the walk, leaves out what is unchanged, sends the rest.
+//! One thread of `put`: takes files from the walk, leaves out unchanged files, sends the others.
 //!
 //! Must hold: a file that can't be read costs that file and no other; a failing server ends the
-//! command; what waits for a comparison is bounded.
+//! command; the number of files that wait for a comparison, or for a second look, is bounded.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::error::Error as _;
 use std::ffi::CStr;
 use std::hash::{BuildHasher, RandomState};
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
 
-use dl_format::{FilePath, FileRecord};
+use dl_format::{Attributes, FilePath, FileRecord};
 use dl_runtime::Shutdown;
-use libdiesel::{Dataset, PackError, StatItem};
+use libdiesel::{Dataset, Flushed, PackError, StatItem};
 
 use super::contents::{Alike, Stored, has_checksum, read_back};
+use super::reports::Reports;
 use crate::context::Context;
-use crate::exit::Failure;
+use crate::exit::{Failure, cause};
 use crate::local::{
-    Entry, Event, Folder, OpenFile, Problem, Root, Trouble, is_temporary, is_unchanged,
+    Entry, Event, Folder, OpenFile, Problem, Root, SERVER_DATA, Trouble, is_temporary,
 };
 use crate::progress::Progress;
 use crate::text::shown;
 
 /// Paths that are compared with the dataset in one request.
-const COMPARED: usize = 1024;
+pub(super) const COMPARED: usize = 1024;
+/// A file that was modified less than this before it was read may change further without a sign:
+/// file systems note times in steps, and late for mapped files.
+const SETTLED: Duration = Duration::from_secs(2);
 /// Folders of a list that a thread remembers.
-const FOLDERS: usize = 1 << 16;
+pub(super) const FOLDERS: usize = 1 << 16;
+/// Files read within [`SETTLED`] that are remembered.
+const FRESH_MAX: usize = 1 << 16;
 
-/// What the threads share.
+/// State that the threads share.
 #[derive(Debug)]
 pub(super) struct Shared<'a> {
     dataset: &'a Dataset,
     context: &'a Context,
     progress: &'a Progress,
-    /// Nothing is there to compare with.
+    /// The dataset has nothing to compare with.
     is_empty: bool,
     checksum: bool,
-    /// Paths that are a file of one source and maybe a folder of another.
-    both: HashSet<FilePath>,
-    /// The files at these paths: their turn comes when all others are there.
-    late: Mutex<Vec<Waiting>>,
-    /// Files of the dataset at whose paths the sources have folders.
-    covered: Mutex<Vec<FilePath>>,
+    /// Files that were modified less than [`SETTLED`] before they were read.
+    fresh: Mutex<Vec<Candidate>>,
+    /// The sum of all flushes.
+    flushed: Mutex<Flushed>,
+    reports: Reports,
     unchanged: AtomicU64,
-    skipped: AtomicU64,
-    failed: AtomicU64,
+    empty_folders: AtomicU64,
     has_ended: AtomicBool,
     has_told_time: AtomicBool,
 }
 
-/// How it went, beside what was stored.
+/// Counts beside those of the flushes.
 #[derive(Debug)]
 pub(super) struct Tally {
+    pub(super) flushed: Flushed,
+    pub(super) reports: Reports,
     pub(super) unchanged: u64,
-    pub(super) skipped: u64,
-    pub(super) failed: u64,
+    pub(super) empty_folders: u64,
 }
 
 impl<'a> Shared<'a> {
@@ -66,7 +72,6 @@ impl<'a> Shared<'a> {
         progress: &'a Progress,
         is_empty: bool,
         checksum: bool,
-        both: HashSet<FilePath>,
     ) -> Self {
         Self {
             dataset,
@@ -74,12 +79,11 @@ impl<'a> Shared<'a> {
             progress,
             is_empty,
             checksum,
-            both,
-            late: Mutex::default(),
-            covered: Mutex::default(),
+            fresh: Mutex::default(),
+            flushed: Mutex::default(),
+            reports: Reports::default(),
             unchanged: AtomicU64::new(0),
-            skipped: AtomicU64::new(0),
-            failed: AtomicU64::new(0),
+            empty_folders: AtomicU64::new(0),
             has_ended: AtomicBool::new(false),
             has_told_time: AtomicBool::new(false),
         }
@@ -101,69 +105,56 @@ impl<'a> Shared<'a> {
     /// The counts.
     pub(super) fn into_tally(self) -> Tally {
         Tally {
+            flushed: self.flushed.into_inner().unwrap_or_else(PoisonError::into_inner),
+            reports: self.reports,
             unchanged: self.unchanged.into_inner(),
-            skipped: self.skipped.into_inner(),
-            failed: self.failed.into_inner(),
+            empty_folders: self.empty_folders.into_inner(),
         }
     }
 
-    /// Whether some files were left for last.
-    pub(super) fn has_late(&self) -> bool {
-        !self.late().is_empty()
+    /// Waits until all that was sent is acknowledged or has failed.
+    ///
+    /// # Errors
+    /// When the library can't work in this process.
+    pub(super) fn flush(&self) -> Result<(), Failure> {
+        let Flushed { files, bytes, failed } = self.dataset.flush()?;
+        let mut sum = self.flushed.lock().unwrap_or_else(PoisonError::into_inner);
+        sum.files += files;
+        sum.bytes += bytes;
+        sum.failed.extend(failed);
+        Ok(())
     }
 
-    fn late(&self) -> MutexGuard<'_, Vec<Waiting>> {
-        self.late.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A folder will stand where the dataset has a file, if anything is put into it.
-    pub(super) fn covers(&self, path: FilePath) {
-        self.covered.lock().unwrap_or_else(PoisonError::into_inner).push(path);
-    }
-
-    /// Names the files of the dataset that what was put hides; gives how many. Call it when all is
-    /// acknowledged; when that `is_uncertain`, nobody is asked.
-    pub(super) fn tell_hidden(&self, is_uncertain: bool) -> u64 {
-        let mut covered = self.covered.lock().unwrap_or_else(PoisonError::into_inner);
-        covered.sort();
-        covered.dedup();
-        let name = &self.dataset.info().name;
-        let found = if is_uncertain { None } else { self.dataset.stat_many(&covered).ok() };
-        let Some(found) = found else {
-            for path in &*covered {
-                self.context.notes.error(format_args!(
-                    "dl://{name}/{path}: a folder of that name was being put, which hides this file"
-                ));
-            }
-            return 0;
-        };
-        let mut hidden = 0;
-        for (path, found) in covered.iter().zip(found) {
-            if found == StatItem::Folder {
-                hidden += 1;
-                self.context.notes.error(format_args!(
-                    "dl://{name}/{path}: this file is hidden now by the folder that was put there"
-                ));
+    /// Flushes, and looks a second time at the files that were read soon after they were modified,
+    /// until none of them has changed.
+    ///
+    /// # Errors
+    /// Those that end the command.
+    pub(super) fn settle(&self) -> Result<(), Failure> {
+        loop {
+            self.flush()?;
+            let fresh = std::mem::take(&mut *self.fresh());
+            if fresh.is_empty() || !Sender::new(self).look_again(&fresh)? {
+                return Ok(());
             }
         }
-        hidden
+    }
+
+    fn fresh(&self) -> std::sync::MutexGuard<'_, Vec<Candidate>> {
+        self.fresh.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers a file that may change further without a sign; whether there are many of them.
+    fn remember(&self, file: Candidate) -> bool {
+        let mut fresh = self.fresh();
+        fresh.push(file);
+        fresh.len() >= FRESH_MAX
     }
 
     /// A file that need not be sent.
     fn is_there(&self, record: &FileRecord) {
         self.unchanged.fetch_add(1, Ordering::Relaxed);
         self.progress.add(1, record.length);
-    }
-
-    /// A file that would be hidden, and sent anew each time.
-    fn has_no_place(&self, root: &Root, path: &FilePath) {
-        self.failed.fetch_add(1, Ordering::Relaxed);
-        let (from, name) = (root.shown(root.relative(path)), &self.dataset.info().name);
-        self.context.notes.error(format_args!(
-            "{} is not stored: dl://{name}/{path} is a folder; put it into another folder, or \
-             remove that one (dlcmd rm -r)",
-            shown(&from)
-        ));
     }
 
     /// Says once that times are stored as others than they are.
@@ -175,70 +166,67 @@ impl<'a> Shared<'a> {
             ));
         }
     }
+}
 
-    fn passed_over(&self, root: &Root, path: &[u8], problem: &Problem) {
-        let path = root.shown(path);
-        let shown = shown(&path);
-        match problem {
-            Problem::Skipped(why) => {
-                self.skipped.fetch_add(1, Ordering::Relaxed);
-                self.context.notes.note(format_args!("skipped {shown}: {why}"));
-            }
-            Problem::Failed(why) => {
-                self.failed.fetch_add(1, Ordering::Relaxed);
-                self.context.notes.error(format_args!("read {shown}: {why}"));
-            }
-        }
+/// A file that is compared with the dataset, with its size and attributes when it was looked at.
+#[derive(Debug)]
+struct Candidate {
+    root: Arc<Root>,
+    path: FilePath,
+    entry: Entry,
+    size: u64,
+    attributes: Attributes,
+}
+
+impl Candidate {
+    fn is_like(&self, record: &FileRecord) -> bool {
+        self.size == record.length && self.attributes == record.attributes
     }
+}
+
+/// Whether a file was modified [`SETTLED`] or more before `time`.
+fn is_settled(attributes: Attributes, time: SystemTime) -> bool {
+    Attributes::at(time).mtime.saturating_sub(attributes.mtime) >= SETTLED.as_nanos() as i64
+}
+
+/// Whether a record shows that the file was read long enough after it was modified. The id of its
+/// chunk was drawn on the machine that read it, after that; [`Sender::look_again`] reads files for
+/// which that was much later.
+fn is_trusted(record: &FileRecord) -> bool {
+    is_settled(record.attributes, record.version.chunk.sealed_at())
 }
 
 /// One thread.
 #[derive(Debug)]
 pub(super) struct Sender<'a> {
     shared: &'a Shared<'a>,
-    waiting: Vec<Waiting>,
-    /// Hashes of folders that lie on the way to listed files and were looked at, with all above them.
-    folders: HashSet<u64>,
+    waiting: Vec<Candidate>,
+    /// Whether folders above listed files hold the data of a server, by the hash of their path.
+    folders: HashMap<u64, bool>,
     hasher: RandomState,
-}
-
-/// A path that is to be compared with the dataset.
-#[derive(Debug)]
-enum Waiting {
-    Folder(FilePath),
-    File { root: Arc<Root>, path: FilePath, entry: Entry, size: u64, mtime: i64 },
-}
-
-impl Waiting {
-    fn path(&self) -> &FilePath {
-        match self {
-            Self::Folder(path) | Self::File { path, .. } => path,
-        }
-    }
 }
 
 impl<'a> Sender<'a> {
     pub(super) fn new(shared: &'a Shared<'a>) -> Self {
-        let (folders, hasher) = (HashSet::new(), RandomState::new());
+        let (folders, hasher) = (HashMap::new(), RandomState::new());
         Self { shared, waiting: Vec::new(), folders, hasher }
     }
 
-    /// Takes what the walk came upon.
+    /// Takes an event of the walk.
     ///
     /// # Errors
     /// Those that end the command.
     pub(super) fn take(&mut self, event: Event<'_>) -> Result<(), Failure> {
-        if self.shared.context.shutdown.is_requested() {
-            return Err(Failure::failed("stopped"));
-        }
+        self.go_on()?;
         match event {
             Event::Problem { root, path, problem } => {
-                self.shared.passed_over(root, path, &problem);
-                Ok(())
+                self.shared.reports.passed_over(root, path, Entry::Found, &problem);
             }
-            Event::Folder(folder) => self.take_folder(folder),
-            Event::File { folder, name, entry } => self.take_file(folder, name, entry),
+            Event::Folder(_) => {}
+            Event::Empty => _ = self.shared.empty_folders.fetch_add(1, Ordering::Relaxed),
+            Event::File { folder, name, entry } => self.take_file(folder, name, entry)?,
         }
+        Ok(())
     }
 
     /// Sends what still waits.
@@ -249,48 +237,17 @@ impl<'a> Sender<'a> {
         self.compare()
     }
 
-    /// Sends what was left for last.
-    ///
-    /// # Errors
-    /// Those that end the command.
-    pub(super) fn finish_late(mut self) -> Result<(), Failure> {
-        let late = std::mem::take(&mut *self.shared.late());
-        late.into_iter().try_for_each(|file| self.wait(file))?;
-        self.compare()
-    }
-
-    fn take_folder(&mut self, folder: &Folder) -> Result<(), Failure> {
-        if self.shared.is_empty {
-            return Ok(());
+    fn go_on(&self) -> Result<(), Failure> {
+        match self.shared.context.shutdown.is_requested() {
+            true => Err(Failure::failed("stopped")),
+            false => Ok(()),
         }
-        // A folder without a legal path has no files with one: they are reported.
-        match folder.own_dataset_path() {
-            Ok(path) => self.wait(Waiting::Folder(path)),
-            Err(_) => Ok(()),
-        }
-    }
-
-    /// The folders on the way to a file that a list names; a walk comes upon them before their files.
-    fn take_way(&mut self, path: &FilePath) -> Result<(), Failure> {
-        let mut folder = path.parent();
-        while !folder.is_root() {
-            if self.folders.len() >= FOLDERS {
-                self.folders.clear();
-            }
-            if !self.folders.insert(self.hasher.hash_one(folder.as_bytes())) {
-                return Ok(());
-            }
-            let Ok(path) = FilePath::new(folder.as_bytes().to_vec()) else { return Ok(()) };
-            folder = path.parent();
-            self.wait(Waiting::Folder(path))?;
-        }
-        Ok(())
     }
 
     fn take_file(&mut self, folder: &Folder, name: &CStr, entry: Entry) -> Result<(), Failure> {
         let root = folder.root();
         let problem = |problem| {
-            self.shared.passed_over(root, &folder.path_of(name), &problem);
+            self.shared.reports.passed_over(root, &folder.path_of(name), entry, &problem);
             Ok(())
         };
         let path = match folder.dataset_path(name) {
@@ -302,83 +259,103 @@ impl<'a> Sender<'a> {
                 "it is half of a file, of a get that lasts or was killed",
             ));
         }
-        let is_late = self.shared.both.contains(&path);
-        if self.shared.is_empty && !is_late {
+        let is_listed = name.to_bytes().contains(&b'/');
+        if is_listed && self.is_in_server_data(root, name.to_bytes()) {
+            return problem(Problem::Skipped(SERVER_DATA));
+        }
+        if self.shared.is_empty {
             return match folder.open(name, entry) {
                 Ok(file) => self.send(root, &path, entry, file),
                 Err(why) => problem(why),
             };
         }
-        let (size, mtime) = match folder.stat(name) {
-            Some(stat) => stat,
-            None => match folder.open(name, entry) {
-                Ok(file) => (file.size(), file.attributes().mtime),
-                Err(why) => return problem(why),
-            },
+        let (size, attributes) = match folder.stat(name, entry) {
+            Ok(stat) => stat,
+            Err(why) => return problem(why),
         };
-        if name.to_bytes().contains(&b'/') {
-            self.take_way(&path)?;
-        }
-        let file = Waiting::File { root: Arc::clone(root), path, entry, size, mtime };
-        if is_late {
-            self.shared.late().push(file);
-            return Ok(());
-        }
-        self.wait(file)
-    }
-
-    fn wait(&mut self, waiting: Waiting) -> Result<(), Failure> {
-        self.waiting.push(waiting);
+        self.waiting.push(Candidate { root: Arc::clone(root), path, entry, size, attributes });
         if self.waiting.len() >= COMPARED { self.compare() } else { Ok(()) }
     }
 
+    /// Whether a listed file lies in a folder with the data of a server. A walk does not enter such.
+    fn is_in_server_data(&mut self, root: &Root, path: &[u8]) -> bool {
+        let above = path.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
+        let folder = path.get(..above).unwrap_or_default();
+        let hash = self.hasher.hash_one(folder);
+        if let Some(known) = self.folders.get(&hash) {
+            return *known;
+        }
+        let is_above = !folder.is_empty() && self.is_in_server_data(root, folder);
+        let is_data = is_above || root.holds_server_data(folder);
+        if self.folders.len() >= FOLDERS {
+            self.folders.clear();
+        }
+        self.folders.insert(hash, is_data);
+        is_data
+    }
+
     fn compare(&mut self) -> Result<(), Failure> {
-        if self.waiting.is_empty() {
+        let waiting = std::mem::take(&mut self.waiting);
+        if waiting.is_empty() {
             return Ok(());
         }
-        let waiting = std::mem::take(&mut self.waiting);
-        let paths: Vec<_> = waiting.iter().map(|waiting| waiting.path().clone()).collect();
-        let found = self.shared.dataset.stat_many(&paths)?;
         let mut alike = Vec::new();
-        for (waiting, found) in waiting.into_iter().zip(found) {
-            match (waiting, found) {
-                (Waiting::Folder(path), StatItem::File(_)) => self.shared.covers(path),
-                (Waiting::Folder(_), StatItem::Folder | StatItem::Missing) => {}
-                (Waiting::File { root, path, entry, size, mtime }, found) => {
-                    let record = match found {
-                        StatItem::File(record) => Some(record),
-                        StatItem::Missing => None,
-                        StatItem::Folder => {
-                            self.shared.has_no_place(&root, &path);
-                            continue;
-                        }
-                    };
-                    match record.filter(|record| is_unchanged(size, mtime, record)) {
-                        None => self.send_anew(&root, &path, entry)?,
-                        Some(record) if self.shared.checksum => {
-                            alike.push(Alike { root, path, entry, record });
-                        }
-                        Some(record) => self.shared.is_there(&record),
-                    }
+        for (file, found) in waiting.iter().zip(self.stat(&waiting)?) {
+            let record = match found {
+                StatItem::File(record) if file.is_like(&record) => record,
+                StatItem::File(_) | StatItem::Missing => {
+                    self.send_anew(&file.root, &file.path, file.entry)?;
+                    continue;
                 }
+                StatItem::Folder => {
+                    self.has_no_place(file);
+                    continue;
+                }
+            };
+            if is_trusted(&record) && !self.shared.checksum {
+                self.shared.is_there(&record);
+            } else {
+                let (root, path) = (Arc::clone(&file.root), file.path.clone());
+                alike.push(Alike { root, path, entry: file.entry, record });
             }
         }
         self.compare_contents(alike)
     }
 
-    /// Sends the files whose bytes, here or in the dataset, are not those that were put.
+    fn stat(&self, files: &[Candidate]) -> Result<Vec<StatItem>, Failure> {
+        let paths: Vec<_> = files.iter().map(|file| file.path.clone()).collect();
+        Ok(self.shared.dataset.stat_many(&paths)?)
+    }
+
+    /// A file that its place, a folder, would hide.
+    fn has_no_place(&self, file: &Candidate) {
+        let from = file.root.shown(file.root.relative(&file.path));
+        let (name, path) = (&self.shared.dataset.info().name, &file.path);
+        self.shared.reports.fail(
+            "store",
+            format_args!("{} as dl://{name}/{path}", shown(&from)),
+            "a folder stands there and would hide it; put it into another folder, or remove that \
+             one (dlcmd rm -r)",
+        );
+    }
+
+    /// Sends the files whose bytes, here or with `--checksum` in the dataset, are not those that
+    /// were put.
     fn compare_contents(&self, mut alike: Vec<Alike>) -> Result<(), Failure> {
         let mut changed = Vec::new();
         for file in std::mem::take(&mut alike) {
-            if self.shared.context.shutdown.is_requested() {
-                return Err(Failure::failed("stopped"));
-            }
+            self.go_on()?;
             let below = file.root.relative(&file.path);
             match has_checksum(&file.root, below, file.entry, &file.record) {
                 Ok(true) => alike.push(file),
                 Ok(false) => changed.push(file),
-                Err(problem) => self.shared.passed_over(&file.root, below, &problem),
+                Err(problem) => {
+                    self.shared.reports.passed_over(&file.root, below, file.entry, &problem);
+                }
             }
+        }
+        if !self.shared.checksum {
+            alike.drain(..).for_each(|file| self.shared.is_there(&file.record));
         }
         let dataset = self.shared.dataset;
         let stored = read_back(dataset, &alike, &self.shared.context.shutdown)?;
@@ -386,17 +363,36 @@ impl<'a> Sender<'a> {
             match stored {
                 Stored::Whole => self.shared.is_there(&file.record),
                 Stored::Broken => changed.push(file),
-                Stored::Unknown(_) if self.shared.context.shutdown.is_requested() => {
-                    return Err(Failure::failed("stopped"));
-                }
                 Stored::Unknown(error) => {
-                    self.shared.failed.fetch_add(1, Ordering::Relaxed);
-                    let error = Failure::from(error);
-                    self.shared.context.notes.error(format_args!("compare {}: {error}", file.path));
+                    self.go_on()?;
+                    self.shared.reports.fail("compare", &file.path, cause(&error));
                 }
             }
         }
         changed.iter().try_for_each(|file| self.send_anew(&file.root, &file.path, file.entry))
+    }
+
+    /// Looks a second time at files that were modified just before they were read. The next put
+    /// knows of them by the id of their chunk, unless that id was drawn long after: such a file is
+    /// read again, and sent again if it has changed. Whether any was sent.
+    fn look_again(&self, files: &[Candidate]) -> Result<bool, Failure> {
+        let mut is_any_sent = false;
+        for files in files.chunks(COMPARED) {
+            for (file, found) in files.iter().zip(self.stat(files)?) {
+                self.go_on()?;
+                let StatItem::File(record) = found else { continue };
+                if !file.is_like(&record) || !is_trusted(&record) {
+                    continue;
+                }
+                let below = file.root.relative(&file.path);
+                // A file that is gone, or can't be read any more, was stored as it was.
+                if matches!(has_checksum(&file.root, below, file.entry, &record), Ok(false)) {
+                    self.send_anew(&file.root, &file.path, file.entry)?;
+                    is_any_sent = true;
+                }
+            }
+        }
+        Ok(is_any_sent)
     }
 
     fn send_anew(&self, root: &Arc<Root>, path: &FilePath, entry: Entry) -> Result<(), Failure> {
@@ -404,7 +400,7 @@ impl<'a> Sender<'a> {
         match root.open_file(below, entry) {
             Ok(file) => self.send(root, path, entry, file),
             Err(problem) => {
-                self.shared.passed_over(root, below, &problem);
+                self.shared.reports.passed_over(root, below, entry, &problem);
                 Ok(())
             }
         }
@@ -418,6 +414,7 @@ impl<'a> Sender<'a> {
         mut file: OpenFile,
     ) -> Result<(), Failure> {
         let below = || root.relative(path);
+        let mut read_at = self.shared.context.clock.now();
         let mut sent = self.send_once(path, &mut file);
         if sent.is_err()
             && let Some(trouble @ (Trouble::Changed | Trouble::Size)) = file.trouble()
@@ -429,15 +426,15 @@ impl<'a> Sender<'a> {
             file = match again {
                 Ok(file) => file,
                 Err(problem) => {
-                    self.shared.passed_over(root, below(), &problem);
+                    self.shared.reports.passed_over(root, below(), entry, &problem);
                     return Ok(());
                 }
             };
+            read_at = self.shared.context.clock.now();
             sent = self.send_once(path, &mut file);
         }
         let Err(error) = sent else {
-            self.shared.progress.add(1, file.size());
-            return Ok(());
+            return self.has_sent(root, path, entry, &file, read_at);
         };
         let why = match file.trouble() {
             None => match error.source().and_then(|why| why.downcast_ref::<PackError>()) {
@@ -447,8 +444,26 @@ impl<'a> Sender<'a> {
             },
             Some(trouble) => std::io::Error::other(trouble),
         };
-        self.shared.passed_over(root, below(), &Problem::Failed(why));
+        self.shared.reports.passed_over(root, below(), entry, &Problem::Failed(why));
         Ok(())
+    }
+
+    fn has_sent(
+        &self,
+        root: &Arc<Root>,
+        path: &FilePath,
+        entry: Entry,
+        file: &OpenFile,
+        read_at: SystemTime,
+    ) -> Result<(), Failure> {
+        let (size, attributes) = (file.size(), file.attributes());
+        self.shared.progress.add(1, size);
+        if is_settled(attributes, read_at) {
+            return Ok(());
+        }
+        let (root, path) = (Arc::clone(root), path.clone());
+        let is_many = self.shared.remember(Candidate { root, path, entry, size, attributes });
+        if is_many { self.shared.settle() } else { Ok(()) }
     }
 
     fn send_once(&self, path: &FilePath, file: &mut OpenFile) -> Result<(), libdiesel::Error> {

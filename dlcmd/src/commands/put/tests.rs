@@ -10,7 +10,12 @@ use super::*;
 fn plan(sources: &[&str], null: bool) -> Result<Plan, Failure> {
     let target = Address::parse(OsStr::new("dl://d/in")).expect("legal");
     let sources = sources.iter().map(OsString::from).collect();
-    Arguments { sources, target, null, checksum: false, threads: NonZeroUsize::new(3) }.plan()
+    let (checksum, follow, threads) = (false, false, NonZeroUsize::new(3));
+    Arguments { sources, target, null, checksum, follow, threads }.plan()
+}
+
+fn opened(paths: &[PathBuf]) -> Result<Vec<Input>, Failure> {
+    open(paths, &plan(&["a"], false).expect("legal"))
 }
 
 fn is_usage<T>(result: &Result<T, Failure>) -> bool {
@@ -29,17 +34,16 @@ fn a_list_stands_alone_and_its_names_end_as_asked() {
 
 #[test]
 fn an_empty_name_is_wrong_usage_with_what_to_type() {
-    let refused = open(&["".into()], b"");
+    let refused = opened(&["".into()]);
     assert!(is_usage(&refused));
     let refused = refused.expect_err("empty").to_string();
     assert!(refused.contains("type ."), "{refused}");
 }
 
 /// What the check of several sources says.
-fn checked(folder: &TempDir, sources: &[&str]) -> Result<Vec<String>, Failure> {
+fn checked(folder: &TempDir, sources: &[&str]) -> Result<(), Failure> {
     let paths: Vec<_> = sources.iter().map(|source| folder.path().join(source)).collect();
-    let both = conflicts::check(&open(&paths, b"in/")?, &Shutdown::new())?;
-    Ok(both.iter().map(ToString::to_string).collect())
+    conflicts::among_sources(&opened(&paths)?, &Shutdown::new())
 }
 
 #[test]
@@ -59,7 +63,7 @@ fn two_sources_that_give_one_path_are_wrong_usage_and_both_are_named() {
         assert!(refused.contains(wanted), "{refused}");
     }
     for fine in [&["a", "c", "d", "e"][..], &["a/same", "b/two", "e"]] {
-        assert_eq!(checked(&folder, fine).expect("no path twice"), [""; 0], "{fine:?}");
+        checked(&folder, fine).expect("no path twice");
     }
 }
 
@@ -70,26 +74,30 @@ fn what_is_skipped_gives_no_path() {
         fs::create_dir(folder.path().join(side)).unwrap();
         symlink("/", folder.path().join(side).join("out")).unwrap();
     }
-    assert_eq!(checked(&folder, &["a", "b"]).expect("both are skipped"), [""; 0]);
+    checked(&folder, &["a", "b"]).expect("both are skipped");
 }
 
 #[test]
-fn a_file_of_one_source_that_is_a_folder_of_another_is_found() {
+fn a_file_of_one_source_that_is_a_folder_of_another_is_wrong_usage_and_both_are_named() {
     let folder = TempDir::new().unwrap();
     fs::create_dir_all(folder.path().join("a/x")).unwrap();
     fs::write(folder.path().join("a/x/deep"), "").unwrap();
     fs::create_dir(folder.path().join("b")).unwrap();
     fs::write(folder.path().join("b/x"), "").unwrap();
-    assert_eq!(checked(&folder, &["a", "b"]).expect("not twice"), ["in/x"]);
-    assert_eq!(checked(&folder, &["b", "a"]).expect("not twice"), ["in/x"]);
+    for sources in [["a", "b"], ["b", "a"], ["a", "b/x"]] {
+        let refused = checked(&folder, &sources);
+        assert!(is_usage(&refused), "{sources:?}");
+        let refused = refused.expect_err("both").to_string();
+        assert!(refused.contains("a/x") && refused.contains("b/x"), "{refused}");
+    }
     fs::create_dir_all(folder.path().join("c/x/empty")).unwrap();
-    assert_eq!(checked(&folder, &["b", "c"]).expect("not twice"), [""; 0]);
+    checked(&folder, &["b", "c"]).expect("the folder gives no file");
 }
 
 #[test]
 fn a_source_that_is_not_there_is_not_found() {
     let folder = TempDir::new().unwrap();
-    let missing = open(&[folder.path().join("nothing")], b"");
+    let missing = opened(&[folder.path().join("nothing")]);
     assert!(matches!(missing, Err(Failure::Because { exit: Exit::NotFound, .. })));
 }
 
@@ -99,7 +107,9 @@ fn a_summary_names_only_what_happened() {
     let mut out = Output::new(&mut text, false);
     let none = Summary { files: 1, bytes: 2, ..Summary::default() };
     report(&none, &mut out).expect("into memory");
-    report(&Summary { unchanged: 3, failed: 1, hidden: 2, ..none }, &mut out).expect("into memory");
-    let expected = "1 file put, 2 bytes\n1 file put, 2 bytes, 3 unchanged, 1 failed, 2 hidden\n";
+    let some = Summary { unchanged: 3, failed: 1, empty_folders: 2, ..none };
+    report(&some, &mut out).expect("into memory");
+    let expected = "1 file put, 2 bytes\n1 file put, 2 bytes, 3 unchanged, 1 failed, 2 empty \
+                    folders not kept\n";
     assert_eq!(String::from_utf8_lossy(&text), expected);
 }

@@ -11,12 +11,27 @@ use std::thread;
 use tempfile::TempDir;
 
 use super::*;
+use crate::local::Place;
+
+fn root(folder: &Path, follow: bool) -> Arc<Root> {
+    Root::open(folder, Place::Below(b"in/".to_vec()), follow).expect("it exists")
+}
+
+fn tree(folder: &Path) -> Walk {
+    let walk = Walk::default();
+    walk.add_tree(&root(folder, false), b"");
+    walk
+}
 
 /// What the walk makes of each path below the root.
 fn walked(folder: &Path, threads: usize) -> BTreeMap<String, String> {
-    let root = Root::open(folder, b"in/".to_vec()).expect("it exists");
+    walked_with(folder, threads, false)
+}
+
+/// The same, with links followed or not.
+fn walked_with(folder: &Path, threads: usize, follow: bool) -> BTreeMap<String, String> {
     let walk = Walk::default();
-    walk.add_tree(&root);
+    walk.add_tree(&root(folder, follow), b"");
     let seen = Mutex::new(BTreeMap::new());
     let note = |path: &[u8], what: String| {
         let path = String::from_utf8_lossy(path).into_owned();
@@ -26,12 +41,13 @@ fn walked(folder: &Path, threads: usize) -> BTreeMap<String, String> {
     let visit = |event: Event<'_>| -> Result<(), ()> {
         match event {
             Event::Folder(folder) => note(folder.path(), "folder".to_owned()),
+            Event::Empty => {}
             Event::Problem { path, problem, .. } => note(path, format!("{problem:?}")),
             Event::File { folder, name, entry } => note(
                 &folder.path_of(name),
                 match folder.open(name, entry) {
                     Ok(file) => format!("{} bytes", file.size()),
-                    Err(Problem::Skipped(why)) => why.to_owned(),
+                    Err(Problem::Skipped(why) | Problem::NotFollowed(why)) => why.to_owned(),
                     Err(Problem::Failed(why)) => why.to_string(),
                 },
             ),
@@ -67,12 +83,12 @@ fn every_file_is_visited_once_by_any_number_of_threads() {
 #[test]
 fn folders_that_wait_take_little_more_than_their_names() {
     let folder = TempDir::new().unwrap();
-    let root = Root::open(folder.path(), Vec::new()).expect("it exists");
-    let (walk, inside) =
-        (Walk::default(), Arc::from(b"a long path of the folder they are in/".as_slice()));
+    let root = root(folder.path(), false);
+    let path = b"a long path of the folder they are in/".to_vec();
+    let (walk, parent) = (Walk::default(), Arc::new(Parent { path, id: None, above: None }));
     let name = |number: u32| CString::new(format!("{number:08}")).unwrap();
     for number in 0..100_000 {
-        walk.give_folder(&root, &inside, &name(number));
+        walk.give_folder(&root, &parent, &name(number));
     }
     let bytes = |waiting: &Waiting| match waiting {
         Waiting::Folders(folders) => folders.names.len(),
@@ -80,11 +96,11 @@ fn folders_that_wait_take_little_more_than_their_names() {
     };
     assert_eq!(walk.state().waiting.iter().map(bytes).collect::<Vec<_>>(), [900_000]);
     let taken = (0..100_000).map(|_| match walk.take() {
-        Some(Task::Folder(_, path)) => path,
+        Some(Task::Folder(_, path, _)) => path,
         other => panic!("{other:?}"),
     });
     let expected =
-        (0..100_000).rev().map(|number| [inside.as_ref(), name(number).as_bytes()].concat());
+        (0..100_000).rev().map(|number| [&parent.path, name(number).as_bytes()].concat());
     assert!(taken.eq(expected), "each comes once, the newest first");
 }
 
@@ -94,12 +110,13 @@ fn folders_of_two_roots_are_told_apart() {
     let walk = Walk::default();
     for (folder, name) in both.iter().zip(["one", "two"]) {
         fs::create_dir(folder.path().join(name)).unwrap();
-        walk.add_tree(&Root::open(folder.path(), Vec::new()).expect("it exists"));
+        walk.add_tree(&root(folder.path(), false), b"");
     }
     let mut seen = Vec::new();
     let visit = |event: Event<'_>| -> Result<(), ()> {
         match event {
             Event::Folder(folder) => seen.push(folder.path().to_vec()),
+            Event::Empty => {}
             other => panic!("{other:?}"),
         }
         Ok(())
@@ -133,12 +150,12 @@ fn links_are_followed_to_files_inside_and_nowhere_else() {
         ("absolute", "4 bytes"),
         ("dangling", "it is a link to nothing"),
         ("inside", "4 bytes"),
-        ("loop", "it is a link that can't be followed"),
+        ("loop", "it is a link that leads in a circle"),
         ("out", "it is a link out of the folder"),
         ("out folder", "it is a link out of the folder"),
         ("socket", "it is a socket or a device"),
         ("sub", "folder"),
-        ("sub link", "it is a folder, or a link to one"),
+        ("sub link", "it is a link to a folder"),
         ("sub/file", "4 bytes"),
         ("sub/twice", "4 bytes"),
         ("up", "it is a link out of the folder"),
@@ -156,9 +173,7 @@ fn a_folder_that_a_link_replaces_meanwhile_is_not_followed_out() {
     let at = |name: &str| folder.path().join(name);
     fs::create_dir_all(at("a/sub/deep")).unwrap();
     fs::write(at("a/sub/file"), "between what is listed and what is opened").unwrap();
-    let root = Root::open(folder.path(), Vec::new()).unwrap();
-    let walk = Walk::default();
-    walk.add_tree(&root);
+    let walk = tree(folder.path());
     let (mut files, mut problems) = (0, Vec::new());
     let walked = walk.join(|event| -> Result<(), ()> {
         match event {
@@ -168,7 +183,7 @@ fn a_folder_that_a_link_replaces_meanwhile_is_not_followed_out() {
                 symlink(outside.path(), at("a")).unwrap();
             }
             Event::Problem { path, .. } => problems.push(path.to_vec()),
-            Event::Folder(_) => {}
+            Event::Folder(_) | Event::Empty => {}
         }
         Ok(())
     });
@@ -187,19 +202,19 @@ fn a_listed_path_is_followed_through_folder_links_inside_and_not_out() {
     symlink(folder.path().join("sub"), folder.path().join("absolute")).unwrap();
     symlink(outside.path(), folder.path().join("out")).unwrap();
     symlink(outside.path().join("secret"), folder.path().join("sub/out")).unwrap();
-    let root = Root::open(folder.path(), Vec::new()).unwrap();
+    let root = root(folder.path(), false);
     let top = root.folder(b"").unwrap();
     for name in [c"sub/file", c"in/file", c"absolute/file"] {
         assert_eq!(top.open(name, Entry::Found).map(|file| file.size()).unwrap(), 4, "{name:?}");
-        assert_eq!(top.stat(name).map(|(size, _)| size), Some(4), "{name:?}");
+        assert_eq!(top.stat(name, Entry::Found).map(|(size, _)| size).unwrap(), 4, "{name:?}");
     }
     for (name, why) in [
         (c"out/secret", "it lies behind a link out of the folder"),
         (c"sub/out", "it is a link out of the folder"),
     ] {
         let opened = top.open(name, Entry::Found);
-        assert!(matches!(opened, Err(Problem::Skipped(said)) if said == why), "{opened:?}");
-        assert_eq!(top.stat(name), None, "{name:?}");
+        assert!(matches!(opened, Err(Problem::NotFollowed(said)) if said == why), "{opened:?}");
+        assert!(top.stat(name, Entry::Found).is_err(), "{name:?}");
     }
     for name in [c"sub/none", c"none/file", c"out/none"] {
         let opened = top.open(name, Entry::Found);
@@ -212,7 +227,7 @@ fn a_listed_path_is_followed_through_folder_links_inside_and_not_out() {
 fn paths_in_the_dataset_start_with_the_prefix() {
     let folder = TempDir::new().unwrap();
     fs::create_dir(folder.path().join("sub")).unwrap();
-    let root = Root::open(folder.path(), b"in/".to_vec()).unwrap();
+    let root = root(folder.path(), false);
     let sub = root.folder(b"sub").unwrap();
     let path = sub.dataset_path(c"file").unwrap();
     assert_eq!(path.as_bytes(), b"in/sub/file");
@@ -226,13 +241,91 @@ fn a_failing_visitor_stops_all_threads() {
     for number in 0..1000 {
         fs::write(folder.path().join(format!("{number}")), "").unwrap();
     }
-    let root = Root::open(folder.path(), Vec::new()).unwrap();
-    let walk = Walk::default();
-    walk.add_tree(&root);
+    let walk = tree(folder.path());
     let ends = thread::scope(|scope| {
         let join = || walk.join(|_| Err::<(), _>("enough"));
         let threads = [(); 3].map(|()| scope.spawn(join));
         threads.map(|thread| thread.join().unwrap())
     });
     assert!(ends.contains(&Err("enough")));
+}
+
+#[test]
+fn with_follow_links_lead_out_and_to_folders_and_loops_are_named() {
+    let outside = TempDir::new().unwrap();
+    fs::create_dir(outside.path().join("deep")).unwrap();
+    fs::write(outside.path().join("deep/blob"), "12").unwrap();
+    let folder = TempDir::new().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir(at("sub")).unwrap();
+    symlink(outside.path().join("deep/blob"), at("sub/file")).unwrap();
+    symlink(outside.path(), at("out")).unwrap();
+    symlink("sub", at("twice")).unwrap();
+    symlink("..", at("sub/up")).unwrap();
+    // Two links that lead to each other's folder, from outside.
+    symlink(folder.path(), outside.path().join("back")).unwrap();
+    symlink("circle", at("circle")).unwrap();
+    symlink("nothing", at("dangling")).unwrap();
+
+    let back = "it leads back to a folder that it lies in, in a loop";
+    let expected = [
+        ("circle", "it is a link that leads in a circle"),
+        ("dangling", "it is a link to nothing"),
+        ("out", "folder"),
+        ("out/back", back),
+        ("out/deep", "folder"),
+        ("out/deep/blob", "2 bytes"),
+        ("sub", "folder"),
+        ("sub/file", "2 bytes"),
+        ("sub/up", back),
+        ("twice", "folder"),
+        ("twice/file", "2 bytes"),
+        ("twice/up", back),
+    ];
+    let expected = expected.map(|(path, what)| (path.to_owned(), what.to_owned()));
+    for seen in [walked_with(folder.path(), 1, true), walked_with(folder.path(), 3, true)] {
+        let said = |what: &String| match what.split_once('"') {
+            Some((_, why)) => why.trim_end_matches("\")").to_owned(),
+            None => what.clone(),
+        };
+        let seen = seen.iter().map(|(path, what)| (path.clone(), said(what)));
+        assert_eq!(seen.collect::<BTreeMap<_, _>>(), BTreeMap::from(expected.clone()));
+    }
+}
+
+#[test]
+fn folders_with_the_data_of_a_server_are_named_and_not_entered() {
+    let folder = TempDir::new().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    for path in ["diesel-data/chunks", "store", "index", "mine/chunks", "mine/meta"] {
+        fs::create_dir_all(at(path)).unwrap();
+        fs::write(at(path).join("file"), "1").unwrap();
+    }
+    let store = dl_format::StoreId::from_bytes([7; 16]);
+    let identity = dl_format::IdentityRecord { store }.encode();
+    fs::write(at("diesel-data/chunks/identity"), &identity).unwrap();
+    fs::write(at("store/identity"), &identity).unwrap();
+    fs::write(at("index/meta.redb"), "").unwrap();
+    fs::write(at("mine/chunks/identity"), "something else").unwrap();
+    let seen = walked(folder.path(), 2);
+    for server in ["diesel-data", "store", "index"] {
+        assert!(seen.get(server).is_some_and(|what| what.contains("dlserver")), "{seen:?}");
+        assert!(!seen.keys().any(|path| path.starts_with(&format!("{server}/"))), "{seen:?}");
+    }
+    assert_eq!(seen.values().filter(|what| what.ends_with("bytes")).count(), 3, "{seen:?}");
+}
+
+#[test]
+fn folders_without_entries_are_counted() {
+    let folder = TempDir::new().unwrap();
+    for path in ["a/b", "a/c", "d/e/f"] {
+        fs::create_dir_all(folder.path().join(path)).unwrap();
+    }
+    fs::write(folder.path().join("a/c/file"), "").unwrap();
+    let mut empty = 0;
+    let walked = tree(folder.path()).join(|event| -> Result<(), ()> {
+        empty += u64::from(matches!(event, Event::Empty));
+        Ok(())
+    });
+    assert_eq!((walked, empty), (Ok(()), 2));
 }

@@ -2,11 +2,12 @@
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 use dl_tests::folder;
-use dl_tests::program::{run, run_with_stdin};
+use dl_tests::program::{Process, run, run_with_stdin};
 use dl_tests::skip;
 
 use super::common::Scene;
@@ -26,12 +27,45 @@ fn put_of_a_folder_stores_its_contents_with_or_without_a_trailing_slash() -> Res
 }
 
 #[test]
-fn put_of_a_file_keeps_its_last_name_and_all_sources_land_under_the_folder() -> Result<()> {
+fn put_of_several_sources_lands_under_the_folder() -> Result<()> {
     let scene = Scene::new()?;
     scene.write("d/b", "1")?;
     scene.write("e/c", "2")?;
     scene.dl(["put", "src/d/b", "src/e", "dl://ds/x/y"])?.code(0)?;
     ensure!(scene.listed("dl://ds")? == "x/y/b\nx/y/c\n", "{}", scene.listed("dl://ds")?);
+    Ok(())
+}
+
+#[test]
+fn put_of_one_file_gives_it_the_path_unless_that_means_a_folder() -> Result<()> {
+    let scene = Scene::new()?;
+    scene.write("h/labels.csv", "old")?;
+    scene.write("h/train/x", "1")?;
+    scene.write("labels.csv", "new")?;
+    for (target, listed) in [
+        ("dl://new", "labels.csv\n"),
+        ("dl://new/", "labels.csv\n"),
+        ("dl://new/other.csv", "labels.csv\nother.csv\n"),
+        ("dl://deep/a/b.csv", "a/b.csv\n"),
+        ("dl://slash/a/", "a/labels.csv\n"),
+        ("dl://old/labels.csv", "labels.csv\ntrain/x\n"),
+        ("dl://old/train", "labels.csv\ntrain/labels.csv\ntrain/x\n"),
+        ("dl://old/train/x", "labels.csv\ntrain/labels.csv\ntrain/x\n"),
+    ] {
+        if target == "dl://old/labels.csv" {
+            scene.dl(["put", "src/h", "dl://old"])?.code(0)?;
+        }
+        scene.dl(["put", "src/labels.csv", target])?.code(0)?;
+        let dataset = target.split('/').take(3).collect::<Vec<_>>().join("/");
+        ensure!(scene.listed(&dataset)? == listed, "{target}: {}", scene.listed(&dataset)?);
+    }
+    for path in ["dl://old/labels.csv", "dl://old/train/labels.csv", "dl://old/train/x"] {
+        ensure!(scene.dl(["cat", path])?.code(0)?.text() == "new", "{path} was not replaced");
+    }
+    let again = scene.dl(["--json", "put", "src/labels.csv", "dl://old/train/x"])?.code(0)?.text();
+    ensure!(again.contains("\"unchanged\":1"), "{again}");
+    scene.dl(["rm", "-r", "dl://old/labels.csv"])?.code(0)?;
+    ensure!(!scene.listed("dl://old")?.starts_with("labels.csv"), "another file was below it");
     Ok(())
 }
 
@@ -120,13 +154,170 @@ fn put_skips_what_is_there_with_the_same_size_and_time() -> Result<()> {
 #[test]
 fn put_with_checksum_finds_a_change_that_kept_size_and_time() -> Result<()> {
     let scene = Scene::with(&[("a", "1")])?;
+    settle(&scene, "src/a")?;
+    scene.dl(["put", "src", "dl://ds"])?.code(0)?;
     let time = fs::metadata(scene.path("src/a"))?.modified()?;
     scene.write("a", "2")?;
-    fs::File::options().write(true).open(scene.path("src/a"))?.set_modified(time)?;
+    set_time(&scene, "src/a", time)?;
     scene.dl(["put", "src", "dl://ds"])?.code(0)?;
     ensure!(scene.dl(["cat", "dl://ds/a"])?.code(0)?.text() == "1", "skipped by size and time");
     scene.dl(["put", "--checksum", "src", "dl://ds"])?.code(0)?;
     ensure!(scene.dl(["cat", "dl://ds/a"])?.code(0)?.text() == "2", "found by its checksum");
+    Ok(())
+}
+
+fn set_time(scene: &Scene, path: &str, time: SystemTime) -> Result<()> {
+    Ok(fs::File::options().write(true).open(scene.path(path))?.set_modified(time)?)
+}
+
+/// Makes a file so old that its time tells whether it changed.
+fn settle(scene: &Scene, path: &str) -> Result<()> {
+    let time = fs::metadata(scene.path(path))?.modified()? - Duration::from_secs(60);
+    set_time(scene, path, time)
+}
+
+#[test]
+fn put_stores_a_file_again_whose_mode_alone_has_changed() -> Result<()> {
+    let scene = Scene::new()?;
+    scene.write("a", "1")?;
+    settle(&scene, "src/a")?;
+    for (flag, mode) in [("--quiet", 0o600), ("--quiet", 0o755), ("--checksum", 0o644)] {
+        fs::set_permissions(scene.path("src/a"), fs::Permissions::from_mode(mode))?;
+        for files in [1, 0] {
+            let put = scene.dl(["--json", "put", flag, "src", "dl://ds"])?.code(0)?.text();
+            ensure!(put.contains(&format!("\"files\":{files},")), "{mode:o}: {put}");
+        }
+        let stored = scene.dl(["--json", "stat", "dl://ds/a"])?.code(0)?.text();
+        ensure!(stored.contains(&format!("\"mode\":\"{mode:04o}\"")), "{stored}");
+    }
+    Ok(())
+}
+
+/// The change has kept size and time, as a change through a mapping may.
+#[test]
+fn a_file_that_was_read_right_after_it_was_modified_is_read_again_by_the_next_put() -> Result<()> {
+    let scene = Scene::new()?;
+    scene.write("a", "1")?;
+    scene.dl(["put", "src", "dl://ds"])?.code(0)?;
+    let time = fs::metadata(scene.path("src/a"))?.modified()?;
+    std::thread::sleep(Duration::from_millis(2_500));
+    for (text, files) in [("2", 1), ("2", 0)] {
+        scene.write("a", text)?;
+        set_time(&scene, "src/a", time)?;
+        let put = scene.dl(["--json", "put", "src", "dl://ds"])?.code(0)?.text();
+        ensure!(put.contains(&format!("\"files\":{files},")), "{put}");
+        ensure!(put.contains(&format!("\"unchanged\":{}", 1 - files)), "{put}");
+        ensure!(scene.dl(["cat", "dl://ds/a"])?.code(0)?.text() == text, "{text}");
+    }
+    Ok(())
+}
+
+/// The small file waits in a chunk until the large one was read, and its chunk tells nothing then.
+#[test]
+fn a_file_that_changes_without_a_sign_while_others_are_put_is_stored_as_it_is_in_the_end()
+-> Result<()> {
+    let scene = Scene::new()?;
+    fs::create_dir(scene.path("src"))?;
+    fs::File::create(scene.path("src/zeros"))?.set_len(6 << 30)?;
+    settle(&scene, "src/zeros")?;
+    scene.write("a", "1")?;
+    let time = fs::metadata(scene.path("src/a"))?.modified()?;
+    let mut put = scene.command(["put", "--threads", "1", "src/a", "src/zeros", "dl://ds"])?;
+    let mut put = Process::start(put.stdout(Stdio::null()))?;
+    std::thread::sleep(Duration::from_millis(1_000));
+    scene.write("a", "2")?;
+    set_time(&scene, "src/a", time)?;
+    let code = put.wait(Duration::from_secs(120))?;
+    ensure!(code == 0, "put ended with {code}");
+    scene.dl(["put", "src/a", "dl://ds"])?.code(0)?;
+    ensure!(scene.dl(["cat", "dl://ds/a"])?.code(0)?.text() == "2", "it is stored torn");
+    Ok(())
+}
+
+#[test]
+fn put_follows_all_links_when_asked_to_and_says_so_otherwise() -> Result<()> {
+    let scene = Scene::new()?;
+    for (path, text) in [("hf/blobs/1", "weights"), ("hf/more/deep/2", "more")] {
+        folder::write(&scene.path(""), path, text)?;
+    }
+    fs::create_dir(scene.path("hf/snap"))?;
+    symlink("../blobs/1", scene.path("hf/snap/f"))?;
+    symlink("../more", scene.path("hf/snap/folder"))?;
+    symlink("..", scene.path("hf/more/loop"))?;
+    let quiet = scene.dl(["--quiet", "put", "hf/snap", "dl://x"])?.code(4)?;
+    ensure!(quiet.stderr.contains("--follow") && quiet.stderr.contains("snap/f"), "{quiet:?}");
+    ensure!(quiet.text().contains("2 skipped"), "{quiet:?}");
+    for _ in 0..2 {
+        let put = scene.dl(["put", "--follow", "hf/snap", "dl://x"])?.code(0)?;
+        ensure!(put.stderr.contains("loop"), "{put:?}");
+        let listed = scene.listed("dl://x")?;
+        ensure!(listed.starts_with("f\nfolder/deep/2\n"), "{listed}");
+    }
+    ensure!(scene.dl(["cat", "dl://x/f"])?.code(0)?.text() == "weights", "cat");
+    let mut put = scene.command(["put", "--follow", "-", "dl://list"])?;
+    let list = b"snap/f\nsnap/folder/deep/2\n";
+    run_with_stdin(put.current_dir(scene.path("hf")), list)?.code(0)?;
+    ensure!(scene.listed("dl://list")?.lines().count() == 2, "the list");
+    Ok(())
+}
+
+#[test]
+fn put_ends_with_4_when_a_named_source_or_all_files_were_skipped() -> Result<()> {
+    let scene = Scene::new()?;
+    scene.write("a", "1")?;
+    fs::create_dir_all(scene.path("links"))?;
+    symlink("/etc/hostname", scene.path("links/out"))?;
+    for name in ["pipe", "links/pipe"] {
+        ensure!(Command::new("mkfifo").arg(scene.path(name)).status()?.success(), "mkfifo");
+    }
+    let data = scene.path("data").display().to_string();
+    for (sources, told) in [
+        (&["pipe"][..], "skipped pipe: it is a named pipe"),
+        (&["pipe", "src"], "skipped pipe: it is a named pipe"),
+        (&["links"], "skipped links/out"),
+        (&[&data], "holds the data of a dlserver"),
+        (&["src", &data], "holds the data of a dlserver"),
+    ] {
+        let mut put = scene.command(["--quiet", "put"])?;
+        let put = run(put.args(sources).arg("dl://ds"))?.code(4);
+        let put = put.with_context(|| format!("{sources:?}"))?;
+        ensure!(put.stderr.contains(told), "{sources:?}: {put:?}");
+    }
+    // Below a source, or when nothing new is stored, they are told of and nothing more.
+    fs::rename(scene.path("links"), scene.path("src/links"))?;
+    for _ in 0..2 {
+        let put = scene.dl(["put", "src", "dl://ds"])?.code(0)?;
+        ensure!(put.stderr.contains("src/links/pipe"), "{put:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn put_tells_of_many_skipped_files_once_with_a_count_and_ten_names() -> Result<()> {
+    let scene = Scene::new()?;
+    scene.write("a", "1")?;
+    for number in 0..300 {
+        symlink("/etc/hostname", scene.path(&format!("src/link{number:03}")))?;
+    }
+    let put = scene.dl(["put", "src", "dl://ds"])?.code(0)?;
+    ensure!(put.stderr.contains("skipped 300 files: it is a link out of the folder"), "{put:?}");
+    ensure!(put.stderr.contains("and 290 more") && put.stderr.lines().count() == 12, "{put:?}");
+    Ok(())
+}
+
+#[test]
+fn put_of_the_folder_of_a_running_server_leaves_its_data_out() -> Result<()> {
+    let scene = Scene::new()?;
+    fs::write(scene.path("mine"), "1")?;
+    for _ in 0..2 {
+        let put = scene.dl(["put", ".", "dl://ds"])?.code(0)?;
+        ensure!(put.stderr.contains("data: it holds the data of a dlserver"), "{put:?}");
+        let listed = scene.listed("dl://ds")?;
+        ensure!(!listed.contains("data/") && listed.contains("mine\n"), "{listed}");
+    }
+    let list = b"mine\ndata/chunks/identity\ndata/meta/meta.redb\n";
+    let put = run_with_stdin(&mut scene.command(["put", "-", "dl://list"])?, list)?.code(0)?;
+    ensure!(put.text().contains("1 file put") && put.text().contains("2 skipped"), "{put:?}");
     Ok(())
 }
 
@@ -217,10 +408,13 @@ fn put_of_a_source_that_is_not_there_ends_with_3_and_makes_no_dataset() -> Resul
 }
 
 #[test]
-fn put_keeps_no_empty_folders() -> Result<()> {
+fn put_keeps_no_empty_folders_and_counts_them() -> Result<()> {
     let scene = Scene::with(&[("a", "1")])?;
     fs::create_dir_all(scene.path("src/empty/below"))?;
-    scene.dl(["put", "src", "dl://ds"])?.code(0)?;
+    let put = scene.dl(["put", "src", "dl://ds"])?.code(0)?.text();
+    ensure!(put.ends_with(", 1 empty folder not kept\n"), "{put}");
+    let put = scene.dl(["--json", "put", "src", "dl://ds"])?.code(0)?.text();
+    ensure!(put.contains("\"empty_folders\":1"), "{put}");
     ensure!(scene.dl(["ls", "dl://ds"])?.code(0)?.text() == "a\n", "ls");
     Ok(())
 }

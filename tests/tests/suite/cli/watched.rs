@@ -75,9 +75,9 @@ fn one_client_sends_and_reads_on_several_connections() -> Result<()> {
     folder::compare(&scene.path("src"), &scene.path("got"))
 }
 
-/// What a terminal of 120 columns is shown while `command` runs in it, drawn over or not.
-fn on_a_terminal(command: &str, folder: &Path) -> Result<String> {
-    let command = format!("stty cols 120 rows 40; exec {command}");
+/// Text that a terminal of so many columns is shown while `command` runs in it, drawn over or not.
+fn on_a_terminal(columns: usize, command: &str, folder: &Path) -> Result<String> {
+    let command = format!("stty cols {columns} rows 40; exec {command}");
     let mut script = Command::new("script");
     script.args(["-qefc", &command, "/dev/null"]).current_dir(folder);
     for (name, _) in std::env::vars_os() {
@@ -104,7 +104,7 @@ fn put_on_a_terminal_shows_bytes_files_a_second_and_the_time_left() -> Result<()
     let program = put.get_program().to_string_lossy().into_owned();
     let address = scene.server.address();
     let command = format!("{program} --server {address} put --threads 1 src dl://ds");
-    let shown = on_a_terminal(&command, &scene.path(""))?;
+    let shown = on_a_terminal(120, &command, &scene.path(""))?;
     let drawn: Vec<_> = shown.split(['\r', '\n']).filter(|line| line.contains("left")).collect();
     let drawn_all = || shown.replace('\x1b', "\\e");
     let line = drawn.last().with_context(drawn_all)?;
@@ -120,6 +120,48 @@ fn put_on_a_terminal_shows_bytes_files_a_second_and_the_time_left() -> Result<()
     // Nobody looks: nothing is drawn.
     let quiet = scene.dl(["put", "--checksum", "src", "dl://ds"])?.code(0)?;
     ensure!(quiet.stderr.is_empty(), "{}", quiet.stderr);
+    Ok(())
+}
+
+/// The part of a text that takes room on a terminal.
+fn visible(line: &str) -> String {
+    let mut parts = line.split('\x1b');
+    let first = parts.next().unwrap_or_default().to_owned();
+    let end = |part: &str| part.find(|letter: char| letter.is_ascii_alphabetic());
+    parts.fold(first, |text, part| text + end(part).map_or("", |at| &part[at + 1..]))
+}
+
+#[test]
+fn progress_of_a_put_with_links_never_wraps_and_never_passes_its_total() -> Result<()> {
+    let scene = Scene::new()?;
+    for number in 0..dl_tests::rounds(3_000, 10_000) {
+        scene.write(&format!("files/{number}"), &"some bytes of a file".repeat(1_500))?;
+        std::os::unix::fs::symlink(
+            format!("files/{number}"),
+            scene.path(&format!("src/{number}")),
+        )?;
+    }
+    let program = dlcmd()?.get_program().to_string_lossy().into_owned();
+    let address = scene.server.address();
+    for columns in [50, 30] {
+        let command =
+            format!("{program} --server {address} put --threads 1 src dl://columns{columns}");
+        let shown = on_a_terminal(columns, &command, &scene.path(""))?;
+        let lines = shown.split(['\r', '\n']).map(visible);
+        let drawn: Vec<_> = lines.filter(|line| line.contains("iB/")).collect();
+        let moved = drawn.iter().filter_map(|line| line.split(" file").next());
+        let counts: std::collections::HashSet<_> = moved.collect();
+        ensure!(columns < 50 || counts.len() > 2, "files do not move: {drawn:?}");
+        for line in &drawn {
+            ensure!(line.chars().count() <= columns, "{columns} columns: {line}");
+            let bytes = |text: &str| text.parse::<f64>().ok();
+            let words: Vec<_> = line.split([' ', '/']).filter(|word| !word.is_empty()).collect();
+            for part in words.windows(4).filter(|part| part[1].ends_with("iB")) {
+                let (Some(done), Some(all)) = (bytes(part[0]), bytes(part[2])) else { continue };
+                ensure!(part[1] != part[3] || done <= all, "past the end: {line}");
+            }
+        }
+    }
     Ok(())
 }
 
@@ -141,6 +183,7 @@ fn interrupted(scene: &Scene, before: impl FnOnce() -> Result<()>) -> Result<ser
     let code = put.wait(Duration::from_secs(10))?;
     let (said, errors) = (std::fs::read_to_string(&out)?, std::fs::read_to_string(&errors)?);
     ensure!(code == 130, "it ended with {code}: {said}{errors}");
+    ensure!(errors.contains("the same command goes on"), "{errors}");
     let last = said.lines().last().with_context(|| format!("no last line: {errors}"))?;
     Ok(serde_json::from_str(last)?)
 }
