@@ -1,4 +1,5 @@
-//! What `put --checksum` compares: the bytes of a file here, and those that the dataset gives back.
+//! Comparisons of contents: the bytes of a file here with its record, and for `put --checksum` with
+//! the bytes that the dataset gives back.
 //!
 //! Must hold: a file counts as whole only when all its bytes were read back, and they are those of
 //! its source; memory is bounded; servers that can't answer now are not taken for damage.
@@ -18,7 +19,7 @@ const CHECKSUM_BUFFER: usize = 1 << 20;
 /// A file of more bytes is read back alone, piece by piece.
 const WHOLE_BYTES: u64 = 4 << 20;
 
-/// A file that has the size and time of the one in the dataset.
+/// A file that has the size, time and mode of the file in the dataset.
 #[derive(Debug)]
 pub(super) struct Alike {
     pub(super) root: Arc<Root>,

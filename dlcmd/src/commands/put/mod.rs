@@ -64,7 +64,7 @@ pub(crate) struct Arguments {
     #[arg(value_name = "SRC", required = true)]
     sources: Vec<OsString>,
 
-    /// Where they go
+    /// The folder that they go to, or for a single file its new path
     #[arg(
         value_name = "dl://DS[/DIR]",
         required = true,
@@ -391,6 +391,7 @@ fn finish(
     let Tally { flushed, reports, unchanged, empty_folders } = tally;
     let is_interrupted = context.shutdown.is_requested();
     if let Err(failure) = last {
+        reports.tell(context, true);
         return Err(ended.err().unwrap_or(failure));
     }
     if has_lost_it(&ended, &flushed) && is_gone(dataset) {

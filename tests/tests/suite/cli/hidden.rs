@@ -78,7 +78,7 @@ fn what_verify_advises_about_a_hidden_file_brings_it_back() -> Result<()> {
     for path in ["p", "p/q"] {
         dataset.put(&FilePath::new(path)?, Attributes::default(), b"1")?;
     }
-    dataset.flush()?.check()?;
+    ensure!(dataset.flush()?.check()?.files == 2, "both are stored");
     let told = scene.dl(["verify", "dl://ds"])?.code(4)?;
     ensure!(told.text().contains("`dlcmd rm -r dl://ds/p/` deletes"), "{told:?}");
     scene.dl(["rm", "-r", "dl://ds/p/"])?.code(0)?;
