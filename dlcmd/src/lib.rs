@@ -110,7 +110,8 @@ fn print_help(help: &clap::Error) -> Exit {
 }
 
 fn run(cli: Cli, notes: Arc<Notes>, out: &mut Output<'_>) -> Result<Exit, Failure> {
-    let goes_on = matches!(cli.command, Command::Put(_) | Command::Get(_)).then(|| notes.clone());
+    let goes_on =
+        matches!(cli.command, Command::Put(_) | Command::Get(_)).then(|| Arc::clone(&notes));
     let tell = move || {
         if let Some(notes) = &goes_on {
             notes.note("stopped by Ctrl-C; the same command goes on from here");

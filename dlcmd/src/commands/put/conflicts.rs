@@ -177,8 +177,11 @@ pub(super) fn with_dataset(
     };
     thread::scope(|scope| {
         let threads: Vec<_> = (0..threads).map(|_| scope.spawn(look)).collect();
-        let ends = threads.into_iter().map(|thread| thread.join());
-        ends.fold(Ok(()), |ended, end| ended.and(end.expect("a looker gives its failures back")))
+        let mut ended = Ok(());
+        for thread in threads {
+            ended = ended.and(thread.join().expect("a looker gives its failures back"));
+        }
+        ended
     })?;
     refuse(dataset, found.into_inner().unwrap_or_else(PoisonError::into_inner))
 }

@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use dl_tests::program::{Server, dl, run, run_with_stdin};
 use dl_tests::{folder, rounds};
+use libdiesel::{Client, ConnectOptions, DatasetName, FilePath};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, mkdirat, openat};
 use rustix::io::Errno;
@@ -169,7 +170,14 @@ fn a_file_and_a_folder_of_one_name_is_the_folder_and_put_says_so() -> Result<()>
     folder::write(&file, "name", "a file")?;
     folder::write(&tree, "name/below", "in a folder")?;
     run(server.dlcmd()?.arg("put").arg(&file).arg("dl://ds"))?.code(0)?;
-    run(server.dlcmd()?.arg("put").arg(&tree).arg("dl://ds"))?.code(0)?;
+    let refused = run(server.dlcmd()?.arg("put").arg(&tree).arg("dl://ds"))?.code(4)?;
+    ensure!(refused.stderr.contains("dl://ds/name is a file"), "{refused:?}");
+    // As another put may, at the same time.
+    let servers = vec![server.address().to_owned()];
+    let client = Client::connect(ConnectOptions { servers, ..ConnectOptions::default() })?;
+    let dataset = client.dataset(&DatasetName::new("ds")?)?;
+    dataset.put_file(&FilePath::new("name/below")?, &tree.join("name/below"))?;
+    ensure!(dataset.flush()?.check()?.files == 1, "it is stored");
     ensure!(dl(&server, ["ls", "-R", "dl://ds"])?.code(0)?.text() == "name/below\n", "ls");
     ensure!(dl(&server, ["ls", "dl://ds"])?.code(0)?.text() == "name/\n", "ls of the root");
     let got = scene.path().join("got");
