@@ -9,6 +9,7 @@
 
 mod error;
 mod order;
+mod process;
 mod remote;
 mod report;
 mod snapshot;

@@ -13,9 +13,9 @@ use dl_format::{Attributes, Deletions, FilePath};
 use dl_proto::{Counts, Dataset as DatasetInfo, DeleteRequest, StatItem, pb};
 
 use crate::error::{Error, Kind};
+use crate::process::PerProcess;
 use crate::remote::ahead::Ahead;
 use crate::remote::lookup::get_dataset;
-use crate::remote::process::PerProcess;
 use crate::remote::session::{Session, Shared};
 use crate::remote::stats::Stats;
 use crate::remote::writer::{Flushed, Writer};

@@ -10,10 +10,10 @@ use dl_proto::{ListEntry, ListRequest, pb};
 use tonic::Streaming;
 
 use crate::error::{Error, Kind};
+use crate::process::Owned;
 use crate::remote::connections::Try;
 use crate::remote::dataset::Dataset;
 use crate::remote::failure::Failure;
-use crate::remote::process::Owned;
 use crate::snapshot::Walk;
 
 const ACTION: &str = "list";

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use crate::error::Error;
+use crate::process::PerProcess;
 use crate::remote::connections::Connections;
 use crate::remote::options::ConnectOptions;
-use crate::remote::process::{PerProcess, Process};
+use crate::remote::process::Process;
 
 /// What all handles of one client share.
 #[derive(Debug)]

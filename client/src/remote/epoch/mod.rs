@@ -20,10 +20,10 @@ use dl_format::FilePath;
 
 use crate::error::{Error, Kind};
 use crate::order::{Cursor, Order, OrderSettings, Partition, ResumeToken, Selection, Worker};
+use crate::process::PerProcess;
 use crate::remote::ahead::Ahead;
 use crate::remote::dataset::Dataset;
 use crate::remote::lookup::dataset_address;
-use crate::remote::process::PerProcess;
 use crate::snapshot::Snapshot;
 use fetch::{Reader, Source};
 

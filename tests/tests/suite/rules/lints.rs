@@ -12,7 +12,7 @@ const INHERITED: &str = "[lints]\nworkspace = true\n";
 const FORBIDDEN: &str = "#![forbid(unsafe_code)]";
 /// Roots that have a module with unsafe code; the lints of the workspace still deny it elsewhere.
 /// The runtime sets the C allocator up, and copies with wide registers; the client library maps
-/// snapshots.
+/// snapshots, and the page that tells a fork.
 const UNSAFE: [&str; 2] = ["runtime/src/lib.rs", "client/src/lib.rs"];
 
 #[test]

@@ -1,0 +1,119 @@
+//! Values of processes, in given generations and across real forks.
+
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::*;
+
+fn value_of(values: &PerProcess<u32>, generation: u64, made: u32) -> u32 {
+    *values.get_or_make_as(generation, || Ok::<_, Infallible>(made)).unwrap()
+}
+
+/// Whether `check` holds in a child of this process, which then ends at once.
+fn holds_in_a_child(check: impl FnOnce() -> bool) -> bool {
+    #[expect(unsafe_code, reason = "there is no safe way to fork")]
+    // SAFETY: the child allocates, counts and forks, and ends without running anything of the parent's.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let code = i32::from(!check());
+        #[expect(unsafe_code, reason = "the test runner's own end must not run in the child")]
+        // SAFETY: it ends the process.
+        unsafe {
+            libc::_exit(code)
+        }
+    }
+    let mut status = -1;
+    #[expect(unsafe_code, reason = "there is no safe way to wait for a child that was forked")]
+    // SAFETY: `status` is a place to write to.
+    let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(ended, child);
+    status == 0
+}
+
+#[test]
+fn a_child_gets_its_own_value_and_the_parent_keeps_its() {
+    let values = PerProcess::new();
+    assert_eq!(value_of(&values, 1, 1), 1);
+    assert_eq!(value_of(&values, 1, 2), 1);
+    assert_eq!(value_of(&values, 2, 3), 3);
+    assert_eq!(value_of(&values, 2, 4), 3);
+}
+
+#[test]
+fn each_process_of_a_line_of_forks_has_its_own_value() {
+    fn make(values: &PerProcess<u32>, value: u32) -> u32 {
+        *values.get_or_make(|| Ok::<_, Infallible>(value)).unwrap()
+    }
+    let values = PerProcess::new();
+    assert_eq!((make(&values, 1), make(&values, 2)), (1, 1));
+    assert!(holds_in_a_child(|| {
+        let child = values.get().is_none() && make(&values, 3) == 3 && make(&values, 4) == 3;
+        child
+            && holds_in_a_child(|| make(&values, 5) == 5 && values.get() == Some(&5))
+            && values.get() == Some(&3)
+    }));
+    assert_eq!(values.get(), Some(&1));
+}
+
+#[test]
+fn a_grandchild_of_a_child_that_asked_for_nothing_has_another_generation_than_all_before() {
+    let parent = generation::current();
+    assert_eq!(generation::current(), parent);
+    // The child has not asked, so that the page is empty when the grandchild is made.
+    assert!(holds_in_a_child(|| holds_in_a_child(|| generation::current() > parent)));
+    assert!(holds_in_a_child(|| {
+        let child = generation::current();
+        child > parent && holds_in_a_child(|| generation::current() > child)
+    }));
+    assert_eq!(generation::current(), parent);
+}
+
+#[test]
+fn threads_of_a_child_that_ask_first_at_the_same_time_get_one_generation() {
+    let parent = generation::current();
+    for _ in 0..20 {
+        assert!(holds_in_a_child(|| {
+            let barrier = std::sync::Barrier::new(4);
+            let ask = || {
+                barrier.wait();
+                generation::current()
+            };
+            let all: Vec<u64> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..4).map(|_| scope.spawn(ask)).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            all.iter().all(|one| *one == all[0] && *one > parent)
+        }));
+    }
+}
+
+#[test]
+fn a_failure_is_not_remembered() {
+    let values = PerProcess::new();
+    assert_eq!(values.get_or_make_as(1, || Err("no")), Err("no"));
+    assert_eq!(value_of(&values, 1, 2), 2);
+}
+
+#[test]
+fn only_the_process_that_made_a_value_drops_it() {
+    static DROPPED: AtomicUsize = AtomicUsize::new(0);
+    struct Counted;
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            DROPPED.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+    let make = |values: &PerProcess<Counted>| {
+        assert!(values.get_or_make(|| Ok::<_, Infallible>(Counted)).is_ok());
+    };
+    let values = PerProcess::new();
+    make(&values);
+    let mut values = Some(values);
+    assert!(holds_in_a_child(|| {
+        values.as_ref().into_iter().for_each(make);
+        drop(values.take());
+        DROPPED.load(Ordering::SeqCst) == 1
+    }));
+    drop(values);
+    assert_eq!(DROPPED.load(Ordering::SeqCst), 1);
+}
