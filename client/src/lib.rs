@@ -1,17 +1,20 @@
 //! The client library of DIESEL: datasets of many small files, written in packed chunks and read
-//! in batches (paper, 4 and 5).
+//! in batches (paper, 4 and 5). Tools find the rest in [`admin`], [`format`], [`order`], [`report`].
 //!
-//! Must hold: every call blocks, may be made from any thread, and ends within its timeout, not
-//! counting what a source takes that it reads. A call made again after a failure has the effect of one. After a fork the child has connections, ids
-//! and unsent writes of its own.
-//!
-//! Calls block their thread: never make them inside of an async runtime.
+//! Must hold: every call blocks its thread (never make one inside of an async runtime), may be made from
+//! any thread, and ends within its timeout, not counting the time of a source that it reads. A repeated
+//! call has the effect of one. After a fork the child has connections, ids and unsent writes of its own.
 
+pub mod admin;
+mod dataset;
+mod epoch;
 mod error;
-mod order;
+pub mod format;
+pub mod order;
+mod path;
 mod process;
 mod remote;
-mod report;
+pub mod report;
 mod snapshot;
 
 /// The example that readers see first is one that compiles.
@@ -19,24 +22,21 @@ mod snapshot;
 #[doc = include_str!("../../README.md")]
 struct Readme;
 
+pub use dataset::{Dataset, Deleted, Listing};
 pub use dl_format::{
-    Attributes, ChunkId, ChunkShape, Crc32c, DatasetId, DatasetName, Deletions, DirPath, EntrySet,
-    EntryVersion, FilePath, FileRecord, InvalidName, InvalidPath, PackError, Stamp, Version,
+    Attributes, ChunkShape, DatasetName, DirPath, FilePath, FileRecord, InvalidName, InvalidPath,
 };
-pub use dl_proto::{
-    Counts, Dataset as DatasetInfo, DeletedDataset, Finding, Grant, InvalidGrant, InvalidUserName,
-    InvalidUsers, Key, KeyHash, ListEntry, Listed, Pattern, PurgeProgress, PurgeRequest,
-    RecoverProgress, RecoverRequest, Role, StatItem, USERS_FILE_BYTES_MAX, UnreadName, User,
-    UserName, Users, VerifyProgress, VerifyRequest,
-};
+pub use dl_proto::{Counts, Dataset as DatasetInfo, ListEntry, StatItem};
+pub use epoch::{Epoch, EpochFile, ShuffleOptions};
 pub use error::{Error, Kind};
-pub use order::{
-    Cursor, DEFAULT_GROUP, InvalidToken, ORDER_VERSION, Order, OrderError, OrderSettings,
-    Partition, RANKS_MAX, ResumeToken, Selection, Stage, Tail, Worker,
-};
+pub use order::{DEFAULT_GROUP, OrderSettings, Partition, ResumeToken, Selection, Tail, Worker};
+pub use path::AsPath;
 pub use remote::{
-    Client, ClientCertificate, ConnectOptions, Dataset, Deleted, Epoch, EpochFile, FailedWrite,
-    FileSink, Flushed, Listing, OnRetry, ReadItem, Retry, ShuffleOptions,
+    Client, ClientCertificate, ConnectOptions, FailedWrite, FileSink, Flushed, OnRetry, ReadItem,
+    Retry,
 };
-pub use report::{Advice, GroupBytes, Randomness, ReportOptions, ShuffleReport};
 pub use snapshot::{Snapshot, SnapshotCache};
+pub use admin::*;
+pub use format::*;
+pub use order::*;
+pub use report::*;

@@ -6,7 +6,7 @@
 
 mod generation;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::sync::OnceLock;
 

@@ -76,9 +76,14 @@ impl Cursor {
         (self.next, self.stop) = (0, 0);
     }
 
+    /// For each chunk the number of its first file and, behind them, the number of files.
+    pub(super) fn first_files(&self) -> &[u32] {
+        &self.order.first_files
+    }
+
     /// Gives the files up to the end of the group that the next one is in, and goes on behind them.
     /// No file comes twice: who pads and comes round begins a group anew.
-    pub(crate) fn take_group(&mut self, files: &mut Vec<u32>) {
+    pub(super) fn take_group(&mut self, files: &mut Vec<u32>) {
         let mut before = None;
         while let Some((place, _)) = self.place() {
             if before.is_some_and(|before| place <= before || !self.group.contains(&place)) {

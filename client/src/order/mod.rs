@@ -7,6 +7,7 @@
 
 mod cursor;
 mod draws;
+mod plan;
 mod selection;
 mod spans;
 #[cfg(test)]
@@ -20,6 +21,7 @@ use std::sync::Arc;
 use crate::error::Kind;
 pub use cursor::Cursor;
 use draws::{Draws, Stream};
+pub use plan::ChunkPlan;
 pub use selection::Selection;
 use spans::{Intervals, stretch};
 pub use token::{InvalidToken, ResumeToken, Stage};

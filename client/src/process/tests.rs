@@ -10,7 +10,7 @@ fn value_of(values: &PerProcess<u32>, generation: u64, made: u32) -> u32 {
 }
 
 /// Whether `check` holds in a child of this process, which then ends at once.
-fn holds_in_a_child(check: impl FnOnce() -> bool) -> bool {
+pub(crate) fn holds_in_a_child(check: impl FnOnce() -> bool) -> bool {
     #[expect(unsafe_code, reason = "there is no safe way to fork")]
     // SAFETY: the child allocates, counts and forks, and ends without running anything of the parent's.
     let child = unsafe { libc::fork() };

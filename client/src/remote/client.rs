@@ -8,20 +8,18 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use dl_format::{ChunkShape, DatasetName, Stamp};
+use dl_format::{ChunkShape, DatasetName};
 use dl_proto::pb;
-use dl_proto::{
-    Counts, Dataset as DatasetInfo, DeletedDataset, Listed, RecoverProgress, RecoverRequest,
-};
+use dl_proto::{Dataset as DatasetInfo, DeletedDataset, Listed, RecoverProgress, RecoverRequest};
 
-use crate::error::{Error, Kind};
+use crate::error::Error;
 use crate::remote::connections::{Connection, Try};
-use crate::remote::dataset::Dataset;
+use crate::remote::dataset::RemoteDataset;
 use crate::remote::lookup::{dataset_address, get_dataset, info};
 use crate::remote::options::ConnectOptions;
 use crate::remote::session::Shared;
 use crate::remote::snapshot::load;
-use crate::snapshot::SnapshotCache;
+use crate::snapshot::{Snapshot, SnapshotCache};
 
 /// The servers, as one user sees them. Cheap to clone; usable from any thread and, after a fork,
 /// from any process.
@@ -77,23 +75,29 @@ impl Client {
         ))
     }
 
-    /// A dataset that exists. With [`ConnectOptions::snapshots`] it answers from a snapshot, as
-    /// [`Dataset::with_snapshot`] does, unless none can be had: then it asks the servers.
-    ///
-    /// # Errors
-    /// [`Kind::NotFound`] when there is none of that name.
-    pub fn dataset(&self, name: &DatasetName) -> Result<Dataset, Error> {
+    /// A dataset that exists.
+    pub(crate) fn find(&self, name: &DatasetName) -> Result<RemoteDataset, Error> {
         let session = self.shared.session()?;
         let info = session.wait(get_dataset(&session.connections, name, false))?;
-        // Of one that is being rebuilt no version is known.
-        let is_known = !matches!(info.counts, Counts::Unknown(_));
-        let dataset = Dataset::new(Arc::clone(&self.shared), info);
-        let cache = self.shared.options.snapshots.as_ref().filter(|_| is_known);
-        let Some(cache) = cache else { return Ok(dataset) };
-        dataset.with_snapshot_of(dataset.info().version, cache).or_else(|error| {
-            tracing::warn!(%name, why = error.chain(), "reading without a snapshot");
-            Ok(dataset)
-        })
+        Ok(self.described(info))
+    }
+
+    /// A dataset of which this is said.
+    pub(crate) fn described(&self, info: DatasetInfo) -> RemoteDataset {
+        RemoteDataset::new(Arc::clone(&self.shared), info)
+    }
+
+    /// A snapshot in a file, as [`load`] gives it.
+    pub(crate) fn load(
+        &self,
+        file: &Path,
+        cache: Option<&SnapshotCache>,
+    ) -> Result<Snapshot, Error> {
+        load(file, cache, &self.shared.session()?)
+    }
+
+    pub(crate) fn options(&self) -> &ConnectOptions {
+        &self.shared.options
     }
 
     /// The same servers, of which none has been asked yet: the first request that needs one
@@ -102,39 +106,12 @@ impl Client {
         Self { shared: Arc::new(Shared::new(options)) }
     }
 
-    /// A dataset by its snapshot in a file, of which the servers are asked nothing: only when a file
-    /// is read. `name` is what they call it.
-    ///
-    /// # Errors
-    /// As [`Dataset::load_meta`].
-    pub fn by_snapshot(
+    /// The dataset of that name, which is made if there is none.
+    pub(crate) fn create(
         &self,
         name: &DatasetName,
-        file: &Path,
-        cache: Option<&SnapshotCache>,
-    ) -> Result<Dataset, Error> {
-        let snapshot = load(file, cache, &self.shared.session()?)?;
-        let info = DatasetInfo {
-            name: name.clone(),
-            id: snapshot.dataset(),
-            shape: snapshot.shape(),
-            created: Stamp::default(),
-            objects: u64::from(snapshot.chunks()),
-            version: snapshot.version(),
-            counts: Counts::Known {
-                files: u64::from(snapshot.files()),
-                bytes: snapshot.file_bytes(),
-            },
-        };
-        Ok(Dataset::new(Arc::clone(&self.shared), info).answering(snapshot))
-    }
-
-    /// The dataset of that name: a new one with chunks of that shape, or the one that exists, with
-    /// the shape it has.
-    ///
-    /// # Errors
-    /// Those of the servers and of the way to them.
-    pub fn create_dataset(&self, name: &DatasetName, shape: ChunkShape) -> Result<Dataset, Error> {
+        shape: ChunkShape,
+    ) -> Result<RemoteDataset, Error> {
         let session = self.shared.session()?;
         let message = pb::CreateDatasetRequest {
             name: name.as_str().to_owned(),
@@ -150,7 +127,7 @@ impl Client {
                 async move { info(this.answer(server.create_dataset(request)).await?) }
             },
         ))?;
-        Ok(Dataset::new(Arc::clone(&self.shared), info))
+        Ok(self.described(info))
     }
 
     /// Deletes a dataset with all its files (paper, DL_delete_dataset), for good when this returns. Its
@@ -227,32 +204,6 @@ fn add(told: &mut BTreeMap<String, RecoverProgress>, mut step: RecoverProgress) 
         step.problems = problems;
     }
     told.insert(step.dataset.clone(), step);
-}
-
-impl Dataset {
-    /// Connects to a dataset that exists, with usual settings (paper, DL_connect), to read it: with
-    /// a snapshot in the cache of this user, [`SnapshotCache::of_user`], where one can be had.
-    ///
-    /// # Errors
-    /// [`Kind::NotFound`] when there is none of that name ([`Client::create_dataset`] makes one),
-    /// [`Kind::Invalid`] for what can't be a name, and those of [`Client::connect`].
-    pub fn connect(
-        user: &str,
-        key: Option<&str>,
-        dataset: &str,
-        servers: &[&str],
-    ) -> Result<Self, Error> {
-        let name = DatasetName::new(dataset)
-            .map_err(|why| Error::new(Kind::Invalid, "open dataset", dataset, why))?;
-        let options = ConnectOptions {
-            user: user.to_owned(),
-            key: key.map(str::to_owned),
-            servers: servers.iter().map(|server| (*server).to_owned()).collect(),
-            snapshots: SnapshotCache::of_user(),
-            ..ConnectOptions::default()
-        };
-        Client::connect(options)?.dataset(&name)
-    }
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //!
 //! Must hold: no entry is left out or given twice, however often the stream breaks.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,28 +13,17 @@ use tonic::Streaming;
 use crate::error::{Error, Kind};
 use crate::process::Owned;
 use crate::remote::connections::Try;
-use crate::remote::dataset::Dataset;
+use crate::remote::dataset::RemoteDataset;
 use crate::remote::failure::Failure;
-use crate::snapshot::Walk;
 
 const ACTION: &str = "list";
 
 /// For how long a server may look for the next entry, as where very many files were deleted.
 const LONGEST: Duration = Duration::from_secs(60 * 60);
 
-/// The entries of a folder, in the byte order of their paths; a folder sorts as its name and a
-/// slash. Ends after the first error.
-pub struct Listing(Source);
-
-/// Where entries come from.
-enum Source {
-    Snapshot(Walk),
-    Servers(Box<Pages>),
-}
-
 /// A listing by the servers.
-struct Pages {
-    dataset: Dataset,
+pub(crate) struct Pages {
+    dataset: Arc<RemoteDataset>,
     request: ListRequest,
     stream: Option<Owned<(Streaming<pb::ListReply>, Try)>>,
     page: std::vec::IntoIter<pb::ListEntry>,
@@ -42,28 +32,21 @@ struct Pages {
     ended: bool,
 }
 
-/// The page and the stream would fill screens.
-impl std::fmt::Debug for Listing {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Listing").finish_non_exhaustive()
-    }
-}
-
-impl Dataset {
-    /// What is in a folder (paper, DL_ls): its files and folders, or with `recursive` all files
-    /// below it. With `names_only` files come without their records, which is faster.
+impl Pages {
+    /// Asks for the entries of a folder.
     ///
     /// # Errors
-    /// [`Kind::NotFound`](crate::Kind::NotFound) when the servers know no such folder, and those
-    /// of the way to them. Entries can fail later.
-    pub fn list(&self, dir: &DirPath, recursive: bool, names_only: bool) -> Result<Listing, Error> {
-        if let Some(snapshot) = self.snapshot() {
-            return Ok(Listing(Source::Snapshot(snapshot.list(dir, recursive, names_only)?)));
-        }
-        let mut pages = Pages {
-            dataset: self.clone(),
+    /// [`Kind::NotFound`] when the servers know no such folder, and those of the way to them.
+    pub(crate) fn open(
+        dataset: &Arc<RemoteDataset>,
+        dir: &DirPath,
+        recursive: bool,
+        names_only: bool,
+    ) -> Result<Self, Error> {
+        let mut pages = Self {
+            dataset: Arc::clone(dataset),
             request: ListRequest {
-                dataset: self.info().id,
+                dataset: dataset.info().id,
                 dir: dir.clone(),
                 recursive,
                 after: None,
@@ -74,24 +57,12 @@ impl Dataset {
             since: None,
             ended: false,
         };
-        pages.open(Duration::ZERO)?;
-        Ok(Listing(Source::Servers(Box::new(pages))))
+        pages.ask(Duration::ZERO)?;
+        Ok(pages)
     }
-}
 
-impl Iterator for Listing {
-    type Item = Result<ListEntry, Error>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        match &mut self.0 {
-            Source::Snapshot(walk) => walk.next(),
-            Source::Servers(pages) => pages.next(),
-        }
-    }
-}
-
-impl Pages {
-    fn next(&mut self) -> Option<Result<ListEntry, Error>> {
+    /// The next entry; none after the last one and after an error.
+    pub(crate) fn next(&mut self) -> Option<Result<ListEntry, Error>> {
         loop {
             if let Some(entry) = self.page.next() {
                 self.request.after = Some(Bytes::clone(&entry.path));
@@ -107,15 +78,13 @@ impl Pages {
             }
         }
     }
-}
 
-impl Pages {
     fn turn_page(&mut self) -> Result<(), Error> {
         let (session, subject) = (self.dataset.session()?, self.subject());
         let since = *self.since.get_or_insert_with(|| session.connections.now());
         // That of a parent is not touched.
         let Some((stream, this)) = self.stream.as_mut().and_then(Owned::get_mut) else {
-            return self.open(Duration::ZERO);
+            return self.ask(Duration::ZERO);
         };
         let mut heard = this.now();
         let page = loop {
@@ -137,7 +106,7 @@ impl Pages {
                 self.take(page);
                 Ok(())
             }
-            Err(failure) if failure.kind.is_retryable() => self.open(silent),
+            Err(failure) if failure.kind.is_retryable() => self.ask(silent),
             Err(failure) => {
                 let failure = this.at_server(failure);
                 Err(self.fail(failure))
@@ -147,7 +116,7 @@ impl Pages {
 
     /// Asks for what comes after the last entry; a stream that breaks before its first page is
     /// tried again. `waited` is how long the page has been waited for in silence already.
-    fn open(&mut self, waited: Duration) -> Result<(), Error> {
+    fn ask(&mut self, waited: Duration) -> Result<(), Error> {
         let session = self.dataset.session()?;
         let connections = &session.connections;
         let since = *self.since.get_or_insert_with(|| connections.now());
@@ -196,7 +165,7 @@ impl Pages {
     }
 
     fn subject(&self) -> String {
-        format!("dl://{}/{}", self.dataset.info().name, self.request.dir)
+        format!("{}/{}", self.dataset.address(), self.request.dir)
     }
 }
 
@@ -233,8 +202,8 @@ mod tests {
     #[test]
     fn a_listing_that_breaks_goes_on_after_the_last_entry() {
         let all = numbered(100);
-        let (stored, opened) = (all.clone(), std::sync::Arc::new(AtomicUsize::new(0)));
-        let count = std::sync::Arc::clone(&opened);
+        let (stored, opened) = (all.clone(), Arc::new(AtomicUsize::new(0)));
+        let count = Arc::clone(&opened);
         let list = move |request: ListRequest| {
             count.fetch_add(1, Ordering::SeqCst);
             let after = |entry: &&ListEntry| match (entry, &request.after) {

@@ -4,7 +4,6 @@
 //! Must hold: what a server says is checked before it is handed out; nothing waits for ever; the
 //! async runtime below never shows.
 
-mod ahead;
 mod client;
 mod connections;
 mod dataset;
@@ -30,9 +29,11 @@ mod wire;
 mod writer;
 
 pub use client::Client;
-pub use dataset::{Dataset, Deleted};
-pub use epoch::{Epoch, EpochFile, ShuffleOptions};
-pub use list::Listing;
+pub(crate) use dataset::RemoteDataset;
+pub(crate) use epoch::open as open_epoch;
+pub(crate) use list::Pages;
 pub use options::{ClientCertificate, ConnectOptions, OnRetry, Retry};
 pub use read::{FileSink, ReadItem};
+pub(crate) use snapshot::load;
+pub(crate) use writer::Writer;
 pub use writer::{FailedWrite, Flushed};

@@ -1,22 +1,19 @@
 //! Snapshots from the servers: fetched once for all processes of a user, or into a file.
 //!
 //! Must hold: a download goes on where it broke off, at any server; what is used was checked; every
-//! wait ends; a handle with a snapshot answers from it until something is written through it. What
-//! can't be kept is held in memory.
+//! wait ends. What can't be kept is held in memory.
 
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dl_format::{DatasetId, FilePath, Version};
-use dl_proto::{GetSnapshotRequest, SnapshotPiece, StatItem, pb};
+use dl_format::{DatasetId, Version};
+use dl_proto::{GetSnapshotRequest, SnapshotPiece, pb};
 
 use crate::error::{Error, Kind};
-use crate::remote::dataset::Dataset;
+use crate::remote::dataset::RemoteDataset;
 use crate::remote::failure::Failure;
-use crate::remote::lookup::dataset_address;
-use crate::remote::read::ReadItem;
 use crate::remote::session::Session;
 use crate::snapshot::{Given, Key, Lock, Snapshot, SnapshotCache, Source, Target, room};
 
@@ -34,51 +31,31 @@ struct Head {
     length: u64,
 }
 
-impl Dataset {
-    /// A handle that answers from a snapshot of what the dataset holds now (paper, 4.1.3): without
-    /// requests, and the same for ever, whatever is written meanwhile. The snapshot is fetched
-    /// unless `cache` has it; one that is damaged there is fetched again. When it can't be kept there,
-    /// this process holds it in memory: as many bytes as it has
-    /// ([`Snapshot::is_shared`], [`Snapshot::length`]).
-    ///
-    /// What is put or deleted through the handle shows: from then on it asks the servers again. While
-    /// no server answers, a handle through which nothing was written is given the version it knows.
-    ///
-    /// # Errors
-    /// Those of the servers and of the way to them, and [`Kind::Local`] when it fits nowhere.
-    pub fn with_snapshot(&self, cache: &SnapshotCache) -> Result<Self, Error> {
-        let version = match self.refresh() {
-            Ok(info) => info.version,
-            Err(error) if error.kind().is_retryable() && !self.is_written() => self.info().version,
-            Err(error) => return Err(error),
-        };
-        self.with_snapshot_of(version, cache)
-    }
-
-    /// The same, where `version` was just said to be what the dataset holds.
-    pub(crate) fn with_snapshot_of(
+impl RemoteDataset {
+    /// The snapshot of the newest version, which was `version` just now: that of the cache, or a new one,
+    /// or one in memory where it can't be kept.
+    pub(crate) fn snapshot_of(
         &self,
         version: Version,
         cache: &SnapshotCache,
-    ) -> Result<Self, Error> {
+    ) -> Result<Snapshot, Error> {
         let session = self.session()?;
         let find = || cache.find(self.key(version), session.process.clock.now());
         if let Some(snapshot) = find() {
-            return Ok(self.answering(snapshot));
+            return Ok(snapshot);
         }
         // Somebody else may have fetched it meanwhile.
         let kept = lock(self.info().id, &session, cache)
             .and_then(|lock| find().map_or_else(|| self.fetch(&session, cache, &lock), Ok));
-        let snapshot = match kept {
+        match kept {
             Err(error) if error.kind() == Kind::Local => {
                 let snapshot = self.fetch_into_memory(&session)?;
                 let (why, bytes) = (error.chain(), snapshot.length());
                 tracing::warn!(why, bytes, "a snapshot is held in the memory of this process");
-                snapshot
+                Ok(snapshot)
             }
-            kept => kept?,
-        };
-        Ok(self.answering(snapshot))
+            kept => kept,
+        }
     }
 
     /// The snapshot of a version, as the servers give it.
@@ -86,34 +63,8 @@ impl Dataset {
         Key { source: Source::Servers, dataset: self.info().id, version }
     }
 
-    /// A handle that answers from a snapshot in a file (paper, DL_load_meta), as
-    /// [`save_meta`](Self::save_meta) writes them. It is checked, and copied into `cache` unless it
-    /// is there, for a file elsewhere may change or vanish; without a cache, or when it can't be kept
-    /// there, into memory. Only a handle from this call, for a file that begins as this one does,
-    /// ever answers from the copy: never one from [`with_snapshot`](Self::with_snapshot). It may be of
-    /// an older version: [`is_stale`](Self::is_stale) tells.
-    ///
-    /// # Errors
-    /// [`Kind::Local`] when the file can't be read or is no regular file, [`Kind::Corrupt`] when it
-    /// is no snapshot or a damaged one, [`Kind::Conflict`] when it is one of another dataset.
-    pub fn load_meta(&self, file: &Path, cache: Option<&SnapshotCache>) -> Result<Self, Error> {
-        let snapshot = load(file, cache, &self.session()?)?;
-        if snapshot.dataset() == self.info().id {
-            return Ok(self.answering(snapshot));
-        }
-        let why = format!("it is one of dataset {}, not of {}", snapshot.dataset(), self.info().id);
-        Err(Error::new(Kind::Conflict, "load the snapshot", file.display(), why))
-    }
-
-    /// Writes a snapshot of what the dataset holds now into a file (paper, DL_save_meta), which it
-    /// replaces once all of it is there. Until then it is `file` with `.partial` behind its name: what
-    /// a call that was killed has left of that, the next one for `file` takes over.
-    ///
-    /// # Errors
-    /// [`Kind::Local`] when the file can't be written, when there is something else than a regular
-    /// file (a link is not followed), or while another process saves into it; and those of the
-    /// servers and of the way to them.
-    pub fn save_meta(&self, file: &Path) -> Result<Snapshot, Error> {
+    /// Writes a snapshot of what the dataset holds now into a file.
+    pub(crate) fn save_snapshot(&self, file: &Path) -> Result<Snapshot, Error> {
         let session = self.session()?;
         let failed = |why| Error::new(Kind::Local, "write", file.display(), why);
         let mut target = Target::begin(file).map_err(failed)?;
@@ -169,7 +120,7 @@ impl Dataset {
 
     /// Fetches the newest snapshot for this process alone.
     fn fetch_into_memory(&self, session: &Session) -> Result<Snapshot, Error> {
-        let subject = dataset_address(&self.info().name);
+        let subject = self.address();
         let failed = |why| Error::new(Kind::Local, "hold the snapshot in memory of", &subject, why);
         anew(|| {
             let head = self.head(session, &|| ())?;
@@ -208,7 +159,7 @@ impl Dataset {
         })?;
         let head = *locked(&head);
         head.ok_or_else(|| {
-            let subject = dataset_address(&self.info().name);
+            let subject = self.address();
             Error::new(Kind::Internal, "get the snapshot of", subject, "the answer says nothing")
         })
     }
@@ -260,7 +211,7 @@ impl Dataset {
                 Err(Broken::Request(error)) if error.kind().is_retryable() && now > before => {}
                 Err(broken) => return Err(broken),
                 Ok(()) => {
-                    let subject = dataset_address(&self.info().name);
+                    let subject = self.address();
                     let why = format!("it ends after {now} of {} bytes", head.length);
                     let error = Error::new(Kind::Corrupt, "get the snapshot of", subject, why);
                     return Err(Broken::Request(error));
@@ -276,7 +227,7 @@ impl Dataset {
         request: impl Fn() -> GetSnapshotRequest,
         take: impl Fn(SnapshotPiece) -> io::Result<()>,
     ) -> Result<(), Broken> {
-        let subject = || dataset_address(&self.info().name);
+        let subject = || self.address();
         let connections = &session.connections;
         let (take, broken) = (&take, Mutex::new(None));
         let asked = session.wait(connections.call(
@@ -304,27 +255,6 @@ impl Dataset {
             (_, Some(why)) => Err(Broken::File(why)),
             (asked, None) => asked.map_err(Broken::Request),
         }
-    }
-
-    /// What stands at paths by the snapshot that answers, if one does.
-    pub(crate) fn known(&self, paths: &[FilePath]) -> Option<Result<Vec<StatItem>, Error>> {
-        Some(self.snapshot()?.stat_many(paths))
-    }
-
-    /// The item with its record where a snapshot answers, or why there is nothing to read.
-    pub(crate) fn known_item(&self, item: ReadItem) -> Result<ReadItem, Error> {
-        let Some(snapshot) = self.snapshot().filter(|_| item.record.is_none()) else {
-            return Ok(item);
-        };
-        let (kind, why) = match snapshot.stat(&item.path)? {
-            StatItem::File(record) => {
-                return Ok(ReadItem { record: Some(record), ..item });
-            }
-            StatItem::Folder => (Kind::Conflict, format!("{} is a folder", item.path)),
-            StatItem::Missing => (Kind::NotFound, format!("there is no file {}", item.path)),
-        };
-        let subject = format!("{}/{}", dataset_address(&self.info().name), item.path);
-        Err(Error::new(kind, "read", subject, Failure::new(kind, why)))
     }
 }
 

@@ -19,8 +19,9 @@ use futures::stream::{self, BoxStream};
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::dataset::Dataset;
 use crate::remote::process::Process;
-use crate::remote::{Client, ConnectOptions, Dataset};
+use crate::remote::{Client, ConnectOptions};
 
 pub(crate) type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Status>> + Send>>;
 type Messages<T> = Vec<Result<T, Status>>;

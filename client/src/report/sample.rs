@@ -1,6 +1,6 @@
 //! The part of an order that is measured: its first groups, for any size of groups.
 //!
-//! Must hold: the files of a group come in the order in which a [`Cursor`](crate::Cursor) gives them.
+//! Must hold: the files of a group come in the order in which a [`Cursor`](crate::order::Cursor) gives them.
 
 use std::ops::Range;
 

@@ -31,7 +31,9 @@ pub struct Snapshot {
     format: Format<Mapped>,
     /// For errors.
     name: String,
-    /// Says that its file was found whole; none for one in memory.
+    /// Whether other processes have its memory, too.
+    is_shared: bool,
+    /// Says that its file was found whole; none for one that is in no cache.
     marker: Option<Marker>,
 }
 
@@ -45,24 +47,31 @@ impl Snapshot {
             _ => Ok(Mapped::File(Mapping::of(file)?)),
         });
         let mapped = mapped.map_err(|why| local("open the snapshot", name, why))?;
-        Self::of(mapped, name, Some(marker))
+        Ok(Self { marker: Some(marker), is_shared: true, ..Self::of(mapped, name)? })
+    }
+
+    /// Maps a file in memory that is sealed, so that nobody writes to it or cuts it off. Only its
+    /// beginning is checked.
+    pub(super) fn map_sealed(file: &File, name: &Path) -> Result<Self, Error> {
+        let mapped = Mapping::of(file).map_err(|why| local("open the snapshot", name, why))?;
+        Ok(Self { is_shared: true, ..Self::of(Mapped::File(mapped), name)? })
     }
 
     /// Of bytes of this process alone. Only the beginning is checked.
     pub(crate) fn in_memory(bytes: Vec<u8>, name: &Path) -> Result<Self, Error> {
-        Self::of(Mapped::Memory(bytes.into()), name, None)
+        Self::of(Mapped::Memory(bytes.into()), name)
     }
 
-    fn of(mapped: Mapped, name: &Path, marker: Option<Marker>) -> Result<Self, Error> {
+    fn of(mapped: Mapped, name: &Path) -> Result<Self, Error> {
         let name = name.display().to_string();
         let format = Format::open(mapped).map_err(|why| damaged(&name, why))?;
-        Ok(Self { format, name, marker })
+        Ok(Self { format, name, is_shared: false, marker: None })
     }
 
     /// Whether it lies in a file that all processes of the machine share; otherwise this process
     /// holds all [`length`](Self::length) bytes of it in its own memory.
     pub fn is_shared(&self) -> bool {
-        self.marker.is_some()
+        self.is_shared
     }
 
     /// All bytes of it.
@@ -235,7 +244,7 @@ impl Snapshot {
     }
 
     /// For each chunk the number of its first file and, behind them, the number of files: what an
-    /// [`Order`](crate::Order) is made of.
+    /// [`Order`](crate::order::Order) is made of.
     ///
     /// # Errors
     /// As [`Snapshot::number`].
@@ -278,7 +287,7 @@ impl Snapshot {
         Err(self.lacks("an end of its folders"))
     }
 
-    /// The files at some paths and below them, such as an [`Order`](crate::Order) reads: a path is
+    /// The files at some paths and below them, such as an [`Order`](crate::order::Order) reads: a path is
     /// that of a folder or of a file. What lies below two of them counts once.
     ///
     /// # Errors

@@ -1,7 +1,8 @@
 //! A file in memory, shared with every other process that reads it.
 //!
 //! Must hold: what is mapped is a file that this library has made in a folder of its own, under a
-//! name that comes after its last byte: nobody writes to it or cuts it off. Removing it does no harm.
+//! name that comes after its last byte, or a sealed file in memory: nobody writes to it or cuts it off.
+//! Removing it does no harm.
 
 use std::fs::File;
 use std::io;

@@ -14,7 +14,9 @@ use dl_format::snapshot::{
 };
 use dl_format::{ChunkId, ChunkShape, DatasetId, DirPath, FilePath, Stamp, Version};
 use dl_proto::StatItem;
-use rustix::fs::{CWD, FileType, Mode, mknodat};
+use rustix::fs::{
+    CWD, FileType, MemfdFlags, Mode, SealFlags, fcntl_add_seals, memfd_create, mknodat,
+};
 
 use super::marker::Marker;
 use super::*;
@@ -295,6 +297,51 @@ fn of_what_is_no_snapshot_of_its_length_no_more_than_the_beginning_is_read() {
     fs::write(path("whole"), empty(DATASET, version(1))).unwrap();
     symlink(path("whole"), path("link to it")).unwrap();
     assert_eq!(Snapshot::check(&path("link to it")).unwrap().version(), version(1));
+}
+
+#[test]
+fn a_snapshot_by_a_descriptor_is_checked_and_shared_only_when_it_is_sealed() {
+    const SEALS: SealFlags = SealFlags::WRITE.union(SealFlags::SHRINK).union(SealFlags::GROW);
+    let whole = empty(DATASET, version(1));
+    let in_memory = |bytes: &[u8], seals| {
+        let file = memfd_create("snapshot", MemfdFlags::ALLOW_SEALING).unwrap();
+        let mut file = File::from(file);
+        // Afterwards its position is at the end.
+        file.write_all(bytes).unwrap();
+        fcntl_add_seals(&file, seals).unwrap();
+        file
+    };
+    let unnamed = |bytes: &[u8]| {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(bytes).unwrap();
+        file
+    };
+    let open = |file| Snapshot::from_file(file, Path::new("from the agent"));
+    for (file, is_shared) in [
+        (in_memory(&whole, SEALS), true),
+        (in_memory(&whole, SealFlags::SHRINK), false),
+        (in_memory(&whole, SealFlags::FUTURE_WRITE | SealFlags::SHRINK), false),
+        (unnamed(&whole), false),
+    ] {
+        let also = file.try_clone().unwrap();
+        let snapshot = open(file).unwrap();
+        assert_eq!((snapshot.is_shared(), snapshot.version()), (is_shared, version(1)));
+        // Whoever sent it may do as it likes with it.
+        let _ = also.set_len(0);
+        assert!(snapshot.bytes() == whole);
+    }
+    let mut damaged = whole.clone();
+    *damaged.last_mut().unwrap() ^= 1;
+    for bytes in [&damaged[..], &whole[..100], b""] {
+        for file in [in_memory(bytes, SEALS), unnamed(bytes)] {
+            let error = open(file).unwrap_err();
+            assert_eq!(error.kind(), Kind::Corrupt);
+            assert!(error.to_string().contains("from the agent"), "{error}");
+        }
+    }
+    let (pipe, _writer) = std::io::pipe().unwrap();
+    let pipe = File::from(std::os::fd::OwnedFd::from(pipe));
+    assert_eq!(open(pipe).unwrap_err().kind(), Kind::Local);
 }
 
 #[test]

@@ -9,6 +9,7 @@ use dl_runtime::{Clock, SystemClock};
 use tonic::Status;
 
 use super::*;
+use crate::dataset::Dataset;
 use crate::error::Kind;
 use crate::remote::options::{OnRetry, Retry};
 use crate::remote::testing::{Script, info, open, options, refusing, shape, silent, start};

@@ -5,12 +5,13 @@
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use bytes::Bytes;
-use dl_proto::Dataset as DatasetInfo;
+use dl_proto::{Dataset as DatasetInfo, REPLY_BYTES};
 use tokio::sync::watch;
 
+use crate::epoch::{FileRead, FileSource};
 use crate::error::{Error, Kind};
 use crate::order::Cursor;
+use crate::remote::dataset::RemoteDataset;
 use crate::remote::epoch::group::Content;
 use crate::remote::epoch::window::{Fetch, Taken, Window};
 use crate::remote::read::{Arrived, ReadItem, Wanted, read_batch, read_whole};
@@ -26,15 +27,25 @@ const CHUNKS_PER_CONNECTION: usize = 2;
 
 /// Where the files of an epoch come from.
 #[derive(Debug)]
-pub(super) struct Source {
-    pub(super) session: Session,
-    pub(super) info: DatasetInfo,
-    pub(super) snapshot: Arc<Snapshot>,
+struct Source {
+    session: Session,
+    info: DatasetInfo,
+    snapshot: Arc<Snapshot>,
+}
+
+/// The servers, for the files that a cursor gives.
+pub(crate) fn open(
+    dataset: &RemoteDataset,
+    snapshot: Arc<Snapshot>,
+    cursor: Cursor,
+) -> Result<Box<dyn FileSource>, Error> {
+    let (session, info) = (dataset.session()?, dataset.info().clone());
+    Ok(Box::new(Reader::new(Source { session, info, snapshot }, cursor)))
 }
 
 /// The groups of an epoch in one process.
-pub(super) struct Reader {
-    pub(super) window: Arc<Window>,
+struct Reader {
+    window: Arc<Window>,
     source: Arc<Source>,
     /// Dropped, it ends those who fetch.
     _open: watch::Sender<()>,
@@ -48,7 +59,7 @@ impl std::fmt::Debug for Reader {
 
 impl Reader {
     /// Of what a cursor still gives. Nothing is fetched before the first file is wanted.
-    pub(super) fn new(source: Source, cursor: Cursor, first_files: Arc<[u32]>) -> Self {
+    fn new(source: Source, cursor: Cursor) -> Self {
         let source = Arc::new(source);
         let (open, closed) = watch::channel(());
         let most = source.session.connections.width() * CHUNKS_PER_CONNECTION;
@@ -66,24 +77,33 @@ impl Reader {
                     }
                 });
             };
-            Window::new(cursor, first_files, Box::new(start), most)
+            Window::new(cursor, Box::new(start), most)
         });
         Self { window, source, _open: open }
     }
+}
 
-    /// A file of the snapshot, from its group; none when it is to be read by itself. The outer error
-    /// is that of the way to the servers.
-    pub(super) fn read_ahead(&self, number: u32) -> Option<Result<Result<Bytes, Error>, Error>> {
-        match self.window.take(number) {
-            Taken::File(file) => Some(Ok(file)),
-            Taken::Unreachable(error) => Some(Err(error)),
-            Taken::Apart => None,
-        }
+impl FileSource for Reader {
+    fn read(&self, position: u64, number: u32) -> Option<FileRead> {
+        let taken = self.window.take_at(position, number)?;
+        Some(taken.read().unwrap_or_else(|| self.source.read(number)))
     }
 
-    /// The same, also where it is read by itself.
-    pub(super) fn read(&self, number: u32) -> Result<Result<Bytes, Error>, Error> {
-        self.read_ahead(number).unwrap_or_else(|| self.source.read(number))
+    fn read_ahead(&self, number: u32) -> Option<FileRead> {
+        let kept = |bytes| Arrived::with_message(bytes, REPLY_BYTES).into_kept();
+        let read = self.window.take(number).read()?;
+        Some(read.map(|file| file.map(kept)))
+    }
+}
+
+impl Taken {
+    /// As a source says it; none for a file that is not kept here.
+    fn read(self) -> Option<FileRead> {
+        match self {
+            Self::File(file) => Some(Ok(file)),
+            Self::Unreachable(error) => Some(Err(error)),
+            Self::Apart => None,
+        }
     }
 }
 
@@ -168,7 +188,7 @@ impl Source {
     }
 
     /// One file, in one request of its own.
-    fn read(&self, number: u32) -> Result<Result<Bytes, Error>, Error> {
+    fn read(&self, number: u32) -> FileRead {
         let named = self.snapshot.record(number).and_then(|record| {
             let path = self.snapshot.path(number)?;
             Ok(ReadItem::from((path, record)))

@@ -8,6 +8,7 @@ use bytes::Bytes;
 
 use super::group::Content;
 use super::window::{Fetch, Taken, Window};
+use crate::epoch::Turns;
 use crate::error::{Error, Kind};
 use crate::order::{Cursor, Order, OrderSettings, Selection, Tail};
 
@@ -21,20 +22,22 @@ struct Scene {
     window: Arc<Window>,
     started: Arc<AtomicUsize>,
     order: Vec<u32>,
+    turns: Turns,
 }
 
 impl Scene {
     fn new(settings: OrderSettings) -> Self {
         let first_files: Arc<[u32]> = (0..=CHUNKS).map(|chunk| chunk * FILES).collect();
         let selection = Arc::new(Selection::all(CHUNKS * FILES));
-        let order = Order::new(Arc::clone(&first_files), selection, settings).unwrap();
+        let order = Order::new(first_files, selection, settings).unwrap();
         let cursor = Cursor::new(Arc::new(order), 0).unwrap();
         let started = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&started);
         let start = move || _ = counted.fetch_add(1, Ordering::SeqCst);
         let order = cursor.clone().collect();
-        let window = Window::new(cursor, first_files, Box::new(start), FETCHERS);
-        Self { window: Arc::new(window), started, order }
+        let turns = Turns::new(cursor.clone());
+        let window = Window::new(cursor, Box::new(start), FETCHERS);
+        Self { window: Arc::new(window), started, order, turns }
     }
 
     /// What those who were started would do; gives the fetches that were done.
@@ -56,8 +59,26 @@ impl Scene {
         number: u32,
         became: impl Fn(&Fetch) -> Result<Vec<Content>, Error> + Sync,
     ) -> (Taken, Vec<Vec<u32>>) {
+        self.taking(|| self.window.take(number), became)
+    }
+
+    /// The same at a position of the order.
+    fn take_at(
+        &self,
+        position: u64,
+        became: impl Fn(&Fetch) -> Result<Vec<Content>, Error> + Sync,
+    ) -> (Taken, Vec<Vec<u32>>) {
+        let number = self.order[position as usize];
+        self.taking(|| self.window.take_at(position, number).expect("a planned group"), became)
+    }
+
+    fn taking(
+        &self,
+        take: impl FnOnce() -> Taken + Send,
+        became: impl Fn(&Fetch) -> Result<Vec<Content>, Error> + Sync,
+    ) -> (Taken, Vec<Vec<u32>>) {
         thread::scope(|scope| {
-            let taking = scope.spawn(|| self.window.take(number));
+            let taking = scope.spawn(take);
             let mut done = Vec::new();
             while !taking.is_finished() {
                 done.extend(self.fetch(&became));
@@ -89,15 +110,12 @@ fn two_groups_are_fetched_each_chunk_once_and_the_next_one_when_the_first_is_rea
     let group = (GROUP * FILES) as usize;
     let mut fetched = Vec::new();
     for (index, expected) in scene.order.iter().enumerate() {
-        let (position, number) = scene.window.give().unwrap();
-        assert_eq!((position, number), (index as u64, *expected));
-        let (taken, done) = scene.take(number, well);
-        assert!(is_file(&taken, number), "{taken:?}");
+        let (taken, done) = scene.take_at(index as u64, well);
+        assert!(is_file(&taken, *expected), "{taken:?}");
         fetched.extend(done);
         let chunks = ((index + 1) / group + 2).min((CHUNKS / GROUP) as usize) * GROUP as usize;
         assert_eq!(fetched.len(), chunks, "after {index}");
     }
-    assert_eq!(scene.window.give(), None);
     let mut files = fetched.concat();
     files.sort_unstable();
     assert_eq!(files, (0..CHUNKS * FILES).collect::<Vec<_>>());
@@ -119,28 +137,37 @@ fn whoever_comes_late_for_a_group_that_is_gone_reads_by_himself() {
 #[test]
 fn what_others_read_by_path_is_given_all_the_same() {
     let scene = Scene::new(OrderSettings::new(1, 0, GROUP));
-    assert_eq!(scene.window.give(), Some((0, scene.order[0])));
+    assert!(is_file(&scene.take_at(0, well).0, scene.order[0]));
     for number in &scene.order[..(GROUP * FILES * 3 / 2) as usize] {
         assert!(is_file(&scene.take(*number, well).0, *number));
     }
     for (position, number) in (0..).zip(&scene.order).skip(1) {
-        assert_eq!(scene.window.give(), Some((position, *number)));
-        assert!(is_file(&scene.take(*number, well).0, *number));
+        assert!(is_file(&scene.take_at(position, well).0, *number));
     }
+}
+
+#[test]
+fn a_position_behind_the_two_groups_is_put_off_until_the_first_one_is_read() {
+    let scene = Scene::new(OrderSettings::new(1, 0, GROUP));
+    let group = u64::from(GROUP * FILES);
+    let third = || scene.window.take_at(2 * group, scene.order[2 * group as usize]);
+    for position in 0..group {
+        assert!(third().is_none(), "at {position}");
+        assert!(is_file(&scene.take_at(position, well).0, scene.order[position as usize]));
+    }
+    assert!(is_file(&scene.take_at(2 * group, well).0, scene.order[2 * group as usize]));
 }
 
 #[test]
 fn no_one_is_asked_again_before_somebody_wants_it_once_no_server_answers() {
     let scene = Scene::new(OrderSettings::new(1, 0, GROUP));
-    let (position, first) = scene.window.give().unwrap();
+    let first = scene.order[0];
     for _ in 0..2 {
-        let (taken, tried) = scene.take(first, away);
+        let (taken, tried) = scene.take_at(0, away);
         assert!(matches!(taken, Taken::Unreachable(_)), "{taken:?}");
         assert!(tried.len() <= FETCHERS, "{tried:?}");
     }
-    scene.window.give_back(position, first);
-    assert_eq!((scene.window.position(), scene.window.give()), (0, Some((0, first))));
-    let (taken, fetched) = scene.take(first, well);
+    let (taken, fetched) = scene.take_at(0, well);
     assert!(is_file(&taken, first), "{taken:?}");
     assert_eq!(fetched.len(), 2 * GROUP as usize, "all others are fetched again");
 }
@@ -171,12 +198,18 @@ fn threads_share_an_epoch_and_leave_nothing_out() {
             let readers: Vec<_> = (0..4)
                 .map(|_| {
                     scope.spawn(|| {
-                        while let Some((position, number)) = scene.window.give() {
-                            match scene.window.take(number) {
+                        while let Some(turn) = scene.turns.give() {
+                            let (position, number) = (turn.position, turn.number);
+                            match scene.window.take_at(position, number) {
+                                None => {
+                                    scene.turns.wait(turn);
+                                    continue;
+                                }
                                 // A group that was let go of is read by itself.
-                                Taken::Apart => {}
-                                taken => assert!(is_file(&taken, number), "{taken:?}"),
+                                Some(Taken::Apart) => {}
+                                Some(taken) => assert!(is_file(&taken, number), "{taken:?}"),
                             }
+                            scene.turns.end(turn);
                             read.lock().unwrap().push((position, number));
                         }
                     })

@@ -4,13 +4,13 @@
 //! waits for a chunk waits for a fetch of it that ends. When no server can be asked, nothing more is
 //! fetched until somebody asks again.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
 use crate::error::Error;
-use crate::order::Cursor;
+use crate::order::{ChunkPlan, Cursor};
 use crate::remote::epoch::group::{Content, Group, State};
 
 /// The group before is let go of once one file in so many of the next one was handed over: whoever
@@ -50,7 +50,6 @@ pub(super) struct Window {
 struct Inside {
     /// Gives the groups after those that are here.
     cursor: Cursor,
-    first_files: Arc<[u32]>,
     /// At most two, in order, the first one of this number.
     groups: VecDeque<Group>,
     number: u64,
@@ -59,72 +58,47 @@ struct Inside {
     fetchers: usize,
     /// Whether no server could be asked the last time.
     is_stalled: bool,
-    /// Whether files are given out one after the other, and not only asked for.
-    is_giving: bool,
-    /// Given out, and given back because they could not be had: by position.
-    returned: BTreeMap<u64, u32>,
+    /// Positions below this one were asked for in the order; none when files are only asked for by
+    /// their numbers.
+    asked: Option<u64>,
 }
 
 impl Window {
     /// Of what a cursor still gives. `start` is called whenever one more is to fetch, at most
     /// `fetchers_max` at a time.
-    pub(super) fn new(
-        cursor: Cursor,
-        first_files: Arc<[u32]>,
-        start: StartFetcher,
-        fetchers_max: usize,
-    ) -> Self {
+    pub(super) fn new(cursor: Cursor, start: StartFetcher, fetchers_max: usize) -> Self {
         let mut inside = Inside {
             cursor,
-            first_files,
             groups: VecDeque::new(),
             number: 0,
             queue: VecDeque::new(),
             fetchers: 0,
             is_stalled: false,
-            is_giving: false,
-            returned: BTreeMap::new(),
+            asked: None,
         };
         inside.plan();
         Self { inside: Mutex::new(inside), changed: Condvar::new(), start, fetchers_max }
     }
 
-    /// The next file of the order, and which of the rank's files it is; none when all were given.
-    pub(super) fn give(&self) -> Option<(u64, u32)> {
+    /// The file of this number at a position of the order; waits until its chunk is there. None when
+    /// its group is not planned yet, because others still read files of the two groups before it.
+    pub(super) fn take_at(&self, position: u64, number: u32) -> Option<Taken> {
         let mut inside = self.lock();
-        inside.is_giving = true;
-        loop {
-            if let Some(returned) = inside.returned.pop_first() {
-                return Some(returned);
-            }
-            if let Some(given) = inside.groups.iter_mut().find_map(Group::give) {
-                return Some(given);
-            }
-            if inside.groups.len() < 2 {
-                return None;
-            }
-            // Others have yet to take what they were given of both groups.
-            inside = self.changed.wait(inside).unwrap_or_else(PoisonError::into_inner);
+        let is_planned = inside.groups.iter().any(|group| position < group.plan.positions().end);
+        // With fewer groups than two, all that are left are planned.
+        if !is_planned && inside.groups.len() == 2 {
+            return None;
         }
-    }
-
-    /// Takes back what [`give`](Self::give) gave, to be given once more.
-    pub(super) fn give_back(&self, position: u64, number: u32) {
-        self.lock().returned.insert(position, number);
-        self.changed.notify_all();
-    }
-
-    /// Files before the first one that was not given, or was given back.
-    pub(super) fn position(&self) -> u64 {
-        let inside = self.lock();
-        let next = inside.groups.iter().find_map(Group::next_position);
-        let next = next.unwrap_or(inside.cursor.position());
-        inside.returned.keys().next().map_or(next, |first| next.min(*first))
+        inside.asked = inside.asked.max(Some(position + 1));
+        Some(self.take_from(inside, number))
     }
 
     /// The file of this number; waits until its chunk is there.
     pub(super) fn take(&self, number: u32) -> Taken {
-        let mut inside = self.lock();
+        self.take_from(self.lock(), number)
+    }
+
+    fn take_from(&self, mut inside: MutexGuard<'_, Inside>, number: u32) -> Taken {
         let mut waited = None;
         loop {
             let Some((index, piece, place)) = inside.find(number) else { return Taken::Apart };
@@ -166,7 +140,7 @@ impl Window {
             let Some(piece) = group.pieces.get_mut(place.1) else { continue };
             if matches!(piece.state, State::Waiting) {
                 piece.state = State::Fetching;
-                return Some(Fetch { place, numbers: group.files(place.1).to_vec() });
+                return Some(Fetch { place, numbers: group.plan.files_of(place.1).to_vec() });
             }
         }
         inside.fetchers -= 1;
@@ -225,16 +199,12 @@ impl Inside {
     /// Makes the groups two, as long as there are more.
     fn plan(&mut self) {
         while self.groups.len() < 2 {
-            let (start, mut order) = (self.cursor.position(), Vec::new());
-            self.cursor.take_group(&mut order);
-            if order.is_empty() {
-                return;
-            }
-            let group = Group::new(start, order, &self.first_files);
+            let Some(plan) = ChunkPlan::next_of(&mut self.cursor) else { return };
             let number = self.number + self.groups.len() as u64;
-            let pieces = group.pieces_as_read().into_iter().map(|piece| (number, piece));
-            self.queue.extend(pieces.filter(|_| !self.is_stalled));
-            self.groups.push_back(group);
+            if !self.is_stalled {
+                self.queue.extend(plan.by_need().iter().map(|piece| (number, *piece)));
+            }
+            self.groups.push_back(Group::new(plan));
         }
     }
 
@@ -247,8 +217,8 @@ impl Inside {
                 let (taken, files) = next.progress();
                 taken > 0 && taken * BEHIND >= files
             });
-            let is_to_give = self.is_giving && first.next_position().is_some();
-            if is_to_give || taken < files && !is_behind {
+            let is_to_ask = self.asked.is_some_and(|asked| asked < first.plan.positions().end);
+            if is_to_ask || taken < files && !is_behind {
                 break;
             }
             read.extend(self.groups.pop_front());
@@ -266,7 +236,7 @@ impl Inside {
     /// Where a file is; who pads may read one in both groups.
     fn find(&self, number: u32) -> Option<(usize, usize, usize)> {
         let mut found = self.groups.iter().enumerate().filter_map(|(index, group)| {
-            let (piece, place) = group.find(number)?;
+            let (piece, place) = group.plan.find(number)?;
             Some((index, piece, place, group.is_taken(piece, place)))
         });
         let (index, piece, place, is_taken) = found.next()?;
@@ -316,7 +286,7 @@ impl Inside {
                     piece.state = State::Waiting;
                 }
             }
-            self.queue.extend(group.pieces_as_read().into_iter().map(|piece| (number, piece)));
+            self.queue.extend(group.plan.by_need().iter().map(|piece| (number, *piece)));
         }
     }
 }

@@ -7,11 +7,10 @@ use std::io::Write;
 
 use bytes::Bytes;
 use dl_format::{ChunkId, Crc32c, FileRecord};
-use dl_proto::StatItem;
 use futures::{StreamExt, stream};
 
 use crate::error::{Error, Kind};
-use crate::remote::dataset::Dataset;
+use crate::remote::dataset::RemoteDataset;
 use crate::remote::failure::Failure;
 use crate::remote::read::ReadItem;
 use crate::remote::read::batch::{read_one, read_range};
@@ -23,32 +22,28 @@ const WINDOW: u64 = 8 << 20;
 /// So that the next comes while one is written.
 const WINDOWS_AHEAD: usize = 2;
 
-impl Dataset {
-    /// Reads a file of any size with bounded memory; gives its length in bytes. When it fails,
-    /// what was written is the beginning of the file.
-    ///
-    /// # Errors
-    /// As [`get`](Self::get), and [`Kind::Local`] when `writer` fails.
-    pub fn read_to(&self, item: impl Into<ReadItem>, writer: &mut dyn Write) -> Result<u64, Error> {
-        let mut item = item.into();
-        let record = match &item.record {
-            Some(record) => *record,
-            None => self.find(&item)?,
-        };
-        item.record = Some(record);
+impl RemoteDataset {
+    /// Reads a file of any size with bounded memory, of which `item` has the record; gives its length in
+    /// bytes.
+    pub(crate) fn read_to(
+        &self,
+        item: &ReadItem,
+        record: FileRecord,
+        writer: &mut dyn Write,
+    ) -> Result<u64, Error> {
         let session = self.session()?;
         let mut write = |bytes: &[u8]| {
             let written = writer.write_all(bytes);
-            written.map_err(|why| Error::new(Kind::Local, "write", self.subject(&item), why))
+            written.map_err(|why| Error::new(Kind::Local, "write", self.subject(item), why))
         };
         if record.length <= WINDOW {
-            let whole = Wanted { item: &item, offset: 0, length: None };
+            let whole = Wanted { item, offset: 0, length: None };
             write(&session.wait(read_one(&session, self.info(), whole))?)?;
             return Ok(record.length);
         }
         let shape = self.info().shape;
         let windows = windows(record.length, shape.part_length().into()).map(|(offset, length)| {
-            let wanted = Wanted { item: &item, offset, length: Some(length) };
+            let wanted = Wanted { item, offset, length: Some(length) };
             read_range(&session, self.info(), wanted)
         });
         let mut windows = Box::pin(stream::iter(windows).buffered(WINDOWS_AHEAD));
@@ -62,23 +57,23 @@ impl Dataset {
                 if part.length != u64::from(extent.length) {
                     let why =
                         "an answer that makes no sense: parts that are not next to each other";
-                    return Err(self.failed(&item, Failure::new(Kind::Internal, why)));
+                    return Err(self.failed(item, Failure::new(Kind::Internal, why)));
                 }
                 let is_whole = |crc| crc == extent.crc;
-                let crc = self.checked(&session, &item, &mut part, is_whole, extent.part)?;
+                let crc = self.checked(&session, item, &mut part, is_whole, extent.part)?;
                 part.end(crc, &mut write)?;
             }
             part.push(bytes.slice(start..));
             if part.length > shape.size().into() {
                 let why =
                     "the servers do not say where its parts end: they may be of an older version";
-                return Err(self.failed(&item, Failure::new(Kind::Internal, why)));
+                return Err(self.failed(item, Failure::new(Kind::Internal, why)));
             }
         }
         // The last part lies in the chunk that names the others.
         let (before, length) = (part.before, part.length);
         let is_whole = |crc| before.then(crc, length) == record.crc;
-        let crc = self.checked(&session, &item, &mut part, is_whole, record.holder.chunk)?;
+        let crc = self.checked(&session, item, &mut part, is_whole, record.holder.chunk)?;
         part.end(crc, &mut write)?;
         Ok(record.length)
     }
@@ -104,21 +99,12 @@ impl Dataset {
         if is_whole(came) { Ok(came) } else { Err(self.failed(item, Failure::damaged(chunk))) }
     }
 
-    fn find(&self, item: &ReadItem) -> Result<FileRecord, Error> {
-        let (kind, problem) = match self.stat(&item.path)? {
-            StatItem::File(record) => return Ok(record),
-            StatItem::Folder => (Kind::Conflict, "it is a folder"),
-            StatItem::Missing => (Kind::NotFound, "no such file"),
-        };
-        Err(self.failed(item, Failure::new(kind, problem)))
-    }
-
     fn failed(&self, item: &ReadItem, why: Failure) -> Error {
         Error::new(why.kind, "read", self.subject(item), why)
     }
 
     fn subject(&self, item: &ReadItem) -> String {
-        format!("dl://{}/{}", self.info().name, item.path)
+        format!("{}/{}", self.address(), item.path)
     }
 }
 

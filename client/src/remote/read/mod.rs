@@ -17,12 +17,12 @@ use std::sync::OnceLock;
 
 use bytes::Bytes;
 use dl_format::{FilePath, FileRecord};
-use dl_proto::{READ_ITEMS_MAX, REPLY_BYTES};
+use dl_proto::READ_ITEMS_MAX;
 use futures::{StreamExt, stream};
 use tokio::sync::mpsc;
 
 use crate::error::{Error, Kind};
-use crate::remote::dataset::Dataset;
+use crate::remote::dataset::RemoteDataset;
 use crate::remote::failure::Failure;
 use crate::remote::split;
 use batch::read_one;
@@ -39,7 +39,7 @@ const BATCH_BYTES: u64 = 4 << 20;
 /// What a file of unknown length counts as, in bytes: a request with the longest paths still fits.
 const RESERVED: u64 = 32 << 10;
 
-/// Takes each file of a [`Dataset::read_files`]: its number among the items, and its bytes or why
+/// Takes each file of a [`Dataset::read_files`](crate::Dataset::read_files): its number among the items, and its bytes or why
 /// it could not be read.
 pub type FileSink<'a> = dyn FnMut(usize, Result<&[u8], Error>) + 'a;
 
@@ -49,7 +49,7 @@ pub type FileSink<'a> = dyn FnMut(usize, Result<&[u8], Error>) + 'a;
 pub struct ReadItem {
     /// Its path.
     pub path: FilePath,
-    /// What [`Dataset::stat`] or [`Dataset::list`] said of it.
+    /// What [`Dataset::stat`](crate::Dataset::stat) or [`Dataset::list`](crate::Dataset::list) said of it.
     pub record: Option<FileRecord>,
     /// Whether it is read from the chunk store itself, and no copy of it in a fast store: that gives up
     /// the copy, and is as slow as that store.
@@ -77,101 +77,41 @@ impl From<(FilePath, FileRecord)> for ReadItem {
     }
 }
 
-impl Dataset {
-    /// Reads a file into memory (paper, DL_get).
-    ///
-    /// # Errors
-    /// [`Kind::NotFound`] when there is none,
-    /// [`Kind::Conflict`] when it is a folder,
-    /// [`Kind::Corrupt`] when the stored bytes are damaged.
-    pub fn get(&self, path: &FilePath) -> Result<Bytes, Error> {
-        if let Some(file) = self.get_ahead(path) {
-            return file?;
-        }
+impl RemoteDataset {
+    /// Reads a file into memory.
+    pub(crate) fn get(&self, item: &ReadItem) -> Result<Bytes, Error> {
         let session = self.session()?;
-        let item = self.known_item(path.into())?;
-        let wanted = Wanted { item: &item, offset: 0, length: None };
+        let wanted = Wanted { item, offset: 0, length: None };
         session.wait(read_one(&session, self.info(), wanted))
     }
 
-    /// Reads many files into memory, in as few requests as is useful: each file, or why it could
-    /// not be read, in the order of `paths`.
-    ///
-    /// # Errors
-    /// When a request fails as a whole: those of the servers and of the way to them.
-    pub fn get_many(&self, paths: &[FilePath]) -> Result<Vec<Result<Bytes, Error>>, Error> {
-        if self.ahead().is_some() {
-            let ahead = paths.iter().map(|path| self.get_ahead(path).transpose());
-            let ahead: Vec<_> = ahead.collect::<Result<_, _>>()?;
-            let behind = paths.iter().zip(&ahead).filter(|(_, file)| file.is_none());
-            let behind: Vec<_> = behind.map(|(path, _)| path.clone()).collect();
-            let mut behind = self.get_many_now(&behind)?.into_iter();
-            return Ok(ahead
-                .into_iter()
-                .filter_map(|file| file.or_else(|| behind.next()))
-                .collect());
-        }
-        self.get_many_now(paths)
-    }
-
-    /// A file that is there already, or is fetched with its chunk.
-    fn get_ahead(&self, path: &FilePath) -> Option<Result<Result<Bytes, Error>, Error>> {
-        let (ahead, snapshot) = self.ahead()?;
-        // What is wrong with the path is told where it is read as usual.
-        let number = snapshot.number(path).ok()??;
-        let kept = |bytes| Arrived::with_message(bytes, REPLY_BYTES).into_kept();
-        Some(ahead.read(number)?.map(|file| file.map(kept)))
-    }
-
-    fn get_many_now(&self, paths: &[FilePath]) -> Result<Vec<Result<Bytes, Error>>, Error> {
+    /// Reads many files into memory: each, or why it could not be read, in their order.
+    pub(crate) fn get_many(&self, items: &[ReadItem]) -> Result<Vec<Result<Bytes, Error>>, Error> {
         let session = self.session()?;
-        let known = paths.iter().map(|path| self.known_item(path.into()));
-        let known: Vec<Result<ReadItem, Error>> = known.collect();
-        let items: Vec<ReadItem> = known.iter().flatten().cloned().collect();
-        let batches = split::by_path(&items, BATCH_FILES, |item| &item.path).map(Wanted::whole);
+        let batches = split::by_path(items, BATCH_FILES, |item| &item.path).map(Wanted::whole);
         let reads = batches.map(|wanted| read_whole(&session, self.info(), wanted));
         let mut reads = stream::iter(reads).buffered(session.connections.width());
         let mut files = Vec::with_capacity(items.len());
         while let Some(read) = session.wait(reads.next()) {
             files.extend(read?);
         }
-        let mut files = files.into_iter();
-        let nothing = |item: ReadItem| {
+        let unanswered = items.iter().skip(files.len()).map(|item| {
             let why = Failure::new(Kind::Internal, "no answer came for it");
-            Error::new(Kind::Internal, "read", item.path, why)
-        };
-        let in_order = known.into_iter().map(|item| match item {
-            Ok(item) => files.next().unwrap_or_else(|| Err(nothing(item))),
-            Err(error) => Err(error),
+            Err(Error::new(Kind::Internal, "read", &item.path, why))
         });
-        Ok(in_order.collect())
+        files.extend(unanswered);
+        Ok(files)
     }
 
-    /// Reads many files, and hands each over as soon as it is there, with its number among
-    /// `items`: with records, in requests of a bounded size, so that memory is bounded. Files with
-    /// records that lie next to each other in a chunk are read as one, so items in the order of
-    /// their chunks and offsets come fastest. Files of more than a chunk are for
-    /// [`read_to`](Self::read_to).
-    pub fn read_files(&self, items: Vec<ReadItem>, sink: &mut FileSink<'_>) {
+    /// Reads many files, and hands each over as soon as it is there, with its number among `items`.
+    pub(crate) fn read_files(&self, items: &[ReadItem], sink: &mut FileSink<'_>) {
         let session = match self.session() {
             Ok(session) => session,
             Err(error) => return (0..items.len()).for_each(|item| sink(item, Err(error.clone()))),
         };
-        let (mut numbers, mut readable) = (Vec::with_capacity(items.len()), Vec::new());
-        for (number, item) in items.into_iter().enumerate() {
-            match self.known_item(item) {
-                Ok(item) => {
-                    numbers.push(number);
-                    readable.push(item);
-                }
-                Err(error) => sink(number, Err(error)),
-            }
-        }
-        let items = readable;
-        let number_of = |item: usize| numbers.get(item).copied().unwrap_or(item);
         let (give, mut given) = mpsc::unbounded_channel();
         let lost = &OnceLock::<Error>::new();
-        let reads = batches(&items).map(|batch| {
+        let reads = batches(items).map(|batch| {
             let (give, start, count) = (give.clone(), batch.start, batch.len());
             let wanted = Wanted::whole(items.get(batch).unwrap_or_default());
             // Bounded by what the connections let through between two waits.
@@ -203,8 +143,8 @@ impl Dataset {
             // Here, outside of the runtime, so that the sink may call the library.
             for (item, file) in files.drain(..) {
                 match file {
-                    Ok(Arrived { bytes, .. }) => sink(number_of(item), Ok(&bytes)),
-                    Err(error) => sink(number_of(item), Err(error)),
+                    Ok(Arrived { bytes, .. }) => sink(item, Ok(&bytes)),
+                    Err(error) => sink(item, Err(error)),
                 }
             }
             if !more {

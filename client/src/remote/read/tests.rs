@@ -105,7 +105,7 @@ fn files_come_back_in_the_order_of_their_paths_whatever_the_order_of_the_answers
         assert!(file.unwrap() == content(&paths[item]));
     });
     assert!(seen.iter().all(|seen| *seen));
-    assert_eq!(dataset.get_many(&[]).unwrap().len(), 0);
+    assert_eq!(dataset.get_many::<&str>(&[]).unwrap().len(), 0);
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn damaged_bytes_are_asked_for_once_more() {
         }
         vec![reply(pieces)]
     }));
-    assert!(dataset.get(&path("a")).unwrap() == content(&path("a")));
+    assert!(dataset.get("a").unwrap() == content(&path("a")));
     assert_eq!(tries.load(Ordering::SeqCst), 2);
 }
 
@@ -197,7 +197,7 @@ fn bytes_that_stay_damaged_are_refused_naming_file_and_chunk() {
         pieces[0].data = pieces[0].data.slice(1..);
         vec![reply(pieces)]
     }));
-    let error = dataset.get(&path("a")).unwrap_err();
+    let error = dataset.get("a").unwrap_err();
     assert_eq!((error.kind(), error.subject()), (Kind::Corrupt, "dl://pets/a"));
     let why = std::error::Error::source(&error).unwrap().to_string();
     assert!(why.contains(&chunk_id().to_string()), "{why}");
@@ -336,7 +336,7 @@ fn a_small_file_does_not_keep_its_message_and_a_large_one_is_not_copied() {
 #[test]
 fn an_answer_to_what_was_not_asked_is_an_error() {
     let dataset = dataset(reading(|_| vec![reply(pieces(7, b"bytes", 9))]));
-    assert_eq!(dataset.get(&path("a")).unwrap_err().kind(), Kind::Internal);
+    assert_eq!(dataset.get("a").unwrap_err().kind(), Kind::Internal);
 }
 
 #[test]

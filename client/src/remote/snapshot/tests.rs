@@ -7,6 +7,7 @@ use bytes::Bytes;
 use tonic::Status;
 
 use super::*;
+use crate::dataset::Dataset;
 use crate::remote::testing::{Script, dataset, info};
 use crate::snapshot::tests::{empty, forged, version};
 
@@ -35,6 +36,10 @@ fn serving(bytes: Vec<u8>, breaks: &'static [usize], asked: Arc<Mutex<Vec<u64>>>
         pieces
     };
     dataset(Script { snapshot: Box::new(snapshot), ..Script::default() })
+}
+
+fn key(version: Version) -> Key {
+    Key { source: Source::Servers, dataset: info().id, version }
 }
 
 #[test]
@@ -96,7 +101,7 @@ fn another_process_goes_on_with_what_one_left() {
     let cache = SnapshotCache::new(folder.path(), 1 << 20);
     for (left, offset) in [(&bytes[..300], 300), (&[0; 5_000][..], 0)] {
         let lock = cache.lock(info().id).unwrap().unwrap();
-        let (mut file, _) = cache.begin(&lock, dataset.key(version(1))).unwrap();
+        let (mut file, _) = cache.begin(&lock, key(version(1))).unwrap();
         file.write_all(left).unwrap();
         drop(lock);
         locked(&asked).clear();
@@ -143,7 +148,7 @@ fn what_somebody_hands_in_never_answers_for_the_servers() {
     let file = folder.path().join("handed in");
     // Also not when its copy was begun and never ended.
     let lock = cache.lock(info().id).unwrap().unwrap();
-    let given = Key { source: Source::File, ..dataset.key(version(1)) };
+    let given = Key { source: Source::File, ..key(version(1)) };
     cache.begin(&lock, given).unwrap().0.write_all(&other).unwrap();
     drop(lock);
     let load = |bytes: &[u8]| {

@@ -14,8 +14,9 @@ use super::{
     Asker, GATHERED, Gathering, LARGE, LARGE_UNDER_WAY, Question, Stats, Turn, UNDER_WAY, lock,
 };
 use crate::error::Kind;
-use crate::remote::Dataset;
-use crate::remote::testing::{Script, dataset, path, record};
+use crate::remote::Client;
+use crate::remote::dataset::RemoteDataset;
+use crate::remote::testing::{Script, info, options, path, record, start};
 
 /// Longer than any test takes.
 const FOREVER: Duration = Duration::from_secs(3600);
@@ -25,7 +26,7 @@ type Requests = Arc<Mutex<Vec<Vec<FilePath>>>>;
 
 /// A server at which every path is a file as long as its name; all paths that begin with `wrong`
 /// make it answer nonsense.
-fn serving() -> (Dataset, Requests) {
+fn serving() -> (RemoteDataset, Requests) {
     let requests = Requests::default();
     let seen = Arc::clone(&requests);
     let stat = move |request: dl_proto::StatRequest| {
@@ -35,7 +36,9 @@ fn serving() -> (Dataset, Requests) {
         }
         request.paths.iter().map(|path| StatItem::File(record(path.as_bytes()))).collect()
     };
-    (dataset(Script { stat: Box::new(stat), ..Script::default() }), requests)
+    let server = start(Script { stat: Box::new(stat), ..Script::default() });
+    let client = Client::connect(options(&[server])).unwrap();
+    (client.find(&info().name).unwrap(), requests)
 }
 
 /// Questions as they are while as many requests as may be are at a server that says nothing.
@@ -45,7 +48,7 @@ fn held_up(patience: Duration) -> Stats {
 }
 
 /// The silent server answers one of them.
-fn answer_one(stats: &Stats, dataset: &Dataset) {
+fn answer_one(stats: &Stats, dataset: &RemoteDataset) {
     let session = dataset.session().unwrap();
     let turn = Turn { gathering: Arc::clone(&stats.gathering), is_over: false };
     session.wait(turn.run(Arc::clone(&session.connections), dataset.info().clone()));
@@ -55,7 +58,7 @@ fn waiting(stats: &Stats) -> usize {
     lock(&stats.gathering).paths
 }
 
-fn ask(stats: &Stats, dataset: &Dataset, name: &str) -> Result<StatItem, Kind> {
+fn ask(stats: &Stats, dataset: &RemoteDataset, name: &str) -> Result<StatItem, Kind> {
     let session = dataset.session().unwrap();
     let found = stats.ask(&session, dataset.info(), &[path(name)]);
     found.map(|found| found[0].clone()).map_err(|error| error.kind())
@@ -159,7 +162,7 @@ fn threads_that_ask_without_end_are_all_answered() {
                 for number in 0..200 {
                     let name = path(&format!("thread{thread}/{number}"));
                     let expected = StatItem::File(record(name.as_bytes()));
-                    assert_eq!(dataset.stat(&name).unwrap(), expected);
+                    assert_eq!(dataset.stat_many(&[name]).unwrap(), [expected]);
                     answered.fetch_add(1, Ordering::Relaxed);
                 }
             });

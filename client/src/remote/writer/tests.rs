@@ -18,13 +18,14 @@ use dl_runtime::{Clock, ManualClock, SystemClock};
 use tokio::sync::Semaphore;
 use tonic::Status;
 
+use crate::dataset::Dataset;
 use crate::error::Kind;
+use crate::remote::ConnectOptions;
 use crate::remote::connections::Connections;
 use crate::remote::process::Process;
 use crate::remote::session::Session;
 use crate::remote::testing::{Script, data, dataset, info, open, options, path, shape, start};
 use crate::remote::writer::{Exact, Writer};
-use crate::remote::{ConnectOptions, Dataset};
 
 const PLAIN: Attributes = Attributes { mode: 0o644, mtime: 0 };
 
@@ -90,7 +91,7 @@ fn a_put_whose_answer_was_lost_is_sent_again_with_the_same_id_and_bytes() {
         }) as _
     };
     let dataset = dataset(Script { put: Box::new(put), ..Script::default() });
-    dataset.put(&path("a"), PLAIN, b"bytes").unwrap();
+    dataset.put("a", PLAIN, b"bytes").unwrap();
     let flushed = dataset.flush().unwrap().check().unwrap();
     assert_eq!((flushed.files, flushed.bytes), (1, 5));
     let seen = seen.lock().unwrap();
@@ -153,7 +154,7 @@ fn a_flush_tells_exactly_which_files_failed() {
     assert_eq!(flushed.files, stored.len() as u64);
     assert_eq!(unique.union(&stored).cloned().collect::<BTreeSet<_>>(), accepted);
     // The flush has told it, so writing goes on.
-    dataset.put(&path("later"), PLAIN, b"x").unwrap();
+    dataset.put("later", PLAIN, b"x").unwrap();
     assert_eq!(dataset.flush().unwrap().check().unwrap().files, 1);
 }
 
@@ -187,15 +188,15 @@ fn flushes_that_go_on_at_the_same_time_each_tell_what_failed_of_what_was_put_bef
     };
     let begins = AtomicBool::new(false);
     std::thread::scope(|threads| {
-        dataset.put(&path("a"), PLAIN, b"slow").unwrap();
+        dataset.put("a", PLAIN, b"slow").unwrap();
         let of_a = threads.spawn(flush);
         arrive(1);
-        dataset.put(&path("b"), PLAIN, b"refused").unwrap();
+        dataset.put("b", PLAIN, b"refused").unwrap();
         let of_b = threads.spawn(flush);
         arrive(2);
         // It fails while both flushes wait, and belongs to the second one.
         second.add_permits(1);
-        while dataset.put(&path("a"), PLAIN, b"not taken").is_ok() {}
+        while dataset.put("a", PLAIN, b"not taken").is_ok() {}
         // So it does to one that begins now.
         let of_all = threads.spawn(|| {
             begins.store(true, Ordering::SeqCst);
@@ -225,10 +226,10 @@ fn a_flush_does_not_wait_for_a_large_file_whose_source_is_slow() {
         let mut source = source;
         let slow = threads.spawn({
             let (dataset, length) = (&dataset, whole.len() as u64);
-            move || dataset.put_reader(&path("large"), PLAIN, length, &mut source)
+            move || dataset.put_reader("large", PLAIN, length, &mut source)
         });
         std::io::Write::write_all(&mut sink, &whole[..1 << 20]).unwrap();
-        dataset.put(&path("small"), PLAIN, b"bytes").unwrap();
+        dataset.put("small", PLAIN, b"bytes").unwrap();
         assert_eq!(dataset.flush().unwrap().check().unwrap().files, 1);
         assert!(!slow.is_finished());
         std::io::Write::write_all(&mut sink, &whole[1 << 20..]).unwrap();
@@ -273,7 +274,7 @@ fn all_that_is_under_way_is_given_up_when_no_server_answers_for_one() {
 fn close_gives_the_error_of_a_write_that_failed() {
     let put = |_| Box::pin(async { Err(Status::permission_denied("read only")) }) as _;
     let dataset = dataset(Script { put: Box::new(put), ..Script::default() });
-    dataset.put(&path("a"), PLAIN, b"bytes").unwrap();
+    dataset.put("a", PLAIN, b"bytes").unwrap();
     assert_eq!(dataset.close().unwrap_err().kind(), Kind::Denied);
 }
 
@@ -381,11 +382,11 @@ fn of_two_puts_of_one_path_the_second_one_holds() {
         }) as _
     };
     let dataset = dataset(Script { put: Box::new(put), ..Script::default() });
-    dataset.put(&path("twice"), PLAIN, b"first").unwrap();
+    dataset.put("twice", PLAIN, b"first").unwrap();
     // Enough to send the chunk that holds the first one.
     put_numbered(&dataset, 0..12, 200_000);
-    dataset.put(&path("twice"), PLAIN, b"second").unwrap();
-    dataset.put_reader(&path("twice"), PLAIN, 5, &mut &b"third"[..]).unwrap();
+    dataset.put("twice", PLAIN, b"second").unwrap();
+    dataset.put_reader("twice", PLAIN, 5, &mut &b"third"[..]).unwrap();
     assert_eq!(dataset.flush().unwrap().check().unwrap().files, 15);
     assert_eq!(files(&objects)[&path("twice")], b"third");
     let versions: Vec<Vec<u8>> = {
@@ -414,7 +415,7 @@ fn a_large_file_goes_as_parts_and_is_named_when_they_are_acknowledged() {
         let dataset = dataset(keeping(&objects));
         let whole = data(length, 3);
         let source = &mut &whole[..];
-        dataset.put_reader(&path("large"), PLAIN, length as u64, source).unwrap();
+        dataset.put_reader("large", PLAIN, length as u64, source).unwrap();
         let flushed = dataset.flush().unwrap().check().unwrap();
         assert_eq!((flushed.files, flushed.bytes), (1, length as u64));
         assert!(files(&objects)[&path("large")] == whole, "{length} bytes");
@@ -437,7 +438,7 @@ fn a_large_file_of_which_a_part_failed_is_not_named() {
         ) as _
     };
     let dataset = dataset(Script { put: Box::new(put), ..Script::default() });
-    let error = dataset.put(&path("large"), PLAIN, &data(5 << 20, 1)).unwrap_err();
+    let error = dataset.put("large", PLAIN, &data(5 << 20, 1)).unwrap_err();
     assert_eq!(error.kind(), Kind::Full);
     let flushed = dataset.flush().unwrap();
     assert_eq!((flushed.files, flushed.failed.len()), (0, 0));
@@ -449,7 +450,7 @@ fn a_source_that_ends_early_puts_nothing() {
     let objects = Objects::default();
     let dataset = dataset(keeping(&objects));
     for length in [10, 5 << 20] {
-        let error = dataset.put_reader(&path("a"), PLAIN, length, &mut &b"short"[..]).unwrap_err();
+        let error = dataset.put_reader("a", PLAIN, length, &mut &b"short"[..]).unwrap_err();
         assert_eq!(error.kind(), Kind::Local);
     }
     assert_eq!(dataset.flush().unwrap().check().unwrap().files, 0);
@@ -465,9 +466,9 @@ fn a_source_that_panics_holds_nobody_up() {
         }
     }
     let dataset = dataset(keeping(&Objects::default()));
-    let put = || dataset.put_reader(&path("a"), PLAIN, 5 << 20, &mut Panics);
+    let put = || dataset.put_reader("a", PLAIN, 5 << 20, &mut Panics);
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(put)).unwrap_err();
-    dataset.put(&path("a"), PLAIN, b"content").unwrap();
+    dataset.put("a", PLAIN, b"content").unwrap();
     assert_eq!(dataset.flush().unwrap().check().unwrap().files, 1);
 }
 
@@ -481,12 +482,9 @@ fn a_file_keeps_its_time_and_mode_and_what_is_no_file_is_refused() {
     std::fs::File::open(&source).unwrap().set_modified(time).unwrap();
     let objects = Objects::default();
     let dataset = dataset(keeping(&objects));
-    assert_eq!(dataset.put_file(&path("a"), &source).unwrap(), 7);
-    assert_eq!(dataset.put_file(&path("b"), folder.path()).unwrap_err().kind(), Kind::Local);
-    assert_eq!(
-        dataset.put_file(&path("c"), &folder.path().join("none")).unwrap_err().kind(),
-        Kind::Local
-    );
+    assert_eq!(dataset.put_file("a", &source).unwrap(), 7);
+    assert_eq!(dataset.put_file("b", folder.path()).unwrap_err().kind(), Kind::Local);
+    assert_eq!(dataset.put_file("c", &folder.path().join("none")).unwrap_err().kind(), Kind::Local);
     assert_eq!(dataset.flush().unwrap().check().unwrap().files, 1);
     let entry = header(&objects.lock().unwrap()[0]).entry(0).unwrap();
     let wanted = Attributes { mode: 0o4751, mtime: 1_000_000_007_123_456_789 };
@@ -510,7 +508,7 @@ fn a_file_that_has_more_bytes_than_it_said_is_refused_and_one_that_says_0_is_put
     let dataset = dataset(keeping(&objects));
     let made_up = Path::new("/proc/version");
     let contents = std::fs::read(made_up).unwrap();
-    assert_eq!(dataset.put_file(&path("v"), made_up).unwrap(), contents.len() as u64);
+    assert_eq!(dataset.put_file("v", made_up).unwrap(), contents.len() as u64);
     assert_eq!(dataset.flush().unwrap().check().unwrap().bytes, contents.len() as u64);
 }
 
@@ -548,9 +546,9 @@ impl Read for Flushing<'_> {
 fn a_flush_does_not_wait_for_a_small_file_whose_source_is_slow() {
     let objects = Objects::default();
     let dataset = dataset(keeping(&objects));
-    dataset.put(&path("first"), PLAIN, b"bytes").unwrap();
+    dataset.put("first", PLAIN, b"bytes").unwrap();
     let mut source = Flushing { dataset: &dataset, files: 0 };
-    dataset.put_reader(&path("slow"), PLAIN, 4, &mut source).unwrap();
+    dataset.put_reader("slow", PLAIN, 4, &mut source).unwrap();
     assert_eq!(source.files, 1);
     assert_eq!(dataset.flush().unwrap().check().unwrap().files, 1);
 }

@@ -10,7 +10,7 @@ use tonic::Status;
 use super::{Objects, PLAIN, header, keeping, put_numbered};
 use crate::error::Kind;
 use crate::remote::ConnectOptions;
-use crate::remote::testing::{Answer, Script, open, options, path, silent, start};
+use crate::remote::testing::{Answer, Script, open, options, silent, start};
 
 #[test]
 fn a_silent_server_is_passed_over() {
@@ -40,7 +40,7 @@ fn why_a_server_failed_is_told_also_when_it_has_been_silent_since() {
     let server = start(Script { put: Box::new(put), ..Script::default() });
     let patience = Duration::from_secs(4);
     let dataset = open(ConnectOptions { request_timeout: patience, ..options(&[server]) });
-    dataset.put(&path("a"), PLAIN, b"bytes").unwrap();
+    dataset.put("a", PLAIN, b"bytes").unwrap();
     let error = dataset.close().unwrap_err();
     let why = std::error::Error::source(&error).unwrap().to_string();
     assert_eq!(why, format!("{server}: Redis is away; then no answer within 2s"));
@@ -52,7 +52,7 @@ fn when_all_servers_fall_silent_a_write_fails_in_time_and_says_who_was() {
     let server = start(Script { put: Box::new(put), ..Script::default() });
     let patience = Duration::from_secs(1);
     let dataset = open(ConnectOptions { request_timeout: patience, ..options(&[server]) });
-    dataset.put(&path("a"), PLAIN, b"bytes").unwrap();
+    dataset.put("a", PLAIN, b"bytes").unwrap();
     let clock = SystemClock::new();
     let error = dataset.close().unwrap_err();
     assert!(clock.monotonic() < patience * 5);

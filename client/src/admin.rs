@@ -1,0 +1,9 @@
+//! What administrators and their tools need: users and their rights, and the requests and answers of
+//! [`Client::recover`](crate::Client::recover), [`Client::purge`](crate::Client::purge),
+//! [`Client::verify`](crate::Client::verify), and of the calls that list and delete datasets.
+
+pub use dl_proto::{
+    DeletedDataset, Finding, Grant, InvalidGrant, InvalidUserName, InvalidUsers, Key, KeyHash,
+    Listed, Pattern, PurgeProgress, PurgeRequest, RecoverProgress, RecoverRequest, Role,
+    USERS_FILE_BYTES_MAX, UnreadName, User, UserName, Users, VerifyProgress, VerifyRequest,
+};

@@ -1,0 +1,148 @@
+//! Paths as callers write them: checked ones, or text and bytes that the call checks.
+//!
+//! Must hold: text that is no path is refused before anything is asked or sent, by an error that names
+//! the text.
+
+use std::borrow::Cow;
+
+use dl_format::{DirPath, FilePath, InvalidPath};
+
+use crate::error::{Error, Kind};
+
+/// A path of a dataset: a [`FilePath`] or [`DirPath`], text (`str`, `String`), or bytes (`[u8]`,
+/// `Vec<u8>`), and a reference to any of these. Calls that take one fail with [`Kind::Invalid`] for text
+/// that breaks the rules of the checked type.
+///
+/// The empty text is the root where a folder is wanted. This crate alone implements the trait.
+pub trait AsPath<P: sealed::Path>: sealed::Sealed {
+    /// The checked path, for an action that an error names.
+    #[doc(hidden)]
+    fn as_path(&self, action: &'static str) -> Result<Cow<'_, P>, Error>;
+}
+
+mod sealed {
+    use super::{DirPath, FilePath, InvalidPath};
+
+    pub trait Sealed {}
+
+    /// A checked type.
+    pub trait Path: Clone + Sealed {
+        fn of(bytes: &[u8]) -> Result<Self, InvalidPath>;
+    }
+
+    impl Path for FilePath {
+        fn of(bytes: &[u8]) -> Result<Self, InvalidPath> {
+            Self::new(bytes.to_vec())
+        }
+    }
+
+    impl Path for DirPath {
+        fn of(bytes: &[u8]) -> Result<Self, InvalidPath> {
+            Self::new(bytes.to_vec())
+        }
+    }
+
+    impl Sealed for FilePath {}
+    impl Sealed for DirPath {}
+    impl Sealed for str {}
+    impl Sealed for String {}
+    impl Sealed for [u8] {}
+    impl Sealed for Vec<u8> {}
+    impl<const N: usize> Sealed for [u8; N] {}
+    impl<T: Sealed + ?Sized> Sealed for &T {}
+}
+
+impl AsPath<FilePath> for FilePath {
+    fn as_path(&self, _: &'static str) -> Result<Cow<'_, FilePath>, Error> {
+        Ok(Cow::Borrowed(self))
+    }
+}
+
+impl AsPath<DirPath> for DirPath {
+    fn as_path(&self, _: &'static str) -> Result<Cow<'_, DirPath>, Error> {
+        Ok(Cow::Borrowed(self))
+    }
+}
+
+impl<P: sealed::Path, T: AsPath<P> + ?Sized> AsPath<P> for &T {
+    fn as_path(&self, action: &'static str) -> Result<Cow<'_, P>, Error> {
+        (**self).as_path(action)
+    }
+}
+
+impl<P: sealed::Path> AsPath<P> for [u8] {
+    fn as_path(&self, action: &'static str) -> Result<Cow<'_, P>, Error> {
+        P::of(self).map(Cow::Owned).map_err(|why| {
+            let text = String::from_utf8_lossy(self);
+            Error::new(Kind::Invalid, action, text.escape_debug(), why)
+        })
+    }
+}
+
+impl<P: sealed::Path> AsPath<P> for str {
+    fn as_path(&self, action: &'static str) -> Result<Cow<'_, P>, Error> {
+        self.as_bytes().as_path(action)
+    }
+}
+
+impl<P: sealed::Path> AsPath<P> for String {
+    fn as_path(&self, action: &'static str) -> Result<Cow<'_, P>, Error> {
+        self.as_bytes().as_path(action)
+    }
+}
+
+impl<P: sealed::Path> AsPath<P> for Vec<u8> {
+    fn as_path(&self, action: &'static str) -> Result<Cow<'_, P>, Error> {
+        self.as_slice().as_path(action)
+    }
+}
+
+impl<P: sealed::Path, const N: usize> AsPath<P> for [u8; N] {
+    fn as_path(&self, action: &'static str) -> Result<Cow<'_, P>, Error> {
+        self.as_slice().as_path(action)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn every_way_to_write_a_path_gives_the_same_one() {
+        fn file(path: impl AsPath<FilePath>) -> FilePath {
+            path.as_path("read").unwrap().into_owned()
+        }
+        let path = FilePath::new("train/a.jpg").unwrap();
+        let text = "train/a.jpg".to_owned();
+        let all = [
+            file("train/a.jpg"),
+            file(&text),
+            file(text.clone()),
+            file(b"train/a.jpg"),
+            file(text.as_bytes()),
+            file(text.into_bytes()),
+            file(&path),
+            file(path.clone()),
+        ];
+        assert!(all.iter().all(|one| *one == path), "{all:?}");
+        let root: Cow<'_, DirPath> = "".as_path("list").unwrap();
+        assert!(root.is_root());
+    }
+
+    #[test]
+    fn text_that_is_no_path_is_named_by_an_error_of_its_kind() {
+        for (text, shown, why) in [
+            ("", "read ", InvalidPath::Empty),
+            ("/a", "read /a", InvalidPath::Absolute),
+            ("a//b", "read a//b", InvalidPath::Component),
+            ("a\0b", "read a\\0b", InvalidPath::Nul),
+        ] {
+            let refused: Result<Cow<'_, FilePath>, _> = text.as_path("read");
+            let error = refused.unwrap_err();
+            assert_eq!((error.kind(), error.to_string()), (Kind::Invalid, shown.to_owned()));
+            assert_eq!(error.source().unwrap().to_string(), why.to_string());
+        }
+    }
+}
