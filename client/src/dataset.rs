@@ -104,8 +104,8 @@ impl Dataset {
     /// What the servers say of it now, without its counts.
     ///
     /// # Errors
-    /// [`Kind::NotFound`] when it was deleted, also when its name was used again;
-    /// [`Kind::NeedsRecovery`] while its metadata is being rebuilt.
+    /// [`Kind::NotFound`](crate::Kind::NotFound) when it was deleted, also when its name was used again;
+    /// [`Kind::NeedsRecovery`](crate::Kind::NeedsRecovery) while its metadata is being rebuilt.
     pub fn refresh(&self) -> Result<DatasetInfo, Error> {
         self.0.remote.describe(false)
     }
@@ -136,8 +136,9 @@ impl Dataset {
     /// Blocks while as many chunks are under way as the options allow.
     ///
     /// # Errors
-    /// [`Kind::Invalid`] for a file too large for the chunks of this dataset; and, until a flush
-    /// has reported it, the error of a chunk that could not be written. Nothing is put then.
+    /// [`Kind::Invalid`](crate::Kind::Invalid) for what can't be a path and for a file too large for
+    /// the chunks of this dataset; and, until a flush has reported it, the error of a chunk that could
+    /// not be written. Nothing is put then.
     pub fn put(
         &self,
         path: impl AsPath<FilePath>,
@@ -151,8 +152,8 @@ impl Dataset {
     /// length in bytes. A link is followed.
     ///
     /// # Errors
-    /// [`Kind::Local`] when it can't be read, is no regular file, or changed meanwhile; and those of
-    /// [`put`](Self::put).
+    /// [`Kind::Local`](crate::Kind::Local) when it can't be read, is no regular file, or changed
+    /// meanwhile; and those of [`put`](Self::put).
     pub fn put_file(&self, path: impl AsPath<FilePath>, source: &Path) -> Result<u64, Error> {
         self.writer()?.put_file(&*path.as_path(PUT)?, source)
     }
@@ -161,7 +162,7 @@ impl Dataset {
     /// It may take some 21,600 chunks, which is 84 GiB in those of the usual 4 MiB.
     ///
     /// # Errors
-    /// [`Kind::Local`] when `reader` fails or gives fewer; and those of [`put`](Self::put).
+    /// [`Kind::Local`](crate::Kind::Local) when `reader` fails or gives fewer; and those of [`put`](Self::put).
     pub fn put_reader(
         &self,
         path: impl AsPath<FilePath>,
@@ -176,8 +177,8 @@ impl Dataset {
     /// DL_flush). What is acknowledged is durable and visible to all readers.
     ///
     /// # Errors
-    /// [`Kind::Local`] when the library can't work in this process. Files that failed are no error
-    /// here: look at [`Flushed::failed`], or turn it into one by [`Flushed::check`].
+    /// [`Kind::Local`](crate::Kind::Local) when the library can't work in this process. Files that
+    /// failed are no error here: look at [`Flushed::failed`], or turn it into one by [`Flushed::check`].
     pub fn flush(&self) -> Result<Flushed, Error> {
         Ok(self.writer()?.flush())
     }

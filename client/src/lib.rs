@@ -36,7 +36,3 @@ pub use remote::{
     Retry,
 };
 pub use snapshot::{Snapshot, SnapshotCache};
-pub use admin::*;
-pub use format::*;
-pub use order::*;
-pub use report::*;

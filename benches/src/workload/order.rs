@@ -5,7 +5,8 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use anyhow::Result;
-use libdiesel::{Cursor, Order, OrderSettings, Selection};
+use libdiesel::order::{Cursor, Order};
+use libdiesel::{OrderSettings, Selection};
 
 use crate::measure::{Bar, Bench, Side, Stopwatch};
 use crate::setup::{Settings, shuffle};

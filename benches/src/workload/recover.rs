@@ -7,7 +7,8 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 use dl_format::FilePath;
-use libdiesel::{Client, ConnectOptions, RecoverRequest, StatItem};
+use libdiesel::admin::RecoverRequest;
+use libdiesel::{Client, ConnectOptions, StatItem};
 use redb::{Database, TableDefinition};
 
 use super::tree::with_small;

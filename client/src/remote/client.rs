@@ -32,9 +32,9 @@ impl Client {
     /// Connects to the servers.
     ///
     /// # Errors
-    /// [`Kind::Unreachable`] when none answered in
+    /// [`Kind::Unreachable`](crate::Kind::Unreachable) when none answered in
     /// [`ConnectOptions::connect_timeout`], with each address and the reason;
-    /// [`Kind::Invalid`] for what is no address.
+    /// [`Kind::Invalid`](crate::Kind::Invalid) for what is no address.
     pub fn connect(options: ConnectOptions) -> Result<Self, Error> {
         let client = Self { shared: Arc::new(Shared::new(options)) };
         let session = client.shared.session()?;
@@ -135,7 +135,7 @@ impl Client {
     /// were several: after some 20 seconds the servers go on with the others by themselves.
     ///
     /// # Errors
-    /// [`Kind::NotFound`] when there is none of that name.
+    /// [`Kind::NotFound`](crate::Kind::NotFound) when there is none of that name.
     pub fn delete_dataset(&self, name: &DatasetName) -> Result<DeletedDataset, Error> {
         let session = self.shared.session()?;
         let connections = &session.connections;

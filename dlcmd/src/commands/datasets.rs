@@ -4,7 +4,8 @@
 //! read, costs the others nothing.
 
 use clap::Args;
-use libdiesel::{Counts, UnreadName};
+use libdiesel::Counts;
+use libdiesel::admin::UnreadName;
 
 use crate::context::Context;
 use crate::exit::{Exit, Failure};

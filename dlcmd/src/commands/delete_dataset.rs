@@ -4,7 +4,7 @@
 
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use libdiesel::DeletedDataset;
+use libdiesel::admin::DeletedDataset;
 use serde::Serialize;
 
 use super::whole_dataset;

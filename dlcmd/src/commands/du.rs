@@ -51,7 +51,7 @@ pub(crate) fn run(
     let (mut bytes, mut files) = (0u64, 0u64);
     match found {
         StatItem::Folder => {
-            for entry in dataset.list(&address.folder(), true, false)? {
+            for entry in dataset.list(address.folder(), true, false)? {
                 if let ListEntry::File(_, Some(record)) = entry? {
                     bytes = bytes.saturating_add(record.length);
                     files += 1;

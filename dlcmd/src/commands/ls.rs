@@ -78,7 +78,7 @@ pub(crate) fn run(
         }
     }
     let names_only = !shape.is_long && !out.is_json();
-    for entry in dataset.list(&folder.folder(), shape.is_recursive, names_only)? {
+    for entry in dataset.list(folder.folder(), shape.is_recursive, names_only)? {
         print(shape, &entry?, out)?;
         if context.shutdown.is_requested() {
             return Ok(Exit::Interrupted);

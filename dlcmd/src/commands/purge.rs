@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgGroup, Args};
-use libdiesel::{PurgeProgress, PurgeRequest};
+use libdiesel::admin::{PurgeProgress, PurgeRequest};
 use serde::Serialize;
 
 use super::whole_dataset;

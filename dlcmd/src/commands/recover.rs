@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgGroup, Args};
 use dl_format::DatasetName;
-use libdiesel::{RecoverProgress, RecoverRequest};
+use libdiesel::admin::{RecoverProgress, RecoverRequest};
 use serde::Serialize;
 
 use super::whole_dataset;

@@ -6,7 +6,8 @@
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use dl_format::{FilePath, Stamp};
-use libdiesel::{Dataset, Deletions, ListEntry, StatItem};
+use libdiesel::format::Deletions;
+use libdiesel::{Dataset, ListEntry, StatItem};
 use serde::Serialize;
 
 use super::not_there;
@@ -142,7 +143,7 @@ fn delete_visible(
             }
         }
         StatItem::Folder => {
-            for entry in dataset.list(&address.folder(), true, false)? {
+            for entry in dataset.list(address.folder(), true, false)? {
                 let ListEntry::File(_, Some(record)) = entry? else { continue };
                 if record.version.stamp > last {
                     continue;

@@ -11,9 +11,11 @@ use std::sync::Arc;
 
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
+use libdiesel::order::{Cursor, Order, OrderError, Stage};
+use libdiesel::report::ReportOptions;
 use libdiesel::{
-    Cursor, DEFAULT_GROUP, DirPath, Kind, Order, OrderError, OrderSettings, Partition,
-    ReportOptions, ResumeToken, Selection, Snapshot, Stage, StatItem, Tail,
+    DEFAULT_GROUP, DirPath, Kind, OrderSettings, Partition, ResumeToken, Selection, Snapshot,
+    StatItem, Tail,
 };
 
 use super::{not_a_folder, not_there};

@@ -4,7 +4,7 @@
 
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use libdiesel::{Finding, VerifyProgress, VerifyRequest};
+use libdiesel::admin::{Finding, VerifyProgress, VerifyRequest};
 use serde::Serialize;
 
 use super::whole_dataset;

@@ -14,7 +14,8 @@ use std::time::{Duration, SystemTime};
 
 use dl_format::{Attributes, FilePath, FileRecord};
 use dl_runtime::Shutdown;
-use libdiesel::{Dataset, Flushed, PackError, StatItem};
+use libdiesel::format::PackError;
+use libdiesel::{Dataset, Flushed, StatItem};
 
 use super::contents::{Alike, Stored, has_checksum, read_back};
 use super::reports::Reports;

@@ -5,9 +5,8 @@
 use std::sync::Arc;
 
 use indicatif::BinaryBytes;
-use libdiesel::{
-    Advice, GroupBytes, Randomness, ReportOptions, Selection, ShuffleReport, Snapshot,
-};
+use libdiesel::report::{Advice, GroupBytes, Randomness, ReportOptions, ShuffleReport};
+use libdiesel::{Selection, Snapshot};
 use serde::Serialize;
 
 use super::Folders;

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use dl_runtime::{Deadline, SystemClock};
-use libdiesel::{InvalidUsers, USERS_FILE_BYTES_MAX, Users};
+use libdiesel::admin::{InvalidUsers, USERS_FILE_BYTES_MAX, Users};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
@@ -140,7 +140,7 @@ impl Drop for Next {
 
 #[cfg(test)]
 mod tests {
-    use libdiesel::{Key, KeyHash, User};
+    use libdiesel::admin::{Key, KeyHash, User};
 
     use super::*;
 

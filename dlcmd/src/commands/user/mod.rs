@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use dl_runtime::{OsRandom, Random};
-use libdiesel::{Grant, Key, KeyHash, User, UserName, Users};
+use libdiesel::admin::{Grant, Key, KeyHash, User, UserName, Users};
 use serde::Serialize;
 
 use crate::context::Context;

@@ -20,7 +20,8 @@ use dl_tests::program::{dlcmd, run};
 use dl_tests::proxy::Instead;
 use dl_tests::rounds;
 use dl_tests::shift::Shift;
-use libdiesel::{Client, Kind, PurgeProgress, PurgeRequest};
+use libdiesel::admin::{PurgeProgress, PurgeRequest};
+use libdiesel::{Client, Kind};
 
 use super::{Event, NAME, PATIENCE, STALLED, Stage, WRITERS, again, counted};
 

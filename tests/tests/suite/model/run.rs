@@ -6,9 +6,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use dl_format::layout;
 use dl_tests::dice::Dice;
+use libdiesel::admin::{Finding, PurgeRequest, RecoverRequest, VerifyRequest};
+use libdiesel::format::Deletions;
 use libdiesel::{
-    Attributes, ChunkShape, Client, Dataset, DatasetName, Deletions, DirPath, FilePath, Finding,
-    Kind, ListEntry, PurgeRequest, RecoverRequest, SnapshotCache, StatItem, VerifyRequest,
+    Attributes, ChunkShape, Client, Dataset, DatasetName, DirPath, FilePath, Kind, ListEntry,
+    SnapshotCache, StatItem,
 };
 use tempfile::TempDir;
 
@@ -172,7 +174,7 @@ impl Run {
                     record.length == bytes.len() as u64
                         && record.attributes.mtime == bytes.len() as i64
                         && record.attributes.mode == 0o640
-                        && record.crc == libdiesel::Crc32c::of(bytes)
+                        && record.crc == libdiesel::format::Crc32c::of(bytes)
                 }
                 (Stands::Folder, StatItem::Folder) | (Stands::Nothing, StatItem::Missing) => true,
                 _ => false,

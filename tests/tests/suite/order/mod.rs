@@ -15,10 +15,8 @@ use anyhow::{Context, Result, ensure};
 use dl_format::Crc32c;
 use dl_tests::dice::Dice;
 use dl_tests::workspace;
-use libdiesel::{
-    Cursor, Order, OrderError, OrderSettings, Partition, ResumeToken, Selection, Stage, Tail,
-    Worker,
-};
+use libdiesel::order::{Cursor, Order, OrderError, Stage};
+use libdiesel::{OrderSettings, Partition, ResumeToken, Selection, Tail, Worker};
 use serde_json::{Value, json};
 
 /// The nodes of a stage, its position, and its skips in any order.

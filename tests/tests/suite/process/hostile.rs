@@ -435,7 +435,7 @@ async fn writers_that_announce_much_and_send_nothing_lose_their_turn() -> Result
         let data = Bytes::from_static(b"and then silence");
         stalled.push(announce(server.address(), dataset, 64 << 20, data).await?);
     }
-    let id = libdiesel::ChunkId::from_bytes(id_bytes(&parts));
+    let id = libdiesel::format::ChunkId::from_bytes(id_bytes(&parts));
     let object = chunk(id, dataset, [(&b"a"[..], &b"bytes"[..])])?;
     put_patiently(&honest, dataset, &object).await?;
     for (send, answer) in stalled {
@@ -462,7 +462,7 @@ async fn writers_that_send_a_byte_at_a_time_lose_their_memory_to_others() -> Res
         trickling.push(answer);
     }
     clock().sleep(Duration::from_millis(500)).await;
-    let id = libdiesel::ChunkId::from_bytes(id_bytes(&parts));
+    let id = libdiesel::format::ChunkId::from_bytes(id_bytes(&parts));
     let object = chunk(id, dataset, [(&b"a"[..], &b"bytes"[..])])?;
     put_patiently(&honest, dataset, &object).await?;
     let mut given_up = 0;
@@ -489,7 +489,7 @@ async fn a_slow_writer_beside_whom_nobody_waits_is_waited_for() -> Result<()> {
     let (server, parts) = patient(Duration::from_secs(2)).await?;
     let client = Wire::connect(server.address()).await?;
     let dataset = create_large(&client).await?;
-    let id = libdiesel::ChunkId::from_bytes(id_bytes(&parts));
+    let id = libdiesel::format::ChunkId::from_bytes(id_bytes(&parts));
     let object = Bytes::from(chunk(id, dataset, [(&b"a"[..], &b"bytes"[..])])?);
     let (first, rest) = (object.slice(..object.len() - 50), object.slice(object.len() - 50..));
     let (send, answer) = announce(server.address(), dataset, object.len() as u64, first).await?;
@@ -524,7 +524,7 @@ async fn objects_that_are_not_what_they_say_are_refused_and_leave_nothing() -> R
     let (server, parts) = patient(USUAL).await?;
     let client = Wire::connect(server.address()).await?;
     let (dataset, other) = (client.create("ds").await?, client.create("other").await?);
-    let id = libdiesel::ChunkId::from_bytes(id_bytes(&parts));
+    let id = libdiesel::format::ChunkId::from_bytes(id_bytes(&parts));
     let good = chunk(id, dataset, [(&b"a"[..], &b"bytes"[..]), (b"b", b"more bytes")])?;
     let dice = Dice::new(3);
     for _ in 0..rounds(300, 10_000) {

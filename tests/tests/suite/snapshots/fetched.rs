@@ -64,7 +64,7 @@ fn with_a_snapshot_no_metadata_is_asked_for() -> Result<()> {
     // What needs no bytes of files needs no server.
     scene.cluster.kill();
     ensure!(listed(&reader)? == ["a", "b/c", "large"], "without a server");
-    let none = reader.list(&DirPath::from(path("none")?), false, true);
+    let none = reader.list(DirPath::from(path("none")?), false, true);
     ensure!(none.is_err_and(|error| error.kind() == Kind::NotFound), "no such folder");
     Ok(())
 }

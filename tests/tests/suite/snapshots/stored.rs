@@ -14,7 +14,8 @@ use dl_server::{Parts, prepare};
 use dl_store::{CountStore, FaultStore, Prefix, Store, StoreExt};
 use dl_tests::cluster::{Cluster, clock, parts};
 use dl_tests::rounds;
-use libdiesel::{Dataset, FilePath, Kind, PurgeRequest, RecoverRequest, StatItem, VerifyRequest};
+use libdiesel::admin::{PurgeRequest, RecoverRequest, VerifyRequest};
+use libdiesel::{Dataset, FilePath, Kind, StatItem};
 
 use super::{Scene, listed, name, path, put};
 
