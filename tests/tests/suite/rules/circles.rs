@@ -18,12 +18,14 @@ const RULE: &str = "Sibling modules do not import each other in a circle; \
 
 /// The modules of one library or binary, and what they say about each other.
 #[derive(Default)]
-struct Modules {
+pub(super) struct Modules {
     known: BTreeSet<ModulePath>,
     /// What a name that a module imports or re-exports stands for.
     aliases: BTreeMap<ModulePath, ModulePath>,
     /// Who refers to what, and where that stands.
     references: Vec<(ModulePath, ModulePath, String)>,
+    /// Who begins a path with which other word, and where.
+    others: Vec<(ModulePath, String, String)>,
 }
 
 /// From each module to its siblings, with the first place that says so.
@@ -34,10 +36,7 @@ fn sibling_modules_import_each_other_in_no_circle() -> Result<()> {
     let mut found = Vec::new();
     for package in workspace::packages()? {
         for root in &package.roots {
-            let mut modules = Modules::default();
-            let folder = root.parent().context("a source file stands in a folder")?;
-            modules.read_file(root, folder, &Vec::new())?;
-            found.extend(circles(&modules.graph()));
+            found.extend(circles(&Modules::of(root)?.graph()));
         }
     }
     hold(RULE, &found);
@@ -80,13 +79,44 @@ fn parents_children_and_tests_make_no_circle() -> Result<()> {
 }
 
 fn circles_in(text: &str) -> Result<Vec<String>> {
-    let mut modules = Modules::default();
-    let items = source::items(source::tokens(text)?);
-    modules.read(items, Path::new("lib.rs"), Path::new(""), &Vec::new())?;
-    Ok(circles(&modules.graph()))
+    Ok(circles(&Modules::of_text(text)?.graph()))
 }
 
 impl Modules {
+    /// Those of the library or binary with this root.
+    pub(super) fn of(root: &Path) -> Result<Self> {
+        let mut modules = Self::default();
+        let folder = root.parent().context("a source file stands in a folder")?;
+        modules.read_file(root, folder, &Vec::new())?;
+        Ok(modules)
+    }
+
+    /// Those of a library with this text.
+    pub(super) fn of_text(text: &str) -> Result<Self> {
+        let mut modules = Self::default();
+        let items = source::items(source::tokens(text)?);
+        modules.read(items, Path::new("lib.rs"), Path::new(""), &Vec::new())?;
+        Ok(modules)
+    }
+
+    /// The modules at the root.
+    pub(super) fn at_the_root(&self) -> Vec<String> {
+        let names = self.known.iter().map(Vec::as_slice);
+        names.filter_map(|path| <[String; 1]>::try_from(path.to_vec()).ok()).flatten().collect()
+    }
+
+    /// The modules at the root that a module at the root uses, each with a place that says so.
+    pub(super) fn used_by(&self, module: &str) -> Vec<(String, String)> {
+        let edges = self.graph().remove(&vec![module.to_owned()]).unwrap_or_default();
+        let others = edges.into_iter().map(|(to, place)| (to.join("::"), place));
+        others.filter(|(to, _)| to != module).collect()
+    }
+
+    /// The words that begin paths, such as the names of other crates: by whom, and where.
+    pub(super) fn crates(&self) -> &[(ModulePath, String, String)] {
+        &self.others
+    }
+
     /// `folder` is where the files of the module's children stand.
     fn read_file(&mut self, file: &Path, folder: &Path, module: &ModulePath) -> Result<()> {
         self.read(source::items_of(file)?, file, folder, module)
@@ -126,6 +156,9 @@ impl Modules {
         for Reference { to, line } in paths::references(item, module) {
             let place = format!("{}:{line}", file.display());
             self.references.push((module.clone(), to, place));
+        }
+        for (word, line) in paths::beginnings(item) {
+            self.others.push((module.clone(), word, format!("{}:{line}", file.display())));
         }
     }
 

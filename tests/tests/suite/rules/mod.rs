@@ -8,6 +8,7 @@ mod commands;
 mod configuration;
 mod edges;
 mod fuzzed;
+mod layers;
 mod lints;
 mod metrics;
 mod openings;

@@ -35,6 +35,33 @@ pub(super) fn references(item: &Item, module: &ModulePath) -> Vec<Reference> {
     found
 }
 
+/// The words with which an item's paths begin.
+pub(super) fn beginnings(item: &Item) -> Vec<(String, usize)> {
+    let body = item.body.iter().cloned().map(TokenTree::Group);
+    let mut found = Vec::new();
+    begin(&item.head.iter().cloned().chain(body).collect::<Vec<_>>(), &mut found);
+    found
+}
+
+fn begin(tokens: &[TokenTree], found: &mut Vec<(String, usize)>) {
+    let mut is_inside = false;
+    for (index, token) in tokens.iter().enumerate() {
+        let is_path = tokens
+            .get(index + 1..index + 3)
+            .is_some_and(|next| next.iter().all(|token| is_punct(token, ':')));
+        match token {
+            TokenTree::Ident(word) if is_path && !is_inside => {
+                found.push((word.to_string(), word.span().start().line));
+            }
+            TokenTree::Group(group) => {
+                begin(&group.stream().into_iter().collect::<Vec<_>>(), found);
+            }
+            _ => {}
+        }
+        is_inside = is_punct(token, ':');
+    }
+}
+
 fn collect(tokens: &[TokenTree], module: &ModulePath, found: &mut Vec<Reference>) {
     let mut rest = tokens;
     while let Some((first, after)) = rest.split_first() {
