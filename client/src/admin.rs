@@ -1,6 +1,6 @@
-//! What administrators and their tools need: users and their rights, and the requests and answers of
+//! Names for administrators and their tools: users and their rights, and the requests and answers of
 //! [`Client::recover`](crate::Client::recover), [`Client::purge`](crate::Client::purge),
-//! [`Client::verify`](crate::Client::verify), and of the calls that list and delete datasets.
+//! [`Client::verify`](crate::Client::verify), and of the calls for lists and deletes of datasets.
 
 pub use dl_proto::{
     DeletedDataset, Finding, Grant, InvalidGrant, InvalidUserName, InvalidUsers, Key, KeyHash,

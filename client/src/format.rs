@@ -1,4 +1,4 @@
-//! What records, versions and chunks are made of, for tools that look into them
+//! The parts of records, versions and chunks, for tools with an interest in these parts
 //! ([`FileRecord`](crate::FileRecord), [`DatasetInfo`](crate::DatasetInfo)) or delete single versions
 //! ([`Dataset::delete_versions`](crate::Dataset::delete_versions)).
 

@@ -1,7 +1,6 @@
-//! Paths as callers write them: checked ones, or text and bytes that the call checks.
+//! Paths as callers write them: checked paths, or text and bytes to be checked by the call.
 //!
-//! Must hold: text that is no path is refused before anything is asked or sent, by an error that names
-//! the text.
+//! Must hold: an invalid path is refused before a request is sent, by an error with the text of the path.
 
 use std::borrow::Cow;
 
@@ -10,12 +9,12 @@ use dl_format::{DirPath, FilePath, InvalidPath};
 use crate::error::{Error, Kind};
 
 /// A path of a dataset: a [`FilePath`] or [`DirPath`], text (`str`, `String`), or bytes (`[u8]`,
-/// `Vec<u8>`), and a reference to any of these. Calls that take one fail with [`Kind::Invalid`] for text
-/// that breaks the rules of the checked type.
+/// `Vec<u8>`), or a reference to such a value. A call fails with [`Kind::Invalid`] for text against the
+/// rules of the checked type.
 ///
-/// The empty text is the root where a folder is wanted. This crate alone implements the trait.
+/// The empty text is the root where a folder is wanted. Only this crate implements the trait.
 pub trait AsPath<P: sealed::Path>: sealed::Sealed {
-    /// The checked path, for an action that an error names.
+    /// The checked path; an error names `action`.
     #[doc(hidden)]
     fn as_path(&self, action: &'static str) -> Result<Cow<'_, P>, Error>;
 }

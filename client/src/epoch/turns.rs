@@ -1,7 +1,7 @@
 //! Which thread reads which file of an epoch.
 //!
-//! Must hold: each file is given to one thread, and given again only when it was given back; a thread
-//! waits for others only while they read.
+//! Must hold: each file is given to a single thread, and given again only after the thread gave the
+//! file back; a thread waits for other threads only while they read.
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -19,15 +19,17 @@ pub(crate) struct Turns {
 #[derive(Debug)]
 struct Inside {
     cursor: Cursor,
-    /// Given, and given back because they could not be read: by position.
+    /// Files that were given back, by position.
     returned: BTreeMap<u64, u32>,
     /// Given to threads that still read them.
     under_way: usize,
     /// Reads that have ended.
     ends: u64,
+    /// Threads in [`Turns::wait`]: without any, nobody is woken.
+    waiting: usize,
 }
 
-/// A file that a thread reads: [`Turns::end`], [`Turns::give_back`] or [`Turns::wait`] ends its turn.
+/// A file for the thread to read: [`Turns::end`], [`Turns::give_back`] or [`Turns::wait`] ends its turn.
 #[derive(Debug)]
 #[must_use = "the turn has to end"]
 pub(crate) struct Turn {
@@ -38,13 +40,14 @@ pub(crate) struct Turn {
 }
 
 impl Turns {
-    /// The files that a cursor still gives.
+    /// The files left in a cursor.
     pub(crate) fn new(cursor: Cursor) -> Self {
-        let inside = Inside { cursor, returned: BTreeMap::new(), under_way: 0, ends: 0 };
+        let inside =
+            Inside { cursor, returned: BTreeMap::new(), under_way: 0, ends: 0, waiting: 0 };
         Self { inside: Mutex::new(inside), ended: Condvar::new() }
     }
 
-    /// The first file that no thread has; none when all were given.
+    /// The first file without a thread; none when all were given.
     pub(crate) fn give(&self) -> Option<Turn> {
         let mut inside = self.lock();
         let (position, number) = inside.next()?;
@@ -54,21 +57,28 @@ impl Turns {
 
     /// The file was handed over.
     pub(crate) fn end(&self, _: Turn) {
-        self.lock().end();
-        self.ended.notify_all();
+        self.finish(self.lock());
     }
 
     /// The file could not be read, and is given again.
     pub(crate) fn give_back(&self, turn: Turn) {
         let mut inside = self.lock();
         inside.returned.insert(turn.position, turn.number);
-        inside.end();
-        drop(inside);
-        self.ended.notify_all();
+        self.finish(inside);
     }
 
-    /// The file can't be read before reads of other threads end: gives it back, and waits until one of
-    /// these has ended, or none is left.
+    fn finish(&self, mut inside: MutexGuard<'_, Inside>) {
+        inside.under_way -= 1;
+        inside.ends += 1;
+        let is_awaited = inside.waiting > 0;
+        drop(inside);
+        if is_awaited {
+            self.ended.notify_all();
+        }
+    }
+
+    /// The file can't be read before reads of other threads end: gives the file back, and waits until
+    /// such a read has ended, or none is left.
     pub(crate) fn wait(&self, turn: Turn) {
         let mut inside = self.lock();
         inside.returned.insert(turn.position, turn.number);
@@ -76,12 +86,14 @@ impl Turns {
         if inside.under_way == 0 {
             self.ended.notify_all();
         }
+        inside.waiting += 1;
         while inside.ends == turn.ends && inside.under_way > 0 {
             inside = self.ended.wait(inside).unwrap_or_else(PoisonError::into_inner);
         }
+        inside.waiting -= 1;
     }
 
-    /// Files before the first one that was not given, or was given back.
+    /// Files before the first file to give.
     pub(crate) fn position(&self) -> u64 {
         let inside = self.lock();
         let next = inside.cursor.position();
@@ -97,10 +109,5 @@ impl Inside {
     fn next(&mut self) -> Option<(u64, u32)> {
         let position = self.cursor.position();
         self.returned.pop_first().or_else(|| Some((position, self.cursor.next()?)))
-    }
-
-    fn end(&mut self) {
-        self.under_way -= 1;
-        self.ends += 1;
     }
 }

@@ -1,14 +1,14 @@
 //! The chunks of a group, in the order in which a reader needs them.
 //!
 //! Must hold: every file of the group lies in one chunk of the plan, and no other file does; a chunk
-//! comes before another one if its first file is read before the other's.
+//! precedes the chunks whose first files are read later.
 
 use std::ops::Range;
 
 use super::Cursor;
 
-/// The files of one group that a rank, or a worker of it, reads, by the chunks that hold them. The
-/// chunks are known by their index in the plan, which follows their numbers.
+/// The files of one group for a rank, or for a worker of the rank, by the chunks that hold them. A
+/// chunk is known by its index in the plan; the indexes follow the numbers of the chunks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChunkPlan {
     positions: Range<u64>,

@@ -1,5 +1,5 @@
-//! The number of the process that runs now in its line of forks, read from a page of memory that the
-//! kernel empties in every child.
+//! The number of the current process in its line of forks, in a page of memory that the kernel empties
+//! in every child.
 //!
 //! Must hold: within one process the number never changes; a child's number differs from the numbers
 //! of all its ancestors. No lock is taken, so that a fork at any moment leaves the child a page to use.
@@ -16,14 +16,14 @@ const LENGTH: usize = size_of::<AtomicU64>();
 /// of the line asks.
 static WORD: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
 
-/// The last number that was handed out in this line. A child begins with its parent's copy, which is
-/// at least as large as the number of each ancestor.
+/// The last number of this line. A child begins with its parent's copy, which is at least as large as
+/// the number of each ancestor.
 static LAST: AtomicU64 = AtomicU64::new(0);
 
 /// Whether the kernel refused such a page; the process id is the number then.
 static IS_REFUSED: AtomicBool = AtomicBool::new(false);
 
-/// The number of the process that runs now, never 0.
+/// The number of the current process, never 0.
 #[inline]
 pub(super) fn current() -> u64 {
     let word = WORD.load(Ordering::Acquire);
@@ -34,7 +34,7 @@ pub(super) fn current() -> u64 {
     if found == 0 { begin() } else { found }
 }
 
-/// The first question of a process, or one that the kernel gives no page for.
+/// The first question of a process, or any question where the kernel refuses the page.
 #[cold]
 fn begin() -> u64 {
     let Some(word) = word() else { return u64::from(std::process::id()) };
@@ -46,7 +46,7 @@ fn begin() -> u64 {
     }
 }
 
-/// The word, in a page that is mapped by the first thread that asks.
+/// The word; the first caller maps its page.
 fn word() -> Option<&'static AtomicU64> {
     let found = WORD.load(Ordering::Acquire);
     if !found.is_null() {
@@ -69,7 +69,7 @@ fn word() -> Option<&'static AtomicU64> {
     }
 }
 
-/// The word at an address that [`WORD`] has held.
+/// The word at an address out of [`WORD`].
 #[inline]
 fn number_in(word: *mut AtomicU64) -> &'static AtomicU64 {
     #[expect(unsafe_code, reason = "mapped memory has no other face")]
@@ -80,7 +80,7 @@ fn number_in(word: *mut AtomicU64) -> &'static AtomicU64 {
     }
 }
 
-/// A page of zeros that is a page of zeros again in each child.
+/// A page of zeros, which each child finds full of zeros again.
 fn map() -> rustix::io::Result<NonNull<AtomicU64>> {
     let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
     #[expect(unsafe_code, reason = "there is no safe way to map memory")]
@@ -99,7 +99,7 @@ fn map() -> rustix::io::Result<NonNull<AtomicU64>> {
     }
 }
 
-/// Gives back a page that no other thread has seen.
+/// Gives back a page unknown to other threads.
 fn unmap(page: NonNull<AtomicU64>) {
     #[expect(unsafe_code, reason = "what was mapped is unmapped")]
     // SAFETY: `map` made it, it never came into `WORD`, and no reference to it was made.

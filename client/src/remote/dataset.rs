@@ -1,7 +1,7 @@
 //! A dataset as the servers have it: questions about it, deletes, and the writer of one handle.
 //!
-//! Must hold: it means one dataset id for ever; a name that was deleted and created again is not
-//! found.
+//! Must hold: a value means the same dataset id for ever; a dataset created later under its name is
+//! never found.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::remote::session::{Session, Shared};
 use crate::remote::stats::Stats;
 use crate::remote::writer::Writer;
 
-/// What one handle asks of the servers and sends to them.
+/// The requests and the writer of a single handle.
 #[derive(Debug)]
 pub(crate) struct RemoteDataset {
     shared: Arc<Shared>,
@@ -29,18 +29,18 @@ impl RemoteDataset {
         Self { shared, info, writer: PerProcess::new(), stats: PerProcess::new() }
     }
 
-    /// The same dataset for a handle of its own, which knows this version.
+    /// The same dataset at another version, for a handle of its own.
     pub(crate) fn at_version(&self, version: Version) -> Self {
         let info = DatasetInfo { version, ..self.info.clone() };
         Self::new(Arc::clone(&self.shared), info)
     }
 
-    /// What was said of it when this was made.
+    /// The description from the time of opening.
     pub(crate) fn info(&self) -> &DatasetInfo {
         &self.info
     }
 
-    /// As users write it.
+    /// The name in the form of users: `dl://NAME`.
     pub(crate) fn address(&self) -> String {
         dataset_address(&self.info.name)
     }
@@ -49,7 +49,7 @@ impl RemoteDataset {
         self.shared.session()
     }
 
-    /// What the servers say of it now, with its counts if these are asked for.
+    /// The current description, by the servers; with `counts` also how much the dataset holds.
     pub(crate) fn describe(&self, counts: bool) -> Result<DatasetInfo, Error> {
         let session = self.session()?;
         let info = session.wait(get_dataset(&session.connections, &self.info.name, counts))?;
@@ -66,7 +66,7 @@ impl RemoteDataset {
         }
     }
 
-    /// What stands at each of the paths now, in their order.
+    /// The current entries at some paths, in the order of the paths.
     pub(crate) fn stat_many(&self, paths: &[FilePath]) -> Result<Vec<StatItem>, Error> {
         let session = self.session()?;
         let stats = self.stats.get_or_make(|| Ok::<_, Error>(Stats::default()))?;
