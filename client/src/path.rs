@@ -48,6 +48,7 @@ mod sealed {
     impl Sealed for [u8] {}
     impl Sealed for Vec<u8> {}
     impl<const N: usize> Sealed for [u8; N] {}
+    #[deny(clippy::missing_trait_methods)]
     impl<T: Sealed + ?Sized> Sealed for &T {}
 }
 
@@ -63,6 +64,7 @@ impl AsPath<DirPath> for DirPath {
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<P: sealed::Path, T: AsPath<P> + ?Sized> AsPath<P> for &T {
     fn as_path(&self, action: &'static str) -> Result<Cow<'_, P>, Error> {
         (**self).as_path(action)
