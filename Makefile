@@ -150,7 +150,7 @@ define counted
 		--test-threads $$((2 * $$(nproc))) -E '$(2)' $(4) || code=$$?; \
 	echo "The slowest tests, in seconds:"; \
 	sed -nE 's/.*<testcase name="([^"]*)" classname="([^"]*)".* time="([0-9.]+)".*/\3 \2 \1/p' \
-		$(CARGO_TARGET_DIR)/nextest/$(1)/junit.xml | sort -rn | sed -n 1,10p; \
+		target/nextest/$(1)/junit.xml | sort -rn | sed -n 1,10p; \
 	echo "$$(wc -l < $(SKIPPED)) tests were skipped"; \
 	sort $(SKIPPED); \
 	exit $$code

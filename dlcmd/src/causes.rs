@@ -100,14 +100,14 @@ mod tests {
     fn a_cause_is_told_once_with_a_count_and_the_first_ten_names() {
         let causes = Causes::default();
         for number in 0..12_241 {
-            causes.add("store", format!("f{number}"), format!("chunk {number:x}z/aa: it is full"));
+            causes.add("store", format!("f{number}"), format!("chunk {number:022}: it is full"));
         }
         causes.add("read", "secret", "Permission denied");
         let all = told(&causes);
         let [one, many] = all.as_slice() else { panic!("{all:?}") };
         assert_eq!(one, "read secret: Permission denied");
         let lines: Vec<_> = many.lines().collect();
-        assert_eq!(lines.first(), Some(&"store 12241 files: chunk 0z/aa: it is full"));
+        assert_eq!(lines[0], format!("store 12241 files: chunk {:022}: it is full", 0));
         assert_eq!(lines.get(10), Some(&"  f9"));
         assert_eq!(lines.get(11..), Some(&["  and 12231 more"][..]));
         assert_eq!(told(&causes), [""; 0], "told once");
