@@ -2,7 +2,7 @@
 //! what comes later holds. Every number carries its unit.
 
 use std::borrow::Cow;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -31,7 +31,8 @@ pub struct Flags {
     /// them, and what is in its table [live] counts as soon as it changes
     #[arg(long, value_name = "FILE", env = "DIESEL_CONFIG")]
     pub config: Option<String>,
-    /// Answer gRPC here [default: 127.0.0.1:7420]; port 0 takes a free one
+    /// Answer gRPC here: IP:PORT, localhost:PORT, or :PORT for all interfaces [default:
+    /// 127.0.0.1:7420]; port 0 takes a free one
     #[arg(long, value_name = "ADDR", env = "DIESEL_LISTEN")]
     pub listen: Option<String>,
     /// Answer HTTP here, /healthz, /livez and /metrics [default: 127.0.0.1:7421]; `none` for nowhere
@@ -243,7 +244,8 @@ impl Config {
         let here = if under_data.contains(':') && data.is_relative() { "./" } else { "" };
         let under = |name: &str| format!("{here}{}", Path::new(under_data).join(name).display());
         let listen = flags.listen.or(file.listen).unwrap_or_else(|| "127.0.0.1:7420".to_owned());
-        let problem = "give an address and a port, as in 127.0.0.1:7420";
+        let problem = "give an IP address and a port, as in 127.0.0.1:7420; localhost:PORT; or :PORT for \
+                       all interfaces";
         let listen = socket("listen", &listen, problem)?;
         let http = http(flags.http.or(file.http))?;
         let users = flags.users.or(file.users);
@@ -320,12 +322,25 @@ fn refused(
     ConfigError::Value { setting, value, problem: problem.into() }
 }
 
+/// An address to listen on. `localhost` is the loopback address, and a port alone means all IPv4
+/// interfaces.
 fn socket(
     setting: &'static str,
     text: &str,
     problem: &'static str,
 ) -> Result<SocketAddr, ConfigError> {
-    text.parse().map_err(|_| refused(setting, text, problem))
+    let ip: Option<(Ipv4Addr, &str)> = match text.split_once(':') {
+        Some(("", port)) => Some((Ipv4Addr::UNSPECIFIED, port)),
+        Some((host, port)) if host.eq_ignore_ascii_case("localhost") => {
+            Some((Ipv4Addr::LOCALHOST, port))
+        }
+        _ => None,
+    };
+    let address = match ip {
+        Some((ip, port)) => port.parse().ok().map(|port: u16| SocketAddr::from((ip, port))),
+        None => text.parse().ok(),
+    };
+    address.ok_or_else(|| refused(setting, text, problem))
 }
 
 fn http(given: Option<String>) -> Result<Option<Http>, ConfigError> {
@@ -333,7 +348,8 @@ fn http(given: Option<String>) -> Result<Option<Http>, ConfigError> {
     if text == "none" {
         return Ok(None);
     }
-    let problem = "give an address and a port, as in 127.0.0.1:7421, or none";
+    let problem = "give an IP address and a port, as in 127.0.0.1:7421; localhost:PORT; :PORT for all \
+                   interfaces; or none";
     let address = socket("http", text, problem)?;
     Ok(Some(Http { address, is_asked: given.is_some() }))
 }

@@ -111,6 +111,29 @@ fn an_open_address_must_be_asked_for_by_name() {
 }
 
 #[test]
+fn an_address_to_listen_on_may_be_localhost_or_a_port_alone() {
+    let http = |text| load(&["--http", text]).unwrap().http.unwrap().address.to_string();
+    for (text, address) in [
+        ("localhost:7420", "127.0.0.1:7420"),
+        ("LOCALHOST:0", "127.0.0.1:0"),
+        (":7420", "0.0.0.0:7420"),
+        ("[::]:1", "[::]:1"),
+    ] {
+        assert_eq!(http(text), address);
+        let listen = load(&["--listen", text, "--without-keys"]).unwrap().listen;
+        assert_eq!(listen.to_string(), address);
+        let is_loopback = load(&["--listen", text]).is_ok();
+        assert_eq!(is_loopback, address.starts_with("127."), "{text}");
+        let file = format!("listen = \"{text}\"\nwithout_keys = true");
+        let config = Config::load(Flags::default(), Some(&file)).unwrap();
+        assert_eq!(config.listen.to_string(), address);
+    }
+    for text in ["localhost", "localhost:", ":", ":x", ":70000", "localhost:+1x", "host:1", "::1"] {
+        assert!(load(&["--listen", text, "--without-keys"]).is_err(), "{text}");
+    }
+}
+
+#[test]
 fn neither_the_help_nor_a_flag_that_is_none_shows_a_login() {
     use clap::CommandFactory;
     for flag in Flags::command().get_arguments() {
