@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use dl_runtime::{Clock, OsRandom, Random, SystemClock, blocking, masked};
+use dl_runtime::{Clock, Deadline, OsRandom, Random, SystemClock, blocking};
 use futures::{StreamExt, TryStreamExt};
 use object_store::aws::AmazonS3Builder;
 use object_store::azure::MicrosoftAzureBuilder;
@@ -16,12 +16,13 @@ use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
 use object_store::{
-    BackoffConfig, ClientOptions, Error as ObjectError, ObjectStore, ObjectStoreExt, PutMode,
-    PutOptions, RetryConfig,
+    BackoffConfig, Certificate, ClientOptions, Error as ObjectError, ObjectStore, ObjectStoreExt,
+    PutMode, PutOptions, RetryConfig,
 };
 
+use crate::endpoint::{Provider, endpoint};
 use crate::http::WholeAnswers;
-use crate::object::{RemoteStore, is_missing, kind_of};
+use crate::object::{NO_ANSWER, RemoteStore, is_missing, kind_of};
 use crate::{Error, Kind, Prefix, Store, profile};
 
 const ACTION: &str = "open store";
@@ -36,6 +37,12 @@ const PROBE: &str = ".probe-";
 const PROBE_LEFT: Duration = Duration::from_secs(24 * 60 * 60);
 /// Probes that are looked at by one start.
 const PROBES_MAX: usize = 100;
+
+/// For how long a start tries again to reach a store that gives no HTTP answer.
+const CONTACT: Duration = Duration::from_secs(2);
+
+/// The variable of Amazon's tools that names a file with CAs.
+const CA_BUNDLE: &str = "AWS_CA_BUNDLE";
 
 /// A training job waits behind each read: try again soon, and give up while whoever asked the
 /// server still listens (its clients wait 60 s). A request that took all of its 30 s is not sent again.
@@ -58,14 +65,6 @@ fn connections() -> ClientOptions {
         .with_connect_timeout(Duration::from_secs(5))
         .with_timeout(Duration::from_secs(30))
         .with_pool_idle_timeout(Duration::from_secs(15))
-}
-
-/// Whose bucket it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Provider {
-    S3,
-    Google,
-    Azure,
 }
 
 /// A bucket, and below which prefix the store lies in it.
@@ -108,16 +107,21 @@ impl Address {
         let random: Arc<dyn Random> = Arc::new(OsRandom);
         let settings = self.completed(settings.to_vec()).await?;
         let settings = settings.as_slice();
-        if let Some((name, value)) = self.endpoints(settings).find(|(_, value)| !is_endpoint(value))
-        {
-            // object_store would panic over it later, or show the login in it.
-            let value = masked(value);
-            let why = format!("{name} is {value:?}: give http://HOST:PORT or https://HOST");
-            return Err(Error::because(Kind::Unsupported, ACTION, self, why));
-        }
-        let store = self.connect(settings).map_err(|error| self.refusal(settings, error))?;
-        self.probe(&*store, &*random).await.map_err(|error| self.refusal(settings, error))?;
-        if let Err(error) = sweep(&*store, SystemClock::new().now()).await {
+        let refused = |why: String| Error::because(Kind::Unsupported, ACTION, self, why);
+        let endpoint = endpoint(self.provider, &self.bucket, settings).map_err(refused)?;
+        let endpoint = endpoint.map(|(_, value)| value);
+        let cas = self.authorities(settings).await?;
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let connect = |answers: WholeAnswers| {
+            let store = self.connect(settings, &cas, answers);
+            store.map_err(|error| self.refusal(settings, endpoint, error))
+        };
+        let until = Deadline::after(&*clock, CONTACT);
+        let first = connect(WholeAnswers::until(Arc::clone(&clock), until))?;
+        let probed = self.probe(&*first, &*random).await;
+        probed.map_err(|error| self.refusal(settings, endpoint, error))?;
+        let store = connect(WholeAnswers::new(Arc::clone(&clock)))?;
+        if let Err(error) = sweep(&*store, clock.now()).await {
             tracing::warn!(store = %self, %error, "probes that killed starts left are not removed");
         }
         Ok(Arc::new(RemoteStore::new(store, self.to_string(), random, GAP)))
@@ -136,12 +140,41 @@ impl Address {
         completed.map_err(stopped)?.map_err(refused)
     }
 
-    fn connect(&self, settings: &[(String, String)]) -> Result<Arc<dyn ObjectStore>, ObjectError> {
-        let answers = WholeAnswers::new(Arc::new(SystemClock::new()));
+    /// The CAs in the file of `AWS_CA_BUNDLE`, trusted beside those of the machine.
+    async fn authorities(&self, settings: &[(String, String)]) -> Result<Vec<Certificate>, Error> {
+        let is_given = |(name, file): &&(String, String)| name == CA_BUNDLE && !file.is_empty();
+        let given = settings.iter().find(is_given).filter(|_| self.provider == Provider::S3);
+        let Some((_, file)) = given.cloned() else { return Ok(Vec::new()) };
+        let named = file.clone();
+        let read = blocking::run(move || std::fs::read(file)).await;
+        let stopped = |why| Error::because(Kind::Unavailable, ACTION, self, why);
+        let refused = |why: String| {
+            let why =
+                format!("{CA_BUNDLE} is {named:?}: {why}; give a file with certificates (PEM)");
+            Error::because(Kind::Unsupported, ACTION, self, why)
+        };
+        let pem = read.map_err(stopped)?.map_err(|why| refused(why.to_string()))?;
+        let found = Certificate::from_pem_bundle(&pem).map_err(|why| refused(why.to_string()))?;
+        if found.is_empty() {
+            return Err(refused("there is no certificate in it".to_owned()));
+        }
+        Ok(found)
+    }
+
+    fn connect(
+        &self,
+        settings: &[(String, String)],
+        cas: &[Certificate],
+        answers: WholeAnswers,
+    ) -> Result<Arc<dyn ObjectStore>, ObjectError> {
         match self.provider {
             Provider::S3 => {
                 let builder = AmazonS3Builder::new()
-                    .with_client_options(connections())
+                    .with_client_options(
+                        cas.iter()
+                            .cloned()
+                            .fold(connections(), ClientOptions::with_root_certificate),
+                    )
                     .with_retry(patience())
                     .with_http_connector(answers)
                     // Objects are deleted one by one, and not all that speaks S3 has the other.
@@ -202,26 +235,13 @@ impl Address {
         }
     }
 
-    /// The variables that name another address than the provider's, the usual one first.
-    fn endpoint_names(&self) -> &'static [&'static str] {
-        match self.provider {
-            Provider::S3 => &profile::ENDPOINT,
-            Provider::Google => &["GOOGLE_BASE_URL"],
-            Provider::Azure => &["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"],
-        }
-    }
-
-    fn endpoints<'a>(
-        &self,
-        settings: &'a [(String, String)],
-    ) -> impl Iterator<Item = (&'a str, &'a str)> + use<'a> {
-        let names = self.endpoint_names();
-        let found = settings.iter().filter(|(name, _)| names.contains(&name.as_str()));
-        found.map(|(name, value)| (name.as_str(), value.as_str()))
-    }
-
     /// What to mend, and why.
-    fn refusal(&self, settings: &[(String, String)], error: ObjectError) -> Error {
+    fn refusal(
+        &self,
+        settings: &[(String, String)],
+        endpoint: Option<&str>,
+        error: ObjectError,
+    ) -> Error {
         let variables = match self.provider {
             Provider::S3 if !profile::has_credentials(settings) => {
                 "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (which are neither set nor in a profile \
@@ -231,24 +251,18 @@ impl Address {
             Provider::Google => "GOOGLE_SERVICE_ACCOUNT",
             Provider::Azure => "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
         };
-        let http = match self.provider {
-            Provider::S3 => "; an address with http:// needs AWS_ALLOW_HTTP=true as well",
-            // Allowed without.
-            Provider::Google => "",
-            Provider::Azure => "; an address with http:// needs AZURE_ALLOW_HTTP=true as well",
-        };
-        let what = self.endpoint_names().first().copied().unwrap_or_default();
-        let endpoint = self.endpoints(settings).next();
-        let endpoint = endpoint.map_or("the provider's own address", |(_, value)| value);
+        let variable = self.provider.endpoint_name();
+        let endpoint = endpoint.unwrap_or("the provider's own address");
+        let told = error.to_string();
         let bucket = &self.bucket;
         let kind = kind_of(&error);
         let hint = match kind {
-            Kind::Denied if error.to_string().contains("RequestTimeTooSkewed") => format!(
+            Kind::Denied if told.contains("RequestTimeTooSkewed") => format!(
                 "bucket {bucket} at {endpoint} finds the clock of this machine too far off: mend the \
                  clock (NTP)"
             ),
             Kind::Missing => format!(
-                "there is no bucket {bucket} at {endpoint}: create it, or mend the address or {what}"
+                "there is no bucket {bucket} at {endpoint}: create it, or mend the address or {variable}"
             ),
             Kind::Denied => format!(
                 "bucket {bucket} at {endpoint} refuses: mend {variables}, or what they may do \
@@ -257,24 +271,56 @@ impl Address {
             Kind::Unsupported => {
                 format!("bucket {bucket} at {endpoint} can't hold a chunk store")
             }
-            Kind::Unavailable | Kind::Exists | Kind::Full | Kind::Corrupt => format!(
-                "bucket {bucket} at {endpoint} does not answer as it should: mend {what}, the \
-                 region or {variables}{http}"
-            ),
+            Kind::Unavailable | Kind::Exists | Kind::Full | Kind::Corrupt => {
+                match self.unreached(settings, &told) {
+                    Some(remedy) => format!("{endpoint} can't be reached: {remedy}"),
+                    None => format!(
+                        "bucket {bucket} at {endpoint} does not answer as it should: mend {variable}, \
+                         the region or {variables}"
+                    ),
+                }
+            }
         };
         let kind = if kind == Kind::Missing { Kind::Unsupported } else { kind };
         // object_store's texts have their causes in them.
-        Error::because(kind, ACTION, self, format!("{hint}: {error}"))
+        Error::because(kind, ACTION, self, format!("{hint}: {told}"))
+    }
+
+    /// The remedy for a request that no HTTP server answered; object_store leaves only the text of
+    /// the cause. None for an answer, and where a role of this machine was to give keys.
+    fn unreached(&self, settings: &[(String, String)], told: &str) -> Option<String> {
+        let is_s3 = self.provider == Provider::S3;
+        if !told.contains(NO_ANSWER) || (is_s3 && !profile::has_credentials(settings)) {
+            return None;
+        }
+        let variable = self.provider.endpoint_name();
+        let ca = if is_s3 { "AWS_CA_BUNDLE or SSL_CERT_FILE" } else { "SSL_CERT_FILE" };
+        // Google's takes http:// without.
+        let cloud = if is_s3 { "AWS" } else { "AZURE" };
+        let remedies = [
+            ("refused", format!("start the store there, or correct {variable}")),
+            (
+                "lookup address",
+                format!("correct the host in {variable}, or the DNS of this machine"),
+            ),
+            (
+                "UnknownIssuer",
+                format!("name the file with the CA of its certificate (PEM) in {ca}"),
+            ),
+            ("peer certificate", format!("correct {variable}, or replace the store's certificate")),
+            (
+                "scheme is not allowed",
+                format!("an address with http:// needs {cloud}_ALLOW_HTTP=true"),
+            ),
+            ("", format!("correct {variable}, or the network between")),
+        ];
+        remedies.into_iter().find(|(cause, _)| told.contains(cause)).map(|(_, remedy)| remedy)
     }
 }
 
 impl Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scheme = match self.provider {
-            Provider::S3 => "s3",
-            Provider::Google => "gs",
-            Provider::Azure => "az",
-        };
+        let scheme = self.provider.scheme();
         write!(f, "{scheme}://{}", self.bucket)?;
         if self.prefix.is_empty() { Ok(()) } else { write!(f, "/{}", self.prefix) }
     }
@@ -309,16 +355,6 @@ async fn sweep(store: &dyn ObjectStore, now: SystemTime) -> Result<(), ObjectErr
      two servers could overwrite each other's chunks: use a store with conditional writes"
 )]
 struct Replaces;
-
-fn is_endpoint(text: &str) -> bool {
-    let host = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
-    host.is_some_and(|host| {
-        !host.is_empty()
-            && !host.starts_with('/')
-            && !host.contains('@')
-            && host.bytes().all(|byte| byte.is_ascii_graphic())
-    })
-}
 
 /// Those of `settings` that a builder takes: variables with its prefix, and one without.
 fn given<'a, Name: FromStr>(
@@ -357,19 +393,6 @@ mod tests {
                 assert_eq!(names.len(), count, "{names:?}");
             }
             assert!(is_missing(&store.head(&left.as_str().into()).await.unwrap_err()));
-        }
-    }
-
-    #[tokio::test]
-    async fn an_endpoint_that_is_no_address_is_refused() {
-        let bucket = Address::parse("s3://b").unwrap();
-        for endpoint in ["here", "http://", "http:///x", "https://a b", "ftp://a", "http://K:SEC@h"]
-        {
-            let settings = [("AWS_ENDPOINT_URL".to_owned(), endpoint.to_owned())];
-            let error = bucket.open(&settings).await.unwrap_err();
-            let why = error.source.unwrap().to_string();
-            assert!(error.kind == Kind::Unsupported && why.contains("AWS_ENDPOINT_URL"), "{why}");
-            assert!(!why.contains("SEC"), "{why}");
         }
     }
 

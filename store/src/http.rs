@@ -36,18 +36,25 @@ const TRUSTED_LENGTH: usize = 4 << 20;
 #[derive(Debug)]
 pub(crate) struct WholeAnswers {
     clock: Arc<dyn Clock>,
+    until: Option<Deadline>,
 }
 
 impl WholeAnswers {
     pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
-        Self { clock }
+        Self { clock, until: None }
+    }
+
+    /// Requests without an answer are tried again only until then.
+    pub(crate) fn until(clock: Arc<dyn Clock>, until: Deadline) -> Self {
+        Self { clock, until: Some(until) }
     }
 }
 
 impl HttpConnector for WholeAnswers {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         let inner = ReqwestConnector::default().connect(options)?;
-        Ok(HttpClient::new(WholeAnswer { inner, clock: Arc::clone(&self.clock) }))
+        let (clock, until) = (Arc::clone(&self.clock), self.until);
+        Ok(HttpClient::new(WholeAnswer { inner, clock, until }))
     }
 }
 
@@ -55,6 +62,16 @@ impl HttpConnector for WholeAnswers {
 struct WholeAnswer {
     inner: HttpClient,
     clock: Arc<dyn Clock>,
+    until: Option<Deadline>,
+}
+
+/// The innermost cause of a failed request, in whose place object_store shows the outermost.
+#[derive(Debug, thiserror::Error)]
+#[error("{cause}")]
+struct Caused {
+    cause: String,
+    #[source]
+    error: HttpError,
 }
 
 /// Nothing came for too long.
@@ -114,12 +131,27 @@ impl HttpService for WholeAnswer {
         // Reads of objects have no query. The storing of chunks may take its time, up to the time-out
         // of the whole request.
         let is_read = matches!(request.method().as_str(), "GET" | "HEAD");
-        match (is_read, request.uri().query()) {
+        let answer = match (is_read, request.uri().query()) {
             (true, None) => self.whole(request, Some(SILENCE)).await,
             (true, Some(_)) => self.listed(request).await,
             (false, _) => self.whole(request, None).await,
-        }
+        };
+        answer.map_err(|error| {
+            let is_over = self.until.is_some_and(|until| until.remaining(&*self.clock).is_zero());
+            let kind = if is_over { HttpErrorKind::Unknown } else { error.kind() };
+            HttpError::new(kind, Caused { cause: innermost(&error).to_string(), error })
+        })
     }
+}
+
+fn innermost<'a>(
+    error: &'a (dyn std::error::Error + 'static),
+) -> &'a (dyn std::error::Error + 'static) {
+    let mut cause = error;
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+    }
+    cause
 }
 
 /// As one of a request that was never sent, which object_store tries again for every method.
@@ -193,7 +225,7 @@ mod tests {
             let time = Arc::new(ManualClock::new(UNIX_EPOCH));
             let clock: Arc<dyn Clock> = Arc::<ManualClock>::clone(&time);
             let slow = Slow { takes: Mutex::new(takes.into_iter()), clock: Arc::clone(&clock) };
-            let client = WholeAnswer { inner: HttpClient::new(slow), clock };
+            let client = WholeAnswer { inner: HttpClient::new(slow), clock, until: None };
             let mut request = HttpRequest::new(Bytes::new().into());
             *request.uri_mut() = "http://bucket/?list-type=2".parse().unwrap();
             let mut answer = client.call(request);

@@ -9,6 +9,7 @@ mod cloud;
 pub mod conformance;
 mod count;
 mod deferred;
+mod endpoint;
 mod error;
 mod fault;
 mod http;

@@ -153,11 +153,14 @@ pub(crate) fn is_missing(error: &ObjectError) -> bool {
     !["NoSuchBucket", "ContainerNotFound"].iter().any(|bucket| why.contains(bucket))
 }
 
+/// The beginning of object_store's text for a request without an HTTP answer.
+pub(crate) const NO_ANSWER: &str = "HTTP error";
+
 /// Whether the store did not answer, or only that it can't: object_store keeps the status to
 /// itself, so the text has to tell.
 fn is_silence(error: &ObjectError) -> bool {
     let why = error.to_string();
-    ["HTTP error", "status code: 5"].iter().any(|silence| why.contains(silence))
+    [NO_ANSWER, "status code: 5"].iter().any(|silence| why.contains(silence))
 }
 
 /// object_store's set of errors is open; what it doesn't tell apart is worth a retry.

@@ -23,7 +23,7 @@ const CREDENTIALS: [&str; 5] = [
 const REGION: [&str; 2] = ["AWS_REGION", "AWS_DEFAULT_REGION"];
 
 /// The variables that name another address than Amazon's, the usual one first.
-pub(crate) const ENDPOINT: [&str; 3] = ["AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"];
+const ENDPOINT: [&str; 3] = ["AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"];
 
 /// Ways of a profile to its keys that only Amazon's tools go.
 const ELSEWHERE: [&str; 5] =

@@ -8,6 +8,7 @@ mod azure;
 mod conformance;
 mod faults;
 mod programs;
+mod reach;
 mod shared;
 
 use std::net::SocketAddr;

@@ -1,0 +1,250 @@
+//! The address of a cloud: which variable names the endpoint, and whether the bucket stays the one
+//! of the store's URL.
+//!
+//! Must hold: settings under which object_store would write into another bucket or container are
+//! refused with the variable to change; no login in a variable is shown.
+
+use dl_runtime::masked;
+
+/// The owner of a bucket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Provider {
+    S3,
+    Google,
+    Azure,
+}
+
+impl Provider {
+    /// The scheme of URLs.
+    pub(crate) fn scheme(self) -> &'static str {
+        match self {
+            Self::S3 => "s3",
+            Self::Google => "gs",
+            Self::Azure => "az",
+        }
+    }
+
+    /// The variables that name another address than the provider's, the usual one first.
+    fn endpoints(self) -> &'static [&'static str] {
+        match self {
+            Self::S3 => &["AWS_ENDPOINT", "AWS_ENDPOINT_URL"],
+            Self::Google => &["GOOGLE_BASE_URL"],
+            Self::Azure => &["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"],
+        }
+    }
+
+    /// The usual variable for the endpoint.
+    pub(crate) fn endpoint_name(self) -> &'static str {
+        self.endpoints().first().copied().unwrap_or_default()
+    }
+}
+
+/// The endpoint that object_store uses for `bucket`, and its variable; none for the provider's own.
+///
+/// # Errors
+/// The variable that would send objects elsewhere, and the value that would not.
+pub(crate) fn endpoint<'a>(
+    provider: Provider,
+    bucket: &str,
+    settings: &'a [(String, String)],
+) -> Result<Option<(&'a str, &'a str)>, String> {
+    let find = |wanted: &str| settings.iter().find(|(name, _)| name == wanted);
+    // Precedence over the general ones is Amazon's own.
+    let specific = find("AWS_ENDPOINT_URL_S3").filter(|_| provider == Provider::S3);
+    let general: Vec<_> = provider.endpoints().iter().filter_map(|name| find(name)).collect();
+    for (name, value) in specific.into_iter().chain(general.iter().copied()) {
+        check_form(name, value)?;
+    }
+    if let (None, [(first, one), (second, other)]) = (specific, general.as_slice())
+        && one.trim_end_matches('/') != other.trim_end_matches('/')
+    {
+        return Err(format!("{first} and {second} name two endpoints: unset one of the two"));
+    }
+    let endpoint = specific.or(general.first().copied());
+    if provider == Provider::Azure
+        && let (Some((name, _)), Some((emulator, _))) = (endpoint, emulator(settings))
+    {
+        let why = "both are set, and object_store would ignore the endpoint: unset one of the two";
+        return Err(format!("{emulator} and {name}: {why}"));
+    }
+    let Some((name, value)) = endpoint else { return Ok(None) };
+    check_bucket(provider, bucket, (name, value), settings)?;
+    Ok(Some((name, value)))
+}
+
+/// Refuses text that object_store would panic over later, or whose login it would show.
+fn check_form(name: &str, value: &str) -> Result<(), String> {
+    let host = value.strip_prefix("https://").or_else(|| value.strip_prefix("http://"));
+    let is_endpoint = host.is_some_and(|host| {
+        !host.is_empty()
+            && !host.starts_with('/')
+            && !host.contains(['@', '?', '#'])
+            && host.bytes().all(|byte| byte.is_ascii_graphic())
+    });
+    if is_endpoint {
+        return Ok(());
+    }
+    Err(format!("{name} is {:?}: give http://HOST:PORT or https://HOST", masked(value)))
+}
+
+/// Refuses an endpoint that decides on the bucket.
+fn check_bucket(
+    provider: Provider,
+    bucket: &str,
+    (name, value): (&str, &str),
+    settings: &[(String, String)],
+) -> Result<(), String> {
+    let (_, after) = value.split_once("://").unwrap_or_default();
+    let (host, path) = after.split_once('/').unwrap_or((after, ""));
+    let path = path.trim_end_matches('/');
+    let account = settings.iter().find(|(name, _)| name == "AZURE_STORAGE_ACCOUNT_NAME");
+    let is_account = || account.is_some_and(|(_, account)| account == path);
+    let may_have_path = provider == Provider::Azure && is_account();
+    if !path.is_empty() && !may_have_path {
+        let remedy = match provider {
+            Provider::S3 | Provider::Google => "give the endpoint without a path",
+            Provider::Azure => "give the endpoint without a path, or with /ACCOUNT for Azurite",
+        };
+        return Err(format!(
+            "{name} is {value:?}: object_store would take the first part of its path for the bucket; \
+             {remedy}, and bucket and prefix in the store's URL"
+        ));
+    }
+    let in_host = host.strip_prefix(bucket).is_some_and(|rest| rest.starts_with('.'));
+    if let Some((switch, _)) = virtual_hosted(settings)
+        && provider == Provider::S3
+        && !in_host
+    {
+        return Err(format!(
+            "{switch} is on and {name} is {value:?}, without the bucket: object_store would take the \
+             first part of the prefix for the bucket; unset {switch}, or put {bucket}. before the host"
+        ));
+    }
+    Ok(())
+}
+
+fn virtual_hosted(settings: &[(String, String)]) -> Option<&(String, String)> {
+    switched_on(settings, "AWS_VIRTUAL_HOSTED_STYLE_REQUEST")
+}
+
+fn emulator(settings: &[(String, String)]) -> Option<&(String, String)> {
+    switched_on(settings, "AZURE_STORAGE_USE_EMULATOR")
+}
+
+/// A switch with one of the values that object_store takes for true.
+fn switched_on<'a>(settings: &'a [(String, String)], name: &str) -> Option<&'a (String, String)> {
+    let is_on = |value: &str| {
+        ["1", "true", "on", "yes", "y"].iter().any(|on| value.eq_ignore_ascii_case(on))
+    };
+    settings.iter().find(|(known, value)| known == name && is_on(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(provider: Provider, settings: &[(&str, &str)]) -> Result<Option<String>, String> {
+        let owned = settings.iter().map(|(name, value)| ((*name).into(), (*value).into()));
+        let settings: Vec<(String, String)> = owned.collect();
+        endpoint(provider, "b", &settings).map(|found| found.map(|(_, value)| value.to_owned()))
+    }
+
+    #[test]
+    fn an_endpoint_that_names_a_host_is_taken() {
+        const VIRTUAL: (&str, &str) = ("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "true");
+        const ACCOUNT: (&str, &str) = ("AZURE_STORAGE_ACCOUNT_NAME", "acct");
+        for (provider, settings, endpoint) in [
+            (Provider::S3, &[][..], None),
+            (Provider::S3, &[VIRTUAL], None),
+            (Provider::S3, &[("AWS_ENDPOINT", "http://h:1/")], Some("http://h:1/")),
+            (Provider::S3, &[("AWS_ENDPOINT", "https://b.h"), VIRTUAL], Some("https://b.h")),
+            (
+                Provider::S3,
+                &[("AWS_ENDPOINT", "https://h"), ("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "off")],
+                Some("https://h"),
+            ),
+            (
+                Provider::S3,
+                &[("AWS_ENDPOINT_URL", "https://all"), ("AWS_ENDPOINT_URL_S3", "https://s3")],
+                Some("https://s3"),
+            ),
+            (
+                Provider::S3,
+                &[("AWS_ENDPOINT", "https://h"), ("AWS_ENDPOINT_URL", "https://h/")],
+                Some("https://h"),
+            ),
+            (Provider::Google, &[("GOOGLE_BASE_URL", "http://h")], Some("http://h")),
+            (Provider::Azure, &[("AZURE_STORAGE_USE_EMULATOR", "true")], None),
+            (
+                Provider::Azure,
+                &[("AZURE_STORAGE_ENDPOINT", "http://h:1/acct"), ACCOUNT],
+                Some("http://h:1/acct"),
+            ),
+        ] {
+            let found = found(provider, settings);
+            assert_eq!(found, Ok(endpoint.map(str::to_owned)), "{settings:?}");
+        }
+    }
+
+    #[test]
+    fn settings_that_send_objects_to_another_bucket_are_refused() {
+        const PATH: &str = "without a path";
+        const VIRTUAL: &str = "unset AWS_VIRTUAL_HOSTED_STYLE_REQUEST, or put b. before";
+        for (provider, settings, told) in [
+            (
+                Provider::S3,
+                &[("AWS_ENDPOINT", "http://h:1"), ("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "Yes")][..],
+                VIRTUAL,
+            ),
+            (
+                Provider::S3,
+                &[
+                    ("AWS_ENDPOINT_URL_S3", "https://bb.h"),
+                    ("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "1"),
+                ],
+                VIRTUAL,
+            ),
+            (Provider::S3, &[("AWS_ENDPOINT_URL", "https://h/other")], PATH),
+            (
+                Provider::S3,
+                &[("AWS_ENDPOINT", "https://h"), ("AWS_ENDPOINT_URL", "https://i")],
+                "AWS_ENDPOINT and AWS_ENDPOINT_URL name two endpoints",
+            ),
+            (Provider::Google, &[("GOOGLE_BASE_URL", "http://h/other/")], PATH),
+            (
+                Provider::Azure,
+                &[
+                    ("AZURE_STORAGE_ENDPOINT", "https://h/other"),
+                    ("AZURE_STORAGE_ACCOUNT_NAME", "acct"),
+                ],
+                PATH,
+            ),
+            (
+                Provider::Azure,
+                &[("AZURE_ENDPOINT", "https://h"), ("AZURE_STORAGE_USE_EMULATOR", "true")],
+                "unset one",
+            ),
+        ] {
+            let refused = found(provider, settings).expect_err("other bucket");
+            assert!(refused.contains(told), "{refused}");
+        }
+    }
+
+    #[test]
+    fn text_that_is_no_address_is_refused_without_its_login() {
+        for wrong in [
+            "",
+            "here",
+            "http://",
+            "http:///x",
+            "https://a b",
+            "ftp://a",
+            "http://K:SEC@h",
+            "http://h?x",
+        ] {
+            let refused =
+                found(Provider::S3, &[("AWS_ENDPOINT_URL", wrong)]).expect_err("no address");
+            assert!(refused.contains("AWS_ENDPOINT_URL") && !refused.contains("SEC"), "{refused}");
+        }
+    }
+}

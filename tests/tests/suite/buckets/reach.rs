@@ -1,0 +1,77 @@
+//! A bucket that a server can't reach: each cause has its remedy, and a private CA is trusted where
+//! it is named.
+
+use std::net::TcpListener;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use dl_tests::ca::Ca;
+use dl_tests::cluster::clock;
+use dl_tests::program::{run, server_command};
+
+/// A start that can't reach its bucket takes at most 5 s; a busy machine starts programs slowly.
+const PATIENCE: Duration = Duration::from_secs(9);
+
+/// The last line that a server with a bucket at `endpoint` says before it ends.
+fn refused(endpoint: &str, variables: &[(&str, &str)]) -> Result<String> {
+    let scene = tempfile::tempdir()?;
+    let mut server = server_command()?;
+    server.env("AWS_ENDPOINT", endpoint).env("AWS_ALLOW_HTTP", "true");
+    server.envs([("AWS_ACCESS_KEY_ID", "key"), ("AWS_SECRET_ACCESS_KEY", "secret")]);
+    // A dlserver stands for the store below, and speaks HTTP/2 alone.
+    server.env("AWS_HTTP1_ONLY", "false").env("AWS_HTTP2_ONLY", "true");
+    server.env_remove("SSL_CERT_FILE").env_remove("SSL_CERT_DIR");
+    server.envs(variables.iter().copied());
+    server.args(["--listen", "127.0.0.1:0", "--store", "s3://bucket/prefix", "--data"]);
+    let began = clock().monotonic();
+    let ended = run(server.arg(scene.path()))?.code(1)?;
+    let took = clock().monotonic().saturating_sub(began);
+    ensure!(took < PATIENCE, "it took {took:?}: {}", ended.stderr);
+    Ok(ended.stderr.lines().last().unwrap_or_default().to_owned())
+}
+
+/// Keeps S-12.
+#[test]
+fn each_cause_for_which_a_bucket_is_not_reached_has_its_remedy() -> Result<()> {
+    let closed = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let (plain, closed) = (format!("http://{closed}/"), format!("http://{closed}"));
+    let unresolved = "http://no-such-host.invalid:9000";
+    for (endpoint, variables, told) in [
+        (closed.as_str(), &[][..], &["Connection refused", "start the store there"][..]),
+        (unresolved, &[], &["no-such-host.invalid", "correct the host in AWS_ENDPOINT", "DNS"]),
+        (&plain, &[("AWS_ALLOW_HTTP", "false")], &["needs AWS_ALLOW_HTTP=true"]),
+        (
+            &closed,
+            &[("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "true")],
+            &["unset AWS_VIRTUAL_HOSTED_STYLE_REQUEST"],
+        ),
+        (&closed, &[("AWS_CA_BUNDLE", "/nowhere/ca.pem")], &["AWS_CA_BUNDLE", "No such file"]),
+    ] {
+        let line = refused(endpoint, variables)?;
+        ensure!(told.iter().all(|told| line.contains(told)), "{endpoint}: {line}");
+        ensure!(!line.contains("region") && !line.contains("SECRET"), "{endpoint}: {line}");
+    }
+    Ok(())
+}
+
+/// Keeps S-12.
+#[test]
+fn a_private_ca_is_trusted_where_a_variable_names_it_and_asked_for_else() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (ca, other) = (Ca::new(folder.path(), "ca")?, Ca::new(folder.path(), "other")?);
+    ca.issue("server", "127.0.0.1", false)?;
+    // Its certificate is what matters: it is no S3 server, which shows once that is trusted.
+    let server = ca.serve("server", &[])?;
+    let endpoint = format!("https://{}", server.address());
+    let (ca, other) = (ca.file("ca.pem"), other.file("ca.pem"));
+    for variables in [&[][..], &[("AWS_CA_BUNDLE", other.as_str())], &[("SSL_CERT_FILE", &other)]] {
+        let line = refused(&endpoint, variables)?;
+        let told = ["UnknownIssuer", "AWS_CA_BUNDLE or SSL_CERT_FILE"];
+        ensure!(told.iter().all(|told| line.contains(told)), "{variables:?}: {line}");
+    }
+    for variable in ["AWS_CA_BUNDLE", "SSL_CERT_FILE"] {
+        let line = refused(&endpoint, &[(variable, ca.as_str())])?;
+        ensure!(!line.contains("certificate") && line.contains(&endpoint), "{variable}: {line}");
+    }
+    Ok(())
+}
