@@ -54,6 +54,12 @@ impl Exit {
     }
 }
 
+/// In the words of the system: nothing listens at an address.
+const REFUSED: &str = "onnection refused";
+
+/// The advice for an address where nothing listens.
+const START: &str = "start one with `dlserver`, or name another with --server";
+
 /// Why a command ends early.
 #[derive(Debug)]
 pub(crate) enum Failure {
@@ -130,7 +136,11 @@ pub(crate) fn cause(error: &libdiesel::Error) -> String {
 }
 
 fn advised(text: String, kind: Kind) -> String {
-    match kind.advice().filter(|advice| !says(&text, advice)) {
+    let advice = match kind {
+        Kind::Unreachable if text.contains(REFUSED) => Some(START),
+        kind => kind.advice(),
+    };
+    match advice.filter(|advice| !says(&text, advice)) {
         Some(advice) => format!("{text}; {advice}"),
         None => text,
     }

@@ -238,12 +238,13 @@ impl Connections {
 
     /// Waits until one server answers, to somebody it knows.
     pub(crate) async fn check(&self) -> Result<(), Error> {
-        let addresses = || {
-            let addresses: Vec<_> = self.servers.iter().map(|server| &*server.address).collect();
-            addresses.join(", ")
+        // The reason names each of them.
+        let subject = || match self.servers.len() {
+            1 => "the server".to_owned(),
+            count => format!("{count} servers"),
         };
         let met = self
-            .tried("connect to", addresses, self.connect, false, |server, this| this.meet(server));
+            .tried("connect to", subject, self.connect, false, |server, this| this.meet(server));
         met.await?;
         self.is_met.store(true, Ordering::Relaxed);
         Ok(())

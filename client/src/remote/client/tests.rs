@@ -44,7 +44,7 @@ fn whoever_wants_to_know_is_told_of_every_new_try() {
     Client::connect(options).unwrap_err();
     let told = told.lock().unwrap();
     let first = told.first().expect("it was tried more than once");
-    assert_eq!((first.action, &first.subject), ("connect to", &server.to_string()));
+    assert_eq!((first.action, &first.subject), ("connect to", &"the server".to_owned()));
     assert!(first.reason.contains(&format!("{server}: Connection refused")), "{first:?}");
     assert!(told.is_sorted_by(|one, next| one.waited < next.waited && one.left > next.left));
     assert!(told.iter().all(|retry| retry.left < total), "{told:?}");

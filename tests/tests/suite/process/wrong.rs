@@ -33,7 +33,9 @@ fn ask(address: &str) -> Result<Ended> {
 fn a_server_that_is_not_there_costs_five_seconds_and_exit_code_5() -> Result<()> {
     let free = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
     let ended = ask(&free.to_string())?;
-    ensure!(ended.stderr.contains("refused"), "{}", ended.stderr);
+    let told = ended.stderr.lines().last().context("it must say why")?;
+    ensure!(told.contains("refused") && told.contains("start one with `dlserver`"), "{told}");
+    ensure!(told.contains("--server") && told.matches(&free.to_string()).count() == 1, "{told}");
     Ok(())
 }
 
