@@ -17,7 +17,7 @@ use libdiesel::{Client, ClientCertificate, ConnectOptions, Counts, Dataset, Kind
 use crate::address::Address;
 use crate::exit::Failure;
 use crate::output::Notes;
-use crate::text::{counted, shown};
+use crate::text::{shown, sized};
 
 /// In the text of a key.
 const KEY_DIGITS: usize = 64;
@@ -260,18 +260,16 @@ impl Context {
         if dataset.snapshot().is_some() {
             return Ok(dataset);
         }
-        let Some(cache) = &self.cache else {
-            let why = "there is no folder for snapshots: set HOME or XDG_CACHE_HOME, or save one \
-                       with dlcmd snapshot save and name it with --snapshot";
-            return Err(Failure::failed(why));
-        };
-        let dataset = dataset.with_snapshot(cache)?;
+        let dataset = dataset.with_snapshot(self.cache.as_ref())?;
         if let Some(snapshot) = dataset.snapshot().filter(|snapshot| !snapshot.is_shared()) {
-            self.notes.note(format_args!(
-                "the snapshot can't be kept in {}: this process holds it in memory, {}",
-                shown(cache.folder()),
-                counted(snapshot.length(), "byte")
-            ));
+            let why = match &self.cache {
+                Some(cache) => format!("the snapshot can't be kept in {}", shown(cache.folder())),
+                None => "no folder keeps the snapshot, as neither HOME nor XDG_CACHE_HOME names \
+                         an absolute path"
+                    .to_owned(),
+            };
+            let size = sized(snapshot.length());
+            self.notes.note(format_args!("{why}: this process holds it in memory, {size}"));
         }
         Ok(dataset)
     }

@@ -8,6 +8,8 @@ use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use indicatif::BinaryBytes;
+
 /// Writes a name with control bytes, backslash and what is not UTF-8 as `\xHH`.
 pub(crate) fn write_escaped(out: &mut dyn Write, name: &[u8]) -> io::Result<()> {
     if name.iter().all(|byte| (b' '..=b'~').contains(byte) && *byte != b'\\') {
@@ -80,6 +82,13 @@ pub(crate) fn counted(count: u64, word: &str) -> String {
     format!("{count} {word}{plural}")
 }
 
+/// A number of bytes, from 1 KiB on with its size in binary units beside it:
+/// `12582912 bytes (12.00 MiB)`.
+pub(crate) fn sized(bytes: u64) -> String {
+    let exact = counted(bytes, "byte");
+    if bytes < 1 << 10 { exact } else { format!("{exact} ({})", BinaryBytes(bytes)) }
+}
+
 #[cfg(test)]
 mod tests {
     use dl_format::FilePath;
@@ -96,6 +105,20 @@ mod tests {
             assert_eq!(escaped(name).to_string(), path.to_string());
             let local = Path::new(std::ffi::OsStr::from_bytes(name));
             assert_eq!(shown(local).to_string(), path.to_string());
+        }
+    }
+
+    #[test]
+    fn sizes_have_a_unit_beside_the_exact_bytes() {
+        for (bytes, shown) in [
+            (0, "0 bytes"),
+            (1, "1 byte"),
+            (1_023, "1023 bytes"),
+            (1_024, "1024 bytes (1.00 KiB)"),
+            (12_582_912, "12582912 bytes (12.00 MiB)"),
+            (1_610_612_736, "1610612736 bytes (1.50 GiB)"),
+        ] {
+            assert_eq!(sized(bytes), shown);
         }
     }
 

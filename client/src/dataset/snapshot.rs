@@ -18,14 +18,17 @@ impl Dataset {
     /// requests, and the same for ever, whatever is written meanwhile. The snapshot is fetched
     /// unless `cache` has it; one that is damaged there is fetched again. When it can't be kept there,
     /// this process holds it in memory: as many bytes as it has
-    /// ([`Snapshot::is_shared`], [`Snapshot::length`]).
+    /// ([`Snapshot::is_shared`], [`Snapshot::length`]). The same without a cache.
     ///
     /// What is put or deleted through the handle shows: from then on it asks the servers again. While
     /// no server answers, a handle through which nothing was written is given the version it knows.
     ///
     /// # Errors
     /// Those of the servers and of the way to them, and [`Kind::Local`] when it fits nowhere.
-    pub fn with_snapshot(&self, cache: &SnapshotCache) -> Result<Self, Error> {
+    pub fn with_snapshot<'a>(
+        &self,
+        cache: impl Into<Option<&'a SnapshotCache>>,
+    ) -> Result<Self, Error> {
         let version = match self.refresh() {
             Ok(info) => info.version,
             Err(error) if error.kind().is_retryable() && !self.is_written() => self.info().version,
@@ -35,12 +38,12 @@ impl Dataset {
     }
 
     /// The same, where `version` was just said to be what the dataset holds.
-    pub(super) fn with_snapshot_of(
+    pub(super) fn with_snapshot_of<'a>(
         &self,
         version: Version,
-        cache: &SnapshotCache,
+        cache: impl Into<Option<&'a SnapshotCache>>,
     ) -> Result<Self, Error> {
-        Ok(self.answering(self.0.remote.snapshot_of(version, cache)?))
+        Ok(self.answering(self.0.remote.snapshot_of(version, cache.into())?))
     }
 
     /// A handle that answers from a snapshot in a file (paper, DL_load_meta), as

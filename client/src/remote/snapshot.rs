@@ -33,13 +33,14 @@ struct Head {
 
 impl RemoteDataset {
     /// The snapshot of the newest version, which was `version` just now: that of the cache, or a new one,
-    /// or one in memory where it can't be kept.
+    /// or one in memory where it can't be kept, or without a cache.
     pub(crate) fn snapshot_of(
         &self,
         version: Version,
-        cache: &SnapshotCache,
+        cache: Option<&SnapshotCache>,
     ) -> Result<Snapshot, Error> {
         let session = self.session()?;
+        let Some(cache) = cache else { return self.fetch_into_memory(&session) };
         let find = || cache.find(self.key(version), session.process.clock.now());
         if let Some(snapshot) = find() {
             return Ok(snapshot);

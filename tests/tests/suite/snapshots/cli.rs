@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use dl_tests::cluster::clock;
 use dl_tests::folder;
 use dl_tests::program::{Ended, Server, dlcmd, run};
@@ -184,13 +184,15 @@ fn shuffle_prints_each_file_once_in_an_order_of_the_seed_and_the_epoch() -> Resu
     forbidden.args(["shuffle", "dl://ds", "-0"]).env("XDG_CACHE_HOME", scene.path().join("file"));
     let forbidden = run(&mut forbidden)?.code(0)?;
     ensure!(forbidden.text() == newest && forbidden.stderr.contains("memory"), "{forbidden:?}");
-    let nowhere = run(scene
-        .server
-        .dlcmd()?
-        .env_remove("HOME")
-        .env_remove("XDG_CACHE_HOME")
-        .args(["shuffle", "dl://ds"]))?;
-    ensure!(nowhere.code(1).context("no cache")?.stderr.contains("XDG_CACHE_HOME"), "told");
+    // As under a service manager: without a home.
+    for (name, value) in [("PATH", "/usr/bin"), ("HOME", "relative")] {
+        let mut bare = scene.server.dlcmd()?;
+        bare.env_clear().env(name, value);
+        bare.args(["--server", scene.server.address(), "shuffle", "dl://ds", "-0"]);
+        let bare = run(&mut bare)?.code(0)?;
+        ensure!(bare.text() == newest && bare.stderr.contains("XDG_CACHE_HOME"), "{bare:?}");
+        ensure!(bare.stderr.contains("in memory"), "{bare:?}");
+    }
     Ok(())
 }
 
