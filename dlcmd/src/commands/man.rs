@@ -5,7 +5,7 @@
 
 use std::io::{self, Write};
 
-use clap::{Args, Command};
+use clap::{Arg, Args, Command};
 use clap_mangen::Man;
 
 use crate::exit::{Exit, Failure};
@@ -22,7 +22,7 @@ const PREAMBLE: [&str; 2] = [".ie \\n(.g .ds Aq \\(aq", ".el .ds Aq '"];
 
 /// Prints it for the program that `command` defines.
 pub(crate) fn run(command: Command, out: &mut Output<'_>) -> Result<Exit, Failure> {
-    let page = Man::new(command.clone()).section("1");
+    let page = Man::new(with_synopsis(command.clone())).section("1");
     out.write(|out| {
         PREAMBLE.iter().try_for_each(|line| writeln!(out, "{line}"))?;
         piece(out, "SH", |out| page.render_title(out))?;
@@ -44,13 +44,46 @@ pub(crate) fn run(command: Command, out: &mut Output<'_>) -> Result<Exit, Failur
 fn write_command(out: &mut dyn Write, above: &str, command: &Command) -> io::Result<()> {
     let name = format!("{above} {}", command.get_name());
     writeln!(out, ".SH \"{}\"", name.to_uppercase())?;
-    let page = Man::new(command.clone().disable_help_flag(true).bin_name(&name));
+    let page = command.clone().disable_help_flag(true).bin_name(&name);
+    let page = Man::new(with_synopsis(page));
     piece(out, "SS", |out| page.render_description_section(out))?;
     piece(out, "SS", |out| page.render_synopsis_section(out))?;
     piece(out, "SS", |out| page.render_options_section(out))?;
     let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     after.split("\n\n").try_for_each(|block| help(out, "SS", block))?;
     command.get_subcommands().try_for_each(|sub| write_command(out, &name, sub))
+}
+
+/// The command with each option and its value in its usage: the generator leaves the values out,
+/// and clap all options.
+fn with_synopsis(mut command: Command) -> Command {
+    command.build();
+    let usage = command.render_usage().to_string();
+    let usage = usage.trim_start_matches("Usage: ");
+    let is_left_out = |option: &&Arg| {
+        let shown = option.get_long().map(|long| format!("--{long}"));
+        !option.is_hide_set() && shown.is_none_or(|shown| !usage.contains(&shown))
+    };
+    let options: Vec<_> = command
+        .get_arguments()
+        .filter(|argument| !argument.is_positional())
+        .filter(is_left_out)
+        .map(|option| format!("[{}]", flags_and_value(option)))
+        .collect();
+    let usage = usage.replacen("[OPTIONS]", &options.join(" "), 1);
+    command.override_usage(usage)
+}
+
+/// An option as a synopsis has it: `-q|--quiet`, `--grace <TIME>`.
+fn flags_and_value(option: &Arg) -> String {
+    let short = option.get_short().map(|short| format!("-{short}"));
+    let long = option.get_long().map(|long| format!("--{long}"));
+    let flags = short.into_iter().chain(long).collect::<Vec<_>>().join("|");
+    let takes_value = option.get_num_args().is_some_and(|count| count.takes_values());
+    match option.get_value_names() {
+        Some(names) if takes_value => format!("{flags} <{}>", names.join("> <")),
+        _ => flags,
+    }
 }
 
 /// What the generator makes, its headings as `heading`.
@@ -137,6 +170,34 @@ mod tests {
             ]
         );
         assert!(titles.contains(&"\"DLCMD USER ADD\""), "{titles:?}");
+    }
+
+    #[test]
+    fn every_option_has_its_value_and_its_default_and_the_values_it_takes() {
+        fn check(page: &str, command: &Command) {
+            for argument in command.get_arguments().filter(|argument| !argument.is_global_set()) {
+                for value in argument.get_possible_values() {
+                    assert!(page.contains(value.get_name()), "{argument}: {}", value.get_name());
+                }
+                if argument.is_positional() || argument.is_hide_set() {
+                    continue;
+                }
+                let usage = plain(&flags_and_value(argument));
+                assert!(page.contains(&format!("[{usage}]")) || page.contains(&usage), "{usage}");
+                for default in argument.get_default_values() {
+                    let default = plain(&format!("[default: {}]", default.to_string_lossy()));
+                    let takes_value = argument.get_num_args().is_some_and(|of| of.takes_values());
+                    assert!(!takes_value || page.contains(&default), "{argument}: {default}");
+                }
+            }
+            command.get_subcommands().for_each(|sub| check(page, sub));
+        }
+        let (page, mut command) = (page(), Cli::command());
+        command.build();
+        check(&page, &command);
+        for shown in ["[--grace <TIME>]", "[--server <ADDR[,ADDR...]>]", "<dl://DS|--all>"] {
+            assert!(page.contains(&plain(shown)), "{shown}");
+        }
     }
 
     #[test]
