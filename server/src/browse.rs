@@ -78,7 +78,6 @@ pub(crate) async fn room(
 }
 
 pub(crate) async fn stat(parts: &Parts, request: &StatRequest) -> Result<Vec<StatItem>, Error> {
-    catalog::by_id(parts, request.dataset).await?;
     let found = look_up(parts, request.dataset, &request.paths).await?;
     Ok(found.into_iter().map(item).collect())
 }
@@ -121,7 +120,6 @@ pub(crate) async fn list(
     replies: mpsc::Sender<Reply<Vec<ListEntry>>>,
 ) -> Result<(), Error> {
     let ListRequest { dataset, dir, recursive, after, names_only } = request;
-    catalog::by_id(parts, dataset).await?;
     let is_small = lease.reserve(parts, listings, &LIST_COSTS).await? > 0;
     let (limit, bytes) = match is_small {
         true => (PAGE_ENTRIES / SMALLER, PAGE_BYTES / SMALLER),

@@ -494,7 +494,8 @@ fn lost(name: &DatasetName) -> Error {
     Error::new(Kind::NeedsRecovery, "find dataset", name, why)
 }
 
-fn trusted(record: DatasetRecord) -> Result<DatasetRecord, Error> {
+/// The record, if the contents of its dataset can be trusted.
+pub(crate) fn trusted(record: DatasetRecord) -> Result<DatasetRecord, Error> {
     let name = &record.name;
     match record.state {
         DatasetState::Live => Ok(record),

@@ -12,7 +12,7 @@ use dl_format::{
     ChunkId, Committed, DatasetId, Deletions, Digest, Extent, Header, ObjectKind, Stamp, Verified,
     encode_tombstone,
 };
-use dl_meta::Refusal;
+use dl_meta::{DatasetRecord, Refusal};
 use dl_proto::{DeleteRequest, Kind};
 use dl_runtime::{Buffers, blocking};
 use dl_store::Key;
@@ -36,24 +36,23 @@ const TOO_LARGE: &str = "it is larger than the chunks of this dataset";
 pub(crate) const STANDSTILL_MAX: Duration = Duration::from_secs(22 * 60 * 60);
 
 /// Refuses an object that can't be part of the dataset, before any of it is received.
-pub(crate) async fn admit(parts: &Parts, dataset: DatasetId, length: u64) -> Result<(), Error> {
-    let record = catalog::by_id(parts, dataset).await?;
+pub(crate) fn admit(record: &DatasetRecord, length: u64) -> Result<(), Error> {
     if length > u64::from(record.shape.size()) {
         return Err(Error::new(Kind::Invalid, "receive", "a chunk", TOO_LARGE));
     }
     Ok(())
 }
 
-/// Commits a chunk or part as its client sealed it; gives the stamp it has for ever. It began to
-/// come at `arrived`. The memory of the object goes back to `buffers`.
+/// Commits a chunk or part as its client sealed it; gives the stamp it has for ever. `record` is
+/// what the dataset is now; the object began to come at `arrived`. The memory of the object goes back to `buffers`.
 pub(crate) async fn put_chunk(
     parts: &Parts,
     buffers: &Arc<Buffers>,
-    dataset: DatasetId,
+    record: &DatasetRecord,
     object: Vec<u8>,
     arrived: SystemTime,
 ) -> Result<Stamp, Error> {
-    let record = catalog::by_id(parts, dataset).await?;
+    let dataset = record.id;
     let verified = blocking::run(move || Verified::check(object)).await;
     let verified = verified
         .map_err(|error| Error::new(Kind::Unavailable, ACTION, dataset, error))?
@@ -110,7 +109,6 @@ async fn take_room(parts: &Parts, header: &Header) -> Result<Option<Taken>, Erro
 
 /// Commits a tombstone over the versions that a client saw.
 pub(crate) async fn delete(parts: &Parts, request: &DeleteRequest) -> Result<Stamp, Error> {
-    catalog::by_id(parts, request.dataset).await?;
     let DeleteRequest { dataset, tombstone, ref deletions } = *request;
     let takes_none = |refusal: &Refusal| !matches!(refusal, Refusal::Full(_));
     tombstone_unless(parts, dataset, tombstone, deletions, takes_none).await

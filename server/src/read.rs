@@ -12,7 +12,6 @@ use dl_proto::{Kind, REPLY_BYTES, ReadPiece, ReadRequest};
 use tokio::sync::mpsc;
 
 use crate::answer::{Reply, hand_over};
-use crate::catalog;
 use crate::error::Error;
 use crate::executor::{Executor, Failure};
 use crate::lease::Lease;
@@ -46,7 +45,6 @@ pub(crate) async fn read(
     replies: mpsc::Sender<Reply<Pieces>>,
 ) -> Result<(), Error> {
     let dataset = request.dataset;
-    catalog::by_id(parts, dataset).await?;
     let mut plan = Plan::new(parts, request).await?;
     let mut cost = plan.cost(COST_MAX);
     let taken = lease.reserve(parts, budget, &WAVES.map(|wave| memory(cost, wave))).await?;
@@ -192,15 +190,7 @@ mod tests {
         writer.append(&path, Attributes { mode: 0, mtime: 1 }, bytes).unwrap();
         let id = ChunkIdMaker::new([number; 9]).next(rig.parts.clock.now());
         let object = writer.seal(id, dataset).as_slice().to_vec();
-        crate::commit::put_chunk(
-            &rig.parts,
-            &Arc::default(),
-            dataset,
-            object,
-            rig.parts.clock.now(),
-        )
-        .await
-        .unwrap();
+        crate::testing::commit(&rig.parts, dataset, object, rig.parts.clock.now()).await.unwrap();
         object_key(dataset, id, ObjectKind::Chunk)
     }
 

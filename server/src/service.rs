@@ -4,6 +4,7 @@
 //! Must hold: nothing is said of a dataset before the gate has let its caller through.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use dl_format::{ChunkShape, DatasetId, DatasetName};
@@ -20,7 +21,6 @@ use crate::answer::{Replies, answer, answer_with};
 use crate::catalog::Told;
 use crate::error::Error;
 use crate::executor::Executor;
-use crate::gate::Gate;
 use crate::guard::Admitted;
 use crate::lease::{Items, Lease};
 use crate::leftovers::Leftovers;
@@ -30,7 +30,7 @@ use crate::shown::Shown;
 use crate::snapshot::{self, Snapshots};
 use crate::turns::Turns;
 use crate::unread::Intake;
-use crate::{browse, catalog, commit, purge, read, recover, spelled, verify};
+use crate::{browse, catalog, commit, gate, purge, read, recover, spelled, verify};
 
 /// Answer messages that wait for the connection: one that is sent, one that is ready.
 const REPLIES_AHEAD: usize = 2;
@@ -56,6 +56,9 @@ const ROOM_MIN: u64 = 512 << 10;
 /// What a chunk that a tombstone names takes of it, beside its entries, in bytes.
 const DELETION_ROOM: u64 = 256;
 
+/// A put looks the record of its dataset up again when receiving the chunk took longer.
+const RECORD_FRESH: Duration = Duration::from_secs(5);
+
 /// One of so many parts of patience is how long a chunk waits for memory: less than its client waits
 /// for an answer, which hears why.
 const WRITE_WAIT_PART: u32 = 3;
@@ -64,7 +67,6 @@ const WRITE_WAIT_PART: u32 = 3;
 #[derive(Debug, Clone)]
 pub(crate) struct Service {
     parts: Parts,
-    gate: Gate,
     executor: Executor,
     writes: Budget,
     buffers: Arc<Buffers>,
@@ -80,7 +82,6 @@ pub(crate) struct Service {
 impl Service {
     pub(crate) fn new(parts: Parts, snapshots: Arc<SnapshotMetrics>) -> Self {
         Self {
-            gate: Gate::new(parts.clone()),
             executor: Executor::new(Arc::clone(&parts.store)),
             writes: Budget::new(parts.limits.write_bytes, "receive a chunk"),
             buffers: Arc::default(),
@@ -277,10 +278,11 @@ impl Diesel for Service {
         let arrived = self.parts.clock.now();
         let first = first.ok_or(WireError::Missing("its first message")).map_err(invalid)?;
         let head = PutHead::try_from(&first).map_err(invalid)?;
-        self.gate.by_id(&admitted, head.dataset).await?;
+        let looked = self.parts.clock.monotonic();
+        let record = gate::by_id(&self.parts, &admitted, head.dataset).await?;
         let span = tracing::Span::current();
         span.record("dataset", tracing::field::display(head.dataset)).record("bytes", head.length);
-        commit::admit(&self.parts, head.dataset, head.length).await?;
+        commit::admit(&record, head.length)?;
         if intake.is_over() {
             let why = "too much waits here for memory; try again";
             return Err(Error::new(Kind::Unavailable, "receive", "a chunk", why).into());
@@ -289,11 +291,18 @@ impl Diesel for Service {
         let limit = self.parts.limits.patience / WRITE_WAIT_PART;
         let room = self.writes.take_within(limit, room, &self.parts).await?;
         let object = self.receive(&mut pieces, head, first.data, &intake).await?;
+        let age = self.parts.clock.monotonic().saturating_sub(looked);
+        // Over a slow line the dataset may have ended, or be lost, since.
+        let record = if age > RECORD_FRESH {
+            catalog::by_id(&self.parts, head.dataset).await?
+        } else {
+            record
+        };
         let (parts, buffers) = (self.parts.clone(), Arc::clone(&self.buffers));
         let commit = async move {
             // The memory is in use until the commit has ended, whether the client waits or not.
             let _room = room;
-            commit::put_chunk(&parts, &buffers, head.dataset, object, arrived).await
+            commit::put_chunk(&parts, &buffers, &record, object, arrived).await
         };
         let stamp = whole(commit).await?;
         Ok(Response::new(pb::PutChunkReply { stamp: stamp.get() }))
@@ -309,7 +318,7 @@ impl Diesel for Service {
         let limit = self.parts.limits.patience / WRITE_WAIT_PART;
         let room = self.writes.take_within(limit, room_to_delete(&wire), &self.parts).await?;
         let request = DeleteRequest::try_from(wire).map_err(invalid)?;
-        self.gate.by_id(&admitted, request.dataset).await?;
+        gate::by_id(&self.parts, &admitted, request.dataset).await?;
         let parts = self.parts.clone();
         let commit = async move {
             // As of a chunk: until the commit has ended.
@@ -330,7 +339,7 @@ impl Diesel for Service {
         // Before anything is waited for: it is in memory already.
         let (items, paths) = (request.items.len(), request.path_bytes());
         let lease = Lease::of_items(&self.parts, &self.items, items, paths).await?;
-        self.gate.by_id(&admitted, request.dataset).await?;
+        gate::by_id(&self.parts, &admitted, request.dataset).await?;
         let (replies, pieces) = mpsc::channel(REPLIES_AHEAD);
         let Self { parts, executor, reads, .. } = self.clone();
         let held = Arc::clone(&lease);
@@ -349,7 +358,7 @@ impl Diesel for Service {
     ) -> Result<Response<pb::StatReply>, Status> {
         let admitted = Admitted::of(&request)?;
         let request = StatRequest::try_from(request.into_inner()).map_err(invalid)?;
-        self.gate.by_id(&admitted, request.dataset).await?;
+        gate::by_id(&self.parts, &admitted, request.dataset).await?;
         let lease = browse::room(&self.parts, &self.lookups, &request.paths).await?;
         let items = browse::stat(&self.parts, &request).await?;
         let items = items.into_iter().map(Into::into).collect();
@@ -365,7 +374,7 @@ impl Diesel for Service {
     ) -> Result<Response<Self::ListStream>, Status> {
         let admitted = Admitted::of(&request)?;
         let request = ListRequest::try_from(request.into_inner()).map_err(invalid)?;
-        self.gate.by_id(&admitted, request.dataset).await?;
+        gate::by_id(&self.parts, &admitted, request.dataset).await?;
         let (replies, pages) = mpsc::channel(PAGES_AHEAD);
         let Self { parts, listings, .. } = self.clone();
         let lease = Arc::<Lease>::default();
@@ -384,7 +393,7 @@ impl Diesel for Service {
     ) -> Result<Response<Self::GetSnapshotStream>, Status> {
         let admitted = Admitted::of(&request)?;
         let request = GetSnapshotRequest::try_from(request.into_inner()).map_err(invalid)?;
-        self.gate.by_id(&admitted, request.dataset).await?;
+        gate::by_id(&self.parts, &admitted, request.dataset).await?;
         let (replies, pieces) = mpsc::channel(REPLIES_AHEAD);
         let Self { parts, snapshots, reads, .. } = self.clone();
         let lease = Arc::<Lease>::default();

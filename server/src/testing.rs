@@ -5,13 +5,13 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use dl_format::{
     Attributes, ChunkId, ChunkIdMaker, ChunkShape, ChunkWriter, DatasetId, DatasetName, FilePath,
-    Sealed,
+    Sealed, Stamp,
 };
 use dl_meta::{FaultMeta, Memory, MetaStore};
 use dl_proto::DeletedDataset;
@@ -69,6 +69,17 @@ pub(crate) async fn rig() -> Rig {
     Rig { parts, clock, store, counters, meta, memory }
 }
 
+/// Commits an object that began to come at `arrived`, as a put does.
+pub(crate) async fn commit(
+    parts: &Parts,
+    dataset: DatasetId,
+    object: Vec<u8>,
+    arrived: SystemTime,
+) -> Result<Stamp, Error> {
+    let record = crate::catalog::by_id(parts, dataset).await?;
+    crate::commit::put_chunk(parts, &Arc::default(), &record, object, arrived).await
+}
+
 impl Rig {
     pub(crate) async fn create(&self, name: &str) -> DatasetId {
         let shape = ChunkShape::default();
@@ -108,7 +119,7 @@ impl Rig {
         let verified = dl_format::Verified::check(sealed.as_slice().to_vec()).unwrap();
         let header = verified.header();
         let key = object_key(header.dataset(), header.id(), header.kind());
-        let stamp = dl_format::Stamp::at(self.parts.clock.now());
+        let stamp = Stamp::at(self.parts.clock.now());
         let object = Bytes::from(verified.commit(stamp).unwrap().1);
         self.parts.store.create(&key, object.clone()).await.unwrap();
         (key, object)

@@ -31,10 +31,7 @@ async fn fill(rig: &Rig) -> DatasetId {
         }
         let id = ids.next(rig.clock.now());
         let sealed = writer.seal(id, dataset).as_slice().to_vec();
-        let buffers = Arc::new(dl_runtime::Buffers::default());
-        crate::commit::put_chunk(&rig.parts, &buffers, dataset, sealed, rig.parts.clock.now())
-            .await
-            .unwrap();
+        crate::testing::commit(&rig.parts, dataset, sealed, rig.parts.clock.now()).await.unwrap();
         let log = rig.parts.meta.log(dataset).await.unwrap();
         let stamp = log.iter().find(|object| object.id == id).unwrap().stamp;
         let mut deletions = Deletions::default();
@@ -155,23 +152,18 @@ async fn parts_of_large_files_are_found_with_many_shares() {
     let rig = rig().await;
     let dataset = fill(&rig).await;
     let shape = ChunkShape::default();
-    let buffers = Arc::new(dl_runtime::Buffers::default());
     let mut ids = ChunkIdMaker::new([2; 9]);
     let now = rig.clock.now();
     let (part, extent) = dl_format::Sealed::part(shape, ids.next(now), dataset, b"head").unwrap();
     let part = part.as_slice().to_vec();
-    crate::commit::put_chunk(&rig.parts, &buffers, dataset, part, rig.parts.clock.now())
-        .await
-        .unwrap();
+    crate::testing::commit(&rig.parts, dataset, part, rig.parts.clock.now()).await.unwrap();
     let mut writer = ChunkWriter::new(shape, Vec::new());
     let path = FilePath::new("large").unwrap();
     let attributes = Attributes { mode: 0o644, mtime: 1 };
     writer.append_tail(&path, attributes, vec![extent], b"tail").unwrap();
     let id = ids.next(now);
     let last = writer.seal(id, dataset).as_slice().to_vec();
-    crate::commit::put_chunk(&rig.parts, &buffers, dataset, last, rig.parts.clock.now())
-        .await
-        .unwrap();
+    crate::testing::commit(&rig.parts, dataset, last, rig.parts.clock.now()).await.unwrap();
     let (survey, found, _) = fold(&rig, dataset, SMALL).await;
     let [(number, found_extent)] = survey.extents.as_slice() else {
         panic!("{:?}", survey.extents)

@@ -4,6 +4,7 @@
 mod counted;
 mod forward;
 mod late;
+mod looked_up;
 mod many;
 mod order;
 mod since;
