@@ -4,6 +4,7 @@
 
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
+use indicatif::BinaryBytes;
 use libdiesel::{ListEntry, StatItem};
 use serde::Serialize;
 
@@ -16,7 +17,7 @@ use crate::output::Output;
 
 /// Count the bytes and files of a dataset or folder
 ///
-/// Prints bytes, files and the address, separated by tabs.
+/// Prints bytes, files, the address, and the bytes in binary units, separated by tabs.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:
   dlcmd du dl://imagenet/train")]
@@ -70,7 +71,7 @@ pub(crate) fn run(
         let path = json::Name::new(folder.as_bytes());
         out.json("usage", &Usage { dataset: address.dataset.as_str(), path, bytes, files })?;
     } else {
-        out.line(format_args!("{bytes}\t{files}\t{address}"))?;
+        out.line(format_args!("{bytes}\t{files}\t{address}\t{}", BinaryBytes(bytes)))?;
     }
     Ok(Exit::Done)
 }

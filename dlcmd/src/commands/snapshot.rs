@@ -14,7 +14,7 @@ use crate::context::Context;
 use crate::exit::{Exit, Failure};
 use crate::json;
 use crate::output::Output;
-use crate::text::{counted, shown};
+use crate::text::{counted, shown, sized};
 use crate::time::stamp_text;
 
 /// Save all metadata of a dataset in a file, or look at such a file
@@ -79,7 +79,7 @@ pub(crate) fn run(
                 out.json("snapshot", &json::Snapshot::from(&saved))?;
             } else {
                 let files = counted(saved.files().into(), "file");
-                let (bytes, version) = (counted(saved.length(), "byte"), saved.version());
+                let (bytes, version) = (sized(saved.length()), saved.version());
                 out.line(format_args!("{files} of version {version} saved in {bytes}"))?;
             }
         }
@@ -112,10 +112,10 @@ fn show(snapshot: &Snapshot, out: &mut Output<'_>) -> Result<(), Failure> {
         ("version", version.to_string()),
         ("changed", changed),
         ("files", snapshot.files().to_string()),
-        ("bytes", snapshot.file_bytes().to_string()),
+        ("bytes", sized(snapshot.file_bytes())),
         ("chunks", snapshot.chunks().to_string()),
-        ("chunk size", format!("{} bytes", snapshot.shape().size())),
-        ("length", format!("{} bytes", snapshot.length())),
+        ("chunk size", sized(snapshot.shape().size().into())),
+        ("length", sized(snapshot.length())),
     ];
     for (name, value) in lines {
         out.line(format_args!("{:<11} {value}", format!("{name}:")))?;

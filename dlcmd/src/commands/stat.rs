@@ -13,7 +13,7 @@ use crate::context::Context;
 use crate::exit::{Exit, Failure};
 use crate::json;
 use crate::output::Output;
-use crate::text::permissions;
+use crate::text::{permissions, sized};
 use crate::time::{exact_text, stamp_text};
 
 /// Show what is known of a dataset, folder or file
@@ -68,7 +68,7 @@ fn show_dataset(
         return out.json("dataset", &if by_snapshot { told.by_snapshot() } else { told });
     }
     let (files, bytes) = match &info.counts {
-        Counts::Known { files, bytes } => (files.to_string(), bytes.to_string()),
+        Counts::Known { files, bytes } => (files.to_string(), sized(*bytes)),
         Counts::Unasked => ("not counted".to_owned(), "not counted".to_owned()),
         Counts::Unknown(problem) => (problem.clone(), problem.clone()),
     };
@@ -84,8 +84,8 @@ fn show_dataset(
         ("objects", &info.objects.to_string()),
         ("files", &files),
         ("bytes", &bytes),
-        ("chunk size", &format!("{} bytes", info.shape.size())),
-        ("alignment", &format!("{} bytes", info.shape.alignment())),
+        ("chunk size", &sized(info.shape.size().into())),
+        ("alignment", &sized(info.shape.alignment().into())),
     ];
     let told = told.iter().copied().filter(|(name, _)| !by_snapshot || !of_servers(name));
     lines(out, &told.collect::<Vec<_>>())
@@ -102,7 +102,7 @@ fn show_file(path: &[u8], record: &FileRecord, out: &mut Output<'_>) -> Result<(
         &[
             ("type", "file"),
             ("path", &crate::text::escaped(path).to_string()),
-            ("size", &format!("{} bytes", record.length)),
+            ("size", &sized(record.length)),
             ("mode", &format!("{mode:04o} ({})", String::from_utf8_lossy(&letters))),
             ("mtime", &exact_text(record.attributes.mtime)),
             ("uploaded", &stamp_text(record.version.stamp)),

@@ -12,7 +12,7 @@ use crate::address::Address;
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
-use crate::text::counted;
+use crate::text::{counted, sized};
 
 /// Compare a dataset's metadata with its chunks
 ///
@@ -90,7 +90,8 @@ pub(crate) fn run(
     } else {
         let (objects, files) = (counted(objects, "object"), counted(files, "file"));
         let findings = counted(findings, "finding");
-        out.line(format_args!("{address}: {objects} with {files} compared, {findings}"))?;
+        let read = if checksums { format!(", {} read", sized(bytes)) } else { String::new() };
+        out.line(format_args!("{address}: {objects} with {files} compared{read}, {findings}"))?;
     }
     Ok(if findings == 0 { Exit::Done } else { Exit::Partly })
 }

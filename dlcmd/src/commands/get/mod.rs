@@ -31,7 +31,7 @@ use crate::exit::{Exit, Failure};
 use crate::local::{Target, own_umask, special};
 use crate::output::Output;
 use crate::progress::Progress;
-use crate::text::{counted, shown};
+use crate::text::{counted, shown, sized};
 
 /// Entries that are put into the order of the chunks at once.
 const PAGE: usize = 8_192;
@@ -361,7 +361,7 @@ fn report(summary: &Summary, out: &mut Output<'_>) -> Result<(), Failure> {
         return out.json("get", summary);
     }
     let Summary { files, bytes, unchanged, failed } = *summary;
-    let mut line = format!("{} got, {}", counted(files, "file"), counted(bytes, "byte"));
+    let mut line = format!("{} got, {}", counted(files, "file"), sized(bytes));
     for (count, what) in [(unchanged, "unchanged"), (failed, "failed")] {
         if count > 0 {
             line.push_str(&format!(", {count} {what}"));

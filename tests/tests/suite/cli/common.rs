@@ -249,8 +249,8 @@ fn stat_of_a_dataset_says_what_it_holds_and_how() -> Result<()> {
 fn du_counts_what_ls_lists() -> Result<()> {
     let scene = Scene::with(&[("a", "12345"), ("d/b", "123"), ("d/e/c", "1")])?;
     let used = scene.dl(["du", "dl://ds"])?.code(0)?.text();
-    ensure!(used == "9\t3\tdl://ds\n", "{used}");
+    ensure!(used == "9\t3\tdl://ds\t9 B\n", "{used}");
     let used = scene.dl(["du", "dl://ds/d"])?.code(0)?.text();
-    ensure!(used == "4\t2\tdl://ds/d\n", "{used}");
+    ensure!(used == "4\t2\tdl://ds/d\t4 B\n", "{used}");
     Ok(())
 }

@@ -154,7 +154,10 @@ async fn purge_and_verify_say_what_they_did_and_found() -> Result<()> {
     compare(&server, &files).await?;
 
     let clean = dl(&server, ["verify", "--checksums", "dl://ds"])?.code(0)?.text();
-    ensure!(clean.contains("200 files compared, 0 findings"), "{clean}");
+    ensure!(
+        clean.contains("200 files compared, ") && clean.contains(" read, 0 findings"),
+        "{clean}"
+    );
     let object = largest(&data.join("chunks"))?;
     let bytes = fs::read(&object)?;
     fs::remove_file(&object)?;
