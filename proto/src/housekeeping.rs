@@ -17,6 +17,8 @@ pub struct PurgeRequest {
     pub dataset: Option<DatasetName>,
     /// How long nothing must have needed an object that goes.
     pub grace: Duration,
+    /// Only forecast; change nothing.
+    pub dry_run: bool,
 }
 
 impl From<PurgeRequest> for pb::PurgeRequest {
@@ -24,6 +26,7 @@ impl From<PurgeRequest> for pb::PurgeRequest {
         Self {
             dataset: request.dataset.map_or(String::new(), |name| name.as_str().to_owned()),
             grace: microseconds(request.grace),
+            dry_run: request.dry_run,
         }
     }
 }
@@ -36,7 +39,8 @@ impl TryFrom<pb::PurgeRequest> for PurgeRequest {
             "" => None,
             name => Some(dataset_name(name)?),
         };
-        Ok(Self { dataset, grace: Duration::from_micros(wire.grace) })
+        let grace = Duration::from_micros(wire.grace);
+        Ok(Self { dataset, grace, dry_run: wire.dry_run })
     }
 }
 
@@ -63,6 +67,8 @@ pub struct PurgeProgress {
     pub waiting_bytes: u64,
     /// In how long all of them may go, at most.
     pub waiting_for: Duration,
+    /// Bytes that this purge and later ones would give back; of a dry run alone.
+    pub reclaimable_bytes: u64,
     /// What could not be read or removed, each with its object.
     pub problems: Vec<String>,
     /// Whether this dataset is finished.
@@ -82,6 +88,7 @@ impl From<PurgeProgress> for pb::PurgeProgress {
             waiting: progress.waiting,
             waiting_bytes: progress.waiting_bytes,
             waiting_for: microseconds(progress.waiting_for),
+            reclaimable_bytes: progress.reclaimable_bytes,
             problems: progress.problems,
             done: progress.done,
         }
@@ -101,6 +108,7 @@ impl From<pb::PurgeProgress> for PurgeProgress {
             waiting: wire.waiting,
             waiting_bytes: wire.waiting_bytes,
             waiting_for: Duration::from_micros(wire.waiting_for),
+            reclaimable_bytes: wire.reclaimable_bytes,
             problems: wire.problems,
             done: wire.done,
         }

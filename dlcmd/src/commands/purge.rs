@@ -14,7 +14,7 @@ use crate::address::Address;
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
-use crate::text::{counted, escaped};
+use crate::text::{counted, escaped, sized};
 use crate::time;
 
 /// Give back the space of overwritten and deleted files
@@ -23,8 +23,10 @@ use crate::time;
 /// needs any more, while the dataset is read and written. What was written in the last 70 minutes is
 /// left alone. What was needed until a moment ago waits for --grace, and as long as a server keeps a
 /// snapshot that names it, an hour or so; with --grace 0s for neither. Run purge again after that.
+/// --dry-run shows how much that would give back.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("which").args(["dataset", "all"]).required(true), after_help = "Examples:
+  dlcmd purge --dry-run dl://imagenet
   dlcmd purge dl://imagenet
   dlcmd purge --all --grace 1h")]
 pub(crate) struct Arguments {
@@ -43,6 +45,11 @@ pub(crate) struct Arguments {
     /// that looked a file up before have that long to read it
     #[arg(long, value_name = "TIME", default_value = "15m")]
     grace: String,
+
+    /// Change nothing, and say how many bytes this purge and later ones would give back; left-overs
+    /// of deleted datasets are not counted
+    #[arg(long)]
+    dry_run: bool,
 }
 
 impl Arguments {
@@ -54,7 +61,8 @@ impl Arguments {
             let grace = escaped(self.grace.as_bytes());
             Failure::usage(format!("--grace {grace}: type a time such as 0s, 30m, 2h or 7d"))
         })?;
-        Ok(PurgeRequest { dataset: self.dataset.map(|address| address.dataset), grace })
+        let dataset = self.dataset.map(|address| address.dataset);
+        Ok(PurgeRequest { dataset, grace, dry_run: self.dry_run })
     }
 }
 
@@ -70,6 +78,9 @@ struct Purged<'a> {
     waiting: u64,
     waiting_bytes: u64,
     waiting_seconds: u64,
+    /// How many bytes would be given back, of a dry run alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reclaimable_bytes: Option<u64>,
     problems: &'a [String],
 }
 
@@ -80,6 +91,7 @@ pub(crate) fn run(
     out: &mut Output<'_>,
 ) -> Result<Exit, Failure> {
     let request = arguments.plan()?;
+    let is_dry_run = request.dry_run;
     let bar = context.notes.bar();
     let purged = context.client()?.purge(request, &mut |step| {
         let PurgeProgress { dataset, checked, objects, rewritten, removed, .. } = step;
@@ -91,13 +103,13 @@ pub(crate) fn run(
     bar.finish_and_clear();
     let mut exit = Exit::Done;
     for done in purged? {
-        report(&done, out)?;
+        report(&done, is_dry_run, out)?;
         if done.waiting > 0 {
             context.notes.note(format_args!(
-                "purge {}: {} ({}) must wait, {} min at most; run purge again then",
+                "purge {}: {} of {} must wait, {} min at most; run purge again then",
                 done.dataset,
                 counted(done.waiting, "object"),
-                bytes(done.waiting_bytes),
+                sized(done.waiting_bytes),
                 seconds(done.waiting_for).div_ceil(60).max(1)
             ));
         }
@@ -114,11 +126,7 @@ fn seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
-fn bytes(bytes: u64) -> String {
-    counted(bytes, "byte")
-}
-
-fn report(done: &PurgeProgress, out: &mut Output<'_>) -> Result<(), Failure> {
+fn report(done: &PurgeProgress, is_dry_run: bool, out: &mut Output<'_>) -> Result<(), Failure> {
     let PurgeProgress { dataset, objects, rewritten, written, removed, removed_bytes, .. } = done;
     if out.is_json() {
         let line = Purged {
@@ -131,14 +139,21 @@ fn report(done: &PurgeProgress, out: &mut Output<'_>) -> Result<(), Failure> {
             waiting: done.waiting,
             waiting_bytes: done.waiting_bytes,
             waiting_seconds: seconds(done.waiting_for),
+            reclaimable_bytes: is_dry_run.then_some(done.reclaimable_bytes),
             problems: &done.problems,
         };
         return out.json("purged", &line);
     }
     let (rewritten, removed) = (counted(*rewritten, "chunk"), counted(*removed, "object"));
+    let size = sized(*removed_bytes);
+    if is_dry_run {
+        return out.line(format_args!(
+            "{dataset}: {} to give back; now {removed} of {size} to remove and {rewritten} to rewrite",
+            sized(done.reclaimable_bytes)
+        ));
+    }
     out.line(format_args!(
-        "{dataset}: {rewritten} rewritten into {written}, {removed} removed ({})",
-        bytes(*removed_bytes)
+        "{dataset}: {rewritten} rewritten into {written}, {removed} removed, {size}"
     ))
 }
 
@@ -150,7 +165,8 @@ mod tests {
 
     fn plan(dataset: Option<&str>, grace: &str) -> Result<PurgeRequest, Failure> {
         let dataset = dataset.map(|typed| Address::parse(OsStr::new(typed)).expect("legal"));
-        Arguments { all: dataset.is_none(), dataset, grace: grace.to_owned() }.plan()
+        let (all, grace) = (dataset.is_none(), grace.to_owned());
+        Arguments { all, dataset, grace, dry_run: false }.plan()
     }
 
     #[test]

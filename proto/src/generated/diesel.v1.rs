@@ -377,6 +377,9 @@ pub struct PurgeRequest {
     /// Objects go when they have not been needed for so long, microseconds.
     #[prost(uint64, tag = "2")]
     pub grace: u64,
+    /// Only forecast; change nothing.
+    #[prost(bool, tag = "3")]
+    pub dry_run: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PurgeProgress {
@@ -411,6 +414,9 @@ pub struct PurgeProgress {
     /// In how long all that waits may be removed or rewritten, microseconds.
     #[prost(uint64, tag = "12")]
     pub waiting_for: u64,
+    /// Bytes that this purge and later ones would give back; of a dry run alone.
+    #[prost(uint64, tag = "13")]
+    pub reclaimable_bytes: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct VerifyRequest {

@@ -6,11 +6,12 @@
 //! began, and what moves was looked up a moment ago (docs/decisions/0008-purge.md).
 
 mod absent;
+mod estimate;
 mod plan;
 mod rewrite;
 
 use std::collections::HashSet;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use dl_format::{ChunkId, ChunkIdMaker, DatasetId, DatasetName, Deletions, Stamp};
 use dl_meta::{DatasetRecord, DatasetState};
@@ -78,19 +79,19 @@ async fn purge_all(
     identity::refuse_damaged(parts, "purge", "datasets").await?;
     if let Some(name) = &request.dataset {
         let id = catalog::by_name(parts, name, caller, Told::Record).await?.id;
-        let mut purge = Purge::new(parts, turns, name, request.grace, progress);
+        let mut purge = Purge::new(parts, turns, name, &request, progress);
         return purge.dataset(id).await;
     }
     let names = names::all(parts).await?;
     let mut kinds = names.unread.iter().map(|(_, error)| error.kind);
     let mut may_pass = kinds.find(|kind| kind.is_retryable());
     for (name, error) in &names.unread {
-        let mut purge = Purge::new(parts, turns, name, request.grace, progress);
+        let mut purge = Purge::new(parts, turns, name, &request, progress);
         purge.end_with(error).await;
     }
     for (name, named) in names.live() {
         parts.settings.refuse_read_only(ACTION, name)?;
-        let mut purge = Purge::new(parts, turns, name, request.grace, progress);
+        let mut purge = Purge::new(parts, turns, name, &request, progress);
         // One dataset that can't be purged doesn't keep the others from it.
         if let Err(error) = purge.dataset(named.record.dataset).await {
             if error.kind == Kind::NotFound {
@@ -101,8 +102,10 @@ async fn purge_all(
             purge.end_with(&error).await;
         }
     }
-    let swept = leftovers.sweep_deleted(parts, names::Past::All).await?;
-    tracing::debug!(swept, "removed what deleted datasets had left");
+    if !request.dry_run {
+        let swept = leftovers.sweep_deleted(parts, names::Past::All).await?;
+        tracing::debug!(swept, "removed what deleted datasets had left");
+    }
     match may_pass {
         Some(kind) => {
             let why = "not all of them could be worked on; run purge again";
@@ -118,6 +121,7 @@ struct Purge<'a> {
     turns: &'a Turns,
     name: &'a DatasetName,
     grace: Duration,
+    is_dry_run: bool,
     progress: &'a Progress<'a>,
     state: PurgeProgress,
     /// Problems are told once.
@@ -136,17 +140,34 @@ impl<'a> Purge<'a> {
         parts: &'a Parts,
         turns: &'a Turns,
         name: &'a DatasetName,
-        grace: Duration,
+        request: &PurgeRequest,
         progress: &'a Progress<'a>,
     ) -> Self {
+        let (grace, is_dry_run) = (request.grace, request.dry_run);
         let state = PurgeProgress { dataset: name.to_string(), ..PurgeProgress::default() };
         let (told, damaged) = (HashSet::new(), HashSet::new());
         let (are_more, has_doubts) = (false, false);
-        Self { parts, turns, name, grace, progress, state, told, are_more, damaged, has_doubts }
+        Self {
+            parts,
+            turns,
+            name,
+            grace,
+            is_dry_run,
+            progress,
+            state,
+            told,
+            are_more,
+            damaged,
+            has_doubts,
+        }
     }
 
     async fn dataset(&mut self, id: DatasetId) -> Result<(), Error> {
-        match self.rounds(id).await {
+        let done = match self.is_dry_run {
+            true => self.estimate(id).await,
+            false => self.rounds(id).await,
+        };
+        match done {
             Err(error) => Err(catalog::explained(self.parts, id, error).await),
             done => done,
         }
@@ -169,12 +190,15 @@ impl<'a> Purge<'a> {
         Ok(())
     }
 
-    /// Removes stored snapshots that nobody asks for any more; gives those of older versions that are
-    /// left.
+    /// Removes stored snapshots that nobody asks for any more, but in a dry run; gives those of older
+    /// versions that are left.
     async fn sweep_snapshots(&self, id: DatasetId) -> Result<Vec<Older>, Error> {
         let outline = self.parts.meta.outline(id).await;
         let outline = outline.map_err(|error| Error::meta("describe dataset", id, error))?;
         match outline.filter(|now| now.record.state == DatasetState::Live) {
+            Some(outline) if self.is_dry_run => {
+                snapshot::left_by_sweep(self.parts, id, outline.version).await
+            }
             Some(outline) => snapshot::sweep(self.parts, id, outline.version).await,
             None => Ok(Vec::new()),
         }
@@ -208,12 +232,7 @@ impl<'a> Purge<'a> {
             self.problem(problem).await;
         }
         let mut survey = Survey::read(self.parts, record.id).await?;
-        // Once the log is read: the newest version then knows all of it, and needs nothing that is not
-        // needed by it. Who waits for no reader waits for none of an older version.
-        let older = match self.grace.is_zero() {
-            true => Ok(Vec::new()),
-            false => self.sweep_snapshots(record.id).await,
-        };
+        let older = self.older(record.id).await;
         let (ledger, held) = self.look(&mut survey, record).await?;
         self.take_stamps(&survey).await?;
         if is_first
@@ -228,29 +247,7 @@ impl<'a> Purge<'a> {
             self.delete_again(record.id, ledger.undone, ids).await?;
             return Ok(true);
         }
-        for error in survey.unread.values() {
-            if error.kind != Kind::NotFound {
-                self.problem(error.chain()).await;
-            }
-        }
-        let (read_until, kept) = match older {
-            Ok(older) => {
-                let kept = older.iter().map(|older| older.kept).max();
-                (plan::read_until(&survey.objects, &older), kept.unwrap_or_default())
-            }
-            Err(error) => {
-                self.problem(error.chain()).await;
-                (Some(Stamp::default()), snapshot::KEPT_AT_MOST)
-            }
-        };
-        let rules = Rules {
-            now,
-            grace: self.grace,
-            read_until,
-            settled: self.parts.limits.settled(),
-            chunk_size: record.shape.size().into(),
-            with_tombstones: is_first,
-        };
+        let (rules, kept) = self.rules(record, &survey, older, now, is_first).await;
         let mut plan = ledger.plan(&survey, rules, &held);
         let is_damaged = |number: &usize| {
             survey.objects.get(*number).is_some_and(|object| self.damaged.contains(&object.id))
@@ -273,6 +270,49 @@ impl<'a> Purge<'a> {
         self.wait_for(&survey, &plan, &moved, kept);
         // What was moved may go at once when nobody is to be waited for.
         Ok(were_absent || self.state.written > written && self.grace.is_zero())
+    }
+
+    /// Tells what can't be read; gives when something may go, and for how long a snapshot of an
+    /// older version is kept.
+    async fn rules(
+        &mut self,
+        record: &DatasetRecord,
+        survey: &Survey,
+        older: Result<Vec<Older>, Error>,
+        now: SystemTime,
+        with_tombstones: bool,
+    ) -> (Rules, Duration) {
+        for error in survey.unread.values() {
+            if error.kind != Kind::NotFound {
+                self.problem(error.chain()).await;
+            }
+        }
+        let (read_until, kept) = match older {
+            Ok(older) => {
+                let kept = older.iter().map(|older| older.kept).max();
+                (plan::read_until(&survey.objects, &older), kept.unwrap_or_default())
+            }
+            Err(error) => {
+                self.problem(error.chain()).await;
+                (Some(Stamp::default()), snapshot::KEPT_AT_MOST)
+            }
+        };
+        let rules = Rules {
+            now,
+            grace: self.grace,
+            read_until,
+            settled: self.parts.limits.settled(),
+            chunk_size: record.shape.size().into(),
+            with_tombstones,
+        };
+        (rules, kept)
+    }
+
+    /// The snapshots of older versions that readers may be using. Once the log is read, the newest
+    /// version knows all of it, and needs nothing that is not needed by it. A purge that waits for no
+    /// reader waits for none of an older version.
+    async fn older(&self, id: DatasetId) -> Result<Vec<Older>, Error> {
+        if self.grace.is_zero() { Ok(Vec::new()) } else { self.sweep_snapshots(id).await }
     }
 
     /// Reads all headers; gives what they say, and the tombstones that are still needed.

@@ -162,6 +162,12 @@ impl Ledger {
         }
     }
 
+    /// Bytes of an object that no file needs: all of it, but for the live entries of a chunk.
+    pub(super) fn dead_bytes(&self, number: usize, object: &ObjectRecord) -> u64 {
+        let kept = self.states.get(number).map_or(0, |state| state.kept_cost);
+        object.object_length.saturating_sub(kept)
+    }
+
     /// Whether some chunk holds what a tombstone names.
     pub(super) fn is_held(&self, deletions: &Deletions) -> bool {
         deletions.iter().any(|(chunk, entries)| {

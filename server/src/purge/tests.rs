@@ -9,11 +9,11 @@ use dl_format::{
 };
 use dl_meta::Found;
 use dl_runtime::fault::Fault;
-use dl_runtime::{Buffers, Clock, ManualClock};
+use dl_runtime::{Clock, ManualClock};
 
 use super::absent::is_gone;
 use super::*;
-use crate::testing::{Rig, dataset, rig};
+use crate::testing::{self, Rig, dataset, rig};
 use crate::turns::Turns;
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -51,8 +51,7 @@ impl Scene {
     }
 
     async fn try_commit(&self, parts: &Parts, sealed: &Sealed) -> Result<Stamp, Error> {
-        let (buffers, object) = (Arc::new(Buffers::default()), sealed.as_slice().to_vec());
-        commit::put_chunk(parts, &buffers, self.id, object, parts.clock.now()).await
+        testing::commit(parts, self.id, sealed.as_slice().to_vec(), parts.clock.now()).await
     }
 
     /// Puts files of 1,000 bytes.
@@ -135,8 +134,11 @@ impl Scene {
     }
 
     async fn steps_with(&self, grace: Duration) -> Vec<PurgeProgress> {
+        self.steps_of(PurgeRequest { dataset: Some(dataset("ds")), grace, dry_run: false }).await
+    }
+
+    async fn steps_of(&self, request: PurgeRequest) -> Vec<PurgeProgress> {
         let (parts, turns, left) = (&self.rig.parts, Turns::new(), Leftovers::default());
-        let request = PurgeRequest { dataset: Some(dataset("ds")), grace };
         let (told, mut heard) = mpsc::channel(1_000);
         Box::pin(purge(parts, &turns, &left, request, &Caller::Everybody, &told)).await.unwrap();
         drop(told);
@@ -146,6 +148,38 @@ impl Scene {
         }
         steps
     }
+}
+
+#[tokio::test]
+async fn a_dry_run_says_what_a_purge_gives_back_and_changes_nothing() {
+    let scene = Scene::new().await;
+    scene.put(1, (0..20).map(|n| format!("{n}"))).await;
+    scene.put(2, (0..15).map(|n| format!("{n}"))).await;
+    scene.put(3, (0..10).map(|n| format!("{n}"))).await;
+    scene.put(4, (0..10).map(|n| format!("{n}"))).await;
+    scene.rig.clock.advance(SETTLED);
+    // Not in the log: a purge adopts it, and a dry run does not.
+    scene.store("unlogged").await;
+    let contents = async || {
+        let stored: Vec<_> = scene.rig.parts.store.list(&dl_store::Prefix::ROOT).collect().await;
+        let stored = stored.into_iter().map(Result::unwrap).map(|object| (object.key, object.size));
+        (stored.collect::<Vec<_>>(), scene.rig.parts.meta.log(scene.id).await.unwrap())
+    };
+    let before = contents().await;
+    let which = Some(dataset("ds"));
+    for grace in [Duration::from_secs(900), Duration::ZERO] {
+        let request = PurgeRequest { dataset: which.clone(), grace, dry_run: true };
+        let told = scene.steps_of(request).await.pop().unwrap();
+        assert!(told.done && told.problems.is_empty(), "{told:?}");
+        // Chunk 3 goes, the live files of chunks 1 and 2 move together, and chunk 4 stays.
+        assert_eq!((told.removed, told.rewritten, told.written), (1, 2, 0), "{told:?}");
+        assert!((10_000..20_000).contains(&told.removed_bytes), "{told:?}");
+        // Of 55,000 bytes of files 35,000 are dead.
+        assert!((35_000..70_000).contains(&told.reclaimable_bytes), "{told:?}");
+        assert_eq!(contents().await, before, "it changed something");
+    }
+    let done = scene.steps_with(Duration::from_secs(900)).await.pop().unwrap();
+    assert_eq!((done.removed, done.rewritten), (1, 2), "{done:?}");
 }
 
 /// Keeps S-27.
@@ -398,7 +432,8 @@ async fn what_was_seen_alive_too_long_ago_is_not_committed() {
     let slow = Fault::Delay(Duration::from_secs(400));
     scene.script([None, None, None, Some(slow)]).await;
     let (told, _heard) = mpsc::channel(1_000);
-    let request = PurgeRequest { dataset: Some(dataset("ds")), grace: Duration::ZERO };
+    let request =
+        PurgeRequest { dataset: Some(dataset("ds")), grace: Duration::ZERO, dry_run: false };
     let (parts, turns, left) = (&scene.rig.parts, Turns::new(), Leftovers::default());
     let (done, _) =
         scene.rig.run(purge(parts, &turns, &left, request, &Caller::Everybody, &told)).await;
@@ -438,7 +473,8 @@ async fn a_purge_waits_for_memory_that_others_write_with_and_looks_once() {
         drop(memory);
     };
     let (told, _heard) = mpsc::channel(1_000);
-    let request = PurgeRequest { dataset: Some(dataset("ds")), grace: Duration::ZERO };
+    let request =
+        PurgeRequest { dataset: Some(dataset("ds")), grace: Duration::ZERO, dry_run: false };
     let purge = Box::pin(purge(parts, &turns, &left, request, &Caller::Everybody, &told));
     let ((done, ()), seconds) = scene.rig.run(futures::future::join(purge, others)).await;
     done.unwrap();
@@ -464,9 +500,9 @@ async fn what_a_server_that_is_behind_still_takes_stays() {
     assert_eq!((done.removed, done.waiting), (0, 1), "{done:?}");
     let behind = Arc::new(ManualClock::new(scene.rig.clock.now() - minutes(29)));
     let behind = Parts { clock: behind, ..parts.clone() };
-    let (buffers, began) = (Arc::new(Buffers::default()), behind.clock.now() - minutes(15));
+    let began = behind.clock.now() - minutes(15);
     let object = first.as_slice().to_vec();
-    let again = commit::put_chunk(&behind, &buffers, scene.id, object, began).await;
+    let again = testing::commit(&behind, scene.id, object, began).await;
     assert_eq!(again.unwrap(), stamp, "it came anew");
     let settles = of_client.sealed_at() + minutes(70);
     assert_eq!(done.waiting_for, settles.duration_since(scene.rig.clock.now()).unwrap());
@@ -490,7 +526,7 @@ async fn a_dataset_that_is_deleted_meanwhile_is_no_problem_of_a_purge_of_all() {
         drop(surveys);
     };
     let (told, mut heard) = mpsc::channel(1_000);
-    let request = PurgeRequest { dataset: None, grace: Duration::ZERO };
+    let request = PurgeRequest { dataset: None, grace: Duration::ZERO, dry_run: false };
     let purge = Box::pin(purge(parts, &turns, &left, request, &Caller::Everybody, &told));
     let ((done, ()), _) = scene.rig.run(futures::future::join(purge, deletes)).await;
     done.unwrap();

@@ -31,7 +31,7 @@ use crate::memory;
 use crate::metrics::SnapshotMetrics;
 use crate::parts::{Budget, Parts};
 
-pub(crate) use sweep::{KEPT_AT_MOST, Older, sweep, watch};
+pub(crate) use sweep::{KEPT_AT_MOST, Older, left_by_sweep, sweep, watch};
 
 /// Snapshots that are built at a time: each takes its memory.
 const BUILDS_AT_ONCE: usize = 1;
@@ -84,7 +84,6 @@ pub(crate) async fn get(
     replies: mpsc::Sender<Reply<SnapshotPiece>>,
 ) -> Result<(), Error> {
     let dataset = request.dataset;
-    catalog::by_id(parts, dataset).await?;
     let mut found = Box::pin(snapshots.find(parts, dataset, request.version));
     let manifest = loop {
         tokio::select! {

@@ -57,16 +57,9 @@ pub(crate) async fn sweep(
     dataset: DatasetId,
     newest: Version,
 ) -> Result<Vec<Older>, Error> {
-    let (now, is_read_only) = (parts.clock.now(), parts.settings.is_read_only());
-    let (mut few, mut left) = (1, Vec::new());
-    for old in old(parts, dataset, newest).await? {
-        // What was begun only is being stored, or its server was killed.
-        few += usize::from(old.built.is_some());
-        let kept = if old.built.is_some() && few > FEW { KEPT_OTHERS } else { KEPT };
-        let seen = kept.saturating_sub(parts.clock.monotonic().saturating_sub(old.since));
-        let built = old.built.unwrap_or_default().time().checked_add(kept);
-        let built = built.map_or(Duration::MAX, |end| end.duration_since(now).unwrap_or_default());
-        let left_for = seen.max(built);
+    let is_read_only = parts.settings.is_read_only();
+    let mut left = Vec::new();
+    for (old, left_for) in timed(parts, dataset, newest).await? {
         if left_for.is_zero() && !is_read_only {
             stored::remove(parts, dataset, old.version, old.objects).await?;
             tracing::info!(%dataset, version = %old.version, "removed a snapshot of an older version");
@@ -75,6 +68,41 @@ pub(crate) async fn sweep(
         }
     }
     Ok(left)
+}
+
+/// The snapshots that [`sweep`] would leave; removes none.
+pub(crate) async fn left_by_sweep(
+    parts: &Parts,
+    dataset: DatasetId,
+    newest: Version,
+) -> Result<Vec<Older>, Error> {
+    let timed = timed(parts, dataset, newest).await?.into_iter();
+    let left = timed.filter(|(_, left_for)| !left_for.is_zero());
+    let older = |(old, left_for): (Old, Duration)| Older {
+        version: old.version,
+        kept: left_for.saturating_add(PERIOD),
+    };
+    Ok(left.map(older).collect())
+}
+
+/// The stored versions besides the newest one, each with the time for which it is kept yet.
+async fn timed(
+    parts: &Parts,
+    dataset: DatasetId,
+    newest: Version,
+) -> Result<Vec<(Old, Duration)>, Error> {
+    let now = parts.clock.now();
+    let (mut few, mut timed) = (1, Vec::new());
+    for old in old(parts, dataset, newest).await? {
+        // What was begun only is being stored, or its server was killed.
+        few += usize::from(old.built.is_some());
+        let kept = if old.built.is_some() && few > FEW { KEPT_OTHERS } else { KEPT };
+        let seen = kept.saturating_sub(parts.clock.monotonic().saturating_sub(old.since));
+        let built = old.built.unwrap_or_default().time().checked_add(kept);
+        let built = built.map_or(Duration::MAX, |end| end.duration_since(now).unwrap_or_default());
+        timed.push((old, seen.max(built)));
+    }
+    Ok(timed)
 }
 
 /// The stored versions besides the newest one, the youngest first.

@@ -72,7 +72,11 @@ impl Stage {
 /// Purges once; gives how many objects were moved or removed. `is_working` is set while it does.
 fn purge(client: &Client, is_working: &AtomicBool) -> Result<u32> {
     let done = |step: &PurgeProgress| step.rewritten + step.removed;
-    let request = PurgeRequest { dataset: Some(DatasetName::new(NAME)?), grace: Duration::ZERO };
+    let request = PurgeRequest {
+        dataset: Some(DatasetName::new(NAME)?),
+        grace: Duration::ZERO,
+        dry_run: false,
+    };
     let ended = client.purge(request, &mut |step| {
         is_working.fetch_or(done(step) > 0, Ordering::Relaxed);
     });

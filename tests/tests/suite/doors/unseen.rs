@@ -100,7 +100,10 @@ async fn ask(client: &mut Client, method: &str, name: &str, id: DatasetId) -> Re
         "Recover" => {
             first(client.recover(pb::RecoverRequest { dataset: named, since: 0 }).await).await
         }
-        "Purge" => first(client.purge(pb::PurgeRequest { dataset: named, grace: 0 }).await).await,
+        "Purge" => {
+            first(client.purge(pb::PurgeRequest { dataset: named, grace: 0, dry_run: false }).await)
+                .await
+        }
         "Verify" => {
             let request = pb::VerifyRequest { dataset: named, checksums: false };
             first(client.verify(request).await).await

@@ -252,7 +252,11 @@ impl Run {
         if !self.servers.fail() {
             std::thread::sleep(SETTLED);
         }
-        let request = PurgeRequest { dataset: Some(self.name.clone()), grace: Duration::ZERO };
+        let request = PurgeRequest {
+            dataset: Some(self.name.clone()),
+            grace: Duration::ZERO,
+            dry_run: false,
+        };
         let purged = self.client.purge(request, &mut |_| ())?;
         ensure!(purged.iter().all(|one| one.problems.is_empty()), "{purged:?}");
         self.purged += purged.iter().map(|one| one.rewritten + one.removed).sum::<u64>();

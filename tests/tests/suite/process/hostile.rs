@@ -309,7 +309,7 @@ async fn requests_that_break_the_contract_in_one_thing_are_refused_for_it() -> R
         ..pb::GetSnapshotRequest::default()
     };
     let recover = pb::RecoverRequest { dataset: "a/b".to_owned(), since: 0 };
-    let purge = pb::PurgeRequest { dataset: "a/b".to_owned(), grace: 0 };
+    let purge = pb::PurgeRequest { dataset: "a/b".to_owned(), grace: 0, dry_run: false };
     let broken = [
         ("CreateDataset", create("a/b", 0, 0)),
         ("CreateDataset", create("new", 1, 0)),
