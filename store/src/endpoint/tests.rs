@@ -57,10 +57,7 @@ fn settings_that_send_objects_to_another_bucket_are_refused() {
         ),
         (
             Provider::S3,
-            &[
-                ("AWS_ENDPOINT_URL_S3", "https://bb.h"),
-                ("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "1"),
-            ],
+            &[("AWS_ENDPOINT_URL_S3", "https://bb.h"), ("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "1")],
             VIRTUAL,
         ),
         (Provider::S3, &[("AWS_ENDPOINT_URL", "https://h/other")], PATH),
@@ -101,8 +98,7 @@ fn text_that_is_no_address_is_refused_without_its_login() {
         "http://K:SEC@h",
         "http://h?x",
     ] {
-        let refused =
-            found(Provider::S3, &[("AWS_ENDPOINT_URL", wrong)]).expect_err("no address");
+        let refused = found(Provider::S3, &[("AWS_ENDPOINT_URL", wrong)]).expect_err("no address");
         assert!(refused.contains("AWS_ENDPOINT_URL") && !refused.contains("SEC"), "{refused}");
     }
 }
