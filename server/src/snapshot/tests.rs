@@ -4,14 +4,14 @@
 use dl_format::{Attributes, ChunkIdMaker, ChunkShape, ChunkWriter, FilePath, Stamp};
 use dl_meta::Found;
 use dl_proto::{PurgeRequest, RecoverRequest, VerifyRequest};
-use dl_runtime::{Buffers, Clock};
+use dl_runtime::Clock;
 
 use super::*;
 use crate::auth::Caller;
 use crate::leftovers::Leftovers;
 use crate::testing::{self, Careless, Rig, rig};
 use crate::turns::Turns;
-use crate::{commit, purge, recover, verify};
+use crate::{purge, recover, verify};
 
 /// A dataset of one chunk, whose stamp in the log is later than that of its header.
 struct Scene {
@@ -32,8 +32,8 @@ impl Scene {
         chunk.append(&path(), file, b"bytes").unwrap();
         let sealed = chunk.seal(ChunkIdMaker::new([1; 9]).next(rig.clock.now()), id);
         let put = async || {
-            let (buffers, object) = (Arc::new(Buffers::default()), sealed.as_slice().to_vec());
-            commit::put_chunk(&rig.parts, &buffers, id, object, rig.clock.now()).await
+            let (object, now) = (sealed.as_slice().to_vec(), rig.clock.now());
+            testing::commit(&rig.parts, id, object, now).await
         };
         store.hold_next();
         put().await.unwrap_err();
@@ -82,7 +82,7 @@ impl Scene {
     async fn purge(&self) {
         let (turns, left) = (Turns::new(), Leftovers::default());
         let name = Some(testing::dataset("ds"));
-        let request = PurgeRequest { dataset: name, grace: Duration::ZERO };
+        let request = PurgeRequest { dataset: name, grace: Duration::ZERO, dry_run: false };
         let (told, mut heard) = mpsc::channel(1_000);
         let everybody = &Caller::Everybody;
         purge::purge(&self.rig.parts, &turns, &left, request, everybody, &told).await.unwrap();
