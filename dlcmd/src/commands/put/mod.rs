@@ -35,7 +35,7 @@ use crate::interrupt;
 use crate::local::{Entry, Event, Paths, Place, Problem, Root, Walk};
 use crate::output::Output;
 use crate::progress::Progress;
-use crate::text::{counted, shown};
+use crate::text::{counted, shown, sized};
 
 /// Put files and folders into a dataset
 ///
@@ -455,7 +455,7 @@ fn report(summary: &Summary, out: &mut Output<'_>) -> Result<(), Failure> {
         return out.json("put", summary);
     }
     let Summary { files, bytes, unchanged, skipped, failed, empty_folders } = *summary;
-    let mut line = format!("{} put, {}", counted(files, "file"), counted(bytes, "byte"));
+    let mut line = format!("{} put, {}", counted(files, "file"), sized(bytes));
     for (count, what) in [(unchanged, "unchanged"), (skipped, "skipped"), (failed, "failed")] {
         if count > 0 {
             line.push_str(&format!(", {count} {what}"));

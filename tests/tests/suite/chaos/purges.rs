@@ -145,7 +145,8 @@ fn all_of_redis_is_flushed_while_purges_run() -> Result<()> {
 /// Keeps S-01, S-03, S-27 and S-28.
 #[test]
 fn the_bucket_answers_with_errors_or_in_part_while_purges_run() -> Result<()> {
-    for error in [Instead::Internal, Instead::Cut, Instead::Stalled(STALLED)] {
+    let all = [Instead::Cut, Instead::Internal, Instead::Stalled(STALLED)];
+    for error in all.into_iter().take(rounds(2, all.len())) {
         survive(Event::BucketFails(error), 0)?;
     }
     Ok(())

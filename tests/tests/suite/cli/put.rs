@@ -218,13 +218,15 @@ fn a_file_that_changes_without_a_sign_while_others_are_put_is_stored_as_it_is_in
 -> Result<()> {
     let scene = Scene::new()?;
     fs::create_dir(scene.path("src"))?;
-    fs::File::create(scene.path("src/zeros"))?.set_len(6 << 30)?;
+    fs::File::create(scene.path("src/zeros"))?.set_len(1 << 30)?;
     settle(&scene, "src/zeros")?;
     scene.write("a", "1")?;
-    let time = fs::metadata(scene.path("src/a"))?.modified()?;
+    // So old that it is trusted once the other file is put, and not yet when it is read.
+    let time = fs::metadata(scene.path("src/a"))?.modified()? - Duration::from_millis(1_500);
+    set_time(&scene, "src/a", time)?;
     let mut put = scene.command(["put", "--threads", "1", "src/a", "src/zeros", "dl://ds"])?;
     let mut put = Process::start(put.stdout(Stdio::null()))?;
-    std::thread::sleep(Duration::from_millis(1_000));
+    std::thread::sleep(Duration::from_millis(300));
     scene.write("a", "2")?;
     set_time(&scene, "src/a", time)?;
     let code = put.wait(Duration::from_secs(120))?;

@@ -1,6 +1,6 @@
-//! Every moment at which a server can die: a history is run once for each point before and after
-//! each write to the chunk store's disk and to the metadata, cut off there, and restarted on what
-//! a power cut leaves.
+//! Every moment at which a server can die (`make torture`), or every third: a history is run once for
+//! each point before and after each write to the chunk store's disk and to the metadata, cut off there,
+//! and restarted on what a power cut leaves.
 //!
 //! Must hold: after every restart, with the metadata kept, torn or gone, what was acknowledged is
 //! there, what was not is absent or complete, and the same request again ends the same.
@@ -13,6 +13,7 @@ mod world;
 
 use anyhow::{Context, Result, ensure};
 use dl_tests::dice::Dice;
+use dl_tests::rounds;
 
 use self::history::{History, Journal};
 use self::world::{Metadata, World};
@@ -57,19 +58,19 @@ async fn cut_from(first: u64, step: usize, metadata: Metadata, least: u64) -> Re
 /// Keeps S-01, S-02, S-03 and S-06: I1, I2, I3, I6 and Rule 2.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cut_at_any_write_loses_nothing_acknowledged_when_the_metadata_survives() -> Result<()> {
-    cut_from(0, 1, Metadata::Survives, 300).await
+    cut_from(0, rounds(3, 1), Metadata::Survives, 300).await
 }
 
 /// Keeps S-01, S-02, S-03 and S-06: I1, I2, I3, I6, Rule 2 and Rule 10.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cut_before_a_write_loses_nothing_acknowledged_when_the_metadata_loses_its_end()
 -> Result<()> {
-    cut_from(0, 2, Metadata::OnDisk, 300).await
+    cut_from(0, rounds(6, 2), Metadata::OnDisk, 300).await
 }
 
 /// Keeps S-01, S-02, S-03 and S-06: the other half of the same points, on another core.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cut_after_a_write_loses_nothing_acknowledged_when_the_metadata_loses_its_end()
 -> Result<()> {
-    cut_from(1, 2, Metadata::OnDisk, 300).await
+    cut_from(rounds(3, 1), rounds(6, 2), Metadata::OnDisk, 300).await
 }
