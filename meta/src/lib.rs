@@ -143,8 +143,7 @@ pub trait MetaStore: Debug + Display + Send + Sync + 'static {
     /// Adds an object to the log of its dataset: the commit point. What the log knows already is
     /// brought into the index again, where a row of it may be gone or damaged. Where the log has
     /// another stamp for the object, log and rows take the stamp of the header: the object is the
-    /// truth. An older version of a path that the first stamp had hidden comes back when its own
-    /// object is appended again. The header's bytes
+    /// truth ([`Appended::Restamped`]). The header's bytes
     /// may be kept for a while, so they should not be a view into a larger buffer.
     ///
     /// # Errors

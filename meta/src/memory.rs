@@ -201,11 +201,10 @@ impl MetaStore for Memory {
                 dataset.version.add(record.id, record.stamp);
                 Ok(Appended::New)
             }
-            Some(known) => {
-                if known != record {
-                    dataset.recount();
-                }
-                Ok(Appended::Known)
+            Some(known) if known == record => Ok(Appended::Known),
+            Some(_) => {
+                dataset.recount();
+                Ok(Appended::Restamped)
             }
         }
     }

@@ -120,8 +120,11 @@ pub struct DatasetInfo {
 pub enum Appended {
     /// The object joined it.
     New,
-    /// An object of that id was in it.
+    /// The object was in it.
     Known,
+    /// The object was in it with another stamp. Versions that the other stamp hid come back when
+    /// their own objects are appended again.
+    Restamped,
 }
 
 /// What a metadata store may have lost.

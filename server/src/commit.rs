@@ -224,8 +224,8 @@ async fn committed_before(
     append_told(parts, &committed).await
 }
 
-/// The same as [`append`], of an object that may be late, or that the log has with another stamp.
-pub(crate) async fn append_told(parts: &Parts, object: &Committed) -> Result<Stamp, Error> {
+/// The same as [`append`], of an object that may be late.
+async fn append_told(parts: &Parts, object: &Committed) -> Result<Stamp, Error> {
     let late = Late::usual(parts);
     late.append(object.header().id()).await?;
     let appended = append(parts, object).await;

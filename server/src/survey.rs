@@ -75,8 +75,8 @@ pub(crate) struct Survey {
     pub(crate) named: Named,
     /// The parts of large files, and the number of the chunk that names each.
     pub(crate) extents: Vec<(usize, Extent)>,
-    /// Chunks whose header has another stamp than the metadata, by number. The header holds.
-    pub(crate) restamped: Vec<usize>,
+    /// Whether chunks have another stamp in their header than in the metadata. The header holds.
+    pub(crate) has_restamped: bool,
     sizes: Sizes,
 }
 
@@ -182,7 +182,7 @@ impl Survey {
             unread: BTreeMap::new(),
             named: Named::default(),
             extents: Vec::new(),
-            restamped: Vec::new(),
+            has_restamped: false,
             sizes: SIZES,
         };
         let mut named = Named::default();
@@ -377,11 +377,11 @@ impl Survey {
             return;
         }
         let mut objects = self.objects.to_vec();
-        for (number, stamp) in &restamped {
-            objects.get_mut(*number).into_iter().for_each(|object| object.stamp = *stamp);
+        for (number, stamp) in restamped {
+            objects.get_mut(number).into_iter().for_each(|object| object.stamp = stamp);
         }
         self.objects = objects.into();
-        self.restamped = restamped.into_iter().map(|(number, _)| number).collect();
+        self.has_restamped = true;
     }
 
     /// The chunks that versions in this one were first committed in, and that are gone.

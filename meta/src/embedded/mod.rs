@@ -435,7 +435,7 @@ impl MetaStore for Embedded {
         let action = "append to dataset";
         let (dataset, id) = (object.header().dataset(), object.header().id());
         let mut progress = self.shared.progress.subscribe();
-        let (mut absent_at, mut is_known) = (None, false);
+        let (mut absent_at, mut known, mut is_queued) = (None, None, false);
         loop {
             let wait = {
                 let mut state = self.shared.state();
@@ -443,20 +443,25 @@ impl MetaStore for Embedded {
                     return Err(Error::new(Kind::Unavailable, action, dataset));
                 }
                 state.known(dataset, action)?;
-                is_known |= state.is_queued(object);
+                is_queued |= state.is_queued(object);
                 let applied = state.applied();
                 if absent_at != Some(applied) {
                     absent_at = Some(applied);
                     false
                 } else if state.bytes() < self.shared.options.tail_bytes {
                     state.push(object, self.shared.clock.monotonic());
+                    let is_known = is_queued || known.is_some();
                     if let Some(known) = state.datasets.get_mut(&dataset).filter(|_| is_known) {
                         // Rows that it brings back were not counted.
                         known.counted = None;
                     }
                     drop(state);
                     self.shared.wake.notify_one();
-                    return Ok(if is_known { Appended::Known } else { Appended::New });
+                    return Ok(match known {
+                        Some(stamp) if stamp != object.stamp() => Appended::Restamped,
+                        None if !is_queued => Appended::New,
+                        _ => Appended::Known,
+                    });
                 } else if let Some(failure) = &state.failure {
                     let why = failure.why.clone();
                     return Err(Error::because(failure.kind, action, dataset, why));
@@ -471,10 +476,10 @@ impl MetaStore for Embedded {
                     return Err(Error::new(Kind::Unavailable, action, dataset));
                 }
             } else {
-                // Whether the file has it; asked again when a batch came in between.
+                // What the file has of it; asked again when a batch came in between.
                 let read =
-                    move |transaction: &ReadTransaction| read::has_object(transaction, dataset, id);
-                is_known |= self.read(action, dataset, read).await?;
+                    move |transaction: &ReadTransaction| read::stamp_of(transaction, dataset, id);
+                known = self.read(action, dataset, read).await?;
             }
         }
     }

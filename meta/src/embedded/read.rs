@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::{Bound, ControlFlow};
 
-use dl_format::{ChunkId, DatasetId, EntrySet, EntryVersion, FilePath, FileRecord};
+use dl_format::{ChunkId, DatasetId, EntrySet, EntryVersion, FilePath, FileRecord, Stamp};
 use redb::{ReadOnlyTable, ReadTransaction, ReadableTableMetadata};
 
 use super::database::failed;
@@ -31,13 +31,15 @@ pub(super) fn dataset(
 }
 
 /// Whether an object is in a dataset's log.
-pub(super) fn has_object(
+pub(super) fn stamp_of(
     transaction: &ReadTransaction,
     dataset: DatasetId,
     id: ChunkId,
-) -> Result<bool, redb::Error> {
+) -> Result<Option<Stamp>, redb::Error> {
     let objects = transaction.open_table(Tables::of(dataset).objects())?;
-    Ok(objects.get(id.as_bytes().as_slice())?.is_some())
+    let key = id.as_bytes().as_slice();
+    let object = objects.get(key)?.map(|object| decode_object(key, object.value())).transpose()?;
+    Ok(object.map(|object| object.stamp))
 }
 
 /// One page of a dataset's log.

@@ -35,8 +35,8 @@ pub(super) const OTHER_PROCESS: i64 = -2;
 pub(super) const OTHER_MARK: i64 = -3;
 
 /// The commit point. Home, log, todo; epoch, object id, member of the log, who and when, stamp,
-/// 1 for a tombstone. Answers 1 when the object is new, 0 when it was known. A member that differs
-/// takes the place of the known one.
+/// 1 for a tombstone. Answers 1 when the object is new, 0 when it was known, 2 when it was known by
+/// another member, whose place it takes.
 pub(super) static APPEND: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
@@ -53,6 +53,10 @@ if found and string.sub(found, 1, 16) == id then
     if found ~= ARGV[3] then
         redis.call('ZADD', KEYS[2], 0, ARGV[3])
         redis.call('ZREM', KEYS[2], found)
+        if tonumber(home[3] or 0) < tonumber(ARGV[5]) then
+            redis.call('HSET', KEYS[1], 'last', ARGV[5])
+        end
+        return 2
     end
     return 0
 end

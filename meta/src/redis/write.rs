@@ -72,6 +72,7 @@ impl Shared {
             let appended = match number(&self.router.ask_one(ask).await?)? {
                 1 => Appended::New,
                 0 => Appended::Known,
+                2 => Appended::Restamped,
                 answer => {
                     self.forget(header.dataset());
                     let leftover = Ask::to(&keys.header(record.id), "UNLINK");

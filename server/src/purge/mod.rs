@@ -234,7 +234,10 @@ impl<'a> Purge<'a> {
         let mut survey = Survey::read(self.parts, record.id).await?;
         let older = self.older(record.id).await;
         let (ledger, held) = self.look(&mut survey, record).await?;
-        self.take_stamps(&survey).await?;
+        if survey.has_restamped {
+            recover::take_stamps(self.parts, self.name).await?;
+            return Box::pin(self.round(record, ids, is_first)).await;
+        }
         if is_first
             && !self.has_doubts
             && !survey.has_losses()
@@ -352,17 +355,6 @@ impl<'a> Purge<'a> {
             }
         }
         Ok((ledger, held))
-    }
-
-    /// Has the metadata take the stamps of the objects where they differ.
-    async fn take_stamps(&self, survey: &Survey) -> Result<(), Error> {
-        let mut headers = std::pin::pin!(survey.headers(self.parts, survey.restamped.clone()));
-        while let Some((_, header)) = headers.next().await {
-            if let Some(object) = header.ok().and_then(|header| header.committed().ok()) {
-                commit::append_told(self.parts, &object).await?;
-            }
-        }
-        Ok(())
     }
 
     /// Deletes what only a deleted winner hides, before that one may go.

@@ -18,6 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::Log;
 use super::found::{Doubt, Listed, Lot, Search};
+use super::living;
 use super::shares::Shares;
 use crate::catalog;
 use crate::commit::is_committed;
@@ -25,7 +26,6 @@ use crate::error::Error;
 use crate::headers::read_header;
 use crate::identity;
 use crate::late::Late;
-use crate::leftovers;
 use crate::listener::Listener;
 use crate::names::{self, Named};
 use crate::parts::{Parts, object_key};
@@ -82,6 +82,8 @@ struct Outcome {
     /// Whether some can't be read.
     unread: bool,
     read: Read,
+    /// Whether the log had other stamps, which may have hidden versions from it.
+    has_restamped: bool,
     /// Those that the store failed for, to be tried again.
     later: Vec<(Listed, Error)>,
 }
@@ -104,6 +106,8 @@ enum Done {
     New(u64),
     /// It was in it, or is gone.
     Passed,
+    /// It was in it with another stamp.
+    Restamped,
     /// It can't be adopted.
     Problem(String),
     /// It can't be read.
@@ -121,6 +125,7 @@ impl Outcome {
                 state.files += files;
             }
             Done::Passed => {}
+            Done::Restamped => self.has_restamped = true,
             Done::Problem(problem) => state.problems.push(problem),
             Done::Unread(listed, error) if error.kind.is_retryable() => {
                 if self.later.len() < LATER_MAX {
@@ -194,26 +199,6 @@ impl<'a> Progress<'a> {
     }
 }
 
-/// Has a dataset refused until it is recovered. False when that can't be written down.
-pub(super) async fn set_aside(parts: &Parts, record: DatasetRecord) -> bool {
-    let aside = DatasetRecord { state: DatasetState::Recovering, ..record };
-    match parts.meta.put_dataset(&aside).await {
-        Ok(()) => {}
-        // The name stands for another dataset by now.
-        Err(error) if error.kind == dl_meta::Kind::Conflict => return true,
-        Err(_) => return false,
-    }
-    // Whoever deletes first changes the name and then the metadata, so that one of us sees it: the next
-    // generation of a name that stood for a dataset is its deletion, also one that can't be read.
-    match names::newest_generation(parts, &aside.name).await {
-        Ok(Some(newest)) if newest > aside.generation => {
-            leftovers::forget(parts, &aside.name, aside.id).await.is_ok()
-        }
-        Ok(_) => true,
-        Err(_) => false,
-    }
-}
-
 impl Recovery<'_> {
     pub(super) async fn dataset(&self, name: &DatasetName, named: Named) -> Result<Read, Error> {
         let id = named.record.dataset;
@@ -245,7 +230,8 @@ impl Recovery<'_> {
         let doubt = Doubt { from };
         let search = Search { parts: self.parts, name, id, doubt, shares: self.shares };
         let mut progress = Progress::of(name, self.progress);
-        let mut outcome = Outcome { unread: false, read: Read::Whole, later: Vec::new() };
+        let (read, later) = (Read::Whole, Vec::new());
+        let mut outcome = Outcome { unread: false, read, has_restamped: false, later };
         let (mut lost, large) = (None, Mutex::new(Vec::new()));
         let large_ones = &large;
         let (sender, mut lots) = mpsc::channel(LOTS_AHEAD);
@@ -311,6 +297,10 @@ impl Recovery<'_> {
         }
         if !self.read_later(named, &mut outcome, &mut progress.state, large_ones).await? {
             return self.ended(name, named).await;
+        }
+        if outcome.has_restamped {
+            // Once more: what was appended before the stamps changed may have been hidden by them.
+            return Box::pin(self.dataset(name, named)).await;
         }
         let Outcome { unread, mut read, .. } = outcome;
         if self.tells_missing {
@@ -399,7 +389,7 @@ impl Recovery<'_> {
             Ok(None) => return true,
             Err(_) => return false,
         };
-        set_aside(self.parts, record).await
+        living::set_aside(self.parts, record).await
     }
 
     /// Whether the log lacks what was appended, and nothing else tells of it: while that comes back, what
@@ -571,6 +561,7 @@ impl Recovery<'_> {
         match self.parts.meta.append(&committed).await {
             Ok(Appended::New) => Ok(Step::Done(Done::New(files))),
             Ok(Appended::Known) => Ok(Step::Done(Done::Passed)),
+            Ok(Appended::Restamped) => Ok(Step::Done(Done::Restamped)),
             Err(error) if error.kind == dl_meta::Kind::Missing => Ok(Step::Done(Done::Ended)),
             Err(error) => Err(Error::meta("adopt object", chunk, error)),
         }

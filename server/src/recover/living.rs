@@ -250,3 +250,23 @@ async fn read_again(parts: &Parts, names: &mut Names) {
     }
     names.read.sort_by(|(name, _), (other, _)| name.cmp(other));
 }
+
+/// Has a dataset refused until it is recovered. False when that can't be written down.
+pub(super) async fn set_aside(parts: &Parts, record: DatasetRecord) -> bool {
+    let aside = DatasetRecord { state: DatasetState::Recovering, ..record };
+    match parts.meta.put_dataset(&aside).await {
+        Ok(()) => {}
+        // The name stands for another dataset by now.
+        Err(error) if error.kind == dl_meta::Kind::Conflict => return true,
+        Err(_) => return false,
+    }
+    // Whoever deletes first changes the name and then the metadata, so that one of us sees it: the next
+    // generation of a name that stood for a dataset is its deletion, also one that can't be read.
+    match names::newest_generation(parts, &aside.name).await {
+        Ok(Some(newest)) if newest > aside.generation => {
+            leftovers::forget(parts, &aside.name, aside.id).await.is_ok()
+        }
+        Ok(_) => true,
+        Err(_) => false,
+    }
+}

@@ -325,6 +325,16 @@ async fn quietly(parts: &Parts, since: Option<Stamp>, log: Log) -> (Result<(), E
 
 /// Adopts whatever the log of one dataset lacks; gives what is wrong with its objects.
 pub(crate) async fn bring_in(parts: &Parts, name: &DatasetName) -> Result<Vec<String>, Error> {
+    bring(parts, name, Log::Trusted).await
+}
+
+/// Appends all objects of one dataset again: the metadata takes the stamps of their headers, and has
+/// the versions back that other stamps hid.
+pub(crate) async fn take_stamps(parts: &Parts, name: &DatasetName) -> Result<(), Error> {
+    bring(parts, name, Log::Doubted).await.map(drop)
+}
+
+async fn bring(parts: &Parts, name: &DatasetName, log: Log) -> Result<Vec<String>, Error> {
     let named = names::newest(parts, name).await?;
     let Some(named) = named.filter(|named| named.record.state == NameState::Live) else {
         return Err(no_name(parts, name).await);
@@ -345,7 +355,7 @@ pub(crate) async fn bring_in(parts: &Parts, name: &DatasetName) -> Result<Vec<St
             late: &late,
             since: None,
             damaged: None,
-            log: Log::Trusted,
+            log,
             tells_missing: false,
             progress: &listener,
             shares: &shares,

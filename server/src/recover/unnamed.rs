@@ -14,7 +14,7 @@ use dl_runtime::Deadline;
 use dl_store::Prefix;
 use futures::TryStreamExt;
 
-use super::dataset::{self, Progress};
+use super::dataset::Progress;
 use super::living;
 use crate::error::Error;
 use crate::listener::Listener;
@@ -55,7 +55,7 @@ pub(super) async fn set_aside(parts: &Parts, mut found: BTreeSet<DatasetId>) -> 
     for dataset in found {
         is_done &= match parts.meta.record(dataset).await {
             Ok(Some(record)) if living::is_nameless(&names, &record) => {
-                dataset::set_aside(parts, record).await
+                living::set_aside(parts, record).await
             }
             Ok(_) => true,
             // One that is damaged is refused as it is.
@@ -149,7 +149,7 @@ async fn problem(
     }
     // It was not recovered with the others: they go by names.
     let name = record.name.clone();
-    if !dataset::set_aside(parts, record).await {
+    if !living::set_aside(parts, record).await {
         return Ok(Some(format!("it has lost its name, {name}; run `dlcmd recover --all` again")));
     }
     Ok(Some(format!(

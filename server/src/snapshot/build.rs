@@ -6,8 +6,8 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
 use std::io::{self, Read};
-use std::mem;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use dl_format::snapshot::{LiveFile, Observed, SnapshotChunk, SnapshotOf};
 use dl_format::{
@@ -22,9 +22,9 @@ use futures::stream::{self, StreamExt};
 
 use super::emit::{Chunks, Emitter};
 use super::winners::{Folders, Found, Hasher, Live, Scan, Scanned, observe, of_kind};
-use crate::commit;
 use crate::error::Error;
 use crate::parts::{Parts, object_key};
+use crate::recover;
 use crate::spill::{Scratch, Sizes, thread};
 use crate::survey::is_object;
 
@@ -52,8 +52,8 @@ struct Cut {
     dataset: DatasetId,
     name: DatasetName,
     log: Arc<[ObjectRecord]>,
-    /// Objects whose header has another stamp than the log.
-    restamped: Arc<Mutex<Vec<Committed>>>,
+    /// Whether objects have another stamp in their header than in the log.
+    has_restamped: Arc<AtomicBool>,
 }
 
 /// Objects with their numbers in the log.
@@ -71,7 +71,7 @@ pub(super) async fn build(parts: &Parts, record: &DatasetRecord) -> Result<Optio
     let log = log.map_err(|error| Error::meta("read the log of dataset", dataset, error))?;
     let name = record.name.clone();
     let cut =
-        Cut { parts: parts.clone(), dataset, name, log: log.into(), restamped: Arc::default() };
+        Cut { parts: parts.clone(), dataset, name, log: log.into(), has_restamped: Arc::default() };
     let mut version = Version::default();
     cut.log.iter().for_each(|object| version.add(object.id, object.stamp));
     let scratch = Scratch::new(parts.room.scratch());
@@ -84,7 +84,8 @@ pub(super) async fn build(parts: &Parts, record: &DatasetRecord) -> Result<Optio
     };
     let scan = cut.pass(chunks(), work, scan, Scan::add).await?;
     let deleted = cut.deleted(scan.others()).await?;
-    if cut.take_stamps().await? {
+    if cut.has_restamped.load(Ordering::Relaxed) {
+        recover::take_stamps(parts, &record.name).await?;
         return Ok(None);
     }
     let found = thread(ACTION, dataset, move || scan.find(&deleted)).await?;
@@ -153,16 +154,6 @@ fn live_files(live: &Live, chunks: &Numbered) -> Chunks {
 }
 
 impl Cut {
-    /// Has the metadata take the stamps of the objects where they differ; whether any did.
-    async fn take_stamps(&self) -> Result<bool, Error> {
-        let objects =
-            mem::take(&mut *self.restamped.lock().unwrap_or_else(PoisonError::into_inner));
-        for object in &objects {
-            commit::append_told(&self.parts, object).await?;
-        }
-        Ok(!objects.is_empty())
-    }
-
     /// What tombstones name of chunks that versions come from: those of the log, and `others`. They may
     /// name any number of chunks that never were.
     async fn deleted(&self, others: HashSet<ChunkId>) -> Result<HashMap<ChunkId, EntrySet>, Error> {
@@ -254,7 +245,7 @@ impl Cut {
         let wanted: Vec<ObjectRange> = wanted.collect();
         let heads = self.parts.store.read(&wanted).await;
         let (dataset, name) = (self.dataset, self.name.clone());
-        let restamped = Arc::clone(&self.restamped);
+        let has_restamped = Arc::clone(&self.has_restamped);
         let decoded = blocking::run(move || {
             let mut chunks = Vec::with_capacity(objects.len());
             for ((number, object, key), head) in objects.into_iter().zip(heads) {
@@ -273,10 +264,7 @@ impl Cut {
                     return Err(unusable(&"is another object than the metadata says"));
                 }
                 let committed = header.committed().map_err(damaged)?;
-                if committed.stamp() != object.stamp {
-                    let mut restamped = restamped.lock().unwrap_or_else(PoisonError::into_inner);
-                    restamped.push(committed.clone());
-                }
+                has_restamped.fetch_or(committed.stamp() != object.stamp, Ordering::Relaxed);
                 chunks.push((number, committed));
             }
             Ok(work(chunks))

@@ -1,24 +1,29 @@
 //! Objects whose header has another stamp than the log: a bucket kept the write of a server that died,
 //! and a retry was acknowledged with a later stamp.
 
-use dl_format::{Attributes, ChunkIdMaker, ChunkShape, ChunkWriter, FilePath, Stamp};
+use dl_format::{Attributes, ChunkIdMaker, ChunkShape, ChunkWriter, FilePath, ObjectKind, Stamp};
 use dl_meta::Found;
 use dl_proto::{PurgeRequest, RecoverRequest, VerifyRequest};
 use dl_runtime::Clock;
 
 use super::*;
 use crate::auth::Caller;
+use crate::headers::read_header;
 use crate::leftovers::Leftovers;
+use crate::parts::object_key;
 use crate::testing::{self, Careless, Rig, rig};
 use crate::turns::Turns;
 use crate::{purge, recover, verify};
 
-/// A dataset of one chunk, whose stamp in the log is later than that of its header.
+/// A dataset whose newest chunk has a later stamp in the log than in its header. Another chunk, with a
+/// stamp between these two, has one of its files as well.
 struct Scene {
     rig: Rig,
     id: DatasetId,
-    /// In the header.
+    /// In the header of the newest chunk.
     stored: Stamp,
+    /// Of the other chunk.
+    between: Stamp,
 }
 
 impl Scene {
@@ -27,34 +32,39 @@ impl Scene {
         let id = rig.create("ds").await;
         let store = Arc::new(Careless::new(Arc::clone(&rig.parts.store)));
         rig.parts.store = Arc::<Careless>::clone(&store);
-        let mut chunk = ChunkWriter::new(ChunkShape::default(), Vec::new());
-        let file = Attributes { mode: 0o644, mtime: 1 };
-        chunk.append(&path(), file, b"bytes").unwrap();
-        let sealed = chunk.seal(ChunkIdMaker::new([1; 9]).next(rig.clock.now()), id);
-        let put = async || {
-            let (object, now) = (sealed.as_slice().to_vec(), rig.clock.now());
-            testing::commit(&rig.parts, id, object, now).await
+        let mut ids = ChunkIdMaker::new([1; 9]);
+        let (newest, other) = (ids.next(rig.clock.now()), ids.next(rig.clock.now()));
+        let put = async |chunk, names: &[&str]| {
+            let mut writer = ChunkWriter::new(ChunkShape::default(), Vec::new());
+            let file = Attributes { mode: 0o644, mtime: 1 };
+            names.iter().for_each(|name| writer.append(&path(name), file, b"bytes").unwrap());
+            let sealed = writer.seal(chunk, id).as_slice().to_vec();
+            testing::commit(&rig.parts, id, sealed, rig.clock.now()).await
         };
         store.hold_next();
-        put().await.unwrap_err();
+        put(newest, &["own", "both"]).await.unwrap_err();
         rig.clock.advance(Duration::from_secs(5));
-        let acknowledged = put().await.unwrap();
+        let between = put(other, &["both"]).await.unwrap();
+        rig.clock.advance(Duration::from_secs(5));
+        let acknowledged = put(newest, &["own", "both"]).await.unwrap();
         store.land().await;
-        let key =
-            crate::parts::object_key(id, parts_of(&rig, id).await, dl_format::ObjectKind::Chunk);
-        let header = crate::headers::read_header(&rig.parts, &key).await.unwrap();
-        let stored = header.stamp().unwrap();
-        assert!(stored < acknowledged);
-        Self { rig, id, stored }
+        let key = object_key(id, newest, ObjectKind::Chunk);
+        let stored = read_header(&rig.parts, &key).await.unwrap().stamp().unwrap();
+        assert!(stored < between && between < acknowledged);
+        Self { rig, id, stored, between }
     }
 
-    /// The stamps of the object and of its file, as the metadata has them.
-    async fn known(&self) -> [Stamp; 2] {
+    /// The metadata has the log and the files as the headers say.
+    async fn check(&self, mend: &str) {
         let log = self.rig.parts.meta.log(self.id).await.unwrap();
-        let found = self.rig.parts.meta.lookup(self.id, &[path()]).await.unwrap();
-        match (log.as_slice(), found.as_slice()) {
-            ([object], [Found::File(file)]) => [object.stamp, file.version.stamp],
-            other => panic!("{other:?}"),
+        let log: Vec<Stamp> = log.iter().map(|object| object.stamp).collect();
+        assert_eq!(log, [self.stored, self.between], "after {mend}");
+        let paths = [path("own"), path("both")];
+        for (found, wanted) in
+            self.rig.parts.meta.lookup(self.id, &paths).await.unwrap().iter().zip(log)
+        {
+            let Found::File(file) = found else { panic!("{found:?}") };
+            assert_eq!(file.version.stamp, wanted, "after {mend}");
         }
     }
 
@@ -76,7 +86,7 @@ impl Scene {
     async fn build(&self) {
         let snapshots = Snapshots::new(Arc::default());
         let built = snapshots.find(&self.rig.parts, self.id, None).await.unwrap();
-        assert_eq!(built.version.last_stamp(), Some(self.stored));
+        assert_eq!(built.version.last_stamp(), Some(self.between));
     }
 
     async fn purge(&self) {
@@ -103,12 +113,8 @@ impl Scene {
     }
 }
 
-async fn parts_of(rig: &Rig, id: DatasetId) -> dl_format::ChunkId {
-    rig.parts.meta.log(id).await.unwrap()[0].id
-}
-
-fn path() -> FilePath {
-    FilePath::new("a/file").unwrap()
+fn path(name: &str) -> FilePath {
+    FilePath::new(name.to_owned()).unwrap()
 }
 
 /// Keeps S-18 and S-40.
@@ -127,7 +133,7 @@ async fn the_metadata_takes_the_stamp_that_an_object_was_stored_with() {
             "purge" => scene.purge().await,
             _ => scene.recover().await,
         }
-        assert_eq!(scene.known().await, [scene.stored; 2], "after {mend}");
+        scene.check(mend).await;
         assert_eq!(scene.verify().await, Vec::new(), "after {mend}");
         scene.build().await;
     }
