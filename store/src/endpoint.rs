@@ -5,6 +5,7 @@
 //! refused with the variable to change; no login in a variable is shown.
 
 use dl_runtime::masked;
+use url::{Host, Url};
 
 /// The owner of a bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,10 +77,10 @@ pub(crate) fn endpoint<'a>(
 fn check_form(name: &str, value: &str) -> Result<(), String> {
     let host = value.strip_prefix("https://").or_else(|| value.strip_prefix("http://"));
     let is_endpoint = host.is_some_and(|host| {
-        !host.is_empty()
-            && !host.starts_with('/')
-            && !host.contains(['@', '?', '#'])
+        !host.starts_with('/')
+            && !host.contains(['@', '?', '#', '\\'])
             && host.bytes().all(|byte| byte.is_ascii_graphic())
+            && Url::parse(value).is_ok()
     });
     if is_endpoint {
         return Ok(());
@@ -115,9 +116,13 @@ fn check_bucket(
         && provider == Provider::S3
         && !in_host
     {
+        let is_name =
+            Url::parse(value).is_ok_and(|url| matches!(url.host(), Some(Host::Domain(_))));
+        let or =
+            if is_name { format!(", or put {bucket}. before the host") } else { String::new() };
         return Err(format!(
             "{switch} is on and {name} is {value:?}, without the bucket: object_store would take the \
-             first part of the prefix for the bucket; unset {switch}, or put {bucket}. before the host"
+             first part of the prefix for the bucket; unset {switch}{or}"
         ));
     }
     Ok(())

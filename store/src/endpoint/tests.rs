@@ -97,6 +97,13 @@ fn text_that_is_no_address_is_refused_without_its_login() {
         "ftp://a",
         "http://K:SEC@h",
         "http://h?x",
+        "http://127.0.0.256:9000",
+        "http://h:99999",
+        "http://h:x",
+        "http://[::1:9000",
+        "http://%zz",
+        "http://h\\x",
+        "http://a|b",
     ] {
         let refused = found(Provider::S3, &[("AWS_ENDPOINT_URL", wrong)]).expect_err("no address");
         assert!(refused.contains("AWS_ENDPOINT_URL") && !refused.contains("SEC"), "{refused}");
