@@ -1,14 +1,14 @@
 //! Folders that hold a dlserver's own data.
 //!
-//! Must hold: a folder is recognised by the contents of the identity object or by the name of the
-//! metadata file, not by its own name; nothing in it is waited for, and no link is followed.
+//! Must hold: a folder is recognised by the contents of the identity object or of the metadata
+//! file, not by its own name; nothing in it is waited for, and no link is followed.
 
 use std::fs::File;
 use std::io::Read;
 
 use dl_format::{IDENTITY_KEY, IdentityRecord};
 use rustix::fd::OwnedFd;
-use rustix::fs::{AtFlags, Mode, OFlags, openat, statat};
+use rustix::fs::{Mode, OFlags, openat};
 
 /// Why such a folder is skipped.
 pub(crate) const SKIPPED: &str = "it holds the data of a dlserver";
@@ -17,19 +17,26 @@ pub(crate) const SKIPPED: &str = "it holds the data of a dlserver";
 /// `dlserver --data DIR` makes.
 const CHUNKS: [&str; 2] = ["", "chunks/"];
 const METADATA: [&str; 2] = ["meta.redb", "meta/meta.redb"];
-/// An identity object is shorter.
-const IDENTITY_MAX: u64 = 4096;
+/// Bytes that are read of a file; an identity object is shorter.
+const HEAD: u64 = 4096;
+
+/// The first bytes of a redb file.
+const REDB: &[u8] = b"redb";
 
 /// Whether `folder` is the `--data` folder of a server, its chunk store or its embedded metadata.
 pub(super) fn is_in(folder: &OwnedFd) -> bool {
-    CHUNKS.iter().any(|below| has_identity(folder, &format!("{below}{IDENTITY_KEY}")))
-        || METADATA.iter().any(|name| statat(folder, *name, AtFlags::SYMLINK_NOFOLLOW).is_ok())
+    let is_identity = |bytes: Vec<u8>| IdentityRecord::decode(&bytes).is_ok();
+    let has_identity =
+        |below| head(folder, &format!("{below}{IDENTITY_KEY}")).is_some_and(is_identity);
+    let has_metadata = |name| head(folder, name).is_some_and(|bytes| bytes.starts_with(REDB));
+    CHUNKS.into_iter().any(has_identity) || METADATA.into_iter().any(has_metadata)
 }
 
-fn has_identity(folder: &OwnedFd, name: &str) -> bool {
+/// The first bytes of a file.
+fn head(folder: &OwnedFd, name: &str) -> Option<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOFOLLOW;
-    let Ok(file) = openat(folder, name, flags, Mode::empty()) else { return false };
+    let file = openat(folder, name, flags, Mode::empty()).ok()?;
     let mut bytes = Vec::new();
-    File::from(file).take(IDENTITY_MAX).read_to_end(&mut bytes).is_ok()
-        && IdentityRecord::decode(&bytes).is_ok()
+    File::from(file).take(HEAD).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
 }

@@ -305,7 +305,7 @@ fn folders_with_the_data_of_a_server_are_named_and_not_entered() {
     let identity = dl_format::IdentityRecord { store }.encode();
     fs::write(at("diesel-data/chunks/identity"), &identity).unwrap();
     fs::write(at("store/identity"), &identity).unwrap();
-    fs::write(at("index/meta.redb"), "").unwrap();
+    fs::write(at("index/meta.redb"), "redb and more").unwrap();
     fs::write(at("mine/chunks/identity"), "something else").unwrap();
     let seen = walked(folder.path(), 2);
     for server in ["diesel-data", "store", "index"] {
