@@ -220,24 +220,15 @@ impl<'a> Looker<'a> {
                 Ok(path) => self.take(path, Becomes::Folder),
                 Err(_) => Ok(()),
             },
-            Event::File { folder, name, entry } => self.take_file(folder, name, entry),
+            Event::File { folder, name, .. } => self.take_file(folder, name),
             Event::Empty | Event::Problem { .. } => Ok(()),
         }
     }
 
-    /// Takes a named file, or the folders above a listed file; a walk comes upon folders by itself.
-    fn take_file(
-        &mut self,
-        folder: &Folder,
-        name: &std::ffi::CStr,
-        entry: Entry,
-    ) -> Result<(), Failure> {
-        let is_listed = name.to_bytes().contains(&b'/');
-        if !is_listed && entry == Entry::Found {
-            return Ok(());
-        }
+    /// Takes a file, and the folders above a listed file; a walk comes upon folders by itself.
+    fn take_file(&mut self, folder: &Folder, name: &std::ffi::CStr) -> Result<(), Failure> {
         let Ok(path) = folder.dataset_path(name) else { return Ok(()) };
-        if is_listed {
+        if name.to_bytes().contains(&b'/') {
             for above in folders_of(&path) {
                 if self.folders.len() >= FOLDERS {
                     self.folders.clear();
@@ -249,7 +240,6 @@ impl<'a> Looker<'a> {
                     self.take(above, Becomes::Folder)?;
                 }
             }
-            return Ok(());
         }
         self.take(path, Becomes::File)
     }
