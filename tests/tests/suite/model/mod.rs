@@ -38,19 +38,19 @@ fn compare_with_a_map(metadata: Metadata, count: u64) -> Result<()> {
 /// Keeps S-04 (I4), S-07 (I6) and S-41.
 #[test]
 fn a_dataset_holds_what_a_plain_map_holds_whichever_server_is_asked() -> Result<()> {
-    compare_with_a_map(Metadata::Memory, rounds(1, 60))
+    compare_with_a_map(Metadata::Memory, rounds(3, 60))
 }
 
 /// Keeps S-04 (I4), S-07 (I6) and S-41.
 #[test]
 fn a_dataset_with_embedded_metadata_holds_what_a_plain_map_holds() -> Result<()> {
-    compare_with_a_map(Metadata::Embedded, rounds(1, 60))
+    compare_with_a_map(Metadata::Embedded, rounds(3, 60))
 }
 
 /// Keeps S-04 (I4), S-07 (I6), S-21 and S-41: each server with a handle of its own.
 #[test]
 fn a_dataset_with_metadata_in_redis_holds_what_a_plain_map_holds() -> Result<()> {
-    compare_with_a_map(Metadata::Redis, rounds(1, 60))
+    compare_with_a_map(Metadata::Redis, rounds(3, 60))
 }
 
 /// Keeps S-01 (I1) and S-06 (I6): errors and lost answers from both stores.
