@@ -41,7 +41,7 @@ pub struct Dataset(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     remote: Arc<RemoteDataset>,
-    /// What it answers from, until something is written through it.
+    /// Answers reads until something is written through the handle.
     snapshot: Option<Arc<Snapshot>>,
     is_written: AtomicBool,
     /// What reads along an order are answered from.

@@ -42,7 +42,7 @@ impl<T> PerProcess<T> {
         self.get_or_make_as(generation::current(), make)
     }
 
-    /// This process's value, if it has asked for one.
+    /// The value of this process; none before the first request for a value.
     pub(crate) fn get(&self) -> Option<&T> {
         self.last()?.value.get_as(generation::current())
     }

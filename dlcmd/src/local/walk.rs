@@ -131,7 +131,7 @@ struct Parent {
 }
 
 impl Parent {
-    /// The folder, unless it is one of those above it: a link led back.
+    /// The folder; none where a link led back to a folder above.
     fn enter(folder: &Folder, path: &[u8], above: Option<Arc<Self>>) -> Result<Self, Problem> {
         let path = if path.is_empty() { Vec::new() } else { [path, b"/"].concat() };
         if !folder.root().follows() {

@@ -1,4 +1,4 @@
-//! Endpoints that are taken, and those that are refused.
+//! Accepted and refused endpoints.
 
 use super::*;
 
