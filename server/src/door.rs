@@ -34,6 +34,9 @@ const NEWCOMERS_MAX: usize = 512;
 /// Bytes that are read from one of them: more than a greeting and the headers of a request.
 const NEWCOMER_BYTES: u64 = 64 << 10;
 
+/// How long a client may take to end a connection after the server did.
+const LINGER: Duration = Duration::from_secs(1);
+
 /// Pause before a connection that must not be read from is looked at again.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -102,6 +105,8 @@ pub(crate) struct Guest {
     turn: BoxFuture<'static, ()>,
     /// The end of their patience with a socket that is full; none while bytes go.
     full: Option<BoxFuture<'static, ()>>,
+    /// The end of the wait for the client's end.
+    linger: Option<BoxFuture<'static, ()>>,
     /// It was closed: what it waited for has come, and must not be asked again.
     is_over: bool,
 }
@@ -182,7 +187,7 @@ impl Door {
         let speaks = if self.has_tls { Speaks::Nothing } else { Speaks::Well };
         let (clock, stalls) = (Arc::clone(&self.clock), self.stalls.clone());
         let turn = clock.sleep(stalls.period());
-        let (first_bytes, paused, full, is_over) = (0, None, None, false);
+        let (first_bytes, paused, full, linger, is_over) = (0, None, None, None, false);
         Guest {
             stream,
             ticket,
@@ -194,6 +199,7 @@ impl Door {
             stalls,
             turn,
             full,
+            linger,
             is_over,
         }
     }
@@ -381,8 +387,25 @@ impl AsyncWrite for Guest {
         Pin::new(&mut self.stream).poll_flush(context)
     }
 
+    /// Ends what is sent, and takes what still comes until the client has ended too: to close a socket
+    /// with bytes unread would reset the connection, and take the end of an answer back.
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
+        let this = &mut *self;
+        ready!(Pin::new(&mut this.stream).poll_shutdown(context))?;
+        if this.is_over {
+            return Poll::Ready(Ok(()));
+        }
+        let linger = this.linger.get_or_insert_with(|| this.clock.sleep(LINGER));
+        let mut unread = [0; 1024];
+        while linger.as_mut().poll(context).is_pending() {
+            let mut buffer = ReadBuf::new(&mut unread);
+            ready!(Pin::new(&mut this.stream).poll_read(context, &mut buffer))?;
+            if buffer.filled().is_empty() {
+                break;
+            }
+        }
+        this.is_over = true;
+        Poll::Ready(Ok(()))
     }
 
     fn poll_write_vectored(

@@ -195,3 +195,37 @@ async fn a_connection_that_takes_a_little_now_and_then_is_closed_once_memory_is_
     }
     assert_eq!(writing.await.unwrap(), io::ErrorKind::ConnectionAborted);
 }
+
+/// Sends a long answer and ends the connection, without a look at what the client has sent.
+fn answer_and_end(mut guest: Guest) -> tokio::task::JoinHandle<io::Result<()>> {
+    dl_runtime::spawn(async move {
+        guest.write_all(&[7; 1 << 20]).await?;
+        guest.shutdown().await
+    })
+}
+
+#[tokio::test]
+async fn bytes_that_were_never_read_take_no_answer_back() {
+    let rig = rig(1, false).await;
+    let (mut client, guest) = rig.connect().await;
+    client.write_all(&[1; 10_000]).await.unwrap();
+    let ended = answer_and_end(guest);
+    let mut answer = Vec::new();
+    client.read_to_end(&mut answer).await.unwrap();
+    assert_eq!(answer, [7; 1 << 20]);
+    drop(client);
+    ended.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_end_a_connection_is_not_waited_for_for_long() {
+    let rig = rig(1, false).await;
+    let (mut client, guest) = rig.connect().await;
+    let ended = answer_and_end(guest);
+    client.read_to_end(&mut Vec::new()).await.unwrap();
+    rig.settle().await;
+    assert!(!ended.is_finished());
+    rig.clock.advance(LINGER);
+    ended.await.unwrap().unwrap();
+    assert_eq!(client.read(&mut [0]).await.unwrap(), 0);
+}

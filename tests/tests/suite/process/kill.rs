@@ -20,6 +20,11 @@ use rustix::process::Signal;
 
 const FILES: usize = 3_000;
 const LONGEST: usize = 20_000;
+
+/// Such files fill three times as many chunks as a put sends at once, and the ones that it sends when
+/// it is interrupted are still stored.
+const LONGER: usize = 60_000;
+
 const PATIENCE: Duration = Duration::from_secs(100);
 
 /// So many times as many strikes as were asked for are tried before too few have hit.
@@ -49,9 +54,9 @@ impl Put {
 }
 
 impl Scene {
-    fn new(seed: u64) -> Result<Self> {
+    fn new(seed: u64, longest: usize) -> Result<Self> {
         let (folder, dice) = (tempfile::tempdir()?, Dice::new(seed));
-        folder::fill(&folder.path().join("src"), FILES, LONGEST, &dice)?;
+        folder::fill(&folder.path().join("src"), FILES, longest, &dice)?;
         let scene = Self { folder, dice, usual: Cell::default() };
         let server = scene.start()?;
         let mut put = scene.put(&server, "dl://measure", Stdio::null())?;
@@ -190,7 +195,7 @@ fn strike(times: usize, mut once: impl FnMut(usize) -> Result<bool>) -> Result<(
 /// Keeps S-01 (I1) and S-03 (I3).
 #[test]
 fn a_put_goes_on_over_kills_of_the_server_and_every_byte_comes_back() -> Result<()> {
-    let scene = Scene::new(1)?;
+    let scene = Scene::new(1, LONGEST)?;
     strike(rounds(5, 60), |round| {
         let dataset = format!("dl://round{round}");
         let server = scene.start()?;
@@ -213,7 +218,7 @@ fn a_put_goes_on_over_kills_of_the_server_and_every_byte_comes_back() -> Result<
 /// Keeps S-03.
 #[test]
 fn a_killed_put_leaves_only_whole_files_and_the_next_one_goes_on() -> Result<()> {
-    let scene = Scene::new(2)?;
+    let scene = Scene::new(2, LONGEST)?;
     let server = scene.start()?;
     strike(rounds(3, 30), |round| {
         let dataset = format!("dl://round{round}");
@@ -234,7 +239,7 @@ fn a_killed_put_leaves_only_whole_files_and_the_next_one_goes_on() -> Result<()>
 /// Keeps S-13.
 #[test]
 fn an_interrupted_put_leaves_a_whole_dataset_as_far_as_it_went() -> Result<()> {
-    let scene = Scene::new(4)?;
+    let scene = Scene::new(4, LONGER)?;
     let server = scene.start()?;
     strike(rounds(3, 30), |round| {
         let dataset = format!("dl://round{round}");
