@@ -173,7 +173,11 @@ async fn puts_into_a_redis_that_is_nearly_full_leave_chunks_but_once() -> Result
     let most = redis.used_memory().await + 200_000;
     redis.ask(&["CONFIG", "SET", "maxmemory", &most.to_string()]).await;
     becomes_well(server.http())?;
-    let put = || run(server.dlcmd()?.arg("put").arg(&source).arg("dl://one/more"));
+    // One thread fills one chunk: of two, a small one may still fit.
+    let put = || {
+        let mut put = server.dlcmd()?;
+        run(put.args(["put", "--threads", "1"]).arg(&source).arg("dl://one/more"))
+    };
     let empty = folder::bytes_under(&data.join("chunks"))?;
     let refused = put()?;
     ensure!(refused.code == 1 && refused.stderr.contains("maxmemory"), "{refused:?}");
