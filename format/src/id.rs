@@ -83,6 +83,16 @@ id! {
     StoreId
 }
 
+id! {
+    /// The name of a training job of one user: the first 16 bytes of a SHA-256, so that nobody finds another
+    /// job with the same id.
+    TaskId
+}
+id! {
+    /// The random name of a member of a training job.
+    MemberId
+}
+
 impl ChunkId {
     /// Seconds since 1970 at which the object was sealed, by its writer's clock.
     pub fn seconds(self) -> u32 {

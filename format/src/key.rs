@@ -1,12 +1,12 @@
 //! Where objects lie in the chunk store: `<dataset id>/<hash byte>/<id>.c` or `.t`,
-//! `<dataset id>/snapshots/<version>/<part>` or `manifest`, `names/<dataset name>/<generation>`, and
+//! `<dataset id>/snapshots/<version>/<part>`, `manifest` or `lease-<until>-<task>`, `names/<dataset name>/<generation>`, and
 //! `identity`.
 //!
 //! Must hold: each reader of keys takes those of its own kind and no others.
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::id::{ChunkId, DatasetId};
+use crate::id::{ChunkId, DatasetId, Stamp, TaskId};
 use crate::kind::ObjectKind;
 use crate::name::DatasetName;
 use crate::version::Version;
@@ -64,11 +64,19 @@ pub enum SnapshotObject {
     Manifest,
     /// Some of its bytes: parts count from 0.
     Part(u32),
+    /// A training job reads this version: not of the snapshot itself.
+    Lease {
+        /// When the claim ends.
+        until: Stamp,
+        /// The job.
+        task: TaskId,
+    },
 }
 
 /// The folder, in that of a dataset, of its snapshots.
 const SNAPSHOTS: &str = "snapshots";
 const MANIFEST: &str = "manifest";
+const LEASE: &str = "lease-";
 
 /// The folder of a dataset's snapshots.
 pub fn snapshots_prefix(dataset: DatasetId) -> String {
@@ -80,6 +88,10 @@ pub fn snapshot_key(dataset: DatasetId, version: Version, object: SnapshotObject
     match object {
         SnapshotObject::Manifest => format!("{dataset}/{SNAPSHOTS}/{version}/{MANIFEST}"),
         SnapshotObject::Part(number) => format!("{dataset}/{SNAPSHOTS}/{version}/{number:08x}"),
+        SnapshotObject::Lease { until, task } => {
+            let until = until.get();
+            format!("{dataset}/{SNAPSHOTS}/{version}/{LEASE}{until:016x}-{task}")
+        }
     }
 }
 
@@ -90,7 +102,14 @@ pub fn parse_snapshot_key(key: &str) -> Option<(DatasetId, Version, SnapshotObje
     let (dataset, version) = (dataset.parse().ok()?, version.parse().ok()?);
     let object = match object {
         MANIFEST => SnapshotObject::Manifest,
-        part => SnapshotObject::Part(u32::from_str_radix(part, 16).ok()?),
+        other => match other.strip_prefix(LEASE) {
+            Some(lease) => {
+                let (until, task) = lease.split_once('-')?;
+                let until = Stamp::new(u64::from_str_radix(until, 16).ok()?);
+                SnapshotObject::Lease { until, task: task.parse().ok()? }
+            }
+            None => SnapshotObject::Part(u32::from_str_radix(other, 16).ok()?),
+        },
     };
     (snapshot_key(dataset, version, object) == key).then_some((dataset, version, object))
 }
@@ -128,9 +147,11 @@ mod tests {
         let name = DatasetName::new("a.b").expect("legal");
         assert_eq!(parse_name_key(&name_key(&name, 17)), Some((name, 17)));
         let mut version = Version::default();
-        version.add(id, crate::id::Stamp::new(7));
-        for object in [SnapshotObject::Manifest, SnapshotObject::Part(0), SnapshotObject::Part(300)]
-        {
+        version.add(id, Stamp::new(7));
+        let lease =
+            SnapshotObject::Lease { until: Stamp::new(77), task: TaskId::from_bytes([5; 16]) };
+        let part = SnapshotObject::Part;
+        for object in [SnapshotObject::Manifest, part(0), part(300), lease] {
             let key = snapshot_key(dataset, version, object);
             assert_eq!(parse_snapshot_key(&key), Some((dataset, version, object)));
             assert!(key.starts_with(&format!("{}/", snapshots_prefix(dataset))));

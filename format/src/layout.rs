@@ -11,6 +11,8 @@ pub const NAME_MAGIC: [u8; 8] = *b"\x89DLN\r\n\x1a\n";
 pub const SNAPSHOT_MAGIC: [u8; 8] = *b"\x89DLS\r\n\x1a\n";
 /// The first bytes of a manifest.
 pub const MANIFEST_MAGIC: [u8; 8] = *b"\x89DLM\r\n\x1a\n";
+/// The first bytes of a lease.
+pub const LEASE_MAGIC: [u8; 8] = *b"\x89DLL\r\n\x1a\n";
 /// Begins the identity object of a store.
 pub const IDENTITY_MAGIC: [u8; 8] = *b"\x89DLI\r\n\x1a\n";
 /// The version that this code writes, and the newest that it reads.
@@ -143,6 +145,12 @@ pub const SNAPSHOT_PART_LEN: u32 = 8_388_608;
 pub const SNAPSHOT_PIECE_LEN: u32 = 1_048_576;
 /// Bytes of the fixed beginning of a manifest.
 pub const MANIFEST_LEN: usize = 72;
+/// Bytes of the fixed beginning of a lease.
+pub const LEASE_LEN: usize = 60;
+/// Most bytes of the name of a task.
+pub const TASK_NAME_MAX: usize = 128;
+/// Most bytes of the name of the user in a lease.
+pub const LEASE_USER_MAX: usize = 64;
 
 /// `length` rounded up to a multiple of `step`, a power of two.
 pub(crate) const fn round_up(length: usize, step: usize) -> usize {

@@ -12,7 +12,7 @@ use dl_format::layout::{
 };
 use dl_format::snapshot::{FileNumber, Manifest, Snapshot, SnapshotSection};
 use dl_format::{
-    ChunkId, Crc32c, DatasetName, DirPath, EntrySet, FilePath, Fold, Header, IdentityRecord,
+    ChunkId, Crc32c, DatasetName, DirPath, EntrySet, FilePath, Fold, Header, IdentityRecord, Lease,
     NameRecord, ObjectKind, Stamp, Verified, name_key, object_key, parse_name_key,
     parse_object_key, parse_snapshot_key, snapshot_key,
 };
@@ -21,7 +21,7 @@ use dl_format::{
 pub type Decoder = fn(&[u8]);
 
 /// Every decoder, by the name of its fuzz target.
-pub const DECODERS: [(&str, Decoder); 8] = [
+pub const DECODERS: [(&str, Decoder); 9] = [
     ("object", object),
     ("repaired_object", repaired_object),
     ("name_record", name_record),
@@ -30,6 +30,7 @@ pub const DECODERS: [(&str, Decoder); 8] = [
     ("text", text),
     ("snapshot", snapshot),
     ("manifest", manifest),
+    ("lease", lease),
 ];
 
 /// The header alone, the whole object, and its commit.
@@ -85,6 +86,17 @@ pub fn manifest(bytes: &[u8]) {
             assert!(manifest.piece(last).is_none());
             let end = last.checked_sub(1).and_then(|last| manifest.piece(last));
             assert_eq!(end.map_or(0, |(range, _)| range.end), manifest.length);
+        }
+        repair_record(&mut bytes);
+    }
+}
+
+/// The lease of a training job.
+pub fn lease(bytes: &[u8]) {
+    let mut bytes = bytes.to_vec();
+    for _ in 0..2 {
+        if let Ok(lease) = Lease::decode(&bytes) {
+            assert_eq!(lease.encode(), bytes, "a lease has one encoding");
         }
         repair_record(&mut bytes);
     }

@@ -16,13 +16,13 @@ use dl_runtime::Clock;
 use dl_runtime::fault::{Cut, CutPoint, Fault, Faults};
 
 use crate::{
-    Appended, Brought, Damage, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry,
-    ListQuery, Mending, MetaStore, ObjectRecord, Outline, Refusal,
+    Appended, Brought, Damage, DatasetInfo, DatasetRecord, Error, Found, Heartbeat, Kind,
+    ListEntry, ListQuery, Mending, MetaStore, ObjectRecord, Outline, Refusal, TaskGroup, TaskTerms,
 };
 
 /// Faults before `inner`. Operations have the names of the methods. `bind`, `put_dataset`,
-/// `drop_dataset`, `stamp`, `append`, `retire`, `mending`, `mended` and `close` are writes; to the
-/// others a lost answer is an error like any other.
+/// `drop_dataset`, `stamp`, `append`, `retire`, `mending`, `mended`, `join`, `leave` and `close` are writes; to
+/// the others a lost answer is an error like any other.
 #[derive(Debug)]
 pub struct FaultMeta {
     inner: Arc<dyn MetaStore>,
@@ -214,6 +214,18 @@ impl MetaStore for FaultMeta {
         store: StoreId,
     ) -> Result<(), Error> {
         self.write("mended", "metadata", self.inner.mended(mending, brought, store)).await
+    }
+
+    async fn join(
+        &self,
+        beat: &Heartbeat,
+        terms: Option<&TaskTerms>,
+    ) -> Result<Option<TaskGroup>, Error> {
+        self.write("join", beat.task.task, self.inner.join(beat, terms)).await
+    }
+
+    async fn leave(&self, beat: &Heartbeat) -> Result<Option<TaskTerms>, Error> {
+        self.write("leave", beat.task.task, self.inner.leave(beat)).await
     }
 
     async fn close(&self) -> Result<(), Error> {

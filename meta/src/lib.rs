@@ -12,6 +12,7 @@ mod fault;
 mod memory;
 mod open;
 mod redis;
+mod tasks;
 mod types;
 mod walk;
 
@@ -33,6 +34,7 @@ pub use open::{check, open};
 #[cfg(any(test, feature = "conformance"))]
 pub use redis::testing as redis_testing;
 pub use redis::{Redis, RedisOptions, without_login};
+pub use tasks::{Heartbeat, TaskGroup, TaskKey, TaskTerms};
 pub use types::{
     Appended, Brought, Damage, DatasetInfo, DatasetRecord, DatasetState, Found, ListEntry,
     ListQuery, Mending, ObjectRecord, Outline, Refusal, Steps,
@@ -261,6 +263,26 @@ pub trait MetaStore: Debug + Display + Send + Sync + 'static {
         brought: Brought,
         store: StoreId,
     ) -> Result<(), Error>;
+
+    /// Takes note that a member of a training job lives, in one step. A job without living members begins
+    /// with `terms`, or is none without them: nothing is written then. To a job that is there, `terms` of
+    /// its version give a later end of the lease, and nothing else. This is soft state: a store may lose it
+    /// at any time, also at each start, and heartbeats bring it back.
+    ///
+    /// # Errors
+    /// [`Kind::Full`] when the job has as many other members as [`Heartbeat::most`] says.
+    async fn join(
+        &self,
+        beat: &Heartbeat,
+        terms: Option<&TaskTerms>,
+    ) -> Result<Option<TaskGroup>, Error>;
+
+    /// Takes a member off its job, in one step. Gives the terms of a job that ended by this: no member is
+    /// left. A second call gives none.
+    ///
+    /// # Errors
+    /// As the store fails.
+    async fn leave(&self, beat: &Heartbeat) -> Result<Option<TaskTerms>, Error>;
 
     /// Writes down all that is still only in memory and ends background work. The last call: what
     /// comes after it fails with [`Kind::Unavailable`] or answers as before.

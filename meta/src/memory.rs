@@ -15,17 +15,19 @@ use dl_format::{
     StoreId, Version,
 };
 
+use crate::tasks::Tasks;
 use crate::types::{bound_elsewhere, deleted_entries, still_in_use};
 use crate::walk::{self, Visit, Winners};
 use crate::{
-    Appended, Brought, Damage, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry,
-    ListQuery, Mending, MetaStore, ObjectRecord, Outline, Refusal,
+    Appended, Brought, Damage, DatasetInfo, DatasetRecord, Error, Found, Heartbeat, Kind,
+    ListEntry, ListQuery, Mending, MetaStore, ObjectRecord, Outline, Refusal, TaskGroup, TaskTerms,
 };
 
 /// A metadata store in memory. An append survives as long as the store does.
 #[derive(Debug, Default)]
 pub struct Memory {
     state: Mutex<State>,
+    tasks: Tasks,
 }
 
 #[derive(Debug, Default)]
@@ -311,6 +313,18 @@ impl MetaStore for Memory {
         store: StoreId,
     ) -> Result<(), Error> {
         self.bind(store).await
+    }
+
+    async fn join(
+        &self,
+        beat: &Heartbeat,
+        terms: Option<&TaskTerms>,
+    ) -> Result<Option<TaskGroup>, Error> {
+        self.tasks.join(beat, terms)
+    }
+
+    async fn leave(&self, beat: &Heartbeat) -> Result<Option<TaskTerms>, Error> {
+        Ok(self.tasks.leave(beat))
     }
 
     async fn close(&self) -> Result<(), Error> {

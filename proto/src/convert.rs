@@ -215,16 +215,7 @@ impl TryFrom<pb::ReadPiece> for ReadPiece {
     type Error = WireError;
 
     fn try_from(wire: pb::ReadPiece) -> Result<Self, WireError> {
-        let kind = match wire.status() {
-            pb::ItemStatus::Ok => None,
-            pb::ItemStatus::NotFound => Some(Kind::NotFound),
-            pb::ItemStatus::IsFolder => Some(Kind::Conflict),
-            pb::ItemStatus::Corrupt => Some(Kind::Corrupt),
-            pb::ItemStatus::Unavailable => Some(Kind::Unavailable),
-            pb::ItemStatus::Invalid => Some(Kind::Invalid),
-            pb::ItemStatus::Denied => Some(Kind::Denied),
-            pb::ItemStatus::NeedsRecovery => Some(Kind::NeedsRecovery),
-        };
+        let kind = failure_of(wire.status());
         let extent = |wire: pb::Extent| {
             let (part, crc) = (chunk_id(&wire.part)?, Crc32c::from_value(wire.crc));
             Ok::<_, WireError>(Extent { part, length: wire.length, crc })
@@ -240,7 +231,7 @@ impl TryFrom<pb::ReadPiece> for ReadPiece {
     }
 }
 
-fn item_status(kind: Kind) -> pb::ItemStatus {
+pub(crate) fn item_status(kind: Kind) -> pb::ItemStatus {
     match kind {
         Kind::NotFound => pb::ItemStatus::NotFound,
         Kind::Conflict => pb::ItemStatus::IsFolder,
@@ -251,6 +242,20 @@ fn item_status(kind: Kind) -> pb::ItemStatus {
         Kind::Full | Kind::Unavailable | Kind::TimedOut | Kind::Cancelled | Kind::Internal => {
             pb::ItemStatus::Unavailable
         }
+    }
+}
+
+/// The kind of failure of an item or a range; none of one that is well.
+pub(crate) fn failure_of(status: pb::ItemStatus) -> Option<Kind> {
+    match status {
+        pb::ItemStatus::Ok => None,
+        pb::ItemStatus::NotFound => Some(Kind::NotFound),
+        pb::ItemStatus::IsFolder => Some(Kind::Conflict),
+        pb::ItemStatus::Corrupt => Some(Kind::Corrupt),
+        pb::ItemStatus::Unavailable => Some(Kind::Unavailable),
+        pb::ItemStatus::Invalid => Some(Kind::Invalid),
+        pb::ItemStatus::Denied => Some(Kind::Denied),
+        pb::ItemStatus::NeedsRecovery => Some(Kind::NeedsRecovery),
     }
 }
 
@@ -522,7 +527,7 @@ pub(crate) fn dataset_id(bytes: &[u8]) -> Result<DatasetId, WireError> {
     Ok(DatasetId::from_bytes(id))
 }
 
-fn chunk_id(bytes: &[u8]) -> Result<ChunkId, WireError> {
+pub(crate) fn chunk_id(bytes: &[u8]) -> Result<ChunkId, WireError> {
     let id = bytes.try_into().map_err(|_| WireError::invalid("chunk", "an id has 16 bytes"))?;
     Ok(ChunkId::from_bytes(id))
 }

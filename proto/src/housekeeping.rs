@@ -19,6 +19,8 @@ pub struct PurgeRequest {
     pub grace: Duration,
     /// Only forecast; change nothing.
     pub dry_run: bool,
+    /// Without a grace time: whether versions that training jobs lease are given up.
+    pub force: bool,
 }
 
 impl From<PurgeRequest> for pb::PurgeRequest {
@@ -27,6 +29,7 @@ impl From<PurgeRequest> for pb::PurgeRequest {
             dataset: request.dataset.map_or(String::new(), |name| name.as_str().to_owned()),
             grace: microseconds(request.grace),
             dry_run: request.dry_run,
+            force: request.force,
         }
     }
 }
@@ -40,7 +43,7 @@ impl TryFrom<pb::PurgeRequest> for PurgeRequest {
             name => Some(dataset_name(name)?),
         };
         let grace = Duration::from_micros(wire.grace);
-        Ok(Self { dataset, grace, dry_run: wire.dry_run })
+        Ok(Self { dataset, grace, dry_run: wire.dry_run, force: wire.force })
     }
 }
 
@@ -69,6 +72,8 @@ pub struct PurgeProgress {
     pub waiting_for: Duration,
     /// Bytes that this purge and later ones would give back; of a dry run alone.
     pub reclaimable_bytes: u64,
+    /// Training jobs that lease a version of the dataset, in words. With a grace time their versions stay.
+    pub leased_by: Vec<String>,
     /// What could not be read or removed, each with its object.
     pub problems: Vec<String>,
     /// Whether this dataset is finished.
@@ -89,6 +94,7 @@ impl From<PurgeProgress> for pb::PurgeProgress {
             waiting_bytes: progress.waiting_bytes,
             waiting_for: microseconds(progress.waiting_for),
             reclaimable_bytes: progress.reclaimable_bytes,
+            leased_by: progress.leased_by,
             problems: progress.problems,
             done: progress.done,
         }
@@ -109,6 +115,7 @@ impl From<pb::PurgeProgress> for PurgeProgress {
             waiting_bytes: wire.waiting_bytes,
             waiting_for: Duration::from_micros(wire.waiting_for),
             reclaimable_bytes: wire.reclaimable_bytes,
+            leased_by: wire.leased_by,
             problems: wire.problems,
             done: wire.done,
         }

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod chunks;
 mod codec;
 mod convert;
 mod dataset;
@@ -16,10 +17,12 @@ mod key;
 mod kind;
 mod limits;
 mod put_frames;
-mod read_frames;
+mod reply_frames;
 mod snapshot;
+mod tasks;
 mod users;
 
+pub use chunks::{ChunkPiece, ChunkRange, GetChunksRequest};
 pub use codec::{BoundedDecoder, ProtobufCodec, SizedEncoder, check_fields};
 pub use convert::{
     DeleteRequest, ListEntry, ListRequest, PutHead, ReadItem, ReadPiece, ReadRequest, ReadSource,
@@ -32,13 +35,14 @@ pub use housekeeping::{Finding, PurgeProgress, PurgeRequest, VerifyProgress, Ver
 pub use key::{KEY_HEADER, Key, KeyHash, USER_HEADER};
 pub use kind::Kind;
 pub use limits::{
-    CLIENT_WINDOW_BYTES, FRAME_BYTES, MESSAGE_BYTES_MAX, READ_ITEMS_MAX, REPLY_BYTES,
-    REQUEST_BYTES_MAX, REQUEST_PATH_BYTES, SERVER_FRAME_BYTES, SERVER_STREAM_WINDOW_BYTES,
-    SERVER_WINDOW_BYTES, STAT_PATHS_MAX, STREAM_WINDOW_BYTES,
+    CHUNK_RANGES_MAX, CLIENT_WINDOW_BYTES, FRAME_BYTES, MESSAGE_BYTES_MAX, READ_ITEMS_MAX,
+    REPLY_BYTES, REQUEST_BYTES_MAX, REQUEST_PATH_BYTES, SERVER_FRAME_BYTES,
+    SERVER_STREAM_WINDOW_BYTES, SERVER_WINDOW_BYTES, STAT_PATHS_MAX, STREAM_WINDOW_BYTES,
 };
 pub use put_frames::PutFrames;
-pub use read_frames::ReadFrames;
+pub use reply_frames::{PiecedReply, ReplyFrames};
 pub use snapshot::{GetSnapshotRequest, SnapshotPiece};
+pub use tasks::{JoinTask, TASK_MEMBERS_MAX, TaskCounters, TaskMember, TaskMembership, task_id};
 pub use users::{InvalidUserName, InvalidUsers, USERS_FILE_BYTES_MAX, User, UserName, Users};
 
 /// Wire types and the client and server made by the compiler from `diesel.proto`.

@@ -51,3 +51,6 @@ pub const READ_ITEMS_MAX: usize = 65_536;
 
 /// Most paths of one Stat.
 pub const STAT_PATHS_MAX: usize = 65_536;
+
+/// Most ranges of one GetChunks.
+pub const CHUNK_RANGES_MAX: usize = 64;

@@ -92,7 +92,7 @@ impl TryFrom<pb::GetSnapshotReply> for SnapshotPiece {
     }
 }
 
-fn version(bytes: &[u8]) -> Result<Version, WireError> {
+pub(crate) fn version(bytes: &[u8]) -> Result<Version, WireError> {
     Version::from_bytes(bytes).map_err(|why| WireError::invalid("version", why))
 }
 

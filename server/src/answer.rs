@@ -28,6 +28,9 @@ const TOGETHER: Duration = Duration::from_millis(2);
 pub(crate) const TOLD_TOGETHER: usize = 1_000;
 const TOLD_BYTES: usize = 1 << 20;
 
+/// What a piece takes in a message beside its content, in bytes.
+const PIECE_OVERHEAD: usize = 64;
+
 /// Messages of an answer.
 pub(crate) type Replies<W> = Pin<Box<dyn Stream<Item = Result<W, Status>> + Send>>;
 
@@ -61,6 +64,48 @@ pub(crate) async fn hand_over<T>(
             Err(Error::new(Kind::TimedOut, "send", "an answer", why))
         }
     }
+}
+
+/// Hands several messages to the connection; with `are_last` they end the answer.
+///
+/// # Errors
+/// Those of [`hand_over`].
+pub(crate) async fn hand_over_all<T>(
+    parts: &Parts,
+    replies: &mpsc::Sender<Reply<T>>,
+    messages: Vec<T>,
+    are_last: bool,
+) -> Result<(), Error> {
+    let mut messages = messages.into_iter().peekable();
+    while let Some(message) = messages.next() {
+        let is_last = are_last && messages.peek().is_none();
+        let reply = if is_last { Reply::Last(message) } else { Reply::More(message) };
+        hand_over(parts, replies, reply).await?;
+    }
+    Ok(())
+}
+
+/// Pieces in messages of about `message_bytes` each. `bytes` is the size of the content of a piece.
+pub(crate) fn in_messages<P>(
+    pieces: Vec<P>,
+    bytes: impl Fn(&P) -> usize,
+    message_bytes: usize,
+) -> Vec<Vec<P>> {
+    let mut messages = Vec::new();
+    let (mut message, mut sum) = (Vec::new(), 0);
+    for piece in pieces {
+        let more = bytes(&piece).saturating_add(PIECE_OVERHEAD);
+        if sum + more > message_bytes + message_bytes / 4 && !message.is_empty() {
+            messages.push(std::mem::take(&mut message));
+            sum = 0;
+        }
+        sum += more;
+        message.push(piece);
+    }
+    if !message.is_empty() {
+        messages.push(message);
+    }
+    messages
 }
 
 /// How many of these findings, from the first one on, one message tells: all of none, and otherwise one

@@ -3,7 +3,7 @@
 //!
 //! Must hold: it answers from the moment it is open, also while the server starts and stops; nobody
 //! holds it up, by asking often, slowly or not at all; it says nothing of what is
-//! in datasets, not even their names.
+//! in datasets, and names one only beside a training job, where the server has no users.
 
 use std::convert::Infallible;
 use std::io;

@@ -10,6 +10,7 @@ mod answer;
 mod auth;
 mod browse;
 mod catalog;
+mod chunks;
 mod commit;
 pub mod config;
 mod door;
@@ -51,6 +52,7 @@ mod spelled;
 mod spill;
 mod stalled;
 mod survey;
+mod tasks;
 #[cfg(test)]
 mod testing;
 mod tls;

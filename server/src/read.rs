@@ -11,7 +11,7 @@ use bytes::Bytes;
 use dl_proto::{Kind, REPLY_BYTES, ReadPiece, ReadRequest};
 use tokio::sync::mpsc;
 
-use crate::answer::{Reply, hand_over};
+use crate::answer::{Reply, hand_over_all, in_messages};
 use crate::error::Error;
 use crate::executor::{Executor, Failure};
 use crate::lease::Lease;
@@ -22,16 +22,16 @@ use crate::plan::{Plan, Segment, Wave, WaveSize, problem};
 
 /// Bytes that one request reads at a time; the fewer, the more others read. Two such waves of a
 /// request are in memory: one that is read while the one before it is sent.
-const WAVES: [u64; 3] = [4 << 20, 1 << 20, 256 << 10];
+pub(crate) const WAVES: [u64; 3] = [4 << 20, 1 << 20, 256 << 10];
 
 /// Requests that cost more take no more memory.
-const COST_MAX: u64 = 2 * WAVES[0];
+pub(crate) const COST_MAX: u64 = 2 * WAVES[0];
 
 /// Bytes of an answer in its connection, at most: a message and what is being written.
 const SENT_BYTES: u64 = 2 * REPLY_BYTES as u64;
 
 /// Memory of a request whose reads cost so much.
-fn memory(cost: u64, wave: u64) -> u64 {
+pub(crate) fn memory(cost: u64, wave: u64) -> u64 {
     cost.min(wave.saturating_mul(2)).saturating_add(cost.min(SENT_BYTES))
 }
 
@@ -121,13 +121,10 @@ async fn send(
     size: WaveSize,
     are_last: bool,
 ) -> Result<(), Error> {
-    let mut messages = in_replies(pieces, size.piece as usize).into_iter().peekable();
-    while let Some(message) = messages.next() {
-        let is_last = are_last && messages.peek().is_none();
-        let reply = if is_last { Reply::Last(message) } else { Reply::More(message) };
-        hand_over(parts, replies, reply).await?;
-    }
-    Ok(())
+    let said =
+        |piece: &ReadPiece| piece.data.as_ref().map_or_else(|(_, why)| why.len(), Bytes::len);
+    let messages = in_messages(pieces, said, size.piece as usize);
+    hand_over_all(parts, replies, messages, are_last).await
 }
 
 fn piece(segment: Segment, body: Result<Bytes, Failure>) -> ReadPiece {
@@ -142,28 +139,8 @@ fn piece(segment: Segment, body: Result<Bytes, Failure>) -> ReadPiece {
 }
 
 /// The same failure for one of those who share it.
-fn shared(failure: &Failure) -> dl_store::Error {
+pub(crate) fn shared(failure: &Failure) -> dl_store::Error {
     dl_store::Error::because(failure.kind, failure.action, &failure.key, Arc::clone(failure))
-}
-
-/// Messages of about so many bytes each.
-fn in_replies(pieces: Pieces, message_bytes: usize) -> Vec<Pieces> {
-    let mut replies = Vec::new();
-    let (mut reply, mut bytes) = (Pieces::new(), 0);
-    for piece in pieces {
-        let said = piece.data.as_ref().map_or_else(|(_, why)| why.len(), Bytes::len);
-        let more = said.saturating_add(64);
-        if bytes + more > message_bytes + message_bytes / 4 && !reply.is_empty() {
-            replies.push(std::mem::take(&mut reply));
-            bytes = 0;
-        }
-        bytes += more;
-        reply.push(piece);
-    }
-    if !reply.is_empty() {
-        replies.push(reply);
-    }
-    replies
 }
 
 #[cfg(test)]

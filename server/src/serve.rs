@@ -126,7 +126,7 @@ pub async fn start(
     let parts = Parts { settings: settings.clone(), ..parts };
     let auth = Arc::new(Auth::new(doors.users.clone(), Arc::clone(&parts.clock)));
     let (reporter, health) = tonic_health::server::health_reporter();
-    let service = Service::new(parts.clone(), metrics.snapshots());
+    let service = Service::new(parts.clone(), metrics.snapshots(), metrics.tasks());
     let (gauges, left) = (service.gauges(), service.leftovers());
     let stalls = Stalls { patience: parts.limits.patience, memory: service.answers() };
     let clock = Arc::clone(&parts.clock);

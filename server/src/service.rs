@@ -10,8 +10,9 @@ use bytes::Bytes;
 use dl_format::{ChunkShape, DatasetId, DatasetName};
 use dl_proto::pb::{self, diesel_server::Diesel};
 use dl_proto::{
-    DeleteRequest, GetSnapshotRequest, Kind, ListRequest, MESSAGE_BYTES_MAX, PurgeRequest, PutHead,
-    REQUEST_BYTES_MAX, ReadRequest, RecoverRequest, StatRequest, VerifyRequest, WireError,
+    DeleteRequest, GetChunksRequest, GetSnapshotRequest, JoinTask, Kind, ListRequest,
+    MESSAGE_BYTES_MAX, PurgeRequest, PutHead, REQUEST_BYTES_MAX, ReadRequest, RecoverRequest,
+    StatRequest, VerifyRequest, WireError,
 };
 use dl_runtime::Buffers;
 use tokio::sync::mpsc;
@@ -24,13 +25,13 @@ use crate::executor::Executor;
 use crate::guard::Admitted;
 use crate::lease::{Items, Lease};
 use crate::leftovers::Leftovers;
-use crate::metrics::{Gauges, SnapshotMetrics};
+use crate::metrics::{Gauges, SnapshotMetrics, TaskMetrics};
 use crate::parts::{Budget, Parts};
 use crate::shown::Shown;
 use crate::snapshot::{self, Snapshots};
 use crate::turns::Turns;
 use crate::unread::Intake;
-use crate::{browse, catalog, commit, gate, purge, read, recover, spelled, verify};
+use crate::{browse, catalog, chunks, commit, gate, purge, read, recover, spelled, tasks, verify};
 
 /// Answer messages that wait for the connection: one that is sent, one that is ready.
 const REPLIES_AHEAD: usize = 2;
@@ -75,12 +76,17 @@ pub(crate) struct Service {
     lookups: Budget,
     listings: Budget,
     snapshots: Snapshots,
+    tasks: Arc<TaskMetrics>,
     turns: Turns,
     leftovers: Leftovers,
 }
 
 impl Service {
-    pub(crate) fn new(parts: Parts, snapshots: Arc<SnapshotMetrics>) -> Self {
+    pub(crate) fn new(
+        parts: Parts,
+        snapshots: Arc<SnapshotMetrics>,
+        tasks: Arc<TaskMetrics>,
+    ) -> Self {
         Self {
             executor: Executor::new(Arc::clone(&parts.store)),
             writes: Budget::new(parts.limits.write_bytes, "receive a chunk"),
@@ -90,6 +96,7 @@ impl Service {
             lookups: Budget::new(LOOKUP_BYTES, "look files up"),
             listings: Budget::new(LISTING_BYTES, "list files"),
             snapshots: Snapshots::new(snapshots),
+            tasks,
             turns: Turns::new(),
             leftovers: Leftovers::default(),
             parts,
@@ -200,6 +207,7 @@ fn room_to_delete(wire: &pb::DeleteRequest) -> u64 {
 impl Diesel for Service {
     type ReadStream = Replies<pb::ReadReply>;
     type ListStream = Replies<pb::ListReply>;
+    type GetChunksStream = Replies<pb::GetChunksReply>;
     type GetSnapshotStream = Replies<pb::GetSnapshotReply>;
     type RecoverStream = Replies<pb::RecoverProgress>;
     type PurgeStream = Replies<pb::PurgeProgress>;
@@ -349,6 +357,41 @@ impl Diesel for Service {
             pieces: pieces.into_iter().map(Into::into).collect(),
         };
         answer_with(&self.parts, lease, work, pieces, to_wire).await.map(spelled::emptied)
+    }
+
+    #[tracing::instrument(name = "get_chunks", skip_all, fields(ranges = request.get_ref().ranges.len()))]
+    async fn get_chunks(
+        &self,
+        request: Request<pb::GetChunksRequest>,
+    ) -> Result<Response<Self::GetChunksStream>, Status> {
+        let admitted = Admitted::of(&request)?;
+        let request = GetChunksRequest::try_from(request.into_inner()).map_err(invalid)?;
+        let lease = Lease::of_items(&self.parts, &self.items, request.ranges.len(), 0).await?;
+        gate::by_id(&self.parts, &admitted, request.dataset).await?;
+        let (replies, pieces) = mpsc::channel(REPLIES_AHEAD);
+        let Self { parts, executor, reads, .. } = self.clone();
+        let held = Arc::clone(&lease);
+        let work =
+            async move { chunks::get(&parts, &executor, (&reads, &held), request, replies).await };
+        let to_wire = |pieces: chunks::Pieces| pb::GetChunksReply {
+            pieces: pieces.into_iter().map(Into::into).collect(),
+        };
+        answer_with(&self.parts, lease, work, pieces, to_wire).await.map(spelled::emptied)
+    }
+
+    #[tracing::instrument(name = "join_task", skip_all, fields(task = %Shown(&request.get_ref().task)))]
+    async fn join_task(
+        &self,
+        request: Request<pb::JoinTaskRequest>,
+    ) -> Result<Response<pb::JoinTaskReply>, Status> {
+        let admitted = Admitted::of(&request)?;
+        let request = JoinTask::try_from(request.into_inner()).map_err(invalid)?;
+        let record = gate::by_id(&self.parts, &admitted, request.dataset).await?;
+        let Self { parts, snapshots, tasks, .. } = self.clone();
+        let join = async move {
+            tasks::join(&parts, &snapshots, &tasks, &admitted.caller, &record, request).await
+        };
+        Ok(Response::new(whole(join).await?.into()))
     }
 
     #[tracing::instrument(name = "stat", skip_all, fields(paths = request.get_ref().paths.len()))]

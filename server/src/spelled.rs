@@ -1,4 +1,4 @@
-//! Answers of Read past the generated server, which would copy every byte into memory of its own:
+//! Answers of Read and GetChunks past the generated server, which would copy every byte into memory of its own:
 //! the server is shown an empty message for each, and the connection gets the frames of the real
 //! one in its place.
 //!
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use dl_proto::{ReadFrames, pb};
+use dl_proto::{PiecedReply, ReplyFrames};
 use futures::{Stream, StreamExt};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tonic::body::Body;
@@ -20,20 +20,18 @@ use crate::answer::Replies;
 
 /// The message that is under way, among the extensions of an answer.
 #[derive(Debug, Clone, Default)]
-struct UnderWay(Arc<Mutex<Option<ReadFrames>>>);
+struct UnderWay(Arc<Mutex<Option<ReplyFrames>>>);
 
 impl UnderWay {
-    fn lock(&self) -> MutexGuard<'_, Option<ReadFrames>> {
+    fn lock(&self) -> MutexGuard<'_, Option<ReplyFrames>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The answer with empty messages in place of its own, for [`spelled`] to put them back.
-pub(crate) fn emptied(
-    answer: Response<Replies<pb::ReadReply>>,
-) -> Response<Replies<pb::ReadReply>> {
+pub(crate) fn emptied<R: PiecedReply>(answer: Response<Replies<R>>) -> Response<Replies<R>> {
     let under_way = UnderWay::default();
-    let mut answer = answer.map(|replies| -> Replies<pb::ReadReply> {
+    let mut answer = answer.map(|replies| -> Replies<R> {
         Box::pin(Emptied { replies, under_way: under_way.clone() })
     });
     answer.extensions_mut().insert(under_way);
@@ -50,13 +48,13 @@ pub(crate) fn spelled(
     }
 }
 
-struct Emptied {
-    replies: Replies<pb::ReadReply>,
+struct Emptied<R> {
+    replies: Replies<R>,
     under_way: UnderWay,
 }
 
-impl Stream for Emptied {
-    type Item = Result<pb::ReadReply, Status>;
+impl<R: PiecedReply> Stream for Emptied<R> {
+    type Item = Result<R, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         if self.under_way.lock().is_some() {
@@ -65,8 +63,8 @@ impl Stream for Emptied {
         }
         let reply = ready!(self.replies.poll_next_unpin(context));
         Poll::Ready(reply.map(|reply| {
-            *self.under_way.lock() = Some(ReadFrames::new(reply?));
-            Ok(pb::ReadReply::default())
+            *self.under_way.lock() = Some(ReplyFrames::new(reply?));
+            Ok(R::default())
         }))
     }
 }

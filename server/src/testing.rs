@@ -154,11 +154,22 @@ pub(crate) struct Careless {
     /// Whether the next create is held back.
     holds: AtomicBool,
     held: Mutex<Option<(Key, Bytes)>>,
+    forsaken: Mutex<Vec<Key>>,
 }
 
 impl Careless {
     pub(crate) fn new(inner: Arc<dyn Store>) -> Self {
-        Self { inner, holds: AtomicBool::new(false), held: Mutex::default() }
+        Self {
+            inner,
+            holds: AtomicBool::new(false),
+            held: Mutex::default(),
+            forsaken: Mutex::default(),
+        }
+    }
+
+    /// Objects whose copies were given up.
+    pub(crate) fn forsaken(&self) -> Vec<Key> {
+        self.forsaken.lock().unwrap().clone()
     }
 
     /// The next create fails for its caller and is done by [`Careless::land`].
@@ -216,6 +227,7 @@ impl Store for Careless {
     }
 
     fn forsake(&self, key: &Key) {
+        self.forsaken.lock().unwrap().push(key.clone());
         self.inner.forsake(key);
     }
 

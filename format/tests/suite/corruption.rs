@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use dl_format::layout::HEADER_MAX;
 use dl_format::snapshot::{Manifest, Snapshot};
-use dl_format::{Header, IdentityRecord, NameRecord, Verified};
+use dl_format::{Header, IdentityRecord, Lease, NameRecord, Verified};
 
 use crate::build::{chunk_of, committed};
 use crate::entry_points::repair;
@@ -19,6 +19,8 @@ fn check(name: &str, bytes: &[u8]) -> Result<(), dl_format::DecodeError> {
         Snapshot::open(bytes).and_then(|snapshot| snapshot.verify())
     } else if name.starts_with("manifest") {
         Manifest::decode(bytes).map(|_| ())
+    } else if name.starts_with("lease") {
+        Lease::decode(bytes).map(|_| ())
     } else {
         Verified::check(bytes.to_vec()).map(|_| ())
     }

@@ -7,7 +7,8 @@ use bytes::Bytes;
 use dl_format::snapshot::{Manifest, Snapshot};
 use dl_format::{
     Attributes, ChunkShape, ChunkWriter, Crc32c, Deletions, Entry, EntryVersion, FilePath, Header,
-    IdentityRecord, NameRecord, NameState, Sealed, Stamp, StoreId, Verified, encode_tombstone,
+    IdentityRecord, Lease, NameRecord, NameState, Sealed, Stamp, StoreId, Verified,
+    encode_tombstone,
 };
 
 use crate::build::{DATASET, bytes_of, committed, data, id, path, small};
@@ -127,6 +128,13 @@ fn manifest() -> Manifest {
     }
 }
 
+/// Of the version of that snapshot.
+fn lease() -> Lease {
+    let Manifest { dataset, version, .. } = manifest();
+    let (user, task) = ("ada".to_owned(), "resnet-50:2".parse().expect("a legal name"));
+    Lease { dataset, version, until: Stamp::new(STAMP + 5), user, task }
+}
+
 /// Every golden file with the bytes that today's code gives it.
 pub(crate) fn files() -> Vec<(&'static str, Vec<u8>)> {
     let (part, tail) = large_file();
@@ -139,6 +147,7 @@ pub(crate) fn files() -> Vec<(&'static str, Vec<u8>)> {
         ("identity.bin", identity.encode()),
         ("large-file-part.bin", part),
         ("large-file-tail.bin", tail),
+        ("lease.bin", lease().encode()),
         ("manifest.bin", manifest().encode()),
         ("name-deleted.bin", name(NameState::Deleted)),
         ("name-live.bin", name(NameState::Live)),
@@ -154,7 +163,7 @@ pub(crate) fn files() -> Vec<(&'static str, Vec<u8>)> {
 /// Those of [`files`] that are objects of a dataset.
 pub(crate) fn objects() -> Vec<(&'static str, Vec<u8>)> {
     let is_other = |name: &str| {
-        ["name", "identity", "snapshot", "manifest"].iter().any(|of| name.starts_with(of))
+        ["name", "identity", "snapshot", "manifest", "lease"].iter().any(|of| name.starts_with(of))
     };
     files().into_iter().filter(|(name, _)| !is_other(name)).collect()
 }
@@ -279,6 +288,7 @@ fn the_golden_tombstone_and_records_read_as_what_went_in() {
         assert_eq!((record.shape, record.created), (ChunkShape::default(), Stamp::new(STAMP)));
     }
     assert_eq!(Manifest::decode(&golden("manifest.bin")).unwrap(), manifest());
+    assert_eq!(Lease::decode(&golden("lease.bin")).unwrap(), lease());
     let store = IdentityRecord::decode(&golden("identity.bin")).unwrap().store;
     assert_eq!(store.as_bytes(), b"a random store\0\xFF");
 }

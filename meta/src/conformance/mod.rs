@@ -7,6 +7,7 @@ pub(crate) mod contest;
 pub(crate) mod history;
 pub(crate) mod model;
 mod retire;
+mod tasks;
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -62,6 +63,11 @@ pub async fn run(make: impl AsyncFn() -> Arc<dyn MetaStore>) {
     }
     retire::an_object_in_which_a_file_lies_stays(&*make().await).await;
     retire::what_was_counted_of_other_objects_is_not_taken_for_now(&*make().await).await;
+    tasks::the_first_member_fixes_a_job(&*make().await).await;
+    tasks::a_silent_member_is_dead(&*make().await).await;
+    tasks::the_last_member_ends_a_job(&*make().await).await;
+    tasks::members_are_bounded(&*make().await).await;
+    tasks::one_of_several_fixes_a_job(make().await).await;
     a_dropped_append_is_done_or_not(&*make().await).await;
     a_closed_store_takes_no_surprise(&*make().await).await;
 }

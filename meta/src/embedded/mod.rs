@@ -6,6 +6,7 @@
 
 mod apply;
 mod database;
+mod options;
 mod read;
 mod retire;
 mod rows;
@@ -20,7 +21,7 @@ mod writer;
 use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use async_trait::async_trait;
 use dl_format::{
@@ -31,15 +32,18 @@ use redb::{ReadTransaction, ReadableTable};
 use tokio::sync::{Notify, oneshot, watch};
 
 use self::database::{File, Opener, failed, in_directory};
+pub use self::options::EmbeddedOptions;
 use self::read::Index;
 use self::rows::Rows;
 use self::tables::{DATASETS, DatasetRow, FACTS, FORMAT, FORMAT_KEY, IDENTITY_KEY, OPEN_KEY};
 use self::tail::{Command, Known, State};
 #[cfg(any(test, feature = "conformance"))]
 pub use self::volatile::VolatileFile;
+use crate::tasks::Tasks;
 use crate::{
-    Appended, Brought, Damage, DatasetInfo, DatasetRecord, DatasetState, Error, Found, Kind,
-    ListEntry, ListQuery, Mending, MetaStore, ObjectRecord, Outline, Refusal, walk,
+    Appended, Brought, Damage, DatasetInfo, DatasetRecord, DatasetState, Error, Found, Heartbeat,
+    Kind, ListEntry, ListQuery, Mending, MetaStore, ObjectRecord, Outline, Refusal, TaskGroup,
+    TaskTerms, walk,
 };
 
 /// Paths that are looked up where they are asked for, when memory has their rows. More would keep
@@ -58,31 +62,6 @@ pub enum Stop {
     Fresh,
 }
 
-/// Settings of an [`Embedded`] store.
-#[derive(Debug, Clone)]
-pub struct EmbeddedOptions {
-    /// Most bytes of the file kept in memory.
-    pub cache_bytes: usize,
-    /// Most bytes of files that were looked up, kept in memory beside that.
-    pub row_bytes: usize,
-    /// Most bytes of headers that are acknowledged and not yet durable in the file; appends wait
-    /// when there are more.
-    pub tail_bytes: usize,
-    /// How old the oldest of them gets before they are made durable.
-    pub sync_interval: Duration,
-}
-
-impl Default for EmbeddedOptions {
-    fn default() -> Self {
-        Self {
-            cache_bytes: 32 << 20,
-            row_bytes: 32 << 20,
-            tail_bytes: 32 << 20,
-            sync_interval: Duration::from_secs(1),
-        }
-    }
-}
-
 /// A metadata store in one file. An append survives the death of the process when the file was
 /// closed, or about [`EmbeddedOptions::sync_interval`] later. After a crash, stamps go on from the
 /// highest that the log holds, so the chunk store's objects are appended before one is asked for.
@@ -99,6 +78,8 @@ struct Shared {
     options: EmbeddedOptions,
     clock: Arc<dyn Clock>,
     state: Mutex<State>,
+    /// Lost at each start, as heartbeats bring it back.
+    tasks: Tasks,
     rows: Rows,
     /// There is work for the writer.
     wake: Notify,
@@ -159,6 +140,7 @@ impl Embedded {
         let shared = Arc::new(Shared {
             name,
             file,
+            tasks: Tasks::default(),
             rows: Rows::new(options.row_bytes),
             options,
             clock,
@@ -589,6 +571,18 @@ impl MetaStore for Embedded {
         store: StoreId,
     ) -> Result<(), Error> {
         self.bind(store).await
+    }
+
+    async fn join(
+        &self,
+        beat: &Heartbeat,
+        terms: Option<&TaskTerms>,
+    ) -> Result<Option<TaskGroup>, Error> {
+        self.shared.tasks.join(beat, terms)
+    }
+
+    async fn leave(&self, beat: &Heartbeat) -> Result<Option<TaskTerms>, Error> {
+        Ok(self.shared.tasks.leave(beat))
     }
 
     async fn close(&self) -> Result<(), Error> {

@@ -17,11 +17,13 @@
 //! | `dl:{t}:todo:D:E`, D | hash | object id: who appended it and when; its rows may be missing |
 //! | `dl:{t}:c:D:E:C`, C | string | the header of object C |
 //! | `dl:{t}:x:D:E:C`, C | string | the bitmap of deleted entries of chunk C |
+//! | `dl:{t}:task:D.T`, (D, T) | hash | training job T, expires: t: version and secret; u: end of the lease; m and 16 bytes: last heartbeat (us), a blank, the record of that member |
 //! | `dl:{t}:d:D:E:B:P`, (D, P, B) | zset | rows of folder P: bucket 0, and 1 to 64 when large |
 
 use dl_format::{ChunkId, DatasetId};
 
 use super::slots::Shard;
+use crate::TaskKey;
 
 /// Hashed buckets of a large folder.
 pub(super) const BUCKETS: u8 = 64;
@@ -77,6 +79,13 @@ pub(super) fn dropped() -> Key {
 
 pub(super) fn mark(shard: Shard) -> Key {
     key(shard, "mark")
+}
+
+/// A training job, for one dataset.
+pub(super) fn task(task: &TaskKey) -> Key {
+    let TaskKey { dataset, task } = task;
+    let shard = Shard::of(&[dataset.as_bytes(), task.as_bytes()]);
+    key(shard, format_args!("task:{dataset}.{task}"))
 }
 
 /// What nobody ever puts there.

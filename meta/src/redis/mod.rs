@@ -29,6 +29,7 @@ mod scripts;
 mod slots;
 mod stamps;
 mod sweep;
+mod tasks;
 #[cfg(any(test, feature = "conformance"))]
 pub mod testing;
 #[cfg(test)]
@@ -66,8 +67,8 @@ use self::ways::Ways;
 use self::write::LargeFolders;
 use crate::types::still_in_use;
 use crate::{
-    Appended, Brought, Damage, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry,
-    ListQuery, Mending, MetaStore, ObjectRecord, Outline, Refusal,
+    Appended, Brought, Damage, DatasetInfo, DatasetRecord, Error, Found, Heartbeat, Kind,
+    ListEntry, ListQuery, Mending, MetaStore, ObjectRecord, Outline, Refusal, TaskGroup, TaskTerms,
 };
 
 /// Settings of a [`Redis`] store.
@@ -432,6 +433,20 @@ impl MetaStore for Redis {
     ) -> Result<(), Error> {
         let mended = self.shared.mended(mending, brought, store).await;
         mended.map_err(|failure| failure.during("take for mended", self))?
+    }
+
+    async fn join(
+        &self,
+        beat: &Heartbeat,
+        terms: Option<&TaskTerms>,
+    ) -> Result<Option<TaskGroup>, Error> {
+        let joined = self.shared.join(beat, terms).await;
+        joined.map_err(|failure| failure.during("join task", beat.task.task))?
+    }
+
+    async fn leave(&self, beat: &Heartbeat) -> Result<Option<TaskTerms>, Error> {
+        let left = self.shared.leave(beat).await;
+        left.map_err(|failure| failure.during("leave task", beat.task.task))
     }
 
     async fn close(&self) -> Result<(), Error> {

@@ -34,6 +34,9 @@ pub(super) const OTHER_PROCESS: i64 = -2;
 /// Something else changed the mark.
 pub(super) const OTHER_MARK: i64 = -3;
 
+/// The job has as many members as it may have.
+pub(super) const CROWDED: i64 = -1;
+
 /// The commit point. Home, log, todo; epoch, object id, member of the log, who and when, stamp,
 /// 1 for a tombstone. Answers 1 when the object is new, 0 when it was known, 2 when it was known by
 /// another member, whose place it takes.
@@ -360,10 +363,63 @@ return 1
     )
 });
 
+/// A heartbeat of a training job, or the end of a member. The job; the field of the member, its record, now,
+/// how long after its last heartbeat a member is dead, in how many ms the job expires, most members, version
+/// and secret or nothing, the end of the lease, 1 when the member leaves. Answers the hash: of a heartbeat
+/// when there is a job, of a member that leaves when it was the last one. Otherwise nothing, or [`CROWDED`].
+pub(super) static MEMBERS: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        r"
+redis.call('PERSIST', KEYS[1])
+if ARGV[9] == '1' then redis.call('HDEL', KEYS[1], ARGV[1]) end
+local hash, seen, now, living = redis.call('HGETALL', KEYS[1]), {}, tonumber(ARGV[3]), 0
+for i = 1, #hash, 2 do
+    if string.sub(hash[i], 1, 1) == 'm' then
+        seen[#seen + 1] = {hash[i], tonumber(string.match(hash[i + 1], '^%d+'))}
+        now = math.max(now, seen[#seen][2])
+    end
+end
+local is_in = false
+for i = 1, #seen do
+    if seen[i][2] + tonumber(ARGV[4]) > now then
+        living = living + 1
+        is_in = is_in or seen[i][1] == ARGV[1]
+    else
+        redis.call('HDEL', KEYS[1], seen[i][1])
+    end
+end
+if living == 0 then
+    local last = redis.call('HGETALL', KEYS[1])
+    redis.call('DEL', KEYS[1])
+    if ARGV[9] == '1' then return #last > 0 and last end
+    if ARGV[7] == '' then return false end
+    redis.call('HSET', KEYS[1], 't', ARGV[7], 'u', ARGV[8])
+elseif ARGV[7] ~= '' then
+    local terms = redis.call('HMGET', KEYS[1], 't', 'u')
+    local is_same = string.sub(terms[1], 1, 24) == string.sub(ARGV[7], 1, 24)
+    if is_same and tonumber(terms[2]) < tonumber(ARGV[8]) then
+        redis.call('HSET', KEYS[1], 'u', ARGV[8])
+    end
+end
+local answer = false
+if ARGV[9] ~= '1' then
+    if is_in or living < tonumber(ARGV[6]) then
+        redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f', now) .. ' ' .. ARGV[2])
+        answer = redis.call('HGETALL', KEYS[1])
+    else
+        answer = -1
+    end
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[5])
+return answer
+",
+    )
+});
+
 /// All of them: a node is given them when it is connected to.
-pub(super) fn all() -> [&'static Script; 14] {
+pub(super) fn all() -> [&'static Script; 15] {
     [
         &APPEND, &APPLY, &STAMP, &PUT, &KILL, &REPLACE, &RETIRE, &COUNTED, &LARGE, &MARK, &MEND,
-        &MENDED, &ROOM, &DELETE,
+        &MENDED, &ROOM, &DELETE, &MEMBERS,
     ]
 }

@@ -253,6 +253,126 @@ pub struct Extent {
     #[prost(fixed32, tag = "3")]
     pub crc: u32,
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GetChunksRequest {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub dataset: ::prost::bytes::Bytes,
+    #[prost(message, repeated, tag = "2")]
+    pub ranges: ::prost::alloc::vec::Vec<ChunkRange>,
+    /// Whether copies in a fast store are given up, and the objects themselves read: bytes came damaged
+    /// before.
+    #[prost(bool, tag = "3")]
+    pub pass_copies: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ChunkRange {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub chunk: ::prost::bytes::Bytes,
+    /// Bytes of the object to skip, and how many to give.
+    #[prost(uint32, tag = "2")]
+    pub offset: u32,
+    #[prost(uint32, tag = "3")]
+    pub length: u32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GetChunksReply {
+    #[prost(message, repeated, tag = "1")]
+    pub pieces: ::prost::alloc::vec::Vec<ChunkPiece>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ChunkPiece {
+    /// Which range of the request, counted from zero.
+    #[prost(uint32, tag = "1")]
+    pub range: u32,
+    #[prost(enumeration = "ItemStatus", tag = "2")]
+    pub status: i32,
+    /// Why, when the status is not OK; this piece is the range's last then.
+    #[prost(string, tag = "3")]
+    pub problem: ::prost::alloc::string::String,
+    /// The next bytes of the range.
+    #[prost(bytes = "bytes", tag = "4")]
+    pub data: ::prost::bytes::Bytes,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct JoinTaskRequest {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub dataset: ::prost::bytes::Bytes,
+    /// The version that the caller would read; empty: the newest.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub version: ::prost::bytes::Bytes,
+    /// The name of the job.
+    #[prost(string, tag = "3")]
+    pub task: ::prost::alloc::string::String,
+    /// A random name of the caller, the same in every call.
+    #[prost(bytes = "bytes", tag = "4")]
+    pub member: ::prost::bytes::Bytes,
+    /// Where other members reach it; empty: nowhere.
+    #[prost(string, tag = "5")]
+    pub address: ::prost::alloc::string::String,
+    /// SHA-256 of the certificate that it shows there; empty: none.
+    #[prost(bytes = "bytes", tag = "6")]
+    pub key_fingerprint: ::prost::bytes::Bytes,
+    /// Bytes of the dataset that it has memory for.
+    #[prost(uint64, tag = "7")]
+    pub memory: u64,
+    /// Whether it goes: it is no member afterwards, and its lease ends with the last member's.
+    #[prost(bool, tag = "8")]
+    pub leaving: bool,
+    #[prost(message, optional, tag = "9")]
+    pub counters: ::core::option::Option<TaskCounters>,
+}
+/// Of one member, since it started.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TaskCounters {
+    #[prost(uint64, tag = "1")]
+    pub hits: u64,
+    #[prost(uint64, tag = "2")]
+    pub misses: u64,
+    #[prost(uint64, tag = "3")]
+    pub chunks_from_servers: u64,
+    #[prost(uint64, tag = "4")]
+    pub bytes_from_servers: u64,
+    /// Of the dataset, and those in memory.
+    #[prost(uint64, tag = "5")]
+    pub chunks: u64,
+    #[prost(uint64, tag = "6")]
+    pub chunks_present: u64,
+    #[prost(uint64, tag = "7")]
+    pub memory_used: u64,
+    #[prost(uint32, tag = "8")]
+    pub workers: u32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct JoinTaskReply {
+    /// The version that the job reads.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub version: ::prost::bytes::Bytes,
+    #[prost(message, repeated, tag = "2")]
+    pub members: ::prost::alloc::vec::Vec<TaskMember>,
+    /// A hash of the set of members.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub members_version: ::prost::bytes::Bytes,
+    /// Known to the members of the job alone.
+    #[prost(bytes = "bytes", tag = "4")]
+    pub secret: ::prost::bytes::Bytes,
+    /// Microseconds until the next call.
+    #[prost(uint64, tag = "5")]
+    pub call_again: u64,
+    /// Until when the version is kept, microseconds since 1970.
+    #[prost(uint64, tag = "6")]
+    pub leased_until: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TaskMember {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub member: ::prost::bytes::Bytes,
+    #[prost(string, tag = "2")]
+    pub address: ::prost::alloc::string::String,
+    #[prost(bytes = "bytes", tag = "3")]
+    pub key_fingerprint: ::prost::bytes::Bytes,
+    #[prost(uint64, tag = "4")]
+    pub memory: u64,
+}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StatRequest {
     #[prost(bytes = "bytes", tag = "1")]
@@ -380,6 +500,9 @@ pub struct PurgeRequest {
     /// Only forecast; change nothing.
     #[prost(bool, tag = "3")]
     pub dry_run: bool,
+    /// Removes also chunks that jobs lease, when no reader is waited for.
+    #[prost(bool, tag = "4")]
+    pub force: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PurgeProgress {
@@ -417,6 +540,9 @@ pub struct PurgeProgress {
     /// Bytes that this purge and later ones would give back; of a dry run alone.
     #[prost(uint64, tag = "13")]
     pub reclaimable_bytes: u64,
+    /// Jobs that lease a version of the dataset.
+    #[prost(string, repeated, tag = "14")]
+    pub leased_by: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct VerifyRequest {
@@ -768,6 +894,32 @@ pub mod diesel_client {
             req.extensions_mut().insert(GrpcMethod::new("diesel.v1.Diesel", "Stat"));
             self.inner.unary(req, path, codec).await
         }
+        /// Reads ranges of chunks, without a look at the files in them: the caller has a snapshot to check
+        /// them by. A chunk that is gone is NOT_FOUND in its own answer: a purge has moved its files.
+        pub async fn get_chunks(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetChunksRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::GetChunksReply>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::ProtobufCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/diesel.v1.Diesel/GetChunks",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("diesel.v1.Diesel", "GetChunks"));
+            self.inner.server_streaming(req, path, codec).await
+        }
         /// A folder's contents, or all files below it, in pages, sorted by the bytes of their paths.
         pub async fn list(
             &mut self,
@@ -815,6 +967,28 @@ pub mod diesel_client {
             req.extensions_mut()
                 .insert(GrpcMethod::new("diesel.v1.Diesel", "GetSnapshot"));
             self.inner.server_streaming(req, path, codec).await
+        }
+        /// Registers a member of a training job, or says that it is still there, and leases the version that
+        /// the job reads. The first call of a job fixes the version of a dataset for all its members.
+        pub async fn join_task(
+            &mut self,
+            request: impl tonic::IntoRequest<super::JoinTaskRequest>,
+        ) -> std::result::Result<tonic::Response<super::JoinTaskReply>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::ProtobufCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/diesel.v1.Diesel/JoinTask",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("diesel.v1.Diesel", "JoinTask"));
+            self.inner.unary(req, path, codec).await
         }
         /// Rebuilds metadata from the chunk store, while readers and writers go on.
         pub async fn recover(
@@ -950,6 +1124,18 @@ pub mod diesel_server {
             &self,
             request: tonic::Request<super::StatRequest>,
         ) -> std::result::Result<tonic::Response<super::StatReply>, tonic::Status>;
+        /// Server streaming response type for the GetChunks method.
+        type GetChunksStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::GetChunksReply, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Reads ranges of chunks, without a look at the files in them: the caller has a snapshot to check
+        /// them by. A chunk that is gone is NOT_FOUND in its own answer: a purge has moved its files.
+        async fn get_chunks(
+            &self,
+            request: tonic::Request<super::GetChunksRequest>,
+        ) -> std::result::Result<tonic::Response<Self::GetChunksStream>, tonic::Status>;
         /// Server streaming response type for the List method.
         type ListStream: tonic::codegen::tokio_stream::Stream<
                 Item = std::result::Result<super::ListReply, tonic::Status>,
@@ -976,6 +1162,12 @@ pub mod diesel_server {
             tonic::Response<Self::GetSnapshotStream>,
             tonic::Status,
         >;
+        /// Registers a member of a training job, or says that it is still there, and leases the version that
+        /// the job reads. The first call of a job fixes the version of a dataset for all its members.
+        async fn join_task(
+            &self,
+            request: tonic::Request<super::JoinTaskRequest>,
+        ) -> std::result::Result<tonic::Response<super::JoinTaskReply>, tonic::Status>;
         /// Server streaming response type for the Recover method.
         type RecoverStream: tonic::codegen::tokio_stream::Stream<
                 Item = std::result::Result<super::RecoverProgress, tonic::Status>,
@@ -1443,6 +1635,52 @@ pub mod diesel_server {
                     };
                     Box::pin(fut)
                 }
+                "/diesel.v1.Diesel/GetChunks" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetChunksSvc<T: Diesel>(pub Arc<T>);
+                    impl<
+                        T: Diesel,
+                    > tonic::server::ServerStreamingService<super::GetChunksRequest>
+                    for GetChunksSvc<T> {
+                        type Response = super::GetChunksReply;
+                        type ResponseStream = T::GetChunksStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetChunksRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Diesel>::get_chunks(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetChunksSvc(inner);
+                        let codec = crate::ProtobufCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 "/diesel.v1.Diesel/List" => {
                     #[allow(non_camel_case_types)]
                     struct ListSvc<T: Diesel>(pub Arc<T>);
@@ -1531,6 +1769,49 @@ pub mod diesel_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/diesel.v1.Diesel/JoinTask" => {
+                    #[allow(non_camel_case_types)]
+                    struct JoinTaskSvc<T: Diesel>(pub Arc<T>);
+                    impl<T: Diesel> tonic::server::UnaryService<super::JoinTaskRequest>
+                    for JoinTaskSvc<T> {
+                        type Response = super::JoinTaskReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::JoinTaskRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Diesel>::join_task(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = JoinTaskSvc(inner);
+                        let codec = crate::ProtobufCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

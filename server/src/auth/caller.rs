@@ -25,6 +25,14 @@ pub(crate) struct Person {
 }
 
 impl Caller {
+    /// The name of the user; empty without keys.
+    pub(crate) fn user(&self) -> &str {
+        match self {
+            Self::Everybody => "",
+            Self::Known(person) => person.name.as_str(),
+        }
+    }
+
     /// Whether the caller has a role on a dataset of that name, whether there is one or not.
     pub(crate) fn may(&self, role: Role, dataset: &DatasetName) -> bool {
         match self {

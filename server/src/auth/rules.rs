@@ -17,7 +17,7 @@ pub(crate) enum Rule {
 }
 
 /// All methods.
-pub(crate) const RULES: [(&str, Rule); 13] = [
+pub(crate) const RULES: [(&str, Rule); 15] = [
     ("CreateDataset", Rule::On(Role::Write)),
     ("GetDataset", Rule::On(Role::Read)),
     ("ListDatasets", Rule::Key),
@@ -26,8 +26,10 @@ pub(crate) const RULES: [(&str, Rule); 13] = [
     ("Delete", Rule::On(Role::Write)),
     ("Read", Rule::On(Role::Read)),
     ("Stat", Rule::On(Role::Read)),
+    ("GetChunks", Rule::On(Role::Read)),
     ("List", Rule::On(Role::Read)),
     ("GetSnapshot", Rule::On(Role::Read)),
+    ("JoinTask", Rule::On(Role::Read)),
     ("Recover", Rule::On(Role::Admin)),
     ("Purge", Rule::On(Role::Admin)),
     ("Verify", Rule::On(Role::Admin)),

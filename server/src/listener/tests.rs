@@ -19,7 +19,8 @@ async fn a_purge_and_a_recovery_wait_once_for_a_client_that_takes_nothing_and_th
     // The channels are full from the first message on, and nobody reads them.
     let (progress, _unread) = mpsc::channel(1);
     let (turns, left) = (crate::turns::Turns::new(), crate::leftovers::Leftovers::default());
-    let request = PurgeRequest { dataset: None, grace: Duration::ZERO, dry_run: false };
+    let request =
+        PurgeRequest { dataset: None, grace: Duration::ZERO, dry_run: false, force: false };
     let purge =
         crate::purge::purge(&rig.parts, &turns, &left, request, &Caller::Everybody, &progress);
     let (ended, seconds) = rig.run(purge).await;

@@ -12,8 +12,8 @@ use dl_format::{
     ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, FileRecord, Stamp, StoreId,
 };
 use dl_meta::{
-    Appended, Brought, Damage, DatasetInfo, DatasetRecord, Error, Found, Kind, ListEntry,
-    ListQuery, Mending, MetaStore, ObjectRecord, Outline, Refusal,
+    Appended, Brought, Damage, DatasetInfo, DatasetRecord, Error, Found, Heartbeat, Kind,
+    ListEntry, ListQuery, Mending, MetaStore, ObjectRecord, Outline, Refusal, TaskGroup, TaskTerms,
 };
 use dl_runtime::Clock;
 
@@ -36,13 +36,15 @@ pub(crate) struct MetaMetrics {
     pub(crate) dataset: Arc<Operation>,
     /// Changes of datasets and of the store itself.
     pub(crate) change: Arc<Operation>,
+    /// Heartbeats of training jobs.
+    pub(crate) task: Arc<Operation>,
     /// Questions for what the store is and lacks.
     pub(crate) state: Arc<Operation>,
 }
 
 impl MetaMetrics {
     /// All operations, by name.
-    pub(crate) fn operations(&self) -> [(&'static str, &Operation); 8] {
+    pub(crate) fn operations(&self) -> [(&'static str, &Operation); 9] {
         [
             ("lookup", &self.lookup),
             ("list", &self.list),
@@ -51,6 +53,7 @@ impl MetaMetrics {
             ("objects", &self.objects),
             ("dataset", &self.dataset),
             ("change", &self.change),
+            ("task", &self.task),
             ("state", &self.state),
         ]
     }
@@ -208,6 +211,18 @@ impl MetaStore for MeteredMeta {
         self.timed(&self.metrics.change, self.inner.mended(mending, brought, store)).await
     }
 
+    async fn join(
+        &self,
+        beat: &Heartbeat,
+        terms: Option<&TaskTerms>,
+    ) -> Result<Option<TaskGroup>, Error> {
+        self.timed(&self.metrics.task, self.inner.join(beat, terms)).await
+    }
+
+    async fn leave(&self, beat: &Heartbeat) -> Result<Option<TaskTerms>, Error> {
+        self.timed(&self.metrics.task, self.inner.leave(beat)).await
+    }
+
     async fn close(&self) -> Result<(), Error> {
         self.timed(&self.metrics.change, self.inner.close()).await
     }
@@ -244,8 +259,8 @@ mod tests {
         meta.identity().await.unwrap();
         meta.stamp(id, Stamp::new(1)).await.unwrap_err();
         let counted = meta.metrics.operations().map(|(_, operation)| operation.took.read().1);
-        assert_eq!(counted, [0, 0, 1, 0, 0, 0, 0, 1]);
+        assert_eq!(counted, [0, 0, 1, 0, 0, 0, 0, 0, 1]);
         let failed = |(_, operation): (_, &Operation)| operation.failed.load(Ordering::Relaxed);
-        assert_eq!(meta.metrics.operations().map(failed), [0; 8]);
+        assert_eq!(meta.metrics.operations().map(failed), [0; 9]);
     }
 }

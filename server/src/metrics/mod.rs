@@ -1,14 +1,15 @@
 //! What the server counts about itself, for Prometheus; docs/METRICS.md says what each means.
 //!
 //! Must hold: counting takes no lock and no memory that grows; no label has more values than the
-//! program has words for, so none is the name of a dataset, a user or an address. Our own few
-//! lines rather than a crate, whose registry would be one for all servers of a process.
+//! program has words for, so none is the name of a dataset, a user or an address. Training jobs are the
+//! exception: a bounded number of them is named, behind one lock. Our own few lines rather than a crate, whose registry would be one for all servers of a process.
 
 mod histogram;
 mod meta;
 mod requests;
 mod snapshot;
 mod store;
+mod tasks;
 mod text;
 
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use self::meta::{MetaMetrics, MeteredMeta};
 use self::requests::{CODES, Measured, Requests};
 pub(crate) use self::snapshot::SnapshotMetrics;
 use self::store::{MeteredStore, StoreMetrics};
+pub(crate) use self::tasks::TaskMetrics;
 pub(crate) use self::text::CONTENT_TYPE;
 use self::text::{Kind, Text};
 use crate::auth::People;
@@ -40,6 +42,7 @@ pub(crate) struct Metrics {
     store: Arc<StoreMetrics>,
     meta: Arc<MetaMetrics>,
     snapshots: Arc<SnapshotMetrics>,
+    tasks: Arc<TaskMetrics>,
 }
 
 /// What the service is at.
@@ -80,6 +83,7 @@ pub(crate) struct Sources {
 impl Metrics {
     pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
         Self {
+            tasks: Arc::new(TaskMetrics::new(Arc::clone(&clock))),
             requests: Arc::new(Requests::new(clock)),
             refused_keys: AtomicU64::new(0),
             store: Arc::default(),
@@ -91,6 +95,11 @@ impl Metrics {
     /// What counts snapshots.
     pub(crate) fn snapshots(&self) -> Arc<SnapshotMetrics> {
         Arc::clone(&self.snapshots)
+    }
+
+    /// The training jobs that are heard of.
+    pub(crate) fn tasks(&self) -> Arc<TaskMetrics> {
+        Arc::clone(&self.tasks)
     }
 
     /// The same parts, with stores that are measured.
@@ -149,6 +158,7 @@ impl Metrics {
         let help = "Datasets that are refused until they are recovered.";
         text.metric("diesel_recovering_datasets", Kind::Gauge, help);
         text.sample(&[], recovering);
+        self.tasks.write(&mut text);
         write_gauges(&mut text, &watched.gauges);
         write_fast_store(&mut text, watched.fast_store.as_deref());
         write_sources(&mut text, &watched.sources);

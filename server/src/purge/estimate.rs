@@ -31,6 +31,7 @@ impl Purge<'_> {
         self.state.reclaimable_bytes =
             all.map(|(number, object)| ledger.dead_bytes(number, object)).sum();
         self.wait_for(&survey, &plan, &plan.rewrite, kept);
+        self.name_leases(id).await;
         self.end().await;
         Ok(())
     }

@@ -7,6 +7,7 @@
 
 mod absent;
 mod estimate;
+mod leased;
 mod plan;
 mod rewrite;
 
@@ -122,6 +123,8 @@ struct Purge<'a> {
     name: &'a DatasetName,
     grace: Duration,
     is_dry_run: bool,
+    /// Whether versions that training jobs lease are given up, where no reader is waited for.
+    force: bool,
     progress: &'a Progress<'a>,
     state: PurgeProgress,
     /// Problems are told once.
@@ -143,7 +146,7 @@ impl<'a> Purge<'a> {
         request: &PurgeRequest,
         progress: &'a Progress<'a>,
     ) -> Self {
-        let (grace, is_dry_run) = (request.grace, request.dry_run);
+        let PurgeRequest { grace, dry_run: is_dry_run, force, .. } = *request;
         let state = PurgeProgress { dataset: name.to_string(), ..PurgeProgress::default() };
         let (told, damaged) = (HashSet::new(), HashSet::new());
         let (are_more, has_doubts) = (false, false);
@@ -153,6 +156,7 @@ impl<'a> Purge<'a> {
             name,
             grace,
             is_dry_run,
+            force,
             progress,
             state,
             told,
@@ -176,6 +180,7 @@ impl<'a> Purge<'a> {
     async fn rounds(&mut self, id: DatasetId) -> Result<(), Error> {
         let _turn = self.turns.survey(self.parts, || self.is_awaited()).await?;
         let record = catalog::by_id(self.parts, id).await?;
+        self.refuse_leased(id).await?;
         let mut origin = [0; 9];
         self.parts.random.fill(&mut origin);
         let mut ids = ChunkIdMaker::new(origin);
@@ -186,6 +191,7 @@ impl<'a> Purge<'a> {
             is_first = false;
         }
         self.sweep_snapshots(id).await?;
+        self.name_leases(id).await;
         self.end().await;
         Ok(())
     }

@@ -134,7 +134,13 @@ impl Scene {
     }
 
     async fn steps_with(&self, grace: Duration) -> Vec<PurgeProgress> {
-        self.steps_of(PurgeRequest { dataset: Some(dataset("ds")), grace, dry_run: false }).await
+        self.steps_of(PurgeRequest {
+            dataset: Some(dataset("ds")),
+            grace,
+            dry_run: false,
+            force: false,
+        })
+        .await
     }
 
     async fn steps_of(&self, request: PurgeRequest) -> Vec<PurgeProgress> {
@@ -168,7 +174,7 @@ async fn a_dry_run_says_what_a_purge_gives_back_and_changes_nothing() {
     let before = contents().await;
     let which = Some(dataset("ds"));
     for grace in [Duration::from_secs(900), Duration::ZERO] {
-        let request = PurgeRequest { dataset: which.clone(), grace, dry_run: true };
+        let request = PurgeRequest { dataset: which.clone(), grace, dry_run: true, force: false };
         let told = scene.steps_of(request).await.pop().unwrap();
         assert!(told.done && told.problems.is_empty(), "{told:?}");
         // Chunk 3 goes, the live files of chunks 1 and 2 move together, and chunk 4 stays.
@@ -432,8 +438,12 @@ async fn what_was_seen_alive_too_long_ago_is_not_committed() {
     let slow = Fault::Delay(Duration::from_secs(400));
     scene.script([None, None, None, Some(slow)]).await;
     let (told, _heard) = mpsc::channel(1_000);
-    let request =
-        PurgeRequest { dataset: Some(dataset("ds")), grace: Duration::ZERO, dry_run: false };
+    let request = PurgeRequest {
+        dataset: Some(dataset("ds")),
+        grace: Duration::ZERO,
+        dry_run: false,
+        force: false,
+    };
     let (parts, turns, left) = (&scene.rig.parts, Turns::new(), Leftovers::default());
     let (done, _) =
         scene.rig.run(purge(parts, &turns, &left, request, &Caller::Everybody, &told)).await;
@@ -473,8 +483,12 @@ async fn a_purge_waits_for_memory_that_others_write_with_and_looks_once() {
         drop(memory);
     };
     let (told, _heard) = mpsc::channel(1_000);
-    let request =
-        PurgeRequest { dataset: Some(dataset("ds")), grace: Duration::ZERO, dry_run: false };
+    let request = PurgeRequest {
+        dataset: Some(dataset("ds")),
+        grace: Duration::ZERO,
+        dry_run: false,
+        force: false,
+    };
     let purge = Box::pin(purge(parts, &turns, &left, request, &Caller::Everybody, &told));
     let ((done, ()), seconds) = scene.rig.run(futures::future::join(purge, others)).await;
     done.unwrap();
@@ -526,7 +540,8 @@ async fn a_dataset_that_is_deleted_meanwhile_is_no_problem_of_a_purge_of_all() {
         drop(surveys);
     };
     let (told, mut heard) = mpsc::channel(1_000);
-    let request = PurgeRequest { dataset: None, grace: Duration::ZERO, dry_run: false };
+    let request =
+        PurgeRequest { dataset: None, grace: Duration::ZERO, dry_run: false, force: false };
     let purge = Box::pin(purge(parts, &turns, &left, request, &Caller::Everybody, &told));
     let ((done, ()), _) = scene.rig.run(futures::future::join(purge, deletes)).await;
     done.unwrap();

@@ -7,6 +7,7 @@
 
 mod build;
 mod emit;
+pub(crate) mod leases;
 mod stored;
 mod sweep;
 mod winners;

@@ -29,7 +29,7 @@ const PARTS_AT_ONCE: usize = 2;
 
 const ACTION: &str = "store a snapshot of dataset";
 
-fn key_of(dataset: DatasetId, version: Version, object: SnapshotObject) -> Key {
+pub(super) fn key_of(dataset: DatasetId, version: Version, object: SnapshotObject) -> Key {
     key(snapshot_key(dataset, version, object))
 }
 
@@ -189,13 +189,14 @@ async fn create(parts: &Parts, key: &Key, part: Bytes) -> Result<(), Error> {
     }
 }
 
-/// Removes what is stored of a version.
+/// Removes the stored snapshot of a version, but no lease on it: the snapshot may be built again.
 pub(super) async fn discard(
     parts: &Parts,
     dataset: DatasetId,
     version: Version,
 ) -> Result<(), Error> {
-    let objects = list(parts, dataset).await?.remove(&version).unwrap_or_default();
+    let mut objects = list(parts, dataset).await?.remove(&version).unwrap_or_default();
+    objects.retain(|object| !matches!(object, SnapshotObject::Lease { .. }));
     remove(parts, dataset, version, objects).await
 }
 
@@ -229,7 +230,7 @@ pub(super) async fn remove(
     Ok(())
 }
 
-/// The objects of a dataset's snapshots, by version.
+/// The objects of a dataset's snapshots, and the leases on them, by version.
 pub(super) async fn list(
     parts: &Parts,
     dataset: DatasetId,

@@ -1,17 +1,17 @@
 //! Stored snapshots of older versions: how many are kept, and for how long.
 //!
-//! Must hold: that of the newest version stays, and any other one while somebody may go on with it;
-//! whoever finds that it went begins anew with the newest. While the servers are read-only none goes.
+//! Must hold: that of the newest version stays, and any other one while a training job leases it, or
+//! somebody may go on with it; whoever finds that it went begins anew with the newest. While the servers are read-only none goes.
 
 use std::cmp::Reverse;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::convert::Infallible;
 use std::time::Duration;
 
 use dl_format::{DatasetId, SnapshotObject, Stamp, Version};
 use dl_meta::DatasetState;
 
-use super::stored;
+use super::{leases, stored};
 use crate::error::Error;
 use crate::names;
 use crate::parts::Parts;
@@ -58,16 +58,33 @@ pub(crate) async fn sweep(
     newest: Version,
 ) -> Result<Vec<Older>, Error> {
     let is_read_only = parts.settings.is_read_only();
+    let mut listed = stored::list(parts, dataset).await?;
+    if !is_read_only {
+        leases::remove_ended(parts, dataset, &mut listed).await?;
+    }
     let mut left = Vec::new();
-    for (old, left_for) in timed(parts, dataset, newest).await? {
+    for (old, mut left_for) in timed(parts, dataset, newest, listed).await? {
         if left_for.is_zero() && !is_read_only {
-            stored::remove(parts, dataset, old.version, old.objects).await?;
-            tracing::info!(%dataset, version = %old.version, "removed a snapshot of an older version");
-        } else {
-            left.push(Older { version: old.version, kept: left_for.saturating_add(PERIOD) });
+            // A training job may have leased it since it was listed.
+            let objects = stored::list(parts, dataset).await?.remove(&old.version);
+            let objects = objects.unwrap_or_default();
+            left_for = leased_for(parts, &objects);
+            if left_for.is_zero() {
+                stored::remove(parts, dataset, old.version, objects).await?;
+                tracing::info!(%dataset, version = %old.version, "removed a snapshot of an older version");
+                continue;
+            }
         }
+        left.push(Older { version: old.version, kept: left_for.saturating_add(PERIOD) });
     }
     Ok(left)
+}
+
+/// How long training jobs lease a version yet.
+fn leased_for(parts: &Parts, objects: &[SnapshotObject]) -> Duration {
+    let now = parts.clock.now();
+    let end = leases::end(objects, Stamp::at(now));
+    end.and_then(|end| end.time().duration_since(now).ok()).unwrap_or_default()
 }
 
 /// The snapshots that [`sweep`] would leave; removes none.
@@ -76,7 +93,8 @@ pub(crate) async fn left_by_sweep(
     dataset: DatasetId,
     newest: Version,
 ) -> Result<Vec<Older>, Error> {
-    let timed = timed(parts, dataset, newest).await?.into_iter();
+    let listed = stored::list(parts, dataset).await?;
+    let timed = timed(parts, dataset, newest, listed).await?.into_iter();
     let left = timed.filter(|(_, left_for)| !left_for.is_zero());
     let older = |(old, left_for): (Old, Duration)| Older {
         version: old.version,
@@ -90,24 +108,30 @@ async fn timed(
     parts: &Parts,
     dataset: DatasetId,
     newest: Version,
+    listed: BTreeMap<Version, Vec<SnapshotObject>>,
 ) -> Result<Vec<(Old, Duration)>, Error> {
     let now = parts.clock.now();
     let (mut few, mut timed) = (1, Vec::new());
-    for old in old(parts, dataset, newest).await? {
+    for old in old(parts, dataset, newest, listed).await? {
         // What was begun only is being stored, or its server was killed.
         few += usize::from(old.built.is_some());
         let kept = if old.built.is_some() && few > FEW { KEPT_OTHERS } else { KEPT };
         let seen = kept.saturating_sub(parts.clock.monotonic().saturating_sub(old.since));
         let built = old.built.unwrap_or_default().time().checked_add(kept);
         let built = built.map_or(Duration::MAX, |end| end.duration_since(now).unwrap_or_default());
-        timed.push((old, seen.max(built)));
+        let leased = leased_for(parts, &old.objects);
+        timed.push((old, seen.max(built).max(leased)));
     }
     Ok(timed)
 }
 
 /// The stored versions besides the newest one, the youngest first.
-async fn old(parts: &Parts, dataset: DatasetId, newest: Version) -> Result<Vec<Old>, Error> {
-    let mut stored = stored::list(parts, dataset).await?;
+async fn old(
+    parts: &Parts,
+    dataset: DatasetId,
+    newest: Version,
+    mut stored: BTreeMap<Version, Vec<SnapshotObject>>,
+) -> Result<Vec<Old>, Error> {
     stored.remove(&newest);
     let now = parts.clock.monotonic();
     let replaced = parts.replaced.note(dataset, stored.keys().copied(), now);

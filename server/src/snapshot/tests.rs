@@ -92,7 +92,8 @@ impl Scene {
     async fn purge(&self) {
         let (turns, left) = (Turns::new(), Leftovers::default());
         let name = Some(testing::dataset("ds"));
-        let request = PurgeRequest { dataset: name, grace: Duration::ZERO, dry_run: false };
+        let request =
+            PurgeRequest { dataset: name, grace: Duration::ZERO, dry_run: false, force: false };
         let (told, mut heard) = mpsc::channel(1_000);
         let everybody = &Caller::Everybody;
         purge::purge(&self.rig.parts, &turns, &left, request, everybody, &told).await.unwrap();

@@ -1,0 +1,92 @@
+//! Members of training jobs, one hash for each job and dataset, which expires.
+//!
+//! Must hold: each call is one script about one key; nothing here is looked for after a loss, as the next
+//! heartbeats bring it back.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use dl_format::{MemberId, Stamp, Version};
+use redis::Value;
+
+use super::Shared;
+use super::command::{Ask, decimal, pairs};
+use super::failure::Failure;
+use super::keys;
+use super::scripts::{CROWDED, MEMBERS};
+use crate::tasks::SECRET_LENGTH;
+use crate::{Error, Heartbeat, TaskGroup, TaskTerms};
+
+/// A job without heartbeats goes after so many times the life of a member.
+const EXPIRES_AFTER: u64 = 2;
+
+impl Shared {
+    pub(super) async fn join(
+        &self,
+        beat: &Heartbeat,
+        terms: Option<&TaskTerms>,
+    ) -> Result<Result<Option<TaskGroup>, Error>, Failure> {
+        match self.members(beat, terms, false).await? {
+            Value::Int(CROWDED) => Ok(Err(beat.crowded())),
+            value => Ok(Ok(group(value)?)),
+        }
+    }
+
+    pub(super) async fn leave(&self, beat: &Heartbeat) -> Result<Option<TaskTerms>, Failure> {
+        let left = group(self.members(beat, None, true).await?)?;
+        Ok(left.map(|group| group.terms))
+    }
+
+    async fn members(
+        &self,
+        beat: &Heartbeat,
+        terms: Option<&TaskTerms>,
+        is_leaving: bool,
+    ) -> Result<Value, Failure> {
+        let dead_after = beat.dead_after_micros();
+        let (fixed, until) = terms.map_or((Vec::new(), 0), |terms| {
+            let fixed = [&terms.version.to_bytes()[..], &terms.secret[..]].concat();
+            (fixed, terms.leased_until.get())
+        });
+        let ask = Ask::script(&MEMBERS, &keys::task(&beat.task), &[])
+            .arg([b"m", &beat.member.as_bytes()[..]].concat())
+            .arg(&beat.record[..])
+            .arg(beat.now.get())
+            .arg(dead_after)
+            .arg((dead_after / 1_000).saturating_mul(EXPIRES_AFTER).max(1))
+            .arg(beat.most)
+            .arg(fixed)
+            .arg(until)
+            .arg(u8::from(is_leaving));
+        self.router.ask_one(ask).await
+    }
+}
+
+/// A job as its hash has it; none where there is none.
+fn group(value: Value) -> Result<Option<TaskGroup>, Failure> {
+    if value == Value::Nil {
+        return Ok(None);
+    }
+    let corrupt = || Failure::corrupt("a training job in Redis can't be read");
+    let (mut terms, mut until, mut members) = (None, None, BTreeMap::new());
+    for (field, value) in pairs(value)? {
+        match field.split_first() {
+            Some((b't', [])) => {
+                let (version, secret) =
+                    value.split_at_checked(Version::LENGTH).ok_or_else(corrupt)?;
+                let version = Version::from_bytes(version).map_err(|_| corrupt())?;
+                let secret: [u8; SECRET_LENGTH] = secret.try_into().map_err(|_| corrupt())?;
+                terms = Some((version, secret));
+            }
+            Some((b'u', [])) => until = Some(Stamp::new(decimal(Some(&value))?)),
+            Some((b'm', id)) => {
+                let id = MemberId::from_bytes(id.try_into().map_err(|_| corrupt())?);
+                let space = value.iter().position(|byte| *byte == b' ').ok_or_else(corrupt)?;
+                members.insert(id, Bytes::from(value).slice(space + 1..));
+            }
+            _ => return Err(corrupt()),
+        }
+    }
+    let ((version, secret), leased_until) = terms.zip(until).ok_or_else(corrupt)?;
+    Ok(Some(TaskGroup { terms: TaskTerms { version, secret, leased_until }, members }))
+}

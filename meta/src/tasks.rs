@@ -1,0 +1,163 @@
+//! Members of training jobs: soft state, which every heartbeat brings back.
+//!
+//! Must hold: the first living member fixes version and secret for those that come later; a member without
+//! heartbeats is none any more; time in a job never goes back, whatever the clocks of its servers say.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use dl_format::{DatasetId, MemberId, Stamp, TaskId, Version};
+
+use crate::{Error, Kind};
+
+/// Bytes of the secret of a job.
+pub(crate) const SECRET_LENGTH: usize = 32;
+
+/// A training job, for one of the datasets that it reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TaskKey {
+    /// The dataset.
+    pub dataset: DatasetId,
+    /// The job.
+    pub task: TaskId,
+}
+
+/// The sign of life of a member.
+#[derive(Debug, Clone)]
+pub struct Heartbeat {
+    /// The job.
+    pub task: TaskKey,
+    /// The member.
+    pub member: MemberId,
+    /// Bytes that other members are to learn of it.
+    pub record: Bytes,
+    /// The time by the clock of the caller.
+    pub now: Stamp,
+    /// A member is dead so long after its last heartbeat.
+    pub dead_after: Duration,
+    /// Most living members of the job.
+    pub most: usize,
+}
+
+/// Facts that hold for all members of a job.
+#[derive(Clone, PartialEq, Eq)]
+pub struct TaskTerms {
+    /// The version of the dataset that the job reads.
+    pub version: Version,
+    /// Random bytes that members alone know.
+    pub secret: [u8; SECRET_LENGTH],
+    /// The end of the lease on that version.
+    pub leased_until: Stamp,
+}
+
+impl std::fmt::Debug for TaskTerms {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { version, leased_until, .. } = self;
+        write!(f, "TaskTerms({version} until {})", leased_until.get())
+    }
+}
+
+/// A job and its living members.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TaskGroup {
+    /// Facts that hold for all members.
+    pub terms: TaskTerms,
+    /// The record of each member, by id.
+    pub members: BTreeMap<MemberId, Bytes>,
+}
+
+impl Heartbeat {
+    pub(crate) fn dead_after_micros(&self) -> u64 {
+        u64::try_from(self.dead_after.as_micros()).unwrap_or(u64::MAX)
+    }
+
+    pub(crate) fn crowded(&self) -> Error {
+        let why = format!("it has {} members, the most that a task may have", self.most);
+        Error::because(Kind::Full, "join task", self.task.task, why)
+    }
+}
+
+/// Jobs in the memory of this process.
+#[derive(Debug, Default)]
+pub(crate) struct Tasks {
+    groups: Mutex<HashMap<TaskKey, Group>>,
+}
+
+#[derive(Debug)]
+struct Group {
+    terms: TaskTerms,
+    /// The last heartbeat of each member, and its record.
+    members: BTreeMap<MemberId, (Stamp, Bytes)>,
+}
+
+impl Group {
+    /// Drops dead members; gives the time of the job.
+    fn prune(&mut self, beat: &Heartbeat) -> Stamp {
+        let latest = self.members.values().map(|(seen, _)| *seen).max().unwrap_or_default();
+        let now = beat.now.max(latest);
+        let is_alive =
+            |seen: Stamp| seen.get().saturating_add(beat.dead_after_micros()) > now.get();
+        self.members.retain(|_, (seen, _)| is_alive(*seen));
+        now
+    }
+}
+
+impl Tasks {
+    /// [`MetaStore::join`](crate::MetaStore::join).
+    pub(crate) fn join(
+        &self,
+        beat: &Heartbeat,
+        terms: Option<&TaskTerms>,
+    ) -> Result<Option<TaskGroup>, Error> {
+        let mut groups = self.groups();
+        let (mut group, now) = match groups.remove(&beat.task) {
+            Some(mut group) => {
+                let now = group.prune(beat);
+                (Some(group).filter(|group| !group.members.is_empty()), now)
+            }
+            None => (None, beat.now),
+        };
+        if let (Some(group), Some(terms)) = (&mut group, terms)
+            && group.terms.version == terms.version
+        {
+            group.terms.leased_until = group.terms.leased_until.max(terms.leased_until);
+        }
+        let group = group.or_else(|| {
+            // Jobs that ended without a word are forgotten when another one begins.
+            groups.retain(|_, group| {
+                group.prune(beat);
+                !group.members.is_empty()
+            });
+            Some(Group { terms: terms?.clone(), members: BTreeMap::new() })
+        });
+        let Some(mut group) = group else { return Ok(None) };
+        let has_room = group.members.len() < beat.most;
+        let is_in = has_room || group.members.contains_key(&beat.member);
+        if is_in {
+            group.members.insert(beat.member, (now, beat.record.clone()));
+        }
+        let members = group.members.iter();
+        let members = members.map(|(id, (_, record))| (*id, record.clone())).collect();
+        let joined = TaskGroup { terms: group.terms.clone(), members };
+        groups.insert(beat.task, group);
+        if is_in { Ok(Some(joined)) } else { Err(beat.crowded()) }
+    }
+
+    /// [`MetaStore::leave`](crate::MetaStore::leave).
+    pub(crate) fn leave(&self, beat: &Heartbeat) -> Option<TaskTerms> {
+        let mut groups = self.groups();
+        let group = groups.get_mut(&beat.task)?;
+        group.members.remove(&beat.member);
+        group.prune(beat);
+        if !group.members.is_empty() {
+            return None;
+        }
+        groups.remove(&beat.task).map(|group| group.terms)
+    }
+
+    fn groups(&self) -> MutexGuard<'_, HashMap<TaskKey, Group>> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

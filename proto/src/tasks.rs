@@ -1,0 +1,354 @@
+//! Domain types of a training job's registration, and the checked way to and from the wire.
+//!
+//! Must hold: ids and fingerprints have their lengths, texts are short and printable, and a list of members
+//! has a bound; the secret of a job is in no debug output.
+
+use std::fmt;
+use std::time::Duration;
+
+use aws_lc_rs::digest;
+use bytes::Bytes;
+use dl_format::{DatasetId, MemberId, Stamp, TaskId, TaskName, Version};
+use prost::Message;
+
+use crate::convert::{dataset_id, id_bytes};
+use crate::error::WireError;
+use crate::pb;
+use crate::snapshot::version;
+
+/// Most members of one job.
+pub const TASK_MEMBERS_MAX: usize = 4_096;
+
+/// Most bytes of the address of a member.
+const ADDRESS_MAX: usize = 255;
+
+/// The id of a user's training job; an empty user where the servers have none.
+pub fn task_id(user: &str, task: &TaskName) -> TaskId {
+    let named = [user.as_bytes(), &[0], task.as_str().as_bytes()].concat();
+    TaskId::from_bytes(hash(&named))
+}
+
+/// The first bytes of a SHA-256.
+fn hash(bytes: &[u8]) -> [u8; 16] {
+    let digest = digest::digest(&digest::SHA256, bytes);
+    *digest.as_ref().first_chunk().expect("a SHA-256 has 32 bytes")
+}
+
+/// A member of a training job, as it registers and says that it is still there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JoinTask {
+    /// The dataset.
+    pub dataset: DatasetId,
+    /// The version to read, which the first member fixes; `None`: the newest.
+    pub version: Option<Version>,
+    /// The job.
+    pub task: TaskName,
+    /// Who registers.
+    pub member: TaskMember,
+    /// Whether the member goes. The lease of the job ends with its last member.
+    pub leaving: bool,
+    /// Counts of this member.
+    pub counters: TaskCounters,
+}
+
+/// One process of a training job that has a part of the dataset in memory.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TaskMember {
+    /// Its random id.
+    pub id: MemberId,
+    /// `HOST:PORT` where other members reach it; empty: nowhere.
+    pub address: String,
+    /// SHA-256 of the certificate that it shows there.
+    pub key_fingerprint: Option<[u8; 32]>,
+    /// Bytes of the dataset that it has memory for.
+    pub memory: u64,
+}
+
+/// Counts of one member since it started.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TaskCounters {
+    /// Files that were read from memory.
+    pub hits: u64,
+    /// Files that were not in memory when they were asked for.
+    pub misses: u64,
+    /// Chunks fetched from servers.
+    pub chunks_from_servers: u64,
+    /// Bytes of these chunks.
+    pub bytes_from_servers: u64,
+    /// Chunks of the dataset.
+    pub chunks: u64,
+    /// Chunks in memory.
+    pub chunks_present: u64,
+    /// Bytes of memory in use.
+    pub memory_used: u64,
+    /// Processes that read through the member.
+    pub workers: u32,
+}
+
+/// The state of a training job, as its members learn it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct TaskMembership {
+    /// The version that all members read; that of the request for a member that left.
+    pub version: Option<Version>,
+    /// All members by their ids, the caller included; none for a member that left.
+    pub members: Vec<TaskMember>,
+    /// 32 random bytes that members alone know; empty for a member that left.
+    pub secret: Bytes,
+    /// Time until the next call.
+    pub call_again: Duration,
+    /// The end of the lease, unless it is renewed.
+    pub leased_until: Stamp,
+}
+
+impl TaskMembership {
+    /// A hash of the members: it changes when they do.
+    pub fn members_version(&self) -> [u8; 16] {
+        let members = self.members.iter().cloned();
+        let encoded = members
+            .flat_map(|member| pb::TaskMember::from(member).encode_length_delimited_to_vec());
+        hash(&encoded.collect::<Vec<u8>>())
+    }
+}
+
+impl fmt::Debug for TaskMembership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TaskMembership")
+            .field("version", &self.version)
+            .field("members", &self.members)
+            .field("leased_until", &self.leased_until)
+            .finish_non_exhaustive()
+    }
+}
+
+impl From<JoinTask> for pb::JoinTaskRequest {
+    fn from(request: JoinTask) -> Self {
+        let JoinTask { dataset, version, task, member, leaving, counters } = request;
+        let pb::TaskMember { member, address, key_fingerprint, memory } = member.into();
+        Self {
+            dataset: id_bytes(dataset.as_bytes()),
+            version: version_bytes(version),
+            task: task.as_str().to_owned(),
+            member,
+            address,
+            key_fingerprint,
+            memory,
+            leaving,
+            counters: Some(counters.into()),
+        }
+    }
+}
+
+impl TryFrom<pb::JoinTaskRequest> for JoinTask {
+    type Error = WireError;
+
+    fn try_from(wire: pb::JoinTaskRequest) -> Result<Self, WireError> {
+        let pb::JoinTaskRequest { member, address, key_fingerprint, memory, .. } = wire;
+        let member = pb::TaskMember { member, address, key_fingerprint, memory };
+        let task = wire.task.parse().map_err(|why| WireError::invalid("task", why))?;
+        Ok(Self {
+            dataset: dataset_id(&wire.dataset)?,
+            version: optional_version(&wire.version)?,
+            task,
+            member: member.try_into()?,
+            leaving: wire.leaving,
+            counters: wire.counters.map(Into::into).unwrap_or_default(),
+        })
+    }
+}
+
+impl From<TaskMember> for pb::TaskMember {
+    fn from(member: TaskMember) -> Self {
+        let fingerprint = member.key_fingerprint.map(|bytes| Bytes::copy_from_slice(&bytes));
+        Self {
+            member: id_bytes(member.id.as_bytes()),
+            address: member.address,
+            key_fingerprint: fingerprint.unwrap_or_default(),
+            memory: member.memory,
+        }
+    }
+}
+
+impl TryFrom<pb::TaskMember> for TaskMember {
+    type Error = WireError;
+
+    fn try_from(wire: pb::TaskMember) -> Result<Self, WireError> {
+        let id = wire.member.as_ref().try_into();
+        let id = id.map_err(|_| WireError::invalid("member", "an id has 16 bytes"))?;
+        let is_text = wire.address.bytes().all(|byte| byte.is_ascii_graphic());
+        if wire.address.len() > ADDRESS_MAX || !is_text {
+            let why = format!("an address has at most {ADDRESS_MAX} printable ASCII characters");
+            return Err(WireError::invalid("address", why));
+        }
+        let key_fingerprint = match wire.key_fingerprint.as_ref() {
+            [] => None,
+            bytes => {
+                let why = "a fingerprint has 0 or 32 bytes";
+                let bytes = bytes.try_into();
+                Some(bytes.map_err(|_| WireError::invalid("key_fingerprint", why))?)
+            }
+        };
+        let id = MemberId::from_bytes(id);
+        Ok(Self { id, address: wire.address, key_fingerprint, memory: wire.memory })
+    }
+}
+
+impl TaskMember {
+    /// The member as the metadata store keeps it.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        pb::TaskMember::from(self.clone()).encode_to_vec()
+    }
+
+    /// A member as the metadata store has it.
+    ///
+    /// # Errors
+    /// When another program wrote the bytes.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, WireError> {
+        let wire = pb::TaskMember::decode(bytes);
+        wire.map_err(|why| WireError::invalid("member", why))?.try_into()
+    }
+}
+
+impl From<TaskCounters> for pb::TaskCounters {
+    fn from(of: TaskCounters) -> Self {
+        Self {
+            hits: of.hits,
+            misses: of.misses,
+            chunks_from_servers: of.chunks_from_servers,
+            bytes_from_servers: of.bytes_from_servers,
+            chunks: of.chunks,
+            chunks_present: of.chunks_present,
+            memory_used: of.memory_used,
+            workers: of.workers,
+        }
+    }
+}
+
+impl From<pb::TaskCounters> for TaskCounters {
+    fn from(wire: pb::TaskCounters) -> Self {
+        Self {
+            hits: wire.hits,
+            misses: wire.misses,
+            chunks_from_servers: wire.chunks_from_servers,
+            bytes_from_servers: wire.bytes_from_servers,
+            chunks: wire.chunks,
+            chunks_present: wire.chunks_present,
+            memory_used: wire.memory_used,
+            workers: wire.workers,
+        }
+    }
+}
+
+impl From<TaskMembership> for pb::JoinTaskReply {
+    fn from(membership: TaskMembership) -> Self {
+        let members_version = Bytes::copy_from_slice(&membership.members_version());
+        let call_again = membership.call_again.as_micros();
+        Self {
+            version: version_bytes(membership.version),
+            members: membership.members.into_iter().map(Into::into).collect(),
+            members_version,
+            secret: membership.secret,
+            call_again: u64::try_from(call_again).unwrap_or(u64::MAX),
+            leased_until: membership.leased_until.get(),
+        }
+    }
+}
+
+impl TryFrom<pb::JoinTaskReply> for TaskMembership {
+    type Error = WireError;
+
+    fn try_from(wire: pb::JoinTaskReply) -> Result<Self, WireError> {
+        if wire.members.len() > TASK_MEMBERS_MAX {
+            return Err(WireError::invalid("members", format!("more than {TASK_MEMBERS_MAX}")));
+        }
+        if !matches!(wire.secret.len(), 0 | 32) {
+            return Err(WireError::invalid("secret", "it has 0 or 32 bytes"));
+        }
+        let members = wire.members.into_iter().map(TaskMember::try_from);
+        Ok(Self {
+            version: optional_version(&wire.version)?,
+            members: members.collect::<Result<_, _>>()?,
+            secret: wire.secret,
+            call_again: Duration::from_micros(wire.call_again),
+            leased_until: Stamp::new(wire.leased_until),
+        })
+    }
+}
+
+fn version_bytes(version: Option<Version>) -> Bytes {
+    version.map(|version| Bytes::copy_from_slice(&version.to_bytes())).unwrap_or_default()
+}
+
+fn optional_version(bytes: &[u8]) -> Result<Option<Version>, WireError> {
+    if bytes.is_empty() { Ok(None) } else { version(bytes).map(Some) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(number: u8) -> TaskMember {
+        TaskMember {
+            id: MemberId::from_bytes([number; 16]),
+            address: "10.0.0.7:9000".to_owned(),
+            key_fingerprint: number.is_multiple_of(2).then_some([number; 32]),
+            memory: 7,
+        }
+    }
+
+    fn request() -> JoinTask {
+        JoinTask {
+            dataset: DatasetId::from_bytes([9; 16]),
+            version: Some(Version::default()),
+            task: "resnet:7".parse().expect("legal"),
+            member: member(1),
+            leaving: false,
+            counters: TaskCounters { hits: 1, workers: 2, ..TaskCounters::default() },
+        }
+    }
+
+    #[test]
+    fn requests_and_answers_survive_the_wire() {
+        let sent = request();
+        assert_eq!(JoinTask::try_from(pb::JoinTaskRequest::from(sent.clone())), Ok(sent));
+        let answer = TaskMembership {
+            version: Some(Version::default()),
+            members: vec![member(1), member(2)],
+            secret: Bytes::from(vec![5; 32]),
+            call_again: Duration::from_secs(5),
+            leased_until: Stamp::new(9),
+        };
+        let wire = pb::JoinTaskReply::from(answer.clone());
+        assert_eq!(TaskMembership::try_from(wire), Ok(answer.clone()));
+        let fewer = TaskMembership { members: vec![member(1)], ..answer.clone() };
+        assert_ne!(answer.members_version(), fewer.members_version());
+        assert!(!format!("{answer:?}").contains("secret: "));
+        assert_eq!(TaskMember::from_bytes(&member(2).to_bytes()), Ok(member(2)));
+    }
+
+    #[test]
+    fn a_request_out_of_bounds_is_refused_by_field() {
+        type Change = fn(&mut pb::JoinTaskRequest);
+        let changes: [(&str, Change); 7] = [
+            ("dataset", |wire| wire.dataset = Bytes::new()),
+            ("version", |wire| wire.version = Bytes::from_static(b"short")),
+            ("1 to 128 letters, digits or ._:-", |wire| wire.task = "a b".to_owned()),
+            ("member", |wire| wire.member = Bytes::from_static(b"short")),
+            ("address", |wire| wire.address = "x".repeat(256)),
+            ("address", |wire| wire.address = "a\nb".to_owned()),
+            ("key_fingerprint", |wire| wire.key_fingerprint = Bytes::from_static(b"short")),
+        ];
+        for (field, change) in changes {
+            let mut wire = pb::JoinTaskRequest::from(request());
+            change(&mut wire);
+            let error = JoinTask::try_from(wire).expect_err(field);
+            assert!(error.to_string().contains(field), "{error}");
+        }
+    }
+
+    #[test]
+    fn two_users_have_two_tasks_of_one_name() {
+        let task = "a".parse().expect("legal");
+        assert_ne!(task_id("ada", &task), task_id("bob", &task));
+        assert_eq!(task_id("ada", &task), task_id("ada", &task));
+    }
+}

@@ -1,0 +1,182 @@
+//! Ranges of chunks out of stores in memory: whole, in order, each for itself, in bounded memory.
+
+use std::sync::Arc;
+
+use dl_format::ChunkId;
+use dl_runtime::fault::Fault;
+
+use super::*;
+use crate::testing::{Careless, Rig, rig};
+
+const MIB: u32 = 1 << 20;
+
+/// Stores an object of so many bytes under the name of a chunk.
+async fn store(rig: &Rig, dataset: DatasetId, number: u8, length: usize) -> (ChunkId, Bytes) {
+    let id = ChunkId::from_bytes([number; 16]);
+    let bytes: Bytes = (0..length).map(|n| (n.wrapping_mul(31) >> 4) as u8 ^ number).collect();
+    let key = object_key(dataset, id, ObjectKind::Chunk);
+    rig.parts.store.create(&key, bytes.clone()).await.unwrap();
+    (id, bytes)
+}
+
+fn range(chunk: ChunkId, offset: u32, length: u32) -> ChunkRange {
+    ChunkRange { chunk, offset, length }
+}
+
+/// A request under way: its answer, and the memory that it has.
+struct Asked {
+    came: mpsc::Receiver<Reply<Pieces>>,
+    budget: Budget,
+    lease: Arc<Lease>,
+}
+
+fn ask(parts: &Parts, budget: u32, request: GetChunksRequest) -> Asked {
+    let (replies, came) = mpsc::channel(2);
+    let (budget, lease) = (Budget::new(budget, "test"), Arc::<Lease>::default());
+    let (parts, reads, held) = (parts.clone(), budget.clone(), Arc::clone(&lease));
+    dl_runtime::spawn(async move {
+        let executor = Executor::new(Arc::clone(&parts.store));
+        get(&parts, &executor, (&reads, &held), request, replies).await.unwrap();
+    });
+    Asked { came, budget, lease }
+}
+
+impl Asked {
+    /// All bytes of each range, and the failure that ended it.
+    async fn answer(mut self, ranges: usize) -> Vec<(Vec<u8>, Option<(Kind, String)>)> {
+        let mut answer = vec![(Vec::new(), None); ranges];
+        loop {
+            let (pieces, is_last) = match self.came.recv().await.expect("an end of the answer") {
+                Reply::More(pieces) => (pieces, false),
+                Reply::Last(pieces) => (pieces, true),
+            };
+            for ChunkPiece { range, data } in pieces {
+                let (bytes, failed) = &mut answer[range as usize];
+                assert!(failed.is_none(), "nothing follows a failure");
+                match data {
+                    Ok(data) => {
+                        assert!((1..=PIECE_BYTES).contains(&(data.len() as u64)));
+                        bytes.extend_from_slice(&data);
+                    }
+                    Err(why) => *failed = Some(why),
+                }
+            }
+            if is_last {
+                assert!(self.came.recv().await.is_none());
+                return answer;
+            }
+        }
+    }
+}
+
+fn request(dataset: DatasetId, ranges: &[ChunkRange]) -> GetChunksRequest {
+    GetChunksRequest { dataset, ranges: ranges.to_vec(), pass_copies: false }
+}
+
+#[tokio::test]
+async fn ranges_come_whole_and_in_order_however_little_memory_there_is() {
+    let rig = rig().await;
+    let dataset = rig.create("ds").await;
+    let (long, long_bytes) = store(&rig, dataset, 1, 9 << 20).await;
+    let (short, short_bytes) = store(&rig, dataset, 2, 5_000).await;
+    let ranges = [
+        range(short, 0, 5_000),
+        range(long, 77, 9 * MIB - 77),
+        range(short, 4_999, 1),
+        range(long, 0, 300_000),
+        range(long, 310_000, 1),
+    ];
+    for budget in [64 * MIB, 3 * MIB, 400_000] {
+        let asked = ask(&rig.parts, budget, request(dataset, &ranges));
+        let answer = asked.answer(ranges.len()).await;
+        for (range, (bytes, failed)) in ranges.iter().zip(answer) {
+            let object = if range.chunk == long { &long_bytes } else { &short_bytes };
+            let from = range.offset as usize;
+            assert_eq!(failed, None);
+            assert!(bytes == object[from..from + range.length as usize], "{range:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_chunk_that_is_not_there_or_too_short_or_of_another_dataset_fails_alone() {
+    let rig = rig().await;
+    let (dataset, other) = (rig.create("ds").await, rig.create("other").await);
+    let (there, bytes) = store(&rig, dataset, 1, 400_000).await;
+    let (foreign, _) = store(&rig, other, 2, 400_000).await;
+    let ranges = [
+        range(ChunkId::from_bytes([7; 16]), 0, 9 * MIB),
+        range(there, 0, 400_000),
+        range(foreign, 0, 400_000),
+        range(there, 399_999, 2),
+        range(there, 1, 2),
+    ];
+    let asked = ask(&rig.parts, 64 * MIB, request(dataset, &ranges));
+    let answer = asked.answer(ranges.len()).await;
+    let kinds: Vec<_> = answer.iter().map(|(_, why)| why.as_ref().map(|(kind, _)| *kind)).collect();
+    assert_eq!(
+        kinds,
+        [Some(Kind::NotFound), None, Some(Kind::NotFound), Some(Kind::Corrupt), None]
+    );
+    assert!(answer[1].0 == bytes[..] && answer[4].0 == bytes[1..3]);
+}
+
+#[tokio::test]
+async fn a_store_that_fails_is_told_with_its_reason_and_the_rest_of_the_range_is_not_read() {
+    let rig = rig().await;
+    let dataset = rig.create("ds").await;
+    let (broken, broken_bytes) = store(&rig, dataset, 1, 20 << 20).await;
+    let (well, bytes) = store(&rig, dataset, 2, 400_000).await;
+    let ranges = [range(broken, 0, 20 * MIB), range(well, 0, 400_000)];
+    rig.store.script("read", [None, Some(Fault::Before(dl_store::Kind::Unavailable))]);
+    let before = rig.counters.counts().read_bytes;
+    let answer = ask(&rig.parts, 64 * MIB, request(dataset, &ranges)).answer(2).await;
+    let (begun, why) = &answer[0];
+    let (kind, why) = why.as_ref().unwrap();
+    assert_eq!(*kind, Kind::Unavailable);
+    assert!(why.contains(&broken.to_string()), "{why}");
+    assert!(!begun.is_empty() && broken_bytes.starts_with(begun));
+    assert_eq!(answer[1], (bytes.to_vec(), None));
+    assert!(rig.counters.counts().read_bytes - before < 5 << 20);
+}
+
+#[tokio::test]
+async fn a_client_that_takes_nothing_holds_two_waves_and_no_more_than_its_memory() {
+    let rig = rig().await;
+    let dataset = rig.create("ds").await;
+    let (long, _) = store(&rig, dataset, 1, 60 << 20).await;
+    let ranges = [range(long, 0, 60 * MIB); 64];
+    let before = rig.counters.counts().read_bytes;
+    let asked = ask(&rig.parts, 48 * MIB, request(dataset, &ranges));
+    for _ in 0..1_000 {
+        tokio::task::yield_now().await;
+    }
+    let read = rig.counters.counts().read_bytes - before;
+    assert!((1..=2 * WAVES[0]).contains(&read), "{read} bytes were read");
+    let (total, used) = asked.budget.total_and_used();
+    assert_eq!((total, used), (u64::from(48 * MIB), memory(COST_MAX, WAVES[0])));
+    let (budget, lease) = (asked.budget.clone(), Arc::downgrade(&asked.lease));
+    drop(asked);
+    while lease.strong_count() > 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(budget.total_and_used().1, 0);
+}
+
+#[tokio::test]
+async fn copies_are_given_up_when_the_request_says_so() {
+    let rig = rig().await;
+    let dataset = rig.create("ds").await;
+    let (one, _) = store(&rig, dataset, 1, 300_000).await;
+    let (two, _) = store(&rig, dataset, 2, 10).await;
+    let careless = Arc::new(Careless::new(Arc::clone(&rig.parts.store)));
+    let parts = Parts { store: Arc::<Careless>::clone(&careless), ..rig.parts.clone() };
+    let ranges = [range(one, 0, 300_000), range(two, 0, 10)];
+    for pass_copies in [false, true] {
+        let request = GetChunksRequest { pass_copies, ..request(dataset, &ranges) };
+        ask(&parts, 64 * MIB, request).answer(2).await;
+        let keys = [one, two].map(|id| object_key(dataset, id, ObjectKind::Chunk));
+        let expected = if pass_copies { keys.to_vec() } else { Vec::new() };
+        assert_eq!(careless.forsaken(), expected);
+    }
+}

@@ -1,0 +1,136 @@
+//! Leases of training jobs on versions of datasets, in the chunk store beside the snapshots.
+//!
+//! Must hold: the key of a lease says which job claims which version until when, so that a damaged lease
+//! claims as much as a whole one. A lease is never changed: a later one takes its place.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use dl_format::{DatasetId, Lease, SnapshotObject, Stamp, TaskId, Version};
+use dl_store::StoreExt;
+
+use super::stored;
+use crate::error::Error;
+use crate::parts::Parts;
+
+/// Jobs that are named one by one.
+const NAMED_MAX: usize = 20;
+
+/// A lease, as its key says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Leased {
+    pub(crate) version: Version,
+    pub(crate) until: Stamp,
+    pub(crate) task: TaskId,
+}
+
+impl Leased {
+    fn of(version: Version, object: SnapshotObject) -> Option<Self> {
+        match object {
+            SnapshotObject::Lease { until, task } => Some(Self { version, until, task }),
+            SnapshotObject::Manifest | SnapshotObject::Part(_) => None,
+        }
+    }
+
+    fn object(self) -> SnapshotObject {
+        SnapshotObject::Lease { until: self.until, task: self.task }
+    }
+}
+
+/// The latest end of the leases among the objects of a version; none when all have ended.
+pub(super) fn end(objects: &[SnapshotObject], now: Stamp) -> Option<Stamp> {
+    let ends = objects.iter().filter_map(|object| Leased::of(Version::default(), *object));
+    ends.map(|leased| leased.until).filter(|until| *until > now).max()
+}
+
+/// The leases on a dataset that have not ended.
+pub(crate) async fn living(parts: &Parts, dataset: DatasetId) -> Result<Vec<Leased>, Error> {
+    let now = Stamp::at(parts.clock.now());
+    let stored = stored::list(parts, dataset).await?.into_iter();
+    let leased = stored.flat_map(|(version, objects)| {
+        objects.into_iter().filter_map(move |object| Leased::of(version, object))
+    });
+    Ok(leased.filter(|leased| leased.until > now).collect())
+}
+
+/// Stores a lease; the job has this id.
+pub(crate) async fn create(parts: &Parts, lease: &Lease, task: TaskId) -> Result<(), Error> {
+    let leased = Leased { version: lease.version, until: lease.until, task };
+    let key = stored::key_of(lease.dataset, lease.version, leased.object());
+    match parts.store.create(&key, lease.encode().into()).await {
+        Err(error) if error.kind != dl_store::Kind::Exists => {
+            Err(Error::store("store a lease", &key, error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Removes a lease, but not while the servers are read-only: it ends by itself.
+pub(crate) async fn remove(parts: &Parts, dataset: DatasetId, leased: Leased) -> Result<(), Error> {
+    if parts.settings.is_read_only() {
+        return Ok(());
+    }
+    stored::remove(parts, dataset, leased.version, vec![leased.object()]).await
+}
+
+/// Removes leases that have ended, from the store and from what was listed of it.
+pub(super) async fn remove_ended(
+    parts: &Parts,
+    dataset: DatasetId,
+    listed: &mut BTreeMap<Version, Vec<SnapshotObject>>,
+) -> Result<(), Error> {
+    let now = Stamp::at(parts.clock.now());
+    for (version, objects) in &mut *listed {
+        let is_over = |object: &mut SnapshotObject| {
+            Leased::of(*version, *object).is_some_and(|leased| leased.until <= now)
+        };
+        for object in objects.extract_if(.., is_over).collect::<Vec<_>>() {
+            stored::remove(parts, dataset, *version, vec![object]).await?;
+            tracing::info!(%dataset, %version, "removed a lease of a training job that has ended");
+        }
+    }
+    listed.retain(|_, objects| !objects.is_empty());
+    Ok(())
+}
+
+/// The jobs that lease a version of a dataset, in words.
+pub(crate) async fn holders(parts: &Parts, dataset: DatasetId) -> Result<Vec<String>, Error> {
+    let leased = living(parts, dataset).await?;
+    let tasks: BTreeMap<TaskId, Leased> = leased.iter().map(|one| (one.task, *one)).collect();
+    let mut holders = BTreeSet::new();
+    for leased in tasks.values().take(NAMED_MAX) {
+        holders.extend(holder(parts, dataset, *leased).await?);
+    }
+    let mut holders = Vec::from_iter(holders);
+    if tasks.len() > NAMED_MAX {
+        holders.push(format!("{} other tasks", tasks.len() - NAMED_MAX));
+    }
+    Ok(holders)
+}
+
+/// The job of a lease; none when the lease was removed meanwhile.
+async fn holder(
+    parts: &Parts,
+    dataset: DatasetId,
+    leased: Leased,
+) -> Result<Option<String>, Error> {
+    let key = stored::key_of(dataset, leased.version, leased.object());
+    let bytes = match parts.store.read_all(&key).await {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind == dl_store::Kind::Missing => return Ok(None),
+        Err(error) => return Err(Error::store("read a lease", &key, error)),
+    };
+    let why = match Lease::decode(&bytes) {
+        Ok(lease) if lease.dataset == dataset && lease.version == leased.version => {
+            return Ok(Some(match lease.user.as_str() {
+                "" => format!("task {}", lease.task),
+                user => format!("task {} of user {user}", lease.task),
+            }));
+        }
+        Ok(_) => "it is a copy of another one".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    let hours = leased.until.time().duration_since(parts.clock.now()).unwrap_or_default().as_secs();
+    let hours = hours.div_ceil(3_600);
+    tracing::warn!(%key, why, hours, "the lease of a training job is damaged; it counts until it ends");
+    Ok(Some(format!("a task that can't be told, as its lease {key} is damaged, for {hours} h")))
+}

@@ -1,0 +1,239 @@
+//! Training jobs: their members, the version that all of them read, and the lease on that version.
+//!
+//! Must hold: a job is told a version only while a lease on that version is stored; the lease that holds is
+//! the one whose end the metadata store has, and it goes with the last member.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use dl_format::{Lease, Stamp, TaskName, Version};
+use dl_meta::{DatasetRecord, Heartbeat, TaskGroup, TaskKey, TaskTerms};
+use dl_proto::{JoinTask, Kind, TASK_MEMBERS_MAX, TaskMember, TaskMembership, task_id};
+use dl_runtime::Deadline;
+
+use crate::auth::Caller;
+use crate::error::Error;
+use crate::metrics::TaskMetrics;
+use crate::parts::Parts;
+use crate::snapshot::Snapshots;
+use crate::snapshot::leases::{self, Leased};
+
+/// How often a member says that it is still there.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+
+/// A member that has missed three is dead.
+const DEAD_AFTER: Duration = Duration::from_secs(15);
+
+/// How long a version stays after the last heartbeat. A lease is renewed when half of that is left.
+const LEASE: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Of the patience of a server, the part that a member waits for a snapshot to be built: less than its client
+/// waits for an answer.
+const BUILD_WAIT_PART: u32 = 3;
+
+const ACTION: &str = "join task";
+
+/// Registers a member of a job, takes note that it lives, or takes it off.
+pub(crate) async fn join(
+    parts: &Parts,
+    snapshots: &Snapshots,
+    metrics: &TaskMetrics,
+    caller: &Caller,
+    record: &DatasetRecord,
+    request: JoinTask,
+) -> Result<TaskMembership, Error> {
+    let JoinTask { dataset, version, task: name, member, leaving, counters } = request;
+    let key = TaskKey { dataset, task: task_id(caller.user(), &name) };
+    let heartbeat = Heartbeat {
+        task: key,
+        member: member.id,
+        record: member.to_bytes().into(),
+        now: Stamp::at(parts.clock.now()),
+        dead_after: DEAD_AFTER,
+        most: TASK_MEMBERS_MAX,
+    };
+    let job = Job { parts, snapshots, name: &name, user: caller.user(), heartbeat: &heartbeat };
+    if leaving {
+        metrics.left(&key, member.id);
+        job.leave().await?;
+        let (members, secret, leased_until) = (Vec::new(), Bytes::new(), Stamp::default());
+        let call_again = HEARTBEAT;
+        return Ok(TaskMembership { version, members, secret, call_again, leased_until });
+    }
+    let group = match job.beat(None).await? {
+        Some(group) if job.is_fresh(group.terms.leased_until) => group,
+        Some(group) => job.renew(group).await?,
+        None => job.begin(version).await?,
+    };
+    // The page of metrics asks for no key: ids tell nobody what users have.
+    let labels = match caller {
+        Caller::Everybody => [name.to_string(), record.name.to_string()],
+        Caller::Known(_) => [key.task.to_string(), dataset.to_string()],
+    };
+    metrics.heard(key, labels, member.id, counters);
+    Ok(job.membership(group))
+}
+
+/// A call about a job.
+#[derive(Clone, Copy)]
+struct Job<'a> {
+    parts: &'a Parts,
+    snapshots: &'a Snapshots,
+    name: &'a TaskName,
+    user: &'a str,
+    heartbeat: &'a Heartbeat,
+}
+
+impl Job<'_> {
+    async fn beat(&self, terms: Option<&TaskTerms>) -> Result<Option<TaskGroup>, Error> {
+        let group = self.parts.meta.join(self.heartbeat, terms).await;
+        group.map_err(|error| Error::meta(ACTION, self.name, error))
+    }
+
+    async fn leave(&self) -> Result<(), Error> {
+        let ended = self.parts.meta.leave(self.heartbeat).await;
+        let ended = ended.map_err(|error| Error::meta("leave task", self.name, error))?;
+        let Some(terms) = ended else { return Ok(()) };
+        tracing::info!(task = %self.name, user = self.user, "the last member of a training job left");
+        self.remove(self.leased(&terms)).await
+    }
+
+    /// Fixes the version of a job, if no other member does first.
+    async fn begin(&self, wanted: Option<Version>) -> Result<TaskGroup, Error> {
+        let version = self.version(wanted).await?;
+        let mut secret = [0; 32];
+        self.parts.random.fill(&mut secret);
+        let terms = TaskTerms { version, secret, leased_until: self.end() };
+        self.lease(&terms).await?;
+        // It may have been swept before it was leased.
+        if let Err(error) = self.find(Some(version)).await {
+            self.remove(self.leased(&terms)).await?;
+            return Err(error);
+        }
+        let group = self.beat(Some(&terms)).await?.ok_or_else(|| {
+            let why = "the metadata store began no task";
+            Error::new(Kind::Internal, ACTION, self.name, why)
+        })?;
+        self.tidy(&terms, &group.terms).await?;
+        let (dataset, id) = (self.heartbeat.task.dataset, self.heartbeat.task.task);
+        tracing::info!(task = %self.name, user = self.user, %id, %dataset, %version, "a training job began");
+        Ok(group)
+    }
+
+    /// The version for a job that begins: the wanted one; else, after its members were silent or all
+    /// metadata was lost, the one that it leases; else the newest.
+    async fn version(&self, wanted: Option<Version>) -> Result<Version, Error> {
+        if wanted.is_some() {
+            return self.find(wanted).await;
+        }
+        let leased = self.leases().await?.into_iter().max_by_key(|leased| leased.until);
+        match self.find(leased.map(|leased| leased.version)).await {
+            Err(error) if error.kind == Kind::NotFound && leased.is_some() => self.find(None).await,
+            found => found,
+        }
+    }
+
+    /// A version of which there is a snapshot; that of the newest one is built.
+    async fn find(&self, wanted: Option<Version>) -> Result<Version, Error> {
+        let (clock, dataset) = (&*self.parts.clock, self.heartbeat.task.dataset);
+        let limit = self.parts.limits.patience / BUILD_WAIT_PART;
+        let found = Box::pin(self.snapshots.find(self.parts, dataset, wanted));
+        match Deadline::after(clock, limit).bound(clock, found).await {
+            Ok(found) => Ok(found?.version),
+            Err(_) => {
+                let why = "the snapshot of its version is being built; try again";
+                Err(Error::new(Kind::Unavailable, ACTION, self.name, why))
+            }
+        }
+    }
+
+    /// Renews the lease. A failure is told when nothing is left of the old one.
+    async fn renew(&self, group: TaskGroup) -> Result<TaskGroup, Error> {
+        let terms = TaskTerms { leased_until: self.end(), ..group.terms.clone() };
+        let renewed = async {
+            self.lease(&terms).await?;
+            let renewed = self.beat(Some(&terms)).await?;
+            if let Some(renewed) = &renewed {
+                self.tidy(&terms, &renewed.terms).await?;
+            }
+            Ok(renewed)
+        };
+        match renewed.await {
+            Ok(renewed) => Ok(renewed.unwrap_or(group)),
+            Err(error) if group.terms.leased_until > self.heartbeat.now => {
+                let why = Error::chain(&error);
+                tracing::warn!(task = %self.name, why, "the lease of a training job can't be renewed yet");
+                Ok(group)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Removes the leases that came before the one that holds, and the `offered` one when it does not hold.
+    async fn tidy(&self, offered: &TaskTerms, holds: &TaskTerms) -> Result<(), Error> {
+        let (offered, holds) = (self.leased(offered), self.leased(holds));
+        for leased in self.leases().await? {
+            if leased != holds && (leased == offered || leased.until < holds.until) {
+                self.remove(leased).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The living leases of this job on the dataset.
+    async fn leases(&self) -> Result<Vec<Leased>, Error> {
+        let mut leases = leases::living(self.parts, self.heartbeat.task.dataset).await?;
+        leases.retain(|leased| leased.task == self.heartbeat.task.task);
+        Ok(leases)
+    }
+
+    fn leased(&self, terms: &TaskTerms) -> Leased {
+        let TaskTerms { version, leased_until, .. } = *terms;
+        Leased { version, until: leased_until, task: self.heartbeat.task.task }
+    }
+
+    async fn lease(&self, terms: &TaskTerms) -> Result<(), Error> {
+        let TaskKey { dataset, task } = self.heartbeat.task;
+        let TaskTerms { version, leased_until: until, .. } = *terms;
+        let (user, name) = (self.user.to_owned(), self.name.clone());
+        let lease = Lease { dataset, version, until, user, task: name };
+        leases::create(self.parts, &lease, task).await
+    }
+
+    async fn remove(&self, leased: Leased) -> Result<(), Error> {
+        leases::remove(self.parts, self.heartbeat.task.dataset, leased).await
+    }
+
+    fn end(&self) -> Stamp {
+        later(self.heartbeat.now, LEASE)
+    }
+
+    fn is_fresh(&self, until: Stamp) -> bool {
+        until >= later(self.heartbeat.now, LEASE / 2)
+    }
+
+    fn membership(&self, group: TaskGroup) -> TaskMembership {
+        let mut members = Vec::with_capacity(group.members.len());
+        for record in group.members.values() {
+            match TaskMember::from_bytes(record) {
+                Ok(member) => members.push(member),
+                Err(error) => tracing::warn!(task = %self.name, %error, "a member can't be read"),
+            }
+        }
+        TaskMembership {
+            version: Some(group.terms.version),
+            members,
+            secret: Bytes::copy_from_slice(&group.terms.secret),
+            call_again: HEARTBEAT,
+            leased_until: group.terms.leased_until,
+        }
+    }
+}
+
+fn later(time: Stamp, by: Duration) -> Stamp {
+    let micros = u64::try_from(by.as_micros()).unwrap_or(u64::MAX);
+    Stamp::new(time.get().saturating_add(micros))
+}
+
+#[cfg(test)]
+mod tests;
