@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A tour of DIESEL on a real folder (SRC=..., by default /usr/share): pack it, list it, read it back
-# in a random order, kill the server, lose the metadata, recover it from the chunks, read it again.
+# in a random order, share it between processes, kill the server, lose the metadata, recover it from the
+# chunks, read it again.
 # Uses a fresh temporary folder and free ports, and leaves nothing behind. With PROGRAMS=folder it runs
 # the programs of a target folder, such as target/debug, and builds none.
 set -euo pipefail
@@ -12,6 +13,7 @@ server=
 # Whatever is set for other servers is not for this one.
 unset "${!DIESEL_@}"
 export DIESEL_SERVER=
+export DIESEL_RUNTIME_DIR=$work/run
 
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
 run() { printf '  $ dlcmd %s\n' "$*"; "$dlcmd" "$@" | sed 's/^/    /'; }
@@ -23,7 +25,11 @@ stop() {
         server=
     fi
 }
-finish() { stop KILL; rm -rf "$work"; }
+finish() {
+    "${dlcmd:-false}" agent stop --task demo >/dev/null 2>&1 || true
+    stop KILL
+    rm -rf "$work"
+}
 trap finish EXIT
 trap 'exit 130' INT TERM
 
@@ -91,7 +97,24 @@ echo "  \$ dlcmd ls -l dl://demo | head -n 4"
 say "4. Read everything back shuffled, comparing every byte with the originals"
 XDG_CACHE_HOME=$work/cache "$bin/examples/read_shuffled" "$DIESEL_SERVER" demo "$src" "$files" | sed 's/^/  /'
 
-say "5. kill -9 the server, and lose all of its metadata"
+say "5. Four processes of a job read two epochs from one copy in memory"
+epoch() {
+    local readers=()
+    for rank in 0 1 2 3; do
+        XDG_CACHE_HOME=$work/cache "$dlcmd" shuffle dl://demo --read --group-size 10 --epoch "$1" \
+            --world 4 --rank "$rank" --task demo >"$work/rank$rank" &
+        readers+=($!)
+    done
+    for reader in "${readers[@]}"; do wait "$reader"; done
+    cat "$work"/rank? | sed 's/^/    /'
+    "$dlcmd" agent status --task demo | grep '^servers gave' | sed 's/^/  /'
+}
+epoch 0
+echo "  The second epoch asks the server for nothing:"
+epoch 1
+run agent stop --task demo
+
+say "6. kill -9 the server, and lose all of its metadata"
 echo "  kill -KILL $server; rm -r data/meta"
 stop KILL
 rm -r "$work/data/meta"
@@ -103,13 +126,13 @@ if "$dlcmd" ls dl://demo >"$work/refused" 2>&1; then
 fi
 sed 's/^/    /' "$work/refused"
 
-say "6. The chunks describe themselves: rebuild the metadata from them"
+say "7. The chunks describe themselves: rebuild the metadata from them"
 run recover --all
 
-say "7. Read everything again"
+say "8. Read everything again"
 XDG_CACHE_HOME=$work/cache "$bin/examples/read_shuffled" "$DIESEL_SERVER" demo "$src" "$files" | sed 's/^/  /'
 
-say "8. Clean up"
+say "9. Clean up"
 run delete-dataset dl://demo
 stop TERM
 echo "  Done. Nothing is left behind."

@@ -4,10 +4,12 @@
 //! Must hold: a handle means one dataset id for ever; when the name is deleted and created again,
 //! the old handle finds nothing rather than something else.
 
+mod cached;
 mod listing;
 mod open;
 mod read;
 mod snapshot;
+mod task;
 
 use std::collections::HashSet;
 use std::io::Read;
@@ -24,6 +26,8 @@ use crate::path::AsPath;
 use crate::process::PerProcess;
 use crate::remote::{Flushed, RemoteDataset, Writer};
 use crate::snapshot::Snapshot;
+use crate::worker::Worker;
+pub use cached::AsFile;
 pub use listing::Listing;
 
 /// What is being done, in errors.
@@ -44,6 +48,8 @@ struct Inner {
     /// Answers reads until something is written through the handle.
     snapshot: Option<Arc<Snapshot>>,
     is_written: AtomicBool,
+    /// Reads from the cache of this node.
+    worker: Option<Arc<Worker>>,
     /// What reads along an order are answered from.
     epoch: PerProcess<Mutex<Option<WeakEpoch>>>,
 }
@@ -59,17 +65,27 @@ pub struct Deleted {
 
 impl Dataset {
     fn new(remote: RemoteDataset) -> Self {
-        Self::with(remote, None)
+        Self::with(remote, None, None)
     }
 
-    fn with(remote: RemoteDataset, snapshot: Option<Arc<Snapshot>>) -> Self {
+    fn with(
+        remote: RemoteDataset,
+        snapshot: Option<Arc<Snapshot>>,
+        worker: Option<Arc<Worker>>,
+    ) -> Self {
         let (is_written, epoch) = (AtomicBool::new(false), PerProcess::new());
-        Self(Arc::new(Inner { remote: Arc::new(remote), snapshot, is_written, epoch }))
+        let remote = Arc::new(remote);
+        Self(Arc::new(Inner { remote, snapshot, is_written, worker, epoch }))
+    }
+
+    /// The half that talks to the servers.
+    pub(crate) fn remote(&self) -> &RemoteDataset {
+        &self.0.remote
     }
 
     /// The same dataset, answering from a snapshot of it.
     fn answering(&self, snapshot: Snapshot) -> Self {
-        Self::with(self.0.remote.at_version(snapshot.version()), Some(Arc::new(snapshot)))
+        Self::with(self.0.remote.at_version(snapshot.version()), Some(Arc::new(snapshot)), None)
     }
 
     /// The snapshot that this handle answers from; none when it asks the servers.

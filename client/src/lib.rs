@@ -6,6 +6,7 @@
 //! call has the effect of one. After a fork the child has connections, ids and unsent writes of its own.
 
 pub mod admin;
+pub mod agent;
 mod dataset;
 mod epoch;
 mod error;
@@ -16,13 +17,15 @@ mod process;
 mod remote;
 pub mod report;
 mod snapshot;
+mod task;
+mod worker;
 
 /// The example that readers see first is one that compiles.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;
 
-pub use dataset::{Dataset, Deleted, Listing};
+pub use dataset::{AsFile, Dataset, Deleted, Listing};
 pub use dl_format::{
     Attributes, ChunkShape, DatasetName, DirPath, FilePath, FileRecord, InvalidName, InvalidPath,
 };
@@ -35,4 +38,6 @@ pub use remote::{
     Client, ClientCertificate, ConnectOptions, FailedWrite, FileSink, Flushed, OnRetry, ReadItem,
     Retry,
 };
-pub use snapshot::{Snapshot, SnapshotCache};
+pub use snapshot::{FilePlace, Snapshot, SnapshotCache};
+pub use task::TaskOptions;
+pub use worker::View;

@@ -6,8 +6,8 @@
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    cat, completions, datasets, delete_dataset, du, get, ls, man, purge, put, recover, rm, shuffle,
-    snapshot, stat, user, verify,
+    agent, cat, completions, datasets, delete_dataset, du, get, ls, man, purge, put, recover, rm,
+    shuffle, snapshot, stat, user, verify,
 };
 use crate::context::Global;
 
@@ -33,6 +33,7 @@ Environment:
   DIESEL_CA           as --ca
   DIESEL_CLIENT_CERT  as --client-cert
   DIESEL_CLIENT_KEY   as --client-key
+  DIESEL_TASK         as --task
 
 Exit codes:
   0    done
@@ -52,6 +53,11 @@ pub(crate) struct Cli {
 }
 
 impl Command {
+    /// Whether it reads through the agent of a task.
+    pub(crate) fn reads_of_task(&self) -> bool {
+        matches!(self, Self::Get(_) | Self::Cat(_) | Self::Shuffle(_))
+    }
+
     /// Whether it reads what a snapshot tells, and nothing else.
     pub(crate) fn takes_snapshot(&self) -> bool {
         match self {
@@ -69,6 +75,7 @@ impl Command {
             | Self::Purge(_)
             | Self::Recover(_)
             | Self::User(_)
+            | Self::Agent(_)
             | Self::Verify(_)
             | Self::Completions(_)
             | Self::Man(_) => false,
@@ -89,6 +96,7 @@ pub(crate) enum Command {
     Datasets(datasets::Arguments),
     Snapshot(snapshot::Arguments),
     Shuffle(shuffle::Arguments),
+    Agent(agent::Arguments),
     DeleteDataset(delete_dataset::Arguments),
     Purge(purge::Arguments),
     Recover(recover::Arguments),

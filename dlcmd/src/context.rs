@@ -12,12 +12,14 @@ use std::time::Duration;
 
 use clap::Args;
 use dl_runtime::{Clock, Shutdown};
-use libdiesel::{Client, ClientCertificate, ConnectOptions, Counts, Dataset, Kind, SnapshotCache};
+use libdiesel::{
+    Client, ClientCertificate, ConnectOptions, Counts, Dataset, Kind, SnapshotCache, TaskOptions,
+};
 
 use crate::address::Address;
 use crate::exit::Failure;
 use crate::output::Notes;
-use crate::text::{shown, sized};
+use crate::text::{escaped, shown, sized};
 
 /// In the text of a key.
 const KEY_DIGITS: usize = 64;
@@ -68,6 +70,11 @@ pub(crate) struct Global {
     /// Let the user's key travel unencrypted to other machines
     #[arg(long, global = true)]
     plain_text_key: bool,
+
+    /// The training job whose cache on this machine get, cat and shuffle --read read through: see
+    /// `dlcmd agent` (otherwise the environment variable DIESEL_TASK; otherwise from the servers)
+    #[arg(long, global = true, value_name = "NAME")]
+    task: Option<String>,
 
     /// Answer from this snapshot of the dataset (see `dlcmd snapshot save`) instead of asking the
     /// servers: for get, cat, ls, stat, du and shuffle
@@ -128,6 +135,23 @@ impl Environment {
 }
 
 impl Global {
+    /// The training job that was named.
+    ///
+    /// # Errors
+    /// Wrong usage, for what can't be a name.
+    pub(crate) fn task(&self) -> Result<Option<TaskOptions>, Failure> {
+        let Some(name) = self.task.clone().or_else(|| env::var("DIESEL_TASK").ok()) else {
+            return Ok(None);
+        };
+        let task = TaskOptions::named(&name);
+        Ok(Some(task.ok_or_else(|| {
+            let name = escaped(name.as_bytes());
+            Failure::usage(format!(
+                "--task {name}: a name has at most 128 of the characters A-Z a-z 0-9 . _ : -"
+            ))
+        })?))
+    }
+
     /// How to reach the servers.
     ///
     /// # Errors
@@ -228,6 +252,8 @@ fn read(what: &str, file: Option<&PathBuf>) -> Result<Option<Vec<u8>>, Failure> 
 pub(crate) struct Context {
     /// How to reach the servers.
     pub(crate) options: ConnectOptions,
+    /// The training job that was named.
+    pub(crate) task: Option<TaskOptions>,
     /// Notes and errors.
     pub(crate) notes: Arc<Notes>,
     /// Time.

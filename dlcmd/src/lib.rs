@@ -120,8 +120,10 @@ fn run(cli: Cli, notes: Arc<Notes>, out: &mut Output<'_>) -> Result<Exit, Failur
     let shutdown = interrupt::watch(tell)
         .map_err(|why| Failure::local("prepare to be stopped by Ctrl-C", why))?;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    let task = cli.global.task()?;
     let options = ConnectOptions {
         on_retry: Some(waiting::told_to(&notes, &clock)),
+        task: task.clone().filter(|_| cli.command.reads_of_task()),
         ..cli.global.connect_options(Environment::of_process()?)?
     };
     let snapshot = cli.global.snapshot;
@@ -130,7 +132,7 @@ fn run(cli: Cli, notes: Arc<Notes>, out: &mut Output<'_>) -> Result<Exit, Failur
         return Err(Failure::usage(why));
     }
     let cache = SnapshotCache::of_user();
-    let context = Context { options, notes, clock, shutdown, snapshot, cache };
+    let context = Context { options, task, notes, clock, shutdown, snapshot, cache };
     let ended = execute(cli.command, &context, out);
     // A command that was stopped may end in many ways; the user knows only one reason.
     match ended {
@@ -152,6 +154,7 @@ fn execute(command: Command, context: &Context, out: &mut Output<'_>) -> Result<
         Command::Du(arguments) => commands::du::run(arguments, context, out),
         Command::Snapshot(arguments) => commands::snapshot::run(arguments, context, out),
         Command::Shuffle(arguments) => commands::shuffle::run(arguments, context, out),
+        Command::Agent(arguments) => commands::agent::run(arguments, context, out),
         Command::Rm(arguments) => commands::rm::run(arguments, context, out),
         Command::Datasets(arguments) => commands::datasets::run(arguments, context, out),
         Command::DeleteDataset(arguments) => commands::delete_dataset::run(arguments, context, out),

@@ -61,6 +61,12 @@ impl Clock for SystemClock {
     }
 }
 
+/// Time since the machine started, the same in all of its processes. It never goes back.
+pub fn since_boot() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Duration::try_from(time).unwrap_or_default()
+}
+
 /// A clock that stands still until a test moves it.
 #[derive(Debug)]
 pub struct ManualClock {

@@ -22,7 +22,7 @@ mod tasks;
 pub mod telemetry;
 
 pub use buffers::Buffers;
-pub use clock::{BoxFuture, Clock, ManualClock, SystemClock};
+pub use clock::{BoxFuture, Clock, ManualClock, SystemClock, since_boot};
 pub use copying::copy_checked;
 pub use masked::masked;
 pub use random::{OsRandom, Random, SeededRandom};

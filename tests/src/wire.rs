@@ -142,7 +142,7 @@ impl Wire {
     /// As the server answers.
     pub async fn purge(&self, name: &str, grace: Duration) -> Result<PurgeProgress, Status> {
         let dataset = DatasetName::new(name).map_err(|why| Status::internal(why.to_string()))?;
-        let request = PurgeRequest { dataset: Some(dataset), grace, dry_run: false };
+        let request = PurgeRequest { dataset: Some(dataset), grace, dry_run: false, force: false };
         let mut steps = self.stub().purge(pb::PurgeRequest::from(request)).await?.into_inner();
         let mut last = PurgeProgress::default();
         while let Some(step) = steps.message().await? {

@@ -10,7 +10,7 @@ use dl_proto::{Counts, Dataset as DatasetInfo};
 use super::Dataset;
 use crate::error::{Error, Kind};
 use crate::remote::{Client, ConnectOptions};
-use crate::snapshot::SnapshotCache;
+use crate::snapshot::{Snapshot, SnapshotCache};
 
 impl Dataset {
     /// Connects to a dataset that exists, with usual settings (paper, DL_connect), to read it: with
@@ -45,6 +45,9 @@ impl Client {
     /// # Errors
     /// [`Kind::NotFound`] when there is none of that name.
     pub fn dataset(&self, name: &DatasetName) -> Result<Dataset, Error> {
+        if let Some(dataset) = self.of_task(name)? {
+            return Ok(dataset);
+        }
         let dataset = Dataset::new(self.find(name)?);
         // Of one that is being rebuilt no version is known.
         let is_known = !matches!(dataset.info().counts, Counts::Unknown(_));
@@ -68,18 +71,7 @@ impl Client {
         cache: Option<&SnapshotCache>,
     ) -> Result<Dataset, Error> {
         let snapshot = self.load(file, cache)?;
-        let info = DatasetInfo {
-            name: name.clone(),
-            id: snapshot.dataset(),
-            shape: snapshot.shape(),
-            created: Stamp::default(),
-            objects: u64::from(snapshot.chunks()),
-            version: snapshot.version(),
-            counts: Counts::Known {
-                files: u64::from(snapshot.files()),
-                bytes: snapshot.file_bytes(),
-            },
-        };
+        let info = info_of(name, &snapshot);
         Ok(Dataset::new(self.described(info)).answering(snapshot))
     }
 
@@ -90,5 +82,18 @@ impl Client {
     /// Those of the servers and of the way to them.
     pub fn create_dataset(&self, name: &DatasetName, shape: ChunkShape) -> Result<Dataset, Error> {
         Ok(Dataset::new(self.create(name, shape)?))
+    }
+}
+
+/// What a snapshot says of its dataset, which the servers call by this name.
+pub(super) fn info_of(name: &DatasetName, snapshot: &Snapshot) -> DatasetInfo {
+    DatasetInfo {
+        name: name.clone(),
+        id: snapshot.dataset(),
+        shape: snapshot.shape(),
+        created: Stamp::default(),
+        objects: u64::from(snapshot.chunks()),
+        version: snapshot.version(),
+        counts: Counts::Known { files: u64::from(snapshot.files()), bytes: snapshot.file_bytes() },
     }
 }

@@ -31,7 +31,19 @@ impl Dataset {
     /// [`Kind::Corrupt`] when the stored bytes are damaged,
     /// [`Kind::Invalid`] when it can't be a path.
     pub fn get(&self, path: impl AsPath<FilePath>) -> Result<Bytes, Error> {
-        match self.begin(&path)? {
+        let path = path.as_path("read")?;
+        if let Some((worker, snapshot)) = self.worker()
+            && let Some(number) = snapshot.number(&path)?
+            && let Some(bytes) = worker.read(number)
+        {
+            return Ok(bytes);
+        }
+        self.get_elsewhere(&path)
+    }
+
+    /// The same past the node's cache.
+    pub(super) fn get_elsewhere(&self, path: &FilePath) -> Result<Bytes, Error> {
+        match self.begin(path)? {
             Begun::Done(file) => file,
             Begun::Asked(item) => self.0.remote.get(&item),
         }
@@ -46,7 +58,7 @@ impl Dataset {
         &self,
         paths: &[P],
     ) -> Result<Vec<Result<Bytes, Error>>, Error> {
-        let begun = paths.iter().map(|path| self.begin(path));
+        let begun = paths.iter().map(|path| self.begin_anywhere(path));
         let begun: Vec<Begun> = begun.collect::<Result<_, _>>()?;
         let asked = begun.iter().filter_map(|file| match file {
             Begun::Asked(item) => Some(item.clone()),
@@ -59,6 +71,18 @@ impl Dataset {
             Begun::Asked(_) => read.next(),
         });
         Ok(files.collect())
+    }
+
+    /// A file of the node's cache, else as [`begin`](Self::begin).
+    fn begin_anywhere(&self, path: &impl AsPath<FilePath>) -> Result<Begun, Error> {
+        if let Some((worker, snapshot)) = self.worker()
+            && let Ok(path) = path.as_path("read")
+            && let Some(number) = snapshot.number(&path)?
+            && let Some(bytes) = worker.read(number)
+        {
+            return Ok(Begun::Done(Ok(bytes)));
+        }
+        self.begin(path)
     }
 
     /// A file of an epoch or one that can't be read, else what to ask for. The error is that of the
@@ -91,8 +115,12 @@ impl Dataset {
     /// their chunks and offsets come fastest. Files of more than a chunk are for
     /// [`read_to`](Self::read_to).
     pub fn read_files(&self, items: Vec<ReadItem>, sink: &mut FileSink<'_>) {
+        let cached = self.cached_numbers(&items);
         let (mut numbers, mut readable) = (Vec::with_capacity(items.len()), Vec::new());
         for (number, item) in items.into_iter().enumerate() {
+            if self.lend(&cached, number, &mut |bytes| sink(number, Ok(bytes))) {
+                continue;
+            }
             match self.known_item(item) {
                 Ok(item) => {
                     numbers.push(number);
@@ -112,11 +140,56 @@ impl Dataset {
     /// As [`get`](Self::get), and [`Kind::Local`] when `writer` fails.
     pub fn read_to(&self, item: impl Into<ReadItem>, writer: &mut dyn Write) -> Result<u64, Error> {
         let item = item.into();
+        let cached = self.cached_numbers(std::slice::from_ref(&item));
+        let mut written = Ok(0);
+        let mut write = |bytes: &[u8]| {
+            written = writer.write_all(bytes).map(|()| bytes.len() as u64);
+        };
+        if self.lend(&cached, 0, &mut write) {
+            let failed = |why| Error::new(Kind::Local, "write", self.address_of(&item.path), why);
+            return written.map_err(failed);
+        }
         let record = match item.record {
             Some(record) => record,
             None => self.find(&item.path)?,
         };
         self.0.remote.read_to(&ReadItem { record: Some(record), ..item }, record, writer)
+    }
+
+    /// The numbers of files that the node's cache may have, as the snapshot has them; none for the others.
+    fn cached_numbers(&self, items: &[ReadItem]) -> Vec<Option<u32>> {
+        let Some((_, snapshot)) = self.worker() else { return Vec::new() };
+        let number = |item: &ReadItem| {
+            let number = snapshot.number(&item.path).ok()??;
+            let place = snapshot.place(number).ok()?;
+            let is_same =
+                |record: &FileRecord| (record.length, record.crc) == (place.length, place.crc);
+            item.record.as_ref().is_none_or(is_same).then_some(number)
+        };
+        items.iter().map(number).collect()
+    }
+
+    /// Hands over a file of the node's cache, by its index among many that are read in this order; false
+    /// where it has to be read elsewhere.
+    fn lend(&self, numbers: &[Option<u32>], index: usize, take: &mut dyn FnMut(&[u8])) -> bool {
+        /// Chunks that the agent may fetch while this one is read.
+        const AHEAD: usize = 8;
+        let Some((worker, snapshot)) = self.worker() else { return false };
+        let Some(Some(number)) = numbers.get(index).copied() else { return false };
+        let hints = || {
+            let later = numbers.iter().skip(index + 1).flatten();
+            let mut chunks: Vec<u32> = Vec::new();
+            for place in later.filter_map(|number| snapshot.place(*number).ok()) {
+                if chunks.last() != Some(&place.chunk) {
+                    chunks.push(place.chunk);
+                }
+                if chunks.len() > AHEAD {
+                    break;
+                }
+            }
+            chunks
+        };
+        worker.lend(number, hints, take).is_some()
     }
 
     fn find(&self, path: &FilePath) -> Result<FileRecord, Error> {

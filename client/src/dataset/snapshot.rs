@@ -12,6 +12,7 @@ use crate::epoch::{Epoch, ShuffleOptions};
 use crate::error::{Error, Kind};
 use crate::remote;
 use crate::snapshot::{Snapshot, SnapshotCache};
+use crate::worker;
 
 impl Dataset {
     /// A handle that answers from a snapshot of what the dataset holds now (paper, 4.1.3): without
@@ -98,7 +99,14 @@ impl Dataset {
             return Err(Error::new(Kind::Invalid, "shuffle", address, why));
         };
         let (remote, files) = (Arc::clone(&self.0.remote), Arc::clone(snapshot));
-        let open = move |cursor| remote::open_epoch(&remote, Arc::clone(&files), cursor);
+        let worker = self.0.worker.clone();
+        let open = move |cursor| match &worker {
+            None => remote::open_epoch(&remote, Arc::clone(&files), cursor),
+            Some(worker) => {
+                let elsewhere = remote::read_of_servers(&remote, Arc::clone(&files))?;
+                worker::open_epoch(Arc::clone(worker), &cursor, elsewhere)
+            }
+        };
         let epoch = Epoch::begin(address, Arc::clone(snapshot), options, Box::new(open))?;
         self.set_epoch(epoch.downgrade())?;
         Ok(epoch)

@@ -11,6 +11,7 @@ use super::{Order, OrderError, Way, Worker};
 #[derive(Debug, Clone)]
 pub struct Cursor {
     order: Arc<Order>,
+    rank: u32,
     way: Way,
     worker: Worker,
     /// Files given so far, of how many.
@@ -49,6 +50,7 @@ impl Cursor {
         }
         Ok(Self {
             way: order.way(rank),
+            rank,
             worker,
             given: 0,
             length: worker.share(order.length()),
@@ -58,6 +60,21 @@ impl Cursor {
             stop: 0,
             order,
         })
+    }
+
+    /// The order.
+    pub(crate) fn order(&self) -> &Order {
+        &self.order
+    }
+
+    /// The rank.
+    pub(crate) fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// Which of the rank's workers.
+    pub(crate) fn worker(&self) -> Worker {
+        self.worker
     }
 
     /// Files that it gives in all.

@@ -323,6 +323,16 @@ impl Order {
         &self.settings
     }
 
+    /// The files that it reads.
+    pub(crate) fn selection(&self) -> &Selection {
+        &self.selection
+    }
+
+    /// Whether it is the rest of an epoch.
+    pub(crate) fn is_resumed(&self) -> bool {
+        !self.earlier.is_empty() || self.stage.passed() > 0
+    }
+
     /// What the last place is, and what was read before it, when each rank has read `read` files.
     pub fn stages_after(&self, read: u64) -> Vec<Stage> {
         let mut stage = self.stage.clone();

@@ -57,6 +57,27 @@ impl Selection {
         format!("{count}-{:08x}", Crc32c::of(bits).value())
     }
 
+    /// Where each run of files that are read begins and ends; none when all are read.
+    ///
+    /// # Errors
+    /// More than `most` runs.
+    pub(crate) fn runs(&self, most: usize) -> Result<Option<Vec<(u32, u32)>>, usize> {
+        if self.set.is_none() {
+            return Ok(None);
+        }
+        let mut runs: Vec<(u32, u32)> = Vec::new();
+        for number in self.numbers(0..self.files) {
+            if let Some((_, end)) = runs.last_mut().filter(|(_, end)| *end == number) {
+                *end += 1;
+            } else if runs.len() == most {
+                return Err(most);
+            } else {
+                runs.push((number, number + 1));
+            }
+        }
+        Ok(Some(runs))
+    }
+
     /// Whether a file is read.
     pub fn contains(&self, number: u32) -> bool {
         match &self.set {

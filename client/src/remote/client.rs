@@ -37,6 +37,10 @@ impl Client {
     /// [`Kind::Invalid`](crate::Kind::Invalid) for what is no address.
     pub fn connect(options: ConnectOptions) -> Result<Self, Error> {
         let client = Self { shared: Arc::new(Shared::new(options)) };
+        // The agent asks the servers, and goes on without them.
+        if client.options().task.is_some() {
+            return Ok(client);
+        }
         let session = client.shared.session()?;
         session.wait(session.connections.check())?;
         Ok(client)

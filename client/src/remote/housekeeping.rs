@@ -119,8 +119,12 @@ mod tests {
         let client = Client::connect(options(&[start(Script::default())])).unwrap();
         let name = info().name;
         let mut steps = 0;
-        let request =
-            PurgeRequest { dataset: Some(name.clone()), grace: Duration::ZERO, dry_run: false };
+        let request = PurgeRequest {
+            dataset: Some(name.clone()),
+            grace: Duration::ZERO,
+            dry_run: false,
+            force: false,
+        };
         let done = client.purge(request, &mut |_| steps += 1).unwrap();
         assert_eq!((steps, done.len(), done[0].removed), (2, 1, 7));
         assert_eq!(done[0].problems, ["one", "two"]);

@@ -4,6 +4,7 @@
 //! Must hold: what a server says is checked before it is handed out; nothing waits for ever; the
 //! async runtime below never shows.
 
+mod chunks;
 mod client;
 mod connections;
 mod dataset;
@@ -14,6 +15,7 @@ mod flow;
 mod housekeeping;
 mod list;
 mod lookup;
+mod moving;
 mod once;
 mod options;
 mod process;
@@ -23,14 +25,16 @@ mod session;
 mod snapshot;
 mod split;
 mod stats;
+pub(crate) mod tasks;
 #[cfg(test)]
 mod testing;
 mod wire;
 mod writer;
 
+pub use chunks::ChunkSource;
 pub use client::Client;
 pub(crate) use dataset::RemoteDataset;
-pub(crate) use epoch::open as open_epoch;
+pub(crate) use epoch::{open as open_epoch, read_of_servers};
 pub(crate) use list::Pages;
 pub use options::{ClientCertificate, ConnectOptions, OnRetry, Retry};
 pub use read::{FileSink, ReadItem};

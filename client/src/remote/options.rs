@@ -9,6 +9,7 @@ use std::time::Duration;
 use dl_format::ChunkShape;
 
 use crate::snapshot::SnapshotCache;
+use crate::task::TaskOptions;
 
 /// Is told of every request right before it is tried again, and of one that a server leaves without
 /// an answer for 5 seconds, where that is long and nothing else goes there or comes back. Called on whatever thread waits for
@@ -60,6 +61,10 @@ pub struct ConnectOptions {
     /// Where datasets that are opened find a snapshot, or keep the one they fetch, to answer from.
     /// None to ask the servers instead, as is best for writers and for few questions.
     pub snapshots: Option<SnapshotCache>,
+    /// The training job that this process belongs to. Its processes on one machine read out of one
+    /// cache, which an agent fills; a dataset that is opened then answers from a snapshot. None to read
+    /// from the servers.
+    pub task: Option<TaskOptions>,
     /// Who wants to know that a call waits for a server.
     pub on_retry: Option<OnRetry>,
 }
@@ -93,6 +98,7 @@ impl Default for ConnectOptions {
             connections_per_server: 2,
             in_flight_chunks: 8,
             snapshots: None,
+            task: None,
             on_retry: None,
         }
     }
@@ -132,6 +138,7 @@ impl fmt::Debug for ConnectOptions {
             .field("connections_per_server", &self.connections_per_server)
             .field("in_flight_chunks", &self.in_flight_chunks)
             .field("snapshots", &self.snapshots)
+            .field("task", &self.task)
             .finish_non_exhaustive()
     }
 }

@@ -12,8 +12,8 @@ use dl_format::{
 };
 use dl_proto::pb::diesel_server::{Diesel, DieselServer};
 use dl_proto::{
-    Counts, Dataset as DatasetInfo, GetSnapshotRequest, ListRequest, ReadRequest, StatItem,
-    StatRequest, pb,
+    Counts, Dataset as DatasetInfo, GetChunksRequest, GetSnapshotRequest, ListRequest, ReadRequest,
+    StatItem, StatRequest, pb,
 };
 use futures::stream::{self, BoxStream};
 use tokio_stream::wrappers::TcpListenerStream;
@@ -34,6 +34,7 @@ pub(crate) struct Script {
     pub(crate) put: Box<dyn Fn(Bytes) -> Answer<()> + Send + Sync>,
     pub(crate) read: Box<dyn Fn(ReadRequest) -> Messages<pb::ReadReply> + Send + Sync>,
     pub(crate) stat: Box<dyn Fn(StatRequest) -> Vec<StatItem> + Send + Sync>,
+    pub(crate) chunks: Box<dyn Fn(GetChunksRequest) -> Messages<pb::GetChunksReply> + Send + Sync>,
     pub(crate) list: Box<dyn Fn(ListRequest) -> Messages<pb::ListReply> + Send + Sync>,
     pub(crate) snapshot:
         Box<dyn Fn(GetSnapshotRequest) -> Messages<pb::GetSnapshotReply> + Send + Sync>,
@@ -47,6 +48,7 @@ impl Default for Script {
             put: Box::new(|_| Box::pin(async { Ok(()) })),
             read: Box::new(|_| Vec::new()),
             stat: Box::new(|request| vec![StatItem::Missing; request.paths.len()]),
+            chunks: Box::new(|_| vec![Err(Status::unimplemented("no chunks here"))]),
             list: Box::new(|_| Vec::new()),
             snapshot: Box::new(|_| vec![Err(Status::unimplemented("no snapshots here"))]),
             admit: Box::new(|_, _| Ok(())),
@@ -156,6 +158,7 @@ fn streamed<T: Send + 'static>(
 impl Diesel for Fake {
     type ReadStream = BoxStream<'static, Result<pb::ReadReply, Status>>;
     type ListStream = BoxStream<'static, Result<pb::ListReply, Status>>;
+    type GetChunksStream = BoxStream<'static, Result<pb::GetChunksReply, Status>>;
     type GetSnapshotStream = BoxStream<'static, Result<pb::GetSnapshotReply, Status>>;
     type RecoverStream = BoxStream<'static, Result<pb::RecoverProgress, Status>>;
     type PurgeStream = BoxStream<'static, Result<pb::PurgeProgress, Status>>;
@@ -226,6 +229,13 @@ impl Diesel for Fake {
         streamed((self.0.read)(request.into_inner().try_into().unwrap()))
     }
 
+    async fn get_chunks(
+        &self,
+        request: Request<pb::GetChunksRequest>,
+    ) -> Result<Response<Self::GetChunksStream>, Status> {
+        streamed((self.0.chunks)(request.into_inner().try_into().unwrap()))
+    }
+
     async fn stat(
         &self,
         request: Request<pb::StatRequest>,
@@ -247,6 +257,17 @@ impl Diesel for Fake {
         request: Request<pb::GetSnapshotRequest>,
     ) -> Result<Response<Self::GetSnapshotStream>, Status> {
         streamed((self.0.snapshot)(request.into_inner().try_into().unwrap()))
+    }
+
+    /// A job with the caller as its only member.
+    async fn join_task(
+        &self,
+        request: Request<pb::JoinTaskRequest>,
+    ) -> Result<Response<pb::JoinTaskReply>, Status> {
+        let request = request.into_inner();
+        let pb::JoinTaskRequest { version, member, address, key_fingerprint, memory, .. } = request;
+        let members = vec![pb::TaskMember { member, address, key_fingerprint, memory }];
+        Ok(Response::new(pb::JoinTaskReply { version, members, ..Default::default() }))
     }
 
     async fn recover(

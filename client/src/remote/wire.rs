@@ -13,11 +13,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
-use dl_proto::{MESSAGE_BYTES_MAX, PutFrames, check_fields, pb};
+use dl_proto::{MESSAGE_BYTES_MAX, PiecedReply, PutFrames, check_fields, pb};
 use futures::TryFutureExt;
 use futures::future::MapOk;
 use http_body::Frame;
-use prost::Message;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Service;
@@ -38,17 +37,28 @@ pub(crate) struct ChunkBody(pub(crate) PutFrames);
 
 /// Takes the messages of an answer; the request has it among its extensions. Their bytes are those
 /// that came from the socket.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Replies(Arc<Mutex<VecDeque<pb::ReadReply>>>);
+#[derive(Debug, Clone)]
+pub(crate) struct Replies<R>(Arc<Mutex<VecDeque<R>>>);
 
-impl Replies {
+impl<R> Default for Replies<R> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl<R: PiecedReply> Replies<R> {
     /// The next message that came.
-    pub(crate) fn next(&self) -> Option<pb::ReadReply> {
+    pub(crate) fn next(&self) -> Option<R> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 
-    fn push(&self, reply: pb::ReadReply) {
+    fn push(&self, reply: R) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push_back(reply);
+    }
+
+    /// An answer whose messages go here.
+    fn divert(self, body: Body) -> Body {
+        Body::new(Diverted { body, replies: self, came: Segments::default() })
     }
 }
 
@@ -73,18 +83,18 @@ impl Service<Request<Body>> for Wire {
         if let Some(ChunkBody(frames)) = request.extensions_mut().remove() {
             *request.body_mut() = Body::new(Sent { frames, flow: flow.clone() });
         }
-        let replies = request.extensions_mut().remove::<Replies>();
+        let files = request.extensions_mut().remove::<Replies<pb::ReadReply>>();
+        let chunks = request.extensions_mut().remove::<Replies<pb::GetChunksReply>>();
         let divert: Divert = Box::new(|response| {
             response.map(|body| {
                 let body = match flow {
                     Some(flow) => flow.watch(body),
                     None => body,
                 };
-                match replies {
-                    Some(replies) => {
-                        Body::new(Diverted { body, replies, came: Segments::default() })
-                    }
-                    None => body,
+                match (files, chunks) {
+                    (Some(replies), _) => replies.divert(body),
+                    (None, Some(replies)) => replies.divert(body),
+                    (None, None) => body,
                 }
             })
         });
@@ -118,16 +128,16 @@ impl http_body::Body for Sent {
 }
 
 /// The body of an answer, whose messages go elsewhere.
-struct Diverted {
+struct Diverted<R> {
     body: Body,
-    replies: Replies,
+    replies: Replies<R>,
     /// Not yet a whole message.
     came: Segments,
 }
 
-impl Diverted {
+impl<R: PiecedReply> Diverted<R> {
     /// Takes the next message off what came, when all of it did.
-    fn take(&mut self) -> Result<Option<pb::ReadReply>, Status> {
+    fn take(&mut self) -> Result<Option<R>, Status> {
         let Some([compressed, length @ ..]) = self.came.first::<PREFIX_BYTES>() else {
             return Ok(None);
         };
@@ -142,12 +152,12 @@ impl Diverted {
         self.came.advance(PREFIX_BYTES);
         let no_sense = |why: &dyn Display| Status::internal(format!("an answer: {why}"));
         check_fields(self.came.look(length)).map_err(|why| no_sense(&why))?;
-        let reply = pb::ReadReply::decode((&mut self.came).take(length));
+        let reply = R::decode((&mut self.came).take(length));
         reply.map(Some).map_err(|why| no_sense(&why))
     }
 }
 
-impl http_body::Body for Diverted {
+impl<R: PiecedReply> http_body::Body for Diverted<R> {
     type Data = Bytes;
     type Error = Status;
 
@@ -193,7 +203,9 @@ mod tests {
             let mut came = Segments::default();
             came.push(prefix.clone());
             message.chunks(frame).for_each(|piece| came.push(Bytes::copy_from_slice(piece)));
-            let mut answer = Diverted { body: Body::empty(), replies: Replies::default(), came };
+            let replies = Replies::<pb::ReadReply>::default();
+            let mut answer = Diverted { body: Body::empty(), replies, came };
+
             let why = answer.take().unwrap_err();
             assert!(why.message().contains("too many short fields"), "{why}");
         }

@@ -51,6 +51,11 @@ pub(crate) fn snapshot(chunks: &[Vec<String>]) -> Snapshot {
         .enumerate()
         .map(|(number, paths)| paths.iter().map(|path| file(number, path)).collect())
         .collect();
+    snapshot_of(chunks)
+}
+
+/// A snapshot of chunks with these files, at least one in each.
+pub(crate) fn snapshot_of(chunks: Vec<Vec<LiveFile>>) -> Snapshot {
     let mut observed = Observed::default();
     chunks.iter().flatten().for_each(|file| observed.file(&file.record));
     chunks.iter().for_each(|_| observed.chunk());
@@ -58,8 +63,8 @@ pub(crate) fn snapshot(chunks: &[Vec<String>]) -> Snapshot {
     let of = SnapshotOf { dataset, version: Version::default(), shape: ChunkShape::default() };
     let mut writer = SnapshotWriter::new(of, observed).unwrap();
     let mut hashes = Vec::new();
-    for (number, files) in chunks.into_iter().enumerate() {
-        let EntryVersion { stamp, chunk: id, .. } = holder(number);
+    for files in chunks {
+        let EntryVersion { stamp, chunk: id, .. } = files[0].record.holder;
         hashes.extend(writer.chunk(&SnapshotChunk { id, stamp, object_length: OBJECT }, files));
     }
     writer.end_files();

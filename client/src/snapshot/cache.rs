@@ -145,6 +145,14 @@ impl SnapshotCache {
         }
     }
 
+    /// The file that holds a snapshot here, if it does.
+    pub(crate) fn file_of(&self, snapshot: &Snapshot) -> Option<File> {
+        let (dataset, version) = (snapshot.dataset(), snapshot.version());
+        let key = Key { source: Source::Servers, dataset, version };
+        let file = file::open(&self.whole(key)).ok()?;
+        (file.metadata().ok()?.len() == snapshot.length()).then_some(file)
+    }
+
     /// The right to write snapshots of one dataset. Waits for nobody: none while another process or
     /// thread has it.
     pub(crate) fn lock(&self, dataset: DatasetId) -> io::Result<Option<Lock>> {

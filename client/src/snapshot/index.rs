@@ -12,7 +12,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use dl_format::snapshot::{Entries, FileNumber, Snapshot as Format, SnapshotEntry};
 use dl_format::{
-    DatasetId, DecodeError, DirPath, EntryVersion, FilePath, FileRecord, Stamp, Version,
+    ChunkId, Crc32c, DatasetId, DecodeError, DirPath, EntryVersion, FilePath, FileRecord, Stamp,
+    Version,
 };
 use dl_proto::{ListEntry, StatItem};
 
@@ -23,6 +24,25 @@ use crate::snapshot::marker::Marker;
 
 /// Paths of many that are looked up before what is known of them is read: it is still at hand then.
 const TOGETHER: usize = 64;
+
+/// Where the bytes of a file are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FilePlace {
+    /// The number of the chunk in the snapshot.
+    pub chunk: u32,
+    /// Where in the chunk's object the bytes begin; of a file cut into parts, those of the last part.
+    pub offset: u32,
+    /// Bytes of the whole file.
+    pub length: u64,
+    /// Their checksum.
+    pub crc: Crc32c,
+}
+
+impl FilePlace {
+    /// Of no file.
+    pub(crate) const NOWHERE: Self =
+        Self { chunk: u32::MAX, offset: 0, length: 0, crc: Crc32c::from_value(0) };
+}
 
 /// All metadata of a dataset at one version: a file that is mapped into memory and used there.
 /// Opening costs the same for any number of files, and processes of one machine share it.
@@ -52,7 +72,7 @@ impl Snapshot {
 
     /// Maps a file in memory that is sealed, so that nobody writes to it or cuts it off. Only its
     /// beginning is checked.
-    pub(super) fn map_sealed(file: &File, name: &Path) -> Result<Self, Error> {
+    pub(crate) fn map_sealed(file: &File, name: &Path) -> Result<Self, Error> {
         let mapped = Mapping::of(file).map_err(|why| local("open the snapshot", name, why))?;
         Ok(Self { is_shared: true, ..Self::of(Mapped::File(mapped), name)? })
     }
@@ -187,6 +207,29 @@ impl Snapshot {
             stored: stored.ok_or_else(nothing)?,
             has_extents: !extents.is_empty(),
         })
+    }
+
+    /// Where the bytes of a file are, by its number: less than its record, and faster.
+    ///
+    /// # Errors
+    /// As [`Snapshot::record`].
+    #[inline]
+    pub fn place(&self, number: u32) -> Result<FilePlace, Error> {
+        let file = self.format.file(FileNumber(number)).map_err(self.damaged())?;
+        let (chunk, offset, length) = (file.chunk, file.offset, file.length);
+        Ok(FilePlace { chunk, offset, length, crc: file.crc })
+    }
+
+    /// A chunk by its number: its id, the length of its object in bytes, and the numbers of its files.
+    ///
+    /// # Errors
+    /// As [`Snapshot::record`].
+    pub fn chunk(&self, number: u32) -> Result<(ChunkId, u32, Range<u32>), Error> {
+        let nothing = || self.lacks("a chunk");
+        let (chunk, FileNumber(first)) = self.format.chunk(number).ok_or_else(nothing)?;
+        let next = self.format.chunk(number.saturating_add(1));
+        let end = next.map_or(self.files(), |(_, FileNumber(first))| first);
+        Ok((chunk.id, chunk.object_length, first..end))
     }
 
     /// The path of a file, by its number.

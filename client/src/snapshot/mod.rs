@@ -17,7 +17,7 @@ pub(crate) mod tests;
 pub use cache::SnapshotCache;
 pub(crate) use cache::{Key, Source};
 pub(crate) use given::{Given, room};
-pub use index::Snapshot;
 pub(crate) use index::Walk;
+pub use index::{FilePlace, Snapshot};
 pub(crate) use lock::Lock;
 pub(crate) use target::Target;

@@ -177,7 +177,8 @@ mod tests {
         fn check(page: &str, command: &Command) {
             for argument in command.get_arguments().filter(|argument| !argument.is_global_set()) {
                 for value in argument.get_possible_values() {
-                    assert!(page.contains(value.get_name()), "{argument}: {}", value.get_name());
+                    let name = plain(value.get_name());
+                    assert!(page.contains(&name), "{argument}: {name}");
                 }
                 if argument.is_positional() || argument.is_hide_set() {
                     continue;

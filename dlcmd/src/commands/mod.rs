@@ -3,6 +3,7 @@
 //! Must hold: a run writes results to the output it is given and everything else to the notes; it
 //! ends with an exit code or a failure, and ends nothing itself.
 
+pub(crate) mod agent;
 pub(crate) mod cat;
 pub(crate) mod completions;
 pub(crate) mod datasets;

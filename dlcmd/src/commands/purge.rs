@@ -23,7 +23,8 @@ use crate::time;
 /// needs any more, while the dataset is read and written. What was written in the last 70 minutes is
 /// left alone. What was needed until a moment ago waits for --grace, and as long as a server keeps a
 /// snapshot that names it, an hour or so; with --grace 0s for neither. Run purge again after that.
-/// --dry-run shows how much that would give back.
+/// Versions that training jobs lease stay as long as these jobs run: a note names the jobs, and --grace 0s
+/// is refused without --force. --dry-run shows how much that would give back.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("which").args(["dataset", "all"]).required(true), after_help = "Examples:
   dlcmd purge --dry-run dl://imagenet
@@ -46,6 +47,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "TIME", default_value = "15m")]
     grace: String,
 
+    /// With --grace 0s, also remove chunks of versions that training jobs lease: their reads may fail
+    #[arg(long)]
+    force: bool,
+
     /// Change nothing, and say how many bytes this purge and later ones would give back; left-overs
     /// of deleted datasets are not counted
     #[arg(long)]
@@ -62,7 +67,7 @@ impl Arguments {
             Failure::usage(format!("--grace {grace}: type a time such as 0s, 30m, 2h or 7d"))
         })?;
         let dataset = self.dataset.map(|address| address.dataset);
-        Ok(PurgeRequest { dataset, grace, dry_run: self.dry_run })
+        Ok(PurgeRequest { dataset, grace, dry_run: self.dry_run, force: self.force })
     }
 }
 
@@ -81,6 +86,7 @@ struct Purged<'a> {
     /// How many bytes would be given back, of a dry run alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     reclaimable_bytes: Option<u64>,
+    leased_by: &'a [String],
     problems: &'a [String],
 }
 
@@ -91,7 +97,7 @@ pub(crate) fn run(
     out: &mut Output<'_>,
 ) -> Result<Exit, Failure> {
     let request = arguments.plan()?;
-    let is_dry_run = request.dry_run;
+    let (is_dry_run, has_grace) = (request.dry_run, !request.grace.is_zero());
     let bar = context.notes.bar();
     let purged = context.client()?.purge(request, &mut |step| {
         let PurgeProgress { dataset, checked, objects, rewritten, removed, .. } = step;
@@ -111,6 +117,14 @@ pub(crate) fn run(
                 counted(done.waiting, "object"),
                 sized(done.waiting_bytes),
                 seconds(done.waiting_for).div_ceil(60).max(1)
+            ));
+        }
+        if !done.leased_by.is_empty() {
+            let stay = if has_grace { "stay" } else { "do not stay" };
+            context.notes.note(format_args!(
+                "purge {}: versions that training jobs lease {stay}: {}",
+                done.dataset,
+                done.leased_by.join(", ")
             ));
         }
         for problem in &done.problems {
@@ -140,6 +154,7 @@ fn report(done: &PurgeProgress, is_dry_run: bool, out: &mut Output<'_>) -> Resul
             waiting_bytes: done.waiting_bytes,
             waiting_seconds: seconds(done.waiting_for),
             reclaimable_bytes: is_dry_run.then_some(done.reclaimable_bytes),
+            leased_by: &done.leased_by,
             problems: &done.problems,
         };
         return out.json("purged", &line);
@@ -166,7 +181,7 @@ mod tests {
     fn plan(dataset: Option<&str>, grace: &str) -> Result<PurgeRequest, Failure> {
         let dataset = dataset.map(|typed| Address::parse(OsStr::new(typed)).expect("legal"));
         let (all, grace) = (dataset.is_none(), grace.to_owned());
-        Arguments { all, dataset, grace, dry_run: false }.plan()
+        Arguments { all, dataset, grace, force: false, dry_run: false }.plan()
     }
 
     #[test]

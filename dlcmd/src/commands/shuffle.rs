@@ -3,6 +3,7 @@
 //!
 //! Must hold: the order of docs/ORDER.md, one path a line and nothing else.
 
+mod read;
 mod report;
 
 use std::fmt;
@@ -14,8 +15,8 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use libdiesel::order::{Cursor, Order, OrderError, Stage};
 use libdiesel::report::ReportOptions;
 use libdiesel::{
-    DEFAULT_GROUP, DirPath, Kind, OrderSettings, Partition, ResumeToken, Selection, Snapshot,
-    StatItem, Tail,
+    DEFAULT_GROUP, DirPath, Kind, OrderSettings, Partition, ResumeToken, Selection, ShuffleOptions,
+    Snapshot, StatItem, Tail,
 };
 
 use super::{not_a_folder, not_there};
@@ -105,6 +106,10 @@ pub(crate) struct Arguments {
     /// Say how random the order is, instead of printing it
     #[arg(long, conflicts_with = "null")]
     report: bool,
+
+    /// Read the files in that order, and print how fast they come instead of their names
+    #[arg(long, conflicts_with_all = ["null", "report", "token"])]
+    read: bool,
 
     /// Files in a row among which classes are counted, such as a batch [default: 256, or an eighth
     /// of the files]
@@ -200,6 +205,12 @@ pub(crate) fn run(
         let options =
             ReportOptions { seed, epoch, group, window, class_depth, ..ReportOptions::default() };
         return report::run(&folders, snapshot, selection, options, out);
+    }
+    if arguments.read {
+        let Arguments { rank, resume, .. } = arguments;
+        let selection = Some(Selection::clone(&selection));
+        let options = ShuffleOptions { order: settings, rank, worker: None, selection, resume };
+        return read::run(&dataset, options, context, out);
     }
     let wrong = |why: &dyn fmt::Display| Failure::usage(format!("shuffle {folders}: {why}"));
     let failed = |why: OrderError| match why.kind() {

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod agent;
 mod buckets;
 mod chaos;
 mod cli;

@@ -1,17 +1,21 @@
 //! Fetching the chunks of an epoch in the background, and reading by itself what is not kept.
 //!
-//! Must hold: a chunk is asked for in one request, in the order of its bytes, unless its files are
-//! very many; nothing is fetched any more once the reader is dropped.
+//! Must hold: a chunk is asked for in one request: by a range of it where that is mostly wanted, else by
+//! its files. A file is kept only with its checksum. Nothing is fetched once the reader is dropped.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use dl_format::FileRecord;
 use dl_proto::{Dataset as DatasetInfo, REPLY_BYTES};
 use tokio::sync::watch;
 
 use crate::epoch::{FileRead, FileSource};
 use crate::error::{Error, Kind};
 use crate::order::Cursor;
+use crate::remote::chunks::get_chunks;
 use crate::remote::dataset::RemoteDataset;
+use crate::remote::epoch::chunk_bytes::{ChunkBytes, range_of};
 use crate::remote::epoch::group::Content;
 use crate::remote::epoch::window::{Fetch, Taken, Window};
 use crate::remote::read::{Arrived, ReadItem, Wanted, read_batch, read_whole};
@@ -31,6 +35,8 @@ struct Source {
     session: Session,
     info: DatasetInfo,
     snapshot: Arc<Snapshot>,
+    /// Whether a server does not know GetChunks.
+    is_old: AtomicBool,
 }
 
 /// The servers, for the files that a cursor gives.
@@ -40,7 +46,20 @@ pub(crate) fn open(
     cursor: Cursor,
 ) -> Result<Box<dyn FileSource>, Error> {
     let (session, info) = (dataset.session()?, dataset.info().clone());
-    Ok(Box::new(Reader::new(Source { session, info, snapshot }, cursor)))
+    Ok(Box::new(Reader::new(
+        Source { session, info, snapshot, is_old: AtomicBool::new(false) },
+        cursor,
+    )))
+}
+
+/// Reads one file by its number, in a request of its own.
+pub(crate) fn read_of_servers(
+    dataset: &RemoteDataset,
+    snapshot: Arc<Snapshot>,
+) -> Result<Box<dyn Fn(u32) -> FileRead + Send + Sync>, Error> {
+    let (session, info) = (dataset.session()?, dataset.info().clone());
+    let source = Source { session, info, snapshot, is_old: AtomicBool::new(false) };
+    Ok(Box::new(move |number| source.read(number)))
 }
 
 /// The groups of an epoch in one process.
@@ -140,51 +159,107 @@ async fn fetch_all(window: Arc<Window>, source: &Source) {
     }
 }
 
+/// A file of a chunk that is fetched.
+#[derive(Debug)]
+struct WantedFile {
+    /// Among the files that are asked for.
+    place: usize,
+    number: u32,
+    record: FileRecord,
+}
+
 impl Source {
     /// The files of one chunk, or why no server could be asked.
     async fn fetch(&self, numbers: &[u32]) -> Result<Vec<Content>, Error> {
         let mut contents = vec![Content::Apart; numbers.len()];
-        let (mut places, mut items) = (Vec::new(), Vec::new());
+        let mut files = Vec::with_capacity(numbers.len());
         for ((place, number), content) in numbers.iter().enumerate().zip(&mut contents) {
-            match self.item(*number) {
-                Ok(None) => {}
-                Ok(Some(item)) => {
-                    places.push(place);
-                    items.push(item);
-                }
+            match self.snapshot.record(*number) {
+                // Too large to be kept.
+                Ok(record) if record.has_extents => {}
+                Ok(record) => files.push(WantedFile { place, number: *number, record }),
                 Err(error) => *content = Content::Failed(Box::new(error)),
             }
         }
-        let mut wanted: Vec<_> = places.iter().zip(Wanted::whole(&items)).collect();
-        wanted.sort_by_key(|(_, wanted)| wanted.item.record.map(|record| record.offset));
+        let files = self.fetch_range(files, &mut contents).await?;
+        self.fetch_files(files, contents).await
+    }
+
+    /// Fetches files with the bytes between them, as one range of their chunk. Gives the files that are to
+    /// be asked for by themselves: damaged ones, those of a chunk that is gone, and all of them where few of
+    /// the bytes are wanted, or where a server does not know the request.
+    async fn fetch_range(
+        &self,
+        mut files: Vec<WantedFile>,
+        contents: &mut [Content],
+    ) -> Result<Vec<WantedFile>, Error> {
+        let range = range_of(files.iter().map(|file| &file.record));
+        let Some(range) = range.filter(|_| !self.is_old.load(Ordering::Relaxed)) else {
+            return Ok(files);
+        };
+        let mut came = ChunkBytes::of(&range);
+        let take = |_, _, bytes| came.push(bytes);
+        let asked = get_chunks(&self.session, &self.info, &[range], false, take).await;
+        let unavailable = match asked {
+            Err(error) if error.kind().is_retryable() => return Err(error),
+            Err(error) => {
+                // The requests for the files tell any other reason.
+                self.is_old.fetch_or(error.kind() == Kind::Invalid, Ordering::Relaxed);
+                None
+            }
+            Ok(ended) => ended.into_iter().find_map(Result::err),
+        };
+        // A store that did not answer in all the time of a request is not asked again for each file.
+        let unavailable = unavailable.filter(|error| error.kind().is_retryable());
+        files.retain(|file| {
+            let became = match (came.file(&file.record), &unavailable) {
+                (Some(bytes), _) => Content::Bytes(bytes),
+                (None, Some(error)) => Content::Failed(Box::new(error.clone())),
+                (None, None) => return true,
+            };
+            if let Some(content) = contents.get_mut(file.place) {
+                *content = became;
+            }
+            false
+        });
+        Ok(files)
+    }
+
+    /// Asks for files by their records.
+    async fn fetch_files(
+        &self,
+        files: Vec<WantedFile>,
+        mut contents: Vec<Content>,
+    ) -> Result<Vec<Content>, Error> {
+        let mut items = Vec::with_capacity(files.len());
+        for WantedFile { place, number, record } in files {
+            match (self.snapshot.path(number), contents.get_mut(place)) {
+                (Ok(path), _) => items.push((place, ReadItem::from((path, record)))),
+                (Err(error), Some(content)) => *content = Content::Failed(Box::new(error)),
+                (Err(_), None) => {}
+            }
+        }
+        items.sort_by_key(|(_, item)| item.record.map(|record| record.offset));
+        let (places, items): (Vec<usize>, Vec<ReadItem>) = items.into_iter().unzip();
         let contents = Mutex::new(contents);
-        let mut wanted = wanted.into_iter().peekable();
-        while wanted.peek().is_some() {
-            let (places, batch): (Vec<_>, Vec<_>) = wanted.by_ref().take(FILES_AT_ONCE).unzip();
+        let batches = places.chunks(FILES_AT_ONCE).zip(items.chunks(FILES_AT_ONCE));
+        for (places, items) in batches {
             let keep = |index: usize, file: Result<Arrived, Error>| {
                 let mut contents = contents.lock().unwrap_or_else(PoisonError::into_inner);
-                let place = places.get(index).map(|place: &&usize| **place);
-                if let Some(content) = place.and_then(|place| contents.get_mut(place)) {
+                let place = places.get(index);
+                if let Some(content) = place.and_then(|place| contents.get_mut(*place)) {
                     *content = match file {
                         Ok(file) => Content::Bytes(file.bytes),
                         Err(error) => Content::Failed(Box::new(error)),
                     };
                 }
             };
-            if let Some(error) = read_batch(&self.session, &self.info, batch, keep).await {
+            let wanted = Wanted::whole(items);
+            if let Some(error) = read_batch(&self.session, &self.info, wanted, keep).await {
                 return Err(error);
             }
         }
         Ok(contents.into_inner().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// What to ask for; none for a file that is too large to be kept.
-    fn item(&self, number: u32) -> Result<Option<ReadItem>, Error> {
-        let record = self.snapshot.record(number)?;
-        if record.has_extents {
-            return Ok(None);
-        }
-        Ok(Some((self.snapshot.path(number)?, record).into()))
     }
 
     /// One file, in one request of its own.
@@ -203,3 +278,6 @@ impl Source {
         Ok(files.pop().expect("one answer for each wanted file"))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -133,24 +133,9 @@ async fn tries(
         [one] => format!("dl://{}/{}", dataset.name, one.item.path),
         many => format!("{} files of dl://{}", many.len(), dataset.name),
     };
-    let (mut patience, mut before) = (connections.usual(), None);
-    let error = loop {
-        let attempt = |server, this| attempt(server, this, dataset, wanted, &shared, hand_over);
-        let error = match connections.call("read", subject, patience, attempt).await {
-            Ok(()) => break None,
-            Err(error) => error,
-        };
-        // Time counts from the last bytes that came.
-        let moved = lock(&shared).moved.take().filter(|_| error.kind().is_retryable());
-        let now = session.process.clock.monotonic();
-        let left = moved.and_then(|at| connections.usual().left(now.saturating_sub(at)));
-        match (left, before) {
-            (Some(left), _) => (patience, before) = (left, Some(error)),
-            // What was said when there was time for an answer says more.
-            (None, Some(before)) if error.kind() == Kind::TimedOut => break Some(before),
-            (None, _) => break Some(error),
-        }
-    };
+    let attempt = |server, this| attempt(server, this, dataset, wanted, &shared, hand_over);
+    let moved = || lock(&shared).moved.take();
+    let error = connections.call_while_moving("read", subject, attempt, moved).await.err();
     *progress = shared.into_inner().unwrap_or_else(PoisonError::into_inner);
     error
 }

@@ -76,6 +76,7 @@ fn purge(client: &Client, is_working: &AtomicBool) -> Result<u32> {
         dataset: Some(DatasetName::new(NAME)?),
         grace: Duration::ZERO,
         dry_run: false,
+        force: false,
     };
     let ended = client.purge(request, &mut |step| {
         is_working.fetch_or(done(step) > 0, Ordering::Relaxed);

@@ -93,6 +93,16 @@ async fn ask(client: &mut Client, method: &str, name: &str, id: DatasetId) -> Re
             client.stat(request).await.map(|answer| format!("{answer:?}"))
         }
         "List" => first(client.list(pb::ListRequest { dataset, ..Default::default() }).await).await,
+        "GetChunks" => {
+            let range = pb::ChunkRange { chunk: dataset.clone(), offset: 0, length: 1 };
+            let request = pb::GetChunksRequest { dataset, ranges: vec![range], pass_copies: true };
+            first(client.get_chunks(request).await).await
+        }
+        "JoinTask" => {
+            let (task, member) = ("job".to_owned(), vec![7; 16].into());
+            let request = pb::JoinTaskRequest { dataset, task, member, ..Default::default() };
+            client.join_task(request).await.map(|answer| format!("{answer:?}"))
+        }
         "GetSnapshot" => {
             let request = pb::GetSnapshotRequest { dataset, ..Default::default() };
             first(client.get_snapshot(request).await).await
@@ -101,8 +111,17 @@ async fn ask(client: &mut Client, method: &str, name: &str, id: DatasetId) -> Re
             first(client.recover(pb::RecoverRequest { dataset: named, since: 0 }).await).await
         }
         "Purge" => {
-            first(client.purge(pb::PurgeRequest { dataset: named, grace: 0, dry_run: false }).await)
-                .await
+            first(
+                client
+                    .purge(pb::PurgeRequest {
+                        dataset: named,
+                        grace: 0,
+                        dry_run: false,
+                        force: false,
+                    })
+                    .await,
+            )
+            .await
         }
         "Verify" => {
             let request = pb::VerifyRequest { dataset: named, checksums: false };
@@ -192,7 +211,8 @@ async fn who_had_a_dataset_is_told_that_it_was_deleted_and_of_no_other_one() -> 
     fs::write(folder.path().join("data/chunks/names/bananas/1"), "damaged")?;
     let unknown = DatasetId::from_bytes([9; 16]);
     let by_id = methods()?.into_iter().filter(|method| {
-        ["PutChunk", "Read", "Stat", "List", "Delete", "GetSnapshot"].contains(&method.as_str())
+        ["PutChunk", "Read", "Stat", "List", "Delete", "GetChunks", "JoinTask", "GetSnapshot"]
+            .contains(&method.as_str())
     });
     let mut asked = 0;
     for method in by_id {
@@ -203,7 +223,7 @@ async fn who_had_a_dataset_is_told_that_it_was_deleted_and_of_no_other_one() -> 
         ensure!(!other.contains("anana"), "{method}: {other}");
         asked += 1;
     }
-    ensure!(asked == 6, "{asked} methods");
+    ensure!(asked == 8, "{asked} methods");
     server.stop()?;
     Ok(())
 }

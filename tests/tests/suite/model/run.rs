@@ -256,6 +256,7 @@ impl Run {
             dataset: Some(self.name.clone()),
             grace: Duration::ZERO,
             dry_run: false,
+            force: false,
         };
         let purged = self.client.purge(request, &mut |_| ())?;
         ensure!(purged.iter().all(|one| one.problems.is_empty()), "{purged:?}");

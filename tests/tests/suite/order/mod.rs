@@ -1,6 +1,7 @@
 //! The order of an epoch, compared with what `tests/order/order.py` makes of docs/ORDER.md, and
 //! with the vectors that no later version may change.
 
+mod chunks;
 mod faults;
 mod memory;
 mod read;

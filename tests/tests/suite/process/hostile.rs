@@ -12,8 +12,8 @@ use dl_format::{ChunkIdMaker, ChunkShape, DatasetId, DatasetName};
 use dl_meta::{Memory, Stop};
 use dl_proto::pb::diesel_client::DieselClient;
 use dl_proto::{
-    DeleteRequest, GetSnapshotRequest, ListRequest, PurgeRequest, PutHead, ReadRequest,
-    RecoverRequest, StatRequest, VerifyRequest, pb,
+    DeleteRequest, GetChunksRequest, GetSnapshotRequest, ListRequest, PurgeRequest, PutHead,
+    ReadRequest, RecoverRequest, StatRequest, VerifyRequest, pb,
 };
 use dl_server::{Limits, Parts, prepare};
 use dl_tests::cluster::{Running, clock, parts};
@@ -75,7 +75,7 @@ impl Decoder for Raw {
 /// How a message is refused for what it says; none where it makes sense.
 type Refusal = fn(&Bytes) -> Option<Code>;
 
-const METHODS: [(&str, Refusal); 13] = [
+const METHODS: [(&str, Refusal); 14] = [
     ("CreateDataset", |message| refusal(message, can_be_made)),
     ("GetDataset", |message| {
         refusal(message, |wire: pb::GetDatasetRequest| DatasetName::new(wire.name).is_ok())
@@ -92,6 +92,7 @@ const METHODS: [(&str, Refusal); 13] = [
     ("Delete", |message| refusal(message, converts::<pb::DeleteRequest, DeleteRequest>)),
     ("Read", |message| refusal(message, converts::<pb::ReadRequest, ReadRequest>)),
     ("Stat", |message| refusal(message, converts::<pb::StatRequest, StatRequest>)),
+    ("GetChunks", |message| refusal(message, converts::<pb::GetChunksRequest, GetChunksRequest>)),
     ("List", |message| refusal(message, converts::<pb::ListRequest, ListRequest>)),
     ("GetSnapshot", |message| {
         refusal(message, converts::<pb::GetSnapshotRequest, GetSnapshotRequest>)
@@ -308,8 +309,14 @@ async fn requests_that_break_the_contract_in_one_thing_are_refused_for_it() -> R
         version: short.clone(),
         ..pb::GetSnapshotRequest::default()
     };
+    let chunks = |count, length| {
+        let range = pb::ChunkRange { chunk: dataset.clone(), offset: 1, length };
+        let (dataset, ranges) = (dataset.clone(), vec![range; count]);
+        pb::GetChunksRequest { dataset, ranges, pass_copies: false }.encode_to_vec()
+    };
     let recover = pb::RecoverRequest { dataset: "a/b".to_owned(), since: 0 };
-    let purge = pb::PurgeRequest { dataset: "a/b".to_owned(), grace: 0, dry_run: false };
+    let purge =
+        pb::PurgeRequest { dataset: "a/b".to_owned(), grace: 0, dry_run: false, force: false };
     let broken = [
         ("CreateDataset", create("a/b", 0, 0)),
         ("CreateDataset", create("new", 1, 0)),
@@ -323,6 +330,10 @@ async fn requests_that_break_the_contract_in_one_thing_are_refused_for_it() -> R
         ("Read", read(Some(by_path))),
         ("Stat", stat.encode_to_vec()),
         ("List", list.encode_to_vec()),
+        ("GetChunks", chunks(0, 1)),
+        ("GetChunks", chunks(65, 1)),
+        ("GetChunks", chunks(1, 0)),
+        ("GetChunks", chunks(1, u32::MAX)),
         ("GetSnapshot", snapshot.encode_to_vec()),
         ("Recover", recover.encode_to_vec()),
         ("Purge", purge.encode_to_vec()),

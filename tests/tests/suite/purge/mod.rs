@@ -7,6 +7,7 @@ mod azure;
 mod cut;
 mod halt;
 mod killed;
+mod leased;
 mod readers;
 mod scene;
 mod space;

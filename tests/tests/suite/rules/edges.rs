@@ -23,9 +23,16 @@ const EDGES: &[(&str, &[&str])] = &[
     ("dl-proto", &[]),
     ("dl-server", &["dl-store", "dl-meta", "dl-proto"]),
     ("libdiesel", &["dl-store", "dl-proto"]),
-    ("dlcmd", &["libdiesel"]),
-    ("dl-tests", &["dl-store", "dl-meta", "dl-proto", "dl-server", "libdiesel", "dlcmd"]),
-    ("dl-benches", &["dl-store", "dl-meta", "dl-proto", "dl-server", "libdiesel", "dlcmd"]),
+    ("dl-agent", &["dl-store", "dl-proto", "libdiesel"]),
+    ("dlcmd", &["libdiesel", "dl-agent"]),
+    (
+        "dl-tests",
+        &["dl-store", "dl-meta", "dl-proto", "dl-server", "libdiesel", "dl-agent", "dlcmd"],
+    ),
+    (
+        "dl-benches",
+        &["dl-store", "dl-meta", "dl-proto", "dl-server", "libdiesel", "dl-agent", "dlcmd"],
+    ),
 ];
 
 #[test]

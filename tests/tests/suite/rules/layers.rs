@@ -23,8 +23,11 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("snapshot", &["error", "order"]),
     ("report", &["error", "order", "snapshot"]),
     ("epoch", &["error", "order", "process", "snapshot"]),
-    ("remote", &["epoch", "error", "order", "process", "snapshot"]),
-    ("dataset", &["epoch", "error", "order", "path", "process", "remote", "snapshot"]),
+    ("task", &[]),
+    ("worker", &["epoch", "error", "order", "process", "snapshot", "task"]),
+    ("remote", &["epoch", "error", "order", "process", "snapshot", "task"]),
+    ("dataset", &["epoch", "error", "order", "path", "process", "remote", "snapshot", "worker"]),
+    ("agent", &["dataset", "error", "remote", "snapshot", "task", "worker"]),
 ];
 
 /// The module that talks to servers, and the crates that only it may use.

@@ -59,6 +59,14 @@ async fn a_request_looks_the_record_of_its_dataset_up_once() -> Result<()> {
     ensure!(wire.read(id, &paths).await?[0].as_deref() == Some(&b"bytes"[..]), "the file");
     look_ups.end("Read")?;
 
+    let dataset = bytes::Bytes::copy_from_slice(id.as_bytes());
+    let range = pb::ChunkRange { chunk: dataset.clone(), offset: 0, length: 1 };
+    let request = pb::GetChunksRequest { dataset, ranges: vec![range], pass_copies: false };
+    look_ups.allow(1);
+    let mut chunks = wire.stub().get_chunks(request).await?.into_inner();
+    while chunks.message().await?.is_some() {}
+    look_ups.end("GetChunks")?;
+
     // Again after a page, for a dataset whose metadata was lost meanwhile is not told as empty.
     look_ups.allow(2);
     let listed = wire.list(id).await?;

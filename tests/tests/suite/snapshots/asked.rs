@@ -68,13 +68,17 @@ fn who_has_a_snapshot_asks_for_bytes_of_files_and_nothing_else() -> Result<()> {
     ensure!(asked_since(&before)?.is_empty(), "{:?}", asked_since(&before)?);
     ensure!(reader.get(&paths[0])? == b"some bytes"[..], "one file");
     ensure!(reader.get_many(&paths)?.into_iter().all(|file| file.is_ok()), "all of them");
+    let asked = asked_since(&before)?;
+    ensure!(asked == BTreeSet::from(["Read".to_owned()]), "{asked:?}");
+    let before = requests(&server)?;
     let (epoch, mut count) = (reader.shuffle(ShuffleOptions::new(1, 0, 8))?, 0);
     while let Some(file) = epoch.next()? {
         ensure!(file.bytes? == b"some bytes"[..], "{}", file.path);
         count += 1;
     }
     let asked = asked_since(&before)?;
-    ensure!(count == FILES && asked == BTreeSet::from(["Read".to_owned()]), "{count}, {asked:?}");
+    let of_chunks = BTreeSet::from(["GetChunks".to_owned()]);
+    ensure!(count == FILES && asked == of_chunks, "{count}, {asked:?}");
     // The count can tell: who has none asks for more.
     let before = requests(&server)?;
     dataset.stat(&paths[0])?;

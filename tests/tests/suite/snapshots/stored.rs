@@ -219,7 +219,12 @@ fn snapshots_are_no_objects_of_a_dataset_and_go_with_it() -> Result<()> {
     let recovered = scene.client.recover(request, &mut |_| ())?;
     ensure!(recovered.len() == 1 && recovered[0].listed == 1, "{recovered:?}");
     ensure!(recovered[0].problems.is_empty(), "{recovered:?}");
-    let request = PurgeRequest { dataset: Some(name()?), grace: Duration::ZERO, dry_run: false };
+    let request = PurgeRequest {
+        dataset: Some(name()?),
+        grace: Duration::ZERO,
+        dry_run: false,
+        force: false,
+    };
     let purged = scene.client.purge(request, &mut |_| ())?;
     ensure!(purged.iter().all(|one| one.problems.is_empty()), "{purged:?}");
     ensure!(scene.manifests()?.len() == 2, "both are young");
@@ -250,7 +255,12 @@ fn a_lost_chunk_is_named_with_what_brings_snapshots_back() -> Result<()> {
     ensure!(kind == Some(Kind::Corrupt), "{refused:?}");
     put(&scene.dataset, &[("a", b"1"), ("b", b"2")])?;
     ensure!(scene.saved("put again").is_err(), "the log has it still");
-    let request = PurgeRequest { dataset: Some(name()?), grace: Duration::ZERO, dry_run: false };
+    let request = PurgeRequest {
+        dataset: Some(name()?),
+        grace: Duration::ZERO,
+        dry_run: false,
+        force: false,
+    };
     scene.client.purge(request, &mut |_| ())?;
     scene.saved("purged")?;
     ensure!(listed(&scene.reader("cache")?)? == ["a", "b"], "both are there");
@@ -312,7 +322,12 @@ fn snapshots_of_older_versions_go_after_an_hour() -> Result<()> {
     ensure!(both.len() == 2, "{both:?}");
     let purge = || -> Result<()> {
         // Nothing is removed.
-        let request = PurgeRequest { dataset: Some(name()?), grace: 1_000 * HOUR, dry_run: false };
+        let request = PurgeRequest {
+            dataset: Some(name()?),
+            grace: 1_000 * HOUR,
+            dry_run: false,
+            force: false,
+        };
         scene.client.purge(request, &mut |_| ())?;
         Ok(())
     };

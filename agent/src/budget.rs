@@ -1,0 +1,66 @@
+//! How much memory the agent may take.
+//!
+//! Must hold: the cgroup's free memory counts where it is less than the machine's.
+
+use std::fs;
+use std::path::Path;
+
+/// Bytes of memory for chunks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Budget(pub u64);
+
+impl Default for Budget {
+    /// Half of what is free; 64 MiB where nobody says how much that is.
+    fn default() -> Self {
+        Self(free_memory().map_or(64 << 20, |free| free / 2))
+    }
+}
+
+/// Bytes that processes of this cgroup can still take: the least over all levels and the machine.
+pub fn free_memory() -> Option<u64> {
+    levels().map(|level| level.free).min()
+}
+
+/// Whether less than a tenth of the memory of the cgroup or the machine is free.
+pub(crate) fn is_short() -> bool {
+    levels().any(|level| level.free < level.all / SHORT_PART)
+}
+
+/// Memory is short when less than one of so many parts is free.
+const SHORT_PART: u64 = 10;
+
+/// Memory of the machine or of a cgroup, in bytes.
+struct Level {
+    all: u64,
+    free: u64,
+}
+
+fn levels() -> impl Iterator<Item = Level> {
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let own = own.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
+    let root = Path::new("/sys/fs/cgroup");
+    let own = root.join(own.trim_start_matches('/'));
+    let cgroups = own.ancestors().take_while(|level| level.starts_with(root));
+    let cgroups: Vec<Level> = cgroups.filter_map(of_cgroup).collect();
+    cgroups.into_iter().chain(of_machine())
+}
+
+fn of_machine() -> Option<Level> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let bytes = |name| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+    };
+    Some(Level { all: bytes("MemTotal:")?, free: bytes("MemAvailable:")? })
+}
+
+/// None for a cgroup without a bound.
+fn of_cgroup(cgroup: &Path) -> Option<Level> {
+    let number =
+        |file: &str| fs::read_to_string(cgroup.join(file)).ok()?.trim().parse::<u64>().ok();
+    let (all, used) = (number("memory.max")?, number("memory.current")?);
+    let stat = fs::read_to_string(cgroup.join("memory.stat")).unwrap_or_default();
+    let cached = stat.lines().find_map(|line| line.strip_prefix("inactive_file "));
+    let cached: u64 = cached.and_then(|bytes| bytes.trim().parse().ok()).unwrap_or(0);
+    Some(Level { all, free: all.saturating_sub(used).saturating_add(cached) })
+}

@@ -1,0 +1,433 @@
+//! The slots of the arena: which chunk lies in which, who waits for it, and which one leaves.
+//!
+//! Must hold: a slot is filled only after its word was withdrawn and no page showed a pin; a chunk is
+//! fetched once at a time; every waiter is answered once; a kept chunk leaves for no other chunk.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dl_runtime::since_boot;
+use libdiesel::agent::{Arena, FromAgent, Gauge, PinPage, Shape, Socket, Word};
+use tokio::sync::Notify;
+
+use crate::dataset::{ChunkKey, Open};
+use crate::plan::Plans;
+use crate::{Policy, budget};
+
+/// A worker that waits.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Waiter {
+    pub(crate) connection: u64,
+    pub(crate) id: u64,
+    pub(crate) file: u32,
+    /// Since boot.
+    pub(crate) until: Duration,
+}
+
+/// What is known of a chunk that is not absent.
+#[derive(Debug)]
+pub(crate) enum Held {
+    Filling { slot: u32, waiters: Vec<Waiter> },
+    Full { slot: u32, is_kept: bool },
+}
+
+/// A chunk that somebody is to fetch into a slot.
+#[derive(Debug)]
+pub(crate) struct Fetch {
+    pub(crate) key: ChunkKey,
+    pub(crate) slot: u32,
+    /// The file that is needed first.
+    pub(crate) first: Option<u32>,
+}
+
+/// A worker's connection.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) pid: u32,
+    pub(crate) dataset: usize,
+    pub(crate) pins: PinPage,
+    pub(crate) socket: Arc<Socket>,
+}
+
+/// Counts of what came and went.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Counts {
+    pub(crate) chunks_from_servers: u64,
+    pub(crate) bytes_from_servers: u64,
+    pub(crate) failed_fetches: u64,
+    /// Of connections that have ended.
+    pub(crate) hits: u64,
+    pub(crate) misses: u64,
+    pub(crate) hit_bytes: u64,
+    pub(crate) fallbacks: u64,
+}
+
+/// The agent's cache.
+#[derive(Debug)]
+pub(crate) struct Cache {
+    state: Mutex<State>,
+    /// Something changed that lets a fetch begin.
+    pub(crate) moved: Notify,
+    pub(crate) policy: Policy,
+    budget: u64,
+    /// Fetches under way.
+    pub(crate) fetches: AtomicUsize,
+}
+
+/// Everything that changes.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    /// None before the first dataset: chunks of it say how large slots are.
+    pub(crate) arena: Option<(Arc<Arena>, Arc<Vec<OwnedFd>>)>,
+    pub(crate) datasets: Vec<Arc<Open>>,
+    pub(crate) connections: BTreeMap<u64, Connection>,
+    pub(crate) held: HashMap<ChunkKey, Held>,
+    pub(crate) plans: Plans,
+    pub(crate) counts: Counts,
+    free: Vec<u32>,
+    /// Slots below this one have memory; the others take some when they are filled.
+    touched: u32,
+    /// Whether chunks stay when nobody needs them soon.
+    keeps: bool,
+    /// Full and not kept, in the order in which they came.
+    passing: VecDeque<ChunkKey>,
+    /// Slots of fetches that failed while a reader had a pin on them.
+    condemned: Vec<u32>,
+    /// Chunks that are wanted and for which there is no slot.
+    queue: VecDeque<(ChunkKey, Waiter)>,
+    pub(crate) kept: u32,
+    generation: u64,
+    next_connection: u64,
+}
+
+impl Cache {
+    pub(crate) fn new(policy: Policy, budget: u64) -> Self {
+        let fetches = AtomicUsize::new(0);
+        let state = State { keeps: policy != Policy::None, ..State::default() };
+        Self { state: Mutex::new(state), moved: Notify::new(), policy, budget, fetches }
+    }
+
+    /// Whether somebody reads along an order, or waits for memory.
+    pub(crate) fn is_followed(&self) -> bool {
+        let state = self.state();
+        state.is_short() || state.plans.are_read()
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes that it may hold.
+    pub(crate) fn budget(&self) -> u64 {
+        self.budget
+    }
+}
+
+impl State {
+    /// The arena; made for chunks of a dataset if there is none. An error says why its chunks don't fit.
+    pub(crate) fn arena_for(&mut self, chunk: u32, budget: u64) -> Result<(), String> {
+        if let Some((arena, _)) = &self.arena {
+            let slot_bytes = arena.shape().slot_bytes;
+            if chunk <= slot_bytes {
+                return Ok(());
+            }
+            return Err(format!(
+                "its chunks have {chunk} bytes, and the slots of this task's agent {slot_bytes}"
+            ));
+        }
+        let slots = (budget / u64::from(chunk)).min(u64::from(libdiesel::agent::SLOTS_MAX));
+        let shape = Shape { slot_bytes: chunk, slots: slots as u32 };
+        if shape.slots == 0 {
+            return Err(format!("{budget} bytes of memory hold no chunk of {chunk}"));
+        }
+        let (arena, files) = Arena::create(shape).map_err(|why| why.to_string())?;
+        self.free = (0..shape.slots).rev().collect();
+        self.arena = Some((Arc::new(arena), Arc::new(files)));
+        Ok(())
+    }
+
+    pub(crate) fn slots(&self) -> u32 {
+        self.arena.as_ref().map_or(0, |(arena, _)| arena.shape().slots)
+    }
+
+    /// Slots that hold a chunk or are being filled.
+    pub(crate) fn used(&self) -> u32 {
+        self.slots().saturating_sub(self.free.len() as u32)
+    }
+
+    /// Adds a worker's connection.
+    pub(crate) fn enter(&mut self, connection: Connection) -> u64 {
+        let number = self.next_connection;
+        self.next_connection += 1;
+        self.connections.insert(number, connection);
+        number
+    }
+
+    /// Forgets a connection with all its pins.
+    pub(crate) fn leave(&mut self, number: u64) {
+        self.plans.leave(number);
+        let Some(gone) = self.connections.remove(&number) else { return };
+        self.counts.hits += gone.pins.get(Gauge::Hits);
+        self.counts.misses += gone.pins.get(Gauge::Misses);
+        self.counts.hit_bytes += gone.pins.get(Gauge::HitBytes);
+        self.counts.fallbacks += gone.pins.get(Gauge::Fallbacks);
+    }
+
+    /// A worker waits for a chunk: it is answered now, or once the chunk is there. Gives the fetch that
+    /// this takes.
+    pub(crate) fn want(&mut self, key: ChunkKey, waiter: Waiter) -> Option<Fetch> {
+        let is_legal = self.has(key);
+        match self.held.get_mut(&key) {
+            _ if !is_legal => {
+                self.refuse(waiter, "the chunk can't be had as a whole");
+                None
+            }
+            Some(Held::Full { slot, .. }) => {
+                let slot = *slot;
+                self.hand_over(waiter, slot);
+                None
+            }
+            Some(Held::Filling { waiters, .. }) => {
+                waiters.push(waiter);
+                None
+            }
+            None => {
+                if self.free.is_empty() && self.plans.is_too_large(waiter.connection) {
+                    self.refuse(waiter, "a group of the order does not fit into memory");
+                    return None;
+                }
+                match self.take_slot(Some(key)) {
+                    Some(slot) => {
+                        let waiters = vec![waiter];
+                        self.held.insert(key, Held::Filling { slot, waiters });
+                        Some(Fetch { key, slot, first: Some(waiter.file) })
+                    }
+                    None => {
+                        self.queue.push_back((key, waiter));
+                        None
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether there is such a chunk, and it was not found damaged.
+    fn has(&self, key: ChunkKey) -> bool {
+        let open = self.datasets.get(key.dataset);
+        open.is_some_and(|open| key.chunk < open.snapshot.chunks())
+            && !self.plans.is_passed_over(key)
+    }
+
+    /// A chunk is wanted soon: fetched where there is room at once.
+    pub(crate) fn hint(&mut self, key: ChunkKey) -> Option<Fetch> {
+        if !self.has(key) || self.held.contains_key(&key) {
+            return None;
+        }
+        let slot = self.free_slot()?;
+        Some(self.begin(key, slot))
+    }
+
+    /// The next chunk that is worth a fetch before anybody waits for it.
+    pub(crate) fn ahead(&mut self, policy: Policy) -> Option<Fetch> {
+        let room = self.free.len() as u32;
+        let next = self.plans.next(|key| self.held.contains_key(&key));
+        if let Some(key) = next {
+            let slot = self.take_slot(Some(key))?;
+            return Some(self.begin(key, slot));
+        }
+        if policy == Policy::OneShot && self.kept < self.keep_max() && room > 0 {
+            let key = self.first_absent()?;
+            let slot = self.free_slot()?;
+            return Some(self.begin(key, slot));
+        }
+        None
+    }
+
+    fn begin(&mut self, key: ChunkKey, slot: u32) -> Fetch {
+        self.held.insert(key, Held::Filling { slot, waiters: Vec::new() });
+        Fetch { key, slot, first: None }
+    }
+
+    /// The first chunk of any dataset that is absent.
+    fn first_absent(&self) -> Option<ChunkKey> {
+        self.datasets.iter().enumerate().find_map(|(dataset, open)| {
+            let mut keys = (0..open.snapshot.chunks()).map(|chunk| ChunkKey { dataset, chunk });
+            keys.find(|key| !self.held.contains_key(key))
+        })
+    }
+
+    /// Chunks that may be kept: two groups of each order that is read and a slot for each worker pass
+    /// through the others.
+    pub(crate) fn keep_max(&self) -> u32 {
+        if !self.keeps {
+            return 0;
+        }
+        let workers = (self.connections.len() as u32).max(1);
+        self.slots().saturating_sub(self.plans.passing_slots()).saturating_sub(workers)
+    }
+
+    /// A free slot; none where the slot would take memory of which there is little.
+    fn free_slot(&mut self) -> Option<u32> {
+        let slot = self.free.pop()?;
+        if slot >= self.touched {
+            if budget::is_short() {
+                self.free.push(slot);
+                return None;
+            }
+            self.touched = slot + 1;
+        }
+        Some(slot)
+    }
+
+    /// An empty slot: a free one, or that of a chunk that nobody reads and no order needs soon.
+    fn take_slot(&mut self, wanted: Option<ChunkKey>) -> Option<u32> {
+        if let Some(slot) = self.free_slot() {
+            return Some(slot);
+        }
+        for _ in 0..self.passing.len() {
+            let key = self.passing.pop_front()?;
+            let is_needed = Some(key) == wanted || self.plans.needs(key);
+            match self.held.get(&key) {
+                Some(Held::Full { slot, is_kept: false }) if !is_needed => {
+                    let slot = *slot;
+                    if self.withdraw(key, slot) {
+                        self.held.remove(&key);
+                        return Some(slot);
+                    }
+                    self.passing.push_back(key);
+                }
+                Some(Held::Full { is_kept: false, .. }) => self.passing.push_back(key),
+                _ => {}
+            }
+        }
+        None
+    }
+
+    /// Hides a chunk. False when somebody reads it: then it is shown again.
+    fn withdraw(&mut self, key: ChunkKey, slot: u32) -> bool {
+        let Some(open) = self.datasets.get(key.dataset).map(Arc::clone) else { return false };
+        open.table.withdraw(key.chunk);
+        if self.connections.values().all(|connection| !connection.pins.holds(slot)) {
+            return true;
+        }
+        self.show(&open, key, slot);
+        false
+    }
+
+    fn show(&mut self, open: &Open, key: ChunkKey, slot: u32) {
+        self.generation += 1;
+        open.table.publish(key.chunk, Word::new(self.generation, slot));
+    }
+
+    /// A file of a chunk that is being filled is there: whoever waits for that file is answered.
+    pub(crate) fn file_is_there(&mut self, key: ChunkKey, file: u32) {
+        let Some(Held::Filling { slot, waiters }) = self.held.get_mut(&key) else { return };
+        let slot = *slot;
+        let ready: Vec<_> = waiters.extract_if(.., |waiter| waiter.file == file).collect();
+        ready.into_iter().for_each(|waiter| self.hand_over(waiter, slot));
+    }
+
+    /// All of a chunk is in its slot, and was found right.
+    pub(crate) fn filled(&mut self, key: ChunkKey, bytes: u64) {
+        let Some(Held::Filling { slot, waiters }) = self.held.remove(&key) else { return };
+        self.counts.chunks_from_servers += 1;
+        self.counts.bytes_from_servers += bytes;
+        let is_kept = self.kept < self.keep_max();
+        self.kept += u32::from(is_kept);
+        if !is_kept {
+            self.passing.push_back(key);
+        }
+        self.held.insert(key, Held::Full { slot, is_kept });
+        if let Some(open) = self.datasets.get(key.dataset).map(Arc::clone) {
+            self.show(&open, key, slot);
+        }
+        waiters.into_iter().for_each(|waiter| self.hand_over(waiter, slot));
+    }
+
+    /// A chunk can't be had.
+    pub(crate) fn lost(&mut self, key: ChunkKey, why: &str, is_final: bool) {
+        let Some(Held::Filling { slot, waiters }) = self.held.remove(&key) else { return };
+        self.counts.failed_fetches += 1;
+        self.condemned.push(slot);
+        if is_final {
+            self.plans.pass_over(key);
+        }
+        waiters.into_iter().for_each(|waiter| self.refuse(waiter, why));
+        self.reuse_condemned();
+    }
+
+    /// Frees condemned slots that nobody reads any more.
+    fn reuse_condemned(&mut self) {
+        let connections = &self.connections;
+        let is_free = |slot: &mut u32| connections.values().all(|one| !one.pins.holds(*slot));
+        self.free.extend(self.condemned.extract_if(.., is_free));
+    }
+
+    /// Orders have moved on: what they no longer need may leave, and kept chunks make room for
+    /// orders that came.
+    pub(crate) fn turn(&mut self) -> Vec<Fetch> {
+        self.reuse_condemned();
+        let connections = &self.connections;
+        self.plans.turn(|connection| {
+            connections.get(&connection).map(|one| one.pins.get(Gauge::Position))
+        });
+        while self.kept > self.keep_max() {
+            let kept = self.held.iter().find_map(|(key, held)| match held {
+                Held::Full { is_kept: true, slot } => Some((*key, *slot)),
+                _ => None,
+            });
+            let Some((key, slot)) = kept else { break };
+            self.held.insert(key, Held::Full { slot, is_kept: false });
+            self.passing.push_back(key);
+            self.kept -= 1;
+        }
+        let now = since_boot();
+        let waiting = std::mem::take(&mut self.queue);
+        let mut fetches = Vec::new();
+        for (key, waiter) in waiting {
+            if now >= waiter.until {
+                self.refuse(waiter, "all memory was in use");
+            } else {
+                fetches.extend(self.want(key, waiter));
+            }
+        }
+        fetches
+    }
+
+    /// Whether somebody waits for a slot.
+    pub(crate) fn is_short(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// Pins a slot for a waiter and tells it.
+    fn hand_over(&mut self, waiter: Waiter, slot: u32) {
+        if let Some(connection) = self.connections.get(&waiter.connection) {
+            connection.pins.pin_for_reader(slot);
+            tell(connection, &FromAgent::Here { id: waiter.id, slot });
+        }
+    }
+
+    fn refuse(&self, waiter: Waiter, why: &str) {
+        if let Some(connection) = self.connections.get(&waiter.connection) {
+            tell(connection, &FromAgent::NotHere { id: waiter.id, reason: why.to_owned() });
+        }
+    }
+
+    /// A sign of life in all tables.
+    pub(crate) fn beat(&self) {
+        let now = u64::try_from(since_boot().as_millis()).unwrap_or(u64::MAX);
+        self.datasets.iter().for_each(|open| open.table.beat(now));
+    }
+}
+
+/// Sends without a wait: a worker has few questions open, so its socket has room. One that takes
+/// nothing loses its connection, and with it its pins.
+fn tell(connection: &Connection, message: &FromAgent) {
+    if let Err(why) = connection.socket.send(message, &[], Duration::ZERO) {
+        tracing::debug!(pid = connection.pid, %why, "a worker does not take an answer");
+        connection.socket.end();
+    }
+}

@@ -1,0 +1,224 @@
+//! What one process says to the agent, and the answers.
+//!
+//! Must hold: only processes of the agent's user are heard; a connection's pins end with it; a message
+//! that makes no sense ends its connection and no other.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use dl_runtime::{Shutdown, blocking, since_boot, spawn};
+use libdiesel::agent::{
+    Begin, DESCRIPTORS_MAX, FromAgent, Gauge, HINTS_MAX, Hello, PROTOCOL, PinPage, Servers, Socket,
+    ToAgent, Want, Welcome,
+};
+use tokio::io::unix::AsyncFd;
+use tokio::sync::OnceCell;
+
+use crate::cache::{Cache, Connection, Waiter};
+use crate::dataset::{ChunkKey, Open, Refusal};
+use crate::member::Member;
+use crate::readiness::watch;
+use crate::status;
+
+/// How long a process may take to read an answer to its first message.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The numbers of the datasets that are open, or are being opened.
+type Datasets = HashMap<(String, Servers), Arc<OnceCell<usize>>>;
+
+/// What all connections share.
+#[derive(Debug)]
+pub(crate) struct Desk {
+    pub(crate) cache: Arc<Cache>,
+    pub(crate) shutdown: Shutdown,
+    pub(crate) member: Member,
+    opened: Mutex<Datasets>,
+}
+
+impl Desk {
+    pub(crate) fn new(cache: Arc<Cache>, shutdown: Shutdown, member: Member) -> Self {
+        Self { cache, shutdown, member, opened: Mutex::default() }
+    }
+
+    /// Answers one process until it ends its connection.
+    pub(crate) async fn serve(&self, socket: Socket) -> io::Result<()> {
+        if socket.peer_user()? != rustix::process::geteuid().as_raw() {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        let socket = Arc::new(socket);
+        let events = watch(Arc::clone(&socket))?;
+        let mut number = None;
+        let served = self.answer_all(&events, &socket, &mut number).await;
+        if let Some(number) = number {
+            self.cache.state().leave(number);
+            self.cache.moved.notify_one();
+        }
+        served
+    }
+
+    async fn answer_all(
+        &self,
+        events: &AsyncFd<Arc<Socket>>,
+        socket: &Arc<Socket>,
+        number: &mut Option<u64>,
+    ) -> io::Result<()> {
+        while let Some(message) = next(events, socket).await? {
+            match (message, *number) {
+                (ToAgent::Hello(hello), None) => *number = self.greet(socket, hello).await?,
+                (ToAgent::Want(want), Some(number)) => self.want(number, want),
+                (ToAgent::Begin(begin), Some(number)) => self.begin(number, begin),
+                (ToAgent::Prefetch(chunks), Some(number)) => self.prefetch(number, &chunks),
+                (ToAgent::Status, _) => {
+                    let status = status::text(&self.cache);
+                    socket.send(&FromAgent::Status(status), &[], PATIENCE)?;
+                }
+                (ToAgent::Stop, _) => {
+                    self.shutdown.request();
+                    socket.send(&FromAgent::Stopping, &[], PATIENCE)?;
+                }
+                (
+                    ToAgent::Hello(_) | ToAgent::Want(_) | ToAgent::Begin(_) | ToAgent::Prefetch(_),
+                    _,
+                ) => {
+                    return Err(io::ErrorKind::InvalidData.into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens the dataset of a worker and gives it what it maps.
+    async fn greet(&self, socket: &Arc<Socket>, hello: Hello) -> io::Result<Option<u64>> {
+        let (pid, protocol) = (hello.pid, hello.protocol);
+        let opened = match protocol {
+            PROTOCOL => self.open(hello).await,
+            other => Err(Refusal {
+                is_missing: false,
+                reason: format!("the agent speaks version {PROTOCOL} of the protocol, not {other}"),
+            }),
+        };
+        let dataset = match opened {
+            Ok(dataset) => dataset,
+            Err(Refusal { is_missing, reason }) => {
+                socket.send(&FromAgent::Refused { is_missing, reason }, &[], PATIENCE)?;
+                return Ok(None);
+            }
+        };
+        let (open, arena, segments) = {
+            let state = self.cache.state();
+            let Some(open) = state.datasets.get(dataset).map(Arc::clone) else { return Ok(None) };
+            let Some((arena, segments)) = state.arena.clone() else { return Ok(None) };
+            (open, arena, segments)
+        };
+        let (pins, pin_file) = PinPage::create(arena.shape().slots)?;
+        let welcome = Welcome {
+            slot_bytes: arena.shape().slot_bytes,
+            slots: arena.shape().slots,
+            chunks: open.snapshot.chunks(),
+        };
+        let files = [open.snapshot_file.as_fd(), open.table_file.as_fd(), pin_file.as_fd()];
+        // Before the worker can ask for anything.
+        let connection = Connection { pid, dataset, pins, socket: Arc::clone(socket) };
+        socket.send(&FromAgent::Welcome(welcome), &files, PATIENCE)?;
+        send_segments(socket, &segments)?;
+        let number = self.cache.state().enter(connection);
+        self.cache.moved.notify_one();
+        Ok(Some(number))
+    }
+
+    /// The number of a dataset, which is opened when nobody has.
+    async fn open(&self, hello: Hello) -> Result<usize, Refusal> {
+        let key = (hello.dataset.clone(), hello.servers.clone());
+        let cell = {
+            let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(opened.entry(key).or_default())
+        };
+        let open = async || {
+            let opening = move || Open::new(&hello.dataset, &hello.servers);
+            let open = blocking::run(opening).await.map_err(|why| Refusal::because(&why))??;
+            let mut state = self.cache.state();
+            let chunk = open.snapshot.shape().size();
+            state
+                .arena_for(chunk, self.cache.budget())
+                .map_err(|reason| Refusal { is_missing: false, reason })?;
+            state.plans.slots = state.slots();
+            let (open, number) = (Arc::new(open), state.datasets.len());
+            state.datasets.push(Arc::clone(&open));
+            state.beat();
+            drop(state);
+            spawn(self.member.clone().stay(Arc::clone(&self.cache), number, open));
+            Ok(number)
+        };
+        cell.get_or_try_init(open).await.copied()
+    }
+
+    fn want(&self, connection: u64, want: Want) {
+        let Want { id, chunk, file, patience, hints } = want;
+        let patience = Duration::from_millis(patience).min(Duration::from_secs(60));
+        let until = since_boot().saturating_add(patience);
+        let mut fetches = Vec::new();
+        {
+            let mut state = self.cache.state();
+            let Some(dataset) = state.connections.get(&connection).map(|one| one.dataset) else {
+                return;
+            };
+            let key = ChunkKey { dataset, chunk };
+            fetches.extend(state.want(key, Waiter { connection, id, file, until }));
+            for chunk in hints.into_iter().take(HINTS_MAX) {
+                fetches.extend(state.hint(ChunkKey { dataset, chunk }));
+            }
+        }
+        fetches.into_iter().for_each(|fetch| self.cache.fetch(fetch));
+    }
+
+    fn begin(&self, connection: u64, begin: Begin) {
+        let mut state = self.cache.state();
+        let Some(one) = state.connections.get(&connection) else { return };
+        let dataset = one.dataset;
+        one.pins.set(Gauge::Position, begin.position);
+        let Some(open) = state.datasets.get(dataset).map(Arc::clone) else { return };
+        let first_files = Arc::clone(&open.first_files);
+        if let Err(why) = state.plans.begin(connection, dataset, first_files, begin) {
+            tracing::warn!(%why, "an order can't be followed");
+        }
+        drop(state);
+        self.cache.moved.notify_one();
+    }
+
+    fn prefetch(&self, connection: u64, chunks: &[u32]) {
+        let mut fetches = Vec::new();
+        let mut state = self.cache.state();
+        let Some(dataset) = state.connections.get(&connection).map(|one| one.dataset) else {
+            return;
+        };
+        for chunk in chunks {
+            fetches.extend(state.hint(ChunkKey { dataset, chunk: *chunk }));
+        }
+        drop(state);
+        fetches.into_iter().for_each(|fetch| self.cache.fetch(fetch));
+    }
+}
+
+/// The descriptors of the arena, in packets.
+fn send_segments(socket: &Socket, segments: &[OwnedFd]) -> io::Result<()> {
+    let mut packets = segments.chunks(DESCRIPTORS_MAX).peekable();
+    while let Some(packet) = packets.next() {
+        let files: Vec<BorrowedFd<'_>> = packet.iter().map(AsFd::as_fd).collect();
+        let are_last = packets.peek().is_none();
+        socket.send(&FromAgent::Segments { are_last }, &files, PATIENCE)?;
+    }
+    Ok(())
+}
+
+/// The next message of a process; none at its end.
+async fn next(events: &AsyncFd<Arc<Socket>>, socket: &Socket) -> io::Result<Option<ToAgent>> {
+    loop {
+        let mut ready = events.readable().await?;
+        if let Ok(received) = ready.try_io(|_| socket.try_receive::<ToAgent>()) {
+            return Ok(received?.map(|(message, _)| message));
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! A dataset version that the agent serves: its snapshot, its table, and where its chunks come from.
+//!
+//! Must hold: the version never changes while the agent lives, and all workers get the same one.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use dl_format::DatasetName;
+use libdiesel::agent::{ChunkSource, Servers, Table, snapshot_file};
+use libdiesel::{Client, Dataset, Kind, Snapshot, SnapshotCache};
+
+/// A chunk of one of the datasets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct ChunkKey {
+    pub(crate) dataset: usize,
+    pub(crate) chunk: u32,
+}
+
+/// What the agent has of a dataset.
+#[derive(Debug)]
+pub(crate) struct Open {
+    pub(crate) name: String,
+    pub(crate) snapshot: Arc<Snapshot>,
+    pub(crate) first_files: Arc<[u32]>,
+    pub(crate) table: Table,
+    pub(crate) source: ChunkSource,
+    /// The way to the servers.
+    pub(crate) dataset: Dataset,
+    /// For workers.
+    pub(crate) snapshot_file: OwnedFd,
+    pub(crate) table_file: OwnedFd,
+}
+
+/// Why a dataset can't be opened.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    pub(crate) is_missing: bool,
+    pub(crate) reason: String,
+}
+
+impl Refusal {
+    pub(crate) fn because(why: &dyn std::error::Error) -> Self {
+        let mut reason = why.to_string();
+        let mut source = why.source();
+        while let Some(why) = source {
+            reason = format!("{reason}: {why}");
+            source = why.source();
+        }
+        Self { is_missing: false, reason }
+    }
+}
+
+impl From<libdiesel::Error> for Refusal {
+    fn from(error: libdiesel::Error) -> Self {
+        Self { is_missing: error.kind() == Kind::NotFound, ..Self::because(&error) }
+    }
+}
+
+impl Open {
+    /// Opens a dataset by its servers. Blocks.
+    pub(crate) fn new(name: &str, servers: &Servers) -> Result<Self, Refusal> {
+        let legal = DatasetName::new(name).map_err(|why| Refusal::because(&why))?;
+        let client = Client::connect(servers.options())?;
+        let dataset = client.dataset(&legal)?;
+        let cache = SnapshotCache::of_user();
+        let dataset = dataset.with_snapshot(cache.as_ref())?;
+        let Some(snapshot) = dataset.snapshot().map(Arc::clone) else {
+            let reason = "the snapshot is not there".to_owned();
+            return Err(Refusal { is_missing: false, reason });
+        };
+        let first_files = snapshot.first_files()?;
+        let (table, table_file) =
+            Table::create(snapshot.chunks()).map_err(|why| Refusal::because(&why))?;
+        let file = snapshot_file(&snapshot, cache.as_ref());
+        let snapshot_file = file.map_err(|why| Refusal::because(&why))?;
+        let source = ChunkSource::of(&dataset)?;
+        let name = name.to_owned();
+        Ok(Self { name, snapshot, first_files, table, source, dataset, snapshot_file, table_file })
+    }
+}

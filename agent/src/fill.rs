@@ -1,0 +1,202 @@
+//! Fetching a chunk into its slot.
+//!
+//! Must hold: a chunk is shown only after each of its files had the checksum of the snapshot; damaged
+//! bytes are fetched once more, past the copies of a fast store; a file that a worker waits for is
+//! fetched first and handed over before the rest of its chunk is there.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use dl_format::{ChunkId, Crc32c};
+use dl_proto::ChunkRange;
+use dl_runtime::{Clock, SystemClock, spawn_on};
+use libdiesel::agent::Arena;
+use libdiesel::{Error, FilePlace, Kind};
+
+use crate::Policy;
+use crate::cache::{Cache, Fetch};
+use crate::dataset::{ChunkKey, Open};
+
+/// After a fetch that no server answered the next one that nobody waits for begins later.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Chunks that are fetched at once before anybody waits for them.
+const FETCHES_MAX: usize = 6;
+
+impl Cache {
+    /// Begins a fetch.
+    pub(crate) fn fetch(self: &Arc<Self>, fetch: Fetch) {
+        self.fetches.fetch_add(1, Ordering::Relaxed);
+        start(self, fetch);
+    }
+
+    /// Begins as many fetches as may run at once, of chunks that are needed soon.
+    pub(crate) fn fetch_ahead(self: &Arc<Self>) {
+        let is_active = self.policy != Policy::None;
+        while is_active && self.fetches.load(Ordering::Relaxed) < FETCHES_MAX {
+            let Some(fetch) = self.state().ahead(self.policy) else { return };
+            self.fetch(fetch);
+        }
+    }
+
+    /// A fetch is no longer under way: the next ones may begin.
+    pub(crate) fn ended_a_fetch(self: &Arc<Self>) {
+        self.fetches.fetch_sub(1, Ordering::Relaxed);
+        self.fetch_ahead();
+        if self.state().is_short() {
+            self.moved.notify_one();
+        }
+    }
+}
+
+/// A chunk and where its files are.
+struct Wanted {
+    key: ChunkKey,
+    slot: u32,
+    id: ChunkId,
+    files: Vec<(u32, FilePlace)>,
+    first: Option<(u32, FilePlace)>,
+}
+
+/// Why a chunk is not in its slot.
+enum Failure {
+    /// Another fetch of it would fail too.
+    Final(String),
+    /// No server could be asked.
+    Away(String),
+}
+
+/// Begins to fetch a chunk.
+fn start(cache: &Arc<Cache>, fetch: Fetch) {
+    let (open, arena) = {
+        let state = cache.state();
+        let open = state.datasets.get(fetch.key.dataset).map(Arc::clone);
+        (open, state.arena.as_ref().map(|(arena, _)| Arc::clone(arena)))
+    };
+    let (Some(open), Some(arena)) = (open, arena) else { return };
+    let cache = Arc::clone(cache);
+    let runtime = open.source.runtime().clone();
+    spawn_on(&runtime, async move {
+        let key = fetch.key;
+        let filled = match wanted(&open, fetch) {
+            Ok(wanted) => fill(&cache, &open, &arena, &wanted).await,
+            Err(error) => Err(Failure::Final(error.to_string())),
+        };
+        match filled {
+            Ok(bytes) => cache.state().filled(key, bytes),
+            Err(Failure::Final(why)) => {
+                tracing::warn!(dataset = open.name, chunk = key.chunk, why, "a chunk can't be had");
+                cache.state().lost(key, &why, true);
+            }
+            Err(Failure::Away(why)) => {
+                tracing::warn!(
+                    dataset = open.name,
+                    chunk = key.chunk,
+                    why,
+                    "no server gives a chunk"
+                );
+                cache.state().lost(key, &why, false);
+                SystemClock::new().sleep(PAUSE).await;
+            }
+        }
+        cache.ended_a_fetch();
+    });
+}
+
+/// The files of a chunk that lie in it as a whole.
+fn wanted(open: &Open, fetch: Fetch) -> Result<Wanted, Error> {
+    let Fetch { key, slot, first } = fetch;
+    let (id, length, numbers) = open.snapshot.chunk(key.chunk)?;
+    let mut files = Vec::with_capacity(numbers.len());
+    for number in numbers {
+        let place = open.snapshot.place(number)?;
+        let end = u64::from(place.offset).saturating_add(place.length);
+        if end <= u64::from(length) && place.length > 0 {
+            files.push((number, place));
+        }
+    }
+    let first = files.iter().find(|(number, _)| Some(*number) == first).copied();
+    Ok(Wanted { key, slot, id, files, first })
+}
+
+/// Fetches all of it; gives how many bytes.
+async fn fill(cache: &Cache, open: &Open, arena: &Arena, wanted: &Wanted) -> Result<u64, Failure> {
+    let ranges = wanted.ranges();
+    if ranges.is_empty() {
+        return Ok(0);
+    }
+    let asked: Vec<ChunkRange> = ranges
+        .iter()
+        .map(|range| ChunkRange {
+            chunk: wanted.id,
+            offset: range.start,
+            length: range.end - range.start,
+        })
+        .collect();
+    let mut why = String::new();
+    for passes_copies in [false, true] {
+        let mut came = 0;
+        let first = ranges.first().cloned().unwrap_or_default();
+        let take = |index: usize, offset: u64, bytes: &[u8]| {
+            let start = ranges.get(index).map_or(0, |range| u64::from(range.start));
+            let at = u32::try_from(start.saturating_add(offset)).unwrap_or(u32::MAX);
+            arena.write(wanted.slot, at, bytes);
+            if index == 0 && wanted.first.is_some() {
+                came += bytes.len();
+                if came == first.len() {
+                    wanted.first_is_there(cache, arena);
+                }
+            }
+        };
+        let fetched = open.source.fetch(&asked, passes_copies, take).await;
+        let fetched = fetched.map_err(|error| Failure::Away(chain(&error)))?;
+        if let Some(error) = fetched.into_iter().find_map(Result::err) {
+            match error.kind() {
+                Kind::Corrupt => why = chain(&error),
+                Kind::NotFound => return Err(Failure::Final(chain(&error))),
+                _ => return Err(Failure::Away(chain(&error))),
+            }
+            continue;
+        }
+        match wanted.files.iter().find(|file| !is_right(arena, wanted.slot, file.1)) {
+            None => return Ok(ranges.iter().map(|range| range.len() as u64).sum()),
+            Some((number, _)) => why = format!("file {number} is damaged"),
+        }
+    }
+    Err(Failure::Final(why))
+}
+
+impl Wanted {
+    /// The parts of the object to fetch, the file that is needed first before all others.
+    fn ranges(&self) -> Vec<Range<u32>> {
+        let end_of = |place: &FilePlace| place.offset.saturating_add(place.length as u32);
+        let start = self.files.iter().map(|(_, place)| place.offset).min().unwrap_or(0);
+        let end = self.files.iter().map(|(_, place)| end_of(place)).max().unwrap_or(0);
+        let first =
+            self.first.as_ref().map_or(start..start, |(_, first)| first.offset..end_of(first));
+        let ranges = [first.clone(), start..first.start, first.end..end];
+        ranges.into_iter().filter(|range| !range.is_empty()).collect()
+    }
+
+    /// Hands the first file over if its bytes are right.
+    fn first_is_there(&self, cache: &Cache, arena: &Arena) {
+        if let Some((number, place)) = self.first
+            && is_right(arena, self.slot, place)
+        {
+            cache.state().file_is_there(self.key, number);
+        }
+    }
+}
+
+fn is_right(arena: &Arena, slot: u32, place: FilePlace) -> bool {
+    let bytes = arena.written(slot, place.offset, place.length as usize);
+    bytes.is_some_and(|bytes| Crc32c::of(bytes) == place.crc)
+}
+
+/// An error with its causes, in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |why| why.source());
+    causes.fold(error.to_string(), |text, why| format!("{text}: {why}"))
+}

@@ -1,0 +1,33 @@
+//! The node agent (paper, 4.2, the master client): one process for each task and node, which holds
+//! chunks in memory that the task's processes map, and fetches them ahead along the order.
+//!
+//! Must hold: what it holds is a copy; its death costs time and nothing else. Memory stays within the
+//! budget. Each wait of a worker is answered by its deadline.
+
+mod budget;
+mod cache;
+mod connection;
+mod dataset;
+mod fill;
+mod member;
+mod plan;
+mod readiness;
+mod run;
+mod status;
+mod window;
+
+pub use budget::{Budget, free_memory};
+pub use run::{Config, Ended, run};
+pub use status::{DatasetStatus, Status, WorkerStatus};
+
+/// When the agent fetches chunks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Policy {
+    /// Those that a worker reads or, along its order, is about to read.
+    #[default]
+    OnDemand,
+    /// All of a dataset, as soon as a worker opens it, as far as memory goes.
+    OneShot,
+    /// Those that a worker waits for; none is kept for long.
+    None,
+}

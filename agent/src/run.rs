@@ -1,0 +1,135 @@
+//! The life of an agent.
+//!
+//! Must hold: it ends when nobody has needed it for a while, or when it is told to; the lock that it
+//! holds goes with it, whatever ends it.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dl_runtime::{Clock, Shutdown, SystemClock, spawn};
+use libdiesel::agent::{TaskName, accept};
+use tokio::io::unix::AsyncFd;
+
+use crate::cache::Cache;
+use crate::connection::Desk;
+use crate::member::Member;
+use crate::readiness::watch;
+use crate::{Budget, Policy};
+
+/// How often orders are followed, and who waits for memory is looked at.
+const TICK: Duration = Duration::from_millis(5);
+
+/// Between two signs of life.
+const BEAT: Duration = Duration::from_secs(1);
+
+/// What an agent is started with.
+#[derive(Debug)]
+pub struct Config {
+    /// The training job.
+    pub task: TaskName,
+    /// The socket at which workers connect.
+    pub listener: OwnedFd,
+    /// Held for as long as the agent lives.
+    pub lock: OwnedFd,
+    /// Memory for chunks.
+    pub memory: Budget,
+    /// When it fetches.
+    pub policy: Policy,
+    /// How long it lives without a worker.
+    pub idle: Duration,
+    /// Ends it.
+    pub shutdown: Shutdown,
+}
+
+/// Why an agent has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// No worker was there for a while.
+    Idle,
+    /// Somebody asked for it.
+    Stopped,
+}
+
+/// Serves workers until the end. Needs a tokio runtime.
+///
+/// # Errors
+/// When the listener fails.
+pub async fn run(config: Config) -> io::Result<Ended> {
+    let Config { task, listener, lock, memory, policy, idle, shutdown } = config;
+    let _lock = lock;
+    rustix::io::ioctl_fionbio(&listener, true)?;
+    let listener = watch(listener)?;
+    let cache = Arc::new(Cache::new(policy, memory.0));
+    let stop = Shutdown::new();
+    let desk = Arc::new(Desk::new(Arc::clone(&cache), stop.clone(), Member::of(task)));
+    let clock = SystemClock::new();
+    let driving = spawn(drive(Arc::clone(&cache)));
+    let ended = tokio::select! {
+        failed = accept_all(&listener, &desk) => Err(failed),
+        () = shutdown.requested() => Ok(Ended::Stopped),
+        () = stop.requested() => Ok(Ended::Stopped),
+        () = unneeded(&cache, idle, &clock) => Ok(Ended::Idle),
+    };
+    driving.abort();
+    desk.member.leave(&cache).await;
+    ended
+}
+
+/// Lets processes in until the listener fails.
+async fn accept_all(listener: &AsyncFd<OwnedFd>, desk: &Arc<Desk>) -> io::Error {
+    loop {
+        let mut ready = match listener.readable().await {
+            Ok(ready) => ready,
+            Err(why) => return why,
+        };
+        let socket = match ready.try_io(accept) {
+            Ok(Ok(socket)) => socket,
+            Ok(Err(why)) => return why,
+            Err(_) => continue,
+        };
+        let desk = Arc::clone(desk);
+        spawn(async move {
+            if let Err(why) = desk.serve(socket).await {
+                tracing::debug!(%why, "a connection ended");
+            }
+        });
+    }
+}
+
+/// Completes when no worker was connected for so long.
+async fn unneeded(cache: &Cache, idle: Duration, clock: &dyn Clock) {
+    let mut since = clock.monotonic();
+    loop {
+        clock.sleep(BEAT.min(idle)).await;
+        let now = clock.monotonic();
+        if !cache.state().connections.is_empty() {
+            since = now;
+        }
+        if now.saturating_sub(since) >= idle {
+            return;
+        }
+    }
+}
+
+/// Follows the orders, fetches ahead, and gives signs of life.
+async fn drive(cache: Arc<Cache>) {
+    let clock = SystemClock::new();
+    let mut next_beat = Duration::ZERO;
+    loop {
+        let fetches = cache.state().turn();
+        fetches.into_iter().for_each(|fetch| cache.fetch(fetch));
+        cache.fetch_ahead();
+        let now = clock.monotonic();
+        if now >= next_beat {
+            cache.state().beat();
+            next_beat = now.saturating_add(BEAT);
+        }
+        let pause = if cache.is_followed() { TICK } else { BEAT };
+        tokio::select! {
+            () = cache.moved.notified() => {}
+            () = clock.sleep(pause) => {}
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! The part of one rank's order that is fetched ahead: the groups that are read, and the next ones.
+//!
+//! Must hold: groups come in the order of their positions, epoch by epoch; a group stays until the
+//! slowest reader is behind it.
+
+use std::collections::{HashSet, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+
+use libdiesel::order::{ChunkPlan, Cursor, Order, OrderError, OrderSettings, Selection};
+
+/// Groups that are fetched ahead of the one that is read.
+const AHEAD: usize = 1;
+
+/// A group of chunks, by need.
+#[derive(Debug)]
+struct Group {
+    epoch: u64,
+    positions: Range<u64>,
+    chunks: Vec<u32>,
+}
+
+/// The groups of one rank.
+#[derive(Debug)]
+pub(crate) struct Window {
+    first_files: Arc<[u32]>,
+    selection: Arc<Selection>,
+    settings: OrderSettings,
+    rank: u32,
+    cursor: Cursor,
+    groups: VecDeque<Group>,
+    /// Chunks of `groups`.
+    chunks: HashSet<u32>,
+    /// Most chunks of a group so far.
+    pub(crate) largest: u32,
+}
+
+/// Where a reader is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct At {
+    pub(crate) epoch: u64,
+    pub(crate) position: u64,
+}
+
+impl Window {
+    pub(crate) fn new(
+        first_files: Arc<[u32]>,
+        selection: Arc<Selection>,
+        settings: OrderSettings,
+        rank: u32,
+        position: u64,
+    ) -> Result<Self, OrderError> {
+        let order = Order::new(Arc::clone(&first_files), Arc::clone(&selection), settings)?;
+        let mut cursor = Cursor::new(Arc::new(order), rank)?;
+        cursor.seek(position);
+        let (groups, chunks) = (VecDeque::new(), HashSet::new());
+        let mut window =
+            Self { first_files, selection, settings, rank, cursor, groups, chunks, largest: 0 };
+        window.extend();
+        Ok(window)
+    }
+
+    /// Adds the next group; the first one of the next epoch behind the last one.
+    fn extend(&mut self) {
+        let plan = ChunkPlan::next_of(&mut self.cursor).or_else(|| {
+            self.settings.epoch += 1;
+            let (files, selection) = (Arc::clone(&self.first_files), Arc::clone(&self.selection));
+            let order = Order::new(files, selection, self.settings).ok()?;
+            self.cursor = Cursor::new(Arc::new(order), self.rank).ok()?;
+            ChunkPlan::next_of(&mut self.cursor)
+        });
+        let Some(plan) = plan else { return };
+        let chunks = plan.by_need().iter().filter_map(|index| plan.number_of(*index));
+        let chunks: Vec<u32> = chunks.collect();
+        self.largest = self.largest.max(chunks.len() as u32);
+        self.chunks.extend(&chunks);
+        let group = Group { epoch: self.settings.epoch, positions: plan.positions(), chunks };
+        self.groups.push_back(group);
+    }
+
+    /// Whether a reader at a place is in one of the groups.
+    pub(crate) fn holds(&self, at: At) -> bool {
+        self.groups
+            .iter()
+            .any(|group| group.epoch == at.epoch && group.positions.contains(&at.position))
+    }
+
+    /// Follows the readers: the slowest decides what leaves, the fastest what comes.
+    pub(crate) fn follow(&mut self, slowest: At, fastest: At) {
+        let is_behind =
+            |group: &Group| (group.epoch, group.positions.end) <= (slowest.epoch, slowest.position);
+        let mut has_changed = false;
+        while self.groups.len() > 1 && self.groups.front().is_some_and(is_behind) {
+            self.groups.pop_front();
+            has_changed = true;
+        }
+        let is_reached = |group: &Group| {
+            (group.epoch, group.positions.start) <= (fastest.epoch, fastest.position)
+        };
+        let reached = self.groups.iter().filter(|group| is_reached(group)).count();
+        for _ in self.groups.len()..reached.max(1) + AHEAD {
+            self.extend();
+            has_changed = true;
+        }
+        if has_changed {
+            self.chunks = self.groups.iter().flat_map(|group| &group.chunks).copied().collect();
+        }
+    }
+
+    /// Whether a chunk is in one of the groups.
+    pub(crate) fn needs(&self, chunk: u32) -> bool {
+        self.chunks.contains(&chunk)
+    }
+
+    /// The chunks of the groups, in the order in which they are needed.
+    pub(crate) fn in_order(&self) -> impl Iterator<Item = u32> + '_ {
+        self.groups.iter().flat_map(|group| &group.chunks).copied()
+    }
+}

@@ -1,0 +1,34 @@
+//! What the node agent shares with this library: the layout of memory, the messages, and the way to the
+//! servers. For `dl-agent` and for tools that speak to it; applications need none of it.
+//!
+//! Must hold: an agent and a worker of one version of the library agree on all of it; the bytes of
+//! chunks come unchecked, and the caller checks them by a snapshot.
+
+mod node;
+mod tasks;
+
+pub use dl_format::{InvalidTaskName, MemberId, TaskId, TaskName};
+pub use dl_proto::{
+    ChunkRange, JoinTask, TASK_MEMBERS_MAX, TaskCounters, TaskMember, TaskMembership, task_id,
+};
+
+use crate::dataset::Dataset;
+use crate::error::Error;
+pub use crate::remote::ChunkSource;
+pub use crate::worker::layout::{Arena, Gauge, PinPage, SLOTS_MAX, Shape, Table, Word};
+pub use crate::worker::message::{
+    Begin, FromAgent, HINTS_MAX, Hello, PROTOCOL, Servers, ToAgent, Want, Welcome,
+};
+pub use crate::worker::socket::{DESCRIPTORS_MAX, Socket, accept};
+pub use node::{Claim, claim, snapshot_file, start, status, stop};
+pub use tasks::join_task;
+
+impl ChunkSource {
+    /// The chunks of the dataset of a handle, for the current process.
+    ///
+    /// # Errors
+    /// [`Kind::Local`](crate::Kind::Local) when the library can't work in this process.
+    pub fn of(dataset: &Dataset) -> Result<Self, Error> {
+        Self::new(dataset.remote())
+    }
+}

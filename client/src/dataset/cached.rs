@@ -1,0 +1,187 @@
+//! Reads by number or path that copy into memory of the caller, or borrow the memory of the node's
+//! cache.
+//!
+//! Must hold: the node's cache is asked first; whatever it can't give comes from the servers.
+
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use dl_format::FilePath;
+
+use super::Dataset;
+use crate::error::{Error, Kind};
+use crate::path::AsPath;
+use crate::remote::ReadItem;
+use crate::snapshot::Snapshot;
+use crate::worker::{View, Worker};
+
+/// A file: its path ([`AsPath`]), or its number in the snapshot (`u32`). Only this crate implements the
+/// trait.
+pub trait AsFile: sealed::Sealed {
+    /// The path or the number.
+    #[doc(hidden)]
+    fn as_file(&self) -> Result<FileKey<'_>, Error>;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for u32 {}
+    #[deny(clippy::missing_trait_methods)]
+    impl<P: super::AsPath<super::FilePath>> Sealed for P {}
+}
+
+/// What an [`AsFile`] is.
+#[doc(hidden)]
+#[derive(Debug)]
+pub enum FileKey<'a> {
+    /// The number in the snapshot.
+    Number(u32),
+    /// The path.
+    Path(Cow<'a, FilePath>),
+}
+
+impl AsFile for u32 {
+    fn as_file(&self) -> Result<FileKey<'_>, Error> {
+        Ok(FileKey::Number(*self))
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<P: AsPath<FilePath>> AsFile for P {
+    fn as_file(&self) -> Result<FileKey<'_>, Error> {
+        self.as_path("read").map(FileKey::Path)
+    }
+}
+
+impl Dataset {
+    /// Reads a file to the beginning of `buffer`; gives its length in bytes.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] for a buffer that is too short, and those of [`get`](Self::get).
+    pub fn get_into(&self, file: impl AsFile, buffer: &mut [u8]) -> Result<usize, Error> {
+        let file = file.as_file()?;
+        if let Some((worker, number)) = self.cached(&file)?
+            && let Some(length) = worker.read_into(number, buffer)
+        {
+            return Ok(length);
+        }
+        let bytes = self.get_past_cache(&file)?;
+        let into = buffer.get_mut(..bytes.len()).ok_or_else(|| self.too_short(bytes.len()))?;
+        into.copy_from_slice(&bytes);
+        Ok(bytes.len())
+    }
+
+    /// Reads many files one behind the other into `buffer`: where each of them lies in it, in their
+    /// order.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] for a buffer that is too short, and those of [`get`](Self::get), for the first
+    /// file that fails.
+    pub fn get_many_into<F: AsFile>(
+        &self,
+        files: &[F],
+        buffer: &mut [u8],
+    ) -> Result<Vec<Range<usize>>, Error> {
+        let files = files.iter().map(AsFile::as_file).collect::<Result<Vec<_>, _>>()?;
+        let mut places = Vec::with_capacity(files.len());
+        let known = match self.worker() {
+            Some((worker, snapshot)) => Some((worker, self.numbers(snapshot, &files)?)),
+            None => None,
+        };
+        while places.len() < files.len() {
+            let end = places.last().map_or(0, |place: &Range<usize>| place.end);
+            if let Some((worker, numbers)) = &known {
+                let left = numbers.get(places.len()..).unwrap_or_default();
+                let room = buffer.get_mut(end..).unwrap_or_default();
+                let took = |_, place: Range<usize>| {
+                    places.push(place.start + end..place.end + end);
+                };
+                if worker.read_many_into(left, room, took) > 0 {
+                    continue;
+                }
+            }
+            let Some(file) = files.get(places.len()) else { break };
+            let bytes = self.get_past_cache(file)?;
+            let to = end.saturating_add(bytes.len());
+            let into = buffer.get_mut(end..to).ok_or_else(|| self.too_short(to))?;
+            into.copy_from_slice(&bytes);
+            places.push(end..to);
+        }
+        Ok(places)
+    }
+
+    /// The bytes of a file, borrowed where they lie in the node's cache. Their chunk stays there as long as
+    /// the view lives: drop it soon, or copy.
+    ///
+    /// # Errors
+    /// Those of [`get`](Self::get).
+    pub fn view(&self, file: impl AsFile) -> Result<View, Error> {
+        self.view_of(&file.as_file()?)
+    }
+
+    /// The same of many files, in their order.
+    ///
+    /// # Errors
+    /// Those of [`get`](Self::get), for the first file that fails.
+    pub fn view_many<F: AsFile>(&self, files: &[F]) -> Result<Vec<View>, Error> {
+        files.iter().map(|file| self.view_of(&file.as_file()?)).collect()
+    }
+
+    fn view_of(&self, file: &FileKey<'_>) -> Result<View, Error> {
+        if let Some((worker, number)) = self.cached(file)?
+            && let Some(view) = worker.view(number)
+        {
+            return Ok(view);
+        }
+        Ok(View::of(self.get_past_cache(file)?))
+    }
+
+    /// The worker and the snapshot that reads go through; none for a handle without a task, or one
+    /// through which something was written.
+    #[inline]
+    pub(super) fn worker(&self) -> Option<(&Arc<Worker>, &Arc<Snapshot>)> {
+        Some((self.0.worker.as_ref()?, self.snapshot()?))
+    }
+
+    /// Where to ask for a file first.
+    #[inline]
+    pub(super) fn cached(&self, file: &FileKey<'_>) -> Result<Option<(&Arc<Worker>, u32)>, Error> {
+        let Some((worker, snapshot)) = self.worker() else { return Ok(None) };
+        Ok(match file {
+            FileKey::Number(number) => Some((worker, *number)),
+            FileKey::Path(path) => snapshot.number(path)?.map(|number| (worker, number)),
+        })
+    }
+
+    /// The numbers of files; that of no file for a path where none is.
+    fn numbers(&self, snapshot: &Snapshot, files: &[FileKey<'_>]) -> Result<Vec<u32>, Error> {
+        let number = |file: &FileKey<'_>| match file {
+            FileKey::Number(number) => Ok(*number),
+            FileKey::Path(path) => Ok(snapshot.number(path)?.unwrap_or(u32::MAX)),
+        };
+        files.iter().map(number).collect()
+    }
+
+    fn get_past_cache(&self, file: &FileKey<'_>) -> Result<Bytes, Error> {
+        match file {
+            FileKey::Path(path) => self.get_elsewhere(path),
+            FileKey::Number(number) => {
+                let address = self.0.remote.address();
+                let none = || {
+                    let why = "there is no snapshot that numbers the files";
+                    Error::new(Kind::Invalid, "read", &address, why)
+                };
+                let snapshot = self.snapshot().ok_or_else(none)?;
+                let item = ReadItem::from((snapshot.path(*number)?, snapshot.record(*number)?));
+                self.0.remote.get(&item)
+            }
+        }
+    }
+
+    fn too_short(&self, length: usize) -> Error {
+        let why = format!("the buffer is too short: {length} bytes are needed");
+        Error::new(Kind::Invalid, "read", self.0.remote.address(), why)
+    }
+}

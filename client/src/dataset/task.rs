@@ -1,0 +1,71 @@
+//! Handles that read through the agent of this node.
+//!
+//! Must hold: without an agent a handle reads from the servers, and a note says so once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dl_format::DatasetName;
+
+use super::Dataset;
+use super::open::info_of;
+use crate::error::{Error, Kind};
+use crate::remote::{Client, ClientCertificate, ConnectOptions};
+use crate::snapshot::Snapshot;
+use crate::worker::message::{Servers, milliseconds};
+use crate::worker::{Attacher, Worker};
+
+impl Client {
+    /// A dataset as the agent of this node has it; none without a task or an agent.
+    pub(super) fn of_task(&self, name: &DatasetName) -> Result<Option<Dataset>, Error> {
+        let Some(task) = &self.options().task else { return Ok(None) };
+        let servers = Servers::of(self.options());
+        let attacher = Attacher::new(task.clone(), servers, name.as_str().to_owned());
+        let (attached, file) = match attacher.attach() {
+            Ok(attached) => attached,
+            Err(error) if error.kind() == Kind::NotFound => return Err(error),
+            Err(error) => {
+                tracing::warn!(%name, why = error.chain(), "reading without the node's cache");
+                return Ok(None);
+            }
+        };
+        let snapshot = Arc::new(Snapshot::map_sealed(&file, "the agent's snapshot".as_ref())?);
+        let remote = self.described(info_of(name, &snapshot));
+        let worker = Worker::new(attacher, Arc::clone(&snapshot), attached);
+        Ok(Some(Dataset::with(remote, Some(snapshot), Some(Arc::new(worker)))))
+    }
+}
+
+impl Servers {
+    /// Of the options of a client.
+    pub fn of(options: &ConnectOptions) -> Self {
+        let certificate = options.certificate.as_ref();
+        Self {
+            user: options.user.clone(),
+            key: options.key.clone(),
+            addresses: options.servers.clone(),
+            ca: options.ca.clone(),
+            certificate: certificate.map(|one| (one.certificate.clone(), one.key.clone())),
+            plain_text_key: options.plain_text_key,
+            connect_timeout: milliseconds(options.connect_timeout),
+            request_timeout: milliseconds(options.request_timeout),
+        }
+    }
+
+    /// As options of a client that reads from the servers.
+    pub fn options(&self) -> ConnectOptions {
+        let certificate = self.certificate.clone();
+        ConnectOptions {
+            user: self.user.clone(),
+            key: self.key.clone(),
+            servers: self.addresses.clone(),
+            ca: self.ca.clone(),
+            certificate: certificate
+                .map(|(certificate, key)| ClientCertificate { certificate, key }),
+            plain_text_key: self.plain_text_key,
+            connect_timeout: Duration::from_millis(self.connect_timeout),
+            request_timeout: Duration::from_millis(self.request_timeout),
+            ..ConnectOptions::default()
+        }
+    }
+}

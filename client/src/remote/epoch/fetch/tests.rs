@@ -1,0 +1,166 @@
+//! Chunks of an epoch from servers that follow a script: by a range of the chunk, or file by file.
+
+use bytes::Bytes;
+use dl_format::snapshot::LiveFile;
+use dl_format::{ChunkId, Crc32c, EntryVersion, FilePath, Stamp};
+use dl_proto::{ChunkPiece, GetChunksRequest, Kind as WireKind, ReadPiece, ReadSource, pb};
+use tonic::Status;
+
+use super::*;
+use crate::remote::testing::{Script, data, dataset, record};
+use crate::report::tests::snapshot_of;
+
+const FILES: u32 = 20;
+const LENGTH: u32 = 1_000;
+const CHUNK: ChunkId = ChunkId::from_bytes([8; 16]);
+
+/// The first byte of a file in the object, and behind the last one.
+const START: u32 = 4_096;
+
+fn object() -> Bytes {
+    data((START + FILES * LENGTH) as usize, 3).into()
+}
+
+fn content(number: u32) -> Bytes {
+    let from = (START + number * LENGTH) as usize;
+    object().slice(from..from + LENGTH as usize)
+}
+
+/// A chunk of files that lie next to each other; one is empty.
+fn snapshot() -> Arc<Snapshot> {
+    let holder =
+        EntryVersion { stamp: Stamp::new(5), chunk: CHUNK, entry: EntryVersion::UNKNOWN_ENTRY };
+    let file = |number: u32, offset, bytes: &[u8]| LiveFile {
+        path: FilePath::new(format!("file{number:02}")).unwrap(),
+        record: FileRecord { version: holder, holder, offset, ..record(bytes) },
+        extents: Vec::new(),
+    };
+    let files = (0..FILES).map(|number| file(number, START + number * LENGTH, &content(number)));
+    Arc::new(snapshot_of(vec![files.chain([file(FILES, START, b"")]).collect()]))
+}
+
+/// What a server was asked for.
+#[derive(Debug, PartialEq, Eq)]
+enum Asked {
+    /// A range of the chunk.
+    Range(u32, u32),
+    /// Ranges of files.
+    Files(Vec<(u32, u32)>),
+}
+
+/// How a server answers what it is asked for of the chunk.
+type Answer = fn(&GetChunksRequest) -> Result<Vec<ChunkPiece>, Status>;
+
+fn piece(data: Result<Bytes, WireKind>) -> ChunkPiece {
+    ChunkPiece { range: 0, data: data.map_err(|kind| (kind, "on purpose".to_owned())) }
+}
+
+/// In pieces of a length that is none of files.
+fn well(request: &GetChunksRequest) -> Result<Vec<ChunkPiece>, Status> {
+    let range = request.ranges[0];
+    let from = range.offset as usize;
+    let bytes = object().slice(from..from + range.length as usize);
+    Ok(bytes.chunks(2_700).map(|part| piece(Ok(Bytes::copy_from_slice(part)))).collect())
+}
+
+fn read(request: &dl_proto::ReadRequest) -> Vec<Result<pb::ReadReply, Status>> {
+    let answer = (0..).zip(&request.items).map(|(item, wanted)| {
+        let ReadSource::File(file) = &wanted.source else { panic!("asked for by path") };
+        let from = file.offset as usize;
+        let bytes = object().slice(from..from + file.stored as usize);
+        let (length, crc) = (bytes.len() as u64, Crc32c::of(&bytes));
+        ReadPiece { item, data: Ok(bytes), last: true, length, crc, extent: None }.into()
+    });
+    vec![Ok(pb::ReadReply { pieces: answer.collect() })]
+}
+
+/// A source over a server that answers so, and what that was asked for.
+fn scene(answer: Answer) -> (Source, Arc<Mutex<Vec<Asked>>>) {
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let (of_chunks, of_files) = (Arc::clone(&asked), Arc::clone(&asked));
+    let chunks = move |request: GetChunksRequest| {
+        let [range] = request.ranges[..] else { panic!("one range of one chunk") };
+        assert_eq!(range.chunk, CHUNK);
+        of_chunks.lock().unwrap().push(Asked::Range(range.offset, range.length));
+        match answer(&request) {
+            Ok(pieces) => pieces
+                .into_iter()
+                .map(|piece| Ok(pb::GetChunksReply { pieces: vec![piece.into()] }))
+                .collect(),
+            Err(status) => vec![Err(status)],
+        }
+    };
+    let read = move |request: dl_proto::ReadRequest| {
+        let ranges = request.items.iter().map(|item| match &item.source {
+            ReadSource::File(file) => (file.offset, file.stored),
+            ReadSource::Path(_) => panic!("asked for by path"),
+        });
+        of_files.lock().unwrap().push(Asked::Files(ranges.collect()));
+        read(&request)
+    };
+    let script = Script { chunks: Box::new(chunks), read: Box::new(read), ..Script::default() };
+    let dataset = dataset(script);
+    let (session, info) = (dataset.remote().session().unwrap(), dataset.info().clone());
+    let source = Source { session, info, snapshot: snapshot(), is_old: AtomicBool::new(false) };
+    (source, asked)
+}
+
+/// Fetches these files, and checks that all are what was written.
+fn fetch(source: &Source, numbers: &[u32]) {
+    let contents = source.session.wait(source.fetch(numbers)).unwrap();
+    for (number, became) in numbers.iter().zip(contents) {
+        let expected = if *number == FILES { Bytes::new() } else { content(*number) };
+        assert!(matches!(&became, Content::Bytes(bytes) if *bytes == expected), "{number}");
+    }
+}
+
+#[test]
+fn a_chunk_is_one_range_from_the_first_to_the_last_wanted_file() {
+    let (source, asked) = scene(well);
+    fetch(&source, &(0..=FILES).rev().collect::<Vec<_>>());
+    fetch(&source, &[3, 5, 7]);
+    let expected =
+        [Asked::Range(START, FILES * LENGTH), Asked::Range(START + 3 * LENGTH, 5 * LENGTH)];
+    assert_eq!(*asked.lock().unwrap(), expected);
+}
+
+#[test]
+fn few_files_of_a_chunk_are_asked_for_by_themselves() {
+    let (source, asked) = scene(well);
+    fetch(&source, &[0, 5, 19]);
+    let files = [0, 5, 19].map(|number| (START + number * LENGTH, LENGTH)).to_vec();
+    assert_eq!(*asked.lock().unwrap(), [Asked::Files(files)]);
+}
+
+#[test]
+fn damaged_files_are_asked_for_again_and_the_others_are_not() {
+    let (source, asked) = scene(|request| {
+        let mut pieces = well(request)?;
+        pieces[1].data = Ok(Bytes::from(vec![0; 2_700]));
+        Ok(pieces)
+    });
+    fetch(&source, &(0..FILES).collect::<Vec<_>>());
+    // The files of the second piece lie next to each other.
+    let damaged = Asked::Files(vec![(START + 2 * LENGTH, 4 * LENGTH)]);
+    assert_eq!(*asked.lock().unwrap(), [Asked::Range(START, FILES * LENGTH), damaged]);
+}
+
+#[test]
+fn a_chunk_that_is_gone_is_read_file_by_file_and_the_next_one_by_a_range_again() {
+    let (source, asked) = scene(|_| Ok(vec![piece(Err(WireKind::NotFound))]));
+    for _ in 0..2 {
+        fetch(&source, &[0, 1]);
+    }
+    let once = || [Asked::Range(START, 2 * LENGTH), Asked::Files(vec![(START, 2 * LENGTH)])];
+    assert_eq!(*asked.lock().unwrap(), once().into_iter().chain(once()).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_server_that_does_not_know_ranges_of_chunks_is_asked_for_them_once() {
+    let (source, asked) = scene(|_| Err(Status::unimplemented("this server knows no such method")));
+    for _ in 0..2 {
+        fetch(&source, &[0, 1]);
+    }
+    let files = || Asked::Files(vec![(START, 2 * LENGTH)]);
+    assert_eq!(*asked.lock().unwrap(), [Asked::Range(START, 2 * LENGTH), files(), files()]);
+}

@@ -1,0 +1,88 @@
+//! The task: the training job whose processes share a cache on each node (paper, 4.2).
+//!
+//! Must hold: two jobs never get one name by accident; the environment is read here and nowhere else.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Bytes of a name at most.
+const NAME_MAX: usize = 128;
+
+/// Variables in which launchers name a job, and the value that stands for no name.
+const LAUNCHERS: [&str; 3] = ["SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE"];
+const NO_NAME: &str = "none";
+
+/// How the processes of a job find the agent of their node, and how long they wait for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TaskOptions {
+    /// The name of the job: the same in all of its processes, and in no other job of this user.
+    pub name: String,
+    /// The folder of sockets and locks; none where there is no usable folder.
+    pub folder: PathBuf,
+    /// The program that is the agent; none for `dlcmd` beside this program, else in PATH.
+    pub program: Option<PathBuf>,
+    /// More arguments of `dlcmd agent run` for an agent that is started.
+    pub arguments: Vec<String>,
+    /// How long a read waits for the agent before it goes to the servers.
+    pub patience: Duration,
+}
+
+impl TaskOptions {
+    /// A job by its name: at most 128 of the characters `A-Z a-z 0-9 . _ : -`; none for another name.
+    pub fn named(name: &str) -> Option<Self> {
+        let is_legal = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte);
+        let is_name = !name.is_empty() && name.len() <= NAME_MAX && name.bytes().all(is_legal);
+        is_name.then(|| Self {
+            name: name.to_owned(),
+            folder: folder(),
+            program: std::env::var_os("DIESEL_AGENT").map(PathBuf::from),
+            arguments: memory_of_environment(),
+            patience: Duration::from_secs(5),
+        })
+    }
+
+    /// The job of this process: `DIESEL_TASK`, else what a launcher calls it (`SLURM_JOB_ID`,
+    /// `TORCHELASTIC_RUN_ID` unless it is `none`, `PMIX_NAMESPACE`), else the session of the terminal
+    /// or service that this process belongs to, on this machine alone.
+    pub fn of_process() -> Option<Self> {
+        if let Ok(name) = std::env::var("DIESEL_TASK") {
+            return Self::named(&name);
+        }
+        let launched = LAUNCHERS.iter().find_map(|variable| {
+            let value = std::env::var(variable).ok()?;
+            let is_name = !value.is_empty() && value != NO_NAME;
+            is_name.then(|| format!("{variable}:{value}"))
+        });
+        Self::named(&launched.or_else(session)?)
+    }
+}
+
+/// `DIESEL_AGENT_MEMORY`, as the agent takes it.
+fn memory_of_environment() -> Vec<String> {
+    let memory = std::env::var("DIESEL_AGENT_MEMORY").ok();
+    memory.map(|memory| vec!["--memory".to_owned(), memory]).unwrap_or_default()
+}
+
+/// `DIESEL_RUNTIME_DIR`, else one for each user.
+fn folder() -> PathBuf {
+    let given = std::env::var_os("DIESEL_RUNTIME_DIR").map(PathBuf::from);
+    given.unwrap_or_else(|| {
+        let user = rustix::process::geteuid().as_raw();
+        PathBuf::from(format!("/tmp/diesel-{user}"))
+    })
+}
+
+/// The session of this process: boot, namespace of process ids, leader, and when the leader started.
+fn session() -> Option<String> {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let space = fs::read_link("/proc/self/ns/pid").ok()?;
+    let space: String = space.to_str()?.chars().filter(char::is_ascii_digit).collect();
+    let leader = rustix::process::getsid(None).ok()?.as_raw_nonzero();
+    // Of a leader that has ended nothing is known, and its number is not used while it has a session.
+    let status = fs::read_to_string(format!("/proc/{leader}/stat")).unwrap_or_default();
+    // The name of the program, in brackets, may hold anything; the start is the 20th word behind it.
+    let words = status.rsplit_once(')').map(|(_, words)| words).unwrap_or_default();
+    let start = words.split_whitespace().nth(19).unwrap_or("0");
+    Some(format!("session:{}:{space}:{leader}:{start}", boot.trim()))
+}

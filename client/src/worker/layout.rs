@@ -1,0 +1,398 @@
+//! What stands where in the memory of a node's cache, and the protocol of pins between a reader and
+//! the agent. docs/AGENT.md has the proofs.
+//!
+//! Must hold: a reader reads a slot only between its pin and its unpin, and only if the table's word
+//! was the same after the pin; the agent writes a slot only after it withdrew the word and then saw
+//! no pin in any page. Generations never repeat.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use super::memory::{Access, SharedMemory};
+
+/// Bytes of a memory segment at most.
+const SEGMENT_BYTES: u64 = 1 << 30;
+
+/// Bytes before the first word of a table, and before the first pin of a page.
+const HEAD: usize = 128;
+
+/// Bits of a table's word that hold the slot.
+const SLOT_BITS: u32 = 20;
+
+/// Most slots of an arena.
+pub const SLOTS_MAX: u32 = (1 << SLOT_BITS) - 2;
+
+/// How often a reader looks again when a chunk moves under its hands.
+const LOOKS: u32 = 64;
+
+/// The place of a chunk: a slot, and the generation of its content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Word(u64);
+
+impl Word {
+    /// A chunk that is in no slot.
+    pub const ABSENT: Self = Self(0);
+
+    /// Of a slot below [`SLOTS_MAX`].
+    pub fn new(generation: u64, slot: u32) -> Self {
+        Self((generation << SLOT_BITS) | (u64::from(slot) + 1))
+    }
+
+    /// The slot; none for a chunk that is absent.
+    #[inline]
+    pub fn slot(self) -> Option<u32> {
+        ((self.0 & ((1 << SLOT_BITS) - 1)) as u32).checked_sub(1)
+    }
+}
+
+/// Sizes of an arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Bytes of a slot: at least those of a chunk.
+    pub slot_bytes: u32,
+    /// How many slots there are.
+    pub slots: u32,
+}
+
+impl Shape {
+    /// Slots of one segment.
+    fn slots_of_a_segment(self) -> u32 {
+        (SEGMENT_BYTES / u64::from(self.slot_bytes.max(1))).max(1) as u32
+    }
+
+    /// Bytes of each segment, in order.
+    fn segments(self) -> impl Iterator<Item = usize> {
+        let (slots, most) = (self.slots, self.slots_of_a_segment());
+        let counts = (0..slots.div_ceil(most)).map(move |index| most.min(slots - index * most));
+        counts.map(move |count| count as usize * self.slot_bytes as usize)
+    }
+}
+
+/// The slots.
+#[derive(Debug)]
+pub struct Arena {
+    shape: Shape,
+    segments: Vec<SharedMemory>,
+}
+
+impl Arena {
+    /// A new arena, and the descriptors of its segments.
+    ///
+    /// # Errors
+    /// When the kernel has no such memory to give.
+    pub fn create(shape: Shape) -> io::Result<(Self, Vec<OwnedFd>)> {
+        let made = shape.segments().map(|length| {
+            let made = SharedMemory::create("diesel-arena", length, Access::Maker)?;
+            made.0.ask_for_huge_pages();
+            Ok(made)
+        });
+        let (segments, files) = made.collect::<io::Result<(Vec<_>, Vec<_>)>>()?;
+        Ok((Self { shape, segments }, files))
+    }
+
+    /// Maps the arena of an agent for reading.
+    ///
+    /// # Errors
+    /// When the descriptors are not those of such an arena.
+    pub(super) fn map(shape: Shape, files: &[OwnedFd]) -> io::Result<Self> {
+        let lengths: Vec<usize> = shape.segments().collect();
+        if shape.slots > SLOTS_MAX || lengths.len() != files.len() {
+            let why = "an arena of another size than the agent says";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
+        let maps = lengths.iter().zip(files).map(|(length, file)| {
+            let map = SharedMemory::map(file, *length, false)?;
+            map.ask_for_huge_pages();
+            Ok(map)
+        });
+        Ok(Self { shape, segments: maps.collect::<io::Result<_>>()? })
+    }
+
+    /// Its sizes.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// The segment of a slot, and where in it the bytes of the slot from `offset` on are.
+    #[inline]
+    fn place(&self, slot: u32, offset: u32, length: usize) -> Option<(&SharedMemory, usize)> {
+        let end = (offset as usize).checked_add(length)?;
+        if end > self.shape.slot_bytes as usize || slot >= self.shape.slots {
+            return None;
+        }
+        let most = self.shape.slots_of_a_segment();
+        let segment = self.segments.get((slot / most) as usize)?;
+        let start = (slot % most) as usize * self.shape.slot_bytes as usize;
+        Some((segment, start + offset as usize))
+    }
+
+    /// Bytes of a slot on which the caller holds a pin.
+    #[inline]
+    fn bytes(&self, slot: u32, offset: u32, length: usize) -> Option<&[u8]> {
+        let (segment, at) = self.place(slot, offset, length)?;
+        segment.bytes(at, length)
+    }
+
+    /// Writes into a slot without a word and without a pin; false where the bytes don't fit.
+    pub fn write(&self, slot: u32, offset: u32, bytes: &[u8]) -> bool {
+        let place = self.place(slot, offset, bytes.len());
+        place.is_some_and(|(segment, at)| segment.write(at, bytes))
+    }
+
+    /// Bytes that this process has written into a slot.
+    pub fn written(&self, slot: u32, offset: u32, length: usize) -> Option<&[u8]> {
+        let (segment, at) = self.place(slot, offset, length)?;
+        segment.written(at, length)
+    }
+}
+
+/// The place of each chunk of one dataset version.
+#[derive(Debug)]
+pub struct Table {
+    memory: SharedMemory,
+    chunks: u32,
+}
+
+impl Table {
+    fn length(chunks: u32) -> usize {
+        HEAD + chunks as usize * size_of::<u64>()
+    }
+
+    /// A new table of absent chunks, and its descriptor.
+    ///
+    /// # Errors
+    /// When the kernel has no such memory to give.
+    pub fn create(chunks: u32) -> io::Result<(Self, OwnedFd)> {
+        let made = SharedMemory::create("diesel-table", Self::length(chunks), Access::Maker)?;
+        Ok((Self { memory: made.0, chunks }, made.1))
+    }
+
+    pub(super) fn map(file: impl AsFd, chunks: u32) -> io::Result<Self> {
+        Ok(Self { memory: SharedMemory::map(file, Self::length(chunks), false)?, chunks })
+    }
+
+    /// Chunks of the dataset version.
+    pub fn chunks(&self) -> u32 {
+        self.chunks
+    }
+
+    #[inline]
+    fn word(&self, chunk: u32) -> Option<&AtomicU64> {
+        self.memory.word(HEAD + chunk as usize * size_of::<u64>())
+    }
+
+    /// Where a chunk is.
+    #[inline]
+    pub fn load(&self, chunk: u32) -> Word {
+        // Acquire: bytes that were written before the word was published are seen.
+        Word(self.word(chunk).map_or(0, |word| word.load(Ordering::Acquire)))
+    }
+
+    /// Shows a chunk whose bytes are all in their slot.
+    pub fn publish(&self, chunk: u32, place: Word) {
+        if let Some(word) = self.word(chunk) {
+            word.store(place.0, Ordering::Release);
+        }
+    }
+
+    /// Hides a chunk. Afterwards the agent sees each pin of a reader that still sees the word.
+    pub fn withdraw(&self, chunk: u32) {
+        if let Some(word) = self.word(chunk) {
+            word.store(0, Ordering::Relaxed);
+        }
+        fence(Ordering::SeqCst);
+    }
+
+    /// A sign of life of the agent: milliseconds of the monotonic clock.
+    pub fn beat(&self, milliseconds: u64) {
+        if let Some(word) = self.memory.word(0) {
+            word.store(milliseconds, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn last_beat(&self) -> u64 {
+        self.memory.word(0).map_or(0, |word| word.load(Ordering::Relaxed))
+    }
+}
+
+/// What a reader counts and tells in its page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gauge {
+    /// Files read from shared memory.
+    Hits = 0,
+    /// Files that the agent was asked for.
+    Misses = 1,
+    /// Bytes of the hits.
+    HitBytes = 2,
+    /// Files of the order that were read: a position of the rank.
+    Position = 3,
+    /// The chunk that is waited for, plus 1.
+    Awaited = 4,
+    /// Since when, milliseconds of the monotonic clock.
+    AwaitedSince = 5,
+    /// Files that were read from the servers instead.
+    Fallbacks = 6,
+    /// Views alive.
+    Views = 7,
+}
+
+/// The pins of one connection, and what its reader tells.
+#[derive(Debug)]
+pub struct PinPage {
+    memory: SharedMemory,
+    slots: u32,
+}
+
+impl PinPage {
+    fn length(slots: u32) -> usize {
+        HEAD + slots as usize * size_of::<u32>()
+    }
+
+    /// A new page without pins, and its descriptor.
+    ///
+    /// # Errors
+    /// When the kernel has no such memory to give.
+    pub fn create(slots: u32) -> io::Result<(Self, OwnedFd)> {
+        let made = SharedMemory::create("diesel-pins", Self::length(slots), Access::All)?;
+        Ok((Self { memory: made.0, slots }, made.1))
+    }
+
+    pub(super) fn map(file: impl AsFd, slots: u32) -> io::Result<Self> {
+        Ok(Self { memory: SharedMemory::map(file, Self::length(slots), true)?, slots })
+    }
+
+    #[inline]
+    fn count(&self, slot: u32) -> Option<&AtomicU32> {
+        self.memory.half(HEAD + slot as usize * size_of::<u32>())
+    }
+
+    /// Whether this reader pins a slot.
+    pub fn holds(&self, slot: u32) -> bool {
+        // Acquire: what the reader did before its unpin has ended.
+        self.count(slot).is_some_and(|pins| pins.load(Ordering::Acquire) != 0)
+    }
+
+    /// Pins a slot for the reader before the slot is announced to it: the reader unpins.
+    pub fn pin_for_reader(&self, slot: u32) {
+        if let Some(pins) = self.count(slot) {
+            pins.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Slots that are pinned.
+    pub fn held(&self) -> u32 {
+        (0..self.slots).filter(|slot| self.holds(*slot)).count() as u32
+    }
+
+    /// The value of a gauge.
+    pub fn get(&self, gauge: Gauge) -> u64 {
+        self.memory.word(gauge as usize * 8).map_or(0, |word| word.load(Ordering::Relaxed))
+    }
+
+    /// Changes the value of a gauge.
+    #[inline]
+    pub fn set(&self, gauge: Gauge, value: u64) {
+        if let Some(word) = self.memory.word(gauge as usize * 8) {
+            word.store(value, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    pub(super) fn add(&self, gauge: Gauge, value: u64) {
+        if let Some(word) = self.memory.word(gauge as usize * 8) {
+            // Not one atomic step: a lost count is not worth the price of one for each file.
+            word.store(word.load(Ordering::Relaxed).wrapping_add(value), Ordering::Relaxed);
+        }
+    }
+}
+
+impl PinPage {
+    /// Counts a view that was made, or that is gone.
+    pub(super) fn count_view(&self, is_new: bool) {
+        if let Some(views) = self.memory.word(Gauge::Views as usize * 8) {
+            let step = if is_new { 1 } else { u64::MAX };
+            views.fetch_add(step, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What a reader has mapped of one dataset version.
+#[derive(Debug)]
+pub(super) struct Maps {
+    pub(super) arena: Arena,
+    pub(super) table: Table,
+    pub(super) pins: PinPage,
+}
+
+/// A pinned slot, which stays as it is while this value lives.
+#[derive(Debug)]
+pub(super) struct Pinned<'a> {
+    maps: &'a Maps,
+    slot: u32,
+}
+
+impl Maps {
+    /// Pins a chunk; none when it is absent.
+    #[inline]
+    pub(super) fn pin(&self, chunk: u32) -> Option<Pinned<'_>> {
+        for _ in 0..LOOKS {
+            let word = self.table.load(chunk);
+            let slot = word.slot()?;
+            self.pins.count(slot)?.fetch_add(1, Ordering::Relaxed);
+            let pinned = Pinned { maps: self, slot };
+            // Either the agent sees the pin after it withdrew the word, or this look sees that.
+            fence(Ordering::SeqCst);
+            if self.table.load(chunk) == word {
+                return Some(pinned);
+            }
+        }
+        None
+    }
+
+    /// Takes over a pin that the agent has set for this reader.
+    pub(super) fn take_over(&self, slot: u32) -> Pinned<'_> {
+        Pinned { maps: self, slot }
+    }
+
+    /// Bytes of a slot whose pin the caller has taken out of a [`Pinned`].
+    #[inline]
+    pub(super) fn pinned_bytes(&self, slot: u32, offset: u32, length: usize) -> Option<&[u8]> {
+        self.arena.bytes(slot, offset, length)
+    }
+
+    /// Has the processor bring the first bytes of a file that is read soon, without a pin.
+    #[inline]
+    pub(super) fn prefetch(&self, chunk: u32, offset: u32) {
+        let place =
+            self.table.load(chunk).slot().and_then(|slot| self.arena.place(slot, offset, 1));
+        if let Some((segment, at)) = place {
+            segment.prefetch(at);
+        }
+    }
+}
+
+impl Pinned<'_> {
+    /// Bytes of the chunk; none where they leave the slot.
+    #[inline]
+    pub(super) fn bytes(&self, offset: u32, length: usize) -> Option<&[u8]> {
+        self.maps.arena.bytes(self.slot, offset, length)
+    }
+
+    /// The slot, whose pin the caller now has to give back.
+    pub(super) fn into_slot(self) -> u32 {
+        let slot = self.slot;
+        std::mem::forget(self);
+        slot
+    }
+}
+
+impl Drop for Pinned<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(pins) = self.maps.pins.count(self.slot) {
+            // Release: reads of the slot have ended before the agent sees the pin gone.
+            pins.fetch_sub(1, Ordering::Release);
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! Reads of files by number out of shared memory.
+//!
+//! Must hold: bytes are copied or borrowed under a pin. A handle is attached again within some
+//! seconds after it lost its agent; meanwhile the caller is told to read elsewhere. A child of a
+//! fork has a connection of its own.
+
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use dl_runtime::since_boot;
+
+use super::attach::{Attached, Attacher};
+use super::layout::{Gauge, Pinned};
+use super::message::{Begin, ToAgent, milliseconds};
+use crate::error::Error;
+use crate::order::Order;
+use crate::process::{Owned, PerProcess};
+use crate::snapshot::{FilePlace, Snapshot};
+
+/// Between two tries to attach.
+const AGAIN: Duration = Duration::from_secs(2);
+
+/// Files that are prepared together before the first of them is copied.
+const TOGETHER: usize = 64;
+
+/// Reads files of one dataset version through the agent of this node.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    attacher: Attacher,
+    snapshot: Arc<Snapshot>,
+    here: PerProcess<Here>,
+}
+
+/// What one process has.
+#[derive(Debug, Default)]
+struct Here {
+    attached: RwLock<Option<Arc<Attached>>>,
+    /// The order that is read, for the next agent.
+    begun: Mutex<Option<Begin>>,
+    /// Files of the rank that were read.
+    position: AtomicU64,
+    /// When to try to attach again: milliseconds since boot.
+    again: AtomicU64,
+}
+
+/// The bytes of a file where they lie in the cache. The chunk stays there as long as this lives: keep
+/// it for short. In a child of a fork it is valid as long as the parent keeps its own.
+#[derive(Debug)]
+pub struct View(Viewed);
+
+#[derive(Debug)]
+enum Viewed {
+    /// A child of a fork does not remove the pin of its parent.
+    Shared {
+        attached: Arc<Attached>,
+        slot: u32,
+        offset: u32,
+        length: usize,
+        _pin: Owned<Pin>,
+    },
+    Copied(Bytes),
+}
+
+/// A pin that lasts for longer than a call.
+#[derive(Debug)]
+struct Pin {
+    attached: Arc<Attached>,
+    slot: u32,
+}
+
+impl Worker {
+    /// For a snapshot whose agent was attached just now.
+    pub(crate) fn new(attacher: Attacher, snapshot: Arc<Snapshot>, attached: Attached) -> Self {
+        let worker = Self { attacher, snapshot, here: PerProcess::new() };
+        if let Ok(here) = worker.here() {
+            here.set(Some(attached));
+        }
+        worker
+    }
+
+    fn here(&self) -> Result<&Here, Error> {
+        self.here.get_or_make(|| Ok(Here::default()))
+    }
+
+    /// The attachment of this process; attaches where it is time to.
+    #[inline]
+    fn attached(&self) -> Option<Arc<Attached>> {
+        let here = self.here().ok()?;
+        let attached = here.get();
+        if attached.is_some() { attached } else { self.attach_again(here) }
+    }
+
+    #[cold]
+    fn attach_again(&self, here: &Here) -> Option<Arc<Attached>> {
+        let now = milliseconds(since_boot());
+        let next = now.saturating_add(milliseconds(AGAIN));
+        // One thread tries; the others read elsewhere meanwhile.
+        let again = here.again.load(Ordering::Relaxed);
+        let order = Ordering::Relaxed;
+        if again > now || here.again.compare_exchange(again, next, order, order).is_err() {
+            return None;
+        }
+        let attached = self.attacher.attach().and_then(|(attached, file)| {
+            let snapshot = Snapshot::map_sealed(&file, "the agent's snapshot".as_ref())?;
+            snapshot.check_is(self.snapshot.dataset(), self.snapshot.version())?;
+            Ok(attached)
+        });
+        match attached {
+            Ok(attached) => {
+                let begun = here.begun.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                if let Some(begun) = begun {
+                    let position = here.position.load(Ordering::Relaxed);
+                    tell(&attached, Begin { position, ..begun });
+                }
+                here.set(Some(attached));
+            }
+            Err(error) => tracing::debug!(why = error.chain(), "no agent can be attached"),
+        }
+        here.get()
+    }
+
+    /// A file in memory; none when it has to be read elsewhere.
+    pub(crate) fn read(&self, number: u32) -> Option<Bytes> {
+        self.lend(number, Vec::new, Bytes::copy_from_slice)
+    }
+
+    /// Copies a file to the beginning of `buffer`; gives its length, none when it has to be read
+    /// elsewhere.
+    #[inline]
+    pub(crate) fn read_into(&self, number: u32, buffer: &mut [u8]) -> Option<usize> {
+        self.lend(number, Vec::new, |bytes| {
+            buffer.get_mut(..bytes.len())?.copy_from_slice(bytes);
+            Some(bytes.len())
+        })?
+    }
+
+    /// Hands the bytes of a file over while they are pinned; none when the file has to be read elsewhere.
+    /// `hints` gives chunks that are read next, and is called where the agent has to be asked.
+    #[inline]
+    pub(crate) fn lend<T>(
+        &self,
+        number: u32,
+        hints: impl FnOnce() -> Vec<u32>,
+        take: impl FnOnce(&[u8]) -> T,
+    ) -> Option<T> {
+        let place = self.place(number)?;
+        let attached = self.attached()?;
+        let pinned = self.pin(&attached, number, place, hints)?;
+        let bytes = pinned.bytes(place.offset, place.length as usize)?;
+        let taken = take(bytes);
+        count(&attached, place);
+        Some(taken)
+    }
+
+    /// Copies files one behind the other into `buffer`, and calls `took` for each with its index and its
+    /// bytes there; ends before the first that does not fit or has to be read elsewhere. Gives how many
+    /// were copied.
+    pub(crate) fn read_many_into(
+        &self,
+        numbers: &[u32],
+        buffer: &mut [u8],
+        mut took: impl FnMut(usize, std::ops::Range<usize>),
+    ) -> usize {
+        let Some(attached) = self.attached() else { return 0 };
+        let (mut done, mut end) = (0, 0);
+        for together in numbers.chunks(TOGETHER) {
+            let mut places = [FilePlace::NOWHERE; TOGETHER];
+            for (place, number) in places.iter_mut().zip(together) {
+                *place = self.place(*number).unwrap_or(FilePlace::NOWHERE);
+                attached.maps.prefetch(place.chunk, place.offset);
+            }
+            for (index, (number, place)) in together.iter().zip(places).enumerate() {
+                let hints = || places.iter().skip(index + 1).map(|place| place.chunk).collect();
+                let copied = self.copy(&attached, *number, place, hints, buffer, end);
+                let Some(to) = copied else { return done };
+                took(done, end..to);
+                (done, end) = (done + 1, to);
+            }
+        }
+        done
+    }
+
+    #[inline]
+    fn copy(
+        &self,
+        attached: &Attached,
+        number: u32,
+        place: FilePlace,
+        hints: impl FnOnce() -> Vec<u32>,
+        buffer: &mut [u8],
+        from: usize,
+    ) -> Option<usize> {
+        if place == FilePlace::NOWHERE {
+            return None;
+        }
+        let pinned = self.pin(attached, number, place, hints)?;
+        let bytes = pinned.bytes(place.offset, place.length as usize)?;
+        let to = from.checked_add(bytes.len())?;
+        buffer.get_mut(from..to)?.copy_from_slice(bytes);
+        count(attached, place);
+        Some(to)
+    }
+
+    /// The bytes of a file where they lie; a copy where this connection holds enough already.
+    pub(crate) fn view(&self, number: u32) -> Option<View> {
+        let place = self.place(number)?;
+        let attached = self.attached()?;
+        let pinned = self.pin(&attached, number, place, Vec::new)?;
+        let pins = &attached.maps.pins;
+        let bytes = pinned.bytes(place.offset, place.length as usize)?;
+        let (offset, length) = (place.offset, bytes.len());
+        count(&attached, place);
+        // Views must leave slots to move chunks through.
+        let views_max = u64::from(attached.maps.arena.shape().slots / 4).max(1);
+        if pins.get(Gauge::Views) >= views_max {
+            return Some(View(Viewed::Copied(Bytes::copy_from_slice(bytes))));
+        }
+        pins.count_view(true);
+        let slot = pinned.into_slot();
+        let pin = Owned::new(Pin { attached: Arc::clone(&attached), slot });
+        Some(View(Viewed::Shared { attached, slot, offset, length, _pin: pin }))
+    }
+
+    /// Where a file lies as a whole in one chunk; none for one that was cut into parts.
+    #[inline]
+    fn place(&self, number: u32) -> Option<FilePlace> {
+        let place = self.snapshot.place(number).ok()?;
+        let end = u64::from(place.offset).checked_add(place.length)?;
+        (end <= u64::from(self.snapshot.shape().size())).then_some(place)
+    }
+
+    /// Pins the chunk of a file; asks the agent when it is absent.
+    #[inline]
+    fn pin<'a>(
+        &self,
+        attached: &'a Attached,
+        number: u32,
+        place: FilePlace,
+        hints: impl FnOnce() -> Vec<u32>,
+    ) -> Option<Pinned<'a>> {
+        match attached.maps.pin(place.chunk) {
+            Some(pinned) => Some(pinned),
+            None => self.miss(attached, number, place, &hints()),
+        }
+    }
+
+    #[cold]
+    fn miss<'a>(
+        &self,
+        attached: &'a Attached,
+        number: u32,
+        place: FilePlace,
+        hints: &[u32],
+    ) -> Option<Pinned<'a>> {
+        attached.maps.pins.add(Gauge::Misses, 1);
+        let pinned = attached.want(place.chunk, number, hints);
+        if pinned.is_none() {
+            attached.maps.pins.add(Gauge::Fallbacks, 1);
+            if attached.is_over()
+                && let Ok(here) = self.here()
+            {
+                here.set(None);
+            }
+        }
+        pinned
+    }
+
+    /// Tells the agent along which order this process reads from now on.
+    pub(crate) fn begin(&self, order: &Order, rank: u32, position: u64) {
+        let Some(begin) = Begin::of(order, rank, position) else { return };
+        let Ok(here) = self.here() else { return };
+        here.position.store(position, Ordering::Relaxed);
+        *here.begun.lock().unwrap_or_else(PoisonError::into_inner) = Some(begin.clone());
+        if let Some(attached) = here.get() {
+            tell(&attached, begin);
+        }
+    }
+
+    /// Notes how many files of the rank were read.
+    #[inline]
+    pub(crate) fn reached(&self, position: u64) {
+        let Some(here) = self.here.get() else { return };
+        here.position.store(position, Ordering::Relaxed);
+        if let Some(attached) = here.get() {
+            attached.maps.pins.set(Gauge::Position, position);
+        }
+    }
+}
+
+/// Tells an agent along which order this process reads. One that is not told fetches nothing ahead.
+fn tell(attached: &Attached, begin: Begin) {
+    attached.maps.pins.set(Gauge::Position, begin.position);
+    let line = attached.line.lock().unwrap_or_else(PoisonError::into_inner);
+    let sent = line.socket.send(&ToAgent::Begin(begin), &[], attached.patience);
+    if let Err(why) = sent {
+        tracing::debug!(%why, "the agent can't be told of an order");
+    }
+}
+
+/// Counts a file that was read from memory.
+#[inline]
+fn count(attached: &Attached, place: FilePlace) {
+    attached.maps.pins.add(Gauge::Hits, 1);
+    attached.maps.pins.add(Gauge::HitBytes, place.length);
+}
+
+impl Here {
+    #[inline]
+    fn get(&self) -> Option<Arc<Attached>> {
+        self.attached.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, attached: Option<Attached>) {
+        let attached = attached.map(Arc::new);
+        *self.attached.write().unwrap_or_else(PoisonError::into_inner) = attached;
+    }
+}
+
+impl View {
+    /// A view of bytes that lie in no cache.
+    pub(crate) fn of(bytes: Bytes) -> Self {
+        Self(Viewed::Copied(bytes))
+    }
+}
+
+impl Deref for View {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.0 {
+            Viewed::Shared { attached, slot, offset, length, .. } => {
+                attached.maps.pinned_bytes(*slot, *offset, *length).unwrap_or_default()
+            }
+            Viewed::Copied(bytes) => bytes,
+        }
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        drop(self.attached.maps.take_over(self.slot));
+        self.attached.maps.pins.count_view(false);
+    }
+}

@@ -1,0 +1,194 @@
+//! The socket between a worker and the agent: packets, with descriptors beside them.
+//!
+//! Must hold: a packet is received whole or is an error; every descriptor that comes is closed on
+//! `exec`; a wait ends by its deadline.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    accept_with, bind, connect, listen, recvmsg, sendmsg, socket_with,
+};
+use wincode::{SchemaRead, SchemaWrite};
+
+use super::message::{MESSAGE_BYTES_MAX, decode, encode};
+
+/// Descriptors in one packet at most; the kernel's bound is 253.
+pub const DESCRIPTORS_MAX: usize = 64;
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 1024;
+
+/// One end of a connection.
+#[derive(Debug)]
+pub struct Socket(OwnedFd);
+
+impl Socket {
+    /// Connects to the agent that listens at a path.
+    pub(super) fn connect(path: &Path) -> io::Result<Self> {
+        let socket = unbound(SocketFlags::CLOEXEC)?;
+        connect(&socket, &SocketAddrUnix::new(path)?)?;
+        Ok(Self(socket))
+    }
+
+    /// Sends a message with descriptors; waits while the other end takes none.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::TimedOut`] after `patience`, and those of the socket.
+    pub fn send<M>(
+        &self,
+        message: &M,
+        files: &[BorrowedFd<'_>],
+        patience: Duration,
+    ) -> io::Result<()>
+    where
+        M: SchemaWrite<wincode::config::DefaultConfig, Src = M>,
+    {
+        let packet = encode(message)?;
+        loop {
+            match self.try_send(&packet, files) {
+                Err(why) if why.kind() == io::ErrorKind::WouldBlock => {
+                    self.wait(PollFlags::OUT, patience)?;
+                }
+                done => return done,
+            }
+        }
+    }
+
+    fn try_send(&self, packet: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut beside = SendAncillaryBuffer::new(&mut space);
+        if !files.is_empty() && !beside.push(SendAncillaryMessage::ScmRights(files)) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors"));
+        }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        rustix::io::retry_on_intr(|| {
+            sendmsg(&self.0, &[IoSlice::new(packet)], &mut beside, flags)
+        })?;
+        Ok(())
+    }
+
+    /// Receives a message and its descriptors; none at the end of the connection.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::TimedOut`] after `patience`, and those of the socket.
+    pub fn receive<M>(&self, patience: Duration) -> io::Result<Option<(M, Vec<OwnedFd>)>>
+    where
+        M: for<'a> SchemaRead<'a, wincode::config::DefaultConfig, Dst = M>,
+    {
+        loop {
+            match self.try_receive() {
+                Err(why) if why.kind() == io::ErrorKind::WouldBlock => {
+                    self.wait(PollFlags::IN, patience)?;
+                }
+                received => return received,
+            }
+        }
+    }
+
+    /// The same without a wait.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] when there is none yet, and those of the socket.
+    pub fn try_receive<M>(&self) -> io::Result<Option<(M, Vec<OwnedFd>)>>
+    where
+        M: for<'a> SchemaRead<'a, wincode::config::DefaultConfig, Dst = M>,
+    {
+        let mut packet = vec![0; MESSAGE_BYTES_MAX];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut beside = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let came = rustix::io::retry_on_intr(|| {
+            recvmsg(&self.0, &mut [IoSliceMut::new(&mut packet)], &mut beside, flags)
+        });
+        let came = match came {
+            // The other end closed with messages unread.
+            Err(Errno::CONNRESET) => return Ok(None),
+            came => came?,
+        };
+        if came.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a packet that is too long"));
+        }
+        if came.bytes == 0 {
+            return Ok(None);
+        }
+        let mut files = Vec::new();
+        for message in beside.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                files.extend(rights);
+            }
+        }
+        Ok(Some((decode(packet.get(..came.bytes).unwrap_or_default())?, files)))
+    }
+
+    /// Whether the other end is gone.
+    pub(super) fn is_closed(&self) -> bool {
+        let mut waits = [PollFd::new(&self.0, PollFlags::RDHUP)];
+        let _ = poll(&mut waits, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        waits[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
+    }
+
+    fn wait(&self, what: PollFlags, patience: Duration) -> io::Result<()> {
+        let until = Timespec::try_from(patience).unwrap_or(Timespec { tv_sec: 3600, tv_nsec: 0 });
+        let mut waits = [PollFd::new(&self.0, what)];
+        match rustix::io::retry_on_intr(|| poll(&mut waits, Some(&until)))? {
+            0 => Err(io::ErrorKind::TimedOut.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Socket {
+    /// The user of the other end.
+    ///
+    /// # Errors
+    /// Those of the socket.
+    pub fn peer_user(&self) -> io::Result<u32> {
+        Ok(rustix::net::sockopt::socket_peercred(&self.0)?.uid.as_raw())
+    }
+
+    /// Ends the connection, whoever still has its descriptor.
+    pub fn end(&self) {
+        let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
+    }
+}
+
+impl AsRawFd for Socket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Listens at a path where nothing is.
+pub(super) fn bind_at(path: &Path) -> io::Result<OwnedFd> {
+    let socket = unbound(SocketFlags::CLOEXEC)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+/// Takes the next connection of a listener.
+///
+/// # Errors
+/// Those of the socket; [`io::ErrorKind::WouldBlock`] when nobody waits at a listener that doesn't.
+pub fn accept(listener: impl AsFd) -> io::Result<Socket> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(Socket(rustix::io::retry_on_intr(|| accept_with(&listener, flags))?))
+}
+
+fn unbound(flags: SocketFlags) -> io::Result<OwnedFd> {
+    Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}

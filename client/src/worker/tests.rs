@@ -1,0 +1,174 @@
+//! Pins against an agent that fills, withdraws and reuses slots all the time; messages of any bytes.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use dl_runtime::since_boot;
+use proptest::prelude::*;
+
+use super::layout::{Arena, Gauge, Maps, PinPage, Shape, Table, Word};
+use super::message::{Begin, FromAgent, Hello, PROTOCOL, Servers, ToAgent, Want, decode, encode};
+
+const SLOT: u32 = 64 << 10;
+const SLOTS: u32 = 4;
+const CHUNKS: u32 = 16;
+const READERS: usize = 3;
+
+/// The memory of an agent, and of each reader.
+struct Memory {
+    arena: Arena,
+    table: Table,
+    pins: Vec<PinPage>,
+    readers: Vec<Maps>,
+}
+
+fn memory() -> Memory {
+    let shape = Shape { slot_bytes: SLOT, slots: SLOTS };
+    let (arena, segments) = Arena::create(shape).unwrap();
+    let (table, table_file) = Table::create(CHUNKS).unwrap();
+    let pages = (0..READERS).map(|_| PinPage::create(SLOTS).unwrap());
+    let (pins, files): (Vec<PinPage>, Vec<OwnedFd>) = pages.unzip();
+    let map = |file: &OwnedFd| Maps {
+        arena: Arena::map(shape, &segments).unwrap(),
+        table: Table::map(&table_file, CHUNKS).unwrap(),
+        pins: PinPage::map(file.as_fd(), SLOTS).unwrap(),
+    };
+    let readers = files.iter().map(map).collect();
+    Memory { arena, table, pins, readers }
+}
+
+/// Moves chunks through the slots, each filled with its number, until told to end; gives how many.
+fn act_as_agent(memory: &Memory, is_over: &AtomicBool) -> u64 {
+    let mut slots = [None::<u32>; SLOTS as usize];
+    let mut filled = 0;
+    while !is_over.load(Ordering::Relaxed) {
+        let slot = (filled % u64::from(SLOTS)) as u32;
+        let next = (filled.wrapping_mul(7) % u64::from(CHUNKS)) as u32;
+        filled += 1;
+        if let Some(chunk) = slots[slot as usize] {
+            memory.table.withdraw(chunk);
+            if memory.pins.iter().any(|page| page.holds(slot)) {
+                memory.table.publish(chunk, Word::new(filled, slot));
+                continue;
+            }
+            slots[slot as usize] = None;
+        }
+        if !slots.contains(&Some(next)) {
+            memory.arena.write(slot, 0, &[next as u8 + 1; SLOT as usize]);
+            slots[slot as usize] = Some(next);
+            memory.table.publish(next, Word::new(filled, slot));
+        }
+    }
+    filled
+}
+
+/// Reads chunks until told to end; gives how many reads there were, and how many gave other bytes.
+fn read(maps: &Maps, is_over: &AtomicBool, reads: &AtomicU64) -> u64 {
+    let (mut wrong, mut turn) = (0, 0_u32);
+    while !is_over.load(Ordering::Relaxed) {
+        turn = turn.wrapping_mul(5).wrapping_add(3);
+        let chunk = turn % CHUNKS;
+        let Some(pinned) = maps.pin(chunk) else { continue };
+        let bytes = pinned.bytes(0, SLOT as usize).unwrap();
+        wrong += u64::from(bytes.iter().any(|byte| u32::from(*byte) != chunk + 1));
+        reads.fetch_add(1, Ordering::Relaxed);
+    }
+    wrong
+}
+
+#[test]
+fn readers_see_no_bytes_of_another_chunk_while_slots_are_reused() {
+    let memory = memory();
+    let (is_over, reads) = (AtomicBool::new(false), AtomicU64::new(0));
+    let until = since_boot() + Duration::from_secs(2);
+    let (wrong, filled) = std::thread::scope(|scope| {
+        let agent = scope.spawn(|| act_as_agent(&memory, &is_over));
+        let readers =
+            memory.readers.iter().map(|maps| scope.spawn(|| read(maps, &is_over, &reads)));
+        let readers: Vec<_> = readers.collect();
+        while since_boot() < until {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        is_over.store(true, Ordering::Relaxed);
+        let wrong: u64 = readers.into_iter().map(|reader| reader.join().unwrap()).sum();
+        (wrong, agent.join().unwrap())
+    });
+    assert_eq!(wrong, 0, "of {reads:?} reads");
+    assert!(filled > 100 && reads.into_inner() > 100);
+    assert!(memory.pins.iter().all(|page| page.held() == 0), "a pin is left");
+}
+
+#[test]
+fn reads_outside_of_a_slot_and_maps_of_strange_descriptors_fail() {
+    let memory = memory();
+    memory.arena.write(1, 0, &[9; SLOT as usize]);
+    assert!(!memory.arena.write(1, 1, &[9; SLOT as usize]), "past the end of a slot");
+    memory.table.publish(3, Word::new(1, 1));
+    let pinned = memory.readers[0].pin(3).unwrap();
+    assert_eq!(pinned.bytes(SLOT - 1, 1), Some(&[9][..]));
+    assert_eq!(pinned.bytes(SLOT, 1), None);
+    assert_eq!(pinned.bytes(u32::MAX, usize::MAX), None);
+    assert!(memory.pins[0].holds(1) && !memory.pins[1].holds(1));
+    drop(pinned);
+    assert_eq!(memory.readers[0].pin(CHUNKS).map(|_| ()), None, "a chunk that there is not");
+    memory.readers[1].pins.add(Gauge::Hits, 2);
+    assert_eq!(memory.pins[1].get(Gauge::Hits), 2);
+
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(1 << 20).unwrap();
+    assert!(Table::map(&file, CHUNKS).is_err(), "memory that can be cut off");
+    let (_, short) = Table::create(1).unwrap();
+    assert!(Table::map(&short, 100_000).is_err(), "memory that is too short");
+    let shape = Shape { slot_bytes: SLOT, slots: SLOTS };
+    assert!(Arena::map(shape, &[]).is_err(), "no segments");
+}
+
+#[test]
+fn messages_come_back_as_they_were_and_a_hello_shows_no_key() {
+    let servers = Servers {
+        user: "ann".to_owned(),
+        key: Some("sesame".to_owned()),
+        addresses: vec!["127.0.0.1:7420".to_owned()],
+        ca: Some(vec![1, 2]),
+        certificate: None,
+        plain_text_key: true,
+        connect_timeout: 5_000,
+        request_timeout: 60_000,
+    };
+    let hello = Hello { protocol: PROTOCOL, pid: 7, dataset: "ds".to_owned(), servers };
+    assert!(!format!("{hello:?}").contains("sesame"));
+    let want = Want { id: 1, chunk: 2, file: 3, patience: 4, hints: vec![5, 6] };
+    let begin = Begin {
+        seed: 1,
+        epoch: 2,
+        group: 3,
+        world: 4,
+        nodes: Some(2),
+        is_padded: true,
+        rank: 1,
+        position: 9,
+        selection: Some(vec![(1, 4)]),
+    };
+    let messages = [
+        ToAgent::Hello(hello),
+        ToAgent::Want(want),
+        ToAgent::Begin(begin),
+        ToAgent::Prefetch(vec![1]),
+        ToAgent::Status,
+        ToAgent::Stop,
+    ];
+    for message in messages {
+        assert_eq!(decode::<ToAgent>(&encode(&message).unwrap()).unwrap(), message);
+    }
+    let long = ToAgent::Prefetch(vec![0; 1 << 20]);
+    assert!(encode(&long).is_err());
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_a_message_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        let _ = decode::<ToAgent>(&bytes);
+        let _ = decode::<FromAgent>(&bytes);
+    }
+}

@@ -1,0 +1,89 @@
+//! Being the agent.
+//!
+//! Must hold: the agent of a worker is in a session of its own, so that no terminal or shell ends it or
+//! waits for it.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::process::{Command, Stdio};
+
+use dl_agent::{Config, Ended};
+use libdiesel::{TaskOptions, agent};
+
+use super::{IDLE, IDLE_OF_WORKERS, Plan, Settings};
+use crate::context::Context;
+use crate::exit::{Exit, Failure};
+
+/// Threads that copy what comes from the servers, and answer workers.
+const THREADS: usize = 2;
+
+/// Becomes the agent, and tells its end.
+pub(super) fn in_foreground(
+    plan: &Plan,
+    context: &Context,
+    task: &TaskOptions,
+) -> Result<Exit, Failure> {
+    let Some(claim) = agent::claim(&context.options, task)? else {
+        return Err(Failure::failed(format!(
+            "agent run: task {} has an agent on this machine; dlcmd agent stop ends it",
+            task.name
+        )));
+    };
+    let idle = plan.idle.unwrap_or(IDLE);
+    let agent::Claim { listener, lock } = claim;
+    let shutdown = context.shutdown.clone();
+    let Plan { memory, policy, .. } = *plan;
+    let config = Config { task: name_of(task)?, listener, lock, memory, policy, idle, shutdown };
+    if serve(config)? == Ended::Idle {
+        context.notes.note("no process of the task was there for a while: the agent ends");
+    }
+    Ok(Exit::Done)
+}
+
+/// Starts the process that is the agent, and leaves it alone.
+pub(super) fn spawn(settings: &Settings, task: &TaskOptions) -> Result<Exit, Failure> {
+    let failed = |why| Failure::local("start the agent", why);
+    let mut command = Command::new(std::env::current_exe().map_err(failed)?);
+    command.args(["agent", "serve", "--task", &task.name]);
+    let Settings { memory, idle, .. } = settings;
+    let given = [("--memory", memory), ("--idle", idle)];
+    for (flag, value) in given {
+        command.args(value.iter().flat_map(|value| [flag, value]));
+    }
+    command.args(["--policy", &settings.policy_name()]);
+    command.stderr(Stdio::null()).spawn().map_err(failed)?;
+    Ok(Exit::Done)
+}
+
+/// Is the agent that a worker has started.
+pub(super) fn from_worker(
+    plan: &Plan,
+    context: &Context,
+    task: &TaskOptions,
+) -> Result<Exit, Failure> {
+    let failed = |why| Failure::local("be the agent of a worker", why);
+    // A session of its own; refused to who has one already.
+    let _ = rustix::process::setsid();
+    let listener = io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
+    let lock = io::stdout().as_fd().try_clone_to_owned().map_err(failed)?;
+    let idle = plan.idle.unwrap_or(IDLE_OF_WORKERS);
+    let shutdown = context.shutdown.clone();
+    let Plan { memory, policy, .. } = *plan;
+    serve(Config { task: name_of(task)?, listener, lock, memory, policy, idle, shutdown })?;
+    Ok(Exit::Done)
+}
+
+fn name_of(task: &TaskOptions) -> Result<agent::TaskName, Failure> {
+    task.name.parse().map_err(|why| Failure::usage(format!("--task {}: {why}", task.name)))
+}
+
+fn serve(config: Config) -> Result<Ended, Failure> {
+    let failed = |why| Failure::local("serve the processes of the task", why);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(THREADS)
+        .thread_name("agent")
+        .enable_all()
+        .build()
+        .map_err(failed)?;
+    runtime.block_on(dl_agent::run(config)).map_err(failed)
+}

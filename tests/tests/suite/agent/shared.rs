@@ -1,0 +1,106 @@
+//! One copy for all processes of a task.
+
+use anyhow::{Context, Result, ensure};
+use libdiesel::{Client, ConnectOptions, Dataset, DatasetName, ShuffleOptions, TaskOptions};
+
+use super::{FILES, Scene, agent_program, bytes_of};
+
+/// A handle of this process, in the task of the scene.
+fn open(scene: &Scene) -> Result<Dataset> {
+    let mut task = TaskOptions::named("job").context("a name")?;
+    task.folder = scene.path("run");
+    task.program = Some(agent_program()?);
+    let servers = vec![scene.address.clone()];
+    let options = ConnectOptions { servers, task: Some(task), ..ConnectOptions::default() };
+    Ok(Client::connect(options)?.dataset(&DatasetName::new("ds")?)?)
+}
+
+#[test]
+fn processes_of_a_task_read_one_copy_and_a_second_epoch_asks_no_server() -> Result<()> {
+    let mut scene = Scene::new(1)?;
+    let files = FILES as u64;
+    ensure!(scene.read(&[])? == files, "files are missing");
+    let first = scene.status()?;
+    ensure!(first["chunks_present"] == first["chunks"], "{first}");
+    ensure!(first["chunks_from_servers"] == first["chunks"], "one fetch a chunk: {first}");
+    scene.kill_server()?;
+    ensure!(scene.read(&["--epoch", "1"])? == files, "files are missing");
+    let halves = std::thread::scope(|scope| {
+        let half = |rank: &'static str| {
+            scope.spawn(|| scene.read(&["--epoch", "2", "--world", "2", "--rank", rank]))
+        };
+        let halves = [half("0"), half("1")];
+        halves.map(|half| half.join().expect("no panic"))
+    });
+    let read: u64 = halves.into_iter().sum::<Result<u64>>()?;
+    ensure!(read == files, "{read} of {files} files");
+    scene.get_and_compare()?;
+    let last = scene.status()?;
+    ensure!(last["chunks_from_servers"] == first["chunks"], "{last}");
+    ensure!(last["fallbacks"] == 0, "{last}");
+    Ok(())
+}
+
+#[test]
+fn a_oneshot_agent_fills_by_itself_and_its_readers_need_no_server() -> Result<()> {
+    let mut scene = Scene::new(2)?;
+    scene.start_agent(&["--policy", "oneshot"])?;
+    scene.becomes(|status| status["partial"] == false)?;
+    scene.kill_server()?;
+    scene.get_and_compare()?;
+    let status = scene.status()?;
+    ensure!(status["policy"] == "oneshot" && status["misses"] == 0, "{status}");
+    Ok(())
+}
+
+#[test]
+fn a_dataset_larger_than_the_memory_is_read_right_along_an_order_and_without_one() -> Result<()> {
+    let scene = Scene::new(3)?;
+    scene.start_agent(&["--memory", "32MiB"])?;
+    for epoch in ["0", "1"] {
+        ensure!(scene.read(&["--epoch", epoch])? == FILES as u64, "files are missing");
+    }
+    scene.get_and_compare()?;
+    let status = scene.status()?;
+    let number = |name: &str| status[name].as_u64().unwrap_or_default();
+    ensure!(number("memory_used") <= 32 << 20, "{status}");
+    ensure!(number("chunks_present") < number("chunks"), "the dataset fits: {status}");
+    Ok(())
+}
+
+#[test]
+fn every_way_to_read_gives_the_bytes_of_the_file() -> Result<()> {
+    let scene = Scene::new(4)?;
+    let dataset = open(&scene)?;
+    let snapshot = dataset.snapshot().context("a snapshot")?;
+    let numbers: Vec<u32> = (0..snapshot.files()).step_by(7).collect();
+    let mut buffer = vec![0; 32 << 20];
+    let places = dataset.get_many_into(&numbers, &mut buffer)?;
+    let views = dataset.view_many(numbers.get(..20).context("enough files")?)?;
+    let mut one = vec![0; 64 << 10];
+    for (index, (number, place)) in numbers.iter().zip(places).enumerate() {
+        let path = snapshot.path(*number)?;
+        let wanted = bytes_of(&scene, &path)?;
+        ensure!(buffer.get(place) == Some(&wanted[..]), "{path} in a batch");
+        ensure!(dataset.get(&path)? == wanted, "{path} by path");
+        let length = dataset.get_into(*number, &mut one)?;
+        ensure!(one.get(..length) == Some(&wanted[..]), "{path} by number");
+        let length = dataset.get_into(&path, &mut one)?;
+        ensure!(one.get(..length) == Some(&wanted[..]), "{path} into a buffer");
+        if let Some(view) = views.get(index) {
+            ensure!(**view == wanted[..], "a view of {path}");
+        }
+    }
+    drop(views);
+    ensure!(dataset.get_into(0, &mut []).is_err(), "a buffer that is too short");
+    let epoch = dataset.shuffle(ShuffleOptions::new(1, 0, 2))?;
+    let mut read = 0;
+    while let Some(file) = epoch.next()? {
+        ensure!(file.bytes? == bytes_of(&scene, &file.path)?, "{} in an epoch", file.path);
+        read += 1;
+    }
+    ensure!(read == FILES, "{read} files");
+    let status = scene.status()?;
+    ensure!(status["workers"][0]["pins"] == 0, "{status}");
+    Ok(())
+}
