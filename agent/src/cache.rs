@@ -88,7 +88,7 @@ pub(crate) struct State {
     pub(crate) plans: Plans,
     pub(crate) counts: Counts,
     free: Vec<u32>,
-    /// Slots below this one have memory; the others take some when they are filled.
+    /// Slots with a lower number have memory already. A higher slot takes memory at its first fill.
     touched: u32,
     /// Whether chunks stay when nobody needs them soon.
     keeps: bool,
@@ -251,11 +251,11 @@ impl State {
         Fetch { key, slot, first: None }
     }
 
-    /// The first chunk of any dataset that is absent.
+    /// The first chunk of any dataset that is absent and was not found damaged or removed.
     fn first_absent(&self) -> Option<ChunkKey> {
         self.datasets.iter().enumerate().find_map(|(dataset, open)| {
             let mut keys = (0..open.snapshot.chunks()).map(|chunk| ChunkKey { dataset, chunk });
-            keys.find(|key| !self.held.contains_key(key))
+            keys.find(|key| !self.held.contains_key(key) && !self.plans.is_passed_over(*key))
         })
     }
 

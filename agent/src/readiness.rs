@@ -9,7 +9,7 @@ use std::sync::Arc;
 use libdiesel::agent::Socket;
 use tokio::io::unix::AsyncFd;
 
-/// Something that owns one descriptor and never changes it.
+/// The owner of a descriptor. The descriptor stays the same as long as the owner lives.
 pub(crate) trait OwnsDescriptor: AsRawFd {}
 
 impl OwnsDescriptor for OwnedFd {}

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use libdiesel::order::{ChunkPlan, Cursor, Order, OrderError, OrderSettings, Selection};
 
-/// Groups that are fetched ahead of the one that is read.
+/// Number of groups to fetch behind the current group.
 const AHEAD: usize = 1;
 
 /// A group of chunks, by need.
