@@ -6,10 +6,11 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dl_runtime::{Shutdown, blocking, since_boot, spawn};
+use dl_runtime::{Clock, OsRandom, Random, Shutdown, SystemClock, blocking, since_boot, spawn};
 use libdiesel::agent::{
     Begin, DESCRIPTORS_MAX, FromAgent, Gauge, HINTS_MAX, Hello, PROTOCOL, PinPage, Servers, Socket,
     ToAgent, Want, Welcome,
@@ -26,6 +27,9 @@ use crate::status;
 /// How long a process may take to read an answer to its first message.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Between two signs of life to a worker whose dataset is being opened.
+const SIGN: Duration = Duration::from_secs(1);
+
 /// The numbers of the datasets that are open, or are being opened.
 type Datasets = HashMap<(String, Servers), Arc<OnceCell<usize>>>;
 
@@ -35,12 +39,17 @@ pub(crate) struct Desk {
     pub(crate) cache: Arc<Cache>,
     pub(crate) shutdown: Shutdown,
     pub(crate) member: Member,
+    /// Tells this agent from others.
+    agent: u64,
     opened: Mutex<Datasets>,
 }
 
 impl Desk {
     pub(crate) fn new(cache: Arc<Cache>, shutdown: Shutdown, member: Member) -> Self {
-        Self { cache, shutdown, member, opened: Mutex::default() }
+        let mut agent = [0; 8];
+        OsRandom.fill(&mut agent);
+        let agent = u64::from_le_bytes(agent);
+        Self { cache, shutdown, member, agent, opened: Mutex::default() }
     }
 
     /// Answers one process until it ends its connection.
@@ -94,7 +103,7 @@ impl Desk {
     async fn greet(&self, socket: &Arc<Socket>, hello: Hello) -> io::Result<Option<u64>> {
         let (pid, protocol) = (hello.pid, hello.protocol);
         let opened = match protocol {
-            PROTOCOL => self.open(hello).await,
+            PROTOCOL => self.open_with_signs(socket, hello).await?,
             other => Err(Refusal {
                 is_missing: false,
                 reason: format!("the agent speaks version {PROTOCOL} of the protocol, not {other}"),
@@ -115,6 +124,7 @@ impl Desk {
         };
         let (pins, pin_file) = PinPage::create(arena.shape().slots)?;
         let welcome = Welcome {
+            agent: self.agent,
             slot_bytes: arena.shape().slot_bytes,
             slots: arena.shape().slots,
             chunks: open.snapshot.chunks(),
@@ -127,6 +137,23 @@ impl Desk {
         let number = self.cache.state().enter(connection);
         self.cache.moved.notify_one();
         Ok(Some(number))
+    }
+
+    /// The number of a dataset; the worker hears every second that it is being opened.
+    async fn open_with_signs(
+        &self,
+        socket: &Socket,
+        hello: Hello,
+    ) -> io::Result<Result<usize, Refusal>> {
+        let mut opening = pin!(self.open(hello));
+        loop {
+            tokio::select! {
+                opened = &mut opening => return Ok(opened),
+                () = SystemClock::new().sleep(SIGN) => {
+                    socket.send(&FromAgent::Opening, &[], PATIENCE)?;
+                }
+            }
+        }
     }
 
     /// The number of a dataset, which is opened when nobody has.

@@ -135,6 +135,7 @@ async fn fill(cache: &Cache, open: &Open, arena: &Arena, wanted: &Wanted) -> Res
             length: range.end - range.start,
         })
         .collect();
+    arena.populate(wanted.slot);
     let mut why = String::new();
     for passes_copies in [false, true] {
         let mut came = 0;

@@ -20,7 +20,7 @@ pub use crate::worker::message::{
     Begin, FromAgent, HINTS_MAX, Hello, PROTOCOL, Servers, ToAgent, Want, Welcome,
 };
 pub use crate::worker::socket::{DESCRIPTORS_MAX, Socket, accept};
-pub use node::{Claim, claim, snapshot_file, start, status, stop};
+pub use node::{Claim, claim, close_on_exec, snapshot_file, start, status, stop};
 pub use tasks::join_task;
 
 impl ChunkSource {

@@ -88,6 +88,11 @@ impl<T> Owned<T> {
         self.value.as_ref().filter(|_| self.generation == generation)
     }
 
+    /// None in a child of the process that made it.
+    pub(crate) fn get(&self) -> Option<&T> {
+        self.get_as(generation::current())
+    }
+
     /// In any process.
     fn made(&self) -> &T {
         self.value.as_ref().expect("taken only by the drop")

@@ -5,16 +5,19 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dl_runtime::since_boot;
 
-use super::layout::{Arena, Maps, PinPage, Shape, Table};
+use super::layout::{Arena, Maps, PinPage, Pinned, Shape, Table};
 use super::message::{FromAgent, Hello, PROTOCOL, Servers, ToAgent, Welcome};
 use super::runtime::Place;
 use super::socket::Socket;
 use crate::error::{Error, Kind};
+use crate::process::{Owned, PerProcess};
 use crate::task::TaskOptions;
 
 /// How long an agent may take to begin to listen.
@@ -39,7 +42,17 @@ pub(crate) struct Attacher {
 #[derive(Debug)]
 pub(crate) struct Attached {
     pub(super) maps: Maps,
-    pub(super) line: Mutex<Line>,
+    /// Of the process that attached; so are the pins in `maps`.
+    line: Owned<Mutex<Line>>,
+    /// Of each child that has views.
+    heirs: PerProcess<Heir>,
+    /// The views of the current process on each slot.
+    views: Box<[AtomicU32]>,
+    attacher: Attacher,
+    /// The number of the socket in `line`.
+    socket: RawFd,
+    /// Tells the agent from others.
+    agent: u64,
     /// Looked at without the lock on the line.
     pub(super) patience: Duration,
 }
@@ -49,6 +62,18 @@ pub(crate) struct Attached {
 pub(super) struct Line {
     pub(super) socket: Socket,
     pub(super) next_id: u64,
+}
+
+/// Where the pins of a child's views are.
+#[derive(Debug)]
+pub(super) enum Heir {
+    /// In a page of its own.
+    Own {
+        pins: PinPage,
+        socket: Socket,
+    },
+    /// In the page of its parent, whose socket the child keeps open.
+    Shared,
 }
 
 impl Attacher {
@@ -93,26 +118,12 @@ impl Attacher {
 
     /// Asks for the dataset and maps what the agent gives.
     fn greet(&self, socket: Socket) -> io::Result<Result<(Attached, File), Error>> {
-        let hello = ToAgent::Hello(Hello {
-            protocol: PROTOCOL,
-            pid: std::process::id(),
-            dataset: self.dataset.clone(),
-            servers: self.servers.clone(),
-        });
-        socket.send(&hello, &[], self.task.patience)?;
-        let (welcome, files) = match socket.receive::<FromAgent>(WELCOME_PATIENCE)? {
-            Some((FromAgent::Welcome(welcome), files)) => (welcome, files),
-            Some((FromAgent::Refused { is_missing, reason }, _)) => {
-                let kind = if is_missing { Kind::NotFound } else { Kind::Unavailable };
-                let subject = format!("dl://{}", self.dataset);
-                return Ok(Err(Error::new(kind, "open dataset", subject, reason)));
-            }
-            Some(_) => return Err(unexpected()),
-            None => return Err(io::ErrorKind::ConnectionReset.into()),
+        let (welcome, files) = match self.say_hello(&socket, self.task.patience)? {
+            Ok(welcomed) => welcomed,
+            Err(refused) => return Ok(Err(refused)),
         };
-        let files: [_; 3] = files.try_into().map_err(|_| unexpected())?;
         let [snapshot, table, pins] = files;
-        let Welcome { slot_bytes, slots, chunks } = welcome;
+        let Welcome { agent, slot_bytes, slots, chunks } = welcome;
         let mut segments = Vec::new();
         loop {
             match socket.receive::<FromAgent>(self.task.patience)? {
@@ -129,16 +140,143 @@ impl Attacher {
         let arena = Arena::map(Shape { slot_bytes, slots }, &segments)?;
         let maps =
             Maps { arena, table: Table::map(&table, chunks)?, pins: PinPage::map(&pins, slots)? };
-        let line = Mutex::new(Line { socket, next_id: 0 });
-        let attached = Attached { maps, line, patience: self.task.patience };
+        let descriptor = socket.as_raw_fd();
+        let attached = Attached {
+            maps,
+            line: Owned::new(Mutex::new(Line { socket, next_id: 0 })),
+            socket: descriptor,
+            heirs: PerProcess::new(),
+            views: (0..slots).map(|_| AtomicU32::new(0)).collect(),
+            attacher: self.clone(),
+            agent,
+            patience: self.task.patience,
+        };
         Ok(Ok((attached, File::from(snapshot))))
+    }
+
+    /// The answer to a greeting, with the descriptors of snapshot, table and pin page. `patience` is that
+    /// for each sign of life.
+    fn say_hello(&self, socket: &Socket, patience: Duration) -> io::Result<Welcomed> {
+        let hello = ToAgent::Hello(Hello {
+            protocol: PROTOCOL,
+            pid: std::process::id(),
+            dataset: self.dataset.clone(),
+            servers: self.servers.clone(),
+        });
+        socket.send(&hello, &[], patience)?;
+        let until = since_boot().saturating_add(WELCOME_PATIENCE);
+        loop {
+            match socket.receive::<FromAgent>(patience)? {
+                Some((FromAgent::Opening, _)) if since_boot() < until => {}
+                Some((FromAgent::Welcome(welcome), files)) => {
+                    return Ok(Ok((welcome, files.try_into().map_err(|_| unexpected())?)));
+                }
+                Some((FromAgent::Refused { is_missing, reason }, _)) => {
+                    let kind = if is_missing { Kind::NotFound } else { Kind::Unavailable };
+                    let subject = format!("dl://{}", self.dataset);
+                    return Ok(Err(Error::new(kind, "open dataset", subject, reason)));
+                }
+                Some(_) => return Err(unexpected()),
+                None => return Err(io::ErrorKind::ConnectionReset.into()),
+            }
+        }
     }
 }
 
+/// What an agent gives to a worker, or why not.
+type Welcomed = Result<(Welcome, [OwnedFd; 3]), Error>;
+
 impl Attached {
-    /// Whether the agent has ended.
+    /// Whether the agent has ended, or belongs to another process.
     pub(super) fn is_over(&self) -> bool {
-        self.line.lock().unwrap_or_else(PoisonError::into_inner).socket.is_closed()
+        self.line().is_none_or(|line| line.socket.is_closed())
+    }
+
+    /// The line to the agent; none in a child of the process that attached.
+    pub(super) fn line(&self) -> Option<MutexGuard<'_, Line>> {
+        Some(self.line.get()?.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Makes the pin of a read the pin of a view.
+    pub(super) fn keep_for_view(&self, pinned: Pinned<'_>) -> u32 {
+        let slot = pinned.into_slot();
+        self.maps.pins.count_views(1);
+        if let Some(views) = self.views.get(slot as usize) {
+            views.fetch_add(1, Ordering::Relaxed);
+        }
+        slot
+    }
+
+    /// A view of this process is gone.
+    pub(super) fn drop_view(&self, slot: u32) {
+        if let Some(views) = self.views.get(slot as usize) {
+            views.fetch_sub(1, Ordering::Relaxed);
+        }
+        let pins = match (self.line.get(), self.heirs.get()) {
+            (Some(_), _) | (None, Some(Heir::Shared)) => &self.maps.pins,
+            (None, Some(Heir::Own { pins, .. })) => pins,
+            (None, None) => return,
+        };
+        pins.end_view(slot);
+    }
+
+    /// Slots on which there are views, and how many.
+    fn viewed(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        let counts = self.views.iter().map(|views| views.load(Ordering::Relaxed));
+        (0..).zip(counts).filter(|(_, views)| *views > 0)
+    }
+
+    pub(super) fn has_views(&self) -> bool {
+        self.viewed().next().is_some()
+    }
+
+    /// The socket of the current process.
+    pub(super) fn descriptor(&self) -> Option<RawFd> {
+        match self.heirs.get() {
+            Some(Heir::Own { socket, .. }) => Some(socket.as_raw_fd()),
+            Some(Heir::Shared) => None,
+            // A fork must not wait for the thread that has the lock: the number stands in the socket.
+            None => self.line.get().map(|_| self.socket),
+        }
+    }
+
+    /// Pins all views for a child that is about to be made.
+    pub(super) fn make_heir(&self, patience: Duration) -> Heir {
+        match self.own_heir(patience) {
+            Ok((pins, socket)) => {
+                pins.add_views(self.viewed());
+                Heir::Own { pins, socket }
+            }
+            Err(why) => {
+                tracing::debug!(%why, "a child shares the pins of its parent");
+                let pins = match self.heirs.get() {
+                    Some(Heir::Own { pins, .. }) => pins,
+                    Some(Heir::Shared) | None => &self.maps.pins,
+                };
+                pins.add_views(self.viewed());
+                Heir::Shared
+            }
+        }
+    }
+
+    /// A second connection to the same agent.
+    fn own_heir(&self, patience: Duration) -> io::Result<(PinPage, Socket)> {
+        let socket = self.attacher.place.connect()?;
+        let welcomed = self.attacher.say_hello(&socket, patience)?;
+        let (Welcome { agent, slots, .. }, [_, _, pins]) = welcomed.map_err(io::Error::other)?;
+        if agent != self.agent {
+            return Err(io::Error::other("the agent is another one"));
+        }
+        Ok((PinPage::map(&pins, slots)?, socket))
+    }
+
+    /// Takes over, in the child, what was made for it.
+    pub(super) fn inherit(&self, heir: Heir) {
+        if let Heir::Own { pins, .. } = &heir {
+            // Another thread of the parent may have dropped views after their pins were set.
+            pins.keep_views(self.viewed());
+        }
+        let _ = self.heirs.get_or_make(|| Ok::<_, std::convert::Infallible>(heir));
     }
 }
 

@@ -74,6 +74,8 @@ impl Shape {
 pub struct Arena {
     shape: Shape,
     segments: Vec<SharedMemory>,
+    /// Slots below this number have memory.
+    populated: AtomicU32,
 }
 
 impl Arena {
@@ -88,7 +90,7 @@ impl Arena {
             Ok(made)
         });
         let (segments, files) = made.collect::<io::Result<(Vec<_>, Vec<_>)>>()?;
-        Ok((Self { shape, segments }, files))
+        Ok((Self { shape, segments, populated: AtomicU32::new(0) }, files))
     }
 
     /// Maps the arena of an agent for reading.
@@ -106,7 +108,8 @@ impl Arena {
             map.ask_for_huge_pages();
             Ok(map)
         });
-        Ok(Self { shape, segments: maps.collect::<io::Result<_>>()? })
+        let segments = maps.collect::<io::Result<_>>()?;
+        Ok(Self { shape, segments, populated: AtomicU32::new(shape.slots) })
     }
 
     /// Its sizes.
@@ -132,6 +135,17 @@ impl Arena {
     fn bytes(&self, slot: u32, offset: u32, length: usize) -> Option<&[u8]> {
         let (segment, at) = self.place(slot, offset, length)?;
         segment.bytes(at, length)
+    }
+
+    /// Takes memory for a slot that never held a chunk. Slots are first used in the order of their numbers.
+    pub fn populate(&self, slot: u32) {
+        let length = self.shape.slot_bytes as usize;
+        if self.populated.fetch_max(slot + 1, Ordering::Relaxed) > slot {
+            return;
+        }
+        if let Some((segment, at)) = self.place(slot, 0, length) {
+            segment.populate(at, length);
+        }
     }
 
     /// Writes into a slot without a word and without a pin; false where the bytes don't fit.
@@ -308,11 +322,50 @@ impl PinPage {
 }
 
 impl PinPage {
-    /// Counts a view that was made, or that is gone.
-    pub(super) fn count_view(&self, is_new: bool) {
-        if let Some(views) = self.memory.word(Gauge::Views as usize * 8) {
-            let step = if is_new { 1 } else { u64::MAX };
-            views.fetch_add(step, Ordering::Relaxed);
+    /// Gives a pin back.
+    #[inline]
+    pub(super) fn unpin(&self, slot: u32) {
+        if let Some(pins) = self.count(slot) {
+            // Release: reads of the slot have ended before the agent sees the pin gone.
+            pins.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// Adds views of a child of this process, while the process holds the same ones.
+    pub(super) fn add_views(&self, views: impl Iterator<Item = (u32, u32)>) {
+        for (slot, count) in views {
+            if let Some(pins) = self.count(slot) {
+                pins.fetch_add(count, Ordering::SeqCst);
+            }
+            self.count_views(count.into());
+        }
+    }
+
+    /// Leaves no other pins than these, of views, in the page of a process with one thread.
+    pub(super) fn keep_views(&self, views: impl Iterator<Item = (u32, u32)>) {
+        self.set(Gauge::Views, 0);
+        let mut views = views.peekable();
+        for slot in 0..self.slots {
+            let count = views.next_if(|(of, _)| *of == slot).map_or(0, |(_, count)| count);
+            if let Some(pins) = self.count(slot) {
+                pins.store(count, Ordering::Release);
+            }
+            self.count_views(count.into());
+        }
+    }
+
+    /// Counts views that were made.
+    pub(super) fn count_views(&self, views: u64) {
+        if let Some(counted) = self.memory.word(Gauge::Views as usize * 8) {
+            counted.fetch_add(views, Ordering::Relaxed);
+        }
+    }
+
+    /// Gives the pin of a view back.
+    pub(super) fn end_view(&self, slot: u32) {
+        self.unpin(slot);
+        if let Some(counted) = self.memory.word(Gauge::Views as usize * 8) {
+            counted.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
@@ -379,7 +432,7 @@ impl Pinned<'_> {
         self.maps.arena.bytes(self.slot, offset, length)
     }
 
-    /// The slot, whose pin the caller now has to give back.
+    /// The slot, whose pin the caller now has to give back by [`PinPage::unpin`].
     pub(super) fn into_slot(self) -> u32 {
         let slot = self.slot;
         std::mem::forget(self);
@@ -390,9 +443,6 @@ impl Pinned<'_> {
 impl Drop for Pinned<'_> {
     #[inline]
     fn drop(&mut self) {
-        if let Some(pins) = self.maps.pins.count(self.slot) {
-            // Release: reads of the slot have ended before the agent sees the pin gone.
-            pins.fetch_sub(1, Ordering::Release);
-        }
+        self.maps.pins.unpin(self.slot);
     }
 }

@@ -164,6 +164,8 @@ impl Begin {
 /// What a worker is told.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaWrite, SchemaRead)]
 pub enum FromAgent {
+    /// The dataset of a `Hello` is being opened: a sign of life.
+    Opening,
     /// The answer to `Hello`, with the descriptors of snapshot, table and pin page.
     Welcome(Welcome),
     /// Some descriptors of the arena, in order; the last ones say so.
@@ -201,6 +203,8 @@ pub enum FromAgent {
 /// What a worker may map.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaWrite, SchemaRead)]
 pub struct Welcome {
+    /// A number that tells this agent from every other one.
+    pub agent: u64,
     /// Bytes of a slot.
     pub slot_bytes: u32,
     /// Slots of the arena.

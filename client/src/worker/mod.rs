@@ -5,6 +5,7 @@
 //! can't give in time is answered by `None`: the caller reads it from the servers.
 
 mod attach;
+mod fork;
 pub(crate) mod layout;
 pub(crate) mod memory;
 pub(crate) mod message;

@@ -6,18 +6,20 @@
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use arc_swap::{ArcSwapOption, Guard};
 use bytes::Bytes;
 use dl_runtime::since_boot;
 
 use super::attach::{Attached, Attacher};
+use super::fork;
 use super::layout::{Gauge, Pinned};
 use super::message::{Begin, ToAgent, milliseconds};
 use crate::error::Error;
 use crate::order::Order;
-use crate::process::{Owned, PerProcess};
+use crate::process::PerProcess;
 use crate::snapshot::{FilePlace, Snapshot};
 
 /// Between two tries to attach.
@@ -34,10 +36,13 @@ pub(crate) struct Worker {
     here: PerProcess<Here>,
 }
 
+/// An attachment for the time of a read.
+type AttachedNow = Guard<Option<Arc<Attached>>>;
+
 /// What one process has.
 #[derive(Debug, Default)]
 struct Here {
-    attached: RwLock<Option<Arc<Attached>>>,
+    attached: ArcSwapOption<Attached>,
     /// The order that is read, for the next agent.
     begun: Mutex<Option<Begin>>,
     /// Files of the rank that were read.
@@ -47,20 +52,13 @@ struct Here {
 }
 
 /// The bytes of a file where they lie in the cache. The chunk stays there as long as this lives: keep
-/// it for short. In a child of a fork it is valid as long as the parent keeps its own.
+/// it for short. In a child of a fork it is valid too.
 #[derive(Debug)]
 pub struct View(Viewed);
 
 #[derive(Debug)]
 enum Viewed {
-    /// A child of a fork does not remove the pin of its parent.
-    Shared {
-        attached: Arc<Attached>,
-        slot: u32,
-        offset: u32,
-        length: usize,
-        _pin: Owned<Pin>,
-    },
+    Shared { pin: Pin, offset: u32, length: usize },
     Copied(Bytes),
 }
 
@@ -87,21 +85,21 @@ impl Worker {
 
     /// The attachment of this process; attaches where it is time to.
     #[inline]
-    fn attached(&self) -> Option<Arc<Attached>> {
-        let here = self.here().ok()?;
+    fn attached(&self) -> AttachedNow {
+        let Ok(here) = self.here() else { return Guard::from_inner(None) };
         let attached = here.get();
         if attached.is_some() { attached } else { self.attach_again(here) }
     }
 
     #[cold]
-    fn attach_again(&self, here: &Here) -> Option<Arc<Attached>> {
+    fn attach_again(&self, here: &Here) -> AttachedNow {
         let now = milliseconds(since_boot());
         let next = now.saturating_add(milliseconds(AGAIN));
         // One thread tries; the others read elsewhere meanwhile.
         let again = here.again.load(Ordering::Relaxed);
         let order = Ordering::Relaxed;
         if again > now || here.again.compare_exchange(again, next, order, order).is_err() {
-            return None;
+            return Guard::from_inner(None);
         }
         let attached = self.attacher.attach().and_then(|(attached, file)| {
             let snapshot = Snapshot::map_sealed(&file, "the agent's snapshot".as_ref())?;
@@ -147,11 +145,12 @@ impl Worker {
         take: impl FnOnce(&[u8]) -> T,
     ) -> Option<T> {
         let place = self.place(number)?;
-        let attached = self.attached()?;
-        let pinned = self.pin(&attached, number, place, hints)?;
+        let attached = self.attached();
+        let attached = attached.as_ref()?;
+        let pinned = self.pin(attached, number, place, hints)?;
         let bytes = pinned.bytes(place.offset, place.length as usize)?;
         let taken = take(bytes);
-        count(&attached, place);
+        count(attached, place);
         Some(taken)
     }
 
@@ -164,7 +163,8 @@ impl Worker {
         buffer: &mut [u8],
         mut took: impl FnMut(usize, std::ops::Range<usize>),
     ) -> usize {
-        let Some(attached) = self.attached() else { return 0 };
+        let attached = self.attached();
+        let Some(attached) = attached.as_ref() else { return 0 };
         let (mut done, mut end) = (0, 0);
         for together in numbers.chunks(TOGETHER) {
             let mut places = [FilePlace::NOWHERE; TOGETHER];
@@ -174,7 +174,7 @@ impl Worker {
             }
             for (index, (number, place)) in together.iter().zip(places).enumerate() {
                 let hints = || places.iter().skip(index + 1).map(|place| place.chunk).collect();
-                let copied = self.copy(&attached, *number, place, hints, buffer, end);
+                let copied = self.copy(attached, *number, place, hints, buffer, end);
                 let Some(to) = copied else { return done };
                 took(done, end..to);
                 (done, end) = (done + 1, to);
@@ -207,21 +207,21 @@ impl Worker {
     /// The bytes of a file where they lie; a copy where this connection holds enough already.
     pub(crate) fn view(&self, number: u32) -> Option<View> {
         let place = self.place(number)?;
-        let attached = self.attached()?;
-        let pinned = self.pin(&attached, number, place, Vec::new)?;
+        let attached = self.attached();
+        let attached = attached.as_ref()?;
+        let pinned = self.pin(attached, number, place, Vec::new)?;
         let pins = &attached.maps.pins;
         let bytes = pinned.bytes(place.offset, place.length as usize)?;
         let (offset, length) = (place.offset, bytes.len());
-        count(&attached, place);
+        count(attached, place);
         // Views must leave slots to move chunks through.
         let views_max = u64::from(attached.maps.arena.shape().slots / 4).max(1);
         if pins.get(Gauge::Views) >= views_max {
             return Some(View(Viewed::Copied(Bytes::copy_from_slice(bytes))));
         }
-        pins.count_view(true);
-        let slot = pinned.into_slot();
-        let pin = Owned::new(Pin { attached: Arc::clone(&attached), slot });
-        Some(View(Viewed::Shared { attached, slot, offset, length, _pin: pin }))
+        let slot = attached.keep_for_view(pinned);
+        let pin = Pin { attached: Arc::clone(attached), slot };
+        Some(View(Viewed::Shared { pin, offset, length }))
     }
 
     /// Where a file lies as a whole in one chunk; none for one that was cut into parts.
@@ -274,8 +274,8 @@ impl Worker {
         let Ok(here) = self.here() else { return };
         here.position.store(position, Ordering::Relaxed);
         *here.begun.lock().unwrap_or_else(PoisonError::into_inner) = Some(begin.clone());
-        if let Some(attached) = here.get() {
-            tell(&attached, begin);
+        if let Some(attached) = here.get().as_ref() {
+            tell(attached, begin);
         }
     }
 
@@ -284,7 +284,7 @@ impl Worker {
     pub(crate) fn reached(&self, position: u64) {
         let Some(here) = self.here.get() else { return };
         here.position.store(position, Ordering::Relaxed);
-        if let Some(attached) = here.get() {
+        if let Some(attached) = here.get().as_ref() {
             attached.maps.pins.set(Gauge::Position, position);
         }
     }
@@ -293,7 +293,7 @@ impl Worker {
 /// Tells an agent along which order this process reads. One that is not told fetches nothing ahead.
 fn tell(attached: &Attached, begin: Begin) {
     attached.maps.pins.set(Gauge::Position, begin.position);
-    let line = attached.line.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(line) = attached.line() else { return };
     let sent = line.socket.send(&ToAgent::Begin(begin), &[], attached.patience);
     if let Err(why) = sent {
         tracing::debug!(%why, "the agent can't be told of an order");
@@ -309,13 +309,14 @@ fn count(attached: &Attached, place: FilePlace) {
 
 impl Here {
     #[inline]
-    fn get(&self) -> Option<Arc<Attached>> {
-        self.attached.read().unwrap_or_else(PoisonError::into_inner).clone()
+    fn get(&self) -> AttachedNow {
+        self.attached.load()
     }
 
     fn set(&self, attached: Option<Attached>) {
         let attached = attached.map(Arc::new);
-        *self.attached.write().unwrap_or_else(PoisonError::into_inner) = attached;
+        attached.iter().for_each(fork::watch);
+        self.attached.store(attached);
     }
 }
 
@@ -331,8 +332,9 @@ impl Deref for View {
 
     fn deref(&self) -> &[u8] {
         match &self.0 {
-            Viewed::Shared { attached, slot, offset, length, .. } => {
-                attached.maps.pinned_bytes(*slot, *offset, *length).unwrap_or_default()
+            Viewed::Shared { pin, offset, length } => {
+                let maps = &pin.attached.maps;
+                maps.pinned_bytes(pin.slot, *offset, *length).unwrap_or_default()
             }
             Viewed::Copied(bytes) => bytes,
         }
@@ -341,7 +343,6 @@ impl Deref for View {
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        drop(self.attached.maps.take_over(self.slot));
-        self.attached.maps.pins.count_view(false);
+        self.attached.drop_view(self.slot);
     }
 }

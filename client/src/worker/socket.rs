@@ -31,9 +31,9 @@ const BACKLOG: i32 = 1024;
 pub struct Socket(OwnedFd);
 
 impl Socket {
-    /// Connects to the agent that listens at a path.
+    /// Connects to the agent that listens at a path; an error while too many others wait for it.
     pub(super) fn connect(path: &Path) -> io::Result<Self> {
-        let socket = unbound(SocketFlags::CLOEXEC)?;
+        let socket = unbound(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
         connect(&socket, &SocketAddrUnix::new(path)?)?;
         Ok(Self(socket))
     }

@@ -4,7 +4,6 @@
 //! Must hold: a wait ends by its deadline; a pin that comes too late for its reader is given back.
 
 use std::io;
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use dl_runtime::since_boot;
@@ -25,7 +24,7 @@ impl Attached {
         if silence > milliseconds(SILENCE_MAX) {
             return None;
         }
-        let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut line = self.line()?;
         // It may have come while another thread asked.
         if let Some(pinned) = self.maps.pin(chunk) {
             return Some(pinned);

@@ -51,6 +51,8 @@ pub(super) fn spawn(settings: &Settings, task: &TaskOptions) -> Result<Exit, Fai
         command.args(value.iter().flat_map(|value| [flag, value]));
     }
     command.args(["--policy", &settings.policy_name()]);
+    // A pipe of the training program would not end before the agent does.
+    agent::close_on_exec();
     command.stderr(Stdio::null()).spawn().map_err(failed)?;
     Ok(Exit::Done)
 }
