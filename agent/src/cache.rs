@@ -217,7 +217,7 @@ impl State {
     /// Whether there is such a chunk, and it was not found damaged.
     fn has(&self, key: ChunkKey) -> bool {
         let open = self.datasets.get(key.dataset);
-        open.is_some_and(|open| key.chunk < open.snapshot.chunks())
+        open.is_some_and(|open| key.chunk < open.snapshot.holders())
             && !self.plans.is_passed_over(key)
     }
 
@@ -254,7 +254,7 @@ impl State {
     /// The first chunk of any dataset that is absent and was not found damaged or removed.
     fn first_absent(&self) -> Option<ChunkKey> {
         self.datasets.iter().enumerate().find_map(|(dataset, open)| {
-            let mut keys = (0..open.snapshot.chunks()).map(|chunk| ChunkKey { dataset, chunk });
+            let mut keys = (0..open.snapshot.holders()).map(|chunk| ChunkKey { dataset, chunk });
             keys.find(|key| !self.held.contains_key(key) && !self.plans.is_passed_over(*key))
         })
     }

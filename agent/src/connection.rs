@@ -127,7 +127,7 @@ impl Desk {
             agent: self.agent,
             slot_bytes: arena.shape().slot_bytes,
             slots: arena.shape().slots,
-            chunks: open.snapshot.chunks(),
+            chunks: open.snapshot.holders(),
         };
         let files = [open.snapshot_file.as_fd(), open.table_file.as_fd(), pin_file.as_fd()];
         // Before the worker can ask for anything.

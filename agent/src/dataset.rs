@@ -9,7 +9,7 @@ use dl_format::DatasetName;
 use libdiesel::agent::{ChunkSource, Servers, Table, snapshot_file};
 use libdiesel::{Client, Dataset, Kind, Snapshot, SnapshotCache};
 
-/// A chunk of one of the datasets.
+/// A chunk of one of the datasets, or, behind the chunks, a part of a large file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ChunkKey {
     pub(crate) dataset: usize,
@@ -70,7 +70,7 @@ impl Open {
         };
         let first_files = snapshot.first_files()?;
         let (table, table_file) =
-            Table::create(snapshot.chunks()).map_err(|why| Refusal::because(&why))?;
+            Table::create(snapshot.holders()).map_err(|why| Refusal::because(&why))?;
         let file = snapshot_file(&snapshot, cache.as_ref());
         let snapshot_file = file.map_err(|why| Refusal::because(&why))?;
         let source = ChunkSource::of(&dataset)?;

@@ -105,13 +105,25 @@ fn start(cache: &Arc<Cache>, fetch: Fetch) {
     });
 }
 
-/// The files of a chunk that lie in it as a whole.
+/// The files of a chunk, or the piece of a large file.
 fn wanted(open: &Open, fetch: Fetch) -> Result<Wanted, Error> {
     let Fetch { key, slot, first } = fetch;
+    if key.chunk >= open.snapshot.chunks() {
+        let (id, number, place) = open.snapshot.part(key.chunk)?;
+        return Ok(Wanted {
+            key,
+            slot,
+            id,
+            files: vec![(number, place)],
+            first: Some((number, place)),
+        });
+    }
     let (id, length, numbers) = open.snapshot.chunk(key.chunk)?;
     let mut files = Vec::with_capacity(numbers.len());
     for number in numbers {
-        let place = open.snapshot.place(number)?;
+        let mut place = open.snapshot.place(number)?;
+        // Of a large file the last piece lies here.
+        place = open.snapshot.pieces(number)?.pop().unwrap_or(place);
         let end = u64::from(place.offset).saturating_add(place.length);
         if end <= u64::from(length) && place.length > 0 {
             files.push((number, place));

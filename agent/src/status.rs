@@ -85,7 +85,7 @@ pub(crate) fn counters(state: &State, dataset: usize) -> TaskCounters {
     let slot = state.arena.as_ref().map_or(0, |(arena, _)| u64::from(arena.shape().slot_bytes));
     let held = state.held.iter().filter(|(key, _)| key.dataset == dataset);
     let full = held.clone().filter(|(_, held)| matches!(held, Held::Full { .. })).count() as u64;
-    let chunks = state.datasets.get(dataset).map_or(0, |open| open.snapshot.chunks());
+    let chunks = state.datasets.get(dataset).map_or(0, |open| open.snapshot.holders());
     TaskCounters {
         hits: sum(Gauge::Hits) + gone.hits,
         misses: sum(Gauge::Misses) + gone.misses,
@@ -100,7 +100,7 @@ pub(crate) fn counters(state: &State, dataset: usize) -> TaskCounters {
 
 fn of(state: &State, policy: Policy, budget: u64) -> Status {
     let present = state.held.values().filter(|held| matches!(held, Held::Full { .. })).count();
-    let chunks = state.datasets.iter().map(|open| u64::from(open.snapshot.chunks())).sum();
+    let chunks = state.datasets.iter().map(|open| u64::from(open.snapshot.holders())).sum();
     let slot = state.arena.as_ref().map_or(0, |(arena, _)| u64::from(arena.shape().slot_bytes));
     let sum = |gauge, gone: u64| {
         state.connections.values().map(|one| one.pins.get(gauge)).sum::<u64>() + gone

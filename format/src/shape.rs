@@ -19,6 +19,9 @@ pub struct ChunkShape {
 }
 
 impl ChunkShape {
+    /// Where the bytes of a file begin in the object of a part, in bytes.
+    pub const PART_START: u32 = PAGE as u32;
+
     /// Chunks of at most `size` bytes, header included, with small files at multiples of `alignment`
     /// bytes (paper, 4.1).
     ///

@@ -119,7 +119,10 @@ pub fn snapshot_file(snapshot: &Snapshot, cache: Option<&SnapshotCache>) -> io::
 
 /// Has every descriptor but the standard ones closed when this process starts a program.
 pub fn close_on_exec() {
-    #[expect(unsafe_code, reason = "there is no safe way to reach descriptors that nobody here opened")]
+    #[expect(
+        unsafe_code,
+        reason = "there is no safe way to reach descriptors that nobody here opened"
+    )]
     // SAFETY: nothing is closed now; only whoever calls `exec` sees a difference.
     let _ = unsafe {
         libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC)

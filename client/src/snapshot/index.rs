@@ -94,6 +94,10 @@ impl Snapshot {
         self.is_shared
     }
 
+    pub(super) fn format(&self) -> &Format<Mapped> {
+        &self.format
+    }
+
     /// All bytes of it.
     pub(crate) fn bytes(&self) -> &[u8] {
         self.format.bytes()
@@ -153,13 +157,13 @@ impl Snapshot {
         self.format.length()
     }
 
-    fn lacks(&self, what: &str) -> Error {
+    pub(super) fn lacks(&self, what: &str) -> Error {
         self.doubt();
         let why = format!("{what} is not there");
         Error::new(Kind::Corrupt, "read the snapshot", &self.name, why)
     }
 
-    fn damaged(&self) -> impl Fn(DecodeError) -> Error + '_ {
+    pub(super) fn damaged(&self) -> impl Fn(DecodeError) -> Error + '_ {
         |why| {
             self.doubt();
             damaged(&self.name, why)

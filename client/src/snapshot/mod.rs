@@ -9,6 +9,7 @@ mod index;
 mod lock;
 mod mapped;
 mod marker;
+mod pieces;
 mod place;
 mod target;
 #[cfg(test)]

@@ -68,10 +68,7 @@ pub(super) struct Line {
 #[derive(Debug)]
 pub(super) enum Heir {
     /// In a page of its own.
-    Own {
-        pins: PinPage,
-        socket: Socket,
-    },
+    Own { pins: PinPage, socket: Socket },
     /// In the page of its parent, whose socket the child keeps open.
     Shared,
 }

@@ -73,7 +73,10 @@ extern "C" fn in_child() {
     for Prepared { attached, socket, heir } in PREPARED.try_with(RefCell::take).unwrap_or_default()
     {
         if let Some(socket) = socket {
-            #[expect(unsafe_code, reason = "its owner belongs to the parent and is not dropped here")]
+            #[expect(
+                unsafe_code,
+                reason = "its owner belongs to the parent and is not dropped here"
+            )]
             // SAFETY: it is the child's copy of a socket whose owner no process but the parent uses or
             // drops (see `process`); nothing was opened since the fork.
             unsafe {

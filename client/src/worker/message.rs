@@ -209,7 +209,7 @@ pub struct Welcome {
     pub slot_bytes: u32,
     /// Slots of the arena.
     pub slots: u32,
-    /// Chunks of the snapshot.
+    /// Chunks of the snapshot, and parts of large files.
     pub chunks: u32,
 }
 

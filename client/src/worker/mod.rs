@@ -6,6 +6,7 @@
 
 mod attach;
 mod fork;
+mod large;
 pub(crate) mod layout;
 pub(crate) mod memory;
 pub(crate) mod message;

@@ -85,7 +85,7 @@ impl Worker {
 
     /// The attachment of this process; attaches where it is time to.
     #[inline]
-    fn attached(&self) -> AttachedNow {
+    pub(super) fn attached(&self) -> AttachedNow {
         let Ok(here) = self.here() else { return Guard::from_inner(None) };
         let attached = here.get();
         if attached.is_some() { attached } else { self.attach_again(here) }
@@ -122,13 +122,19 @@ impl Worker {
 
     /// A file in memory; none when it has to be read elsewhere.
     pub(crate) fn read(&self, number: u32) -> Option<Bytes> {
-        self.lend(number, Vec::new, Bytes::copy_from_slice)
+        match self.place(number) {
+            Some(_) => self.lend(number, Vec::new, Bytes::copy_from_slice),
+            None => self.read_large(number).map(Bytes::from),
+        }
     }
 
     /// Copies a file to the beginning of `buffer`; gives its length, none when it has to be read
     /// elsewhere.
     #[inline]
     pub(crate) fn read_into(&self, number: u32, buffer: &mut [u8]) -> Option<usize> {
+        if self.place(number).is_none() {
+            return self.read_large_into(number, buffer);
+        }
         self.lend(number, Vec::new, |bytes| {
             buffer.get_mut(..bytes.len())?.copy_from_slice(bytes);
             Some(bytes.len())
@@ -167,11 +173,7 @@ impl Worker {
         let Some(attached) = attached.as_ref() else { return 0 };
         let (mut done, mut end) = (0, 0);
         for together in numbers.chunks(TOGETHER) {
-            let mut places = [FilePlace::NOWHERE; TOGETHER];
-            for (place, number) in places.iter_mut().zip(together) {
-                *place = self.place(*number).unwrap_or(FilePlace::NOWHERE);
-                attached.maps.prefetch(place.chunk, place.offset);
-            }
+            let places = self.prepare(attached, together);
             for (index, (number, place)) in together.iter().zip(places).enumerate() {
                 let hints = || places.iter().skip(index + 1).map(|place| place.chunk).collect();
                 let copied = self.copy(attached, *number, place, hints, buffer, end);
@@ -194,7 +196,8 @@ impl Worker {
         from: usize,
     ) -> Option<usize> {
         if place == FilePlace::NOWHERE {
-            return None;
+            let length = self.read_large_into(number, buffer.get_mut(from..)?)?;
+            return from.checked_add(length);
         }
         let pinned = self.pin(attached, number, place, hints)?;
         let bytes = pinned.bytes(place.offset, place.length as usize)?;
@@ -204,24 +207,60 @@ impl Worker {
         Some(to)
     }
 
+    /// Appends views of files to `views`; ends before the first that has to be read elsewhere.
+    pub(crate) fn view_many(&self, numbers: &[u32], views: &mut Vec<View>) {
+        let attached = self.attached();
+        let Some(attached) = attached.as_ref() else { return };
+        for together in numbers.chunks(TOGETHER) {
+            let places = self.prepare(attached, together);
+            for (index, (number, place)) in together.iter().zip(places).enumerate() {
+                let hints = || places.iter().skip(index + 1).map(|place| place.chunk).collect();
+                let Some(view) = self.view_at(attached, *number, place, hints) else { return };
+                views.push(view);
+            }
+        }
+    }
+
     /// The bytes of a file where they lie; a copy where this connection holds enough already.
     pub(crate) fn view(&self, number: u32) -> Option<View> {
-        let place = self.place(number)?;
-        let attached = self.attached();
-        let attached = attached.as_ref()?;
-        let pinned = self.pin(attached, number, place, Vec::new)?;
-        let pins = &attached.maps.pins;
+        let place = self.place(number).unwrap_or(FilePlace::NOWHERE);
+        self.view_at(self.attached().as_ref()?, number, place, Vec::new)
+    }
+
+    #[inline]
+    fn view_at(
+        &self,
+        attached: &Arc<Attached>,
+        number: u32,
+        place: FilePlace,
+        hints: impl FnOnce() -> Vec<u32>,
+    ) -> Option<View> {
+        if place == FilePlace::NOWHERE {
+            return self.read_large(number).map(|bytes| View::of(bytes.into()));
+        }
+        let pinned = self.pin(attached, number, place, hints)?;
         let bytes = pinned.bytes(place.offset, place.length as usize)?;
         let (offset, length) = (place.offset, bytes.len());
         count(attached, place);
         // Views must leave slots to move chunks through.
         let views_max = u64::from(attached.maps.arena.shape().slots / 4).max(1);
-        if pins.get(Gauge::Views) >= views_max {
+        if attached.maps.pins.get(Gauge::Views) >= views_max {
             return Some(View(Viewed::Copied(Bytes::copy_from_slice(bytes))));
         }
         let slot = attached.keep_for_view(pinned);
         let pin = Pin { attached: Arc::clone(attached), slot };
         Some(View(Viewed::Shared { pin, offset, length }))
+    }
+
+    /// Where files lie that are read together; the processor brings their first bytes meanwhile.
+    #[inline]
+    fn prepare(&self, attached: &Attached, together: &[u32]) -> [FilePlace; TOGETHER] {
+        let mut places = [FilePlace::NOWHERE; TOGETHER];
+        for (place, number) in places.iter_mut().zip(together) {
+            *place = self.place(*number).unwrap_or(FilePlace::NOWHERE);
+            attached.maps.prefetch(place.chunk, place.offset);
+        }
+        places
     }
 
     /// Where a file lies as a whole in one chunk; none for one that was cut into parts.
@@ -232,9 +271,13 @@ impl Worker {
         (end <= u64::from(self.snapshot.shape().size())).then_some(place)
     }
 
+    pub(super) fn snapshot(&self) -> &Snapshot {
+        &self.snapshot
+    }
+
     /// Pins the chunk of a file; asks the agent when it is absent.
     #[inline]
-    fn pin<'a>(
+    pub(super) fn pin<'a>(
         &self,
         attached: &'a Attached,
         number: u32,
@@ -302,7 +345,7 @@ fn tell(attached: &Attached, begin: Begin) {
 
 /// Counts a file that was read from memory.
 #[inline]
-fn count(attached: &Attached, place: FilePlace) {
+pub(super) fn count(attached: &Attached, place: FilePlace) {
     attached.maps.pins.add(Gauge::Hits, 1);
     attached.maps.pins.add(Gauge::HitBytes, place.length);
 }

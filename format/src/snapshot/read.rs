@@ -328,37 +328,49 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
     /// When they are damaged.
     #[inline]
     pub fn extents(&self, number: FileNumber) -> Result<Vec<Extent>, DecodeError> {
-        match self.section(SnapshotSection::Extents) {
-            [] => Ok(Vec::new()),
-            extents => Self::extents_in(extents, number),
-        }
+        let parts = self.parts_of(number);
+        parts.map(|part| Ok(self.part(part)?.1)).collect()
     }
 
-    fn extents_in(extents: &[u8], number: FileNumber) -> Result<Vec<Extent>, DecodeError> {
-        let (rows, rest) = extents.as_chunks::<SNAPSHOT_EXTENT_LEN>();
-        if !rest.is_empty() {
-            return Err(DecodeError::new(
-                "snapshot extents",
-                rows.len(),
-                "the last one is cut off",
-            ));
+    /// How many parts all large files have before the last ones.
+    pub fn parts(&self) -> u32 {
+        (self.section(SnapshotSection::Extents).len() / SNAPSHOT_EXTENT_LEN) as u32
+    }
+
+    /// The numbers of the parts of a file: they count from 0, file by file.
+    #[inline]
+    pub fn parts_of(&self, number: FileNumber) -> Range<u32> {
+        let (rows, _) = self.section(SnapshotSection::Extents).as_chunks::<SNAPSHOT_EXTENT_LEN>();
+        if rows.is_empty() {
+            return 0..0;
         }
         let file = |row: &[u8; SNAPSHOT_EXTENT_LEN]| {
             let (file, _) = row.split_first_chunk().unwrap_or((&[0; 4], &[]));
             u32::from_le_bytes(*file)
         };
         let first = rows.partition_point(|row| file(row) < number.0);
-        let of_file = rows.iter().skip(first).take_while(|row| file(row) == number.0);
-        of_file
-            .map(|row| {
-                let mut cursor = Cursor::new(row, 0);
-                cursor.u32("extent file")?;
-                let length = cursor.u32("extent length")?;
-                let crc = Crc32c::from_value(cursor.u32("extent checksum")?);
-                cursor.zero::<4>("reserved")?;
-                Ok(Extent { part: ChunkId::from_bytes(cursor.array("extent part")?), length, crc })
-            })
-            .collect()
+        let of_file = rows.iter().skip(first).take_while(|row| file(row) == number.0).count();
+        first as u32..first.saturating_add(of_file) as u32
+    }
+
+    /// A part by its number, and whose it is.
+    ///
+    /// # Errors
+    /// When it is damaged, or there is none.
+    pub fn part(&self, number: u32) -> Result<(FileNumber, Extent), DecodeError> {
+        let (rows, rest) = self.section(SnapshotSection::Extents).as_chunks();
+        let at = number as usize;
+        let none =
+            DecodeError::new("snapshot extents", at, "there is no such part, or it is cut off");
+        let row: &[u8; SNAPSHOT_EXTENT_LEN] =
+            rows.get(at).filter(|_| rest.is_empty()).ok_or(none)?;
+        let mut cursor = Cursor::new(row, 0);
+        let file = FileNumber(cursor.u32("extent file")?);
+        let length = cursor.u32("extent length")?;
+        let crc = Crc32c::from_value(cursor.u32("extent checksum")?);
+        cursor.zero::<4>("reserved")?;
+        let part = ChunkId::from_bytes(cursor.array("extent part")?);
+        Ok((file, Extent { part, length, crc }))
     }
 
     /// The bytes of a block of names, by its number.

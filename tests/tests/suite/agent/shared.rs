@@ -1,6 +1,8 @@
 //! One copy for all processes of a task.
 
 use anyhow::{Context, Result, ensure};
+use dl_tests::dice::Dice;
+use dl_tests::program::run;
 use libdiesel::{Client, ConnectOptions, Dataset, DatasetName, ShuffleOptions, TaskOptions};
 
 use super::{FILES, Scene, agent_program, bytes_of};
@@ -102,5 +104,32 @@ fn every_way_to_read_gives_the_bytes_of_the_file() -> Result<()> {
     ensure!(read == FILES, "{read} files");
     let status = scene.status()?;
     ensure!(status["workers"][0]["pins"] == 0, "{status}");
+    Ok(())
+}
+
+#[test]
+fn a_large_file_comes_through_fewer_slots_than_it_has_parts() -> Result<()> {
+    let mut scene = Scene::new(5)?;
+    let large = Dice::new(6).bytes(50 << 20);
+    std::fs::write(scene.path("src").join("large"), &large)?;
+    run(scene.dlcmd()?.arg("put").arg(scene.path("src")).arg("dl://ds"))?.code(0)?;
+    scene.start_agent(&["--memory", "24MiB"])?;
+    let dataset = open(&scene)?;
+    ensure!(dataset.get("large")? == large, "by path");
+    let mut buffer = vec![0; large.len() + 1];
+    let length = dataset.get_into("large", &mut buffer)?;
+    ensure!(buffer.get(..length) == Some(&large[..]), "into a buffer");
+    ensure!(*dataset.view("large")? == large[..], "a view");
+    let small = bytes_of(&scene, &"large")?.len();
+    ensure!(dataset.get_many_into(&["large"], &mut buffer)? == [0..small], "in a batch");
+    let status = scene.status()?;
+    ensure!(status["fallbacks"] == 0 && status["failed_fetches"] == 0, "{status}");
+    ensure!(status["memory_used"].as_u64() <= Some(24 << 20), "{status}");
+    run(scene.dlcmd()?.args(["agent", "stop"]))?.code(0)?;
+    scene.start_agent(&["--policy", "oneshot", "--memory", "256MiB"])?;
+    scene.becomes(|status| status["partial"] == false)?;
+    scene.kill_server()?;
+    let dataset = open(&scene)?;
+    ensure!(dataset.get("large")? == large, "without a server");
     Ok(())
 }

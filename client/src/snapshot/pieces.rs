@@ -1,0 +1,73 @@
+//! Where the bytes of files lie that were cut into several objects.
+//!
+//! Must hold: the pieces of a file, in their order, are all of its bytes; each has a checksum of its own.
+
+use dl_format::snapshot::FileNumber;
+use dl_format::{ChunkId, ChunkShape, Crc32c, Extent};
+
+use crate::error::Error;
+use crate::snapshot::{FilePlace, Snapshot};
+
+impl Snapshot {
+    /// How many objects hold bytes of files: the chunks, and behind them the parts of large files.
+    pub fn holders(&self) -> u32 {
+        self.chunks().saturating_add(self.format().parts())
+    }
+
+    /// The id of a holder behind the chunks, and the piece in it with the number of its file.
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`](crate::Kind::Corrupt) when there is no such holder, or its row is damaged.
+    pub fn part(&self, holder: u32) -> Result<(ChunkId, u32, FilePlace), Error> {
+        let none = || self.lacks("a part");
+        let number = holder.checked_sub(self.chunks()).ok_or_else(none)?;
+        let (FileNumber(file), extent) = self.format().part(number).map_err(self.damaged())?;
+        Ok((extent.part, file, place_of(holder, extent)))
+    }
+
+    /// The pieces of a large file; none of a file that lies in its chunk as a whole. The `chunk` of a piece
+    /// is its holder.
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`](crate::Kind::Corrupt) when the rows are damaged.
+    pub fn pieces(&self, number: u32) -> Result<Vec<FilePlace>, Error> {
+        let parts = self.format().parts_of(FileNumber(number));
+        let mut pieces = Vec::with_capacity(parts.len().saturating_add(1));
+        let (mut length, mut crc) = (0_u64, Crc32c::of(&[]));
+        for part in parts {
+            let (_, extent) = self.format().part(part).map_err(self.damaged())?;
+            length = length.saturating_add(extent.length.into());
+            crc = crc.then(extent.crc, extent.length.into());
+            pieces.push(place_of(self.chunks().saturating_add(part), extent));
+        }
+        if pieces.is_empty() {
+            return Ok(pieces);
+        }
+        let whole = self.place(number)?;
+        let too_short = || self.lacks("the last part of a file");
+        let left = whole.length.checked_sub(length).ok_or_else(too_short)?;
+        // The checksum of bytes behind others is what those add to the checksum of both.
+        let before = crc.then(Crc32c::from_value(0), left);
+        let crc = Crc32c::from_value(whole.crc.value() ^ before.value());
+        pieces.push(FilePlace { length: left, crc, ..whole });
+        Ok(pieces)
+    }
+}
+
+fn place_of(holder: u32, extent: Extent) -> FilePlace {
+    let (length, crc) = (extent.length.into(), extent.crc);
+    FilePlace { chunk: holder, offset: ChunkShape::PART_START, length, crc }
+}
+
+#[cfg(test)]
+mod tests {
+    use dl_format::Crc32c;
+
+    #[test]
+    fn the_checksum_of_the_rest_follows_from_those_of_the_whole_and_the_beginning() {
+        let whole = [7_u8; 5_000];
+        let (head, tail) = whole.split_at(3_333);
+        let before = Crc32c::of(head).then(Crc32c::from_value(0), tail.len() as u64);
+        assert_eq!(Crc32c::of(&whole).value() ^ before.value(), Crc32c::of(tail).value());
+    }
+}

@@ -1,0 +1,56 @@
+//! Reads of files that were cut into several objects: each piece comes through a slot.
+//!
+//! Must hold: one piece is pinned at a time, so a file of any size needs one slot.
+
+use super::read::{Worker, count};
+use crate::snapshot::FilePlace;
+
+/// Pieces that are fetched while one is copied.
+const AHEAD: usize = 4;
+
+impl Worker {
+    /// A large file in memory; none when it has to be read elsewhere.
+    #[cold]
+    pub(super) fn read_large(&self, number: u32) -> Option<Vec<u8>> {
+        let length = self.snapshot().place(number).ok()?.length;
+        let mut bytes = vec![0; usize::try_from(length).ok()?];
+        self.read_large_into(number, &mut bytes)?;
+        Some(bytes)
+    }
+
+    /// Copies a large file to the beginning of `buffer`; gives its length, none when it has to be read
+    /// elsewhere or does not fit.
+    #[cold]
+    pub(super) fn read_large_into(&self, number: u32, buffer: &mut [u8]) -> Option<usize> {
+        let whole = self.snapshot().place(number).ok()?;
+        let length = usize::try_from(whole.length).ok()?;
+        let buffer = buffer.get_mut(..length)?;
+        let pieces = self.snapshot().pieces(number).ok().filter(|pieces| !pieces.is_empty())?;
+        let mut left = buffer;
+        for (index, piece) in pieces.iter().enumerate() {
+            let (into, rest) = left.split_at_mut_checked(usize::try_from(piece.length).ok()?)?;
+            self.copy_piece(number, *piece, pieces.get(index + 1..).unwrap_or_default(), into)?;
+            left = rest;
+        }
+        let attached = self.attached();
+        count(attached.as_ref()?, whole);
+        Some(length)
+    }
+
+    fn copy_piece(
+        &self,
+        number: u32,
+        piece: FilePlace,
+        next: &[FilePlace],
+        into: &mut [u8],
+    ) -> Option<()> {
+        if into.is_empty() {
+            return Some(());
+        }
+        let hints = || next.iter().take(AHEAD).map(|piece| piece.chunk).collect();
+        let attached = self.attached();
+        let pinned = self.pin(attached.as_ref()?, number, piece, hints)?;
+        into.copy_from_slice(pinned.bytes(piece.offset, into.len())?);
+        Some(())
+    }
+}
