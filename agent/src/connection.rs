@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -41,6 +42,8 @@ pub(crate) struct Desk {
     pub(crate) member: Member,
     /// Tells this agent from others.
     agent: u64,
+    /// Processes that wait for a dataset that is being opened.
+    opening: AtomicUsize,
     opened: Mutex<Datasets>,
 }
 
@@ -49,7 +52,14 @@ impl Desk {
         let mut agent = [0; 8];
         OsRandom.fill(&mut agent);
         let agent = u64::from_le_bytes(agent);
-        Self { cache, shutdown, member, agent, opened: Mutex::default() }
+        let opening = AtomicUsize::new(0);
+        Self { cache, shutdown, member, agent, opening, opened: Mutex::default() }
+    }
+
+    /// Whether a process reads, or is about to.
+    pub(crate) fn is_needed(&self) -> bool {
+        let is_opening = self.opening.load(Ordering::Relaxed) > 0;
+        is_opening || !self.cache.state().connections.is_empty()
     }
 
     /// Answers one process until it ends its connection.
@@ -76,7 +86,7 @@ impl Desk {
     ) -> io::Result<()> {
         while let Some(message) = next(events, socket).await? {
             match (message, *number) {
-                (ToAgent::Hello(hello), None) => *number = self.greet(socket, hello).await?,
+                (ToAgent::Hello(hello), None) => self.greet(socket, hello, number).await?,
                 (ToAgent::Want(want), Some(number)) => self.want(number, want),
                 (ToAgent::Begin(begin), Some(number)) => self.begin(number, begin),
                 (ToAgent::Prefetch(chunks), Some(number)) => self.prefetch(number, &chunks),
@@ -100,10 +110,20 @@ impl Desk {
     }
 
     /// Opens the dataset of a worker and gives it what it maps.
-    async fn greet(&self, socket: &Arc<Socket>, hello: Hello) -> io::Result<Option<u64>> {
+    async fn greet(
+        &self,
+        socket: &Arc<Socket>,
+        hello: Hello,
+        number: &mut Option<u64>,
+    ) -> io::Result<()> {
         let (pid, protocol) = (hello.pid, hello.protocol);
         let opened = match protocol {
-            PROTOCOL => self.open_with_signs(socket, hello).await?,
+            PROTOCOL => {
+                self.opening.fetch_add(1, Ordering::Relaxed);
+                let opened = self.open_with_signs(socket, hello).await;
+                self.opening.fetch_sub(1, Ordering::Relaxed);
+                opened?
+            }
             other => Err(Refusal {
                 is_missing: false,
                 reason: format!("the agent speaks version {PROTOCOL} of the protocol, not {other}"),
@@ -112,14 +132,13 @@ impl Desk {
         let dataset = match opened {
             Ok(dataset) => dataset,
             Err(Refusal { is_missing, reason }) => {
-                socket.send(&FromAgent::Refused { is_missing, reason }, &[], PATIENCE)?;
-                return Ok(None);
+                return socket.send(&FromAgent::Refused { is_missing, reason }, &[], PATIENCE);
             }
         };
         let (open, arena, segments) = {
             let state = self.cache.state();
-            let Some(open) = state.datasets.get(dataset).map(Arc::clone) else { return Ok(None) };
-            let Some((arena, segments)) = state.arena.clone() else { return Ok(None) };
+            let Some(open) = state.datasets.get(dataset).map(Arc::clone) else { return Ok(()) };
+            let Some((arena, segments)) = state.arena.clone() else { return Ok(()) };
             (open, arena, segments)
         };
         let (pins, pin_file) = PinPage::create(arena.shape().slots)?;
@@ -130,13 +149,13 @@ impl Desk {
             chunks: open.snapshot.holders(),
         };
         let files = [open.snapshot_file.as_fd(), open.table_file.as_fd(), pin_file.as_fd()];
-        // Before the worker can ask for anything.
+        // Before the worker can set a pin.
         let connection = Connection { pid, dataset, pins, socket: Arc::clone(socket) };
+        *number = Some(self.cache.state().enter(connection));
         socket.send(&FromAgent::Welcome(welcome), &files, PATIENCE)?;
         send_segments(socket, &segments)?;
-        let number = self.cache.state().enter(connection);
         self.cache.moved.notify_one();
-        Ok(Some(number))
+        Ok(())
     }
 
     /// The number of a dataset; the worker hears every second that it is being opened.

@@ -82,7 +82,7 @@ fn start(cache: &Arc<Cache>, fetch: Fetch) {
         let key = fetch.key;
         let filled = match wanted(&open, fetch) {
             Ok(wanted) => fill(&cache, &open, &arena, &wanted).await,
-            Err(error) => Err(Failure::Final(error.to_string())),
+            Err(why) => Err(Failure::Final(why)),
         };
         match filled {
             Ok(bytes) => cache.state().filled(key, bytes),
@@ -106,10 +106,11 @@ fn start(cache: &Arc<Cache>, fetch: Fetch) {
 }
 
 /// The files of a chunk, or the piece of a large file.
-fn wanted(open: &Open, fetch: Fetch) -> Result<Wanted, Error> {
+fn wanted(open: &Open, fetch: Fetch) -> Result<Wanted, String> {
+    let said = |error: Error| chain(&error);
     let Fetch { key, slot, first } = fetch;
     if key.chunk >= open.snapshot.chunks() {
-        let (id, number, place) = open.snapshot.part(key.chunk)?;
+        let (id, number, place) = open.snapshot.part(key.chunk).map_err(said)?;
         return Ok(Wanted {
             key,
             slot,
@@ -118,14 +119,17 @@ fn wanted(open: &Open, fetch: Fetch) -> Result<Wanted, Error> {
             first: Some((number, place)),
         });
     }
-    let (id, length, numbers) = open.snapshot.chunk(key.chunk)?;
+    let (id, length, numbers) = open.snapshot.chunk(key.chunk).map_err(said)?;
     let mut files = Vec::with_capacity(numbers.len());
     for number in numbers {
-        let mut place = open.snapshot.place(number)?;
+        let mut place = open.snapshot.place(number).map_err(said)?;
         // Of a large file the last piece lies here.
-        place = open.snapshot.pieces(number)?.pop().unwrap_or(place);
+        place = open.snapshot.pieces(number).map_err(said)?.pop().unwrap_or(place);
         let end = u64::from(place.offset).saturating_add(place.length);
-        if end <= u64::from(length) && place.length > 0 {
+        if end > u64::from(length) {
+            return Err(format!("file {number} ends behind the end of its chunk"));
+        }
+        if place.length > 0 {
             files.push((number, place));
         }
     }
@@ -149,17 +153,22 @@ async fn fill(cache: &Cache, open: &Open, arena: &Arena, wanted: &Wanted) -> Res
         .collect();
     arena.populate(wanted.slot);
     let mut why = String::new();
+    let first = ranges.first().cloned().unwrap_or_default();
+    let mut is_first_read = false;
     for passes_copies in [false, true] {
         let mut came = 0;
-        let first = ranges.first().cloned().unwrap_or_default();
         let take = |index: usize, offset: u64, bytes: &[u8]| {
             let start = ranges.get(index).map_or(0, |range| u64::from(range.start));
             let at = u32::try_from(start.saturating_add(offset)).unwrap_or(u32::MAX);
+            // Readers may have the first file by now.
+            if index == 0 && is_first_read {
+                return;
+            }
             arena.write(wanted.slot, at, bytes);
             if index == 0 && wanted.first.is_some() {
                 came += bytes.len();
                 if came == first.len() {
-                    wanted.first_is_there(cache, arena);
+                    is_first_read = wanted.first_is_there(cache, arena);
                 }
             }
         };
@@ -193,12 +202,14 @@ impl Wanted {
         ranges.into_iter().filter(|range| !range.is_empty()).collect()
     }
 
-    /// Hands the first file over if its bytes are right.
-    fn first_is_there(&self, cache: &Cache, arena: &Arena) {
-        if let Some((number, place)) = self.first
-            && is_right(arena, self.slot, place)
-        {
-            cache.state().file_is_there(self.key, number);
+    /// Hands the first file over if its bytes are right; says whether they are.
+    fn first_is_there(&self, cache: &Cache, arena: &Arena) -> bool {
+        match self.first {
+            Some((number, place)) if is_right(arena, self.slot, place) => {
+                cache.state().file_is_there(self.key, number);
+                true
+            }
+            _ => false,
         }
     }
 }

@@ -70,7 +70,7 @@ pub async fn run(config: Config) -> io::Result<Ended> {
         failed = accept_all(&listener, &desk) => Err(failed),
         () = shutdown.requested() => Ok(Ended::Stopped),
         () = stop.requested() => Ok(Ended::Stopped),
-        () = unneeded(&cache, idle, &clock) => Ok(Ended::Idle),
+        () = unneeded(&desk, idle, &clock) => Ok(Ended::Idle),
     };
     driving.abort();
     desk.member.leave(&cache).await;
@@ -86,7 +86,12 @@ async fn accept_all(listener: &AsyncFd<OwnedFd>, desk: &Arc<Desk>) -> io::Error 
         };
         let socket = match ready.try_io(accept) {
             Ok(Ok(socket)) => socket,
-            Ok(Err(why)) => return why,
+            Ok(Err(why)) => {
+                // As while all descriptors are in use.
+                tracing::warn!(%why, "a worker is not let in");
+                SystemClock::new().sleep(BEAT).await;
+                continue;
+            }
             Err(_) => continue,
         };
         let desk = Arc::clone(desk);
@@ -99,12 +104,12 @@ async fn accept_all(listener: &AsyncFd<OwnedFd>, desk: &Arc<Desk>) -> io::Error 
 }
 
 /// Completes when no worker was connected for so long.
-async fn unneeded(cache: &Cache, idle: Duration, clock: &dyn Clock) {
+async fn unneeded(desk: &Desk, idle: Duration, clock: &dyn Clock) {
     let mut since = clock.monotonic();
     loop {
         clock.sleep(BEAT.min(idle)).await;
         let now = clock.monotonic();
-        if !cache.state().connections.is_empty() {
+        if desk.is_needed() {
             since = now;
         }
         if now.saturating_sub(since) >= idle {

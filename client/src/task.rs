@@ -6,6 +6,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use xxhash_rust::xxh3::xxh3_128;
+
 /// Bytes of a name at most.
 const NAME_MAX: usize = 128;
 
@@ -31,9 +33,7 @@ pub struct TaskOptions {
 impl TaskOptions {
     /// A job by its name: at most 128 of the characters `A-Z a-z 0-9 . _ : -`; none for another name.
     pub fn named(name: &str) -> Option<Self> {
-        let is_legal = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte);
-        let is_name = !name.is_empty() && name.len() <= NAME_MAX && name.bytes().all(is_legal);
-        is_name.then(|| Self {
+        is_legal(name).then(|| Self {
             name: name.to_owned(),
             folder: folder(),
             program: std::env::var_os("DIESEL_AGENT").map(PathBuf::from),
@@ -52,10 +52,20 @@ impl TaskOptions {
         let launched = LAUNCHERS.iter().find_map(|variable| {
             let value = std::env::var(variable).ok()?;
             let is_name = !value.is_empty() && value != NO_NAME;
-            is_name.then(|| format!("{variable}:{value}"))
+            is_name.then(|| {
+                let name = format!("{variable}:{value}");
+                // Launchers use characters that names of tasks don't have, or long names.
+                let hashed = || format!("{variable}:{:032x}", xxh3_128(value.as_bytes()));
+                if is_legal(&name) { name } else { hashed() }
+            })
         });
         Self::named(&launched.or_else(session)?)
     }
+}
+
+fn is_legal(name: &str) -> bool {
+    let is_legal = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte);
+    !name.is_empty() && name.len() <= NAME_MAX && name.bytes().all(is_legal)
 }
 
 /// `DIESEL_AGENT_MEMORY`, as the agent takes it.

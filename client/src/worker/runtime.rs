@@ -9,13 +9,22 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
+use dl_runtime::since_boot;
 use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::io::Errno;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::message::Servers;
 use super::socket::{Socket, bind_at};
 use crate::task::TaskOptions;
+
+/// How long the program that starts the agent may take.
+const SPAWN_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Between two looks at it.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// Where the agent of one task and user listens.
 #[derive(Debug, Clone)]
@@ -70,7 +79,7 @@ impl Place {
             .custom_flags(flags)
             .open(self.path("lock"))?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+            Err(Errno::WOULDBLOCK) => return Ok(None),
             locked => locked?,
         }
         let path = self.path("sock");
@@ -101,11 +110,24 @@ fn spawn(task: &TaskOptions, listener: Stdio, lock: Stdio) -> io::Result<()> {
     let variables = ["LD_PRELOAD", "DIESEL_KEY", "DIESEL_TASK"];
     variables.iter().for_each(|variable| _ = command.env_remove(variable));
     command.stdin(listener).stdout(lock).stderr(Stdio::null()).current_dir("/");
-    let ended = command.status()?;
-    if ended.success() {
-        return Ok(());
+    let mut child = command.spawn()?;
+    let until = since_boot().saturating_add(SPAWN_PATIENCE);
+    loop {
+        match child.try_wait() {
+            Ok(Some(ended)) if ended.success() => return Ok(()),
+            Ok(Some(ended)) => {
+                return Err(io::Error::other(format!("the agent did not start: {ended}")));
+            }
+            // This program does not keep the ends of its children.
+            Err(why) if why.raw_os_error() == Some(Errno::CHILD.raw_os_error()) => return Ok(()),
+            Err(why) => return Err(why),
+            Ok(None) if since_boot() >= until => {
+                let _ = child.kill();
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "the agent did not start"));
+            }
+            Ok(None) => std::thread::sleep(LOOK),
+        }
     }
-    Err(io::Error::other(format!("the agent did not start: {ended}")))
 }
 
 /// The program of the agent: the given one, else `dlcmd` beside this program, else in PATH.

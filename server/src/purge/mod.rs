@@ -265,6 +265,10 @@ impl<'a> Purge<'a> {
         if !plan.rewrite.is_empty() || !plan.remove.is_empty() {
             self.name_hidden(record.id, ledger.hidden.clone(), ids).await?;
         }
+        if !plan.remove.is_empty() {
+            // A job may have joined since the purge began.
+            self.refuse_leased(record.id).await?;
+        }
         // First, so that a full disk has room for what is written next.
         self.remove(record.id, &survey, &plan).await?;
         let written = self.state.written;

@@ -43,6 +43,7 @@ pub(super) fn in_foreground(
 /// Starts the process that is the agent, and leaves it alone.
 pub(super) fn spawn(settings: &Settings, task: &TaskOptions) -> Result<Exit, Failure> {
     let failed = |why| Failure::local("start the agent", why);
+    settings.plan()?;
     let mut command = Command::new(std::env::current_exe().map_err(failed)?);
     command.args(["agent", "serve", "--task", &task.name]);
     let Settings { memory, idle, .. } = settings;
@@ -87,5 +88,8 @@ fn serve(config: Config) -> Result<Ended, Failure> {
         .enable_all()
         .build()
         .map_err(failed)?;
-    runtime.block_on(dl_agent::run(config)).map_err(failed)
+    let ended = runtime.block_on(dl_agent::run(config)).map_err(failed);
+    // A dataset that is being opened is not waited for: the next agent needs the listener's place.
+    runtime.shutdown_background();
+    ended
 }
