@@ -22,7 +22,7 @@ use clap::Subcommand;
 
 use crate::measure::Bench;
 use crate::setup::Settings;
-pub use agent::{AgentReader, read_cached};
+pub use agent::{AgentParts, AgentReader, read_cached};
 pub use memory::{Worker, work};
 pub use snapshot::{Reader, read};
 
@@ -58,7 +58,7 @@ pub enum Workload {
     /// Reads of a warm fast store before a slow one, beside the fast store alone
     Tier,
     /// Reads out of the cache of a node (paper, 4.2), beside memcpy, memcached and the server
-    Agent,
+    Agent(AgentParts),
     /// Commits of packed chunks into a Redis Cluster, beside SET of redis-benchmark
     RedisCommit,
     /// Questions about paths through one server over Redis (paper, Figure 10a), beside GET
@@ -85,7 +85,7 @@ impl Workload {
         Self::Order,
         Self::OrderRead,
         Self::Tier,
-        Self::Agent,
+        Self::Agent(AgentParts::ALL),
         Self::RedisCommit,
         Self::Stat,
         Self::Servers,
@@ -111,7 +111,7 @@ impl Workload {
             Self::Order => order::run(settings),
             Self::OrderRead => order_read::run(settings),
             Self::Tier => tier::run(settings),
-            Self::Agent => agent::run(settings),
+            Self::Agent(parts) => agent::run(parts, settings),
             Self::RedisCommit => commit::run(settings),
             Self::Stat => stat::run(settings),
             Self::Servers => stat::servers(settings),

@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 
 use super::node::{Node, put};
-use super::reader::{Answer, Ask, BATCH, Kind, Reading};
+use super::reader::{AgentReader, Answer, Ask, BATCH, Kind, Reading};
 use super::{BYTES, runs};
 use crate::measure::{Bar, Bench, Side};
 use crate::setup::{Server, Settings, memcached_at};
@@ -84,7 +84,7 @@ impl Scene {
         let files = settings.scaled(BYTES) / length as u32;
         put(&server.address, dataset, files, length)?;
         let memory = u64::from(files) * length as u64 * 5 / 4 + (256 << 20);
-        let node = Node::start(&server.address, dataset, &folder, memory, "oneshot")?;
+        let node = Node::start("hot", &server.address, dataset, &folder, memory, "oneshot")?;
         node.wait()?;
         let pages =
             if has_huge_pages() { "huge pages where the kernel has them" } else { "4 KiB pages" };
@@ -98,7 +98,8 @@ impl Scene {
     }
 
     fn reader(&self, seed: u64, memcached: Option<&Path>) -> Result<Reading> {
-        Reading::start(&self.node, self.length, seed, memcached)
+        let memcached = memcached.map(Path::to_owned);
+        Reading::start(&AgentReader { memcached, ..self.node.reader(self.length, seed) })
     }
 
     fn bench(&self, name: &str, unit: &'static str, sides: [Side; 2], bar: f64) -> Bench {

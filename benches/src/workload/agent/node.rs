@@ -11,6 +11,7 @@ use dl_format::{Attributes, ChunkShape, FilePath};
 use libdiesel::{Client, ConnectOptions, TaskOptions, agent};
 use serde::Deserialize;
 
+use super::reader::AgentReader;
 use crate::setup::{bytes, dlcmd_at, finish};
 
 /// How long an agent may take to fetch a dataset, in steps of [`LOOK`].
@@ -23,11 +24,22 @@ const PER_FOLDER: u32 = 1_000;
 /// A part of what an agent says of itself.
 #[derive(Debug, Clone, Copy, Deserialize)]
 pub(super) struct Status {
+    pub(super) memory_used: u64,
     pub(super) chunks: u64,
     pub(super) chunks_present: u64,
     pub(super) hits: u64,
     pub(super) misses: u64,
     pub(super) fallbacks: u64,
+    pub(super) chunks_from_servers: u64,
+    pub(super) bytes_from_servers: u64,
+    pub(super) failed_fetches: u64,
+}
+
+impl Status {
+    /// Reads of the servers' store so far: chunks, and files that were read past the cache.
+    pub(super) fn store_reads(&self) -> u64 {
+        self.chunks_from_servers + self.failed_fetches + self.fallbacks
+    }
 }
 
 /// An agent, which is stopped when this is dropped.
@@ -56,13 +68,14 @@ pub(super) fn put(server: &str, dataset: &str, files: u32, length: usize) -> Res
 impl Node {
     /// Starts an agent with the folder for sockets and caches in `folder`.
     pub(super) fn start(
+        task: &'static str,
         server: &str,
         dataset: &'static str,
         folder: &Path,
         memory: u64,
         policy: &str,
     ) -> Result<Self> {
-        let (server, folder, task) = (server.to_owned(), folder.to_owned(), "bench");
+        let (server, folder) = (server.to_owned(), folder.to_owned());
         let node = Self { server, dataset, folder, task };
         let mut command = dlcmd_at(&node.server)?;
         command.args(["--task", task, "agent", "start", &format!("dl://{dataset}")]);
@@ -73,6 +86,13 @@ impl Node {
         std::fs::create_dir_all(&node.folder)?;
         finish(&mut command)?;
         Ok(node)
+    }
+
+    /// A process that reads files of `length` bytes through the agent.
+    pub(super) fn reader(&self, length: usize, seed: u64) -> AgentReader {
+        let (server, dataset) = (self.server.clone(), self.dataset.to_owned());
+        let (folder, task) = (self.folder.clone(), Some(self.task.to_owned()));
+        AgentReader { server, dataset, folder, length, seed, task, memcached: None }
     }
 
     fn options(&self) -> Result<(ConnectOptions, TaskOptions)> {

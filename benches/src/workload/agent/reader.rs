@@ -3,46 +3,83 @@
 //! Must hold: a process times nothing but reads: lists, memory and connections are made before. Both
 //! sides go through the files in the same random order.
 
-use std::ffi::OsStr;
+use std::ffi::OsString;
 use std::hint::black_box;
 use std::io::{BufRead, BufReader, Write, stdin, stdout};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ChildStdout;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use dl_format::FilePath;
 use dl_runtime::{Clock, SystemClock};
-use libdiesel::{Client, ConnectOptions, Dataset, TaskOptions};
+use libdiesel::{Client, ConnectOptions, Dataset, ShuffleOptions, SnapshotCache, TaskOptions};
 use serde::{Deserialize, Serialize};
 
 use super::bare::Bare;
 use super::memcached::Connection;
-use super::node::Node;
 use crate::setup::{Process, shuffle, start_own};
 
 /// Files of a batch.
 pub(super) const BATCH: usize = 64;
 
-/// One process that reads through the agent of its node.
+/// Of the orders of epochs.
+const SEED: u64 = 7;
+
+/// One process that reads a dataset.
 #[derive(Debug, Clone, Args)]
 pub struct AgentReader {
     /// The server
-    server: String,
+    pub(super) server: String,
     /// The dataset
-    dataset: String,
-    /// The folder in which the agent is found
-    folder: PathBuf,
-    /// The task of the agent
-    task: String,
+    pub(super) dataset: String,
+    /// The folder in which the agent and the snapshots are found
+    pub(super) folder: PathBuf,
     /// Bytes of each file
-    length: usize,
+    pub(super) length: usize,
     /// The seed of the order
-    seed: u64,
+    pub(super) seed: u64,
+    /// The task of the agent; none reads from the server
+    #[arg(long)]
+    pub(super) task: Option<String>,
     /// The socket of a memcached
-    memcached: Option<PathBuf>,
+    #[arg(long)]
+    pub(super) memcached: Option<PathBuf>,
+}
+
+impl AgentReader {
+    /// As the arguments of a process.
+    fn arguments(&self) -> Vec<OsString> {
+        let mut arguments: Vec<OsString> =
+            ["agent-reader", &self.server, &self.dataset].map(OsString::from).into();
+        arguments.push(self.folder.clone().into());
+        arguments.extend([self.length.to_string(), self.seed.to_string()].map(OsString::from));
+        if let Some(task) = &self.task {
+            arguments.extend(["--task", task].map(OsString::from));
+        }
+        if let Some(memcached) = &self.memcached {
+            arguments.extend(["--memcached".into(), memcached.clone().into()]);
+        }
+        arguments
+    }
+
+    /// The dataset as the process reads it.
+    fn open(&self) -> Result<Dataset> {
+        let task = self.task.as_deref().map(|name| {
+            let task = TaskOptions::named(name).context("a legal name")?;
+            anyhow::Ok(TaskOptions { folder: self.folder.join("run"), ..task })
+        });
+        let servers = vec![self.server.clone()];
+        let options = ConnectOptions { servers, task: task.transpose()?, ..Default::default() };
+        let dataset = Client::connect(options)?.dataset(&self.dataset.parse()?)?;
+        if self.task.is_some() {
+            return Ok(dataset);
+        }
+        let cache = SnapshotCache::new(self.folder.join("snapshots"), 4 << 30);
+        Ok(dataset.with_snapshot(&cache)?)
+    }
 }
 
 /// One kind of reads.
@@ -90,10 +127,16 @@ impl Kind {
 /// What a process is told to do.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) enum Ask {
+    /// Answers when the process is ready.
+    Ready,
     /// Makes what reads of this kind need.
     Prepare(Kind),
     /// Reads for so many milliseconds.
     Read(Kind, u64),
+    /// Reads one file from the middle of a chunk.
+    First { chunk: usize },
+    /// Reads the share of a rank in an epoch, and rests for so many microseconds after each batch.
+    Epoch { epoch: u64, rank: u32, world: u32, group: u32, rest: u64 },
 }
 
 /// What it did.
@@ -121,19 +164,9 @@ impl std::ops::AddAssign for Answer {
 pub(super) struct Reading(Process, BufReader<ChildStdout>);
 
 impl Reading {
-    pub(super) fn start(
-        node: &Node,
-        length: usize,
-        seed: u64,
-        memcached: Option<&Path>,
-    ) -> Result<Self> {
-        let (length, seed) = (length.to_string(), seed.to_string());
-        let mut arguments: Vec<&OsStr> =
-            ["agent-reader", &node.server, node.dataset].map(OsStr::new).into();
-        arguments.push(node.folder.as_os_str());
-        arguments.extend([node.task, &length, &seed].map(OsStr::new));
-        arguments.extend(memcached.map(Path::as_os_str));
-        let (process, stdout) = start_own(arguments)?;
+    pub(super) fn start(reader: &AgentReader) -> Result<Self> {
+        let arguments = reader.arguments();
+        let (process, stdout) = start_own(arguments.iter().map(OsString::as_os_str))?;
         Ok(Self(process, stdout))
     }
 
@@ -162,12 +195,18 @@ pub fn read_cached(reader: &AgentReader) -> Result<()> {
     let mut scene = Scene::new(reader)?;
     for line in stdin().lines() {
         let answer = match serde_json::from_str(&line?)? {
+            Ask::Ready => Answer::default(),
             Ask::Prepare(kind) => {
                 scene.prepare(kind, reader)?;
                 Answer::default()
             }
             Ask::Read(kind, milliseconds) => {
                 scene.read(kind, Duration::from_millis(milliseconds))?
+            }
+            Ask::First { chunk } => scene.first(chunk)?,
+            Ask::Epoch { epoch, rank, world, group, rest } => {
+                let options = ShuffleOptions::new(SEED, epoch, group).of_rank(rank, world);
+                scene.epoch(options, Duration::from_micros(rest))?
             }
         };
         writeln!(stdout(), "{}", serde_json::to_string(&answer)?)?;
@@ -223,12 +262,8 @@ impl Turns {
 
 impl Scene {
     fn new(reader: &AgentReader) -> Result<Self> {
-        let task = TaskOptions::named(&reader.task).context("a legal name")?;
-        let task = TaskOptions { folder: reader.folder.join("run"), ..task };
-        let servers = vec![reader.server.clone()];
-        let options = ConnectOptions { servers, task: Some(task), ..ConnectOptions::default() };
-        let dataset = Client::connect(options)?.dataset(&reader.dataset.parse()?)?;
-        let files = dataset.snapshot().context("the agent gives a snapshot")?.files();
+        let dataset = reader.open()?;
+        let files = dataset.snapshot().context("there is a snapshot")?.files();
         let mut order: Vec<u32> = (0..files).collect();
         shuffle(&mut order, reader.seed);
         let buffers = [vec![0; reader.length], vec![0; reader.length * BATCH]];
@@ -261,6 +296,35 @@ impl Scene {
             self.memcached = Some(connection);
         }
         Ok(())
+    }
+
+    /// Reads one file.
+    fn first(&mut self, chunk: usize) -> Result<Answer> {
+        let snapshot = self.dataset.snapshot().context("there is a snapshot")?;
+        let firsts = snapshot.first_files()?;
+        let [first, next] = firsts[chunk..chunk + 2] else { bail!("there is no chunk {chunk}") };
+        let file = u32::midpoint(first, next);
+        let start = self.turns.clock.monotonic();
+        let length = self.dataset.get_into(file, &mut self.buffers[0])?;
+        let took = self.turns.clock.monotonic().saturating_sub(start);
+        ensure!(length == self.length, "another length");
+        Ok(Answer { files: 1, seconds: took.as_secs_f64() })
+    }
+
+    /// Reads an epoch to its end.
+    fn epoch(&self, options: ShuffleOptions, rest: Duration) -> Result<Answer> {
+        let start = self.turns.clock.monotonic();
+        let epoch = self.dataset.shuffle(options)?;
+        let mut files = 0;
+        while let Some(file) = epoch.next()? {
+            ensure!(file.bytes?.len() == self.length, "{} has another length", file.path);
+            files += 1;
+            if files % BATCH as u64 == 0 && !rest.is_zero() {
+                std::thread::sleep(rest);
+            }
+        }
+        let took = self.turns.clock.monotonic().saturating_sub(start);
+        Ok(Answer { files, seconds: took.as_secs_f64() })
     }
 
     fn read(&mut self, kind: Kind, time: Duration) -> Result<Answer> {
