@@ -11,4 +11,4 @@ mod workload;
 
 pub use measure::{Bar, Bench, Machine, Side, print, print_json};
 pub use setup::{Options, Settings};
-pub use workload::{Reader, Worker, Workload, read, work};
+pub use workload::{AgentParts, AgentReader, Reader, Worker, Workload, read, read_cached, work};

@@ -11,7 +11,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use dl_benches::{
-    Machine, Options, Reader, Settings, Worker, Workload, print, print_json, read, work,
+    AgentReader, Machine, Options, Reader, Settings, Worker, Workload, print, print_json, read,
+    read_cached, work,
 };
 
 /// Measure the system beside something known, on this machine
@@ -40,6 +41,9 @@ enum Command {
     /// One process of snapshot, started by it
     #[command(hide = true)]
     Reader(Reader),
+    /// One process of agent, started by it
+    #[command(hide = true)]
+    AgentReader(AgentReader),
 }
 
 fn main() -> ExitCode {
@@ -47,6 +51,7 @@ fn main() -> ExitCode {
     let ended = match command {
         Command::Worker(worker) => work(&worker).map(|()| true),
         Command::Reader(reader) => read(&reader).map(|()| true),
+        Command::AgentReader(reader) => read_cached(&reader).map(|()| true),
         Command::All => run(&options, Workload::ALL),
         Command::One(workload) => run(&options, &[workload]),
     };

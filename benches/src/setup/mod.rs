@@ -6,9 +6,13 @@
 mod options;
 mod program;
 mod redis;
+mod slow;
 mod tree;
 
 pub use options::{Options, Settings};
-pub(crate) use program::{Memcached, Process, Server, dlcmd, finish, shell, start_own};
+pub(crate) use program::{
+    Memcached, Process, Server, dlcmd, dlcmd_at, finish, memcached_at, shell, start_own,
+};
 pub(crate) use redis::{Redis, RedisCluster, processor_seconds};
+pub(crate) use slow::SlowServer;
 pub(crate) use tree::{Tree, TreeShape, bytes, read_files, shuffle};

@@ -5,6 +5,7 @@
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread::sleep;
@@ -108,10 +109,30 @@ impl Memcached {
     }
 }
 
+/// A memcached at a unix socket, with room for everything.
+pub(crate) fn memcached_at(socket: &Path) -> Result<Process> {
+    let mut command = Command::new("memcached");
+    command.args(["-m", "4096", "-u", "root", "-s"]).arg(socket);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let process = Process(command.spawn().context("start memcached; is it installed?")?);
+    for _ in 0..200 {
+        if UnixStream::connect(socket).is_ok() {
+            return Ok(process);
+        }
+        sleep(Duration::from_millis(10));
+    }
+    anyhow::bail!("memcached does not listen at {}", socket.display());
+}
+
 /// dlcmd, to be told what to do.
 pub(crate) fn dlcmd(server: &Server) -> Result<Command> {
+    dlcmd_at(&server.address)
+}
+
+/// dlcmd with a server by its address.
+pub(crate) fn dlcmd_at(server: &str) -> Result<Command> {
     let mut command = Command::new(program("dlcmd")?);
-    command.args(["--quiet", "--server", &server.address]);
+    command.args(["--quiet", "--server", server]);
     Ok(command)
 }
 

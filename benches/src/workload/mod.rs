@@ -3,6 +3,7 @@
 //! Must hold: the workload that measures how fast files are made comes before those that delete many,
 //! which slow it down.
 
+mod agent;
 mod commit;
 mod many;
 mod memory;
@@ -21,6 +22,7 @@ use clap::Subcommand;
 
 use crate::measure::Bench;
 use crate::setup::Settings;
+pub use agent::{AgentParts, AgentReader, read_cached};
 pub use memory::{Worker, work};
 pub use snapshot::{Reader, read};
 
@@ -55,6 +57,8 @@ pub enum Workload {
     OrderRead,
     /// Reads of a warm fast store before a slow one, beside the fast store alone
     Tier,
+    /// Reads out of the cache of a node (paper, 4.2), beside memcpy, memcached and the server
+    Agent(AgentParts),
     /// Commits of packed chunks into a Redis Cluster, beside SET of redis-benchmark
     RedisCommit,
     /// Questions about paths through one server over Redis (paper, Figure 10a), beside GET
@@ -81,6 +85,7 @@ impl Workload {
         Self::Order,
         Self::OrderRead,
         Self::Tier,
+        Self::Agent(AgentParts::ALL),
         Self::RedisCommit,
         Self::Stat,
         Self::Servers,
@@ -106,6 +111,7 @@ impl Workload {
             Self::Order => order::run(settings),
             Self::OrderRead => order_read::run(settings),
             Self::Tier => tier::run(settings),
+            Self::Agent(parts) => agent::run(parts, settings),
             Self::RedisCommit => commit::run(settings),
             Self::Stat => stat::run(settings),
             Self::Servers => stat::servers(settings),

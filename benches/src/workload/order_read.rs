@@ -4,26 +4,20 @@
 //! The store is a slow one: 400 requests a second, 5 ms, 200 MB/s, 16 at a time. The server runs in
 //! this process, so that both sides have the same store in the same state.
 
-use std::net::Ipv4Addr;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dl_format::{Attributes, ChunkShape, DatasetName, FilePath, dataset_prefix, parse_object_key};
-use dl_meta::{Memory, Stop};
-use dl_runtime::{Clock, OsRandom, Shutdown, SystemClock};
-use dl_server::{Doors, Limits, Parts, Roll, Room};
-use dl_store::{ByteRange, ObjectRange, Prefix, Store, StoreExt, Throttle, ThrottleStore};
+use dl_store::{ByteRange, ObjectRange, Prefix, StoreExt, Throttle};
 use futures::{StreamExt, stream};
 use libdiesel::{Client, ConnectOptions, Dataset, ShuffleOptions, SnapshotCache};
-use tokio::net::TcpListener;
-use tokio::runtime::Runtime;
 
 use crate::measure::{Bar, Bench, Side, Stopwatch};
-use crate::setup::{Settings, bytes, shuffle};
+use crate::setup::{Settings, SlowServer, bytes, shuffle};
 
 const SLOW: Throttle = Throttle {
     latency: Duration::from_millis(5),
@@ -40,8 +34,7 @@ const SINGLE: u32 = 1_600;
 
 /// A server over the slow store, and its dataset.
 struct Scene {
-    runtime: Runtime,
-    store: Arc<dyn Store>,
+    server: SlowServer,
     dataset: Dataset,
     paths: Vec<FilePath>,
     length: usize,
@@ -90,41 +83,9 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
 
 impl Scene {
     fn new(settings: &Settings, name: &str, length: usize) -> Result<Self> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()
-            .context("start the threads of the server")?;
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-        let (store, throttle) = ThrottleStore::new(
-            dl_store::memory(),
-            Arc::clone(&clock),
-            Throttle::default(),
-            IN_FLIGHT,
-        );
-        let store: Arc<dyn Store> = Arc::new(store);
-        let parts = Parts {
-            store: Arc::clone(&store),
-            meta: Arc::new(Memory::new()),
-            clock,
-            random: Arc::new(OsRandom),
-            limits: Limits::default(),
-            room: Room::default(),
-            refusals: dl_server::Refusals::default(),
-            replaced: dl_server::Replaced::default(),
-            settings: dl_server::Settings::default(),
-            roll: Roll::default(),
-        };
-        let address = runtime.block_on(async {
-            dl_server::prepare(&parts, Stop::Fresh).await?;
-            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-            let address = listener.local_addr()?;
-            let serving = dl_server::start(Doors::open(listener), parts, Shutdown::new());
-            dl_runtime::spawn(serving.await?);
-            anyhow::Ok(address)
-        })?;
+        let server = SlowServer::start(IN_FLIGHT)?;
         let options =
-            ConnectOptions { servers: vec![address.to_string()], ..ConnectOptions::default() };
+            ConnectOptions { servers: vec![server.address.clone()], ..ConnectOptions::default() };
         let client = Client::connect(options)?;
         let of = DatasetName::new("slow")?;
         let writer = client.create_dataset(&of, ChunkShape::default())?;
@@ -139,8 +100,8 @@ impl Scene {
         let _ = writer.flush()?.check()?;
         let cache = SnapshotCache::new(settings.on_disk(name), 1 << 30);
         let dataset = client.dataset(&of)?.with_snapshot(&cache)?;
-        *throttle.lock().unwrap_or_else(PoisonError::into_inner) = SLOW;
-        Ok(Self { runtime, store, dataset, paths, length })
+        server.set_throttle(SLOW);
+        Ok(Self { server, dataset, paths, length })
     }
 
     /// Every file, in the order of an epoch.
@@ -180,14 +141,14 @@ impl Scene {
     /// All chunks from the store itself; gives their bytes.
     fn stream(&self) -> Result<u64> {
         let prefix = Prefix::new(dataset_prefix(self.dataset.info().id))?;
-        self.runtime.block_on(async {
-            let objects = self.store.list_sorted(&prefix).await?;
+        self.server.runtime.block_on(async {
+            let objects = self.server.store.list_sorted(&prefix).await?;
             let chunks = objects
                 .into_iter()
                 .filter(|object| parse_object_key(object.key.as_str()).is_some());
             let reads = chunks.map(async |object| {
                 let range = ByteRange::exact(0, object.size)?;
-                let read = self.store.read(&[ObjectRange { key: object.key, range }]).await;
+                let read = self.server.store.read(&[ObjectRange { key: object.key, range }]).await;
                 let body = read.into_iter().next().context("one answer for each range")??;
                 anyhow::Ok(body.len() as u64)
             });

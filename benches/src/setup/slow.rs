@@ -1,0 +1,67 @@
+//! A server in this process, over a store in memory that can be made as slow as a real one.
+//!
+//! Must hold: all sides of a ratio have the same store in the same state.
+
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result};
+use dl_meta::{Memory, Stop};
+use dl_runtime::{Clock, OsRandom, Shutdown, SystemClock};
+use dl_server::{Doors, Limits, Parts, Roll, Room};
+use dl_store::{Store, Throttle, ThrottleStore};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+
+/// The server; its store is fast at first.
+pub(crate) struct SlowServer {
+    pub(crate) runtime: Runtime,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) address: String,
+    throttle: Arc<Mutex<Throttle>>,
+}
+
+impl SlowServer {
+    /// Starts it; its store answers at most `in_flight` calls at once.
+    pub(crate) fn start(in_flight: usize) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .context("start the threads of the server")?;
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let (store, throttle) = ThrottleStore::new(
+            dl_store::memory(),
+            Arc::clone(&clock),
+            Throttle::default(),
+            in_flight,
+        );
+        let store: Arc<dyn Store> = Arc::new(store);
+        let parts = Parts {
+            store: Arc::clone(&store),
+            meta: Arc::new(Memory::new()),
+            clock,
+            random: Arc::new(OsRandom),
+            limits: Limits::default(),
+            room: Room::default(),
+            refusals: dl_server::Refusals::default(),
+            replaced: dl_server::Replaced::default(),
+            settings: dl_server::Settings::default(),
+            roll: Roll::default(),
+        };
+        let address = runtime.block_on(async {
+            dl_server::prepare(&parts, Stop::Fresh).await?;
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+            let address = listener.local_addr()?;
+            let serving = dl_server::start(Doors::open(listener), parts, Shutdown::new());
+            dl_runtime::spawn(serving.await?);
+            anyhow::Ok(address)
+        })?;
+        Ok(Self { runtime, store, address: address.to_string(), throttle })
+    }
+
+    /// Makes the store slow from now on.
+    pub(crate) fn set_throttle(&self, throttle: Throttle) {
+        *self.throttle.lock().unwrap_or_else(PoisonError::into_inner) = throttle;
+    }
+}

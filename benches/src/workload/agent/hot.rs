@@ -1,0 +1,183 @@
+//! Reads of files whose chunks are all in the node's cache.
+//!
+//! Must hold: no read of a row misses the cache.
+
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+
+use super::node::{Node, put};
+use super::reader::{AgentReader, Answer, Ask, BATCH, Kind, Reading};
+use super::{BYTES, runs};
+use crate::measure::{Bar, Bench, Side};
+use crate::setup::{Server, Settings, memcached_at};
+
+/// How long a side reads before the other side goes on, and how often in one run.
+const MILLISECONDS: u64 = 125;
+const TURNS: usize = 4;
+
+/// One row of figures.
+struct Row {
+    name: &'static str,
+    ours: Kind,
+    theirs: Kind,
+    bar: f64,
+}
+
+const fn row(name: &'static str, ours: Kind, theirs: Kind, bar: f64) -> Row {
+    Row { name, ours, theirs, bar }
+}
+
+pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
+    let is_huge = has_huge_pages();
+    let (single, many) = if is_huge { (0.50, 0.70) } else { (0.55, 0.85) };
+    let small = [
+        row("get by number", Kind::Get, Kind::Bare, single),
+        row("get by number, beside records", Kind::Get, Kind::Record, 0.85),
+        row("get_many by number", Kind::GetMany, Kind::BareMany, many),
+        row("get by path", Kind::Path, Kind::Bare, 0.35),
+        row("get_many by path", Kind::PathMany, Kind::BareMany, 0.50),
+        row("view_many", Kind::Views, Kind::Bare, 2.5),
+    ];
+    let memcached = [
+        row("get by path, beside memcached", Kind::Path, Kind::Memcached, 15.0),
+        row("get_many by path, beside memcached", Kind::PathMany, Kind::MemcachedMany, 3.0),
+    ];
+    let large = [row("get by number", Kind::Get, Kind::Bare, 0.90)];
+
+    let scene = Scene::new(settings, "small", 4 << 10)?;
+    let mut benches = scene.measure(&small, None)?;
+    benches.push(scene.two_workers()?);
+    {
+        let socket = settings.on_disk("memcached");
+        let _server = memcached_at(&socket)?;
+        benches.extend(scene.measure(&memcached, Some(&socket))?);
+    }
+    scene.check()?;
+    drop(scene);
+    let scene = Scene::new(settings, "large", 128 << 10)?;
+    benches.extend(scene.measure(&large, None)?);
+    scene.check()?;
+    Ok(benches)
+}
+
+/// Whether the kernel gives huge pages to shared memory for which they are asked.
+fn has_huge_pages() -> bool {
+    let file = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    ["[always]", "[within_size]", "[advise]", "[force]"].iter().any(|mode| text.contains(mode))
+}
+
+/// A dataset that is in memory as a whole.
+struct Scene {
+    node: Node,
+    _server: Server,
+    length: usize,
+    runs: usize,
+    settings: String,
+}
+
+impl Scene {
+    fn new(settings: &Settings, dataset: &'static str, length: usize) -> Result<Self> {
+        let folder = settings.on_disk(&format!("agent-{dataset}"));
+        let server = Server::start(&folder.join("data"))?;
+        let files = settings.scaled(BYTES) / length as u32;
+        put(&server.address, dataset, files, length)?;
+        let memory = u64::from(files) * length as u64 * 5 / 4 + (256 << 20);
+        let node = Node::start("hot", &server.address, dataset, &folder, memory, "oneshot")?;
+        node.wait()?;
+        let pages =
+            if has_huge_pages() { "huge pages where the kernel has them" } else { "4 KiB pages" };
+        let text = format!(
+            "{files} files of {} KiB in random order out of a filled cache, batches of {BATCH}, \
+             {pages}; sides change every {MILLISECONDS} ms; memcpy out of an equal memfd, made and \
+             mapped as the agent makes its arena",
+            length >> 10
+        );
+        Ok(Self { node, _server: server, length, runs: runs(settings), settings: text })
+    }
+
+    fn reader(&self, seed: u64, memcached: Option<&Path>) -> Result<Reading> {
+        let memcached = memcached.map(Path::to_owned);
+        Reading::start(&AgentReader { memcached, ..self.node.reader(self.length, seed) })
+    }
+
+    fn bench(&self, name: &str, unit: &'static str, sides: [Side; 2], bar: f64) -> Bench {
+        let [ours, theirs] = sides;
+        let name = format!("agent {} KiB, {name}", self.length >> 10);
+        let (settings, bar) = (self.settings.clone(), Bar::AtLeastTimes(bar));
+        Bench { name, settings, unit, ours, theirs, bar }
+    }
+
+    /// Lets one process read both sides of each row in turns.
+    fn measure(&self, rows: &[Row], memcached: Option<&Path>) -> Result<Vec<Bench>> {
+        let mut reader = self.reader(1, memcached)?;
+        let mut benches = Vec::new();
+        for row in rows {
+            let kinds = [row.ours, row.theirs];
+            let mut sides = kinds.map(|kind| Side::new(kind.name()));
+            for kind in kinds {
+                reader.run(Ask::Prepare(kind))?;
+                reader.run(Ask::Read(kind, MILLISECONDS))?;
+            }
+            for _ in 0..self.runs {
+                let mut sums = [Answer::default(); 2];
+                for turn in 0..TURNS {
+                    for side in if turn % 2 == 0 { [0, 1] } else { [1, 0] } {
+                        sums[side] += reader.run(Ask::Read(kinds[side], MILLISECONDS))?;
+                    }
+                }
+                for (side, sum) in sides.iter_mut().zip(sums) {
+                    side.samples.push(sum.rate());
+                }
+            }
+            benches.push(self.bench(row.name, "files/s", sides, row.bar));
+        }
+        Ok(benches)
+    }
+
+    /// How many times as much two processes read as one, beside the same of memcpy.
+    fn two_workers(&self) -> Result<Bench> {
+        let kinds = [Kind::Get, Kind::Bare];
+        let mut readers = [self.reader(1, None)?, self.reader(2, None)?];
+        for reader in &mut readers {
+            for kind in kinds {
+                reader.run(Ask::Prepare(kind))?;
+            }
+        }
+        let mut sides =
+            kinds.map(|kind| Side::new(format!("{}, two processes by one", kind.name())));
+        for _ in 0..self.runs {
+            let mut sums = [[Answer::default(); 2]; 2];
+            for turn in 0..TURNS {
+                for side in if turn % 2 == 0 { [0, 1] } else { [1, 0] } {
+                    let ask = Ask::Read(kinds[side], MILLISECONDS);
+                    let [alone, both] = &mut sums[side];
+                    *alone += readers[turn / 2 % 2].run(ask)?;
+                    let mut answers = together(&mut readers, ask)?;
+                    *both += answers.remove(0);
+                    *both += answers.remove(0);
+                }
+            }
+            for (side, [alone, both]) in sides.iter_mut().zip(sums) {
+                // Both seconds count once for each process.
+                side.samples.push(2.0 * both.rate() / alone.rate());
+            }
+        }
+        Ok(self.bench("two workers", "x", sides, 0.95))
+    }
+
+    /// Fails where a read was answered by anything but the cache.
+    fn check(&self) -> Result<()> {
+        let status = self.node.status()?;
+        let is_whole = status.misses == 0 && status.fallbacks == 0 && status.hits > 0;
+        ensure!(is_whole, "reads were not answered by the cache alone: {status:?}");
+        Ok(())
+    }
+}
+
+/// Lets all readers do the same at the same time.
+fn together(readers: &mut [Reading], ask: Ask) -> Result<Vec<Answer>> {
+    readers.iter_mut().try_for_each(|reader| reader.tell(ask))?;
+    readers.iter_mut().map(Reading::answer).collect()
+}

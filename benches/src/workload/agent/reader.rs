@@ -1,0 +1,395 @@
+//! Processes that read files, each timing itself.
+//!
+//! Must hold: a process times nothing but reads: lists, memory and connections are made before. Both
+//! sides go through the files in the same random order.
+
+use std::ffi::OsString;
+use std::hint::black_box;
+use std::io::{BufRead, BufReader, Write, stdin, stdout};
+use std::ops::Range;
+use std::path::PathBuf;
+use std::process::ChildStdout;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use dl_format::FilePath;
+use dl_runtime::{Clock, SystemClock};
+use libdiesel::{Client, ConnectOptions, Dataset, ShuffleOptions, SnapshotCache, TaskOptions};
+use serde::{Deserialize, Serialize};
+
+use super::bare::Bare;
+use super::memcached::Connection;
+use crate::setup::{Process, shuffle, start_own};
+
+/// Files of a batch.
+pub(super) const BATCH: usize = 64;
+
+/// Of the orders of epochs.
+const SEED: u64 = 7;
+
+/// One process that reads a dataset.
+#[derive(Debug, Clone, Args)]
+pub struct AgentReader {
+    /// The server
+    pub(super) server: String,
+    /// The dataset
+    pub(super) dataset: String,
+    /// The folder in which the agent and the snapshots are found
+    pub(super) folder: PathBuf,
+    /// Bytes of each file
+    pub(super) length: usize,
+    /// The seed of the order
+    pub(super) seed: u64,
+    /// The task of the agent; none reads from the server
+    #[arg(long)]
+    pub(super) task: Option<String>,
+    /// The socket of a memcached
+    #[arg(long)]
+    pub(super) memcached: Option<PathBuf>,
+}
+
+impl AgentReader {
+    /// As the arguments of a process.
+    fn arguments(&self) -> Vec<OsString> {
+        let mut arguments: Vec<OsString> =
+            ["agent-reader", &self.server, &self.dataset].map(OsString::from).into();
+        arguments.push(self.folder.clone().into());
+        arguments.extend([self.length.to_string(), self.seed.to_string()].map(OsString::from));
+        if let Some(task) = &self.task {
+            arguments.extend(["--task", task].map(OsString::from));
+        }
+        if let Some(memcached) = &self.memcached {
+            arguments.extend(["--memcached".into(), memcached.clone().into()]);
+        }
+        arguments
+    }
+
+    /// The dataset as the process reads it.
+    fn open(&self) -> Result<Dataset> {
+        let task = self.task.as_deref().map(|name| {
+            let task = TaskOptions::named(name).context("a legal name")?;
+            anyhow::Ok(TaskOptions { folder: self.folder.join("run"), ..task })
+        });
+        let servers = vec![self.server.clone()];
+        let options = ConnectOptions { servers, task: task.transpose()?, ..Default::default() };
+        let dataset = Client::connect(options)?.dataset(&self.dataset.parse()?)?;
+        if self.task.is_some() {
+            return Ok(dataset);
+        }
+        let cache = SnapshotCache::new(self.folder.join("snapshots"), 4 << 30);
+        Ok(dataset.with_snapshot(&cache)?)
+    }
+}
+
+/// One kind of reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Kind {
+    /// `get_into` by number.
+    Get,
+    /// `get_many_into` by number.
+    GetMany,
+    /// `get_into` by path.
+    Path,
+    /// `get_many_into` by path.
+    PathMany,
+    /// `view_many` by number, the first byte of each file read.
+    Views,
+    /// A memcpy into the memory for one file.
+    Bare,
+    /// The same into the memory for a batch.
+    BareMany,
+    /// A memcpy whose address comes from a random record.
+    Record,
+    /// memcached, one key.
+    Memcached,
+    /// memcached, as many keys as a batch has.
+    MemcachedMany,
+}
+
+impl Kind {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Get => "get_into by number",
+            Self::GetMany => "get_many_into by number",
+            Self::Path => "get_into by path",
+            Self::PathMany => "get_many_into by path",
+            Self::Views => "view_many by number, first bytes",
+            Self::Bare => "memcpy",
+            Self::BareMany => "memcpy to the buffer of a batch",
+            Self::Record => "memcpy, address from a random record of 16 bytes",
+            Self::Memcached => "memcached over a unix socket, one key",
+            Self::MemcachedMany => "memcached over a unix socket, a batch of keys",
+        }
+    }
+}
+
+/// What a process is told to do.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) enum Ask {
+    /// Answers when the process is ready.
+    Ready,
+    /// Makes what reads of this kind need.
+    Prepare(Kind),
+    /// Reads for so many milliseconds.
+    Read(Kind, u64),
+    /// Reads one file from the middle of a chunk.
+    First { chunk: usize },
+    /// Reads the share of a rank in an epoch, and rests for so many microseconds after each batch.
+    Epoch { epoch: u64, rank: u32, world: u32, group: u32, rest: u64 },
+}
+
+/// What it did.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub(super) struct Answer {
+    pub(super) files: u64,
+    pub(super) seconds: f64,
+}
+
+impl Answer {
+    pub(super) fn rate(self) -> f64 {
+        self.files as f64 / self.seconds
+    }
+}
+
+impl std::ops::AddAssign for Answer {
+    fn add_assign(&mut self, other: Self) {
+        self.files += other.files;
+        self.seconds += other.seconds;
+    }
+}
+
+/// A process that waits for something to do.
+#[derive(Debug)]
+pub(super) struct Reading(Process, BufReader<ChildStdout>);
+
+impl Reading {
+    pub(super) fn start(reader: &AgentReader) -> Result<Self> {
+        let arguments = reader.arguments();
+        let (process, stdout) = start_own(arguments.iter().map(OsString::as_os_str))?;
+        Ok(Self(process, stdout))
+    }
+
+    pub(super) fn tell(&mut self, ask: Ask) -> Result<()> {
+        let stdin = self.0.0.stdin.as_mut().context("take its input")?;
+        Ok(writeln!(stdin, "{}", serde_json::to_string(&ask)?)?)
+    }
+
+    pub(super) fn answer(&mut self) -> Result<Answer> {
+        let mut line = String::new();
+        self.1.read_line(&mut line)?;
+        serde_json::from_str(&line).context("a process that reads has failed")
+    }
+
+    pub(super) fn run(&mut self, ask: Ask) -> Result<Answer> {
+        self.tell(ask)?;
+        self.answer()
+    }
+}
+
+/// Is one process: does what its input says until the input ends.
+///
+/// # Errors
+/// When anything fails.
+pub fn read_cached(reader: &AgentReader) -> Result<()> {
+    let mut scene = Scene::new(reader)?;
+    for line in stdin().lines() {
+        let answer = match serde_json::from_str(&line?)? {
+            Ask::Ready => Answer::default(),
+            Ask::Prepare(kind) => {
+                scene.prepare(kind, reader)?;
+                Answer::default()
+            }
+            Ask::Read(kind, milliseconds) => {
+                scene.read(kind, Duration::from_millis(milliseconds))?
+            }
+            Ask::First { chunk } => scene.first(chunk)?,
+            Ask::Epoch { epoch, rank, world, group, rest } => {
+                let options = ShuffleOptions::new(SEED, epoch, group).of_rank(rank, world);
+                scene.epoch(options, Duration::from_micros(rest))?
+            }
+        };
+        writeln!(stdout(), "{}", serde_json::to_string(&answer)?)?;
+    }
+    Ok(())
+}
+
+/// What a process reads, and where it stands.
+struct Scene {
+    dataset: Dataset,
+    length: usize,
+    order: Vec<u32>,
+    /// Paths in that order.
+    paths: Vec<FilePath>,
+    bare: Option<Bare>,
+    memcached: Option<Connection>,
+    /// For one file, and for a batch.
+    buffers: [Vec<u8>; 2],
+    turns: Turns,
+}
+
+/// Goes through the order again and again.
+struct Turns {
+    clock: SystemClock,
+    files: usize,
+    next: usize,
+}
+
+impl Turns {
+    /// Lets `work` read the next `step` files of the order until `time` has passed.
+    fn pass(
+        &mut self,
+        time: Duration,
+        step: usize,
+        mut work: impl FnMut(Range<usize>) -> Result<()>,
+    ) -> Result<Answer> {
+        let step = step.min(self.files);
+        let (start, mut files) = (self.clock.monotonic(), 0);
+        loop {
+            if self.next + step > self.files {
+                self.next = 0;
+            }
+            work(self.next..self.next + step)?;
+            self.next += step;
+            files += step as u64;
+            let took = self.clock.monotonic().saturating_sub(start);
+            if took >= time {
+                return Ok(Answer { files, seconds: took.as_secs_f64() });
+            }
+        }
+    }
+}
+
+impl Scene {
+    fn new(reader: &AgentReader) -> Result<Self> {
+        let dataset = reader.open()?;
+        let files = dataset.snapshot().context("there is a snapshot")?.files();
+        let mut order: Vec<u32> = (0..files).collect();
+        shuffle(&mut order, reader.seed);
+        let buffers = [vec![0; reader.length], vec![0; reader.length * BATCH]];
+        let turns = Turns { clock: SystemClock::new(), files: order.len(), next: 0 };
+        let (paths, bare, memcached) = (Vec::new(), None, None);
+        let length = reader.length;
+        Ok(Self { dataset, length, order, paths, bare, memcached, buffers, turns })
+    }
+
+    fn prepare(&mut self, kind: Kind, reader: &AgentReader) -> Result<()> {
+        match kind {
+            Kind::Get | Kind::GetMany | Kind::Views => {}
+            Kind::Path | Kind::PathMany | Kind::Memcached | Kind::MemcachedMany => {
+                if self.paths.is_empty() {
+                    let snapshot = self.dataset.snapshot().context("there is a snapshot")?;
+                    let paths = self.order.iter().map(|number| snapshot.path(*number));
+                    self.paths = paths.collect::<Result<_, _>>()?;
+                }
+            }
+            Kind::Bare | Kind::BareMany | Kind::Record => {
+                if self.bare.is_none() {
+                    self.bare = Some(Bare::new(&self.order, self.length)?);
+                }
+            }
+        }
+        if matches!(kind, Kind::Memcached | Kind::MemcachedMany) && self.memcached.is_none() {
+            let at = reader.memcached.as_deref().context("there is a memcached")?;
+            let mut connection = Connection::open(at, self.length)?;
+            connection.fill(&self.paths)?;
+            self.memcached = Some(connection);
+        }
+        Ok(())
+    }
+
+    /// Reads one file.
+    fn first(&mut self, chunk: usize) -> Result<Answer> {
+        let snapshot = self.dataset.snapshot().context("there is a snapshot")?;
+        let firsts = snapshot.first_files()?;
+        let [first, next] = firsts[chunk..chunk + 2] else { bail!("there is no chunk {chunk}") };
+        let file = u32::midpoint(first, next);
+        let start = self.turns.clock.monotonic();
+        let length = self.dataset.get_into(file, &mut self.buffers[0])?;
+        let took = self.turns.clock.monotonic().saturating_sub(start);
+        ensure!(length == self.length, "another length");
+        Ok(Answer { files: 1, seconds: took.as_secs_f64() })
+    }
+
+    /// Reads an epoch to its end.
+    fn epoch(&self, options: ShuffleOptions, rest: Duration) -> Result<Answer> {
+        let start = self.turns.clock.monotonic();
+        let epoch = self.dataset.shuffle(options)?;
+        let mut files = 0;
+        while let Some(file) = epoch.next()? {
+            ensure!(file.bytes?.len() == self.length, "{} has another length", file.path);
+            files += 1;
+            if files % BATCH as u64 == 0 && !rest.is_zero() {
+                std::thread::sleep(rest);
+            }
+        }
+        let took = self.turns.clock.monotonic().saturating_sub(start);
+        Ok(Answer { files, seconds: took.as_secs_f64() })
+    }
+
+    fn read(&mut self, kind: Kind, time: Duration) -> Result<Answer> {
+        let Self { dataset, length, order, paths, bare, memcached, buffers, turns } = self;
+        let [one, many] = buffers;
+        // The clock is looked at after so many files.
+        let some = (1 << 20) / *length;
+        match kind {
+            Kind::Get => turns.pass(time, some, |range| {
+                for number in &order[range] {
+                    ensure!(dataset.get_into(*number, one)? == *length, "another length");
+                    black_box(&mut *one);
+                }
+                Ok(())
+            }),
+            Kind::Path => turns.pass(time, some, |range| {
+                for path in &paths[range] {
+                    ensure!(dataset.get_into(path, one)? == *length, "another length");
+                    black_box(&mut *one);
+                }
+                Ok(())
+            }),
+            Kind::GetMany => turns.pass(time, BATCH, |range| {
+                let places = dataset.get_many_into(&order[range], many)?;
+                ensure!(places.last().is_some_and(|last| last.end == many.len()), "other lengths");
+                black_box(&mut *many);
+                Ok(())
+            }),
+            Kind::PathMany => turns.pass(time, BATCH, |range| {
+                let places = dataset.get_many_into(&paths[range], many)?;
+                ensure!(places.last().is_some_and(|last| last.end == many.len()), "other lengths");
+                black_box(&mut *many);
+                Ok(())
+            }),
+            Kind::Views => turns.pass(time, BATCH, |range| {
+                let views = dataset.view_many(&order[range])?;
+                black_box(views.iter().map(|view| u64::from(view[0])).sum::<u64>());
+                Ok(())
+            }),
+            Kind::Bare | Kind::BareMany | Kind::Record => {
+                bare.as_ref().context("it was prepared")?.by_number(|copying| match kind {
+                    Kind::BareMany => turns.pass(time, BATCH, |range| {
+                        copying.by_number(&order[range], many);
+                        Ok(())
+                    }),
+                    Kind::Record => turns.pass(time, some, |range| {
+                        copying.by_record(&order[range], one);
+                        Ok(())
+                    }),
+                    _ => turns.pass(time, some, |range| {
+                        copying.by_number(&order[range], one);
+                        Ok(())
+                    }),
+                })
+            }
+            Kind::Memcached => {
+                let connection = memcached.as_mut().context("it was prepared")?;
+                turns.pass(time, BATCH, |range| {
+                    range.into_iter().try_for_each(|at| connection.get(&paths[at..=at]))
+                })
+            }
+            Kind::MemcachedMany => {
+                let connection = memcached.as_mut().context("it was prepared")?;
+                turns.pass(time, BATCH, |range| connection.get(&paths[range]))
+            }
+        }
+    }
+}
