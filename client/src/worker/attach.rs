@@ -129,7 +129,7 @@ impl Attacher {
         let arena = Arena::map(Shape { slot_bytes, slots }, &segments)?;
         let maps =
             Maps { arena, table: Table::map(&table, chunks)?, pins: PinPage::map(&pins, slots)? };
-        let line = Mutex::new(Line { socket, next_id: 0 });
+        let line = Mutex::new(Line { socket, next_id: 1 });
         let attached = Attached { maps, line, patience: self.task.patience };
         Ok(Ok((attached, File::from(snapshot))))
     }

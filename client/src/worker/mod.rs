@@ -5,9 +5,11 @@
 //! can't give in time is answered by `None`: the caller reads it from the servers.
 
 mod attach;
+mod elsewhere;
 pub(crate) mod layout;
 pub(crate) mod memory;
 pub(crate) mod message;
+mod prefetch;
 mod read;
 pub(crate) mod runtime;
 pub(crate) mod socket;
@@ -17,6 +19,7 @@ mod tests;
 mod wait;
 
 pub(crate) use attach::Attacher;
+pub use prefetch::Presence;
 pub use read::View;
 pub(crate) use read::Worker;
 pub(crate) use source::open as open_epoch;

@@ -85,9 +85,19 @@ impl Worker {
         self.here.get_or_make(|| Ok(Here::default()))
     }
 
+    /// What it reads.
+    pub(super) fn snapshot(&self) -> &Snapshot {
+        &self.snapshot
+    }
+
+    /// The attachment of this process, if it has one.
+    pub(super) fn attached_now(&self) -> Option<Arc<Attached>> {
+        self.here.get()?.get()
+    }
+
     /// The attachment of this process; attaches where it is time to.
     #[inline]
-    fn attached(&self) -> Option<Arc<Attached>> {
+    pub(super) fn attached(&self) -> Option<Arc<Attached>> {
         let here = self.here().ok()?;
         let attached = here.get();
         if attached.is_some() { attached } else { self.attach_again(here) }
@@ -259,6 +269,7 @@ impl Worker {
         let pinned = attached.want(place.chunk, number, hints);
         if pinned.is_none() {
             attached.maps.pins.add(Gauge::Fallbacks, 1);
+            attached.maps.pins.add(Gauge::FallbackBytes, place.length);
             if attached.is_over()
                 && let Ok(here) = self.here()
             {
