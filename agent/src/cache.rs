@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use dl_runtime::since_boot;
 use libdiesel::agent::{Arena, FromAgent, Gauge, PinPage, Shape, Socket, Word};
 use tokio::sync::Notify;
 
+use crate::backlog::Backlog;
 use crate::dataset::{ChunkKey, Open};
 use crate::plan::Plans;
 use crate::{Policy, budget};
@@ -30,8 +31,19 @@ pub(crate) struct Waiter {
 /// What is known of a chunk that is not absent.
 #[derive(Debug)]
 pub(crate) enum Held {
-    Filling { slot: u32, waiters: Vec<Waiter> },
+    Filling { slot: u32, waiters: Vec<Waiter>, progress: Arc<Progress> },
     Full { slot: u32, is_kept: bool },
+}
+
+/// How far a fetch has come.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    /// Since boot.
+    pub(crate) since: Duration,
+    /// Bytes that came.
+    pub(crate) bytes: AtomicU64,
+    /// Bytes that were asked for.
+    pub(crate) length: AtomicU64,
 }
 
 /// A chunk that somebody is to fetch into a slot.
@@ -41,6 +53,7 @@ pub(crate) struct Fetch {
     pub(crate) slot: u32,
     /// The file that is needed first.
     pub(crate) first: Option<u32>,
+    pub(crate) progress: Arc<Progress>,
 }
 
 /// A worker's connection.
@@ -63,6 +76,7 @@ pub(crate) struct Counts {
     pub(crate) misses: u64,
     pub(crate) hit_bytes: u64,
     pub(crate) fallbacks: u64,
+    pub(crate) fallback_bytes: u64,
 }
 
 /// The agent's cache.
@@ -87,6 +101,7 @@ pub(crate) struct State {
     pub(crate) held: HashMap<ChunkKey, Held>,
     pub(crate) plans: Plans,
     pub(crate) counts: Counts,
+    pub(crate) backlog: Backlog,
     free: Vec<u32>,
     /// Slots with a lower number have memory already. A higher slot takes memory at its first fill.
     touched: u32,
@@ -97,7 +112,7 @@ pub(crate) struct State {
     /// Slots of fetches that failed while a reader had a pin on them.
     condemned: Vec<u32>,
     /// Chunks that are wanted and for which there is no slot.
-    queue: VecDeque<(ChunkKey, Waiter)>,
+    pub(crate) queue: VecDeque<(ChunkKey, Waiter)>,
     pub(crate) kept: u32,
     generation: u64,
     next_connection: u64,
@@ -174,6 +189,7 @@ impl State {
         self.counts.misses += gone.pins.get(Gauge::Misses);
         self.counts.hit_bytes += gone.pins.get(Gauge::HitBytes);
         self.counts.fallbacks += gone.pins.get(Gauge::Fallbacks);
+        self.counts.fallback_bytes += gone.pins.get(Gauge::FallbackBytes);
     }
 
     /// A worker waits for a chunk: it is answered now, or once the chunk is there. Gives the fetch that
@@ -200,11 +216,7 @@ impl State {
                     return None;
                 }
                 match self.take_slot(Some(key)) {
-                    Some(slot) => {
-                        let waiters = vec![waiter];
-                        self.held.insert(key, Held::Filling { slot, waiters });
-                        Some(Fetch { key, slot, first: Some(waiter.file) })
-                    }
+                    Some(slot) => Some(self.begin(key, slot, Some(waiter))),
                     None => {
                         self.queue.push_back((key, waiter));
                         None
@@ -227,36 +239,62 @@ impl State {
             return None;
         }
         let slot = self.free_slot()?;
-        Some(self.begin(key, slot))
+        Some(self.begin(key, slot, None))
     }
 
-    /// The next chunk that is worth a fetch before anybody waits for it.
+    /// The next chunk that is worth a fetch before anybody waits for it: one that an order needs soon,
+    /// else one of a prefetch, else with `oneshot` any other one, in the order of first need where an
+    /// order is known.
     pub(crate) fn ahead(&mut self, policy: Policy) -> Option<Fetch> {
-        let room = self.free.len() as u32;
-        let next = self.plans.next(|key| self.held.contains_key(&key));
-        if let Some(key) = next {
-            let slot = self.take_slot(Some(key))?;
-            return Some(self.begin(key, slot));
+        let is_there = |key| self.held.contains_key(&key);
+        if policy != Policy::None
+            && let Some(key) = self.plans.next(is_there)
+        {
+            let slot = self.take_slot(Some(key));
+            // Prefetches come behind it.
+            self.backlog.is_stuck = slot.is_none();
+            return Some(self.begin(key, slot?, None));
         }
-        if policy == Policy::OneShot && self.kept < self.keep_max() && room > 0 {
-            let key = self.first_absent()?;
-            let slot = self.free_slot()?;
-            return Some(self.begin(key, slot));
+        let is_settled = |key| is_there(key) || self.plans.is_passed_over(key);
+        if let Some(key) = self.backlog.next_of_prefetches(is_settled) {
+            let slot = if self.has_room() { self.take_slot(Some(key)) } else { None };
+            self.backlog.is_stuck = slot.is_none();
+            return Some(self.begin(key, slot?, None));
         }
-        None
+        if policy != Policy::OneShot || self.free.is_empty() || !self.has_room() {
+            return None;
+        }
+        let is_there = |key| self.held.contains_key(&key);
+        let next = self.plans.beyond(is_there);
+        let is_settled = |key| is_there(key) || self.plans.is_passed_over(key);
+        let key = next.or_else(|| self.backlog.next_of_all(is_settled))?;
+        let slot = self.free_slot()?;
+        Some(self.begin(key, slot, None))
     }
 
-    fn begin(&mut self, key: ChunkKey, slot: u32) -> Fetch {
-        self.held.insert(key, Held::Filling { slot, waiters: Vec::new() });
-        Fetch { key, slot, first: None }
+    /// Whether a chunk that nobody needs soon may come; where chunks don't stay, into a free slot.
+    fn has_room(&self) -> bool {
+        let is_free = self.free.len() > self.connections.len();
+        if self.keeps { self.kept < self.keep_max() } else { is_free }
     }
 
-    /// The first chunk of any dataset that is absent and was not found damaged or removed.
-    fn first_absent(&self) -> Option<ChunkKey> {
-        self.datasets.iter().enumerate().find_map(|(dataset, open)| {
-            let mut keys = (0..open.snapshot.holders()).map(|chunk| ChunkKey { dataset, chunk });
-            keys.find(|key| !self.held.contains_key(key) && !self.plans.is_passed_over(*key))
-        })
+    /// Notes chunks of the dataset of a connection that are to be fetched as far as memory goes; false
+    /// when too many are asked for already.
+    pub(crate) fn prefetch(&mut self, connection: u64, runs: Vec<(u32, u32)>) -> bool {
+        let Some(dataset) = self.connections.get(&connection).map(|one| one.dataset) else {
+            return false;
+        };
+        let chunks = self.datasets.get(dataset).map_or(0, |open| open.snapshot.holders());
+        self.backlog.prefetch(dataset, chunks, runs)
+    }
+
+    fn begin(&mut self, key: ChunkKey, slot: u32, waiter: Option<Waiter>) -> Fetch {
+        let (bytes, length) = (AtomicU64::new(0), AtomicU64::new(0));
+        let progress = Arc::new(Progress { since: since_boot(), bytes, length });
+        let (first, waiters) = (waiter.map(|waiter| waiter.file), Vec::from_iter(waiter));
+        let held = Held::Filling { slot, waiters, progress: Arc::clone(&progress) };
+        self.held.insert(key, held);
+        Fetch { key, slot, first, progress }
     }
 
     /// Chunks that may be kept: two groups of each order that is read and a slot for each worker pass
@@ -295,6 +333,7 @@ impl State {
                     let slot = *slot;
                     if self.withdraw(key, slot) {
                         self.held.remove(&key);
+                        self.backlog.is_absent_again(key);
                         return Some(slot);
                     }
                     self.passing.push_back(key);
@@ -324,7 +363,7 @@ impl State {
 
     /// A file of a chunk that is being filled is there: whoever waits for that file is answered.
     pub(crate) fn file_is_there(&mut self, key: ChunkKey, file: u32) {
-        let Some(Held::Filling { slot, waiters }) = self.held.get_mut(&key) else { return };
+        let Some(Held::Filling { slot, waiters, .. }) = self.held.get_mut(&key) else { return };
         let slot = *slot;
         let ready: Vec<_> = waiters.extract_if(.., |waiter| waiter.file == file).collect();
         ready.into_iter().for_each(|waiter| self.hand_over(waiter, slot));
@@ -332,7 +371,7 @@ impl State {
 
     /// All of a chunk is in its slot, and was found right.
     pub(crate) fn filled(&mut self, key: ChunkKey, bytes: u64) {
-        let Some(Held::Filling { slot, waiters }) = self.held.remove(&key) else { return };
+        let Some(Held::Filling { slot, waiters, .. }) = self.held.remove(&key) else { return };
         self.counts.chunks_from_servers += 1;
         self.counts.bytes_from_servers += bytes;
         let is_kept = self.kept < self.keep_max();
@@ -349,11 +388,13 @@ impl State {
 
     /// A chunk can't be had.
     pub(crate) fn lost(&mut self, key: ChunkKey, why: &str, is_final: bool) {
-        let Some(Held::Filling { slot, waiters }) = self.held.remove(&key) else { return };
+        let Some(Held::Filling { slot, waiters, .. }) = self.held.remove(&key) else { return };
         self.counts.failed_fetches += 1;
         self.condemned.push(slot);
         if is_final {
             self.plans.pass_over(key);
+        } else {
+            self.backlog.is_absent_again(key);
         }
         waiters.into_iter().for_each(|waiter| self.refuse(waiter, why));
         self.reuse_condemned();
@@ -402,11 +443,12 @@ impl State {
         !self.queue.is_empty()
     }
 
-    /// Pins a slot for a waiter and tells it.
+    /// Pins a slot for a waiter and tells it, unless it has given up.
     fn hand_over(&mut self, waiter: Waiter, slot: u32) {
-        if let Some(connection) = self.connections.get(&waiter.connection) {
-            connection.pins.pin_for_reader(slot);
-            tell(connection, &FromAgent::Here { id: waiter.id, slot });
+        if let Some(connection) = self.connections.get(&waiter.connection)
+            && connection.pins.pin_for_reader(slot, waiter.id)
+        {
+            tell(connection, &FromAgent::Here { id: waiter.id });
         }
     }
 

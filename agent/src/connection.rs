@@ -23,7 +23,7 @@ use crate::cache::{Cache, Connection, Waiter};
 use crate::dataset::{ChunkKey, Open, Refusal};
 use crate::member::Member;
 use crate::readiness::watch;
-use crate::status;
+use crate::{Pages, Policy, status};
 
 /// How long a process may take to read an answer to its first message.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -89,9 +89,13 @@ impl Desk {
                 (ToAgent::Hello(hello), None) => self.greet(socket, hello, number).await?,
                 (ToAgent::Want(want), Some(number)) => self.want(number, want),
                 (ToAgent::Begin(begin), Some(number)) => self.begin(number, begin),
-                (ToAgent::Prefetch(chunks), Some(number)) => self.prefetch(number, &chunks),
+                (ToAgent::Prefetch(runs), Some(number)) => {
+                    let is_taken = self.prefetch(number, runs);
+                    socket.send(&FromAgent::Prefetching { is_taken }, &[], PATIENCE)?;
+                }
                 (ToAgent::Status, _) => {
-                    let status = status::text(&self.cache);
+                    let pages = blocking::run(Pages::now).await.unwrap_or_default();
+                    let status = status::text(&self.cache, pages);
                     socket.send(&FromAgent::Status(status), &[], PATIENCE)?;
                 }
                 (ToAgent::Stop, _) => {
@@ -183,8 +187,11 @@ impl Desk {
             Arc::clone(opened.entry(key).or_default())
         };
         let open = async || {
-            let opening = move || Open::new(&hello.dataset, &hello.servers);
-            let open = blocking::run(opening).await.map_err(|why| Refusal::because(&why))??;
+            let Hello { dataset: name, servers, .. } = hello;
+            let of_name = name.clone();
+            let dataset = unblocked(move || Open::find(&of_name, &servers)).await?;
+            let version = self.member.version(&self.cache, &dataset).await;
+            let open = unblocked(move || Open::new(&name, &dataset, version)).await?;
             let mut state = self.cache.state();
             let chunk = open.snapshot.shape().size();
             state
@@ -193,6 +200,9 @@ impl Desk {
             state.plans.slots = state.slots();
             let (open, number) = (Arc::new(open), state.datasets.len());
             state.datasets.push(Arc::clone(&open));
+            if self.cache.policy == Policy::OneShot {
+                state.backlog.add_all(number, open.snapshot.holders());
+            }
             state.beat();
             drop(state);
             spawn(self.member.clone().stay(Arc::clone(&self.cache), number, open));
@@ -234,18 +244,19 @@ impl Desk {
         self.cache.moved.notify_one();
     }
 
-    fn prefetch(&self, connection: u64, chunks: &[u32]) {
-        let mut fetches = Vec::new();
-        let mut state = self.cache.state();
-        let Some(dataset) = state.connections.get(&connection).map(|one| one.dataset) else {
-            return;
-        };
-        for chunk in chunks {
-            fetches.extend(state.hint(ChunkKey { dataset, chunk: *chunk }));
-        }
-        drop(state);
-        fetches.into_iter().for_each(|fetch| self.cache.fetch(fetch));
+    /// Has chunks fetched as far as memory goes; false when too many are asked for already.
+    fn prefetch(&self, connection: u64, runs: Vec<(u32, u32)>) -> bool {
+        let is_taken = self.cache.state().prefetch(connection, runs);
+        self.cache.moved.notify_one();
+        is_taken
     }
+}
+
+/// Work that blocks, on a thread for it.
+async fn unblocked<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
+) -> Result<T, Refusal> {
+    blocking::run(work).await.map_err(|why| Refusal::because(&why))?
 }
 
 /// The descriptors of the arena, in packets.

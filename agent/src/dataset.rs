@@ -6,8 +6,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use dl_format::DatasetName;
-use libdiesel::agent::{ChunkSource, Servers, Table, snapshot_file};
+use libdiesel::agent::{ChunkSource, Servers, Table, Version, at_version, snapshot_file};
 use libdiesel::{Client, Dataset, Kind, Snapshot, SnapshotCache};
+
+use crate::fill::chain;
 
 /// A chunk of one of the datasets, or, behind the chunks, a part of a large file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -40,13 +42,7 @@ pub(crate) struct Refusal {
 
 impl Refusal {
     pub(crate) fn because(why: &dyn std::error::Error) -> Self {
-        let mut reason = why.to_string();
-        let mut source = why.source();
-        while let Some(why) = source {
-            reason = format!("{reason}: {why}");
-            source = why.source();
-        }
-        Self { is_missing: false, reason }
+        Self { is_missing: false, reason: chain(why) }
     }
 }
 
@@ -57,13 +53,30 @@ impl From<libdiesel::Error> for Refusal {
 }
 
 impl Open {
-    /// Opens a dataset by its servers. Blocks.
-    pub(crate) fn new(name: &str, servers: &Servers) -> Result<Self, Refusal> {
+    /// Finds a dataset by its servers. Blocks.
+    pub(crate) fn find(name: &str, servers: &Servers) -> Result<Dataset, Refusal> {
         let legal = DatasetName::new(name).map_err(|why| Refusal::because(&why))?;
-        let client = Client::connect(servers.options())?;
-        let dataset = client.dataset(&legal)?;
+        Ok(Client::connect(servers.options())?.dataset(&legal)?)
+    }
+
+    /// Opens a dataset at the version that the task reads; at the newest one where no version is known,
+    /// or the servers have none of it. Blocks.
+    pub(crate) fn new(
+        name: &str,
+        dataset: &Dataset,
+        version: Option<Version>,
+    ) -> Result<Self, Refusal> {
         let cache = SnapshotCache::of_user();
-        let dataset = dataset.with_snapshot(cache.as_ref())?;
+        let of_task = version.map(|version| at_version(dataset, version, cache.as_ref()));
+        let dataset = match of_task {
+            Some(Err(why)) if why.kind() == Kind::NotFound => {
+                let why = chain(&why);
+                tracing::warn!(dataset = name, ?version, why, "the version of the task is gone");
+                dataset.with_snapshot(cache.as_ref())?
+            }
+            Some(opened) => opened?,
+            None => dataset.with_snapshot(cache.as_ref())?,
+        };
         let Some(snapshot) = dataset.snapshot().map(Arc::clone) else {
             let reason = "the snapshot is not there".to_owned();
             return Err(Refusal { is_missing: false, reason });

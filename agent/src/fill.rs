@@ -15,8 +15,7 @@ use dl_runtime::{Clock, SystemClock, spawn_on};
 use libdiesel::agent::Arena;
 use libdiesel::{Error, FilePlace, Kind};
 
-use crate::Policy;
-use crate::cache::{Cache, Fetch};
+use crate::cache::{Cache, Fetch, Progress};
 use crate::dataset::{ChunkKey, Open};
 
 /// After a fetch that no server answered the next one that nobody waits for begins later.
@@ -34,8 +33,7 @@ impl Cache {
 
     /// Begins as many fetches as may run at once, of chunks that are needed soon.
     pub(crate) fn fetch_ahead(self: &Arc<Self>) {
-        let is_active = self.policy != Policy::None;
-        while is_active && self.fetches.load(Ordering::Relaxed) < FETCHES_MAX {
+        while self.fetches.load(Ordering::Relaxed) < FETCHES_MAX {
             let Some(fetch) = self.state().ahead(self.policy) else { return };
             self.fetch(fetch);
         }
@@ -58,6 +56,7 @@ struct Wanted {
     id: ChunkId,
     files: Vec<(u32, FilePlace)>,
     first: Option<(u32, FilePlace)>,
+    progress: Arc<Progress>,
 }
 
 /// Why a chunk is not in its slot.
@@ -108,7 +107,7 @@ fn start(cache: &Arc<Cache>, fetch: Fetch) {
 /// The files of a chunk, or the piece of a large file.
 fn wanted(open: &Open, fetch: Fetch) -> Result<Wanted, String> {
     let said = |error: Error| chain(&error);
-    let Fetch { key, slot, first } = fetch;
+    let Fetch { key, slot, first, progress } = fetch;
     if key.chunk >= open.snapshot.chunks() {
         let (id, number, place) = open.snapshot.part(key.chunk).map_err(said)?;
         return Ok(Wanted {
@@ -117,6 +116,7 @@ fn wanted(open: &Open, fetch: Fetch) -> Result<Wanted, String> {
             id,
             files: vec![(number, place)],
             first: Some((number, place)),
+            progress,
         });
     }
     let (id, length, numbers) = open.snapshot.chunk(key.chunk).map_err(said)?;
@@ -134,7 +134,7 @@ fn wanted(open: &Open, fetch: Fetch) -> Result<Wanted, String> {
         }
     }
     let first = files.iter().find(|(number, _)| Some(*number) == first).copied();
-    Ok(Wanted { key, slot, id, files, first })
+    Ok(Wanted { key, slot, id, files, first, progress })
 }
 
 /// Fetches all of it; gives how many bytes.
@@ -152,11 +152,14 @@ async fn fill(cache: &Cache, open: &Open, arena: &Arena, wanted: &Wanted) -> Res
         })
         .collect();
     arena.populate(wanted.slot);
+    let length = ranges.iter().map(|range| range.len() as u64).sum();
+    wanted.progress.length.store(length, Ordering::Relaxed);
     let mut why = String::new();
     let first = ranges.first().cloned().unwrap_or_default();
     let mut is_first_read = false;
     for passes_copies in [false, true] {
         let mut came = 0;
+        wanted.progress.bytes.store(0, Ordering::Relaxed);
         let take = |index: usize, offset: u64, bytes: &[u8]| {
             let start = ranges.get(index).map_or(0, |range| u64::from(range.start));
             let at = u32::try_from(start.saturating_add(offset)).unwrap_or(u32::MAX);
@@ -165,6 +168,7 @@ async fn fill(cache: &Cache, open: &Open, arena: &Arena, wanted: &Wanted) -> Res
                 return;
             }
             arena.write(wanted.slot, at, bytes);
+            wanted.progress.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             if index == 0 && wanted.first.is_some() {
                 came += bytes.len();
                 if came == first.len() {
@@ -183,7 +187,7 @@ async fn fill(cache: &Cache, open: &Open, arena: &Arena, wanted: &Wanted) -> Res
             continue;
         }
         match wanted.files.iter().find(|file| !is_right(arena, wanted.slot, file.1)) {
-            None => return Ok(ranges.iter().map(|range| range.len() as u64).sum()),
+            None => return Ok(length),
             Some((number, _)) => why = format!("file {number} is damaged"),
         }
     }

@@ -4,21 +4,26 @@
 //! Must hold: what it holds is a copy; its death costs time and nothing else. Memory stays within the
 //! budget. Each wait of a worker is answered by its deadline.
 
+mod backlog;
 mod budget;
 mod cache;
 mod connection;
 mod dataset;
 mod fill;
 mod member;
+mod pages;
 mod plan;
 mod readiness;
 mod run;
 mod status;
+mod waits;
 mod window;
 
 pub use budget::{Budget, free_memory};
+pub use pages::Pages;
 pub use run::{Config, Ended, run};
-pub use status::{DatasetStatus, Status, WorkerStatus};
+pub use status::{DatasetStatus, OrderStatus, Status, WorkerStatus};
+pub use waits::{Doing, Wait};
 
 /// When the agent fetches chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -1,16 +1,21 @@
 //! The agent as a member of its training job: one call registers it, tells the servers its counts, and
 //! keeps the version that the job reads.
 //!
-//! Must hold: reads never wait for this; while no server answers, the agent goes on with what it has.
+//! Must hold: a task's version is asked for before a dataset is opened; reads never wait for this later;
+//! while no server answers, the agent goes on with what it has.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use dl_runtime::{Clock, OsRandom, Random, SystemClock};
-use libdiesel::agent::{JoinTask, MemberId, TaskMember, TaskName, join_task};
+use libdiesel::Dataset;
+use libdiesel::agent::{
+    JoinTask, MemberId, TaskCounters, TaskMember, TaskName, Version, join_task,
+};
 
 use crate::cache::Cache;
 use crate::dataset::Open;
+use crate::fill::chain;
 use crate::status;
 
 /// Between two calls while no server answers.
@@ -35,6 +40,16 @@ impl Member {
     }
 
     fn request(&self, cache: &Cache, dataset: usize, open: &Open, leaving: bool) -> JoinTask {
+        JoinTask {
+            version: Some(open.snapshot.version()),
+            leaving,
+            counters: status::counters(&cache.state(), dataset),
+            ..self.first_request(cache, &open.dataset)
+        }
+    }
+
+    /// Of a member that does not know the version.
+    fn first_request(&self, cache: &Cache, dataset: &Dataset) -> JoinTask {
         let member = TaskMember {
             id: self.id,
             address: String::new(),
@@ -42,12 +57,25 @@ impl Member {
             memory: cache.budget(),
         };
         JoinTask {
-            dataset: open.snapshot.dataset(),
-            version: Some(open.snapshot.version()),
+            dataset: dataset.info().id,
+            version: None,
             task: self.task.clone(),
             member,
-            leaving,
-            counters: status::counters(&cache.state(), dataset),
+            leaving: false,
+            counters: TaskCounters::default(),
+        }
+    }
+
+    /// Registers for a dataset, and gives the version of it that the task reads: that of other members,
+    /// else the one that the task leased before, else the newest. None when no server says so.
+    pub(crate) async fn version(&self, cache: &Cache, dataset: &Dataset) -> Option<Version> {
+        match join_task(dataset, self.first_request(cache, dataset)).await {
+            Ok(joined) => joined.version,
+            Err(why) => {
+                let why = chain(&why);
+                tracing::warn!(dataset = %dataset.info().name, why, "the servers tell no version of the task");
+                None
+            }
         }
     }
 

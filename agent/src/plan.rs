@@ -1,7 +1,8 @@
 //! The orders that workers of this node read along, and what they need next.
 //!
-//! Must hold: workers with the same settings and rank share one window; an order whose group does not
-//! fit into memory fetches nothing ahead.
+//! Must hold: workers with the same settings and rank share one window; orders take turns, so that each
+//! rank of a node has its share of the fetches; an order whose group does not fit into memory fetches
+//! nothing ahead.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -23,6 +24,8 @@ pub(crate) struct Plans {
     passed_over: HashSet<ChunkKey>,
     /// Slots of the arena.
     pub(crate) slots: u32,
+    /// The order that is asked first for a chunk to fetch.
+    turn: usize,
 }
 
 /// One order of one rank.
@@ -32,12 +35,32 @@ struct Plan {
     window: Window,
     /// Where each connection is.
     readers: HashMap<u64, At>,
+    /// Whether a warning was given that a group does not fit.
+    is_told: bool,
+}
+
+/// An order that is read, for people.
+#[derive(Debug)]
+pub(crate) struct Followed {
+    pub(crate) dataset: usize,
+    pub(crate) rank: u32,
+    pub(crate) readers: usize,
+    /// Chunks that are needed soon; none when a group does not fit.
+    pub(crate) chunks: Vec<u32>,
+    /// Chunks of the largest group, and of the largest group that would fit.
+    pub(crate) group: u32,
+    pub(crate) group_max: u32,
 }
 
 impl Plan {
     /// Whether one group and a slot for each reader fit into memory.
     fn fits(&self, slots: u32) -> bool {
-        self.window.largest.saturating_add(self.readers.len() as u32) <= slots
+        self.window.largest <= self.group_max(slots)
+    }
+
+    /// Chunks that a group may have.
+    fn group_max(&self, slots: u32) -> u32 {
+        slots.saturating_sub(self.readers.len() as u32)
     }
 }
 
@@ -65,7 +88,10 @@ impl Plans {
         };
         let (settings, rank) = (begin.settings(), begin.rank);
         let window = Window::new(first_files, Arc::new(selection), settings, rank, begin.position)?;
-        self.plans.push(Plan { key, window, readers: HashMap::from([(connection, at)]) });
+        let readers = HashMap::from([(connection, at)]);
+        let plan = Plan { key, window, readers, is_told: false };
+        self.plans.push(plan);
+        self.tell_of_large_groups();
         Ok(())
     }
 
@@ -95,11 +121,24 @@ impl Plans {
         self.plans.iter().any(|plan| of(plan) && plan.window.needs(key.chunk))
     }
 
-    /// The chunk that is needed first and is absent.
-    pub(crate) fn next(&self, is_there: impl Fn(ChunkKey) -> bool) -> Option<ChunkKey> {
-        self.plans.iter().filter(|plan| plan.fits(self.slots)).find_map(|plan| {
-            let keys = plan.window.in_order().map(|chunk| ChunkKey { dataset: plan.key.0, chunk });
-            keys.into_iter().find(|key| !is_there(*key) && !self.passed_over.contains(key))
+    /// The absent chunk that the next order in turn needs first.
+    pub(crate) fn next(&mut self, is_there: impl Fn(ChunkKey) -> bool) -> Option<ChunkKey> {
+        let (slots, passed_over) = (self.slots, &self.passed_over);
+        take_turns(&mut self.plans, &mut self.turn, |plan| {
+            let dataset = plan.key.0;
+            let mut keys = plan.window.in_order().map(|chunk| ChunkKey { dataset, chunk });
+            let is_absent = |key: &ChunkKey| !is_there(*key) && !passed_over.contains(key);
+            if plan.fits(slots) { keys.find(is_absent) } else { None }
+        })
+    }
+
+    /// The absent chunk that the next order in turn needs first, however late.
+    pub(crate) fn beyond(&mut self, is_there: impl Fn(ChunkKey) -> bool) -> Option<ChunkKey> {
+        let passed_over = &self.passed_over;
+        take_turns(&mut self.plans, &mut self.turn, |plan| {
+            let key = |chunk| ChunkKey { dataset: plan.key.0, chunk };
+            let is_settled = |chunk| is_there(key(chunk)) || passed_over.contains(&key(chunk));
+            plan.window.beyond(is_settled).map(key)
         })
     }
 
@@ -124,6 +163,7 @@ impl Plans {
                 plan.window.follow(*slowest, *fastest);
             }
         }
+        self.tell_of_large_groups();
         // Of orders of one kind only those that are read stay, or the last one.
         let mut index = 0;
         while index < self.plans.len() {
@@ -132,6 +172,33 @@ impl Plans {
             let has_next = self.plans.len() > index + 1;
             if is_idle && has_next { _ = self.plans.remove(index) } else { index += 1 }
         }
+    }
+
+    /// Warns once of each order whose group does not fit.
+    fn tell_of_large_groups(&mut self) {
+        let slots = self.slots;
+        for plan in self.plans.iter_mut().filter(|plan| !plan.is_told && !plan.fits(slots)) {
+            plan.is_told = true;
+            tracing::warn!(
+                rank = plan.key.1.rank,
+                group_chunks = plan.window.largest,
+                group_chunks_max = plan.group_max(slots),
+                "a group of the order does not fit into memory: nothing is fetched ahead"
+            );
+        }
+    }
+
+    /// The orders that are read.
+    pub(crate) fn followed(&self) -> impl Iterator<Item = Followed> + '_ {
+        let read = self.plans.iter().filter(|plan| !plan.readers.is_empty());
+        read.map(|plan| Followed {
+            dataset: plan.key.0,
+            rank: plan.key.1.rank,
+            readers: plan.readers.len(),
+            chunks: if plan.fits(self.slots) { plan.window.distinct() } else { Vec::new() },
+            group: plan.window.largest,
+            group_max: plan.group_max(self.slots),
+        })
     }
 
     /// Whether somebody reads along an order.
@@ -143,5 +210,109 @@ impl Plans {
     pub(crate) fn positions(&self) -> HashMap<u64, (u64, u64)> {
         let readers = self.plans.iter().flat_map(|plan| &plan.readers);
         readers.map(|(connection, at)| (*connection, (at.epoch, at.position))).collect()
+    }
+}
+
+/// Asks the plans one after the other, the next call from the one behind the one that has answered.
+fn take_turns<T>(
+    plans: &mut [Plan],
+    turn: &mut usize,
+    mut ask: impl FnMut(&mut Plan) -> Option<T>,
+) -> Option<T> {
+    let count = plans.len();
+    for step in 0..count {
+        let index = (*turn + step) % count;
+        if let Some(found) = plans.get_mut(index).and_then(&mut ask) {
+            *turn = index + 1;
+            return Some(found);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use libdiesel::order::{Cursor, Order};
+
+    use super::*;
+
+    const FILES: u32 = 4;
+
+    /// A plan for each rank, of chunks of four files.
+    fn plans(ranks: u32, chunks: u32, group: u32, slots: u32) -> Plans {
+        let first_files: Arc<[u32]> = (0..=chunks).map(|chunk| chunk * FILES).collect();
+        let mut plans = Plans { slots, ..Plans::default() };
+        for rank in 0..ranks {
+            let begin = Begin {
+                seed: 3,
+                epoch: 0,
+                group,
+                world: ranks,
+                nodes: Some(ranks),
+                is_padded: false,
+                rank,
+                position: 0,
+                selection: None,
+            };
+            plans.begin(rank.into(), 0, Arc::clone(&first_files), begin).unwrap();
+        }
+        plans
+    }
+
+    /// The chunks that are fetched one after the other.
+    fn fetched(mut next: impl FnMut(&HashSet<ChunkKey>) -> Option<ChunkKey>) -> Vec<u32> {
+        let (mut there, mut came) = (HashSet::new(), Vec::new());
+        while let Some(key) = next(&there) {
+            assert!(there.insert(key), "twice");
+            came.push(key.chunk);
+        }
+        came
+    }
+
+    #[test]
+    fn ranks_of_a_node_take_turns() {
+        let plans = RefCell::new(plans(4, 40, 5, 100));
+        let came = fetched(|there| plans.borrow_mut().next(|key| there.contains(&key)));
+        assert_eq!(came.len(), 4 * 5, "the group of each rank");
+        let plans = plans.borrow();
+        for round in came.chunks(4) {
+            let ranks = round.iter().map(|chunk| {
+                plans.plans.iter().position(|plan| plan.window.needs(*chunk)).unwrap()
+            });
+            assert_eq!(ranks.collect::<HashSet<_>>().len(), 4, "{round:?}");
+        }
+    }
+
+    #[test]
+    fn beyond_the_window_come_all_chunks_of_the_epoch_in_the_order_of_first_need() {
+        let plans = RefCell::new(plans(1, 30, 5, 100));
+        let came = fetched(|there| {
+            let is_there = |key| there.contains(&key);
+            let mut plans = plans.borrow_mut();
+            plans.next(is_there).or_else(|| plans.beyond(is_there))
+        });
+        let begun = plans.borrow_mut().plans.remove(0);
+        let settings = begun.key.1.settings();
+        let first_files = (0..=30).map(|chunk| chunk * FILES).collect::<Vec<_>>();
+        let selection = Arc::new(Selection::all(30 * FILES));
+        let order = Order::new(first_files.into(), selection, settings).unwrap();
+        let mut wanted = Vec::new();
+        for file in Cursor::new(Arc::new(order), 0).unwrap() {
+            if !wanted.contains(&(file / FILES)) {
+                wanted.push(file / FILES);
+            }
+        }
+        assert_eq!(came, wanted);
+    }
+
+    #[test]
+    fn a_group_that_does_not_fit_is_shown_and_not_fetched() {
+        let mut plans = plans(1, 30, 10, 10);
+        assert!(plans.is_too_large(0) && plans.next(|_| false).is_none());
+        let followed: Vec<Followed> = plans.followed().collect();
+        let [order] = &followed[..] else { panic!("{followed:?}") };
+        assert_eq!((order.group, order.group_max, order.chunks.len()), (10, 9, 0));
     }
 }

@@ -3,8 +3,10 @@
 //! Must hold: it ends when nobody has needed it for a while, or when it is told to; the lock that it
 //! holds goes with it, whatever ends it.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,7 +60,8 @@ pub enum Ended {
 /// When the listener fails.
 pub async fn run(config: Config) -> io::Result<Ended> {
     let Config { task, listener, lock, memory, policy, idle, shutdown } = config;
-    let _lock = lock;
+    let lock = File::from(lock);
+    name_holder(&lock)?;
     rustix::io::ioctl_fionbio(&listener, true)?;
     let listener = watch(listener)?;
     let cache = Arc::new(Cache::new(policy, memory.0));
@@ -74,7 +77,14 @@ pub async fn run(config: Config) -> io::Result<Ended> {
     };
     driving.abort();
     desk.member.leave(&cache).await;
+    drop(lock);
     ended
+}
+
+/// Writes into the lock which process holds it, for tools that get no answer.
+fn name_holder(lock: &File) -> io::Result<()> {
+    lock.set_len(0)?;
+    lock.write_all_at(std::process::id().to_string().as_bytes(), 0)
 }
 
 /// Lets processes in until the listener fails.

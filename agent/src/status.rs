@@ -1,15 +1,20 @@
 //! What the agent tells of itself.
 //!
-//! Must hold: counts cover connections that have ended.
+//! Must hold: counts cover connections that have ended; the text fits into one message.
 
 use libdiesel::agent::{Gauge, TaskCounters};
 use serde::{Deserialize, Serialize};
 
-use crate::Policy;
 use crate::cache::{Cache, Counts, Held, State};
+use crate::dataset::ChunkKey;
+use crate::waits::{self, Wait, seconds_since};
+use crate::{Pages, Policy};
+
+/// Workers, waits and orders that are shown one by one.
+pub(crate) const SHOWN_MAX: usize = 256;
 
 /// The state of an agent.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     /// The process.
     pub pid: u32,
@@ -37,27 +42,66 @@ pub struct Status {
     pub misses: u64,
     /// Files that workers read from the servers, because the agent could not give them in time.
     pub fallbacks: u64,
+    /// Bytes of these.
+    pub fallback_bytes: u64,
     /// Chunks that came from the servers.
     pub chunks_from_servers: u64,
     /// Bytes of these.
     pub bytes_from_servers: u64,
     /// Fetches that failed.
     pub failed_fetches: u64,
-    /// The processes that read.
+    /// Fetches under way.
+    pub fetches: u64,
+    /// Chunks of prefetches that are still to be looked at.
+    pub prefetch_waiting: u64,
+    /// Whether there is no room for the next one of them.
+    pub prefetch_stuck: bool,
+    /// The pages of the slots in use.
+    pub pages: Pages,
+    /// The orders that are read, at most 256.
+    pub orders: Vec<OrderStatus>,
+    /// The processes that read, at most 256.
     pub workers: Vec<WorkerStatus>,
+    /// Processes that read beside these.
+    pub workers_left_out: u64,
+    /// The reads that wait, at most 256.
+    pub waits: Vec<Wait>,
+}
+
+/// An order that processes of one rank read along.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OrderStatus {
+    /// The dataset, as the servers name it.
+    pub dataset: String,
+    /// The rank.
+    pub rank: u32,
+    /// Processes that read along it.
+    pub readers: u64,
+    /// Chunks that are needed soon: those of the group that is read, and of the next one.
+    pub chunks: u64,
+    /// Those of them that are in memory.
+    pub chunks_present: u64,
+    /// Chunks of the largest group so far.
+    pub group_chunks: u32,
+    /// Chunks that a group may have to fit into memory: nothing is fetched ahead for a larger one.
+    pub group_chunks_max: u32,
 }
 
 /// A dataset version that the agent serves.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DatasetStatus {
     /// As the servers name it.
     pub name: String,
     /// The version that the whole task reads.
     pub version: String,
+    /// Its chunks.
+    pub chunks: u64,
+    /// Those of them that are in memory.
+    pub chunks_present: u64,
 }
 
 /// A process that reads.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkerStatus {
     /// The process.
     pub pid: u32,
@@ -69,11 +113,13 @@ pub struct WorkerStatus {
     pub position: Option<u64>,
     /// The chunk that it waits for, if any.
     pub awaits: Option<u64>,
+    /// For how long it has waited, in seconds.
+    pub awaits_seconds: Option<f64>,
 }
 
 /// The state of the agent as JSON.
-pub(crate) fn text(cache: &Cache) -> String {
-    let status = of(&cache.state(), cache.policy, cache.budget());
+pub(crate) fn text(cache: &Cache, pages: Pages) -> String {
+    let status = of(&cache.state(), cache.policy, cache.budget(), pages);
     serde_json::to_string(&status).unwrap_or_default()
 }
 
@@ -83,8 +129,7 @@ pub(crate) fn counters(state: &State, dataset: usize) -> TaskCounters {
     let sum = |gauge| readers.clone().map(|one| one.pins.get(gauge)).sum::<u64>();
     let gone = if dataset == 0 { state.counts } else { Counts::default() };
     let slot = state.arena.as_ref().map_or(0, |(arena, _)| u64::from(arena.shape().slot_bytes));
-    let held = state.held.iter().filter(|(key, _)| key.dataset == dataset);
-    let full = held.clone().filter(|(_, held)| matches!(held, Held::Full { .. })).count() as u64;
+    let held = state.held.keys().filter(|key| key.dataset == dataset).count() as u64;
     let chunks = state.datasets.get(dataset).map_or(0, |open| open.snapshot.holders());
     TaskCounters {
         hits: sum(Gauge::Hits) + gone.hits,
@@ -92,33 +137,74 @@ pub(crate) fn counters(state: &State, dataset: usize) -> TaskCounters {
         chunks_from_servers: gone.chunks_from_servers,
         bytes_from_servers: gone.bytes_from_servers,
         chunks: chunks.into(),
-        chunks_present: full,
-        memory_used: held.count() as u64 * slot,
+        chunks_present: present(state, dataset),
+        memory_used: held * slot,
         workers: readers.count() as u32,
     }
 }
 
-fn of(state: &State, policy: Policy, budget: u64) -> Status {
-    let present = state.held.values().filter(|held| matches!(held, Held::Full { .. })).count();
-    let chunks = state.datasets.iter().map(|open| u64::from(open.snapshot.holders())).sum();
+/// Chunks of a dataset that are in memory.
+fn present(state: &State, dataset: usize) -> u64 {
+    let of = state.held.iter().filter(|(key, _)| key.dataset == dataset);
+    of.filter(|(_, held)| matches!(held, Held::Full { .. })).count() as u64
+}
+
+fn of_datasets(state: &State) -> Vec<DatasetStatus> {
+    let opens = state.datasets.iter().enumerate();
+    let datasets = opens.map(|(number, open)| DatasetStatus {
+        name: open.name.clone(),
+        version: open.snapshot.version().to_string(),
+        chunks: open.snapshot.holders().into(),
+        chunks_present: present(state, number),
+    });
+    datasets.collect()
+}
+
+fn of_orders(state: &State) -> Vec<OrderStatus> {
+    let orders = state.plans.followed().take(SHOWN_MAX).map(|order| {
+        let is_present = |chunk: &&u32| {
+            let key = ChunkKey { dataset: order.dataset, chunk: **chunk };
+            matches!(state.held.get(&key), Some(Held::Full { .. }))
+        };
+        OrderStatus {
+            dataset: state
+                .datasets
+                .get(order.dataset)
+                .map(|open| open.name.clone())
+                .unwrap_or_default(),
+            rank: order.rank,
+            readers: order.readers as u64,
+            chunks: order.chunks.len() as u64,
+            chunks_present: order.chunks.iter().filter(is_present).count() as u64,
+            group_chunks: order.group,
+            group_chunks_max: order.group_max,
+        }
+    });
+    orders.collect()
+}
+
+fn of(state: &State, policy: Policy, budget: u64, pages: Pages) -> Status {
+    let datasets = of_datasets(state);
+    let chunks = datasets.iter().map(|dataset| dataset.chunks).sum();
+    let present = datasets.iter().map(|dataset| dataset.chunks_present).sum();
     let slot = state.arena.as_ref().map_or(0, |(arena, _)| u64::from(arena.shape().slot_bytes));
     let sum = |gauge, gone: u64| {
         state.connections.values().map(|one| one.pins.get(gauge)).sum::<u64>() + gone
     };
     let positions = state.plans.positions();
-    let workers = state.connections.iter().map(|(number, one)| {
+    let prefetch_waiting = state.backlog.waiting();
+    let workers = state.connections.iter().take(SHOWN_MAX).map(|(number, one)| {
         let at = positions.get(number);
+        let awaits = one.pins.get(Gauge::Awaited).checked_sub(1);
+        let since = one.pins.get(Gauge::AwaitedSince);
         WorkerStatus {
             pid: one.pid,
             pins: one.pins.held(),
             epoch: at.map(|(epoch, _)| *epoch),
             position: at.map(|(_, position)| *position),
-            awaits: one.pins.get(Gauge::Awaited).checked_sub(1),
+            awaits,
+            awaits_seconds: awaits.map(|_| seconds_since(since)),
         }
-    });
-    let datasets = state.datasets.iter().map(|open| DatasetStatus {
-        name: open.name.clone(),
-        version: open.snapshot.version().to_string(),
     });
     let policy = match policy {
         Policy::OnDemand => "on-demand",
@@ -127,21 +213,30 @@ fn of(state: &State, policy: Policy, budget: u64) -> Status {
     };
     Status {
         pid: std::process::id(),
-        datasets: datasets.collect(),
+        datasets,
         policy: policy.to_owned(),
-        partial: (present as u64) < chunks,
+        partial: present < chunks,
         memory_bytes: budget,
         memory_used: u64::from(state.used()) * slot,
         chunks,
-        chunks_present: present as u64,
+        chunks_present: present,
         chunks_kept: state.kept.into(),
         hits: sum(Gauge::Hits, state.counts.hits),
         hit_bytes: sum(Gauge::HitBytes, state.counts.hit_bytes),
         misses: sum(Gauge::Misses, state.counts.misses),
         fallbacks: sum(Gauge::Fallbacks, state.counts.fallbacks),
+        fallback_bytes: sum(Gauge::FallbackBytes, state.counts.fallback_bytes),
         chunks_from_servers: state.counts.chunks_from_servers,
         bytes_from_servers: state.counts.bytes_from_servers,
         failed_fetches: state.counts.failed_fetches,
+        fetches: state.held.values().filter(|held| matches!(held, Held::Filling { .. })).count()
+            as u64,
+        prefetch_waiting,
+        prefetch_stuck: state.backlog.is_stuck && prefetch_waiting > 0,
+        pages,
+        orders: of_orders(state),
         workers: workers.collect(),
+        workers_left_out: state.connections.len().saturating_sub(SHOWN_MAX) as u64,
+        waits: waits::of(state),
     }
 }

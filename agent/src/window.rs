@@ -33,6 +33,15 @@ pub(crate) struct Window {
     chunks: HashSet<u32>,
     /// Most chunks of a group so far.
     pub(crate) largest: u32,
+    /// Where a fill stands behind the groups.
+    far: Option<Far>,
+}
+
+/// Chunks of groups that no reader has come near.
+#[derive(Debug)]
+struct Far {
+    cursor: Cursor,
+    chunks: VecDeque<u32>,
 }
 
 /// Where a reader is.
@@ -54,10 +63,36 @@ impl Window {
         let mut cursor = Cursor::new(Arc::new(order), rank)?;
         cursor.seek(position);
         let (groups, chunks) = (VecDeque::new(), HashSet::new());
-        let mut window =
-            Self { first_files, selection, settings, rank, cursor, groups, chunks, largest: 0 };
+        let mut window = Self {
+            first_files,
+            selection,
+            settings,
+            rank,
+            cursor,
+            groups,
+            chunks,
+            largest: 0,
+            far: None,
+        };
         window.extend();
         Ok(window)
+    }
+
+    /// The next chunk of the epoch that is not settled, in the order of first need. Settled chunks are
+    /// not looked at again.
+    pub(crate) fn beyond(&mut self, is_settled: impl Fn(u32) -> bool) -> Option<u32> {
+        let Far { cursor, chunks } = self
+            .far
+            .get_or_insert_with(|| Far { cursor: self.cursor.clone(), chunks: VecDeque::new() });
+        loop {
+            while let Some(chunk) = chunks.front() {
+                if !is_settled(*chunk) {
+                    return Some(*chunk);
+                }
+                chunks.pop_front();
+            }
+            chunks.extend(by_need(&ChunkPlan::next_of(cursor)?));
+        }
     }
 
     /// Adds the next group; the first one of the next epoch behind the last one.
@@ -70,8 +105,7 @@ impl Window {
             ChunkPlan::next_of(&mut self.cursor)
         });
         let Some(plan) = plan else { return };
-        let chunks = plan.by_need().iter().filter_map(|index| plan.number_of(*index));
-        let chunks: Vec<u32> = chunks.collect();
+        let chunks: Vec<u32> = by_need(&plan).collect();
         self.largest = self.largest.max(chunks.len() as u32);
         self.chunks.extend(&chunks);
         let group = Group { epoch: self.settings.epoch, positions: plan.positions(), chunks };
@@ -112,8 +146,17 @@ impl Window {
         self.chunks.contains(&chunk)
     }
 
+    /// The chunks of the groups, each once.
+    pub(crate) fn distinct(&self) -> Vec<u32> {
+        self.chunks.iter().copied().collect()
+    }
+
     /// The chunks of the groups, in the order in which they are needed.
     pub(crate) fn in_order(&self) -> impl Iterator<Item = u32> + '_ {
         self.groups.iter().flat_map(|group| &group.chunks).copied()
     }
+}
+
+fn by_need(plan: &ChunkPlan) -> impl Iterator<Item = u32> + '_ {
+    plan.by_need().iter().filter_map(|index| plan.number_of(*index))
 }

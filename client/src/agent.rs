@@ -7,7 +7,7 @@
 mod node;
 mod tasks;
 
-pub use dl_format::{InvalidTaskName, MemberId, TaskId, TaskName};
+pub use dl_format::{DatasetId, InvalidTaskName, MemberId, TaskId, TaskName, Version};
 pub use dl_proto::{
     ChunkRange, JoinTask, TASK_MEMBERS_MAX, TaskCounters, TaskMember, TaskMembership, task_id,
 };
@@ -21,7 +21,7 @@ pub use crate::worker::message::{
 };
 pub use crate::worker::socket::{DESCRIPTORS_MAX, Socket, accept};
 pub use node::{Claim, claim, close_on_exec, snapshot_file, start, status, stop};
-pub use tasks::join_task;
+pub use tasks::{at_version, join_task};
 
 impl ChunkSource {
     /// The chunks of the dataset of a handle, for the current process.

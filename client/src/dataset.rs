@@ -84,7 +84,7 @@ impl Dataset {
     }
 
     /// The same dataset, answering from a snapshot of it.
-    fn answering(&self, snapshot: Snapshot) -> Self {
+    pub(crate) fn answering(&self, snapshot: Snapshot) -> Self {
         Self::with(self.0.remote.at_version(snapshot.version()), Some(Arc::new(snapshot)), None)
     }
 

@@ -40,4 +40,4 @@ pub use remote::{
 };
 pub use snapshot::{FilePlace, Snapshot, SnapshotCache};
 pub use task::TaskOptions;
-pub use worker::View;
+pub use worker::{Presence, View};

@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 
 use crate::commands::{
     agent, cat, completions, datasets, delete_dataset, du, get, ls, man, purge, put, recover, rm,
-    shuffle, snapshot, stat, user, verify,
+    shuffle, snapshot, stat, user, verify, why,
 };
 use crate::context::Global;
 
@@ -76,6 +76,7 @@ impl Command {
             | Self::Recover(_)
             | Self::User(_)
             | Self::Agent(_)
+            | Self::Why(_)
             | Self::Verify(_)
             | Self::Completions(_)
             | Self::Man(_) => false,
@@ -97,6 +98,7 @@ pub(crate) enum Command {
     Snapshot(snapshot::Arguments),
     Shuffle(shuffle::Arguments),
     Agent(agent::Arguments),
+    Why(why::Arguments),
     DeleteDataset(delete_dataset::Arguments),
     Purge(purge::Arguments),
     Recover(recover::Arguments),

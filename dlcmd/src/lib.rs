@@ -155,6 +155,7 @@ fn execute(command: Command, context: &Context, out: &mut Output<'_>) -> Result<
         Command::Snapshot(arguments) => commands::snapshot::run(arguments, context, out),
         Command::Shuffle(arguments) => commands::shuffle::run(arguments, context, out),
         Command::Agent(arguments) => commands::agent::run(arguments, context, out),
+        Command::Why(arguments) => commands::why::run(arguments, context, out),
         Command::Rm(arguments) => commands::rm::run(arguments, context, out),
         Command::Datasets(arguments) => commands::datasets::run(arguments, context, out),
         Command::DeleteDataset(arguments) => commands::delete_dataset::run(arguments, context, out),

@@ -2,7 +2,7 @@
 //!
 //! Must hold: every wait ends.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -88,10 +88,31 @@ fn ask(
         }
         _ => failed(task, why),
     })?;
-    socket.send(question, &[], PATIENCE).map_err(|why| failed(task, why))?;
-    let answer = socket.receive(PATIENCE).map_err(|why| failed(task, why))?;
+    let silent = |why: io::Error| match why.kind() {
+        io::ErrorKind::TimedOut => failed(task, silence(place(options, task).holder())),
+        _ => failed(task, why),
+    };
+    socket.send(question, &[], PATIENCE).map_err(silent)?;
+    let answer = socket.receive(PATIENCE).map_err(silent)?;
     let (answer, _) = answer.ok_or_else(|| failed(task, "it ended"))?;
     Ok((answer, socket))
+}
+
+/// Why an agent may not answer.
+fn silence(process: Option<u32>) -> String {
+    let Some(process) = process else {
+        return format!("it does not answer within {PATIENCE:?}");
+    };
+    let status = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // The name of the program, in brackets, may hold anything; the state is the first word behind it.
+    let state = status.rsplit_once(')').and_then(|(_, words)| words.trim_start().chars().next());
+    match state {
+        Some('T' | 't') => format!(
+            "process {process}, the agent, is stopped: reads of absent chunks go to the servers until \
+             kill -CONT {process} lets it go on"
+        ),
+        _ => format!("process {process}, the agent, does not answer within {PATIENCE:?}"),
+    }
 }
 
 fn place(options: &ConnectOptions, task: &TaskOptions) -> Place {

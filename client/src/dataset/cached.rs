@@ -12,10 +12,11 @@ use dl_format::FilePath;
 
 use super::Dataset;
 use crate::error::{Error, Kind};
+use crate::order::Selection;
 use crate::path::AsPath;
 use crate::remote::ReadItem;
 use crate::snapshot::Snapshot;
-use crate::worker::{View, Worker};
+use crate::worker::{Presence, View, Worker};
 
 /// A file: its path ([`AsPath`]), or its number in the snapshot (`u32`). Only this crate implements the
 /// trait.
@@ -153,6 +154,40 @@ impl Dataset {
         Ok(View::of(self.get_past_cache(file)?))
     }
 
+    /// Has the agent of this node bring the chunks of a selection into memory, as far as memory goes, in the
+    /// order of their numbers; does not wait for them. [`presence`](Self::presence) tells how many are there.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] for a handle without a snapshot of a task and for the selection of another one,
+    /// [`Kind::Local`] without an agent, and while the agent has too many prefetches to do.
+    pub fn prefetch(&self, selection: &Selection) -> Result<(), Error> {
+        let worker = self.worker_for(selection, "prefetch")?;
+        let failed = |why| Error::new(Kind::Local, "prefetch", self.0.remote.address(), why);
+        worker.prefetch(selection)?.map_err(failed)
+    }
+
+    /// How many chunks of a selection are in the memory of this node.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] as [`prefetch`](Self::prefetch), [`Kind::Local`] without an agent.
+    pub fn presence(&self, selection: &Selection) -> Result<Presence, Error> {
+        const ACTION: &str = "look for chunks of";
+        let worker = self.worker_for(selection, ACTION)?;
+        let none = || Error::new(Kind::Local, ACTION, self.0.remote.address(), "no agent is there");
+        worker.presence(selection)?.ok_or_else(none)
+    }
+
+    fn worker_for(&self, selection: &Selection, action: &'static str) -> Result<&Worker, Error> {
+        let invalid = |why| Error::new(Kind::Invalid, action, self.0.remote.address(), why);
+        let (worker, snapshot) = self
+            .worker()
+            .ok_or_else(|| invalid("the handle does not read through an agent: name a task"))?;
+        if selection.files() != snapshot.files() {
+            return Err(invalid("the selection is one of another snapshot"));
+        }
+        Ok(worker)
+    }
+
     /// The worker and the snapshot that reads go through; none for a handle without a task, or one
     /// through which something was written.
     #[inline]
@@ -180,6 +215,13 @@ impl Dataset {
     }
 
     fn get_past_cache(&self, file: &FileKey<'_>) -> Result<Bytes, Error> {
+        match self.cached(file)? {
+            Some((worker, number)) => worker.elsewhere(number, || self.get_of_servers(file)),
+            None => self.get_of_servers(file),
+        }
+    }
+
+    fn get_of_servers(&self, file: &FileKey<'_>) -> Result<Bytes, Error> {
         match file {
             FileKey::Path(path) => self.get_elsewhere(path),
             FileKey::Number(number) => {

@@ -34,9 +34,11 @@ impl Dataset {
         let path = path.as_path("read")?;
         if let Some((worker, snapshot)) = self.worker()
             && let Some(number) = snapshot.number(&path)?
-            && let Some(bytes) = worker.read(number)
         {
-            return Ok(bytes);
+            return match worker.read(number) {
+                Some(bytes) => Ok(bytes),
+                None => worker.elsewhere(number, || self.get_elsewhere(&path)),
+            };
         }
         self.get_elsewhere(&path)
     }
@@ -130,7 +132,13 @@ impl Dataset {
             }
         }
         let number_of = |item: usize| numbers.get(item).copied().unwrap_or(item);
-        self.0.remote.read_files(&readable, &mut |item, file| sink(number_of(item), file));
+        let mut read = || {
+            self.0.remote.read_files(&readable, &mut |item, file| sink(number_of(item), file));
+        };
+        match numbers.first().and_then(|first| cached.get(*first).copied().flatten()) {
+            Some(first) => self.elsewhere(first, read),
+            None => read(),
+        }
     }
 
     /// Reads a file of any size with bounded memory; gives its length in bytes. When it fails,
@@ -153,7 +161,20 @@ impl Dataset {
             Some(record) => record,
             None => self.find(&item.path)?,
         };
-        self.0.remote.read_to(&ReadItem { record: Some(record), ..item }, record, writer)
+        let item = ReadItem { record: Some(record), ..item };
+        let mut read = || self.0.remote.read_to(&item, record, writer);
+        match cached.first().copied().flatten() {
+            Some(number) => self.elsewhere(number, read),
+            None => read(),
+        }
+    }
+
+    /// Reads a file from the servers, by its number in the snapshot, and tells the node's agent.
+    fn elsewhere<T>(&self, number: u32, read: impl FnOnce() -> T) -> T {
+        match self.worker() {
+            Some((worker, _)) => worker.elsewhere(number, read),
+            None => read(),
+        }
     }
 
     /// The numbers of files that the node's cache may have, as the snapshot has them; none for the others.

@@ -39,18 +39,36 @@ impl RemoteDataset {
         version: Version,
         cache: Option<&SnapshotCache>,
     ) -> Result<Snapshot, Error> {
+        self.find_snapshot(version, None, cache)
+    }
+
+    /// The same of a version that may be an old one, of which the servers still have a snapshot.
+    pub(crate) fn snapshot_at(
+        &self,
+        version: Version,
+        cache: Option<&SnapshotCache>,
+    ) -> Result<Snapshot, Error> {
+        self.find_snapshot(version, Some(version), cache)
+    }
+
+    fn find_snapshot(
+        &self,
+        version: Version,
+        asked: Option<Version>,
+        cache: Option<&SnapshotCache>,
+    ) -> Result<Snapshot, Error> {
         let session = self.session()?;
-        let Some(cache) = cache else { return self.fetch_into_memory(&session) };
+        let Some(cache) = cache else { return self.fetch_into_memory(&session, asked) };
         let find = || cache.find(self.key(version), session.process.clock.now());
         if let Some(snapshot) = find() {
             return Ok(snapshot);
         }
         // Somebody else may have fetched it meanwhile.
         let kept = lock(self.info().id, &session, cache)
-            .and_then(|lock| find().map_or_else(|| self.fetch(&session, cache, &lock), Ok));
+            .and_then(|lock| find().map_or_else(|| self.fetch(&session, asked, cache, &lock), Ok));
         match kept {
             Err(error) if error.kind() == Kind::Local => {
-                let snapshot = self.fetch_into_memory(&session)?;
+                let snapshot = self.fetch_into_memory(&session, asked)?;
                 let (why, bytes) = (error.chain(), snapshot.length());
                 tracing::warn!(why, bytes, "a snapshot is held in the memory of this process");
                 Ok(snapshot)
@@ -70,7 +88,7 @@ impl RemoteDataset {
         let failed = |why| Error::new(Kind::Local, "write", file.display(), why);
         let mut target = Target::begin(file).map_err(failed)?;
         let snapshot = anew(|| {
-            let head = self.head(&session, &|| ())?;
+            let head = self.head(&session, None, &|| ())?;
             target.clear().map_err(failed)?;
             let done = self.download(&session, head, 0, target.file(), &|| ());
             done.map_err(|why| why.told(failed))?;
@@ -80,17 +98,18 @@ impl RemoteDataset {
         Ok(snapshot)
     }
 
-    /// Fetches the newest snapshot into the cache.
+    /// Fetches a snapshot into the cache, the newest one unless a version is asked for.
     fn fetch(
         &self,
         session: &Session,
+        asked: Option<Version>,
         cache: &SnapshotCache,
         lock: &Lock,
     ) -> Result<Snapshot, Error> {
         let failed = |why| cache.failed(why);
         anew(|| {
             let waits = || lock.show_life(session.process.clock.now());
-            let head = self.head(session, &waits)?;
+            let head = self.head(session, asked, &waits)?;
             let (key, now) = (self.key(head.version), session.process.clock.now());
             if let Some(snapshot) = cache.find(key, now) {
                 return Ok(snapshot);
@@ -119,12 +138,16 @@ impl RemoteDataset {
         })
     }
 
-    /// Fetches the newest snapshot for this process alone.
-    fn fetch_into_memory(&self, session: &Session) -> Result<Snapshot, Error> {
+    /// The same for this process alone.
+    fn fetch_into_memory(
+        &self,
+        session: &Session,
+        asked: Option<Version>,
+    ) -> Result<Snapshot, Error> {
         let subject = self.address();
         let failed = |why| Error::new(Kind::Local, "hold the snapshot in memory of", &subject, why);
         anew(|| {
-            let head = self.head(session, &|| ())?;
+            let head = self.head(session, asked, &|| ())?;
             let mut bytes = room(head.length).map_err(failed)?;
             let done = self.download(session, head, 0, &mut bytes, &|| ());
             done.map_err(|why| why.told(failed))?;
@@ -137,9 +160,14 @@ impl RemoteDataset {
 
     /// Which snapshot the servers have; it is built when there is none, and `building` is called
     /// now and then meanwhile.
-    fn head(&self, session: &Session, building: &(impl Fn() + ?Sized)) -> Result<Head, Error> {
+    fn head(
+        &self,
+        session: &Session,
+        version: Option<Version>,
+        building: &(impl Fn() + ?Sized),
+    ) -> Result<Head, Error> {
         let dataset = self.info().id;
-        let request = GetSnapshotRequest { dataset, version: None, offset: 0, head_only: true };
+        let request = GetSnapshotRequest { dataset, version, offset: 0, head_only: true };
         let head = Mutex::new(None);
         self.ask(
             session,

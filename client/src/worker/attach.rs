@@ -140,7 +140,7 @@ impl Attacher {
         let descriptor = socket.as_raw_fd();
         let attached = Attached {
             maps,
-            line: Owned::new(Mutex::new(Line { socket, next_id: 0 })),
+            line: Owned::new(Mutex::new(Line { socket, next_id: 1 })),
             socket: descriptor,
             heirs: PerProcess::new(),
             views: (0..slots).map(|_| AtomicU32::new(0)).collect(),

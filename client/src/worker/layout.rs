@@ -249,7 +249,17 @@ pub enum Gauge {
     Fallbacks = 6,
     /// Views alive.
     Views = 7,
+    /// Bytes of the fallbacks.
+    FallbackBytes = 8,
+    /// The chunk of the file that is read from the servers instead, plus 1.
+    Elsewhere = 9,
+    /// Since when, milliseconds of the monotonic clock.
+    ElsewhereSince = 10,
 }
+
+/// Where the word of a wait stands in a page, behind the gauges: the number of the wait, and the slot
+/// once a chunk was handed over, as in a [`Word`]; 0 while nobody waits.
+const WAIT: usize = 11 * 8;
 
 /// The pins of one connection, and what its reader tells.
 #[derive(Debug)]
@@ -287,11 +297,33 @@ impl PinPage {
         self.count(slot).is_some_and(|pins| pins.load(Ordering::Acquire) != 0)
     }
 
-    /// Pins a slot for the reader before the slot is announced to it: the reader unpins.
-    pub fn pin_for_reader(&self, slot: u32) {
-        if let Some(pins) = self.count(slot) {
-            pins.fetch_add(1, Ordering::SeqCst);
+    /// Pins a slot for a wait of the reader, who unpins. False for a wait that has ended: then there is
+    /// no such pin.
+    pub fn pin_for_reader(&self, slot: u32, wait: u64) -> bool {
+        let (Some(pins), Some(word)) = (self.count(slot), self.memory.word(WAIT)) else {
+            return false;
+        };
+        pins.fetch_add(1, Ordering::SeqCst);
+        let (waits, given) = (wait << SLOT_BITS, Word::new(wait, slot).0);
+        // Release: the bytes and the pin are there before the reader has the slot.
+        let is_given =
+            word.compare_exchange(waits, given, Ordering::Release, Ordering::Relaxed).is_ok();
+        if !is_given {
+            pins.fetch_sub(1, Ordering::Release);
         }
+        is_given
+    }
+
+    /// The reader begins to wait; waits are numbered from 1.
+    pub(super) fn begin_wait(&self, wait: u64) {
+        if let Some(word) = self.memory.word(WAIT) {
+            word.store(wait << SLOT_BITS, Ordering::Release);
+        }
+    }
+
+    /// The reader waits no longer: the slot that was pinned for it, if any. From now on none is.
+    pub(super) fn end_wait(&self) -> Option<u32> {
+        Word(self.memory.word(WAIT)?.swap(0, Ordering::AcqRel)).slot()
     }
 
     /// Slots that are pinned.

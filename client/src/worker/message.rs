@@ -22,6 +22,9 @@ pub(super) const MESSAGE_BYTES_MAX: usize = 128 << 10;
 /// Chunks named as soon to be wanted in one message.
 pub const HINTS_MAX: usize = 256;
 
+/// Runs of files or chunks in one message, which has room for others.
+pub(super) const RUNS_MAX: usize = 8 << 10;
+
 /// What the agent is told or asked.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaWrite, SchemaRead)]
 pub enum ToAgent {
@@ -31,8 +34,9 @@ pub enum ToAgent {
     Want(Want),
     /// An epoch begins or goes on: the agent fetches ahead along its order.
     Begin(Begin),
-    /// Chunks that are needed soon, in their order.
-    Prefetch(Vec<u32>),
+    /// Runs of chunks that are to be in memory: where each begins and ends, in their order. None
+    /// overlaps another one, and there are at most [`RUNS_MAX`].
+    Prefetch(Vec<(u32, u32)>),
     /// What the agent does; needs no `Hello`.
     Status,
     /// The agent is to end; needs no `Hello`.
@@ -96,7 +100,7 @@ impl fmt::Debug for Hello {
 /// A chunk that a worker waits for.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaWrite, SchemaRead)]
 pub struct Want {
-    /// Comes back in the answer.
+    /// The number of the wait, from 1; comes back in the answer.
     pub id: u64,
     /// Its number in the snapshot.
     pub chunk: u32,
@@ -134,8 +138,6 @@ pub struct Begin {
 impl Begin {
     /// The rank of an order at a position; none where the order can't be told in one message.
     pub(super) fn of(order: &Order, rank: u32, position: u64) -> Option<Self> {
-        /// In a message with room for others.
-        const RUNS_MAX: usize = 8 << 10;
         let OrderSettings { seed, epoch, group, world, partition, tail } = *order.settings();
         if order.is_resumed() {
             return None;
@@ -173,12 +175,11 @@ pub enum FromAgent {
         /// Whether all segments are told now.
         are_last: bool,
     },
-    /// The chunk of a `Want`, or the file alone, is in a slot, which is pinned for the worker.
+    /// The chunk of a `Want`, or the file alone, is in a slot that was pinned for the worker. The page of
+    /// the worker says in which.
     Here {
         /// Of the `Want`.
         id: u64,
-        /// Where.
-        slot: u32,
     },
     /// The worker has to read from the servers.
     NotHere {
@@ -193,6 +194,11 @@ pub enum FromAgent {
         is_missing: bool,
         /// Why.
         reason: String,
+    },
+    /// The answer to `Prefetch`.
+    Prefetching {
+        /// Whether the chunks are fetched as far as memory goes; else too many are asked for already.
+        is_taken: bool,
     },
     /// The answer to `Status`: JSON.
     Status(String),

@@ -5,11 +5,13 @@
 //! can't give in time is answered by `None`: the caller reads it from the servers.
 
 mod attach;
+mod elsewhere;
 mod fork;
 mod large;
 pub(crate) mod layout;
 pub(crate) mod memory;
 pub(crate) mod message;
+mod prefetch;
 mod read;
 pub(crate) mod runtime;
 pub(crate) mod socket;
@@ -19,6 +21,7 @@ mod tests;
 mod wait;
 
 pub(crate) use attach::Attacher;
+pub use prefetch::Presence;
 pub use read::View;
 pub(crate) use read::Worker;
 pub(crate) use source::open as open_epoch;

@@ -83,6 +83,16 @@ impl Worker {
         self.here.get_or_make(|| Ok(Here::default()))
     }
 
+    /// What it reads.
+    pub(super) fn snapshot(&self) -> &Snapshot {
+        &self.snapshot
+    }
+
+    /// The attachment of this process, if it has one.
+    pub(super) fn attached_now(&self) -> Option<Arc<Attached>> {
+        Guard::into_inner(self.here.get()?.get())
+    }
+
     /// The attachment of this process; attaches where it is time to.
     #[inline]
     pub(super) fn attached(&self) -> AttachedNow {
@@ -271,10 +281,6 @@ impl Worker {
         (end <= u64::from(self.snapshot.shape().size())).then_some(place)
     }
 
-    pub(super) fn snapshot(&self) -> &Snapshot {
-        &self.snapshot
-    }
-
     /// Pins the chunk of a file; asks the agent when it is absent.
     #[inline]
     pub(super) fn pin<'a>(
@@ -302,6 +308,7 @@ impl Worker {
         let pinned = attached.want(place.chunk, number, hints);
         if pinned.is_none() {
             attached.maps.pins.add(Gauge::Fallbacks, 1);
+            attached.maps.pins.add(Gauge::FallbackBytes, place.length);
             if attached.is_over()
                 && let Ok(here) = self.here()
             {

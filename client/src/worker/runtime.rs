@@ -53,6 +53,11 @@ impl Place {
         Socket::connect(&self.path("sock"))
     }
 
+    /// The process that is the agent, as it wrote into its lock.
+    pub(crate) fn holder(&self) -> Option<u32> {
+        fs::read_to_string(self.path("lock")).ok()?.trim().parse().ok()
+    }
+
     /// Starts an agent; false when somebody else is about to, or has.
     pub(crate) fn start(&self, task: &TaskOptions) -> io::Result<bool> {
         let Some((listener, lock)) = self.claim()? else { return Ok(false) };

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-    accept_with, bind, connect, listen, recvmsg, sendmsg, socket_with,
+    accept_with, bind, connect, listen, recv, recvmsg, sendmsg, socket_with,
 };
 use wincode::{SchemaRead, SchemaWrite};
 
@@ -84,10 +84,9 @@ impl Socket {
         M: for<'a> SchemaRead<'a, wincode::config::DefaultConfig, Dst = M>,
     {
         loop {
+            self.wait(PollFlags::IN, patience)?;
             match self.try_receive() {
-                Err(why) if why.kind() == io::ErrorKind::WouldBlock => {
-                    self.wait(PollFlags::IN, patience)?;
-                }
+                Err(why) if why.kind() == io::ErrorKind::WouldBlock => {}
                 received => return received,
             }
         }
@@ -101,7 +100,11 @@ impl Socket {
     where
         M: for<'a> SchemaRead<'a, wincode::config::DefaultConfig, Dst = M>,
     {
-        let mut packet = vec![0; MESSAGE_BYTES_MAX];
+        let Some(length) = self.next_length()? else { return Ok(None) };
+        if length > MESSAGE_BYTES_MAX {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a packet that is too long"));
+        }
+        let mut packet = vec![0; length];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut beside = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
@@ -126,6 +129,17 @@ impl Socket {
             }
         }
         Ok(Some((decode(packet.get(..came.bytes).unwrap_or_default())?, files)))
+    }
+
+    /// Bytes of the packet that comes next; none at the end of the connection.
+    fn next_length(&self) -> io::Result<Option<usize>> {
+        let flags = RecvFlags::PEEK | RecvFlags::TRUNC | RecvFlags::DONTWAIT;
+        let came = rustix::io::retry_on_intr(|| recv(&self.0, &mut [0_u8; 0], flags));
+        match came {
+            // The other end closed with messages unread.
+            Err(Errno::CONNRESET) => Ok(None),
+            came => Ok(Some(came?.1).filter(|length| *length > 0)),
+        }
     }
 
     /// Whether the other end is gone.

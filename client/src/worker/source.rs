@@ -43,7 +43,7 @@ impl FileSource for SharedSource {
         self.worker.reached(self.of.of_rank(position));
         Some(match self.worker.read(number) {
             Some(bytes) => Ok(Ok(bytes)),
-            None => (self.elsewhere)(number),
+            None => self.worker.elsewhere(number, || (self.elsewhere)(number)),
         })
     }
 

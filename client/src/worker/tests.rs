@@ -154,14 +154,14 @@ fn messages_come_back_as_they_were_and_a_hello_shows_no_key() {
         ToAgent::Hello(hello),
         ToAgent::Want(want),
         ToAgent::Begin(begin),
-        ToAgent::Prefetch(vec![1]),
+        ToAgent::Prefetch(vec![(1, 3)]),
         ToAgent::Status,
         ToAgent::Stop,
     ];
     for message in messages {
         assert_eq!(decode::<ToAgent>(&encode(&message).unwrap()).unwrap(), message);
     }
-    let long = ToAgent::Prefetch(vec![0; 1 << 20]);
+    let long = ToAgent::Prefetch(vec![(0, 1); 1 << 20]);
     assert!(encode(&long).is_err());
 }
 

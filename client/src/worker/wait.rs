@@ -1,7 +1,7 @@
 //! Waiting for a chunk that is absent: the agent is asked, and pins the chunk for this reader before
 //! it answers.
 //!
-//! Must hold: a wait ends by its deadline; a pin that comes too late for its reader is given back.
+//! Must hold: a wait ends by its deadline, and no pin is set for its reader afterwards.
 
 use std::io;
 use std::time::Duration;
@@ -32,23 +32,25 @@ impl Attached {
         let pins = &self.maps.pins;
         pins.set(Gauge::AwaitedSince, since);
         pins.set(Gauge::Awaited, u64::from(chunk) + 1);
-        let answer = self.ask(&mut line, chunk, file, hints);
-        pins.set(Gauge::Awaited, 0);
-        answer.unwrap_or_else(|why| {
-            tracing::debug!(chunk, %why, "the agent does not answer");
-            None
-        })
-    }
-
-    fn ask(
-        &self,
-        line: &mut Line,
-        chunk: u32,
-        file: u32,
-        hints: &[u32],
-    ) -> io::Result<Option<Pinned<'_>>> {
         let id = line.next_id;
         line.next_id += 1;
+        pins.begin_wait(id);
+        if let Err(why) = self.ask(&line, id, (chunk, file), hints) {
+            tracing::debug!(chunk, %why, "the agent does not answer");
+        }
+        let slot = pins.end_wait();
+        pins.set(Gauge::Awaited, 0);
+        Some(self.maps.take_over(slot?))
+    }
+
+    /// Asks for a file of a chunk, and waits until the chunk was handed over or can't be.
+    fn ask(
+        &self,
+        line: &Line,
+        id: u64,
+        (chunk, file): (u32, u32),
+        hints: &[u32],
+    ) -> io::Result<()> {
         let hints = hints.get(..HINTS_MAX).unwrap_or(hints).to_vec();
         let until = since_boot().saturating_add(self.patience);
         let patience = milliseconds(self.patience);
@@ -57,18 +59,12 @@ impl Attached {
         loop {
             let left = until.saturating_sub(since_boot());
             match line.socket.receive::<FromAgent>(left)? {
-                Some((FromAgent::Here { id: of, slot }, _)) => {
-                    let pinned = self.maps.take_over(slot);
-                    if of == id {
-                        return Ok(Some(pinned));
-                    }
+                Some((FromAgent::Here { id: of }, _)) if of == id => return Ok(()),
+                Some((FromAgent::NotHere { id: of, reason }, _)) if of == id => {
+                    tracing::debug!(chunk, reason, "the agent can't give a chunk");
+                    return Ok(());
                 }
-                Some((FromAgent::NotHere { id: of, reason }, _)) => {
-                    if of == id {
-                        tracing::debug!(chunk, reason, "the agent can't give a chunk");
-                        return Ok(None);
-                    }
-                }
+                // Of an earlier wait.
                 Some(_) => {}
                 None => return Err(io::ErrorKind::ConnectionReset.into()),
             }

@@ -53,6 +53,8 @@ fn every_command_of_the_contract_is_understood() {
         "datasets",
         "snapshot save dl://d f",
         "snapshot info f --json",
+        "agent prefetch dl://d/a dl://d/b --wait --task t",
+        "why --task t --json",
         "shuffle dl://d",
         "shuffle dl://d/a dl://d/b",
         "shuffle dl://d/a --seed 7 --epoch 3 --group-size 50 -0",

@@ -21,6 +21,7 @@ pub(crate) mod snapshot;
 pub(crate) mod stat;
 pub(crate) mod user;
 pub(crate) mod verify;
+pub(crate) mod why;
 
 use crate::address::Address;
 use crate::exit::Failure;

@@ -3,6 +3,7 @@
 //! Must hold: `start` returns when the agent serves the dataset; an agent that was started lives on
 //! without the command.
 
+mod prefetch;
 mod serve;
 mod show;
 
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
-use dl_agent::{Budget, Policy};
+use dl_agent::{Budget, Policy, Status};
 use libdiesel::{TaskOptions, agent};
 
 use super::whole_dataset;
@@ -29,6 +30,7 @@ use crate::time;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dlcmd agent start dl://imagenet --task resnet-7 --memory 64GiB --policy oneshot
+  dlcmd agent prefetch dl://imagenet/val --task resnet-7 --wait
   dlcmd agent status --task resnet-7
   dlcmd agent stop --task resnet-7")]
 pub(crate) struct Arguments {
@@ -44,6 +46,8 @@ enum Action {
     Run(Settings),
     /// Show what the agent does
     Status,
+    /// Have the agent bring files into memory before they are read, as far as memory goes
+    Prefetch(prefetch::Prefetch),
     /// End the agent: processes of the task read from the servers from then on, or start another one
     Stop,
     /// Start the process that is the agent
@@ -162,6 +166,7 @@ pub(crate) fn run(
         Action::Spawn(settings) => serve::spawn(&settings, &task),
         Action::Serve(settings) => serve::from_worker(&settings.plan()?, context, &task),
         Action::Status => show::run(context, &task, out),
+        Action::Prefetch(arguments) => prefetch::run(arguments, context, &task, out),
         Action::Stop => {
             agent::stop(&context.options, &task)?;
             Ok(Exit::Done)
@@ -169,8 +174,13 @@ pub(crate) fn run(
     }
 }
 
+/// The state of the agent of the task.
+pub(crate) fn status(context: &Context) -> Result<Status, Failure> {
+    show::status(context, &task(context)?)
+}
+
 /// The task that was named, else that of this session.
 fn task(context: &Context) -> Result<TaskOptions, Failure> {
     let task = context.task.clone().or_else(TaskOptions::of_process);
-    task.ok_or_else(|| Failure::usage("agent: name the training job: --task NAME"))
+    task.ok_or_else(|| Failure::usage("name the training job: --task NAME"))
 }

@@ -2,7 +2,7 @@
 //!
 //! Must hold: `--json` has every field.
 
-use dl_agent::{Status, WorkerStatus};
+use dl_agent::{DatasetStatus, OrderStatus, Pages, Status, WorkerStatus};
 use libdiesel::{TaskOptions, agent};
 
 use crate::context::Context;
@@ -10,54 +10,101 @@ use crate::exit::{Exit, Failure};
 use crate::output::Output;
 use crate::text::{counted, sized};
 
+/// Asks the agent.
+pub(super) fn status(context: &Context, task: &TaskOptions) -> Result<Status, Failure> {
+    let text = agent::status(&context.options, task)?;
+    serde_json::from_str(&text)
+        .map_err(|why| Failure::local("understand the agent: is it of another version?", why))
+}
+
 /// Prints it.
 pub(super) fn run(
     context: &Context,
     task: &TaskOptions,
     out: &mut Output<'_>,
 ) -> Result<Exit, Failure> {
-    let text = agent::status(&context.options, task)?;
-    let status: Status = serde_json::from_str(&text)
-        .map_err(|why| Failure::local("understand the agent: is it of another version?", why))?;
+    let status = status(context, task)?;
     if out.is_json() {
         out.json("agent", &status)?;
         return Ok(Exit::Done);
     }
-    for dataset in &status.datasets {
-        out.line(format_args!("dl://{} at version {}", dataset.name, dataset.version))?;
+    for DatasetStatus { name, version, chunks, chunks_present } in &status.datasets {
+        let chunks = counted(*chunks, "chunk");
+        out.line(format_args!(
+            "dl://{name} at version {version}: {chunks_present} of {chunks} in memory"
+        ))?;
     }
     out.line(format_args!("policy {}, process {}", status.policy, status.pid))?;
     out.line(format_args!(
-        "memory {} of {}: {} of {}, {} kept",
+        "memory {} of {}: {} of {}, {} kept for later epochs",
         sized(status.memory_used),
         sized(status.memory_bytes),
         status.chunks_present,
         counted(status.chunks, "chunk"),
         status.chunks_kept
     ))?;
+    let Pages { mapped_bytes, huge_bytes, setting } = &status.pages;
+    let setting = if setting.is_empty() { "unknown" } else { setting };
     out.line(format_args!(
-        "files {} from memory ({}), {} waited for, {} from the servers instead",
-        status.hits,
-        sized(status.hit_bytes),
-        status.misses,
-        status.fallbacks
+        "pages of it {}, {} of them huge (shmem_enabled is {setting})",
+        sized(*mapped_bytes),
+        sized(*huge_bytes)
     ))?;
     out.line(format_args!(
-        "servers gave {} ({}), {} failed",
+        "read from memory: {} ({}), {} of them waited for",
+        counted(status.hits, "file"),
+        sized(status.hit_bytes),
+        status.misses.saturating_sub(status.fallbacks)
+    ))?;
+    out.line(format_args!(
+        "read from the servers instead: {} ({})",
+        counted(status.fallbacks, "file"),
+        sized(status.fallback_bytes)
+    ))?;
+    out.line(format_args!(
+        "fetched from the servers: {} ({}), {} failed, {} under way",
         counted(status.chunks_from_servers, "chunk"),
         sized(status.bytes_from_servers),
-        status.failed_fetches
+        status.failed_fetches,
+        status.fetches
     ))?;
+    if status.prefetch_waiting > 0 {
+        let room = if status.prefetch_stuck { ": no more fit now" } else { "" };
+        let chunks = counted(status.prefetch_waiting, "chunk");
+        out.line(format_args!("prefetch: {chunks} to look at{room}"))?;
+    }
+    status.orders.iter().try_for_each(|order| out.line(format_args!("{}", line_of(order))))?;
     status.workers.iter().try_for_each(|worker| out.line(format_args!("{}", line(worker))))?;
+    if status.workers_left_out > 0 {
+        out.line(format_args!("and {}", counted(status.workers_left_out, "other worker")))?;
+    }
     Ok(Exit::Done)
 }
 
+fn line_of(order: &OrderStatus) -> String {
+    let OrderStatus { dataset, rank, readers, chunks, chunks_present, .. } = order;
+    let OrderStatus { group_chunks, group_chunks_max, .. } = order;
+    let readers = counted(*readers, "worker");
+    let window = if group_chunks > group_chunks_max {
+        format!(
+            "a group of {group_chunks} chunks does not fit into memory, one of {group_chunks_max} \
+             would: nothing is fetched ahead"
+        )
+    } else {
+        format!("{chunks_present} of {} needed soon in memory", counted(*chunks, "chunk"))
+    };
+    format!("rank {rank} of dl://{dataset}, {readers}: {window}")
+}
+
 fn line(worker: &WorkerStatus) -> String {
-    let WorkerStatus { pid, pins, epoch, position, awaits } = worker;
+    let WorkerStatus { pid, pins, epoch, position, awaits, awaits_seconds } = worker;
     let at = match (epoch, position) {
         (Some(epoch), Some(position)) => format!(", file {position} of epoch {epoch}"),
         _ => String::new(),
     };
-    let awaits = awaits.map(|chunk| format!(", waits for chunk {chunk}")).unwrap_or_default();
+    let awaits = awaits.zip(*awaits_seconds);
+    let awaits =
+        awaits.map(|(chunk, seconds)| format!(", has waited {seconds:.1} s for chunk {chunk}"));
+    let awaits = awaits.unwrap_or_default();
     format!("worker {pid}: {pins} pinned{at}{awaits}")
 }

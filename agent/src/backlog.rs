@@ -1,0 +1,177 @@
+//! Chunks that are to be in memory though nobody waits for them and no order needs them soon: those of
+//! prefetches, and with the policy `oneshot` those of all datasets.
+//!
+//! Must hold: prefetches come first, in the order in which they were asked for. A list is walked once: a
+//! chunk is looked at again only after it has left memory.
+
+use std::collections::VecDeque;
+
+use crate::dataset::ChunkKey;
+
+/// Prefetches that may wait, each of one message.
+const PREFETCHES_MAX: usize = 256;
+
+/// The chunks that are still to come, as positions in lists.
+#[derive(Debug, Default)]
+pub(crate) struct Backlog {
+    prefetches: VecDeque<List>,
+    /// Of each dataset that is to be in memory as a whole.
+    all: Vec<List>,
+    /// Whether there was no room for the next chunk of a prefetch.
+    pub(crate) is_stuck: bool,
+}
+
+/// Chunks of one dataset.
+#[derive(Debug)]
+struct List {
+    dataset: usize,
+    /// Where each run that is left begins and ends.
+    runs: VecDeque<(u32, u32)>,
+}
+
+impl List {
+    /// The first chunk that is not settled; settled chunks before it leave the list.
+    fn next(&mut self, is_settled: impl Fn(ChunkKey) -> bool) -> Option<ChunkKey> {
+        let dataset = self.dataset;
+        while let Some((start, end)) = self.runs.front_mut() {
+            let first =
+                (*start..*end).find(|chunk| !is_settled(ChunkKey { dataset, chunk: *chunk }));
+            if let Some(chunk) = first {
+                *start = chunk;
+                return Some(ChunkKey { dataset, chunk });
+            }
+            self.runs.pop_front();
+        }
+        None
+    }
+
+    fn chunks(&self) -> u64 {
+        self.runs.iter().map(|(start, end)| u64::from(end.saturating_sub(*start))).sum()
+    }
+}
+
+impl Backlog {
+    /// Adds the runs of a prefetch to a dataset of so many chunks. False where too much is asked for.
+    pub(crate) fn prefetch(&mut self, dataset: usize, chunks: u32, runs: Vec<(u32, u32)>) -> bool {
+        let list = List { dataset, runs: runs.into() };
+        let is_legal = list.runs.iter().all(|(start, end)| start <= end && *end <= chunks);
+        if !is_legal || list.chunks() > chunks.into() || self.prefetches.len() >= PREFETCHES_MAX {
+            return false;
+        }
+        self.prefetches.push_back(list);
+        self.is_stuck = false;
+        true
+    }
+
+    /// All chunks of a dataset are to be in memory.
+    pub(crate) fn add_all(&mut self, dataset: usize, chunks: u32) {
+        self.all.push(List { dataset, runs: [(0, chunks)].into() });
+    }
+
+    /// The next chunk of the prefetches that is not settled.
+    pub(crate) fn next_of_prefetches(
+        &mut self,
+        is_settled: impl Fn(ChunkKey) -> bool,
+    ) -> Option<ChunkKey> {
+        while let Some(list) = self.prefetches.front_mut() {
+            if let Some(key) = list.next(&is_settled) {
+                return Some(key);
+            }
+            self.prefetches.pop_front();
+        }
+        self.is_stuck = false;
+        None
+    }
+
+    /// The next chunk of the whole datasets that is not settled.
+    pub(crate) fn next_of_all(
+        &mut self,
+        is_settled: impl Fn(ChunkKey) -> bool,
+    ) -> Option<ChunkKey> {
+        self.all.iter_mut().find_map(|list| list.next(&is_settled))
+    }
+
+    /// A chunk has left memory, or could not be fetched just now.
+    pub(crate) fn is_absent_again(&mut self, key: ChunkKey) {
+        let list = self.all.iter_mut().find(|list| list.dataset == key.dataset);
+        let Some(list) = list else { return };
+        match list.runs.front_mut() {
+            Some((start, end)) => {
+                (*start, *end) = (key.chunk.min(*start), key.chunk.saturating_add(1).max(*end));
+            }
+            None => list.runs.push_front((key.chunk, key.chunk.saturating_add(1))),
+        }
+    }
+
+    /// Chunks of the prefetches that are still to be looked at.
+    pub(crate) fn waiting(&self) -> u64 {
+        self.prefetches.iter().map(List::chunks).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::collections::HashSet;
+
+    use super::*;
+
+    fn key(dataset: usize, chunk: u32) -> ChunkKey {
+        ChunkKey { dataset, chunk }
+    }
+
+    #[test]
+    fn prefetches_come_in_their_order_without_chunks_that_are_there() {
+        let mut backlog = Backlog::default();
+        assert!(backlog.prefetch(1, 9, vec![(7, 9), (2, 4)]));
+        assert!(backlog.prefetch(0, 3, vec![(0, 3)]));
+        assert_eq!(backlog.waiting(), 7);
+        let there = RefCell::new(HashSet::from([key(1, 8), key(0, 0)]));
+        let mut came = Vec::new();
+        while let Some(next) = backlog.next_of_prefetches(|key| there.borrow().contains(&key)) {
+            came.push((next.dataset, next.chunk));
+            there.borrow_mut().insert(next);
+        }
+        assert_eq!(came, [(1, 7), (1, 2), (1, 3), (0, 1), (0, 2)]);
+        assert_eq!(backlog.waiting(), 0);
+    }
+
+    #[test]
+    fn a_prefetch_of_too_much_is_refused() {
+        let mut backlog = Backlog::default();
+        assert!(!backlog.prefetch(0, 9, vec![(0, 10)]), "a chunk that there is not");
+        assert!(!backlog.prefetch(0, 9, vec![(5, 4)]), "a run that ends before it begins");
+        assert!(!backlog.prefetch(0, 9, vec![(0, 9), (0, 9)]), "a chunk twice");
+        assert!((0..PREFETCHES_MAX).all(|_| backlog.prefetch(0, 9, vec![(0, 9)])));
+        assert!(!backlog.prefetch(0, 9, vec![(0, 9)]), "too many");
+    }
+
+    #[test]
+    fn a_fill_looks_at_each_chunk_once_and_again_at_those_that_left() {
+        const CHUNKS: u32 = 1_000;
+        let mut backlog = Backlog::default();
+        backlog.add_all(0, CHUNKS);
+        let (there, looks) = (RefCell::new(HashSet::new()), RefCell::new(0));
+        let settled = |key: ChunkKey| {
+            *looks.borrow_mut() += 1;
+            there.borrow().contains(&key.chunk)
+        };
+        while let Some(next) = backlog.next_of_all(settled) {
+            there.borrow_mut().insert(next.chunk);
+        }
+        assert_eq!(there.borrow().len(), CHUNKS as usize);
+        assert!(*looks.borrow() <= 2 * CHUNKS, "{looks:?} looks");
+        for chunk in [30, 700, 20] {
+            there.borrow_mut().remove(&chunk);
+            backlog.is_absent_again(key(0, chunk));
+        }
+        let mut again = Vec::new();
+        while let Some(next) = backlog.next_of_all(settled) {
+            there.borrow_mut().insert(next.chunk);
+            again.push(next.chunk);
+        }
+        assert_eq!(again, [20, 30, 700]);
+        backlog.is_absent_again(key(1, 5));
+        assert_eq!(backlog.next_of_all(settled), None, "a dataset that is not to be there");
+    }
+}

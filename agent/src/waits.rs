@@ -1,0 +1,102 @@
+//! The reads that wait, and what is done for each.
+//!
+//! Must hold: a wait is told as long as its reader waits, and no longer.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use dl_runtime::since_boot;
+use libdiesel::agent::Gauge;
+use serde::{Deserialize, Serialize};
+
+use crate::cache::{Connection, Held, State};
+use crate::dataset::ChunkKey;
+use crate::status::SHOWN_MAX;
+
+/// A read that waits.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Wait {
+    /// The process that reads.
+    pub pid: u32,
+    /// The dataset, as the servers name it.
+    pub dataset: String,
+    /// The number of the chunk.
+    pub chunk: u64,
+    /// For how long the read has waited, in seconds.
+    pub seconds: f64,
+    /// What is done for it.
+    #[serde(flatten)]
+    pub doing: Doing,
+}
+
+/// What is done for a read that waits.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "kebab-case")]
+pub enum Doing {
+    /// The agent fetches the chunk from the servers.
+    Fetching {
+        /// Bytes that came.
+        bytes: u64,
+        /// Bytes that were asked for; 0 before the request.
+        length: u64,
+        /// For how long it has been fetched, in seconds.
+        fetch_seconds: f64,
+    },
+    /// The chunk waits for a slot: each slot is pinned, being filled, or needed soon.
+    NoSlot,
+    /// The chunk is in memory.
+    Answered,
+    /// The agent does nothing for it.
+    Nothing,
+    /// The process reads the file from the servers, as the agent could not give it in time.
+    FromServers,
+}
+
+/// All reads that wait now.
+pub(crate) fn of(state: &State) -> Vec<Wait> {
+    let waits = state.connections.iter().flat_map(|(number, one)| {
+        let asked = told(one, Gauge::Awaited, Gauge::AwaitedSince).map(|(chunk, since)| {
+            let doing = doing(state, *number, one.dataset, chunk);
+            wait(state, one, chunk, since, doing)
+        });
+        let elsewhere = told(one, Gauge::Elsewhere, Gauge::ElsewhereSince);
+        let elsewhere =
+            elsewhere.map(|(chunk, since)| wait(state, one, chunk, since, Doing::FromServers));
+        asked.into_iter().chain(elsewhere)
+    });
+    waits.take(SHOWN_MAX).collect()
+}
+
+/// Seconds since a time in milliseconds since boot.
+pub(crate) fn seconds_since(milliseconds: u64) -> f64 {
+    let since = Duration::from_millis(milliseconds);
+    // Whole milliseconds are enough, and short to read.
+    since_boot().saturating_sub(since).as_millis() as f64 / 1e3
+}
+
+/// A chunk that a worker tells of, and since when.
+fn told(one: &Connection, chunk: Gauge, since: Gauge) -> Option<(u64, u64)> {
+    Some((one.pins.get(chunk).checked_sub(1)?, one.pins.get(since)))
+}
+
+fn wait(state: &State, one: &Connection, chunk: u64, since: u64, doing: Doing) -> Wait {
+    let dataset = state.datasets.get(one.dataset).map(|open| open.name.clone());
+    let seconds = seconds_since(since);
+    Wait { pid: one.pid, dataset: dataset.unwrap_or_default(), chunk, seconds, doing }
+}
+
+fn doing(state: &State, connection: u64, dataset: usize, chunk: u64) -> Doing {
+    let Ok(chunk) = u32::try_from(chunk) else { return Doing::Nothing };
+    let key = ChunkKey { dataset, chunk };
+    let is_queued = state.queue.iter().any(|(of, one)| *of == key && one.connection == connection);
+    match state.held.get(&key) {
+        _ if is_queued => Doing::NoSlot,
+        Some(Held::Filling { progress, .. }) => Doing::Fetching {
+            bytes: progress.bytes.load(Ordering::Relaxed),
+            length: progress.length.load(Ordering::Relaxed),
+            fetch_seconds: seconds_since(progress.since.as_millis() as u64),
+        },
+        Some(Held::Full { .. }) => Doing::Answered,
+        None => Doing::Nothing,
+    }
+}

@@ -1,0 +1,84 @@
+//! Chunks that a process wants in memory before it reads them, and how many of them are there.
+//!
+//! Must hold: each wait ends; a prefetch asks for no chunk twice.
+
+use std::io;
+
+use super::attach::Attached;
+use super::message::{FromAgent, RUNS_MAX, ToAgent};
+use super::read::Worker;
+use crate::error::Error;
+use crate::order::Selection;
+
+/// How many chunks of a selection the node's cache holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Presence {
+    /// Chunks that hold files of the selection.
+    pub chunks: u64,
+    /// Those of them that are in memory now.
+    pub present: u64,
+}
+
+impl Worker {
+    /// Tells the agent to bring the chunks of a selection into memory, in the order of their numbers.
+    pub(crate) fn prefetch(&self, selection: &Selection) -> Result<io::Result<()>, Error> {
+        let mut runs: Vec<(u32, u32)> = Vec::new();
+        self.chunks_of(selection, |chunk| match runs.last_mut() {
+            Some((_, end)) if *end == chunk => *end += 1,
+            _ => runs.push((chunk, chunk + 1)),
+        })?;
+        let attached = self.attached();
+        let Some(attached) = attached.as_ref() else {
+            return Ok(Err(io::Error::new(io::ErrorKind::NotConnected, "no agent is there")));
+        };
+        Ok(runs.chunks(RUNS_MAX).try_for_each(|runs| attached.prefetch(runs)))
+    }
+
+    /// How much of a selection is in memory; none without an agent.
+    pub(crate) fn presence(&self, selection: &Selection) -> Result<Option<Presence>, Error> {
+        let attached = self.attached();
+        let Some(attached) = attached.as_ref() else { return Ok(None) };
+        let mut presence = Presence { chunks: 0, present: 0 };
+        self.chunks_of(selection, |chunk| {
+            presence.chunks += 1;
+            presence.present += u64::from(attached.maps.table.load(chunk).slot().is_some());
+        })?;
+        Ok(Some(presence))
+    }
+
+    /// The chunks and parts that hold files of a selection, by number.
+    fn chunks_of(&self, selection: &Selection, mut take: impl FnMut(u32)) -> Result<(), Error> {
+        let snapshot = self.snapshot();
+        for chunk in 0..snapshot.chunks() {
+            let (_, _, files) = snapshot.chunk(chunk)?;
+            if selection.count(files) > 0 {
+                take(chunk);
+            }
+        }
+        for holder in snapshot.chunks()..snapshot.holders() {
+            let (_, file, _) = snapshot.part(holder)?;
+            if selection.count(file..file.saturating_add(1)) > 0 {
+                take(holder);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Attached {
+    fn prefetch(&self, runs: &[(u32, u32)]) -> io::Result<()> {
+        let line = self.line().ok_or(io::ErrorKind::NotConnected)?;
+        line.socket.send(&ToAgent::Prefetch(runs.to_vec()), &[], self.patience)?;
+        loop {
+            match line.socket.receive::<FromAgent>(self.patience)? {
+                Some((FromAgent::Prefetching { is_taken: true }, _)) => return Ok(()),
+                Some((FromAgent::Prefetching { is_taken: false }, _)) => {
+                    return Err(io::Error::other("the agent has too many prefetches to do"));
+                }
+                // Of an earlier wait.
+                Some(_) => {}
+                None => return Err(io::ErrorKind::ConnectionReset.into()),
+            }
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Having the agent bring files into memory before anybody reads them.
+//!
+//! Must hold: a wait ends when no more chunks come, also where not all of them fit.
+
+use std::thread;
+use std::time::Duration;
+
+use clap::Args;
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use libdiesel::{Client, ConnectOptions, Presence, Snapshot, TaskOptions};
+use serde::Serialize;
+
+use super::show;
+use crate::address::Address;
+use crate::context::Context;
+use crate::exit::{Exit, Failure};
+use crate::output::Output;
+use crate::text::counted;
+
+/// Between two looks at the chunks that come.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// How long a fetch may stand still before the others are given up.
+const STILL_MAX: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Args)]
+pub(super) struct Prefetch {
+    /// The dataset, or folders and files of it, in the order in which they are fetched
+    #[arg(
+        required = true,
+        value_name = "dl://DS[/PATH]",
+        value_parser = OsStringValueParser::new().try_map(Address::from_argument)
+    )]
+    addresses: Vec<Address>,
+
+    /// Return when all of it is in memory, or no more fits
+    #[arg(long)]
+    wait: bool,
+}
+
+/// The line of `--json`.
+#[derive(Debug, Serialize)]
+struct Line {
+    dataset: String,
+    chunks: u64,
+    chunks_present: u64,
+    stuck: bool,
+}
+
+/// Tells the agent, and waits if asked to.
+pub(super) fn run(
+    arguments: Prefetch,
+    context: &Context,
+    task: &TaskOptions,
+    out: &mut Output<'_>,
+) -> Result<Exit, Failure> {
+    let Prefetch { addresses, wait } = arguments;
+    let first = of_one_dataset(&addresses)?;
+    // An agent that nobody started on purpose would not live for long.
+    show::status(context, task)?;
+    let options = ConnectOptions { task: Some(task.clone()), ..context.options.clone() };
+    let dataset = Client::connect(options)?.dataset(&first.dataset)?;
+    let none = || Failure::failed(format!("agent prefetch {first}: its agent does not serve it"));
+    let snapshot = dataset.snapshot().ok_or_else(none)?;
+    for address in &addresses {
+        dataset.prefetch(&select(snapshot, std::slice::from_ref(address))?)?;
+    }
+    let all = select(snapshot, &addresses)?;
+    let (mut presence, mut is_stuck) = (dataset.presence(&all)?, false);
+    let mut still = Duration::ZERO;
+    while wait && presence.present < presence.chunks && !context.shutdown.is_requested() {
+        thread::sleep(LOOK);
+        let (before, status) = (presence, show::status(context, task)?);
+        presence = dataset.presence(&all)?;
+        is_stuck = status.prefetch_stuck;
+        if status.prefetch_waiting > 0 && !is_stuck {
+            continue;
+        }
+        still = if presence == before { still + LOOK } else { Duration::ZERO };
+        if status.fetches == 0 || still >= STILL_MAX {
+            presence = dataset.presence(&all)?;
+            break;
+        }
+    }
+    let Presence { chunks, present } = presence;
+    if out.is_json() {
+        let dataset = first.dataset.to_string();
+        out.json("prefetch", &Line { dataset, chunks, chunks_present: present, stuck: is_stuck })?;
+    } else {
+        let left = match (wait, is_stuck) {
+            _ if present == chunks => "",
+            (false, _) => ": the agent fetches the others as far as memory goes",
+            (true, true) => ": no more fit",
+            (true, false) => ": the others could not be fetched, or have left memory",
+        };
+        let chunks = counted(chunks, "chunk");
+        out.line(format_args!("{present} of {chunks} in memory{left}"))?;
+    }
+    Ok(if wait && present < chunks { Exit::Partly } else { Exit::Done })
+}
+
+fn of_one_dataset(addresses: &[Address]) -> Result<&Address, Failure> {
+    let nothing = || Failure::usage("agent prefetch: name a dataset or a folder");
+    let (first, others) = addresses.split_first().ok_or_else(nothing)?;
+    match others.iter().find(|other| other.dataset != first.dataset) {
+        None => Ok(first),
+        Some(other) => Err(Failure::usage(format!(
+            "agent prefetch {first} with {other}: they are in two datasets; prefetch them one by one"
+        ))),
+    }
+}
+
+fn select(snapshot: &Snapshot, addresses: &[Address]) -> Result<libdiesel::Selection, Failure> {
+    let folders: Vec<_> = addresses.iter().map(Address::folder).collect();
+    Ok(snapshot.select(&folders)?)
+}

@@ -1,0 +1,90 @@
+//! `dlcmd why`: the reads of a training job that wait now, and what is done for each.
+//!
+//! Must hold: one line for each wait; an agent that does not answer is an error with its process.
+
+use std::fmt;
+
+use clap::Args;
+use dl_agent::{Doing, Status, Wait};
+use serde::Serialize;
+
+use super::agent;
+use crate::context::Context;
+use crate::exit::{Exit, Failure};
+use crate::output::Output;
+use crate::text::{counted, sized};
+
+/// Tell which reads of a training job wait on this machine, for how long, and why
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  dlcmd why --task resnet-7
+  dlcmd why --task resnet-7 --json")]
+pub(crate) struct Arguments {}
+
+/// The line of `--json`.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    #[serde(flatten)]
+    wait: &'a Wait,
+    /// Processes that pin slots, for a wait for a slot.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pinned_by: Vec<Pins>,
+}
+
+/// Slots that a process pins.
+#[derive(Debug, Serialize)]
+struct Pins {
+    pid: u32,
+    slots: u32,
+}
+
+/// Prints them.
+pub(crate) fn run(_: Arguments, context: &Context, out: &mut Output<'_>) -> Result<Exit, Failure> {
+    let status = agent::status(context)?;
+    for wait in &status.waits {
+        let line = Line { wait, pinned_by: pins(&status, &wait.doing) };
+        if out.is_json() {
+            out.json("wait", &line)?;
+        } else {
+            out.line(format_args!("{line}"))?;
+        }
+    }
+    if status.waits.is_empty() && !out.is_json() {
+        out.line(format_args!("No read waits."))?;
+    }
+    Ok(Exit::Done)
+}
+
+fn pins(status: &Status, doing: &Doing) -> Vec<Pins> {
+    let workers = status.workers.iter().filter(|_| *doing == Doing::NoSlot);
+    let pins = workers.map(|worker| Pins { pid: worker.pid, slots: worker.pins });
+    pins.filter(|pins| pins.slots > 0).collect()
+}
+
+impl fmt::Display for Line<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Wait { pid, dataset, chunk, seconds, doing } = self.wait;
+        write!(f, "Process {pid} has waited {seconds:.1} s for chunk {chunk} of dl://{dataset}: ")?;
+        match doing {
+            Doing::Fetching { bytes, length, fetch_seconds } => write!(
+                f,
+                "the agent has fetched {} of {} from the servers in {fetch_seconds:.1} s.",
+                sized(*bytes),
+                sized(*length),
+            ),
+            Doing::NoSlot => {
+                write!(f, "the agent has no free slot for it.")?;
+                for Pins { pid, slots } in &self.pinned_by {
+                    write!(f, " Process {pid} pins {}.", counted((*slots).into(), "slot"))?;
+                }
+                write!(f, " The other slots are being filled or needed soon.")
+            }
+            Doing::Answered => write!(f, "the chunk is in memory, and the answer on its way."),
+            Doing::Nothing => write!(f, "the agent has no fetch of it."),
+            Doing::FromServers => write!(
+                f,
+                "the process itself reads from the servers, as the agent could not give it in time."
+            ),
+        }
+    }
+}
