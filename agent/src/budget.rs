@@ -4,6 +4,9 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
+
+use dl_runtime::since_boot;
 
 /// Bytes of memory for chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,10 +24,36 @@ pub fn free_memory() -> Option<u64> {
     levels().map(|level| level.free).min()
 }
 
-/// Whether less than a tenth of the memory of the cgroup or the machine is free.
-pub(crate) fn is_short() -> bool {
-    levels().any(|level| level.free < level.all / SHORT_PART)
+/// Bytes that may be taken before less than a tenth of the memory of the cgroup or the machine is free.
+fn spare_memory() -> u64 {
+    let spare = |level: Level| level.free.saturating_sub(level.all / SHORT_PART);
+    levels().map(spare).min().unwrap_or(u64::MAX)
 }
+
+/// Whether there is memory for one more slot, by what was seen a moment ago.
+#[derive(Debug, Default)]
+pub(crate) struct Spare {
+    looked_at: Option<Duration>,
+    bytes: u64,
+    /// Slots that had memory then.
+    populated: u32,
+}
+
+impl Spare {
+    /// Whether slots up to `slot` may take memory; those below `populated` have.
+    pub(crate) fn allows(&mut self, slot: u32, populated: u32, slot_bytes: u32) -> bool {
+        let now = since_boot();
+        if self.looked_at.is_none_or(|then| now.saturating_sub(then) >= LOOK) {
+            (self.bytes, self.populated) = (spare_memory(), populated);
+            self.looked_at = Some(now);
+        }
+        let granted = u64::from(slot.saturating_sub(self.populated)).saturating_add(1);
+        granted.saturating_mul(slot_bytes.into()) <= self.bytes
+    }
+}
+
+/// Between two looks at the memory.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// Memory is short when less than one of so many parts is free.
 const SHORT_PART: u64 = 10;

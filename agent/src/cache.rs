@@ -3,6 +3,7 @@
 //! Must hold: a slot is filled only after its word was withdrawn and no page showed a pin; a chunk is
 //! fetched once at a time; every waiter is answered once; a kept chunk leaves for no other chunk.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
@@ -13,10 +14,15 @@ use dl_runtime::since_boot;
 use libdiesel::agent::{Arena, FromAgent, Gauge, PinPage, Shape, Socket, Word};
 use tokio::sync::Notify;
 
+use crate::Policy;
 use crate::backlog::Backlog;
+use crate::budget::Spare;
 use crate::dataset::{ChunkKey, Open};
 use crate::plan::Plans;
-use crate::{Policy, budget};
+use crate::plan::Presence;
+
+/// Waits of one connection at most: a worker has one for each of its threads that asks.
+const WAITS_MAX: usize = 64;
 
 /// A worker that waits.
 #[derive(Debug, Clone, Copy)]
@@ -63,6 +69,10 @@ pub(crate) struct Connection {
     pub(crate) dataset: usize,
     pub(crate) pins: PinPage,
     pub(crate) socket: Arc<Socket>,
+    /// Chunks that it reads next.
+    pub(crate) hints: VecDeque<u32>,
+    /// Waits that are not answered.
+    pub(crate) open: usize,
 }
 
 /// Counts of what came and went.
@@ -77,6 +87,22 @@ pub(crate) struct Counts {
     pub(crate) hit_bytes: u64,
     pub(crate) fallbacks: u64,
     pub(crate) fallback_bytes: u64,
+}
+
+impl Counts {
+    /// Of all datasets together.
+    pub(crate) fn of_all(counts: &[Self]) -> Self {
+        counts.iter().fold(Self::default(), |all, one| Self {
+            chunks_from_servers: all.chunks_from_servers + one.chunks_from_servers,
+            bytes_from_servers: all.bytes_from_servers + one.bytes_from_servers,
+            failed_fetches: all.failed_fetches + one.failed_fetches,
+            hits: all.hits + one.hits,
+            misses: all.misses + one.misses,
+            hit_bytes: all.hit_bytes + one.hit_bytes,
+            fallbacks: all.fallbacks + one.fallbacks,
+            fallback_bytes: all.fallback_bytes + one.fallback_bytes,
+        })
+    }
 }
 
 /// The agent's cache.
@@ -100,11 +126,15 @@ pub(crate) struct State {
     pub(crate) connections: BTreeMap<u64, Connection>,
     pub(crate) held: HashMap<ChunkKey, Held>,
     pub(crate) plans: Plans,
-    pub(crate) counts: Counts,
+    /// Of each dataset.
+    pub(crate) counts: Vec<Counts>,
     pub(crate) backlog: Backlog,
     free: Vec<u32>,
     /// Slots with a lower number have memory already. A higher slot takes memory at its first fill.
     touched: u32,
+    spare: Spare,
+    /// Whether there was no memory for a slot when one was last needed.
+    is_out_of_memory: bool,
     /// Whether chunks stay when nobody needs them soon.
     keeps: bool,
     /// Full and not kept, in the order in which they came.
@@ -178,24 +208,44 @@ impl State {
         let number = self.next_connection;
         self.next_connection += 1;
         self.connections.insert(number, connection);
+        self.share_views();
         number
+    }
+
+    /// Views of all workers together leave half of the slots to others.
+    fn share_views(&self) {
+        let share = self.slots() / 2 / (self.connections.len() as u32).max(1);
+        self.connections.values().for_each(|one| one.pins.set(Gauge::ViewsMax, share.into()));
     }
 
     /// Forgets a connection with all its pins.
     pub(crate) fn leave(&mut self, number: u64) {
         self.plans.leave(number);
         let Some(gone) = self.connections.remove(&number) else { return };
-        self.counts.hits += gone.pins.get(Gauge::Hits);
-        self.counts.misses += gone.pins.get(Gauge::Misses);
-        self.counts.hit_bytes += gone.pins.get(Gauge::HitBytes);
-        self.counts.fallbacks += gone.pins.get(Gauge::Fallbacks);
-        self.counts.fallback_bytes += gone.pins.get(Gauge::FallbackBytes);
+        if let Some(counts) = self.counts.get_mut(gone.dataset) {
+            counts.hits += gone.pins.get(Gauge::Hits);
+            counts.misses += gone.pins.get(Gauge::Misses);
+            counts.hit_bytes += gone.pins.get(Gauge::HitBytes);
+            counts.fallbacks += gone.pins.get(Gauge::Fallbacks);
+            counts.fallback_bytes += gone.pins.get(Gauge::FallbackBytes);
+        }
+        self.share_views();
     }
 
     /// A worker waits for a chunk: it is answered now, or once the chunk is there. Gives the fetch that
     /// this takes.
     pub(crate) fn want(&mut self, key: ChunkKey, waiter: Waiter) -> Option<Fetch> {
         let is_legal = self.has(key);
+        let connection = self.connections.get_mut(&waiter.connection)?;
+        connection.open += 1;
+        if connection.open > WAITS_MAX {
+            connection.socket.end();
+            return None;
+        }
+        self.want_again(key, waiter, is_legal)
+    }
+
+    fn want_again(&mut self, key: ChunkKey, waiter: Waiter, is_legal: bool) -> Option<Fetch> {
         match self.held.get_mut(&key) {
             _ if !is_legal => {
                 self.refuse(waiter, "the chunk can't be had as a whole");
@@ -215,7 +265,7 @@ impl State {
                     self.refuse(waiter, "a group of the order does not fit into memory");
                     return None;
                 }
-                match self.take_slot(Some(key)) {
+                match self.take_slot(key, true) {
                     Some(slot) => Some(self.begin(key, slot, Some(waiter))),
                     None => {
                         self.queue.push_back((key, waiter));
@@ -233,31 +283,53 @@ impl State {
             && !self.plans.is_passed_over(key)
     }
 
-    /// A chunk is wanted soon: fetched where there is room at once.
-    pub(crate) fn hint(&mut self, key: ChunkKey) -> Option<Fetch> {
-        if !self.has(key) || self.held.contains_key(&key) {
-            return None;
+    /// A worker reads these chunks next. As many as half of its share of the slots are fetched ahead.
+    pub(crate) fn hint(&mut self, connection: u64, chunks: Vec<u32>) {
+        let most = self.slots() as usize / 2 / self.connections.len().max(1);
+        if let Some(connection) = self.connections.get_mut(&connection) {
+            connection.hints = chunks.into_iter().take(most).collect();
         }
-        let slot = self.free_slot()?;
-        Some(self.begin(key, slot, None))
+    }
+
+    /// The next chunk of the hints that is absent.
+    fn next_hint(&mut self) -> Option<ChunkKey> {
+        let (held, plans, datasets) = (&self.held, &self.plans, &self.datasets);
+        self.connections.values_mut().find_map(|one| {
+            let holders = datasets.get(one.dataset)?.snapshot.holders();
+            loop {
+                let key = ChunkKey { dataset: one.dataset, chunk: *one.hints.front()? };
+                if key.chunk < holders && !held.contains_key(&key) && !plans.is_passed_over(key) {
+                    return Some(key);
+                }
+                one.hints.pop_front();
+            }
+        })
     }
 
     /// The next chunk that is worth a fetch before anybody waits for it: one that an order needs soon,
     /// else one of a prefetch, else with `oneshot` any other one, in the order of first need where an
     /// order is known.
     pub(crate) fn ahead(&mut self, policy: Policy) -> Option<Fetch> {
-        let is_there = |key| self.held.contains_key(&key);
-        if policy != Policy::None
-            && let Some(key) = self.plans.next(is_there)
-        {
-            let slot = self.take_slot(Some(key));
+        let room = self.usable_slots().saturating_sub(self.kept).saturating_sub(self.workers());
+        let presence = |key| match self.held.get(&key) {
+            None => Presence::Absent,
+            Some(Held::Full { is_kept: true, .. }) => Presence::Kept,
+            Some(_) => Presence::Passing,
+        };
+        let next = match policy {
+            Policy::None => None,
+            _ => self.plans.next(room, presence).or_else(|| self.next_hint()),
+        };
+        if let Some(key) = next {
+            let slot = self.take_slot(key, false);
             // Prefetches come behind it.
             self.backlog.is_stuck = slot.is_none();
             return Some(self.begin(key, slot?, None));
         }
+        let is_there = |key| self.held.contains_key(&key);
         let is_settled = |key| is_there(key) || self.plans.is_passed_over(key);
         if let Some(key) = self.backlog.next_of_prefetches(is_settled) {
-            let slot = if self.has_room() { self.take_slot(Some(key)) } else { None };
+            let slot = if self.has_room() { self.take_slot(key, false) } else { None };
             self.backlog.is_stuck = slot.is_none();
             return Some(self.begin(key, slot?, None));
         }
@@ -303,15 +375,27 @@ impl State {
         if !self.keeps {
             return 0;
         }
-        let workers = (self.connections.len() as u32).max(1);
-        self.slots().saturating_sub(self.plans.passing_slots()).saturating_sub(workers)
+        let passing = self.plans.passing_slots().saturating_add(self.workers());
+        self.usable_slots().saturating_sub(passing)
+    }
+
+    fn workers(&self) -> u32 {
+        (self.connections.len() as u32).max(1)
+    }
+
+    /// Slots that have memory, or can have it.
+    fn usable_slots(&self) -> u32 {
+        if self.is_out_of_memory { self.touched } else { self.slots() }
     }
 
     /// A free slot; none where the slot would take memory of which there is little.
     fn free_slot(&mut self) -> Option<u32> {
         let slot = self.free.pop()?;
         if slot >= self.touched {
-            if budget::is_short() {
+            let (arena, _) = self.arena.as_ref()?;
+            let slot_bytes = arena.shape().slot_bytes;
+            self.is_out_of_memory = !self.spare.allows(slot, arena.populated(), slot_bytes);
+            if self.is_out_of_memory {
                 self.free.push(slot);
                 return None;
             }
@@ -320,14 +404,15 @@ impl State {
         Some(slot)
     }
 
-    /// An empty slot: a free one, or that of a chunk that nobody reads and no order needs soon.
-    fn take_slot(&mut self, wanted: Option<ChunkKey>) -> Option<u32> {
+    /// An empty slot: a free one, or that of a chunk that nobody reads and no order needs soon. For a
+    /// chunk that a worker waits for, the slot of one that is needed late will do.
+    fn take_slot(&mut self, wanted: ChunkKey, is_awaited: bool) -> Option<u32> {
         if let Some(slot) = self.free_slot() {
             return Some(slot);
         }
         for _ in 0..self.passing.len() {
             let key = self.passing.pop_front()?;
-            let is_needed = Some(key) == wanted || self.plans.needs(key);
+            let is_needed = key == wanted || self.plans.needs(key);
             match self.held.get(&key) {
                 Some(Held::Full { slot, is_kept: false }) if !is_needed => {
                     let slot = *slot;
@@ -340,6 +425,24 @@ impl State {
                 }
                 Some(Held::Full { is_kept: false, .. }) => self.passing.push_back(key),
                 _ => {}
+            }
+        }
+        if is_awaited { self.take_slot_of_late(wanted) } else { None }
+    }
+
+    /// The slot of the chunk that is needed last and that nobody reads.
+    fn take_slot_of_late(&mut self, wanted: ChunkKey) -> Option<u32> {
+        let lateness = self.plans.lateness();
+        let mut late: Vec<_> = self.passing.iter().filter(|key| **key != wanted).collect();
+        late.sort_by_key(|key| Reverse(lateness.get(key).copied()));
+        for key in late.into_iter().copied().collect::<Vec<_>>() {
+            let Some(Held::Full { slot, is_kept: false }) = self.held.get(&key) else { continue };
+            let slot = *slot;
+            if self.withdraw(key, slot) {
+                self.held.remove(&key);
+                self.passing.retain(|passing| *passing != key);
+                self.backlog.is_absent_again(key);
+                return Some(slot);
             }
         }
         None
@@ -372,8 +475,10 @@ impl State {
     /// All of a chunk is in its slot, and was found right.
     pub(crate) fn filled(&mut self, key: ChunkKey, bytes: u64) {
         let Some(Held::Filling { slot, waiters, .. }) = self.held.remove(&key) else { return };
-        self.counts.chunks_from_servers += 1;
-        self.counts.bytes_from_servers += bytes;
+        if let Some(counts) = self.counts.get_mut(key.dataset) {
+            counts.chunks_from_servers += 1;
+            counts.bytes_from_servers += bytes;
+        }
         let is_kept = self.kept < self.keep_max();
         self.kept += u32::from(is_kept);
         if !is_kept {
@@ -389,7 +494,9 @@ impl State {
     /// A chunk can't be had.
     pub(crate) fn lost(&mut self, key: ChunkKey, why: &str, is_final: bool) {
         let Some(Held::Filling { slot, waiters, .. }) = self.held.remove(&key) else { return };
-        self.counts.failed_fetches += 1;
+        if let Some(counts) = self.counts.get_mut(key.dataset) {
+            counts.failed_fetches += 1;
+        }
         self.condemned.push(slot);
         if is_final {
             self.plans.pass_over(key);
@@ -432,7 +539,8 @@ impl State {
             if now >= waiter.until {
                 self.refuse(waiter, "all memory was in use");
             } else {
-                fetches.extend(self.want(key, waiter));
+                let is_legal = self.has(key);
+                fetches.extend(self.want_again(key, waiter, is_legal));
             }
         }
         fetches
@@ -445,15 +553,16 @@ impl State {
 
     /// Pins a slot for a waiter and tells it, unless it has given up.
     fn hand_over(&mut self, waiter: Waiter, slot: u32) {
-        if let Some(connection) = self.connections.get(&waiter.connection)
-            && connection.pins.pin_for_reader(slot, waiter.id)
-        {
+        let Some(connection) = self.connections.get_mut(&waiter.connection) else { return };
+        connection.open = connection.open.saturating_sub(1);
+        if connection.pins.pin_for_reader(slot, waiter.id) {
             tell(connection, &FromAgent::Here { id: waiter.id });
         }
     }
 
-    fn refuse(&self, waiter: Waiter, why: &str) {
-        if let Some(connection) = self.connections.get(&waiter.connection) {
+    fn refuse(&mut self, waiter: Waiter, why: &str) {
+        if let Some(connection) = self.connections.get_mut(&waiter.connection) {
+            connection.open = connection.open.saturating_sub(1);
             tell(connection, &FromAgent::NotHere { id: waiter.id, reason: why.to_owned() });
         }
     }

@@ -3,7 +3,7 @@
 //! Must hold: only processes of the agent's user are heard; a connection's pins end with it; a message
 //! that makes no sense ends its connection and no other.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::pin;
@@ -13,20 +13,17 @@ use std::time::Duration;
 
 use dl_runtime::{Clock, OsRandom, Random, Shutdown, SystemClock, blocking, since_boot, spawn};
 use libdiesel::agent::{
-    Begin, DESCRIPTORS_MAX, FromAgent, Gauge, HINTS_MAX, Hello, PROTOCOL, PinPage, Servers, Socket,
-    ToAgent, Want, Welcome,
+    Begin, DESCRIPTORS_MAX, FromAgent, Gauge, Hello, PROTOCOL, PinPage, Servers, Socket, ToAgent,
+    Want, Welcome,
 };
 use tokio::io::unix::AsyncFd;
 use tokio::sync::OnceCell;
 
-use crate::cache::{Cache, Connection, Waiter};
+use crate::cache::{Cache, Connection, Counts, Waiter};
 use crate::dataset::{ChunkKey, Open, Refusal};
 use crate::member::Member;
 use crate::readiness::watch;
 use crate::{Pages, Policy, status};
-
-/// How long a process may take to read an answer to its first message.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Between two signs of life to a worker whose dataset is being opened.
 const SIGN: Duration = Duration::from_secs(1);
@@ -88,22 +85,27 @@ impl Desk {
             match (message, *number) {
                 (ToAgent::Hello(hello), None) => self.greet(socket, hello, number).await?,
                 (ToAgent::Want(want), Some(number)) => self.want(number, want),
-                (ToAgent::Begin(begin), Some(number)) => self.begin(number, begin),
+                (ToAgent::Begin(begin), Some(number)) => self.begin(number, begin)?,
+                (ToAgent::End, Some(number)) => self.cache.state().plans.leave(number),
                 (ToAgent::Prefetch(runs), Some(number)) => {
                     let is_taken = self.prefetch(number, runs);
-                    socket.send(&FromAgent::Prefetching { is_taken }, &[], PATIENCE)?;
+                    socket.send(&FromAgent::Prefetching { is_taken }, &[], Duration::ZERO)?;
                 }
                 (ToAgent::Status, _) => {
                     let pages = blocking::run(Pages::now).await.unwrap_or_default();
                     let status = status::text(&self.cache, pages);
-                    socket.send(&FromAgent::Status(status), &[], PATIENCE)?;
+                    socket.send(&FromAgent::Status(status), &[], Duration::ZERO)?;
                 }
                 (ToAgent::Stop, _) => {
                     self.shutdown.request();
-                    socket.send(&FromAgent::Stopping, &[], PATIENCE)?;
+                    socket.send(&FromAgent::Stopping, &[], Duration::ZERO)?;
                 }
                 (
-                    ToAgent::Hello(_) | ToAgent::Want(_) | ToAgent::Begin(_) | ToAgent::Prefetch(_),
+                    ToAgent::Hello(_)
+                    | ToAgent::Want(_)
+                    | ToAgent::Begin(_)
+                    | ToAgent::End
+                    | ToAgent::Prefetch(_),
                     _,
                 ) => {
                     return Err(io::ErrorKind::InvalidData.into());
@@ -136,7 +138,11 @@ impl Desk {
         let dataset = match opened {
             Ok(dataset) => dataset,
             Err(Refusal { is_missing, reason }) => {
-                return socket.send(&FromAgent::Refused { is_missing, reason }, &[], PATIENCE);
+                return socket.send(
+                    &FromAgent::Refused { is_missing, reason },
+                    &[],
+                    Duration::ZERO,
+                );
             }
         };
         let (open, arena, segments) = {
@@ -154,9 +160,10 @@ impl Desk {
         };
         let files = [open.snapshot_file.as_fd(), open.table_file.as_fd(), pin_file.as_fd()];
         // Before the worker can set a pin.
-        let connection = Connection { pid, dataset, pins, socket: Arc::clone(socket) };
+        let (hints, socket_of) = (VecDeque::new(), Arc::clone(socket));
+        let connection = Connection { pid, dataset, pins, socket: socket_of, hints, open: 0 };
         *number = Some(self.cache.state().enter(connection));
-        socket.send(&FromAgent::Welcome(welcome), &files, PATIENCE)?;
+        socket.send(&FromAgent::Welcome(welcome), &files, Duration::ZERO)?;
         send_segments(socket, &segments)?;
         self.cache.moved.notify_one();
         Ok(())
@@ -173,7 +180,7 @@ impl Desk {
             tokio::select! {
                 opened = &mut opening => return Ok(opened),
                 () = SystemClock::new().sleep(SIGN) => {
-                    socket.send(&FromAgent::Opening, &[], PATIENCE)?;
+                    socket.send(&FromAgent::Opening, &[], Duration::ZERO)?;
                 }
             }
         }
@@ -193,6 +200,14 @@ impl Desk {
             let version = self.member.version(&self.cache, &dataset).await;
             let open = unblocked(move || Open::new(&name, &dataset, version)).await?;
             let mut state = self.cache.state();
+            // Another way to the same servers may have led to it.
+            let is_same = |other: &Arc<Open>| {
+                let (one, other) = (&open.snapshot, &other.snapshot);
+                (one.dataset(), one.version()) == (other.dataset(), other.version())
+            };
+            if let Some(number) = state.datasets.iter().position(is_same) {
+                return Ok(number);
+            }
             let chunk = open.snapshot.shape().size();
             state
                 .arena_for(chunk, self.cache.budget())
@@ -200,6 +215,7 @@ impl Desk {
             state.plans.slots = state.slots();
             let (open, number) = (Arc::new(open), state.datasets.len());
             state.datasets.push(Arc::clone(&open));
+            state.counts.push(Counts::default());
             if self.cache.policy == Policy::OneShot {
                 state.backlog.add_all(number, open.snapshot.holders());
             }
@@ -208,40 +224,52 @@ impl Desk {
             spawn(self.member.clone().stay(Arc::clone(&self.cache), number, open));
             Ok(number)
         };
-        cell.get_or_try_init(open).await.copied()
+        let opened = cell.get_or_try_init(open).await.copied();
+        if opened.is_err() {
+            // Names of datasets that there are not must not gather.
+            let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+            opened.retain(|_, cell| cell.initialized() || Arc::strong_count(cell) > 2);
+        }
+        opened
     }
 
     fn want(&self, connection: u64, want: Want) {
         let Want { id, chunk, file, patience, hints } = want;
         let patience = Duration::from_millis(patience).min(Duration::from_secs(60));
         let until = since_boot().saturating_add(patience);
-        let mut fetches = Vec::new();
-        {
+        let fetch = {
             let mut state = self.cache.state();
             let Some(dataset) = state.connections.get(&connection).map(|one| one.dataset) else {
                 return;
             };
             let key = ChunkKey { dataset, chunk };
-            fetches.extend(state.want(key, Waiter { connection, id, file, until }));
-            for chunk in hints.into_iter().take(HINTS_MAX) {
-                fetches.extend(state.hint(ChunkKey { dataset, chunk }));
-            }
-        }
-        fetches.into_iter().for_each(|fetch| self.cache.fetch(fetch));
+            state.hint(connection, hints);
+            state.want(key, Waiter { connection, id, file, until })
+        };
+        fetch.into_iter().for_each(|fetch| self.cache.fetch(fetch));
+        self.cache.fetch_ahead();
     }
 
-    fn begin(&self, connection: u64, begin: Begin) {
+    fn begin(&self, connection: u64, begin: Begin) -> io::Result<()> {
+        if !begin
+            .selection
+            .as_deref()
+            .is_none_or(|runs| runs.is_sorted_by(|one, next| one.1 <= next.0))
+        {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
         let mut state = self.cache.state();
-        let Some(one) = state.connections.get(&connection) else { return };
+        let Some(one) = state.connections.get(&connection) else { return Ok(()) };
         let dataset = one.dataset;
         one.pins.set(Gauge::Position, begin.position);
-        let Some(open) = state.datasets.get(dataset).map(Arc::clone) else { return };
+        let Some(open) = state.datasets.get(dataset).map(Arc::clone) else { return Ok(()) };
         let first_files = Arc::clone(&open.first_files);
         if let Err(why) = state.plans.begin(connection, dataset, first_files, begin) {
             tracing::warn!(%why, "an order can't be followed");
         }
         drop(state);
         self.cache.moved.notify_one();
+        Ok(())
     }
 
     /// Has chunks fetched as far as memory goes; false when too many are asked for already.
@@ -265,7 +293,7 @@ fn send_segments(socket: &Socket, segments: &[OwnedFd]) -> io::Result<()> {
     while let Some(packet) = packets.next() {
         let files: Vec<BorrowedFd<'_>> = packet.iter().map(AsFd::as_fd).collect();
         let are_last = packets.peek().is_none();
-        socket.send(&FromAgent::Segments { are_last }, &files, PATIENCE)?;
+        socket.send(&FromAgent::Segments { are_last }, &files, Duration::ZERO)?;
     }
     Ok(())
 }

@@ -37,6 +37,17 @@ struct Plan {
     readers: HashMap<u64, At>,
     /// Whether a warning was given that a group does not fit.
     is_told: bool,
+    /// Whether a group of it fits into memory beside those of the orders before it.
+    fits: bool,
+}
+
+/// Where a chunk is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Presence {
+    Absent,
+    /// In a slot, or on its way, until others need the slot.
+    Passing,
+    Kept,
 }
 
 /// An order that is read, for people.
@@ -53,11 +64,6 @@ pub(crate) struct Followed {
 }
 
 impl Plan {
-    /// Whether one group and a slot for each reader fit into memory.
-    fn fits(&self, slots: u32) -> bool {
-        self.window.largest <= self.group_max(slots)
-    }
-
     /// Chunks that a group may have.
     fn group_max(&self, slots: u32) -> u32 {
         slots.saturating_sub(self.readers.len() as u32)
@@ -79,6 +85,7 @@ impl Plans {
         let found = self.plans.iter_mut().find(|plan| plan.key == key && plan.window.holds(at));
         if let Some(plan) = found {
             plan.readers.insert(connection, at);
+            self.settle();
             return Ok(());
         }
         let files = first_files.last().copied().unwrap_or(0);
@@ -89,9 +96,9 @@ impl Plans {
         let (settings, rank) = (begin.settings(), begin.rank);
         let window = Window::new(first_files, Arc::new(selection), settings, rank, begin.position)?;
         let readers = HashMap::from([(connection, at)]);
-        let plan = Plan { key, window, readers, is_told: false };
+        let plan = Plan { key, window, readers, is_told: false, fits: false };
         self.plans.push(plan);
-        self.tell_of_large_groups();
+        self.settle();
         Ok(())
     }
 
@@ -101,35 +108,87 @@ impl Plans {
         for plan in &mut self.plans {
             plan.readers.remove(&connection);
         }
+        self.settle();
+    }
+
+    /// Decides which orders fit into memory: those that are read, one after the other; if none is read,
+    /// the one that may go on.
+    fn settle(&mut self) {
+        let are_read = self.are_read();
+        let mut used = 0_u32;
+        for plan in &mut self.plans {
+            let needed = plan.window.largest.saturating_add(plan.readers.len() as u32);
+            let with = used.saturating_add(needed);
+            plan.fits = are_read != plan.readers.is_empty() && with <= self.slots;
+            if plan.fits {
+                used = with;
+            }
+        }
+        self.tell_of_large_groups();
     }
 
     /// Whether a connection reads along an order whose group does not fit into memory.
     pub(crate) fn is_too_large(&self, connection: u64) -> bool {
         let of = self.plans.iter().find(|plan| plan.readers.contains_key(&connection));
-        of.is_some_and(|plan| !plan.fits(self.slots))
+        of.is_some_and(|plan| !plan.fits)
     }
 
     /// Slots that chunks of the windows pass through: two groups of each order.
     pub(crate) fn passing_slots(&self) -> u32 {
-        let read = self.plans.iter().filter(|plan| plan.fits(self.slots));
+        let read = self.plans.iter().filter(|plan| plan.fits);
         read.map(|plan| plan.window.largest.saturating_mul(2)).sum()
     }
 
     /// Whether an order needs a chunk soon.
     pub(crate) fn needs(&self, key: ChunkKey) -> bool {
-        let of = |plan: &Plan| plan.key.0 == key.dataset && plan.fits(self.slots);
+        let of = |plan: &Plan| plan.key.0 == key.dataset && plan.fits;
         self.plans.iter().any(|plan| of(plan) && plan.window.needs(key.chunk))
     }
 
-    /// The absent chunk that the next order in turn needs first.
-    pub(crate) fn next(&mut self, is_there: impl Fn(ChunkKey) -> bool) -> Option<ChunkKey> {
-        let (slots, passed_over) = (self.slots, &self.passed_over);
+    /// The absent chunk that the next order in turn needs first; `room` slots are there for chunks that
+    /// are not kept, and each order has its share.
+    pub(crate) fn next(
+        &mut self,
+        room: u32,
+        presence: impl Fn(ChunkKey) -> Presence,
+    ) -> Option<ChunkKey> {
+        let passed_over = &self.passed_over;
+        let fitting = self.plans.iter().filter(|plan| plan.fits).count() as u32;
+        let share = room / fitting.max(1);
         take_turns(&mut self.plans, &mut self.turn, |plan| {
-            let dataset = plan.key.0;
-            let mut keys = plan.window.in_order().map(|chunk| ChunkKey { dataset, chunk });
-            let is_absent = |key: &ChunkKey| !is_there(*key) && !passed_over.contains(key);
-            if plan.fits(slots) { keys.find(is_absent) } else { None }
+            let (dataset, mut left) = (plan.key.0, share);
+            if !plan.fits {
+                return None;
+            }
+            let mut seen = HashSet::new();
+            for chunk in plan.window.in_order() {
+                let key = ChunkKey { dataset, chunk };
+                if passed_over.contains(&key) || !seen.insert(chunk) {
+                    continue;
+                }
+                match presence(key) {
+                    Presence::Kept => {}
+                    _ if left == 0 => return None,
+                    Presence::Passing => left -= 1,
+                    Presence::Absent => return Some(key),
+                }
+            }
+            None
         })
+    }
+
+    /// How late orders need the chunks of their windows, the later the larger.
+    pub(crate) fn lateness(&self) -> HashMap<ChunkKey, usize> {
+        let mut found: HashMap<ChunkKey, usize> = HashMap::new();
+        for plan in self.plans.iter().filter(|plan| plan.fits) {
+            let fastest = plan.readers.values().max().copied();
+            for (chunk, lateness) in plan.window.lateness(fastest) {
+                let key = ChunkKey { dataset: plan.key.0, chunk };
+                let of_all = found.entry(key).or_insert(lateness);
+                *of_all = (*of_all).min(lateness);
+            }
+        }
+        found
     }
 
     /// The absent chunk that the next order in turn needs first, however late.
@@ -163,7 +222,7 @@ impl Plans {
                 plan.window.follow(*slowest, *fastest);
             }
         }
-        self.tell_of_large_groups();
+        self.settle();
         // Of orders of one kind only those that are read stay, or the last one.
         let mut index = 0;
         while index < self.plans.len() {
@@ -177,7 +236,11 @@ impl Plans {
     /// Warns once of each order whose group does not fit.
     fn tell_of_large_groups(&mut self) {
         let slots = self.slots;
-        for plan in self.plans.iter_mut().filter(|plan| !plan.is_told && !plan.fits(slots)) {
+        for plan in self
+            .plans
+            .iter_mut()
+            .filter(|plan| !plan.is_told && !plan.fits && !plan.readers.is_empty())
+        {
             plan.is_told = true;
             tracing::warn!(
                 rank = plan.key.1.rank,
@@ -195,7 +258,7 @@ impl Plans {
             dataset: plan.key.0,
             rank: plan.key.1.rank,
             readers: plan.readers.len(),
-            chunks: if plan.fits(self.slots) { plan.window.distinct() } else { Vec::new() },
+            chunks: if plan.fits { plan.window.distinct() } else { Vec::new() },
             group: plan.window.largest,
             group_max: plan.group_max(self.slots),
         })
@@ -239,6 +302,11 @@ mod tests {
     use super::*;
 
     const FILES: u32 = 4;
+    const ROOM: u32 = 100;
+
+    fn presence(there: &HashSet<ChunkKey>, key: ChunkKey) -> Presence {
+        if there.contains(&key) { Presence::Passing } else { Presence::Absent }
+    }
 
     /// A plan for each rank, of chunks of four files.
     fn plans(ranks: u32, chunks: u32, group: u32, slots: u32) -> Plans {
@@ -274,7 +342,7 @@ mod tests {
     #[test]
     fn ranks_of_a_node_take_turns() {
         let plans = RefCell::new(plans(4, 40, 5, 100));
-        let came = fetched(|there| plans.borrow_mut().next(|key| there.contains(&key)));
+        let came = fetched(|there| plans.borrow_mut().next(ROOM, |key| presence(there, key)));
         assert_eq!(came.len(), 4 * 5, "the group of each rank");
         let plans = plans.borrow();
         for round in came.chunks(4) {
@@ -291,7 +359,7 @@ mod tests {
         let came = fetched(|there| {
             let is_there = |key| there.contains(&key);
             let mut plans = plans.borrow_mut();
-            plans.next(is_there).or_else(|| plans.beyond(is_there))
+            plans.next(ROOM, |key| presence(there, key)).or_else(|| plans.beyond(is_there))
         });
         let begun = plans.borrow_mut().plans.remove(0);
         let settings = begun.key.1.settings();
@@ -310,7 +378,7 @@ mod tests {
     #[test]
     fn a_group_that_does_not_fit_is_shown_and_not_fetched() {
         let mut plans = plans(1, 30, 10, 10);
-        assert!(plans.is_too_large(0) && plans.next(|_| false).is_none());
+        assert!(plans.is_too_large(0) && plans.next(ROOM, |_| Presence::Absent).is_none());
         let followed: Vec<Followed> = plans.followed().collect();
         let [order] = &followed[..] else { panic!("{followed:?}") };
         assert_eq!((order.group, order.group_max, order.chunks.len()), (10, 9, 0));

@@ -127,7 +127,7 @@ pub(crate) fn text(cache: &Cache, pages: Pages) -> String {
 pub(crate) fn counters(state: &State, dataset: usize) -> TaskCounters {
     let readers = state.connections.values().filter(|one| one.dataset == dataset);
     let sum = |gauge| readers.clone().map(|one| one.pins.get(gauge)).sum::<u64>();
-    let gone = if dataset == 0 { state.counts } else { Counts::default() };
+    let gone = state.counts.get(dataset).copied().unwrap_or_default();
     let slot = state.arena.as_ref().map_or(0, |(arena, _)| u64::from(arena.shape().slot_bytes));
     let held = state.held.keys().filter(|key| key.dataset == dataset).count() as u64;
     let chunks = state.datasets.get(dataset).map_or(0, |open| open.snapshot.holders());
@@ -188,6 +188,7 @@ fn of(state: &State, policy: Policy, budget: u64, pages: Pages) -> Status {
     let chunks = datasets.iter().map(|dataset| dataset.chunks).sum();
     let present = datasets.iter().map(|dataset| dataset.chunks_present).sum();
     let slot = state.arena.as_ref().map_or(0, |(arena, _)| u64::from(arena.shape().slot_bytes));
+    let gone = Counts::of_all(&state.counts);
     let sum = |gauge, gone: u64| {
         state.connections.values().map(|one| one.pins.get(gauge)).sum::<u64>() + gone
     };
@@ -221,14 +222,14 @@ fn of(state: &State, policy: Policy, budget: u64, pages: Pages) -> Status {
         chunks,
         chunks_present: present,
         chunks_kept: state.kept.into(),
-        hits: sum(Gauge::Hits, state.counts.hits),
-        hit_bytes: sum(Gauge::HitBytes, state.counts.hit_bytes),
-        misses: sum(Gauge::Misses, state.counts.misses),
-        fallbacks: sum(Gauge::Fallbacks, state.counts.fallbacks),
-        fallback_bytes: sum(Gauge::FallbackBytes, state.counts.fallback_bytes),
-        chunks_from_servers: state.counts.chunks_from_servers,
-        bytes_from_servers: state.counts.bytes_from_servers,
-        failed_fetches: state.counts.failed_fetches,
+        hits: sum(Gauge::Hits, gone.hits),
+        hit_bytes: sum(Gauge::HitBytes, gone.hit_bytes),
+        misses: sum(Gauge::Misses, gone.misses),
+        fallbacks: sum(Gauge::Fallbacks, gone.fallbacks),
+        fallback_bytes: sum(Gauge::FallbackBytes, gone.fallback_bytes),
+        chunks_from_servers: gone.chunks_from_servers,
+        bytes_from_servers: gone.bytes_from_servers,
+        failed_fetches: gone.failed_fetches,
         fetches: state.held.values().filter(|held| matches!(held, Held::Filling { .. })).count()
             as u64,
         prefetch_waiting,

@@ -151,6 +151,20 @@ impl Window {
         self.chunks.iter().copied().collect()
     }
 
+    /// How late each chunk is needed, the later the larger: last those of groups that only readers need
+    /// which are behind the fastest.
+    pub(crate) fn lateness(&self, fastest: Option<At>) -> impl Iterator<Item = (u32, usize)> + '_ {
+        let is_behind = move |group: &Group| {
+            let end = At { epoch: group.epoch, position: group.positions.end };
+            fastest.is_some_and(|fastest| end <= fastest)
+        };
+        let chunks =
+            self.groups.iter().flat_map(|group| group.chunks.iter().map(move |one| (group, *one)));
+        chunks.enumerate().map(move |(index, (group, chunk))| {
+            (chunk, if is_behind(group) { usize::MAX - index } else { index })
+        })
+    }
+
     /// The chunks of the groups, in the order in which they are needed.
     pub(crate) fn in_order(&self) -> impl Iterator<Item = u32> + '_ {
         self.groups.iter().flat_map(|group| &group.chunks).copied()

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use dl_runtime::since_boot;
 
-use super::layout::{Arena, Maps, PinPage, Pinned, Shape, Table};
+use super::layout::{Arena, Gauge, Maps, PinPage, Pinned, Shape, Table};
 use super::message::{FromAgent, Hello, PROTOCOL, Servers, ToAgent, Welcome};
 use super::runtime::Place;
 use super::socket::Socket;
@@ -197,24 +197,32 @@ impl Attached {
     /// Makes the pin of a read the pin of a view.
     pub(super) fn keep_for_view(&self, pinned: Pinned<'_>) -> u32 {
         let slot = pinned.into_slot();
-        self.maps.pins.count_views(1);
-        if let Some(views) = self.views.get(slot as usize) {
-            views.fetch_add(1, Ordering::Relaxed);
+        let views = self.views.get(slot as usize);
+        if views.is_some_and(|views| views.fetch_add(1, Ordering::Relaxed) == 0) {
+            self.maps.pins.count_viewed_slot();
         }
         slot
     }
 
+    /// Whether a view may hold a slot: views of all workers leave slots to move chunks through.
+    #[inline]
+    pub(super) fn may_view(&self, slot: u32) -> bool {
+        let pins = &self.maps.pins;
+        let views = self.views.get(slot as usize);
+        views.is_some_and(|views| views.load(Ordering::Relaxed) > 0)
+            || pins.get(Gauge::Views) < pins.get(Gauge::ViewsMax)
+    }
+
     /// A view of this process is gone.
     pub(super) fn drop_view(&self, slot: u32) {
-        if let Some(views) = self.views.get(slot as usize) {
-            views.fetch_sub(1, Ordering::Relaxed);
-        }
+        let views = self.views.get(slot as usize);
+        let is_last = views.is_some_and(|views| views.fetch_sub(1, Ordering::Relaxed) == 1);
         let pins = match (self.line.get(), self.heirs.get()) {
             (Some(_), _) | (None, Some(Heir::Shared)) => &self.maps.pins,
             (None, Some(Heir::Own { pins, .. })) => pins,
             (None, None) => return,
         };
-        pins.end_view(slot);
+        pins.end_view(slot, is_last);
     }
 
     /// Slots on which there are views, and how many.

@@ -148,6 +148,11 @@ impl Arena {
         }
     }
 
+    /// Slots below this number have memory, or are about to.
+    pub fn populated(&self) -> u32 {
+        self.populated.load(Ordering::Relaxed)
+    }
+
     /// Writes into a slot without a word and without a pin; false where the bytes don't fit.
     pub fn write(&self, slot: u32, offset: u32, bytes: &[u8]) -> bool {
         let place = self.place(slot, offset, bytes.len());
@@ -247,7 +252,7 @@ pub enum Gauge {
     AwaitedSince = 5,
     /// Files that were read from the servers instead.
     Fallbacks = 6,
-    /// Views alive.
+    /// Slots that views hold.
     Views = 7,
     /// Bytes of the fallbacks.
     FallbackBytes = 8,
@@ -255,6 +260,8 @@ pub enum Gauge {
     Elsewhere = 9,
     /// Since when, milliseconds of the monotonic clock.
     ElsewhereSince = 10,
+    /// Slots that views may hold: the agent says so.
+    ViewsMax = 12,
 }
 
 /// Where the word of a wait stands in a page, behind the gauges: the number of the wait, and the slot
@@ -369,7 +376,7 @@ impl PinPage {
             if let Some(pins) = self.count(slot) {
                 pins.fetch_add(count, Ordering::SeqCst);
             }
-            self.count_views(count.into());
+            self.count_viewed_slot();
         }
     }
 
@@ -382,21 +389,23 @@ impl PinPage {
             if let Some(pins) = self.count(slot) {
                 pins.store(count, Ordering::Release);
             }
-            self.count_views(count.into());
+            if count > 0 {
+                self.count_viewed_slot();
+            }
         }
     }
 
-    /// Counts views that were made.
-    pub(super) fn count_views(&self, views: u64) {
+    /// Counts a slot that the first view holds now.
+    pub(super) fn count_viewed_slot(&self) {
         if let Some(counted) = self.memory.word(Gauge::Views as usize * 8) {
-            counted.fetch_add(views, Ordering::Relaxed);
+            counted.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Gives the pin of a view back.
-    pub(super) fn end_view(&self, slot: u32) {
+    /// Gives the pin of a view back, of the last one on its slot or of another.
+    pub(super) fn end_view(&self, slot: u32, is_last: bool) {
         self.unpin(slot);
-        if let Some(counted) = self.memory.word(Gauge::Views as usize * 8) {
+        if is_last && let Some(counted) = self.memory.word(Gauge::Views as usize * 8) {
             counted.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -462,6 +471,11 @@ impl Pinned<'_> {
     #[inline]
     pub(super) fn bytes(&self, offset: u32, length: usize) -> Option<&[u8]> {
         self.maps.arena.bytes(self.slot, offset, length)
+    }
+
+    #[inline]
+    pub(super) fn slot(&self) -> u32 {
+        self.slot
     }
 
     /// The slot, whose pin the caller now has to give back by [`PinPage::unpin`].

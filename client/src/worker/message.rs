@@ -34,6 +34,8 @@ pub enum ToAgent {
     Want(Want),
     /// An epoch begins or goes on: the agent fetches ahead along its order.
     Begin(Begin),
+    /// The epoch is not read any more.
+    End,
     /// Runs of chunks that are to be in memory: where each begins and ends, in their order. None
     /// overlaps another one, and there are at most [`RUNS_MAX`].
     Prefetch(Vec<(u32, u32)>),

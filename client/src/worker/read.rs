@@ -18,7 +18,6 @@ use super::fork;
 use super::layout::{Gauge, Pinned};
 use super::message::{Begin, ToAgent, milliseconds};
 use crate::error::Error;
-use crate::order::Order;
 use crate::process::PerProcess;
 use crate::snapshot::{FilePlace, Snapshot};
 
@@ -252,9 +251,7 @@ impl Worker {
         let bytes = pinned.bytes(place.offset, place.length as usize)?;
         let (offset, length) = (place.offset, bytes.len());
         count(attached, place);
-        // Views must leave slots to move chunks through.
-        let views_max = u64::from(attached.maps.arena.shape().slots / 4).max(1);
-        if attached.maps.pins.get(Gauge::Views) >= views_max {
+        if !attached.may_view(pinned.slot()) {
             return Some(View(Viewed::Copied(Bytes::copy_from_slice(bytes))));
         }
         let slot = attached.keep_for_view(pinned);
@@ -318,11 +315,21 @@ impl Worker {
         pinned
     }
 
+    /// Tells the agent that this process reads along no order any more.
+    pub(super) fn end(&self) {
+        let Some(here) = self.here.get() else { return };
+        *here.begun.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        if let Some(attached) = here.get().as_ref()
+            && let Some(line) = attached.line()
+        {
+            let _ = line.socket.send(&ToAgent::End, &[], Duration::ZERO);
+        }
+    }
+
     /// Tells the agent along which order this process reads from now on.
-    pub(crate) fn begin(&self, order: &Order, rank: u32, position: u64) {
-        let Some(begin) = Begin::of(order, rank, position) else { return };
+    pub(super) fn begin(&self, begin: Begin) {
         let Ok(here) = self.here() else { return };
-        here.position.store(position, Ordering::Relaxed);
+        here.position.store(begin.position, Ordering::Relaxed);
         *here.begun.lock().unwrap_or_else(PoisonError::into_inner) = Some(begin.clone());
         if let Some(attached) = here.get().as_ref() {
             tell(attached, begin);
@@ -331,7 +338,7 @@ impl Worker {
 
     /// Notes how many files of the rank were read.
     #[inline]
-    pub(crate) fn reached(&self, position: u64) {
+    pub(super) fn reached(&self, position: u64) {
         let Some(here) = self.here.get() else { return };
         here.position.store(position, Ordering::Relaxed);
         if let Some(attached) = here.get().as_ref() {

@@ -3,8 +3,9 @@
 //! Must hold: a file that the agent can't give in time is read by the other source, and the next one
 //! is asked of the agent again.
 
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
+use super::message::Begin;
 use super::read::Worker;
 use crate::epoch::{FileRead, FileSource};
 use crate::error::Error;
@@ -16,6 +17,9 @@ type ReadElsewhere = Box<dyn Fn(u32) -> FileRead + Send + Sync>;
 /// Reads of one process along an order.
 struct SharedSource {
     worker: Arc<Worker>,
+    /// None for an order that can't be told.
+    begin: Option<Begin>,
+    begun: Once,
     /// The rank's worker that the process is.
     of: crate::order::Worker,
     elsewhere: ReadElsewhere,
@@ -34,13 +38,28 @@ pub(crate) fn open(
     elsewhere: ReadElsewhere,
 ) -> Result<Box<dyn FileSource>, Error> {
     let of = cursor.worker();
-    worker.begin(cursor.order(), cursor.rank(), of.of_rank(cursor.position()));
-    Ok(Box::new(SharedSource { worker, of, elsewhere }))
+    let begin = Begin::of(cursor.order(), cursor.rank(), of.of_rank(cursor.position()));
+    Ok(Box::new(SharedSource { worker, begin, begun: Once::new(), of, elsewhere }))
+}
+
+impl Drop for SharedSource {
+    fn drop(&mut self) {
+        if self.begun.is_completed() {
+            self.worker.end();
+        }
+    }
 }
 
 impl FileSource for SharedSource {
     fn read(&self, position: u64, number: u32) -> Option<FileRead> {
-        self.worker.reached(self.of.of_rank(position));
+        let position = self.of.of_rank(position);
+        // Not before: a process whose children read does not move, and would hold the order up.
+        self.begun.call_once(|| {
+            if let Some(begin) = self.begin.clone() {
+                self.worker.begin(Begin { position, ..begin });
+            }
+        });
+        self.worker.reached(position);
         Some(match self.worker.read(number) {
             Some(bytes) => Ok(Ok(bytes)),
             None => self.worker.elsewhere(number, || (self.elsewhere)(number)),
