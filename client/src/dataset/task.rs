@@ -11,12 +11,12 @@ use super::Dataset;
 use super::open::info_of;
 use crate::error::{Error, Kind};
 use crate::remote::{Client, ClientCertificate, ConnectOptions};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Snapshot, SnapshotCache};
 use crate::worker::message::{Servers, milliseconds};
 use crate::worker::{Attacher, Worker};
 
 impl Client {
-    /// A dataset as the agent of this node has it; none without a task or an agent.
+    /// A dataset as the agent of this node has it; none without a task.
     pub(super) fn of_task(&self, name: &DatasetName) -> Result<Option<Dataset>, Error> {
         let Some(task) = &self.options().task else { return Ok(None) };
         let servers = Servers::of(self.options());
@@ -26,13 +26,25 @@ impl Client {
             Err(error) if error.kind() == Kind::NotFound => return Err(error),
             Err(error) => {
                 tracing::warn!(%name, why = error.chain(), "reading without the node's cache");
-                return Ok(None);
+                return self.until_attached(name, attacher).map(Some);
             }
         };
         let snapshot = Arc::new(Snapshot::map_sealed(&file, "the agent's snapshot".as_ref())?);
         let remote = self.described(info_of(name, &snapshot));
-        let worker = Worker::new(attacher, Arc::clone(&snapshot), attached);
+        let worker = Worker::new(attacher, Arc::clone(&snapshot), Some(attached));
         Ok(Some(Dataset::with(remote, Some(snapshot), Some(Arc::new(worker)))))
+    }
+
+    /// A dataset by its newest snapshot, read from the servers until an agent with the same version is
+    /// there; read from the servers for good where no snapshot can be had.
+    fn until_attached(&self, name: &DatasetName, attacher: Attacher) -> Result<Dataset, Error> {
+        let dataset = Dataset::new(self.find(name)?);
+        let cache = self.options().snapshots.clone().or_else(SnapshotCache::of_user);
+        let Ok(dataset) = dataset.with_snapshot(cache.as_ref()) else { return Ok(dataset) };
+        let Some(snapshot) = dataset.snapshot().map(Arc::clone) else { return Ok(dataset) };
+        let worker = Worker::new(attacher, Arc::clone(&snapshot), None);
+        let remote = self.described(info_of(name, &snapshot));
+        Ok(Dataset::with(remote, Some(snapshot), Some(Arc::new(worker))))
     }
 }
 

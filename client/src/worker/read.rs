@@ -69,11 +69,17 @@ struct Pin {
 }
 
 impl Worker {
-    /// For a snapshot whose agent was attached just now.
-    pub(crate) fn new(attacher: Attacher, snapshot: Arc<Snapshot>, attached: Attached) -> Self {
+    /// For a snapshot whose agent was attached just now; or was not, then it is tried again in a while.
+    pub(crate) fn new(
+        attacher: Attacher,
+        snapshot: Arc<Snapshot>,
+        attached: Option<Attached>,
+    ) -> Self {
         let worker = Self { attacher, snapshot, here: PerProcess::new() };
         if let Ok(here) = worker.here() {
-            here.set(Some(attached));
+            let again = since_boot().saturating_add(AGAIN);
+            here.again.store(milliseconds(again), Ordering::Relaxed);
+            here.set(attached);
         }
         worker
     }
