@@ -219,9 +219,9 @@ impl Snapshot {
     /// As [`Snapshot::record`].
     #[inline]
     pub fn place(&self, number: u32) -> Result<FilePlace, Error> {
-        let file = self.format.file(FileNumber(number)).map_err(self.damaged())?;
-        let (chunk, offset, length) = (file.chunk, file.offset, file.length);
-        Ok(FilePlace { chunk, offset, length, crc: file.crc })
+        let place = self.format.place(FileNumber(number)).map_err(self.damaged())?;
+        let (chunk, offset, length, crc) = place;
+        Ok(FilePlace { chunk, offset, length, crc })
     }
 
     /// A chunk by its number: its id, the length of its object in bytes, and the numbers of its files.

@@ -457,11 +457,11 @@ impl Maps {
 
     /// Has the processor bring the first bytes of a file that is read soon, without a pin.
     #[inline]
-    pub(super) fn prefetch(&self, chunk: u32, offset: u32) {
+    pub(super) fn prefetch(&self, chunk: u32, offset: u32, lines: usize) {
         let place =
             self.table.load(chunk).slot().and_then(|slot| self.arena.place(slot, offset, 1));
         if let Some((segment, at)) = place {
-            segment.prefetch(at);
+            segment.prefetch(at, lines);
         }
     }
 }

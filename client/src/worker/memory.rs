@@ -13,9 +13,7 @@ use rustix::fs::{
 };
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
-/// What is brought ahead of a read: lines of the processor's cache.
-#[cfg(target_arch = "x86_64")]
-const PREFETCHED_LINES: usize = 8;
+/// Bytes of a line of the processor's cache.
 #[cfg(target_arch = "x86_64")]
 const LINE_BYTES: usize = 64;
 
@@ -142,11 +140,11 @@ impl SharedMemory {
         Some(unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(offset), length) })
     }
 
-    /// Has the processor bring some bytes from an offset on, which are read soon, while it goes on.
+    /// Has the processor bring some lines from an offset on, which are read soon, while it goes on.
     #[inline]
-    pub(super) fn prefetch(&self, offset: usize) {
+    pub(super) fn prefetch(&self, offset: usize, lines: usize) {
         #[cfg(target_arch = "x86_64")]
-        for line in 0..PREFETCHED_LINES {
+        for line in 0..lines {
             let at = self.start.as_ptr().wrapping_add(offset + line * LINE_BYTES);
             #[expect(unsafe_code, reason = "there is no safe way to say what is read soon")]
             // SAFETY: it reads nothing: any address will do.
@@ -156,7 +154,7 @@ impl SharedMemory {
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
-        let _ = offset;
+        let _ = (offset, lines);
     }
 
     /// Writes bytes at an offset; false where they leave the map, or the map is for reading. Nobody

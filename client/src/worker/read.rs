@@ -38,6 +38,11 @@ pub(crate) struct Worker {
 /// An attachment for the time of a read.
 type AttachedNow = Guard<Option<Arc<Attached>>>;
 
+/// Lines of the processor's cache that are brought of each file of a batch: a copy is fast once it has
+/// begun; of a view nobody knows what is read.
+const COPIED: usize = 8;
+const VIEWED: usize = 1;
+
 /// What one process has.
 #[derive(Debug, Default)]
 struct Here {
@@ -138,7 +143,7 @@ impl Worker {
     /// A file in memory; none when it has to be read elsewhere.
     pub(crate) fn read(&self, number: u32) -> Option<Bytes> {
         match self.place(number) {
-            Some(_) => self.lend(number, Vec::new, Bytes::copy_from_slice),
+            Some(place) => self.lend_at(number, place, Vec::new, Bytes::copy_from_slice),
             None => self.read_large(number).map(Bytes::from),
         }
     }
@@ -147,10 +152,10 @@ impl Worker {
     /// elsewhere.
     #[inline]
     pub(crate) fn read_into(&self, number: u32, buffer: &mut [u8]) -> Option<usize> {
-        if self.place(number).is_none() {
+        let Some(place) = self.place(number) else {
             return self.read_large_into(number, buffer);
-        }
-        self.lend(number, Vec::new, |bytes| {
+        };
+        self.lend_at(number, place, Vec::new, |bytes| {
             buffer.get_mut(..bytes.len())?.copy_from_slice(bytes);
             Some(bytes.len())
         })?
@@ -158,19 +163,27 @@ impl Worker {
 
     /// Hands the bytes of a file over while they are pinned; none when the file has to be read elsewhere.
     /// `hints` gives chunks that are read next, and is called where the agent has to be asked.
-    #[inline]
     pub(crate) fn lend<T>(
         &self,
         number: u32,
         hints: impl FnOnce() -> Vec<u32>,
         take: impl FnOnce(&[u8]) -> T,
     ) -> Option<T> {
-        let place = self.place(number)?;
+        self.lend_at(number, self.place(number)?, hints, take)
+    }
+
+    #[inline]
+    fn lend_at<T>(
+        &self,
+        number: u32,
+        place: FilePlace,
+        hints: impl FnOnce() -> Vec<u32>,
+        take: impl FnOnce(&[u8]) -> T,
+    ) -> Option<T> {
         let attached = self.attached();
         let attached = attached.as_ref()?;
         let pinned = self.pin(attached, number, place, hints)?;
-        let bytes = pinned.bytes(place.offset, place.length as usize)?;
-        let taken = take(bytes);
+        let taken = take(pinned.bytes(place.offset, place.length as usize)?);
         count(attached, place);
         Some(taken)
     }
@@ -188,7 +201,7 @@ impl Worker {
         let Some(attached) = attached.as_ref() else { return 0 };
         let (mut done, mut end) = (0, 0);
         for together in numbers.chunks(TOGETHER) {
-            let places = self.prepare(attached, together);
+            let places = self.prepare(attached, together, COPIED);
             for (index, (number, place)) in together.iter().zip(places).enumerate() {
                 let hints = || places.iter().skip(index + 1).map(|place| place.chunk).collect();
                 let copied = self.copy(attached, *number, place, hints, buffer, end);
@@ -227,7 +240,7 @@ impl Worker {
         let attached = self.attached();
         let Some(attached) = attached.as_ref() else { return };
         for together in numbers.chunks(TOGETHER) {
-            let places = self.prepare(attached, together);
+            let places = self.prepare(attached, together, VIEWED);
             for (index, (number, place)) in together.iter().zip(places).enumerate() {
                 let hints = || places.iter().skip(index + 1).map(|place| place.chunk).collect();
                 let Some(view) = self.view_at(attached, *number, place, hints) else { return };
@@ -267,11 +280,16 @@ impl Worker {
 
     /// Where files lie that are read together; the processor brings their first bytes meanwhile.
     #[inline]
-    fn prepare(&self, attached: &Attached, together: &[u32]) -> [FilePlace; TOGETHER] {
+    fn prepare(
+        &self,
+        attached: &Attached,
+        together: &[u32],
+        lines: usize,
+    ) -> [FilePlace; TOGETHER] {
         let mut places = [FilePlace::NOWHERE; TOGETHER];
         for (place, number) in places.iter_mut().zip(together) {
             *place = self.place(*number).unwrap_or(FilePlace::NOWHERE);
-            attached.maps.prefetch(place.chunk, place.offset);
+            attached.maps.prefetch(place.chunk, place.offset, lines);
         }
         places
     }

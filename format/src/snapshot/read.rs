@@ -283,6 +283,19 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         Some((chunk, FileNumber(u32::from_le_bytes(*first))))
     }
 
+    /// Where the bytes of a file are: the number of its chunk, their offset in it, and their length and
+    /// checksum.
+    ///
+    /// # Errors
+    /// As [`file`](Self::file).
+    #[inline]
+    pub fn place(&self, number: FileNumber) -> Result<(u32, u32, u64, Crc32c), DecodeError> {
+        let (records, at) = self.record(number);
+        let row = self.fields.decode(records, at).filter(|row| row.chunk < self.chunks);
+        let row = row.ok_or(DecodeError::new("snapshot record", at, "there is no such file"))?;
+        Ok((row.chunk, row.offset, row.length, row.crc))
+    }
+
     /// A file by its number.
     ///
     /// # Errors
