@@ -172,17 +172,21 @@ fn a_chunk_that_comes_after_its_reader_gave_up_is_not_pinned() -> Result<()> {
 #[test]
 fn a_prefetch_brings_a_folder_and_its_readers_need_no_server() -> Result<()> {
     let mut scene = Scene::new(25)?;
+    let large = scene.path("large");
+    folder::write(&large, "one.bin", Dice::new(31).bytes(11 << 20))?;
+    run(scene.dlcmd()?.arg("put").arg(large).arg("dl://ds/large"))?.code(0)?;
     scene.start_agent(&["--memory", "64MiB"])?;
     let told = run(scene.dlcmd()?.args(["--json", "agent", "prefetch", "--wait"]).args([
         "dl://ds/020",
         "dl://ds/001",
-        "dl://ds/000/000001.bin",
+        "dl://ds/large/one.bin",
     ]))?
     .code(0)?;
     let told: Value = serde_json::from_str(told.text().trim())?;
     let status = scene.status()?;
     ensure!(told["chunks"] == told["chunks_present"] && told["stuck"] == false, "{told}");
     ensure!(status["chunks_present"] == told["chunks"], "{told} {status}");
+    ensure!(told["chunks"].as_u64() >= Some(5), "a folder each, and three parts: {told}");
     ensure!(status["chunks_present"].as_u64() < status["chunks"].as_u64(), "{status}");
     ensure!(status["pages"]["mapped_bytes"].as_u64() > Some(0), "{status}");
     scene.kill_server()?;
