@@ -4,6 +4,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use dl_runtime::since_boot;
 use dl_tests::dice::Dice;
 use dl_tests::folder;
 use dl_tests::program::{Process, run};
@@ -116,6 +117,8 @@ fn why_names_the_processes_that_pin_slots() -> Result<()> {
     let dataset = open(&scene, PATIENCE)?;
     let files = files_of_chunks(&dataset, 3)?;
     let [first, second, third] = files[..] else { anyhow::bail!("three files") };
+    // Workers share the slots that views may hold.
+    scene.becomes(|status| status["workers"].as_array().is_some_and(|all| all.len() == 1))?;
     let view = dataset.view(first)?;
     scene.signal_server(Signal::STOP)?;
     let mut filling = scene.cat(&dataset, second)?;
@@ -166,6 +169,32 @@ fn a_chunk_that_comes_after_its_reader_gave_up_is_not_pinned() -> Result<()> {
     scene.becomes(|status| status["chunks_present"] == 1)?;
     let status = scene.status()?;
     ensure!(status["fallbacks"] == 1 && status["workers"][0]["pins"] == 0, "{status}");
+    Ok(())
+}
+
+#[test]
+fn a_process_that_reads_many_files_waits_for_the_agent_in_vain_once() -> Result<()> {
+    let mut scene = Scene::new(32)?;
+    scene.start_agent(&["--memory", "64MiB"])?;
+    let patience = Duration::from_secs(4);
+    let dataset = open(&scene, patience)?;
+    let snapshot = dataset.snapshot().context("a snapshot")?;
+    let files = files_of_chunks(&dataset, 6)?;
+    let paths: Vec<_> = files.iter().map(|file| snapshot.path(*file)).collect::<Result<_, _>>()?;
+    scene.signal_server(Signal::STOP)?;
+    let began = since_boot();
+    let read = std::thread::scope(|scope| {
+        let reading = scope.spawn(|| dataset.get_many(&paths));
+        std::thread::sleep(patience + Duration::from_secs(2));
+        let continued = scene.signal_server(Signal::CONT);
+        let read = reading.join().expect("no panic");
+        continued.and_then(|()| Ok(read?))
+    })?;
+    let took = since_boot().saturating_sub(began);
+    ensure!(took < 4 * patience, "{took:?} for {} files", paths.len());
+    for (path, read) in paths.iter().zip(read) {
+        ensure!(read? == bytes_of(&scene, path)?, "{path} has other bytes");
+    }
     Ok(())
 }
 
