@@ -9,8 +9,6 @@ use dl_format::DatasetName;
 use libdiesel::agent::{ChunkSource, Servers, Table, Version, at_version, snapshot_file};
 use libdiesel::{Client, Dataset, Kind, Snapshot, SnapshotCache};
 
-use crate::fill::chain;
-
 /// A chunk of one of the datasets, or, behind the chunks, a part of a large file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ChunkKey {
@@ -90,4 +88,10 @@ impl Open {
         let name = name.to_owned();
         Ok(Self { name, snapshot, first_files, table, source, dataset, snapshot_file, table_file })
     }
+}
+
+/// An error with its causes, in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |why| why.source());
+    causes.fold(error.to_string(), |text, why| format!("{text}: {why}"))
 }

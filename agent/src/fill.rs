@@ -16,7 +16,7 @@ use libdiesel::agent::Arena;
 use libdiesel::{Error, FilePlace, Kind};
 
 use crate::cache::{Cache, Fetch, Progress};
-use crate::dataset::{ChunkKey, Open};
+use crate::dataset::{ChunkKey, Open, chain};
 
 /// After a fetch that no server answered the next one that nobody waits for begins later.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -221,10 +221,4 @@ impl Wanted {
 fn is_right(arena: &Arena, slot: u32, place: FilePlace) -> bool {
     let bytes = arena.written(slot, place.offset, place.length as usize);
     bytes.is_some_and(|bytes| Crc32c::of(bytes) == place.crc)
-}
-
-/// An error with its causes, in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |why| why.source());
-    causes.fold(error.to_string(), |text, why| format!("{text}: {why}"))
 }

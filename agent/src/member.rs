@@ -14,8 +14,7 @@ use libdiesel::agent::{
 };
 
 use crate::cache::Cache;
-use crate::dataset::Open;
-use crate::fill::chain;
+use crate::dataset::{Open, chain};
 use crate::status;
 
 /// Between two calls while no server answers.

@@ -39,6 +39,8 @@ struct Plan {
     is_told: bool,
     /// Whether a group of it fits into memory beside those of the orders before it.
     fits: bool,
+    /// Chunks that a group of it may have to fit.
+    group_max: u32,
 }
 
 /// Where a chunk is.
@@ -61,13 +63,6 @@ pub(crate) struct Followed {
     /// Chunks of the largest group, and of the largest group that would fit.
     pub(crate) group: u32,
     pub(crate) group_max: u32,
-}
-
-impl Plan {
-    /// Chunks that a group may have.
-    fn group_max(&self, slots: u32) -> u32 {
-        slots.saturating_sub(self.readers.len() as u32)
-    }
 }
 
 impl Plans {
@@ -96,7 +91,7 @@ impl Plans {
         let (settings, rank) = (begin.settings(), begin.rank);
         let window = Window::new(first_files, Arc::new(selection), settings, rank, begin.position)?;
         let readers = HashMap::from([(connection, at)]);
-        let plan = Plan { key, window, readers, is_told: false, fits: false };
+        let plan = Plan { key, window, readers, is_told: false, fits: false, group_max: 0 };
         self.plans.push(plan);
         self.settle();
         Ok(())
@@ -117,11 +112,12 @@ impl Plans {
         let are_read = self.are_read();
         let mut used = 0_u32;
         for plan in &mut self.plans {
-            let needed = plan.window.largest.saturating_add(plan.readers.len() as u32);
-            let with = used.saturating_add(needed);
-            plan.fits = are_read != plan.readers.is_empty() && with <= self.slots;
+            let readers = plan.readers.len() as u32;
+            plan.group_max = self.slots.saturating_sub(used).saturating_sub(readers);
+            plan.fits =
+                are_read != plan.readers.is_empty() && plan.window.largest <= plan.group_max;
             if plan.fits {
-                used = with;
+                used = used.saturating_add(plan.window.largest).saturating_add(readers);
             }
         }
         self.tell_of_large_groups();
@@ -235,17 +231,13 @@ impl Plans {
 
     /// Warns once of each order whose group does not fit.
     fn tell_of_large_groups(&mut self) {
-        let slots = self.slots;
-        for plan in self
-            .plans
-            .iter_mut()
-            .filter(|plan| !plan.is_told && !plan.fits && !plan.readers.is_empty())
-        {
+        let is_new = |plan: &&mut Plan| !plan.is_told && !plan.fits && !plan.readers.is_empty();
+        for plan in self.plans.iter_mut().filter(is_new) {
             plan.is_told = true;
             tracing::warn!(
                 rank = plan.key.1.rank,
                 group_chunks = plan.window.largest,
-                group_chunks_max = plan.group_max(slots),
+                group_chunks_max = plan.group_max,
                 "a group of the order does not fit into memory: nothing is fetched ahead"
             );
         }
@@ -260,7 +252,7 @@ impl Plans {
             readers: plan.readers.len(),
             chunks: if plan.fits { plan.window.distinct() } else { Vec::new() },
             group: plan.window.largest,
-            group_max: plan.group_max(self.slots),
+            group_max: plan.group_max,
         })
     }
 
@@ -373,6 +365,14 @@ mod tests {
             }
         }
         assert_eq!(came, wanted);
+    }
+
+    #[test]
+    fn orders_fit_beside_each_other_and_one_that_does_not_is_told_what_would() {
+        let plans = plans(3, 90, 10, 25);
+        let groups: Vec<_> =
+            plans.followed().map(|order| (order.group_max, order.chunks.len())).collect();
+        assert_eq!(groups, [(24, 10), (13, 10), (2, 0)]);
     }
 
     #[test]

@@ -7,11 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::cache::{Cache, Counts, Held, State};
 use crate::dataset::ChunkKey;
-use crate::waits::{self, Wait, seconds_since};
+use crate::waits::{self, SHOWN_MAX, Wait, seconds_since};
 use crate::{Pages, Policy};
-
-/// Workers, waits and orders that are shown one by one.
-pub(crate) const SHOWN_MAX: usize = 256;
 
 /// The state of an agent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -11,7 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::cache::{Connection, Held, State};
 use crate::dataset::ChunkKey;
-use crate::status::SHOWN_MAX;
+
+/// Workers, waits and orders that are shown one by one.
+pub(crate) const SHOWN_MAX: usize = 256;
 
 /// A read that waits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

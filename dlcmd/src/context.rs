@@ -71,8 +71,8 @@ pub(crate) struct Global {
     #[arg(long, global = true)]
     plain_text_key: bool,
 
-    /// The training job whose cache on this machine get, cat and shuffle --read read through: see
-    /// `dlcmd agent` (otherwise the environment variable DIESEL_TASK; otherwise from the servers)
+    /// The training job whose cache on this machine get, cat and shuffle --read read through, and
+    /// `dlcmd agent` and `why` ask (otherwise the environment variable DIESEL_TASK; otherwise from the servers)
     #[arg(long, global = true, value_name = "NAME")]
     task: Option<String>,
 

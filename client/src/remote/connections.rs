@@ -208,7 +208,7 @@ impl Connections {
             random: Arc::clone(&process.random),
             on_retry: options.on_retry.clone(),
             connect: patience(options.connect_timeout),
-            usual: patience(options.request_timeout).patient(),
+            usual: patience(options.time_of_a_request()).patient(),
             is_met,
         })
     }

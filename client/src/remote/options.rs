@@ -50,7 +50,7 @@ pub struct ConnectOptions {
     /// How long to try when every server refuses, before `connect` gives up.
     pub connect_timeout: Duration,
     /// How long a request may take, all its tries together; a request that brings or takes many
-    /// bytes may take longer while they flow.
+    /// bytes may take longer while they flow. With [`task`](Self::task), waits for the agent count.
     pub request_timeout: Duration,
     /// Connections kept to each server, at least one.
     pub connections_per_server: usize,
@@ -105,6 +105,13 @@ impl Default for ConnectOptions {
 }
 
 impl ConnectOptions {
+    /// How long a request may take. A read of a task may have waited before: to attach to the agent, and
+    /// for its chunk.
+    pub(crate) fn time_of_a_request(&self) -> Duration {
+        let before = self.task.as_ref().map_or(Duration::ZERO, |task| task.patience * 2);
+        self.request_timeout.saturating_sub(before).max(self.request_timeout / 2)
+    }
+
     /// Chunks of up to `size` bytes that may be under way at once.
     pub(crate) fn in_flight(&self, size: u32) -> usize {
         let usual = ChunkShape::default().size();

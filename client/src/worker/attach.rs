@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -55,6 +55,8 @@ pub(crate) struct Attached {
     agent: u64,
     /// Looked at without the lock on the line.
     pub(super) patience: Duration,
+    /// Until when nobody waits, since a wait was in vain: milliseconds since boot.
+    pub(super) vain_until: AtomicU64,
 }
 
 /// The socket, and the number of the next request on it.
@@ -80,14 +82,25 @@ impl Attacher {
 
     /// Attaches, and starts the agent if there is none; gives the file of the snapshot too.
     pub(crate) fn attach(&self) -> Result<(Attached, File), Error> {
+        self.attach_within(START_PATIENCE, WELCOME_PATIENCE)
+    }
+
+    /// The same for a read that can go elsewhere, within the patience of the task. An agent that needs
+    /// longer to open the dataset goes on with that.
+    pub(super) fn attach_again(&self) -> Result<(Attached, File), Error> {
+        let half = self.task.patience / 2;
+        self.attach_within(half, half)
+    }
+
+    fn attach_within(&self, start: Duration, welcome: Duration) -> Result<(Attached, File), Error> {
         let failed = |why: io::Error| {
             let subject = format!("the agent of task {}", self.task.name);
             Error::new(Kind::Local, "attach to", subject, why)
         };
-        let until = since_boot().saturating_add(START_PATIENCE);
+        let until = since_boot().saturating_add(start);
         loop {
             let socket = self.connect(until).map_err(failed)?;
-            match self.greet(socket) {
+            match self.greet(socket, welcome) {
                 // It was about to end: the next one is there, or is started.
                 Err(why) if is_end(&why) && since_boot() < until => std::thread::sleep(LOOK),
                 greeted => return greeted.map_err(failed)?,
@@ -114,8 +127,9 @@ impl Attacher {
     }
 
     /// Asks for the dataset and maps what the agent gives.
-    fn greet(&self, socket: Socket) -> io::Result<Result<(Attached, File), Error>> {
-        let (welcome, files) = match self.say_hello(&socket, self.task.patience)? {
+    fn greet(&self, socket: Socket, most: Duration) -> io::Result<Result<(Attached, File), Error>> {
+        let patience = self.task.patience.min(most);
+        let (welcome, files) = match self.say_hello(&socket, patience, most)? {
             Ok(welcomed) => welcomed,
             Err(refused) => return Ok(Err(refused)),
         };
@@ -123,7 +137,7 @@ impl Attacher {
         let Welcome { agent, slot_bytes, slots, chunks } = welcome;
         let mut segments = Vec::new();
         loop {
-            match socket.receive::<FromAgent>(self.task.patience)? {
+            match socket.receive::<FromAgent>(patience)? {
                 Some((FromAgent::Segments { are_last }, files)) => {
                     segments.extend(files);
                     if are_last {
@@ -147,13 +161,19 @@ impl Attacher {
             attacher: self.clone(),
             agent,
             patience: self.task.patience,
+            vain_until: AtomicU64::new(0),
         };
         Ok(Ok((attached, File::from(snapshot))))
     }
 
     /// The answer to a greeting, with the descriptors of snapshot, table and pin page. `patience` is that
-    /// for each sign of life.
-    fn say_hello(&self, socket: &Socket, patience: Duration) -> io::Result<Welcomed> {
+    /// for each sign of life, `most` that for the answer.
+    fn say_hello(
+        &self,
+        socket: &Socket,
+        patience: Duration,
+        most: Duration,
+    ) -> io::Result<Welcomed> {
         let hello = ToAgent::Hello(Hello {
             protocol: PROTOCOL,
             pid: std::process::id(),
@@ -161,10 +181,11 @@ impl Attacher {
             servers: self.servers.clone(),
         });
         socket.send(&hello, &[], patience)?;
-        let until = since_boot().saturating_add(WELCOME_PATIENCE);
+        let until = since_boot().saturating_add(most);
         loop {
-            match socket.receive::<FromAgent>(patience)? {
-                Some((FromAgent::Opening, _)) if since_boot() < until => {}
+            let left = until.saturating_sub(since_boot());
+            match socket.receive::<FromAgent>(patience.min(left))? {
+                Some((FromAgent::Opening, _)) => {}
                 Some((FromAgent::Welcome(welcome), files)) => {
                     return Ok(Ok((welcome, files.try_into().map_err(|_| unexpected())?)));
                 }
@@ -267,7 +288,7 @@ impl Attached {
     /// A second connection to the same agent.
     fn own_heir(&self, patience: Duration) -> io::Result<(PinPage, Socket)> {
         let socket = self.attacher.place.connect()?;
-        let welcomed = self.attacher.say_hello(&socket, patience)?;
+        let welcomed = self.attacher.say_hello(&socket, patience, patience)?;
         let (Welcome { agent, slots, .. }, [_, _, pins]) = welcomed.map_err(io::Error::other)?;
         if agent != self.agent {
             return Err(io::Error::other("the agent is another one"));

@@ -121,7 +121,7 @@ impl Worker {
         if again > now || here.again.compare_exchange(again, next, order, order).is_err() {
             return Guard::from_inner(None);
         }
-        let attached = self.attacher.attach().and_then(|(attached, file)| {
+        let attached = self.attacher.attach_again().and_then(|(attached, file)| {
             let snapshot = Snapshot::map_sealed(&file, "the agent's snapshot".as_ref())?;
             snapshot.check_is(self.snapshot.dataset(), self.snapshot.version())?;
             Ok(attached)

@@ -9,6 +9,7 @@ use proptest::prelude::*;
 
 use super::layout::{Arena, Gauge, Maps, PinPage, Shape, Table, Word};
 use super::message::{Begin, FromAgent, Hello, PROTOCOL, Servers, ToAgent, Want, decode, encode};
+use super::socket::{Socket, accept, bind_at};
 
 const SLOT: u32 = 64 << 10;
 const SLOTS: u32 = 4;
@@ -97,6 +98,73 @@ fn readers_see_no_bytes_of_another_chunk_while_slots_are_reused() {
     assert_eq!(wrong, 0, "of {reads:?} reads");
     assert!(filled > 100 && reads.into_inner() > 100);
     assert!(memory.pins.iter().all(|page| page.held() == 0), "a pin is left");
+}
+
+#[test]
+fn a_wait_that_has_ended_is_given_no_pin() {
+    let memory = memory();
+    let (agent, reader) = (&memory.pins[0], &memory.readers[0]);
+    reader.pins.begin_wait(1);
+    assert!(!agent.pin_for_reader(1, 0) && !agent.pin_for_reader(1, 2), "another wait");
+    assert!(agent.pin_for_reader(2, 1) && !agent.pin_for_reader(3, 1), "given once");
+    assert_eq!(reader.pins.end_wait(), Some(2));
+    assert!(agent.holds(2) && agent.held() == 1);
+    drop(reader.take_over(2));
+    assert!(!agent.pin_for_reader(2, 1) && agent.held() == 0, "it has ended");
+}
+
+#[test]
+fn of_an_agent_that_gives_and_a_reader_that_gives_up_one_has_the_pin() {
+    const WAITS: u64 = 20_000;
+    let memory = memory();
+    let (agent, reader) = (&memory.pins[0], &memory.readers[0]);
+    let begun = AtomicU64::new(0);
+    let (given, taken) = std::thread::scope(|scope| {
+        let giving = scope.spawn(|| {
+            let (mut given, mut wait) = (0, 0);
+            while wait < WAITS {
+                if begun.load(Ordering::Acquire) > wait {
+                    wait += 1;
+                    given += u64::from(agent.pin_for_reader((wait % 4) as u32, wait));
+                }
+            }
+            given
+        });
+        let mut taken = 0;
+        for wait in 1..=WAITS {
+            reader.pins.begin_wait(wait);
+            begun.store(wait, Ordering::Release);
+            (0..wait % 64).for_each(|_| std::hint::spin_loop());
+            if let Some(slot) = reader.pins.end_wait() {
+                assert_eq!(u64::from(slot), wait % 4);
+                drop(reader.take_over(slot));
+                taken += 1;
+            }
+        }
+        (giving.join().unwrap(), taken)
+    });
+    assert_eq!((given, agent.held()), (taken, 0));
+}
+
+#[test]
+fn packets_come_whole_with_their_descriptors_until_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("sock");
+    let listener = bind_at(&path).unwrap();
+    let (one, other) = (Socket::connect(&path).unwrap(), accept(&listener).unwrap());
+    let patience = Duration::from_secs(5);
+    let long = FromAgent::Status("x".repeat(100 << 10));
+    for message in [FromAgent::Here { id: 7 }, long, FromAgent::Stopping] {
+        let files = [listener.as_fd(); 2];
+        other.send(&message, &files, patience).unwrap();
+        let (came, files) = one.receive::<FromAgent>(patience).unwrap().unwrap();
+        assert_eq!((came, files.len()), (message, 2));
+    }
+    let kind = |came: std::io::Result<Option<(FromAgent, Vec<OwnedFd>)>>| came.unwrap_err().kind();
+    assert_eq!(kind(one.try_receive()), std::io::ErrorKind::WouldBlock);
+    assert_eq!(kind(one.receive(Duration::from_millis(1))), std::io::ErrorKind::TimedOut);
+    drop(other);
+    assert!(one.receive::<FromAgent>(patience).unwrap().is_none());
 }
 
 #[test]

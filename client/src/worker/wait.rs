@@ -4,6 +4,7 @@
 //! Must hold: a wait ends by its deadline, and no pin is set for its reader afterwards.
 
 use std::io;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use dl_runtime::since_boot;
@@ -11,6 +12,9 @@ use dl_runtime::since_boot;
 use super::attach::{Attached, Line};
 use super::layout::{Gauge, Pinned};
 use super::message::{FromAgent, HINTS_MAX, ToAgent, Want, milliseconds};
+
+/// How long nobody waits after a wait that was in vain.
+const AGAIN: Duration = Duration::from_secs(2);
 
 /// An agent that gave no sign of life for so long is not asked.
 const SILENCE_MAX: Duration = Duration::from_secs(3);
@@ -21,13 +25,19 @@ impl Attached {
     pub(super) fn want(&self, chunk: u32, file: u32, hints: &[u32]) -> Option<Pinned<'_>> {
         let since = milliseconds(since_boot());
         let silence = since.saturating_sub(self.maps.table.last_beat());
-        if silence > milliseconds(SILENCE_MAX) {
+        let is_vain = since < self.vain_until.load(Ordering::Relaxed);
+        if silence > milliseconds(SILENCE_MAX) || is_vain {
             return None;
         }
+        // Waits of other threads count: one follows the other.
+        let until = since_boot().saturating_add(self.patience);
         let mut line = self.line()?;
         // It may have come while another thread asked.
         if let Some(pinned) = self.maps.pin(chunk) {
             return Some(pinned);
+        }
+        if since_boot() >= until {
+            return None;
         }
         let pins = &self.maps.pins;
         pins.set(Gauge::AwaitedSince, since);
@@ -35,8 +45,10 @@ impl Attached {
         let id = line.next_id;
         line.next_id += 1;
         pins.begin_wait(id);
-        if let Err(why) = self.ask(&line, id, (chunk, file), hints) {
+        if let Err(why) = self.ask(&line, until, id, (chunk, file), hints) {
             tracing::debug!(chunk, %why, "the agent does not answer");
+            let again = since_boot().saturating_add(AGAIN);
+            self.vain_until.store(milliseconds(again), Ordering::Relaxed);
         }
         let slot = pins.end_wait();
         pins.set(Gauge::Awaited, 0);
@@ -47,15 +59,16 @@ impl Attached {
     fn ask(
         &self,
         line: &Line,
+        until: Duration,
         id: u64,
         (chunk, file): (u32, u32),
         hints: &[u32],
     ) -> io::Result<()> {
         let hints = hints.get(..HINTS_MAX).unwrap_or(hints).to_vec();
-        let until = since_boot().saturating_add(self.patience);
-        let patience = milliseconds(self.patience);
+        let left = until.saturating_sub(since_boot());
+        let patience = milliseconds(left);
         let want = ToAgent::Want(Want { id, chunk, file, patience, hints });
-        line.socket.send(&want, &[], self.patience)?;
+        line.socket.send(&want, &[], left)?;
         loop {
             let left = until.saturating_sub(since_boot());
             match line.socket.receive::<FromAgent>(left)? {

@@ -3,6 +3,7 @@
 
 mod failures;
 mod shared;
+mod status;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

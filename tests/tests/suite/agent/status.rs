@@ -1,0 +1,302 @@
+//! What people are told: which reads wait and why, what fills the memory, and which version is read.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_runtime::since_boot;
+use dl_tests::dice::Dice;
+use dl_tests::folder;
+use dl_tests::program::{Process, run};
+use libdiesel::{Client, ConnectOptions, Dataset, DatasetName, ShuffleOptions, TaskOptions};
+use rustix::process::{Signal, kill_process};
+use serde_json::Value;
+
+use super::{FILES, Scene, agent_program, bytes_of, ends};
+
+/// How long a reader may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A handle of this process, which waits for the agent for so long.
+fn open(scene: &Scene, patience: Duration) -> Result<Dataset> {
+    let mut task = TaskOptions::named("job").context("a name")?;
+    task.folder = scene.path("run");
+    task.program = Some(agent_program()?);
+    task.patience = patience;
+    let servers = vec![scene.address.clone()];
+    let options = ConnectOptions { servers, task: Some(task), ..ConnectOptions::default() };
+    Ok(Client::connect(options)?.dataset(&DatasetName::new("ds")?)?)
+}
+
+/// A file that is not empty, by its number, in each of the first chunks.
+fn files_of_chunks(dataset: &Dataset, chunks: u32) -> Result<Vec<u32>> {
+    let snapshot = dataset.snapshot().context("a snapshot")?;
+    let mut found = Vec::new();
+    for chunk in 0..chunks {
+        let (_, _, mut files) = snapshot.chunk(chunk)?;
+        let whole = files.find(|number| {
+            snapshot.place(*number).is_ok_and(|place| place.chunk == chunk && place.length > 0)
+        });
+        found.push(whole.context("a chunk without files")?);
+    }
+    Ok(found)
+}
+
+impl Scene {
+    /// Signals the server.
+    fn signal_server(&mut self, signal: Signal) -> Result<()> {
+        self.server.as_mut().context("a server runs")?.process().signal(signal)
+    }
+
+    /// A process that reads a file.
+    fn cat(&self, dataset: &Dataset, number: u32) -> Result<Process> {
+        let path = dataset.snapshot().context("a snapshot")?.path(number)?;
+        let mut command = self.dlcmd()?;
+        command.args(["cat", &format!("dl://ds/{path}")]).stdout(Stdio::null());
+        Process::start(&mut command)
+    }
+
+    /// The waits, as JSON.
+    fn waits(&self) -> Result<Vec<Value>> {
+        let told = run(self.dlcmd()?.args(["--json", "why"]))?.code(0)?;
+        told.text().lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
+    }
+
+    /// The wait of a process once it is in a state.
+    fn wait_of(&self, pid: u32, state: &str) -> Result<Value> {
+        for _ in 0..1_500 {
+            let waits = self.waits()?;
+            let found = waits.iter().find(|wait| wait["pid"] == pid && wait["state"] == state);
+            if let Some(wait) = found {
+                return Ok(wait.clone());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        anyhow::bail!("process {pid} has no wait {state}: {:?}", self.waits()?)
+    }
+
+    fn why(&self) -> Result<String> {
+        Ok(run(self.dlcmd()?.args(["why"]))?.code(0)?.text())
+    }
+}
+
+#[test]
+fn why_tells_how_far_a_fetch_is_and_who_reads_from_the_servers() -> Result<()> {
+    let mut scene = Scene::new(21)?;
+    scene.start_agent(&["--memory", "64MiB"])?;
+    ensure!(scene.why()? == "No read waits.\n", "{}", scene.why()?);
+    let dataset = open(&scene, PATIENCE)?;
+    let files = files_of_chunks(&dataset, 1)?;
+    let [file] = files[..] else { anyhow::bail!("one file") };
+    scene.signal_server(Signal::STOP)?;
+    let mut reader = scene.cat(&dataset, file)?;
+    let wait = scene.wait_of(reader.id(), "fetching")?;
+    ensure!(wait["dataset"] == "ds" && wait["chunk"] == 0 && wait["bytes"] == 0, "{wait}");
+    ensure!(wait["length"].as_u64() > Some(0) && wait["seconds"].is_number(), "{wait}");
+    let text = scene.why()?;
+    ensure!(text.contains("for chunk 0 of dl://ds: the agent has fetched 0 bytes of"), "{text}");
+    let status = scene.status()?;
+    let is_reader = |worker: &&Value| worker["pid"] == reader.id();
+    let worker = status["workers"].as_array().into_iter().flatten().find(is_reader);
+    ensure!(worker.is_some_and(|worker| worker["awaits_seconds"].is_number()), "{status}");
+    scene.wait_of(reader.id(), "from-servers")?;
+    ensure!(scene.why()?.contains("the process itself reads from the servers"), "no fallback");
+    scene.signal_server(Signal::CONT)?;
+    ensure!(reader.wait(PATIENCE)? == 0, "the reader failed");
+    ensure!(scene.why()? == "No read waits.\n", "{}", scene.why()?);
+    let place = dataset.snapshot().context("a snapshot")?.place(file)?;
+    let status = scene.status()?;
+    ensure!(status["fallbacks"] == 1 && status["fallback_bytes"] == place.length, "{status}");
+    Ok(())
+}
+
+#[test]
+fn why_names_the_processes_that_pin_slots() -> Result<()> {
+    let mut scene = Scene::new(22)?;
+    scene.start_agent(&["--memory", "8MiB"])?;
+    let dataset = open(&scene, PATIENCE)?;
+    let files = files_of_chunks(&dataset, 3)?;
+    let [first, second, third] = files[..] else { anyhow::bail!("three files") };
+    // Workers share the slots that views may hold.
+    scene.becomes(|status| status["workers"].as_array().is_some_and(|all| all.len() == 1))?;
+    let view = dataset.view(first)?;
+    scene.signal_server(Signal::STOP)?;
+    let mut filling = scene.cat(&dataset, second)?;
+    scene.wait_of(filling.id(), "fetching")?;
+    let mut without = scene.cat(&dataset, third)?;
+    let wait = scene.wait_of(without.id(), "no-slot")?;
+    let me = std::process::id();
+    ensure!(wait["pinned_by"] == serde_json::json!([{ "pid": me, "slots": 1 }]), "{wait}");
+    ensure!(scene.why()?.contains(&format!("Process {me} pins 1 slot.")), "{}", scene.why()?);
+    scene.signal_server(Signal::CONT)?;
+    ensure!(filling.wait(PATIENCE)? == 0 && without.wait(PATIENCE)? == 0, "a reader failed");
+    drop(view);
+    Ok(())
+}
+
+#[test]
+fn an_agent_that_does_not_answer_is_named() -> Result<()> {
+    let scene = Scene::new(23)?;
+    scene.start_agent(&[])?;
+    let agent = scene.agent()?;
+    kill_process(agent, Signal::STOP)?;
+    let told = run(scene.dlcmd()?.args(["why"]));
+    kill_process(agent, Signal::CONT)?;
+    let told = told?.code(1)?;
+    let expected = format!("process {}, the agent, is stopped", agent.as_raw_nonzero());
+    ensure!(told.stderr.contains(&expected), "{told:?}");
+    Ok(())
+}
+
+#[test]
+fn a_chunk_that_comes_after_its_reader_gave_up_is_not_pinned() -> Result<()> {
+    let mut scene = Scene::new(24)?;
+    scene.start_agent(&["--memory", "64MiB"])?;
+    let dataset = open(&scene, Duration::from_millis(300))?;
+    let files = files_of_chunks(&dataset, 1)?;
+    let [file] = files[..] else { anyhow::bail!("one file") };
+    scene.signal_server(Signal::STOP)?;
+    let bytes = std::thread::scope(|scope| {
+        let reading = scope.spawn(|| dataset.view(file));
+        // The wait for the agent has ended by then.
+        std::thread::sleep(Duration::from_secs(1));
+        let continued = scene.signal_server(Signal::CONT);
+        let read = reading.join().expect("no panic");
+        continued.and_then(|()| Ok(read?))
+    })?;
+    let path = dataset.snapshot().context("a snapshot")?.path(file)?;
+    ensure!(*bytes == bytes_of(&scene, &path)?[..], "other bytes");
+    scene.becomes(|status| status["chunks_present"] == 1)?;
+    let status = scene.status()?;
+    ensure!(status["fallbacks"] == 1 && status["workers"][0]["pins"] == 0, "{status}");
+    Ok(())
+}
+
+#[test]
+fn a_process_that_reads_many_files_waits_for_the_agent_in_vain_once() -> Result<()> {
+    let mut scene = Scene::new(32)?;
+    scene.start_agent(&["--memory", "64MiB"])?;
+    let patience = Duration::from_secs(4);
+    let dataset = open(&scene, patience)?;
+    let snapshot = dataset.snapshot().context("a snapshot")?;
+    let files = files_of_chunks(&dataset, 6)?;
+    let paths: Vec<_> = files.iter().map(|file| snapshot.path(*file)).collect::<Result<_, _>>()?;
+    scene.signal_server(Signal::STOP)?;
+    let began = since_boot();
+    let read = std::thread::scope(|scope| {
+        let reading = scope.spawn(|| dataset.get_many(&paths));
+        std::thread::sleep(patience + Duration::from_secs(2));
+        let continued = scene.signal_server(Signal::CONT);
+        let read = reading.join().expect("no panic");
+        continued.and_then(|()| Ok(read?))
+    })?;
+    let took = since_boot().saturating_sub(began);
+    ensure!(took < 4 * patience, "{took:?} for {} files", paths.len());
+    for (path, read) in paths.iter().zip(read) {
+        ensure!(read? == bytes_of(&scene, path)?, "{path} has other bytes");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_prefetch_brings_a_folder_and_its_readers_need_no_server() -> Result<()> {
+    let mut scene = Scene::new(25)?;
+    let large = scene.path("large");
+    folder::write(&large, "one.bin", Dice::new(31).bytes(11 << 20))?;
+    run(scene.dlcmd()?.arg("put").arg(large).arg("dl://ds/large"))?.code(0)?;
+    scene.start_agent(&["--memory", "64MiB"])?;
+    let told = run(scene.dlcmd()?.args(["--json", "agent", "prefetch", "--wait"]).args([
+        "dl://ds/020",
+        "dl://ds/001",
+        "dl://ds/large/one.bin",
+    ]))?
+    .code(0)?;
+    let told: Value = serde_json::from_str(told.text().trim())?;
+    let status = scene.status()?;
+    ensure!(told["chunks"] == told["chunks_present"] && told["stuck"] == false, "{told}");
+    ensure!(status["chunks_present"] == told["chunks"], "{told} {status}");
+    ensure!(told["chunks"].as_u64() >= Some(5), "a folder each, and three parts: {told}");
+    ensure!(status["chunks_present"].as_u64() < status["chunks"].as_u64(), "{status}");
+    ensure!(status["pages"]["mapped_bytes"].as_u64() > Some(0), "{status}");
+    scene.kill_server()?;
+    let read = run(scene.dlcmd()?.args(["cat", "dl://ds/001/000150.bin"]))?.code(0)?;
+    ensure!(read.stdout == bytes_of(&scene, &"001/000150.bin")?, "other bytes");
+    ensure!(scene.status()?["misses"] == 0, "{}", scene.status()?);
+    run(scene.dlcmd()?.args(["agent", "prefetch", "dl://ds/nothing"]))?.code(3)?;
+    run(scene.dlcmd_of("other")?.args(["agent", "prefetch", "dl://ds"]))?.code(3)?;
+    Ok(())
+}
+
+#[test]
+fn a_prefetch_of_more_than_fits_says_so_and_leaves_room_for_readers() -> Result<()> {
+    let scene = Scene::new(26)?;
+    scene.start_agent(&["--memory", "16MiB"])?;
+    let told = run(scene.dlcmd()?.args(["agent", "prefetch", "dl://ds", "--wait"]))?.code(4)?;
+    ensure!(told.text().contains("in memory: no more fit"), "{told:?}");
+    let status = scene.status()?;
+    ensure!(status["prefetch_stuck"] == true, "{status}");
+    ensure!(status["chunks_kept"].as_u64().is_some_and(|kept| (2..4).contains(&kept)), "{status}");
+    scene.get_and_compare()
+}
+
+#[test]
+fn a_prefetch_of_the_library_returns_at_once_and_tells_what_is_there() -> Result<()> {
+    let mut scene = Scene::new(27)?;
+    scene.start_agent(&["--memory", "64MiB"])?;
+    let dataset = open(&scene, PATIENCE)?;
+    let snapshot = dataset.snapshot().context("a snapshot")?;
+    let all = libdiesel::Selection::all(snapshot.files());
+    scene.signal_server(Signal::STOP)?;
+    dataset.prefetch(&all)?;
+    let before = dataset.presence(&all)?;
+    ensure!(before.present == 0 && before.chunks == u64::from(snapshot.chunks()), "{before:?}");
+    scene.signal_server(Signal::CONT)?;
+    scene.becomes(|status| status["partial"] == false)?;
+    let after = dataset.presence(&all)?;
+    ensure!(after.present == after.chunks, "{after:?}");
+    ensure!(dataset.prefetch(&libdiesel::Selection::all(1)).is_err(), "another selection");
+    Ok(())
+}
+
+#[test]
+fn orders_are_shown_with_their_windows_and_with_groups_that_do_not_fit() -> Result<()> {
+    let scene = Scene::new(28)?;
+    scene.start_agent(&["--memory", "24MiB"])?;
+    let dataset = open(&scene, PATIENCE)?;
+    let epoch = dataset.shuffle(ShuffleOptions::new(1, 0, 2))?;
+    scene.becomes(|status| {
+        let order = &status["orders"][0];
+        order["chunks"].as_u64() > Some(2) && order["chunks"] == order["chunks_present"]
+    })?;
+    drop(epoch);
+    let _epoch = dataset.shuffle(ShuffleOptions::new(1, 0, 50))?;
+    scene.becomes(|status| {
+        let order = &status["orders"][0];
+        order["group_chunks"] == status["chunks"] && order["group_chunks_max"] == 5
+    })?;
+    let told = run(scene.dlcmd()?.args(["agent", "status"]))?.code(0)?.text();
+    ensure!(told.contains("does not fit into memory, one of 5 would"), "{told}");
+    Ok(())
+}
+
+#[test]
+fn a_task_keeps_its_version_when_its_agent_is_killed_and_the_dataset_changes() -> Result<()> {
+    let scene = Scene::new(29)?;
+    ensure!(scene.read(&[])? == FILES as u64, "files are missing");
+    let version = scene.status()?["datasets"][0]["version"].clone();
+    folder::fill(&scene.path("more"), 100, 1_000, &Dice::new(30))?;
+    let more = scene.path("more");
+    run(scene.dlcmd()?.arg("put").arg(more).arg("dl://ds/more"))?.code(0)?;
+    let agent = scene.agent()?;
+    kill_process(agent, Signal::KILL)?;
+    ends(agent, PATIENCE)?;
+    ensure!(scene.read(&["--epoch", "1"])? == FILES as u64, "another version is read");
+    let status = scene.status()?;
+    ensure!(status["datasets"][0]["version"] == version, "{version} became {status}");
+    let newest = run(scene.dlcmd_of("other")?.args(["cat", "dl://ds/more/000/000007.bin"]))?;
+    ensure!(newest.code == 0, "another task reads the newest version: {newest:?}");
+    let old = run(scene.dlcmd()?.args(["cat", "dl://ds/more/000/000007.bin"]))?;
+    ensure!(old.code == 3, "no file of the newer version: {old:?}");
+    run(scene.dlcmd_of("other")?.args(["agent", "stop"]))?.code(0)?;
+    Ok(())
+}
