@@ -3,12 +3,14 @@
 //! Must hold: both sides of a ratio stand on the same machine and the same sources; what a workload
 //! starts or makes is gone when the bench ends.
 
+mod host;
 mod options;
 mod program;
 mod redis;
 mod slow;
 mod tree;
 
+pub(crate) use host::take_from_the_host;
 pub use options::{Options, Settings};
 pub(crate) use program::{
     Memcached, Process, Server, dlcmd, dlcmd_at, finish, memcached_at, shell, start_own,

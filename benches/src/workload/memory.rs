@@ -8,7 +8,6 @@
 
 use std::ffi::OsStr;
 use std::fs::{File, create_dir_all, remove_dir_all};
-use std::hint::black_box;
 use std::io::{BufRead, Read, Write, stdin, stdout};
 use std::net::TcpStream;
 use std::path::PathBuf;
@@ -19,7 +18,7 @@ use dl_format::{Attributes, ChunkShape, FilePath};
 use libdiesel::{Client, ConnectOptions};
 
 use crate::measure::{Bar, Bench, Side, Stopwatch};
-use crate::setup::{Memcached, Server, Settings, bytes, start_own};
+use crate::setup::{Memcached, Server, Settings, bytes, start_own, take_from_the_host};
 
 const LENGTH: usize = 4096;
 const CHUNK: usize = 4 << 20;
@@ -118,13 +117,6 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
         against("ext4, both durable", synced, Bar::AtLeastTimes(5.0))?,
         against("what the disk takes", written, Bar::None)?,
     ])
-}
-
-/// Uses as much memory as a turn with so many bytes fills, and half as much again, and frees it. A
-/// virtual machine may give free memory back to its host, and waits to be given it again when it
-/// writes there, longer than the write takes: no side is measured by what the one before it left.
-fn take_from_the_host(length: usize) {
-    drop(black_box(vec![1_u8; length + length / 2]));
 }
 
 /// The number of processes that is fastest; it says how fast all are.

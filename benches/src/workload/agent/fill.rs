@@ -16,7 +16,7 @@ use super::node::{Node, put};
 use super::reader::{AgentReader, Ask, Reading};
 use super::{BYTES, runs};
 use crate::measure::{Bar, Bench, Side, Stopwatch};
-use crate::setup::{Server, Settings, SlowServer};
+use crate::setup::{Server, Settings, SlowServer, take_from_the_host};
 
 const LENGTH: usize = 4 << 10;
 const DATASET: &str = "fill";
@@ -60,6 +60,7 @@ fn epochs(settings: &Settings, server: &str, folder: &Path, files: u32) -> Resul
     let mut chunks = Side::new("chunks");
     let stopwatch = Stopwatch::new();
     for round in 0..=runs(settings) {
+        take_from_the_host(files as usize * LENGTH);
         let node = Node::start("epoch", server, DATASET, folder, room(files), "on-demand")?;
         let of_node = node.reader(LENGTH, 0);
         let past_node = AgentReader { task: None, ..of_node.clone() };
@@ -118,6 +119,7 @@ fn oneshot(settings: &Settings, server: &str, folder: &Path, files: u32) -> Resu
     let stopwatch = Stopwatch::new();
     let mut source = Vec::new();
     for round in 0..=runs(settings) {
+        take_from_the_host(files as usize * LENGTH);
         let (node, filling) = stopwatch.time(|| {
             let node = Node::start("oneshot", server, DATASET, folder, room(files), "oneshot")?;
             node.wait()?;
@@ -129,6 +131,7 @@ fn oneshot(settings: &Settings, server: &str, folder: &Path, files: u32) -> Resu
         if source.is_empty() {
             source = vec![1; status.chunks as usize * chunk as usize];
         }
+        take_from_the_host(files as usize * LENGTH);
         let ((), copying) = stopwatch.time(|| copy(&source, chunk))?;
         if round > 0 {
             ours.samples.push(status.bytes_from_servers as f64 / filling / 1e6);

@@ -89,7 +89,7 @@ impl Scene {
         let pages =
             if has_huge_pages() { "huge pages where the kernel has them" } else { "4 KiB pages" };
         let text = format!(
-            "{files} files of {} KiB in random order out of a filled cache, batches of {BATCH}, \
+            "{files} files of {} KiB in random order out of a filled cache, all of them read before, batches of {BATCH}, \
              {pages}; sides change every {MILLISECONDS} ms; memcpy out of an equal memfd, made and \
              mapped as the agent makes its arena",
             length >> 10

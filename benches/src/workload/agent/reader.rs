@@ -221,6 +221,7 @@ struct Scene {
     order: Vec<u32>,
     /// Paths in that order.
     paths: Vec<FilePath>,
+    is_warm: bool,
     bare: Option<Bare>,
     memcached: Option<Connection>,
     /// For one file, and for a batch.
@@ -268,15 +269,27 @@ impl Scene {
         shuffle(&mut order, reader.seed);
         let buffers = [vec![0; reader.length], vec![0; reader.length * BATCH]];
         let turns = Turns { clock: SystemClock::new(), files: order.len(), next: 0 };
-        let (paths, bare, memcached) = (Vec::new(), None, None);
+        let (paths, is_warm, bare, memcached) = (Vec::new(), false, None, None);
         let length = reader.length;
-        Ok(Self { dataset, length, order, paths, bare, memcached, buffers, turns })
+        Ok(Self { dataset, length, order, paths, is_warm, bare, memcached, buffers, turns })
+    }
+
+    /// Reads all files once, so that all pages of the cache are mapped.
+    fn warm(&mut self) -> Result<()> {
+        if !self.is_warm {
+            for numbers in self.order.chunks(BATCH) {
+                self.dataset.get_many_into(numbers, &mut self.buffers[1])?;
+            }
+            self.is_warm = true;
+        }
+        Ok(())
     }
 
     fn prepare(&mut self, kind: Kind, reader: &AgentReader) -> Result<()> {
         match kind {
-            Kind::Get | Kind::GetMany | Kind::Views => {}
+            Kind::Get | Kind::GetMany | Kind::Views => self.warm()?,
             Kind::Path | Kind::PathMany | Kind::Memcached | Kind::MemcachedMany => {
+                self.warm()?;
                 if self.paths.is_empty() {
                     let snapshot = self.dataset.snapshot().context("there is a snapshot")?;
                     let paths = self.order.iter().map(|number| snapshot.path(*number));
@@ -328,7 +341,7 @@ impl Scene {
     }
 
     fn read(&mut self, kind: Kind, time: Duration) -> Result<Answer> {
-        let Self { dataset, length, order, paths, bare, memcached, buffers, turns } = self;
+        let Self { dataset, length, order, paths, bare, memcached, buffers, turns, .. } = self;
         let [one, many] = buffers;
         // The clock is looked at after so many files.
         let some = (1 << 20) / *length;
