@@ -3,7 +3,6 @@
 //! Must hold: a slot is filled only after its word was withdrawn and no page showed a pin; a chunk is
 //! fetched once at a time; every waiter is answered once; a kept chunk leaves for no other chunk.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
@@ -11,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dl_runtime::since_boot;
-use libdiesel::agent::{Arena, FromAgent, Gauge, PinPage, Shape, Socket, Word};
+use libdiesel::agent::{Arena, FromAgent, Gauge, PinPage, Shape, Socket};
 use tokio::sync::Notify;
 
 use crate::Policy;
@@ -129,22 +128,22 @@ pub(crate) struct State {
     /// Of each dataset.
     pub(crate) counts: Vec<Counts>,
     pub(crate) backlog: Backlog,
-    free: Vec<u32>,
+    pub(super) free: Vec<u32>,
     /// Slots with a lower number have memory already. A higher slot takes memory at its first fill.
-    touched: u32,
-    spare: Spare,
+    pub(super) touched: u32,
+    pub(super) spare: Spare,
     /// Whether there was no memory for a slot when one was last needed.
-    is_out_of_memory: bool,
+    pub(super) is_out_of_memory: bool,
     /// Whether chunks stay when nobody needs them soon.
     keeps: bool,
     /// Full and not kept, in the order in which they came.
-    passing: VecDeque<ChunkKey>,
+    pub(super) passing: VecDeque<ChunkKey>,
     /// Slots of fetches that failed while a reader had a pin on them.
-    condemned: Vec<u32>,
+    pub(super) condemned: Vec<u32>,
     /// Chunks that are wanted and for which there is no slot.
     pub(crate) queue: VecDeque<(ChunkKey, Waiter)>,
     pub(crate) kept: u32,
-    generation: u64,
+    pub(super) generation: u64,
     next_connection: u64,
 }
 
@@ -388,82 +387,6 @@ impl State {
         if self.is_out_of_memory { self.touched } else { self.slots() }
     }
 
-    /// A free slot; none where the slot would take memory of which there is little.
-    fn free_slot(&mut self) -> Option<u32> {
-        let slot = self.free.pop()?;
-        if slot >= self.touched {
-            let (arena, _) = self.arena.as_ref()?;
-            let slot_bytes = arena.shape().slot_bytes;
-            self.is_out_of_memory = !self.spare.allows(slot, arena.populated(), slot_bytes);
-            if self.is_out_of_memory {
-                self.free.push(slot);
-                return None;
-            }
-            self.touched = slot + 1;
-        }
-        Some(slot)
-    }
-
-    /// An empty slot: a free one, or that of a chunk that nobody reads and no order needs soon. For a
-    /// chunk that a worker waits for, the slot of one that is needed late will do.
-    fn take_slot(&mut self, wanted: ChunkKey, is_awaited: bool) -> Option<u32> {
-        if let Some(slot) = self.free_slot() {
-            return Some(slot);
-        }
-        for _ in 0..self.passing.len() {
-            let key = self.passing.pop_front()?;
-            let is_needed = key == wanted || self.plans.needs(key);
-            match self.held.get(&key) {
-                Some(Held::Full { slot, is_kept: false }) if !is_needed => {
-                    let slot = *slot;
-                    if self.withdraw(key, slot) {
-                        self.held.remove(&key);
-                        self.backlog.is_absent_again(key);
-                        return Some(slot);
-                    }
-                    self.passing.push_back(key);
-                }
-                Some(Held::Full { is_kept: false, .. }) => self.passing.push_back(key),
-                _ => {}
-            }
-        }
-        if is_awaited { self.take_slot_of_late(wanted) } else { None }
-    }
-
-    /// The slot of the chunk that is needed last and that nobody reads.
-    fn take_slot_of_late(&mut self, wanted: ChunkKey) -> Option<u32> {
-        let lateness = self.plans.lateness();
-        let mut late: Vec<_> = self.passing.iter().filter(|key| **key != wanted).collect();
-        late.sort_by_key(|key| Reverse(lateness.get(key).copied()));
-        for key in late.into_iter().copied().collect::<Vec<_>>() {
-            let Some(Held::Full { slot, is_kept: false }) = self.held.get(&key) else { continue };
-            let slot = *slot;
-            if self.withdraw(key, slot) {
-                self.held.remove(&key);
-                self.passing.retain(|passing| *passing != key);
-                self.backlog.is_absent_again(key);
-                return Some(slot);
-            }
-        }
-        None
-    }
-
-    /// Hides a chunk. False when somebody reads it: then it is shown again.
-    fn withdraw(&mut self, key: ChunkKey, slot: u32) -> bool {
-        let Some(open) = self.datasets.get(key.dataset).map(Arc::clone) else { return false };
-        open.table.withdraw(key.chunk);
-        if self.connections.values().all(|connection| !connection.pins.holds(slot)) {
-            return true;
-        }
-        self.show(&open, key, slot);
-        false
-    }
-
-    fn show(&mut self, open: &Open, key: ChunkKey, slot: u32) {
-        self.generation += 1;
-        open.table.publish(key.chunk, Word::new(self.generation, slot));
-    }
-
     /// A file of a chunk that is being filled is there: whoever waits for that file is answered.
     pub(crate) fn file_is_there(&mut self, key: ChunkKey, file: u32) {
         let Some(Held::Filling { slot, waiters, .. }) = self.held.get_mut(&key) else { return };
@@ -505,13 +428,6 @@ impl State {
         }
         waiters.into_iter().for_each(|waiter| self.refuse(waiter, why));
         self.reuse_condemned();
-    }
-
-    /// Frees condemned slots that nobody reads any more.
-    fn reuse_condemned(&mut self) {
-        let connections = &self.connections;
-        let is_free = |slot: &mut u32| connections.values().all(|one| !one.pins.holds(*slot));
-        self.free.extend(self.condemned.extract_if(.., is_free));
     }
 
     /// Orders have moved on: what they no longer need may leave, and kept chunks make room for

@@ -15,6 +15,7 @@ mod pages;
 mod plan;
 mod readiness;
 mod run;
+mod slots;
 mod status;
 mod waits;
 mod window;

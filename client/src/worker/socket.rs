@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::time::Duration;
 
+use dl_runtime::since_boot;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
@@ -150,11 +151,17 @@ impl Socket {
     }
 
     fn wait(&self, what: PollFlags, patience: Duration) -> io::Result<()> {
-        let until = Timespec::try_from(patience).unwrap_or(Timespec { tv_sec: 3600, tv_nsec: 0 });
-        let mut waits = [PollFd::new(&self.0, what)];
-        match rustix::io::retry_on_intr(|| poll(&mut waits, Some(&until)))? {
-            0 => Err(io::ErrorKind::TimedOut.into()),
-            _ => Ok(()),
+        let until = since_boot().saturating_add(patience);
+        loop {
+            let left = until.saturating_sub(since_boot());
+            let left = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 3600, tv_nsec: 0 });
+            let mut waits = [PollFd::new(&self.0, what)];
+            match poll(&mut waits, Some(&left)) {
+                // A signal does not begin the wait anew.
+                Err(Errno::INTR) => {}
+                Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+                waited => return Ok(waited.map(|_| ())?),
+            }
         }
     }
 }

@@ -1,0 +1,97 @@
+//! Which slot the next chunk comes into.
+//!
+//! Must hold: a slot is handed out only after its word was withdrawn and no page showed a pin; kept chunks
+//! stay; a chunk that a worker waits for comes before those that are needed later.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+use libdiesel::agent::Word;
+
+use crate::cache::{Held, State};
+use crate::dataset::{ChunkKey, Open};
+
+impl State {
+    /// A free slot; none where the slot would take memory of which there is little.
+    pub(super) fn free_slot(&mut self) -> Option<u32> {
+        let slot = self.free.pop()?;
+        if slot >= self.touched {
+            let (arena, _) = self.arena.as_ref()?;
+            let slot_bytes = arena.shape().slot_bytes;
+            self.is_out_of_memory = !self.spare.allows(slot, arena.populated(), slot_bytes);
+            if self.is_out_of_memory {
+                self.free.push(slot);
+                return None;
+            }
+            self.touched = slot + 1;
+        }
+        Some(slot)
+    }
+
+    /// An empty slot: a free one, or that of a chunk that nobody reads and no order needs soon. For a
+    /// chunk that a worker waits for, the slot of one that is needed late will do.
+    pub(super) fn take_slot(&mut self, wanted: ChunkKey, is_awaited: bool) -> Option<u32> {
+        if let Some(slot) = self.free_slot() {
+            return Some(slot);
+        }
+        for _ in 0..self.passing.len() {
+            let key = self.passing.pop_front()?;
+            let is_needed = key == wanted || self.plans.needs(key);
+            match self.held.get(&key) {
+                Some(Held::Full { slot, is_kept: false }) if !is_needed => {
+                    let slot = *slot;
+                    if self.withdraw(key, slot) {
+                        self.held.remove(&key);
+                        self.backlog.is_absent_again(key);
+                        return Some(slot);
+                    }
+                    self.passing.push_back(key);
+                }
+                Some(Held::Full { is_kept: false, .. }) => self.passing.push_back(key),
+                _ => {}
+            }
+        }
+        if is_awaited { self.take_slot_of_late(wanted) } else { None }
+    }
+
+    /// The slot of the chunk that is needed last and that nobody reads.
+    fn take_slot_of_late(&mut self, wanted: ChunkKey) -> Option<u32> {
+        let lateness = self.plans.lateness();
+        let mut late: Vec<_> = self.passing.iter().filter(|key| **key != wanted).collect();
+        late.sort_by_key(|key| Reverse(lateness.get(key).copied()));
+        for key in late.into_iter().copied().collect::<Vec<_>>() {
+            let Some(Held::Full { slot, is_kept: false }) = self.held.get(&key) else { continue };
+            let slot = *slot;
+            if self.withdraw(key, slot) {
+                self.held.remove(&key);
+                self.passing.retain(|passing| *passing != key);
+                self.backlog.is_absent_again(key);
+                return Some(slot);
+            }
+        }
+        None
+    }
+
+    /// Hides a chunk. False when somebody reads it: then it is shown again.
+    fn withdraw(&mut self, key: ChunkKey, slot: u32) -> bool {
+        let Some(open) = self.datasets.get(key.dataset).map(Arc::clone) else { return false };
+        open.table.withdraw(key.chunk);
+        if self.connections.values().all(|connection| !connection.pins.holds(slot)) {
+            return true;
+        }
+        self.show(&open, key, slot);
+        false
+    }
+
+    pub(super) fn show(&mut self, open: &Open, key: ChunkKey, slot: u32) {
+        self.generation += 1;
+        open.table.publish(key.chunk, Word::new(self.generation, slot));
+    }
+
+    /// Frees condemned slots that nobody reads any more.
+    pub(super) fn reuse_condemned(&mut self) {
+        let connections = &self.connections;
+        let is_free = |slot: &mut u32| connections.values().all(|one| !one.pins.holds(*slot));
+        self.free.extend(self.condemned.extract_if(.., is_free));
+    }
+}
