@@ -40,8 +40,9 @@ pub fn init(level: &str, json: bool) -> Result<(), InitError> {
     }
     let filter = EnvFilter::builder().parse(level).map_err(refused)?;
     let events = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    // It would tell of a stderr that nobody reads any more on that stderr, and panic.
-    let events = events.log_internal_errors(false);
+    // It would tell of a stderr that nobody reads any more on that stderr, and panic. Colours, a feature
+    // that a dependency of tests switches on, would make logs hard to search.
+    let events = events.log_internal_errors(false).with_ansi(false);
     if json { events.json().try_init() } else { events.try_init() }.map_err(InitError::Started)
 }
 

@@ -11,6 +11,8 @@ mod large;
 pub(crate) mod layout;
 pub(crate) mod memory;
 pub(crate) mod message;
+#[cfg(test)]
+mod model;
 mod prefetch;
 mod read;
 pub(crate) mod runtime;
