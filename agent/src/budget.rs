@@ -64,14 +64,62 @@ struct Level {
     free: u64,
 }
 
+/// How one version of cgroups tells of memory.
+struct Version {
+    /// Among the controllers in the line of a process that names its cgroup.
+    controller: &'static str,
+    root: &'static str,
+    bound: &'static str,
+    used: &'static str,
+    cached: &'static str,
+}
+
+const VERSIONS: [Version; 2] = [
+    Version {
+        controller: "",
+        root: "/sys/fs/cgroup",
+        bound: "memory.max",
+        used: "memory.current",
+        cached: "inactive_file ",
+    },
+    Version {
+        controller: "memory",
+        root: "/sys/fs/cgroup/memory",
+        bound: "memory.limit_in_bytes",
+        used: "memory.usage_in_bytes",
+        cached: "total_inactive_file ",
+    },
+];
+
 fn levels() -> impl Iterator<Item = Level> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let own = own.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
-    let root = Path::new("/sys/fs/cgroup");
-    let own = root.join(own.trim_start_matches('/'));
-    let cgroups = own.ancestors().take_while(|level| level.starts_with(root));
-    let cgroups: Vec<Level> = cgroups.filter_map(of_cgroup).collect();
-    cgroups.into_iter().chain(of_machine())
+    let cgroups = VERSIONS.iter().flat_map(|version| version.levels(&own));
+    cgroups.collect::<Vec<_>>().into_iter().chain(of_machine())
+}
+
+impl Version {
+    /// The cgroup of a process with such a `/proc/PID/cgroup`, and the cgroups around it.
+    fn levels(&self, own: &str) -> Vec<Level> {
+        let path = own.lines().find_map(|line| {
+            let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+            controllers.split(',').any(|name| name == self.controller).then_some(path)
+        });
+        let root = Path::new(self.root);
+        let own = root.join(path.unwrap_or_default().trim_start_matches('/'));
+        let levels = own.ancestors().take_while(|level| level.starts_with(root));
+        levels.filter_map(|level| self.level(level)).collect()
+    }
+
+    /// None for a cgroup without a bound.
+    fn level(&self, cgroup: &Path) -> Option<Level> {
+        let number =
+            |file: &str| fs::read_to_string(cgroup.join(file)).ok()?.trim().parse::<u64>().ok();
+        let (all, used) = (number(self.bound)?, number(self.used)?);
+        let stat = fs::read_to_string(cgroup.join("memory.stat")).unwrap_or_default();
+        let cached = stat.lines().find_map(|line| line.strip_prefix(self.cached));
+        let cached: u64 = cached.and_then(|bytes| bytes.trim().parse().ok()).unwrap_or(0);
+        Some(Level { all, free: all.saturating_sub(used).saturating_add(cached) })
+    }
 }
 
 fn of_machine() -> Option<Level> {
@@ -81,15 +129,4 @@ fn of_machine() -> Option<Level> {
         line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
     };
     Some(Level { all: bytes("MemTotal:")?, free: bytes("MemAvailable:")? })
-}
-
-/// None for a cgroup without a bound.
-fn of_cgroup(cgroup: &Path) -> Option<Level> {
-    let number =
-        |file: &str| fs::read_to_string(cgroup.join(file)).ok()?.trim().parse::<u64>().ok();
-    let (all, used) = (number("memory.max")?, number("memory.current")?);
-    let stat = fs::read_to_string(cgroup.join("memory.stat")).unwrap_or_default();
-    let cached = stat.lines().find_map(|line| line.strip_prefix("inactive_file "));
-    let cached: u64 = cached.and_then(|bytes| bytes.trim().parse().ok()).unwrap_or(0);
-    Some(Level { all, free: all.saturating_sub(used).saturating_add(cached) })
 }
