@@ -31,7 +31,7 @@ use std::thread;
 
 use clap::{CommandFactory, Parser};
 use dl_runtime::{Clock, SystemClock};
-use libdiesel::{ConnectOptions, SnapshotCache};
+use libdiesel::{ConnectOptions, OnUncached, SnapshotCache};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::args::{Cli, Command};
@@ -121,7 +121,14 @@ fn run(cli: Cli, notes: Arc<Notes>, out: &mut Output<'_>) -> Result<Exit, Failur
         .map_err(|why| Failure::local("prepare to be stopped by Ctrl-C", why))?;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let task = cli.global.task()?;
+    let told = Arc::clone(&notes);
+    let on_uncached: OnUncached = Arc::new(move |why| {
+        told.note(format_args!(
+            "all files come from the servers, not from the node's cache: {why}"
+        ));
+    });
     let options = ConnectOptions {
+        on_uncached: Some(on_uncached),
         on_retry: Some(waiting::told_to(&notes, &clock)),
         task: task.clone().filter(|_| cli.command.reads_of_task()),
         ..cli.global.connect_options(Environment::of_process()?)?

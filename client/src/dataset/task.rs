@@ -25,7 +25,9 @@ impl Client {
             Ok(attached) => attached,
             Err(error) if error.kind() == Kind::NotFound => return Err(error),
             Err(error) => {
-                tracing::warn!(%name, why = error.chain(), "reading without the node's cache");
+                let why = error.chain();
+                tracing::warn!(%name, why, "reading without the node's cache");
+                self.options().on_uncached.as_ref().inspect(|tell| tell(&why));
                 return self.until_attached(name, attacher).map(Some);
             }
         };

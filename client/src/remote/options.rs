@@ -16,6 +16,9 @@ use crate::task::TaskOptions;
 /// the request: it returns soon, and makes no calls of this library.
 pub type OnRetry = Arc<dyn Fn(&Retry) + Send + Sync>;
 
+/// Is told why a dataset is read without the cache of this node, when it is opened.
+pub type OnUncached = Arc<dyn Fn(&str) + Send + Sync>;
+
 /// A request that failed for now and is about to be tried again, or that waits for an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Retry {
@@ -67,6 +70,8 @@ pub struct ConnectOptions {
     pub task: Option<TaskOptions>,
     /// Who wants to know that a call waits for a server.
     pub on_retry: Option<OnRetry>,
+    /// Who wants to know that there is a task and no agent, so that all files come from the servers.
+    pub on_uncached: Option<OnUncached>,
 }
 
 /// What a client shows to servers that ask for a certificate.
@@ -100,6 +105,7 @@ impl Default for ConnectOptions {
             snapshots: None,
             task: None,
             on_retry: None,
+            on_uncached: None,
         }
     }
 }
