@@ -1,9 +1,15 @@
 //! The node's cache: processes of one task read out of one copy in memory, whatever happens to the
 //! agent that fills it, and to the servers.
 
+mod cgroup;
+mod changes;
+mod environment;
 mod failures;
+mod memory;
 mod shared;
 mod status;
+mod torture;
+mod worker;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,0 +1,121 @@
+//! An agent in a cgroup that has little memory.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_tests::{skip, tell};
+use rustix::process::{Signal, kill_process};
+
+use super::worker::Worker;
+use super::{Scene, ends};
+
+const MIB: u64 = 1 << 20;
+const BUDGET: u64 = 64 * MIB;
+/// Some 85 chunks of 1 MiB.
+const FILES: u32 = 9_000;
+
+/// The files of both versions of cgroups: root, bound, and the count of processes that were killed.
+const VERSIONS: [(&str, &str, &str); 2] = [
+    ("/sys/fs/cgroup", "memory.max", "memory.events"),
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.oom_control"),
+];
+
+/// A cgroup of this test.
+struct Cgroup {
+    folder: PathBuf,
+    events: &'static str,
+}
+
+impl Cgroup {
+    /// A cgroup with so many bytes of memory; none where no cgroup can be made.
+    fn new(bound: u64) -> Option<Self> {
+        VERSIONS.iter().find_map(|(root, file, events)| {
+            let folder = Path::new(root).join(format!("diesel-test-{}", std::process::id()));
+            fs::create_dir(&folder).ok()?;
+            let cgroup = Self { folder, events };
+            cgroup.set(file, bound).ok()?;
+            // Not every kernel counts swap.
+            let _ = cgroup.set("memory.swap.max", 0);
+            let _ = cgroup.set("memory.memsw.limit_in_bytes", bound);
+            Some(cgroup)
+        })
+    }
+
+    fn set(&self, file: &str, number: u64) -> Result<()> {
+        let mut file = OpenOptions::new().write(true).open(self.folder.join(file))?;
+        Ok(file.write_all(number.to_string().as_bytes())?)
+    }
+
+    /// Processes that were killed because memory was short.
+    fn kills(&self) -> Result<u64> {
+        let events = fs::read_to_string(self.folder.join(self.events))?;
+        let line = events.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        Ok(line.context("it counts them")?.trim().parse()?)
+    }
+
+    /// A worker in it, and so is the agent that the worker starts.
+    fn worker(&self, scene: &Scene, seed: usize) -> Result<Worker> {
+        let inner = scene.worker_command(seed)?;
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]);
+        command.arg(self.folder.join("cgroup.procs")).arg(inner.get_program());
+        command.args(inner.get_args());
+        command.envs(inner.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command.env("DIESEL_AGENT_MEMORY", BUDGET.to_string());
+        let mut worker = Worker::start(&mut command, scene.path(&format!("errors-{seed}")))?;
+        worker.ask("open")?;
+        Ok(worker)
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        for _ in 0..100 {
+            if fs::remove_dir(&self.folder).is_ok() {
+                return;
+            }
+            // Its processes were killed a moment ago.
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+#[test]
+fn heavy_an_agent_beside_the_memory_of_a_killed_one_is_not_killed_for_want_of_memory() -> Result<()>
+{
+    let Some(cgroup) = Cgroup::new(BUDGET * 3 / 2) else {
+        return skip("no cgroup with a bound of memory can be made here");
+    };
+    let scene = Scene::stamped(FILES)?;
+    let all = format!("{FILES} read");
+    let mut idle = cgroup.worker(&scene, 1)?;
+    ensure!(idle.ask("epoch 0")? == all, "files are missing");
+    let (first, before) = (scene.agent()?, scene.status()?);
+    let used = |status: &serde_json::Value| status["memory_used"].as_u64().unwrap_or_default();
+    ensure!(used(&before) > BUDGET * 9 / 10, "there was no room for the first agent: {before}");
+    kill_process(first, Signal::KILL)?;
+    ends(first, Duration::from_secs(5))?;
+    let mut next = cgroup.worker(&scene, 2)?;
+    ensure!(next.ask("epoch 0")? == all && next.ask("epoch 1")? == all, "files are missing");
+    let beside = scene.status()?;
+    ensure!(idle.ask("epoch 0")? == all, "files are missing");
+    let after = scene.status()?;
+    tell(format_args!(
+        "budget {} MiB, cgroup {} MiB: {} MiB in the first agent, {} MiB in the second one beside it, \
+         {} MiB when the worker of the first one had attached again",
+        BUDGET / MIB,
+        BUDGET * 3 / 2 / MIB,
+        used(&before) / MIB,
+        used(&beside) / MIB,
+        used(&after) / MIB
+    ));
+    ensure!(cgroup.kills()? == 0, "processes were killed");
+    ensure!(after["pid"] == beside["pid"], "the second agent ended: {after}");
+    next.end()?;
+    idle.end()?;
+    Ok(())
+}

@@ -1,0 +1,154 @@
+//! What an agent and its workers leave to the machine, and machines that give them less than others.
+
+use std::collections::{BTreeSet, HashSet};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_tests::program::{Ended, Server, run};
+use dl_tests::skip;
+use rustix::process::{Signal, kill_process};
+
+use super::worker::Worker;
+use super::{Scene, ends};
+
+/// Files of a scene: some ten chunks.
+const FILES: u32 = 1_000;
+
+/// What the kernel says that a process has.
+fn of_process(worker: &Worker, what: &str) -> Result<BTreeSet<String>> {
+    let folder = PathBuf::from(format!("/proc/{}/{what}", worker.process.id()));
+    let entries = fs::read_dir(&folder)?.map(|entry| {
+        let entry = entry?;
+        let target = fs::read_link(entry.path()).unwrap_or_default();
+        Ok(format!("{} {}", entry.file_name().to_string_lossy(), target.display()))
+    });
+    entries.collect()
+}
+
+#[test]
+fn a_worker_has_no_thread_and_no_descriptor_but_its_socket() -> Result<()> {
+    let mut scene = Scene::stamped(FILES)?;
+    scene.start_agent(&["--policy", "oneshot"])?;
+    scene.becomes(|status| status["partial"] == false)?;
+    scene.kill_server()?;
+    let mut worker = scene.worker(1)?;
+    let (threads, before) = (of_process(&worker, "task")?, of_process(&worker, "fd")?);
+    for line in ["open", "all", "keep 3", "all"] {
+        worker.ask(line)?;
+    }
+    ensure!(threads.len() == 1 && of_process(&worker, "task")? == threads, "it has threads");
+    let after = of_process(&worker, "fd")?;
+    let new: Vec<_> = after.difference(&before).collect();
+    ensure!(before.is_subset(&after), "{before:?} became {after:?}");
+    ensure!(new.len() == 1 && new.iter().all(|one| one.contains("socket:")), "new: {new:?}");
+    worker.end()?;
+    Ok(())
+}
+
+/// Processes with a text in one of their files below `/proc`, but this one.
+fn processes_with(file: &str, text: &str) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        let is_process = name.bytes().all(|byte| byte.is_ascii_digit());
+        if is_process && name != std::process::id().to_string() {
+            // A process may end meanwhile, or belong to somebody else.
+            let bytes = fs::read(Path::new("/proc").join(&name).join(file)).unwrap_or_default();
+            if String::from_utf8_lossy(&bytes).contains(text) {
+                found.push(name);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The numbers of the files that shared memory of the cache consists of, as a worker maps it.
+fn memory_of(worker: &Worker) -> Result<HashSet<String>> {
+    let maps = fs::read_to_string(format!("/proc/{}/maps", worker.process.id()))?;
+    let maps = maps.lines().filter(|line| line.contains("memfd:diesel-"));
+    Ok(maps.filter_map(|line| line.split_whitespace().nth(4).map(str::to_owned)).collect())
+}
+
+#[test]
+fn after_a_kill_of_everything_nothing_is_left_and_nothing_is_in_the_way() -> Result<()> {
+    let mut scene = Scene::stamped(FILES)?;
+    let mut workers = vec![scene.worker(1)?, scene.worker(2)?];
+    let mut memory = HashSet::new();
+    for worker in &mut workers {
+        worker.ask("open")?;
+        worker.ask("all")?;
+        worker.ask("keep 2")?;
+        memory.extend(memory_of(worker)?);
+    }
+    ensure!(memory.len() >= 4, "arena, table and two pages: {memory:?}");
+    let here = scene.path("").display().to_string();
+    ensure!(processes_with("environ", &here)?.len() == 3, "workers and agent");
+    let agent = scene.agent()?;
+    scene.kill_server()?;
+    kill_process(agent, Signal::KILL)?;
+    workers.iter_mut().try_for_each(|worker| worker.process.kill())?;
+    ends(agent, Duration::from_secs(5))?;
+
+    ensure!(processes_with("environ", &here)?.is_empty(), "a process is left");
+    for inode in memory {
+        let holders = processes_with("maps", &format!(" {inode} "))?;
+        ensure!(holders.is_empty(), "{holders:?} hold memory {inode}");
+    }
+    ensure!(fs::read_dir(scene.path("run"))?.count() == 2, "a socket and a lock");
+    scene.server = Some(Server::start_with(&scene.path("data"), &scene.address, &[])?);
+    let mut worker = scene.worker(3)?;
+    worker.ask("open")?;
+    ensure!(worker.ask("all")? == format!("{FILES} read"), "files are missing");
+    ensure!(scene.agent()? != agent, "another agent");
+    worker.end()?;
+    Ok(())
+}
+
+/// Fails unless a reader has read everything and has said once that it reads without the cache.
+fn has_read_without_the_cache(ended: Ended) -> Result<()> {
+    let ended = ended.code(0)?;
+    let told: serde_json::Value = serde_json::from_str(ended.text().trim())?;
+    ensure!(told["files"] == FILES, "{told}");
+    let notes = ended.stderr.matches("cache").count();
+    ensure!(notes == 1 && ended.stderr.lines().count() == 1, "one note: {}", ended.stderr);
+    Ok(())
+}
+
+const READ: [&str; 4] = ["--json", "shuffle", "dl://ds", "--read"];
+
+#[test]
+fn where_no_shared_memory_can_be_made_a_note_says_so_and_servers_give_the_files() -> Result<()> {
+    let scene = Scene::stamped(FILES)?;
+    let dlcmd = scene.dlcmd()?;
+    let mut python = Command::new("python3");
+    python.args(["-c", include_str!("without_memfd.py")]).arg(dlcmd.get_program());
+    python.args(dlcmd.get_args()).args(READ);
+    for (name, value) in dlcmd.get_envs() {
+        match value {
+            Some(value) => python.env(name, value),
+            None => python.env_remove(name),
+        };
+    }
+    match run(&mut python) {
+        Ok(ended) if !ended.stderr.contains("no filter") => has_read_without_the_cache(ended),
+        refused => skip(format_args!("no filter of system calls can be set here: {refused:?}")),
+    }
+}
+
+#[test]
+fn where_the_folder_of_sockets_can_not_be_used_a_note_says_so_once() -> Result<()> {
+    let scene = Scene::stamped(FILES)?;
+    fs::write(scene.path("file"), "no folder")?;
+    fs::create_dir(scene.path("open"))?;
+    fs::set_permissions(scene.path("open"), fs::Permissions::from_mode(0o755))?;
+    for folder in ["file", "file/below", "open", "missing/below"] {
+        let mut command = scene.dlcmd()?;
+        command.env("DIESEL_RUNTIME_DIR", scene.path(folder));
+        has_read_without_the_cache(run(command.args(READ))?).context(folder)?;
+    }
+    Ok(())
+}
