@@ -137,53 +137,26 @@ fn wanted(open: &Open, fetch: Fetch) -> Result<Wanted, String> {
     Ok(Wanted { key, slot, id, files, first, progress })
 }
 
-/// Fetches all of it; gives how many bytes.
+/// Fetches all of it; gives how many bytes. A file that is needed first comes by a request of its own: a
+/// server reads all ranges of a request before it sends the first one.
 async fn fill(cache: &Cache, open: &Open, arena: &Arena, wanted: &Wanted) -> Result<u64, Failure> {
-    let ranges = wanted.ranges();
-    if ranges.is_empty() {
-        return Ok(0);
-    }
-    let asked: Vec<ChunkRange> = ranges
-        .iter()
-        .map(|range| ChunkRange {
-            chunk: wanted.id,
-            offset: range.start,
-            length: range.end - range.start,
-        })
-        .collect();
-    arena.populate(wanted.slot);
-    let length = ranges.iter().map(|range| range.len() as u64).sum();
+    let (first, mut left) = wanted.ranges();
+    let length = first.iter().chain(&left).map(|range| range.len() as u64).sum();
     wanted.progress.length.store(length, Ordering::Relaxed);
+    arena.populate(wanted.slot);
+    if let (Some(range), Some((number, place))) = (first, wanted.first) {
+        wanted.fetch(open, arena, std::slice::from_ref(&range), false).await?.ok();
+        if is_right(arena, wanted.slot, place) {
+            // From now on readers may have it: it is not written again.
+            cache.state().file_is_there(wanted.key, number);
+        } else {
+            left.push(range);
+        }
+    }
     let mut why = String::new();
-    let first = ranges.first().cloned().unwrap_or_default();
-    let mut is_first_read = false;
     for passes_copies in [false, true] {
-        let mut came = 0;
-        wanted.progress.bytes.store(0, Ordering::Relaxed);
-        let take = |index: usize, offset: u64, bytes: &[u8]| {
-            let start = ranges.get(index).map_or(0, |range| u64::from(range.start));
-            let at = u32::try_from(start.saturating_add(offset)).unwrap_or(u32::MAX);
-            // Readers may have the first file by now.
-            if index == 0 && is_first_read {
-                return;
-            }
-            arena.write(wanted.slot, at, bytes);
-            wanted.progress.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-            if index == 0 && wanted.first.is_some() {
-                came += bytes.len();
-                if came == first.len() {
-                    is_first_read = wanted.first_is_there(cache, arena);
-                }
-            }
-        };
-        let fetched = open.source.fetch(&asked, passes_copies, take).await;
-        let fetched = fetched.map_err(|error| Failure::Away(chain(&error)))?;
-        if let Some(error) = fetched.into_iter().find_map(Result::err) {
-            match error.kind() {
-                Kind::Corrupt => why = chain(&error),
-                Kind::NotFound => return Err(Failure::Final(chain(&error))),
-                _ => return Err(Failure::Away(chain(&error))),
-            }
+        if let Err(damage) = wanted.fetch(open, arena, &left, passes_copies).await? {
+            why = damage;
             continue;
         }
         match wanted.files.iter().find(|file| !is_right(arena, wanted.slot, file.1)) {
@@ -195,25 +168,48 @@ async fn fill(cache: &Cache, open: &Open, arena: &Arena, wanted: &Wanted) -> Res
 }
 
 impl Wanted {
-    /// The parts of the object to fetch, the file that is needed first before all others.
-    fn ranges(&self) -> Vec<Range<u32>> {
-        let end_of = |place: &FilePlace| place.offset.saturating_add(place.length as u32);
+    /// The parts of the object to fetch: the file that is needed first, and the rest.
+    fn ranges(&self) -> (Option<Range<u32>>, Vec<Range<u32>>) {
+        let range_of =
+            |place: &FilePlace| place.offset..place.offset.saturating_add(place.length as u32);
         let start = self.files.iter().map(|(_, place)| place.offset).min().unwrap_or(0);
-        let end = self.files.iter().map(|(_, place)| end_of(place)).max().unwrap_or(0);
-        let first =
-            self.first.as_ref().map_or(start..start, |(_, first)| first.offset..end_of(first));
-        let ranges = [first.clone(), start..first.start, first.end..end];
-        ranges.into_iter().filter(|range| !range.is_empty()).collect()
+        let end = self.files.iter().map(|(_, place)| range_of(place).end).max().unwrap_or(0);
+        let first = self.first.as_ref().map(|(_, place)| range_of(place));
+        let gap = first.clone().unwrap_or(start..start);
+        let rest = [start..gap.start, gap.end..end];
+        (first, rest.into_iter().filter(|range| !range.is_empty()).collect())
     }
 
-    /// Hands the first file over if its bytes are right; says whether they are.
-    fn first_is_there(&self, cache: &Cache, arena: &Arena) -> bool {
-        match self.first {
-            Some((number, place)) if is_right(arena, self.slot, place) => {
-                cache.state().file_is_there(self.key, number);
-                true
-            }
-            _ => false,
+    /// Fetches ranges into the slot; an error says what is damaged.
+    async fn fetch(
+        &self,
+        open: &Open,
+        arena: &Arena,
+        ranges: &[Range<u32>],
+        passes_copies: bool,
+    ) -> Result<Result<(), String>, Failure> {
+        if ranges.is_empty() {
+            return Ok(Ok(()));
+        }
+        let asked = ranges.iter().map(|range| ChunkRange {
+            chunk: self.id,
+            offset: range.start,
+            length: range.end - range.start,
+        });
+        let asked: Vec<ChunkRange> = asked.collect();
+        let take = |index: usize, offset: u64, bytes: &[u8]| {
+            let start = ranges.get(index).map_or(0, |range| u64::from(range.start));
+            let at = u32::try_from(start.saturating_add(offset)).unwrap_or(u32::MAX);
+            arena.write(self.slot, at, bytes);
+            self.progress.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        };
+        let fetched = open.source.fetch(&asked, passes_copies, take).await;
+        let fetched = fetched.map_err(|error| Failure::Away(chain(&error)))?;
+        let Some(error) = fetched.into_iter().find_map(Result::err) else { return Ok(Ok(())) };
+        match error.kind() {
+            Kind::Corrupt => Ok(Err(chain(&error))),
+            Kind::NotFound => Err(Failure::Final(chain(&error))),
+            _ => Err(Failure::Away(chain(&error))),
         }
     }
 }

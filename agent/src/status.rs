@@ -74,7 +74,7 @@ pub struct OrderStatus {
     pub rank: u32,
     /// Processes that read along it.
     pub readers: u64,
-    /// Chunks that are needed soon: those of the group that is read, and of the next one.
+    /// Chunks that are needed soon: those of the group that is read, and of the next ones.
     pub chunks: u64,
     /// Those of them that are in memory.
     pub chunks_present: u64,

@@ -9,8 +9,9 @@ use std::sync::Arc;
 
 use libdiesel::order::{ChunkPlan, Cursor, Order, OrderError, OrderSettings, Selection};
 
-/// Number of groups to fetch behind the current group.
-const AHEAD: usize = 1;
+/// Groups behind the current one that are fetched ahead, as far as there are slots: chunks of them that are
+/// kept need none.
+const AHEAD: usize = 4;
 
 /// A group of chunks, by need.
 #[derive(Debug)]
