@@ -1,6 +1,8 @@
 //! Reads a dataset through the node's cache, as lines of its input say, and checks every byte: the bytes
 //! of a file follow from its path. Tests of the cache run several of these and kill them.
 //!
+//! # Use
+//!
 //! `cargo run -p libdiesel --example read_cached -- make FOLDER FILES` writes such files.
 //! `DIESEL_TASK=job cargo run -p libdiesel --example read_cached -- 127.0.0.1:7420 DATASET SEED` reads.
 //!

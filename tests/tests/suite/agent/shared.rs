@@ -121,7 +121,8 @@ fn a_large_file_comes_through_fewer_slots_than_it_has_parts() -> Result<()> {
     ensure!(buffer.get(..length) == Some(&large[..]), "into a buffer");
     ensure!(*dataset.view("large")? == large[..], "a view");
     let small = bytes_of(&scene, &"large")?.len();
-    ensure!(dataset.get_many_into(&["large"], &mut buffer)? == [0..small], "in a batch");
+    let places = dataset.get_many_into(&["large"], &mut buffer)?;
+    ensure!(places.first() == Some(&(0..small)), "in a batch");
     let status = scene.status()?;
     ensure!(status["fallbacks"] == 0 && status["failed_fetches"] == 0, "{status}");
     ensure!(status["memory_used"].as_u64() <= Some(24 << 20), "{status}");
