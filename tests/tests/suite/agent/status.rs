@@ -264,18 +264,21 @@ fn orders_are_shown_with_their_windows_and_with_groups_that_do_not_fit() -> Resu
     scene.start_agent(&["--memory", "24MiB"])?;
     let dataset = open(&scene, PATIENCE)?;
     let epoch = dataset.shuffle(ShuffleOptions::new(1, 0, 2))?;
+    epoch.next()?.context("a file")?.bytes?;
     scene.becomes(|status| {
         let order = &status["orders"][0];
         order["chunks"].as_u64() > Some(2) && order["chunks"] == order["chunks_present"]
     })?;
     drop(epoch);
-    let _epoch = dataset.shuffle(ShuffleOptions::new(1, 0, 50))?;
+    let epoch = dataset.shuffle(ShuffleOptions::new(1, 0, 50))?;
+    epoch.next()?.context("a file")?.bytes?;
     scene.becomes(|status| {
         let order = &status["orders"][0];
         order["group_chunks"] == status["chunks"] && order["group_chunks_max"] == 5
     })?;
     let told = run(scene.dlcmd()?.args(["agent", "status"]))?.code(0)?.text();
     ensure!(told.contains("does not fit into memory, one of 5 would"), "{told}");
+    drop(epoch);
     Ok(())
 }
 
