@@ -62,11 +62,13 @@ impl Scene {
         told.text().lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
     }
 
-    /// The wait of a process once it is in a state.
+    /// The wait of a process once it is in a state; one that is fetched, once the request is made.
     fn wait_of(&self, pid: u32, state: &str) -> Result<Value> {
         for _ in 0..1_500 {
             let waits = self.waits()?;
-            let found = waits.iter().find(|wait| wait["pid"] == pid && wait["state"] == state);
+            let is_asked = |wait: &Value| state != "fetching" || wait["length"] != 0;
+            let is_it = |wait: &Value| wait["pid"] == pid && wait["state"] == state;
+            let found = waits.iter().find(|wait| is_it(wait) && is_asked(wait));
             if let Some(wait) = found {
                 return Ok(wait.clone());
             }
@@ -279,6 +281,7 @@ fn orders_are_shown_with_their_windows_and_with_groups_that_do_not_fit() -> Resu
     })?;
     let told = run(scene.dlcmd()?.args(["agent", "status"]))?.code(0)?.text();
     ensure!(told.contains("does not fit into memory, one of 5 would"), "{told}");
+    drop(epoch);
     Ok(())
 }
 
