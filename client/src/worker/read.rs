@@ -286,6 +286,7 @@ impl Worker {
         together: &[u32],
         lines: usize,
     ) -> [FilePlace; TOGETHER] {
+        self.snapshot.bring(together);
         let mut places = [FilePlace::NOWHERE; TOGETHER];
         for (place, number) in places.iter_mut().zip(together) {
             *place = self.place(*number).unwrap_or(FilePlace::NOWHERE);
