@@ -7,7 +7,10 @@ use std::sync::Arc;
 
 use dl_format::DatasetName;
 use libdiesel::agent::{ChunkSource, Servers, Table, Version, at_version, snapshot_file};
-use libdiesel::{Client, Dataset, Kind, Snapshot, SnapshotCache};
+use libdiesel::{Client, ConnectOptions, Dataset, Kind, Snapshot, SnapshotCache};
+
+/// Connections to each server: one agent fetches what many processes would fetch.
+const CONNECTIONS: usize = 4;
 
 /// A chunk of one of the datasets, or, behind the chunks, a part of a large file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -54,7 +57,8 @@ impl Open {
     /// Finds a dataset by its servers. Blocks.
     pub(crate) fn find(name: &str, servers: &Servers) -> Result<Dataset, Refusal> {
         let legal = DatasetName::new(name).map_err(|why| Refusal::because(&why))?;
-        Ok(Client::connect(servers.options())?.dataset(&legal)?)
+        let options = ConnectOptions { connections_per_server: CONNECTIONS, ..servers.options() };
+        Ok(Client::connect(options)?.dataset(&legal)?)
     }
 
     /// Opens a dataset at the version that the task reads; at the newest one where no version is known,

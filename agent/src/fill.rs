@@ -22,7 +22,7 @@ use crate::dataset::{ChunkKey, Open, chain};
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Chunks that are fetched at once before anybody waits for them.
-const FETCHES_MAX: usize = 6;
+const FETCHES_MAX: usize = 12;
 
 impl Cache {
     /// Begins a fetch.

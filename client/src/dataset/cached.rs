@@ -207,11 +207,16 @@ impl Dataset {
 
     /// The numbers of files; that of no file for a path where none is.
     fn numbers(&self, snapshot: &Snapshot, files: &[FileKey<'_>]) -> Result<Vec<u32>, Error> {
+        let paths = files.iter().filter_map(|file| match file {
+            FileKey::Number(_) => None,
+            FileKey::Path(path) => Some(path.as_ref()),
+        });
+        let mut of_paths = snapshot.numbers(paths)?.into_iter();
         let number = |file: &FileKey<'_>| match file {
-            FileKey::Number(number) => Ok(*number),
-            FileKey::Path(path) => Ok(snapshot.number(path)?.unwrap_or(u32::MAX)),
+            FileKey::Number(number) => *number,
+            FileKey::Path(_) => of_paths.next().flatten().unwrap_or(u32::MAX),
         };
-        files.iter().map(number).collect()
+        Ok(files.iter().map(number).collect())
     }
 
     fn get_past_cache(&self, file: &FileKey<'_>) -> Result<Bytes, Error> {

@@ -283,14 +283,6 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         Some((chunk, FileNumber(u32::from_le_bytes(*first))))
     }
 
-    /// Looks at the first byte of the record of a file, so that the processor brings it: looks at many records
-    /// overlap where decoding them would wait for each.
-    #[inline]
-    pub fn touch(&self, number: FileNumber) -> u8 {
-        let (records, at) = self.record(number);
-        records.get(at).copied().unwrap_or_default()
-    }
-
     /// Where the bytes of a file are: the number of its chunk, their offset in it, and their length and
     /// checksum.
     ///
@@ -443,10 +435,10 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         Ok(None)
     }
 
-    /// Has a file's record on its way while its name is compared: who looks for a path mostly wants
+    /// Has a file's record on its way, as while its name is compared: who looks for a path mostly wants
     /// to know more of it.
     #[inline]
-    fn touch(&self, file: u32) {
+    pub fn touch(&self, file: u32) {
         let (records, at) = self.record(FileNumber(file));
         std::hint::black_box(records.get(at).copied());
     }
