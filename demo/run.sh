@@ -107,7 +107,7 @@ epoch() {
     done
     for reader in "${readers[@]}"; do wait "$reader"; done
     cat "$work"/rank? | sed 's/^/    /'
-    "$dlcmd" agent status --task demo | grep '^servers gave' | sed 's/^/  /'
+    "$dlcmd" agent status --task demo | grep '^fetched from the servers' | sed 's/^/  /'
 }
 epoch 0
 echo "  The second epoch asks the server for nothing:"
