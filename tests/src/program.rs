@@ -3,6 +3,7 @@
 //! Must hold: what was started ends with the test, by its process id; every wait has an end.
 
 use std::ffi::OsStr;
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Output, Stdio};
@@ -74,14 +75,35 @@ impl Process {
         self.child.stdin.take().zip(self.child.stdout.take())
     }
 
-    /// Sends it a signal.
+    /// Sends it a signal. After `STOP` returns, none of its threads runs.
     ///
     /// # Errors
     /// When it is gone.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         kill_process(pid.context("a process has an id")?, signal)
-            .with_context(|| format!("send a signal to {}", self.name))
+            .with_context(|| format!("send a signal to {}", self.name))?;
+        if signal == Signal::STOP { self.await_stop() } else { Ok(()) }
+    }
+
+    /// A thread of a process that was sent a stop goes on until another thread has taken the signal.
+    fn await_stop(&self) -> Result<()> {
+        let tasks = PathBuf::from(format!("/proc/{}/task", self.id()));
+        let is_stopped = |task: PathBuf| {
+            // A thread that has ended meanwhile has no file.
+            let status = fs::read_to_string(task.join("stat")).unwrap_or_default();
+            status.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with(['T', 'Z']))
+        };
+        let clock = clock();
+        let until = clock.monotonic() + PATIENCE;
+        loop {
+            let mut threads = fs::read_dir(&tasks)?;
+            if threads.all(|thread| thread.is_ok_and(|thread| is_stopped(thread.path()))) {
+                return Ok(());
+            }
+            ensure!(clock.monotonic() < until, "{} does not stop", self.name);
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Kills it, as `kill -9` does, and waits until it is gone.
@@ -124,7 +146,7 @@ impl Process {
 
     /// The most memory it ever had, in bytes; none once it has ended.
     pub fn peak_memory(&self) -> Option<u64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
         let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
         Some(kib << 10)

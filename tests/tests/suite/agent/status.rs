@@ -160,11 +160,10 @@ fn a_chunk_that_comes_after_its_reader_gave_up_is_not_pinned() -> Result<()> {
     scene.signal_server(Signal::STOP)?;
     let bytes = std::thread::scope(|scope| {
         let reading = scope.spawn(|| dataset.view(file));
-        // The wait for the agent has ended by then.
-        std::thread::sleep(Duration::from_secs(1));
+        let gave_up = scene.becomes(|status| status["fallbacks"] == 1);
         let continued = scene.signal_server(Signal::CONT);
         let read = reading.join().expect("no panic");
-        continued.and_then(|()| Ok(read?))
+        gave_up.and(continued).and_then(|()| Ok(read?))
     })?;
     let path = dataset.snapshot().context("a snapshot")?.path(file)?;
     ensure!(*bytes == bytes_of(&scene, &path)?[..], "other bytes");
