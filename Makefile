@@ -28,7 +28,7 @@ install = grep -qwF '$(word 2,$(subst @, ,$(2)))' <<< "$$($(1) --version 2>/dev/
 	env -u CARGO_TARGET_DIR cargo install --locked --root $(TOOLS) $(2)
 
 .NOTPARALLEL:
-.PHONY: help demo cluster-demo test test-lint test-doc test-unit test-end-to-end bench lint torture fuzz clone fmt clippy programs nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps training bench-training python-env
+.PHONY: help demo cluster-demo test test-lint test-doc test-unit test-end-to-end bench lint torture fuzz clone fmt clippy programs nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps training bench-training python python-env test-python
 
 help: ## Show this list.
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -45,7 +45,7 @@ test: test-lint test-doc test-unit test-end-to-end ## What has to pass before a 
 test-lint: clone fmt clippy ## Format and clippy.
 
 test-doc: clone ## The examples in the documentation.
-	cargo test --locked --workspace --doc --quiet
+	cargo test --locked --doc --quiet
 
 test-unit: clone redis openssl nextest ## The tests of each crate, with a real Redis.
 	$(call counted,default,not package(dl-tests))
@@ -69,6 +69,17 @@ bench-training: clone training ## Train small models with a full, a chunk-wise a
 
 # The sanitizers of cargo-fuzz need a nightly compiler, which nothing else here does; so a machine
 # without one is told, and not failed; it counts as a test that was skipped.
+python: clone python-env ## Build the wheel of the Python package, and install it into an environment of its own.
+	cargo build --locked --release --package dlcmd
+	$(call wheel,release,release)
+	@echo "Install it elsewhere: pip install $(CARGO_TARGET_DIR)/release/wheels/libdiesel-*.whl"
+
+test-python: clone programs python-env ## The tests of the Python package, with the real PyTorch.
+	$(call wheel,dev,debug)
+	$(TOOLS)/python/bin/python -B -m mypy --config-file python/pyproject.toml python/libdiesel
+	cd python && PYTHONDONTWRITEBYTECODE=1 DIESEL_PROGRAMS=$(CARGO_TARGET_DIR)/debug \
+		$(TOOLS)/python/bin/pytest
+
 fuzz: ## Run every fuzz target for FUZZ_SECONDS from the golden files on (needs a nightly toolchain).
 	@if ! rustup toolchain list | grep -q '^nightly'; then \
 		echo "fuzz: cargo-fuzz needs a nightly compiler: rustup toolchain install nightly" \
@@ -99,11 +110,12 @@ fmt:
 	cargo fmt --all --check
 
 clippy:
-	cargo clippy --locked --workspace --all-targets -- -D warnings
+	cargo clippy --locked --all-targets -- -D warnings
+	PYO3_NO_PYTHON=1 cargo clippy --locked --package dl-python -- -D warnings
 
 # What the end-to-end tests and the demos in them start. Cargo builds no binaries for the tests of another package.
 programs:
-	cargo build --locked --workspace --bins --examples
+	cargo build --locked --bins --examples
 
 nextest:
 	@$(call install,cargo-nextest,$(NEXTEST))
@@ -157,6 +169,17 @@ python-env:
 		cp python/requirements.txt $(TOOLS)/python; \
 	}
 
+# Builds the wheel of the package with the profile $(1), whose folder is $(2), dlcmd of that inside, and installs it
+# into the environment of the tests.
+define wheel
+	@mkdir -p python/data/scripts && \
+		strip -o python/data/scripts/dlcmd $(CARGO_TARGET_DIR)/$(2)/dlcmd
+	$(TOOLS)/python/bin/maturin build --quiet --locked --strip --profile $(1) \
+		--manifest-path python/Cargo.toml --out $(CARGO_TARGET_DIR)/$(2)/wheels
+	$(TOOLS)/python/bin/pip install --quiet --no-deps --force-reinstall \
+		$(CARGO_TARGET_DIR)/$(2)/wheels/libdiesel-*.whl
+endef
+
 # Most tests wait for servers, so two run on each core.
 #
 # Runs the tests $(2) with the profile $(1), then $(4), in the environment $(3). Prints the ten slowest
@@ -164,7 +187,7 @@ python-env:
 define counted
 	@mkdir -p $(dir $(SKIPPED)) && : > $(SKIPPED); \
 	export DIESEL_SKIPPED=$(SKIPPED); code=0; \
-	$(3) cargo nextest run --locked --workspace --profile $(1) \
+	$(3) cargo nextest run --locked --profile $(1) \
 		--test-threads $$((2 * $$(nproc))) -E '$(2)' $(4) || code=$$?; \
 	echo "The slowest tests, in seconds:"; \
 	sed -nE 's/.*<testcase name="([^"]*)" classname="([^"]*)".* time="([0-9.]+)".*/\3 \2 \1/p' \

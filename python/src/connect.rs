@@ -219,9 +219,8 @@ fn task_of(py: Python<'_>, name: &str) -> PyResult<TaskOptions> {
         name => TaskOptions::named(name),
     };
     let task = task.ok_or_else(|| {
-        let text = format!(
-            "task={name:?}: a name has at most 128 of the characters A-Z a-z 0-9 . _ : -"
-        );
+        let text =
+            format!("task={name:?}: a name has at most 128 of the characters A-Z a-z 0-9 . _ : -");
         invalid(py, text)
     })?;
     // The program comes with this package.
@@ -245,8 +244,7 @@ fn key_of(py: Python<'_>, file: &PathBuf) -> PyResult<String> {
 }
 
 fn read(py: Python<'_>, file: &PathBuf) -> PyResult<Vec<u8>> {
-    let failed =
-        |why: String| named(py, "LocalError", format!("read {}: {why}", file.display()));
+    let failed = |why: String| named(py, "LocalError", format!("read {}: {why}", file.display()));
     let length = fs::metadata(file).map_err(|why| failed(why.to_string()))?.len();
     if length > FILE_MAX {
         return Err(failed(format!("it has {length} bytes, which no key or certificate has")));

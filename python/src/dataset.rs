@@ -8,17 +8,17 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
 use libdiesel::{
-    Client, Counts, DirPath, Error, FilePath, Listing, OrderSettings, Partition, ResumeToken, ShuffleOptions,
-    StatItem, Tail, Worker,
+    Client, Counts, DirPath, Error, FilePath, Listing, OrderSettings, Partition, ResumeToken,
+    ShuffleOptions, StatItem, Tail, Worker,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PySlice};
 
+use crate::classes::Classes;
 use crate::connect::Target;
 use crate::epoch::Epoch;
 use crate::errors::{Raise, invalid, named};
 use crate::files::{Files, bytes_of, file_path, folder_path, python_name};
-use crate::folder::Folder;
 use crate::into::Into;
 use crate::view::{Batch, View};
 use crate::wait::wait;
@@ -103,11 +103,7 @@ impl Dataset {
     ///
     /// :raises NotFoundError: when there is no such file
     /// :raises CorruptError: when its stored bytes are damaged everywhere
-    fn get<'py>(
-        &self,
-        py: Python<'py>,
-        file: &Bound<'py, PyAny>,
-    ) -> PyResult<Bound<'py, PyBytes>> {
+    fn get<'py>(&self, py: Python<'py>, file: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
         let open = self.open.load();
         let open = open.as_ref().ok_or_else(|| self.is_closed(py))?;
         let files = Files::one(&open.dataset, file)?;
@@ -138,8 +134,7 @@ impl Dataset {
     fn view(&self, py: Python<'_>, file: &Bound<'_, PyAny>) -> PyResult<View> {
         let files = Files::one(&self.open(py)?.dataset, file)?;
         let view = self.views(py, files)?.pop();
-        view.map(View::of)
-            .ok_or_else(|| named(py, "InternalError", "no file was read".to_owned()))
+        view.map(View::of).ok_or_else(|| named(py, "InternalError", "no file was read".to_owned()))
     }
 
     /// The same of many files, in their order: a :class:`Batch`, a sequence of views.
@@ -187,11 +182,7 @@ impl Dataset {
     /// seconds, ``mode``, ``crc32c``, and ``number`` where the handle has a snapshot.
     ///
     /// :raises NotFoundError: when there is nothing
-    fn stat<'py>(
-        &self,
-        py: Python<'py>,
-        path: &Bound<'py, PyAny>,
-    ) -> PyResult<Bound<'py, PyDict>> {
+    fn stat<'py>(&self, py: Python<'py>, path: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
         let path = file_path(py, bytes_of(path)?)?;
         let told = PyDict::new(py);
         match self.stats(py, path.clone())? {
@@ -265,10 +256,10 @@ impl Dataset {
     /// Begins an epoch, or goes on with one: its files in chunk-wise shuffled order, the same for every
     /// number of workers. ``nodes`` is how many machines share the epoch, 1 for one order that all ranks
     /// deal out; ``worker`` is ``(number, workers, batch)``; ``paths`` are the files and folders to read, all
-    /// without it, or ``folder`` those of :meth:`folder`; ``resume`` is a token of :meth:`Epoch.token`, whose
+    /// without it, or ``classes`` those of :meth:`classes`; ``resume`` is a token of :meth:`Epoch.token`, whose
     /// seed, epoch and group hold; ``read`` files of the rank, or of its worker, were read since then.
     #[pyo3(signature = (*, seed=0, epoch=0, group=libdiesel::DEFAULT_GROUP, rank=0, world=1, nodes=1,
-                        worker=None, paths=None, folder=None, resume=None, read=0, pad=false))]
+                        worker=None, paths=None, classes=None, resume=None, read=0, pad=false))]
     #[expect(clippy::too_many_arguments, reason = "each is a keyword of Python's, with a default")]
     fn shuffle(
         &self,
@@ -281,7 +272,7 @@ impl Dataset {
         nodes: u32,
         worker: Option<(u32, u32, u32)>,
         paths: Option<Vec<Bound<'_, PyAny>>>,
-        folder: Option<&Bound<'_, Folder>>,
+        classes: Option<&Bound<'_, Classes>>,
         resume: Option<&str>,
         read: u64,
         pad: bool,
@@ -292,14 +283,13 @@ impl Dataset {
         let order =
             OrderSettings { world, partition, tail, ..OrderSettings::new(seed, epoch, group) };
         let mut options = ShuffleOptions { order, rank, ..ShuffleOptions::new(seed, epoch, group) };
-        options.worker =
-            worker.map(|(number, workers, batch)| Worker { number, workers, batch });
+        options.worker = worker.map(|(number, workers, batch)| Worker { number, workers, batch });
         options.resume = resume
             .map(|token| token.parse::<ResumeToken>().map_err(|why| invalid(py, why.to_string())))
             .transpose()?;
         options.read = read;
-        if let (Some(folder), Some(snapshot)) = (folder, open.dataset.snapshot()) {
-            let selection = folder.get().selection(snapshot.files());
+        if let (Some(classes), Some(snapshot)) = (classes, open.dataset.snapshot()) {
+            let selection = classes.get().selection(snapshot.files());
             options.selection = Some(selection.map_err(|why| invalid(py, why.to_string()))?);
         } else if let Some(paths) = paths {
             let folders = paths.iter().map(folder_path).collect::<PyResult<Vec<_>>>()?;
@@ -317,14 +307,14 @@ impl Dataset {
 
     /// The classes below a folder: what ``libdiesel.torch.Folder`` is made of.
     #[pyo3(signature = (folder, extensions=None))]
-    fn folder(
+    fn classes(
         &self,
         py: Python<'_>,
         folder: &Bound<'_, PyAny>,
         extensions: Option<Vec<String>>,
-    ) -> PyResult<Folder> {
+    ) -> PyResult<Classes> {
         let (open, folder) = (self.open(py)?, folder_path(folder)?);
-        wait(py, move || Folder::find(&open.dataset, &folder, extensions.as_deref()))?.or_raise(py)
+        wait(py, move || Classes::find(&open.dataset, &folder, extensions.as_deref()))?.or_raise(py)
     }
 
     /// Has the agent of this node bring the files at some paths into memory, as far as it goes; waits for
@@ -334,7 +324,10 @@ impl Dataset {
         let open = self.open(py)?;
         let folders = paths.iter().map(folder_path).collect::<PyResult<Vec<_>>>()?;
         let Some(snapshot) = open.dataset.snapshot() else {
-            return Err(invalid(py, "prefetch needs a handle with a task: connect(..., task=NAME)"));
+            return Err(invalid(
+                py,
+                "prefetch needs a handle with a task: connect(..., task=NAME)",
+            ));
         };
         let selection = match folders.is_empty() || is_all(&folders) {
             true => libdiesel::Selection::all(snapshot.files()),

@@ -91,7 +91,9 @@ impl Epoch {
             self.next_files(py, files)?.into_iter().unzip();
         let object = |read: FileRead| match read {
             Ok(view) => Ok(Bound::new(py, View::of(view))?.into_any()),
-            Err(error) => Ok::<_, PyErr>(raised(py, &error).into_value(py).into_bound(py).into_any()),
+            Err(error) => {
+                Ok::<_, PyErr>(raised(py, &error).into_value(py).into_bound(py).into_any())
+            }
         };
         let read = read.into_iter().map(object).collect::<PyResult<Vec<_>>>()?;
         Ok((PyList::new(py, numbers)?, PyList::new(py, read)?))
@@ -161,7 +163,8 @@ pub(crate) fn token_after(
     world: u32,
     nodes: u32,
 ) -> PyResult<String> {
-    let token: ResumeToken = token.parse().map_err(|why: InvalidToken| invalid(py, why.to_string()))?;
+    let token: ResumeToken =
+        token.parse().map_err(|why: InvalidToken| invalid(py, why.to_string()))?;
     let after = token.after(read, world, nodes).map_err(|why| invalid(py, why.to_string()))?;
     Ok(after.to_string())
 }

@@ -4,12 +4,12 @@
 //! Must hold: no call that may wait holds the interpreter's lock, and Ctrl-C ends each of them within
 //! 100 ms; memory that Python can see stays valid as long as Python holds an object for it.
 
+mod classes;
 mod connect;
 mod dataset;
 mod epoch;
 mod errors;
 mod files;
-mod folder;
 mod into;
 mod log;
 mod view;
@@ -22,13 +22,13 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     #[pymodule_export]
+    use super::classes::Classes;
+    #[pymodule_export]
     use super::connect::connect;
     #[pymodule_export]
     use super::dataset::Dataset;
     #[pymodule_export]
     use super::epoch::{Epoch, token_after};
-    #[pymodule_export]
-    use super::folder::Folder;
     #[pymodule_export]
     use super::view::{Batch, View};
 

@@ -6,8 +6,8 @@
 
 use std::collections::VecDeque;
 use std::fmt::{Debug, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use pyo3::prelude::*;
 use tracing::field::{Field, Visit};
@@ -41,9 +41,8 @@ pub(crate) fn deliver(py: Python<'_>) {
         return;
     }
     let Ok(notes) = NOTES.try_lock().map(|mut notes| std::mem::take(&mut *notes)) else { return };
-    let logger = py
-        .import("logging")
-        .and_then(|logging| logging.call_method1("getLogger", ("libdiesel",)));
+    let logger =
+        py.import("logging").and_then(|logging| logging.call_method1("getLogger", ("libdiesel",)));
     let Ok(logger) = logger else { return };
     for (level, text) in notes {
         let method = match level {

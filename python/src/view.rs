@@ -69,9 +69,8 @@ impl View {
         let (start, readonly) = (data.as_ptr().cast_mut().cast(), 1);
         // SAFETY: Python hands over a buffer to fill, which keeps the view alive as its owner; the view
         // keeps its bytes where they are, and nobody may write to them.
-        let filled = unsafe {
-            ffi::PyBuffer_FillInfo(buffer, slf.as_ptr(), start, length, readonly, flags)
-        };
+        let filled =
+            unsafe { ffi::PyBuffer_FillInfo(buffer, slf.as_ptr(), start, length, readonly, flags) };
         if filled == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
     }
 }

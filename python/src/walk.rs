@@ -59,10 +59,7 @@ impl Walk {
 }
 
 /// The next paths of a listing, those of folders with a slash behind them.
-pub(crate) fn page_of(
-    mut listing: Listing,
-    most: usize,
-) -> (Listing, Result<Vec<Vec<u8>>, Error>) {
+pub(crate) fn page_of(mut listing: Listing, most: usize) -> (Listing, Result<Vec<Vec<u8>>, Error>) {
     let path = |entry| match entry {
         ListEntry::File(path, _) => path.as_bytes().to_vec(),
         ListEntry::Folder(path) => [path.as_bytes(), b"/"].concat(),

@@ -209,7 +209,8 @@ pub(crate) fn run(
     if arguments.read {
         let Arguments { rank, resume, .. } = arguments;
         let selection = Some(Selection::clone(&selection));
-        let options = ShuffleOptions { order: settings, rank, worker: None, selection, resume };
+        let options =
+            ShuffleOptions { order: settings, rank, worker: None, selection, resume, read: 0 };
         return read::run(&dataset, options, context, out);
     }
     let wrong = |why: &dyn fmt::Display| Failure::usage(format!("shuffle {folders}: {why}"));

@@ -81,7 +81,7 @@ class Folder(torch.utils.data.Dataset[Any]):
         self.dataset = libdiesel.connect(name, **options) if dataset is None else dataset
         self.transform, self.target_transform, self.loader = transform, target_transform, loader
         self.on_bad = on_bad
-        found = self.dataset.folder(self.path, None if extensions is None else list(extensions))
+        found = self.dataset.classes(self.path, None if extensions is None else list(extensions))
         self.native = found
         self.classes: list[str] = found.classes
         self.class_to_idx = {name: index for index, name in enumerate(self.classes)}

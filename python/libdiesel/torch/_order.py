@@ -13,7 +13,7 @@ import torch
 
 import libdiesel
 from libdiesel import Dataset, Epoch, Ranks
-from libdiesel._native import Folder as Classes
+from libdiesel._native import Classes
 from libdiesel.errors import ConflictError, InvalidError
 
 #: The key of a state, with the version of its form.
@@ -43,7 +43,7 @@ class Order:
         if batch_size < 1:
             raise InvalidError(f"batch_size={batch_size}: a batch has at least one sample")
         self.dataset = dataset
-        self._selection = {"folder": classes, "paths": paths}
+        self._selection = {"classes": classes, "paths": paths}
         self.batch_size = batch_size
         self.ranks = ranks
         self._settings = {"seed": seed, "group": group, "pad": pad}

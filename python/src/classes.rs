@@ -32,8 +32,8 @@ struct Run {
 }
 
 /// The samples of a folder: an index for each, class after class, and the number of its file.
-#[pyclass(frozen, module = "libdiesel")]
-pub(crate) struct Folder {
+#[pyclass(frozen, module = "libdiesel._native")]
+pub(crate) struct Classes {
     classes: Vec<Vec<u8>>,
     /// In the order of their samples.
     runs: Vec<Run>,
@@ -41,7 +41,7 @@ pub(crate) struct Folder {
     by_number: Vec<u32>,
 }
 
-impl Folder {
+impl Classes {
     /// Finds the classes below a folder and their files, of these extensions (in small letters), or all.
     pub(crate) fn find(
         dataset: &Dataset,
@@ -136,7 +136,7 @@ fn has_extension(path: &FilePath, extensions: &[String]) -> bool {
 }
 
 #[pymethods]
-impl Folder {
+impl Classes {
     /// Names of the classes, sorted.
     #[getter]
     fn classes(&self) -> Vec<OsString> {
@@ -204,9 +204,9 @@ impl Folder {
     #[staticmethod]
     fn _again(classes: Vec<Vec<u8>>, runs: &[u8]) -> Self {
         let words = |bytes: &[u8]| {
-            let mut words = bytes.chunks_exact(4).map(|word| {
-                word.try_into().map(u32::from_le_bytes).unwrap_or_default()
-            });
+            let mut words = bytes
+                .chunks_exact(4)
+                .map(|word| word.try_into().map(u32::from_le_bytes).unwrap_or_default());
             let mut word = || words.next().unwrap_or_default();
             Run { start: word(), first: word(), files: word(), class: word() }
         };
@@ -215,6 +215,6 @@ impl Folder {
 
     fn __repr__(&self) -> String {
         let (samples, classes) = (self.samples(), self.classes.len());
-        format!("<libdiesel.Folder of {samples} files in {classes} classes>")
+        format!("<libdiesel.Classes of {samples} files in {classes} classes>")
     }
 }

@@ -1,0 +1,131 @@
+"""A real dlserver, and programs beside it, for the tests."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import libdiesel
+
+PROGRAMS = Path(os.environ.get("DIESEL_PROGRAMS", ""))
+
+#: Bytes of memory of the agents that tests start.
+MEMORY = "96MiB"
+
+
+class Scene:
+    """A server with its data, and the runtime folder of its agents."""
+
+    def __init__(self, folder: Path, memory: str = MEMORY):
+        self.folder = folder
+        self.memory = memory
+        # Names of sockets are short.
+        self.runtime = Path(tempfile.mkdtemp(prefix="dl-"))
+        self.runtime.chmod(0o700)
+        self.tasks: set[str] = set()
+        self.address = "127.0.0.1:0"
+        self.server = None
+        self.start()
+
+    def start(self):
+        """Starts the server, at the address that it had before."""
+        program = PROGRAMS / "dlserver"
+        assert program.is_file(), f"{program} is missing: run `make test-python`"
+        self.server = subprocess.Popen(
+            [program, "--listen", self.address, "--http", "none", "--data", self.folder / "data",
+             "--log", "error"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        told = self.server.stdout.readline()
+        assert told.startswith("listening on "), told
+        self.address = told.removeprefix("listening on ").strip()
+
+    def stop(self):
+        """Kills the server."""
+        self.server.kill()
+        self.server.wait()
+        self.server.stdout.close()
+
+    def pause(self):
+        """Stops the server, so that it answers nothing."""
+        os.kill(self.server.pid, signal.SIGSTOP)
+        wait_for(lambda: state_of(self.server.pid) == "T")
+
+    def go_on(self):
+        """Ends a pause."""
+        os.kill(self.server.pid, signal.SIGCONT)
+
+    def environment(self) -> dict[str, str]:
+        """Variables for programs of their own."""
+        return {
+            "DIESEL_SERVER": self.address,
+            "DIESEL_RUNTIME_DIR": str(self.runtime),
+            "DIESEL_AGENT_MEMORY": self.memory,
+        }
+
+    def connect(self, name: str, **options) -> libdiesel.Dataset:
+        """A handle of a dataset."""
+        options = {"server": self.address, "timeout": 20.0, **options}
+        if options.get("task"):
+            self.tasks.add(options["task"])
+        return libdiesel.connect(f"dl://{name}", **options)
+
+    def put(self, name: str, files: dict, chunk_size: int | None = None):
+        """Writes files into a dataset."""
+        with self.connect(name, create=True, chunk_size=chunk_size) as dataset:
+            for path, data in files.items():
+                dataset.put(path, data)
+            dataset.flush()
+
+    def dlcmd(self, *arguments) -> str:
+        """What dlcmd prints."""
+        command = [PROGRAMS / "dlcmd", *arguments]
+        environment = os.environ | self.environment()
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def agents(self) -> list[int]:
+        """The processes that are agents of this scene."""
+        found = []
+        for lock in self.runtime.glob("*.lock"):
+            with contextlib.suppress(ValueError, FileNotFoundError):
+                pid = int(lock.read_text())
+                if state_of(pid) not in ("", "Z"):
+                    found.append(pid)
+        return found
+
+    def end(self):
+        """Ends all that was started."""
+        for pid in self.agents():
+            os.kill(pid, signal.SIGKILL)
+        self.stop()
+        for file in self.runtime.iterdir():
+            file.unlink()
+        self.runtime.rmdir()
+
+
+def state_of(pid: int) -> str:
+    """The state of a process, one letter; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0]
+    except FileNotFoundError:
+        return ""
+
+
+def wait_for(holds, seconds: float = 20):
+    """Waits until something holds."""
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until, "it does not come true"
+        time.sleep(0.01)
+
+
+def bytes_of(path: str, length: int) -> bytes:
+    """The content of a file, which follows from its path."""
+    word = f"{path}#".encode(errors="surrogateescape")
+    return (word * (length // len(word) + 1))[:length]
