@@ -28,7 +28,7 @@ install = grep -qwF '$(word 2,$(subst @, ,$(2)))' <<< "$$($(1) --version 2>/dev/
 	env -u CARGO_TARGET_DIR cargo install --locked --root $(TOOLS) $(2)
 
 .NOTPARALLEL:
-.PHONY: help demo cluster-demo test test-lint test-doc test-unit test-end-to-end bench lint torture fuzz clone fmt clippy programs nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps training bench-training
+.PHONY: help demo cluster-demo test test-lint test-doc test-unit test-end-to-end bench lint torture fuzz clone fmt clippy programs nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps training bench-training python-bench-env bench-python
 
 help: ## Show this list.
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -66,6 +66,11 @@ bench-training: clone training ## Train small models with a full, a chunk-wise a
 	cargo build --locked --release --bins -p dl-server -p dlcmd
 	$(TOOLS)/training/bin/python -B benches/training/train.py \
 		--programs $(CARGO_TARGET_DIR)/release --out $(or $(OUT),$(CACHE)/training)
+
+bench-python: clone python python-bench-env ## Measure the Python package beside other libraries (BENCH='get --runs 3' for a part, OUT=file for the figures).
+	cargo build --locked --release --bins -p dl-server -p dlcmd
+	$(TOOLS)/python-bench/bin/python -B python/bench/run.py \
+		--programs $(CARGO_TARGET_DIR)/release --out $(or $(OUT),$(CACHE)/bench-python.jsonl) $(BENCH)
 
 # The sanitizers of cargo-fuzz need a nightly compiler, which nothing else here does; so a machine
 # without one is told, and not failed; it counts as a test that was skipped.
@@ -138,6 +143,20 @@ training:
 			--requirement benches/training/requirements.txt && \
 		cp benches/training/requirements.txt $(TOOLS)/training; \
 	}
+
+# Python with the libraries that bench-python measures beside the package. It sees what the environment
+# of the package's tests has, and so the package.
+python-bench-env: python-env
+	@cmp -s python/bench/requirements.txt $(TOOLS)/python-bench/requirements.txt || { \
+		python3 -m venv --clear $(TOOLS)/python-bench && \
+		$(call packages,python) > "$$($(call packages,python-bench))/python.pth" && \
+		$(TOOLS)/python-bench/bin/pip install --quiet --no-deps --only-binary :all: \
+			--requirement python/bench/requirements.txt && \
+		cp python/bench/requirements.txt $(TOOLS)/python-bench; \
+	}
+
+# Prints where the packages of the environment $(1) lie.
+packages = $(TOOLS)/$(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))'
 
 # Most tests wait for servers, so two run on each core.
 #

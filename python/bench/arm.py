@@ -1,5 +1,5 @@
-"""One measurement in an interpreter of its own: reads a job from the standard input, and writes what
-came out to the file that the job names.
+"""One measurement in an interpreter of its own: reads a job from the standard input, and writes
+what came out to the file that the job names.
 
 Libraries print, start workers and keep memory; here none of it reaches another side.
 """
@@ -106,7 +106,7 @@ def token(job):
 
 
 def resume(job):
-    """Opens the dataset, goes on from a token, and takes one batch: after the imports, in seconds."""
+    """Opens the dataset, goes on from a token, and takes one batch: seconds after the imports."""
     importlib.import_module("libdiesel.torch")
     began = time.perf_counter()
     batch = ours.resumed(job)

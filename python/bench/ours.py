@@ -3,10 +3,13 @@
 Whatever of the package's interface the benchmark uses is in this module.
 """
 
+import io
 import json
 import os
 import signal
 import subprocess
+
+from PIL import Image
 
 import loops
 
@@ -145,12 +148,18 @@ def epochs(job):
     return lambda: loops.epoch(samples)
 
 
+def decoded(encoded):
+    """A picture, as the loader of ImageFolder gives it."""
+    return Image.open(io.BytesIO(encoded)).convert("RGB")
+
+
 def folder(job, transform):
     """The dataset of torch that stands in for ImageFolder, and the sampler of its indices."""
     from libdiesel.torch import ChunkSampler, Folder
 
     found = Folder(
-        f"dl://{NAME}/train", server=job["server"], task=job["task"], transform=transform
+        f"dl://{NAME}/train", server=job["server"], task=job["task"], loader=decoded,
+        transform=transform,
     )
     return found, ChunkSampler(found, seed=0)
 

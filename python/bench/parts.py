@@ -1,4 +1,4 @@
-"""What is measured, and the bars: which arms each part has, and how they have to stand to each other."""
+"""What is measured, and the bars: the arms of each part, and how these have to stand."""
 
 import dataclasses
 
@@ -27,8 +27,8 @@ class Arm:
 class Bar:
     """How an arm of ours has to stand to the best of some peers.
 
-    `times`: at least `limit` times their rate. `later`: at most `limit` seconds more until the first
-    batch. `seconds`: at most `limit` seconds until the first batch, beside nothing.
+    `times`: at least `limit` times their rate. `later`: at most `limit` seconds more until the
+    first batch. `seconds`: at most `limit` seconds until the first batch, beside nothing.
     """
 
     arm: str

@@ -109,12 +109,12 @@ class LitData:
         self.folder = os.path.join(folder, "litdata")
 
     def write(self, files):
-        """Writes with one worker, in the process that asks for it or in one that LitData starts."""
+        """Writes with as many workers as LitData takes by itself: one for each core."""
         from litdata import optimize
 
         optimize(
             fn=files.__getitem__, inputs=list(range(len(files))), output_dir=self.folder,
-            chunk_bytes=SHARD, num_workers=1, start_method="fork", verbose=False,
+            chunk_bytes=SHARD, start_method="fork", verbose=False,
         )
 
     def epoch(self):

@@ -1,11 +1,12 @@
 """Measures the Python package beside other libraries that feed training.
 
-All arms of a part are measured in turns (A B C A B C ...), each in an interpreter of its own, warm and
-in a shuffled order. A bar is on the median over the runs of the ratios of arms that stood beside each
-other.
+All arms of a part are measured in turns (A B C A B C ...), each in an interpreter of its own, warm
+and in a shuffled order. A bar is on the median over the runs of the ratios of arms that stood
+beside each other.
 """
 
 import argparse
+import importlib.metadata
 import json
 import os
 import platform
@@ -19,6 +20,10 @@ import data
 import ours
 import parts
 
+LIBRARIES = (
+    "torch", "torchvision", "pillow", "lmdb", "litdata", "mosaicml-streaming", "webdataset",
+    "pylance",
+)
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -27,7 +32,7 @@ class Sources:
 
     def __init__(self, kind, count, folder, options):
         self.folder, self.options = folder, options
-        self.store = None
+        self.store = self.token = None
         self.sides = set()
         os.makedirs(os.path.join(folder, "tmp"))
         if kind in ("jpeg", "png"):
@@ -111,7 +116,7 @@ class Sources:
             return json.load(file)
 
     def write(self, arm):
-        """Writes the dataset of one side anew, and removes it. What was written before is on disk."""
+        """Writes the dataset of one side anew, and removes it. All earlier writes are on disk."""
         again = Sources("bytes", 1, os.path.join(self.folder, "again"), self.options)
         again.files, again.source = self.files, self.source
         try:
@@ -125,7 +130,7 @@ class Sources:
 
     def resume(self, arm, number):
         """Goes on from a token that an earlier process took, with the agent or without one."""
-        if not hasattr(self, "token"):
+        if self.token is None:
             self.token = self.start(parts.Arm(arm.label, "ours", do="token"))["token"]
         if not arm.fresh:
             return self.start(arm, token=self.token)
@@ -133,24 +138,39 @@ class Sources:
         self.store.tasks.add(task)
         return self.start(arm, token=self.token, task=task)
 
+    def turn(self, arm, number):
+        """One run of an arm."""
+        if arm.do == "write":
+            return self.write(arm)
+        if arm.do == "resume":
+            return self.resume(arm, number)
+        return self.start(arm)
+
 
 def measure(part, sources, options):
-    """All runs of all arms of a part, in turns."""
+    """All runs of all arms of a part, in turns. An arm that fails has no results."""
     arms = [arm for arm in part.arms if not (options.peers and arm.ours)]
     results = {arm.label: [] for arm in arms}
+
+    def attempt(arm, what, *arguments):
+        if results[arm.label] is None:
+            return None
+        try:
+            return what(arm, *arguments)
+        except RuntimeError as error:
+            print(f"\n{part.name}: {error}", file=sys.stderr, flush=True)
+            results[arm.label] = None
+            return None
+
     if part.written:
         for arm in arms:
-            sources.prepare(arm)
+            attempt(arm, sources.prepare)
         os.sync()
     for number in range(options.runs):
         for arm in arms:
-            if arm.do == "write":
-                result = sources.write(arm)
-            elif arm.do == "resume":
-                result = sources.resume(arm, number)
-            else:
-                result = sources.start(arm)
-            results[arm.label].append(result)
+            result = attempt(arm, sources.turn, number)
+            if result:
+                results[arm.label].append(result)
     return results
 
 
@@ -161,36 +181,52 @@ def shown(value, key):
     return f"{value / 1000:,.1f} k/s" if value >= 10_000 else f"{value:,.0f}/s"
 
 
-def report(part, files, results, options):
-    """Prints the figures and the bars of a part. Gives a line for each of them."""
+def arms_told(part, files, results):
+    """Prints the figures of the arms of a part. Gives a line for each of them."""
     lines = []
-    print(f"\n{part.name}: {part.what}; {files:,} files; runs: {options.runs}")
     for label, runs in results.items():
+        if runs is None:
+            print(f"  {label:28} {'failed':>14}")
         for key in ("rate", "first"):
-            values = [run[key] for run in runs if key in run]
+            values = [run[key] for run in runs or () if key in run]
             if not values:
                 continue
             middle = shown(parts.median(values), key)
             ends = f"{shown(min(values), key)} to {shown(max(values), key)}"
             print(f"  {label:28} {middle:>14}   {ends}")
             lines.append({"part": part.name, "files": files, "arm": label, key: values})
+    return lines
+
+
+def bars_told(part, files, results):
+    """Prints the bars of a part. Gives a line for each of them."""
+    lines = []
     for bar in part.bars:
         if bar.arm not in results:
             continue
-        mine, theirs, stands, met = parts.verdict(bar, results)
         beside = " and ".join(bar.peers)
+        line = {"part": part.name, "files": files, "bar": bar.arm, "beside": bar.peers,
+                "kind": bar.kind, "limit": bar.limit, "met": False}
+        lines.append(line)
+        if any(results[label] is None for label in (bar.arm, *bar.peers)):
+            print(f"  MISSED {bar.arm} / {beside}: not measured")
+            continue
+        mine, theirs, stands, met = parts.verdict(bar, results)
         told = {
             "times": f"{bar.arm} / {beside}: {stands:.2f} x, bar {bar.limit:g} x",
             "later": f"{bar.arm}, first batch: {stands:+.2f} s to {beside}, bar +{bar.limit:g} s",
             "seconds": f"{bar.arm}, first batch: {stands:.2f} s, bar {bar.limit:g} s",
         }[bar.kind]
         print(f"  {'met' if met else 'MISSED':6} {told}")
-        lines.append({
-            "part": part.name, "files": files, "bar": bar.arm, "beside": bar.peers,
-            "kind": bar.kind, "limit": bar.limit, "ours": mine, "theirs": theirs,
-            "stands": stands, "met": met,
-        })
+        line |= {"ours": mine, "theirs": theirs, "stands": stands, "met": met}
     return lines
+
+
+def kept(lines, options):
+    """Adds the lines to the file that is to have them."""
+    if options.out:
+        with open(options.out, "a", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
 def machine():
@@ -205,6 +241,7 @@ def machine():
     return {
         "cores": len(os.sched_getaffinity(0)), "processor": model, "memory": pages,
         "kernel": platform.release(), "python": platform.python_version(),
+        "libraries": {name: importlib.metadata.version(name) for name in LIBRARIES},
     }
 
 
@@ -244,7 +281,9 @@ def main():
     about = machine()
     print(f"{about['cores']} cores of {about['processor']}, {about['memory'] / 2**30:.0f} GiB, "
           f"Linux {about['kernel']}, Python {about['python']}")
-    lines = [{"machine": about, "runs": options.runs, "seconds": options.seconds}]
+    print(", ".join(f"{name} {version}" for name, version in about["libraries"].items()))
+    kept([{"machine": about, "runs": options.runs, "seconds": options.seconds}], options)
+    missed = 0
     with tempfile.TemporaryDirectory(prefix="dlpy-", dir=options.dir) as top:
         for number, ((source, count, _), group) in enumerate(wanted(options.parts).items()):
             count = options.files or count
@@ -254,16 +293,16 @@ def main():
                     if options.peers and all(arm.ours for arm in part.arms):
                         continue
                     results = measure(part, sources, options)
-                    lines += report(part, count, results, options)
+                    print(f"\n{part.name}: {part.what}; {count:,} files; runs: {options.runs}")
+                    kept(arms_told(part, count, results), options)
+                    bars = bars_told(part, count, results)
+                    kept(bars, options)
+                    missed += sum(not line["met"] for line in bars)
                     sys.stdout.flush()
             finally:
                 sources.close()
-    if options.out:
-        with open(options.out, "a", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
-    missed = [line for line in lines if line.get("met") is False]
     if missed:
-        print(f"\n{len(missed)} bars are missed")
+        print(f"\nbars that are missed: {missed}")
     sys.exit(1 if missed and options.check else 0)
 
 
