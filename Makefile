@@ -28,7 +28,7 @@ install = grep -qwF '$(word 2,$(subst @, ,$(2)))' <<< "$$($(1) --version 2>/dev/
 	env -u CARGO_TARGET_DIR cargo install --locked --root $(TOOLS) $(2)
 
 .NOTPARALLEL:
-.PHONY: help demo cluster-demo test test-lint test-doc test-unit test-end-to-end bench lint torture fuzz clone fmt clippy programs nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps training bench-training python-bench-env bench-python
+.PHONY: help demo cluster-demo test test-lint test-doc test-unit test-end-to-end bench lint torture fuzz clone fmt clippy programs nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps training bench-training python-env python-bench-env bench-python
 
 help: ## Show this list.
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -142,6 +142,24 @@ training:
 		$(TOOLS)/training/bin/pip install --quiet --no-deps --only-binary :all: \
 			--requirement benches/training/requirements.txt && \
 		cp benches/training/requirements.txt $(TOOLS)/training; \
+	}
+
+# Python with what the tests of the package in python/ need; torch is made to run without a GPU there.
+# The requirements are copied last: they mark that all of it is complete.
+HAS_PYTHON := cmp -s python/requirements.txt $(TOOLS)/python/requirements.txt
+python-env:
+	$(call system,$(HAS_PYTHON) || python3 -c 'import ensurepip',python3-venv)
+	$(call system,$(HAS_PYTHON) || command -v readelf,binutils)
+	@$(HAS_PYTHON) || { \
+		python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+			echo "$@: the package needs Python 3.11 or newer, and this is $$(python3 --version)" >&2; \
+			exit 1; \
+		}; \
+		python3 -m venv --clear $(TOOLS)/python && \
+		$(TOOLS)/python/bin/pip install --quiet --no-deps --only-binary :all: \
+			--requirement python/requirements.txt && \
+		$(TOOLS)/python/bin/python -B python/tests/torch_cpu.py && \
+		cp python/requirements.txt $(TOOLS)/python; \
 	}
 
 # Python with the libraries that bench-python measures beside the package. It sees what the environment

@@ -189,6 +189,11 @@ impl Dataset {
         self.writer()?.put_reader(&*path.as_path(PUT)?, attributes, length, reader)
     }
 
+    /// Whether a put of less than a chunk goes on at once, as far as puts of other threads leave it so.
+    pub fn has_room(&self) -> bool {
+        self.0.remote.started_writer().is_none_or(|writer| writer.has_room())
+    }
+
     /// Waits until every file put before, from any thread, is acknowledged or has failed (paper,
     /// DL_flush). What is acknowledged is durable and visible to all readers.
     ///

@@ -3,13 +3,10 @@
 Whatever of the package's interface the benchmark uses is in this module.
 """
 
-import io
 import json
 import os
 import signal
 import subprocess
-
-from PIL import Image
 
 import loops
 
@@ -87,10 +84,10 @@ class Store:
 
 
 def connect(job, create=False):
-    """The dataset, read through the agent of the task; a writer names no task."""
+    """The dataset, read through the agent of the task; a writer has no task."""
     import libdiesel
 
-    task = None if create else job["task"]
+    task = False if create else job["task"]
     return libdiesel.connect(f"dl://{NAME}", server=job["server"], task=task, create=create)
 
 
@@ -140,17 +137,22 @@ def view_many(job):
     return lambda: loops.many(ds.view_many, groups)
 
 
-def epochs(job):
-    """Epochs in the chunk-wise shuffled order, as bytes."""
+def epochs(job, loader=bytes):
+    """Epochs in the chunk-wise shuffled order, as bytes; every pass is another epoch."""
     from libdiesel.torch import Epochs
 
-    samples = Epochs(connect(job), batch_size=loops.BATCH, seed=0, loader=None)
-    return lambda: loops.epoch(samples)
+    samples = Epochs(connect(job), batch_size=loops.BATCH, seed=0, loader=loader)
+
+    def one_pass():
+        samples.set_epoch(samples.epoch + 1)
+        return loops.epoch(samples)
+
+    return one_pass
 
 
-def decoded(encoded):
-    """A picture, as the loader of ImageFolder gives it."""
-    return Image.open(io.BytesIO(encoded)).convert("RGB")
+def epochs_of_views(job):
+    """The same without a copy of the bytes."""
+    return epochs(job, loader=lambda view: view)
 
 
 def folder(job, transform):
@@ -158,28 +160,24 @@ def folder(job, transform):
     from libdiesel.torch import ChunkSampler, Folder
 
     found = Folder(
-        f"dl://{NAME}/train", server=job["server"], task=job["task"], loader=decoded,
-        transform=transform,
+        f"dl://{NAME}/train", server=job["server"], task=job["task"], transform=transform
     )
     return found, ChunkSampler(found, seed=0)
 
 
 def token(job):
-    """Where an epoch stands after nine tenths of its samples; the token is kept as text."""
+    """The text that says where an epoch stands after nine tenths of its batches."""
     from libdiesel.torch import Epochs
 
     ds = connect(job)
-    at = len(ds) * 9 // 10 // loops.BATCH * loops.BATCH
-    return Epochs(ds, batch_size=loops.BATCH, seed=0, loader=None).token(at)
+    return Epochs(ds, batch_size=loops.BATCH, seed=0).token(len(ds) * 9 // 10 // loops.BATCH)
 
 
 def resumed(job):
     """The first batch after a restart from a token."""
     from libdiesel.torch import Epochs
 
-    samples = iter(
-        Epochs(connect(job), batch_size=loops.BATCH, seed=0, loader=None, resume=job["token"])
-    )
+    samples = iter(Epochs(connect(job), batch_size=loops.BATCH, seed=0, resume=job["token"]))
     return [next(samples) for _ in range(loops.BATCH)]
 
 
@@ -190,4 +188,5 @@ READERS = {
     "get_many into": get_into,
     "view_many": view_many,
     "epochs": epochs,
+    "epochs of views": epochs_of_views,
 }

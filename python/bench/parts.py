@@ -94,6 +94,7 @@ def datasets():
     """Epochs of raw bytes, in the process that trains."""
     return (
         Arm("libdiesel Epochs", "ours", how="epochs"),
+        Arm("libdiesel Epochs, views", "ours", how="epochs of views"),
         Arm("LMDB", "lmdb", how="epoch"),
         Arm("LMDB, buffers", "lmdb", how="epoch", options=BUFFERS),
         Arm("LitData", "litdata", how="epoch"),
@@ -116,7 +117,7 @@ def epochs():
 def pictures():
     """Epochs of files as large as pictures."""
     bars = (
-        Bar("libdiesel Epochs", ("LMDB, buffers",), 1),
+        Bar("libdiesel Epochs, views", ("LMDB, buffers",), 1),
         Bar("libdiesel Epochs", ("MDS", "WebDataset"), 5),
     )
     what = "epochs of raw bytes of pictures, no workers"

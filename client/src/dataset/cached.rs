@@ -138,11 +138,32 @@ impl Dataset {
             if let Some((worker, numbers)) = &known {
                 worker.view_many(numbers.get(there..).unwrap_or_default(), &mut views);
             }
-            if views.len() == there {
+            if views.len() > there {
+                continue;
+            }
+            if known.as_ref().is_some_and(|(worker, _)| worker.is_attached()) {
                 views.push(View::of(self.get_past_cache(file)?));
+            } else {
+                let read = self.get_many_of_servers(files.get(there..).unwrap_or_default())?;
+                views.extend(read.into_iter().map(View::of));
             }
         }
         Ok(views)
+    }
+
+    /// Hands over files, by number, that lie in the memory of this node now, and waits for nothing; ends
+    /// before the first file that is absent. Gives how many were handed over: 0 for a handle that reads
+    /// through no agent.
+    pub fn lend_present(&self, numbers: &[u32], take: impl FnMut(&[u8])) -> usize {
+        self.worker().map_or(0, |(worker, _)| worker.lend_present(numbers, take))
+    }
+
+    /// Appends views of files, by number, that lie in the memory of this node now, and waits for nothing;
+    /// ends before the first file that is absent.
+    pub fn view_present(&self, numbers: &[u32], views: &mut Vec<View>) {
+        if let Some((worker, _)) = self.worker() {
+            worker.view_present(numbers, views);
+        }
     }
 
     fn view_of(&self, file: &FileKey<'_>) -> Result<View, Error> {
@@ -230,16 +251,30 @@ impl Dataset {
         match file {
             FileKey::Path(path) => self.get_elsewhere(path),
             FileKey::Number(number) => {
-                let address = self.0.remote.address();
-                let none = || {
-                    let why = "there is no snapshot that numbers the files";
-                    Error::new(Kind::Invalid, "read", &address, why)
-                };
-                let snapshot = self.snapshot().ok_or_else(none)?;
+                let snapshot = self.numbering()?;
                 let item = ReadItem::from((snapshot.path(*number)?, snapshot.record(*number)?));
                 self.0.remote.get(&item)
             }
         }
+    }
+
+    /// Many files in few requests; the error of the first file that fails.
+    fn get_many_of_servers(&self, files: &[FileKey<'_>]) -> Result<Vec<Bytes>, Error> {
+        let path = |file: &FileKey<'_>| match file {
+            FileKey::Path(path) => Ok(path.clone().into_owned()),
+            FileKey::Number(number) => self.numbering()?.path(*number),
+        };
+        let paths = files.iter().map(path).collect::<Result<Vec<_>, _>>()?;
+        self.get_many(&paths)?.into_iter().collect()
+    }
+
+    /// The snapshot that numbers the files.
+    fn numbering(&self) -> Result<&Arc<Snapshot>, Error> {
+        let none = || {
+            let why = "there is no snapshot that numbers the files";
+            Error::new(Kind::Invalid, "read", self.0.remote.address(), why)
+        };
+        self.snapshot().ok_or_else(none)
     }
 
     fn too_short(&self, length: usize) -> Error {

@@ -41,13 +41,15 @@ pub struct ShuffleOptions {
     /// Where to go on, with any number of ranks. Its seed, epoch and group count, and not those of
     /// the settings.
     pub resume: Option<ResumeToken>,
+    /// Files of this rank, or of its worker, that were read already, from where the epoch begins or goes on.
+    pub read: u64,
 }
 
 impl ShuffleOptions {
     /// Everything, for one process. Twice `group` chunks are held in memory.
     pub fn new(seed: u64, epoch: u64, group: u32) -> Self {
         let order = OrderSettings::new(seed, epoch, group);
-        Self { order, rank: 0, worker: None, selection: None, resume: None }
+        Self { order, rank: 0, worker: None, selection: None, resume: None, read: 0 }
     }
 
     /// The share of one of `world` processes. Each is a node of its own, so that every chunk but
@@ -186,7 +188,7 @@ impl Epoch {
         options: ShuffleOptions,
         open: OpenSource,
     ) -> Result<Self, Error> {
-        let ShuffleOptions { mut order, rank, worker, selection, resume } = options;
+        let ShuffleOptions { mut order, rank, worker, selection, resume, read } = options;
         let failed = |kind, why: &dyn Display| Error::new(kind, SHUFFLE, &dataset, why.to_string());
         let selection = selection.unwrap_or_else(|| Selection::all(snapshot.files()));
         let label = selection.label();
@@ -209,7 +211,7 @@ impl Epoch {
             rank,
             worker: worker.unwrap_or(Worker::ONLY),
             selection: label,
-            position: AtomicU64::new(0),
+            position: AtomicU64::new(read),
             open,
             reader: PerProcess::new(),
         };
@@ -242,6 +244,27 @@ impl Epoch {
         let (bytes, path) = (read?, self.0.snapshot.path(number)?);
         let position = self.0.worker.of_rank(position);
         Ok(Some(EpochFile { position, number, path, bytes }))
+    }
+
+    /// The numbers of the next files, at most so many, for a caller who reads them through the handle; none
+    /// when all were handed out.
+    ///
+    /// # Errors
+    /// Those of [`Dataset::shuffle`](crate::Dataset::shuffle), in a process that is forked off.
+    pub fn take(&self, files: usize) -> Result<Vec<u32>, Error> {
+        let reader = self.0.reader()?;
+        let mut numbers = Vec::new();
+        while numbers.len() < files
+            && let Some(turn) = reader.turns.give()
+        {
+            if numbers.is_empty() {
+                reader.source.pass(turn.position);
+            }
+            numbers.push(turn.number);
+            reader.turns.end(turn);
+        }
+        self.0.position.store(reader.turns.position(), Ordering::Relaxed);
+        Ok(numbers)
     }
 
     /// Files that are handed out here, from where the epoch begins or goes on.

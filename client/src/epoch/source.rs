@@ -19,6 +19,9 @@ pub(crate) trait FileSource: Debug + Send + Sync {
     /// positions that other threads still read: the caller comes back after the end of such a read.
     fn read(&self, position: u64, number: u32) -> Option<FileRead>;
 
+    /// The caller reads the files before a position by himself.
+    fn pass(&self, position: u64);
+
     /// The file with a number, out of turn, for a caller who may keep the bytes. None for a file neither
     /// here nor on its way: the caller reads the file as if there were no epoch.
     fn read_ahead(&self, number: u32) -> Option<FileRead>;

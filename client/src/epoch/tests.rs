@@ -31,6 +31,8 @@ impl FileSource for Scripted {
         Some((self.0)(position)?.map(|()| Ok(bytes_of(number))))
     }
 
+    fn pass(&self, _: u64) {}
+
     fn read_ahead(&self, number: u32) -> Option<FileRead> {
         (number == 3).then(|| Ok(Ok(bytes_of(number))))
     }

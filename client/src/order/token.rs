@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::str::FromStr;
 
 use super::spans::{Intervals, stretch};
-use super::{ORDER_VERSION, RANKS_MAX};
+use super::{ORDER_VERSION, OrderError, RANKS_MAX};
 
 /// Most bytes of a token: one that grew beyond was edited wrongly, or resumed too often.
 const TEXT_MAX: usize = 16_384;
@@ -230,6 +230,24 @@ impl ResumeToken {
                 advice,
             }),
         }
+    }
+}
+
+impl ResumeToken {
+    /// The token of a task of `world` ranks on `nodes` nodes that began at this one, when each rank has read
+    /// `read` files more.
+    ///
+    /// # Errors
+    /// [`OrderError::World`] for ranks that can't be spread over the nodes.
+    pub fn after(mut self, read: u64, world: u32, nodes: u32) -> Result<Self, OrderError> {
+        if nodes == 0 || world == 0 || !world.is_multiple_of(nodes) {
+            return Err(OrderError::World { world, nodes });
+        }
+        let last = self.stages.pop_if(|stage| stage.nodes() == nodes);
+        let mut last = last.unwrap_or_else(|| Stage::new(nodes));
+        last.advance(read.saturating_mul(u64::from(world / nodes)));
+        self.stages.push(last);
+        Ok(self)
     }
 }
 

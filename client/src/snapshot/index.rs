@@ -295,7 +295,7 @@ impl Snapshot {
     ///
     /// # Errors
     /// As [`Snapshot::number`].
-    pub(crate) fn numbers<'a>(
+    pub fn numbers<'a>(
         &self,
         paths: impl Iterator<Item = &'a FilePath>,
     ) -> Result<Vec<Option<u32>>, Error> {

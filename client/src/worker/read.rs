@@ -249,6 +249,54 @@ impl Worker {
         }
     }
 
+    /// Hands over files that lie in memory now, and waits for nothing; ends before the first file that is
+    /// absent. Gives how many were handed over.
+    pub(crate) fn lend_present(&self, numbers: &[u32], mut take: impl FnMut(&[u8])) -> usize {
+        self.for_present(numbers, COPIED, |attached, place, pinned| {
+            take(pinned.bytes(place.offset, place.length as usize)?);
+            count(attached, place);
+            Some(())
+        })
+    }
+
+    /// Appends views of files that lie in memory now, and waits for nothing; ends before the first file
+    /// that is absent.
+    pub(crate) fn view_present(&self, numbers: &[u32], views: &mut Vec<View>) {
+        self.for_present(numbers, VIEWED, |attached, place, pinned| {
+            views.push(keep(attached, place, pinned)?);
+            Some(())
+        });
+    }
+
+    #[inline]
+    fn for_present(
+        &self,
+        numbers: &[u32],
+        lines: usize,
+        mut take: impl FnMut(&Arc<Attached>, FilePlace, Pinned<'_>) -> Option<()>,
+    ) -> usize {
+        let attached = self.here.get().map(Here::get);
+        let Some(attached) = attached.as_ref().and_then(|attached| attached.as_ref()) else {
+            return 0;
+        };
+        let mut done = 0;
+        for together in numbers.chunks(TOGETHER) {
+            for place in self.prepare(attached, together, lines).into_iter().take(together.len()) {
+                let pinned = attached.maps.pin(place.chunk);
+                if pinned.and_then(|pinned| take(attached, place, pinned)).is_none() {
+                    return done;
+                }
+                done += 1;
+            }
+        }
+        done
+    }
+
+    /// Whether this process reads through an agent now; attaches where it is time to.
+    pub(crate) fn is_attached(&self) -> bool {
+        self.attached().is_some()
+    }
+
     /// The bytes of a file where they lie; a copy where this connection holds enough already.
     pub(crate) fn view(&self, number: u32) -> Option<View> {
         let place = self.place(number).unwrap_or(FilePlace::NOWHERE);
@@ -266,16 +314,7 @@ impl Worker {
         if place == FilePlace::NOWHERE {
             return self.read_large(number).map(|bytes| View::of(bytes.into()));
         }
-        let pinned = self.pin(attached, number, place, hints)?;
-        let bytes = pinned.bytes(place.offset, place.length as usize)?;
-        let (offset, length) = (place.offset, bytes.len());
-        count(attached, place);
-        if !attached.may_view(pinned.slot()) {
-            return Some(View(Viewed::Copied(Bytes::copy_from_slice(bytes))));
-        }
-        let slot = attached.keep_for_view(pinned);
-        let pin = Pin { attached: Arc::clone(attached), slot };
-        Some(View(Viewed::Shared { pin, offset, length }))
+        keep(attached, place, self.pin(attached, number, place, hints)?)
     }
 
     /// Where files lie that are read together; the processor brings their first bytes meanwhile.
@@ -372,6 +411,20 @@ impl Worker {
     }
 }
 
+/// A view of a file in a pinned slot.
+#[inline]
+fn keep(attached: &Arc<Attached>, place: FilePlace, pinned: Pinned<'_>) -> Option<View> {
+    let bytes = pinned.bytes(place.offset, place.length as usize)?;
+    let (offset, length) = (place.offset, bytes.len());
+    count(attached, place);
+    if !attached.may_view(pinned.slot()) {
+        return Some(View(Viewed::Copied(Bytes::copy_from_slice(bytes))));
+    }
+    let slot = attached.keep_for_view(pinned);
+    let pin = Pin { attached: Arc::clone(attached), slot };
+    Some(View(Viewed::Shared { pin, offset, length }))
+}
+
 /// Tells an agent along which order this process reads. One that is not told fetches nothing ahead.
 fn tell(attached: &Attached, begin: Begin) {
     attached.maps.pins.set(Gauge::Position, begin.position);
@@ -406,6 +459,12 @@ impl View {
     /// A view of bytes that lie in no cache.
     pub(crate) fn of(bytes: Bytes) -> Self {
         Self(Viewed::Copied(bytes))
+    }
+}
+
+impl From<Bytes> for View {
+    fn from(bytes: Bytes) -> Self {
+        Self::of(bytes)
     }
 }
 

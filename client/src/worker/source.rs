@@ -52,6 +52,14 @@ impl Drop for SharedSource {
 
 impl FileSource for SharedSource {
     fn read(&self, position: u64, number: u32) -> Option<FileRead> {
+        self.pass(position);
+        Some(match self.worker.read(number) {
+            Some(bytes) => Ok(Ok(bytes)),
+            None => self.worker.elsewhere(number, || (self.elsewhere)(number)),
+        })
+    }
+
+    fn pass(&self, position: u64) {
         let position = self.of.of_rank(position);
         // Not before: a process whose children read does not move, and would hold the order up.
         self.begun.call_once(|| {
@@ -60,10 +68,6 @@ impl FileSource for SharedSource {
             }
         });
         self.worker.reached(position);
-        Some(match self.worker.read(number) {
-            Some(bytes) => Ok(Ok(bytes)),
-            None => self.worker.elsewhere(number, || (self.elsewhere)(number)),
-        })
     }
 
     fn read_ahead(&self, _: u32) -> Option<FileRead> {

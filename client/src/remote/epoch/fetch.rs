@@ -108,6 +108,9 @@ impl FileSource for Reader {
         Some(taken.read().unwrap_or_else(|| self.source.read(number)))
     }
 
+    /// Reads by number move the groups on by themselves.
+    fn pass(&self, _: u64) {}
+
     fn read_ahead(&self, number: u32) -> Option<FileRead> {
         let kept = |bytes| Arrived::with_message(bytes, REPLY_BYTES).into_kept();
         let read = self.window.take(number).read()?;

@@ -121,6 +121,11 @@ impl Ledger {
         }
     }
 
+    /// Whether an object may be sent now, without a wait for one under way.
+    pub(crate) fn has_room(&self) -> bool {
+        self.state().in_flight < self.in_flight_max
+    }
+
     /// An open chunk for the calling thread alone, or the token of a fresh one. Waits for a chunk
     /// under way that holds the same path: of two puts one after the other, the second one holds.
     ///

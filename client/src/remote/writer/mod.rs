@@ -128,6 +128,10 @@ impl Writer {
     }
 
     /// Gives up all that is under way, and what is put until the next flush.
+    pub(crate) fn has_room(&self) -> bool {
+        self.ledger.has_room()
+    }
+
     pub(crate) fn give_up(&self) {
         let dataset = format!("dl://{}", self.name);
         self.ledger.give_up(&Error::new(Kind::Cancelled, "write", dataset, "it was given up here"));

@@ -1,0 +1,145 @@
+"""Datasets of many small files for training: packed, cached, shuffled, resumed exactly.
+
+>>> import libdiesel
+>>> with libdiesel.connect("dl://pets", create=True) as pets:
+...     pets.put("cats/tom.txt", b"meow")
+...     pets.flush()
+1
+>>> pets = libdiesel.connect("dl://pets")
+>>> pets.get("cats/tom.txt")
+b'meow'
+>>> pets.ls("cats")
+['tom.txt']
+>>> [bytes(view) for view in pets.view_many([0])]
+[b'meow']
+>>> pets.close()
+
+What PyTorch needs is in :mod:`libdiesel.torch`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Union
+
+from libdiesel import _native, errors
+from libdiesel._native import Batch, Dataset, Epoch, View, token_after
+from libdiesel._ranks import Ranks
+from libdiesel.errors import (
+    CancelledError,
+    ClosedError,
+    ConflictError,
+    CorruptError,
+    DieselError,
+    FullError,
+    InternalError,
+    InvalidError,
+    LocalError,
+    NeedsRecoveryError,
+    NotFoundError,
+    PermissionDenied,
+    Timeout,
+    UnavailableError,
+    UnreachableError,
+)
+
+__all__ = [
+    "Batch",
+    "CancelledError",
+    "ClosedError",
+    "ConflictError",
+    "CorruptError",
+    "Dataset",
+    "DieselError",
+    "Epoch",
+    "FullError",
+    "InternalError",
+    "InvalidError",
+    "LocalError",
+    "NeedsRecoveryError",
+    "NotFoundError",
+    "PermissionDenied",
+    "Ranks",
+    "Timeout",
+    "UnavailableError",
+    "UnreachableError",
+    "View",
+    "connect",
+    "errors",
+    "token_after",
+]
+
+Path = Union[str, "os.PathLike[str]"]
+
+
+def connect(
+    dataset: str,
+    *,
+    server: str | Sequence[str] | None = None,
+    user: str | None = None,
+    key: str | None = None,
+    key_file: Path | None = None,
+    ca: Path | None = None,
+    client_cert: Path | None = None,
+    client_key: Path | None = None,
+    plain_text_key: bool = False,
+    snapshot: Path | None = None,
+    task: str | bool | None = None,
+    timeout: float = 60.0,
+    create: bool = False,
+    chunk_size: int | None = None,
+) -> Dataset:
+    """Opens a dataset, ``dl://NAME`` (paper, Table 3: DL_connect).
+
+    :param server: ``host:port`` or ``https://host:port``, or several of them that serve the same datasets;
+        otherwise the environment variable DIESEL_SERVER, otherwise ``127.0.0.1:7420``
+    :param user: who asks; otherwise DIESEL_USER
+    :param key: proves it; otherwise the content of ``key_file``, otherwise DIESEL_KEY
+    :param ca: a file with the certificates (PEM) to trust; otherwise DIESEL_CA
+    :param plain_text_key: lets the key travel unencrypted to other machines
+    :param snapshot: answer from this file, which :meth:`Dataset.save_meta` wrote, and from no agent
+    :param task: the training job whose processes share one cache on each machine; True or None to find its
+        name from DIESEL_TASK, SLURM, torchrun or PMIx, otherwise from the session of the terminal; False to
+        read from the servers. The first process of a task starts the agent of its machine.
+    :param timeout: seconds that a request may take, all its tries together
+    :param create: make the dataset where there is none, to write it; such a handle has no task
+    :param chunk_size: bytes of its chunks, 4 MiB without it
+    :raises NotFoundError: when there is no such dataset
+    :raises UnreachableError: when no server answers
+    """
+    for name, kind, value in (("dataset", str, dataset), ("timeout", (int, float), timeout)):
+        if not isinstance(value, kind):
+            raise TypeError(f"{name}={value!r} has to be of type {kind}")
+    if create and snapshot is not None:
+        raise InvalidError("a dataset that is created has no snapshot: leave out one of the two")
+    if task is None or task is True:
+        name = None if create or snapshot is not None else ""
+    else:
+        name = task or None
+    servers = [server] if isinstance(server, str) else list(server or [])
+    return _native.connect(
+        dataset,
+        server=servers,
+        user=user,
+        key=key,
+        key_file=key_file,
+        ca=ca,
+        client_cert=client_cert,
+        client_key=client_key,
+        plain_text_key=plain_text_key,
+        snapshot=snapshot,
+        task=name,
+        timeout=float(timeout),
+        create=create,
+        chunk_size=chunk_size,
+        version=None,
+    )
+
+
+def _connect_again(arguments: dict[str, Any]) -> Dataset:
+    """A handle out of a pickle."""
+    rest = {"key_file": None, "create": False, "chunk_size": None}
+    arguments = {**rest, **arguments}
+    task = arguments.pop("task")
+    return _native.connect(arguments.pop("dataset"), task=task or None, **arguments)

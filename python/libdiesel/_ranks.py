@@ -1,0 +1,95 @@
+"""The ranks of a job: which process this is, of how many, on how many machines."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from libdiesel.errors import InvalidError
+
+logger = logging.getLogger("libdiesel")
+
+# The launcher, and its variables: rank, ranks, ranks of this machine, machines.
+_LAUNCHERS = (
+    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", ""),
+    ("SLURM", "SLURM_PROCID", "SLURM_NTASKS", "", "SLURM_NNODES"),
+    ("MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", ""),
+    ("MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", ""),
+    ("Kubernetes", "JOB_COMPLETION_INDEX", "WORLD_SIZE", "", ""),
+)
+
+_logged: set[Ranks] = set()
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A rank of a job.
+
+    >>> Ranks.find({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"})
+    Ranks(rank=3, world=8, nodes=2, source='torchrun')
+    >>> Ranks.find({})
+    Ranks(rank=0, world=1, nodes=1, source='nothing')
+    """
+
+    rank: int
+    world: int
+    #: Machines, each with equally many ranks.
+    nodes: int = 1
+    #: Who said so.
+    source: str = "the caller"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world:
+            raise InvalidError(f"rank {self.rank} of {self.world}: ranks count from 0")
+        if self.nodes < 1 or self.world % self.nodes:
+            raise InvalidError(f"{self.world} ranks can't be spread evenly over {self.nodes} nodes")
+
+    @classmethod
+    def find(cls, environment: Mapping[str, str] | None = None) -> Ranks:
+        """The rank of this process: as torch.distributed has it where that runs, else as a launcher says in
+        the environment (torchrun, SLURM, MPI, Kubernetes), else the only one."""
+        variables = os.environ if environment is None else environment
+        found = cls._of_launcher(variables)
+        distributed = sys.modules.get("torch.distributed") if environment is None else None
+        if distributed and distributed.is_available() and distributed.is_initialized():
+            rank, world = distributed.get_rank(), distributed.get_world_size()
+            if (rank, world) != (found.rank, found.world):
+                found = cls(rank, world, 1, "torch.distributed")
+        return found
+
+    @classmethod
+    def _of_launcher(cls, variables: Mapping[str, str]) -> Ranks:
+        for source, rank_name, world_name, local_name, nodes_name in _LAUNCHERS:
+            rank, world = _number(variables, rank_name), _number(variables, world_name)
+            if rank is None or world is None or rank >= world:
+                continue
+            local = _number(variables, local_name)
+            nodes = _number(variables, nodes_name) or (world // local if local else 1)
+            return cls(rank, world, nodes if nodes and world % nodes == 0 else 1, source)
+        return cls(0, 1, 1, "nothing")
+
+    @classmethod
+    def choose(cls, rank: int | None, world: int | None, nodes: int | None) -> Ranks:
+        """What the caller says, and what is found where the caller is silent; logged once."""
+        if (rank is None) != (world is None):
+            raise InvalidError("rank and world go together: give both, or none to find them")
+        found = cls.find() if rank is None or world is None else cls(rank, world)
+        chosen = found if nodes is None else cls(found.rank, found.world, nodes, found.source)
+        if chosen not in _logged:
+            _logged.add(chosen)
+            logger.info(
+                "rank %d of %d, machines: %d, as %s says",
+                chosen.rank,
+                chosen.world,
+                chosen.nodes,
+                chosen.source,
+            )
+        return chosen
+
+
+def _number(variables: Mapping[str, str], name: str) -> int | None:
+    text = variables.get(name, "") if name else ""
+    return int(text) if text.isascii() and text.isdigit() else None

@@ -1,0 +1,196 @@
+"""``ImageFolder`` on a dataset: samples by index, whole batches in one call."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, Generic, TypeVar, overload
+
+import torch
+import torch.utils.data
+
+import libdiesel
+from libdiesel import Dataset, View
+from libdiesel.errors import CorruptError, InvalidError
+
+logger = logging.getLogger("libdiesel")
+
+#: As torchvision has them.
+IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+
+Sample = TypeVar("Sample")
+Loader = Callable[[View], Any]
+Transform = Callable[[Any], Any]
+
+#: What becomes of a file whose bytes are damaged everywhere.
+ON_BAD = ("raise", "substitute")
+
+#: Files that are tried in place of a damaged one.
+TRIES = 24
+
+
+def image(view: View) -> Any:
+    """An image (Pillow), in RGB."""
+    from PIL import Image
+
+    return Image.open(io.BytesIO(view)).convert("RGB")
+
+
+def tensor(view: View) -> torch.Tensor:
+    """The bytes of a file as a tensor of ``uint8``, without a copy. They are shared: never write to it."""
+    import numpy
+
+    if not len(view):
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.from_dlpack(numpy.frombuffer(view, dtype=numpy.uint8))
+
+
+class Folder(torch.utils.data.Dataset[Any]):
+    """The samples of a folder whose sub-folders are classes, as ``torchvision.datasets.ImageFolder`` has them.
+
+    :param root: ``dl://DATASET`` or ``dl://DATASET/FOLDER``
+    :param transform: of an image
+    :param target_transform: of the number of its class
+    :param loader: makes a sample of the bytes of its file, a :class:`libdiesel.View` (anything that takes a
+        buffer takes it: ``bytes`` gives the bytes); :func:`image` without it
+    :param extensions: of the files to take, in small letters; None for all files
+    :param on_bad: ``"raise"``, or ``"substitute"`` to put another file of the folder in the place of one whose
+        bytes are damaged everywhere. Which one depends on the order of the files alone.
+    :param dataset: a handle to use; without it the others of ``options`` are those of
+        :func:`libdiesel.connect`
+    """
+
+    def __init__(
+        self,
+        root: str,
+        transform: Transform | None = None,
+        target_transform: Transform | None = None,
+        loader: Loader = image,
+        *,
+        extensions: Sequence[str] | None = IMAGES,
+        on_bad: str = "raise",
+        dataset: Dataset | None = None,
+        **options: Any,
+    ) -> None:
+        if on_bad not in ON_BAD:
+            raise InvalidError(f"on_bad={on_bad!r} is not one of {', '.join(ON_BAD)}")
+        name, self.path = split(root)
+        self.root = root
+        self.dataset = libdiesel.connect(name, **options) if dataset is None else dataset
+        self.transform, self.target_transform, self.loader = transform, target_transform, loader
+        self.on_bad = on_bad
+        found = self.dataset.folder(self.path, None if extensions is None else list(extensions))
+        self.native = found
+        self.classes: list[str] = found.classes
+        self.class_to_idx = {name: index for index, name in enumerate(self.classes)}
+        if not self.classes:
+            raise InvalidError(f"{root} has no folders, which would be its classes")
+        self._reported: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self.native)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indexes: Sequence[int]) -> list[Any]:
+        """The samples of a batch, read together."""
+        indexes = [int(index) for index in indexes]
+        numbers, classes = self.native.locate(indexes)
+        try:
+            views: Sequence[View] = self.dataset.view_many(numbers)
+        except CorruptError:
+            views = [self._view(number) for number in numbers]
+            # A substitute brings its own class.
+        return [self._sample(view, target) for view, target in zip(views, classes)]
+
+    def _sample(self, view: View | tuple[View, int], target: int) -> Any:
+        if isinstance(view, tuple):
+            view, target = view
+        sample = self.loader(view)
+        if self.transform is not None:
+            sample = self.transform(sample)
+        if self.target_transform is not None:
+            return sample, self.target_transform(target)
+        return sample, target
+
+    def _view(self, number: int) -> Any:
+        try:
+            return self.dataset.view(number)
+        except CorruptError as error:
+            return self.substitute(number, error)
+
+    def substitute(self, number: int, error: Exception) -> tuple[View, int]:
+        """Another file in the place of a damaged one, with its class: the next one that is whole, 1, 2, 4, 8
+        ... files behind it in the folder. Raises the error where the folder wants that."""
+        if self.on_bad == "raise":
+            raise error
+        index = self.native.indexes([number])[0]
+        if number not in self._reported:
+            self._reported.add(number)
+            logger.warning("%s; another file takes its place in every epoch", error)
+        for turn in range(TRIES):
+            other = (index + (1 << turn)) % len(self)
+            [at], [target] = self.native.locate([other])
+            try:
+                return self.dataset.view(at), target
+            except CorruptError:
+                continue
+        raise error
+
+    @cached_property
+    def samples(self) -> Sequence[tuple[str, int]]:
+        """``(path, class)`` of each sample, made when it is asked for."""
+        return _Lazy(len(self), self._named)
+
+    @property
+    def imgs(self) -> Sequence[tuple[str, int]]:
+        """The same, by torchvision's other name."""
+        return self.samples
+
+    @property
+    def targets(self) -> torch.Tensor:
+        """The class of each sample."""
+        counts = torch.tensor(self.native.counts)
+        return torch.repeat_interleave(torch.arange(len(counts)), counts)
+
+    def _named(self, index: int) -> tuple[str, int]:
+        [number], [target] = self.native.locate([index])
+        return f"dl://{self.dataset.name}/{self.dataset.path(number)}", target
+
+    def __repr__(self) -> str:
+        return f"Folder({self.root!r}): {len(self)} samples in {len(self.classes)} classes"
+
+
+class _Lazy(Sequence[Sample], Generic[Sample]):
+    """A sequence whose items are made when they are asked for."""
+
+    def __init__(self, length: int, make: Callable[[int], Sample]) -> None:
+        self._length, self._make = length, make
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+        if isinstance(index, slice):
+            return [self._make(one) for one in range(*index.indices(self._length))]
+        if not -self._length <= index < self._length:
+            raise IndexError(f"there is no sample {index} among {self._length}")
+        return self._make(index % self._length)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (self._make(index) for index in range(self._length))
+
+
+def split(root: str) -> tuple[str, str]:
+    """The dataset of an address, and the folder in it."""
+    if not isinstance(root, str) or not root.startswith("dl://"):
+        raise InvalidError(f"{root!r} is no address: type dl://DATASET or dl://DATASET/FOLDER")
+    name, _, path = root.removeprefix("dl://").partition("/")
+    return f"dl://{name}", path.rstrip("/")

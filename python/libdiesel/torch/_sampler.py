@@ -1,0 +1,88 @@
+"""Samplers for those who keep their map-style dataset and their loader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch.utils.data
+
+from libdiesel import Ranks
+from libdiesel.torch._folder import Folder
+from libdiesel.torch._order import TOGETHER, Order
+
+
+class ChunkSampler(torch.utils.data.Sampler[int]):
+    """The indexes of a :class:`Folder` in chunk-wise shuffled order, for one process; the agent fetches
+    ahead along it. ``set_epoch`` comes before each epoch.
+
+    :param seed: the number of the job: another one gives another order
+    :param group: chunks whose files are shuffled together
+    :param resume: a token of :func:`resume` to go on from
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        *,
+        seed: int = 0,
+        epoch: int = 0,
+        group: int = 100,
+        resume: str | None = None,
+        ranks: Ranks | None = None,
+        pad: bool = False,
+    ) -> None:
+        self.folder = folder
+        self.order = Order(
+            folder.dataset,
+            folder.native,
+            None,
+            1,
+            seed,
+            epoch,
+            group,
+            ranks or Ranks(0, 1),
+            resume,
+            pad,
+        )
+
+    def __iter__(self) -> Iterator[int]:
+        epoch = self.order.begin(0, 1)
+        while numbers := epoch.take(TOGETHER):
+            for index in self.folder.native.indexes(numbers):
+                self.order._given += 1
+                yield index
+        self.order.ended()
+
+    def __len__(self) -> int:
+        return self.order.length()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Every epoch has another order."""
+        self.order.set_epoch(epoch)
+
+    def state_dict(self, samples: int | None = None) -> dict[str, Any]:
+        """Where the sampler is. A loader with workers takes indexes ahead of the batches that it has given:
+        tell how many samples the training has taken since the iteration began. torchdata's
+        StatefulDataLoader knows it by itself."""
+        return self.order.state(samples)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next iteration goes on where a state says."""
+        self.order.load(state)
+
+
+class DistributedChunkSampler(ChunkSampler):
+    """The share of one rank. The rank, the number of ranks and the number of machines are found
+    (:class:`libdiesel.Ranks`) where they are not given. Every rank has equally many samples: a few are left
+    out of each epoch, or, with ``pad``, read twice."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        rank: int | None = None,
+        world: int | None = None,
+        nodes: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(folder, ranks=Ranks.choose(rank, world, nodes), **options)

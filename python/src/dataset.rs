@@ -1,0 +1,474 @@
+//! The handle of a dataset: what reads, lists and describes it.
+//!
+//! Must hold: a closed handle says so; whatever one thread closes, calls of other threads end normally.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use arc_swap::ArcSwapOption;
+use libdiesel::{
+    Client, Counts, DirPath, Error, FilePath, Listing, OrderSettings, Partition, ResumeToken, ShuffleOptions,
+    StatItem, Tail, Worker,
+};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList, PySlice};
+
+use crate::connect::Target;
+use crate::epoch::Epoch;
+use crate::errors::{Raise, invalid, named};
+use crate::files::{Files, bytes_of, file_path, folder_path, python_name};
+use crate::folder::Folder;
+use crate::into::Into;
+use crate::view::{Batch, View};
+use crate::wait::wait;
+use crate::walk::{Walk, page_of};
+
+/// A dataset at some servers; :func:`libdiesel.connect` opens one. Usable from any thread, and in any
+/// process: a fork has connections of its own, and a pickled handle connects again to the same version.
+#[pyclass(frozen, mapping, module = "libdiesel", subclass)]
+pub(crate) struct Dataset {
+    open: ArcSwapOption<Open>,
+    target: Target,
+}
+
+/// What a handle that is not closed has.
+pub(crate) struct Open {
+    pub(crate) client: Client,
+    pub(crate) dataset: libdiesel::Dataset,
+}
+
+impl Dataset {
+    pub(crate) fn new(open: Open, target: Target) -> Self {
+        Self { open: ArcSwapOption::from_pointee(open), target }
+    }
+
+    pub(crate) fn open(&self, py: Python<'_>) -> PyResult<Arc<Open>> {
+        self.open.load_full().ok_or_else(|| self.is_closed(py))
+    }
+
+    fn is_closed(&self, py: Python<'_>) -> PyErr {
+        let text = format!("{} is closed: connect again", self.target.address());
+        named(py, "ClosedError", text)
+    }
+
+    /// Views of files, waiting for those that are not in memory.
+    fn views(&self, py: Python<'_>, files: Files) -> PyResult<Vec<libdiesel::View>> {
+        let open = self.open(py)?;
+        match files {
+            Files::Numbers(numbers) => {
+                let mut views = Vec::with_capacity(numbers.len());
+                open.dataset.view_present(&numbers, &mut views);
+                if views.len() < numbers.len() {
+                    let there = views.len();
+                    let rest = numbers.get(there..).unwrap_or_default().to_vec();
+                    views.extend(wait(py, move || open.dataset.view_many(&rest))?.or_raise(py)?);
+                }
+                Ok(views)
+            }
+            Files::Paths(paths) => wait(py, move || open.dataset.view_many(&paths))?.or_raise(py),
+        }
+    }
+
+    /// Bytes of files, waiting for those that are not in memory.
+    fn bytes<'py>(&self, py: Python<'py>, files: Files) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let mut read = Vec::new();
+        let rest = match files {
+            Files::Numbers(numbers) => {
+                let open = self.open.load();
+                let open = open.as_ref().ok_or_else(|| self.is_closed(py))?;
+                read.reserve(numbers.len());
+                open.dataset.lend_present(&numbers, |bytes| read.push(PyBytes::new(py, bytes)));
+                if read.len() == numbers.len() {
+                    return Ok(read);
+                }
+                Files::Numbers(numbers.get(read.len()..).unwrap_or_default().to_vec())
+            }
+            paths @ Files::Paths(_) => paths,
+        };
+        let views = self.views(py, rest)?;
+        read.extend(views.iter().map(|view| PyBytes::new(py, view)));
+        Ok(read)
+    }
+
+    fn stats(&self, py: Python<'_>, path: FilePath) -> PyResult<StatItem> {
+        let open = self.open(py)?;
+        wait(py, move || open.dataset.stat(path))?.or_raise(py)
+    }
+}
+
+#[pymethods]
+impl Dataset {
+    /// Reads a file, by its path or its number, into memory.
+    ///
+    /// :raises NotFoundError: when there is no such file
+    /// :raises CorruptError: when its stored bytes are damaged everywhere
+    fn get<'py>(
+        &self,
+        py: Python<'py>,
+        file: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let open = self.open.load();
+        let open = open.as_ref().ok_or_else(|| self.is_closed(py))?;
+        let files = Files::one(&open.dataset, file)?;
+        let mut read = self.bytes(py, files)?;
+        read.pop().ok_or_else(|| named(py, "InternalError", "no file was read".to_owned()))
+    }
+
+    /// Reads many files, by paths or by numbers, in their order: a list of bytes. With ``into``, a writable
+    /// buffer (``bytearray``, NumPy's arrays, tensors in host memory, pinned ones too), the files lie there
+    /// one behind the other, and the list has the slice of each.
+    ///
+    /// :raises InvalidError: when the buffer is too short
+    #[pyo3(signature = (files, into=None))]
+    fn get_many<'py>(
+        &self,
+        py: Python<'py>,
+        files: &Bound<'py, PyAny>,
+        into: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let files = Files::many(&self.open(py)?.dataset, files)?;
+        match into {
+            None => PyList::new(py, self.bytes(py, files)?),
+            Some(into) => self.read_into(py, files, into),
+        }
+    }
+
+    /// The bytes of a file where they lie in the memory of this node, without a copy.
+    fn view(&self, py: Python<'_>, file: &Bound<'_, PyAny>) -> PyResult<View> {
+        let files = Files::one(&self.open(py)?.dataset, file)?;
+        let view = self.views(py, files)?.pop();
+        view.map(View::of)
+            .ok_or_else(|| named(py, "InternalError", "no file was read".to_owned()))
+    }
+
+    /// The same of many files, in their order: a :class:`Batch`, a sequence of views.
+    fn view_many(&self, py: Python<'_>, files: &Bound<'_, PyAny>) -> PyResult<Batch> {
+        let files = Files::many(&self.open(py)?.dataset, files)?;
+        self.views(py, files).map(Batch::of)
+    }
+
+    fn __getitem__<'py>(
+        &self,
+        py: Python<'py>,
+        file: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let negative = file.extract::<i64>().ok().filter(|number| *number < 0);
+        match negative {
+            None => self.get(py, file),
+            Some(number) => {
+                let files = self.__len__(py)?;
+                let from_start = i64::try_from(files)? + number;
+                self.get(py, from_start.into_pyobject(py)?.as_any())
+            }
+        }
+    }
+
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        let open = self.open(py)?;
+        if let Some(snapshot) = open.dataset.snapshot() {
+            return Ok(snapshot.files() as usize);
+        }
+        let info = wait(py, move || open.dataset.count())?.or_raise(py)?;
+        match info.counts {
+            Counts::Known { files, .. } => Ok(usize::try_from(files)?),
+            Counts::Unknown(why) => Err(named(py, "NeedsRecoveryError", why)),
+            Counts::Unasked => Err(named(py, "InternalError", "nobody counted".to_owned())),
+        }
+    }
+
+    /// Whether there is a file at a path.
+    fn __contains__(&self, py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let path = file_path(py, bytes_of(path)?)?;
+        Ok(matches!(self.stats(py, path)?, StatItem::File(_)))
+    }
+
+    /// What stands at a path: ``type`` ("file" or "folder"), and of a file ``size`` in bytes, ``mtime`` in
+    /// seconds, ``mode``, ``crc32c``, and ``number`` where the handle has a snapshot.
+    ///
+    /// :raises NotFoundError: when there is nothing
+    fn stat<'py>(
+        &self,
+        py: Python<'py>,
+        path: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let path = file_path(py, bytes_of(path)?)?;
+        let told = PyDict::new(py);
+        match self.stats(py, path.clone())? {
+            StatItem::File(record) => {
+                let open = self.open(py)?;
+                told.set_item("type", "file")?;
+                told.set_item("size", record.length)?;
+                told.set_item("mtime", record.attributes.mtime as f64 / 1e9)?;
+                told.set_item("mode", record.attributes.mode)?;
+                told.set_item("crc32c", record.crc.value())?;
+                if let Some(snapshot) = open.dataset.snapshot() {
+                    told.set_item("number", snapshot.number(&path).or_raise(py)?)?;
+                }
+            }
+            StatItem::Folder => told.set_item("type", "folder")?,
+            StatItem::Missing => {
+                let text = format!("stat {}/{path}: there is nothing", self.target.address());
+                return Err(named(py, "NotFoundError", text));
+            }
+        }
+        Ok(told)
+    }
+
+    /// The names of the files and folders in a folder, those of folders with a slash behind them.
+    #[pyo3(signature = (folder=None))]
+    fn ls(&self, py: Python<'_>, folder: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<OsString>> {
+        let listing = self.listing(py, folder, false)?;
+        let page = wait(py, move || page_of(listing, usize::MAX).1)?.or_raise(py)?;
+        let folder = folder.map(bytes_of).transpose()?.unwrap_or_default();
+        let folder = folder.strip_suffix(b"/").unwrap_or(&folder);
+        let above = if folder.is_empty() { 0 } else { folder.len() + 1 };
+        Ok(page.iter().map(|path| python_name(path.get(above..).unwrap_or(path))).collect())
+    }
+
+    /// The paths of all files below a folder, in the order of their bytes.
+    #[pyo3(signature = (folder=None))]
+    fn walk(&self, py: Python<'_>, folder: Option<&Bound<'_, PyAny>>) -> PyResult<Walk> {
+        Ok(Walk::new(self.listing(py, folder, true)?))
+    }
+
+    /// The path of a file, by its number.
+    fn path(&self, py: Python<'_>, number: u32) -> PyResult<OsString> {
+        let open = self.open(py)?;
+        let Some(snapshot) = open.dataset.snapshot() else {
+            return Err(invalid(py, "files have numbers in a snapshot, and this handle has none"));
+        };
+        if number >= snapshot.files() {
+            return Err(crate::files::no_file(number, snapshot.files()));
+        }
+        Ok(python_name(snapshot.path(number).or_raise(py)?.as_bytes()))
+    }
+
+    /// Writes the metadata of all files into a snapshot file, which ``connect(..., snapshot=FILE)`` reads.
+    fn save_meta(&self, py: Python<'_>, file: PathBuf) -> PyResult<()> {
+        let open = self.open(py)?;
+        wait(py, move || open.dataset.save_meta(&file))?.or_raise(py).map(|_| ())
+    }
+
+    /// A handle that answers from a snapshot file, and reads from the servers.
+    fn load_meta(&self, py: Python<'_>, file: PathBuf) -> PyResult<Self> {
+        let open = self.open(py)?;
+        let target = self.target.with_snapshot(file.clone());
+        let loaded = wait(py, move || {
+            let cache = libdiesel::SnapshotCache::of_user();
+            let dataset = open.dataset.load_meta(&file, cache.as_ref())?;
+            Ok::<_, Error>(Open { client: open.client.clone(), dataset })
+        })?;
+        Ok(Self::new(loaded.or_raise(py)?, target))
+    }
+
+    /// Begins an epoch, or goes on with one: its files in chunk-wise shuffled order, the same for every
+    /// number of workers. ``nodes`` is how many machines share the epoch, 1 for one order that all ranks
+    /// deal out; ``worker`` is ``(number, workers, batch)``; ``paths`` are the files and folders to read, all
+    /// without it, or ``folder`` those of :meth:`folder`; ``resume`` is a token of :meth:`Epoch.token`, whose
+    /// seed, epoch and group hold; ``read`` files of the rank, or of its worker, were read since then.
+    #[pyo3(signature = (*, seed=0, epoch=0, group=libdiesel::DEFAULT_GROUP, rank=0, world=1, nodes=1,
+                        worker=None, paths=None, folder=None, resume=None, read=0, pad=false))]
+    #[expect(clippy::too_many_arguments, reason = "each is a keyword of Python's, with a default")]
+    fn shuffle(
+        &self,
+        py: Python<'_>,
+        seed: u64,
+        epoch: u64,
+        group: u32,
+        rank: u32,
+        world: u32,
+        nodes: u32,
+        worker: Option<(u32, u32, u32)>,
+        paths: Option<Vec<Bound<'_, PyAny>>>,
+        folder: Option<&Bound<'_, Folder>>,
+        resume: Option<&str>,
+        read: u64,
+        pad: bool,
+    ) -> PyResult<Epoch> {
+        let open = self.open(py)?;
+        let partition = if nodes > 1 { Partition::Local { nodes } } else { Partition::Global };
+        let tail = if pad { Tail::Pad } else { Tail::Drop };
+        let order =
+            OrderSettings { world, partition, tail, ..OrderSettings::new(seed, epoch, group) };
+        let mut options = ShuffleOptions { order, rank, ..ShuffleOptions::new(seed, epoch, group) };
+        options.worker =
+            worker.map(|(number, workers, batch)| Worker { number, workers, batch });
+        options.resume = resume
+            .map(|token| token.parse::<ResumeToken>().map_err(|why| invalid(py, why.to_string())))
+            .transpose()?;
+        options.read = read;
+        if let (Some(folder), Some(snapshot)) = (folder, open.dataset.snapshot()) {
+            let selection = folder.get().selection(snapshot.files());
+            options.selection = Some(selection.map_err(|why| invalid(py, why.to_string()))?);
+        } else if let Some(paths) = paths {
+            let folders = paths.iter().map(folder_path).collect::<PyResult<Vec<_>>>()?;
+            if let Some(snapshot) = open.dataset.snapshot().filter(|_| !is_all(&folders)) {
+                options.selection = Some(snapshot.select(&folders).or_raise(py)?);
+            }
+        }
+        let is_cached = self.target.has_task();
+        let begun = wait(py, move || {
+            let epoch = open.dataset.shuffle(options)?;
+            Ok::<_, Error>(Epoch::new(epoch, open.dataset.clone(), is_cached))
+        })?;
+        begun.or_raise(py)
+    }
+
+    /// The classes below a folder: what ``libdiesel.torch.Folder`` is made of.
+    #[pyo3(signature = (folder, extensions=None))]
+    fn folder(
+        &self,
+        py: Python<'_>,
+        folder: &Bound<'_, PyAny>,
+        extensions: Option<Vec<String>>,
+    ) -> PyResult<Folder> {
+        let (open, folder) = (self.open(py)?, folder_path(folder)?);
+        wait(py, move || Folder::find(&open.dataset, &folder, extensions.as_deref()))?.or_raise(py)
+    }
+
+    /// Has the agent of this node bring the files at some paths into memory, as far as it goes; waits for
+    /// nothing.
+    #[pyo3(signature = (*paths))]
+    fn prefetch(&self, py: Python<'_>, paths: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
+        let open = self.open(py)?;
+        let folders = paths.iter().map(folder_path).collect::<PyResult<Vec<_>>>()?;
+        let Some(snapshot) = open.dataset.snapshot() else {
+            return Err(invalid(py, "prefetch needs a handle with a task: connect(..., task=NAME)"));
+        };
+        let selection = match folders.is_empty() || is_all(&folders) {
+            true => libdiesel::Selection::all(snapshot.files()),
+            false => snapshot.select(&folders).or_raise(py)?,
+        };
+        wait(py, move || open.dataset.prefetch(&selection))?.or_raise(py)
+    }
+
+    /// The version of the dataset that the handle answers from.
+    #[getter]
+    fn version(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.open(py)?.dataset.info().version.to_string())
+    }
+
+    /// The name of the dataset.
+    #[getter]
+    fn name(&self) -> &str {
+        self.target.name()
+    }
+
+    /// The task through whose cache files are read; none reads from the servers.
+    #[getter]
+    fn task(&self) -> Option<&str> {
+        self.target.task()
+    }
+
+    /// Whether the handle was closed.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.open.load().is_none()
+    }
+
+    /// Flushes what was put, and ends the handle. Views stay valid.
+    ///
+    /// :raises DieselError: the error of the first write that failed since the last flush
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(open) = self.open.swap(None) else { return Ok(()) };
+        let dataset = open.dataset.clone();
+        wait(py, move || {
+            let closed = dataset.close();
+            // Waits of other threads may still use it.
+            drop(open);
+            closed
+        })?
+        .or_raise(py)
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_error))]
+    fn __exit__(&self, py: Python<'_>, _error: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.close(py)
+    }
+
+    fn __reduce__<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyDict>,))> {
+        let open = self.open(py)?;
+        let version = open.dataset.snapshot().map(|snapshot| snapshot.version().to_string());
+        let again = py.import("libdiesel")?.getattr("_connect_again")?;
+        Ok((again, (self.target.arguments(py, version)?,)))
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let address = self.target.address();
+        let Ok(open) = self.open(py) else {
+            return format!("<libdiesel.Dataset {address}, closed>");
+        };
+        let files = match open.dataset.snapshot() {
+            Some(snapshot) => format!("{} files", snapshot.files()),
+            None => "asks the servers".to_owned(),
+        };
+        let task = match self.target.task() {
+            Some(task) => format!("task {task}"),
+            None => "no task".to_owned(),
+        };
+        format!("<libdiesel.Dataset {address}, {files}, {task}>")
+    }
+}
+
+impl Dataset {
+    fn listing(
+        &self,
+        py: Python<'_>,
+        folder: Option<&Bound<'_, PyAny>>,
+        recursive: bool,
+    ) -> PyResult<Listing> {
+        let open = self.open(py)?;
+        let folder = folder.map_or(Ok(DirPath::ROOT), folder_path)?;
+        wait(py, move || open.dataset.list(folder, recursive, true))?.or_raise(py)
+    }
+
+    fn read_into<'py>(
+        &self,
+        py: Python<'py>,
+        files: Files,
+        into: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let buffer = Into::of(into)?;
+        let mut slices = Vec::new();
+        let (mut end, mut needed) = (0, 0);
+        let mut take = |bytes: &[u8]| {
+            needed += bytes.len();
+            if let Some(to) = buffer.copy(end, bytes) {
+                slices.push(end..to);
+                end = to;
+            }
+        };
+        let rest = match files {
+            Files::Numbers(numbers) => {
+                let open = self.open(py)?;
+                let there = open.dataset.lend_present(&numbers, &mut take);
+                Files::Numbers(numbers.get(there..).unwrap_or_default().to_vec())
+            }
+            paths @ Files::Paths(_) => paths,
+        };
+        let is_done = matches!(&rest, Files::Numbers(numbers) if numbers.is_empty());
+        if !is_done {
+            self.views(py, rest)?.iter().for_each(|view| take(view));
+        }
+        if needed > end {
+            let text = format!("the buffer is too short: {needed} bytes are needed");
+            return Err(invalid(py, text));
+        }
+        let slice = |range: std::ops::Range<usize>| {
+            Ok(PySlice::new(py, range.start.cast_signed(), range.end.cast_signed(), 1))
+        };
+        PyList::new(py, slices.into_iter().map(slice).collect::<PyResult<Vec<_>>>()?)
+    }
+}
+
+fn is_all(folders: &[DirPath]) -> bool {
+    folders.iter().any(DirPath::is_root)
+}

@@ -1,0 +1,171 @@
+//! Files as callers name them: paths (text, bytes, ``os.PathLike``) or numbers in the snapshot.
+//!
+//! Must hold: names that are no UTF-8 pass both ways, as `os.fsencode` and `os.fsdecode` have them.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+
+use libdiesel::{Dataset, DirPath, FilePath};
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyInt, PyList, PyString};
+
+use crate::errors::{Raise, invalid};
+
+/// Files of one call.
+pub(crate) enum Files {
+    /// By their numbers in the snapshot.
+    Numbers(Vec<u32>),
+    /// By paths that the snapshot, if there is one, does not have.
+    Paths(Vec<FilePath>),
+}
+
+/// One file.
+enum Name {
+    Number(u32),
+    Path(FilePath),
+}
+
+impl Files {
+    /// One file.
+    pub(crate) fn one(dataset: &Dataset, file: &Bound<'_, PyAny>) -> PyResult<Self> {
+        Self::of(file.py(), dataset, vec![name(file)?])
+    }
+
+    /// A sequence of files, or an array of numbers.
+    pub(crate) fn many(dataset: &Dataset, files: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if let Some(numbers) = numbers_of_array(files)? {
+            return Ok(Self::Numbers(numbers));
+        }
+        if files.is_instance_of::<PyString>() || files.is_instance_of::<PyBytes>() {
+            let text = "a list of files is wanted here, and this is one name: put it into a list";
+            return Err(PyTypeError::new_err(text));
+        }
+        let names = match files.cast::<PyList>() {
+            Ok(list) => list.iter().map(|file| name(&file)).collect::<PyResult<Vec<_>>>()?,
+            Err(_) => files.try_iter()?.map(|file| name(&file?)).collect::<PyResult<_>>()?,
+        };
+        Self::of(files.py(), dataset, names)
+    }
+
+    fn of(py: Python<'_>, dataset: &Dataset, names: Vec<Name>) -> PyResult<Self> {
+        let numbers: Option<Vec<u32>> = names
+            .iter()
+            .map(|name| match name {
+                Name::Number(number) => Some(*number),
+                Name::Path(_) => None,
+            })
+            .collect();
+        let snapshot = dataset.snapshot();
+        if let Some(numbers) = numbers {
+            let Some(snapshot) = snapshot else {
+                let text = "files have numbers in a snapshot, and this handle has none: name their \
+                            paths, or open the dataset again after its last write";
+                return Err(invalid(py, text));
+            };
+            let files = snapshot.files();
+            return match numbers.iter().find(|number| **number >= files) {
+                None => Ok(Self::Numbers(numbers)),
+                Some(number) => Err(no_file(*number, files)),
+            };
+        }
+        let path = |name| match (name, snapshot) {
+            (Name::Path(path), _) => Ok(path),
+            (Name::Number(number), Some(snapshot)) => snapshot.path(number).or_raise(py),
+            (Name::Number(_), None) => Err(invalid(py, "this handle has no snapshot: name paths")),
+        };
+        let paths = names.into_iter().map(path).collect::<PyResult<Vec<_>>>()?;
+        let Some(snapshot) = snapshot else { return Ok(Self::Paths(paths)) };
+        let numbers = snapshot.numbers(paths.iter()).or_raise(py)?;
+        let all: Option<Vec<u32>> = numbers.into_iter().collect();
+        Ok(all.map_or(Self::Paths(paths), Self::Numbers))
+    }
+}
+
+/// No file has the number.
+pub(crate) fn no_file(number: u32, files: u32) -> PyErr {
+    let text = format!("there is no file {number}: the snapshot has {files}, counted from 0");
+    pyo3::exceptions::PyIndexError::new_err(text)
+}
+
+fn name(file: &Bound<'_, PyAny>) -> PyResult<Name> {
+    if let Ok(number) = file.cast::<PyInt>() {
+        return number_of(number).map(Name::Number);
+    }
+    if let Ok(path) = bytes_of(file) {
+        return file_path(file.py(), path).map(Name::Path);
+    }
+    match file.call_method0("__index__") {
+        Ok(number) => number_of(number.cast::<PyInt>()?).map(Name::Number),
+        Err(_) => Err(PyTypeError::new_err(format!(
+            "a file is named by its path (str, bytes, os.PathLike) or its number (int), not by {}",
+            file.get_type().name()?
+        ))),
+    }
+}
+
+fn number_of(number: &Bound<'_, PyInt>) -> PyResult<u32> {
+    number.extract().map_err(|_| {
+        let text = format!("there is no file {number}: files count from 0");
+        pyo3::exceptions::PyIndexError::new_err(text)
+    })
+}
+
+/// The numbers of an array of integers of one dimension (NumPy's, `array.array`); none for other objects.
+fn numbers_of_array(files: &Bound<'_, PyAny>) -> PyResult<Option<Vec<u32>>> {
+    let py = files.py();
+    let whole = |numbers: Vec<i64>| numbers.into_iter().map(narrow).collect::<PyResult<_>>();
+    if let Ok(buffer) = PyBuffer::<i64>::get(files) {
+        return whole(buffer.to_vec(py)?).map(Some);
+    }
+    if let Ok(buffer) = PyBuffer::<i32>::get(files) {
+        return whole(buffer.to_vec(py)?.into_iter().map(i64::from).collect()).map(Some);
+    }
+    PyBuffer::<u32>::get(files).ok().map(|buffer| buffer.to_vec(py)).transpose()
+}
+
+fn narrow(number: i64) -> PyResult<u32> {
+    u32::try_from(number).map_err(|_| {
+        let text = format!("there is no file {number}: files count from 0");
+        pyo3::exceptions::PyIndexError::new_err(text)
+    })
+}
+
+/// The bytes of a name: text, bytes, or an `os.PathLike` object.
+pub(crate) fn bytes_of(name: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
+    if let Ok(text) = name.cast::<PyString>()
+        && let Ok(text) = text.to_str()
+    {
+        return Ok(text.as_bytes().to_vec());
+    }
+    if let Ok(bytes) = name.cast::<PyBytes>() {
+        return Ok(bytes.as_bytes().to_vec());
+    }
+    let path: OsString = match name.call_method0("__fspath__") {
+        Ok(path) if path.is_instance_of::<PyBytes>() => return path.extract(),
+        Ok(path) => path.extract()?,
+        Err(_) => name.extract()?,
+    };
+    Ok(path.into_vec())
+}
+
+/// The path of a file.
+pub(crate) fn file_path(py: Python<'_>, bytes: Vec<u8>) -> PyResult<FilePath> {
+    let shown = String::from_utf8_lossy(&bytes).escape_debug().to_string();
+    FilePath::new(bytes).map_err(|why| invalid(py, format!("{shown:?} is no path: {why}")))
+}
+
+/// The path of a folder; the empty one is the root.
+pub(crate) fn folder_path(folder: &Bound<'_, PyAny>) -> PyResult<DirPath> {
+    let bytes = bytes_of(folder)?;
+    let shown = String::from_utf8_lossy(&bytes).escape_debug().to_string();
+    let trimmed = bytes.strip_suffix(b"/").unwrap_or(&bytes).to_vec();
+    DirPath::new(trimmed)
+        .map_err(|why| invalid(folder.py(), format!("{shown:?} is no folder: {why}")))
+}
+
+/// A name as Python has it.
+pub(crate) fn python_name(bytes: &[u8]) -> OsString {
+    OsString::from_vec(bytes.to_vec())
+}

@@ -1,0 +1,46 @@
+//! Memory of the caller, into which files are copied.
+//!
+//! Must hold: nothing is written behind its end.
+
+use pyo3::buffer::PyBuffer;
+use pyo3::prelude::*;
+
+use crate::errors::invalid;
+
+/// Memory of the caller.
+pub(crate) struct Into(PyBuffer<u8>);
+
+impl Into {
+    pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = object.py();
+        // A tensor in host memory shares it with an array.
+        let buffer = PyBuffer::<u8>::get(object).or_else(|error| {
+            let array = object.call_method0("numpy").map_err(|_| error)?;
+            PyBuffer::<u8>::get(&array)
+        })?;
+        if buffer.readonly() || !buffer.is_c_contiguous() {
+            let text = "the buffer has to be writable, of bytes, and in one piece";
+            return Err(invalid(py, text));
+        }
+        Ok(Self(buffer))
+    }
+
+    /// Copies bytes to a place; gives their end, none when they don't fit.
+    pub(crate) fn copy(&self, from: usize, bytes: &[u8]) -> Option<usize> {
+        let to = from.checked_add(bytes.len())?;
+        if to > self.0.len_bytes() {
+            return None;
+        }
+        #[expect(unsafe_code, reason = "memory of Python's is written by pointers")]
+        // SAFETY: the buffer is writable, in one piece, and as long as was checked; Python keeps it where it
+        // is while it is lent, and this thread holds the interpreter's lock.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                bytes.as_ptr(),
+                self.0.buf_ptr().cast::<u8>().add(from),
+                bytes.len(),
+            );
+        }
+        Some(to)
+    }
+}

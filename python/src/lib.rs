@@ -1,0 +1,42 @@
+//! The native half of the Python package `libdiesel`: datasets, views, epochs and folders. The Python
+//! half (`python/libdiesel`) has the exceptions, the ranks and what PyTorch needs.
+//!
+//! Must hold: no call that may wait holds the interpreter's lock, and Ctrl-C ends each of them within
+//! 100 ms; memory that Python can see stays valid as long as Python holds an object for it.
+
+mod connect;
+mod dataset;
+mod epoch;
+mod errors;
+mod files;
+mod folder;
+mod into;
+mod log;
+mod view;
+mod wait;
+mod walk;
+mod write;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use super::connect::connect;
+    #[pymodule_export]
+    use super::dataset::Dataset;
+    #[pymodule_export]
+    use super::epoch::{Epoch, token_after};
+    #[pymodule_export]
+    use super::folder::Folder;
+    #[pymodule_export]
+    use super::view::{Batch, View};
+
+    use super::{Bound, PyModule, PyResult, log};
+
+    #[pymodule_init]
+    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+        log::listen();
+        Ok(())
+    }
+}

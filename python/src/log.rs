@@ -1,0 +1,107 @@
+//! Notes of the library, handed to Python's `logging` under the name `libdiesel`.
+//!
+//! Must hold: a thread of the library never waits for the interpreter's lock: notes are kept, at most
+//! [`KEPT`], until a call of Python's takes them along. Nobody waits for the notes: a fork may leave
+//! their lock locked in the child.
+
+use std::collections::VecDeque;
+use std::fmt::{Debug, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Mutex;
+
+use pyo3::prelude::*;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+/// Notes that wait for a call; older ones are dropped.
+const KEPT: usize = 1_000;
+
+static NOTES: Mutex<VecDeque<(Level, String)>> = Mutex::new(VecDeque::new());
+static IS_ANY: AtomicBool = AtomicBool::new(false);
+
+/// Keeps the notes of this library.
+struct Notes;
+
+/// The text of a note: its message, and its fields behind that.
+#[derive(Default)]
+struct Text {
+    message: String,
+    fields: String,
+}
+
+/// From now on notes are kept, unless the program listens to them in its own way.
+pub(crate) fn listen() {
+    let _ = tracing::subscriber::set_global_default(Notes);
+}
+
+/// Hands notes over to `logging`.
+pub(crate) fn deliver(py: Python<'_>) {
+    if !IS_ANY.swap(false, Ordering::Relaxed) {
+        return;
+    }
+    let Ok(notes) = NOTES.try_lock().map(|mut notes| std::mem::take(&mut *notes)) else { return };
+    let logger = py
+        .import("logging")
+        .and_then(|logging| logging.call_method1("getLogger", ("libdiesel",)));
+    let Ok(logger) = logger else { return };
+    for (level, text) in notes {
+        let method = match level {
+            Level::ERROR => "error",
+            Level::WARN => "warning",
+            Level::INFO => "info",
+            _ => "debug",
+        };
+        // A handler that fails is no reason for a read to fail.
+        let _ = logger.call_method1(method, ("%s", text));
+    }
+}
+
+impl Subscriber for Notes {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::INFO
+            && ["libdiesel", "dl_"].iter().any(|own| metadata.target().starts_with(own))
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut text = Text::default();
+        event.record(&mut text);
+        let note = (*event.metadata().level(), text.message + &text.fields);
+        let Ok(mut notes) = NOTES.try_lock() else { return };
+        if notes.len() == KEPT {
+            notes.pop_front();
+        }
+        notes.push_back(note);
+        IS_ANY.store(true, Ordering::Relaxed);
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+impl Visit for Text {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == "message" {
+            self.message.push_str(value);
+        } else {
+            let _ = write!(self.fields, " {field}={value}");
+        }
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        if field.name() == "message" {
+            let _ = write!(self.message, "{value:?}");
+        } else {
+            let _ = write!(self.fields, " {field}={value:?}");
+        }
+    }
+}

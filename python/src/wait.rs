@@ -1,0 +1,55 @@
+//! Calls that may wait for the agent or for servers.
+//!
+//! Must hold: the interpreter runs other threads meanwhile; a signal handler of Python that raises ends
+//! the wait within 100 ms, and nothing of Python is used by the call that goes on.
+
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use pyo3::prelude::*;
+
+use crate::errors::named;
+use crate::log;
+
+/// Between two looks at the signals.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Runs `work` without the interpreter's lock. Signals reach only the main thread of a Python program; so
+/// `work` of the main thread runs in a thread of its own, which a signal leaves to itself.
+pub(crate) fn wait<T: Send + 'static>(
+    py: Python<'_>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> PyResult<T> {
+    let done = if is_main_thread() { watched(py, work) } else { Ok(py.detach(work)) };
+    log::deliver(py);
+    done
+}
+
+fn watched<T: Send + 'static>(
+    py: Python<'_>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> PyResult<T> {
+    let (sender, mut receiver) = mpsc::sync_channel(1);
+    let run = move || _ = sender.send(work());
+    let started = thread::Builder::new().name("libdiesel-call".to_owned()).spawn(run);
+    started.map_err(|why| named(py, "LocalError", format!("start a thread: {why}")))?;
+    loop {
+        let receiver = &mut receiver;
+        match py.detach(move || receiver.recv_timeout(LOOK)) {
+            Ok(done) => return Ok(done),
+            Err(RecvTimeoutError::Timeout) => {
+                py.check_signals()?;
+                log::deliver(py);
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(named(py, "InternalError", "the call ended by a panic".to_owned()));
+            }
+        }
+    }
+}
+
+/// Python's main thread is the one that the process began with, or that forked it off.
+fn is_main_thread() -> bool {
+    rustix::thread::gettid() == rustix::process::getpid()
+}

@@ -1,0 +1,129 @@
+//! What writes through a handle, and keeps house.
+//!
+//! Must hold: what `flush` has acknowledged is durable; a failed write is raised by the next call.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use dl_runtime::{Clock, SystemClock};
+use libdiesel::Attributes;
+use libdiesel::admin::PurgeRequest;
+use pyo3::buffer::PyBuffer;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::dataset::Dataset;
+use crate::errors::{Raise, invalid, named};
+use crate::files::{bytes_of, file_path};
+use crate::wait::wait;
+
+/// Files of less are put at once where there is room.
+const AT_ONCE: usize = 1 << 20;
+
+#[pymethods]
+impl Dataset {
+    /// Writes a file from memory. It is durable after the next :meth:`flush`.
+    ///
+    /// ``mtime`` is in seconds since 1970, now without it.
+    #[pyo3(signature = (path, data, *, mode=0o644, mtime=None))]
+    fn put(
+        &self,
+        py: Python<'_>,
+        path: &Bound<'_, PyAny>,
+        data: &Bound<'_, PyAny>,
+        mode: u16,
+        mtime: Option<f64>,
+    ) -> PyResult<()> {
+        let path = file_path(py, bytes_of(path)?)?;
+        let attributes = attributes(py, mode, mtime)?;
+        let open = self.open(py)?;
+        if let Ok(data) = data.extract::<&[u8]>()
+            && data.len() < AT_ONCE
+            && open.dataset.has_room()
+        {
+            return py.detach(|| open.dataset.put(path, attributes, data)).or_raise(py);
+        }
+        let data = PyBuffer::<u8>::get(data)?.to_vec(py)?;
+        wait(py, move || open.dataset.put(path, attributes, &data))?.or_raise(py)
+    }
+
+    /// Writes a file of this machine, with its modification time and permissions; gives its length.
+    fn put_file(&self, py: Python<'_>, path: &Bound<'_, PyAny>, source: PathBuf) -> PyResult<u64> {
+        let path = file_path(py, bytes_of(path)?)?;
+        let open = self.open(py)?;
+        wait(py, move || open.dataset.put_file(path, &source))?.or_raise(py)
+    }
+
+    /// Waits until everything that was put is durable; gives how many files that are.
+    ///
+    /// :raises DieselError: the error of the first file that could not be written
+    fn flush(&self, py: Python<'_>) -> PyResult<u64> {
+        let open = self.open(py)?;
+        let flushed = wait(py, move || open.dataset.flush())?.or_raise(py)?;
+        Ok(flushed.check().or_raise(py)?.files)
+    }
+
+    /// Deletes files by their paths; gives how many there were.
+    ///
+    /// :raises NotFoundError: with ``missing_ok=False``, when one of them is not there
+    #[pyo3(signature = (*paths, missing_ok=false))]
+    fn delete(
+        &self,
+        py: Python<'_>,
+        paths: Vec<Bound<'_, PyAny>>,
+        missing_ok: bool,
+    ) -> PyResult<u64> {
+        let path = |path: &Bound<'_, PyAny>| file_path(py, bytes_of(path)?);
+        let paths = paths.iter().map(path).collect::<PyResult<Vec<_>>>()?;
+        let open = self.open(py)?;
+        let deleted = wait(py, move || open.dataset.delete(&paths))?.or_raise(py)?;
+        match deleted.missing.first().filter(|_| !missing_ok) {
+            None => Ok(deleted.deleted),
+            Some(path) => {
+                let text = format!("delete {path}: there is no file; missing_ok=True allows that");
+                Err(named(py, "NotFoundError", text))
+            }
+        }
+    }
+
+    /// Gives back the space of deleted and overwritten files that nothing has needed for ``grace``
+    /// seconds; says what was removed and what waits.
+    #[pyo3(signature = (*, grace=86_400.0, dry_run=false, force=false))]
+    fn purge<'py>(
+        &self,
+        py: Python<'py>,
+        grace: f64,
+        dry_run: bool,
+        force: bool,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let open = self.open(py)?;
+        let grace = Duration::try_from_secs_f64(grace)
+            .map_err(|why| invalid(py, format!("grace={grace}: {why}")))?;
+        let dataset = Some(open.dataset.info().name.clone());
+        let request = PurgeRequest { dataset, grace, dry_run, force };
+        let purged = wait(py, move || open.client.purge(request, &mut |_| {}))?.or_raise(py)?;
+        let told = PyDict::new(py);
+        for progress in purged {
+            told.set_item("removed", progress.removed)?;
+            told.set_item("removed_bytes", progress.removed_bytes)?;
+            told.set_item("rewritten", progress.rewritten)?;
+            told.set_item("waiting", progress.waiting)?;
+            told.set_item("waiting_bytes", progress.waiting_bytes)?;
+            told.set_item("reclaimable_bytes", progress.reclaimable_bytes)?;
+            told.set_item("leased_by", progress.leased_by)?;
+            told.set_item("problems", progress.problems)?;
+        }
+        Ok(told)
+    }
+}
+
+fn attributes(py: Python<'_>, mode: u16, mtime: Option<f64>) -> PyResult<Attributes> {
+    let Some(mtime) = mtime else {
+        return Ok(Attributes { mode, ..Attributes::at(SystemClock::new().now()) });
+    };
+    let nanos = mtime * 1e9;
+    if !nanos.is_finite() || nanos.abs() >= i64::MAX as f64 {
+        return Err(invalid(py, format!("mtime={mtime} is no time in seconds since 1970")));
+    }
+    Ok(Attributes { mode, mtime: nanos as i64 })
+}
