@@ -71,12 +71,15 @@ class Store:
         self.run("put", tree, f"dl://{NAME}")
 
     def warm(self):
-        """Starts the agent and waits until the dataset is in memory. Gives what it holds then."""
+        """Starts the agent and waits until the whole dataset is in memory."""
         self.run("agent", "start", f"dl://{NAME}", "--task", TASK,
                  "--memory", self.environment["DIESEL_AGENT_MEMORY"])
         self.tasks.add(TASK)
         self.run("agent", "prefetch", f"dl://{NAME}", "--task", TASK, "--wait")
-        return json.loads(self.run("agent", "status", "--task", TASK, "--json"))
+        status = json.loads(self.run("agent", "status", "--task", TASK, "--json"))
+        if status["chunks_present"] < status["chunks"]:
+            raise RuntimeError(f"the agent's memory holds {status['chunks_present']} chunks "
+                               f"of {status['chunks']}")
 
     def job(self, **more):
         """What a process needs to know to read from here."""

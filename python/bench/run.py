@@ -269,7 +269,7 @@ def arguments():
     asked.add_argument("--limit", type=float, default=600, help="most seconds of one process")
     asked.add_argument("--dir", help="where the data lie; the usual temporary folder by default")
     asked.add_argument("--out", help="add a line of JSON for each result to this file")
-    asked.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
+    asked.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed or an arm fails")
     asked.add_argument("--peers", action="store_true", help="measure the peers alone")
     return asked.parse_args()
 
@@ -283,7 +283,7 @@ def main():
           f"Linux {about['kernel']}, Python {about['python']}")
     print(", ".join(f"{name} {version}" for name, version in about["libraries"].items()))
     kept([{"machine": about, "runs": options.runs, "seconds": options.seconds}], options)
-    missed = 0
+    missed = failed = 0
     with tempfile.TemporaryDirectory(prefix="dlpy-", dir=options.dir) as top:
         for number, ((source, count, _), group) in enumerate(wanted(options.parts).items()):
             count = options.files or count
@@ -298,12 +298,13 @@ def main():
                     bars = bars_told(part, count, results)
                     kept(bars, options)
                     missed += sum(not line["met"] for line in bars)
+                    failed += sum(runs is None for runs in results.values())
                     sys.stdout.flush()
             finally:
                 sources.close()
-    if missed:
-        print(f"\nbars that are missed: {missed}")
-    sys.exit(1 if missed and options.check else 0)
+    if missed or failed:
+        print(f"\nbars that are missed: {missed}; arms that failed: {failed}")
+    sys.exit(1 if options.check and (missed or failed) else 0)
 
 
 if __name__ == "__main__":
