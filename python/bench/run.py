@@ -269,7 +269,8 @@ def arguments():
     asked.add_argument("--limit", type=float, default=600, help="most seconds of one process")
     asked.add_argument("--dir", help="where the data lie; the usual temporary folder by default")
     asked.add_argument("--out", help="add a line of JSON for each result to this file")
-    asked.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed or an arm fails")
+    asked.add_argument("--check", action="store_true",
+                       help="exit with 1 when a bar is missed or an arm fails")
     asked.add_argument("--peers", action="store_true", help="measure the peers alone")
     return asked.parse_args()
 
