@@ -28,7 +28,7 @@ install = grep -qwF '$(word 2,$(subst @, ,$(2)))' <<< "$$($(1) --version 2>/dev/
 	env -u CARGO_TARGET_DIR cargo install --locked --root $(TOOLS) $(2)
 
 .NOTPARALLEL:
-.PHONY: help demo cluster-demo test test-lint test-doc test-unit test-end-to-end bench lint torture fuzz clone fmt clippy programs nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps training bench-training python python-env test-python
+.PHONY: help demo cluster-demo test test-lint test-doc test-unit test-end-to-end bench lint torture fuzz clone fmt clippy programs nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps training bench-training python python-env test-python python-bench-env bench-python
 
 help: ## Show this list.
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -40,7 +40,7 @@ demo: clone ## Put a real folder, read it back, kill the server, lose the metada
 cluster-demo: clone redis buckets openssl ## The demo on a Redis Cluster, an S3 server and three servers.
 	@demo/cluster.sh
 
-test: test-lint test-doc test-unit test-end-to-end ## What has to pass before a commit: format, clippy, all tests.
+test: test-lint test-doc test-unit test-end-to-end test-python ## What has to pass before a commit: format, clippy, all tests.
 
 test-lint: clone fmt clippy ## Format and clippy.
 
@@ -67,8 +67,11 @@ bench-training: clone training ## Train small models with a full, a chunk-wise a
 	$(TOOLS)/training/bin/python -B benches/training/train.py \
 		--programs $(CARGO_TARGET_DIR)/release --out $(or $(OUT),$(CACHE)/training)
 
-# The sanitizers of cargo-fuzz need a nightly compiler, which nothing else here does; so a machine
-# without one is told, and not failed; it counts as a test that was skipped.
+bench-python: clone python python-bench-env ## Measure the Python package beside other libraries (BENCH='get --runs 3' for a part, OUT=file for the figures).
+	cargo build --locked --release --bins --package dl-server
+	$(TOOLS)/python-bench/bin/python -B python/bench/run.py \
+		--programs $(CARGO_TARGET_DIR)/release --out $(or $(OUT),$(CACHE)/bench-python.jsonl) $(BENCH)
+
 python: clone python-env ## Build the wheel of the Python package, and install it into an environment of its own.
 	cargo build --locked --release --package dlcmd
 	$(call wheel,release,release)
@@ -76,10 +79,12 @@ python: clone python-env ## Build the wheel of the Python package, and install i
 
 test-python: clone programs python-env ## The tests of the Python package, with the real PyTorch.
 	$(call wheel,dev,debug)
-	$(TOOLS)/python/bin/python -B -m mypy --config-file python/pyproject.toml python/libdiesel
+	$(TOOLS)/python/bin/python -B -m mypy --cache-dir /dev/null --config-file python/pyproject.toml python/libdiesel
 	cd python && PYTHONDONTWRITEBYTECODE=1 DIESEL_PROGRAMS=$(CARGO_TARGET_DIR)/debug \
 		$(TOOLS)/python/bin/pytest
 
+# The sanitizers of cargo-fuzz need a nightly compiler, which nothing else here does; so a machine
+# without one is told, and not failed; it counts as a test that was skipped.
 fuzz: ## Run every fuzz target for FUZZ_SECONDS from the golden files on (needs a nightly toolchain).
 	@if ! rustup toolchain list | grep -q '^nightly'; then \
 		echo "fuzz: cargo-fuzz needs a nightly compiler: rustup toolchain install nightly" \
@@ -111,7 +116,8 @@ fmt:
 
 clippy:
 	cargo clippy --locked --all-targets -- -D warnings
-	PYO3_NO_PYTHON=1 cargo clippy --locked --package dl-python -- -D warnings
+	PYO3_NO_PYTHON=1 PYO3_BUILD_EXTENSION_MODULE=1 \
+		cargo clippy --locked --package dl-python -- -D warnings
 
 # What the end-to-end tests and the demos in them start. Cargo builds no binaries for the tests of another package.
 programs:
@@ -180,6 +186,20 @@ define wheel
 		$(CARGO_TARGET_DIR)/$(2)/wheels/libdiesel-*.whl
 endef
 
+# Python with the libraries that bench-python measures beside the package. It sees what the environment
+# of the package's tests has, and so the package.
+python-bench-env: python-env
+	@cmp -s python/bench/requirements.txt $(TOOLS)/python-bench/requirements.txt || { \
+		python3 -m venv --clear $(TOOLS)/python-bench && \
+		$(call packages,python) > "$$($(call packages,python-bench))/python.pth" && \
+		$(TOOLS)/python-bench/bin/pip install --quiet --no-deps --only-binary :all: \
+			--requirement python/bench/requirements.txt && \
+		cp python/bench/requirements.txt $(TOOLS)/python-bench; \
+	}
+
+# Prints where the packages of the environment $(1) lie.
+packages = $(TOOLS)/$(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))'
+
 # Most tests wait for servers, so two run on each core.
 #
 # Runs the tests $(2) with the profile $(1), then $(4), in the environment $(3). Prints the ten slowest
@@ -203,7 +223,7 @@ deny:
 	cargo deny --locked check --hide-inclusion-graph bans licenses sources
 
 doc:
-	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --document-private-items
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --document-private-items
 
 # What is there when $(1) succeeds comes with the packages $(2). With RUNLEVEL=1 Debian's packages
 # start no service: tests and benches start their own.

@@ -108,11 +108,13 @@ def connect(
     :raises NotFoundError: when there is no such dataset
     :raises UnreachableError: when no server answers
     """
-    for name, kind, value in (("dataset", str, dataset), ("timeout", (int, float), timeout)):
-        if not isinstance(value, kind):
-            raise TypeError(f"{name}={value!r} has to be of type {kind}")
+    if not isinstance(dataset, str):
+        raise TypeError(f"dataset={dataset!r} has to be an address, dl://NAME")
+    if not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout={timeout!r} has to be a number of seconds")
     if create and snapshot is not None:
         raise InvalidError("a dataset that is created has no snapshot: leave out one of the two")
+    name: str | None
     if task is None or task is True:
         name = None if create or snapshot is not None else ""
     else:

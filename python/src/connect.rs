@@ -1,113 +1,20 @@
-//! The way to a dataset: arguments, the environment where arguments are silent, and the way back from
-//! a pickle.
+//! The way to a dataset: arguments, and the environment where arguments are silent.
 //!
-//! Must hold: a handle that comes out of a pickle answers from the version that the first one had; no
-//! text shows a key.
+//! Must hold: a handle that comes out of a pickle answers from the version that the first one had.
 
 use std::env;
-use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use libdiesel::{
-    ChunkShape, Client, ClientCertificate, ConnectOptions, DatasetName, Error, SnapshotCache,
-    TaskOptions, agent,
+    ChunkShape, Client, ConnectOptions, DatasetName, Error, SnapshotCache, TaskOptions, agent,
 };
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 
-use crate::dataset::{Dataset, Open};
-use crate::errors::{Raise, invalid, named};
+use crate::dataset::Dataset;
+use crate::errors::{Raise, invalid};
+use crate::target::{Open, Target, read};
 use crate::wait::wait;
-
-/// Bytes that a file with a key or with certificates has at most.
-const FILE_MAX: u64 = 1 << 20;
-
-/// What a handle was opened with, so that another process can do the same.
-#[derive(Clone)]
-pub(crate) struct Target {
-    name: DatasetName,
-    servers: Vec<String>,
-    user: String,
-    key: Option<String>,
-    ca: Option<PathBuf>,
-    client_cert: Option<PathBuf>,
-    client_key: Option<PathBuf>,
-    plain_text_key: bool,
-    snapshot: Option<PathBuf>,
-    task: Option<TaskOptions>,
-    timeout: Duration,
-}
-
-impl Target {
-    pub(crate) fn address(&self) -> String {
-        format!("dl://{}", self.name)
-    }
-
-    pub(crate) fn name(&self) -> &str {
-        self.name.as_str()
-    }
-
-    pub(crate) fn task(&self) -> Option<&str> {
-        self.task.as_ref().map(|task| task.name.as_str())
-    }
-
-    pub(crate) fn has_task(&self) -> bool {
-        self.task.is_some()
-    }
-
-    /// The same dataset by a snapshot in a file, which no agent shares.
-    pub(crate) fn with_snapshot(&self, file: PathBuf) -> Self {
-        Self { snapshot: Some(file), task: None, ..self.clone() }
-    }
-
-    /// What `libdiesel.connect` is given to open it again.
-    pub(crate) fn arguments<'py>(
-        &self,
-        py: Python<'py>,
-        version: Option<String>,
-    ) -> PyResult<Bound<'py, PyDict>> {
-        let Self { servers, user, key, ca, client_cert, client_key, .. } = self;
-        let arguments = PyDict::new(py);
-        arguments.set_item("dataset", self.address())?;
-        arguments.set_item("server", servers)?;
-        arguments.set_item("user", user)?;
-        arguments.set_item("key", key.as_deref())?;
-        arguments.set_item("ca", ca.as_ref())?;
-        arguments.set_item("client_cert", client_cert.as_ref())?;
-        arguments.set_item("client_key", client_key.as_ref())?;
-        arguments.set_item("plain_text_key", self.plain_text_key)?;
-        arguments.set_item("snapshot", self.snapshot.as_ref())?;
-        match self.task() {
-            Some(task) => arguments.set_item("task", task)?,
-            None => arguments.set_item("task", false)?,
-        }
-        arguments.set_item("timeout", self.timeout.as_secs_f64())?;
-        arguments.set_item("version", version)?;
-        Ok(arguments)
-    }
-
-    fn options(&self, py: Python<'_>) -> PyResult<ConnectOptions> {
-        let read = |file: &Option<PathBuf>| file.as_ref().map(|file| read(py, file)).transpose();
-        let certificate = match (read(&self.client_cert)?, read(&self.client_key)?) {
-            (Some(certificate), Some(key)) => Some(ClientCertificate { certificate, key }),
-            (None, None) => None,
-            _ => return Err(invalid(py, "client_cert and client_key go together")),
-        };
-        Ok(ConnectOptions {
-            user: self.user.clone(),
-            key: self.key.clone(),
-            servers: self.servers.clone(),
-            ca: read(&self.ca)?,
-            certificate,
-            plain_text_key: self.plain_text_key,
-            request_timeout: self.timeout,
-            snapshots: SnapshotCache::of_user(),
-            task: self.task.clone(),
-            ..ConnectOptions::default()
-        })
-    }
-}
 
 /// The Python half calls it, with every argument.
 #[pyfunction]
@@ -241,13 +148,4 @@ fn key_of(py: Python<'_>, file: &PathBuf) -> PyResult<String> {
     let key = text.map(|text| text.trim_end_matches(['\r', '\n']).to_owned());
     key.filter(|key| !key.is_empty())
         .ok_or_else(|| invalid(py, format!("key_file={}: the file holds no key", file.display())))
-}
-
-fn read(py: Python<'_>, file: &PathBuf) -> PyResult<Vec<u8>> {
-    let failed = |why: String| named(py, "LocalError", format!("read {}: {why}", file.display()));
-    let length = fs::metadata(file).map_err(|why| failed(why.to_string()))?.len();
-    if length > FILE_MAX {
-        return Err(failed(format!("it has {length} bytes, which no key or certificate has")));
-    }
-    fs::read(file).map_err(|why| failed(why.to_string()))
 }

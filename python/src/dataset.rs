@@ -8,18 +8,18 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
 use libdiesel::{
-    Client, Counts, DirPath, Error, FilePath, Listing, OrderSettings, Partition, ResumeToken,
+    Counts, DirPath, Error, FilePath, Listing, OrderSettings, Partition, ResumeToken,
     ShuffleOptions, StatItem, Tail, Worker,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PySlice};
 
 use crate::classes::Classes;
-use crate::connect::Target;
 use crate::epoch::Epoch;
 use crate::errors::{Raise, invalid, named};
 use crate::files::{Files, bytes_of, file_path, folder_path, python_name};
 use crate::into::Into;
+use crate::target::{Open, Target};
 use crate::view::{Batch, View};
 use crate::wait::wait;
 use crate::walk::{Walk, page_of};
@@ -30,12 +30,6 @@ use crate::walk::{Walk, page_of};
 pub(crate) struct Dataset {
     open: ArcSwapOption<Open>,
     target: Target,
-}
-
-/// What a handle that is not closed has.
-pub(crate) struct Open {
-    pub(crate) client: Client,
-    pub(crate) dataset: libdiesel::Dataset,
 }
 
 impl Dataset {

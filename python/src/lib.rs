@@ -12,6 +12,7 @@ mod errors;
 mod files;
 mod into;
 mod log;
+mod target;
 mod view;
 mod wait;
 mod walk;

@@ -77,7 +77,7 @@ class Epochs(torch.utils.data.IterableDataset[Any]):
             if not numbers:
                 break
             for made in sample(numbers, views):
-                self.order._given += 1
+                self.order.given += 1
                 yield made
         self.order.ended()
 
@@ -96,7 +96,8 @@ class Epochs(torch.utils.data.IterableDataset[Any]):
                 view = self.folder.substitute(number, view)
             elif isinstance(view, BaseException):
                 raise view
-            yield self.folder._sample(view, target)
+            assert target is not None, "the order is that of the folder's own files"
+            yield self.folder.sample(view, target)
 
     def __len__(self) -> int:
         return self.order.length()

@@ -104,9 +104,10 @@ class Folder(torch.utils.data.Dataset[Any]):
         except CorruptError:
             views = [self._view(number) for number in numbers]
             # A substitute brings its own class.
-        return [self._sample(view, target) for view, target in zip(views, classes)]
+        return [self.sample(view, target) for view, target in zip(views, classes)]
 
-    def _sample(self, view: View | tuple[View, int], target: int) -> Any:
+    def sample(self, view: View | tuple[View, int], target: int) -> Any:
+        """What the loader and the transforms make of a file."""
         if isinstance(view, tuple):
             view, target = view
         sample = self.loader(view)

@@ -6,7 +6,7 @@ of one worker of its loader, were given since. The order itself is computed, nev
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,10 +43,10 @@ class Order:
         if batch_size < 1:
             raise InvalidError(f"batch_size={batch_size}: a batch has at least one sample")
         self.dataset = dataset
-        self._selection = {"classes": classes, "paths": paths}
+        self._classes, self._paths = classes, paths
         self.batch_size = batch_size
         self.ranks = ranks
-        self._settings = {"seed": seed, "group": group, "pad": pad}
+        self._seed, self._group, self._pad = seed, group, pad
         # Workers that live for several epochs see a change of it.
         self._epoch = torch.tensor([epoch], dtype=torch.int64).share_memory_()
         self._resume: str | None = None
@@ -54,7 +54,7 @@ class Order:
         self._read, self._worker = 0, (0, 1)
         # Of the newest iteration of this process: its token, and samples given.
         self._begun: tuple[str, tuple[int, int]] | None = None
-        self._given = 0
+        self.given = 0
         if resume is not None:
             self._go_on(resume)
         self._length: int | None = None
@@ -94,8 +94,11 @@ class Order:
             worker=None if worker is None else (*worker, self.batch_size),
             resume=resume,
             read=read,
-            **self._selection,
-            **self._settings,
+            seed=self._seed,
+            group=self._group,
+            pad=self._pad,
+            classes=self._classes,
+            paths=self._paths,
         )
 
     def begin(self, number: int, workers: int) -> Epoch:
@@ -113,7 +116,7 @@ class Order:
             )
         read, self._read = self._read, 0
         epoch = self._shuffle(worker, read)
-        self._begun, self._given = (epoch.token(0), worker), read
+        self._begun, self.given = (epoch.token(0), worker), read
         return epoch
 
     def ended(self) -> None:
@@ -130,7 +133,7 @@ class Order:
     def state(self, samples: int | None) -> dict[str, Any]:
         """Where this process is; with ``samples``, where a rank is that has taken so many since it began."""
         token, worker = self._begun or (self._resume or self._shuffle(None, 0).token(0), (0, 1))
-        given = self._given if self._begun else self._read
+        given = self.given if self._begun else self._read
         if samples is not None:
             worker, given = (0, 1), samples
         return {
@@ -162,7 +165,7 @@ class Order:
         self._begun = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_begun": None, "_given": 0}
+        return {**self.__dict__, "_begun": None, "given": 0}
 
 
 def resume(state: Any) -> str:
@@ -189,7 +192,7 @@ def resume(state: Any) -> str:
     return libdiesel.token_after(first["token"], read, first["world"], first["nodes"])
 
 
-def _states(value: Any) -> Any:
+def _states(value: Any) -> Iterator[Mapping[str, Any]]:
     """All states inside of a nested value."""
     if isinstance(value, Mapping):
         if KEY in value:

@@ -50,7 +50,7 @@ class ChunkSampler(torch.utils.data.Sampler[int]):
         epoch = self.order.begin(0, 1)
         while numbers := epoch.take(TOGETHER):
             for index in self.folder.native.indexes(numbers):
-                self.order._given += 1
+                self.order.given += 1
                 yield index
         self.order.ended()
 

@@ -25,6 +25,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("libdiesel", &["dl-store", "dl-proto"]),
     ("dl-agent", &["dl-store", "dl-proto", "libdiesel"]),
     ("dlcmd", &["libdiesel", "dl-agent"]),
+    ("dl-python", &["libdiesel"]),
     (
         "dl-tests",
         &["dl-store", "dl-meta", "dl-proto", "dl-server", "libdiesel", "dl-agent", "dlcmd"],

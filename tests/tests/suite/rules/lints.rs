@@ -12,8 +12,10 @@ const INHERITED: &str = "[lints]\nworkspace = true\n";
 const FORBIDDEN: &str = "#![forbid(unsafe_code)]";
 /// Roots that have a module with unsafe code; the lints of the workspace still deny it elsewhere.
 /// The runtime sets the C allocator up, and copies with wide registers; the client library maps
-/// snapshots, shared memory, and the page that tells a fork; the agent waits for descriptors.
-const UNSAFE: [&str; 3] = ["runtime/src/lib.rs", "client/src/lib.rs", "agent/src/lib.rs"];
+/// snapshots, shared memory, and the page that tells a fork; the agent waits for descriptors; the Python
+/// package lends memory to Python.
+const UNSAFE: [&str; 4] =
+    ["runtime/src/lib.rs", "client/src/lib.rs", "agent/src/lib.rs", "python/src/lib.rs"];
 
 #[test]
 fn crates_take_the_lints_of_the_workspace_and_forbid_unsafe_code() -> Result<()> {

@@ -1,0 +1,126 @@
+"""One measurement in an interpreter of its own: reads a job from the standard input, and writes
+what came out to the file that the job names.
+
+Libraries print, start workers and keep memory; here none of it reaches another side.
+"""
+
+import importlib
+import json
+import os
+import sys
+import time
+
+import data
+import loops
+import ours
+import peers
+
+
+def files_of(job):
+    """The files that a job stores or reads."""
+    kind, what = job["source"]
+    return data.Tree(what) if kind == "tree" else data.Bytes(*what)
+
+
+def side(job):
+    """The peer of a job."""
+    return peers.PEERS[job["side"]](job["folder"])
+
+
+# What a writer imports is there before its time begins to run.
+IMPORTS = {
+    "ours": "libdiesel",
+    "lmdb": "lmdb",
+    "mds": "streaming",
+    "litdata": "litdata",
+    "webdataset": "webdataset",
+    "lance": "lance",
+}
+
+
+def write(job):
+    """Stores all files: in how many seconds, and how many a second."""
+    importlib.import_module(IMPORTS[job["side"]])
+    files = files_of(job)
+    began = time.perf_counter()
+    if job["side"] == "ours":
+        ours.write(job, files)
+    else:
+        side(job).write(files)
+    elapsed = time.perf_counter() - began
+    return {"seconds": elapsed, "rate": len(files) / elapsed}
+
+
+def read(job):
+    """Reads whole passes: how many samples a second. All files have to come out, and whole.
+
+    Libraries that deal samples out to ranks may leave a few out, or give a few twice.
+    """
+    files = job["files"] = files_of(job)
+    if job["side"] == "ours":
+        one_pass = ours.READERS[job["how"]](job)
+    else:
+        one_pass = getattr(side(job), job["how"])(**job.get("options", {}))
+    rate, count, total = loops.rate(one_pass, job["seconds"])
+    for got, stored in ((count, len(files)), (total, files.bytes())):
+        if abs(got - stored) > 0.02 * stored:
+            raise RuntimeError(f"{job['side']} gave {got} of {stored}")
+    return {"rate": rate, "count": count}
+
+
+def decode(job):
+    """Decodes pictures in two workers: seconds to the first batch, pictures a second of one epoch.
+
+    Both times begin after the imports and before the dataset is opened.
+    """
+    import torch
+    from torch.utils.data import DataLoader
+    from torchvision import datasets, transforms
+
+    if job["side"] == "ours":
+        importlib.import_module("libdiesel.torch")
+    torch.manual_seed(0)
+    transform = transforms.Compose([
+        transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.ToTensor(),
+    ])
+    began = time.perf_counter()
+    if job["side"] == "ours":
+        dataset, sampler = ours.folder(job, transform)
+        how = {"sampler": sampler}
+    else:
+        dataset = datasets.ImageFolder(os.path.join(job["source"][1], "train"), transform)
+        how = {"shuffle": True}
+    loader = DataLoader(dataset, batch_size=loops.BATCH, num_workers=2, **how)
+    count, first, ended = 0, None, None
+    for pictures, _ in loader:
+        ended = time.perf_counter()
+        if first is None:
+            first = ended
+        count += len(pictures)
+    return {"first": first - began, "rate": count / (ended - began), "count": count}
+
+
+def token(job):
+    """Takes the token from which `resume` goes on."""
+    return {"token": ours.token(job)}
+
+
+def resume(job):
+    """Opens the dataset, goes on from a token, and takes one batch: seconds after the imports."""
+    importlib.import_module("libdiesel.torch")
+    began = time.perf_counter()
+    batch = ours.resumed(job)
+    return {"first": time.perf_counter() - began, "count": len(batch)}
+
+
+def main():
+    """Does one job."""
+    job = json.load(sys.stdin)
+    done = {"write": write, "read": read, "decode": decode, "token": token, "resume": resume}
+    result = done[job["do"]](job)
+    with open(job["result"], "w", encoding="utf-8") as file:
+        json.dump(result, file)
+
+
+if __name__ == "__main__":
+    main()

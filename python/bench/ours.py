@@ -1,0 +1,195 @@
+"""Our side: a dlserver of our own, the cache of the node, and the loops over the package.
+
+Whatever of the package's interface the benchmark uses is in this module.
+"""
+
+import json
+import os
+import signal
+import subprocess
+
+import loops
+
+NAME = "bench"
+TASK = "bench"
+
+
+class Store:
+    """A server with one dataset, and the agent of one task. All of it lies in one folder and ends
+    with this object."""
+
+    def __init__(self, programs, folder, memory="4GiB"):
+        self.folder = folder
+        self.dlcmd = os.path.abspath(os.path.join(programs, "dlcmd"))
+        # The path of a Unix socket may have 107 bytes, so its folder is named shortly.
+        runtime = os.path.join(folder, "run")
+        os.makedirs(runtime, mode=0o700)
+        self.environment = {k: v for k, v in os.environ.items() if not k.startswith("DIESEL_")}
+        self.environment |= {
+            "XDG_CACHE_HOME": os.path.join(folder, "cache"),
+            "DIESEL_AGENT": self.dlcmd,
+            "DIESEL_AGENT_MEMORY": memory,
+            "DIESEL_RUNTIME_DIR": runtime,
+        }
+        self.tasks = set()
+        self.server = subprocess.Popen(
+            [os.path.join(programs, "dlserver"), "--listen", "127.0.0.1:0", "--http", "none",
+             "--data", os.path.join(folder, "data"), "--log", "error"],
+            stdout=subprocess.PIPE, env=self.environment, text=True,
+        )
+        told = self.server.stdout.readline()
+        if not told.startswith("listening on "):
+            self.close()
+            raise RuntimeError(f"dlserver said {told!r}")
+        self.address = told.removeprefix("listening on ").strip()
+
+    def close(self):
+        """Ends the agents and the server."""
+        for task in sorted(self.tasks):
+            try:
+                self.run("agent", "stop", "--task", task)
+            except RuntimeError:
+                pass  # It has ended by itself.
+        self.server.send_signal(signal.SIGTERM)
+        try:
+            self.server.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.server.kill()
+            self.server.wait()
+        self.server.stdout.close()
+
+    def run(self, *words):
+        """Runs dlcmd."""
+        command = [self.dlcmd, "--server", self.address, "--quiet", *map(str, words)]
+        done = subprocess.run(command, env=self.environment, capture_output=True, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"{command} ended with {done.returncode}: {done.stderr.decode()}")
+        return done.stdout
+
+    def put_tree(self, tree):
+        """Puts a folder with dlcmd."""
+        self.run("put", tree, f"dl://{NAME}")
+
+    def warm(self):
+        """Starts the agent and waits until the whole dataset is in memory."""
+        self.run("agent", "start", f"dl://{NAME}", "--task", TASK,
+                 "--memory", self.environment["DIESEL_AGENT_MEMORY"])
+        self.tasks.add(TASK)
+        self.run("agent", "prefetch", f"dl://{NAME}", "--task", TASK, "--wait")
+        status = json.loads(self.run("agent", "status", "--task", TASK, "--json"))
+        if status["chunks_present"] < status["chunks"]:
+            raise RuntimeError(f"the agent's memory holds {status['chunks_present']} chunks "
+                               f"of {status['chunks']}")
+
+    def job(self, **more):
+        """What a process needs to know to read from here."""
+        return {"server": self.address, "task": TASK, **more}
+
+
+def connect(job, create=False):
+    """The dataset, read through the agent of the task; a writer has no task."""
+    import libdiesel
+
+    task = False if create else job["task"]
+    return libdiesel.connect(f"dl://{NAME}", server=job["server"], task=task, create=create)
+
+
+def write(job, files):
+    """Puts all files one by one, until they are on disk."""
+    ds = connect(job, create=True)
+    for name, data in files:
+        ds.put(name, data)
+    ds.flush()
+    ds.close()
+
+
+def get_by_number(job):
+    """One get after the other, by number."""
+    ds = connect(job)
+    order = loops.shuffled(len(ds))
+    return lambda: loops.one_by_one(ds.get, order)
+
+
+def get_by_path(job):
+    """One get after the other, by path."""
+    ds = connect(job)
+    files = job["files"]
+    paths = [files.name(number) for number in loops.shuffled(len(files))]
+    return lambda: loops.one_by_one(ds.get, paths)
+
+
+def get_many(job):
+    """Batches of bytes."""
+    ds = connect(job)
+    groups = loops.batches(loops.shuffled(len(ds)))
+    return lambda: loops.many(ds.get_many, groups)
+
+
+def get_into(job):
+    """Batches into one buffer, which is used again for each."""
+    ds = connect(job)
+    groups = loops.batches(loops.shuffled(len(ds)))
+    buffer = bytearray(loops.BATCH * job["files"].size)
+    return lambda: loops.places(lambda group: ds.get_many(group, into=buffer), groups)
+
+
+def view_many(job):
+    """Batches of views."""
+    ds = connect(job)
+    groups = loops.batches(loops.shuffled(len(ds)))
+    return lambda: loops.many(ds.view_many, groups)
+
+
+def epochs(job, loader=bytes):
+    """Epochs in the chunk-wise shuffled order, as bytes; every pass is another epoch."""
+    from libdiesel.torch import Epochs
+
+    samples = Epochs(connect(job), batch_size=loops.BATCH, seed=0, loader=loader)
+
+    def one_pass():
+        samples.set_epoch(samples.epoch + 1)
+        return loops.epoch(samples)
+
+    return one_pass
+
+
+def epochs_of_views(job):
+    """The same without a copy of the bytes."""
+    return epochs(job, loader=lambda view: view)
+
+
+def folder(job, transform):
+    """The dataset of torch that stands in for ImageFolder, and the sampler of its indices."""
+    from libdiesel.torch import ChunkSampler, Folder
+
+    found = Folder(
+        f"dl://{NAME}/train", server=job["server"], task=job["task"], transform=transform
+    )
+    return found, ChunkSampler(found, seed=0)
+
+
+def token(job):
+    """The text that says where an epoch stands after nine tenths of its batches."""
+    from libdiesel.torch import Epochs
+
+    ds = connect(job)
+    return Epochs(ds, batch_size=loops.BATCH, seed=0).token(len(ds) * 9 // 10 // loops.BATCH)
+
+
+def resumed(job):
+    """The first batch after a restart from a token."""
+    from libdiesel.torch import Epochs
+
+    samples = iter(Epochs(connect(job), batch_size=loops.BATCH, seed=0, resume=job["token"]))
+    return [next(samples) for _ in range(loops.BATCH)]
+
+
+READERS = {
+    "get": get_by_number,
+    "get by path": get_by_path,
+    "get_many": get_many,
+    "get_many into": get_into,
+    "view_many": view_many,
+    "epochs": epochs,
+    "epochs of views": epochs_of_views,
+}

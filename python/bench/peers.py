@@ -1,0 +1,207 @@
+"""The libraries beside which the package is measured: how each one writes the files and reads them.
+
+`write` makes a dataset below a folder out of what `data.py` gives; it returns when the library says
+that the dataset is complete. A reader is made of an opened dataset and gives one pass over it: a
+function that returns how many samples it took, and their bytes.
+"""
+
+import glob
+import os
+
+import loops
+
+# Of a shard, where a library lets one choose: MosaicML Streaming's and LitData's usual size.
+SHARD = 64 << 20
+
+
+class Lmdb:
+    """LMDB: a key is the number of a file in eight bytes; reads share one transaction."""
+
+    def __init__(self, folder):
+        self.folder = os.path.join(folder, "lmdb")
+
+    @staticmethod
+    def key(number):
+        """The key of a file."""
+        return number.to_bytes(8, "big")
+
+    def write(self, files):
+        """Puts all files in one transaction, in the order of the keys."""
+        import lmdb
+
+        size = 2 * files.bytes() + 8192 * len(files) + (64 << 20)
+        with lmdb.open(self.folder, map_size=size) as env:
+            with env.begin(write=True) as txn:
+                for number, (_, data) in enumerate(files):
+                    txn.put(self.key(number), data, append=True)
+
+    def begin(self, buffers):
+        """Opens the dataset for reading."""
+        import lmdb
+
+        self.env = lmdb.open(self.folder, readonly=True, readahead=False, lock=False)
+        return self.env.begin(buffers=buffers)
+
+    def keys(self):
+        """All keys in a shuffled order, made before anything is measured."""
+        return [self.key(number) for number in loops.shuffled(self.env.stat()["entries"])]
+
+    def get(self, buffers=False):
+        """One get after the other."""
+        txn = self.begin(buffers)
+        keys = self.keys()
+        return lambda: loops.one_by_one(txn.get, keys)
+
+    def get_multi(self, buffers=False):
+        """Batches of `Cursor.getmulti`."""
+        txn = self.begin(buffers)
+        groups = loops.batches(self.keys())
+
+        def get_many(group):
+            return [value for _, value in txn.cursor().getmulti(group)]
+
+        return lambda: loops.many(get_many, groups)
+
+    def epoch(self, buffers=False):
+        """A dataset of torch, as one writes it around LMDB, and a random order."""
+        from torch.utils.data import Dataset
+
+        txn = self.begin(buffers)
+        keys = [self.key(number) for number in range(self.env.stat()["entries"])]
+
+        class Stored(Dataset):
+            """The samples by number."""
+
+            def __getitem__(self, number):
+                return txn.get(keys[number])
+
+        samples = Stored()
+        order = loops.shuffled(len(keys))
+        return lambda: loops.epoch(samples[number] for number in order)
+
+
+class Mds:
+    """MosaicML Streaming: shards of its own format, read where they lie."""
+
+    def __init__(self, folder):
+        self.folder = os.path.join(folder, "mds")
+
+    def write(self, files):
+        """Writes one sample after the other."""
+        from streaming import MDSWriter
+
+        with MDSWriter(out=self.folder, columns={"data": "bytes"}, size_limit=SHARD) as out:
+            for _, data in files:
+                out.write({"data": data})
+
+    def epoch(self):
+        """Epochs in its usual shuffled order."""
+        from streaming import StreamingDataset
+
+        dataset = StreamingDataset(local=self.folder, shuffle=True, batch_size=loops.BATCH)
+        return lambda: loops.epoch(sample["data"] for sample in dataset)
+
+
+class LitData:
+    """LitData: chunks written by `optimize`, read where they lie."""
+
+    def __init__(self, folder):
+        self.folder = os.path.join(folder, "litdata")
+
+    def write(self, files):
+        """Writes with as many workers as LitData takes by itself: one for each core."""
+        from litdata import optimize
+
+        optimize(
+            fn=files.__getitem__, inputs=list(range(len(files))), output_dir=self.folder,
+            chunk_bytes=SHARD, start_method="fork", verbose=False,
+        )
+
+    def epoch(self):
+        """Epochs in its usual shuffled order."""
+        from litdata import StreamingDataset
+
+        dataset = StreamingDataset(self.folder, shuffle=True)
+        return lambda: loops.epoch(dataset)
+
+
+class WebDataset:
+    """WebDataset: tar files in a shuffled order, and a buffer of 1,000 samples."""
+
+    def __init__(self, folder):
+        self.folder = os.path.join(folder, "webdataset")
+
+    def write(self, files):
+        """Writes one sample after the other."""
+        import webdataset
+
+        os.makedirs(self.folder)
+        pattern = os.path.join(self.folder, "%05d.tar")
+        with webdataset.ShardWriter(pattern, maxsize=SHARD, verbose=0) as out:
+            for number, (_, data) in enumerate(files):
+                out.write({"__key__": f"{number:08}", "bin": data})
+
+    def epoch(self):
+        """Epochs through the buffer that shuffles."""
+        import webdataset
+
+        shards = sorted(glob.glob(os.path.join(self.folder, "*.tar")))
+        dataset = webdataset.WebDataset(shards, shardshuffle=len(shards)).shuffle(1000)
+        return lambda: loops.epoch(sample["bin"] for sample in dataset)
+
+
+class Lance:
+    """Lance: a table with one column, read by `take`."""
+
+    def __init__(self, folder):
+        self.folder = os.path.join(folder, "lance")
+
+    def write(self, files):
+        """Writes batches of 1,024 rows."""
+        import lance
+        import pyarrow
+
+        schema = pyarrow.schema([("data", pyarrow.large_binary())])
+
+        def rows():
+            batch = []
+            for _, data in files:
+                batch.append(data)
+                if len(batch) == 1024:
+                    yield pyarrow.record_batch([pyarrow.array(batch, schema.types[0])], schema)
+                    batch = []
+            if batch:
+                yield pyarrow.record_batch([pyarrow.array(batch, schema.types[0])], schema)
+
+        lance.write_dataset(rows(), self.folder, schema=schema)
+
+    def taken(self):
+        """A function that takes a batch, and the batches in a shuffled order."""
+        import lance
+
+        dataset = lance.dataset(self.folder)
+        groups = loops.batches(loops.shuffled(dataset.count_rows()))
+
+        def take(group):
+            return dataset.take(group, columns=["data"]).column(0).to_pylist()
+
+        return take, groups
+
+    def get_many(self):
+        """Batches."""
+        take, groups = self.taken()
+        return lambda: loops.many(take, groups)
+
+    def epoch(self):
+        """Samples one by one out of batches."""
+        take, groups = self.taken()
+        return lambda: loops.epoch(sample for group in groups for sample in take(group))
+
+
+PEERS = {
+    "lmdb": Lmdb,
+    "mds": Mds,
+    "litdata": LitData,
+    "webdataset": WebDataset,
+    "lance": Lance,
+}

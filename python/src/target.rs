@@ -1,0 +1,120 @@
+//! What a handle was opened with, and what it holds while it is open.
+//!
+//! Must hold: another process can open the same from a pickle; no text shows a key.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use libdiesel::{
+    Client, ClientCertificate, ConnectOptions, DatasetName, SnapshotCache, TaskOptions,
+};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::errors::{invalid, named};
+
+/// Bytes that a file with a key or with certificates has at most.
+const FILE_MAX: u64 = 1 << 20;
+
+/// What a handle was opened with, so that another process can do the same.
+#[derive(Clone)]
+pub(crate) struct Target {
+    pub(crate) name: DatasetName,
+    pub(crate) servers: Vec<String>,
+    pub(crate) user: String,
+    pub(crate) key: Option<String>,
+    pub(crate) ca: Option<PathBuf>,
+    pub(crate) client_cert: Option<PathBuf>,
+    pub(crate) client_key: Option<PathBuf>,
+    pub(crate) plain_text_key: bool,
+    pub(crate) snapshot: Option<PathBuf>,
+    pub(crate) task: Option<TaskOptions>,
+    pub(crate) timeout: Duration,
+}
+
+impl Target {
+    pub(crate) fn address(&self) -> String {
+        format!("dl://{}", self.name)
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        self.name.as_str()
+    }
+
+    pub(crate) fn task(&self) -> Option<&str> {
+        self.task.as_ref().map(|task| task.name.as_str())
+    }
+
+    pub(crate) fn has_task(&self) -> bool {
+        self.task.is_some()
+    }
+
+    /// The same dataset by a snapshot in a file, which no agent shares.
+    pub(crate) fn with_snapshot(&self, file: PathBuf) -> Self {
+        Self { snapshot: Some(file), task: None, ..self.clone() }
+    }
+
+    /// What `libdiesel.connect` is given to open it again.
+    pub(crate) fn arguments<'py>(
+        &self,
+        py: Python<'py>,
+        version: Option<String>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let Self { servers, user, key, ca, client_cert, client_key, .. } = self;
+        let arguments = PyDict::new(py);
+        arguments.set_item("dataset", self.address())?;
+        arguments.set_item("server", servers)?;
+        arguments.set_item("user", user)?;
+        arguments.set_item("key", key.as_deref())?;
+        arguments.set_item("ca", ca.as_ref())?;
+        arguments.set_item("client_cert", client_cert.as_ref())?;
+        arguments.set_item("client_key", client_key.as_ref())?;
+        arguments.set_item("plain_text_key", self.plain_text_key)?;
+        arguments.set_item("snapshot", self.snapshot.as_ref())?;
+        match self.task() {
+            Some(task) => arguments.set_item("task", task)?,
+            None => arguments.set_item("task", false)?,
+        }
+        arguments.set_item("timeout", self.timeout.as_secs_f64())?;
+        arguments.set_item("version", version)?;
+        Ok(arguments)
+    }
+
+    pub(crate) fn options(&self, py: Python<'_>) -> PyResult<ConnectOptions> {
+        let read = |file: &Option<PathBuf>| file.as_ref().map(|file| read(py, file)).transpose();
+        let certificate = match (read(&self.client_cert)?, read(&self.client_key)?) {
+            (Some(certificate), Some(key)) => Some(ClientCertificate { certificate, key }),
+            (None, None) => None,
+            _ => return Err(invalid(py, "client_cert and client_key go together")),
+        };
+        Ok(ConnectOptions {
+            user: self.user.clone(),
+            key: self.key.clone(),
+            servers: self.servers.clone(),
+            ca: read(&self.ca)?,
+            certificate,
+            plain_text_key: self.plain_text_key,
+            request_timeout: self.timeout,
+            snapshots: SnapshotCache::of_user(),
+            task: self.task.clone(),
+            ..ConnectOptions::default()
+        })
+    }
+}
+
+/// What a handle that is not closed has.
+pub(crate) struct Open {
+    pub(crate) client: Client,
+    pub(crate) dataset: libdiesel::Dataset,
+}
+
+/// A small file: a key or certificates.
+pub(crate) fn read(py: Python<'_>, file: &PathBuf) -> PyResult<Vec<u8>> {
+    let failed = |why: String| named(py, "LocalError", format!("read {}: {why}", file.display()));
+    let length = fs::metadata(file).map_err(|why| failed(why.to_string()))?.len();
+    if length > FILE_MAX {
+        return Err(failed(format!("it has {length} bytes, which no key or certificate has")));
+    }
+    fs::read(file).map_err(|why| failed(why.to_string()))
+}
