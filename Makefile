@@ -28,7 +28,7 @@ install = grep -qwF '$(word 2,$(subst @, ,$(2)))' <<< "$$($(1) --version 2>/dev/
 	env -u CARGO_TARGET_DIR cargo install --locked --root $(TOOLS) $(2)
 
 .NOTPARALLEL:
-.PHONY: help demo cluster-demo test test-lint test-doc test-unit test-end-to-end bench lint torture fuzz clone fmt clippy programs nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps training bench-training python python-env test-python python-bench-env bench-python
+.PHONY: help demo cluster-demo test test-lint test-doc test-unit test-end-to-end bench lint torture fuzz clone fmt clippy programs nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps training bench-training python python-env test-python torture-python python-bench-env bench-python
 
 help: ## Show this list.
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -56,7 +56,7 @@ test-end-to-end: clone programs redis etcd buckets azurite training rsync openss
 lint: clone fmt clippy deny doc ## Format, clippy, licences and bans, documentation.
 
 torture: clone programs redis etcd buckets azurite training rsync openssl curl procps nextest ## The tests with long loops and large sizes, then the fuzz targets.
-	$(call counted,torture,all(),DIESEL_TORTURE=1,&& $(MAKE) --no-print-directory fuzz)
+	$(call counted,torture,all(),DIESEL_TORTURE=1,&& $(MAKE) --no-print-directory torture-python fuzz)
 
 bench: clone memcached redis buckets ## Measure everything beside something known (BENCH='get --runs 5' for a part).
 	cargo build --locked --release --bins -p dl-server -p dlcmd -p dl-benches
@@ -82,6 +82,9 @@ test-python: clone programs python-env ## The tests of the Python package, with 
 	$(TOOLS)/python/bin/python -B -m mypy --cache-dir /dev/null --config-file python/pyproject.toml python/libdiesel
 	cd python && PYTHONDONTWRITEBYTECODE=1 DIESEL_PROGRAMS=$(CARGO_TARGET_DIR)/debug \
 		$(TOOLS)/python/bin/pytest
+
+torture-python: ## Those of the Python package with long loops, and with ten million files.
+	DIESEL_FILES=10000000 DIESEL_MISUSES=10000 $(MAKE) --no-print-directory test-python
 
 # The sanitizers of cargo-fuzz need a nightly compiler, which nothing else here does; so a machine
 # without one is told, and not failed; it counts as a test that was skipped.

@@ -1,11 +1,11 @@
 """Datasets of many small files for training: packed, cached, shuffled, resumed exactly.
 
 >>> import libdiesel
->>> with libdiesel.connect("dl://pets", create=True) as pets:
+>>> with libdiesel.connect("dl://animals", create=True) as pets:
 ...     pets.put("cats/tom.txt", b"meow")
 ...     pets.flush()
 1
->>> pets = libdiesel.connect("dl://pets")
+>>> pets = libdiesel.connect("dl://animals")
 >>> pets.get("cats/tom.txt")
 b'meow'
 >>> pets.ls("cats")

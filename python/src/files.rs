@@ -36,7 +36,13 @@ impl Files {
     /// A sequence of files, or an array of numbers.
     pub(crate) fn many(dataset: &Dataset, files: &Bound<'_, PyAny>) -> PyResult<Self> {
         if let Some(numbers) = numbers_of_array(files)? {
-            return Ok(Self::Numbers(numbers));
+            return Self::checked(files.py(), dataset, numbers);
+        }
+        // A tensor in host memory shares it with an array.
+        if let Ok(array) = files.call_method0("numpy")
+            && let Some(numbers) = numbers_of_array(&array)?
+        {
+            return Self::checked(files.py(), dataset, numbers);
         }
         if files.is_instance_of::<PyString>() || files.is_instance_of::<PyBytes>() {
             let text = "a list of files is wanted here, and this is one name: put it into a list";
@@ -49,6 +55,19 @@ impl Files {
         Self::of(files.py(), dataset, names)
     }
 
+    fn checked(py: Python<'_>, dataset: &Dataset, numbers: Vec<u32>) -> PyResult<Self> {
+        let Some(snapshot) = dataset.snapshot() else {
+            let text = "files have numbers in a snapshot, and this handle has none: name their paths, or \
+                        open the dataset again after its last write";
+            return Err(invalid(py, text));
+        };
+        let files = snapshot.files();
+        match numbers.iter().find(|number| **number >= files) {
+            None => Ok(Self::Numbers(numbers)),
+            Some(number) => Err(no_file(*number, files)),
+        }
+    }
+
     fn of(py: Python<'_>, dataset: &Dataset, names: Vec<Name>) -> PyResult<Self> {
         let numbers: Option<Vec<u32>> = names
             .iter()
@@ -59,16 +78,7 @@ impl Files {
             .collect();
         let snapshot = dataset.snapshot();
         if let Some(numbers) = numbers {
-            let Some(snapshot) = snapshot else {
-                let text = "files have numbers in a snapshot, and this handle has none: name their \
-                            paths, or open the dataset again after its last write";
-                return Err(invalid(py, text));
-            };
-            let files = snapshot.files();
-            return match numbers.iter().find(|number| **number >= files) {
-                None => Ok(Self::Numbers(numbers)),
-                Some(number) => Err(no_file(*number, files)),
-            };
+            return Self::checked(py, dataset, numbers);
         }
         let path = |name| match (name, snapshot) {
             (Name::Path(path), _) => Ok(path),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use pyo3::exceptions::{PyBufferError, PyIndexError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyDict};
 
 /// The bytes of one file, without a copy: anything that takes a buffer takes a view (``memoryview``,
 /// ``numpy.frombuffer``, ``io.BytesIO``, ``bytes``). A view stays valid as long as Python holds it, also
@@ -42,6 +42,22 @@ impl View {
 
     fn __bytes__<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, self.data())
+    }
+
+    /// For ``torch.from_dlpack``: the bytes as a tensor of ``uint8`` that shares them. Never write to it.
+    #[pyo3(signature = (**options))]
+    fn __dlpack__<'py>(
+        slf: Bound<'py, Self>,
+        options: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let numpy = slf.py().import("numpy")?;
+        let array = numpy.call_method1("frombuffer", (slf, "u1"))?;
+        array.call_method("__dlpack__", (), options)
+    }
+
+    /// The memory of the host.
+    fn __dlpack_device__(&self) -> (u32, u32) {
+        (1, 0)
     }
 
     fn __repr__(&self) -> String {

@@ -81,6 +81,16 @@ class Scene:
                 dataset.put(path, data)
             dataset.flush()
 
+    def damage(self, data: bytes):
+        """Changes a byte of a file where it lies in the store."""
+        for object in (self.folder / "data/chunks").rglob("*"):
+            if object.is_file() and (at := object.read_bytes().find(data)) >= 0:
+                with open(object, "r+b") as file:
+                    file.seek(at + len(data) // 2)
+                    file.write(b"!")
+                return
+        raise AssertionError("no object holds the file")
+
     def dlcmd(self, *arguments) -> str:
         """What dlcmd prints."""
         command = [PROGRAMS / "dlcmd", *arguments]

@@ -71,7 +71,7 @@ class Epochs(torch.utils.data.IterableDataset[Any]):
         number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         epoch = self.order.begin(number, workers)
         sample = self._sample if self.folder is None else self._sample_of_folder
-        together = min(TOGETHER, self.order.batch_size)
+        together = min(TOGETHER, max(self.order.batch_size, TOGETHER // 4))
         while True:
             numbers, views = epoch.read(together)
             if not numbers:

@@ -40,11 +40,8 @@ def image(view: View) -> Any:
 
 def tensor(view: View) -> torch.Tensor:
     """The bytes of a file as a tensor of ``uint8``, without a copy. They are shared: never write to it."""
-    import numpy
-
-    if not len(view):
-        return torch.empty(0, dtype=torch.uint8)
-    return torch.from_dlpack(numpy.frombuffer(view, dtype=numpy.uint8))
+    # An array of nothing can't be shared.
+    return torch.from_dlpack(view) if len(view) else torch.empty(0, dtype=torch.uint8)
 
 
 class Folder(torch.utils.data.Dataset[Any]):

@@ -1,0 +1,250 @@
+"""What must never happen: a crash, a hang, a leak, wrong bytes."""
+
+import gc
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+import libdiesel
+from libdiesel import errors
+from libdiesel.torch import ChunkSampler, Epochs, Folder, resume
+
+BATCH = 8
+
+#: Long loops have a large size too.
+MANY = int(os.environ.get("DIESEL_FILES", "100000"))
+
+RAISED = (libdiesel.DieselError, TypeError, ValueError, IndexError, OverflowError, BufferError)
+
+THINGS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=20),
+    st.binary(max_size=20),
+    st.sampled_from(["003/00003.bin", "003", "a/../b", "\udcff", "x" * 5000, "order=1;at=1@2"]),
+    st.lists(st.integers(-5, 700), max_size=5),
+    st.just(bytearray(10)),
+    st.just(torch.zeros(3)),
+)
+
+CALLS = [
+    "get",
+    "get_many",
+    "view",
+    "view_many",
+    "stat",
+    "ls",
+    "walk",
+    "path",
+    "put",
+    "put_file",
+    "delete",
+    "shuffle",
+    "classes",
+    "prefetch",
+    "load_meta",
+    "__getitem__",
+    "__contains__",
+]
+
+
+@settings(
+    max_examples=int(os.environ.get("DIESEL_MISUSES", "300")),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(
+    name=st.sampled_from(CALLS),
+    arguments=st.lists(THINGS, max_size=3),
+    named=st.dictionaries(
+        st.sampled_from(["into", "seed", "epoch", "group", "rank", "world", "worker", "resume"]),
+        THINGS,
+        max_size=2,
+    ),
+)
+def test_misuse_is_an_exception(misused, name, arguments, named):
+    try:
+        made = getattr(misused, name)(*arguments, **named)
+    except RAISED:
+        return
+    repr(made)
+    for method in ("read", "take", "token", "locate", "indexes", "classes_of", "__getitem__"):
+        for argument in arguments:
+            try:
+                getattr(made, method, repr)(argument)
+            except RAISED:
+                pass
+
+
+@pytest.fixture(scope="module")
+def misused(scene):
+    """A handle of a dataset that nobody else needs."""
+    scene.put("misused", {f"003/{number:05}.bin": b"x" * number for number in range(50)})
+    with scene.connect("misused", task="misused", timeout=5.0) as dataset:
+        yield dataset
+
+
+def test_threads_that_close_a_handle_under_each_other_are_told(scene, contents):
+    wrong = []
+
+    def read(dataset):
+        dice = random.Random(1)
+        try:
+            while True:
+                numbers = [dice.randrange(600) for _ in range(5)]
+                batch = dataset.view_many(numbers)
+                for number, view in zip(numbers, batch):
+                    if bytes(view) != contents[dataset.path(number)]:
+                        wrong.append(number)
+        except errors.ClosedError:
+            pass
+        except Exception as error:
+            wrong.append(error)
+
+    for turn in range(10):
+        dataset = scene.connect("files", task="tests" if turn % 2 else False)
+        threads = [threading.Thread(target=read, args=(dataset,)) for _ in range(3)]
+        threads += [threading.Thread(target=dataset.close) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+            time.sleep(0.02)
+        for thread in threads:
+            thread.join(20)
+            assert not thread.is_alive()
+    assert not wrong
+
+
+@pytest.mark.parametrize("task", ["tests", False])
+def test_an_interpreter_ends_with_views_and_waits_alive(scene, task, tmp_path):
+    program = f"""
+import libdiesel, threading
+ds = libdiesel.connect("dl://files", task={task!r})
+views = list(ds.view_many(range(100)))
+memory = [memoryview(view) for view in views]
+epoch = ds.shuffle()
+epoch.read(10)
+threading.Thread(target=lambda: [ds.get(n % 600) for n in range(10**7)], daemon=True).start()
+libdiesel.kept = (ds, views, memory, epoch)
+"""
+    for _ in range(3):
+        command = [sys.executable, "-B", "-c", program]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def private_bytes() -> int:
+    """Memory of this process that it shares with no other one."""
+    with open("/proc/self/smaps_rollup") as file:
+        words = [line.split() for line in file if line.startswith("Private")]
+    return sum(int(size) for _, size, _ in words) << 10
+
+
+class Weighed(torch.utils.data.IterableDataset):
+    """The private memory of a worker that has read a part of an epoch."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __iter__(self):
+        for _ in zip(range(20_000), self.data):
+            pass
+        gc.collect()
+        yield private_bytes()
+
+
+def weigh(data, method) -> int:
+    """The private memory of workers."""
+    loader = DataLoader(
+        Weighed(data), batch_size=None, num_workers=2, multiprocessing_context=method
+    )
+    return max(loader)
+
+
+@pytest.fixture(scope="module")
+def many(scene):
+    """A dataset of very many files."""
+    with scene.connect("many", create=True) as dataset:
+        for number in range(MANY):
+            dataset.put(f"{number // 5000:04}/{number:08}.bin", b"%d" % number)
+        dataset.flush()
+    return "many"
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_needs_little_memory(scene, many, method):
+    folder = Folder(f"dl://{many}", loader=bytes, extensions=None, task="many")
+    data = Epochs(folder, batch_size=BATCH)
+    assert len(folder) == MANY and next(iter(data))
+    more = weigh(data, method) - weigh([b"x"], method)
+    print(f"{method}: {more >> 10} KiB for {MANY} files")
+    assert more < 10 << 20
+
+
+@pytest.fixture(scope="module")
+def damaged(scene):
+    """A dataset of three classes, in which the bytes of two files are damaged in the store."""
+    files = {
+        f"{name}/{number:03}.bin": f"{name} {number}#".encode() * 1000
+        for name in ("ant", "bee", "cat")
+        for number in range(40)
+    }
+    scene.put("damaged", files)
+    for path in ("bee/007.bin", "bee/008.bin"):
+        scene.damage(files[path])
+    return "dl://damaged"
+
+
+def test_a_damaged_file_is_an_error_or_has_a_substitute(scene, damaged, caplog):
+    folder = Folder(damaged, loader=bytes, extensions=None, task=False)
+    first = [index for index, (path, _) in enumerate(folder.samples) if "bee/007" in path][0]
+    with pytest.raises(errors.CorruptError, match="bee/007.bin"):
+        folder[first]
+    with pytest.raises(errors.CorruptError):
+        list(Epochs(folder, batch_size=BATCH))
+    folder = Folder(damaged, loader=bytes, extensions=None, task=False, on_bad="substitute")
+    read = dict(zip(range(len(folder)), folder.__getitems__(range(len(folder)))))
+    assert len(read) == 120
+    assert read[first][0].startswith(b"bee 9#") and read[first + 1][0].startswith(b"bee 9#")
+    # One warning for each file, however often it is read.
+    assert folder[first] == read[first]
+    warned = [record.message for record in caplog.records if "takes its place" in record.message]
+    assert len(warned) == 2 and "bee/007.bin" in warned[0]
+    # The same in each order, by any number of workers, and in the middle of an epoch.
+    expected = [read[index] for index in ChunkSampler(folder, seed=3)]
+    for workers in (0, 2):
+        data = Epochs(folder, batch_size=BATCH, seed=3)
+        loader = DataLoader(data, BATCH, num_workers=workers, collate_fn=list)
+        assert [sample for batch in loader for sample in batch] == expected
+    token = resume(data.state_dict(batches=3))
+    assert list(Epochs(folder, batch_size=BATCH, resume=token)) == expected[3 * BATCH :]
+
+
+def test_a_server_that_comes_back_is_waited_for(scene):
+    with scene.connect("files", task=False, timeout=30.0) as dataset:
+        scene.pause()
+        timer = threading.Timer(1.0, scene.go_on)
+        timer.start()
+        assert len(dataset.get_many(range(300))) == 300
+        timer.join()
+
+
+def test_a_training_that_goes_on_at_the_end_of_a_long_epoch_is_there_at_once(scene, many):
+    data = Epochs(f"dl://{many}", batch_size=BATCH, seed=9, task="many")
+    whole = len(data)
+    begun = time.monotonic()
+    state = data.state_dict(batches=whole * 9 // 10 // BATCH)
+    data = Epochs(f"dl://{many}", batch_size=BATCH, seed=9, task="many")
+    data.load_state_dict(state)
+    first = next(iter(data))
+    assert first and time.monotonic() - begun < 1
