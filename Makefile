@@ -181,6 +181,7 @@ python-env:
 # Builds the wheel of the package with the profile $(1), whose folder is $(2), dlcmd of that inside, and installs it
 # into the environment of the tests.
 define wheel
+	@rm -rf $(CARGO_TARGET_DIR)/$(2)/wheels
 	@mkdir -p python/data/scripts && \
 		strip -o python/data/scripts/dlcmd $(CARGO_TARGET_DIR)/$(2)/dlcmd
 	$(TOOLS)/python/bin/maturin build --quiet --locked --strip --profile $(1) \

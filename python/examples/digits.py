@@ -5,8 +5,8 @@
     python digits.py                                      # one process
     torchrun --nproc-per-node 2 digits.py                 # two, which average their gradients (gloo)
 
-Kill it with `kill -9` at any step and start it again: it reads exactly the samples that an undisturbed run
-would have read next. Each line of `--trace FILE` is a step of rank 0 with a checksum of its samples; a line
+Kill it with `kill -9` at any step and start it again, also with another number of processes: it reads exactly
+the samples that an undisturbed run would have read next. Each line of `--trace FILE` is a step of rank 0 with a checksum of its samples; a line
 that the crash came too late for is written again.
 """
 
@@ -22,7 +22,7 @@ from PIL import Image
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import libdiesel
-from libdiesel.torch import Epochs, Folder
+from libdiesel.torch import Epochs, Folder, resume
 
 
 def put(name):
@@ -69,22 +69,24 @@ def train(options):
     if world > 1:
         dist.init_process_group("gloo")
         trained = torch.nn.parallel.DistributedDataParallel(model)
-    data = Epochs(Folder(f"{options.data}/train", to_tensor), batch_size=options.batch, seed=1)
-    loader = StatefulDataLoader(data, batch_size=options.batch, num_workers=options.workers)
-
-    file = f"{options.checkpoint}.{rank}"
-    epoch, step = 0, 0
-    if os.path.exists(file):
-        saved = torch.load(file)
-        epoch, step = saved["epoch"], saved["step"]
+    saved = torch.load(options.checkpoint) if os.path.exists(options.checkpoint) else {}
+    if saved:
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        data.set_epoch(epoch)
-        loader.load_state_dict(saved["loader"])
+    data = Epochs(
+        Folder(f"{options.data}/train", to_tensor),
+        batch_size=options.batch,
+        seed=1,
+        resume=saved.get("token"),
+    )
+    loader = StatefulDataLoader(data, batch_size=options.batch, num_workers=options.workers)
+
 
     trace = open(options.trace, "a") if options.trace and rank == 0 else None
-    for epoch in range(epoch, options.epochs):
+    step = saved.get("step", 0)
+    for epoch in range(data.epoch, options.epochs):
         data.set_epoch(epoch)
+        loss = None
         for images, labels in loader:
             loss = torch.nn.functional.cross_entropy(trained(images), labels)
             optimizer.zero_grad()
@@ -93,14 +95,12 @@ def train(options):
             step += 1
             if trace:
                 print(step, f"{zlib.crc32(images.numpy().tobytes()):08x}", file=trace, flush=True)
-            if step % options.every == 0:
-                state = {"epoch": epoch, "step": step, "model": model.state_dict()}
-                state |= {"optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
-                if world > 1:
-                    # All ranks go on from the same step.
-                    dist.barrier()
-                save(file, state)
-        if rank == 0:
+            if step % options.every == 0 and rank == 0:
+                # Where one rank is, all are, and any number of ranks and workers goes on from there.
+                state = {"step": step, "token": resume(loader.state_dict())}
+                state |= {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+                save(options.checkpoint, state)
+        if rank == 0 and loss is not None:
             print(f"epoch {epoch}: loss {loss:.3f}, accuracy {accuracy(model, options.data):.3f}")
     if world > 1:
         dist.destroy_process_group()

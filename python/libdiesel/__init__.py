@@ -70,6 +70,8 @@ __all__ = [
     "token_after",
 ]
 
+Sequence.register(Batch)
+
 Path = Union[str, "os.PathLike[str]"]
 
 
@@ -141,7 +143,7 @@ def connect(
 
 def _connect_again(arguments: dict[str, Any]) -> Dataset:
     """A handle out of a pickle."""
-    rest = {"key_file": None, "create": False, "chunk_size": None}
+    rest = {"create": False, "chunk_size": None}
     arguments = {**rest, **arguments}
     task = arguments.pop("task")
     return _native.connect(arguments.pop("dataset"), task=task or None, **arguments)

@@ -12,13 +12,14 @@ from libdiesel.errors import InvalidError
 
 logger = logging.getLogger("libdiesel")
 
-# The launcher, and its variables: rank, ranks, ranks of this machine, machines.
+# The launcher, and its variables: rank, ranks, and machines, where all ranks agree on how many there are.
 _LAUNCHERS = (
-    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", ""),
-    ("SLURM", "SLURM_PROCID", "SLURM_NTASKS", "", "SLURM_NNODES"),
-    ("MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", ""),
-    ("MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", ""),
-    ("Kubernetes", "JOB_COMPLETION_INDEX", "WORLD_SIZE", "", ""),
+    ("torchrun", "RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE"),
+    # Those of a step, which srun starts: a batch script is no rank.
+    ("SLURM", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"),
+    ("MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ""),
+    ("MPI", "PMI_RANK", "PMI_SIZE", ""),
+    ("Kubernetes", "JOB_COMPLETION_INDEX", "WORLD_SIZE", ""),
 )
 
 _logged: set[Ranks] = set()
@@ -28,7 +29,7 @@ _logged: set[Ranks] = set()
 class Ranks:
     """A rank of a job.
 
-    >>> Ranks.find({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"})
+    >>> Ranks.find({"RANK": "3", "WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "2"})
     Ranks(rank=3, world=8, nodes=2, source='torchrun')
     >>> Ranks.find({})
     Ranks(rank=0, world=1, nodes=1, source='nothing')
@@ -62,13 +63,16 @@ class Ranks:
 
     @classmethod
     def _of_launcher(cls, variables: Mapping[str, str]) -> Ranks:
-        for source, rank_name, world_name, local_name, nodes_name in _LAUNCHERS:
+        for source, rank_name, world_name, nodes_name in _LAUNCHERS:
             rank, world = _number(variables, rank_name), _number(variables, world_name)
-            if rank is None or world is None or rank >= world:
+            if rank is None or world is None:
                 continue
-            local = _number(variables, local_name)
-            nodes = _number(variables, nodes_name) or (world // local if local else 1)
-            return cls(rank, world, nodes if nodes and world % nodes == 0 else 1, source)
+            if rank >= world:
+                raise InvalidError(
+                    f"{source} says {rank_name}={rank} and {world_name}={world}: ranks count from 0"
+                )
+            nodes = _number(variables, nodes_name) or 1
+            return cls(rank, world, nodes if world % nodes == 0 else 1, source)
         return cls(0, 1, 1, "nothing")
 
     @classmethod

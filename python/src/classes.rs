@@ -87,7 +87,7 @@ impl Classes {
     }
 
     fn samples(&self) -> u32 {
-        self.runs.last().map_or(0, |run| run.start + run.files)
+        self.runs.last().map_or(0, |run| run.start.saturating_add(run.files))
     }
 
     fn run_of(&self, index: u32) -> Option<&Run> {
@@ -170,7 +170,7 @@ impl Classes {
             let run = run.ok_or_else(|| {
                 PyIndexError::new_err(format!("there is no sample {index} among {samples}"))
             })?;
-            numbers.push(run.first + (from_start as u32 - run.start));
+            numbers.push(run.first.saturating_add(from_start as u32 - run.start));
             classes.push(run.class);
         }
         Ok((numbers, classes))
@@ -180,7 +180,7 @@ impl Classes {
     fn indexes(&self, numbers: Vec<u32>) -> Vec<u32> {
         let index = |number| {
             let run = self.run_of_number(number)?;
-            Some(run.start + (number - run.first))
+            Some(run.start.saturating_add(number - run.first))
         };
         numbers.into_iter().filter_map(index).collect()
     }

@@ -12,8 +12,8 @@ use libdiesel::{
 use pyo3::prelude::*;
 
 use crate::dataset::Dataset;
-use crate::errors::{Raise, invalid};
-use crate::target::{Open, Target, read};
+use crate::errors::{Raise, invalid, named};
+use crate::target::{Open, Target, absolute};
 use crate::wait::wait;
 
 /// The Python half calls it, with every argument.
@@ -39,24 +39,23 @@ pub(crate) fn connect(
     chunk_size: Option<u32>,
     version: Option<String>,
 ) -> PyResult<Dataset> {
-    let key = match key_file {
-        Some(file) => Some(key_of(py, &file)?),
-        None => key.or_else(|| env::var("DIESEL_KEY").ok()),
-    };
     let file = |given: Option<PathBuf>, variable| {
-        given.or_else(|| env::var_os(variable).filter(|file| !file.is_empty()).map(PathBuf::from))
+        given
+            .or_else(|| env::var_os(variable).filter(|file| !file.is_empty()).map(PathBuf::from))
+            .map(absolute)
     };
     let target = Target {
         name: name_of(py, dataset)?,
         servers: servers(server),
         user: user.or_else(|| env::var("DIESEL_USER").ok()).unwrap_or_default(),
         key,
+        key_file: key_file.map(absolute),
         ca: file(ca, "DIESEL_CA"),
         client_cert: file(client_cert, "DIESEL_CLIENT_CERT"),
         client_key: file(client_key, "DIESEL_CLIENT_KEY"),
         plain_text_key,
         task: task.map(|name| task_of(py, &name)).transpose()?,
-        snapshot,
+        snapshot: snapshot.map(absolute),
         timeout: Duration::try_from_secs_f64(timeout)
             .map_err(|why| invalid(py, format!("timeout={timeout}: {why}")))?,
     };
@@ -66,13 +65,22 @@ pub(crate) fn connect(
             .map_err(|why| invalid(py, format!("chunk_size={size}: {why}")))?,
         None => ChunkShape::default(),
     };
-    let wanted = target.clone();
+    let (wanted, pinned) = (target.clone(), version.clone());
     let opened = wait(py, move || {
         let client = Client::connect(options)?;
         let dataset = open(&client, &wanted, create.then_some(shape), version.as_deref())?;
         Ok::<_, Error>(Open { client, dataset })
     })?;
-    Ok(Dataset::new(opened.or_raise(py)?, target))
+    let opened = opened.or_raise(py)?;
+    let has = opened.dataset.snapshot().map(|snapshot| snapshot.version().to_string());
+    match pinned.filter(|pinned| has.as_ref() != Some(pinned)) {
+        None => Ok(Dataset::new(opened, target)),
+        Some(pinned) => {
+            let why = "the snapshot file, or the dataset, has changed since";
+            let text = format!("open {} at version {pinned}: {why}", target.address());
+            Err(named(py, "ConflictError", text))
+        }
+    }
 }
 
 fn open(
@@ -141,11 +149,4 @@ fn task_of(py: Python<'_>, name: &str) -> PyResult<TaskOptions> {
         None => beside().unwrap_or_default(),
     };
     Ok(TaskOptions { program, ..task })
-}
-
-fn key_of(py: Python<'_>, file: &PathBuf) -> PyResult<String> {
-    let text = String::from_utf8(read(py, file)?).ok();
-    let key = text.map(|text| text.trim_end_matches(['\r', '\n']).to_owned());
-    key.filter(|key| !key.is_empty())
-        .ok_or_else(|| invalid(py, format!("key_file={}: the file holds no key", file.display())))
 }

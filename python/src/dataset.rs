@@ -4,7 +4,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwapOption;
 use libdiesel::{
@@ -21,8 +21,11 @@ use crate::files::{Files, bytes_of, file_path, folder_path, python_name};
 use crate::into::Into;
 use crate::target::{Open, Target};
 use crate::view::{Batch, View};
-use crate::wait::wait;
-use crate::walk::{Walk, page_of};
+use crate::wait::{wait, wait_or};
+use crate::walk::{Walk, all_of};
+
+/// Files that are waited for together.
+const TOGETHER: usize = 64;
 
 /// A dataset at some servers; :func:`libdiesel.connect` opens one. Usable from any thread, and in any
 /// process: a fork has connections of its own, and a pickled handle connects again to the same version.
@@ -30,11 +33,31 @@ use crate::walk::{Walk, page_of};
 pub(crate) struct Dataset {
     open: ArcSwapOption<Open>,
     target: Target,
+    /// The error of a flush that a signal has left to itself.
+    lost: Arc<Mutex<Option<Error>>>,
 }
 
 impl Dataset {
     pub(crate) fn new(open: Open, target: Target) -> Self {
-        Self { open: ArcSwapOption::from_pointee(open), target }
+        Self { open: ArcSwapOption::from_pointee(open), target, lost: Arc::default() }
+    }
+
+    /// Keeps the error of a call whose caller is gone.
+    pub(crate) fn lost_error(&self) -> impl FnOnce(Option<Error>) + Send + 'static {
+        let lost = Arc::clone(&self.lost);
+        move |error| {
+            if let Some(error) = error {
+                *lost.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            }
+        }
+    }
+
+    /// Raises such an error, once.
+    pub(crate) fn raise_lost(&self, py: Python<'_>) -> PyResult<()> {
+        match self.lost.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(error) => Err(error).or_raise(py),
+            None => Ok(()),
+        }
     }
 
     pub(crate) fn open(&self, py: Python<'_>) -> PyResult<Arc<Open>> {
@@ -67,22 +90,37 @@ impl Dataset {
     /// Bytes of files, waiting for those that are not in memory.
     fn bytes<'py>(&self, py: Python<'py>, files: Files) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let mut read = Vec::new();
-        let rest = match files {
-            Files::Numbers(numbers) => {
+        self.lend(py, files, &mut |bytes| read.push(PyBytes::new(py, bytes)))?;
+        Ok(read)
+    }
+
+    /// Hands over files in their order, waiting for those that are not in memory. Few chunks are held at a
+    /// time, however many files there are.
+    fn lend(&self, py: Python<'_>, files: Files, take: &mut dyn FnMut(&[u8])) -> PyResult<()> {
+        let mut numbers = match files {
+            Files::Numbers(numbers) => numbers,
+            paths @ Files::Paths(_) => {
+                self.views(py, paths)?.iter().for_each(|view| take(view));
+                return Ok(());
+            }
+        };
+        loop {
+            {
                 let open = self.open.load();
                 let open = open.as_ref().ok_or_else(|| self.is_closed(py))?;
-                read.reserve(numbers.len());
-                open.dataset.lend_present(&numbers, |bytes| read.push(PyBytes::new(py, bytes)));
-                if read.len() == numbers.len() {
-                    return Ok(read);
+                let there = open.dataset.lend_present(&numbers, &mut *take);
+                if there == numbers.len() {
+                    return Ok(());
                 }
-                Files::Numbers(numbers.get(read.len()..).unwrap_or_default().to_vec())
+                numbers.drain(..there);
             }
-            paths @ Files::Paths(_) => paths,
-        };
-        let views = self.views(py, rest)?;
-        read.extend(views.iter().map(|view| PyBytes::new(py, view)));
-        Ok(read)
+            let open = self.open(py)?;
+            // Those that no agent brings are asked for in few requests.
+            let most = if self.target.has_task() { TOGETHER } else { numbers.len() };
+            let some: Vec<u32> = numbers.drain(..numbers.len().min(most)).collect();
+            let views = wait(py, move || open.dataset.view_many(&some))?.or_raise(py)?;
+            views.iter().for_each(|view| take(view));
+        }
     }
 
     fn stats(&self, py: Python<'_>, path: FilePath) -> PyResult<StatItem> {
@@ -128,13 +166,13 @@ impl Dataset {
     fn view(&self, py: Python<'_>, file: &Bound<'_, PyAny>) -> PyResult<View> {
         let files = Files::one(&self.open(py)?.dataset, file)?;
         let view = self.views(py, files)?.pop();
-        view.map(View::of).ok_or_else(|| named(py, "InternalError", "no file was read".to_owned()))
+        view.map(View).ok_or_else(|| named(py, "InternalError", "no file was read".to_owned()))
     }
 
     /// The same of many files, in their order: a :class:`Batch`, a sequence of views.
     fn view_many(&self, py: Python<'_>, files: &Bound<'_, PyAny>) -> PyResult<Batch> {
         let files = Files::many(&self.open(py)?.dataset, files)?;
-        self.views(py, files).map(Batch::of)
+        self.views(py, files).map(Batch)
     }
 
     fn __getitem__<'py>(
@@ -204,7 +242,7 @@ impl Dataset {
     #[pyo3(signature = (folder=None))]
     fn ls(&self, py: Python<'_>, folder: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<OsString>> {
         let listing = self.listing(py, folder, false)?;
-        let page = wait(py, move || page_of(listing, usize::MAX).1)?.or_raise(py)?;
+        let page = all_of(py, listing)?;
         let folder = folder.map(bytes_of).transpose()?.unwrap_or_default();
         let folder = folder.strip_suffix(b"/").unwrap_or(&folder);
         let above = if folder.is_empty() { 0 } else { folder.len() + 1 };
@@ -308,6 +346,11 @@ impl Dataset {
         extensions: Option<Vec<String>>,
     ) -> PyResult<Classes> {
         let (open, folder) = (self.open(py)?, folder_path(folder)?);
+        if open.dataset.snapshot().is_none() {
+            let text = "classes are found in a snapshot, and this handle has none: open the dataset again \
+                        after its last write";
+            return Err(invalid(py, text));
+        }
         wait(py, move || Classes::find(&open.dataset, &folder, extensions.as_deref()))?.or_raise(py)
     }
 
@@ -358,15 +401,11 @@ impl Dataset {
     ///
     /// :raises DieselError: the error of the first write that failed since the last flush
     fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.raise_lost(py)?;
         let Some(open) = self.open.swap(None) else { return Ok(()) };
-        let dataset = open.dataset.clone();
-        wait(py, move || {
-            let closed = dataset.close();
-            // Waits of other threads may still use it.
-            drop(open);
-            closed
-        })?
-        .or_raise(py)
+        let (dataset, keep) = (open.dataset.clone(), self.lost_error());
+        // A process that leaves it to itself is told when it closes the handle again.
+        wait_or(py, move || dataset.close(), move |closed| keep(closed.err()))?.or_raise(py)
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -433,18 +472,7 @@ impl Dataset {
                 end = to;
             }
         };
-        let rest = match files {
-            Files::Numbers(numbers) => {
-                let open = self.open(py)?;
-                let there = open.dataset.lend_present(&numbers, &mut take);
-                Files::Numbers(numbers.get(there..).unwrap_or_default().to_vec())
-            }
-            paths @ Files::Paths(_) => paths,
-        };
-        let is_done = matches!(&rest, Files::Numbers(numbers) if numbers.is_empty());
-        if !is_done {
-            self.views(py, rest)?.iter().for_each(|view| take(view));
-        }
+        self.lend(py, files, &mut take)?;
         if needed > end {
             let text = format!("the buffer is too short: {needed} bytes are needed");
             return Err(invalid(py, text));

@@ -1,7 +1,10 @@
 //! Epochs: the files of a rank, or of a worker of its loader, in their order.
 //!
-//! Must hold: a file that can't be had is named and the next one follows; while no server answers, the
-//! call fails.
+//! Must hold: a file that can't be had is named and the next one follows; no file is passed over by a call
+//! that fails or is interrupted.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use libdiesel::order::InvalidToken;
 use libdiesel::{Dataset, Error, ResumeToken, View as SharedView};
@@ -24,43 +27,103 @@ pub(crate) struct Epoch {
     dataset: Dataset,
     /// Whether files are read from the memory of the node.
     is_cached: bool,
-    /// Of the iteration: read and not given yet, last first.
-    ahead: std::sync::Mutex<Vec<(u32, FileRead)>>,
+    ahead: Arc<Mutex<Ahead>>,
 }
 
 type FileRead = Result<SharedView, Error>;
 
+/// Files that were taken out of the order and are not given yet: a call that fails, or that a signal
+/// interrupts, leaves them to the next one.
+#[derive(Default)]
+struct Ahead {
+    /// Before those of `taken`.
+    read: VecDeque<(u32, FileRead)>,
+    taken: Vec<u32>,
+    /// Nothing is left in the order.
+    is_over: bool,
+}
+
 impl Epoch {
     pub(crate) fn new(epoch: libdiesel::Epoch, dataset: Dataset, is_cached: bool) -> Self {
-        Self { epoch, dataset, is_cached, ahead: std::sync::Mutex::default() }
+        Self { epoch, dataset, is_cached, ahead: Arc::default() }
     }
 
+    /// The next files, at most so many.
     fn next_files(&self, py: Python<'_>, files: usize) -> PyResult<Vec<(u32, FileRead)>> {
-        let (epoch, dataset) = (self.epoch.clone(), self.dataset.clone());
-        if !self.is_cached {
-            return wait(py, move || next_of(&epoch, files))?.or_raise(py);
+        loop {
+            // A call that was interrupted may still read.
+            if let Ok(mut ahead) = self.ahead.try_lock() {
+                if self.is_cached {
+                    ahead.look(&self.epoch, &self.dataset, files).or_raise(py)?;
+                }
+                if ahead.is_over || ahead.read.len() >= files {
+                    return Ok(ahead.give(files));
+                }
+            }
+            let (epoch, dataset) = (self.epoch.clone(), self.dataset.clone());
+            let (ahead, is_cached) = (Arc::clone(&self.ahead), self.is_cached);
+            let fill = move || lock(&ahead).fill(&epoch, &dataset, files, is_cached);
+            wait(py, fill)?.or_raise(py)?;
         }
-        let numbers = epoch.take(files).or_raise(py)?;
-        let mut views = Vec::with_capacity(numbers.len());
-        dataset.view_present(&numbers, &mut views);
-        let mut read: Vec<FileRead> = views.into_iter().map(Ok).collect();
-        let rest = numbers.get(read.len()..).unwrap_or_default().to_vec();
-        if !rest.is_empty() {
-            read.extend(wait(py, move || view_each(&dataset, &rest))?.or_raise(py)?);
-        }
-        Ok(numbers.into_iter().zip(read).collect())
     }
 }
 
-/// The next files, in whole chunks from the servers.
-fn next_of(epoch: &libdiesel::Epoch, files: usize) -> Result<Vec<(u32, FileRead)>, Error> {
-    let mut read = Vec::new();
-    while read.len() < files
-        && let Some(file) = epoch.next()?
-    {
-        read.push((file.number, file.bytes.map(SharedView::from)));
+fn lock(ahead: &Mutex<Ahead>) -> MutexGuard<'_, Ahead> {
+    ahead.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Ahead {
+    /// Takes up to so many files, and reads those that are in the memory of the node.
+    fn look(
+        &mut self,
+        epoch: &libdiesel::Epoch,
+        dataset: &Dataset,
+        files: usize,
+    ) -> Result<(), Error> {
+        if self.taken.is_empty() && self.read.len() < files {
+            self.taken = epoch.take(files - self.read.len())?;
+            self.is_over = self.taken.is_empty();
+        }
+        let mut views = Vec::with_capacity(self.taken.len());
+        dataset.view_present(&self.taken, &mut views);
+        let numbers = self.taken.drain(..views.len());
+        self.read.extend(numbers.zip(views.into_iter().map(Ok)));
+        Ok(())
     }
-    Ok(read)
+
+    /// Reads until so many files, or all that are left, are here.
+    fn fill(
+        &mut self,
+        epoch: &libdiesel::Epoch,
+        dataset: &Dataset,
+        files: usize,
+        is_cached: bool,
+    ) -> Result<(), Error> {
+        while self.read.len() < files {
+            if !is_cached {
+                let Some(file) = epoch.next()? else {
+                    self.is_over = true;
+                    return Ok(());
+                };
+                self.read.push_back((file.number, file.bytes.map(SharedView::from)));
+                continue;
+            }
+            if self.taken.is_empty() {
+                self.taken = epoch.take(files - self.read.len())?;
+            }
+            if self.taken.is_empty() {
+                self.is_over = true;
+                return Ok(());
+            }
+            let read = view_each(dataset, &self.taken)?;
+            self.read.extend(self.taken.drain(..).zip(read));
+        }
+        Ok(())
+    }
+
+    fn give(&mut self, files: usize) -> Vec<(u32, FileRead)> {
+        self.read.drain(..files.min(self.read.len())).collect()
+    }
 }
 
 /// Views of files, each for itself where one of them fails.
@@ -90,7 +153,7 @@ impl Epoch {
         let (numbers, read): (Vec<u32>, Vec<FileRead>) =
             self.next_files(py, files)?.into_iter().unzip();
         let object = |read: FileRead| match read {
-            Ok(view) => Ok(Bound::new(py, View::of(view))?.into_any()),
+            Ok(view) => Ok(Bound::new(py, View(view))?.into_any()),
             Err(error) => {
                 Ok::<_, PyErr>(raised(py, &error).into_value(py).into_bound(py).into_any())
             }
@@ -102,7 +165,13 @@ impl Epoch {
     /// The numbers of the next files, at most so many, for a caller who reads them by
     /// :meth:`Dataset.get_many`; the agent fetches ahead of them.
     fn take(&self, py: Python<'_>, files: usize) -> PyResult<Vec<u32>> {
-        self.epoch.take(files).or_raise(py)
+        let mut ahead = lock(&self.ahead);
+        let read: Vec<u32> = ahead.give(files).into_iter().map(|(number, _)| number).collect();
+        let taken = ahead.taken.len().min(files - read.len());
+        let mut numbers = read;
+        numbers.extend(ahead.taken.drain(..taken));
+        numbers.extend(self.epoch.take(files - numbers.len()).or_raise(py)?);
+        Ok(numbers)
     }
 
     /// A token to go on with when each rank has read so many files since this epoch began or went on: a
@@ -114,7 +183,8 @@ impl Epoch {
     /// Files that the epoch has handed out, in its order.
     #[getter]
     fn position(&self) -> u64 {
-        self.epoch.position()
+        let ahead = self.ahead.try_lock().map_or(0, |ahead| ahead.read.len() + ahead.taken.len());
+        self.epoch.position().saturating_sub(ahead as u64)
     }
 
     /// Files that the epoch hands out, from where it begins or goes on.
@@ -130,15 +200,17 @@ impl Epoch {
         &self,
         py: Python<'py>,
     ) -> PyResult<Option<(std::ffi::OsString, Bound<'py, PyBytes>)>> {
-        let ahead = || self.ahead.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let next = ahead().pop();
+        let next = self.ahead.try_lock().ok().and_then(|mut ahead| ahead.read.pop_front());
         let (number, read) = match next {
             Some(next) => next,
             None => {
                 let mut read = self.next_files(py, TOGETHER)?;
-                read.reverse();
-                let Some(next) = read.pop() else { return Ok(None) };
-                ahead().extend(read);
+                if read.is_empty() {
+                    return Ok(None);
+                }
+                let next = read.remove(0);
+                let mut ahead = lock(&self.ahead);
+                read.into_iter().rev().for_each(|file| ahead.read.push_front(file));
                 next
             }
         };
@@ -148,7 +220,7 @@ impl Epoch {
     }
 
     fn __repr__(&self) -> String {
-        let (position, length) = (self.epoch.position(), self.epoch.length());
+        let (position, length) = (self.position(), self.epoch.length());
         format!("<libdiesel.Epoch, {position} of {length} files>")
     }
 }

@@ -9,6 +9,7 @@ use std::fmt::{Debug, Write};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -36,14 +37,19 @@ pub(crate) fn listen() {
 }
 
 /// Hands notes over to `logging`.
-pub(crate) fn deliver(py: Python<'_>) {
+///
+/// # Errors
+/// Only what is no `Exception`, such as a KeyboardInterrupt: a handler that fails is no reason for a read to
+/// fail.
+pub(crate) fn deliver(py: Python<'_>) -> PyResult<()> {
     if !IS_ANY.swap(false, Ordering::Relaxed) {
-        return;
+        return Ok(());
     }
-    let Ok(notes) = NOTES.try_lock().map(|mut notes| std::mem::take(&mut *notes)) else { return };
+    let notes = NOTES.try_lock().map(|mut notes| std::mem::take(&mut *notes));
+    let Ok(notes) = notes else { return Ok(()) };
     let logger =
         py.import("logging").and_then(|logging| logging.call_method1("getLogger", ("libdiesel",)));
-    let Ok(logger) = logger else { return };
+    let Ok(logger) = logger else { return Ok(()) };
     for (level, text) in notes {
         let method = match level {
             Level::ERROR => "error",
@@ -51,9 +57,12 @@ pub(crate) fn deliver(py: Python<'_>) {
             Level::INFO => "info",
             _ => "debug",
         };
-        // A handler that fails is no reason for a read to fail.
-        let _ = logger.call_method1(method, ("%s", text));
+        match logger.call_method1(method, ("%s", text)) {
+            Err(error) if !error.is_instance_of::<PyException>(py) => return Err(error),
+            _ => {}
+        }
     }
+    Ok(())
 }
 
 impl Subscriber for Notes {

@@ -1,7 +1,9 @@
 //! What a handle was opened with, and what it holds while it is open.
 //!
-//! Must hold: another process can open the same from a pickle; no text shows a key.
+//! Must hold: another process can open the same from a pickle, which has a key only where the caller gave one
+//! as text; no text shows a key.
 
+use std::env;
 use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -24,6 +26,8 @@ pub(crate) struct Target {
     pub(crate) servers: Vec<String>,
     pub(crate) user: String,
     pub(crate) key: Option<String>,
+    /// The file that the key is read from; it stands in pickles instead of the key.
+    pub(crate) key_file: Option<PathBuf>,
     pub(crate) ca: Option<PathBuf>,
     pub(crate) client_cert: Option<PathBuf>,
     pub(crate) client_key: Option<PathBuf>,
@@ -52,7 +56,7 @@ impl Target {
 
     /// The same dataset by a snapshot in a file, which no agent shares.
     pub(crate) fn with_snapshot(&self, file: PathBuf) -> Self {
-        Self { snapshot: Some(file), task: None, ..self.clone() }
+        Self { snapshot: Some(absolute(file)), task: None, ..self.clone() }
     }
 
     /// What `libdiesel.connect` is given to open it again.
@@ -61,12 +65,13 @@ impl Target {
         py: Python<'py>,
         version: Option<String>,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let Self { servers, user, key, ca, client_cert, client_key, .. } = self;
+        let Self { servers, user, key, key_file, ca, client_cert, client_key, .. } = self;
         let arguments = PyDict::new(py);
         arguments.set_item("dataset", self.address())?;
         arguments.set_item("server", servers)?;
         arguments.set_item("user", user)?;
         arguments.set_item("key", key.as_deref())?;
+        arguments.set_item("key_file", key_file.as_ref())?;
         arguments.set_item("ca", ca.as_ref())?;
         arguments.set_item("client_cert", client_cert.as_ref())?;
         arguments.set_item("client_key", client_key.as_ref())?;
@@ -81,6 +86,17 @@ impl Target {
         Ok(arguments)
     }
 
+    /// What is given, else what stands in the file, else in the environment.
+    fn key_of(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        let Some(file) = &self.key_file else {
+            return Ok(self.key.clone().or_else(|| env::var("DIESEL_KEY").ok()));
+        };
+        let text = String::from_utf8(read(py, file)?).ok();
+        let key = text.map(|text| text.trim_end_matches(['\r', '\n']).to_owned());
+        let none = || invalid(py, format!("key_file={}: the file holds no key", file.display()));
+        key.filter(|key| !key.is_empty()).ok_or_else(none).map(Some)
+    }
+
     pub(crate) fn options(&self, py: Python<'_>) -> PyResult<ConnectOptions> {
         let read = |file: &Option<PathBuf>| file.as_ref().map(|file| read(py, file)).transpose();
         let certificate = match (read(&self.client_cert)?, read(&self.client_key)?) {
@@ -90,7 +106,7 @@ impl Target {
         };
         Ok(ConnectOptions {
             user: self.user.clone(),
-            key: self.key.clone(),
+            key: self.key_of(py)?,
             servers: self.servers.clone(),
             ca: read(&self.ca)?,
             certificate,
@@ -109,8 +125,13 @@ pub(crate) struct Open {
     pub(crate) dataset: libdiesel::Dataset,
 }
 
+/// A path that holds in another working directory too.
+pub(crate) fn absolute(file: PathBuf) -> PathBuf {
+    std::path::absolute(&file).unwrap_or(file)
+}
+
 /// A small file: a key or certificates.
-pub(crate) fn read(py: Python<'_>, file: &PathBuf) -> PyResult<Vec<u8>> {
+fn read(py: Python<'_>, file: &PathBuf) -> PyResult<Vec<u8>> {
     let failed = |why: String| named(py, "LocalError", format!("read {}: {why}", file.display()));
     let length = fs::metadata(file).map_err(|why| failed(why.to_string()))?.len();
     if length > FILE_MAX {

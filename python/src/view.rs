@@ -3,45 +3,28 @@
 //! Must hold: memory is borrowed as long as any Python object refers to it, and is read-only.
 
 use std::ffi::c_int;
-use std::sync::Arc;
 
+use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyIndexError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::slice::PySliceIndices;
+use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PySliceMethods};
 
 /// The bytes of one file, without a copy: anything that takes a buffer takes a view (``memoryview``,
 /// ``numpy.frombuffer``, ``io.BytesIO``, ``bytes``). A view stays valid as long as Python holds it, also
 /// after the dataset is closed; meanwhile its chunk stays in the memory of the node.
 #[pyclass(frozen, module = "libdiesel")]
-pub(crate) struct View(Held);
-
-enum Held {
-    One(libdiesel::View),
-    Of(Arc<[libdiesel::View]>, usize),
-}
-
-impl View {
-    pub(crate) fn of(view: libdiesel::View) -> Self {
-        Self(Held::One(view))
-    }
-
-    fn data(&self) -> &[u8] {
-        match &self.0 {
-            Held::One(view) => view,
-            Held::Of(views, index) => views.get(*index).map_or(&[], |view| view),
-        }
-    }
-}
+pub(crate) struct View(pub(crate) libdiesel::View);
 
 #[pymethods]
 impl View {
     fn __len__(&self) -> usize {
-        self.data().len()
+        self.0.len()
     }
 
     fn __bytes__<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, self.data())
+        PyBytes::new(py, &self.0)
     }
 
     /// For ``torch.from_dlpack``: the bytes as a tensor of ``uint8`` that shares them. Never write to it.
@@ -61,14 +44,16 @@ impl View {
     }
 
     fn __repr__(&self) -> String {
-        format!("<libdiesel.View of {} bytes>", self.data().len())
+        format!("<libdiesel.View of {} bytes>", self.0.len())
     }
 
     fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
         if let Ok(view) = other.cast::<Self>() {
-            return view.get().data() == self.data();
+            return *view.get().0 == *self.0;
         }
-        other.extract::<&[u8]>().is_ok_and(|bytes| bytes == self.data())
+        PyBuffer::<u8>::get(other)
+            .and_then(|buffer| buffer.to_vec(other.py()))
+            .is_ok_and(|bytes| bytes == *self.0)
     }
 
     #[expect(unsafe_code, reason = "Python asks for buffers by pointers")]
@@ -80,7 +65,7 @@ impl View {
         if flags & ffi::PyBUF_WRITABLE == ffi::PyBUF_WRITABLE {
             return Err(PyBufferError::new_err("a view is read-only; copy it: bytearray(view)"));
         }
-        let data = slf.get().data();
+        let data = &slf.get().0;
         let length = isize::try_from(data.len())?;
         let (start, readonly) = (data.as_ptr().cast_mut().cast(), 1);
         // SAFETY: Python hands over a buffer to fill, which keeps the view alive as its owner; the view
@@ -93,11 +78,13 @@ impl View {
 
 /// Views of the files of one call, in its order: a sequence whose items are made when they are asked for.
 #[pyclass(frozen, sequence, module = "libdiesel")]
-pub(crate) struct Batch(Arc<[libdiesel::View]>);
+pub(crate) struct Batch(pub(crate) Vec<libdiesel::View>);
 
 impl Batch {
-    pub(crate) fn of(views: Vec<libdiesel::View>) -> Self {
-        Self(views.into())
+    fn view(&self, index: isize) -> PyResult<View> {
+        let view = usize::try_from(index).ok().and_then(|index| self.0.get(index));
+        let none = || PyIndexError::new_err("the batch has no view of this index");
+        Ok(View(view.ok_or_else(none)?.clone()))
     }
 }
 
@@ -107,11 +94,19 @@ impl Batch {
         self.0.len()
     }
 
-    fn __getitem__(&self, index: isize) -> PyResult<View> {
+    /// A view, or the list of those of a slice. Each holds its own chunk, whatever becomes of the batch.
+    fn __getitem__<'py>(&self, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let py = index.py();
+        if let Ok(slice) = index.cast::<PySlice>() {
+            let PySliceIndices { start, step, slicelength, .. } =
+                slice.indices(self.0.len().cast_signed())?;
+            let places = (0..slicelength.cast_signed()).map(|turn| start + turn * step);
+            let views = places.map(|place| self.view(place)).collect::<PyResult<Vec<_>>>()?;
+            return Ok(PyList::new(py, views)?.into_any());
+        }
+        let index: isize = index.extract()?;
         let from_start = if index < 0 { index + self.0.len().cast_signed() } else { index };
-        let index = usize::try_from(from_start).ok().filter(|index| *index < self.0.len());
-        let none = || PyIndexError::new_err("the batch has no view of this index");
-        Ok(View(Held::Of(Arc::clone(&self.0), index.ok_or_else(none)?)))
+        Ok(Bound::new(py, self.view(from_start)?)?.into_any())
     }
 
     fn __repr__(&self) -> String {

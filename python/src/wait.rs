@@ -3,7 +3,7 @@
 //! Must hold: the interpreter runs other threads meanwhile; a signal handler of Python that raises ends
 //! the wait within 100 ms, and nothing of Python is used by the call that goes on.
 
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::{self, RecvTimeoutError, SendError};
 use std::thread;
 use std::time::Duration;
 
@@ -21,17 +21,32 @@ pub(crate) fn wait<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> PyResult<T> {
-    let done = if is_main_thread() { watched(py, work) } else { Ok(py.detach(work)) };
-    log::deliver(py);
+    wait_or(py, work, drop)
+}
+
+/// The same; `lost` gets the result of work that a signal has left to itself.
+pub(crate) fn wait_or<T: Send + 'static>(
+    py: Python<'_>,
+    work: impl FnOnce() -> T + Send + 'static,
+    lost: impl FnOnce(T) + Send + 'static,
+) -> PyResult<T> {
+    let done = if is_main_thread() { watched(py, work, lost) } else { Ok(py.detach(work)) };
+    log::deliver(py)?;
     done
 }
 
 fn watched<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce() -> T + Send + 'static,
+    lost: impl FnOnce(T) + Send + 'static,
 ) -> PyResult<T> {
-    let (sender, mut receiver) = mpsc::sync_channel(1);
-    let run = move || _ = sender.send(work());
+    // Without room, so that a result is either received or lost.
+    let (sender, mut receiver) = mpsc::sync_channel(0);
+    let run = move || {
+        if let Err(SendError(done)) = sender.send(work()) {
+            lost(done);
+        }
+    };
     let started = thread::Builder::new().name("libdiesel-call".to_owned()).spawn(run);
     started.map_err(|why| named(py, "LocalError", format!("start a thread: {why}")))?;
     loop {
@@ -40,7 +55,7 @@ fn watched<T: Send + 'static>(
             Ok(done) => return Ok(done),
             Err(RecvTimeoutError::Timeout) => {
                 py.check_signals()?;
-                log::deliver(py);
+                log::deliver(py)?;
             }
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(named(py, "InternalError", "the call ended by a panic".to_owned()));

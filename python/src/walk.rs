@@ -1,10 +1,11 @@
 //! Walks through folders.
 //!
-//! Must hold: a walk has one page of paths in memory, however many files there are.
+//! Must hold: a walk has one page of paths in memory, however many files there are; it loses nothing by a
+//! page that could not be had, or that a signal interrupted.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use libdiesel::{Error, ListEntry, Listing};
 use pyo3::prelude::*;
@@ -18,17 +19,31 @@ const PAGE: usize = 1_000;
 
 /// Paths of files, one after the other.
 #[pyclass(frozen, module = "libdiesel")]
-pub(crate) struct Walk(Mutex<Left>);
+pub(crate) struct Walk(Arc<Mutex<Left>>);
 
 struct Left {
     page: VecDeque<Vec<u8>>,
-    /// None at the end, and while a thread asks for the next page.
-    listing: Option<Listing>,
+    listing: Listing,
+    is_over: bool,
 }
 
 impl Walk {
     pub(crate) fn new(listing: Listing) -> Self {
-        Self(Mutex::new(Left { page: VecDeque::new(), listing: Some(listing) }))
+        Self(Arc::new(Mutex::new(Left { page: VecDeque::new(), listing, is_over: false })))
+    }
+}
+
+impl Left {
+    /// Reads a page, where none is here.
+    fn fill(&mut self) -> Result<(), Error> {
+        while self.page.len() < PAGE {
+            let Some(entry) = self.listing.next() else {
+                self.is_over = true;
+                return Ok(());
+            };
+            self.page.push_back(path_of(entry?));
+        }
+        Ok(())
     }
 }
 
@@ -39,31 +54,31 @@ impl Walk {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<OsString>> {
-        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let listing = {
-            let mut left = lock();
-            match left.page.pop_front() {
-                Some(path) => return Ok(Some(python_name(&path))),
-                None => left.listing.take(),
+        loop {
+            // A call that was interrupted may still read.
+            if let Ok(mut left) = self.0.try_lock() {
+                let path = left.page.pop_front();
+                if path.is_some() || left.is_over {
+                    return Ok(path.map(|path| python_name(&path)));
+                }
             }
-        };
-        let Some(listing) = listing else { return Ok(None) };
-        let (listing, page) = wait(py, move || page_of(listing, PAGE))?;
-        let page = page.or_raise(py)?;
-        let is_end = page.len() < PAGE;
-        let mut left = lock();
-        left.page.extend(page);
-        left.listing = (!is_end).then_some(listing);
-        Ok(left.page.pop_front().map(|path| python_name(&path)))
+            let left = Arc::clone(&self.0);
+            let fill = move || left.lock().unwrap_or_else(PoisonError::into_inner).fill();
+            wait(py, fill)?.or_raise(py)?;
+        }
     }
 }
 
-/// The next paths of a listing, those of folders with a slash behind them.
-pub(crate) fn page_of(mut listing: Listing, most: usize) -> (Listing, Result<Vec<Vec<u8>>, Error>) {
-    let path = |entry| match entry {
+/// All entries of a listing.
+pub(crate) fn all_of(py: Python<'_>, listing: Listing) -> PyResult<Vec<Vec<u8>>> {
+    wait(py, move || listing.map(|entry| entry.map(path_of)).collect::<Result<_, _>>())?
+        .or_raise(py)
+}
+
+/// The path of an entry, that of a folder with a slash behind it.
+fn path_of(entry: ListEntry) -> Vec<u8> {
+    match entry {
         ListEntry::File(path, _) => path.as_bytes().to_vec(),
         ListEntry::Folder(path) => [path.as_bytes(), b"/"].concat(),
-    };
-    let page = listing.by_ref().take(most).map(|entry| entry.map(path)).collect();
-    (listing, page)
+    }
 }

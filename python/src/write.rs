@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use dl_runtime::{Clock, SystemClock};
-use libdiesel::Attributes;
 use libdiesel::admin::PurgeRequest;
+use libdiesel::{Attributes, Flushed};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -15,7 +15,7 @@ use pyo3::types::PyDict;
 use crate::dataset::Dataset;
 use crate::errors::{Raise, invalid, named};
 use crate::files::{bytes_of, file_path};
-use crate::wait::wait;
+use crate::wait::{wait, wait_or};
 
 /// Files of less are put at once where there is room.
 const AT_ONCE: usize = 1 << 20;
@@ -36,6 +36,7 @@ impl Dataset {
     ) -> PyResult<()> {
         let path = file_path(py, bytes_of(path)?)?;
         let attributes = attributes(py, mode, mtime)?;
+        self.raise_lost(py)?;
         let open = self.open(py)?;
         if let Ok(data) = data.extract::<&[u8]>()
             && data.len() < AT_ONCE
@@ -58,9 +59,10 @@ impl Dataset {
     ///
     /// :raises DieselError: the error of the first file that could not be written
     fn flush(&self, py: Python<'_>) -> PyResult<u64> {
-        let open = self.open(py)?;
-        let flushed = wait(py, move || open.dataset.flush())?.or_raise(py)?;
-        Ok(flushed.check().or_raise(py)?.files)
+        self.raise_lost(py)?;
+        let (open, keep) = (self.open(py)?, self.lost_error());
+        let flush = move || open.dataset.flush().and_then(Flushed::check);
+        Ok(wait_or(py, flush, move |flushed| keep(flushed.err()))?.or_raise(py)?.files)
     }
 
     /// Deletes files by their paths; gives how many there were.

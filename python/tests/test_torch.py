@@ -1,15 +1,12 @@
 """PyTorch: folders, samplers, epochs, and states that go on exactly."""
 
-import io
 import itertools
 import os
 import pickle
 import signal
 
-import numpy
 import pytest
 import torch
-from PIL import Image
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchvision.datasets import ImageFolder
@@ -26,41 +23,13 @@ from libdiesel.torch import (
 )
 
 BATCH = 7
-CLASSES = ("ant", "bee", "cat")
-
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-
-
-def png(number: int) -> bytes:
-    """An image whose pixels say its number, long enough for several chunks."""
-    pixels = numpy.random.default_rng(number).integers(0, 255, (90, 90, 3), numpy.uint8)
-    pixels[0, 0] = (number % 256, number // 256, 77)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
 
 
 def number_of(picture) -> int:
     """The number that an image says."""
     low, high, _ = picture.getpixel((0, 0))
     return low + 256 * high
-
-
-@pytest.fixture(scope="session")
-def tree(scene, tmp_path_factory):
-    """Images as files and as the dataset `images`, in 100 times the chunk size."""
-    root = tmp_path_factory.mktemp("images")
-    files = {}
-    for number in range(150):
-        name = f"{CLASSES[number % 3]}/{number % 2}/{number:04}.png"
-        files[f"train/{name}"] = png(number)
-    files["train/ant/notes.txt"] = b"no image"
-    files["train/outside.png"] = png(999)
-    for path, data in files.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_bytes(data)
-    scene.put("images", files, chunk_size=1 << 20)
-    return root / "train"
 
 
 def folder(scene, **options):
@@ -75,7 +44,7 @@ def test_a_folder_has_what_an_image_folder_has(scene, tree):
     assert sorted(here) == sorted(there)
     names = [(path.removeprefix("dl://images/train/"), target) for path, target in here.samples]
     assert sorted(names) == sorted((os.path.relpath(path, tree), at) for path, at in there.samples)
-    assert here.targets.tolist() == sorted(there.targets)
+    assert here.targets == there.targets
     assert here.samples[-1] == here.samples[len(here) - 1] and len(here.samples[3:5]) == 2
     with pytest.raises(IndexError):
         here[len(here)]
@@ -101,9 +70,11 @@ def test_a_folder_works_in_workers_of_every_kind(scene, tree, method):
 
 def test_a_tensor_shares_the_memory_of_a_view(scene, contents):
     with scene.connect("files", task="torch") as dataset:
-        made = tensor(dataset.view(0))
-        path = dataset.path(0)
-    assert made.dtype == torch.uint8 and made.numpy().tobytes() == contents[path]
+        view, path = dataset.view(0), dataset.path(0)
+    for made in (tensor(view), tensor(view, share=True), torch.from_dlpack(view)):
+        assert made.dtype == torch.uint8 and made.numpy().tobytes() == contents[path]
+    tensor(view).add_(1)
+    assert bytes(view) == contents[path]
 
 
 def epochs(scene, **options):
@@ -301,8 +272,12 @@ def test_a_view_is_read_in_a_child_after_its_parent_dropped_it(scene, contents):
 
 def test_ranks_are_found_in_what_launchers_say():
     for variables, expected in [
-        ({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, (1, 4, 2)),
-        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "6", "SLURM_NNODES": "3"}, (3, 6, 3)),
+        ({"RANK": "1", "WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"}, (1, 4, 2)),
+        (
+            {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_NUM_NODES": "3"},
+            (3, 6, 3),
+        ),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "6"}, (0, 1, 1)),
         ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, (0, 2, 1)),
         ({"PMI_RANK": "1", "PMI_SIZE": "2"}, (1, 2, 1)),
         ({"RANK": "x", "WORLD_SIZE": "4"}, (0, 1, 1)),
@@ -310,3 +285,5 @@ def test_ranks_are_found_in_what_launchers_say():
     ]:
         found = libdiesel.Ranks.find(variables)
         assert (found.rank, found.world, found.nodes) == expected
+    with pytest.raises(InvalidError, match="count from 0"):
+        libdiesel.Ranks.find({"RANK": "4", "WORLD_SIZE": "4"})

@@ -238,12 +238,28 @@ impl Attached {
     pub(super) fn drop_view(&self, slot: u32) {
         let views = self.views.get(slot as usize);
         let is_last = views.is_some_and(|views| views.fetch_sub(1, Ordering::Relaxed) == 1);
-        let pins = match (self.line.get(), self.heirs.get()) {
-            (Some(_), _) | (None, Some(Heir::Shared)) => &self.maps.pins,
-            (None, Some(Heir::Own { pins, .. })) => pins,
-            (None, None) => return,
-        };
-        pins.end_view(slot, is_last);
+        if let Some(pins) = self.pins_of_views() {
+            pins.end_view(slot, is_last);
+        }
+    }
+
+    /// One more view of a slot that has views.
+    pub(super) fn share_view(&self, slot: u32) {
+        if let Some(views) = self.views.get(slot as usize) {
+            views.fetch_add(1, Ordering::Relaxed);
+        }
+        if let Some(count) = self.pins_of_views().and_then(|pins| pins.count(slot)) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Where the pins of the views of this process are.
+    fn pins_of_views(&self) -> Option<&PinPage> {
+        match (self.line.get(), self.heirs.get()) {
+            (Some(_), _) | (None, Some(Heir::Shared)) => Some(&self.maps.pins),
+            (None, Some(Heir::Own { pins, .. })) => Some(pins),
+            (None, None) => None,
+        }
     }
 
     /// Slots on which there are views, and how many.

@@ -294,7 +294,7 @@ impl PinPage {
     }
 
     #[inline]
-    fn count(&self, slot: u32) -> Option<&AtomicU32> {
+    pub(super) fn count(&self, slot: u32) -> Option<&AtomicU32> {
         self.memory.half(HEAD + slot as usize * size_of::<u32>())
     }
 

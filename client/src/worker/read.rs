@@ -57,10 +57,10 @@ struct Here {
 
 /// The bytes of a file where they lie in the cache. The chunk stays there as long as this lives: keep
 /// it for short. In a child of a fork it is valid too.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct View(Viewed);
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Viewed {
     Shared { pin: Pin, offset: u32, length: usize },
     Copied(Bytes),
@@ -479,6 +479,13 @@ impl Deref for View {
             }
             Viewed::Copied(bytes) => bytes,
         }
+    }
+}
+
+impl Clone for Pin {
+    fn clone(&self) -> Self {
+        self.attached.share_view(self.slot);
+        Self { attached: Arc::clone(&self.attached), slot: self.slot }
     }
 }
 

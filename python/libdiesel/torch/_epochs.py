@@ -10,7 +10,7 @@ import torch.utils.data
 import libdiesel
 from libdiesel import Dataset, Ranks
 from libdiesel.errors import CorruptError, InvalidError
-from libdiesel.torch._folder import Folder, Loader, Transform, split
+from libdiesel.torch._folder import Bad, Folder, Loader, Transform, split
 from libdiesel.torch._order import TOGETHER, Order
 
 
@@ -26,6 +26,7 @@ class Epochs(torch.utils.data.IterableDataset[Any]):
     :param loader: makes a sample of the bytes of a file, a :class:`libdiesel.View`; ``bytes`` without it
     :param rank: with ``world`` and ``nodes``: found (:class:`libdiesel.Ranks`) where they are not given
     :param resume: a token of :func:`resume` to go on from
+    :param on_bad: as that of :class:`Folder`, for all files of a dataset
     :param pad: read a few samples twice, so that all ranks have equally many, instead of leaving a few out
     """
 
@@ -44,9 +45,13 @@ class Epochs(torch.utils.data.IterableDataset[Any]):
         nodes: int | None = None,
         resume: str | None = None,
         pad: bool = False,
+        on_bad: str = "raise",
         **options: Any,
     ) -> None:
         super().__init__()
+        self.bad = source.bad if isinstance(source, Folder) else Bad(on_bad)
+        if isinstance(source, Folder) and on_bad != "raise":
+            raise InvalidError("the folder says what becomes of damaged files: Folder(..., on_bad=...)")
         self.folder = source if isinstance(source, Folder) else None
         paths: Sequence[str] | None = None
         if isinstance(source, Folder):
@@ -57,6 +62,8 @@ class Epochs(torch.utils.data.IterableDataset[Any]):
             name, path = split(source)
             self.dataset, paths = libdiesel.connect(name, **options), [path] if path else None
             options = {}
+            if path and on_bad != "raise":
+                raise InvalidError("a part of a dataset has no substitutes: name a Folder, or the dataset")
         if options:
             raise InvalidError(f"a handle is given, and {', '.join(options)} would open another one")
         self.transform, self.loader = transform, loader
@@ -67,9 +74,7 @@ class Epochs(torch.utils.data.IterableDataset[Any]):
         )
 
     def __iter__(self) -> Iterator[Any]:
-        worker = torch.utils.data.get_worker_info()
-        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        epoch = self.order.begin(number, workers)
+        epoch = self.order.begin()
         sample = self._sample if self.folder is None else self._sample_of_folder
         together = min(TOGETHER, max(self.order.batch_size, TOGETHER // 4))
         while True:
@@ -79,11 +84,12 @@ class Epochs(torch.utils.data.IterableDataset[Any]):
             for made in sample(numbers, views):
                 self.order.given += 1
                 yield made
-        self.order.ended()
 
     def _sample(self, numbers: Sequence[int], views: Sequence[Any]) -> Iterator[Any]:
-        for view in views:
-            if isinstance(view, BaseException):
+        for number, view in zip(numbers, views):
+            if isinstance(view, CorruptError):
+                view = self.bad.substitute(view, number, len(self.dataset), self.dataset.view)
+            elif isinstance(view, BaseException):
                 raise view
             made = self.loader(view)
             yield made if self.transform is None else self.transform(made)

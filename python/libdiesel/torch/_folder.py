@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Generic, TypeVar, overload
 
@@ -13,7 +14,7 @@ import torch.utils.data
 
 import libdiesel
 from libdiesel import Dataset, View
-from libdiesel.errors import CorruptError, InvalidError
+from libdiesel.errors import CorruptError, InvalidError, NotFoundError
 
 logger = logging.getLogger("libdiesel")
 
@@ -30,6 +31,9 @@ ON_BAD = ("raise", "substitute")
 #: Files that are tried in place of a damaged one.
 TRIES = 24
 
+#: Places for files that were named in a warning, which all workers share.
+NAMED = 1 << 16
+
 
 def image(view: View) -> Any:
     """An image (Pillow), in RGB."""
@@ -38,10 +42,40 @@ def image(view: View) -> Any:
     return Image.open(io.BytesIO(view)).convert("RGB")
 
 
-def tensor(view: View) -> torch.Tensor:
-    """The bytes of a file as a tensor of ``uint8``, without a copy. They are shared: never write to it."""
-    # An array of nothing can't be shared.
-    return torch.from_dlpack(view) if len(view) else torch.empty(0, dtype=torch.uint8)
+def tensor(view: View, share: bool = False) -> torch.Tensor:
+    """The bytes of a file as a tensor of ``uint8``. With ``share`` it is no copy: the memory is that of the
+    node's cache, and a program that writes to it ends."""
+    if not len(view):
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.from_dlpack(view) if share else torch.frombuffer(bytearray(view), dtype=torch.uint8)
+
+
+class Bad:
+    """What becomes of files whose bytes are damaged everywhere."""
+
+    def __init__(self, on_bad: str) -> None:
+        if on_bad not in ON_BAD:
+            raise InvalidError(f"on_bad={on_bad!r} is not one of {', '.join(ON_BAD)}")
+        self.on_bad = on_bad
+        # Files that some process has named already, by their remainders.
+        self._named = torch.zeros(NAMED, dtype=torch.bool).share_memory_()
+
+    def substitute(
+        self, error: CorruptError, index: int, files: int, read: Callable[[int], Sample]
+    ) -> Sample:
+        """Reads another file: the first whole one of those 1, 2, 4, 8 ... places behind. Raises the error
+        where that is wanted."""
+        if self.on_bad == "raise":
+            raise error
+        if not self._named[index % NAMED]:
+            self._named[index % NAMED] = True
+            logger.warning("%s; another file takes its place in every epoch", error)
+        for turn in range(TRIES):
+            try:
+                return read((index + (1 << turn)) % files)
+            except CorruptError:
+                continue
+        raise error
 
 
 class Folder(torch.utils.data.Dataset[Any]):
@@ -53,6 +87,7 @@ class Folder(torch.utils.data.Dataset[Any]):
     :param loader: makes a sample of the bytes of its file, a :class:`libdiesel.View` (anything that takes a
         buffer takes it: ``bytes`` gives the bytes); :func:`image` without it
     :param extensions: of the files to take, in small letters; None for all files
+    :param allow_empty: let classes have no files
     :param on_bad: ``"raise"``, or ``"substitute"`` to put another file of the folder in the place of one whose
         bytes are damaged everywhere. Which one depends on the order of the files alone.
     :param dataset: a handle to use; without it the others of ``options`` are those of
@@ -67,24 +102,28 @@ class Folder(torch.utils.data.Dataset[Any]):
         loader: Loader = image,
         *,
         extensions: Sequence[str] | None = IMAGES,
+        allow_empty: bool = False,
         on_bad: str = "raise",
         dataset: Dataset | None = None,
         **options: Any,
     ) -> None:
-        if on_bad not in ON_BAD:
-            raise InvalidError(f"on_bad={on_bad!r} is not one of {', '.join(ON_BAD)}")
+        self.bad = Bad(on_bad)
         name, self.path = split(root)
         self.root = root
         self.dataset = libdiesel.connect(name, **options) if dataset is None else dataset
         self.transform, self.target_transform, self.loader = transform, target_transform, loader
-        self.on_bad = on_bad
         found = self.dataset.classes(self.path, None if extensions is None else list(extensions))
         self.native = found
         self.classes: list[str] = found.classes
         self.class_to_idx = {name: index for index, name in enumerate(self.classes)}
         if not self.classes:
-            raise InvalidError(f"{root} has no folders, which would be its classes")
-        self._reported: set[int] = set()
+            raise NotFoundError(f"{root} has no folders, which would be its classes")
+        empty = [name for name, count in zip(self.classes, found.counts) if not count]
+        if empty and not allow_empty:
+            raise NotFoundError(
+                f"{root} has no files of {extensions or 'any extension'} in {', '.join(empty)}: say which "
+                "extensions its files have, or allow_empty=True"
+            )
 
     def __len__(self) -> int:
         return len(self.native)
@@ -94,10 +133,10 @@ class Folder(torch.utils.data.Dataset[Any]):
 
     def __getitems__(self, indexes: Sequence[int]) -> list[Any]:
         """The samples of a batch, read together."""
-        indexes = [int(index) for index in indexes]
+        indexes = [operator.index(index) for index in indexes]
         numbers, classes = self.native.locate(indexes)
         try:
-            views: Sequence[View] = self.dataset.view_many(numbers)
+            views: Iterable[View | tuple[View, int]] = self.dataset.view_many(numbers)
         except CorruptError:
             views = [self._view(number) for number in numbers]
             # A substitute brings its own class.
@@ -120,23 +159,15 @@ class Folder(torch.utils.data.Dataset[Any]):
         except CorruptError as error:
             return self.substitute(number, error)
 
-    def substitute(self, number: int, error: Exception) -> tuple[View, int]:
-        """Another file in the place of a damaged one, with its class: the next one that is whole, 1, 2, 4, 8
-        ... files behind it in the folder. Raises the error where the folder wants that."""
-        if self.on_bad == "raise":
-            raise error
+    def substitute(self, number: int, error: CorruptError) -> tuple[View, int]:
+        """Another file in the place of a damaged one, with its class."""
         index = self.native.indexes([number])[0]
-        if number not in self._reported:
-            self._reported.add(number)
-            logger.warning("%s; another file takes its place in every epoch", error)
-        for turn in range(TRIES):
-            other = (index + (1 << turn)) % len(self)
+
+        def read(other: int) -> tuple[View, int]:
             [at], [target] = self.native.locate([other])
-            try:
-                return self.dataset.view(at), target
-            except CorruptError:
-                continue
-        raise error
+            return self.dataset.view(at), target
+
+        return self.bad.substitute(error, index, len(self), read)
 
     @cached_property
     def samples(self) -> Sequence[tuple[str, int]]:
@@ -149,10 +180,10 @@ class Folder(torch.utils.data.Dataset[Any]):
         return self.samples
 
     @property
-    def targets(self) -> torch.Tensor:
-        """The class of each sample."""
-        counts = torch.tensor(self.native.counts)
-        return torch.repeat_interleave(torch.arange(len(counts)), counts)
+    def targets(self) -> list[int]:
+        """The class of each sample, in a list that is made for the call."""
+        counts = enumerate(self.native.counts)
+        return [target for target, count in counts for _ in range(count)]
 
     def _named(self, index: int) -> tuple[str, int]:
         [number], [target] = self.native.locate([index])

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.utils.data
 
 import libdiesel
 from libdiesel import Dataset, Epoch, Ranks
@@ -22,6 +23,14 @@ VERSION = 1
 
 #: Files that are looked up together.
 TOGETHER = 256
+
+#: Words that the copies of an order in all workers share: the epoch, how often it was set, and, for each
+#: worker, how often it has begun since a place was loaded.
+EPOCH, CHANGES, BEGUN = 0, 1, 2
+WORKERS_MAX = 4096
+
+#: Where torchdata's loader says how many batches it gave after its last look at its workers.
+STEPS = "_steps_since_snapshot"
 
 
 class Order:
@@ -48,51 +57,62 @@ class Order:
         self.ranks = ranks
         self._seed, self._group, self._pad = seed, group, pad
         # Workers that live for several epochs see a change of it.
-        self._epoch = torch.tensor([epoch], dtype=torch.int64).share_memory_()
+        self._shared = torch.zeros(BEGUN + WORKERS_MAX, dtype=torch.int64).share_memory_()
+        self._shared[EPOCH] = epoch
+        # Of a place that was loaded: the token, samples of a worker that were given since, the worker, and
+        # how often the epoch was set before.
         self._resume: str | None = None
-        # Samples that were given since, to which worker of how many.
-        self._read, self._worker = 0, (0, 1)
-        # Of the newest iteration of this process: its token, and samples given.
-        self._begun: tuple[str, tuple[int, int]] | None = None
+        self._read, self._worker, self._loaded_at = 0, (0, 1), 0
+        # Of the newest iteration of this process: its token, and whether that is the begin of the epoch; and
+        # samples given.
+        self._begun: tuple[str, bool] | None = None
         self.given = 0
+        self._lengths: dict[str | None, int] = {}
         if resume is not None:
             self._go_on(resume)
-        self._length: int | None = None
 
     @property
     def epoch(self) -> int:
         """The number of the epoch."""
-        return int(self._epoch.item())
+        loaded = self._resume is not None and self._loaded_at == int(self._shared[CHANGES])
+        return _field(self._resume or "", "epoch") if loaded else int(self._shared[EPOCH])
 
     def set_epoch(self, epoch: int) -> None:
         """Every epoch has another order: to be called before each, as with torch's DistributedSampler. An
         epoch that is gone on with keeps its place."""
+        if epoch < 0:
+            raise InvalidError(f"epoch {epoch}: epochs count from 0")
         if epoch != self.epoch:
-            self._epoch[0] = epoch
-            self._forget()
-            self._begun = None
-
-    def _forget(self) -> None:
-        self._resume, self._read, self._worker, self._length = None, 0, (0, 1), None
+            self._resume, self._read = None, 0
+        self._shared[EPOCH] = epoch
+        self._shared[CHANGES] += 1
 
     def _go_on(self, token: str) -> None:
-        epoch = _field(token, "epoch")
-        self._forget()
-        self._epoch[0] = epoch
-        self._resume = token
+        """The first iteration that follows, of each worker, begins at a token."""
+        _field(token, "epoch")
+        self._resume, self._loaded_at = token, int(self._shared[CHANGES])
+        self._read, self._worker, self._begun = 0, (0, 1), None
+        worker = _worker()
+        if worker is None:
+            self._shared[BEGUN:] = 0
+        else:
+            self._shared[BEGUN + worker[0] % WORKERS_MAX] = 0
 
-    def _shuffle(self, worker: tuple[int, int] | None, read: int) -> Epoch:
-        resume = self._resume
-        if resume is not None and _field(resume, "epoch") != self.epoch:
-            # Another process has begun another epoch.
-            resume, read = None, 0
+    def _place(self, worker: int, begun: int = 0) -> str | None:
+        """The token that an iteration of a worker begins at, before which it has begun so often since the token
+        was loaded; none for the begin of the epoch."""
+        if self._resume is None or _field(self._resume, "epoch") != self.epoch:
+            return None
+        return self._resume if int(self._shared[BEGUN + worker % WORKERS_MAX]) <= begun else None
+
+    def _shuffle(self, worker: tuple[int, int] | None, token: str | None, read: int) -> Epoch:
         return self.dataset.shuffle(
             epoch=self.epoch,
             rank=self.ranks.rank,
             world=self.ranks.world,
             nodes=self.ranks.nodes,
             worker=None if worker is None else (*worker, self.batch_size),
-            resume=resume,
+            resume=token,
             read=read,
             seed=self._seed,
             group=self._group,
@@ -101,68 +121,88 @@ class Order:
             paths=self._paths,
         )
 
-    def begin(self, number: int, workers: int) -> Epoch:
-        """The order of a worker, from where a state that was loaded says."""
-        worker = (number, workers)
-        if self._read and self._worker[1] == 1 and self._resume is not None:
-            # All of the rank's samples together: any number of workers goes on.
-            ranks = self.ranks
-            self._resume = libdiesel.token_after(self._resume, self._read, ranks.world, ranks.nodes)
-            self._read = 0
-        if self._read and self._worker != worker:
+    def begin(self, batched: bool = True) -> Epoch:
+        """The order of this worker, from where a state that was loaded says."""
+        worker = (_worker() if batched else None) or (0, 1)
+        token = self._place(worker[0])
+        read = self._read if token else 0
+        if read and self._worker != worker:
             raise ConflictError(
                 f"the state is that of worker {self._worker[0]} of {self._worker[1]}, and this is worker "
-                f"{number} of {workers}: go on by libdiesel.torch.resume(state)"
+                f"{worker[0]} of {worker[1]}: go on by libdiesel.torch.resume(state)"
             )
-        read, self._read = self._read, 0
-        epoch = self._shuffle(worker, read)
-        self._begun, self.given = (epoch.token(0), worker), read
+        epoch = self._shuffle(worker, token, read)
+        self._read = 0
+        self._shared[BEGUN + worker[0] % WORKERS_MAX] += 1
+        self._begun, self.given = (epoch.token(0), token is None), read
         return epoch
 
-    def ended(self) -> None:
-        """The next iteration of this process reads a whole epoch."""
-        self._forget()
+    def _samples(self, token: str | None) -> int:
+        """Samples of this rank, from the begin of the epoch or from a token on."""
+        key = token or str(self.epoch)
+        if key not in self._lengths:
+            self._lengths = {key: len(self._shuffle(None, token, 0))}
+        return self._lengths[key]
 
     def length(self) -> int:
-        """Samples of this rank, from where the epoch begins or goes on."""
-        if self._length is None:
-            whole = len(self._shuffle(None, 0))
-            self._length = whole - (self._read if self._worker[1] == 1 else 0)
-        return self._length
+        """Samples of this rank in the next iteration."""
+        return self._samples(self._place(0))
 
-    def state(self, samples: int | None) -> dict[str, Any]:
+    def state(self, samples: int | None, batched: bool = True) -> dict[str, Any]:
         """Where this process is; with ``samples``, where a rank is that has taken so many since it began."""
-        token, worker = self._begun or (self._resume or self._shuffle(None, 0).token(0), (0, 1))
-        given = self.given if self._begun else self._read
+        worker = (_worker() if batched else None) or (0, 1)
+        begun = self._begun
+        if begun and _field(begun[0], "epoch") == self.epoch:
+            (token, is_whole), given = begun, self.given
+        else:
+            # Of a loader's workers, the first one says what they do.
+            place = self._place(worker[0], 1 if _worker() is None else 0)
+            token, is_whole = self._shuffle(None, place, 0).token(0), place is None
+            given = self._read if place else 0
+        length = self._samples(token)
         if samples is not None:
-            worker, given = (0, 1), samples
+            worker, given = (0, 1), min(samples, length)
         return {
             KEY: VERSION,
             "token": token,
             "given": given,
+            "length": length,
+            "fresh": is_whole and given == 0,
             "worker": worker[0],
             "workers": worker[1],
-            "batch_size": self.batch_size,
+            "batch_size": self.batch_size if batched else 1,
             "rank": self.ranks.rank,
             "world": self.ranks.world,
             "nodes": self.ranks.nodes,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """The next iteration goes on where a state says."""
+        """The next iteration goes on where a state says. A state from between two epochs has nothing to go on
+        with once another epoch is set."""
         _check(state)
         mine = {"world": self.ranks.world, "nodes": self.ranks.nodes, "batch_size": self.batch_size}
         for name, value in mine.items():
-            if state["workers"] == 1 and name == "batch_size":
-                continue
-            if state[name] != value:
+            if state[name] != value and not (state["workers"] == 1 and name == "batch_size"):
                 raise ConflictError(
                     f"the state has {name}={state[name]}, and this is {name}={value}: go on by "
                     f"libdiesel.torch.resume(state)"
                 )
-        self._go_on(state["token"])
-        self._read, self._worker = state["given"], (state["worker"], state["workers"])
-        self._begun = None
+        epoch, is_set = _field(state["token"], "epoch"), int(self._shared[CHANGES]) > 0
+        worker, given = (state["worker"], state["workers"]), state["given"]
+        is_over = given >= _share(state["length"], *worker, state["batch_size"])
+        if is_set and epoch != self.epoch:
+            if is_over or state["fresh"]:
+                self._resume, self._read, self._begun = None, 0, None
+                return
+            raise ConflictError(
+                f"the state is in the middle of epoch {epoch}, and set_epoch({self.epoch}) came before it: "
+                f"set_epoch({epoch}) goes on with it"
+            )
+        if worker[1] == 1:
+            self._go_on(_after(state, given))
+        else:
+            self._go_on(state["token"])
+            self._read, self._worker = given, worker
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_begun": None, "given": 0}
@@ -175,42 +215,67 @@ def resume(state: Any) -> str:
 
     :raises InvalidError: when there is no such state in it, or states of several epochs
     """
-    found = list(_states(state))
+    found = list(_states(state, 0))
     if not found:
         raise InvalidError("the state holds nothing of libdiesel: save that of the dataset or sampler")
-    for one in found:
+    for one, _ in found:
         _check(one)
-    first = found[0]
-    if any((one["token"], one["workers"]) != (first["token"], first["workers"]) for one in found):
+    first, steps = found[0]
+    if any((one["token"], one["workers"]) != (first["token"], first["workers"]) for one, _ in found):
         raise InvalidError("the state holds several places: give the part of one dataset or sampler")
-    workers = {one["worker"]: one["given"] for one in found}
-    if len(workers) != len(found) or len(workers) not in (1, first["workers"]):
-        raise InvalidError(f"the state holds {len(found)} of {first['workers']} workers")
-    if first["workers"] > 1 and len(workers) == 1:
-        raise InvalidError("the state is that of one worker: give that of the loader")
-    read = sum(workers.values()) + _steps_since(state) * first["batch_size"]
-    return libdiesel.token_after(first["token"], read, first["world"], first["nodes"])
+    given = {one["worker"]: one["given"] for one, _ in found}
+    workers, batch_size = first["workers"], first["batch_size"]
+    if sorted(given) != list(range(workers)) or len(found) != workers:
+        raise InvalidError(
+            f"the state holds {len(found)} of {workers} workers: give that of the whole loader"
+        )
+    read = sum(given.values())
+    if any(count != _share(read, worker, workers, batch_size) for worker, count in given.items()):
+        raise InvalidError(
+            "the workers were not asked in turns for batches of the dataset's batch_size: give Epochs the "
+            "batch_size of the loader"
+        )
+    if steps and batch_size == 1 and workers == 1:
+        raise InvalidError(
+            f"the loader gave {steps} batches after the last snapshot of its sampler: load the state into "
+            "a loader with as many workers, or save with snapshot_every_n_steps=1"
+        )
+    return _after(first, min(read + steps * batch_size, first["length"]))
 
 
-def _states(value: Any) -> Iterator[Mapping[str, Any]]:
-    """All states inside of a nested value."""
+def _after(state: Mapping[str, Any], read: int) -> str:
+    """The token behind samples of each rank."""
+    return libdiesel.token_after(state["token"], read, state["world"], state["nodes"])
+
+
+def _share(samples: int, worker: int, workers: int, batch_size: int) -> int:
+    """How many of the first samples of a rank a worker reads, which has each `workers`-th batch."""
+    full, rest = divmod(samples, batch_size)
+    batches = (full + workers - 1 - worker) // workers
+    return batches * batch_size + (rest if full % workers == worker else 0)
+
+
+def _worker() -> tuple[int, int] | None:
+    """Which worker of a loader this process is, of how many."""
+    info = torch.utils.data.get_worker_info()
+    return (info.id, info.num_workers) if info else None
+
+
+def _states(value: Any, steps: int) -> Iterator[tuple[Mapping[str, Any], int]]:
+    """All states inside of a nested value, each with the batches that its loader gave since."""
     if isinstance(value, Mapping):
         if KEY in value:
-            yield value
+            yield value, steps
             return
+        steps = int(value.get(STEPS) or 0) or steps
         value = value.values()
     elif not isinstance(value, (list, tuple)):
         return
     for part in value:
-        yield from _states(part)
+        yield from _states(part, steps)
 
 
-def _steps_since(state: Any) -> int:
-    """Batches that a loader of torchdata's gave after its last look at its workers."""
-    return int(state.get("_steps_since_snapshot", 0)) if isinstance(state, Mapping) else 0
-
-
-def _check(state: Mapping[str, Any]) -> None:
+def _check(state: Any) -> None:
     if not isinstance(state, Mapping) or state.get(KEY) != VERSION:
         raise InvalidError(f"this is no state of libdiesel, version {VERSION}: {state!r:.200}")
 

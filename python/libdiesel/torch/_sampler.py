@@ -47,12 +47,11 @@ class ChunkSampler(torch.utils.data.Sampler[int]):
         )
 
     def __iter__(self) -> Iterator[int]:
-        epoch = self.order.begin(0, 1)
+        epoch = self.order.begin(batched=False)
         while numbers := epoch.take(TOGETHER):
             for index in self.folder.native.indexes(numbers):
                 self.order.given += 1
                 yield index
-        self.order.ended()
 
     def __len__(self) -> int:
         return self.order.length()
@@ -65,7 +64,7 @@ class ChunkSampler(torch.utils.data.Sampler[int]):
         """Where the sampler is. A loader with workers takes indexes ahead of the batches that it has given:
         tell how many samples the training has taken since the iteration began. torchdata's
         StatefulDataLoader knows it by itself."""
-        return self.order.state(samples)
+        return self.order.state(samples, batched=False)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next iteration goes on where a state says."""

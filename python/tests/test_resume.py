@@ -1,0 +1,191 @@
+"""States at the corners: between epochs, before the first batch, of runs that went on, of workers that persist."""
+
+import itertools
+import os
+import pickle
+
+import pytest
+from test_torch import BATCH, collate, epochs
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from libdiesel.errors import ConflictError, InvalidError
+from libdiesel.torch import ChunkSampler, resume
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated", "ignore:This DataLoader")
+
+#: Batches of an epoch.
+ALL = -(-600 // BATCH)
+
+
+def stateful(dataset, workers, every=1, persistent=False):
+    """torchdata's loader."""
+    return StatefulDataLoader(
+        dataset,
+        batch_size=BATCH,
+        num_workers=workers,
+        collate_fn=collate,
+        snapshot_every_n_steps=every,
+        persistent_workers=persistent,
+    )
+
+
+@pytest.fixture(scope="module")
+def orders(scene):
+    """The batches of some epochs."""
+    found = {}
+    for epoch in range(3):
+        dataset = epochs(scene, epoch=epoch)
+        found[epoch] = list(DataLoader(dataset, batch_size=BATCH, collate_fn=collate))
+        assert len(found[epoch]) == ALL
+    return found
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_state_between_two_epochs_goes_on_with_the_next(scene, orders, workers, persistent):
+    persistent = persistent and workers > 0
+    dataset = epochs(scene, epoch=0)
+    loader = stateful(dataset, workers, persistent=persistent)
+    for epoch in (0, 1):
+        dataset.set_epoch(epoch)
+        assert list(loader) == orders[epoch]
+    state = pickle.loads(pickle.dumps(loader.state_dict()))
+    for is_set_first in (True, False):
+        dataset = epochs(scene, epoch=0)
+        again = stateful(dataset, workers)
+        if is_set_first:
+            dataset.set_epoch(2)
+        again.load_state_dict(state)
+        if not is_set_first:
+            dataset.set_epoch(2)
+        assert list(again) == orders[2]
+        dataset.set_epoch(0)
+        assert list(again) == orders[0]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_state_of_any_step_goes_on(scene, orders, workers, every, persistent):
+    persistent = persistent and workers > 0
+    for epoch, taken in itertools.product((0, 1), (0, 1, 2, 5, ALL - 1, ALL)):
+        dataset = epochs(scene, epoch=0)
+        loader = stateful(dataset, workers, every, persistent)
+        if epoch == 1:
+            assert list(loader) == orders[0]
+            dataset.set_epoch(1)
+        batches = iter(loader)
+        assert list(itertools.islice(batches, taken)) == orders[epoch][:taken]
+        state = pickle.loads(pickle.dumps({"nested": [loader.state_dict()]}))
+        rest = orders[epoch][taken:]
+        dataset = epochs(scene, epoch=0, resume=resume(state))
+        assert dataset.epoch == epoch
+        again = DataLoader(dataset, batch_size=BATCH, num_workers=3, collate_fn=collate)
+        assert list(again) == rest, (epoch, taken)
+        dataset = epochs(scene, epoch=0)
+        dataset.set_epoch(epoch)
+        again = stateful(dataset, workers, every)
+        again.load_state_dict(state["nested"][0])
+        assert list(again) == rest, (epoch, taken)
+        del batches
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_run_that_went_on_is_saved_and_goes_on_again(scene, orders, workers):
+    state, at = None, 0
+    for taken in (3, 0, 10, 1):
+        dataset = epochs(scene, epoch=0)
+        if state:
+            dataset.load_state_dict(state)
+        assert len(dataset) == 600 - at * BATCH
+        loader = DataLoader(dataset, batch_size=BATCH, num_workers=workers, collate_fn=collate)
+        assert list(itertools.islice(loader, taken)) == orders[0][at : at + taken]
+        state, at = pickle.loads(pickle.dumps(dataset.state_dict(batches=taken))), at + taken
+    dataset = epochs(scene, epoch=0, resume=resume(state))
+    loader = DataLoader(dataset, batch_size=BATCH, num_workers=workers, collate_fn=collate)
+    assert list(loader) == orders[0][at:]
+    # The place was gone on from; what follows is a whole epoch.
+    assert list(loader) == orders[0]
+    dataset.load_state_dict(dataset.state_dict(batches=ALL + 5))
+    assert len(dataset) == 0 and list(loader) == []
+
+
+def test_what_can_not_go_on_exactly_is_refused(scene, orders):
+    dataset = epochs(scene, epoch=0)
+    state = dataset.state_dict(batches=3)
+    dataset.set_epoch(2)
+    with pytest.raises(ConflictError, match="set_epoch"):
+        dataset.load_state_dict(state)
+    # A loader with other batches than the dataset was told.
+    loader = StatefulDataLoader(epochs(scene), batch_size=4, num_workers=2, collate_fn=collate)
+    for _ in zip(range(3), loader):
+        pass
+    with pytest.raises(InvalidError, match="batch_size"):
+        resume(loader.state_dict())
+
+
+def test_a_call_that_is_interrupted_loses_no_file_of_an_epoch(scene, contents):
+    import signal
+    import threading
+
+    for task in ("interrupted", False):
+        with scene.connect("files", task=task, timeout=20.0) as dataset:
+            epoch = dataset.shuffle(seed=2, group=2)
+            seen = [path for path, _ in itertools.islice(epoch, 10)]
+            assert epoch.position == 10
+            scene.pause()
+            try:
+                for _ in range(2):
+                    press = threading.Timer(0.2, signal.raise_signal, [signal.SIGINT])
+                    press.start()
+                    with pytest.raises(KeyboardInterrupt):
+                        while True:
+                            seen.append(next(epoch)[0])
+                    press.join()
+            finally:
+                scene.go_on()
+            seen += [path for path, _ in epoch]
+        assert sorted(seen) == sorted(contents)
+        with scene.connect("files", task=task) as dataset:
+            assert seen == [path for path, _ in dataset.shuffle(seed=2, group=2)]
+
+
+def test_the_error_of_an_interrupted_flush_is_raised_later(scene, tmp_path):
+    import signal
+    import threading
+
+    from scene import Scene
+
+    own = Scene(tmp_path)
+    try:
+        dataset = own.connect("lost", create=True, timeout=2.0)
+        dataset.put("a", b"x")
+        own.pause()
+        press = threading.Timer(0.2, signal.raise_signal, [signal.SIGINT])
+        press.start()
+        with pytest.raises(KeyboardInterrupt):
+            dataset.flush()
+        press.join()
+        os.kill(own.server.pid, signal.SIGKILL)
+        import time
+
+        time.sleep(4)
+        with pytest.raises((ConnectionError, TimeoutError, OSError)):
+            dataset.flush()
+    finally:
+        own.end()
+
+
+def test_samplers_are_saved_by_loaders_that_look_at_each_step_only(scene, tree):
+    from test_torch import folder
+
+    sampler = ChunkSampler(folder(scene), seed=4, group=1)
+    loader = StatefulDataLoader(
+        sampler.folder, batch_size=BATCH, sampler=sampler, num_workers=2, snapshot_every_n_steps=3
+    )
+    whole = [numbers.tolist() for numbers, _ in loader]
+    first = [numbers.tolist() for numbers, _ in itertools.islice(loader, 5)]
+    assert first == whole[:5]
+    with pytest.raises(InvalidError, match="snapshot_every_n_steps"):
+        resume(loader.state_dict())
