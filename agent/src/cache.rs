@@ -1,7 +1,8 @@
 //! The slots of the arena: which chunk lies in which, who waits for it, and which one leaves.
 //!
 //! Must hold: a slot is filled only after its word was withdrawn and no page showed a pin; a chunk is
-//! fetched once at a time; every waiter is answered once; a kept chunk leaves for no other chunk.
+//! fetched once at a time; every waiter is answered once; a kept chunk leaves for no
+//! other chunk while slots pass chunks through.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::OwnedFd;

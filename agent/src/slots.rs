@@ -1,7 +1,8 @@
 //! Which slot the next chunk comes into.
 //!
 //! Must hold: a slot is handed out only after its word was withdrawn and no page showed a pin; kept chunks
-//! stay; a chunk that a worker waits for comes before those that are needed later.
+//! stay, unless views hold all other slots; a chunk that a worker waits for comes before those that are
+//! needed later.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -51,7 +52,30 @@ impl State {
                 _ => {}
             }
         }
-        if is_awaited { self.take_slot_of_late(wanted) } else { None }
+        if !is_awaited {
+            return None;
+        }
+        self.take_slot_of_late(wanted).or_else(|| self.take_slot_of_kept())
+    }
+
+    /// The slot of a kept chunk that nobody reads. Views hold every other slot; the chunk of one of them is
+    /// kept from now on.
+    fn take_slot_of_kept(&mut self) -> Option<u32> {
+        let kept = self.held.iter().filter_map(|(key, held)| match held {
+            Held::Full { slot, is_kept: true } => Some((*key, *slot)),
+            _ => None,
+        });
+        let kept: Vec<_> = kept.collect();
+        let (key, slot) = kept.into_iter().find(|(key, slot)| self.withdraw(*key, *slot))?;
+        self.held.remove(&key);
+        self.backlog.is_absent_again(key);
+        self.kept -= 1;
+        let passing = self.passing.pop_front();
+        if let Some(Held::Full { is_kept, .. }) = passing.and_then(|key| self.held.get_mut(&key)) {
+            *is_kept = true;
+            self.kept += 1;
+        }
+        Some(slot)
     }
 
     /// The slot of the chunk that is needed last and that nobody reads.

@@ -248,3 +248,33 @@ def test_a_training_that_goes_on_at_the_end_of_a_long_epoch_is_there_at_once(sce
     data.load_state_dict(state)
     first = next(iter(data))
     assert first and time.monotonic() - begun < 1
+
+
+def test_many_files_come_through_few_slots_without_a_stall(scene, monkeypatch):
+    monkeypatch.setenv("DIESEL_AGENT_MEMORY", "24MiB")
+    count, size = 6_000, 10_000
+    scene.put("wide", {f"{number:05}": b"%05d" % number * (size // 5) for number in range(count)})
+    with scene.connect("wide", task="narrow") as dataset:
+        kept = []
+        for numbers in (range(0, count, 50), random.Random(1).sample(range(count), 200)):
+            begun = time.monotonic()
+            read = dataset.get_many(numbers)
+            kept.append(dataset.view_many(numbers))
+            assert time.monotonic() - begun < 4
+            for number, data, view in zip(numbers, read, kept[-1]):
+                expected = dataset.path(number).encode() * (size // 5)
+                assert data == expected and bytes(view) == expected
+    status = scene.dlcmd("agent", "status", "--task", "narrow")
+    assert "read from the servers instead: 0 files" in status, status
+
+
+def test_a_view_that_is_kept_does_not_keep_its_batch(scene):
+    with scene.connect("files", task="tests") as dataset:
+        batch = dataset.view_many(range(600))
+        one = batch[3]
+        expected = bytes(one)
+        del batch
+        gc.collect()
+        pinned = scene.dlcmd("agent", "status", "--task", "tests").split(f"worker {os.getpid()}: ")[1]
+        assert pinned.startswith("1 pinned"), pinned
+        assert bytes(one) == expected == dataset.get(3)
