@@ -48,6 +48,12 @@ impl Files {
             let text = "a list of files is wanted here, and this is one name: put it into a list";
             return Err(PyTypeError::new_err(text));
         }
+        // Mostly numbers, which need no names.
+        if let Ok(list) = files.cast::<PyList>()
+            && let Some(numbers) = list.iter().map(|file| plain_number(&file)).collect()
+        {
+            return Self::checked(files.py(), dataset, numbers);
+        }
         let names = match files.cast::<PyList>() {
             Ok(list) => list.iter().map(|file| name(&file)).collect::<PyResult<Vec<_>>>()?,
             Err(_) => files.try_iter()?.map(|file| name(&file?)).collect::<PyResult<_>>()?,
@@ -113,6 +119,12 @@ fn name(file: &Bound<'_, PyAny>) -> PyResult<Name> {
             file.get_type().name()?
         ))),
     }
+}
+
+/// The number of a file, where it is an `int` that may be one.
+#[inline]
+fn plain_number(file: &Bound<'_, PyAny>) -> Option<u32> {
+    file.cast_exact::<PyInt>().ok()?.extract().ok()
 }
 
 fn number_of(number: &Bound<'_, PyInt>) -> PyResult<u32> {
