@@ -17,7 +17,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PySlice};
 use crate::classes::Classes;
 use crate::epoch::Epoch;
 use crate::errors::{Raise, invalid, named};
-use crate::files::{Files, bytes_of, file_path, folder_path, python_name};
+use crate::files::{Files, bytes_of, file_path, folder_path, plain_number, python_name};
 use crate::into::Into;
 use crate::target::{Open, Target};
 use crate::view::{Batch, View};
@@ -138,6 +138,13 @@ impl Dataset {
     fn get<'py>(&self, py: Python<'py>, file: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
         let open = self.open.load();
         let open = open.as_ref().ok_or_else(|| self.is_closed(py))?;
+        let mut here = None;
+        if let Some(number) = plain_number(file) {
+            open.dataset.lend_present(&[number], |bytes| here = Some(PyBytes::new(py, bytes)));
+        }
+        if let Some(bytes) = here {
+            return Ok(bytes);
+        }
         let files = Files::one(&open.dataset, file)?;
         let mut read = self.bytes(py, files)?;
         read.pop().ok_or_else(|| named(py, "InternalError", "no file was read".to_owned()))

@@ -123,7 +123,7 @@ fn name(file: &Bound<'_, PyAny>) -> PyResult<Name> {
 
 /// The number of a file, where it is an `int` that may be one.
 #[inline]
-fn plain_number(file: &Bound<'_, PyAny>) -> Option<u32> {
+pub(crate) fn plain_number(file: &Bound<'_, PyAny>) -> Option<u32> {
     file.cast_exact::<PyInt>().ok()?.extract().ok()
 }
 

@@ -198,30 +198,30 @@ def test_a_server_that_is_not_there_is_named(scene):
 
 def test_a_wait_ends_by_ctrl_c_and_lets_other_threads_run(scene):
     with scene.connect("files", task=False) as dataset:
-        turns = []
-        is_over = threading.Event()
-        other = threading.Thread(target=lambda: [turns.append(is_over.wait(0.01)) for _ in range(30)])
-        pressed = []
+        turns, pressed, took = [], [], []
 
         def press():
+            # A thread of Python's, which runs meanwhile.
+            for _ in range(20):
+                time.sleep(0.01)
+                turns.append(1)
             pressed.append(time.monotonic())
             signal.raise_signal(signal.SIGINT)
 
         scene.pause()
         try:
-            timer = threading.Timer(0.4, press)
-            timer.start()
-            other.start()
-            with pytest.raises(KeyboardInterrupt):
-                dataset.get_many(range(50))
-            ended = time.monotonic()
-            assert len(turns) > 10
+            for _ in range(3):
+                other = threading.Thread(target=press)
+                other.start()
+                with pytest.raises(KeyboardInterrupt):
+                    dataset.get_many(range(50))
+                took.append(time.monotonic() - pressed[-1])
+                other.join()
         finally:
             scene.go_on()
-            is_over.set()
-            timer.join()
-            other.join()
-        assert ended - pressed[0] < 0.1, ended - pressed[0]
+        assert len(turns) == 60
+        # A machine at work may be late once.
+        assert sorted(took)[1] < 0.1 and max(took) < 2, took
         assert dataset.get(0)
 
 

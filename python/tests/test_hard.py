@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from scene import private_bytes
 from torch.utils.data import DataLoader
 
 import libdiesel
@@ -141,13 +142,6 @@ libdiesel.kept = (ds, views, memory, epoch)
         command = [sys.executable, "-B", "-c", program]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30)
         assert (done.returncode, done.stderr) == (0, "")
-
-
-def private_bytes() -> int:
-    """Memory of this process that it shares with no other one."""
-    with open("/proc/self/smaps_rollup") as file:
-        words = [line.split() for line in file if line.startswith("Private")]
-    return sum(int(size) for _, size, _ in words) << 10
 
 
 class Weighed(torch.utils.data.IterableDataset):

@@ -3,9 +3,13 @@
 import itertools
 import os
 import pickle
+import signal
+import threading
+import time
 
 import pytest
-from test_torch import BATCH, collate, epochs
+from scene import Scene
+from test_torch import BATCH, collate, epochs, folder
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -125,10 +129,9 @@ def test_what_can_not_go_on_exactly_is_refused(scene, orders):
         resume(loader.state_dict())
 
 
-def test_a_call_that_is_interrupted_loses_no_file_of_an_epoch(scene, contents):
-    import signal
-    import threading
-
+def test_a_call_that_is_interrupted_loses_no_file_of_an_epoch(scene, contents, monkeypatch):
+    # Less than the dataset: a reader soon waits for the server.
+    monkeypatch.setenv("DIESEL_AGENT_MEMORY", "6MiB")
     for task in ("interrupted", False):
         with scene.connect("files", task=task, timeout=20.0) as dataset:
             epoch = dataset.shuffle(seed=2, group=2)
@@ -151,12 +154,7 @@ def test_a_call_that_is_interrupted_loses_no_file_of_an_epoch(scene, contents):
             assert seen == [path for path, _ in dataset.shuffle(seed=2, group=2)]
 
 
-def test_the_error_of_an_interrupted_flush_is_raised_later(scene, tmp_path):
-    import signal
-    import threading
-
-    from scene import Scene
-
+def test_the_error_of_an_interrupted_flush_is_raised_later(tmp_path):
     own = Scene(tmp_path)
     try:
         dataset = own.connect("lost", create=True, timeout=2.0)
@@ -168,8 +166,7 @@ def test_the_error_of_an_interrupted_flush_is_raised_later(scene, tmp_path):
             dataset.flush()
         press.join()
         os.kill(own.server.pid, signal.SIGKILL)
-        import time
-
+        # The flush goes on without its caller, for as long as a request may take.
         time.sleep(4)
         with pytest.raises((ConnectionError, TimeoutError, OSError)):
             dataset.flush()
@@ -178,8 +175,6 @@ def test_the_error_of_an_interrupted_flush_is_raised_later(scene, tmp_path):
 
 
 def test_samplers_are_saved_by_loaders_that_look_at_each_step_only(scene, tree):
-    from test_torch import folder
-
     sampler = ChunkSampler(folder(scene), seed=4, group=1)
     loader = StatefulDataLoader(
         sampler.folder, batch_size=BATCH, sampler=sampler, num_workers=2, snapshot_every_n_steps=3

@@ -1,12 +1,14 @@
 """PyTorch: folders, samplers, epochs, and states that go on exactly."""
 
 import itertools
+import multiprocessing
 import os
 import pickle
 import signal
 
 import pytest
 import torch
+from scene import private_bytes
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchvision.datasets import ImageFolder
@@ -243,10 +245,12 @@ def test_loaders_that_start_and_stop_leave_nothing_behind(scene):
 
     for _ in range(5):
         turn()
-    before = descriptors()
+    before, memory = descriptors(), private_bytes()
     for _ in range(200):
         turn()
     assert descriptors() <= before + 1
+    assert private_bytes() - memory < 8 << 20
+    assert multiprocessing.active_children() == []
     assert len(kept) > 0
 
 
