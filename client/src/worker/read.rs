@@ -252,9 +252,8 @@ impl Worker {
     /// Hands over files that lie in memory now, and waits for nothing; ends before the first file that is
     /// absent. Gives how many were handed over.
     pub(crate) fn lend_present(&self, numbers: &[u32], mut take: impl FnMut(&[u8])) -> usize {
-        self.for_present(numbers, COPIED, |attached, place, pinned| {
+        self.for_present(numbers, COPIED, |_, place, pinned| {
             take(pinned.bytes(place.offset, place.length as usize)?);
-            count(attached, place);
             Some(())
         })
     }
@@ -279,17 +278,25 @@ impl Worker {
         let Some(attached) = attached.as_ref().and_then(|attached| attached.as_ref()) else {
             return 0;
         };
-        let mut done = 0;
-        for together in numbers.chunks(TOGETHER) {
-            for place in self.prepare(attached, together, lines).into_iter().take(together.len()) {
-                let pinned = attached.maps.pin(place.chunk);
-                if pinned.and_then(|pinned| take(attached, place, pinned)).is_none() {
-                    return done;
-                }
-                done += 1;
+        let (mut files, mut bytes) = (0, 0);
+        let mut read = |place: FilePlace| {
+            take(attached, place, attached.maps.pin(place.chunk)?)?;
+            files += 1;
+            bytes += place.length;
+            Some(())
+        };
+        match *numbers {
+            [number] => _ = self.place(number).and_then(read),
+            _ => {
+                _ = numbers.chunks(TOGETHER).try_for_each(|together| {
+                    let places = self.prepare(attached, together, lines);
+                    places.into_iter().take(together.len()).try_for_each(&mut read)
+                });
             }
         }
-        done
+        attached.maps.pins.add(Gauge::Hits, files);
+        attached.maps.pins.add(Gauge::HitBytes, bytes);
+        files as usize
     }
 
     /// Whether this process reads through an agent now; attaches where it is time to.
@@ -314,7 +321,9 @@ impl Worker {
         if place == FilePlace::NOWHERE {
             return self.read_large(number).map(|bytes| View::of(bytes.into()));
         }
-        keep(attached, place, self.pin(attached, number, place, hints)?)
+        let view = keep(attached, place, self.pin(attached, number, place, hints)?)?;
+        count(attached, place);
+        Some(view)
     }
 
     /// Where files lie that are read together; the processor brings their first bytes meanwhile.
@@ -416,7 +425,6 @@ impl Worker {
 fn keep(attached: &Arc<Attached>, place: FilePlace, pinned: Pinned<'_>) -> Option<View> {
     let bytes = pinned.bytes(place.offset, place.length as usize)?;
     let (offset, length) = (place.offset, bytes.len());
-    count(attached, place);
     if !attached.may_view(pinned.slot()) {
         return Some(View(Viewed::Copied(Bytes::copy_from_slice(bytes))));
     }
