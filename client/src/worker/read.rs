@@ -252,8 +252,9 @@ impl Worker {
     /// Hands over files that lie in memory now, and waits for nothing; ends before the first file that is
     /// absent. Gives how many were handed over.
     pub(crate) fn lend_present(&self, numbers: &[u32], mut take: impl FnMut(&[u8])) -> usize {
-        self.for_present(numbers, COPIED, |_, place, pinned| {
+        self.for_present(numbers, COPIED, |attached, place, pinned| {
             take(pinned.bytes(place.offset, place.length as usize)?);
+            count(attached, place);
             Some(())
         })
     }
@@ -263,6 +264,7 @@ impl Worker {
     pub(crate) fn view_present(&self, numbers: &[u32], views: &mut Vec<View>) {
         self.for_present(numbers, VIEWED, |attached, place, pinned| {
             views.push(keep(attached, place, pinned)?);
+            count(attached, place);
             Some(())
         });
     }
@@ -278,25 +280,24 @@ impl Worker {
         let Some(attached) = attached.as_ref().and_then(|attached| attached.as_ref()) else {
             return 0;
         };
-        let (mut files, mut bytes) = (0, 0);
-        let mut read = |place: FilePlace| {
-            take(attached, place, attached.maps.pin(place.chunk)?)?;
-            files += 1;
-            bytes += place.length;
-            Some(())
-        };
-        match *numbers {
-            [number] => _ = self.place(number).and_then(read),
-            _ => {
-                _ = numbers.chunks(TOGETHER).try_for_each(|together| {
-                    let places = self.prepare(attached, together, lines);
-                    places.into_iter().take(together.len()).try_for_each(&mut read)
-                });
+        if let [number] = *numbers {
+            let pin = |place: FilePlace| Some((place, attached.maps.pin(place.chunk)?));
+            let pinned = self.place(number).and_then(pin);
+            return usize::from(
+                pinned.and_then(|(place, pinned)| take(attached, place, pinned)).is_some(),
+            );
+        }
+        let mut done = 0;
+        for together in numbers.chunks(TOGETHER) {
+            for place in self.prepare(attached, together, lines).into_iter().take(together.len()) {
+                let pinned = attached.maps.pin(place.chunk);
+                if pinned.and_then(|pinned| take(attached, place, pinned)).is_none() {
+                    return done;
+                }
+                done += 1;
             }
         }
-        attached.maps.pins.add(Gauge::Hits, files);
-        attached.maps.pins.add(Gauge::HitBytes, bytes);
-        files as usize
+        done
     }
 
     /// Whether this process reads through an agent now; attaches where it is time to.
