@@ -117,7 +117,7 @@ fn name_of(py: Python<'_>, dataset: &str) -> PyResult<DatasetName> {
     })
 }
 
-/// Those that are given, else those of the environment, else the one on this machine.
+/// The servers of the caller, else of the environment, else the server of this machine.
 fn servers(given: Vec<String>) -> Vec<String> {
     if !given.is_empty() {
         return given;

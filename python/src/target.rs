@@ -1,4 +1,4 @@
-//! What a handle was opened with, and what it holds while it is open.
+//! The arguments that opened a handle, and the client and dataset of an open handle.
 //!
 //! Must hold: another process can open the same from a pickle, which has a key only where the caller gave one
 //! as text; no text shows a key.
