@@ -1,4 +1,4 @@
-//! The handle of a dataset: what reads, lists and describes it.
+//! The handle of a dataset: reads, listings and descriptions.
 //!
 //! Must hold: a closed handle says so; whatever one thread closes, calls of other threads end normally.
 
@@ -18,7 +18,7 @@ use crate::classes::Classes;
 use crate::epoch::Epoch;
 use crate::errors::{Raise, invalid, named};
 use crate::files::{Files, bytes_of, file_path, folder_path, plain_number, python_name};
-use crate::into::Into;
+use crate::output::OutputBuffer;
 use crate::target::{Open, Target};
 use crate::view::{Batch, View};
 use crate::wait::{wait, wait_or};
@@ -115,7 +115,7 @@ impl Dataset {
                 numbers.drain(..there);
             }
             let open = self.open(py)?;
-            // Those that no agent brings are asked for in few requests.
+            // Without an agent, few large requests are fastest.
             let most = if self.target.has_task() { TOGETHER } else { numbers.len() };
             let some: Vec<u32> = numbers.drain(..numbers.len().min(most)).collect();
             let views = wait(py, move || open.dataset.view_many(&some))?.or_raise(py)?;
@@ -469,7 +469,7 @@ impl Dataset {
         files: Files,
         into: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyList>> {
-        let buffer = Into::of(into)?;
+        let buffer = OutputBuffer::of(into)?;
         let mut slices = Vec::new();
         let (mut end, mut needed) = (0, 0);
         let mut take = |bytes: &[u8]| {

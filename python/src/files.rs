@@ -3,11 +3,12 @@
 //! Must hold: names that are no UTF-8 pass both ways, as `os.fsencode` and `os.fsdecode` have them.
 
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::os::unix::ffi::OsStringExt;
 
 use libdiesel::{Dataset, DirPath, FilePath};
 use pyo3::buffer::PyBuffer;
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyIndexError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList, PyString};
 
@@ -102,7 +103,7 @@ impl Files {
 /// No file has the number.
 pub(crate) fn no_file(number: u32, files: u32) -> PyErr {
     let text = format!("there is no file {number}: the snapshot has {files}, counted from 0");
-    pyo3::exceptions::PyIndexError::new_err(text)
+    PyIndexError::new_err(text)
 }
 
 fn name(file: &Bound<'_, PyAny>) -> PyResult<Name> {
@@ -128,10 +129,11 @@ pub(crate) fn plain_number(file: &Bound<'_, PyAny>) -> Option<u32> {
 }
 
 fn number_of(number: &Bound<'_, PyInt>) -> PyResult<u32> {
-    number.extract().map_err(|_| {
-        let text = format!("there is no file {number}: files count from 0");
-        pyo3::exceptions::PyIndexError::new_err(text)
-    })
+    number.extract().map_err(|_| not_a_number(number))
+}
+
+fn not_a_number(number: impl Display) -> PyErr {
+    PyIndexError::new_err(format!("there is no file {number}: files count from 0"))
 }
 
 /// The numbers of an array of integers of one dimension (NumPy's, `array.array`); none for other objects.
@@ -148,10 +150,7 @@ fn numbers_of_array(files: &Bound<'_, PyAny>) -> PyResult<Option<Vec<u32>>> {
 }
 
 fn narrow(number: i64) -> PyResult<u32> {
-    u32::try_from(number).map_err(|_| {
-        let text = format!("there is no file {number}: files count from 0");
-        pyo3::exceptions::PyIndexError::new_err(text)
-    })
+    u32::try_from(number).map_err(|_| not_a_number(number))
 }
 
 /// The bytes of a name: text, bytes, or an `os.PathLike` object.
@@ -174,14 +173,16 @@ pub(crate) fn bytes_of(name: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
 
 /// The path of a file.
 pub(crate) fn file_path(py: Python<'_>, bytes: Vec<u8>) -> PyResult<FilePath> {
-    let shown = String::from_utf8_lossy(&bytes).escape_debug().to_string();
-    FilePath::new(bytes).map_err(|why| invalid(py, format!("{shown:?} is no path: {why}")))
+    FilePath::new(bytes.clone()).map_err(|why| {
+        let shown = String::from_utf8_lossy(&bytes);
+        invalid(py, format!("{shown:?} is no path: {why}"))
+    })
 }
 
 /// The path of a folder; the empty one is the root.
 pub(crate) fn folder_path(folder: &Bound<'_, PyAny>) -> PyResult<DirPath> {
     let bytes = bytes_of(folder)?;
-    let shown = String::from_utf8_lossy(&bytes).escape_debug().to_string();
+    let shown = String::from_utf8_lossy(&bytes);
     let trimmed = bytes.strip_suffix(b"/").unwrap_or(&bytes).to_vec();
     DirPath::new(trimmed)
         .map_err(|why| invalid(folder.py(), format!("{shown:?} is no folder: {why}")))

@@ -1,6 +1,6 @@
-//! What writes through a handle, and keeps house.
+//! Writes, deletions and purges through a handle.
 //!
-//! Must hold: what `flush` has acknowledged is durable; a failed write is raised by the next call.
+//! Must hold: every file that `flush` has acknowledged is durable; a failed write is raised by the next call.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -138,8 +138,8 @@ class Folder(torch.utils.data.Dataset[Any]):
         try:
             views: Iterable[View | tuple[View, int]] = self.dataset.view_many(numbers)
         except CorruptError:
-            views = [self._view(number) for number in numbers]
             # A substitute brings its own class.
+            views = [self._view(number) for number in numbers]
         return [self.sample(view, target) for view, target in zip(views, classes)]
 
     def sample(self, view: View | tuple[View, int], target: int) -> Any:

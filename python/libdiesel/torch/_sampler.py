@@ -1,4 +1,4 @@
-"""Samplers for those who keep their map-style dataset and their loader."""
+"""Samplers for map-style datasets and any loader."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
 //! Memory of the caller, into which files are copied.
 //!
-//! Must hold: nothing is written behind its end.
+//! Must hold: no byte is written behind the end of the buffer.
 
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 
 use crate::errors::invalid;
 
-/// Memory of the caller.
-pub(crate) struct Into(PyBuffer<u8>);
+/// A writable buffer of Python.
+pub(crate) struct OutputBuffer(PyBuffer<u8>);
 
-impl Into {
+impl OutputBuffer {
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = object.py();
         // A tensor in host memory shares it with an array.
