@@ -5,7 +5,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dl_format::DatasetName;
 
@@ -21,6 +21,8 @@ use crate::worker::socket::Socket;
 
 /// How long an agent may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the process of an agent that ends may last.
+const ENDING: Duration = Duration::from_secs(5);
 
 /// The right to be the agent of a task on this node.
 #[derive(Debug)]
@@ -81,6 +83,23 @@ fn ask(
     task: &TaskOptions,
     question: &ToAgent,
 ) -> Result<(FromAgent, Socket), Error> {
+    let started = Instant::now();
+    while started.elapsed() < ENDING {
+        if let Some(answered) = ask_once(options, task, question)? {
+            return Ok(answered);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Err(failed(task, "it ends, and does not answer any more"))
+}
+
+/// Asks an agent; nothing when it ends without an answer, as one does that takes connections until its
+/// last thread is gone.
+fn ask_once(
+    options: &ConnectOptions,
+    task: &TaskOptions,
+    question: &ToAgent,
+) -> Result<Option<(FromAgent, Socket)>, Error> {
     let socket = place(options, task).connect().map_err(|why| match why.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
             let subject = format!("task {}", task.name);
@@ -88,14 +107,15 @@ fn ask(
         }
         _ => failed(task, why),
     })?;
-    let silent = |why: io::Error| match why.kind() {
-        io::ErrorKind::TimedOut => failed(task, silence(place(options, task).holder())),
-        _ => failed(task, why),
-    };
-    socket.send(question, &[], PATIENCE).map_err(silent)?;
-    let answer = socket.receive(PATIENCE).map_err(silent)?;
-    let (answer, _) = answer.ok_or_else(|| failed(task, "it ended"))?;
-    Ok((answer, socket))
+    let answer = socket.send(question, &[], PATIENCE).and_then(|()| socket.receive(PATIENCE));
+    match answer {
+        Ok(answer) => Ok(answer.map(|(answer, _)| (answer, socket))),
+        Err(why) => match why.kind() {
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => Ok(None),
+            io::ErrorKind::TimedOut => Err(failed(task, silence(place(options, task).holder()))),
+            _ => Err(failed(task, why)),
+        },
+    }
 }
 
 /// Why an agent may not answer.

@@ -122,9 +122,11 @@ impl Drop for Scene {
 
 /// Whether a process is there.
 fn lives(process: Pid) -> bool {
-    let status = format!("/proc/{}/status", process.as_raw_nonzero());
-    let status = std::fs::read_to_string(status).unwrap_or_default();
-    !status.is_empty() && !status.contains("State:\tZ")
+    let process = format!("/proc/{}", process.as_raw_nonzero());
+    let status = std::fs::read_to_string(format!("{process}/status")).unwrap_or_default();
+    // The first thread of a process ends before the others, which still hold its sockets.
+    let threads = std::fs::read_dir(format!("{process}/task")).map_or(0, Iterator::count);
+    !status.is_empty() && (threads > 1 || !status.contains("State:\tZ"))
 }
 
 fn ends(process: Pid, patience: Duration) -> Result<()> {
