@@ -68,6 +68,13 @@ impl Backlog {
         self.all.push(List { dataset, runs: [(0, chunks)].into() });
     }
 
+    /// Chunks of a dataset that was passed over as those of other members may be this one's now.
+    pub(crate) fn begin_again(&mut self, dataset: usize, chunks: u32) {
+        if let Some(list) = self.all.iter_mut().find(|list| list.dataset == dataset) {
+            list.runs = [(0, chunks)].into();
+        }
+    }
+
     /// The next chunk of the prefetches that is not settled.
     pub(crate) fn next_of_prefetches(
         &mut self,

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use crate::Policy;
 use crate::backlog::Backlog;
 use crate::budget::Spare;
 use crate::dataset::{ChunkKey, Open};
+use crate::lent::{Borrower, LentSlots};
 use crate::plan::Plans;
 use crate::plan::Presence;
 
@@ -37,8 +38,47 @@ pub(crate) struct Waiter {
 /// What is known of a chunk that is not absent.
 #[derive(Debug)]
 pub(crate) enum Held {
-    Filling { slot: u32, waiters: Vec<Waiter>, progress: Arc<Progress> },
-    Full { slot: u32, is_kept: bool },
+    Filling {
+        slot: u32,
+        waiters: Vec<Waiter>,
+        borrowers: Vec<Borrower>,
+        progress: Arc<Progress>,
+    },
+    /// With where its files begin and end.
+    Full {
+        slot: u32,
+        stay: Stay,
+        span: (u32, u32),
+    },
+}
+
+/// How long a chunk stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stay {
+    /// Until its slot is needed.
+    Passing,
+    /// Until there is no room for a chunk that is kept: another agent keeps it too.
+    Copy,
+    /// Until the end.
+    Kept,
+}
+
+/// A chunk that came into its slot.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Filled {
+    /// Where its files begin and end.
+    pub(crate) span: (u32, u32),
+    pub(crate) origin: Origin,
+}
+
+/// Where a chunk came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    Servers,
+    /// The servers, instead of another agent to which the chunk belongs.
+    ServersInstead,
+    /// Another agent.
+    Peer,
 }
 
 /// How far a fetch has come.
@@ -50,6 +90,39 @@ pub(crate) struct Progress {
     pub(crate) bytes: AtomicU64,
     /// Bytes that were asked for.
     pub(crate) length: AtomicU64,
+    /// Whether the servers are asked.
+    is_of_servers: AtomicBool,
+    /// The address of the other agent that is asked.
+    peer: Mutex<Option<String>>,
+}
+
+impl Progress {
+    fn new(is_of_servers: bool) -> Self {
+        Self {
+            since: since_boot(),
+            bytes: AtomicU64::new(0),
+            length: AtomicU64::new(0),
+            is_of_servers: AtomicBool::new(is_of_servers),
+            peer: Mutex::default(),
+        }
+    }
+
+    /// From now on another agent is asked; none: the servers are.
+    pub(crate) fn asks(&self, peer: Option<&str>) {
+        self.is_of_servers.store(peer.is_none(), Ordering::Relaxed);
+        *self.peer.lock().unwrap_or_else(PoisonError::into_inner) = peer.map(str::to_owned);
+        self.bytes.store(0, Ordering::Relaxed);
+    }
+
+    /// The address of the other agent that is asked.
+    pub(crate) fn peer(&self) -> Option<String> {
+        self.peer.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether the servers are asked, and no other agent.
+    pub(crate) fn is_of_servers(&self) -> bool {
+        self.is_of_servers.load(Ordering::Relaxed)
+    }
 }
 
 /// A chunk that somebody is to fetch into a slot.
@@ -60,6 +133,8 @@ pub(crate) struct Fetch {
     /// The file that is needed first.
     pub(crate) first: Option<u32>,
     pub(crate) progress: Arc<Progress>,
+    /// Whether another agent asked for it: then it comes from the servers.
+    pub(crate) is_for_peer: bool,
 }
 
 /// A worker's connection.
@@ -80,6 +155,9 @@ pub(crate) struct Connection {
 pub(crate) struct Counts {
     pub(crate) chunks_from_servers: u64,
     pub(crate) bytes_from_servers: u64,
+    pub(crate) chunks_from_peers: u64,
+    pub(crate) bytes_from_peers: u64,
+    pub(crate) chunks_to_peers: u64,
     pub(crate) failed_fetches: u64,
     /// Of connections that have ended.
     pub(crate) hits: u64,
@@ -95,6 +173,9 @@ impl Counts {
         counts.iter().fold(Self::default(), |all, one| Self {
             chunks_from_servers: all.chunks_from_servers + one.chunks_from_servers,
             bytes_from_servers: all.bytes_from_servers + one.bytes_from_servers,
+            chunks_from_peers: all.chunks_from_peers + one.chunks_from_peers,
+            bytes_from_peers: all.bytes_from_peers + one.bytes_from_peers,
+            chunks_to_peers: all.chunks_to_peers + one.chunks_to_peers,
             failed_fetches: all.failed_fetches + one.failed_fetches,
             hits: all.hits + one.hits,
             misses: all.misses + one.misses,
@@ -143,7 +224,11 @@ pub(crate) struct State {
     pub(super) condemned: Vec<u32>,
     /// Chunks that are wanted and for which there is no slot.
     pub(crate) queue: VecDeque<(ChunkKey, Waiter)>,
+    /// Slots that other agents read.
+    pub(crate) lent: LentSlots,
+    /// Chunks that stay until the end, and those that stay while there is room for them.
     pub(crate) kept: u32,
+    pub(crate) copies: u32,
     pub(super) generation: u64,
     next_connection: u64,
 }
@@ -277,7 +362,7 @@ impl State {
     }
 
     /// Whether there is such a chunk, and it was not found damaged.
-    fn has(&self, key: ChunkKey) -> bool {
+    pub(crate) fn has(&self, key: ChunkKey) -> bool {
         let open = self.datasets.get(key.dataset);
         open.is_some_and(|open| key.chunk < open.snapshot.holders())
             && !self.plans.is_passed_over(key)
@@ -310,10 +395,11 @@ impl State {
     /// else one of a prefetch, else with `oneshot` any other one, in the order of first need where an
     /// order is known.
     pub(crate) fn ahead(&mut self, policy: Policy) -> Option<Fetch> {
-        let room = self.usable_slots().saturating_sub(self.kept).saturating_sub(self.workers());
+        let staying = self.kept + self.copies;
+        let room = self.usable_slots().saturating_sub(staying).saturating_sub(self.workers());
         let presence = |key| match self.held.get(&key) {
             None => Presence::Absent,
-            Some(Held::Full { is_kept: true, .. }) => Presence::Kept,
+            Some(Held::Full { stay: Stay::Kept | Stay::Copy, .. }) => Presence::Kept,
             Some(_) => Presence::Passing,
         };
         let next = match policy {
@@ -336,7 +422,12 @@ impl State {
         if policy != Policy::OneShot || self.free.is_empty() || !self.has_room() {
             return None;
         }
-        let is_there = |key| self.held.contains_key(&key);
+        let datasets = &self.datasets;
+        // Each chunk is fetched by the member to which it belongs.
+        let is_of_others = |key: ChunkKey| {
+            datasets.get(key.dataset).is_some_and(|open| !open.peers.owns(key.chunk))
+        };
+        let is_there = |key| self.held.contains_key(&key) || is_of_others(key);
         let next = self.plans.beyond(is_there);
         let is_settled = |key| is_there(key) || self.plans.is_passed_over(key);
         let key = next.or_else(|| self.backlog.next_of_all(is_settled))?;
@@ -347,7 +438,12 @@ impl State {
     /// Whether a chunk that nobody needs soon may come; where chunks don't stay, into a free slot.
     fn has_room(&self) -> bool {
         let is_free = self.free.len() > self.connections.len();
-        if self.keeps { self.kept < self.keep_max() } else { is_free }
+        if self.keeps { self.can_keep() } else { is_free }
+    }
+
+    /// Whether one more chunk can stay until the end.
+    pub(crate) fn can_keep(&self) -> bool {
+        self.kept < self.keep_max()
     }
 
     /// Notes chunks of the dataset of a connection that are to be fetched as far as memory goes; false
@@ -361,12 +457,21 @@ impl State {
     }
 
     fn begin(&mut self, key: ChunkKey, slot: u32, waiter: Option<Waiter>) -> Fetch {
-        let (bytes, length) = (AtomicU64::new(0), AtomicU64::new(0));
-        let progress = Arc::new(Progress { since: since_boot(), bytes, length });
+        // Who asks for it along an order reads it first.
+        let progress = Arc::new(Progress::new(false));
         let (first, waiters) = (waiter.map(|waiter| waiter.file), Vec::from_iter(waiter));
-        let held = Held::Filling { slot, waiters, progress: Arc::clone(&progress) };
-        self.held.insert(key, held);
-        Fetch { key, slot, first, progress }
+        let (borrowers, of_held) = (Vec::new(), Arc::clone(&progress));
+        self.held.insert(key, Held::Filling { slot, waiters, borrowers, progress: of_held });
+        Fetch { key, slot, first, progress, is_for_peer: false }
+    }
+
+    /// Another agent waits for the chunk.
+    pub(crate) fn begin_for_peer(&mut self, key: ChunkKey, slot: u32, borrower: Borrower) -> Fetch {
+        let progress = Arc::new(Progress::new(true));
+        let (waiters, borrowers) = (Vec::new(), vec![borrower]);
+        let of_held = Arc::clone(&progress);
+        self.held.insert(key, Held::Filling { slot, waiters, borrowers, progress: of_held });
+        Fetch { key, slot, first: None, progress, is_for_peer: true }
     }
 
     /// Chunks that may be kept: two groups of each order that is read and a slot for each worker pass
@@ -397,26 +502,70 @@ impl State {
     }
 
     /// All of a chunk is in its slot, and was found right.
-    pub(crate) fn filled(&mut self, key: ChunkKey, bytes: u64) {
-        let Some(Held::Filling { slot, waiters, .. }) = self.held.remove(&key) else { return };
+    pub(crate) fn filled(&mut self, key: ChunkKey, filled: Filled) {
+        let Some(Held::Filling { slot, waiters, borrowers, .. }) = self.held.remove(&key) else {
+            return;
+        };
+        let Filled { span, origin } = filled;
         if let Some(counts) = self.counts.get_mut(key.dataset) {
-            counts.chunks_from_servers += 1;
-            counts.bytes_from_servers += bytes;
+            let bytes = u64::from(span.1.saturating_sub(span.0));
+            if origin == Origin::Peer {
+                counts.chunks_from_peers += 1;
+                counts.bytes_from_peers += bytes;
+            } else {
+                counts.chunks_from_servers += 1;
+                counts.bytes_from_servers += bytes;
+            }
         }
-        let is_kept = self.kept < self.keep_max();
-        self.kept += u32::from(is_kept);
-        if !is_kept {
-            self.passing.push_back(key);
+        let stay = self.stay(origin == Origin::Servers);
+        match stay {
+            Stay::Passing => self.passing.push_back(key),
+            Stay::Copy => self.copies += 1,
+            Stay::Kept => self.kept += 1,
         }
-        self.held.insert(key, Held::Full { slot, is_kept });
+        self.held.insert(key, Held::Full { slot, stay, span });
         if let Some(open) = self.datasets.get(key.dataset).map(Arc::clone) {
             self.show(&open, key, slot);
         }
         waiters.into_iter().for_each(|waiter| self.hand_over(waiter, slot));
+        self.lend_to(borrowers, key, slot, span);
+    }
+
+    /// How long a chunk stays that came now. Copies leave for chunks that no other agent keeps.
+    fn stay(&mut self, is_mine: bool) -> Stay {
+        let most = self.keep_max();
+        match is_mine {
+            true if self.kept < most => {
+                if self.kept + self.copies >= most {
+                    self.let_pass(Stay::Copy);
+                }
+                Stay::Kept
+            }
+            false if self.kept + self.copies < most => Stay::Copy,
+            _ => Stay::Passing,
+        }
+    }
+
+    /// One of the chunks that stay so passes from now on; false if there is none.
+    fn let_pass(&mut self, what: Stay) -> bool {
+        let found = self.held.iter_mut().find_map(|(key, held)| match held {
+            Held::Full { stay, .. } if *stay == what => Some((*key, stay)),
+            _ => None,
+        });
+        let Some((key, stay)) = found else { return false };
+        *stay = Stay::Passing;
+        self.passing.push_back(key);
+        match what {
+            Stay::Kept => self.kept -= 1,
+            Stay::Copy => self.copies -= 1,
+            Stay::Passing => {}
+        }
+        true
     }
 
     /// A chunk can't be had.
     pub(crate) fn lost(&mut self, key: ChunkKey, why: &str, is_final: bool) {
+        // Agents that wait for it learn it when their borrowers are dropped.
         let Some(Held::Filling { slot, waiters, .. }) = self.held.remove(&key) else { return };
         if let Some(counts) = self.counts.get_mut(key.dataset) {
             counts.failed_fetches += 1;
@@ -439,15 +588,10 @@ impl State {
         self.plans.turn(|connection| {
             connections.get(&connection).map(|one| one.pins.get(Gauge::Position))
         });
-        while self.kept > self.keep_max() {
-            let kept = self.held.iter().find_map(|(key, held)| match held {
-                Held::Full { is_kept: true, slot } => Some((*key, *slot)),
-                _ => None,
-            });
-            let Some((key, slot)) = kept else { break };
-            self.held.insert(key, Held::Full { slot, is_kept: false });
-            self.passing.push_back(key);
-            self.kept -= 1;
+        while self.kept + self.copies > self.keep_max() {
+            if !self.let_pass(Stay::Copy) && !self.let_pass(Stay::Kept) {
+                break;
+            }
         }
         let now = since_boot();
         let waiting = std::mem::take(&mut self.queue);

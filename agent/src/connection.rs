@@ -23,7 +23,7 @@ use crate::cache::{Cache, Connection, Counts, Waiter};
 use crate::dataset::{ChunkKey, Open, Refusal};
 use crate::member::Member;
 use crate::readiness::watch;
-use crate::{Pages, Policy, status};
+use crate::{Policy, status};
 
 /// Between two signs of life to a worker whose dataset is being opened.
 const SIGN: Duration = Duration::from_secs(1);
@@ -36,7 +36,7 @@ type Datasets = HashMap<(String, Servers), Arc<OnceCell<usize>>>;
 pub(crate) struct Desk {
     pub(crate) cache: Arc<Cache>,
     pub(crate) shutdown: Shutdown,
-    pub(crate) member: Member,
+    pub(crate) member: Arc<Member>,
     /// Tells this agent from others.
     agent: u64,
     /// Processes that wait for a dataset that is being opened.
@@ -49,7 +49,7 @@ impl Desk {
         let mut agent = [0; 8];
         OsRandom.fill(&mut agent);
         let agent = u64::from_le_bytes(agent);
-        let opening = AtomicUsize::new(0);
+        let (opening, member) = (AtomicUsize::new(0), Arc::new(member));
         Self { cache, shutdown, member, agent, opening, opened: Mutex::default() }
     }
 
@@ -92,8 +92,10 @@ impl Desk {
                     socket.send(&FromAgent::Prefetching { is_taken }, &[], Duration::ZERO)?;
                 }
                 (ToAgent::Status, _) => {
-                    let pages = blocking::run(Pages::now).await.unwrap_or_default();
-                    let status = status::text(&self.cache, pages);
+                    let cache = Arc::clone(&self.cache);
+                    let address = self.member.address().to_owned();
+                    let text = move || status::text(&cache, &address);
+                    let status = blocking::run(text).await.unwrap_or_default();
                     socket.send(&FromAgent::Status(status), &[], Duration::ZERO)?;
                 }
                 (ToAgent::Stop, _) => {
@@ -195,10 +197,14 @@ impl Desk {
         };
         let open = async || {
             let Hello { dataset: name, servers, .. } = hello;
-            let of_name = name.clone();
+            let (of_name, addresses) = (name.clone(), servers.addresses.clone());
             let dataset = unblocked(move || Open::find(&of_name, &servers)).await?;
-            let version = self.member.version(&self.cache, &dataset).await;
-            let open = unblocked(move || Open::new(&name, &dataset, version)).await?;
+            self.member.open_door(&self.cache, &addresses, &self.shutdown).await;
+            let joined = self.member.join(&self.cache, &dataset).await;
+            let version = joined.as_ref().and_then(|joined| joined.version);
+            let peers = self.member.peers();
+            let open = unblocked(move || Open::new(&name, &dataset, version, peers)).await?;
+            joined.iter().for_each(|joined| _ = open.hear(joined));
             let mut state = self.cache.state();
             // Another way to the same servers may have led to it.
             let is_same = |other: &Arc<Open>| {
@@ -221,7 +227,7 @@ impl Desk {
             }
             state.beat();
             drop(state);
-            spawn(self.member.clone().stay(Arc::clone(&self.cache), number, open));
+            spawn(Arc::clone(&self.member).stay(Arc::clone(&self.cache), number, open));
             Ok(number)
         };
         let opened = cell.get_or_try_init(open).await.copied();

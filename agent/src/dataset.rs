@@ -6,8 +6,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use dl_format::DatasetName;
-use libdiesel::agent::{ChunkSource, Servers, Table, Version, at_version, snapshot_file};
+use libdiesel::agent::{
+    ChunkSource, Servers, Table, TaskMembership, Version, at_version, snapshot_file,
+};
 use libdiesel::{Client, ConnectOptions, Dataset, Kind, Snapshot, SnapshotCache};
+
+use crate::peers::Peers;
 
 /// Connections to each server: one agent fetches what many processes would fetch.
 const CONNECTIONS: usize = 4;
@@ -29,6 +33,8 @@ pub(crate) struct Open {
     pub(crate) source: ChunkSource,
     /// The way to the servers.
     pub(crate) dataset: Dataset,
+    /// The other agents that read it.
+    pub(crate) peers: Peers,
     /// For workers.
     pub(crate) snapshot_file: OwnedFd,
     pub(crate) table_file: OwnedFd,
@@ -67,6 +73,7 @@ impl Open {
         name: &str,
         dataset: &Dataset,
         version: Option<Version>,
+        peers: Peers,
     ) -> Result<Self, Refusal> {
         let cache = SnapshotCache::of_user();
         let of_task = version.map(|version| at_version(dataset, version, cache.as_ref()));
@@ -90,7 +97,29 @@ impl Open {
         let snapshot_file = file.map_err(|why| Refusal::because(&why))?;
         let source = ChunkSource::of(&dataset)?;
         let name = name.to_owned();
-        Ok(Self { name, snapshot, first_files, table, source, dataset, snapshot_file, table_file })
+        Ok(Self {
+            name,
+            snapshot,
+            first_files,
+            table,
+            source,
+            dataset,
+            peers,
+            snapshot_file,
+            table_file,
+        })
+    }
+}
+
+impl Open {
+    /// Takes note of what the servers say of the task; gives whether the members have changed.
+    pub(crate) fn hear(&self, joined: &TaskMembership) -> bool {
+        let version = self.snapshot.version();
+        if joined.version != Some(version) {
+            let told = joined.version.map(|version| version.to_string());
+            tracing::warn!(dataset = self.name, version = ?told, "the task reads another version");
+        }
+        self.peers.update(self.snapshot.dataset(), version, joined)
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Must hold: a chunk is shown only after each of its files had the checksum of the snapshot; damaged
 //! bytes are fetched once more, past the copies of a fast store; a file that a worker waits for is
-//! fetched first and handed over before the rest of its chunk is there.
+//! handed over before the rest of its chunk is there; what another agent can't give comes from the servers.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,8 +15,9 @@ use dl_runtime::{Clock, SystemClock, spawn_on};
 use libdiesel::agent::Arena;
 use libdiesel::{Error, FilePlace, Kind};
 
-use crate::cache::{Cache, Fetch, Progress};
+use crate::cache::{Cache, Fetch, Filled, Origin, Progress};
 use crate::dataset::{ChunkKey, Open, chain};
+use crate::peers::{Got, Incoming};
 
 /// After a fetch that no server answered the next one that nobody waits for begins later.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -54,9 +55,12 @@ struct Wanted {
     key: ChunkKey,
     slot: u32,
     id: ChunkId,
-    files: Vec<(u32, FilePlace)>,
-    first: Option<(u32, FilePlace)>,
+    /// By their ends.
+    files: Arc<[(u32, FilePlace)]>,
+    /// The file that is needed first.
+    first: Option<u32>,
     progress: Arc<Progress>,
+    is_for_peer: bool,
 }
 
 /// Why a chunk is not in its slot.
@@ -84,7 +88,7 @@ fn start(cache: &Arc<Cache>, fetch: Fetch) {
             Err(why) => Err(Failure::Final(why)),
         };
         match filled {
-            Ok(bytes) => cache.state().filled(key, bytes),
+            Ok(filled) => cache.state().filled(key, filled),
             Err(Failure::Final(why)) => {
                 tracing::warn!(dataset = open.name, chunk = key.chunk, why, "a chunk can't be had");
                 cache.state().lost(key, &why, true);
@@ -107,17 +111,14 @@ fn start(cache: &Arc<Cache>, fetch: Fetch) {
 /// The files of a chunk, or the piece of a large file.
 fn wanted(open: &Open, fetch: Fetch) -> Result<Wanted, String> {
     let said = |error: Error| chain(&error);
-    let Fetch { key, slot, first, progress } = fetch;
+    let Fetch { key, slot, first, progress, is_for_peer } = fetch;
+    let of_files = |id, files: Vec<_>| {
+        let files = files.into();
+        Wanted { key, slot, id, files, first, progress, is_for_peer }
+    };
     if key.chunk >= open.snapshot.chunks() {
         let (id, number, place) = open.snapshot.part(key.chunk).map_err(said)?;
-        return Ok(Wanted {
-            key,
-            slot,
-            id,
-            files: vec![(number, place)],
-            first: Some((number, place)),
-            progress,
-        });
+        return Ok(of_files(id, vec![(number, place)]));
     }
     let (id, length, numbers) = open.snapshot.chunk(key.chunk).map_err(said)?;
     let mut files = Vec::with_capacity(numbers.len());
@@ -125,59 +126,117 @@ fn wanted(open: &Open, fetch: Fetch) -> Result<Wanted, String> {
         let mut place = open.snapshot.place(number).map_err(said)?;
         // Of a large file the last piece lies here.
         place = open.snapshot.pieces(number).map_err(said)?.pop().unwrap_or(place);
-        let end = u64::from(place.offset).saturating_add(place.length);
-        if end > u64::from(length) {
+        if u64::from(place.offset).saturating_add(place.length) > u64::from(length) {
             return Err(format!("file {number} ends behind the end of its chunk"));
         }
         if place.length > 0 {
             files.push((number, place));
         }
     }
-    let first = files.iter().find(|(number, _)| Some(*number) == first).copied();
-    Ok(Wanted { key, slot, id, files, first, progress })
+    files.sort_unstable_by_key(|(_, place)| range_of(place).end);
+    Ok(of_files(id, files))
 }
 
-/// Fetches all of it; gives how many bytes. A file that is needed first comes by a request of its own: a
-/// server reads all ranges of a request before it sends the first one.
-async fn fill(cache: &Cache, open: &Open, arena: &Arena, wanted: &Wanted) -> Result<u64, Failure> {
-    let (first, mut left) = wanted.ranges();
-    let length = first.iter().chain(&left).map(|range| range.len() as u64).sum();
-    wanted.progress.length.store(length, Ordering::Relaxed);
+/// Fetches all of it.
+async fn fill(
+    cache: &Cache,
+    open: &Open,
+    arena: &Arc<Arena>,
+    wanted: &Wanted,
+) -> Result<Filled, Failure> {
+    let span = span_of(&wanted.files);
+    wanted.progress.length.store((span.end - span.start).into(), Ordering::Relaxed);
     arena.populate(wanted.slot);
-    if let (Some(range), Some((number, place))) = (first, wanted.first) {
-        wanted.fetch(open, arena, std::slice::from_ref(&range), false).await?.ok();
-        if is_right(arena, wanted.slot, place) {
-            // From now on readers may have it: it is not written again.
-            cache.state().file_is_there(wanted.key, number);
-        } else {
-            left.push(range);
-        }
+    let (mut right, mut origin) = (0, Origin::Servers);
+    if !wanted.is_for_peer && !span.is_empty() {
+        (right, origin) = wanted.ask_peers(cache, open, arena).await;
     }
-    let mut why = String::new();
-    for passes_copies in [false, true] {
-        if let Err(damage) = wanted.fetch(open, arena, &left, passes_copies).await? {
-            why = damage;
-            continue;
-        }
-        match wanted.files.iter().find(|file| !is_right(arena, wanted.slot, file.1)) {
-            None => return Ok(length),
-            Some((number, _)) => why = format!("file {number} is damaged"),
-        }
-    }
-    Err(Failure::Final(why))
+    wanted.progress.asks(None);
+    wanted.ask_servers(cache, open, arena, right).await?;
+    Ok(Filled { span: (span.start, span.end), origin })
 }
 
 impl Wanted {
-    /// The parts of the object to fetch: the file that is needed first, and the rest.
-    fn ranges(&self) -> (Option<Range<u32>>, Vec<Range<u32>>) {
-        let range_of =
-            |place: &FilePlace| place.offset..place.offset.saturating_add(place.length as u32);
-        let start = self.files.iter().map(|(_, place)| place.offset).min().unwrap_or(0);
-        let end = self.files.iter().map(|(_, place)| range_of(place).end).max().unwrap_or(0);
-        let first = self.first.as_ref().map(|(_, place)| range_of(place));
-        let gap = first.clone().unwrap_or(start..start);
-        let rest = [start..gap.start, gap.end..end];
-        (first, rest.into_iter().filter(|range| !range.is_empty()).collect())
+    /// Has other agents give it: so many files are right now, and whose chunk it is when the servers
+    /// give the others.
+    async fn ask_peers(&self, cache: &Cache, open: &Open, arena: &Arc<Arena>) -> (usize, Origin) {
+        let sources = open.peers.sources(self.key.chunk);
+        let mut has_failed = false;
+        for link in sources.links {
+            self.progress.asks(Some(&link.address));
+            let (files, progress) = (Arc::clone(&self.files), Arc::clone(&self.progress));
+            let incoming = Incoming::new(Arc::clone(arena), self.slot, files, progress);
+            let is_right = |right| self.hand_over_first(cache, right);
+            match link.chunk(self.key.chunk, incoming, is_right).await {
+                Got::Whole => {
+                    let span = span_of(&self.files);
+                    link.came((span.end - span.start).into());
+                    return (self.files.len(), Origin::Peer);
+                }
+                Got::Elsewhere => {}
+                Got::Away => has_failed = true,
+                Got::Broken { right, why } => {
+                    let (dataset, chunk, peer) = (&open.name, self.key.chunk, &link.address);
+                    tracing::debug!(
+                        dataset,
+                        chunk,
+                        peer,
+                        why,
+                        "another agent did not give a chunk"
+                    );
+                    return (right, Origin::ServersInstead);
+                }
+            }
+        }
+        let is_mine = sources.is_mine && !has_failed;
+        (0, if is_mine { Origin::Servers } else { Origin::ServersInstead })
+    }
+
+    /// Whoever waits for the file that is needed first gets it, once it is among so many right ones.
+    fn hand_over_first(&self, cache: &Cache, right: usize) {
+        let Some(first) = self.first else { return };
+        let right = self.files.get(..right).unwrap_or_default();
+        if right.iter().any(|(number, _)| *number == first) {
+            // From now on readers may have it: it is not written again.
+            cache.state().file_is_there(self.key, first);
+        }
+    }
+
+    /// Has the servers give the files behind those that are right. The file that is needed first comes by a
+    /// request of its own: a server reads all ranges of a request before it sends the first one.
+    async fn ask_servers(
+        &self,
+        cache: &Cache,
+        open: &Open,
+        arena: &Arena,
+        right: usize,
+    ) -> Result<(), Failure> {
+        let files = self.files.get(right..).unwrap_or_default();
+        let first = files.iter().find(|(number, _)| Some(*number) == self.first);
+        let (range, mut left) = ranges(files, first);
+        if let (Some(range), Some((number, place))) = (range, first) {
+            self.fetch(open, arena, std::slice::from_ref(&range), false).await?.ok();
+            if is_right(arena, self.slot, *place) {
+                cache.state().file_is_there(self.key, *number);
+            } else {
+                left.push(range);
+            }
+        }
+        if files.is_empty() {
+            return Ok(());
+        }
+        let mut why = String::new();
+        for passes_copies in [false, true] {
+            if let Err(damage) = self.fetch(open, arena, &left, passes_copies).await? {
+                why = damage;
+                continue;
+            }
+            match files.iter().find(|file| !is_right(arena, self.slot, file.1)) {
+                None => return Ok(()),
+                Some((number, _)) => why = format!("file {number} is damaged"),
+            }
+        }
+        Err(Failure::Final(why))
     }
 
     /// Fetches ranges into the slot; an error says what is damaged.
@@ -212,6 +271,29 @@ impl Wanted {
             _ => Err(Failure::Away(chain(&error))),
         }
     }
+}
+
+/// The parts of the object to fetch: the file that is needed first, and the rest.
+fn ranges(
+    files: &[(u32, FilePlace)],
+    first: Option<&(u32, FilePlace)>,
+) -> (Option<Range<u32>>, Vec<Range<u32>>) {
+    let span = span_of(files);
+    let first = first.map(|(_, place)| range_of(place));
+    let gap = first.clone().unwrap_or(span.start..span.start);
+    let rest = [span.start..gap.start, gap.end..span.end];
+    (first, rest.into_iter().filter(|range| !range.is_empty()).collect())
+}
+
+/// Where files begin and end in their chunk.
+fn span_of(files: &[(u32, FilePlace)]) -> Range<u32> {
+    let start = files.iter().map(|(_, place)| place.offset).min().unwrap_or(0);
+    let end = files.iter().map(|(_, place)| range_of(place).end).max().unwrap_or(0);
+    start..end
+}
+
+fn range_of(place: &FilePlace) -> Range<u32> {
+    place.offset..place.offset.saturating_add(place.length as u32)
 }
 
 fn is_right(arena: &Arena, slot: u32, place: FilePlace) -> bool {

@@ -10,8 +10,10 @@ mod cache;
 mod connection;
 mod dataset;
 mod fill;
+mod lent;
 mod member;
 mod pages;
+mod peers;
 mod plan;
 mod readiness;
 mod run;
@@ -22,6 +24,7 @@ mod window;
 
 pub use budget::{Budget, free_memory};
 pub use pages::Pages;
+pub use peers::{InvalidPeerAddress, PeerAddress, PeerStatus};
 pub use run::{Config, Ended, run};
 pub use status::{DatasetStatus, OrderStatus, Status, WorkerStatus};
 pub use waits::{Doing, Wait};

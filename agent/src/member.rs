@@ -7,35 +7,85 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dl_runtime::{Clock, OsRandom, Random, SystemClock};
+use dl_runtime::{Clock, OsRandom, Random, Shutdown, SystemClock, spawn};
 use libdiesel::Dataset;
 use libdiesel::agent::{
-    JoinTask, MemberId, TaskCounters, TaskMember, TaskName, Version, join_task,
+    JoinTask, MemberId, TaskCounters, TaskMember, TaskMembership, TaskName, join_task,
 };
+use tokio::sync::OnceCell;
 
 use crate::cache::Cache;
 use crate::dataset::{Open, chain};
+use crate::peers::{Door, PeerAddress, Peers};
 use crate::status;
 
 /// Between two calls while no server answers.
 const AGAIN: Duration = Duration::from_secs(5);
 
+/// A list of members that has changed is asked for again so many times in a fifth of the usual time, while it
+/// has at most so many members: those of a job start together.
+const SOON: u32 = 3;
+const SOON_PART: u32 = 5;
+const SOON_MEMBERS_MAX: usize = 64;
+
+/// Between two calls at least.
+const PAUSE_MIN: Duration = Duration::from_millis(200);
+
+/// Names of jobs on one machine alone begin so.
+const OF_SESSION: &str = "session:";
+
 /// How long an agent that ends tries to say so.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// The agent, as the servers know it.
-#[derive(Debug, Clone)]
+/// The agent, as the servers and the other agents know it.
+#[derive(Debug)]
 pub(crate) struct Member {
     task: TaskName,
     id: MemberId,
+    peer_address: PeerAddress,
+    /// None where no other agent is let in.
+    door: OnceCell<Option<Arc<Door>>>,
 }
 
 impl Member {
     /// A new member of a task.
-    pub(crate) fn of(task: TaskName) -> Self {
+    pub(crate) fn of(task: TaskName, peer_address: PeerAddress) -> Self {
         let mut id = [0; 16];
         OsRandom.fill(&mut id);
-        Self { task, id: MemberId::from_bytes(id) }
+        Self { task, id: MemberId::from_bytes(id), peer_address, door: OnceCell::new() }
+    }
+
+    /// Lets other agents in, unless it does so already.
+    pub(crate) async fn open_door(
+        &self,
+        cache: &Arc<Cache>,
+        servers: &[String],
+        shutdown: &Shutdown,
+    ) {
+        let open = async || {
+            if self.task.as_str().starts_with(OF_SESSION) {
+                return None;
+            }
+            let opened = Door::open(&self.peer_address, servers).await;
+            let door = opened.inspect_err(|why| {
+                tracing::warn!(%why, "no other agent of the task can reach this one");
+            });
+            let door = Arc::new(door.ok()??);
+            let serving = Arc::clone(&door).serve(Arc::clone(cache), self.id, shutdown.clone());
+            spawn(serving);
+            Some(door)
+        };
+        self.door.get_or_init(open).await;
+    }
+
+    /// The address at which other agents reach this one; empty for nowhere.
+    pub(crate) fn address(&self) -> &str {
+        self.door.get().and_then(Option::as_ref).map_or("", |door| &door.address)
+    }
+
+    /// The other agents of a dataset, none of which is known yet.
+    pub(crate) fn peers(&self) -> Peers {
+        Peers::new(self.id)
     }
 
     fn request(&self, cache: &Cache, dataset: usize, open: &Open, leaving: bool) -> JoinTask {
@@ -51,7 +101,7 @@ impl Member {
     fn first_request(&self, cache: &Cache, dataset: &Dataset) -> JoinTask {
         let member = TaskMember {
             id: self.id,
-            address: String::new(),
+            address: self.address().to_owned(),
             key_fingerprint: None,
             memory: cache.budget(),
         };
@@ -65,11 +115,11 @@ impl Member {
         }
     }
 
-    /// Registers for a dataset, and gives the version of it that the task reads: that of other members,
-    /// else the one that the task leased before, else the newest. None when no server says so.
-    pub(crate) async fn version(&self, cache: &Cache, dataset: &Dataset) -> Option<Version> {
+    /// Registers for a dataset; the answer names the version of it that the task reads: that of other
+    /// members, else the one that the task leased before, else the newest. None when no server says so.
+    pub(crate) async fn join(&self, cache: &Cache, dataset: &Dataset) -> Option<TaskMembership> {
         match join_task(dataset, self.first_request(cache, dataset)).await {
-            Ok(joined) => joined.version,
+            Ok(joined) => Some(joined),
             Err(why) => {
                 let why = chain(&why);
                 tracing::warn!(dataset = %dataset.info().name, why, "the servers tell no version of the task");
@@ -79,23 +129,22 @@ impl Member {
     }
 
     /// Registers for a dataset, again and again.
-    pub(crate) async fn stay(self, cache: Arc<Cache>, dataset: usize, open: Arc<Open>) {
+    pub(crate) async fn stay(self: Arc<Self>, cache: Arc<Cache>, dataset: usize, open: Arc<Open>) {
         let clock = SystemClock::new();
-        let mut is_known = true;
+        let (mut is_known, mut soon) = (true, SOON);
         loop {
             let request = self.request(&cache, dataset, &open, false);
             let pause = match join_task(&open.dataset, request).await {
                 Ok(joined) => {
                     is_known = true;
-                    if joined.version != Some(open.snapshot.version()) {
-                        let version = joined.version.map(|version| version.to_string());
-                        tracing::warn!(
-                            dataset = open.name,
-                            ?version,
-                            "the task reads another version"
-                        );
+                    if open.hear(&joined) {
+                        soon = SOON;
+                        cache.state().backlog.begin_again(dataset, open.snapshot.holders());
+                        cache.moved.notify_one();
                     }
-                    joined.call_again
+                    let may_be_soon = soon > 0 && joined.members.len() <= SOON_MEMBERS_MAX;
+                    soon = soon.saturating_sub(1);
+                    joined.call_again / if may_be_soon { SOON_PART } else { 1 }
                 }
                 Err(why) => {
                     if std::mem::take(&mut is_known) {
@@ -104,7 +153,11 @@ impl Member {
                     AGAIN
                 }
             };
-            clock.sleep(pause).await;
+            clock.sleep(PAUSE_MIN).await;
+            tokio::select! {
+                () = clock.sleep(pause.saturating_sub(PAUSE_MIN)) => {}
+                () = open.peers.changed.notified() => {}
+            }
         }
     }
 

@@ -18,7 +18,7 @@ use crate::cache::Cache;
 use crate::connection::Desk;
 use crate::member::Member;
 use crate::readiness::watch;
-use crate::{Budget, Policy};
+use crate::{Budget, PeerAddress, Policy};
 
 /// How often orders are followed, and who waits for memory is looked at.
 const TICK: Duration = Duration::from_millis(5);
@@ -39,6 +39,8 @@ pub struct Config {
     pub memory: Budget,
     /// When it fetches.
     pub policy: Policy,
+    /// Where other agents of the job reach it.
+    pub peer_address: PeerAddress,
     /// How long it lives without a worker.
     pub idle: Duration,
     /// Ends it.
@@ -59,14 +61,15 @@ pub enum Ended {
 /// # Errors
 /// When the listener fails.
 pub async fn run(config: Config) -> io::Result<Ended> {
-    let Config { task, listener, lock, memory, policy, idle, shutdown } = config;
+    let Config { task, listener, lock, memory, policy, peer_address, idle, shutdown } = config;
     let lock = File::from(lock);
     name_holder(&lock)?;
     rustix::io::ioctl_fionbio(&listener, true)?;
     let listener = watch(listener)?;
     let cache = Arc::new(Cache::new(policy, memory.0));
     let stop = Shutdown::new();
-    let desk = Arc::new(Desk::new(Arc::clone(&cache), stop.clone(), Member::of(task)));
+    let desk =
+        Arc::new(Desk::new(Arc::clone(&cache), stop.clone(), Member::of(task, peer_address)));
     let clock = SystemClock::new();
     let driving = spawn(drive(Arc::clone(&cache)));
     let ended = tokio::select! {
@@ -76,6 +79,8 @@ pub async fn run(config: Config) -> io::Result<Ended> {
         () = unneeded(&desk, idle, &clock) => Ok(Ended::Idle),
     };
     driving.abort();
+    // Other agents are told that this one ends.
+    stop.request();
     desk.member.leave(&cache).await;
     drop(lock);
     ended

@@ -1,7 +1,7 @@
 //! Which slot the next chunk comes into.
 //!
-//! Must hold: a slot is handed out only after its word was withdrawn and no page showed a pin; kept chunks
-//! stay, unless views hold all other slots; a chunk that a worker waits for comes before those that are
+//! Must hold: a slot is handed out only after its word was withdrawn and no page showed a pin, and
+//! while no other agent reads it; kept chunks stay, unless views hold all other slots; a chunk that a worker waits for comes before those that are
 //! needed later.
 
 use std::cmp::Reverse;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use libdiesel::agent::Word;
 
-use crate::cache::{Held, State};
+use crate::cache::{Held, State, Stay};
 use crate::dataset::{ChunkKey, Open};
 
 impl State {
@@ -39,7 +39,7 @@ impl State {
             let key = self.passing.pop_front()?;
             let is_needed = key == wanted || self.plans.needs(key);
             match self.held.get(&key) {
-                Some(Held::Full { slot, is_kept: false }) if !is_needed => {
+                Some(Held::Full { slot, stay: Stay::Passing, .. }) if !is_needed => {
                     let slot = *slot;
                     if self.withdraw(key, slot) {
                         self.held.remove(&key);
@@ -48,7 +48,7 @@ impl State {
                     }
                     self.passing.push_back(key);
                 }
-                Some(Held::Full { is_kept: false, .. }) => self.passing.push_back(key),
+                Some(Held::Full { stay: Stay::Passing, .. }) => self.passing.push_back(key),
                 _ => {}
             }
         }
@@ -58,21 +58,29 @@ impl State {
         self.take_slot_of_late(wanted).or_else(|| self.take_slot_of_kept())
     }
 
-    /// The slot of a kept chunk that nobody reads. Views hold every other slot; the chunk of one of them is
+    /// The slot of a kept chunk that nobody reads, first of one that another agent keeps too. Views hold every other slot; the chunk of one of them is
     /// kept from now on.
     fn take_slot_of_kept(&mut self) -> Option<u32> {
         let kept = self.held.iter().filter_map(|(key, held)| match held {
-            Held::Full { slot, is_kept: true } => Some((*key, *slot)),
+            Held::Full { slot, stay: stay @ (Stay::Kept | Stay::Copy), .. } => {
+                Some((*stay == Stay::Kept, *key, *slot))
+            }
             _ => None,
         });
-        let kept: Vec<_> = kept.collect();
-        let (key, slot) = kept.into_iter().find(|(key, slot)| self.withdraw(*key, *slot))?;
+        let mut kept: Vec<_> = kept.collect();
+        kept.sort_unstable();
+        let (is_kept, key, slot) =
+            kept.into_iter().find(|(_, key, slot)| self.withdraw(*key, *slot))?;
         self.held.remove(&key);
         self.backlog.is_absent_again(key);
+        if !is_kept {
+            self.copies -= 1;
+            return Some(slot);
+        }
         self.kept -= 1;
         let passing = self.passing.pop_front();
-        if let Some(Held::Full { is_kept, .. }) = passing.and_then(|key| self.held.get_mut(&key)) {
-            *is_kept = true;
+        if let Some(Held::Full { stay, .. }) = passing.and_then(|key| self.held.get_mut(&key)) {
+            *stay = Stay::Kept;
             self.kept += 1;
         }
         Some(slot)
@@ -84,7 +92,9 @@ impl State {
         let mut late: Vec<_> = self.passing.iter().filter(|key| **key != wanted).collect();
         late.sort_by_key(|key| Reverse(lateness.get(key).copied()));
         for key in late.into_iter().copied().collect::<Vec<_>>() {
-            let Some(Held::Full { slot, is_kept: false }) = self.held.get(&key) else { continue };
+            let Some(Held::Full { slot, stay: Stay::Passing, .. }) = self.held.get(&key) else {
+                continue;
+            };
             let slot = *slot;
             if self.withdraw(key, slot) {
                 self.held.remove(&key);
@@ -100,7 +110,8 @@ impl State {
     fn withdraw(&mut self, key: ChunkKey, slot: u32) -> bool {
         let Some(open) = self.datasets.get(key.dataset).map(Arc::clone) else { return false };
         open.table.withdraw(key.chunk);
-        if self.connections.values().all(|connection| !connection.pins.holds(slot)) {
+        let is_pinned = self.connections.values().any(|connection| connection.pins.holds(slot));
+        if !is_pinned && !self.lent.holds(slot) {
             return true;
         }
         self.show(&open, key, slot);

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cache::{Cache, Counts, Held, State};
 use crate::dataset::ChunkKey;
+use crate::peers::PeerStatus;
 use crate::waits::{self, SHOWN_MAX, Wait, seconds_since};
 use crate::{Pages, Policy};
 
@@ -31,6 +32,8 @@ pub struct Status {
     pub chunks_present: u64,
     /// Chunks that stay for later epochs.
     pub chunks_kept: u64,
+    /// Chunks that stay while there is room, as another agent keeps them too.
+    pub chunks_copied: u64,
     /// Files that workers read from memory.
     pub hits: u64,
     /// Bytes of these.
@@ -45,6 +48,12 @@ pub struct Status {
     pub chunks_from_servers: u64,
     /// Bytes of these.
     pub bytes_from_servers: u64,
+    /// Chunks that came from other agents of the job.
+    pub chunks_from_peers: u64,
+    /// Bytes of these.
+    pub bytes_from_peers: u64,
+    /// Chunks that were given to other agents.
+    pub chunks_to_peers: u64,
     /// Fetches that failed.
     pub failed_fetches: u64,
     /// Fetches under way.
@@ -55,6 +64,12 @@ pub struct Status {
     pub prefetch_stuck: bool,
     /// The pages of the slots in use.
     pub pages: Pages,
+    /// Where other agents reach this one; empty for nowhere.
+    pub peer_address: String,
+    /// The other agents of the job, at most 256.
+    pub peers: Vec<PeerStatus>,
+    /// Agents beside these.
+    pub peers_left_out: u64,
     /// The orders that are read, at most 256.
     pub orders: Vec<OrderStatus>,
     /// The processes that read, at most 256.
@@ -95,6 +110,8 @@ pub struct DatasetStatus {
     pub chunks: u64,
     /// Those of them that are in memory.
     pub chunks_present: u64,
+    /// Those that belong to this agent, among all agents of the job.
+    pub chunks_owned: u64,
 }
 
 /// A process that reads.
@@ -114,9 +131,27 @@ pub struct WorkerStatus {
     pub awaits_seconds: Option<f64>,
 }
 
-/// The state of the agent as JSON.
-pub(crate) fn text(cache: &Cache, pages: Pages) -> String {
-    let status = of(&cache.state(), cache.policy, cache.budget(), pages);
+/// The state of the agent as JSON. Blocks.
+pub(crate) fn text(cache: &Cache, peer_address: &str) -> String {
+    let pages = Pages::now();
+    let (mut status, opens) = {
+        let state = cache.state();
+        (of(&state, cache.policy, cache.budget(), pages), state.datasets.clone())
+    };
+    // The owners of all chunks take a while to count.
+    let owned = opens.iter().map(|open| open.peers.owned(open.snapshot.holders()));
+    let owned: Vec<_> = owned.collect();
+    for ((dataset, open), owned) in status.datasets.iter_mut().zip(&opens).zip(&owned) {
+        dataset.chunks_owned = open.peers.owned_by_me(owned, open.snapshot.holders());
+    }
+    let peers = opens.iter().zip(&owned).flat_map(|(open, owned)| {
+        open.peers.links().into_iter().map(|link| PeerStatus::of(&link, &open.name, owned))
+    });
+    let mut peers: Vec<_> = peers.collect();
+    status.peers_left_out = peers.len().saturating_sub(SHOWN_MAX) as u64;
+    peers.truncate(SHOWN_MAX);
+    status.peers = peers;
+    status.peer_address = peer_address.to_owned();
     serde_json::to_string(&status).unwrap_or_default()
 }
 
@@ -153,6 +188,7 @@ fn of_datasets(state: &State) -> Vec<DatasetStatus> {
         version: open.snapshot.version().to_string(),
         chunks: open.snapshot.holders().into(),
         chunks_present: present(state, number),
+        chunks_owned: 0,
     });
     datasets.collect()
 }
@@ -219,6 +255,7 @@ fn of(state: &State, policy: Policy, budget: u64, pages: Pages) -> Status {
         chunks,
         chunks_present: present,
         chunks_kept: state.kept.into(),
+        chunks_copied: state.copies.into(),
         hits: sum(Gauge::Hits, gone.hits),
         hit_bytes: sum(Gauge::HitBytes, gone.hit_bytes),
         misses: sum(Gauge::Misses, gone.misses),
@@ -226,12 +263,18 @@ fn of(state: &State, policy: Policy, budget: u64, pages: Pages) -> Status {
         fallback_bytes: sum(Gauge::FallbackBytes, gone.fallback_bytes),
         chunks_from_servers: gone.chunks_from_servers,
         bytes_from_servers: gone.bytes_from_servers,
+        chunks_from_peers: gone.chunks_from_peers,
+        bytes_from_peers: gone.bytes_from_peers,
+        chunks_to_peers: gone.chunks_to_peers,
         failed_fetches: gone.failed_fetches,
         fetches: state.held.values().filter(|held| matches!(held, Held::Filling { .. })).count()
             as u64,
         prefetch_waiting,
         prefetch_stuck: state.backlog.is_stuck && prefetch_waiting > 0,
         pages,
+        peer_address: String::new(),
+        peers: Vec::new(),
+        peers_left_out: 0,
         orders: of_orders(state),
         workers: workers.collect(),
         workers_left_out: state.connections.len().saturating_sub(SHOWN_MAX) as u64,

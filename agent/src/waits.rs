@@ -35,8 +35,11 @@ pub struct Wait {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "kebab-case")]
 pub enum Doing {
-    /// The agent fetches the chunk from the servers.
+    /// The agent fetches the chunk from the servers, or from another agent.
     Fetching {
+        /// The address of the other agent.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        peer: Option<String>,
         /// Bytes that came.
         bytes: u64,
         /// Bytes that were asked for; 0 before the request.
@@ -94,6 +97,7 @@ fn doing(state: &State, connection: u64, dataset: usize, chunk: u64) -> Doing {
     match state.held.get(&key) {
         _ if is_queued => Doing::NoSlot,
         Some(Held::Filling { progress, .. }) => Doing::Fetching {
+            peer: progress.peer(),
             bytes: progress.bytes.load(Ordering::Relaxed),
             length: progress.length.load(Ordering::Relaxed),
             fetch_seconds: seconds_since(progress.since.as_millis() as u64),

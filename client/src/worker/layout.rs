@@ -159,6 +159,18 @@ impl Arena {
         place.is_some_and(|(segment, at)| segment.write(at, bytes))
     }
 
+    /// Hands bytes of a slot without a word and without a pin to `write`; none where they leave the slot.
+    pub fn write_with<T>(
+        &self,
+        slot: u32,
+        offset: u32,
+        length: usize,
+        write: impl FnOnce(&mut [u8]) -> T,
+    ) -> Option<T> {
+        let (segment, at) = self.place(slot, offset, length)?;
+        segment.write_with(at, length, write)
+    }
+
     /// Bytes that this process has written into a slot.
     pub fn written(&self, slot: u32, offset: u32, length: usize) -> Option<&[u8]> {
         let (segment, at) = self.place(slot, offset, length)?;

@@ -174,6 +174,26 @@ impl SharedMemory {
         true
     }
 
+    /// Hands bytes at an offset to `write`, as to a socket that is read; none where they leave the map, or
+    /// the map is for reading. Nobody else accesses these bytes meanwhile, as with [`write`](Self::write).
+    pub(crate) fn write_with<T>(
+        &self,
+        offset: usize,
+        length: usize,
+        write: impl FnOnce(&mut [u8]) -> T,
+    ) -> Option<T> {
+        let fits = offset.checked_add(length).is_some_and(|end| end <= self.length);
+        if !fits || !self.is_writable {
+            return None;
+        }
+        #[expect(unsafe_code, reason = "mapped memory has no other face")]
+        // SAFETY: in the map, which is writable and full of valid bytes from its beginning. No other
+        // reference to these bytes exists (see above), and this one ends with the call.
+        let bytes =
+            unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(offset), length) };
+        Some(write(bytes))
+    }
+
     /// The bytes that this process, the only writer, has written.
     pub(crate) fn written(&self, offset: usize, length: usize) -> Option<&[u8]> {
         self.bytes(offset, length).filter(|_| self.is_writable)

@@ -66,12 +66,15 @@ impl fmt::Display for Line<'_> {
         let Wait { pid, dataset, chunk, seconds, doing } = self.wait;
         write!(f, "Process {pid} has waited {seconds:.1} s for chunk {chunk} of dl://{dataset}: ")?;
         match doing {
-            Doing::Fetching { bytes, length, fetch_seconds } => write!(
-                f,
-                "the agent has fetched {} of {} from the servers in {fetch_seconds:.1} s.",
-                sized(*bytes),
-                sized(*length),
-            ),
+            Doing::Fetching { peer, bytes, length, fetch_seconds } => {
+                let (bytes, length) = (sized(*bytes), sized(*length));
+                write!(f, "the agent has fetched {bytes} of {length} from ")?;
+                match peer {
+                    None => write!(f, "the servers")?,
+                    Some(peer) => write!(f, "the agent at {peer}, to which the chunk belongs")?,
+                }
+                write!(f, " in {fetch_seconds:.1} s.")
+            }
             Doing::NoSlot => {
                 write!(f, "the agent has no free slot for it.")?;
                 for Pins { pid, slots } in &self.pinned_by {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
-use dl_agent::{Budget, Policy, Status};
+use dl_agent::{Budget, PeerAddress, Policy, Status};
 use libdiesel::{TaskOptions, agent};
 
 use super::whole_dataset;
@@ -82,6 +82,11 @@ struct Settings {
     #[arg(long, value_name = "POLICY", value_enum, default_value = "on-demand")]
     policy: PolicyName,
 
+    /// Where the agents of other machines reach this one, as HOST or HOST:PORT; none for an agent that
+    /// speaks to no other one [default: the address of this machine on the way to the servers]
+    #[arg(long, value_name = "HOST:PORT", env = "DIESEL_PEER_ADDRESS")]
+    peer_address: Option<String>,
+
     /// How long the agent lives without a process of the task [default: 10m, or 10s where a process
     /// of the task starts it]
     #[arg(long, value_name = "TIME")]
@@ -104,6 +109,7 @@ const IDLE_OF_WORKERS: Duration = Duration::from_secs(10);
 struct Plan {
     memory: Budget,
     policy: Policy,
+    peer_address: PeerAddress,
     idle: Option<Duration>,
 }
 
@@ -127,7 +133,13 @@ impl Settings {
             PolicyName::OnDemand => Policy::OnDemand,
             PolicyName::None => Policy::None,
         };
-        Ok(Plan { memory, policy, idle: idle.transpose()? })
+        let peer_address = match &self.peer_address {
+            None => PeerAddress::default(),
+            Some(text) => text.parse().map_err(|why| {
+                Failure::usage(format!("--peer-address {}: {why}", escaped(text.as_bytes())))
+            })?,
+        };
+        Ok(Plan { memory, policy, peer_address, idle: idle.transpose()? })
     }
 
     fn policy_name(&self) -> String {
@@ -143,6 +155,9 @@ impl Settings {
         arguments.extend(["--idle".to_owned(), format!("{idle}s")]);
         if let Some(memory) = &self.memory {
             arguments.extend(["--memory".to_owned(), memory.clone()]);
+        }
+        if let Some(address) = &self.peer_address {
+            arguments.extend(["--peer-address".to_owned(), address.clone()]);
         }
         Ok(arguments)
     }
@@ -162,9 +177,9 @@ pub(crate) fn run(
             agent::start(&context.options, &task, &dataset.dataset)?;
             Ok(Exit::Done)
         }
-        Action::Run(settings) => serve::in_foreground(&settings.plan()?, context, &task),
+        Action::Run(settings) => serve::in_foreground(settings.plan()?, context, &task),
         Action::Spawn(settings) => serve::spawn(&settings, &task),
-        Action::Serve(settings) => serve::from_worker(&settings.plan()?, context, &task),
+        Action::Serve(settings) => serve::from_worker(settings.plan()?, context, &task),
         Action::Status => show::run(context, &task, out),
         Action::Prefetch(arguments) => prefetch::run(arguments, context, &task, out),
         Action::Stop => {

@@ -19,7 +19,7 @@ const THREADS: usize = 2;
 
 /// Becomes the agent, and tells its end.
 pub(super) fn in_foreground(
-    plan: &Plan,
+    plan: Plan,
     context: &Context,
     task: &TaskOptions,
 ) -> Result<Exit, Failure> {
@@ -32,8 +32,9 @@ pub(super) fn in_foreground(
     let idle = plan.idle.unwrap_or(IDLE);
     let agent::Claim { listener, lock } = claim;
     let shutdown = context.shutdown.clone();
-    let Plan { memory, policy, .. } = *plan;
-    let config = Config { task: name_of(task)?, listener, lock, memory, policy, idle, shutdown };
+    let Plan { memory, policy, peer_address, .. } = plan;
+    let task = name_of(task)?;
+    let config = Config { task, listener, lock, memory, policy, peer_address, idle, shutdown };
     if serve(config)? == Ended::Idle {
         context.notes.note("no process of the task was there for a while: the agent ends");
     }
@@ -46,8 +47,8 @@ pub(super) fn spawn(settings: &Settings, task: &TaskOptions) -> Result<Exit, Fai
     settings.plan()?;
     let mut command = Command::new(std::env::current_exe().map_err(failed)?);
     command.args(["agent", "serve", "--task", &task.name]);
-    let Settings { memory, idle, .. } = settings;
-    let given = [("--memory", memory), ("--idle", idle)];
+    let Settings { memory, idle, peer_address, .. } = settings;
+    let given = [("--memory", memory), ("--idle", idle), ("--peer-address", peer_address)];
     for (flag, value) in given {
         command.args(value.iter().flat_map(|value| [flag, value]));
     }
@@ -60,7 +61,7 @@ pub(super) fn spawn(settings: &Settings, task: &TaskOptions) -> Result<Exit, Fai
 
 /// Is the agent that a worker has started.
 pub(super) fn from_worker(
-    plan: &Plan,
+    plan: Plan,
     context: &Context,
     task: &TaskOptions,
 ) -> Result<Exit, Failure> {
@@ -71,8 +72,9 @@ pub(super) fn from_worker(
     let lock = io::stdout().as_fd().try_clone_to_owned().map_err(failed)?;
     let idle = plan.idle.unwrap_or(IDLE_OF_WORKERS);
     let shutdown = context.shutdown.clone();
-    let Plan { memory, policy, .. } = *plan;
-    serve(Config { task: name_of(task)?, listener, lock, memory, policy, idle, shutdown })?;
+    let Plan { memory, policy, peer_address, .. } = plan;
+    let task = name_of(task)?;
+    serve(Config { task, listener, lock, memory, policy, peer_address, idle, shutdown })?;
     Ok(Exit::Done)
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Must hold: `--json` has every field.
 
-use dl_agent::{DatasetStatus, OrderStatus, Pages, Status, WorkerStatus};
+use dl_agent::{DatasetStatus, OrderStatus, Pages, PeerStatus, Status, WorkerStatus};
 use libdiesel::{TaskOptions, agent};
 
 use crate::context::Context;
@@ -28,10 +28,12 @@ pub(super) fn run(
         out.json("agent", &status)?;
         return Ok(Exit::Done);
     }
-    for DatasetStatus { name, version, chunks, chunks_present } in &status.datasets {
+    for dataset in &status.datasets {
+        let DatasetStatus { name, version, chunks, chunks_present, chunks_owned } = dataset;
         let chunks = counted(*chunks, "chunk");
         out.line(format_args!(
-            "dl://{name} at version {version}: {chunks_present} of {chunks} in memory"
+            "dl://{name} at version {version}: {chunks_present} of {chunks} in memory, \
+             {chunks_owned} belong to this agent"
         ))?;
     }
     out.line(format_args!("policy {}, process {}", status.policy, status.pid))?;
@@ -68,6 +70,19 @@ pub(super) fn run(
         status.failed_fetches,
         status.fetches
     ))?;
+    out.line(format_args!(
+        "fetched from other agents: {} ({}); given to them: {}",
+        counted(status.chunks_from_peers, "chunk"),
+        sized(status.bytes_from_peers),
+        counted(status.chunks_to_peers, "chunk")
+    ))?;
+    if !status.peer_address.is_empty() {
+        out.line(format_args!("other agents reach this one at {}", status.peer_address))?;
+    }
+    status.peers.iter().try_for_each(|peer| out.line(format_args!("{}", line_of_peer(peer))))?;
+    if status.peers_left_out > 0 {
+        out.line(format_args!("and {}", counted(status.peers_left_out, "other agent")))?;
+    }
     if status.prefetch_waiting > 0 {
         let room = if status.prefetch_stuck { ": no more fit now" } else { "" };
         let chunks = counted(status.prefetch_waiting, "chunk");
@@ -94,6 +109,25 @@ fn line_of(order: &OrderStatus) -> String {
         format!("{chunks_present} of {} needed soon in memory", counted(*chunks, "chunk"))
     };
     format!("rank {rank} of dl://{dataset}, {readers}: {window}")
+}
+
+fn line_of_peer(peer: &PeerStatus) -> String {
+    let PeerStatus { address, dataset, state, seconds, reason, milliseconds, .. } = peer;
+    let reason = reason.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
+    let usual = milliseconds.map(|usual| format!(", usually in {usual:.1} ms"));
+    let (chunks, bytes) = (counted(peer.chunks, "chunk"), sized(peer.bytes));
+    let mut line = format!(
+        "agent at {address}, {state} for {seconds:.0} s{reason}: owns {} of dl://{dataset}, gave \
+         {chunks} ({bytes}){}",
+        counted(peer.chunks_owned, "chunk"),
+        usual.unwrap_or_default()
+    );
+    for (count, what) in [(peer.slow, "too slow"), (peer.damaged, "damaged")] {
+        if count > 0 {
+            line.push_str(&format!(", {count} {what}"));
+        }
+    }
+    line
 }
 
 fn line(worker: &WorkerStatus) -> String {

@@ -1,0 +1,113 @@
+//! What two agents say to each other: heads of 16 bytes, some with bytes behind them.
+//!
+//! Must hold: a head of any bytes becomes a message or an error.
+
+use std::io;
+
+/// Bytes of a head.
+pub(super) const HEAD: usize = 16;
+
+/// Most bytes behind one head, so that a small answer need not wait for all of a large one.
+pub(super) const PIECE_MAX: usize = 256 << 10;
+
+/// What is asked. The number of a request comes back in its answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Request {
+    /// All files of a chunk, from the beginning of the first one to the end of the last one.
+    Chunk { number: u32, chunk: u32 },
+}
+
+/// What is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// The next bytes of a chunk, which stand behind the head; their place in the chunk.
+    Piece { number: u32, offset: u32, length: u32 },
+    /// The chunk is on its way from the servers: a sign of life.
+    Wait { number: u32 },
+    /// The chunk is not here and does not come here.
+    ReadElsewhere { number: u32 },
+    /// The agent ends.
+    Goodbye,
+}
+
+impl Request {
+    pub(super) fn to_bytes(self) -> [u8; HEAD] {
+        match self {
+            Self::Chunk { number, chunk } => head(1, number, chunk, 0),
+        }
+    }
+
+    pub(super) fn from_bytes(bytes: [u8; HEAD]) -> io::Result<Self> {
+        match parts(bytes) {
+            (1, number, chunk, 0) => Ok(Self::Chunk { number, chunk }),
+            _ => Err(no_sense()),
+        }
+    }
+}
+
+impl Answer {
+    pub(super) fn to_bytes(self) -> [u8; HEAD] {
+        match self {
+            Self::Piece { number, offset, length } => head(1, number, offset, length),
+            Self::Wait { number } => head(2, number, 0, 0),
+            Self::ReadElsewhere { number } => head(3, number, 0, 0),
+            Self::Goodbye => head(4, 0, 0, 0),
+        }
+    }
+
+    pub(super) fn from_bytes(bytes: [u8; HEAD]) -> io::Result<Self> {
+        match parts(bytes) {
+            (1, number, offset, length) if (1..=PIECE_MAX as u32).contains(&length) => {
+                Ok(Self::Piece { number, offset, length })
+            }
+            (2, number, 0, 0) => Ok(Self::Wait { number }),
+            (3, number, 0, 0) => Ok(Self::ReadElsewhere { number }),
+            (4, 0, 0, 0) => Ok(Self::Goodbye),
+            _ => Err(no_sense()),
+        }
+    }
+}
+
+pub(super) fn no_sense() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the other agent says what makes no sense")
+}
+
+fn head(kind: u32, number: u32, one: u32, other: u32) -> [u8; HEAD] {
+    let mut bytes = [0; HEAD];
+    let words = [kind, number, one, other];
+    bytes.as_chunks_mut().0.iter_mut().zip(words).for_each(|(to, word)| *to = word.to_le_bytes());
+    bytes
+}
+
+fn parts(bytes: [u8; HEAD]) -> (u32, u32, u32, u32) {
+    let word = |at: usize| {
+        let word = bytes.get(at..).and_then(|bytes| bytes.first_chunk()).copied();
+        u32::from_le_bytes(word.unwrap_or_default())
+    };
+    (word(0), word(4), word(8), word(12))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_is_heard_and_other_bytes_are_refused() {
+        let request = Request::Chunk { number: 7, chunk: u32::MAX };
+        assert_eq!(Request::from_bytes(request.to_bytes()).unwrap(), request);
+        let answers = [
+            Answer::Piece { number: 1, offset: 2, length: 3 },
+            Answer::Wait { number: u32::MAX },
+            Answer::ReadElsewhere { number: 5 },
+            Answer::Goodbye,
+        ];
+        for answer in answers {
+            assert_eq!(Answer::from_bytes(answer.to_bytes()).unwrap(), answer);
+        }
+        for refused in [head(0, 1, 1, 1), head(1, 1, 1, PIECE_MAX as u32 + 1), head(3, 1, 1, 0)] {
+            assert!(Answer::from_bytes(refused).is_err(), "{refused:?}");
+        }
+        assert!(Request::from_bytes(head(1, 1, 1, 1)).is_err());
+        assert!(Answer::from_bytes([0xff; HEAD]).is_err());
+    }
+}
