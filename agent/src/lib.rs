@@ -24,7 +24,7 @@ mod window;
 
 pub use budget::{Budget, free_memory};
 pub use pages::Pages;
-pub use peers::{InvalidPeerAddress, PeerAddress, PeerStatus};
+pub use peers::{InvalidPeerAddress, PeerAddress, PeerConfig, PeerStatus, PeerTls};
 pub use run::{Config, Ended, run};
 pub use status::{DatasetStatus, OrderStatus, Status, WorkerStatus};
 pub use waits::{Doing, Wait};

@@ -172,6 +172,9 @@ pub(crate) fn counters(state: &State, dataset: usize) -> TaskCounters {
         chunks_present: present(state, dataset),
         memory_used: held * slot,
         workers: readers.count() as u32,
+        chunks_from_peers: gone.chunks_from_peers,
+        bytes_from_peers: gone.bytes_from_peers,
+        peers: state.datasets.get(dataset).map_or(0, |open| open.peers.connected()),
     }
 }
 

@@ -16,22 +16,22 @@ use dl_runtime::{Clock, SystemClock, since_boot, spawn};
 use libdiesel::agent::MemberId;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{Notify, Semaphore, mpsc};
 
 use super::frame::{Answer, HEAD, Request, no_sense};
 use super::handshake::{self, Circle};
 use super::incoming::Incoming;
+use super::tls::{Fingerprint, Identity, Reader, Writer};
 
 /// Chunks that come at the same time.
 const TRANSFERS: usize = 2;
 
+/// How long a try to connect may take.
+const CONNECT: Duration = Duration::from_secs(2);
+
 /// Between two tries to connect.
 const AGAIN_MIN: Duration = Duration::from_millis(500);
 const AGAIN_MAX: Duration = Duration::from_secs(5);
-
-/// How long a request waits for the first try to connect.
-const FIRST_TRY: Duration = Duration::from_secs(1);
 
 /// How often the time of an answer is looked back at, and from how many on it is known.
 const TIMES: usize = 32;
@@ -62,6 +62,18 @@ pub(crate) enum Got {
     Away,
     /// It took too long, or broke off: so many files are right, and nothing more is written.
     Broken { right: usize, why: &'static str },
+}
+
+/// With what another agent is called.
+#[derive(Debug)]
+pub(super) struct Way {
+    pub(super) circle: Circle,
+    /// The id of this agent.
+    pub(super) me: MemberId,
+    /// The key of this agent, where it speaks TLS.
+    pub(super) identity: Option<Arc<Identity>>,
+    /// The certificate of the other agent, where that one speaks TLS.
+    pub(super) fingerprint: Option<Fingerprint>,
 }
 
 /// The way to another agent.
@@ -194,10 +206,7 @@ impl Link {
         // From here on a try that ends is not missed.
         let tried = self.tried.notified();
         if self.phase().0 == Phase::Connecting {
-            tokio::select! {
-                () = tried => {}
-                () = SystemClock::new().sleep(FIRST_TRY) => {}
-            }
+            tried.await;
         }
     }
 
@@ -213,14 +222,14 @@ impl Link {
     }
 
     /// Keeps the connection, again and again. Ends with the last group that has the link, which aborts it.
-    pub(crate) async fn stay(self: Arc<Self>, circle: Circle, me: MemberId) {
+    async fn stay(self: Arc<Self>, way: Way) {
         let clock = SystemClock::new();
         let mut pause = AGAIN_MIN;
         loop {
-            let why = match self.connect(&circle, me).await {
-                Ok(stream) => {
+            let why = match self.connect(&way).await {
+                Ok((read, write)) => {
                     pause = AGAIN_MIN;
-                    self.talk(stream).await
+                    self.talk(read, write).await
                 }
                 Err(why) => why,
             };
@@ -230,22 +239,39 @@ impl Link {
         }
     }
 
-    async fn connect(&self, circle: &Circle, me: MemberId) -> io::Result<TcpStream> {
-        let connecting = TcpStream::connect(&self.address);
-        let mut stream = tokio::select! {
-            connected = connecting => connected?,
-            () = SystemClock::new().sleep(handshake::PATIENCE) => {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "no answer"));
+    async fn connect(&self, way: &Way) -> io::Result<(Reader, Writer)> {
+        let connecting = async {
+            let both = match (&way.identity, way.fingerprint) {
+                (Some(identity), Some(fingerprint)) => Some((identity, fingerprint)),
+                (None, None) => None,
+                (Some(_), None) => {
+                    return Err(io::Error::other("it speaks no TLS; this agent does"));
+                }
+                (None, Some(_)) => {
+                    return Err(io::Error::other("it speaks TLS; this agent does not"));
+                }
+            };
+            let mut stream = TcpStream::connect(&self.address).await?;
+            stream.set_nodelay(true)?;
+            handshake::call(&mut stream, &way.circle, way.me, self.member).await?;
+            match both {
+                Some((identity, fingerprint)) => identity.call(stream, fingerprint).await,
+                None => {
+                    let (read, write) = stream.into_split();
+                    Ok((Box::new(read) as Reader, Box::new(write) as Writer))
+                }
             }
         };
-        stream.set_nodelay(true)?;
-        handshake::call(&mut stream, circle, me, self.member).await?;
-        Ok(stream)
+        tokio::select! {
+            connected = connecting => connected,
+            () = SystemClock::new().sleep(CONNECT) => {
+                Err(io::Error::new(io::ErrorKind::TimedOut, "no answer"))
+            }
+        }
     }
 
     /// Sends what is asked and takes what is answered, until the connection ends; why it ended.
-    async fn talk(&self, stream: TcpStream) -> io::Error {
-        let (read, write) = stream.into_split();
+    async fn talk(&self, read: Reader, write: Writer) -> io::Error {
         let (asks, asked) = mpsc::channel(64);
         {
             let mut line = self.line();
@@ -274,12 +300,7 @@ impl Link {
     }
 
     /// What the other agent keeps: from now on it can be asked.
-    async fn hear_kept(
-        &self,
-        read: &mut OwnedReadHalf,
-        mut told: Kept,
-        length: u32,
-    ) -> io::Result<()> {
+    async fn hear_kept(&self, read: &mut Reader, mut told: Kept, length: u32) -> io::Result<()> {
         told.bits = vec![0; length as usize];
         read.read_exact(&mut told.bits).await?;
         let mut line = self.line();
@@ -308,7 +329,7 @@ impl Link {
         self.tried.notify_waiters();
     }
 
-    async fn listen(&self, mut read: OwnedReadHalf) -> io::Result<()> {
+    async fn listen(&self, mut read: Reader) -> io::Result<()> {
         let mut rest = Vec::new();
         loop {
             let mut head = [0; HEAD];
@@ -333,7 +354,7 @@ impl Link {
     /// Takes the bytes behind a head to their slot, or nowhere for a request that was given up.
     async fn take(
         &self,
-        read: &mut OwnedReadHalf,
+        read: &mut Reader,
         number: u32,
         length: usize,
         rest: &mut Vec<u8>,
@@ -353,7 +374,7 @@ impl Link {
     /// Reads what has come of a piece; nobody gives its request up meanwhile.
     fn poll_take(
         &self,
-        read: &mut OwnedReadHalf,
+        read: &mut Reader,
         cx: &mut Context<'_>,
         number: u32,
         left: usize,
@@ -522,9 +543,10 @@ impl Line {
 }
 
 /// Sends what is asked, until that fails.
-async fn send(mut write: OwnedWriteHalf, mut asked: mpsc::Receiver<[u8; HEAD]>) -> io::Error {
+async fn send(mut write: Writer, mut asked: mpsc::Receiver<[u8; HEAD]>) -> io::Error {
     while let Some(request) = asked.recv().await {
-        if let Err(why) = write.write_all(&request).await {
+        let sent = async { write.write_all(&request).await.and(write.flush().await) };
+        if let Err(why) = sent.await {
             return why;
         }
     }
@@ -539,9 +561,9 @@ pub(crate) struct Staying {
 }
 
 impl Staying {
-    pub(crate) fn new(member: MemberId, address: String, circle: Circle, me: MemberId) -> Self {
+    pub(super) fn new(member: MemberId, address: String, way: Way) -> Self {
         let link = Arc::new(Link::new(member, address));
-        let task = spawn(Arc::clone(&link).stay(circle, me));
+        let task = spawn(Arc::clone(&link).stay(way));
         Self { link, task }
     }
 }

@@ -12,7 +12,6 @@ use std::time::Duration;
 use dl_runtime::{Clock, Shutdown, SystemClock, spawn};
 use libdiesel::agent::MemberId;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::tcp::OwnedWriteHalf;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Mutex as Turns, Notify};
 use tokio::task::AbortHandle;
@@ -20,6 +19,7 @@ use tokio::task::AbortHandle;
 use super::address::PeerAddress;
 use super::frame::{Answer, HEAD, KEPT_MAX, PIECE_MAX, Request, no_sense};
 use super::handshake;
+use super::tls::{Reader, Writer};
 use crate::cache::Cache;
 use crate::dataset::ChunkKey;
 use crate::lent::{Asked, Lent};
@@ -52,7 +52,7 @@ impl Door {
     }
 
     /// Lets agents in for as long as this one lives. Who proves itself too slowly goes for those who come later.
-    pub(crate) async fn serve(self: Arc<Self>, cache: Arc<Cache>, me: MemberId, end: Shutdown) {
+    pub(crate) async fn serve(self, cache: Arc<Cache>, me: MemberId, end: Shutdown) {
         let guest = Arc::new(Guest { cache, me, end });
         let mut strangers = VecDeque::new();
         loop {
@@ -73,7 +73,7 @@ impl Door {
             let guest = Arc::clone(&guest);
             let hearing = spawn(async move {
                 match guest.hear(stream).await {
-                    Ok((stream, dataset)) => _ = spawn(guest.serve(stream, dataset)),
+                    Ok((ends, dataset)) => _ = spawn(guest.serve(ends, dataset)),
                     Err(why) => tracing::debug!(%why, "a stranger is not let in"),
                 }
             });
@@ -91,7 +91,7 @@ struct Guest {
 
 /// Answers of one connection, in turns.
 struct Line {
-    write: Turns<OwnedWriteHalf>,
+    write: Turns<Writer>,
     open: AtomicUsize,
     /// Why an answer could not be sent.
     failed: Mutex<Option<io::Error>>,
@@ -100,7 +100,7 @@ struct Line {
 
 impl Guest {
     /// Lets a member in; gives the dataset that it reads.
-    async fn hear(&self, mut stream: TcpStream) -> io::Result<(TcpStream, usize)> {
+    async fn hear(&self, mut stream: TcpStream) -> io::Result<((Reader, Writer), usize)> {
         stream.set_nodelay(true)?;
         let circles = || {
             let opens = self.cache.state().datasets.clone();
@@ -108,22 +108,43 @@ impl Guest {
         };
         let (dataset, member) = handshake::hear(&mut stream, self.me, circles).await?;
         let open = self.cache.state().datasets.get(dataset).map(Arc::clone);
-        if let Some(open) = open
-            && !open.peers.knows(member)
-        {
+        let open = open.ok_or(io::ErrorKind::NotFound)?;
+        let ends = match (open.peers.fingerprint_of(member), open.peers.identity()) {
+            (_, None) => {
+                let (read, write) = stream.into_split();
+                (Box::new(read) as Reader, Box::new(write) as Writer)
+            }
+            (Some(Some(caller)), Some(identity)) => tokio::select! {
+                encrypted = identity.hear(stream, caller) => encrypted?,
+                () = SystemClock::new().sleep(handshake::PATIENCE) => {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+            },
+            (told, Some(_)) => {
+                // It may have registered a moment ago.
+                if told.is_none() {
+                    open.peers.changed.notify_one();
+                }
+                return Err(io::Error::other("no certificate of it is known"));
+            }
+        };
+        if open.peers.fingerprint_of(member).is_none() {
             open.peers.changed.notify_one();
         }
-        Ok((stream, dataset))
+        Ok((ends, dataset))
     }
 
-    async fn serve(self: Arc<Self>, stream: TcpStream, dataset: usize) {
-        if let Err(why) = self.answer_all(stream, dataset).await {
+    async fn serve(self: Arc<Self>, ends: (Reader, Writer), dataset: usize) {
+        if let Err(why) = self.answer_all(ends, dataset).await {
             tracing::debug!(%why, "a connection of another agent ended");
         }
     }
 
-    async fn answer_all(&self, stream: TcpStream, dataset: usize) -> io::Result<()> {
-        let (mut read, write) = stream.into_split();
+    async fn answer_all(
+        &self,
+        (mut read, write): (Reader, Writer),
+        dataset: usize,
+    ) -> io::Result<()> {
         let line = Arc::new(Line {
             write: Turns::new(write),
             open: AtomicUsize::new(0),
@@ -218,7 +239,7 @@ impl Line {
                 sent += more;
                 IoSlice::advance_slices(&mut left, more);
             }
-            Ok(())
+            write.flush().await
         };
         tokio::select! {
             sent = sending => sent,

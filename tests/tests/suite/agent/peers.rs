@@ -110,7 +110,17 @@ fn up(status: &Value) -> usize {
 
 #[test]
 fn each_chunk_comes_from_the_servers_once_for_all_nodes() -> Result<()> {
-    let mut nodes = Nodes::new(31, 3, &["--memory", "256MiB"])?;
+    once_for_all_nodes(31, &[])
+}
+
+#[test]
+fn each_chunk_comes_from_the_servers_once_for_all_nodes_with_tls() -> Result<()> {
+    once_for_all_nodes(35, &["--peer-tls", "on"])
+}
+
+fn once_for_all_nodes(seed: u64, arguments: &[&str]) -> Result<()> {
+    let arguments = [&["--memory", "256MiB"], arguments].concat();
+    let mut nodes = Nodes::new(seed, 3, &arguments)?;
     for node in 0..3 {
         ensure!(nodes.read(node, 0)? == FILES as u64, "files are missing");
     }
@@ -163,6 +173,22 @@ fn a_node_that_is_killed_or_stopped_costs_time_and_no_file() -> Result<()> {
     nodes.start(0, &["--memory", "256MiB"])?;
     nodes.know_each_other()?;
     (0..3).try_for_each(|node| nodes.get_and_compare(node))
+}
+
+#[test]
+fn an_agent_that_speaks_tls_and_one_that_does_not_read_from_the_servers() -> Result<()> {
+    let mut nodes = Nodes::new(36, 1, &["--memory", "256MiB", "--peer-tls", "on"])?;
+    nodes.names.push("2".to_owned());
+    nodes.start(1, &["--memory", "256MiB", "--peer-tls", "off"])?;
+    for (node, says) in [(0, "it speaks no TLS"), (1, "it speaks TLS")] {
+        nodes.becomes(node, |status| {
+            let reason = status["peers"][0]["reason"].as_str();
+            reason.is_some_and(|reason| reason.contains(says))
+        })?;
+        nodes.get_and_compare(node)?;
+    }
+    ensure!(nodes.sum("chunks_from_peers")? == 0, "a chunk came without encryption");
+    Ok(())
 }
 
 #[test]
