@@ -82,7 +82,7 @@ pub(crate) enum Origin {
 }
 
 /// How far a fetch has come.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Progress {
     /// Since boot.
     pub(crate) since: Duration,
@@ -98,13 +98,8 @@ pub(crate) struct Progress {
 
 impl Progress {
     fn new(is_of_servers: bool) -> Self {
-        Self {
-            since: since_boot(),
-            bytes: AtomicU64::new(0),
-            length: AtomicU64::new(0),
-            is_of_servers: AtomicBool::new(is_of_servers),
-            peer: Mutex::default(),
-        }
+        let is_of_servers = AtomicBool::new(is_of_servers);
+        Self { since: since_boot(), is_of_servers, ..Self::default() }
     }
 
     /// From now on another agent is asked; none: the servers are.
@@ -158,6 +153,8 @@ pub(crate) struct Counts {
     pub(crate) chunks_from_peers: u64,
     pub(crate) bytes_from_peers: u64,
     pub(crate) chunks_to_peers: u64,
+    pub(crate) files_from_peers: u64,
+    pub(crate) files_to_peers: u64,
     pub(crate) failed_fetches: u64,
     /// Of connections that have ended.
     pub(crate) hits: u64,
@@ -176,6 +173,8 @@ impl Counts {
             chunks_from_peers: all.chunks_from_peers + one.chunks_from_peers,
             bytes_from_peers: all.bytes_from_peers + one.bytes_from_peers,
             chunks_to_peers: all.chunks_to_peers + one.chunks_to_peers,
+            files_from_peers: all.files_from_peers + one.files_from_peers,
+            files_to_peers: all.files_to_peers + one.files_to_peers,
             failed_fetches: all.failed_fetches + one.failed_fetches,
             hits: all.hits + one.hits,
             misses: all.misses + one.misses,
@@ -441,6 +440,11 @@ impl State {
         if self.keeps { self.can_keep() } else { is_free }
     }
 
+    /// Whether one more chunk of another agent can stay.
+    pub(crate) fn can_copy(&self) -> bool {
+        self.kept + self.copies < self.keep_max()
+    }
+
     /// Whether one more chunk can stay until the end.
     pub(crate) fn can_keep(&self) -> bool {
         self.kept < self.keep_max()
@@ -541,7 +545,7 @@ impl State {
                 }
                 Stay::Kept
             }
-            false if self.kept + self.copies < most => Stay::Copy,
+            false if self.can_copy() => Stay::Copy,
             _ => Stay::Passing,
         }
     }
@@ -593,6 +597,7 @@ impl State {
                 break;
             }
         }
+        self.tell_of_files();
         let now = since_boot();
         let waiting = std::mem::take(&mut self.queue);
         let mut fetches = Vec::new();
@@ -637,7 +642,7 @@ impl State {
 
 /// Sends without a wait: a worker has few questions open, so its socket has room. One that takes
 /// nothing loses its connection, and with it its pins.
-fn tell(connection: &Connection, message: &FromAgent) {
+pub(crate) fn tell(connection: &Connection, message: &FromAgent) {
     if let Err(why) = connection.socket.send(message, &[], Duration::ZERO) {
         tracing::debug!(pid = connection.pid, %why, "a worker does not take an answer");
         connection.socket.end();

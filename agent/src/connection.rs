@@ -85,6 +85,7 @@ impl Desk {
             match (message, *number) {
                 (ToAgent::Hello(hello), None) => self.greet(socket, hello, number).await?,
                 (ToAgent::Want(want), Some(number)) => self.want(number, want),
+                (ToAgent::WantFiles(want), Some(number)) => self.cache.want_files(number, want),
                 (ToAgent::Begin(begin), Some(number)) => self.begin(number, begin)?,
                 (ToAgent::End, Some(number)) => self.cache.state().plans.leave(number),
                 (ToAgent::Prefetch(runs), Some(number)) => {
@@ -105,6 +106,7 @@ impl Desk {
                 (
                     ToAgent::Hello(_)
                     | ToAgent::Want(_)
+                    | ToAgent::WantFiles(_)
                     | ToAgent::Begin(_)
                     | ToAgent::End
                     | ToAgent::Prefetch(_),

@@ -7,11 +7,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use dl_runtime::spawn;
+use libdiesel::FilePlace;
 use libdiesel::agent::Arena;
 use tokio::sync::oneshot;
 
 use crate::cache::{Cache, Fetch, Held, State, Stay};
 use crate::dataset::ChunkKey;
+use crate::peers::FILES_BYTES_MAX;
 
 /// The slots that are lent, and how often.
 #[derive(Debug, Default)]
@@ -44,6 +46,32 @@ pub(crate) struct Lent {
     slot: u32,
     start: u32,
     length: u32,
+}
+
+/// Files that stay for as long as this lives; none for those that are not here.
+#[derive(Debug)]
+pub(crate) struct LentFiles {
+    cache: Arc<Cache>,
+    arena: Option<Arc<Arena>>,
+    /// The slot and the place of each.
+    files: Vec<Option<(u32, FilePlace)>>,
+}
+
+impl LentFiles {
+    /// The bytes of each file.
+    pub(crate) fn files(&self) -> impl Iterator<Item = Option<&[u8]>> {
+        self.files.iter().map(|file| {
+            let (slot, place) = (*file)?;
+            self.arena.as_ref()?.written(slot, place.offset, place.length as usize)
+        })
+    }
+}
+
+impl Drop for LentFiles {
+    fn drop(&mut self) {
+        let mut state = self.cache.state();
+        self.files.iter().flatten().for_each(|(slot, _)| state.lent.give_back(*slot));
+    }
 }
 
 /// The answer to another agent that asks for a chunk.
@@ -83,6 +111,29 @@ impl Cache {
         fetch.into_iter().for_each(|fetch| self.fetch(fetch));
         asked
     }
+
+    /// Lends files of a dataset, by their numbers, as far as they are here and fit into one answer.
+    pub(crate) fn lend_files(
+        self: &Arc<Self>,
+        dataset: usize,
+        numbers: impl Iterator<Item = u32>,
+    ) -> LentFiles {
+        let mut state = self.state();
+        let (mut bytes, mut files) = (0, Vec::new());
+        for number in numbers {
+            let found = state.file_here(dataset, number).filter(|(_, place)| {
+                bytes += place.length;
+                bytes <= FILES_BYTES_MAX as u64
+            });
+            found.iter().for_each(|(slot, _)| state.lent.lend(*slot));
+            files.push(found);
+        }
+        if let Some(counts) = state.counts.get_mut(dataset) {
+            counts.files_to_peers += files.iter().flatten().count() as u64;
+        }
+        let arena = state.arena.as_ref().map(|(arena, _)| Arc::clone(arena));
+        LentFiles { cache: Arc::clone(self), arena, files }
+    }
 }
 
 impl State {
@@ -114,6 +165,19 @@ impl State {
                     (Asked::Coming(coming), Some(fetch))
                 }
             },
+        }
+    }
+
+    /// The slot and the place of a file whose chunk is here.
+    fn file_here(&self, dataset: usize, number: u32) -> Option<(u32, FilePlace)> {
+        let place = self.datasets.get(dataset)?.snapshot.place(number).ok()?;
+        match self.held.get(&ChunkKey { dataset, chunk: place.chunk })? {
+            Held::Full { slot, span: (start, end), .. } => {
+                let last = u64::from(place.offset).checked_add(place.length)?;
+                let is_whole = place.offset >= *start && last <= u64::from(*end);
+                is_whole.then_some((*slot, place))
+            }
+            Held::Filling { .. } => None,
         }
     }
 

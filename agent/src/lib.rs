@@ -9,6 +9,7 @@ mod budget;
 mod cache;
 mod connection;
 mod dataset;
+mod files;
 mod fill;
 mod lent;
 mod member;

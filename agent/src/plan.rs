@@ -256,6 +256,11 @@ impl Plans {
         })
     }
 
+    /// Whether a connection reads along an order.
+    pub(crate) fn reads(&self, connection: u64) -> bool {
+        self.plans.iter().any(|plan| plan.readers.contains_key(&connection))
+    }
+
     /// Whether somebody reads along an order.
     pub(crate) fn are_read(&self) -> bool {
         self.plans.iter().any(|plan| !plan.readers.is_empty())

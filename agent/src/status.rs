@@ -54,6 +54,10 @@ pub struct Status {
     pub bytes_from_peers: u64,
     /// Chunks that were given to other agents.
     pub chunks_to_peers: u64,
+    /// Files that came from other agents without their chunks.
+    pub files_from_peers: u64,
+    /// Files that were given so to other agents.
+    pub files_to_peers: u64,
     /// Fetches that failed.
     pub failed_fetches: u64,
     /// Fetches under way.
@@ -269,6 +273,8 @@ fn of(state: &State, policy: Policy, budget: u64, pages: Pages) -> Status {
         chunks_from_peers: gone.chunks_from_peers,
         bytes_from_peers: gone.bytes_from_peers,
         chunks_to_peers: gone.chunks_to_peers,
+        files_from_peers: gone.files_from_peers,
+        files_to_peers: gone.files_to_peers,
         failed_fetches: gone.failed_fetches,
         fetches: state.held.values().filter(|held| matches!(held, Held::Filling { .. })).count()
             as u64,

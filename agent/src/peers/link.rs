@@ -12,15 +12,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::Bytes;
 use dl_runtime::{Clock, SystemClock, since_boot, spawn};
 use libdiesel::agent::MemberId;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore, mpsc};
 
-use super::frame::{Answer, HEAD, Request, no_sense};
+use super::frame::{Answer, COMES, HEAD, Request, no_sense};
 use super::handshake::{self, Circle};
-use super::incoming::Incoming;
+use super::incoming::{Incoming, IncomingFiles};
 use super::tls::{Fingerprint, Identity, Reader, Writer};
 
 /// Chunks that come at the same time.
@@ -40,13 +41,19 @@ const TIMES_MIN: usize = 8;
 /// How long a chunk may take to come: so many times the usual time, but at least so long; and as long while
 /// the usual time is not known.
 const HEDGE_FACTOR: u32 = 3;
-const HEDGE_MIN: Duration = Duration::from_millis(50);
+const HEDGE_MIN: Duration = Duration::from_millis(100);
 const HEDGE_UNKNOWN: Duration = Duration::from_secs(1);
+
+/// How long a request waits for those before it.
+const TURN: Duration = Duration::from_secs(5);
 
 /// Between two questions for the chunks that the other agent keeps, which also show that it lives; how long
 /// it may say nothing.
 const LOOK: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(3);
+
+/// How long files that come alone may take.
+const FILES: Duration = Duration::from_millis(250);
 
 /// How long an agent that fetches a chunk for this one may give no sign of life.
 const SIGN: Duration = Duration::from_secs(2);
@@ -114,11 +121,15 @@ struct Line {
     phase: Phase,
     /// Since boot.
     since: Duration,
-    asks: Option<mpsc::Sender<[u8; HEAD]>>,
+    asks: Option<mpsc::Sender<Bytes>>,
     pending: HashMap<u32, Pending>,
     next: u32,
     /// How long the last chunks took, from the request to the last byte.
     times: VecDeque<Duration>,
+    /// The least time for a chunk: doubled each time that one came soon after it was given up.
+    least: Duration,
+    /// The chunk that was given up last: its request, and until when it would have come soon, since boot.
+    given_up: Option<(u32, Duration)>,
     /// When the other agent said something, since boot.
     heard: Duration,
     kept: Kept,
@@ -148,8 +159,25 @@ impl Kept {
 
 #[derive(Debug)]
 struct Pending {
-    incoming: Incoming,
+    what: What,
     events: mpsc::UnboundedSender<Event>,
+}
+
+/// What comes for a request.
+#[derive(Debug)]
+enum What {
+    /// A chunk, or files of which it is known which come.
+    Coming(Incoming),
+    Files(IncomingFiles),
+}
+
+impl Pending {
+    fn coming(&mut self) -> Option<&mut Incoming> {
+        match &mut self.what {
+            What::Coming(incoming) => Some(incoming),
+            What::Files(_) => None,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -158,6 +186,8 @@ enum Event {
     Wait,
     /// So many files are right.
     Right(usize),
+    /// Where the files come to.
+    Files(Vec<u32>),
     Whole,
     Elsewhere,
     Damaged,
@@ -172,6 +202,8 @@ impl Link {
             pending: HashMap::new(),
             next: 0,
             times: VecDeque::new(),
+            least: HEDGE_MIN,
+            given_up: None,
             heard: since_boot(),
             kept: Kept::default(),
         };
@@ -286,10 +318,11 @@ impl Link {
     }
 
     /// Asks again and again for what the other agent keeps, until it says nothing any more.
-    async fn look(&self, asks: mpsc::Sender<[u8; HEAD]>) -> io::Error {
+    async fn look(&self, asks: mpsc::Sender<Bytes>) -> io::Error {
         loop {
             let generation = self.line().kept.generation;
-            if asks.send(Request::Kept { generation }.to_bytes()).await.is_err() {
+            let request = Bytes::copy_from_slice(&Request::Kept { generation }.to_bytes());
+            if asks.send(request).await.is_err() {
                 return io::ErrorKind::BrokenPipe.into();
             }
             SystemClock::new().sleep(LOOK).await;
@@ -340,6 +373,12 @@ impl Link {
                     self.line().expect(number, offset, length)?;
                     self.take(&mut read, number, length as usize, &mut rest).await?;
                 }
+                Answer::Files { number, length } => {
+                    let mut comes = [0; COMES];
+                    read.read_exact(&mut comes).await?;
+                    self.line().begin_files(number, length, &comes)?;
+                    self.take(&mut read, number, length as usize, &mut rest).await?;
+                }
                 Answer::Wait { number } => self.line().tell(number, Event::Wait),
                 Answer::ReadElsewhere { number } => self.line().close(number, Event::Elsewhere),
                 Answer::Kept { generation, can_keep, length } => {
@@ -387,9 +426,9 @@ impl Link {
             (polled.map_ok(|()| came), came)
         };
         let mut line = self.line();
-        match line.pending.get_mut(&number) {
-            Some(pending) => {
-                let polled = pending.incoming.take(left, poll);
+        match line.pending.get_mut(&number).and_then(Pending::coming) {
+            Some(incoming) => {
+                let polled = incoming.take(left, poll);
                 polled.unwrap_or_else(|| Poll::Ready(Err(no_sense())))
             }
             None => {
@@ -408,18 +447,19 @@ impl Link {
         is_right: impl Fn(usize),
     ) -> Got {
         let clock = SystemClock::new();
-        let began = since_boot();
-        let usual = self.usual();
-        let most = usual.map_or(HEDGE_UNKNOWN, |usual| (usual * HEDGE_FACTOR).max(HEDGE_MIN));
         let permit = tokio::select! {
             permit = self.transfers.acquire() => permit.ok(),
-            () = clock.sleep(most) => None,
+            () = clock.sleep(TURN) => None,
         };
+        let (began, usual, least) = (since_boot(), self.usual(), self.line().least);
+        let most = usual.map_or(HEDGE_UNKNOWN, |usual| (usual * HEDGE_FACTOR).max(least));
         if permit.is_none() {
             return Got::Broken { right: 0, why: "too many chunks come at the same time" };
         }
         let mut permit = permit;
-        let Some((number, mut events)) = self.ask(chunk, incoming) else { return Got::Away };
+        let request = |number| Request::Chunk { number, chunk }.to_bytes().to_vec();
+        let asked = self.ask(request, What::Coming(incoming));
+        let Some((number, mut events)) = asked else { return Got::Away };
         let giving_up = GivingUp { link: self, number };
         let (mut deadline, mut right, mut has_waited) = (began.saturating_add(most), 0, false);
         loop {
@@ -428,7 +468,8 @@ impl Link {
                 event = events.recv() => event,
                 () = clock.sleep(left) => {
                     self.counts.slow.fetch_add(1, Ordering::Relaxed);
-                    let right = giving_up.now().unwrap_or(right);
+                    let soon = since_boot().saturating_add(most);
+                    let right = giving_up.now(soon).unwrap_or(right);
                     return Got::Broken { right, why: "it takes too long" };
                 }
             };
@@ -439,6 +480,7 @@ impl Link {
                     has_waited = true;
                     deadline = since_boot().saturating_add(SIGN.max(most));
                 }
+                Some(Event::Files(_)) => {}
                 Some(Event::Right(files)) => {
                     right = files;
                     is_right(right);
@@ -463,14 +505,55 @@ impl Link {
         }
     }
 
-    /// Sends a request; none without a connection.
-    fn ask(&self, chunk: u32, incoming: Incoming) -> Option<(u32, mpsc::UnboundedReceiver<Event>)> {
+    /// Has files come alone: where each of them lies in its slot, `u32::MAX` for one that does not come.
+    pub(crate) async fn files(&self, incoming: IncomingFiles) -> Option<Vec<u32>> {
+        let request = |number| {
+            let count = incoming.files.len() as u32;
+            let mut request = Request::Files { number, count }.to_bytes().to_vec();
+            let numbers = incoming.files.iter().flat_map(|(file, _)| file.to_le_bytes());
+            request.extend(numbers);
+            request
+        };
+        let request = &request;
+        let (number, mut events) = self.ask(request, What::Files(incoming.clone()))?;
+        let _giving_up = GivingUp { link: self, number };
+        let mut places = None;
+        let whole = async {
+            loop {
+                match events.recv().await {
+                    Some(Event::Files(told)) => places = Some(told),
+                    Some(Event::Whole) => return true,
+                    Some(Event::Right(_) | Event::Wait) => {}
+                    Some(Event::Damaged) => {
+                        self.counts.damaged.fetch_add(1, Ordering::Relaxed);
+                        return false;
+                    }
+                    Some(Event::Elsewhere) | None => return false,
+                }
+            }
+        };
+        let is_whole = tokio::select! {
+            is_whole = whole => is_whole,
+            () = SystemClock::new().sleep(FILES) => {
+                self.counts.slow.fetch_add(1, Ordering::Relaxed);
+                false
+            }
+        };
+        places.filter(|_| is_whole)
+    }
+
+    /// Sends a request, by its number; none without a connection.
+    fn ask(
+        &self,
+        request: impl Fn(u32) -> Vec<u8>,
+        what: What,
+    ) -> Option<(u32, mpsc::UnboundedReceiver<Event>)> {
         let mut line = self.line();
         let number = line.next;
-        line.asks.as_ref()?.try_send(Request::Chunk { number, chunk }.to_bytes()).ok()?;
+        line.asks.as_ref()?.try_send(request(number).into()).ok()?;
         line.next = number.wrapping_add(1);
         let (events, told) = mpsc::unbounded_channel();
-        line.pending.insert(number, Pending { incoming, events });
+        line.pending.insert(number, Pending { what, events });
         Some((number, told))
     }
 }
@@ -482,10 +565,13 @@ struct GivingUp<'a> {
 }
 
 impl GivingUp<'_> {
-    /// How many files are right, if the request was still open.
-    fn now(self) -> Option<usize> {
-        let pending = self.link.line().pending.remove(&self.number)?;
-        Some(pending.incoming.right())
+    /// How many files are right, if the request was still open. It was given up too early if the rest comes
+    /// until `soon`.
+    fn now(self, soon: Duration) -> Option<usize> {
+        let mut line = self.link.line();
+        let mut pending = line.pending.remove(&self.number)?;
+        line.given_up = Some((self.number, soon));
+        Some(pending.coming()?.right())
     }
 }
 
@@ -506,11 +592,41 @@ impl Line {
     }
 
     /// A piece comes: of a request that was given up, or the next one of its chunk.
-    fn expect(&self, number: u32, offset: u32, length: u32) -> io::Result<()> {
-        match self.pending.get(&number) {
-            Some(pending) if !pending.incoming.expects(offset, length) => Err(no_sense()),
-            _ => Ok(()),
+    fn expect(&mut self, number: u32, offset: u32, length: u32) -> io::Result<()> {
+        match self.pending.get_mut(&number).map(Pending::coming) {
+            None => {
+                self.learn(number);
+                Ok(())
+            }
+            Some(Some(incoming)) if incoming.expects(offset, length) => Ok(()),
+            Some(_) => Err(no_sense()),
         }
+    }
+
+    /// Bytes come of a request that was given up: if they come soon, its time was too short, as on a busy
+    /// machine.
+    fn learn(&mut self, number: u32) {
+        if let Some((_, soon)) = self.given_up.take_if(|(of, _)| *of == number)
+            && since_boot() < soon
+        {
+            self.least = self.least.saturating_mul(2).min(HEDGE_UNKNOWN);
+        }
+    }
+
+    /// Files come, those whose bits are set: for a request that was given up, or as many bytes as they have.
+    fn begin_files(&mut self, number: u32, length: u32, comes: &[u8]) -> io::Result<()> {
+        let Some(pending) = self.pending.get_mut(&number) else { return Ok(()) };
+        let What::Files(files) = &pending.what else { return Err(no_sense()) };
+        let (incoming, places) = files.begin(comes);
+        if incoming.left() != length {
+            return Err(no_sense());
+        }
+        let _ = pending.events.send(Event::Files(places));
+        pending.what = What::Coming(incoming);
+        if length == 0 {
+            self.close(number, Event::Whole);
+        }
+        Ok(())
     }
 
     fn tell(&self, number: u32, event: Event) {
@@ -528,13 +644,14 @@ impl Line {
     /// Checks the files of a chunk that are complete now.
     fn check(&mut self, number: u32) {
         let Some(pending) = self.pending.get_mut(&number) else { return };
-        let before = pending.incoming.right();
-        let is_right = pending.incoming.check();
-        let right = pending.incoming.right();
+        let Some(incoming) = pending.coming() else { return };
+        let before = incoming.right();
+        let is_right = incoming.check();
+        let (right, is_whole) = (incoming.right(), incoming.is_whole());
         if right > before {
             let _ = pending.events.send(Event::Right(right));
         }
-        match (is_right, pending.incoming.is_whole()) {
+        match (is_right, is_whole) {
             (false, _) => self.close(number, Event::Damaged),
             (true, true) => self.close(number, Event::Whole),
             (true, false) => {}
@@ -543,7 +660,7 @@ impl Line {
 }
 
 /// Sends what is asked, until that fails.
-async fn send(mut write: Writer, mut asked: mpsc::Receiver<[u8; HEAD]>) -> io::Error {
+async fn send(mut write: Writer, mut asked: mpsc::Receiver<Bytes>) -> io::Error {
     while let Some(request) = asked.recv().await {
         let sent = async { write.write_all(&request).await.and(write.flush().await) };
         if let Err(why) = sent.await {

@@ -24,8 +24,9 @@ use libdiesel::agent::{DatasetId, MemberId, TaskMember, TaskMembership, Version}
 use tokio::sync::Notify;
 
 pub use address::{InvalidPeerAddress, PeerAddress, PeerConfig, PeerTls};
+pub(crate) use frame::{FILES_BYTES_MAX, FILES_MAX};
 pub(crate) use handshake::Circle;
-pub(crate) use incoming::Incoming;
+pub(crate) use incoming::{Incoming, IncomingFiles};
 pub(crate) use link::{Got, Link, Phase};
 use link::{Staying, Way};
 pub(crate) use owners::Owners;
@@ -175,6 +176,15 @@ impl Peers {
         let is_last = others.len() <= ASKED_MAX;
         let links = holders.into_iter().chain(others).take(ASKED_MAX).collect();
         Sources { links, is_mine: is_mine && is_last || group.links.is_empty() }
+    }
+
+    /// A member that keeps a chunk.
+    pub(crate) fn holder(&self, chunk: u32) -> Option<Arc<Link>> {
+        let group = self.group();
+        let keeps = |link: &Arc<Link>| link.phase().0 == Phase::Up && link.keeps(chunk).0;
+        let owner = group.owners.owner(chunk).and_then(|owner| group.links.get(&owner));
+        let others = group.links.values();
+        owner.into_iter().chain(others).map(|kept| &kept.link).find(|link| keeps(link)).cloned()
     }
 
     /// The links to all other members.

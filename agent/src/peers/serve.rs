@@ -17,7 +17,7 @@ use tokio::sync::{Mutex as Turns, Notify};
 use tokio::task::AbortHandle;
 
 use super::address::PeerAddress;
-use super::frame::{Answer, HEAD, KEPT_MAX, PIECE_MAX, Request, no_sense};
+use super::frame::{Answer, COMES, HEAD, KEPT_MAX, PIECE_MAX, Request, no_sense};
 use super::handshake;
 use super::tls::{Reader, Writer};
 use crate::cache::Cache;
@@ -164,6 +164,11 @@ impl Guest {
                 }
             }
             let request = Request::from_bytes(head)?;
+            let mut files = Vec::new();
+            if let Request::Files { count, .. } = request {
+                files.resize(count as usize * size_of::<u32>(), 0);
+                within(read.read_exact(&mut files)).await?;
+            }
             if line.open.fetch_add(1, Ordering::Relaxed) >= REQUESTS_MAX {
                 return Err(no_sense());
             }
@@ -174,6 +179,9 @@ impl Guest {
                         line.chunk(&cache, ChunkKey { dataset, chunk }, number).await
                     }
                     Request::Kept { generation } => line.kept(&cache, dataset, generation).await,
+                    Request::Files { number, .. } => {
+                        line.files(&cache, dataset, number, &files).await
+                    }
                 };
                 line.open.fetch_sub(1, Ordering::Relaxed);
                 if let Err(why) = answered {
@@ -224,13 +232,44 @@ impl Line {
         Ok(())
     }
 
+    /// Sends the files that are here.
+    async fn files(
+        &self,
+        cache: &Arc<Cache>,
+        dataset: usize,
+        number: u32,
+        files: &[u8],
+    ) -> io::Result<()> {
+        let numbers = files.as_chunks().0.iter().map(|number| u32::from_le_bytes(*number));
+        let lent = cache.lend_files(dataset, numbers);
+        let mut comes = [0; COMES];
+        for (index, _) in lent.files().enumerate().filter(|(_, file)| file.is_some()) {
+            comes.get_mut(index / 8).into_iter().for_each(|byte| *byte |= 1 << (index % 8));
+        }
+        let bytes: Vec<&[u8]> = lent.files().flatten().collect();
+        let length = bytes.iter().map(|bytes| bytes.len() as u32).sum();
+        let head = Answer::Files { number, length }.to_bytes();
+        let parts = [&head[..], &comes].into_iter().chain(bytes);
+        self.send_all(&mut parts.map(IoSlice::new).collect::<Vec<_>>()).await
+    }
+
     async fn send(&self, answer: Answer, bytes: &[u8]) -> io::Result<()> {
-        let sending = async {
-            let head = answer.to_bytes();
+        let head = answer.to_bytes();
+        self.send_all(&mut [IoSlice::new(&head), IoSlice::new(bytes)]).await
+    }
+
+    /// Sends all slices, with nothing in between.
+    async fn send_all(&self, slices: &mut [IoSlice<'_>]) -> io::Result<()> {
+        within(async {
             let mut write = self.write.lock().await;
-            let (mut slices, all) =
-                ([IoSlice::new(&head), IoSlice::new(bytes)], HEAD + bytes.len());
-            let (mut left, mut sent) = (&mut slices[..], 0);
+            let all: usize = slices.iter().map(|slice| slice.len()).sum();
+            if !write.is_write_vectored() && slices.len() > 2 {
+                let joined: Vec<u8> =
+                    slices.iter().flat_map(|slice| slice.iter().copied()).collect();
+                write.write_all(&joined).await?;
+                return write.flush().await;
+            }
+            let (mut left, mut sent) = (slices, 0);
             while sent < all {
                 let more = write.write_vectored(left).await?;
                 if more == 0 {
@@ -240,10 +279,15 @@ impl Line {
                 IoSlice::advance_slices(&mut left, more);
             }
             write.flush().await
-        };
-        tokio::select! {
-            sent = sending => sent,
-            () = SystemClock::new().sleep(PATIENCE) => Err(io::ErrorKind::TimedOut.into()),
-        }
+        })
+        .await
+    }
+}
+
+/// Another agent that takes too long is given up.
+async fn within<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    tokio::select! {
+        done = work => done,
+        () = SystemClock::new().sleep(PATIENCE) => Err(io::ErrorKind::TimedOut.into()),
     }
 }

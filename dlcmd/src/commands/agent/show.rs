@@ -71,10 +71,12 @@ pub(super) fn run(
         status.fetches
     ))?;
     out.line(format_args!(
-        "fetched from other agents: {} ({}); given to them: {}",
+        "fetched from other agents: {} ({}) and {} alone; given to them: {} and {} alone",
         counted(status.chunks_from_peers, "chunk"),
         sized(status.bytes_from_peers),
-        counted(status.chunks_to_peers, "chunk")
+        counted(status.files_from_peers, "file"),
+        counted(status.chunks_to_peers, "chunk"),
+        counted(status.files_to_peers, "file")
     ))?;
     if !status.peer_address.is_empty() {
         out.line(format_args!("other agents reach this one at {}", status.peer_address))?;
