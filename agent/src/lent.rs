@@ -5,10 +5,11 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use dl_runtime::spawn;
+use dl_runtime::{since_boot, spawn};
 use libdiesel::FilePlace;
-use libdiesel::agent::Arena;
+use libdiesel::agent::{Arena, MemberId};
 use tokio::sync::oneshot;
 
 use crate::cache::{Cache, Fetch, Held, State, Stay};
@@ -106,8 +107,8 @@ impl Drop for Lent {
 
 impl Cache {
     /// Lends a chunk to another agent, or begins to fetch it for that.
-    pub(crate) fn lend(self: &Arc<Self>, key: ChunkKey) -> Asked {
-        let (asked, fetch) = self.state().ask(key, self);
+    pub(crate) fn lend(self: &Arc<Self>, key: ChunkKey, member: MemberId) -> Asked {
+        let (asked, fetch) = self.state().ask(key, member, self);
         fetch.into_iter().for_each(|fetch| self.fetch(fetch));
         asked
     }
@@ -137,12 +138,18 @@ impl Cache {
 }
 
 impl State {
-    fn ask(&mut self, key: ChunkKey, cache: &Arc<Cache>) -> (Asked, Option<Fetch>) {
+    fn ask(
+        &mut self,
+        key: ChunkKey,
+        member: MemberId,
+        cache: &Arc<Cache>,
+    ) -> (Asked, Option<Fetch>) {
         if !self.has(key) {
             return (Asked::Elsewhere, None);
         }
         let (sender, coming) = oneshot::channel();
-        let borrower = Borrower { cache: Arc::clone(cache), sender };
+        let since = since_boot();
+        let borrower = Borrower { cache: Arc::clone(cache), sender, member, since };
         let can_keep = self.can_keep();
         match self.held.get_mut(&key) {
             Some(Held::Full { slot, span, .. }) => {
@@ -225,7 +232,7 @@ impl State {
         slot: u32,
         span: (u32, u32),
     ) {
-        for Borrower { cache, sender } in borrowers {
+        for Borrower { cache, sender, .. } in borrowers {
             if let Some(lent) = self.lend_slot(&cache, key.dataset, slot, span)
                 && let Err(lent) = sender.send(lent)
             {
@@ -241,4 +248,7 @@ impl State {
 pub(crate) struct Borrower {
     cache: Arc<Cache>,
     sender: oneshot::Sender<Lent>,
+    pub(crate) member: MemberId,
+    /// Since boot.
+    pub(crate) since: Duration,
 }

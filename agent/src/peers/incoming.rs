@@ -10,7 +10,7 @@ use dl_format::Crc32c;
 use libdiesel::FilePlace;
 use libdiesel::agent::Arena;
 
-use crate::cache::Progress;
+use crate::progress::Progress;
 
 /// What came of a chunk.
 #[derive(Debug)]

@@ -5,9 +5,11 @@
 //! agent everything is read from the servers.
 
 mod address;
+mod ask;
 mod frame;
 mod handshake;
 mod incoming;
+mod line;
 mod link;
 mod owners;
 mod serve;
@@ -24,10 +26,12 @@ use libdiesel::agent::{DatasetId, MemberId, TaskMember, TaskMembership, Version}
 use tokio::sync::Notify;
 
 pub use address::{InvalidPeerAddress, PeerAddress, PeerConfig, PeerTls};
+pub(crate) use ask::Got;
 pub(crate) use frame::{FILES_BYTES_MAX, FILES_MAX};
 pub(crate) use handshake::Circle;
 pub(crate) use incoming::{Incoming, IncomingFiles};
-pub(crate) use link::{Got, Link, Phase};
+pub(crate) use line::Phase;
+pub(crate) use link::Link;
 use link::{Staying, Way};
 pub(crate) use owners::Owners;
 pub(crate) use serve::Door;
@@ -176,6 +180,11 @@ impl Peers {
         let is_last = others.len() <= ASKED_MAX;
         let links = holders.into_iter().chain(others).take(ASKED_MAX).collect();
         Sources { links, is_mine: is_mine && is_last || group.links.is_empty() }
+    }
+
+    /// Where a member is reached, if it is known.
+    pub(crate) fn address_of(&self, member: MemberId) -> Option<String> {
+        self.group().links.get(&member).map(|kept| kept.link.address.clone())
     }
 
     /// A member that keeps a chunk.

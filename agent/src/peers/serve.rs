@@ -6,14 +6,14 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dl_runtime::{Clock, Shutdown, SystemClock, spawn};
 use libdiesel::agent::MemberId;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Mutex as Turns, Notify};
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::AbortHandle;
 
 use super::address::PeerAddress;
@@ -73,7 +73,7 @@ impl Door {
             let guest = Arc::clone(&guest);
             let hearing = spawn(async move {
                 match guest.hear(stream).await {
-                    Ok((ends, dataset)) => _ = spawn(guest.serve(ends, dataset)),
+                    Ok((ends, reads)) => _ = spawn(guest.serve(ends, reads)),
                     Err(why) => tracing::debug!(%why, "a stranger is not let in"),
                 }
             });
@@ -89,9 +89,20 @@ struct Guest {
     end: Shutdown,
 }
 
+/// A member that was let in, and what it reads.
+struct Reads {
+    member: MemberId,
+    dataset: usize,
+}
+
 /// Answers of one connection, in turns.
 struct Line {
-    write: Turns<Writer>,
+    /// Who asks.
+    member: MemberId,
+    /// One answer is sent at a time.
+    turn: Semaphore,
+    /// None while an answer is sent, and after one was sent in part.
+    writer: Mutex<Option<Writer>>,
     open: AtomicUsize,
     /// Why an answer could not be sent.
     failed: Mutex<Option<io::Error>>,
@@ -99,8 +110,8 @@ struct Line {
 }
 
 impl Guest {
-    /// Lets a member in; gives the dataset that it reads.
-    async fn hear(&self, mut stream: TcpStream) -> io::Result<((Reader, Writer), usize)> {
+    /// Lets a member in.
+    async fn hear(&self, mut stream: TcpStream) -> io::Result<((Reader, Writer), Reads)> {
         stream.set_nodelay(true)?;
         let circles = || {
             let opens = self.cache.state().datasets.clone();
@@ -131,11 +142,11 @@ impl Guest {
         if open.peers.fingerprint_of(member).is_none() {
             open.peers.changed.notify_one();
         }
-        Ok((ends, dataset))
+        Ok((ends, Reads { member, dataset }))
     }
 
-    async fn serve(self: Arc<Self>, ends: (Reader, Writer), dataset: usize) {
-        if let Err(why) = self.answer_all(ends, dataset).await {
+    async fn serve(self: Arc<Self>, ends: (Reader, Writer), reads: Reads) {
+        if let Err(why) = self.answer_all(ends, reads).await {
             tracing::debug!(%why, "a connection of another agent ended");
         }
     }
@@ -143,10 +154,12 @@ impl Guest {
     async fn answer_all(
         &self,
         (mut read, write): (Reader, Writer),
-        dataset: usize,
+        Reads { member, dataset }: Reads,
     ) -> io::Result<()> {
         let line = Arc::new(Line {
-            write: Turns::new(write),
+            member,
+            turn: Semaphore::new(1),
+            writer: Mutex::new(Some(write)),
             open: AtomicUsize::new(0),
             failed: Mutex::new(None),
             is_over: Notify::new(),
@@ -196,7 +209,7 @@ impl Guest {
 impl Line {
     /// Answers a request for a chunk.
     async fn chunk(&self, cache: &Arc<Cache>, key: ChunkKey, number: u32) -> io::Result<()> {
-        let lent = match cache.lend(key) {
+        let lent = match cache.lend(key, self.member) {
             Asked::Here(lent) => Some(lent),
             Asked::Elsewhere => None,
             Asked::Coming(mut coming) => loop {
@@ -261,27 +274,37 @@ impl Line {
     /// Sends all slices, with nothing in between.
     async fn send_all(&self, slices: &mut [IoSlice<'_>]) -> io::Result<()> {
         within(async {
-            let mut write = self.write.lock().await;
-            let all: usize = slices.iter().map(|slice| slice.len()).sum();
-            if !write.is_write_vectored() && slices.len() > 2 {
-                let joined: Vec<u8> =
-                    slices.iter().flat_map(|slice| slice.iter().copied()).collect();
-                write.write_all(&joined).await?;
-                return write.flush().await;
-            }
-            let (mut left, mut sent) = (slices, 0);
-            while sent < all {
-                let more = write.write_vectored(left).await?;
-                if more == 0 {
-                    return Err(io::ErrorKind::WriteZero.into());
-                }
-                sent += more;
-                IoSlice::advance_slices(&mut left, more);
-            }
-            write.flush().await
+            let _turn = self.turn.acquire().await.map_err(io::Error::other)?;
+            let writer = self.writer().take();
+            let mut writer = writer.ok_or(io::ErrorKind::BrokenPipe)?;
+            write_all(&mut writer, slices).await?;
+            *self.writer() = Some(writer);
+            Ok(())
         })
         .await
     }
+
+    fn writer(&self) -> MutexGuard<'_, Option<Writer>> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn write_all(writer: &mut Writer, mut slices: &mut [IoSlice<'_>]) -> io::Result<()> {
+    let mut left: usize = slices.iter().map(|slice| slice.len()).sum();
+    if !writer.is_write_vectored() && slices.len() > 2 {
+        let joined: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
+        writer.write_all(&joined).await?;
+        return writer.flush().await;
+    }
+    while left > 0 {
+        let sent = writer.write_vectored(slices).await?;
+        if sent == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        left -= sent;
+        IoSlice::advance_slices(&mut slices, sent);
+    }
+    writer.flush().await
 }
 
 /// Another agent that takes too long is given up.
