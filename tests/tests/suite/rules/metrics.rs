@@ -23,7 +23,7 @@ const VALUES_RULE: &str =
 const EVERYWHERE: [&str; 4] = ["method", "code", "version", "le"];
 
 /// Endings that say what is counted.
-const UNITS: [&str; 13] = [
+const UNITS: [&str; 14] = [
     "_total",
     "_seconds",
     "_bytes",
@@ -37,6 +37,7 @@ const UNITS: [&str; 13] = [
     "_hits",
     "_misses",
     "_from_servers",
+    "_from_peers",
 ];
 
 /// Metrics that a server without training jobs has no samples of.
