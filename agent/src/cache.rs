@@ -139,15 +139,19 @@ pub(crate) struct State {
     /// Whether there was no memory for a slot when one was last needed.
     pub(super) is_out_of_memory: bool,
     /// Whether chunks stay when nobody needs them soon.
-    keeps: bool,
+    pub(super) keeps: bool,
     /// Full and not kept, in the order in which they came.
     pub(super) passing: VecDeque<ChunkKey>,
     /// Slots of fetches that failed while a reader had a pin on them.
     pub(super) condemned: Vec<u32>,
     /// Chunks that are wanted and for which there is no slot.
     pub(crate) queue: VecDeque<(ChunkKey, Waiter)>,
+    /// Since boot: until then chunks that belong to others now are given over.
+    pub(super) give_over_until: Duration,
     /// Slots that other agents read.
-    pub(crate) lent: LentSlots,
+    pub(crate) lent: Arc<LentSlots>,
+    /// Changes with the chunks that stay.
+    pub(crate) staying_generation: u32,
     /// Chunks that stay until the end, and those that stay while there is room for them.
     pub(crate) kept: u32,
     pub(crate) copies: u32,
@@ -347,7 +351,7 @@ impl State {
             self.backlog.is_stuck = slot.is_none();
             return Some(self.begin(key, slot?, None));
         }
-        if policy != Policy::OneShot || self.free.is_empty() || !self.has_room() {
+        if policy != Policy::OneShot || !self.has_room() {
             return None;
         }
         let datasets = &self.datasets;
@@ -359,24 +363,8 @@ impl State {
         let next = self.plans.beyond(is_there);
         let is_settled = |key| is_there(key) || self.plans.is_passed_over(key);
         let key = next.or_else(|| self.backlog.next_of_all(is_settled))?;
-        let slot = self.free_slot()?;
+        let slot = self.slot_for_kept(key)?;
         Some(self.begin(key, slot, None))
-    }
-
-    /// Whether a chunk that nobody needs soon may come; where chunks don't stay, into a free slot.
-    fn has_room(&self) -> bool {
-        let is_free = self.free.len() > self.connections.len();
-        if self.keeps { self.can_keep() } else { is_free }
-    }
-
-    /// Whether one more chunk of another agent can stay.
-    pub(crate) fn can_copy(&self) -> bool {
-        self.kept + self.copies < self.keep_max()
-    }
-
-    /// Whether one more chunk can stay until the end.
-    pub(crate) fn can_keep(&self) -> bool {
-        self.kept < self.keep_max()
     }
 
     /// Notes chunks of the dataset of a connection that are to be fetched as far as memory goes; false
@@ -407,25 +395,6 @@ impl State {
         Fetch { key, slot, first: None, progress, is_for_peer: true }
     }
 
-    /// Chunks that may be kept: two groups of each order that is read and a slot for each worker pass
-    /// through the others.
-    pub(crate) fn keep_max(&self) -> u32 {
-        if !self.keeps {
-            return 0;
-        }
-        let passing = self.plans.passing_slots().saturating_add(self.workers());
-        self.usable_slots().saturating_sub(passing)
-    }
-
-    fn workers(&self) -> u32 {
-        (self.connections.len() as u32).max(1)
-    }
-
-    /// Slots that have memory, or can have it.
-    fn usable_slots(&self) -> u32 {
-        if self.is_out_of_memory { self.touched } else { self.slots() }
-    }
-
     /// A file of a chunk that is being filled is there: whoever waits for that file is answered.
     pub(crate) fn file_is_there(&mut self, key: ChunkKey, file: u32) {
         let Some(Held::Filling { slot, waiters, .. }) = self.held.get_mut(&key) else { return };
@@ -451,50 +420,22 @@ impl State {
             }
         }
         self.plans.came(key, origin == Origin::Peer);
-        let stay = self.stay(origin == Origin::Servers);
+        let open = self.datasets.get(key.dataset);
+        let is_own = open.is_some_and(|open| open.peers.owns(key.chunk));
+        let stay = self.stay(origin == Origin::Servers || is_own);
         match stay {
             Stay::Passing => self.passing.push_back(key),
             Stay::Copy => self.copies += 1,
             Stay::Kept => self.kept += 1,
         }
+        self.staying_generation =
+            self.staying_generation.wrapping_add((stay != Stay::Passing).into());
         self.held.insert(key, Held::Full { slot, stay, span });
         if let Some(open) = self.datasets.get(key.dataset).map(Arc::clone) {
             self.show(&open, key, slot);
         }
         waiters.into_iter().for_each(|waiter| self.hand_over(waiter, slot));
         self.lend_to(borrowers, key, slot, span);
-    }
-
-    /// How long a chunk stays that came now. Copies leave for chunks that no other agent keeps.
-    fn stay(&mut self, is_mine: bool) -> Stay {
-        let most = self.keep_max();
-        match is_mine {
-            true if self.kept < most => {
-                if self.kept + self.copies >= most {
-                    self.let_pass(Stay::Copy);
-                }
-                Stay::Kept
-            }
-            false if self.can_copy() => Stay::Copy,
-            _ => Stay::Passing,
-        }
-    }
-
-    /// One of the chunks that stay so passes from now on; false if there is none.
-    fn let_pass(&mut self, what: Stay) -> bool {
-        let found = self.held.iter_mut().find_map(|(key, held)| match held {
-            Held::Full { stay, .. } if *stay == what => Some((*key, stay)),
-            _ => None,
-        });
-        let Some((key, stay)) = found else { return false };
-        *stay = Stay::Passing;
-        self.passing.push_back(key);
-        match what {
-            Stay::Kept => self.kept -= 1,
-            Stay::Copy => self.copies -= 1,
-            Stay::Passing => {}
-        }
-        true
     }
 
     /// A chunk can't be had.

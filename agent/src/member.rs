@@ -17,7 +17,8 @@ use tokio::sync::OnceCell;
 
 use crate::cache::Cache;
 use crate::dataset::{Open, chain};
-use crate::peers::{Door, Face, Identity, PeerConfig, Peers};
+use crate::door::Door;
+use crate::peers::{Face, Identity, PeerConfig, Peers};
 use crate::status;
 
 /// Between two calls while no server answers.
@@ -161,7 +162,7 @@ impl Member {
                     is_known = true;
                     if open.hear(&joined) {
                         soon = SOON;
-                        cache.state().backlog.begin_again(dataset, open.snapshot.holders());
+                        cache.state().owners_changed(dataset);
                         cache.moved.notify_one();
                     }
                     let may_be_soon = soon > 0 && joined.members.len() <= SOON_MEMBERS_MAX;

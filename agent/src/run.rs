@@ -142,7 +142,9 @@ async fn drive(cache: Arc<Cache>) {
         cache.fetch_ahead();
         let now = clock.monotonic();
         if now >= next_beat {
-            cache.state().beat();
+            let mut state = cache.state();
+            state.beat();
+            state.look_at_owners();
             next_beat = now.saturating_add(BEAT);
         }
         let pause = if cache.is_followed() { TICK } else { BEAT };

@@ -58,6 +58,14 @@ impl State {
         self.take_slot_of_late(wanted).or_else(|| self.take_slot_of_kept())
     }
 
+    /// An empty slot for a chunk that is to be kept: that of one that another agent keeps too will do.
+    pub(super) fn slot_for_kept(&mut self, key: ChunkKey) -> Option<u32> {
+        self.free_slot().or_else(|| {
+            self.let_pass(Stay::Copy);
+            self.take_slot(key, false)
+        })
+    }
+
     /// An empty slot for files that come alone: a free one, or that of a chunk that passes and nobody needs.
     pub(super) fn take_slot_of_passing(&mut self) -> Option<u32> {
         self.reuse_condemned();
@@ -79,6 +87,7 @@ impl State {
         let (is_kept, key, slot) =
             kept.into_iter().find(|(_, key, slot)| self.withdraw(*key, *slot))?;
         self.held.remove(&key);
+        self.staying_generation = self.staying_generation.wrapping_add(1);
         self.backlog.is_absent_again(key);
         if !is_kept {
             self.copies -= 1;

@@ -28,7 +28,7 @@ impl Network {
     /// # Errors
     /// When it can't be tried.
     pub fn why_not() -> Result<Option<String>> {
-        let probe = "ip link add br0 type bridge && ip link add va type veth peer name vb";
+        let probe = "command -v nsenter && command -v tc && command -v ss && ip link add br0 type bridge && ip link add va type veth peer name vb";
         let tried = run(Command::new("unshare").args(["--net", "sh", "-c", probe]))?;
         Ok((tried.code != 0).then(|| format!("no network of its own: {}", tried.stderr)))
     }

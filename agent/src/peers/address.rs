@@ -86,7 +86,7 @@ impl FromStr for PeerAddress {
 
 impl PeerAddress {
     /// Listens there; gives also `HOST:PORT` for other agents. None where the agent speaks to no other one.
-    pub(super) async fn listen(
+    pub(crate) async fn listen(
         &self,
         servers: &[String],
     ) -> io::Result<Option<(TcpListener, String)>> {
@@ -96,7 +96,14 @@ impl PeerAddress {
                 let own = way_to(servers).await?;
                 (own.to_string(), own, 0)
             }
-            Self::At(host, port) => (host.clone(), resolve(host, *port).await?.ip(), *port),
+            Self::At(host, port) => {
+                let own = resolve(host, *port).await?.ip();
+                // Some machines have their own name at 127.0.1.1, where no other one comes to.
+                let is_local = host == "localhost" || host.parse::<IpAddr>().is_ok();
+                let is_hidden = own.is_loopback() && !is_local;
+                let own = if is_hidden { Ipv4Addr::UNSPECIFIED.into() } else { own };
+                (host.clone(), own, *port)
+            }
         };
         let listener = match TcpListener::bind((own, port)).await {
             // The name leads to another machine, which sends connections on to this one.

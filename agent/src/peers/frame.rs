@@ -5,27 +5,27 @@
 use std::io;
 
 /// Bytes of a head.
-pub(super) const HEAD: usize = 16;
+pub(crate) const HEAD: usize = 16;
 
 /// Most bytes behind one head, so that a small answer need not wait for all of a large one.
-pub(super) const PIECE_MAX: usize = 256 << 10;
+pub(crate) const PIECE_MAX: usize = 256 << 10;
 
 /// Requests on one connection that are not answered, at most.
-pub(super) const REQUESTS_MAX: usize = 64;
+pub(crate) const REQUESTS_MAX: usize = 64;
 
 /// Most bytes of the list of the chunks that an agent keeps, a bit for each.
-pub(super) const KEPT_MAX: usize = 1 << 20;
+pub(crate) const KEPT_MAX: usize = 1 << 20;
 
 /// Files of one request at most, and bytes of the answer.
 pub(crate) const FILES_MAX: usize = 256;
 pub(crate) const FILES_BYTES_MAX: usize = 1 << 20;
 
 /// Bytes that say which files of a request come: a bit for each.
-pub(super) const COMES: usize = FILES_MAX / 8;
+pub(crate) const COMES: usize = FILES_MAX / 8;
 
 /// What is asked. The number of a request comes back in its answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Request {
+pub(crate) enum Request {
     /// All files of a chunk, from the beginning of the first one to the end of the last one.
     Chunk { number: u32, chunk: u32 },
     /// Files, whose numbers stand behind the head, 4 bytes each.
@@ -36,7 +36,7 @@ pub(super) enum Request {
 
 /// What is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(crate) enum Answer {
     /// The next bytes of a chunk, which stand behind the head; their place in the chunk.
     Piece { number: u32, offset: u32, length: u32 },
     /// The files that are here: behind the head stand [`COMES`] bytes that say which, then as many bytes of
@@ -54,7 +54,7 @@ pub(super) enum Answer {
 }
 
 impl Request {
-    pub(super) fn to_bytes(self) -> [u8; HEAD] {
+    pub(crate) fn to_bytes(self) -> [u8; HEAD] {
         match self {
             Self::Chunk { number, chunk } => head(1, number, chunk, 0),
             Self::Kept { generation } => head(2, generation, 0, 0),
@@ -62,7 +62,7 @@ impl Request {
         }
     }
 
-    pub(super) fn from_bytes(bytes: [u8; HEAD]) -> io::Result<Self> {
+    pub(crate) fn from_bytes(bytes: [u8; HEAD]) -> io::Result<Self> {
         match parts(bytes) {
             (1, number, chunk, 0) => Ok(Self::Chunk { number, chunk }),
             (2, generation, 0, 0) => Ok(Self::Kept { generation }),
@@ -75,7 +75,7 @@ impl Request {
 }
 
 impl Answer {
-    pub(super) fn to_bytes(self) -> [u8; HEAD] {
+    pub(crate) fn to_bytes(self) -> [u8; HEAD] {
         match self {
             Self::Piece { number, offset, length } => head(1, number, offset, length),
             Self::Wait { number } => head(2, number, 0, 0),
@@ -88,7 +88,7 @@ impl Answer {
         }
     }
 
-    pub(super) fn from_bytes(bytes: [u8; HEAD]) -> io::Result<Self> {
+    pub(crate) fn from_bytes(bytes: [u8; HEAD]) -> io::Result<Self> {
         match parts(bytes) {
             (1, number, offset, length) if (1..=PIECE_MAX as u32).contains(&length) => {
                 Ok(Self::Piece { number, offset, length })
@@ -107,7 +107,7 @@ impl Answer {
     }
 }
 
-pub(super) fn no_sense() -> io::Error {
+pub(crate) fn no_sense() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "the other agent says what makes no sense")
 }
 

@@ -14,7 +14,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 /// How long the other end may take to prove itself.
-pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 
 const CHALLENGE: usize = 32;
 const SALT: usize = 16;
@@ -81,7 +81,7 @@ impl Circle {
 }
 
 /// Proves to an agent that `me` belongs to the circle, and that it is `called`.
-pub(super) async fn call(
+pub(crate) async fn call(
     stream: &mut TcpStream,
     circle: &Circle,
     me: MemberId,
@@ -105,7 +105,7 @@ pub(super) async fn call(
 }
 
 /// Hears who calls `me`: a member of one of the circles, which is named by its position, and its id.
-pub(super) async fn hear(
+pub(crate) async fn hear(
     stream: &mut TcpStream,
     me: MemberId,
     circles: impl FnOnce() -> Vec<Option<Circle>>,

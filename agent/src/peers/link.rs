@@ -44,7 +44,8 @@ const SILENCE: Duration = Duration::from_secs(3);
 /// With what another agent is called.
 #[derive(Debug)]
 pub(super) struct Way {
-    pub(super) circle: Circle,
+    /// That of now: the servers give another secret after they forgot the job.
+    pub(super) circle: Arc<Mutex<Option<Circle>>>,
     /// The id of this agent.
     pub(super) me: MemberId,
     /// The key of this agent, where it speaks TLS.
@@ -153,7 +154,9 @@ impl Link {
             };
             let mut stream = TcpStream::connect(&self.address).await?;
             stream.set_nodelay(true)?;
-            handshake::call(&mut stream, &way.circle, way.me, self.member).await?;
+            let circle = way.circle.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let circle = circle.ok_or(io::ErrorKind::NotConnected)?;
+            handshake::call(&mut stream, &circle, way.me, self.member).await?;
             match both {
                 Some((identity, fingerprint)) => identity.call(stream, fingerprint).await,
                 None => {

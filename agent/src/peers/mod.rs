@@ -6,17 +6,16 @@
 
 mod address;
 mod ask;
-mod frame;
-mod handshake;
+pub(crate) mod frame;
+pub(crate) mod handshake;
 mod incoming;
 mod line;
 mod link;
 mod owners;
-mod serve;
 mod status;
-mod tls;
+pub(crate) mod tls;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,12 +35,14 @@ pub(crate) use line::Phase;
 pub(crate) use link::Link;
 use link::{Staying, Way};
 pub(crate) use owners::Owners;
-pub(crate) use serve::Door;
 pub use status::PeerStatus;
 pub(crate) use tls::Identity;
 
 /// How long a fetch waits for the first tries to connect.
 const FIRST_TRY: Duration = Duration::from_secs(1);
+
+/// Claims of members on chunks that are looked at for a status.
+const COUNTED_MAX: usize = 1 << 24;
 
 /// Members that are asked for one chunk at most.
 const ASKED_MAX: usize = 3;
@@ -65,16 +66,32 @@ pub(crate) struct Peers {
     pub(crate) changed: Notify,
 }
 
-/// What the servers said last of the members.
+/// The members, as the servers said last.
 #[derive(Default)]
 struct Group {
-    /// None until the servers have answered.
-    circle: Option<Circle>,
+    /// What members prove themselves with; none until the servers have answered.
+    circle: Arc<Mutex<Option<Circle>>>,
     /// The members and the secret, by a hash and as they came.
     told: Option<([u8; 16], Bytes)>,
+    members: BTreeMap<MemberId, TaskMember>,
+    /// Members that the servers don't name, as after they forgot the job, and that are there all the same.
+    unnamed: BTreeSet<MemberId>,
     owners: Arc<Owners>,
     links: BTreeMap<MemberId, Staying>,
-    fingerprints: BTreeMap<MemberId, Option<[u8; 32]>>,
+}
+
+impl Group {
+    /// Says whom chunks belong to; gives whether that has changed.
+    fn settle(&mut self, face: &Face) -> bool {
+        let can_give = |id: &MemberId| {
+            let link = self.links.get(id).map(|kept| kept.link.phase().0);
+            *id == face.me || matches!(link, Some(Phase::Connecting | Phase::Up))
+        };
+        let owners = Owners::of(self.members.values().filter(|member| can_give(&member.id)));
+        let has_changed = !owners.ids().eq(self.owners.ids());
+        self.owners = Arc::new(owners);
+        has_changed
+    }
 }
 
 /// Shows no secret.
@@ -110,46 +127,57 @@ impl Peers {
         version: Version,
         joined: &TaskMembership,
     ) -> bool {
+        let Face { me, is_open, identity } = &self.face;
         let told = (joined.members_version(), joined.secret.clone());
         let mut group = self.group();
-        if group.told.as_ref() == Some(&told) {
+        let is_up = |link: &Staying| link.link.phase().0 == Phase::Up;
+        let are_there =
+            group.unnamed.iter().all(|member| group.links.get(member).is_some_and(is_up));
+        if group.told.as_ref() == Some(&told) && are_there {
             return false;
         }
-        let Face { me, is_open, identity } = &self.face;
-        let circle = Circle::new(&joined.secret, dataset, version);
+        let named = joined.members.iter().map(|member| (member.id, member.clone()));
+        let mut members: BTreeMap<_, _> = named.collect();
+        // A connection shows that a member lives.
+        let is_unnamed =
+            |id: &MemberId| !members.contains_key(id) && group.links.get(id).is_some_and(is_up);
+        let unnamed: BTreeSet<_> =
+            group.members.keys().filter(|id| is_unnamed(id)).copied().collect();
+        let rest = unnamed.iter().filter_map(|id| Some((*id, group.members.get(id)?.clone())));
+        members.extend(rest.collect::<Vec<_>>());
+        let circle = is_open.then(|| Circle::new(&joined.secret, dataset, version));
+        *group.circle.lock().unwrap_or_else(PoisonError::into_inner) = circle;
+        let mut links = std::mem::take(&mut group.links);
         let can_serve =
             |member: &&TaskMember| member.id == *me || *is_open && !member.address.is_empty();
-        let members: Vec<&TaskMember> = joined.members.iter().filter(can_serve).collect();
-        let mut links = std::mem::take(&mut group.links);
-        if group.told.as_ref().is_some_and(|(_, secret)| *secret != joined.secret) {
-            // The servers forgot the job: with the secret of before nobody is let in any more.
-            links.clear();
-        }
-        for member in members.iter().filter(|member| member.id != *me) {
+        for member in members.values().filter(can_serve).filter(|member| member.id != *me) {
             let kept = links.remove(&member.id).filter(|kept| kept.link.address == member.address);
             let kept = kept.unwrap_or_else(|| {
-                let (circle, identity) = (circle.clone(), identity.clone());
+                let (circle, identity) = (Arc::clone(&group.circle), identity.clone());
                 let way = Way { circle, me: *me, identity, fingerprint: member.key_fingerprint };
                 Staying::new(member.id, member.address.clone(), way)
             });
             group.links.insert(member.id, kept);
         }
-        let fingerprints = joined.members.iter().map(|member| (member.id, member.key_fingerprint));
-        group.fingerprints = fingerprints.collect();
-        group.owners = Arc::new(Owners::of(members));
-        group.circle = is_open.then_some(circle);
-        group.told = Some(told);
+        (group.members, group.unnamed, group.told) = (members, unnamed, Some(told));
+        group.settle(&self.face);
         true
+    }
+
+    /// Looks at the connections: chunks of a member that can't be reached belong to others. Gives whether
+    /// that has changed the owners.
+    pub(crate) fn look(&self) -> bool {
+        self.group().settle(&self.face)
     }
 
     /// What a member proves itself with.
     pub(crate) fn circle(&self) -> Option<Circle> {
-        self.group().circle.clone()
+        self.group().circle.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The certificate of a member, if it has one; none for a member that is not known.
     pub(crate) fn fingerprint_of(&self, member: MemberId) -> Option<Option<[u8; 32]>> {
-        self.group().fingerprints.get(&member).copied()
+        self.group().members.get(&member).map(|member| member.key_fingerprint)
     }
 
     /// The key of this agent, where it speaks TLS.
@@ -161,6 +189,13 @@ impl Peers {
     pub(crate) fn owns(&self, chunk: u32) -> bool {
         let owners = Arc::clone(&self.group().owners);
         owners.owner(chunk).is_none_or(|owner| owner == self.face.me)
+    }
+
+    /// Whether another member, to which a chunk belongs, keeps it.
+    pub(crate) fn is_at_owner(&self, chunk: u32) -> bool {
+        let group = self.group();
+        let owner = group.owners.owner(chunk).and_then(|owner| group.links.get(&owner));
+        owner.is_some_and(|kept| kept.link.keeps(chunk).0)
     }
 
     /// Where a chunk may come from: from who keeps it, else from who comes first among those that can.
@@ -220,12 +255,15 @@ impl Peers {
         self.links().iter().filter(|link| link.phase().0 == Phase::Up).count() as u32
     }
 
-    /// How many of so many chunks belong to each member.
+    /// How many of so many chunks belong to each member; where counting would take long, about how many.
     pub(crate) fn owned(&self, chunks: u32) -> BTreeMap<MemberId, u64> {
         let owners = Arc::clone(&self.group().owners);
+        let counted = (COUNTED_MAX / owners.len().max(1)).max(1) as u32;
+        let step = chunks.div_ceil(counted).max(1);
         let mut owned = BTreeMap::new();
-        for owner in (0..chunks).filter_map(|chunk| owners.owner(chunk)) {
-            *owned.entry(owner).or_default() += 1;
+        for chunk in (0..chunks).step_by(step as usize) {
+            let many = u64::from(step.min(chunks - chunk));
+            owners.owner(chunk).into_iter().for_each(|id| *owned.entry(id).or_default() += many);
         }
         owned
     }

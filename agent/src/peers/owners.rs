@@ -29,6 +29,16 @@ impl Owners {
         Self(owners.collect())
     }
 
+    /// Who they are.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = MemberId> {
+        self.0.iter().map(|owner| owner.id)
+    }
+
+    /// How many members there are.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// The owner of a chunk.
     pub(crate) fn owner(&self, chunk: u32) -> Option<MemberId> {
         let scores = self.0.iter().map(|owner| (owner.score(chunk), owner.id));

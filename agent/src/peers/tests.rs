@@ -1,6 +1,6 @@
 //! A link to an agent that does what it should not.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dl_format::Crc32c;
@@ -71,7 +71,8 @@ async fn ask(secret: u8, answers: fn(u32) -> Vec<(Answer, Vec<u8>)>) -> (Got, Ve
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let other = spawn(agent(listener, secret, answers));
-    let way = Way { circle: circle(5), me: id(1), identity: None, fingerprint: None };
+    let circle = Arc::new(Mutex::new(Some(circle(5))));
+    let way = Way { circle, me: id(1), identity: None, fingerprint: None };
     let staying = Staying::new(id(2), address, way);
     staying.link.tried().await;
     let (arena, _files) = Arena::create(Shape { slot_bytes: SLOT, slots: 1 }).unwrap();

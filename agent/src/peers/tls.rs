@@ -27,11 +27,11 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 const NAME: &str = "diesel-agent";
 
 /// What comes from another agent, and what goes to it.
-pub(super) type Reader = Box<dyn AsyncRead + Send + Unpin>;
-pub(super) type Writer = Box<dyn AsyncWrite + Send + Unpin>;
+pub(crate) type Reader = Box<dyn AsyncRead + Send + Unpin>;
+pub(crate) type Writer = Box<dyn AsyncWrite + Send + Unpin>;
 
 /// The SHA-256 of a certificate.
-pub(super) type Fingerprint = [u8; 32];
+pub(crate) type Fingerprint = [u8; 32];
 
 /// The key of this agent and its certificate.
 pub(crate) struct Identity {
@@ -61,7 +61,7 @@ impl Identity {
     }
 
     /// Encrypts a connection to a member that has the certificate of a fingerprint.
-    pub(super) async fn call(
+    pub(crate) async fn call(
         &self,
         stream: TcpStream,
         called: Fingerprint,
@@ -80,7 +80,7 @@ impl Identity {
     }
 
     /// Encrypts a connection of a member that has the certificate of a fingerprint.
-    pub(super) async fn hear(
+    pub(crate) async fn hear(
         &self,
         stream: TcpStream,
         caller: Fingerprint,

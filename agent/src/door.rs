@@ -5,7 +5,6 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,13 +15,15 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::AbortHandle;
 
-use super::address::PeerAddress;
-use super::frame::{Answer, COMES, HEAD, KEPT_MAX, PIECE_MAX, REQUESTS_MAX, Request, no_sense};
-use super::handshake;
-use super::tls::{Reader, Writer};
 use crate::cache::Cache;
 use crate::dataset::ChunkKey;
 use crate::lent::{Asked, Lent};
+use crate::peers::PeerAddress;
+use crate::peers::frame::{
+    Answer, COMES, HEAD, KEPT_MAX, PIECE_MAX, REQUESTS_MAX, Request, no_sense,
+};
+use crate::peers::handshake;
+use crate::peers::tls::{Reader, Writer};
 
 /// Strangers at the door at the same time.
 const STRANGERS_MAX: usize = 64;
@@ -100,7 +101,6 @@ struct Line {
     turn: Semaphore,
     /// None while an answer is sent, and after one was sent in part.
     writer: Mutex<Option<Writer>>,
-    open: AtomicUsize,
     /// Why an answer could not be sent.
     failed: Mutex<Option<io::Error>>,
     is_over: Notify,
@@ -157,14 +157,20 @@ impl Guest {
             member,
             turn: Semaphore::new(1),
             writer: Mutex::new(Some(write)),
-            open: AtomicUsize::new(0),
             failed: Mutex::new(None),
             is_over: Notify::new(),
         });
+        // With so many requests open the next one is not read.
+        let open = Arc::new(Semaphore::new(REQUESTS_MAX));
         loop {
             let mut head = [0; HEAD];
-            tokio::select! {
-                read = read.read_exact(&mut head) => { read?; }
+            let next = async {
+                let permit = Arc::clone(&open).acquire_owned().await.map_err(io::Error::other)?;
+                read.read_exact(&mut head).await?;
+                Ok::<_, io::Error>(permit)
+            };
+            let permit = tokio::select! {
+                next = next => next?,
                 () = line.is_over.notified() => {
                     let failed = line.failed.lock().unwrap_or_else(PoisonError::into_inner).take();
                     return Err(failed.unwrap_or_else(no_sense));
@@ -172,15 +178,12 @@ impl Guest {
                 () = self.end.requested() => {
                     return line.send(Answer::Goodbye, &[]).await;
                 }
-            }
+            };
             let request = Request::from_bytes(head)?;
             let mut files = Vec::new();
             if let Request::Files { count, .. } = request {
                 files.resize(count as usize * size_of::<u32>(), 0);
                 within(read.read_exact(&mut files)).await?;
-            }
-            if line.open.fetch_add(1, Ordering::Relaxed) >= REQUESTS_MAX {
-                return Err(no_sense());
             }
             let (line, cache) = (Arc::clone(&line), Arc::clone(&self.cache));
             spawn(async move {
@@ -193,7 +196,7 @@ impl Guest {
                         line.files(&cache, dataset, number, &files).await
                     }
                 };
-                line.open.fetch_sub(1, Ordering::Relaxed);
+                drop(permit);
                 if let Err(why) = answered {
                     *line.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
                     line.is_over.notify_one();
@@ -233,11 +236,13 @@ impl Line {
 
     /// Sends a chunk piece by piece; answers to other requests may come in between.
     async fn give(&self, lent: &Lent, number: u32) -> io::Result<()> {
-        let mut offset = lent.start();
-        for piece in lent.bytes().chunks(PIECE_MAX) {
-            let length = piece.len() as u32;
-            self.send(Answer::Piece { number, offset, length }, piece).await?;
-            offset = offset.saturating_add(length);
+        for (start, bytes) in lent.bytes().flatten() {
+            let mut offset = start;
+            for piece in bytes.chunks(PIECE_MAX) {
+                let length = piece.len() as u32;
+                self.send(Answer::Piece { number, offset, length }, piece).await?;
+                offset = offset.saturating_add(length);
+            }
         }
         Ok(())
     }
@@ -251,12 +256,13 @@ impl Line {
         files: &[u8],
     ) -> io::Result<()> {
         let numbers = files.as_chunks().0.iter().map(|number| u32::from_le_bytes(*number));
-        let lent = cache.lend_files(dataset, numbers);
+        let lent = cache.state().lend_files(dataset, numbers);
+        let files = || lent.iter().flat_map(Lent::bytes);
         let mut comes = [0; COMES];
-        for (index, _) in lent.files().enumerate().filter(|(_, file)| file.is_some()) {
+        for (index, _) in files().enumerate().filter(|(_, file)| file.is_some()) {
             comes.get_mut(index / 8).into_iter().for_each(|byte| *byte |= 1 << (index % 8));
         }
-        let bytes: Vec<&[u8]> = lent.files().flatten().collect();
+        let bytes: Vec<&[u8]> = files().flatten().map(|(_, bytes)| bytes).collect();
         let length = bytes.iter().map(|bytes| bytes.len() as u32).sum();
         let head = Answer::Files { number, length }.to_bytes();
         let parts = [&head[..], &comes].into_iter().chain(bytes);

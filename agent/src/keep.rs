@@ -1,0 +1,111 @@
+//! Which chunks stay, and for how long.
+//!
+//! Must hold: a chunk that no other agent keeps leaves for no other chunk; what passes through has slots.
+
+use std::time::Duration;
+
+use dl_runtime::since_boot;
+
+use crate::cache::{Held, State, Stay};
+
+/// How long after a change of the members it is looked at which chunks others keep now.
+const GIVE_OVER: Duration = Duration::from_secs(60);
+
+impl State {
+    /// Whether a chunk that nobody needs soon may come; where chunks don't stay, into a free slot.
+    pub(super) fn has_room(&self) -> bool {
+        let is_free = self.free.len() > self.connections.len();
+        if self.keeps { self.can_keep() } else { is_free }
+    }
+
+    /// Whether one more chunk of another agent can stay.
+    pub(crate) fn can_copy(&self) -> bool {
+        self.kept + self.copies < self.keep_max()
+    }
+
+    /// Whether one more chunk can stay until the end.
+    pub(crate) fn can_keep(&self) -> bool {
+        self.kept < self.keep_max()
+    }
+
+    /// Chunks that may be kept: two groups of each order that is read and a slot for each worker pass
+    /// through the others.
+    pub(crate) fn keep_max(&self) -> u32 {
+        if !self.keeps {
+            return 0;
+        }
+        let passing = self.plans.passing_slots().saturating_add(self.workers());
+        self.usable_slots().saturating_sub(passing)
+    }
+
+    pub(super) fn workers(&self) -> u32 {
+        (self.connections.len() as u32).max(1)
+    }
+
+    /// Slots that have memory, or can have it.
+    pub(super) fn usable_slots(&self) -> u32 {
+        if self.is_out_of_memory { self.touched } else { self.slots() }
+    }
+
+    /// How long a chunk stays that came now. Copies leave for chunks that no other agent keeps.
+    pub(super) fn stay(&mut self, is_mine: bool) -> Stay {
+        let most = self.keep_max();
+        match is_mine {
+            true if self.kept < most => {
+                if self.kept + self.copies >= most {
+                    self.let_pass(Stay::Copy);
+                }
+                Stay::Kept
+            }
+            false if self.can_copy() => Stay::Copy,
+            _ => Stay::Passing,
+        }
+    }
+
+    /// Members have come or gone: other chunks belong to this agent now.
+    pub(crate) fn owners_changed(&mut self, dataset: usize) {
+        let chunks = self.datasets.get(dataset).map_or(0, |open| open.snapshot.holders());
+        self.backlog.begin_again(dataset, chunks);
+        self.give_over_until = since_boot().saturating_add(GIVE_OVER);
+    }
+
+    /// Looks who can be reached. Chunks that belong to others who keep them need not stay here.
+    pub(crate) fn look_at_owners(&mut self) {
+        let opens = self.datasets.clone();
+        for (dataset, open) in opens.iter().enumerate() {
+            if open.peers.look() {
+                self.owners_changed(dataset);
+            }
+        }
+        if since_boot() >= self.give_over_until {
+            return;
+        }
+        for (key, held) in &mut self.held {
+            if let Held::Full { stay: stay @ Stay::Kept, .. } = held
+                && opens.get(key.dataset).is_some_and(|open| open.peers.is_at_owner(key.chunk))
+            {
+                *stay = Stay::Copy;
+                self.kept -= 1;
+                self.copies += 1;
+            }
+        }
+    }
+
+    /// One of the chunks that stay so passes from now on; false if there is none.
+    pub(super) fn let_pass(&mut self, what: Stay) -> bool {
+        let found = self.held.iter_mut().find_map(|(key, held)| match held {
+            Held::Full { stay, .. } if *stay == what => Some((*key, stay)),
+            _ => None,
+        });
+        let Some((key, stay)) = found else { return false };
+        *stay = Stay::Passing;
+        self.passing.push_back(key);
+        self.staying_generation = self.staying_generation.wrapping_add(1);
+        match what {
+            Stay::Kept => self.kept -= 1,
+            Stay::Copy => self.copies -= 1,
+            Stay::Passing => {}
+        }
+        true
+    }
+}

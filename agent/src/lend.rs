@@ -1,0 +1,135 @@
+//! What other agents of the job ask for.
+//!
+//! Must hold: for another agent no chunk leaves that is kept, and no slot is waited for.
+
+use std::sync::Arc;
+
+use dl_runtime::since_boot;
+use libdiesel::FilePlace;
+use libdiesel::agent::MemberId;
+use tokio::sync::oneshot;
+
+use crate::cache::{Cache, Fetch, Held, State, Stay};
+use crate::dataset::ChunkKey;
+use crate::lent::{Asked, Borrower, Lent};
+use crate::peers::FILES_BYTES_MAX;
+
+impl Cache {
+    /// Lends a chunk to another agent, or begins to fetch it for that.
+    pub(crate) fn lend(self: &Arc<Self>, key: ChunkKey, member: MemberId) -> Asked {
+        let (asked, fetch) = self.state().ask(key, member);
+        fetch.into_iter().for_each(|fetch| self.fetch(fetch));
+        asked
+    }
+}
+
+impl State {
+    fn ask(&mut self, key: ChunkKey, member: MemberId) -> (Asked, Option<Fetch>) {
+        if !self.has(key) {
+            return (Asked::Elsewhere, None);
+        }
+        let (sender, coming) = oneshot::channel();
+        let borrower = Borrower { sender, member, since: since_boot() };
+        let can_keep = self.can_keep();
+        match self.held.get_mut(&key) {
+            Some(Held::Full { slot, span, .. }) => {
+                let (slot, span) = (*slot, *span);
+                let lent = self.lend_slot(key.dataset, slot, span);
+                (lent.map_or(Asked::Elsewhere, Asked::Here), None)
+            }
+            Some(Held::Filling { progress, .. }) if !progress.is_of_servers() => {
+                (Asked::Elsewhere, None)
+            }
+            Some(Held::Filling { borrowers, .. }) => {
+                borrowers.push(borrower);
+                (Asked::Coming(coming), None)
+            }
+            None if !can_keep => (Asked::Elsewhere, None),
+            None => match self.slot_for_kept(key) {
+                None => (Asked::Elsewhere, None),
+                Some(slot) => {
+                    let fetch = self.begin_for_peer(key, slot, borrower);
+                    (Asked::Coming(coming), Some(fetch))
+                }
+            },
+        }
+    }
+
+    fn lend_slot(&mut self, dataset: usize, slot: u32, span: (u32, u32)) -> Option<Lent> {
+        let (arena, _) = self.arena.as_ref()?;
+        if let Some(counts) = self.counts.get_mut(dataset) {
+            counts.chunks_to_peers += 1;
+        }
+        Some(Lent::chunk(&self.lent, arena, slot, span))
+    }
+
+    /// A chunk is there: whoever waits for it in other agents gets it.
+    pub(crate) fn lend_to(
+        &mut self,
+        borrowers: Vec<Borrower>,
+        key: ChunkKey,
+        slot: u32,
+        span: (u32, u32),
+    ) {
+        for Borrower { sender, .. } in borrowers {
+            if let Some(lent) = self.lend_slot(key.dataset, slot, span) {
+                // One that nobody waits for any more is given back at once.
+                let _ = sender.send(lent);
+            }
+        }
+    }
+
+    /// Lends files of a dataset, by their numbers, as far as they are here and fit into one answer.
+    pub(crate) fn lend_files(
+        &mut self,
+        dataset: usize,
+        numbers: impl Iterator<Item = u32>,
+    ) -> Option<Lent> {
+        let mut bytes = 0;
+        let files = numbers.map(|number| {
+            self.file_here(dataset, number).filter(|(_, place)| {
+                bytes += place.length;
+                bytes <= FILES_BYTES_MAX as u64
+            })
+        });
+        let files: Vec<_> = files.collect();
+        if let Some(counts) = self.counts.get_mut(dataset) {
+            counts.files_to_peers += files.iter().flatten().count() as u64;
+        }
+        let (arena, _) = self.arena.as_ref()?;
+        Some(Lent::files(&self.lent, arena, files))
+    }
+
+    /// The slot and the place of a file whose chunk is here.
+    fn file_here(&self, dataset: usize, number: u32) -> Option<(u32, FilePlace)> {
+        let place = self.datasets.get(dataset)?.snapshot.place(number).ok()?;
+        match self.held.get(&ChunkKey { dataset, chunk: place.chunk })? {
+            Held::Full { slot, span: (start, end), .. } => {
+                let last = u64::from(place.offset).checked_add(place.length)?;
+                let is_whole = place.offset >= *start && last <= u64::from(*end);
+                is_whole.then_some((*slot, place))
+            }
+            Held::Filling { .. } => None,
+        }
+    }
+
+    /// A number that changes with the chunks that stay, whether more can, and, unless the number is `known`,
+    /// a bit for each chunk of a dataset: whether it stays.
+    pub(crate) fn kept_bits(&self, dataset: usize, known: u32) -> (u32, bool, Vec<u8>) {
+        // 0 is known by who knows nothing.
+        let now = self.staying_generation.wrapping_add(1).max(1);
+        if now == known {
+            return (now, self.can_keep(), Vec::new());
+        }
+        let chunks = self.datasets.get(dataset).map_or(0, |open| open.snapshot.holders());
+        let mut bits = vec![0; (chunks as usize).div_ceil(8)];
+        for (key, held) in &self.held {
+            let stays = matches!(held, Held::Full { stay: Stay::Kept | Stay::Copy, .. });
+            if stays && key.dataset == dataset {
+                let byte = bits.get_mut(key.chunk as usize / 8);
+                byte.into_iter().for_each(|byte| *byte |= 1 << (key.chunk % 8));
+            }
+        }
+        (now, self.can_keep(), bits)
+    }
+}
