@@ -13,6 +13,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use super::within;
+
 /// A process, killed when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Process(pub(crate) Child);
@@ -33,11 +35,14 @@ fn program(name: &str) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Another process of this program, to be told what to do by its input, and what it says.
+/// Another process of this program, to be told what to do by its input, and what it says. The process
+/// may run in a network namespace.
 pub(crate) fn start_own<'a>(
+    namespace: Option<&str>,
     arguments: impl IntoIterator<Item = &'a OsStr>,
 ) -> Result<(Process, BufReader<ChildStdout>)> {
-    let mut command = Command::new(std::env::current_exe().context("find this program")?);
+    let own = Command::new(std::env::current_exe().context("find this program")?);
+    let mut command = within(namespace, &own);
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut process = Process(command.spawn().context("start a process")?);
     let stdout = process.0.stdout.take().context("take its output")?;

@@ -1,0 +1,50 @@
+//! Agents of several nodes that give chunks to each other, beside a plain TCP stream, beside each node
+//! alone and beside memcached (paper, Figures 6, 11a and 11b).
+//!
+//! Must hold: each node has an agent of its own with its own folders; agents find each other through the
+//! server; where the network or the store decides, each node has a network namespace with a shaped link.
+
+mod budget;
+mod cluster;
+mod stream;
+mod transfer;
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+
+use crate::measure::Bench;
+use crate::setup::Settings;
+pub use stream::{Stream, stream};
+
+/// Choices for this workload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
+pub struct PeersParts {
+    /// A part of the rows; all without
+    part: Option<Part>,
+}
+
+impl PeersParts {
+    pub(super) const ALL: Self = Self { part: None };
+}
+
+/// A part of the rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// Chunks between two agents, beside a TCP stream
+    Transfer,
+    /// Store reads of four nodes whose memory holds all or half of the dataset
+    Budget,
+}
+
+pub(super) fn run(parts: PeersParts, settings: &Settings) -> Result<Vec<Bench>> {
+    let mut benches = Vec::new();
+    for part in Part::value_variants() {
+        if parts.part.is_none_or(|only| only == *part) {
+            benches.extend(match part {
+                Part::Transfer => transfer::run(settings)?,
+                Part::Budget => budget::run(settings)?,
+            });
+        }
+    }
+    Ok(benches)
+}
