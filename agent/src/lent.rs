@@ -10,7 +10,7 @@ use dl_runtime::spawn;
 use libdiesel::agent::Arena;
 use tokio::sync::oneshot;
 
-use crate::cache::{Cache, Fetch, Held, State};
+use crate::cache::{Cache, Fetch, Held, State, Stay};
 use crate::dataset::ChunkKey;
 
 /// The slots that are lent, and how often.
@@ -115,6 +115,26 @@ impl State {
                 }
             },
         }
+    }
+
+    /// A number that changes with the chunks that are kept, whether more can be, and, unless the number is
+    /// `known`, a bit for each chunk of a dataset: whether it stays.
+    pub(crate) fn kept_bits(&self, dataset: usize, known: u32) -> (u32, bool, Vec<u8>) {
+        // Each chunk that is shown or shown again has a new generation; 0 is known by who knows nothing.
+        let now = (self.generation as u32).wrapping_add(1).max(1);
+        if now == known {
+            return (now, self.can_keep(), Vec::new());
+        }
+        let chunks = self.datasets.get(dataset).map_or(0, |open| open.snapshot.holders());
+        let mut bits = vec![0; (chunks as usize).div_ceil(8)];
+        for (key, held) in &self.held {
+            let stays = matches!(held, Held::Full { stay: Stay::Kept | Stay::Copy, .. });
+            if stays && key.dataset == dataset {
+                let byte = bits.get_mut(key.chunk as usize / 8);
+                byte.into_iter().for_each(|byte| *byte |= 1 << (key.chunk % 8));
+            }
+        }
+        (now, self.can_keep(), bits)
     }
 
     fn lend_slot(

@@ -10,11 +10,16 @@ pub(super) const HEAD: usize = 16;
 /// Most bytes behind one head, so that a small answer need not wait for all of a large one.
 pub(super) const PIECE_MAX: usize = 256 << 10;
 
+/// Most bytes of the list of the chunks that an agent keeps, a bit for each.
+pub(super) const KEPT_MAX: usize = 1 << 20;
+
 /// What is asked. The number of a request comes back in its answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Request {
     /// All files of a chunk, from the beginning of the first one to the end of the last one.
     Chunk { number: u32, chunk: u32 },
+    /// Which chunks the other agent keeps, unless that is as it was at a generation.
+    Kept { generation: u32 },
 }
 
 /// What is answered.
@@ -26,6 +31,9 @@ pub(super) enum Answer {
     Wait { number: u32 },
     /// The chunk is not here and does not come here.
     ReadElsewhere { number: u32 },
+    /// Whether the agent can keep more chunks; and which it keeps, a bit for each chunk, in as many bytes
+    /// behind the head: none when nothing has changed.
+    Kept { generation: u32, can_keep: bool, length: u32 },
     /// The agent ends.
     Goodbye,
 }
@@ -34,12 +42,14 @@ impl Request {
     pub(super) fn to_bytes(self) -> [u8; HEAD] {
         match self {
             Self::Chunk { number, chunk } => head(1, number, chunk, 0),
+            Self::Kept { generation } => head(2, generation, 0, 0),
         }
     }
 
     pub(super) fn from_bytes(bytes: [u8; HEAD]) -> io::Result<Self> {
         match parts(bytes) {
             (1, number, chunk, 0) => Ok(Self::Chunk { number, chunk }),
+            (2, generation, 0, 0) => Ok(Self::Kept { generation }),
             _ => Err(no_sense()),
         }
     }
@@ -52,6 +62,9 @@ impl Answer {
             Self::Wait { number } => head(2, number, 0, 0),
             Self::ReadElsewhere { number } => head(3, number, 0, 0),
             Self::Goodbye => head(4, 0, 0, 0),
+            Self::Kept { generation, can_keep, length } => {
+                head(5, generation, can_keep.into(), length)
+            }
         }
     }
 
@@ -63,6 +76,9 @@ impl Answer {
             (2, number, 0, 0) => Ok(Self::Wait { number }),
             (3, number, 0, 0) => Ok(Self::ReadElsewhere { number }),
             (4, 0, 0, 0) => Ok(Self::Goodbye),
+            (5, generation, can_keep @ (0 | 1), length) if length <= KEPT_MAX as u32 => {
+                Ok(Self::Kept { generation, can_keep: can_keep == 1, length })
+            }
             _ => Err(no_sense()),
         }
     }
@@ -94,17 +110,23 @@ mod tests {
     #[test]
     fn what_is_said_is_heard_and_other_bytes_are_refused() {
         let request = Request::Chunk { number: 7, chunk: u32::MAX };
-        assert_eq!(Request::from_bytes(request.to_bytes()).unwrap(), request);
+        for request in [request, Request::Kept { generation: 8 }] {
+            assert_eq!(Request::from_bytes(request.to_bytes()).unwrap(), request);
+        }
         let answers = [
             Answer::Piece { number: 1, offset: 2, length: 3 },
             Answer::Wait { number: u32::MAX },
             Answer::ReadElsewhere { number: 5 },
+            Answer::Kept { generation: 9, can_keep: true, length: KEPT_MAX as u32 },
             Answer::Goodbye,
         ];
         for answer in answers {
             assert_eq!(Answer::from_bytes(answer.to_bytes()).unwrap(), answer);
         }
-        for refused in [head(0, 1, 1, 1), head(1, 1, 1, PIECE_MAX as u32 + 1), head(3, 1, 1, 0)] {
+        let long = [head(1, 1, 1, PIECE_MAX as u32 + 1), head(5, 1, 1, KEPT_MAX as u32 + 1)];
+        for refused in
+            long.into_iter().chain([head(0, 1, 1, 1), head(3, 1, 1, 0), head(5, 1, 2, 0)])
+        {
             assert!(Answer::from_bytes(refused).is_err(), "{refused:?}");
         }
         assert!(Request::from_bytes(head(1, 1, 1, 1)).is_err());

@@ -43,6 +43,11 @@ const HEDGE_FACTOR: u32 = 3;
 const HEDGE_MIN: Duration = Duration::from_millis(50);
 const HEDGE_UNKNOWN: Duration = Duration::from_secs(1);
 
+/// Between two questions for the chunks that the other agent keeps, which also show that it lives; how long
+/// it may say nothing.
+const LOOK: Duration = Duration::from_secs(1);
+const SILENCE: Duration = Duration::from_secs(3);
+
 /// How long an agent that fetches a chunk for this one may give no sign of life.
 const SIGN: Duration = Duration::from_secs(2);
 
@@ -102,6 +107,31 @@ struct Line {
     next: u32,
     /// How long the last chunks took, from the request to the last byte.
     times: VecDeque<Duration>,
+    /// When the other agent said something, since boot.
+    heard: Duration,
+    kept: Kept,
+}
+
+/// The chunks that the other agent keeps, as it said last.
+#[derive(Debug, Default)]
+struct Kept {
+    generation: u32,
+    can_keep: bool,
+    /// A bit for each chunk.
+    bits: Vec<u8>,
+}
+
+impl Kept {
+    fn holds(&self, chunk: u32) -> bool {
+        let byte = self.bits.get(chunk as usize / 8);
+        byte.is_some_and(|byte| byte & (1 << (chunk % 8)) != 0)
+    }
+
+    fn forget(&mut self, chunk: u32) {
+        if let Some(byte) = self.bits.get_mut(chunk as usize / 8) {
+            *byte &= !(1 << (chunk % 8));
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -130,6 +160,8 @@ impl Link {
             pending: HashMap::new(),
             next: 0,
             times: VecDeque::new(),
+            heard: since_boot(),
+            kept: Kept::default(),
         };
         Self {
             member,
@@ -149,6 +181,24 @@ impl Link {
     pub(crate) fn phase(&self) -> (Phase, Duration) {
         let line = self.line();
         (line.phase.clone(), line.since)
+    }
+
+    /// Whether it keeps a chunk, and whether it can keep more.
+    pub(crate) fn keeps(&self, chunk: u32) -> (bool, bool) {
+        let line = self.line();
+        (line.kept.holds(chunk), line.kept.can_keep)
+    }
+
+    /// Waits until the first try to connect has ended, and it was heard what the other agent keeps.
+    pub(crate) async fn tried(&self) {
+        // From here on a try that ends is not missed.
+        let tried = self.tried.notified();
+        if self.phase().0 == Phase::Connecting {
+            tokio::select! {
+                () = tried => {}
+                () = SystemClock::new().sleep(FIRST_TRY) => {}
+            }
+        }
     }
 
     /// The usual time of a chunk, where it is known.
@@ -199,14 +249,49 @@ impl Link {
         let (asks, asked) = mpsc::channel(64);
         {
             let mut line = self.line();
-            line.asks = Some(asks);
-            line.turn(Phase::Up);
+            line.asks = Some(asks.clone());
+            (line.heard, line.kept) = (since_boot(), Kept::default());
         }
-        self.tried.notify_waiters();
         tokio::select! {
             ended = self.listen(read) => ended.err().unwrap_or_else(no_sense),
             why = send(write, asked) => why,
+            why = self.look(asks) => why,
         }
+    }
+
+    /// Asks again and again for what the other agent keeps, until it says nothing any more.
+    async fn look(&self, asks: mpsc::Sender<[u8; HEAD]>) -> io::Error {
+        loop {
+            let generation = self.line().kept.generation;
+            if asks.send(Request::Kept { generation }.to_bytes()).await.is_err() {
+                return io::ErrorKind::BrokenPipe.into();
+            }
+            SystemClock::new().sleep(LOOK).await;
+            if since_boot().saturating_sub(self.line().heard) > SILENCE {
+                return io::Error::new(io::ErrorKind::TimedOut, "it gives no sign of life");
+            }
+        }
+    }
+
+    /// What the other agent keeps: from now on it can be asked.
+    async fn hear_kept(
+        &self,
+        read: &mut OwnedReadHalf,
+        mut told: Kept,
+        length: u32,
+    ) -> io::Result<()> {
+        told.bits = vec![0; length as usize];
+        read.read_exact(&mut told.bits).await?;
+        let mut line = self.line();
+        if length > 0 {
+            line.kept.bits = told.bits;
+        }
+        (line.kept.generation, line.kept.can_keep) = (told.generation, told.can_keep);
+        if line.phase != Phase::Up {
+            line.turn(Phase::Up);
+            self.tried.notify_waiters();
+        }
+        Ok(())
     }
 
     /// The connection ended: all that waits for it is told.
@@ -228,6 +313,7 @@ impl Link {
         loop {
             let mut head = [0; HEAD];
             read.read_exact(&mut head).await?;
+            self.line().heard = since_boot();
             match Answer::from_bytes(head)? {
                 Answer::Piece { number, offset, length } => {
                     self.line().expect(number, offset, length)?;
@@ -235,6 +321,10 @@ impl Link {
                 }
                 Answer::Wait { number } => self.line().tell(number, Event::Wait),
                 Answer::ReadElsewhere { number } => self.line().close(number, Event::Elsewhere),
+                Answer::Kept { generation, can_keep, length } => {
+                    let told = Kept { generation, can_keep, bits: Vec::new() };
+                    self.hear_kept(&mut read, told, length).await?;
+                }
                 Answer::Goodbye => self.line().turn(Phase::Gone),
             }
         }
@@ -297,14 +387,6 @@ impl Link {
         is_right: impl Fn(usize),
     ) -> Got {
         let clock = SystemClock::new();
-        // From here on a try that ends is not missed.
-        let tried = self.tried.notified();
-        if self.phase().0 == Phase::Connecting {
-            tokio::select! {
-                () = tried => {}
-                () = clock.sleep(FIRST_TRY) => {}
-            }
-        }
         let began = since_boot();
         let usual = self.usual();
         let most = usual.map_or(HEDGE_UNKNOWN, |usual| (usual * HEDGE_FACTOR).max(HEDGE_MIN));
@@ -347,7 +429,10 @@ impl Link {
                     }
                     return Got::Whole;
                 }
-                Some(Event::Elsewhere) => return Got::Elsewhere,
+                Some(Event::Elsewhere) => {
+                    self.line().kept.forget(chunk);
+                    return Got::Elsewhere;
+                }
                 Some(Event::Damaged) => {
                     self.counts.damaged.fetch_add(1, Ordering::Relaxed);
                     return Got::Broken { right, why: "its bytes are damaged" };
@@ -448,12 +533,12 @@ async fn send(mut write: OwnedWriteHalf, mut asked: mpsc::Receiver<[u8; HEAD]>) 
 
 /// Keeps a link for as long as the handle lives.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct Staying {
     pub(crate) link: Arc<Link>,
     task: tokio::task::JoinHandle<()>,
 }
 
-impl Kept {
+impl Staying {
     pub(crate) fn new(member: MemberId, address: String, circle: Circle, me: MemberId) -> Self {
         let link = Arc::new(Link::new(member, address));
         let task = spawn(Arc::clone(&link).stay(circle, me));
@@ -461,7 +546,7 @@ impl Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for Staying {
     fn drop(&mut self) {
         self.task.abort();
         self.link.end(&io::ErrorKind::NotConnected.into());

@@ -23,7 +23,7 @@ use tokio::sync::Notify;
 pub use address::{InvalidPeerAddress, PeerAddress};
 pub(crate) use handshake::Circle;
 pub(crate) use incoming::Incoming;
-use link::Kept;
+use link::Staying;
 pub(crate) use link::{Got, Link, Phase};
 pub(crate) use owners::Owners;
 pub(crate) use serve::Door;
@@ -48,7 +48,7 @@ struct Group {
     circle: Option<Circle>,
     members_version: Option<[u8; 16]>,
     owners: Arc<Owners>,
-    links: BTreeMap<MemberId, Kept>,
+    links: BTreeMap<MemberId, Staying>,
 }
 
 /// Where a chunk may come from, one after the other.
@@ -90,7 +90,7 @@ impl Peers {
             let kept = links.remove(&member.id).filter(|kept| kept.link.address == member.address);
             let address = member.address.clone();
             let kept =
-                kept.unwrap_or_else(|| Kept::new(member.id, address, circle.clone(), self.me));
+                kept.unwrap_or_else(|| Staying::new(member.id, address, circle.clone(), self.me));
             group.links.insert(member.id, kept);
         }
         group.owners = Arc::new(Owners::of(members));
@@ -115,28 +115,30 @@ impl Peers {
         owners.owner(chunk).is_none_or(|owner| owner == self.me)
     }
 
-    /// Where a chunk may come from. Members without a connection count as gone.
-    pub(crate) fn sources(&self, chunk: u32) -> Sources {
-        let group = self.group();
-        let (mut links, mut is_mine) = (Vec::new(), group.links.is_empty());
-        if is_mine {
-            return Sources { links, is_mine };
+    /// Where a chunk may come from: from who keeps it, else from who comes first among those that can.
+    /// Members without a connection count as gone; those that have joined just now are waited for.
+    pub(crate) async fn sources(&self, chunk: u32) -> Sources {
+        for link in self.links() {
+            link.tried().await;
         }
+        let group = self.group();
+        let is_up = |link: &&Arc<Link>| link.phase().0 == Phase::Up;
+        let of = |member| group.links.get(&member).map(|kept| &kept.link).filter(is_up);
+        let (mut holders, mut others, mut is_mine) = (Vec::new(), Vec::new(), false);
         for member in group.owners.ranking(chunk) {
             if member == self.me {
                 is_mine = true;
-                break;
+            } else if let Some(link) = of(member) {
+                match link.keeps(chunk) {
+                    (true, _) => holders.push(Arc::clone(link)),
+                    (false, true) if !is_mine => others.push(Arc::clone(link)),
+                    (false, _) => {}
+                }
             }
-            let Some(kept) = group.links.get(&member) else { continue };
-            if !matches!(kept.link.phase().0, Phase::Connecting | Phase::Up) {
-                continue;
-            }
-            if links.len() == ASKED_MAX {
-                break;
-            }
-            links.push(Arc::clone(&kept.link));
         }
-        Sources { links, is_mine }
+        let is_last = others.len() <= ASKED_MAX;
+        let links = holders.into_iter().chain(others).take(ASKED_MAX).collect();
+        Sources { links, is_mine: is_mine && is_last || group.links.is_empty() }
     }
 
     /// The links to all other members.

@@ -3,6 +3,7 @@
 //! Must hold: only members are answered; strangers at the door are few and are let go soon; what is sent
 //! stays in its slot until it was sent; an agent that takes nothing loses its connection.
 
+use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,10 +14,11 @@ use libdiesel::agent::MemberId;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::OwnedWriteHalf;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Mutex as Turns, Notify, Semaphore};
+use tokio::sync::{Mutex as Turns, Notify};
+use tokio::task::AbortHandle;
 
 use super::address::PeerAddress;
-use super::frame::{Answer, HEAD, PIECE_MAX, Request, no_sense};
+use super::frame::{Answer, HEAD, KEPT_MAX, PIECE_MAX, Request, no_sense};
 use super::handshake;
 use crate::cache::Cache;
 use crate::dataset::ChunkKey;
@@ -49,12 +51,11 @@ impl Door {
         Ok(opened.map(|(listener, address)| Self { listener, address }))
     }
 
-    /// Lets agents in for as long as this one lives.
+    /// Lets agents in for as long as this one lives. Who proves itself too slowly goes for those who come later.
     pub(crate) async fn serve(self: Arc<Self>, cache: Arc<Cache>, me: MemberId, end: Shutdown) {
-        let strangers = Arc::new(Semaphore::new(STRANGERS_MAX));
+        let guest = Arc::new(Guest { cache, me, end });
+        let mut strangers = VecDeque::new();
         loop {
-            // The next ones wait in the kernel.
-            let Ok(permit) = Arc::clone(&strangers).acquire_owned().await else { return };
             let stream = match self.listener.accept().await {
                 Ok((stream, _)) => stream,
                 Err(why) => {
@@ -63,18 +64,20 @@ impl Door {
                     continue;
                 }
             };
-            let guest = Guest { cache: Arc::clone(&cache), me, end: end.clone() };
-            spawn(async move {
-                let heard = guest.hear(stream).await;
-                drop(permit);
-                let served = match heard {
-                    Ok((stream, dataset)) => guest.answer_all(stream, dataset).await,
-                    Err(why) => Err(why),
-                };
-                if let Err(why) = served {
-                    tracing::debug!(%why, "a connection of another agent ended");
+            strangers.retain(|one: &AbortHandle| !one.is_finished());
+            if strangers.len() == STRANGERS_MAX
+                && let Some(first) = strangers.pop_front()
+            {
+                first.abort();
+            }
+            let guest = Arc::clone(&guest);
+            let hearing = spawn(async move {
+                match guest.hear(stream).await {
+                    Ok((stream, dataset)) => _ = spawn(guest.serve(stream, dataset)),
+                    Err(why) => tracing::debug!(%why, "a stranger is not let in"),
                 }
             });
+            strangers.push_back(hearing.abort_handle());
         }
     }
 }
@@ -113,6 +116,12 @@ impl Guest {
         Ok((stream, dataset))
     }
 
+    async fn serve(self: Arc<Self>, stream: TcpStream, dataset: usize) {
+        if let Err(why) = self.answer_all(stream, dataset).await {
+            tracing::debug!(%why, "a connection of another agent ended");
+        }
+    }
+
     async fn answer_all(&self, stream: TcpStream, dataset: usize) -> io::Result<()> {
         let (mut read, write) = stream.into_split();
         let line = Arc::new(Line {
@@ -133,14 +142,18 @@ impl Guest {
                     return line.send(Answer::Goodbye, &[]).await;
                 }
             }
-            let Request::Chunk { number, chunk } = Request::from_bytes(head)?;
+            let request = Request::from_bytes(head)?;
             if line.open.fetch_add(1, Ordering::Relaxed) >= REQUESTS_MAX {
                 return Err(no_sense());
             }
             let (line, cache) = (Arc::clone(&line), Arc::clone(&self.cache));
-            let key = ChunkKey { dataset, chunk };
             spawn(async move {
-                let answered = line.chunk(&cache, key, number).await;
+                let answered = match request {
+                    Request::Chunk { number, chunk } => {
+                        line.chunk(&cache, ChunkKey { dataset, chunk }, number).await
+                    }
+                    Request::Kept { generation } => line.kept(&cache, dataset, generation).await,
+                };
                 line.open.fetch_sub(1, Ordering::Relaxed);
                 if let Err(why) = answered {
                     *line.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
@@ -169,6 +182,14 @@ impl Line {
             Some(lent) => self.give(&lent, number).await,
             None => self.send(Answer::ReadElsewhere { number }, &[]).await,
         }
+    }
+
+    /// Tells what this agent keeps of a dataset.
+    async fn kept(&self, cache: &Cache, dataset: usize, generation: u32) -> io::Result<()> {
+        let (now, can_keep, bits) = cache.state().kept_bits(dataset, generation);
+        let bits = if bits.len() > KEPT_MAX { Vec::new() } else { bits };
+        let length = bits.len() as u32;
+        self.send(Answer::Kept { generation: now, can_keep, length }, &bits).await
     }
 
     /// Sends a chunk piece by piece; answers to other requests may come in between.

@@ -6,6 +6,7 @@ mod changes;
 mod environment;
 mod failures;
 mod memory;
+mod peers;
 mod shared;
 mod status;
 mod torture;
@@ -55,9 +56,14 @@ impl Scene {
 
     /// `dlcmd` of another task.
     fn dlcmd_of(&self, task: &str) -> Result<Command> {
+        self.dlcmd_at("", task)
+    }
+
+    /// `dlcmd` of a task on a node: each node has an agent of its own.
+    fn dlcmd_at(&self, node: &str, task: &str) -> Result<Command> {
         let mut command = dl_tests::program::dlcmd()?;
         command.args(["--server", &self.address, "--task", task]);
-        command.env("DIESEL_RUNTIME_DIR", self.path("run"));
+        command.env("DIESEL_RUNTIME_DIR", self.path(&format!("run{node}")));
         command.env("XDG_CACHE_HOME", self.path("cache"));
         Ok(command)
     }

@@ -1,0 +1,190 @@
+//! Agents of one job on several nodes: each chunk comes from the servers once, and a node that fails costs
+//! time and no file.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_tests::folder;
+use dl_tests::program::run;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use super::{FILES, Scene, ends};
+
+/// A scene with an agent on each of some nodes.
+struct Nodes {
+    scene: Scene,
+    names: Vec<String>,
+}
+
+impl Nodes {
+    fn new(seed: u64, count: usize, arguments: &[&str]) -> Result<Self> {
+        let scene = Scene::new(seed)?;
+        let names = (1..=count).map(|node| node.to_string()).collect();
+        let nodes = Self { scene, names };
+        for node in 0..count {
+            nodes.start(node, arguments)?;
+        }
+        nodes.know_each_other()?;
+        Ok(nodes)
+    }
+
+    fn start(&self, node: usize, arguments: &[&str]) -> Result<()> {
+        let mut command = self.dlcmd(node)?;
+        run(command.args(["agent", "start", "dl://ds"]).args(arguments))?.code(0)?;
+        Ok(())
+    }
+
+    fn dlcmd(&self, node: usize) -> Result<Command> {
+        self.scene.dlcmd_at(self.names.get(node).context("a node")?, "job")
+    }
+
+    fn status(&self, node: usize) -> Result<Value> {
+        let told = run(self.dlcmd(node)?.args(["--json", "agent", "status"]))?.code(0)?;
+        Ok(serde_json::from_str(told.text().trim())?)
+    }
+
+    fn agent(&self, node: usize) -> Result<Pid> {
+        let pid = self.status(node)?["pid"].as_i64().context("a process id")?;
+        Pid::from_raw(i32::try_from(pid)?).context("a process has an id")
+    }
+
+    /// Reads an epoch of all files; gives how many were read.
+    fn read(&self, node: usize, epoch: u64) -> Result<u64> {
+        let mut command = self.dlcmd(node)?;
+        command.args(["--json", "shuffle", "dl://ds", "--read", "--group-size", "2"]);
+        let read = run(command.args(["--epoch", &epoch.to_string()]))?.code(0)?;
+        let read: Value = serde_json::from_str(read.text().trim())?;
+        read["files"].as_u64().context("a number of files")
+    }
+
+    fn get_and_compare(&self, node: usize) -> Result<()> {
+        let got = self.scene.path("got");
+        run(self.dlcmd(node)?.args(["get", "dl://ds"]).arg(&got))?.code(0)?;
+        folder::compare(&self.scene.path("src"), &got)?;
+        Ok(std::fs::remove_dir_all(got)?)
+    }
+
+    /// Waits until the status of a node shows something.
+    fn becomes(&self, node: usize, shows: impl Fn(&Value) -> bool) -> Result<()> {
+        for _ in 0..1_500 {
+            if shows(&self.status(node)?) {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        anyhow::bail!("it stays {}", self.status(node)?)
+    }
+
+    /// Waits until each agent has a connection to each other one.
+    fn know_each_other(&self) -> Result<()> {
+        let others = self.names.len() - 1;
+        (0..self.names.len()).try_for_each(|node| self.becomes(node, |status| up(status) == others))
+    }
+
+    /// A number of the statuses of all nodes together.
+    fn sum(&self, field: &str) -> Result<u64> {
+        let of_one = |node| self.status(node)?[field].as_u64().context("a number");
+        (0..self.names.len()).map(of_one).sum()
+    }
+}
+
+impl Drop for Nodes {
+    fn drop(&mut self) {
+        for node in 0..self.names.len() {
+            if let Ok(agent) = self.agent(node) {
+                let _ = kill_process(agent, Signal::KILL);
+            }
+        }
+    }
+}
+
+/// Connections to other agents.
+fn up(status: &Value) -> usize {
+    let peers = status["peers"].as_array().into_iter().flatten();
+    peers.filter(|peer| peer["state"] == "up").count()
+}
+
+#[test]
+fn each_chunk_comes_from_the_servers_once_for_all_nodes() -> Result<()> {
+    let mut nodes = Nodes::new(31, 3, &["--memory", "256MiB"])?;
+    for node in 0..3 {
+        ensure!(nodes.read(node, 0)? == FILES as u64, "files are missing");
+    }
+    let first = nodes.status(0)?;
+    let chunks = first["chunks"].as_u64().context("a number")?;
+    ensure!(nodes.sum("chunks_from_servers")? == chunks, "one fetch a chunk: {first}");
+    ensure!(nodes.sum("chunks_from_peers")? == 2 * chunks, "each other chunk from its owner");
+    let owned =
+        |node| nodes.status(node)?["datasets"][0]["chunks_owned"].as_u64().context("a number");
+    ensure!((0..3).map(owned).sum::<Result<u64>>()? == chunks, "each chunk has one owner");
+    nodes.scene.kill_server()?;
+    for node in 0..3 {
+        ensure!(nodes.read(node, 1)? == FILES as u64, "files are missing");
+    }
+    nodes.get_and_compare(2)?;
+    ensure!(nodes.sum("fallbacks")? == 0, "files came from the servers");
+    Ok(())
+}
+
+#[test]
+fn one_node_fills_by_itself_what_belongs_to_it_and_gives_it_to_the_others() -> Result<()> {
+    let nodes = Nodes::new(32, 2, &["--memory", "256MiB", "--policy", "oneshot"])?;
+    let all_owned = |status: &Value| {
+        let owned = status["datasets"][0]["chunks_owned"].as_u64().unwrap_or(u64::MAX);
+        status["chunks_present"].as_u64().is_some_and(|present| present >= owned)
+    };
+    (0..2).try_for_each(|node| nodes.becomes(node, all_owned))?;
+    (0..2).try_for_each(|node| nodes.get_and_compare(node))?;
+    let chunks = nodes.status(0)?["chunks"].as_u64().context("a number")?;
+    let fetched = nodes.sum("chunks_from_servers")?;
+    // What the first agent fetched before it knew of the second one.
+    ensure!((chunks..=chunks + chunks / 2).contains(&fetched), "{fetched} of {chunks} chunks");
+    Ok(())
+}
+
+#[test]
+fn a_node_that_is_killed_or_stopped_costs_time_and_no_file() -> Result<()> {
+    let nodes = Nodes::new(33, 3, &["--memory", "256MiB"])?;
+    ensure!(nodes.read(1, 0)? == FILES as u64, "files are missing");
+    let (killed, stopped) = (nodes.agent(0)?, nodes.agent(1)?);
+    kill_process(killed, Signal::KILL)?;
+    ends(killed, Duration::from_secs(10))?;
+    kill_process(stopped, Signal::STOP)?;
+    let read = nodes.get_and_compare(2);
+    kill_process(stopped, Signal::CONT)?;
+    read?;
+    nodes.becomes(2, |status| {
+        status["peers"].as_array().is_some_and(|peers| peers.len() == 1) && up(status) == 1
+    })?;
+    nodes.start(0, &["--memory", "256MiB"])?;
+    nodes.know_each_other()?;
+    (0..3).try_for_each(|node| nodes.get_and_compare(node))
+}
+
+#[test]
+fn strangers_get_nothing_and_keep_nobody_out() -> Result<()> {
+    let nodes = Nodes::new(34, 2, &["--memory", "256MiB"])?;
+    let address = nodes.status(0)?["peer_address"].as_str().context("an address")?.to_owned();
+    let patience = Some(Duration::from_secs(20));
+    let idle = (0..500).map(|_| TcpStream::connect(&address));
+    let mut idle = idle.collect::<std::io::Result<Vec<_>>>()?;
+    let mut guess = TcpStream::connect(&address)?;
+    guess.set_read_timeout(patience)?;
+    let mut challenge = [0; 32];
+    guess.read_exact(&mut challenge)?;
+    guess.write_all(&[7; 64])?;
+    ensure!(guess.read(&mut challenge)? == 0, "a wrong proof was answered");
+    for stranger in &mut idle {
+        stranger.set_read_timeout(patience)?;
+        let mut heard = Vec::new();
+        // The end may come as a reset.
+        let _ = stranger.read_to_end(&mut heard);
+        ensure!(heard.len() <= 32, "a stranger hears {} bytes", heard.len());
+    }
+    nodes.know_each_other()?;
+    (0..2).try_for_each(|node| nodes.get_and_compare(node))
+}
