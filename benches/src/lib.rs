@@ -12,6 +12,6 @@ mod workload;
 pub use measure::{Bar, Bench, Machine, Side, print, print_json};
 pub use setup::{Options, Settings};
 pub use workload::{
-    AgentParts, AgentReader, PeersParts, Reader, Stream, Worker, Workload, read, read_cached,
-    stream, work,
+    AgentParts, AgentReader, PeersParts, PeersReader, Reader, Stream, Worker, Workload, read,
+    read_cached, stream, trace, work,
 };

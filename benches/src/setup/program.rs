@@ -114,6 +114,25 @@ impl Memcached {
     }
 }
 
+impl Memcached {
+    /// Starts one in a network namespace, at an address that this machine reaches.
+    pub(crate) fn start_in(namespace: &str, address: SocketAddr) -> Result<Process> {
+        let mut command = Command::new("memcached");
+        command.args(["-m", "1024", "-u", "root", "-l", &address.ip().to_string(), "-p"]);
+        command.arg(address.port().to_string());
+        let mut command = within(Some(namespace), &command);
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let process = Process(command.spawn().context("start memcached; is it installed?")?);
+        for _ in 0..200 {
+            if TcpStream::connect(address).is_ok() {
+                return Ok(process);
+            }
+            sleep(Duration::from_millis(10));
+        }
+        anyhow::bail!("memcached does not listen on {address}");
+    }
+}
+
 /// A memcached at a unix socket, with room for everything.
 pub(crate) fn memcached_at(socket: &Path) -> Result<Process> {
     let mut command = Command::new("memcached");

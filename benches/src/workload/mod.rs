@@ -25,7 +25,7 @@ use crate::measure::Bench;
 use crate::setup::Settings;
 pub use agent::{AgentParts, AgentReader, read_cached};
 pub use memory::{Worker, work};
-pub use peers::{PeersParts, Stream, stream};
+pub use peers::{PeersParts, PeersReader, Stream, stream, trace};
 pub use snapshot::{Reader, read};
 
 /// One workload.

@@ -27,6 +27,7 @@ pub(crate) struct Status {
     pub(crate) memory_used: u64,
     pub(crate) chunks: u64,
     pub(crate) chunks_present: u64,
+    pub(crate) chunks_kept: u64,
     pub(crate) hits: u64,
     pub(crate) misses: u64,
     pub(crate) fallbacks: u64,

@@ -75,10 +75,15 @@ impl Job<'_> {
         Node::start_as(self.task, self.server, self.dataset, &folder, &start)
     }
 
-    /// Starts the agents of all nodes, and waits for their connections.
-    pub(super) fn start(&self, start: &Start) -> Result<Cluster> {
+    /// Starts the agents of all nodes.
+    pub(super) fn start_nodes(&self, start: &Start) -> Result<Cluster> {
         let nodes = (0..self.nodes).map(|node| self.start_node(node, start));
-        let cluster = Cluster { nodes: nodes.collect::<Result<_>>()? };
+        Ok(Cluster { nodes: nodes.collect::<Result<_>>()? })
+    }
+
+    /// The same, and waits for their connections.
+    pub(super) fn start(&self, start: &Start) -> Result<Cluster> {
+        let cluster = self.start_nodes(start)?;
         if !start.is_alone {
             cluster.wait_for_peers()?;
         }
@@ -109,6 +114,11 @@ impl Cluster {
     /// Reads of the store by all agents and readers so far.
     pub(super) fn store_reads(&self) -> Result<u64> {
         Ok(self.statuses()?.iter().map(Status::store_reads).sum())
+    }
+
+    /// Chunks that came from the servers so far.
+    pub(super) fn server_chunks(&self) -> Result<u64> {
+        Ok(self.statuses()?.iter().map(|status| status.chunks_from_servers).sum())
     }
 
     /// Chunks that came from other agents so far.

@@ -6,7 +6,12 @@
 
 mod budget;
 mod cluster;
+mod figure;
+mod first;
+mod keys;
+mod loss;
 mod stream;
+mod trace;
 mod transfer;
 
 use anyhow::Result;
@@ -15,6 +20,7 @@ use clap::{Args, ValueEnum};
 use crate::measure::Bench;
 use crate::setup::Settings;
 pub use stream::{Stream, stream};
+pub use trace::{PeersReader, trace};
 
 /// Choices for this workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
@@ -34,6 +40,10 @@ enum Part {
     Transfer,
     /// Store reads of four nodes whose memory holds all or half of the dataset
     Budget,
+    /// The first epoch, beside the servers alone
+    First,
+    /// The reading speed while a node is lost (paper, Figure 6), beside memcached
+    Loss,
 }
 
 pub(super) fn run(parts: PeersParts, settings: &Settings) -> Result<Vec<Bench>> {
@@ -43,6 +53,8 @@ pub(super) fn run(parts: PeersParts, settings: &Settings) -> Result<Vec<Bench>> 
             benches.extend(match part {
                 Part::Transfer => transfer::run(settings)?,
                 Part::Budget => budget::run(settings)?,
+                Part::First => first::run(settings)?,
+                Part::Loss => loss::run(settings)?,
             });
         }
     }
