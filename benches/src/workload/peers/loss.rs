@@ -20,7 +20,7 @@ use super::first::{IN_FLIGHT, LINK, NODES};
 use super::trace::{PeersReader, Report, Traced, Work, files_at};
 use crate::measure::{Bar, Bench, Curve, Plot, Side};
 use crate::setup::{Memcached, Network, Process, Settings, SlowServer};
-use crate::workload::agent::node::Start;
+use crate::workload::agent::node::{Start, Status};
 use crate::workload::agent::reader::{Ask, Reading};
 
 const DATASET: &str = "peers-loss";
@@ -209,7 +209,7 @@ fn reader(job: &Job<'_>, network: &Network, rank: u32, work: Work) -> PeersReade
 }
 
 /// The speed that all readers have about, while nothing is missing.
-const SPEED: f64 = READERS as f64 * 64.0 / (REST as f64 / 1e6) * 0.9;
+const SPEED: f64 = READERS as f64 * 64.0 / (REST as f64 / 1e6);
 
 fn of_agents(job: &Job<'_>, server: &SlowServer, files: u32) -> Result<Course> {
     server.set_throttle(Throttle::default());
@@ -225,10 +225,7 @@ fn of_agents(job: &Job<'_>, server: &SlowServer, files: u32) -> Result<Course> {
     let lost = cluster.nodes[NODES - 1].status()?;
     let lost_share = lost.chunks_kept as f64 / lost.chunks as f64;
     server.set_throttle(slow(SPEED, lost_share));
-    let (traces, lost_at) = around_loss(&mut readers, || {
-        let pid = i32::try_from(lost.pid).ok().and_then(Pid::from_raw);
-        Ok(kill_process(pid.context("it is a process")?, Signal::KILL)?)
-    })?;
+    let (traces, lost_at) = around_loss(&mut readers, || kill(&lost))?;
     Ok(Course::of(&traces, lost_at, lost_share))
 }
 
@@ -272,12 +269,19 @@ fn of_memcached(job: &Job<'_>, network: &Network, server: &SlowServer) -> Result
 
 /// A memcached on each node.
 pub(super) fn instances(network: &Network) -> Result<Vec<(Process, SocketAddr)>> {
-    let start = |node| {
-        let address = SocketAddr::from((network.address_of(node), 11_211));
-        let namespace = network.namespace(node);
-        Ok((Memcached::start_in(&namespace, address)?, address))
-    };
-    (0..NODES).map(start).collect()
+    (0..NODES).map(|node| instance(network, node)).collect()
+}
+
+/// The memcached of one node.
+pub(super) fn instance(network: &Network, node: usize) -> Result<(Process, SocketAddr)> {
+    let address = SocketAddr::from((network.address_of(node), 11_211));
+    Ok((Memcached::start_in(&network.namespace(node), address)?, address))
+}
+
+/// Kills an agent.
+pub(super) fn kill(agent: &Status) -> Result<()> {
+    let pid = i32::try_from(agent.pid).ok().and_then(Pid::from_raw);
+    Ok(kill_process(pid.context("it is a process")?, Signal::KILL)?)
 }
 
 /// Lets processes do all of their work; gives the reports of each.

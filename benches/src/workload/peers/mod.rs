@@ -9,7 +9,9 @@ mod cluster;
 mod figure;
 mod first;
 mod keys;
+mod load;
 mod loss;
+mod speed;
 mod stream;
 mod trace;
 mod transfer;
@@ -44,6 +46,10 @@ enum Part {
     First,
     /// The reading speed while a node is lost (paper, Figure 6), beside memcached
     Loss,
+    /// Load and recovery (paper, Figure 11b), beside memcached
+    Load,
+    /// Random reads (paper, Figure 11a), beside memcached and the servers alone
+    Speed,
 }
 
 pub(super) fn run(parts: PeersParts, settings: &Settings) -> Result<Vec<Bench>> {
@@ -55,6 +61,8 @@ pub(super) fn run(parts: PeersParts, settings: &Settings) -> Result<Vec<Bench>> 
                 Part::Budget => budget::run(settings)?,
                 Part::First => first::run(settings)?,
                 Part::Loss => loss::run(settings)?,
+                Part::Load => load::run(settings)?,
+                Part::Speed => speed::run(settings)?,
             });
         }
     }
