@@ -111,6 +111,14 @@ impl Cluster {
         self.nodes.iter().map(Node::status).collect()
     }
 
+    /// Whether no agent fetches anything now.
+    pub(super) fn is_idle(&self) -> Result<bool> {
+        let is_idle = |status: &Status| {
+            status.fetches == 0 && (status.prefetch_waiting == 0 || status.prefetch_stuck)
+        };
+        Ok(self.statuses()?.iter().all(is_idle))
+    }
+
     /// Reads of the store by all agents and readers so far.
     pub(super) fn store_reads(&self) -> Result<u64> {
         Ok(self.statuses()?.iter().map(Status::store_reads).sum())

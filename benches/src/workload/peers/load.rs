@@ -20,7 +20,7 @@ use super::loss::{finish_all, instances, kill};
 use super::trace::{PeersReader, Report, Traced, Work, files_at};
 use crate::measure::{Bar, Bench, Curve, Plot, Side};
 use crate::setup::{Network, Settings, SlowServer};
-use crate::workload::agent::node::{Start, Status};
+use crate::workload::agent::node::Start;
 
 const DATASET: &str = "peers-load";
 
@@ -34,10 +34,9 @@ const SLOW: Throttle = Throttle {
 /// Threads of each node that fill memcached.
 const THREADS: u32 = 4;
 
-/// Between two looks at the agents, their number, and looks without a change that show an end.
+/// Between two looks at the agents, and their number at most.
 const LOOK: Duration = Duration::from_millis(25);
 const LOOKS: u32 = 4_800;
-const QUIET: u32 = 8;
 
 /// Points of a line of the picture.
 const POINTS: u32 = 40;
@@ -64,9 +63,9 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let mut loading = [Side::new("agents with the policy oneshot"), Side::new(MEMCACHED)];
     let mut recovery =
         [Side::new("a new agent in place of one that was killed"), Side::new(MEMCACHED)];
-    let (mut last, mut reads) = (None, 0);
+    let mut last = None;
     for _ in 0..settings.runs() {
-        let (load, recover, read) = of_agents(&job, files)?;
+        let (load, recover, reads) = of_agents(&job, files)?;
         let (known_load, known_recover) = of_memcached(&job, &network)?;
         for (sides, loads) in
             [(&mut loading, [&load, &known_load]), (&mut recovery, [&recover, &known_recover])]
@@ -75,8 +74,9 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
                 side.samples.push(load.seconds());
             }
         }
-        (last, reads) = (Some([load, recover, known_load, known_recover]), read);
+        last = Some(([load, recover, known_load, known_recover], reads));
     }
+    let (loads, reads) = last.context("there is a run")?;
     let described = format!(
         "{files} files of 4 KiB in {} chunks, {NODES} nodes with links of {LINK} Mbit/s, a store with 5 ms and 200 \
          MB/s, {THREADS} threads of each node fill memcached; {reads} chunks were read from the store",
@@ -91,7 +91,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
         bar: Bar::AtMostTimes(0.1),
     };
     let benches = vec![bench("load", loading), bench("recovery", recovery)];
-    draw(settings, &described, &last.context("there is a run")?, &benches)?;
+    draw(settings, &described, &loads, &benches)?;
     Ok(benches)
 }
 
@@ -140,23 +140,14 @@ impl Load {
     }
 }
 
-/// Watches agents until they have fetched all that they want; `count` says how much is there. The time of the
-/// last change is the end.
-fn watch(cluster: &Cluster, start: f64, count: impl Fn(&[Status]) -> u64) -> Result<Load> {
+/// Watches agents until they hold so many chunks, each of which stays with one of them.
+fn watch(cluster: &Cluster, start: f64, chunks: u64) -> Result<Load> {
     let mut load = Load::default();
-    let mut quiet = 0;
     for _ in 0..LOOKS {
-        let statuses = cluster.statuses()?;
-        let count = count(&statuses) as f64;
-        if load.0.last().is_none_or(|(_, last)| *last != count) {
-            load.0.push((since_boot().as_secs_f64() - start, count));
-            quiet = 0;
-        }
-        let is_idle = |status: &Status| {
-            status.fetches == 0 && (status.prefetch_waiting == 0 || status.prefetch_stuck)
-        };
-        quiet += 1;
-        if count > 0.0 && quiet > QUIET && statuses.iter().all(is_idle) {
+        let kept: u64 = cluster.statuses()?.iter().map(|status| status.chunks_kept).sum();
+        let kept = kept.min(chunks) as f64;
+        load.0.push((since_boot().as_secs_f64() - start, kept));
+        if kept as u64 == chunks {
             return Ok(load);
         }
         sleep(LOOK);
@@ -171,9 +162,7 @@ fn of_agents(job: &Job<'_>, files: u32) -> Result<(Load, Load, u64)> {
     let start = Start { memory, policy: "oneshot", ..Start::default() };
     let began = since_boot().as_secs_f64();
     let mut cluster = job.start_nodes(&start)?;
-    let load = watch(&cluster, began, |all| {
-        all.iter().map(|status| status.chunks_kept).sum::<u64>().min(chunks)
-    })?;
+    let load = watch(&cluster, began, chunks)?;
     let reads = cluster.server_chunks()?;
     cluster.wait_for_peers()?;
     let lost = cluster.nodes.pop().context("there is a node")?;
@@ -181,7 +170,7 @@ fn of_agents(job: &Job<'_>, files: u32) -> Result<(Load, Load, u64)> {
     drop(lost);
     let began = since_boot().as_secs_f64();
     cluster.nodes.push(job.start_node(NODES - 1, &start)?);
-    let recover = watch(&cluster, began, |all| all.last().map_or(0, |new| new.chunks_present))?;
+    let recover = watch(&cluster, began, chunks)?;
     Ok((load, recover, reads))
 }
 

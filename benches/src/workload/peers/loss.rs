@@ -253,7 +253,7 @@ fn of_memcached(job: &Job<'_>, network: &Network, server: &SlowServer) -> Result
         ..reader(job, network, rank, work)
     };
     let fillers = (0..READERS)
-        .map(|rank| Traced::start(&PeersReader { rest: 0, threads: 4, ..of(rank, Work::Fill) }));
+        .map(|rank| Traced::start(&PeersReader { rest: 0, threads: 4, ..of(rank, Work::Store) }));
     finish_all(fillers.collect::<Result<_>>()?)?;
     let readers = (0..READERS).map(|rank| Traced::start(&of(rank, Work::Keys)));
     let mut readers = readers.collect::<Result<Vec<_>>>()?;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use dl_runtime::since_boot;
 
-use super::cluster::{FILES, Job, LENGTH, PER_CHUNK, memory, put_files};
+use super::cluster::{FILES, Job, LENGTH, PER_CHUNK, memory, put_files, until};
 use super::figure::Figure;
 use super::first::{IN_FLIGHT, LINK, NODES};
 use super::loss::{finish_all, instances};
@@ -124,8 +124,15 @@ fn speeds(job: &Job<'_>, network: &Network, files: u32) -> Result<[f64; 4]> {
 /// Of agents that together hold this part of the dataset.
 fn of_agents(job: &Job<'_>, files: u32, held: f64, work: Work) -> Result<f64> {
     let memory = memory(files, held, job.nodes);
-    let cluster = job.start(&Start { memory, policy: "on-demand", ..Start::default() })?;
-    cluster.nodes.iter().try_for_each(Node::prefetch)?;
+    let policy = if work == Work::Random { "on-demand" } else { "oneshot" };
+    let cluster = job.start(&Start { memory, policy, ..Start::default() })?;
+    if work == Work::Random {
+        // Also chunks that belong to other agents.
+        cluster.nodes.iter().try_for_each(Node::prefetch)?;
+    }
+    until("the agents don't load the dataset", || {
+        Ok(cluster.server_chunks()? >= u64::from(files.div_ceil(PER_CHUNK)) && cluster.is_idle()?)
+    })?;
     read(&readers(job, work, Some(job.task), &[]))
 }
 
@@ -133,7 +140,7 @@ fn of_memcached(job: &Job<'_>, network: &Network) -> Result<f64> {
     let instances = instances(network)?;
     let addresses: Vec<SocketAddr> =
         instances.iter().take(job.nodes).map(|(_, address)| *address).collect();
-    let fillers = readers(job, Work::Fill, None, &addresses);
+    let fillers = readers(job, Work::Store, None, &addresses);
     finish_all(fillers.iter().map(Traced::start).collect::<Result<_>>()?)?;
     read(&readers(job, Work::Random, None, &addresses))
 }

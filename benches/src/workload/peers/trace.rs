@@ -80,6 +80,8 @@ pub(super) enum Work {
     Random,
     /// Reads its share from the server, file by file, and stores each in memcached
     Fill,
+    /// Stores values for its share in memcached, without a read
+    Store,
     /// Reads its share from memcached in a random order again and again; what is missing comes from the
     /// server
     Keys,
@@ -175,7 +177,8 @@ impl Part<'_> {
             Work::Epochs => (0..).try_for_each(|epoch| self.epoch(epoch)),
             Work::Epoch => self.epoch(0),
             Work::Random => self.random(),
-            Work::Fill => self.fill(),
+            Work::Fill => self.fill(true),
+            Work::Store => self.fill(false),
             Work::Keys => self.keys(),
         }
     }
@@ -246,7 +249,7 @@ impl Part<'_> {
         order.iter().map(path).collect()
     }
 
-    fn fill(&self) -> Result<()> {
+    fn fill(&self, is_read: bool) -> Result<()> {
         let mut order = self.order(SEED, false)?;
         let all = self.reader.memcached.len();
         order.retain(|number| {
@@ -255,7 +258,9 @@ impl Part<'_> {
         let mut instances = self.instances()?.context("there is a memcached")?;
         let mut buffer = vec![0; self.reader.length];
         for (number, key) in order.iter().zip(self.paths(&order)?) {
-            self.dataset.get_into(*number, &mut buffer)?;
+            if is_read {
+                self.dataset.get_into(*number, &mut buffer)?;
+            }
             instances.set(*number, &key, &buffer)?;
             self.count();
         }
