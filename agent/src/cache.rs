@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,10 +17,12 @@ use tokio::sync::Notify;
 use crate::Policy;
 use crate::backlog::Backlog;
 use crate::budget::Spare;
+use crate::counts::Counts;
 use crate::dataset::{ChunkKey, Open};
 use crate::lent::{Borrower, LentSlots};
 use crate::plan::Plans;
 use crate::plan::Presence;
+use crate::progress::Progress;
 
 /// Waits of one connection at most: a worker has one for each of its threads that asks.
 const WAITS_MAX: usize = 64;
@@ -81,50 +83,6 @@ pub(crate) enum Origin {
     Peer,
 }
 
-/// How far a fetch has come.
-#[derive(Debug)]
-pub(crate) struct Progress {
-    /// Since boot.
-    pub(crate) since: Duration,
-    /// Bytes that came.
-    pub(crate) bytes: AtomicU64,
-    /// Bytes that were asked for.
-    pub(crate) length: AtomicU64,
-    /// Whether the servers are asked.
-    is_of_servers: AtomicBool,
-    /// The address of the other agent that is asked.
-    peer: Mutex<Option<String>>,
-}
-
-impl Progress {
-    fn new(is_of_servers: bool) -> Self {
-        Self {
-            since: since_boot(),
-            bytes: AtomicU64::new(0),
-            length: AtomicU64::new(0),
-            is_of_servers: AtomicBool::new(is_of_servers),
-            peer: Mutex::default(),
-        }
-    }
-
-    /// From now on another agent is asked; none: the servers are.
-    pub(crate) fn asks(&self, peer: Option<&str>) {
-        self.is_of_servers.store(peer.is_none(), Ordering::Relaxed);
-        *self.peer.lock().unwrap_or_else(PoisonError::into_inner) = peer.map(str::to_owned);
-        self.bytes.store(0, Ordering::Relaxed);
-    }
-
-    /// The address of the other agent that is asked.
-    pub(crate) fn peer(&self) -> Option<String> {
-        self.peer.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Whether the servers are asked, and no other agent.
-    pub(crate) fn is_of_servers(&self) -> bool {
-        self.is_of_servers.load(Ordering::Relaxed)
-    }
-}
-
 /// A chunk that somebody is to fetch into a slot.
 #[derive(Debug)]
 pub(crate) struct Fetch {
@@ -148,42 +106,6 @@ pub(crate) struct Connection {
     pub(crate) hints: VecDeque<u32>,
     /// Waits that are not answered.
     pub(crate) open: usize,
-}
-
-/// Counts of what came and went.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Counts {
-    pub(crate) chunks_from_servers: u64,
-    pub(crate) bytes_from_servers: u64,
-    pub(crate) chunks_from_peers: u64,
-    pub(crate) bytes_from_peers: u64,
-    pub(crate) chunks_to_peers: u64,
-    pub(crate) failed_fetches: u64,
-    /// Of connections that have ended.
-    pub(crate) hits: u64,
-    pub(crate) misses: u64,
-    pub(crate) hit_bytes: u64,
-    pub(crate) fallbacks: u64,
-    pub(crate) fallback_bytes: u64,
-}
-
-impl Counts {
-    /// Of all datasets together.
-    pub(crate) fn of_all(counts: &[Self]) -> Self {
-        counts.iter().fold(Self::default(), |all, one| Self {
-            chunks_from_servers: all.chunks_from_servers + one.chunks_from_servers,
-            bytes_from_servers: all.bytes_from_servers + one.bytes_from_servers,
-            chunks_from_peers: all.chunks_from_peers + one.chunks_from_peers,
-            bytes_from_peers: all.bytes_from_peers + one.bytes_from_peers,
-            chunks_to_peers: all.chunks_to_peers + one.chunks_to_peers,
-            failed_fetches: all.failed_fetches + one.failed_fetches,
-            hits: all.hits + one.hits,
-            misses: all.misses + one.misses,
-            hit_bytes: all.hit_bytes + one.hit_bytes,
-            fallbacks: all.fallbacks + one.fallbacks,
-            fallback_bytes: all.fallback_bytes + one.fallback_bytes,
-        })
-    }
 }
 
 /// The agent's cache.
@@ -303,9 +225,15 @@ impl State {
         self.connections.values().for_each(|one| one.pins.set(Gauge::ViewsMax, share.into()));
     }
 
+    /// A connection reads along no order any more.
+    pub(crate) fn end_order(&mut self, number: u64) {
+        self.follow();
+        self.plans.leave(number);
+    }
+
     /// Forgets a connection with all its pins.
     pub(crate) fn leave(&mut self, number: u64) {
-        self.plans.leave(number);
+        self.end_order(number);
         let Some(gone) = self.connections.remove(&number) else { return };
         if let Some(counts) = self.counts.get_mut(gone.dataset) {
             counts.hits += gone.pins.get(Gauge::Hits);
@@ -441,6 +369,11 @@ impl State {
         if self.keeps { self.can_keep() } else { is_free }
     }
 
+    /// Whether one more chunk of another agent can stay.
+    pub(crate) fn can_copy(&self) -> bool {
+        self.kept + self.copies < self.keep_max()
+    }
+
     /// Whether one more chunk can stay until the end.
     pub(crate) fn can_keep(&self) -> bool {
         self.kept < self.keep_max()
@@ -517,6 +450,7 @@ impl State {
                 counts.bytes_from_servers += bytes;
             }
         }
+        self.plans.came(key, origin == Origin::Peer);
         let stay = self.stay(origin == Origin::Servers);
         match stay {
             Stay::Passing => self.passing.push_back(key),
@@ -541,7 +475,7 @@ impl State {
                 }
                 Stay::Kept
             }
-            false if self.kept + self.copies < most => Stay::Copy,
+            false if self.can_copy() => Stay::Copy,
             _ => Stay::Passing,
         }
     }
@@ -580,19 +514,25 @@ impl State {
         self.reuse_condemned();
     }
 
-    /// Orders have moved on: what they no longer need may leave, and kept chunks make room for
-    /// orders that came.
-    pub(crate) fn turn(&mut self) -> Vec<Fetch> {
-        self.reuse_condemned();
+    /// Looks how far each reader is.
+    pub(crate) fn follow(&mut self) {
         let connections = &self.connections;
         self.plans.turn(|connection| {
             connections.get(&connection).map(|one| one.pins.get(Gauge::Position))
         });
+    }
+
+    /// Orders have moved on: what they no longer need may leave, and kept chunks make room for
+    /// orders that came.
+    pub(crate) fn turn(&mut self) -> Vec<Fetch> {
+        self.reuse_condemned();
+        self.follow();
         while self.kept + self.copies > self.keep_max() {
             if !self.let_pass(Stay::Copy) && !self.let_pass(Stay::Kept) {
                 break;
             }
         }
+        self.tell_of_files();
         let now = since_boot();
         let waiting = std::mem::take(&mut self.queue);
         let mut fetches = Vec::new();
@@ -637,7 +577,7 @@ impl State {
 
 /// Sends without a wait: a worker has few questions open, so its socket has room. One that takes
 /// nothing loses its connection, and with it its pins.
-fn tell(connection: &Connection, message: &FromAgent) {
+pub(crate) fn tell(connection: &Connection, message: &FromAgent) {
     if let Err(why) = connection.socket.send(message, &[], Duration::ZERO) {
         tracing::debug!(pid = connection.pid, %why, "a worker does not take an answer");
         connection.socket.end();

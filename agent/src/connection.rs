@@ -19,7 +19,8 @@ use libdiesel::agent::{
 use tokio::io::unix::AsyncFd;
 use tokio::sync::OnceCell;
 
-use crate::cache::{Cache, Connection, Counts, Waiter};
+use crate::cache::{Cache, Connection, Waiter};
+use crate::counts::Counts;
 use crate::dataset::{ChunkKey, Open, Refusal};
 use crate::member::Member;
 use crate::readiness::watch;
@@ -85,8 +86,9 @@ impl Desk {
             match (message, *number) {
                 (ToAgent::Hello(hello), None) => self.greet(socket, hello, number).await?,
                 (ToAgent::Want(want), Some(number)) => self.want(number, want),
+                (ToAgent::WantFiles(want), Some(number)) => self.cache.want_files(number, want),
                 (ToAgent::Begin(begin), Some(number)) => self.begin(number, begin)?,
-                (ToAgent::End, Some(number)) => self.cache.state().plans.leave(number),
+                (ToAgent::End, Some(number)) => self.cache.state().end_order(number),
                 (ToAgent::Prefetch(runs), Some(number)) => {
                     let is_taken = self.prefetch(number, runs);
                     socket.send(&FromAgent::Prefetching { is_taken }, &[], Duration::ZERO)?;
@@ -105,6 +107,7 @@ impl Desk {
                 (
                     ToAgent::Hello(_)
                     | ToAgent::Want(_)
+                    | ToAgent::WantFiles(_)
                     | ToAgent::Begin(_)
                     | ToAgent::End
                     | ToAgent::Prefetch(_),

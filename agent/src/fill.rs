@@ -15,9 +15,10 @@ use dl_runtime::{Clock, SystemClock, spawn_on};
 use libdiesel::agent::Arena;
 use libdiesel::{Error, FilePlace, Kind};
 
-use crate::cache::{Cache, Fetch, Filled, Origin, Progress};
+use crate::cache::{Cache, Fetch, Filled, Origin};
 use crate::dataset::{ChunkKey, Open, chain};
 use crate::peers::{Got, Incoming};
+use crate::progress::Progress;
 
 /// After a fetch that no server answered the next one that nobody waits for begins later.
 const PAUSE: Duration = Duration::from_secs(1);

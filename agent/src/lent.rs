@@ -5,13 +5,16 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use dl_runtime::spawn;
-use libdiesel::agent::Arena;
+use dl_runtime::{since_boot, spawn};
+use libdiesel::FilePlace;
+use libdiesel::agent::{Arena, MemberId};
 use tokio::sync::oneshot;
 
 use crate::cache::{Cache, Fetch, Held, State, Stay};
 use crate::dataset::ChunkKey;
+use crate::peers::FILES_BYTES_MAX;
 
 /// The slots that are lent, and how often.
 #[derive(Debug, Default)]
@@ -46,6 +49,32 @@ pub(crate) struct Lent {
     length: u32,
 }
 
+/// Files that stay for as long as this lives; none for those that are not here.
+#[derive(Debug)]
+pub(crate) struct LentFiles {
+    cache: Arc<Cache>,
+    arena: Option<Arc<Arena>>,
+    /// The slot and the place of each.
+    files: Vec<Option<(u32, FilePlace)>>,
+}
+
+impl LentFiles {
+    /// The bytes of each file.
+    pub(crate) fn files(&self) -> impl Iterator<Item = Option<&[u8]>> {
+        self.files.iter().map(|file| {
+            let (slot, place) = (*file)?;
+            self.arena.as_ref()?.written(slot, place.offset, place.length as usize)
+        })
+    }
+}
+
+impl Drop for LentFiles {
+    fn drop(&mut self) {
+        let mut state = self.cache.state();
+        self.files.iter().flatten().for_each(|(slot, _)| state.lent.give_back(*slot));
+    }
+}
+
 /// The answer to another agent that asks for a chunk.
 #[derive(Debug)]
 pub(crate) enum Asked {
@@ -78,20 +107,49 @@ impl Drop for Lent {
 
 impl Cache {
     /// Lends a chunk to another agent, or begins to fetch it for that.
-    pub(crate) fn lend(self: &Arc<Self>, key: ChunkKey) -> Asked {
-        let (asked, fetch) = self.state().ask(key, self);
+    pub(crate) fn lend(self: &Arc<Self>, key: ChunkKey, member: MemberId) -> Asked {
+        let (asked, fetch) = self.state().ask(key, member, self);
         fetch.into_iter().for_each(|fetch| self.fetch(fetch));
         asked
+    }
+
+    /// Lends files of a dataset, by their numbers, as far as they are here and fit into one answer.
+    pub(crate) fn lend_files(
+        self: &Arc<Self>,
+        dataset: usize,
+        numbers: impl Iterator<Item = u32>,
+    ) -> LentFiles {
+        let mut state = self.state();
+        let (mut bytes, mut files) = (0, Vec::new());
+        for number in numbers {
+            let found = state.file_here(dataset, number).filter(|(_, place)| {
+                bytes += place.length;
+                bytes <= FILES_BYTES_MAX as u64
+            });
+            found.iter().for_each(|(slot, _)| state.lent.lend(*slot));
+            files.push(found);
+        }
+        if let Some(counts) = state.counts.get_mut(dataset) {
+            counts.files_to_peers += files.iter().flatten().count() as u64;
+        }
+        let arena = state.arena.as_ref().map(|(arena, _)| Arc::clone(arena));
+        LentFiles { cache: Arc::clone(self), arena, files }
     }
 }
 
 impl State {
-    fn ask(&mut self, key: ChunkKey, cache: &Arc<Cache>) -> (Asked, Option<Fetch>) {
+    fn ask(
+        &mut self,
+        key: ChunkKey,
+        member: MemberId,
+        cache: &Arc<Cache>,
+    ) -> (Asked, Option<Fetch>) {
         if !self.has(key) {
             return (Asked::Elsewhere, None);
         }
         let (sender, coming) = oneshot::channel();
-        let borrower = Borrower { cache: Arc::clone(cache), sender };
+        let since = since_boot();
+        let borrower = Borrower { cache: Arc::clone(cache), sender, member, since };
         let can_keep = self.can_keep();
         match self.held.get_mut(&key) {
             Some(Held::Full { slot, span, .. }) => {
@@ -114,6 +172,19 @@ impl State {
                     (Asked::Coming(coming), Some(fetch))
                 }
             },
+        }
+    }
+
+    /// The slot and the place of a file whose chunk is here.
+    fn file_here(&self, dataset: usize, number: u32) -> Option<(u32, FilePlace)> {
+        let place = self.datasets.get(dataset)?.snapshot.place(number).ok()?;
+        match self.held.get(&ChunkKey { dataset, chunk: place.chunk })? {
+            Held::Full { slot, span: (start, end), .. } => {
+                let last = u64::from(place.offset).checked_add(place.length)?;
+                let is_whole = place.offset >= *start && last <= u64::from(*end);
+                is_whole.then_some((*slot, place))
+            }
+            Held::Filling { .. } => None,
         }
     }
 
@@ -161,7 +232,7 @@ impl State {
         slot: u32,
         span: (u32, u32),
     ) {
-        for Borrower { cache, sender } in borrowers {
+        for Borrower { cache, sender, .. } in borrowers {
             if let Some(lent) = self.lend_slot(&cache, key.dataset, slot, span)
                 && let Err(lent) = sender.send(lent)
             {
@@ -177,4 +248,7 @@ impl State {
 pub(crate) struct Borrower {
     cache: Arc<Cache>,
     sender: oneshot::Sender<Lent>,
+    pub(crate) member: MemberId,
+    /// Since boot.
+    pub(crate) since: Duration,
 }

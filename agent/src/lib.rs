@@ -8,13 +8,17 @@ mod backlog;
 mod budget;
 mod cache;
 mod connection;
+mod counts;
 mod dataset;
+mod epochs;
+mod files;
 mod fill;
 mod lent;
 mod member;
 mod pages;
 mod peers;
 mod plan;
+mod progress;
 mod readiness;
 mod run;
 mod slots;
@@ -23,11 +27,12 @@ mod waits;
 mod window;
 
 pub use budget::{Budget, free_memory};
+pub use epochs::EpochStatus;
 pub use pages::Pages;
-pub use peers::{InvalidPeerAddress, PeerAddress, PeerStatus};
+pub use peers::{InvalidPeerAddress, PeerAddress, PeerConfig, PeerStatus, PeerTls};
 pub use run::{Config, Ended, run};
 pub use status::{DatasetStatus, OrderStatus, Status, WorkerStatus};
-pub use waits::{Doing, Wait};
+pub use waits::{Doing, PeerWait, Wait};
 
 /// When the agent fetches chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

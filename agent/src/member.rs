@@ -4,6 +4,7 @@
 //! Must hold: a task's version is asked for before a dataset is opened; reads never wait for this later;
 //! while no server answers, the agent goes on with what it has.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use tokio::sync::OnceCell;
 
 use crate::cache::Cache;
 use crate::dataset::{Open, chain};
-use crate::peers::{Door, PeerAddress, Peers};
+use crate::peers::{Door, Face, Identity, PeerConfig, Peers};
 use crate::status;
 
 /// Between two calls while no server answers.
@@ -42,17 +43,24 @@ const FAREWELL: Duration = Duration::from_secs(2);
 pub(crate) struct Member {
     task: TaskName,
     id: MemberId,
-    peer_address: PeerAddress,
-    /// None where no other agent is let in.
-    door: OnceCell<Option<Arc<Door>>>,
+    config: PeerConfig,
+    entrance: OnceCell<Entrance>,
+}
+
+/// Where other agents come in.
+#[derive(Debug, Default)]
+struct Entrance {
+    /// Empty for nowhere.
+    address: String,
+    identity: Option<Arc<Identity>>,
 }
 
 impl Member {
     /// A new member of a task.
-    pub(crate) fn of(task: TaskName, peer_address: PeerAddress) -> Self {
+    pub(crate) fn of(task: TaskName, config: PeerConfig) -> Self {
         let mut id = [0; 16];
         OsRandom.fill(&mut id);
-        Self { task, id: MemberId::from_bytes(id), peer_address, door: OnceCell::new() }
+        Self { task, id: MemberId::from_bytes(id), config, entrance: OnceCell::new() }
     }
 
     /// Lets other agents in, unless it does so already.
@@ -63,29 +71,42 @@ impl Member {
         shutdown: &Shutdown,
     ) {
         let open = async || {
-            if self.task.as_str().starts_with(OF_SESSION) {
-                return None;
-            }
-            let opened = Door::open(&self.peer_address, servers).await;
-            let door = opened.inspect_err(|why| {
+            let entrance = self.open(cache, servers, shutdown).await;
+            entrance.unwrap_or_else(|why| {
                 tracing::warn!(%why, "no other agent of the task can reach this one");
-            });
-            let door = Arc::new(door.ok()??);
-            let serving = Arc::clone(&door).serve(Arc::clone(cache), self.id, shutdown.clone());
-            spawn(serving);
-            Some(door)
+                Entrance::default()
+            })
         };
-        self.door.get_or_init(open).await;
+        self.entrance.get_or_init(open).await;
+    }
+
+    async fn open(
+        &self,
+        cache: &Arc<Cache>,
+        servers: &[String],
+        shutdown: &Shutdown,
+    ) -> io::Result<Entrance> {
+        let door = match self.task.as_str().starts_with(OF_SESSION) {
+            true => None,
+            false => Door::open(&self.config.address, servers).await?,
+        };
+        let Some(door) = door else { return Ok(Entrance::default()) };
+        let identity =
+            self.config.tls.is_on(servers).then(Identity::new).transpose()?.map(Arc::new);
+        let address = door.address.clone();
+        spawn(door.serve(Arc::clone(cache), self.id, shutdown.clone()));
+        Ok(Entrance { address, identity })
     }
 
     /// The address at which other agents reach this one; empty for nowhere.
     pub(crate) fn address(&self) -> &str {
-        self.door.get().and_then(Option::as_ref).map_or("", |door| &door.address)
+        self.entrance.get().map_or("", |entrance| &entrance.address)
     }
 
     /// The other agents of a dataset, none of which is known yet.
     pub(crate) fn peers(&self) -> Peers {
-        Peers::new(self.id)
+        let identity = self.entrance.get().and_then(|entrance| entrance.identity.clone());
+        Peers::new(Face { me: self.id, is_open: !self.address().is_empty(), identity })
     }
 
     fn request(&self, cache: &Cache, dataset: usize, open: &Open, leaving: bool) -> JoinTask {
@@ -99,10 +120,11 @@ impl Member {
 
     /// Of a member that does not know the version.
     fn first_request(&self, cache: &Cache, dataset: &Dataset) -> JoinTask {
+        let identity = self.entrance.get().and_then(|entrance| entrance.identity.as_ref());
         let member = TaskMember {
             id: self.id,
             address: self.address().to_owned(),
-            key_fingerprint: None,
+            key_fingerprint: identity.map(|identity| identity.fingerprint),
             memory: cache.budget(),
         };
         JoinTask {

@@ -11,6 +11,7 @@ use libdiesel::agent::Begin;
 use libdiesel::order::{OrderError, Selection};
 
 use crate::dataset::ChunkKey;
+use crate::epochs::Epochs;
 use crate::window::{At, Window};
 
 /// What tells an order from others, without its epoch and position.
@@ -26,6 +27,8 @@ pub(crate) struct Plans {
     pub(crate) slots: u32,
     /// The order that is asked first for a chunk to fetch.
     turn: usize,
+    /// What was read of each epoch.
+    pub(crate) epochs: Epochs,
 }
 
 /// One order of one rank.
@@ -217,6 +220,9 @@ impl Plans {
             if let (Some(slowest), Some(fastest)) = (slowest, fastest) {
                 plan.window.follow(*slowest, *fastest);
             }
+            for (epoch, chunks) in plan.window.take_passed() {
+                self.epochs.of(epoch).chunks += chunks;
+            }
         }
         self.settle();
         // Of orders of one kind only those that are read stay, or the last one.
@@ -254,6 +260,21 @@ impl Plans {
             group: plan.window.largest,
             group_max: plan.group_max,
         })
+    }
+
+    /// A chunk came from another agent, or from the servers, for the epoch that needs it first.
+    pub(crate) fn came(&mut self, key: ChunkKey, is_of_peer: bool) {
+        let of = self.plans.iter().filter(|plan| plan.key.0 == key.dataset);
+        if let Some(epoch) = of.filter_map(|plan| plan.window.epoch_of(key.chunk)).min() {
+            let epoch = self.epochs.of(epoch);
+            let count = if is_of_peer { &mut epoch.from_peers } else { &mut epoch.from_servers };
+            *count += 1;
+        }
+    }
+
+    /// Whether a connection reads along an order.
+    pub(crate) fn reads(&self, connection: u64) -> bool {
+        self.plans.iter().any(|plan| plan.readers.contains_key(&connection))
     }
 
     /// Whether somebody reads along an order.

@@ -18,7 +18,7 @@ use crate::cache::Cache;
 use crate::connection::Desk;
 use crate::member::Member;
 use crate::readiness::watch;
-use crate::{Budget, PeerAddress, Policy};
+use crate::{Budget, PeerConfig, Policy};
 
 /// How often orders are followed, and who waits for memory is looked at.
 const TICK: Duration = Duration::from_millis(5);
@@ -39,8 +39,8 @@ pub struct Config {
     pub memory: Budget,
     /// When it fetches.
     pub policy: Policy,
-    /// Where other agents of the job reach it.
-    pub peer_address: PeerAddress,
+    /// How it speaks to other agents of the job.
+    pub peers: PeerConfig,
     /// How long it lives without a worker.
     pub idle: Duration,
     /// Ends it.
@@ -61,15 +61,14 @@ pub enum Ended {
 /// # Errors
 /// When the listener fails.
 pub async fn run(config: Config) -> io::Result<Ended> {
-    let Config { task, listener, lock, memory, policy, peer_address, idle, shutdown } = config;
+    let Config { task, listener, lock, memory, policy, peers, idle, shutdown } = config;
     let lock = File::from(lock);
     name_holder(&lock)?;
     rustix::io::ioctl_fionbio(&listener, true)?;
     let listener = watch(listener)?;
     let cache = Arc::new(Cache::new(policy, memory.0));
     let stop = Shutdown::new();
-    let desk =
-        Arc::new(Desk::new(Arc::clone(&cache), stop.clone(), Member::of(task, peer_address)));
+    let desk = Arc::new(Desk::new(Arc::clone(&cache), stop.clone(), Member::of(task, peers)));
     let clock = SystemClock::new();
     let driving = spawn(drive(Arc::clone(&cache)));
     let ended = tokio::select! {

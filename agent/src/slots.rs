@@ -58,6 +58,13 @@ impl State {
         self.take_slot_of_late(wanted).or_else(|| self.take_slot_of_kept())
     }
 
+    /// An empty slot for files that come alone: a free one, or that of a chunk that passes and nobody needs.
+    pub(super) fn take_slot_of_passing(&mut self) -> Option<u32> {
+        self.reuse_condemned();
+        // No chunk has this number.
+        self.take_slot(ChunkKey { dataset: usize::MAX, chunk: u32::MAX }, false)
+    }
+
     /// The slot of a kept chunk that nobody reads, first of one that another agent keeps too. Views hold every other slot; the chunk of one of them is
     /// kept from now on.
     fn take_slot_of_kept(&mut self) -> Option<u32> {

@@ -5,11 +5,12 @@
 use libdiesel::agent::{Gauge, TaskCounters};
 use serde::{Deserialize, Serialize};
 
-use crate::cache::{Cache, Counts, Held, State};
+use crate::cache::{Cache, Held, State};
+use crate::counts::Counts;
 use crate::dataset::ChunkKey;
 use crate::peers::PeerStatus;
-use crate::waits::{self, SHOWN_MAX, Wait, seconds_since};
-use crate::{Pages, Policy};
+use crate::waits::{self, PeerWait, SHOWN_MAX, Wait, seconds_since};
+use crate::{EpochStatus, Pages, Policy};
 
 /// The state of an agent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -54,6 +55,10 @@ pub struct Status {
     pub bytes_from_peers: u64,
     /// Chunks that were given to other agents.
     pub chunks_to_peers: u64,
+    /// Files that came from other agents without their chunks.
+    pub files_from_peers: u64,
+    /// Files that were given so to other agents.
+    pub files_to_peers: u64,
     /// Fetches that failed.
     pub failed_fetches: u64,
     /// Fetches under way.
@@ -70,6 +75,8 @@ pub struct Status {
     pub peers: Vec<PeerStatus>,
     /// Agents beside these.
     pub peers_left_out: u64,
+    /// Where the chunks of the last 64 epochs came from.
+    pub epochs: Vec<EpochStatus>,
     /// The orders that are read, at most 256.
     pub orders: Vec<OrderStatus>,
     /// The processes that read, at most 256.
@@ -78,6 +85,8 @@ pub struct Status {
     pub workers_left_out: u64,
     /// The reads that wait, at most 256.
     pub waits: Vec<Wait>,
+    /// The other agents that wait for this one, at most 256.
+    pub peer_waits: Vec<PeerWait>,
 }
 
 /// An order that processes of one rank read along.
@@ -172,6 +181,9 @@ pub(crate) fn counters(state: &State, dataset: usize) -> TaskCounters {
         chunks_present: present(state, dataset),
         memory_used: held * slot,
         workers: readers.count() as u32,
+        chunks_from_peers: gone.chunks_from_peers,
+        bytes_from_peers: gone.bytes_from_peers,
+        peers: state.datasets.get(dataset).map_or(0, |open| open.peers.connected()),
     }
 }
 
@@ -266,6 +278,8 @@ fn of(state: &State, policy: Policy, budget: u64, pages: Pages) -> Status {
         chunks_from_peers: gone.chunks_from_peers,
         bytes_from_peers: gone.bytes_from_peers,
         chunks_to_peers: gone.chunks_to_peers,
+        files_from_peers: gone.files_from_peers,
+        files_to_peers: gone.files_to_peers,
         failed_fetches: gone.failed_fetches,
         fetches: state.held.values().filter(|held| matches!(held, Held::Filling { .. })).count()
             as u64,
@@ -275,9 +289,11 @@ fn of(state: &State, policy: Policy, budget: u64, pages: Pages) -> Status {
         peer_address: String::new(),
         peers: Vec::new(),
         peers_left_out: 0,
+        epochs: state.plans.epochs.all(),
         orders: of_orders(state),
         workers: workers.collect(),
         workers_left_out: state.connections.len().saturating_sub(SHOWN_MAX) as u64,
         waits: waits::of(state),
+        peer_waits: waits::of_peers(state),
     }
 }

@@ -57,6 +57,44 @@ pub enum Doing {
     FromServers,
 }
 
+/// Another agent that waits for a chunk which this one fetches.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PeerWait {
+    /// The address of the other agent; its id where the address is not known.
+    pub peer: String,
+    /// The dataset, as the servers name it.
+    pub dataset: String,
+    /// The number of the chunk.
+    pub chunk: u64,
+    /// For how long it has waited, in seconds.
+    pub seconds: f64,
+    /// What is done for it.
+    #[serde(flatten)]
+    pub doing: Doing,
+}
+
+/// All other agents that wait now.
+pub(crate) fn of_peers(state: &State) -> Vec<PeerWait> {
+    let waits = state.held.iter().flat_map(|(key, held)| {
+        let borrowers = match held {
+            Held::Filling { borrowers, .. } => &borrowers[..],
+            Held::Full { .. } => &[],
+        };
+        borrowers.iter().map(|borrower| {
+            let open = state.datasets.get(key.dataset);
+            let address = open.and_then(|open| open.peers.address_of(borrower.member));
+            PeerWait {
+                peer: address.unwrap_or_else(|| borrower.member.to_string()),
+                dataset: open.map(|open| open.name.clone()).unwrap_or_default(),
+                chunk: key.chunk.into(),
+                seconds: seconds_since(borrower.since.as_millis() as u64),
+                doing: doing_of(held),
+            }
+        })
+    });
+    waits.take(SHOWN_MAX).collect()
+}
+
 /// All reads that wait now.
 pub(crate) fn of(state: &State) -> Vec<Wait> {
     let waits = state.connections.iter().flat_map(|(number, one)| {
@@ -96,13 +134,19 @@ fn doing(state: &State, connection: u64, dataset: usize, chunk: u64) -> Doing {
     let is_queued = state.queue.iter().any(|(of, one)| *of == key && one.connection == connection);
     match state.held.get(&key) {
         _ if is_queued => Doing::NoSlot,
-        Some(Held::Filling { progress, .. }) => Doing::Fetching {
+        Some(held) => doing_of(held),
+        None => Doing::Nothing,
+    }
+}
+
+fn doing_of(held: &Held) -> Doing {
+    match held {
+        Held::Filling { progress, .. } => Doing::Fetching {
             peer: progress.peer(),
             bytes: progress.bytes.load(Ordering::Relaxed),
             length: progress.length.load(Ordering::Relaxed),
             fetch_seconds: seconds_since(progress.since.as_millis() as u64),
         },
-        Some(Held::Full { .. }) => Doing::Answered,
-        None => Doing::Nothing,
+        Held::Full { .. } => Doing::Answered,
     }
 }

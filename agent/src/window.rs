@@ -36,6 +36,8 @@ pub(crate) struct Window {
     pub(crate) largest: u32,
     /// Where a fill stands behind the groups.
     far: Option<Far>,
+    /// Chunks of groups that all readers are behind, by epoch.
+    passed: Vec<(u64, u64)>,
 }
 
 /// Chunks of groups that no reader has come near.
@@ -74,6 +76,7 @@ impl Window {
             chunks,
             largest: 0,
             far: None,
+            passed: Vec::new(),
         };
         window.extend();
         Ok(window)
@@ -126,7 +129,8 @@ impl Window {
             |group: &Group| (group.epoch, group.positions.end) <= (slowest.epoch, slowest.position);
         let mut has_changed = false;
         while self.groups.len() > 1 && self.groups.front().is_some_and(is_behind) {
-            self.groups.pop_front();
+            let passed = self.groups.pop_front();
+            self.passed.extend(passed.map(|group| (group.epoch, group.chunks.len() as u64)));
             has_changed = true;
         }
         let is_reached = |group: &Group| {
@@ -140,6 +144,17 @@ impl Window {
         if has_changed {
             self.chunks = self.groups.iter().flat_map(|group| &group.chunks).copied().collect();
         }
+    }
+
+    /// Epochs with chunks that all readers are behind since the last call.
+    pub(crate) fn take_passed(&mut self) -> Vec<(u64, u64)> {
+        std::mem::take(&mut self.passed)
+    }
+
+    /// The first epoch that needs a chunk of one of the groups.
+    pub(crate) fn epoch_of(&self, chunk: u32) -> Option<u64> {
+        let group = self.groups.iter().find(|group| group.chunks.contains(&chunk));
+        group.map(|group| group.epoch)
     }
 
     /// Whether a chunk is in one of the groups.

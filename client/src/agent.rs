@@ -17,7 +17,8 @@ use crate::error::Error;
 pub use crate::remote::ChunkSource;
 pub use crate::worker::layout::{Arena, Gauge, PinPage, SLOTS_MAX, Shape, Table, Word};
 pub use crate::worker::message::{
-    Begin, FromAgent, HINTS_MAX, Hello, PROTOCOL, Servers, ToAgent, Want, Welcome,
+    Begin, FromAgent, HINTS_MAX, Hello, NO_FILE, PROTOCOL, Servers, ToAgent, Want, WantFiles,
+    Welcome,
 };
 pub use crate::worker::socket::{DESCRIPTORS_MAX, Socket, accept};
 pub use node::{Claim, claim, close_on_exec, snapshot_file, start, status, stop};

@@ -83,6 +83,12 @@ pub struct TaskCounters {
     pub memory_used: u64,
     /// Processes that read through the member.
     pub workers: u32,
+    /// Chunks fetched from other members.
+    pub chunks_from_peers: u64,
+    /// Bytes of these chunks.
+    pub bytes_from_peers: u64,
+    /// Other members to which there is a connection.
+    pub peers: u32,
 }
 
 /// The state of a training job, as its members learn it.
@@ -219,6 +225,9 @@ impl From<TaskCounters> for pb::TaskCounters {
             chunks_present: of.chunks_present,
             memory_used: of.memory_used,
             workers: of.workers,
+            chunks_from_peers: of.chunks_from_peers,
+            bytes_from_peers: of.bytes_from_peers,
+            peers: of.peers,
         }
     }
 }
@@ -234,6 +243,9 @@ impl From<pb::TaskCounters> for TaskCounters {
             chunks_present: wire.chunks_present,
             memory_used: wire.memory_used,
             workers: wire.workers,
+            chunks_from_peers: wire.chunks_from_peers,
+            bytes_from_peers: wire.bytes_from_peers,
+            peers: wire.peers,
         }
     }
 }
@@ -302,7 +314,7 @@ mod tests {
             task: "resnet:7".parse().expect("legal"),
             member: member(1),
             leaving: false,
-            counters: TaskCounters { hits: 1, workers: 2, ..TaskCounters::default() },
+            counters: TaskCounters { hits: 1, workers: 2, peers: 3, ..TaskCounters::default() },
         }
     }
 

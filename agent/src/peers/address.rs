@@ -21,6 +21,37 @@ pub enum PeerAddress {
     Nowhere,
 }
 
+/// How an agent speaks to the others of its job.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PeerConfig {
+    /// Where they reach it.
+    pub address: PeerAddress,
+    /// Whether it speaks TLS with them.
+    pub tls: PeerTls,
+}
+
+/// Whether agents of a job speak TLS with each other: all of them, or none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PeerTls {
+    /// Where a server is reached by TLS.
+    #[default]
+    AsServers,
+    /// Always.
+    On,
+    /// Never.
+    Off,
+}
+
+impl PeerTls {
+    pub(crate) fn is_on(self, servers: &[String]) -> bool {
+        match self {
+            Self::AsServers => servers.iter().any(|server| server.starts_with("https://")),
+            Self::On => true,
+            Self::Off => false,
+        }
+    }
+}
+
 /// A text that is no [`PeerAddress`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("type HOST, HOST:PORT, [IPv6]:PORT or none")]

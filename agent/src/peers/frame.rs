@@ -13,11 +13,20 @@ pub(super) const PIECE_MAX: usize = 256 << 10;
 /// Most bytes of the list of the chunks that an agent keeps, a bit for each.
 pub(super) const KEPT_MAX: usize = 1 << 20;
 
+/// Files of one request at most, and bytes of the answer.
+pub(crate) const FILES_MAX: usize = 256;
+pub(crate) const FILES_BYTES_MAX: usize = 1 << 20;
+
+/// Bytes that say which files of a request come: a bit for each.
+pub(super) const COMES: usize = FILES_MAX / 8;
+
 /// What is asked. The number of a request comes back in its answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Request {
     /// All files of a chunk, from the beginning of the first one to the end of the last one.
     Chunk { number: u32, chunk: u32 },
+    /// Files, whose numbers stand behind the head, 4 bytes each.
+    Files { number: u32, count: u32 },
     /// Which chunks the other agent keeps, unless that is as it was at a generation.
     Kept { generation: u32 },
 }
@@ -27,6 +36,9 @@ pub(super) enum Request {
 pub(super) enum Answer {
     /// The next bytes of a chunk, which stand behind the head; their place in the chunk.
     Piece { number: u32, offset: u32, length: u32 },
+    /// The files that are here: behind the head stand [`COMES`] bytes that say which, then as many bytes of
+    /// the files, one behind the other.
+    Files { number: u32, length: u32 },
     /// The chunk is on its way from the servers: a sign of life.
     Wait { number: u32 },
     /// The chunk is not here and does not come here.
@@ -43,6 +55,7 @@ impl Request {
         match self {
             Self::Chunk { number, chunk } => head(1, number, chunk, 0),
             Self::Kept { generation } => head(2, generation, 0, 0),
+            Self::Files { number, count } => head(3, number, count, 0),
         }
     }
 
@@ -50,6 +63,9 @@ impl Request {
         match parts(bytes) {
             (1, number, chunk, 0) => Ok(Self::Chunk { number, chunk }),
             (2, generation, 0, 0) => Ok(Self::Kept { generation }),
+            (3, number, count, 0) if (1..=FILES_MAX as u32).contains(&count) => {
+                Ok(Self::Files { number, count })
+            }
             _ => Err(no_sense()),
         }
     }
@@ -62,6 +78,7 @@ impl Answer {
             Self::Wait { number } => head(2, number, 0, 0),
             Self::ReadElsewhere { number } => head(3, number, 0, 0),
             Self::Goodbye => head(4, 0, 0, 0),
+            Self::Files { number, length } => head(6, number, length, 0),
             Self::Kept { generation, can_keep, length } => {
                 head(5, generation, can_keep.into(), length)
             }
@@ -76,6 +93,9 @@ impl Answer {
             (2, number, 0, 0) => Ok(Self::Wait { number }),
             (3, number, 0, 0) => Ok(Self::ReadElsewhere { number }),
             (4, 0, 0, 0) => Ok(Self::Goodbye),
+            (6, number, length, 0) if length <= FILES_BYTES_MAX as u32 => {
+                Ok(Self::Files { number, length })
+            }
             (5, generation, can_keep @ (0 | 1), length) if length <= KEPT_MAX as u32 => {
                 Ok(Self::Kept { generation, can_keep: can_keep == 1, length })
             }
@@ -110,12 +130,14 @@ mod tests {
     #[test]
     fn what_is_said_is_heard_and_other_bytes_are_refused() {
         let request = Request::Chunk { number: 7, chunk: u32::MAX };
-        for request in [request, Request::Kept { generation: 8 }] {
+        let files = Request::Files { number: 7, count: FILES_MAX as u32 };
+        for request in [request, files, Request::Kept { generation: 8 }] {
             assert_eq!(Request::from_bytes(request.to_bytes()).unwrap(), request);
         }
         let answers = [
             Answer::Piece { number: 1, offset: 2, length: 3 },
             Answer::Wait { number: u32::MAX },
+            Answer::Files { number: 4, length: FILES_BYTES_MAX as u32 },
             Answer::ReadElsewhere { number: 5 },
             Answer::Kept { generation: 9, can_keep: true, length: KEPT_MAX as u32 },
             Answer::Goodbye,

@@ -10,7 +10,7 @@ use dl_format::Crc32c;
 use libdiesel::FilePlace;
 use libdiesel::agent::Arena;
 
-use crate::cache::Progress;
+use crate::progress::Progress;
 
 /// What came of a chunk.
 #[derive(Debug)]
@@ -77,8 +77,44 @@ impl Incoming {
         self.right
     }
 
+    /// Bytes that still come.
+    pub(super) fn left(&self) -> u32 {
+        self.end - self.next
+    }
+
     pub(super) fn is_whole(&self) -> bool {
         self.next == self.end
+    }
+}
+
+/// Files that come alone, one behind the other, into a part of a slot.
+#[derive(Debug, Clone)]
+pub(crate) struct IncomingFiles {
+    pub(crate) arena: Arc<Arena>,
+    pub(crate) slot: u32,
+    /// Where the first one comes to.
+    pub(crate) start: u32,
+    pub(crate) files: Vec<(u32, FilePlace)>,
+}
+
+impl IncomingFiles {
+    /// Of the files whose bits are set: how they come, and where each of all files will lie; `u32::MAX` for
+    /// one that does not come.
+    pub(super) fn begin(&self, comes: &[u8]) -> (Incoming, Vec<u32>) {
+        let mut next = self.start;
+        let (mut places, mut coming) = (Vec::with_capacity(self.files.len()), Vec::new());
+        for (index, (number, place)) in self.files.iter().enumerate() {
+            if comes.get(index / 8).is_none_or(|byte| byte & (1 << (index % 8)) == 0) {
+                places.push(u32::MAX);
+                continue;
+            }
+            places.push(next);
+            coming.push((*number, FilePlace { offset: next, ..*place }));
+            next = next.saturating_add(place.length as u32);
+        }
+        let progress = Arc::new(Progress::default());
+        let incoming = Incoming::new(Arc::clone(&self.arena), self.slot, coming.into(), progress);
+        (incoming, places)
     }
 }
 

@@ -5,37 +5,59 @@
 //! agent everything is read from the servers.
 
 mod address;
+mod ask;
 mod frame;
 mod handshake;
 mod incoming;
+mod line;
 mod link;
 mod owners;
 mod serve;
 mod status;
+mod tls;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
+use dl_runtime::{Clock, SystemClock};
 use libdiesel::agent::{DatasetId, MemberId, TaskMember, TaskMembership, Version};
 use tokio::sync::Notify;
 
-pub use address::{InvalidPeerAddress, PeerAddress};
+pub use address::{InvalidPeerAddress, PeerAddress, PeerConfig, PeerTls};
+pub(crate) use ask::Got;
+pub(crate) use frame::{FILES_BYTES_MAX, FILES_MAX};
 pub(crate) use handshake::Circle;
-pub(crate) use incoming::Incoming;
-use link::Staying;
-pub(crate) use link::{Got, Link, Phase};
+pub(crate) use incoming::{Incoming, IncomingFiles};
+pub(crate) use line::Phase;
+pub(crate) use link::Link;
+use link::{Staying, Way};
 pub(crate) use owners::Owners;
 pub(crate) use serve::Door;
 pub use status::PeerStatus;
+pub(crate) use tls::Identity;
+
+/// How long a fetch waits for the first tries to connect.
+const FIRST_TRY: Duration = Duration::from_secs(1);
 
 /// Members that are asked for one chunk at most.
 const ASKED_MAX: usize = 3;
 
+/// What an agent shows to others.
+#[derive(Debug, Clone)]
+pub(crate) struct Face {
+    pub(crate) me: MemberId,
+    /// Whether it speaks to other agents at all.
+    pub(crate) is_open: bool,
+    /// Its key, where it speaks TLS.
+    pub(crate) identity: Option<Arc<Identity>>,
+}
+
 /// The agents that read one version of a dataset for one job.
 #[derive(Debug)]
 pub(crate) struct Peers {
-    me: MemberId,
+    face: Face,
     group: Mutex<Group>,
     /// A member came of whom the servers have not told yet.
     pub(crate) changed: Notify,
@@ -49,6 +71,7 @@ struct Group {
     members_version: Option<[u8; 16]>,
     owners: Arc<Owners>,
     links: BTreeMap<MemberId, Staying>,
+    fingerprints: BTreeMap<MemberId, Option<[u8; 32]>>,
 }
 
 /// Where a chunk may come from, one after the other.
@@ -62,8 +85,8 @@ pub(crate) struct Sources {
 
 impl Peers {
     /// Of an agent that knows no other member yet.
-    pub(crate) fn new(me: MemberId) -> Self {
-        Self { me, group: Mutex::default(), changed: Notify::new() }
+    pub(crate) fn new(face: Face) -> Self {
+        Self { face, group: Mutex::default(), changed: Notify::new() }
     }
 
     fn group(&self) -> MutexGuard<'_, Group> {
@@ -82,19 +105,25 @@ impl Peers {
         if group.members_version == Some(told) {
             return false;
         }
+        let Face { me, is_open, identity } = &self.face;
         let circle = Circle::new(&joined.secret, dataset, version);
-        let can_serve = |member: &&TaskMember| member.id == self.me || !member.address.is_empty();
+        let can_serve =
+            |member: &&TaskMember| member.id == *me || *is_open && !member.address.is_empty();
         let members: Vec<&TaskMember> = joined.members.iter().filter(can_serve).collect();
         let mut links = std::mem::take(&mut group.links);
-        for member in members.iter().filter(|member| member.id != self.me) {
+        for member in members.iter().filter(|member| member.id != *me) {
             let kept = links.remove(&member.id).filter(|kept| kept.link.address == member.address);
-            let address = member.address.clone();
-            let kept =
-                kept.unwrap_or_else(|| Staying::new(member.id, address, circle.clone(), self.me));
+            let kept = kept.unwrap_or_else(|| {
+                let (circle, identity) = (circle.clone(), identity.clone());
+                let way = Way { circle, me: *me, identity, fingerprint: member.key_fingerprint };
+                Staying::new(member.id, member.address.clone(), way)
+            });
             group.links.insert(member.id, kept);
         }
+        let fingerprints = joined.members.iter().map(|member| (member.id, member.key_fingerprint));
+        group.fingerprints = fingerprints.collect();
         group.owners = Arc::new(Owners::of(members));
-        group.circle = Some(circle);
+        group.circle = is_open.then_some(circle);
         group.members_version = Some(told);
         true
     }
@@ -104,29 +133,41 @@ impl Peers {
         self.group().circle.clone()
     }
 
-    /// Whether a member is known.
-    pub(crate) fn knows(&self, member: MemberId) -> bool {
-        self.group().links.contains_key(&member)
+    /// The certificate of a member, if it has one; none for a member that is not known.
+    pub(crate) fn fingerprint_of(&self, member: MemberId) -> Option<Option<[u8; 32]>> {
+        self.group().fingerprints.get(&member).copied()
+    }
+
+    /// The key of this agent, where it speaks TLS.
+    pub(crate) fn identity(&self) -> Option<Arc<Identity>> {
+        self.face.identity.clone()
     }
 
     /// Whether a chunk belongs to this agent; so does each one while no member is known.
     pub(crate) fn owns(&self, chunk: u32) -> bool {
         let owners = Arc::clone(&self.group().owners);
-        owners.owner(chunk).is_none_or(|owner| owner == self.me)
+        owners.owner(chunk).is_none_or(|owner| owner == self.face.me)
     }
 
     /// Where a chunk may come from: from who keeps it, else from who comes first among those that can.
     /// Members without a connection count as gone; those that have joined just now are waited for.
     pub(crate) async fn sources(&self, chunk: u32) -> Sources {
-        for link in self.links() {
-            link.tried().await;
+        let links = self.links();
+        let tried = async {
+            for link in &links {
+                link.tried().await;
+            }
+        };
+        tokio::select! {
+            () = tried => {}
+            () = SystemClock::new().sleep(FIRST_TRY) => {}
         }
         let group = self.group();
         let is_up = |link: &&Arc<Link>| link.phase().0 == Phase::Up;
         let of = |member| group.links.get(&member).map(|kept| &kept.link).filter(is_up);
         let (mut holders, mut others, mut is_mine) = (Vec::new(), Vec::new(), false);
         for member in group.owners.ranking(chunk) {
-            if member == self.me {
+            if member == self.face.me {
                 is_mine = true;
             } else if let Some(link) = of(member) {
                 match link.keeps(chunk) {
@@ -141,9 +182,28 @@ impl Peers {
         Sources { links, is_mine: is_mine && is_last || group.links.is_empty() }
     }
 
+    /// Where a member is reached, if it is known.
+    pub(crate) fn address_of(&self, member: MemberId) -> Option<String> {
+        self.group().links.get(&member).map(|kept| kept.link.address.clone())
+    }
+
+    /// A member that keeps a chunk.
+    pub(crate) fn holder(&self, chunk: u32) -> Option<Arc<Link>> {
+        let group = self.group();
+        let keeps = |link: &Arc<Link>| link.phase().0 == Phase::Up && link.keeps(chunk).0;
+        let owner = group.owners.owner(chunk).and_then(|owner| group.links.get(&owner));
+        let others = group.links.values();
+        owner.into_iter().chain(others).map(|kept| &kept.link).find(|link| keeps(link)).cloned()
+    }
+
     /// The links to all other members.
     pub(crate) fn links(&self) -> Vec<Arc<Link>> {
         self.group().links.values().map(|kept| Arc::clone(&kept.link)).collect()
+    }
+
+    /// Other members to which there is a connection.
+    pub(crate) fn connected(&self) -> u32 {
+        self.links().iter().filter(|link| link.phase().0 == Phase::Up).count() as u32
     }
 
     /// How many of so many chunks belong to each member.
@@ -158,7 +218,11 @@ impl Peers {
 
     /// How many of so many chunks belong to this agent.
     pub(crate) fn owned_by_me(&self, owned: &BTreeMap<MemberId, u64>, chunks: u32) -> u64 {
-        if owned.is_empty() { chunks.into() } else { owned.get(&self.me).copied().unwrap_or(0) }
+        if owned.is_empty() {
+            chunks.into()
+        } else {
+            owned.get(&self.face.me).copied().unwrap_or(0)
+        }
     }
 }
 

@@ -6,20 +6,20 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dl_runtime::{Clock, Shutdown, SystemClock, spawn};
 use libdiesel::agent::MemberId;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::tcp::OwnedWriteHalf;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Mutex as Turns, Notify};
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::AbortHandle;
 
 use super::address::PeerAddress;
-use super::frame::{Answer, HEAD, KEPT_MAX, PIECE_MAX, Request, no_sense};
+use super::frame::{Answer, COMES, HEAD, KEPT_MAX, PIECE_MAX, Request, no_sense};
 use super::handshake;
+use super::tls::{Reader, Writer};
 use crate::cache::Cache;
 use crate::dataset::ChunkKey;
 use crate::lent::{Asked, Lent};
@@ -52,7 +52,7 @@ impl Door {
     }
 
     /// Lets agents in for as long as this one lives. Who proves itself too slowly goes for those who come later.
-    pub(crate) async fn serve(self: Arc<Self>, cache: Arc<Cache>, me: MemberId, end: Shutdown) {
+    pub(crate) async fn serve(self, cache: Arc<Cache>, me: MemberId, end: Shutdown) {
         let guest = Arc::new(Guest { cache, me, end });
         let mut strangers = VecDeque::new();
         loop {
@@ -73,7 +73,7 @@ impl Door {
             let guest = Arc::clone(&guest);
             let hearing = spawn(async move {
                 match guest.hear(stream).await {
-                    Ok((stream, dataset)) => _ = spawn(guest.serve(stream, dataset)),
+                    Ok((ends, reads)) => _ = spawn(guest.serve(ends, reads)),
                     Err(why) => tracing::debug!(%why, "a stranger is not let in"),
                 }
             });
@@ -89,9 +89,20 @@ struct Guest {
     end: Shutdown,
 }
 
+/// A member that was let in, and what it reads.
+struct Reads {
+    member: MemberId,
+    dataset: usize,
+}
+
 /// Answers of one connection, in turns.
 struct Line {
-    write: Turns<OwnedWriteHalf>,
+    /// Who asks.
+    member: MemberId,
+    /// One answer is sent at a time.
+    turn: Semaphore,
+    /// None while an answer is sent, and after one was sent in part.
+    writer: Mutex<Option<Writer>>,
     open: AtomicUsize,
     /// Why an answer could not be sent.
     failed: Mutex<Option<io::Error>>,
@@ -99,8 +110,8 @@ struct Line {
 }
 
 impl Guest {
-    /// Lets a member in; gives the dataset that it reads.
-    async fn hear(&self, mut stream: TcpStream) -> io::Result<(TcpStream, usize)> {
+    /// Lets a member in.
+    async fn hear(&self, mut stream: TcpStream) -> io::Result<((Reader, Writer), Reads)> {
         stream.set_nodelay(true)?;
         let circles = || {
             let opens = self.cache.state().datasets.clone();
@@ -108,24 +119,47 @@ impl Guest {
         };
         let (dataset, member) = handshake::hear(&mut stream, self.me, circles).await?;
         let open = self.cache.state().datasets.get(dataset).map(Arc::clone);
-        if let Some(open) = open
-            && !open.peers.knows(member)
-        {
+        let open = open.ok_or(io::ErrorKind::NotFound)?;
+        let ends = match (open.peers.fingerprint_of(member), open.peers.identity()) {
+            (_, None) => {
+                let (read, write) = stream.into_split();
+                (Box::new(read) as Reader, Box::new(write) as Writer)
+            }
+            (Some(Some(caller)), Some(identity)) => tokio::select! {
+                encrypted = identity.hear(stream, caller) => encrypted?,
+                () = SystemClock::new().sleep(handshake::PATIENCE) => {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+            },
+            (told, Some(_)) => {
+                // It may have registered a moment ago.
+                if told.is_none() {
+                    open.peers.changed.notify_one();
+                }
+                return Err(io::Error::other("no certificate of it is known"));
+            }
+        };
+        if open.peers.fingerprint_of(member).is_none() {
             open.peers.changed.notify_one();
         }
-        Ok((stream, dataset))
+        Ok((ends, Reads { member, dataset }))
     }
 
-    async fn serve(self: Arc<Self>, stream: TcpStream, dataset: usize) {
-        if let Err(why) = self.answer_all(stream, dataset).await {
+    async fn serve(self: Arc<Self>, ends: (Reader, Writer), reads: Reads) {
+        if let Err(why) = self.answer_all(ends, reads).await {
             tracing::debug!(%why, "a connection of another agent ended");
         }
     }
 
-    async fn answer_all(&self, stream: TcpStream, dataset: usize) -> io::Result<()> {
-        let (mut read, write) = stream.into_split();
+    async fn answer_all(
+        &self,
+        (mut read, write): (Reader, Writer),
+        Reads { member, dataset }: Reads,
+    ) -> io::Result<()> {
         let line = Arc::new(Line {
-            write: Turns::new(write),
+            member,
+            turn: Semaphore::new(1),
+            writer: Mutex::new(Some(write)),
             open: AtomicUsize::new(0),
             failed: Mutex::new(None),
             is_over: Notify::new(),
@@ -143,6 +177,11 @@ impl Guest {
                 }
             }
             let request = Request::from_bytes(head)?;
+            let mut files = Vec::new();
+            if let Request::Files { count, .. } = request {
+                files.resize(count as usize * size_of::<u32>(), 0);
+                within(read.read_exact(&mut files)).await?;
+            }
             if line.open.fetch_add(1, Ordering::Relaxed) >= REQUESTS_MAX {
                 return Err(no_sense());
             }
@@ -153,6 +192,9 @@ impl Guest {
                         line.chunk(&cache, ChunkKey { dataset, chunk }, number).await
                     }
                     Request::Kept { generation } => line.kept(&cache, dataset, generation).await,
+                    Request::Files { number, .. } => {
+                        line.files(&cache, dataset, number, &files).await
+                    }
                 };
                 line.open.fetch_sub(1, Ordering::Relaxed);
                 if let Err(why) = answered {
@@ -167,7 +209,7 @@ impl Guest {
 impl Line {
     /// Answers a request for a chunk.
     async fn chunk(&self, cache: &Arc<Cache>, key: ChunkKey, number: u32) -> io::Result<()> {
-        let lent = match cache.lend(key) {
+        let lent = match cache.lend(key, self.member) {
             Asked::Here(lent) => Some(lent),
             Asked::Elsewhere => None,
             Asked::Coming(mut coming) => loop {
@@ -203,26 +245,72 @@ impl Line {
         Ok(())
     }
 
-    async fn send(&self, answer: Answer, bytes: &[u8]) -> io::Result<()> {
-        let sending = async {
-            let head = answer.to_bytes();
-            let mut write = self.write.lock().await;
-            let (mut slices, all) =
-                ([IoSlice::new(&head), IoSlice::new(bytes)], HEAD + bytes.len());
-            let (mut left, mut sent) = (&mut slices[..], 0);
-            while sent < all {
-                let more = write.write_vectored(left).await?;
-                if more == 0 {
-                    return Err(io::ErrorKind::WriteZero.into());
-                }
-                sent += more;
-                IoSlice::advance_slices(&mut left, more);
-            }
-            Ok(())
-        };
-        tokio::select! {
-            sent = sending => sent,
-            () = SystemClock::new().sleep(PATIENCE) => Err(io::ErrorKind::TimedOut.into()),
+    /// Sends the files that are here.
+    async fn files(
+        &self,
+        cache: &Arc<Cache>,
+        dataset: usize,
+        number: u32,
+        files: &[u8],
+    ) -> io::Result<()> {
+        let numbers = files.as_chunks().0.iter().map(|number| u32::from_le_bytes(*number));
+        let lent = cache.lend_files(dataset, numbers);
+        let mut comes = [0; COMES];
+        for (index, _) in lent.files().enumerate().filter(|(_, file)| file.is_some()) {
+            comes.get_mut(index / 8).into_iter().for_each(|byte| *byte |= 1 << (index % 8));
         }
+        let bytes: Vec<&[u8]> = lent.files().flatten().collect();
+        let length = bytes.iter().map(|bytes| bytes.len() as u32).sum();
+        let head = Answer::Files { number, length }.to_bytes();
+        let parts = [&head[..], &comes].into_iter().chain(bytes);
+        self.send_all(&mut parts.map(IoSlice::new).collect::<Vec<_>>()).await
+    }
+
+    async fn send(&self, answer: Answer, bytes: &[u8]) -> io::Result<()> {
+        let head = answer.to_bytes();
+        self.send_all(&mut [IoSlice::new(&head), IoSlice::new(bytes)]).await
+    }
+
+    /// Sends all slices, with nothing in between.
+    async fn send_all(&self, slices: &mut [IoSlice<'_>]) -> io::Result<()> {
+        within(async {
+            let _turn = self.turn.acquire().await.map_err(io::Error::other)?;
+            let writer = self.writer().take();
+            let mut writer = writer.ok_or(io::ErrorKind::BrokenPipe)?;
+            write_all(&mut writer, slices).await?;
+            *self.writer() = Some(writer);
+            Ok(())
+        })
+        .await
+    }
+
+    fn writer(&self) -> MutexGuard<'_, Option<Writer>> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn write_all(writer: &mut Writer, mut slices: &mut [IoSlice<'_>]) -> io::Result<()> {
+    let mut left: usize = slices.iter().map(|slice| slice.len()).sum();
+    if !writer.is_write_vectored() && slices.len() > 2 {
+        let joined: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
+        writer.write_all(&joined).await?;
+        return writer.flush().await;
+    }
+    while left > 0 {
+        let sent = writer.write_vectored(slices).await?;
+        if sent == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        left -= sent;
+        IoSlice::advance_slices(&mut slices, sent);
+    }
+    writer.flush().await
+}
+
+/// Another agent that takes too long is given up.
+async fn within<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    tokio::select! {
+        done = work => done,
+        () = SystemClock::new().sleep(PATIENCE) => Err(io::ErrorKind::TimedOut.into()),
     }
 }

@@ -9,7 +9,8 @@ use dl_runtime::since_boot;
 use libdiesel::agent::MemberId;
 use serde::{Deserialize, Serialize};
 
-use super::link::{Link, Phase};
+use super::line::Phase;
+use super::link::Link;
 
 /// Another agent of the job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

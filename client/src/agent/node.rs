@@ -5,9 +5,10 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dl_format::DatasetName;
+use dl_runtime::since_boot;
 
 use crate::error::{Error, Kind};
 use crate::remote::ConnectOptions;
@@ -83,8 +84,8 @@ fn ask(
     task: &TaskOptions,
     question: &ToAgent,
 ) -> Result<(FromAgent, Socket), Error> {
-    let started = Instant::now();
-    while started.elapsed() < ENDING {
+    let started = since_boot();
+    while since_boot().saturating_sub(started) < ENDING {
         if let Some(answered) = ask_once(options, task, question)? {
             return Ok(answered);
         }

@@ -274,6 +274,8 @@ pub enum Gauge {
     ElsewhereSince = 10,
     /// Slots that views may hold: the agent says so.
     ViewsMax = 12,
+    /// Whether absent files should come without their chunks: the agent says so.
+    FilesAlone = 13,
 }
 
 /// Where the word of a wait stands in a page, behind the gauges: the number of the wait, and the slot
@@ -459,6 +461,12 @@ impl Maps {
     /// Takes over a pin that the agent has set for this reader.
     pub(super) fn take_over(&self, slot: u32) -> Pinned<'_> {
         Pinned { maps: self, slot }
+    }
+
+    /// One more pin on a slot that is pinned.
+    pub(super) fn pin_again(&self, pinned: &Pinned<'_>) -> Option<Pinned<'_>> {
+        self.pins.count(pinned.slot)?.fetch_add(1, Ordering::Relaxed);
+        Some(Pinned { maps: self, slot: pinned.slot })
     }
 
     /// Bytes of a slot whose pin the caller has taken out of a [`Pinned`].

@@ -14,7 +14,7 @@ use crate::order::{Order, OrderSettings, Partition, Tail};
 
 /// The version of these messages and of the layout of memory. A worker of another version reads
 /// from the servers.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// Bytes of a message at most: less than a socket holds by default.
 pub(super) const MESSAGE_BYTES_MAX: usize = 128 << 10;
@@ -32,6 +32,8 @@ pub enum ToAgent {
     Hello(Hello),
     /// A chunk is needed now.
     Want(Want),
+    /// Files are needed now, whose chunks are absent.
+    WantFiles(WantFiles),
     /// An epoch begins or goes on: the agent fetches ahead along its order.
     Begin(Begin),
     /// The epoch is not read any more.
@@ -114,6 +116,18 @@ pub struct Want {
     pub hints: Vec<u32>,
 }
 
+/// Files that a worker waits for, which may come without their chunks.
+#[derive(Debug, Clone, PartialEq, Eq, SchemaWrite, SchemaRead)]
+pub struct WantFiles {
+    /// The number of the wait, from 1; comes back in the answer.
+    pub id: u64,
+    /// Their numbers.
+    pub files: Vec<u32>,
+}
+
+/// The offset of a file that did not come, in [`FromAgent::HereFiles`].
+pub const NO_FILE: u32 = u32::MAX;
+
 /// An order, and the rank of it that a worker reads.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, SchemaWrite, SchemaRead)]
 pub struct Begin {
@@ -182,6 +196,13 @@ pub enum FromAgent {
     Here {
         /// Of the `Want`.
         id: u64,
+    },
+    /// The files of a `WantFiles` that came, in a slot that was pinned for the worker.
+    HereFiles {
+        /// Of the `WantFiles`.
+        id: u64,
+        /// Where each file lies in the slot; [`NO_FILE`] for one that did not come.
+        offsets: Vec<u32>,
     },
     /// The worker has to read from the servers.
     NotHere {

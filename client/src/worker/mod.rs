@@ -7,6 +7,7 @@
 mod attach;
 mod elsewhere;
 mod fork;
+mod gather;
 mod large;
 pub(crate) mod layout;
 pub(crate) mod memory;

@@ -15,6 +15,7 @@ use dl_runtime::since_boot;
 
 use super::attach::{Attached, Attacher};
 use super::fork;
+use super::gather::Batch;
 use super::layout::{Gauge, Pinned};
 use super::message::{Begin, ToAgent, milliseconds};
 use crate::error::Error;
@@ -182,7 +183,9 @@ impl Worker {
     ) -> Option<T> {
         let attached = self.attached();
         let attached = attached.as_ref()?;
-        let pinned = self.pin(attached, number, place, hints)?;
+        let (numbers, places) = ([number], [place]);
+        let mut batch = Batch::new(attached, &numbers, &places);
+        let (pinned, place) = self.pin_of(attached, &mut batch, 0, number, place, hints)?;
         let taken = take(pinned.bytes(place.offset, place.length as usize)?);
         count(attached, place);
         Some(taken)
@@ -202,9 +205,15 @@ impl Worker {
         let (mut done, mut end) = (0, 0);
         for together in numbers.chunks(TOGETHER) {
             let places = self.prepare(attached, together, COPIED);
+            let mut batch = Batch::new(attached, together, &places);
             for (index, (number, place)) in together.iter().zip(places).enumerate() {
                 let hints = || places.iter().skip(index + 1).map(|place| place.chunk).collect();
-                let copied = self.copy(attached, *number, place, hints, buffer, end);
+                let copied = match place {
+                    FilePlace::NOWHERE => self.copy_large(*number, buffer, end),
+                    place => self
+                        .pin_of(attached, &mut batch, index, *number, place, hints)
+                        .and_then(|pinned| copy(attached, pinned, buffer, end)),
+                };
                 let Some(to) = copied else { return done };
                 took(done, end..to);
                 (done, end) = (done + 1, to);
@@ -213,26 +222,10 @@ impl Worker {
         done
     }
 
-    #[inline]
-    fn copy(
-        &self,
-        attached: &Attached,
-        number: u32,
-        place: FilePlace,
-        hints: impl FnOnce() -> Vec<u32>,
-        buffer: &mut [u8],
-        from: usize,
-    ) -> Option<usize> {
-        if place == FilePlace::NOWHERE {
-            let length = self.read_large_into(number, buffer.get_mut(from..)?)?;
-            return from.checked_add(length);
-        }
-        let pinned = self.pin(attached, number, place, hints)?;
-        let bytes = pinned.bytes(place.offset, place.length as usize)?;
-        let to = from.checked_add(bytes.len())?;
-        buffer.get_mut(from..to)?.copy_from_slice(bytes);
-        count(attached, place);
-        Some(to)
+    #[cold]
+    fn copy_large(&self, number: u32, buffer: &mut [u8], from: usize) -> Option<usize> {
+        let length = self.read_large_into(number, buffer.get_mut(from..)?)?;
+        from.checked_add(length)
     }
 
     /// Appends views of files to `views`; ends before the first that has to be read elsewhere.
@@ -241,9 +234,11 @@ impl Worker {
         let Some(attached) = attached.as_ref() else { return };
         for together in numbers.chunks(TOGETHER) {
             let places = self.prepare(attached, together, VIEWED);
-            for (index, (number, place)) in together.iter().zip(places).enumerate() {
+            let mut batch = Batch::new(attached, together, &places);
+            for (index, number) in together.iter().enumerate() {
                 let hints = || places.iter().skip(index + 1).map(|place| place.chunk).collect();
-                let Some(view) = self.view_at(attached, *number, place, hints) else { return };
+                let view = self.view_at(attached, &mut batch, (index, *number), hints);
+                let Some(view) = view else { return };
                 views.push(view);
             }
         }
@@ -307,22 +302,27 @@ impl Worker {
 
     /// The bytes of a file where they lie; a copy where this connection holds enough already.
     pub(crate) fn view(&self, number: u32) -> Option<View> {
-        let place = self.place(number).unwrap_or(FilePlace::NOWHERE);
-        self.view_at(self.attached().as_ref()?, number, place, Vec::new)
+        let (numbers, places) = ([number], [self.place(number).unwrap_or(FilePlace::NOWHERE)]);
+        let attached = self.attached();
+        let attached = attached.as_ref()?;
+        let mut batch = Batch::new(attached, &numbers, &places);
+        self.view_at(attached, &mut batch, (0, number), Vec::new)
     }
 
     #[inline]
-    fn view_at(
+    fn view_at<'a>(
         &self,
-        attached: &Arc<Attached>,
-        number: u32,
-        place: FilePlace,
+        attached: &'a Arc<Attached>,
+        batch: &mut Batch<'a, '_>,
+        (index, number): (usize, u32),
         hints: impl FnOnce() -> Vec<u32>,
     ) -> Option<View> {
+        let place = batch.place(index);
         if place == FilePlace::NOWHERE {
             return self.read_large(number).map(|bytes| View::of(bytes.into()));
         }
-        let view = keep(attached, place, self.pin(attached, number, place, hints)?)?;
+        let (pinned, place) = self.pin_of(attached, batch, index, number, place, hints)?;
+        let view = keep(attached, place, pinned)?;
         count(attached, place);
         Some(view)
     }
@@ -350,6 +350,25 @@ impl Worker {
         let place = self.snapshot.place(number).ok()?;
         let end = u64::from(place.offset).checked_add(place.length)?;
         (end <= u64::from(self.snapshot.shape().size())).then_some(place)
+    }
+
+    /// Pins a file of a batch, with its place in the slot: that in its chunk, unless it comes without the
+    /// chunk. Asks the agent when it is absent.
+    #[inline]
+    fn pin_of<'a>(
+        &self,
+        attached: &'a Attached,
+        batch: &mut Batch<'a, '_>,
+        index: usize,
+        number: u32,
+        place: FilePlace,
+        hints: impl FnOnce() -> Vec<u32>,
+    ) -> Option<(Pinned<'a>, FilePlace)> {
+        if let Some(pinned) = attached.maps.pin(place.chunk) {
+            return Some((pinned, place));
+        }
+        let alone = batch.file(index);
+        alone.or_else(|| Some((self.miss(attached, number, place, &hints())?, place)))
     }
 
     /// Pins the chunk of a file; asks the agent when it is absent.
@@ -419,6 +438,21 @@ impl Worker {
             attached.maps.pins.set(Gauge::Position, position);
         }
     }
+}
+
+/// Copies a pinned file to a place in a buffer; gives where it ends there.
+#[inline]
+fn copy(
+    attached: &Attached,
+    (pinned, place): (Pinned<'_>, FilePlace),
+    buffer: &mut [u8],
+    from: usize,
+) -> Option<usize> {
+    let bytes = pinned.bytes(place.offset, place.length as usize)?;
+    let to = from.checked_add(bytes.len())?;
+    buffer.get_mut(from..to)?.copy_from_slice(bytes);
+    count(attached, place);
+    Some(to)
 }
 
 /// A view of a file in a pinned slot.

@@ -10,8 +10,8 @@ use std::time::Duration;
 use dl_runtime::since_boot;
 
 use super::attach::{Attached, Line};
-use super::layout::{Gauge, Pinned};
-use super::message::{FromAgent, HINTS_MAX, ToAgent, Want, milliseconds};
+use super::layout::{Gauge, PinPage, Pinned};
+use super::message::{FromAgent, HINTS_MAX, ToAgent, Want, WantFiles, milliseconds};
 
 /// How long nobody waits after a wait that was in vain.
 const AGAIN: Duration = Duration::from_secs(2);
@@ -42,17 +42,39 @@ impl Attached {
         let pins = &self.maps.pins;
         pins.set(Gauge::AwaitedSince, since);
         pins.set(Gauge::Awaited, u64::from(chunk) + 1);
-        let id = line.next_id;
-        line.next_id += 1;
-        pins.begin_wait(id);
-        if let Err(why) = self.ask(&line, until, id, (chunk, file), hints) {
-            tracing::debug!(chunk, %why, "the agent does not answer");
-            let again = since_boot().saturating_add(AGAIN);
-            self.vain_until.store(milliseconds(again), Ordering::Relaxed);
-        }
+        let id = line.begin(pins);
+        let asked = self.ask(&line, until, id, (chunk, file), hints);
+        asked.unwrap_or_else(|why| self.is_in_vain(&why));
         let slot = pins.end_wait();
         pins.set(Gauge::Awaited, 0);
         Some(self.maps.take_over(slot?))
+    }
+
+    /// Waits for files that may come without their chunks: the slot that they came into, and where in it
+    /// each of them lies; none when none came.
+    pub(super) fn want_files(&self, files: Vec<u32>) -> Option<(Pinned<'_>, Vec<u32>)> {
+        let now = since_boot();
+        let until = now.saturating_add(self.patience);
+        let mut line = self.line()?;
+        if files.is_empty() || milliseconds(now) < self.vain_until.load(Ordering::Relaxed) {
+            return None;
+        }
+        let pins = &self.maps.pins;
+        let id = line.begin(pins);
+        let asked = ask_for_files(&line, until, id, files);
+        let offsets = asked.unwrap_or_else(|why| {
+            self.is_in_vain(&why);
+            Vec::new()
+        });
+        let pinned = self.maps.take_over(pins.end_wait()?);
+        Some((pinned, offsets))
+    }
+
+    /// A wait was in vain: nobody waits for a while.
+    fn is_in_vain(&self, why: &io::Error) {
+        tracing::debug!(%why, "the agent does not answer");
+        let again = since_boot().saturating_add(AGAIN);
+        self.vain_until.store(milliseconds(again), Ordering::Relaxed);
     }
 
     /// Asks for a file of a chunk, and waits until the chunk was handed over or can't be.
@@ -82,5 +104,30 @@ impl Attached {
                 None => return Err(io::ErrorKind::ConnectionReset.into()),
             }
         }
+    }
+}
+
+/// Asks for files, and waits for the answer: where each of them lies.
+fn ask_for_files(line: &Line, until: Duration, id: u64, files: Vec<u32>) -> io::Result<Vec<u32>> {
+    let want = ToAgent::WantFiles(WantFiles { id, files });
+    line.socket.send(&want, &[], until.saturating_sub(since_boot()))?;
+    loop {
+        let left = until.saturating_sub(since_boot());
+        match line.socket.receive::<FromAgent>(left)? {
+            Some((FromAgent::HereFiles { id: of, offsets }, _)) if of == id => return Ok(offsets),
+            // Of an earlier wait.
+            Some(_) => {}
+            None => return Err(io::ErrorKind::ConnectionReset.into()),
+        }
+    }
+}
+
+impl Line {
+    /// The number of a wait that begins.
+    fn begin(&mut self, pins: &PinPage) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        pins.begin_wait(id);
+        id
     }
 }

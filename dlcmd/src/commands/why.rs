@@ -5,7 +5,7 @@
 use std::fmt;
 
 use clap::Args;
-use dl_agent::{Doing, Status, Wait};
+use dl_agent::{Doing, PeerStatus, PeerWait, Status, Wait};
 use serde::Serialize;
 
 use super::agent;
@@ -42,14 +42,29 @@ struct Pins {
 pub(crate) fn run(_: Arguments, context: &Context, out: &mut Output<'_>) -> Result<Exit, Failure> {
     let status = agent::status(context)?;
     for wait in &status.waits {
-        let line = Line { wait, pinned_by: pins(&status, &wait.doing) };
+        let pinned_by = pins(&status, &wait.doing);
         if out.is_json() {
-            out.json("wait", &line)?;
+            out.json("wait", &Line { wait, pinned_by })?;
         } else {
-            out.line(format_args!("{line}"))?;
+            let Wait { pid, dataset, chunk, seconds, doing } = wait;
+            let doing = Told { doing, pinned_by: &pinned_by, links: &status.peers };
+            out.line(format_args!(
+                "Process {pid} has waited {seconds:.1} s for chunk {chunk} of dl://{dataset}: {doing}"
+            ))?;
         }
     }
-    if status.waits.is_empty() && !out.is_json() {
+    for wait in &status.peer_waits {
+        if out.is_json() {
+            out.json("peer-wait", wait)?;
+        } else {
+            let PeerWait { peer, dataset, chunk, seconds, doing } = wait;
+            let doing = Told { doing, pinned_by: &[], links: &status.peers };
+            out.line(format_args!(
+                "The agent at {peer} has waited {seconds:.1} s for chunk {chunk} of dl://{dataset}: {doing}"
+            ))?;
+        }
+    }
+    if status.waits.is_empty() && status.peer_waits.is_empty() && !out.is_json() {
         out.line(format_args!("No read waits."))?;
     }
     Ok(Exit::Done)
@@ -61,23 +76,38 @@ fn pins(status: &Status, doing: &Doing) -> Vec<Pins> {
     pins.filter(|pins| pins.slots > 0).collect()
 }
 
-impl fmt::Display for Line<'_> {
+/// What is done for a wait, in words.
+struct Told<'a> {
+    doing: &'a Doing,
+    pinned_by: &'a [Pins],
+    links: &'a [PeerStatus],
+}
+
+impl fmt::Display for Told<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Wait { pid, dataset, chunk, seconds, doing } = self.wait;
-        write!(f, "Process {pid} has waited {seconds:.1} s for chunk {chunk} of dl://{dataset}: ")?;
-        match doing {
+        match self.doing {
             Doing::Fetching { peer, bytes, length, fetch_seconds } => {
                 let (bytes, length) = (sized(*bytes), sized(*length));
                 write!(f, "the agent has fetched {bytes} of {length} from ")?;
                 match peer {
                     None => write!(f, "the servers")?,
-                    Some(peer) => write!(f, "the agent at {peer}, to which the chunk belongs")?,
+                    Some(peer) => {
+                        write!(f, "the agent at {peer}")?;
+                        let link = self.links.iter().find(|link| link.address == *peer);
+                        if let Some(PeerStatus { state, seconds, milliseconds, .. }) = link {
+                            write!(f, " (link {state} for {seconds:.0} s")?;
+                            if let Some(usual) = milliseconds {
+                                write!(f, ", a chunk usually takes {usual:.1} ms")?;
+                            }
+                            write!(f, ")")?;
+                        }
+                    }
                 }
                 write!(f, " in {fetch_seconds:.1} s.")
             }
             Doing::NoSlot => {
                 write!(f, "the agent has no free slot for it.")?;
-                for Pins { pid, slots } in &self.pinned_by {
+                for Pins { pid, slots } in self.pinned_by {
                     write!(f, " Process {pid} pins {}.", counted((*slots).into(), "slot"))?;
                 }
                 write!(f, " The other slots are being filled or needed soon.")

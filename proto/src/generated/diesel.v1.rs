@@ -341,6 +341,13 @@ pub struct TaskCounters {
     pub memory_used: u64,
     #[prost(uint32, tag = "8")]
     pub workers: u32,
+    #[prost(uint64, tag = "9")]
+    pub chunks_from_peers: u64,
+    #[prost(uint64, tag = "10")]
+    pub bytes_from_peers: u64,
+    /// Other members to which there is a connection.
+    #[prost(uint32, tag = "11")]
+    pub peers: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct JoinTaskReply {

@@ -23,13 +23,18 @@ const HEARD_FOR: Duration = Duration::from_secs(15);
 /// Sums over the members of a job, each by its metric and what that means.
 type Sum = (&'static str, &'static str, fn(&TaskCounters) -> u64);
 
-const SUMS: [Sum; 5] = [
+const SUMS: [Sum; 8] = [
     ("diesel_task_workers", "Processes that read through them.", |of| of.workers.into()),
     ("diesel_task_hits", "Files that were read from their memory.", |of| of.hits),
     ("diesel_task_misses", "Files that were not in their memory.", |of| of.misses),
     ("diesel_task_chunks_from_servers", "Chunks that they fetched from servers.", |of| {
         of.chunks_from_servers
     }),
+    ("diesel_task_chunks_from_peers", "Chunks that they fetched from each other.", |of| {
+        of.chunks_from_peers
+    }),
+    ("diesel_task_bytes_from_peers", "Bytes of these.", |of| of.bytes_from_peers),
+    ("diesel_task_peer_connections", "Connections between them.", |of| of.peers.into()),
     ("diesel_task_memory_used_bytes", "Memory that they use.", |of| of.memory_used),
 ];
 

@@ -9,9 +9,9 @@ mod show;
 
 use std::time::Duration;
 
-use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::builder::{OsStringValueParser, PossibleValue, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
-use dl_agent::{Budget, PeerAddress, Policy, Status};
+use dl_agent::{Budget, PeerAddress, PeerConfig, PeerTls, Policy, Status};
 use libdiesel::{TaskOptions, agent};
 
 use super::whole_dataset;
@@ -87,6 +87,11 @@ struct Settings {
     #[arg(long, value_name = "HOST:PORT", env = "DIESEL_PEER_ADDRESS")]
     peer_address: Option<String>,
 
+    /// Whether the agents of the task speak TLS with each other, the same for all of them: where a
+    /// server is reached by https, always or never
+    #[arg(long, value_name = "WHEN", value_enum, default_value = "auto", env = "DIESEL_PEER_TLS")]
+    peer_tls: PeerTlsName,
+
     /// How long the agent lives without a process of the task [default: 10m, or 10s where a process
     /// of the task starts it]
     #[arg(long, value_name = "TIME")]
@@ -100,6 +105,13 @@ enum PolicyName {
     None,
 }
 
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum PeerTlsName {
+    Auto,
+    On,
+    Off,
+}
+
 /// How long an agent that nobody else keeps alive waits for processes.
 const IDLE: Duration = Duration::from_secs(10 * 60);
 const IDLE_OF_WORKERS: Duration = Duration::from_secs(10);
@@ -109,7 +121,7 @@ const IDLE_OF_WORKERS: Duration = Duration::from_secs(10);
 struct Plan {
     memory: Budget,
     policy: Policy,
-    peer_address: PeerAddress,
+    peers: PeerConfig,
     idle: Option<Duration>,
 }
 
@@ -133,25 +145,35 @@ impl Settings {
             PolicyName::OnDemand => Policy::OnDemand,
             PolicyName::None => Policy::None,
         };
-        let peer_address = match &self.peer_address {
+        let address = match &self.peer_address {
             None => PeerAddress::default(),
             Some(text) => text.parse().map_err(|why| {
                 Failure::usage(format!("--peer-address {}: {why}", escaped(text.as_bytes())))
             })?,
         };
-        Ok(Plan { memory, policy, peer_address, idle: idle.transpose()? })
+        let tls = match self.peer_tls {
+            PeerTlsName::Auto => PeerTls::AsServers,
+            PeerTlsName::On => PeerTls::On,
+            PeerTlsName::Off => PeerTls::Off,
+        };
+        Ok(Plan { memory, policy, peers: PeerConfig { address, tls }, idle: idle.transpose()? })
     }
 
-    fn policy_name(&self) -> String {
-        let policy = self.policy.to_possible_value();
-        policy.map(|policy| policy.get_name().to_owned()).unwrap_or_default()
+    /// The choices that have a name, as arguments.
+    fn named(&self) -> [String; 4] {
+        let name = |value: Option<PossibleValue>| {
+            value.map(|value| value.get_name().to_owned()).unwrap_or_default()
+        };
+        let policy = name(self.policy.to_possible_value());
+        let tls = name(self.peer_tls.to_possible_value());
+        ["--policy".to_owned(), policy, "--peer-tls".to_owned(), tls]
     }
 
     /// The same as arguments of another process.
     fn arguments(&self) -> Result<Vec<String>, Failure> {
         let Plan { idle, .. } = self.plan()?;
         let idle = idle.unwrap_or(IDLE).as_secs();
-        let mut arguments = vec!["--policy".to_owned(), self.policy_name()];
+        let mut arguments = Vec::from(self.named());
         arguments.extend(["--idle".to_owned(), format!("{idle}s")]);
         if let Some(memory) = &self.memory {
             arguments.extend(["--memory".to_owned(), memory.clone()]);

@@ -32,9 +32,9 @@ pub(super) fn in_foreground(
     let idle = plan.idle.unwrap_or(IDLE);
     let agent::Claim { listener, lock } = claim;
     let shutdown = context.shutdown.clone();
-    let Plan { memory, policy, peer_address, .. } = plan;
+    let Plan { memory, policy, peers, .. } = plan;
     let task = name_of(task)?;
-    let config = Config { task, listener, lock, memory, policy, peer_address, idle, shutdown };
+    let config = Config { task, listener, lock, memory, policy, peers, idle, shutdown };
     if serve(config)? == Ended::Idle {
         context.notes.note("no process of the task was there for a while: the agent ends");
     }
@@ -52,7 +52,7 @@ pub(super) fn spawn(settings: &Settings, task: &TaskOptions) -> Result<Exit, Fai
     for (flag, value) in given {
         command.args(value.iter().flat_map(|value| [flag, value]));
     }
-    command.args(["--policy", &settings.policy_name()]);
+    command.args(settings.named());
     // A pipe of the training program would not end before the agent does.
     agent::close_on_exec();
     command.stderr(Stdio::null()).spawn().map_err(failed)?;
@@ -72,9 +72,9 @@ pub(super) fn from_worker(
     let lock = io::stdout().as_fd().try_clone_to_owned().map_err(failed)?;
     let idle = plan.idle.unwrap_or(IDLE_OF_WORKERS);
     let shutdown = context.shutdown.clone();
-    let Plan { memory, policy, peer_address, .. } = plan;
+    let Plan { memory, policy, peers, .. } = plan;
     let task = name_of(task)?;
-    serve(Config { task, listener, lock, memory, policy, peer_address, idle, shutdown })?;
+    serve(Config { task, listener, lock, memory, policy, peers, idle, shutdown })?;
     Ok(Exit::Done)
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Must hold: `--json` has every field.
 
-use dl_agent::{DatasetStatus, OrderStatus, Pages, PeerStatus, Status, WorkerStatus};
+use dl_agent::{DatasetStatus, EpochStatus, OrderStatus, Pages, PeerStatus, Status, WorkerStatus};
 use libdiesel::{TaskOptions, agent};
 
 use crate::context::Context;
@@ -71,10 +71,12 @@ pub(super) fn run(
         status.fetches
     ))?;
     out.line(format_args!(
-        "fetched from other agents: {} ({}); given to them: {}",
+        "fetched from other agents: {} ({}) and {} alone; given to them: {} and {} alone",
         counted(status.chunks_from_peers, "chunk"),
         sized(status.bytes_from_peers),
-        counted(status.chunks_to_peers, "chunk")
+        counted(status.files_from_peers, "file"),
+        counted(status.chunks_to_peers, "chunk"),
+        counted(status.files_to_peers, "file")
     ))?;
     if !status.peer_address.is_empty() {
         out.line(format_args!("other agents reach this one at {}", status.peer_address))?;
@@ -88,6 +90,7 @@ pub(super) fn run(
         let chunks = counted(status.prefetch_waiting, "chunk");
         out.line(format_args!("prefetch: {chunks} to look at{room}"))?;
     }
+    status.epochs.iter().try_for_each(|one| out.line(format_args!("{}", line_of_epoch(one))))?;
     status.orders.iter().try_for_each(|order| out.line(format_args!("{}", line_of(order))))?;
     status.workers.iter().try_for_each(|worker| out.line(format_args!("{}", line(worker))))?;
     if status.workers_left_out > 0 {
@@ -109,6 +112,16 @@ fn line_of(order: &OrderStatus) -> String {
         format!("{chunks_present} of {} needed soon in memory", counted(*chunks, "chunk"))
     };
     format!("rank {rank} of dl://{dataset}, {readers}: {window}")
+}
+
+fn line_of_epoch(epoch: &EpochStatus) -> String {
+    let EpochStatus { epoch, chunks, from_peers, from_servers } = epoch;
+    let here = chunks.saturating_sub(from_peers + from_servers);
+    format!(
+        "epoch {epoch}: of {} read, {here} were in memory here, {from_peers} came from other \
+         agents, {from_servers} from the servers",
+        counted(*chunks, "chunk")
+    )
 }
 
 fn line_of_peer(peer: &PeerStatus) -> String {

@@ -7,12 +7,14 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use dl_tests::dice::Dice;
 use dl_tests::folder;
 use dl_tests::program::run;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use super::{FILES, Scene, ends};
+use super::shared::open_at;
+use super::{FILES, LONGEST, Scene, bytes_of, ends};
 
 /// A scene with an agent on each of some nodes.
 struct Nodes {
@@ -110,7 +112,17 @@ fn up(status: &Value) -> usize {
 
 #[test]
 fn each_chunk_comes_from_the_servers_once_for_all_nodes() -> Result<()> {
-    let mut nodes = Nodes::new(31, 3, &["--memory", "256MiB"])?;
+    once_for_all_nodes(31, &[])
+}
+
+#[test]
+fn each_chunk_comes_from_the_servers_once_for_all_nodes_with_tls() -> Result<()> {
+    once_for_all_nodes(35, &["--peer-tls", "on"])
+}
+
+fn once_for_all_nodes(seed: u64, arguments: &[&str]) -> Result<()> {
+    let arguments = [&["--memory", "256MiB"], arguments].concat();
+    let mut nodes = Nodes::new(seed, 3, &arguments)?;
     for node in 0..3 {
         ensure!(nodes.read(node, 0)? == FILES as u64, "files are missing");
     }
@@ -131,18 +143,51 @@ fn each_chunk_comes_from_the_servers_once_for_all_nodes() -> Result<()> {
 }
 
 #[test]
-fn one_node_fills_by_itself_what_belongs_to_it_and_gives_it_to_the_others() -> Result<()> {
-    let nodes = Nodes::new(32, 2, &["--memory", "256MiB", "--policy", "oneshot"])?;
-    let all_owned = |status: &Value| {
-        let owned = status["datasets"][0]["chunks_owned"].as_u64().unwrap_or(u64::MAX);
-        status["chunks_present"].as_u64().is_some_and(|present| present >= owned)
-    };
-    (0..2).try_for_each(|node| nodes.becomes(node, all_owned))?;
+fn a_node_that_joins_later_gets_from_the_others_what_belongs_to_it() -> Result<()> {
+    const ONESHOT: [&str; 4] = ["--memory", "256MiB", "--policy", "oneshot"];
+    let mut nodes = Nodes::new(32, 1, &ONESHOT)?;
+    nodes.becomes(0, |status| status["partial"] == false)?;
+    nodes.names.push("2".to_owned());
+    nodes.start(1, &ONESHOT)?;
+    nodes.becomes(1, |status| {
+        let owned = status["datasets"][0]["chunks_owned"].as_u64().unwrap_or(0);
+        owned > 0 && status["chunks_present"].as_u64() >= Some(owned)
+    })?;
     (0..2).try_for_each(|node| nodes.get_and_compare(node))?;
-    let chunks = nodes.status(0)?["chunks"].as_u64().context("a number")?;
-    let fetched = nodes.sum("chunks_from_servers")?;
-    // What the first agent fetched before it knew of the second one.
-    ensure!((chunks..=chunks + chunks / 2).contains(&fetched), "{fetched} of {chunks} chunks");
+    let (chunks, fetched) = (nodes.status(0)?["chunks"].clone(), nodes.sum("chunks_from_servers")?);
+    ensure!(chunks == fetched, "{fetched} of {chunks} chunks");
+    Ok(())
+}
+
+#[test]
+fn files_come_alone_while_there_is_no_room_for_chunks() -> Result<()> {
+    let mut nodes = Nodes::new(37, 1, &["--memory", "256MiB", "--policy", "oneshot"])?;
+    nodes.becomes(0, |status| status["partial"] == false)?;
+    nodes.names.push("2".to_owned());
+    nodes.start(1, &["--memory", "12MiB"])?;
+    nodes.know_each_other()?;
+    let dataset = open_at(&nodes.scene, "2")?;
+    let snapshot = dataset.snapshot().context("a snapshot")?;
+    let dice = Dice::new(37);
+    let mut buffer = vec![0; 64 * LONGEST];
+    let mut round = 0;
+    while nodes.status(1)?["files_from_peers"].as_u64().context("a number")? < 1_000 {
+        round += 1;
+        ensure!(round < 1_000, "no file comes alone: {}", nodes.status(1)?);
+        let files = || dice.below(snapshot.files() as usize) as u32;
+        let numbers: Vec<u32> = (0..64).map(|_| files()).collect();
+        let places = dataset.get_many_into(&numbers, &mut buffer)?;
+        let views = dataset.view_many(&numbers)?;
+        for ((number, place), view) in numbers.iter().zip(places).zip(views) {
+            let expected = bytes_of(&nodes.scene, &snapshot.path(*number)?)?;
+            ensure!(buffer.get(place) == Some(&expected[..]), "other bytes of file {number}");
+            ensure!(*view == expected[..], "a view of other bytes of file {number}");
+            let alone = dataset.get_into(*number, &mut buffer[..LONGEST].to_vec())?;
+            ensure!(alone == expected.len(), "another length of file {number}");
+        }
+    }
+    ensure!(nodes.sum("fallbacks")? == 0, "files came from the servers");
+    ensure!(nodes.status(0)?["files_to_peers"].as_u64() >= Some(1_000), "{}", nodes.status(0)?);
     Ok(())
 }
 
@@ -163,6 +208,22 @@ fn a_node_that_is_killed_or_stopped_costs_time_and_no_file() -> Result<()> {
     nodes.start(0, &["--memory", "256MiB"])?;
     nodes.know_each_other()?;
     (0..3).try_for_each(|node| nodes.get_and_compare(node))
+}
+
+#[test]
+fn an_agent_that_speaks_tls_and_one_that_does_not_read_from_the_servers() -> Result<()> {
+    let mut nodes = Nodes::new(36, 1, &["--memory", "256MiB", "--peer-tls", "on"])?;
+    nodes.names.push("2".to_owned());
+    nodes.start(1, &["--memory", "256MiB", "--peer-tls", "off"])?;
+    for (node, says) in [(0, "it speaks no TLS"), (1, "it speaks TLS")] {
+        nodes.becomes(node, |status| {
+            let reason = status["peers"][0]["reason"].as_str();
+            reason.is_some_and(|reason| reason.contains(says))
+        })?;
+        nodes.get_and_compare(node)?;
+    }
+    ensure!(nodes.sum("chunks_from_peers")? == 0, "a chunk came without encryption");
+    Ok(())
 }
 
 #[test]

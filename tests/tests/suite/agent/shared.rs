@@ -9,8 +9,13 @@ use super::{FILES, Scene, agent_program, bytes_of};
 
 /// A handle of this process, in the task of the scene.
 fn open(scene: &Scene) -> Result<Dataset> {
+    open_at(scene, "")
+}
+
+/// The same on a node.
+pub(super) fn open_at(scene: &Scene, node: &str) -> Result<Dataset> {
     let mut task = TaskOptions::named("job").context("a name")?;
-    task.folder = scene.path("run");
+    task.folder = scene.path(&format!("run{node}"));
     task.program = Some(agent_program()?);
     let servers = vec![scene.address.clone()];
     let options = ConnectOptions { servers, task: Some(task), ..ConnectOptions::default() };

@@ -1,0 +1,127 @@
+//! Small files that come from other agents alone, for reads in no order while there is no room for whole chunks.
+//!
+//! Must hold: a worker's wait is answered once; a slot with such files is in no table, and is filled again only
+//! when nobody pins it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use dl_runtime::spawn;
+use libdiesel::FilePlace;
+use libdiesel::agent::{Arena, FromAgent, Gauge, MemberId, NO_FILE, WantFiles};
+
+use crate::cache::{Cache, State, tell};
+use crate::dataset::Open;
+use crate::peers::{FILES_BYTES_MAX, FILES_MAX, IncomingFiles, Link};
+
+/// Files that one other agent is asked for.
+struct Part {
+    link: Arc<Link>,
+    /// Where the first one comes to.
+    start: u32,
+    /// Each with its index among the wanted ones.
+    files: Vec<(usize, (u32, FilePlace))>,
+}
+
+impl Cache {
+    /// Answers a worker that wants files: where in a slot they lie that other agents gave.
+    pub(crate) fn want_files(self: &Arc<Self>, connection: u64, want: WantFiles) {
+        let WantFiles { id, files } = want;
+        let begun = self.state().begin_files(connection, &files);
+        let Some((parts, arena, slot)) = begun else {
+            self.state().answer_files(connection, id, None, vec![NO_FILE; files.len()]);
+            return;
+        };
+        let cache = Arc::clone(self);
+        spawn(async move {
+            arena.populate(slot);
+            let mut offsets = vec![NO_FILE; files.len()];
+            let mut asked = Vec::new();
+            for Part { link, start, files } in parts {
+                let (indexes, files) = files.into_iter().unzip::<_, _, Vec<_>, Vec<_>>();
+                let incoming = IncomingFiles { arena: Arc::clone(&arena), slot, start, files };
+                let asking = spawn(async move { link.files(incoming).await });
+                asked.push((indexes, asking));
+            }
+            for (indexes, asking) in asked {
+                let places = asking.await.ok().flatten().unwrap_or_default();
+                for (index, place) in indexes.into_iter().zip(places) {
+                    offsets.get_mut(index).into_iter().for_each(|offset| *offset = place);
+                }
+            }
+            cache.state().answer_files(connection, id, Some(slot), offsets);
+            cache.moved.notify_one();
+        });
+    }
+}
+
+impl State {
+    /// Who gives which of these files of the dataset of a connection, and the slot that they come into; none
+    /// where nobody does, or there is no slot.
+    fn begin_files(
+        &mut self,
+        connection: u64,
+        files: &[u32],
+    ) -> Option<(Vec<Part>, Arc<Arena>, u32)> {
+        let dataset = self.connections.get(&connection)?.dataset;
+        let open = Arc::clone(self.datasets.get(dataset)?);
+        let arena = Arc::clone(&self.arena.as_ref()?.0);
+        let parts = parts(&open, files, arena.shape().slot_bytes);
+        if parts.is_empty() {
+            return None;
+        }
+        let slot = self.take_slot_of_passing()?;
+        Some((parts, arena, slot))
+    }
+
+    fn answer_files(&mut self, connection: u64, id: u64, slot: Option<u32>, offsets: Vec<u32>) {
+        if let Some(one) = self.connections.get(&connection) {
+            if let Some(counts) = self.counts.get_mut(one.dataset) {
+                let came = offsets.iter().filter(|offset| **offset != NO_FILE);
+                counts.files_from_peers += came.count() as u64;
+            }
+            let is_waiting = slot.is_none_or(|slot| one.pins.pin_for_reader(slot, id));
+            if is_waiting {
+                tell(one, &FromAgent::HereFiles { id, offsets });
+            }
+        }
+        self.condemned.extend(slot);
+    }
+
+    /// Tells workers that follow no order whether files should come alone: where a chunk of another agent
+    /// would not stay.
+    pub(crate) fn tell_of_files(&self) {
+        let has_room = self.can_copy();
+        for (number, one) in &self.connections {
+            let has_peers =
+                || self.datasets.get(one.dataset).is_some_and(|open| open.peers.connected() > 0);
+            let is_alone = !has_room && !self.plans.reads(*number) && has_peers();
+            one.pins.set(Gauge::FilesAlone, is_alone.into());
+        }
+    }
+}
+
+/// The files that other agents keep, by agent, as many as fit into a slot and into a request.
+fn parts(open: &Open, files: &[u32], slot_bytes: u32) -> Vec<Part> {
+    let mut parts: BTreeMap<MemberId, (Arc<Link>, u64, Vec<_>)> = BTreeMap::new();
+    for (index, number) in files.iter().enumerate().take(FILES_MAX) {
+        let Ok(place) = open.snapshot.place(*number) else { continue };
+        if place.length == 0 {
+            continue;
+        }
+        let Some(link) = open.peers.holder(place.chunk) else { continue };
+        let (_, bytes, files) = parts.entry(link.member).or_insert((link, 0, Vec::new()));
+        if *bytes + place.length <= FILES_BYTES_MAX as u64 {
+            *bytes += place.length;
+            files.push((index, (*number, place)));
+        }
+    }
+    let mut next = 0;
+    let parts = parts.into_values().filter_map(|(link, bytes, files)| {
+        let (start, end) = (next, next + bytes);
+        let fits = bytes > 0 && end <= slot_bytes.into();
+        next = if fits { end } else { next };
+        fits.then_some(Part { link, start: start as u32, files })
+    });
+    parts.collect()
+}

@@ -1,0 +1,178 @@
+//! Requests to one other agent.
+//!
+//! Must hold: each request ends by its deadline; one that is given up writes nothing any more.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use dl_runtime::{Clock, SystemClock, since_boot};
+use tokio::sync::mpsc;
+
+use super::frame::Request;
+use super::incoming::{Incoming, IncomingFiles};
+use super::line::{Event, Pending, What};
+use super::link::Link;
+
+/// How long a request waits for those before it.
+const TURN: Duration = Duration::from_secs(5);
+
+/// How long files that come alone may take.
+const FILES: Duration = Duration::from_millis(250);
+
+/// How long an agent that fetches a chunk for this one may give no sign of life.
+const SIGN: Duration = Duration::from_secs(2);
+
+/// How an answer ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Got {
+    /// The chunk is in its slot, and right.
+    Whole,
+    /// The other agent does not have it and does not fetch it.
+    Elsewhere,
+    /// There is no connection.
+    Away,
+    /// It took too long, or broke off: so many files are right, and nothing more is written.
+    Broken { right: usize, why: &'static str },
+}
+
+impl Link {
+    /// Has a chunk come into its slot. `is_right` is told how many files are right, again and again.
+    pub(crate) async fn chunk(
+        &self,
+        chunk: u32,
+        incoming: Incoming,
+        is_right: impl Fn(usize),
+    ) -> Got {
+        let clock = SystemClock::new();
+        let permit = tokio::select! {
+            permit = self.transfers.acquire() => permit.ok(),
+            () = clock.sleep(TURN) => None,
+        };
+        let (began, most) = (since_boot(), self.line().most());
+        if permit.is_none() {
+            return Got::Broken { right: 0, why: "too many chunks come at the same time" };
+        }
+        let mut permit = permit;
+        let request = |number| Request::Chunk { number, chunk }.to_bytes().to_vec();
+        let asked = self.ask(request, What::Coming(incoming));
+        let Some((number, mut events)) = asked else { return Got::Away };
+        let giving_up = GivingUp { link: self, number };
+        let (mut deadline, mut right, mut has_waited) = (began.saturating_add(most), 0, false);
+        loop {
+            let left = deadline.saturating_sub(since_boot());
+            let event = tokio::select! {
+                event = events.recv() => event,
+                () = clock.sleep(left) => {
+                    self.counts.slow.fetch_add(1, Ordering::Relaxed);
+                    let soon = since_boot().saturating_add(most);
+                    let right = giving_up.now(soon).unwrap_or(right);
+                    return Got::Broken { right, why: "it takes too long" };
+                }
+            };
+            match event {
+                Some(Event::Wait) => {
+                    // It does not come yet: others may.
+                    permit = None;
+                    has_waited = true;
+                    deadline = since_boot().saturating_add(SIGN.max(most));
+                }
+                Some(Event::Files(_)) => {}
+                Some(Event::Right(files)) => {
+                    right = files;
+                    is_right(right);
+                }
+                Some(Event::Whole) => {
+                    drop(permit);
+                    if !has_waited {
+                        self.line().took(since_boot().saturating_sub(began));
+                    }
+                    return Got::Whole;
+                }
+                Some(Event::Elsewhere) => {
+                    self.line().kept.forget(chunk);
+                    return Got::Elsewhere;
+                }
+                Some(Event::Damaged) => {
+                    self.counts.damaged.fetch_add(1, Ordering::Relaxed);
+                    return Got::Broken { right, why: "its bytes are damaged" };
+                }
+                None => return Got::Broken { right, why: "the connection ended" },
+            }
+        }
+    }
+
+    /// Has files come alone: where each of them lies in its slot, `u32::MAX` for one that does not come.
+    pub(crate) async fn files(&self, incoming: IncomingFiles) -> Option<Vec<u32>> {
+        let request = |number| {
+            let count = incoming.files.len() as u32;
+            let mut request = Request::Files { number, count }.to_bytes().to_vec();
+            let numbers = incoming.files.iter().flat_map(|(file, _)| file.to_le_bytes());
+            request.extend(numbers);
+            request
+        };
+        let request = &request;
+        let (number, mut events) = self.ask(request, What::Files(incoming.clone()))?;
+        let _giving_up = GivingUp { link: self, number };
+        let mut places = None;
+        let whole = async {
+            loop {
+                match events.recv().await {
+                    Some(Event::Files(told)) => places = Some(told),
+                    Some(Event::Whole) => return true,
+                    Some(Event::Right(_) | Event::Wait) => {}
+                    Some(Event::Damaged) => {
+                        self.counts.damaged.fetch_add(1, Ordering::Relaxed);
+                        return false;
+                    }
+                    Some(Event::Elsewhere) | None => return false,
+                }
+            }
+        };
+        let is_whole = tokio::select! {
+            is_whole = whole => is_whole,
+            () = SystemClock::new().sleep(FILES) => {
+                self.counts.slow.fetch_add(1, Ordering::Relaxed);
+                false
+            }
+        };
+        places.filter(|_| is_whole)
+    }
+
+    /// Sends a request, by its number; none without a connection.
+    fn ask(
+        &self,
+        request: impl Fn(u32) -> Vec<u8>,
+        what: What,
+    ) -> Option<(u32, mpsc::UnboundedReceiver<Event>)> {
+        let mut line = self.line();
+        let number = line.next;
+        line.asks.as_ref()?.try_send(request(number).into()).ok()?;
+        line.next = number.wrapping_add(1);
+        let (events, told) = mpsc::unbounded_channel();
+        line.pending.insert(number, Pending { what, events });
+        Some((number, told))
+    }
+}
+
+/// A request that is given up when its asker goes.
+struct GivingUp<'a> {
+    link: &'a Link,
+    number: u32,
+}
+
+impl GivingUp<'_> {
+    /// How many files are right, if the request was still open. It was given up too early if the rest comes
+    /// until `soon`.
+    fn now(self, soon: Duration) -> Option<usize> {
+        let mut line = self.link.line();
+        let mut pending = line.pending.remove(&self.number)?;
+        line.given_up = Some((self.number, soon));
+        Some(pending.coming()?.right())
+    }
+}
+
+impl Drop for GivingUp<'_> {
+    fn drop(&mut self) {
+        self.link.line().pending.remove(&self.number);
+    }
+}

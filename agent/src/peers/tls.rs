@@ -1,0 +1,260 @@
+//! Encrypted connections between agents: each agent makes a key for itself, and the list of members says which
+//! certificate belongs to whom.
+//!
+//! Must hold: a connection is used only when the other end has the key of the member that it says it is; no
+//! certificate authority has a say.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use aws_lc_rs::digest::{SHA256, digest};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::aws_lc_rs::default_provider;
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::version::TLS13;
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, ServerConfig,
+    SignatureScheme,
+};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+/// The name in all certificates, which says nothing: they are told apart by their fingerprints.
+const NAME: &str = "diesel-agent";
+
+/// What comes from another agent, and what goes to it.
+pub(super) type Reader = Box<dyn AsyncRead + Send + Unpin>;
+pub(super) type Writer = Box<dyn AsyncWrite + Send + Unpin>;
+
+/// The SHA-256 of a certificate.
+pub(super) type Fingerprint = [u8; 32];
+
+/// The key of this agent and its certificate.
+pub(crate) struct Identity {
+    certificate: CertificateDer<'static>,
+    key: PrivateKeyDer<'static>,
+    provider: Arc<CryptoProvider>,
+    pub(crate) fingerprint: Fingerprint,
+}
+
+/// Shows no key.
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Identity").finish_non_exhaustive()
+    }
+}
+
+impl Identity {
+    /// A new one.
+    pub(crate) fn new() -> io::Result<Self> {
+        let made = rcgen::generate_simple_self_signed([NAME.to_owned()]);
+        let made = made.map_err(io::Error::other)?;
+        let certificate = made.cert.der().clone();
+        let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()).into();
+        let fingerprint = fingerprint_of(&certificate);
+        let provider = Arc::new(default_provider());
+        Ok(Self { certificate, key, provider, fingerprint })
+    }
+
+    /// Encrypts a connection to a member that has the certificate of a fingerprint.
+    pub(super) async fn call(
+        &self,
+        stream: TcpStream,
+        called: Fingerprint,
+    ) -> io::Result<(Reader, Writer)> {
+        let config = ClientConfig::builder_with_provider(Arc::clone(&self.provider))
+            .with_protocol_versions(&[&TLS13])
+            .map_err(io::Error::other)?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(self.only(called)))
+            .with_client_auth_cert(vec![self.certificate.clone()], self.key.clone_key())
+            .map_err(io::Error::other)?;
+        let name = ServerName::try_from(NAME).map_err(io::Error::other)?;
+        let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
+        let (read, write) = tokio::io::split(stream);
+        Ok((Box::new(read), Box::new(write)))
+    }
+
+    /// Encrypts a connection of a member that has the certificate of a fingerprint.
+    pub(super) async fn hear(
+        &self,
+        stream: TcpStream,
+        caller: Fingerprint,
+    ) -> io::Result<(Reader, Writer)> {
+        let config = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
+            .with_protocol_versions(&[&TLS13])
+            .map_err(io::Error::other)?
+            .with_client_cert_verifier(Arc::new(self.only(caller)))
+            .with_single_cert(vec![self.certificate.clone()], self.key.clone_key())
+            .map_err(io::Error::other)?;
+        let stream = TlsAcceptor::from(Arc::new(config)).accept(stream).await?;
+        let (read, write) = tokio::io::split(stream);
+        Ok((Box::new(read), Box::new(write)))
+    }
+
+    fn only(&self, fingerprint: Fingerprint) -> Only {
+        Only { fingerprint, provider: Arc::clone(&self.provider) }
+    }
+}
+
+fn fingerprint_of(certificate: &CertificateDer<'_>) -> Fingerprint {
+    let digest = digest(&SHA256, certificate);
+    *digest.as_ref().first_chunk().expect("a SHA-256 has 32 bytes")
+}
+
+/// Trusts one certificate.
+#[derive(Debug)]
+struct Only {
+    fingerprint: Fingerprint,
+    provider: Arc<CryptoProvider>,
+}
+
+impl Only {
+    fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), Error> {
+        if fingerprint_of(certificate) == self.fingerprint {
+            return Ok(());
+        }
+        Err(Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure))
+    }
+
+    fn signature_13(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signature, algorithms)
+    }
+
+    fn signature_12(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, certificate, signature, algorithms)
+    }
+
+    fn schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+impl ServerCertVerifier for Only {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        self.check(certificate).map(|()| ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.signature_12(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.signature_13(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.schemes()
+    }
+}
+
+impl ClientCertVerifier for Only {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        self.check(certificate).map(|()| ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.signature_12(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.signature_13(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// What the called end hears of a caller, when each end expects a certificate.
+    async fn talk(expects: impl Fn(&Identity, &Identity) -> (Fingerprint, Fingerprint)) -> Vec<u8> {
+        let (caller, called) = (Identity::new().unwrap(), Identity::new().unwrap());
+        let (of_called, of_caller) = expects(&caller, &called);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let calling = TcpStream::connect(listener.local_addr().unwrap());
+        let (calling, heard) = tokio::join!(calling, listener.accept());
+        let say = async {
+            if let Ok((_, mut write)) = caller.call(calling.unwrap(), of_called).await {
+                let _ = write.write_all(b"hello").await;
+                let _ = write.shutdown().await;
+            }
+        };
+        let hear = async {
+            let mut text = Vec::new();
+            if let Ok((mut read, _)) = called.hear(heard.unwrap().0, of_caller).await {
+                let _ = read.read_to_end(&mut text).await;
+            }
+            text
+        };
+        tokio::join!(say, hear).1
+    }
+
+    #[tokio::test]
+    async fn two_ends_that_know_each_other_talk_and_no_others() {
+        let right = talk(|caller, called| (called.fingerprint, caller.fingerprint)).await;
+        assert_eq!(right, b"hello");
+        let wrong_called = talk(|caller, _| (caller.fingerprint, caller.fingerprint)).await;
+        assert_eq!(wrong_called, b"");
+        let wrong_caller = talk(|_, called| (called.fingerprint, called.fingerprint)).await;
+        assert_eq!(wrong_caller, b"");
+    }
+}

@@ -1,0 +1,69 @@
+//! Files whose chunks are absent and that come without them, from the memory of other nodes.
+//!
+//! Must hold: a file that does not come so is waited for with its chunk, or read elsewhere.
+
+use super::attach::Attached;
+use super::layout::{Gauge, Pinned};
+use super::message::NO_FILE;
+use crate::snapshot::FilePlace;
+
+/// Files that are read together.
+#[derive(Debug)]
+pub(super) struct Batch<'a, 'b> {
+    attached: &'a Attached,
+    numbers: &'b [u32],
+    places: &'b [FilePlace],
+    gathered: Gathered<'a>,
+}
+
+#[derive(Debug)]
+enum Gathered<'a> {
+    NotYet,
+    /// The slot, and where in it each file of the batch lies.
+    Done(Option<(Pinned<'a>, Vec<u32>)>),
+}
+
+impl<'a, 'b> Batch<'a, 'b> {
+    /// Of files with their places.
+    pub(super) fn new(attached: &'a Attached, numbers: &'b [u32], places: &'b [FilePlace]) -> Self {
+        Self { attached, numbers, places, gathered: Gathered::NotYet }
+    }
+
+    /// The place of a file in its chunk.
+    #[inline]
+    pub(super) fn place(&self, index: usize) -> FilePlace {
+        self.places.get(index).copied().unwrap_or(FilePlace::NOWHERE)
+    }
+
+    /// A file that came without its chunk, and its place in the slot; the agent is asked once, for all files
+    /// from this one on that are absent.
+    #[cold]
+    pub(super) fn file(&mut self, index: usize) -> Option<(Pinned<'a>, FilePlace)> {
+        if let Gathered::NotYet = self.gathered {
+            self.gathered = Gathered::Done(self.gather(index));
+        }
+        let Gathered::Done(Some((pinned, offsets))) = &self.gathered else { return None };
+        let offset = offsets.get(index).copied().filter(|offset| *offset != NO_FILE)?;
+        let place = FilePlace { offset, ..*self.places.get(index)? };
+        Some((self.attached.maps.pin_again(pinned)?, place))
+    }
+
+    fn gather(&self, from: usize) -> Option<(Pinned<'a>, Vec<u32>)> {
+        let maps = &self.attached.maps;
+        if maps.pins.get(Gauge::FilesAlone) == 0 {
+            return None;
+        }
+        let files = self.numbers.iter().zip(self.places).enumerate().skip(from);
+        let absent = files.filter(|(_, (_, place))| {
+            **place != FilePlace::NOWHERE && maps.table.load(place.chunk).slot().is_none()
+        });
+        let (indexes, absent): (Vec<_>, Vec<_>) =
+            absent.map(|(index, (number, _))| (index, *number)).unzip();
+        let (pinned, told) = self.attached.want_files(absent)?;
+        let mut offsets = vec![NO_FILE; self.numbers.len()];
+        for (index, offset) in indexes.into_iter().zip(told) {
+            *offsets.get_mut(index)? = offset;
+        }
+        Some((pinned, offsets))
+    }
+}
