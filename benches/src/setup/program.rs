@@ -4,7 +4,7 @@
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -64,14 +64,29 @@ impl Server {
         Self::start_on(data, &[], &[])
     }
 
+    /// The same at an address of this machine that only its namespaces reach.
+    pub(crate) fn start_at(data: &Path, address: Ipv4Addr) -> Result<Self> {
+        Self::start_as(data, address, &["--without-keys"], &[])
+    }
+
     /// Starts it with more flags and variables.
     pub(crate) fn start_on(
         data: &Path,
         flags: &[&str],
         variables: &[(&'static str, String)],
     ) -> Result<Self> {
+        Self::start_as(data, Ipv4Addr::LOCALHOST, flags, variables)
+    }
+
+    fn start_as(
+        data: &Path,
+        address: Ipv4Addr,
+        flags: &[&str],
+        variables: &[(&'static str, String)],
+    ) -> Result<Self> {
         let mut command = Command::new(program("dlserver")?);
-        command.args(["--listen", "127.0.0.1:0", "--http", "none", "--data"]).arg(data);
+        let listen = format!("{address}:0");
+        command.args(["--listen", &listen, "--http", "none", "--data"]).arg(data);
         command.args(flags).envs(variables.iter().map(|(name, value)| (name, value)));
         command.stdout(Stdio::piped()).stderr(Stdio::null());
         let mut process = Process(command.spawn().context("start dlserver")?);

@@ -94,17 +94,20 @@ impl Job<'_> {
 impl Cluster {
     /// Waits until each agent has a connection to each other one.
     pub(super) fn wait_for_peers(&self) -> Result<()> {
-        let others = self.nodes.len() - 1;
-        until("the agents don't find each other", || {
-            for node in &self.nodes {
-                let text = node.status_text()?;
-                let status: Peers = serde_json::from_str(&text).context("read the status")?;
-                if status.peers.iter().filter(|peer| peer.state == "up").count() < others {
-                    return Ok(false);
-                }
+        until("the agents don't find each other", || self.has_all_peers())
+    }
+
+    /// Whether each agent has a connection to each other one, and knows no other agent.
+    pub(super) fn has_all_peers(&self) -> Result<bool> {
+        for node in &self.nodes {
+            let text = node.status_text()?;
+            let status: Peers = serde_json::from_str(&text).context("read the status")?;
+            let up = status.peers.iter().filter(|peer| peer.state == "up").count();
+            if up + 1 != self.nodes.len() || status.peers.len() != up {
+                return Ok(false);
             }
-            Ok(true)
-        })
+        }
+        Ok(true)
     }
 
     pub(super) fn statuses(&self) -> Result<Vec<Status>> {

@@ -34,9 +34,10 @@ const SLOW: Throttle = Throttle {
 /// Threads of each node that fill memcached.
 const THREADS: u32 = 4;
 
-/// Between two looks at the agents, and their number at most.
+/// Between two looks at the agents, their number at most, and looks without a change that show an end.
 const LOOK: Duration = Duration::from_millis(25);
-const LOOKS: u32 = 4_800;
+const LOOKS: u32 = 2_000;
+const QUIET: u32 = 60;
 
 /// Points of a line of the picture.
 const POINTS: u32 = 40;
@@ -79,8 +80,11 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let (loads, reads) = last.context("there is a run")?;
     let described = format!(
         "{files} files of 4 KiB in {} chunks, {NODES} nodes with links of {LINK} Mbit/s, a store with 5 ms and 200 \
-         MB/s, {THREADS} threads of each node fill memcached; {reads} chunks were read from the store",
-        files.div_ceil(PER_CHUNK)
+         MB/s, {THREADS} threads of each node fill memcached; {reads} chunks were read from the store, and in the end {} are held, \
+         {} after the recovery",
+        files.div_ceil(PER_CHUNK),
+        loads[0].count(),
+        loads[1].count()
     );
     let bench = |name: &str, [ours, theirs]: [Side; 2]| Bench {
         name: format!("peers {name}"),
@@ -130,9 +134,13 @@ impl Load {
         self.0.last().map_or(f64::NAN, |(at, _)| *at)
     }
 
+    fn count(&self) -> f64 {
+        self.0.last().map_or(f64::NAN, |(_, count)| *count)
+    }
+
     /// In percent of the end.
     fn curve(&self, name: &str) -> Curve {
-        let all = self.0.last().map_or(1.0, |(_, count)| *count);
+        let all = self.count();
         let step = (self.0.len() / POINTS as usize).max(1);
         let some = self.0.iter().step_by(step).chain(self.0.last());
         let points = some.map(|(at, count)| (*at, 100.0 * count / all)).collect();
@@ -140,14 +148,20 @@ impl Load {
     }
 }
 
-/// Watches agents until they hold so many chunks, each of which stays with one of them.
+/// Watches agents until they all know each other and have fetched all that they want. The last change of the
+/// chunks that stay with one of them is the end.
 fn watch(cluster: &Cluster, start: f64, chunks: u64) -> Result<Load> {
     let mut load = Load::default();
+    let mut quiet = 0;
     for _ in 0..LOOKS {
         let kept: u64 = cluster.statuses()?.iter().map(|status| status.chunks_kept).sum();
         let kept = kept.min(chunks) as f64;
-        load.0.push((since_boot().as_secs_f64() - start, kept));
-        if kept as u64 == chunks {
+        quiet += 1;
+        if load.0.last().is_none_or(|(_, last)| *last != kept) {
+            load.0.push((since_boot().as_secs_f64() - start, kept));
+            quiet = 0;
+        }
+        if quiet > QUIET && cluster.is_idle()? && cluster.has_all_peers()? {
             return Ok(load);
         }
         sleep(LOOK);
@@ -164,7 +178,6 @@ fn of_agents(job: &Job<'_>, files: u32) -> Result<(Load, Load, u64)> {
     let mut cluster = job.start_nodes(&start)?;
     let load = watch(&cluster, began, chunks)?;
     let reads = cluster.server_chunks()?;
-    cluster.wait_for_peers()?;
     let lost = cluster.nodes.pop().context("there is a node")?;
     kill(&lost.status()?)?;
     drop(lost);

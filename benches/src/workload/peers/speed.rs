@@ -13,11 +13,11 @@ use dl_runtime::since_boot;
 
 use super::cluster::{FILES, Job, LENGTH, PER_CHUNK, memory, put_files, until};
 use super::figure::Figure;
-use super::first::{IN_FLIGHT, LINK, NODES};
+use super::first::{LINK, NODES};
 use super::loss::{finish_all, instances};
 use super::trace::{PeersReader, Traced, Work, files_at};
 use crate::measure::{Bar, Bench, Curve, Plot, Side};
-use crate::setup::{Network, Settings, SlowServer};
+use crate::setup::{Network, Server, Settings};
 use crate::workload::agent::node::{Node, Start};
 
 const DATASET: &str = "peers-speed";
@@ -36,7 +36,7 @@ const SIDES: [&str; 4] =
 pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let Some(network) = Network::start(NODES, LINK)? else { return Ok(Vec::new()) };
     let folder = settings.on_disk("peers-speed");
-    let server = SlowServer::start_at(network.address(), IN_FLIGHT)?;
+    let server = Server::start_at(&folder.join("data"), network.address())?;
     let files = settings.scaled(FILES);
     put_files(&server.address, DATASET, files)?;
     let mut sides = vec![SIDES.map(Side::new); NODES];
