@@ -93,7 +93,7 @@ pub(crate) fn put_chunks(
         let folder = 1_440_764 + file / PER_FOLDER * 7;
         let path = format!("n{folder:08}/n{folder:08}_{}.JPEG", 10_026 + file % PER_FOLDER);
         writer.put(FilePath::new(path)?, Attributes::default(), &data)?;
-        if (file + 1) % per_chunk == 0 {
+        if (file + 1).is_multiple_of(per_chunk) {
             let flushed = writer.flush()?;
             ensure!(flushed.failed.is_empty(), "files were not put: {flushed:?}");
         }

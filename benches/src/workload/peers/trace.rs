@@ -185,7 +185,7 @@ impl Part<'_> {
 
     fn count(&self) {
         let files = self.files.fetch_add(1, Ordering::Relaxed) + 1;
-        if self.reader.rest > 0 && files % BATCH == 0 {
+        if self.reader.rest > 0 && files.is_multiple_of(BATCH) {
             sleep(Duration::from_micros(self.reader.rest));
         }
     }
