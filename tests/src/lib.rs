@@ -14,6 +14,7 @@ pub mod folder;
 pub mod http;
 pub mod line;
 mod listen;
+pub mod net;
 pub mod point;
 pub mod program;
 pub mod proxy;

@@ -53,6 +53,7 @@ impl Link {
             return Got::Broken { right: 0, why: "too many chunks come at the same time" };
         }
         let mut permit = permit;
+        let Ok(_open) = self.open.try_acquire() else { return Got::Away };
         let request = |number| Request::Chunk { number, chunk }.to_bytes().to_vec();
         let asked = self.ask(request, What::Coming(incoming));
         let Some((number, mut events)) = asked else { return Got::Away };
@@ -110,6 +111,7 @@ impl Link {
             request.extend(numbers);
             request
         };
+        let _open = self.open.try_acquire().ok()?;
         let request = &request;
         let (number, mut events) = self.ask(request, What::Files(incoming.clone()))?;
         let _giving_up = GivingUp { link: self, number };

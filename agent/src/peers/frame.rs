@@ -10,6 +10,9 @@ pub(super) const HEAD: usize = 16;
 /// Most bytes behind one head, so that a small answer need not wait for all of a large one.
 pub(super) const PIECE_MAX: usize = 256 << 10;
 
+/// Requests on one connection that are not answered, at most.
+pub(super) const REQUESTS_MAX: usize = 64;
+
 /// Most bytes of the list of the chunks that an agent keeps, a bit for each.
 pub(super) const KEPT_MAX: usize = 1 << 20;
 

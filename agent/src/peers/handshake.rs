@@ -94,7 +94,11 @@ pub(super) async fn call(
         let proof = circle.prove(End::Caller, talk);
         stream.write_all(&[&talk.salt, me.as_bytes().as_slice(), proof.as_ref()].concat()).await?;
         let mut answer = [0; PROOF];
-        stream.read_exact(&mut answer).await?;
+        match stream.read_exact(&mut answer).await {
+            // It hangs up on strangers.
+            Err(why) if why.kind() == io::ErrorKind::UnexpectedEof => return Err(stranger()),
+            read => _ = read?,
+        }
         if circle.is_proved(End::Called, talk, &answer) { Ok(()) } else { Err(stranger()) }
     })
     .await
@@ -135,7 +139,7 @@ async fn within<T>(talk: impl Future<Output = io::Result<T>>) -> io::Result<T> {
 }
 
 fn stranger() -> io::Error {
-    let why = "the other end is no member of the job, or reads another version";
+    let why = "one of the two is no member of the job for the other, or they read two versions";
     io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 

@@ -18,13 +18,16 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore, mpsc};
 
-use super::frame::{Answer, COMES, HEAD, Request, no_sense};
+use super::frame::{Answer, COMES, HEAD, REQUESTS_MAX, Request, no_sense};
 use super::handshake::{self, Circle};
 use super::line::{Event, Kept, Line, Pending, Phase};
 use super::tls::{Fingerprint, Identity, Reader, Writer};
 
 /// Chunks that come at the same time.
 const TRANSFERS: usize = 2;
+
+/// Requests that are not answered, at most: fewer than those after which the other agent hangs up.
+const OPEN_MAX: usize = REQUESTS_MAX - 16;
 
 /// How long a try to connect may take.
 const CONNECT: Duration = Duration::from_secs(2);
@@ -57,6 +60,8 @@ pub(crate) struct Link {
     pub(crate) address: String,
     line: Mutex<Line>,
     pub(super) transfers: Semaphore,
+    /// Requests that are not answered.
+    pub(super) open: Semaphore,
     /// A try to connect has ended.
     tried: Notify,
     pub(crate) counts: LinkCounts,
@@ -80,6 +85,7 @@ impl Link {
             address,
             line: Mutex::new(Line::new()),
             transfers: Semaphore::new(TRANSFERS),
+            open: Semaphore::new(OPEN_MAX),
             tried: Notify::new(),
             counts: LinkCounts::default(),
         }

@@ -17,10 +17,12 @@ mod status;
 mod tls;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use dl_runtime::{Clock, SystemClock};
 use libdiesel::agent::{DatasetId, MemberId, TaskMember, TaskMembership, Version};
 use tokio::sync::Notify;
@@ -64,14 +66,22 @@ pub(crate) struct Peers {
 }
 
 /// What the servers said last of the members.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Group {
     /// None until the servers have answered.
     circle: Option<Circle>,
-    members_version: Option<[u8; 16]>,
+    /// The members and the secret, by a hash and as they came.
+    told: Option<([u8; 16], Bytes)>,
     owners: Arc<Owners>,
     links: BTreeMap<MemberId, Staying>,
     fingerprints: BTreeMap<MemberId, Option<[u8; 32]>>,
+}
+
+/// Shows no secret.
+impl fmt::Debug for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Group").field("links", &self.links).finish_non_exhaustive()
+    }
 }
 
 /// Where a chunk may come from, one after the other.
@@ -100,9 +110,9 @@ impl Peers {
         version: Version,
         joined: &TaskMembership,
     ) -> bool {
-        let told = joined.members_version();
+        let told = (joined.members_version(), joined.secret.clone());
         let mut group = self.group();
-        if group.members_version == Some(told) {
+        if group.told.as_ref() == Some(&told) {
             return false;
         }
         let Face { me, is_open, identity } = &self.face;
@@ -111,6 +121,10 @@ impl Peers {
             |member: &&TaskMember| member.id == *me || *is_open && !member.address.is_empty();
         let members: Vec<&TaskMember> = joined.members.iter().filter(can_serve).collect();
         let mut links = std::mem::take(&mut group.links);
+        if group.told.as_ref().is_some_and(|(_, secret)| *secret != joined.secret) {
+            // The servers forgot the job: with the secret of before nobody is let in any more.
+            links.clear();
+        }
         for member in members.iter().filter(|member| member.id != *me) {
             let kept = links.remove(&member.id).filter(|kept| kept.link.address == member.address);
             let kept = kept.unwrap_or_else(|| {
@@ -124,7 +138,7 @@ impl Peers {
         group.fingerprints = fingerprints.collect();
         group.owners = Arc::new(Owners::of(members));
         group.circle = is_open.then_some(circle);
-        group.members_version = Some(told);
+        group.told = Some(told);
         true
     }
 
@@ -233,3 +247,6 @@ impl Link {
         self.counts.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 }
+
+#[cfg(test)]
+mod tests;

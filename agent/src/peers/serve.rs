@@ -17,7 +17,7 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::task::AbortHandle;
 
 use super::address::PeerAddress;
-use super::frame::{Answer, COMES, HEAD, KEPT_MAX, PIECE_MAX, Request, no_sense};
+use super::frame::{Answer, COMES, HEAD, KEPT_MAX, PIECE_MAX, REQUESTS_MAX, Request, no_sense};
 use super::handshake;
 use super::tls::{Reader, Writer};
 use crate::cache::Cache;
@@ -26,9 +26,6 @@ use crate::lent::{Asked, Lent};
 
 /// Strangers at the door at the same time.
 const STRANGERS_MAX: usize = 64;
-
-/// Requests of one agent that are not answered.
-const REQUESTS_MAX: usize = 64;
 
 /// How long another agent may take for a piece.
 const PATIENCE: Duration = Duration::from_secs(10);

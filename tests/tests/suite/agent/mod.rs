@@ -6,6 +6,7 @@ mod changes;
 mod environment;
 mod failures;
 mod memory;
+mod nodes;
 mod peers;
 mod shared;
 mod status;

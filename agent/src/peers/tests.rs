@@ -1,0 +1,149 @@
+//! A link to an agent that does what it should not.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dl_format::Crc32c;
+use dl_runtime::{Clock, SystemClock, spawn};
+use libdiesel::FilePlace;
+use libdiesel::agent::{Arena, DatasetId, MemberId, Shape, Version};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::frame::{Answer, HEAD, Request};
+use super::{Circle, Got, Incoming, Staying, Way, handshake};
+use crate::progress::Progress;
+
+const SLOT: u32 = 1 << 20;
+const FILE: usize = 1_000;
+const FILES: usize = 20;
+
+fn id(number: u8) -> MemberId {
+    MemberId::from_bytes([number; 16])
+}
+
+fn circle(secret: u8) -> Circle {
+    Circle::new(&[secret; 32], DatasetId::from_bytes([9; 16]), Version::default())
+}
+
+/// The bytes of a chunk, and its files.
+fn chunk() -> (Vec<u8>, Arc<[(u32, FilePlace)]>) {
+    let bytes: Vec<u8> = (0..FILE * FILES).map(|at| (at % 251) as u8).collect();
+    let files = bytes.chunks(FILE).enumerate().map(|(number, bytes)| {
+        let offset = (number * FILE) as u32;
+        let length = FILE as u64;
+        (number as u32, FilePlace { chunk: 0, offset, length, crc: Crc32c::of(bytes) })
+    });
+    let files = files.collect();
+    (bytes, files)
+}
+
+/// An agent that answers the first request for a chunk with heads and bytes.
+async fn agent(
+    listener: TcpListener,
+    secret: u8,
+    answers: impl Fn(u32) -> Vec<(Answer, Vec<u8>)>,
+) -> Option<TcpStream> {
+    let (mut stream, _) = listener.accept().await.unwrap();
+    handshake::hear(&mut stream, id(2), || vec![Some(circle(secret))]).await.ok()?;
+    loop {
+        let mut head = [0; HEAD];
+        stream.read_exact(&mut head).await.ok()?;
+        match Request::from_bytes(head).unwrap() {
+            Request::Kept { .. } => {
+                let kept = Answer::Kept { generation: 1, can_keep: true, length: 0 };
+                stream.write_all(&kept.to_bytes()).await.ok()?;
+            }
+            Request::Chunk { number, .. } => {
+                for (head, bytes) in answers(number) {
+                    stream.write_all(&head.to_bytes()).await.ok()?;
+                    stream.write_all(&bytes).await.ok()?;
+                }
+                return Some(stream);
+            }
+            Request::Files { .. } => return None,
+        }
+    }
+}
+
+/// How a request for a chunk ends, and what is in its slot then.
+async fn ask(secret: u8, answers: fn(u32) -> Vec<(Answer, Vec<u8>)>) -> (Got, Vec<u8>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let other = spawn(agent(listener, secret, answers));
+    let way = Way { circle: circle(5), me: id(1), identity: None, fingerprint: None };
+    let staying = Staying::new(id(2), address, way);
+    staying.link.tried().await;
+    let (arena, _files) = Arena::create(Shape { slot_bytes: SLOT, slots: 1 }).unwrap();
+    let arena = Arc::new(arena);
+    let (_, files) = chunk();
+    let incoming = Incoming::new(Arc::clone(&arena), 0, files, Arc::new(Progress::new(false)));
+    let got = staying.link.chunk(0, incoming, |_| {}).await;
+    // What comes later changes nothing.
+    let before = arena.written(0, 0, FILE * FILES).unwrap().to_vec();
+    SystemClock::new().sleep(Duration::from_millis(200)).await;
+    assert!(arena.written(0, 0, FILE * FILES).unwrap() == before, "written after the end");
+    drop(staying);
+    other.abort();
+    (got, before)
+}
+
+fn piece(number: u32, offset: usize, bytes: &[u8]) -> (Answer, Vec<u8>) {
+    let (offset, length) = (offset as u32, bytes.len() as u32);
+    (Answer::Piece { number, offset, length }, bytes.to_vec())
+}
+
+#[tokio::test]
+async fn the_right_bytes_come_in_pieces() {
+    let (got, slot) = ask(5, |number| {
+        let (bytes, _) = chunk();
+        let mut at = 0;
+        let pieces = bytes.chunks(3_333).map(|bytes| {
+            let piece = piece(number, at, bytes);
+            at += bytes.len();
+            piece
+        });
+        pieces.collect()
+    })
+    .await;
+    assert_eq!(got, Got::Whole);
+    assert!(slot == chunk().0);
+}
+
+#[tokio::test]
+async fn wrong_bytes_end_the_request_after_the_files_that_are_right() {
+    let (got, _) = ask(5, |number| {
+        let (mut bytes, _) = chunk();
+        *bytes.get_mut(7 * FILE + 5).unwrap() ^= 1;
+        vec![piece(number, 0, &bytes)]
+    })
+    .await;
+    assert_eq!(got, Got::Broken { right: 7, why: "its bytes are damaged" });
+}
+
+#[tokio::test]
+async fn pieces_out_of_order_too_long_or_unasked_end_the_connection() {
+    let broken = [
+        ask(5, |number| vec![piece(number, FILE, &chunk().0)]).await,
+        ask(5, |number| vec![piece(number, 0, &[7; FILE * FILES + 1])]).await,
+        ask(5, |number| vec![(Answer::Files { number, length: 0 }, vec![0; 32])]).await,
+        ask(5, |_| vec![(Answer::Goodbye, vec![0xff; HEAD])]).await,
+    ];
+    for (got, slot) in broken {
+        assert_eq!(got, Got::Broken { right: 0, why: "the connection ended" });
+        assert!(slot == vec![0; FILE * FILES], "bytes of no place were written");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_stops_is_given_up_and_its_rest_goes_nowhere() {
+    let (got, slot) = ask(5, |number| vec![piece(number, 0, &chunk().0[..2 * FILE + 1])]).await;
+    assert_eq!(got, Got::Broken { right: 2, why: "it takes too long" });
+    assert!(slot.get(..2 * FILE) == chunk().0.get(..2 * FILE));
+}
+
+#[tokio::test]
+async fn an_agent_with_another_secret_is_not_asked() {
+    let (got, _) = ask(6, |_| Vec::new()).await;
+    assert_eq!(got, Got::Away);
+}

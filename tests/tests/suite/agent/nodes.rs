@@ -1,0 +1,200 @@
+//! Machines of one job that are cut off, slowed down, stopped and killed at random: no byte is wrong, and every
+//! read is answered.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_tests::cluster::clock;
+use dl_tests::dice::Dice;
+use dl_tests::net::{HUB, Network};
+use dl_tests::program::{Server, run, server_command};
+
+use dl_tests::{rounds, skip, tell};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use super::Scene;
+use super::worker::Worker;
+
+/// Some 30 chunks of 1 MiB, of which each node has memory for some.
+const FILES: u32 = 3_000;
+const MEMORY: &str = "14MiB";
+const NODES: usize = 3;
+
+/// A dataset, and machines that read it.
+struct Machines {
+    network: Network,
+    scene: Scene,
+    started: usize,
+}
+
+impl Machines {
+    /// None, and the reason is told, where there can be no networks.
+    fn start() -> Result<Option<Self>> {
+        if let Some(why) = Network::why_not()? {
+            skip(why)?;
+            return Ok(None);
+        }
+        let network = Network::start(NODES)?;
+        let mut scene = Scene::stamped(FILES)?;
+        scene.server.take().context("a server")?.stop()?;
+        let mut command = server_command()?;
+        command
+            .args(["--without-keys", "--listen", &format!("{HUB}:7420"), "--data"])
+            .arg(scene.path("data"));
+        let server = Server::run(network.inside_hub(&command), 1)?;
+        scene.address = server.address().to_owned();
+        scene.server = Some(server);
+        Ok(Some(Self { network, scene, started: 0 }))
+    }
+
+    /// A worker on a node, which starts the agent there if there is none.
+    fn worker(&mut self, node: usize) -> Result<Worker> {
+        self.started += 1;
+        let mut command = self.scene.worker_command(self.started)?;
+        command.env("DIESEL_AGENT_MEMORY", MEMORY);
+        command.env("DIESEL_RUNTIME_DIR", self.scene.path(&format!("run{node}")));
+        let mut command = self.network.inside(node, &command)?;
+        let errors = self.scene.path(&format!("errors-{}", self.started));
+        let mut worker = Worker::start(&mut command, errors)?;
+        worker.ask("open")?;
+        Ok(worker)
+    }
+
+    fn dlcmd(&self, node: usize) -> Result<Command> {
+        self.network.inside(node, &self.scene.dlcmd_at(&node.to_string(), "job")?)
+    }
+
+    fn status(&self, node: usize) -> Result<Value> {
+        let told = run(self.dlcmd(node)?.args(["--json", "agent", "status"]))?.code(0)?;
+        Ok(serde_json::from_str(told.text().trim())?)
+    }
+
+    fn agent(&self, node: usize) -> Option<Pid> {
+        let pid = self.status(node).ok()?["pid"].as_i64()?;
+        Pid::from_raw(i32::try_from(pid).ok()?)
+    }
+
+    /// Waits until each node has a link to each other one.
+    fn know_each_other(&self) -> Result<()> {
+        for node in 0..NODES {
+            let mut status = Value::Null;
+            let is_linked = (0..1_500).any(|_| {
+                std::thread::sleep(Duration::from_millis(20));
+                status = self.status(node).unwrap_or_default();
+                let peers = status["peers"].as_array().into_iter().flatten();
+                peers.filter(|peer| peer["state"] == "up").count() == NODES - 1
+            });
+            ensure!(is_linked, "node {node}: {status}");
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Machines {
+    fn drop(&mut self) {
+        for agent in (0..NODES).filter_map(|node| self.agent(node)) {
+            let _ = kill_process(agent, Signal::KILL);
+        }
+    }
+}
+
+#[test]
+fn pairs_of_machines_have_two_connections_and_each_chunk_comes_once() -> Result<()> {
+    let Some(mut machines) = Machines::start()? else { return Ok(()) };
+    let mut workers = (0..NODES).map(|node| machines.worker(node)).collect::<Result<Vec<_>>>()?;
+    machines.know_each_other()?;
+    for (node, worker) in workers.iter_mut().enumerate() {
+        ensure!(worker.ask("all")? == format!("{FILES} read"), "node {node}");
+    }
+    let mut connections = 0;
+    for node in 0..NODES {
+        let ports = machines.status(node)?["peer_address"].as_str().map(str::to_owned);
+        let port = ports.as_deref().and_then(|port| port.rsplit_once(':')).context("a port")?.1;
+        let filter = format!("( sport = :{port} )");
+        let mut ss = Command::new("ss");
+        ss.args(["-Htn", "state", "established", &filter]);
+        let told = run(&mut machines.network.inside(node, &ss)?)?.code(0)?;
+        connections += told.text().lines().count();
+    }
+    ensure!(connections == NODES * (NODES - 1), "{connections} connections");
+    workers.into_iter().try_for_each(|worker| worker.end().map(|_| ()))
+}
+
+#[test]
+fn heavy_machines_that_fail_at_random_give_no_wrong_byte_and_answer_every_read() -> Result<()> {
+    let Some(mut machines) = Machines::start()? else { return Ok(()) };
+    let (clock, dice) = (clock(), Dice::new(72));
+    let mut workers = Vec::new();
+    for node in 0..NODES {
+        let mut worker = machines.worker(node)?;
+        worker.tell("mix")?;
+        workers.push(worker);
+    }
+    let until = clock.monotonic() + Duration::from_secs(rounds(40, 900));
+    let mut steps = 0;
+    while clock.monotonic() < until {
+        pause(&dice, 500);
+        let node = dice.below(NODES);
+        steps += 1;
+        match steps % 7 {
+            0 => {
+                let worker = workers.get_mut(node).context("so many")?;
+                worker.process.kill()?;
+                let mut next = machines.worker(node)?;
+                next.tell("mix")?;
+                *workers.get_mut(node).context("so many")? = next;
+            }
+            1 => stop(&dice, 2_000, |signal| {
+                workers.get(node).context("so many")?.process.signal(signal)
+            })?,
+            2 => {
+                if let Some(agent) = machines.agent(node) {
+                    kill_process(agent, Signal::KILL)?;
+                }
+            }
+            3 => {
+                if let Some(agent) = machines.agent(node) {
+                    stop(&dice, 5_000, |signal| Ok(kill_process(agent, signal)?))?;
+                }
+            }
+            4 => {
+                machines.network.cut(node)?;
+                pause(&dice, 4_000);
+                machines.network.heal(node)?;
+            }
+            5 => {
+                machines.network.slow_down(node)?;
+                pause(&dice, 4_000);
+                machines.network.speed_up(node)?;
+            }
+            _ => {
+                let server = machines.scene.server.as_mut().context("a server")?;
+                stop(&dice, 2_000, |signal| server.process().signal(signal))?;
+            }
+        }
+        workers.iter_mut().try_for_each(Worker::must_live)?;
+    }
+    let mut told = Vec::new();
+    for worker in workers {
+        told.extend(worker.end()?);
+    }
+    tell(format_args!("{steps} failures of seven kinds; the last {NODES} workers: {told:?}"));
+    let mut last = (0..NODES).map(|node| machines.worker(node)).collect::<Result<Vec<_>>>()?;
+    machines.know_each_other()?;
+    for (node, worker) in last.iter_mut().enumerate() {
+        ensure!(worker.ask("all")? == format!("{FILES} read"), "node {node}");
+    }
+    last.into_iter().try_for_each(|worker| worker.end().map(|_| ()))
+}
+
+fn pause(dice: &Dice, most: usize) {
+    std::thread::sleep(Duration::from_millis(dice.below(most) as u64));
+}
+
+fn stop(dice: &Dice, most: usize, mut signal: impl FnMut(Signal) -> Result<()>) -> Result<()> {
+    signal(Signal::STOP)?;
+    pause(dice, most);
+    signal(Signal::CONT)
+}
