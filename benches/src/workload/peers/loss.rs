@@ -77,7 +77,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
         [Side::new("deepest dip of the speed, by a second"), Side::new("lost share and a tenth")];
     let mut theirs = dips[0].clone();
     let mut back =
-        [Side::new("seconds until the speed is back"), Side::new("memcached (40: not back)")];
+        [Side::new("seconds until the speed is back"), Side::new("memcached, which is never back")];
     let mut courses = None;
     for _ in 0..settings.runs() {
         let ours = of_agents(&job, &server, files)?;

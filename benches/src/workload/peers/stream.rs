@@ -18,6 +18,9 @@ use crate::setup::{Process, bytes, processor_seconds, start_own};
 /// Bytes of one read at most, as an agent has them.
 const READ_MAX: usize = 256 << 10;
 
+/// Asks the receiver for new memory.
+const NEW: &str = "new";
+
 /// One end of a stream.
 #[derive(Debug, Clone, Args)]
 pub struct Stream {
@@ -54,17 +57,26 @@ fn send(stream: &Stream) -> Result<()> {
     Ok(())
 }
 
-/// Takes all slots into new memory, for each line of the input.
+/// Takes all slots for each line of the input, into new memory where the line says so.
 fn receive(stream: &Stream, from: SocketAddr) -> Result<()> {
     let stopwatch = Stopwatch::new();
+    let shape = Shape { slot_bytes: stream.slot_bytes, slots: stream.slots };
+    let mut arena = None;
     for line in stdin().lines() {
-        line?;
-        let ((), seconds) = stopwatch.time(|| {
-            let shape = Shape { slot_bytes: stream.slot_bytes, slots: stream.slots };
-            let (arena, _) = Arena::create(shape)?;
+        if line? == NEW {
+            // The old one goes first.
+            drop(arena.take());
+        }
+        let (kept, seconds) = stopwatch.time(|| {
+            let kept = match arena.take() {
+                Some(arena) => arena,
+                None => Arena::create(shape)?.0,
+            };
             let mut connection = TcpStream::connect(from)?;
-            (0..stream.slots).try_for_each(|slot| fill(&arena, slot, &mut connection))
+            (0..stream.slots).try_for_each(|slot| fill(&kept, slot, &mut connection))?;
+            Ok(kept)
         })?;
+        arena = Some(kept);
         writeln!(stdout(), "{seconds}")?;
     }
     Ok(())
@@ -104,12 +116,13 @@ impl Ends {
         Ok(Self { sender, receiver, told })
     }
 
-    /// Sends all slots once: the seconds, and the seconds of processor time of both ends.
-    pub(super) fn run(&mut self) -> Result<(f64, f64)> {
+    /// Sends all slots once, into new memory or into that of the last run: the seconds, and the seconds of
+    /// processor time of both ends.
+    pub(super) fn run(&mut self, is_new: bool) -> Result<(f64, f64)> {
         let processes = [self.sender.0.id(), self.receiver.0.id()];
         let before = processor_seconds(&processes)?;
         let stdin = self.receiver.0.stdin.as_mut().context("take its input")?;
-        writeln!(stdin)?;
+        writeln!(stdin, "{}", if is_new { NEW } else { "" })?;
         let mut line = String::new();
         self.told.read_line(&mut line)?;
         let seconds = line.trim().parse().context("the stream broke")?;

@@ -50,6 +50,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let mut rates =
         [Side::new("chunks from one agent to another, each file checked"), Side::new(STREAM)];
     let mut processor = rates.clone();
+    let mut used = [(); 2].map(|()| Side::new("the same into memory that was used before"));
     for round in 0..=settings.runs().max(RUNS_MIN) {
         take_from_the_host(bytes as usize);
         nodes.push(job.start_node(1, &taking)?);
@@ -69,18 +70,24 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
         nodes.truncate(1);
         take_from_the_host(bytes as usize);
         let sent = f64::from(bytes / CHUNK) * f64::from(CHUNK);
-        let (stream_seconds, stream_processor) = ends.run()?;
+        let (stream_seconds, stream_processor) = ends.run(true)?;
+        let (used_seconds, used_processor) = ends.run(false)?;
         if round > 0 {
             rates[0].samples.push(came / seconds / 1e6);
             rates[1].samples.push(sent / stream_seconds / 1e6);
             processor[0].samples.push(processor_seconds / (came + others) * 1e9);
             processor[1].samples.push(stream_processor / sent * 1e9);
+            used[0].samples.push(sent / used_seconds / 1e6);
+            used[1].samples.push(used_processor / sent * 1e9);
         }
     }
     let settings = format!(
         "{} MiB in chunks of 4 MiB with files of 64 KiB, new memory at the receiving end, loopback",
         bytes >> 20
     );
+    let [used_rate, used_processor] = used;
+    let beside_used = [[rates[0].clone(), used_rate], [processor[0].clone(), used_processor]];
+    let [rates_beside_used, processor_beside_used] = beside_used;
     let bench = |name: &str, unit, [ours, theirs]: [Side; 2], bar| Bench {
         name: format!("peers {name}"),
         settings: settings.clone(),
@@ -92,6 +99,9 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     Ok(vec![
         bench("chunks", "MB/s", rates, Bar::AtLeastTimes(0.65)),
         bench("processor time", "s/GB", processor, Bar::AtMostTimes(1.7)),
+        // Only the stream is spared the making of pages.
+        bench("chunks beside used memory", "MB/s", rates_beside_used, Bar::None),
+        bench("processor time beside used memory", "s/GB", processor_beside_used, Bar::None),
     ])
 }
 
