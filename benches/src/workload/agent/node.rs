@@ -130,7 +130,7 @@ impl Node {
         command.args(["--task", task, "agent", "start", &format!("dl://{dataset}")]);
         command.args(["--memory", &start.memory.to_string(), "--policy", start.policy]);
         // Where this program is killed, the agent ends soon by itself.
-        command.args(["--idle", "1m"]);
+        command.args(["--idle", "5m"]);
         if start.is_alone {
             command.args(["--peer-address", "none"]);
         }

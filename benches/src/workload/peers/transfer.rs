@@ -86,8 +86,8 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
         bytes >> 20
     );
     let [used_rate, used_processor] = used;
-    let beside_used = [[rates[0].clone(), used_rate], [processor[0].clone(), used_processor]];
-    let [rates_beside_used, processor_beside_used] = beside_used;
+    let (rates_of_used, processor_of_used) =
+        ([rates[0].clone(), used_rate], [processor[0].clone(), used_processor]);
     let bench = |name: &str, unit, [ours, theirs]: [Side; 2], bar| Bench {
         name: format!("peers {name}"),
         settings: settings.clone(),
@@ -100,8 +100,8 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
         bench("chunks", "MB/s", rates, Bar::AtLeastTimes(0.65)),
         bench("processor time", "s/GB", processor, Bar::AtMostTimes(1.7)),
         // Only the stream is spared the making of pages.
-        bench("chunks beside used memory", "MB/s", rates_beside_used, Bar::None),
-        bench("processor time beside used memory", "s/GB", processor_beside_used, Bar::None),
+        bench("chunks beside used memory", "MB/s", rates_of_used, Bar::None),
+        bench("processor time beside used memory", "s/GB", processor_of_used, Bar::None),
     ])
 }
 
