@@ -28,7 +28,11 @@ install = grep -qwF '$(word 2,$(subst @, ,$(2)))' <<< "$$($(1) --version 2>/dev/
 	env -u CARGO_TARGET_DIR cargo install --locked --root $(TOOLS) $(2)
 
 .NOTPARALLEL:
+<<<<<<< HEAD
 .PHONY: help demo cluster-demo test test-lint test-doc test-unit test-end-to-end bench lint torture fuzz clone fmt clippy programs nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps iproute2 training bench-training python python-env test-python torture-python python-bench-env bench-python
+=======
+.PHONY: help demo cluster-demo test test-lint test-doc test-unit test-end-to-end bench figures lint torture fuzz clone fmt clippy programs nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps training bench-training python python-env test-python torture-python python-bench-env bench-python
+>>>>>>> bench-peers
 
 help: ## Show this list.
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -61,6 +65,12 @@ torture: clone programs redis etcd buckets azurite training rsync openssl curl p
 bench: clone memcached redis buckets ## Measure everything beside something known (BENCH='get --runs 5' for a part).
 	cargo build --locked --release --bins -p dl-server -p dlcmd -p dl-benches
 	$(CARGO_TARGET_DIR)/release/dl-bench $(or $(BENCH),all)
+
+figures: clone memcached ## Draw the paper's Figures 6, 11a and 11b with this system beside memcached (needs root; OUT=folder).
+	cargo build --locked --release --bins -p dl-server -p dlcmd -p dl-benches
+	for part in loss load speed; do \
+		$(CARGO_TARGET_DIR)/release/dl-bench --runs 1 --plots $(or $(OUT),docs/figures) peers $$part || exit 1; \
+	done
 
 bench-training: clone training ## Train small models with a full, a chunk-wise and no shuffle (OUT=folder for what comes out).
 	cargo build --locked --release --bins -p dl-server -p dlcmd

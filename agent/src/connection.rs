@@ -60,6 +60,12 @@ impl Desk {
         is_opening || !self.cache.state().connections.is_empty()
     }
 
+    /// How often other agents were given something.
+    pub(crate) fn given(&self) -> u64 {
+        let given = Counts::of_all(&self.cache.state().counts);
+        given.chunks_to_peers + given.files_to_peers
+    }
+
     /// Answers one process until it ends its connection.
     pub(crate) async fn serve(&self, socket: Socket) -> io::Result<()> {
         if socket.peer_user()? != rustix::process::geteuid().as_raw() {

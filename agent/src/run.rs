@@ -117,13 +117,14 @@ async fn accept_all(listener: &AsyncFd<OwnedFd>, desk: &Arc<Desk>) -> io::Error 
     }
 }
 
-/// Completes when no worker was connected for so long.
+/// Completes when for so long no worker was connected and no other agent was given anything.
 async fn unneeded(desk: &Desk, idle: Duration, clock: &dyn Clock) {
-    let mut since = clock.monotonic();
+    let (mut since, mut given) = (clock.monotonic(), 0);
     loop {
         clock.sleep(BEAT.min(idle)).await;
         let now = clock.monotonic();
-        if desk.is_needed() {
+        let before = std::mem::replace(&mut given, desk.given());
+        if desk.is_needed() || given != before {
             since = now;
         }
         if now.saturating_sub(since) >= idle {

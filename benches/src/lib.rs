@@ -11,4 +11,7 @@ mod workload;
 
 pub use measure::{Bar, Bench, Machine, Side, print, print_json};
 pub use setup::{Options, Settings};
-pub use workload::{AgentParts, AgentReader, Reader, Worker, Workload, read, read_cached, work};
+pub use workload::{
+    AgentParts, AgentReader, PeersParts, PeersReader, Reader, Stream, Worker, Workload, read,
+    read_cached, stream, trace, work,
+};

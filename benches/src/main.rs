@@ -11,8 +11,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use dl_benches::{
-    AgentReader, Machine, Options, Reader, Settings, Worker, Workload, print, print_json, read,
-    read_cached, work,
+    AgentReader, Machine, Options, PeersReader, Reader, Settings, Stream, Worker, Workload, print,
+    print_json, read, read_cached, stream, trace, work,
 };
 
 /// Measure the system beside something known, on this machine
@@ -44,6 +44,12 @@ enum Command {
     /// One process of agent, started by it
     #[command(hide = true)]
     AgentReader(AgentReader),
+    /// One end of a stream beside which peers is measured, started by it
+    #[command(hide = true)]
+    Stream(Stream),
+    /// One process of peers, started by it
+    #[command(hide = true)]
+    PeersReader(PeersReader),
 }
 
 fn main() -> ExitCode {
@@ -52,6 +58,8 @@ fn main() -> ExitCode {
         Command::Worker(worker) => work(&worker).map(|()| true),
         Command::Reader(reader) => read(&reader).map(|()| true),
         Command::AgentReader(reader) => read_cached(&reader).map(|()| true),
+        Command::Stream(one) => stream(&one).map(|()| true),
+        Command::PeersReader(reader) => trace(&reader).map(|()| true),
         Command::All => run(&options, Workload::ALL),
         Command::One(workload) => run(&options, &[workload]),
     };

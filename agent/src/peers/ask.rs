@@ -50,6 +50,7 @@ impl Link {
         };
         let (began, most) = (since_boot(), self.line().most());
         if permit.is_none() {
+            self.counts.slow.fetch_add(1, Ordering::Relaxed);
             return Got::Broken { right: 0, why: "too many chunks come at the same time" };
         }
         let mut permit = permit;

@@ -12,7 +12,7 @@ use dl_runtime::{Clock, SystemClock};
 use serde::Serialize;
 
 pub use machine::Machine;
-pub(crate) use plot::curve;
+pub(crate) use plot::{Curve, Plot};
 pub use report::{print, print_json};
 
 /// What one side did, one figure for each run.

@@ -1,6 +1,6 @@
-//! A curve of two sides as an SVG, which a browser and a page of documentation show.
+//! Lines over one x as an SVG, which a browser and a page of documentation show.
 //!
-//! Must hold: both sides have one scale, which begins at zero.
+//! Must hold: all lines have one scale, which begins at zero.
 
 use std::fmt::Write as _;
 
@@ -9,82 +9,186 @@ const HEIGHT: f64 = 300.0;
 const LEFT: f64 = 70.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 40.0;
-const BOTTOM: f64 = 60.0;
+/// Room for the numbers of x, its name, and two rows of names of lines.
+const BOTTOM: f64 = 74.0;
 /// Lines across.
 const STEPS: u32 = 4;
+/// Numbers of x at most.
+const NUMBERS: usize = 9;
+/// Points that are shown as circles, at most.
+const CIRCLES: usize = 12;
+const COLOURS: [&str; 4] = ["#1f6feb", "#888", "#d9730d", "#2da44e"];
 
-/// Points of this system and of something known over the same x, from zero up.
-pub(crate) fn curve(title: &str, x: &str, y: &str, points: &[(f64, f64, f64)]) -> String {
-    let most = points.iter().flat_map(|(_, ours, theirs)| [*ours, *theirs]).fold(1.0, f64::max);
-    let last = points.iter().map(|(at, ..)| *at).fold(1.0, f64::max);
-    let across = |at: f64| LEFT + at / last * (WIDTH - LEFT - RIGHT);
-    let up = |value: f64| HEIGHT - BOTTOM - value / most * (HEIGHT - TOP - BOTTOM);
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
-         font-family=\"sans-serif\" font-size=\"12\">\n\
-         <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n\
-         <text x=\"{LEFT}\" y=\"20\" font-size=\"14\">{title}, {y}</text>\n"
-    );
-    let mut add = |line: std::fmt::Arguments<'_>| {
-        writeln!(svg, "{line}").expect("a string takes any text");
-    };
-    for step in 0..=STEPS {
-        let value = most * f64::from(step) / f64::from(STEPS);
-        let (at, right) = (up(value), WIDTH - RIGHT);
-        add(format_args!(
-            "<line x1=\"{LEFT}\" y1=\"{at:.1}\" x2=\"{right}\" y2=\"{at:.1}\" stroke=\"#ddd\"/>"
-        ));
-        add(format_args!(
-            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{:.0} k</text>",
-            LEFT - 6.0,
-            at + 4.0,
-            value / 1e3
-        ));
+/// One line.
+#[derive(Debug, Clone)]
+pub(crate) struct Curve {
+    pub(crate) name: String,
+    /// Each with its x.
+    pub(crate) points: Vec<(f64, f64)>,
+}
+
+/// A picture of up to four lines.
+#[derive(Debug, Clone)]
+pub(crate) struct Plot {
+    pub(crate) title: String,
+    pub(crate) x: &'static str,
+    pub(crate) y: &'static str,
+    pub(crate) curves: Vec<Curve>,
+}
+
+/// Where points lie on the picture.
+struct Scale {
+    last: f64,
+    most: f64,
+}
+
+impl Scale {
+    fn across(&self, at: f64) -> f64 {
+        LEFT + at / self.last * (WIDTH - LEFT - RIGHT)
     }
-    for (at, ..) in points {
-        let (across, bottom) = (across(*at), HEIGHT - BOTTOM + 16.0);
-        add(format_args!(
-            "<text x=\"{across:.1}\" y=\"{bottom}\" text-anchor=\"middle\">{at}</text>"
-        ));
+
+    fn up(&self, value: f64) -> f64 {
+        HEIGHT - BOTTOM - value / self.most * (HEIGHT - TOP - BOTTOM)
     }
-    let sides = [
-        ("this system", "#1f6feb", points.iter().map(|(at, ours, _)| (*at, *ours)).collect()),
-        ("redis-benchmark", "#888", points.iter().map(|(at, _, known)| (*at, *known)).collect()),
-    ];
-    for (number, (name, colour, points)) in sides.into_iter().enumerate() {
-        let points: Vec<(f64, f64)> = points;
-        let path: Vec<_> =
-            points.iter().map(|(at, of)| format!("{:.1},{:.1}", across(*at), up(*of))).collect();
-        add(format_args!(
+}
+
+impl Plot {
+    fn points(&self) -> impl Iterator<Item = &(f64, f64)> {
+        self.curves.iter().flat_map(|curve| &curve.points)
+    }
+
+    /// The picture.
+    pub(crate) fn svg(&self) -> String {
+        let most = self.points().map(|(_, value)| *value).fold(0.0, f64::max);
+        let last = self.points().map(|(at, _)| *at).fold(1.0, f64::max);
+        let scale = Scale { last, most: if most > 0.0 { most } else { 1.0 } };
+        let mut svg = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
+             font-family=\"sans-serif\" font-size=\"12\">\n\
+             <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n\
+             <text x=\"{LEFT}\" y=\"20\" font-size=\"14\">{}, {}</text>\n",
+            self.title, self.y
+        );
+        self.grid(&scale, &mut svg);
+        for (number, curve) in self.curves.iter().enumerate() {
+            draw(curve, COLOURS[number % COLOURS.len()], &scale, &mut svg);
+            let (row, column) = (number / 2, number % 2);
+            let (at, bottom) = (LEFT + 200.0 * column as f64, HEIGHT - 24.0 + 16.0 * row as f64);
+            let colour = COLOURS[number % COLOURS.len()];
+            add(
+                &mut svg,
+                &format!("<text x=\"{at}\" y=\"{bottom}\" fill=\"{colour}\">{}</text>", curve.name),
+            );
+        }
+        svg.push_str("</svg>\n");
+        svg
+    }
+
+    /// Lines across with their values, and the numbers of x.
+    fn grid(&self, scale: &Scale, svg: &mut String) {
+        for step in 0..=STEPS {
+            let value = scale.most * f64::from(step) / f64::from(STEPS);
+            let (at, right) = (scale.up(value), WIDTH - RIGHT);
+            add(
+                svg,
+                &format!(
+                    "<line x1=\"{LEFT}\" y1=\"{at:.1}\" x2=\"{right}\" y2=\"{at:.1}\" stroke=\"#ddd\"/>"
+                ),
+            );
+            add(
+                svg,
+                &format!(
+                    "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+                    LEFT - 6.0,
+                    at + 4.0,
+                    short(value, scale.most)
+                ),
+            );
+        }
+        let mut numbers: Vec<f64> = self.points().map(|(at, _)| *at).collect();
+        numbers.sort_by(f64::total_cmp);
+        numbers.dedup();
+        if numbers.len() > NUMBERS {
+            numbers =
+                (0..=STEPS).map(|step| scale.last * f64::from(step) / f64::from(STEPS)).collect();
+        }
+        for at in numbers {
+            let (across, bottom) = (scale.across(at), HEIGHT - BOTTOM + 16.0);
+            let text = if at == at.round() { format!("{at}") } else { format!("{at:.1}") };
+            add(
+                svg,
+                &format!(
+                    "<text x=\"{across:.1}\" y=\"{bottom}\" text-anchor=\"middle\">{text}</text>"
+                ),
+            );
+        }
+        let (across, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM + 32.0);
+        add(
+            svg,
+            &format!("<text x=\"{across}\" y=\"{bottom}\" text-anchor=\"end\">{}</text>", self.x),
+        );
+    }
+
+    /// All points, one a line: the line, x and y.
+    pub(crate) fn csv(&self) -> String {
+        let mut csv = format!("line,{},{}\n", self.x, self.y);
+        for Curve { name, points } in &self.curves {
+            for (at, value) in points {
+                add(&mut csv, &format!("\"{name}\",{at:.3},{value:.3}"));
+            }
+        }
+        csv
+    }
+}
+
+fn draw(curve: &Curve, colour: &str, scale: &Scale, svg: &mut String) {
+    let place = |(at, value): &(f64, f64)| (scale.across(*at), scale.up(*value));
+    let path = curve.points.iter().map(place).map(|(x, y)| format!("{x:.1},{y:.1}"));
+    let path: Vec<_> = path.collect();
+    add(
+        svg,
+        &format!(
             "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>",
             path.join(" ")
-        ));
-        for (at, of) in points {
-            let (across, up) = (across(at), up(of));
-            add(format_args!(
-                "<circle cx=\"{across:.1}\" cy=\"{up:.1}\" r=\"3\" fill=\"{colour}\"/>"
-            ));
+        ),
+    );
+    if curve.points.len() <= CIRCLES {
+        for (x, y) in curve.points.iter().map(place) {
+            add(svg, &format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>"));
         }
-        let (at, bottom) = (LEFT + 150.0 * number as f64, HEIGHT - 12.0);
-        add(format_args!("<text x=\"{at}\" y=\"{bottom}\" fill=\"{colour}\">{name}</text>"));
     }
-    add(format_args!(
-        "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{x}</text>\n</svg>",
-        WIDTH - RIGHT,
-        HEIGHT - 12.0
-    ));
-    svg
+}
+
+/// A value below the largest one, as short as that allows.
+fn short(value: f64, most: f64) -> String {
+    match most {
+        most if most >= 2e6 => format!("{:.1} M", value / 1e6),
+        most if most >= 10e3 => format!("{:.0} k", value / 1e3),
+        most if most >= 2e3 => format!("{:.1} k", value / 1e3),
+        _ => format!("{value:.0}"),
+    }
+}
+
+fn add(text: &mut String, line: &str) {
+    writeln!(text, "{line}").expect("a string takes any text");
 }
 
 #[cfg(test)]
 mod tests {
-    use super::curve;
+    use super::{Curve, Plot};
 
     #[test]
-    fn a_curve_shows_every_point_inside_of_its_frame() {
-        let svg = curve("t", "servers", "paths/s", &[(1.0, 10e3, 40e3), (3.0, 30e3, 38e3)]);
+    fn a_plot_shows_every_point_inside_of_its_frame() {
+        let curve = |name: &str, points: &[_]| Curve { name: name.into(), points: points.to_vec() };
+        let curves = vec![
+            curve("this system", &[(1.0, 10e3), (3.0, 30e3)]),
+            curve("another", &[(1.0, 40e3), (3.0, 38e3)]),
+        ];
+        let plot = Plot { title: "t".into(), x: "servers", y: "paths/s", curves };
+        let svg = plot.svg();
         assert_eq!(svg.matches("<circle").count(), 4);
         assert!(svg.contains("cy=\"40.0\"") && svg.contains("cx=\"460.0\""), "{svg}");
         assert!(svg.ends_with("</svg>\n"));
+        assert_eq!(plot.csv().lines().nth(1), Some("\"this system\",1.000,10000.000"));
     }
 }

@@ -4,6 +4,7 @@
 //! starts or makes is gone when the bench ends.
 
 mod host;
+mod network;
 mod options;
 mod program;
 mod redis;
@@ -11,6 +12,7 @@ mod slow;
 mod tree;
 
 pub(crate) use host::take_from_the_host;
+pub(crate) use network::{Network, within};
 pub use options::{Options, Settings};
 pub(crate) use program::{
     Memcached, Process, Server, dlcmd, dlcmd_at, finish, memcached_at, shell, start_own,

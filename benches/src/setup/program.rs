@@ -4,7 +4,7 @@
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -12,6 +12,8 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+
+use super::within;
 
 /// A process, killed when it is dropped.
 #[derive(Debug)]
@@ -33,11 +35,14 @@ fn program(name: &str) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Another process of this program, to be told what to do by its input, and what it says.
+/// Another process of this program, to be told what to do by its input, and what it says. The process
+/// may run in a network namespace.
 pub(crate) fn start_own<'a>(
+    namespace: Option<&str>,
     arguments: impl IntoIterator<Item = &'a OsStr>,
 ) -> Result<(Process, BufReader<ChildStdout>)> {
-    let mut command = Command::new(std::env::current_exe().context("find this program")?);
+    let own = Command::new(std::env::current_exe().context("find this program")?);
+    let mut command = within(namespace, &own);
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut process = Process(command.spawn().context("start a process")?);
     let stdout = process.0.stdout.take().context("take its output")?;
@@ -59,14 +64,29 @@ impl Server {
         Self::start_on(data, &[], &[])
     }
 
+    /// The same at an address of this machine that only its namespaces reach.
+    pub(crate) fn start_at(data: &Path, address: Ipv4Addr) -> Result<Self> {
+        Self::start_as(data, address, &["--without-keys"], &[])
+    }
+
     /// Starts it with more flags and variables.
     pub(crate) fn start_on(
         data: &Path,
         flags: &[&str],
         variables: &[(&'static str, String)],
     ) -> Result<Self> {
+        Self::start_as(data, Ipv4Addr::LOCALHOST, flags, variables)
+    }
+
+    fn start_as(
+        data: &Path,
+        address: Ipv4Addr,
+        flags: &[&str],
+        variables: &[(&'static str, String)],
+    ) -> Result<Self> {
         let mut command = Command::new(program("dlserver")?);
-        command.args(["--listen", "127.0.0.1:0", "--http", "none", "--data"]).arg(data);
+        let listen = format!("{address}:0");
+        command.args(["--listen", &listen, "--http", "none", "--data"]).arg(data);
         command.args(flags).envs(variables.iter().map(|(name, value)| (name, value)));
         command.stdout(Stdio::piped()).stderr(Stdio::null());
         let mut process = Process(command.spawn().context("start dlserver")?);
@@ -102,6 +122,25 @@ impl Memcached {
         for _ in 0..200 {
             if TcpStream::connect(address).is_ok() {
                 return Ok(Self { _process: process, address });
+            }
+            sleep(Duration::from_millis(10));
+        }
+        anyhow::bail!("memcached does not listen on {address}");
+    }
+}
+
+impl Memcached {
+    /// Starts one in a network namespace, at an address that this machine reaches.
+    pub(crate) fn start_in(namespace: &str, address: SocketAddr) -> Result<Process> {
+        let mut command = Command::new("memcached");
+        command.args(["-m", "1024", "-u", "root", "-l", &address.ip().to_string(), "-p"]);
+        command.arg(address.port().to_string());
+        let mut command = within(Some(namespace), &command);
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let process = Process(command.spawn().context("start memcached; is it installed?")?);
+        for _ in 0..200 {
+            if TcpStream::connect(address).is_ok() {
+                return Ok(process);
             }
             sleep(Duration::from_millis(10));
         }

@@ -24,6 +24,11 @@ pub(crate) struct SlowServer {
 impl SlowServer {
     /// Starts it; its store answers at most `in_flight` calls at once.
     pub(crate) fn start(in_flight: usize) -> Result<Self> {
+        Self::start_at(Ipv4Addr::LOCALHOST, in_flight)
+    }
+
+    /// The same at an address of this machine.
+    pub(crate) fn start_at(at: Ipv4Addr, in_flight: usize) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
@@ -51,7 +56,7 @@ impl SlowServer {
         };
         let address = runtime.block_on(async {
             dl_server::prepare(&parts, Stop::Fresh).await?;
-            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+            let listener = TcpListener::bind((at, 0)).await?;
             let address = listener.local_addr()?;
             let serving = dl_server::start(Doors::open(listener), parts, Shutdown::new());
             dl_runtime::spawn(serving.await?);

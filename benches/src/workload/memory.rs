@@ -148,7 +148,7 @@ fn together(
         let (name, files) = (format!("{name}w{process}"), files.to_string());
         let [worker, place, name, files] =
             ["worker", place.get_name(), &name, &files].map(OsStr::new);
-        workers.push(start_own([worker, place, at.as_os_str(), name, files])?);
+        workers.push(start_own(None, [worker, place, at.as_os_str(), name, files])?);
     }
     let mut line = String::new();
     for (_, stdout) in &mut workers {

@@ -10,6 +10,7 @@ mod memory;
 mod order;
 mod order_read;
 mod pack;
+mod peers;
 mod recover;
 mod recover_s3;
 mod snapshot;
@@ -24,6 +25,7 @@ use crate::measure::Bench;
 use crate::setup::Settings;
 pub use agent::{AgentParts, AgentReader, read_cached};
 pub use memory::{Worker, work};
+pub use peers::{PeersParts, PeersReader, Stream, stream, trace};
 pub use snapshot::{Reader, read};
 
 /// One workload.
@@ -59,6 +61,8 @@ pub enum Workload {
     Tier,
     /// Reads out of the cache of a node (paper, 4.2), beside memcpy, memcached and the server
     Agent(AgentParts),
+    /// Chunks between the caches of several nodes (paper, 4.2), beside TCP, each node alone, memcached
+    Peers(PeersParts),
     /// Commits of packed chunks into a Redis Cluster, beside SET of redis-benchmark
     RedisCommit,
     /// Questions about paths through one server over Redis (paper, Figure 10a), beside GET
@@ -86,6 +90,7 @@ impl Workload {
         Self::OrderRead,
         Self::Tier,
         Self::Agent(AgentParts::ALL),
+        Self::Peers(PeersParts::ALL),
         Self::RedisCommit,
         Self::Stat,
         Self::Servers,
@@ -112,6 +117,7 @@ impl Workload {
             Self::OrderRead => order_read::run(settings),
             Self::Tier => tier::run(settings),
             Self::Agent(parts) => agent::run(parts, settings),
+            Self::Peers(parts) => peers::run(parts, settings),
             Self::RedisCommit => commit::run(settings),
             Self::Stat => stat::run(settings),
             Self::Servers => stat::servers(settings),

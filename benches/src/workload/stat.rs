@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use dl_format::{Attributes, ChunkShape, FilePath};
 use libdiesel::{Client, ConnectOptions, Dataset, StatItem};
 
-use crate::measure::{Bar, Bench, Side, Stopwatch, curve};
+use crate::measure::{Bar, Bench, Curve, Plot, Side, Stopwatch};
 use crate::setup::{Redis, Server, Settings, processor_seconds, shuffle};
 
 const NAME: &str = "stat";
@@ -205,11 +205,17 @@ pub(super) fn servers(settings: &Settings) -> Result<Vec<Bench>> {
         }
     }
     if let Some(folder) = settings.plots() {
-        let points = benches.iter().zip(SERVERS);
-        let points: Vec<_> = points
-            .map(|(bench, count)| (count as f64, bench.ours.median(), bench.theirs.median()))
-            .collect();
-        let svg = curve("stat through servers over one Redis", "servers", "paths/s", &points);
+        let of = |name: &str, side: fn(&Bench) -> &Side| {
+            let points = benches.iter().zip(SERVERS);
+            let points = points.map(|(bench, count)| (count as f64, side(bench).median()));
+            Curve { name: name.to_owned(), points: points.collect() }
+        };
+        let curves = vec![
+            of("this system", |bench| &bench.ours),
+            of("redis-benchmark", |bench| &bench.theirs),
+        ];
+        let title = "stat through servers over one Redis".to_owned();
+        let svg = Plot { title, x: "servers", y: "paths/s", curves }.svg();
         let file = folder.join("servers.svg");
         std::fs::write(&file, svg).with_context(|| format!("write {}", file.display()))?;
     }

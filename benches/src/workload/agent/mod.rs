@@ -7,8 +7,8 @@ mod bare;
 mod fill;
 mod hot;
 mod memcached;
-mod node;
-mod reader;
+pub(super) mod node;
+pub(super) mod reader;
 mod small;
 
 use anyhow::Result;

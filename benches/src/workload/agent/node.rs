@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use dl_format::{Attributes, ChunkShape, FilePath};
 use libdiesel::{Client, ConnectOptions, TaskOptions, agent};
 use serde::Deserialize;
 
 use super::reader::AgentReader;
-use crate::setup::{bytes, dlcmd_at, finish};
+use crate::setup::{bytes, dlcmd_at, finish, within};
 
 /// How long an agent may take to fetch a dataset, in steps of [`LOOK`].
 const LOOKS: u32 = 60_000;
@@ -23,64 +23,117 @@ const PER_FOLDER: u32 = 1_000;
 
 /// A part of what an agent says of itself.
 #[derive(Debug, Clone, Copy, Deserialize)]
-pub(super) struct Status {
-    pub(super) memory_used: u64,
-    pub(super) chunks: u64,
-    pub(super) chunks_present: u64,
-    pub(super) hits: u64,
-    pub(super) misses: u64,
-    pub(super) fallbacks: u64,
-    pub(super) chunks_from_servers: u64,
-    pub(super) bytes_from_servers: u64,
-    pub(super) failed_fetches: u64,
+pub(crate) struct Status {
+    pub(crate) memory_used: u64,
+    pub(crate) chunks: u64,
+    pub(crate) chunks_present: u64,
+    pub(crate) chunks_kept: u64,
+    pub(crate) hits: u64,
+    pub(crate) misses: u64,
+    pub(crate) fallbacks: u64,
+    pub(crate) chunks_from_servers: u64,
+    pub(crate) bytes_from_servers: u64,
+    pub(crate) chunks_from_peers: u64,
+    pub(crate) bytes_from_peers: u64,
+    pub(crate) failed_fetches: u64,
+    pub(crate) fetches: u64,
+    pub(crate) prefetch_waiting: u64,
+    pub(crate) prefetch_stuck: bool,
+    pub(crate) pid: u32,
 }
 
 impl Status {
     /// Reads of the servers' store so far: chunks, and files that were read past the cache.
-    pub(super) fn store_reads(&self) -> u64 {
+    pub(crate) fn store_reads(&self) -> u64 {
         self.chunks_from_servers + self.failed_fetches + self.fallbacks
     }
 }
 
+/// How an agent is started.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Start {
+    /// Bytes of memory for chunks.
+    pub(crate) memory: u64,
+    /// When chunks are fetched.
+    pub(crate) policy: &'static str,
+    /// The agent speaks to no other agent of its task.
+    pub(crate) is_alone: bool,
+    /// The network namespace of the agent and of its readers.
+    pub(crate) namespace: Option<String>,
+}
+
 /// An agent, which is stopped when this is dropped.
 #[derive(Debug)]
-pub(super) struct Node {
-    pub(super) server: String,
-    pub(super) dataset: &'static str,
-    pub(super) folder: PathBuf,
-    pub(super) task: &'static str,
+pub(crate) struct Node {
+    pub(crate) server: String,
+    pub(crate) dataset: &'static str,
+    pub(crate) folder: PathBuf,
+    pub(crate) task: &'static str,
+    pub(crate) namespace: Option<String>,
 }
 
 /// Puts `files` files of `length` bytes into a new dataset.
-pub(super) fn put(server: &str, dataset: &str, files: u32, length: usize) -> Result<()> {
+pub(crate) fn put(server: &str, dataset: &str, files: u32, length: usize) -> Result<()> {
+    put_chunks(server, dataset, files, length, files, ChunkShape::default())
+}
+
+/// The same in chunks of at most `per_chunk` files.
+pub(crate) fn put_chunks(
+    server: &str,
+    dataset: &str,
+    files: u32,
+    length: usize,
+    per_chunk: u32,
+    shape: ChunkShape,
+) -> Result<()> {
     let options = ConnectOptions { servers: vec![server.to_owned()], ..Default::default() };
-    let writer =
-        Client::connect(options)?.create_dataset(&dataset.parse()?, ChunkShape::default())?;
+    let writer = Client::connect(options)?.create_dataset(&dataset.parse()?, shape)?;
     let data = bytes(length);
     for file in 0..files {
         let folder = 1_440_764 + file / PER_FOLDER * 7;
         let path = format!("n{folder:08}/n{folder:08}_{}.JPEG", 10_026 + file % PER_FOLDER);
         writer.put(FilePath::new(path)?, Attributes::default(), &data)?;
+        if (file + 1).is_multiple_of(per_chunk) {
+            let flushed = writer.flush()?;
+            ensure!(flushed.failed.is_empty(), "files were not put: {flushed:?}");
+        }
     }
     Ok(writer.close()?)
 }
 
 impl Node {
     /// Starts an agent with the folder for sockets and caches in `folder`.
-    pub(super) fn start(
+    pub(crate) fn start(
         task: &'static str,
         server: &str,
         dataset: &'static str,
         folder: &Path,
         memory: u64,
-        policy: &str,
+        policy: &'static str,
+    ) -> Result<Self> {
+        let start = Start { memory, policy, ..Start::default() };
+        Self::start_as(task, server, dataset, folder, &start)
+    }
+
+    /// The same, as `start` says.
+    pub(crate) fn start_as(
+        task: &'static str,
+        server: &str,
+        dataset: &'static str,
+        folder: &Path,
+        start: &Start,
     ) -> Result<Self> {
         let (server, folder) = (server.to_owned(), folder.to_owned());
-        let node = Self { server, dataset, folder, task };
-        let mut command = dlcmd_at(&node.server)?;
+        let namespace = start.namespace.clone();
+        let node = Self { server, dataset, folder, task, namespace };
+        let mut command = within(node.namespace.as_deref(), &dlcmd_at(&node.server)?);
         command.args(["--task", task, "agent", "start", &format!("dl://{dataset}")]);
+        command.args(["--memory", &start.memory.to_string(), "--policy", start.policy]);
         // Where this program is killed, the agent ends soon by itself.
-        command.args(["--memory", &memory.to_string(), "--policy", policy, "--idle", "1m"]);
+        command.args(["--idle", "5m"]);
+        if start.is_alone {
+            command.args(["--peer-address", "none"]);
+        }
         command.env("DIESEL_RUNTIME_DIR", node.folder.join("run"));
         command.env("XDG_CACHE_HOME", node.folder.join("cache"));
         std::fs::create_dir_all(&node.folder)?;
@@ -88,11 +141,22 @@ impl Node {
         Ok(node)
     }
 
+    /// Has the agent fetch all of the dataset, as far as memory goes.
+    pub(crate) fn prefetch(&self) -> Result<()> {
+        let mut command = within(self.namespace.as_deref(), &dlcmd_at(&self.server)?);
+        let dataset = format!("dl://{}", self.dataset);
+        command.args(["--task", self.task, "agent", "prefetch", "--wait", &dataset]);
+        command.env("DIESEL_RUNTIME_DIR", self.folder.join("run"));
+        command.env("XDG_CACHE_HOME", self.folder.join("cache"));
+        finish(&mut command)
+    }
+
     /// A process that reads files of `length` bytes through the agent.
-    pub(super) fn reader(&self, length: usize, seed: u64) -> AgentReader {
+    pub(crate) fn reader(&self, length: usize, seed: u64) -> AgentReader {
         let (server, dataset) = (self.server.clone(), self.dataset.to_owned());
         let (folder, task) = (self.folder.clone(), Some(self.task.to_owned()));
-        AgentReader { server, dataset, folder, length, seed, task, memcached: None }
+        let namespace = self.namespace.clone();
+        AgentReader { server, dataset, folder, length, seed, task, memcached: None, namespace }
     }
 
     fn options(&self) -> Result<(ConnectOptions, TaskOptions)> {
@@ -102,14 +166,18 @@ impl Node {
         Ok((options, TaskOptions { folder: self.folder.join("run"), ..task }))
     }
 
-    pub(super) fn status(&self) -> Result<Status> {
+    pub(crate) fn status(&self) -> Result<Status> {
+        serde_json::from_str(&self.status_text()?).context("read the status of the agent")
+    }
+
+    /// The status as JSON.
+    pub(crate) fn status_text(&self) -> Result<String> {
         let (options, task) = self.options()?;
-        let text = agent::status(&options, &task)?;
-        serde_json::from_str(&text).context("read the status of the agent")
+        Ok(agent::status(&options, &task)?)
     }
 
     /// Waits until all chunks are in memory.
-    pub(super) fn wait(&self) -> Result<()> {
+    pub(crate) fn wait(&self) -> Result<()> {
         for _ in 0..LOOKS {
             let status = self.status()?;
             if status.chunks_present == status.chunks {

@@ -23,7 +23,7 @@ use super::memcached::Connection;
 use crate::setup::{Process, shuffle, start_own};
 
 /// Files of a batch.
-pub(super) const BATCH: usize = 64;
+pub(crate) const BATCH: usize = 64;
 
 /// Of the orders of epochs.
 const SEED: u64 = 7;
@@ -32,21 +32,24 @@ const SEED: u64 = 7;
 #[derive(Debug, Clone, Args)]
 pub struct AgentReader {
     /// The server
-    pub(super) server: String,
+    pub(crate) server: String,
     /// The dataset
-    pub(super) dataset: String,
+    pub(crate) dataset: String,
     /// The folder in which the agent and the snapshots are found
-    pub(super) folder: PathBuf,
+    pub(crate) folder: PathBuf,
     /// Bytes of each file
-    pub(super) length: usize,
+    pub(crate) length: usize,
     /// The seed of the order
-    pub(super) seed: u64,
+    pub(crate) seed: u64,
     /// The task of the agent; none reads from the server
     #[arg(long)]
-    pub(super) task: Option<String>,
+    pub(crate) task: Option<String>,
     /// The socket of a memcached
     #[arg(long)]
-    pub(super) memcached: Option<PathBuf>,
+    pub(crate) memcached: Option<PathBuf>,
+    /// The network namespace of the process
+    #[arg(skip)]
+    pub(crate) namespace: Option<String>,
 }
 
 impl AgentReader {
@@ -84,7 +87,7 @@ impl AgentReader {
 
 /// One kind of reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// `get_into` by number.
     Get,
     /// `get_many_into` by number.
@@ -108,7 +111,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Get => "get_into by number",
             Self::GetMany => "get_many_into by number",
@@ -126,7 +129,7 @@ impl Kind {
 
 /// What a process is told to do.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(super) enum Ask {
+pub(crate) enum Ask {
     /// Answers when the process is ready.
     Ready,
     /// Makes what reads of this kind need.
@@ -141,13 +144,13 @@ pub(super) enum Ask {
 
 /// What it did.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
-pub(super) struct Answer {
-    pub(super) files: u64,
-    pub(super) seconds: f64,
+pub(crate) struct Answer {
+    pub(crate) files: u64,
+    pub(crate) seconds: f64,
 }
 
 impl Answer {
-    pub(super) fn rate(self) -> f64 {
+    pub(crate) fn rate(self) -> f64 {
         self.files as f64 / self.seconds
     }
 }
@@ -161,27 +164,28 @@ impl std::ops::AddAssign for Answer {
 
 /// A process that waits for something to do.
 #[derive(Debug)]
-pub(super) struct Reading(Process, BufReader<ChildStdout>);
+pub(crate) struct Reading(Process, BufReader<ChildStdout>);
 
 impl Reading {
-    pub(super) fn start(reader: &AgentReader) -> Result<Self> {
+    pub(crate) fn start(reader: &AgentReader) -> Result<Self> {
         let arguments = reader.arguments();
-        let (process, stdout) = start_own(arguments.iter().map(OsString::as_os_str))?;
+        let (process, stdout) =
+            start_own(reader.namespace.as_deref(), arguments.iter().map(OsString::as_os_str))?;
         Ok(Self(process, stdout))
     }
 
-    pub(super) fn tell(&mut self, ask: Ask) -> Result<()> {
+    pub(crate) fn tell(&mut self, ask: Ask) -> Result<()> {
         let stdin = self.0.0.stdin.as_mut().context("take its input")?;
         Ok(writeln!(stdin, "{}", serde_json::to_string(&ask)?)?)
     }
 
-    pub(super) fn answer(&mut self) -> Result<Answer> {
+    pub(crate) fn answer(&mut self) -> Result<Answer> {
         let mut line = String::new();
         self.1.read_line(&mut line)?;
         serde_json::from_str(&line).context("a process that reads has failed")
     }
 
-    pub(super) fn run(&mut self, ask: Ask) -> Result<Answer> {
+    pub(crate) fn run(&mut self, ask: Ask) -> Result<Answer> {
         self.tell(ask)?;
         self.answer()
     }

@@ -78,7 +78,8 @@ impl Asking {
     pub(super) fn start(server: &str, cache: &Path, files: u32) -> Result<Self> {
         let files = files.to_string();
         let [reader, server] = ["reader", server].map(OsStr::new);
-        let (process, stdout) = start_own([reader, server, cache.as_os_str(), files.as_ref()])?;
+        let (process, stdout) =
+            start_own(None, [reader, server, cache.as_os_str(), files.as_ref()])?;
         let mut asking = Self(process, stdout);
         asking.answer()?;
         Ok(asking)

@@ -94,6 +94,18 @@ impl Nodes {
     }
 }
 
+impl Nodes {
+    /// Chunks that other agents gave too slowly.
+    fn slow(&self) -> Result<u64> {
+        let of_one = |node| {
+            let status = self.status(node)?;
+            let peers = status["peers"].as_array().context("a list")?;
+            Ok(peers.iter().filter_map(|peer| peer["slow"].as_u64()).sum::<u64>())
+        };
+        (0..self.names.len()).map(of_one).sum()
+    }
+}
+
 impl Drop for Nodes {
     fn drop(&mut self) {
         for node in 0..self.names.len() {
@@ -128,8 +140,11 @@ fn once_for_all_nodes(seed: u64, arguments: &[&str]) -> Result<()> {
     }
     let first = nodes.status(0)?;
     let chunks = first["chunks"].as_u64().context("a number")?;
-    ensure!(nodes.sum("chunks_from_servers")? == chunks, "one fetch a chunk: {first}");
-    ensure!(nodes.sum("chunks_from_peers")? == 2 * chunks, "each other chunk from its owner");
+    // On a busy machine a chunk may take too long, and comes from the servers instead.
+    let slow = nodes.slow()?;
+    let (fetched, given) = (nodes.sum("chunks_from_servers")?, nodes.sum("chunks_from_peers")?);
+    ensure!((chunks..=chunks + slow).contains(&fetched), "one fetch a chunk: {fetched}, {first}");
+    ensure!(given + fetched == 3 * chunks, "each other chunk from its owner: {given}");
     let owned =
         |node| nodes.status(node)?["datasets"][0]["chunks_owned"].as_u64().context("a number");
     ensure!((0..3).map(owned).sum::<Result<u64>>()? == chunks, "each chunk has one owner");
@@ -155,7 +170,8 @@ fn a_node_that_joins_later_gets_from_the_others_what_belongs_to_it() -> Result<(
     })?;
     (0..2).try_for_each(|node| nodes.get_and_compare(node))?;
     let (chunks, fetched) = (nodes.status(0)?["chunks"].clone(), nodes.sum("chunks_from_servers")?);
-    ensure!(chunks == fetched, "{fetched} of {chunks} chunks");
+    let (chunks, slow) = (chunks.as_u64().context("a number")?, nodes.slow()?);
+    ensure!((chunks..=chunks + slow).contains(&fetched), "{fetched} of {chunks} chunks");
     Ok(())
 }
 

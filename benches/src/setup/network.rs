@@ -1,0 +1,153 @@
+//! Nodes with shaped links on this one machine: network namespaces behind a bridge.
+//!
+//! Must hold: a namespace goes with the bench; namespaces of a bench that was killed go when the next
+//! one starts; only a machine without namespaces skips a row, and the bench says so.
+
+use std::io::Write;
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::process::{Command, Stdio, id};
+
+use anyhow::{Result, ensure};
+
+/// How the names of namespaces and links begin.
+const PREFIX: &str = "dlb";
+
+/// Namespaces at most.
+const NODES_MAX: usize = 16;
+
+/// Namespaces whose links end at one bridge, where the servers listen.
+#[derive(Debug)]
+pub(crate) struct Network {
+    bridge: String,
+    subnet: u8,
+    nodes: usize,
+}
+
+impl Network {
+    /// Makes so many namespaces, each with a link of so many megabits a second in both directions. None
+    /// where this machine makes no namespace.
+    pub(crate) fn start(nodes: usize, megabits: u32) -> Result<Option<Self>> {
+        ensure!(nodes <= NODES_MAX, "{nodes} namespaces are more than {NODES_MAX}");
+        remove_old();
+        let subnet = (id() % 250) as u8 + 1;
+        // Dropped after a failure, it removes all that was made.
+        let network = Self { bridge: format!("{PREFIX}{}", id()), subnet, nodes };
+        match network.make(megabits) {
+            Ok(()) => Ok(Some(network)),
+            Err(why) => {
+                writeln!(std::io::stderr(), "skipped: no network namespaces here: {why:#}")?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// The address at which the namespaces reach servers of this machine.
+    pub(crate) fn address(&self) -> Ipv4Addr {
+        Ipv4Addr::new(10, 213, self.subnet, 1)
+    }
+
+    /// The address of a namespace.
+    pub(crate) fn address_of(&self, node: usize) -> Ipv4Addr {
+        Ipv4Addr::new(10, 213, self.subnet, node as u8 + 10)
+    }
+
+    /// The name of a namespace.
+    pub(crate) fn namespace(&self, node: usize) -> String {
+        format!("{}n{node}", self.bridge)
+    }
+
+    fn make(&self, megabits: u32) -> Result<()> {
+        let bridge = &self.bridge;
+        tell("ip", &format!("link add {bridge} type bridge"))?;
+        tell("ip", &format!("addr add {}/24 dev {bridge}", self.address()))?;
+        tell("ip", &format!("link set {bridge} up"))?;
+        for node in 0..self.nodes {
+            let (name, outside) = (self.namespace(node), format!("{bridge}v{node}"));
+            let shape = format!("root tbf rate {megabits}mbit burst 256kb latency 50ms");
+            tell("ip", &format!("netns add {name}"))?;
+            tell("ip", &format!("link add {outside} type veth peer name eth0 netns {name}"))?;
+            tell("ip", &format!("link set {outside} master {bridge} up"))?;
+            tell("tc", &format!("qdisc add dev {outside} {shape}"))?;
+            tell("ip", &format!("-n {name} addr add {}/24 dev eth0", self.address_of(node)))?;
+            tell("ip", &format!("-n {name} link set lo up"))?;
+            tell("ip", &format!("-n {name} link set eth0 up"))?;
+            tell("tc", &format!("-n {name} qdisc add dev eth0 {shape}"))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        for node in 0..self.nodes {
+            // The veth outside goes at once; that inside would stay as long as a process does.
+            let _ = tell("ip", &format!("link del {}v{node}", self.bridge));
+            let _ = tell("ip", &format!("netns del {}", self.namespace(node)));
+        }
+        let _ = tell("ip", &format!("link del {}", self.bridge));
+    }
+}
+
+/// Removes what a bench left that was killed.
+fn remove_old() {
+    for (arguments, remove) in
+        [("-o link show type bridge", "link del"), ("netns list", "netns del")]
+    {
+        let listed = Command::new("ip").args(arguments.split(' ')).output();
+        let text = listed.map(|listed| listed.stdout).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        for name in text.split([' ', ':', '\n']).filter(|word| is_left(word)) {
+            let _ = tell("ip", &format!("{remove} {name}"));
+        }
+    }
+}
+
+/// Whether a name is that of a process that has ended.
+fn is_left(name: &str) -> bool {
+    let Some(rest) = name.strip_prefix(PREFIX) else { return false };
+    let process = rest.split('n').next().unwrap_or_default();
+    process.parse::<u32>().is_ok() && !Path::new("/proc").join(process).exists()
+}
+
+fn tell(program: &str, arguments: &str) -> Result<()> {
+    let mut command = Command::new(program);
+    command.args(arguments.split(' ')).stdin(Stdio::null());
+    let out = command.output()?;
+    let said = String::from_utf8_lossy(&out.stderr);
+    ensure!(out.status.success(), "{program} {arguments}: {}", said.trim());
+    Ok(())
+}
+
+/// The same command in a network namespace, or as it is without one.
+pub(crate) fn within(namespace: Option<&str>, command: &Command) -> Command {
+    let program = command.get_program();
+    let mut inside = match namespace {
+        None => Command::new(program),
+        Some(namespace) => {
+            let mut inside = Command::new("ip");
+            inside.args(["netns", "exec", namespace]).arg(program);
+            inside
+        }
+    };
+    inside.args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => inside.env(name, value),
+            None => inside.env_remove(name),
+        };
+    }
+    inside
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_left;
+
+    #[test]
+    fn only_names_of_ended_processes_are_left() {
+        assert!(is_left("dlb4294967295") && is_left("dlb4294967295n3"));
+        assert!(!is_left(&format!("dlb{}n0", std::process::id())));
+        assert!(!is_left("docker0") && !is_left("dlb"));
+    }
+}

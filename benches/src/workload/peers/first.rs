@@ -1,0 +1,120 @@
+//! The first epoch of nodes whose caches are empty, beside readers without caches.
+//!
+//! Must hold: all sides read the same epoch over the same links from a store of the same speed; each run
+//! begins with new agents.
+
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use dl_store::Throttle;
+
+use super::cluster::{FILES, Job, LENGTH, PER_CHUNK, memory, put_files};
+use crate::measure::{Bar, Bench, Side, Stopwatch};
+use crate::setup::{Network, Settings, SlowServer};
+use crate::workload::agent::node::Start;
+use crate::workload::agent::reader::{AgentReader, Ask, Reading};
+
+const DATASET: &str = "peers-first";
+pub(super) const NODES: usize = 4;
+const GROUP: u32 = 10;
+
+/// Megabits a second of each link.
+pub(super) const LINK: u32 = 1_000;
+
+/// The store behind the server.
+const SLOW: Throttle = Throttle {
+    latency: Duration::from_millis(5),
+    bytes_per_second: NonZeroU64::new(60_000_000),
+    requests_per_second: None,
+};
+pub(super) const IN_FLIGHT: usize = 16;
+
+/// How the nodes read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Straight,
+    Alone,
+    Peers,
+    OneShot,
+}
+
+const WAYS: [(Way, &str); 4] = [
+    (Way::Straight, "straight from the server, without agents"),
+    (Way::Alone, "each node with an agent that speaks to no other one"),
+    (Way::Peers, "agents that give chunks to each other, policy on-demand"),
+    (Way::OneShot, "the same, policy oneshot, without the files that agents had before"),
+];
+
+pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
+    let Some(network) = Network::start(NODES, LINK)? else { return Ok(Vec::new()) };
+    let folder = settings.on_disk("peers-first");
+    let server = SlowServer::start_at(network.address(), IN_FLIGHT)?;
+    let files = settings.scaled(FILES);
+    put_files(&server.address, DATASET, files)?;
+    let job = Job {
+        task: "first",
+        server: &server.address,
+        dataset: DATASET,
+        folder: &folder,
+        nodes: NODES,
+        network: Some(&network),
+    };
+    server.set_throttle(SLOW);
+    let mut sides = WAYS.map(|(_, name)| Side::new(name));
+    for round in 0..settings.runs() {
+        for ((way, _), side) in WAYS.iter().zip(&mut sides) {
+            side.samples.push(epoch(&job, *way, files, round as u64)?);
+        }
+    }
+    let settings = format!(
+        "{files} files of 4 KiB in {} chunks, {NODES} nodes with links of {LINK} Mbit/s and a quarter of \
+         the epoch each, groups of {GROUP} chunks, a store with 5 ms and 60 MB/s",
+        files.div_ceil(PER_CHUNK)
+    );
+    let [straight, alone, peers, oneshot] = sides;
+    let bench = |name: &str, ours, bar| Bench {
+        name: format!("peers first epoch{name}"),
+        settings: settings.clone(),
+        unit: "files/s",
+        ours,
+        theirs: straight.clone(),
+        bar,
+    };
+    Ok(vec![
+        bench("", peers, Bar::AtLeastTimes(0.95)),
+        bench(", oneshot", oneshot, Bar::AtLeastTimes(0.95)),
+        bench(", agents alone", alone, Bar::None),
+    ])
+}
+
+/// One first epoch; gives files a second of all nodes together.
+fn epoch(job: &Job<'_>, way: Way, files: u32, number: u64) -> Result<f64> {
+    let policy = if way == Way::OneShot { "oneshot" } else { "on-demand" };
+    let is_alone = way == Way::Alone;
+    let memory = memory(files, 1.3, job.nodes);
+    let start = Start { memory, policy, is_alone, namespace: None };
+    let cluster = if way == Way::OneShot { job.start_nodes(&start) } else { job.start(&start) }?;
+    let readers = cluster.nodes.iter().map(|node| {
+        let reader = node.reader(LENGTH, 0);
+        match way {
+            Way::Straight => Reading::start(&AgentReader { task: None, ..reader }),
+            _ => Reading::start(&reader),
+        }
+    });
+    let mut readers = readers.collect::<Result<Vec<_>>>()?;
+    for reader in &mut readers {
+        reader.run(Ask::Ready)?;
+    }
+    // With oneshot, agents have begun before their readers.
+    let had = cluster.server_chunks()? * u64::from(PER_CHUNK);
+    let (read, seconds) = Stopwatch::new().time(|| {
+        for (rank, reader) in (0..).zip(&mut readers) {
+            let world = job.nodes as u32;
+            reader.tell(Ask::Epoch { epoch: number, rank, world, group: GROUP, rest: 0 })?;
+        }
+        readers.iter_mut().try_fold(0, |all, reader| Ok(all + reader.answer()?.files))
+    })?;
+    ensure!(read == u64::from(files), "{read} files came");
+    Ok((read - had) as f64 / seconds)
+}

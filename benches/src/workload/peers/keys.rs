@@ -1,0 +1,96 @@
+//! A plain client of several memcached over TCP.
+//!
+//! Must hold: a key belongs to one instance by its number; an instance that is gone loses its keys, and
+//! nothing else.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+
+/// How long an instance may take to answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A connection to each instance.
+#[derive(Debug)]
+pub(super) struct Instances {
+    /// None for an instance that is gone.
+    connections: Vec<Option<TcpStream>>,
+    request: Vec<u8>,
+    answer: Vec<u8>,
+    length: usize,
+}
+
+impl Instances {
+    /// Connects to all; values have `length` bytes.
+    pub(super) fn open(at: &[SocketAddr], length: usize) -> Result<Self> {
+        let connect = |at: &SocketAddr| {
+            let connection = TcpStream::connect_timeout(at, PATIENCE)?;
+            connection.set_nodelay(true)?;
+            connection.set_read_timeout(Some(PATIENCE))?;
+            anyhow::Ok(Some(connection))
+        };
+        let connections = at.iter().map(connect).collect::<Result<_>>()?;
+        Ok(Self { connections, request: Vec::new(), answer: Vec::new(), length })
+    }
+
+    /// The instance of a key.
+    pub(super) fn of(number: u32, instances: usize) -> usize {
+        number as usize % instances
+    }
+
+    /// Stores a value; an instance that is gone stores nothing.
+    pub(super) fn set(&mut self, number: u32, key: &[u8], value: &[u8]) -> Result<()> {
+        self.request.clear();
+        self.request.extend_from_slice(b"set ");
+        self.request.extend_from_slice(key);
+        write!(self.request, " 0 0 {}\r\n", value.len())?;
+        self.request.extend_from_slice(value);
+        self.request.extend_from_slice(b"\r\n");
+        let mut stored = [0; "STORED\r\n".len()];
+        let is_there = self.ask(number, &mut stored);
+        ensure!(!is_there || stored == *b"STORED\r\n", "memcached stored no value");
+        Ok(())
+    }
+
+    /// Gets a value; false where its instance is gone, or does not have it.
+    pub(super) fn get(&mut self, number: u32, key: &[u8]) -> Result<bool> {
+        self.request.clear();
+        self.request.extend_from_slice(b"get ");
+        self.request.extend_from_slice(key);
+        self.request.extend_from_slice(b"\r\n");
+        let overhead = "VALUE  0 \r\n\r\nEND\r\n".len() + self.length.to_string().len();
+        let mut answer = std::mem::take(&mut self.answer);
+        answer.resize(overhead + key.len() + self.length, 0);
+        let is_there = self.ask(number, &mut answer);
+        let is_whole = is_there && answer.ends_with(b"END\r\n");
+        self.answer = answer;
+        Ok(is_whole)
+    }
+
+    /// Sends the request and fills `answer`; false where the instance is gone or answers less.
+    fn ask(&mut self, number: u32, answer: &mut [u8]) -> bool {
+        let instance = Self::of(number, self.connections.len());
+        let Some(connection) = &mut self.connections[instance] else { return false };
+        let mut asked = || {
+            connection.write_all(&self.request)?;
+            let mut came = 0;
+            while came < answer.len() {
+                match connection.read(&mut answer[came..])? {
+                    0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+                    read => came += read,
+                }
+                if answer[..came] == *b"END\r\n" {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        };
+        let asked: std::io::Result<bool> = asked();
+        asked.unwrap_or_else(|_| {
+            self.connections[instance] = None;
+            false
+        })
+    }
+}

@@ -1,0 +1,232 @@
+//! How long it takes to load a dataset into the memory of four nodes, and to recover from the loss of one
+//! (paper, Figure 11b), beside memcached that is filled file by file.
+//!
+//! Must hold: both sides read the same store over the same links; the time of this system includes the start of
+//! its agents, and that of memcached does not include the start of its instances.
+
+use std::net::SocketAddr;
+use std::num::NonZeroU64;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use dl_runtime::since_boot;
+use dl_store::Throttle;
+
+use super::cluster::{Cluster, FILES, Job, LENGTH, PER_CHUNK, memory, put_files};
+use super::figure::Figure;
+use super::first::{IN_FLIGHT, LINK, NODES};
+use super::loss::{finish_all, instances, kill};
+use super::trace::{PeersReader, Report, Traced, Work, files_at};
+use crate::measure::{Bar, Bench, Curve, Plot, Side};
+use crate::setup::{Network, Settings, SlowServer};
+use crate::workload::agent::node::Start;
+
+const DATASET: &str = "peers-load";
+
+/// The store behind the server.
+const SLOW: Throttle = Throttle {
+    latency: Duration::from_millis(5),
+    bytes_per_second: NonZeroU64::new(200_000_000),
+    requests_per_second: None,
+};
+
+/// Threads of each node that fill memcached.
+const THREADS: u32 = 4;
+
+/// Between two looks at the agents, their number at most, and looks without a change that show an end.
+const LOOK: Duration = Duration::from_millis(25);
+const LOOKS: u32 = 2_000;
+const QUIET: u32 = 60;
+
+/// Points of a line of the picture.
+const POINTS: u32 = 40;
+
+/// A load: seconds, and chunks or files that were there by then.
+#[derive(Debug, Default)]
+struct Load(Vec<(f64, f64)>);
+
+pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
+    let Some(network) = Network::start(NODES, LINK)? else { return Ok(Vec::new()) };
+    let folder = settings.on_disk("peers-load");
+    let server = SlowServer::start_at(network.address(), IN_FLIGHT)?;
+    let files = settings.scaled(FILES);
+    put_files(&server.address, DATASET, files)?;
+    server.set_throttle(SLOW);
+    let job = Job {
+        task: "load",
+        server: &server.address,
+        dataset: DATASET,
+        folder: &folder,
+        nodes: NODES,
+        network: Some(&network),
+    };
+    let mut loading = [Side::new("agents with the policy oneshot"), Side::new(MEMCACHED)];
+    let mut recovery =
+        [Side::new("a new agent in place of one that was killed"), Side::new(MEMCACHED)];
+    let mut last = None;
+    for _ in 0..settings.runs() {
+        let (load, recover, reads) = of_agents(&job, files)?;
+        let (known_load, known_recover) = of_memcached(&job, &network)?;
+        for (sides, loads) in
+            [(&mut loading, [&load, &known_load]), (&mut recovery, [&recover, &known_recover])]
+        {
+            for (side, load) in sides.iter_mut().zip(loads) {
+                side.samples.push(load.seconds());
+            }
+        }
+        last = Some(([load, recover, known_load, known_recover], reads));
+    }
+    let (loads, reads) = last.context("there is a run")?;
+    let described = format!(
+        "{files} files of 4 KiB in {} chunks, {NODES} nodes with links of {LINK} Mbit/s, a store with 5 ms and 200 \
+         MB/s, {THREADS} threads of each node fill memcached; {reads} chunks were read from the store, and in the end {} are held, \
+         {} after the recovery",
+        files.div_ceil(PER_CHUNK),
+        loads[0].count(),
+        loads[1].count()
+    );
+    let bench = |name: &str, [ours, theirs]: [Side; 2]| Bench {
+        name: format!("peers {name}"),
+        settings: described.clone(),
+        unit: "s",
+        ours,
+        theirs,
+        bar: Bar::AtMostTimes(0.1),
+    };
+    let benches = vec![bench("load", loading), bench("recovery", recovery)];
+    draw(settings, &described, &loads, &benches)?;
+    Ok(benches)
+}
+
+const MEMCACHED: &str = "memcached, filled file by file";
+
+fn draw(settings: &Settings, described: &str, loads: &[Load; 4], benches: &[Bench]) -> Result<()> {
+    let names =
+        ["this system, load", "this system, recovery", "memcached, load", "memcached, recovery"];
+    let curves = names.iter().zip(loads).map(|(name, load)| load.curve(name));
+    let times = |bench: &Bench| (bench.theirs.median(), bench.ours.median(), 1.0 / bench.ratio());
+    let seen = benches.iter().zip(["load", "recovery"]).map(|(bench, name)| {
+        let (theirs, ours, faster) = times(bench);
+        format!(
+            "{name} in {ours:.1} s beside {theirs:.1} s of memcached ({faster:.0} times faster)"
+        )
+    });
+    Figure {
+        name: "figure-11b",
+        heading: "Load and recovery (paper, Figure 11b)",
+        claim: "DIESEL loads ImageNet-1K within 10 s; a Memcached cluster takes more than 100 s for the last \
+                20 % of the files alone",
+        seen: seen.collect::<Vec<_>>().join("; "),
+        settings: described.to_owned(),
+        plot: Plot {
+            title: "Loaded files".to_owned(),
+            x: "seconds",
+            y: "percent",
+            curves: curves.collect(),
+        },
+    }
+    .write(settings)
+}
+
+impl Load {
+    fn seconds(&self) -> f64 {
+        self.0.last().map_or(f64::NAN, |(at, _)| *at)
+    }
+
+    fn count(&self) -> f64 {
+        self.0.last().map_or(f64::NAN, |(_, count)| *count)
+    }
+
+    /// In percent of the end.
+    fn curve(&self, name: &str) -> Curve {
+        let all = self.count();
+        let step = (self.0.len() / POINTS as usize).max(1);
+        let some = self.0.iter().step_by(step).chain(self.0.last());
+        let points = some.map(|(at, count)| (*at, 100.0 * count / all)).collect();
+        Curve { name: name.to_owned(), points }
+    }
+}
+
+/// Watches agents until they all know each other and have fetched all that they want. The last change of the
+/// chunks that stay with one of them is the end.
+fn watch(cluster: &Cluster, start: f64, chunks: u64) -> Result<Load> {
+    let mut load = Load::default();
+    let mut quiet = 0;
+    for _ in 0..LOOKS {
+        let kept: u64 = cluster.statuses()?.iter().map(|status| status.chunks_kept).sum();
+        let kept = kept.min(chunks) as f64;
+        quiet += 1;
+        if load.0.last().is_none_or(|(_, last)| *last != kept) {
+            load.0.push((since_boot().as_secs_f64() - start, kept));
+            quiet = 0;
+        }
+        if quiet > QUIET && cluster.is_idle()? && cluster.has_all_peers()? {
+            return Ok(load);
+        }
+        sleep(LOOK);
+    }
+    bail!("the agents don't load the dataset: {:?}", cluster.statuses()?);
+}
+
+/// Load and recovery, and how many chunks were read from the store for the load.
+fn of_agents(job: &Job<'_>, files: u32) -> Result<(Load, Load, u64)> {
+    let chunks = u64::from(files.div_ceil(PER_CHUNK));
+    let memory = memory(files, 1.3, NODES);
+    let start = Start { memory, policy: "oneshot", ..Start::default() };
+    let began = since_boot().as_secs_f64();
+    let mut cluster = job.start_nodes(&start)?;
+    let load = watch(&cluster, began, chunks)?;
+    let reads = cluster.server_chunks()?;
+    let lost = cluster.nodes.pop().context("there is a node")?;
+    kill(&lost.status()?)?;
+    drop(lost);
+    let began = since_boot().as_secs_f64();
+    cluster.nodes.push(job.start_node(NODES - 1, &start)?);
+    let recover = watch(&cluster, began, chunks)?;
+    Ok((load, recover, reads))
+}
+
+/// The same of memcached. One of the instances is lost with its part.
+fn of_memcached(job: &Job<'_>, network: &Network) -> Result<(Load, Load)> {
+    let mut instances = instances(network)?;
+    let load = fill(job, network, &instances, None)?;
+    let last = instances.len() - 1;
+    drop(instances.pop());
+    instances.push(super::loss::instance(network, last)?);
+    Ok((load, fill(job, network, &instances, Some(last))?))
+}
+
+/// Fills instances, or only one of them.
+fn fill<P>(
+    job: &Job<'_>,
+    network: &Network,
+    instances: &[(P, SocketAddr)],
+    only: Option<usize>,
+) -> Result<Load> {
+    let fillers = (0..NODES as u32).map(|rank| {
+        Traced::start(&PeersReader {
+            server: job.server.to_owned(),
+            dataset: job.dataset.to_owned(),
+            folder: job.folder.join(format!("node{rank}")),
+            length: LENGTH,
+            rank,
+            world: NODES as u32,
+            work: Work::Fill,
+            threads: THREADS,
+            rest: 0,
+            task: None,
+            memcached: instances.iter().map(|(_, address)| *address).collect(),
+            only,
+            namespace: Some(network.namespace(rank as usize)),
+        })
+    });
+    let fillers = fillers.collect::<Result<Vec<_>>>()?;
+    let began = since_boot().as_secs_f64();
+    let traces: Vec<Vec<Report>> = finish_all(fillers)?;
+    let ends = traces.iter().filter_map(|reports| reports.last()).map(|(at, _)| *at);
+    let end = ends.fold(began, f64::max);
+    let steps =
+        (0..=POINTS).map(|step| began + (end - began) * f64::from(step) / f64::from(POINTS));
+    Ok(Load(steps.map(|at| (at - began, files_at(&traces, at))).collect()))
+}

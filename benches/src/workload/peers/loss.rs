@@ -1,0 +1,294 @@
+//! The reading speed of a job while one node is lost (paper, Figure 6), beside memcached with one instance
+//! less.
+//!
+//! Must hold: both sides read over the same links, at the same speed before the loss, and have the same store
+//! for all that is lost; the node that is lost has no reader.
+
+use std::net::SocketAddr;
+use std::num::NonZeroU64;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dl_runtime::since_boot;
+use dl_store::Throttle;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::cluster::{Cluster, FILES, Job, LENGTH, memory, put_files};
+use super::figure::Figure;
+use super::first::{IN_FLIGHT, LINK, NODES};
+use super::trace::{PeersReader, Report, Traced, Work, files_at};
+use crate::measure::{Bar, Bench, Curve, Plot, Side};
+use crate::setup::{Memcached, Network, Process, Settings, SlowServer};
+use crate::workload::agent::node::{Start, Status};
+use crate::workload::agent::reader::{Ask, Reading};
+
+const DATASET: &str = "peers-loss";
+const GROUP: u32 = 10;
+
+/// Nodes with readers: all but the one that is lost.
+const READERS: u32 = NODES as u32 - 1;
+
+/// Microseconds of rest after each batch of 64 files.
+const REST: u64 = 15_000;
+
+/// Memory of all nodes: enough for all chunks without one node.
+const HELD: f64 = 1.6;
+
+/// Seconds before the loss, and behind it.
+const BEFORE: f64 = 8.0;
+const BEHIND: f64 = 22.0;
+/// Seconds over which a speed is taken.
+const WINDOW: f64 = 1.0;
+/// Seconds between two points of the picture.
+const STEP: f64 = 0.5;
+/// A speed that is as good as the one before the loss.
+const BACK: f64 = 0.95;
+/// The lost share, which the dip may exceed by a tenth of all.
+const MORE: f64 = 0.10;
+
+/// The store takes so long for each request.
+const LATENCY: Duration = Duration::from_millis(2);
+
+/// The speed of one side around the loss.
+#[derive(Debug)]
+struct Course {
+    /// Seconds after the loss, and files a second.
+    points: Vec<(f64, f64)>,
+    before: f64,
+    lost_share: f64,
+}
+
+pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
+    let Some(network) = Network::start(NODES, LINK)? else { return Ok(Vec::new()) };
+    let folder = settings.on_disk("peers-loss");
+    let server = SlowServer::start_at(network.address(), IN_FLIGHT)?;
+    let files = settings.scaled(FILES);
+    put_files(&server.address, DATASET, files)?;
+    let job = Job {
+        task: "loss",
+        server: &server.address,
+        dataset: DATASET,
+        folder: &folder,
+        nodes: NODES,
+        network: Some(&network),
+    };
+    let mut dips =
+        [Side::new("deepest dip of the speed, by a second"), Side::new("lost share and a tenth")];
+    let mut theirs = dips[0].clone();
+    let mut back =
+        [Side::new("seconds until the speed is back"), Side::new("memcached, which is never back")];
+    let mut courses = None;
+    for _ in 0..settings.runs() {
+        let ours = of_agents(&job, &server, files)?;
+        let known = of_memcached(&job, &network, &server)?;
+        dips[0].samples.push(ours.dip());
+        dips[1].samples.push(ours.lost_share + MORE);
+        theirs.samples.push(known.dip());
+        back[0].samples.push(ours.back());
+        back[1].samples.push(known.back());
+        courses = Some((ours, known));
+    }
+    let (ours, known) = courses.context("there is a run")?;
+    let described = format!(
+        "{files} files of 4 KiB, {NODES} nodes with links of {LINK} Mbit/s, {READERS} readers with a rest of \
+         {REST} us after 64 files and {:.0} files/s together before; one node without a reader is killed, a \
+         store of 1.5 times the lost share with 2 ms",
+        ours.before
+    );
+    draw(settings, &described, &ours, &known)?;
+    let bench = |name: &str, unit, ours: &Side, theirs: &Side, bar| Bench {
+        name: format!("peers loss of a node{name}"),
+        settings: described.clone(),
+        unit,
+        ours: ours.clone(),
+        theirs: theirs.clone(),
+        bar,
+    };
+    Ok(vec![
+        bench(", dip", "of the speed", &dips[0], &dips[1], Bar::AtMostTimes(1.0)),
+        bench(", dip beside memcached", "of the speed", &dips[0], &theirs, Bar::None),
+        bench(", back", "s", &back[0], &back[1], Bar::AtMost(BEHIND - 2.0 * WINDOW)),
+    ])
+}
+
+fn draw(settings: &Settings, described: &str, ours: &Course, known: &Course) -> Result<()> {
+    let curve = |name: &str, course: &Course| {
+        let points = course.points.iter().map(|(at, speed)| (at + BEFORE, *speed)).collect();
+        Curve { name: name.to_owned(), points }
+    };
+    let curves = vec![curve("this system", ours), curve("memcached", known)];
+    let title = format!("One of {NODES} nodes is lost after {BEFORE:.0} s");
+    Figure {
+        name: "figure-6",
+        heading: "Reading while a node is lost (paper, Figure 6)",
+        claim: "in a Memcached cluster of 20 nodes, the loss of one instance (5 % misses) reduces the reading \
+                speed by 90 %",
+        seen: format!(
+            "the loss of one of {NODES} nodes reduces the speed of memcached by {:.0} %, without an end, and \
+             that of this system by {:.0} % at its deepest second; the speed is back after {:.1} s",
+            known.dip() * 100.0,
+            ours.dip() * 100.0,
+            ours.back()
+        ),
+        settings: described.to_owned(),
+        plot: Plot { title, x: "seconds", y: "files/s", curves },
+    }
+    .write(settings)
+}
+
+impl Course {
+    /// From reports of all readers, around a loss at a time.
+    fn of(traces: &[Vec<Report>], lost_at: f64, lost_share: f64) -> Self {
+        let speed = |from: f64, to: f64| {
+            (files_at(traces, lost_at + to) - files_at(traces, lost_at + from)) / (to - from)
+        };
+        let steps = ((BEFORE + BEHIND - WINDOW) / STEP) as u32;
+        let starts = (0..steps).map(|step| f64::from(step) * STEP - BEFORE);
+        let points = starts.map(|start| (start + WINDOW, speed(start, start + WINDOW))).collect();
+        Self { points, before: speed(1.0 - BEFORE, 0.0), lost_share }
+    }
+
+    /// How much of the speed is lost in the worst second after the loss.
+    fn dip(&self) -> f64 {
+        let behind = self.points.iter().filter(|(at, _)| *at > 0.0).map(|(_, speed)| *speed);
+        1.0 - behind.fold(f64::INFINITY, f64::min) / self.before
+    }
+
+    /// Seconds from the loss on until the speed stays as before; that of the whole course if it does not.
+    fn back(&self) -> f64 {
+        let slow = self.points.iter().rfind(|(at, speed)| *at > 0.0 && *speed < BACK * self.before);
+        slow.map_or(0.0, |(at, _)| *at)
+    }
+}
+
+/// Lets readers read until the loss, and behind it.
+fn around_loss(
+    readers: &mut [Traced],
+    lose: impl FnOnce() -> Result<()>,
+) -> Result<(Vec<Vec<Report>>, f64)> {
+    readers.iter_mut().try_for_each(Traced::begin)?;
+    // The first second belongs to neither.
+    sleep(Duration::from_secs_f64(BEFORE + 1.0));
+    let lost_at = since_boot().as_secs_f64();
+    lose()?;
+    sleep(Duration::from_secs_f64(BEHIND));
+    for reader in readers.iter_mut() {
+        ensure!(!reader.has_ended()?, "a reader has ended");
+    }
+    Ok((readers.iter().map(Traced::reports).collect(), lost_at))
+}
+
+/// The store gives one and a half times the lost share of this speed.
+fn slow(files_per_second: f64, lost_share: f64) -> Throttle {
+    let bytes = files_per_second * LENGTH as f64 * lost_share * 1.5;
+    Throttle {
+        latency: LATENCY,
+        bytes_per_second: NonZeroU64::new(bytes as u64),
+        ..Throttle::default()
+    }
+}
+
+/// A reader of a node, with the rest that all have.
+fn reader(job: &Job<'_>, network: &Network, rank: u32, work: Work) -> PeersReader {
+    PeersReader {
+        server: job.server.to_owned(),
+        dataset: job.dataset.to_owned(),
+        folder: job.folder.join(format!("node{rank}")),
+        length: LENGTH,
+        rank,
+        world: READERS,
+        work,
+        threads: 1,
+        rest: REST,
+        task: None,
+        memcached: Vec::new(),
+        only: None,
+        namespace: Some(network.namespace(rank as usize)),
+    }
+}
+
+/// The speed that all readers have about, while nothing is missing.
+const SPEED: f64 = READERS as f64 * 64.0 / (REST as f64 / 1e6);
+
+fn of_agents(job: &Job<'_>, server: &SlowServer, files: u32) -> Result<Course> {
+    server.set_throttle(Throttle::default());
+    let memory = memory(files, HELD, NODES);
+    let cluster = job.start(&Start { memory, policy: "on-demand", ..Start::default() })?;
+    warm(&cluster)?;
+    let network = job.network.context("there is a network")?;
+    let readers = (0..READERS).map(|rank| {
+        let reader = reader(job, network, rank, Work::Epochs);
+        Traced::start(&PeersReader { task: Some(job.task.to_owned()), ..reader })
+    });
+    let mut readers = readers.collect::<Result<Vec<_>>>()?;
+    let lost = cluster.nodes[NODES - 1].status()?;
+    let lost_share = lost.chunks_kept as f64 / lost.chunks as f64;
+    server.set_throttle(slow(SPEED, lost_share));
+    let (traces, lost_at) = around_loss(&mut readers, || kill(&lost))?;
+    Ok(Course::of(&traces, lost_at, lost_share))
+}
+
+/// Reads two epochs, so that the nodes hold all chunks.
+fn warm(cluster: &Cluster) -> Result<()> {
+    let readers = cluster.nodes.iter().map(|node| Reading::start(&node.reader(LENGTH, 0)));
+    let mut readers = readers.collect::<Result<Vec<_>>>()?;
+    for epoch in 0..2 {
+        for (rank, reader) in (0..).zip(&mut readers) {
+            reader.tell(Ask::Epoch { epoch, rank, world: NODES as u32, group: GROUP, rest: 0 })?;
+        }
+        for reader in &mut readers {
+            reader.answer()?;
+        }
+    }
+    Ok(())
+}
+
+fn of_memcached(job: &Job<'_>, network: &Network, server: &SlowServer) -> Result<Course> {
+    server.set_throttle(Throttle::default());
+    let mut instances = instances(network)?;
+    let addresses: Vec<SocketAddr> = instances.iter().map(|(_, address)| *address).collect();
+    let of = |rank, work| PeersReader {
+        memcached: addresses.clone(),
+        ..reader(job, network, rank, work)
+    };
+    let fillers = (0..READERS)
+        .map(|rank| Traced::start(&PeersReader { rest: 0, threads: 4, ..of(rank, Work::Store) }));
+    finish_all(fillers.collect::<Result<_>>()?)?;
+    let readers = (0..READERS).map(|rank| Traced::start(&of(rank, Work::Keys)));
+    let mut readers = readers.collect::<Result<Vec<_>>>()?;
+    let lost_share = 1.0 / NODES as f64;
+    server.set_throttle(slow(SPEED, lost_share));
+    let (traces, lost_at) = around_loss(&mut readers, || {
+        // Dropped, it is killed.
+        drop(instances.pop());
+        Ok(())
+    })?;
+    Ok(Course::of(&traces, lost_at, lost_share))
+}
+
+/// A memcached on each node.
+pub(super) fn instances(network: &Network) -> Result<Vec<(Process, SocketAddr)>> {
+    (0..NODES).map(|node| instance(network, node)).collect()
+}
+
+/// The memcached of one node.
+pub(super) fn instance(network: &Network, node: usize) -> Result<(Process, SocketAddr)> {
+    let address = SocketAddr::from((network.address_of(node), 11_211));
+    Ok((Memcached::start_in(&network.namespace(node), address)?, address))
+}
+
+/// Kills an agent.
+pub(super) fn kill(agent: &Status) -> Result<()> {
+    let pid = i32::try_from(agent.pid).ok().and_then(Pid::from_raw);
+    Ok(kill_process(pid.context("it is a process")?, Signal::KILL)?)
+}
+
+/// Lets processes do all of their work; gives the reports of each.
+pub(super) fn finish_all(mut processes: Vec<Traced>) -> Result<Vec<Vec<Report>>> {
+    processes.iter_mut().try_for_each(Traced::begin)?;
+    super::cluster::until("the processes take too long", || {
+        processes.iter_mut().try_fold(true, |all, process| Ok(all & process.has_ended()?))
+    })?;
+    Ok(processes.iter().map(Traced::reports).collect())
+}

@@ -1,0 +1,70 @@
+//! Agents of several nodes that give chunks to each other, beside a plain TCP stream, beside each node
+//! alone and beside memcached (paper, Figures 6, 11a and 11b).
+//!
+//! Must hold: each node has an agent of its own with its own folders; agents find each other through the
+//! server; where the network or the store decides, each node has a network namespace with a shaped link.
+
+mod budget;
+mod cluster;
+mod figure;
+mod first;
+mod keys;
+mod load;
+mod loss;
+mod speed;
+mod stream;
+mod trace;
+mod transfer;
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+
+use crate::measure::Bench;
+use crate::setup::Settings;
+pub use stream::{Stream, stream};
+pub use trace::{PeersReader, trace};
+
+/// Choices for this workload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
+pub struct PeersParts {
+    /// A part of the rows; all without
+    part: Option<Part>,
+}
+
+impl PeersParts {
+    pub(super) const ALL: Self = Self { part: None };
+}
+
+/// A part of the rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// Chunks between two agents, beside a TCP stream
+    Transfer,
+    /// Store reads of four nodes whose memory holds all or half of the dataset
+    Budget,
+    /// The first epoch, beside the servers alone
+    First,
+    /// The reading speed while a node is lost (paper, Figure 6), beside memcached
+    Loss,
+    /// Load and recovery (paper, Figure 11b), beside memcached
+    Load,
+    /// Random reads (paper, Figure 11a), beside memcached and the servers alone
+    Speed,
+}
+
+pub(super) fn run(parts: PeersParts, settings: &Settings) -> Result<Vec<Bench>> {
+    let mut benches = Vec::new();
+    for part in Part::value_variants() {
+        if parts.part.is_none_or(|only| only == *part) {
+            benches.extend(match part {
+                Part::Transfer => transfer::run(settings)?,
+                Part::Budget => budget::run(settings)?,
+                Part::First => first::run(settings)?,
+                Part::Loss => loss::run(settings)?,
+                Part::Load => load::run(settings)?,
+                Part::Speed => speed::run(settings)?,
+            });
+        }
+    }
+    Ok(benches)
+}

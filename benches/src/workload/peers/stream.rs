@@ -1,0 +1,131 @@
+//! A plain TCP stream between two processes: what a transfer of chunks is measured beside.
+//!
+//! Must hold: both ends do no more than to write and to read; the memory of the receiver is made, mapped and
+//! touched as that of an agent.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Read, Write, stdin, stdout};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::ChildStdout;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use libdiesel::agent::{Arena, Shape};
+
+use crate::measure::Stopwatch;
+use crate::setup::{Process, bytes, processor_seconds, start_own};
+
+/// Bytes of one read at most, as an agent has them.
+const READ_MAX: usize = 256 << 10;
+
+/// Asks the receiver for new memory.
+const NEW: &str = "new";
+
+/// One end of a stream.
+#[derive(Debug, Clone, Args)]
+pub struct Stream {
+    /// Slots, each of which is written once
+    slots: u32,
+    /// Bytes of a slot
+    slot_bytes: u32,
+    /// The other end; none for the one that sends
+    #[arg(long)]
+    from: Option<SocketAddr>,
+}
+
+/// Is one end of a stream until its input ends.
+///
+/// # Errors
+/// When the connection breaks.
+pub fn stream(stream: &Stream) -> Result<()> {
+    match stream.from {
+        None => send(stream),
+        Some(from) => receive(stream, from),
+    }
+}
+
+/// Sends all slots over every connection.
+fn send(stream: &Stream) -> Result<()> {
+    let source = vec![bytes(stream.slot_bytes as usize); stream.slots as usize];
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    writeln!(stdout(), "{}", listener.local_addr()?)?;
+    for connection in listener.incoming() {
+        let mut connection = connection?;
+        connection.set_nodelay(true)?;
+        source.iter().try_for_each(|slot| connection.write_all(slot))?;
+    }
+    Ok(())
+}
+
+/// Takes all slots for each line of the input, into new memory where the line says so.
+fn receive(stream: &Stream, from: SocketAddr) -> Result<()> {
+    let stopwatch = Stopwatch::new();
+    let shape = Shape { slot_bytes: stream.slot_bytes, slots: stream.slots };
+    let mut arena = None;
+    for line in stdin().lines() {
+        if line? == NEW {
+            // The old one goes first.
+            drop(arena.take());
+        }
+        let (kept, seconds) = stopwatch.time(|| {
+            let kept = match arena.take() {
+                Some(arena) => arena,
+                None => Arena::create(shape)?.0,
+            };
+            let mut connection = TcpStream::connect(from)?;
+            (0..stream.slots).try_for_each(|slot| fill(&kept, slot, &mut connection))?;
+            Ok(kept)
+        })?;
+        arena = Some(kept);
+        writeln!(stdout(), "{seconds}")?;
+    }
+    Ok(())
+}
+
+fn fill(arena: &Arena, slot: u32, connection: &mut TcpStream) -> Result<()> {
+    arena.populate(slot);
+    let (mut came, all) = (0, arena.shape().slot_bytes as usize);
+    while came < all {
+        let most = READ_MAX.min(all - came);
+        let read = arena.write_with(slot, came as u32, most, |bytes| connection.read(bytes));
+        let read = read.context("a slot is too short")??;
+        ensure!(read > 0, "the stream ended too soon");
+        came += read;
+    }
+    Ok(())
+}
+
+/// Both ends of a stream.
+#[derive(Debug)]
+pub(super) struct Ends {
+    sender: Process,
+    receiver: Process,
+    told: BufReader<ChildStdout>,
+}
+
+impl Ends {
+    /// Starts the ends.
+    pub(super) fn start(slots: u32, slot_bytes: u32) -> Result<Self> {
+        let (slots, slot_bytes) = (slots.to_string(), slot_bytes.to_string());
+        let stream: [&OsStr; 3] = ["stream".as_ref(), slots.as_ref(), slot_bytes.as_ref()];
+        let (sender, mut told) = start_own(None, stream)?;
+        let mut address = String::new();
+        told.read_line(&mut address)?;
+        let from = ["--from".as_ref(), address.trim().as_ref()];
+        let (receiver, told) = start_own(None, stream.into_iter().chain(from))?;
+        Ok(Self { sender, receiver, told })
+    }
+
+    /// Sends all slots once, into new memory or into that of the last run: the seconds, and the seconds of
+    /// processor time of both ends.
+    pub(super) fn run(&mut self, is_new: bool) -> Result<(f64, f64)> {
+        let processes = [self.sender.0.id(), self.receiver.0.id()];
+        let before = processor_seconds(&processes)?;
+        let stdin = self.receiver.0.stdin.as_mut().context("take its input")?;
+        writeln!(stdin, "{}", if is_new { NEW } else { "" })?;
+        let mut line = String::new();
+        self.told.read_line(&mut line)?;
+        let seconds = line.trim().parse().context("the stream broke")?;
+        Ok((seconds, processor_seconds(&processes)? - before))
+    }
+}

@@ -1,0 +1,370 @@
+//! Processes of nodes that read again and again, and say how many files they have read so far.
+//!
+//! Must hold: the times of all processes come from one clock; a process ends with its input or with the
+//! bench.
+
+use std::ffi::OsString;
+use std::hint::black_box;
+use std::io::{BufRead, BufReader, Write, stdin, stdout};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ChildStdout;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{sleep, spawn};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use clap::{Args, ValueEnum};
+use dl_runtime::since_boot;
+use libdiesel::{Client, ConnectOptions, Dataset, ShuffleOptions, SnapshotCache, TaskOptions};
+
+use super::keys::Instances;
+use crate::setup::{Process, shuffle, start_own};
+
+/// Between two reports.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Files between two rests.
+const BATCH: u64 = 64;
+
+const SEED: u64 = 11;
+const GROUP: u32 = 10;
+
+/// A process of one node.
+#[derive(Debug, Clone, Args)]
+pub struct PeersReader {
+    /// The server
+    pub(super) server: String,
+    /// The dataset
+    pub(super) dataset: String,
+    /// The folder in which the agent and the snapshots are found
+    pub(super) folder: PathBuf,
+    /// Bytes of each file
+    pub(super) length: usize,
+    /// The number of the node
+    pub(super) rank: u32,
+    /// The number of nodes
+    pub(super) world: u32,
+    /// What the process does
+    #[arg(value_enum)]
+    pub(super) work: Work,
+    /// Threads, each with an equal part
+    #[arg(long, default_value_t = 1)]
+    pub(super) threads: u32,
+    /// Microseconds of rest after each batch
+    #[arg(long, default_value_t = 0)]
+    pub(super) rest: u64,
+    /// The task of the agent; none reads from the server
+    #[arg(long)]
+    pub(super) task: Option<String>,
+    /// The instances of memcached
+    #[arg(long, value_delimiter = ',')]
+    pub(super) memcached: Vec<SocketAddr>,
+    /// The only instance that is filled; none for all
+    #[arg(long)]
+    pub(super) only: Option<usize>,
+    /// The network namespace of the process
+    #[arg(skip)]
+    pub(super) namespace: Option<String>,
+}
+
+/// What a process does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Work {
+    /// Reads its share of one epoch after the other
+    Epochs,
+    /// Reads its share of one epoch
+    Epoch,
+    /// Reads files of the whole dataset at random
+    Random,
+    /// Reads its share from the server, file by file, and stores each in memcached
+    Fill,
+    /// Stores values for its share in memcached, without a read
+    Store,
+    /// Reads its share from memcached in a random order again and again; what is missing comes from the
+    /// server
+    Keys,
+}
+
+impl Work {
+    fn name(self) -> String {
+        let value = self.to_possible_value();
+        value.map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+}
+
+impl PeersReader {
+    fn arguments(&self) -> Vec<OsString> {
+        let mut arguments: Vec<OsString> =
+            ["peers-reader", &self.server, &self.dataset].map(OsString::from).into();
+        arguments.push(self.folder.clone().into());
+        let numbers = [self.length.to_string(), self.rank.to_string(), self.world.to_string()];
+        arguments.extend(numbers.map(OsString::from));
+        arguments.push(self.work.name().into());
+        let (threads, rest) = (self.threads.to_string(), self.rest.to_string());
+        arguments.extend(["--threads", &threads, "--rest", &rest].map(OsString::from));
+        if let Some(task) = &self.task {
+            arguments.extend(["--task", task].map(OsString::from));
+        }
+        if !self.memcached.is_empty() {
+            let instances: Vec<_> = self.memcached.iter().map(SocketAddr::to_string).collect();
+            arguments.extend(["--memcached", &instances.join(",")].map(OsString::from));
+        }
+        if let Some(only) = self.only {
+            arguments.extend(["--only", &only.to_string()].map(OsString::from));
+        }
+        arguments
+    }
+
+    fn open(&self) -> Result<Dataset> {
+        let task = self.task.as_deref().map(|name| {
+            let task = TaskOptions::named(name).context("a legal name")?;
+            anyhow::Ok(TaskOptions { folder: self.folder.join("run"), ..task })
+        });
+        let servers = vec![self.server.clone()];
+        let options = ConnectOptions { servers, task: task.transpose()?, ..Default::default() };
+        let dataset = Client::connect(options)?.dataset(&self.dataset.parse()?)?;
+        if self.task.is_some() {
+            return Ok(dataset);
+        }
+        let cache = SnapshotCache::new(self.folder.join("snapshots"), 4 << 30);
+        Ok(dataset.with_snapshot(&cache)?)
+    }
+}
+
+/// Is one process of a node.
+///
+/// # Errors
+/// When anything fails.
+pub fn trace(reader: &PeersReader) -> Result<()> {
+    let dataset = reader.open()?;
+    writeln!(stdout(), "ready")?;
+    let mut line = String::new();
+    stdin().read_line(&mut line)?;
+    let files = Arc::new(AtomicU64::new(0));
+    let threads = (0..reader.threads).map(|thread| {
+        let (reader, dataset, files) = (reader.clone(), dataset.clone(), Arc::clone(&files));
+        spawn(move || Part { reader, dataset, thread, files: &files }.work())
+    });
+    let threads: Vec<_> = threads.collect();
+    while !threads.iter().all(std::thread::JoinHandle::is_finished) {
+        report(&files)?;
+        sleep(TICK);
+    }
+    for thread in threads {
+        thread.join().map_err(|_| anyhow::anyhow!("a thread that reads has failed"))??;
+    }
+    report(&files)
+}
+
+fn report(files: &AtomicU64) -> Result<()> {
+    let files = files.load(Ordering::Relaxed);
+    Ok(writeln!(stdout(), "{} {files}", since_boot().as_secs_f64())?)
+}
+
+/// The part of one thread.
+struct Part<'a> {
+    reader: PeersReader,
+    dataset: Dataset,
+    thread: u32,
+    files: &'a AtomicU64,
+}
+
+impl Part<'_> {
+    fn work(&self) -> Result<()> {
+        match self.reader.work {
+            Work::Epochs => (0..).try_for_each(|epoch| self.epoch(epoch)),
+            Work::Epoch => self.epoch(0),
+            Work::Random => self.random(),
+            Work::Fill => self.fill(true),
+            Work::Store => self.fill(false),
+            Work::Keys => self.keys(),
+        }
+    }
+
+    fn count(&self) {
+        let files = self.files.fetch_add(1, Ordering::Relaxed) + 1;
+        if self.reader.rest > 0 && files.is_multiple_of(BATCH) {
+            sleep(Duration::from_micros(self.reader.rest));
+        }
+    }
+
+    fn epoch(&self, epoch: u64) -> Result<()> {
+        let options = ShuffleOptions::new(SEED, epoch, GROUP);
+        let epoch = self.dataset.shuffle(options.of_rank(self.reader.rank, self.reader.world))?;
+        while let Some(file) = epoch.next()? {
+            ensure!(file.bytes?.len() == self.reader.length, "{} has another length", file.path);
+            self.count();
+        }
+        Ok(())
+    }
+
+    /// The part of this thread in a random order.
+    fn order(&self, seed: u64, is_whole: bool) -> Result<Vec<u32>> {
+        let files = self.dataset.snapshot().context("there is a snapshot")?.files();
+        let mut order: Vec<u32> = (0..files).collect();
+        shuffle(&mut order, seed);
+        if is_whole {
+            return Ok(order);
+        }
+        let parts = (self.reader.world * self.reader.threads) as usize;
+        let own = (self.reader.rank * self.reader.threads + self.thread) as usize;
+        Ok(order.into_iter().skip(own).step_by(parts).collect())
+    }
+
+    fn random(&self) -> Result<()> {
+        let seed = u64::from(self.reader.rank * self.reader.threads + self.thread);
+        let (order, mut buffer) = (self.order(seed, true)?, vec![0; self.reader.length]);
+        let keys = self.paths(&order)?;
+        let mut instances = self.instances()?;
+        loop {
+            for (number, key) in order.iter().zip(&keys) {
+                match &mut instances {
+                    None => {
+                        self.dataset.get_into(*number, &mut buffer)?;
+                        black_box(&mut buffer);
+                    }
+                    Some(instances) => {
+                        ensure!(instances.get(*number, key)?, "memcached lost a key");
+                    }
+                }
+                self.count();
+            }
+        }
+    }
+
+    fn instances(&self) -> Result<Option<Instances>> {
+        let PeersReader { memcached, length, .. } = &self.reader;
+        (!memcached.is_empty()).then(|| Instances::open(memcached, *length)).transpose()
+    }
+
+    /// The keys of files; none where memcached is not asked.
+    fn paths(&self, order: &[u32]) -> Result<Vec<Vec<u8>>> {
+        if self.reader.memcached.is_empty() {
+            return Ok(vec![Vec::new(); order.len()]);
+        }
+        let snapshot = self.dataset.snapshot().context("there is a snapshot")?;
+        let path = |number: &u32| Ok(snapshot.path(*number)?.as_bytes().to_vec());
+        order.iter().map(path).collect()
+    }
+
+    fn fill(&self, is_read: bool) -> Result<()> {
+        let mut order = self.order(SEED, false)?;
+        let all = self.reader.memcached.len();
+        order.retain(|number| {
+            self.reader.only.is_none_or(|only| Instances::of(*number, all) == only)
+        });
+        let mut instances = self.instances()?.context("there is a memcached")?;
+        let mut buffer = vec![0; self.reader.length];
+        for (number, key) in order.iter().zip(self.paths(&order)?) {
+            if is_read {
+                self.dataset.get_into(*number, &mut buffer)?;
+            }
+            instances.set(*number, &key, &buffer)?;
+            self.count();
+        }
+        Ok(())
+    }
+
+    fn keys(&self) -> Result<()> {
+        let order = self.order(SEED, false)?;
+        let (keys, mut buffer) = (self.paths(&order)?, vec![0; self.reader.length]);
+        let mut instances = self.instances()?.context("there is a memcached")?;
+        loop {
+            for (number, key) in order.iter().zip(&keys) {
+                if !instances.get(*number, key)? {
+                    self.dataset.get_into(*number, &mut buffer)?;
+                }
+                self.count();
+            }
+        }
+    }
+}
+
+/// Seconds since boot, and the files that a process had read by then.
+pub(super) type Report = (f64, u64);
+
+/// A process of a node.
+#[derive(Debug)]
+pub(super) struct Traced {
+    process: Process,
+    reports: Arc<Mutex<Vec<Report>>>,
+    has_ended: Arc<AtomicBool>,
+}
+
+impl Traced {
+    /// Starts it, ready to read.
+    pub(super) fn start(reader: &PeersReader) -> Result<Self> {
+        let arguments = reader.arguments();
+        let arguments = arguments.iter().map(OsString::as_os_str);
+        let (process, mut told) = start_own(reader.namespace.as_deref(), arguments)?;
+        let mut line = String::new();
+        told.read_line(&mut line)?;
+        ensure!(line == "ready\n", "a process that reads has failed");
+        let (reports, has_ended) = (Arc::default(), Arc::default());
+        let (kept, ended) = (Arc::clone(&reports), Arc::clone(&has_ended));
+        spawn(move || listen(told, &kept, &ended));
+        Ok(Self { process, reports, has_ended })
+    }
+
+    /// Lets it begin.
+    pub(super) fn begin(&mut self) -> Result<()> {
+        let stdin = self.process.0.stdin.as_mut().context("take its input")?;
+        Ok(writeln!(stdin)?)
+    }
+
+    /// What it said so far.
+    pub(super) fn reports(&self) -> Vec<Report> {
+        self.reports.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether it has done all of its work. An error when it failed.
+    pub(super) fn has_ended(&mut self) -> Result<bool> {
+        if !self.has_ended.load(Ordering::Acquire) {
+            return Ok(false);
+        }
+        let status = self.process.0.wait()?;
+        ensure!(status.success(), "a process that reads has failed: {status}");
+        Ok(true)
+    }
+}
+
+fn listen(told: BufReader<ChildStdout>, reports: &Mutex<Vec<Report>>, has_ended: &AtomicBool) {
+    for line in told.lines().map_while(Result::ok) {
+        let report = line
+            .split_once(' ')
+            .and_then(|(at, files)| Some((at.parse().ok()?, files.parse().ok()?)));
+        reports.lock().unwrap_or_else(PoisonError::into_inner).extend(report);
+    }
+    has_ended.store(true, Ordering::Release);
+}
+
+/// Files of all processes at a time, between their reports.
+pub(super) fn files_at(traces: &[Vec<Report>], at: f64) -> f64 {
+    traces.iter().map(|reports| files_of(reports, at)).sum()
+}
+
+fn files_of(reports: &[Report], at: f64) -> f64 {
+    let next = reports.partition_point(|(time, _)| *time < at);
+    match (next.checked_sub(1).and_then(|last| reports.get(last)), reports.get(next)) {
+        (Some((before, from)), Some((after, to))) => {
+            *from as f64 + (*to - *from) as f64 * (at - before) / (after - before)
+        }
+        (Some((_, files)), None) => *files as f64,
+        (None, _) => 0.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::files_at;
+
+    #[test]
+    fn files_between_reports_lie_on_a_line() {
+        let traces = [vec![(1.0, 0), (2.0, 10)], vec![(1.0, 0), (3.0, 40)]];
+        assert_eq!(files_at(&traces, 0.5), 0.0);
+        assert_eq!(files_at(&traces, 1.5), 15.0);
+        assert_eq!(files_at(&traces, 4.0), 50.0);
+    }
+}
