@@ -28,11 +28,7 @@ install = grep -qwF '$(word 2,$(subst @, ,$(2)))' <<< "$$($(1) --version 2>/dev/
 	env -u CARGO_TARGET_DIR cargo install --locked --root $(TOOLS) $(2)
 
 .NOTPARALLEL:
-<<<<<<< HEAD
-.PHONY: help demo cluster-demo test test-lint test-doc test-unit test-end-to-end bench lint torture fuzz clone fmt clippy programs nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps iproute2 training bench-training python python-env test-python torture-python python-bench-env bench-python
-=======
-.PHONY: help demo cluster-demo test test-lint test-doc test-unit test-end-to-end bench figures lint torture fuzz clone fmt clippy programs nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps training bench-training python python-env test-python torture-python python-bench-env bench-python
->>>>>>> bench-peers
+.PHONY: help demo cluster-demo test test-lint test-doc test-unit test-end-to-end bench figures lint torture fuzz clone fmt clippy programs nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps iproute2 training bench-training python python-env test-python torture-python python-bench-env bench-python
 
 help: ## Show this list.
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
