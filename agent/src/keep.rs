@@ -69,7 +69,8 @@ impl State {
         self.give_over_until = since_boot().saturating_add(GIVE_OVER);
     }
 
-    /// Looks who can be reached. Chunks that belong to others who keep them need not stay here.
+    /// Looks who can be reached. What is here of others, who keep it too, need not stay, and
+    /// what belongs to this agent now stays.
     pub(crate) fn look_at_owners(&mut self) {
         let opens = self.datasets.clone();
         for (dataset, open) in opens.iter().enumerate() {
@@ -80,13 +81,22 @@ impl State {
         if since_boot() >= self.give_over_until {
             return;
         }
+        let most = self.keep_max();
         for (key, held) in &mut self.held {
-            if let Held::Full { stay: stay @ Stay::Kept, .. } = held
-                && opens.get(key.dataset).is_some_and(|open| open.peers.is_at_owner(key.chunk))
-            {
-                *stay = Stay::Copy;
-                self.kept -= 1;
-                self.copies += 1;
+            let Held::Full { stay, .. } = held else { continue };
+            let Some(open) = opens.get(key.dataset) else { continue };
+            match *stay {
+                Stay::Copy if self.kept < most && open.peers.owns(key.chunk) => {
+                    *stay = Stay::Kept;
+                    self.kept += 1;
+                    self.copies -= 1;
+                }
+                Stay::Kept if open.peers.is_at_owner(key.chunk) => {
+                    *stay = Stay::Copy;
+                    self.kept -= 1;
+                    self.copies += 1;
+                }
+                Stay::Copy | Stay::Kept | Stay::Passing => {}
             }
         }
     }
