@@ -198,9 +198,10 @@ impl Peers {
         owner.is_some_and(|kept| kept.link.keeps(chunk).0)
     }
 
-    /// Where a chunk may come from: from who keeps it, else from who comes first among those that can.
-    /// Members without a connection count as gone; those that have joined just now are waited for.
-    pub(crate) async fn sources(&self, chunk: u32) -> Sources {
+    /// Where a chunk may come from: from who keeps it, else from who comes first among those that can, of
+    /// which this agent is one or not. Members without a connection count as gone; those that have joined
+    /// just now are waited for.
+    pub(crate) async fn sources(&self, chunk: u32, can_keep: bool) -> Sources {
         let links = self.links();
         let tried = async {
             for link in &links {
@@ -217,7 +218,7 @@ impl Peers {
         let (mut holders, mut others, mut is_mine) = (Vec::new(), Vec::new(), false);
         for member in group.owners.ranking(chunk) {
             if member == self.face.me {
-                is_mine = true;
+                is_mine = can_keep;
             } else if let Some(link) = of(member) {
                 match link.keeps(chunk) {
                     (true, _) => holders.push(Arc::clone(link)),
