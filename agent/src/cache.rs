@@ -155,6 +155,8 @@ pub(crate) struct State {
     /// Chunks that stay until the end, and those that stay while there is room for them.
     pub(crate) kept: u32,
     pub(crate) copies: u32,
+    /// Chunks on their way for which there is room to stay.
+    pub(super) reserved: u32,
     pub(super) generation: u64,
     next_connection: u64,
 }
@@ -389,6 +391,7 @@ impl State {
     /// Another agent waits for the chunk.
     pub(crate) fn begin_for_peer(&mut self, key: ChunkKey, slot: u32, borrower: Borrower) -> Fetch {
         let progress = Arc::new(Progress::new(true));
+        self.reserve(&progress);
         let (waiters, borrowers) = (Vec::new(), vec![borrower]);
         let of_held = Arc::clone(&progress);
         self.held.insert(key, Held::Filling { slot, waiters, borrowers, progress: of_held });
@@ -405,9 +408,9 @@ impl State {
 
     /// All of a chunk is in its slot, and was found right.
     pub(crate) fn filled(&mut self, key: ChunkKey, filled: Filled) {
-        let Some(Held::Filling { slot, waiters, borrowers, .. }) = self.held.remove(&key) else {
-            return;
-        };
+        let filling = self.held.remove(&key);
+        let Some(Held::Filling { slot, waiters, borrowers, progress }) = filling else { return };
+        self.unreserve(&progress);
         let Filled { span, origin } = filled;
         if let Some(counts) = self.counts.get_mut(key.dataset) {
             let bytes = u64::from(span.1.saturating_sub(span.0));
@@ -441,7 +444,9 @@ impl State {
     /// A chunk can't be had.
     pub(crate) fn lost(&mut self, key: ChunkKey, why: &str, is_final: bool) {
         // Agents that wait for it learn it when their borrowers are dropped.
-        let Some(Held::Filling { slot, waiters, .. }) = self.held.remove(&key) else { return };
+        let filling = self.held.remove(&key);
+        let Some(Held::Filling { slot, waiters, progress, .. }) = filling else { return };
+        self.unreserve(&progress);
         if let Some(counts) = self.counts.get_mut(key.dataset) {
             counts.failed_fetches += 1;
         }

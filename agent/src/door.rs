@@ -31,6 +31,9 @@ const STRANGERS_MAX: usize = 64;
 /// How long another agent may take for a piece.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long another agent may ask nothing: it asks each second what this one keeps.
+const SILENCE: Duration = Duration::from_secs(30);
+
 /// Between two signs of life for a chunk that is on its way.
 const SIGN: Duration = Duration::from_millis(500);
 
@@ -171,6 +174,10 @@ impl Guest {
             };
             let permit = tokio::select! {
                 next = next => next?,
+                () = SystemClock::new().sleep(SILENCE) => {
+                    let why = "another agent asks nothing any more";
+                    return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+                }
                 () = line.is_over.notified() => {
                     let failed = line.failed.lock().unwrap_or_else(PoisonError::into_inner).take();
                     return Err(failed.unwrap_or_else(no_sense));

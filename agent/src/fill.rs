@@ -161,7 +161,7 @@ impl Wanted {
     /// Has other agents give it: so many files are right now, and whose chunk it is when the servers
     /// give the others.
     async fn ask_peers(&self, cache: &Cache, open: &Open, arena: &Arc<Arena>) -> (usize, Origin) {
-        let can_keep = cache.state().can_keep();
+        let can_keep = cache.state().reserve(&self.progress);
         let sources = open.peers.sources(self.key.chunk, can_keep).await;
         let mut has_failed = false;
         for link in sources.links {

@@ -2,11 +2,13 @@
 //!
 //! Must hold: a chunk that no other agent keeps leaves for no other chunk; what passes through has slots.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use dl_runtime::since_boot;
 
 use crate::cache::{Held, State, Stay};
+use crate::progress::Progress;
 
 /// How long after a change of the members it is looked at which chunks others keep now.
 const GIVE_OVER: Duration = Duration::from_secs(60);
@@ -25,7 +27,23 @@ impl State {
 
     /// Whether one more chunk can stay until the end.
     pub(crate) fn can_keep(&self) -> bool {
-        self.kept < self.keep_max()
+        self.kept + self.reserved < self.keep_max()
+    }
+
+    /// Sets room aside for a chunk that comes from the servers; false if there is none.
+    pub(crate) fn reserve(&mut self, progress: &Progress) -> bool {
+        let is_reserved = self.can_keep();
+        if is_reserved && !progress.is_reserved.swap(true, Ordering::Relaxed) {
+            self.reserved += 1;
+        }
+        is_reserved
+    }
+
+    /// The chunk has come, or does not come.
+    pub(super) fn unreserve(&mut self, progress: &Progress) {
+        if progress.is_reserved.swap(false, Ordering::Relaxed) {
+            self.reserved -= 1;
+        }
     }
 
     /// Chunks that may be kept: two groups of each order that is read and a slot for each worker pass

@@ -19,6 +19,8 @@ pub(crate) struct Progress {
     pub(crate) length: AtomicU64,
     /// Whether the servers are asked.
     is_of_servers: AtomicBool,
+    /// Whether there is room for the chunk to stay, which no other one gets.
+    pub(crate) is_reserved: AtomicBool,
     /// The address of the other agent that is asked.
     peer: Mutex<Option<String>>,
 }

@@ -16,6 +16,9 @@ use super::link::Link;
 /// How long a request waits for those before it.
 const TURN: Duration = Duration::from_secs(5);
 
+/// How long that agent may take in all.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+
 /// How long files that come alone may take.
 const FILES: Duration = Duration::from_millis(250);
 
@@ -76,7 +79,8 @@ impl Link {
                     // It does not come yet: others may.
                     permit = None;
                     has_waited = true;
-                    deadline = since_boot().saturating_add(SIGN.max(most));
+                    let last = began.saturating_add(WAIT_MAX);
+                    deadline = since_boot().saturating_add(SIGN.max(most)).min(last);
                 }
                 Some(Event::Files(_)) => {}
                 Some(Event::Right(files)) => {

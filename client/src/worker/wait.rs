@@ -24,9 +24,7 @@ impl Attached {
     /// are chunks that are read next.
     pub(super) fn want(&self, chunk: u32, file: u32, hints: &[u32]) -> Option<Pinned<'_>> {
         let since = milliseconds(since_boot());
-        let silence = since.saturating_sub(self.maps.table.last_beat());
-        let is_vain = since < self.vain_until.load(Ordering::Relaxed);
-        if silence > milliseconds(SILENCE_MAX) || is_vain {
+        if self.is_silent(since) {
             return None;
         }
         // Waits of other threads count: one follows the other.
@@ -56,7 +54,7 @@ impl Attached {
         let now = since_boot();
         let until = now.saturating_add(self.patience);
         let mut line = self.line()?;
-        if files.is_empty() || milliseconds(now) < self.vain_until.load(Ordering::Relaxed) {
+        if files.is_empty() || self.is_silent(milliseconds(now)) {
             return None;
         }
         let pins = &self.maps.pins;
@@ -68,6 +66,12 @@ impl Attached {
         });
         let pinned = self.maps.take_over(pins.end_wait()?);
         Some((pinned, offsets))
+    }
+
+    /// Whether the agent gave no sign of life, or a wait was in vain, a moment ago.
+    fn is_silent(&self, now: u64) -> bool {
+        let silence = now.saturating_sub(self.maps.table.last_beat());
+        silence > milliseconds(SILENCE_MAX) || now < self.vain_until.load(Ordering::Relaxed)
     }
 
     /// A wait was in vain: nobody waits for a while.
