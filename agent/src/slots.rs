@@ -58,12 +58,14 @@ impl State {
         self.take_slot_of_late(wanted).or_else(|| self.take_slot_of_kept())
     }
 
-    /// An empty slot for a chunk that is to be kept: that of one that another agent keeps too will do.
+    /// An empty slot for a chunk that is to be kept: that of one that another agent keeps too will do, or of
+    /// one that is needed late.
     pub(super) fn slot_for_kept(&mut self, key: ChunkKey) -> Option<u32> {
-        self.free_slot().or_else(|| {
-            self.let_pass(Stay::Copy);
-            self.take_slot(key, false)
-        })
+        if let Some(slot) = self.free_slot() {
+            return Some(slot);
+        }
+        self.let_pass(Stay::Copy);
+        self.take_slot(key, false).or_else(|| self.take_slot_of_late(key))
     }
 
     /// An empty slot for files that come alone: a free one, or that of a chunk that passes and nobody needs.
