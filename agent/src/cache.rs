@@ -155,6 +155,8 @@ pub(crate) struct State {
     /// Chunks that stay until the end, and those that stay while there is room for them.
     pub(crate) kept: u32,
     pub(crate) copies: u32,
+    /// Whether files of other agents come alone for a worker.
+    pub(super) are_files_alone: bool,
     /// Chunks on their way for which there is room to stay.
     pub(super) reserved: u32,
     pub(super) generation: u64,
@@ -276,7 +278,10 @@ impl State {
                 None
             }
             Some(Held::Filling { waiters, .. }) => {
+                let now = since_boot();
+                let over: Vec<_> = waiters.extract_if(.., |one| one.until < now).collect();
                 waiters.push(waiter);
+                over.into_iter().for_each(|one| self.refuse(one, "the chunk came too late"));
                 None
             }
             None => {
@@ -380,8 +385,10 @@ impl State {
     }
 
     fn begin(&mut self, key: ChunkKey, slot: u32, waiter: Option<Waiter>) -> Fetch {
-        // Who asks for it along an order reads it first.
-        let progress = Arc::new(Progress::new(false));
+        let open = self.datasets.get(key.dataset);
+        // Other agents wait for what belongs to this one.
+        let is_own = open.is_some_and(|open| open.peers.owns(key.chunk));
+        let progress = Arc::new(Progress::new(is_own));
         let (first, waiters) = (waiter.map(|waiter| waiter.file), Vec::from_iter(waiter));
         let (borrowers, of_held) = (Vec::new(), Arc::clone(&progress));
         self.held.insert(key, Held::Filling { slot, waiters, borrowers, progress: of_held });
@@ -410,7 +417,7 @@ impl State {
     pub(crate) fn filled(&mut self, key: ChunkKey, filled: Filled) {
         let filling = self.held.remove(&key);
         let Some(Held::Filling { slot, waiters, borrowers, progress }) = filling else { return };
-        self.unreserve(&progress);
+        let is_reserved = self.unreserve(&progress);
         let Filled { span, origin } = filled;
         if let Some(counts) = self.counts.get_mut(key.dataset) {
             let bytes = u64::from(span.1.saturating_sub(span.0));
@@ -425,7 +432,7 @@ impl State {
         self.plans.came(key, origin == Origin::Peer);
         let open = self.datasets.get(key.dataset);
         let is_own = open.is_some_and(|open| open.peers.owns(key.chunk));
-        let stay = self.stay(origin == Origin::Servers || is_own);
+        let stay = self.stay(origin == Origin::Servers || is_own, is_reserved);
         match stay {
             Stay::Passing => self.passing.push_back(key),
             Stay::Copy => self.copies += 1,

@@ -3,7 +3,7 @@
 //! Must hold: only members are answered; strangers at the door are few and are let go soon; what is sent
 //! stays in its slot until it was sent; an agent that takes nothing loses its connection.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io::{self, IoSlice};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -54,7 +54,7 @@ impl Door {
 
     /// Lets agents in for as long as this one lives. Who proves itself too slowly goes for those who come later.
     pub(crate) async fn serve(self, cache: Arc<Cache>, me: MemberId, end: Shutdown) {
-        let guest = Arc::new(Guest { cache, me, end });
+        let guest = Arc::new(Guest { cache, me, end, guests: Mutex::default() });
         let mut strangers = VecDeque::new();
         loop {
             let stream = match self.listener.accept().await {
@@ -74,7 +74,7 @@ impl Door {
             let guest = Arc::clone(&guest);
             let hearing = spawn(async move {
                 match guest.hear(stream).await {
-                    Ok((ends, reads)) => _ = spawn(guest.serve(ends, reads)),
+                    Ok((ends, reads)) => guest.let_in(ends, reads),
                     Err(why) => tracing::debug!(%why, "a stranger is not let in"),
                 }
             });
@@ -88,6 +88,8 @@ struct Guest {
     cache: Arc<Cache>,
     me: MemberId,
     end: Shutdown,
+    /// The connection of each member, by the dataset that it reads.
+    guests: Mutex<HashMap<(usize, MemberId), AbortHandle>>,
 }
 
 /// A member that was let in, and what it reads.
@@ -145,6 +147,17 @@ impl Guest {
         Ok((ends, Reads { member, dataset }))
     }
 
+    /// Answers a member from now on; a connection that it had before ends.
+    fn let_in(self: Arc<Self>, ends: (Reader, Writer), reads: Reads) {
+        let key = (reads.dataset, reads.member);
+        let serving = spawn(Arc::clone(&self).serve(ends, reads));
+        let mut guests = self.guests.lock().unwrap_or_else(PoisonError::into_inner);
+        guests.retain(|_, guest| !guest.is_finished());
+        if let Some(before) = guests.insert(key, serving.abort_handle()) {
+            before.abort();
+        }
+    }
+
     async fn serve(self: Arc<Self>, ends: (Reader, Writer), reads: Reads) {
         if let Err(why) = self.answer_all(ends, reads).await {
             tracing::debug!(%why, "a connection of another agent ended");
@@ -169,15 +182,17 @@ impl Guest {
             let mut head = [0; HEAD];
             let next = async {
                 let permit = Arc::clone(&open).acquire_owned().await.map_err(io::Error::other)?;
-                read.read_exact(&mut head).await?;
+                tokio::select! {
+                    read = read.read_exact(&mut head) => { read?; }
+                    () = SystemClock::new().sleep(SILENCE) => {
+                        let why = "another agent asks nothing any more";
+                        return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+                    }
+                }
                 Ok::<_, io::Error>(permit)
             };
             let permit = tokio::select! {
                 next = next => next?,
-                () = SystemClock::new().sleep(SILENCE) => {
-                    let why = "another agent asks nothing any more";
-                    return Err(io::Error::new(io::ErrorKind::TimedOut, why));
-                }
                 () = line.is_over.notified() => {
                     let failed = line.failed.lock().unwrap_or_else(PoisonError::into_inner).take();
                     return Err(failed.unwrap_or_else(no_sense));
@@ -187,6 +202,10 @@ impl Guest {
                 }
             };
             let request = Request::from_bytes(head)?;
+            if let Request::Kept { generation } = request {
+                line.kept(&self.cache, dataset, generation).await?;
+                continue;
+            }
             let mut files = Vec::new();
             if let Request::Files { count, .. } = request {
                 files.resize(count as usize * size_of::<u32>(), 0);
@@ -198,10 +217,10 @@ impl Guest {
                     Request::Chunk { number, chunk } => {
                         line.chunk(&cache, ChunkKey { dataset, chunk }, number).await
                     }
-                    Request::Kept { generation } => line.kept(&cache, dataset, generation).await,
                     Request::Files { number, .. } => {
                         line.files(&cache, dataset, number, &files).await
                     }
+                    Request::Kept { .. } => Ok(()),
                 };
                 drop(permit);
                 if let Err(why) = answered {

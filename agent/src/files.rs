@@ -90,19 +90,23 @@ impl State {
 
     /// Tells workers that follow no order whether files should come alone: where a chunk of another agent
     /// would not stay.
-    pub(crate) fn tell_of_files(&self) {
+    pub(crate) fn tell_of_files(&mut self) {
         let has_room = self.can_copy();
+        let mut are_alone = false;
         for (number, one) in &self.connections {
             let has_peers =
                 || self.datasets.get(one.dataset).is_some_and(|open| open.peers.connected() > 0);
             let is_alone = !has_room && !self.plans.reads(*number) && has_peers();
             one.pins.set(Gauge::FilesAlone, is_alone.into());
+            are_alone |= is_alone;
         }
+        self.are_files_alone = are_alone;
     }
 }
 
 /// The files that other agents keep, by agent, as many as fit into a slot and into a request.
 fn parts(open: &Open, files: &[u32], slot_bytes: u32) -> Vec<Part> {
+    let most = u64::from(slot_bytes).min(FILES_BYTES_MAX as u64);
     let mut parts: BTreeMap<MemberId, (Arc<Link>, u64, Vec<_>)> = BTreeMap::new();
     for (index, number) in files.iter().enumerate().take(FILES_MAX) {
         let Ok(place) = open.snapshot.place(*number) else { continue };
@@ -111,7 +115,7 @@ fn parts(open: &Open, files: &[u32], slot_bytes: u32) -> Vec<Part> {
         }
         let Some(link) = open.peers.holder(place.chunk) else { continue };
         let (_, bytes, files) = parts.entry(link.member).or_insert((link, 0, Vec::new()));
-        if *bytes + place.length <= FILES_BYTES_MAX as u64 {
+        if *bytes + place.length <= most {
             *bytes += place.length;
             files.push((index, (*number, place)));
         }

@@ -29,7 +29,8 @@ const FETCHES_MAX: usize = 12;
 impl Cache {
     /// Begins a fetch.
     pub(crate) fn fetch(self: &Arc<Self>, fetch: Fetch) {
-        self.fetches.fetch_add(1, Ordering::Relaxed);
+        // What other agents ask for takes no place of what is read here.
+        self.fetches.fetch_add((!fetch.is_for_peer).into(), Ordering::Relaxed);
         start(self, fetch);
     }
 
@@ -42,8 +43,8 @@ impl Cache {
     }
 
     /// A fetch is no longer under way: the next ones may begin.
-    pub(crate) fn ended_a_fetch(self: &Arc<Self>) {
-        self.fetches.fetch_sub(1, Ordering::Relaxed);
+    fn ended_a_fetch(self: &Arc<Self>, is_for_peer: bool) {
+        self.fetches.fetch_sub((!is_for_peer).into(), Ordering::Relaxed);
         self.fetch_ahead();
         if self.state().is_short() {
             self.moved.notify_one();
@@ -83,7 +84,7 @@ fn start(cache: &Arc<Cache>, fetch: Fetch) {
     let cache = Arc::clone(cache);
     let runtime = open.source.runtime().clone();
     spawn_on(&runtime, async move {
-        let key = fetch.key;
+        let (key, is_for_peer) = (fetch.key, fetch.is_for_peer);
         let filled = match wanted(&open, fetch) {
             Ok(wanted) => fill(&cache, &open, &arena, &wanted).await,
             Err(why) => Err(Failure::Final(why)),
@@ -105,7 +106,7 @@ fn start(cache: &Arc<Cache>, fetch: Fetch) {
                 SystemClock::new().sleep(PAUSE).await;
             }
         }
-        cache.ended_a_fetch();
+        cache.ended_a_fetch(is_for_peer);
     });
 }
 
@@ -163,6 +164,9 @@ impl Wanted {
     async fn ask_peers(&self, cache: &Cache, open: &Open, arena: &Arc<Arena>) -> (usize, Origin) {
         let can_keep = cache.state().reserve(&self.progress);
         let sources = open.peers.sources(self.key.chunk, can_keep).await;
+        if !sources.is_mine {
+            cache.state().unreserve(&self.progress);
+        }
         let mut has_failed = false;
         for link in sources.links {
             self.progress.asks(Some(&link.address));

@@ -39,11 +39,11 @@ impl State {
         is_reserved
     }
 
-    /// The chunk has come, or does not come.
-    pub(super) fn unreserve(&mut self, progress: &Progress) {
-        if progress.is_reserved.swap(false, Ordering::Relaxed) {
-            self.reserved -= 1;
-        }
+    /// The chunk has come, or stays elsewhere; gives whether room was set aside for it.
+    pub(crate) fn unreserve(&mut self, progress: &Progress) -> bool {
+        let was_reserved = progress.is_reserved.swap(false, Ordering::Relaxed);
+        self.reserved -= u32::from(was_reserved);
+        was_reserved
     }
 
     /// Chunks that may be kept: two groups of each order that is read and a slot for each worker pass
@@ -52,7 +52,9 @@ impl State {
         if !self.keeps {
             return 0;
         }
-        let passing = self.plans.passing_slots().saturating_add(self.workers());
+        // Files that come alone take one more for each worker.
+        let each = 1 + u32::from(self.are_files_alone);
+        let passing = self.plans.passing_slots().saturating_add(self.workers() * each);
         self.usable_slots().saturating_sub(passing)
     }
 
@@ -66,10 +68,11 @@ impl State {
     }
 
     /// How long a chunk stays that came now. Copies leave for chunks that no other agent keeps.
-    pub(super) fn stay(&mut self, is_mine: bool) -> Stay {
+    pub(super) fn stay(&mut self, is_mine: bool, is_reserved: bool) -> Stay {
         let most = self.keep_max();
+        let promised = if is_reserved { 0 } else { self.reserved };
         match is_mine {
-            true if self.kept < most => {
+            true if self.kept + promised < most => {
                 if self.kept + self.copies >= most {
                     self.let_pass(Stay::Copy);
                 }
@@ -104,7 +107,7 @@ impl State {
             let Held::Full { stay, .. } = held else { continue };
             let Some(open) = opens.get(key.dataset) else { continue };
             match *stay {
-                Stay::Copy if self.kept < most && open.peers.owns(key.chunk) => {
+                Stay::Copy if self.kept + self.reserved < most && open.peers.owns(key.chunk) => {
                     *stay = Stay::Kept;
                     self.kept += 1;
                     self.copies -= 1;
@@ -121,6 +124,9 @@ impl State {
 
     /// One of the chunks that stay so passes from now on; false if there is none.
     pub(super) fn let_pass(&mut self, what: Stay) -> bool {
+        if what == Stay::Copy && self.copies == 0 {
+            return false;
+        }
         let found = self.held.iter_mut().find_map(|(key, held)| match held {
             Held::Full { stay, .. } if *stay == what => Some((*key, stay)),
             _ => None,

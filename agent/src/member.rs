@@ -73,12 +73,12 @@ impl Member {
     ) {
         let open = async || {
             let entrance = self.open(cache, servers, shutdown).await;
-            entrance.unwrap_or_else(|why| {
+            entrance.inspect_err(|why| {
                 tracing::warn!(%why, "no other agent of the task can reach this one");
-                Entrance::default()
             })
         };
-        self.entrance.get_or_init(open).await;
+        // What fails is tried again with the next dataset.
+        let _ = self.entrance.get_or_try_init(open).await;
     }
 
     async fn open(

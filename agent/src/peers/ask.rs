@@ -16,8 +16,9 @@ use super::link::Link;
 /// How long a request waits for those before it.
 const TURN: Duration = Duration::from_secs(5);
 
-/// How long that agent may take in all.
-const WAIT_MAX: Duration = Duration::from_secs(30);
+/// How long that agent may take in all; then it is asked for a while only for what it keeps.
+const WAIT_MAX: Duration = Duration::from_secs(6);
+const AVOIDED: Duration = Duration::from_secs(15);
 
 /// How long files that come alone may take.
 const FILES: Duration = Duration::from_millis(250);
@@ -71,6 +72,9 @@ impl Link {
                     self.counts.slow.fetch_add(1, Ordering::Relaxed);
                     let soon = since_boot().saturating_add(most);
                     let right = giving_up.now(soon).unwrap_or(right);
+                    if has_waited {
+                        self.line().avoided_until = since_boot().saturating_add(AVOIDED);
+                    }
                     return Got::Broken { right, why: "it takes too long" };
                 }
             };

@@ -17,7 +17,8 @@ use crate::progress::Progress;
 pub(crate) struct Incoming {
     arena: Arc<Arena>,
     slot: u32,
-    /// Where the next byte belongs, and where the last file ends.
+    /// Where the first file begins, where the next byte belongs, and where the last file ends.
+    start: u32,
     next: u32,
     end: u32,
     /// By their ends.
@@ -35,9 +36,9 @@ impl Incoming {
         files: Arc<[(u32, FilePlace)]>,
         progress: Arc<Progress>,
     ) -> Self {
-        let next = files.iter().map(|(_, place)| place.offset).min().unwrap_or(0);
-        let end = files.last().map_or(next, |(_, place)| end_of(*place));
-        Self { arena, slot, next, end, files, right: 0, progress }
+        let start = files.iter().map(|(_, place)| place.offset).min().unwrap_or(0);
+        let end = files.last().map_or(start, |(_, place)| end_of(*place));
+        Self { arena, slot, start, next: start, end, files, right: 0, progress }
     }
 
     /// Whether bytes at an offset are the next ones, and as many still come.
@@ -75,6 +76,11 @@ impl Incoming {
     /// Files that are right: the first ones by their ends.
     pub(super) fn right(&self) -> usize {
         self.right
+    }
+
+    /// Whether bytes have come.
+    pub(super) fn has_begun(&self) -> bool {
+        self.next > self.start
     }
 
     /// Bytes that still come.

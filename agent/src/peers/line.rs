@@ -47,6 +47,8 @@ pub(super) struct Line {
     pub(super) least: Duration,
     /// The chunk that was given up last: its request, and until when it would have come soon, since boot.
     pub(super) given_up: Option<(u32, Duration)>,
+    /// Until then it is not asked to fetch anything, as its way to the servers is slow; since boot.
+    pub(super) avoided_until: Duration,
     /// When the other agent said something, since boot.
     pub(super) heard: Duration,
     pub(super) kept: Kept,
@@ -122,6 +124,7 @@ impl Line {
             times: VecDeque::new(),
             least: HEDGE_MIN,
             given_up: None,
+            avoided_until: Duration::ZERO,
             heard: since_boot(),
             kept: Kept::default(),
         }
@@ -172,6 +175,16 @@ impl Line {
         {
             self.least = self.least.saturating_mul(2).min(HEDGE_UNKNOWN);
         }
+    }
+
+    /// The chunk is not there: what is said before its first byte.
+    pub(super) fn elsewhere(&mut self, number: u32) -> io::Result<()> {
+        let coming = self.pending.get_mut(&number).and_then(Pending::coming);
+        if coming.is_some_and(|incoming| incoming.has_begun()) {
+            return Err(no_sense());
+        }
+        self.close(number, Event::Elsewhere);
+        Ok(())
     }
 
     /// Files come, those whose bits are set: for a request that was given up, or as many bytes as they have.

@@ -26,7 +26,7 @@ use super::tls::{Fingerprint, Identity, Reader, Writer};
 /// Chunks that come at the same time.
 const TRANSFERS: usize = 2;
 
-/// Requests that are not answered, at most: fewer than those after which the other agent hangs up.
+/// Requests that are not answered, at most: fewer than those after which the other agent reads no further one.
 const OPEN_MAX: usize = REQUESTS_MAX - 16;
 
 /// How long a try to connect may take.
@@ -105,7 +105,8 @@ impl Link {
     /// Whether it keeps a chunk, and whether it can keep more.
     pub(crate) fn keeps(&self, chunk: u32) -> (bool, bool) {
         let line = self.line();
-        (line.kept.holds(chunk), line.kept.can_keep)
+        let can_keep = line.kept.can_keep && since_boot() >= line.avoided_until;
+        (line.kept.holds(chunk), can_keep)
     }
 
     /// Waits until the first try to connect has ended, and it was heard what the other agent keeps.
@@ -251,7 +252,7 @@ impl Link {
                     self.take(&mut read, number, length as usize, &mut rest).await?;
                 }
                 Answer::Wait { number } => self.line().tell(number, Event::Wait),
-                Answer::ReadElsewhere { number } => self.line().close(number, Event::Elsewhere),
+                Answer::ReadElsewhere { number } => self.line().elsewhere(number)?,
                 Answer::Kept { generation, can_keep, length } => {
                     let told = Kept { generation, can_keep, bits: Vec::new() };
                     self.hear_kept(&mut read, told, length).await?;

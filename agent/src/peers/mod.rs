@@ -38,6 +38,9 @@ pub(crate) use owners::Owners;
 pub use status::PeerStatus;
 pub(crate) use tls::Identity;
 
+/// Bytes of the secret of a job.
+const SECRET: usize = 32;
+
 /// How long a fetch waits for the first tries to connect.
 const FIRST_TRY: Duration = Duration::from_secs(1);
 
@@ -145,7 +148,8 @@ impl Peers {
             group.members.keys().filter(|id| is_unnamed(id)).copied().collect();
         let rest = unnamed.iter().filter_map(|id| Some((*id, group.members.get(id)?.clone())));
         members.extend(rest.collect::<Vec<_>>());
-        let circle = is_open.then(|| Circle::new(&joined.secret, dataset, version));
+        let has_secret = *is_open && joined.secret.len() == SECRET;
+        let circle = has_secret.then(|| Circle::new(&joined.secret, dataset, version));
         *group.circle.lock().unwrap_or_else(PoisonError::into_inner) = circle;
         let mut links = std::mem::take(&mut group.links);
         let can_serve =
