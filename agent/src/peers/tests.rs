@@ -144,6 +144,17 @@ async fn an_answer_that_stops_is_given_up_and_its_rest_goes_nowhere() {
 }
 
 #[tokio::test]
+async fn an_agent_that_takes_its_answer_back_is_not_asked_again_for_files_that_readers_have() {
+    let (got, slot) = ask(5, |number| {
+        let begun = piece(number, 0, &chunk().0[..2 * FILE]);
+        vec![begun, (Answer::ReadElsewhere { number }, Vec::new())]
+    })
+    .await;
+    assert_eq!(got, Got::Broken { right: 2, why: "the connection ended" });
+    assert!(slot.get(..2 * FILE) == chunk().0.get(..2 * FILE));
+}
+
+#[tokio::test]
 async fn an_agent_with_another_secret_is_not_asked() {
     let (got, _) = ask(6, |_| Vec::new()).await;
     assert_eq!(got, Got::Away);
