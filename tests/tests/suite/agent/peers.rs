@@ -244,24 +244,72 @@ fn an_agent_that_speaks_tls_and_one_that_does_not_read_from_the_servers() -> Res
 
 #[test]
 fn strangers_get_nothing_and_keep_nobody_out() -> Result<()> {
-    let nodes = Nodes::new(34, 2, &["--memory", "256MiB"])?;
+    const AT_ONCE: usize = 500;
+    const WAVES: usize = 20;
+    let mut nodes = Nodes::new(34, 2, &["--memory", "256MiB"])?;
     let address = nodes.status(0)?["peer_address"].as_str().context("an address")?.to_owned();
     let patience = Some(Duration::from_secs(20));
-    let idle = (0..500).map(|_| TcpStream::connect(&address));
-    let mut idle = idle.collect::<std::io::Result<Vec<_>>>()?;
     let mut guess = TcpStream::connect(&address)?;
     guess.set_read_timeout(patience)?;
     let mut challenge = [0; 32];
     guess.read_exact(&mut challenge)?;
     guess.write_all(&[7; 64])?;
     ensure!(guess.read(&mut challenge)? == 0, "a wrong proof was answered");
-    for stranger in &mut idle {
-        stranger.set_read_timeout(patience)?;
-        let mut heard = Vec::new();
-        // The end may come as a reset.
-        let _ = stranger.read_to_end(&mut heard);
-        ensure!(heard.len() <= 32, "a stranger hears {} bytes", heard.len());
+    let agent = nodes.agent(0)?;
+    let before = resident_memory(agent)?;
+    for wave in 0..WAVES {
+        let idle = (0..AT_ONCE).map(|_| TcpStream::connect(&address));
+        let mut idle = idle.collect::<std::io::Result<Vec<_>>>()?;
+        if wave == WAVES / 2 {
+            nodes.names.push("3".to_owned());
+            nodes.start(2, &["--memory", "256MiB"])?;
+        }
+        for stranger in &mut idle {
+            stranger.set_read_timeout(patience)?;
+            let mut heard = Vec::new();
+            // The end may come as a reset.
+            let _ = stranger.read_to_end(&mut heard);
+            ensure!(heard.len() <= 32, "a stranger hears {} bytes", heard.len());
+        }
     }
+    let grown = resident_memory(agent)?.saturating_sub(before);
+    ensure!(grown < 16 << 20, "strangers took {grown} bytes of memory");
     nodes.know_each_other()?;
-    (0..2).try_for_each(|node| nodes.get_and_compare(node))
+    (0..3).try_for_each(|node| nodes.get_and_compare(node))
+}
+
+/// Memory that a process has, in bytes.
+fn resident_memory(process: Pid) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process.as_raw_nonzero()))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("a line")?;
+    let kib: u64 = line.split_whitespace().next().context("a number")?.parse()?;
+    Ok(kib << 10)
+}
+
+#[test]
+fn agents_of_two_jobs_and_of_two_datasets_give_each_other_nothing() -> Result<()> {
+    let nodes = Nodes::new(38, 2, &["--memory", "256MiB"])?;
+    let other = |node: &str, task: &str, dataset: &str| {
+        let mut command = nodes.scene.dlcmd_at(node, task)?;
+        run(command.args(["agent", "start", dataset, "--memory", "256MiB"]))?.code(0)?;
+        let got = nodes.scene.path("other");
+        run(nodes.scene.dlcmd_at(node, task)?.args(["get", dataset]).arg(&got))?.code(0)?;
+        folder::compare(&nodes.scene.path("src"), &got)?;
+        std::fs::remove_dir_all(got)?;
+        let mut command = nodes.scene.dlcmd_at(node, task)?;
+        let told = run(command.args(["--json", "agent", "status"]))?.code(0)?;
+        run(nodes.scene.dlcmd_at(node, task)?.args(["agent", "stop"]))?.code(0)?;
+        Ok::<Value, anyhow::Error>(serde_json::from_str(told.text().trim())?)
+    };
+    (0..2).try_for_each(|node| nodes.get_and_compare(node))?;
+    let alone = other("3", "another", "dl://ds")?;
+    let source = nodes.scene.path("src");
+    run(nodes.dlcmd(0)?.arg("put").arg(source).arg("dl://two"))?.code(0)?;
+    let two = other("4", "job", "dl://two")?;
+    for status in [alone, two] {
+        ensure!(status["peers"] == serde_json::json!([]), "it knows others: {status}");
+        ensure!(status["chunks_from_servers"] == status["chunks"], "{status}");
+        ensure!(status["chunks_from_peers"] == 0 && status["chunks_to_peers"] == 0, "{status}");
+    }
+    nodes.know_each_other()
 }
