@@ -79,6 +79,8 @@ struct Group {
     members: BTreeMap<MemberId, TaskMember>,
     /// Members that the servers don't name, as after they forgot the job, and that are there all the same.
     unnamed: BTreeSet<MemberId>,
+    /// All members that can serve, and those of them that could be reached a moment ago.
+    all: Owners,
     owners: Arc<Owners>,
     links: BTreeMap<MemberId, Staying>,
 }
@@ -163,6 +165,7 @@ impl Peers {
             });
             group.links.insert(member.id, kept);
         }
+        group.all = Owners::of(members.values().filter(can_serve));
         (group.members, group.unnamed, group.told) = (members, unnamed, Some(told));
         group.settle(&self.face);
         true
@@ -220,7 +223,7 @@ impl Peers {
         let is_up = |link: &&Arc<Link>| link.phase().0 == Phase::Up;
         let of = |member| group.links.get(&member).map(|kept| &kept.link).filter(is_up);
         let (mut holders, mut others, mut is_mine) = (Vec::new(), Vec::new(), false);
-        for member in group.owners.ranking(chunk) {
+        for member in group.all.ranking(chunk) {
             if member == self.face.me {
                 is_mine = can_keep;
             } else if let Some(link) = of(member) {

@@ -95,6 +95,21 @@ impl Nodes {
 }
 
 impl Nodes {
+    /// Waits until each of so many chunks belongs to one agent.
+    fn share(&self, chunks: u64) -> Result<()> {
+        let owned =
+            |node| self.status(node)?["datasets"][0]["chunks_owned"].as_u64().context("a number");
+        let mut all = 0;
+        for _ in 0..100 {
+            all = (0..self.names.len()).map(owned).sum::<Result<u64>>()?;
+            if all == chunks {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        anyhow::bail!("{all} of {chunks} chunks belong to somebody")
+    }
+
     /// Chunks that other agents gave too slowly.
     fn slow(&self) -> Result<u64> {
         let of_one = |node| {
@@ -145,9 +160,7 @@ fn once_for_all_nodes(seed: u64, arguments: &[&str]) -> Result<()> {
     let (fetched, given) = (nodes.sum("chunks_from_servers")?, nodes.sum("chunks_from_peers")?);
     ensure!((chunks..=chunks + slow).contains(&fetched), "one fetch a chunk: {fetched}, {first}");
     ensure!(given + fetched == 3 * chunks, "each other chunk from its owner: {given}");
-    let owned =
-        |node| nodes.status(node)?["datasets"][0]["chunks_owned"].as_u64().context("a number");
-    ensure!((0..3).map(owned).sum::<Result<u64>>()? == chunks, "each chunk has one owner");
+    nodes.share(chunks)?;
     nodes.scene.kill_server()?;
     for node in 0..3 {
         ensure!(nodes.read(node, 1)? == FILES as u64, "files are missing");
