@@ -2,12 +2,11 @@
 //!
 //! Must hold: no read of a row misses the cache.
 
-use std::path::Path;
-
 use anyhow::{Result, ensure};
 
+use super::memcached::Listener;
 use super::node::{Node, put};
-use super::reader::{AgentReader, Answer, Ask, BATCH, Kind, Reading};
+use super::reader::{AgentReader, Answer, Ask, BATCH, Kind, Reading, together};
 use super::{BYTES, runs};
 use crate::measure::{Bar, Bench, Side};
 use crate::setup::{Server, Settings, memcached_at};
@@ -51,7 +50,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     {
         let socket = settings.on_disk("memcached");
         let _server = memcached_at(&socket)?;
-        benches.extend(scene.measure(&memcached, Some(&socket))?);
+        benches.extend(scene.measure(&memcached, Some(&Listener::Unix(socket)))?);
     }
     scene.check()?;
     drop(scene);
@@ -97,8 +96,8 @@ impl Scene {
         Ok(Self { node, _server: server, length, runs: runs(settings), settings: text })
     }
 
-    fn reader(&self, seed: u64, memcached: Option<&Path>) -> Result<Reading> {
-        let memcached = memcached.map(Path::to_owned);
+    fn reader(&self, seed: u64, memcached: Option<&Listener>) -> Result<Reading> {
+        let memcached = memcached.cloned();
         Reading::start(&AgentReader { memcached, ..self.node.reader(self.length, seed) })
     }
 
@@ -110,7 +109,7 @@ impl Scene {
     }
 
     /// Lets one process read both sides of each row in turns.
-    fn measure(&self, rows: &[Row], memcached: Option<&Path>) -> Result<Vec<Bench>> {
+    fn measure(&self, rows: &[Row], memcached: Option<&Listener>) -> Result<Vec<Bench>> {
         let mut reader = self.reader(1, memcached)?;
         let mut benches = Vec::new();
         for row in rows {
@@ -174,10 +173,4 @@ impl Scene {
         ensure!(is_whole, "reads were not answered by the cache alone: {status:?}");
         Ok(())
     }
-}
-
-/// Lets all readers do the same at the same time.
-fn together(readers: &mut [Reading], ask: Ask) -> Result<Vec<Answer>> {
-    readers.iter_mut().try_for_each(|reader| reader.tell(ask))?;
-    readers.iter_mut().map(Reading::answer).collect()
 }

@@ -1,18 +1,52 @@
-//! A plain client of memcached over a unix socket.
+//! A plain client of memcached over a unix socket or TCP.
 //!
 //! Must hold: the client does no more than to send keys and to receive the answer; every answer is whole.
 
+use std::convert::Infallible;
+use std::ffi::OsString;
 use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::PathBuf;
+use std::str::FromStr;
 
 use anyhow::{Result, ensure};
 use dl_format::FilePath;
 
+/// Where a memcached listens.
+#[derive(Debug, Clone)]
+pub(crate) enum Listener {
+    Unix(PathBuf),
+    Tcp(SocketAddr),
+}
+
+impl Listener {
+    /// As an argument of a process.
+    pub(super) fn argument(&self) -> OsString {
+        match self {
+            Self::Unix(socket) => socket.into(),
+            Self::Tcp(address) => address.to_string().into(),
+        }
+    }
+}
+
+impl FromStr for Listener {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(text.parse().map_or_else(|_| Self::Unix(text.into()), Self::Tcp))
+    }
+}
+
+/// A connection in both directions.
+trait Socket: Read + Write + std::fmt::Debug {}
+
+impl<T: Read + Write + std::fmt::Debug> Socket for T {}
+
 /// A connection.
 #[derive(Debug)]
 pub(super) struct Connection {
-    socket: UnixStream,
+    socket: Box<dyn Socket>,
     request: Vec<u8>,
     answer: Vec<u8>,
     length: usize,
@@ -20,8 +54,15 @@ pub(super) struct Connection {
 
 impl Connection {
     /// Connects; values have `length` bytes.
-    pub(super) fn open(at: &Path, length: usize) -> Result<Self> {
-        let socket = UnixStream::connect(at)?;
+    pub(super) fn open(at: &Listener, length: usize) -> Result<Self> {
+        let socket: Box<dyn Socket> = match at {
+            Listener::Unix(socket) => Box::new(UnixStream::connect(socket)?),
+            Listener::Tcp(address) => {
+                let stream = TcpStream::connect(address)?;
+                stream.set_nodelay(true)?;
+                Box::new(stream)
+            }
+        };
         Ok(Self { socket, request: Vec::new(), answer: Vec::new(), length })
     }
 

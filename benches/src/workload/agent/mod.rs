@@ -6,7 +6,7 @@
 mod bare;
 mod fill;
 mod hot;
-mod memcached;
+pub(super) mod memcached;
 pub(super) mod node;
 pub(super) mod reader;
 mod small;

@@ -35,6 +35,7 @@ pub(crate) struct Status {
     pub(crate) bytes_from_servers: u64,
     pub(crate) chunks_from_peers: u64,
     pub(crate) bytes_from_peers: u64,
+    pub(crate) files_from_peers: u64,
     pub(crate) failed_fetches: u64,
     pub(crate) fetches: u64,
     pub(crate) prefetch_waiting: u64,
@@ -58,6 +59,8 @@ pub(crate) struct Start {
     pub(crate) policy: &'static str,
     /// The agent speaks to no other agent of its task.
     pub(crate) is_alone: bool,
+    /// The agent speaks TLS with other agents.
+    pub(crate) has_tls: bool,
     /// The network namespace of the agent and of its readers.
     pub(crate) namespace: Option<String>,
 }
@@ -133,6 +136,9 @@ impl Node {
         command.args(["--idle", "5m"]);
         if start.is_alone {
             command.args(["--peer-address", "none"]);
+        }
+        if start.has_tls {
+            command.args(["--peer-tls", "on"]);
         }
         command.env("DIESEL_RUNTIME_DIR", node.folder.join("run"));
         command.env("XDG_CACHE_HOME", node.folder.join("cache"));

@@ -19,7 +19,7 @@ use libdiesel::{Client, ConnectOptions, Dataset, ShuffleOptions, SnapshotCache, 
 use serde::{Deserialize, Serialize};
 
 use super::bare::Bare;
-use super::memcached::Connection;
+use super::memcached::{Connection, Listener};
 use crate::setup::{Process, shuffle, start_own};
 
 /// Files of a batch.
@@ -44,9 +44,9 @@ pub struct AgentReader {
     /// The task of the agent; none reads from the server
     #[arg(long)]
     pub(crate) task: Option<String>,
-    /// The socket of a memcached
+    /// The socket or the address of a memcached
     #[arg(long)]
-    pub(crate) memcached: Option<PathBuf>,
+    pub(crate) memcached: Option<Listener>,
     /// The network namespace of the process
     #[arg(skip)]
     pub(crate) namespace: Option<String>,
@@ -63,7 +63,7 @@ impl AgentReader {
             arguments.extend(["--task", task].map(OsString::from));
         }
         if let Some(memcached) = &self.memcached {
-            arguments.extend(["--memcached".into(), memcached.clone().into()]);
+            arguments.extend(["--memcached".into(), memcached.argument()]);
         }
         arguments
     }
@@ -140,6 +140,8 @@ pub(crate) enum Ask {
     First { chunk: usize },
     /// Reads the share of a rank in an epoch, and rests for so many microseconds after each batch.
     Epoch { epoch: u64, rank: u32, world: u32, group: u32, rest: u64 },
+    /// Reads every `step`-th file of an epoch, which takes all of its chunks.
+    Sparse { epoch: u64, group: u32, step: u32 },
 }
 
 /// What it did.
@@ -191,6 +193,12 @@ impl Reading {
     }
 }
 
+/// Lets all readers do the same at the same time.
+pub(crate) fn together(readers: &mut [Reading], ask: Ask) -> Result<Vec<Answer>> {
+    readers.iter_mut().try_for_each(|reader| reader.tell(ask))?;
+    readers.iter_mut().map(Reading::answer).collect()
+}
+
 /// Is one process: does what its input says until the input ends.
 ///
 /// # Errors
@@ -211,6 +219,10 @@ pub fn read_cached(reader: &AgentReader) -> Result<()> {
             Ask::Epoch { epoch, rank, world, group, rest } => {
                 let options = ShuffleOptions::new(SEED, epoch, group).of_rank(rank, world);
                 scene.epoch(options, Duration::from_micros(rest))?
+            }
+            Ask::Sparse { epoch, group, step } => {
+                let options = ShuffleOptions::new(SEED, epoch, group).of_worker(0, step, 1);
+                scene.epoch(options, Duration::ZERO)?
             }
         };
         writeln!(stdout(), "{}", serde_json::to_string(&answer)?)?;
@@ -292,22 +304,33 @@ impl Scene {
     fn prepare(&mut self, kind: Kind, reader: &AgentReader) -> Result<()> {
         match kind {
             Kind::Get | Kind::GetMany | Kind::Views => self.warm()?,
-            Kind::Path | Kind::PathMany | Kind::Memcached | Kind::MemcachedMany => {
+            Kind::Path | Kind::PathMany => {
                 self.warm()?;
-                if self.paths.is_empty() {
-                    let snapshot = self.dataset.snapshot().context("there is a snapshot")?;
-                    let paths = self.order.iter().map(|number| snapshot.path(*number));
-                    self.paths = paths.collect::<Result<_, _>>()?;
-                }
+                self.list_paths()?;
             }
+            Kind::Memcached | Kind::MemcachedMany => self.fill_memcached(reader)?,
             Kind::Bare | Kind::BareMany | Kind::Record => {
                 if self.bare.is_none() {
                     self.bare = Some(Bare::new(&self.order, self.length)?);
                 }
             }
         }
-        if matches!(kind, Kind::Memcached | Kind::MemcachedMany) && self.memcached.is_none() {
-            let at = reader.memcached.as_deref().context("there is a memcached")?;
+        Ok(())
+    }
+
+    fn list_paths(&mut self) -> Result<()> {
+        if self.paths.is_empty() {
+            let snapshot = self.dataset.snapshot().context("there is a snapshot")?;
+            let paths = self.order.iter().map(|number| snapshot.path(*number));
+            self.paths = paths.collect::<Result<_, _>>()?;
+        }
+        Ok(())
+    }
+
+    fn fill_memcached(&mut self, reader: &AgentReader) -> Result<()> {
+        if self.memcached.is_none() {
+            self.list_paths()?;
+            let at = reader.memcached.as_ref().context("there is a memcached")?;
             let mut connection = Connection::open(at, self.length)?;
             connection.fill(&self.paths)?;
             self.memcached = Some(connection);

@@ -92,7 +92,7 @@ fn half(settings: &Settings, job: &Job<'_>, files: u32) -> Result<Bench> {
     for _ in 0..settings.runs() {
         for (is_alone, side) in [(false, &mut ours), (true, &mut theirs)] {
             let memory = memory(files, 0.5, NODES);
-            let start = Start { memory, policy: "on-demand", is_alone, namespace: None };
+            let start = Start { memory, policy: "on-demand", is_alone, ..Start::default() };
             let cluster = job.start(&start)?;
             chunks = cluster.nodes[0].status()?.chunks;
             let mut readers = readers(&cluster)?;

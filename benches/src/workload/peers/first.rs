@@ -93,7 +93,7 @@ fn epoch(job: &Job<'_>, way: Way, files: u32, number: u64) -> Result<f64> {
     let policy = if way == Way::OneShot { "oneshot" } else { "on-demand" };
     let is_alone = way == Way::Alone;
     let memory = memory(files, 1.3, job.nodes);
-    let start = Start { memory, policy, is_alone, namespace: None };
+    let start = Start { memory, policy, is_alone, ..Start::default() };
     let cluster = if way == Way::OneShot { job.start_nodes(&start) } else { job.start(&start) }?;
     let readers = cluster.nodes.iter().map(|node| {
         let reader = node.reader(LENGTH, 0);

@@ -11,6 +11,8 @@ mod first;
 mod keys;
 mod load;
 mod loss;
+mod reuse;
+mod small;
 mod speed;
 mod stream;
 mod trace;
@@ -40,6 +42,8 @@ impl PeersParts {
 enum Part {
     /// Chunks between two agents, beside a TCP stream
     Transfer,
+    /// Random files of 4 KiB from another agent, beside memcached
+    Small,
     /// Store reads of four nodes whose memory holds all or half of the dataset
     Budget,
     /// The first epoch, beside the servers alone
@@ -58,6 +62,7 @@ pub(super) fn run(parts: PeersParts, settings: &Settings) -> Result<Vec<Bench>> 
         if parts.part.is_none_or(|only| only == *part) {
             benches.extend(match part {
                 Part::Transfer => transfer::run(settings)?,
+                Part::Small => small::run(settings)?,
                 Part::Budget => budget::run(settings)?,
                 Part::First => first::run(settings)?,
                 Part::Loss => loss::run(settings)?,

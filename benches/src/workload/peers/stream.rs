@@ -24,10 +24,12 @@ const NEW: &str = "new";
 /// One end of a stream.
 #[derive(Debug, Clone, Args)]
 pub struct Stream {
-    /// Slots, each of which is written once
+    /// Slots of the receiver
     slots: u32,
     /// Bytes of a slot
     slot_bytes: u32,
+    /// How often each slot is written in one run
+    times: u32,
     /// The other end; none for the one that sends
     #[arg(long)]
     from: Option<SocketAddr>,
@@ -52,7 +54,8 @@ fn send(stream: &Stream) -> Result<()> {
     for connection in listener.incoming() {
         let mut connection = connection?;
         connection.set_nodelay(true)?;
-        source.iter().try_for_each(|slot| connection.write_all(slot))?;
+        let slots = (0..stream.times).flat_map(|_| &source);
+        slots.into_iter().try_for_each(|slot| connection.write_all(slot))?;
     }
     Ok(())
 }
@@ -73,7 +76,8 @@ fn receive(stream: &Stream, from: SocketAddr) -> Result<()> {
                 None => Arena::create(shape)?.0,
             };
             let mut connection = TcpStream::connect(from)?;
-            (0..stream.slots).try_for_each(|slot| fill(&kept, slot, &mut connection))?;
+            let mut slots = (0..stream.times).flat_map(|_| 0..stream.slots);
+            slots.try_for_each(|slot| fill(&kept, slot, &mut connection))?;
             Ok(kept)
         })?;
         arena = Some(kept);
@@ -104,10 +108,12 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    /// Starts the ends.
-    pub(super) fn start(slots: u32, slot_bytes: u32) -> Result<Self> {
-        let (slots, slot_bytes) = (slots.to_string(), slot_bytes.to_string());
-        let stream: [&OsStr; 3] = ["stream".as_ref(), slots.as_ref(), slot_bytes.as_ref()];
+    /// Starts the ends: each run writes each slot so many times.
+    pub(super) fn start(slots: u32, slot_bytes: u32, times: u32) -> Result<Self> {
+        let [slots, slot_bytes, times] =
+            [slots, slot_bytes, times].map(|number| number.to_string());
+        let stream: [&OsStr; 4] =
+            ["stream".as_ref(), slots.as_ref(), slot_bytes.as_ref(), times.as_ref()];
         let (sender, mut told) = start_own(None, stream)?;
         let mut address = String::new();
         told.read_line(&mut address)?;
@@ -116,7 +122,7 @@ impl Ends {
         Ok(Self { sender, receiver, told })
     }
 
-    /// Sends all slots once, into new memory or into that of the last run: the seconds, and the seconds of
+    /// Sends all slots, into new memory or into that of the last run: the seconds, and the seconds of
     /// processor time of both ends.
     pub(super) fn run(&mut self, is_new: bool) -> Result<(f64, f64)> {
         let processes = [self.sender.0.id(), self.receiver.0.id()];

@@ -6,19 +6,20 @@
 use anyhow::{Result, ensure};
 
 use super::cluster::{Cluster, Job};
+use super::reuse;
 use super::stream::Ends;
 use crate::measure::{Bar, Bench, Side, Stopwatch};
 use crate::setup::{Server, Settings, processor_seconds, take_from_the_host};
-use crate::workload::agent::node::{Start, put};
+use crate::workload::agent::node::{Start, Status, put};
 
 const DATASET: &str = "peers-transfer";
 const BYTES: u32 = 2 << 30;
-const LENGTH: usize = 64 << 10;
-const CHUNK: u32 = 4 << 20;
+pub(super) const LENGTH: usize = 64 << 10;
+pub(super) const CHUNK: u32 = 4 << 20;
 
 /// Memory of the agent that gives, which owns chunks by its share of all memory. It takes only as much as the
 /// dataset has.
-const MEMORY: u64 = 256 << 30;
+pub(super) const MEMORY: u64 = 256 << 30;
 
 /// Runs of each side at least.
 const RUNS_MIN: usize = 5;
@@ -26,32 +27,87 @@ const RUNS_MIN: usize = 5;
 /// The part of all bytes that has to come from the other agent.
 const SHARE_MIN: f64 = 0.95;
 
+/// Samples of the agents, of the stream, and of the stream into memory that was used before.
+struct Samples {
+    rates: [Side; 3],
+    processor: [Side; 3],
+}
+
 pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let folder = settings.on_disk("peers-transfer");
     let server = Server::start(&folder.join("data"))?;
     let bytes = settings.scaled(BYTES);
     put(&server.address, DATASET, bytes / LENGTH as u32, LENGTH)?;
-    let task = "transfer";
     let job = Job {
-        task,
+        task: "transfer",
         server: &server.address,
         dataset: DATASET,
         folder: &folder,
         nodes: 2,
         network: None,
     };
-    let giving = Start { memory: MEMORY, policy: "oneshot", ..Start::default() };
+    let described = format!(
+        "{} MiB in chunks of 4 MiB with files of 64 KiB, new memory at the receiving end, loopback",
+        bytes >> 20
+    );
+    let bench = |name: &str, unit, [ours, theirs]: [&Side; 2], bar| Bench {
+        name: format!("peers {name}"),
+        settings: described.clone(),
+        unit,
+        ours: ours.clone(),
+        theirs: theirs.clone(),
+        bar,
+    };
+    let mut ends = Ends::start(bytes / CHUNK, CHUNK, 1)?;
+    let plain = measure(settings, &job, bytes, &mut ends, false)?;
+    let tls = measure(settings, &job, bytes, &mut ends, true)?;
+    drop(ends);
+    let Samples { rates: [ours, stream, used], processor } = &plain;
+    let [our_processor, stream_processor, used_processor] = processor;
+    let mut benches = vec![
+        bench("chunks", "MB/s", [ours, stream], Bar::AtLeastTimes(0.65)),
+        bench("processor time", "s/GB", [our_processor, stream_processor], Bar::AtMostTimes(1.7)),
+        // Only the stream is spared the making of pages.
+        bench("chunks beside used memory", "MB/s", [ours, used], Bar::None),
+        bench(
+            "processor time beside used memory",
+            "s/GB",
+            [our_processor, used_processor],
+            Bar::None,
+        ),
+    ];
+    let Samples { rates: [ours, stream, _], processor: [our_processor, stream_processor, _] } =
+        &tls;
+    benches.extend([
+        bench("chunks, TLS", "MB/s", [ours, stream], Bar::AtLeastTimes(0.45)),
+        bench("processor time, TLS", "s/GB", [our_processor, stream_processor], Bar::None),
+    ]);
+    benches.extend(reuse::run(settings, &job, bytes)?);
+    Ok(benches)
+}
+
+/// Fetches the dataset into new agents, and streams as many bytes, in turns.
+fn measure(
+    settings: &Settings,
+    job: &Job<'_>,
+    bytes: u32,
+    ends: &mut Ends,
+    has_tls: bool,
+) -> Result<Samples> {
+    let giving = Start { memory: MEMORY, policy: "oneshot", has_tls, ..Start::default() };
     let taking = Start { memory: u64::from(bytes) * 5 / 4, policy: "on-demand", ..giving.clone() };
     let giver = job.start_node(0, &giving)?;
     giver.wait()?;
     let mut nodes = vec![giver];
-    let mut ends = Ends::start(bytes / CHUNK, CHUNK)?;
     let stopwatch = Stopwatch::new();
-    let mut rates =
-        [Side::new("chunks from one agent to another, each file checked"), Side::new(STREAM)];
-    let mut processor = rates.clone();
-    let mut used = [(); 2].map(|()| Side::new("the same into memory that was used before"));
-    for round in 0..=settings.runs().max(RUNS_MIN) {
+    let ours = if has_tls {
+        "chunks from one agent to another over TLS, each file checked"
+    } else {
+        "chunks from one agent to another, each file checked"
+    };
+    let sides = [ours, STREAM, "the same into memory that was used before"].map(Side::new);
+    let mut samples = Samples { rates: sides.clone(), processor: sides };
+    for round in 0..=runs(settings) {
         take_from_the_host(bytes as usize);
         nodes.push(job.start_node(1, &taking)?);
         let pair = Cluster { nodes: std::mem::take(&mut nodes) };
@@ -62,47 +118,54 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
         let taker = &pair.nodes[1];
         let ((), seconds) = stopwatch.time(|| taker.prefetch())?;
         let processor_seconds = processor_seconds(&processes)? - processor_before;
-        let after = taker.status()?;
-        let came = (after.bytes_from_peers - before[1].bytes_from_peers) as f64;
-        let others = (after.bytes_from_servers - before[1].bytes_from_servers) as f64;
-        ensure!(came > SHARE_MIN * (came + others), "too much came from the servers: {after:?}");
+        let came = came(&before[1], &taker.status()?)?;
         nodes = pair.nodes;
         nodes.truncate(1);
         take_from_the_host(bytes as usize);
         let sent = f64::from(bytes / CHUNK) * f64::from(CHUNK);
         let (stream_seconds, stream_processor) = ends.run(true)?;
         let (used_seconds, used_processor) = ends.run(false)?;
+        let runs = [
+            (came.from_peer, seconds, processor_seconds * came.from_peer / came.all),
+            (sent, stream_seconds, stream_processor),
+            (sent, used_seconds, used_processor),
+        ];
         if round > 0 {
-            rates[0].samples.push(came / seconds / 1e6);
-            rates[1].samples.push(sent / stream_seconds / 1e6);
-            processor[0].samples.push(processor_seconds / (came + others) * 1e9);
-            processor[1].samples.push(stream_processor / sent * 1e9);
-            used[0].samples.push(sent / used_seconds / 1e6);
-            used[1].samples.push(used_processor / sent * 1e9);
+            samples.add(runs);
         }
     }
-    let settings = format!(
-        "{} MiB in chunks of 4 MiB with files of 64 KiB, new memory at the receiving end, loopback",
-        bytes >> 20
-    );
-    let [used_rate, used_processor] = used;
-    let (rates_of_used, processor_of_used) =
-        ([rates[0].clone(), used_rate], [processor[0].clone(), used_processor]);
-    let bench = |name: &str, unit, [ours, theirs]: [Side; 2], bar| Bench {
-        name: format!("peers {name}"),
-        settings: settings.clone(),
-        unit,
-        ours,
-        theirs,
-        bar,
-    };
-    Ok(vec![
-        bench("chunks", "MB/s", rates, Bar::AtLeastTimes(0.65)),
-        bench("processor time", "s/GB", processor, Bar::AtMostTimes(1.7)),
-        // Only the stream is spared the making of pages.
-        bench("chunks beside used memory", "MB/s", rates_of_used, Bar::None),
-        bench("processor time beside used memory", "s/GB", processor_of_used, Bar::None),
-    ])
+    Ok(samples)
 }
 
 const STREAM: &str = "a plain TCP stream, writes of 4 MiB into as many slots";
+
+impl Samples {
+    /// Adds bytes, seconds, and seconds of processor time of one run.
+    fn add(&mut self, runs: [(f64, f64, f64); 3]) {
+        let Self { rates, processor } = self;
+        for (index, (bytes, seconds, processor_seconds)) in runs.into_iter().enumerate() {
+            rates[index].samples.push(bytes / seconds / 1e6);
+            processor[index].samples.push(processor_seconds / bytes * 1e9);
+        }
+    }
+}
+
+/// Runs of each side.
+pub(super) fn runs(settings: &Settings) -> usize {
+    settings.runs().max(RUNS_MIN)
+}
+
+/// Bytes that came to an agent.
+pub(super) struct Came {
+    pub(super) from_peer: f64,
+    pub(super) all: f64,
+}
+
+/// Bytes that came between two looks at an agent; an error where too many came from the servers.
+pub(super) fn came(before: &Status, after: &Status) -> Result<Came> {
+    let from_peer = (after.bytes_from_peers - before.bytes_from_peers) as f64;
+    let others = (after.bytes_from_servers - before.bytes_from_servers) as f64;
+    let all = from_peer + others;
+    ensure!(from_peer > SHARE_MIN * all, "too much came from the servers: {after:?}");
+    Ok(Came { from_peer, all })
+}

@@ -1,0 +1,77 @@
+//! Chunks from one agent into slots of another that hold earlier chunks, beside a plain TCP stream into slots
+//! that were written before.
+//!
+//! Must hold: the memory of the receiving agent is a tenth of the dataset, and all of its slots were filled before
+//! the first run that counts; the reader copies few of the bytes that come.
+
+use anyhow::Result;
+
+use super::cluster::{Cluster, Job, until};
+use super::stream::Ends;
+use super::transfer::{CHUNK, LENGTH, MEMORY, came, runs};
+use crate::measure::{Bar, Bench, Side};
+use crate::setup::{Settings, processor_seconds};
+use crate::workload::agent::node::Start;
+use crate::workload::agent::reader::{Ask, Reading};
+
+/// Slots of the receiving end, and chunks of a group. The chunks of two groups pass through these slots.
+const SLOTS: u32 = 48;
+const GROUP: u32 = 16;
+
+/// Every so many files, one is read.
+const STEP: u32 = 16;
+
+/// Measures transfers of a dataset of so many bytes.
+pub(super) fn run(settings: &Settings, job: &Job<'_>, bytes: u32) -> Result<Vec<Bench>> {
+    let giving = Start { memory: MEMORY, policy: "oneshot", ..Start::default() };
+    let memory = u64::from(SLOTS) * u64::from(CHUNK);
+    let taking = Start { memory, policy: "on-demand", ..giving.clone() };
+    let giver = job.start_node(0, &giving)?;
+    giver.wait()?;
+    let pair = Cluster { nodes: vec![giver, job.start_node(1, &taking)?] };
+    pair.wait_for_peers()?;
+    let mut reader = Reading::start(&pair.nodes[1].reader(LENGTH, 0))?;
+    let times = (bytes / CHUNK).div_ceil(SLOTS);
+    let mut ends = Ends::start(SLOTS, CHUNK, times)?;
+    let sent = f64::from(times) * f64::from(SLOTS) * f64::from(CHUNK);
+    let mut rates = [
+        Side::new("chunks from one agent to another, each file checked"),
+        Side::new("a plain TCP stream, writes of 4 MiB into as many slots again and again"),
+    ];
+    let mut processor = rates.clone();
+    for round in 0..=runs(settings) {
+        until("the agents don't come to rest", || pair.is_idle())?;
+        let before = pair.statuses()?;
+        let processes: Vec<u32> = before.iter().map(|status| status.pid).collect();
+        let processor_before = processor_seconds(&processes)?;
+        let epoch = Ask::Sparse { epoch: round as u64, group: GROUP, step: STEP };
+        let seconds = reader.run(epoch)?.seconds;
+        // Chunks of the next epoch come from now on.
+        let came = came(&before[1], &pair.nodes[1].status()?)?;
+        let processor_seconds = processor_seconds(&processes)? - processor_before;
+        let (stream_seconds, stream_processor) = ends.run(false)?;
+        if round > 0 {
+            rates[0].samples.push(came.from_peer / seconds / 1e6);
+            rates[1].samples.push(sent / stream_seconds / 1e6);
+            processor[0].samples.push(processor_seconds / came.all * 1e9);
+            processor[1].samples.push(stream_processor / sent * 1e9);
+        }
+    }
+    let described = format!(
+        "{} MiB in chunks of 4 MiB with files of 64 KiB, {SLOTS} slots at the receiving end, an epoch with groups of \
+         {GROUP} chunks and a reader of each {STEP}th file, loopback",
+        bytes >> 20
+    );
+    let bench = |name: &str, unit, [ours, theirs]: [Side; 2], bar| Bench {
+        name: format!("peers {name}"),
+        settings: described.clone(),
+        unit,
+        ours,
+        theirs,
+        bar,
+    };
+    Ok(vec![
+        bench("chunks into used slots", "MB/s", rates, Bar::AtLeastTimes(0.65)),
+        bench("processor time into used slots", "s/GB", processor, Bar::None),
+    ])
+}

@@ -1,0 +1,109 @@
+//! Files of 4 KiB out of another agent's memory, in batches of random files, beside memcached over TCP.
+//!
+//! Must hold: nearly all files come without their chunks; the same processes read both sides in turns.
+
+use anyhow::{Result, ensure};
+
+use super::cluster::{Cluster, FILES, Job, LENGTH, PER_CHUNK, SLOT, put_files};
+use super::transfer::MEMORY;
+use crate::measure::{Bar, Bench, Side};
+use crate::setup::{Memcached, Server, Settings};
+use crate::workload::agent::memcached::Listener;
+use crate::workload::agent::node::Start;
+use crate::workload::agent::reader::{AgentReader, Ask, BATCH, Kind, Reading, together};
+
+const DATASET: &str = "peers-small";
+
+/// Processes that read, each one batch after the other.
+const READERS: u32 = 4;
+
+/// Slots of the agent of the readers. One for each reader passes, so no room is left for copies of chunks
+/// after the first few.
+const SLOTS: u32 = 8;
+
+/// How long a side reads before the other side goes on, and how often in one run.
+const MILLISECONDS: u64 = 1_000;
+const TURNS: usize = 2;
+
+/// The part of all files that has to come without their chunks.
+const SHARE_MIN: f64 = 0.9;
+
+pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
+    let folder = settings.on_disk("peers-small");
+    let server = Server::start(&folder.join("data"))?;
+    let files = settings.scaled(FILES);
+    put_files(&server.address, DATASET, files)?;
+    let job = Job {
+        task: "small",
+        server: &server.address,
+        dataset: DATASET,
+        folder: &folder,
+        nodes: 2,
+        network: None,
+    };
+    let giving = Start { memory: MEMORY, policy: "oneshot", ..Start::default() };
+    let memory = u64::from(SLOTS) * u64::from(SLOT);
+    let taking = Start { memory, policy: "on-demand", ..giving.clone() };
+    let giver = job.start_node(0, &giving)?;
+    giver.wait()?;
+    let pair = Cluster { nodes: vec![giver, job.start_node(1, &taking)?] };
+    pair.wait_for_peers()?;
+    let memcached = Memcached::start()?;
+    let at = Some(Listener::Tcp(memcached.address));
+    let reader = |seed| AgentReader { memcached: at.clone(), ..pair.nodes[1].reader(LENGTH, seed) };
+    let readers = (1..=u64::from(READERS)).map(|seed| Reading::start(&reader(seed)));
+    let mut readers = readers.collect::<Result<Vec<_>>>()?;
+    measure(settings, &pair, &mut readers, files)
+}
+
+/// Lets all readers read both sides in turns.
+fn measure(
+    settings: &Settings,
+    pair: &Cluster,
+    readers: &mut [Reading],
+    files: u32,
+) -> Result<Vec<Bench>> {
+    together(readers, Ask::Prepare(Kind::MemcachedMany))?;
+    let kinds = [Kind::GetMany, Kind::MemcachedMany];
+    let names = [
+        "get_many_into by number, files from another agent",
+        "one memcached over TCP, a batch of keys",
+    ];
+    let mut sides = names.map(Side::new);
+    for kind in kinds {
+        together(readers, Ask::Read(kind, MILLISECONDS))?;
+    }
+    let before = pair.nodes[1].status()?;
+    let mut read = 0;
+    for _ in 0..settings.runs() {
+        let mut rates = [0.0; 2];
+        for turn in 0..TURNS {
+            for side in if turn % 2 == 0 { [0, 1] } else { [1, 0] } {
+                let answers = together(readers, Ask::Read(kinds[side], MILLISECONDS))?;
+                rates[side] += answers.iter().map(|answer| answer.rate()).sum::<f64>();
+                if side == 0 {
+                    read += answers.iter().map(|answer| answer.files).sum::<u64>();
+                }
+            }
+        }
+        for (side, rate) in sides.iter_mut().zip(rates) {
+            side.samples.push(rate / TURNS as f64);
+        }
+    }
+    let after = pair.nodes[1].status()?;
+    let alone = after.files_from_peers - before.files_from_peers;
+    let (misses, fallbacks) = (after.misses - before.misses, after.fallbacks - before.fallbacks);
+    let told = format!(
+        "{alone} of {read} files came alone, {misses} with their chunks, and {fallbacks} from the servers"
+    );
+    ensure!(alone as f64 > SHARE_MIN * read as f64, "{told}");
+    let described = format!(
+        "{files} files of 4 KiB in {} chunks, all at one agent, {SLOTS} slots at the other agent, {READERS} \
+         processes with a batch of {BATCH} random files each; sides change every {MILLISECONDS} ms; {told}; loopback",
+        files.div_ceil(PER_CHUNK)
+    );
+    let [ours, theirs] = sides;
+    let name = format!("peers {BATCH} x 4 KiB from a peer's memory");
+    let bar = Bar::AtLeastTimes(0.8);
+    Ok(vec![Bench { name, settings: described, unit: "files/s", ours, theirs, bar }])
+}
