@@ -354,11 +354,17 @@ impl State {
         let is_there = |key| self.held.contains_key(&key);
         let is_settled = |key| is_there(key) || self.plans.is_passed_over(key);
         if let Some(key) = self.backlog.next_of_prefetches(is_settled) {
-            let slot = if self.has_room() { self.take_slot(key, false) } else { None };
+            let open = self.datasets.get(key.dataset);
+            let is_own = open.is_some_and(|open| open.peers.owns(key.chunk));
+            let slot = match self.has_room(is_own) {
+                true if is_own => self.slot_for_kept(key),
+                true => self.take_slot(key, false),
+                false => None,
+            };
             self.backlog.is_stuck = slot.is_none();
             return Some(self.begin(key, slot?, None));
         }
-        if policy != Policy::OneShot || !self.has_room() {
+        if policy != Policy::OneShot || !self.has_room(true) {
             return None;
         }
         let datasets = &self.datasets;

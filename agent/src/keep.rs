@@ -14,10 +14,11 @@ use crate::progress::Progress;
 const GIVE_OVER: Duration = Duration::from_secs(60);
 
 impl State {
-    /// Whether a chunk that nobody needs soon may come; where chunks don't stay, into a free slot.
-    pub(super) fn has_room(&self) -> bool {
+    /// Whether a chunk that nobody needs soon may come, one that belongs to this agent or another one; where
+    /// chunks don't stay, into a free slot.
+    pub(super) fn has_room(&self, is_own: bool) -> bool {
         let is_free = self.free.len() > self.connections.len();
-        if self.keeps { self.can_keep() } else { is_free }
+        if self.keeps { self.can_copy() || is_own && self.can_keep() } else { is_free }
     }
 
     /// Whether one more chunk of another agent can stay.
