@@ -61,7 +61,7 @@ pub(super) fn run(parts: PeersParts, settings: &Settings) -> Result<Vec<Bench>> 
     for part in Part::value_variants() {
         if parts.part.is_none_or(|only| only == *part) {
             benches.extend(match part {
-                Part::Transfer => transfer::run(settings)?,
+                Part::Transfer => transfer::run(settings, reuse::run)?,
                 Part::Small => small::run(settings)?,
                 Part::Budget => budget::run(settings)?,
                 Part::First => first::run(settings)?,

@@ -6,7 +6,6 @@
 use anyhow::{Result, ensure};
 
 use super::cluster::{Cluster, Job};
-use super::reuse;
 use super::stream::Ends;
 use crate::measure::{Bar, Bench, Side, Stopwatch};
 use crate::setup::{Server, Settings, processor_seconds, take_from_the_host};
@@ -33,7 +32,11 @@ struct Samples {
     processor: [Side; 3],
 }
 
-pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
+/// Measures it; `more` measures on with the same dataset of so many bytes.
+pub(super) fn run(
+    settings: &Settings,
+    more: impl FnOnce(&Settings, &Job<'_>, u32) -> Result<Vec<Bench>>,
+) -> Result<Vec<Bench>> {
     let folder = settings.on_disk("peers-transfer");
     let server = Server::start(&folder.join("data"))?;
     let bytes = settings.scaled(BYTES);
@@ -82,7 +85,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
         bench("chunks, TLS", "MB/s", [ours, stream], Bar::AtLeastTimes(0.45)),
         bench("processor time, TLS", "s/GB", [our_processor, stream_processor], Bar::None),
     ]);
-    benches.extend(reuse::run(settings, &job, bytes)?);
+    benches.extend(more(settings, &job, bytes)?);
     Ok(benches)
 }
 
