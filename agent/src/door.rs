@@ -31,7 +31,7 @@ const STRANGERS_MAX: usize = 64;
 /// How long another agent may take for a piece.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long another agent may ask nothing: it asks each second what this one keeps.
+/// A connection without a question for so long ends: agents ask each second for the list of kept chunks.
 const SILENCE: Duration = Duration::from_secs(30);
 
 /// Between two signs of life for a chunk that is on its way.
@@ -92,7 +92,7 @@ struct Guest {
     guests: Mutex<HashMap<(usize, MemberId), AbortHandle>>,
 }
 
-/// A member that was let in, and what it reads.
+/// A member with a proof, and its dataset.
 struct Reads {
     member: MemberId,
     dataset: usize,

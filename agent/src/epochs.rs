@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// Epochs that are remembered.
 const EPOCHS_MAX: usize = 64;
 
-/// The chunks that one epoch needed, of all orders that were read on this node.
+/// Chunks of one epoch, over all orders of this node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EpochStatus {
     /// Counted from 0.

@@ -14,8 +14,7 @@ use crate::progress::Progress;
 const GIVE_OVER: Duration = Duration::from_secs(60);
 
 impl State {
-    /// Whether a chunk that nobody needs soon may come, one that belongs to this agent or another one; where
-    /// chunks don't stay, into a free slot.
+    /// Whether there is room for a chunk without an urgent reader. `is_own`: the chunk belongs to this agent.
     pub(super) fn has_room(&self, is_own: bool) -> bool {
         let is_free = self.free.len() > self.connections.len();
         if self.keeps { self.can_copy() || is_own && self.can_keep() } else { is_free }
@@ -91,8 +90,8 @@ impl State {
         self.give_over_until = since_boot().saturating_add(GIVE_OVER);
     }
 
-    /// Looks who can be reached. What is here of others, who keep it too, need not stay, and
-    /// what belongs to this agent now stays.
+    /// Looks at the connections to other members. Kept chunks of other members become copies once their
+    /// owners have the chunks; copies of own chunks are kept from now on.
     pub(crate) fn look_at_owners(&mut self) {
         let opens = self.datasets.clone();
         for (dataset, open) in opens.iter().enumerate() {

@@ -21,7 +21,7 @@ pub struct PeerStatus {
     pub dataset: String,
     /// Where it is reached.
     pub address: String,
-    /// `connecting`, `up`, `down`, or `gone` when it said that it ends.
+    /// `connecting`, `up`, `down`, or `gone` after a goodbye.
     pub state: String,
     /// For how long, in seconds.
     pub seconds: f64,

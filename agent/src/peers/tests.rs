@@ -1,4 +1,4 @@
-//! A link to an agent that does what it should not.
+//! Links to agents with wrong answers.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -26,7 +26,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 /// The name in all certificates, which says nothing: they are told apart by their fingerprints.
 const NAME: &str = "diesel-agent";
 
-/// What comes from another agent, and what goes to it.
+/// The two directions of a connection.
 pub(crate) type Reader = Box<dyn AsyncRead + Send + Unpin>;
 pub(crate) type Writer = Box<dyn AsyncWrite + Send + Unpin>;
 
