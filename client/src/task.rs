@@ -84,15 +84,31 @@ fn folder() -> PathBuf {
 }
 
 /// The session of this process: boot, namespace of process ids, leader, and when the leader started.
+///
+/// In a container the leader may be outside of the namespace: then the container's first process stands
+/// for it.
 fn session() -> Option<String> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let space = fs::read_link("/proc/self/ns/pid").ok()?;
     let space: String = space.to_str()?.chars().filter(char::is_ascii_digit).collect();
-    let leader = rustix::process::getsid(None).ok()?.as_raw_nonzero();
-    // Of a leader that has ended nothing is known, and its number is not used while it has a session.
-    let status = fs::read_to_string(format!("/proc/{leader}/stat")).unwrap_or_default();
-    // The name of the program, in brackets, may hold anything; the start is the 20th word behind it.
-    let words = status.rsplit_once(')').map(|(_, words)| words).unwrap_or_default();
-    let start = words.split_whitespace().nth(19).unwrap_or("0");
+    // `getsid` of rustix takes the 0 of an unseen leader for impossible.
+    let leader = match stat_word("self", STAT_SESSION)?.as_str() {
+        "0" => "1".to_owned(),
+        leader => leader.to_owned(),
+    };
+    // The number of a leader that has ended is not used again while its session lasts.
+    let start = stat_word(&leader, STAT_START).unwrap_or_else(|| "0".to_owned());
     Some(format!("session:{}:{space}:{leader}:{start}", boot.trim()))
+}
+
+/// Places of words in `/proc/PID/stat` behind the name of the program (proc_pid_stat(5), from 0).
+const STAT_SESSION: usize = 3;
+const STAT_START: usize = 19;
+
+/// A word of `/proc/PID/stat`.
+fn stat_word(process: &str, place: usize) -> Option<String> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The name of the program, in brackets, may hold anything.
+    let (_, words) = stat.rsplit_once(')')?;
+    words.split_whitespace().nth(place).map(str::to_owned)
 }

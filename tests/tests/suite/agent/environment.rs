@@ -8,8 +8,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use dl_tests::program::{Ended, Server, run};
-use dl_tests::skip;
+use dl_tests::program::{Ended, Server, program, run};
+use dl_tests::{folder, skip};
 use rustix::process::{Signal, kill_process};
 
 use super::worker::Worker;
@@ -151,4 +151,32 @@ fn where_the_folder_of_sockets_can_not_be_used_a_note_says_so_once() -> Result<(
         has_read_without_the_cache(run(command.args(READ))?).context(folder)?;
     }
     Ok(())
+}
+
+/// A command of the shell in a namespace of process ids of its own, as in a container.
+fn in_container(scene: &Scene, script: &str) -> Result<Command> {
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork", "--mount-proc", "sh", "-ec", script]);
+    command.env_remove("DIESEL_TASK").env("DIESEL_SERVER", &scene.address);
+    command.env("DIESEL_RUNTIME_DIR", scene.path("run")).env("XDG_CACHE_HOME", scene.path("cache"));
+    command.env("dlcmd", program("dlcmd")?).env("got", scene.path("got"));
+    Ok(command)
+}
+
+#[test]
+fn a_container_finds_its_task_and_reads_from_an_agent_outside() -> Result<()> {
+    let mut scene = Scene::new(21)?;
+    let probe = run(&mut in_container(&scene, "true")?)?;
+    if probe.code != 0 {
+        return skip(format_args!("no container can be made here: {}", probe.stderr));
+    }
+    // The leader of the session is outside.
+    let alone = "$dlcmd agent start dl://ds; $dlcmd --json agent status; $dlcmd agent stop";
+    run(&mut in_container(&scene, alone)?)?.code(0)?;
+
+    scene.start_agent(&["--policy", "oneshot"])?;
+    scene.becomes(|status| status["partial"] == false)?;
+    scene.kill_server()?;
+    run(&mut in_container(&scene, "$dlcmd --task job get dl://ds $got")?)?.code(0)?;
+    Ok(folder::compare(&scene.path("src"), &scene.path("got"))?)
 }
