@@ -69,7 +69,7 @@ fn word() -> Option<&'static AtomicU64> {
     }
 }
 
-/// The word at an address out of [`WORD`].
+/// The word at an address from [`WORD`].
 #[inline]
 fn number_in(word: *mut AtomicU64) -> &'static AtomicU64 {
     #[expect(unsafe_code, reason = "mapped memory has no other face")]
@@ -80,7 +80,7 @@ fn number_in(word: *mut AtomicU64) -> &'static AtomicU64 {
     }
 }
 
-/// A page of zeros, which each child finds full of zeros again.
+/// A page of zeros; each child finds zeros again.
 fn map() -> rustix::io::Result<NonNull<AtomicU64>> {
     let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
     #[expect(unsafe_code, reason = "there is no safe way to map memory")]
@@ -88,7 +88,7 @@ fn map() -> rustix::io::Result<NonNull<AtomicU64>> {
     let start = unsafe { mmap_anonymous(std::ptr::null_mut(), LENGTH, access, flags) }?;
     let start = NonNull::new(start.cast::<AtomicU64>()).ok_or(rustix::io::Errno::NOMEM)?;
     #[expect(unsafe_code, reason = "there is no safe way to advise on memory")]
-    // SAFETY: the page was mapped just now, and nothing has been written to it that a child could miss.
+    // SAFETY: the page was mapped just now, and holds no data for a child to miss.
     let advised = unsafe { madvise(start.as_ptr().cast(), LENGTH, Advice::LinuxWipeOnFork) };
     match advised {
         Ok(()) => Ok(start),
@@ -102,7 +102,8 @@ fn map() -> rustix::io::Result<NonNull<AtomicU64>> {
 /// Gives back a page unknown to other threads.
 fn unmap(page: NonNull<AtomicU64>) {
     #[expect(unsafe_code, reason = "what was mapped is unmapped")]
-    // SAFETY: `map` made it, it never came into `WORD`, and no reference to it was made.
+    // SAFETY: `map` made the page; `WORD` never held its address, and no reference to its word
+    // exists.
     let unmapped = unsafe { munmap(page.as_ptr().cast(), LENGTH) };
     debug_assert!(unmapped.is_ok());
 }

@@ -1,4 +1,4 @@
-//! Values of processes, in given generations and across real forks.
+//! Values for given generations and across real forks.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ fn value_of(values: &PerProcess<u32>, generation: u64, made: u32) -> u32 {
     *values.get_or_make_as(generation, || Ok::<_, Infallible>(made)).unwrap()
 }
 
-/// Whether `check` holds in a child of this process, which then ends at once.
+/// Whether `check` holds in a forked child, which ends at once.
 pub(crate) fn holds_in_a_child(check: impl FnOnce() -> bool) -> bool {
     #[expect(unsafe_code, reason = "there is no safe way to fork")]
     // SAFETY: the child allocates, counts and forks, and ends without running anything of the parent's.

@@ -97,7 +97,7 @@ impl Writer {
         data: &[u8],
         landed: &Sender<Result<(), Error>>,
     ) -> Result<Extent, Error> {
-        let under_way = self.ledger.take_off()?;
+        let under_way = self.ledger.begin_sending()?;
         let id = self.session.process.next_id();
         let (sealed, extent) = Sealed::part(self.shape, id, self.dataset, data)
             .map_err(|why| self.error(Kind::Invalid, path, why))?;

@@ -14,14 +14,14 @@ use futures::stream;
 use crate::error::{Error, Kind};
 use crate::remote::connections::Connections;
 use crate::remote::wire::ChunkBody;
-use crate::remote::writer::ledger::{FailedWrite, UnderWay};
+use crate::remote::writer::ledger::{FailedWrite, InFlight};
 use crate::remote::writer::{Open, Token, Writer};
 
 type Landed = Box<dyn FnOnce(Result<(), Error>) + Send>;
 
 /// An object under way. When it is dropped, what became of it is told, and it is no longer.
 pub(super) struct Flight {
-    _under_way: UnderWay,
+    _under_way: InFlight,
     landed: Option<Landed>,
     became: Result<(), Error>,
 }
@@ -53,7 +53,7 @@ impl Writer {
 
     /// Seals a chunk and sends it; settles it with the files and bytes it holds.
     pub(super) fn send_chunk(&self, token: Token, chunk: ChunkWriter, holds: (u64, u64)) {
-        let under_way = self.ledger.take_off();
+        let under_way = self.ledger.begin_sending();
         let id = self.session.process.next_id();
         let (buffer, start) = chunk.seal(id, self.dataset).into_parts();
         let object = self.buffers.lend(buffer, start);
@@ -73,7 +73,7 @@ impl Writer {
     /// Sends an object; `landed` hears what became of it.
     pub(super) fn send(
         &self,
-        under_way: UnderWay,
+        under_way: InFlight,
         id: ChunkId,
         object: Bytes,
         landed: impl FnOnce(Result<(), Error>) + Send + 'static,

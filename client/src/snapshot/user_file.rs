@@ -1,7 +1,7 @@
-//! A snapshot in a file that somebody names.
+//! A snapshot file named by the user.
 //!
-//! Must hold: of a file that is no snapshot, or not all of one, no more is read than the beginning;
-//! what is read is the file that was opened, and no more of it than it had then.
+//! Must hold: only the beginning is read of another kind of file or an incomplete snapshot. All
+//! reads go to the opened file, up to its length at opening.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
@@ -14,9 +14,9 @@ use crate::error::Error;
 use crate::snapshot::file;
 use crate::snapshot::index::{Snapshot, damaged, local};
 
-/// A file that begins as a snapshot of its length.
+/// A file with the beginning of a snapshot of its length.
 #[derive(Debug)]
-pub(crate) struct Given {
+pub(crate) struct UserFile {
     file: File,
     path: PathBuf,
     length: u64,
@@ -24,15 +24,15 @@ pub(crate) struct Given {
     of: SnapshotOf,
 }
 
-impl Given {
-    /// Opens it, and looks at its beginning.
+impl UserFile {
+    /// Opens a file and checks its beginning.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         let failed = |why| local("open the snapshot", path, why);
         let file = file::open(path).map_err(failed)?;
         Self::of_file(file, path)
     }
 
-    /// Looks at the beginning of an open file, which `path` names in errors.
+    /// Checks the beginning of an open file; `path` names the file in errors.
     fn of_file(file: File, path: &Path) -> Result<Self, Error> {
         let failed = |why| local("open the snapshot", path, why);
         let length = file.metadata().map_err(failed)?.len();
@@ -44,29 +44,29 @@ impl Given {
         Ok(Self { file, path: path.to_owned(), length, head, of })
     }
 
-    /// What it says it is of.
+    /// The dataset, version and shape named in the beginning of the file.
     pub(crate) fn of(&self) -> &SnapshotOf {
         &self.of
     }
 
-    /// Where it was.
+    /// The path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether it is this snapshot, by its length and by all checksums of its sections.
+    /// Whether the file holds the given snapshot, by length and by the checksums of all sections.
     pub(crate) fn is(&self, snapshot: &Snapshot) -> bool {
         self.length == snapshot.length() && snapshot.bytes().starts_with(&self.head)
     }
 
-    /// Copies it to the end of another file.
+    /// Copies the file to the end of another file.
     pub(crate) fn copy(&self, target: &mut File) -> io::Result<()> {
         (&self.file).rewind()?;
         io::copy(&mut (&self.file).take(self.length), target)?;
         Ok(())
     }
 
-    /// Reads it into memory, and checks all of it.
+    /// Reads the file into memory, and checks every byte.
     pub(crate) fn read(&self) -> Result<Snapshot, Error> {
         let failed = |why| local("read the snapshot", &self.path, why);
         let mut bytes = room(self.length).map_err(failed)?;
@@ -77,8 +77,8 @@ impl Given {
     }
 }
 
-/// Reads a file from its beginning, and leaves alone the position that it shares with all processes
-/// that have the same descriptor.
+/// Reads a file from its beginning, without the file position, which all users of the descriptor
+/// share.
 struct FromStart<'a> {
     file: &'a File,
     position: u64,
@@ -98,7 +98,7 @@ impl Read for FromStart<'_> {
     }
 }
 
-/// Memory for so many bytes.
+/// Memory for a number of bytes.
 pub(crate) fn room(length: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let length = usize::try_from(length).map_err(io::Error::other)?;
@@ -107,30 +107,30 @@ pub(crate) fn room(length: u64) -> io::Result<Vec<u8>> {
 }
 
 impl Snapshot {
-    /// Checks a snapshot that came from somewhere else: every byte of it.
+    /// Checks every byte of a snapshot file of unknown origin.
     ///
     /// # Errors
-    /// [`Kind::Local`](crate::Kind::Local) when the file can't be read or is no regular file,
-    /// [`Kind::Corrupt`](crate::Kind::Corrupt) when it is no snapshot, one that ends too early, or a
-    /// damaged one; the text says which.
+    /// [`Kind::Local`](crate::Kind::Local) for an unreadable or irregular file,
+    /// [`Kind::Corrupt`](crate::Kind::Corrupt) for a damaged or incomplete snapshot, and for
+    /// another kind of file; the text says which.
     pub fn check(path: &Path) -> Result<Self, Error> {
-        Given::open(path)?.read()
+        UserFile::open(path)?.read()
     }
 
-    /// Opens a snapshot by a descriptor, such as one that another process has sent, and checks every byte
-    /// of it. `name` stands for it in errors. A file in memory (`memfd`) that is sealed against writes
-    /// and changes of its length is mapped and shared with all processes that have it; anything else is
-    /// copied into the memory of this process, for it may change later.
+    /// Opens a snapshot by a descriptor, for example from another process, and checks every byte.
+    /// `name` stands for the file in errors. A memory file (`memfd`), sealed against writes and
+    /// changes of length, is mapped and shared with other processes. Any other file is copied into
+    /// memory, for the file may change later.
     ///
     /// # Errors
-    /// Those of [`Snapshot::check`].
+    /// As for [`Snapshot::check`].
     pub fn from_file(file: File, name: &Path) -> Result<Self, Error> {
         file::check_regular(&file).map_err(|why| local("open the snapshot", name, why))?;
-        let given = Given::of_file(file, name)?;
-        if !file::is_sealed(&given.file) {
-            return given.read();
+        let file = UserFile::of_file(file, name)?;
+        if !file::is_sealed(&file.file) {
+            return file.read();
         }
-        let snapshot = Self::map_sealed(&given.file, name)?;
+        let snapshot = Self::map_sealed(&file.file, name)?;
         snapshot.verify()?;
         Ok(snapshot)
     }
