@@ -33,7 +33,7 @@ impl Drop for Reading<'_> {
 }
 
 impl Writer {
-    /// Writes a file of any size within the memory of the chunks in sending. The call returns after
+    /// Writes a file of any size within the memory of the chunks in flight. The call returns after
     /// the acknowledgement of the parts; the next flush acknowledges the file.
     pub(super) fn put_large(
         &self,

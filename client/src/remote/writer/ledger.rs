@@ -24,7 +24,7 @@ pub struct Flushed {
     pub files: u64,
     /// Bytes of these files.
     pub bytes: u64,
-    /// Files without an acknowledgement. A silent server may still write them paths 15 minutes,
+    /// Files without an acknowledgement. A silent server may still write them within 15 minutes,
     /// and hide later puts of the same paths: repeat such puts.
     pub failed: Vec<FailedWrite>,
 }

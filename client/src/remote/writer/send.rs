@@ -19,7 +19,7 @@ use crate::remote::writer::{Open, Token, Writer};
 
 type Done = Box<dyn FnOnce(Result<(), Error>) + Send>;
 
-/// An object in sending. The drop reports the result, and ends the sending.
+/// An object in flight. The drop reports the result and ends the flight.
 pub(super) struct Sending {
     _in_flight: InFlight,
     done: Option<Done>,
