@@ -15,9 +15,9 @@ use crate::remote::ConnectOptions;
 use crate::snapshot::{Snapshot, SnapshotCache};
 use crate::task::TaskOptions;
 use crate::worker::Attacher;
+use crate::worker::address::AgentAddress;
 use crate::worker::memory::{Access, SharedMemory};
 use crate::worker::message::{FromAgent, Servers, ToAgent};
-use crate::worker::runtime::Place;
 use crate::worker::socket::Socket;
 
 /// How long an agent may take to answer.
@@ -39,7 +39,7 @@ pub struct Claim {
 /// # Errors
 /// [`Kind::Local`] if the folder of the task can't be used.
 pub fn claim(options: &ConnectOptions, task: &TaskOptions) -> Result<Option<Claim>, Error> {
-    let claimed = place(options, task).claim();
+    let claimed = address(options, task).claim();
     let failed = |why| Error::new(Kind::Local, "use", task.folder.display(), why);
     Ok(claimed.map_err(failed)?.map(|(listener, lock)| Claim { listener, lock }))
 }
@@ -101,7 +101,7 @@ fn ask_once(
     task: &TaskOptions,
     question: &ToAgent,
 ) -> Result<Option<(FromAgent, Socket)>, Error> {
-    let socket = place(options, task).connect().map_err(|why| match why.kind() {
+    let socket = address(options, task).connect().map_err(|why| match why.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
             let subject = format!("task {}", task.name);
             Error::new(
@@ -118,7 +118,7 @@ fn ask_once(
         Ok(answer) => Ok(answer.map(|(answer, _)| (answer, socket))),
         Err(why) => match why.kind() {
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => Ok(None),
-            io::ErrorKind::TimedOut => Err(failed(task, silence(place(options, task).holder()))),
+            io::ErrorKind::TimedOut => Err(failed(task, silence(address(options, task).holder()))),
             _ => Err(failed(task, why)),
         },
     }
@@ -141,8 +141,8 @@ fn silence(process: Option<u32>) -> String {
     }
 }
 
-fn place(options: &ConnectOptions, task: &TaskOptions) -> Place {
-    Place::of(task, &Servers::of(options))
+fn address(options: &ConnectOptions, task: &TaskOptions) -> AgentAddress {
+    AgentAddress::of(task, &Servers::of(options))
 }
 
 fn failed(task: &TaskOptions, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {

@@ -249,14 +249,14 @@ impl Dataset {
 
     fn get_past_cache(&self, file: &FileKey<'_>) -> Result<Bytes, Error> {
         match self.cached(file)? {
-            Some((worker, number)) => worker.elsewhere(number, || self.get_of_servers(file)),
+            Some((worker, number)) => worker.uncached(number, || self.get_of_servers(file)),
             None => self.get_of_servers(file),
         }
     }
 
     fn get_of_servers(&self, file: &FileKey<'_>) -> Result<Bytes, Error> {
         match file {
-            FileKey::Path(path) => self.get_elsewhere(path),
+            FileKey::Path(path) => self.get_uncached(path),
             FileKey::Number(number) => {
                 let snapshot = self.numbering()?;
                 let item = ReadItem::from((snapshot.path(*number)?, snapshot.record(*number)?));

@@ -38,14 +38,14 @@ impl Dataset {
         {
             return match worker.read(number) {
                 Some(bytes) => Ok(bytes),
-                None => worker.elsewhere(number, || self.get_elsewhere(&path)),
+                None => worker.uncached(number, || self.get_uncached(&path)),
             };
         }
-        self.get_elsewhere(&path)
+        self.get_uncached(&path)
     }
 
     /// Reads a file without the cache of the node.
-    pub(super) fn get_elsewhere(&self, path: &FilePath) -> Result<Bytes, Error> {
+    pub(super) fn get_uncached(&self, path: &FilePath) -> Result<Bytes, Error> {
         match self.begin(path)? {
             Begun::Done(file) => file,
             Begun::Asked(item) => self.0.remote.get(&item),
@@ -136,7 +136,7 @@ impl Dataset {
             self.0.remote.read_files(&readable, &mut |item, file| sink(number_of(item), file));
         };
         match numbers.first().and_then(|first| cached.get(*first).copied().flatten()) {
-            Some(first) => self.elsewhere(first, read),
+            Some(first) => self.uncached(first, read),
             None => read(),
         }
     }
@@ -164,16 +164,16 @@ impl Dataset {
         let item = ReadItem { record: Some(record), ..item };
         let mut read = || self.0.remote.read_to(&item, record, writer);
         match cached.first().copied().flatten() {
-            Some(number) => self.elsewhere(number, read),
+            Some(number) => self.uncached(number, read),
             None => read(),
         }
     }
 
     /// Reads a file from the servers, by its number in the snapshot, and reports the read to the
     /// agent.
-    fn elsewhere<T>(&self, number: u32, read: impl FnOnce() -> T) -> T {
+    fn uncached<T>(&self, number: u32, read: impl FnOnce() -> T) -> T {
         match self.worker() {
-            Some((worker, _)) => worker.elsewhere(number, read),
+            Some((worker, _)) => worker.uncached(number, read),
             None => read(),
         }
     }

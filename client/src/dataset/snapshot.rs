@@ -103,8 +103,8 @@ impl Dataset {
         let open = move |cursor| match &worker {
             None => remote::open_epoch(&remote, Arc::clone(&files), cursor),
             Some(worker) => {
-                let elsewhere = remote::read_of_servers(&remote, Arc::clone(&files))?;
-                worker::open_epoch(Arc::clone(worker), &cursor, elsewhere)
+                let uncached = remote::read_of_servers(&remote, Arc::clone(&files))?;
+                worker::open_epoch(Arc::clone(worker), &cursor, uncached)
             }
         };
         let epoch = Epoch::begin(address, Arc::clone(snapshot), options, Box::new(open))?;

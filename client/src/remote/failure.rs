@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_broken_connection_is_unreachable_and_names_its_deepest_cause() {
+    fn a_broken_connection_is_unreachable_with_its_last_cause() {
         let refused = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
         let failure = Failure::from(Status::from_error(Box::new(refused)));
         assert_eq!(failure.kind, Kind::Unreachable);

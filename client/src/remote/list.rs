@@ -227,7 +227,7 @@ mod tests {
 
     /// Keeps S-12.
     #[test]
-    fn empty_pages_keep_a_listing_alive_and_a_later_error_is_reported() {
+    fn a_listing_survives_empty_pages_and_reports_a_later_error() {
         let listed = |end: Status, ends: usize| {
             let asked = AtomicUsize::new(0);
             let list = move |_: ListRequest| match asked.fetch_add(1, Ordering::SeqCst) < ends {

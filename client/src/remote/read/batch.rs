@@ -84,14 +84,14 @@ pub(crate) async fn read_batch(
 ) -> Option<Error> {
     let mut progress = Progress::of(&wanted);
     let mut error = tries(session, dataset, &wanted, &mut progress, &hand_over).await;
-    let elsewhere = elsewhere(session, dataset, &wanted, &progress).await;
-    if !elsewhere.is_empty() {
-        let items = elsewhere.iter();
+    let moved_files = moved_files(session, dataset, &wanted, &progress).await;
+    if !moved_files.is_empty() {
+        let items = moved_files.iter();
         let moved =
             items.filter_map(|(number, item)| Some(Wanted { item, ..*wanted.get(*number)? }));
         let moved: Vec<Wanted<'_>> = moved.collect();
         let mut again = Progress::of(&moved);
-        let number_of = |index: usize| elsewhere.get(index).map_or(index, |(number, _)| *number);
+        let number_of = |index: usize| moved_files.get(index).map_or(index, |(number, _)| *number);
         let to_caller = |index, file| hand_over(number_of(index), file);
         error = tries(session, dataset, &moved, &mut again, &to_caller).await.or(error);
         progress.answered &= again.answered;
@@ -142,7 +142,7 @@ async fn tries(
 
 /// Files requested by an old record and moved by a purge since: their indices, with their new
 /// records.
-async fn elsewhere(
+async fn moved_files(
     session: &Session,
     dataset: &DatasetInfo,
     wanted: &[Wanted<'_>],
