@@ -132,7 +132,7 @@ impl Read<'_> {
     fn compare(&self, path: &FilePath, file: &[u8]) -> Result<(), Failed> {
         let original = std::fs::read(self.folder.join(OsStr::from_bytes(path.as_bytes())))?;
         if file != original {
-            return Err(format!("{path} is not what was put").into());
+            return Err(format!("{path} differs from its original").into());
         }
         self.files.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(file.len() as u64, Ordering::Relaxed);

@@ -118,15 +118,15 @@ impl Kind {
             | Self::NeedsRecovery
             | Self::Denied => None,
             Self::Full => {
-                Some("free space, or raise what bounds it (a quota, maxmemory), then write again")
+                Some("free space, or raise the limit (a quota, maxmemory), then write again")
             }
             Self::Corrupt => {
                 Some("put damaged files again from their source with `dlcmd put --checksum`")
             }
             Self::Unavailable | Self::TimedOut => Some("try again later"),
             Self::Cancelled => Some("try again"),
-            Self::Internal => Some("report it, with the logs of client and server"),
-            Self::Unreachable => Some("check the addresses and that a server runs there"),
+            Self::Internal => Some("report the fault, with the logs of client and server"),
+            Self::Unreachable => Some("check the addresses and whether a server runs there"),
             Self::Local => Some("check the file and its permissions on this machine"),
         }
     }

@@ -60,7 +60,7 @@ impl<T> PerProcess<T> {
         let made = Box::new(Link { value, next: Self::new() });
         // The value of a faster thread wins.
         drop(end.0.set(made));
-        Ok(end.0.get().expect("it was set by this thread or by a faster one").value.made())
+        Ok(end.0.get().expect("set by this thread or a faster thread").value.made())
     }
 
     fn last(&self) -> Option<&Link<T>> {

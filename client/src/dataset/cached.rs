@@ -118,7 +118,13 @@ impl Dataset {
     /// # Errors
     /// As for [`get`](Self::get).
     pub fn view(&self, file: impl AsFile) -> Result<View, Error> {
-        self.view_of(&file.as_file()?)
+        let file = file.as_file()?;
+        if let Some((worker, number)) = self.cached(&file)?
+            && let Some(view) = worker.view(number)
+        {
+            return Ok(view);
+        }
+        Ok(View::of(self.get_past_cache(&file)?))
     }
 
     /// Borrows many files, in their order.
@@ -162,15 +168,6 @@ impl Dataset {
         if let Some((worker, _)) = self.worker() {
             worker.view_present(numbers, views);
         }
-    }
-
-    fn view_of(&self, file: &FileKey<'_>) -> Result<View, Error> {
-        if let Some((worker, number)) = self.cached(file)?
-            && let Some(view) = worker.view(number)
-        {
-            return Ok(view);
-        }
-        Ok(View::of(self.get_past_cache(file)?))
     }
 
     /// Asks the agent of the node to load the chunks of a selection, in the order of their numbers,

@@ -1,5 +1,5 @@
-//! Reads of files by path: along the order of an epoch if there is an epoch, else from the servers,
-//! with the records of a snapshot if there is a snapshot.
+//! Reads of files by path: from the chunks of an epoch, if the handle has an epoch, else from the
+//! servers. A snapshot spares the servers the lookup.
 //!
 //! Must hold: no request asks for a file of the current epoch's chunks. Each file of a batch has a
 //! result of its own.

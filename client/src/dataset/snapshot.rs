@@ -72,9 +72,9 @@ impl Dataset {
     /// the next call for `file` takes over the rest of a killed call.
     ///
     /// # Errors
-    /// [`Kind::Local`] if the file can't be written, if `file` is anything but a regular file (a
-    /// link is not followed), or while another process saves into the file. Also errors of the
-    /// servers and of the connection.
+    /// [`Kind::Local`] if the file can't be written, for anything but a regular file (a link is not
+    /// followed), or while another process saves into the file. Also errors of the servers and of the
+    /// connection.
     pub fn save_meta(&self, file: &Path) -> Result<Snapshot, Error> {
         self.0.remote.save_snapshot(file)
     }

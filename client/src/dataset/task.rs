@@ -31,7 +31,7 @@ impl Client {
                 return self.until_attached(name, attacher).map(Some);
             }
         };
-        let snapshot = Arc::new(Snapshot::map_sealed(&file, "the agent's snapshot".as_ref())?);
+        let snapshot = Arc::new(Snapshot::map_shared(&file, "the agent's snapshot".as_ref())?);
         let remote = self.described(info_of(name, &snapshot));
         let worker = Worker::new(attacher, Arc::clone(&snapshot), Some(attached));
         Ok(Some(Dataset::with(remote, Some(snapshot), Some(Arc::new(worker)))))

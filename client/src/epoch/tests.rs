@@ -39,7 +39,7 @@ impl FileSource for Scripted {
 }
 
 fn away() -> Error {
-    Error::new(Kind::Unreachable, "read", "a chunk", "nobody is there")
+    Error::new(Kind::Unreachable, "read", "a chunk", "no server answers")
 }
 
 /// An epoch of four chunks of six files, in groups of two chunks.

@@ -169,9 +169,7 @@ pub enum OrderError {
         files: u32,
     },
     /// Files in no chunk, or in two.
-    #[error(
-        "the snapshot is damaged: the files of chunk {chunk} don't begin at the end of those before"
-    )]
+    #[error("the snapshot is damaged: the files of chunk {chunk} don't follow the files before")]
     Chunks {
         /// Counted from 0; the number of chunks for the end of the last chunk.
         chunk: usize,

@@ -217,7 +217,7 @@ impl ResumeToken {
                 "version",
                 &self.version,
                 version,
-                "the dataset has changed since; resume with a snapshot of that version, or begin the epoch again",
+                "the dataset has changed since; resume with a snapshot of the token's version, or begin the epoch again",
             ),
             ("selection", &self.selection, selection, "resume with the files of the token"),
         ];

@@ -40,8 +40,8 @@ impl ChunkSource {
     /// error that ended the range early. `take` receives the index of the range, the offset within
     /// the range, and the next bytes, unchecked. The future runs on [`runtime`](Self::runtime).
     ///
-    /// The error of a range is [`Kind::NotFound`] for a missing chunk, for example after a purge,
-    /// and [`Kind::Corrupt`] for a damaged chunk or a range beyond its end.
+    /// The error of a range is [`Kind::NotFound`] for a missing chunk, for example after a purge.
+    /// The error is [`Kind::Corrupt`] for a damaged chunk, or a range beyond its end.
     ///
     /// # Errors
     /// Errors of a whole request: [`Kind::Invalid`] for an empty range, a range longer than a
@@ -193,9 +193,8 @@ impl<Take: FnMut(usize, u64, Bytes)> RangeProgress<Take> {
         data: Result<Bytes, (dl_proto::Kind, String)>,
         now: Duration,
     ) -> Result<(), Failure> {
-        let no_sense = |why: &str| {
-            Failure::new(Kind::Internal, format!("an answer that makes no sense: {why}"))
-        };
+        let no_sense =
+            |why: &str| Failure::new(Kind::Internal, format!("the answer makes no sense: {why}"));
         let found = number.and_then(|number| {
             let (state, came) = self.ranges.get_mut(number)?;
             Some((number, state, came, ranges.get(number)?.length))

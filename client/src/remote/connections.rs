@@ -76,7 +76,7 @@ impl Connections {
         };
         Ok(Self {
             servers: options.servers.iter().map(server).collect::<Result<_, _>>()?,
-            // Spreads clients that start at the same time.
+            // Spreads clients with the same start time.
             turn: AtomicUsize::new(process.random.u64() as usize),
             identity: Arc::new(identity),
             clock: Arc::clone(&process.clock),
@@ -160,11 +160,11 @@ impl Connections {
                 let (index, server) = self.next();
                 let connection = server.next_connection();
                 let this = server.begin(&self.identity, &self.clock, call.deadline());
-                let probe = (probes && server.needs_probe()).then(|| {
-                    let limit = PROBE_TIME.min(patience.attempt());
+                let probe = (probes && server.needs_probe.load(Ordering::Relaxed)).then(|| {
+                    let limit = PROBE_TIME.min(patience.attempt);
                     (connection.clone(), this.within(limit))
                 });
-                let attempted = attempt(connection, this.within(patience.attempt()));
+                let attempted = attempt(connection, this.within(patience.attempt));
                 // On the heap: the future is stored twice below, within large futures of callers.
                 let attempted = Box::pin(async move {
                     if let Some((connection, probe)) = probe {
@@ -190,7 +190,7 @@ impl Connections {
         let report = |waited: Duration| {
             if let Some(on_retry) = &self.on_retry {
                 let reason = this.at_server(Failure::silent_for(waited)).to_string();
-                let left = self.usual.total().saturating_sub(waited);
+                let left = self.usual.total.saturating_sub(waited);
                 let subject = subject.to_owned();
                 on_retry(&Retry { action, subject, reason, waited, left });
             }

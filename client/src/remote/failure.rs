@@ -94,7 +94,7 @@ impl Failure {
 }
 
 /// The remedy for a connection closed before any answer.
-const CLOSED: &str = "; clients are served at the port of --listen, not at that of --http";
+const CLOSED: &str = "; use the port of --listen, not the port of --http";
 
 /// Whether a server sent the status, and not the local transport.
 pub(crate) fn is_answer(status: &Status) -> bool {
@@ -125,7 +125,7 @@ pub(crate) fn deepest<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 
 /// The cause of a failed connection, with the remedy where there is one.
 fn transport(error: &(dyn Error + 'static)) -> String {
     let cause = deepest(error);
-    let told = cause.to_string();
+    let text = cause.to_string();
     let advice = match tls_error(cause) {
         Some(rustls::Error::InvalidMessage(_)) => {
             return "that port speaks no TLS: write http:// before the host".to_owned();
@@ -140,19 +140,19 @@ fn transport(error: &(dyn Error + 'static)) -> String {
             CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
                 "write the server as its certificate names it"
             }
-            _ => return told,
+            _ => return text,
         },
         // For some reasons of TLS and of our servers, HTTP/2 passes on only the text.
-        _ if told.contains(SPEAKS_TLS) => {
+        _ if text.contains(SPEAKS_TLS) => {
             return "that port speaks TLS: write https:// before the host".to_owned();
         }
-        _ if told.contains(NO_FRAME) => return FOREIGN.to_owned(),
-        _ if REFUSED.iter().any(|alert| told.ends_with(alert)) => {
+        _ if text.contains(NO_FRAME) => return FOREIGN.to_owned(),
+        _ if REFUSED.iter().any(|alert| text.ends_with(alert)) => {
             "the server requires a client certificate of a trusted CA (--client-cert)"
         }
-        _ => return told,
+        _ => return text,
     };
-    format!("{told}; {advice}")
+    format!("{text}; {advice}")
 }
 
 /// The answer of a server with TLS to a client without.
@@ -201,7 +201,7 @@ impl From<Status> for Failure {
 /// An answer against the protocol.
 impl From<WireError> for Failure {
     fn from(error: WireError) -> Self {
-        Self::new(Kind::Internal, format!("an answer that makes no sense: {error}"))
+        Self::new(Kind::Internal, format!("the answer makes no sense: {error}"))
     }
 }
 
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn another_server_that_speaks_http_is_told_from_ours() {
+    fn an_http_server_without_grpc_is_recognized() {
         for words in [
             "grpc-status header missing, mapped from HTTP status code 404",
             "protocol error: received message with invalid compression flag: 60 (valid flags are 0 \
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_says_keeps_its_kind_and_its_words() {
+    fn the_status_of_a_server_keeps_its_kind_and_text() {
         let failure = Failure::from(Status::resource_exhausted("the disk is full"));
         assert_eq!((failure.kind, failure.to_string().as_str()), (Kind::Full, "the disk is full"));
         assert_eq!(Failure::from(Status::unavailable("")).kind, Kind::Unavailable);

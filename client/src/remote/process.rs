@@ -69,8 +69,8 @@ fn ids(random: &dyn Random) -> ChunkIdMaker {
     ChunkIdMaker::new(origin)
 }
 
-/// The next id. When a clock far ahead has been set right, ids get a new origin and the right time,
-/// for servers would refuse ids from the future.
+/// The next id. After a clock far ahead has been set right, ids get a new origin and the right time.
+/// Servers would refuse ids from the future.
 fn next_id(maker: &mut ChunkIdMaker, clock: &dyn Clock, random: &dyn Random) -> ChunkId {
     let now = clock.now();
     if maker.is_ahead(now, AHEAD_MAX) {
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_follow_a_clock_that_was_far_ahead_back() {
+    fn ids_follow_a_clock_back_from_far_ahead() {
         let now = UNIX_EPOCH + Duration::from_secs(1_000);
         let (clock, random) = (ManualClock::new(now), SeededRandom::new(1));
         let mut maker = ids(&random);

@@ -278,7 +278,8 @@ pub(crate) async fn stat(
             async move {
                 let items = this.answer(server.stat(request)).await?.items;
                 if items.len() != paths.len() {
-                    let problem = "an answer that makes no sense: not one item for each path";
+                    let problem =
+                        "the answer makes no sense: the numbers of items and paths differ";
                     return Err(Failure::new(Kind::Internal, problem));
                 }
                 Ok(items.into_iter().map(StatItem::try_from).collect::<Result<_, _>>()?)

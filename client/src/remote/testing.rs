@@ -298,7 +298,7 @@ impl Diesel for Fake {
         _: Request<pb::VerifyRequest>,
     ) -> Result<Response<Self::VerifyStream>, Status> {
         let step = |problem: &str, files, done| {
-            let (problem, remedy) = (problem.to_owned(), "mend it".to_owned());
+            let (problem, remedy) = (problem.to_owned(), "repair the file".to_owned());
             let findings = vec![pb::Finding { problem, remedy }];
             Ok(pb::VerifyProgress { findings, files, done, ..Default::default() })
         };

@@ -143,14 +143,15 @@ impl<R: PiecedReply> Diverted<R> {
         };
         let length = length.as_slice().get_u32() as usize;
         if compressed != 0 || length > MESSAGE_BYTES_MAX {
-            let why = format!("an answer that makes no sense: a message of {length} bytes");
+            let why = format!("the answer makes no sense: a message of {length} bytes");
             return Err(Status::internal(why));
         }
         if self.came.remaining() < PREFIX_BYTES + length {
             return Ok(None);
         }
         self.came.advance(PREFIX_BYTES);
-        let no_sense = |why: &dyn Display| Status::internal(format!("an answer: {why}"));
+        let no_sense =
+            |why: &dyn Display| Status::internal(format!("the answer makes no sense: {why}"));
         check_fields(self.came.look(length)).map_err(|why| no_sense(&why))?;
         let reply = R::decode((&mut self.came).take(length));
         reply.map(Some).map_err(|why| no_sense(&why))

@@ -155,7 +155,7 @@ fn is_near(one: &Randomness, other: &Randomness, share: f64) -> bool {
 }
 
 #[test]
-fn figures_are_those_of_a_plain_reading_of_the_order() {
+fn figures_agree_with_a_direct_measurement() {
     for (classes, per_chunk) in [(&[60, 200, 1, 90][..], 11), (&[40; 9], 1_000), (&[33], 4)] {
         for sorted in [true, false] {
             let snapshot = written(classes, per_chunk, sorted);
@@ -228,7 +228,7 @@ fn a_sorted_dataset_needs_groups_of_the_advised_size() {
     let with = |group| report(&snapshot, options(group, 32));
     assert!(!with(advice.group).is_too_small());
     assert_eq!(with(advice.group).share(), Some(advice.share));
-    assert!(with(advice.group - 1).is_too_small(), "no smaller one does");
+    assert!(with(advice.group - 1).is_too_small(), "a smaller group is too small");
     assert!(!with(snapshot.chunks()).is_too_small());
     // A lower share needs a smaller group.
     let half = report(&snapshot, ReportOptions { share: 0.5, ..options(4, 32) });

@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use rustix::fs::{OFlags, SealFlags, fcntl_get_seals};
+use rustix::fs::OFlags;
 
 /// Opens a file for reading; a link is followed.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
@@ -35,18 +35,6 @@ fn without_waiting(flags: OFlags) -> OpenOptions {
     let mut options = OpenOptions::new();
     options.custom_flags(flags.union(OFlags::NONBLOCK).bits() as i32);
     options
-}
-
-/// Refuses anything but a regular file.
-pub(crate) fn check_regular(file: &File) -> io::Result<()> {
-    regular(&file.metadata()?)
-}
-
-/// Whether a file is sealed against writes and changes of length.
-pub(crate) fn is_sealed(file: &File) -> bool {
-    // Only files in memory have seals.
-    fcntl_get_seals(file)
-        .is_ok_and(|seals| seals.contains(SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW))
 }
 
 fn regular(there: &Metadata) -> io::Result<()> {

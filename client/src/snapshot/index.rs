@@ -71,8 +71,9 @@ impl Snapshot {
         Ok(Self { marker: Some(marker), is_shared: true, ..Self::of(mapped, name)? })
     }
 
-    /// Maps a sealed file in memory, which no process can change. Only the beginning is checked.
-    pub(crate) fn map_sealed(file: &File, name: &Path) -> Result<Self, Error> {
+    /// Maps the file of an agent: a file of the cache, or a sealed file in memory. Only the beginning
+    /// is checked.
+    pub(crate) fn map_shared(file: &File, name: &Path) -> Result<Self, Error> {
         let mapped = Mapping::of(file).map_err(|why| local("open the snapshot", name, why))?;
         Ok(Self { is_shared: true, ..Self::of(Mapped::File(mapped), name)? })
     }

@@ -82,10 +82,10 @@ mod tests {
         }
         assert_eq!(own(folder.clone(), user + 1), None, "another user's");
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o770)).unwrap();
-        assert_eq!(own(folder.clone(), user), None, "open to others");
+        assert_eq!(own(folder.clone(), user), None, "open to other users");
         let link = scene.path().join("link");
         symlink(scene.path(), &link).unwrap();
         assert_eq!(own(link, user), None, "a link");
-        assert_eq!(own(scene.path().join("none/own"), user), None, "it can't be made");
+        assert_eq!(own(scene.path().join("none/own"), user), None, "a missing parent");
     }
 }

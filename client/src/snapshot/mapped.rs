@@ -57,7 +57,7 @@ impl Mapping {
         let length = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
         let (access, flags) = (ProtFlags::READ, MapFlags::SHARED);
         #[expect(unsafe_code, reason = "there is no safe way to map a file")]
-        // SAFETY: the kernel chooses the place, so nothing that is in use is replaced.
+        // SAFETY: the kernel chooses a free place, so the map replaces nothing.
         let start = unsafe { mmap(std::ptr::null_mut(), length, access, flags, file, 0) }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { start, length })
@@ -77,7 +77,7 @@ impl AsRef<[u8]> for Mapping {
 }
 
 #[expect(unsafe_code, reason = "a pointer says nothing of threads")]
-// SAFETY: the memory is only read, and belongs to this value alone.
+// SAFETY: the memory is only read, and belongs to the value alone.
 unsafe impl Send for Mapping {}
 
 #[expect(unsafe_code, reason = "a pointer says nothing of threads")]
@@ -86,7 +86,7 @@ unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        #[expect(unsafe_code, reason = "what was mapped is unmapped")]
+        #[expect(unsafe_code, reason = "unmapping is unsafe")]
         // SAFETY: the memory was mapped by `of`, and no slice of the mapping outlives the value.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
         debug_assert!(unmapped.is_ok());

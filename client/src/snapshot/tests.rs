@@ -14,9 +14,7 @@ use dl_format::snapshot::{
 };
 use dl_format::{ChunkId, ChunkShape, DatasetId, DirPath, FilePath, Stamp, Version};
 use dl_proto::StatItem;
-use rustix::fs::{
-    CWD, FileType, MemfdFlags, Mode, SealFlags, fcntl_add_seals, memfd_create, mknodat,
-};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::marker::Marker;
 use super::*;
@@ -67,7 +65,7 @@ fn key(number: u8) -> Key {
 }
 
 fn keep(cache: &SnapshotCache, key: Key, time: SystemTime) {
-    let lock = cache.lock(key.dataset).unwrap().expect("nobody has it");
+    let lock = cache.lock(key.dataset).unwrap().expect("the lock is free");
     let (mut file, _) = cache.begin(&lock, key).unwrap();
     file.set_len(0).unwrap();
     file.write_all(&empty(key.dataset, key.version)).unwrap();
@@ -113,7 +111,7 @@ fn the_least_recently_used_snapshot_goes_first_within_the_quota() {
     for number in 1..=3 {
         keep(&cache, key(number), at(number.into()));
     }
-    assert!(cache.find(key(1), at(10)).is_some(), "used after the others");
+    assert!(cache.find(key(1), at(10)).is_some(), "used last");
     keep(&cache, key(4), at(4));
     let kept = |number| cache.find(key(number), at(11)).is_some();
     assert_eq!([1, 2, 3, 4].map(kept), [true, false, true, true]);
@@ -129,8 +127,8 @@ fn a_partial_file_is_resumed_and_useless_files_are_removed() {
     assert!(DATASET.to_string().contains('-'), "as ids may");
     let folder = tempfile::tempdir().unwrap();
     let cache = SnapshotCache::new(folder.path(), 1 << 20);
-    let lock = cache.lock(DATASET).unwrap().expect("nobody has it");
-    assert!(cache.lock(DATASET).unwrap().is_none(), "somebody has it");
+    let lock = cache.lock(DATASET).unwrap().expect("the lock is free");
+    assert!(cache.lock(DATASET).unwrap().is_none(), "the lock is held");
     assert!(cache.lock(DatasetId::from_bytes([4; 16])).unwrap().is_some(), "of another dataset");
     let (mut file, path) = cache.begin(&lock, key(1)).unwrap();
     let before = cache.sign_of_life(DATASET);
@@ -138,9 +136,9 @@ fn a_partial_file_is_resumed_and_useless_files_are_removed() {
     let written = cache.sign_of_life(DATASET);
     assert!(written != before && cache.sign_of_life(DATASET) == written);
     lock.show_life(at(1));
-    assert!(cache.sign_of_life(DATASET) != written, "it waits for the servers");
+    assert!(cache.sign_of_life(DATASET) != written, "the holder waits for the servers");
     drop((file, lock));
-    let lock = cache.lock(DATASET).unwrap().expect("nobody has it any more");
+    let lock = cache.lock(DATASET).unwrap().expect("the lock is free again");
     // A snapshot from a user's file has another partial file.
     let of_file = Key { origin: Origin::File, ..key(1) };
     assert_eq!(cache.begin(&lock, of_file).unwrap().0.metadata().unwrap().len(), 0);
@@ -148,17 +146,17 @@ fn a_partial_file_is_resumed_and_useless_files_are_removed() {
     assert_eq!(file.metadata().unwrap().len(), 4);
     cache.begin(&lock, key(2)).unwrap();
     assert!(!path.exists(), "of another version");
-    assert!(cache.find(key(2), at(0)).is_none(), "it is not whole");
+    assert!(cache.find(key(2), at(0)).is_none(), "the file is partial");
 }
 
 #[test]
-fn a_partial_file_of_a_killed_download_counts_and_can_be_evicted() {
+fn a_partial_file_of_a_killed_download_can_be_evicted() {
     let folder = tempfile::tempdir().unwrap();
     let length = empty(DATASET, version(1)).len() as u64;
     let cache = SnapshotCache::new(folder.path(), 3 * length);
     let begin = |number| {
         let other = Key { dataset: DatasetId::from_bytes([number; 16]), ..key(1) };
-        let lock = cache.lock(other.dataset).unwrap().expect("nobody has it");
+        let lock = cache.lock(other.dataset).unwrap().expect("the lock is free");
         let (file, path) = cache.begin(&lock, other).unwrap();
         file.set_len(3 * length).unwrap();
         file.set_modified(at(1)).unwrap();
@@ -171,7 +169,7 @@ fn a_partial_file_of_a_killed_download_counts_and_can_be_evicted() {
     assert!(of_held.exists() && !of_left.exists());
     assert!(cache.find(key(1), at(3)).is_some());
     let locks = names(folder.path()).into_iter().filter(|name| name.ends_with(".lock"));
-    assert_eq!(locks.count(), 1, "the one that is held");
+    assert_eq!(locks.count(), 1, "the held lock");
     drop(held);
     keep(&cache, key(2), at(3));
     assert!(!of_held.exists());
@@ -237,34 +235,34 @@ fn a_cached_file_with_another_snapshot_than_its_name_is_ignored() {
         let path = of_ending(folder.path(), ".snapshot");
         File::create(&path).unwrap().write_all(bytes).unwrap();
         assert!(cache.find(key(1), at(2)).is_none());
-        assert_eq!(names(folder.path()), Vec::<String>::new(), "it is gone");
+        assert_eq!(names(folder.path()), Vec::<String>::new(), "the file is removed");
     }
 }
 
 /// Keeps S-41.
 #[test]
-fn a_cached_file_is_checked_again_after_a_change_a_boot_or_a_doubt() {
+fn a_cached_file_is_checked_after_a_change_a_boot_or_a_doubt() {
     let folder = tempfile::tempdir().unwrap();
     let cache = SnapshotCache::new(folder.path(), 1 << 20);
     let find = || cache.find(key(1), at(2));
     keep(&cache, key(1), at(1));
     let path = of_ending(folder.path(), ".snapshot");
     damage(&path);
-    assert!(find().is_none() && !path.exists(), "it was changed");
+    assert!(find().is_none() && !path.exists(), "the file was changed");
 
     let damaged = || {
         keep(&cache, key(1), at(1));
         damage(&path);
-        // As if it had been found whole after that.
+        // The marker claims a check after the damage.
         Marker::of(&path).set(&File::open(&path).unwrap());
     };
     damaged();
     let marker = of_ending(folder.path(), ".whole");
-    let found = find().expect("it is not read again each time");
-    // There is no such file, so that something must be wrong.
+    let found = find().expect("a marked file is not read again");
+    // No file has the number, so the snapshot must be damaged.
     assert_eq!(found.record(7).unwrap_err().kind(), Kind::Corrupt);
     assert!(!marker.exists());
-    assert!(find().is_none() && !path.exists(), "it is doubted");
+    assert!(find().is_none() && !path.exists(), "the file is in doubt");
 
     damaged();
     let text = fs::read_to_string(&marker).unwrap();
@@ -274,11 +272,11 @@ fn a_cached_file_is_checked_again_after_a_change_a_boot_or_a_doubt() {
 
     keep(&cache, key(1), at(1));
     fs::remove_file(&marker).unwrap();
-    assert!(find().is_some() && marker.exists(), "a whole one");
+    assert!(find().is_some() && marker.exists(), "a whole file");
 }
 
 #[test]
-fn only_the_beginning_of_a_file_without_a_whole_snapshot_is_read() {
+fn only_the_beginning_of_an_invalid_file_is_read() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name| folder.path().join(name);
     // Too large for any memory.
@@ -297,51 +295,6 @@ fn only_the_beginning_of_a_file_without_a_whole_snapshot_is_read() {
     fs::write(path("whole"), empty(DATASET, version(1))).unwrap();
     symlink(path("whole"), path("link to it")).unwrap();
     assert_eq!(Snapshot::check(&path("link to it")).unwrap().version(), version(1));
-}
-
-#[test]
-fn a_snapshot_by_descriptor_is_checked_and_shared_only_if_sealed() {
-    const SEALS: SealFlags = SealFlags::WRITE.union(SealFlags::SHRINK).union(SealFlags::GROW);
-    let whole = empty(DATASET, version(1));
-    let in_memory = |bytes: &[u8], seals| {
-        let file = memfd_create("snapshot", MemfdFlags::ALLOW_SEALING).unwrap();
-        let mut file = File::from(file);
-        // Afterwards its position is at the end.
-        file.write_all(bytes).unwrap();
-        fcntl_add_seals(&file, seals).unwrap();
-        file
-    };
-    let unnamed = |bytes: &[u8]| {
-        let mut file = tempfile::tempfile().unwrap();
-        file.write_all(bytes).unwrap();
-        file
-    };
-    let open = |file| Snapshot::from_file(file, Path::new("from the agent"));
-    for (file, is_shared) in [
-        (in_memory(&whole, SEALS), true),
-        (in_memory(&whole, SealFlags::SHRINK), false),
-        (in_memory(&whole, SealFlags::FUTURE_WRITE | SealFlags::SHRINK), false),
-        (unnamed(&whole), false),
-    ] {
-        let also = file.try_clone().unwrap();
-        let snapshot = open(file).unwrap();
-        assert_eq!((snapshot.is_shared(), snapshot.version()), (is_shared, version(1)));
-        // Whoever sent it may do as it likes with it.
-        let _ = also.set_len(0);
-        assert!(snapshot.bytes() == whole);
-    }
-    let mut damaged = whole.clone();
-    *damaged.last_mut().unwrap() ^= 1;
-    for bytes in [&damaged[..], &whole[..100], b""] {
-        for file in [in_memory(bytes, SEALS), unnamed(bytes)] {
-            let error = open(file).unwrap_err();
-            assert_eq!(error.kind(), Kind::Corrupt);
-            assert!(error.to_string().contains("from the agent"), "{error}");
-        }
-    }
-    let (pipe, _writer) = std::io::pipe().unwrap();
-    let pipe = File::from(std::os::fd::OwnedFd::from(pipe));
-    assert_eq!(open(pipe).unwrap_err().kind(), Kind::Local);
 }
 
 #[test]
@@ -367,11 +320,11 @@ fn a_save_replaces_only_regular_files_and_resumes_a_killed_save() {
         target
     };
     drop(save("old"));
-    assert_eq!(fs::read(path("old")).unwrap(), b"old", "it was given up");
+    assert_eq!(fs::read(path("old")).unwrap(), b"old", "the save was given up");
     // A partial file of a killed save, longer than the new file.
     fs::write(path("old.partial"), [&bytes[..], &bytes[..]].concat()).unwrap();
     let target = save("old");
-    assert!(Target::begin(&path("old")).is_err(), "somebody else saves it");
+    assert!(Target::begin(&path("old")).is_err(), "another save runs");
     // A pipe takes the path meanwhile.
     fs::remove_file(path("old")).unwrap();
     pipe(&path("old"));

@@ -5,7 +5,6 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use dl_format::snapshot::SnapshotOf;
@@ -29,16 +28,10 @@ impl UserFile {
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         let failed = |why| local("open the snapshot", path, why);
         let file = file::open(path).map_err(failed)?;
-        Self::of_file(file, path)
-    }
-
-    /// Checks the beginning of an open file; `path` names the file in errors.
-    fn of_file(file: File, path: &Path) -> Result<Self, Error> {
-        let failed = |why| local("open the snapshot", path, why);
         let length = file.metadata().map_err(failed)?.len();
         let mut head = Vec::new();
         let beginning = SnapshotOf::HEAD_LENGTH as u64;
-        FromStart::of(&file).take(beginning).read_to_end(&mut head).map_err(failed)?;
+        (&file).take(beginning).read_to_end(&mut head).map_err(failed)?;
         let of = SnapshotOf::read(&head, length);
         let of = of.map_err(|why| damaged(&path.display().to_string(), why))?;
         Ok(Self { file, path: path.to_owned(), length, head, of })
@@ -70,31 +63,11 @@ impl UserFile {
     pub(crate) fn read(&self) -> Result<Snapshot, Error> {
         let failed = |why| local("read the snapshot", &self.path, why);
         let mut bytes = room(self.length).map_err(failed)?;
-        FromStart::of(&self.file).take(self.length).read_to_end(&mut bytes).map_err(failed)?;
+        (&self.file).rewind().map_err(failed)?;
+        (&self.file).take(self.length).read_to_end(&mut bytes).map_err(failed)?;
         let snapshot = Snapshot::in_memory(bytes, &self.path)?;
         snapshot.verify()?;
         Ok(snapshot)
-    }
-}
-
-/// Reads a file from its beginning, without the file position, which all users of the descriptor
-/// share.
-struct FromStart<'a> {
-    file: &'a File,
-    position: u64,
-}
-
-impl<'a> FromStart<'a> {
-    fn of(file: &'a File) -> Self {
-        Self { file, position: 0 }
-    }
-}
-
-impl Read for FromStart<'_> {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        let read = self.file.read_at(bytes, self.position)?;
-        self.position += read as u64;
-        Ok(read)
     }
 }
 
@@ -115,23 +88,5 @@ impl Snapshot {
     /// another kind of file; the text says which.
     pub fn check(path: &Path) -> Result<Self, Error> {
         UserFile::open(path)?.read()
-    }
-
-    /// Opens a snapshot by a descriptor, for example from another process, and checks every byte.
-    /// `name` stands for the file in errors. A memory file (`memfd`), sealed against writes and
-    /// changes of length, is mapped and shared with other processes. Any other file is copied into
-    /// memory, for the file may change later.
-    ///
-    /// # Errors
-    /// As for [`Snapshot::check`].
-    pub fn from_file(file: File, name: &Path) -> Result<Self, Error> {
-        file::check_regular(&file).map_err(|why| local("open the snapshot", name, why))?;
-        let file = UserFile::of_file(file, name)?;
-        if !file::is_sealed(&file.file) {
-            return file.read();
-        }
-        let snapshot = Self::map_sealed(&file.file, name)?;
-        snapshot.verify()?;
-        Ok(snapshot)
     }
 }

@@ -125,7 +125,7 @@ fn spawn(task: &TaskOptions, listener: Stdio, lock: Stdio) -> io::Result<()> {
                     "the agent did not start: {ended}; see `dlcmd agent run`"
                 )));
             }
-            // The kernel discards the exit status of children in this program.
+            // The program ignores SIGCHLD, so the kernel discards exit statuses.
             Err(why) if why.raw_os_error() == Some(Errno::CHILD.raw_os_error()) => return Ok(()),
             Err(why) => return Err(why),
             Ok(None) if since_boot() >= until => {

@@ -71,7 +71,7 @@ impl SharedMemory {
 
     fn map_as(file: impl AsFd, length: usize, access: ProtFlags) -> io::Result<Self> {
         #[expect(unsafe_code, reason = "there is no safe way to map memory")]
-        // SAFETY: the kernel chooses the place, so nothing that is in use is replaced.
+        // SAFETY: the kernel chooses a free place, so the map replaces nothing.
         let start =
             unsafe { mmap(std::ptr::null_mut(), length, access, MapFlags::SHARED, file, 0) }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
@@ -104,8 +104,8 @@ impl SharedMemory {
     pub(crate) fn word(&self, offset: usize) -> Option<&AtomicU64> {
         let at = self.at::<AtomicU64>(offset)?;
         #[expect(unsafe_code, reason = "mapped memory has no other face")]
-        // SAFETY: in the map and aligned (see `at`), valid for any bytes. Processes only access it by
-        // such words; without write access this process only loads.
+        // SAFETY: the word is in the map and aligned (see `at`), and valid for any bytes. Processes only
+        // access the memory by such words; without write access the process only loads.
         Some(unsafe { &*at })
     }
 
@@ -166,8 +166,8 @@ impl SharedMemory {
             return false;
         }
         #[expect(unsafe_code, reason = "mapped memory has no other face")]
-        // SAFETY: in the map, which is writable; `bytes` is memory of this process, so they don't
-        // overlap. No reference to these bytes exists (see above).
+        // SAFETY: the range is in the map, which is writable. `bytes` is memory of the process, so the two
+        // don't overlap, and no reference to the range exists (see above).
         unsafe {
             let to = self.start.as_ptr().add(offset);
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
@@ -203,7 +203,7 @@ impl SharedMemory {
 }
 
 #[expect(unsafe_code, reason = "a pointer says nothing of threads")]
-// SAFETY: the map belongs to this value alone; its words are atomic, and its bytes follow the pins.
+// SAFETY: the map belongs to the value alone; its words are atomic, and its bytes follow the pins.
 unsafe impl Send for SharedMemory {}
 
 #[expect(unsafe_code, reason = "a pointer says nothing of threads")]
@@ -212,7 +212,7 @@ unsafe impl Sync for SharedMemory {}
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        #[expect(unsafe_code, reason = "what was mapped is unmapped")]
+        #[expect(unsafe_code, reason = "unmapping is unsafe")]
         // SAFETY: the memory was mapped by `map_as`, and no reference outlives the value.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
         debug_assert!(unmapped.is_ok());

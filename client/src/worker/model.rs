@@ -224,7 +224,7 @@ impl Agent {
             let is_dropped = match self.node.broken {
                 Violation::PageOfConnection => true,
                 Violation::EndOfPage => false,
-                // The kernel ends a process before it closes the connection.
+                // The kernel ends a process before closing its connection.
                 _ => page.has_ended.load(Ordering::Acquire),
             };
             !is_dropped && page.pins.load(order) != 0

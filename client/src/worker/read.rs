@@ -123,7 +123,7 @@ impl Worker {
             return Guard::from_inner(None);
         }
         let attached = self.attacher.attach_again().and_then(|(attached, file)| {
-            let snapshot = Snapshot::map_sealed(&file, "the agent's snapshot".as_ref())?;
+            let snapshot = Snapshot::map_shared(&file, "the agent's snapshot".as_ref())?;
             snapshot.check_is(self.snapshot.dataset(), self.snapshot.version())?;
             Ok(attached)
         });

@@ -111,7 +111,7 @@ fn an_ended_wait_gets_no_pin() {
     assert_eq!(reader.pins.end_wait(), Some(2));
     assert!(agent.holds(2) && agent.held() == 1);
     drop(reader.take_over(2));
-    assert!(!agent.pin_for_reader(2, 1) && agent.held() == 0, "it has ended");
+    assert!(!agent.pin_for_reader(2, 1) && agent.held() == 0, "the wait has ended");
 }
 
 #[test]
@@ -180,15 +180,15 @@ fn reads_outside_of_a_slot_and_maps_of_wrong_descriptors_fail() {
     assert_eq!(pinned.bytes(u32::MAX, usize::MAX), None);
     assert!(memory.pins[0].holds(1) && !memory.pins[1].holds(1));
     drop(pinned);
-    assert_eq!(memory.readers[0].pin(CHUNKS).map(|_| ()), None, "a chunk that there is not");
+    assert_eq!(memory.readers[0].pin(CHUNKS).map(|_| ()), None, "an unknown chunk");
     memory.readers[1].pins.add(Gauge::Hits, 2);
     assert_eq!(memory.pins[1].get(Gauge::Hits), 2);
 
     let file = tempfile::tempfile().unwrap();
     file.set_len(1 << 20).unwrap();
-    assert!(Table::map(&file, CHUNKS).is_err(), "memory that can be cut off");
+    assert!(Table::map(&file, CHUNKS).is_err(), "memory without a seal");
     let (_, short) = Table::create(1).unwrap();
-    assert!(Table::map(&short, 100_000).is_err(), "memory that is too short");
+    assert!(Table::map(&short, 100_000).is_err(), "too short memory");
     let shape = Shape { slot_bytes: SLOT, slots: SLOTS };
     assert!(Arena::map(shape, &[]).is_err(), "no segments");
 }

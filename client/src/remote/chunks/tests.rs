@@ -134,7 +134,7 @@ fn the_time_limit_counts_from_the_last_bytes() {
 }
 
 #[test]
-fn a_failed_range_fails_alone_and_an_unavailable_range_is_retried() {
+fn a_failed_range_fails_alone_or_is_retried() {
     let tries = Arc::new(AtomicUsize::new(0));
     let tried = Arc::clone(&tries);
     let dataset = dataset(script(move |request| {

@@ -35,19 +35,19 @@ fn refusing_servers_cost_one_connect_timeout_and_are_all_named() {
 
 #[test]
 fn every_new_try_is_reported() {
-    let told = Arc::new(Mutex::new(Vec::<Retry>::new()));
-    let heard = Arc::clone(&told);
+    let reports = Arc::new(Mutex::new(Vec::<Retry>::new()));
+    let heard = Arc::clone(&reports);
     let on_retry: OnRetry = Arc::new(move |retry| heard.lock().unwrap().push(retry.clone()));
     let server = refusing();
     let options = ConnectOptions { on_retry: Some(on_retry), ..options(&[server]) };
     let total = options.connect_timeout;
     Client::connect(options).unwrap_err();
-    let told = told.lock().unwrap();
-    let first = told.first().expect("it was tried more than once");
+    let reports = reports.lock().unwrap();
+    let first = reports.first().expect("there were several tries");
     assert_eq!((first.action, &first.subject), ("connect to", &"the server".to_owned()));
     assert!(first.reason.contains(&format!("{server}: Connection refused")), "{first:?}");
-    assert!(told.is_sorted_by(|one, next| one.waited < next.waited && one.left > next.left));
-    assert!(told.iter().all(|retry| retry.left < total), "{told:?}");
+    assert!(reports.is_sorted_by(|one, next| one.waited < next.waited && one.left > next.left));
+    assert!(reports.iter().all(|retry| retry.left < total), "{reports:?}");
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn a_probe_finds_a_hanging_server_before_a_try_is_over() {
             dataset.refresh().unwrap();
         }
         let took = clock.monotonic() - began;
-        assert!(took < Duration::from_secs(8), "a try takes 20 s, and these took {took:?}");
+        assert!(took < Duration::from_secs(8), "a try takes 20 s, and the calls took {took:?}");
     }
 }
 

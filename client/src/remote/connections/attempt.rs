@@ -54,20 +54,20 @@ pub(crate) struct Try {
     server: Arc<str>,
     identity: Arc<Identity>,
     clock: Arc<dyn Clock>,
-    began: Duration,
+    pub(super) began: Duration,
     attempt: Duration,
     deadline: Deadline,
-    awaited: Arc<Awaited>,
-    flow: Flow,
+    pub(super) awaited: Arc<Awaited>,
+    pub(super) flow: Flow,
 }
 
 /// The wait of a try for the server.
 #[derive(Debug, Default)]
-struct Awaited {
+pub(super) struct Awaited {
     /// Begin of the wait, or the last message of the server.
     since: Moment,
     /// End of the try if no message comes.
-    until: Moment,
+    pub(super) until: Moment,
 }
 
 impl Try {
@@ -173,21 +173,6 @@ impl Try {
     /// The monotonic time of the process.
     pub(crate) fn now(&self) -> Duration {
         self.clock.monotonic()
-    }
-
-    /// The time of the begin.
-    pub(super) fn began(&self) -> Duration {
-        self.began
-    }
-
-    /// The time of the last progress; zero without progress.
-    pub(super) fn last_progress(&self) -> Duration {
-        self.flow.last_progress()
-    }
-
-    /// The end of the try if no message comes.
-    pub(super) fn limit(&self) -> Duration {
-        self.awaited.until.get()
     }
 
     /// The last sign of life of the server, or the begin of the wait.

@@ -4,6 +4,7 @@
 //! Time in which the process itself was stopped does not count.
 
 use std::pin::Pin;
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -26,9 +27,9 @@ const TRY_AT_LEAST: Duration = Duration::from_secs(12);
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Patience {
     /// Time of all tries together.
-    total: Duration,
+    pub(super) total: Duration,
     /// Time of a try; for a stream, the time until each next message.
-    attempt: Duration,
+    pub(super) attempt: Duration,
     /// Whether silence is reported.
     reports_silence: bool,
 }
@@ -52,10 +53,6 @@ impl Patience {
         Self { total, attempt, reports_silence: false }
     }
 
-    pub(super) fn attempt(&self) -> Duration {
-        self.attempt
-    }
-
     /// The rest after some time of silence.
     pub(crate) fn less(self, waited: Duration) -> Self {
         Self { total: self.total.saturating_sub(waited), ..self }
@@ -64,11 +61,6 @@ impl Patience {
     /// The rest after some time of silence; none if no time is left.
     pub(crate) fn left(self, waited: Duration) -> Option<Self> {
         Some(self.less(waited)).filter(|left| !left.total.is_zero())
-    }
-
-    /// Time of all tries together.
-    pub(super) fn total(&self) -> Duration {
-        self.total
     }
 }
 
@@ -137,14 +129,14 @@ impl<'a, S: Fn() -> String> Call<'a, S> {
             let report = |silent: Duration| {
                 let failure = Failure::silent_for(silent).at(&server.address);
                 locked(&self.replies).add(index, failure);
-                self.report(this.limit());
+                self.report(this.awaited.until.get());
             };
             attended(self.clock, || this.last_sign(), attempted, report).await
         } else {
             attempted.await
         };
         let is_silent = ended.as_ref().is_err_and(Failure::is_silence);
-        server.set_needs_probe(is_silent);
+        server.needs_probe.store(is_silent, Ordering::Relaxed);
         let failure = match ended {
             Ok(done) => return Ok(done),
             Err(failure) => failure.at(&server.address),
@@ -159,7 +151,7 @@ impl<'a, S: Fn() -> String> Call<'a, S> {
 
     /// Gives the request more time, for a try with progress or for a stopped process.
     fn extend(&self, this: &Try) {
-        let (began, progress) = (this.began(), this.last_progress());
+        let (began, progress) = (this.began, this.flow.last_progress());
         let limit = began.max(progress).saturating_add(self.patience.attempt);
         let lost = stopped_for(limit, self.clock.monotonic());
         let mut limits = locked(&self.limits);

@@ -25,8 +25,9 @@ pub(super) struct Server {
     pub(super) address: Arc<str>,
     connections: Vec<Connection>,
     turn: AtomicUsize,
-    /// Set until a first try has ended, and after a silent try.
-    needs_probe: AtomicBool,
+    /// Whether a request must wait for the answer to a probe: before the end of a first try, and
+    /// after a silent try.
+    pub(super) needs_probe: AtomicBool,
     avoid_until: Moment,
     /// When bytes last went to the server or came from there.
     transfer: Arc<Moment>,
@@ -70,15 +71,6 @@ impl Server {
     ) -> Try {
         let flow = Flow::new(Arc::clone(clock), Arc::clone(&self.transfer));
         Try::new(&self.address, identity, clock, deadline, flow)
-    }
-
-    /// Whether a request must wait for the answer to a probe.
-    pub(super) fn needs_probe(&self) -> bool {
-        self.needs_probe.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn set_needs_probe(&self, is_silent: bool) {
-        self.needs_probe.store(is_silent, Ordering::Relaxed);
     }
 
     pub(super) fn is_avoided(&self, now: Duration) -> bool {

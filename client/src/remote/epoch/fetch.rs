@@ -278,7 +278,7 @@ impl EpochSource {
         let wanted = Wanted::whole(std::slice::from_ref(&item));
         let read = read_whole(&self.session, &self.info, wanted);
         let mut files = self.session.wait(read)?;
-        Ok(files.pop().expect("one answer for each wanted file"))
+        Ok(files.pop().expect("a result for each wanted file"))
     }
 }
 

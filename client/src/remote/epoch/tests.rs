@@ -97,7 +97,7 @@ fn well(fetch: &Fetch) -> Result<Vec<Content>, Error> {
 }
 
 fn away(_: &Fetch) -> Result<Vec<Content>, Error> {
-    Err(Error::new(Kind::Unreachable, "read", "a chunk", "nobody is there"))
+    Err(Error::new(Kind::Unreachable, "read", "a chunk", "no server answers"))
 }
 
 fn is_file(taken: &Taken, number: u32) -> bool {
@@ -131,7 +131,7 @@ fn a_late_read_of_a_dropped_group_is_separate() {
     }
     assert!(matches!(scene.window.take(late), Taken::Separate));
     let third = scene.order[2 * group];
-    assert!(is_file(&scene.take(third, well).0, third), "the group after it has come");
+    assert!(is_file(&scene.take(third, well).0, third), "the next group has arrived");
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn a_lost_fetcher_leaves_no_thread_waiting() {
         }
         let fetch = scene.window.next_fetch().unwrap();
         assert!(fetch.numbers.contains(&first), "a chunk with a waiting thread comes first");
-        let why = Error::new(Kind::Internal, "read", "a chunk", "it ended");
+        let why = Error::new(Kind::Internal, "read", "a chunk", "the task ended");
         scene.window.lose(&fetch, why);
         assert!(matches!(taking.join().unwrap(), Taken::Unreachable(_)));
     });

@@ -48,7 +48,7 @@ impl<'a> Assembly<'a> {
             Some((run, files, self.wanted.get(*files.first()?)?))
         });
         let Some((run, files, first)) = found else {
-            let problem = format!("an answer that makes no sense: item {item} was not asked for");
+            let problem = format!("the answer makes no sense: item {item} was not requested");
             return Err(Failure::new(Kind::Internal, problem));
         };
         let data = match piece.data {

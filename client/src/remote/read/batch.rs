@@ -157,7 +157,7 @@ async fn moved_files(
     let mut moved = Vec::new();
     for gone in split::by_path(&gone, STAT_PATHS_MAX, |(_, wanted, _)| &wanted.item.path) {
         let paths: Vec<_> = gone.iter().map(|(_, wanted, _)| wanted.item.path.clone()).collect();
-        // If this fails, the files keep their failure.
+        // After a failed lookup, the files keep their failure.
         let found = stat(&session.connections, dataset, &paths).await.unwrap_or_default();
         for ((number, wanted, before), found) in gone.iter().zip(found) {
             if let StatItem::File(now) = found
@@ -220,7 +220,7 @@ pub(super) async fn read_one(
     wanted: Wanted<'_>,
 ) -> Result<Bytes, Error> {
     let mut files = read_whole(session, dataset, vec![wanted]).await?;
-    files.pop().expect("one answer for each wanted file")
+    files.pop().expect("a result for each wanted file")
 }
 
 /// Reads a range of a file; also gives the parts that end there.
@@ -231,7 +231,7 @@ pub(super) async fn read_range(
 ) -> Result<Received, Error> {
     let received = |arrived: Arrived| (arrived.bytes, arrived.extents);
     let mut ranges = read_each(session, dataset, vec![wanted], received).await?;
-    ranges.pop().expect("one answer for each wanted range")
+    ranges.pop().expect("a result for each wanted range")
 }
 
 /// The files of a try.

@@ -55,7 +55,7 @@ impl RemoteDataset {
                 part.push(bytes.slice(start..end));
                 start = end;
                 if part.length != u64::from(extent.length) {
-                    let why = "an answer that makes no sense: the parts are not adjacent";
+                    let why = "the answer makes no sense: the parts are not adjacent";
                     return Err(self.failed(item, Failure::new(Kind::Internal, why)));
                 }
                 let is_whole = |crc| crc == extent.crc;

@@ -96,7 +96,7 @@ impl RemoteDataset {
             files.extend(read?);
         }
         let unanswered = items.iter().skip(files.len()).map(|item| {
-            let why = Failure::new(Kind::Internal, "no answer received for it");
+            let why = Failure::new(Kind::Internal, "the answer has no result for the file");
             Err(Error::new(Kind::Internal, "read", &item.path, why))
         });
         files.extend(unanswered);
@@ -114,13 +114,13 @@ impl RemoteDataset {
         let reads = batches(items).map(|batch| {
             let (give, start, count) = (give.clone(), batch.start, batch.len());
             let wanted = Wanted::whole(items.get(batch).unwrap_or_default());
-            // Bounded by what the connections let through between two waits.
+            // Bounded by the throughput of the connections between two waits.
             let hand_over = move |number, file| {
                 let _ = give.send((start + number, file));
             };
             let session = &session;
             async move {
-                // Servers that were given up for one batch are not waited for by the next.
+                // After a batch without servers, the next batches don't wait for them.
                 if let Some(error) = lost.get() {
                     return (0..count).for_each(|number| hand_over(number, Err(error.clone())));
                 }
@@ -140,7 +140,7 @@ impl RemoteDataset {
                     read = reads.next() => read.is_some(),
                 }
             });
-            // Here, outside of the runtime, so that the sink may call the library.
+            // Outside of the runtime, so the sink may call the library.
             for (item, file) in files.drain(..) {
                 match file {
                     Ok(Arrived { bytes, .. }) => sink(item, Ok(&bytes)),
@@ -161,7 +161,7 @@ fn batches(items: &[ReadItem]) -> impl Iterator<Item = Range<usize>> {
         let mut bytes = 0u64;
         let fit = items.get(start..)?.iter().take(BATCH_FILES).take_while(|item| {
             let before = bytes;
-            // The request names what it has no record of.
+            // The request contains the path of an item without a record.
             let length = item.record.as_ref().map_or(RESERVED, |record| record.length);
             bytes = bytes.saturating_add(length);
             before == 0 || bytes <= BATCH_BYTES

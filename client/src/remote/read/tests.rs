@@ -324,7 +324,7 @@ fn a_large_file_with_unknown_parts_is_not_kept_in_memory() {
 }
 
 #[test]
-fn a_small_file_releases_its_message_and_a_large_file_is_not_copied() {
+fn a_small_file_is_copied_out_of_its_message_alone() {
     let message = Bytes::from(data(1 << 20, 2));
     for (length, copied) in [(4_096, true), (1 << 19, false)] {
         let bytes = message.slice(100..100 + length);

@@ -65,7 +65,7 @@ fn a_download_of_a_lost_version_restarts_with_the_newest() {
     let snapshot = move |request: GetSnapshotRequest| {
         let newest = if is_gone.load(Ordering::SeqCst) { 2 } else { 1 };
         if request.version.is_some_and(|wanted| wanted != version(newest)) {
-            return vec![Err(Status::not_found("there is none of it any more"))];
+            return vec![Err(Status::not_found("no snapshot of the version"))];
         }
         let bytes = of(newest);
         let head = SnapshotPiece::Head { version: version(newest), length: bytes.len() as u64 };
@@ -168,7 +168,7 @@ fn a_snapshot_from_a_file_never_answers_for_the_servers() {
     }
     let reader = dataset.with_snapshot(&cache).unwrap();
     assert!(reader.snapshot().unwrap().bytes() == real);
-    assert_eq!(*locked(&asked), [0], "it was kept");
+    assert_eq!(*locked(&asked), [0], "the cache has the snapshot");
 }
 
 /// Keeps S-41.
@@ -212,5 +212,5 @@ fn without_a_usable_cache_a_snapshot_lies_in_memory() {
     let reader = dataset.with_snapshot(&cache).unwrap();
     assert!(reader.snapshot().unwrap().bytes() == bytes);
     let left = std::fs::read_dir(folder.path()).unwrap().count();
-    assert_eq!(left, 2, "only what was in the way");
+    assert_eq!(left, 2, "only the obstacles");
 }

@@ -65,7 +65,7 @@ fn ask(stats: &Stats, dataset: &RemoteDataset, name: &str) -> Result<StatItem, K
 }
 
 #[test]
-fn questions_of_threads_share_a_request_and_get_their_own_answers() {
+fn questions_share_a_request_and_get_their_own_answers() {
     let (dataset, requests) = serving();
     let stats = held_up(FOREVER);
     let name = |number: usize| "x".repeat(number + 1);

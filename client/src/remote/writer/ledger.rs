@@ -18,7 +18,7 @@ use crate::remote::writer::Open;
 /// The result of all puts since the last flush. Concurrent flushes each report every failure among
 /// earlier puts; a single flush counts the files.
 #[derive(Debug, Default)]
-#[must_use = "some files may have failed"]
+#[must_use = "files may have failed"]
 pub struct Flushed {
     /// Acknowledged files: all puts since the last flush without the failed files.
     pub files: u64,

@@ -91,7 +91,7 @@ impl Writer {
                     if let Err(error) = &result
                         && error.kind().is_retryable()
                     {
-                        // The object had the time of a request; the other objects need not wait too.
+                        // The object had the time of a request; no other object need wait too.
                         ledger.give_up(error);
                     }
                     result

@@ -197,7 +197,7 @@ fn concurrent_flushes_each_report_earlier_failures() {
         // The put fails while both flushes wait, and belongs to the second flush.
         second.add_permits(1);
         while dataset.put("a", PLAIN, b"not taken").is_ok() {}
-        // A flush that begins now reports the failure too.
+        // A later flush reports the failure too.
         let of_all = threads.spawn(|| {
             begins.store(true, Ordering::SeqCst);
             flush()
