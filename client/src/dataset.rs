@@ -30,7 +30,6 @@ use crate::worker::Worker;
 pub use cached::AsFile;
 pub use listing::Listing;
 
-/// The operation, in errors.
 const PUT: &str = "put";
 
 /// A dataset at some servers. A clone is cheap and shares the writer. A handle is usable from any
@@ -90,7 +89,7 @@ impl Dataset {
 
     /// The snapshot that answers for the handle; none if the servers do.
     pub fn snapshot(&self) -> Option<&Arc<Snapshot>> {
-        self.0.snapshot.as_ref().filter(|_| !self.0.is_written.load(Ordering::Relaxed))
+        self.0.snapshot.as_ref().filter(|_| !self.is_written())
     }
 
     /// Answers reads of the current process from an epoch, for as long as the epoch lives.

@@ -73,7 +73,6 @@ impl<T> PerProcess<T> {
 }
 
 impl<T> Owned<T> {
-    /// A value of the current process.
     pub(crate) fn new(value: T) -> Self {
         Self { generation: generation::current(), value: Some(value) }
     }

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Bytes of a name at most.
 const NAME_MAX: usize = 128;
 
 /// Variables in which launchers name a job, and the value that stands for no name.
@@ -109,7 +108,6 @@ fn session() -> Option<String> {
 const STAT_SESSION: usize = 3;
 const STAT_START: usize = 19;
 
-/// A word of `/proc/PID/stat`.
 fn stat_word(process: &str, place: usize) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // The program name, in brackets, may hold anything.

@@ -35,5 +35,5 @@ pub fn at_version(
     version: Version,
     cache: Option<&SnapshotCache>,
 ) -> Result<Dataset, Error> {
-    Ok(dataset.answering(dataset.remote().snapshot_at(version, cache)?))
+    Ok(dataset.answering(dataset.remote().snapshot_of(version, true, cache)?))
 }

@@ -124,7 +124,7 @@ impl Dataset {
         {
             return Ok(view);
         }
-        Ok(View::of(self.get_past_cache(&file)?))
+        Ok(View::from(self.get_past_cache(&file)?))
     }
 
     /// Borrows many files, in their order.
@@ -147,10 +147,10 @@ impl Dataset {
                 continue;
             }
             if known.as_ref().is_some_and(|(worker, _)| worker.is_attached()) {
-                views.push(View::of(self.get_past_cache(file)?));
+                views.push(View::from(self.get_past_cache(file)?));
             } else {
                 let read = self.get_many_of_servers(files.get(there..).unwrap_or_default())?;
-                views.extend(read.into_iter().map(View::of));
+                views.extend(read.into_iter().map(View::from));
             }
         }
         Ok(views)

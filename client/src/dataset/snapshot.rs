@@ -45,7 +45,7 @@ impl Dataset {
         version: Version,
         cache: impl Into<Option<&'a SnapshotCache>>,
     ) -> Result<Self, Error> {
-        Ok(self.answering(self.0.remote.snapshot_of(version, cache.into())?))
+        Ok(self.answering(self.0.remote.snapshot_of(version, false, cache.into())?))
     }
 
     /// A handle that answers from a snapshot file (paper, DL_load_meta), written by

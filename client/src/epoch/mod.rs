@@ -24,7 +24,6 @@ use crate::snapshot::Snapshot;
 pub(crate) use source::{FileRead, FileSource, OpenSource};
 pub(crate) use turns::Turns;
 
-/// The operation, in errors.
 const SHUFFLE: &str = "shuffle";
 
 /// The part of an epoch that a rank, or a worker of its loader, reads.
@@ -109,7 +108,6 @@ struct Inner {
     reader: PerProcess<Reader>,
 }
 
-/// The reader of a process.
 #[derive(Debug)]
 struct Reader {
     turns: Turns,
@@ -148,7 +146,6 @@ impl Inner {
             .map_err(|why| Error::new(why.kind(), SHUFFLE, &self.dataset, why))
     }
 
-    /// The reader of the process.
     fn reader(&self) -> Result<&Reader, Error> {
         self.reader.get_or_make(|| {
             let mut cursor = self.cursor()?;

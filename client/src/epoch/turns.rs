@@ -12,7 +12,6 @@ use crate::order::Cursor;
 #[derive(Debug)]
 pub(crate) struct Turns {
     inner: Mutex<Inner>,
-    /// Signals the end of a read.
     ended: Condvar,
 }
 

@@ -62,17 +62,14 @@ impl Cursor {
         })
     }
 
-    /// The order.
     pub(crate) fn order(&self) -> &Order {
         &self.order
     }
 
-    /// The rank.
     pub(crate) fn rank(&self) -> u32 {
         self.rank
     }
 
-    /// The worker of the rank.
     pub(crate) fn worker(&self) -> Worker {
         self.worker
     }

@@ -13,7 +13,6 @@ pub(super) enum Stream {
     Files = 1,
 }
 
-/// Numbers for a shuffle.
 #[derive(Debug)]
 pub(super) struct Draws([u64; 4]);
 

@@ -15,7 +15,6 @@ pub struct ChunkPlan {
     /// Numbers of the files, ascending, each once.
     numbers: Vec<u32>,
     chunks: Vec<PlannedChunk>,
-    /// Indexes of the chunks.
     by_need: Vec<usize>,
 }
 

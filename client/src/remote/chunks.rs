@@ -63,7 +63,6 @@ impl ChunkSource {
     }
 }
 
-/// The state of a range.
 #[derive(Debug)]
 enum RangeState {
     /// Incomplete; with the failure of the last try, if any.

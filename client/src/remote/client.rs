@@ -79,7 +79,6 @@ impl Client {
         ))
     }
 
-    /// An existing dataset.
     pub(crate) fn find(&self, name: &DatasetName) -> Result<RemoteDataset, Error> {
         let session = self.shared.session()?;
         let info = session.wait(get_dataset(&session.connections, name, false))?;

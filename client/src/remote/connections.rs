@@ -88,7 +88,6 @@ impl Connections {
         })
     }
 
-    /// The monotonic time of the process.
     pub(crate) fn now(&self) -> Duration {
         self.clock.monotonic()
     }

@@ -73,7 +73,6 @@ impl RemoteDataset {
         stats.ask(&session, &self.info, paths)
     }
 
-    /// The writer of the process.
     pub(crate) fn writer(&self) -> Result<&Arc<Writer>, Error> {
         self.writer.get_or_make(|| {
             let in_flight = self.shared.options.in_flight(self.info.shape.size());

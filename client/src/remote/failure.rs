@@ -16,7 +16,6 @@ use crate::error::Kind;
 /// The cause of an error about damaged bytes.
 pub(crate) const DAMAGED: &str = "its checksum does not match its bytes";
 
-/// A failed try.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{problem}")]
 pub(crate) struct Failure {
@@ -41,7 +40,6 @@ impl Failure {
         Self { names_object: true, ..Self::new(kind, problem) }
     }
 
-    /// Damaged bytes of a chunk.
     pub(crate) fn damaged(chunk: ChunkId) -> Self {
         Self::of_object(Kind::Corrupt, format!("chunk {chunk}: {DAMAGED}"))
     }
@@ -51,7 +49,6 @@ impl Failure {
         self.names_object
     }
 
-    /// The silence of a server.
     pub(crate) fn silence(problem: String) -> Self {
         Self { silence: Some(problem.clone()), ..Self::new(Kind::TimedOut, problem) }
     }
@@ -61,12 +58,10 @@ impl Failure {
         Self::silence(format!("no answer for {} s", time.as_secs()))
     }
 
-    /// Whether the server was silent.
     pub(crate) fn is_silence(&self) -> bool {
         self.silence.is_some()
     }
 
-    /// The text without the server.
     pub(crate) fn without_server(&self) -> &str {
         self.silence.as_deref().unwrap_or(&self.problem)
     }
@@ -108,7 +103,6 @@ fn is_foreign(status: &Status) -> bool {
     status.message().starts_with("grpc-status header missing") || is_no_message
 }
 
-/// Whether a server refused the user.
 pub(crate) fn is_refused(status: &Status) -> bool {
     status.code() == Code::Unauthenticated
 }

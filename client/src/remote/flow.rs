@@ -53,7 +53,6 @@ impl Flow {
         self.server.set(self.clock.monotonic());
     }
 
-    /// The time of the last progress.
     pub(crate) fn last_progress(&self) -> Duration {
         self.progress.get()
     }

@@ -56,7 +56,6 @@ impl Process {
         Ok(Self { runtime, clock, random, ids })
     }
 
-    /// A unique chunk id.
     pub(crate) fn next_id(&self) -> ChunkId {
         let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
         next_id(&mut ids, &*self.clock, &*self.random)

@@ -14,7 +14,6 @@ pub(crate) struct Segments {
 }
 
 impl Segments {
-    /// Adds a piece at the end.
     pub(crate) fn push(&mut self, piece: Bytes) {
         self.bytes += piece.len();
         if !piece.is_empty() {

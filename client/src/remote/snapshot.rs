@@ -33,31 +33,15 @@ struct Head {
 }
 
 impl RemoteDataset {
-    /// The snapshot of the newest version, which was `version` just now: from the cache, or fetched
-    /// into the cache, else into memory.
+    /// The snapshot of a version: from the cache, or fetched into the cache, else into memory. Unless
+    /// `is_exact`, the servers may give a newer version.
     pub(crate) fn snapshot_of(
         &self,
         version: Version,
+        is_exact: bool,
         cache: Option<&SnapshotCache>,
     ) -> Result<Snapshot, Error> {
-        self.find_snapshot(version, None, cache)
-    }
-
-    /// The snapshot of a version, which may be old, if the servers still have a snapshot.
-    pub(crate) fn snapshot_at(
-        &self,
-        version: Version,
-        cache: Option<&SnapshotCache>,
-    ) -> Result<Snapshot, Error> {
-        self.find_snapshot(version, Some(version), cache)
-    }
-
-    fn find_snapshot(
-        &self,
-        version: Version,
-        asked: Option<Version>,
-        cache: Option<&SnapshotCache>,
-    ) -> Result<Snapshot, Error> {
+        let asked = is_exact.then_some(version);
         let session = self.session()?;
         let Some(cache) = cache else { return self.fetch_into_memory(&session, asked) };
         let find = || cache.find(self.key(version), session.process.clock.now());

@@ -9,7 +9,6 @@ use crate::remote::connections::{Connection, Try};
 use crate::remote::lookup::dataset_address;
 use crate::remote::session::Session;
 
-/// The operation, in errors.
 const ACTION: &str = "join a task on";
 
 /// Sends a heartbeat, also if the caller stops waiting.

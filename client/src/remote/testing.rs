@@ -119,7 +119,6 @@ pub(crate) fn silent() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-/// An address that refuses connections.
 pub(crate) fn refusing() -> SocketAddr {
     silent().1
 }

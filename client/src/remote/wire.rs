@@ -47,7 +47,6 @@ impl<R> Default for Replies<R> {
 }
 
 impl<R: PiecedReply> Replies<R> {
-    /// The next received message.
     pub(crate) fn next(&self) -> Option<R> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }

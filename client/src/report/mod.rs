@@ -212,7 +212,6 @@ fn measured_chunks(starts: &[u64], options: &ReportOptions) -> usize {
     enough.max(1).next_multiple_of(options.group as usize).min(chunks)
 }
 
-/// Bytes of the chunks.
 fn chunk_bytes(
     snapshot: &Snapshot,
     first_files: &[u32],

@@ -19,7 +19,6 @@ pub(super) struct Sample<'a> {
     written: Vec<u64>,
     classes: &'a Classes,
     window: u32,
-    /// Whether the sample has all chunks.
     is_all: bool,
 }
 
@@ -69,7 +68,6 @@ impl<'a> Sample<'a> {
         self.window
     }
 
-    /// Files in the sample.
     pub(super) fn files(&self) -> u64 {
         self.starts.last().copied().unwrap_or(0)
     }
@@ -121,7 +119,6 @@ impl<'a> Sample<'a> {
         }
     }
 
-    /// [`Randomness::effective`] alone.
     pub(super) fn effective(&self, group: u32) -> f64 {
         self.tally(group).mix().effective
     }

@@ -185,7 +185,6 @@ fn figures_agree_with_a_direct_measurement() {
     }
 }
 
-/// The mean over many seeds.
 fn mean(reports: &[Randomness]) -> Randomness {
     let mean = |figure: fn(&Randomness) -> f64| {
         reports.iter().map(figure).sum::<f64>() / reports.len() as f64

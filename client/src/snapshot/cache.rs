@@ -36,10 +36,8 @@ pub struct SnapshotCache {
     quota: u64,
 }
 
-/// The origin of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// The servers of its dataset.
     Servers,
     /// A file named by the user, with untrusted content.
     File,
@@ -280,7 +278,6 @@ impl SnapshotCache {
     }
 }
 
-/// A file in the folder.
 #[derive(Debug)]
 struct CachedFile {
     path: PathBuf,

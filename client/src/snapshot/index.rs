@@ -40,7 +40,6 @@ pub struct FilePlace {
 }
 
 impl FilePlace {
-    /// An invalid place.
     pub(crate) const NOWHERE: Self =
         Self { chunk: u32::MAX, offset: 0, length: 0, crc: Crc32c::from_value(0) };
 }
@@ -52,7 +51,6 @@ pub struct Snapshot {
     format: Format<Mapped>,
     /// For errors.
     name: String,
-    /// Whether other processes share the memory.
     is_shared: bool,
     /// The marker of the file; none outside the cache.
     marker: Option<Marker>,
@@ -99,7 +97,6 @@ impl Snapshot {
         &self.format
     }
 
-    /// All bytes of the snapshot.
     pub(crate) fn bytes(&self) -> &[u8] {
         self.format.bytes()
     }
@@ -109,12 +106,10 @@ impl Snapshot {
         self.format.verify().map_err(|why| damaged(&self.name, why))
     }
 
-    /// Checks the checksums of all sections.
     pub(crate) fn verify_checksums(&self) -> Result<(), Error> {
         self.format.verify_checksums().map_err(|why| damaged(&self.name, why))
     }
 
-    /// Checks the dataset and the version.
     pub(crate) fn check_is(&self, dataset: DatasetId, version: Version) -> Result<(), Error> {
         if (self.dataset(), self.version()) == (dataset, version) {
             return Ok(());
@@ -393,12 +388,10 @@ impl Snapshot {
         self.format.directories()
     }
 
-    /// The folders directly in a folder.
     pub(crate) fn folders_in(&self, folder: u32) -> Result<Range<u32>, Error> {
         self.format.subdirectories(folder).map_err(self.damaged())
     }
 
-    /// The files directly in a folder.
     pub(crate) fn files_in(&self, folder: u32) -> Result<Vec<Range<u32>>, Error> {
         self.format.runs_of(folder).map_err(self.damaged())
     }

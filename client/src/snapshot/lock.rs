@@ -39,7 +39,6 @@ impl Lock {
         }
     }
 
-    /// The locked file.
     pub(crate) fn file(&mut self) -> &mut File {
         &mut self.file
     }

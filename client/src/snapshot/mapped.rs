@@ -14,7 +14,6 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 /// Bytes of a snapshot: mapped from a file, or in memory of the process alone.
 #[derive(Debug)]
 pub(crate) enum Mapped {
-    /// Of a file.
     File(Mapping),
     /// For a snapshot without a file.
     Memory(Bytes),

@@ -31,7 +31,6 @@ impl Marker {
         Self(name.into())
     }
 
-    /// The path of the marker.
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }
@@ -68,7 +67,6 @@ impl Marker {
         let _ = File::open(&self.0).and_then(|file| file.set_modified(now));
     }
 
-    /// Removes the marker.
     pub(crate) fn remove(&self) {
         let _ = fs::remove_file(&self.0);
     }

@@ -43,23 +43,19 @@ impl Target {
         Ok(Self { path: path.to_owned(), partial, lock })
     }
 
-    /// Empties the file.
     pub(crate) fn clear(&mut self) -> io::Result<()> {
         self.lock.file().set_len(0)?;
         self.lock.file().rewind()
     }
 
-    /// The file to write to.
     pub(crate) fn file(&mut self) -> &mut File {
         self.lock.file()
     }
 
-    /// The path of the partial file.
     pub(crate) fn partial(&self) -> &Path {
         &self.partial
     }
 
-    /// Gives the file its final name.
     pub(crate) fn end(mut self) -> io::Result<()> {
         self.lock.file().sync_all()?;
         file::check_replaceable(&self.path)?;

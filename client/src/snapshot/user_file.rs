@@ -42,7 +42,6 @@ impl UserFile {
         &self.of
     }
 
-    /// The path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -71,7 +70,6 @@ impl UserFile {
     }
 }
 
-/// Memory for a number of bytes.
 pub(crate) fn room(length: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let length = usize::try_from(length).map_err(io::Error::other)?;

@@ -66,7 +66,6 @@ pub(super) struct Channel {
     pub(super) next_id: u64,
 }
 
-/// The pins of a child's views.
 #[derive(Debug)]
 pub(super) enum ChildPins {
     /// In a separate page.

@@ -17,7 +17,6 @@ use crate::process::PerProcess;
 /// Time for an agent during a fork.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// The attachments of the process.
 static ATTACHED: PerProcess<Mutex<Vec<Weak<Attached>>>> = PerProcess::new();
 
 thread_local! {
@@ -25,7 +24,6 @@ thread_local! {
     static PREPARED: RefCell<Vec<Prepared>> = const { RefCell::new(Vec::new()) };
 }
 
-/// An attachment at a fork.
 struct Prepared {
     attached: Arc<Attached>,
     /// The socket of the forking process; the child closes its copy.

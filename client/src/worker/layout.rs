@@ -61,7 +61,6 @@ impl Shape {
         (SEGMENT_BYTES / u64::from(self.slot_bytes.max(1))).max(1) as u32
     }
 
-    /// Bytes of each segment, in order.
     fn segments(self) -> impl Iterator<Item = usize> {
         let (slots, most) = (self.slots, self.slots_of_a_segment());
         let counts = (0..slots.div_ceil(most)).map(move |index| most.min(slots - index * most));
@@ -375,7 +374,6 @@ impl PinPage {
 }
 
 impl PinPage {
-    /// Removes a pin.
     #[inline]
     pub(super) fn unpin(&self, slot: u32) {
         if let Some(pins) = self.count(slot) {

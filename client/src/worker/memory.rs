@@ -13,7 +13,6 @@ use rustix::fs::{
 };
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
-/// Bytes of a cache line.
 #[cfg(target_arch = "x86_64")]
 const LINE_BYTES: usize = 64;
 

@@ -242,7 +242,6 @@ pub struct Welcome {
     pub chunks: u32,
 }
 
-/// A message as a packet.
 pub(super) fn encode<M>(message: &M) -> io::Result<Vec<u8>>
 where
     M: SchemaWrite<wincode::config::DefaultConfig, Src = M>,
@@ -255,7 +254,6 @@ where
     Ok(packet)
 }
 
-/// The message of a packet.
 pub(super) fn decode<M>(packet: &[u8]) -> io::Result<M>
 where
     M: for<'a> SchemaRead<'a, wincode::config::DefaultConfig, Dst = M>,
@@ -265,7 +263,6 @@ where
     })
 }
 
-/// Milliseconds of a duration.
 pub(crate) fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

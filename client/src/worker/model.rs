@@ -11,7 +11,6 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use loom::thread;
 
-/// A broken rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Violation {
     Nothing,
@@ -176,7 +175,6 @@ struct Agent {
 }
 
 impl Agent {
-    /// An agent with an empty slot.
     fn new(broken: Violation) -> Self {
         Self { node: Node::new(broken), generation: 0, fills: 0 }
     }

@@ -44,7 +44,6 @@ type AttachedNow = Guard<Option<Arc<Attached>>>;
 const COPIED: usize = 8;
 const VIEWED: usize = 1;
 
-/// The state of a process.
 #[derive(Debug, Default)]
 struct ProcessState {
     attached: ArcSwapOption<Attached>,
@@ -94,7 +93,6 @@ impl Worker {
         self.state.get_or_make(|| Ok(ProcessState::default()))
     }
 
-    /// The snapshot of the dataset version.
     pub(super) fn snapshot(&self) -> &Snapshot {
         &self.snapshot
     }
@@ -319,7 +317,7 @@ impl Worker {
     ) -> Option<View> {
         let place = batch.place(index);
         if place == FilePlace::NOWHERE {
-            return self.read_large(number).map(|bytes| View::of(bytes.into()));
+            return self.read_large(number).map(|bytes| Bytes::from(bytes).into());
         }
         let (pinned, place) = self.pin_of(attached, batch, index, number, place, hints)?;
         let view = keep(attached, place, pinned)?;
@@ -478,7 +476,6 @@ fn announce(attached: &Attached, begin: Begin) {
     }
 }
 
-/// Counts a file read from memory.
 #[inline]
 pub(super) fn count(attached: &Attached, place: FilePlace) {
     attached.maps.pins.add(Gauge::Hits, 1);
@@ -498,16 +495,9 @@ impl ProcessState {
     }
 }
 
-impl View {
-    /// A view of bytes outside of the cache.
-    pub(crate) fn of(bytes: Bytes) -> Self {
-        Self(Viewed::Copied(bytes))
-    }
-}
-
 impl From<Bytes> for View {
     fn from(bytes: Bytes) -> Self {
-        Self::of(bytes)
+        Self(Viewed::Copied(bytes))
     }
 }
 

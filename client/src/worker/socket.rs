@@ -24,7 +24,6 @@ use super::message::{MESSAGE_BYTES_MAX, decode, encode};
 /// Descriptors in a packet, at most; the kernel's limit is 253.
 pub const DESCRIPTORS_MAX: usize = 64;
 
-/// Connections in the accept queue.
 const BACKLOG: i32 = 1024;
 
 /// An end of a connection.
@@ -193,7 +192,6 @@ impl AsFd for Socket {
     }
 }
 
-/// Listens at a free path.
 pub(super) fn bind_at(path: &Path) -> io::Result<OwnedFd> {
     let socket = unbound(SocketFlags::CLOEXEC)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;

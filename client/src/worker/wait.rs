@@ -132,7 +132,6 @@ fn ask_for_files(
 }
 
 impl Channel {
-    /// The number of a new wait.
     fn begin(&mut self, pins: &PinPage) -> u64 {
         let id = self.next_id;
         self.next_id += 1;

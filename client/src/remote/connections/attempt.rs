@@ -18,7 +18,6 @@ use crate::remote::flow::{Flow, Moment};
 use crate::remote::options::ConnectOptions;
 use crate::remote::wire::Wire;
 
-/// A connection to a server.
 pub(crate) type Connection = DieselClient<Wire>;
 
 /// Time between reports of a silent server.
@@ -170,7 +169,6 @@ impl Try {
         self.flow.progressed();
     }
 
-    /// The monotonic time of the process.
     pub(crate) fn now(&self) -> Duration {
         self.clock.monotonic()
     }

@@ -23,14 +23,12 @@ const LONG: u32 = 60;
 /// after 10 s.
 const TRY_AT_LEAST: Duration = Duration::from_secs(12);
 
-/// The time of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Patience {
     /// Time of all tries together.
     pub(super) total: Duration,
     /// Time of a try; for a stream, the time until each next message.
     pub(super) attempt: Duration,
-    /// Whether silence is reported.
     reports_silence: bool,
 }
 

@@ -35,7 +35,6 @@ impl Replies {
         (!all.is_empty()).then(|| all.join("; "))
     }
 
-    /// Whether no server could be reached.
     pub(super) fn are_unreachable(&self) -> bool {
         self.0.values().all(|reply| reply.last.kind == Kind::Unreachable)
     }

@@ -52,7 +52,6 @@ impl Server {
         })
     }
 
-    /// The number of connections.
     pub(super) fn width(&self) -> usize {
         self.connections.len()
     }
@@ -62,7 +61,6 @@ impl Server {
         self.connections[turn % self.connections.len()].clone()
     }
 
-    /// Begins a try of a request.
     pub(super) fn begin(
         &self,
         identity: &Arc<Identity>,

@@ -57,7 +57,6 @@ impl ChunkBytes {
         Self { start: range.offset.into(), pieces: Vec::new() }
     }
 
-    /// Appends the next bytes.
     pub(super) fn push(&mut self, piece: Bytes) {
         let end = self.end().saturating_add(piece.len() as u64);
         self.pieces.push((end, piece));

@@ -162,7 +162,6 @@ async fn fetch_all(window: Arc<Window>, source: &EpochSource) {
     }
 }
 
-/// A file of a fetched chunk.
 #[derive(Debug)]
 struct WantedFile {
     /// The index among the requested files.

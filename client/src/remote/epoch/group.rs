@@ -10,20 +10,16 @@ use crate::order::ChunkPlan;
 /// The kept content of a file.
 #[derive(Debug, Clone)]
 pub(super) enum Content {
-    /// All bytes of the file.
     Bytes(Bytes),
-    /// The error of the file.
     Failed(Box<Error>),
     /// Nothing: the file is read separately.
     Separate,
 }
 
-/// The state of a chunk.
 #[derive(Debug)]
 pub(super) enum State {
     /// Not requested yet.
     Waiting,
-    /// In progress.
     Fetching,
     /// The content of each file.
     Ready(Vec<Content>),
@@ -31,7 +27,6 @@ pub(super) enum State {
     Failed(Error),
 }
 
-/// The files of a chunk.
 #[derive(Debug)]
 pub(super) struct Piece {
     pub(super) state: State,
@@ -62,7 +57,6 @@ impl Group {
         Self { plan, pieces, left }
     }
 
-    /// Notes the delivery of a file.
     pub(super) fn take(&mut self, piece: usize, place: usize) {
         let piece = self.pieces.get_mut(piece);
         if let Some(taken) = piece.and_then(|piece| piece.taken.get_mut(place))
@@ -72,7 +66,6 @@ impl Group {
         }
     }
 
-    /// Whether a file has been delivered.
     pub(super) fn is_taken(&self, piece: usize, place: usize) -> bool {
         let piece = self.pieces.get(piece);
         piece.and_then(|piece| piece.taken.get(place)).is_some_and(|taken| *taken)

@@ -24,11 +24,9 @@ pub(super) enum Taken {
     File(Result<Bytes, Error>),
     /// Not kept here: the file must be read separately.
     Separate,
-    /// No server answered.
     Unreachable(Error),
 }
 
-/// A chunk to fetch.
 #[derive(Debug)]
 pub(super) struct Fetch {
     place: (u64, usize),
@@ -172,7 +170,6 @@ impl Window {
         self.lock().fetchers -= 1;
     }
 
-    /// Drops all groups.
     pub(super) fn close(&self) {
         let mut inner = self.lock();
         inner.groups.clear();
@@ -276,7 +273,6 @@ impl Inner {
         }
     }
 
-    /// Queues all missing chunks again.
     fn queue_all(&mut self) {
         self.queue.clear();
         for (number, group) in (self.number..).zip(&mut self.groups) {

@@ -24,7 +24,6 @@ pub(super) struct Assembly<'a> {
     wanted: &'a [Wanted<'a>],
     /// The requested files, in the order of the request.
     asked: &'a [usize],
-    /// The items of the request.
     runs: &'a [Run],
     /// The received bytes of items in several pieces.
     partial: Vec<(Vec<u8>, Extents)>,

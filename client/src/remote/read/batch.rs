@@ -54,7 +54,6 @@ impl Arrived {
     }
 }
 
-/// The progress over all tries.
 #[derive(Debug, Default)]
 struct Progress {
     files: Vec<Item>,
@@ -213,7 +212,6 @@ async fn read_each<T>(
     }
 }
 
-/// Reads a file.
 pub(super) async fn read_one(
     session: &Session,
     dataset: &DatasetInfo,
@@ -234,11 +232,9 @@ pub(super) async fn read_range(
     ranges.pop().expect("a result for each wanted range")
 }
 
-/// The files of a try.
 struct Asked {
     /// The indices of the files, in the order of their bytes.
     numbers: Vec<usize>,
-    /// The items of the request.
     runs: Vec<Run>,
 }
 

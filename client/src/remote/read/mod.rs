@@ -78,7 +78,6 @@ impl From<(FilePath, FileRecord)> for ReadItem {
 }
 
 impl RemoteDataset {
-    /// Reads a file into memory.
     pub(crate) fn get(&self, item: &ReadItem) -> Result<Bytes, Error> {
         let session = self.session()?;
         let wanted = Wanted { item, offset: 0, length: None };
@@ -154,7 +153,6 @@ impl RemoteDataset {
     }
 }
 
-/// Cuts the items into requests.
 fn batches(items: &[ReadItem]) -> impl Iterator<Item = Range<usize>> {
     let mut start = 0;
     std::iter::from_fn(move || {

@@ -19,7 +19,6 @@ use crate::remote::{ConnectOptions, ReadItem};
 
 type Messages = Vec<Result<pb::ReadReply, Status>>;
 
-/// Pieces of at most `cut` bytes.
 fn pieces(item: u32, bytes: &[u8], cut: usize) -> Vec<pb::ReadPiece> {
     let parts: Vec<&[u8]> =
         if bytes.is_empty() { vec![bytes] } else { bytes.chunks(cut).collect() };

@@ -37,7 +37,6 @@ impl<'a> Wanted<'a> {
         self.offset > 0 || self.length.is_some_and(|length| length < whole)
     }
 
-    /// The item for the request.
     pub(super) fn request(&self) -> dl_proto::ReadItem {
         let source = match &self.item.record {
             Some(record) => ReadSource::File(*record),

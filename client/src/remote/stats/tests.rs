@@ -21,7 +21,6 @@ use crate::remote::testing::{Script, info, options, path, record, start};
 /// Longer than any test takes.
 const FOREVER: Duration = Duration::from_secs(3600);
 
-/// The paths of each request.
 type Requests = Arc<Mutex<Vec<Vec<FilePath>>>>;
 
 /// A server where every path is a file as long as its name. A path with the prefix `wrong` makes

@@ -101,12 +101,10 @@ struct State {
     broken: BTreeMap<Token, Error>,
 }
 
-/// A flush in progress.
 #[derive(Debug)]
 struct Flush {
     /// The first token after the chunks of the flush.
     horizon: Token,
-    /// The results of these chunks.
     done: Flushed,
 }
 

@@ -43,7 +43,6 @@ pub(crate) struct Writer {
     scratch: Buffers,
 }
 
-/// A chunk with room for files.
 #[derive(Debug)]
 struct Open {
     token: Token,
@@ -154,7 +153,7 @@ impl Writer {
         let added = loop {
             let (mut open, is_fresh) = match self.ledger.take(path)? {
                 Ok(open) => (open, false),
-                Err(token) => (self.fresh(token), true),
+                Err(token) => (Open { token, chunk: self.fresh_chunk() }, true),
             };
             let added = open.chunk.append(path, attributes, data);
             if matches!(added, Err(PackError::Full)) && !is_fresh {
@@ -170,16 +169,9 @@ impl Writer {
         added.map_err(|why| self.error(Kind::Invalid, path, why))
     }
 
-    fn fresh(&self, token: Token) -> Open {
-        Open { token, chunk: self.fresh_chunk() }
-    }
-
     fn fresh_chunk(&self) -> ChunkWriter {
-        ChunkWriter::new(self.shape, self.chunk_buffer()).copied_by(copy_checked())
-    }
-
-    fn chunk_buffer(&self) -> Vec<u8> {
-        self.buffers.take(ChunkWriter::buffer_length(self.shape))
+        let buffer = self.buffers.take(ChunkWriter::buffer_length(self.shape));
+        ChunkWriter::new(self.shape, buffer).copied_by(copy_checked())
     }
 
     /// Reads exactly `length` bytes of `reader`, at most those of a chunk, into `buffer`.

@@ -39,12 +39,9 @@ fn snapshot() -> Arc<Snapshot> {
     Arc::new(snapshot_of(vec![files.chain([file(FILES, START, b"")]).collect()]))
 }
 
-/// A request to the server.
 #[derive(Debug, PartialEq, Eq)]
 enum Asked {
-    /// A range of the chunk.
     Range(u32, u32),
-    /// Ranges of files.
     Files(Vec<(u32, u32)>),
 }
 

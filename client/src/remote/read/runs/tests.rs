@@ -58,7 +58,6 @@ fn serving(
     (Script { read: Box::new(read), ..Script::default() }, requests)
 }
 
-/// The result of each item.
 fn read(script: Script, items: &[ReadItem]) -> Vec<Result<Vec<u8>, Kind>> {
     let mut came = vec![None; items.len()];
     dataset(script).read_files(items.to_vec(), &mut |item, file| {
