@@ -1,21 +1,22 @@
-//! What was told already: another try after a broken connection tells it again.
+//! Filter for repeated reports: a new try after a broken connection repeats the reports of the old
+//! try.
 //!
-//! Must hold: what was told is never told again; only hashes are kept, so that memory does not grow
-//! with how long things are.
+//! Must hold: no report is passed on twice. The filter keeps hashes only, so memory does not depend
+//! on the length of reports.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, Hash, RandomState};
 
-/// Remembers the hash of each thing, 8 bytes however long it is.
+/// The hashes of all reports so far, 8 bytes for each.
 #[derive(Debug, Default)]
 pub(crate) struct Once {
     hasher: RandomState,
-    told: HashSet<u64>,
+    seen: HashSet<u64>,
 }
 
 impl Once {
-    /// Whether it is told for the first time; from now on it was.
-    pub(crate) fn is_new(&mut self, what: impl Hash) -> bool {
-        self.told.insert(self.hasher.hash_one(what))
+    /// Whether a report is new; remembers the report.
+    pub(crate) fn is_new(&mut self, report: impl Hash) -> bool {
+        self.seen.insert(self.hasher.hash_one(report))
     }
 }

@@ -1,9 +1,9 @@
-//! A connection as the generated client sees it, with a way past that client for the bytes of
-//! chunks and files: it would copy every one into memory of its own.
+//! The transport below the generated client, with a bypass for the bytes of chunks and files. The
+//! generated client would copy all of these bytes.
 //!
-//! Must hold: what a request carries as [`ChunkBody`] is sent in place of the messages it was
-//! given; the messages of an answer to one that carries [`Replies`] go there, each before the
-//! empty one that the client is shown in its place; its [`Flow`] hears of all; nothing else changes.
+//! Must hold: the transport replaces the body of a request with a [`ChunkBody`]. It diverts the
+//! messages of an answer to the request's [`Replies`], and hands the client an empty message for
+//! each. It notes transfers in the request's [`Flow`], and changes nothing else.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -26,17 +26,17 @@ use tonic::transport::{Channel, Error};
 use crate::remote::flow::Flow;
 use crate::remote::segments::Segments;
 
-/// What stands before each message: whether it is compressed, and its length.
+/// Bytes before each message: a compression flag and the length.
 const PREFIX_BYTES: usize = 5;
-/// A message of no fields.
+/// A message without fields.
 const EMPTY: &[u8] = &[0; PREFIX_BYTES];
 
-/// The body of a request, among its extensions.
+/// The body of a request, as an extension.
 #[derive(Debug, Clone)]
 pub(crate) struct ChunkBody(pub(crate) PutFrames);
 
-/// Takes the messages of an answer; the request has it among its extensions. Their bytes are those
-/// that came from the socket.
+/// A queue for the messages of an answer, as an extension of the request. The bytes of messages are
+/// slices of received buffers.
 #[derive(Debug, Clone)]
 pub(crate) struct Replies<R>(Arc<Mutex<VecDeque<R>>>);
 
@@ -47,7 +47,6 @@ impl<R> Default for Replies<R> {
 }
 
 impl<R: PiecedReply> Replies<R> {
-    /// The next message that came.
     pub(crate) fn next(&self) -> Option<R> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
@@ -56,13 +55,13 @@ impl<R: PiecedReply> Replies<R> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push_back(reply);
     }
 
-    /// An answer whose messages go here.
+    /// A body that diverts its messages to the queue.
     fn divert(self, body: Body) -> Body {
         Body::new(Diverted { body, replies: self, came: Segments::default() })
     }
 }
 
-/// One connection, made when the first request needs it.
+/// A connection, opened by its first request.
 #[derive(Debug, Clone)]
 pub(crate) struct Wire(pub(crate) Channel);
 
@@ -102,7 +101,7 @@ impl Service<Request<Body>> for Wire {
     }
 }
 
-/// The body of a request that sends a chunk.
+/// The body of a request with a chunk.
 struct Sent {
     frames: PutFrames,
     flow: Option<Flow>,
@@ -117,7 +116,7 @@ impl http_body::Body for Sent {
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         if let Some(flow) = &self.flow {
-            flow.goes();
+            flow.progressed();
         }
         Poll::Ready(self.frames.next().map(|frame| Ok(Frame::data(frame))))
     }
@@ -127,30 +126,31 @@ impl http_body::Body for Sent {
     }
 }
 
-/// The body of an answer, whose messages go elsewhere.
+/// The body of an answer with diverted messages.
 struct Diverted<R> {
     body: Body,
     replies: Replies<R>,
-    /// Not yet a whole message.
+    /// The begin of the next message.
     came: Segments,
 }
 
 impl<R: PiecedReply> Diverted<R> {
-    /// Takes the next message off what came, when all of it did.
+    /// Takes the next message, if complete.
     fn take(&mut self) -> Result<Option<R>, Status> {
         let Some([compressed, length @ ..]) = self.came.first::<PREFIX_BYTES>() else {
             return Ok(None);
         };
         let length = length.as_slice().get_u32() as usize;
         if compressed != 0 || length > MESSAGE_BYTES_MAX {
-            let why = format!("an answer that makes no sense: a message of {length} bytes");
+            let why = format!("the answer makes no sense: a message of {length} bytes");
             return Err(Status::internal(why));
         }
         if self.came.remaining() < PREFIX_BYTES + length {
             return Ok(None);
         }
         self.came.advance(PREFIX_BYTES);
-        let no_sense = |why: &dyn Display| Status::internal(format!("an answer: {why}"));
+        let no_sense =
+            |why: &dyn Display| Status::internal(format!("the answer makes no sense: {why}"));
         check_fields(self.came.look(length)).map_err(|why| no_sense(&why))?;
         let reply = R::decode((&mut self.came).take(length));
         reply.map(Some).map_err(|why| no_sense(&why))
@@ -193,8 +193,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_of_very_many_empty_pieces_is_refused_however_it_comes() {
-        // A group that nobody knows, and empty pieces.
+    fn an_answer_of_very_many_empty_pieces_is_refused() {
+        // An unknown group, and empty pieces.
         let message = [&[0x5b, 0x5c][..], &[0x0a, 0].repeat(1_000_000)].concat();
         let mut prefix = BytesMut::from(&[0][..]);
         prefix.put_u32(message.len() as u32);

@@ -1,7 +1,7 @@
-//! Which folders of a machine are its own.
+//! Folders of the local machine that suit a cache.
 //!
-//! Must hold: nothing is kept where another machine may remove what is mapped here, nor where
-//! another user may have put it.
+//! Must hold: no cache lies in a folder where another machine may remove a mapped file, or where
+//! another user may place files.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use rustix::fs::statfs;
 use rustix::process::getuid;
 
-/// File systems of networks, as `statfs` calls them: a file that one machine removes is gone for the
-/// others, also where they have it mapped. NFS, SMB, CIFS, SMB 2, AFS, Ceph, Lustre, GPFS, BeeGFS,
-/// 9P, OrangeFS, and whatever a FUSE daemon stands for.
+/// The types of network file systems, by `statfs`. After another machine removes a file, a mapping
+/// of the file fails. NFS, SMB, CIFS, SMB 2, AFS, Ceph, Lustre, GPFS, BeeGFS, 9P, OrangeFS, and all
+/// of FUSE.
 const SHARED: [u32; 12] = [
     0x0000_6969,
     0x0000_517b,
@@ -29,9 +29,8 @@ const SHARED: [u32; 12] = [
     0x6573_5546,
 ];
 
-/// Whether other machines may have the folder, too.
+/// Whether other machines may share the folder.
 pub(super) fn is_shared(folder: &Path) -> bool {
-    // What is not there, nobody shares.
     statfs(folder).is_ok_and(|found| is_of_network(found.f_type as u32))
 }
 
@@ -39,7 +38,7 @@ fn is_of_network(kind: u32) -> bool {
     SHARED.contains(&kind)
 }
 
-/// A folder for temporary files that is this user's alone.
+/// A folder for temporary files of the user alone.
 pub(super) fn own_temporary() -> Option<PathBuf> {
     let user = getuid().as_raw();
     own(std::env::temp_dir().join(format!("diesel-{user}")), user)
@@ -50,7 +49,7 @@ fn own(folder: PathBuf, user: u32) -> Option<PathBuf> {
         Err(why) if why.kind() != io::ErrorKind::AlreadyExists => return None,
         _ => {}
     }
-    // A link that somebody put there is none.
+    // A symbolic link from another user is refused.
     let found = fs::symlink_metadata(&folder).ok()?;
     let is_own = found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0;
     (is_own && !is_shared(&folder)).then_some(folder)
@@ -63,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn disks_and_memory_are_of_this_machine_and_network_file_systems_are_not() {
+    fn only_network_file_systems_are_shared() {
         let disk = tempfile::tempdir().unwrap();
         assert!(!is_shared(disk.path()) && !is_shared(&disk.path().join("none")));
         // ext4, XFS, btrfs, tmpfs, overlay.
@@ -74,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_temporary_folder_is_taken_only_if_nobody_else_can_write_there() {
+    fn a_temporary_folder_must_be_writable_for_its_owner_alone() {
         let scene = tempfile::tempdir().unwrap();
         let user = getuid().as_raw();
         let folder = scene.path().join("own");
@@ -83,10 +82,10 @@ mod tests {
         }
         assert_eq!(own(folder.clone(), user + 1), None, "another user's");
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o770)).unwrap();
-        assert_eq!(own(folder.clone(), user), None, "open to others");
+        assert_eq!(own(folder.clone(), user), None, "open to other users");
         let link = scene.path().join("link");
         symlink(scene.path(), &link).unwrap();
         assert_eq!(own(link, user), None, "a link");
-        assert_eq!(own(scene.path().join("none/own"), user), None, "it can't be made");
+        assert_eq!(own(scene.path().join("none/own"), user), None, "a missing parent");
     }
 }

@@ -1,7 +1,7 @@
-//! The folder in which workers find the agent of their task, and how the first of them starts it.
+//! The folder for finding the agent of a task, and the start of the agent by its first worker.
 //!
-//! Must hold: one agent for each task and user, whoever comes first; a socket that an agent left
-//! behind is no obstacle. An agent inherits nothing of its starter but the listener and the lock.
+//! Must hold: each task and user has a single agent. The socket file of an ended agent does not
+//! block a new agent. An agent inherits nothing from its starter except the listener and the lock.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -20,21 +20,21 @@ use super::message::Servers;
 use super::socket::{Socket, bind_at};
 use crate::task::TaskOptions;
 
-/// How long the program that starts the agent may take.
+/// Time for the program that starts the agent.
 const SPAWN_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Between two looks at it.
+/// Time between two checks of the program.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Where the agent of one task and user listens.
+/// The socket and the lock of the agent of a task and user.
 #[derive(Debug, Clone)]
-pub(crate) struct Place {
+pub(crate) struct AgentAddress {
     folder: PathBuf,
     name: String,
 }
 
-impl Place {
-    /// Of a task; who shows another key to the servers has another agent.
+impl AgentAddress {
+    /// The address for a task. Workers with different keys have different agents.
     pub(crate) fn of(task: &TaskOptions, servers: &Servers) -> Self {
         let key = servers.key.as_deref().unwrap_or_default();
         let words =
@@ -53,20 +53,20 @@ impl Place {
         Socket::connect(&self.path("sock"))
     }
 
-    /// The process that is the agent, as it wrote into its lock.
+    /// The process id of the agent, from the lock file.
     pub(crate) fn holder(&self) -> Option<u32> {
         fs::read_to_string(self.path("lock")).ok()?.trim().parse().ok()
     }
 
-    /// Starts an agent; false when somebody else is about to, or has.
+    /// Starts an agent; false if another process starts or runs the agent.
     pub(crate) fn start(&self, task: &TaskOptions) -> io::Result<bool> {
         let Some((listener, lock)) = self.claim()? else { return Ok(false) };
         spawn(task, listener.into(), lock.into())?;
         Ok(true)
     }
 
-    /// The right to be the agent: the listener, and the lock that says so for as long as it is open.
-    /// None while another agent has it.
+    /// The right to be the agent: the listener, and the lock that holds the right while open. None
+    /// while another agent has the right.
     pub(crate) fn claim(&self) -> io::Result<Option<(OwnedFd, OwnedFd)>> {
         let made = fs::DirBuilder::new().mode(0o700).create(&self.folder);
         if let Err(why) = made
@@ -96,18 +96,18 @@ impl Place {
     }
 }
 
-/// A folder of this user alone: its sockets lead to memory that processes trust.
+/// Checks for a folder of the user alone, because processes trust the memory behind its sockets.
 fn check(folder: &Path) -> io::Result<()> {
     let found = fs::symlink_metadata(folder)?;
     let user = rustix::process::geteuid().as_raw();
     if found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0 {
         return Ok(());
     }
-    let why = format!("{} is no folder of this user alone", folder.display());
+    let why = format!("{} is not a folder of the user alone", folder.display());
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
-/// Runs the program that starts the agent and ends at once, so that the agent is nobody's child.
+/// Runs the program that starts the agent and then ends, so the agent has no parent.
 fn spawn(task: &TaskOptions, listener: Stdio, lock: Stdio) -> io::Result<()> {
     let mut command = Command::new(program(task));
     command.args(["agent", "spawn", "--task", &task.name]);
@@ -121,21 +121,25 @@ fn spawn(task: &TaskOptions, listener: Stdio, lock: Stdio) -> io::Result<()> {
         match child.try_wait() {
             Ok(Some(ended)) if ended.success() => return Ok(()),
             Ok(Some(ended)) => {
-                return Err(io::Error::other(format!("the agent did not start: {ended}")));
+                return Err(io::Error::other(format!(
+                    "the agent did not start: {ended}; see `dlcmd agent run`"
+                )));
             }
-            // This program does not keep the ends of its children.
+            // The program ignores SIGCHLD, so the kernel discards exit statuses.
             Err(why) if why.raw_os_error() == Some(Errno::CHILD.raw_os_error()) => return Ok(()),
             Err(why) => return Err(why),
             Ok(None) if since_boot() >= until => {
                 let _ = child.kill();
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "the agent did not start"));
+                let why = "the agent did not start in time; see `dlcmd agent run`";
+                return Err(io::Error::new(io::ErrorKind::TimedOut, why));
             }
             Ok(None) => std::thread::sleep(LOOK),
         }
     }
 }
 
-/// The program of the agent: the given one, else `dlcmd` beside this program, else in PATH.
+/// The program of the agent: from the task, else `dlcmd` beside the running program, else from
+/// PATH.
 fn program(task: &TaskOptions) -> PathBuf {
     let beside = || {
         let beside = std::env::current_exe().ok()?.with_file_name("dlcmd");

@@ -1,7 +1,7 @@
-//! Reads from the servers of files that the agent could not give: told to the agent, so that people see
-//! them among the waits.
+//! Reads from the servers in place of the agent, noted in the page of the reader, so the status
+//! report shows them.
 //!
-//! Must hold: a read that has ended is no longer told, unless another one of this process goes on.
+//! Must hold: the note ends with the read, unless another read of the process goes on.
 
 use dl_runtime::since_boot;
 
@@ -10,8 +10,8 @@ use super::message::milliseconds;
 use super::read::Worker;
 
 impl Worker {
-    /// Reads a file elsewhere. Of several reads at the same time the last one is told.
-    pub(crate) fn elsewhere<T>(&self, number: u32, read: impl FnOnce() -> T) -> T {
+    /// Reads a file from the servers. Of several concurrent reads, the note shows the last.
+    pub(crate) fn uncached<T>(&self, number: u32, read: impl FnOnce() -> T) -> T {
         let chunk = self.snapshot().place(number).ok().map(|place| u64::from(place.chunk) + 1);
         let (Some(chunk), Some(attached)) = (chunk, self.attached_now()) else { return read() };
         let pins = &attached.maps.pins;
