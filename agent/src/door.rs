@@ -1,7 +1,7 @@
 //! Answers to other agents of the job.
 //!
-//! Must hold: only members are answered; strangers at the door are few and are let go soon; what is sent
-//! stays in its slot until it was sent; an agent that takes nothing loses its connection.
+//! Must hold: only members get answers. Unauthenticated connections are few and end soon. A chunk
+//! stays in its slot until the answer was sent. An agent that takes no bytes loses its connection.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, IoSlice};
@@ -25,34 +25,36 @@ use crate::peers::frame::{
 use crate::peers::handshake;
 use crate::peers::tls::{Reader, Writer};
 
-/// Strangers at the door at the same time.
+/// Maximum of unauthenticated connections.
 const STRANGERS_MAX: usize = 64;
 
-/// How long another agent may take for a piece.
+/// Time limit of another agent for a piece.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A connection without a question for so long ends: agents ask each second for the list of kept chunks.
+/// Time limit for a connection without a request: agents request the list of kept chunks each
+/// second.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// Between two signs of life for a chunk that is on its way.
+/// Interval between two signs of life for a chunk being fetched.
 const SIGN: Duration = Duration::from_millis(500);
 
-/// Where other agents connect.
+/// The listening socket for other agents.
 #[derive(Debug)]
 pub(crate) struct Door {
     listener: TcpListener,
-    /// `HOST:PORT` as other machines reach it.
+    /// `HOST:PORT` as seen by other machines.
     pub(crate) address: String,
 }
 
 impl Door {
-    /// Opens it where `at` says; none where the agent speaks to no other one.
+    /// Listens at `at`; none if this agent is closed to others.
     pub(crate) async fn open(at: &PeerAddress, servers: &[String]) -> io::Result<Option<Self>> {
         let opened = at.listen(servers).await?;
         Ok(opened.map(|(listener, address)| Self { listener, address }))
     }
 
-    /// Lets agents in for as long as this one lives. Who proves itself too slowly goes for those who come later.
+    /// Accepts connections for as long as the listener lives. At the limit, the oldest
+    /// unauthenticated connection ends.
     pub(crate) async fn serve(self, cache: Arc<Cache>, me: MemberId, end: Shutdown) {
         let guest = Arc::new(Guest { cache, me, end, guests: Mutex::default() });
         let mut strangers = VecDeque::new();
@@ -83,36 +85,36 @@ impl Door {
     }
 }
 
-/// What is needed to answer another agent.
+/// Shared state of all connections of other agents.
 struct Guest {
     cache: Arc<Cache>,
     me: MemberId,
     end: Shutdown,
-    /// The connection of each member, by the dataset that it reads.
+    /// The connection of each member, by dataset.
     guests: Mutex<HashMap<(usize, MemberId), AbortHandle>>,
 }
 
-/// A member with a proof, and its dataset.
+/// An authenticated member, and its dataset.
 struct Reads {
     member: MemberId,
     dataset: usize,
 }
 
-/// Answers of one connection, in turns.
+/// The answers on one connection, sent in turns.
 struct Line {
-    /// Who asks.
+    /// The other agent.
     member: MemberId,
-    /// One answer is sent at a time.
+    /// Only one answer is sent at a time.
     turn: Semaphore,
-    /// None while an answer is sent, and after one was sent in part.
+    /// None while an answer is sent, and after a partial answer.
     writer: Mutex<Option<Writer>>,
-    /// Why an answer could not be sent.
+    /// The error of a failed answer.
     failed: Mutex<Option<io::Error>>,
     is_over: Notify,
 }
 
 impl Guest {
-    /// Lets a member in.
+    /// Authenticates a member.
     async fn hear(&self, mut stream: TcpStream) -> io::Result<((Reader, Writer), Reads)> {
         stream.set_nodelay(true)?;
         let circles = || {
@@ -134,7 +136,7 @@ impl Guest {
                 }
             },
             (told, Some(_)) => {
-                // It may have registered a moment ago.
+                // The member may have registered a moment ago.
                 if told.is_none() {
                     open.peers.changed.notify_one();
                 }
@@ -147,7 +149,7 @@ impl Guest {
         Ok((ends, Reads { member, dataset }))
     }
 
-    /// Answers a member from now on; a connection that it had before ends.
+    /// Answers a member from now on; the member's earlier connection ends.
     fn let_in(self: Arc<Self>, ends: (Reader, Writer), reads: Reads) {
         let key = (reads.dataset, reads.member);
         let serving = spawn(Arc::clone(&self).serve(ends, reads));
@@ -176,7 +178,7 @@ impl Guest {
             failed: Mutex::new(None),
             is_over: Notify::new(),
         });
-        // With so many requests open the next one is not read.
+        // The number of open requests is limited: at the limit no request is read.
         let open = Arc::new(Semaphore::new(REQUESTS_MAX));
         loop {
             let mut head = [0; HEAD];
@@ -252,7 +254,7 @@ impl Line {
         }
     }
 
-    /// Tells what this agent keeps of a dataset.
+    /// Reports the chunks of a dataset kept by this agent.
     async fn kept(&self, cache: &Cache, dataset: usize, generation: u32) -> io::Result<()> {
         let (now, can_keep, bits) = cache.state().kept_bits(dataset, generation);
         let bits = if bits.len() > KEPT_MAX { Vec::new() } else { bits };
@@ -273,7 +275,7 @@ impl Line {
         Ok(())
     }
 
-    /// Sends the files that are here.
+    /// Sends the requested files found in memory.
     async fn files(
         &self,
         cache: &Arc<Cache>,
@@ -300,7 +302,7 @@ impl Line {
         self.send_all(&mut [IoSlice::new(&head), IoSlice::new(bytes)]).await
     }
 
-    /// Sends all slices, with nothing in between.
+    /// Sends all slices without other answers in between.
     async fn send_all(&self, slices: &mut [IoSlice<'_>]) -> io::Result<()> {
         within(async {
             let _turn = self.turn.acquire().await.map_err(io::Error::other)?;
@@ -336,7 +338,7 @@ async fn write_all(writer: &mut Writer, mut slices: &mut [IoSlice<'_>]) -> io::R
     writer.flush().await
 }
 
-/// Another agent that takes too long is given up.
+/// Ends work for a slow agent with a time-out.
 async fn within<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     tokio::select! {
         done = work => done,

@@ -1,6 +1,6 @@
-//! What other agents of the job ask for.
+//! Requests of other agents of the job for chunks and files.
 //!
-//! Must hold: for another agent no chunk leaves that is kept, and no slot is waited for.
+//! Must hold: no kept chunk is dropped for another agent, and no slot is waited for.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::lent::{Asked, Borrower, Lent};
 use crate::peers::FILES_BYTES_MAX;
 
 impl Cache {
-    /// Lends a chunk to another agent, or begins to fetch it for that.
+    /// Pins a chunk for another agent, or starts its fetch.
     pub(crate) fn lend(self: &Arc<Self>, key: ChunkKey, member: MemberId) -> Asked {
         let (asked, fetch) = self.state().ask(key, member);
         fetch.into_iter().for_each(|fetch| self.fetch(fetch));
@@ -63,7 +63,7 @@ impl State {
         Some(Lent::chunk(&self.lent, arena, slot, span))
     }
 
-    /// A chunk is there: whoever waits for it in other agents gets it.
+    /// Answers the waiting agents after a chunk has arrived.
     pub(crate) fn lend_to(
         &mut self,
         borrowers: Vec<Borrower>,
@@ -73,13 +73,13 @@ impl State {
     ) {
         for Borrower { sender, .. } in borrowers {
             if let Some(lent) = self.lend_slot(key.dataset, slot, span) {
-                // One that nobody waits for any more is given back at once.
+                // The receiver may be gone; the pins end at once then.
                 let _ = sender.send(lent);
             }
         }
     }
 
-    /// Lends files of a dataset, by their numbers, as far as they are here and fit into one answer.
+    /// Pins files of a dataset, as far as they are in memory and fit into one answer.
     pub(crate) fn lend_files(
         &mut self,
         dataset: usize,
@@ -100,7 +100,7 @@ impl State {
         Some(Lent::files(&self.lent, arena, files))
     }
 
-    /// The slot and the place of a file whose chunk is here.
+    /// The slot and the place of a file whose chunk is in memory.
     fn file_here(&self, dataset: usize, number: u32) -> Option<(u32, FilePlace)> {
         let place = self.datasets.get(dataset)?.snapshot.place(number).ok()?;
         match self.held.get(&ChunkKey { dataset, chunk: place.chunk })? {
@@ -113,10 +113,10 @@ impl State {
         }
     }
 
-    /// A number that changes with the chunks that stay, whether more can, and, unless the number is `known`,
-    /// a bit for each chunk of a dataset: whether it stays.
+    /// The current generation of kept chunks, and whether there is room for more. A bit for each
+    /// chunk of the dataset says whether the chunk is kept; no bits if the generation is `known`.
     pub(crate) fn kept_bits(&self, dataset: usize, known: u32) -> (u32, bool, Vec<u8>) {
-        // 0 is known by who knows nothing.
+        // An agent without a list sends 0.
         let now = self.staying_generation.wrapping_add(1).max(1);
         if now == known {
             return (now, self.can_keep(), Vec::new());

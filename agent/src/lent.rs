@@ -1,6 +1,6 @@
-//! Slots that are lent to other agents of the job.
+//! Slots pinned while their bytes are sent to other agents of the job.
 //!
-//! Must hold: what is lent stays in its slot until it is given back.
+//! Must hold: a pinned slot keeps its bytes until the pin is dropped.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use libdiesel::FilePlace;
 use libdiesel::agent::{Arena, MemberId};
 use tokio::sync::oneshot;
 
-/// The slots that are lent, and how often.
+/// The pinned slots, each with its number of pins.
 #[derive(Debug, Default)]
 pub(crate) struct LentSlots(Mutex<HashMap<u32, u32>>);
 
@@ -38,17 +38,17 @@ impl LentSlots {
     }
 }
 
-/// Files that stay in their slots for as long as this lives.
+/// Files whose slots stay pinned for the lifetime of the value.
 #[derive(Debug)]
 pub(crate) struct Lent {
     slots: Arc<LentSlots>,
     arena: Arc<Arena>,
-    /// The slot and the place of each; none for one that is not here.
+    /// Slot, offset and length of each file; none for an absent file.
     files: Vec<Option<(u32, u32, usize)>>,
 }
 
 impl Lent {
-    /// All files of a chunk, which begin and end somewhere in its slot.
+    /// All files of a chunk, given their start and end in the slot.
     pub(crate) fn chunk(
         slots: &Arc<LentSlots>,
         arena: &Arc<Arena>,
@@ -77,7 +77,7 @@ impl Lent {
         Self { slots: Arc::clone(slots), arena: Arc::clone(arena), files }
     }
 
-    /// The bytes of each file, with where they begin in the slot.
+    /// The bytes of each file, with its offset in the slot.
     pub(crate) fn bytes(&self) -> impl Iterator<Item = Option<(u32, &[u8])>> {
         self.files.iter().map(|file| {
             let (slot, offset, length) = (*file)?;
@@ -92,17 +92,18 @@ impl Drop for Lent {
     }
 }
 
-/// The answer to another agent that asks for a chunk.
+/// The answer to another agent's request for a chunk.
 #[derive(Debug)]
 pub(crate) enum Asked {
     Here(Lent),
-    /// It is fetched from the servers; ends without a chunk when it can't be had.
+    /// The chunk is being fetched from the servers; the channel closes without a value if the fetch
+    /// fails.
     Coming(oneshot::Receiver<Lent>),
-    /// There is no room to keep it, or it comes from another agent.
+    /// The chunk can't be kept here, or comes from another agent.
     Elsewhere,
 }
 
-/// Another agent that waits for a chunk.
+/// Another agent waiting for a chunk.
 #[derive(Debug)]
 pub(crate) struct Borrower {
     pub(crate) sender: oneshot::Sender<Lent>,

@@ -1,8 +1,8 @@
-//! The agent as a member of its training job: one call registers it, tells the servers its counts, and
-//! keeps the version that the job reads.
+//! The agent as a member of its training job. A single call registers the agent, reports its
+//! counts, and leases the version read by the job.
 //!
-//! Must hold: a task's version is asked for before a dataset is opened; reads never wait for this later;
-//! while no server answers, the agent goes on with what it has.
+//! Must hold: the task's version is requested before a dataset is opened; later reads never wait
+//! for this call. While no server answers, the agent continues with its data.
 
 use std::io;
 use std::sync::Arc;
@@ -21,25 +21,25 @@ use crate::door::Door;
 use crate::peers::{Face, Identity, PeerConfig, Peers};
 use crate::status;
 
-/// Between two calls while no server answers.
+/// Interval between two calls while no server answers.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// A list of members that has changed is asked for again so many times in a fifth of the usual time, while it
-/// has at most so many members: those of a job start together.
+/// After a change of the member list, the next `SOON` calls come after a fifth of the usual
+/// interval, because the members of a job start together. Larger jobs keep the usual interval.
 const SOON: u32 = 3;
 const SOON_PART: u32 = 5;
 const SOON_MEMBERS_MAX: usize = 64;
 
-/// Between two calls at least.
+/// Minimal interval between two calls.
 const PAUSE_MIN: Duration = Duration::from_millis(200);
 
-/// Names of jobs on one machine alone begin so.
+/// Prefix of the names of jobs on a single machine.
 const OF_SESSION: &str = "session:";
 
-/// How long an agent that ends tries to say so.
+/// Time limit for the farewell of an ending agent.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// The agent, as the servers and the other agents know it.
+/// The agent's identity towards the servers and the other agents.
 #[derive(Debug)]
 pub(crate) struct Member {
     task: TaskName,
@@ -48,10 +48,10 @@ pub(crate) struct Member {
     entrance: OnceCell<Entrance>,
 }
 
-/// Where other agents come in.
+/// The endpoint for other agents.
 #[derive(Debug, Default)]
 struct Entrance {
-    /// Empty for nowhere.
+    /// Empty if closed to other agents.
     address: String,
     identity: Option<Arc<Identity>>,
 }
@@ -64,7 +64,7 @@ impl Member {
         Self { task, id: MemberId::from_bytes(id), config, entrance: OnceCell::new() }
     }
 
-    /// Lets other agents in, unless it does so already.
+    /// Opens the endpoint for other agents, unless already open.
     pub(crate) async fn open_door(
         &self,
         cache: &Arc<Cache>,
@@ -77,7 +77,7 @@ impl Member {
                 tracing::warn!(%why, "no other agent of the task can reach this one");
             })
         };
-        // What fails is tried again with the next dataset.
+        // A failed attempt is repeated with the next dataset.
         let _ = self.entrance.get_or_try_init(open).await;
     }
 
@@ -99,12 +99,12 @@ impl Member {
         Ok(Entrance { address, identity })
     }
 
-    /// The address at which other agents reach this one; empty for nowhere.
+    /// The address for other agents; empty if closed to them.
     pub(crate) fn address(&self) -> &str {
         self.entrance.get().map_or("", |entrance| &entrance.address)
     }
 
-    /// The other agents of a dataset, none of which is known yet.
+    /// The other agents of a dataset, with an empty member list.
     pub(crate) fn peers(&self) -> Peers {
         let identity = self.entrance.get().and_then(|entrance| entrance.identity.clone());
         Peers::new(Face { me: self.id, is_open: !self.address().is_empty(), identity })
@@ -119,7 +119,7 @@ impl Member {
         }
     }
 
-    /// Of a member that does not know the version.
+    /// The request of a member before the version is known.
     fn first_request(&self, cache: &Cache, dataset: &Dataset) -> JoinTask {
         let identity = self.entrance.get().and_then(|entrance| entrance.identity.as_ref());
         let member = TaskMember {
@@ -138,8 +138,8 @@ impl Member {
         }
     }
 
-    /// Registers for a dataset; the answer names the version of it that the task reads: that of other
-    /// members, else the one that the task leased before, else the newest. None when no server says so.
+    /// Registers for a dataset. The answer names the version read by the task: the version of other
+    /// members, else the version leased before, else the newest. None if no server answers.
     pub(crate) async fn join(&self, cache: &Cache, dataset: &Dataset) -> Option<TaskMembership> {
         match join_task(dataset, self.first_request(cache, dataset)).await {
             Ok(joined) => Some(joined),
@@ -151,7 +151,7 @@ impl Member {
         }
     }
 
-    /// Registers for a dataset, again and again.
+    /// Registers for a dataset repeatedly.
     pub(crate) async fn stay(self: Arc<Self>, cache: Arc<Cache>, dataset: usize, open: Arc<Open>) {
         let clock = SystemClock::new();
         let (mut is_known, mut soon) = (true, SOON);
@@ -184,14 +184,14 @@ impl Member {
         }
     }
 
-    /// Takes leave of all datasets.
+    /// Signs off from all datasets.
     pub(crate) async fn leave(&self, cache: &Cache) {
         let opens: Vec<Arc<Open>> = cache.state().datasets.clone();
         let clock = SystemClock::new();
         let leaving = async {
             for (dataset, open) in opens.iter().enumerate() {
                 let request = self.request(cache, dataset, open, true);
-                // Without it the servers wait for three calls that don't come.
+                // Without the farewell, servers wait for three missing calls.
                 let _ = join_task(&open.dataset, request).await;
             }
         };

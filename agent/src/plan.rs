@@ -1,8 +1,8 @@
-//! The orders that workers of this node read along, and what they need next.
+//! The orders read by workers of this node, and the chunks needed next.
 //!
-//! Must hold: workers with the same settings and rank share one window; orders take turns, so that each
-//! rank of a node has its share of the fetches; an order whose group does not fit into memory fetches
-//! nothing ahead.
+//! Must hold: workers with the same settings and rank share one window. Orders take turns, so each
+//! rank of a node has its share of the fetches. An order whose group does not fit into memory
+//! fetches nothing ahead.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -14,20 +14,20 @@ use crate::dataset::ChunkKey;
 use crate::epochs::Epochs;
 use crate::window::{At, Window};
 
-/// What tells an order from others, without its epoch and position.
+/// Identity of an order: its dataset and settings without epoch and position.
 type Key = (usize, Begin);
 
 /// All orders.
 #[derive(Debug, Default)]
 pub(crate) struct Plans {
     plans: Vec<Plan>,
-    /// Chunks that can't be had: they are not fetched ahead.
+    /// Chunks whose fetch failed for good: they are not fetched ahead.
     passed_over: HashSet<ChunkKey>,
     /// Slots of the arena.
     pub(crate) slots: u32,
-    /// The order that is asked first for a chunk to fetch.
+    /// The order asked first for the next chunk to fetch.
     turn: usize,
-    /// What was read of each epoch.
+    /// Counts of each epoch.
     pub(crate) epochs: Epochs,
 }
 
@@ -36,40 +36,40 @@ pub(crate) struct Plans {
 struct Plan {
     key: Key,
     window: Window,
-    /// Where each connection is.
+    /// The position of each connection.
     readers: HashMap<u64, At>,
-    /// Whether a warning was given that a group does not fit.
+    /// Whether a warning was logged because a group does not fit.
     is_told: bool,
-    /// Whether a group of it fits into memory beside those of the orders before it.
+    /// Whether a group fits into memory beside the groups of earlier orders.
     fits: bool,
-    /// Chunks that a group of it may have to fit.
+    /// Largest group, in chunks, that fits.
     group_max: u32,
 }
 
-/// Where a chunk is.
+/// The presence of a chunk in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Presence {
     Absent,
-    /// In a slot, or on its way, until others need the slot.
+    /// In a slot or being fetched, until another chunk needs the slot.
     Passing,
     Kept,
 }
 
-/// An order that is read, for people.
+/// An order being read, for the status report.
 #[derive(Debug)]
 pub(crate) struct Followed {
     pub(crate) dataset: usize,
     pub(crate) rank: u32,
     pub(crate) readers: usize,
-    /// Chunks that are needed soon; none when a group does not fit.
+    /// Chunks needed soon; empty when a group does not fit.
     pub(crate) chunks: Vec<u32>,
-    /// Chunks of the largest group, and of the largest group that would fit.
+    /// Chunks of the largest group, and the largest group that would fit.
     pub(crate) group: u32,
     pub(crate) group_max: u32,
 }
 
 impl Plans {
-    /// A connection reads along an order from now on.
+    /// Starts an order for a connection.
     pub(crate) fn begin(
         &mut self,
         connection: u64,
@@ -100,8 +100,8 @@ impl Plans {
         Ok(())
     }
 
-    /// A connection reads along no order any more. Its window stays until another order of the same
-    /// kind or none is read: the next epoch goes on with it.
+    /// Ends the order of a connection. The window stays until another order of the same kind starts
+    /// or no order is read: the next epoch continues with the window.
     pub(crate) fn leave(&mut self, connection: u64) {
         for plan in &mut self.plans {
             plan.readers.remove(&connection);
@@ -109,8 +109,8 @@ impl Plans {
         self.settle();
     }
 
-    /// Decides which orders fit into memory: those that are read, one after the other; if none is read,
-    /// the one that may go on.
+    /// Decides which orders fit into memory: the orders being read, one after the other. If no
+    /// order is read, idle orders are considered.
     fn settle(&mut self) {
         let are_read = self.are_read();
         let mut used = 0_u32;
@@ -132,7 +132,7 @@ impl Plans {
         of.is_some_and(|plan| !plan.fits)
     }
 
-    /// Slots that chunks of the windows pass through: two groups of each order.
+    /// Slots for transient chunks of the windows: two groups of each order.
     pub(crate) fn passing_slots(&self) -> u32 {
         let read = self.plans.iter().filter(|plan| plan.fits);
         read.map(|plan| plan.window.largest.saturating_mul(2)).sum()
@@ -144,8 +144,8 @@ impl Plans {
         self.plans.iter().any(|plan| of(plan) && plan.window.needs(key.chunk))
     }
 
-    /// The absent chunk that the next order in turn needs first; `room` slots are there for chunks that
-    /// are not kept, and each order has its share.
+    /// The absent chunk needed first by the next order in turn. Of `room` slots for chunks that are
+    /// not kept, each order has its share.
     pub(crate) fn next(
         &mut self,
         room: u32,
@@ -176,7 +176,7 @@ impl Plans {
         })
     }
 
-    /// How late orders need the chunks of their windows, the later the larger.
+    /// The lateness of the chunks of all windows: the later the need, the larger the number.
     pub(crate) fn lateness(&self) -> HashMap<ChunkKey, usize> {
         let mut found: HashMap<ChunkKey, usize> = HashMap::new();
         for plan in self.plans.iter().filter(|plan| plan.fits) {
@@ -190,7 +190,7 @@ impl Plans {
         found
     }
 
-    /// The absent chunk that the next order in turn needs first, however late.
+    /// The absent chunk needed first by the next order in turn, however late.
     pub(crate) fn beyond(&mut self, is_there: impl Fn(ChunkKey) -> bool) -> Option<ChunkKey> {
         let passed_over = &self.passed_over;
         take_turns(&mut self.plans, &mut self.turn, |plan| {
@@ -200,17 +200,17 @@ impl Plans {
         })
     }
 
-    /// A chunk that can't be had is not fetched ahead any more.
+    /// Excludes a chunk from further fetches.
     pub(crate) fn pass_over(&mut self, key: ChunkKey) {
         self.passed_over.insert(key);
     }
 
-    /// Whether a chunk can't be had.
+    /// Whether a chunk is excluded from fetches.
     pub(crate) fn is_passed_over(&self, key: ChunkKey) -> bool {
         self.passed_over.contains(&key)
     }
 
-    /// Follows all readers, whose positions `position_of` tells.
+    /// Updates all readers with the positions from `position_of`.
     pub(crate) fn turn(&mut self, position_of: impl Fn(u64) -> Option<u64>) {
         for plan in &mut self.plans {
             for (connection, at) in &mut plan.readers {
@@ -225,7 +225,7 @@ impl Plans {
             }
         }
         self.settle();
-        // Of orders of one kind only those that are read stay, or the last one.
+        // Idle orders are dropped; only the last order stays while idle.
         let mut index = 0;
         while index < self.plans.len() {
             let plan = self.plans.get(index);
@@ -235,7 +235,7 @@ impl Plans {
         }
     }
 
-    /// Warns once of each order whose group does not fit.
+    /// Logs a warning once for each order whose group does not fit.
     fn tell_of_large_groups(&mut self) {
         let is_new = |plan: &&mut Plan| !plan.is_told && !plan.fits && !plan.readers.is_empty();
         for plan in self.plans.iter_mut().filter(is_new) {
@@ -249,7 +249,7 @@ impl Plans {
         }
     }
 
-    /// The orders that are read.
+    /// The orders being read.
     pub(crate) fn followed(&self) -> impl Iterator<Item = Followed> + '_ {
         let read = self.plans.iter().filter(|plan| !plan.readers.is_empty());
         read.map(|plan| Followed {
@@ -262,7 +262,7 @@ impl Plans {
         })
     }
 
-    /// A chunk came from another agent, or from the servers, for the epoch that needs it first.
+    /// Counts a chunk for the earliest epoch in need of the chunk.
     pub(crate) fn came(&mut self, key: ChunkKey, is_of_peer: bool) {
         let of = self.plans.iter().filter(|plan| plan.key.0 == key.dataset);
         if let Some(epoch) = of.filter_map(|plan| plan.window.epoch_of(key.chunk)).min() {
@@ -277,19 +277,19 @@ impl Plans {
         self.plans.iter().any(|plan| plan.readers.contains_key(&connection))
     }
 
-    /// Whether somebody reads along an order.
+    /// Whether any connection reads along an order.
     pub(crate) fn are_read(&self) -> bool {
         self.plans.iter().any(|plan| !plan.readers.is_empty())
     }
 
-    /// Connections with the position of their rank.
+    /// The epoch and position of each connection.
     pub(crate) fn positions(&self) -> HashMap<u64, (u64, u64)> {
         let readers = self.plans.iter().flat_map(|plan| &plan.readers);
         readers.map(|(connection, at)| (*connection, (at.epoch, at.position))).collect()
     }
 }
 
-/// Asks the plans one after the other, the next call from the one behind the one that has answered.
+/// Asks the orders one after the other. The next call starts behind the order that answered.
 fn take_turns<T>(
     plans: &mut [Plan],
     turn: &mut usize,
@@ -321,7 +321,7 @@ mod tests {
         if there.contains(&key) { Presence::Passing } else { Presence::Absent }
     }
 
-    /// A plan for each rank, of chunks of four files.
+    /// An order for each rank, with chunks of four files.
     fn plans(ranks: u32, chunks: u32, group: u32, slots: u32) -> Plans {
         let first_files: Arc<[u32]> = (0..=chunks).map(|chunk| chunk * FILES).collect();
         let mut plans = Plans { slots, ..Plans::default() };
@@ -342,7 +342,7 @@ mod tests {
         plans
     }
 
-    /// The chunks that are fetched one after the other.
+    /// The sequence of fetched chunks.
     fn fetched(mut next: impl FnMut(&HashSet<ChunkKey>) -> Option<ChunkKey>) -> Vec<u32> {
         let (mut there, mut came) = (HashSet::new(), Vec::new());
         while let Some(key) = next(&there) {

@@ -1,7 +1,7 @@
 //! The life of an agent.
 //!
-//! Must hold: it ends when nobody has needed it for a while, or when it is told to; the lock that it
-//! holds goes with it, whatever ends it.
+//! Must hold: the agent ends after a time without use, or on request. Its lock is released however
+//! the process ends.
 
 use std::fs::File;
 use std::io;
@@ -20,39 +20,39 @@ use crate::member::Member;
 use crate::readiness::watch;
 use crate::{Budget, PeerConfig, Policy};
 
-/// How often orders are followed, and who waits for memory is looked at.
+/// Interval for following orders and retrying waits for memory.
 const TICK: Duration = Duration::from_millis(5);
 
-/// Between two signs of life.
+/// Interval between two signs of life.
 const BEAT: Duration = Duration::from_secs(1);
 
-/// What an agent is started with.
+/// The start configuration of an agent.
 #[derive(Debug)]
 pub struct Config {
     /// The training job.
     pub task: TaskName,
-    /// The socket at which workers connect.
+    /// The listening socket for workers.
     pub listener: OwnedFd,
-    /// Held for as long as the agent lives.
+    /// The lock held by a living agent.
     pub lock: OwnedFd,
     /// Memory for chunks.
     pub memory: Budget,
-    /// When it fetches.
+    /// The policy for fetching ahead.
     pub policy: Policy,
-    /// How it speaks to other agents of the job.
+    /// The endpoint for other agents of the job.
     pub peers: PeerConfig,
-    /// How long it lives without a worker.
+    /// How long the agent lives without a worker.
     pub idle: Duration,
-    /// Ends it.
+    /// Ends the agent.
     pub shutdown: Shutdown,
 }
 
-/// Why an agent has ended.
+/// The reason for an agent's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// No worker was there for a while.
+    /// No worker was connected for a while.
     Idle,
-    /// Somebody asked for it.
+    /// On request.
     Stopped,
 }
 
@@ -78,20 +78,20 @@ pub async fn run(config: Config) -> io::Result<Ended> {
         () = unneeded(&desk, idle, &clock) => Ok(Ended::Idle),
     };
     driving.abort();
-    // Other agents are told that this one ends.
+    // Tells other agents about the end.
     stop.request();
     desk.member.leave(&cache).await;
     drop(lock);
     ended
 }
 
-/// Writes into the lock which process holds it, for tools that get no answer.
+/// Writes the holder's process id into the lock, for tools without an answer from the agent.
 fn name_holder(lock: &File) -> io::Result<()> {
     lock.set_len(0)?;
     lock.write_all_at(std::process::id().to_string().as_bytes(), 0)
 }
 
-/// Lets processes in until the listener fails.
+/// Accepts connections of processes until the listener fails.
 async fn accept_all(listener: &AsyncFd<OwnedFd>, desk: &Arc<Desk>) -> io::Error {
     loop {
         let mut ready = match listener.readable().await {
@@ -101,7 +101,7 @@ async fn accept_all(listener: &AsyncFd<OwnedFd>, desk: &Arc<Desk>) -> io::Error 
         let socket = match ready.try_io(accept) {
             Ok(Ok(socket)) => socket,
             Ok(Err(why)) => {
-                // As while all descriptors are in use.
+                // For example when all descriptors are in use.
                 tracing::warn!(%why, "a worker is not let in");
                 SystemClock::new().sleep(BEAT).await;
                 continue;
@@ -117,7 +117,7 @@ async fn accept_all(listener: &AsyncFd<OwnedFd>, desk: &Arc<Desk>) -> io::Error 
     }
 }
 
-/// Completes when for so long no worker was connected and no other agent was given anything.
+/// Completes after `idle` without a worker connection and without data sent to other agents.
 async fn unneeded(desk: &Desk, idle: Duration, clock: &dyn Clock) {
     let (mut since, mut given) = (clock.monotonic(), 0);
     loop {

@@ -1,8 +1,8 @@
-//! Which slot the next chunk comes into.
+//! Choice of the slot for the next chunk.
 //!
-//! Must hold: a slot is handed out only after its word was withdrawn and no page showed a pin, and
-//! while no other agent reads it; kept chunks stay, unless views hold all other slots; a chunk that a worker waits for comes before those that are
-//! needed later.
+//! Must hold: before a slot is handed out, its table word is withdrawn, no page shows a pin, and no
+//! other agent reads the slot. Kept chunks stay, unless views pin all other slots. A chunk awaited
+//! by a worker comes before chunks needed later.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::cache::{Held, State, Stay};
 use crate::dataset::{ChunkKey, Open};
 
 impl State {
-    /// A free slot; none where the slot would take memory of which there is little.
+    /// A free slot; none if the slot would take memory while memory is short.
     pub(super) fn free_slot(&mut self) -> Option<u32> {
         let slot = self.free.pop()?;
         if slot >= self.touched {
@@ -29,8 +29,8 @@ impl State {
         Some(slot)
     }
 
-    /// An empty slot: a free one, or that of a chunk that nobody reads and no order needs soon. For a
-    /// chunk that a worker waits for, the slot of one that is needed late will do.
+    /// An empty slot: a free slot, or the slot of a transient chunk without readers that no order
+    /// needs soon. For an awaited chunk, the slot of a chunk needed late is taken as well.
     pub(super) fn take_slot(&mut self, wanted: ChunkKey, is_awaited: bool) -> Option<u32> {
         if let Some(slot) = self.free_slot() {
             return Some(slot);
@@ -58,8 +58,8 @@ impl State {
         self.take_slot_of_late(wanted).or_else(|| self.take_slot_of_kept())
     }
 
-    /// An empty slot for a chunk that is to be kept: that of one that another agent keeps too will do, or of
-    /// one that is needed late.
+    /// An empty slot for a chunk to be kept, if need be the slot of a `Stay::Copy` chunk or of a
+    /// chunk needed late.
     pub(super) fn slot_for_kept(&mut self, key: ChunkKey) -> Option<u32> {
         if let Some(slot) = self.free_slot() {
             return Some(slot);
@@ -68,15 +68,16 @@ impl State {
         self.take_slot(key, false).or_else(|| self.take_slot_of_late(key))
     }
 
-    /// An empty slot for files that come alone: a free one, or that of a chunk that passes and nobody needs.
+    /// An empty slot for files without their chunks: a free slot, or the slot of an unneeded
+    /// transient chunk.
     pub(super) fn take_slot_of_passing(&mut self) -> Option<u32> {
         self.reuse_condemned();
         // No chunk has this number.
         self.take_slot(ChunkKey { dataset: usize::MAX, chunk: u32::MAX }, false)
     }
 
-    /// The slot of a kept chunk that nobody reads, first of one that another agent keeps too. Views hold every other slot; the chunk of one of them is
-    /// kept from now on.
+    /// The slot of a kept chunk without readers; `Stay::Copy` chunks go first. Called when views
+    /// pin every other slot; a chunk in one of those slots is kept instead.
     fn take_slot_of_kept(&mut self) -> Option<u32> {
         let kept = self.held.iter().filter_map(|(key, held)| match held {
             Held::Full { slot, stay: stay @ (Stay::Kept | Stay::Copy), .. } => {
@@ -104,7 +105,7 @@ impl State {
         Some(slot)
     }
 
-    /// The slot of the chunk that is needed last and that nobody reads.
+    /// The slot of the chunk needed last among the chunks without readers.
     fn take_slot_of_late(&mut self, wanted: ChunkKey) -> Option<u32> {
         let lateness = self.plans.lateness();
         let mut late: Vec<_> = self.passing.iter().filter(|key| **key != wanted).collect();
@@ -124,7 +125,7 @@ impl State {
         None
     }
 
-    /// Hides a chunk. False when somebody reads it: then it is shown again.
+    /// Hides a chunk. A chunk with readers is shown again, and the result is false.
     fn withdraw(&mut self, key: ChunkKey, slot: u32) -> bool {
         let Some(open) = self.datasets.get(key.dataset).map(Arc::clone) else { return false };
         open.table.withdraw(key.chunk);
@@ -141,7 +142,7 @@ impl State {
         open.table.publish(key.chunk, Word::new(self.generation, slot));
     }
 
-    /// Frees condemned slots that nobody reads any more.
+    /// Frees condemned slots without readers.
     pub(super) fn reuse_condemned(&mut self) {
         let connections = &self.connections;
         let is_free = |slot: &mut u32| connections.values().all(|one| !one.pins.holds(*slot));

@@ -1,6 +1,6 @@
 //! Requests to one other agent.
 //!
-//! Must hold: each request ends by its deadline; one that is given up writes nothing any more.
+//! Must hold: each request ends by its deadline; a cancelled request writes nothing any more.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -13,34 +13,37 @@ use super::incoming::{Incoming, IncomingFiles};
 use super::line::{Event, Pending, What};
 use super::link::Link;
 
-/// How long a request waits for those before it.
+/// Time limit for waiting for earlier requests.
 const TURN: Duration = Duration::from_secs(5);
 
-/// How long that agent may take in all; then it is asked for a while only for what it keeps.
+/// Time limit of the other agent for a whole request. Afterwards, only chunks it keeps are
+/// requested for `AVOIDED`.
 const WAIT_MAX: Duration = Duration::from_secs(6);
 const AVOIDED: Duration = Duration::from_secs(15);
 
-/// How long files that come alone may take.
+/// Time limit for files without their chunks.
 const FILES: Duration = Duration::from_millis(250);
 
-/// How long an agent that fetches a chunk for this one may give no sign of life.
+/// Time limit for a sign of life from an agent fetching a chunk for this agent.
 const SIGN: Duration = Duration::from_secs(2);
 
-/// How an answer ended.
+/// The result of a request for a chunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Got {
-    /// The chunk is in its slot, and right.
+    /// The chunk is in its slot, and correct.
     Whole,
-    /// The other agent does not have it and does not fetch it.
+    /// The other agent neither has the chunk nor fetches it.
     Elsewhere,
     /// There is no connection.
     Away,
-    /// It took too long, or broke off: so many files are right, and nothing more is written.
+    /// The answer took too long or broke off: the first `right` files are correct, and nothing more
+    /// is written.
     Broken { right: usize, why: &'static str },
 }
 
 impl Link {
-    /// Has a chunk come into its slot. `is_right` is told how many files are right, again and again.
+    /// Requests a chunk into its slot. `is_right` is called with the growing number of correct
+    /// files.
     pub(crate) async fn chunk(
         &self,
         chunk: u32,
@@ -80,7 +83,7 @@ impl Link {
             };
             match event {
                 Some(Event::Wait) => {
-                    // It does not come yet: others may.
+                    // The chunk is delayed: other transfers may go first.
                     permit = None;
                     has_waited = true;
                     let last = began.saturating_add(WAIT_MAX);
@@ -111,7 +114,8 @@ impl Link {
         }
     }
 
-    /// Has files come alone: where each of them lies in its slot, `u32::MAX` for one that does not come.
+    /// Requests files without their chunks. Returns the offset of each file in its slot, `u32::MAX`
+    /// for an absent file.
     pub(crate) async fn files(&self, incoming: IncomingFiles) -> Option<Vec<u32>> {
         let request = |number| {
             let count = incoming.files.len() as u32;
@@ -149,7 +153,7 @@ impl Link {
         places.filter(|_| is_whole)
     }
 
-    /// Sends a request, by its number; none without a connection.
+    /// Sends a request under a new number; none without a connection.
     fn ask(
         &self,
         request: impl Fn(u32) -> Vec<u8>,
@@ -165,15 +169,15 @@ impl Link {
     }
 }
 
-/// A request that is given up when its asker goes.
+/// Cancels a request when dropped.
 struct GivingUp<'a> {
     link: &'a Link,
     number: u32,
 }
 
 impl GivingUp<'_> {
-    /// How many files are right, if the request was still open. It was given up too early if the rest comes
-    /// until `soon`.
+    /// Cancels an open request and returns the number of correct files. Cancelling was too early if
+    /// the answer continues before `soon`.
     fn now(self, soon: Duration) -> Option<usize> {
         let mut line = self.link.line();
         let mut pending = line.pending.remove(&self.number)?;

@@ -1,8 +1,9 @@
-//! Proof that the other end of a connection belongs to the same job: each end shows that it knows the
-//! secret that the servers give to members alone.
+//! Mutual proof that both ends of a connection belong to the same job: each end shows knowledge of
+//! the secret given by the servers to members only.
 //!
-//! Must hold: who proves nothing is told 32 random bytes, heard for 64 bytes and two seconds, and gets no
-//! more; a proof is worth nothing on another connection, for another member, dataset or version.
+//! Must hold: an unproven caller gets 32 random bytes, may send 64 bytes within two seconds, and
+//! gets nothing more. A proof is useless on another connection, and for another member, dataset or
+//! version.
 
 use std::io;
 use std::time::Duration;
@@ -13,17 +14,17 @@ use libdiesel::agent::{DatasetId, MemberId, Version};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// How long the other end may take to prove itself.
+/// Time limit for the proof of the other end.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 
 const CHALLENGE: usize = 32;
 const SALT: usize = 16;
 const ID: usize = 16;
 const PROOF: usize = 32;
-/// What a member says: salt, its id, its proof.
+/// The first message of a caller: salt, id, proof.
 const HELLO: usize = SALT + ID + PROOF;
 
-/// What members of one job, dataset and version share.
+/// The shared key of the members of one job, dataset and version.
 #[derive(Clone)]
 pub(crate) struct Circle {
     key: Key,
@@ -37,14 +38,14 @@ impl std::fmt::Debug for Circle {
     }
 }
 
-/// Which end of a connection proves itself.
+/// The end of a connection that proves itself.
 #[derive(Clone, Copy)]
 enum End {
     Caller,
     Called,
 }
 
-/// Everything that a proof is bound to.
+/// All values bound by a proof.
 #[derive(Clone, Copy)]
 struct Talk {
     challenge: [u8; CHALLENGE],
@@ -54,7 +55,7 @@ struct Talk {
 }
 
 impl Circle {
-    /// Of a secret that the servers gave.
+    /// From the secret given by the servers.
     pub(crate) fn new(secret: &[u8], dataset: DatasetId, version: Version) -> Self {
         Self { key: Key::new(HMAC_SHA256, secret), dataset, version }
     }
@@ -80,7 +81,7 @@ impl Circle {
     }
 }
 
-/// Proves to an agent that `me` belongs to the circle, and that it is `called`.
+/// Proves to another agent that `me` is a member, and checks the proof of the agent `called`.
 pub(crate) async fn call(
     stream: &mut TcpStream,
     circle: &Circle,
@@ -95,7 +96,7 @@ pub(crate) async fn call(
         stream.write_all(&[&talk.salt, me.as_bytes().as_slice(), proof.as_ref()].concat()).await?;
         let mut answer = [0; PROOF];
         match stream.read_exact(&mut answer).await {
-            // It hangs up on strangers.
+            // Agents hang up on strangers.
             Err(why) if why.kind() == io::ErrorKind::UnexpectedEof => return Err(stranger()),
             read => _ = read?,
         }
@@ -104,7 +105,7 @@ pub(crate) async fn call(
     .await
 }
 
-/// Hears who calls `me`: a member of one of the circles, which is named by its position, and its id.
+/// Authenticates a caller; returns the position of the matching key, and the caller's id.
 pub(crate) async fn hear(
     stream: &mut TcpStream,
     me: MemberId,

@@ -1,7 +1,7 @@
-//! The way to one other agent: a connection on which this one asks.
+//! The link to one other agent: a connection for this agent's requests.
 //!
-//! Must hold: after a request was given up no byte of its answer is written into its slot; a connection that
-//! says what makes no sense ends; each request ends by its deadline.
+//! Must hold: after a request is cancelled, no byte of its answer is written into its slot. A
+//! connection with an invalid message ends. Each request ends by its deadline.
 
 use std::future::poll_fn;
 use std::io;
@@ -23,59 +23,59 @@ use super::handshake::{self, Circle};
 use super::line::{Event, Kept, Line, Pending, Phase};
 use super::tls::{Fingerprint, Identity, Reader, Writer};
 
-/// Chunks that come at the same time.
+/// Maximum of concurrent chunk transfers.
 const TRANSFERS: usize = 2;
 
-/// Requests that are not answered, at most: fewer than those after which the other agent reads no further one.
+/// Maximum of unanswered requests: below the limit at which the other agent stops reading.
 const OPEN_MAX: usize = REQUESTS_MAX - 16;
 
-/// How long a try to connect may take.
+/// Time limit of an attempt to connect.
 const CONNECT: Duration = Duration::from_secs(2);
 
-/// Between two tries to connect.
+/// Intervals between two attempts to connect.
 const AGAIN_MIN: Duration = Duration::from_millis(500);
 const AGAIN_MAX: Duration = Duration::from_secs(5);
 
-/// Between two questions for the chunks that the other agent keeps, which also show that it lives; how long
-/// it may say nothing.
+/// Interval between two requests for the list of kept chunks, which also serve as signs of life;
+/// and the longest accepted silence.
 const LOOK: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(3);
 
-/// With what another agent is called.
+/// The configuration of a link.
 #[derive(Debug)]
 pub(super) struct Way {
-    /// That of now: the servers give another secret after they forgot the job.
+    /// The current key: the servers give another secret after forgetting the job.
     pub(super) circle: Arc<Mutex<Option<Circle>>>,
     /// The id of this agent.
     pub(super) me: MemberId,
-    /// The key of this agent, where it speaks TLS.
+    /// The key of this agent, if it uses TLS.
     pub(super) identity: Option<Arc<Identity>>,
-    /// The certificate of the other agent, where that one speaks TLS.
+    /// The certificate of the other agent, if that agent uses TLS.
     pub(super) fingerprint: Option<Fingerprint>,
 }
 
-/// The way to another agent.
+/// The link to another agent.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) member: MemberId,
     pub(crate) address: String,
     line: Mutex<Line>,
     pub(super) transfers: Semaphore,
-    /// Requests that are not answered.
+    /// Permits for unanswered requests.
     pub(super) open: Semaphore,
-    /// A try to connect has ended.
+    /// Notified when an attempt to connect has ended.
     tried: Notify,
     pub(crate) counts: LinkCounts,
 }
 
-/// Counts of what came over a link.
+/// Counts of a link.
 #[derive(Debug, Default)]
 pub(crate) struct LinkCounts {
     pub(crate) chunks: AtomicU64,
     pub(crate) bytes: AtomicU64,
-    /// Answers that were given up for their time.
+    /// Answers cancelled for slowness.
     pub(crate) slow: AtomicU64,
-    /// Answers with other bytes than those of the dataset.
+    /// Answers with damaged bytes.
     pub(crate) damaged: AtomicU64,
 }
 
@@ -96,34 +96,34 @@ impl Link {
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How the link stands, and since when.
+    /// The state of the link, and the time of the last change.
     pub(crate) fn phase(&self) -> (Phase, Duration) {
         let line = self.line();
         (line.phase.clone(), line.since)
     }
 
-    /// Whether it keeps a chunk, and whether it can keep more.
+    /// Whether the other agent keeps a chunk, and whether it has room for more.
     pub(crate) fn keeps(&self, chunk: u32) -> (bool, bool) {
         let line = self.line();
         let can_keep = line.kept.can_keep && since_boot() >= line.avoided_until;
         (line.kept.holds(chunk), can_keep)
     }
 
-    /// Waits until the first try to connect has ended, and it was heard what the other agent keeps.
+    /// Waits until the first attempt to connect has ended, including the first list of kept chunks.
     pub(crate) async fn tried(&self) {
-        // From here on a try that ends is not missed.
+        // From here on the end of an attempt is not missed.
         let tried = self.tried.notified();
         if self.phase().0 == Phase::Connecting {
             tried.await;
         }
     }
 
-    /// The usual time of a chunk, where it is known.
+    /// The usual time of a chunk, if known.
     pub(crate) fn usual(&self) -> Option<Duration> {
         self.line().usual()
     }
 
-    /// Keeps the connection, again and again. Ends with the last group that has the link, which aborts it.
+    /// Connects and serves repeatedly, until aborted by the last owner of the link.
     async fn stay(self: Arc<Self>, way: Way) {
         let clock = SystemClock::new();
         let mut pause = AGAIN_MIN;
@@ -174,7 +174,7 @@ impl Link {
         }
     }
 
-    /// Sends what is asked and takes what is answered, until the connection ends; why it ended.
+    /// Sends requests and receives answers until the connection ends; returns the reason.
     async fn talk(&self, read: Reader, write: Writer) -> io::Error {
         let (asks, asked) = mpsc::channel(64);
         {
@@ -189,7 +189,7 @@ impl Link {
         }
     }
 
-    /// Asks again and again for what the other agent keeps, until it says nothing any more.
+    /// Requests the list of kept chunks repeatedly, until the other agent falls silent.
     async fn look(&self, asks: mpsc::Sender<Bytes>) -> io::Error {
         loop {
             let generation = self.line().kept.generation;
@@ -204,7 +204,7 @@ impl Link {
         }
     }
 
-    /// What the other agent keeps: from now on it can be asked.
+    /// Takes the list of kept chunks; from now on the link is up.
     async fn hear_kept(&self, read: &mut Reader, mut told: Kept, length: u32) -> io::Result<()> {
         told.bits = vec![0; length as usize];
         read.read_exact(&mut told.bits).await?;
@@ -220,7 +220,7 @@ impl Link {
         Ok(())
     }
 
-    /// The connection ended: all that waits for it is told.
+    /// Ends the connection and all its open requests.
     fn end(&self, why: &io::Error) {
         {
             let mut line = self.line();
@@ -262,7 +262,7 @@ impl Link {
         }
     }
 
-    /// Takes the bytes behind a head to their slot, or nowhere for a request that was given up.
+    /// Reads the body of an answer into its slot, or discards the body of a cancelled request.
     async fn take(
         &self,
         read: &mut Reader,
@@ -282,7 +282,8 @@ impl Link {
         Ok(())
     }
 
-    /// Reads what has come of a piece; nobody gives its request up meanwhile.
+    /// Reads available bytes of a piece, under the lock, so that the request can't be cancelled
+    /// meanwhile.
     fn poll_take(
         &self,
         read: &mut Reader,
@@ -312,7 +313,7 @@ impl Link {
     }
 }
 
-/// Sends what is asked, until that fails.
+/// Sends requests until sending fails.
 async fn send(mut write: Writer, mut asked: mpsc::Receiver<Bytes>) -> io::Error {
     while let Some(request) = asked.recv().await {
         let sent = async { write.write_all(&request).await.and(write.flush().await) };
@@ -323,7 +324,7 @@ async fn send(mut write: Writer, mut asked: mpsc::Receiver<Bytes>) -> io::Error 
     io::ErrorKind::BrokenPipe.into()
 }
 
-/// Keeps a link for as long as the handle lives.
+/// Runs a link for the lifetime of the handle.
 #[derive(Debug)]
 pub(crate) struct Staying {
     pub(crate) link: Arc<Link>,

@@ -1,8 +1,8 @@
-//! The other agents of a job (paper, 4.2, Figure 7): each chunk belongs to one of them, which fetches it
-//! from the servers once and gives it to the others.
+//! The other agents of a job (paper, 4.2, Figure 7). Each chunk has one owner among the agents,
+//! which fetches the chunk from the servers once and gives it to the others.
 //!
-//! Must hold: what comes from another agent is checked like what comes from a server; without any other
-//! agent everything is read from the servers.
+//! Must hold: data from another agent is checked like data from a server. Without any other agent
+//! all data comes from the servers.
 
 mod address;
 mod ask;
@@ -38,55 +38,56 @@ pub(crate) use owners::Owners;
 pub use status::PeerStatus;
 pub(crate) use tls::Identity;
 
-/// Bytes of the secret of a job.
+/// Length of a job's secret, in bytes.
 const SECRET: usize = 32;
 
-/// How long a fetch waits for the first tries to connect.
+/// Time limit of a fetch for the first attempts to connect.
 const FIRST_TRY: Duration = Duration::from_secs(1);
 
-/// Claims of members on chunks that are looked at for a status.
+/// Maximum of hashes computed for a status report.
 const COUNTED_MAX: usize = 1 << 24;
 
-/// Members that are asked for one chunk at most.
+/// Maximum of members asked for one chunk.
 const ASKED_MAX: usize = 3;
 
-/// What an agent shows to others.
+/// The identity of this agent towards others.
 #[derive(Debug, Clone)]
 pub(crate) struct Face {
     pub(crate) me: MemberId,
-    /// Whether it speaks to other agents at all.
+    /// Whether it communicates with other agents at all.
     pub(crate) is_open: bool,
-    /// Its key, where it speaks TLS.
+    /// Its key, if it uses TLS.
     pub(crate) identity: Option<Arc<Identity>>,
 }
 
-/// The agents that read one version of a dataset for one job.
+/// The agents of one job that read one version of a dataset.
 #[derive(Debug)]
 pub(crate) struct Peers {
     face: Face,
     group: Mutex<Group>,
-    /// A member came of whom the servers have not told yet.
+    /// Notified when an unknown member connects.
     pub(crate) changed: Notify,
 }
 
-/// The members, as the servers said last.
+/// The members, by the last answer of the servers.
 #[derive(Default)]
 struct Group {
-    /// What members prove themselves with; none until the servers have answered.
+    /// The key for handshakes; none until the servers have answered.
     circle: Arc<Mutex<Option<Circle>>>,
-    /// The members and the secret, by a hash and as they came.
+    /// The version of the member list, and the secret, as received.
     told: Option<([u8; 16], Bytes)>,
     members: BTreeMap<MemberId, TaskMember>,
-    /// Members that the servers don't name, as after they forgot the job, and that are there all the same.
+    /// Connected members missing from the servers' list, for example after the servers forgot the
+    /// job.
     unnamed: BTreeSet<MemberId>,
-    /// All members that can serve, and those of them that could be reached a moment ago.
+    /// All members able to serve, and the reachable part of them.
     all: Owners,
     owners: Arc<Owners>,
     links: BTreeMap<MemberId, Staying>,
 }
 
 impl Group {
-    /// Says whom chunks belong to; gives whether that has changed.
+    /// Recomputes the owners of chunks; returns whether they have changed.
     fn settle(&mut self, face: &Face) -> bool {
         let can_give = |id: &MemberId| {
             let link = self.links.get(id).map(|kept| kept.link.phase().0);
@@ -106,17 +107,17 @@ impl fmt::Debug for Group {
     }
 }
 
-/// Where a chunk may come from, one after the other.
+/// The possible sources of a chunk, in order.
 #[derive(Debug)]
 pub(crate) struct Sources {
-    /// Other members that are asked first.
+    /// Other members to be asked first.
     pub(crate) links: Vec<Arc<Link>>,
-    /// Whether this agent is the next one behind them, and so keeps the chunk.
+    /// Whether this agent is next behind them, and so keeps the chunk.
     pub(crate) is_mine: bool,
 }
 
 impl Peers {
-    /// Of an agent that knows no other member yet.
+    /// With an empty member list.
     pub(crate) fn new(face: Face) -> Self {
         Self { face, group: Mutex::default(), changed: Notify::new() }
     }
@@ -125,7 +126,7 @@ impl Peers {
         self.group.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the servers say now. Needs a runtime. Gives whether the members have changed.
+    /// Takes an answer of the servers; returns whether the members have changed. Needs a runtime.
     pub(crate) fn update(
         &self,
         dataset: DatasetId,
@@ -143,7 +144,7 @@ impl Peers {
         }
         let named = joined.members.iter().map(|member| (member.id, member.clone()));
         let mut members: BTreeMap<_, _> = named.collect();
-        // A connection shows that a member lives.
+        // A connection proves that a member lives.
         let is_unnamed =
             |id: &MemberId| !members.contains_key(id) && group.links.get(id).is_some_and(is_up);
         let unnamed: BTreeSet<_> =
@@ -171,43 +172,43 @@ impl Peers {
         true
     }
 
-    /// Looks at the connections: chunks of a member that can't be reached belong to others. Gives whether
-    /// that has changed the owners.
+    /// Checks the connections: the chunks of an unreachable member belong to others. Returns
+    /// whether the owners have changed.
     pub(crate) fn look(&self) -> bool {
         self.group().settle(&self.face)
     }
 
-    /// What a member proves itself with.
+    /// The key for handshakes.
     pub(crate) fn circle(&self) -> Option<Circle> {
         self.group().circle.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The certificate of a member, if it has one; none for a member that is not known.
+    /// The certificate of a member, if it has one; none for an unknown member.
     pub(crate) fn fingerprint_of(&self, member: MemberId) -> Option<Option<[u8; 32]>> {
         self.group().members.get(&member).map(|member| member.key_fingerprint)
     }
 
-    /// The key of this agent, where it speaks TLS.
+    /// The key of this agent, if it uses TLS.
     pub(crate) fn identity(&self) -> Option<Arc<Identity>> {
         self.face.identity.clone()
     }
 
-    /// Whether a chunk belongs to this agent; so does each one while no member is known.
+    /// Whether this agent owns a chunk; true for all chunks while no member is known.
     pub(crate) fn owns(&self, chunk: u32) -> bool {
         let owners = Arc::clone(&self.group().owners);
         owners.owner(chunk).is_none_or(|owner| owner == self.face.me)
     }
 
-    /// Whether another member, to which a chunk belongs, keeps it.
+    /// Whether another member owns and keeps a chunk.
     pub(crate) fn is_at_owner(&self, chunk: u32) -> bool {
         let group = self.group();
         let owner = group.owners.owner(chunk).and_then(|owner| group.links.get(&owner));
         owner.is_some_and(|kept| kept.link.keeps(chunk).0)
     }
 
-    /// Where a chunk may come from: from who keeps it, else from who comes first among those that can, of
-    /// which this agent is one or not. Members without a connection count as gone; those that have joined
-    /// just now are waited for.
+    /// The sources of a chunk: first members that keep the chunk, then members with room, by rank.
+    /// This agent takes its place in the ranking. Members without a connection count as gone; new
+    /// members are waited for.
     pub(crate) async fn sources(&self, chunk: u32, can_keep: bool) -> Sources {
         let links = self.links();
         let tried = async {
@@ -239,7 +240,7 @@ impl Peers {
         Sources { links, is_mine: is_mine && is_last || group.links.is_empty() }
     }
 
-    /// Where a member is reached, if it is known.
+    /// The address of a member, if known.
     pub(crate) fn address_of(&self, member: MemberId) -> Option<String> {
         self.group().links.get(&member).map(|kept| kept.link.address.clone())
     }
@@ -258,12 +259,12 @@ impl Peers {
         self.group().links.values().map(|kept| Arc::clone(&kept.link)).collect()
     }
 
-    /// Other members to which there is a connection.
+    /// Number of connected members.
     pub(crate) fn connected(&self) -> u32 {
         self.links().iter().filter(|link| link.phase().0 == Phase::Up).count() as u32
     }
 
-    /// How many of so many chunks belong to each member; where counting would take long, about how many.
+    /// The number of chunks owned by each member; an estimate where counting would take long.
     pub(crate) fn owned(&self, chunks: u32) -> BTreeMap<MemberId, u64> {
         let owners = Arc::clone(&self.group().owners);
         let counted = (COUNTED_MAX / owners.len().max(1)).max(1) as u32;
@@ -276,7 +277,7 @@ impl Peers {
         owned
     }
 
-    /// How many of so many chunks belong to this agent.
+    /// The number of chunks owned by this agent.
     pub(crate) fn owned_by_me(&self, owned: &BTreeMap<MemberId, u64>, chunks: u32) -> u64 {
         if owned.is_empty() {
             chunks.into()
@@ -287,7 +288,7 @@ impl Peers {
 }
 
 impl Link {
-    /// A chunk of so many bytes came whole.
+    /// Counts a received chunk.
     pub(crate) fn came(&self, bytes: u64) {
         self.counts.chunks.fetch_add(1, Ordering::Relaxed);
         self.counts.bytes.fetch_add(bytes, Ordering::Relaxed);

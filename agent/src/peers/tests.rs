@@ -66,7 +66,7 @@ async fn agent(
     }
 }
 
-/// How a request for a chunk ends, and what is in its slot then.
+/// The result of a request for a chunk, and the bytes in its slot.
 async fn ask(secret: u8, answers: fn(u32) -> Vec<(Answer, Vec<u8>)>) -> (Got, Vec<u8>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -80,7 +80,7 @@ async fn ask(secret: u8, answers: fn(u32) -> Vec<(Answer, Vec<u8>)>) -> (Got, Ve
     let (_, files) = chunk();
     let incoming = Incoming::new(Arc::clone(&arena), 0, files, Arc::new(Progress::new(false)));
     let got = staying.link.chunk(0, incoming, |_| {}).await;
-    // What comes later changes nothing.
+    // Later bytes change nothing.
     let before = arena.written(0, 0, FILE * FILES).unwrap().to_vec();
     SystemClock::new().sleep(Duration::from_millis(200)).await;
     assert!(arena.written(0, 0, FILE * FILES).unwrap() == before, "written after the end");

@@ -1,8 +1,8 @@
-//! Encrypted connections between agents: each agent makes a key for itself, and the list of members says which
-//! certificate belongs to whom.
+//! Encrypted connections between agents: each agent creates its own key, and the member list has
+//! the certificate of each member.
 //!
-//! Must hold: a connection is used only when the other end has the key of the member that it says it is; no
-//! certificate authority has a say.
+//! Must hold: a connection is used only when the other end has the key of the claimed member.
+//! Certificate authorities play no role.
 
 use std::fmt;
 use std::io;
@@ -23,7 +23,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-/// The name in all certificates, which says nothing: they are told apart by their fingerprints.
+/// The name in all certificates. Certificates are identified by their fingerprints, not by the
+/// name.
 const NAME: &str = "diesel-agent";
 
 /// The two directions of a connection.
@@ -41,7 +42,7 @@ pub(crate) struct Identity {
     pub(crate) fingerprint: Fingerprint,
 }
 
-/// Shows no key.
+/// Hides the key.
 impl fmt::Debug for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Identity").finish_non_exhaustive()
@@ -49,7 +50,7 @@ impl fmt::Debug for Identity {
 }
 
 impl Identity {
-    /// A new one.
+    /// Creates a key and a certificate.
     pub(crate) fn new() -> io::Result<Self> {
         let made = rcgen::generate_simple_self_signed([NAME.to_owned()]);
         let made = made.map_err(io::Error::other)?;
@@ -60,7 +61,7 @@ impl Identity {
         Ok(Self { certificate, key, provider, fingerprint })
     }
 
-    /// Encrypts a connection to a member that has the certificate of a fingerprint.
+    /// Encrypts a connection to a member with a known certificate.
     pub(crate) async fn call(
         &self,
         stream: TcpStream,
@@ -79,7 +80,7 @@ impl Identity {
         Ok((Box::new(read), Box::new(write)))
     }
 
-    /// Encrypts a connection of a member that has the certificate of a fingerprint.
+    /// Encrypts a connection from a member with a known certificate.
     pub(crate) async fn hear(
         &self,
         stream: TcpStream,
@@ -106,7 +107,7 @@ fn fingerprint_of(certificate: &CertificateDer<'_>) -> Fingerprint {
     *digest.as_ref().first_chunk().expect("a SHA-256 has 32 bytes")
 }
 
-/// Trusts one certificate.
+/// Trusts only one certificate.
 #[derive(Debug)]
 struct Only {
     fingerprint: Fingerprint,
@@ -225,7 +226,7 @@ mod tests {
 
     use super::*;
 
-    /// What the called end hears of a caller, when each end expects a certificate.
+    /// The text received from a caller, when each end expects a certificate.
     async fn talk(expects: impl Fn(&Identity, &Identity) -> (Fingerprint, Fingerprint)) -> Vec<u8> {
         let (caller, called) = (Identity::new().unwrap(), Identity::new().unwrap());
         let (of_called, of_caller) = expects(&caller, &called);
