@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fill_looks_at_each_chunk_once_and_again_at_those_that_left() {
+    fn a_fill_checks_each_chunk_once_until_the_chunk_leaves_memory() {
         const CHUNKS: u32 = 1_000;
         let mut backlog = Backlog::default();
         backlog.add_all(0, CHUNKS);

@@ -32,14 +32,14 @@ fn spare_memory() -> u64 {
 
 /// Checks for memory for another slot, with figures of a moment ago.
 #[derive(Debug, Default)]
-pub(crate) struct Spare {
+pub(crate) struct SpareMemory {
     looked_at: Option<Duration>,
     bytes: u64,
     /// Slots that had memory at that time.
     populated: u32,
 }
 
-impl Spare {
+impl SpareMemory {
     /// Whether slots up to `slot` may take memory; slots below `populated` have memory already.
     pub(crate) fn allows(&mut self, slot: u32, populated: u32, slot_bytes: u32) -> bool {
         let now = since_boot();

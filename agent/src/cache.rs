@@ -17,12 +17,12 @@ use tokio::sync::Notify;
 
 use crate::Policy;
 use crate::backlog::Backlog;
-use crate::budget::Spare;
+use crate::budget::SpareMemory;
 use crate::counts::Counts;
 use crate::dataset::{ChunkKey, Open};
-use crate::lent::{Borrower, LentSlots};
-use crate::plan::Plans;
-use crate::plan::Presence;
+use crate::orders::Orders;
+use crate::orders::Presence;
+use crate::peer_pins::{PeerPins, PeerWaiter};
 use crate::progress::Progress;
 
 /// Maximum waits of a connection: a worker waits once for each of its reading threads.
@@ -40,26 +40,22 @@ pub(crate) struct Waiter {
 
 /// The state of a chunk with a slot.
 #[derive(Debug)]
-pub(crate) enum Held {
+pub(crate) enum ChunkState {
     Filling {
         slot: u32,
         waiters: Vec<Waiter>,
-        borrowers: Vec<Borrower>,
+        peer_waiters: Vec<PeerWaiter>,
         progress: Arc<Progress>,
     },
     /// With the start and the end of its files in the slot.
-    Full {
-        slot: u32,
-        stay: Stay,
-        span: (u32, u32),
-    },
+    Full { slot: u32, stay: Retention, span: (u32, u32) },
 }
 
 /// How long a chunk stays in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stay {
+pub(crate) enum Retention {
     /// Until its slot is needed.
-    Passing,
+    Transient,
     /// Until a kept chunk needs the slot; another agent keeps the chunk too.
     Copy,
     /// Until the agent ends.
@@ -128,15 +124,15 @@ pub(crate) struct State {
     pub(crate) arena: Option<(Arc<Arena>, Arc<Vec<OwnedFd>>)>,
     pub(crate) datasets: Vec<Arc<Open>>,
     pub(crate) connections: BTreeMap<u64, Connection>,
-    pub(crate) held: HashMap<ChunkKey, Held>,
-    pub(crate) plans: Plans,
+    pub(crate) chunks: HashMap<ChunkKey, ChunkState>,
+    pub(crate) orders: Orders,
     /// Indexed by dataset.
     pub(crate) counts: Vec<Counts>,
     pub(crate) backlog: Backlog,
     pub(super) free: Vec<u32>,
     /// Slots with a lower number have memory already. A higher slot takes memory at its first fill.
     pub(super) touched: u32,
-    pub(super) spare: Spare,
+    pub(super) spare: SpareMemory,
     /// Whether the last request for a slot failed for lack of memory.
     pub(super) is_out_of_memory: bool,
     /// Whether chunks stay in memory without a reader.
@@ -150,14 +146,14 @@ pub(crate) struct State {
     /// Since boot: until then kept chunks with new owners are handed over.
     pub(super) give_over_until: Duration,
     /// Slots being sent to other agents.
-    pub(crate) lent: Arc<LentSlots>,
+    pub(crate) peer_pins: Arc<PeerPins>,
     /// Changes with the set of kept chunks.
     pub(crate) staying_generation: u32,
-    /// Number of chunks with `Stay::Kept` and with `Stay::Copy`.
+    /// Number of chunks with `Retention::Kept` and with `Retention::Copy`.
     pub(crate) kept: u32,
     pub(crate) copies: u32,
     /// Whether files come from other agents without their chunks for a worker.
-    pub(super) are_files_alone: bool,
+    pub(super) has_file_requests: bool,
     /// Chunks being fetched with a reservation to be kept.
     pub(super) reserved: u32,
     pub(super) generation: u64,
@@ -174,7 +170,7 @@ impl Cache {
     /// Whether a worker reads along an order, or waits for memory.
     pub(crate) fn is_followed(&self) -> bool {
         let state = self.state();
-        state.is_short() || state.plans.are_read()
+        state.is_short() || state.orders.are_read()
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
@@ -197,13 +193,15 @@ impl State {
                 return Ok(());
             }
             return Err(format!(
-                "its chunks have {chunk} bytes, and the slots of this task's agent {slot_bytes}"
+                "its chunks of {chunk} bytes exceed the slots of this task's agent, {slot_bytes} bytes"
             ));
         }
         let slots = (budget / u64::from(chunk)).min(u64::from(libdiesel::agent::SLOTS_MAX));
         let shape = Shape { slot_bytes: chunk, slots: slots as u32 };
         if shape.slots == 0 {
-            return Err(format!("{budget} bytes of memory hold no chunk of {chunk}"));
+            return Err(format!(
+                "the memory budget of {budget} bytes is less than one chunk of {chunk} bytes"
+            ));
         }
         let (arena, files) = Arena::create(shape).map_err(|why| why.to_string())?;
         self.free = (0..shape.slots).rev().collect();
@@ -238,7 +236,7 @@ impl State {
     /// Ends the order of a connection.
     pub(crate) fn end_order(&mut self, number: u64) {
         self.follow();
-        self.plans.leave(number);
+        self.orders.leave(number);
     }
 
     /// Removes a connection with all its pins.
@@ -269,17 +267,17 @@ impl State {
     }
 
     fn want_again(&mut self, key: ChunkKey, waiter: Waiter, is_legal: bool) -> Option<Fetch> {
-        match self.held.get_mut(&key) {
+        match self.chunks.get_mut(&key) {
             _ if !is_legal => {
-                self.refuse(waiter, "the chunk can't be had as a whole");
+                self.refuse(waiter, "the chunk was found damaged, or its number is unknown");
                 None
             }
-            Some(Held::Full { slot, .. }) => {
+            Some(ChunkState::Full { slot, .. }) => {
                 let slot = *slot;
                 self.hand_over(waiter, slot);
                 None
             }
-            Some(Held::Filling { waiters, .. }) => {
+            Some(ChunkState::Filling { waiters, .. }) => {
                 let now = since_boot();
                 let over: Vec<_> = waiters.extract_if(.., |one| one.until < now).collect();
                 waiters.push(waiter);
@@ -287,7 +285,7 @@ impl State {
                 None
             }
             None => {
-                if self.free.is_empty() && self.plans.is_too_large(waiter.connection) {
+                if self.free.is_empty() && self.orders.is_too_large(waiter.connection) {
                     self.refuse(waiter, "a group of the order does not fit into memory");
                     return None;
                 }
@@ -306,7 +304,7 @@ impl State {
     pub(crate) fn has(&self, key: ChunkKey) -> bool {
         let open = self.datasets.get(key.dataset);
         open.is_some_and(|open| key.chunk < open.snapshot.holders())
-            && !self.plans.is_passed_over(key)
+            && !self.orders.is_excluded(key)
     }
 
     /// Notes the next chunks of a worker, as far as half of its share of the slots.
@@ -319,12 +317,12 @@ impl State {
 
     /// The next absent chunk of the hints.
     fn next_hint(&mut self) -> Option<ChunkKey> {
-        let (held, plans, datasets) = (&self.held, &self.plans, &self.datasets);
+        let (held, orders, datasets) = (&self.chunks, &self.orders, &self.datasets);
         self.connections.values_mut().find_map(|one| {
             let holders = datasets.get(one.dataset)?.snapshot.holders();
             loop {
                 let key = ChunkKey { dataset: one.dataset, chunk: *one.hints.front()? };
-                if key.chunk < holders && !held.contains_key(&key) && !plans.is_passed_over(key) {
+                if key.chunk < holders && !held.contains_key(&key) && !orders.is_excluded(key) {
                     return Some(key);
                 }
                 one.hints.pop_front();
@@ -338,14 +336,16 @@ impl State {
     pub(crate) fn ahead(&mut self, policy: Policy) -> Option<Fetch> {
         let staying = self.kept + self.copies;
         let room = self.usable_slots().saturating_sub(staying).saturating_sub(self.workers());
-        let presence = |key| match self.held.get(&key) {
+        let presence = |key| match self.chunks.get(&key) {
             None => Presence::Absent,
-            Some(Held::Full { stay: Stay::Kept | Stay::Copy, .. }) => Presence::Kept,
-            Some(_) => Presence::Passing,
+            Some(ChunkState::Full { stay: Retention::Kept | Retention::Copy, .. }) => {
+                Presence::Kept
+            }
+            Some(_) => Presence::Transient,
         };
         let next = match policy {
             Policy::None => None,
-            _ => self.plans.next(room, presence).or_else(|| self.next_hint()),
+            _ => self.orders.next(room, presence).or_else(|| self.next_hint()),
         };
         if let Some(key) = next {
             let slot = self.take_slot(key, false);
@@ -353,8 +353,8 @@ impl State {
             self.backlog.is_stuck = slot.is_none();
             return Some(self.begin(key, slot?, None));
         }
-        let is_there = |key| self.held.contains_key(&key);
-        let is_settled = |key| is_there(key) || self.plans.is_passed_over(key);
+        let is_there = |key| self.chunks.contains_key(&key);
+        let is_settled = |key| is_there(key) || self.orders.is_excluded(key);
         if let Some(key) = self.backlog.next_of_prefetches(is_settled) {
             let open = self.datasets.get(key.dataset);
             let is_own = open.is_some_and(|open| open.peers.owns(key.chunk));
@@ -374,9 +374,9 @@ impl State {
         let is_of_others = |key: ChunkKey| {
             datasets.get(key.dataset).is_some_and(|open| !open.peers.owns(key.chunk))
         };
-        let is_there = |key| self.held.contains_key(&key) || is_of_others(key);
-        let next = self.plans.beyond(is_there);
-        let is_settled = |key| is_there(key) || self.plans.is_passed_over(key);
+        let is_there = |key| self.chunks.contains_key(&key) || is_of_others(key);
+        let next = self.orders.beyond(is_there);
+        let is_settled = |key| is_there(key) || self.orders.is_excluded(key);
         let key = next.or_else(|| self.backlog.next_of_all(is_settled))?;
         let slot = self.slot_for_kept(key)?;
         Some(self.begin(key, slot, None))
@@ -398,24 +398,33 @@ impl State {
         let is_own = open.is_some_and(|open| open.peers.owns(key.chunk));
         let progress = Arc::new(Progress::new(is_own));
         let (first, waiters) = (waiter.map(|waiter| waiter.file), Vec::from_iter(waiter));
-        let (borrowers, of_held) = (Vec::new(), Arc::clone(&progress));
-        self.held.insert(key, Held::Filling { slot, waiters, borrowers, progress: of_held });
+        let (peer_waiters, of_held) = (Vec::new(), Arc::clone(&progress));
+        self.chunks
+            .insert(key, ChunkState::Filling { slot, waiters, peer_waiters, progress: of_held });
         Fetch { key, slot, first, progress, is_for_peer: false }
     }
 
     /// Starts a fetch for another agent.
-    pub(crate) fn begin_for_peer(&mut self, key: ChunkKey, slot: u32, borrower: Borrower) -> Fetch {
+    pub(crate) fn begin_for_peer(
+        &mut self,
+        key: ChunkKey,
+        slot: u32,
+        peer_waiter: PeerWaiter,
+    ) -> Fetch {
         let progress = Arc::new(Progress::new(true));
         self.reserve(&progress);
-        let (waiters, borrowers) = (Vec::new(), vec![borrower]);
+        let (waiters, peer_waiters) = (Vec::new(), vec![peer_waiter]);
         let of_held = Arc::clone(&progress);
-        self.held.insert(key, Held::Filling { slot, waiters, borrowers, progress: of_held });
+        self.chunks
+            .insert(key, ChunkState::Filling { slot, waiters, peer_waiters, progress: of_held });
         Fetch { key, slot, first: None, progress, is_for_peer: true }
     }
 
     /// Answers the workers waiting for a file whose chunk is still being filled.
     pub(crate) fn file_is_there(&mut self, key: ChunkKey, file: u32) {
-        let Some(Held::Filling { slot, waiters, .. }) = self.held.get_mut(&key) else { return };
+        let Some(ChunkState::Filling { slot, waiters, .. }) = self.chunks.get_mut(&key) else {
+            return;
+        };
         let slot = *slot;
         let ready: Vec<_> = waiters.extract_if(.., |waiter| waiter.file == file).collect();
         ready.into_iter().for_each(|waiter| self.hand_over(waiter, slot));
@@ -423,8 +432,10 @@ impl State {
 
     /// Publishes a chunk after all its bytes were checked in the slot.
     pub(crate) fn filled(&mut self, key: ChunkKey, filled: Filled) {
-        let filling = self.held.remove(&key);
-        let Some(Held::Filling { slot, waiters, borrowers, progress }) = filling else { return };
+        let filling = self.chunks.remove(&key);
+        let Some(ChunkState::Filling { slot, waiters, peer_waiters, progress }) = filling else {
+            return;
+        };
         let is_reserved = self.unreserve(&progress);
         let Filled { span, origin } = filled;
         if let Some(counts) = self.counts.get_mut(key.dataset) {
@@ -437,37 +448,37 @@ impl State {
                 counts.bytes_from_servers += bytes;
             }
         }
-        self.plans.came(key, origin == Origin::Peer);
+        self.orders.came(key, origin == Origin::Peer);
         let open = self.datasets.get(key.dataset);
         let is_own = open.is_some_and(|open| open.peers.owns(key.chunk));
         let stay = self.stay(origin == Origin::Servers || is_own, is_reserved);
         match stay {
-            Stay::Passing => self.passing.push_back(key),
-            Stay::Copy => self.copies += 1,
-            Stay::Kept => self.kept += 1,
+            Retention::Transient => self.passing.push_back(key),
+            Retention::Copy => self.copies += 1,
+            Retention::Kept => self.kept += 1,
         }
         self.staying_generation =
-            self.staying_generation.wrapping_add((stay != Stay::Passing).into());
-        self.held.insert(key, Held::Full { slot, stay, span });
+            self.staying_generation.wrapping_add((stay != Retention::Transient).into());
+        self.chunks.insert(key, ChunkState::Full { slot, stay, span });
         if let Some(open) = self.datasets.get(key.dataset).map(Arc::clone) {
             self.show(&open, key, slot);
         }
         waiters.into_iter().for_each(|waiter| self.hand_over(waiter, slot));
-        self.lend_to(borrowers, key, slot, span);
+        self.answer_peers(peer_waiters, key, slot, span);
     }
 
     /// Gives up a chunk after a failed fetch.
     pub(crate) fn lost(&mut self, key: ChunkKey, why: &str, is_final: bool) {
         // Dropping the peer waiters tells the waiting agents.
-        let filling = self.held.remove(&key);
-        let Some(Held::Filling { slot, waiters, progress, .. }) = filling else { return };
+        let filling = self.chunks.remove(&key);
+        let Some(ChunkState::Filling { slot, waiters, progress, .. }) = filling else { return };
         self.unreserve(&progress);
         if let Some(counts) = self.counts.get_mut(key.dataset) {
             counts.failed_fetches += 1;
         }
         self.condemned.push(slot);
         if is_final {
-            self.plans.pass_over(key);
+            self.orders.exclude(key);
         } else {
             self.backlog.is_absent_again(key);
         }
@@ -478,21 +489,21 @@ impl State {
     /// Reads the position of each reader.
     pub(crate) fn follow(&mut self) {
         let connections = &self.connections;
-        self.plans.turn(|connection| {
+        self.orders.follow(|connection| {
             connections.get(&connection).map(|one| one.pins.get(Gauge::Position))
         });
     }
 
     /// Drops kept chunks above the limit, and retries the queue. Returns the fetches to start.
-    pub(crate) fn turn(&mut self) -> Vec<Fetch> {
+    pub(crate) fn retry_queue(&mut self) -> Vec<Fetch> {
         self.reuse_condemned();
         self.follow();
         while self.kept + self.copies > self.keep_max() {
-            if !self.let_pass(Stay::Copy) && !self.let_pass(Stay::Kept) {
+            if !self.demote(Retention::Copy) && !self.demote(Retention::Kept) {
                 break;
             }
         }
-        self.tell_of_files();
+        self.announce_file_requests();
         let now = since_boot();
         let waiting = std::mem::take(&mut self.queue);
         let mut fetches = Vec::new();
@@ -517,14 +528,14 @@ impl State {
         let Some(connection) = self.connections.get_mut(&waiter.connection) else { return };
         connection.open = connection.open.saturating_sub(1);
         if connection.pins.pin_for_reader(slot, waiter.id) {
-            tell(connection, &FromAgent::Here { id: waiter.id });
+            send_answer(connection, &FromAgent::Here { id: waiter.id });
         }
     }
 
     fn refuse(&mut self, waiter: Waiter, why: &str) {
         if let Some(connection) = self.connections.get_mut(&waiter.connection) {
             connection.open = connection.open.saturating_sub(1);
-            tell(connection, &FromAgent::NotHere { id: waiter.id, reason: why.to_owned() });
+            send_answer(connection, &FromAgent::NotHere { id: waiter.id, reason: why.to_owned() });
         }
     }
 
@@ -537,9 +548,9 @@ impl State {
 
 /// Sends without waiting. A worker has few open requests, so its socket has room. A worker that
 /// takes no answer loses its connection and its pins.
-pub(crate) fn tell(connection: &Connection, message: &FromAgent) {
+pub(crate) fn send_answer(connection: &Connection, message: &FromAgent) {
     if let Err(why) = connection.socket.send(message, &[], Duration::ZERO) {
-        tracing::debug!(pid = connection.pid, %why, "a worker does not take an answer");
+        tracing::debug!(pid = connection.pid, %why, "send an answer to a worker");
         connection.socket.end();
     }
 }

@@ -81,14 +81,19 @@ impl Open {
         let dataset = match of_task {
             Some(Err(why)) if why.kind() == Kind::NotFound => {
                 let why = chain(&why);
-                tracing::warn!(dataset = name, ?version, why, "the version of the task is gone");
+                tracing::warn!(
+                    dataset = name,
+                    ?version,
+                    why,
+                    "the servers no longer have the version of the task"
+                );
                 dataset.with_snapshot(cache.as_ref())?
             }
             Some(opened) => opened?,
             None => dataset.with_snapshot(cache.as_ref())?,
         };
         let Some(snapshot) = dataset.snapshot().map(Arc::clone) else {
-            let reason = "the snapshot is not there".to_owned();
+            let reason = "the dataset has no snapshot".to_owned();
             return Err(Refusal { is_missing: false, reason });
         };
         let first_files = snapshot.first_files()?;
@@ -114,7 +119,7 @@ impl Open {
 
 impl Open {
     /// Takes the servers' answer for the task; returns whether the members have changed.
-    pub(crate) fn hear(&self, joined: &TaskMembership) -> bool {
+    pub(crate) fn apply_membership(&self, joined: &TaskMembership) -> bool {
         let version = self.snapshot.version();
         if joined.version != Some(version) {
             let told = joined.version.map(|version| version.to_string());

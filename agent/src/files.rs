@@ -11,7 +11,7 @@ use dl_runtime::spawn;
 use libdiesel::FilePlace;
 use libdiesel::agent::{Arena, FromAgent, Gauge, MemberId, NO_FILE, WantFiles};
 
-use crate::cache::{Cache, State, tell};
+use crate::cache::{Cache, State, send_answer};
 use crate::dataset::Open;
 use crate::peers::{FILES_BYTES_MAX, FILES_MAX, IncomingFiles, Link};
 
@@ -84,7 +84,7 @@ impl State {
             }
             let is_waiting = slot.is_none_or(|slot| one.pins.pin_for_reader(slot, id));
             if is_waiting {
-                tell(one, &FromAgent::HereFiles { id, offsets });
+                send_answer(one, &FromAgent::HereFiles { id, offsets });
             }
         }
         self.condemned.extend(slot);
@@ -92,17 +92,17 @@ impl State {
 
     /// Announces to workers without an order whether to request files without chunks. They do so
     /// when another agent's chunk could not be kept here.
-    pub(crate) fn tell_of_files(&mut self) {
+    pub(crate) fn announce_file_requests(&mut self) {
         let has_room = self.can_copy();
         let mut are_alone = false;
         for (number, one) in &self.connections {
             let has_peers =
                 || self.datasets.get(one.dataset).is_some_and(|open| open.peers.connected() > 0);
-            let is_alone = !has_room && !self.plans.reads(*number) && has_peers();
+            let is_alone = !has_room && !self.orders.reads(*number) && has_peers();
             one.pins.set(Gauge::FilesAlone, is_alone.into());
             are_alone |= is_alone;
         }
-        self.are_files_alone = are_alone;
+        self.has_file_requests = are_alone;
     }
 }
 

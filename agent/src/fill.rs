@@ -18,7 +18,7 @@ use libdiesel::{Error, FilePlace, Kind};
 
 use crate::cache::{Cache, Fetch, Filled, Origin};
 use crate::dataset::{ChunkKey, Open, chain};
-use crate::peers::{Got, Incoming};
+use crate::peers::{ChunkOutcome, Incoming};
 use crate::progress::Progress;
 
 /// Delay of the next fetch ahead after a fetch without an answer from any server.
@@ -93,7 +93,7 @@ fn start(cache: &Arc<Cache>, fetch: Fetch) {
         match filled {
             Ok(filled) => cache.state().filled(key, filled),
             Err(Failure::Final(why)) => {
-                tracing::warn!(dataset = open.name, chunk = key.chunk, why, "a chunk can't be had");
+                tracing::warn!(dataset = open.name, chunk = key.chunk, why, "fetch a chunk");
                 cache.state().lost(key, &why, true);
             }
             Err(Failure::Away(why)) => {
@@ -101,7 +101,7 @@ fn start(cache: &Arc<Cache>, fetch: Fetch) {
                     dataset = open.name,
                     chunk = key.chunk,
                     why,
-                    "no server gives a chunk"
+                    "fetch a chunk: no server answered"
                 );
                 cache.state().lost(key, &why, false);
                 SystemClock::new().sleep(PAUSE).await;
@@ -175,22 +175,16 @@ impl Wanted {
             let incoming = Incoming::new(Arc::clone(arena), self.slot, files, progress);
             let is_right = |right| self.hand_over_first(cache, right);
             match link.chunk(self.key.chunk, incoming, is_right).await {
-                Got::Whole => {
+                ChunkOutcome::Complete => {
                     let span = span_of(&self.files);
                     link.came((span.end - span.start).into());
                     return (self.files.len(), Origin::Peer);
                 }
-                Got::Elsewhere => {}
-                Got::Away => has_failed = true,
-                Got::Broken { right, why } => {
+                ChunkOutcome::Absent => {}
+                ChunkOutcome::Disconnected => has_failed = true,
+                ChunkOutcome::Failed { right, why } => {
                     let (dataset, chunk, peer) = (&open.name, self.key.chunk, &link.address);
-                    tracing::debug!(
-                        dataset,
-                        chunk,
-                        peer,
-                        why,
-                        "another agent did not give a chunk"
-                    );
+                    tracing::debug!(dataset, chunk, peer, why, "fetch a chunk from another agent");
                     return (right, Origin::ServersInstead);
                 }
             }

@@ -17,8 +17,8 @@ use tokio::sync::OnceCell;
 
 use crate::cache::Cache;
 use crate::dataset::{Open, chain};
-use crate::door::Door;
-use crate::peers::{Face, Identity, PeerConfig, Peers};
+use crate::peer_server::PeerListener;
+use crate::peers::{Identity, LocalAgent, PeerConfig, Peers};
 use crate::status;
 
 /// Interval between two calls while no server answers.
@@ -45,12 +45,12 @@ pub(crate) struct Member {
     task: TaskName,
     id: MemberId,
     config: PeerConfig,
-    entrance: OnceCell<Entrance>,
+    endpoint: OnceCell<Endpoint>,
 }
 
 /// The endpoint for other agents.
 #[derive(Debug, Default)]
-struct Entrance {
+struct Endpoint {
     /// Empty if closed to other agents.
     address: String,
     identity: Option<Arc<Identity>>,
@@ -61,24 +61,24 @@ impl Member {
     pub(crate) fn of(task: TaskName, config: PeerConfig) -> Self {
         let mut id = [0; 16];
         OsRandom.fill(&mut id);
-        Self { task, id: MemberId::from_bytes(id), config, entrance: OnceCell::new() }
+        Self { task, id: MemberId::from_bytes(id), config, endpoint: OnceCell::new() }
     }
 
     /// Opens the endpoint for other agents, unless already open.
-    pub(crate) async fn open_door(
+    pub(crate) async fn open_endpoint(
         &self,
         cache: &Arc<Cache>,
         servers: &[String],
         shutdown: &Shutdown,
     ) {
         let open = async || {
-            let entrance = self.open(cache, servers, shutdown).await;
-            entrance.inspect_err(|why| {
-                tracing::warn!(%why, "no other agent of the task can reach this one");
+            let endpoint = self.open(cache, servers, shutdown).await;
+            endpoint.inspect_err(|why| {
+                tracing::warn!(%why, "listen for other agents of the task: none can reach this agent");
             })
         };
         // A failed attempt is repeated with the next dataset.
-        let _ = self.entrance.get_or_try_init(open).await;
+        let _ = self.endpoint.get_or_try_init(open).await;
     }
 
     async fn open(
@@ -86,28 +86,28 @@ impl Member {
         cache: &Arc<Cache>,
         servers: &[String],
         shutdown: &Shutdown,
-    ) -> io::Result<Entrance> {
+    ) -> io::Result<Endpoint> {
         let door = match self.task.as_str().starts_with(OF_SESSION) {
             true => None,
-            false => Door::open(&self.config.address, servers).await?,
+            false => PeerListener::open(&self.config.address, servers).await?,
         };
-        let Some(door) = door else { return Ok(Entrance::default()) };
+        let Some(door) = door else { return Ok(Endpoint::default()) };
         let identity =
             self.config.tls.is_on(servers).then(Identity::new).transpose()?.map(Arc::new);
         let address = door.address.clone();
         spawn(door.serve(Arc::clone(cache), self.id, shutdown.clone()));
-        Ok(Entrance { address, identity })
+        Ok(Endpoint { address, identity })
     }
 
     /// The address for other agents; empty if closed to them.
     pub(crate) fn address(&self) -> &str {
-        self.entrance.get().map_or("", |entrance| &entrance.address)
+        self.endpoint.get().map_or("", |endpoint| &endpoint.address)
     }
 
     /// The other agents of a dataset, with an empty member list.
     pub(crate) fn peers(&self) -> Peers {
-        let identity = self.entrance.get().and_then(|entrance| entrance.identity.clone());
-        Peers::new(Face { me: self.id, is_open: !self.address().is_empty(), identity })
+        let identity = self.endpoint.get().and_then(|endpoint| endpoint.identity.clone());
+        Peers::new(LocalAgent { me: self.id, is_open: !self.address().is_empty(), identity })
     }
 
     fn request(&self, cache: &Cache, dataset: usize, open: &Open, leaving: bool) -> JoinTask {
@@ -121,7 +121,7 @@ impl Member {
 
     /// The request of a member before the version is known.
     fn first_request(&self, cache: &Cache, dataset: &Dataset) -> JoinTask {
-        let identity = self.entrance.get().and_then(|entrance| entrance.identity.as_ref());
+        let identity = self.endpoint.get().and_then(|endpoint| endpoint.identity.as_ref());
         let member = TaskMember {
             id: self.id,
             address: self.address().to_owned(),
@@ -145,7 +145,7 @@ impl Member {
             Ok(joined) => Some(joined),
             Err(why) => {
                 let why = chain(&why);
-                tracing::warn!(dataset = %dataset.info().name, why, "the servers tell no version of the task");
+                tracing::warn!(dataset = %dataset.info().name, why, "register for a dataset: the version of the task is unknown");
                 None
             }
         }
@@ -160,7 +160,7 @@ impl Member {
             let pause = match join_task(&open.dataset, request).await {
                 Ok(joined) => {
                     is_known = true;
-                    if open.hear(&joined) {
+                    if open.apply_membership(&joined) {
                         soon = SOON;
                         cache.state().owners_changed(dataset);
                         cache.moved.notify_one();
@@ -171,7 +171,7 @@ impl Member {
                 }
                 Err(why) => {
                     if std::mem::take(&mut is_known) {
-                        tracing::warn!(dataset = open.name, %why, "the servers don't know of the task");
+                        tracing::warn!(dataset = open.name, %why, "register for a dataset again");
                     }
                     AGAIN
                 }

@@ -15,9 +15,9 @@ use libdiesel::agent::{TaskName, accept};
 use tokio::io::unix::AsyncFd;
 
 use crate::cache::Cache;
-use crate::connection::Desk;
 use crate::member::Member;
 use crate::readiness::watch;
+use crate::worker_server::WorkerServer;
 use crate::{Budget, PeerConfig, Policy};
 
 /// Interval for following orders and retrying waits for memory.
@@ -68,19 +68,20 @@ pub async fn run(config: Config) -> io::Result<Ended> {
     let listener = watch(listener)?;
     let cache = Arc::new(Cache::new(policy, memory.0));
     let stop = Shutdown::new();
-    let desk = Arc::new(Desk::new(Arc::clone(&cache), stop.clone(), Member::of(task, peers)));
+    let server =
+        Arc::new(WorkerServer::new(Arc::clone(&cache), stop.clone(), Member::of(task, peers)));
     let clock = SystemClock::new();
     let driving = spawn(drive(Arc::clone(&cache)));
     let ended = tokio::select! {
-        failed = accept_all(&listener, &desk) => Err(failed),
+        failed = accept_all(&listener, &server) => Err(failed),
         () = shutdown.requested() => Ok(Ended::Stopped),
         () = stop.requested() => Ok(Ended::Stopped),
-        () = unneeded(&desk, idle, &clock) => Ok(Ended::Idle),
+        () = unneeded(&server, idle, &clock) => Ok(Ended::Idle),
     };
     driving.abort();
     // Tells other agents about the end.
     stop.request();
-    desk.member.leave(&cache).await;
+    server.member.leave(&cache).await;
     drop(lock);
     ended
 }
@@ -92,7 +93,7 @@ fn name_holder(lock: &File) -> io::Result<()> {
 }
 
 /// Accepts connections of processes until the listener fails.
-async fn accept_all(listener: &AsyncFd<OwnedFd>, desk: &Arc<Desk>) -> io::Error {
+async fn accept_all(listener: &AsyncFd<OwnedFd>, server: &Arc<WorkerServer>) -> io::Error {
     loop {
         let mut ready = match listener.readable().await {
             Ok(ready) => ready,
@@ -102,15 +103,15 @@ async fn accept_all(listener: &AsyncFd<OwnedFd>, desk: &Arc<Desk>) -> io::Error 
             Ok(Ok(socket)) => socket,
             Ok(Err(why)) => {
                 // For example when all descriptors are in use.
-                tracing::warn!(%why, "a worker is not let in");
+                tracing::warn!(%why, "accept a connection of a worker");
                 SystemClock::new().sleep(BEAT).await;
                 continue;
             }
             Err(_) => continue,
         };
-        let desk = Arc::clone(desk);
+        let server = Arc::clone(server);
         spawn(async move {
-            if let Err(why) = desk.serve(socket).await {
+            if let Err(why) = server.serve(socket).await {
                 tracing::debug!(%why, "a connection ended");
             }
         });
@@ -118,13 +119,13 @@ async fn accept_all(listener: &AsyncFd<OwnedFd>, desk: &Arc<Desk>) -> io::Error 
 }
 
 /// Completes after `idle` without a worker connection and without data sent to other agents.
-async fn unneeded(desk: &Desk, idle: Duration, clock: &dyn Clock) {
+async fn unneeded(server: &WorkerServer, idle: Duration, clock: &dyn Clock) {
     let (mut since, mut given) = (clock.monotonic(), 0);
     loop {
         clock.sleep(BEAT.min(idle)).await;
         let now = clock.monotonic();
-        let before = std::mem::replace(&mut given, desk.given());
-        if desk.is_needed() || given != before {
+        let before = std::mem::replace(&mut given, server.given());
+        if server.is_needed() || given != before {
             since = now;
         }
         if now.saturating_sub(since) >= idle {
@@ -138,7 +139,7 @@ async fn drive(cache: Arc<Cache>) {
     let clock = SystemClock::new();
     let mut next_beat = Duration::ZERO;
     loop {
-        let fetches = cache.state().turn();
+        let fetches = cache.state().retry_queue();
         fetches.into_iter().for_each(|fetch| cache.fetch(fetch));
         cache.fetch_ahead();
         let now = clock.monotonic();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use libdiesel::agent::Word;
 
-use crate::cache::{Held, State, Stay};
+use crate::cache::{ChunkState, Retention, State};
 use crate::dataset::{ChunkKey, Open};
 
 impl State {
@@ -37,18 +37,20 @@ impl State {
         }
         for _ in 0..self.passing.len() {
             let key = self.passing.pop_front()?;
-            let is_needed = key == wanted || self.plans.needs(key);
-            match self.held.get(&key) {
-                Some(Held::Full { slot, stay: Stay::Passing, .. }) if !is_needed => {
+            let is_needed = key == wanted || self.orders.needs(key);
+            match self.chunks.get(&key) {
+                Some(ChunkState::Full { slot, stay: Retention::Transient, .. }) if !is_needed => {
                     let slot = *slot;
                     if self.withdraw(key, slot) {
-                        self.held.remove(&key);
+                        self.chunks.remove(&key);
                         self.backlog.is_absent_again(key);
                         return Some(slot);
                     }
                     self.passing.push_back(key);
                 }
-                Some(Held::Full { stay: Stay::Passing, .. }) => self.passing.push_back(key),
+                Some(ChunkState::Full { stay: Retention::Transient, .. }) => {
+                    self.passing.push_back(key)
+                }
                 _ => {}
             }
         }
@@ -58,13 +60,13 @@ impl State {
         self.take_slot_of_late(wanted).or_else(|| self.take_slot_of_kept())
     }
 
-    /// An empty slot for a chunk to be kept, if need be the slot of a `Stay::Copy` chunk or of a
+    /// An empty slot for a chunk to be kept, if need be the slot of a `Retention::Copy` chunk or of a
     /// chunk needed late.
     pub(super) fn slot_for_kept(&mut self, key: ChunkKey) -> Option<u32> {
         if let Some(slot) = self.free_slot() {
             return Some(slot);
         }
-        self.let_pass(Stay::Copy);
+        self.demote(Retention::Copy);
         self.take_slot(key, false).or_else(|| self.take_slot_of_late(key))
     }
 
@@ -76,12 +78,12 @@ impl State {
         self.take_slot(ChunkKey { dataset: usize::MAX, chunk: u32::MAX }, false)
     }
 
-    /// The slot of a kept chunk without readers; `Stay::Copy` chunks go first. Called when views
+    /// The slot of a kept chunk without readers; `Retention::Copy` chunks go first. Called when views
     /// pin every other slot; a chunk in one of those slots is kept instead.
     fn take_slot_of_kept(&mut self) -> Option<u32> {
-        let kept = self.held.iter().filter_map(|(key, held)| match held {
-            Held::Full { slot, stay: stay @ (Stay::Kept | Stay::Copy), .. } => {
-                Some((*stay == Stay::Kept, *key, *slot))
+        let kept = self.chunks.iter().filter_map(|(key, held)| match held {
+            ChunkState::Full { slot, stay: stay @ (Retention::Kept | Retention::Copy), .. } => {
+                Some((*stay == Retention::Kept, *key, *slot))
             }
             _ => None,
         });
@@ -89,7 +91,7 @@ impl State {
         kept.sort_unstable();
         let (is_kept, key, slot) =
             kept.into_iter().find(|(_, key, slot)| self.withdraw(*key, *slot))?;
-        self.held.remove(&key);
+        self.chunks.remove(&key);
         self.staying_generation = self.staying_generation.wrapping_add(1);
         self.backlog.is_absent_again(key);
         if !is_kept {
@@ -98,8 +100,10 @@ impl State {
         }
         self.kept -= 1;
         let passing = self.passing.pop_front();
-        if let Some(Held::Full { stay, .. }) = passing.and_then(|key| self.held.get_mut(&key)) {
-            *stay = Stay::Kept;
+        if let Some(ChunkState::Full { stay, .. }) =
+            passing.and_then(|key| self.chunks.get_mut(&key))
+        {
+            *stay = Retention::Kept;
             self.kept += 1;
         }
         Some(slot)
@@ -107,16 +111,18 @@ impl State {
 
     /// The slot of the chunk needed last among the chunks without readers.
     fn take_slot_of_late(&mut self, wanted: ChunkKey) -> Option<u32> {
-        let lateness = self.plans.lateness();
+        let lateness = self.orders.lateness();
         let mut late: Vec<_> = self.passing.iter().filter(|key| **key != wanted).collect();
         late.sort_by_key(|key| Reverse(lateness.get(key).copied()));
         for key in late.into_iter().copied().collect::<Vec<_>>() {
-            let Some(Held::Full { slot, stay: Stay::Passing, .. }) = self.held.get(&key) else {
+            let Some(ChunkState::Full { slot, stay: Retention::Transient, .. }) =
+                self.chunks.get(&key)
+            else {
                 continue;
             };
             let slot = *slot;
             if self.withdraw(key, slot) {
-                self.held.remove(&key);
+                self.chunks.remove(&key);
                 self.passing.retain(|passing| *passing != key);
                 self.backlog.is_absent_again(key);
                 return Some(slot);
@@ -130,7 +136,7 @@ impl State {
         let Some(open) = self.datasets.get(key.dataset).map(Arc::clone) else { return false };
         open.table.withdraw(key.chunk);
         let is_pinned = self.connections.values().any(|connection| connection.pins.holds(slot));
-        if !is_pinned && !self.lent.holds(slot) {
+        if !is_pinned && !self.peer_pins.holds(slot) {
             return true;
         }
         self.show(&open, key, slot);

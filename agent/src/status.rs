@@ -5,7 +5,7 @@
 use libdiesel::agent::{Gauge, TaskCounters};
 use serde::{Deserialize, Serialize};
 
-use crate::cache::{Cache, Held, State};
+use crate::cache::{Cache, ChunkState, State};
 use crate::counts::Counts;
 use crate::dataset::ChunkKey;
 use crate::peers::PeerStatus;
@@ -168,32 +168,36 @@ pub(crate) fn text(cache: &Cache, peer_address: &str) -> String {
 pub(crate) fn counters(state: &State, dataset: usize) -> TaskCounters {
     let readers = state.connections.values().filter(|one| one.dataset == dataset);
     let sum = |gauge| readers.clone().map(|one| one.pins.get(gauge)).sum::<u64>();
-    let gone = state.counts.get(dataset).copied().unwrap_or_default();
-    let slot = state.arena.as_ref().map_or(0, |(arena, _)| u64::from(arena.shape().slot_bytes));
-    let held = state.held.keys().filter(|key| key.dataset == dataset).count() as u64;
+    let ended = state.counts.get(dataset).copied().unwrap_or_default();
+    let slot = slot_bytes(state);
+    let held = state.chunks.keys().filter(|key| key.dataset == dataset).count() as u64;
     let chunks = state.datasets.get(dataset).map_or(0, |open| open.snapshot.holders());
     TaskCounters {
-        hits: sum(Gauge::Hits) + gone.hits,
-        misses: sum(Gauge::Misses) + gone.misses,
-        chunks_from_servers: gone.chunks_from_servers,
-        bytes_from_servers: gone.bytes_from_servers,
+        hits: sum(Gauge::Hits) + ended.hits,
+        misses: sum(Gauge::Misses) + ended.misses,
+        chunks_from_servers: ended.chunks_from_servers,
+        bytes_from_servers: ended.bytes_from_servers,
         chunks: chunks.into(),
         chunks_present: present(state, dataset),
         memory_used: held * slot,
         workers: readers.count() as u32,
-        chunks_from_peers: gone.chunks_from_peers,
-        bytes_from_peers: gone.bytes_from_peers,
+        chunks_from_peers: ended.chunks_from_peers,
+        bytes_from_peers: ended.bytes_from_peers,
         peers: state.datasets.get(dataset).map_or(0, |open| open.peers.connected()),
     }
 }
 
-/// Chunks of a dataset in memory.
-fn present(state: &State, dataset: usize) -> u64 {
-    let of = state.held.iter().filter(|(key, _)| key.dataset == dataset);
-    of.filter(|(_, held)| matches!(held, Held::Full { .. })).count() as u64
+fn slot_bytes(state: &State) -> u64 {
+    state.arena.as_ref().map_or(0, |(arena, _)| arena.shape().slot_bytes.into())
 }
 
-fn of_datasets(state: &State) -> Vec<DatasetStatus> {
+/// Chunks of a dataset in memory.
+fn present(state: &State, dataset: usize) -> u64 {
+    let of = state.chunks.iter().filter(|(key, _)| key.dataset == dataset);
+    of.filter(|(_, held)| matches!(held, ChunkState::Full { .. })).count() as u64
+}
+
+fn datasets(state: &State) -> Vec<DatasetStatus> {
     let opens = state.datasets.iter().enumerate();
     let datasets = opens.map(|(number, open)| DatasetStatus {
         name: open.name.clone(),
@@ -205,11 +209,11 @@ fn of_datasets(state: &State) -> Vec<DatasetStatus> {
     datasets.collect()
 }
 
-fn of_orders(state: &State) -> Vec<OrderStatus> {
-    let orders = state.plans.followed().take(SHOWN_MAX).map(|order| {
+fn orders(state: &State) -> Vec<OrderStatus> {
+    let orders = state.orders.followed().take(SHOWN_MAX).map(|order| {
         let is_present = |chunk: &&u32| {
             let key = ChunkKey { dataset: order.dataset, chunk: **chunk };
-            matches!(state.held.get(&key), Some(Held::Full { .. }))
+            matches!(state.chunks.get(&key), Some(ChunkState::Full { .. }))
         };
         OrderStatus {
             dataset: state
@@ -228,17 +232,8 @@ fn of_orders(state: &State) -> Vec<OrderStatus> {
     orders.collect()
 }
 
-fn of(state: &State, policy: Policy, budget: u64, pages: Pages) -> Status {
-    let datasets = of_datasets(state);
-    let chunks = datasets.iter().map(|dataset| dataset.chunks).sum();
-    let present = datasets.iter().map(|dataset| dataset.chunks_present).sum();
-    let slot = state.arena.as_ref().map_or(0, |(arena, _)| u64::from(arena.shape().slot_bytes));
-    let gone = Counts::of_all(&state.counts);
-    let sum = |gauge, gone: u64| {
-        state.connections.values().map(|one| one.pins.get(gauge)).sum::<u64>() + gone
-    };
-    let positions = state.plans.positions();
-    let prefetch_waiting = state.backlog.waiting();
+fn workers(state: &State) -> Vec<WorkerStatus> {
+    let positions = state.orders.positions();
     let workers = state.connections.iter().take(SHOWN_MAX).map(|(number, one)| {
         let at = positions.get(number);
         let awaits = one.pins.get(Gauge::Awaited).checked_sub(1);
@@ -252,15 +247,32 @@ fn of(state: &State, policy: Policy, budget: u64, pages: Pages) -> Status {
             awaits_seconds: awaits.map(|_| seconds_since(since)),
         }
     });
-    let policy = match policy {
+    workers.collect()
+}
+
+fn policy_name(policy: Policy) -> &'static str {
+    match policy {
         Policy::OnDemand => "on-demand",
         Policy::OneShot => "oneshot",
         Policy::None => "none",
+    }
+}
+
+fn of(state: &State, policy: Policy, budget: u64, pages: Pages) -> Status {
+    let datasets = datasets(state);
+    let chunks = datasets.iter().map(|dataset| dataset.chunks).sum();
+    let present = datasets.iter().map(|dataset| dataset.chunks_present).sum();
+    let slot = slot_bytes(state);
+    let ended = Counts::of_all(&state.counts);
+    let sum = |gauge, ended: u64| {
+        state.connections.values().map(|one| one.pins.get(gauge)).sum::<u64>() + ended
     };
+    let prefetch_waiting = state.backlog.waiting();
+    let is_fetch = |chunk: &&ChunkState| matches!(chunk, ChunkState::Filling { .. });
     Status {
         pid: std::process::id(),
         datasets,
-        policy: policy.to_owned(),
+        policy: policy_name(policy).to_owned(),
         partial: present < chunks,
         memory_bytes: budget,
         memory_used: u64::from(state.used()) * slot,
@@ -268,30 +280,29 @@ fn of(state: &State, policy: Policy, budget: u64, pages: Pages) -> Status {
         chunks_present: present,
         chunks_kept: state.kept.into(),
         chunks_copied: state.copies.into(),
-        hits: sum(Gauge::Hits, gone.hits),
-        hit_bytes: sum(Gauge::HitBytes, gone.hit_bytes),
-        misses: sum(Gauge::Misses, gone.misses),
-        fallbacks: sum(Gauge::Fallbacks, gone.fallbacks),
-        fallback_bytes: sum(Gauge::FallbackBytes, gone.fallback_bytes),
-        chunks_from_servers: gone.chunks_from_servers,
-        bytes_from_servers: gone.bytes_from_servers,
-        chunks_from_peers: gone.chunks_from_peers,
-        bytes_from_peers: gone.bytes_from_peers,
-        chunks_to_peers: gone.chunks_to_peers,
-        files_from_peers: gone.files_from_peers,
-        files_to_peers: gone.files_to_peers,
-        failed_fetches: gone.failed_fetches,
-        fetches: state.held.values().filter(|held| matches!(held, Held::Filling { .. })).count()
-            as u64,
+        hits: sum(Gauge::Hits, ended.hits),
+        hit_bytes: sum(Gauge::HitBytes, ended.hit_bytes),
+        misses: sum(Gauge::Misses, ended.misses),
+        fallbacks: sum(Gauge::Fallbacks, ended.fallbacks),
+        fallback_bytes: sum(Gauge::FallbackBytes, ended.fallback_bytes),
+        chunks_from_servers: ended.chunks_from_servers,
+        bytes_from_servers: ended.bytes_from_servers,
+        chunks_from_peers: ended.chunks_from_peers,
+        bytes_from_peers: ended.bytes_from_peers,
+        chunks_to_peers: ended.chunks_to_peers,
+        files_from_peers: ended.files_from_peers,
+        files_to_peers: ended.files_to_peers,
+        failed_fetches: ended.failed_fetches,
+        fetches: state.chunks.values().filter(is_fetch).count() as u64,
         prefetch_waiting,
         prefetch_stuck: state.backlog.is_stuck && prefetch_waiting > 0,
         pages,
         peer_address: String::new(),
         peers: Vec::new(),
         peers_left_out: 0,
-        epochs: state.plans.epochs.all(),
-        orders: of_orders(state),
-        workers: workers.collect(),
+        epochs: state.orders.epochs.all(),
+        orders: orders(state),
+        workers: workers(state),
         workers_left_out: state.connections.len().saturating_sub(SHOWN_MAX) as u64,
         waits: waits::of(state),
         peer_waits: waits::of_peers(state),

@@ -9,7 +9,7 @@ use dl_runtime::since_boot;
 use libdiesel::agent::Gauge;
 use serde::{Deserialize, Serialize};
 
-use crate::cache::{Connection, Held, State};
+use crate::cache::{ChunkState, Connection, State};
 use crate::dataset::ChunkKey;
 
 /// Maximum of listed workers, waits and orders each.
@@ -75,19 +75,19 @@ pub struct PeerWait {
 
 /// All waiting agents.
 pub(crate) fn of_peers(state: &State) -> Vec<PeerWait> {
-    let waits = state.held.iter().flat_map(|(key, held)| {
-        let borrowers = match held {
-            Held::Filling { borrowers, .. } => &borrowers[..],
-            Held::Full { .. } => &[],
+    let waits = state.chunks.iter().flat_map(|(key, held)| {
+        let peer_waiters = match held {
+            ChunkState::Filling { peer_waiters, .. } => &peer_waiters[..],
+            ChunkState::Full { .. } => &[],
         };
-        borrowers.iter().map(|borrower| {
+        peer_waiters.iter().map(|peer_waiter| {
             let open = state.datasets.get(key.dataset);
-            let address = open.and_then(|open| open.peers.address_of(borrower.member));
+            let address = open.and_then(|open| open.peers.address_of(peer_waiter.member));
             PeerWait {
-                peer: address.unwrap_or_else(|| borrower.member.to_string()),
+                peer: address.unwrap_or_else(|| peer_waiter.member.to_string()),
                 dataset: open.map(|open| open.name.clone()).unwrap_or_default(),
                 chunk: key.chunk.into(),
-                seconds: seconds_since(borrower.since.as_millis() as u64),
+                seconds: seconds_since(peer_waiter.since.as_millis() as u64),
                 doing: doing_of(held),
             }
         })
@@ -98,11 +98,11 @@ pub(crate) fn of_peers(state: &State) -> Vec<PeerWait> {
 /// All waiting reads.
 pub(crate) fn of(state: &State) -> Vec<Wait> {
     let waits = state.connections.iter().flat_map(|(number, one)| {
-        let asked = told(one, Gauge::Awaited, Gauge::AwaitedSince).map(|(chunk, since)| {
+        let asked = awaited(one, Gauge::Awaited, Gauge::AwaitedSince).map(|(chunk, since)| {
             let doing = doing(state, *number, one.dataset, chunk);
             wait(state, one, chunk, since, doing)
         });
-        let elsewhere = told(one, Gauge::Elsewhere, Gauge::ElsewhereSince);
+        let elsewhere = awaited(one, Gauge::Elsewhere, Gauge::ElsewhereSince);
         let elsewhere =
             elsewhere.map(|(chunk, since)| wait(state, one, chunk, since, Doing::FromServers));
         asked.into_iter().chain(elsewhere)
@@ -118,7 +118,7 @@ pub(crate) fn seconds_since(milliseconds: u64) -> f64 {
 }
 
 /// The chunk and the start time in a pair of gauges.
-fn told(one: &Connection, chunk: Gauge, since: Gauge) -> Option<(u64, u64)> {
+fn awaited(one: &Connection, chunk: Gauge, since: Gauge) -> Option<(u64, u64)> {
     Some((one.pins.get(chunk).checked_sub(1)?, one.pins.get(since)))
 }
 
@@ -132,21 +132,21 @@ fn doing(state: &State, connection: u64, dataset: usize, chunk: u64) -> Doing {
     let Ok(chunk) = u32::try_from(chunk) else { return Doing::Nothing };
     let key = ChunkKey { dataset, chunk };
     let is_queued = state.queue.iter().any(|(of, one)| *of == key && one.connection == connection);
-    match state.held.get(&key) {
+    match state.chunks.get(&key) {
         _ if is_queued => Doing::NoSlot,
         Some(held) => doing_of(held),
         None => Doing::Nothing,
     }
 }
 
-fn doing_of(held: &Held) -> Doing {
+fn doing_of(held: &ChunkState) -> Doing {
     match held {
-        Held::Filling { progress, .. } => Doing::Fetching {
+        ChunkState::Filling { progress, .. } => Doing::Fetching {
             peer: progress.peer(),
             bytes: progress.bytes.load(Ordering::Relaxed),
             length: progress.length.load(Ordering::Relaxed),
             fetch_seconds: seconds_since(progress.since.as_millis() as u64),
         },
-        Held::Full { .. } => Doing::Answered,
+        ChunkState::Full { .. } => Doing::Answered,
     }
 }

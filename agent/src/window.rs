@@ -35,21 +35,21 @@ pub(crate) struct Window {
     /// Chunks of the largest group up to now.
     pub(crate) largest: u32,
     /// Position of a fill beyond the groups.
-    far: Option<Far>,
+    far: Option<FarCursor>,
     /// Epoch and number of chunks of each group passed by all readers.
     passed: Vec<(u64, u64)>,
 }
 
 /// Chunks of groups beyond the window.
 #[derive(Debug)]
-struct Far {
+struct FarCursor {
     cursor: Cursor,
     chunks: VecDeque<u32>,
 }
 
 /// The position of a reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct At {
+pub(crate) struct Position {
     pub(crate) epoch: u64,
     pub(crate) position: u64,
 }
@@ -85,9 +85,10 @@ impl Window {
     /// The next unsettled chunk of the epoch, in the order of first need. Settled chunks are
     /// checked only once.
     pub(crate) fn beyond(&mut self, is_settled: impl Fn(u32) -> bool) -> Option<u32> {
-        let Far { cursor, chunks } = self
-            .far
-            .get_or_insert_with(|| Far { cursor: self.cursor.clone(), chunks: VecDeque::new() });
+        let FarCursor { cursor, chunks } = self.far.get_or_insert_with(|| FarCursor {
+            cursor: self.cursor.clone(),
+            chunks: VecDeque::new(),
+        });
         loop {
             while let Some(chunk) = chunks.front() {
                 if !is_settled(*chunk) {
@@ -117,7 +118,7 @@ impl Window {
     }
 
     /// Whether a position lies in one of the groups.
-    pub(crate) fn holds(&self, at: At) -> bool {
+    pub(crate) fn holds(&self, at: Position) -> bool {
         self.groups
             .iter()
             .any(|group| group.epoch == at.epoch && group.positions.contains(&at.position))
@@ -125,7 +126,7 @@ impl Window {
 
     /// Follows the readers: the slowest reader decides which groups leave, the fastest which groups
     /// come.
-    pub(crate) fn follow(&mut self, slowest: At, fastest: At) {
+    pub(crate) fn follow(&mut self, slowest: Position, fastest: Position) {
         let is_behind =
             |group: &Group| (group.epoch, group.positions.end) <= (slowest.epoch, slowest.position);
         let mut has_changed = false;
@@ -170,9 +171,12 @@ impl Window {
 
     /// The lateness of each chunk: the later the need, the larger the number. Groups needed only by
     /// readers behind the fastest reader come last.
-    pub(crate) fn lateness(&self, fastest: Option<At>) -> impl Iterator<Item = (u32, usize)> + '_ {
+    pub(crate) fn lateness(
+        &self,
+        fastest: Option<Position>,
+    ) -> impl Iterator<Item = (u32, usize)> + '_ {
         let is_behind = move |group: &Group| {
-            let end = At { epoch: group.epoch, position: group.positions.end };
+            let end = Position { epoch: group.epoch, position: group.positions.end };
             fastest.is_some_and(|fastest| end <= fastest)
         };
         let chunks =

@@ -69,7 +69,7 @@ impl Request {
             (3, number, count, 0) if (1..=FILES_MAX as u32).contains(&count) => {
                 Ok(Self::Files { number, count })
             }
-            _ => Err(no_sense()),
+            _ => Err(invalid_message()),
         }
     }
 }
@@ -102,13 +102,13 @@ impl Answer {
             (5, generation, can_keep @ (0 | 1), length) if length <= KEPT_MAX as u32 => {
                 Ok(Self::Kept { generation, can_keep: can_keep == 1, length })
             }
-            _ => Err(no_sense()),
+            _ => Err(invalid_message()),
         }
     }
 }
 
-pub(crate) fn no_sense() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "the other agent says what makes no sense")
+pub(crate) fn invalid_message() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the other agent sent an invalid message")
 }
 
 fn head(kind: u32, number: u32, one: u32, other: u32) -> [u8; HEAD] {
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_is_heard_and_other_bytes_are_refused() {
+    fn messages_round_trip_and_invalid_bytes_are_refused() {
         let request = Request::Chunk { number: 7, chunk: u32::MAX };
         let files = Request::Files { number: 7, count: FILES_MAX as u32 };
         for request in [request, files, Request::Kept { generation: 8 }] {

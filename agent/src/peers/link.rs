@@ -18,9 +18,9 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore, mpsc};
 
-use super::frame::{Answer, COMES, HEAD, REQUESTS_MAX, Request, no_sense};
-use super::handshake::{self, Circle};
-use super::line::{Event, Kept, Line, Pending, Phase};
+use super::frame::{Answer, COMES, HEAD, REQUESTS_MAX, Request, invalid_message};
+use super::handshake::{self, JobKey};
+use super::link_state::{Event, Kept, LinkState, Pending, Phase};
 use super::tls::{Fingerprint, Identity, Reader, Writer};
 
 /// Maximum of concurrent chunk transfers.
@@ -43,9 +43,9 @@ const SILENCE: Duration = Duration::from_secs(3);
 
 /// The configuration of a link.
 #[derive(Debug)]
-pub(super) struct Way {
+pub(super) struct LinkConfig {
     /// The current key: the servers give another secret after forgetting the job.
-    pub(super) circle: Arc<Mutex<Option<Circle>>>,
+    pub(super) key: Arc<Mutex<Option<JobKey>>>,
     /// The id of this agent.
     pub(super) me: MemberId,
     /// The key of this agent, if it uses TLS.
@@ -59,7 +59,7 @@ pub(super) struct Way {
 pub(crate) struct Link {
     pub(crate) member: MemberId,
     pub(crate) address: String,
-    line: Mutex<Line>,
+    state: Mutex<LinkState>,
     pub(super) transfers: Semaphore,
     /// Permits for unanswered requests.
     pub(super) open: Semaphore,
@@ -84,7 +84,7 @@ impl Link {
         Self {
             member,
             address,
-            line: Mutex::new(Line::new()),
+            state: Mutex::new(LinkState::new()),
             transfers: Semaphore::new(TRANSFERS),
             open: Semaphore::new(OPEN_MAX),
             tried: Notify::new(),
@@ -92,21 +92,21 @@ impl Link {
         }
     }
 
-    pub(super) fn line(&self) -> MutexGuard<'_, Line> {
-        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn state(&self) -> MutexGuard<'_, LinkState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The state of the link, and the time of the last change.
     pub(crate) fn phase(&self) -> (Phase, Duration) {
-        let line = self.line();
-        (line.phase.clone(), line.since)
+        let state = self.state();
+        (state.phase.clone(), state.since)
     }
 
     /// Whether the other agent keeps a chunk, and whether it has room for more.
     pub(crate) fn keeps(&self, chunk: u32) -> (bool, bool) {
-        let line = self.line();
-        let can_keep = line.kept.can_keep && since_boot() >= line.avoided_until;
-        (line.kept.holds(chunk), can_keep)
+        let state = self.state();
+        let can_keep = state.kept.can_keep && since_boot() >= state.avoided_until;
+        (state.kept.holds(chunk), can_keep)
     }
 
     /// Waits until the first attempt to connect has ended, including the first list of kept chunks.
@@ -120,11 +120,11 @@ impl Link {
 
     /// The usual time of a chunk, if known.
     pub(crate) fn usual(&self) -> Option<Duration> {
-        self.line().usual()
+        self.state().usual()
     }
 
     /// Connects and serves repeatedly, until aborted by the last owner of the link.
-    async fn stay(self: Arc<Self>, way: Way) {
+    async fn stay(self: Arc<Self>, way: LinkConfig) {
         let clock = SystemClock::new();
         let mut pause = AGAIN_MIN;
         loop {
@@ -141,25 +141,25 @@ impl Link {
         }
     }
 
-    async fn connect(&self, way: &Way) -> io::Result<(Reader, Writer)> {
+    async fn connect(&self, way: &LinkConfig) -> io::Result<(Reader, Writer)> {
         let connecting = async {
             let both = match (&way.identity, way.fingerprint) {
                 (Some(identity), Some(fingerprint)) => Some((identity, fingerprint)),
                 (None, None) => None,
                 (Some(_), None) => {
-                    return Err(io::Error::other("it speaks no TLS; this agent does"));
+                    return Err(io::Error::other("the other agent uses no TLS, this agent does"));
                 }
                 (None, Some(_)) => {
-                    return Err(io::Error::other("it speaks TLS; this agent does not"));
+                    return Err(io::Error::other("the other agent uses TLS, this agent does not"));
                 }
             };
             let mut stream = TcpStream::connect(&self.address).await?;
             stream.set_nodelay(true)?;
-            let circle = way.circle.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let circle = circle.ok_or(io::ErrorKind::NotConnected)?;
-            handshake::call(&mut stream, &circle, way.me, self.member).await?;
+            let key = way.key.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let key = key.ok_or(io::ErrorKind::NotConnected)?;
+            handshake::prove(&mut stream, &key, way.me, self.member).await?;
             match both {
-                Some((identity, fingerprint)) => identity.call(stream, fingerprint).await,
+                Some((identity, fingerprint)) => identity.connect(stream, fingerprint).await,
                 None => {
                     let (read, write) = stream.into_split();
                     Ok((Box::new(read) as Reader, Box::new(write) as Writer))
@@ -178,12 +178,12 @@ impl Link {
     async fn talk(&self, read: Reader, write: Writer) -> io::Error {
         let (asks, asked) = mpsc::channel(64);
         {
-            let mut line = self.line();
-            line.asks = Some(asks.clone());
-            (line.heard, line.kept) = (since_boot(), Kept::default());
+            let mut state = self.state();
+            state.asks = Some(asks.clone());
+            (state.heard, state.kept) = (since_boot(), Kept::default());
         }
         tokio::select! {
-            ended = self.listen(read) => ended.err().unwrap_or_else(no_sense),
+            ended = self.listen(read) => ended.err().unwrap_or_else(invalid_message),
             why = send(write, asked) => why,
             why = self.look(asks) => why,
         }
@@ -192,29 +192,29 @@ impl Link {
     /// Requests the list of kept chunks repeatedly, until the other agent falls silent.
     async fn look(&self, asks: mpsc::Sender<Bytes>) -> io::Error {
         loop {
-            let generation = self.line().kept.generation;
+            let generation = self.state().kept.generation;
             let request = Bytes::copy_from_slice(&Request::Kept { generation }.to_bytes());
             if asks.send(request).await.is_err() {
                 return io::ErrorKind::BrokenPipe.into();
             }
             SystemClock::new().sleep(LOOK).await;
-            if since_boot().saturating_sub(self.line().heard) > SILENCE {
-                return io::Error::new(io::ErrorKind::TimedOut, "it gives no sign of life");
+            if since_boot().saturating_sub(self.state().heard) > SILENCE {
+                return io::Error::new(io::ErrorKind::TimedOut, "no sign of life for 3 seconds");
             }
         }
     }
 
     /// Takes the list of kept chunks; from now on the link is up.
-    async fn hear_kept(&self, read: &mut Reader, mut told: Kept, length: u32) -> io::Result<()> {
+    async fn receive_kept(&self, read: &mut Reader, mut told: Kept, length: u32) -> io::Result<()> {
         told.bits = vec![0; length as usize];
         read.read_exact(&mut told.bits).await?;
-        let mut line = self.line();
+        let mut state = self.state();
         if length > 0 {
-            line.kept.bits = told.bits;
+            state.kept.bits = told.bits;
         }
-        (line.kept.generation, line.kept.can_keep) = (told.generation, told.can_keep);
-        if line.phase != Phase::Up {
-            line.turn(Phase::Up);
+        (state.kept.generation, state.kept.can_keep) = (told.generation, told.can_keep);
+        if state.phase != Phase::Up {
+            state.turn(Phase::Up);
             self.tried.notify_waiters();
         }
         Ok(())
@@ -223,11 +223,11 @@ impl Link {
     /// Ends the connection and all its open requests.
     fn end(&self, why: &io::Error) {
         {
-            let mut line = self.line();
-            line.asks = None;
-            line.pending.clear();
-            if line.phase != Phase::Gone {
-                line.turn(Phase::Down(why.to_string()));
+            let mut state = self.state();
+            state.asks = None;
+            state.pending.clear();
+            if state.phase != Phase::Gone {
+                state.turn(Phase::Down(why.to_string()));
             }
         }
         tracing::debug!(peer = self.address, %why, "no connection to another agent");
@@ -239,25 +239,25 @@ impl Link {
         loop {
             let mut head = [0; HEAD];
             read.read_exact(&mut head).await?;
-            self.line().heard = since_boot();
+            self.state().heard = since_boot();
             match Answer::from_bytes(head)? {
                 Answer::Piece { number, offset, length } => {
-                    self.line().expect(number, offset, length)?;
+                    self.state().expect(number, offset, length)?;
                     self.take(&mut read, number, length as usize, &mut rest).await?;
                 }
                 Answer::Files { number, length } => {
                     let mut comes = [0; COMES];
                     read.read_exact(&mut comes).await?;
-                    self.line().begin_files(number, length, &comes)?;
+                    self.state().begin_files(number, length, &comes)?;
                     self.take(&mut read, number, length as usize, &mut rest).await?;
                 }
-                Answer::Wait { number } => self.line().tell(number, Event::Wait),
-                Answer::ReadElsewhere { number } => self.line().elsewhere(number)?,
+                Answer::Wait { number } => self.state().tell(number, Event::Wait),
+                Answer::ReadElsewhere { number } => self.state().elsewhere(number)?,
                 Answer::Kept { generation, can_keep, length } => {
                     let told = Kept { generation, can_keep, bits: Vec::new() };
-                    self.hear_kept(&mut read, told, length).await?;
+                    self.receive_kept(&mut read, told, length).await?;
                 }
-                Answer::Goodbye => self.line().turn(Phase::Gone),
+                Answer::Goodbye => self.state().turn(Phase::Gone),
             }
         }
     }
@@ -277,7 +277,7 @@ impl Link {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             left -= came;
-            self.line().check(number);
+            self.state().check(number);
         }
         Ok(())
     }
@@ -298,14 +298,14 @@ impl Link {
             let came = buffer.filled().len();
             (polled.map_ok(|()| came), came)
         };
-        let mut line = self.line();
-        match line.pending.get_mut(&number).and_then(Pending::coming) {
+        let mut state = self.state();
+        match state.pending.get_mut(&number).and_then(Pending::coming) {
             Some(incoming) => {
                 let polled = incoming.take(left, poll);
-                polled.unwrap_or_else(|| Poll::Ready(Err(no_sense())))
+                polled.unwrap_or_else(|| Poll::Ready(Err(invalid_message())))
             }
             None => {
-                drop(line);
+                drop(state);
                 rest.resize(left.min(64 << 10), 0);
                 poll(rest).0
             }
@@ -326,20 +326,20 @@ async fn send(mut write: Writer, mut asked: mpsc::Receiver<Bytes>) -> io::Error 
 
 /// Runs a link for the lifetime of the handle.
 #[derive(Debug)]
-pub(crate) struct Staying {
+pub(crate) struct LinkTask {
     pub(crate) link: Arc<Link>,
     task: tokio::task::JoinHandle<()>,
 }
 
-impl Staying {
-    pub(super) fn new(member: MemberId, address: String, way: Way) -> Self {
+impl LinkTask {
+    pub(super) fn new(member: MemberId, address: String, way: LinkConfig) -> Self {
         let link = Arc::new(Link::new(member, address));
         let task = spawn(Arc::clone(&link).stay(way));
         Self { link, task }
     }
 }
 
-impl Drop for Staying {
+impl Drop for LinkTask {
     fn drop(&mut self) {
         self.task.abort();
         self.link.end(&io::ErrorKind::NotConnected.into());

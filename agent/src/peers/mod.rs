@@ -9,8 +9,8 @@ mod ask;
 pub(crate) mod frame;
 pub(crate) mod handshake;
 mod incoming;
-mod line;
 mod link;
+mod link_state;
 mod owners;
 mod status;
 pub(crate) mod tls;
@@ -27,13 +27,13 @@ use libdiesel::agent::{DatasetId, MemberId, TaskMember, TaskMembership, Version}
 use tokio::sync::Notify;
 
 pub use address::{InvalidPeerAddress, PeerAddress, PeerConfig, PeerTls};
-pub(crate) use ask::Got;
+pub(crate) use ask::ChunkOutcome;
 pub(crate) use frame::{FILES_BYTES_MAX, FILES_MAX};
-pub(crate) use handshake::Circle;
+pub(crate) use handshake::JobKey;
 pub(crate) use incoming::{Incoming, IncomingFiles};
-pub(crate) use line::Phase;
 pub(crate) use link::Link;
-use link::{Staying, Way};
+use link::{LinkConfig, LinkTask};
+pub(crate) use link_state::Phase;
 pub(crate) use owners::Owners;
 pub use status::PeerStatus;
 pub(crate) use tls::Identity;
@@ -52,7 +52,7 @@ const ASKED_MAX: usize = 3;
 
 /// The identity of this agent towards others.
 #[derive(Debug, Clone)]
-pub(crate) struct Face {
+pub(crate) struct LocalAgent {
     pub(crate) me: MemberId,
     /// Whether it communicates with other agents at all.
     pub(crate) is_open: bool,
@@ -63,7 +63,7 @@ pub(crate) struct Face {
 /// The agents of one job that read one version of a dataset.
 #[derive(Debug)]
 pub(crate) struct Peers {
-    face: Face,
+    local: LocalAgent,
     group: Mutex<Group>,
     /// Notified when an unknown member connects.
     pub(crate) changed: Notify,
@@ -73,7 +73,7 @@ pub(crate) struct Peers {
 #[derive(Default)]
 struct Group {
     /// The key for handshakes; none until the servers have answered.
-    circle: Arc<Mutex<Option<Circle>>>,
+    key: Arc<Mutex<Option<JobKey>>>,
     /// The version of the member list, and the secret, as received.
     told: Option<([u8; 16], Bytes)>,
     members: BTreeMap<MemberId, TaskMember>,
@@ -83,15 +83,15 @@ struct Group {
     /// All members able to serve, and the reachable part of them.
     all: Owners,
     owners: Arc<Owners>,
-    links: BTreeMap<MemberId, Staying>,
+    links: BTreeMap<MemberId, LinkTask>,
 }
 
 impl Group {
     /// Recomputes the owners of chunks; returns whether they have changed.
-    fn settle(&mut self, face: &Face) -> bool {
+    fn settle(&mut self, local: &LocalAgent) -> bool {
         let can_give = |id: &MemberId| {
             let link = self.links.get(id).map(|kept| kept.link.phase().0);
-            *id == face.me || matches!(link, Some(Phase::Connecting | Phase::Up))
+            *id == local.me || matches!(link, Some(Phase::Connecting | Phase::Up))
         };
         let owners = Owners::of(self.members.values().filter(|member| can_give(&member.id)));
         let has_changed = !owners.ids().eq(self.owners.ids());
@@ -118,8 +118,8 @@ pub(crate) struct Sources {
 
 impl Peers {
     /// With an empty member list.
-    pub(crate) fn new(face: Face) -> Self {
-        Self { face, group: Mutex::default(), changed: Notify::new() }
+    pub(crate) fn new(local: LocalAgent) -> Self {
+        Self { local, group: Mutex::default(), changed: Notify::new() }
     }
 
     fn group(&self) -> MutexGuard<'_, Group> {
@@ -133,10 +133,10 @@ impl Peers {
         version: Version,
         joined: &TaskMembership,
     ) -> bool {
-        let Face { me, is_open, identity } = &self.face;
+        let LocalAgent { me, is_open, identity } = &self.local;
         let told = (joined.members_version(), joined.secret.clone());
         let mut group = self.group();
-        let is_up = |link: &Staying| link.link.phase().0 == Phase::Up;
+        let is_up = |link: &LinkTask| link.link.phase().0 == Phase::Up;
         let are_there =
             group.unnamed.iter().all(|member| group.links.get(member).is_some_and(is_up));
         if group.told.as_ref() == Some(&told) && are_there {
@@ -152,35 +152,36 @@ impl Peers {
         let rest = unnamed.iter().filter_map(|id| Some((*id, group.members.get(id)?.clone())));
         members.extend(rest.collect::<Vec<_>>());
         let has_secret = *is_open && joined.secret.len() == SECRET;
-        let circle = has_secret.then(|| Circle::new(&joined.secret, dataset, version));
-        *group.circle.lock().unwrap_or_else(PoisonError::into_inner) = circle;
+        let key = has_secret.then(|| JobKey::new(&joined.secret, dataset, version));
+        *group.key.lock().unwrap_or_else(PoisonError::into_inner) = key;
         let mut links = std::mem::take(&mut group.links);
         let can_serve =
             |member: &&TaskMember| member.id == *me || *is_open && !member.address.is_empty();
         for member in members.values().filter(can_serve).filter(|member| member.id != *me) {
             let kept = links.remove(&member.id).filter(|kept| kept.link.address == member.address);
             let kept = kept.unwrap_or_else(|| {
-                let (circle, identity) = (Arc::clone(&group.circle), identity.clone());
-                let way = Way { circle, me: *me, identity, fingerprint: member.key_fingerprint };
-                Staying::new(member.id, member.address.clone(), way)
+                let (key, identity) = (Arc::clone(&group.key), identity.clone());
+                let way =
+                    LinkConfig { key, me: *me, identity, fingerprint: member.key_fingerprint };
+                LinkTask::new(member.id, member.address.clone(), way)
             });
             group.links.insert(member.id, kept);
         }
         group.all = Owners::of(members.values().filter(can_serve));
         (group.members, group.unnamed, group.told) = (members, unnamed, Some(told));
-        group.settle(&self.face);
+        group.settle(&self.local);
         true
     }
 
     /// Checks the connections: the chunks of an unreachable member belong to others. Returns
     /// whether the owners have changed.
     pub(crate) fn look(&self) -> bool {
-        self.group().settle(&self.face)
+        self.group().settle(&self.local)
     }
 
     /// The key for handshakes.
-    pub(crate) fn circle(&self) -> Option<Circle> {
-        self.group().circle.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(crate) fn key(&self) -> Option<JobKey> {
+        self.group().key.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The certificate of a member, if it has one; none for an unknown member.
@@ -190,13 +191,13 @@ impl Peers {
 
     /// The key of this agent, if it uses TLS.
     pub(crate) fn identity(&self) -> Option<Arc<Identity>> {
-        self.face.identity.clone()
+        self.local.identity.clone()
     }
 
     /// Whether this agent owns a chunk; true for all chunks while no member is known.
     pub(crate) fn owns(&self, chunk: u32) -> bool {
         let owners = Arc::clone(&self.group().owners);
-        owners.owner(chunk).is_none_or(|owner| owner == self.face.me)
+        owners.owner(chunk).is_none_or(|owner| owner == self.local.me)
     }
 
     /// Whether another member owns and keeps a chunk.
@@ -225,7 +226,7 @@ impl Peers {
         let of = |member| group.links.get(&member).map(|kept| &kept.link).filter(is_up);
         let (mut holders, mut others, mut is_mine) = (Vec::new(), Vec::new(), false);
         for member in group.all.ranking(chunk) {
-            if member == self.face.me {
+            if member == self.local.me {
                 is_mine = can_keep;
             } else if let Some(link) = of(member) {
                 match link.keeps(chunk) {
@@ -282,7 +283,7 @@ impl Peers {
         if owned.is_empty() {
             chunks.into()
         } else {
-            owned.get(&self.face.me).copied().unwrap_or(0)
+            owned.get(&self.local.me).copied().unwrap_or(0)
         }
     }
 }

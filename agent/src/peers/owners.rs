@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_leaves_moves_only_what_it_owned_to_the_next_in_rank() {
+    fn a_leaving_member_moves_only_its_chunks_to_the_next_in_rank() {
         let members: Vec<_> = (1..=5).map(|number| member(number, u64::from(number))).collect();
         let (all, rest) = (Owners::of(&members), Owners::of(members.iter().skip(1)));
         for chunk in 0..CHUNKS {

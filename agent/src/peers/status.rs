@@ -9,8 +9,8 @@ use dl_runtime::since_boot;
 use libdiesel::agent::MemberId;
 use serde::{Deserialize, Serialize};
 
-use super::line::Phase;
 use super::link::Link;
+use super::link_state::Phase;
 
 /// Another agent of the job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -62,7 +62,7 @@ impl Identity {
     }
 
     /// Encrypts a connection to a member with a known certificate.
-    pub(crate) async fn call(
+    pub(crate) async fn connect(
         &self,
         stream: TcpStream,
         called: Fingerprint,
@@ -71,7 +71,7 @@ impl Identity {
             .with_protocol_versions(&[&TLS13])
             .map_err(io::Error::other)?
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(self.only(called)))
+            .with_custom_certificate_verifier(Arc::new(self.pinned(called)))
             .with_client_auth_cert(vec![self.certificate.clone()], self.key.clone_key())
             .map_err(io::Error::other)?;
         let name = ServerName::try_from(NAME).map_err(io::Error::other)?;
@@ -81,7 +81,7 @@ impl Identity {
     }
 
     /// Encrypts a connection from a member with a known certificate.
-    pub(crate) async fn hear(
+    pub(crate) async fn accept(
         &self,
         stream: TcpStream,
         caller: Fingerprint,
@@ -89,7 +89,7 @@ impl Identity {
         let config = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_protocol_versions(&[&TLS13])
             .map_err(io::Error::other)?
-            .with_client_cert_verifier(Arc::new(self.only(caller)))
+            .with_client_cert_verifier(Arc::new(self.pinned(caller)))
             .with_single_cert(vec![self.certificate.clone()], self.key.clone_key())
             .map_err(io::Error::other)?;
         let stream = TlsAcceptor::from(Arc::new(config)).accept(stream).await?;
@@ -97,8 +97,8 @@ impl Identity {
         Ok((Box::new(read), Box::new(write)))
     }
 
-    fn only(&self, fingerprint: Fingerprint) -> Only {
-        Only { fingerprint, provider: Arc::clone(&self.provider) }
+    fn pinned(&self, fingerprint: Fingerprint) -> PinnedCertificate {
+        PinnedCertificate { fingerprint, provider: Arc::clone(&self.provider) }
     }
 }
 
@@ -109,12 +109,12 @@ fn fingerprint_of(certificate: &CertificateDer<'_>) -> Fingerprint {
 
 /// Trusts only one certificate.
 #[derive(Debug)]
-struct Only {
+struct PinnedCertificate {
     fingerprint: Fingerprint,
     provider: Arc<CryptoProvider>,
 }
 
-impl Only {
+impl PinnedCertificate {
     fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), Error> {
         if fingerprint_of(certificate) == self.fingerprint {
             return Ok(());
@@ -147,7 +147,7 @@ impl Only {
     }
 }
 
-impl ServerCertVerifier for Only {
+impl ServerCertVerifier for PinnedCertificate {
     fn verify_server_cert(
         &self,
         certificate: &CertificateDer<'_>,
@@ -182,7 +182,7 @@ impl ServerCertVerifier for Only {
     }
 }
 
-impl ClientCertVerifier for Only {
+impl ClientCertVerifier for PinnedCertificate {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -234,14 +234,14 @@ mod tests {
         let calling = TcpStream::connect(listener.local_addr().unwrap());
         let (calling, heard) = tokio::join!(calling, listener.accept());
         let say = async {
-            if let Ok((_, mut write)) = caller.call(calling.unwrap(), of_called).await {
+            if let Ok((_, mut write)) = caller.connect(calling.unwrap(), of_called).await {
                 let _ = write.write_all(b"hello").await;
                 let _ = write.shutdown().await;
             }
         };
         let hear = async {
             let mut text = Vec::new();
-            if let Ok((mut read, _)) = called.hear(heard.unwrap().0, of_caller).await {
+            if let Ok((mut read, _)) = called.accept(heard.unwrap().0, of_caller).await {
                 let _ = read.read_to_end(&mut text).await;
             }
             text
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn two_ends_that_know_each_other_talk_and_no_others() {
+    async fn only_ends_with_known_certificates_connect() {
         let right = talk(|caller, called| (called.fingerprint, caller.fingerprint)).await;
         assert_eq!(right, b"hello");
         let wrong_called = talk(|caller, _| (caller.fingerprint, caller.fingerprint)).await;

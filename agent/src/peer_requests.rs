@@ -9,82 +9,82 @@ use libdiesel::FilePlace;
 use libdiesel::agent::MemberId;
 use tokio::sync::oneshot;
 
-use crate::cache::{Cache, Fetch, Held, State, Stay};
+use crate::cache::{Cache, ChunkState, Fetch, Retention, State};
 use crate::dataset::ChunkKey;
-use crate::lent::{Asked, Borrower, Lent};
+use crate::peer_pins::{ChunkReply, PeerWaiter, PinnedFiles};
 use crate::peers::FILES_BYTES_MAX;
 
 impl Cache {
     /// Pins a chunk for another agent, or starts its fetch.
-    pub(crate) fn lend(self: &Arc<Self>, key: ChunkKey, member: MemberId) -> Asked {
-        let (asked, fetch) = self.state().ask(key, member);
+    pub(crate) fn reply_to_peer(self: &Arc<Self>, key: ChunkKey, member: MemberId) -> ChunkReply {
+        let (reply, fetch) = self.state().reply_to_peer(key, member);
         fetch.into_iter().for_each(|fetch| self.fetch(fetch));
-        asked
+        reply
     }
 }
 
 impl State {
-    fn ask(&mut self, key: ChunkKey, member: MemberId) -> (Asked, Option<Fetch>) {
+    fn reply_to_peer(&mut self, key: ChunkKey, member: MemberId) -> (ChunkReply, Option<Fetch>) {
         if !self.has(key) {
-            return (Asked::Elsewhere, None);
+            return (ChunkReply::Elsewhere, None);
         }
-        let (sender, coming) = oneshot::channel();
-        let borrower = Borrower { sender, member, since: since_boot() };
+        let (sender, receiver) = oneshot::channel();
+        let peer_waiter = PeerWaiter { sender, member, since: since_boot() };
         let can_keep = self.can_keep();
-        match self.held.get_mut(&key) {
-            Some(Held::Full { slot, span, .. }) => {
+        match self.chunks.get_mut(&key) {
+            Some(ChunkState::Full { slot, span, .. }) => {
                 let (slot, span) = (*slot, *span);
-                let lent = self.lend_slot(key.dataset, slot, span);
-                (lent.map_or(Asked::Elsewhere, Asked::Here), None)
+                let pinned = self.pin_chunk(key.dataset, slot, span);
+                (pinned.map_or(ChunkReply::Elsewhere, ChunkReply::Here), None)
             }
-            Some(Held::Filling { progress, .. }) if !progress.is_of_servers() => {
-                (Asked::Elsewhere, None)
+            Some(ChunkState::Filling { progress, .. }) if !progress.is_of_servers() => {
+                (ChunkReply::Elsewhere, None)
             }
-            Some(Held::Filling { borrowers, .. }) => {
-                borrowers.push(borrower);
-                (Asked::Coming(coming), None)
+            Some(ChunkState::Filling { peer_waiters, .. }) => {
+                peer_waiters.push(peer_waiter);
+                (ChunkReply::Coming(receiver), None)
             }
-            None if !can_keep => (Asked::Elsewhere, None),
+            None if !can_keep => (ChunkReply::Elsewhere, None),
             None => match self.slot_for_kept(key) {
-                None => (Asked::Elsewhere, None),
+                None => (ChunkReply::Elsewhere, None),
                 Some(slot) => {
-                    let fetch = self.begin_for_peer(key, slot, borrower);
-                    (Asked::Coming(coming), Some(fetch))
+                    let fetch = self.begin_for_peer(key, slot, peer_waiter);
+                    (ChunkReply::Coming(receiver), Some(fetch))
                 }
             },
         }
     }
 
-    fn lend_slot(&mut self, dataset: usize, slot: u32, span: (u32, u32)) -> Option<Lent> {
+    fn pin_chunk(&mut self, dataset: usize, slot: u32, span: (u32, u32)) -> Option<PinnedFiles> {
         let (arena, _) = self.arena.as_ref()?;
         if let Some(counts) = self.counts.get_mut(dataset) {
             counts.chunks_to_peers += 1;
         }
-        Some(Lent::chunk(&self.lent, arena, slot, span))
+        Some(PinnedFiles::chunk(&self.peer_pins, arena, slot, span))
     }
 
     /// Answers the waiting agents after a chunk has arrived.
-    pub(crate) fn lend_to(
+    pub(crate) fn answer_peers(
         &mut self,
-        borrowers: Vec<Borrower>,
+        peer_waiters: Vec<PeerWaiter>,
         key: ChunkKey,
         slot: u32,
         span: (u32, u32),
     ) {
-        for Borrower { sender, .. } in borrowers {
-            if let Some(lent) = self.lend_slot(key.dataset, slot, span) {
+        for PeerWaiter { sender, .. } in peer_waiters {
+            if let Some(pinned) = self.pin_chunk(key.dataset, slot, span) {
                 // The receiver may be gone; the pins end at once then.
-                let _ = sender.send(lent);
+                let _ = sender.send(pinned);
             }
         }
     }
 
     /// Pins files of a dataset, as far as they are in memory and fit into one answer.
-    pub(crate) fn lend_files(
+    pub(crate) fn pin_files(
         &mut self,
         dataset: usize,
         numbers: impl Iterator<Item = u32>,
-    ) -> Option<Lent> {
+    ) -> Option<PinnedFiles> {
         let mut bytes = 0;
         let files = numbers.map(|number| {
             self.file_here(dataset, number).filter(|(_, place)| {
@@ -97,19 +97,19 @@ impl State {
             counts.files_to_peers += files.iter().flatten().count() as u64;
         }
         let (arena, _) = self.arena.as_ref()?;
-        Some(Lent::files(&self.lent, arena, files))
+        Some(PinnedFiles::files(&self.peer_pins, arena, files))
     }
 
     /// The slot and the place of a file whose chunk is in memory.
     fn file_here(&self, dataset: usize, number: u32) -> Option<(u32, FilePlace)> {
         let place = self.datasets.get(dataset)?.snapshot.place(number).ok()?;
-        match self.held.get(&ChunkKey { dataset, chunk: place.chunk })? {
-            Held::Full { slot, span: (start, end), .. } => {
+        match self.chunks.get(&ChunkKey { dataset, chunk: place.chunk })? {
+            ChunkState::Full { slot, span: (start, end), .. } => {
                 let last = u64::from(place.offset).checked_add(place.length)?;
                 let is_whole = place.offset >= *start && last <= u64::from(*end);
                 is_whole.then_some((*slot, place))
             }
-            Held::Filling { .. } => None,
+            ChunkState::Filling { .. } => None,
         }
     }
 
@@ -123,8 +123,9 @@ impl State {
         }
         let chunks = self.datasets.get(dataset).map_or(0, |open| open.snapshot.holders());
         let mut bits = vec![0; (chunks as usize).div_ceil(8)];
-        for (key, held) in &self.held {
-            let stays = matches!(held, Held::Full { stay: Stay::Kept | Stay::Copy, .. });
+        for (key, held) in &self.chunks {
+            let stays =
+                matches!(held, ChunkState::Full { stay: Retention::Kept | Retention::Copy, .. });
             if stays && key.dataset == dataset {
                 let byte = bits.get_mut(key.chunk as usize / 8);
                 byte.into_iter().for_each(|byte| *byte |= 1 << (key.chunk % 8));

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use dl_runtime::since_boot;
 
-use crate::cache::{Held, State, Stay};
+use crate::cache::{ChunkState, Retention, State};
 use crate::progress::Progress;
 
 /// After a change of the members, handing over kept chunks takes at most this time.
@@ -55,8 +55,8 @@ impl State {
             return 0;
         }
         // Files without their chunks take another slot for each worker.
-        let each = 1 + u32::from(self.are_files_alone);
-        let passing = self.plans.passing_slots().saturating_add(self.workers() * each);
+        let each = 1 + u32::from(self.has_file_requests);
+        let passing = self.orders.passing_slots().saturating_add(self.workers() * each);
         self.usable_slots().saturating_sub(passing)
     }
 
@@ -70,18 +70,18 @@ impl State {
     }
 
     /// How long an arrived chunk stays. Copies make room for chunks kept by no other agent.
-    pub(super) fn stay(&mut self, is_mine: bool, is_reserved: bool) -> Stay {
+    pub(super) fn stay(&mut self, is_mine: bool, is_reserved: bool) -> Retention {
         let most = self.keep_max();
         let promised = if is_reserved { 0 } else { self.reserved };
         match is_mine {
             true if self.kept + promised < most => {
                 if self.kept + self.copies >= most {
-                    self.let_pass(Stay::Copy);
+                    self.demote(Retention::Copy);
                 }
-                Stay::Kept
+                Retention::Kept
             }
-            false if self.can_copy() => Stay::Copy,
-            _ => Stay::Passing,
+            false if self.can_copy() => Retention::Copy,
+            _ => Retention::Transient,
         }
     }
 
@@ -105,42 +105,44 @@ impl State {
             return;
         }
         let most = self.keep_max();
-        for (key, held) in &mut self.held {
-            let Held::Full { stay, .. } = held else { continue };
+        for (key, held) in &mut self.chunks {
+            let ChunkState::Full { stay, .. } = held else { continue };
             let Some(open) = opens.get(key.dataset) else { continue };
             match *stay {
-                Stay::Copy if self.kept + self.reserved < most && open.peers.owns(key.chunk) => {
-                    *stay = Stay::Kept;
+                Retention::Copy
+                    if self.kept + self.reserved < most && open.peers.owns(key.chunk) =>
+                {
+                    *stay = Retention::Kept;
                     self.kept += 1;
                     self.copies -= 1;
                 }
-                Stay::Kept if open.peers.is_at_owner(key.chunk) => {
-                    *stay = Stay::Copy;
+                Retention::Kept if open.peers.is_at_owner(key.chunk) => {
+                    *stay = Retention::Copy;
                     self.kept -= 1;
                     self.copies += 1;
                 }
-                Stay::Copy | Stay::Kept | Stay::Passing => {}
+                Retention::Copy | Retention::Kept | Retention::Transient => {}
             }
         }
     }
 
     /// Makes one chunk with the given stay transient; false if there is none.
-    pub(super) fn let_pass(&mut self, what: Stay) -> bool {
-        if what == Stay::Copy && self.copies == 0 {
+    pub(super) fn demote(&mut self, what: Retention) -> bool {
+        if what == Retention::Copy && self.copies == 0 {
             return false;
         }
-        let found = self.held.iter_mut().find_map(|(key, held)| match held {
-            Held::Full { stay, .. } if *stay == what => Some((*key, stay)),
+        let found = self.chunks.iter_mut().find_map(|(key, held)| match held {
+            ChunkState::Full { stay, .. } if *stay == what => Some((*key, stay)),
             _ => None,
         });
         let Some((key, stay)) = found else { return false };
-        *stay = Stay::Passing;
+        *stay = Retention::Transient;
         self.passing.push_back(key);
         self.staying_generation = self.staying_generation.wrapping_add(1);
         match what {
-            Stay::Kept => self.kept -= 1,
-            Stay::Copy => self.copies -= 1,
-            Stay::Passing => {}
+            Retention::Kept => self.kept -= 1,
+            Retention::Copy => self.copies -= 1,
+            Retention::Transient => {}
         }
         true
     }

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use dl_runtime::since_boot;
 use tokio::sync::mpsc;
 
-use super::frame::no_sense;
+use super::frame::invalid_message;
 use super::incoming::{Incoming, IncomingFiles};
 
 /// Number of stored answer times, and the number needed for an estimate.
@@ -34,7 +34,7 @@ pub(crate) enum Phase {
 }
 
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct LinkState {
     pub(super) phase: Phase,
     /// Since boot.
     pub(super) since: Duration,
@@ -47,7 +47,7 @@ pub(super) struct Line {
     pub(super) least: Duration,
     /// The number of the last cancelled request, and the time until which an answer counts as soon,
     /// since boot.
-    pub(super) given_up: Option<(u32, Duration)>,
+    pub(super) cancelled: Option<(u32, Duration)>,
     /// Until then only kept chunks are requested, because the agent's fetches are slow; since boot.
     pub(super) avoided_until: Duration,
     /// Time of the last message from the other agent, since boot.
@@ -79,13 +79,13 @@ impl Kept {
 
 #[derive(Debug)]
 pub(super) struct Pending {
-    pub(super) what: What,
+    pub(super) destination: Destination,
     pub(super) events: mpsc::UnboundedSender<Event>,
 }
 
 /// The destination of an answer.
 #[derive(Debug)]
-pub(super) enum What {
+pub(super) enum Destination {
     /// A chunk, or files after their bitmap has arrived.
     Coming(Incoming),
     Files(IncomingFiles),
@@ -93,9 +93,9 @@ pub(super) enum What {
 
 impl Pending {
     pub(super) fn coming(&mut self) -> Option<&mut Incoming> {
-        match &mut self.what {
-            What::Coming(incoming) => Some(incoming),
-            What::Files(_) => None,
+        match &mut self.destination {
+            Destination::Coming(incoming) => Some(incoming),
+            Destination::Files(_) => None,
         }
     }
 }
@@ -113,7 +113,7 @@ pub(super) enum Event {
     Damaged,
 }
 
-impl Line {
+impl LinkState {
     /// Of a link before its first connection.
     pub(super) fn new() -> Self {
         Self {
@@ -124,7 +124,7 @@ impl Line {
             next: 0,
             times: VecDeque::new(),
             least: HEDGE_MIN,
-            given_up: None,
+            cancelled: None,
             avoided_until: Duration::ZERO,
             heard: since_boot(),
             kept: Kept::default(),
@@ -165,14 +165,14 @@ impl Line {
                 Ok(())
             }
             Some(Some(incoming)) if incoming.expects(offset, length) => Ok(()),
-            Some(_) => Err(no_sense()),
+            Some(_) => Err(invalid_message()),
         }
     }
 
     /// Adapts to bytes of a cancelled request: if they come soon, the time limit was too short, for
     /// example on a busy machine.
     pub(super) fn learn(&mut self, number: u32) {
-        if let Some((_, soon)) = self.given_up.take_if(|(of, _)| *of == number)
+        if let Some((_, soon)) = self.cancelled.take_if(|(of, _)| *of == number)
             && since_boot() < soon
         {
             self.least = self.least.saturating_mul(2).min(HEDGE_UNKNOWN);
@@ -183,7 +183,7 @@ impl Line {
     pub(super) fn elsewhere(&mut self, number: u32) -> io::Result<()> {
         let coming = self.pending.get_mut(&number).and_then(Pending::coming);
         if coming.is_some_and(|incoming| incoming.has_begun()) {
-            return Err(no_sense());
+            return Err(invalid_message());
         }
         self.close(number, Event::Elsewhere);
         Ok(())
@@ -193,13 +193,13 @@ impl Line {
     /// cancelled.
     pub(super) fn begin_files(&mut self, number: u32, length: u32, comes: &[u8]) -> io::Result<()> {
         let Some(pending) = self.pending.get_mut(&number) else { return Ok(()) };
-        let What::Files(files) = &pending.what else { return Err(no_sense()) };
+        let Destination::Files(files) = &pending.destination else { return Err(invalid_message()) };
         let (incoming, places) = files.begin(comes);
         if incoming.left() != length {
-            return Err(no_sense());
+            return Err(invalid_message());
         }
         let _ = pending.events.send(Event::Files(places));
-        pending.what = What::Coming(incoming);
+        pending.destination = Destination::Coming(incoming);
         if length == 0 {
             self.close(number, Event::Whole);
         }

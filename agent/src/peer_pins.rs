@@ -12,9 +12,9 @@ use tokio::sync::oneshot;
 
 /// The pinned slots, each with its number of pins.
 #[derive(Debug, Default)]
-pub(crate) struct LentSlots(Mutex<HashMap<u32, u32>>);
+pub(crate) struct PeerPins(Mutex<HashMap<u32, u32>>);
 
-impl LentSlots {
+impl PeerPins {
     fn slots(&self) -> MutexGuard<'_, HashMap<u32, u32>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -23,11 +23,11 @@ impl LentSlots {
         self.slots().contains_key(&slot)
     }
 
-    fn lend(&self, slot: u32) {
+    fn pin(&self, slot: u32) {
         *self.slots().entry(slot).or_default() += 1;
     }
 
-    fn give_back(&self, slot: u32) {
+    fn unpin(&self, slot: u32) {
         let mut slots = self.slots();
         if let Some(times) = slots.get_mut(&slot) {
             *times -= 1;
@@ -40,17 +40,17 @@ impl LentSlots {
 
 /// Files whose slots stay pinned for the lifetime of the value.
 #[derive(Debug)]
-pub(crate) struct Lent {
-    slots: Arc<LentSlots>,
+pub(crate) struct PinnedFiles {
+    slots: Arc<PeerPins>,
     arena: Arc<Arena>,
     /// Slot, offset and length of each file; none for an absent file.
     files: Vec<Option<(u32, u32, usize)>>,
 }
 
-impl Lent {
+impl PinnedFiles {
     /// All files of a chunk, given their start and end in the slot.
     pub(crate) fn chunk(
-        slots: &Arc<LentSlots>,
+        slots: &Arc<PeerPins>,
         arena: &Arc<Arena>,
         slot: u32,
         (start, end): (u32, u32),
@@ -60,7 +60,7 @@ impl Lent {
 
     /// Single files, each with its slot.
     pub(crate) fn files(
-        slots: &Arc<LentSlots>,
+        slots: &Arc<PeerPins>,
         arena: &Arc<Arena>,
         files: impl IntoIterator<Item = Option<(u32, FilePlace)>>,
     ) -> Self {
@@ -69,11 +69,11 @@ impl Lent {
     }
 
     fn new(
-        slots: &Arc<LentSlots>,
+        slots: &Arc<PeerPins>,
         arena: &Arc<Arena>,
         files: Vec<Option<(u32, u32, usize)>>,
     ) -> Self {
-        files.iter().flatten().for_each(|(slot, ..)| slots.lend(*slot));
+        files.iter().flatten().for_each(|(slot, ..)| slots.pin(*slot));
         Self { slots: Arc::clone(slots), arena: Arc::clone(arena), files }
     }
 
@@ -86,27 +86,27 @@ impl Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for PinnedFiles {
     fn drop(&mut self) {
-        self.files.iter().flatten().for_each(|(slot, ..)| self.slots.give_back(*slot));
+        self.files.iter().flatten().for_each(|(slot, ..)| self.slots.unpin(*slot));
     }
 }
 
 /// The answer to another agent's request for a chunk.
 #[derive(Debug)]
-pub(crate) enum Asked {
-    Here(Lent),
+pub(crate) enum ChunkReply {
+    Here(PinnedFiles),
     /// The chunk is being fetched from the servers; the channel closes without a value if the fetch
     /// fails.
-    Coming(oneshot::Receiver<Lent>),
+    Coming(oneshot::Receiver<PinnedFiles>),
     /// The chunk can't be kept here, or comes from another agent.
     Elsewhere,
 }
 
 /// Another agent waiting for a chunk.
 #[derive(Debug)]
-pub(crate) struct Borrower {
-    pub(crate) sender: oneshot::Sender<Lent>,
+pub(crate) struct PeerWaiter {
+    pub(crate) sender: oneshot::Sender<PinnedFiles>,
     pub(crate) member: MemberId,
     /// Since boot.
     pub(crate) since: Duration,

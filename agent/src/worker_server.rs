@@ -34,7 +34,7 @@ type Datasets = HashMap<(String, Servers), Arc<OnceCell<usize>>>;
 
 /// The shared state of all worker connections.
 #[derive(Debug)]
-pub(crate) struct Desk {
+pub(crate) struct WorkerServer {
     pub(crate) cache: Arc<Cache>,
     pub(crate) shutdown: Shutdown,
     pub(crate) member: Arc<Member>,
@@ -45,7 +45,7 @@ pub(crate) struct Desk {
     opened: Mutex<Datasets>,
 }
 
-impl Desk {
+impl WorkerServer {
     pub(crate) fn new(cache: Arc<Cache>, shutdown: Shutdown, member: Member) -> Self {
         let mut agent = [0; 8];
         OsRandom.fill(&mut agent);
@@ -208,12 +208,12 @@ impl Desk {
             let Hello { dataset: name, servers, .. } = hello;
             let (of_name, addresses) = (name.clone(), servers.addresses.clone());
             let dataset = unblocked(move || Open::find(&of_name, &servers)).await?;
-            self.member.open_door(&self.cache, &addresses, &self.shutdown).await;
+            self.member.open_endpoint(&self.cache, &addresses, &self.shutdown).await;
             let joined = self.member.join(&self.cache, &dataset).await;
             let version = joined.as_ref().and_then(|joined| joined.version);
             let peers = self.member.peers();
             let open = unblocked(move || Open::new(&name, &dataset, version, peers)).await?;
-            joined.iter().for_each(|joined| _ = open.hear(joined));
+            joined.iter().for_each(|joined| _ = open.apply_membership(joined));
             let mut state = self.cache.state();
             // The same dataset may already be open under another name or address.
             let is_same = |other: &Arc<Open>| {
@@ -227,7 +227,7 @@ impl Desk {
             state
                 .arena_for(chunk, self.cache.budget())
                 .map_err(|reason| Refusal { is_missing: false, reason })?;
-            state.plans.slots = state.slots();
+            state.orders.slots = state.slots();
             let (open, number) = (Arc::new(open), state.datasets.len());
             state.datasets.push(Arc::clone(&open));
             state.counts.push(Counts::default());
@@ -279,8 +279,8 @@ impl Desk {
         one.pins.set(Gauge::Position, begin.position);
         let Some(open) = state.datasets.get(dataset).map(Arc::clone) else { return Ok(()) };
         let first_files = Arc::clone(&open.first_files);
-        if let Err(why) = state.plans.begin(connection, dataset, first_files, begin) {
-            tracing::warn!(%why, "an order can't be followed");
+        if let Err(why) = state.orders.begin(connection, dataset, first_files, begin) {
+            tracing::warn!(%why, "start an order: nothing is fetched ahead");
         }
         drop(state);
         self.cache.moved.notify_one();
