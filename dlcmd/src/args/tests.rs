@@ -1,4 +1,4 @@
-//! What command lines mean.
+//! Parsing of command lines.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;

@@ -1,4 +1,4 @@
-//! What an agent does, for people and programs.
+//! The state of an agent, as text and as JSON.
 //!
 //! Must hold: `--json` has every field.
 
@@ -10,14 +10,14 @@ use crate::exit::{Exit, Failure};
 use crate::output::Output;
 use crate::text::{counted, sized};
 
-/// Asks the agent.
+/// Requests the agent's state.
 pub(super) fn status(context: &Context, task: &TaskOptions) -> Result<Status, Failure> {
     let text = agent::status(&context.options, task)?;
     serde_json::from_str(&text)
         .map_err(|why| Failure::local("understand the agent: is it of another version?", why))
 }
 
-/// Prints it.
+/// Prints the agent's state.
 pub(super) fn run(
     context: &Context,
     task: &TaskOptions,

@@ -1,11 +1,11 @@
-//! What `get` makes of its arguments and of a page of files.
+//! Arguments of `get`, and batches of files.
 
 use dl_format::{Attributes, ChunkId, Crc32c, EntryVersion, Stamp};
 use tempfile::TempDir;
 
 use super::*;
 
-fn plan(target: &str) -> Result<Plan, Failure> {
+fn plan(target: &str) -> Result<GetPlan, Failure> {
     let source = Address::parse(OsStr::new("dl://d")).expect("legal");
     Arguments { source, target: target.into(), sync: false, threads: None }.plan()
 }

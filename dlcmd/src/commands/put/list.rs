@@ -1,7 +1,7 @@
 //! The list of files on stdin.
 //!
-//! Must hold: the whole list is checked before anything is written; a path is stored as given,
-//! but for what means nothing: `./` and doubled slashes.
+//! Must hold: the whole list is checked before anything is written. A path is stored as given,
+//! except for `./` and doubled slashes.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
@@ -11,13 +11,13 @@ use crate::exit::Failure;
 use crate::local::Paths;
 use crate::text::escaped;
 
-/// Bytes of a line that can't be a path any more.
+/// Bytes of a line too long for a path.
 const LINE_MAX: usize = 64 << 10;
 
-/// The paths in `input`, each ended by `end`; the last may lack it.
+/// The paths in `input`, each ended by `end`, which the last path may omit.
 ///
 /// # Errors
-/// Wrong usage, naming the line: an absolute path, `..`, a NUL byte, a path a second time.
+/// Wrong usage, naming the line: an absolute path, `..`, a NUL byte, a repeated path.
 pub(super) fn read(input: &mut dyn Read, end: u8) -> Result<Paths, Failure> {
     let (mut input, mut line) = (BufReader::new(input), Vec::new());
     let (mut paths, mut hashes) = (Paths::default(), Vec::new());
@@ -57,7 +57,7 @@ pub(super) fn read(input: &mut dyn Read, end: u8) -> Result<Paths, Failure> {
     Ok(paths)
 }
 
-/// Equal hashes are only a hint.
+/// Refuses repeated paths; equal hashes are only a hint.
 fn refuse_twice(paths: &Paths, hashes: &HashSet<u64>, hasher: &RandomState) -> Result<(), Failure> {
     if hashes.is_empty() {
         return Ok(());

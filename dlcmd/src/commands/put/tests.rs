@@ -1,4 +1,4 @@
-//! What `put` makes of its arguments and of its sources, before any server is asked.
+//! Arguments and sources of `put`, before any server is asked.
 
 use std::os::unix::fs::symlink;
 
@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-fn plan(sources: &[&str], null: bool) -> Result<Plan, Failure> {
+fn plan(sources: &[&str], null: bool) -> Result<PutPlan, Failure> {
     let target = Address::parse(OsStr::new("dl://d/in")).expect("legal");
     let sources = sources.iter().map(OsString::from).collect();
     let (checksum, follow, threads) = (false, false, NonZeroUsize::new(3));
@@ -40,7 +40,7 @@ fn an_empty_name_is_wrong_usage_with_what_to_type() {
     assert!(refused.contains("type ."), "{refused}");
 }
 
-/// What the check of several sources says.
+/// The result of the check of several sources.
 fn checked(folder: &TempDir, sources: &[&str]) -> Result<(), Failure> {
     let paths: Vec<_> = sources.iter().map(|source| folder.path().join(source)).collect();
     conflicts::among_sources(&opened(&paths)?, &Shutdown::new())

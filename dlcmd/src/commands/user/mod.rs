@@ -1,6 +1,7 @@
-//! `dlcmd user`: who may ask a server that was started with `--users FILE`.
+//! `dlcmd user`: the users of a server started with `--users FILE`.
 //!
-//! Must hold: a key is shown once, on stdout, and kept nowhere; it counts only if it was shown.
+//! Must hold: a key is shown once, on stdout, and stored nowhere; a key becomes valid only after
+//! being shown.
 
 mod file;
 
@@ -17,8 +18,8 @@ use crate::output::Output;
 
 /// Add, remove or list the users of a server, or give them other keys
 ///
-/// Works on the file that dlserver is given with --users; a running server takes a change over
-/// within seconds. Keys are random, and only a hash of each is kept.
+/// Changes the file given to dlserver with --users; a running server applies changes within
+/// seconds. Keys are random, and only a hash of each is stored.
 #[derive(Debug, Args)]
 #[command(after_help = "Roles are read, write (read, put and delete files, create datasets) and \
 admin (delete and recover datasets as well), on the datasets whose names match a pattern.
@@ -29,7 +30,7 @@ Examples:
   dlcmd user --users /etc/diesel/users drop-old ann
   dlcmd user --users /etc/diesel/users remove ann")]
 pub(crate) struct Arguments {
-    /// The users file; made by the first add
+    /// The users file; created by the first add
     #[arg(long, global = true, value_name = "FILE")]
     users: Option<PathBuf>,
 
@@ -37,26 +38,27 @@ pub(crate) struct Arguments {
     change: Change,
 }
 
-/// What to do with it.
+/// The change of the users file.
 #[derive(Debug, Subcommand)]
 enum Change {
-    /// Add a user and print the key, which is not shown again
+    /// Add a user and print the key, which is shown only once
     Add {
         /// The user
         name: UserName,
-        /// What the user may do: a role on the datasets that match, where * is any letters
+        /// The rights of the user: a role on the datasets that match, where * stands for any
+        /// letters
         #[arg(long = "role", value_name = "ROLE:PATTERN", required = true)]
         roles: Vec<Grant>,
     },
-    /// Give a user another key and print it; the old one ends
+    /// Give a user another key and print it; the old key ends
     Rekey {
         /// The user
         name: UserName,
-        /// Let the old key count as well, until `drop-old`
+        /// Keep the old key valid until `drop-old`
         #[arg(long)]
         keep_old: bool,
     },
-    /// End the key that `rekey --keep-old` has kept
+    /// End the old key kept by `rekey --keep-old`
     DropOld {
         /// The user
         name: UserName,
@@ -85,7 +87,7 @@ struct Added<'a> {
     key: &'a str,
 }
 
-/// Does it.
+/// Runs the command.
 pub(crate) fn run(
     arguments: Arguments,
     context: &Context,
@@ -94,7 +96,7 @@ pub(crate) fn run(
     let Some(path) = arguments.users else {
         return Err(Failure::usage("user: say which file: --users FILE"));
     };
-    // Without the address, which may hold a password.
+    // The address may hold a password, so the error leaves it out.
     if ["etcd:", "etcds:"].iter().any(|scheme| path.to_string_lossy().starts_with(scheme)) {
         return Err(Failure::usage(
             "user: users in etcd are changed in a file, whose text is then put under their key: \
@@ -122,7 +124,7 @@ pub(crate) fn run(
                     return Err(Failure::failed(format!("user {name} {why}")));
                 }
                 let key = tell_key(&name, out)?;
-                // Of two, the older one makes room.
+                // Of two keys, the older is dropped.
                 user.drop_old_key();
                 user.add_key(key);
                 if !keep_old {
@@ -172,7 +174,7 @@ fn unknown(name: &UserName) -> Failure {
     Failure::not_found(format!("there is no user {name}"))
 }
 
-/// Draws a key and prints it, before anything says that it counts.
+/// Draws a key and prints it before the key becomes valid.
 fn tell_key(name: &UserName, out: &mut Output<'_>) -> Result<KeyHash, Failure> {
     let (mut bits, mut salt) = ([0; 32], [0; 16]);
     OsRandom.fill(&mut bits);

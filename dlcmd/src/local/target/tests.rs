@@ -1,4 +1,4 @@
-//! Writing into real folders, also ones that somebody prepared.
+//! Writing into real folders, including prepared folders.
 
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
