@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dataset_a_folder_and_a_file_are_told_apart_as_far_as_typing_shows() {
+    fn datasets_folders_and_files_are_distinguished_by_their_address() {
         for (typed, path, is_folder) in [
             (&b"dl://photos"[..], None, true),
             (b"dl://photos/", None, true),
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_comes_with_what_to_type() {
+    fn a_refusal_says_how_to_write_the_address() {
         for (typed, hint) in [
             (&b"photos/a"[..], "did you mean dl://photos/a?"),
             (b"dl:/photos", "did you mean dl://photos?"),

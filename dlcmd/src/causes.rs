@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn many_causes_take_no_more_memory_than_some() {
+    fn the_number_of_stored_causes_is_bounded() {
         let causes = Causes::default();
         let word = |number: u8| char::from(b'a' + number % 26).to_string();
         for number in 0..100 {

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back() {
+    fn printed_times_parse_to_the_same_point() {
         let now = SystemTime::UNIX_EPOCH;
         for day in (0..100_000).step_by(37) {
             let seconds = day * DAY + day % DAY;
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_neither_is_refused() {
+    fn other_texts_are_refused() {
         for text in [
             "",
             "2",

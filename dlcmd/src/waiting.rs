@@ -78,7 +78,7 @@ mod tests {
     }
 
     /// The notes for a request retried ten times a second for forty seconds.
-    fn said_in_forty_seconds(quiet: bool) -> String {
+    fn notes_of_forty_seconds(quiet: bool) -> String {
         let said = Recorded::default();
         let notes = Arc::new(Notes::new(Box::new(said.clone()), quiet, ProgressBar::hidden()));
         let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
@@ -100,15 +100,15 @@ mod tests {
     }
 
     #[test]
-    fn a_long_wait_is_told_once_in_full_then_shortly_and_a_short_one_is_not() {
+    fn a_long_wait_is_noted_once_in_full_and_then_shortly() {
         let wanted = [("node1: refused", 59), ("still so", 54), ("still so", 44), ("still so", 24)];
         let wanted = wanted
             .map(|(why, left)| format!("dlcmd: write chunk c: {why}; trying for {left} s more\n"));
-        assert_eq!(said_in_forty_seconds(false), wanted.concat());
+        assert_eq!(notes_of_forty_seconds(false), wanted.concat());
     }
 
     #[test]
-    fn nothing_is_told_to_who_wants_it_quiet() {
-        assert_eq!(said_in_forty_seconds(true), "");
+    fn quiet_prints_no_notes() {
+        assert_eq!(notes_of_forty_seconds(true), "");
     }
 }

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_prepares_the_formatter_stands_once_and_sections_have_the_names_of_manuals() {
+    fn the_preamble_is_printed_once_and_sections_are_standard() {
         let page = page();
         assert_eq!(page.lines().take(2).collect::<Vec<_>>(), PREAMBLE);
         assert_eq!(page.matches(".ie ").count(), 1);
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn every_option_has_its_value_and_its_default_and_the_values_it_takes() {
+    fn every_option_has_its_value_default_and_possible_values() {
         fn check(page: &str, command: &Command) {
             for argument in command.get_arguments().filter(|argument| !argument.is_global_set()) {
                 for value in argument.get_possible_values() {

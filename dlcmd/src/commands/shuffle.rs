@@ -195,7 +195,7 @@ pub(crate) fn run(
     let folders = Folders(arguments.folders.clone());
     let dataset = context.with_snapshot(folders.of_one_dataset()?)?;
     let Some(snapshot) = dataset.snapshot() else {
-        return Err(Failure::failed(format!("shuffle {folders}: there is no snapshot of it")));
+        return Err(Failure::failed(format!("shuffle {folders}: the dataset has no snapshot")));
     };
     let selection = Arc::new(folders.select(snapshot)?);
     let settings = arguments.settings();
@@ -234,8 +234,18 @@ pub(crate) fn run(
         out.line(format_args!("{token}"))?;
         return Ok(Exit::Done);
     }
-    let null = arguments.null;
-    for number in Cursor::new(order, arguments.rank).map_err(failed)? {
+    let files = Cursor::new(order, arguments.rank).map_err(failed)?;
+    print_files(snapshot, files, arguments.null, context, out)
+}
+
+fn print_files(
+    snapshot: &Snapshot,
+    files: Cursor,
+    null: bool,
+    context: &Context,
+    out: &mut Output<'_>,
+) -> Result<Exit, Failure> {
+    for number in files {
         let path = snapshot.path(number)?;
         if out.is_json() {
             out.json("file", &json::Name::new(path.as_bytes()))?;

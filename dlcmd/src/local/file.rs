@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_grows_shrinks_or_is_touched_while_read_is_not_passed_as_whole() {
+    fn a_file_modified_while_read_fails() {
         let grow = |file: &mut NamedTempFile| file.write_all(b"more");
         let shrink = |file: &mut NamedTempFile| file.as_file().set_len(3);
         let touch = |file: &mut NamedTempFile| {
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_has_another_size_than_it_says_is_not_passed_as_whole_until_it_is_measured() {
+    fn a_file_with_a_wrong_size_fails_until_measured() {
         let mut file = NamedTempFile::new().expect("a temporary file");
         file.write_all(b"12345678").expect("written");
         for said in [3, 20] {
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_says_0_and_has_bytes_has_the_size_of_these() {
+    fn a_generated_file_of_size_0_is_measured_at_opening() {
         let contents = std::fs::read("/proc/version").expect("there");
         let file = File::open("/proc/version").expect("there");
         let mut open = OpenFile::new(file.into()).expect("open").expect("regular");

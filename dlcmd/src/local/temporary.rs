@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_other_machines_write_stays_for_a_day_though_nobody_here_has_locked_it() {
+    fn temporary_files_of_other_machines_stay_for_a_day() {
         let folder = tempfile::TempDir::new().unwrap();
         let opened = OwnedFd::from(fs::File::open(folder.path()).unwrap());
         let (here, of_nobody) = (Names::new(), Names { run: None, prefix: drawn() });

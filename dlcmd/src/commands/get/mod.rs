@@ -12,7 +12,7 @@ use std::num::NonZeroUsize;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
@@ -273,58 +273,24 @@ struct Summary {
     failed: u64,
 }
 
-/// Runs `list`, which produces batches, in parallel with the fetching threads.
+/// A listing: passes batches to its second argument until the first failure.
+trait List: FnOnce(&GetState<'_>, &mut Give<'_>) -> Result<(), Failure> {}
+type Give<'a> = dyn FnMut(Batch) -> Result<(), Failure> + 'a;
+
+impl<F: FnOnce(&GetState<'_>, &mut Give<'_>) -> Result<(), Failure>> List for F {}
+
+/// Transfers the files of `list`, and prints the summary.
 fn transfer(
     plan: &GetPlan,
     dataset: &Dataset,
     target: &Target,
     context: &Context,
     out: &mut Output<'_>,
-    list: impl FnOnce(
-        &GetState<'_>,
-        &mut dyn FnMut(Batch) -> Result<(), Failure>,
-    ) -> Result<(), Failure>,
+    list: impl List,
 ) -> Result<Exit, Failure> {
     let progress = Progress::new(context.notes.bar());
     let shared = GetState::new(dataset, target, context, &progress);
-    let (give, taken) = sync_channel::<Batch>(plan.threads);
-    let taken = Mutex::new(taken);
-    let ended = thread::scope(|scope| {
-        if shared.progress().is_shown() {
-            scope.spawn(|| count(plan, &shared));
-        }
-        let work = || {
-            let fetcher = Fetcher::new(&shared);
-            let mut ended = Ok(());
-            loop {
-                let batch = taken.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                let Ok(batch) = batch else { return ended };
-                // After a failure the thread still drains the channel, so that the producer never
-                // blocks.
-                if !shared.is_stopped() {
-                    let fetched = fetcher.fetch(&batch);
-                    if fetched.is_err() {
-                        shared.stop();
-                        ended = fetched;
-                    }
-                }
-            }
-        };
-        let threads: Vec<_> = (0..plan.threads).map(|_| scope.spawn(work)).collect();
-        let listed = list(&shared, &mut |batch| {
-            if shared.is_stopped() || give.send(batch).is_err() {
-                return Err(Failure::failed("stopped"));
-            }
-            Ok(())
-        });
-        drop(give);
-        let mut ended = Ok(());
-        for thread in threads {
-            ended = ended.and(thread.join().expect("a fetcher gives its failures back"));
-        }
-        shared.stop();
-        ended.and(listed)
-    });
+    let ended = fetch_all(plan, &shared, list);
     progress.end();
     if plan.sync {
         target
@@ -344,6 +310,50 @@ fn transfer(
         Some(exit) if files == 0 && unchanged == 0 && failed == 1 => exit,
         Some(_) => Exit::Partly,
     })
+}
+
+/// Runs `list` in parallel with the fetching threads.
+fn fetch_all(plan: &GetPlan, shared: &GetState<'_>, list: impl List) -> Result<(), Failure> {
+    let (give, taken) = sync_channel::<Batch>(plan.threads);
+    let taken = Mutex::new(taken);
+    thread::scope(|scope| {
+        if shared.progress().is_shown() {
+            scope.spawn(|| count(plan, shared));
+        }
+        let work = || fetch_batches(shared, &taken);
+        let threads: Vec<_> = (0..plan.threads).map(|_| scope.spawn(work)).collect();
+        let listed = list(shared, &mut |batch| {
+            if shared.is_stopped() || give.send(batch).is_err() {
+                return Err(Failure::failed("stopped"));
+            }
+            Ok(())
+        });
+        drop(give);
+        let mut ended = Ok(());
+        for thread in threads {
+            ended = ended.and(thread.join().expect("a fetcher returns its failures"));
+        }
+        shared.stop();
+        ended.and(listed)
+    })
+}
+
+/// Fetches batches until the channel ends. After a failure the thread still drains the channel, so
+/// that the producer never blocks.
+fn fetch_batches(shared: &GetState<'_>, batches: &Mutex<Receiver<Batch>>) -> Result<(), Failure> {
+    let fetcher = Fetcher::new(shared);
+    let mut ended = Ok(());
+    loop {
+        let batch = batches.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(batch) = batch else { return ended };
+        if !shared.is_stopped() {
+            let fetched = fetcher.fetch(&batch);
+            if fetched.is_err() {
+                shared.stop();
+                ended = fetched;
+            }
+        }
+    }
 }
 
 /// Sums up the bytes to fetch during the transfer; only for a visible progress bar.

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_find_prints_is_understood() {
+    fn the_output_of_find_is_accepted() {
         let names = [&b"a/b"[..], b"c"].map(<[u8]>::to_vec).to_vec();
         assert_eq!(listed(b".\n./a/b\n.//c\n", b'\n'), Ok(names));
     }
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_is_named_twice_is_refused_with_its_place_however_it_is_written() {
+    fn a_repeated_path_is_refused_with_its_number() {
         for twice in [&b"a/b\na/b\n"[..], b"a/b\n./a//b", b"./a/b\na/./b"] {
             let refused = listed(twice, b'\n').expect_err("twice");
             assert!(refused.contains("name 2 of the list"), "{refused}");

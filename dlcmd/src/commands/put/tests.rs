@@ -47,7 +47,7 @@ fn checked(folder: &TempDir, sources: &[&str]) -> Result<(), Failure> {
 }
 
 #[test]
-fn two_sources_that_give_one_path_are_wrong_usage_and_both_are_named() {
+fn two_sources_with_one_path_are_refused_by_name() {
     let folder = TempDir::new().unwrap();
     for file in ["a/same", "a/one", "b/same", "b/two", "c/sub/same", "d/sub/other", "e"] {
         let file = folder.path().join(file);
@@ -68,7 +68,7 @@ fn two_sources_that_give_one_path_are_wrong_usage_and_both_are_named() {
 }
 
 #[test]
-fn what_is_skipped_gives_no_path() {
+fn skipped_files_have_no_path() {
     let folder = TempDir::new().unwrap();
     for side in ["a", "b"] {
         fs::create_dir(folder.path().join(side)).unwrap();
@@ -78,7 +78,7 @@ fn what_is_skipped_gives_no_path() {
 }
 
 #[test]
-fn a_file_of_one_source_that_is_a_folder_of_another_is_wrong_usage_and_both_are_named() {
+fn a_path_as_file_and_folder_of_two_sources_is_refused_by_name() {
     let folder = TempDir::new().unwrap();
     fs::create_dir_all(folder.path().join("a/x")).unwrap();
     fs::write(folder.path().join("a/x/deep"), "").unwrap();

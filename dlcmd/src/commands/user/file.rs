@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn many_who_change_it_at_once_lose_nothing_and_leave_one_private_file() {
+    fn concurrent_changes_lose_nothing_and_leave_one_private_file() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("users");
         std::thread::scope(|scope| {
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_server_would_read_is_neither_read_nor_written() {
+    fn invalid_users_files_are_neither_read_nor_written() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("users");
         let most = usize::try_from(USERS_FILE_BYTES_MAX).expect("it fits");
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_another_one_is_told_after_a_while() {
+    fn waiting_for_a_concurrent_change_times_out() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("users");
         let held = Replacement::beside(&path, PATIENCE).expect("nobody has it");

@@ -94,76 +94,94 @@ pub(crate) fn run(
     out: &mut Output<'_>,
 ) -> Result<Exit, Failure> {
     let Some(path) = arguments.users else {
-        return Err(Failure::usage("user: say which file: --users FILE"));
+        return Err(Failure::usage("user: no users file is given; type --users FILE"));
     };
     // The address may hold a password, so the error leaves it out.
     if ["etcd:", "etcds:"].iter().any(|scheme| path.to_string_lossy().starts_with(scheme)) {
         return Err(Failure::usage(
-            "user: users in etcd are changed in a file, whose text is then put under their key: \
+            "user: users in etcd are changed in a file, which is then stored under their key: \
              --users FILE, then `etcdctl put KEY < FILE`",
         ));
     }
+    let notes = &context.notes;
     match arguments.change {
         Change::Add { name, roles } => {
-            file::change(&path, |users| {
-                if users.0.contains_key(&name) {
-                    let why = "is there already; `rekey` gives another key, and for other roles \
-                               remove it first";
-                    return Err(Failure::failed(format!("user {name} {why}")));
-                }
-                users.0.insert(name.clone(), User::new(tell_key(&name, out)?, roles));
-                Ok(())
-            })?;
-            context.notes.note(format_args!("user {name} added; the key is not shown again"));
+            file::change(&path, |users| add(users, &name, roles, out))?;
+            notes.note(format_args!("user {name} added; the key is not shown again"));
         }
         Change::Rekey { name, keep_old } => {
-            file::change(&path, |users| {
-                let user = known(users, &name)?;
-                if keep_old && user.keys().len() > 1 {
-                    let why = "has an old key besides, which `drop-old` ends; do that first";
-                    return Err(Failure::failed(format!("user {name} {why}")));
-                }
-                let key = tell_key(&name, out)?;
-                // Of two keys, the older is dropped.
-                user.drop_old_key();
-                user.add_key(key);
-                if !keep_old {
-                    user.drop_old_key();
-                }
-                Ok(())
-            })?;
-            let old = if keep_old { "counts until `drop-old`" } else { "counts no more" };
+            file::change(&path, |users| rekey(users, &name, keep_old, out))?;
+            let old = if keep_old { "is valid until `drop-old`" } else { "is no longer valid" };
             let new = "has another key, which is not shown again";
-            context.notes.note(format_args!("user {name} {new}; the old one {old}"));
+            notes.note(format_args!("user {name} {new}; the old key {old}"));
         }
         Change::DropOld { name } => {
             file::change(&path, |users| match known(users, &name)?.drop_old_key() {
                 true => Ok(()),
                 false => Err(Failure::not_found(format!("user {name} has no old key"))),
             })?;
-            context.notes.note(format_args!("the old key of user {name} counts no more"));
+            notes.note(format_args!("the old key of user {name} is no longer valid"));
         }
         Change::Remove { name } => {
             file::change(&path, |users| match users.0.remove(&name) {
                 Some(_) => Ok(()),
                 None => Err(unknown(&name)),
             })?;
-            context.notes.note(format_args!("user {name} removed"));
+            notes.note(format_args!("user {name} removed"));
         }
-        Change::List => {
-            for (name, user) in &file::read(&path)?.0 {
-                let roles: Vec<_> = user.grants.iter().map(Grant::to_string).collect();
-                let keys = user.keys().len();
-                if out.is_json() {
-                    out.json("user", &Listed { name: name.as_str(), roles, keys })?;
-                } else {
-                    let more = if keys > 1 { " (and an old key)" } else { "" };
-                    out.line(format_args!("{name} {}{more}", roles.join(" ")))?;
-                }
-            }
-        }
+        Change::List => list(&file::read(&path)?, out)?,
     }
     Ok(Exit::Done)
+}
+
+fn add(
+    users: &mut Users,
+    name: &UserName,
+    roles: Vec<Grant>,
+    out: &mut Output<'_>,
+) -> Result<(), Failure> {
+    if users.0.contains_key(name) {
+        let why = "exists already; `rekey` gives another key, and for other roles remove the user \
+                   first";
+        return Err(Failure::failed(format!("user {name} {why}")));
+    }
+    users.0.insert(name.clone(), User::new(print_key(name, out)?, roles));
+    Ok(())
+}
+
+fn rekey(
+    users: &mut Users,
+    name: &UserName,
+    keep_old: bool,
+    out: &mut Output<'_>,
+) -> Result<(), Failure> {
+    let user = known(users, name)?;
+    if keep_old && user.keys().len() > 1 {
+        let why = "has an old key already, which `drop-old` ends; do that first";
+        return Err(Failure::failed(format!("user {name} {why}")));
+    }
+    let key = print_key(name, out)?;
+    // Of two keys, the older is dropped.
+    user.drop_old_key();
+    user.add_key(key);
+    if !keep_old {
+        user.drop_old_key();
+    }
+    Ok(())
+}
+
+fn list(users: &Users, out: &mut Output<'_>) -> Result<(), Failure> {
+    for (name, user) in &users.0 {
+        let roles: Vec<_> = user.grants.iter().map(Grant::to_string).collect();
+        let keys = user.keys().len();
+        if out.is_json() {
+            out.json("user", &Listed { name: name.as_str(), roles, keys })?;
+        } else {
+            let more = if keys > 1 { " (and an old key)" } else { "" };
+            out.line(format_args!("{name} {}{more}", roles.join(" ")))?;
+        }
+    }
+    Ok(())
 }
 
 fn known<'a>(users: &'a mut Users, name: &UserName) -> Result<&'a mut User, Failure> {
@@ -175,21 +193,19 @@ fn unknown(name: &UserName) -> Failure {
 }
 
 /// Draws a key and prints it before the key becomes valid.
-fn tell_key(name: &UserName, out: &mut Output<'_>) -> Result<KeyHash, Failure> {
+fn print_key(name: &UserName, out: &mut Output<'_>) -> Result<KeyHash, Failure> {
     let (mut bits, mut salt) = ([0; 32], [0; 16]);
     OsRandom.fill(&mut bits);
     OsRandom.fill(&mut salt);
     let key = Key::from_random(bits);
-    let told = if out.is_json() {
+    let printed = if out.is_json() {
         out.json("key", &Added { name: name.as_str(), key: key.as_str() })
     } else {
         out.line(format_args!("{}", key.as_str()))
     };
-    match told.and_then(|()| out.flush()) {
+    match printed.and_then(|()| out.flush()) {
         Ok(()) => Ok(KeyHash::of(&key, salt)),
-        Err(Failure::StdoutClosed) => {
-            Err(Failure::failed("nobody reads the key: stdout is closed"))
-        }
-        Err(failure) => Err(failure.while_doing(format!("the key of {name} could not be told"))),
+        Err(Failure::StdoutClosed) => Err(Failure::failed("print the key: stdout is closed")),
+        Err(failure) => Err(failure.while_doing(format!("print the key of {name}"))),
     }
 }

@@ -192,7 +192,7 @@ fn a_folder_that_a_link_replaces_meanwhile_is_not_followed_out() {
 }
 
 #[test]
-fn a_listed_path_is_followed_through_folder_links_inside_and_not_out() {
+fn listed_paths_follow_only_links_inside_the_folder() {
     let outside = TempDir::new().unwrap();
     fs::write(outside.path().join("secret"), "secret").unwrap();
     let folder = TempDir::new().unwrap();
@@ -251,7 +251,7 @@ fn a_failing_visitor_stops_all_threads() {
 }
 
 #[test]
-fn with_follow_links_lead_out_and_to_folders_and_loops_are_named() {
+fn follow_allows_links_out_and_to_folders_and_reports_loops() {
     let outside = TempDir::new().unwrap();
     fs::create_dir(outside.path().join("deep")).unwrap();
     fs::write(outside.path().join("deep/blob"), "12").unwrap();
