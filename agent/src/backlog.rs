@@ -1,23 +1,23 @@
-//! Chunks that are to be in memory though nobody waits for them and no order needs them soon: those of
-//! prefetches, and with the policy `oneshot` those of all datasets.
+//! Chunks to be fetched without a waiting reader or a near need: the chunks of prefetches, and with
+//! the policy `oneshot` all chunks of all datasets.
 //!
-//! Must hold: prefetches come first, in the order in which they were asked for. A list is walked once: a
-//! chunk is looked at again only after it has left memory.
+//! Must hold: prefetches come first, in the order of their requests. A list is walked once: a chunk
+//! is checked again only after leaving memory.
 
 use std::collections::VecDeque;
 
 use crate::dataset::ChunkKey;
 
-/// Prefetches that may wait, each of one message.
+/// Maximum of waiting prefetches, each of one message.
 const PREFETCHES_MAX: usize = 256;
 
-/// The chunks that are still to come, as positions in lists.
+/// The chunks still to be fetched, as positions in lists.
 #[derive(Debug, Default)]
 pub(crate) struct Backlog {
     prefetches: VecDeque<List>,
-    /// Of each dataset that is to be in memory as a whole.
+    /// A list for each dataset to be fetched as a whole.
     all: Vec<List>,
-    /// Whether there was no room for the next chunk of a prefetch.
+    /// Whether memory had no room for the next chunk of a prefetch.
     pub(crate) is_stuck: bool,
 }
 
@@ -25,12 +25,12 @@ pub(crate) struct Backlog {
 #[derive(Debug)]
 struct List {
     dataset: usize,
-    /// Where each run that is left begins and ends.
+    /// Start and end of the remaining runs.
     runs: VecDeque<(u32, u32)>,
 }
 
 impl List {
-    /// The first chunk that is not settled; settled chunks before it leave the list.
+    /// The first unsettled chunk; settled chunks before it leave the list.
     fn next(&mut self, is_settled: impl Fn(ChunkKey) -> bool) -> Option<ChunkKey> {
         let dataset = self.dataset;
         while let Some((start, end)) = self.runs.front_mut() {
@@ -51,7 +51,8 @@ impl List {
 }
 
 impl Backlog {
-    /// Adds the runs of a prefetch to a dataset of so many chunks. False where too much is asked for.
+    /// Adds a prefetch of a dataset with `chunks` chunks. False if the request is invalid, or too
+    /// many prefetches wait.
     pub(crate) fn prefetch(&mut self, dataset: usize, chunks: u32, runs: Vec<(u32, u32)>) -> bool {
         let list = List { dataset, runs: runs.into() };
         let is_legal = list.runs.iter().all(|(start, end)| start <= end && *end <= chunks);
@@ -63,19 +64,20 @@ impl Backlog {
         true
     }
 
-    /// All chunks of a dataset are to be in memory.
+    /// Adds all chunks of a dataset.
     pub(crate) fn add_all(&mut self, dataset: usize, chunks: u32) {
         self.all.push(List { dataset, runs: [(0, chunks)].into() });
     }
 
-    /// Chunks of a dataset that was passed over as those of other members may be this one's now.
+    /// Starts a dataset's list again, because chunks skipped as other members' chunks may belong to
+    /// this agent now.
     pub(crate) fn begin_again(&mut self, dataset: usize, chunks: u32) {
         if let Some(list) = self.all.iter_mut().find(|list| list.dataset == dataset) {
             list.runs = [(0, chunks)].into();
         }
     }
 
-    /// The next chunk of the prefetches that is not settled.
+    /// The next unsettled chunk of the prefetches.
     pub(crate) fn next_of_prefetches(
         &mut self,
         is_settled: impl Fn(ChunkKey) -> bool,
@@ -90,7 +92,7 @@ impl Backlog {
         None
     }
 
-    /// The next chunk of the whole datasets that is not settled.
+    /// The next unsettled chunk of the whole datasets.
     pub(crate) fn next_of_all(
         &mut self,
         is_settled: impl Fn(ChunkKey) -> bool,
@@ -98,7 +100,7 @@ impl Backlog {
         self.all.iter_mut().find_map(|list| list.next(&is_settled))
     }
 
-    /// A chunk has left memory, or could not be fetched just now.
+    /// Notes that a chunk has left memory, or that its fetch failed for now.
     pub(crate) fn is_absent_again(&mut self, key: ChunkKey) {
         let list = self.all.iter_mut().find(|list| list.dataset == key.dataset);
         let Some(list) = list else { return };
@@ -110,7 +112,7 @@ impl Backlog {
         }
     }
 
-    /// Chunks of the prefetches that are still to be looked at.
+    /// Chunks of prefetches not yet processed.
     pub(crate) fn waiting(&self) -> u64 {
         self.prefetches.iter().map(List::chunks).sum()
     }
@@ -154,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fill_looks_at_each_chunk_once_and_again_at_those_that_left() {
+    fn a_fill_checks_each_chunk_once_until_the_chunk_leaves_memory() {
         const CHUNKS: u32 = 1_000;
         let mut backlog = Backlog::default();
         backlog.add_all(0, CHUNKS);

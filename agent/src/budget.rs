@@ -1,6 +1,6 @@
-//! How much memory the agent may take.
+//! The memory limits of the agent.
 //!
-//! Must hold: the cgroup's free memory counts where it is less than the machine's.
+//! Must hold: the free memory of the cgroup counts where it is less than the machine's.
 
 use std::fs;
 use std::path::Path;
@@ -13,34 +13,34 @@ use dl_runtime::since_boot;
 pub struct Budget(pub u64);
 
 impl Default for Budget {
-    /// Half of what is free; 64 MiB where nobody says how much that is.
+    /// Half of the free memory; 64 MiB where the free memory is unknown.
     fn default() -> Self {
         Self(free_memory().map_or(64 << 20, |free| free / 2))
     }
 }
 
-/// Bytes that processes of this cgroup can still take: the least over all levels and the machine.
+/// Bytes available to processes of this cgroup: the minimum over all levels and the machine.
 pub fn free_memory() -> Option<u64> {
     levels().map(|level| level.free).min()
 }
 
-/// Bytes that may be taken before less than a tenth of the memory of the cgroup or the machine is free.
+/// Bytes available until only a tenth of the memory of the cgroup or the machine is free.
 fn spare_memory() -> u64 {
     let spare = |level: Level| level.free.saturating_sub(level.all / SHORT_PART);
     levels().map(spare).min().unwrap_or(u64::MAX)
 }
 
-/// Whether there is memory for one more slot, by what was seen a moment ago.
+/// Checks for memory for another slot, with figures of a moment ago.
 #[derive(Debug, Default)]
-pub(crate) struct Spare {
+pub(crate) struct SpareMemory {
     looked_at: Option<Duration>,
     bytes: u64,
-    /// Slots that had memory then.
+    /// Slots that had memory at that time.
     populated: u32,
 }
 
-impl Spare {
-    /// Whether slots up to `slot` may take memory; those below `populated` have.
+impl SpareMemory {
+    /// Whether slots up to `slot` may take memory; slots below `populated` have memory already.
     pub(crate) fn allows(&mut self, slot: u32, populated: u32, slot_bytes: u32) -> bool {
         let now = since_boot();
         if self.looked_at.is_none_or(|then| now.saturating_sub(then) >= LOOK) {
@@ -52,10 +52,10 @@ impl Spare {
     }
 }
 
-/// Between two looks at the memory.
+/// Interval between two readings of the free memory.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Memory is short when less than one of so many parts is free.
+/// Memory is short when less than `1 / SHORT_PART` is free.
 const SHORT_PART: u64 = 10;
 
 /// Memory of the machine or of a cgroup, in bytes.
@@ -64,9 +64,9 @@ struct Level {
     free: u64,
 }
 
-/// How one version of cgroups tells of memory.
+/// The memory files of a cgroup version.
 struct Version {
-    /// Among the controllers in the line of a process that names its cgroup.
+    /// Its name in the controller list of `/proc/PID/cgroup`.
     controller: &'static str,
     root: &'static str,
     bound: &'static str,
@@ -98,7 +98,7 @@ fn levels() -> impl Iterator<Item = Level> {
 }
 
 impl Version {
-    /// The cgroup of a process with such a `/proc/PID/cgroup`, and the cgroups around it.
+    /// The cgroup of a process with the given `/proc/PID/cgroup`, and its ancestors.
     fn levels(&self, own: &str) -> Vec<Level> {
         let path = own.lines().find_map(|line| {
             let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
@@ -110,7 +110,7 @@ impl Version {
         levels.filter_map(|level| self.level(level)).collect()
     }
 
-    /// None for a cgroup without a bound.
+    /// None for a cgroup without a limit.
     fn level(&self, cgroup: &Path) -> Option<Level> {
         let number =
             |file: &str| fs::read_to_string(cgroup.join(file)).ok()?.trim().parse::<u64>().ok();

@@ -1,8 +1,9 @@
-//! The slots of the arena: which chunk lies in which, who waits for it, and which one leaves.
+//! The slots of the arena: the chunk in each slot, the waiting workers, and the choice of chunks to
+//! drop.
 //!
-//! Must hold: a slot is filled only after its word was withdrawn and no page showed a pin; a chunk is
-//! fetched once at a time; every waiter is answered once; a kept chunk leaves for no
-//! other chunk while slots pass chunks through.
+//! Must hold: before a slot is filled, its table word is withdrawn and no page shows a pin. A chunk
+//! is fetched once at a time. Every waiter gets one answer. A kept chunk is not dropped for another
+//! chunk while there are slots for transient chunks.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -16,18 +17,18 @@ use tokio::sync::Notify;
 
 use crate::Policy;
 use crate::backlog::Backlog;
-use crate::budget::Spare;
+use crate::budget::SpareMemory;
 use crate::counts::Counts;
 use crate::dataset::{ChunkKey, Open};
-use crate::lent::{Borrower, LentSlots};
-use crate::plan::Plans;
-use crate::plan::Presence;
+use crate::orders::Orders;
+use crate::orders::Presence;
+use crate::peer_pins::{PeerPins, PeerWaiter};
 use crate::progress::Progress;
 
-/// Waits of one connection at most: a worker has one for each of its threads that asks.
+/// Maximum waits of a connection: a worker waits once for each of its reading threads.
 const WAITS_MAX: usize = 64;
 
-/// A worker that waits.
+/// A waiting worker.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Waiter {
     pub(crate) connection: u64,
@@ -37,61 +38,57 @@ pub(crate) struct Waiter {
     pub(crate) until: Duration,
 }
 
-/// What is known of a chunk that is not absent.
+/// The state of a chunk with a slot.
 #[derive(Debug)]
-pub(crate) enum Held {
+pub(crate) enum ChunkState {
     Filling {
         slot: u32,
         waiters: Vec<Waiter>,
-        borrowers: Vec<Borrower>,
+        peer_waiters: Vec<PeerWaiter>,
         progress: Arc<Progress>,
     },
-    /// With where its files begin and end.
-    Full {
-        slot: u32,
-        stay: Stay,
-        span: (u32, u32),
-    },
+    /// With the start and the end of its files in the slot.
+    Full { slot: u32, stay: Retention, span: (u32, u32) },
 }
 
-/// How long a chunk stays.
+/// How long a chunk stays in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stay {
+pub(crate) enum Retention {
     /// Until its slot is needed.
-    Passing,
-    /// Until there is no room for a chunk that is kept: another agent keeps it too.
+    Transient,
+    /// Until a kept chunk needs the slot; another agent keeps the chunk too.
     Copy,
-    /// Until the end.
+    /// Until the agent ends.
     Kept,
 }
 
-/// A chunk that came into its slot.
+/// A chunk whose bytes are in its slot.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Filled {
-    /// Where its files begin and end.
+    /// Start and end of its files in the slot.
     pub(crate) span: (u32, u32),
     pub(crate) origin: Origin,
 }
 
-/// Where a chunk came from.
+/// The origin of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Origin {
     Servers,
-    /// The servers, instead of another agent to which the chunk belongs.
+    /// The servers, although another agent owns the chunk.
     ServersInstead,
     /// Another agent.
     Peer,
 }
 
-/// A chunk that somebody is to fetch into a slot.
+/// A chunk to be fetched into a slot.
 #[derive(Debug)]
 pub(crate) struct Fetch {
     pub(crate) key: ChunkKey,
     pub(crate) slot: u32,
-    /// The file that is needed first.
+    /// The first file needed.
     pub(crate) first: Option<u32>,
     pub(crate) progress: Arc<Progress>,
-    /// Whether another agent asked for it: then it comes from the servers.
+    /// Whether another agent asked for the chunk, which then comes from the servers.
     pub(crate) is_for_peer: bool,
 }
 
@@ -102,9 +99,9 @@ pub(crate) struct Connection {
     pub(crate) dataset: usize,
     pub(crate) pins: PinPage,
     pub(crate) socket: Arc<Socket>,
-    /// Chunks that it reads next.
+    /// Chunks to be read next by the worker.
     pub(crate) hints: VecDeque<u32>,
-    /// Waits that are not answered.
+    /// Unanswered waits.
     pub(crate) open: usize,
 }
 
@@ -112,7 +109,7 @@ pub(crate) struct Connection {
 #[derive(Debug)]
 pub(crate) struct Cache {
     state: Mutex<State>,
-    /// Something changed that lets a fetch begin.
+    /// Notified when a fetch may begin.
     pub(crate) moved: Notify,
     pub(crate) policy: Policy,
     budget: u64,
@@ -120,44 +117,44 @@ pub(crate) struct Cache {
     pub(crate) fetches: AtomicUsize,
 }
 
-/// Everything that changes.
+/// The mutable state.
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// None before the first dataset: chunks of it say how large slots are.
+    /// None before the first dataset, whose chunks decide the size of slots.
     pub(crate) arena: Option<(Arc<Arena>, Arc<Vec<OwnedFd>>)>,
     pub(crate) datasets: Vec<Arc<Open>>,
     pub(crate) connections: BTreeMap<u64, Connection>,
-    pub(crate) held: HashMap<ChunkKey, Held>,
-    pub(crate) plans: Plans,
-    /// Of each dataset.
+    pub(crate) chunks: HashMap<ChunkKey, ChunkState>,
+    pub(crate) orders: Orders,
+    /// Indexed by dataset.
     pub(crate) counts: Vec<Counts>,
     pub(crate) backlog: Backlog,
     pub(super) free: Vec<u32>,
     /// Slots with a lower number have memory already. A higher slot takes memory at its first fill.
     pub(super) touched: u32,
-    pub(super) spare: Spare,
-    /// Whether there was no memory for a slot when one was last needed.
+    pub(super) spare: SpareMemory,
+    /// Whether the last request for a slot failed for lack of memory.
     pub(super) is_out_of_memory: bool,
-    /// Whether chunks stay when nobody needs them soon.
+    /// Whether chunks stay in memory without a reader.
     pub(super) keeps: bool,
-    /// Full and not kept, in the order in which they came.
+    /// Full transient chunks, oldest first.
     pub(super) passing: VecDeque<ChunkKey>,
-    /// Slots of fetches that failed while a reader had a pin on them.
+    /// Slots of failed fetches that a reader had pinned.
     pub(super) condemned: Vec<u32>,
-    /// Chunks that are wanted and for which there is no slot.
+    /// Wanted chunks without a slot.
     pub(crate) queue: VecDeque<(ChunkKey, Waiter)>,
-    /// Since boot: until then chunks that belong to others now are given over.
+    /// Since boot: until then kept chunks with new owners are handed over.
     pub(super) give_over_until: Duration,
-    /// Slots that other agents read.
-    pub(crate) lent: Arc<LentSlots>,
-    /// Changes with the chunks that stay.
+    /// Slots being sent to other agents.
+    pub(crate) peer_pins: Arc<PeerPins>,
+    /// Changes with the set of kept chunks.
     pub(crate) staying_generation: u32,
-    /// Chunks that stay until the end, and those that stay while there is room for them.
+    /// Number of chunks with `Retention::Kept` and with `Retention::Copy`.
     pub(crate) kept: u32,
     pub(crate) copies: u32,
-    /// Whether files of other agents come alone for a worker.
-    pub(super) are_files_alone: bool,
-    /// Chunks on their way for which there is room to stay.
+    /// Whether files come from other agents without their chunks for a worker.
+    pub(super) has_file_requests: bool,
+    /// Chunks being fetched with a reservation to be kept.
     pub(super) reserved: u32,
     pub(super) generation: u64,
     next_connection: u64,
@@ -170,24 +167,25 @@ impl Cache {
         Self { state: Mutex::new(state), moved: Notify::new(), policy, budget, fetches }
     }
 
-    /// Whether somebody reads along an order, or waits for memory.
+    /// Whether a worker reads along an order, or waits for memory.
     pub(crate) fn is_followed(&self) -> bool {
         let state = self.state();
-        state.is_short() || state.plans.are_read()
+        state.is_short() || state.orders.are_read()
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes that it may hold.
+    /// The memory budget in bytes.
     pub(crate) fn budget(&self) -> u64 {
         self.budget
     }
 }
 
 impl State {
-    /// The arena; made for chunks of a dataset if there is none. An error says why its chunks don't fit.
+    /// Creates the arena for the chunks of a dataset if there is none. An error explains why the
+    /// chunks don't fit.
     pub(crate) fn arena_for(&mut self, chunk: u32, budget: u64) -> Result<(), String> {
         if let Some((arena, _)) = &self.arena {
             let slot_bytes = arena.shape().slot_bytes;
@@ -195,13 +193,15 @@ impl State {
                 return Ok(());
             }
             return Err(format!(
-                "its chunks have {chunk} bytes, and the slots of this task's agent {slot_bytes}"
+                "its chunks of {chunk} bytes exceed the slots of this task's agent, {slot_bytes} bytes"
             ));
         }
         let slots = (budget / u64::from(chunk)).min(u64::from(libdiesel::agent::SLOTS_MAX));
         let shape = Shape { slot_bytes: chunk, slots: slots as u32 };
         if shape.slots == 0 {
-            return Err(format!("{budget} bytes of memory hold no chunk of {chunk}"));
+            return Err(format!(
+                "the memory budget of {budget} bytes is less than one chunk of {chunk} bytes"
+            ));
         }
         let (arena, files) = Arena::create(shape).map_err(|why| why.to_string())?;
         self.free = (0..shape.slots).rev().collect();
@@ -213,7 +213,7 @@ impl State {
         self.arena.as_ref().map_or(0, |(arena, _)| arena.shape().slots)
     }
 
-    /// Slots that hold a chunk or are being filled.
+    /// Slots being filled or holding a chunk.
     pub(crate) fn used(&self) -> u32 {
         self.slots().saturating_sub(self.free.len() as u32)
     }
@@ -227,19 +227,19 @@ impl State {
         number
     }
 
-    /// Views of all workers together leave half of the slots to others.
+    /// All workers' views together may pin half of the slots.
     fn share_views(&self) {
         let share = self.slots() / 2 / (self.connections.len() as u32).max(1);
         self.connections.values().for_each(|one| one.pins.set(Gauge::ViewsMax, share.into()));
     }
 
-    /// A connection reads along no order any more.
+    /// Ends the order of a connection.
     pub(crate) fn end_order(&mut self, number: u64) {
         self.follow();
-        self.plans.leave(number);
+        self.orders.leave(number);
     }
 
-    /// Forgets a connection with all its pins.
+    /// Removes a connection with all its pins.
     pub(crate) fn leave(&mut self, number: u64) {
         self.end_order(number);
         let Some(gone) = self.connections.remove(&number) else { return };
@@ -253,8 +253,8 @@ impl State {
         self.share_views();
     }
 
-    /// A worker waits for a chunk: it is answered now, or once the chunk is there. Gives the fetch that
-    /// this takes.
+    /// Registers a waiting worker: the answer follows at once, or when the chunk is in memory.
+    /// Returns the fetch to start, if any.
     pub(crate) fn want(&mut self, key: ChunkKey, waiter: Waiter) -> Option<Fetch> {
         let is_legal = self.has(key);
         let connection = self.connections.get_mut(&waiter.connection)?;
@@ -267,17 +267,17 @@ impl State {
     }
 
     fn want_again(&mut self, key: ChunkKey, waiter: Waiter, is_legal: bool) -> Option<Fetch> {
-        match self.held.get_mut(&key) {
+        match self.chunks.get_mut(&key) {
             _ if !is_legal => {
-                self.refuse(waiter, "the chunk can't be had as a whole");
+                self.refuse(waiter, "the chunk was found damaged, or its number is unknown");
                 None
             }
-            Some(Held::Full { slot, .. }) => {
+            Some(ChunkState::Full { slot, .. }) => {
                 let slot = *slot;
                 self.hand_over(waiter, slot);
                 None
             }
-            Some(Held::Filling { waiters, .. }) => {
+            Some(ChunkState::Filling { waiters, .. }) => {
                 let now = since_boot();
                 let over: Vec<_> = waiters.extract_if(.., |one| one.until < now).collect();
                 waiters.push(waiter);
@@ -285,7 +285,7 @@ impl State {
                 None
             }
             None => {
-                if self.free.is_empty() && self.plans.is_too_large(waiter.connection) {
+                if self.free.is_empty() && self.orders.is_too_large(waiter.connection) {
                     self.refuse(waiter, "a group of the order does not fit into memory");
                     return None;
                 }
@@ -300,14 +300,14 @@ impl State {
         }
     }
 
-    /// Whether there is such a chunk, and it was not found damaged.
+    /// Whether the chunk exists and was not found damaged.
     pub(crate) fn has(&self, key: ChunkKey) -> bool {
         let open = self.datasets.get(key.dataset);
         open.is_some_and(|open| key.chunk < open.snapshot.holders())
-            && !self.plans.is_passed_over(key)
+            && !self.orders.is_excluded(key)
     }
 
-    /// A worker reads these chunks next. As many as half of its share of the slots are fetched ahead.
+    /// Notes the next chunks of a worker, as far as half of its share of the slots.
     pub(crate) fn hint(&mut self, connection: u64, chunks: Vec<u32>) {
         let most = self.slots() as usize / 2 / self.connections.len().max(1);
         if let Some(connection) = self.connections.get_mut(&connection) {
@@ -315,14 +315,14 @@ impl State {
         }
     }
 
-    /// The next chunk of the hints that is absent.
+    /// The next absent chunk of the hints.
     fn next_hint(&mut self) -> Option<ChunkKey> {
-        let (held, plans, datasets) = (&self.held, &self.plans, &self.datasets);
+        let (held, orders, datasets) = (&self.chunks, &self.orders, &self.datasets);
         self.connections.values_mut().find_map(|one| {
             let holders = datasets.get(one.dataset)?.snapshot.holders();
             loop {
                 let key = ChunkKey { dataset: one.dataset, chunk: *one.hints.front()? };
-                if key.chunk < holders && !held.contains_key(&key) && !plans.is_passed_over(key) {
+                if key.chunk < holders && !held.contains_key(&key) && !orders.is_excluded(key) {
                     return Some(key);
                 }
                 one.hints.pop_front();
@@ -330,29 +330,31 @@ impl State {
         })
     }
 
-    /// The next chunk that is worth a fetch before anybody waits for it: one that an order needs soon,
-    /// else one of a prefetch, else with `oneshot` any other one, in the order of first need where an
-    /// order is known.
+    /// The next chunk worth a fetch before a worker waits for it. Chunks that an order needs soon
+    /// come first, then prefetches. With `oneshot` all other chunks follow, in the order of first
+    /// need where an order is known.
     pub(crate) fn ahead(&mut self, policy: Policy) -> Option<Fetch> {
         let staying = self.kept + self.copies;
         let room = self.usable_slots().saturating_sub(staying).saturating_sub(self.workers());
-        let presence = |key| match self.held.get(&key) {
+        let presence = |key| match self.chunks.get(&key) {
             None => Presence::Absent,
-            Some(Held::Full { stay: Stay::Kept | Stay::Copy, .. }) => Presence::Kept,
-            Some(_) => Presence::Passing,
+            Some(ChunkState::Full { stay: Retention::Kept | Retention::Copy, .. }) => {
+                Presence::Kept
+            }
+            Some(_) => Presence::Transient,
         };
         let next = match policy {
             Policy::None => None,
-            _ => self.plans.next(room, presence).or_else(|| self.next_hint()),
+            _ => self.orders.next(room, presence).or_else(|| self.next_hint()),
         };
         if let Some(key) = next {
             let slot = self.take_slot(key, false);
-            // Prefetches come behind it.
+            // Prefetches wait for the chunks of orders.
             self.backlog.is_stuck = slot.is_none();
             return Some(self.begin(key, slot?, None));
         }
-        let is_there = |key| self.held.contains_key(&key);
-        let is_settled = |key| is_there(key) || self.plans.is_passed_over(key);
+        let is_there = |key| self.chunks.contains_key(&key);
+        let is_settled = |key| is_there(key) || self.orders.is_excluded(key);
         if let Some(key) = self.backlog.next_of_prefetches(is_settled) {
             let open = self.datasets.get(key.dataset);
             let is_own = open.is_some_and(|open| open.peers.owns(key.chunk));
@@ -368,20 +370,20 @@ impl State {
             return None;
         }
         let datasets = &self.datasets;
-        // Each chunk is fetched by the member to which it belongs.
+        // Each chunk is fetched by the member that owns the chunk.
         let is_of_others = |key: ChunkKey| {
             datasets.get(key.dataset).is_some_and(|open| !open.peers.owns(key.chunk))
         };
-        let is_there = |key| self.held.contains_key(&key) || is_of_others(key);
-        let next = self.plans.beyond(is_there);
-        let is_settled = |key| is_there(key) || self.plans.is_passed_over(key);
+        let is_there = |key| self.chunks.contains_key(&key) || is_of_others(key);
+        let next = self.orders.beyond(is_there);
+        let is_settled = |key| is_there(key) || self.orders.is_excluded(key);
         let key = next.or_else(|| self.backlog.next_of_all(is_settled))?;
         let slot = self.slot_for_kept(key)?;
         Some(self.begin(key, slot, None))
     }
 
-    /// Notes chunks of the dataset of a connection that are to be fetched as far as memory goes; false
-    /// when too many are asked for already.
+    /// Notes a prefetch of chunks for the dataset of a connection; false when too many prefetches
+    /// wait.
     pub(crate) fn prefetch(&mut self, connection: u64, runs: Vec<(u32, u32)>) -> bool {
         let Some(dataset) = self.connections.get(&connection).map(|one| one.dataset) else {
             return false;
@@ -392,37 +394,48 @@ impl State {
 
     fn begin(&mut self, key: ChunkKey, slot: u32, waiter: Option<Waiter>) -> Fetch {
         let open = self.datasets.get(key.dataset);
-        // Other agents wait for what belongs to this one.
+        // Other agents wait for chunks owned by this agent.
         let is_own = open.is_some_and(|open| open.peers.owns(key.chunk));
         let progress = Arc::new(Progress::new(is_own));
         let (first, waiters) = (waiter.map(|waiter| waiter.file), Vec::from_iter(waiter));
-        let (borrowers, of_held) = (Vec::new(), Arc::clone(&progress));
-        self.held.insert(key, Held::Filling { slot, waiters, borrowers, progress: of_held });
+        let (peer_waiters, of_held) = (Vec::new(), Arc::clone(&progress));
+        self.chunks
+            .insert(key, ChunkState::Filling { slot, waiters, peer_waiters, progress: of_held });
         Fetch { key, slot, first, progress, is_for_peer: false }
     }
 
-    /// Another agent waits for the chunk.
-    pub(crate) fn begin_for_peer(&mut self, key: ChunkKey, slot: u32, borrower: Borrower) -> Fetch {
+    /// Starts a fetch for another agent.
+    pub(crate) fn begin_for_peer(
+        &mut self,
+        key: ChunkKey,
+        slot: u32,
+        peer_waiter: PeerWaiter,
+    ) -> Fetch {
         let progress = Arc::new(Progress::new(true));
         self.reserve(&progress);
-        let (waiters, borrowers) = (Vec::new(), vec![borrower]);
+        let (waiters, peer_waiters) = (Vec::new(), vec![peer_waiter]);
         let of_held = Arc::clone(&progress);
-        self.held.insert(key, Held::Filling { slot, waiters, borrowers, progress: of_held });
+        self.chunks
+            .insert(key, ChunkState::Filling { slot, waiters, peer_waiters, progress: of_held });
         Fetch { key, slot, first: None, progress, is_for_peer: true }
     }
 
-    /// A file of a chunk that is being filled is there: whoever waits for that file is answered.
+    /// Answers the workers waiting for a file whose chunk is still being filled.
     pub(crate) fn file_is_there(&mut self, key: ChunkKey, file: u32) {
-        let Some(Held::Filling { slot, waiters, .. }) = self.held.get_mut(&key) else { return };
+        let Some(ChunkState::Filling { slot, waiters, .. }) = self.chunks.get_mut(&key) else {
+            return;
+        };
         let slot = *slot;
         let ready: Vec<_> = waiters.extract_if(.., |waiter| waiter.file == file).collect();
         ready.into_iter().for_each(|waiter| self.hand_over(waiter, slot));
     }
 
-    /// All of a chunk is in its slot, and was found right.
+    /// Publishes a chunk after all its bytes were checked in the slot.
     pub(crate) fn filled(&mut self, key: ChunkKey, filled: Filled) {
-        let filling = self.held.remove(&key);
-        let Some(Held::Filling { slot, waiters, borrowers, progress }) = filling else { return };
+        let filling = self.chunks.remove(&key);
+        let Some(ChunkState::Filling { slot, waiters, peer_waiters, progress }) = filling else {
+            return;
+        };
         let is_reserved = self.unreserve(&progress);
         let Filled { span, origin } = filled;
         if let Some(counts) = self.counts.get_mut(key.dataset) {
@@ -435,37 +448,37 @@ impl State {
                 counts.bytes_from_servers += bytes;
             }
         }
-        self.plans.came(key, origin == Origin::Peer);
+        self.orders.came(key, origin == Origin::Peer);
         let open = self.datasets.get(key.dataset);
         let is_own = open.is_some_and(|open| open.peers.owns(key.chunk));
         let stay = self.stay(origin == Origin::Servers || is_own, is_reserved);
         match stay {
-            Stay::Passing => self.passing.push_back(key),
-            Stay::Copy => self.copies += 1,
-            Stay::Kept => self.kept += 1,
+            Retention::Transient => self.passing.push_back(key),
+            Retention::Copy => self.copies += 1,
+            Retention::Kept => self.kept += 1,
         }
         self.staying_generation =
-            self.staying_generation.wrapping_add((stay != Stay::Passing).into());
-        self.held.insert(key, Held::Full { slot, stay, span });
+            self.staying_generation.wrapping_add((stay != Retention::Transient).into());
+        self.chunks.insert(key, ChunkState::Full { slot, stay, span });
         if let Some(open) = self.datasets.get(key.dataset).map(Arc::clone) {
             self.show(&open, key, slot);
         }
         waiters.into_iter().for_each(|waiter| self.hand_over(waiter, slot));
-        self.lend_to(borrowers, key, slot, span);
+        self.answer_peers(peer_waiters, key, slot, span);
     }
 
-    /// A chunk can't be had.
+    /// Gives up a chunk after a failed fetch.
     pub(crate) fn lost(&mut self, key: ChunkKey, why: &str, is_final: bool) {
-        // Agents that wait for it learn it when their borrowers are dropped.
-        let filling = self.held.remove(&key);
-        let Some(Held::Filling { slot, waiters, progress, .. }) = filling else { return };
+        // Dropping the peer waiters tells the waiting agents.
+        let filling = self.chunks.remove(&key);
+        let Some(ChunkState::Filling { slot, waiters, progress, .. }) = filling else { return };
         self.unreserve(&progress);
         if let Some(counts) = self.counts.get_mut(key.dataset) {
             counts.failed_fetches += 1;
         }
         self.condemned.push(slot);
         if is_final {
-            self.plans.pass_over(key);
+            self.orders.exclude(key);
         } else {
             self.backlog.is_absent_again(key);
         }
@@ -473,25 +486,24 @@ impl State {
         self.reuse_condemned();
     }
 
-    /// Looks how far each reader is.
+    /// Reads the position of each reader.
     pub(crate) fn follow(&mut self) {
         let connections = &self.connections;
-        self.plans.turn(|connection| {
+        self.orders.follow(|connection| {
             connections.get(&connection).map(|one| one.pins.get(Gauge::Position))
         });
     }
 
-    /// Orders have moved on: what they no longer need may leave, and kept chunks make room for
-    /// orders that came.
-    pub(crate) fn turn(&mut self) -> Vec<Fetch> {
+    /// Drops kept chunks above the limit, and retries the queue. Returns the fetches to start.
+    pub(crate) fn retry_queue(&mut self) -> Vec<Fetch> {
         self.reuse_condemned();
         self.follow();
         while self.kept + self.copies > self.keep_max() {
-            if !self.let_pass(Stay::Copy) && !self.let_pass(Stay::Kept) {
+            if !self.demote(Retention::Copy) && !self.demote(Retention::Kept) {
                 break;
             }
         }
-        self.tell_of_files();
+        self.announce_file_requests();
         let now = since_boot();
         let waiting = std::mem::take(&mut self.queue);
         let mut fetches = Vec::new();
@@ -506,39 +518,39 @@ impl State {
         fetches
     }
 
-    /// Whether somebody waits for a slot.
+    /// Whether a worker waits for a slot.
     pub(crate) fn is_short(&self) -> bool {
         !self.queue.is_empty()
     }
 
-    /// Pins a slot for a waiter and tells it, unless it has given up.
+    /// Pins a slot for a waiter and answers, unless the waiter has given up.
     fn hand_over(&mut self, waiter: Waiter, slot: u32) {
         let Some(connection) = self.connections.get_mut(&waiter.connection) else { return };
         connection.open = connection.open.saturating_sub(1);
         if connection.pins.pin_for_reader(slot, waiter.id) {
-            tell(connection, &FromAgent::Here { id: waiter.id });
+            send_answer(connection, &FromAgent::Here { id: waiter.id });
         }
     }
 
     fn refuse(&mut self, waiter: Waiter, why: &str) {
         if let Some(connection) = self.connections.get_mut(&waiter.connection) {
             connection.open = connection.open.saturating_sub(1);
-            tell(connection, &FromAgent::NotHere { id: waiter.id, reason: why.to_owned() });
+            send_answer(connection, &FromAgent::NotHere { id: waiter.id, reason: why.to_owned() });
         }
     }
 
-    /// A sign of life in all tables.
+    /// Writes a sign of life into all tables.
     pub(crate) fn beat(&self) {
         let now = u64::try_from(since_boot().as_millis()).unwrap_or(u64::MAX);
         self.datasets.iter().for_each(|open| open.table.beat(now));
     }
 }
 
-/// Sends without a wait: a worker has few questions open, so its socket has room. One that takes
-/// nothing loses its connection, and with it its pins.
-pub(crate) fn tell(connection: &Connection, message: &FromAgent) {
+/// Sends without waiting. A worker has few open requests, so its socket has room. A worker that
+/// takes no answer loses its connection and its pins.
+pub(crate) fn send_answer(connection: &Connection, message: &FromAgent) {
     if let Err(why) = connection.socket.send(message, &[], Duration::ZERO) {
-        tracing::debug!(pid = connection.pid, %why, "a worker does not take an answer");
+        tracing::debug!(pid = connection.pid, %why, "send an answer to a worker");
         connection.socket.end();
     }
 }

@@ -1,8 +1,8 @@
-//! Counts of what an agent did.
+//! Counts of an agent's work.
 //!
-//! Must hold: the counts of a dataset cover connections that have ended.
+//! Must hold: the counts of a dataset include ended connections.
 
-/// Counts of what came and went.
+/// Counts of chunks, bytes and files.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Counts {
     pub(crate) chunks_from_servers: u64,
@@ -13,7 +13,7 @@ pub(crate) struct Counts {
     pub(crate) files_from_peers: u64,
     pub(crate) files_to_peers: u64,
     pub(crate) failed_fetches: u64,
-    /// Of connections that have ended.
+    /// Only of ended connections.
     pub(crate) hits: u64,
     pub(crate) misses: u64,
     pub(crate) hit_bytes: u64,
@@ -22,7 +22,7 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// Of all datasets together.
+    /// The sum over all datasets.
     pub(crate) fn of_all(counts: &[Self]) -> Self {
         counts.iter().fold(Self::default(), |all, one| Self {
             chunks_from_servers: all.chunks_from_servers + one.chunks_from_servers,

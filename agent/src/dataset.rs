@@ -1,6 +1,7 @@
-//! A dataset version that the agent serves: its snapshot, its table, and where its chunks come from.
+//! A dataset version served by the agent: its snapshot, its table, and the source of its chunks.
 //!
-//! Must hold: the version never changes while the agent lives, and all workers get the same one.
+//! Must hold: the version never changes while the agent lives, and all workers get the same
+//! version.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -13,17 +14,17 @@ use libdiesel::{Client, ConnectOptions, Dataset, Kind, Snapshot, SnapshotCache};
 
 use crate::peers::Peers;
 
-/// Connections to each server: one agent fetches what many processes would fetch.
+/// Connections to each server: one agent fetches for many processes.
 const CONNECTIONS: usize = 4;
 
-/// A chunk of one of the datasets, or, behind the chunks, a part of a large file.
+/// A chunk of a dataset. Numbers behind the chunks mean parts of large files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ChunkKey {
     pub(crate) dataset: usize,
     pub(crate) chunk: u32,
 }
 
-/// What the agent has of a dataset.
+/// An open dataset.
 #[derive(Debug)]
 pub(crate) struct Open {
     pub(crate) name: String,
@@ -31,16 +32,16 @@ pub(crate) struct Open {
     pub(crate) first_files: Arc<[u32]>,
     pub(crate) table: Table,
     pub(crate) source: ChunkSource,
-    /// The way to the servers.
+    /// The connection to the servers.
     pub(crate) dataset: Dataset,
-    /// The other agents that read it.
+    /// The other agents that read the dataset.
     pub(crate) peers: Peers,
-    /// For workers.
+    /// Descriptors for workers.
     pub(crate) snapshot_file: OwnedFd,
     pub(crate) table_file: OwnedFd,
 }
 
-/// Why a dataset can't be opened.
+/// The reason for a dataset that can't be opened.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     pub(crate) is_missing: bool,
@@ -60,15 +61,15 @@ impl From<libdiesel::Error> for Refusal {
 }
 
 impl Open {
-    /// Finds a dataset by its servers. Blocks.
+    /// Finds a dataset on its servers. Blocks.
     pub(crate) fn find(name: &str, servers: &Servers) -> Result<Dataset, Refusal> {
         let legal = DatasetName::new(name).map_err(|why| Refusal::because(&why))?;
         let options = ConnectOptions { connections_per_server: CONNECTIONS, ..servers.options() };
         Ok(Client::connect(options)?.dataset(&legal)?)
     }
 
-    /// Opens a dataset at the version that the task reads; at the newest one where no version is known,
-    /// or the servers have none of it. Blocks.
+    /// Opens a dataset at the version read by the task. The newest version is used if the task's
+    /// version is unknown or gone from the servers. Blocks.
     pub(crate) fn new(
         name: &str,
         dataset: &Dataset,
@@ -80,14 +81,19 @@ impl Open {
         let dataset = match of_task {
             Some(Err(why)) if why.kind() == Kind::NotFound => {
                 let why = chain(&why);
-                tracing::warn!(dataset = name, ?version, why, "the version of the task is gone");
+                tracing::warn!(
+                    dataset = name,
+                    ?version,
+                    why,
+                    "the servers no longer have the version of the task"
+                );
                 dataset.with_snapshot(cache.as_ref())?
             }
             Some(opened) => opened?,
             None => dataset.with_snapshot(cache.as_ref())?,
         };
         let Some(snapshot) = dataset.snapshot().map(Arc::clone) else {
-            let reason = "the snapshot is not there".to_owned();
+            let reason = "the dataset has no snapshot".to_owned();
             return Err(Refusal { is_missing: false, reason });
         };
         let first_files = snapshot.first_files()?;
@@ -112,8 +118,8 @@ impl Open {
 }
 
 impl Open {
-    /// Takes note of what the servers say of the task; gives whether the members have changed.
-    pub(crate) fn hear(&self, joined: &TaskMembership) -> bool {
+    /// Takes the servers' answer for the task; returns whether the members have changed.
+    pub(crate) fn apply_membership(&self, joined: &TaskMembership) -> bool {
         let version = self.snapshot.version();
         if joined.version != Some(version) {
             let told = joined.version.map(|version| version.to_string());

@@ -1,24 +1,24 @@
-//! Where the chunks of each epoch came from: the share of this node's own memory grows as copies stay.
+//! The origins of each epoch's chunks: the share of this node's own memory grows as copies stay.
 //!
-//! Must hold: a bounded number of epochs is remembered, the last ones.
+//! Must hold: only a bounded number of epochs is stored, the last ones.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Epochs that are remembered.
+/// Number of stored epochs.
 const EPOCHS_MAX: usize = 64;
 
 /// Chunks of one epoch, over all orders of this node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EpochStatus {
-    /// Counted from 0.
+    /// The number of the epoch, from 0.
     pub epoch: u64,
-    /// Chunks of the groups that were read to their end, each group's for itself.
+    /// Chunks of the groups read to their end; a chunk in two groups counts twice.
     pub chunks: u64,
-    /// Chunks that came from other agents for it.
+    /// Chunks fetched from other agents for the epoch.
     pub from_peers: u64,
-    /// Chunks that came from the servers for it.
+    /// Chunks fetched from the servers for the epoch.
     pub from_servers: u64,
 }
 
@@ -35,7 +35,7 @@ impl Epochs {
         self.0.entry(epoch).or_insert(EpochStatus { epoch, ..EpochStatus::default() })
     }
 
-    /// All of them, the first one first.
+    /// All counts, the first epoch first.
     pub(crate) fn all(&self) -> Vec<EpochStatus> {
         self.0.values().copied().collect()
     }

@@ -1,7 +1,8 @@
-//! Small files that come from other agents alone, for reads in no order while there is no room for whole chunks.
+//! Small files fetched from other agents without their chunks, for reads in no order while there is
+//! no room for whole chunks.
 //!
-//! Must hold: a worker's wait is answered once; a slot with such files is in no table, and is filled again only
-//! when nobody pins it.
+//! Must hold: a worker's wait gets one answer. A slot with such files is in no table, and is filled
+//! again only when no worker pins it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,21 +11,22 @@ use dl_runtime::spawn;
 use libdiesel::FilePlace;
 use libdiesel::agent::{Arena, FromAgent, Gauge, MemberId, NO_FILE, WantFiles};
 
-use crate::cache::{Cache, State, tell};
+use crate::cache::{Cache, State, send_answer};
 use crate::dataset::Open;
 use crate::peers::{FILES_BYTES_MAX, FILES_MAX, IncomingFiles, Link};
 
-/// Files that one other agent is asked for.
+/// Files requested from one agent.
 struct Part {
     link: Arc<Link>,
-    /// Where the first one comes to.
+    /// Offset of the first file in the slot.
     start: u32,
-    /// Each with its index among the wanted ones.
+    /// Each file with its index in the worker's request.
     files: Vec<(usize, (u32, FilePlace))>,
 }
 
 impl Cache {
-    /// Answers a worker that wants files: where in a slot they lie that other agents gave.
+    /// Answers a worker's request for files: the offsets in a slot of the files received from other
+    /// agents.
     pub(crate) fn want_files(self: &Arc<Self>, connection: u64, want: WantFiles) {
         let WantFiles { id, files } = want;
         let begun = self.state().begin_files(connection, &files);
@@ -56,8 +58,8 @@ impl Cache {
 }
 
 impl State {
-    /// Who gives which of these files of the dataset of a connection, and the slot that they come into; none
-    /// where nobody does, or there is no slot.
+    /// The requests to other agents for the given files, and the slot for the files. None if no
+    /// agent has any of the files, or there is no slot.
     fn begin_files(
         &mut self,
         connection: u64,
@@ -82,29 +84,29 @@ impl State {
             }
             let is_waiting = slot.is_none_or(|slot| one.pins.pin_for_reader(slot, id));
             if is_waiting {
-                tell(one, &FromAgent::HereFiles { id, offsets });
+                send_answer(one, &FromAgent::HereFiles { id, offsets });
             }
         }
         self.condemned.extend(slot);
     }
 
-    /// Tells workers that follow no order whether files should come alone: where a chunk of another agent
-    /// would not stay.
-    pub(crate) fn tell_of_files(&mut self) {
+    /// Announces to workers without an order whether to request files without chunks. They do so
+    /// when another agent's chunk could not be kept here.
+    pub(crate) fn announce_file_requests(&mut self) {
         let has_room = self.can_copy();
         let mut are_alone = false;
         for (number, one) in &self.connections {
             let has_peers =
                 || self.datasets.get(one.dataset).is_some_and(|open| open.peers.connected() > 0);
-            let is_alone = !has_room && !self.plans.reads(*number) && has_peers();
+            let is_alone = !has_room && !self.orders.reads(*number) && has_peers();
             one.pins.set(Gauge::FilesAlone, is_alone.into());
             are_alone |= is_alone;
         }
-        self.are_files_alone = are_alone;
+        self.has_file_requests = are_alone;
     }
 }
 
-/// The files that other agents keep, by agent, as many as fit into a slot and into a request.
+/// The files kept by other agents, by agent, as many as fit into a slot and a request.
 fn parts(open: &Open, files: &[u32], slot_bytes: u32) -> Vec<Part> {
     let most = u64::from(slot_bytes).min(FILES_BYTES_MAX as u64);
     let mut parts: BTreeMap<MemberId, (Arc<Link>, u64, Vec<_>)> = BTreeMap::new();

@@ -1,8 +1,9 @@
 //! Fetching a chunk into its slot.
 //!
-//! Must hold: a chunk is shown only after each of its files had the checksum of the snapshot; damaged
-//! bytes are fetched once more, past the copies of a fast store; a file that a worker waits for is
-//! handed over before the rest of its chunk is there; what another agent can't give comes from the servers.
+//! Must hold: a chunk is published only after the checksum of each file matched the snapshot.
+//! Damaged bytes are fetched once more, bypassing the copies of a fast store. A file awaited by a
+//! worker is handed over before the rest of its chunk arrives. Bytes missing from another agent
+//! come from the servers.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,24 +18,24 @@ use libdiesel::{Error, FilePlace, Kind};
 
 use crate::cache::{Cache, Fetch, Filled, Origin};
 use crate::dataset::{ChunkKey, Open, chain};
-use crate::peers::{Got, Incoming};
+use crate::peers::{ChunkOutcome, Incoming};
 use crate::progress::Progress;
 
-/// After a fetch that no server answered the next one that nobody waits for begins later.
+/// Delay of the next fetch ahead after a fetch without an answer from any server.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Chunks that are fetched at once before anybody waits for them.
+/// Maximum of concurrent fetches ahead.
 const FETCHES_MAX: usize = 12;
 
 impl Cache {
     /// Begins a fetch.
     pub(crate) fn fetch(self: &Arc<Self>, fetch: Fetch) {
-        // What other agents ask for takes no place of what is read here.
+        // Fetches for other agents don't count against this limit.
         self.fetches.fetch_add((!fetch.is_for_peer).into(), Ordering::Relaxed);
         start(self, fetch);
     }
 
-    /// Begins as many fetches as may run at once, of chunks that are needed soon.
+    /// Starts fetches ahead up to the limit.
     pub(crate) fn fetch_ahead(self: &Arc<Self>) {
         while self.fetches.load(Ordering::Relaxed) < FETCHES_MAX {
             let Some(fetch) = self.state().ahead(self.policy) else { return };
@@ -42,7 +43,7 @@ impl Cache {
         }
     }
 
-    /// A fetch is no longer under way: the next ones may begin.
+    /// Ends a fetch; the next fetches may start.
     fn ended_a_fetch(self: &Arc<Self>, is_for_peer: bool) {
         self.fetches.fetch_sub((!is_for_peer).into(), Ordering::Relaxed);
         self.fetch_ahead();
@@ -52,28 +53,28 @@ impl Cache {
     }
 }
 
-/// A chunk and where its files are.
+/// A chunk being fetched, with the places of its files.
 struct Wanted {
     key: ChunkKey,
     slot: u32,
     id: ChunkId,
-    /// By their ends.
+    /// Sorted by end.
     files: Arc<[(u32, FilePlace)]>,
-    /// The file that is needed first.
+    /// The first file needed.
     first: Option<u32>,
     progress: Arc<Progress>,
     is_for_peer: bool,
 }
 
-/// Why a chunk is not in its slot.
+/// The reason for a failed fetch.
 enum Failure {
-    /// Another fetch of it would fail too.
+    /// Another fetch of the chunk would fail too.
     Final(String),
-    /// No server could be asked.
+    /// No server answered.
     Away(String),
 }
 
-/// Begins to fetch a chunk.
+/// Starts the fetch of a chunk.
 fn start(cache: &Arc<Cache>, fetch: Fetch) {
     let (open, arena) = {
         let state = cache.state();
@@ -92,7 +93,7 @@ fn start(cache: &Arc<Cache>, fetch: Fetch) {
         match filled {
             Ok(filled) => cache.state().filled(key, filled),
             Err(Failure::Final(why)) => {
-                tracing::warn!(dataset = open.name, chunk = key.chunk, why, "a chunk can't be had");
+                tracing::warn!(dataset = open.name, chunk = key.chunk, why, "fetch a chunk");
                 cache.state().lost(key, &why, true);
             }
             Err(Failure::Away(why)) => {
@@ -100,7 +101,7 @@ fn start(cache: &Arc<Cache>, fetch: Fetch) {
                     dataset = open.name,
                     chunk = key.chunk,
                     why,
-                    "no server gives a chunk"
+                    "fetch a chunk: no server answered"
                 );
                 cache.state().lost(key, &why, false);
                 SystemClock::new().sleep(PAUSE).await;
@@ -126,7 +127,7 @@ fn wanted(open: &Open, fetch: Fetch) -> Result<Wanted, String> {
     let mut files = Vec::with_capacity(numbers.len());
     for number in numbers {
         let mut place = open.snapshot.place(number).map_err(said)?;
-        // Of a large file the last piece lies here.
+        // A large file has its last piece in this chunk.
         place = open.snapshot.pieces(number).map_err(said)?.pop().unwrap_or(place);
         if u64::from(place.offset).saturating_add(place.length) > u64::from(length) {
             return Err(format!("file {number} ends behind the end of its chunk"));
@@ -139,7 +140,7 @@ fn wanted(open: &Open, fetch: Fetch) -> Result<Wanted, String> {
     Ok(of_files(id, files))
 }
 
-/// Fetches all of it.
+/// Fetches all files of a chunk.
 async fn fill(
     cache: &Cache,
     open: &Open,
@@ -159,8 +160,8 @@ async fn fill(
 }
 
 impl Wanted {
-    /// Has other agents give it: so many files are right now, and whose chunk it is when the servers
-    /// give the others.
+    /// Asks other agents for the chunk. Returns the number of correct files, and the origin of the
+    /// chunk if the servers deliver the rest.
     async fn ask_peers(&self, cache: &Cache, open: &Open, arena: &Arc<Arena>) -> (usize, Origin) {
         let can_keep = cache.state().reserve(&self.progress);
         let sources = open.peers.sources(self.key.chunk, can_keep).await;
@@ -174,22 +175,16 @@ impl Wanted {
             let incoming = Incoming::new(Arc::clone(arena), self.slot, files, progress);
             let is_right = |right| self.hand_over_first(cache, right);
             match link.chunk(self.key.chunk, incoming, is_right).await {
-                Got::Whole => {
+                ChunkOutcome::Complete => {
                     let span = span_of(&self.files);
                     link.came((span.end - span.start).into());
                     return (self.files.len(), Origin::Peer);
                 }
-                Got::Elsewhere => {}
-                Got::Away => has_failed = true,
-                Got::Broken { right, why } => {
+                ChunkOutcome::Absent => {}
+                ChunkOutcome::Disconnected => has_failed = true,
+                ChunkOutcome::Failed { right, why } => {
                     let (dataset, chunk, peer) = (&open.name, self.key.chunk, &link.address);
-                    tracing::debug!(
-                        dataset,
-                        chunk,
-                        peer,
-                        why,
-                        "another agent did not give a chunk"
-                    );
+                    tracing::debug!(dataset, chunk, peer, why, "fetch a chunk from another agent");
                     return (right, Origin::ServersInstead);
                 }
             }
@@ -198,18 +193,19 @@ impl Wanted {
         (0, if is_mine { Origin::Servers } else { Origin::ServersInstead })
     }
 
-    /// Whoever waits for the file that is needed first gets it, once it is among so many right ones.
+    /// Answers the workers waiting for the first needed file, once the file is among the first
+    /// `right` files.
     fn hand_over_first(&self, cache: &Cache, right: usize) {
         let Some(first) = self.first else { return };
         let right = self.files.get(..right).unwrap_or_default();
         if right.iter().any(|(number, _)| *number == first) {
-            // From now on readers may have it: it is not written again.
+            // Readers may use the file from now on, so its bytes are not written again.
             cache.state().file_is_there(self.key, first);
         }
     }
 
-    /// Has the servers give the files behind those that are right. The file that is needed first comes by a
-    /// request of its own: a server reads all ranges of a request before it sends the first one.
+    /// Asks the servers for the files behind the correct files. The first needed file has its own
+    /// request, because a server reads all ranges of a request before sending.
     async fn ask_servers(
         &self,
         cache: &Cache,
@@ -245,7 +241,7 @@ impl Wanted {
         Err(Failure::Final(why))
     }
 
-    /// Fetches ranges into the slot; an error says what is damaged.
+    /// Fetches ranges into the slot; the inner error describes damage.
     async fn fetch(
         &self,
         open: &Open,
@@ -279,7 +275,7 @@ impl Wanted {
     }
 }
 
-/// The parts of the object to fetch: the file that is needed first, and the rest.
+/// The parts of the object to fetch: the first needed file, and the rest.
 fn ranges(
     files: &[(u32, FilePlace)],
     first: Option<&(u32, FilePlace)>,
@@ -291,7 +287,7 @@ fn ranges(
     (first, rest.into_iter().filter(|range| !range.is_empty()).collect())
 }
 
-/// Where files begin and end in their chunk.
+/// Start and end of files in their chunk.
 fn span_of(files: &[(u32, FilePlace)]) -> Range<u32> {
     let start = files.iter().map(|(_, place)| place.offset).min().unwrap_or(0);
     let end = files.iter().map(|(_, place)| range_of(place).end).max().unwrap_or(0);

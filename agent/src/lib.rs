@@ -1,33 +1,34 @@
-//! The node agent (paper, 4.2, the master client): one process for each task and node, which holds
-//! chunks in memory that the task's processes map, and fetches them ahead along the order.
+//! The node agent (paper, 4.2, the master client): one process for each task and node. The agent
+//! holds chunks in shared memory for the task's processes, and fetches chunks ahead along the
+//! order.
 //!
-//! Must hold: what it holds is a copy; its death costs time and nothing else. Memory stays within the
-//! budget. Each wait of a worker is answered by its deadline.
+//! Must hold: all contents are copies, so the death of an agent costs only time. Memory stays
+//! within the budget. Each wait of a worker is answered by its deadline.
 
 mod backlog;
 mod budget;
 mod cache;
-mod connection;
 mod counts;
 mod dataset;
-mod door;
 mod epochs;
 mod files;
 mod fill;
-mod keep;
-mod lend;
-mod lent;
 mod member;
+mod orders;
 mod pages;
+mod peer_pins;
+mod peer_requests;
+mod peer_server;
 mod peers;
-mod plan;
 mod progress;
 mod readiness;
+mod retention;
 mod run;
 mod slots;
 mod status;
 mod waits;
 mod window;
+mod worker_server;
 
 pub use budget::{Budget, free_memory};
 pub use epochs::EpochStatus;
@@ -40,11 +41,11 @@ pub use waits::{Doing, PeerWait, Wait};
 /// When the agent fetches chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Policy {
-    /// Those that a worker reads or, along its order, is about to read.
+    /// Chunks needed by a worker now or, along its order, soon.
     #[default]
     OnDemand,
     /// All of a dataset, as soon as a worker opens it, as far as memory goes.
     OneShot,
-    /// Those that a worker waits for; none is kept for long.
+    /// Chunks requested by a waiting worker; no chunk stays for long.
     None,
 }

@@ -1,8 +1,8 @@
-//! The agent as a member of its training job: one call registers it, tells the servers its counts, and
-//! keeps the version that the job reads.
+//! The agent as a member of its training job. A single call registers the agent, reports its
+//! counts, and leases the version read by the job.
 //!
-//! Must hold: a task's version is asked for before a dataset is opened; reads never wait for this later;
-//! while no server answers, the agent goes on with what it has.
+//! Must hold: the task's version is requested before a dataset is opened; later reads never wait
+//! for this call. While no server answers, the agent continues with its data.
 
 use std::io;
 use std::sync::Arc;
@@ -17,41 +17,41 @@ use tokio::sync::OnceCell;
 
 use crate::cache::Cache;
 use crate::dataset::{Open, chain};
-use crate::door::Door;
-use crate::peers::{Face, Identity, PeerConfig, Peers};
+use crate::peer_server::PeerListener;
+use crate::peers::{Identity, LocalAgent, PeerConfig, Peers};
 use crate::status;
 
-/// Between two calls while no server answers.
+/// Interval between two calls while no server answers.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// A list of members that has changed is asked for again so many times in a fifth of the usual time, while it
-/// has at most so many members: those of a job start together.
+/// After a change of the member list, the next `SOON` calls come after a fifth of the usual
+/// interval, because the members of a job start together. Larger jobs keep the usual interval.
 const SOON: u32 = 3;
 const SOON_PART: u32 = 5;
 const SOON_MEMBERS_MAX: usize = 64;
 
-/// Between two calls at least.
+/// Minimal interval between two calls.
 const PAUSE_MIN: Duration = Duration::from_millis(200);
 
-/// Names of jobs on one machine alone begin so.
+/// Prefix of the names of jobs on a single machine.
 const OF_SESSION: &str = "session:";
 
-/// How long an agent that ends tries to say so.
+/// Time limit for the farewell of an ending agent.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// The agent, as the servers and the other agents know it.
+/// The agent's identity towards the servers and the other agents.
 #[derive(Debug)]
 pub(crate) struct Member {
     task: TaskName,
     id: MemberId,
     config: PeerConfig,
-    entrance: OnceCell<Entrance>,
+    endpoint: OnceCell<Endpoint>,
 }
 
-/// Where other agents come in.
+/// The endpoint for other agents.
 #[derive(Debug, Default)]
-struct Entrance {
-    /// Empty for nowhere.
+struct Endpoint {
+    /// Empty if closed to other agents.
     address: String,
     identity: Option<Arc<Identity>>,
 }
@@ -61,24 +61,24 @@ impl Member {
     pub(crate) fn of(task: TaskName, config: PeerConfig) -> Self {
         let mut id = [0; 16];
         OsRandom.fill(&mut id);
-        Self { task, id: MemberId::from_bytes(id), config, entrance: OnceCell::new() }
+        Self { task, id: MemberId::from_bytes(id), config, endpoint: OnceCell::new() }
     }
 
-    /// Lets other agents in, unless it does so already.
-    pub(crate) async fn open_door(
+    /// Opens the endpoint for other agents, unless already open.
+    pub(crate) async fn open_endpoint(
         &self,
         cache: &Arc<Cache>,
         servers: &[String],
         shutdown: &Shutdown,
     ) {
         let open = async || {
-            let entrance = self.open(cache, servers, shutdown).await;
-            entrance.inspect_err(|why| {
-                tracing::warn!(%why, "no other agent of the task can reach this one");
+            let endpoint = self.open(cache, servers, shutdown).await;
+            endpoint.inspect_err(|why| {
+                tracing::warn!(%why, "listen for other agents of the task: none can reach this agent");
             })
         };
-        // What fails is tried again with the next dataset.
-        let _ = self.entrance.get_or_try_init(open).await;
+        // A failed attempt is repeated with the next dataset.
+        let _ = self.endpoint.get_or_try_init(open).await;
     }
 
     async fn open(
@@ -86,28 +86,28 @@ impl Member {
         cache: &Arc<Cache>,
         servers: &[String],
         shutdown: &Shutdown,
-    ) -> io::Result<Entrance> {
+    ) -> io::Result<Endpoint> {
         let door = match self.task.as_str().starts_with(OF_SESSION) {
             true => None,
-            false => Door::open(&self.config.address, servers).await?,
+            false => PeerListener::open(&self.config.address, servers).await?,
         };
-        let Some(door) = door else { return Ok(Entrance::default()) };
+        let Some(door) = door else { return Ok(Endpoint::default()) };
         let identity =
             self.config.tls.is_on(servers).then(Identity::new).transpose()?.map(Arc::new);
         let address = door.address.clone();
         spawn(door.serve(Arc::clone(cache), self.id, shutdown.clone()));
-        Ok(Entrance { address, identity })
+        Ok(Endpoint { address, identity })
     }
 
-    /// The address at which other agents reach this one; empty for nowhere.
+    /// The address for other agents; empty if closed to them.
     pub(crate) fn address(&self) -> &str {
-        self.entrance.get().map_or("", |entrance| &entrance.address)
+        self.endpoint.get().map_or("", |endpoint| &endpoint.address)
     }
 
-    /// The other agents of a dataset, none of which is known yet.
+    /// The other agents of a dataset, with an empty member list.
     pub(crate) fn peers(&self) -> Peers {
-        let identity = self.entrance.get().and_then(|entrance| entrance.identity.clone());
-        Peers::new(Face { me: self.id, is_open: !self.address().is_empty(), identity })
+        let identity = self.endpoint.get().and_then(|endpoint| endpoint.identity.clone());
+        Peers::new(LocalAgent { me: self.id, is_open: !self.address().is_empty(), identity })
     }
 
     fn request(&self, cache: &Cache, dataset: usize, open: &Open, leaving: bool) -> JoinTask {
@@ -119,9 +119,9 @@ impl Member {
         }
     }
 
-    /// Of a member that does not know the version.
+    /// The request of a member before the version is known.
     fn first_request(&self, cache: &Cache, dataset: &Dataset) -> JoinTask {
-        let identity = self.entrance.get().and_then(|entrance| entrance.identity.as_ref());
+        let identity = self.endpoint.get().and_then(|endpoint| endpoint.identity.as_ref());
         let member = TaskMember {
             id: self.id,
             address: self.address().to_owned(),
@@ -138,20 +138,20 @@ impl Member {
         }
     }
 
-    /// Registers for a dataset; the answer names the version of it that the task reads: that of other
-    /// members, else the one that the task leased before, else the newest. None when no server says so.
+    /// Registers for a dataset. The answer names the version read by the task: the version of other
+    /// members, else the version leased before, else the newest. None if no server answers.
     pub(crate) async fn join(&self, cache: &Cache, dataset: &Dataset) -> Option<TaskMembership> {
         match join_task(dataset, self.first_request(cache, dataset)).await {
             Ok(joined) => Some(joined),
             Err(why) => {
                 let why = chain(&why);
-                tracing::warn!(dataset = %dataset.info().name, why, "the servers tell no version of the task");
+                tracing::warn!(dataset = %dataset.info().name, why, "register for a dataset: the version of the task is unknown");
                 None
             }
         }
     }
 
-    /// Registers for a dataset, again and again.
+    /// Registers for a dataset repeatedly.
     pub(crate) async fn stay(self: Arc<Self>, cache: Arc<Cache>, dataset: usize, open: Arc<Open>) {
         let clock = SystemClock::new();
         let (mut is_known, mut soon) = (true, SOON);
@@ -160,7 +160,7 @@ impl Member {
             let pause = match join_task(&open.dataset, request).await {
                 Ok(joined) => {
                     is_known = true;
-                    if open.hear(&joined) {
+                    if open.apply_membership(&joined) {
                         soon = SOON;
                         cache.state().owners_changed(dataset);
                         cache.moved.notify_one();
@@ -171,7 +171,7 @@ impl Member {
                 }
                 Err(why) => {
                     if std::mem::take(&mut is_known) {
-                        tracing::warn!(dataset = open.name, %why, "the servers don't know of the task");
+                        tracing::warn!(dataset = open.name, %why, "register for a dataset again");
                     }
                     AGAIN
                 }
@@ -184,14 +184,14 @@ impl Member {
         }
     }
 
-    /// Takes leave of all datasets.
+    /// Signs off from all datasets.
     pub(crate) async fn leave(&self, cache: &Cache) {
         let opens: Vec<Arc<Open>> = cache.state().datasets.clone();
         let clock = SystemClock::new();
         let leaving = async {
             for (dataset, open) in opens.iter().enumerate() {
                 let request = self.request(cache, dataset, open, true);
-                // Without it the servers wait for three calls that don't come.
+                // Without the farewell, servers wait for three missing calls.
                 let _ = join_task(&open.dataset, request).await;
             }
         };

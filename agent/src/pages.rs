@@ -1,20 +1,20 @@
-//! The pages that hold the arena.
+//! The memory pages of the arena.
 //!
-//! Must hold: figures of the kernel, of the maps of this process alone.
+//! Must hold: the figures come from the kernel, for the maps of this process only.
 
 use std::fs;
 
 use serde::{Deserialize, Serialize};
 
-/// The pages of the arena that are in memory.
+/// The arena's pages in memory.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pages {
-    /// Bytes of the arena that the agent has mapped.
+    /// Bytes of the arena mapped by the agent.
     pub mapped_bytes: u64,
-    /// Those of them in huge pages.
+    /// The part of `mapped_bytes` in huge pages.
     pub huge_bytes: u64,
-    /// What the machine allows: the word in brackets of
-    /// `/sys/kernel/mm/transparent_hugepage/shmem_enabled`; empty where there is no such file.
+    /// The machine's setting: the word in brackets of
+    /// `/sys/kernel/mm/transparent_hugepage/shmem_enabled`; empty without such a file.
     pub setting: String,
 }
 

@@ -1,6 +1,6 @@
-//! How far a fetch has come, and who is asked.
+//! The progress of a fetch, and its source.
 //!
-//! Must hold: readers see it without the lock of the cache.
+//! Must hold: readers need no lock of the cache.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -8,20 +8,20 @@ use std::time::Duration;
 
 use dl_runtime::since_boot;
 
-/// How far a fetch has come.
+/// The progress of a fetch.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     /// Since boot.
     pub(crate) since: Duration,
-    /// Bytes that came.
+    /// Received bytes.
     pub(crate) bytes: AtomicU64,
-    /// Bytes that were asked for.
+    /// Requested bytes.
     pub(crate) length: AtomicU64,
-    /// Whether the servers are asked.
+    /// Whether the source is a server.
     is_of_servers: AtomicBool,
-    /// Whether there is room for the chunk to stay, which no other one gets.
+    /// Whether room to keep the chunk is reserved.
     pub(crate) is_reserved: AtomicBool,
-    /// The address of the other agent that is asked.
+    /// The address of the agent that is the source.
     peer: Mutex<Option<String>>,
 }
 
@@ -31,19 +31,19 @@ impl Progress {
         Self { since: since_boot(), is_of_servers, ..Self::default() }
     }
 
-    /// From now on another agent is asked; none: the servers are.
+    /// Sets the source to another agent, or with none to the servers.
     pub(crate) fn asks(&self, peer: Option<&str>) {
         self.is_of_servers.store(peer.is_none(), Ordering::Relaxed);
         *self.peer.lock().unwrap_or_else(PoisonError::into_inner) = peer.map(str::to_owned);
         self.bytes.store(0, Ordering::Relaxed);
     }
 
-    /// The address of the other agent that is asked.
+    /// The address of the agent that is the source.
     pub(crate) fn peer(&self) -> Option<String> {
         self.peer.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether the servers are asked, and no other agent.
+    /// Whether the source is a server and not another agent.
     pub(crate) fn is_of_servers(&self) -> bool {
         self.is_of_servers.load(Ordering::Relaxed)
     }

@@ -1,6 +1,6 @@
 //! Waiting for a descriptor.
 //!
-//! Must hold: the descriptor stays open, and the same, for as long as it is waited for.
+//! Must hold: a watched descriptor stays open and stays the same.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -15,7 +15,7 @@ pub(crate) trait OwnsDescriptor: AsRawFd {}
 impl OwnsDescriptor for OwnedFd {}
 impl OwnsDescriptor for Arc<Socket> {}
 
-/// A descriptor whose readiness can be waited for.
+/// Registers a descriptor for readiness events.
 pub(crate) fn watch<T: OwnsDescriptor>(owner: T) -> io::Result<AsyncFd<T>> {
     #[expect(unsafe_code, reason = "tokio can't know that a descriptor stays the same")]
     // SAFETY: the owner keeps its descriptor open until it is dropped, and always gives the same one.

@@ -1,7 +1,7 @@
 //! The life of an agent.
 //!
-//! Must hold: it ends when nobody has needed it for a while, or when it is told to; the lock that it
-//! holds goes with it, whatever ends it.
+//! Must hold: the agent ends after a time without use, or on request. Its lock is released however
+//! the process ends.
 
 use std::fs::File;
 use std::io;
@@ -15,44 +15,44 @@ use libdiesel::agent::{TaskName, accept};
 use tokio::io::unix::AsyncFd;
 
 use crate::cache::Cache;
-use crate::connection::Desk;
 use crate::member::Member;
 use crate::readiness::watch;
+use crate::worker_server::WorkerServer;
 use crate::{Budget, PeerConfig, Policy};
 
-/// How often orders are followed, and who waits for memory is looked at.
+/// Interval for following orders and retrying waits for memory.
 const TICK: Duration = Duration::from_millis(5);
 
-/// Between two signs of life.
+/// Interval between two signs of life.
 const BEAT: Duration = Duration::from_secs(1);
 
-/// What an agent is started with.
+/// The start configuration of an agent.
 #[derive(Debug)]
 pub struct Config {
     /// The training job.
     pub task: TaskName,
-    /// The socket at which workers connect.
+    /// The listening socket for workers.
     pub listener: OwnedFd,
-    /// Held for as long as the agent lives.
+    /// The lock held by a living agent.
     pub lock: OwnedFd,
     /// Memory for chunks.
     pub memory: Budget,
-    /// When it fetches.
+    /// The policy for fetching ahead.
     pub policy: Policy,
-    /// How it speaks to other agents of the job.
+    /// The endpoint for other agents of the job.
     pub peers: PeerConfig,
-    /// How long it lives without a worker.
+    /// How long the agent lives without a worker.
     pub idle: Duration,
-    /// Ends it.
+    /// Ends the agent.
     pub shutdown: Shutdown,
 }
 
-/// Why an agent has ended.
+/// The reason for an agent's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// No worker was there for a while.
+    /// No worker was connected for a while.
     Idle,
-    /// Somebody asked for it.
+    /// On request.
     Stopped,
 }
 
@@ -68,31 +68,32 @@ pub async fn run(config: Config) -> io::Result<Ended> {
     let listener = watch(listener)?;
     let cache = Arc::new(Cache::new(policy, memory.0));
     let stop = Shutdown::new();
-    let desk = Arc::new(Desk::new(Arc::clone(&cache), stop.clone(), Member::of(task, peers)));
+    let server =
+        Arc::new(WorkerServer::new(Arc::clone(&cache), stop.clone(), Member::of(task, peers)));
     let clock = SystemClock::new();
     let driving = spawn(drive(Arc::clone(&cache)));
     let ended = tokio::select! {
-        failed = accept_all(&listener, &desk) => Err(failed),
+        failed = accept_all(&listener, &server) => Err(failed),
         () = shutdown.requested() => Ok(Ended::Stopped),
         () = stop.requested() => Ok(Ended::Stopped),
-        () = unneeded(&desk, idle, &clock) => Ok(Ended::Idle),
+        () = unneeded(&server, idle, &clock) => Ok(Ended::Idle),
     };
     driving.abort();
-    // Other agents are told that this one ends.
+    // Tells other agents about the end.
     stop.request();
-    desk.member.leave(&cache).await;
+    server.member.leave(&cache).await;
     drop(lock);
     ended
 }
 
-/// Writes into the lock which process holds it, for tools that get no answer.
+/// Writes the holder's process id into the lock, for tools without an answer from the agent.
 fn name_holder(lock: &File) -> io::Result<()> {
     lock.set_len(0)?;
     lock.write_all_at(std::process::id().to_string().as_bytes(), 0)
 }
 
-/// Lets processes in until the listener fails.
-async fn accept_all(listener: &AsyncFd<OwnedFd>, desk: &Arc<Desk>) -> io::Error {
+/// Accepts connections of processes until the listener fails.
+async fn accept_all(listener: &AsyncFd<OwnedFd>, server: &Arc<WorkerServer>) -> io::Error {
     loop {
         let mut ready = match listener.readable().await {
             Ok(ready) => ready,
@@ -101,30 +102,30 @@ async fn accept_all(listener: &AsyncFd<OwnedFd>, desk: &Arc<Desk>) -> io::Error 
         let socket = match ready.try_io(accept) {
             Ok(Ok(socket)) => socket,
             Ok(Err(why)) => {
-                // As while all descriptors are in use.
-                tracing::warn!(%why, "a worker is not let in");
+                // For example when all descriptors are in use.
+                tracing::warn!(%why, "accept a connection of a worker");
                 SystemClock::new().sleep(BEAT).await;
                 continue;
             }
             Err(_) => continue,
         };
-        let desk = Arc::clone(desk);
+        let server = Arc::clone(server);
         spawn(async move {
-            if let Err(why) = desk.serve(socket).await {
+            if let Err(why) = server.serve(socket).await {
                 tracing::debug!(%why, "a connection ended");
             }
         });
     }
 }
 
-/// Completes when for so long no worker was connected and no other agent was given anything.
-async fn unneeded(desk: &Desk, idle: Duration, clock: &dyn Clock) {
+/// Completes after `idle` without a worker connection and without data sent to other agents.
+async fn unneeded(server: &WorkerServer, idle: Duration, clock: &dyn Clock) {
     let (mut since, mut given) = (clock.monotonic(), 0);
     loop {
         clock.sleep(BEAT.min(idle)).await;
         let now = clock.monotonic();
-        let before = std::mem::replace(&mut given, desk.given());
-        if desk.is_needed() || given != before {
+        let before = std::mem::replace(&mut given, server.given());
+        if server.is_needed() || given != before {
             since = now;
         }
         if now.saturating_sub(since) >= idle {
@@ -138,7 +139,7 @@ async fn drive(cache: Arc<Cache>) {
     let clock = SystemClock::new();
     let mut next_beat = Duration::ZERO;
     loop {
-        let fetches = cache.state().turn();
+        let fetches = cache.state().retry_queue();
         fetches.into_iter().for_each(|fetch| cache.fetch(fetch));
         cache.fetch_ahead();
         let now = clock.monotonic();

@@ -1,19 +1,19 @@
-//! Which slot the next chunk comes into.
+//! Choice of the slot for the next chunk.
 //!
-//! Must hold: a slot is handed out only after its word was withdrawn and no page showed a pin, and
-//! while no other agent reads it; kept chunks stay, unless views hold all other slots; a chunk that a worker waits for comes before those that are
-//! needed later.
+//! Must hold: before a slot is handed out, its table word is withdrawn, no page shows a pin, and no
+//! other agent reads the slot. Kept chunks stay, unless views pin all other slots. A chunk awaited
+//! by a worker comes before chunks needed later.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
 
 use libdiesel::agent::Word;
 
-use crate::cache::{Held, State, Stay};
+use crate::cache::{ChunkState, Retention, State};
 use crate::dataset::{ChunkKey, Open};
 
 impl State {
-    /// A free slot; none where the slot would take memory of which there is little.
+    /// A free slot; none if the slot would take memory while memory is short.
     pub(super) fn free_slot(&mut self) -> Option<u32> {
         let slot = self.free.pop()?;
         if slot >= self.touched {
@@ -29,26 +29,28 @@ impl State {
         Some(slot)
     }
 
-    /// An empty slot: a free one, or that of a chunk that nobody reads and no order needs soon. For a
-    /// chunk that a worker waits for, the slot of one that is needed late will do.
+    /// An empty slot: a free slot, or the slot of a transient chunk without readers that no order
+    /// needs soon. For an awaited chunk, the slot of a chunk needed late is taken as well.
     pub(super) fn take_slot(&mut self, wanted: ChunkKey, is_awaited: bool) -> Option<u32> {
         if let Some(slot) = self.free_slot() {
             return Some(slot);
         }
         for _ in 0..self.passing.len() {
             let key = self.passing.pop_front()?;
-            let is_needed = key == wanted || self.plans.needs(key);
-            match self.held.get(&key) {
-                Some(Held::Full { slot, stay: Stay::Passing, .. }) if !is_needed => {
+            let is_needed = key == wanted || self.orders.needs(key);
+            match self.chunks.get(&key) {
+                Some(ChunkState::Full { slot, stay: Retention::Transient, .. }) if !is_needed => {
                     let slot = *slot;
                     if self.withdraw(key, slot) {
-                        self.held.remove(&key);
+                        self.chunks.remove(&key);
                         self.backlog.is_absent_again(key);
                         return Some(slot);
                     }
                     self.passing.push_back(key);
                 }
-                Some(Held::Full { stay: Stay::Passing, .. }) => self.passing.push_back(key),
+                Some(ChunkState::Full { stay: Retention::Transient, .. }) => {
+                    self.passing.push_back(key)
+                }
                 _ => {}
             }
         }
@@ -58,29 +60,30 @@ impl State {
         self.take_slot_of_late(wanted).or_else(|| self.take_slot_of_kept())
     }
 
-    /// An empty slot for a chunk that is to be kept: that of one that another agent keeps too will do, or of
-    /// one that is needed late.
+    /// An empty slot for a chunk to be kept, if need be the slot of a `Retention::Copy` chunk or of a
+    /// chunk needed late.
     pub(super) fn slot_for_kept(&mut self, key: ChunkKey) -> Option<u32> {
         if let Some(slot) = self.free_slot() {
             return Some(slot);
         }
-        self.let_pass(Stay::Copy);
+        self.demote(Retention::Copy);
         self.take_slot(key, false).or_else(|| self.take_slot_of_late(key))
     }
 
-    /// An empty slot for files that come alone: a free one, or that of a chunk that passes and nobody needs.
+    /// An empty slot for files without their chunks: a free slot, or the slot of an unneeded
+    /// transient chunk.
     pub(super) fn take_slot_of_passing(&mut self) -> Option<u32> {
         self.reuse_condemned();
         // No chunk has this number.
         self.take_slot(ChunkKey { dataset: usize::MAX, chunk: u32::MAX }, false)
     }
 
-    /// The slot of a kept chunk that nobody reads, first of one that another agent keeps too. Views hold every other slot; the chunk of one of them is
-    /// kept from now on.
+    /// The slot of a kept chunk without readers; `Retention::Copy` chunks go first. Called when views
+    /// pin every other slot; a chunk in one of those slots is kept instead.
     fn take_slot_of_kept(&mut self) -> Option<u32> {
-        let kept = self.held.iter().filter_map(|(key, held)| match held {
-            Held::Full { slot, stay: stay @ (Stay::Kept | Stay::Copy), .. } => {
-                Some((*stay == Stay::Kept, *key, *slot))
+        let kept = self.chunks.iter().filter_map(|(key, held)| match held {
+            ChunkState::Full { slot, stay: stay @ (Retention::Kept | Retention::Copy), .. } => {
+                Some((*stay == Retention::Kept, *key, *slot))
             }
             _ => None,
         });
@@ -88,7 +91,7 @@ impl State {
         kept.sort_unstable();
         let (is_kept, key, slot) =
             kept.into_iter().find(|(_, key, slot)| self.withdraw(*key, *slot))?;
-        self.held.remove(&key);
+        self.chunks.remove(&key);
         self.staying_generation = self.staying_generation.wrapping_add(1);
         self.backlog.is_absent_again(key);
         if !is_kept {
@@ -97,25 +100,29 @@ impl State {
         }
         self.kept -= 1;
         let passing = self.passing.pop_front();
-        if let Some(Held::Full { stay, .. }) = passing.and_then(|key| self.held.get_mut(&key)) {
-            *stay = Stay::Kept;
+        if let Some(ChunkState::Full { stay, .. }) =
+            passing.and_then(|key| self.chunks.get_mut(&key))
+        {
+            *stay = Retention::Kept;
             self.kept += 1;
         }
         Some(slot)
     }
 
-    /// The slot of the chunk that is needed last and that nobody reads.
+    /// The slot of the chunk needed last among the chunks without readers.
     fn take_slot_of_late(&mut self, wanted: ChunkKey) -> Option<u32> {
-        let lateness = self.plans.lateness();
+        let lateness = self.orders.lateness();
         let mut late: Vec<_> = self.passing.iter().filter(|key| **key != wanted).collect();
         late.sort_by_key(|key| Reverse(lateness.get(key).copied()));
         for key in late.into_iter().copied().collect::<Vec<_>>() {
-            let Some(Held::Full { slot, stay: Stay::Passing, .. }) = self.held.get(&key) else {
+            let Some(ChunkState::Full { slot, stay: Retention::Transient, .. }) =
+                self.chunks.get(&key)
+            else {
                 continue;
             };
             let slot = *slot;
             if self.withdraw(key, slot) {
-                self.held.remove(&key);
+                self.chunks.remove(&key);
                 self.passing.retain(|passing| *passing != key);
                 self.backlog.is_absent_again(key);
                 return Some(slot);
@@ -124,12 +131,12 @@ impl State {
         None
     }
 
-    /// Hides a chunk. False when somebody reads it: then it is shown again.
+    /// Hides a chunk. A chunk with readers is shown again, and the result is false.
     fn withdraw(&mut self, key: ChunkKey, slot: u32) -> bool {
         let Some(open) = self.datasets.get(key.dataset).map(Arc::clone) else { return false };
         open.table.withdraw(key.chunk);
         let is_pinned = self.connections.values().any(|connection| connection.pins.holds(slot));
-        if !is_pinned && !self.lent.holds(slot) {
+        if !is_pinned && !self.peer_pins.holds(slot) {
             return true;
         }
         self.show(&open, key, slot);
@@ -141,7 +148,7 @@ impl State {
         open.table.publish(key.chunk, Word::new(self.generation, slot));
     }
 
-    /// Frees condemned slots that nobody reads any more.
+    /// Frees condemned slots without readers.
     pub(super) fn reuse_condemned(&mut self) {
         let connections = &self.connections;
         let is_free = |slot: &mut u32| connections.values().all(|one| !one.pins.holds(*slot));

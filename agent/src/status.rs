@@ -1,11 +1,11 @@
-//! What the agent tells of itself.
+//! The status report of an agent.
 //!
 //! Must hold: counts cover connections that have ended; the text fits into one message.
 
 use libdiesel::agent::{Gauge, TaskCounters};
 use serde::{Deserialize, Serialize};
 
-use crate::cache::{Cache, Held, State};
+use crate::cache::{Cache, ChunkState, State};
 use crate::counts::Counts;
 use crate::dataset::ChunkKey;
 use crate::peers::PeerStatus;
@@ -17,126 +17,126 @@ use crate::{EpochStatus, Pages, Policy};
 pub struct Status {
     /// The process.
     pub pid: u32,
-    /// What it serves.
+    /// The open datasets.
     pub datasets: Vec<DatasetStatus>,
     /// `on-demand`, `oneshot` or `none`.
     pub policy: String,
-    /// Whether memory holds less than all chunks of the datasets.
+    /// Whether memory holds fewer than all chunks of the datasets.
     pub partial: bool,
-    /// Bytes of its budget.
+    /// Memory budget in bytes.
     pub memory_bytes: u64,
     /// Bytes of slots in use.
     pub memory_used: u64,
-    /// Chunks of all datasets, and those that are in memory.
+    /// Chunks of all datasets.
     pub chunks: u64,
-    /// In memory.
+    /// Chunks in memory.
     pub chunks_present: u64,
-    /// Chunks that stay for later epochs.
+    /// Chunks kept until the agent ends.
     pub chunks_kept: u64,
-    /// Chunks that stay while there is room, as another agent keeps them too.
+    /// Chunks kept while there is room; another agent keeps them too.
     pub chunks_copied: u64,
-    /// Files that workers read from memory.
+    /// Files read from memory by workers.
     pub hits: u64,
-    /// Bytes of these.
+    /// Bytes of `hits`.
     pub hit_bytes: u64,
-    /// Files for which workers asked the agent.
+    /// Files requested from the agent by workers.
     pub misses: u64,
-    /// Files that workers read from the servers, because the agent could not give them in time.
+    /// Files read from the servers by workers, because the agent could not deliver in time.
     pub fallbacks: u64,
-    /// Bytes of these.
+    /// Bytes of `fallbacks`.
     pub fallback_bytes: u64,
-    /// Chunks that came from the servers.
+    /// Chunks fetched from the servers.
     pub chunks_from_servers: u64,
-    /// Bytes of these.
+    /// Bytes of `chunks_from_servers`.
     pub bytes_from_servers: u64,
-    /// Chunks that came from other agents of the job.
+    /// Chunks fetched from other agents of the job.
     pub chunks_from_peers: u64,
-    /// Bytes of these.
+    /// Bytes of `chunks_from_peers`.
     pub bytes_from_peers: u64,
-    /// Chunks that were given to other agents.
+    /// Chunks sent to other agents.
     pub chunks_to_peers: u64,
-    /// Files that came from other agents without their chunks.
+    /// Files fetched from other agents without their chunks.
     pub files_from_peers: u64,
-    /// Files that were given so to other agents.
+    /// Files sent to other agents without their chunks.
     pub files_to_peers: u64,
     /// Fetches that failed.
     pub failed_fetches: u64,
     /// Fetches under way.
     pub fetches: u64,
-    /// Chunks of prefetches that are still to be looked at.
+    /// Chunks of prefetches not yet processed.
     pub prefetch_waiting: u64,
-    /// Whether there is no room for the next one of them.
+    /// Whether memory has no room for the next chunk of a prefetch.
     pub prefetch_stuck: bool,
     /// The pages of the slots in use.
     pub pages: Pages,
-    /// Where other agents reach this one; empty for nowhere.
+    /// The address for other agents; empty if closed to them.
     pub peer_address: String,
     /// The other agents of the job, at most 256.
     pub peers: Vec<PeerStatus>,
-    /// Agents beside these.
+    /// Number of agents not listed in `peers`.
     pub peers_left_out: u64,
-    /// Where the chunks of the last 64 epochs came from.
+    /// The origins of the chunks of the last 64 epochs.
     pub epochs: Vec<EpochStatus>,
-    /// The orders that are read, at most 256.
+    /// The orders being read, at most 256.
     pub orders: Vec<OrderStatus>,
-    /// The processes that read, at most 256.
+    /// The reading processes, at most 256.
     pub workers: Vec<WorkerStatus>,
-    /// Processes that read beside these.
+    /// Number of processes not listed in `workers`.
     pub workers_left_out: u64,
-    /// The reads that wait, at most 256.
+    /// The waiting reads, at most 256.
     pub waits: Vec<Wait>,
-    /// The other agents that wait for this one, at most 256.
+    /// The other agents waiting for this agent, at most 256.
     pub peer_waits: Vec<PeerWait>,
 }
 
-/// An order that processes of one rank read along.
+/// An order read by processes of one rank.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OrderStatus {
-    /// The dataset, as the servers name it.
+    /// The dataset's name on the servers.
     pub dataset: String,
     /// The rank.
     pub rank: u32,
-    /// Processes that read along it.
+    /// Number of processes reading along the order.
     pub readers: u64,
-    /// Chunks that are needed soon: those of the group that is read, and of the next ones.
+    /// Chunks needed soon: the chunks of the current group and of the next groups.
     pub chunks: u64,
-    /// Those of them that are in memory.
+    /// The present part of `chunks`.
     pub chunks_present: u64,
-    /// Chunks of the largest group so far.
+    /// Chunks of the largest group up to now.
     pub group_chunks: u32,
-    /// Chunks that a group may have to fit into memory: nothing is fetched ahead for a larger one.
+    /// Largest group, in chunks, that fits into memory. Larger groups are not fetched ahead.
     pub group_chunks_max: u32,
 }
 
-/// A dataset version that the agent serves.
+/// A dataset version served by the agent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DatasetStatus {
-    /// As the servers name it.
+    /// The dataset's name on the servers.
     pub name: String,
-    /// The version that the whole task reads.
+    /// The version read by the whole task.
     pub version: String,
-    /// Its chunks.
+    /// All chunks.
     pub chunks: u64,
-    /// Those of them that are in memory.
+    /// Chunks in memory.
     pub chunks_present: u64,
-    /// Those that belong to this agent, among all agents of the job.
+    /// Chunks owned by this agent among all agents of the job.
     pub chunks_owned: u64,
 }
 
-/// A process that reads.
+/// A reading process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkerStatus {
-    /// The process.
+    /// The process id.
     pub pid: u32,
-    /// Slots that it pins.
+    /// Number of slots pinned by the process.
     pub pins: u32,
-    /// The epoch that it reads along, if any.
+    /// The current epoch, if any.
     pub epoch: Option<u64>,
-    /// Files of its rank that were read in it.
+    /// Files of the process's rank already read in the epoch.
     pub position: Option<u64>,
-    /// The chunk that it waits for, if any.
+    /// The awaited chunk, if any.
     pub awaits: Option<u64>,
-    /// For how long it has waited, in seconds.
+    /// Duration of the wait, in seconds.
     pub awaits_seconds: Option<f64>,
 }
 
@@ -147,7 +147,7 @@ pub(crate) fn text(cache: &Cache, peer_address: &str) -> String {
         let state = cache.state();
         (of(&state, cache.policy, cache.budget(), pages), state.datasets.clone())
     };
-    // The owners of all chunks take a while to count.
+    // Counting the owners of all chunks takes a while, so the state is not locked.
     let owned = opens.iter().map(|open| open.peers.owned(open.snapshot.holders()));
     let owned: Vec<_> = owned.collect();
     for ((dataset, open), owned) in status.datasets.iter_mut().zip(&opens).zip(&owned) {
@@ -168,32 +168,36 @@ pub(crate) fn text(cache: &Cache, peer_address: &str) -> String {
 pub(crate) fn counters(state: &State, dataset: usize) -> TaskCounters {
     let readers = state.connections.values().filter(|one| one.dataset == dataset);
     let sum = |gauge| readers.clone().map(|one| one.pins.get(gauge)).sum::<u64>();
-    let gone = state.counts.get(dataset).copied().unwrap_or_default();
-    let slot = state.arena.as_ref().map_or(0, |(arena, _)| u64::from(arena.shape().slot_bytes));
-    let held = state.held.keys().filter(|key| key.dataset == dataset).count() as u64;
+    let ended = state.counts.get(dataset).copied().unwrap_or_default();
+    let slot = slot_bytes(state);
+    let held = state.chunks.keys().filter(|key| key.dataset == dataset).count() as u64;
     let chunks = state.datasets.get(dataset).map_or(0, |open| open.snapshot.holders());
     TaskCounters {
-        hits: sum(Gauge::Hits) + gone.hits,
-        misses: sum(Gauge::Misses) + gone.misses,
-        chunks_from_servers: gone.chunks_from_servers,
-        bytes_from_servers: gone.bytes_from_servers,
+        hits: sum(Gauge::Hits) + ended.hits,
+        misses: sum(Gauge::Misses) + ended.misses,
+        chunks_from_servers: ended.chunks_from_servers,
+        bytes_from_servers: ended.bytes_from_servers,
         chunks: chunks.into(),
         chunks_present: present(state, dataset),
         memory_used: held * slot,
         workers: readers.count() as u32,
-        chunks_from_peers: gone.chunks_from_peers,
-        bytes_from_peers: gone.bytes_from_peers,
+        chunks_from_peers: ended.chunks_from_peers,
+        bytes_from_peers: ended.bytes_from_peers,
         peers: state.datasets.get(dataset).map_or(0, |open| open.peers.connected()),
     }
 }
 
-/// Chunks of a dataset that are in memory.
-fn present(state: &State, dataset: usize) -> u64 {
-    let of = state.held.iter().filter(|(key, _)| key.dataset == dataset);
-    of.filter(|(_, held)| matches!(held, Held::Full { .. })).count() as u64
+fn slot_bytes(state: &State) -> u64 {
+    state.arena.as_ref().map_or(0, |(arena, _)| arena.shape().slot_bytes.into())
 }
 
-fn of_datasets(state: &State) -> Vec<DatasetStatus> {
+/// Chunks of a dataset in memory.
+fn present(state: &State, dataset: usize) -> u64 {
+    let of = state.chunks.iter().filter(|(key, _)| key.dataset == dataset);
+    of.filter(|(_, held)| matches!(held, ChunkState::Full { .. })).count() as u64
+}
+
+fn datasets(state: &State) -> Vec<DatasetStatus> {
     let opens = state.datasets.iter().enumerate();
     let datasets = opens.map(|(number, open)| DatasetStatus {
         name: open.name.clone(),
@@ -205,11 +209,11 @@ fn of_datasets(state: &State) -> Vec<DatasetStatus> {
     datasets.collect()
 }
 
-fn of_orders(state: &State) -> Vec<OrderStatus> {
-    let orders = state.plans.followed().take(SHOWN_MAX).map(|order| {
+fn orders(state: &State) -> Vec<OrderStatus> {
+    let orders = state.orders.followed().take(SHOWN_MAX).map(|order| {
         let is_present = |chunk: &&u32| {
             let key = ChunkKey { dataset: order.dataset, chunk: **chunk };
-            matches!(state.held.get(&key), Some(Held::Full { .. }))
+            matches!(state.chunks.get(&key), Some(ChunkState::Full { .. }))
         };
         OrderStatus {
             dataset: state
@@ -228,17 +232,8 @@ fn of_orders(state: &State) -> Vec<OrderStatus> {
     orders.collect()
 }
 
-fn of(state: &State, policy: Policy, budget: u64, pages: Pages) -> Status {
-    let datasets = of_datasets(state);
-    let chunks = datasets.iter().map(|dataset| dataset.chunks).sum();
-    let present = datasets.iter().map(|dataset| dataset.chunks_present).sum();
-    let slot = state.arena.as_ref().map_or(0, |(arena, _)| u64::from(arena.shape().slot_bytes));
-    let gone = Counts::of_all(&state.counts);
-    let sum = |gauge, gone: u64| {
-        state.connections.values().map(|one| one.pins.get(gauge)).sum::<u64>() + gone
-    };
-    let positions = state.plans.positions();
-    let prefetch_waiting = state.backlog.waiting();
+fn workers(state: &State) -> Vec<WorkerStatus> {
+    let positions = state.orders.positions();
     let workers = state.connections.iter().take(SHOWN_MAX).map(|(number, one)| {
         let at = positions.get(number);
         let awaits = one.pins.get(Gauge::Awaited).checked_sub(1);
@@ -252,15 +247,32 @@ fn of(state: &State, policy: Policy, budget: u64, pages: Pages) -> Status {
             awaits_seconds: awaits.map(|_| seconds_since(since)),
         }
     });
-    let policy = match policy {
+    workers.collect()
+}
+
+fn policy_name(policy: Policy) -> &'static str {
+    match policy {
         Policy::OnDemand => "on-demand",
         Policy::OneShot => "oneshot",
         Policy::None => "none",
+    }
+}
+
+fn of(state: &State, policy: Policy, budget: u64, pages: Pages) -> Status {
+    let datasets = datasets(state);
+    let chunks = datasets.iter().map(|dataset| dataset.chunks).sum();
+    let present = datasets.iter().map(|dataset| dataset.chunks_present).sum();
+    let slot = slot_bytes(state);
+    let ended = Counts::of_all(&state.counts);
+    let sum = |gauge, ended: u64| {
+        state.connections.values().map(|one| one.pins.get(gauge)).sum::<u64>() + ended
     };
+    let prefetch_waiting = state.backlog.waiting();
+    let is_fetch = |chunk: &&ChunkState| matches!(chunk, ChunkState::Filling { .. });
     Status {
         pid: std::process::id(),
         datasets,
-        policy: policy.to_owned(),
+        policy: policy_name(policy).to_owned(),
         partial: present < chunks,
         memory_bytes: budget,
         memory_used: u64::from(state.used()) * slot,
@@ -268,30 +280,29 @@ fn of(state: &State, policy: Policy, budget: u64, pages: Pages) -> Status {
         chunks_present: present,
         chunks_kept: state.kept.into(),
         chunks_copied: state.copies.into(),
-        hits: sum(Gauge::Hits, gone.hits),
-        hit_bytes: sum(Gauge::HitBytes, gone.hit_bytes),
-        misses: sum(Gauge::Misses, gone.misses),
-        fallbacks: sum(Gauge::Fallbacks, gone.fallbacks),
-        fallback_bytes: sum(Gauge::FallbackBytes, gone.fallback_bytes),
-        chunks_from_servers: gone.chunks_from_servers,
-        bytes_from_servers: gone.bytes_from_servers,
-        chunks_from_peers: gone.chunks_from_peers,
-        bytes_from_peers: gone.bytes_from_peers,
-        chunks_to_peers: gone.chunks_to_peers,
-        files_from_peers: gone.files_from_peers,
-        files_to_peers: gone.files_to_peers,
-        failed_fetches: gone.failed_fetches,
-        fetches: state.held.values().filter(|held| matches!(held, Held::Filling { .. })).count()
-            as u64,
+        hits: sum(Gauge::Hits, ended.hits),
+        hit_bytes: sum(Gauge::HitBytes, ended.hit_bytes),
+        misses: sum(Gauge::Misses, ended.misses),
+        fallbacks: sum(Gauge::Fallbacks, ended.fallbacks),
+        fallback_bytes: sum(Gauge::FallbackBytes, ended.fallback_bytes),
+        chunks_from_servers: ended.chunks_from_servers,
+        bytes_from_servers: ended.bytes_from_servers,
+        chunks_from_peers: ended.chunks_from_peers,
+        bytes_from_peers: ended.bytes_from_peers,
+        chunks_to_peers: ended.chunks_to_peers,
+        files_from_peers: ended.files_from_peers,
+        files_to_peers: ended.files_to_peers,
+        failed_fetches: ended.failed_fetches,
+        fetches: state.chunks.values().filter(is_fetch).count() as u64,
         prefetch_waiting,
         prefetch_stuck: state.backlog.is_stuck && prefetch_waiting > 0,
         pages,
         peer_address: String::new(),
         peers: Vec::new(),
         peers_left_out: 0,
-        epochs: state.plans.epochs.all(),
-        orders: of_orders(state),
-        workers: workers.collect(),
+        epochs: state.orders.epochs.all(),
+        orders: orders(state),
+        workers: workers(state),
         workers_left_out: state.connections.len().saturating_sub(SHOWN_MAX) as u64,
         waits: waits::of(state),
         peer_waits: waits::of_peers(state),

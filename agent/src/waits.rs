@@ -1,6 +1,6 @@
-//! The reads that wait, and what is done for each.
+//! The waiting reads, and the agent's work for each.
 //!
-//! Must hold: a wait is told as long as its reader waits, and no longer.
+//! Must hold: a wait is reported exactly as long as its reader waits.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -9,29 +9,29 @@ use dl_runtime::since_boot;
 use libdiesel::agent::Gauge;
 use serde::{Deserialize, Serialize};
 
-use crate::cache::{Connection, Held, State};
+use crate::cache::{ChunkState, Connection, State};
 use crate::dataset::ChunkKey;
 
-/// Workers, waits and orders that are shown one by one.
+/// Maximum of listed workers, waits and orders each.
 pub(crate) const SHOWN_MAX: usize = 256;
 
-/// A read that waits.
+/// A waiting read.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Wait {
-    /// The process that reads.
+    /// The id of the reading process.
     pub pid: u32,
-    /// The dataset, as the servers name it.
+    /// The dataset's name on the servers.
     pub dataset: String,
     /// The number of the chunk.
     pub chunk: u64,
-    /// For how long the read has waited, in seconds.
+    /// Duration of the wait, in seconds.
     pub seconds: f64,
-    /// What is done for it.
+    /// The agent's work for the read.
     #[serde(flatten)]
     pub doing: Doing,
 }
 
-/// What is done for a read that waits.
+/// The agent's work for a waiting read.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "kebab-case")]
 pub enum Doing {
@@ -40,54 +40,54 @@ pub enum Doing {
         /// The address of the other agent.
         #[serde(skip_serializing_if = "Option::is_none")]
         peer: Option<String>,
-        /// Bytes that came.
+        /// Received bytes.
         bytes: u64,
-        /// Bytes that were asked for; 0 before the request.
+        /// Requested bytes; 0 before the request.
         length: u64,
-        /// For how long it has been fetched, in seconds.
+        /// Duration of the fetch, in seconds.
         fetch_seconds: f64,
     },
     /// The chunk waits for a slot: each slot is pinned, being filled, or needed soon.
     NoSlot,
     /// The chunk is in memory.
     Answered,
-    /// The agent does nothing for it.
+    /// The agent does not work on the chunk.
     Nothing,
-    /// The process reads the file from the servers, as the agent could not give it in time.
+    /// The process reads the file from the servers, because the agent could not deliver in time.
     FromServers,
 }
 
-/// Another agent that waits for a chunk which this one fetches.
+/// Another agent waiting for a chunk that this agent fetches.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PeerWait {
     /// The address of the other agent; its id where the address is not known.
     pub peer: String,
-    /// The dataset, as the servers name it.
+    /// The dataset's name on the servers.
     pub dataset: String,
     /// The number of the chunk.
     pub chunk: u64,
-    /// For how long it has waited, in seconds.
+    /// Duration of the wait, in seconds.
     pub seconds: f64,
-    /// What is done for it.
+    /// This agent's work for the chunk.
     #[serde(flatten)]
     pub doing: Doing,
 }
 
-/// All other agents that wait now.
+/// All waiting agents.
 pub(crate) fn of_peers(state: &State) -> Vec<PeerWait> {
-    let waits = state.held.iter().flat_map(|(key, held)| {
-        let borrowers = match held {
-            Held::Filling { borrowers, .. } => &borrowers[..],
-            Held::Full { .. } => &[],
+    let waits = state.chunks.iter().flat_map(|(key, held)| {
+        let peer_waiters = match held {
+            ChunkState::Filling { peer_waiters, .. } => &peer_waiters[..],
+            ChunkState::Full { .. } => &[],
         };
-        borrowers.iter().map(|borrower| {
+        peer_waiters.iter().map(|peer_waiter| {
             let open = state.datasets.get(key.dataset);
-            let address = open.and_then(|open| open.peers.address_of(borrower.member));
+            let address = open.and_then(|open| open.peers.address_of(peer_waiter.member));
             PeerWait {
-                peer: address.unwrap_or_else(|| borrower.member.to_string()),
+                peer: address.unwrap_or_else(|| peer_waiter.member.to_string()),
                 dataset: open.map(|open| open.name.clone()).unwrap_or_default(),
                 chunk: key.chunk.into(),
-                seconds: seconds_since(borrower.since.as_millis() as u64),
+                seconds: seconds_since(peer_waiter.since.as_millis() as u64),
                 doing: doing_of(held),
             }
         })
@@ -95,14 +95,14 @@ pub(crate) fn of_peers(state: &State) -> Vec<PeerWait> {
     waits.take(SHOWN_MAX).collect()
 }
 
-/// All reads that wait now.
+/// All waiting reads.
 pub(crate) fn of(state: &State) -> Vec<Wait> {
     let waits = state.connections.iter().flat_map(|(number, one)| {
-        let asked = told(one, Gauge::Awaited, Gauge::AwaitedSince).map(|(chunk, since)| {
+        let asked = awaited(one, Gauge::Awaited, Gauge::AwaitedSince).map(|(chunk, since)| {
             let doing = doing(state, *number, one.dataset, chunk);
             wait(state, one, chunk, since, doing)
         });
-        let elsewhere = told(one, Gauge::Elsewhere, Gauge::ElsewhereSince);
+        let elsewhere = awaited(one, Gauge::Elsewhere, Gauge::ElsewhereSince);
         let elsewhere =
             elsewhere.map(|(chunk, since)| wait(state, one, chunk, since, Doing::FromServers));
         asked.into_iter().chain(elsewhere)
@@ -117,8 +117,8 @@ pub(crate) fn seconds_since(milliseconds: u64) -> f64 {
     since_boot().saturating_sub(since).as_millis() as f64 / 1e3
 }
 
-/// A chunk that a worker tells of, and since when.
-fn told(one: &Connection, chunk: Gauge, since: Gauge) -> Option<(u64, u64)> {
+/// The chunk and the start time in a pair of gauges.
+fn awaited(one: &Connection, chunk: Gauge, since: Gauge) -> Option<(u64, u64)> {
     Some((one.pins.get(chunk).checked_sub(1)?, one.pins.get(since)))
 }
 
@@ -132,21 +132,21 @@ fn doing(state: &State, connection: u64, dataset: usize, chunk: u64) -> Doing {
     let Ok(chunk) = u32::try_from(chunk) else { return Doing::Nothing };
     let key = ChunkKey { dataset, chunk };
     let is_queued = state.queue.iter().any(|(of, one)| *of == key && one.connection == connection);
-    match state.held.get(&key) {
+    match state.chunks.get(&key) {
         _ if is_queued => Doing::NoSlot,
         Some(held) => doing_of(held),
         None => Doing::Nothing,
     }
 }
 
-fn doing_of(held: &Held) -> Doing {
+fn doing_of(held: &ChunkState) -> Doing {
     match held {
-        Held::Filling { progress, .. } => Doing::Fetching {
+        ChunkState::Filling { progress, .. } => Doing::Fetching {
             peer: progress.peer(),
             bytes: progress.bytes.load(Ordering::Relaxed),
             length: progress.length.load(Ordering::Relaxed),
             fetch_seconds: seconds_since(progress.since.as_millis() as u64),
         },
-        Held::Full { .. } => Doing::Answered,
+        ChunkState::Full { .. } => Doing::Answered,
     }
 }

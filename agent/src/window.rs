@@ -1,7 +1,7 @@
-//! The part of one rank's order that is fetched ahead: the groups that are read, and the next ones.
+//! The part of a rank's order that is fetched ahead: the current groups, and the next groups.
 //!
 //! Must hold: groups come in the order of their positions, epoch by epoch; a group stays until the
-//! slowest reader is behind it.
+//! slowest reader has passed.
 
 use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use libdiesel::order::{ChunkPlan, Cursor, Order, OrderError, OrderSettings, Selection};
 
-/// Groups behind the current one that are fetched ahead, as far as there are slots: chunks of them that are
-/// kept need none.
+/// Number of groups fetched ahead of the current group, as far as there are slots. Kept chunks need
+/// none.
 const AHEAD: usize = 4;
 
-/// A group of chunks, by need.
+/// A group of chunks, in the order of need.
 #[derive(Debug)]
 struct Group {
     epoch: u64,
@@ -30,26 +30,26 @@ pub(crate) struct Window {
     rank: u32,
     cursor: Cursor,
     groups: VecDeque<Group>,
-    /// Chunks of `groups`.
+    /// Chunks of all `groups`.
     chunks: HashSet<u32>,
-    /// Most chunks of a group so far.
+    /// Chunks of the largest group up to now.
     pub(crate) largest: u32,
-    /// Where a fill stands behind the groups.
-    far: Option<Far>,
-    /// Chunks of groups that all readers are behind, by epoch.
+    /// Position of a fill beyond the groups.
+    far: Option<FarCursor>,
+    /// Epoch and number of chunks of each group passed by all readers.
     passed: Vec<(u64, u64)>,
 }
 
-/// Chunks of groups that no reader has come near.
+/// Chunks of groups beyond the window.
 #[derive(Debug)]
-struct Far {
+struct FarCursor {
     cursor: Cursor,
     chunks: VecDeque<u32>,
 }
 
-/// Where a reader is.
+/// The position of a reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct At {
+pub(crate) struct Position {
     pub(crate) epoch: u64,
     pub(crate) position: u64,
 }
@@ -82,12 +82,13 @@ impl Window {
         Ok(window)
     }
 
-    /// The next chunk of the epoch that is not settled, in the order of first need. Settled chunks are
-    /// not looked at again.
+    /// The next unsettled chunk of the epoch, in the order of first need. Settled chunks are
+    /// checked only once.
     pub(crate) fn beyond(&mut self, is_settled: impl Fn(u32) -> bool) -> Option<u32> {
-        let Far { cursor, chunks } = self
-            .far
-            .get_or_insert_with(|| Far { cursor: self.cursor.clone(), chunks: VecDeque::new() });
+        let FarCursor { cursor, chunks } = self.far.get_or_insert_with(|| FarCursor {
+            cursor: self.cursor.clone(),
+            chunks: VecDeque::new(),
+        });
         loop {
             while let Some(chunk) = chunks.front() {
                 if !is_settled(*chunk) {
@@ -99,7 +100,7 @@ impl Window {
         }
     }
 
-    /// Adds the next group; the first one of the next epoch behind the last one.
+    /// Adds the next group; behind the last group follows the next epoch.
     fn extend(&mut self) {
         let plan = ChunkPlan::next_of(&mut self.cursor).or_else(|| {
             self.settings.epoch += 1;
@@ -116,15 +117,16 @@ impl Window {
         self.groups.push_back(group);
     }
 
-    /// Whether a reader at a place is in one of the groups.
-    pub(crate) fn holds(&self, at: At) -> bool {
+    /// Whether a position lies in one of the groups.
+    pub(crate) fn holds(&self, at: Position) -> bool {
         self.groups
             .iter()
             .any(|group| group.epoch == at.epoch && group.positions.contains(&at.position))
     }
 
-    /// Follows the readers: the slowest decides what leaves, the fastest what comes.
-    pub(crate) fn follow(&mut self, slowest: At, fastest: At) {
+    /// Follows the readers: the slowest reader decides which groups leave, the fastest which groups
+    /// come.
+    pub(crate) fn follow(&mut self, slowest: Position, fastest: Position) {
         let is_behind =
             |group: &Group| (group.epoch, group.positions.end) <= (slowest.epoch, slowest.position);
         let mut has_changed = false;
@@ -146,12 +148,12 @@ impl Window {
         }
     }
 
-    /// Epochs with chunks that all readers are behind since the last call.
+    /// Epoch and number of chunks of the groups passed by all readers since the last call.
     pub(crate) fn take_passed(&mut self) -> Vec<(u64, u64)> {
         std::mem::take(&mut self.passed)
     }
 
-    /// The first epoch that needs a chunk of one of the groups.
+    /// The first epoch in need of a chunk of the groups.
     pub(crate) fn epoch_of(&self, chunk: u32) -> Option<u64> {
         let group = self.groups.iter().find(|group| group.chunks.contains(&chunk));
         group.map(|group| group.epoch)
@@ -167,11 +169,14 @@ impl Window {
         self.chunks.iter().copied().collect()
     }
 
-    /// How late each chunk is needed, the later the larger: last those of groups that only readers need
-    /// which are behind the fastest.
-    pub(crate) fn lateness(&self, fastest: Option<At>) -> impl Iterator<Item = (u32, usize)> + '_ {
+    /// The lateness of each chunk: the later the need, the larger the number. Groups needed only by
+    /// readers behind the fastest reader come last.
+    pub(crate) fn lateness(
+        &self,
+        fastest: Option<Position>,
+    ) -> impl Iterator<Item = (u32, usize)> + '_ {
         let is_behind = move |group: &Group| {
-            let end = At { epoch: group.epoch, position: group.positions.end };
+            let end = Position { epoch: group.epoch, position: group.positions.end };
             fastest.is_some_and(|fastest| end <= fastest)
         };
         let chunks =
@@ -181,7 +186,7 @@ impl Window {
         })
     }
 
-    /// The chunks of the groups, in the order in which they are needed.
+    /// The chunks of the groups, in the order of need.
     pub(crate) fn in_order(&self) -> impl Iterator<Item = u32> + '_ {
         self.groups.iter().flat_map(|group| &group.chunks).copied()
     }

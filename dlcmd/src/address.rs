@@ -1,7 +1,7 @@
-//! Addresses, `dl://DATASET[/PATH]`, as they are typed.
+//! Addresses, `dl://DATASET[/PATH]`, as typed by users.
 //!
-//! Must hold: an address is bytes, since names need not be UTF-8; nothing in it is decoded; what
-//! is refused comes with what to type instead.
+//! Must hold: an address is bytes, since names need not be UTF-8. Nothing in an address is decoded.
+//! A refusal says how to write the address.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -13,26 +13,26 @@ use crate::text::escaped;
 
 const SCHEME: &[u8] = b"dl://";
 
-/// A dataset, and what is meant in it.
+/// A dataset, or a file or folder in a dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Address {
     /// The dataset.
     pub(crate) dataset: DatasetName,
     /// The file or folder; `None` for the root.
     pub(crate) path: Option<FilePath>,
-    /// Ends in a slash, so that only a folder can be meant.
+    /// Whether the address ends in a slash, and so can only mean a folder.
     pub(crate) is_folder: bool,
 }
 
-/// Why something typed is not an address.
+/// The reason why a text is not an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct InvalidAddress(String);
 
 impl Address {
-    /// Reads an address as typed.
+    /// Parses an address.
     ///
     /// # Errors
-    /// What is wrong, and what to type instead.
+    /// The reason, and the right way to write the address.
     pub(crate) fn parse(typed: &OsStr) -> Result<Self, InvalidAddress> {
         let typed = typed.as_bytes();
         let Some(rest) = typed.strip_prefix(SCHEME) else {
@@ -62,19 +62,19 @@ impl Address {
         Ok(Self { dataset, path: Some(path), is_folder })
     }
 
-    /// For the parser of arguments.
+    /// For the argument parser.
     #[expect(clippy::needless_pass_by_value, reason = "the parser hands over what it owns")]
     pub(crate) fn from_argument(typed: OsString) -> Result<Self, InvalidAddress> {
         Self::parse(&typed)
     }
 
-    /// What is meant, taken as a folder.
+    /// The addressed folder.
     pub(crate) fn folder(&self) -> DirPath {
         self.path.clone().map_or(DirPath::ROOT, DirPath::from)
     }
 }
 
-/// As it would be typed, made safe for a terminal.
+/// The address as typed, escaped for a terminal.
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "dl://{}", self.dataset)?;
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dataset_a_folder_and_a_file_are_told_apart_as_far_as_typing_shows() {
+    fn datasets_folders_and_files_are_distinguished_by_their_address() {
         for (typed, path, is_folder) in [
             (&b"dl://photos"[..], None, true),
             (b"dl://photos/", None, true),
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_comes_with_what_to_type() {
+    fn a_refusal_says_how_to_write_the_address() {
         for (typed, hint) in [
             (&b"photos/a"[..], "did you mean dl://photos/a?"),
             (b"dl:/photos", "did you mean dl://photos?"),

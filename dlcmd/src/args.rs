@@ -1,7 +1,7 @@
-//! The command line: one definition, from which help, manual and completions are made.
+//! The command line: help, manual and completions come from one definition.
 //!
-//! Must hold: global flags stand before or after the command; what is typed is only read here,
-//! and understood by each command's plan.
+//! Must hold: global flags stand before or after the command. Arguments are only parsed here; each
+//! command validates its own.
 
 use clap::{Parser, Subcommand};
 
@@ -53,12 +53,12 @@ pub(crate) struct Cli {
 }
 
 impl Command {
-    /// Whether it reads through the agent of a task.
+    /// Whether the command reads through the agent of a task.
     pub(crate) fn reads_of_task(&self) -> bool {
         matches!(self, Self::Get(_) | Self::Cat(_) | Self::Shuffle(_))
     }
 
-    /// Whether it reads what a snapshot tells, and nothing else.
+    /// Whether the command reads only metadata found in a snapshot.
     pub(crate) fn takes_snapshot(&self) -> bool {
         match self {
             Self::Get(_)

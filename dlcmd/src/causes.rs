@@ -1,7 +1,7 @@
-//! Failures of single files, gathered by cause.
+//! Failures of single files, grouped by cause.
 //!
-//! Must hold: a cause that strikes thousands of files is told once, with their number and the first
-//! ten names; memory is bounded, whatever fails.
+//! Must hold: a cause of thousands of failures is reported once, with the number of files and the
+//! first ten names. Memory is bounded for any number of failures.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
@@ -9,14 +9,14 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::text::counted;
 
-/// Names that are told of each cause.
+/// Maximum of names reported for a cause.
 const NAMES: usize = 10;
-/// Letters of the longest word that is no id or key.
+/// Maximum length of a word compared between causes; longer words are ids or keys.
 const WORD: usize = 20;
-/// Causes that are told apart.
+/// Maximum of separate causes.
 const CAUSES: usize = 64;
 
-/// Failures by action and cause. Threads share it.
+/// Failures by action and cause, shared by threads.
 #[derive(Debug, Default)]
 pub(crate) struct Causes(Mutex<BTreeMap<(&'static str, String), Group>>);
 
@@ -47,11 +47,11 @@ impl Causes {
         }
     }
 
-    /// Tells of all failures that were not told of yet, one text for each cause.
-    pub(crate) fn tell(&self, mut say: impl FnMut(String)) {
+    /// Reports all failures since the last call, one text for each cause.
+    pub(crate) fn drain(&self, mut print: impl FnMut(String)) {
         let groups = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
         for ((action, _), group) in groups {
-            say(group.text(action));
+            print(group.text(action));
         }
     }
 }
@@ -68,7 +68,7 @@ impl Group {
         }
         let mut text = format!("{action} {}: {why}", counted(*count, "file"));
         for name in names {
-            // Nothing fails that is written into memory.
+            // Writing into a string can't fail.
             let _ = write!(text, "\n  {name}");
         }
         let more = count.saturating_sub(names.len() as u64);
@@ -79,7 +79,7 @@ impl Group {
     }
 }
 
-/// A cause without its words that differ from file to file: ids, keys, addresses and counts.
+/// A cause without the words that differ between files: ids, keys, addresses and counts.
 fn without_numbers(why: &str) -> String {
     let is_same =
         |word: &&str| word.len() <= WORD && !word.contains(|letter: char| letter.is_ascii_digit());
@@ -90,37 +90,37 @@ fn without_numbers(why: &str) -> String {
 mod tests {
     use super::*;
 
-    fn told(causes: &Causes) -> Vec<String> {
+    fn drained(causes: &Causes) -> Vec<String> {
         let mut told = Vec::new();
-        causes.tell(|text| told.push(text));
+        causes.drain(|text| told.push(text));
         told
     }
 
     #[test]
-    fn a_cause_is_told_once_with_a_count_and_the_first_ten_names() {
+    fn a_cause_is_reported_once_with_a_count_and_the_first_ten_names() {
         let causes = Causes::default();
         for number in 0..12_241 {
             causes.add("store", format!("f{number}"), format!("chunk {number:022}: it is full"));
         }
         causes.add("read", "secret", "Permission denied");
-        let all = told(&causes);
+        let all = drained(&causes);
         let [one, many] = all.as_slice() else { panic!("{all:?}") };
         assert_eq!(one, "read secret: Permission denied");
         let lines: Vec<_> = many.lines().collect();
         assert_eq!(lines[0], format!("store 12241 files: chunk {:022}: it is full", 0));
         assert_eq!(lines.get(10), Some(&"  f9"));
         assert_eq!(lines.get(11..), Some(&["  and 12231 more"][..]));
-        assert_eq!(told(&causes), [""; 0], "told once");
+        assert_eq!(drained(&causes), [""; 0], "told once");
     }
 
     #[test]
-    fn many_causes_take_no_more_memory_than_some() {
+    fn the_number_of_stored_causes_is_bounded() {
         let causes = Causes::default();
         let word = |number: u8| char::from(b'a' + number % 26).to_string();
         for number in 0..100 {
             causes.add("get", number, word(number) + &word(number / 26));
         }
-        let told = told(&causes);
+        let told = drained(&causes);
         assert_eq!(told.len(), CAUSES + 1);
         assert!(told.iter().any(|text| text.contains("and 26 more")), "{told:?}");
     }

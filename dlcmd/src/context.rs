@@ -1,7 +1,7 @@
-//! What every command is given: the servers, where to say things, and how to be stopped.
+//! The context of every command: the servers, the output for notes, and the stop signal.
 //!
-//! Must hold: the key is in no text and no debug output; nothing else reads the environment, but for
-//! where the user's cache is ([`SnapshotCache::of_user`]).
+//! Must hold: the key is in no text and no debug output. No other module reads the environment,
+//! except for the user's cache folder ([`SnapshotCache::of_user`]).
 
 use std::env::{self, VarError};
 use std::fs::File;
@@ -21,21 +21,21 @@ use crate::exit::Failure;
 use crate::output::Notes;
 use crate::text::{escaped, shown, sized};
 
-/// In the text of a key.
+/// Digits in the text of a key.
 const KEY_DIGITS: usize = 64;
 
-/// A longer file holds something else than a key.
+/// A longer file can't be a key.
 const KEY_FILE_MAX: usize = 4_096;
 
-/// As does a longer file than this, instead of certificates.
+/// A longer file can't be certificates.
 const PEM_MAX: usize = 1 << 20;
 
 /// The flags of every command, before or after its name.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
-    /// Servers to ask, in turn: HOST:PORT, or https://HOST:PORT for TLS, separated by commas
-    /// (otherwise the environment variable DIESEL_SERVER; otherwise 127.0.0.1:7420)
+    /// Addresses of servers, tried in turn: HOST:PORT, or https://HOST:PORT for TLS, separated by
+    /// commas (otherwise the environment variable DIESEL_SERVER; otherwise 127.0.0.1:7420)
     #[arg(
         long,
         global = true,
@@ -45,43 +45,45 @@ pub(crate) struct Global {
     )]
     server: Vec<String>,
 
-    /// Who asks (otherwise the environment variable DIESEL_USER)
+    /// Name of the user (otherwise the environment variable DIESEL_USER)
     #[arg(long, global = true, value_name = "NAME")]
     user: Option<String>,
 
-    /// File that holds the user's key (otherwise the environment variable DIESEL_KEY does)
+    /// File with the user's key (otherwise the environment variable DIESEL_KEY has the key)
     #[arg(long, global = true, value_name = "FILE")]
     key_file: Option<PathBuf>,
 
-    /// Trust the certificates in this file, PEM, where a server is named with https (otherwise the
-    /// environment variable DIESEL_CA; otherwise those of the machine)
+    /// Trust the certificates in this file, PEM, for servers with https (otherwise the environment
+    /// variable DIESEL_CA; otherwise the certificates of the machine)
     #[arg(long, global = true, value_name = "FILE")]
     ca: Option<PathBuf>,
 
-    /// Show servers that ask for one this certificate, PEM (otherwise the environment variable
+    /// Certificate to show to servers on request, PEM (otherwise the environment variable
     /// DIESEL_CLIENT_CERT)
     #[arg(long, global = true, value_name = "FILE")]
     client_cert: Option<PathBuf>,
 
-    /// The private key of that certificate, PEM (otherwise the environment variable DIESEL_CLIENT_KEY)
+    /// The private key of the certificate, PEM (otherwise the environment variable
+    /// DIESEL_CLIENT_KEY)
     #[arg(long, global = true, value_name = "FILE")]
     client_key: Option<PathBuf>,
 
-    /// Let the user's key travel unencrypted to other machines
+    /// Send the user's key unencrypted to other machines
     #[arg(long, global = true)]
     plain_text_key: bool,
 
-    /// The training job whose cache on this machine get, cat and shuffle --read read through, and
-    /// `dlcmd agent` and `why` ask (otherwise the environment variable DIESEL_TASK; otherwise from the servers)
+    /// The training job whose cache on this machine serves get, cat and shuffle --read, and the job
+    /// of `dlcmd agent` and `why` (otherwise the environment variable DIESEL_TASK; otherwise files
+    /// come from the servers)
     #[arg(long, global = true, value_name = "NAME")]
     task: Option<String>,
 
-    /// Answer from this snapshot of the dataset (see `dlcmd snapshot save`) instead of asking the
+    /// Read metadata from this snapshot of the dataset (see `dlcmd snapshot save`) instead of the
     /// servers: for get, cat, ls, stat, du and shuffle
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) snapshot: Option<PathBuf>,
 
-    /// Print results as JSON, one object a line
+    /// Print results as JSON, one object per line
     #[arg(long, global = true)]
     pub(crate) json: bool,
 
@@ -90,8 +92,8 @@ pub(crate) struct Global {
     pub(crate) quiet: bool,
 }
 
-/// What the environment says where a flag doesn't. Not left to the parser of arguments: it takes
-/// what it finds there for typed, and shows it in the usage of every command.
+/// Settings from the environment, used without a flag. The argument parser does not read them,
+/// because it would show the values in the usage of every command.
 #[derive(Default)]
 pub(crate) struct Environment {
     /// `DIESEL_SERVER`.
@@ -109,15 +111,15 @@ pub(crate) struct Environment {
 }
 
 impl Environment {
-    /// That of this process.
+    /// The environment of this process.
     ///
     /// # Errors
-    /// Wrong usage, when a variable is no text.
+    /// Wrong usage, for a variable that is not UTF-8.
     pub(crate) fn of_process() -> Result<Self, Failure> {
         let text = |name| match env::var(name) {
             Ok(text) => Ok(Some(text)),
             Err(VarError::NotPresent) => Ok(None),
-            // Without its value, which may be a key.
+            // Without the value, which may be a key.
             Err(VarError::NotUnicode(_)) => {
                 Err(Failure::usage(format!("the environment variable {name} is not UTF-8")))
             }
@@ -135,10 +137,10 @@ impl Environment {
 }
 
 impl Global {
-    /// The training job that was named.
+    /// The named training job.
     ///
     /// # Errors
-    /// Wrong usage, for what can't be a name.
+    /// Wrong usage, for an invalid name.
     pub(crate) fn task(&self) -> Result<Option<TaskOptions>, Failure> {
         let Some(name) = self.task.clone().or_else(|| env::var("DIESEL_TASK").ok()) else {
             return Ok(None);
@@ -152,11 +154,11 @@ impl Global {
         })?))
     }
 
-    /// How to reach the servers.
+    /// The connection options.
     ///
     /// # Errors
-    /// When a file can't be read, or the key file holds no key; wrong usage, when a server has no
-    /// address, or a certificate no key.
+    /// An unreadable file, or an empty key file; wrong usage for an empty server address, or for a
+    /// certificate without a key.
     pub(crate) fn connect_options(
         &self,
         environment: Environment,
@@ -213,7 +215,7 @@ impl Global {
     }
 }
 
-/// One address of several: people put a space behind a comma.
+/// A single address of a list: users type a space after a comma.
 fn server(typed: &str) -> Result<String, &'static str> {
     match typed.trim() {
         "" => Err("an address is empty; write HOST:PORT, separated by commas"),
@@ -221,20 +223,20 @@ fn server(typed: &str) -> Result<String, &'static str> {
     }
 }
 
-/// Whether somebody may have typed the key itself in the place of its file: it is not repeated.
+/// Whether the user may have typed the key in place of its file: the error must not repeat it.
 fn is_like_key(file: &Path) -> bool {
     let typed = file.as_os_str().as_encoded_bytes();
     typed.len() == KEY_DIGITS && typed.iter().all(u8::is_ascii_hexdigit) && !file.exists()
 }
 
-/// What is in a file, or of a long one no more than shows that it is longer than `most` bytes.
+/// The contents of a file, cut off after `most` bytes and one more.
 fn read_start(file: &Path, most: usize) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(file)?.take(most as u64 + 1).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// What is in a file, if one is given.
+/// The contents of an optional file.
 fn read(what: &str, file: Option<&PathBuf>) -> Result<Option<Vec<u8>>, Failure> {
     file.map(|file| {
         let reading = || format!("read {what} from {}", shown(file));
@@ -247,22 +249,22 @@ fn read(what: &str, file: Option<&PathBuf>) -> Result<Option<Vec<u8>>, Failure> 
     .transpose()
 }
 
-/// What every command is given.
+/// The context of every command.
 #[derive(Debug)]
 pub(crate) struct Context {
-    /// How to reach the servers.
+    /// The connection options.
     pub(crate) options: ConnectOptions,
-    /// The training job that was named.
+    /// The named training job.
     pub(crate) task: Option<TaskOptions>,
-    /// Notes and errors.
+    /// Output of notes and errors.
     pub(crate) notes: Arc<Notes>,
-    /// Time.
+    /// The clock.
     pub(crate) clock: Arc<dyn Clock>,
-    /// Ctrl-C.
+    /// The stop signal of Ctrl-C.
     pub(crate) shutdown: Shutdown,
-    /// What to answer from instead of asking the servers.
+    /// The snapshot that replaces the servers.
     pub(crate) snapshot: Option<PathBuf>,
-    /// Where this user's snapshots are; none where the environment names no folder.
+    /// The cache of the user's snapshots; none without a cache folder.
     pub(crate) cache: Option<SnapshotCache>,
 }
 
@@ -272,7 +274,7 @@ impl Context {
         Ok(Client::connect(self.options.clone())?)
     }
 
-    /// Connects, and opens the dataset of an address; or takes it from the snapshot that was given.
+    /// Connects and opens the dataset of an address, or opens the given snapshot.
     pub(crate) fn dataset(&self, address: &Address) -> Result<Dataset, Failure> {
         match &self.snapshot {
             None => Ok(self.client()?.dataset(&address.dataset)?),
@@ -280,7 +282,7 @@ impl Context {
         }
     }
 
-    /// The same, always with a snapshot: the newest, unless one was given.
+    /// Opens the dataset of an address with a snapshot: the given snapshot or else the newest.
     pub(crate) fn with_snapshot(&self, address: &Address) -> Result<Dataset, Failure> {
         let dataset = self.dataset(address)?;
         if dataset.snapshot().is_some() {
@@ -301,7 +303,8 @@ impl Context {
     }
 
     fn by_snapshot(&self, address: &Address, file: &Path) -> Result<Dataset, Failure> {
-        // With what it takes to look, no server is waited for longer than with other commands.
+        // The staleness check is subtracted, so the total time limit is the same as for other
+        // commands.
         let connect_timeout = self.options.connect_timeout.saturating_sub(LOOK);
         let client =
             Client::unconnected(ConnectOptions { connect_timeout, ..self.options.clone() });
@@ -351,5 +354,5 @@ impl Context {
     }
 }
 
-/// How long a server is asked whether a snapshot is stale.
+/// Time limit of the staleness check of a snapshot.
 const LOOK: Duration = Duration::from_secs(1);

@@ -1,7 +1,7 @@
-//! How dlcmd ends: its exit codes, and which kind of error gives which.
+//! Exit codes of dlcmd, and the mapping from kinds of errors.
 //!
-//! Must hold: every kind has its code by decision, none by default; an error is printed once,
-//! with its causes, by whoever ends the program.
+//! Must hold: every kind has an explicit code, none by default. An error is printed once, with its
+//! causes, at the end of the program.
 
 use std::error::Error as _;
 use std::fmt;
@@ -14,13 +14,13 @@ use libdiesel::Kind;
 pub(crate) enum Exit {
     /// All was done.
     Done = 0,
-    /// It failed.
+    /// The command failed.
     Failed = 1,
-    /// The command line makes no sense.
+    /// The command line is wrong.
     Usage = 2,
-    /// A dataset or file is not there.
+    /// A dataset or file is missing.
     NotFound = 3,
-    /// The rest was done; what was not is listed on stderr.
+    /// Done in part; the failed part is listed on stderr.
     Partly = 4,
     /// No server answers.
     Unreachable = 5,
@@ -35,7 +35,7 @@ impl From<Exit> for ExitCode {
 }
 
 impl Exit {
-    /// Exhaustive on purpose: a new kind must decide.
+    /// Exhaustive on purpose: a new kind needs a decision.
     pub(crate) fn of(kind: Kind) -> Self {
         match kind {
             Kind::NotFound => Self::NotFound,
@@ -54,48 +54,48 @@ impl Exit {
     }
 }
 
-/// In the words of the system: nothing listens at an address.
+/// Part of the system's text for an address without a listener.
 const REFUSED: &str = "onnection refused";
 
-/// The advice for an address where nothing listens.
+/// The advice for an address without a listener.
 const START: &str = "start one with `dlserver`, or name another with --server";
 
-/// Why a command ends early.
+/// The reason for an early end of a command.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// Nobody reads stdout any more: the reader has seen enough, which is no error.
+    /// The reader of stdout has stopped reading, which is no error.
     StdoutClosed,
-    /// All else.
+    /// Any other reason.
     Because {
-        /// The code to end with.
+        /// The exit code.
         exit: Exit,
-        /// What to print.
+        /// The error to print.
         error: anyhow::Error,
     },
 }
 
 impl Failure {
-    /// Wrong usage that only shows when the arguments are looked at together.
+    /// Wrong usage not found by the argument parser.
     pub(crate) fn usage(text: impl fmt::Display) -> Self {
         Self::Because { exit: Exit::Usage, error: anyhow::Error::msg(text.to_string()) }
     }
 
-    /// A dataset or file that is not there.
+    /// A missing dataset or file.
     pub(crate) fn not_found(text: impl fmt::Display) -> Self {
         Self::Because { exit: Exit::NotFound, error: anyhow::Error::msg(text.to_string()) }
     }
 
-    /// Something that can't be done.
+    /// A failure.
     pub(crate) fn failed(text: impl fmt::Display) -> Self {
         Self::Because { exit: Exit::Failed, error: anyhow::Error::msg(text.to_string()) }
     }
 
-    /// A refusal because something that was asked for can't be done beside the rest.
+    /// A refusal because a part of the request can't be done.
     pub(crate) fn partly(text: impl fmt::Display) -> Self {
         Self::Because { exit: Exit::Partly, error: anyhow::Error::msg(text.to_string()) }
     }
 
-    /// An error of this machine, while `action`.
+    /// A local error during `action`.
     pub(crate) fn local(
         action: impl fmt::Display,
         source: impl std::error::Error + Send + Sync + 'static,
@@ -104,7 +104,7 @@ impl Failure {
         Self::Because { exit: Exit::Failed, error }
     }
 
-    /// The same, said to have happened during `action`.
+    /// Adds `action` as the context of a failure.
     pub(crate) fn while_doing(self, action: impl fmt::Display) -> Self {
         match self {
             Self::StdoutClosed => Self::StdoutClosed,
@@ -118,13 +118,13 @@ impl Failure {
 impl From<libdiesel::Error> for Failure {
     fn from(error: libdiesel::Error) -> Self {
         let kind = error.kind();
-        // The reason comes last in a chain, and what to do about it after that.
+        // The reason is the last part of a chain, followed by the advice.
         let text = advised(format!("{:#}", anyhow::Error::new(error)), kind);
         Self::Because { exit: Exit::of(kind), error: anyhow::Error::msg(text) }
     }
 }
 
-/// The cause of an error and its remedy, without the object: the same for all files that share it.
+/// The cause of an error and its remedy without the object, for grouping by cause.
 pub(crate) fn cause(error: &libdiesel::Error) -> String {
     let Some(first) = error.source() else { return advised(error.to_string(), error.kind()) };
     let (mut text, mut next) = (first.to_string(), first.source());
@@ -146,7 +146,7 @@ fn advised(text: String, kind: Kind) -> String {
     }
 }
 
-/// Whether a text already ends with an advice of this kind: to put, to free, to check something.
+/// Whether a text already ends with advice that starts with the same verb.
 fn says(text: &str, advice: &str) -> bool {
     let first = |text: &str| text.split(' ').next().map(str::to_owned);
     first(text.rsplit("; ").next().unwrap_or_default()) == first(advice)

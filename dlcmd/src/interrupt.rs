@@ -1,8 +1,8 @@
-//! Ctrl-C: first a request to stop, then the end.
+//! Ctrl-C: first a request to stop, then the end of the process.
 //!
-//! Must hold: what was acknowledged stays, so nothing has to be undone; a command that looks at
-//! the request between two files leaves no temporary file; one that hangs is ended after a grace
-//! period, or at once by a second Ctrl-C, with the same exit code.
+//! Must hold: acknowledged data stays, so nothing is undone. A command that checks the request
+//! between two files leaves no temporary file. A hanging command ends after a grace period, or at
+//! once with a second Ctrl-C, with the same exit code.
 
 use std::io;
 use std::process;
@@ -16,15 +16,15 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::exit::Exit;
 
-/// How long a command may take to notice.
+/// Time for a command to notice the request.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long what is under way may take to end by itself, a part of the grace period.
+/// Time for running work to end by itself, a part of the grace period.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How often the request is looked for.
+/// Interval between two checks of the request.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Runs `work`. When a stop is requested and it doesn't end soon, calls `give_up`, so that it ends
-/// all the same and can say how far it came.
+/// Runs `work`. If a stop is requested and the work does not end soon, calls `give_up` to end the
+/// work early.
 pub(crate) fn or_given_up<T>(
     shutdown: &Shutdown,
     work: impl FnOnce() -> T,
@@ -49,8 +49,8 @@ pub(crate) fn or_given_up<T>(
     })
 }
 
-/// From now on Ctrl-C calls `tell` once and requests a shutdown, and ends the process when that takes
-/// too long.
+/// Installs the handler of Ctrl-C: calls `tell` once, requests a shutdown, and ends the process
+/// after the grace period.
 ///
 /// # Errors
 /// When the kernel refuses a thread or the signal handler.

@@ -1,7 +1,7 @@
-//! The JSON lines of `--json`, as docs/JSON.md describes them.
+//! The JSON lines of `--json`, as described in docs/JSON.md.
 //!
-//! Must hold: every line has a `type` and the `schema` number; within one schema, fields are
-//! added and none is changed; a name that is not UTF-8 comes as `path_base64` instead of `path`.
+//! Must hold: every line has a `type` and the `schema` number. Within a schema fields are only
+//! added. A name that is not UTF-8 is given as `path_base64` instead of `path`.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -11,10 +11,10 @@ use serde::Serialize;
 
 use crate::time::{exact_text, stamp_text};
 
-/// The version of these lines.
+/// The version of the JSON lines.
 const SCHEMA: u32 = 1;
 
-/// One line: its type, the schema, and what the type says.
+/// A line: its type, the schema, and the fields of the type.
 #[derive(Debug, Serialize)]
 pub(crate) struct Line<'a, T> {
     #[serde(rename = "type")]
@@ -25,13 +25,13 @@ pub(crate) struct Line<'a, T> {
 }
 
 impl<'a, T> Line<'a, T> {
-    /// A line of this type.
+    /// A line of the given type.
     pub(crate) fn new(kind: &'static str, body: &'a T) -> Self {
         Self { kind, schema: SCHEMA, body }
     }
 }
 
-/// A path: text where it is UTF-8, base64 of its bytes where it is not.
+/// A path: text if UTF-8, otherwise base64 of its bytes.
 #[derive(Debug, Serialize)]
 pub(crate) struct Path<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -41,7 +41,7 @@ pub(crate) struct Path<'a> {
 }
 
 impl<'a> Path<'a> {
-    /// The path with these bytes.
+    /// The path with the given bytes.
     pub(crate) fn new(bytes: &'a [u8]) -> Self {
         let path = std::str::from_utf8(bytes).ok();
         Self { path, path_base64: path.is_none().then(|| STANDARD.encode(bytes)) }
@@ -53,19 +53,19 @@ impl<'a> Path<'a> {
 pub(crate) struct File<'a> {
     #[serde(flatten)]
     path: Path<'a>,
-    /// Bytes.
+    /// In bytes.
     size: u64,
     /// Four octal digits.
     mode: String,
     /// RFC 3339, UTC, nanoseconds.
     mtime: String,
-    /// When it was committed, RFC 3339, UTC.
+    /// Commit time, RFC 3339, UTC.
     uploaded: String,
     /// Eight hexadecimal digits.
     crc32c: String,
-    /// The chunk that holds it, or the last part of it.
+    /// The chunk with the file, or with its last part.
     chunk: String,
-    /// Where its bytes begin in that chunk.
+    /// Offset of its bytes in the chunk.
     offset: u32,
 }
 
@@ -85,7 +85,7 @@ impl<'a> File<'a> {
     }
 }
 
-/// A path and nothing else: a folder, or a file of which only the name was asked for.
+/// Only a path: a folder, or a file listed by name.
 #[derive(Debug, Serialize)]
 pub(crate) struct Name<'a> {
     #[serde(flatten)]
@@ -93,7 +93,7 @@ pub(crate) struct Name<'a> {
 }
 
 impl<'a> Name<'a> {
-    /// The name with these bytes.
+    /// The name with the given bytes.
     pub(crate) fn new(bytes: &'a [u8]) -> Self {
         Self { path: Path::new(bytes) }
     }
@@ -104,27 +104,27 @@ impl<'a> Name<'a> {
 pub(crate) struct Dataset<'a> {
     name: &'a str,
     id: String,
-    /// RFC 3339, UTC; absent, as the objects, where a snapshot was asked.
+    /// RFC 3339, UTC; absent, like the objects, for a snapshot.
     #[serde(skip_serializing_if = "Option::is_none")]
     created: Option<String>,
-    /// The newest change, RFC 3339, UTC; absent while there is none.
+    /// The newest change, RFC 3339, UTC; absent without changes.
     #[serde(skip_serializing_if = "Option::is_none")]
     changed: Option<String>,
-    /// Changes with every change.
+    /// Changes with every write or delete.
     version: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     objects: Option<u64>,
-    /// Absent, as the bytes, when they can't be counted.
+    /// Absent, like the bytes, when counting fails.
     #[serde(skip_serializing_if = "Option::is_none")]
     files: Option<u64>,
-    /// Of these files.
+    /// Sum of the files' bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     bytes: Option<u64>,
-    /// Bytes.
+    /// In bytes.
     chunk_size: u32,
-    /// Bytes.
+    /// In bytes.
     alignment: u32,
-    /// Why they can't be counted.
+    /// The reason for missing counts.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<&'a str>,
 }
@@ -153,7 +153,7 @@ impl<'a> From<&'a libdiesel::DatasetInfo> for Dataset<'a> {
 }
 
 impl Dataset<'_> {
-    /// The same, as far as a snapshot knows it.
+    /// Only the fields known from a snapshot.
     pub(crate) fn by_snapshot(self) -> Self {
         Self { created: None, objects: None, ..self }
     }
@@ -165,17 +165,17 @@ pub(crate) struct Snapshot {
     /// Id of the dataset.
     dataset: String,
     version: String,
-    /// The newest change, RFC 3339, UTC; absent where there was none.
+    /// The newest change, RFC 3339, UTC; absent without changes.
     #[serde(skip_serializing_if = "Option::is_none")]
     changed: Option<String>,
     files: u32,
-    /// Of these files.
+    /// Sum of the files' bytes.
     bytes: u64,
-    /// Those that hold these files.
+    /// Chunks with these files.
     chunks: u32,
-    /// Bytes.
+    /// In bytes.
     chunk_size: u32,
-    /// Bytes of the snapshot itself.
+    /// Length of the snapshot file in bytes.
     length: u64,
 }
 

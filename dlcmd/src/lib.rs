@@ -1,7 +1,7 @@
 //! dlcmd: the command line of DIESEL.
 //!
-//! Must hold: stdout carries the result and nothing else; every way to end has its exit code;
-//! arguments, environment and terminal are read here once, and handed down as values.
+//! Must hold: stdout carries only the result. Every kind of end has its exit code. Arguments,
+//! environment and terminal are read once, here, and passed down as values.
 
 #![forbid(unsafe_code)]
 
@@ -39,17 +39,17 @@ use crate::context::{Context, Environment};
 use crate::exit::{Exit, Failure};
 use crate::output::{Notes, Output};
 
-/// Bytes of results that are written at once.
+/// Buffer size for results.
 const STDOUT_BUFFER: usize = 256 << 10;
 
 /// Runs the program on the arguments, environment and streams of this process.
 pub fn main() -> ExitCode {
-    // Another library of the process may have started TLS, which is as good.
+    // Another library of the process may have installed a provider already, which is fine.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(said) if said.use_stderr() => {
-            // Nobody to tell when stderr is gone.
+            // Printing fails only if stderr is closed.
             let _ = safe(said).print();
             return Exit::Usage.into();
         }
@@ -70,11 +70,11 @@ pub fn main() -> ExitCode {
     let bar = progress::bar(is_shown && takes_long);
     let notes = Arc::new(Notes::new(Box::new(io::stderr()), cli.global.quiet, bar));
     let ended = run(cli, Arc::clone(&notes), &mut out);
-    // What was printed before a failure is still a result.
+    // Text printed before a failure is still a result.
     let flushed = out.flush();
     notes.bar().finish_and_clear();
     let exit = match (ended, flushed) {
-        // Who reads stdout no more has seen enough of the results, and the exit code still tells.
+        // A reader that stopped reading stdout still gets the exit code.
         (Ok(exit), Ok(()) | Err(Failure::StdoutClosed)) => exit,
         (Err(Failure::StdoutClosed), _) => Exit::Done,
         (Err(failure @ Failure::Because { exit, .. }), _)
@@ -86,8 +86,7 @@ pub fn main() -> ExitCode {
     exit.into()
 }
 
-/// What the parser of arguments has against the command line, with all names in it safe for a
-/// terminal.
+/// The parser's error, with all names escaped for a terminal.
 fn safe(error: clap::Error) -> clap::Error {
     let is_safe = |text: &str| !text.contains(char::is_control);
     let arguments =
@@ -98,7 +97,7 @@ fn safe(error: clap::Error) -> clap::Error {
     Cli::try_parse_from(arguments).err().filter(clap::Error::use_stderr).unwrap_or(error)
 }
 
-/// Help and version are results like others.
+/// Prints help or version, which are results too.
 fn print_help(help: &clap::Error) -> Exit {
     match help.print().and_then(|()| io::stdout().flush()).map_err(output::closed) {
         Ok(()) | Err(Failure::StdoutClosed) => Exit::Done,
@@ -121,15 +120,15 @@ fn run(cli: Cli, notes: Arc<Notes>, out: &mut Output<'_>) -> Result<Exit, Failur
         .map_err(|why| Failure::local("prepare to be stopped by Ctrl-C", why))?;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let task = cli.global.task()?;
-    let told = Arc::clone(&notes);
+    let uncached_notes = Arc::clone(&notes);
     let on_uncached: OnUncached = Arc::new(move |why| {
-        told.note(format_args!(
+        uncached_notes.note(format_args!(
             "all files come from the servers, not from the node's cache: {why}"
         ));
     });
     let options = ConnectOptions {
         on_uncached: Some(on_uncached),
-        on_retry: Some(waiting::told_to(&notes, &clock)),
+        on_retry: Some(waiting::notes_to(&notes, &clock)),
         task: task.clone().filter(|_| cli.command.reads_of_task()),
         ..cli.global.connect_options(Environment::of_process()?)?
     };
@@ -141,7 +140,7 @@ fn run(cli: Cli, notes: Arc<Notes>, out: &mut Output<'_>) -> Result<Exit, Failur
     let cache = SnapshotCache::of_user();
     let context = Context { options, task, notes, clock, shutdown, snapshot, cache };
     let ended = execute(cli.command, &context, out);
-    // A command that was stopped may end in many ways; the user knows only one reason.
+    // A stopped command may fail in many ways; the user knows the reason.
     match ended {
         Err(Failure::StdoutClosed) => Err(Failure::StdoutClosed),
         _ if context.shutdown.is_requested() => Ok(Exit::Interrupted),
@@ -177,7 +176,7 @@ fn execute(command: Command, context: &Context, out: &mut Output<'_>) -> Result<
     }
 }
 
-/// A number of things of which there is at least one.
+/// Parses a number of at least one.
 fn from_one<Number>(text: &str) -> Result<Number, &'static str>
 where
     Number: FromStr<Err = ParseIntError>,
@@ -188,14 +187,14 @@ where
     })
 }
 
-/// More are no use, and a system may not give them.
+/// More threads are useless, and a system may refuse them.
 const THREADS_MAX: usize = 1_024;
 
-/// Unless more are asked for: each may hold 24 MiB of a large file.
+/// The default limit: each thread may hold 24 MiB of a large file.
 const THREADS_USUAL: usize = 8;
 
-/// Threads for the files of this machine: as given, or one for each core, at least two, so that
-/// one works while the other waits.
+/// The number of threads for local files: the given number, or the number of cores, at least two so
+/// that reading and sending overlap.
 fn threads(given: Option<NonZeroUsize>) -> Result<usize, Failure> {
     let cores = || thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let cores = || cores().clamp(2, THREADS_USUAL);
@@ -207,10 +206,10 @@ fn threads(given: Option<NonZeroUsize>) -> Result<usize, Failure> {
     }
 }
 
-/// A command line may name more folders than a process may have open by default; every process
-/// may allow itself as many as the system allows it.
+/// Raises the limit of open files to the maximum: a command line may name more folders than the
+/// default allows.
 fn raise_open_files() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    // The default does for most command lines.
+    // The default suffices for most command lines.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }

@@ -1,6 +1,6 @@
-//! The `dlcmd` program. All it does is in the library beside it, where tests reach it.
+//! The `dlcmd` program: a thin wrapper of the library, which tests can call.
 //!
-//! Must hold: nothing is decided here: its exit code is that of the library.
+//! Must hold: the program has no logic; its exit code comes from the library.
 
 #![forbid(unsafe_code)]
 

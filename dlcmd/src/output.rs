@@ -1,7 +1,7 @@
-//! Where a command says things: results on stdout, notes and errors on stderr.
+//! Output of a command: results on stdout, notes and errors on stderr.
 //!
-//! Must hold: stdout carries the result and nothing else, one JSON object a line when asked for;
-//! a reader that stops reading is no error; a note never tears a progress bar or another note.
+//! Must hold: stdout carries only the result, one JSON object per line with `--json`. A reader that
+//! stops reading is no error. A note never breaks a progress bar or another note.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -13,14 +13,14 @@ use serde::Serialize;
 use crate::exit::Failure;
 use crate::json::Line;
 
-/// The results. Written through one buffer, since `ls` prints a million lines.
+/// The results, written through one buffer because `ls` prints a million lines.
 pub(crate) struct Output<'a> {
     out: &'a mut dyn Write,
     json: bool,
 }
 
 impl<'a> Output<'a> {
-    /// Results go to `out`, as JSON lines or as text.
+    /// Writes results to `out`, as JSON lines or as text.
     pub(crate) fn new(out: &'a mut dyn Write, json: bool) -> Self {
         Self { out, json }
     }
@@ -30,7 +30,7 @@ impl<'a> Output<'a> {
         self.json
     }
 
-    /// One result as a JSON line.
+    /// Writes a result as a JSON line.
     pub(crate) fn json(
         &mut self,
         kind: &'static str,
@@ -40,12 +40,12 @@ impl<'a> Output<'a> {
         written.map_err(io::Error::from).and_then(|()| self.out.write_all(b"\n")).map_err(closed)
     }
 
-    /// One result as a line of text.
+    /// Writes a result as a line of text.
     pub(crate) fn line(&mut self, text: fmt::Arguments<'_>) -> Result<(), Failure> {
         self.write(|out| writeln!(out, "{text}"))
     }
 
-    /// Results in whatever shape `write` gives them.
+    /// Writes results in any format.
     pub(crate) fn write(
         &mut self,
         write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
@@ -53,13 +53,13 @@ impl<'a> Output<'a> {
         write(&mut *self.out).map_err(closed)
     }
 
-    /// Makes everything written so far visible.
+    /// Flushes all results.
     pub(crate) fn flush(&mut self) -> Result<(), Failure> {
         self.out.flush().map_err(closed)
     }
 }
 
-/// What an error on stdout means.
+/// The failure for an error on stdout.
 pub(crate) fn closed(error: io::Error) -> Failure {
     if error.kind() == io::ErrorKind::BrokenPipe {
         Failure::StdoutClosed
@@ -76,32 +76,32 @@ pub(crate) struct Notes {
 }
 
 impl Notes {
-    /// Notes go to `sink`, around a progress bar on the same terminal, and not at all when
-    /// `quiet`; errors always do.
+    /// Writes notes and errors to `sink`, above a progress bar on the same terminal. Notes are
+    /// dropped when `quiet`.
     pub(crate) fn new(sink: Box<dyn Write + Send>, quiet: bool, bar: ProgressBar) -> Self {
         Self { sink: Mutex::new(sink), quiet, bar }
     }
 
-    /// The progress bar; hidden unless there is a terminal to show it.
+    /// The progress bar; hidden without a terminal.
     pub(crate) fn bar(&self) -> &ProgressBar {
         &self.bar
     }
 
-    /// Something the user may want to know.
+    /// Prints a note for the user.
     pub(crate) fn note(&self, text: impl fmt::Display) {
         if !self.quiet {
             self.print(text);
         }
     }
 
-    /// Something that went wrong.
+    /// Prints an error.
     pub(crate) fn error(&self, text: impl fmt::Display) {
         self.print(text);
     }
 
     fn print(&self, text: impl fmt::Display) {
         self.bar.suspend(|| {
-            // Nothing can be said about a stderr that is gone.
+            // An error on stderr can't be reported.
             let _ = writeln!(self.sink(), "dlcmd: {text}");
         });
     }
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
     use crate::exit::Exit;
 
-    /// Fails as a pipe without a reader does, or a full disk.
+    /// Fails like a pipe without a reader, or like a full disk.
     struct Broken(io::ErrorKind);
 
     impl Write for Broken {

@@ -1,7 +1,7 @@
-//! How far a long command is: bytes, files a second and the time that is left, on stderr.
+//! Progress of a long command on stderr: bytes, files per second and the remaining time.
 //!
-//! Must hold: shown only on a terminal, and not with --quiet or --json; counting costs nothing
-//! that a transfer of many small files would feel; a line never wraps.
+//! Must hold: progress is shown only on a terminal, and not with --quiet or --json. Counting is
+//! cheap even for many small files. A line never wraps.
 
 use std::fmt::Write;
 use std::io;
@@ -16,15 +16,15 @@ use rustix::termios::tcgetwinsize;
 
 use crate::text::counted;
 
-/// Before any byte is done, and for commands that say themselves how far they are.
+/// Before the first byte, and for commands with their own progress text.
 const PLAIN: &str = "{wide_msg} {elapsed}";
 const KNOWN: &str = "{line} {wide_bar}";
 const UNKNOWN: &str = "{line}";
 const REDRAWN: Duration = Duration::from_millis(100);
-/// Columns of a terminal that does not say how many it has.
+/// Width of a terminal of unknown width.
 const COLUMNS: usize = 80;
 
-/// Counts files and bytes that are done. Threads share it.
+/// Counts finished files and bytes; shared by threads.
 #[derive(Debug)]
 pub(crate) struct Progress {
     bar: ProgressBar,
@@ -32,7 +32,7 @@ pub(crate) struct Progress {
     has_begun: AtomicBool,
 }
 
-/// A bar, hidden unless it `is_shown`.
+/// A bar, hidden unless `is_shown`.
 pub(crate) fn bar(is_shown: bool) -> ProgressBar {
     if !is_shown {
         return ProgressBar::hidden();
@@ -44,18 +44,18 @@ pub(crate) fn bar(is_shown: bool) -> ProgressBar {
 }
 
 impl Progress {
-    /// Nothing is done yet.
+    /// Starts at zero.
     pub(crate) fn new(bar: &ProgressBar) -> Self {
         bar.reset_elapsed();
         Self { bar: bar.clone(), files: Arc::default(), has_begun: AtomicBool::new(false) }
     }
 
-    /// Whether anybody sees it.
+    /// Whether the bar is visible.
     pub(crate) fn is_shown(&self) -> bool {
         !self.bar.is_hidden()
     }
 
-    /// The bytes that there are in all.
+    /// Sets the total number of bytes.
     pub(crate) fn expect(&self, bytes: u64) {
         self.bar.set_length(bytes.max(self.bar.position()));
         if self.has_begun.load(Ordering::Relaxed) {
@@ -63,7 +63,7 @@ impl Progress {
         }
     }
 
-    /// Asked for by two threads at once, it is known in the end.
+    /// With two concurrent calls, the known length wins in the end.
     fn restyle(&self) {
         if self.bar.length().is_none() {
             self.bar.set_style(style(UNKNOWN, &self.files));
@@ -73,7 +73,7 @@ impl Progress {
         }
     }
 
-    /// So many more are done.
+    /// Adds finished files and bytes.
     pub(crate) fn add(&self, files: u64, bytes: u64) {
         if !self.is_shown() {
             return;
@@ -90,13 +90,13 @@ impl Progress {
         }
     }
 
-    /// Takes it off the screen.
+    /// Removes the bar from the screen.
     pub(crate) fn end(&self) {
         self.bar.finish_and_clear();
     }
 }
 
-/// What is drawn before the bar itself, made anew each time.
+/// The text before the bar.
 fn line(state: &ProgressState, files: u64, room: usize) -> String {
     let (done, elapsed) = (state.pos(), state.elapsed().as_secs_f64().max(0.001));
     let rate = done as f64 / elapsed;
@@ -104,7 +104,7 @@ fn line(state: &ProgressState, files: u64, room: usize) -> String {
         Some(all) => format!("{}/{}", BinaryBytes(done), BinaryBytes(all)),
         None => BinaryBytes(done).to_string(),
     };
-    // Nothing is said of values that are not known yet.
+    // Unknown values are left out.
     let (mut speed, mut left) = (String::new(), String::new());
     if rate >= 1.0 {
         speed = format!("{}/s", BinaryBytes(rate as u64));
@@ -126,7 +126,7 @@ fn line(state: &ProgressState, files: u64, room: usize) -> String {
     )
 }
 
-/// The parts side by side, without those of lower ranks that do not fit into `room` columns.
+/// The parts side by side, without parts of lower rank that exceed `room` columns.
 fn fitting(parts: [(usize, String); 5], room: usize) -> String {
     let is_kept = |rank: usize| {
         let upto = parts.iter().filter(|(other, text)| *other <= rank && !text.is_empty());
@@ -136,7 +136,7 @@ fn fitting(parts: [(usize, String); 5], room: usize) -> String {
     kept.map(|(_, text)| text.as_str()).collect::<Vec<_>>().join("  ")
 }
 
-/// Columns of the terminal now: a window may be resized.
+/// The current width of the terminal: a window may be resized.
 fn columns() -> usize {
     match tcgetwinsize(io::stderr()) {
         Ok(size) if size.ws_col > 0 => size.ws_col.into(),
@@ -147,8 +147,7 @@ fn columns() -> usize {
 fn style(template: &'static str, files: &Arc<AtomicU64>) -> ProgressStyle {
     let files = Arc::clone(files);
     let line = move |state: &ProgressState, out: &mut dyn Write| {
-        // The space before the bar takes one column. Nothing can be done about a terminal that is
-        // gone.
+        // The space before the bar takes one column. Errors of a closed terminal are ignored.
         let line = line(state, files.load(Ordering::Relaxed), columns().saturating_sub(1));
         let _ = out.write_str(&line);
     };

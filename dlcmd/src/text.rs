@@ -1,7 +1,7 @@
-//! Names, modes and sizes as people read them.
+//! Names, modes and sizes as text for people.
 //!
-//! Must hold: no byte of a name reaches a terminal as a control byte; what is written one line
-//! for each file needs no memory of its own for each.
+//! Must hold: no byte of a name reaches a terminal as a control byte. Lines printed for each file
+//! need no allocation each.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -10,7 +10,7 @@ use std::path::Path;
 
 use indicatif::BinaryBytes;
 
-/// Writes a name with control bytes, backslash and what is not UTF-8 as `\xHH`.
+/// Writes a name with control bytes, backslashes and invalid UTF-8 as `\xHH`.
 pub(crate) fn write_escaped(out: &mut dyn Write, name: &[u8]) -> io::Result<()> {
     if name.iter().all(|byte| (b' '..=b'~').contains(byte) && *byte != b'\\') {
         return out.write_all(name);
@@ -18,12 +18,12 @@ pub(crate) fn write_escaped(out: &mut dyn Write, name: &[u8]) -> io::Result<()> 
     write!(out, "{}", escaped(name))
 }
 
-/// A name, to be shown with control bytes, backslash and what is not UTF-8 as `\xHH`.
+/// A name, displayed with control bytes, backslashes and invalid UTF-8 as `\xHH`.
 pub(crate) fn escaped(name: &[u8]) -> Escaped<'_> {
     Escaped(name)
 }
 
-/// The path of something on this machine, to be shown like that.
+/// A local path, displayed in the same way.
 pub(crate) fn shown(path: &Path) -> Escaped<'_> {
     Escaped(path.as_os_str().as_bytes())
 }
@@ -52,10 +52,11 @@ impl fmt::Display for Escaped<'_> {
     }
 }
 
-/// The permission bits of a file as `ls -l` shows them.
+/// The permission bits of a file in the form of `ls -l`.
 pub(crate) fn permissions(mode: u16) -> [u8; 10] {
     let bit = |bit: u16, letter: u8| if mode & bit != 0 { letter } else { b'-' };
-    // The letter of an execute bit also tells setuid, setgid and sticky; in capitals without it.
+    // The letter of an execute bit also shows setuid, setgid and sticky; a capital letter means
+    // without execute.
     let special = |special: u16, execute: u16, letter: u8| match (mode & special, mode & execute) {
         (0, 0) => b'-',
         (0, _) => b'x',
@@ -82,7 +83,7 @@ pub(crate) fn counted(count: u64, word: &str) -> String {
     format!("{count} {word}{plural}")
 }
 
-/// Bytes of a size as people write it: a number and one of `KiB MiB GiB TiB`, or nothing.
+/// Parses a size: a number and one of `KiB MiB GiB TiB`, or nothing.
 pub(crate) fn bytes_of(text: &str) -> Option<u64> {
     let digits = text.trim_end_matches(|letter: char| !letter.is_ascii_digit());
     let factor = match text.get(digits.len()..)? {
@@ -96,7 +97,7 @@ pub(crate) fn bytes_of(text: &str) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(factor)
 }
 
-/// A number of bytes, from 1 KiB on with its size in binary units beside it:
+/// A number of bytes, from 1 KiB on followed by the size in binary units:
 /// `12582912 bytes (12.00 MiB)`.
 pub(crate) fn sized(bytes: u64) -> String {
     let exact = counted(bytes, "byte");

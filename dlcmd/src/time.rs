@@ -1,7 +1,6 @@
-//! Points in time as people write and read them: RFC 3339 in UTC, and ages such as `2h`.
+//! Points in time as text: RFC 3339 in UTC, and ages such as `2h`.
 //!
-//! Must hold: what is written reads back as the same point; no time zone of the machine plays a
-//! part.
+//! Must hold: a printed time parses to the same point; the time zone of the machine plays no role.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,8 +9,8 @@ use dl_format::Stamp;
 const DAY: i64 = 86_400;
 const NANOS: i64 = 1_000_000_000;
 
-/// Seconds since 1970 as `2026-11-20T11:25:09Z`. Every time that fits into 64 bits of nanoseconds
-/// has a year of four digits.
+/// Seconds since 1970 as `2026-11-20T11:25:09Z`. Every time within 64 bits of nanoseconds has a
+/// year of four digits.
 pub(crate) fn seconds_text(seconds: i64) -> [u8; 20] {
     let (days, second) = (seconds.div_euclid(DAY), seconds.rem_euclid(DAY));
     let (year, month, day) = civil(days);
@@ -31,7 +30,7 @@ pub(crate) fn seconds_text(seconds: i64) -> [u8; 20] {
     text
 }
 
-/// Nanoseconds since 1970, to the second below.
+/// Nanoseconds since 1970, rounded down to the second.
 pub(crate) fn mtime_text(nanos: i64) -> [u8; 20] {
     seconds_text(nanos.div_euclid(NANOS))
 }
@@ -47,10 +46,10 @@ pub(crate) fn stamp_text(stamp: Stamp) -> String {
     exact_text(i64::try_from(stamp.get()).unwrap_or(i64::MAX).saturating_mul(1000))
 }
 
-/// Reads RFC 3339, or an age before `now`: a number and one of `s m h d w`.
+/// Parses RFC 3339, or an age before `now`: a number and one of `s m h d w`.
 ///
 /// # Errors
-/// What to type.
+/// The accepted formats.
 pub(crate) fn parse(text: &str, now: SystemTime) -> Result<Stamp, String> {
     if let Some(micros) = rfc3339(text) {
         return Ok(Stamp::new(micros));
@@ -61,7 +60,7 @@ pub(crate) fn parse(text: &str, now: SystemTime) -> Result<Stamp, String> {
     Ok(Stamp::at(now.checked_sub(age).unwrap_or(SystemTime::UNIX_EPOCH)))
 }
 
-/// Reads a number and one of `s m h d w`.
+/// Parses a number and one of `s m h d w`.
 pub(crate) fn duration(text: &str) -> Option<Duration> {
     let unit = text.chars().last()?;
     let seconds = match unit {
@@ -123,8 +122,8 @@ fn number(text: &str, width: usize) -> Option<i64> {
     digits.then(|| text.parse().ok())?
 }
 
-/// Year, month and day of a day counted from 1970-01-01, in the Gregorian calendar. Years begin
-/// in March here, so that a leap day is the last of its year.
+/// Year, month and day of a day counted from 1970-01-01, in the Gregorian calendar. Years begin in
+/// March here, so that a leap day is the last of its year.
 fn civil(days: i64) -> (i64, i64, i64) {
     let days = days + DAYS_BEFORE_1970;
     let (era, day_of_era) = (days.div_euclid(ERA), days.rem_euclid(ERA));
@@ -177,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back() {
+    fn printed_times_parse_to_the_same_point() {
         let now = SystemTime::UNIX_EPOCH;
         for day in (0..100_000).step_by(37) {
             let seconds = day * DAY + day % DAY;
@@ -204,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_neither_is_refused() {
+    fn other_texts_are_refused() {
         for text in [
             "",
             "2",

@@ -1,7 +1,7 @@
-//! What is said while no server answers: what is waited for, why, and for how much longer.
+//! Notes while no server answers: the waiting request, the reason, and the remaining time.
 //!
-//! Must hold: these are notes, so not shown with --quiet and never on stdout; a hitch that passes
-//! in a moment is not worth one, and many requests that wait together say it once.
+//! Must hold: they are notes, so not shown with --quiet and never on stdout. A short interruption
+//! gets no note, and many waiting requests get one note together.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -11,46 +11,46 @@ use libdiesel::{OnRetry, Retry};
 
 use crate::output::Notes;
 
-/// What takes no longer than this is not worth a note.
+/// Shorter waits get no note.
 const HITCH: Duration = Duration::from_secs(1);
-/// Time between two notes, at first; each that says nothing new doubles it.
+/// Interval between the first two notes; each repeated note doubles the interval.
 const PAUSE: Duration = Duration::from_secs(5);
-/// Most time between two notes.
+/// Maximum interval between two notes.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// What was told last.
+/// The last note.
 #[derive(Debug, Default)]
-struct Told {
-    /// Of what, and why.
+struct LastNote {
+    /// The text without digits, to recognise repetitions.
     words: String,
     pause: Duration,
     silent_until: Duration,
 }
 
-/// Tells `notes` of requests that are tried again.
-pub(crate) fn told_to(notes: &Arc<Notes>, clock: &Arc<dyn Clock>) -> OnRetry {
+/// Reports retried requests to `notes`.
+pub(crate) fn notes_to(notes: &Arc<Notes>, clock: &Arc<dyn Clock>) -> OnRetry {
     let (notes, clock) = (Arc::clone(notes), Arc::clone(clock));
-    let told = Mutex::<Told>::default();
+    let last = Mutex::<LastNote>::default();
     Arc::new(move |retry| {
         let now = clock.monotonic();
-        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
-        if retry.waited < HITCH || now < told.silent_until {
+        let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+        if retry.waited < HITCH || now < last.silent_until {
             return;
         }
         let Retry { action, subject, reason, left, .. } = retry;
         let left = left.as_secs();
-        // That a server is silent, for how long, or after what it said before, is nothing new.
+        // A note that differs only in its numbers, or by an added silence, is not new.
         let words = format!("{action} {subject}: {reason}");
         let words: String = words.chars().filter(|letter| !letter.is_ascii_digit()).collect();
-        let is_known = words.starts_with(&told.words) || told.words.starts_with(&words);
-        if is_known && !told.words.is_empty() {
-            told.pause = told.pause.saturating_mul(2).min(PAUSE_MAX);
+        let is_known = words.starts_with(&last.words) || last.words.starts_with(&words);
+        if is_known && !last.words.is_empty() {
+            last.pause = last.pause.saturating_mul(2).min(PAUSE_MAX);
             notes.note(format_args!("{action} {subject}: still so; trying for {left} s more"));
         } else {
-            (told.words, told.pause) = (words, PAUSE);
+            (last.words, last.pause) = (words, PAUSE);
             notes.note(format_args!("{action} {subject}: {reason}; trying for {left} s more"));
         }
-        told.silent_until = now.saturating_add(told.pause);
+        last.silent_until = now.saturating_add(last.pause);
     })
 }
 
@@ -65,9 +65,9 @@ mod tests {
     use super::*;
 
     #[derive(Clone, Default)]
-    struct Said(Arc<Mutex<Vec<u8>>>);
+    struct Recorded(Arc<Mutex<Vec<u8>>>);
 
-    impl Write for Said {
+    impl Write for Recorded {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().write(bytes)
         }
@@ -77,13 +77,13 @@ mod tests {
         }
     }
 
-    /// Of a request that is tried ten times a second for forty seconds.
-    fn said_in_forty_seconds(quiet: bool) -> String {
-        let said = Said::default();
+    /// The notes for a request retried ten times a second for forty seconds.
+    fn notes_of_forty_seconds(quiet: bool) -> String {
+        let said = Recorded::default();
         let notes = Arc::new(Notes::new(Box::new(said.clone()), quiet, ProgressBar::hidden()));
         let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
         let shared: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
-        let on_retry = told_to(&notes, &shared);
+        let on_retry = notes_to(&notes, &shared);
         for _ in 0..400 {
             clock.advance(Duration::from_millis(100));
             let waited = clock.monotonic();
@@ -100,15 +100,15 @@ mod tests {
     }
 
     #[test]
-    fn a_long_wait_is_told_once_in_full_then_shortly_and_a_short_one_is_not() {
+    fn a_long_wait_is_noted_once_in_full_and_then_shortly() {
         let wanted = [("node1: refused", 59), ("still so", 54), ("still so", 44), ("still so", 24)];
         let wanted = wanted
             .map(|(why, left)| format!("dlcmd: write chunk c: {why}; trying for {left} s more\n"));
-        assert_eq!(said_in_forty_seconds(false), wanted.concat());
+        assert_eq!(notes_of_forty_seconds(false), wanted.concat());
     }
 
     #[test]
-    fn nothing_is_told_to_who_wants_it_quiet() {
-        assert_eq!(said_in_forty_seconds(true), "");
+    fn quiet_prints_no_notes() {
+        assert_eq!(notes_of_forty_seconds(true), "");
     }
 }

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn every_piece_of_a_split_fits_also_when_it_is_full_to_the_last_byte() {
+    fn every_piece_of_a_split_fits_even_when_full() {
         let set = |length: usize| EntrySet::from_bits(&vec![0xFF; length]).expect("short enough");
         // 63 full bitmaps leave room for one of 6,764 bytes beside the count.
         for (first, second) in [(6_764, 6_764), (6_764, 6_765), (6_765, 6_764), (6_765, 6_765)] {

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_survive_the_wire_when_their_ranges_fit_into_a_chunk_and_are_few() {
+    fn requests_with_valid_ranges_survive_the_wire() {
         let most = vec![(5, 7); CHUNK_RANGES_MAX];
         for ranges in [vec![(0, 1)], vec![(0, CHUNK_SIZE_MAX)], vec![(CHUNK_SIZE_MAX - 1, 1)], most]
         {

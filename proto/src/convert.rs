@@ -541,7 +541,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_has_more_bytes_than_its_chunk_holds_when_it_has_extents_and_not_otherwise() {
+    fn a_file_exceeds_its_chunk_only_with_extents() {
         let file = |has_extents, stored, length| pb::File {
             chunk: id_bytes(&[7; 16]),
             offset: 4096,

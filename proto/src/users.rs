@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_line_is_refused_by_its_number_and_its_text_is_not_told() {
+    fn a_wrong_line_is_refused_by_number_without_its_text() {
         let good = users().to_string();
         let hash = hash(3);
         for line in [

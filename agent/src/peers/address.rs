@@ -1,7 +1,7 @@
-//! Where the other agents of a job reach this one.
+//! The address at which other agents of a job reach this agent.
 //!
-//! Must hold: an agent that nobody said an address for is reached where its machine reaches the servers, and
-//! nowhere else.
+//! Must hold: without a configured address, an agent is reachable only at its machine's address on
+//! the route to the servers.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -9,31 +9,31 @@ use std::str::FromStr;
 
 use tokio::net::{TcpListener, UdpSocket, lookup_host};
 
-/// What is said about the address at which other agents reach an agent.
+/// The configured address for other agents.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum PeerAddress {
-    /// That of the way to the servers, and any free port.
+    /// The local address on the route to the servers, and any free port.
     #[default]
     OfServers,
-    /// A host and a port of this machine, as other machines know them; port 0 for any free one.
+    /// A host and a port of this machine, as other machines know them; port 0 for any free port.
     At(String, u16),
-    /// The agent speaks to no other agent.
+    /// Closed to other agents.
     Nowhere,
 }
 
-/// How an agent speaks to the others of its job.
+/// The endpoint of an agent for the other agents of its job.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PeerConfig {
-    /// Where they reach it.
+    /// The address for other agents.
     pub address: PeerAddress,
-    /// Whether it speaks TLS with them.
+    /// Whether connections between agents use TLS.
     pub tls: PeerTls,
 }
 
-/// Whether agents of a job speak TLS with each other: all of them, or none.
+/// Whether agents of a job use TLS with each other; all agents of a job must agree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PeerTls {
-    /// Where a server is reached by TLS.
+    /// TLS if a server is reached by TLS.
     #[default]
     AsServers,
     /// Always.
@@ -52,7 +52,7 @@ impl PeerTls {
     }
 }
 
-/// A text that is no [`PeerAddress`].
+/// A text that is no valid [`PeerAddress`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("type HOST, HOST:PORT, [IPv6]:PORT or none")]
 pub struct InvalidPeerAddress;
@@ -85,7 +85,8 @@ impl FromStr for PeerAddress {
 }
 
 impl PeerAddress {
-    /// Listens there; gives also `HOST:PORT` for other agents. None where the agent speaks to no other one.
+    /// Listens on the address; also returns `HOST:PORT` for other agents. None if closed to other
+    /// agents.
     pub(crate) async fn listen(
         &self,
         servers: &[String],
@@ -98,7 +99,7 @@ impl PeerAddress {
             }
             Self::At(host, port) => {
                 let own = resolve(host, *port).await?.ip();
-                // Some machines have their own name at 127.0.1.1, where no other one comes to.
+                // Some machines have their own name at 127.0.1.1, which no other machine can reach.
                 let is_local = host == "localhost" || host.parse::<IpAddr>().is_ok();
                 let is_hidden = own.is_loopback() && !is_local;
                 let own = if is_hidden { Ipv4Addr::UNSPECIFIED.into() } else { own };
@@ -106,7 +107,7 @@ impl PeerAddress {
             }
         };
         let listener = match TcpListener::bind((own, port)).await {
-            // The name leads to another machine, which sends connections on to this one.
+            // The name belongs to another machine, which forwards connections to this machine.
             Err(why) if why.kind() == io::ErrorKind::AddrNotAvailable => {
                 TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await?
             }
@@ -122,7 +123,7 @@ async fn resolve(host: &str, port: u16) -> io::Result<SocketAddr> {
     lookup_host((host, port)).await?.next().ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
-/// The address of this machine on the way to the first server that it can be told for.
+/// The local address on the route to the first server with a known route.
 async fn way_to(servers: &[String]) -> io::Result<IpAddr> {
     let mut failed = io::Error::from(io::ErrorKind::NotFound);
     for server in servers {
@@ -142,7 +143,7 @@ async fn way_to_one(server: &str) -> io::Result<IpAddr> {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    // Nothing is sent: the kernel only says from where it would be.
+    // UDP connect sends nothing: the kernel only chooses the local address.
     let socket = UdpSocket::bind((any, 0)).await?;
     socket.connect(there).await?;
     Ok(socket.local_addr()?.ip())

@@ -1,6 +1,6 @@
 //! Requests to one other agent.
 //!
-//! Must hold: each request ends by its deadline; one that is given up writes nothing any more.
+//! Must hold: each request ends by its deadline; a cancelled request writes nothing any more.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -10,59 +10,61 @@ use tokio::sync::mpsc;
 
 use super::frame::Request;
 use super::incoming::{Incoming, IncomingFiles};
-use super::line::{Event, Pending, What};
 use super::link::Link;
+use super::link_state::{Destination, Event, Pending};
 
-/// How long a request waits for those before it.
+/// Time limit for waiting for earlier requests.
 const TURN: Duration = Duration::from_secs(5);
 
-/// How long that agent may take in all; then it is asked for a while only for what it keeps.
+/// Time limit of the other agent for a whole request. Afterwards, only chunks it keeps are
+/// requested for `AVOIDED`.
 const WAIT_MAX: Duration = Duration::from_secs(6);
 const AVOIDED: Duration = Duration::from_secs(15);
 
-/// How long files that come alone may take.
+/// Time limit for files without their chunks.
 const FILES: Duration = Duration::from_millis(250);
 
-/// How long an agent that fetches a chunk for this one may give no sign of life.
+/// Time limit for a sign of life from an agent fetching a chunk for this agent.
 const SIGN: Duration = Duration::from_secs(2);
 
-/// How an answer ended.
+/// The result of a request for a chunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Got {
-    /// The chunk is in its slot, and right.
-    Whole,
-    /// The other agent does not have it and does not fetch it.
-    Elsewhere,
+pub(crate) enum ChunkOutcome {
+    /// The chunk is in its slot, and correct.
+    Complete,
+    /// The other agent neither has the chunk nor fetches it.
+    Absent,
     /// There is no connection.
-    Away,
-    /// It took too long, or broke off: so many files are right, and nothing more is written.
-    Broken { right: usize, why: &'static str },
+    Disconnected,
+    /// The answer took too long or broke off: the first `right` files are correct, and nothing more
+    /// is written.
+    Failed { right: usize, why: &'static str },
 }
 
 impl Link {
-    /// Has a chunk come into its slot. `is_right` is told how many files are right, again and again.
+    /// Requests a chunk into its slot. `is_right` is called with the growing number of correct
+    /// files.
     pub(crate) async fn chunk(
         &self,
         chunk: u32,
         incoming: Incoming,
         is_right: impl Fn(usize),
-    ) -> Got {
+    ) -> ChunkOutcome {
         let clock = SystemClock::new();
-        let permit = tokio::select! {
+        let mut permit = tokio::select! {
             permit = self.transfers.acquire() => permit.ok(),
             () = clock.sleep(TURN) => None,
         };
-        let (began, most) = (since_boot(), self.line().most());
+        let (began, most) = (since_boot(), self.state().most());
         if permit.is_none() {
             self.counts.slow.fetch_add(1, Ordering::Relaxed);
-            return Got::Broken { right: 0, why: "too many chunks come at the same time" };
+            return ChunkOutcome::Failed { right: 0, why: "too many concurrent transfers" };
         }
-        let mut permit = permit;
-        let Ok(_open) = self.open.try_acquire() else { return Got::Away };
+        let Ok(_open) = self.open.try_acquire() else { return ChunkOutcome::Disconnected };
         let request = |number| Request::Chunk { number, chunk }.to_bytes().to_vec();
-        let asked = self.ask(request, What::Coming(incoming));
-        let Some((number, mut events)) = asked else { return Got::Away };
-        let giving_up = GivingUp { link: self, number };
+        let asked = self.ask(request, Destination::Coming(incoming));
+        let Some((number, mut events)) = asked else { return ChunkOutcome::Disconnected };
+        let cancellation = Cancellation { link: self, number };
         let (mut deadline, mut right, mut has_waited) = (began.saturating_add(most), 0, false);
         loop {
             let left = deadline.saturating_sub(since_boot());
@@ -71,17 +73,17 @@ impl Link {
                 () = clock.sleep(left) => {
                     self.counts.slow.fetch_add(1, Ordering::Relaxed);
                     let soon = since_boot().saturating_add(most);
-                    let right = giving_up.now(soon).unwrap_or(right);
+                    let right = cancellation.now(soon).unwrap_or(right);
                     if has_waited {
-                        self.line().avoided_until = since_boot().saturating_add(AVOIDED);
+                        self.state().avoided_until = since_boot().saturating_add(AVOIDED);
                     }
-                    return Got::Broken { right, why: "it takes too long" };
+                    return ChunkOutcome::Failed { right, why: "it timed out" };
                 }
             };
             match event {
                 Some(Event::Wait) => {
-                    // It does not come yet: others may.
-                    permit = None;
+                    // The chunk is delayed: other transfers may go first.
+                    drop(permit.take());
                     has_waited = true;
                     let last = began.saturating_add(WAIT_MAX);
                     deadline = since_boot().saturating_add(SIGN.max(most)).min(last);
@@ -91,27 +93,35 @@ impl Link {
                     right = files;
                     is_right(right);
                 }
-                Some(Event::Whole) => {
-                    drop(permit);
-                    if !has_waited {
-                        self.line().took(since_boot().saturating_sub(began));
-                    }
-                    return Got::Whole;
+                Some(Event::Whole) if !has_waited => {
+                    self.state().took(since_boot().saturating_sub(began));
+                    return ChunkOutcome::Complete;
                 }
-                Some(Event::Elsewhere) => {
-                    self.line().kept.forget(chunk);
-                    return Got::Elsewhere;
-                }
-                Some(Event::Damaged) => {
-                    self.counts.damaged.fetch_add(1, Ordering::Relaxed);
-                    return Got::Broken { right, why: "its bytes are damaged" };
-                }
-                None => return Got::Broken { right, why: "the connection ended" },
+                ended => return self.outcome(ended, chunk, right),
             }
         }
     }
 
-    /// Has files come alone: where each of them lies in its slot, `u32::MAX` for one that does not come.
+    /// The outcome of a request whose last event has come; none when the connection ended.
+    fn outcome(&self, last: Option<Event>, chunk: u32, right: usize) -> ChunkOutcome {
+        match last {
+            Some(Event::Whole) => ChunkOutcome::Complete,
+            Some(Event::Elsewhere) => {
+                self.state().kept.forget(chunk);
+                ChunkOutcome::Absent
+            }
+            Some(Event::Damaged) => {
+                self.counts.damaged.fetch_add(1, Ordering::Relaxed);
+                ChunkOutcome::Failed { right, why: "its bytes are damaged" }
+            }
+            Some(Event::Wait | Event::Right(_) | Event::Files(_)) | None => {
+                ChunkOutcome::Failed { right, why: "the connection ended" }
+            }
+        }
+    }
+
+    /// Requests files without their chunks. Returns the offset of each file in its slot, `u32::MAX`
+    /// for an absent file.
     pub(crate) async fn files(&self, incoming: IncomingFiles) -> Option<Vec<u32>> {
         let request = |number| {
             let count = incoming.files.len() as u32;
@@ -122,13 +132,13 @@ impl Link {
         };
         let _open = self.open.try_acquire().ok()?;
         let request = &request;
-        let (number, mut events) = self.ask(request, What::Files(incoming.clone()))?;
-        let _giving_up = GivingUp { link: self, number };
+        let (number, mut events) = self.ask(request, Destination::Files(incoming.clone()))?;
+        let _cancellation = Cancellation { link: self, number };
         let mut places = None;
         let whole = async {
             loop {
                 match events.recv().await {
-                    Some(Event::Files(told)) => places = Some(told),
+                    Some(Event::Files(offsets)) => places = Some(offsets),
                     Some(Event::Whole) => return true,
                     Some(Event::Right(_) | Event::Wait) => {}
                     Some(Event::Damaged) => {
@@ -149,41 +159,41 @@ impl Link {
         places.filter(|_| is_whole)
     }
 
-    /// Sends a request, by its number; none without a connection.
+    /// Sends a request under a new number; none without a connection.
     fn ask(
         &self,
         request: impl Fn(u32) -> Vec<u8>,
-        what: What,
+        destination: Destination,
     ) -> Option<(u32, mpsc::UnboundedReceiver<Event>)> {
-        let mut line = self.line();
-        let number = line.next;
-        line.asks.as_ref()?.try_send(request(number).into()).ok()?;
-        line.next = number.wrapping_add(1);
-        let (events, told) = mpsc::unbounded_channel();
-        line.pending.insert(number, Pending { what, events });
-        Some((number, told))
+        let mut state = self.state();
+        let number = state.next;
+        state.asks.as_ref()?.try_send(request(number).into()).ok()?;
+        state.next = number.wrapping_add(1);
+        let (events, receiver) = mpsc::unbounded_channel();
+        state.pending.insert(number, Pending { destination, events });
+        Some((number, receiver))
     }
 }
 
-/// A request that is given up when its asker goes.
-struct GivingUp<'a> {
+/// Cancels a request when dropped.
+struct Cancellation<'a> {
     link: &'a Link,
     number: u32,
 }
 
-impl GivingUp<'_> {
-    /// How many files are right, if the request was still open. It was given up too early if the rest comes
-    /// until `soon`.
+impl Cancellation<'_> {
+    /// Cancels an open request and returns the number of correct files. Cancelling was too early if
+    /// the answer continues before `soon`.
     fn now(self, soon: Duration) -> Option<usize> {
-        let mut line = self.link.line();
-        let mut pending = line.pending.remove(&self.number)?;
-        line.given_up = Some((self.number, soon));
+        let mut state = self.link.state();
+        let mut pending = state.pending.remove(&self.number)?;
+        state.cancelled = Some((self.number, soon));
         Some(pending.coming()?.right())
     }
 }
 
-impl Drop for GivingUp<'_> {
+impl Drop for Cancellation<'_> {
     fn drop(&mut self) {
-        self.link.line().pending.remove(&self.number);
+        self.link.state().pending.remove(&self.number);
     }
 }

@@ -1,53 +1,53 @@
-//! What two agents say to each other: heads of 16 bytes, some with bytes behind them.
+//! The messages between two agents: heads of 16 bytes, partly with a body.
 //!
-//! Must hold: a head of any bytes becomes a message or an error.
+//! Must hold: a head of any bytes decodes to a message or an error.
 
 use std::io;
 
 /// Bytes of a head.
 pub(crate) const HEAD: usize = 16;
 
-/// Most bytes behind one head, so that a small answer need not wait for all of a large one.
+/// Maximum body of one piece, so a small answer need not wait for all of a large one.
 pub(crate) const PIECE_MAX: usize = 256 << 10;
 
-/// Requests on one connection that are not answered, at most.
+/// Maximum of unanswered requests on one connection.
 pub(crate) const REQUESTS_MAX: usize = 64;
 
-/// Most bytes of the list of the chunks that an agent keeps, a bit for each.
+/// Maximum bytes of the list of kept chunks, a bit for each chunk.
 pub(crate) const KEPT_MAX: usize = 1 << 20;
 
-/// Files of one request at most, and bytes of the answer.
+/// Maximum files of one request, and maximum bytes of the answer.
 pub(crate) const FILES_MAX: usize = 256;
 pub(crate) const FILES_BYTES_MAX: usize = 1 << 20;
 
-/// Bytes that say which files of a request come: a bit for each.
+/// Bytes of the bitmap of delivered files.
 pub(crate) const COMES: usize = FILES_MAX / 8;
 
-/// What is asked. The number of a request comes back in its answers.
+/// A request. Its number is repeated in its answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Request {
-    /// All files of a chunk, from the beginning of the first one to the end of the last one.
+    /// All files of a chunk, from the start of the first file to the end of the last.
     Chunk { number: u32, chunk: u32 },
-    /// Files, whose numbers stand behind the head, 4 bytes each.
+    /// Files; the body has their numbers, 4 bytes each.
     Files { number: u32, count: u32 },
-    /// Which chunks the other agent keeps, unless that is as it was at a generation.
+    /// The list of kept chunks, unless unchanged since a generation.
     Kept { generation: u32 },
 }
 
-/// What is answered.
+/// An answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// The next bytes of a chunk, which stand behind the head; their place in the chunk.
+    /// The next bytes of a chunk, in the body, with their offset in the chunk.
     Piece { number: u32, offset: u32, length: u32 },
-    /// The files that are here: behind the head stand [`COMES`] bytes that say which, then as many bytes of
-    /// the files, one behind the other.
+    /// The present files: the body has [`COMES`] bytes of bitmap, then the bytes of the files, one
+    /// behind the other.
     Files { number: u32, length: u32 },
-    /// The chunk is on its way from the servers: a sign of life.
+    /// The chunk is being fetched from the servers: a sign of life.
     Wait { number: u32 },
-    /// The chunk is not here and does not come here.
+    /// The chunk is absent and will not be fetched.
     ReadElsewhere { number: u32 },
-    /// Whether the agent can keep more chunks; and which it keeps, a bit for each chunk, in as many bytes
-    /// behind the head: none when nothing has changed.
+    /// Whether there is room to keep more chunks; the body has a bit for each chunk, or is empty if
+    /// nothing has changed.
     Kept { generation: u32, can_keep: bool, length: u32 },
     /// The agent ends.
     Goodbye,
@@ -69,7 +69,7 @@ impl Request {
             (3, number, count, 0) if (1..=FILES_MAX as u32).contains(&count) => {
                 Ok(Self::Files { number, count })
             }
-            _ => Err(no_sense()),
+            _ => Err(invalid_message()),
         }
     }
 }
@@ -102,13 +102,13 @@ impl Answer {
             (5, generation, can_keep @ (0 | 1), length) if length <= KEPT_MAX as u32 => {
                 Ok(Self::Kept { generation, can_keep: can_keep == 1, length })
             }
-            _ => Err(no_sense()),
+            _ => Err(invalid_message()),
         }
     }
 }
 
-pub(crate) fn no_sense() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "the other agent says what makes no sense")
+pub(crate) fn invalid_message() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the other agent sent an invalid message")
 }
 
 fn head(kind: u32, number: u32, one: u32, other: u32) -> [u8; HEAD] {
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_is_heard_and_other_bytes_are_refused() {
+    fn messages_round_trip_and_invalid_bytes_are_refused() {
         let request = Request::Chunk { number: 7, chunk: u32::MAX };
         let files = Request::Files { number: 7, count: FILES_MAX as u32 };
         for request in [request, files, Request::Kept { generation: 8 }] {

@@ -1,8 +1,9 @@
-//! Proof that the other end of a connection belongs to the same job: each end shows that it knows the
-//! secret that the servers give to members alone.
+//! Mutual proof that both ends of a connection belong to the same job: each end shows knowledge of
+//! the secret given by the servers to members only.
 //!
-//! Must hold: who proves nothing is told 32 random bytes, heard for 64 bytes and two seconds, and gets no
-//! more; a proof is worth nothing on another connection, for another member, dataset or version.
+//! Must hold: an unproven caller gets 32 random bytes, may send 64 bytes within two seconds, and
+//! gets nothing more. A proof is useless on another connection, and for another member, dataset or
+//! version.
 
 use std::io;
 use std::time::Duration;
@@ -13,133 +14,142 @@ use libdiesel::agent::{DatasetId, MemberId, Version};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// How long the other end may take to prove itself.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
+/// Time limit for the proof of the other end.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(2);
 
 const CHALLENGE: usize = 32;
 const SALT: usize = 16;
 const ID: usize = 16;
 const PROOF: usize = 32;
-/// What a member says: salt, its id, its proof.
+/// The first message of a caller: salt, id, proof.
 const HELLO: usize = SALT + ID + PROOF;
 
-/// What members of one job, dataset and version share.
+/// The shared key of the members of one job, dataset and version.
 #[derive(Clone)]
-pub(crate) struct Circle {
+pub(crate) struct JobKey {
     key: Key,
     dataset: DatasetId,
     version: Version,
 }
 
-impl std::fmt::Debug for Circle {
+impl std::fmt::Debug for JobKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Circle").field("dataset", &self.dataset).finish_non_exhaustive()
+        f.debug_struct("JobKey").field("dataset", &self.dataset).finish_non_exhaustive()
     }
 }
 
-/// Which end of a connection proves itself.
+/// The end of a connection that proves itself.
 #[derive(Clone, Copy)]
 enum End {
     Caller,
     Called,
 }
 
-/// Everything that a proof is bound to.
+/// All values bound by a proof.
 #[derive(Clone, Copy)]
-struct Talk {
+struct Exchange {
     challenge: [u8; CHALLENGE],
     salt: [u8; SALT],
     caller: MemberId,
     called: MemberId,
 }
 
-impl Circle {
-    /// Of a secret that the servers gave.
+impl JobKey {
+    /// From the secret given by the servers.
     pub(crate) fn new(secret: &[u8], dataset: DatasetId, version: Version) -> Self {
         Self { key: Key::new(HMAC_SHA256, secret), dataset, version }
     }
 
-    fn message(&self, end: End, talk: Talk) -> Vec<u8> {
+    fn message(&self, end: End, exchange: Exchange) -> Vec<u8> {
         let end = match end {
             End::Caller => b"diesel peer 1 caller",
             End::Called => b"diesel peer 1 called",
         };
-        let (caller, called) = (talk.caller.as_bytes(), talk.called.as_bytes());
+        let (caller, called) = (exchange.caller.as_bytes(), exchange.called.as_bytes());
         let version = self.version.to_bytes();
-        let parts: [&[u8]; 7] =
-            [end, &talk.challenge, &talk.salt, caller, called, self.dataset.as_bytes(), &version];
+        let parts: [&[u8]; 7] = [
+            end,
+            &exchange.challenge,
+            &exchange.salt,
+            caller,
+            called,
+            self.dataset.as_bytes(),
+            &version,
+        ];
         parts.concat()
     }
 
-    fn prove(&self, end: End, talk: Talk) -> hmac::Tag {
-        hmac::sign(&self.key, &self.message(end, talk))
+    fn prove(&self, end: End, exchange: Exchange) -> hmac::Tag {
+        hmac::sign(&self.key, &self.message(end, exchange))
     }
 
-    fn is_proved(&self, end: End, talk: Talk, proof: &[u8]) -> bool {
-        hmac::verify(&self.key, &self.message(end, talk), proof).is_ok()
+    fn is_proved(&self, end: End, exchange: Exchange, proof: &[u8]) -> bool {
+        hmac::verify(&self.key, &self.message(end, exchange), proof).is_ok()
     }
 }
 
-/// Proves to an agent that `me` belongs to the circle, and that it is `called`.
-pub(crate) async fn call(
+/// Proves to another agent that `me` is a member, and checks the proof of the agent `called`.
+pub(crate) async fn prove(
     stream: &mut TcpStream,
-    circle: &Circle,
+    key: &JobKey,
     me: MemberId,
     called: MemberId,
 ) -> io::Result<()> {
     within(async {
         let mut challenge = [0; CHALLENGE];
         stream.read_exact(&mut challenge).await?;
-        let talk = Talk { challenge, salt: random(), caller: me, called };
-        let proof = circle.prove(End::Caller, talk);
-        stream.write_all(&[&talk.salt, me.as_bytes().as_slice(), proof.as_ref()].concat()).await?;
+        let exchange = Exchange { challenge, salt: random(), caller: me, called };
+        let proof = key.prove(End::Caller, exchange);
+        stream
+            .write_all(&[&exchange.salt, me.as_bytes().as_slice(), proof.as_ref()].concat())
+            .await?;
         let mut answer = [0; PROOF];
         match stream.read_exact(&mut answer).await {
-            // It hangs up on strangers.
-            Err(why) if why.kind() == io::ErrorKind::UnexpectedEof => return Err(stranger()),
+            // Agents hang up on strangers.
+            Err(why) if why.kind() == io::ErrorKind::UnexpectedEof => return Err(not_a_member()),
             read => _ = read?,
         }
-        if circle.is_proved(End::Called, talk, &answer) { Ok(()) } else { Err(stranger()) }
+        if key.is_proved(End::Called, exchange, &answer) { Ok(()) } else { Err(not_a_member()) }
     })
     .await
 }
 
-/// Hears who calls `me`: a member of one of the circles, which is named by its position, and its id.
-pub(crate) async fn hear(
+/// Authenticates a caller; returns the position of the matching key, and the caller's id.
+pub(crate) async fn authenticate(
     stream: &mut TcpStream,
     me: MemberId,
-    circles: impl FnOnce() -> Vec<Option<Circle>>,
+    keys: impl FnOnce() -> Vec<Option<JobKey>>,
 ) -> io::Result<(usize, MemberId)> {
     within(async {
         let challenge = random();
         stream.write_all(&challenge).await?;
         let mut hello = [0; HELLO];
         stream.read_exact(&mut hello).await?;
-        let (salt, rest) = hello.split_first_chunk().ok_or_else(stranger)?;
-        let (caller, proof) = rest.split_first_chunk().ok_or_else(stranger)?;
+        let (salt, rest) = hello.split_first_chunk().ok_or_else(not_a_member)?;
+        let (caller, proof) = rest.split_first_chunk().ok_or_else(not_a_member)?;
         let caller = MemberId::from_bytes(*caller);
-        let talk = Talk { challenge, salt: *salt, caller, called: me };
-        let circles = circles();
-        let found = circles.iter().enumerate().find_map(|(number, circle)| {
-            let circle = circle.as_ref()?;
-            circle.is_proved(End::Caller, talk, proof).then_some((number, circle))
+        let exchange = Exchange { challenge, salt: *salt, caller, called: me };
+        let keys = keys();
+        let found = keys.iter().enumerate().find_map(|(number, key)| {
+            let key = key.as_ref()?;
+            key.is_proved(End::Caller, exchange, proof).then_some((number, key))
         });
-        let (number, circle) = found.ok_or_else(stranger)?;
-        stream.write_all(circle.prove(End::Called, talk).as_ref()).await?;
+        let (number, key) = found.ok_or_else(not_a_member)?;
+        stream.write_all(key.prove(End::Called, exchange).as_ref()).await?;
         Ok((number, caller))
     })
     .await
 }
 
-async fn within<T>(talk: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+async fn within<T>(exchange: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     tokio::select! {
-        ended = talk => ended,
-        () = SystemClock::new().sleep(PATIENCE) => Err(io::ErrorKind::TimedOut.into()),
+        ended = exchange => ended,
+        () = SystemClock::new().sleep(TIMEOUT) => Err(io::ErrorKind::TimedOut.into()),
     }
 }
 
-fn stranger() -> io::Error {
-    let why = "one of the two is no member of the job for the other, or they read two versions";
+fn not_a_member() -> io::Error {
+    let why = "handshake: the agents have different member lists or dataset versions";
     io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 

@@ -1,6 +1,6 @@
-//! A chunk that comes from another agent into its slot.
+//! A chunk arriving from another agent in its slot.
 //!
-//! Must hold: bytes come in order and end where the chunk does; a file counts once its checksum is that of
+//! Must hold: bytes come in order and end with the chunk; a file counts once its checksum matches
 //! the snapshot.
 
 use std::sync::Arc;
@@ -12,24 +12,24 @@ use libdiesel::agent::Arena;
 
 use crate::progress::Progress;
 
-/// What came of a chunk.
+/// The received part of a chunk.
 #[derive(Debug)]
 pub(crate) struct Incoming {
     arena: Arc<Arena>,
     slot: u32,
-    /// Where the first file begins, where the next byte belongs, and where the last file ends.
+    /// Start of the first file, offset of the next byte, and end of the last file.
     start: u32,
     next: u32,
     end: u32,
-    /// By their ends.
+    /// Sorted by end.
     files: Arc<[(u32, FilePlace)]>,
-    /// How many of them are right.
+    /// Number of correct files.
     right: usize,
     progress: Arc<Progress>,
 }
 
 impl Incoming {
-    /// Of files by their ends, to a slot that is being filled.
+    /// For files sorted by end, to a slot being filled.
     pub(crate) fn new(
         arena: Arc<Arena>,
         slot: u32,
@@ -41,12 +41,13 @@ impl Incoming {
         Self { arena, slot, start, next: start, end, files, right: 0, progress }
     }
 
-    /// Whether bytes at an offset are the next ones, and as many still come.
+    /// Whether a piece continues the chunk and stays within its end.
     pub(super) fn expects(&self, offset: u32, length: u32) -> bool {
         offset == self.next && length <= self.end - self.next
     }
 
-    /// Hands the place of the next bytes, at most so many, to `read`, which says how many it wrote.
+    /// Passes the place of the next bytes to `read`, at most `most` bytes. `read` returns the
+    /// number of written bytes.
     pub(super) fn take<T>(
         &mut self,
         most: usize,
@@ -59,7 +60,7 @@ impl Incoming {
         Some(result)
     }
 
-    /// Checks the files that are complete now; false when one is damaged.
+    /// Checks newly complete files; false when one is damaged.
     pub(super) fn check(&mut self) -> bool {
         while let Some((_, place)) = self.files.get(self.right)
             && end_of(*place) <= self.next
@@ -73,17 +74,17 @@ impl Incoming {
         true
     }
 
-    /// Files that are right: the first ones by their ends.
+    /// Number of correct files, in the order of their ends.
     pub(super) fn right(&self) -> usize {
         self.right
     }
 
-    /// Whether bytes have come.
+    /// Whether bytes have arrived.
     pub(super) fn has_begun(&self) -> bool {
         self.next > self.start
     }
 
-    /// Bytes that still come.
+    /// Bytes still to come.
     pub(super) fn left(&self) -> u32 {
         self.end - self.next
     }
@@ -93,19 +94,19 @@ impl Incoming {
     }
 }
 
-/// Files that come alone, one behind the other, into a part of a slot.
+/// Files without their chunks, one behind the other, in a part of a slot.
 #[derive(Debug, Clone)]
 pub(crate) struct IncomingFiles {
     pub(crate) arena: Arc<Arena>,
     pub(crate) slot: u32,
-    /// Where the first one comes to.
+    /// Offset of the first file in the slot.
     pub(crate) start: u32,
     pub(crate) files: Vec<(u32, FilePlace)>,
 }
 
 impl IncomingFiles {
-    /// Of the files whose bits are set: how they come, and where each of all files will lie; `u32::MAX` for
-    /// one that does not come.
+    /// Starts the transfer of the files in the bitmap. Also returns the offset of each file,
+    /// `u32::MAX` for an absent file.
     pub(super) fn begin(&self, comes: &[u8]) -> (Incoming, Vec<u32>) {
         let mut next = self.start;
         let (mut places, mut coming) = (Vec::with_capacity(self.files.len()), Vec::new());

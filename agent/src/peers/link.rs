@@ -1,7 +1,7 @@
-//! The way to one other agent: a connection on which this one asks.
+//! The link to one other agent: a connection for this agent's requests.
 //!
-//! Must hold: after a request was given up no byte of its answer is written into its slot; a connection that
-//! says what makes no sense ends; each request ends by its deadline.
+//! Must hold: after a request is cancelled, no byte of its answer is written into its slot. A
+//! connection with an invalid message ends. Each request ends by its deadline.
 
 use std::future::poll_fn;
 use std::io;
@@ -18,64 +18,64 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore, mpsc};
 
-use super::frame::{Answer, COMES, HEAD, REQUESTS_MAX, Request, no_sense};
-use super::handshake::{self, Circle};
-use super::line::{Event, Kept, Line, Pending, Phase};
+use super::frame::{Answer, COMES, HEAD, REQUESTS_MAX, Request, invalid_message};
+use super::handshake::{self, JobKey};
+use super::link_state::{Event, Kept, LinkState, Pending, Phase};
 use super::tls::{Fingerprint, Identity, Reader, Writer};
 
-/// Chunks that come at the same time.
+/// Maximum of concurrent chunk transfers.
 const TRANSFERS: usize = 2;
 
-/// Requests that are not answered, at most: fewer than those after which the other agent reads no further one.
+/// Maximum of unanswered requests: below the limit at which the other agent stops reading.
 const OPEN_MAX: usize = REQUESTS_MAX - 16;
 
-/// How long a try to connect may take.
+/// Time limit of an attempt to connect.
 const CONNECT: Duration = Duration::from_secs(2);
 
-/// Between two tries to connect.
+/// Intervals between two attempts to connect.
 const AGAIN_MIN: Duration = Duration::from_millis(500);
 const AGAIN_MAX: Duration = Duration::from_secs(5);
 
-/// Between two questions for the chunks that the other agent keeps, which also show that it lives; how long
-/// it may say nothing.
+/// Interval between two requests for the list of kept chunks, which also serve as signs of life;
+/// and the longest accepted silence.
 const LOOK: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(3);
 
-/// With what another agent is called.
+/// The configuration of a link.
 #[derive(Debug)]
-pub(super) struct Way {
-    /// That of now: the servers give another secret after they forgot the job.
-    pub(super) circle: Arc<Mutex<Option<Circle>>>,
+pub(super) struct LinkConfig {
+    /// The current key: the servers give another secret after forgetting the job.
+    pub(super) key: Arc<Mutex<Option<JobKey>>>,
     /// The id of this agent.
     pub(super) me: MemberId,
-    /// The key of this agent, where it speaks TLS.
+    /// The key of this agent, if it uses TLS.
     pub(super) identity: Option<Arc<Identity>>,
-    /// The certificate of the other agent, where that one speaks TLS.
+    /// The certificate of the other agent, if that agent uses TLS.
     pub(super) fingerprint: Option<Fingerprint>,
 }
 
-/// The way to another agent.
+/// The link to another agent.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) member: MemberId,
     pub(crate) address: String,
-    line: Mutex<Line>,
+    state: Mutex<LinkState>,
     pub(super) transfers: Semaphore,
-    /// Requests that are not answered.
+    /// Permits for unanswered requests.
     pub(super) open: Semaphore,
-    /// A try to connect has ended.
+    /// Notified when an attempt to connect has ended.
     tried: Notify,
     pub(crate) counts: LinkCounts,
 }
 
-/// Counts of what came over a link.
+/// Counts of a link.
 #[derive(Debug, Default)]
 pub(crate) struct LinkCounts {
     pub(crate) chunks: AtomicU64,
     pub(crate) bytes: AtomicU64,
-    /// Answers that were given up for their time.
+    /// Answers cancelled for slowness.
     pub(crate) slow: AtomicU64,
-    /// Answers with other bytes than those of the dataset.
+    /// Answers with damaged bytes.
     pub(crate) damaged: AtomicU64,
 }
 
@@ -84,7 +84,7 @@ impl Link {
         Self {
             member,
             address,
-            line: Mutex::new(Line::new()),
+            state: Mutex::new(LinkState::new()),
             transfers: Semaphore::new(TRANSFERS),
             open: Semaphore::new(OPEN_MAX),
             tried: Notify::new(),
@@ -92,39 +92,39 @@ impl Link {
         }
     }
 
-    pub(super) fn line(&self) -> MutexGuard<'_, Line> {
-        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn state(&self) -> MutexGuard<'_, LinkState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How the link stands, and since when.
+    /// The state of the link, and the time of the last change.
     pub(crate) fn phase(&self) -> (Phase, Duration) {
-        let line = self.line();
-        (line.phase.clone(), line.since)
+        let state = self.state();
+        (state.phase.clone(), state.since)
     }
 
-    /// Whether it keeps a chunk, and whether it can keep more.
+    /// Whether the other agent keeps a chunk, and whether it has room for more.
     pub(crate) fn keeps(&self, chunk: u32) -> (bool, bool) {
-        let line = self.line();
-        let can_keep = line.kept.can_keep && since_boot() >= line.avoided_until;
-        (line.kept.holds(chunk), can_keep)
+        let state = self.state();
+        let can_keep = state.kept.can_keep && since_boot() >= state.avoided_until;
+        (state.kept.holds(chunk), can_keep)
     }
 
-    /// Waits until the first try to connect has ended, and it was heard what the other agent keeps.
+    /// Waits until the first attempt to connect has ended, including the first list of kept chunks.
     pub(crate) async fn tried(&self) {
-        // From here on a try that ends is not missed.
+        // From here on the end of an attempt is not missed.
         let tried = self.tried.notified();
         if self.phase().0 == Phase::Connecting {
             tried.await;
         }
     }
 
-    /// The usual time of a chunk, where it is known.
+    /// The usual time of a chunk, if known.
     pub(crate) fn usual(&self) -> Option<Duration> {
-        self.line().usual()
+        self.state().usual()
     }
 
-    /// Keeps the connection, again and again. Ends with the last group that has the link, which aborts it.
-    async fn stay(self: Arc<Self>, way: Way) {
+    /// Connects and serves repeatedly, until aborted by the last owner of the link.
+    async fn stay(self: Arc<Self>, way: LinkConfig) {
         let clock = SystemClock::new();
         let mut pause = AGAIN_MIN;
         loop {
@@ -141,25 +141,25 @@ impl Link {
         }
     }
 
-    async fn connect(&self, way: &Way) -> io::Result<(Reader, Writer)> {
+    async fn connect(&self, way: &LinkConfig) -> io::Result<(Reader, Writer)> {
         let connecting = async {
             let both = match (&way.identity, way.fingerprint) {
                 (Some(identity), Some(fingerprint)) => Some((identity, fingerprint)),
                 (None, None) => None,
                 (Some(_), None) => {
-                    return Err(io::Error::other("it speaks no TLS; this agent does"));
+                    return Err(io::Error::other("the other agent uses no TLS, this agent does"));
                 }
                 (None, Some(_)) => {
-                    return Err(io::Error::other("it speaks TLS; this agent does not"));
+                    return Err(io::Error::other("the other agent uses TLS, this agent does not"));
                 }
             };
             let mut stream = TcpStream::connect(&self.address).await?;
             stream.set_nodelay(true)?;
-            let circle = way.circle.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let circle = circle.ok_or(io::ErrorKind::NotConnected)?;
-            handshake::call(&mut stream, &circle, way.me, self.member).await?;
+            let key = way.key.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let key = key.ok_or(io::ErrorKind::NotConnected)?;
+            handshake::prove(&mut stream, &key, way.me, self.member).await?;
             match both {
-                Some((identity, fingerprint)) => identity.call(stream, fingerprint).await,
+                Some((identity, fingerprint)) => identity.connect(stream, fingerprint).await,
                 None => {
                     let (read, write) = stream.into_split();
                     Ok((Box::new(read) as Reader, Box::new(write) as Writer))
@@ -174,60 +174,60 @@ impl Link {
         }
     }
 
-    /// Sends what is asked and takes what is answered, until the connection ends; why it ended.
+    /// Sends requests and receives answers until the connection ends; returns the reason.
     async fn talk(&self, read: Reader, write: Writer) -> io::Error {
         let (asks, asked) = mpsc::channel(64);
         {
-            let mut line = self.line();
-            line.asks = Some(asks.clone());
-            (line.heard, line.kept) = (since_boot(), Kept::default());
+            let mut state = self.state();
+            state.asks = Some(asks.clone());
+            (state.heard, state.kept) = (since_boot(), Kept::default());
         }
         tokio::select! {
-            ended = self.listen(read) => ended.err().unwrap_or_else(no_sense),
+            ended = self.listen(read) => ended.err().unwrap_or_else(invalid_message),
             why = send(write, asked) => why,
             why = self.look(asks) => why,
         }
     }
 
-    /// Asks again and again for what the other agent keeps, until it says nothing any more.
+    /// Requests the list of kept chunks repeatedly, until the other agent falls silent.
     async fn look(&self, asks: mpsc::Sender<Bytes>) -> io::Error {
         loop {
-            let generation = self.line().kept.generation;
+            let generation = self.state().kept.generation;
             let request = Bytes::copy_from_slice(&Request::Kept { generation }.to_bytes());
             if asks.send(request).await.is_err() {
                 return io::ErrorKind::BrokenPipe.into();
             }
             SystemClock::new().sleep(LOOK).await;
-            if since_boot().saturating_sub(self.line().heard) > SILENCE {
-                return io::Error::new(io::ErrorKind::TimedOut, "it gives no sign of life");
+            if since_boot().saturating_sub(self.state().heard) > SILENCE {
+                return io::Error::new(io::ErrorKind::TimedOut, "no sign of life for 3 seconds");
             }
         }
     }
 
-    /// What the other agent keeps: from now on it can be asked.
-    async fn hear_kept(&self, read: &mut Reader, mut told: Kept, length: u32) -> io::Result<()> {
+    /// Takes the list of kept chunks; from now on the link is up.
+    async fn receive_kept(&self, read: &mut Reader, mut told: Kept, length: u32) -> io::Result<()> {
         told.bits = vec![0; length as usize];
         read.read_exact(&mut told.bits).await?;
-        let mut line = self.line();
+        let mut state = self.state();
         if length > 0 {
-            line.kept.bits = told.bits;
+            state.kept.bits = told.bits;
         }
-        (line.kept.generation, line.kept.can_keep) = (told.generation, told.can_keep);
-        if line.phase != Phase::Up {
-            line.turn(Phase::Up);
+        (state.kept.generation, state.kept.can_keep) = (told.generation, told.can_keep);
+        if state.phase != Phase::Up {
+            state.turn(Phase::Up);
             self.tried.notify_waiters();
         }
         Ok(())
     }
 
-    /// The connection ended: all that waits for it is told.
+    /// Ends the connection and all its open requests.
     fn end(&self, why: &io::Error) {
         {
-            let mut line = self.line();
-            line.asks = None;
-            line.pending.clear();
-            if line.phase != Phase::Gone {
-                line.turn(Phase::Down(why.to_string()));
+            let mut state = self.state();
+            state.asks = None;
+            state.pending.clear();
+            if state.phase != Phase::Gone {
+                state.turn(Phase::Down(why.to_string()));
             }
         }
         tracing::debug!(peer = self.address, %why, "no connection to another agent");
@@ -239,30 +239,30 @@ impl Link {
         loop {
             let mut head = [0; HEAD];
             read.read_exact(&mut head).await?;
-            self.line().heard = since_boot();
+            self.state().heard = since_boot();
             match Answer::from_bytes(head)? {
                 Answer::Piece { number, offset, length } => {
-                    self.line().expect(number, offset, length)?;
+                    self.state().expect(number, offset, length)?;
                     self.take(&mut read, number, length as usize, &mut rest).await?;
                 }
                 Answer::Files { number, length } => {
                     let mut comes = [0; COMES];
                     read.read_exact(&mut comes).await?;
-                    self.line().begin_files(number, length, &comes)?;
+                    self.state().begin_files(number, length, &comes)?;
                     self.take(&mut read, number, length as usize, &mut rest).await?;
                 }
-                Answer::Wait { number } => self.line().tell(number, Event::Wait),
-                Answer::ReadElsewhere { number } => self.line().elsewhere(number)?,
+                Answer::Wait { number } => self.state().tell(number, Event::Wait),
+                Answer::ReadElsewhere { number } => self.state().elsewhere(number)?,
                 Answer::Kept { generation, can_keep, length } => {
                     let told = Kept { generation, can_keep, bits: Vec::new() };
-                    self.hear_kept(&mut read, told, length).await?;
+                    self.receive_kept(&mut read, told, length).await?;
                 }
-                Answer::Goodbye => self.line().turn(Phase::Gone),
+                Answer::Goodbye => self.state().turn(Phase::Gone),
             }
         }
     }
 
-    /// Takes the bytes behind a head to their slot, or nowhere for a request that was given up.
+    /// Reads the body of an answer into its slot, or discards the body of a cancelled request.
     async fn take(
         &self,
         read: &mut Reader,
@@ -277,12 +277,13 @@ impl Link {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             left -= came;
-            self.line().check(number);
+            self.state().check(number);
         }
         Ok(())
     }
 
-    /// Reads what has come of a piece; nobody gives its request up meanwhile.
+    /// Reads available bytes of a piece, under the lock, so that the request can't be cancelled
+    /// meanwhile.
     fn poll_take(
         &self,
         read: &mut Reader,
@@ -297,14 +298,14 @@ impl Link {
             let came = buffer.filled().len();
             (polled.map_ok(|()| came), came)
         };
-        let mut line = self.line();
-        match line.pending.get_mut(&number).and_then(Pending::coming) {
+        let mut state = self.state();
+        match state.pending.get_mut(&number).and_then(Pending::coming) {
             Some(incoming) => {
                 let polled = incoming.take(left, poll);
-                polled.unwrap_or_else(|| Poll::Ready(Err(no_sense())))
+                polled.unwrap_or_else(|| Poll::Ready(Err(invalid_message())))
             }
             None => {
-                drop(line);
+                drop(state);
                 rest.resize(left.min(64 << 10), 0);
                 poll(rest).0
             }
@@ -312,7 +313,7 @@ impl Link {
     }
 }
 
-/// Sends what is asked, until that fails.
+/// Sends requests until sending fails.
 async fn send(mut write: Writer, mut asked: mpsc::Receiver<Bytes>) -> io::Error {
     while let Some(request) = asked.recv().await {
         let sent = async { write.write_all(&request).await.and(write.flush().await) };
@@ -323,22 +324,22 @@ async fn send(mut write: Writer, mut asked: mpsc::Receiver<Bytes>) -> io::Error 
     io::ErrorKind::BrokenPipe.into()
 }
 
-/// Keeps a link for as long as the handle lives.
+/// Runs a link for the lifetime of the handle.
 #[derive(Debug)]
-pub(crate) struct Staying {
+pub(crate) struct LinkTask {
     pub(crate) link: Arc<Link>,
     task: tokio::task::JoinHandle<()>,
 }
 
-impl Staying {
-    pub(super) fn new(member: MemberId, address: String, way: Way) -> Self {
+impl LinkTask {
+    pub(super) fn new(member: MemberId, address: String, way: LinkConfig) -> Self {
         let link = Arc::new(Link::new(member, address));
         let task = spawn(Arc::clone(&link).stay(way));
         Self { link, task }
     }
 }
 
-impl Drop for Staying {
+impl Drop for LinkTask {
     fn drop(&mut self) {
         self.task.abort();
         self.link.end(&io::ErrorKind::NotConnected.into());

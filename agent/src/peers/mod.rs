@@ -1,16 +1,16 @@
-//! The other agents of a job (paper, 4.2, Figure 7): each chunk belongs to one of them, which fetches it
-//! from the servers once and gives it to the others.
+//! The other agents of a job (paper, 4.2, Figure 7). Each chunk has one owner among the agents,
+//! which fetches the chunk from the servers once and gives it to the others.
 //!
-//! Must hold: what comes from another agent is checked like what comes from a server; without any other
-//! agent everything is read from the servers.
+//! Must hold: data from another agent is checked like data from a server. Without any other agent
+//! all data comes from the servers.
 
 mod address;
 mod ask;
 pub(crate) mod frame;
 pub(crate) mod handshake;
 mod incoming;
-mod line;
 mod link;
+mod link_state;
 mod owners;
 mod status;
 pub(crate) mod tls;
@@ -27,70 +27,71 @@ use libdiesel::agent::{DatasetId, MemberId, TaskMember, TaskMembership, Version}
 use tokio::sync::Notify;
 
 pub use address::{InvalidPeerAddress, PeerAddress, PeerConfig, PeerTls};
-pub(crate) use ask::Got;
+pub(crate) use ask::ChunkOutcome;
 pub(crate) use frame::{FILES_BYTES_MAX, FILES_MAX};
-pub(crate) use handshake::Circle;
+pub(crate) use handshake::JobKey;
 pub(crate) use incoming::{Incoming, IncomingFiles};
-pub(crate) use line::Phase;
 pub(crate) use link::Link;
-use link::{Staying, Way};
+use link::{LinkConfig, LinkTask};
+pub(crate) use link_state::Phase;
 pub(crate) use owners::Owners;
 pub use status::PeerStatus;
 pub(crate) use tls::Identity;
 
-/// Bytes of the secret of a job.
+/// Length of a job's secret, in bytes.
 const SECRET: usize = 32;
 
-/// How long a fetch waits for the first tries to connect.
+/// Time limit of a fetch for the first attempts to connect.
 const FIRST_TRY: Duration = Duration::from_secs(1);
 
-/// Claims of members on chunks that are looked at for a status.
+/// Maximum of hashes computed for a status report.
 const COUNTED_MAX: usize = 1 << 24;
 
-/// Members that are asked for one chunk at most.
+/// Maximum of members asked for one chunk.
 const ASKED_MAX: usize = 3;
 
-/// What an agent shows to others.
+/// The identity of this agent towards others.
 #[derive(Debug, Clone)]
-pub(crate) struct Face {
+pub(crate) struct LocalAgent {
     pub(crate) me: MemberId,
-    /// Whether it speaks to other agents at all.
+    /// Whether it communicates with other agents at all.
     pub(crate) is_open: bool,
-    /// Its key, where it speaks TLS.
+    /// Its key, if it uses TLS.
     pub(crate) identity: Option<Arc<Identity>>,
 }
 
-/// The agents that read one version of a dataset for one job.
+/// The agents of one job that read one version of a dataset.
 #[derive(Debug)]
 pub(crate) struct Peers {
-    face: Face,
+    local: LocalAgent,
     group: Mutex<Group>,
-    /// A member came of whom the servers have not told yet.
+    /// Notified when an unknown member connects.
     pub(crate) changed: Notify,
 }
 
-/// The members, as the servers said last.
+/// The members, by the last answer of the servers.
 #[derive(Default)]
 struct Group {
-    /// What members prove themselves with; none until the servers have answered.
-    circle: Arc<Mutex<Option<Circle>>>,
-    /// The members and the secret, by a hash and as they came.
+    /// The key for handshakes; none until the servers have answered.
+    key: Arc<Mutex<Option<JobKey>>>,
+    /// The version of the member list, and the secret, as received.
     told: Option<([u8; 16], Bytes)>,
     members: BTreeMap<MemberId, TaskMember>,
-    /// Members that the servers don't name, as after they forgot the job, and that are there all the same.
+    /// Connected members missing from the servers' list, for example after the servers forgot the
+    /// job.
     unnamed: BTreeSet<MemberId>,
-    /// All members that can serve, and those of them that could be reached a moment ago.
+    /// All members able to serve, and the reachable part of them.
     all: Owners,
     owners: Arc<Owners>,
-    links: BTreeMap<MemberId, Staying>,
+    links: BTreeMap<MemberId, LinkTask>,
 }
 
 impl Group {
-    /// Says whom chunks belong to; gives whether that has changed.
-    fn settle(&mut self, face: &Face) -> bool {
+    /// Recomputes the owners of chunks; returns whether they have changed.
+    fn settle(&mut self, local: &LocalAgent) -> bool {
         let can_give = |id: &MemberId| {
             let link = self.links.get(id).map(|kept| kept.link.phase().0);
-            *id == face.me || matches!(link, Some(Phase::Connecting | Phase::Up))
+            *id == local.me || matches!(link, Some(Phase::Connecting | Phase::Up))
         };
         let owners = Owners::of(self.members.values().filter(|member| can_give(&member.id)));
         let has_changed = !owners.ids().eq(self.owners.ids());
@@ -106,36 +107,36 @@ impl fmt::Debug for Group {
     }
 }
 
-/// Where a chunk may come from, one after the other.
+/// The possible sources of a chunk, in order.
 #[derive(Debug)]
 pub(crate) struct Sources {
-    /// Other members that are asked first.
+    /// Other members to be asked first.
     pub(crate) links: Vec<Arc<Link>>,
-    /// Whether this agent is the next one behind them, and so keeps the chunk.
+    /// Whether this agent is next behind them, and so keeps the chunk.
     pub(crate) is_mine: bool,
 }
 
 impl Peers {
-    /// Of an agent that knows no other member yet.
-    pub(crate) fn new(face: Face) -> Self {
-        Self { face, group: Mutex::default(), changed: Notify::new() }
+    /// With an empty member list.
+    pub(crate) fn new(local: LocalAgent) -> Self {
+        Self { local, group: Mutex::default(), changed: Notify::new() }
     }
 
     fn group(&self) -> MutexGuard<'_, Group> {
         self.group.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the servers say now. Needs a runtime. Gives whether the members have changed.
+    /// Takes an answer of the servers; returns whether the members have changed. Needs a runtime.
     pub(crate) fn update(
         &self,
         dataset: DatasetId,
         version: Version,
         joined: &TaskMembership,
     ) -> bool {
-        let Face { me, is_open, identity } = &self.face;
+        let LocalAgent { me, is_open, identity } = &self.local;
         let told = (joined.members_version(), joined.secret.clone());
         let mut group = self.group();
-        let is_up = |link: &Staying| link.link.phase().0 == Phase::Up;
+        let is_up = |link: &LinkTask| link.link.phase().0 == Phase::Up;
         let are_there =
             group.unnamed.iter().all(|member| group.links.get(member).is_some_and(is_up));
         if group.told.as_ref() == Some(&told) && are_there {
@@ -143,7 +144,7 @@ impl Peers {
         }
         let named = joined.members.iter().map(|member| (member.id, member.clone()));
         let mut members: BTreeMap<_, _> = named.collect();
-        // A connection shows that a member lives.
+        // A connection proves that a member lives.
         let is_unnamed =
             |id: &MemberId| !members.contains_key(id) && group.links.get(id).is_some_and(is_up);
         let unnamed: BTreeSet<_> =
@@ -151,63 +152,64 @@ impl Peers {
         let rest = unnamed.iter().filter_map(|id| Some((*id, group.members.get(id)?.clone())));
         members.extend(rest.collect::<Vec<_>>());
         let has_secret = *is_open && joined.secret.len() == SECRET;
-        let circle = has_secret.then(|| Circle::new(&joined.secret, dataset, version));
-        *group.circle.lock().unwrap_or_else(PoisonError::into_inner) = circle;
+        let key = has_secret.then(|| JobKey::new(&joined.secret, dataset, version));
+        *group.key.lock().unwrap_or_else(PoisonError::into_inner) = key;
         let mut links = std::mem::take(&mut group.links);
         let can_serve =
             |member: &&TaskMember| member.id == *me || *is_open && !member.address.is_empty();
         for member in members.values().filter(can_serve).filter(|member| member.id != *me) {
             let kept = links.remove(&member.id).filter(|kept| kept.link.address == member.address);
             let kept = kept.unwrap_or_else(|| {
-                let (circle, identity) = (Arc::clone(&group.circle), identity.clone());
-                let way = Way { circle, me: *me, identity, fingerprint: member.key_fingerprint };
-                Staying::new(member.id, member.address.clone(), way)
+                let (key, identity) = (Arc::clone(&group.key), identity.clone());
+                let way =
+                    LinkConfig { key, me: *me, identity, fingerprint: member.key_fingerprint };
+                LinkTask::new(member.id, member.address.clone(), way)
             });
             group.links.insert(member.id, kept);
         }
         group.all = Owners::of(members.values().filter(can_serve));
         (group.members, group.unnamed, group.told) = (members, unnamed, Some(told));
-        group.settle(&self.face);
+        group.settle(&self.local);
         true
     }
 
-    /// Looks at the connections: chunks of a member that can't be reached belong to others. Gives whether
-    /// that has changed the owners.
+    /// Checks the connections: the chunks of an unreachable member belong to others. Returns
+    /// whether the owners have changed.
     pub(crate) fn look(&self) -> bool {
-        self.group().settle(&self.face)
+        self.group().settle(&self.local)
     }
 
-    /// What a member proves itself with.
-    pub(crate) fn circle(&self) -> Option<Circle> {
-        self.group().circle.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// The key for handshakes.
+    pub(crate) fn key(&self) -> Option<JobKey> {
+        self.group().key.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The certificate of a member, if it has one; none for a member that is not known.
+    /// The certificate of a member, if it has one; none for an unknown member.
     pub(crate) fn fingerprint_of(&self, member: MemberId) -> Option<Option<[u8; 32]>> {
         self.group().members.get(&member).map(|member| member.key_fingerprint)
     }
 
-    /// The key of this agent, where it speaks TLS.
+    /// The key of this agent, if it uses TLS.
     pub(crate) fn identity(&self) -> Option<Arc<Identity>> {
-        self.face.identity.clone()
+        self.local.identity.clone()
     }
 
-    /// Whether a chunk belongs to this agent; so does each one while no member is known.
+    /// Whether this agent owns a chunk; true for all chunks while no member is known.
     pub(crate) fn owns(&self, chunk: u32) -> bool {
         let owners = Arc::clone(&self.group().owners);
-        owners.owner(chunk).is_none_or(|owner| owner == self.face.me)
+        owners.owner(chunk).is_none_or(|owner| owner == self.local.me)
     }
 
-    /// Whether another member, to which a chunk belongs, keeps it.
+    /// Whether another member owns and keeps a chunk.
     pub(crate) fn is_at_owner(&self, chunk: u32) -> bool {
         let group = self.group();
         let owner = group.owners.owner(chunk).and_then(|owner| group.links.get(&owner));
         owner.is_some_and(|kept| kept.link.keeps(chunk).0)
     }
 
-    /// Where a chunk may come from: from who keeps it, else from who comes first among those that can, of
-    /// which this agent is one or not. Members without a connection count as gone; those that have joined
-    /// just now are waited for.
+    /// The sources of a chunk: first members that keep the chunk, then members with room, by rank.
+    /// This agent takes its place in the ranking. Members without a connection count as gone; new
+    /// members are waited for.
     pub(crate) async fn sources(&self, chunk: u32, can_keep: bool) -> Sources {
         let links = self.links();
         let tried = async {
@@ -224,7 +226,7 @@ impl Peers {
         let of = |member| group.links.get(&member).map(|kept| &kept.link).filter(is_up);
         let (mut holders, mut others, mut is_mine) = (Vec::new(), Vec::new(), false);
         for member in group.all.ranking(chunk) {
-            if member == self.face.me {
+            if member == self.local.me {
                 is_mine = can_keep;
             } else if let Some(link) = of(member) {
                 match link.keeps(chunk) {
@@ -239,7 +241,7 @@ impl Peers {
         Sources { links, is_mine: is_mine && is_last || group.links.is_empty() }
     }
 
-    /// Where a member is reached, if it is known.
+    /// The address of a member, if known.
     pub(crate) fn address_of(&self, member: MemberId) -> Option<String> {
         self.group().links.get(&member).map(|kept| kept.link.address.clone())
     }
@@ -258,12 +260,12 @@ impl Peers {
         self.group().links.values().map(|kept| Arc::clone(&kept.link)).collect()
     }
 
-    /// Other members to which there is a connection.
+    /// Number of connected members.
     pub(crate) fn connected(&self) -> u32 {
         self.links().iter().filter(|link| link.phase().0 == Phase::Up).count() as u32
     }
 
-    /// How many of so many chunks belong to each member; where counting would take long, about how many.
+    /// The number of chunks owned by each member; an estimate where counting would take long.
     pub(crate) fn owned(&self, chunks: u32) -> BTreeMap<MemberId, u64> {
         let owners = Arc::clone(&self.group().owners);
         let counted = (COUNTED_MAX / owners.len().max(1)).max(1) as u32;
@@ -276,18 +278,18 @@ impl Peers {
         owned
     }
 
-    /// How many of so many chunks belong to this agent.
+    /// The number of chunks owned by this agent.
     pub(crate) fn owned_by_me(&self, owned: &BTreeMap<MemberId, u64>, chunks: u32) -> u64 {
         if owned.is_empty() {
             chunks.into()
         } else {
-            owned.get(&self.face.me).copied().unwrap_or(0)
+            owned.get(&self.local.me).copied().unwrap_or(0)
         }
     }
 }
 
 impl Link {
-    /// A chunk of so many bytes came whole.
+    /// Counts a received chunk.
     pub(crate) fn came(&self, bytes: u64) {
         self.counts.chunks.fetch_add(1, Ordering::Relaxed);
         self.counts.bytes.fetch_add(bytes, Ordering::Relaxed);

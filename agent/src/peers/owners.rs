@@ -1,25 +1,26 @@
-//! Which member of a job a chunk belongs to: rendezvous hashing over the members, weighted by memory.
+//! The owner of each chunk among the members of a job: rendezvous hashing over the members,
+//! weighted by memory.
 //!
-//! Must hold: members with the same list name the same owner; a member that joins or leaves moves only
-//! chunks that it owns or owned.
+//! Must hold: members with the same list compute the same owner. A joining or leaving member moves
+//! only its own chunks.
 
 use libdiesel::agent::{MemberId, TaskMember};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The members that can hold chunks for others.
+/// The members able to hold chunks for others.
 #[derive(Debug, Default)]
 pub(crate) struct Owners(Vec<Owner>);
 
 #[derive(Debug)]
 struct Owner {
     id: MemberId,
-    /// Tells its hashes from those of others.
+    /// Seed of the member's hashes.
     seed: u64,
     memory: f64,
 }
 
 impl Owners {
-    /// Of members, each with its memory for chunks.
+    /// From members, each with its memory for chunks.
     pub(crate) fn of<'a>(members: impl IntoIterator<Item = &'a TaskMember>) -> Self {
         let owners = members.into_iter().filter(|member| member.memory > 0).map(|member| Owner {
             id: member.id,
@@ -29,12 +30,12 @@ impl Owners {
         Self(owners.collect())
     }
 
-    /// Who they are.
+    /// The ids of the members.
     pub(crate) fn ids(&self) -> impl Iterator<Item = MemberId> {
         self.0.iter().map(|owner| owner.id)
     }
 
-    /// How many members there are.
+    /// The number of members.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
@@ -45,7 +46,8 @@ impl Owners {
         scores.max_by(|one, other| one.0.total_cmp(&other.0)).map(|(_, id)| id)
     }
 
-    /// The members by their claim on a chunk: first its owner, then who owns it without the first one.
+    /// The members by their claim on a chunk: first its owner, then the owner without the first
+    /// member, and so on.
     pub(crate) fn ranking(&self, chunk: u32) -> Vec<MemberId> {
         let mut scores: Vec<_> =
             self.0.iter().map(|owner| (owner.score(chunk), owner.id)).collect();
@@ -55,10 +57,11 @@ impl Owners {
 }
 
 impl Owner {
-    /// With weights w, the largest of w / -ln(u) is that of a member with probability w / (sum of all w).
+    /// With weights w, the largest of w / -ln(u) belongs to a member with probability w / (sum of
+    /// all w).
     fn score(&self, chunk: u32) -> f64 {
         let hash = xxh3_64_with_seed(&chunk.to_le_bytes(), self.seed);
-        // In the middle of one of 2^53 equal parts of 0..1: never 0 and never 1.
+        // The middle of one of 2^53 equal parts of 0..1: never 0 and never 1.
         let uniform = ((hash >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
         self.memory / -uniform.ln()
     }
@@ -88,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_leaves_moves_only_what_it_owned_to_the_next_in_rank() {
+    fn a_leaving_member_moves_only_its_chunks_to_the_next_in_rank() {
         let members: Vec<_> = (1..=5).map(|number| member(number, u64::from(number))).collect();
         let (all, rest) = (Owners::of(&members), Owners::of(members.iter().skip(1)));
         for chunk in 0..CHUNKS {

@@ -1,6 +1,6 @@
-//! What an agent tells of the others.
+//! The status of the other agents.
 //!
-//! Must hold: it shows how each link stands and since when.
+//! Must hold: the report shows the state of each link and the time of the last change.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -9,40 +9,40 @@ use dl_runtime::since_boot;
 use libdiesel::agent::MemberId;
 use serde::{Deserialize, Serialize};
 
-use super::line::Phase;
 use super::link::Link;
+use super::link_state::Phase;
 
 /// Another agent of the job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PeerStatus {
-    /// Its id.
+    /// The member id.
     pub member: String,
-    /// The dataset, as the servers name it.
+    /// The dataset's name on the servers.
     pub dataset: String,
-    /// Where it is reached.
+    /// Its address.
     pub address: String,
     /// `connecting`, `up`, `down`, or `gone` after a goodbye.
     pub state: String,
-    /// For how long, in seconds.
+    /// Duration of the state, in seconds.
     pub seconds: f64,
-    /// Why there is no connection.
+    /// The reason for a missing connection.
     pub reason: Option<String>,
-    /// Chunks that belong to it.
+    /// Number of chunks owned by the member.
     pub chunks_owned: u64,
-    /// Chunks that came from it.
+    /// Chunks received from the member.
     pub chunks: u64,
-    /// Bytes of these.
+    /// Bytes of `chunks`.
     pub bytes: u64,
-    /// The usual time of a chunk, in milliseconds, where it is known.
+    /// The usual time of a chunk, in milliseconds, if known.
     pub milliseconds: Option<f64>,
-    /// Chunks that were given up for their time.
+    /// Chunks cancelled for slowness.
     pub slow: u64,
-    /// Chunks that came with wrong bytes.
+    /// Chunks received with wrong bytes.
     pub damaged: u64,
 }
 
 impl PeerStatus {
-    /// Of a link, with how many chunks belong to each member.
+    /// From a link, and the number of chunks owned by each member.
     pub(crate) fn of(link: &Link, dataset: &str, owned: &BTreeMap<MemberId, u64>) -> Self {
         let (phase, since) = link.phase();
         let (state, reason) = match phase {

@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::frame::{Answer, HEAD, Request};
-use super::{Circle, Got, Incoming, Staying, Way, handshake};
+use super::{ChunkOutcome, Incoming, JobKey, LinkConfig, LinkTask, handshake};
 use crate::progress::Progress;
 
 const SLOT: u32 = 1 << 20;
@@ -22,8 +22,8 @@ fn id(number: u8) -> MemberId {
     MemberId::from_bytes([number; 16])
 }
 
-fn circle(secret: u8) -> Circle {
-    Circle::new(&[secret; 32], DatasetId::from_bytes([9; 16]), Version::default())
+fn key(secret: u8) -> JobKey {
+    JobKey::new(&[secret; 32], DatasetId::from_bytes([9; 16]), Version::default())
 }
 
 /// The bytes of a chunk, and its files.
@@ -45,7 +45,7 @@ async fn agent(
     answers: impl Fn(u32) -> Vec<(Answer, Vec<u8>)>,
 ) -> Option<TcpStream> {
     let (mut stream, _) = listener.accept().await.unwrap();
-    handshake::hear(&mut stream, id(2), || vec![Some(circle(secret))]).await.ok()?;
+    handshake::authenticate(&mut stream, id(2), || vec![Some(key(secret))]).await.ok()?;
     loop {
         let mut head = [0; HEAD];
         stream.read_exact(&mut head).await.ok()?;
@@ -66,21 +66,21 @@ async fn agent(
     }
 }
 
-/// How a request for a chunk ends, and what is in its slot then.
-async fn ask(secret: u8, answers: fn(u32) -> Vec<(Answer, Vec<u8>)>) -> (Got, Vec<u8>) {
+/// The result of a request for a chunk, and the bytes in its slot.
+async fn ask(secret: u8, answers: fn(u32) -> Vec<(Answer, Vec<u8>)>) -> (ChunkOutcome, Vec<u8>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let other = spawn(agent(listener, secret, answers));
-    let circle = Arc::new(Mutex::new(Some(circle(5))));
-    let way = Way { circle, me: id(1), identity: None, fingerprint: None };
-    let staying = Staying::new(id(2), address, way);
+    let key = Arc::new(Mutex::new(Some(key(5))));
+    let way = LinkConfig { key, me: id(1), identity: None, fingerprint: None };
+    let staying = LinkTask::new(id(2), address, way);
     staying.link.tried().await;
     let (arena, _files) = Arena::create(Shape { slot_bytes: SLOT, slots: 1 }).unwrap();
     let arena = Arc::new(arena);
     let (_, files) = chunk();
     let incoming = Incoming::new(Arc::clone(&arena), 0, files, Arc::new(Progress::new(false)));
     let got = staying.link.chunk(0, incoming, |_| {}).await;
-    // What comes later changes nothing.
+    // Later bytes change nothing.
     let before = arena.written(0, 0, FILE * FILES).unwrap().to_vec();
     SystemClock::new().sleep(Duration::from_millis(200)).await;
     assert!(arena.written(0, 0, FILE * FILES).unwrap() == before, "written after the end");
@@ -107,23 +107,23 @@ async fn the_right_bytes_come_in_pieces() {
         pieces.collect()
     })
     .await;
-    assert_eq!(got, Got::Whole);
+    assert_eq!(got, ChunkOutcome::Complete);
     assert!(slot == chunk().0);
 }
 
 #[tokio::test]
-async fn wrong_bytes_end_the_request_after_the_files_that_are_right() {
+async fn wrong_bytes_end_the_request_after_the_correct_files() {
     let (got, _) = ask(5, |number| {
         let (mut bytes, _) = chunk();
         *bytes.get_mut(7 * FILE + 5).unwrap() ^= 1;
         vec![piece(number, 0, &bytes)]
     })
     .await;
-    assert_eq!(got, Got::Broken { right: 7, why: "its bytes are damaged" });
+    assert_eq!(got, ChunkOutcome::Failed { right: 7, why: "its bytes are damaged" });
 }
 
 #[tokio::test]
-async fn pieces_out_of_order_too_long_or_unasked_end_the_connection() {
+async fn misplaced_or_unrequested_pieces_end_the_connection() {
     let broken = [
         ask(5, |number| vec![piece(number, FILE, &chunk().0)]).await,
         ask(5, |number| vec![piece(number, 0, &[7; FILE * FILES + 1])]).await,
@@ -131,31 +131,31 @@ async fn pieces_out_of_order_too_long_or_unasked_end_the_connection() {
         ask(5, |_| vec![(Answer::Goodbye, vec![0xff; HEAD])]).await,
     ];
     for (got, slot) in broken {
-        assert_eq!(got, Got::Broken { right: 0, why: "the connection ended" });
+        assert_eq!(got, ChunkOutcome::Failed { right: 0, why: "the connection ended" });
         assert!(slot == vec![0; FILE * FILES], "bytes of no place were written");
     }
 }
 
 #[tokio::test]
-async fn an_answer_that_stops_is_given_up_and_its_rest_goes_nowhere() {
+async fn a_stalled_answer_is_cancelled_and_its_rest_discarded() {
     let (got, slot) = ask(5, |number| vec![piece(number, 0, &chunk().0[..2 * FILE + 1])]).await;
-    assert_eq!(got, Got::Broken { right: 2, why: "it takes too long" });
+    assert_eq!(got, ChunkOutcome::Failed { right: 2, why: "it timed out" });
     assert!(slot.get(..2 * FILE) == chunk().0.get(..2 * FILE));
 }
 
 #[tokio::test]
-async fn an_agent_that_takes_its_answer_back_is_not_asked_again_for_files_that_readers_have() {
+async fn files_with_readers_stay_when_an_agent_withdraws_its_answer() {
     let (got, slot) = ask(5, |number| {
         let begun = piece(number, 0, &chunk().0[..2 * FILE]);
         vec![begun, (Answer::ReadElsewhere { number }, Vec::new())]
     })
     .await;
-    assert_eq!(got, Got::Broken { right: 2, why: "the connection ended" });
+    assert_eq!(got, ChunkOutcome::Failed { right: 2, why: "the connection ended" });
     assert!(slot.get(..2 * FILE) == chunk().0.get(..2 * FILE));
 }
 
 #[tokio::test]
 async fn an_agent_with_another_secret_is_not_asked() {
     let (got, _) = ask(6, |_| Vec::new()).await;
-    assert_eq!(got, Got::Away);
+    assert_eq!(got, ChunkOutcome::Disconnected);
 }

@@ -1,8 +1,8 @@
-//! Encrypted connections between agents: each agent makes a key for itself, and the list of members says which
-//! certificate belongs to whom.
+//! Encrypted connections between agents: each agent creates its own key, and the member list has
+//! the certificate of each member.
 //!
-//! Must hold: a connection is used only when the other end has the key of the member that it says it is; no
-//! certificate authority has a say.
+//! Must hold: a connection is used only when the other end has the key of the claimed member.
+//! Certificate authorities play no role.
 
 use std::fmt;
 use std::io;
@@ -23,7 +23,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-/// The name in all certificates, which says nothing: they are told apart by their fingerprints.
+/// The name in all certificates. Certificates are identified by their fingerprints, not by the
+/// name.
 const NAME: &str = "diesel-agent";
 
 /// The two directions of a connection.
@@ -41,7 +42,7 @@ pub(crate) struct Identity {
     pub(crate) fingerprint: Fingerprint,
 }
 
-/// Shows no key.
+/// Hides the key.
 impl fmt::Debug for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Identity").finish_non_exhaustive()
@@ -49,7 +50,7 @@ impl fmt::Debug for Identity {
 }
 
 impl Identity {
-    /// A new one.
+    /// Creates a key and a certificate.
     pub(crate) fn new() -> io::Result<Self> {
         let made = rcgen::generate_simple_self_signed([NAME.to_owned()]);
         let made = made.map_err(io::Error::other)?;
@@ -60,8 +61,8 @@ impl Identity {
         Ok(Self { certificate, key, provider, fingerprint })
     }
 
-    /// Encrypts a connection to a member that has the certificate of a fingerprint.
-    pub(crate) async fn call(
+    /// Encrypts a connection to a member with a known certificate.
+    pub(crate) async fn connect(
         &self,
         stream: TcpStream,
         called: Fingerprint,
@@ -70,7 +71,7 @@ impl Identity {
             .with_protocol_versions(&[&TLS13])
             .map_err(io::Error::other)?
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(self.only(called)))
+            .with_custom_certificate_verifier(Arc::new(self.pinned(called)))
             .with_client_auth_cert(vec![self.certificate.clone()], self.key.clone_key())
             .map_err(io::Error::other)?;
         let name = ServerName::try_from(NAME).map_err(io::Error::other)?;
@@ -79,8 +80,8 @@ impl Identity {
         Ok((Box::new(read), Box::new(write)))
     }
 
-    /// Encrypts a connection of a member that has the certificate of a fingerprint.
-    pub(crate) async fn hear(
+    /// Encrypts a connection from a member with a known certificate.
+    pub(crate) async fn accept(
         &self,
         stream: TcpStream,
         caller: Fingerprint,
@@ -88,7 +89,7 @@ impl Identity {
         let config = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_protocol_versions(&[&TLS13])
             .map_err(io::Error::other)?
-            .with_client_cert_verifier(Arc::new(self.only(caller)))
+            .with_client_cert_verifier(Arc::new(self.pinned(caller)))
             .with_single_cert(vec![self.certificate.clone()], self.key.clone_key())
             .map_err(io::Error::other)?;
         let stream = TlsAcceptor::from(Arc::new(config)).accept(stream).await?;
@@ -96,8 +97,8 @@ impl Identity {
         Ok((Box::new(read), Box::new(write)))
     }
 
-    fn only(&self, fingerprint: Fingerprint) -> Only {
-        Only { fingerprint, provider: Arc::clone(&self.provider) }
+    fn pinned(&self, fingerprint: Fingerprint) -> PinnedCertificate {
+        PinnedCertificate { fingerprint, provider: Arc::clone(&self.provider) }
     }
 }
 
@@ -106,14 +107,14 @@ fn fingerprint_of(certificate: &CertificateDer<'_>) -> Fingerprint {
     *digest.as_ref().first_chunk().expect("a SHA-256 has 32 bytes")
 }
 
-/// Trusts one certificate.
+/// Trusts only one certificate.
 #[derive(Debug)]
-struct Only {
+struct PinnedCertificate {
     fingerprint: Fingerprint,
     provider: Arc<CryptoProvider>,
 }
 
-impl Only {
+impl PinnedCertificate {
     fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), Error> {
         if fingerprint_of(certificate) == self.fingerprint {
             return Ok(());
@@ -146,7 +147,7 @@ impl Only {
     }
 }
 
-impl ServerCertVerifier for Only {
+impl ServerCertVerifier for PinnedCertificate {
     fn verify_server_cert(
         &self,
         certificate: &CertificateDer<'_>,
@@ -181,7 +182,7 @@ impl ServerCertVerifier for Only {
     }
 }
 
-impl ClientCertVerifier for Only {
+impl ClientCertVerifier for PinnedCertificate {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -225,7 +226,7 @@ mod tests {
 
     use super::*;
 
-    /// What the called end hears of a caller, when each end expects a certificate.
+    /// The text received from a caller, when each end expects a certificate.
     async fn talk(expects: impl Fn(&Identity, &Identity) -> (Fingerprint, Fingerprint)) -> Vec<u8> {
         let (caller, called) = (Identity::new().unwrap(), Identity::new().unwrap());
         let (of_called, of_caller) = expects(&caller, &called);
@@ -233,14 +234,14 @@ mod tests {
         let calling = TcpStream::connect(listener.local_addr().unwrap());
         let (calling, heard) = tokio::join!(calling, listener.accept());
         let say = async {
-            if let Ok((_, mut write)) = caller.call(calling.unwrap(), of_called).await {
+            if let Ok((_, mut write)) = caller.connect(calling.unwrap(), of_called).await {
                 let _ = write.write_all(b"hello").await;
                 let _ = write.shutdown().await;
             }
         };
         let hear = async {
             let mut text = Vec::new();
-            if let Ok((mut read, _)) = called.hear(heard.unwrap().0, of_caller).await {
+            if let Ok((mut read, _)) = called.accept(heard.unwrap().0, of_caller).await {
                 let _ = read.read_to_end(&mut text).await;
             }
             text
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn two_ends_that_know_each_other_talk_and_no_others() {
+    async fn only_ends_with_known_certificates_connect() {
         let right = talk(|caller, called| (called.fingerprint, caller.fingerprint)).await;
         assert_eq!(right, b"hello");
         let wrong_called = talk(|caller, _| (caller.fingerprint, caller.fingerprint)).await;

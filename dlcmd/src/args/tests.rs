@@ -1,4 +1,4 @@
-//! What command lines mean.
+//! Parsing of command lines.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -102,7 +102,7 @@ fn wrong_usage_ends_with_2_and_help_with_0() {
 }
 
 #[test]
-fn an_address_that_lacks_its_scheme_is_told_how_to_write_it() {
+fn an_address_without_scheme_is_refused_with_a_suggestion() {
     let refused = parse(&["ls", "photos/2019"]).expect_err("no address").to_string();
     assert!(refused.contains("did you mean dl://photos/2019?"), "{refused}");
 }
@@ -115,7 +115,7 @@ fn names_that_are_not_text_are_understood() {
 }
 
 #[test]
-fn servers_and_user_come_from_the_flag_then_the_environment_then_the_default() {
+fn flags_come_before_the_environment_and_the_defaults() {
     let options = |line: &[&str], servers: Option<&str>| {
         let (servers, user) = (servers.map(str::to_owned), Some("ann".to_owned()));
         let cli = parse(line).expect("legal");
@@ -131,7 +131,7 @@ fn servers_and_user_come_from_the_flag_then_the_environment_then_the_default() {
 }
 
 #[test]
-fn a_key_comes_from_its_file_before_the_environment_and_an_empty_file_is_no_key() {
+fn a_key_file_comes_before_the_environment_and_must_not_be_empty() {
     let folder = tempfile::TempDir::new().expect("a folder");
     let file = folder.path().join("key");
     let options = |key: Option<&str>| {

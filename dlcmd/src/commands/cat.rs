@@ -31,15 +31,15 @@ pub(crate) struct Arguments {
 }
 
 #[derive(Debug)]
-struct Plan {
+struct CatPlan {
     file: Address,
     path: FilePath,
 }
 
 impl Arguments {
-    fn plan(self) -> Result<Plan, Failure> {
+    fn plan(self) -> Result<CatPlan, Failure> {
         match &self.file.path {
-            Some(path) => Ok(Plan { path: path.clone(), file: self.file }),
+            Some(path) => Ok(CatPlan { path: path.clone(), file: self.file }),
             None => Err(Failure::usage(format!(
                 "cat {}: it names a dataset; type dl://{}/PATH",
                 self.file, self.file.dataset
@@ -77,7 +77,7 @@ pub(crate) fn run(
     Ok(Exit::Done)
 }
 
-/// Stdout, remembering what it said: the library reports only that its writer failed.
+/// Stdout with its last error: the library reports only that its writer failed.
 struct Sink<'a> {
     out: &'a mut dyn Write,
     failed: Option<io::Error>,

@@ -1,6 +1,6 @@
-//! `dlcmd completions`: what a shell needs to complete the command line.
+//! `dlcmd completions`: completion scripts for shells.
 //!
-//! Must hold: made from the same definition as the help, so that they can't disagree.
+//! Must hold: the definition of the help is also the source of the completions.
 
 use clap::{Args, Command};
 use clap_complete::{Shell, generate};
@@ -17,7 +17,7 @@ pub(crate) struct Arguments {
     shell: Shell,
 }
 
-/// Prints them for the program that `command` defines.
+/// Prints the completions of the program defined by `command`.
 pub(crate) fn run(
     arguments: &Arguments,
     mut command: Command,

@@ -1,7 +1,7 @@
-//! `dlcmd datasets`: the names of the datasets, one a line.
+//! `dlcmd datasets`: the names of the datasets, one per line.
 //!
-//! Must hold: none is no output, and no error; one that can't be counted, or whose name can't be
-//! read, costs the others nothing.
+//! Must hold: an empty list is no error. A dataset without counts or with an unreadable name does
+//! not affect the others.
 
 use clap::Args;
 use libdiesel::Counts;
@@ -18,7 +18,7 @@ use crate::output::Output;
   dlcmd datasets")]
 pub(crate) struct Arguments {}
 
-/// Lists them.
+/// Lists the datasets.
 pub(crate) fn run(_: Arguments, context: &Context, out: &mut Output<'_>) -> Result<Exit, Failure> {
     let client = context.client()?;
     let mut exit = Exit::Done;
@@ -40,7 +40,7 @@ pub(crate) fn run(_: Arguments, context: &Context, out: &mut Output<'_>) -> Resu
     Ok(tell_unread(&listed.unread, context).unwrap_or(exit))
 }
 
-/// Names what can't be read; that it did, if there is something.
+/// Reports unreadable names; returns the exit code if there are any.
 fn tell_unread(unread: &[UnreadName], context: &Context) -> Option<Exit> {
     for UnreadName { name, problem } in unread {
         context.notes.error(format_args!("list dl://{name}: {problem}"));

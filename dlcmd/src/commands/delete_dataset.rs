@@ -1,6 +1,6 @@
 //! `dlcmd delete-dataset`: ends a dataset and removes its objects.
 //!
-//! Must hold: only a whole dataset is taken, so that a path typed too many deletes nothing.
+//! Must hold: an address with a path is refused, so a typing error deletes nothing.
 
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
@@ -16,8 +16,8 @@ use crate::text::counted;
 
 /// Delete a dataset with all its files
 ///
-/// This can't be undone. The name can be used again at once. What takes longer than some 20 seconds to
-/// remove, the servers go on to remove by themselves.
+/// This can't be undone. The name can be used again at once. The command removes objects for about
+/// 20 seconds; the servers remove the rest later.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:
   dlcmd delete-dataset dl://imagenet")]
@@ -38,7 +38,7 @@ struct Summary<'a> {
     more_left: bool,
 }
 
-/// Deletes it.
+/// Deletes the dataset.
 pub(crate) fn run(
     arguments: Arguments,
     context: &Context,

@@ -1,4 +1,4 @@
-//! `dlcmd du`: how many bytes and files a dataset or folder holds.
+//! `dlcmd du`: the number of bytes and files in a dataset or folder.
 //!
 //! Must hold: the sums are over the files that `ls -R` lists.
 
@@ -40,7 +40,7 @@ struct Usage<'a> {
     files: u64,
 }
 
-/// Counts them.
+/// Counts the files.
 pub(crate) fn run(
     arguments: Arguments,
     context: &Context,

@@ -1,7 +1,7 @@
-//! `dlcmd ls`: what is in a dataset or folder, one entry a line in byte order.
+//! `dlcmd ls`: the entries of a dataset or folder, one per line in byte order.
 //!
-//! Must hold: a million lines cost no memory of their own; every name comes out whole, whatever
-//! its bytes are.
+//! Must hold: a million lines need no memory of their own. Every name is printed completely, for
+//! any bytes.
 
 use std::io::{self, Write};
 
@@ -49,7 +49,7 @@ pub(crate) struct Arguments {
     null: bool,
 }
 
-/// How entries are printed.
+/// The format of entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Shape {
     is_long: bool,
@@ -57,7 +57,7 @@ struct Shape {
     is_raw: bool,
 }
 
-/// Lists it.
+/// Lists the entries.
 pub(crate) fn run(
     arguments: Arguments,
     context: &Context,
@@ -120,7 +120,7 @@ fn print_text(shape: Shape, entry: &ListEntry, out: &mut dyn Write) -> io::Resul
     out.write_all(if shape.is_raw { b"\0" } else { b"\n" })
 }
 
-/// Bytes of the columns of `-l`: permissions, size, time, each with the space after it.
+/// Bytes of the columns of `-l`: permissions, size, time, each with a trailing space.
 const COLUMNS: usize = 11 + 13 + 21;
 
 fn print_attributes(record: Option<&FileRecord>, out: &mut dyn Write) -> io::Result<()> {

@@ -1,7 +1,7 @@
 //! `dlcmd man`: the manual page.
 //!
-//! Must hold: made from the same definition as the help, so that they can't disagree; one page
-//! holds all commands, each with its examples.
+//! Must hold: the definition of the help is also the source of the manual. One page has all
+//! commands, each with its examples.
 
 use std::io::{self, Write};
 
@@ -17,10 +17,10 @@ use crate::output::Output;
   dlcmd man | man -l -")]
 pub(crate) struct Arguments {}
 
-/// What the generator puts before each piece that it makes; a page needs it once.
+/// Lines that the generator emits before each section; a page needs them once.
 const PREAMBLE: [&str; 2] = [".ie \\n(.g .ds Aq \\(aq", ".el .ds Aq '"];
 
-/// Prints it for the program that `command` defines.
+/// Prints the manual of the program defined by `command`.
 pub(crate) fn run(command: Command, out: &mut Output<'_>) -> Result<Exit, Failure> {
     let page = Man::new(with_synopsis(command.clone())).section("1");
     out.write(|out| {
@@ -34,7 +34,7 @@ pub(crate) fn run(command: Command, out: &mut Output<'_>) -> Result<Exit, Failur
         let (titled, text): (Vec<_>, Vec<_>) = after.split("\n\n").partition(is_titled);
         text.iter().try_for_each(|block| help(out, "SH", block))?;
         piece(out, "SH", |out| page.render_options_section(out))?;
-        // Each by itself, without the global flags: those stand above.
+        // Subcommands are printed without the global flags, which are listed above.
         command.get_subcommands().try_for_each(|sub| write_command(out, "dlcmd", sub))?;
         titled.iter().try_for_each(|block| help(out, "SH", block))
     })?;
@@ -54,8 +54,8 @@ fn write_command(out: &mut dyn Write, above: &str, command: &Command) -> io::Res
     command.get_subcommands().try_for_each(|sub| write_command(out, &name, sub))
 }
 
-/// The command with each option and its value in its usage: the generator leaves the values out,
-/// and clap all options.
+/// The command with all options and their values in its usage. The generator leaves out the values,
+/// and clap leaves out all options.
 fn with_synopsis(mut command: Command) -> Command {
     command.build();
     let usage = command.render_usage().to_string();
@@ -74,7 +74,7 @@ fn with_synopsis(mut command: Command) -> Command {
     command.override_usage(usage)
 }
 
-/// An option as a synopsis has it: `-q|--quiet`, `--grace <TIME>`.
+/// An option in the form of a synopsis: `-q|--quiet`, `--grace <TIME>`.
 fn flags_and_value(option: &Arg) -> String {
     let short = option.get_short().map(|short| format!("-{short}"));
     let long = option.get_long().map(|long| format!("--{long}"));
@@ -86,7 +86,7 @@ fn flags_and_value(option: &Arg) -> String {
     }
 }
 
-/// What the generator makes, its headings as `heading`.
+/// A section of the generator, with the given heading macro.
 fn piece(
     out: &mut dyn Write,
     heading: &str,
@@ -104,7 +104,7 @@ fn piece(
     Ok(())
 }
 
-/// A block of the text below the help: one with a title is a section with lines as they stand.
+/// A block of the text below the help: a titled block becomes a section with its lines unchanged.
 fn help(out: &mut dyn Write, heading: &str, block: &str) -> io::Result<()> {
     let Some(title) = title(block) else {
         let words: Vec<_> = block.split_whitespace().collect();
@@ -119,7 +119,7 @@ fn help(out: &mut dyn Write, heading: &str, block: &str) -> io::Result<()> {
     writeln!(out, ".fi")
 }
 
-/// The title of a block, as manuals write it.
+/// The title of a block, in the words of manuals.
 fn title(block: &str) -> Option<String> {
     let title = block.lines().next()?.strip_suffix(':')?;
     Some(match title {
@@ -129,7 +129,7 @@ fn title(block: &str) -> Option<String> {
     })
 }
 
-/// A line of text that means nothing else to the formatter.
+/// A line of text, escaped for the formatter.
 fn plain(line: &str) -> String {
     let text = line.replace('\\', "\\e").replace('-', "\\-").replace('\'', "\\(aq");
     if text.starts_with('.') { format!("\\&{text}") } else { text }
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_prepares_the_formatter_stands_once_and_sections_have_the_names_of_manuals() {
+    fn the_preamble_is_printed_once_and_sections_are_standard() {
         let page = page();
         assert_eq!(page.lines().take(2).collect::<Vec<_>>(), PREAMBLE);
         assert_eq!(page.matches(".ie ").count(), 1);
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn every_option_has_its_value_and_its_default_and_the_values_it_takes() {
+    fn every_option_has_its_value_default_and_possible_values() {
         fn check(page: &str, command: &Command) {
             for argument in command.get_arguments().filter(|argument| !argument.is_global_set()) {
                 for value in argument.get_possible_values() {

@@ -1,7 +1,7 @@
-//! The commands, one file each: its arguments, its plan (checked, no I/O), its run.
+//! The commands, one file each: arguments, validation without I/O, and execution.
 //!
-//! Must hold: a run writes results to the output it is given and everything else to the notes; it
-//! ends with an exit code or a failure, and ends nothing itself.
+//! Must hold: a command writes results to the given output and all other text to the notes. A
+//! command returns an exit code or a failure, and never ends the process.
 
 pub(crate) mod agent;
 pub(crate) mod cat;
@@ -26,7 +26,7 @@ pub(crate) mod why;
 use crate::address::Address;
 use crate::exit::Failure;
 
-/// What to say of an address at which nothing is.
+/// The failure for an address without a file or folder.
 fn not_there(action: &str, address: &Address) -> Failure {
     let dataset = &address.dataset;
     Failure::not_found(format!(
@@ -34,12 +34,12 @@ fn not_there(action: &str, address: &Address) -> Failure {
     ))
 }
 
-/// What to say of a file whose address ends in a slash.
+/// The failure for a file whose address ends in a slash.
 fn not_a_folder(action: &str, address: &Address) -> Failure {
     Failure::not_found(format!("{action} {address}/: it is a file; leave out the slash at the end"))
 }
 
-/// The dataset of an address that must name nothing else.
+/// Refuses an address with a path.
 fn whole_dataset(action: &str, address: &Address) -> Result<(), Failure> {
     match &address.path {
         None => Ok(()),

@@ -1,6 +1,6 @@
-//! `dlcmd purge`: gives back the space of what was overwritten and deleted (paper, DL_purge).
+//! `dlcmd purge`: reclaims the space of overwritten and deleted files (paper, DL_purge).
 //!
-//! Must hold: every problem is named; a purge with problems is only partly done.
+//! Must hold: every problem is reported; a purge with problems is only partly done.
 
 use std::time::Duration;
 
@@ -17,14 +17,14 @@ use crate::output::Output;
 use crate::text::{counted, escaped, sized};
 use crate::time;
 
-/// Give back the space of overwritten and deleted files
+/// Reclaim the space of overwritten and deleted files
 ///
-/// Moves what is left of chunks with many such files into full chunks, and removes what nothing
-/// needs any more, while the dataset is read and written. What was written in the last 70 minutes is
-/// left alone. What was needed until a moment ago waits for --grace, and as long as a server keeps a
-/// snapshot that names it, an hour or so; with --grace 0s for neither. Run purge again after that.
-/// Versions that training jobs lease stay as long as these jobs run: a note names the jobs, and --grace 0s
-/// is refused without --force. --dry-run shows how much that would give back.
+/// Moves the live files of chunks with many deleted files into full chunks, and removes unneeded
+/// objects, while the dataset is read and written. Objects younger than 70 minutes are left alone.
+/// Recently replaced objects stay for --grace, and as long as a server keeps a snapshot that names
+/// them, about an hour; --grace 0s waits for neither. Run purge again after that time. Versions
+/// leased by training jobs stay as long as these jobs run: a note names the jobs, and --grace 0s is
+/// refused without --force. --dry-run shows the bytes to reclaim.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("which").args(["dataset", "all"]).required(true), after_help = "Examples:
   dlcmd purge --dry-run dl://imagenet
@@ -38,20 +38,21 @@ pub(crate) struct Arguments {
     )]
     dataset: Option<Address>,
 
-    /// Every dataset, and what deleted ones have left
+    /// Every dataset, and the left-overs of deleted datasets
     #[arg(long)]
     all: bool,
 
-    /// How long an object must not have been needed before it is removed, as in 30m or 2h; readers
-    /// that looked a file up before have that long to read it
+    /// Minimum time since an object was last needed, as in 30m or 2h; readers with an older lookup
+    /// have this time to read the file
     #[arg(long, value_name = "TIME", default_value = "15m")]
     grace: String,
 
-    /// With --grace 0s, also remove chunks of versions that training jobs lease: their reads may fail
+    /// With --grace 0s, also remove chunks of versions leased by training jobs: their reads may
+    /// fail
     #[arg(long)]
     force: bool,
 
-    /// Change nothing, and say how many bytes this purge and later ones would give back; left-overs
+    /// Change nothing, and print how many bytes this purge and later ones would reclaim; left-overs
     /// of deleted datasets are not counted
     #[arg(long)]
     dry_run: bool,
@@ -83,14 +84,14 @@ struct Purged<'a> {
     waiting: u64,
     waiting_bytes: u64,
     waiting_seconds: u64,
-    /// How many bytes would be given back, of a dry run alone.
+    /// The bytes to reclaim; only for a dry run.
     #[serde(skip_serializing_if = "Option::is_none")]
     reclaimable_bytes: Option<u64>,
     leased_by: &'a [String],
     problems: &'a [String],
 }
 
-/// Purges it.
+/// Purges one dataset or all.
 pub(crate) fn run(
     arguments: Arguments,
     context: &Context,
@@ -135,7 +136,7 @@ pub(crate) fn run(
     Ok(exit)
 }
 
-/// Never too few.
+/// Rounded up.
 fn seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }

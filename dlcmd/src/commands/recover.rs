@@ -1,6 +1,6 @@
 //! `dlcmd recover`: rebuilds metadata from the chunk store, on a live server (paper, 4.1).
 //!
-//! Must hold: every problem is named; a recovery with problems is only partly done.
+//! Must hold: every problem is reported; a recovery with problems is only partly done.
 
 use std::collections::BTreeSet;
 use std::time::SystemTime;
@@ -21,8 +21,8 @@ use crate::time;
 
 /// Rebuild the metadata of datasets from their chunks
 ///
-/// Works while the server is read from and written to. A dataset that the server has forgotten
-/// can be named all the same; --all finds every dataset in the chunk store.
+/// Works while the dataset is read and written. A dataset missing from the metadata can be named
+/// too; --all finds every dataset in the chunk store.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("which").args(["dataset", "all"]).required(true), after_help = "Examples:
   dlcmd recover --all
@@ -40,7 +40,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     all: bool,
 
-    /// Look only at what was written since: a time (RFC 3339), or an age such as 30m, 2h, 7d
+    /// Check only objects written since: a time (RFC 3339), or an age such as 30m, 2h, 7d
     #[arg(long, value_name = "TIME")]
     since: Option<String>,
 }
@@ -71,7 +71,7 @@ struct Recovered<'a> {
     problems: &'a [String],
 }
 
-/// Rebuilds it.
+/// Rebuilds the metadata.
 pub(crate) fn run(
     arguments: Arguments,
     context: &Context,
@@ -88,7 +88,7 @@ pub(crate) fn run(
     });
     bar.finish_and_clear();
     let recovered = recovered.inspect_err(|_| {
-        // What kept it from its end may be among them.
+        // The problems may explain the failure.
         for (dataset, problem) in &told {
             context.notes.error(format_args!("recover {dataset}: {problem}"));
         }
@@ -112,7 +112,7 @@ fn report(done: &RecoverProgress, is_whole: bool, out: &mut Output<'_>) -> Resul
             .json("recovered", &Recovered { dataset, listed, checked, adopted, files, problems });
     }
     if listed == 0 && !problems.is_empty() {
-        // They are what there is to tell.
+        // The problems are printed instead.
         return Ok(());
     }
     let (objects, files) = (counted(listed, "object"), counted(files, "file"));

@@ -1,7 +1,7 @@
 //! `dlcmd rm`: deletes files.
 //!
-//! Must hold: what is deleted are the versions that were seen, so that a file written meanwhile
-//! stays; with -r nothing is left below the folder, also not a file that another one hid.
+//! Must hold: only observed versions are deleted, so a concurrently written file stays. With -r
+//! nothing is left below the folder, including files hidden by another file.
 
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
@@ -17,13 +17,12 @@ use crate::exit::{Exit, Failure};
 use crate::output::Output;
 use crate::text::counted;
 
-/// Versions that are collected before they are deleted: a bitmap of them is small, but not
-/// nothing.
+/// Maximum of versions collected for one delete: their bitmap is small, but takes memory.
 const COLLECTED: u64 = 1 << 20;
 
 /// Delete files
 ///
-/// Only what is there when the command starts is deleted: files that are written meanwhile stay.
+/// Only files present at the start of the command are deleted: files written meanwhile stay.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dlcmd rm dl://photos/blurred.jpg
@@ -42,16 +41,16 @@ pub(crate) struct Arguments {
 }
 
 #[derive(Debug)]
-enum Plan {
+enum RmPlan {
     File(FilePath),
     Tree,
 }
 
 impl Arguments {
-    fn plan(&self) -> Result<Plan, Failure> {
+    fn plan(&self) -> Result<RmPlan, Failure> {
         match &self.address.path {
-            _ if self.recursive => Ok(Plan::Tree),
-            Some(path) if !self.address.is_folder => Ok(Plan::File(path.clone())),
+            _ if self.recursive => Ok(RmPlan::Tree),
+            Some(path) if !self.address.is_folder => Ok(RmPlan::File(path.clone())),
             _ => Err(Failure::usage(format!(
                 "rm {}: it names a folder; -r deletes all files below it, delete-dataset a dataset",
                 self.address
@@ -66,7 +65,7 @@ struct Summary {
     files: u64,
 }
 
-/// Deletes them.
+/// Deletes the files.
 pub(crate) fn run(
     arguments: Arguments,
     context: &Context,
@@ -76,8 +75,8 @@ pub(crate) fn run(
     let address = arguments.address;
     let dataset = context.dataset(&address)?;
     let files = match plan {
-        Plan::Tree => delete_tree(&dataset, &address, context)?,
-        Plan::File(path) => match dataset.stat(&path)? {
+        RmPlan::Tree => delete_tree(&dataset, &address, context)?,
+        RmPlan::File(path) => match dataset.stat(&path)? {
             StatItem::File(record) => {
                 let mut deletions = Deletions::default();
                 deletions.insert(&record.version);
@@ -104,8 +103,8 @@ fn delete_tree(dataset: &Dataset, address: &Address, context: &Context) -> Resul
         return if address.path.is_some() { Err(not_there("rm", address)) } else { Ok(0) };
     };
     let mut files = 0;
-    // A file hides while others have it as a folder, and comes out when they are deleted: again
-    // until nothing older than the command is left.
+    // A file is hidden while its path is a folder, and appears after that folder's files are
+    // deleted. So the loop repeats until nothing older than the command is left.
     loop {
         let deleted = delete_visible(dataset, address, last, context)?;
         files += deleted;
@@ -122,7 +121,7 @@ fn delete_tree(dataset: &Dataset, address: &Address, context: &Context) -> Resul
     }
 }
 
-/// Deletes what can be seen and is no newer than `last`.
+/// Deletes visible files not newer than `last`.
 fn delete_visible(
     dataset: &Dataset,
     address: &Address,

@@ -1,7 +1,7 @@
-//! `dlcmd shuffle`: the files of a dataset in the order in which one epoch reads them; or how random
-//! that order is.
+//! `dlcmd shuffle`: the files of a dataset in the order of one epoch, or a report on the randomness
+//! of the order.
 //!
-//! Must hold: the order of docs/ORDER.md, one path a line and nothing else.
+//! Must hold: the order of docs/ORDER.md, one path per line and nothing else.
 
 mod read;
 mod report;
@@ -32,16 +32,16 @@ use crate::text::write_escaped;
 /// Chunks are shuffled and cut into groups, and the files of each group are shuffled. The same seed,
 /// epoch and group size give the same order everywhere, for the same version of the dataset.
 ///
-/// With --world and --rank, prints what one rank of a task reads. Each rank has chunks of its own, as
-/// in libdiesel; with --nodes, the ranks of a node share theirs, and with --global all ranks share all
-/// chunks. --resume goes on where a resume token says, also with other ranks; one may be edited to
-/// skip files (docs/ORDER.md). --token prints the token of a task of which each rank has read so many
-/// files.
+/// With --world and --rank, prints the files of one rank of a task. Each rank has its own chunks,
+/// as in libdiesel; with --nodes, the ranks of a node share theirs, and with --global all ranks
+/// share all chunks. --resume continues at a resume token, also with another number of ranks; a
+/// token may be edited to skip files (docs/ORDER.md). --token prints the token of a task whose
+/// ranks have each read the given number of files.
 ///
-/// With --report, says instead how random that order is beside a full shuffle: how far files move, how
-/// well mixed their classes are, which are the folders that hold them, and how much memory the groups
-/// take; names the smallest group that mixes well enough; and warns when files were put sorted by class
-/// and the groups are too small for that.
+/// With --report, compares the order with a full shuffle: how far files move, how well mixed their
+/// classes (the folders with the files) are, and how much memory the groups take. Names the
+/// smallest group with a good mix, and warns when files were put sorted by class and the groups are
+/// too small.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dlcmd shuffle dl://imagenet --seed 7 --epoch 3
@@ -51,7 +51,7 @@ use crate::text::write_escaped;
   dlcmd shuffle dl://imagenet --world 4 --resume $(cat token)
   dlcmd shuffle dl://imagenet/train --group-size 50 --snapshot imagenet.snapshot")]
 pub(crate) struct Arguments {
-    /// The dataset, or folders and files of it
+    /// The dataset, or folders and files of a dataset
     #[arg(
         required = true,
         value_name = "dl://DS[/DIR]",
@@ -59,11 +59,11 @@ pub(crate) struct Arguments {
     )]
     folders: Vec<Address>,
 
-    /// A number of the task's own
+    /// The seed of the task
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     seed: u64,
 
-    /// Which epoch, counted from 0
+    /// The epoch, counted from 0
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     epoch: u64,
 
@@ -79,7 +79,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "NUMBER", default_value_t = 0, conflicts_with = "report")]
     rank: u32,
 
-    /// Share the chunks among so many nodes [default: one for each rank]
+    /// Share the chunks among the given number of nodes [default: one node for each rank]
     #[arg(long, value_name = "NODES", conflicts_with = "report")]
     nodes: Option<u32>,
 
@@ -87,15 +87,15 @@ pub(crate) struct Arguments {
     #[arg(long, conflicts_with_all = ["nodes", "report"])]
     global: bool,
 
-    /// Read some files twice, so that each rank has as many and none is left out
+    /// Read some files twice, so that each rank has the same number and none is left out
     #[arg(long, conflicts_with = "report")]
     pad: bool,
 
-    /// Go on where this resume token says, with its seed, epoch and group size
+    /// Continue at this resume token, with its seed, epoch and group size
     #[arg(long, value_name = "TOKEN", conflicts_with_all = ["seed", "epoch", "group_size", "report"])]
     resume: Option<ResumeToken>,
 
-    /// Print the resume token of a task of which each rank has read so many of its files
+    /// Print the resume token of a task whose ranks have each read the given number of files
     #[arg(long, value_name = "FILES", conflicts_with_all = ["null", "report"])]
     token: Option<u64>,
 
@@ -103,20 +103,20 @@ pub(crate) struct Arguments {
     #[arg(short = '0', long)]
     null: bool,
 
-    /// Say how random the order is, instead of printing it
+    /// Print the randomness of the order instead of the order
     #[arg(long, conflicts_with = "null")]
     report: bool,
 
-    /// Read the files in that order, and print how fast they come instead of their names
+    /// Read the files in the order, and print the speed instead of their names
     #[arg(long, conflicts_with_all = ["null", "report", "token"])]
     read: bool,
 
-    /// Files in a row among which classes are counted, such as a batch [default: 256, or an eighth
-    /// of the files]
+    /// Number of consecutive files for counting classes, such as a batch [default: 256, or an
+    /// eighth of the files]
     #[arg(long, value_name = "FILES", requires = "report", value_parser = crate::from_one::<NonZeroU32>)]
     window: Option<NonZeroU32>,
 
-    /// Folders of a path, from the dataset's root, that name a class [default: all of them]
+    /// Number of leading folders of a path that name its class [default: all of them]
     #[arg(long, value_name = "FOLDERS", requires = "report")]
     class_depth: Option<u32>,
 }
@@ -142,7 +142,7 @@ impl Arguments {
     }
 }
 
-/// What is shuffled together.
+/// The addresses to shuffle together.
 #[derive(Debug)]
 struct Folders(Vec<Address>);
 
@@ -195,7 +195,7 @@ pub(crate) fn run(
     let folders = Folders(arguments.folders.clone());
     let dataset = context.with_snapshot(folders.of_one_dataset()?)?;
     let Some(snapshot) = dataset.snapshot() else {
-        return Err(Failure::failed(format!("shuffle {folders}: there is no snapshot of it")));
+        return Err(Failure::failed(format!("shuffle {folders}: the dataset has no snapshot")));
     };
     let selection = Arc::new(folders.select(snapshot)?);
     let settings = arguments.settings();
@@ -234,8 +234,18 @@ pub(crate) fn run(
         out.line(format_args!("{token}"))?;
         return Ok(Exit::Done);
     }
-    let null = arguments.null;
-    for number in Cursor::new(order, arguments.rank).map_err(failed)? {
+    let files = Cursor::new(order, arguments.rank).map_err(failed)?;
+    print_files(snapshot, files, arguments.null, context, out)
+}
+
+fn print_files(
+    snapshot: &Snapshot,
+    files: Cursor,
+    null: bool,
+    context: &Context,
+    out: &mut Output<'_>,
+) -> Result<Exit, Failure> {
+    for number in files {
         let path = snapshot.path(number)?;
         if out.is_json() {
             out.json("file", &json::Name::new(path.as_bytes()))?;

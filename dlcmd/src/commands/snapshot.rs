@@ -1,6 +1,7 @@
 //! `dlcmd snapshot`: all metadata of a dataset in one file.
 //!
-//! Must hold: a file is replaced once the new one is whole; what is said of a file was checked.
+//! Must hold: a file is replaced only by a complete file; a file is checked before its contents are
+//! shown.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +18,7 @@ use crate::output::Output;
 use crate::text::{counted, shown, sized};
 use crate::time::stamp_text;
 
-/// Save all metadata of a dataset in a file, or look at such a file
+/// Save all metadata of a dataset in a file, or show such a file
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dlcmd snapshot save dl://imagenet imagenet.snapshot
@@ -34,11 +35,11 @@ enum Action {
     Info(Info),
 }
 
-/// Write a snapshot of what a dataset holds now into a file
+/// Write a snapshot of the current contents of a dataset into a file
 ///
-/// It is what --snapshot takes. The file is replaced once the new one is complete; until then it is
-/// FILE.partial, which the next save takes over when this one is stopped. Nothing but a regular file
-/// is replaced: a link is not followed.
+/// The file is an argument for --snapshot. The file is replaced once the new file is complete.
+/// Until then the data is in FILE.partial, which the next save continues after an interruption.
+/// Only regular files are replaced: links are not followed.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:
   dlcmd snapshot save dl://imagenet imagenet.snapshot")]
@@ -50,12 +51,12 @@ struct Save {
     )]
     dataset: Address,
 
-    /// Where it goes
+    /// The destination file
     #[arg(value_name = "FILE")]
     file: PathBuf,
 }
 
-/// Check a snapshot, and show what it is of
+/// Check a snapshot, and show its dataset and version
 #[derive(Debug, Args)]
 #[command(after_help = "Example:
   dlcmd snapshot info imagenet.snapshot")]
@@ -65,7 +66,7 @@ struct Info {
     file: PathBuf,
 }
 
-/// Saves it, or shows it.
+/// Saves or shows a snapshot.
 pub(crate) fn run(
     arguments: Arguments,
     context: &Context,
@@ -90,7 +91,7 @@ pub(crate) fn run(
 
 fn check(file: &Path) -> Result<Snapshot, Failure> {
     Snapshot::check(file).map_err(|error| match error.kind() {
-        // What there is to do is not what there is to do about a file of a dataset.
+        // The usual advice is for a file of a dataset, not for a snapshot.
         Kind::Corrupt => {
             let why = format!("{:#}", anyhow::Error::new(error));
             Failure::failed(format!("{why}; save it again, {} is of no use", shown(file)))
@@ -99,7 +100,7 @@ fn check(file: &Path) -> Result<Snapshot, Failure> {
     })
 }
 
-/// Says what a snapshot is of.
+/// Shows the properties of a snapshot.
 fn show(snapshot: &Snapshot, out: &mut Output<'_>) -> Result<(), Failure> {
     if out.is_json() {
         return out.json("snapshot", &json::Snapshot::from(snapshot));

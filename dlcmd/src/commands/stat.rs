@@ -1,6 +1,6 @@
-//! `dlcmd stat`: everything that is known of a dataset, folder or file.
+//! `dlcmd stat`: all properties of a dataset, folder or file.
 //!
-//! Must hold: one `name: value` a line, the names those of the JSON fields, with spaces.
+//! Must hold: one `name: value` per line; names are the JSON fields, with spaces.
 
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
@@ -16,7 +16,7 @@ use crate::output::Output;
 use crate::text::{permissions, sized};
 use crate::time::{exact_text, stamp_text};
 
-/// Show what is known of a dataset, folder or file
+/// Show the properties of a dataset, folder or file
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dlcmd stat dl://imagenet
@@ -30,7 +30,7 @@ pub(crate) struct Arguments {
     address: Address,
 }
 
-/// Shows it.
+/// Shows the properties.
 pub(crate) fn run(
     arguments: Arguments,
     context: &Context,
@@ -56,8 +56,7 @@ pub(crate) fn run(
     Ok(Exit::Done)
 }
 
-/// Says what is known of a dataset. A snapshot knows neither when it was created nor what objects
-/// there are besides chunks with files.
+/// Shows a dataset. A snapshot has neither the creation time nor the number of objects.
 fn show_dataset(
     info: &DatasetInfo,
     by_snapshot: bool,

@@ -1,6 +1,6 @@
 //! `dlcmd verify`: compares a dataset's metadata with the chunk store.
 //!
-//! Must hold: one line for each finding, as it is found, with what to do; findings are no success.
+//! Must hold: one line for each finding, as found, with a remedy; findings are no success.
 
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
@@ -16,8 +16,8 @@ use crate::text::{counted, sized};
 
 /// Compare a dataset's metadata with its chunks
 ///
-/// Reads the headers of all objects, compares them with what the server answers, and says what is
-/// wrong and what to do. Changes nothing.
+/// Reads the headers of all objects, compares them with the server's metadata, and prints problems
+/// with their remedies. Changes nothing.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dlcmd verify dl://imagenet
@@ -53,7 +53,7 @@ struct Verified<'a> {
     findings: u64,
 }
 
-/// Compares it.
+/// Compares a dataset.
 pub(crate) fn run(
     arguments: Arguments,
     context: &Context,
@@ -81,7 +81,7 @@ pub(crate) fn run(
     bar.finish_and_clear();
     let VerifyProgress { objects, files, bytes, .. } = verified?;
     if matches!(printed, Err(Failure::StdoutClosed)) {
-        // Whoever saw enough of them still gets the exit code.
+        // A reader that saw enough still gets the exit code.
         return Ok(Exit::Partly);
     }
     printed?;

@@ -1,6 +1,6 @@
-//! `dlcmd why`: the reads of a training job that wait now, and what is done for each.
+//! `dlcmd why`: the waiting reads of a training job, and the agent's work for each.
 //!
-//! Must hold: one line for each wait; an agent that does not answer is an error with its process.
+//! Must hold: one line for each wait; an unresponsive agent is an error with its process id.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ use crate::exit::{Exit, Failure};
 use crate::output::Output;
 use crate::text::{counted, sized};
 
-/// Tell which reads of a training job wait on this machine, for how long, and why
+/// Show the waiting reads of a training job on this machine, for how long, and why
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dlcmd why --task resnet-7
@@ -31,14 +31,14 @@ struct Line<'a> {
     pinned_by: Vec<Pins>,
 }
 
-/// Slots that a process pins.
+/// Number of slots pinned by a process.
 #[derive(Debug, Serialize)]
 struct Pins {
     pid: u32,
     slots: u32,
 }
 
-/// Prints them.
+/// Prints the waits.
 pub(crate) fn run(_: Arguments, context: &Context, out: &mut Output<'_>) -> Result<Exit, Failure> {
     let status = agent::status(context)?;
     for wait in &status.waits {
@@ -47,7 +47,7 @@ pub(crate) fn run(_: Arguments, context: &Context, out: &mut Output<'_>) -> Resu
             out.json("wait", &Line { wait, pinned_by })?;
         } else {
             let Wait { pid, dataset, chunk, seconds, doing } = wait;
-            let doing = Told { doing, pinned_by: &pinned_by, links: &status.peers };
+            let doing = WaitText { doing, pinned_by: &pinned_by, links: &status.peers };
             out.line(format_args!(
                 "Process {pid} has waited {seconds:.1} s for chunk {chunk} of dl://{dataset}: {doing}"
             ))?;
@@ -58,7 +58,7 @@ pub(crate) fn run(_: Arguments, context: &Context, out: &mut Output<'_>) -> Resu
             out.json("peer-wait", wait)?;
         } else {
             let PeerWait { peer, dataset, chunk, seconds, doing } = wait;
-            let doing = Told { doing, pinned_by: &[], links: &status.peers };
+            let doing = WaitText { doing, pinned_by: &[], links: &status.peers };
             out.line(format_args!(
                 "The agent at {peer} has waited {seconds:.1} s for chunk {chunk} of dl://{dataset}: {doing}"
             ))?;
@@ -76,14 +76,14 @@ fn pins(status: &Status, doing: &Doing) -> Vec<Pins> {
     pins.filter(|pins| pins.slots > 0).collect()
 }
 
-/// What is done for a wait, in words.
-struct Told<'a> {
+/// The state of a wait, in words.
+struct WaitText<'a> {
     doing: &'a Doing,
     pinned_by: &'a [Pins],
     links: &'a [PeerStatus],
 }
 
-impl fmt::Display for Told<'_> {
+impl fmt::Display for WaitText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.doing {
             Doing::Fetching { peer, bytes, length, fetch_seconds } => {

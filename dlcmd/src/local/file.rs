@@ -1,7 +1,7 @@
-//! A file of this machine, opened to be put.
+//! A local file, opened to be put.
 //!
-//! Must hold: what is read is the file as it was when it was opened, all of it, or an error; a
-//! file that changes meanwhile never passes as whole, nor one that holds more or less than it says.
+//! Must hold: reading returns the whole file in its state at opening, or an error. A file that
+//! changes meanwhile never counts as complete, nor a file whose size differs from its metadata.
 
 use std::fmt;
 use std::fs::File;
@@ -13,33 +13,33 @@ use rustix::fs::{FileType, Stat, fstat};
 
 use super::nanos;
 
-/// An open regular file, read once from its beginning to its end.
+/// An open regular file, read once from start to end.
 #[derive(Debug)]
 pub(crate) struct OpenFile {
     file: File,
-    /// What the kernel said of it when it was opened.
+    /// The size in the kernel's metadata at opening.
     said: u64,
-    /// Bytes that are read of it.
+    /// The number of bytes to read.
     size: u64,
     attributes: Attributes,
     /// Bytes not yet read.
     left: u64,
-    failed: Option<Trouble>,
+    failed: Option<ReadFailure>,
 }
 
-/// Why a file could not be read to its end.
+/// The reason for an incomplete read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Trouble {
-    /// Somebody wrote to it meanwhile.
+pub(crate) enum ReadFailure {
+    /// The file was modified meanwhile.
     Changed,
-    /// Nobody did, and it has another size than it says.
+    /// The file has another size than its metadata, although unmodified.
     Size,
-    /// The kernel says so.
+    /// An error of the kernel.
     Io(io::ErrorKind),
 }
 
 impl OpenFile {
-    /// What `descriptor` is open for, or the type that it has instead of a regular file.
+    /// The file of `descriptor`, or the type of anything but a regular file.
     pub(crate) fn new(descriptor: OwnedFd) -> io::Result<Result<Self, FileType>> {
         let stat = fstat(&descriptor)?;
         let kind = FileType::from_raw_mode(stat.st_mode);
@@ -55,14 +55,14 @@ impl OpenFile {
             left: size,
             failed: None,
         };
-        // What the kernel makes up when it is read says so, and is not empty.
+        // Generated files of the kernel claim a size of 0, but have bytes.
         if size == 0 && !file.is_at_end()? {
             file.measure()?;
         }
         Ok(Ok(file))
     }
 
-    /// Takes for its size what can be read of it: the size that it says is wrong.
+    /// Replaces a wrong size by the number of readable bytes.
     pub(crate) fn measure(&mut self) -> io::Result<()> {
         self.file.rewind()?;
         self.size = io::copy(&mut self.file, &mut io::sink())?;
@@ -70,18 +70,18 @@ impl OpenFile {
         self.file.rewind()
     }
 
-    /// Bytes of the file.
+    /// The number of bytes.
     pub(crate) fn size(&self) -> u64 {
         self.size
     }
 
-    /// Its permission bits and modification time.
+    /// The permission bits and modification time.
     pub(crate) fn attributes(&self) -> Attributes {
         self.attributes
     }
 
-    /// Why reading failed, if it did.
-    pub(crate) fn trouble(&self) -> Option<Trouble> {
+    /// The reason of a failed read.
+    pub(crate) fn failure(&self) -> Option<ReadFailure> {
         self.failed
     }
 
@@ -95,15 +95,15 @@ impl OpenFile {
         if read > 0 && self.left > 0 {
             return Ok(read);
         }
-        let trouble = if self.has_changed()? {
-            Trouble::Changed
+        let failure = if self.has_changed()? {
+            ReadFailure::Changed
         } else if read == 0 || !self.is_at_end()? {
-            Trouble::Size
+            ReadFailure::Size
         } else {
             return Ok(read);
         };
-        self.failed = Some(trouble);
-        Err(io::Error::other(trouble))
+        self.failed = Some(failure);
+        Err(io::Error::other(failure))
     }
 
     fn has_changed(&self) -> io::Result<bool> {
@@ -111,7 +111,7 @@ impl OpenFile {
         Ok(size(&stat) != self.said || attributes(&stat).mtime != self.attributes.mtime)
     }
 
-    /// Whether nothing more can be read, whatever the kernel says of its size.
+    /// Whether the end is reached, regardless of the size in the metadata.
     fn is_at_end(&mut self) -> io::Result<bool> {
         loop {
             match self.file.read(&mut [0]) {
@@ -128,13 +128,13 @@ impl Read for OpenFile {
         if let Err(error) = &read
             && error.kind() != io::ErrorKind::Interrupted
         {
-            self.failed = self.failed.or(Some(Trouble::Io(error.kind())));
+            self.failed = self.failed.or(Some(ReadFailure::Io(error.kind())));
         }
         read
     }
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for ReadFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Changed => f.write_str("it changes while it is read"),
@@ -144,14 +144,14 @@ impl fmt::Display for Trouble {
     }
 }
 
-impl std::error::Error for Trouble {}
+impl std::error::Error for ReadFailure {}
 
-/// Bytes, of what the kernel says of a file.
+/// The size in a file's metadata.
 pub(super) fn size(stat: &Stat) -> u64 {
     u64::try_from(stat.st_size).unwrap_or(0)
 }
 
-/// Permission bits and modification time, of what the kernel says of a file.
+/// Permission bits and modification time in a file's metadata.
 pub(super) fn attributes(stat: &Stat) -> Attributes {
     Attributes {
         mode: (stat.st_mode & 0o7777) as u16,
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_grows_shrinks_or_is_touched_while_read_is_not_passed_as_whole() {
+    fn a_file_modified_while_read_fails() {
         let grow = |file: &mut NamedTempFile| file.write_all(b"more");
         let shrink = |file: &mut NamedTempFile| file.as_file().set_len(3);
         let touch = |file: &mut NamedTempFile| {
@@ -186,19 +186,19 @@ mod tests {
             assert_eq!(open.read(&mut [0; 4]).expect("readable"), 4);
             change(&mut file).expect("changed");
             assert!(open.read_to_end(&mut Vec::new()).is_err());
-            assert_eq!(open.trouble(), Some(Trouble::Changed));
+            assert_eq!(open.failure(), Some(ReadFailure::Changed));
         }
     }
 
     #[test]
-    fn a_file_that_has_another_size_than_it_says_is_not_passed_as_whole_until_it_is_measured() {
+    fn a_file_with_a_wrong_size_fails_until_measured() {
         let mut file = NamedTempFile::new().expect("a temporary file");
         file.write_all(b"12345678").expect("written");
         for said in [3, 20] {
             let mut open = opened(&file);
             (open.size, open.left) = (said, said);
             assert!(open.read_to_end(&mut Vec::new()).is_err());
-            assert_eq!(open.trouble(), Some(Trouble::Size));
+            assert_eq!(open.failure(), Some(ReadFailure::Size));
             open.measure().expect("readable");
             let mut read = Vec::new();
             assert_eq!(open.read_to_end(&mut read).expect("readable"), 8);
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_says_0_and_has_bytes_has_the_size_of_these() {
+    fn a_generated_file_of_size_0_is_measured_at_opening() {
         let contents = std::fs::read("/proc/version").expect("there");
         let file = File::open("/proc/version").expect("there");
         let mut open = OpenFile::new(file.into()).expect("open").expect("regular");
@@ -223,6 +223,6 @@ mod tests {
         let mut open = opened(&file);
         let mut read = Vec::new();
         assert_eq!(open.read_to_end(&mut read).expect("readable"), 8);
-        assert_eq!((read.as_slice(), open.size(), open.trouble()), (&b"12345678"[..], 8, None));
+        assert_eq!((read.as_slice(), open.size(), open.failure()), (&b"12345678"[..], 8, None));
     }
 }

@@ -1,8 +1,8 @@
-//! The roots that `put` reads from, and their folders.
+//! The source roots of `put`, and their folders.
 //!
 //! Must hold: without `--follow` a link is followed only to a file inside its root, except for a
-//! link that the user named; also a link that takes a folder's place meanwhile. Opening never waits
-//! for a pipe or a device; a message names paths as the user would type them.
+//! link named by the user. The same holds for a link that replaces a folder meanwhile. Opening
+//! never waits for a pipe or a device. Messages show paths as typed by the user.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::fs;
@@ -22,31 +22,31 @@ use super::server_data;
 /// Flags to open entries of a folder, without waiting.
 const OPEN: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
 const OPEN_FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
-/// Flags to open folders on the way to entries below them.
+/// Flags to open intermediate folders.
 const PASS: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
-/// Bytes of a path from which on the kernel refuses it.
+/// Length of a path refused by the kernel.
 const PATH_MAX: usize = 4096;
 const LINK_TO_NOTHING: &str = "it is a link to nothing";
 const LINK_IN_CIRCLE: &str = "it is a link that leads in a circle";
 
-/// A folder that the user named, and where its contents go.
+/// A folder named by the user, and its place in the dataset.
 #[derive(Debug)]
 pub(crate) struct Root {
     descriptor: OwnedFd,
     path: PathBuf,
-    /// Without links: what a link's target must lie under.
+    /// The path without links: targets of links must lie below.
     real: PathBuf,
-    place: Place,
-    /// All links are followed, also out of the folder.
+    place: Destination,
+    /// Whether all links are followed, also out of the folder.
     follow: bool,
 }
 
-/// Where the contents of a root go in the dataset.
+/// The place of a root's contents in the dataset.
 #[derive(Debug, Clone)]
-pub(crate) enum Place {
-    /// Below this prefix, which is empty or ends in `/`.
+pub(crate) enum Destination {
+    /// Below a prefix, which is empty or ends in `/`.
     Below(Vec<u8>),
-    /// The root gives a single file, of the name `source`, and `path` is its path.
+    /// A single file `source` of the root, stored as `path`.
     File {
         /// Name below the root.
         source: Vec<u8>,
@@ -64,38 +64,38 @@ pub(crate) struct Folder {
     descriptor: OwnedFd,
 }
 
-/// How an entry of a folder is to be taken.
+/// How to open an entry of a folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Entry {
-    /// As it stands; a link only when its target is inside.
+    /// Unchanged; a link only if its target is inside.
     Found,
-    /// The user named it: a link is what it points to.
+    /// Named by the user: a link stands for its target.
     Named,
 }
 
-/// Why a file is not put.
+/// The reason why a file is not stored.
 #[derive(Debug)]
 pub(crate) enum Problem {
-    /// A dataset keeps nothing of this kind.
+    /// Datasets store no entries of this kind.
     Skipped(&'static str),
-    /// A link, and `--follow` was not given.
+    /// A link, without `--follow`.
     NotFollowed(&'static str),
-    /// It can't be read.
+    /// The file can't be read.
     Failed(io::Error),
 }
 
 impl Root {
-    /// Opens `path`, whose contents go to `place`.
-    pub(crate) fn open(path: &Path, place: Place, follow: bool) -> io::Result<Arc<Self>> {
+    /// Opens `path` with its place in the dataset.
+    pub(crate) fn open(path: &Path, place: Destination, follow: bool) -> io::Result<Arc<Self>> {
         let here = if path.as_os_str().is_empty() { Path::new(".") } else { path };
         let descriptor = openat(CWD, here, OPEN_FOLDER, Mode::empty())?;
         let real = fs::canonicalize(here)?;
         Ok(Arc::new(Self { descriptor, path: path.to_owned(), real, place, follow }))
     }
 
-    /// The same folder, which gives the single file `source`, as `path` of the dataset.
+    /// The same folder, for the single file `source`, stored as `path`.
     pub(crate) fn of_file(&self, source: Vec<u8>, path: FilePath) -> io::Result<Arc<Self>> {
-        Self::open(&self.path, Place::File { source, path }, self.follow)
+        Self::open(&self.path, Destination::File { source, path }, self.follow)
     }
 
     /// Whether all links are followed.
@@ -117,34 +117,34 @@ impl Root {
         folder.is_ok_and(|folder| server_data::is_in(&folder))
     }
 
-    /// The folders of the dataset above everything that this root gives, the outermost first.
+    /// The dataset's folders above all files of this root, the outermost first.
     pub(crate) fn folders_above(&self) -> impl Iterator<Item = FilePath> {
         let path = match &self.place {
-            Place::Below(prefix) => prefix.as_slice(),
-            Place::File { path, .. } => path.as_bytes(),
+            Destination::Below(prefix) => prefix.as_slice(),
+            Destination::File { path, .. } => path.as_bytes(),
         };
         let ends = (0..path.len()).filter(|at| path.get(*at) == Some(&b'/'));
         ends.filter_map(|end| FilePath::new(path.get(..end)?.to_vec()).ok())
     }
 
-    /// The part of this root that goes into `folder` of the dataset: a path below the root, empty
-    /// for all of it.
+    /// The part of this root stored in `folder` of the dataset: a path below the root, empty for
+    /// the whole root.
     pub(crate) fn part_in<'a>(&self, folder: &'a FilePath) -> Option<&'a [u8]> {
         let is_inside = |path: &[u8]| {
             path.strip_prefix(folder.as_bytes()).is_some_and(|rest| rest.starts_with(b"/"))
         };
         match &self.place {
-            Place::Below(prefix) if is_inside(prefix) => Some(b""),
-            Place::Below(prefix) => folder.as_bytes().strip_prefix(&**prefix),
-            Place::File { path, .. } => is_inside(path.as_bytes()).then_some(b""),
+            Destination::Below(prefix) if is_inside(prefix) => Some(b""),
+            Destination::Below(prefix) => folder.as_bytes().strip_prefix(&**prefix),
+            Destination::File { path, .. } => is_inside(path.as_bytes()).then_some(b""),
         }
     }
 
-    /// The path in the dataset of an entry of a folder below the root.
+    /// The dataset path of an entry of a folder below the root.
     fn dataset_path(&self, folder: &[u8], name: &[u8]) -> Result<FilePath, InvalidPath> {
         let prefix = match &self.place {
-            Place::Below(prefix) => prefix,
-            Place::File { path, .. } => return Ok(path.clone()),
+            Destination::Below(prefix) => prefix,
+            Destination::File { path, .. } => return Ok(path.clone()),
         };
         let mut path = Vec::with_capacity(prefix.len() + folder.len() + 1 + name.len());
         path.extend_from_slice(prefix);
@@ -156,26 +156,28 @@ impl Root {
         FilePath::new(path)
     }
 
-    /// As the user would type the file or folder at `path` below the root.
+    /// The file or folder at `path` below the root, as typed by the user.
     pub(crate) fn shown(&self, path: &[u8]) -> PathBuf {
         if path.is_empty() { self.path.clone() } else { self.path.join(OsStr::from_bytes(path)) }
     }
 
-    /// What a path in the dataset is below this root.
+    /// The path below this root of a path in the dataset.
     pub(crate) fn relative<'a>(&'a self, path: &'a FilePath) -> &'a [u8] {
         match &self.place {
-            Place::Below(prefix) => path.as_bytes().strip_prefix(&**prefix).unwrap_or_default(),
-            Place::File { source, .. } => source,
+            Destination::Below(prefix) => {
+                path.as_bytes().strip_prefix(&**prefix).unwrap_or_default()
+            }
+            Destination::File { source, .. } => source,
         }
     }
 
-    /// Opens the file at `path` below the root, as [`Folder::open`] does.
+    /// Opens the file at `path` below the root, like [`Folder::open`].
     pub(crate) fn open_file(&self, path: &[u8], entry: Entry) -> Result<OpenFile, Problem> {
         let name = CString::new(path).map_err(|why| Problem::Failed(why.into()))?;
         self.open_at(&self.descriptor, &name, entry, || path.to_vec())
     }
 
-    /// `path` is asked for only when the entry is a link.
+    /// Calls `path` only if the entry is a link.
     fn open_at(
         &self,
         folder: &OwnedFd,
@@ -192,8 +194,8 @@ impl Root {
             openat(folder, name, OPEN.union(OFlags::NOFOLLOW), Mode::empty())
         };
         let descriptor = match opened {
-            // Errors for a link when links are not followed, for a link that may lead out, and of
-            // a kernel or a sandbox that can't tell.
+            // The errors for a link when links are not followed, for a link that may lead out, and
+            // of a kernel or a sandbox without the system call.
             Err(
                 Errno::LOOP
                 | Errno::XDEV
@@ -294,7 +296,7 @@ impl Folder {
 
     /// Size in bytes and attributes of an entry.
     pub(crate) fn stat(&self, name: &CStr, entry: Entry) -> Result<(u64, Attributes), Problem> {
-        // Only opening looks where links lead.
+        // Only opening follows links.
         if !has_folders(name)
             && let Ok(stat) = statat(&self.descriptor, name, AtFlags::SYMLINK_NOFOLLOW)
             && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
@@ -306,8 +308,8 @@ impl Folder {
     }
 }
 
-/// Opens a path folder by folder. Unless the call `follows` links, no part of the path may be a link:
-/// a kernel that takes the path as a whole looks for links at its last part only.
+/// Opens a path folder by folder. Unless the call `follows` links, no part of the path may be a
+/// link. A kernel that resolves the path as a whole checks only its last part.
 fn open_straight(
     folder: &OwnedFd,
     path: &[u8],
@@ -331,8 +333,8 @@ fn is_link(folder: &OwnedFd, name: &CStr) -> bool {
         .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink)
 }
 
-/// Opens a path that leads through folders, none of them outside of `folder`. The kernel takes no
-/// path as long as one in a dataset may be, so its last folder is opened first then.
+/// Opens a path through folders, none of them outside `folder`. The kernel limits the length of
+/// paths more than datasets do, so the last folder of a long path is opened first.
 fn open_beneath(folder: &OwnedFd, path: &CStr, flags: OFlags) -> Result<OwnedFd, Errno> {
     let open = |folder: &OwnedFd, path: &[u8], flags| {
         openat2(folder, path, flags, Mode::empty(), ResolveFlags::BENEATH)
@@ -346,12 +348,12 @@ fn open_beneath(folder: &OwnedFd, path: &CStr, flags: OFlags) -> Result<OwnedFd,
     }
 }
 
-/// Whether a name is a path, with folders on the way that may be links.
+/// Whether a name is a path through folders, which may be links.
 fn has_folders(name: &CStr) -> bool {
     name.to_bytes().contains(&b'/')
 }
 
-/// Why something that is no regular file is skipped.
+/// The reason for skipping an entry that is no regular file.
 fn not_regular(kind: FileType) -> &'static str {
     match kind {
         FileType::Directory => "it is a folder",

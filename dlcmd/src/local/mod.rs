@@ -1,8 +1,8 @@
-//! Files of this machine: the trees that `put` reads and the folder that `get` writes.
+//! Local files: the source trees of `put` and the target folder of `get`.
 //!
 //! Must hold: no symbolic link leads out of a tree, neither in writing nor, without `--follow`, in
-//! reading; every file is reached through the descriptor of a folder, never twice through a path that
-//! may have moved.
+//! reading. Every file is reached through the descriptor of a folder, never twice through a path
+//! that may have moved.
 
 mod file;
 mod folder;
@@ -11,8 +11,8 @@ mod target;
 mod temporary;
 mod walk;
 
-pub(crate) use file::{OpenFile, Trouble};
-pub(crate) use folder::{Entry, Folder, Place, Problem, Root};
+pub(crate) use file::{OpenFile, ReadFailure};
+pub(crate) use folder::{Destination, Entry, Folder, Problem, Root};
 pub(crate) use server_data::SKIPPED as SERVER_DATA;
 pub(crate) use target::{NewFile, Target, own_umask, special};
 pub(crate) use temporary::is_temporary;

@@ -1,7 +1,7 @@
-//! Folders that hold a dlserver's own data.
+//! Folders with a dlserver's own data.
 //!
 //! Must hold: a folder is recognised by the contents of the identity object or of the metadata
-//! file, not by its own name; nothing in it is waited for, and no link is followed.
+//! file, not by its name. Checking never waits, and follows no link.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,14 +10,14 @@ use dl_format::{IDENTITY_KEY, IdentityRecord};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, openat};
 
-/// Why such a folder is skipped.
+/// The reason for skipping such a folder.
 pub(crate) const SKIPPED: &str = "it holds the data of a dlserver";
 
-/// Folders in which a server's data is looked for: the folder itself, and the two folders that
-/// `dlserver --data DIR` makes.
+/// Folders to check for a server's data: the folder itself, and the two folders of
+/// `dlserver --data DIR`.
 const CHUNKS: [&str; 2] = ["", "chunks/"];
 const METADATA: [&str; 2] = ["meta.redb", "meta/meta.redb"];
-/// Bytes that are read of a file; an identity object is shorter.
+/// Bytes read of a file; an identity object is shorter.
 const HEAD: u64 = 4096;
 
 /// The first bytes of a redb file.

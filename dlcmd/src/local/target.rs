@@ -1,8 +1,8 @@
-//! The folder that `get` writes into.
+//! The target folder of `get`.
 //!
-//! Must hold: nothing outside it is touched whatever the names are, also when somebody plants
-//! links in it; a file has its final name only once it is whole; after an error nothing of it is
-//! left, and after a kill nothing for long where a later `get` writes.
+//! Must hold: nothing outside the folder is touched for any names, even if links are planted in the
+//! folder. A file gets its final name only when complete. After an error no partial file is left,
+//! and after a kill the next `get` removes it.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
@@ -30,28 +30,28 @@ use crate::text::shown;
 const OPEN_FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 /// Permission bits that are restored: no setuid, setgid, sticky.
 const PERMISSIONS: u16 = 0o777;
-/// Open folders that are remembered.
+/// Maximum of cached open folders.
 const FOLDERS_MAX: usize = 128;
-/// Folders that are looked through for what killed processes left.
+/// Maximum of folders swept for files of killed processes.
 const SWEPT_MAX: usize = 1 << 16;
 const NANOS: i64 = 1_000_000_000;
 
-/// A folder to write into. Threads share it.
+/// The target folder, shared by threads.
 #[derive(Debug)]
 pub(crate) struct Target {
     root: Arc<Folder>,
     path: PathBuf,
     umask: u16,
     folders: Mutex<HashMap<Bytes, Arc<Folder>>>,
-    /// Hashes of the folders that were looked through for what killed processes left.
+    /// Hashes of the folders already swept for files of killed processes.
     swept: Mutex<HashSet<u64>>,
     hasher: RandomState,
-    /// The names of temporary files, and how many were given.
+    /// The names of temporary files, and the number of names given out.
     names: Names,
     named: AtomicU64,
-    /// Whether the file system can make files without a name.
+    /// Whether the file system supports files without a name.
     makes_anonymous: AtomicBool,
-    /// Whether a file can be named by its descriptor alone.
+    /// Whether a file can be linked by its descriptor alone.
     links_descriptors: AtomicBool,
 }
 
@@ -59,15 +59,15 @@ pub(crate) struct Target {
 #[derive(Debug)]
 pub(crate) struct Folder {
     descriptor: OwnedFd,
-    /// Of its path.
+    /// Hash of its path.
     hash: u64,
-    /// Made just now, so that none of the names to come is taken.
+    /// Whether the folder was just created, so no name in it is taken.
     is_new: bool,
-    /// What files in it may be is not up to the umask, but to an ACL of the folder.
+    /// Whether an ACL of the folder decides about permissions instead of the umask.
     has_default_acl: bool,
 }
 
-/// A file that has no final name yet; without one it vanishes.
+/// A file without its final name; dropping the value removes the file.
 #[derive(Debug)]
 pub(crate) struct NewFile<'a> {
     target: &'a Target,
@@ -77,8 +77,8 @@ pub(crate) struct NewFile<'a> {
     temporary: Option<String>,
 }
 
-/// The permission bits that this process takes away from what it creates. Call it before there
-/// are threads that create files: the kernel tells it only by setting another.
+/// The umask of this process. To be called before threads create files, because the kernel reports
+/// the umask only when setting another.
 pub(crate) fn own_umask() -> u16 {
     let umask = rustix::process::umask(Mode::empty());
     rustix::process::umask(umask);
@@ -86,14 +86,14 @@ pub(crate) fn own_umask() -> u16 {
 }
 
 impl Target {
-    /// The folder at `path`, made when it is missing.
+    /// The folder at `path`, created if missing.
     pub(crate) fn create(path: &Path, umask: u16) -> io::Result<Self> {
         let is_new = !path.exists();
         fs::create_dir_all(path)?;
         Self::open(path, umask, is_new)
     }
 
-    /// The folder at `path`, which exists.
+    /// The existing folder at `path`.
     pub(crate) fn existing(path: &Path, umask: u16) -> io::Result<Self> {
         Self::open(path, umask, false)
     }
@@ -115,16 +115,16 @@ impl Target {
         })
     }
 
-    /// As the user would type a path below it.
+    /// A path below the target, as typed by the user.
     pub(crate) fn shown(&self, path: &[u8]) -> PathBuf {
         self.path.join(std::ffi::OsStr::from_bytes(path))
     }
 
-    /// The folder that `path` lies in, made when it is missing.
+    /// The folder of `path`, created if missing.
     ///
     /// # Errors
-    /// Also when something on the way is no folder, as links are not followed; and for a file that is
-    /// called as those are that are not whole.
+    /// Also when part of the path is no folder, since links are not followed; and for a file with
+    /// the name of a temporary file.
     pub(crate) fn folder_of(&self, path: &FilePath) -> io::Result<Arc<Folder>> {
         if is_temporary(path.name()) {
             return Err(io::Error::other(
@@ -135,7 +135,7 @@ impl Target {
         if parent.is_root() {
             return Ok(Arc::clone(&self.root));
         }
-        // The bytes of the parent without a copy of them.
+        // The bytes of the parent, without a copy.
         let length = parent.as_bytes().len();
         self.folder(path.clone().into_bytes().slice(..length))
     }
@@ -178,7 +178,7 @@ impl Target {
         Ok(Arc::clone(folders.entry(path).or_insert(folder)))
     }
 
-    /// Begins a file in `folder` with these permission bits.
+    /// Creates a file in `folder` with the given permission bits.
     pub(crate) fn begin(&self, folder: &Arc<Folder>, mode: u16) -> io::Result<NewFile<'_>> {
         self.sweep(folder);
         let mode = mode & PERMISSIONS;
@@ -208,19 +208,19 @@ impl Target {
         }
     }
 
-    /// Removes what killed processes left in a folder, before the first file is written into it.
+    /// Removes files of killed processes from a folder, before the first file is written there.
     fn sweep(&self, folder: &Folder) {
         if folder.is_new {
             return;
         }
-        // Others wait, so that what they write is not taken for such.
+        // Other threads wait, so their temporary files are not taken for abandoned files.
         let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
         if swept.len() < SWEPT_MAX && swept.insert(folder.hash) {
             self.names.sweep(&folder.descriptor, SystemClock::new().now());
         }
     }
 
-    /// Makes everything written so far durable.
+    /// Makes everything written up to now durable.
     pub(crate) fn sync(&self) -> io::Result<()> {
         Ok(syncfs(&self.root.descriptor)?)
     }
@@ -236,12 +236,12 @@ impl Target {
 
 impl Folder {
     fn new(descriptor: OwnedFd, hash: u64, is_new: bool) -> Self {
-        // Into no room: only whether there is one.
+        // Only asks whether the attribute exists.
         let acl = fgetxattr(&descriptor, c"system.posix_acl_default", &mut [0; 0]);
         Self { descriptor, hash, is_new, has_default_acl: acl.is_ok() }
     }
 
-    /// Whether a file of that name is there and is what `record` describes.
+    /// Whether the file exists and matches `record`.
     pub(crate) fn holds(&self, name: &[u8], record: &FileRecord) -> bool {
         !self.is_new
             && statat(&self.descriptor, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| {
@@ -255,7 +255,7 @@ impl Folder {
 }
 
 impl Folder {
-    /// Refuses a name that something other than a regular file has.
+    /// Refuses the name of anything but a regular file.
     fn may_replace(&self, name: &[u8]) -> io::Result<()> {
         let stat = match statat(&self.descriptor, name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => return Ok(()),
@@ -270,7 +270,7 @@ impl Folder {
     }
 }
 
-/// What to call something that is neither a file nor a folder.
+/// The description of an entry that is neither a file nor a folder.
 pub(crate) fn special(kind: FileType) -> &'static str {
     match kind {
         FileType::Symlink => "a link",
@@ -282,15 +282,15 @@ pub(crate) fn special(kind: FileType) -> &'static str {
 }
 
 impl NewFile<'_> {
-    /// Where its bytes go.
+    /// The file for the bytes.
     pub(crate) fn file(&mut self) -> &mut File {
         &mut self.file
     }
 
-    /// Gives it its attributes and then its name, in place of a file that has that name.
+    /// Sets the attributes and then the name, replacing a file of the same name.
     ///
     /// # Errors
-    /// Also when what has that name is no regular file: it is left as it is.
+    /// Also when the name belongs to anything but a regular file, which is left unchanged.
     pub(crate) fn finish(mut self, name: &[u8], attributes: Attributes) -> io::Result<()> {
         let is_as_made = self.temporary.is_none() && !self.folder.has_default_acl;
         if !is_as_made || self.mode & self.target.umask != 0 {
@@ -308,9 +308,9 @@ impl NewFile<'_> {
                 linked => return Ok(linked?),
             }
             self.folder.may_replace(name)?;
-            // Taken: rename replaces it in one step, which linking can't.
+            // The name is taken: rename replaces a file in one step, linking does not.
             let temporary = self.target.temporary_name();
-            // Without locks, nothing that was left is removed.
+            // Without locks, abandoned files are not removed.
             let _ = temporary::lock(&self.file);
             self.link(temporary.as_bytes())?;
             self.temporary = Some(temporary);
@@ -330,7 +330,7 @@ impl NewFile<'_> {
         let direct = &self.target.links_descriptors;
         if direct.load(Ordering::Relaxed) {
             match linkat(&self.file, c"", folder, name, AtFlags::EMPTY_PATH) {
-                // Older kernels allow it only to the administrator, and say so like this.
+                // Older kernels allow linking by descriptor only to the administrator.
                 Err(Errno::NOENT | Errno::PERM) => direct.store(false, Ordering::Relaxed),
                 linked => return linked,
             }
@@ -343,7 +343,7 @@ impl NewFile<'_> {
 impl Drop for NewFile<'_> {
     fn drop(&mut self) {
         if let Some(temporary) = &self.temporary {
-            // The error that led here is what is reported.
+            // The earlier error is reported instead.
             let _ = unlinkat(&self.folder.descriptor, temporary.as_str(), AtFlags::empty());
         }
     }

@@ -1,8 +1,8 @@
-//! Files that `get` writes under a name of its own before they get theirs.
+//! Temporary files of `get`, written before they get their final name.
 //!
-//! Must hold: such a file is locked while somebody writes it, so that one whose process is gone is
-//! told from the others, also from another process. Of another machine locks may tell nothing: its
-//! files stay until nobody has written them for a day. Nothing without such a name is ever removed.
+//! Must hold: a file is locked while being written, so that abandoned files are recognised, also by
+//! other processes. Locks may not work across machines: files of other machines stay until
+//! unmodified for a day. Only files with such a name are ever removed.
 
 use std::ffi::CStr;
 use std::fs;
@@ -18,19 +18,19 @@ use rustix::path::Arg;
 
 const START: &str = ".dlcmd-";
 const END: &str = ".tmp";
-/// Hexadecimal digits that name the run of a machine, and as many that a process draws.
+/// Hexadecimal digits that identify the boot of a machine, and as many random digits.
 const DIGITS: usize = 8;
-/// A new one at each start of a machine, for all that share its locks.
+/// New at each boot of a machine, for all processes that share its locks.
 const RUN: &str = "/proc/sys/kernel/random/boot_id";
-/// What nobody has written for so long was left, on whatever machine.
+/// A file unmodified for this time is abandoned, on any machine.
 const LEFT: Duration = Duration::from_secs(24 * 60 * 60);
-/// The owner's alone: who looks whether it is locked has to open it.
+/// Private to the owner: checking the lock requires opening the file.
 const MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// What the names of a process begin with.
+/// The prefix of the names of a process.
 #[derive(Debug)]
 pub(super) struct Names {
-    /// Digits of the run of this machine; none where that can't be learnt.
+    /// Digits of the machine's boot id; none if unknown.
     run: Option<String>,
     prefix: String,
 }
@@ -44,12 +44,12 @@ impl Names {
         Self { run, prefix }
     }
 
-    /// One of them.
+    /// The name with a number.
     pub(super) fn name(&self, number: u64) -> String {
         format!("{}-{number}{END}", self.prefix)
     }
 
-    /// Removes those in a folder whose processes are gone, as far as that can be told.
+    /// Removes abandoned files in a folder, as far as they can be recognised.
     pub(super) fn sweep(&self, folder: &OwnedFd, now: SystemTime) {
         let Ok(entries) = Dir::read_from(folder) else { return };
         for entry in entries.map_while(Result::ok) {
@@ -58,13 +58,13 @@ impl Names {
                 && (self.are_locked_here(name.to_bytes()) || is_old(folder, name, now))
                 && let Some(_locked) = claim(folder, name)
             {
-                // Its name may be gone already, and is given to no other file.
+                // The name may be gone already, and is given to no other file.
                 let _ = unlinkat(folder, name, AtFlags::empty());
             }
         }
     }
 
-    /// Whether a lock of who writes a file of this name would be met here.
+    /// Whether locks on a file of this name are visible to this process.
     fn are_locked_here(&self, name: &[u8]) -> bool {
         let digits = name.strip_prefix(START.as_bytes());
         let run = self.run.as_ref().map(String::as_bytes);
@@ -82,7 +82,7 @@ fn is_digit(byte: u8) -> bool {
     matches!(byte, b'0'..=b'9' | b'a'..=b'f')
 }
 
-/// Whether a file is called so.
+/// Whether a name is the name of a temporary file.
 pub(crate) fn is_temporary(name: &[u8]) -> bool {
     let inner =
         name.strip_prefix(START.as_bytes()).and_then(|name| name.strip_suffix(END.as_bytes()));
@@ -95,8 +95,8 @@ pub(crate) fn is_temporary(name: &[u8]) -> bool {
     is_number && digits.iter().copied().all(is_digit)
 }
 
-/// Creates a file, open for writing and locked; none when the name is taken, or somebody who removes
-/// what is left was faster.
+/// Creates a file, open for writing and locked. None when the name is taken, or when a sweep
+/// removed the file.
 pub(super) fn create(
     folder: &OwnedFd,
     name: &str,
@@ -110,12 +110,12 @@ pub(super) fn create(
     Ok(is_ours.then_some(file))
 }
 
-/// Locks a file until it is closed.
+/// Locks a file until closed.
 pub(super) fn lock(file: impl AsFd) -> Result<(), Errno> {
     retry_on_intr(|| flock(&file, FlockOperation::NonBlockingLockExclusive))
 }
 
-/// Locks a file that nobody writes.
+/// Locks a file without a writer.
 fn claim(folder: &OwnedFd, name: &CStr) -> Option<OwnedFd> {
     if !is_file(folder, name) {
         return None;
@@ -124,12 +124,12 @@ fn claim(folder: &OwnedFd, name: &CStr) -> Option<OwnedFd> {
         let flags = access.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
         openat(folder, name, flags, Mode::empty())
     };
-    // NFS locks only what is open for writing; one that was about to get its name may not be.
+    // NFS locks only files open for writing; a file about to be renamed may be read-only.
     let file = open(OFlags::WRONLY).or_else(|_| open(OFlags::RDONLY)).ok()?;
     lock(&file).ok().map(|()| file)
 }
 
-/// Whether nobody has changed a file for long. The time of its contents, which `get` sets, may be any.
+/// Whether a file is old by its change time. The modification time is set by `get` and may be any.
 fn is_old(folder: &OwnedFd, name: &CStr, now: SystemTime) -> bool {
     let Ok(stat) = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) else { return false };
     let changed = u64::try_from(stat.st_ctime).unwrap_or_default();
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_other_machines_write_stays_for_a_day_though_nobody_here_has_locked_it() {
+    fn temporary_files_of_other_machines_stay_for_a_day() {
         let folder = tempfile::TempDir::new().unwrap();
         let opened = OwnedFd::from(fs::File::open(folder.path()).unwrap());
         let (here, of_nobody) = (Names::new(), Names { run: None, prefix: drawn() });
@@ -176,7 +176,7 @@ mod tests {
         let names = |names: &Names, hours: u64| {
             for name in &left {
                 let file = fs::File::create(folder.path().join(name)).unwrap();
-                // As the dataset says, of which a year may be wrong.
+                // The modification time of the dataset, possibly in a wrong year.
                 file.set_modified(now + Duration::from_secs(1 << 30)).unwrap();
             }
             names.sweep(&opened, now + Duration::from_secs(hours * 60 * 60));

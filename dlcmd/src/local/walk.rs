@@ -1,8 +1,8 @@
 //! Walks trees with several threads.
 //!
-//! Must hold: each file is given to one thread, once; memory grows with the names of the folders that
-//! wait, not with the files; one folder with a million files keeps all threads busy. Where links are
-//! followed, no folder is entered below itself.
+//! Must hold: each file is given to exactly one thread, once. Memory grows with the names of
+//! waiting folders, not with the files. A single folder with a million files keeps all threads
+//! busy. When links are followed, no folder is entered below itself.
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
@@ -15,39 +15,39 @@ use rustix::io::Errno;
 use super::folder::{Entry, Folder, Problem, Root};
 use super::server_data;
 
-/// Bytes for the entries that the kernel gives at once.
+/// Buffer size for directory entries.
 const DIRECTORY_BUFFER: usize = 32 << 10;
-/// Files that are handed to a waiting thread at once.
+/// Files handed to a waiting thread at once.
 const HANDED_OVER: usize = 256;
 
-/// What the walk comes upon.
+/// An event of the walk.
 #[derive(Debug)]
 pub(crate) enum Event<'a> {
     /// A folder, before its entries; not for the roots.
     Folder(&'a Folder),
     /// A folder without entries, also a root; comes after [`Event::Folder`].
     Empty,
-    /// A file, or a link that may lead to one.
+    /// A file, or a link that may lead to a file.
     File {
-        /// Where it is.
+        /// Its folder.
         folder: &'a Folder,
-        /// Its name there; for what the user named, a path.
+        /// Its name in the folder; a path for entries named by the user.
         name: &'a CStr,
-        /// How to take it.
+        /// How to open the entry.
         entry: Entry,
     },
-    /// Something that is passed over.
+    /// A skipped or unreadable entry.
     Problem {
         /// The root.
         root: &'a Root,
-        /// The path below it.
+        /// The path below the root.
         path: &'a [u8],
-        /// Why.
+        /// The reason.
         problem: Problem,
     },
 }
 
-/// A walk that threads can join; each calls [`Walk::join`].
+/// A walk shared by threads; each calls [`Walk::join`].
 #[derive(Debug, Default)]
 pub(crate) struct Walk {
     state: Mutex<State>,
@@ -59,40 +59,40 @@ struct State {
     waiting: Vec<Waiting>,
     /// Threads that may still add tasks.
     busy: usize,
-    /// Threads with nothing to do.
+    /// Threads without work.
     idle: usize,
     is_stopped: bool,
 }
 
 #[derive(Debug)]
 enum Task {
-    /// The root itself where the path is empty, which has no parent.
+    /// A folder and its parent; for the root, the path is empty and there is no parent.
     Folder(Arc<Root>, Vec<u8>, Option<Arc<Parent>>),
     Files(Arc<Folder>, Names),
-    /// Those that stand here among the paths.
+    /// The paths in the given byte range.
     Listed(Arc<Folder>, Arc<Paths>, Range<usize>, Entry),
 }
 
-/// Paths below a root, in one piece: no allocation for each.
+/// Paths below a root in one buffer, without an allocation for each.
 #[derive(Debug, Default)]
 pub(crate) struct Paths {
-    /// Each ended by NUL.
+    /// Each path ends with NUL.
     bytes: Vec<u8>,
 }
 
 impl Paths {
-    /// Adds one, which has no NUL in it.
+    /// Adds a path without NUL.
     pub(crate) fn push(&mut self, path: &[u8]) {
         self.bytes.extend_from_slice(path);
         self.bytes.push(0);
     }
 
-    /// All of them, as they were added.
+    /// All paths, in the order of addition.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &CStr> {
         named(&self.bytes)
     }
 
-    /// Where those stand that are handed over at once.
+    /// The byte ranges handed to threads.
     fn parts(&self) -> impl Iterator<Item = Range<usize>> {
         let ends = self.bytes.iter().enumerate().filter(|(_, byte)| **byte == 0);
         let ends = ends.map(|(at, _)| at + 1).skip(HANDED_OVER - 1).step_by(HANDED_OVER);
@@ -111,7 +111,7 @@ enum Waiting {
     Folders(Folders),
 }
 
-/// Folders that lie in one, by their names: there may be a million.
+/// Sibling folders, by their names: there may be a million.
 #[derive(Debug)]
 struct Folders {
     root: Arc<Root>,
@@ -119,19 +119,19 @@ struct Folders {
     names: Vec<u8>,
 }
 
-/// A folder that was entered and has folders below it.
+/// An entered folder with folders below.
 #[derive(Debug)]
 struct Parent {
-    /// Its path; with a slash, unless it is the root.
+    /// Its path, with a trailing slash except for the root.
     path: Vec<u8>,
-    /// Device and inode, where links are followed.
+    /// Device and inode, when links are followed.
     id: Option<(u64, u64)>,
-    /// The folder it lies in, where links are followed.
+    /// The folder above, when links are followed.
     above: Option<Arc<Parent>>,
 }
 
 impl Parent {
-    /// The folder; none where a link led back to a folder above.
+    /// The folder; an error if a link led back to an ancestor.
     fn enter(folder: &Folder, path: &[u8], above: Option<Arc<Self>>) -> Result<Self, Problem> {
         let path = if path.is_empty() { Vec::new() } else { [path, b"/"].concat() };
         if !folder.root().follows() {
@@ -156,7 +156,7 @@ impl Folders {
         self.names.extend_from_slice(name.to_bytes_with_nul());
     }
 
-    /// Takes the path of the last one; whether there are more.
+    /// Removes the last path; also returns whether there are more.
     fn pop(&mut self) -> (Vec<u8>, bool) {
         self.names.pop();
         let start = self.names.iter().rposition(|byte| *byte == 0).map_or(0, |end| end + 1);
@@ -166,22 +166,22 @@ impl Folders {
     }
 }
 
-/// Names of one folder, each with how to take it.
+/// Names in one folder, with the way to open them.
 #[derive(Debug, Default)]
 struct Names {
-    /// NUL-ended, one after the other: no allocation for each.
+    /// Each ends with NUL, without an allocation for each.
     bytes: Vec<u8>,
     count: usize,
     entry: Option<Entry>,
 }
 
 impl Walk {
-    /// Everything in the folder at `path` below `root`; all of the root for an empty path.
+    /// Adds everything in the folder at `path` below `root`; the whole root for an empty path.
     pub(crate) fn add_tree(&self, root: &Arc<Root>, path: &[u8]) {
         self.give(Task::Folder(Arc::clone(root), path.to_vec(), None));
     }
 
-    /// The files at these paths below `root`.
+    /// Adds the files at the given paths below `root`.
     pub(crate) fn add_files(
         &self,
         root: &Arc<Root>,
@@ -195,10 +195,10 @@ impl Walk {
         Ok(())
     }
 
-    /// Works until nothing is left, or `visit` fails, here or in another thread.
+    /// Works until nothing is left, or until `visit` fails in any thread.
     ///
     /// # Errors
-    /// Those of `visit`.
+    /// Errors of `visit`.
     pub(crate) fn join<E>(
         &self,
         mut visit: impl FnMut(Event<'_>) -> Result<(), E>,
@@ -283,7 +283,7 @@ impl Walk {
         self.changed.notify_one();
     }
 
-    /// Gives a folder, to those of the same folder if they were given last.
+    /// Queues a folder, together with its siblings if they were queued last.
     fn give_folder(&self, root: &Arc<Root>, parent: &Arc<Parent>, name: &CStr) {
         let mut state = self.state();
         match state.waiting.last_mut() {
@@ -299,7 +299,7 @@ impl Walk {
         self.changed.notify_one();
     }
 
-    /// Gives files to a thread that has nothing to do; back when there is none.
+    /// Hands files to an idle thread; returns them if no thread is idle.
     fn hand_over(&self, folder: &Arc<Folder>, names: Names) -> Option<Names> {
         let mut state = self.state();
         if state.idle <= state.waiting.len() {
@@ -317,7 +317,7 @@ impl Walk {
             if state.is_stopped {
                 return None;
             }
-            // The newest first, so that a deep tree is walked before a wide one is queued.
+            // The newest task first, so a deep tree is walked before a wide tree is queued.
             if let Some(task) = state.next() {
                 state.busy += 1;
                 return Some(task);
@@ -337,7 +337,7 @@ impl Walk {
 }
 
 impl State {
-    /// The last task, or the last folder of those that wait together.
+    /// The last task, or the last folder of the last siblings.
     fn next(&mut self) -> Option<Task> {
         match self.waiting.pop()? {
             Waiting::Task(task) => Some(task),
@@ -370,13 +370,13 @@ impl Names {
     }
 }
 
-/// Names that are ended by NUL, one after the other.
+/// Consecutive names, each ending with NUL.
 fn named(bytes: &[u8]) -> impl Iterator<Item = &CStr> {
     let names = bytes.split_inclusive(|byte| *byte == 0);
     names.filter_map(|name| CStr::from_bytes_with_nul(name).ok())
 }
 
-/// Opens a folder, unless it holds a server's data or leads back to a folder above it.
+/// Opens a folder, unless the folder holds a server's data or is its own ancestor.
 fn enter(
     root: &Arc<Root>,
     path: &[u8],
@@ -390,11 +390,11 @@ fn enter(
     Ok((folder, parent))
 }
 
-/// The type of an entry, or of a link's target where links are followed.
+/// The type of an entry, or of a link's target when links are followed.
 fn file_type(folder: &Folder, name: &CStr, given: FileType) -> FileType {
     let flags = match folder.root().follows() {
         true if matches!(given, FileType::Unknown | FileType::Symlink) => AtFlags::empty(),
-        // Some file systems leave the type out of their folders.
+        // Some file systems store no type in directories.
         false if given == FileType::Unknown => AtFlags::SYMLINK_NOFOLLOW,
         _ => return given,
     };

@@ -336,7 +336,7 @@ fn a_large_file_has_its_parts_and_others_have_none() {
 }
 
 #[test]
-fn files_with_names_like_those_of_imagenet_take_less_than_40_bytes_each() {
+fn files_named_like_imagenet_take_less_than_40_bytes_each() {
     let mut chunks = Chunks::new();
     let (mut number, mut left) = (0_u32, 30_000_u32);
     while left > 0 {

@@ -203,7 +203,7 @@ fn one_set_of_deletions_has_one_encoding() {
 }
 
 #[test]
-fn counts_are_compared_with_the_bytes_before_anything_is_made_of_them() {
+fn counts_are_checked_against_the_bytes_before_allocation() {
     let most = Assembly { entry_count: u32::MAX, ..chunk(&[row(0, 0, PAGE_END, 0)], &[]) };
     assert_eq!(most.refused(), ("entry count", 60));
     let sections = vec![(100, vec![]); 17];

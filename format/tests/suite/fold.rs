@@ -327,7 +327,7 @@ fn a_rewrite_committed_after_a_newer_write_does_not_beat_it() {
 /// Keeps S-25, Rule 4: two purges of one chunk at once make two copies of one version; a delete
 /// kills both.
 #[test]
-fn two_purges_at_once_keep_the_file_and_a_delete_takes_both_copies() {
+fn concurrent_purges_keep_the_file_until_a_delete() {
     let purge = || Step::Purge(vec![0]);
     let steps = [put("a0"), purge(), purge(), Step::CommitPurges, Step::Remove];
     let (history, seen) = folded(&steps);

@@ -203,7 +203,7 @@ fn path_of(length: usize) -> FilePath {
 }
 
 #[test]
-fn a_file_of_the_largest_size_fits_into_a_fresh_chunk_and_can_be_rewritten() {
+fn a_file_of_maximum_size_fits_and_can_be_rewritten() {
     let content = data(1, 1 << 20);
     let origin = EntryVersion { stamp: Stamp::new(1), chunk: id(1), entry: 0 };
     let mut buffer = Vec::new();

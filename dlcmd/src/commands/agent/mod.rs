@@ -1,7 +1,7 @@
-//! `dlcmd agent`: the process that holds the cache of a training job on this machine.
+//! `dlcmd agent`: the process with the cache of a training job on this machine.
 //!
-//! Must hold: `start` returns when the agent serves the dataset; an agent that was started lives on
-//! without the command.
+//! Must hold: `start` returns when the agent serves the dataset; a started agent lives on without
+//! the command.
 
 mod prefetch;
 mod serve;
@@ -24,9 +24,9 @@ use crate::time;
 
 /// Hold the chunks of datasets in memory for the processes of a training job on this machine
 ///
-/// Processes that name the same task read out of one copy in shared memory, which the agent fills. The
-/// first process of a task starts the agent by itself, which ends 10 s after the last one: `start` is
-/// for an agent that is there before, or with other settings than the usual ones.
+/// Processes of the same task read from one copy in shared memory, filled by the agent. The first
+/// process of a task starts the agent by itself, and the agent ends 10 s after the last process.
+/// Use `start` for an agent that runs before the job, or with other settings.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dlcmd agent start dl://imagenet --task resnet-7 --memory 64GiB --policy oneshot
@@ -40,20 +40,20 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Start the agent, unless it runs, and return when it serves the dataset
+    /// Start the agent, unless running, and return when the dataset is served
     Start(Start),
-    /// Be the agent, until it is stopped
+    /// Run the agent in the foreground
     Run(Settings),
-    /// Show what the agent does
+    /// Show the state of the agent
     Status,
-    /// Have the agent bring files into memory before they are read, as far as memory goes
+    /// Have the agent fetch files ahead, as far as memory goes
     Prefetch(prefetch::Prefetch),
-    /// End the agent: processes of the task read from the servers from then on, or start another one
+    /// Stop the agent: processes of the task then read from the servers, or start another agent
     Stop,
-    /// Start the process that is the agent
+    /// Start the agent process
     #[command(hide = true)]
     Spawn(Settings),
-    /// Be the agent, with the listener at stdin and the lock at stdout
+    /// Run the agent with the listener at stdin and the lock at stdout
     #[command(hide = true)]
     Serve(Settings),
 }
@@ -73,27 +73,27 @@ struct Start {
 
 #[derive(Debug, Args)]
 struct Settings {
-    /// Memory for chunks, as in 64GiB [default: half of what is free]
+    /// Memory for chunks, as in 64GiB [default: half of the free memory]
     #[arg(long, value_name = "SIZE")]
     memory: Option<String>,
 
-    /// When chunks are fetched: those that are read or about to be, all at once as far as memory
-    /// goes, or only those that a process waits for
+    /// When chunks are fetched: ahead along the order, all at once as far as memory goes, or only
+    /// for a waiting process
     #[arg(long, value_name = "POLICY", value_enum, default_value = "on-demand")]
     policy: PolicyName,
 
-    /// Where the agents of other machines reach this one, as HOST or HOST:PORT; none for an agent that
-    /// speaks to no other one [default: the address of this machine on the way to the servers]
+    /// Address for the agents of other machines, as HOST or HOST:PORT; none for no connections
+    /// between agents [default: the address of this machine on the route to the servers]
     #[arg(long, value_name = "HOST:PORT", env = "DIESEL_PEER_ADDRESS")]
     peer_address: Option<String>,
 
-    /// Whether the agents of the task speak TLS with each other, the same for all of them: where a
-    /// server is reached by https, always or never
+    /// Whether the agents of the task use TLS with each other, the same for all agents: auto
+    /// follows the scheme of the servers
     #[arg(long, value_name = "WHEN", value_enum, default_value = "auto", env = "DIESEL_PEER_TLS")]
     peer_tls: PeerTlsName,
 
-    /// How long the agent lives without a process of the task [default: 10m, or 10s where a process
-    /// of the task starts it]
+    /// How long the agent lives without a process of the task [default: 10m, or 10s for an agent
+    /// started by a process of the task]
     #[arg(long, value_name = "TIME")]
     idle: Option<String>,
 }
@@ -112,13 +112,13 @@ enum PeerTlsName {
     Off,
 }
 
-/// How long an agent that nobody else keeps alive waits for processes.
+/// Default lifetime of an agent without processes.
 const IDLE: Duration = Duration::from_secs(10 * 60);
 const IDLE_OF_WORKERS: Duration = Duration::from_secs(10);
 
-/// What an agent is told.
+/// The settings of an agent.
 #[derive(Debug)]
-struct Plan {
+struct AgentPlan {
     memory: Budget,
     policy: Policy,
     peers: PeerConfig,
@@ -126,7 +126,7 @@ struct Plan {
 }
 
 impl Settings {
-    fn plan(&self) -> Result<Plan, Failure> {
+    fn plan(&self) -> Result<AgentPlan, Failure> {
         let memory = match &self.memory {
             None => Budget::default(),
             Some(text) => Budget(bytes_of(text).ok_or_else(|| {
@@ -156,10 +156,15 @@ impl Settings {
             PeerTlsName::On => PeerTls::On,
             PeerTlsName::Off => PeerTls::Off,
         };
-        Ok(Plan { memory, policy, peers: PeerConfig { address, tls }, idle: idle.transpose()? })
+        Ok(AgentPlan {
+            memory,
+            policy,
+            peers: PeerConfig { address, tls },
+            idle: idle.transpose()?,
+        })
     }
 
-    /// The choices that have a name, as arguments.
+    /// The settings with named values, as arguments.
     fn named(&self) -> [String; 4] {
         let name = |value: Option<PossibleValue>| {
             value.map(|value| value.get_name().to_owned()).unwrap_or_default()
@@ -169,9 +174,9 @@ impl Settings {
         ["--policy".to_owned(), policy, "--peer-tls".to_owned(), tls]
     }
 
-    /// The same as arguments of another process.
+    /// All settings as arguments of another process.
     fn arguments(&self) -> Result<Vec<String>, Failure> {
-        let Plan { idle, .. } = self.plan()?;
+        let AgentPlan { idle, .. } = self.plan()?;
         let idle = idle.unwrap_or(IDLE).as_secs();
         let mut arguments = Vec::from(self.named());
         arguments.extend(["--idle".to_owned(), format!("{idle}s")]);
@@ -185,7 +190,7 @@ impl Settings {
     }
 }
 
-/// Does it.
+/// Runs the command.
 pub(crate) fn run(
     arguments: Arguments,
     context: &Context,
@@ -211,12 +216,12 @@ pub(crate) fn run(
     }
 }
 
-/// The state of the agent of the task.
+/// The state of the task's agent.
 pub(crate) fn status(context: &Context) -> Result<Status, Failure> {
     show::status(context, &task(context)?)
 }
 
-/// The task that was named, else that of this session.
+/// The task on the command line, else the task of this session.
 fn task(context: &Context) -> Result<TaskOptions, Failure> {
     let task = context.task.clone().or_else(TaskOptions::of_process);
     task.ok_or_else(|| Failure::usage("name the training job: --task NAME"))

@@ -1,6 +1,6 @@
-//! Having the agent bring files into memory before anybody reads them.
+//! Fetching files into the agent's memory ahead of reads.
 //!
-//! Must hold: a wait ends when no more chunks come, also where not all of them fit.
+//! Must hold: a wait ends when no more chunks arrive, even if not all chunks fit.
 
 use std::thread;
 use std::time::Duration;
@@ -17,15 +17,15 @@ use crate::exit::{Exit, Failure};
 use crate::output::Output;
 use crate::text::counted;
 
-/// Between two looks at the chunks that come.
+/// Interval between two checks of the chunks in memory.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// How long a fetch may stand still before the others are given up.
+/// How long fetches may make no progress before the wait ends.
 const STILL_MAX: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Args)]
 pub(super) struct Prefetch {
-    /// The dataset, or folders and files of it, in the order in which they are fetched
+    /// The dataset, or folders and files of a dataset, in the order to fetch
     #[arg(
         required = true,
         value_name = "dl://DS[/PATH]",
@@ -33,7 +33,7 @@ pub(super) struct Prefetch {
     )]
     addresses: Vec<Address>,
 
-    /// Return when all of it is in memory, or no more fits
+    /// Return when everything is in memory, or no more fits
     #[arg(long)]
     wait: bool,
 }
@@ -47,7 +47,7 @@ struct Line {
     stuck: bool,
 }
 
-/// Tells the agent, and waits if asked to.
+/// Sends the request to the agent, and waits with `--wait`.
 pub(super) fn run(
     arguments: Prefetch,
     context: &Context,
@@ -56,7 +56,7 @@ pub(super) fn run(
 ) -> Result<Exit, Failure> {
     let Prefetch { addresses, wait } = arguments;
     let first = of_one_dataset(&addresses)?;
-    // An agent that nobody started on purpose would not live for long.
+    // An agent started only for this command would not live long.
     show::status(context, task)?;
     let options = ConnectOptions { task: Some(task.clone()), ..context.options.clone() };
     let dataset = Client::connect(options)?.dataset(&first.dataset)?;

@@ -1,7 +1,7 @@
-//! Being the agent.
+//! Running the agent process.
 //!
-//! Must hold: the agent of a worker is in a session of its own, so that no terminal or shell ends it or
-//! waits for it.
+//! Must hold: an agent started by a worker has its own session, so no terminal or shell ends the
+//! agent or waits for it.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -10,16 +10,16 @@ use std::process::{Command, Stdio};
 use dl_agent::{Config, Ended};
 use libdiesel::{TaskOptions, agent};
 
-use super::{IDLE, IDLE_OF_WORKERS, Plan, Settings};
+use super::{AgentPlan, IDLE, IDLE_OF_WORKERS, Settings};
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
 
-/// Threads that copy what comes from the servers, and answer workers.
+/// Threads that copy data from the servers and answer workers.
 const THREADS: usize = 2;
 
-/// Becomes the agent, and tells its end.
+/// Runs the agent in this process until its end.
 pub(super) fn in_foreground(
-    plan: Plan,
+    plan: AgentPlan,
     context: &Context,
     task: &TaskOptions,
 ) -> Result<Exit, Failure> {
@@ -32,7 +32,7 @@ pub(super) fn in_foreground(
     let idle = plan.idle.unwrap_or(IDLE);
     let agent::Claim { listener, lock } = claim;
     let shutdown = context.shutdown.clone();
-    let Plan { memory, policy, peers, .. } = plan;
+    let AgentPlan { memory, policy, peers, .. } = plan;
     let task = name_of(task)?;
     let config = Config { task, listener, lock, memory, policy, peers, idle, shutdown };
     if serve(config)? == Ended::Idle {
@@ -41,7 +41,7 @@ pub(super) fn in_foreground(
     Ok(Exit::Done)
 }
 
-/// Starts the process that is the agent, and leaves it alone.
+/// Starts the agent process without waiting for its end.
 pub(super) fn spawn(settings: &Settings, task: &TaskOptions) -> Result<Exit, Failure> {
     let failed = |why| Failure::local("start the agent", why);
     settings.plan()?;
@@ -53,26 +53,26 @@ pub(super) fn spawn(settings: &Settings, task: &TaskOptions) -> Result<Exit, Fai
         command.args(value.iter().flat_map(|value| [flag, value]));
     }
     command.args(settings.named());
-    // A pipe of the training program would not end before the agent does.
+    // Otherwise a pipe of the training program would stay open as long as the agent lives.
     agent::close_on_exec();
     command.stderr(Stdio::null()).spawn().map_err(failed)?;
     Ok(Exit::Done)
 }
 
-/// Is the agent that a worker has started.
+/// Runs the agent started by a worker.
 pub(super) fn from_worker(
-    plan: Plan,
+    plan: AgentPlan,
     context: &Context,
     task: &TaskOptions,
 ) -> Result<Exit, Failure> {
     let failed = |why| Failure::local("be the agent of a worker", why);
-    // A session of its own; refused to who has one already.
+    // The call fails for a process that leads a session already.
     let _ = rustix::process::setsid();
     let listener = io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
     let lock = io::stdout().as_fd().try_clone_to_owned().map_err(failed)?;
     let idle = plan.idle.unwrap_or(IDLE_OF_WORKERS);
     let shutdown = context.shutdown.clone();
-    let Plan { memory, policy, peers, .. } = plan;
+    let AgentPlan { memory, policy, peers, .. } = plan;
     let task = name_of(task)?;
     serve(Config { task, listener, lock, memory, policy, peers, idle, shutdown })?;
     Ok(Exit::Done)
@@ -91,7 +91,7 @@ fn serve(config: Config) -> Result<Ended, Failure> {
         .build()
         .map_err(failed)?;
     let ended = runtime.block_on(dl_agent::run(config)).map_err(failed);
-    // A dataset that is being opened is not waited for: the next agent needs the listener's place.
+    // Datasets being opened are abandoned: the next agent needs the listener's address.
     runtime.shutdown_background();
     ended
 }

@@ -1,4 +1,4 @@
-//! What an agent does, for people and programs.
+//! The state of an agent, as text and as JSON.
 //!
 //! Must hold: `--json` has every field.
 
@@ -10,14 +10,14 @@ use crate::exit::{Exit, Failure};
 use crate::output::Output;
 use crate::text::{counted, sized};
 
-/// Asks the agent.
+/// Requests the agent's state.
 pub(super) fn status(context: &Context, task: &TaskOptions) -> Result<Status, Failure> {
     let text = agent::status(&context.options, task)?;
     serde_json::from_str(&text)
         .map_err(|why| Failure::local("understand the agent: is it of another version?", why))
 }
 
-/// Prints it.
+/// Prints the agent's state.
 pub(super) fn run(
     context: &Context,
     task: &TaskOptions,
@@ -28,6 +28,13 @@ pub(super) fn run(
         out.json("agent", &status)?;
         return Ok(Exit::Done);
     }
+    print_memory(&status, out)?;
+    print_reads(&status, out)?;
+    print_members(&status, out)?;
+    Ok(Exit::Done)
+}
+
+fn print_memory(status: &Status, out: &mut Output<'_>) -> Result<(), Failure> {
     for dataset in &status.datasets {
         let DatasetStatus { name, version, chunks, chunks_present, chunks_owned } = dataset;
         let chunks = counted(*chunks, "chunk");
@@ -51,7 +58,10 @@ pub(super) fn run(
         "pages of it {}, {} of them huge (shmem_enabled is {setting})",
         sized(*mapped_bytes),
         sized(*huge_bytes)
-    ))?;
+    ))
+}
+
+fn print_reads(status: &Status, out: &mut Output<'_>) -> Result<(), Failure> {
     out.line(format_args!(
         "read from memory: {} ({}), {} of them waited for",
         counted(status.hits, "file"),
@@ -77,7 +87,11 @@ pub(super) fn run(
         counted(status.files_from_peers, "file"),
         counted(status.chunks_to_peers, "chunk"),
         counted(status.files_to_peers, "file")
-    ))?;
+    ))
+}
+
+/// The other agents, the orders and the workers.
+fn print_members(status: &Status, out: &mut Output<'_>) -> Result<(), Failure> {
     if !status.peer_address.is_empty() {
         out.line(format_args!("other agents reach this one at {}", status.peer_address))?;
     }
@@ -96,7 +110,7 @@ pub(super) fn run(
     if status.workers_left_out > 0 {
         out.line(format_args!("and {}", counted(status.workers_left_out, "other worker")))?;
     }
-    Ok(Exit::Done)
+    Ok(())
 }
 
 fn line_of(order: &OrderStatus) -> String {

@@ -1,7 +1,7 @@
-//! One thread of `get`: fetches a batch of files in one request and writes each.
+//! A thread of `get`: fetches a batch of files in one request and writes each file.
 //!
-//! Must hold: bytes are verified before a file gets its name; what one file lacks stops no other,
-//! but a full disk or a server that is gone stops all.
+//! Must hold: bytes are verified before a file gets its name. The failure of one file affects no
+//! other file; a full disk or an unreachable server ends the command.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,23 +20,23 @@ use crate::text::shown;
 /// A file to get.
 #[derive(Debug, Clone)]
 pub(super) struct Wanted {
-    /// Below the target.
+    /// Relative to the target.
     pub(super) at: FilePath,
-    /// In the dataset.
+    /// The path in the dataset.
     pub(super) path: FilePath,
     pub(super) record: FileRecord,
 }
 
-/// Files to get together; one that is larger than a batch is alone.
+/// Files fetched together; a file larger than a batch is alone.
 #[derive(Debug)]
 pub(super) struct Batch {
     pub(super) files: Vec<Wanted>,
     pub(super) bytes: u64,
 }
 
-/// What the threads share.
+/// State shared by the threads.
 #[derive(Debug)]
-pub(super) struct Shared<'a> {
+pub(super) struct GetState<'a> {
     dataset: &'a Dataset,
     target: &'a Target,
     context: &'a Context,
@@ -50,18 +50,18 @@ pub(super) struct Shared<'a> {
     is_stopped: AtomicBool,
 }
 
-/// How it went.
+/// The result of all threads.
 #[derive(Debug)]
 pub(super) struct Tally {
     pub(super) files: u64,
     pub(super) bytes: u64,
     pub(super) unchanged: u64,
     pub(super) failed: u64,
-    /// What the first file that failed would end the command with.
+    /// The exit code of the first failed file.
     pub(super) first: Option<Exit>,
 }
 
-impl<'a> Shared<'a> {
+impl<'a> GetState<'a> {
     pub(super) fn new(
         dataset: &'a Dataset,
         target: &'a Target,
@@ -91,7 +91,7 @@ impl<'a> Shared<'a> {
         self.progress
     }
 
-    /// Nothing more is to be begun.
+    /// Starts no more batches.
     pub(super) fn stop(&self) {
         self.is_stopped.store(true, Ordering::Relaxed);
     }
@@ -110,9 +110,9 @@ impl<'a> Shared<'a> {
         }
     }
 
-    /// Whether the file is not yet there as it should be.
+    /// Whether the file is missing or differs on this machine.
     pub(super) fn is_wanted(&self, file: &Wanted) -> bool {
-        // What is wrong with the folder is reported when the file is written.
+        // Problems of the folder are reported when the file is written.
         let folder = self.target.folder_of(&file.at);
         let holds = folder.is_ok_and(|folder| folder.holds(file.at.name(), &file.record));
         if holds {
@@ -122,7 +122,7 @@ impl<'a> Shared<'a> {
         !holds
     }
 
-    /// Bytes of all files below a folder; `None` when nobody needs to know any more.
+    /// Bytes of all files below a folder; `None` after a stop or an error.
     pub(super) fn bytes_below(&self, folder: &DirPath) -> Option<u64> {
         let mut bytes = 0u64;
         for entry in self.dataset.list(folder, true, false).ok()? {
@@ -143,34 +143,34 @@ impl<'a> Shared<'a> {
         self.failures.add("get", format_args!("{} as {}", file.path, shown(&at)), why);
     }
 
-    /// Tells of all files that failed.
-    pub(super) fn tell(&self) {
-        self.failures.tell(|text| self.context.notes.error(text));
+    /// Reports all failed files.
+    pub(super) fn print_failures(&self) {
+        self.failures.drain(|text| self.context.notes.error(text));
     }
 }
 
-/// One thread.
+/// A fetching thread.
 #[derive(Debug)]
 pub(super) struct Fetcher<'a> {
-    shared: &'a Shared<'a>,
+    shared: &'a GetState<'a>,
 }
 
-/// Where the bytes of a streamed file go: remembers what went wrong on this side.
+/// The destination of a streamed file, with the first local error.
 struct Sink<'a, 'b> {
     file: NewFile<'a>,
-    shared: &'b Shared<'b>,
+    shared: &'b GetState<'b>,
     failed: Option<io::Error>,
 }
 
 impl<'a> Fetcher<'a> {
-    pub(super) fn new(shared: &'a Shared<'a>) -> Self {
+    pub(super) fn new(shared: &'a GetState<'a>) -> Self {
         Self { shared }
     }
 
     /// Fetches and writes the files of a batch.
     ///
     /// # Errors
-    /// Those that end the command.
+    /// Failures that end the command.
     pub(super) fn fetch(&self, batch: &Batch) -> Result<(), Failure> {
         match batch.files.as_slice() {
             [file] if batch.is_streamed() => self.settle(file, self.stream(file), true),
@@ -192,24 +192,24 @@ impl<'a> Fetcher<'a> {
             if self.shared.is_stopped() {
                 return;
             }
-            let written = read.map_err(Trouble::from).and_then(|bytes| self.write(file, bytes));
+            let written = read.map_err(FetchError::from).and_then(|bytes| self.write(file, bytes));
             ended = self.settle(file, written, false);
         });
         ended
     }
 
-    fn write(&self, file: &Wanted, bytes: &[u8]) -> Result<(), Trouble> {
+    fn write(&self, file: &Wanted, bytes: &[u8]) -> Result<(), FetchError> {
         let mut new = self.begin(file)?;
         new.file().write_all(bytes)?;
         Ok(new.finish(file.at.name(), file.record.attributes)?)
     }
 
-    fn stream(&self, file: &Wanted) -> Result<(), Trouble> {
+    fn stream(&self, file: &Wanted) -> Result<(), FetchError> {
         let mut sink = Sink { file: self.begin(file)?, shared: self.shared, failed: None };
         let item = ReadItem::from((file.path.clone(), file.record));
         match self.shared.dataset.read_to(item, &mut sink) {
             Ok(_) => Ok(sink.file.finish(file.at.name(), file.record.attributes)?),
-            Err(error) => Err(sink.failed.map_or_else(|| error.into(), Trouble::from)),
+            Err(error) => Err(sink.failed.map_or_else(|| error.into(), FetchError::from)),
         }
     }
 
@@ -218,21 +218,21 @@ impl<'a> Fetcher<'a> {
         self.shared.target.begin(&folder, file.record.attributes.mode)
     }
 
-    /// Whether the dataset is there no more.
+    /// Whether the dataset was deleted.
     fn is_gone(&self) -> bool {
         let answer = self.shared.dataset.refresh();
         answer.is_err_and(|error| error.kind() == Kind::NotFound)
     }
 
-    /// Counts a file; ends the command when the next ones can't fare better.
+    /// Counts a file; an error means that the next files would fail too.
     fn settle(
         &self,
         file: &Wanted,
-        written: Result<(), Trouble>,
+        written: Result<(), FetchError>,
         is_streamed: bool,
     ) -> Result<(), Failure> {
         let length = file.record.length;
-        let trouble = match written {
+        let error = match written {
             Ok(()) => {
                 self.shared.files.fetch_add(1, Ordering::Relaxed);
                 self.shared.bytes.fetch_add(length, Ordering::Relaxed);
@@ -240,17 +240,17 @@ impl<'a> Fetcher<'a> {
                 return Ok(());
             }
             Err(_) if self.shared.is_stopped() => return Ok(()),
-            Err(trouble) => trouble,
+            Err(error) => error,
         };
-        match trouble {
-            Trouble::Here(why) => match advice(why.kind()) {
+        match error {
+            FetchError::Local(why) => match advice(why.kind()) {
                 Some(advice) => {
                     let failure = Failure::failed(format_args!("write it: {why}; {advice}"));
                     return Err(failure.while_doing(format_args!("get {}", file.path)));
                 }
                 None => self.shared.fail(file, &format!("write it: {why}"), Exit::Failed),
             },
-            Trouble::There(error) => {
+            FetchError::Remote(error) => {
                 let kind = error.kind();
                 if ends_all(kind) || kind == Kind::NotFound && self.is_gone() {
                     let action = format_args!("get {}", file.path);
@@ -282,33 +282,33 @@ impl Write for Sink<'_, '_> {
     }
 }
 
-/// The same error once more, for the caller above the library.
+/// A copy of the error, for the caller above the library.
 fn copy_of(error: &io::Error) -> io::Error {
     error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error)
 }
 
-/// Why a file is not written.
+/// The reason why a file was not written.
 #[derive(Debug)]
-enum Trouble {
-    /// This machine.
-    Here(io::Error),
-    /// The servers.
-    There(libdiesel::Error),
+enum FetchError {
+    /// A local error.
+    Local(io::Error),
+    /// An error of the servers.
+    Remote(libdiesel::Error),
 }
 
-impl From<io::Error> for Trouble {
+impl From<io::Error> for FetchError {
     fn from(error: io::Error) -> Self {
-        Self::Here(error)
+        Self::Local(error)
     }
 }
 
-impl From<libdiesel::Error> for Trouble {
+impl From<libdiesel::Error> for FetchError {
     fn from(error: libdiesel::Error) -> Self {
-        Self::There(error)
+        Self::Remote(error)
     }
 }
 
-/// What to do about an error that the next file would meet as well.
+/// The remedy for an error that would also stop the next file.
 fn advice(kind: io::ErrorKind) -> Option<&'static str> {
     match kind {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -319,7 +319,7 @@ fn advice(kind: io::ErrorKind) -> Option<&'static str> {
     }
 }
 
-/// Whether the servers will say the same of the next file. Exhaustive on purpose.
+/// Whether the servers would answer the next file with the same error. Exhaustive on purpose.
 fn ends_all(kind: Kind) -> bool {
     match kind {
         Kind::Unreachable

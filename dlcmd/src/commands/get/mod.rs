@@ -1,7 +1,7 @@
-//! `dlcmd get`: files of a dataset onto this machine.
+//! `dlcmd get`: copies files of a dataset to this machine.
 //!
-//! Must hold: after it the folder holds what the dataset holds, with times and permissions; it
-//! writes inside DEST only; a file that fails costs that file and no other; memory is bounded.
+//! Must hold: afterwards the folder has all files of the dataset, with times and permissions. The
+//! command writes only inside DEST. A failing file affects no other file. Memory is bounded.
 
 mod fetch;
 
@@ -12,7 +12,7 @@ use std::num::NonZeroUsize;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
@@ -23,7 +23,7 @@ use libdiesel::{Dataset, ListEntry, StatItem};
 use rustix::fs::FileType;
 use serde::Serialize;
 
-use self::fetch::{Batch, Fetcher, Shared, Wanted};
+use self::fetch::{Batch, Fetcher, GetState, Wanted};
 use super::{not_a_folder, not_there};
 use crate::address::Address;
 use crate::context::Context;
@@ -33,25 +33,25 @@ use crate::output::Output;
 use crate::progress::Progress;
 use crate::text::{counted, shown, sized};
 
-/// Entries that are put into the order of the chunks at once.
+/// Entries sorted by chunk at once.
 const PAGE: usize = 8_192;
-/// Most files of one batch: several requests, so that some are answered while files are written.
+/// Maximum files of one batch: several requests, so that requests overlap with writing.
 const BATCH_FILES: usize = 4_096;
 /// Bytes after which a batch is full.
 const BATCH_BYTES: u64 = 16 << 20;
-/// The same of paths: batches wait for threads with them.
+/// Maximum bytes of paths in a batch: waiting batches hold them in memory.
 const BATCH_PATHS: usize = 1 << 20;
-/// A file of more bytes is streamed, alone.
+/// A larger file is streamed, alone.
 const WHOLE_BYTES: u64 = 4 << 20;
 
 /// Get files of a dataset
 ///
-/// A folder, or the whole dataset, is written into DEST, which is made when it is missing. A file
-/// is written as DEST, or into DEST when that is a folder. Links, pipes and devices are not
-/// replaced. Modification times and permission bits are kept, without setuid, setgid and sticky.
+/// A folder, or the whole dataset, is written into DEST, which is created if missing. A file is
+/// written as DEST, or into DEST if DEST is a folder. Links, pipes and devices are not replaced.
+/// Modification times and permission bits are kept, without setuid, setgid and sticky.
 ///
-/// A file that is there with the same size, time and permissions is left alone; one that differs
-/// is replaced. A file has its name only once it is complete.
+/// A local file with the same size, time and permissions is left alone; a differing file is
+/// replaced. A file gets its name only when complete.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dlcmd get dl://imagenet /data/imagenet
@@ -65,7 +65,7 @@ pub(crate) struct Arguments {
     )]
     source: Address,
 
-    /// Where it goes
+    /// The destination on this machine
     #[arg(value_name = "DEST")]
     target: PathBuf,
 
@@ -78,9 +78,9 @@ pub(crate) struct Arguments {
     threads: Option<NonZeroUsize>,
 }
 
-/// What will be done.
+/// The validated arguments.
 #[derive(Debug, PartialEq)]
-struct Plan {
+struct GetPlan {
     source: Address,
     target: PathBuf,
     sync: bool,
@@ -88,7 +88,7 @@ struct Plan {
 }
 
 impl Arguments {
-    fn plan(self) -> Result<Plan, Failure> {
+    fn plan(self) -> Result<GetPlan, Failure> {
         let Self { source, target, sync, threads } = self;
         if target.as_os_str().is_empty() {
             return Err(Failure::usage("DEST is empty; type . for the current folder"));
@@ -98,7 +98,7 @@ impl Arguments {
                 "DEST is an address; get writes to this machine, and put writes to a dataset",
             ));
         }
-        Ok(Plan { source, target, sync, threads: crate::threads(threads)? })
+        Ok(GetPlan { source, target, sync, threads: crate::threads(threads)? })
     }
 }
 
@@ -132,7 +132,7 @@ pub(crate) fn run(
 }
 
 fn get_folder(
-    plan: &Plan,
+    plan: &GetPlan,
     dataset: &Dataset,
     umask: u16,
     context: &Context,
@@ -140,7 +140,7 @@ fn get_folder(
 ) -> Result<Exit, Failure> {
     let folder = plan.source.folder();
     let prefix = folder.prefix().len();
-    // Asked before anything is made here, so that a refusal leaves nothing behind.
+    // The servers are asked before a folder is created, so a refusal leaves nothing behind.
     let mut listing = dataset.list(&folder, true, false)?;
     let target = Target::create(&plan.target, umask).map_err(|why| {
         refused_by_other(plan).unwrap_or_else(|| {
@@ -170,8 +170,8 @@ fn get_folder(
     })
 }
 
-/// What to say when something that is no folder stands where the target is to be made.
-fn refused_by_other(plan: &Plan) -> Option<Failure> {
+/// The failure for a target path below a file, link or device.
+fn refused_by_other(plan: &GetPlan) -> Option<Failure> {
     let is_there = |path: &&Path| fs::symlink_metadata(path).is_ok();
     let other = plan.target.ancestors().find(is_there).filter(|path| !path.is_dir())?;
     let kind = FileType::from_raw_mode(fs::symlink_metadata(other).ok()?.mode());
@@ -182,7 +182,7 @@ fn refused_by_other(plan: &Plan) -> Option<Failure> {
     )))
 }
 
-/// The folder and name that a file gets, by the rules of `cp`.
+/// The folder and name for a file, by the rules of `cp`.
 fn file_target(target: &Path, path: &FilePath, umask: u16) -> Result<(Target, FilePath), Failure> {
     let (parent, name) = if target.is_dir() {
         (target, OsStr::from_bytes(path.name()))
@@ -211,7 +211,7 @@ fn file_target(target: &Path, path: &FilePath, umask: u16) -> Result<(Target, Fi
     Ok((opened, name))
 }
 
-/// Refuses to put a file in the place of a link, a pipe, a socket or a device.
+/// Refuses to replace a link, a pipe, a socket or a device.
 fn refuse_special(path: &FilePath, target: &Path) -> Result<(), Failure> {
     let Ok(there) = fs::symlink_metadata(target) else { return Ok(()) };
     let kind = FileType::from_raw_mode(there.mode());
@@ -225,7 +225,7 @@ fn refuse_special(path: &FilePath, target: &Path) -> Result<(), Failure> {
     Err(Failure::failed(format!("get {path}: {target} is {what}: {advice}")))
 }
 
-/// Cuts files into batches, one chunk after the other.
+/// Groups files into batches, one chunk after the other.
 fn batches(files: Vec<Wanted>) -> Vec<Batch> {
     let (mut batches, mut paths) = (Vec::<Batch>::new(), 0);
     for file in files {
@@ -252,7 +252,7 @@ fn batches(files: Vec<Wanted>) -> Vec<Batch> {
 }
 
 impl Batch {
-    /// Whether it is one file that is too large to be in memory whole.
+    /// Whether the batch is a single file too large for memory.
     fn is_streamed(&self) -> bool {
         matches!(self.files.as_slice(), [file] if file.record.length > WHOLE_BYTES)
     }
@@ -264,7 +264,7 @@ impl From<Wanted> for Batch {
     }
 }
 
-/// What `--json` says at the end.
+/// The summary for `--json`.
 #[derive(Debug, Serialize)]
 struct Summary {
     files: u64,
@@ -273,61 +273,31 @@ struct Summary {
     failed: u64,
 }
 
-/// Runs `list`, which gives batches, beside the threads that fetch and write them.
+/// A listing: passes batches to its second argument until the first failure.
+trait List: FnOnce(&GetState<'_>, &mut Give<'_>) -> Result<(), Failure> {}
+type Give<'a> = dyn FnMut(Batch) -> Result<(), Failure> + 'a;
+
+impl<F: FnOnce(&GetState<'_>, &mut Give<'_>) -> Result<(), Failure>> List for F {}
+
+/// Transfers the files of `list`, and prints the summary.
 fn transfer(
-    plan: &Plan,
+    plan: &GetPlan,
     dataset: &Dataset,
     target: &Target,
     context: &Context,
     out: &mut Output<'_>,
-    list: impl FnOnce(&Shared<'_>, &mut dyn FnMut(Batch) -> Result<(), Failure>) -> Result<(), Failure>,
+    list: impl List,
 ) -> Result<Exit, Failure> {
     let progress = Progress::new(context.notes.bar());
-    let shared = Shared::new(dataset, target, context, &progress);
-    let (give, taken) = sync_channel::<Batch>(plan.threads);
-    let taken = Mutex::new(taken);
-    let ended = thread::scope(|scope| {
-        if shared.progress().is_shown() {
-            scope.spawn(|| count(plan, &shared));
-        }
-        let work = || {
-            let fetcher = Fetcher::new(&shared);
-            let mut ended = Ok(());
-            loop {
-                let batch = taken.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                let Ok(batch) = batch else { return ended };
-                // A thread that gives up still empties the channel: who fills it must not wait.
-                if !shared.is_stopped() {
-                    let fetched = fetcher.fetch(&batch);
-                    if fetched.is_err() {
-                        shared.stop();
-                        ended = fetched;
-                    }
-                }
-            }
-        };
-        let threads: Vec<_> = (0..plan.threads).map(|_| scope.spawn(work)).collect();
-        let listed = list(&shared, &mut |batch| {
-            if shared.is_stopped() || give.send(batch).is_err() {
-                return Err(Failure::failed("stopped"));
-            }
-            Ok(())
-        });
-        drop(give);
-        let mut ended = Ok(());
-        for thread in threads {
-            ended = ended.and(thread.join().expect("a fetcher gives its failures back"));
-        }
-        shared.stop();
-        ended.and(listed)
-    });
+    let shared = GetState::new(dataset, target, context, &progress);
+    let ended = fetch_all(plan, &shared, list);
     progress.end();
     if plan.sync {
         target
             .sync()
             .map_err(|why| Failure::local(format!("sync {}", shown(&plan.target)), why))?;
     }
-    shared.tell();
+    shared.print_failures();
     let tally = shared.into_tally();
     let (files, unchanged, failed) = (tally.files, tally.unchanged, tally.failed);
     report(&Summary { files, bytes: tally.bytes, unchanged, failed }, out)?;
@@ -342,8 +312,52 @@ fn transfer(
     })
 }
 
-/// Adds up what there is to get beside the transfer; only for somebody who looks.
-fn count(plan: &Plan, shared: &Shared<'_>) {
+/// Runs `list` in parallel with the fetching threads.
+fn fetch_all(plan: &GetPlan, shared: &GetState<'_>, list: impl List) -> Result<(), Failure> {
+    let (give, taken) = sync_channel::<Batch>(plan.threads);
+    let taken = Mutex::new(taken);
+    thread::scope(|scope| {
+        if shared.progress().is_shown() {
+            scope.spawn(|| count(plan, shared));
+        }
+        let work = || fetch_batches(shared, &taken);
+        let threads: Vec<_> = (0..plan.threads).map(|_| scope.spawn(work)).collect();
+        let listed = list(shared, &mut |batch| {
+            if shared.is_stopped() || give.send(batch).is_err() {
+                return Err(Failure::failed("stopped"));
+            }
+            Ok(())
+        });
+        drop(give);
+        let mut ended = Ok(());
+        for thread in threads {
+            ended = ended.and(thread.join().expect("a fetcher returns its failures"));
+        }
+        shared.stop();
+        ended.and(listed)
+    })
+}
+
+/// Fetches batches until the channel ends. After a failure the thread still drains the channel, so
+/// that the producer never blocks.
+fn fetch_batches(shared: &GetState<'_>, batches: &Mutex<Receiver<Batch>>) -> Result<(), Failure> {
+    let fetcher = Fetcher::new(shared);
+    let mut ended = Ok(());
+    loop {
+        let batch = batches.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(batch) = batch else { return ended };
+        if !shared.is_stopped() {
+            let fetched = fetcher.fetch(&batch);
+            if fetched.is_err() {
+                shared.stop();
+                ended = fetched;
+            }
+        }
+    }
+}
+
+/// Sums up the bytes to fetch during the transfer; only for a visible progress bar.
+fn count(plan: &GetPlan, shared: &GetState<'_>) {
     let bytes = match &plan.source.path {
         None => shared.bytes_below(&plan.source.folder()),
         Some(path) => match shared.dataset().stat(path) {

@@ -1,11 +1,11 @@
-//! What `get` makes of its arguments and of a page of files.
+//! Arguments of `get`, and batches of files.
 
 use dl_format::{Attributes, ChunkId, Crc32c, EntryVersion, Stamp};
 use tempfile::TempDir;
 
 use super::*;
 
-fn plan(target: &str) -> Result<Plan, Failure> {
+fn plan(target: &str) -> Result<GetPlan, Failure> {
     let source = Address::parse(OsStr::new("dl://d")).expect("legal");
     Arguments { source, target: target.into(), sync: false, threads: None }.plan()
 }
@@ -54,7 +54,7 @@ fn a_file_goes_to_the_name_or_into_the_folder_that_is_given() {
 }
 
 #[test]
-fn batches_are_bounded_in_files_and_bytes_and_a_large_file_is_alone() {
+fn batches_are_bounded_and_a_large_file_is_alone() {
     let small = vec![wanted(1); BATCH_FILES + 1];
     let counts: Vec<_> = batches(small).iter().map(|batch| batch.files.len()).collect();
     assert_eq!(counts, [BATCH_FILES, 1]);

@@ -1,6 +1,7 @@
-//! Paths that two sources give, and paths that would be a file and a folder.
+//! Conflicting paths: the same path from two sources, or a path as both file and folder.
 //!
-//! Must hold: found before anything is written; memory is a few bytes a file, whatever the names.
+//! Must hold: conflicts are found before anything is written. Memory is a few bytes per file, for
+//! names of any length.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
@@ -19,13 +20,13 @@ use crate::exit::Failure;
 use crate::local::{Entry, Event, Folder, Problem, Walk, is_temporary};
 use crate::text::shown;
 
-/// Paths that a refusal names.
+/// Maximum of paths named in a refusal.
 const NAMED: usize = 10;
 
-/// Refuses sources of which two give one path, or one a file and another one a folder of that path.
+/// Refuses sources that give the same path twice, or the same path as file and folder.
 ///
 /// # Errors
-/// Wrong usage, naming both sources; and when the command is to stop.
+/// Wrong usage, naming both sources; or a stop of the command.
 pub(super) fn among_sources(inputs: &[Input], shutdown: &Shutdown) -> Result<(), Failure> {
     let hasher = RandomState::new();
     let (mut files, mut folders) = (HashSet::new(), HashSet::new());
@@ -34,12 +35,12 @@ pub(super) fn among_sources(inputs: &[Input], shutdown: &Shutdown) -> Result<(),
             return Err(Failure::failed("stopped"));
         }
         let Event::File { folder, name, .. } = event else { return Ok(()) };
-        // A path that no dataset can hold is reported when it is its turn.
+        // Invalid dataset paths are reported later, when the file is sent.
         let Ok(path) = folder.dataset_path(name) else { return Ok(()) };
         for above in folders_of(&path) {
             let hash = hasher.hash_one(above);
             if !folders.insert(hash) {
-                // The folders above it are known too.
+                // Folders above a known folder are known too.
                 break;
             }
             if files.contains(&hash)
@@ -60,7 +61,7 @@ pub(super) fn among_sources(inputs: &[Input], shutdown: &Shutdown) -> Result<(),
     })
 }
 
-/// The folders that a path lies in, the nearest first.
+/// The ancestor folders of a path, the nearest first.
 fn folders_of(path: &FilePath) -> impl Iterator<Item = &[u8]> {
     let path = path.as_bytes();
     let slashes = (0..path.len()).rev().filter(|at| path.get(*at) == Some(&b'/'));
@@ -94,7 +95,7 @@ fn refuse_file_and_folder(inputs: &[Input], path: &FilePath) -> Result<(), Failu
 }
 
 impl Input {
-    /// The file that becomes `path`, if this source has one.
+    /// The local file stored as `path`, if this source has any.
     fn gives(&self, path: &FilePath) -> Option<PathBuf> {
         let (root, entry) = match self {
             Self::Tree(root) => (root, Entry::Found),
@@ -112,8 +113,7 @@ impl Input {
         is_there.then(|| root.shown(below))
     }
 
-    /// The file or folder of this source from which files come below `folder` of the dataset, if
-    /// there is any such file.
+    /// A local file or folder of this source with files stored below `folder`, if any.
     fn gives_below(&self, folder: &FilePath) -> Option<PathBuf> {
         match self {
             Self::Tree(root) => {
@@ -145,18 +145,18 @@ impl Input {
     }
 }
 
-/// A kind of entry of a dataset.
+/// The kind of an entry in the dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Becomes {
+enum PathKind {
     File,
     Folder,
 }
 
-/// Refuses sources that have a folder where the dataset has a file, or a named file where the dataset
-/// has a folder. Files that a walk or a list gives are looked at when it is their turn.
+/// Refuses sources with a folder in the place of a dataset's file, or with a file in the place of a
+/// dataset's folder.
 ///
 /// # Errors
-/// A refusal that names the paths; errors of the servers; and when the command is to stop.
+/// A refusal that names the paths; errors of the servers; or a stop of the command.
 pub(super) fn with_dataset(
     inputs: &[Input],
     dataset: &Dataset,
@@ -164,47 +164,47 @@ pub(super) fn with_dataset(
     shutdown: &Shutdown,
 ) -> Result<(), Failure> {
     let found = Mutex::default();
-    let looker = || Looker::new(inputs, dataset, shutdown, &found);
-    let mut above = looker();
+    let checker = || PathChecker::new(inputs, dataset, shutdown, &found);
+    let mut above = checker();
     let mut paths: Vec<_> = inputs.iter().flat_map(|input| input.root().folders_above()).collect();
     paths.dedup();
-    paths.into_iter().try_for_each(|path| above.take(path, Becomes::Folder))?;
+    paths.into_iter().try_for_each(|path| above.take(path, PathKind::Folder))?;
     above.ask()?;
     let walk = walk(inputs)?;
     let look = || {
-        let mut looker = looker();
-        walk.join(|event| looker.visit(event)).and_then(|()| looker.ask())
+        let mut checker = checker();
+        walk.join(|event| checker.visit(event)).and_then(|()| checker.ask())
     };
     thread::scope(|scope| {
         let threads: Vec<_> = (0..threads).map(|_| scope.spawn(look)).collect();
         let mut ended = Ok(());
         for thread in threads {
-            ended = ended.and(thread.join().expect("a looker gives its failures back"));
+            ended = ended.and(thread.join().expect("a checker gives its failures back"));
         }
         ended
     })?;
     refuse(dataset, found.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// One thread that asks for paths.
+/// A thread that looks up paths.
 #[derive(Debug)]
-struct Looker<'a> {
+struct PathChecker<'a> {
     inputs: &'a [Input],
     dataset: &'a Dataset,
     shutdown: &'a Shutdown,
-    waiting: Vec<(FilePath, Becomes)>,
-    found: &'a Mutex<Vec<(FilePath, Becomes)>>,
-    /// Hashes of folders above listed files that were taken, with all above them.
+    waiting: Vec<(FilePath, PathKind)>,
+    found: &'a Mutex<Vec<(FilePath, PathKind)>>,
+    /// Hashes of the checked folders above listed files, including all their ancestors.
     folders: HashSet<u64>,
     hasher: RandomState,
 }
 
-impl<'a> Looker<'a> {
+impl<'a> PathChecker<'a> {
     fn new(
         inputs: &'a [Input],
         dataset: &'a Dataset,
         shutdown: &'a Shutdown,
-        found: &'a Mutex<Vec<(FilePath, Becomes)>>,
+        found: &'a Mutex<Vec<(FilePath, PathKind)>>,
     ) -> Self {
         let (folders, hasher) = (HashSet::new(), RandomState::new());
         Self { inputs, dataset, shutdown, waiting: Vec::new(), found, folders, hasher }
@@ -214,10 +214,10 @@ impl<'a> Looker<'a> {
         if self.shutdown.is_requested() {
             return Err(Failure::failed("stopped"));
         }
-        // A path that no dataset can hold is reported when it is its turn.
+        // Invalid dataset paths are reported later, when the file is sent.
         match event {
             Event::Folder(folder) => match folder.own_dataset_path() {
-                Ok(path) => self.take(path, Becomes::Folder),
+                Ok(path) => self.take(path, PathKind::Folder),
                 Err(_) => Ok(()),
             },
             Event::File { folder, name, .. } => self.take_file(folder, name),
@@ -225,7 +225,7 @@ impl<'a> Looker<'a> {
         }
     }
 
-    /// Takes a file, and the folders above a listed file; a walk comes upon folders by itself.
+    /// Checks a file, and the folders above a listed file; walks report folders by themselves.
     fn take_file(&mut self, folder: &Folder, name: &std::ffi::CStr) -> Result<(), Failure> {
         let Ok(path) = folder.dataset_path(name) else { return Ok(()) };
         if name.to_bytes().contains(&b'/') {
@@ -237,15 +237,15 @@ impl<'a> Looker<'a> {
                     break;
                 }
                 if let Ok(above) = FilePath::new(above.to_vec()) {
-                    self.take(above, Becomes::Folder)?;
+                    self.take(above, PathKind::Folder)?;
                 }
             }
         }
-        self.take(path, Becomes::File)
+        self.take(path, PathKind::File)
     }
 
-    fn take(&mut self, path: FilePath, becomes: Becomes) -> Result<(), Failure> {
-        self.waiting.push((path, becomes));
+    fn take(&mut self, path: FilePath, kind: PathKind) -> Result<(), Failure> {
+        self.waiting.push((path, kind));
         if self.waiting.len() >= COMPARED { self.ask() } else { Ok(()) }
     }
 
@@ -255,30 +255,30 @@ impl<'a> Looker<'a> {
         if paths.is_empty() {
             return Ok(());
         }
-        for ((path, becomes), item) in waiting.into_iter().zip(self.dataset.stat_many(&paths)?) {
+        for ((path, kind), item) in waiting.into_iter().zip(self.dataset.stat_many(&paths)?) {
             // Sources without a file to store hide nothing.
             let giver = |gives: fn(&Input, &FilePath) -> Option<PathBuf>| {
                 self.inputs.iter().any(|input| gives(input, &path).is_some())
             };
-            let is_hidden = match (becomes, item) {
+            let is_hidden = match (kind, item) {
                 _ if self.found().len() > NAMED => false,
-                (Becomes::Folder, StatItem::File(_)) => giver(Input::gives_below),
-                (Becomes::File, StatItem::Folder) => giver(Input::gives),
+                (PathKind::Folder, StatItem::File(_)) => giver(Input::gives_below),
+                (PathKind::File, StatItem::Folder) => giver(Input::gives),
                 _ => false,
             };
             if is_hidden {
-                self.found().push((path, becomes));
+                self.found().push((path, kind));
             }
         }
         Ok(())
     }
 
-    fn found(&self) -> std::sync::MutexGuard<'_, Vec<(FilePath, Becomes)>> {
+    fn found(&self) -> std::sync::MutexGuard<'_, Vec<(FilePath, PathKind)>> {
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn refuse(dataset: &Dataset, mut found: Vec<(FilePath, Becomes)>) -> Result<(), Failure> {
+fn refuse(dataset: &Dataset, mut found: Vec<(FilePath, PathKind)>) -> Result<(), Failure> {
     if found.is_empty() {
         return Ok(());
     }
@@ -286,11 +286,11 @@ fn refuse(dataset: &Dataset, mut found: Vec<(FilePath, Becomes)>) -> Result<(), 
     found.dedup();
     let name = &dataset.info().name;
     let is_more = found.len() > NAMED;
-    let clauses = found.iter().take(NAMED).map(|(path, becomes)| match becomes {
-        Becomes::Folder => {
+    let clauses = found.iter().take(NAMED).map(|(path, kind)| match kind {
+        PathKind::Folder => {
             format!("dl://{name}/{path} is a file, and a folder of that name would hide it")
         }
-        Becomes::File => {
+        PathKind::File => {
             format!(
                 "dl://{name}/{path} is a folder, and would hide the file that is to be put there"
             )
@@ -299,10 +299,12 @@ fn refuse(dataset: &Dataset, mut found: Vec<(FilePath, Becomes)>) -> Result<(), 
     let clauses = clauses.collect::<Vec<_>>().join("; ");
     let more = if is_more { "; and more" } else { "" };
     let rm = match found.first() {
-        Some((path, Becomes::File)) if found.len() == 1 => {
+        Some((path, PathKind::File)) if found.len() == 1 => {
             format!("dlcmd rm -r dl://{name}/{path}")
         }
-        Some((path, Becomes::Folder)) if found.len() == 1 => format!("dlcmd rm dl://{name}/{path}"),
+        Some((path, PathKind::Folder)) if found.len() == 1 => {
+            format!("dlcmd rm dl://{name}/{path}")
+        }
         _ => "dlcmd rm, with -r for folders".to_owned(),
     };
     Err(Failure::partly(format!(

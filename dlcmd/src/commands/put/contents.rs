@@ -1,8 +1,8 @@
-//! Comparisons of contents: the bytes of a file here with its record, and for `put --checksum` with
-//! the bytes that the dataset gives back.
+//! Comparison of contents: the bytes of a local file with its record, and for `put --checksum` with
+//! the bytes stored in the dataset.
 //!
-//! Must hold: a file counts as whole only when all its bytes were read back, and they are those of
-//! its source; memory is bounded; servers that can't answer now are not taken for damage.
+//! Must hold: a file counts as whole only if all its bytes were read back and equal its source.
+//! Memory is bounded. Servers without an answer are not taken for damage.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -12,46 +12,46 @@ use dl_runtime::Shutdown;
 use libdiesel::{Dataset, Kind, ReadItem};
 
 use crate::exit::Failure;
-use crate::local::{Entry, Problem, Root, Trouble};
+use crate::local::{Entry, Problem, ReadFailure, Root};
 
-/// Bytes that are read at once to checksum a file.
+/// Bytes read at once to compute a checksum.
 const CHECKSUM_BUFFER: usize = 1 << 20;
-/// A file of more bytes is read back alone, piece by piece.
+/// A larger file is read back alone, piece by piece.
 const WHOLE_BYTES: u64 = 4 << 20;
 
-/// A file that has the size, time and mode of the file in the dataset.
+/// A local file with the size, time and mode of the dataset's file.
 #[derive(Debug)]
-pub(super) struct Alike {
+pub(super) struct SameAttributes {
     pub(super) root: Arc<Root>,
     pub(super) path: FilePath,
     pub(super) entry: Entry,
     pub(super) record: FileRecord,
 }
 
-/// What became of the bytes that were stored.
+/// The state of stored bytes.
 #[derive(Debug)]
 pub(super) enum Stored {
-    /// They are those that were put.
+    /// The bytes equal the source.
     Whole,
-    /// They are damaged or lost.
-    Broken,
-    /// Nobody can tell now.
+    /// The bytes are damaged or lost.
+    Damaged,
+    /// The state can't be determined now.
     Unknown(libdiesel::Error),
 }
 
-/// Reads files of the dataset back, many with one request, and gives what became of each.
+/// Reads files of the dataset back, many with one request, and returns the state of each.
 ///
 /// # Errors
-/// Those that end the command.
+/// Failures that end the command.
 pub(super) fn read_back(
     dataset: &Dataset,
-    files: &[Alike],
+    files: &[SameAttributes],
     shutdown: &Shutdown,
 ) -> Result<Vec<Stored>, Failure> {
     let mut stored: Vec<Stored> = files.iter().map(|_| Stored::Whole).collect();
     let mut small: Vec<usize> = Vec::new();
-    // What a copy in a fast store says is not what there will be when that copy is gone.
-    let item = |file: &Alike| {
+    // Copies in a fast store are bypassed: they prove nothing about the chunk store.
+    let item = |file: &SameAttributes| {
         let (path, record) = (file.path.clone(), Some(file.record));
         ReadItem { path, record, pass_copies: true, check_headers: true }
     };
@@ -60,12 +60,12 @@ pub(super) fn read_back(
         match file.record.length {
             0..=WHOLE_BYTES => small.push(number),
             _ => {
-                let read = dataset.read_to(item(file), &mut Nowhere { shutdown }).map(|_| ());
+                let read = dataset.read_to(item(file), &mut Discard { shutdown }).map(|_| ());
                 *stored = judge(read)?;
             }
         }
     }
-    // Those that lie together are read as one.
+    // Adjacent files are read with one range.
     small.sort_unstable_by_key(|number| {
         files.get(*number).map(|file| (file.record.holder.chunk, file.record.offset))
     });
@@ -73,7 +73,7 @@ pub(super) fn read_back(
     dataset.read_files(items, &mut |number, read| {
         let stored = small.get(number).and_then(|number| stored.get_mut(*number));
         let (Some(stored), true) = (stored, ended.is_ok()) else { return };
-        // The library has compared the bytes with the checksum, which is that of the source.
+        // The library compared the bytes with the checksum of the source.
         match judge(read.map(|_| ())) {
             Ok(judged) => *stored = judged,
             Err(failure) => ended = Err(failure),
@@ -82,11 +82,11 @@ pub(super) fn read_back(
     ended.map(|()| stored)
 }
 
-/// Exhaustive on purpose: a new kind must decide.
+/// Exhaustive on purpose: a new kind needs a decision.
 fn judge(read: Result<(), libdiesel::Error>) -> Result<Stored, Failure> {
     let Err(error) = read else { return Ok(Stored::Whole) };
     match error.kind() {
-        Kind::Corrupt | Kind::NotFound => Ok(Stored::Broken),
+        Kind::Corrupt | Kind::NotFound => Ok(Stored::Damaged),
         Kind::Unavailable | Kind::Internal | Kind::Invalid | Kind::Conflict | Kind::Denied => {
             Ok(Stored::Unknown(error))
         }
@@ -99,12 +99,12 @@ fn judge(read: Result<(), libdiesel::Error>) -> Result<Stored, Failure> {
     }
 }
 
-/// Where the bytes of a large file go, until the command is to stop.
-struct Nowhere<'a> {
+/// A sink for the bytes of a large file, which fails after a stop.
+struct Discard<'a> {
     shutdown: &'a Shutdown,
 }
 
-impl Write for Nowhere<'_> {
+impl Write for Discard<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.shutdown.is_requested() {
             return Err(io::Error::other("stopped"));
@@ -117,7 +117,7 @@ impl Write for Nowhere<'_> {
     }
 }
 
-/// Whether the file's bytes are those of `record`.
+/// Whether the bytes of a local file match `record`.
 pub(super) fn has_checksum(
     root: &Root,
     path: &[u8],
@@ -136,8 +136,8 @@ pub(super) fn has_checksum(
                 crc = crc.then(Crc32c::of(read), read.len() as u64);
             }
             Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
-            // It will be sent as it is then.
-            Err(_) if matches!(file.trouble(), Some(Trouble::Changed | Trouble::Size)) => {
+            // A changing file is sent in its later state.
+            Err(_) if matches!(file.failure(), Some(ReadFailure::Changed | ReadFailure::Size)) => {
                 return Ok(false);
             }
             Err(why) => return Err(Problem::Failed(why)),

@@ -1,7 +1,7 @@
 //! The list of files on stdin.
 //!
-//! Must hold: the whole list is checked before anything is written; a path is stored as given,
-//! but for what means nothing: `./` and doubled slashes.
+//! Must hold: the whole list is checked before anything is written. A path is stored as given,
+//! except for `./` and doubled slashes.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
@@ -11,13 +11,13 @@ use crate::exit::Failure;
 use crate::local::Paths;
 use crate::text::escaped;
 
-/// Bytes of a line that can't be a path any more.
+/// Bytes of a line too long for a path.
 const LINE_MAX: usize = 64 << 10;
 
-/// The paths in `input`, each ended by `end`; the last may lack it.
+/// The paths in `input`, each ended by `end`, which the last path may omit.
 ///
 /// # Errors
-/// Wrong usage, naming the line: an absolute path, `..`, a NUL byte, a path a second time.
+/// Wrong usage, naming the line: an absolute path, `..`, a NUL byte, a repeated path.
 pub(super) fn read(input: &mut dyn Read, end: u8) -> Result<Paths, Failure> {
     let (mut input, mut line) = (BufReader::new(input), Vec::new());
     let (mut paths, mut hashes) = (Paths::default(), Vec::new());
@@ -57,7 +57,7 @@ pub(super) fn read(input: &mut dyn Read, end: u8) -> Result<Paths, Failure> {
     Ok(paths)
 }
 
-/// Equal hashes are only a hint.
+/// Refuses repeated paths; equal hashes are only a hint.
 fn refuse_twice(paths: &Paths, hashes: &HashSet<u64>, hasher: &RandomState) -> Result<(), Failure> {
     if hashes.is_empty() {
         return Ok(());
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_find_prints_is_understood() {
+    fn the_output_of_find_is_accepted() {
         let names = [&b"a/b"[..], b"c"].map(<[u8]>::to_vec).to_vec();
         assert_eq!(listed(b".\n./a/b\n.//c\n", b'\n'), Ok(names));
     }
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_is_named_twice_is_refused_with_its_place_however_it_is_written() {
+    fn a_repeated_path_is_refused_with_its_number() {
         for twice in [&b"a/b\na/b\n"[..], b"a/b\n./a//b", b"./a/b\na/./b"] {
             let refused = listed(twice, b'\n').expect_err("twice");
             assert!(refused.contains("name 2 of the list"), "{refused}");

@@ -1,7 +1,7 @@
-//! `dlcmd put`: files of this machine into a dataset (paper, 4).
+//! `dlcmd put`: stores files of this machine in a dataset (paper, 4).
 //!
-//! Must hold: what the command reports as put is acknowledged and visible; run again after any
-//! interruption it goes on; nothing is written when the sources contradict each other.
+//! Must hold: files reported as stored are acknowledged and visible. After an interruption the same
+//! command continues. Nothing is written for conflicting sources.
 
 mod conflicts;
 mod contents;
@@ -27,32 +27,32 @@ use libdiesel::{Dataset, FailedWrite, Flushed, Kind, StatItem};
 use serde::Serialize;
 
 use self::reports::Reports;
-use self::send::{Sender, Shared, Tally};
+use self::send::{PutState, Sender, Tally};
 use crate::address::Address;
 use crate::context::Context;
 use crate::exit::{Exit, Failure, cause};
 use crate::interrupt;
-use crate::local::{Entry, Event, Paths, Place, Problem, Root, Walk};
+use crate::local::{Destination, Entry, Event, Paths, Problem, Root, Walk};
 use crate::output::Output;
 use crate::progress::Progress;
 use crate::text::{counted, shown, sized};
 
 /// Put files and folders into a dataset
 ///
-/// A folder stands for its contents. A single file gets the given path, and replaces a file there;
-/// it keeps its last name below a path that ends in `/` or is a folder of the dataset. Several
-/// sources land under DIR. The dataset is created when it is new. A put that would hide a file of
-/// the dataset below a folder of the same name, or the other way round, is refused.
+/// A folder stands for its contents. A single file is stored under the given path and replaces a
+/// file there. Below a path that ends in `/` or is a folder of the dataset, the file keeps its last
+/// name. Several sources are stored below DIR. A missing dataset is created. A put is refused if a
+/// file would hide a folder of the same name, or a folder a file.
 ///
-/// Files that are there already, with the same size, modification time and mode, are skipped: after
-/// an interruption, run the same command again. Files that were put less than 2 seconds after they
-/// were modified are read again.
+/// Files already in the dataset with the same size, modification time and mode are skipped: after
+/// an interruption, run the same command again. Files put less than 2 seconds after their
+/// modification are read again.
 ///
-/// A link to a file inside SRC is stored as that file. Other links (without --follow), pipes,
-/// sockets, devices, the data of a dlserver and partial files of a get that was killed
-/// (.dlcmd-*.tmp) are skipped and counted on stderr, the first ten named. Exit code 4 says that a SRC
-/// itself was skipped, or that all files were. Empty folders and the modes of folders are not kept;
-/// the summary counts empty folders.
+/// A link to a file inside SRC is stored as a file. Other links (without --follow), pipes, sockets,
+/// devices, the data of a dlserver and partial files of a killed get (.dlcmd-*.tmp) are skipped and
+/// counted on stderr, the first ten named. Exit code 4 means that a SRC itself was skipped, or that
+/// all files were. Empty folders and the modes of folders are not kept; the summary counts empty
+/// folders.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dlcmd put train/ dl://imagenet/train
@@ -60,11 +60,12 @@ use crate::text::{counted, shown, sized};
   dlcmd put labels.csv README dl://imagenet
   find . -name '*.jpg' -print0 | dlcmd put -0 - dl://photos")]
 pub(crate) struct Arguments {
-    /// Files and folders; or `-` for a list of files on stdin, one a line, each stored as given
+    /// Files and folders; or `-` for a list of files on stdin, one per line, each stored under the
+    /// given path
     #[arg(value_name = "SRC", required = true)]
     sources: Vec<OsString>,
 
-    /// The folder that they go to, or for a single file its new path
+    /// The target folder, or for a single file its new path
     #[arg(
         value_name = "dl://DS[/DIR]",
         required = true,
@@ -76,13 +77,13 @@ pub(crate) struct Arguments {
     #[arg(short = '0', long)]
     null: bool,
 
-    /// Skip a file only when its contents are the same too; reads every file, here and back from
-    /// the dataset: one whose stored bytes are damaged or lost is put again
+    /// Skip a file only if its contents are the same too; reads every file, here and back from the
+    /// dataset: a file with damaged or lost bytes is stored again
     #[arg(long)]
     checksum: bool,
 
-    /// Follow all links, also out of SRC and to folders; a link that leads back to a folder above it
-    /// is skipped
+    /// Follow all links, also out of SRC and to folders; a link back to a folder above it is
+    /// skipped
     #[arg(long)]
     follow: bool,
 
@@ -91,9 +92,9 @@ pub(crate) struct Arguments {
     threads: Option<NonZeroUsize>,
 }
 
-/// What will be done.
+/// The validated arguments.
 #[derive(Debug, PartialEq)]
-struct Plan {
+struct PutPlan {
     sources: Sources,
     target: Address,
     checksum: bool,
@@ -103,14 +104,14 @@ struct Plan {
 
 #[derive(Debug, PartialEq)]
 enum Sources {
-    /// Files and folders.
+    /// Files and folders of the command line.
     Named(Vec<PathBuf>),
-    /// The files listed on stdin, each ended by this byte.
+    /// The files listed on stdin, each ended by the given byte.
     Listed(u8),
 }
 
 impl Arguments {
-    fn plan(self) -> Result<Plan, Failure> {
+    fn plan(self) -> Result<PutPlan, Failure> {
         let is_list = self.sources.iter().any(|source| source == "-");
         if is_list && self.sources.len() > 1 {
             return Err(Failure::usage(
@@ -128,18 +129,18 @@ impl Arguments {
         };
         let threads = crate::threads(self.threads)?;
         let Self { target, checksum, follow, .. } = self;
-        Ok(Plan { sources, target, checksum, follow, threads })
+        Ok(PutPlan { sources, target, checksum, follow, threads })
     }
 }
 
-impl Plan {
-    /// Everything below the folder of the target.
-    fn below(&self) -> Place {
-        Place::Below(self.target.folder().prefix())
+impl PutPlan {
+    /// The target folder as the place of all files.
+    fn below(&self) -> Destination {
+        Destination::Below(self.target.folder().prefix())
     }
 }
 
-/// One source, opened.
+/// An opened source.
 #[derive(Debug)]
 enum Input {
     Tree(Arc<Root>),
@@ -170,7 +171,7 @@ pub(crate) fn run(
     }
     let reports = Reports::default();
     if has_nothing(&inputs, &reports) {
-        reports.tell(context, false);
+        reports.print(context, false);
         let (skipped, failed) = (reports.skipped(), reports.failed());
         report(&Summary { skipped, failed, ..Summary::default() }, out)?;
         return Ok(Exit::Partly);
@@ -186,7 +187,7 @@ pub(crate) fn run(
         return stopped_or(failure, context, out);
     }
     let progress = Progress::new(context.notes.bar());
-    let shared = Shared::new(&dataset, context, &progress, is_empty, plan.checksum);
+    let shared = PutState::new(&dataset, context, &progress, is_empty, plan.checksum);
     let (ended, flushed) = interrupt::or_given_up(
         &context.shutdown,
         || put_all(&inputs, &shared, plan.threads),
@@ -196,7 +197,7 @@ pub(crate) fn run(
     finish(ended, flushed, shared.into_tally(), &dataset, context, out)
 }
 
-/// The end of a command that has stored nothing: a failure, unless Ctrl-C was its reason.
+/// The result of a command that stored nothing: a failure, unless Ctrl-C was the reason.
 fn stopped_or(failure: Failure, context: &Context, out: &mut Output<'_>) -> Result<Exit, Failure> {
     if context.shutdown.is_requested() {
         report(&Summary::default(), out)?;
@@ -205,8 +206,8 @@ fn stopped_or(failure: Failure, context: &Context, out: &mut Output<'_>) -> Resu
     Err(failure)
 }
 
-/// Whether there are only files, and none of them can be put: no dataset is made for them. Reports
-/// them then.
+/// Whether the sources are only files, none of which can be stored; no dataset is created then.
+/// Reports the files in this case.
 fn has_nothing(inputs: &[Input], reports: &Reports) -> bool {
     let mut files = inputs.iter().flat_map(Input::files).peekable();
     if files.peek().is_none() || inputs.iter().any(|input| matches!(input, Input::Tree(_))) {
@@ -218,7 +219,7 @@ fn has_nothing(inputs: &[Input], reports: &Reports) -> bool {
     for (root, path, entry) in inputs.iter().flat_map(Input::files) {
         let gone = || Problem::Failed(io::Error::other("it was not there a moment ago"));
         let problem = root.open_file(path, entry).err().unwrap_or_else(gone);
-        reports.passed_over(root, path, entry, &problem);
+        reports.add_problem(root, path, entry, &problem);
     }
     true
 }
@@ -242,9 +243,9 @@ impl Input {
     }
 }
 
-/// A single file gets the path of the target, unless the target means a folder. The servers are
-/// asked whether it is one: a snapshot may be stale.
-fn name_single(plan: &Plan, inputs: &mut [Input], dataset: &Dataset) -> Result<(), Failure> {
+/// A single file gets the path of the target, unless the target is a folder. The servers decide,
+/// because a snapshot may be stale.
+fn name_single(plan: &PutPlan, inputs: &mut [Input], dataset: &Dataset) -> Result<(), Failure> {
     let Sources::Named(sources) = &plan.sources else { return Ok(()) };
     let ([_], [Input::Files(root, names, _)], false, Some(path)) =
         (sources.as_slice(), inputs, plan.target.is_folder, &plan.target.path)
@@ -260,10 +261,11 @@ fn name_single(plan: &Plan, inputs: &mut [Input], dataset: &Dataset) -> Result<(
     Ok(())
 }
 
-/// Sends everything, and waits until it is acknowledged: how sending ended, and the last flush.
+/// Sends all files and waits for acknowledgement. Returns the results of sending and of the last
+/// flush.
 fn put_all(
     inputs: &[Input],
-    shared: &Shared<'_>,
+    shared: &PutState<'_>,
     threads: usize,
 ) -> (Result<(), Failure>, Result<(), Failure>) {
     let ended = transfer(inputs, shared, threads);
@@ -271,10 +273,10 @@ fn put_all(
     (ended, shared.flush())
 }
 
-/// Opens what was named; nothing is written before all of it is there.
-fn open(paths: &[PathBuf], plan: &Plan) -> Result<Vec<Input>, Failure> {
+/// Opens all sources before anything is written.
+fn open(paths: &[PathBuf], plan: &PutPlan) -> Result<Vec<Input>, Failure> {
     let mut inputs = Vec::new();
-    // Files of one folder share it: a shell may name thousands of them.
+    // Files of one folder share its root: a shell may name thousands of them.
     let mut parents: BTreeMap<&Path, (Arc<Root>, Paths)> = BTreeMap::new();
     let mut named = HashSet::new();
     for path in paths {
@@ -332,7 +334,7 @@ fn walk(inputs: &[Input]) -> Result<Walk, Failure> {
     Ok(walk)
 }
 
-fn transfer(inputs: &[Input], shared: &Shared<'_>, threads: usize) -> Result<(), Failure> {
+fn transfer(inputs: &[Input], shared: &PutState<'_>, threads: usize) -> Result<(), Failure> {
     let files = walk(inputs)?;
     thread::scope(|scope| {
         if shared.progress().is_shown() {
@@ -353,8 +355,8 @@ fn transfer(inputs: &[Input], shared: &Shared<'_>, threads: usize) -> Result<(),
     })
 }
 
-/// Adds up sizes beside the transfer, to know how much is left; only for somebody who looks.
-fn count(inputs: &[Input], shared: &Shared<'_>) {
+/// Sums up the bytes to send during the transfer; only for a visible progress bar.
+fn count(inputs: &[Input], shared: &PutState<'_>) {
     let mut bytes = 0u64;
     let counted = walk(inputs).and_then(|walk| {
         walk.join(|event| {
@@ -369,7 +371,7 @@ fn count(inputs: &[Input], shared: &Shared<'_>) {
     }
 }
 
-/// What `--json` says at the end.
+/// The summary for `--json`.
 #[derive(Debug, Default, Serialize)]
 struct Summary {
     files: u64,
@@ -391,7 +393,7 @@ fn finish(
     let Tally { flushed, reports, unchanged, empty_folders } = tally;
     let is_interrupted = context.shutdown.is_requested();
     if let Err(failure) = last {
-        reports.tell(context, true);
+        reports.print(context, true);
         return Err(ended.err().unwrap_or(failure));
     }
     if has_lost_it(&ended, &flushed) && is_gone(dataset) {
@@ -402,15 +404,16 @@ fn finish(
         )));
     }
     let mut first = None;
-    // Files given up for Ctrl-C are among the files that were not tried, which nobody counts.
-    let is_told = |write: &&FailedWrite| write.error.kind() != Kind::Cancelled || !is_interrupted;
-    for write in flushed.failed.iter().filter(is_told) {
+    // After Ctrl-C, cancelled files belong to the files not tried, which are not reported.
+    let is_reported =
+        |write: &&FailedWrite| write.error.kind() != Kind::Cancelled || !is_interrupted;
+    for write in flushed.failed.iter().filter(is_reported) {
         first.get_or_insert(write.error.kind());
         let why = cause(&write.error);
         write.paths.iter().for_each(|path| reports.fail("store", path, &why));
     }
     let is_stored = flushed.files + unchanged + reports.failed() > 0;
-    let is_refused = reports.tell(context, is_stored);
+    let is_refused = reports.print(context, is_stored);
     let summary = Summary {
         files: flushed.files,
         bytes: flushed.bytes,
@@ -429,7 +432,7 @@ fn finish(
         }
         let stored = counted(summary.files, "file");
         context.notes.note(format_args!("{stored} stored; the same command goes on from there"));
-        // Not in part: nobody lists the rest.
+        // Not `Exit::Partly`, because the other files are not listed.
         return Err(failure.while_doing("stopped, the rest was not tried"));
     }
     Ok(match first {
@@ -439,13 +442,13 @@ fn finish(
     })
 }
 
-/// Whether anything failed because something is not there.
+/// Whether anything failed because the dataset or a file is missing.
 fn has_lost_it(ended: &Result<(), Failure>, flushed: &Flushed) -> bool {
     matches!(ended, Err(Failure::Because { exit: Exit::NotFound, .. }))
         || flushed.failed.iter().any(|write| write.error.kind() == Kind::NotFound)
 }
 
-/// Whether the dataset is there no more.
+/// Whether the dataset was deleted.
 fn is_gone(dataset: &Dataset) -> bool {
     dataset.refresh().is_err_and(|error| error.kind() == Kind::NotFound)
 }

@@ -1,7 +1,7 @@
-//! Files that a put passes over.
+//! Files skipped or failed during a put.
 //!
-//! Must hold: each is counted; the reasons are told once, at the end; skipped files are a failure
-//! only where the user named one of them, or where nothing else was there to store.
+//! Must hold: each file is counted. The reasons are reported once, at the end. Skipped files are a
+//! failure only if named by the user, or if no other file was stored.
 
 use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use crate::context::Context;
 use crate::local::{Entry, Problem, Root};
 use crate::text::shown;
 
-/// Files that were passed over, with the reasons.
+/// Skipped and failed files, with the reasons.
 #[derive(Debug, Default)]
 pub(super) struct Reports {
     skips: Causes,
@@ -23,8 +23,8 @@ pub(super) struct Reports {
 }
 
 impl Reports {
-    /// Counts a file below `root`, or the root itself where the path is empty.
-    pub(super) fn passed_over(&self, root: &Root, path: &[u8], entry: Entry, problem: &Problem) {
+    /// Counts a file below `root`; an empty path means the root itself.
+    pub(super) fn add_problem(&self, root: &Root, path: &[u8], entry: Entry, problem: &Problem) {
         let name = root.shown(path);
         let (name, is_named) = (shown(&name), entry == Entry::Named || path.is_empty());
         let is_skipped = match problem {
@@ -61,16 +61,16 @@ impl Reports {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// Tells of all files that were passed over. Whether the skipped ones are a failure of the
-    /// command: one of them was named, or nothing else `is_stored`.
-    pub(super) fn tell(&self, context: &Context, is_stored: bool) -> bool {
+    /// Reports all skipped and failed files. Returns whether skipped files are a failure of the
+    /// command: a skipped file was named, or no other file `is_stored`.
+    pub(super) fn print(&self, context: &Context, is_stored: bool) -> bool {
         let is_refused =
             self.skipped() > 0 && (self.has_skipped_named.load(Ordering::Relaxed) || !is_stored);
-        self.skips.tell(|text| match is_refused {
+        self.skips.drain(|text| match is_refused {
             true => context.notes.error(text),
             false => context.notes.note(text),
         });
-        self.failures.tell(|text| context.notes.error(text));
+        self.failures.drain(|text| context.notes.error(text));
         is_refused
     }
 }

@@ -1,7 +1,7 @@
-//! One thread of `put`: takes files from the walk, leaves out unchanged files, sends the others.
+//! A thread of `put`: takes files from the walk, skips unchanged files, sends the others.
 //!
-//! Must hold: a file that can't be read costs that file and no other; a failing server ends the
-//! command; the number of files that wait for a comparison, or for a second look, is bounded.
+//! Must hold: an unreadable file affects no other file. A failing server ends the command. The
+//! number of files waiting for a comparison or a second check is bounded.
 
 use std::collections::HashMap;
 use std::error::Error as _;
@@ -17,36 +17,36 @@ use dl_runtime::Shutdown;
 use libdiesel::format::PackError;
 use libdiesel::{Dataset, Flushed, StatItem};
 
-use super::contents::{Alike, Stored, has_checksum, read_back};
+use super::contents::{SameAttributes, Stored, has_checksum, read_back};
 use super::reports::Reports;
 use crate::context::Context;
 use crate::exit::{Failure, cause};
 use crate::local::{
-    Entry, Event, Folder, OpenFile, Problem, Root, SERVER_DATA, Trouble, is_temporary,
+    Entry, Event, Folder, OpenFile, Problem, ReadFailure, Root, SERVER_DATA, is_temporary,
 };
 use crate::progress::Progress;
 use crate::text::shown;
 
-/// Paths that are compared with the dataset in one request.
+/// Paths compared with the dataset in one request.
 pub(super) const COMPARED: usize = 1024;
-/// A file that was modified less than this before it was read may change further without a sign:
-/// file systems note times in steps, and late for mapped files.
+/// A file modified less than this before being read may change further unnoticed: file systems
+/// record times in steps, and late for mapped files.
 const SETTLED: Duration = Duration::from_secs(2);
-/// Folders of a list that a thread remembers.
+/// Maximum of listed folders cached by a thread.
 pub(super) const FOLDERS: usize = 1 << 16;
-/// Files read within [`SETTLED`] that are remembered.
+/// Maximum of recently modified files waiting for a second check.
 const FRESH_MAX: usize = 1 << 16;
 
-/// State that the threads share.
+/// State shared by the threads.
 #[derive(Debug)]
-pub(super) struct Shared<'a> {
+pub(super) struct PutState<'a> {
     dataset: &'a Dataset,
     context: &'a Context,
     progress: &'a Progress,
-    /// The dataset has nothing to compare with.
+    /// Whether the dataset is empty, so that nothing is compared.
     is_empty: bool,
     checksum: bool,
-    /// Files that were modified less than [`SETTLED`] before they were read.
+    /// Files modified less than [`SETTLED`] before being read.
     fresh: Mutex<Vec<Candidate>>,
     /// The sum of all flushes.
     flushed: Mutex<Flushed>,
@@ -54,10 +54,10 @@ pub(super) struct Shared<'a> {
     unchanged: AtomicU64,
     empty_folders: AtomicU64,
     has_ended: AtomicBool,
-    has_told_time: AtomicBool,
+    has_noted_time: AtomicBool,
 }
 
-/// Counts beside those of the flushes.
+/// The results of all threads.
 #[derive(Debug)]
 pub(super) struct Tally {
     pub(super) flushed: Flushed,
@@ -66,7 +66,7 @@ pub(super) struct Tally {
     pub(super) empty_folders: u64,
 }
 
-impl<'a> Shared<'a> {
+impl<'a> PutState<'a> {
     pub(super) fn new(
         dataset: &'a Dataset,
         context: &'a Context,
@@ -86,7 +86,7 @@ impl<'a> Shared<'a> {
             unchanged: AtomicU64::new(0),
             empty_folders: AtomicU64::new(0),
             has_ended: AtomicBool::new(false),
-            has_told_time: AtomicBool::new(false),
+            has_noted_time: AtomicBool::new(false),
         }
     }
 
@@ -94,7 +94,7 @@ impl<'a> Shared<'a> {
         self.progress
     }
 
-    /// No thread sends any more.
+    /// Notes the end of all sending threads.
     pub(super) fn end(&self) {
         self.has_ended.store(true, Ordering::Relaxed);
     }
@@ -103,7 +103,7 @@ impl<'a> Shared<'a> {
         self.has_ended.load(Ordering::Relaxed)
     }
 
-    /// The counts.
+    /// The final counts.
     pub(super) fn into_tally(self) -> Tally {
         Tally {
             flushed: self.flushed.into_inner().unwrap_or_else(PoisonError::into_inner),
@@ -113,10 +113,10 @@ impl<'a> Shared<'a> {
         }
     }
 
-    /// Waits until all that was sent is acknowledged or has failed.
+    /// Waits until all sent files are acknowledged or have failed.
     ///
     /// # Errors
-    /// When the library can't work in this process.
+    /// Failures of the library in this process.
     pub(super) fn flush(&self) -> Result<(), Failure> {
         let Flushed { files, bytes, failed } = self.dataset.flush()?;
         let mut sum = self.flushed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -126,16 +126,15 @@ impl<'a> Shared<'a> {
         Ok(())
     }
 
-    /// Flushes, and looks a second time at the files that were read soon after they were modified,
-    /// until none of them has changed.
+    /// Flushes, and checks recently modified files again until none has changed.
     ///
     /// # Errors
-    /// Those that end the command.
+    /// Failures that end the command.
     pub(super) fn settle(&self) -> Result<(), Failure> {
         loop {
             self.flush()?;
             let fresh = std::mem::take(&mut *self.fresh());
-            if fresh.is_empty() || !Sender::new(self).look_again(&fresh)? {
+            if fresh.is_empty() || !Sender::new(self).recheck(&fresh)? {
                 return Ok(());
             }
         }
@@ -145,22 +144,22 @@ impl<'a> Shared<'a> {
         self.fresh.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Remembers a file that may change further without a sign; whether there are many of them.
+    /// Notes a recently modified file; returns whether the list is full.
     fn remember(&self, file: Candidate) -> bool {
         let mut fresh = self.fresh();
         fresh.push(file);
         fresh.len() >= FRESH_MAX
     }
 
-    /// A file that need not be sent.
+    /// Counts an unchanged file.
     fn is_there(&self, record: &FileRecord) {
         self.unchanged.fetch_add(1, Ordering::Relaxed);
         self.progress.add(1, record.length);
     }
 
-    /// Says once that times are stored as others than they are.
-    fn tell_time(&self, path: &FilePath) {
-        if !self.has_told_time.swap(true, Ordering::Relaxed) {
+    /// Notes once that a modification time is out of range.
+    fn note_time(&self, path: &FilePath) {
+        if !self.has_noted_time.swap(true, Ordering::Relaxed) {
             self.context.notes.note(format_args!(
                 "{path}: a dataset has times from 1677 to 2262; this one, and any other beyond \
                  them, is stored as the nearest"
@@ -169,7 +168,7 @@ impl<'a> Shared<'a> {
     }
 }
 
-/// A file that is compared with the dataset, with its size and attributes when it was looked at.
+/// A file to be compared with the dataset, with its observed size and attributes.
 #[derive(Debug)]
 struct Candidate {
     root: Arc<Root>,
@@ -190,17 +189,17 @@ fn is_settled(attributes: Attributes, time: SystemTime) -> bool {
     Attributes::at(time).mtime.saturating_sub(attributes.mtime) >= SETTLED.as_nanos() as i64
 }
 
-/// Whether a record shows that the file was read long enough after it was modified. The id of its
-/// chunk was drawn on the machine that read it, after that; [`Sender::look_again`] reads files for
-/// which that was much later.
+/// Whether a record proves that the file was read long enough after its modification. The id of its
+/// chunk was drawn later, on the machine that read the file. [`Sender::recheck`] handles ids drawn
+/// much later.
 fn is_trusted(record: &FileRecord) -> bool {
     is_settled(record.attributes, record.version.chunk.sealed_at())
 }
 
-/// One thread.
+/// A sending thread.
 #[derive(Debug)]
 pub(super) struct Sender<'a> {
-    shared: &'a Shared<'a>,
+    shared: &'a PutState<'a>,
     waiting: Vec<Candidate>,
     /// Whether folders above listed files hold the data of a server, by the hash of their path.
     folders: HashMap<u64, bool>,
@@ -208,20 +207,20 @@ pub(super) struct Sender<'a> {
 }
 
 impl<'a> Sender<'a> {
-    pub(super) fn new(shared: &'a Shared<'a>) -> Self {
+    pub(super) fn new(shared: &'a PutState<'a>) -> Self {
         let (folders, hasher) = (HashMap::new(), RandomState::new());
         Self { shared, waiting: Vec::new(), folders, hasher }
     }
 
-    /// Takes an event of the walk.
+    /// Processes an event of the walk.
     ///
     /// # Errors
-    /// Those that end the command.
+    /// Failures that end the command.
     pub(super) fn take(&mut self, event: Event<'_>) -> Result<(), Failure> {
         self.go_on()?;
         match event {
             Event::Problem { root, path, problem } => {
-                self.shared.reports.passed_over(root, path, Entry::Found, &problem);
+                self.shared.reports.add_problem(root, path, Entry::Found, &problem);
             }
             Event::Folder(_) => {}
             Event::Empty => _ = self.shared.empty_folders.fetch_add(1, Ordering::Relaxed),
@@ -230,10 +229,10 @@ impl<'a> Sender<'a> {
         Ok(())
     }
 
-    /// Sends what still waits.
+    /// Sends all waiting files.
     ///
     /// # Errors
-    /// Those that end the command.
+    /// Failures that end the command.
     pub(super) fn finish(mut self) -> Result<(), Failure> {
         self.compare()
     }
@@ -248,7 +247,7 @@ impl<'a> Sender<'a> {
     fn take_file(&mut self, folder: &Folder, name: &CStr, entry: Entry) -> Result<(), Failure> {
         let root = folder.root();
         let problem = |problem| {
-            self.shared.reports.passed_over(root, &folder.path_of(name), entry, &problem);
+            self.shared.reports.add_problem(root, &folder.path_of(name), entry, &problem);
             Ok(())
         };
         let path = match folder.dataset_path(name) {
@@ -278,7 +277,7 @@ impl<'a> Sender<'a> {
         if self.waiting.len() >= COMPARED { self.compare() } else { Ok(()) }
     }
 
-    /// Whether a listed file lies in a folder with the data of a server. A walk does not enter such.
+    /// Whether a listed file lies in a folder with the data of a server. Walks skip such folders.
     fn is_in_server_data(&mut self, root: &Root, path: &[u8]) -> bool {
         let above = path.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
         let folder = path.get(..above).unwrap_or_default();
@@ -300,7 +299,7 @@ impl<'a> Sender<'a> {
         if waiting.is_empty() {
             return Ok(());
         }
-        let mut alike = Vec::new();
+        let mut same = Vec::new();
         for (file, found) in waiting.iter().zip(self.stat(&waiting)?) {
             let record = match found {
                 StatItem::File(record) if file.is_like(&record) => record,
@@ -317,10 +316,10 @@ impl<'a> Sender<'a> {
                 self.shared.is_there(&record);
             } else {
                 let (root, path) = (Arc::clone(&file.root), file.path.clone());
-                alike.push(Alike { root, path, entry: file.entry, record });
+                same.push(SameAttributes { root, path, entry: file.entry, record });
             }
         }
-        self.compare_contents(alike)
+        self.compare_contents(same)
     }
 
     fn stat(&self, files: &[Candidate]) -> Result<Vec<StatItem>, Failure> {
@@ -328,7 +327,7 @@ impl<'a> Sender<'a> {
         Ok(self.shared.dataset.stat_many(&paths)?)
     }
 
-    /// A file that its place, a folder, would hide.
+    /// Reports a file hidden by a folder of the dataset.
     fn has_no_place(&self, file: &Candidate) {
         let from = file.root.shown(file.root.relative(&file.path));
         let (name, path) = (&self.shared.dataset.info().name, &file.path);
@@ -340,30 +339,29 @@ impl<'a> Sender<'a> {
         );
     }
 
-    /// Sends the files whose bytes, here or with `--checksum` in the dataset, are not those that
-    /// were put.
-    fn compare_contents(&self, mut alike: Vec<Alike>) -> Result<(), Failure> {
+    /// Sends files with changed bytes; with `--checksum` also files with damaged stored bytes.
+    fn compare_contents(&self, mut same: Vec<SameAttributes>) -> Result<(), Failure> {
         let mut changed = Vec::new();
-        for file in std::mem::take(&mut alike) {
+        for file in std::mem::take(&mut same) {
             self.go_on()?;
             let below = file.root.relative(&file.path);
             match has_checksum(&file.root, below, file.entry, &file.record) {
-                Ok(true) => alike.push(file),
+                Ok(true) => same.push(file),
                 Ok(false) => changed.push(file),
                 Err(problem) => {
-                    self.shared.reports.passed_over(&file.root, below, file.entry, &problem);
+                    self.shared.reports.add_problem(&file.root, below, file.entry, &problem);
                 }
             }
         }
         if !self.shared.checksum {
-            alike.drain(..).for_each(|file| self.shared.is_there(&file.record));
+            same.drain(..).for_each(|file| self.shared.is_there(&file.record));
         }
         let dataset = self.shared.dataset;
-        let stored = read_back(dataset, &alike, &self.shared.context.shutdown)?;
-        for (file, stored) in alike.into_iter().zip(stored) {
+        let stored = read_back(dataset, &same, &self.shared.context.shutdown)?;
+        for (file, stored) in same.into_iter().zip(stored) {
             match stored {
                 Stored::Whole => self.shared.is_there(&file.record),
-                Stored::Broken => changed.push(file),
+                Stored::Damaged => changed.push(file),
                 Stored::Unknown(error) => {
                     self.go_on()?;
                     self.shared.reports.fail("compare", &file.path, cause(&error));
@@ -373,10 +371,10 @@ impl<'a> Sender<'a> {
         changed.iter().try_for_each(|file| self.send_anew(&file.root, &file.path, file.entry))
     }
 
-    /// Looks a second time at files that were modified just before they were read. The next put
-    /// knows of them by the id of their chunk, unless that id was drawn long after: such a file is
-    /// read again, and sent again if it has changed. Whether any was sent.
-    fn look_again(&self, files: &[Candidate]) -> Result<bool, Failure> {
+    /// Checks files again that were modified just before being read. The next put detects them by
+    /// the id of their chunk, unless the id was drawn long after reading. In this case the file is
+    /// read again, and sent again if changed. Returns whether any file was sent.
+    fn recheck(&self, files: &[Candidate]) -> Result<bool, Failure> {
         let mut is_any_sent = false;
         for files in files.chunks(COMPARED) {
             for (file, found) in files.iter().zip(self.stat(files)?) {
@@ -386,7 +384,7 @@ impl<'a> Sender<'a> {
                     continue;
                 }
                 let below = file.root.relative(&file.path);
-                // A file that is gone, or can't be read any more, was stored as it was.
+                // A deleted or unreadable file keeps its stored state.
                 if matches!(has_checksum(&file.root, below, file.entry, &record), Ok(false)) {
                     self.send_anew(&file.root, &file.path, file.entry)?;
                     is_any_sent = true;
@@ -401,7 +399,7 @@ impl<'a> Sender<'a> {
         match root.open_file(below, entry) {
             Ok(file) => self.send(root, path, entry, file),
             Err(problem) => {
-                self.shared.reports.passed_over(root, below, entry, &problem);
+                self.shared.reports.add_problem(root, below, entry, &problem);
                 Ok(())
             }
         }
@@ -418,16 +416,16 @@ impl<'a> Sender<'a> {
         let mut read_at = self.shared.context.clock.now();
         let mut sent = self.send_once(path, &mut file);
         if sent.is_err()
-            && let Some(trouble @ (Trouble::Changed | Trouble::Size)) = file.trouble()
+            && let Some(failure @ (ReadFailure::Changed | ReadFailure::Size)) = file.failure()
         {
-            let again = root.open_file(below(), entry).and_then(|mut file| match trouble {
-                Trouble::Size => file.measure().map(|()| file).map_err(Problem::Failed),
-                Trouble::Changed | Trouble::Io(_) => Ok(file),
+            let again = root.open_file(below(), entry).and_then(|mut file| match failure {
+                ReadFailure::Size => file.measure().map(|()| file).map_err(Problem::Failed),
+                ReadFailure::Changed | ReadFailure::Io(_) => Ok(file),
             });
             file = match again {
                 Ok(file) => file,
                 Err(problem) => {
-                    self.shared.reports.passed_over(root, below(), entry, &problem);
+                    self.shared.reports.add_problem(root, below(), entry, &problem);
                     return Ok(());
                 }
             };
@@ -437,15 +435,15 @@ impl<'a> Sender<'a> {
         let Err(error) = sent else {
             return self.has_sent(root, path, entry, &file, read_at);
         };
-        let why = match file.trouble() {
+        let why = match file.failure() {
             None => match error.source().and_then(|why| why.downcast_ref::<PackError>()) {
-                // No dataset of this shape can hold it.
+                // Datasets of this shape can't store the file.
                 Some(why) => std::io::Error::other(*why),
                 None => return Err(error.into()),
             },
-            Some(trouble) => std::io::Error::other(trouble),
+            Some(failure) => std::io::Error::other(failure),
         };
-        self.shared.reports.passed_over(root, below(), entry, &Problem::Failed(why));
+        self.shared.reports.add_problem(root, below(), entry, &Problem::Failed(why));
         Ok(())
     }
 
@@ -470,14 +468,14 @@ impl<'a> Sender<'a> {
     fn send_once(&self, path: &FilePath, file: &mut OpenFile) -> Result<(), libdiesel::Error> {
         let (attributes, size) = (file.attributes(), file.size());
         if matches!(attributes.mtime, i64::MIN | i64::MAX) {
-            self.shared.tell_time(path);
+            self.shared.note_time(path);
         }
         let mut file = Stoppable { file, shutdown: &self.shared.context.shutdown };
         self.shared.dataset.put_reader(path, attributes, size, &mut file)
     }
 }
 
-/// A file that nobody reads on when the command is to stop: it may be a huge one.
+/// A file that stops reading after Ctrl-C, because the file may be huge.
 struct Stoppable<'a> {
     file: &'a mut OpenFile,
     shutdown: &'a Shutdown,

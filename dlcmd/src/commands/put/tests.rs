@@ -1,4 +1,4 @@
-//! What `put` makes of its arguments and of its sources, before any server is asked.
+//! Arguments and sources of `put`, before any server is asked.
 
 use std::os::unix::fs::symlink;
 
@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-fn plan(sources: &[&str], null: bool) -> Result<Plan, Failure> {
+fn plan(sources: &[&str], null: bool) -> Result<PutPlan, Failure> {
     let target = Address::parse(OsStr::new("dl://d/in")).expect("legal");
     let sources = sources.iter().map(OsString::from).collect();
     let (checksum, follow, threads) = (false, false, NonZeroUsize::new(3));
@@ -40,14 +40,14 @@ fn an_empty_name_is_wrong_usage_with_what_to_type() {
     assert!(refused.contains("type ."), "{refused}");
 }
 
-/// What the check of several sources says.
+/// The result of the check of several sources.
 fn checked(folder: &TempDir, sources: &[&str]) -> Result<(), Failure> {
     let paths: Vec<_> = sources.iter().map(|source| folder.path().join(source)).collect();
     conflicts::among_sources(&opened(&paths)?, &Shutdown::new())
 }
 
 #[test]
-fn two_sources_that_give_one_path_are_wrong_usage_and_both_are_named() {
+fn two_sources_with_one_path_are_refused_by_name() {
     let folder = TempDir::new().unwrap();
     for file in ["a/same", "a/one", "b/same", "b/two", "c/sub/same", "d/sub/other", "e"] {
         let file = folder.path().join(file);
@@ -68,7 +68,7 @@ fn two_sources_that_give_one_path_are_wrong_usage_and_both_are_named() {
 }
 
 #[test]
-fn what_is_skipped_gives_no_path() {
+fn skipped_files_have_no_path() {
     let folder = TempDir::new().unwrap();
     for side in ["a", "b"] {
         fs::create_dir(folder.path().join(side)).unwrap();
@@ -78,7 +78,7 @@ fn what_is_skipped_gives_no_path() {
 }
 
 #[test]
-fn a_file_of_one_source_that_is_a_folder_of_another_is_wrong_usage_and_both_are_named() {
+fn a_path_as_file_and_folder_of_two_sources_is_refused_by_name() {
     let folder = TempDir::new().unwrap();
     fs::create_dir_all(folder.path().join("a/x")).unwrap();
     fs::write(folder.path().join("a/x/deep"), "").unwrap();

@@ -1,6 +1,6 @@
-//! Reading an epoch in its order, to see how fast that is.
+//! Reading an epoch in its order, as a measurement.
 //!
-//! Must hold: every file is read and checked as a training job reads it; one that can't be had is named.
+//! Must hold: every file is read and checked as in a training job; unreadable files are reported.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ struct Read {
     bytes_per_second: f64,
 }
 
-/// Reads all files of a rank, and prints how fast they came.
+/// Reads all files of a rank, and prints the speed.
 pub(super) fn run(
     dataset: &Dataset,
     options: ShuffleOptions,

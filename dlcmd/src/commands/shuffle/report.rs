@@ -1,6 +1,6 @@
 //! `dlcmd shuffle --report`: how random an order is, as a table or as one JSON line.
 //!
-//! Must hold: table and JSON tell the same figures (docs/JSON.md, docs/SHUFFLING.md).
+//! Must hold: table and JSON show the same figures (docs/JSON.md, docs/SHUFFLING.md).
 
 use std::sync::Arc;
 
@@ -26,19 +26,19 @@ struct Line {
     files: u32,
     chunks: u32,
     classes: u32,
-    /// Files, from the beginning of the order.
+    /// The number of files measured, from the start of the order.
     measured: u32,
     chunk_by_chunk: Column,
     order: Column,
     full: Column,
-    /// Of what a full shuffle gives, 0 to 1; absent when all files are of one class.
+    /// Relative to a full shuffle, 0 to 1; absent when all files are of one class.
     #[serde(skip_serializing_if = "Option::is_none")]
     share: Option<f64>,
-    /// From which on nothing is warned of.
+    /// The share below which a warning is given.
     wanted_share: f64,
     group_bytes: u64,
     two_groups_bytes: u64,
-    /// Absent when no group reaches the share that is asked for, or there is one class.
+    /// Absent when no group reaches the wanted share, or there is only one class.
     #[serde(skip_serializing_if = "Option::is_none")]
     advice: Option<Advised>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -114,7 +114,7 @@ impl Line {
     }
 }
 
-/// Measures the order of these files, and says what came out.
+/// Measures the order of the selected files, and prints the result.
 pub(super) fn run(
     folders: &Folders,
     snapshot: &Snapshot,
@@ -134,7 +134,7 @@ pub(super) fn run(
     Ok(Exit::Done)
 }
 
-/// One figure of an order; none where there is nothing to measure.
+/// A figure of an order; none where there is nothing to measure.
 type Figure = fn(&Randomness) -> Option<f64>;
 
 fn table(folders: &Folders, report: &ShuffleReport, out: &mut Output<'_>) -> Result<(), Failure> {
@@ -214,7 +214,7 @@ fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
-/// As many digits as mean something.
+/// With the number of meaningful digits.
 fn number(value: f64) -> String {
     if value < 100.0 { format!("{value:.2}") } else { format!("{value:.0}") }
 }

@@ -1,8 +1,8 @@
 //! Reading and replacing the users file.
 //!
-//! Must hold: a reader sees the old file or the new one; both are for their owner alone; of two who
-//! change it at once, the second starts from what the first has left. What a server would not read
-//! is not written.
+//! Must hold: a reader sees the old or the new file, both private to their owner. Of two concurrent
+//! changes, the second starts from the result of the first. A file invalid for servers is not
+//! written.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
@@ -20,17 +20,17 @@ use crate::text::shown;
 
 const OWNER_ALONE: u32 = 0o600;
 
-/// How long somebody else may change the file, which takes no longer than a disk.
+/// Time limit for a concurrent change, which takes no longer than a disk write.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Between two looks whether somebody still does.
+/// Interval between two attempts to lock.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Reads a users file.
 pub(super) fn read(path: &Path) -> Result<Users, Failure> {
     let reading = || format!("read users {}", shown(path));
     let mut bytes = Vec::new();
-    // What is cut may let users do more than what is whole.
+    // A truncated file may grant more rights than the whole file.
     let read = File::open(path)
         .and_then(|file| file.take(USERS_FILE_BYTES_MAX + 1).read_to_end(&mut bytes));
     let length = read.map_err(|why| Failure::local(reading(), why))?;
@@ -48,30 +48,30 @@ fn checked(length: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Puts a changed file in the place of the old one, or of none.
+/// Replaces the users file by a changed file, or creates the file.
 pub(super) fn change(
     path: &Path,
     change: impl FnOnce(&mut Users) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let writing = |why| Failure::local(format!("write users {}", shown(path)), why);
-    let mut next = Next::beside(path, PATIENCE).map_err(writing)?;
+    let mut next = Replacement::beside(path, PATIENCE).map_err(writing)?;
     let mut users =
         if path.try_exists().map_err(writing)? { read(path)? } else { Users::default() };
     change(&mut users)?;
     next.replace(path, &users).map_err(writing)
 }
 
-/// The file that takes the place of another one. Whoever holds its lock is the only one to change
-/// that; dropped before, it leaves nothing.
+/// The replacement of a file. The holder of its lock is the only process to change the file.
+/// Dropping the value earlier leaves nothing.
 #[derive(Debug)]
-struct Next {
-    /// None once it has taken the place.
+struct Replacement {
+    /// None after the replacement.
     path: Option<PathBuf>,
     file: File,
 }
 
-impl Next {
-    /// Waits until nobody else changes it, for so long.
+impl Replacement {
+    /// Waits at most `patience` for concurrent changes.
     fn beside(path: &Path, patience: Duration) -> io::Result<Self> {
         let clock = SystemClock::new();
         let deadline = Deadline::after(&clock, patience);
@@ -96,7 +96,7 @@ impl Next {
                 }
                 Err(why) => return Err(why.into()),
             }
-            // The one who had the lock has given this file its place, or removed it.
+            // The previous lock holder may have renamed or removed the file.
             let is_there = fs::metadata(&path).is_ok_and(|there| {
                 file.metadata()
                     .is_ok_and(|held| (held.dev(), held.ino()) == (there.dev(), there.ino()))
@@ -114,7 +114,7 @@ impl Next {
         self.file.set_permissions(Permissions::from_mode(OWNER_ALONE))?;
         if let Ok(old) = fs::metadata(path) {
             let new = self.file.metadata()?;
-            // The one whom the server runs as may not be the one who adds a user.
+            // The server may run as another user than the caller.
             if (new.uid(), new.gid()) != (old.uid(), old.gid()) {
                 fchown(&self.file, Some(old.uid()), Some(old.gid()))?;
             }
@@ -129,10 +129,10 @@ impl Next {
     }
 }
 
-impl Drop for Next {
+impl Drop for Replacement {
     fn drop(&mut self) {
         if let Some(path) = &self.path {
-            // What can't be removed is in nobody's way.
+            // A remaining file does no harm.
             let _ = fs::remove_file(path);
         }
     }
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn many_who_change_it_at_once_lose_nothing_and_leave_one_private_file() {
+    fn concurrent_changes_lose_nothing_and_leave_one_private_file() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("users");
         std::thread::scope(|scope| {
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_server_would_read_is_neither_read_nor_written() {
+    fn invalid_users_files_are_neither_read_nor_written() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("users");
         let most = usize::try_from(USERS_FILE_BYTES_MAX).expect("it fits");
@@ -212,11 +212,11 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_another_one_is_told_after_a_while() {
+    fn waiting_for_a_concurrent_change_times_out() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("users");
-        let held = Next::beside(&path, PATIENCE).expect("nobody has it");
-        let told = Next::beside(&path, PAUSE).expect_err("it is held").to_string();
+        let held = Replacement::beside(&path, PATIENCE).expect("nobody has it");
+        let told = Replacement::beside(&path, PAUSE).expect_err("it is held").to_string();
         assert!(told.contains("users.new is locked by another `dlcmd user`"), "{told}");
         drop(held);
         add(&path, "ann").expect("added");

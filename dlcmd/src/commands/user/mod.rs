@@ -1,6 +1,7 @@
-//! `dlcmd user`: who may ask a server that was started with `--users FILE`.
+//! `dlcmd user`: the users of a server started with `--users FILE`.
 //!
-//! Must hold: a key is shown once, on stdout, and kept nowhere; it counts only if it was shown.
+//! Must hold: a key is shown once, on stdout, and stored nowhere; a key becomes valid only after
+//! being shown.
 
 mod file;
 
@@ -17,8 +18,8 @@ use crate::output::Output;
 
 /// Add, remove or list the users of a server, or give them other keys
 ///
-/// Works on the file that dlserver is given with --users; a running server takes a change over
-/// within seconds. Keys are random, and only a hash of each is kept.
+/// Changes the file given to dlserver with --users; a running server applies changes within
+/// seconds. Keys are random, and only a hash of each is stored.
 #[derive(Debug, Args)]
 #[command(after_help = "Roles are read, write (read, put and delete files, create datasets) and \
 admin (delete and recover datasets as well), on the datasets whose names match a pattern.
@@ -29,7 +30,7 @@ Examples:
   dlcmd user --users /etc/diesel/users drop-old ann
   dlcmd user --users /etc/diesel/users remove ann")]
 pub(crate) struct Arguments {
-    /// The users file; made by the first add
+    /// The users file; created by the first add
     #[arg(long, global = true, value_name = "FILE")]
     users: Option<PathBuf>,
 
@@ -37,26 +38,27 @@ pub(crate) struct Arguments {
     change: Change,
 }
 
-/// What to do with it.
+/// The change of the users file.
 #[derive(Debug, Subcommand)]
 enum Change {
-    /// Add a user and print the key, which is not shown again
+    /// Add a user and print the key, which is shown only once
     Add {
         /// The user
         name: UserName,
-        /// What the user may do: a role on the datasets that match, where * is any letters
+        /// The rights of the user: a role on the datasets that match, where * stands for any
+        /// letters
         #[arg(long = "role", value_name = "ROLE:PATTERN", required = true)]
         roles: Vec<Grant>,
     },
-    /// Give a user another key and print it; the old one ends
+    /// Give a user another key and print it; the old key ends
     Rekey {
         /// The user
         name: UserName,
-        /// Let the old key count as well, until `drop-old`
+        /// Keep the old key valid until `drop-old`
         #[arg(long)]
         keep_old: bool,
     },
-    /// End the key that `rekey --keep-old` has kept
+    /// End the old key kept by `rekey --keep-old`
     DropOld {
         /// The user
         name: UserName,
@@ -85,83 +87,101 @@ struct Added<'a> {
     key: &'a str,
 }
 
-/// Does it.
+/// Runs the command.
 pub(crate) fn run(
     arguments: Arguments,
     context: &Context,
     out: &mut Output<'_>,
 ) -> Result<Exit, Failure> {
     let Some(path) = arguments.users else {
-        return Err(Failure::usage("user: say which file: --users FILE"));
+        return Err(Failure::usage("user: no users file is given; type --users FILE"));
     };
-    // Without the address, which may hold a password.
+    // The address may hold a password, so the error leaves it out.
     if ["etcd:", "etcds:"].iter().any(|scheme| path.to_string_lossy().starts_with(scheme)) {
         return Err(Failure::usage(
-            "user: users in etcd are changed in a file, whose text is then put under their key: \
+            "user: users in etcd are changed in a file, which is then stored under their key: \
              --users FILE, then `etcdctl put KEY < FILE`",
         ));
     }
+    let notes = &context.notes;
     match arguments.change {
         Change::Add { name, roles } => {
-            file::change(&path, |users| {
-                if users.0.contains_key(&name) {
-                    let why = "is there already; `rekey` gives another key, and for other roles \
-                               remove it first";
-                    return Err(Failure::failed(format!("user {name} {why}")));
-                }
-                users.0.insert(name.clone(), User::new(tell_key(&name, out)?, roles));
-                Ok(())
-            })?;
-            context.notes.note(format_args!("user {name} added; the key is not shown again"));
+            file::change(&path, |users| add(users, &name, roles, out))?;
+            notes.note(format_args!("user {name} added; the key is not shown again"));
         }
         Change::Rekey { name, keep_old } => {
-            file::change(&path, |users| {
-                let user = known(users, &name)?;
-                if keep_old && user.keys().len() > 1 {
-                    let why = "has an old key besides, which `drop-old` ends; do that first";
-                    return Err(Failure::failed(format!("user {name} {why}")));
-                }
-                let key = tell_key(&name, out)?;
-                // Of two, the older one makes room.
-                user.drop_old_key();
-                user.add_key(key);
-                if !keep_old {
-                    user.drop_old_key();
-                }
-                Ok(())
-            })?;
-            let old = if keep_old { "counts until `drop-old`" } else { "counts no more" };
+            file::change(&path, |users| rekey(users, &name, keep_old, out))?;
+            let old = if keep_old { "is valid until `drop-old`" } else { "is no longer valid" };
             let new = "has another key, which is not shown again";
-            context.notes.note(format_args!("user {name} {new}; the old one {old}"));
+            notes.note(format_args!("user {name} {new}; the old key {old}"));
         }
         Change::DropOld { name } => {
             file::change(&path, |users| match known(users, &name)?.drop_old_key() {
                 true => Ok(()),
                 false => Err(Failure::not_found(format!("user {name} has no old key"))),
             })?;
-            context.notes.note(format_args!("the old key of user {name} counts no more"));
+            notes.note(format_args!("the old key of user {name} is no longer valid"));
         }
         Change::Remove { name } => {
             file::change(&path, |users| match users.0.remove(&name) {
                 Some(_) => Ok(()),
                 None => Err(unknown(&name)),
             })?;
-            context.notes.note(format_args!("user {name} removed"));
+            notes.note(format_args!("user {name} removed"));
         }
-        Change::List => {
-            for (name, user) in &file::read(&path)?.0 {
-                let roles: Vec<_> = user.grants.iter().map(Grant::to_string).collect();
-                let keys = user.keys().len();
-                if out.is_json() {
-                    out.json("user", &Listed { name: name.as_str(), roles, keys })?;
-                } else {
-                    let more = if keys > 1 { " (and an old key)" } else { "" };
-                    out.line(format_args!("{name} {}{more}", roles.join(" ")))?;
-                }
-            }
-        }
+        Change::List => list(&file::read(&path)?, out)?,
     }
     Ok(Exit::Done)
+}
+
+fn add(
+    users: &mut Users,
+    name: &UserName,
+    roles: Vec<Grant>,
+    out: &mut Output<'_>,
+) -> Result<(), Failure> {
+    if users.0.contains_key(name) {
+        let why = "exists already; `rekey` gives another key, and for other roles remove the user \
+                   first";
+        return Err(Failure::failed(format!("user {name} {why}")));
+    }
+    users.0.insert(name.clone(), User::new(print_key(name, out)?, roles));
+    Ok(())
+}
+
+fn rekey(
+    users: &mut Users,
+    name: &UserName,
+    keep_old: bool,
+    out: &mut Output<'_>,
+) -> Result<(), Failure> {
+    let user = known(users, name)?;
+    if keep_old && user.keys().len() > 1 {
+        let why = "has an old key already, which `drop-old` ends; do that first";
+        return Err(Failure::failed(format!("user {name} {why}")));
+    }
+    let key = print_key(name, out)?;
+    // Of two keys, the older is dropped.
+    user.drop_old_key();
+    user.add_key(key);
+    if !keep_old {
+        user.drop_old_key();
+    }
+    Ok(())
+}
+
+fn list(users: &Users, out: &mut Output<'_>) -> Result<(), Failure> {
+    for (name, user) in &users.0 {
+        let roles: Vec<_> = user.grants.iter().map(Grant::to_string).collect();
+        let keys = user.keys().len();
+        if out.is_json() {
+            out.json("user", &Listed { name: name.as_str(), roles, keys })?;
+        } else {
+            let more = if keys > 1 { " (and an old key)" } else { "" };
+            out.line(format_args!("{name} {}{more}", roles.join(" ")))?;
+        }
+    }
+    Ok(())
 }
 
 fn known<'a>(users: &'a mut Users, name: &UserName) -> Result<&'a mut User, Failure> {
@@ -172,22 +192,20 @@ fn unknown(name: &UserName) -> Failure {
     Failure::not_found(format!("there is no user {name}"))
 }
 
-/// Draws a key and prints it, before anything says that it counts.
-fn tell_key(name: &UserName, out: &mut Output<'_>) -> Result<KeyHash, Failure> {
+/// Draws a key and prints it before the key becomes valid.
+fn print_key(name: &UserName, out: &mut Output<'_>) -> Result<KeyHash, Failure> {
     let (mut bits, mut salt) = ([0; 32], [0; 16]);
     OsRandom.fill(&mut bits);
     OsRandom.fill(&mut salt);
     let key = Key::from_random(bits);
-    let told = if out.is_json() {
+    let printed = if out.is_json() {
         out.json("key", &Added { name: name.as_str(), key: key.as_str() })
     } else {
         out.line(format_args!("{}", key.as_str()))
     };
-    match told.and_then(|()| out.flush()) {
+    match printed.and_then(|()| out.flush()) {
         Ok(()) => Ok(KeyHash::of(&key, salt)),
-        Err(Failure::StdoutClosed) => {
-            Err(Failure::failed("nobody reads the key: stdout is closed"))
-        }
-        Err(failure) => Err(failure.while_doing(format!("the key of {name} could not be told"))),
+        Err(Failure::StdoutClosed) => Err(Failure::failed("print the key: stdout is closed")),
+        Err(failure) => Err(failure.while_doing(format!("print the key of {name}"))),
     }
 }

@@ -1,4 +1,4 @@
-//! Writing into real folders, also ones that somebody prepared.
+//! Writing into real folders, including prepared folders.
 
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -52,7 +52,7 @@ fn record(length: u64) -> FileRecord {
 }
 
 #[test]
-fn a_file_gets_its_bytes_its_time_and_its_permissions_without_setuid() {
+fn a_file_gets_its_bytes_time_and_permissions_without_setuid() {
     let folder = TempDir::new().unwrap();
     let target = target(&folder);
     write(&target, "a/b/file", b"bytes").unwrap();
@@ -63,7 +63,7 @@ fn a_file_gets_its_bytes_its_time_and_its_permissions_without_setuid() {
 }
 
 #[test]
-fn a_file_that_is_there_is_replaced_and_a_link_or_pipe_is_left_as_it_is() {
+fn files_are_replaced_and_links_and_pipes_are_left_unchanged() {
     let outside = TempDir::new().unwrap();
     fs::write(outside.path().join("kept"), "kept").unwrap();
     let folder = TempDir::new().unwrap();
@@ -112,7 +112,7 @@ fn a_link_in_the_way_is_refused_and_nothing_is_written_outside() {
 }
 
 #[test]
-fn a_folder_in_the_place_of_a_file_is_refused_and_no_temporary_file_is_left() {
+fn a_folder_in_the_place_of_a_file_is_refused_without_left_overs() {
     let folder = TempDir::new().unwrap();
     fs::create_dir_all(folder.path().join("taken/full")).unwrap();
     for makes_anonymous in [true, false] {
@@ -138,7 +138,7 @@ fn a_file_that_is_not_finished_leaves_nothing() {
 }
 
 #[test]
-fn what_killed_processes_left_goes_where_one_writes_and_what_others_write_stays() {
+fn abandoned_files_are_removed_and_files_being_written_stay() {
     for makes_anonymous in [true, false] {
         let folder = TempDir::new().unwrap();
         let others = target(&folder);
@@ -183,7 +183,7 @@ fn a_file_of_the_dataset_with_a_temporary_name_is_refused() {
 }
 
 #[test]
-fn only_a_file_with_the_same_size_time_and_permissions_is_left_alone() {
+fn only_a_file_with_equal_size_time_and_permissions_is_kept() {
     let folder = TempDir::new().unwrap();
     write(&target(&folder), "file", b"12345").unwrap();
     let target = target(&folder);
@@ -198,7 +198,7 @@ fn only_a_file_with_the_same_size_time_and_permissions_is_left_alone() {
 }
 
 #[test]
-fn a_name_at_the_limit_of_the_file_system_can_be_written_and_replaced() {
+fn names_of_maximum_length_can_be_written_and_replaced() {
     let folder = TempDir::new().unwrap();
     let target = target(&folder);
     let long = "n".repeat(255);

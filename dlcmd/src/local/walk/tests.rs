@@ -11,10 +11,10 @@ use std::thread;
 use tempfile::TempDir;
 
 use super::*;
-use crate::local::Place;
+use crate::local::Destination;
 
 fn root(folder: &Path, follow: bool) -> Arc<Root> {
-    Root::open(folder, Place::Below(b"in/".to_vec()), follow).expect("it exists")
+    Root::open(folder, Destination::Below(b"in/".to_vec()), follow).expect("it exists")
 }
 
 fn tree(folder: &Path) -> Walk {
@@ -23,12 +23,12 @@ fn tree(folder: &Path) -> Walk {
     walk
 }
 
-/// What the walk makes of each path below the root.
+/// The outcome of the walk for each path below the root.
 fn walked(folder: &Path, threads: usize) -> BTreeMap<String, String> {
     walked_with(folder, threads, false)
 }
 
-/// The same, with links followed or not.
+/// The outcome, with links followed or not.
 fn walked_with(folder: &Path, threads: usize, follow: bool) -> BTreeMap<String, String> {
     let walk = Walk::default();
     walk.add_tree(&root(folder, follow), b"");
@@ -192,7 +192,7 @@ fn a_folder_that_a_link_replaces_meanwhile_is_not_followed_out() {
 }
 
 #[test]
-fn a_listed_path_is_followed_through_folder_links_inside_and_not_out() {
+fn listed_paths_follow_only_links_inside_the_folder() {
     let outside = TempDir::new().unwrap();
     fs::write(outside.path().join("secret"), "secret").unwrap();
     let folder = TempDir::new().unwrap();
@@ -251,7 +251,7 @@ fn a_failing_visitor_stops_all_threads() {
 }
 
 #[test]
-fn with_follow_links_lead_out_and_to_folders_and_loops_are_named() {
+fn follow_allows_links_out_and_to_folders_and_reports_loops() {
     let outside = TempDir::new().unwrap();
     fs::create_dir(outside.path().join("deep")).unwrap();
     fs::write(outside.path().join("deep/blob"), "12").unwrap();
@@ -262,7 +262,7 @@ fn with_follow_links_lead_out_and_to_folders_and_loops_are_named() {
     symlink(outside.path(), at("out")).unwrap();
     symlink("sub", at("twice")).unwrap();
     symlink("..", at("sub/up")).unwrap();
-    // Two links that lead to each other's folder, from outside.
+    // Two links to each other's folder, from outside.
     symlink(folder.path(), outside.path().join("back")).unwrap();
     symlink("circle", at("circle")).unwrap();
     symlink("nothing", at("dangling")).unwrap();

@@ -1,36 +1,38 @@
-//! Which chunks stay, and for how long.
+//! The choice of the chunks to keep, and for how long.
 //!
-//! Must hold: a chunk that no other agent keeps leaves for no other chunk; what passes through has slots.
+//! Must hold: a chunk kept by no other agent is not dropped for another chunk; transient chunks
+//! have slots.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use dl_runtime::since_boot;
 
-use crate::cache::{Held, State, Stay};
+use crate::cache::{ChunkState, Retention, State};
 use crate::progress::Progress;
 
-/// How long after a change of the members it is looked at which chunks others keep now.
+/// After a change of the members, handing over kept chunks takes at most this time.
 const GIVE_OVER: Duration = Duration::from_secs(60);
 
 impl State {
-    /// Whether there is room for a chunk without an urgent reader. `is_own`: the chunk belongs to this agent.
+    /// Whether there is room for a chunk without an urgent reader. `is_own`: this agent owns the
+    /// chunk.
     pub(super) fn has_room(&self, is_own: bool) -> bool {
         let is_free = self.free.len() > self.connections.len();
         if self.keeps { self.can_copy() || is_own && self.can_keep() } else { is_free }
     }
 
-    /// Whether one more chunk of another agent can stay.
+    /// Whether there is room to keep a copy of another agent's chunk.
     pub(crate) fn can_copy(&self) -> bool {
         self.kept + self.copies < self.keep_max()
     }
 
-    /// Whether one more chunk can stay until the end.
+    /// Whether there is room to keep one more chunk until the end.
     pub(crate) fn can_keep(&self) -> bool {
         self.kept + self.reserved < self.keep_max()
     }
 
-    /// Sets room aside for a chunk that comes from the servers; false if there is none.
+    /// Reserves room for a chunk from the servers; false if there is none.
     pub(crate) fn reserve(&mut self, progress: &Progress) -> bool {
         let is_reserved = self.can_keep();
         if is_reserved && !progress.is_reserved.swap(true, Ordering::Relaxed) {
@@ -39,22 +41,22 @@ impl State {
         is_reserved
     }
 
-    /// The chunk has come, or stays elsewhere; gives whether room was set aside for it.
+    /// Ends the reservation of a chunk; returns whether there was one.
     pub(crate) fn unreserve(&mut self, progress: &Progress) -> bool {
         let was_reserved = progress.is_reserved.swap(false, Ordering::Relaxed);
         self.reserved -= u32::from(was_reserved);
         was_reserved
     }
 
-    /// Chunks that may be kept: two groups of each order that is read and a slot for each worker pass
-    /// through the others.
+    /// The limit of kept chunks. The other slots are for transient chunks: two groups of each
+    /// active order, and a slot for each worker.
     pub(crate) fn keep_max(&self) -> u32 {
         if !self.keeps {
             return 0;
         }
-        // Files that come alone take one more for each worker.
-        let each = 1 + u32::from(self.are_files_alone);
-        let passing = self.plans.passing_slots().saturating_add(self.workers() * each);
+        // Files without their chunks take another slot for each worker.
+        let each = 1 + u32::from(self.has_file_requests);
+        let passing = self.orders.passing_slots().saturating_add(self.workers() * each);
         self.usable_slots().saturating_sub(passing)
     }
 
@@ -62,36 +64,36 @@ impl State {
         (self.connections.len() as u32).max(1)
     }
 
-    /// Slots that have memory, or can have it.
+    /// Slots with memory, or for which memory is left.
     pub(super) fn usable_slots(&self) -> u32 {
         if self.is_out_of_memory { self.touched } else { self.slots() }
     }
 
-    /// How long a chunk stays that came now. Copies leave for chunks that no other agent keeps.
-    pub(super) fn stay(&mut self, is_mine: bool, is_reserved: bool) -> Stay {
+    /// How long an arrived chunk stays. Copies make room for chunks kept by no other agent.
+    pub(super) fn stay(&mut self, is_mine: bool, is_reserved: bool) -> Retention {
         let most = self.keep_max();
         let promised = if is_reserved { 0 } else { self.reserved };
         match is_mine {
             true if self.kept + promised < most => {
                 if self.kept + self.copies >= most {
-                    self.let_pass(Stay::Copy);
+                    self.demote(Retention::Copy);
                 }
-                Stay::Kept
+                Retention::Kept
             }
-            false if self.can_copy() => Stay::Copy,
-            _ => Stay::Passing,
+            false if self.can_copy() => Retention::Copy,
+            _ => Retention::Transient,
         }
     }
 
-    /// Members have come or gone: other chunks belong to this agent now.
+    /// Reacts to a change of the members: the ownership of chunks has changed.
     pub(crate) fn owners_changed(&mut self, dataset: usize) {
         let chunks = self.datasets.get(dataset).map_or(0, |open| open.snapshot.holders());
         self.backlog.begin_again(dataset, chunks);
         self.give_over_until = since_boot().saturating_add(GIVE_OVER);
     }
 
-    /// Looks at the connections to other members. Kept chunks of other members become copies once their
-    /// owners have the chunks; copies of own chunks are kept from now on.
+    /// Checks the connections to other members. Kept chunks with another owner become copies once
+    /// the owner has the chunk; copies of own chunks become kept.
     pub(crate) fn look_at_owners(&mut self) {
         let opens = self.datasets.clone();
         for (dataset, open) in opens.iter().enumerate() {
@@ -103,42 +105,44 @@ impl State {
             return;
         }
         let most = self.keep_max();
-        for (key, held) in &mut self.held {
-            let Held::Full { stay, .. } = held else { continue };
+        for (key, held) in &mut self.chunks {
+            let ChunkState::Full { stay, .. } = held else { continue };
             let Some(open) = opens.get(key.dataset) else { continue };
             match *stay {
-                Stay::Copy if self.kept + self.reserved < most && open.peers.owns(key.chunk) => {
-                    *stay = Stay::Kept;
+                Retention::Copy
+                    if self.kept + self.reserved < most && open.peers.owns(key.chunk) =>
+                {
+                    *stay = Retention::Kept;
                     self.kept += 1;
                     self.copies -= 1;
                 }
-                Stay::Kept if open.peers.is_at_owner(key.chunk) => {
-                    *stay = Stay::Copy;
+                Retention::Kept if open.peers.is_at_owner(key.chunk) => {
+                    *stay = Retention::Copy;
                     self.kept -= 1;
                     self.copies += 1;
                 }
-                Stay::Copy | Stay::Kept | Stay::Passing => {}
+                Retention::Copy | Retention::Kept | Retention::Transient => {}
             }
         }
     }
 
-    /// One of the chunks that stay so passes from now on; false if there is none.
-    pub(super) fn let_pass(&mut self, what: Stay) -> bool {
-        if what == Stay::Copy && self.copies == 0 {
+    /// Makes one chunk with the given stay transient; false if there is none.
+    pub(super) fn demote(&mut self, what: Retention) -> bool {
+        if what == Retention::Copy && self.copies == 0 {
             return false;
         }
-        let found = self.held.iter_mut().find_map(|(key, held)| match held {
-            Held::Full { stay, .. } if *stay == what => Some((*key, stay)),
+        let found = self.chunks.iter_mut().find_map(|(key, held)| match held {
+            ChunkState::Full { stay, .. } if *stay == what => Some((*key, stay)),
             _ => None,
         });
         let Some((key, stay)) = found else { return false };
-        *stay = Stay::Passing;
+        *stay = Retention::Transient;
         self.passing.push_back(key);
         self.staying_generation = self.staying_generation.wrapping_add(1);
         match what {
-            Stay::Kept => self.kept -= 1,
-            Stay::Copy => self.copies -= 1,
-            Stay::Passing => {}
+            Retention::Kept => self.kept -= 1,
+            Retention::Copy => self.copies -= 1,
+            Retention::Transient => {}
         }
         true
     }

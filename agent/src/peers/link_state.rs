@@ -1,6 +1,6 @@
-//! How a link stands, and what comes for the requests on it.
+//! The state of a link, and of the requests on it.
 //!
-//! Must hold: bytes are taken in the order of their chunk, and for requests that were not given up.
+//! Must hold: bytes are accepted in the order of their chunk, and only for open requests.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -10,51 +10,52 @@ use bytes::Bytes;
 use dl_runtime::since_boot;
 use tokio::sync::mpsc;
 
-use super::frame::no_sense;
+use super::frame::invalid_message;
 use super::incoming::{Incoming, IncomingFiles};
 
-/// How often the time of an answer is looked back at, and from how many on it is known.
+/// Number of stored answer times, and the number needed for an estimate.
 const TIMES: usize = 32;
 const TIMES_MIN: usize = 8;
 
-/// How long a chunk may take to come: so many times the usual time, but at least so long; and as long while
-/// the usual time is not known.
+/// Time limit for a chunk: a multiple of the usual time with a lower bound, or a fixed time while
+/// the usual time is unknown.
 const HEDGE_FACTOR: u32 = 3;
 const HEDGE_MIN: Duration = Duration::from_millis(100);
 const HEDGE_UNKNOWN: Duration = Duration::from_secs(1);
 
-/// How a link stands.
+/// The state of a link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Phase {
     Connecting,
     Up,
     Down(String),
-    /// The other agent said that it ends.
+    /// The other agent announced its end.
     Gone,
 }
 
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct LinkState {
     pub(super) phase: Phase,
     /// Since boot.
     pub(super) since: Duration,
     pub(super) asks: Option<mpsc::Sender<Bytes>>,
     pub(super) pending: HashMap<u32, Pending>,
     pub(super) next: u32,
-    /// How long the last chunks took, from the request to the last byte.
+    /// Durations of the last chunks, from the request to the last byte.
     pub(super) times: VecDeque<Duration>,
-    /// The least time for a chunk: doubled each time that one came soon after it was given up.
+    /// Lower bound of the time limit: doubled each time a cancelled chunk arrives soon after.
     pub(super) least: Duration,
-    /// The chunk that was given up last: its request, and until when it would have come soon, since boot.
-    pub(super) given_up: Option<(u32, Duration)>,
-    /// Until then it is not asked to fetch anything, as its way to the servers is slow; since boot.
+    /// The number of the last cancelled request, and the time until which an answer counts as soon,
+    /// since boot.
+    pub(super) cancelled: Option<(u32, Duration)>,
+    /// Until then only kept chunks are requested, because the agent's fetches are slow; since boot.
     pub(super) avoided_until: Duration,
-    /// When the other agent said something, since boot.
+    /// Time of the last message from the other agent, since boot.
     pub(super) heard: Duration,
     pub(super) kept: Kept,
 }
 
-/// The chunks that the other agent keeps, as it said last.
+/// The last list of chunks kept by the other agent.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     pub(super) generation: u32,
@@ -78,42 +79,42 @@ impl Kept {
 
 #[derive(Debug)]
 pub(super) struct Pending {
-    pub(super) what: What,
+    pub(super) destination: Destination,
     pub(super) events: mpsc::UnboundedSender<Event>,
 }
 
-/// What comes for a request.
+/// The destination of an answer.
 #[derive(Debug)]
-pub(super) enum What {
-    /// A chunk, or files of which it is known which come.
+pub(super) enum Destination {
+    /// A chunk, or files after their bitmap has arrived.
     Coming(Incoming),
     Files(IncomingFiles),
 }
 
 impl Pending {
     pub(super) fn coming(&mut self) -> Option<&mut Incoming> {
-        match &mut self.what {
-            What::Coming(incoming) => Some(incoming),
-            What::Files(_) => None,
+        match &mut self.destination {
+            Destination::Coming(incoming) => Some(incoming),
+            Destination::Files(_) => None,
         }
     }
 }
 
 #[derive(Debug)]
 pub(super) enum Event {
-    /// The other agent fetches it.
+    /// The other agent fetches the chunk.
     Wait,
-    /// So many files are right.
+    /// The number of correct files.
     Right(usize),
-    /// Where the files come to.
+    /// The offsets of the files.
     Files(Vec<u32>),
     Whole,
     Elsewhere,
     Damaged,
 }
 
-impl Line {
-    /// Of a link that is not tried yet.
+impl LinkState {
+    /// Of a link before its first connection.
     pub(super) fn new() -> Self {
         Self {
             phase: Phase::Connecting,
@@ -123,7 +124,7 @@ impl Line {
             next: 0,
             times: VecDeque::new(),
             least: HEDGE_MIN,
-            given_up: None,
+            cancelled: None,
             avoided_until: Duration::ZERO,
             heard: since_boot(),
             kept: Kept::default(),
@@ -134,7 +135,7 @@ impl Line {
         (self.phase, self.since) = (phase, since_boot());
     }
 
-    /// The usual time of a chunk, where it is known.
+    /// The usual time of a chunk, if known.
     pub(super) fn usual(&self) -> Option<Duration> {
         if self.times.len() < TIMES_MIN {
             return None;
@@ -144,7 +145,7 @@ impl Line {
         times.get(times.len() / 2).copied()
     }
 
-    /// How long a chunk may take to come.
+    /// The time limit for a chunk.
     pub(super) fn most(&self) -> Duration {
         let of = |usual: Duration| usual.saturating_mul(HEDGE_FACTOR).max(self.least);
         self.usual().map_or(HEDGE_UNKNOWN, of)
@@ -155,7 +156,8 @@ impl Line {
         self.times.push_front(time);
     }
 
-    /// A piece comes: of a request that was given up, or the next one of its chunk.
+    /// Checks the head of a piece: the piece continues its chunk, or belongs to a cancelled
+    /// request.
     pub(super) fn expect(&mut self, number: u32, offset: u32, length: u32) -> io::Result<()> {
         match self.pending.get_mut(&number).map(Pending::coming) {
             None => {
@@ -163,40 +165,41 @@ impl Line {
                 Ok(())
             }
             Some(Some(incoming)) if incoming.expects(offset, length) => Ok(()),
-            Some(_) => Err(no_sense()),
+            Some(_) => Err(invalid_message()),
         }
     }
 
-    /// Bytes come of a request that was given up: if they come soon, its time was too short, as on a busy
-    /// machine.
+    /// Adapts to bytes of a cancelled request: if they come soon, the time limit was too short, for
+    /// example on a busy machine.
     pub(super) fn learn(&mut self, number: u32) {
-        if let Some((_, soon)) = self.given_up.take_if(|(of, _)| *of == number)
+        if let Some((_, soon)) = self.cancelled.take_if(|(of, _)| *of == number)
             && since_boot() < soon
         {
             self.least = self.least.saturating_mul(2).min(HEDGE_UNKNOWN);
         }
     }
 
-    /// The chunk is not there: what is said before its first byte.
+    /// Handles the answer that a chunk is absent, which is valid only before the first byte.
     pub(super) fn elsewhere(&mut self, number: u32) -> io::Result<()> {
         let coming = self.pending.get_mut(&number).and_then(Pending::coming);
         if coming.is_some_and(|incoming| incoming.has_begun()) {
-            return Err(no_sense());
+            return Err(invalid_message());
         }
         self.close(number, Event::Elsewhere);
         Ok(())
     }
 
-    /// Files come, those whose bits are set: for a request that was given up, or as many bytes as they have.
+    /// Handles the bitmap of files: the announced length must match, unless the request was
+    /// cancelled.
     pub(super) fn begin_files(&mut self, number: u32, length: u32, comes: &[u8]) -> io::Result<()> {
         let Some(pending) = self.pending.get_mut(&number) else { return Ok(()) };
-        let What::Files(files) = &pending.what else { return Err(no_sense()) };
+        let Destination::Files(files) = &pending.destination else { return Err(invalid_message()) };
         let (incoming, places) = files.begin(comes);
         if incoming.left() != length {
-            return Err(no_sense());
+            return Err(invalid_message());
         }
         let _ = pending.events.send(Event::Files(places));
-        pending.what = What::Coming(incoming);
+        pending.destination = Destination::Coming(incoming);
         if length == 0 {
             self.close(number, Event::Whole);
         }
@@ -215,7 +218,7 @@ impl Line {
         }
     }
 
-    /// Checks the files of a chunk that are complete now.
+    /// Checks newly complete files of a chunk.
     pub(super) fn check(&mut self, number: u32) {
         let Some(pending) = self.pending.get_mut(&number) else { return };
         let Some(incoming) = pending.coming() else { return };

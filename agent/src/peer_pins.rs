@@ -1,6 +1,6 @@
-//! Slots that are lent to other agents of the job.
+//! Slots pinned while their bytes are sent to other agents of the job.
 //!
-//! Must hold: what is lent stays in its slot until it is given back.
+//! Must hold: a pinned slot keeps its bytes until the pin is dropped.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,11 +10,11 @@ use libdiesel::FilePlace;
 use libdiesel::agent::{Arena, MemberId};
 use tokio::sync::oneshot;
 
-/// The slots that are lent, and how often.
+/// The pinned slots, each with its number of pins.
 #[derive(Debug, Default)]
-pub(crate) struct LentSlots(Mutex<HashMap<u32, u32>>);
+pub(crate) struct PeerPins(Mutex<HashMap<u32, u32>>);
 
-impl LentSlots {
+impl PeerPins {
     fn slots(&self) -> MutexGuard<'_, HashMap<u32, u32>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -23,11 +23,11 @@ impl LentSlots {
         self.slots().contains_key(&slot)
     }
 
-    fn lend(&self, slot: u32) {
+    fn pin(&self, slot: u32) {
         *self.slots().entry(slot).or_default() += 1;
     }
 
-    fn give_back(&self, slot: u32) {
+    fn unpin(&self, slot: u32) {
         let mut slots = self.slots();
         if let Some(times) = slots.get_mut(&slot) {
             *times -= 1;
@@ -38,19 +38,19 @@ impl LentSlots {
     }
 }
 
-/// Files that stay in their slots for as long as this lives.
+/// Files whose slots stay pinned for the lifetime of the value.
 #[derive(Debug)]
-pub(crate) struct Lent {
-    slots: Arc<LentSlots>,
+pub(crate) struct PinnedFiles {
+    slots: Arc<PeerPins>,
     arena: Arc<Arena>,
-    /// The slot and the place of each; none for one that is not here.
+    /// Slot, offset and length of each file; none for an absent file.
     files: Vec<Option<(u32, u32, usize)>>,
 }
 
-impl Lent {
-    /// All files of a chunk, which begin and end somewhere in its slot.
+impl PinnedFiles {
+    /// All files of a chunk, given their start and end in the slot.
     pub(crate) fn chunk(
-        slots: &Arc<LentSlots>,
+        slots: &Arc<PeerPins>,
         arena: &Arc<Arena>,
         slot: u32,
         (start, end): (u32, u32),
@@ -60,7 +60,7 @@ impl Lent {
 
     /// Single files, each with its slot.
     pub(crate) fn files(
-        slots: &Arc<LentSlots>,
+        slots: &Arc<PeerPins>,
         arena: &Arc<Arena>,
         files: impl IntoIterator<Item = Option<(u32, FilePlace)>>,
     ) -> Self {
@@ -69,15 +69,15 @@ impl Lent {
     }
 
     fn new(
-        slots: &Arc<LentSlots>,
+        slots: &Arc<PeerPins>,
         arena: &Arc<Arena>,
         files: Vec<Option<(u32, u32, usize)>>,
     ) -> Self {
-        files.iter().flatten().for_each(|(slot, ..)| slots.lend(*slot));
+        files.iter().flatten().for_each(|(slot, ..)| slots.pin(*slot));
         Self { slots: Arc::clone(slots), arena: Arc::clone(arena), files }
     }
 
-    /// The bytes of each file, with where they begin in the slot.
+    /// The bytes of each file, with its offset in the slot.
     pub(crate) fn bytes(&self) -> impl Iterator<Item = Option<(u32, &[u8])>> {
         self.files.iter().map(|file| {
             let (slot, offset, length) = (*file)?;
@@ -86,26 +86,27 @@ impl Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for PinnedFiles {
     fn drop(&mut self) {
-        self.files.iter().flatten().for_each(|(slot, ..)| self.slots.give_back(*slot));
+        self.files.iter().flatten().for_each(|(slot, ..)| self.slots.unpin(*slot));
     }
 }
 
-/// The answer to another agent that asks for a chunk.
+/// The answer to another agent's request for a chunk.
 #[derive(Debug)]
-pub(crate) enum Asked {
-    Here(Lent),
-    /// It is fetched from the servers; ends without a chunk when it can't be had.
-    Coming(oneshot::Receiver<Lent>),
-    /// There is no room to keep it, or it comes from another agent.
+pub(crate) enum ChunkReply {
+    Here(PinnedFiles),
+    /// The chunk is being fetched from the servers; the channel closes without a value if the fetch
+    /// fails.
+    Coming(oneshot::Receiver<PinnedFiles>),
+    /// The chunk can't be kept here, or comes from another agent.
     Elsewhere,
 }
 
-/// Another agent that waits for a chunk.
+/// Another agent waiting for a chunk.
 #[derive(Debug)]
-pub(crate) struct Borrower {
-    pub(crate) sender: oneshot::Sender<Lent>,
+pub(crate) struct PeerWaiter {
+    pub(crate) sender: oneshot::Sender<PinnedFiles>,
     pub(crate) member: MemberId,
     /// Since boot.
     pub(crate) since: Duration,

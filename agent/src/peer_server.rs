@@ -1,7 +1,7 @@
 //! Answers to other agents of the job.
 //!
-//! Must hold: only members are answered; strangers at the door are few and are let go soon; what is sent
-//! stays in its slot until it was sent; an agent that takes nothing loses its connection.
+//! Must hold: only members get answers. Unauthenticated connections are few and end soon. A chunk
+//! stays in its slot until the answer was sent. An agent that takes no bytes loses its connection.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, IoSlice};
@@ -17,109 +17,111 @@ use tokio::task::AbortHandle;
 
 use crate::cache::Cache;
 use crate::dataset::ChunkKey;
-use crate::lent::{Asked, Lent};
+use crate::peer_pins::{ChunkReply, PinnedFiles};
 use crate::peers::PeerAddress;
 use crate::peers::frame::{
-    Answer, COMES, HEAD, KEPT_MAX, PIECE_MAX, REQUESTS_MAX, Request, no_sense,
+    Answer, COMES, HEAD, KEPT_MAX, PIECE_MAX, REQUESTS_MAX, Request, invalid_message,
 };
 use crate::peers::handshake;
 use crate::peers::tls::{Reader, Writer};
 
-/// Strangers at the door at the same time.
-const STRANGERS_MAX: usize = 64;
+/// Maximum of unauthenticated connections.
+const UNAUTHENTICATED_MAX: usize = 64;
 
-/// How long another agent may take for a piece.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time limit of another agent for a piece.
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A connection without a question for so long ends: agents ask each second for the list of kept chunks.
+/// Time limit for a connection without a request: agents request the list of kept chunks each
+/// second.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// Between two signs of life for a chunk that is on its way.
+/// Interval between two signs of life for a chunk being fetched.
 const SIGN: Duration = Duration::from_millis(500);
 
-/// Where other agents connect.
+/// The listening socket for other agents.
 #[derive(Debug)]
-pub(crate) struct Door {
+pub(crate) struct PeerListener {
     listener: TcpListener,
-    /// `HOST:PORT` as other machines reach it.
+    /// `HOST:PORT` as seen by other machines.
     pub(crate) address: String,
 }
 
-impl Door {
-    /// Opens it where `at` says; none where the agent speaks to no other one.
+impl PeerListener {
+    /// Listens at `at`; none if this agent is closed to others.
     pub(crate) async fn open(at: &PeerAddress, servers: &[String]) -> io::Result<Option<Self>> {
         let opened = at.listen(servers).await?;
         Ok(opened.map(|(listener, address)| Self { listener, address }))
     }
 
-    /// Lets agents in for as long as this one lives. Who proves itself too slowly goes for those who come later.
+    /// Accepts connections for as long as the listener lives. At the limit, the oldest
+    /// unauthenticated connection ends.
     pub(crate) async fn serve(self, cache: Arc<Cache>, me: MemberId, end: Shutdown) {
-        let guest = Arc::new(Guest { cache, me, end, guests: Mutex::default() });
-        let mut strangers = VecDeque::new();
+        let server = Arc::new(PeerServer { cache, me, end, sessions: Mutex::default() });
+        let mut connecting_tasks = VecDeque::new();
         loop {
             let stream = match self.listener.accept().await {
                 Ok((stream, _)) => stream,
                 Err(why) => {
-                    tracing::warn!(%why, "another agent is not let in");
+                    tracing::warn!(%why, "accept a connection of another agent");
                     SystemClock::new().sleep(Duration::from_millis(100)).await;
                     continue;
                 }
             };
-            strangers.retain(|one: &AbortHandle| !one.is_finished());
-            if strangers.len() == STRANGERS_MAX
-                && let Some(first) = strangers.pop_front()
+            connecting_tasks.retain(|one: &AbortHandle| !one.is_finished());
+            if connecting_tasks.len() == UNAUTHENTICATED_MAX
+                && let Some(first) = connecting_tasks.pop_front()
             {
                 first.abort();
             }
-            let guest = Arc::clone(&guest);
-            let hearing = spawn(async move {
-                match guest.hear(stream).await {
-                    Ok((ends, reads)) => guest.let_in(ends, reads),
-                    Err(why) => tracing::debug!(%why, "a stranger is not let in"),
+            let server = Arc::clone(&server);
+            let connecting = spawn(async move {
+                match server.authenticate(stream).await {
+                    Ok((ends, peer)) => server.start_session(ends, peer),
+                    Err(why) => tracing::debug!(%why, "an unauthenticated connection was closed"),
                 }
             });
-            strangers.push_back(hearing.abort_handle());
+            connecting_tasks.push_back(connecting.abort_handle());
         }
     }
 }
 
-/// What is needed to answer another agent.
-struct Guest {
+/// Shared state of all connections of other agents.
+struct PeerServer {
     cache: Arc<Cache>,
     me: MemberId,
     end: Shutdown,
-    /// The connection of each member, by the dataset that it reads.
-    guests: Mutex<HashMap<(usize, MemberId), AbortHandle>>,
+    /// The connection of each member, by dataset.
+    sessions: Mutex<HashMap<(usize, MemberId), AbortHandle>>,
 }
 
-/// A member with a proof, and its dataset.
-struct Reads {
+/// An authenticated member, and its dataset.
+struct Peer {
     member: MemberId,
     dataset: usize,
 }
 
-/// Answers of one connection, in turns.
-struct Line {
-    /// Who asks.
+/// The answers on one connection, sent in turns.
+struct Session {
+    /// The other agent.
     member: MemberId,
-    /// One answer is sent at a time.
+    /// Only one answer is sent at a time.
     turn: Semaphore,
-    /// None while an answer is sent, and after one was sent in part.
+    /// None while an answer is sent, and after a partial answer.
     writer: Mutex<Option<Writer>>,
-    /// Why an answer could not be sent.
+    /// The error of a failed answer.
     failed: Mutex<Option<io::Error>>,
     is_over: Notify,
 }
 
-impl Guest {
-    /// Lets a member in.
-    async fn hear(&self, mut stream: TcpStream) -> io::Result<((Reader, Writer), Reads)> {
+impl PeerServer {
+    /// Authenticates a member.
+    async fn authenticate(&self, mut stream: TcpStream) -> io::Result<((Reader, Writer), Peer)> {
         stream.set_nodelay(true)?;
-        let circles = || {
+        let keys = || {
             let opens = self.cache.state().datasets.clone();
-            opens.iter().map(|open| open.peers.circle()).collect()
+            opens.iter().map(|open| open.peers.key()).collect()
         };
-        let (dataset, member) = handshake::hear(&mut stream, self.me, circles).await?;
+        let (dataset, member) = handshake::authenticate(&mut stream, self.me, keys).await?;
         let open = self.cache.state().datasets.get(dataset).map(Arc::clone);
         let open = open.ok_or(io::ErrorKind::NotFound)?;
         let ends = match (open.peers.fingerprint_of(member), open.peers.identity()) {
@@ -128,38 +130,38 @@ impl Guest {
                 (Box::new(read) as Reader, Box::new(write) as Writer)
             }
             (Some(Some(caller)), Some(identity)) => tokio::select! {
-                encrypted = identity.hear(stream, caller) => encrypted?,
-                () = SystemClock::new().sleep(handshake::PATIENCE) => {
+                encrypted = identity.accept(stream, caller) => encrypted?,
+                () = SystemClock::new().sleep(handshake::TIMEOUT) => {
                     return Err(io::ErrorKind::TimedOut.into());
                 }
             },
-            (told, Some(_)) => {
-                // It may have registered a moment ago.
-                if told.is_none() {
+            (known, Some(_)) => {
+                // The member may have registered a moment ago.
+                if known.is_none() {
                     open.peers.changed.notify_one();
                 }
-                return Err(io::Error::other("no certificate of it is known"));
+                return Err(io::Error::other("the servers know no certificate of the agent"));
             }
         };
         if open.peers.fingerprint_of(member).is_none() {
             open.peers.changed.notify_one();
         }
-        Ok((ends, Reads { member, dataset }))
+        Ok((ends, Peer { member, dataset }))
     }
 
-    /// Answers a member from now on; a connection that it had before ends.
-    fn let_in(self: Arc<Self>, ends: (Reader, Writer), reads: Reads) {
-        let key = (reads.dataset, reads.member);
-        let serving = spawn(Arc::clone(&self).serve(ends, reads));
-        let mut guests = self.guests.lock().unwrap_or_else(PoisonError::into_inner);
-        guests.retain(|_, guest| !guest.is_finished());
-        if let Some(before) = guests.insert(key, serving.abort_handle()) {
+    /// Answers a member from now on; the member's earlier connection ends.
+    fn start_session(self: Arc<Self>, ends: (Reader, Writer), peer: Peer) {
+        let key = (peer.dataset, peer.member);
+        let serving = spawn(Arc::clone(&self).serve(ends, peer));
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        sessions.retain(|_, server| !server.is_finished());
+        if let Some(before) = sessions.insert(key, serving.abort_handle()) {
             before.abort();
         }
     }
 
-    async fn serve(self: Arc<Self>, ends: (Reader, Writer), reads: Reads) {
-        if let Err(why) = self.answer_all(ends, reads).await {
+    async fn serve(self: Arc<Self>, ends: (Reader, Writer), peer: Peer) {
+        if let Err(why) = self.answer_all(ends, peer).await {
             tracing::debug!(%why, "a connection of another agent ended");
         }
     }
@@ -167,78 +169,91 @@ impl Guest {
     async fn answer_all(
         &self,
         (mut read, write): (Reader, Writer),
-        Reads { member, dataset }: Reads,
+        Peer { member, dataset }: Peer,
     ) -> io::Result<()> {
-        let line = Arc::new(Line {
+        let session = Arc::new(Session {
             member,
             turn: Semaphore::new(1),
             writer: Mutex::new(Some(write)),
             failed: Mutex::new(None),
             is_over: Notify::new(),
         });
-        // With so many requests open the next one is not read.
+        // The number of open requests is limited: at the limit no request is read.
         let open = Arc::new(Semaphore::new(REQUESTS_MAX));
         loop {
-            let mut head = [0; HEAD];
             let next = async {
                 let permit = Arc::clone(&open).acquire_owned().await.map_err(io::Error::other)?;
-                tokio::select! {
-                    read = read.read_exact(&mut head) => { read?; }
-                    () = SystemClock::new().sleep(SILENCE) => {
-                        let why = "another agent asks nothing any more";
-                        return Err(io::Error::new(io::ErrorKind::TimedOut, why));
-                    }
-                }
-                Ok::<_, io::Error>(permit)
+                Ok::<_, io::Error>((read_request(&mut read).await?, permit))
             };
-            let permit = tokio::select! {
+            let (request, permit) = tokio::select! {
                 next = next => next?,
-                () = line.is_over.notified() => {
-                    let failed = line.failed.lock().unwrap_or_else(PoisonError::into_inner).take();
-                    return Err(failed.unwrap_or_else(no_sense));
+                () = session.is_over.notified() => {
+                    let failed = session.failed.lock().unwrap_or_else(PoisonError::into_inner).take();
+                    return Err(failed.unwrap_or_else(invalid_message));
                 }
                 () = self.end.requested() => {
-                    return line.send(Answer::Goodbye, &[]).await;
+                    return session.send(Answer::Goodbye, &[]).await;
                 }
             };
-            let request = Request::from_bytes(head)?;
             if let Request::Kept { generation } = request {
-                line.kept(&self.cache, dataset, generation).await?;
+                session.kept(&self.cache, dataset, generation).await?;
                 continue;
             }
             let mut files = Vec::new();
             if let Request::Files { count, .. } = request {
                 files.resize(count as usize * size_of::<u32>(), 0);
-                within(read.read_exact(&mut files)).await?;
+                with_timeout(read.read_exact(&mut files)).await?;
             }
-            let (line, cache) = (Arc::clone(&line), Arc::clone(&self.cache));
+            let (session, cache) = (Arc::clone(&session), Arc::clone(&self.cache));
             spawn(async move {
-                let answered = match request {
-                    Request::Chunk { number, chunk } => {
-                        line.chunk(&cache, ChunkKey { dataset, chunk }, number).await
-                    }
-                    Request::Files { number, .. } => {
-                        line.files(&cache, dataset, number, &files).await
-                    }
-                    Request::Kept { .. } => Ok(()),
-                };
+                let answered = session.answer(&cache, dataset, request, &files).await;
                 drop(permit);
                 if let Err(why) = answered {
-                    *line.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
-                    line.is_over.notify_one();
+                    *session.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
+                    session.is_over.notify_one();
                 }
             });
         }
     }
 }
 
-impl Line {
+/// Reads the head of the next request.
+async fn read_request(read: &mut Reader) -> io::Result<Request> {
+    let mut head = [0; HEAD];
+    tokio::select! {
+        read = read.read_exact(&mut head) => { read?; }
+        () = SystemClock::new().sleep(SILENCE) => {
+            let why = format!("no request for {} seconds", SILENCE.as_secs());
+            return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+        }
+    }
+    Request::from_bytes(head)
+}
+
+impl Session {
+    /// Answers a request for a chunk or for files.
+    async fn answer(
+        &self,
+        cache: &Arc<Cache>,
+        dataset: usize,
+        request: Request,
+        files: &[u8],
+    ) -> io::Result<()> {
+        match request {
+            Request::Chunk { number, chunk } => {
+                self.chunk(cache, ChunkKey { dataset, chunk }, number).await
+            }
+            Request::Files { number, .. } => self.files(cache, dataset, number, files).await,
+            Request::Kept { .. } => Ok(()),
+        }
+    }
+
     /// Answers a request for a chunk.
     async fn chunk(&self, cache: &Arc<Cache>, key: ChunkKey, number: u32) -> io::Result<()> {
-        let lent = match cache.lend(key, self.member) {
-            Asked::Here(lent) => Some(lent),
-            Asked::Elsewhere => None,
-            Asked::Coming(mut coming) => loop {
+        let pinned = match cache.reply_to_peer(key, self.member) {
+            ChunkReply::Here(pinned) => Some(pinned),
+            ChunkReply::Elsewhere => None,
+            ChunkReply::Coming(mut coming) => loop {
                 self.send(Answer::Wait { number }, &[]).await?;
                 tokio::select! {
                     came = &mut coming => break came.ok(),
@@ -246,13 +261,13 @@ impl Line {
                 }
             },
         };
-        match lent {
-            Some(lent) => self.give(&lent, number).await,
+        match pinned {
+            Some(pinned) => self.give(&pinned, number).await,
             None => self.send(Answer::ReadElsewhere { number }, &[]).await,
         }
     }
 
-    /// Tells what this agent keeps of a dataset.
+    /// Reports the chunks of a dataset kept by this agent.
     async fn kept(&self, cache: &Cache, dataset: usize, generation: u32) -> io::Result<()> {
         let (now, can_keep, bits) = cache.state().kept_bits(dataset, generation);
         let bits = if bits.len() > KEPT_MAX { Vec::new() } else { bits };
@@ -261,8 +276,8 @@ impl Line {
     }
 
     /// Sends a chunk piece by piece; answers to other requests may come in between.
-    async fn give(&self, lent: &Lent, number: u32) -> io::Result<()> {
-        for (start, bytes) in lent.bytes().flatten() {
+    async fn give(&self, pinned: &PinnedFiles, number: u32) -> io::Result<()> {
+        for (start, bytes) in pinned.bytes().flatten() {
             let mut offset = start;
             for piece in bytes.chunks(PIECE_MAX) {
                 let length = piece.len() as u32;
@@ -273,7 +288,7 @@ impl Line {
         Ok(())
     }
 
-    /// Sends the files that are here.
+    /// Sends the requested files found in memory.
     async fn files(
         &self,
         cache: &Arc<Cache>,
@@ -282,8 +297,8 @@ impl Line {
         files: &[u8],
     ) -> io::Result<()> {
         let numbers = files.as_chunks().0.iter().map(|number| u32::from_le_bytes(*number));
-        let lent = cache.state().lend_files(dataset, numbers);
-        let files = || lent.iter().flat_map(Lent::bytes);
+        let pinned = cache.state().pin_files(dataset, numbers);
+        let files = || pinned.iter().flat_map(PinnedFiles::bytes);
         let mut comes = [0; COMES];
         for (index, _) in files().enumerate().filter(|(_, file)| file.is_some()) {
             comes.get_mut(index / 8).into_iter().for_each(|byte| *byte |= 1 << (index % 8));
@@ -300,9 +315,9 @@ impl Line {
         self.send_all(&mut [IoSlice::new(&head), IoSlice::new(bytes)]).await
     }
 
-    /// Sends all slices, with nothing in between.
+    /// Sends all slices without other answers in between.
     async fn send_all(&self, slices: &mut [IoSlice<'_>]) -> io::Result<()> {
-        within(async {
+        with_timeout(async {
             let _turn = self.turn.acquire().await.map_err(io::Error::other)?;
             let writer = self.writer().take();
             let mut writer = writer.ok_or(io::ErrorKind::BrokenPipe)?;
@@ -336,10 +351,10 @@ async fn write_all(writer: &mut Writer, mut slices: &mut [IoSlice<'_>]) -> io::R
     writer.flush().await
 }
 
-/// Another agent that takes too long is given up.
-async fn within<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+/// Ends work for a slow agent with a time-out.
+async fn with_timeout<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     tokio::select! {
         done = work => done,
-        () = SystemClock::new().sleep(PATIENCE) => Err(io::ErrorKind::TimedOut.into()),
+        () = SystemClock::new().sleep(SEND_TIMEOUT) => Err(io::ErrorKind::TimedOut.into()),
     }
 }

@@ -1,7 +1,7 @@
-//! What one process says to the agent, and the answers.
+//! The messages of one worker process to the agent, and the answers.
 //!
-//! Must hold: only processes of the agent's user are heard; a connection's pins end with it; a message
-//! that makes no sense ends its connection and no other.
+//! Must hold: only processes of the agent's user are served; a connection's pins end with the
+//! connection; an invalid message ends only its own connection.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -26,26 +26,26 @@ use crate::member::Member;
 use crate::readiness::watch;
 use crate::{Policy, status};
 
-/// Between two signs of life to a worker whose dataset is being opened.
+/// Interval between two signs of life to a worker whose dataset is being opened.
 const SIGN: Duration = Duration::from_secs(1);
 
-/// The numbers of the datasets that are open, or are being opened.
+/// The numbers of open datasets, and of datasets being opened.
 type Datasets = HashMap<(String, Servers), Arc<OnceCell<usize>>>;
 
-/// What all connections share.
+/// The shared state of all worker connections.
 #[derive(Debug)]
-pub(crate) struct Desk {
+pub(crate) struct WorkerServer {
     pub(crate) cache: Arc<Cache>,
     pub(crate) shutdown: Shutdown,
     pub(crate) member: Arc<Member>,
-    /// Tells this agent from others.
+    /// A random number for each agent process.
     agent: u64,
-    /// Processes that wait for a dataset that is being opened.
+    /// Number of processes waiting for a dataset being opened.
     opening: AtomicUsize,
     opened: Mutex<Datasets>,
 }
 
-impl Desk {
+impl WorkerServer {
     pub(crate) fn new(cache: Arc<Cache>, shutdown: Shutdown, member: Member) -> Self {
         let mut agent = [0; 8];
         OsRandom.fill(&mut agent);
@@ -54,19 +54,19 @@ impl Desk {
         Self { cache, shutdown, member, agent, opening, opened: Mutex::default() }
     }
 
-    /// Whether a process reads, or is about to.
+    /// Whether a process reads, or waits for its dataset.
     pub(crate) fn is_needed(&self) -> bool {
         let is_opening = self.opening.load(Ordering::Relaxed) > 0;
         is_opening || !self.cache.state().connections.is_empty()
     }
 
-    /// How often other agents were given something.
+    /// Number of chunks and files sent to other agents.
     pub(crate) fn given(&self) -> u64 {
         let given = Counts::of_all(&self.cache.state().counts);
         given.chunks_to_peers + given.files_to_peers
     }
 
-    /// Answers one process until it ends its connection.
+    /// Serves one process until its connection ends.
     pub(crate) async fn serve(&self, socket: Socket) -> io::Result<()> {
         if socket.peer_user()? != rustix::process::geteuid().as_raw() {
             return Err(io::ErrorKind::PermissionDenied.into());
@@ -126,7 +126,7 @@ impl Desk {
         Ok(())
     }
 
-    /// Opens the dataset of a worker and gives it what it maps.
+    /// Opens the dataset of a worker and sends the descriptors to map.
     async fn greet(
         &self,
         socket: &Arc<Socket>,
@@ -180,7 +180,7 @@ impl Desk {
         Ok(())
     }
 
-    /// The number of a dataset; the worker hears every second that it is being opened.
+    /// Opens a dataset; the worker gets a sign of life every second meanwhile.
     async fn open_with_signs(
         &self,
         socket: &Socket,
@@ -197,7 +197,7 @@ impl Desk {
         }
     }
 
-    /// The number of a dataset, which is opened when nobody has.
+    /// The number of a dataset, which is opened unless already open.
     async fn open(&self, hello: Hello) -> Result<usize, Refusal> {
         let key = (hello.dataset.clone(), hello.servers.clone());
         let cell = {
@@ -208,14 +208,14 @@ impl Desk {
             let Hello { dataset: name, servers, .. } = hello;
             let (of_name, addresses) = (name.clone(), servers.addresses.clone());
             let dataset = unblocked(move || Open::find(&of_name, &servers)).await?;
-            self.member.open_door(&self.cache, &addresses, &self.shutdown).await;
+            self.member.open_endpoint(&self.cache, &addresses, &self.shutdown).await;
             let joined = self.member.join(&self.cache, &dataset).await;
             let version = joined.as_ref().and_then(|joined| joined.version);
             let peers = self.member.peers();
             let open = unblocked(move || Open::new(&name, &dataset, version, peers)).await?;
-            joined.iter().for_each(|joined| _ = open.hear(joined));
+            joined.iter().for_each(|joined| _ = open.apply_membership(joined));
             let mut state = self.cache.state();
-            // Another way to the same servers may have led to it.
+            // The same dataset may already be open under another name or address.
             let is_same = |other: &Arc<Open>| {
                 let (one, other) = (&open.snapshot, &other.snapshot);
                 (one.dataset(), one.version()) == (other.dataset(), other.version())
@@ -227,7 +227,7 @@ impl Desk {
             state
                 .arena_for(chunk, self.cache.budget())
                 .map_err(|reason| Refusal { is_missing: false, reason })?;
-            state.plans.slots = state.slots();
+            state.orders.slots = state.slots();
             let (open, number) = (Arc::new(open), state.datasets.len());
             state.datasets.push(Arc::clone(&open));
             state.counts.push(Counts::default());
@@ -241,7 +241,7 @@ impl Desk {
         };
         let opened = cell.get_or_try_init(open).await.copied();
         if opened.is_err() {
-            // Names of datasets that there are not must not gather.
+            // Names of missing datasets must not accumulate.
             let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
             opened.retain(|_, cell| cell.initialized() || Arc::strong_count(cell) > 2);
         }
@@ -279,15 +279,15 @@ impl Desk {
         one.pins.set(Gauge::Position, begin.position);
         let Some(open) = state.datasets.get(dataset).map(Arc::clone) else { return Ok(()) };
         let first_files = Arc::clone(&open.first_files);
-        if let Err(why) = state.plans.begin(connection, dataset, first_files, begin) {
-            tracing::warn!(%why, "an order can't be followed");
+        if let Err(why) = state.orders.begin(connection, dataset, first_files, begin) {
+            tracing::warn!(%why, "start an order: nothing is fetched ahead");
         }
         drop(state);
         self.cache.moved.notify_one();
         Ok(())
     }
 
-    /// Has chunks fetched as far as memory goes; false when too many are asked for already.
+    /// Notes a prefetch; false when too many prefetches wait.
     fn prefetch(&self, connection: u64, runs: Vec<(u32, u32)>) -> bool {
         let is_taken = self.cache.state().prefetch(connection, runs);
         self.cache.moved.notify_one();
@@ -295,14 +295,14 @@ impl Desk {
     }
 }
 
-/// Work that blocks, on a thread for it.
+/// Runs blocking work on a thread for blocking work.
 async fn unblocked<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
 ) -> Result<T, Refusal> {
     blocking::run(work).await.map_err(|why| Refusal::because(&why))?
 }
 
-/// The descriptors of the arena, in packets.
+/// Sends the descriptors of the arena, in packets.
 fn send_segments(socket: &Socket, segments: &[OwnedFd]) -> io::Result<()> {
     let mut packets = segments.chunks(DESCRIPTORS_MAX).peekable();
     while let Some(packet) = packets.next() {
