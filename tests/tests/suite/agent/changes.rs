@@ -1,4 +1,4 @@
-//! A dataset that is damaged, or changes, while a job reads it.
+//! Damage and changes of a dataset while a job reads it.
 
 use std::fs;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use dl_tests::program::run;
 use super::{Scene, ends};
 
 const FILES: u32 = 1_000;
-/// The file that is damaged.
+/// The damaged file.
 const DAMAGED: &str = "004/000421";
 
 impl Scene {
-    /// Changes a byte of a file in the store.
+    /// Flips a bit of a file in the store.
     fn damage(&self, path: &str) -> Result<()> {
         let source = fs::read(self.path("src").join(path))?;
         let begin = source.get(..64).context("a file of some length")?;
@@ -22,7 +22,7 @@ impl Scene {
             let object = self.path("data/chunks").join(String::from_utf8(name)?);
             let mut bytes = fs::read(&object)?;
             if let Some(at) = bytes.windows(begin.len()).position(|window| window == begin) {
-                *bytes.get_mut(at + 7).context("it is there")? ^= 1;
+                *bytes.get_mut(at + 7).context("the position was found")? ^= 1;
                 return Ok(fs::write(&object, bytes)?);
             }
         }
@@ -31,7 +31,7 @@ impl Scene {
 }
 
 #[test]
-fn a_damaged_chunk_is_fetched_once_and_costs_only_the_damaged_file() -> Result<()> {
+fn a_damaged_chunk_is_fetched_once_and_costs_one_file() -> Result<()> {
     let scene = Scene::stamped(FILES)?;
     scene.damage(DAMAGED)?;
     scene.start_agent(&["--policy", "oneshot"])?;
@@ -56,14 +56,14 @@ fn a_damaged_chunk_is_fetched_once_and_costs_only_the_damaged_file() -> Result<(
     }
     std::thread::sleep(Duration::from_secs(2));
     let status = scene.status()?;
-    ensure!(status["failed_fetches"] == 1, "it is fetched again and again: {status}");
+    ensure!(status["failed_fetches"] == 1, "the damaged chunk was fetched again: {status}");
     let of_chunk = FILES as u64 * 2 - status["hits"].as_u64().unwrap_or_default();
     ensure!(status["fallbacks"] == of_chunk && of_chunk < 400, "{status}");
     Ok(())
 }
 
 #[test]
-fn a_job_reads_its_version_after_half_of_the_files_were_deleted_and_purged() -> Result<()> {
+fn a_job_reads_its_version_after_deletes_and_a_purge() -> Result<()> {
     let scene = Scene::stamped(FILES)?;
     scene.start_agent(&["--memory", "3MiB", "--policy", "none"])?;
     for folder in 0..5 {
@@ -88,6 +88,6 @@ fn a_job_reads_its_version_after_half_of_the_files_were_deleted_and_purged() -> 
     ends(agent, Duration::from_secs(10))?;
     let done = purge(&["--grace", "0s"])?.code(0)?;
     let told: serde_json::Value = serde_json::from_slice(&done.stdout)?;
-    ensure!(told["leased_by"] == serde_json::json!([]), "the job has ended: {told}");
+    ensure!(told["leased_by"] == serde_json::json!([]), "the lease outlives the job: {told}");
     Ok(())
 }

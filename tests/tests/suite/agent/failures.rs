@@ -1,4 +1,4 @@
-//! The agent is killed, stopped or can't be started: every file is read all the same.
+//! A killed, stopped or missing agent: readers still read every file.
 
 use std::fs;
 use std::time::Duration;
@@ -9,11 +9,11 @@ use rustix::process::{Signal, kill_process};
 
 use super::{FILES, Scene, ends, lives};
 
-/// How long a reader may take.
+/// The time limit for a reader.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]
-fn an_agent_that_is_killed_is_replaced_and_leaves_nothing_in_the_way() -> Result<()> {
+fn a_killed_agent_is_replaced_and_leaves_nothing_behind() -> Result<()> {
     let scene = Scene::new(11)?;
     ensure!(scene.read(&[])? == FILES as u64, "files are missing");
     let first = scene.agent()?;
@@ -37,13 +37,13 @@ fn readers_go_on_while_the_agent_is_killed_again_and_again() -> Result<()> {
             kill_process(agent, Signal::KILL)?;
         }
         let code = reader.wait(PATIENCE)?;
-        ensure!(code == 0, "the reader ended with {code}");
+        ensure!(code == 0, "the reader ended with exit code {code}");
     }
     scene.get_and_compare()
 }
 
 #[test]
-fn an_agent_that_is_stopped_costs_time_and_no_file() -> Result<()> {
+fn a_stopped_agent_costs_time_and_no_file() -> Result<()> {
     let scene = Scene::new(13)?;
     scene.start_agent(&["--memory", "16MiB"])?;
     let agent = scene.agent()?;

@@ -1,4 +1,4 @@
-//! How much memory agents and workers take.
+//! The memory use of agents and workers.
 
 use std::cell::Cell;
 
@@ -10,7 +10,7 @@ use super::Scene;
 const MIB: u64 = 1 << 20;
 
 /// The sum of lines such as `RssAnon:    1234 kB` of a process, in bytes.
-fn memory(process: impl std::fmt::Display, lines: &[&str]) -> Result<u64> {
+pub(super) fn memory(process: impl std::fmt::Display, lines: &[&str]) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
     let number = |name: &&str| {
         let line = status.lines().find_map(|line| line.strip_prefix(*name)?.strip_prefix(':'));
@@ -21,7 +21,7 @@ fn memory(process: impl std::fmt::Display, lines: &[&str]) -> Result<u64> {
 }
 
 #[test]
-fn heavy_an_agent_stays_within_its_budget_and_a_worker_takes_little() -> Result<()> {
+fn heavy_an_agent_keeps_its_budget_and_a_worker_takes_little() -> Result<()> {
     const BUDGET: u64 = 64 * MIB;
     let scene = Scene::stamped(9_000)?;
     scene.start_agent(&["--memory", "64MiB", "--policy", "oneshot"])?;
@@ -45,7 +45,7 @@ fn heavy_an_agent_stays_within_its_budget_and_a_worker_takes_little() -> Result<
     let own = memory(reader, &["RssAnon"])?;
     let tables = [memory(agent, &["VmPTE"])?, memory(reader, &["VmPTE"])?];
     tell(format_args!(
-        "agent: {} MiB at most, of a budget of {}; worker: {} KiB of its own, {} MiB of the agent's; \
+        "agent: {} MiB at most, of a budget of {}; worker: {} KiB private, {} MiB shared with the agent; \
          page tables: {} and {} KiB",
         most / MIB,
         BUDGET / MIB,
@@ -62,7 +62,7 @@ fn heavy_an_agent_stays_within_its_budget_and_a_worker_takes_little() -> Result<
 }
 
 #[test]
-fn an_agent_that_keeps_nothing_reads_all_through_few_slots() -> Result<()> {
+fn an_agent_without_a_cache_reads_all_through_few_slots() -> Result<()> {
     const FILES: u32 = 2_000;
     let scene = Scene::stamped(FILES)?;
     scene.start_agent(&["--memory", "4MiB", "--policy", "none"])?;

@@ -1,7 +1,7 @@
-//! Azure's protocol: the contract of a store, and the programs over it.
+//! Azure's protocol: the contract of a store, and the programs over a container.
 //!
-//! Must hold: the whole suite passes on a healthy network and on one that loses requests and
-//! answers; what was acknowledged is in the container, and nowhere else.
+//! Must hold: the contract holds on a healthy network and with lost requests and answers.
+//! Acknowledged data are in the container, and nowhere else.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ async fn the_contract_holds_on_azurite() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_contract_holds_on_azurite_when_it_asks_to_slow_down() -> Result<()> {
+async fn the_contract_holds_on_an_azurite_with_503_answers() -> Result<()> {
     holds_on(Some((1, Instead::SlowDown))).await
 }
 
@@ -42,7 +42,7 @@ async fn the_contract_holds_on_azurite_when_answers_are_cut_short() -> Result<()
 }
 
 #[tokio::test]
-async fn a_create_on_azurite_whose_answer_was_lost_knows_its_own_object() -> Result<()> {
+async fn an_azurite_create_with_a_lost_answer_finds_its_object() -> Result<()> {
     let server = Azurite::start()?;
     let proxy = Proxy::start(server.address(), Arc::new(SeededRandom::new(0)))?;
     let store = dl_store::open_with(&server.fresh(), &settings(proxy.address())).await?;
@@ -51,7 +51,7 @@ async fn a_create_on_azurite_whose_answer_was_lost_knows_its_own_object() -> Res
         proxy.faults().script("PUT", [Some(Fault::AnswerLost(instead)); 2]);
         store.create(&key, "ours".into()).await?;
         proxy.faults().script("PUT", [Some(Fault::AnswerLost(instead))]);
-        let other = store.create(&key, "theirs".into()).await.err().context("it is there")?;
+        let other = store.create(&key, "theirs".into()).await.err().context("the object exists")?;
         ensure!(other.kind == Kind::Exists, "{instead:?}: {other:?}");
         ensure!(store.read_all(&key).await? == "ours", "{instead:?}");
     }
@@ -60,7 +60,7 @@ async fn a_create_on_azurite_whose_answer_was_lost_knows_its_own_object() -> Res
 
 /// Keeps S-01, S-02, S-06 and S-29.
 #[test]
-fn a_dataset_on_azurite_is_put_read_verified_and_recovered_over_a_bad_network() -> Result<()> {
+fn a_dataset_on_azurite_survives_a_bad_network() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let (data, source) = (scene.path().join("data"), scene.path().join("src"));
     folder::fill(&source, 400, 100_000, &Dice::new(11))?;
@@ -101,14 +101,14 @@ fn a_dataset_on_azurite_is_put_read_verified_and_recovered_over_a_bad_network() 
     get(&server, "recovered")?;
     dl(&server, ["verify", "--checksums", "dl://ds"])?.code(0)?;
     dl(&server, ["delete-dataset", "dl://ds"])?.code(0)?;
-    ensure!(dl(&server, ["datasets"])?.code(0)?.text().is_empty(), "it is still there");
+    ensure!(dl(&server, ["datasets"])?.code(0)?.text().is_empty(), "the deleted dataset is listed");
     server.stop()?;
     Ok(())
 }
 
 /// Keeps S-12.
 #[test]
-fn a_container_that_is_not_there_and_a_wrong_key_are_told() -> Result<()> {
+fn a_missing_container_and_a_wrong_key_are_reported() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let azurite = Azurite::start()?;
     let refused = |url: &str, key: Option<&str>, told: &str| -> Result<()> {
@@ -118,7 +118,7 @@ fn a_container_that_is_not_there_and_a_wrong_key_are_told() -> Result<()> {
         server.args(["--listen", "127.0.0.1:0", "--store", url, "--data"]);
         let refused = dl_tests::program::run(server.arg(scene.path()))?.code(1)?.stderr;
         ensure!(refused.contains(told), "{refused}");
-        ensure!(key.is_none_or(|key| !refused.contains(key)), "the key is in: {refused}");
+        ensure!(key.is_none_or(|key| !refused.contains(key)), "the error shows the key: {refused}");
         Ok(())
     };
     refused("az://nowhere", None, "there is no bucket nowhere at http://127.0.0.1:")?;

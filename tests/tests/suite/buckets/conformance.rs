@@ -1,7 +1,7 @@
-//! The contract of a store, over HTTP, to each S3 server.
+//! The contract of a store over HTTP, on each S3 server.
 //!
-//! Must hold: the whole suite passes on a healthy network and on one that answers 500 and 503,
-//! drops connections before and after the request was done, and cuts answers short.
+//! Must hold: the contract holds on a healthy network and on a faulty network with 500 and 503
+//! answers, dropped connections and short answers.
 
 use anyhow::Result;
 use dl_tests::proxy::Instead;

@@ -1,8 +1,8 @@
-//! Chunks where several servers share them: real servers that speak S3 and Azure's protocol, with a
-//! network between that goes wrong, and one directory.
+//! Chunk stores shared by several servers: real S3 and Azure servers behind a faulty network, and a
+//! shared directory.
 //!
-//! Must hold: the contract of a store holds on each server, whatever the network does, and a
-//! server that is gone is told and not waited for.
+//! Must hold: the store contract holds on each server despite network faults, and a lost server is
+//! reported without a hang.
 
 mod azure;
 mod conformance;
@@ -20,8 +20,8 @@ use dl_runtime::SeededRandom;
 use dl_runtime::fault::Rates;
 use dl_tests::proxy::{Instead, Proxy};
 
-/// The contract holds on a server, reached by a healthy network or one that goes wrong: by which
-/// seed, and how.
+/// Runs the store contract on a server behind a proxy. `wrong` gives the seed and the kind of the
+/// proxy's faults.
 async fn holds_on(
     server: SocketAddr,
     fresh: impl Fn() -> String,

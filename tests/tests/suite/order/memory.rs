@@ -1,4 +1,4 @@
-//! What an epoch holds in memory.
+//! Memory use of an epoch.
 
 use std::fs;
 
@@ -13,10 +13,10 @@ use libdiesel::{
 use super::scene::name;
 
 const MIB: usize = 1 << 20;
-/// Chunks of a group, each of 4 MiB.
+/// Chunks of 4 MiB in a group.
 const GROUP: u32 = 8;
 
-/// The most memory that this process had since [`forget_peak`].
+/// The peak memory of this process since [`forget_peak`].
 fn peak() -> Result<usize> {
     let status = fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -28,8 +28,8 @@ fn forget_peak() -> Result<()> {
     Ok(fs::write("/proc/self/clear_refs", "5")?)
 }
 
-/// Keeps S-43: six times the bytes of two groups, in torture thirty times, with a reader that is
-/// slower than the server and with one that is faster.
+/// Keeps S-43: a dataset of six times two groups (torture: thirty times), with a reader slower than
+/// the server and with a faster reader.
 #[test]
 fn heavy_an_epoch_holds_two_groups_and_no_more() -> Result<()> {
     let folder = tempfile::tempdir()?;

@@ -37,7 +37,7 @@ fn the_commands_in_the_documents_are_understood() -> Result<()> {
 }
 
 #[test]
-fn a_command_that_is_not_understood_is_found() -> Result<()> {
+fn an_unknown_command_is_found() -> Result<()> {
     let text = "\
 ```sh
 dlcmd ls -lR dl://ds       # fine
@@ -77,7 +77,7 @@ dlcmd says this
 }
 
 #[test]
-fn what_the_documents_install_is_there() -> Result<()> {
+fn the_documents_install_existing_programs() -> Result<()> {
     let (packages, mut pages, mut found) = (workspace::packages()?, 0, Vec::new());
     for (file, text) in documents()? {
         let installs = commands_of(&file, &text, installs)?;
@@ -90,7 +90,7 @@ fn what_the_documents_install_is_there() -> Result<()> {
 }
 
 #[test]
-fn an_installation_of_what_is_not_there_is_found() -> Result<()> {
+fn an_installation_of_a_missing_program_is_found() -> Result<()> {
     let packages = workspace::packages()?;
     let found = |commands: &str| -> Result<String> {
         let text = format!("```sh\n{commands}\n```\n");

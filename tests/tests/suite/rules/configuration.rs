@@ -40,7 +40,7 @@ fn differences(what: &str, written: &BTreeSet<String>, taken: &BTreeSet<String>)
 }
 
 #[test]
-fn the_settings_of_dlserver_are_those_written() -> Result<()> {
+fn the_settings_of_dlserver_match_the_document() -> Result<()> {
     let section = section("dlserver")?;
     let command = Flags::command();
     let taken: Vec<_> =
@@ -76,7 +76,7 @@ fn load(text: Option<&str>) -> Result<Config, ConfigError> {
 }
 
 #[test]
-fn the_settings_that_change_are_those_written() -> Result<()> {
+fn the_adjustable_settings_match_the_document() -> Result<()> {
     let section = section("dlserver")?;
     let (_, text) = section.split_once("### Settings that change").context("find the part")?;
     let text = text.split("\n### ").next().unwrap_or_default();
@@ -122,7 +122,7 @@ fn the_defaults_written_are_the_defaults_taken() -> Result<()> {
 }
 
 #[test]
-fn the_variables_of_dlcmd_are_those_written() -> Result<()> {
+fn the_variables_of_dlcmd_match_the_document() -> Result<()> {
     let help = run(dlcmd()?.arg("--help"))?.code(0)?.text();
     let variable = Regex::new("DIESEL_[A-Z_]+")?;
     let taken = variable.find_iter(&help).map(|name| name.as_str().to_owned()).collect();
@@ -131,7 +131,7 @@ fn the_variables_of_dlcmd_are_those_written() -> Result<()> {
 }
 
 #[test]
-fn a_setting_that_is_not_written_and_one_that_is_not_taken_are_found() {
+fn undocumented_and_unknown_settings_are_found() {
     let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
     let found = differences("flag", &set(&["--a", "--b"]), &set(&["--b", "--c"]));
     assert_eq!(found, ["flag --c is not written", "flag --a is not taken"]);

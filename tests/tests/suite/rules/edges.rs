@@ -69,7 +69,7 @@ fn an_edge_outside_the_table_is_found() {
 }
 
 #[test]
-fn a_row_for_a_crate_that_is_gone_is_found() {
+fn a_row_for_a_removed_crate_is_found() {
     assert_eq!(breaches(&[]).len(), EDGES.len());
 }
 

@@ -47,7 +47,7 @@ fn decoders_targets_and_their_entries_agree() -> Result<()> {
 }
 
 #[test]
-fn what_does_not_agree_is_found() -> Result<()> {
+fn mismatches_are_found() -> Result<()> {
     let planted = |change: &dyn Fn(&mut Fuzz)| -> Result<Vec<String>> {
         let mut fuzz = read()?;
         change(&mut fuzz);

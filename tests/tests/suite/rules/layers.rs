@@ -36,7 +36,7 @@ const NETWORK: [&str; 7] =
     ["tokio", "tonic", "futures", "prost", "rustls", "http_body", "tokio_stream"];
 
 #[test]
-fn modules_of_the_client_library_use_each_other_only_along_the_table() -> Result<()> {
+fn client_modules_use_each_other_only_along_the_table() -> Result<()> {
     let packages = workspace::packages()?;
     let client = packages.iter().find(|package| package.name == "libdiesel");
     let root = client.and_then(|client| client.roots.iter().find(|root| root.ends_with("lib.rs")));
@@ -45,7 +45,7 @@ fn modules_of_the_client_library_use_each_other_only_along_the_table() -> Result
 }
 
 #[test]
-fn edges_outside_the_table_and_network_outside_of_remote_are_found() -> Result<()> {
+fn foreign_edges_and_network_outside_remote_are_found() -> Result<()> {
     let kept: String = LAYERS.iter().map(|(name, _)| format!("mod {name} {{}}\n")).collect();
     assert_eq!(breaches(&Modules::of_text(&kept)?), Vec::<String>::new());
     let text = kept
@@ -70,7 +70,7 @@ fn edges_outside_the_table_and_network_outside_of_remote_are_found() -> Result<(
 }
 
 #[test]
-fn a_row_for_a_module_that_is_gone_is_found() -> Result<()> {
+fn a_row_for_a_removed_module_is_found() -> Result<()> {
     assert_eq!(breaches(&Modules::of_text("")?).len(), LAYERS.len());
     Ok(())
 }

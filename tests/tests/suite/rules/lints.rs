@@ -18,7 +18,7 @@ const UNSAFE: [&str; 4] =
     ["runtime/src/lib.rs", "client/src/lib.rs", "agent/src/lib.rs", "python/src/lib.rs"];
 
 #[test]
-fn crates_take_the_lints_of_the_workspace_and_forbid_unsafe_code() -> Result<()> {
+fn crates_use_the_workspace_lints_and_forbid_unsafe_code() -> Result<()> {
     let mut found = Vec::new();
     for package in workspace::packages()? {
         let manifest = workspace::text(&package.manifest)?.unwrap_or_default();

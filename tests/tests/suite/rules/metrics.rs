@@ -47,7 +47,7 @@ const WITHOUT_SAMPLES: &str = "diesel_task_";
 type Metrics = BTreeMap<String, (String, BTreeSet<String>)>;
 
 #[test]
-fn the_metrics_written_are_those_of_a_server() -> Result<()> {
+fn the_documented_metrics_match_a_server() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let server = Server::start_with(scene.path(), "127.0.0.1:0", &["--http", "127.0.0.1:0"])?;
     let (status, text) = get(server.http(), "/metrics")?;
@@ -60,7 +60,7 @@ fn the_metrics_written_are_those_of_a_server() -> Result<()> {
 }
 
 #[test]
-fn a_value_of_a_label_that_no_section_explains_is_found() -> Result<()> {
+fn an_unexplained_label_value_is_found() -> Result<()> {
     let told = "a_total{x=\"y\"} 1\na_total{x=\"z\",method=\"Get\"} 1\nb_total{x=\"y\"} 1\n";
     let document = "## A\n\n`x` is `y`.\n\n| `a_total` |\n\n## B\n\n| `b_total` | | | |\n";
     let found = unexplained(document, told)?;

@@ -31,7 +31,7 @@ fn every_package_is_let_in() -> Result<()> {
 }
 
 #[test]
-fn a_package_that_is_not_let_in_is_found() -> Result<()> {
+fn a_package_without_permission_is_found() -> Result<()> {
     let rules = rules()?;
     let package = |name: &str, licence: &str| (name.to_owned(), licence.to_owned());
     let fine = [

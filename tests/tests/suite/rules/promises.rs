@@ -56,7 +56,7 @@ fn promises_and_tests_name_each_other() -> Result<()> {
 }
 
 #[test]
-fn a_promise_without_a_test_and_a_test_without_a_promise_are_found() -> Result<()> {
+fn unmatched_promises_and_tests_are_found() -> Result<()> {
     let text = "/// Keeps S-01 and S-02.\n#[test] fn a() {}\n/// Not S-08.\nfn b() {}\n\
                 proptest! { #[test] fn s_09_c(x in 1..) {} }";
     let tests = tests_of(Path::new("lib.rs"), source::items(source::tokens(text)?))?;

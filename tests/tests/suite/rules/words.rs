@@ -27,7 +27,7 @@ static WORDS: LazyLock<[(Regex, &str); 4]> = LazyLock::new(|| {
 });
 
 #[test]
-fn files_hold_no_notes_stubs_skipped_tests_or_paths_of_a_machine() -> Result<()> {
+fn files_hold_no_stubs_ignored_tests_or_local_paths() -> Result<()> {
     let mut found = Vec::new();
     for file in workspace::files()? {
         if !FOREIGN.iter().any(|foreign| file == Path::new(foreign))

@@ -34,7 +34,7 @@ fn wrappers_forward_every_method() -> Result<()> {
 }
 
 #[test]
-fn a_wrapper_that_may_forget_a_method_is_found() -> Result<()> {
+fn a_wrapper_with_a_default_method_is_found() -> Result<()> {
     let breaches = |text: &str| {
         let text = format!("pub trait Store {{}} {text}");
         let items = source::all_items(source::items(source::tokens(&text)?));

@@ -45,7 +45,7 @@ fn requests(server: &Server) -> Result<BTreeMap<String, u64>> {
 
 /// Keeps S-41: by the server's own count.
 #[test]
-fn who_has_a_snapshot_asks_for_bytes_of_files_and_nothing_else() -> Result<()> {
+fn a_snapshot_reader_asks_only_for_file_bytes() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let data = scene.path().join("data");
     let server = Server::start_with(&data, "127.0.0.1:0", &["--http", "127.0.0.1:0"])?;
@@ -88,7 +88,7 @@ fn who_has_a_snapshot_asks_for_bytes_of_files_and_nothing_else() -> Result<()> {
 
 /// Keeps S-41.
 #[test]
-fn processes_that_want_a_snapshot_at_once_fetch_it_once() -> Result<()> {
+fn concurrent_processes_fetch_a_snapshot_once() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let data = scene.path().join("data");
     let server = Server::start_with(&data, "127.0.0.1:0", &["--http", "127.0.0.1:0"])?;

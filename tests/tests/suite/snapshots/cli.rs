@@ -121,7 +121,7 @@ fn a_saved_snapshot_answers_as_the_server_does() -> Result<()> {
 
 /// Keeps S-12.
 #[test]
-fn a_stale_snapshot_is_noted_and_another_one_refused() -> Result<()> {
+fn a_stale_snapshot_is_noted_and_a_foreign_snapshot_refused() -> Result<()> {
     let scene = Scene::new()?;
     scene.dl(&["snapshot", "save", "dl://ds", "ds.snapshot"])?.code(0)?;
     scene.dl(&["rm", "dl://ds/d0/f0"])?.code(0)?;
@@ -150,7 +150,7 @@ fn a_stale_snapshot_is_noted_and_another_one_refused() -> Result<()> {
 }
 
 #[test]
-fn shuffle_prints_each_file_once_in_an_order_of_the_seed_and_the_epoch() -> Result<()> {
+fn shuffle_prints_each_file_once_by_seed_and_epoch() -> Result<()> {
     let scene = Scene::new()?;
     let listed = scene.dl(&["ls", "-R", "dl://ds"])?.code(0)?.text();
     let sorted = |text: &str| text.lines().map(str::to_owned).collect::<BTreeSet<_>>();
@@ -197,7 +197,7 @@ fn shuffle_prints_each_file_once_in_an_order_of_the_seed_and_the_epoch() -> Resu
 }
 
 #[test]
-fn shuffle_prints_what_each_rank_reads_and_goes_on_at_a_token() -> Result<()> {
+fn shuffle_prints_each_rank_and_continues_at_a_token() -> Result<()> {
     let scene = Scene::new()?;
     let lines = |words: &[&str]| -> Result<Vec<String>> {
         let order = ["shuffle", "dl://ds", "--group-size", "3"];
@@ -238,7 +238,7 @@ fn shuffle_prints_what_each_rank_reads_and_goes_on_at_a_token() -> Result<()> {
 }
 
 #[test]
-fn shuffle_prints_what_ranks_of_libdiesel_read_and_their_tokens() -> Result<()> {
+fn shuffle_prints_the_files_and_tokens_of_libdiesel() -> Result<()> {
     let scene = Scene::new()?;
     let servers = vec![scene.server.address().to_owned()];
     let client = Client::connect(ConnectOptions { servers, ..ConnectOptions::default() })?;

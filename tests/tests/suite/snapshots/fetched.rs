@@ -71,7 +71,7 @@ fn with_a_snapshot_no_metadata_is_asked_for() -> Result<()> {
 
 /// Keeps S-40 (I5): a new version comes while an old one is mapped.
 #[test]
-fn a_reader_sees_its_version_for_ever_and_what_it_writes_itself() -> Result<()> {
+fn a_reader_sees_its_version_and_its_own_writes() -> Result<()> {
     let scene = Scene::new()?;
     put(&scene.dataset, &[("a", b"1"), ("b", b"2")])?;
     let old = scene.reader("cache")?;
@@ -122,7 +122,7 @@ fn a_snapshot_is_fetched_once_for_all_readers_of_a_user() -> Result<()> {
 
 /// Keeps S-40: what was acknowledged before it was asked for is in it.
 #[test]
-fn a_handle_that_wrote_gets_a_snapshot_with_what_it_wrote() -> Result<()> {
+fn a_handle_gets_a_snapshot_with_its_own_writes() -> Result<()> {
     let scene = Scene::new()?;
     put(&scene.dataset, &[("a", b"1"), ("b", b"2")])?;
     let cache = scene.cache("cache");
@@ -139,7 +139,7 @@ fn a_handle_that_wrote_gets_a_snapshot_with_what_it_wrote() -> Result<()> {
 
 /// Keeps S-41: of those that are handed one file at once, one copies it for all.
 #[test]
-fn a_file_that_is_handed_in_is_in_memory_once() -> Result<()> {
+fn a_snapshot_file_is_in_memory_once() -> Result<()> {
     let scene = Scene::new()?;
     put(&scene.dataset, &[("a", b"1"), ("b/c", b"2")])?;
     let file = scene.folder.path().join("ds.snapshot");
@@ -209,7 +209,7 @@ fn a_full_or_forbidden_cache_costs_memory_and_nothing_else() -> Result<()> {
 
 /// Keeps S-41: also one that is damaged where no look at its beginning would tell.
 #[test]
-fn a_damaged_file_of_the_cache_is_fetched_again_and_answers_nothing() -> Result<()> {
+fn a_damaged_cache_file_is_fetched_again() -> Result<()> {
     let mut scene = Scene::new()?;
     put(&scene.dataset, &[("a", b"1"), ("b/c", b"2")])?;
     let damage = || -> Result<()> {
@@ -244,7 +244,7 @@ fn kept(scene: &Scene) -> Result<PathBuf> {
 }
 
 #[test]
-fn a_snapshot_in_a_file_is_checked_and_each_fault_has_its_answer() -> Result<()> {
+fn a_snapshot_file_is_checked_for_each_fault() -> Result<()> {
     let scene = Scene::new()?;
     put(&scene.dataset, &[("a", b"1"), ("b/c", b"2")])?;
     let file = scene.folder.path().join("saved");

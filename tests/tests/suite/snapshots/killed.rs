@@ -31,7 +31,7 @@ const LINE: u32 = 4 << 20;
 
 /// Keeps S-40 and S-11.
 #[test]
-fn a_server_that_is_killed_while_it_builds_or_sends_costs_time_only() -> Result<()> {
+fn a_server_killed_in_a_build_or_a_transfer_costs_time_only() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let data = folder.path().join("data");
     let mut server = Server::start(&data)?;
@@ -83,7 +83,7 @@ fn left_in(folder: &Path) -> Result<usize> {
 
 /// Keeps S-10: a hundred thousand tiny files, in torture 1.3 million.
 #[test]
-fn heavy_building_a_snapshot_keeps_within_the_memory_of_a_server() -> Result<()> {
+fn heavy_a_snapshot_build_keeps_the_memory_limit() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let mut server = Server::start(&folder.path().join("data"))?;
     let files = rounds(100_000, 1_281_167);

@@ -21,7 +21,7 @@ fn mixed(count: u32) -> Vec<u32> {
 
 /// Keeps S-10 and S-41: what a listing holds is of each chunk, not of each file.
 #[test]
-fn heavy_a_long_folder_is_listed_from_a_snapshot_in_order_and_in_little_memory() -> Result<()> {
+fn heavy_a_long_folder_is_listed_in_order_in_little_memory() -> Result<()> {
     let scene = Scene::new()?;
     let count = rounds(50_000, 1_000_000);
     let padding = "x".repeat(200);
@@ -58,7 +58,7 @@ fn heavy_a_long_folder_is_listed_from_a_snapshot_in_order_and_in_little_memory()
 
 /// Keeps S-10: a build holds no more for more files, in whatever order they were put.
 #[test]
-fn heavy_a_snapshot_of_very_many_files_is_built_in_less_than_256_mib() -> Result<()> {
+fn heavy_a_snapshot_of_many_files_is_built_in_256_mib() -> Result<()> {
     let file = |number: u32| {
         let class = 1_440_764 + number / 1_300 * 7;
         path(&format!("train/n{class:08}/n{class:08}_{}.JPEG", 10_026 + number % 1_300))

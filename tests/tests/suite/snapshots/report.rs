@@ -68,7 +68,7 @@ fn number(of: &Value, field: &str) -> Result<f64> {
 }
 
 #[test]
-fn small_groups_of_a_sorted_dataset_are_warned_of_with_what_to_do() -> Result<()> {
+fn small_groups_of_a_sorted_dataset_cause_a_warning() -> Result<()> {
     let scene = Scene::new()?;
     let report = scene.report("dl://sorted", &["--group-size", "2"])?;
     ensure!(report["type"] == "shuffle-report" && report["schema"] == 1, "{report}");
@@ -136,7 +136,7 @@ fn the_files_of_several_folders_are_shuffled_together() -> Result<()> {
 }
 
 #[test]
-fn a_report_is_of_the_order_that_shuffle_prints() -> Result<()> {
+fn a_report_describes_the_order_of_shuffle() -> Result<()> {
     let scene = Scene::new()?;
     let settings = ["--seed", "3", "--epoch", "2", "--group-size", "5"];
     let report = scene.report("dl://sorted/train", &settings)?;
@@ -175,7 +175,7 @@ fn a_report_is_of_the_order_that_shuffle_prints() -> Result<()> {
 }
 
 #[test]
-fn every_field_of_a_report_is_in_the_document_and_wrong_usage_is_told() -> Result<()> {
+fn every_report_field_is_in_the_document() -> Result<()> {
     let scene = Scene::new()?;
     let report = scene.report("dl://sorted", &["--group-size", "2", "--class-depth", "2"])?;
     let document = workspace::text(Path::new("docs/JSON.md"))?.context("it is text")?;

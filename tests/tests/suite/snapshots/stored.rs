@@ -23,7 +23,7 @@ const HOUR: Duration = Duration::from_secs(60 * 60);
 
 /// Keeps S-40 (I5): both files of a pair are put in one chunk, again and again.
 #[test]
-fn a_pair_that_is_replaced_in_one_chunk_is_never_seen_mixed() -> Result<()> {
+fn a_pair_replaced_in_a_chunk_is_never_seen_mixed() -> Result<()> {
     let scene = Scene::new()?;
     let is_over = Arc::new(AtomicBool::new(false));
     let (dataset, over) = (scene.dataset.clone(), Arc::clone(&is_over));
@@ -117,7 +117,7 @@ fn however_many_ask_a_snapshot_is_built_and_stored_once() -> Result<()> {
 }
 
 #[test]
-fn servers_that_build_the_same_snapshot_at_once_agree() -> Result<()> {
+fn concurrent_builds_of_a_snapshot_agree() -> Result<()> {
     let cluster = Cluster::new()?;
     let store = cluster.run(dl_store::open("memory:"))?;
     let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
@@ -146,7 +146,7 @@ const ATTEMPTS: usize = 3;
 
 /// Keeps S-40: whatever is cut off before the manifest, or damaged later, is built again.
 #[test]
-fn a_snapshot_that_is_not_whole_is_never_handed_out() -> Result<()> {
+fn an_incomplete_snapshot_is_never_handed_out() -> Result<()> {
     let cluster = Cluster::new()?;
     let inner = cluster.run(dl_store::open("memory:"))?;
     let faults = Faults::new(Arc::new(SeededRandom::new(1)));
@@ -195,7 +195,7 @@ fn a_snapshot_that_is_not_whole_is_never_handed_out() -> Result<()> {
 
 /// Snapshots lie among the objects of their dataset, and nobody takes them for some.
 #[test]
-fn snapshots_are_no_objects_of_a_dataset_and_go_with_it() -> Result<()> {
+fn snapshots_are_no_objects_and_go_with_their_dataset() -> Result<()> {
     let mut scene = Scene::new()?;
     // Of an empty dataset, whose metadata nobody misses.
     ensure!(listed(&scene.reader("empty")?)?.is_empty(), "an empty snapshot");
@@ -236,7 +236,7 @@ fn snapshots_are_no_objects_of_a_dataset_and_go_with_it() -> Result<()> {
 
 /// Keeps S-12: without what the chunk says, which versions of its files hold is not known.
 #[test]
-fn a_lost_chunk_is_named_with_what_brings_snapshots_back() -> Result<()> {
+fn a_lost_chunk_is_named_with_a_remedy() -> Result<()> {
     let scene = Scene::new()?;
     put(&scene.dataset, &[("a", b"1")])?;
     put(&scene.dataset, &[("b", b"2")])?;
@@ -269,7 +269,7 @@ fn a_lost_chunk_is_named_with_what_brings_snapshots_back() -> Result<()> {
 
 /// The clock is the servers'.
 #[test]
-fn a_lost_chunk_is_not_looked_for_again_at_once_by_everybody_who_connects() -> Result<()> {
+fn a_lost_chunk_is_not_searched_for_by_every_connection() -> Result<()> {
     let cluster = Cluster::new()?;
     let inner = cluster.run(dl_store::open("memory:"))?;
     let (store, counters) = CountStore::new(Arc::clone(&inner));
@@ -350,7 +350,7 @@ fn snapshots_of_older_versions_go_after_an_hour() -> Result<()> {
 
 /// Many files, of which some are replaced, deleted or hidden by folders, go through several batches.
 #[test]
-fn a_snapshot_of_many_chunks_holds_what_the_servers_list() -> Result<()> {
+fn a_snapshot_of_many_chunks_matches_the_listing() -> Result<()> {
     let scene = Scene::new()?;
     let mut files: Vec<(FilePath, Vec<u8>)> = Vec::new();
     for number in 0..rounds(6_000_u32, 60_000) {
@@ -399,7 +399,7 @@ fn write(dataset: &Dataset, files: &[(FilePath, Vec<u8>)]) -> Result<()> {
 }
 
 #[test]
-fn a_snapshot_of_a_deleted_dataset_is_refused_and_leaves_nothing() -> Result<()> {
+fn a_snapshot_of_a_deleted_dataset_is_refused() -> Result<()> {
     let scene = Scene::new()?;
     put(&scene.dataset, &[("a", b"1")])?;
     let old = scene.client.dataset(&name()?)?;
