@@ -1,7 +1,6 @@
-//! docs/CONFIGURATION.md and the settings that the programs take are the same.
+//! docs/CONFIGURATION.md lists exactly the settings of the programs.
 //!
-//! Must hold: every flag, variable and key of the file stands in the tables, and the tables name
-//! none that isn't taken.
+//! Must hold: every flag, variable and key of the file has a row, and every row has such a setting.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -17,7 +16,7 @@ use super::hold;
 
 const RULE: &str = "docs/CONFIGURATION.md names each setting, and no other:";
 
-/// The text under one heading.
+/// The text under a heading.
 fn section(heading: &str) -> Result<String> {
     let text = workspace::text(Path::new("docs/CONFIGURATION.md"))?.unwrap_or_default();
     let start = format!("\n## {heading}\n");
@@ -25,7 +24,7 @@ fn section(heading: &str) -> Result<String> {
     Ok(rest.split("\n## ").next().unwrap_or_default().to_owned())
 }
 
-/// A column of the table, counted from zero: what stands in backquotes, up to the first space.
+/// A table column, counted from zero: the text in backquotes, up to the first space.
 fn column(section: &str, number: usize) -> BTreeSet<String> {
     let rows = section.lines().filter(|line| line.starts_with("| `"));
     let cells = rows.filter_map(|row| row.split('|').nth(number + 1));
@@ -57,7 +56,7 @@ fn the_settings_of_dlserver_match_the_document() -> Result<()> {
     Ok(())
 }
 
-/// The keys that the file may have, as its reader names them when it refuses another one.
+/// The permitted keys of the file, from the parser's error about an unknown key.
 fn keys() -> Result<BTreeSet<String>> {
     let taken = expected("no_such_key = 1\n")?;
     Ok(taken.into_iter().filter(|key| key != "live").collect())

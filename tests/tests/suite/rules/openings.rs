@@ -1,4 +1,4 @@
-//! Each Rust file opens with what it is for and what must hold.
+//! Each Rust file opens with its purpose and its invariants.
 
 use std::path::Path;
 

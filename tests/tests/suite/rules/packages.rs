@@ -1,5 +1,5 @@
-//! What comes into the tree: no package that `deny.toml` bans, and no licence that it doesn't allow.
-//! `make lint` has cargo-deny look at more than that; this needs no tool.
+//! Dependencies obey `deny.toml`: no banned package, and only permitted licences. This rule needs
+//! no tool; `make lint` checks more with cargo-deny.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,15 +11,15 @@ use regex::Regex;
 
 use super::hold;
 
-const RULE: &str = "Every package is one that deny.toml lets in:";
+const RULE: &str = "deny.toml permits every package:";
 
-/// What `deny.toml` says.
+/// The rules of `deny.toml`.
 struct Rules {
     licences: Vec<String>,
     banned: Vec<String>,
 }
 
-/// A package with the licence that it names.
+/// Name and licence of a package.
 type Package = (String, String);
 
 #[test]
@@ -53,7 +53,7 @@ fn a_package_without_permission_is_found() -> Result<()> {
 }
 
 fn rules() -> Result<Rules> {
-    let text = workspace::text(Path::new("deny.toml"))?.context("it is text")?;
+    let text = workspace::text(Path::new("deny.toml"))?.context("deny.toml is UTF-8")?;
     let names = |text: &str, pattern: &str| -> Result<Vec<String>> {
         let pattern = Regex::new(pattern)?;
         let found = pattern.captures_iter(text).filter_map(|found| found.get(1));
@@ -68,7 +68,7 @@ fn rules() -> Result<Rules> {
     Ok(rules)
 }
 
-/// Those of which something is built, on a machine like this one.
+/// All packages of a build on this machine.
 fn packages() -> Result<Vec<Package>> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["tree", "--locked", "--offline", "--workspace", "--edges", "all"]);
@@ -97,7 +97,7 @@ fn breaches(rules: &Rules, packages: &[Package]) -> Vec<String> {
     found
 }
 
-/// All of what is joined by AND, each of which may be one of several in brackets.
+/// Whether every part of an AND expression has a permitted alternative.
 fn is_allowed(rules: &Rules, licence: &str) -> bool {
     let is_one = |one: &str| rules.licences.iter().any(|allowed| allowed == one.trim());
     licence.split(" AND ").all(|part| {

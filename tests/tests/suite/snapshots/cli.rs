@@ -43,8 +43,8 @@ impl Scene {
         self.command(self.server.dlcmd()?, words)
     }
 
-    /// The same where a server is to say in a second whether the snapshot is stale: on a machine that is
-    /// busy it may not.
+    /// Runs dlcmd with a snapshot whose age a server should confirm within a second. A busy server
+    /// may be late, so the command is repeated.
     fn compared(&self, words: &[&str]) -> Result<Ended> {
         let mut tries = 0;
         loop {
@@ -90,7 +90,7 @@ fn a_saved_snapshot_answers_as_the_server_does() -> Result<()> {
             ensure!(took < Duration::from_secs(10), "{took:?} for {refused:?}");
             continue;
         }
-        // What needs no bytes of files needs no server, either.
+        // Commands without file bytes need no server.
         let answered = scene.command(alone, words)?.code(0)?;
         ensure!(answered.text() == asked.text(), "{words:?}: {answered:?}");
         ensure!(answered.stderr.contains("is not known"), "{answered:?}");
@@ -184,7 +184,7 @@ fn shuffle_prints_each_file_once_by_seed_and_epoch() -> Result<()> {
     forbidden.args(["shuffle", "dl://ds", "-0"]).env("XDG_CACHE_HOME", scene.path().join("file"));
     let forbidden = run(&mut forbidden)?.code(0)?;
     ensure!(forbidden.text() == newest && forbidden.stderr.contains("memory"), "{forbidden:?}");
-    // As under a service manager: without a home.
+    // As under a service manager: without a home folder.
     for (name, value) in [("PATH", "/usr/bin"), ("HOME", "relative")] {
         let mut bare = scene.server.dlcmd()?;
         bare.env_clear().env(name, value);
@@ -216,9 +216,9 @@ fn shuffle_prints_each_rank_and_continues_at_a_token() -> Result<()> {
     let stretches = ranks(&["--nodes", "2"])?;
     let all = |lines: &[Vec<String>]| lines.concat().into_iter().collect::<BTreeSet<_>>();
     ensure!(all(&stretches) == all(&dealt) && stretches != dealt, "{stretches:?}");
-    // Four ranks have read six each; two go on.
+    // Four ranks have read six files each; two ranks continue.
     let dealt = ["--global", "--world", "4", "--token", "6"];
-    let [token] = &lines(&dealt)?[..] else { bail!("one line") };
+    let [token] = &lines(&dealt)?[..] else { bail!("a single token line") };
     for rank in ["0", "1"] {
         let words = ["--global", "--world", "2", "--rank", rank, "--resume", token];
         let rest = scene.dl(&[&["shuffle", "dl://ds"][..], &words].concat())?.code(0)?.text();
@@ -275,23 +275,23 @@ fn only_regular_files_are_replaced_or_read() -> Result<()> {
         let what = if name == "pipe" { "no regular file" } else { name };
         ensure!(refused.stderr.contains(what), "{refused:?}");
     }
-    ensure!(fs::symlink_metadata(path("pipe"))?.file_type().is_fifo(), "it was replaced");
-    ensure!(fs::symlink_metadata(path("link"))?.is_symlink(), "it was replaced");
-    ensure!(fs::read(path("old"))? == b"old", "it was written to");
-    // A save that was killed.
+    ensure!(fs::symlink_metadata(path("pipe"))?.file_type().is_fifo(), "the pipe was replaced");
+    ensure!(fs::symlink_metadata(path("link"))?.is_symlink(), "the link was replaced");
+    ensure!(fs::read(path("old"))? == b"old", "the old file was changed");
+    // The leftover of a killed save.
     scene.dl(&["snapshot", "save", "dl://ds", "saved"])?.code(0)?;
     fs::rename(path("saved"), path("old.partial"))?;
     scene.dl(&["snapshot", "save", "dl://ds", "old"])?.code(0)?;
-    ensure!(!path("old.partial").exists(), "it was taken over");
+    ensure!(!path("old.partial").exists(), "the leftover still exists");
     for name in ["pipe", "folder"] {
         for words in [&["snapshot", "info", name][..], &["ls", "dl://ds", "--snapshot", name]] {
             let refused = scene.dl(words)?.code(1)?;
             ensure!(refused.stderr.contains(name), "{refused:?}");
         }
     }
-    // To read one, a link is followed.
+    // Reading follows a link.
     scene.dl(&["snapshot", "info", "link"])?.code(0)?;
-    // Nobody has memory for this one.
+    // A snapshot larger than any memory.
     fs::OpenOptions::new().write(true).open(path("old"))?.set_len(1 << 40)?;
     for words in [&["snapshot", "info", "old"][..], &["ls", "dl://ds", "--snapshot", "old"]] {
         let refused = scene.dl(words)?.code(1)?;

@@ -1,6 +1,6 @@
-//! Snapshots from the log of a dataset to its readers: built, stored, fetched and answered from.
+//! Snapshots from the log of a dataset to its readers: build, storage, transfer and answers.
 //!
-//! Must hold: a snapshot is one cut of the log, and never changes.
+//! Must hold: a snapshot is a single cut of the log and never changes.
 
 mod asked;
 mod cli;
@@ -32,7 +32,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// One server over stores in memory.
+    /// A server over stores in memory.
     fn new() -> Result<Self> {
         let cluster = Cluster::new()?;
         let store = cluster.run(dl_store::open("memory:"))?;
@@ -40,7 +40,7 @@ impl Scene {
         Self::over(cluster, 1, Arc::clone(&store), parts(store, meta))
     }
 
-    /// Servers with these parts, over this store.
+    /// Servers with these parts over `store`.
     fn over(
         mut cluster: Cluster,
         count: usize,
@@ -54,12 +54,12 @@ impl Scene {
         Ok(Self { cluster, store, client, dataset, folder: tempfile::tempdir()? })
     }
 
-    /// A cache of this scene, by its name.
+    /// The cache in the folder `name`.
     fn cache(&self, name: &str) -> SnapshotCache {
         SnapshotCache::new(self.folder.path().join(name), 1 << 30)
     }
 
-    /// The dataset as it is now, with a snapshot.
+    /// The current dataset with a snapshot.
     fn reader(&self, cache: &str) -> Result<Dataset> {
         Ok(self.client.dataset(&name()?)?.with_snapshot(&self.cache(cache))?)
     }
@@ -71,7 +71,7 @@ impl Scene {
         Ok(std::fs::read(file)?)
     }
 
-    /// What is stored of snapshots.
+    /// The stored objects of snapshots.
     fn stored(&self) -> Result<Vec<(dl_store::Key, SnapshotObject)>> {
         let below = Prefix::new(snapshots_prefix(self.dataset.info().id))?;
         let objects = self.cluster.run(self.store.list_sorted(&below))?;
@@ -93,7 +93,7 @@ impl Scene {
         Ok(manifests)
     }
 
-    /// Removes what is stored of snapshots.
+    /// Removes the stored objects of snapshots.
     fn forget(&self) -> Result<()> {
         for (key, _) in self.stored()? {
             self.cluster.run(self.store.delete(&key))?;

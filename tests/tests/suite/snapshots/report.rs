@@ -1,4 +1,4 @@
-//! `dlcmd shuffle --report`: what it says of datasets that were put sorted by class, and shuffled.
+//! `dlcmd shuffle --report` for datasets stored by class and for shuffled datasets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -33,14 +33,14 @@ impl Scene {
         for chunk in 0..chunks {
             let sorted = &paths[chunk * PER_CHUNK..(chunk + 1) * PER_CHUNK];
             scene.put("sorted", &sorted.join("\n"))?;
-            // 7 is prime to the 384 files: each comes once.
+            // 7 is coprime to the 384 files: each file comes once.
             let mixed = (0..PER_CHUNK).map(|n| paths[(n * chunks + chunk) * 7 % FILES].as_str());
             scene.put("mixed", &mixed.collect::<Vec<_>>().join("\n"))?;
         }
         Ok(scene)
     }
 
-    /// One put, so one chunk.
+    /// Puts the listed files as one chunk.
     fn put(&self, dataset: &str, list: &str) -> Result<()> {
         let mut command = self.server.dlcmd()?;
         command.args(["put", "-", &format!("dl://{dataset}")]).current_dir(self.path().join("src"));
@@ -85,7 +85,7 @@ fn small_groups_of_a_sorted_dataset_cause_a_warning() -> Result<()> {
     let small = text(&small)?;
     ensure!(small.text().contains(warning) && small.stderr.is_empty(), "{small:?}");
 
-    // As large as it says, written in another order, or all files of one class: nothing to warn of.
+    // Large groups, a mixed dataset, or a single class: no reason for a warning.
     for words in [
         &["dl://sorted", "--group-size", &advised, "--window", "32"][..],
         &["dl://sorted", "--window", "32"],
@@ -97,7 +97,7 @@ fn small_groups_of_a_sorted_dataset_cause_a_warning() -> Result<()> {
         ensure!(!fine.contains("warning"), "{words:?}: {fine}");
         ensure!(fine.contains("classes in "), "{words:?}: {fine}");
     }
-    // Of one class nothing is said that could be taken for good.
+    // A single class has no measurable mix.
     let of_class = ["dl://sorted/train/c3", "--group-size", "1"];
     let one = text(&of_class)?.text();
     ensure!(one.contains("mix:       nothing is known") && !one.contains("advice"), "{one}");
@@ -178,7 +178,7 @@ fn a_report_describes_the_order_of_shuffle() -> Result<()> {
 fn every_report_field_is_in_the_document() -> Result<()> {
     let scene = Scene::new()?;
     let report = scene.report("dl://sorted", &["--group-size", "2", "--class-depth", "2"])?;
-    let document = workspace::text(Path::new("docs/JSON.md"))?.context("it is text")?;
+    let document = workspace::text(Path::new("docs/JSON.md"))?.context("docs/JSON.md is UTF-8")?;
     let (_, section) = document.split_once("## `shuffle-report`").context("its heading")?;
     let section = section.split("\n## ").next().unwrap_or_default();
     let objects = ["", "/order", "/full", "/chunk_by_chunk", "/advice"];

@@ -21,7 +21,7 @@ use super::{Scene, listed, name, path, put};
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
-/// Keeps S-40 (I5): both files of a pair are put in one chunk, again and again.
+/// Keeps S-40 (I5): both files of a pair are replaced in one chunk, many times.
 #[test]
 fn a_pair_replaced_in_a_chunk_is_never_seen_mixed() -> Result<()> {
     let scene = Scene::new()?;
@@ -44,11 +44,11 @@ fn a_pair_replaced_in_a_chunk_is_never_seen_mixed() -> Result<()> {
     let mut versions = std::collections::BTreeSet::new();
     for round in 0..rounds(30, 500) {
         let reader = scene.reader(&format!("cache-{}", round % 3))?;
-        let snapshot = reader.snapshot().context("it has one")?;
+        let snapshot = reader.snapshot().context("a snapshot")?;
         versions.insert(snapshot.version());
         let [left, right] = [snapshot.stat(&path("left")?)?, snapshot.stat(&path("right")?)?];
         let (StatItem::File(left), StatItem::File(right)) = (left, right) else {
-            anyhow::bail!("round {round}: one of the pair is missing")
+            anyhow::bail!("round {round}: a file of the pair is missing")
         };
         let of = |file: libdiesel::FileRecord| (file.length, file.crc, file.version.stamp);
         ensure!(of(left) == of(right), "round {round}: {left:?} and {right:?}");
@@ -59,7 +59,8 @@ fn a_pair_replaced_in_a_chunk_is_never_seen_mixed() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-40, S-02: Rule 7. Objects in another order, and other metadata, show in no byte.
+/// Keeps S-40, S-02: Rule 7. The bytes depend neither on the order of the objects nor on the
+/// metadata store.
 #[test]
 fn rebuilt_metadata_gives_the_same_snapshot_to_the_byte() -> Result<()> {
     let mut scene = Scene::new()?;
@@ -70,9 +71,9 @@ fn rebuilt_metadata_gives_the_same_snapshot_to_the_byte() -> Result<()> {
     }
     scene.dataset.delete(&[path("a/3")?, path("c")?])?;
     let before = scene.saved("before")?;
-    ensure!(scene.saved("again")? == before, "it was stored");
+    ensure!(scene.saved("again")? == before, "the stored snapshot differs");
     scene.forget()?;
-    ensure!(scene.saved("anew")? == before, "it was built again");
+    ensure!(scene.saved("anew")? == before, "the rebuilt snapshot differs");
     scene.forget()?;
     scene.cluster.kill();
     let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
@@ -112,7 +113,7 @@ fn however_many_ask_a_snapshot_is_built_and_stored_once() -> Result<()> {
         anyhow::Ok(())
     })?;
     let created = counters.counts().creates - before;
-    ensure!(created == 2, "{created} objects: one part and the manifest");
+    ensure!(created == 2, "{created} objects, not a part and a manifest");
     Ok(())
 }
 
@@ -132,7 +133,7 @@ fn concurrent_builds_of_a_snapshot_agree() -> Result<()> {
             let readers: Vec<_> = (0..3).map(reads).collect();
             let mut saved = Vec::new();
             for reader in readers {
-                saved.push(reader.join().map_err(|_| anyhow::anyhow!("it ended early"))??);
+                saved.push(reader.join().map_err(|_| anyhow::anyhow!("the thread panicked"))??);
             }
             ensure!(saved.iter().all(|bytes| *bytes == saved[0]), "round {round}");
             anyhow::Ok(())
@@ -141,10 +142,10 @@ fn concurrent_builds_of_a_snapshot_agree() -> Result<()> {
     Ok(())
 }
 
-/// Times that a client asks for a snapshot while what comes is for nothing.
+/// Requests of a client for a snapshot that can't be built.
 const ATTEMPTS: usize = 3;
 
-/// Keeps S-40: whatever is cut off before the manifest, or damaged later, is built again.
+/// Keeps S-40: after a crash before the manifest, or later damage, the snapshot is built again.
 #[test]
 fn an_incomplete_snapshot_is_never_handed_out() -> Result<()> {
     let cluster = Cluster::new()?;
@@ -158,11 +159,11 @@ fn an_incomplete_snapshot_is_never_handed_out() -> Result<()> {
     let expected = scene.saved("first")?;
     for step in 0..2 {
         scene.forget()?;
-        // The server "dies" at the part, or at the manifest, as often as a client tries.
+        // The server fails at the part or at the manifest, in each attempt of the client.
         let mut script = vec![None; step];
         script.push(Some(Fault::Before(dl_store::Kind::Corrupt)));
         faults.script("create", [(); ATTEMPTS].iter().flat_map(|()| script.clone()));
-        let refused = scene.saved("refused").err().context("it was stored all the same")?;
+        let refused = scene.saved("refused").err().context("a snapshot was returned")?;
         ensure!(scene.manifests()?.is_empty(), "step {step}: {refused:?}");
         ensure!(scene.saved("after")? == expected, "step {step}");
     }
@@ -193,11 +194,11 @@ fn an_incomplete_snapshot_is_never_handed_out() -> Result<()> {
     Ok(())
 }
 
-/// Snapshots lie among the objects of their dataset, and nobody takes them for some.
+/// Snapshots lie beside the objects of their dataset but are no objects.
 #[test]
 fn snapshots_are_no_objects_and_go_with_their_dataset() -> Result<()> {
     let mut scene = Scene::new()?;
-    // Of an empty dataset, whose metadata nobody misses.
+    // A snapshot of an empty dataset, whose metadata are not missed.
     ensure!(listed(&scene.reader("empty")?)?.is_empty(), "an empty snapshot");
     scene.cluster.kill();
     let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
@@ -234,7 +235,7 @@ fn snapshots_are_no_objects_and_go_with_their_dataset() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-12: without what the chunk says, which versions of its files hold is not known.
+/// Keeps S-12: a missing chunk header hides the winners of its files.
 #[test]
 fn a_lost_chunk_is_named_with_a_remedy() -> Result<()> {
     let scene = Scene::new()?;
@@ -245,7 +246,7 @@ fn a_lost_chunk_is_named_with_a_remedy() -> Result<()> {
     let lost = objects.into_iter().find(|object| object.key.as_str().ends_with(".c"));
     let lost = lost.context("there are two chunks")?.key;
     scene.cluster.run(scene.store.delete(&lost))?;
-    let refused = scene.saved("lost").err().context("it was built")?;
+    let refused = scene.saved("lost").err().context("a snapshot was built")?;
     let told = format!("{refused:#}");
     let (verify, again) = ("`dlcmd verify dl://ds`", "`dlcmd put --checksum SRC dl://ds`");
     for words in [lost.as_str(), verify, again, "`dlcmd purge dl://ds`"] {
@@ -254,7 +255,7 @@ fn a_lost_chunk_is_named_with_a_remedy() -> Result<()> {
     let kind = refused.downcast_ref().map(libdiesel::Error::kind);
     ensure!(kind == Some(Kind::Corrupt), "{refused:?}");
     put(&scene.dataset, &[("a", b"1"), ("b", b"2")])?;
-    ensure!(scene.saved("put again").is_err(), "the log has it still");
+    ensure!(scene.saved("put again").is_err(), "the log no longer has the lost chunk");
     let request = PurgeRequest {
         dataset: Some(name()?),
         grace: Duration::ZERO,
@@ -267,7 +268,7 @@ fn a_lost_chunk_is_named_with_a_remedy() -> Result<()> {
     Ok(())
 }
 
-/// The clock is the servers'.
+/// Uses a manual clock for the servers.
 #[test]
 fn a_lost_chunk_is_not_searched_for_by_every_connection() -> Result<()> {
     let cluster = Cluster::new()?;
@@ -291,20 +292,20 @@ fn a_lost_chunk_is_not_searched_for_by_every_connection() -> Result<()> {
     let reads = || counters.counts().ranges;
     let refused = |file| -> Result<(String, u64)> {
         let before = reads();
-        let refused = scene.saved(file).err().context("it was built")?;
+        let refused = scene.saved(file).err().context("a snapshot was built")?;
         Ok((format!("{refused:#}"), reads() - before))
     };
     let (first, many) = refused("first")?;
     let (again, few) = refused("again")?;
     ensure!(again == first && many >= 20 && few < 20, "{many} and {few} reads: {again}");
-    // It may be there again, without anything that tells.
+    // The chunk may return without a notification.
     scene.cluster.run(scene.store.create(&lost, bytes))?;
     time.advance(Duration::from_secs(11));
     scene.saved("restored")?;
     Ok(())
 }
 
-/// The clock is the servers'.
+/// Uses a manual clock for the servers.
 #[test]
 fn snapshots_of_older_versions_go_after_an_hour() -> Result<()> {
     let cluster = Cluster::new()?;
@@ -321,7 +322,7 @@ fn snapshots_of_older_versions_go_after_an_hour() -> Result<()> {
     let both = scene.manifests()?;
     ensure!(both.len() == 2, "{both:?}");
     let purge = || -> Result<()> {
-        // Nothing is removed.
+        // A grace time long enough that no object is removed.
         let request = PurgeRequest {
             dataset: Some(name()?),
             grace: 1_000 * HOUR,
@@ -334,8 +335,8 @@ fn snapshots_of_older_versions_go_after_an_hour() -> Result<()> {
     time.advance(HOUR - Duration::from_secs(60));
     purge()?;
     ensure!(scene.manifests()?.len() == 2, "before the hour is over");
-    // Of the second one it counts from when there was another one: the first of these purges puts the
-    // two chunks together.
+    // The hour of the second version starts with its replacement: the first of these purges merges
+    // the two chunks.
     for _ in 0..2 {
         time.advance(2 * HOUR);
         purge()?;
@@ -348,7 +349,7 @@ fn snapshots_of_older_versions_go_after_an_hour() -> Result<()> {
     Ok(())
 }
 
-/// Many files, of which some are replaced, deleted or hidden by folders, go through several batches.
+/// Many files in several batches; some files are replaced, deleted or hidden by folders.
 #[test]
 fn a_snapshot_of_many_chunks_matches_the_listing() -> Result<()> {
     let scene = Scene::new()?;
@@ -359,15 +360,15 @@ fn a_snapshot_of_many_chunks_matches_the_listing() -> Result<()> {
     }
     write(&scene.dataset, &files)?;
     write(&scene.dataset, &files[..500])?;
-    // A folder is there, and a file of its name that it hides.
+    // Hides a file behind the folder of the same name.
     write(&scene.dataset, &[(path("3/007")?, b"hidden".to_vec())])?;
     let gone: Vec<FilePath> = files.iter().step_by(5).map(|(path, _)| path.clone()).collect();
     scene.dataset.delete(&gone)?;
     let reader = scene.reader("cache")?;
-    let snapshot = reader.snapshot().context("it has one")?;
+    let snapshot = reader.snapshot().context("a snapshot")?;
     let (mut told, mut count) = (scene.dataset.list(&libdiesel::DirPath::ROOT, true, false)?, 0);
     for entry in reader.list(&libdiesel::DirPath::ROOT, true, false)? {
-        let (entry, expected) = (entry?, told.next().context("one too many")??);
+        let (entry, expected) = (entry?, told.next().context("the snapshot has an extra entry")??);
         let (
             libdiesel::ListEntry::File(path, Some(found)),
             libdiesel::ListEntry::File(other, Some(record)),
@@ -404,7 +405,8 @@ fn a_snapshot_of_a_deleted_dataset_is_refused() -> Result<()> {
     put(&scene.dataset, &[("a", b"1")])?;
     let old = scene.client.dataset(&name()?)?;
     scene.client.delete_dataset(&name()?)?;
-    let refused = old.with_snapshot(&scene.cache("cache")).err().context("it was given")?;
+    let refused =
+        old.with_snapshot(&scene.cache("cache")).err().context("a snapshot was returned")?;
     ensure!(refused.kind() == Kind::NotFound, "{refused:?}");
     ensure!(scene.stored()?.is_empty(), "{:?}", scene.stored()?);
     Ok(())
