@@ -4,6 +4,7 @@
 //! limit.
 
 use std::ffi::OsStr;
+use std::fmt::Display;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -148,10 +149,7 @@ impl Process {
 
     /// The peak memory in bytes; none for an ended process.
     pub fn peak_memory(&self) -> Option<u64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-        let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-        Some(kib << 10)
+        memory(self.child.id(), &["VmHWM"]).ok()
     }
 }
 
@@ -161,6 +159,21 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// The sum of lines such as `RssAnon:    1234 kB` in the status of a process, in bytes. The process
+/// is an id or `self`.
+///
+/// # Errors
+/// When the process has ended.
+pub fn memory(process: impl Display, lines: &[&str]) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+    let number = |name: &&str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(*name)?.strip_prefix(':'));
+        line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok())
+    };
+    let sum = lines.iter().map(number).sum::<Option<u64>>();
+    Ok(sum.with_context(|| format!("{lines:?} in {status}"))? << 10)
 }
 
 /// A `dlserver` process.

@@ -2,23 +2,13 @@
 
 use std::cell::Cell;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
+use dl_tests::program::memory;
 use dl_tests::tell;
 
 use super::Scene;
 
 const MIB: u64 = 1 << 20;
-
-/// The sum of lines such as `RssAnon:    1234 kB` of a process, in bytes.
-pub(super) fn memory(process: impl std::fmt::Display, lines: &[&str]) -> Result<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
-    let number = |name: &&str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(*name)?.strip_prefix(':'));
-        line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok())
-    };
-    let sum = lines.iter().map(number).sum::<Option<u64>>();
-    Ok(sum.with_context(|| format!("{lines:?} in {status}"))? << 10)
-}
 
 #[test]
 fn heavy_an_agent_keeps_its_budget_and_a_worker_takes_little() -> Result<()> {

@@ -8,11 +8,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dl_tests::dice::Dice;
-use dl_tests::program::run;
+use dl_tests::program::{memory, run};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-
-use super::memory::memory;
 
 use super::shared::open_at;
 use super::{FILES, LONGEST, Scene, agent_of, bytes_of, ends, read_epoch, status_of};

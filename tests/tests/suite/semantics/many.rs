@@ -1,7 +1,6 @@
 //! A dataset with too many objects for memory.
 
 use std::fmt;
-use std::fs::read_to_string;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result, ensure};
@@ -14,6 +13,7 @@ use dl_format::{
 use dl_meta::{Embedded, EmbeddedOptions, MetaStore};
 use dl_runtime::{Clock, SystemClock};
 use dl_store::{Error, Key, Kind, ObjectInfo, ObjectRange, Prefix, Store};
+use dl_tests::program::memory;
 use dl_tests::wire::chunk;
 use dl_tests::{rounds, tell};
 use futures::stream::{self, BoxStream, StreamExt};
@@ -117,14 +117,6 @@ impl Store for Many {
     }
 }
 
-/// The peak memory of this process, in bytes.
-fn peak() -> Result<u64> {
-    let status = read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix("kB")).context("no VmHWM")?;
-    Ok(kib.trim().parse::<u64>()? << 10)
-}
-
 /// Keeps S-10.
 #[tokio::test(flavor = "multi_thread")]
 async fn heavy_a_recovery_takes_no_more_memory_for_many_objects() -> Result<()> {
@@ -150,14 +142,14 @@ async fn heavy_a_recovery_takes_no_more_memory_for_many_objects() -> Result<()> 
     ensure!(many.dataset.set(id).is_ok(), "once");
     let one = many.object(*many.ids.first().context("some")?).context("an object")?;
     ensure!(many.length.set(one.len() as u64).is_ok(), "once");
-    let before = peak()?;
+    let before = memory("self", &["VmHWM"])?;
     for round in 0..2 {
         let told = client.recover().await?;
         let last = told.last().context("recover reports no progress")?;
         let adopted = if round == 0 { count as u64 } else { 0 };
         let numbers = (last.listed, last.checked, last.adopted);
         ensure!(numbers == (count as u64, count as u64, adopted), "{last:?}");
-        let grown = peak()?.saturating_sub(before);
+        let grown = memory("self", &["VmHWM"])?.saturating_sub(before);
         tell(format_args!("{count} objects: {} MiB more", grown >> 20));
         ensure!(grown < MOST, "recover took {} MiB for {count} objects", grown >> 20);
     }

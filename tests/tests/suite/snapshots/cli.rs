@@ -3,44 +3,27 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, symlink};
-use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use dl_tests::cluster::clock;
 use dl_tests::folder;
-use dl_tests::program::{Ended, Server, dlcmd, run};
+use dl_tests::program::{Ended, dlcmd, run};
 use libdiesel::{Client, ConnectOptions, ShuffleOptions, SnapshotCache};
 
-struct Scene {
-    server: Server,
-    folder: tempfile::TempDir,
-}
+use super::Workplace;
 
-impl Scene {
-    fn new() -> Result<Self> {
-        let folder = tempfile::tempdir()?;
-        let scene = Self { server: Server::start(&folder.path().join("data"))?, folder };
+impl Workplace {
+    /// A dataset `ds` of 40 files in three folders.
+    fn with_40_files() -> Result<Self> {
+        let scene = Self::start()?;
         for number in 0..40 {
             let path = format!("src/d{}/f{number}", number % 3);
             folder::write(scene.path(), &path, format!("file {number}"))?;
         }
         scene.dl(&["put", "src", "dl://ds"])?.code(0)?;
         Ok(scene)
-    }
-
-    fn path(&self) -> &Path {
-        self.folder.path()
-    }
-
-    fn command(&self, mut command: Command, words: &[&str]) -> Result<Ended> {
-        let cache = self.path().join("cache");
-        run(command.current_dir(self.path()).env("XDG_CACHE_HOME", cache).args(words))
-    }
-
-    fn dl(&self, words: &[&str]) -> Result<Ended> {
-        self.command(self.server.dlcmd()?, words)
     }
 
     /// Runs dlcmd with a snapshot whose age a server should confirm within a second. A busy server
@@ -59,7 +42,7 @@ impl Scene {
 
 #[test]
 fn a_saved_snapshot_answers_as_the_server_does() -> Result<()> {
-    let scene = Scene::new()?;
+    let scene = Workplace::with_40_files()?;
     let saved = scene.dl(&["snapshot", "save", "dl://ds", "ds.snapshot"])?.code(0)?;
     ensure!(saved.text().contains("40 files"), "{saved:?}");
     let info = scene.dl(&["snapshot", "info", "ds.snapshot"])?.code(0)?.text();
@@ -122,7 +105,7 @@ fn a_saved_snapshot_answers_as_the_server_does() -> Result<()> {
 /// Keeps S-12.
 #[test]
 fn a_stale_snapshot_is_noted_and_a_foreign_snapshot_refused() -> Result<()> {
-    let scene = Scene::new()?;
+    let scene = Workplace::with_40_files()?;
     scene.dl(&["snapshot", "save", "dl://ds", "ds.snapshot"])?.code(0)?;
     scene.dl(&["rm", "dl://ds/d0/f0"])?.code(0)?;
     let stale = scene.compared(&["ls", "dl://ds/d0", "--snapshot", "ds.snapshot"])?.code(0)?;
@@ -151,7 +134,7 @@ fn a_stale_snapshot_is_noted_and_a_foreign_snapshot_refused() -> Result<()> {
 
 #[test]
 fn shuffle_prints_each_file_once_by_seed_and_epoch() -> Result<()> {
-    let scene = Scene::new()?;
+    let scene = Workplace::with_40_files()?;
     let listed = scene.dl(&["ls", "-R", "dl://ds"])?.code(0)?.text();
     let sorted = |text: &str| text.lines().map(str::to_owned).collect::<BTreeSet<_>>();
     let mut orders = BTreeSet::new();
@@ -198,7 +181,7 @@ fn shuffle_prints_each_file_once_by_seed_and_epoch() -> Result<()> {
 
 #[test]
 fn shuffle_prints_each_rank_and_continues_at_a_token() -> Result<()> {
-    let scene = Scene::new()?;
+    let scene = Workplace::with_40_files()?;
     let lines = |words: &[&str]| -> Result<Vec<String>> {
         let order = ["shuffle", "dl://ds", "--group-size", "3"];
         let shuffled = scene.dl(&[&order, words].concat())?.code(0)?.text();
@@ -239,7 +222,7 @@ fn shuffle_prints_each_rank_and_continues_at_a_token() -> Result<()> {
 
 #[test]
 fn shuffle_prints_the_files_and_tokens_of_libdiesel() -> Result<()> {
-    let scene = Scene::new()?;
+    let scene = Workplace::with_40_files()?;
     let servers = vec![scene.server.address().to_owned()];
     let client = Client::connect(ConnectOptions { servers, ..ConnectOptions::default() })?;
     let cache = SnapshotCache::new(scene.path().join("own"), 1 << 30);
@@ -264,7 +247,7 @@ fn shuffle_prints_the_files_and_tokens_of_libdiesel() -> Result<()> {
 
 #[test]
 fn only_regular_files_are_replaced_or_read() -> Result<()> {
-    let scene = Scene::new()?;
+    let scene = Workplace::with_40_files()?;
     let path = |name| scene.path().join(name);
     ensure!(Command::new("mkfifo").arg(path("pipe")).status()?.success(), "mkfifo");
     fs::create_dir(path("folder"))?;

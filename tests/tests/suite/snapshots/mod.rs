@@ -11,7 +11,9 @@ mod report;
 mod stored;
 
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Result;
 use dl_format::snapshot::Manifest;
@@ -20,6 +22,8 @@ use dl_meta::{Memory, MetaStore, Stop};
 use dl_server::{Parts, prepare};
 use dl_store::{Prefix, Store, StoreExt};
 use dl_tests::cluster::{Cluster, parts};
+use dl_tests::program::{Ended, Server, run};
+use libdiesel::admin::{PurgeProgress, PurgeRequest, RecoverRequest};
 use libdiesel::{Attributes, ChunkShape, Client, Dataset, DatasetName, FilePath, SnapshotCache};
 
 /// Servers in this process, and a dataset `ds` of small chunks.
@@ -99,6 +103,49 @@ impl Scene {
             self.cluster.run(self.store.delete(&key))?;
         }
         Ok(())
+    }
+
+    /// Replaces the server by a server whose metadata are recovered from the chunks.
+    fn rebuild_metadata(&mut self) -> Result<()> {
+        self.cluster.kill();
+        let parts = parts(Arc::clone(&self.store), Arc::new(Memory::new()));
+        self.cluster.run(prepare(&parts, Stop::Fresh))?;
+        self.cluster.start(&parts, 1)?;
+        self.client = self.cluster.client()?;
+        self.client.recover(RecoverRequest { dataset: None, since: None }, &mut |_| ())?;
+        Ok(())
+    }
+
+    fn purge(&self, grace: Duration) -> Result<Vec<PurgeProgress>> {
+        let dataset = Some(name()?);
+        let request = PurgeRequest { dataset, grace, dry_run: false, force: false };
+        Ok(self.client.purge(request, &mut |_| ())?)
+    }
+}
+
+/// A server process, and a working folder for dlcmd.
+struct Workplace {
+    server: Server,
+    folder: tempfile::TempDir,
+}
+
+impl Workplace {
+    fn start() -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        Ok(Self { server: Server::start(&folder.path().join("data"))?, folder })
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn command(&self, mut command: Command, words: &[&str]) -> Result<Ended> {
+        let cache = self.path().join("cache");
+        run(command.current_dir(self.path()).env("XDG_CACHE_HOME", cache).args(words))
+    }
+
+    fn dl(&self, words: &[&str]) -> Result<Ended> {
+        self.command(self.server.dlcmd()?, words)
     }
 }
 

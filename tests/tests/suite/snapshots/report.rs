@@ -5,24 +5,20 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use dl_tests::folder;
-use dl_tests::program::{Ended, Server, dlcmd, run, run_with_stdin};
+use dl_tests::program::{dlcmd, run, run_with_stdin};
 use dl_tests::workspace;
 use serde_json::Value;
+
+use super::Workplace;
 
 const CLASSES: usize = 6;
 const FILES: usize = 384;
 const PER_CHUNK: usize = 16;
 
-struct Scene {
-    server: Server,
-    folder: tempfile::TempDir,
-}
-
-impl Scene {
+impl Workplace {
     /// Datasets `sorted` and `mixed` of the same files, 24 chunks each.
-    fn new() -> Result<Self> {
-        let folder = tempfile::tempdir()?;
-        let scene = Self { server: Server::start(&folder.path().join("data"))?, folder };
+    fn with_classes() -> Result<Self> {
+        let scene = Self::start()?;
         let paths: Vec<String> = (0..FILES)
             .map(|number| format!("train/c{}/f{number}", number * CLASSES / FILES))
             .collect();
@@ -48,15 +44,6 @@ impl Scene {
         Ok(())
     }
 
-    fn path(&self) -> &Path {
-        self.folder.path()
-    }
-
-    fn dl(&self, words: &[&str]) -> Result<Ended> {
-        let cache = self.path().join("cache");
-        run(self.server.dlcmd()?.env("XDG_CACHE_HOME", cache).current_dir(self.path()).args(words))
-    }
-
     fn report(&self, dataset: &str, words: &[&str]) -> Result<Value> {
         let words = [&["shuffle", dataset, "--report", "--json", "--window", "32"], words].concat();
         Ok(serde_json::from_str(&self.dl(&words)?.code(0)?.text())?)
@@ -69,7 +56,7 @@ fn number(of: &Value, field: &str) -> Result<f64> {
 
 #[test]
 fn small_groups_of_a_sorted_dataset_cause_a_warning() -> Result<()> {
-    let scene = Scene::new()?;
+    let scene = Workplace::with_classes()?;
     let report = scene.report("dl://sorted", &["--group-size", "2"])?;
     ensure!(report["type"] == "shuffle-report" && report["schema"] == 1, "{report}");
     ensure!(report["files"] == 384 && report["chunks"] == 24 && report["classes"] == 6, "{report}");
@@ -110,7 +97,7 @@ fn small_groups_of_a_sorted_dataset_cause_a_warning() -> Result<()> {
 
 #[test]
 fn the_files_of_several_folders_are_shuffled_together() -> Result<()> {
-    let scene = Scene::new()?;
+    let scene = Workplace::with_classes()?;
     let shuffled = |words: &[&str]| scene.dl(&[&["shuffle", "--seed", "3"], words].concat());
     let order = |words: &[&str]| -> Result<Vec<String>> {
         Ok(shuffled(words)?.code(0)?.text().lines().map(str::to_owned).collect())
@@ -137,7 +124,7 @@ fn the_files_of_several_folders_are_shuffled_together() -> Result<()> {
 
 #[test]
 fn a_report_describes_the_order_of_shuffle() -> Result<()> {
-    let scene = Scene::new()?;
+    let scene = Workplace::with_classes()?;
     let settings = ["--seed", "3", "--epoch", "2", "--group-size", "5"];
     let report = scene.report("dl://sorted/train", &settings)?;
     let order = scene.dl(&[&["shuffle", "dl://sorted/train"][..], &settings].concat())?.code(0)?;
@@ -176,7 +163,7 @@ fn a_report_describes_the_order_of_shuffle() -> Result<()> {
 
 #[test]
 fn every_report_field_is_in_the_document() -> Result<()> {
-    let scene = Scene::new()?;
+    let scene = Workplace::with_classes()?;
     let report = scene.report("dl://sorted", &["--group-size", "2", "--class-depth", "2"])?;
     let document = workspace::text(Path::new("docs/JSON.md"))?.context("docs/JSON.md is UTF-8")?;
     let (_, section) = document.split_once("## `shuffle-report`").context("its heading")?;

@@ -7,14 +7,14 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use dl_format::{SnapshotObject, dataset_prefix};
-use dl_meta::{Memory, MetaStore, Stop};
+use dl_meta::{Memory, MetaStore};
 use dl_runtime::fault::{CutPoint, Fault, Faults};
 use dl_runtime::{Clock, ManualClock, SeededRandom, SystemClock};
-use dl_server::{Parts, prepare};
+use dl_server::Parts;
 use dl_store::{CountStore, FaultStore, Prefix, Store, StoreExt};
 use dl_tests::cluster::{Cluster, clock, parts};
 use dl_tests::rounds;
-use libdiesel::admin::{PurgeRequest, RecoverRequest, VerifyRequest};
+use libdiesel::admin::{RecoverRequest, VerifyRequest};
 use libdiesel::{Dataset, FilePath, Kind, StatItem};
 
 use super::{Scene, listed, name, path, put};
@@ -75,13 +75,7 @@ fn rebuilt_metadata_gives_the_same_snapshot_to_the_byte() -> Result<()> {
     scene.forget()?;
     ensure!(scene.saved("anew")? == before, "the rebuilt snapshot differs");
     scene.forget()?;
-    scene.cluster.kill();
-    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
-    let parts = parts(Arc::clone(&scene.store), meta);
-    scene.cluster.run(prepare(&parts, Stop::Fresh))?;
-    scene.cluster.start(&parts, 1)?;
-    scene.client = scene.cluster.client()?;
-    scene.client.recover(RecoverRequest { dataset: None, since: None }, &mut |_| ())?;
+    scene.rebuild_metadata()?;
     ensure!(scene.saved("after")? == before, "the metadata was rebuilt");
     Ok(())
 }
@@ -200,13 +194,7 @@ fn snapshots_are_no_objects_and_go_with_their_dataset() -> Result<()> {
     let mut scene = Scene::new()?;
     // A snapshot of an empty dataset, whose metadata are not missed.
     ensure!(listed(&scene.reader("empty")?)?.is_empty(), "an empty snapshot");
-    scene.cluster.kill();
-    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
-    let parts = parts(Arc::clone(&scene.store), meta);
-    scene.cluster.run(prepare(&parts, Stop::Fresh))?;
-    scene.cluster.start(&parts, 1)?;
-    scene.client = scene.cluster.client()?;
-    scene.client.recover(RecoverRequest { dataset: None, since: None }, &mut |_| ())?;
+    scene.rebuild_metadata()?;
     scene.dataset = scene.client.dataset(&name()?)?;
     put(&scene.dataset, &[("a", b"1"), ("b/c", b"2")])?;
     scene.reader("first")?;
@@ -220,13 +208,7 @@ fn snapshots_are_no_objects_and_go_with_their_dataset() -> Result<()> {
     let recovered = scene.client.recover(request, &mut |_| ())?;
     ensure!(recovered.len() == 1 && recovered[0].listed == 1, "{recovered:?}");
     ensure!(recovered[0].problems.is_empty(), "{recovered:?}");
-    let request = PurgeRequest {
-        dataset: Some(name()?),
-        grace: Duration::ZERO,
-        dry_run: false,
-        force: false,
-    };
-    let purged = scene.client.purge(request, &mut |_| ())?;
+    let purged = scene.purge(Duration::ZERO)?;
     ensure!(purged.iter().all(|one| one.problems.is_empty()), "{purged:?}");
     ensure!(scene.manifests()?.len() == 2, "both are young");
 
@@ -256,13 +238,7 @@ fn a_lost_chunk_is_named_with_a_remedy() -> Result<()> {
     ensure!(kind == Some(Kind::Corrupt), "{refused:?}");
     put(&scene.dataset, &[("a", b"1"), ("b", b"2")])?;
     ensure!(scene.saved("put again").is_err(), "the log no longer has the lost chunk");
-    let request = PurgeRequest {
-        dataset: Some(name()?),
-        grace: Duration::ZERO,
-        dry_run: false,
-        force: false,
-    };
-    scene.client.purge(request, &mut |_| ())?;
+    scene.purge(Duration::ZERO)?;
     scene.saved("purged")?;
     ensure!(listed(&scene.reader("cache")?)? == ["a", "b"], "both are there");
     Ok(())
@@ -321,25 +297,16 @@ fn snapshots_of_older_versions_go_after_an_hour() -> Result<()> {
     scene.reader("cache")?;
     let both = scene.manifests()?;
     ensure!(both.len() == 2, "{both:?}");
-    let purge = || -> Result<()> {
-        // A grace time long enough that no object is removed.
-        let request = PurgeRequest {
-            dataset: Some(name()?),
-            grace: 1_000 * HOUR,
-            dry_run: false,
-            force: false,
-        };
-        scene.client.purge(request, &mut |_| ())?;
-        Ok(())
-    };
+    // A grace time long enough that no object is removed.
+    let grace = 1_000 * HOUR;
     time.advance(HOUR - Duration::from_secs(60));
-    purge()?;
+    scene.purge(grace)?;
     ensure!(scene.manifests()?.len() == 2, "before the hour is over");
     // The hour of the second version starts with its replacement: the first of these purges merges
     // the two chunks.
     for _ in 0..2 {
         time.advance(2 * HOUR);
-        purge()?;
+        scene.purge(grace)?;
         scene.reader("cache")?;
     }
     let left = scene.manifests()?;
