@@ -147,7 +147,7 @@ fn a_fast_store_is_read_from_and_its_loss_costs_nothing_else() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-14 and S-01: what the disk of the fast store makes of its copies.
+/// Keeps S-14, S-01 and S-64: what the disk of the fast store makes of its copies.
 #[test]
 fn copies_that_rot_in_the_fast_store_cost_nobody_a_byte() -> Result<()> {
     let scene = tempfile::tempdir()?;

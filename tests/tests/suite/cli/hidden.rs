@@ -54,7 +54,7 @@ fn a_put_that_would_hide_a_file_below_a_folder_or_the_other_way_round_stores_not
     Ok(())
 }
 
-/// Keeps S-09 and S-29: Rule 9. Two puts at once do not see each other's files.
+/// Keeps S-09, S-29 and S-35: Rule 9. Two puts at once do not see each other's files.
 #[test]
 fn what_verify_advises_about_a_hidden_file_brings_it_back() -> Result<()> {
     let scene = Scene::new()?;

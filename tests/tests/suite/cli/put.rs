@@ -345,6 +345,7 @@ fn put_stores_a_link_to_a_file_inside_as_that_file_and_names_the_others() -> Res
     Ok(())
 }
 
+/// Keeps S-56.
 #[test]
 fn put_names_and_skips_what_a_get_left_that_was_killed_and_a_get_removes_it() -> Result<()> {
     let scene = Scene::with(&[("d/a", "1")])?;

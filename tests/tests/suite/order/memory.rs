@@ -28,8 +28,8 @@ fn forget_peak() -> Result<()> {
     Ok(fs::write("/proc/self/clear_refs", "5")?)
 }
 
-/// Keeps S-43: six times the bytes of two groups, in torture thirty times, with a reader that is
-/// slower than the server and with one that is faster.
+/// Keeps S-43 and S-75: six times the bytes of two groups, in torture thirty times, with a reader
+/// that is slower than the server and with one that is faster.
 #[test]
 fn heavy_an_epoch_holds_two_groups_and_no_more() -> Result<()> {
     let folder = tempfile::tempdir()?;

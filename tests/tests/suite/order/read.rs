@@ -87,7 +87,7 @@ fn ranks_read_each_file_once_and_fetch_hardly_more_than_there_is() -> Result<()>
     Ok(())
 }
 
-/// Keeps S-42.
+/// Keeps S-42 and S-74.
 #[test]
 fn an_epoch_goes_on_with_the_bytes_of_what_was_not_read() -> Result<()> {
     let scene = Scene::new(scene::files(3_000, 9_000)?)?;
@@ -237,7 +237,7 @@ fn the_files_of_some_folders_are_an_epoch() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-43: what is read by path, as after DL_shuffle of the paper.
+/// Keeps S-43 and S-75: what is read by path, as after DL_shuffle of the paper.
 #[test]
 fn gets_along_the_order_are_answered_from_whole_chunks() -> Result<()> {
     let scene = Scene::new(scene::files(3_000, 9_000)?)?;

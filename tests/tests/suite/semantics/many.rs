@@ -126,7 +126,7 @@ fn peak() -> Result<u64> {
     Ok(kib.trim().parse::<u64>()? << 10)
 }
 
-/// Keeps S-10.
+/// Keeps S-10 and S-57.
 #[tokio::test(flavor = "multi_thread")]
 async fn heavy_a_recovery_takes_no_more_memory_for_many_objects() -> Result<()> {
     let count = rounds(200_000, 1_000_000);

@@ -16,7 +16,7 @@ use tonic::Code;
 
 use super::{id, serve, serve_with};
 
-/// Keeps S-20: Rule 5.
+/// Keeps S-20 and S-36: Rule 5.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_complete_chunk_that_the_metadata_lacks_is_adopted_and_never_removed() -> Result<()> {
     let store = dl_store::open("memory:").await?;

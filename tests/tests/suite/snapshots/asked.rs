@@ -86,7 +86,7 @@ fn who_has_a_snapshot_asks_for_bytes_of_files_and_nothing_else() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-41.
+/// Keeps S-41 and S-71.
 #[test]
 fn processes_that_want_a_snapshot_at_once_fetch_it_once() -> Result<()> {
     let scene = tempfile::tempdir()?;

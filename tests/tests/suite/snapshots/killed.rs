@@ -29,7 +29,7 @@ fn fill(server: &Server, files: u32) -> Result<Dataset> {
 /// Bytes a second that a snapshot comes with: one of 40,000 files takes a quarter of a second.
 const LINE: u32 = 4 << 20;
 
-/// Keeps S-40 and S-11.
+/// Keeps S-40, S-11 and S-71.
 #[test]
 fn a_server_that_is_killed_while_it_builds_or_sends_costs_time_only() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -103,7 +103,8 @@ fn heavy_building_a_snapshot_keeps_within_the_memory_of_a_server() -> Result<()>
     Ok(())
 }
 
-/// Keeps S-10: three hundred paths as long as a path may be, each through two thousand folders.
+/// Keeps S-10 and S-57: three hundred paths as long as a path may be, each through two thousand
+/// folders.
 #[test]
 fn heavy_the_deepest_folders_take_memory_for_their_names_only() -> Result<()> {
     let folder = tempfile::tempdir()?;
