@@ -241,7 +241,7 @@ fn a_file_that_is_another_snapshot_than_its_name_says_is_none() {
     }
 }
 
-/// Keeps S-41.
+/// Keeps S-41 and S-72.
 #[test]
 fn a_kept_file_is_read_again_when_it_was_changed_the_machine_was_started_or_it_is_doubted() {
     let folder = tempfile::tempdir().unwrap();

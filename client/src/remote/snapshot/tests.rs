@@ -136,7 +136,7 @@ fn servers_without_snapshots_are_read_from_all_the_same() {
     assert_eq!(dataset.with_snapshot(&cache).unwrap_err().kind(), Kind::Invalid);
 }
 
-/// Keeps S-41.
+/// Keeps S-41 and S-73.
 #[test]
 fn what_somebody_hands_in_never_answers_for_the_servers() {
     let (real, other) = (empty(info().id, version(1)), forged(info().id, version(1)));
@@ -171,7 +171,7 @@ fn what_somebody_hands_in_never_answers_for_the_servers() {
     assert_eq!(*locked(&asked), [0], "it was kept");
 }
 
-/// Keeps S-41.
+/// Keeps S-41 and S-72.
 #[test]
 fn what_is_damaged_in_the_cache_is_fetched_again() {
     let bytes = empty(info().id, version(1));
@@ -194,7 +194,7 @@ fn what_is_damaged_in_the_cache_is_fetched_again() {
     assert_eq!(*locked(&asked), [0; 3]);
 }
 
-/// Keeps S-41.
+/// Keeps S-41 and S-72.
 #[test]
 fn what_cannot_be_kept_is_held_in_memory() {
     let bytes = empty(info().id, version(1));

@@ -172,6 +172,7 @@ fn what_killed_processes_left_goes_where_one_writes_and_what_others_write_stays(
     }
 }
 
+/// Keeps S-56.
 #[test]
 fn a_file_of_the_dataset_with_a_temporary_name_is_refused() {
     let folder = TempDir::new().unwrap();

@@ -53,7 +53,7 @@ fn a_put_with_a_path_both_file_and_folder_stores_nothing() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-09 and S-29: Rule 9. Concurrent puts do not see each other's files.
+/// Keeps S-09, S-29 and S-35: Rule 9. Concurrent puts do not see each other's files.
 #[test]
 fn the_command_printed_by_verify_restores_a_hidden_file() -> Result<()> {
     let scene = Scene::new()?;

@@ -348,6 +348,7 @@ fn put_stores_a_link_to_a_file_inside_as_the_file() -> Result<()> {
     Ok(())
 }
 
+/// Keeps S-56.
 #[test]
 fn put_skips_and_get_removes_leftovers_of_a_killed_get() -> Result<()> {
     let scene = Scene::with(&[("d/a", "1")])?;

@@ -19,7 +19,7 @@ const BEGINNINGS: [&[u8]; 3] = [
     b"GET /metrics HTTP/1.1\r\nHost: a\r\nX-Slow: ",
 ];
 
-/// Keeps S-16 and S-10.
+/// Keeps S-16, S-10 and S-66.
 #[test]
 fn thousands_of_connections_that_ask_nothing_keep_nobody_out_heavy() -> Result<()> {
     let scene = tempfile::tempdir()?;

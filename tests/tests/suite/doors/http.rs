@@ -23,7 +23,7 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-/// Keeps S-32.
+/// Keeps S-32 and S-69.
 #[test]
 fn what_was_asked_of_a_server_is_in_its_metrics_and_no_name_is() -> Result<()> {
     let scene = tempfile::tempdir()?;
@@ -127,7 +127,7 @@ async fn many_who_ask_while_a_store_is_slow_wait_for_one_answer() -> Result<()> 
     server.stop().await
 }
 
-/// Keeps S-32.
+/// Keeps S-32 and S-68.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_refuses_single_datasets_is_well_and_says_how_many() -> Result<()> {
     let meta = Arc::new(Memory::new());

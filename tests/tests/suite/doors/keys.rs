@@ -223,7 +223,7 @@ fn a_server_that_would_be_open_or_has_no_users_file_does_not_start() -> Result<(
     Ok(())
 }
 
-/// Keeps S-30.
+/// Keeps S-30 and S-67.
 #[test]
 fn a_key_goes_unencrypted_to_another_machine_only_when_that_is_asked_for() -> Result<()> {
     let ask = |flags: &[&str]| {

@@ -16,7 +16,7 @@ const MIB: usize = 1 << 20;
 /// Chunks of 4 MiB in a group.
 const GROUP: u32 = 8;
 
-/// Keeps S-43: a dataset of six times two groups (torture: thirty times), with a reader slower than
+/// Keeps S-43 and S-75: a dataset of six times two groups (torture: thirty times), with a reader slower than
 /// the server and with a faster reader.
 #[test]
 fn heavy_an_epoch_holds_two_groups_and_no_more() -> Result<()> {

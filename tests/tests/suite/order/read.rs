@@ -87,7 +87,7 @@ fn ranks_read_each_file_once_and_fetch_little_extra() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-42.
+/// Keeps S-42 and S-74.
 #[test]
 fn an_epoch_continues_with_the_unread_files() -> Result<()> {
     let scene = Scene::new(scene::files(3_000, 9_000)?)?;
@@ -237,7 +237,7 @@ fn an_epoch_of_selected_folders_reads_their_files() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-43: reads by path, as after DL_shuffle of the paper.
+/// Keeps S-43 and S-75: reads by path, as after DL_shuffle of the paper.
 #[test]
 fn gets_along_the_order_are_answered_from_whole_chunks() -> Result<()> {
     let scene = Scene::new(scene::files(3_000, 9_000)?)?;

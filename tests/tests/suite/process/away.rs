@@ -18,7 +18,7 @@ const LARGE: u64 = 256 << 20;
 const FILES: usize = 500;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Keeps S-11 and S-01.
+/// Keeps S-11, S-01 and S-60.
 #[test]
 fn a_put_whose_server_died_says_so_and_ends_well_when_there_is_one_again() -> Result<()> {
     let scene = tempfile::tempdir()?;
@@ -58,7 +58,8 @@ fn a_put_whose_server_died_says_so_and_ends_well_when_there_is_one_again() -> Re
     folder::compare(&source, &got)
 }
 
-/// Keeps S-11: a server that hangs is told of soon, and costs each command one minute and no more.
+/// Keeps S-11, S-60 and S-61: a server that hangs is told of soon, and costs each command one
+/// minute and no more.
 #[test]
 fn put_and_get_say_that_their_server_hangs_and_end_after_a_minute() -> Result<()> {
     let scene = tempfile::tempdir()?;

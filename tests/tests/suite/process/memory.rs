@@ -96,7 +96,7 @@ fn at_once(what: &str, commands: Vec<Command>) -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-10: a hundred thousand files, in torture a million.
+/// Keeps S-10 and S-58: a hundred thousand files, in torture a million.
 #[test]
 fn heavy_very_many_tiny_files_take_less_than_256_mib_at_both_ends() -> Result<()> {
     let scene = tempfile::tempdir()?;

@@ -9,7 +9,7 @@ use dl_tests::program::{Server, run, server_command};
 /// What may be in no text.
 const SECRET: &str = "TOPSECRET";
 
-/// Keeps S-12 and S-30.
+/// Keeps S-12, S-30 and S-67.
 #[test]
 fn no_mistake_in_a_setting_shows_its_password() -> Result<()> {
     let scene = tempfile::tempdir()?;

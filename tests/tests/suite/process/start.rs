@@ -248,7 +248,7 @@ fn a_server_whose_log_nobody_reads_serves_and_ends_on_sigterm() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-30: who has no key finds no way round it.
+/// Keeps S-30 and S-67: who has no key finds no way round it.
 #[test]
 fn what_a_server_makes_is_for_its_user_alone() -> Result<()> {
     let scene = tempfile::tempdir()?;

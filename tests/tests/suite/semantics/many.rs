@@ -117,7 +117,7 @@ impl Store for Many {
     }
 }
 
-/// Keeps S-10.
+/// Keeps S-10 and S-57.
 #[tokio::test(flavor = "multi_thread")]
 async fn heavy_a_recovery_takes_no_more_memory_for_many_objects() -> Result<()> {
     let count = rounds(200_000, 1_000_000);

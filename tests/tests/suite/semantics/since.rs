@@ -38,7 +38,7 @@ async fn put(client: &Wire, dataset: DatasetId, asked: SystemTime) -> Result<()>
     Ok(())
 }
 
-/// Keeps S-02: Rule 8. The time of sealing says nothing about the time of the append.
+/// Keeps S-02 and S-48: Rule 8. The time of sealing says nothing about the time of the append.
 #[tokio::test(flavor = "multi_thread")]
 async fn recover_since_a_time_brings_back_whatever_the_log_lacks() -> Result<()> {
     let store = dl_store::open("memory:").await?;

@@ -16,7 +16,7 @@ use tonic::Code;
 
 use super::{id, serve, serve_with};
 
-/// Keeps S-20: Rule 5.
+/// Keeps S-20 and S-36: Rule 5.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unindexed_complete_chunk_is_adopted() -> Result<()> {
     let store = dl_store::open("memory:").await?;

@@ -20,7 +20,7 @@ async fn embedded(folder: &tempfile::TempDir, name: &str) -> Result<Arc<dyn Meta
     Ok(Arc::new(meta))
 }
 
-/// Keeps S-02: with files acknowledged during a recovery.
+/// Keeps S-02 and S-38: with files acknowledged during a recovery.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_recovery_among_writers_and_readers_loses_nothing_of_either() -> Result<()> {
     let folder = tempfile::tempdir()?;

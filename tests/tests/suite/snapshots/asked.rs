@@ -92,7 +92,7 @@ fn a_snapshot_reader_asks_only_for_file_bytes() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-41.
+/// Keeps S-41 and S-71.
 #[test]
 fn concurrent_processes_fetch_a_snapshot_once() -> Result<()> {
     let scene = tempfile::tempdir()?;

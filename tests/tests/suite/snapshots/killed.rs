@@ -30,7 +30,7 @@ fn fill(server: &Server, files: u32) -> Result<Dataset> {
 /// second.
 const LINE: u32 = 4 << 20;
 
-/// Keeps S-40 and S-11.
+/// Keeps S-40, S-11 and S-71.
 #[test]
 fn a_server_killed_in_a_build_or_a_transfer_costs_time_only() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -104,7 +104,7 @@ fn heavy_a_snapshot_build_keeps_the_memory_limit() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-10: three hundred paths of maximal length, each with two thousand folders.
+/// Keeps S-10 and S-57: three hundred paths of maximal length, each with two thousand folders.
 #[test]
 fn heavy_the_deepest_folders_take_memory_for_their_names_only() -> Result<()> {
     let folder = tempfile::tempdir()?;
