@@ -21,7 +21,7 @@ const BEGINNINGS: [&[u8]; 3] = [
 
 /// Keeps S-16, S-10 and S-66.
 #[test]
-fn thousands_of_connections_that_ask_nothing_keep_nobody_out_heavy() -> Result<()> {
+fn thousands_of_idle_connections_block_no_client_heavy() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let data = scene.path().join("data");
     let mut server = Server::start_with(&data, "127.0.0.1:0", &["--http", "127.0.0.1:0"])?;
