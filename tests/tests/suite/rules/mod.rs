@@ -12,7 +12,6 @@ mod layers;
 mod lints;
 mod metrics;
 mod openings;
-mod packages;
 mod paths;
 mod promises;
 mod sizes;
