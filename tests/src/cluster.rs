@@ -171,7 +171,7 @@ impl Cluster {
     ///
     /// # Errors
     /// When no server answers.
-    pub fn hasty_client(&self) -> Result<Client> {
+    pub fn client_with_short_timeout(&self) -> Result<Client> {
         let (servers, request_timeout) = (self.addresses(), Duration::from_secs(5));
         Ok(Client::connect(ConnectOptions { servers, request_timeout, ..Default::default() })?)
     }

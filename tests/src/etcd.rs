@@ -22,12 +22,12 @@ pub struct Etcd {
     nodes: Vec<Node>,
     folder: TempDir,
     all: String,
-    speech: Speech,
+    transport: Transport,
 }
 
 /// Scheme and TLS options of the client connections.
 #[derive(Debug)]
-struct Speech {
+struct Transport {
     scheme: &'static str,
     /// Options of etcd.
     flags: Vec<String>,
@@ -48,8 +48,8 @@ impl Etcd {
     /// # Errors
     /// When etcd is not installed (`make etcd`) or elects no leader in time.
     pub fn start(count: usize) -> Result<Self> {
-        let speech = Speech { scheme: "http", flags: Vec::new(), control: Vec::new() };
-        Self::speaking(count, speech)
+        let transport = Transport { scheme: "http", flags: Vec::new(), control: Vec::new() };
+        Self::start_with(count, transport)
     }
 
     /// Starts a single node with TLS for clients and additional `flags`. Server and clients trust
@@ -64,10 +64,10 @@ impl Etcd {
         let control = ["--cacert", &trusted, "--cert", &cert, "--key", &key];
         let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
         let (flags, control) = (words(&[&shown, flags].concat()), words(&control));
-        Self::speaking(1, Speech { scheme: "https", flags, control })
+        Self::start_with(1, Transport { scheme: "https", flags, control })
     }
 
-    fn speaking(count: usize, speech: Speech) -> Result<Self> {
+    fn start_with(count: usize, transport: Transport) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         // All listeners stay open until all ports are known, so that no port is used twice.
         let held: Vec<_> =
@@ -89,7 +89,7 @@ impl Etcd {
             .iter()
             .map(|node| format!("{}=http://127.0.0.1:{}", node.name, node.peer))
             .collect();
-        let mut etcd = Self { nodes, folder, all: all.join(","), speech };
+        let mut etcd = Self { nodes, folder, all: all.join(","), transport };
         for number in 0..count {
             etcd.run(number)?;
         }
@@ -104,7 +104,7 @@ impl Etcd {
     pub fn run(&mut self, number: usize) -> Result<()> {
         let node = self.nodes.get_mut(number).context("no such node")?;
         let data: PathBuf = self.folder.path().join(&node.name);
-        let client = format!("{}://127.0.0.1:{}", self.speech.scheme, node.client);
+        let client = format!("{}://127.0.0.1:{}", self.transport.scheme, node.client);
         let peer = format!("http://127.0.0.1:{}", node.peer);
         let mut command = Command::new("etcd");
         command.args(["--name", &node.name, "--data-dir"]).arg(&data);
@@ -112,7 +112,7 @@ impl Etcd {
         command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
         command.args(["--initial-cluster", &self.all, "--initial-cluster-state", "new"]);
         command.args(["--logger", "zap", "--log-level", "error", "--unsafe-no-fsync"]);
-        command.args(&self.speech.flags);
+        command.args(&self.transport.flags);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         node.process = Some(Process::start(&mut command)?);
         Ok(())
@@ -154,7 +154,7 @@ impl Etcd {
     pub fn control(&self, arguments: &[&str]) -> Result<()> {
         let mut command = Command::new("etcdctl");
         command.env("ETCDCTL_API", "3").args(["--endpoints", &self.addresses()]);
-        command.args(&self.speech.control).args(["--command-timeout", "2s"]);
+        command.args(&self.transport.control).args(["--command-timeout", "2s"]);
         run(command.args(arguments))?.code(0)?;
         Ok(())
     }

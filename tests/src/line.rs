@@ -24,7 +24,7 @@ pub struct SlowLine {
 
 /// A direction of the link.
 #[derive(Debug, Default)]
-struct Way {
+struct Direction {
     free_at: Mutex<Duration>,
 }
 
@@ -36,14 +36,14 @@ impl SlowLine {
     /// When the port or the thread can't be had.
     pub fn start(upstream: SocketAddr, bytes_per_second: u32) -> Result<Self> {
         let clock = Arc::new(SystemClock::new());
-        let ways = Arc::new([Way::default(), Way::default()]);
+        let directions = Arc::new([Direction::default(), Direction::default()]);
         let listening = Listening::start(move |client| {
-            let (clock, ways) = (Arc::clone(&clock), Arc::clone(&ways));
+            let (clock, directions) = (Arc::clone(&clock), Arc::clone(&directions));
             async move {
                 let Ok(server) = TcpStream::connect(upstream).await else { return };
                 let (from_client, to_client) = client.into_split();
                 let (from_server, to_server) = server.into_split();
-                let [there, back] = &*ways;
+                let [there, back] = &*directions;
                 // A failed connection just ends.
                 let _ = tokio::join!(
                     there.pass(&clock, bytes_per_second, from_client, to_server),
@@ -60,7 +60,7 @@ impl SlowLine {
     }
 }
 
-impl Way {
+impl Direction {
     async fn pass(
         &self,
         clock: &SystemClock,

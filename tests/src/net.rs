@@ -27,7 +27,7 @@ impl Network {
     ///
     /// # Errors
     /// When the probe can't be run.
-    pub fn why_not() -> Result<Option<String>> {
+    pub fn unavailable_reason() -> Result<Option<String>> {
         let probe = "command -v nsenter && command -v tc && command -v ss && ip link add br0 type bridge && ip link add va type veth peer name vb";
         let tried = run(Command::new("unshare").args(["--net", "sh", "-c", probe]))?;
         Ok((tried.code != 0).then(|| format!("no network of its own: {}", tried.stderr)))

@@ -11,7 +11,7 @@ use dl_tests::{skip, tell};
 use rustix::process::{Signal, kill_process};
 
 use super::worker::Worker;
-use super::{Scene, ends};
+use super::{Scene, wait_for_end};
 
 const MIB: u64 = 1 << 20;
 const BUDGET: u64 = 64 * MIB;
@@ -97,7 +97,7 @@ fn heavy_an_agent_fits_beside_the_memory_of_a_killed_agent() -> Result<()> {
     let used = |status: &serde_json::Value| status["memory_used"].as_u64().unwrap_or_default();
     ensure!(used(&before) > BUDGET * 9 / 10, "the first agent did not fill its budget: {before}");
     kill_process(first, Signal::KILL)?;
-    ends(first, Duration::from_secs(5))?;
+    wait_for_end(first, Duration::from_secs(5))?;
     let mut next = cgroup.worker(&scene, 2)?;
     ensure!(next.ask("epoch 0")? == all && next.ask("epoch 1")? == all, "files are missing");
     let beside = scene.status()?;

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use dl_tests::folder;
 use dl_tests::program::run;
 
-use super::{Scene, ends};
+use super::{Scene, wait_for_end};
 
 const FILES: u32 = 1_000;
 /// The damaged file.
@@ -38,7 +38,7 @@ fn a_damaged_chunk_is_fetched_once_and_costs_one_file() -> Result<()> {
     let all_but_one = |status: &serde_json::Value| {
         status["chunks_present"].as_u64().map(|chunks| chunks + 1) == status["chunks"].as_u64()
     };
-    scene.becomes(|status| all_but_one(status) && status["failed_fetches"] == 1)?;
+    scene.wait_until(|status| all_but_one(status) && status["failed_fetches"] == 1)?;
     for _ in 0..2 {
         let got = scene.path("got");
         let told = run(scene.dlcmd()?.args(["get", "dl://ds"]).arg(&got))?;
@@ -85,7 +85,7 @@ fn a_job_reads_its_version_after_deletes_and_a_purge() -> Result<()> {
     }
     let agent = scene.agent()?;
     run(scene.dlcmd()?.args(["agent", "stop"]))?.code(0)?;
-    ends(agent, Duration::from_secs(10))?;
+    wait_for_end(agent, Duration::from_secs(10))?;
     let done = purge(&["--grace", "0s"])?.code(0)?;
     let told: serde_json::Value = serde_json::from_slice(&done.stdout)?;
     ensure!(told["leased_by"] == serde_json::json!([]), "the lease outlives the job: {told}");

@@ -13,7 +13,7 @@ use dl_tests::{folder, skip};
 use rustix::process::{Signal, kill_process};
 
 use super::worker::Worker;
-use super::{Scene, ends};
+use super::{Scene, wait_for_end};
 
 /// About ten chunks.
 const FILES: u32 = 1_000;
@@ -33,7 +33,7 @@ fn of_process(worker: &Worker, what: &str) -> Result<BTreeSet<String>> {
 fn a_worker_has_no_thread_and_no_descriptor_but_its_socket() -> Result<()> {
     let mut scene = Scene::stamped(FILES)?;
     scene.start_agent(&["--policy", "oneshot"])?;
-    scene.becomes(|status| status["partial"] == false)?;
+    scene.wait_until(|status| status["partial"] == false)?;
     scene.kill_server()?;
     let mut worker = scene.worker(1)?;
     let (threads, before) = (of_process(&worker, "task")?, of_process(&worker, "fd")?);
@@ -94,7 +94,7 @@ fn killed_processes_leave_nothing_behind() -> Result<()> {
     scene.kill_server()?;
     kill_process(agent, Signal::KILL)?;
     workers.iter_mut().try_for_each(|worker| worker.process.kill())?;
-    ends(agent, Duration::from_secs(5))?;
+    wait_for_end(agent, Duration::from_secs(5))?;
 
     ensure!(processes_with("environ", &here)?.is_empty(), "a process is left");
     for inode in memory {
@@ -178,7 +178,7 @@ fn a_container_finds_its_task_and_reads_from_an_agent_outside() -> Result<()> {
     run(&mut in_container(&scene, alone)?)?.code(0)?;
 
     scene.start_agent(&["--policy", "oneshot"])?;
-    scene.becomes(|status| status["partial"] == false)?;
+    scene.wait_until(|status| status["partial"] == false)?;
     scene.kill_server()?;
     run(&mut in_container(&scene, "$dlcmd --task job get dl://ds $got")?)?.code(0)?;
     Ok(folder::compare(&scene.path("src"), &scene.path("got"))?)

@@ -22,7 +22,7 @@ fn heavy_an_agent_keeps_its_budget_and_a_worker_takes_little() -> Result<()> {
         most.set(now.max(most.get()));
         anyhow::Ok(())
     };
-    scene.becomes(|status| {
+    scene.wait_until(|status| {
         look().is_ok() && status["chunks_present"].as_u64().is_some_and(|chunks| chunks >= 60)
     })?;
     let mut worker = scene.worker(1)?;

@@ -107,7 +107,7 @@ impl Scene {
     }
 
     /// Waits up to 10 seconds until `shows` accepts the status.
-    fn becomes(&self, shows: impl Fn(&Value) -> bool) -> Result<()> {
+    fn wait_until(&self, shows: impl Fn(&Value) -> bool) -> Result<()> {
         for _ in 0..1_000 {
             if shows(&self.status()?) {
                 return Ok(());
@@ -150,7 +150,7 @@ fn pause(dice: &Dice, most: usize) {
 }
 
 /// Whether a process exists and is no zombie.
-fn lives(process: Pid) -> bool {
+fn is_alive(process: Pid) -> bool {
     let process = format!("/proc/{}", process.as_raw_nonzero());
     let status = std::fs::read_to_string(format!("{process}/status")).unwrap_or_default();
     // The main thread may exit before other threads, which still hold the process's sockets.
@@ -158,9 +158,9 @@ fn lives(process: Pid) -> bool {
     !status.is_empty() && (threads > 1 || !status.contains("State:\tZ"))
 }
 
-fn ends(process: Pid, patience: Duration) -> Result<()> {
+fn wait_for_end(process: Pid, patience: Duration) -> Result<()> {
     let mut left = patience;
-    while lives(process) {
+    while is_alive(process) {
         ensure!(!left.is_zero(), "the process has not ended after {patience:?}");
         let step = Duration::from_millis(50);
         std::thread::sleep(step);

@@ -31,7 +31,7 @@ struct Machines {
 impl Machines {
     /// Prints the reason and returns none if this machine can't create networks.
     fn start() -> Result<Option<Self>> {
-        if let Some(why) = Network::why_not()? {
+        if let Some(why) = Network::unavailable_reason()? {
             skip(why)?;
             return Ok(None);
         }
@@ -74,7 +74,7 @@ impl Machines {
     }
 
     /// Waits until each node has a link to every other node.
-    fn know_each_other(&self) -> Result<()> {
+    fn await_links(&self) -> Result<()> {
         for node in 0..NODES {
             let mut status = Value::Null;
             let is_linked = (0..1_500).any(|_| {
@@ -133,7 +133,7 @@ impl Drop for Machines {
 fn node_pairs_have_two_connections_and_each_chunk_moves_once() -> Result<()> {
     let Some(mut machines) = Machines::start()? else { return Ok(()) };
     let mut workers = (0..NODES).map(|node| machines.worker(node)).collect::<Result<Vec<_>>>()?;
-    machines.know_each_other()?;
+    machines.await_links()?;
     for (node, worker) in workers.iter_mut().enumerate() {
         ensure!(worker.ask("all")? == format!("{FILES} read"), "node {node}");
     }
@@ -175,7 +175,7 @@ fn heavy_random_node_failures_give_no_wrong_byte() -> Result<()> {
     }
     tell(format_args!("{steps} failures of seven kinds; the last {NODES} workers: {told:?}"));
     let mut last = (0..NODES).map(|node| machines.worker(node)).collect::<Result<Vec<_>>>()?;
-    machines.know_each_other()?;
+    machines.await_links()?;
     for (node, worker) in last.iter_mut().enumerate() {
         ensure!(worker.ask("all")? == format!("{FILES} read"), "node {node}");
     }

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::shared::open_at;
-use super::{FILES, LONGEST, Scene, agent_of, bytes_of, ends, read_epoch, status_of};
+use super::{FILES, LONGEST, Scene, agent_of, bytes_of, read_epoch, status_of, wait_for_end};
 
 /// A dataset with an agent on each node.
 struct Nodes {
@@ -29,7 +29,7 @@ impl Nodes {
         for node in 0..count {
             nodes.start(node, arguments)?;
         }
-        nodes.know_each_other()?;
+        nodes.await_links()?;
         Ok(nodes)
     }
 
@@ -61,7 +61,7 @@ impl Nodes {
     }
 
     /// Waits up to 30 seconds until `shows` accepts the status of a node.
-    fn becomes(&self, node: usize, shows: impl Fn(&Value) -> bool) -> Result<()> {
+    fn wait_until(&self, node: usize, shows: impl Fn(&Value) -> bool) -> Result<()> {
         for _ in 0..1_500 {
             if shows(&self.status(node)?) {
                 return Ok(());
@@ -72,9 +72,10 @@ impl Nodes {
     }
 
     /// Waits until each agent has a connection to every other agent.
-    fn know_each_other(&self) -> Result<()> {
+    fn await_links(&self) -> Result<()> {
         let others = self.names.len() - 1;
-        (0..self.names.len()).try_for_each(|node| self.becomes(node, |status| up(status) == others))
+        (0..self.names.len())
+            .try_for_each(|node| self.wait_until(node, |status| up(status) == others))
     }
 
     /// The sum of a status field over all nodes.
@@ -164,10 +165,10 @@ fn once_for_all_nodes(seed: u64, arguments: &[&str]) -> Result<()> {
 fn a_late_node_gets_its_chunks_from_its_peers() -> Result<()> {
     const ONESHOT: [&str; 4] = ["--memory", "256MiB", "--policy", "oneshot"];
     let mut nodes = Nodes::new(32, 1, &ONESHOT)?;
-    nodes.becomes(0, |status| status["partial"] == false)?;
+    nodes.wait_until(0, |status| status["partial"] == false)?;
     nodes.names.push("2".to_owned());
     nodes.start(1, &ONESHOT)?;
-    nodes.becomes(1, |status| {
+    nodes.wait_until(1, |status| {
         let owned = status["datasets"][0]["chunks_owned"].as_u64().unwrap_or(0);
         owned > 0 && status["chunks_present"].as_u64() >= Some(owned)
     })?;
@@ -181,10 +182,10 @@ fn a_late_node_gets_its_chunks_from_its_peers() -> Result<()> {
 #[test]
 fn files_come_alone_while_there_is_no_room_for_chunks() -> Result<()> {
     let mut nodes = Nodes::new(37, 1, &["--memory", "256MiB", "--policy", "oneshot"])?;
-    nodes.becomes(0, |status| status["partial"] == false)?;
+    nodes.wait_until(0, |status| status["partial"] == false)?;
     nodes.names.push("2".to_owned());
     nodes.start(1, &["--memory", "12MiB"])?;
-    nodes.know_each_other()?;
+    nodes.await_links()?;
     let dataset = open_at(&nodes.scene, "2", None)?;
     let snapshot = dataset.snapshot().context("a snapshot")?;
     let dice = Dice::new(37);
@@ -213,10 +214,10 @@ fn files_come_alone_while_there_is_no_room_for_chunks() -> Result<()> {
 #[test]
 fn a_prefetch_from_another_node_stops_when_memory_is_full() -> Result<()> {
     let mut nodes = Nodes::new(39, 1, &["--memory", "256MiB", "--policy", "oneshot"])?;
-    nodes.becomes(0, |status| status["partial"] == false)?;
+    nodes.wait_until(0, |status| status["partial"] == false)?;
     nodes.names.push("2".to_owned());
     nodes.start(1, &["--memory", "16MiB"])?;
-    nodes.know_each_other()?;
+    nodes.await_links()?;
     let prefetched = run(nodes.dlcmd(1)?.args(["agent", "prefetch", "--wait", "dl://ds"]))?;
     ensure!(prefetched.code == 4 && prefetched.text().contains("no more fit"), "{prefetched:?}");
     let status = nodes.status(1)?;
@@ -231,16 +232,16 @@ fn a_killed_or_stopped_node_costs_time_and_no_file() -> Result<()> {
     ensure!(nodes.read(1, 0)? == FILES as u64, "files are missing");
     let (killed, stopped) = (nodes.agent(0)?, nodes.agent(1)?);
     kill_process(killed, Signal::KILL)?;
-    ends(killed, Duration::from_secs(10))?;
+    wait_for_end(killed, Duration::from_secs(10))?;
     kill_process(stopped, Signal::STOP)?;
     let read = nodes.get_and_compare(2);
     kill_process(stopped, Signal::CONT)?;
     read?;
-    nodes.becomes(2, |status| {
+    nodes.wait_until(2, |status| {
         status["peers"].as_array().is_some_and(|peers| peers.len() == 1) && up(status) == 1
     })?;
     nodes.start(0, &["--memory", "256MiB"])?;
-    nodes.know_each_other()?;
+    nodes.await_links()?;
     (0..3).try_for_each(|node| nodes.get_and_compare(node))
 }
 
@@ -250,7 +251,7 @@ fn agents_with_and_without_tls_do_not_exchange_chunks() -> Result<()> {
     nodes.names.push("2".to_owned());
     nodes.start(1, &["--memory", "256MiB", "--peer-tls", "off"])?;
     for (node, says) in [(0, "it speaks no TLS"), (1, "it speaks TLS")] {
-        nodes.becomes(node, |status| {
+        nodes.wait_until(node, |status| {
             let reason = status["peers"][0]["reason"].as_str();
             reason.is_some_and(|reason| reason.contains(says))
         })?;
@@ -295,7 +296,7 @@ fn strangers_get_nothing_and_keep_nobody_out() -> Result<()> {
     }
     let grown = memory(agent.as_raw_nonzero(), &["VmRSS"])?.saturating_sub(before);
     ensure!(grown < 16 << 20, "strangers took {grown} bytes of memory");
-    nodes.know_each_other()?;
+    nodes.await_links()?;
     (0..3).try_for_each(|node| nodes.get_and_compare(node))
 }
 
@@ -320,5 +321,5 @@ fn agents_of_different_jobs_or_datasets_exchange_nothing() -> Result<()> {
         ensure!(status["chunks_from_servers"] == status["chunks"], "{status}");
         ensure!(status["chunks_from_peers"] == 0 && status["chunks_to_peers"] == 0, "{status}");
     }
-    nodes.know_each_other()
+    nodes.await_links()
 }

@@ -56,7 +56,7 @@ fn processes_share_a_copy_and_a_second_epoch_asks_no_server() -> Result<()> {
 fn a_filled_oneshot_agent_needs_no_server() -> Result<()> {
     let mut scene = Scene::new(2)?;
     scene.start_agent(&["--policy", "oneshot"])?;
-    scene.becomes(|status| status["partial"] == false)?;
+    scene.wait_until(|status| status["partial"] == false)?;
     scene.kill_server()?;
     scene.get_and_compare()?;
     let status = scene.status()?;
@@ -137,7 +137,7 @@ fn a_large_file_comes_through_fewer_slots_than_its_parts() -> Result<()> {
     ensure!(status["memory_used"].as_u64() <= Some(24 << 20), "{status}");
     run(scene.dlcmd()?.args(["agent", "stop"]))?.code(0)?;
     scene.start_agent(&["--policy", "oneshot", "--memory", "256MiB"])?;
-    scene.becomes(|status| status["partial"] == false)?;
+    scene.wait_until(|status| status["partial"] == false)?;
     scene.kill_server()?;
     let dataset = open(&scene)?;
     ensure!(dataset.get("large")? == large, "without a server");

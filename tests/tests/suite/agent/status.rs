@@ -14,7 +14,7 @@ use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
 use super::shared::open_at;
-use super::{FILES, Scene, bytes_of, ends};
+use super::{FILES, Scene, bytes_of, wait_for_end};
 
 /// The time limit for a reader.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -117,7 +117,7 @@ fn why_names_the_processes_with_pinned_slots() -> Result<()> {
     let files = files_of_chunks(&dataset, 3)?;
     let [first, second, third] = files[..] else { anyhow::bail!("three files") };
     // All workers share a bounded number of slots for views; the first test reader must have ended.
-    scene.becomes(|status| status["workers"].as_array().is_some_and(|all| all.len() == 1))?;
+    scene.wait_until(|status| status["workers"].as_array().is_some_and(|all| all.len() == 1))?;
     let view = dataset.view(first)?;
     scene.signal_server(Signal::STOP)?;
     let mut filling = scene.cat(&dataset, second)?;
@@ -157,14 +157,14 @@ fn a_chunk_after_its_readers_time_out_is_not_pinned() -> Result<()> {
     scene.signal_server(Signal::STOP)?;
     let bytes = std::thread::scope(|scope| {
         let reading = scope.spawn(|| dataset.view(file));
-        let gave_up = scene.becomes(|status| status["fallbacks"] == 1);
+        let gave_up = scene.wait_until(|status| status["fallbacks"] == 1);
         let continued = scene.signal_server(Signal::CONT);
         let read = reading.join().expect("no panic");
         gave_up.and(continued).and_then(|()| Ok(read?))
     })?;
     let path = dataset.snapshot().context("a snapshot")?.path(file)?;
     ensure!(*bytes == bytes_of(&scene, &path)?[..], "other bytes");
-    scene.becomes(|status| status["chunks_present"] == 1)?;
+    scene.wait_until(|status| status["chunks_present"] == 1)?;
     let status = scene.status()?;
     ensure!(status["fallbacks"] == 1 && status["workers"][0]["pins"] == 0, "{status}");
     Ok(())
@@ -249,7 +249,7 @@ fn a_library_prefetch_returns_at_once_and_reports_progress() -> Result<()> {
     let before = dataset.presence(&all)?;
     ensure!(before.present == 0 && before.chunks == u64::from(snapshot.chunks()), "{before:?}");
     scene.signal_server(Signal::CONT)?;
-    scene.becomes(|status| status["partial"] == false)?;
+    scene.wait_until(|status| status["partial"] == false)?;
     let after = dataset.presence(&all)?;
     ensure!(after.present == after.chunks, "{after:?}");
     ensure!(dataset.prefetch(&libdiesel::Selection::all(1)).is_err(), "another selection");
@@ -263,15 +263,15 @@ fn status_shows_orders_with_windows_and_oversized_groups() -> Result<()> {
     let dataset = open(&scene, PATIENCE)?;
     let epoch = dataset.shuffle(ShuffleOptions::new(1, 0, 2))?;
     ensure!(epoch.next()?.is_some(), "a file");
-    scene.becomes(|status| {
+    scene.wait_until(|status| {
         let order = &status["orders"][0];
         order["chunks"].as_u64() > Some(2) && order["chunks_present"].as_u64() > Some(2)
     })?;
     drop(epoch);
-    scene.becomes(|status| status["orders"].as_array().is_some_and(Vec::is_empty))?;
+    scene.wait_until(|status| status["orders"].as_array().is_some_and(Vec::is_empty))?;
     let epoch = dataset.shuffle(ShuffleOptions::new(1, 0, 50))?;
     ensure!(epoch.next()?.is_some(), "a file");
-    scene.becomes(|status| {
+    scene.wait_until(|status| {
         let order = &status["orders"][0];
         order["group_chunks"] == status["chunks"] && order["group_chunks_max"] == 5
     })?;
@@ -291,7 +291,7 @@ fn a_task_keeps_its_version_after_a_kill_and_a_change() -> Result<()> {
     run(scene.dlcmd()?.arg("put").arg(more).arg("dl://ds/more"))?.code(0)?;
     let agent = scene.agent()?;
     kill_process(agent, Signal::KILL)?;
-    ends(agent, PATIENCE)?;
+    wait_for_end(agent, PATIENCE)?;
     ensure!(scene.read(&["--epoch", "1"])? == FILES as u64, "another version is read");
     let status = scene.status()?;
     ensure!(status["datasets"][0]["version"] == version, "{version} became {status}");

@@ -136,7 +136,7 @@ fn open(scene: &Scene, number: usize) -> Result<Worker> {
 /// Without workers no slot is pinned or lost, and the next worker reads only from the cache.
 fn nothing_is_left(scene: &Scene) -> Result<()> {
     let mut last = open(scene, 0)?;
-    scene.becomes(|status| status["workers"].as_array().is_some_and(|all| all.len() == 1))?;
+    scene.wait_until(|status| status["workers"].as_array().is_some_and(|all| all.len() == 1))?;
     let before = scene.status()?;
     let read = last.ask("all")?;
     ensure!(read == format!("{FILES} read"), "{read}");
@@ -148,5 +148,5 @@ fn nothing_is_left(scene: &Scene) -> Result<()> {
         let held = status["chunks_present"].as_u64().map(|chunks| chunks * CHUNK);
         status["workers"] == serde_json::json!([]) && status["memory_used"].as_u64() == held
     };
-    scene.becomes(is_free).context("a slot is pinned or lost")
+    scene.wait_until(is_free).context("a slot is pinned or lost")
 }

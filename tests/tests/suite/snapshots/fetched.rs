@@ -99,7 +99,7 @@ fn a_snapshot_is_fetched_once_for_all_readers_of_a_user() -> Result<()> {
     let mut scene = Scene::new()?;
     put(&scene.dataset, &[("a", b"1"), ("b/c", b"2")])?;
     let cache = scene.cache("cache");
-    let handle = scene.cluster.hasty_client()?.dataset(&name()?)?;
+    let handle = scene.cluster.client_with_short_timeout()?.dataset(&name()?)?;
     std::thread::scope(|scope| {
         let readers: Vec<_> =
             (0..8).map(|_| scope.spawn(|| handle.with_snapshot(&cache).map(drop))).collect();
@@ -225,7 +225,7 @@ fn a_damaged_cache_file_is_fetched_again() -> Result<()> {
     damage()?;
     ensure!(listed(&scene.reader("cache")?)? == ["a", "b/c"], "fetched again");
     damage()?;
-    let handle = scene.cluster.hasty_client()?.dataset(&name()?)?;
+    let handle = scene.cluster.client_with_short_timeout()?.dataset(&name()?)?;
     scene.cluster.kill();
     let lost = handle.with_snapshot(&scene.cache("cache")).err().context("from nowhere")?;
     ensure!(lost.kind() == Kind::Unreachable, "{lost:?}");
