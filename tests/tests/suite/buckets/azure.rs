@@ -8,54 +8,44 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dl_runtime::SeededRandom;
-use dl_runtime::fault::{Fault, Rates};
-use dl_store::{Key, Kind, StoreExt};
+use dl_runtime::fault::Rates;
 use dl_tests::azure::{Azurite, settings};
 use dl_tests::dice::Dice;
 use dl_tests::folder;
 use dl_tests::program::{Server, dl, server_command};
 use dl_tests::proxy::{Instead, Proxy};
 
-async fn holds_on(wrong: Option<(u64, Instead)>) -> Result<()> {
+use super::lose_answers_of_creates;
+
+async fn check_contract(fault: Option<(u64, Instead)>) -> Result<()> {
     let server = Azurite::start()?;
-    super::holds_on(server.address(), || server.fresh(), settings, wrong).await
+    super::check_contract(server.address(), || server.fresh(), settings, fault).await
 }
 
 #[tokio::test]
-async fn the_contract_holds_on_azurite() -> Result<()> {
-    holds_on(None).await
+async fn the_contract_check_contract_azurite() -> Result<()> {
+    check_contract(None).await
 }
 
 #[tokio::test]
-async fn the_contract_holds_on_an_azurite_with_503_answers() -> Result<()> {
-    holds_on(Some((1, Instead::SlowDown))).await
+async fn the_contract_check_contract_an_azurite_with_503_answers() -> Result<()> {
+    check_contract(Some((1, Instead::SlowDown))).await
 }
 
 #[tokio::test]
-async fn the_contract_holds_on_azurite_when_connections_drop() -> Result<()> {
-    holds_on(Some((2, Instead::Dropped))).await
+async fn the_contract_check_contract_azurite_when_connections_drop() -> Result<()> {
+    check_contract(Some((2, Instead::Dropped))).await
 }
 
 #[tokio::test]
-async fn the_contract_holds_on_azurite_when_answers_are_cut_short() -> Result<()> {
-    holds_on(Some((3, Instead::Cut))).await
+async fn the_contract_check_contract_azurite_when_answers_are_cut_short() -> Result<()> {
+    check_contract(Some((3, Instead::Cut))).await
 }
 
 #[tokio::test]
 async fn an_azurite_create_with_a_lost_answer_finds_its_object() -> Result<()> {
     let server = Azurite::start()?;
-    let proxy = Proxy::start(server.address(), Arc::new(SeededRandom::new(0)))?;
-    let store = dl_store::open_with(&server.fresh(), &settings(proxy.address())).await?;
-    for instead in [Instead::Internal, Instead::SlowDown, Instead::Dropped, Instead::Cut] {
-        let key = Key::new(format!("x/{instead:?}"))?;
-        proxy.faults().script("PUT", [Some(Fault::AnswerLost(instead)); 2]);
-        store.create(&key, "ours".into()).await?;
-        proxy.faults().script("PUT", [Some(Fault::AnswerLost(instead))]);
-        let other = store.create(&key, "theirs".into()).await.err().context("the object exists")?;
-        ensure!(other.kind == Kind::Exists, "{instead:?}: {other:?}");
-        ensure!(store.read_all(&key).await? == "ours", "{instead:?}");
-    }
-    Ok(())
+    lose_answers_of_creates(server.address(), &server.fresh(), settings).await
 }
 
 /// Keeps S-01, S-02, S-06 and S-29.
