@@ -1,8 +1,8 @@
-//! What stands at paths while some write there and others read, as those who write tell it.
+//! History of the writes to a dataset: test writers report each begin and acknowledgement.
 //!
-//! Must hold: an answer is right when it stood there at some moment while it was asked for. What
-//! was acknowledged may stand there until something that began after that is acknowledged too; what
-//! began and was never acknowledged may come at any time.
+//! Must hold: a read is correct if its result was valid at any moment during the read. Acknowledged
+//! content stays valid until a later write is acknowledged. A write without acknowledgement may
+//! take effect at any time.
 
 use std::collections::BTreeMap;
 use std::iter;
@@ -12,10 +12,10 @@ use anyhow::{Result, bail, ensure};
 use dl_format::{Crc32c, FilePath};
 use dl_proto::StatItem;
 
-/// Writes at a path that are shown when an answer is wrong.
+/// Writes of a path in the message about a wrong read.
 const SHOWN: usize = 4;
 
-/// What tells the bytes of a file from others.
+/// Length and checksum of a file, or of expected bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Content {
     length: u64,
@@ -23,15 +23,15 @@ pub struct Content {
 }
 
 impl Content {
-    /// Of these bytes.
+    /// The content of these bytes.
     pub fn of(bytes: &[u8]) -> Self {
         Self { length: bytes.len() as u64, crc: Crc32c::of(bytes) }
     }
 
-    /// As a server tells it; none where nothing is.
+    /// The content in a server's answer; none where the path has no file.
     ///
     /// # Errors
-    /// When it is a folder.
+    /// When the path is a folder.
     pub fn told(item: &StatItem) -> Result<Option<Self>> {
         match item {
             StatItem::File(record) => Ok(Some(Self { length: record.length, crc: record.crc })),
@@ -41,11 +41,11 @@ impl Content {
     }
 }
 
-/// A point in the order of all that a book was told.
+/// A point in the order of all reported events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Moment(u64);
 
-/// A write or a delete that is under way. Dropped, it was never acknowledged.
+/// A running write or delete. A dropped value stands for a write without acknowledgement.
 #[derive(Debug)]
 #[must_use = "it is acknowledged, or may come at any time"]
 pub struct Begun {
@@ -54,7 +54,7 @@ pub struct Begun {
 }
 
 impl Begun {
-    /// Where.
+    /// The path of the write.
     pub fn path(&self) -> &FilePath {
         &self.path
     }
@@ -68,10 +68,10 @@ struct Write {
     acknowledged: Option<Moment>,
 }
 
-/// What stood everywhere before anything was written.
+/// The state of every path before the first write.
 const NOTHING: Write = Write { content: None, begun: Moment(0), acknowledged: Some(Moment(0)) };
 
-/// The book of one dataset, in which no file is a folder too.
+/// The history of a dataset without files below files.
 #[derive(Debug, Default)]
 pub struct Book(Mutex<State>);
 
@@ -93,7 +93,7 @@ impl State {
 }
 
 impl Book {
-    /// Somebody begins to write this there, or, with none, to delete what is there.
+    /// Reports the begin of a write of `content`, or of a delete with none.
     pub fn begin(&self, path: &FilePath, content: Option<Content>) -> Begun {
         let mut state = self.state();
         let at = state.tick();
@@ -102,7 +102,7 @@ impl Book {
         Begun { path: path.clone(), at }
     }
 
-    /// It was acknowledged.
+    /// Reports the acknowledgement of a write.
     pub fn acknowledge(&self, begun: Begun) {
         let Begun { path, at } = begun;
         let mut state = self.state();
@@ -113,32 +113,32 @@ impl Book {
         }
     }
 
-    /// The beginning of a question that is asked now.
+    /// The moment at which a read begins.
     pub fn now(&self) -> Moment {
         self.state().now
     }
 
-    /// Every path at which somebody began to write.
+    /// All written paths.
     pub fn paths(&self) -> Vec<FilePath> {
         self.state().writes.keys().cloned().collect()
     }
 
-    /// Whether all that began there is acknowledged.
+    /// Whether every write to the path is acknowledged.
     pub fn is_settled(&self, path: &FilePath) -> bool {
         self.state().of(path).iter().all(|write| write.acknowledged.is_some())
     }
 
-    /// Whether this began there and was never acknowledged.
+    /// Whether a write of `content` began and was never acknowledged.
     pub fn may_come(&self, path: &FilePath, content: Option<Content>) -> bool {
         let state = self.state();
         let mut lost = state.of(path).iter().filter(|write| write.acknowledged.is_none());
         lost.any(|write| write.content == content)
     }
 
-    /// Compares with what was found there by somebody who began to ask at `since`.
+    /// Checks the result of a read that began at `since`.
     ///
     /// # Errors
-    /// When it stood there at no moment between then and now.
+    /// When the path had other content at every moment since then.
     pub fn check(&self, path: &FilePath, found: Option<Content>, since: Moment) -> Result<()> {
         let state = self.state();
         let writes = state.of(path);
@@ -151,7 +151,10 @@ impl Book {
         let mut all = iter::once(&NOTHING).chain(writes);
         let is_right = all.any(|write| write.content == found && !is_over(write));
         let last = writes.get(writes.len().saturating_sub(SHOWN)..).unwrap_or_default();
-        ensure!(is_right, "{path} is {found:?}, asked for at {since:?}; the last of it: {last:?}");
+        ensure!(
+            is_right,
+            "read {path}: {found:?} was valid at no moment since {since:?}; last writes: {last:?}"
+        );
         Ok(())
     }
 
@@ -168,13 +171,13 @@ mod tests {
         Some(Content::of(bytes))
     }
 
-    /// Whether nothing, the first and the second write are right for who asks at `since`.
+    /// Whether absence, the first and the second content are correct for a read since `since`.
     fn right(book: &Book, path: &FilePath, since: Moment) -> [bool; 3] {
         [None, some(b"first"), some(b"second")].map(|found| book.check(path, found, since).is_ok())
     }
 
     #[test]
-    fn what_was_overwritten_is_right_for_who_asked_before_that_was_acknowledged() -> Result<()> {
+    fn overwritten_content_is_valid_until_the_acknowledgement() -> Result<()> {
         let (book, path) = (Book::default(), FilePath::new("a")?);
         assert_eq!(right(&book, &path, book.now()), [true, false, false]);
         let first = book.begin(&path, some(b"first"));
@@ -195,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_at_once_either_may_hold_and_what_was_never_acknowledged_may_come() -> Result<()> {
+    fn concurrent_and_unacknowledged_writes_may_take_effect() -> Result<()> {
         let (book, path) = (Book::default(), FilePath::new("a")?);
         let first = book.begin(&path, some(b"first"));
         let second = book.begin(&path, some(b"second"));

@@ -1,6 +1,6 @@
-//! A slow line between clients and a server.
+//! A slow link between clients and a server.
 //!
-//! Must hold: what goes through keeps its order, and all connections share what goes each way.
+//! Must hold: bytes keep their order, and all connections share the bandwidth of each direction.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,38 +13,38 @@ use tokio::net::TcpStream;
 
 use crate::listen::Listening;
 
-/// Bytes that go at once.
+/// Bytes per step.
 const PIECE: usize = 4 << 10;
 
-/// The line, cut when it is dropped.
+/// The link, closed on drop.
 #[derive(Debug)]
 pub struct SlowLine {
     listening: Listening,
 }
 
-/// One way of it.
+/// A direction of the link.
 #[derive(Debug, Default)]
-struct Way {
+struct Direction {
     free_at: Mutex<Duration>,
 }
 
 impl SlowLine {
-    /// Listens on a free port and passes so many bytes in a second on to `upstream`, and as many
-    /// back.
+    /// Listens on a free port and forwards to `upstream`, with `bytes_per_second` in each
+    /// direction.
     ///
     /// # Errors
-    /// When there is no port or no thread.
+    /// When the port or the thread can't be had.
     pub fn start(upstream: SocketAddr, bytes_per_second: u32) -> Result<Self> {
         let clock = Arc::new(SystemClock::new());
-        let ways = Arc::new([Way::default(), Way::default()]);
+        let directions = Arc::new([Direction::default(), Direction::default()]);
         let listening = Listening::start(move |client| {
-            let (clock, ways) = (Arc::clone(&clock), Arc::clone(&ways));
+            let (clock, directions) = (Arc::clone(&clock), Arc::clone(&directions));
             async move {
                 let Ok(server) = TcpStream::connect(upstream).await else { return };
                 let (from_client, to_client) = client.into_split();
                 let (from_server, to_server) = server.into_split();
-                let [there, back] = &*ways;
-                // A connection that fails ends.
+                let [there, back] = &*directions;
+                // A failed connection just ends.
                 let _ = tokio::join!(
                     there.pass(&clock, bytes_per_second, from_client, to_server),
                     back.pass(&clock, bytes_per_second, from_server, to_client),
@@ -54,13 +54,13 @@ impl SlowLine {
         Ok(Self { listening })
     }
 
-    /// Where it begins.
+    /// The address of the listener.
     pub fn address(&self) -> SocketAddr {
         self.listening.address()
     }
 }
 
-impl Way {
+impl Direction {
     async fn pass(
         &self,
         clock: &SystemClock,

@@ -239,7 +239,7 @@ fn a_cached_file_with_another_snapshot_than_its_name_is_ignored() {
     }
 }
 
-/// Keeps S-41.
+/// Keeps S-41 and S-72.
 #[test]
 fn a_cached_file_is_checked_after_a_change_a_boot_or_a_doubt() {
     let folder = tempfile::tempdir().unwrap();

@@ -188,7 +188,7 @@ async fn a_dry_run_says_what_a_purge_gives_back_and_changes_nothing() {
     assert_eq!((done.removed, done.rewritten), (1, 2), "{done:?}");
 }
 
-/// Keeps S-27.
+/// Keeps S-27 and S-51.
 #[tokio::test]
 async fn a_purge_that_looks_for_an_hour_moves_what_is_alive_then_and_nothing_else() {
     let scene = Scene::new().await;
@@ -223,8 +223,8 @@ async fn a_purge_that_looks_for_an_hour_moves_what_is_alive_then_and_nothing_els
     }
 }
 
-/// Keeps S-27 and S-13: an upload that stood still for as long as a purge waits is not let go on, also where
-/// that purge has only begun.
+/// Keeps S-27, S-13 and S-34: an upload that stood still for as long as a purge waits is not let go
+/// on, also where that purge has only begun.
 #[tokio::test]
 async fn parts_of_an_upload_that_goes_on_stay_and_one_that_stood_still_is_refused() {
     for (hours, goes_on) in [(21, true), (26, false)] {
@@ -262,7 +262,7 @@ async fn parts_of_an_upload_that_goes_on_stay_and_one_that_stood_still_is_refuse
     }
 }
 
-/// Keeps S-27: Rule 4, for who reads by an older version.
+/// Keeps S-27 and S-52: Rule 4, for who reads by an older version.
 #[tokio::test]
 async fn what_a_stored_snapshot_names_stays_until_that_goes() {
     const MINUTE: Duration = Duration::from_secs(60);
@@ -496,7 +496,7 @@ async fn a_purge_waits_for_memory_that_others_write_with_and_looks_once() {
     assert_ne!(scene.find("15").await.unwrap().holder.chunk, first);
 }
 
-/// Keeps S-27: of two servers that both take a client, one is 29 minutes behind.
+/// Keeps S-27 and S-52: of two servers that both take a client, one is 29 minutes behind.
 #[tokio::test]
 async fn what_a_server_that_is_behind_still_takes_stays() {
     let scene = Scene::new().await;

@@ -472,7 +472,8 @@ async fn a_name_is_not_given_back_to_a_dataset_that_is_deleted_meanwhile() {
     assert!(names::newest(&rig.parts, &name).await.unwrap().is_none());
 }
 
-/// Keeps S-02: both its name and the metadata are lost; nobody may take it for one that never was.
+/// Keeps S-02 and S-47: both its name and the metadata are lost; nobody may take it for one that
+/// never was.
 #[tokio::test]
 async fn a_dataset_that_nobody_knows_any_more_is_told_by_its_id() {
     let rig = rig().await;

@@ -136,7 +136,7 @@ fn servers_without_snapshots_give_an_error() {
     assert_eq!(dataset.with_snapshot(&cache).unwrap_err().kind(), Kind::Invalid);
 }
 
-/// Keeps S-41.
+/// Keeps S-41 and S-73.
 #[test]
 fn a_snapshot_from_a_file_never_answers_for_the_servers() {
     let (real, other) = (empty(info().id, version(1)), forged(info().id, version(1)));
@@ -171,7 +171,7 @@ fn a_snapshot_from_a_file_never_answers_for_the_servers() {
     assert_eq!(*locked(&asked), [0], "the cache has the snapshot");
 }
 
-/// Keeps S-41.
+/// Keeps S-41 and S-72.
 #[test]
 fn a_damaged_snapshot_in_the_cache_is_fetched_again() {
     let bytes = empty(info().id, version(1));
@@ -194,7 +194,7 @@ fn a_damaged_snapshot_in_the_cache_is_fetched_again() {
     assert_eq!(*locked(&asked), [0; 3]);
 }
 
-/// Keeps S-41.
+/// Keeps S-41 and S-72.
 #[test]
 fn without_a_usable_cache_a_snapshot_lies_in_memory() {
     let bytes = empty(info().id, version(1));

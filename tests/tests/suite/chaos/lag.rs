@@ -97,7 +97,7 @@ async fn offset(redis: &Redis, field: &str) -> Result<u64> {
     Ok(value.context("Redis tells its offset")?.trim().parse()?)
 }
 
-/// Keeps S-01, S-02, S-05 and S-07.
+/// Keeps S-01, S-02, S-05, S-07 and S-50.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_replica_that_took_over_lacks_is_refused_until_it_is_back() -> Result<()> {
     for round in 0..rounds(1, 6) {

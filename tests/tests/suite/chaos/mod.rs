@@ -463,19 +463,19 @@ fn a_server_is_killed() -> Result<()> {
     survive(Event::ServerDies, 0)
 }
 
-/// Keeps S-01, S-02 and S-04 (I4).
+/// Keeps S-01, S-02, S-04 (I4) and S-50.
 #[test]
 fn a_redis_primary_with_a_replica_is_killed() -> Result<()> {
     survive(Event::PrimaryDies, 1)
 }
 
-/// Keeps S-01, S-02, S-04 (I4) and S-05.
+/// Keeps S-01, S-02, S-04 (I4), S-05 and S-50.
 #[test]
 fn a_redis_primary_without_a_replica_is_killed_and_comes_back_empty() -> Result<()> {
     survive(Event::PrimaryIsEmptied, 0)
 }
 
-/// Keeps S-01, S-02, S-04 (I4), S-05 and S-21.
+/// Keeps S-01, S-02, S-04 (I4), S-05, S-21 and S-50.
 #[test]
 fn all_of_redis_is_flushed() -> Result<()> {
     survive(Event::AllIsFlushed, 0)
@@ -530,7 +530,7 @@ fn the_bucket_answers_with_errors_or_in_part_while_recoveries_run() -> Result<()
     Ok(())
 }
 
-/// Keeps S-01, S-02 and S-05: what is lost while other things are brought back.
+/// Keeps S-01, S-02, S-05 and S-38: what is lost while other things are brought back.
 #[test]
 fn redis_loses_something_again_while_it_is_recovered() -> Result<()> {
     for first in [Event::AllIsFlushed, Event::PrimaryIsEmptied] {

@@ -12,8 +12,8 @@ use dl_store::VolatileDisk;
 use dl_tests::cluster::{Running, clock, parts};
 use dl_tests::wire::{Wire, chunk};
 
-/// Keeps S-02 (I2): the server dies at each point of a commit, another one recovers, and then the
-/// power goes.
+/// Keeps S-02 (I2) and S-36: the server dies at each point of a commit, another one recovers, and
+/// then the power goes.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_recover_adopted_outlasts_a_power_cut() -> Result<()> {
     let mut adopted = 0;

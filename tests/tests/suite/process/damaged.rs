@@ -222,7 +222,8 @@ fn a_damaged_name_costs_its_dataset_and_no_other() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-14 and S-29: which of the two is right nobody can tell, so it is told, and not tried again.
+/// Keeps S-14, S-29 and S-63: which of the two is right nobody can tell, so it is told, and not
+/// tried again.
 #[test]
 fn a_name_that_is_a_copy_of_another_is_told_and_costs_no_third_one() -> Result<()> {
     let scene = Scene::new(&["a", "b", "c"])?;
@@ -290,7 +291,7 @@ fn verify_finds_a_chunk_that_is_gone_though_the_server_has_it_open() -> Result<(
     Ok(())
 }
 
-/// Keeps S-14 and S-29: as long as the metadata knows what it stood for.
+/// Keeps S-14, S-29 and S-46: as long as the metadata knows what it stood for.
 #[test]
 fn a_name_that_the_chunk_store_lost_is_found_and_written_again() -> Result<()> {
     let scene = Scene::new(&["a", "k"])?;
@@ -323,7 +324,7 @@ fn what_lost_its_name_and_its_last_writes_is_refused_until_it_is_recovered() -> 
     scene.compare(&server, "k")
 }
 
-/// Keeps S-03 (I3) and S-29: one part is gone, and then all that told of it.
+/// Keeps S-03 (I3), S-29 and S-46: one part is gone, and then all that told of it.
 #[test]
 fn a_large_file_without_all_of_its_parts_is_told_by_recover_and_by_verify() -> Result<()> {
     let (scene, server) = with_files(&["one"], true)?;
@@ -368,7 +369,7 @@ fn with_files(names: &[&str], is_large: bool) -> Result<(Scene, Server)> {
     Ok((scene, server))
 }
 
-/// Keeps S-29.
+/// Keeps S-29 and S-55.
 #[test]
 fn the_command_that_verify_prints_mends_damaged_bytes() -> Result<()> {
     let (scene, server) = with_files(&["one", "two", "three"], true)?;
@@ -407,7 +408,8 @@ fn the_command_that_verify_prints_mends_a_chunk_that_is_lost() -> Result<()> {
     scene.compare(&server, "ds")
 }
 
-/// Keeps S-29 and S-02: nothing shows of it until the metadata is lost, and then it is too late.
+/// Keeps S-29, S-02 and S-55: nothing shows of it until the metadata is lost, and then it is too
+/// late.
 #[test]
 fn the_command_that_verify_prints_mends_damaged_headers_of_whole_bytes() -> Result<()> {
     for has_large in [false, true] {

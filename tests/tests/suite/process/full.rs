@@ -98,7 +98,7 @@ fn a_server_that_begins_on_a_full_disk_says_what_to_do() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-12 and S-26.
+/// Keeps S-12, S-26 and S-37.
 #[test]
 fn whoever_filled_the_disk_with_puts_can_delete() -> Result<()> {
     let scene = tempfile::tempdir()?;
@@ -162,7 +162,7 @@ fn a_get_onto_a_full_disk_ends_at_once() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-12: whatever was not written to the metadata yet, nobody waits for it.
+/// Keeps S-12 and S-62: whatever was not written to the metadata yet, nobody waits for it.
 #[test]
 fn a_disk_that_others_fill_is_told_at_once_and_reading_goes_on() -> Result<()> {
     let scene = tempfile::tempdir()?;

@@ -125,8 +125,8 @@ fn recover_since_an_age_finds_what_was_written_since() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-02: of a dataset whose metadata is not whole everything is brought back, whatever the
-/// time that is asked for.
+/// Keeps S-02 and S-48: of a dataset whose metadata is not whole everything is brought back,
+/// whatever the time that is asked for.
 #[test]
 fn recover_since_a_time_to_come_declares_no_part_of_a_dataset_whole() -> Result<()> {
     let scene = tempfile::tempdir()?;

@@ -94,7 +94,7 @@ async fn what_redis_lost_is_refused_and_recover_brings_it_back() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-02: rows that are gone while nothing tells of a loss.
+/// Keeps S-02 and S-39: rows that are gone while nothing tells of a loss.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_recovery_that_is_asked_for_brings_back_what_nobody_noticed() -> Result<()> {
     let scene = tempfile::tempdir()?;

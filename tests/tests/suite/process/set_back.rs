@@ -91,7 +91,7 @@ impl Scene {
     }
 }
 
-/// Keeps S-01, S-02 and S-21.
+/// Keeps S-01, S-02, S-21 and S-39.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dataset_that_was_deleted_since_stays_deleted_and_its_name_can_be_used() -> Result<()> {
     let mut scene = Scene::new().await?;

@@ -250,7 +250,7 @@ fn what_is_to_be_kept_is_in_the_fast_store_before_it_is_read() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-14: a fast store costs speed, and no start.
+/// Keeps S-14 and S-65: a fast store costs speed, and no start.
 #[test]
 fn a_fast_store_that_can_not_be_opened_at_the_start_is_used_once_it_can() -> Result<()> {
     let scene = tempfile::tempdir()?;
@@ -295,7 +295,8 @@ fn a_place_that_does_not_answer_ends_the_start_with_the_reason() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-33: what removes objects stops when an admin says so, also what a start has begun.
+/// Keeps S-33 and S-76: what removes objects stops when an admin says so, also what a start has
+/// begun.
 #[test]
 fn a_deletion_stops_while_the_servers_are_read_only_and_goes_on_later() -> Result<()> {
     let scene = tempfile::tempdir()?;

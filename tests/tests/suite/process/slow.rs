@@ -57,7 +57,8 @@ fn client(address: &str, seconds: u64) -> Result<(Client, Said)> {
     Ok((Client::connect(options)?, said))
 }
 
-/// Keeps S-11: each chunk takes longer than a try and than a request, as eight share the line.
+/// Keeps S-11, S-59 and S-66: each chunk takes longer than a try and than a request, as eight share
+/// the line.
 #[test]
 fn a_put_over_a_slow_line_goes_on_while_bytes_flow_and_nothing_is_told() -> Result<()> {
     let (_cluster, address) = server(&in_memory())?;
@@ -81,7 +82,8 @@ fn a_put_over_a_slow_line_goes_on_while_bytes_flow_and_nothing_is_told() -> Resu
     Ok(())
 }
 
-/// Keeps S-11: each waits for longer than that for its first bytes, while others get theirs.
+/// Keeps S-11, S-59 and S-66: each waits for longer than that for its first bytes, while others get
+/// theirs.
 #[test]
 fn of_reads_over_a_slow_line_none_is_told_to_be_without_an_answer() -> Result<()> {
     let (_cluster, address) = server(&in_memory())?;

@@ -30,7 +30,7 @@ fn start_at_once(redis: &Redis, folders: [&Path; 2]) -> [Result<Server>; 2] {
     })
 }
 
-/// Keeps S-05.
+/// Keeps S-05 and S-49.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_two_servers_on_two_chunk_stores_one_gets_a_fresh_redis_and_the_other_ends() -> Result<()>
 {
@@ -72,7 +72,8 @@ async fn two_servers_that_start_at_once_on_one_chunk_store_both_serve() -> Resul
     Ok(())
 }
 
-/// Keeps S-05: a server whose metadata became that of another chunk store does nothing to it.
+/// Keeps S-05 and S-49: a server whose metadata became that of another chunk store does nothing to
+/// it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_whose_redis_was_given_to_another_chunk_store_ends() -> Result<()> {
     let redis = Redis::start(&[]).await;
@@ -200,7 +201,7 @@ async fn puts_into_a_redis_that_is_nearly_full_leave_chunks_but_once() -> Result
     Ok(())
 }
 
-/// Keeps S-02, S-11 and S-32.
+/// Keeps S-02, S-11, S-32 and S-37.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redis_that_takes_no_writes_is_read_as_before_and_puts_wait_until_it_does() -> Result<()>
 {
@@ -233,8 +234,8 @@ async fn a_redis_that_takes_no_writes_is_read_as_before_and_puts_wait_until_it_d
     Ok(())
 }
 
-/// Keeps S-02: of a put, a new dataset or a delete that Redis can't take. Two of the primaries have no
-/// part of the dataset's home, so that its stamps are given.
+/// Keeps S-02 and S-37: of a put, a new dataset or a delete that Redis can't take. Two of the
+/// primaries have no part of the dataset's home, so that its stamps are given.
 #[tokio::test(flavor = "multi_thread")]
 async fn while_one_primary_of_a_cluster_takes_no_writes_puts_creates_and_deletes_store_nothing()
 -> Result<()> {

@@ -24,7 +24,7 @@ async fn soon(what: &str, is_so: impl Fn() -> bool) -> Result<()> {
     anyhow::bail!("{what}: not in 10 s")
 }
 
-/// Keeps S-33 and S-27.
+/// Keeps S-33, S-27 and S-76.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_purge_stops_when_the_servers_become_read_only_and_can_be_run_again() -> Result<()> {
     let (scene, time) = (tempfile::tempdir()?, new_clock());

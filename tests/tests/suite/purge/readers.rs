@@ -131,7 +131,7 @@ fn libdiesel_reads_what_was_listed_before_a_purge() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-28 and S-44: an epoch goes on over a purge.
+/// Keeps S-28, S-44 and S-70: an epoch goes on over a purge.
 #[test]
 fn an_epoch_that_was_begun_before_a_purge_reads_what_was_moved_and_names_what_is_gone() -> Result<()>
 {

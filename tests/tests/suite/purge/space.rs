@@ -55,7 +55,7 @@ async fn gives_space_back(meta: Arc<dyn MetaStore>) -> Result<()> {
     check(&store, &client, &time, &writer).await.context("empty")
 }
 
-/// Keeps S-27, S-25 and S-02: Rule 4.
+/// Keeps S-27, S-25, S-02 and S-51: Rule 4.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_purge_gives_space_back_and_changes_no_file() -> Result<()> {
     gives_space_back(Arc::new(Memory::new())).await
@@ -125,7 +125,7 @@ async fn parts_of_an_upload_that_goes_on_stay() -> Result<()> {
     check(&store, &client, &time, &writer).await
 }
 
-/// Keeps S-27: many small chunks become few.
+/// Keeps S-27 and S-51: many small chunks become few.
 #[tokio::test(flavor = "multi_thread")]
 async fn small_chunks_are_put_together_once() -> Result<()> {
     let (store, time) = (dl_store::open("memory:").await?, new_clock());

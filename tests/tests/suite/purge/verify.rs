@@ -162,7 +162,7 @@ async fn metadata_that_differ_from_the_chunks_are_found() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-14 and S-27: a damaged file stays where it is, and everything else is moved, once.
+/// Keeps S-14, S-27 and S-54: a damaged file stays where it is, and everything else is moved, once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_purge_names_damaged_files_and_leaves_them_where_they_are() -> Result<()> {
     let mut scene = scene().await?;
@@ -184,7 +184,7 @@ async fn a_purge_names_damaged_files_and_leaves_them_where_they_are() -> Result<
     Ok(())
 }
 
-/// Keeps S-14: what can't be read may hold what only a deleted file hides.
+/// Keeps S-14 and S-54: what can't be read may hold what only a deleted file hides.
 #[tokio::test(flavor = "multi_thread")]
 async fn beside_a_damaged_header_deleted_files_are_kept_deleted() -> Result<()> {
     let mut scene = scene().await?;
