@@ -15,10 +15,11 @@ mod housekeeping;
 mod list;
 mod lookup;
 mod moving;
-mod once;
+
 mod options;
 mod process;
 mod read;
+mod report_filter;
 mod segments;
 mod session;
 mod snapshot;
