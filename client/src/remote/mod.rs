@@ -15,7 +15,6 @@ mod housekeeping;
 mod list;
 mod lookup;
 mod moving;
-
 mod options;
 mod process;
 mod read;
