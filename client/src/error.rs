@@ -81,7 +81,7 @@ pub enum Kind {
     Unavailable,
     /// No server answered in time; try again later.
     TimedOut,
-    /// Given up by a stopping server.
+    /// Given up by the caller or by a stopping server.
     Cancelled,
     /// A fault of the software.
     Internal,

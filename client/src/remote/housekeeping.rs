@@ -11,7 +11,7 @@ use dl_proto::{Finding, PurgeProgress, PurgeRequest, VerifyProgress, VerifyReque
 use crate::error::Error;
 use crate::remote::client::Client;
 use crate::remote::lookup::dataset_address;
-use crate::remote::once::Once;
+use crate::remote::report_filter::ReportFilter;
 
 impl Client {
     /// Reclaims the space of overwritten and deleted files (paper, DL_purge), while readers and
@@ -33,7 +33,8 @@ impl Client {
             None => "all datasets".to_owned(),
         };
         let message = pb::PurgeRequest::from(request.clone());
-        let last = RefCell::new((BTreeMap::<String, PurgeProgress>::new(), Once::default()));
+        let last =
+            RefCell::new((BTreeMap::<String, PurgeProgress>::new(), ReportFilter::default()));
         let progress = RefCell::new(progress);
         session.wait(session.connections.call(
             "purge",
@@ -47,8 +48,8 @@ impl Client {
                     while let Some(message) = this.message(&mut stream).await? {
                         let mut step = PurgeProgress::from(message);
                         (progress.borrow_mut())(&step);
-                        let (last, once) = &mut *last.borrow_mut();
-                        step.problems.retain(|problem| once.is_new((&step.dataset, problem)));
+                        let (last, filter) = &mut *last.borrow_mut();
+                        step.problems.retain(|problem| filter.is_new((&step.dataset, problem)));
                         if let Some(mut before) = last.remove(&step.dataset) {
                             before.problems.append(&mut step.problems);
                             step.problems = before.problems;
@@ -77,7 +78,7 @@ impl Client {
         let session = self.shared.session()?;
         let message = pb::VerifyRequest::from(request.clone());
         let (progress, found) = (RefCell::new(progress), RefCell::new(found));
-        let once = RefCell::new(Once::default());
+        let filter = RefCell::new(ReportFilter::default());
         let last = RefCell::new(VerifyProgress::default());
         session.wait(session.connections.call(
             "verify",
@@ -85,14 +86,14 @@ impl Client {
             session.connections.long(),
             |mut server, this| {
                 let request = this.request(message.clone());
-                let (once, last) = (&once, &last);
+                let (filter, last) = (&filter, &last);
                 let (progress, found) = (&progress, &found);
                 async move {
                     let mut stream = this.answer(server.verify(request)).await?;
                     while let Some(message) = this.message(&mut stream).await? {
                         let mut step = VerifyProgress::from(message);
                         for finding in step.findings.drain(..) {
-                            if once.borrow_mut().is_new(&finding.problem) {
+                            if filter.borrow_mut().is_new(&finding.problem) {
                                 (found.borrow_mut())(finding);
                             }
                         }

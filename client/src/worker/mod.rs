@@ -6,7 +6,6 @@
 
 pub(crate) mod address;
 mod attach;
-
 mod fork;
 mod gather;
 mod large;
@@ -17,7 +16,6 @@ pub(crate) mod message;
 mod model;
 mod prefetch;
 mod read;
-
 pub(crate) mod socket;
 mod source;
 #[cfg(test)]

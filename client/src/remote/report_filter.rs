@@ -9,12 +9,12 @@ use std::hash::{BuildHasher, Hash, RandomState};
 
 /// The hashes of all reports so far, 8 bytes for each.
 #[derive(Debug, Default)]
-pub(crate) struct Once {
+pub(crate) struct ReportFilter {
     hasher: RandomState,
     seen: HashSet<u64>,
 }
 
-impl Once {
+impl ReportFilter {
     /// Whether a report is new; remembers the report.
     pub(crate) fn is_new(&mut self, report: impl Hash) -> bool {
         self.seen.insert(self.hasher.hash_one(report))
