@@ -1,6 +1,6 @@
-//! The way to a dataset: arguments, and the environment where arguments are silent.
+//! Opening a dataset: arguments, and the environment for missing arguments.
 //!
-//! Must hold: a handle that comes out of a pickle answers from the version that the first one had.
+//! Must hold: a handle from a pickle answers from the version of the first handle.
 
 use std::env;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use crate::errors::{Raise, invalid, named};
 use crate::target::{Open, Target, absolute};
 use crate::wait::wait;
 
-/// The Python half calls it, with every argument.
+/// Called by the Python half, with every argument.
 #[pyfunction]
 #[pyo3(signature = (dataset, *, server, user, key, key_file, ca, client_cert, client_key,
                     plain_text_key, snapshot, task, timeout, create, chunk_size, version))]
@@ -138,7 +138,7 @@ fn task_of(py: Python<'_>, name: &str) -> PyResult<TaskOptions> {
             format!("task={name:?}: a name has at most 128 of the characters A-Z a-z 0-9 . _ : -");
         invalid(py, text)
     })?;
-    // The program comes with this package.
+    // The program is installed with this package.
     let beside = || {
         let program = py.import("sysconfig")?.call_method1("get_path", ("scripts",))?;
         let program = program.extract::<PathBuf>()?.join("dlcmd");
