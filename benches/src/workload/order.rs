@@ -1,5 +1,5 @@
-//! The order of an epoch without its bytes: making it, going to a position, giving the next file;
-//! each beside the plainest thing that does as much.
+//! Order of an epoch without file bytes: set-up, seek and next, each beside the simplest operation
+//! with the same result.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::setup::{Settings, shuffle};
 
 const CHUNKS: u32 = 10_000;
 const FILES_OF_A_CHUNK: u32 = 1_000;
-/// For the positions: a group of 512,000 files.
+/// Group of the seeks: 512,000 files.
 const GROUP: u32 = 512;
 
 pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {

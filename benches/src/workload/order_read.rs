@@ -1,8 +1,8 @@
-//! Reading an epoch in whole chunks, beside random reads of single files (paper, Figure 12) and
-//! beside the chunks read from the store one after the other.
+//! An epoch in whole chunks, beside random reads of single files (paper, Figure 12) and beside
+//! sequential chunk reads.
 //!
-//! The store is a slow one: 400 requests a second, 5 ms, 200 MB/s, 16 at a time. The server runs in
-//! this process, so that both sides have the same store in the same state.
+//! The store is slow: 400 requests a second, 5 ms, 200 MB/s, 16 calls at a time. The server runs in
+//! this process, so that both sides use the same store in the same state.
 
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,7 +29,7 @@ const IN_FLIGHT: usize = 16;
 const BYTES: u32 = 512 << 20;
 /// Chunks of a group.
 const GROUP: u32 = 16;
-/// Files that are read one by one.
+/// Single reads of a run.
 const SINGLE: u32 = 1_600;
 
 /// A server over the slow store, and its dataset.
@@ -104,7 +104,7 @@ impl Scene {
         Ok(Self { server, dataset, paths, length })
     }
 
-    /// Every file, in the order of an epoch.
+    /// Reads every file in the order of an epoch.
     fn epoch(&self, epoch: u64) -> Result<usize> {
         let epoch = self.dataset.shuffle(ShuffleOptions::new(7, epoch, GROUP))?;
         let mut count = 0;
@@ -116,7 +116,7 @@ impl Scene {
         Ok(count)
     }
 
-    /// Some files, each by itself.
+    /// Reads single files in random order.
     fn one_by_one(&self, count: usize, seed: u64) -> Result<()> {
         let mut paths = self.paths.clone();
         shuffle(&mut paths, seed);
@@ -138,7 +138,7 @@ impl Scene {
         failed.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    /// All chunks from the store itself; gives their bytes.
+    /// Reads all chunks from the store itself; returns their bytes.
     fn stream(&self) -> Result<u64> {
         let prefix = Prefix::new(dataset_prefix(self.dataset.info().id))?;
         self.server.runtime.block_on(async {

@@ -1,6 +1,7 @@
-//! Metadata rebuilt from the chunks, beside an insert of as many rows into the embedded database.
+//! Recovery of metadata from the chunks, beside an insert of as many rows into the embedded
+//! database.
 //!
-//! Must hold: both sides begin with nothing, and have done when every row can be asked for.
+//! Must hold: both sides begin empty, and end once every row is readable.
 
 use std::fs::remove_dir_all;
 use std::path::Path;
@@ -16,7 +17,7 @@ use crate::measure::{Bar, Bench, Side, Stopwatch};
 use crate::setup::{Server, Settings, bytes};
 
 const FILES: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("files");
-/// About the bytes that the metadata keep for a file.
+/// Approximate bytes of a file in the metadata.
 const ROW_BYTES: usize = 64;
 /// Rows of one commit.
 const ROWS: usize = 20_000;

@@ -1,10 +1,10 @@
-//! Questions about paths without a snapshot (paper, Figure 10a), through one server and through
-//! several, over one Redis, beside what redis-benchmark gets of that Redis with GET.
+//! Path queries without a snapshot (paper, Figure 10a), through one and several servers over one
+//! Redis. The reference is GET of redis-benchmark on that Redis.
 //!
-//! The questions come from 64 threads of one process through libdiesel, each asking the next when
-//! it has its answer, as redis-benchmark's connections do; everything shares the cores of one
-//! machine. Threads of one handle share requests, two under way at a time, so they are also asked with a
-//! handle each; for several servers there are four handles, as of four processes.
+//! Queries come from 64 threads of one process through libdiesel. Each thread sends its next query
+//! after the answer, as connections of redis-benchmark do; everything shares the cores of one
+//! machine. Threads of one handle share requests, with two in flight at a time. One row therefore
+//! has a handle for each thread. With several servers there are four handles, as of four processes.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -20,11 +20,11 @@ const NAME: &str = "stat";
 const IN_FLIGHT: usize = 64;
 const BATCH: usize = 64;
 const SERVERS: [usize; 3] = [1, 2, 3];
-/// Handles that ask where there may be several servers.
+/// Handles of the rows with several servers.
 const HANDLES: usize = 4;
 const PER_FOLDER: u32 = 1_000;
 
-/// A Redis, servers over it, and a dataset that all of them know.
+/// A Redis, servers over it, and a dataset on all servers.
 struct Scene {
     redis: Redis,
     servers: Vec<Server>,
@@ -55,8 +55,8 @@ impl Scene {
         Ok(Self { redis, servers, paths })
     }
 
-    /// Asks the first `servers` of them `requests` times through so many handles, `batch` paths at a
-    /// time.
+    /// Queries the first `servers` servers `requests` times through `handles` handles, `batch`
+    /// paths at a time.
     fn ask(
         &self,
         (servers, handles): (usize, usize),
@@ -87,7 +87,7 @@ impl Scene {
         Ok(Asked { rate: f64::from(requests) * batch as f64 / seconds, used })
     }
 
-    /// Processor time so far of Redis, the servers and this process.
+    /// Processor time of Redis, the servers and this process so far.
     fn seconds(&self) -> Result<[f64; 3]> {
         let servers: Vec<_> = self.servers.iter().map(Server::id).collect();
         Ok([
@@ -103,7 +103,7 @@ impl Scene {
     }
 }
 
-/// Paths a second, and cores that Redis, the servers and this process were using.
+/// Paths a second, and used cores of Redis, the servers and this process.
 struct Asked {
     rate: f64,
     used: [f64; 3],

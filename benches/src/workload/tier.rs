@@ -1,8 +1,9 @@
 //! Reads of a warm fast store before a slow one, beside the fast store alone.
 //!
-//! At the level of the store, where nothing hides what the layer costs: random ranges of 4 KiB in
-//! requests of 64, as a server asks for what several clients want. Once where most pages were found
-//! whole less than a quarter of an hour before, and once where none was, as in epochs that take longer.
+//! The bench calls the store directly, so that no other cost hides the cost of the tier. Requests
+//! have 64 random ranges of 4 KiB, as a server sends them for several clients. In one row most
+//! pages were verified within the last quarter of an hour. In the other row no page was, as in
+//! longer epochs.
 
 use std::num::NonZeroU64;
 use std::path::Path;
@@ -28,12 +29,12 @@ const SLOW: Throttle = Throttle {
     requests_per_second: None,
 };
 
-/// Seconds after which a page that was found whole is checked again when it is read.
+/// Seconds after which the next read verifies a page again.
 const TRUSTED: u64 = 15 * 60;
-/// How many times a run reads every page once.
+/// Reads of every page in one run.
 const EPOCHS: u64 = 4;
 
-/// What is asked for at once.
+/// Ranges of one request.
 type Request = Vec<ObjectRange>;
 
 pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
@@ -71,11 +72,11 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     ])
 }
 
-/// The machine's clock, which can be moved on.
+/// A clock that the bench can advance.
 #[derive(Debug, Default)]
 struct Movable {
     machine: SystemClock,
-    /// Seconds.
+    /// Advance in seconds.
     ahead: AtomicU64,
 }
 
@@ -98,18 +99,18 @@ impl Clock for Movable {
         self.machine.monotonic() + self.ahead()
     }
 
-    // Nobody sleeps while it is moved on.
+    // No task sleeps during an advance.
     fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
         self.machine.sleep(duration)
     }
 }
 
-/// A tier that has all chunks in its fast store, and another such store.
+/// A tier with all chunks in its fast store, and another fast store.
 struct Rig {
     tier: TierStore,
     alone: Arc<dyn Store>,
     clock: Arc<Movable>,
-    /// Dropped after what runs on it.
+    /// The last field: dropped after its users.
     runtime: Runtime,
 }
 
@@ -126,8 +127,8 @@ impl Rig {
         Ok(Self { tier, alone, clock, runtime })
     }
 
-    /// Lets both stores read in turns what `wanted` gives for each round, part by part, before each
-    /// of which the clock is moved on; gives how many ranges each of them read in a second.
+    /// Reads the requests of `wanted` from both stores in turns, and advances the clock before each
+    /// part. Returns ranges a second of each store.
     fn compare(
         &self,
         runs: usize,
@@ -171,13 +172,13 @@ async fn stores(
     }
     let (slow, _) = ThrottleStore::new(slow, Arc::clone(&clock), SLOW, IN_FLIGHT);
     let fast = open(&settings.on_disk("fast")).await?;
-    // Copies have checksums of their own.
+    // Copies have their own checksums.
     let quota = u64::from(chunks) * CHUNK * 2;
     let tier = TierStore::new(Arc::new(slow), fast, quota, Arc::clone(&clock));
     while tier.counts().brought < u64::from(chunks) {
         let brought = tier.counts().brought;
         let next = u32::try_from(brought)?.min(chunks - 1);
-        // The tier counts its fast store first, so that the first read may bring nothing.
+        // The tier counts its fast store first; the first read may copy nothing.
         read(&tier, &[vec![range(next, 0)?]]).await?;
         clock.sleep(Duration::from_millis(5)).await;
     }
@@ -192,7 +193,7 @@ fn range(chunk: u32, start: u64) -> Result<ObjectRange> {
     Ok(ObjectRange { key: key(chunk)?, range: ByteRange::exact(start, start + RANGE)? })
 }
 
-/// Requests, the same for one seed.
+/// Random requests; the same seed gives the same requests.
 fn wanted(chunks: u32, requests: u32, seed: u64) -> Result<Vec<Request>> {
     let random = SeededRandom::new(seed);
     let one = || {
@@ -203,7 +204,7 @@ fn wanted(chunks: u32, requests: u32, seed: u64) -> Result<Vec<Request>> {
     (0..requests).map(several).collect()
 }
 
-/// Requests for every page once, the same for one seed.
+/// Requests for every page once; the same seed gives the same requests.
 fn epoch(chunks: u32, seed: u64) -> Result<Vec<Request>> {
     let pages = |chunk| (0..CHUNK / RANGE).map(move |page| (chunk, page * RANGE));
     let mut places: Vec<(u32, u64)> = (0..chunks).flat_map(pages).collect();
@@ -211,7 +212,7 @@ fn epoch(chunks: u32, seed: u64) -> Result<Vec<Request>> {
     places.chunks_mut(TOGETHER).map(request).collect()
 }
 
-/// These ranges, in the order of their objects as a server sends them.
+/// A request in object order, as a server sends it.
 fn request(places: &mut [(u32, u64)]) -> Result<Request> {
     places.sort_unstable();
     places.iter().map(|(chunk, start)| range(*chunk, *start)).collect()

@@ -11,7 +11,7 @@ use super::{BYTES, runs};
 use crate::measure::{Bar, Bench, Side};
 use crate::setup::{Server, Settings, memcached_at};
 
-/// How long a side reads before the other side goes on, and how often in one run.
+/// Duration of a turn of one side, and turns of a run.
 const MILLISECONDS: u64 = 125;
 const TURNS: usize = 4;
 
@@ -60,14 +60,14 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     Ok(benches)
 }
 
-/// Whether the kernel gives huge pages to shared memory for which they are asked.
+/// True on a kernel that gives huge pages to shared memory on request.
 fn has_huge_pages() -> bool {
     let file = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
     let text = std::fs::read_to_string(file).unwrap_or_default();
     ["[always]", "[within_size]", "[advise]", "[force]"].iter().any(|mode| text.contains(mode))
 }
 
-/// A dataset that is in memory as a whole.
+/// A dataset entirely in memory.
 struct Scene {
     node: Node,
     _server: Server,
@@ -108,7 +108,7 @@ impl Scene {
         Bench { name, settings, unit, ours, theirs, bar }
     }
 
-    /// Lets one process read both sides of each row in turns.
+    /// Measures both sides of each row in one process, in turns.
     fn measure(&self, rows: &[Row], memcached: Option<&Listener>) -> Result<Vec<Bench>> {
         let mut reader = self.reader(1, memcached)?;
         let mut benches = Vec::new();
@@ -135,7 +135,7 @@ impl Scene {
         Ok(benches)
     }
 
-    /// How many times as much two processes read as one, beside the same of memcpy.
+    /// Speedup of two processes over one, beside that of memcpy.
     fn two_workers(&self) -> Result<Bench> {
         let kinds = [Kind::Get, Kind::Bare];
         let mut readers = [self.reader(1, None)?, self.reader(2, None)?];
@@ -159,14 +159,14 @@ impl Scene {
                 }
             }
             for (side, [alone, both]) in sides.iter_mut().zip(sums) {
-                // Both seconds count once for each process.
+                // Each process reads for the whole duration.
                 side.samples.push(2.0 * both.rate() / alone.rate());
             }
         }
         Ok(self.bench("two workers", "x", sides, 0.95))
     }
 
-    /// Fails where a read was answered by anything but the cache.
+    /// Fails for a read that the cache did not answer.
     fn check(&self) -> Result<()> {
         let status = self.node.status()?;
         let is_whole = status.misses == 0 && status.fallbacks == 0 && status.hits > 0;

@@ -1,7 +1,7 @@
-//! Processes that read files, each timing itself.
+//! Processes that read files and time their reads.
 //!
-//! Must hold: a process times nothing but reads: lists, memory and connections are made before. Both
-//! sides go through the files in the same random order.
+//! Must hold: a process times only reads; lists, memory and connections exist before. Both sides
+//! read the files in the same random order.
 
 use std::ffi::OsString;
 use std::hint::black_box;
@@ -25,35 +25,35 @@ use crate::setup::{Process, shuffle, start_own};
 /// Files of a batch.
 pub(crate) const BATCH: usize = 64;
 
-/// Of the orders of epochs.
+/// Seed of the epoch orders.
 const SEED: u64 = 7;
 
 /// One process that reads a dataset.
 #[derive(Debug, Clone, Args)]
 pub struct AgentReader {
-    /// The server
+    /// Address of the server
     pub(crate) server: String,
-    /// The dataset
+    /// Name of the dataset
     pub(crate) dataset: String,
-    /// The folder in which the agent and the snapshots are found
+    /// Folder of the agent's sockets and of the snapshots
     pub(crate) folder: PathBuf,
-    /// Bytes of each file
+    /// Length of each file in bytes
     pub(crate) length: usize,
-    /// The seed of the order
+    /// Seed of the order
     pub(crate) seed: u64,
-    /// The task of the agent; none reads from the server
+    /// Job of the agent; default: read from the server
     #[arg(long)]
     pub(crate) task: Option<String>,
-    /// The socket or the address of a memcached
+    /// Socket or address of a memcached
     #[arg(long)]
     pub(crate) memcached: Option<Listener>,
-    /// The network namespace of the process
+    /// Network namespace of the process
     #[arg(skip)]
     pub(crate) namespace: Option<String>,
 }
 
 impl AgentReader {
-    /// As the arguments of a process.
+    /// Description as process arguments.
     fn arguments(&self) -> Vec<OsString> {
         let mut arguments: Vec<OsString> =
             ["agent-reader", &self.server, &self.dataset].map(OsString::from).into();
@@ -68,7 +68,7 @@ impl AgentReader {
         arguments
     }
 
-    /// The dataset as the process reads it.
+    /// Opens the dataset for the reads.
     fn open(&self) -> Result<Dataset> {
         let task = self.task.as_deref().map(|name| {
             let task = TaskOptions::named(name).context("a legal name")?;
@@ -85,7 +85,7 @@ impl AgentReader {
     }
 }
 
-/// One kind of reads.
+/// Kind of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Kind {
     /// `get_into` by number.
@@ -96,17 +96,17 @@ pub(crate) enum Kind {
     Path,
     /// `get_many_into` by path.
     PathMany,
-    /// `view_many` by number, the first byte of each file read.
+    /// `view_many` by number, with a read of the first byte of each file.
     Views,
-    /// A memcpy into the memory for one file.
+    /// A memcpy into the buffer of one file.
     Bare,
-    /// The same into the memory for a batch.
+    /// A memcpy into the buffer of a batch.
     BareMany,
     /// A memcpy whose address comes from a random record.
     Record,
-    /// memcached, one key.
+    /// A memcached request with one key.
     Memcached,
-    /// memcached, as many keys as a batch has.
+    /// A memcached request with the keys of a batch.
     MemcachedMany,
 }
 
@@ -127,24 +127,24 @@ impl Kind {
     }
 }
 
-/// What a process is told to do.
+/// Command for a process.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) enum Ask {
-    /// Answers when the process is ready.
+    /// Answer as soon as the process is ready.
     Ready,
-    /// Makes what reads of this kind need.
+    /// Prepare reads of this kind.
     Prepare(Kind),
-    /// Reads for so many milliseconds.
+    /// Read for a number of milliseconds.
     Read(Kind, u64),
-    /// Reads one file from the middle of a chunk.
+    /// Read one file from the middle of a chunk.
     First { chunk: usize },
-    /// Reads the share of a rank in an epoch, and rests for so many microseconds after each batch.
+    /// Read the share of a rank in an epoch, with a pause of `rest` microseconds after each batch.
     Epoch { epoch: u64, rank: u32, world: u32, group: u32, rest: u64 },
-    /// Reads every `step`-th file of an epoch, which takes all of its chunks.
+    /// Read every `step`-th file of an epoch, and so all of its chunks.
     Sparse { epoch: u64, group: u32, step: u32 },
 }
 
-/// What it did.
+/// Result of a command.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct Answer {
     pub(crate) files: u64,
@@ -164,7 +164,7 @@ impl std::ops::AddAssign for Answer {
     }
 }
 
-/// A process that waits for something to do.
+/// A process that waits for commands.
 #[derive(Debug)]
 pub(crate) struct Reading(Process, BufReader<ChildStdout>);
 
@@ -193,16 +193,16 @@ impl Reading {
     }
 }
 
-/// Lets all readers do the same at the same time.
+/// Sends the same command to all readers at the same time.
 pub(crate) fn together(readers: &mut [Reading], ask: Ask) -> Result<Vec<Answer>> {
     readers.iter_mut().try_for_each(|reader| reader.tell(ask))?;
     readers.iter_mut().map(Reading::answer).collect()
 }
 
-/// Is one process: does what its input says until the input ends.
+/// Body of a process: executes the commands of its input until the input ends.
 ///
 /// # Errors
-/// When anything fails.
+/// A command fails.
 pub fn read_cached(reader: &AgentReader) -> Result<()> {
     let mut scene = Scene::new(reader)?;
     for line in stdin().lines() {
@@ -230,22 +230,22 @@ pub fn read_cached(reader: &AgentReader) -> Result<()> {
     Ok(())
 }
 
-/// What a process reads, and where it stands.
+/// Data and position of a process.
 struct Scene {
     dataset: Dataset,
     length: usize,
     order: Vec<u32>,
-    /// Paths in that order.
+    /// Paths in the same order.
     paths: Vec<FilePath>,
     is_warm: bool,
     bare: Option<Bare>,
     memcached: Option<Connection>,
-    /// For one file, and for a batch.
+    /// Buffers for one file and for a batch.
     buffers: [Vec<u8>; 2],
     turns: Turns,
 }
 
-/// Goes through the order again and again.
+/// Repeated passes over the order.
 struct Turns {
     clock: SystemClock,
     files: usize,
@@ -253,7 +253,7 @@ struct Turns {
 }
 
 impl Turns {
-    /// Lets `work` read the next `step` files of the order until `time` has passed.
+    /// Calls `work` with the next `step` files of the order until `time` has passed.
     fn pass(
         &mut self,
         time: Duration,
@@ -290,7 +290,7 @@ impl Scene {
         Ok(Self { dataset, length, order, paths, is_warm, bare, memcached, buffers, turns })
     }
 
-    /// Reads all files once, so that all pages of the cache are mapped.
+    /// Reads all files once, and so maps all pages of the cache.
     fn warm(&mut self) -> Result<()> {
         if !self.is_warm {
             for numbers in self.order.chunks(BATCH) {
@@ -338,7 +338,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Reads one file.
+    /// Reads one file from the middle of a chunk.
     fn first(&mut self, chunk: usize) -> Result<Answer> {
         let snapshot = self.dataset.snapshot().context("there is a snapshot")?;
         let firsts = snapshot.first_files()?;
@@ -370,7 +370,7 @@ impl Scene {
     fn read(&mut self, kind: Kind, time: Duration) -> Result<Answer> {
         let Self { dataset, length, order, paths, bare, memcached, buffers, turns, .. } = self;
         let [one, many] = buffers;
-        // The clock is looked at after so many files.
+        // Files between two readings of the clock.
         let some = (1 << 20) / *length;
         match kind {
             Kind::Get => turns.pass(time, some, |range| {

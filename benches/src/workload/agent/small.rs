@@ -1,7 +1,7 @@
-//! Epochs through a cache that is smaller than the dataset, over a slow store.
+//! Epochs through a cache smaller than the dataset, over a slow store.
 //!
-//! Must hold: epochs of one cache follow each other without a pause, in which the agent could fetch ahead;
-//! the first one, which fills the cache, does not count.
+//! Must hold: the epochs of one cache follow without a pause, because the agent would fetch ahead
+//! in it. The first epoch fills the cache and does not count.
 
 use std::num::NonZeroU64;
 
@@ -19,10 +19,10 @@ const DATASET: &str = "small-budget";
 const GROUP: u32 = 10;
 const IN_FLIGHT: usize = 16;
 
-/// Microseconds for which the reader rests after each batch: the reader takes less than 200 MB/s.
+/// Pause of the reader after each batch in microseconds; the reader then takes less than 200 MB/s.
 const REST: u64 = 1_250;
 
-/// A cache of a part of the dataset, and a store of a part of the reader's speed.
+/// Cached part of the dataset, and store speed relative to the reader's.
 struct Row {
     name: &'static str,
     cached: f64,
@@ -115,7 +115,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     Ok(benches)
 }
 
-/// Lets the reader read an epoch; gives files a second.
+/// Reads an epoch; returns files a second.
 fn epoch(reader: &mut Reading, number: usize) -> Result<f64> {
     let epoch = number as u64;
     let ask = Ask::Epoch { epoch, rank: 0, world: 1, group: GROUP, rest: REST };

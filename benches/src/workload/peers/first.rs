@@ -1,7 +1,7 @@
-//! The first epoch of nodes whose caches are empty, beside readers without caches.
+//! First epoch of nodes with empty caches, beside readers without caches.
 //!
-//! Must hold: all sides read the same epoch over the same links from a store of the same speed; each run
-//! begins with new agents.
+//! Must hold: all sides read the same epoch over the same links from a store of the same speed.
+//! Each run uses new agents.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -22,7 +22,7 @@ const GROUP: u32 = 10;
 /// Megabits a second of each link.
 pub(super) const LINK: u32 = 1_000;
 
-/// The store behind the server.
+/// Store behind the server.
 const SLOW: Throttle = Throttle {
     latency: Duration::from_millis(5),
     bytes_per_second: NonZeroU64::new(60_000_000),
@@ -30,7 +30,7 @@ const SLOW: Throttle = Throttle {
 };
 pub(super) const IN_FLIGHT: usize = 16;
 
-/// How the nodes read.
+/// Configuration of the readers and agents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Straight,
@@ -88,7 +88,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     ])
 }
 
-/// One first epoch; gives files a second of all nodes together.
+/// Runs one first epoch; returns files a second of all nodes together.
 fn epoch(job: &Job<'_>, way: Way, files: u32, number: u64) -> Result<f64> {
     let policy = if way == Way::OneShot { "oneshot" } else { "on-demand" };
     let is_alone = way == Way::Alone;
@@ -106,7 +106,7 @@ fn epoch(job: &Job<'_>, way: Way, files: u32, number: u64) -> Result<f64> {
     for reader in &mut readers {
         reader.run(Ask::Ready)?;
     }
-    // With oneshot, agents have begun before their readers.
+    // With oneshot, agents begin before their readers.
     let had = cluster.server_chunks()? * u64::from(PER_CHUNK);
     let (read, seconds) = Stopwatch::new().time(|| {
         for (rank, reader) in (0..).zip(&mut readers) {

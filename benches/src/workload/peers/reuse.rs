@@ -1,8 +1,7 @@
-//! Chunks from one agent into slots of another that hold earlier chunks, beside a plain TCP stream into slots
-//! that were written before.
+//! Chunks from one agent into used slots of another, beside a plain TCP stream into used slots.
 //!
-//! Must hold: the memory of the receiving agent is a tenth of the dataset, and all of its slots were filled before
-//! the first run that counts; the reader copies few of the bytes that come.
+//! Must hold: the memory of the receiving agent is a tenth of the dataset. All of its slots were
+//! filled before the first counted run. The reader copies few of the received bytes.
 
 use anyhow::Result;
 
@@ -14,14 +13,14 @@ use crate::setup::{Settings, processor_seconds};
 use crate::workload::agent::node::Start;
 use crate::workload::agent::reader::{Ask, Reading};
 
-/// Slots of the receiving end, and chunks of a group. The chunks of two groups pass through these slots.
+/// Slots of the receiver, and chunks of a group. The chunks of two groups pass through these slots.
 const SLOTS: u32 = 48;
 const GROUP: u32 = 16;
 
-/// Every so many files, one is read.
+/// Interval of the read files.
 const STEP: u32 = 16;
 
-/// Measures transfers of a dataset of so many bytes.
+/// Measures transfers of a dataset of `bytes` bytes.
 pub(super) fn run(settings: &Settings, job: &Job<'_>, bytes: u32) -> Result<Vec<Bench>> {
     let giving = Start { memory: MEMORY, policy: "oneshot", ..Start::default() };
     let memory = u64::from(SLOTS) * u64::from(CHUNK);
@@ -46,7 +45,7 @@ pub(super) fn run(settings: &Settings, job: &Job<'_>, bytes: u32) -> Result<Vec<
         let processor_before = processor_seconds(&processes)?;
         let epoch = Ask::Sparse { epoch: round as u64, group: GROUP, step: STEP };
         let seconds = reader.run(epoch)?.seconds;
-        // Chunks of the next epoch come from now on.
+        // Chunks of the next epoch arrive from now on.
         let came = came(&before[1], &pair.nodes[1].status()?)?;
         let processor_seconds = processor_seconds(&processes)? - processor_before;
         let (stream_seconds, stream_processor) = ends.run(false)?;

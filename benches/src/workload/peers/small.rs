@@ -1,6 +1,7 @@
-//! Files of 4 KiB out of another agent's memory, in batches of random files, beside memcached over TCP.
+//! Files of 4 KiB from another agent's memory in random batches, beside memcached over TCP.
 //!
-//! Must hold: nearly all files come without their chunks; the same processes read both sides in turns.
+//! Must hold: nearly all files arrive without their chunks. The same processes read both sides in
+//! turns.
 
 use anyhow::{Result, ensure};
 
@@ -14,18 +15,17 @@ use crate::workload::agent::reader::{AgentReader, Ask, BATCH, Kind, Reading, tog
 
 const DATASET: &str = "peers-small";
 
-/// Processes that read, each one batch after the other.
+/// Reading processes, each with one batch at a time.
 const READERS: u32 = 4;
 
-/// Slots of the agent of the readers. One for each reader passes, so no room is left for copies of chunks
-/// after the first few.
+/// Slots of the readers' agent. Each reader uses one, so copies of chunks soon find no free slot.
 const SLOTS: u32 = 8;
 
-/// How long a side reads before the other side goes on, and how often in one run.
+/// Duration of a turn of one side, and turns of a run.
 const MILLISECONDS: u64 = 1_000;
 const TURNS: usize = 2;
 
-/// The part of all files that has to come without their chunks.
+/// Least part of the files that arrive without their chunks.
 const SHARE_MIN: f64 = 0.9;
 
 pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
@@ -56,7 +56,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     measure(settings, &pair, &mut readers, files)
 }
 
-/// Lets all readers read both sides in turns.
+/// Measures both sides with all readers, in turns.
 fn measure(
     settings: &Settings,
     pair: &Cluster,

@@ -1,7 +1,7 @@
-//! A plain TCP stream between two processes: what a transfer of chunks is measured beside.
+//! A plain TCP stream between two processes, the reference for a transfer of chunks.
 //!
-//! Must hold: both ends do no more than to write and to read; the memory of the receiver is made, mapped and
-//! touched as that of an agent.
+//! Must hold: both ends only write and read. The memory of the receiver is created, mapped and
+//! touched like the memory of an agent.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write, stdin, stdout};
@@ -15,30 +15,30 @@ use libdiesel::agent::{Arena, Shape};
 use crate::measure::Stopwatch;
 use crate::setup::{Process, bytes, processor_seconds, start_own};
 
-/// Bytes of one read at most, as an agent has them.
+/// Limit of one read in bytes, as in an agent.
 const READ_MAX: usize = 256 << 10;
 
-/// Asks the receiver for new memory.
+/// Request for new memory at the receiver.
 const NEW: &str = "new";
 
 /// One end of a stream.
 #[derive(Debug, Clone, Args)]
 pub struct Stream {
-    /// Slots of the receiver
+    /// Number of slots of the receiver
     slots: u32,
-    /// Bytes of a slot
+    /// Length of a slot in bytes
     slot_bytes: u32,
-    /// How often each slot is written in one run
+    /// Writes of each slot in one run
     times: u32,
-    /// The other end; none for the one that sends
+    /// Address of the sender; default: be the sender
     #[arg(long)]
     from: Option<SocketAddr>,
 }
 
-/// Is one end of a stream until its input ends.
+/// Body of a process: runs one end of a stream until its input ends.
 ///
 /// # Errors
-/// When the connection breaks.
+/// The connection breaks.
 pub fn stream(stream: &Stream) -> Result<()> {
     match stream.from {
         None => send(stream),
@@ -60,14 +60,14 @@ fn send(stream: &Stream) -> Result<()> {
     Ok(())
 }
 
-/// Takes all slots for each line of the input, into new memory where the line says so.
+/// Receives all slots for each line of the input; the line [`NEW`] requests new memory.
 fn receive(stream: &Stream, from: SocketAddr) -> Result<()> {
     let stopwatch = Stopwatch::new();
     let shape = Shape { slot_bytes: stream.slot_bytes, slots: stream.slots };
     let mut arena = None;
     for line in stdin().lines() {
         if line? == NEW {
-            // The old one goes first.
+            // The old memory is freed first.
             drop(arena.take());
         }
         let (kept, seconds) = stopwatch.time(|| {
@@ -108,7 +108,7 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    /// Starts the ends: each run writes each slot so many times.
+    /// Starts both ends; each run writes each slot `times` times.
     pub(super) fn start(slots: u32, slot_bytes: u32, times: u32) -> Result<Self> {
         let [slots, slot_bytes, times] =
             [slots, slot_bytes, times].map(|number| number.to_string());
@@ -122,8 +122,8 @@ impl Ends {
         Ok(Self { sender, receiver, told })
     }
 
-    /// Sends all slots, into new memory or into that of the last run: the seconds, and the seconds of
-    /// processor time of both ends.
+    /// Sends all slots into new memory or into the memory of the last run. Returns the seconds, and
+    /// the seconds of processor time of both ends.
     pub(super) fn run(&mut self, is_new: bool) -> Result<(f64, f64)> {
         let processes = [self.sender.0.id(), self.receiver.0.id()];
         let before = processor_seconds(&processes)?;

@@ -1,7 +1,7 @@
 //! Chunks between two agents, beside a plain TCP stream.
 //!
-//! Must hold: nearly all chunks belong to the agent that holds them; each run has a new agent and a new
-//! receiver, so that both write into memory that was never touched.
+//! Must hold: nearly all chunks belong to the agent that holds them. Each run has a new agent and a
+//! new receiver, so both write into untouched memory.
 
 use anyhow::{Result, ensure};
 
@@ -16,23 +16,23 @@ const BYTES: u32 = 2 << 30;
 pub(super) const LENGTH: usize = 64 << 10;
 pub(super) const CHUNK: u32 = 4 << 20;
 
-/// Memory of the agent that gives, which owns chunks by its share of all memory. It takes only as much as the
-/// dataset has.
+/// Memory of the sending agent, which owns chunks by its share of all memory. The agent uses only
+/// as much memory as the dataset needs.
 pub(super) const MEMORY: u64 = 256 << 30;
 
-/// Runs of each side at least.
+/// Least number of runs of each side.
 const RUNS_MIN: usize = 5;
 
-/// The part of all bytes that has to come from the other agent.
+/// Least part of all bytes that comes from the other agent.
 const SHARE_MIN: f64 = 0.95;
 
-/// Samples of the agents, of the stream, and of the stream into memory that was used before.
+/// Samples of the agents, of the stream, and of the stream into used memory.
 struct Samples {
     rates: [Side; 3],
     processor: [Side; 3],
 }
 
-/// Measures it; `more` measures on with the same dataset of so many bytes.
+/// Measures transfers; `more` adds measurements with the same dataset of `bytes` bytes.
 pub(super) fn run(
     settings: &Settings,
     more: impl FnOnce(&Settings, &Job<'_>, u32) -> Result<Vec<Bench>>,
@@ -70,7 +70,7 @@ pub(super) fn run(
     let mut benches = vec![
         bench("chunks", "MB/s", [ours, stream], Bar::AtLeastTimes(0.65)),
         bench("processor time", "s/GB", [our_processor, stream_processor], Bar::AtMostTimes(1.7)),
-        // Only the stream is spared the making of pages.
+        // Only the stream needs no new pages.
         bench("chunks beside used memory", "MB/s", [ours, used], Bar::None),
         bench(
             "processor time beside used memory",
@@ -153,18 +153,18 @@ impl Samples {
     }
 }
 
-/// Runs of each side.
+/// Number of runs of each side.
 pub(super) fn runs(settings: &Settings) -> usize {
     settings.runs().max(RUNS_MIN)
 }
 
-/// Bytes that came to an agent.
+/// Bytes received by an agent.
 pub(super) struct Came {
     pub(super) from_peer: f64,
     pub(super) all: f64,
 }
 
-/// Bytes that came between two looks at an agent; an error where too many came from the servers.
+/// Bytes received between two states of an agent; fails for too many bytes from the servers.
 pub(super) fn came(before: &Status, after: &Status) -> Result<Came> {
     let from_peer = (after.bytes_from_peers - before.bytes_from_peers) as f64;
     let others = (after.bytes_from_servers - before.bytes_from_servers) as f64;

@@ -1,7 +1,7 @@
-//! A bucket far away: a real S3 server on this machine, and a line to it that takes its time.
+//! A remote bucket: a real S3 server on this machine, and a link to it with latency.
 //!
-//! Must hold: whoever goes through the line gets all of its bandwidth, and each byte that is asked
-//! with comes later by the same time; what was started ends with the bench.
+//! Must hold: the link has unlimited bandwidth, and delays each byte of a request by the same time.
+//! Processes end with the bench.
 
 use std::net::{SocketAddr, TcpListener as StdListener, TcpStream as StdStream};
 use std::path::Path;
@@ -19,11 +19,11 @@ use tokio::sync::mpsc;
 
 use crate::setup::Process;
 
-/// What is read at once, and how many such pieces are on the line of one connection.
+/// Bytes of one read, and such pieces in flight on one connection.
 const PIECE: usize = 64 << 10;
 const PIECES: usize = 64;
 
-/// The bucket that the server has.
+/// Bucket of the server.
 pub(super) const BUCKET: &str = "chunks";
 
 /// A running S3 server, s3s-fs.
@@ -34,7 +34,7 @@ pub(super) struct Bucket {
 }
 
 impl Bucket {
-    /// Starts it with its objects below `root`.
+    /// Starts the server with its objects below `root`.
     pub(super) fn start(root: &Path) -> Result<Self> {
         std::fs::create_dir_all(root.join(BUCKET))?;
         let address = StdListener::bind("127.0.0.1:0")?.local_addr()?;
@@ -54,7 +54,7 @@ impl Bucket {
     }
 }
 
-/// What object_store has to be told to speak to the server at `address`.
+/// object_store settings for the server at `address`.
 pub(super) fn settings(address: SocketAddr) -> [(&'static str, String); 5] {
     [
         ("AWS_ENDPOINT", format!("http://{address}")),
@@ -65,7 +65,7 @@ pub(super) fn settings(address: SocketAddr) -> [(&'static str, String); 5] {
     ]
 }
 
-/// The line.
+/// A link with latency.
 #[derive(Debug)]
 pub(super) struct Line {
     _runtime: Runtime,
@@ -73,14 +73,14 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// To the server at `upstream`.
+    /// Starts a link to the server at `upstream`.
     pub(super) fn start(upstream: SocketAddr, delay: Duration) -> Result<Self> {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"))?;
         let address = listener.local_addr()?;
         dl_runtime::spawn_on(runtime.handle(), async move {
             while let Ok((client, _)) = listener.accept().await {
-                // A connection that fails ends.
+                // A failed connection ends.
                 dl_runtime::spawn(carry(client, upstream, delay));
             }
         });

@@ -1,7 +1,7 @@
-//! Metadata rebuilt from a bucket far away, beside a plain client that fetches the same ranges.
+//! Recovery of metadata from a remote bucket, beside a plain client that fetches the same ranges.
 //!
-//! Must hold: both sides go through the same line with as many requests in flight, and get the
-//! same ranges.
+//! Must hold: both sides use the same link with as many requests in flight, and get the same
+//! ranges.
 
 mod bucket;
 
@@ -23,15 +23,15 @@ use self::bucket::{BUCKET, Bucket, Line, settings};
 use crate::measure::{Bar, Bench, Side, Stopwatch};
 use crate::setup::{Server, Settings, bytes};
 
-/// One way, for each request.
+/// Latency of each request, one way.
 const LATENCY: Duration = Duration::from_millis(20);
-/// As many as a recovery has.
+/// Requests in flight, as in a recovery.
 const IN_FLIGHT: usize = 64;
-/// What a recovery reads of each chunk first.
+/// Bytes of a recovery's first read of each chunk.
 const RANGE: u64 = 64 << 10;
-/// Files of a chunk, as of one with ImageNet's photographs.
+/// Files of a chunk, as with ImageNet's photographs.
 const FILES: usize = 36;
-/// Bytes of each: a chunk is somewhat longer than that first read, as real ones are by far.
+/// Bytes of a file. A chunk is then longer than the first read of it, as real chunks are.
 const LENGTH: usize = 2_000;
 const WRITERS: u32 = 4;
 
@@ -78,7 +78,7 @@ fn connect(server: &Server) -> Result<Client> {
     Ok(Client::connect(ConnectOptions { servers, ..ConnectOptions::default() })?)
 }
 
-/// Puts so many chunks, each with a flush of its own.
+/// Puts `chunks` chunks, each with its own flush.
 fn fill(bench: &Settings, bucket: &Bucket, store: &str, chunks: u32) -> Result<()> {
     let data = bench.on_disk("near");
     let server = Server::start_on(&data, &["--store", store], &settings(bucket.address))?;
@@ -113,7 +113,7 @@ fn fill(bench: &Settings, bucket: &Bucket, store: &str, chunks: u32) -> Result<(
     Ok(remove_dir_all(&data)?)
 }
 
-/// A client that knows nothing of chunks.
+/// A client without knowledge of the chunk format.
 struct Plain {
     runtime: tokio::runtime::Runtime,
     store: object_store::aws::AmazonS3,
@@ -136,7 +136,7 @@ impl Plain {
         Ok(Self { runtime, store: builder.build()? })
     }
 
-    /// The chunks of all datasets, and their bytes.
+    /// Keys and lengths of the chunks of all datasets.
     fn keys(&self) -> Result<Vec<(Path, u64)>> {
         let listed = self.store.list(Some(&Path::from("far")));
         let objects: Vec<_> = self.runtime.block_on(listed.try_collect())?;

@@ -1,10 +1,10 @@
-//! Snapshots: building one from the embedded store and from Redis, opening it, and asking it
-//! (paper, Figures 10b and 10c), beside the simplest thing that holds the same in memory.
+//! Snapshots: build from the embedded store and from Redis, open and queries (paper, Figures 10b
+//! and 10c). The reference is the simplest structure with the same contents in memory.
 //!
-//! Names are like those of ImageNet; files have one byte, so that there are many to a chunk. They are
-//! put folder by folder; or in random order, of 1,000 bytes into chunks of 1 MiB, so that hardly two
-//! of a folder are in one chunk. For the size alone, fewer of them have as many files to a chunk as
-//! ImageNet has in chunks of 4 MiB, and each a time of its own.
+//! Names are like those of ImageNet; files have one byte, so that a chunk has many. The sorted
+//! order puts folder by folder. The random order puts files of 1,000 bytes into chunks of 1 MiB, so
+//! that files of one folder seldom share a chunk. The size bench uses fewer files, each with its
+//! own time. Their number per chunk is that of ImageNet in chunks of 4 MiB.
 
 mod reader;
 
@@ -23,7 +23,7 @@ pub use reader::{Reader, read};
 
 const FILES: u32 = 1_281_167;
 const MANY_FILES: u32 = 10_000_000;
-/// Files of 28 KiB, 36 of which go into a chunk of 1 MiB, as of ImageNet's into one of 4 MiB.
+/// Files of 28 KiB; a chunk of 1 MiB has 36 of them, as a chunk of 4 MiB has of ImageNet.
 const LIKE_IMAGENET: u32 = 128_000;
 const PER_FOLDER: u32 = 1_281;
 const DATASET: &str = "imagenet";
@@ -36,7 +36,7 @@ fn path(file: u32) -> String {
     format!("train/n{folder:08}/n{folder:08}_{}.JPEG", 10_026 + file % PER_FOLDER)
 }
 
-/// In which order files are put.
+/// Order of the puts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Put {
     Sorted,
@@ -63,13 +63,13 @@ fn fill(server: &Server, files: u32, put: Put) -> Result<Client> {
     Ok(client)
 }
 
-/// How large a snapshot of a dataset like ImageNet is.
+/// Size of a snapshot of a dataset like ImageNet.
 fn like_imagenet(settings: &Settings, put: Put) -> Result<Bench> {
     let server = Server::start(&settings.on_disk(&format!("snapshot-like-imagenet-{put:?}")))?;
     let options = ConnectOptions { servers: vec![server.address.clone()], ..Default::default() };
     let dataset = Client::connect(options)?
         .create_dataset(&DATASET.parse()?, ChunkShape::new(1 << 20, 64)?)?;
-    // As many folders as there are classes, and files of each.
+    // The files spread over as many folders as there are classes.
     let files = settings.scaled(LIKE_IMAGENET);
     let step = FILES / files;
     let mut order: Vec<u32> = (0..files).map(|file| file * step).collect();
@@ -94,7 +94,7 @@ fn like_imagenet(settings: &Settings, put: Put) -> Result<Bench> {
     Ok(bench)
 }
 
-/// Adds a file, so that the next snapshot is another one.
+/// Adds a file, which changes the next snapshot.
 fn touch(client: &Client, round: usize) -> Result<Dataset> {
     let dataset = client.dataset(&DATASET.parse()?)?;
     dataset.put(&FilePath::new(format!("round/{round}"))?, Attributes::default(), b"x")?;
@@ -135,7 +135,7 @@ pub(super) fn run_large(settings: &Settings) -> Result<Vec<Bench>> {
     Ok(benches)
 }
 
-/// The same paths, put in random order, on a server of their own.
+/// Build and list with the same paths, put in random order on a separate server.
 fn put_at_random(settings: &Settings, cache: &Path, files: u32) -> Result<Vec<Bench>> {
     let server = Server::start(&settings.on_disk(&format!("snapshot-random-{files}")))?;
     let from = ("the embedded store, put in random order", files, Put::Random, Bar::None);
@@ -147,7 +147,7 @@ fn put_at_random(settings: &Settings, cache: &Path, files: u32) -> Result<Vec<Be
     Ok(benches)
 }
 
-/// Building a snapshot until a reader has it mapped, and how large it is.
+/// Build of a snapshot until a reader has mapped it, and its size.
 fn build(
     settings: &Settings,
     server: &Server,
@@ -192,7 +192,7 @@ fn build(
     Ok(vec![built, size(snapshot, 1, bar)])
 }
 
-/// Of a snapshot of every `step`th path.
+/// Size of a snapshot of every `step`th path.
 fn size(snapshot: &Snapshot, step: u32, bar: Bar) -> Bench {
     let files = snapshot.files();
     let paths: usize = (0..files).map(|file| path(file * step).len()).sum();
@@ -212,7 +212,7 @@ fn size(snapshot: &Snapshot, step: u32, bar: Bar) -> Bench {
     }
 }
 
-/// Processes open the newest snapshot and ask it: one, and two at once.
+/// Queries of one process and of two processes at once on the newest snapshot.
 fn ask(
     settings: &Settings,
     server: &Server,
@@ -236,7 +236,7 @@ fn ask(
     for round in 0..=settings.runs() {
         let (one, other) = (first.run(Task::Open)?, second.run(Task::Open)?);
         let fill = first.run(Task::Fill)?;
-        // Both have asked before what is measured.
+        // Both processes run their queries once before the measurement.
         for process in [&mut first, &mut second] {
             process.run(Task::Ask)?;
         }
@@ -280,7 +280,7 @@ fn ask(
     ])
 }
 
-/// `dlcmd ls`, with the snapshot and by the server.
+/// `dlcmd ls` with the snapshot, beside `dlcmd ls` by the server.
 fn list(settings: &Settings, server: &Server, flags: &str, bar: Bar) -> Result<Bench> {
     let file = settings.on_disk(&format!("saved{flags}-{}.snapshot", server.id()));
     finish(dlcmd(server)?.args(["snapshot", "save", "dl://imagenet"]).arg(&file))?;
@@ -304,7 +304,7 @@ fn list(settings: &Settings, server: &Server, flags: &str, bar: Bar) -> Result<B
     Ok(Bench { name, settings, unit: "s", ours, theirs, bar })
 }
 
-/// `dlcmd shuffle`, and how random that order is.
+/// `dlcmd shuffle` with a report of the randomness, beside the plain command.
 fn report(settings: &Settings, server: &Server) -> Result<Bench> {
     let mut ours = Side::new("dlcmd shuffle --report");
     let mut theirs = Side::new("dlcmd shuffle");
@@ -328,7 +328,7 @@ fn report(settings: &Settings, server: &Server) -> Result<Bench> {
     Ok(Bench { name: "shuffle --report".to_owned(), settings, unit: "s", ours, theirs, bar })
 }
 
-/// The most memory that a process ever had.
+/// Peak memory of a process.
 fn peak(process: u32) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
