@@ -60,11 +60,7 @@ pub(crate) fn connect(
             .map_err(|why| invalid(py, format!("timeout={timeout}: {why}")))?,
     };
     let options = target.options(py)?;
-    let shape = match chunk_size {
-        Some(size) => ChunkShape::new(size, ChunkShape::default().alignment())
-            .map_err(|why| invalid(py, format!("chunk_size={size}: {why}")))?,
-        None => ChunkShape::default(),
-    };
+    let shape = shape_of(py, chunk_size)?;
     let (wanted, pinned) = (target.clone(), version.clone());
     let opened = wait(py, move || {
         let client = Client::connect(options)?;
@@ -72,15 +68,28 @@ pub(crate) fn connect(
         Ok::<_, Error>(Open { client, dataset })
     })?;
     let opened = opened.or_raise(py)?;
-    let has = opened.dataset.snapshot().map(|snapshot| snapshot.version().to_string());
-    match pinned.filter(|pinned| has.as_ref() != Some(pinned)) {
-        None => Ok(Dataset::new(opened, target)),
-        Some(pinned) => {
-            let why = "the snapshot file, or the dataset, has changed since";
-            let text = format!("open {} at version {pinned}: {why}", target.address());
-            Err(named(py, "ConflictError", text))
-        }
-    }
+    check_version(py, &target, &opened.dataset, pinned)?;
+    Ok(Dataset::new(opened, target))
+}
+
+fn shape_of(py: Python<'_>, chunk_size: Option<u32>) -> PyResult<ChunkShape> {
+    let Some(size) = chunk_size else { return Ok(ChunkShape::default()) };
+    ChunkShape::new(size, ChunkShape::default().alignment())
+        .map_err(|why| invalid(py, format!("chunk_size={size}: {why}")))
+}
+
+/// Fails for a dataset of another version than the pinned one.
+fn check_version(
+    py: Python<'_>,
+    target: &Target,
+    dataset: &libdiesel::Dataset,
+    pinned: Option<String>,
+) -> PyResult<()> {
+    let has = dataset.snapshot().map(|snapshot| snapshot.version().to_string());
+    let Some(pinned) = pinned.filter(|pinned| has.as_ref() != Some(pinned)) else { return Ok(()) };
+    let why = "the snapshot file, or the dataset, has changed since";
+    let text = format!("open {} at version {pinned}: {why}", target.address());
+    Err(named(py, "ConflictError", text))
 }
 
 fn open(

@@ -59,35 +59,9 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
         (Into::Chunks, chunks.clone()),
     ];
     let files = settings.scaled(100_000);
-    // Files a second of each run, by destination and number of processes.
-    let mut rates = vec![vec![Vec::new(); PROCESSES.len()]; places.len()];
-    let mut synced = vec![Vec::new(); PROCESSES.len()];
-    for round in 0..settings.runs() {
-        for (count, processes) in PROCESSES.into_iter().enumerate() {
-            for (place, (into, at)) in places.iter().enumerate() {
-                let name = match into {
-                    // A repeated set: memcached has memory for the files of one round.
-                    Into::Memcached => format!("p{processes}"),
-                    Into::Diesel | Into::Files | Into::Chunks => format!("r{round}p{processes}"),
-                };
-                rustix::fs::sync();
-                take_from_the_host(processes * usize::try_from(files)? * LENGTH);
-                let seconds = together(*into, at, &name, processes, files)?;
-                let files = f64::from(files) * processes as f64;
-                rates[place][count].push(files / seconds);
-                if *into == Into::Files {
-                    let ((), more) = Stopwatch::new().time(|| {
-                        rustix::fs::sync();
-                        Ok(())
-                    })?;
-                    synced[count].push(files / (seconds + more));
-                }
-            }
-        }
-    }
+    let rates = measure(settings, &places, files)?;
     remove_dir_all(&folder)?;
     remove_dir_all(&chunks)?;
-    rates.push(synced);
     let names = [
         "DL_put, durable",
         "memcached set",
@@ -117,6 +91,42 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
         against("ext4, both durable", synced, Bar::AtLeastTimes(5.0))?,
         against("what the disk takes", written, Bar::None)?,
     ])
+}
+
+/// Files a second of each run, by destination and number of processes; the last entry stands for
+/// files with a final sync.
+fn measure(
+    settings: &Settings,
+    places: &[(Into, PathBuf)],
+    files: u32,
+) -> Result<Vec<Vec<Vec<f64>>>> {
+    let mut rates = vec![vec![Vec::new(); PROCESSES.len()]; places.len()];
+    let mut synced = vec![Vec::new(); PROCESSES.len()];
+    for round in 0..settings.runs() {
+        for (count, processes) in PROCESSES.into_iter().enumerate() {
+            for (place, (into, at)) in places.iter().enumerate() {
+                let name = match into {
+                    // A repeated set: memcached has memory for the files of one round.
+                    Into::Memcached => format!("p{processes}"),
+                    Into::Diesel | Into::Files | Into::Chunks => format!("r{round}p{processes}"),
+                };
+                rustix::fs::sync();
+                take_from_the_host(processes * usize::try_from(files)? * LENGTH);
+                let seconds = together(*into, at, &name, processes, files)?;
+                let files = f64::from(files) * processes as f64;
+                rates[place][count].push(files / seconds);
+                if *into == Into::Files {
+                    let ((), more) = Stopwatch::new().time(|| {
+                        rustix::fs::sync();
+                        Ok(())
+                    })?;
+                    synced[count].push(files / (seconds + more));
+                }
+            }
+        }
+    }
+    rates.push(synced);
+    Ok(rates)
 }
 
 /// Samples of the fastest number of processes; the text lists the medians of all.

@@ -368,68 +368,82 @@ impl Scene {
     }
 
     fn read(&mut self, kind: Kind, time: Duration) -> Result<Answer> {
-        let Self { dataset, length, order, paths, bare, memcached, buffers, turns, .. } = self;
-        let [one, many] = buffers;
-        // Files between two readings of the clock.
-        let some = (1 << 20) / *length;
         match kind {
-            Kind::Get => turns.pass(time, some, |range| {
-                for number in &order[range] {
-                    ensure!(dataset.get_into(*number, one)? == *length, "another length");
-                    black_box(&mut *one);
-                }
-                Ok(())
-            }),
-            Kind::Path => turns.pass(time, some, |range| {
+            Kind::Get | Kind::Path => self.read_files(kind, time),
+            Kind::GetMany | Kind::PathMany | Kind::Views => self.read_batches(kind, time),
+            Kind::Bare | Kind::BareMany | Kind::Record => self.copy_bare(kind, time),
+            Kind::Memcached | Kind::MemcachedMany => self.get_memcached(kind, time),
+        }
+    }
+
+    fn read_files(&mut self, kind: Kind, time: Duration) -> Result<Answer> {
+        let step = files_between_clock_readings(self.length);
+        let Self { dataset, length, order, paths, buffers: [one, _], turns, .. } = self;
+        if kind == Kind::Path {
+            return turns.pass(time, step, |range| {
                 for path in &paths[range] {
                     ensure!(dataset.get_into(path, one)? == *length, "another length");
                     black_box(&mut *one);
                 }
                 Ok(())
-            }),
-            Kind::GetMany => turns.pass(time, BATCH, |range| {
-                let places = dataset.get_many_into(&order[range], many)?;
-                ensure!(places.last().is_some_and(|last| last.end == many.len()), "other lengths");
-                black_box(&mut *many);
-                Ok(())
-            }),
-            Kind::PathMany => turns.pass(time, BATCH, |range| {
-                let places = dataset.get_many_into(&paths[range], many)?;
-                ensure!(places.last().is_some_and(|last| last.end == many.len()), "other lengths");
-                black_box(&mut *many);
-                Ok(())
-            }),
-            Kind::Views => turns.pass(time, BATCH, |range| {
-                let views = dataset.view_many(&order[range])?;
-                black_box(views.iter().map(|view| u64::from(view[0])).sum::<u64>());
-                Ok(())
-            }),
-            Kind::Bare | Kind::BareMany | Kind::Record => {
-                bare.as_ref().context("it was prepared")?.by_number(|copying| match kind {
-                    Kind::BareMany => turns.pass(time, BATCH, |range| {
-                        copying.by_number(&order[range], many);
-                        Ok(())
-                    }),
-                    Kind::Record => turns.pass(time, some, |range| {
-                        copying.by_record(&order[range], one);
-                        Ok(())
-                    }),
-                    _ => turns.pass(time, some, |range| {
-                        copying.by_number(&order[range], one);
-                        Ok(())
-                    }),
-                })
-            }
-            Kind::Memcached => {
-                let connection = memcached.as_mut().context("it was prepared")?;
-                turns.pass(time, BATCH, |range| {
-                    range.into_iter().try_for_each(|at| connection.get(&paths[at..=at]))
-                })
-            }
-            Kind::MemcachedMany => {
-                let connection = memcached.as_mut().context("it was prepared")?;
-                turns.pass(time, BATCH, |range| connection.get(&paths[range]))
-            }
+            });
         }
+        turns.pass(time, step, |range| {
+            for number in &order[range] {
+                ensure!(dataset.get_into(*number, one)? == *length, "another length");
+                black_box(&mut *one);
+            }
+            Ok(())
+        })
     }
+
+    fn read_batches(&mut self, kind: Kind, time: Duration) -> Result<Answer> {
+        let Self { dataset, order, paths, buffers: [_, many], turns, .. } = self;
+        turns.pass(time, BATCH, |range| {
+            let places = match kind {
+                Kind::Views => {
+                    let views = dataset.view_many(&order[range])?;
+                    black_box(views.iter().map(|view| u64::from(view[0])).sum::<u64>());
+                    return Ok(());
+                }
+                Kind::PathMany => dataset.get_many_into(&paths[range], many)?,
+                _ => dataset.get_many_into(&order[range], many)?,
+            };
+            ensure!(places.last().is_some_and(|last| last.end == many.len()), "other lengths");
+            black_box(&mut *many);
+            Ok(())
+        })
+    }
+
+    fn copy_bare(&mut self, kind: Kind, time: Duration) -> Result<Answer> {
+        let step = files_between_clock_readings(self.length);
+        let Self { order, bare, buffers: [one, many], turns, .. } = self;
+        bare.as_ref().context("it was prepared")?.by_number(|copying| match kind {
+            Kind::BareMany => turns.pass(time, BATCH, |range| {
+                copying.by_number(&order[range], many);
+                Ok(())
+            }),
+            Kind::Record => turns.pass(time, step, |range| {
+                copying.by_record(&order[range], one);
+                Ok(())
+            }),
+            _ => turns.pass(time, step, |range| {
+                copying.by_number(&order[range], one);
+                Ok(())
+            }),
+        })
+    }
+
+    fn get_memcached(&mut self, kind: Kind, time: Duration) -> Result<Answer> {
+        let Self { paths, memcached, turns, .. } = self;
+        let connection = memcached.as_mut().context("it was prepared")?;
+        turns.pass(time, BATCH, |range| match kind {
+            Kind::Memcached => range.into_iter().try_for_each(|at| connection.get(&paths[at..=at])),
+            _ => connection.get(&paths[range]),
+        })
+    }
+}
+
+fn files_between_clock_readings(length: usize) -> usize {
+    (1 << 20) / length
 }

@@ -4,6 +4,7 @@
 //! in it. The first epoch fills the cache and does not count.
 
 use std::num::NonZeroU64;
+use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use dl_store::Throttle;
@@ -41,61 +42,90 @@ const ROWS: [Row; 3] = [
     },
 ];
 
+/// A dataset at a slow server, and the folder of its agents.
+struct Setup<'a> {
+    settings: &'a Settings,
+    server: SlowServer,
+    folder: PathBuf,
+    files: u32,
+}
+
+/// Rates with the whole dataset in memory, number of chunks, and length of a slot.
+struct Whole {
+    rates: Side,
+    chunks: u64,
+    slot: u64,
+}
+
 pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let folder = settings.on_disk("agent-small");
     let server = SlowServer::start(IN_FLIGHT)?;
     let files = settings.scaled(BYTES) / LENGTH as u32;
     put(&server.address, DATASET, files, LENGTH)?;
-    let start =
-        |task, memory, policy| Node::start(task, &server.address, DATASET, &folder, memory, policy);
-    let all = u64::from(files) * LENGTH as u64;
+    let setup = Setup { settings, server, folder, files };
+    let whole = setup.whole()?;
+    let mut benches = Vec::new();
+    for row in ROWS {
+        benches.extend(setup.part(&whole, &row)?);
+    }
+    Ok(benches)
+}
 
-    let mut cached = Side::new("all chunks in memory");
-    let (chunks, slot) = {
-        let node = start("whole", all * 5 / 4 + (256 << 20), "oneshot")?;
+impl Setup<'_> {
+    fn node(&self, task: &'static str, memory: u64, policy: &'static str) -> Result<Node> {
+        Node::start(task, &self.server.address, DATASET, &self.folder, memory, policy)
+    }
+
+    /// Measures epochs through a cache of the whole dataset.
+    fn whole(&self) -> Result<Whole> {
+        let memory = u64::from(self.files) * LENGTH as u64 * 5 / 4 + (256 << 20);
+        let node = self.node("whole", memory, "oneshot")?;
         node.wait()?;
         let mut reader = Reading::start(&node.reader(LENGTH, 0))?;
-        for number in 0..=settings.runs() {
+        let mut rates = Side::new("all chunks in memory");
+        for number in 0..=self.settings.runs() {
             let rate = epoch(&mut reader, number)?;
             if number > 0 {
-                cached.samples.push(rate);
+                rates.samples.push(rate);
             }
         }
         let status = node.status()?;
         ensure!(status.misses == 0, "the dataset was not cached: {status:?}");
-        (status.chunks, status.memory_used / status.chunks_present)
-    };
-    let bytes_per_second = cached.median() * LENGTH as f64;
+        let slot = status.memory_used / status.chunks_present;
+        Ok(Whole { rates, chunks: status.chunks, slot })
+    }
 
-    let mut benches = Vec::new();
-    for row in ROWS {
-        let slots = (chunks as f64 * row.cached) as u64;
-        server.set_throttle(Throttle::default());
-        let node = start("part", slots * slot, "on-demand")?;
+    /// Measures epochs through a cache of a part of the dataset.
+    fn part(&self, whole: &Whole, row: &Row) -> Result<[Bench; 2]> {
+        let Whole { rates: cached, chunks, slot } = whole;
+        let slots = (*chunks as f64 * row.cached) as u64;
+        self.server.set_throttle(Throttle::default());
+        let node = self.node("part", slots * slot, "on-demand")?;
         let mut reader = Reading::start(&node.reader(LENGTH, 0))?;
         reader.run(Ask::Ready)?;
-        let store = bytes_per_second * row.store;
+        let store = cached.median() * LENGTH as f64 * row.store;
         let bytes_per_second = NonZeroU64::new(store as u64);
-        server.set_throttle(Throttle { bytes_per_second, ..Throttle::default() });
+        self.server.set_throttle(Throttle { bytes_per_second, ..Throttle::default() });
         let mut ours = Side::new("the cache of a part, from the second epoch on");
         let mut reads = Side::new("chunks and files read from the store in an epoch");
         let mut bound = Side::new("chunks that are not cached, two groups and 1 %");
         let mut before = 0;
-        for number in 0..=settings.runs() {
+        for number in 0..=self.settings.runs() {
             let rate = epoch(&mut reader, number)?;
             let after = node.status()?.store_reads();
             if number > 0 {
                 ours.samples.push(rate);
                 reads.samples.push((after - before) as f64);
                 let missing = (chunks - slots) as f64 + f64::from(2 * GROUP);
-                bound.samples.push(missing + chunks as f64 / 100.0);
+                bound.samples.push(missing + *chunks as f64 / 100.0);
             }
             before = after;
         }
         let settings = format!(
-            "{files} files of 4 KiB in {chunks} chunks, groups of {GROUP} chunks, {slots} slots; \
-             one reader that rests for {REST} us after each {BATCH} files, so that it takes {:.0} \
-             MB/s from memory; a store of {:.0} MB/s; the sides one after the other",
+            "{} files of 4 KiB in {chunks} chunks, groups of {GROUP} chunks, {slots} slots; one \
+             reader that rests for {REST} us after each {BATCH} files, so that it takes {:.0} MB/s \
+             from memory; a store of {:.0} MB/s; the sides one after the other",
+            self.files,
             cached.median() * LENGTH as f64 / 1e6,
             store / 1e6,
         );
@@ -107,12 +137,12 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
             theirs,
             bar,
         };
-        let bar = Bar::AtLeastTimes(row.bar);
-        benches.push(bench("", "files/s", ours, cached.clone(), bar));
         let bar = if row.cached == 0.25 { Bar::AtMostTimes(1.0) } else { Bar::None };
-        benches.push(bench(", store reads", "reads", reads, bound, bar));
+        Ok([
+            bench("", "files/s", ours, cached.clone(), Bar::AtLeastTimes(row.bar)),
+            bench(", store reads", "reads", reads, bound, bar),
+        ])
     }
-    Ok(benches)
 }
 
 /// Reads an epoch; returns files a second.

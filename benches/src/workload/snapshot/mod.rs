@@ -234,30 +234,19 @@ fn ask(
     let mut filling = Side::new("put all paths into a hash map");
     let mut filled = Side::new("memory of a hash map of all paths");
     for round in 0..=settings.runs() {
-        let (one, other) = (first.run(Task::Open)?, second.run(Task::Open)?);
-        let fill = first.run(Task::Fill)?;
-        // Both processes run their queries once before the measurement.
-        for process in [&mut first, &mut second] {
-            process.run(Task::Ask)?;
-        }
-        let rates = [Task::Ask, Task::Batches, Task::Numbers, Task::Epoch, Task::Map]
-            .map(|task| first.run(task).map(|[rate, _]| rate));
-        first.tell(Task::Ask)?;
-        second.tell(Task::Ask)?;
-        let (both, [rate, own]) = (first.answer()?, second.answer()?);
+        let figures = measure(&mut first, &mut second)?;
         if round == 0 {
             continue;
         }
-        filling.samples.push(fill[0]);
-        filled.samples.push(fill[1] / 1024.0);
-        opening.samples.push(one[0].max(other[0]));
-        added.samples.push(one[1].max(other[1]) / 1024.0);
-        further.samples.push(own / 1024.0);
-        two.samples.push(both[0] + rate);
-        for (side, rate) in
-            [&mut alone, &mut batches, &mut numbers, &mut epoch, &mut map].into_iter().zip(rates)
-        {
-            side.samples.push(rate?);
+        filling.samples.push(figures.fill[0]);
+        filled.samples.push(figures.fill[1] / 1024.0);
+        opening.samples.push(figures.open[0]);
+        added.samples.push(figures.open[1] / 1024.0);
+        further.samples.push(figures.private / 1024.0);
+        two.samples.push(figures.both);
+        let sides = [&mut alone, &mut batches, &mut numbers, &mut epoch, &mut map];
+        for (side, rate) in sides.into_iter().zip(figures.rates) {
+            side.samples.push(rate);
         }
     }
     let bench = |name: &str, unit, ours: Side, theirs: &Side, bar| Bench {
@@ -278,6 +267,39 @@ fn ask(
         bench("by number", "files/s", numbers, &map, Bar::AtLeast(30e6)),
         bench("by number along an epoch", "files/s", epoch, &map, Bar::None),
     ])
+}
+
+/// Figures of one round.
+struct Figures {
+    /// Milliseconds, and bytes of added memory; the larger value of both processes.
+    open: [f64; 2],
+    /// Milliseconds, and bytes of added memory.
+    fill: [f64; 2],
+    /// Records a second of one process, by task.
+    rates: [f64; 5],
+    /// Records a second of both processes together.
+    both: f64,
+    /// Private memory of the second process in bytes.
+    private: f64,
+}
+
+fn measure(first: &mut Asking, second: &mut Asking) -> Result<Figures> {
+    let (one, other) = (first.run(Task::Open)?, second.run(Task::Open)?);
+    let fill = first.run(Task::Fill)?;
+    // Both processes run their queries once before the measurement.
+    for process in [&mut *first, &mut *second] {
+        process.run(Task::Ask)?;
+    }
+    let mut rates = [0.0; 5];
+    let tasks = [Task::Ask, Task::Batches, Task::Numbers, Task::Epoch, Task::Map];
+    for (rate, task) in rates.iter_mut().zip(tasks) {
+        [*rate, _] = first.run(task)?;
+    }
+    first.tell(Task::Ask)?;
+    second.tell(Task::Ask)?;
+    let ([one_rate, _], [other_rate, private]) = (first.answer()?, second.answer()?);
+    let open = [one[0].max(other[0]), one[1].max(other[1])];
+    Ok(Figures { open, fill, rates, both: one_rate + other_rate, private })
 }
 
 /// `dlcmd ls` with the snapshot, beside `dlcmd ls` by the server.
